@@ -1,0 +1,117 @@
+// The pipeline as the worker sees it: the only header of pipeline/ that others include. No LibTorch type
+// appears here.
+//
+// An image is made in three stages that may run on three threads, so that text encoding and pixel
+// encoding overlap the denoising of other units:
+//   encode()  → Prepared   text embeddings, noise, schedule
+//   denoise() → latents in the same Prepared
+//   decode()  → Image
+// One call per stage at a time; different stages of different units may run at once. Failures come as
+// Error: kInvalidArgument (input), kOutOfMemory, kDeviceFault (end the process), kCanceled.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "shared/core/result.h"
+
+namespace ditfleet::pipeline {
+
+struct EngineOptions {
+  std::string device = "auto";  // auto | cpu | cuda | cuda:N; auto: a GPU if there is one
+  std::string dtype = "auto";   // auto (bf16 on a GPU, fp32 on a CPU) | fp32 | bf16
+  int threads = 0;              // CPU threads of one operation; 0: all cores
+};
+
+struct LoraRequest {
+  std::string path;
+  double scale = 1.0;
+};
+
+struct ImageRequest {
+  std::string prompt;
+  std::optional<std::string> negative_prompt;
+  int width = 1024, height = 1024;
+  int num_inference_steps = 28;
+  double guidance_scale = 3.5;
+  double true_cfg_scale = 1.0;
+  int max_sequence_length = 512;
+  std::int64_t seed = 0;
+  std::vector<LoraRequest> loras;
+};
+
+// Interleaved RGB, 8 bits, rows from the top, width·height·3 bytes.
+struct Image {
+  int width = 0, height = 0;
+  std::vector<std::uint8_t> rgb;
+};
+
+enum class ImageFormat { kPng, kJpeg, kWebp };
+// quality 0–100 for JPEG and WebP; PNG ignores it. Thread safe.
+Result<std::string> encode_image(const Image& image, ImageFormat format, int quality);
+
+struct StepProgress {
+  int step = 0, total = 0;  // step = number of steps done
+  // Decodes a cheap preview of the present estimate (at latent resolution × 8 or less); call it at most
+  // where one is wanted: it runs on the calling thread.
+  std::function<Result<Image>()> preview;
+};
+// Called on the denoising thread after each step; false cancels (denoise returns kCanceled).
+using StepCallback = std::function<bool(const StepProgress&)>;
+
+struct ModelInfo {
+  std::string name, dir, precision, device;
+  int size_multiple = 16;
+  std::int64_t weight_bytes = 0;
+};
+
+class Prepared {
+ public:
+  virtual ~Prepared() = default;
+  // Truncated prompts and the like, for the job's warnings.
+  virtual std::vector<std::string> warnings() const = 0;
+  // Microseconds of each stage so far, by name: "text", "denoise", "vae".
+  virtual std::vector<std::pair<std::string, std::int64_t>> phases_us() const = 0;
+  // Everything an outside check wants to compare (see ditfleet-worker generate --dump): writes a
+  // safetensors file with clip_ids t5_ids pooled_prompt_embeds prompt_embeds noise sigmas timesteps
+  // latents image.
+  virtual Result<void> dump(const std::string& path) const = 0;
+};
+
+class Model {
+ public:
+  virtual ~Model() = default;
+  virtual const ModelInfo& info() const = 0;
+  virtual Result<std::unique_ptr<Prepared>> encode(const ImageRequest& request) = 0;
+  virtual Result<void> denoise(Prepared& prepared, const StepCallback& on_step) = 0;
+  virtual Result<Image> decode(Prepared& prepared) = 0;
+};
+
+struct TokenIds {
+  std::vector<std::int32_t> clip, t5;  // with begin and end marks, not padded, truncated as in the pipeline
+};
+
+class Tokenizers {
+ public:
+  virtual ~Tokenizers() = default;
+  virtual Result<TokenIds> tokenize(const std::string& prompt, int max_sequence_length) const = 0;
+};
+
+class Engine {
+ public:
+  static Result<std::unique_ptr<Engine>> create(const EngineOptions& options);
+  virtual ~Engine() = default;
+  virtual std::string device() const = 0;       // "cpu", "cuda:0"
+  virtual std::string device_name() const = 0;  // "NVIDIA H200", the processor's name
+  virtual std::string precision() const = 0;    // "fp32" | "bf16"
+  // Loads a diffusers FLUX folder. kNotFound / kDataCorrupt name the file and what is wrong with it.
+  virtual Result<std::unique_ptr<Model>> load_model(const std::string& name, const std::string& dir) = 0;
+  // The folder's tokenizers alone, without weights.
+  static Result<std::unique_ptr<Tokenizers>> load_tokenizers(const std::string& dir);
+};
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,25 @@
+# Compiler and linker flags that hold for every target.
+find_program(DITFLEET_CCACHE ccache)
+if(DITFLEET_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${DITFLEET_CCACHE})
+endif()
+find_program(DITFLEET_MOLD mold)
+if(DITFLEET_MOLD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  add_link_options(-fuse-ld=mold)
+endif()
+
+add_compile_options(-Wall -Wextra -Wno-missing-field-initializers)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # GCC 12 reports false positives inside Boost's and its own coroutine frames.
+  add_compile_options(-Wno-maybe-uninitialized -Wno-mismatched-new-delete)
+endif()
+
+if(DITFLEET_SANITIZE STREQUAL "address")
+  add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1)
+  add_link_options(-fsanitize=address,undefined)
+elseif(DITFLEET_SANITIZE STREQUAL "thread")
+  add_compile_options(-fsanitize=thread -fno-omit-frame-pointer -g1)
+  add_link_options(-fsanitize=thread)
+elseif(DITFLEET_SANITIZE)
+  message(FATAL_ERROR "DITFLEET_SANITIZE is '${DITFLEET_SANITIZE}'; it takes address or thread")
+endif()

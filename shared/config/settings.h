@@ -1,0 +1,97 @@
+// Everything that can be configured, in one table (options.cpp) that drives YAML, --set, the environment
+// (DITFLEET_SECTION__KEY), --help and config/REFERENCE.md. Precedence: flags and --set, then environment,
+// then the file, then the default.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "shared/core/result.h"
+
+namespace ditfleet::config {
+
+struct ModelSetting {
+  std::string path;
+};
+
+struct ApiKey {
+  std::string tenant;
+  std::string sha256;  // of the bearer key, hexadecimal: keys themselves are never stored
+  bool admin = false;  // sees every tenant's jobs
+};
+
+struct TenantSetting {
+  double weight = 1.0;
+};
+
+struct Settings {
+  struct {
+    std::string listen = "127.0.0.1:8780";
+    std::int64_t max_body_bytes = 1 << 20;
+    int max_connections = 1024;
+    std::string public_url;  // in results' url fields; empty: from the request's Host
+    std::int64_t request_timeout_ms = 600'000;  // a synchronous generation
+  } gateway;
+  struct {
+    std::string url;  // empty: `ditfleet up` starts a private one
+    std::string tls_ca_file;
+    bool tls_verify = true;
+    std::string appendfsync = "everysec";  // of the private one: always | everysec | no
+    std::string maxmemory;                 // of the private one, as in redis.conf; empty: no limit
+  } redis;
+  struct {
+    std::int64_t lease_ms = 5000, renew_ms = 1000;
+    int max_attempts = 3, max_crashes = 2;
+    std::int64_t retry_backoff_ms = 500, retry_backoff_max_ms = 30'000;
+    std::int64_t retention_ms = 3'600'000, idempotency_ms = 86'400'000;
+    std::int64_t max_queued = 100'000;  // submissions beyond it get 429
+  } queue;
+  struct {
+    std::int64_t leader_ttl_ms = 3000;
+    int lookahead = 2;  // units a worker holds, the running one included
+    std::int64_t age_bound_ms = 60'000;
+  } scheduler;
+  struct {
+    int count = 1;
+    std::string name;  // empty: host-pid
+    std::string device = "auto", dtype = "auto";
+    int threads = 0;  // 0: cores / count
+    std::int64_t heartbeat_ms = 1000, drain_ms = 30'000;
+    bool warmup = true;
+  } worker;
+  struct {
+    std::string backend = "redis", dir;
+    std::int64_t preview_ms = 600'000;
+  } results;
+  struct {
+    std::string dir;  // of `ditfleet up`: Redis' files, logs, results; empty: $XDG_STATE_HOME/ditfleet
+  } data;
+  struct {
+    std::string level = "info", format = "text";  // text | json
+  } log;
+  std::string default_model;  // models' only one if empty
+  std::map<std::string, ModelSetting> models;
+  std::vector<ApiKey> keys;
+  std::map<std::string, TenantSetting> tenants;
+};
+
+struct Sources {
+  std::string file;               // empty: none
+  std::vector<std::string> sets;  // "section.key=value", in order
+  bool environment = true;
+};
+
+// kInvalidArgument names the source (file:line, variable or --set), the key, what was wrong, what would be
+// right; an unknown key comes with the nearest known one. kNotFound: the file.
+Result<Settings> load(const Sources& sources);
+
+std::string to_yaml(const Settings& settings);       // `config show`
+std::string reference_markdown();                    // config/REFERENCE.md
+struct OptionHelp {
+  std::string key, type, default_value, description;
+};
+std::vector<OptionHelp> option_table();
+
+}  // namespace ditfleet::config

@@ -1,0 +1,102 @@
+#include "shared/core/bytes.h"
+
+#include <fcntl.h>
+#include <sodium.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "shared/core/ids.h"
+
+namespace ditfleet {
+
+std::string sha256_hex(std::string_view bytes) {
+  unsigned char digest[crypto_hash_sha256_BYTES];
+  crypto_hash_sha256(digest, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+  std::string hex(sizeof digest * 2 + 1, '\0');
+  sodium_bin2hex(hex.data(), hex.size(), digest, sizeof digest);
+  hex.pop_back();
+  return hex;
+}
+
+std::string base64(std::string_view bytes) {
+  std::string text(sodium_base64_encoded_len(bytes.size(), sodium_base64_VARIANT_ORIGINAL), '\0');
+  sodium_bin2base64(text.data(), text.size(), reinterpret_cast<const unsigned char*>(bytes.data()),
+                    bytes.size(), sodium_base64_VARIANT_ORIGINAL);
+  text.pop_back();
+  return text;
+}
+
+bool is_valid_utf8(std::string_view text) {
+  const auto* p = reinterpret_cast<const unsigned char*>(text.data());
+  const auto* end = p + text.size();
+  while (p < end) {
+    if (*p < 0x80) {
+      ++p;
+      continue;
+    }
+    int more = 0;
+    std::uint32_t c = 0, least = 0;
+    if ((*p & 0xE0) == 0xC0) more = 1, c = *p & 0x1F, least = 0x80;
+    else if ((*p & 0xF0) == 0xE0) more = 2, c = *p & 0x0F, least = 0x800;
+    else if ((*p & 0xF8) == 0xF0) more = 3, c = *p & 0x07, least = 0x10000;
+    else return false;
+    if (end - p <= more) return false;
+    for (int i = 1; i <= more; ++i) {
+      if ((p[i] & 0xC0) != 0x80) return false;
+      c = c << 6 | (p[i] & 0x3F);
+    }
+    if (c < least || c > 0x10FFFF || (c >= 0xD800 && c <= 0xDFFF)) return false;
+    p += more + 1;
+  }
+  return true;
+}
+
+Result<std::string> read_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) {
+    const int e = errno;
+    return Error{e == ENOENT ? Code::kNotFound : Code::kUnavailable,
+                 "cannot read '" + path + "': " + std::strerror(e), {}};
+  }
+  std::ostringstream out;
+  if (in.peek() != std::ifstream::traits_type::eof()) out << in.rdbuf();
+  if (in.bad() || out.fail()) return unavailable("cannot read '" + path + "': the read failed; is it a folder?");
+  return std::move(out).str();
+}
+
+Result<void> write_file_atomically(const std::string& path, std::string_view bytes) {
+  const std::string temporary = path + ".tmp-" + new_nonce();
+  const auto failed = [&](const char* what) {
+    const int e = errno;
+    ::unlink(temporary.c_str());
+    return unavailable(std::string("cannot ") + what + " '" + path + "': " + std::strerror(e));
+  };
+  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (fd < 0) return failed("create");
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) {
+      const Error error = failed("write");
+      ::close(fd);
+      return error;
+    }
+    bytes.remove_prefix(static_cast<std::size_t>(n));
+  }
+  if (::fsync(fd) != 0) {
+    const Error error = failed("sync");
+    ::close(fd);
+    return error;
+  }
+  ::close(fd);
+  if (::rename(temporary.c_str(), path.c_str()) != 0) return failed("rename to");
+  return {};
+}
+
+}  // namespace ditfleet

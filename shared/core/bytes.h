@@ -1,0 +1,20 @@
+// Bytes and their usual spellings. All functions are thread safe.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "shared/core/result.h"
+
+namespace ditfleet {
+
+std::string sha256_hex(std::string_view bytes);  // 64 lower-case digits
+std::string base64(std::string_view bytes);      // RFC 4648 §4, padded
+bool is_valid_utf8(std::string_view text);       // no overlong forms, no surrogates
+
+// Whole file. kNotFound or kUnavailable (unreadable) with the path in the message. Blocks.
+Result<std::string> read_file(const std::string& path);
+// Writes PATH.tmp-… beside it, fsyncs and renames: a reader sees the old or the new file. Blocks.
+Result<void> write_file_atomically(const std::string& path, std::string_view bytes);
+
+}  // namespace ditfleet

@@ -1,0 +1,27 @@
+#include "shared/core/json.h"
+
+#include <boost/json/src.hpp>
+#include <string>
+
+namespace ditfleet {
+
+Result<json::value> parse_json(std::string_view text) {
+  json::parse_options options;
+  options.max_depth = 64;
+  json::stream_parser parser({}, options);
+  boost::system::error_code ec;
+  const std::size_t read = parser.write_some(text.data(), text.size(), ec);
+  if (!ec && parser.done() && text.find_first_not_of(" \t\r\n", read) != std::string_view::npos) {
+    ec = json::error::extra_data;
+  }
+  if (!ec && !parser.done()) {
+    parser.finish(ec);
+    if (!ec && !parser.done()) ec = json::error::incomplete;
+  }
+  if (ec) {
+    return invalid_argument("not valid JSON near byte " + std::to_string(read) + ": " + ec.message());
+  }
+  return parser.release();
+}
+
+}  // namespace ditfleet

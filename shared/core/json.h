@@ -1,0 +1,16 @@
+// Boost.JSON, built once in json.cpp. Include this instead of <boost/json.hpp>.
+#pragma once
+
+#include <boost/json.hpp>
+#include <string_view>
+
+#include "shared/core/result.h"
+
+namespace ditfleet {
+
+namespace json = boost::json;
+
+// Strict JSON, at most 64 levels deep. kInvalidArgument says where it broke.
+Result<json::value> parse_json(std::string_view text);
+
+}  // namespace ditfleet

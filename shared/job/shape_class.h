@@ -1,0 +1,31 @@
+// What decides whether a worker is warm for a unit, and what may share a batch.
+#pragma once
+
+#include <string>
+
+#include "shared/job/spec.h"
+
+namespace ditfleet::job {
+
+enum class GuidanceKind { kNone, kEmbedded, kTrueCfg };
+
+// The bucket: exact, never padded (padding changes the picture).
+struct ShapeClass {
+  std::string model;
+  int width = 0, height = 0, frames = 1;
+  GuidanceKind guidance = GuidanceKind::kNone;
+  int text_tokens = 512;
+  std::string precision = "auto";
+
+  bool operator==(const ShapeClass&) const = default;
+  // "flux-dev/1024x1024x1/embedded/512/bf16": the form in Redis, metrics and workers' warm lists.
+  std::string key() const;
+};
+
+// Precondition: a complete spec (validate.h).
+ShapeClass shape_class_of(const JobSpec& spec, const std::string& precision);
+
+// ShapeClass + steps + scheduler: units with equal keys may be denoised as one batch.
+std::string batch_key_of(const JobSpec& spec, const std::string& precision);
+
+}  // namespace ditfleet::job

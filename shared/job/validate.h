@@ -1,0 +1,30 @@
+// From untrusted JSON to a complete, valid JobSpec, and back. Used at every edge where a job enters
+// (gateway routes, intake entries) and by workers on what they are assigned.
+// Pure functions, thread safe.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "shared/core/json.h"
+#include "shared/core/result.h"
+#include "shared/job/catalogue.h"
+#include "shared/job/spec.h"
+
+namespace ditfleet::job {
+
+// Body of POST /v1/jobs and of an intake entry's `spec`. Unknown fields, wrong types, invalid UTF-8 and
+// values outside the service's absolute limits are kInvalidArgument with `param` set and, for an unknown
+// field, the nearest known one in the message.
+Result<JobSpec> parse_spec(std::string_view json_text);
+Result<JobSpec> parse_spec(const json::value& body);
+
+// Checks against the catalogue (unknown model → kNotFound with the known names; size not a multiple of
+// the model's, outside its limits; steps; sequence length; a LoRA) and fills every unset field.
+// A missing seed is drawn here.
+Result<JobSpec> complete_spec(JobSpec spec, const Catalogue& catalogue);
+
+// Canonical JSON: fixed field order, defaults left out only where unset. parse_spec reads it back.
+std::string to_json(const JobSpec& spec);
+
+}  // namespace ditfleet::job
