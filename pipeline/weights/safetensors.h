@@ -1,0 +1,50 @@
+// A safetensors file, mapped read-only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pipeline/weights/safetensors_header.h"
+
+namespace ditfleet::pipeline {
+
+// One tensor of an open file. `bytes` points into the mapping: valid while the file is open, read-only,
+// row-major, little-endian, and NOT aligned to the element size (a header may have any length): copy with
+// memcpy, or check the address before casting.
+struct TensorView {
+  std::string_view name;
+  DType dtype = DType::kF32;
+  std::span<const std::int64_t> shape;
+  std::span<const std::byte> bytes;
+};
+
+// Movable; views stay valid when it is moved. Const members may be called from any thread.
+class SafetensorsFile {
+ public:
+  // Maps the file and checks its header; reads no weights. kNotFound, kUnavailable (unreadable) or
+  // kDataCorrupt, each naming the file.
+  static Result<SafetensorsFile> open(const std::string& path);
+
+  const std::string& path() const;
+  const std::vector<TensorEntry>& entries() const;  // sorted by name
+  const std::map<std::string, std::string>& metadata() const;
+
+  bool contains(std::string_view name) const;
+  // kNotFound names the file and the tensor.
+  Result<TensorView> tensor(std::string_view name) const;
+  TensorView view(const TensorEntry& entry) const;  // entry: one of entries()
+  // Tells the kernel that the tensor will be read soon (true) or not again (false). Advice only.
+  void advise(const TensorEntry& entry, bool will_need) const;
+
+ private:
+  struct State;
+  explicit SafetensorsFile(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+  std::shared_ptr<const State> state_;
+};
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,31 @@
+// Writes a safetensors file.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "pipeline/weights/dtype.h"
+#include "shared/core/result.h"
+
+namespace ditfleet::pipeline {
+
+struct TensorToWrite {
+  std::string name;
+  DType dtype = DType::kF32;
+  std::vector<std::int64_t> shape;
+  std::span<const std::byte> bytes;  // row-major, little-endian; borrowed for the call
+};
+
+// The file's bytes: same tensors, same bytes, whatever their order. kInvalidArgument names the tensor whose
+// bytes do not fit its shape, or whose name is empty, reserved, not UTF-8 or given twice.
+Result<std::string> encode_safetensors(std::vector<TensorToWrite> tensors,
+                                       const std::map<std::string, std::string>& metadata = {});
+
+// The same into a file, which a reader sees whole or not at all. Blocks. Also kUnavailable.
+Result<void> write_safetensors(const std::string& path, std::vector<TensorToWrite> tensors,
+                               const std::map<std::string, std::string>& metadata = {});
+
+}  // namespace ditfleet::pipeline
