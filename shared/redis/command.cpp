@@ -1,0 +1,42 @@
+#include <charconv>
+
+#include "shared/redis/connection.h"
+
+namespace ditfleet::redis {
+namespace {
+
+// "<kind><value>\r\n"
+void append_header(std::string& out, char kind, std::size_t value) {
+  char text[24];
+  text[0] = kind;
+  char* end = std::to_chars(text + 1, text + sizeof text - 2, value).ptr;
+  *end++ = '\r';
+  *end++ = '\n';
+  out.append(text, end);
+}
+
+}  // namespace
+
+// redisFormatCommandArgv wants all arguments at once, in arrays of pointers; this appends in place.
+Command& Command::operator<<(std::string_view argument) {
+  append_header(body_, '$', argument.size());
+  body_.append(argument).append("\r\n");
+  ++count_;
+  return *this;
+}
+
+Command& Command::operator<<(std::int64_t argument) {
+  char text[24];
+  char* end = std::to_chars(text, text + sizeof text, argument).ptr;
+  return *this << std::string_view(text, static_cast<std::size_t>(end - text));
+}
+
+std::string Command::wire() const {
+  std::string out;
+  out.reserve(body_.size() + 16);
+  append_header(out, '*', static_cast<std::size_t>(count_));
+  out += body_;
+  return out;
+}
+
+}  // namespace ditfleet::redis

@@ -1,0 +1,129 @@
+#include <charconv>
+
+#include "shared/redis/connection.h"
+
+namespace ditfleet::redis {
+namespace {
+
+Result<std::string> percent_decoded(std::string_view text, const char* part) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '%') {
+      out += text[i];
+      continue;
+    }
+    unsigned value = 0;
+    const char* first = text.data() + i + 1;
+    if (i + 2 >= text.size() || std::from_chars(first, first + 2, value, 16).ptr != first + 2) {
+      return invalid_argument(std::string("[redis] the URL's ") + part + " has a % that two hexadecimal digits do not follow");
+    }
+    out += static_cast<char>(value);
+    i += 2;
+  }
+  return out;
+}
+
+Result<int> number(std::string_view text, int low, int high, const char* part) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || value < low || value > high) {
+    return invalid_argument("[redis] the URL's " + std::string(part) + " is '" + std::string(text) + "'; it takes " +
+                            std::to_string(low) + " to " + std::to_string(high));
+  }
+  return value;
+}
+
+}  // namespace
+
+Result<Endpoint> Endpoint::parse(std::string_view url) {
+  Endpoint endpoint;
+  bool local = false;
+  const auto scheme_end = url.find("://");
+  const std::string_view scheme = scheme_end == std::string_view::npos ? std::string_view() : url.substr(0, scheme_end);
+  if (scheme == "rediss") {
+    endpoint.tls = true;
+  } else if (scheme == "unix") {
+    local = true;
+  } else if (scheme != "redis") {
+    return invalid_argument("[redis] the URL's scheme is '" + std::string(scheme) +
+                            "'; it takes redis://, rediss:// or unix://");
+  }
+  std::string_view rest = url.substr(scheme_end + 3);
+
+  if (const auto question = rest.find('?'); question != std::string_view::npos) {
+    const std::string_view query = rest.substr(question + 1);
+    rest = rest.substr(0, question);
+    if (!query.starts_with("db=")) {
+      return invalid_argument("[redis] the URL's query is '" + std::string(query) + "'; it takes db=N only");
+    }
+    auto db = number(query.substr(3), 0, 1'000'000, "db");
+    if (!db) return db.error();
+    endpoint.db = *db;
+  }
+  // The last @ before the path: a password may hold one of its own.
+  const auto at = rest.rfind('@', local ? std::string_view::npos : rest.find('/'));
+  if (at != std::string_view::npos && (!local || !rest.starts_with('/'))) {
+    const std::string_view login = rest.substr(0, at);
+    rest = rest.substr(at + 1);
+    const auto colon = login.find(':');
+    auto user = percent_decoded(login.substr(0, colon), "user");
+    if (!user) return user.error();
+    endpoint.user = *user;
+    if (colon != std::string_view::npos) {
+      auto password = percent_decoded(login.substr(colon + 1), "password");
+      if (!password) return password.error();
+      endpoint.password = *password;
+    }
+    if (!endpoint.user.empty() && endpoint.password.empty()) {
+      return invalid_argument("[redis] the URL names a user without a password; it takes user:password@");
+    }
+  }
+  if (local) {
+    auto path = percent_decoded(rest, "path");
+    if (!path) return path.error();
+    if (!path->starts_with('/')) {
+      return invalid_argument("[redis] the URL's socket path is '" + *path + "'; it must be absolute: unix:///run/redis.sock");
+    }
+    endpoint.unix_path = *path;
+    endpoint.port = 0;
+    return endpoint;
+  }
+
+  if (const auto slash = rest.find('/'); slash != std::string_view::npos) {
+    const std::string_view path = rest.substr(slash + 1);
+    rest = rest.substr(0, slash);
+    if (!path.empty()) {
+      auto db = number(path, 0, 1'000'000, "database");
+      if (!db) return db.error();
+      endpoint.db = *db;
+    }
+  }
+  std::string_view port;
+  if (rest.starts_with('[')) {  // an IPv6 address
+    const auto close = rest.find(']');
+    if (close == std::string_view::npos) return invalid_argument("[redis] the URL's host lacks its closing ]");
+    endpoint.host = rest.substr(1, close - 1);
+    port = rest.substr(close + 1);
+  } else {
+    const auto colon = rest.find(':');
+    endpoint.host = rest.substr(0, colon);
+    if (colon != std::string_view::npos) port = rest.substr(colon);
+  }
+  if (endpoint.host.empty()) return invalid_argument("[redis] the URL has no host; it takes redis://host[:port][/db]");
+  if (!port.empty()) {
+    auto value = port[0] == ':' ? number(port.substr(1), 1, 65535, "port")
+                                : Result<int>(invalid_argument("[redis] the URL has '" + std::string(port) + "' after the host; a port starts with :"));
+    if (!value) return value.error();
+    endpoint.port = *value;
+  }
+  return endpoint;
+}
+
+std::string Endpoint::display() const {
+  const std::string suffix = db != 0 ? (unix_path.empty() ? "/" : "?db=") + std::to_string(db) : std::string();
+  if (!unix_path.empty()) return "unix://" + unix_path + suffix;
+  const bool v6 = host.find(':') != std::string::npos;
+  return (tls ? "rediss://" : "redis://") + (v6 ? "[" + host + "]" : host) + ":" + std::to_string(port) + suffix;
+}
+
+}  // namespace ditfleet::redis

@@ -1,0 +1,160 @@
+#include "shared/redis/private_server.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <thread>
+#include <utility>
+
+extern char** environ;
+
+namespace ditfleet::redis {
+namespace {
+
+bool accepts(const ServerConfig& config) {
+  const bool local = !config.unix_socket.empty();
+  const int fd = ::socket(local ? AF_UNIX : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return false;
+  int rc = -1;
+  if (local) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strncpy(address.sun_path, config.unix_socket.c_str(), sizeof address.sun_path - 1);
+    rc = ::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address);
+  } else {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(config.port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    rc = ::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address);
+  }
+  ::close(fd);
+  return rc == 0;
+}
+
+std::string last_line(const std::string& path) {
+  std::ifstream in(path);
+  std::string line, last;
+  while (std::getline(in, line)) {
+    if (!line.empty()) last = line;
+  }
+  return last;
+}
+
+}  // namespace
+
+Result<PrivateServer> PrivateServer::start(ServerConfig config, std::chrono::milliseconds timeout) {
+  sockaddr_un limit{};
+  if (config.unix_socket.size() >= sizeof limit.sun_path) {
+    return invalid_argument("[redis] the socket path " + config.unix_socket + " is longer than the system's " +
+                            std::to_string(sizeof limit.sun_path - 1) + " bytes; use a shorter data folder");
+  }
+  PrivateServer server(std::move(config));
+  if (auto up = server.launch(timeout); !up) return up.error();
+  return server;
+}
+
+PrivateServer::PrivateServer(PrivateServer&& other) noexcept
+    : config_(std::move(other.config_)), pid_(std::exchange(other.pid_, -1)) {}
+
+PrivateServer& PrivateServer::operator=(PrivateServer&& other) noexcept {
+  if (this != &other) {
+    stop();
+    config_ = std::move(other.config_);
+    pid_ = std::exchange(other.pid_, -1);
+  }
+  return *this;
+}
+
+PrivateServer::~PrivateServer() { stop(); }
+
+Result<void> PrivateServer::launch(std::chrono::milliseconds timeout) {
+  const std::string conf = config_.dir + "/redis.conf", log = config_.dir + "/redis.log";
+  {
+    std::ofstream out(conf, std::ios::trunc);
+    out << redis_server_config(config_);
+    if (!out.flush()) return Error{Code::kUnavailable, "[redis] cannot write " + conf};
+  }
+  ::unlink(config_.unix_socket.c_str());  // a killed server leaves its socket behind
+  posix_spawn_file_actions_t files;
+  posix_spawn_file_actions_init(&files);
+  posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_addopen(&files, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
+  posix_spawn_file_actions_adddup2(&files, 1, 2);
+  // A group of its own: a Ctrl-C at the terminal must not take Redis before those who use it.
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  posix_spawnattr_setpgroup(&attributes, 0);
+  std::string program = "redis-server", argument = conf;
+  char* argv[] = {program.data(), argument.data(), nullptr};
+  const int rc = ::posix_spawnp(&pid_, "redis-server", &files, &attributes, argv, environ);
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&files);
+  if (rc != 0) {
+    pid_ = -1;
+    return Error{Code::kNotFound, std::string("[redis] cannot start redis-server: ") + std::strerror(rc) +
+                                      "; install Debian's redis-server or configure redis.url"};
+  }
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  while (!accepts(config_)) {
+    if (!running()) {
+      return unavailable("[redis] redis-server ended at once: " + last_line(log) + " (" + log + ")");
+    }
+    if (std::chrono::steady_clock::now() > end) {
+      kill();
+      return unavailable("[redis] redis-server was not up after " + std::to_string(timeout.count()) +
+                         " ms: " + last_line(log) + " (" + log + ")");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return {};
+}
+
+Result<void> PrivateServer::restart(std::chrono::milliseconds timeout) {
+  stop();
+  return launch(timeout);
+}
+
+bool PrivateServer::running() const {
+  if (pid_ <= 0) return false;
+  siginfo_t info{};
+  return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0;
+}
+
+void PrivateServer::stop() {
+  if (pid_ <= 0) return;
+  ::kill(pid_, SIGTERM);
+  for (int i = 0; i < 2000 && running(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  kill();
+}
+
+void PrivateServer::kill() {
+  if (pid_ <= 0) return;
+  if (running()) ::kill(pid_, SIGKILL);
+  int status = 0;
+  while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+  }
+  pid_ = -1;
+}
+
+std::string PrivateServer::url() const {
+  if (!config_.unix_socket.empty()) {
+    const std::string auth = config_.password.empty() ? "" : ":" + config_.password + "@";
+    return "unix://" + auth + config_.unix_socket;
+  }
+  const std::string auth = config_.password.empty() ? "" : ":" + config_.password + "@";
+  return (config_.tls_cert_file.empty() ? "redis://" : "rediss://") + auth + "127.0.0.1:" + std::to_string(config_.port);
+}
+
+}  // namespace ditfleet::redis

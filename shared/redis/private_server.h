@@ -1,0 +1,45 @@
+// A redis-server of our own as a child process: for benches, tests and whoever needs one that goes away
+// with it. Ended by its pid, never by name.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "shared/core/result.h"
+#include "shared/redis/server_config.h"
+
+namespace ditfleet::redis {
+
+// Not thread safe. All calls block.
+class PrivateServer {
+ public:
+  // Writes `config.dir`/redis.conf, starts redis-server (from PATH) on it and waits until its socket or
+  // port accepts. kNotFound: no redis-server; kUnavailable: it ended or was not up within `timeout`, with
+  // the last line of its log.
+  static Result<PrivateServer> start(ServerConfig config,
+                                     std::chrono::milliseconds timeout = std::chrono::seconds(15));
+  PrivateServer(PrivateServer&& other) noexcept;
+  PrivateServer& operator=(PrivateServer&& other) noexcept;
+  ~PrivateServer();  // stop()
+
+  void stop();  // SIGTERM and wait; SIGKILL after 10 s
+  void kill();  // SIGKILL and wait, as a crash
+  // The same server again on the same folder, after stop() or kill().
+  Result<void> restart(std::chrono::milliseconds timeout = std::chrono::seconds(15));
+
+  bool running() const;
+  pid_t pid() const { return pid_; }
+  const ServerConfig& config() const { return config_; }
+  std::string url() const;  // of the unix socket if there is one, else of the port; with the password
+
+ private:
+  explicit PrivateServer(ServerConfig config) : config_(std::move(config)) {}
+  Result<void> launch(std::chrono::milliseconds timeout);
+  ServerConfig config_;
+  pid_t pid_ = -1;
+};
+
+}  // namespace ditfleet::redis

@@ -1,0 +1,89 @@
+#include "shared/redis/reply_reader.h"
+
+#include <hiredis/read.h>
+
+#include <array>
+#include <utility>
+
+namespace ditfleet::redis {
+namespace {
+
+// hiredis builds replies through these: straight into a Reply, whose elements an array allocates at once.
+Reply* place(const redisReadTask* task) {
+  if (task->parent == nullptr) return new Reply;
+  auto* parent = static_cast<Reply*>(task->parent->obj);
+  return &parent->elements[static_cast<std::size_t>(task->idx)];
+}
+
+void* create_string(const redisReadTask* task, char* text, size_t size) {
+  Reply* reply = place(task);
+  reply->type = task->type == REDIS_REPLY_ERROR    ? Reply::Type::kError
+                : task->type == REDIS_REPLY_STATUS ? Reply::Type::kStatus
+                                                   : Reply::Type::kString;
+  reply->text.assign(text, size);
+  return reply;
+}
+
+void* create_array(const redisReadTask* task, int size) {
+  Reply* reply = place(task);
+  reply->type = Reply::Type::kArray;
+  reply->elements.resize(static_cast<std::size_t>(size));
+  return reply;
+}
+
+void* create_integer(const redisReadTask* task, long long value) {
+  Reply* reply = place(task);
+  reply->type = Reply::Type::kInteger;
+  reply->integer = value;
+  return reply;
+}
+
+void* create_nil(const redisReadTask* task) { return place(task); }
+
+// hiredis frees roots only: elements live inside them.
+void free_object(void* reply) { delete static_cast<Reply*>(reply); }
+
+redisReplyObjectFunctions kFunctions = {create_string, create_array, create_integer, create_nil, free_object};
+
+}  // namespace
+
+ReplyReader::ReplyReader() : reader_(redisReaderCreateWithFunctions(&kFunctions)) {}
+ReplyReader::~ReplyReader() { redisReaderFree(reader_); }
+
+void ReplyReader::feed(std::string_view bytes) { redisReaderFeed(reader_, bytes.data(), bytes.size()); }
+
+Result<std::optional<Reply>> ReplyReader::next() {
+  void* raw = nullptr;
+  if (redisReaderGetReply(reader_, &raw) != REDIS_OK) {
+    return Error{Code::kDataCorrupt, std::string("[redis] what came is not RESP2: ") + reader_->errstr +
+                                         "; is this a Redis, and TLS on both sides or neither?"};
+  }
+  if (raw == nullptr) return std::optional<Reply>();
+  const std::unique_ptr<Reply> reply(static_cast<Reply*>(raw));
+  return std::optional<Reply>(std::move(*reply));
+}
+
+Error error_of_reply(std::string_view text) {
+  static constexpr std::array<std::pair<std::string_view, Code>, 13> kCodes = {{
+      {"LOADING", Code::kUnavailable},
+      {"MASTERDOWN", Code::kUnavailable},
+      {"READONLY", Code::kUnavailable},
+      {"CLUSTERDOWN", Code::kUnavailable},
+      {"BUSY", Code::kUnavailable},
+      {"OOM", Code::kResourceExhausted},
+      {"NOAUTH", Code::kPermissionDenied},
+      {"NOPERM", Code::kPermissionDenied},
+      {"WRONGPASS", Code::kPermissionDenied},
+      {"EPOCH", Code::kConflict},
+      {"CONFLICT", Code::kConflict},
+      {"NOTFOUND", Code::kNotFound},
+      {"BADARG", Code::kInvalidArgument},
+  }};
+  const std::string_view word = text.substr(0, text.find(' '));
+  for (const auto& [prefix, code] : kCodes) {
+    if (word == prefix) return Error{code, "[redis] " + std::string(text)};
+  }
+  return Error{Code::kInternal, "[redis] " + std::string(text)};
+}
+
+}  // namespace ditfleet::redis

@@ -1,0 +1,26 @@
+// The redis.conf of a Redis that DiTFleet starts itself (`ditfleet up`, benches, tests). The memory and
+// rewrite settings are measured ones; README.md says what each buys.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ditfleet::redis {
+
+struct ServerConfig {
+  std::string dir;          // its own folder: append-only file, log; must exist
+  std::string unix_socket;  // empty: none
+  int port = 0;             // on 127.0.0.1; 0: no TCP
+  std::string appendfsync = "everysec";  // always | everysec | no
+  std::string maxmemory;                 // as in redis.conf ("2gb"); empty: no limit
+  std::string password;                  // empty: none
+  // TLS instead of plain TCP on `port`, if tls_cert_file is set.
+  std::string tls_cert_file, tls_key_file, tls_ca_file;
+  std::vector<std::string> extra;  // further lines, verbatim; later lines win
+};
+
+// The whole file. Paths with spaces or quotes are quoted as redis.conf needs.
+std::string redis_server_config(const ServerConfig& config);
+
+}  // namespace ditfleet::redis
