@@ -1,0 +1,229 @@
+#include "shared/results/file_store.h"
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "shared/core/bytes.h"
+#include "shared/results/disk_thread.h"
+#include "shared/results/verification.h"
+
+namespace ditfleet::results {
+namespace {
+
+namespace fs = std::filesystem;
+
+// As long as a blob in Redis outlives its job's record (redis_store.h).
+constexpr std::int64_t kGraceMs = 600'000;
+constexpr std::int64_t kMaxPreviewBytes = 64 << 20;
+
+std::string extension_of(const std::string& media_type) {
+  if (media_type == "image/png") return "png";
+  if (media_type == "image/jpeg") return "jpg";
+  if (media_type == "image/webp") return "webp";
+  return "bin";
+}
+
+// "results/3f/<name>"
+std::string relative_path(const char* kind, const queue::Attempt& attempt, const std::string& last) {
+  return std::string(kind) + "/" + sha256_hex(attempt.ref.job).substr(0, 2) + "/" + attempt.ref.job + "." +
+         std::to_string(attempt.ref.unit) + "." + attempt.nonce + "." + last;
+}
+
+// Only paths of the form that relative_path makes: three parts, none of them special. A manifest comes
+// from Redis and must not be able to name a file elsewhere.
+bool is_own_path(std::string_view path, std::string_view kind) {
+  if (!path.starts_with(kind) || path.size() < kind.size() + 5 || path[kind.size()] != '/') return false;
+  const auto rest = path.substr(kind.size() + 1);
+  constexpr std::string_view kHex = "0123456789abcdef";
+  if (kHex.find(rest[0]) == kHex.npos || kHex.find(rest[1]) == kHex.npos || rest[2] != '/') return false;
+  const auto name = rest.substr(3);
+  return name != "." && name != ".." && name.find('/') == name.npos && name.find('\0') == name.npos;
+}
+
+Result<void> write_whole(const std::string& path, std::string_view bytes) {
+  const std::string folder = fs::path(path).parent_path();
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) return unavailable("cannot create the folder '" + folder + "': " + error.message());
+  if (auto written = write_file_atomically(path, bytes); !written) return written;
+  // The rename itself must survive a power cut before a manifest names the file.
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return unavailable("cannot open the folder '" + folder + "': " + std::strerror(errno));
+  const bool synced = ::fsync(fd) == 0;
+  ::close(fd);
+  if (!synced) return unavailable("cannot sync the folder '" + folder + "'");
+  return {};
+}
+
+// `limit`: a larger file is not read at all.
+Result<std::string> read_whole(const std::string& path, std::int64_t limit) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+  if (fd < 0) {
+    const int e = errno;
+    if (e == ENOENT) return Error{Code::kNotFound, "the result file is no longer kept: it has expired or was removed", {}};
+    return unavailable("cannot open the result '" + path + "': " + std::strerror(e));
+  }
+  struct stat status {};
+  if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size > limit) {
+    ::close(fd);
+    return Error{Code::kDataCorrupt, "the result file '" + path + "' is larger than its manifest says, or not a file", {}};
+  }
+  std::string bytes(static_cast<std::size_t>(status.st_size), '\0');
+  std::size_t have = 0;
+  while (have < bytes.size()) {
+    const ssize_t n = ::read(fd, bytes.data() + have, bytes.size() - have);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) {
+      const int e = errno;
+      ::close(fd);
+      return unavailable("cannot read the result '" + path + "': " + std::strerror(e));
+    }
+    if (n == 0) break;
+    have += static_cast<std::size_t>(n);
+  }
+  ::close(fd);
+  bytes.resize(have);
+  return bytes;
+}
+
+}  // namespace
+
+int sweep(const std::string& dir, std::chrono::milliseconds age) {
+  const auto limit = fs::file_time_type::clock::now() - age;
+  int removed = 0;
+  std::error_code error;
+  for (fs::directory_iterator folders(dir, error), end; !error && folders != end; folders.increment(error)) {
+    std::error_code inner;
+    if (!folders->is_directory(inner) || folders->is_symlink(inner)) continue;
+    for (fs::directory_iterator files(folders->path(), inner); !inner && files != end; files.increment(inner)) {
+      std::error_code ignored;
+      if (files->is_symlink(ignored) || !files->is_regular_file(ignored)) continue;
+      const auto changed = files->last_write_time(ignored);
+      if (!ignored && changed < limit && fs::remove(files->path(), ignored)) ++removed;
+    }
+  }
+  return removed;
+}
+
+struct FileStore::Impl {
+  std::string dir;
+  std::chrono::milliseconds result_age, preview_age;
+  // Touched on the disk thread only; null once the store is closing. Declared before the thread, which
+  // must end first.
+  std::unique_ptr<asio::steady_timer> next_sweep;
+  DiskThread disk;
+
+  std::string path(const std::string& relative) const { return dir + "/" + relative; }
+
+  // Sweeps now and again every quarter of the shorter age.
+  void keep_sweeping() {
+    const int removed = sweep(dir + "/results", result_age) + sweep(dir + "/previews", preview_age);
+    if (removed > 0) spdlog::info("removed {} expired files from the results folder '{}'", removed, dir);
+    next_sweep->expires_after(std::clamp(std::min(result_age, preview_age) / 4, std::chrono::milliseconds(1000),
+                                         std::chrono::milliseconds(600'000)));
+    next_sweep->async_wait([this](boost::system::error_code error) {
+      if (!error && next_sweep) keep_sweeping();
+    });
+  }
+};
+
+Result<std::shared_ptr<Store>> FileStore::open(const StoreOptions& options) {
+  if (options.dir.empty()) {
+    return invalid_argument("results.backend is 'file', which needs results.dir: a folder that all hosts share",
+                            "results.dir");
+  }
+  std::error_code error;
+  for (const char* kind : {"/results", "/previews"}) {
+    fs::create_directories(options.dir + kind, error);
+    if (error) return unavailable("cannot create the results folder '" + options.dir + kind + "': " + error.message());
+  }
+  if (::access(options.dir.c_str(), W_OK | X_OK) != 0) {
+    return unavailable("the results folder '" + options.dir + "' cannot be written to: " + std::strerror(errno));
+  }
+  auto impl = std::make_unique<Impl>();
+  impl->dir = fs::absolute(options.dir);
+  impl->result_age = std::chrono::milliseconds(options.retention_ms + kGraceMs);
+  impl->preview_age = std::chrono::milliseconds(options.preview_ms);
+  asio::post(impl->disk.executor(), [impl = impl.get()] {
+    impl->next_sweep = std::make_unique<asio::steady_timer>(impl->disk.executor());
+    impl->keep_sweeping();
+  });
+  return std::shared_ptr<Store>(new FileStore(std::move(impl)));
+}
+
+FileStore::FileStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+FileStore::~FileStore() {
+  // What was accepted is still written; only the sweeps end here.
+  asio::post(impl_->disk.executor(), [impl = impl_.get()] { impl->next_sweep.reset(); });
+}
+
+asio::awaitable<Result<Manifest>> FileStore::put(const queue::Attempt& attempt, std::string bytes,
+                                                 std::string media_type, Deadline deadline) {
+  if (auto named = check_names(attempt); !named) co_return named.error();
+  auto work = [attempt, dir = impl_->dir, bytes = std::move(bytes), media_type]() -> Result<Manifest> {
+    Manifest manifest = describe(attempt, bytes, media_type);
+    manifest.backend = "file";
+    manifest.key = relative_path("results", attempt, extension_of(media_type));
+    if (auto written = write_whole(dir + "/" + manifest.key, bytes); !written) return written.error();
+    return manifest;
+  };
+  co_return co_await impl_->disk.run<Manifest>(std::move(work), deadline);
+}
+
+asio::awaitable<Result<std::string>> FileStore::get(const Manifest& manifest, Deadline deadline) {
+  if (manifest.backend != "file" || !is_own_path(manifest.key, "results")) {
+    co_return Error{Code::kDataCorrupt,
+                    "the result '" + manifest.key + "' of backend '" + manifest.backend +
+                        "' is not in this store (file, results/…)",
+                    {}};
+  }
+  auto work = [manifest, path = impl_->path(manifest.key)]() -> Result<std::string> {
+    auto bytes = read_whole(path, manifest.bytes);
+    if (!bytes) return bytes;
+    if (auto good = verify(manifest, *bytes); !good) return good.error();
+    return bytes;
+  };
+  co_return co_await impl_->disk.run<std::string>(std::move(work), deadline);
+}
+
+asio::awaitable<Result<void>> FileStore::remove(const Manifest& manifest, Deadline deadline) {
+  if (manifest.backend != "file" || !is_own_path(manifest.key, "results")) {
+    co_return invalid_argument("the result '" + manifest.key + "' is not in this store (file, results/…)");
+  }
+  auto work = [path = impl_->path(manifest.key)]() -> Result<bool> {
+    if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
+      return unavailable("cannot remove '" + path + "': " + std::strerror(errno));
+    }
+    return true;
+  };
+  auto removed = co_await impl_->disk.run<bool>(std::move(work), deadline);
+  if (!removed) co_return removed.error();
+  co_return Result<void>();
+}
+
+asio::awaitable<Result<std::string>> FileStore::put_preview(const queue::Attempt& attempt, int index,
+                                                            std::string bytes, Deadline deadline) {
+  if (auto named = check_names(attempt); !named) co_return named.error();
+  auto work = [attempt, index, dir = impl_->dir, bytes = std::move(bytes)]() -> Result<std::string> {
+    const std::string key = relative_path("previews", attempt, std::to_string(index));
+    if (auto written = write_whole(dir + "/" + key, bytes); !written) return written.error();
+    return key;
+  };
+  co_return co_await impl_->disk.run<std::string>(std::move(work), deadline);
+}
+
+asio::awaitable<Result<std::string>> FileStore::get_preview(const std::string& key, Deadline deadline) {
+  if (!is_own_path(key, "previews")) co_return invalid_argument("'" + key + "' is not a preview's key (previews/…)");
+  auto work = [path = impl_->path(key)]() -> Result<std::string> { return read_whole(path, kMaxPreviewBytes); };
+  co_return co_await impl_->disk.run<std::string>(std::move(work), deadline);
+}
+
+}  // namespace ditfleet::results

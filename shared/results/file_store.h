@@ -1,0 +1,39 @@
+// Results as files in a folder that all hosts share:
+//   results/<hh>/<job>.<unit>.<nonce>.<png|jpg|webp|bin>     hh: first byte of SHA-256(job), hexadecimal
+//   previews/<hh>/<job>.<unit>.<nonce>.<index>
+// A file appears whole (temporary file, fsync, rename, fsync of the folder). Files older than their
+// retention are removed by a sweep that every process makes now and then; two sweeping at once are harmless.
+#pragma once
+
+#include <chrono>
+#include <memory>
+
+#include "shared/results/store.h"
+
+namespace ditfleet::results {
+
+class FileStore final : public Store {
+ public:
+  // Creates the folder; kInvalidArgument or kUnavailable says why it cannot be used. Blocks on the disk.
+  static Result<std::shared_ptr<Store>> open(const StoreOptions& options);
+  ~FileStore() override;
+
+  asio::awaitable<Result<Manifest>> put(const queue::Attempt& attempt, std::string bytes, std::string media_type,
+                                        Deadline deadline) override;
+  asio::awaitable<Result<std::string>> get(const Manifest& manifest, Deadline deadline) override;
+  asio::awaitable<Result<void>> remove(const Manifest& manifest, Deadline deadline) override;
+  asio::awaitable<Result<std::string>> put_preview(const queue::Attempt& attempt, int index, std::string bytes,
+                                                   Deadline deadline) override;
+  asio::awaitable<Result<std::string>> get_preview(const std::string& key, Deadline deadline) override;
+
+ private:
+  struct Impl;
+  explicit FileStore(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// Removes regular files under `dir` (two levels, as above) whose last change is older than `age`; returns
+// how many. Never follows a link. Blocks.
+int sweep(const std::string& dir, std::chrono::milliseconds age);
+
+}  // namespace ditfleet::results

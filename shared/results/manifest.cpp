@@ -1,0 +1,72 @@
+#include "shared/core/json.h"
+#include "shared/results/store.h"
+
+namespace ditfleet::results {
+namespace {
+
+Error corrupt(const std::string& what) {
+  return Error{Code::kDataCorrupt, "a result's manifest " + what, {}};
+}
+
+Result<std::string> text_field(const json::object& object, const char* name) {
+  const json::value* value = object.if_contains(name);
+  if (!value || !value->is_string()) return corrupt(std::string("lacks the text field '") + name + "'");
+  return std::string(value->get_string());
+}
+
+Result<std::int64_t> number_field(const json::object& object, const char* name) {
+  const json::value* value = object.if_contains(name);
+  if (!value || !value->is_int64()) return corrupt(std::string("lacks the whole number '") + name + "'");
+  return value->get_int64();
+}
+
+constexpr std::int64_t kMaxBytes = std::int64_t{4} << 30;
+
+bool is_sha256(const std::string& text) {
+  return text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
+}  // namespace
+
+std::string Manifest::to_json() const {
+  return json::serialize(json::object{{"backend", backend},
+                                      {"key", key},
+                                      {"media_type", media_type},
+                                      {"bytes", bytes},
+                                      {"sha256", sha256},
+                                      {"width", width},
+                                      {"height", height},
+                                      {"seed", seed},
+                                      {"nonce", nonce}});
+}
+
+Result<Manifest> Manifest::parse(std::string_view json_text) {
+  auto parsed = parse_json(json_text);
+  if (!parsed) return corrupt("is not JSON: " + parsed.error().message);
+  if (!parsed->is_object()) return corrupt("is not a JSON object");
+  const json::object& object = parsed->get_object();
+  Manifest manifest;
+  for (auto [name, member] : {std::pair{"backend", &Manifest::backend}, {"key", &Manifest::key},
+                              {"media_type", &Manifest::media_type}, {"sha256", &Manifest::sha256},
+                              {"nonce", &Manifest::nonce}}) {
+    auto text = text_field(object, name);
+    if (!text) return text.error();
+    manifest.*member = std::move(*text);
+  }
+  for (auto [name, member] : {std::pair{"bytes", &Manifest::bytes}, {"seed", &Manifest::seed}}) {
+    auto number = number_field(object, name);
+    if (!number) return number.error();
+    manifest.*member = *number;
+  }
+  for (auto [name, member] : {std::pair{"width", &Manifest::width}, {"height", &Manifest::height}}) {
+    auto number = number_field(object, name);
+    if (!number) return number.error();
+    if (*number < 0 || *number > 1'000'000) return corrupt(std::string("has an impossible ") + name);
+    manifest.*member = static_cast<int>(*number);
+  }
+  if (manifest.bytes < 0 || manifest.bytes > kMaxBytes) return corrupt("has an impossible size");
+  if (!is_sha256(manifest.sha256)) return corrupt("has a sha256 that is not 64 hexadecimal digits");
+  return manifest;
+}
+
+}  // namespace ditfleet::results

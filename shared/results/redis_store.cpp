@@ -1,0 +1,131 @@
+#include "shared/results/redis_store.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "shared/redis/connection.h"
+#include "shared/results/verification.h"
+
+namespace ditfleet::results {
+namespace {
+
+std::string chunk_key(const std::string& key, std::size_t index) {
+  return index == 0 ? key : key + ":" + std::to_string(index);
+}
+
+std::size_t chunk_count(std::int64_t bytes) {
+  return std::max<std::size_t>(1, (static_cast<std::size_t>(bytes) + kChunkBytes - 1) / kChunkBytes);
+}
+
+std::string attempt_part(const queue::Attempt& attempt) {
+  return attempt.ref.job + ":" + std::to_string(attempt.ref.unit) + ":" + attempt.nonce;
+}
+
+Error gone(const std::string& what) {
+  return Error{Code::kNotFound, what + " is no longer kept: it has expired or was removed", {}};
+}
+
+}  // namespace
+
+RedisStore::RedisStore(const StoreOptions& options, std::shared_ptr<redis::Connection> connection)
+    : blob_prefix_("df:{" + std::to_string(options.shard) + "}:blob:"),
+      preview_prefix_("df:{" + std::to_string(options.shard) + "}:preview:"),
+      retention_ms_(options.retention_ms),
+      preview_ms_(options.preview_ms),
+      connection_(std::move(connection)) {}
+
+asio::awaitable<Result<void>> RedisStore::write(std::string key, std::string_view bytes, std::int64_t expiry_ms,
+                                                Deadline deadline) {
+  const std::size_t chunks = chunk_count(static_cast<std::int64_t>(bytes.size()));
+  // The first chunk last: whoever sees it can read the whole.
+  for (std::size_t i = chunks; i-- > 0;) {
+    redis::Command command("SET");
+    command << chunk_key(key, i) << bytes.substr(i * kChunkBytes, kChunkBytes) << "PX" << expiry_ms;
+    auto reply = co_await connection_->execute(std::move(command), deadline);
+    if (!reply) co_return reply.error();
+  }
+  co_return Result<void>();
+}
+
+asio::awaitable<Result<std::optional<std::string>>> RedisStore::read_chunk(const std::string& key, std::size_t index,
+                                                                           Deadline deadline) {
+  redis::Command command("GET");
+  command << chunk_key(key, index);
+  auto reply = co_await connection_->execute(std::move(command), deadline);
+  if (!reply) co_return reply.error();
+  if (reply->is_nil()) co_return std::optional<std::string>();
+  if (reply->type != redis::Reply::Type::kString) {
+    co_return Error{Code::kDataCorrupt, "the key '" + key + "' does not hold a string", {}};
+  }
+  co_return std::optional<std::string>(std::move(reply->text));
+}
+
+asio::awaitable<Result<Manifest>> RedisStore::put(const queue::Attempt& attempt, std::string bytes,
+                                                  std::string media_type, Deadline deadline) {
+  if (auto named = check_names(attempt); !named) co_return named.error();
+  Manifest manifest = describe(attempt, bytes, std::move(media_type));
+  manifest.backend = "redis";
+  manifest.key = blob_prefix_ + attempt_part(attempt);
+  auto written = co_await write(manifest.key, bytes, retention_ms_ + kBlobGraceMs, deadline);
+  if (!written) co_return written.error();
+  co_return manifest;
+}
+
+asio::awaitable<Result<std::string>> RedisStore::get(const Manifest& manifest, Deadline deadline) {
+  if (manifest.backend != "redis" || !manifest.key.starts_with(blob_prefix_)) {
+    co_return Error{Code::kDataCorrupt,
+                    "the result '" + manifest.key + "' of backend '" + manifest.backend +
+                        "' is not in this store (redis, " + blob_prefix_ + "…)",
+                    {}};
+  }
+  std::string bytes;
+  for (std::size_t i = 0; i < chunk_count(manifest.bytes); ++i) {
+    auto chunk = co_await read_chunk(manifest.key, i, deadline);
+    if (!chunk) co_return chunk.error();
+    if (!*chunk) co_return gone("the result '" + manifest.key + "'");
+    bytes += **chunk;
+  }
+  if (auto good = verify(manifest, bytes); !good) co_return good.error();
+  co_return bytes;
+}
+
+asio::awaitable<Result<void>> RedisStore::remove(const Manifest& manifest, Deadline deadline) {
+  if (manifest.backend != "redis" || !manifest.key.starts_with(blob_prefix_)) {
+    co_return invalid_argument("the result '" + manifest.key + "' is not in this store (redis, " + blob_prefix_ + "…)");
+  }
+  redis::Command command("UNLINK");
+  for (std::size_t i = 0; i < chunk_count(manifest.bytes); ++i) command << chunk_key(manifest.key, i);
+  auto reply = co_await connection_->execute(std::move(command), deadline);
+  if (!reply) co_return reply.error();
+  co_return Result<void>();
+}
+
+asio::awaitable<Result<std::string>> RedisStore::put_preview(const queue::Attempt& attempt, int index,
+                                                             std::string bytes, Deadline deadline) {
+  if (auto named = check_names(attempt); !named) co_return named.error();
+  const std::string key = preview_prefix_ + attempt_part(attempt) + ":" + std::to_string(index);
+  auto written = co_await write(key, bytes, preview_ms_, deadline);
+  if (!written) co_return written.error();
+  co_return key;
+}
+
+asio::awaitable<Result<std::string>> RedisStore::get_preview(const std::string& key, Deadline deadline) {
+  if (!key.starts_with(preview_prefix_)) {
+    co_return invalid_argument("'" + key + "' is not a preview's key (" + preview_prefix_ + "…)");
+  }
+  std::string bytes;
+  // No manifest tells the size: a chunk that is not full is the last.
+  for (std::size_t i = 0;; ++i) {
+    auto chunk = co_await read_chunk(key, i, deadline);
+    if (!chunk) co_return chunk.error();
+    if (!*chunk) {
+      if (i > 0) break;
+      co_return gone("the preview '" + key + "'");
+    }
+    bytes += **chunk;
+    if ((*chunk)->size() < kChunkBytes) break;
+  }
+  co_return bytes;
+}
+
+}  // namespace ditfleet::results

@@ -1,0 +1,44 @@
+// Results as Redis strings, in chunks of 1 MiB so that no single command stalls the server:
+//   df:{s}:blob:<job>:<unit>:<nonce>[:<k>]               chunk 0 has no suffix
+//   df:{s}:preview:<job>:<unit>:<nonce>:<index>[:<k>]
+// All expire by themselves.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "shared/results/store.h"
+
+namespace ditfleet::results {
+
+inline constexpr std::size_t kChunkBytes = 1u << 20;
+
+// A result outlives its job's record by this much: the record's retention counts from the end of the
+// job's last unit, the blob's from the storing of one unit.
+inline constexpr std::int64_t kBlobGraceMs = 600'000;
+
+class RedisStore final : public Store {
+ public:
+  RedisStore(const StoreOptions& options, std::shared_ptr<redis::Connection> connection);
+
+  asio::awaitable<Result<Manifest>> put(const queue::Attempt& attempt, std::string bytes, std::string media_type,
+                                        Deadline deadline) override;
+  asio::awaitable<Result<std::string>> get(const Manifest& manifest, Deadline deadline) override;
+  asio::awaitable<Result<void>> remove(const Manifest& manifest, Deadline deadline) override;
+  asio::awaitable<Result<std::string>> put_preview(const queue::Attempt& attempt, int index, std::string bytes,
+                                                   Deadline deadline) override;
+  asio::awaitable<Result<std::string>> get_preview(const std::string& key, Deadline deadline) override;
+
+ private:
+  asio::awaitable<Result<void>> write(std::string key, std::string_view bytes, std::int64_t expiry_ms,
+                                      Deadline deadline);
+  // One chunk; an empty optional where the key does not exist.
+  asio::awaitable<Result<std::optional<std::string>>> read_chunk(const std::string& key, std::size_t index,
+                                                                 Deadline deadline);
+
+  std::string blob_prefix_, preview_prefix_;  // "df:{0}:blob:", "df:{0}:preview:"
+  std::int64_t retention_ms_, preview_ms_;
+  std::shared_ptr<redis::Connection> connection_;
+};
+
+}  // namespace ditfleet::results

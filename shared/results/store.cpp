@@ -1,0 +1,17 @@
+#include "shared/results/store.h"
+
+#include "shared/results/file_store.h"
+#include "shared/results/redis_store.h"
+
+namespace ditfleet::results {
+
+Result<std::shared_ptr<Store>> open_store(const StoreOptions& options, std::shared_ptr<redis::Connection> connection) {
+  if (options.backend == "file") return FileStore::open(options);
+  if (options.backend != "redis") {
+    return invalid_argument("results.backend is '" + options.backend + "'; it takes redis or file", "results.backend");
+  }
+  if (!connection) return invalid_argument("the redis result store needs a Redis connection");
+  return std::shared_ptr<Store>(std::make_shared<RedisStore>(options, std::move(connection)));
+}
+
+}  // namespace ditfleet::results

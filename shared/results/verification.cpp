@@ -1,0 +1,38 @@
+#include "shared/results/verification.h"
+
+#include "shared/core/bytes.h"
+#include "shared/core/ids.h"
+
+namespace ditfleet::results {
+
+Result<void> verify(const Manifest& manifest, std::string_view bytes) {
+  if (static_cast<std::int64_t>(bytes.size()) != manifest.bytes) {
+    return Error{Code::kDataCorrupt,
+                 "the result '" + manifest.key + "' holds " + std::to_string(bytes.size()) + " bytes, its manifest says " +
+                     std::to_string(manifest.bytes),
+                 {}};
+  }
+  if (sha256_hex(bytes) != manifest.sha256) {
+    return Error{Code::kDataCorrupt, "the result '" + manifest.key + "' is not what was stored: its SHA-256 differs", {}};
+  }
+  return {};
+}
+
+Manifest describe(const queue::Attempt& attempt, std::string_view bytes, std::string media_type) {
+  Manifest manifest;
+  manifest.media_type = std::move(media_type);
+  manifest.bytes = static_cast<std::int64_t>(bytes.size());
+  manifest.sha256 = sha256_hex(bytes);
+  manifest.nonce = attempt.nonce;
+  return manifest;
+}
+
+Result<void> check_names(const queue::Attempt& attempt) {
+  if (!is_valid_id(attempt.ref.job) || !is_valid_id(attempt.nonce) || attempt.ref.unit < 0) {
+    return invalid_argument(
+        "a result needs a job id and a nonce of 1 to 64 letters, digits, '.', '_' or '-', and a unit from 0");
+  }
+  return {};
+}
+
+}  // namespace ditfleet::results

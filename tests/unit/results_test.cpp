@@ -1,0 +1,208 @@
+// Manifests and the file backend. (The Redis backend: tests/system/results_redis_test.cpp.)
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/use_future.hpp>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+
+#include "shared/core/bytes.h"
+#include "shared/core/ids.h"
+#include "shared/results/file_store.h"
+#include "shared/results/store.h"
+
+namespace ditfleet::results {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+
+Deadline soon() { return Deadline::after(10s); }
+
+queue::Attempt attempt(const std::string& job = "01JOB", int unit = 0) { return {{job, unit}, new_nonce()}; }
+
+TEST(Manifest, ReadsBackWhatItWrote) {
+  const Manifest written{"redis", "df:{0}:blob:j:0:n", "image/png", 12, std::string(64, 'a'), 640, 480, INT64_MAX, "n"};
+  const auto read = Manifest::parse(written.to_json());
+  ASSERT_TRUE(read.ok()) << read.error().message;
+  EXPECT_EQ(read->to_json(), written.to_json());
+  EXPECT_EQ(read->seed, INT64_MAX);
+  EXPECT_EQ(read->height, 480);
+}
+
+TEST(Manifest, RefusesWhatIsNotOne) {
+  const std::string good =
+      Manifest{"redis", "k", "image/png", 12, std::string(64, 'a'), 640, 480, 1, "n"}.to_json();
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    const auto at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    return text.replace(at, from.size(), to);
+  };
+  for (const std::string& bad :
+       {std::string(), std::string("["), std::string("[]"), with("\"key\"", "\"kex\""), with(":12", ":-1"),
+        with(":12", ":\"12\""), with(":12", ":99999999999999"), with(":640", ":1e9"), with("aaaa", "AAAA"),
+        with("aaaa", "aa"), with(":480", ":48000000")}) {
+    const auto parsed = Manifest::parse(bad);
+    ASSERT_FALSE(parsed.ok()) << bad;
+    EXPECT_EQ(parsed.error().code, Code::kDataCorrupt);
+    EXPECT_NE(parsed.error().message.find("manifest"), std::string::npos);
+  }
+}
+
+TEST(OpenStore, SaysWhatIsWrongWithItsOptions) {
+  EXPECT_EQ(open_store({.backend = "s3"}, nullptr).error().param, "results.backend");
+  EXPECT_EQ(open_store({.backend = "file"}, nullptr).error().param, "results.dir");
+  EXPECT_FALSE(open_store({.backend = "redis"}, nullptr).ok());
+  EXPECT_EQ(open_store({.backend = "file", .dir = "/proc/none"}, nullptr).error().code, Code::kUnavailable);
+}
+
+class FileStoreTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = fs::temp_directory_path() / ("ditfleet-results-" + new_nonce());
+    store_ = open({.backend = "file", .dir = dir_});
+  }
+  void TearDown() override {
+    store_.reset();
+    fs::remove_all(dir_);
+  }
+
+  std::shared_ptr<Store> open(const StoreOptions& options) {
+    auto opened = open_store(options, nullptr);
+    EXPECT_TRUE(opened.ok()) << opened.error().message;
+    return *opened;
+  }
+
+  template <class T>
+  Result<T> run(asio::awaitable<Result<T>> task) {
+    asio::io_context io;
+    std::optional<Result<T>> result;
+    const auto keep = [&]() -> asio::awaitable<void> { result = co_await std::move(task); };
+    auto done = asio::co_spawn(io, keep, asio::use_future);
+    io.run();
+    done.get();
+    return std::move(*result);
+  }
+
+  Manifest stored(const queue::Attempt& a, const std::string& bytes) {
+    auto manifest = run(store_->put(a, bytes, "image/png", soon()));
+    EXPECT_TRUE(manifest.ok()) << manifest.error().message;
+    return *manifest;
+  }
+
+  std::size_t files() const {
+    std::size_t count = 0;
+    for (const auto& entry : fs::recursive_directory_iterator(dir_)) count += entry.is_regular_file();
+    return count;
+  }
+
+  fs::path dir_;
+  std::shared_ptr<Store> store_;
+};
+
+TEST_F(FileStoreTest, GivesBackWhatWasPut) {
+  const std::string bytes = std::string("\x89PNG\0", 5) + std::string(3'000'000, 'x');
+  const auto a = attempt();
+  const Manifest manifest = stored(a, bytes);
+  EXPECT_EQ(manifest.backend, "file");
+  EXPECT_EQ(manifest.nonce, a.nonce);
+  EXPECT_EQ(manifest.sha256, sha256_hex(bytes));
+  EXPECT_EQ(manifest.bytes, 3'000'005);
+  const auto read = run(store_->get(manifest, soon()));
+  ASSERT_TRUE(read.ok()) << read.error().message;
+  EXPECT_EQ(*read, bytes);
+  EXPECT_EQ(files(), 1u) << "a temporary file was left behind";
+}
+
+TEST_F(FileStoreTest, KeepsAttemptsApartAndRemovesOnlyTheOneNamed) {
+  const Manifest first = stored(attempt(), "one"), second = stored(attempt(), "two");
+  EXPECT_NE(first.key, second.key);
+  ASSERT_TRUE(run(store_->remove(first, soon())).ok());
+  ASSERT_TRUE(run(store_->remove(first, soon())).ok()) << "removing what is absent is not an error";
+  EXPECT_EQ(run(store_->get(first, soon())).error().code, Code::kNotFound);
+  EXPECT_EQ(*run(store_->get(second, soon())), "two");
+}
+
+TEST_F(FileStoreTest, TellsDamageFromLoss) {
+  const Manifest manifest = stored(attempt(), "a picture");
+  for (const std::string& damaged : {std::string("a Picture"), std::string("a pictur"), std::string("a picture!")}) {
+    std::ofstream(dir_ / manifest.key, std::ios::trunc) << damaged;
+    EXPECT_EQ(run(store_->get(manifest, soon())).error().code, Code::kDataCorrupt) << damaged;
+  }
+}
+
+TEST_F(FileStoreTest, NeverLeavesItsFolder) {
+  const std::string secret = "secret";
+  std::ofstream(dir_.string() + "-outside") << secret;
+  fs::create_directories(dir_ / "results" / "ab");
+  fs::create_symlink(dir_.string() + "-outside", dir_ / "results" / "ab" / "link");
+  Manifest manifest = stored(attempt(), secret);
+  for (const std::string& key :
+       {"results/../../" + dir_.filename().string() + "-outside", dir_.string() + "-outside", std::string("results/ab/.."),
+        std::string("results/ab/link"), std::string("results"), std::string(), std::string("previews/ab/x"),
+        "results/ab/../../../" + dir_.filename().string() + "-outside"}) {
+    manifest.key = key;
+    EXPECT_FALSE(run(store_->get(manifest, soon())).ok()) << key;
+    EXPECT_FALSE(run(store_->get_preview(key, soon())).ok()) << key;
+    if (key != "results/ab/link") {
+      EXPECT_FALSE(run(store_->remove(manifest, soon())).ok()) << key;
+    }
+  }
+  EXPECT_TRUE(fs::exists(dir_.string() + "-outside"));
+  fs::remove(dir_.string() + "-outside");
+  // Ids that a client may choose and that mean something to a file system.
+  for (const std::string job : {"..", ".", "a..b"}) {
+    const Manifest kept = stored(attempt(job), "bytes of " + job);
+    EXPECT_TRUE(kept.key.starts_with("results/"));
+    EXPECT_EQ(*run(store_->get(kept, soon())), "bytes of " + job);
+  }
+  EXPECT_EQ(run(store_->put(attempt("a/b"), "x", "image/png", soon())).error().code, Code::kInvalidArgument);
+}
+
+TEST_F(FileStoreTest, KeepsPreviews) {
+  const auto a = attempt();
+  const auto key = run(store_->put_preview(a, 1, "small", soon()));
+  ASSERT_TRUE(key.ok());
+  EXPECT_EQ(*run(store_->get_preview(*key, soon())), "small");
+  EXPECT_EQ(run(store_->get_preview("previews/00/none", soon())).error().code, Code::kNotFound);
+}
+
+TEST_F(FileStoreTest, SweepsWhatIsOlderThanItsAgeAndNothingElse) {
+  const Manifest old = stored(attempt(), "old"), fresh = stored(attempt(), "fresh");
+  fs::last_write_time(dir_ / old.key, fs::file_time_type::clock::now() - 2h);
+  EXPECT_EQ(sweep(dir_ / "results", 1h), 1);
+  EXPECT_EQ(run(store_->get(old, soon())).error().code, Code::kNotFound);
+  EXPECT_EQ(*run(store_->get(fresh, soon())), "fresh");
+  EXPECT_EQ(sweep(dir_ / "nowhere", 1h), 0);
+}
+
+TEST_F(FileStoreTest, AStoreOpenedOverAnOldFolderSweepsByItself) {
+  const Manifest old = stored(attempt(), "old");
+  fs::last_write_time(dir_ / old.key, fs::file_time_type::clock::now() - 24h);
+  auto other = open({.backend = "file", .dir = dir_, .retention_ms = 1000});
+  // Its sweep was queued before this read, on the same thread.
+  EXPECT_EQ(run(other->get(old, soon())).error().code, Code::kNotFound);
+}
+
+TEST_F(FileStoreTest, AFailedWriteIsToldAndLeavesNothing) {
+  if (::geteuid() == 0) {
+    // Root writes anywhere: stand a file where the folder should be.
+    fs::remove_all(dir_ / "results");
+    std::ofstream(dir_ / "results") << "in the way";
+  } else {
+    fs::permissions(dir_ / "results", fs::perms::owner_read | fs::perms::owner_exec);
+  }
+  const auto put = run(store_->put(attempt(), "x", "image/png", soon()));
+  ASSERT_FALSE(put.ok());
+  EXPECT_EQ(put.error().code, Code::kUnavailable);
+  if (::geteuid() != 0) fs::permissions(dir_ / "results", fs::perms::owner_all);
+}
+
+}  // namespace
+}  // namespace ditfleet::results
