@@ -1,7 +1,9 @@
 // What decides whether a worker is warm for a unit, and what may share a batch.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "shared/job/spec.h"
 
@@ -27,5 +29,15 @@ ShapeClass shape_class_of(const JobSpec& spec, const std::string& precision);
 
 // ShapeClass + steps + scheduler: units with equal keys may be denoised as one batch.
 std::string batch_key_of(const JobSpec& spec, const std::string& precision);
+
+struct BatchKey {
+  ShapeClass shape;
+  int steps = 0;
+  std::string scheduler;
+};
+
+// The way back from the keys. Nothing: not such a key.
+std::optional<ShapeClass> parse_class_key(std::string_view key);
+std::optional<BatchKey> parse_batch_key(std::string_view key);
 
 }  // namespace ditfleet::job
