@@ -100,8 +100,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
  private:
   class Impl;
-  explicit Connection(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  explicit Connection(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;
 };
 
 }  // namespace ditfleet::redis

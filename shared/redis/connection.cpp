@@ -1,0 +1,227 @@
+// The shell: performs what the Session decides. All waiting is here, all deciding there.
+#include "shared/redis/connection.h"
+
+#include <spdlog/spdlog.h>
+
+#include <array>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/this_coro.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <random>
+#include <unordered_map>
+
+#include "shared/redis/session.h"
+#include "shared/redis/transport.h"
+
+namespace ditfleet::redis {
+namespace {
+
+using boost::system::error_code;
+
+double random_fraction() {
+  thread_local std::minstd_rand engine{std::random_device{}()};
+  return std::uniform_real_distribution<double>(0, 1)(engine);
+}
+
+// One execute(): its timer is both its deadline and its alarm clock.
+struct Waiter {
+  Waiter(const asio::any_io_executor& executor, Deadline deadline) : timer(executor, deadline.time_point()) {}
+  asio::steady_timer timer;
+  bool done = false;
+  std::vector<Result<Reply>> replies;
+};
+
+}  // namespace
+
+// Shared with its handlers, so that the Connection may go while they are pending.
+class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
+ public:
+  Impl(asio::any_io_executor executor, ConnectionOptions options)
+      : executor_(executor), options_(std::move(options)), session_(options_, random_fraction), alarm_(executor_), greeting_limit_(executor_) {}
+
+  void start() {
+    if (started_) return;
+    started_ = true;
+    asio::co_spawn(executor_, run(shared_from_this()), asio::detached);
+  }
+
+  void stop() {
+    if (session_.stopped()) return;
+    session_.stop();
+    if (transport_) transport_->close();
+    alarm_.cancel();
+    greeting_limit_.cancel();
+    deliver();
+  }
+
+  asio::awaitable<std::vector<Result<Reply>>> execute_all(std::vector<Command> commands, Deadline deadline) {
+    const std::size_t count = commands.size();
+    if (count == 0) co_return std::vector<Result<Reply>>();
+    auto submitted = session_.submit(commands);
+    if (!submitted) co_return std::vector<Result<Reply>>(count, submitted.error());
+    auto waiter = std::make_shared<Waiter>(executor_, deadline);
+    waiters_.emplace(*submitted, waiter);
+    flush();
+    auto self = shared_from_this();
+    error_code ignored;
+    if (!waiter->done) co_await waiter->timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+    if (waiter->done) co_return std::move(waiter->replies);
+    waiters_.erase(*submitted);
+    Error error = session_.abandon(*submitted);
+    const auto cancellation = co_await asio::this_coro::cancellation_state;
+    if (cancellation.cancelled() != asio::cancellation_type::none) {
+      error = Error{Code::kCanceled, "[redis] the caller was canceled"};
+    } else if (session_.looks_dead() && transport_) {
+      transport_->close();  // its read ends, and run() reconnects
+    }
+    co_return std::vector<Result<Reply>>(count, error);
+  }
+
+  asio::any_io_executor executor_;
+  ConnectionOptions options_;
+  Session session_;
+  std::function<void(Reply)> push_handler_;
+
+ private:
+  static asio::awaitable<void> run(std::shared_ptr<Impl> self) { co_await self->loop(); }
+
+  asio::awaitable<void> loop() {
+    Step step = session_.start();
+    while (step.what != Step::Do::kEnd) {
+      switch (step.what) {
+        case Step::Do::kConnect:
+          step = co_await connect();
+          break;
+        case Step::Do::kRead: {
+          flush();
+          const auto [error, size] = co_await transport_->read_some(asio::buffer(*buffer_));
+          step = error ? lost(error.message()) : session_.received({buffer_->data(), size});
+          if (greeting_ && session_.ready()) {
+            greeting_ = false;
+            greeting_limit_.cancel();
+          }
+          break;
+        }
+        case Step::Do::kClose:
+          step = lost(session_.close_reason().message);
+          break;
+        case Step::Do::kWait: {
+          alarm_.expires_after(step.wait);
+          error_code ignored;
+          co_await alarm_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+          step = session_.waited();
+          break;
+        }
+        case Step::Do::kEnd:
+          break;
+      }
+      deliver();
+    }
+    if (transport_) transport_->close();
+    greeting_limit_.cancel();
+  }
+
+  asio::awaitable<Step> connect() {
+    transport_ = Transport::create(executor_, options_.endpoint);
+    ++epoch_;
+    writing_ = false;
+    // Covers the greeting too: a peer that accepts and then says nothing is not a connection.
+    greeting_ = true;
+    greeting_limit_.expires_after(options_.connect_timeout);
+    greeting_limit_.async_wait([self = shared_from_this(), epoch = epoch_](error_code error) {
+      if (!error && epoch == self->epoch_ && !self->session_.ready()) self->transport_->close();
+    });
+    const error_code error = co_await transport_->open();
+    if (!error) co_return session_.connected();
+    greeting_limit_.cancel();
+    transport_->close();
+    const bool timed_out = error == asio::error::operation_aborted;
+    co_return session_.connect_failed(timed_out ? "no answer within " + std::to_string(options_.connect_timeout.count()) + " ms"
+                                                : error.message());
+  }
+
+  Step lost(const std::string& why) {
+    transport_->close();
+    greeting_limit_.cancel();
+    const bool was_ready = session_.ready();
+    const Step step = session_.disconnected(why);
+    if (was_ready && step.what != Step::Do::kEnd) spdlog::warn("{}", session_.close_reason().message);
+    return step;
+  }
+
+  // One write at a time; what is submitted meanwhile goes out together with the next.
+  void flush() {
+    if (writing_ || !transport_ || !session_.has_output()) return;
+    writing_ = true;
+    writing_bytes_ = session_.take_output();
+    transport_->write(asio::buffer(writing_bytes_), [self = shared_from_this(), epoch = epoch_](error_code error) {
+      if (epoch != self->epoch_) return;  // of a connection before this one
+      self->writing_ = false;
+      if (error) {
+        self->transport_->close();  // the pending read ends and reports it
+      } else {
+        self->flush();
+      }
+    });
+  }
+
+  void deliver() {
+    for (Session::Done& done : session_.take_done()) {
+      const auto it = waiters_.find(done.id);
+      if (it == waiters_.end()) continue;
+      it->second->replies = std::move(done.replies);
+      it->second->done = true;
+      it->second->timer.cancel();
+      waiters_.erase(it);
+    }
+    if (push_handler_) {
+      for (Reply& push : session_.take_pushes()) push_handler_(std::move(push));
+    }
+  }
+
+  bool started_ = false;
+  std::unique_ptr<Transport> transport_;
+  std::uint64_t epoch_ = 0;  // counts transports: late handlers of an old one are told by it
+  bool greeting_ = false;
+  bool writing_ = false;
+  std::string writing_bytes_;
+  std::unique_ptr<std::array<char, 65536>> buffer_ = std::make_unique<std::array<char, 65536>>();
+  asio::steady_timer alarm_, greeting_limit_;
+  std::unordered_map<Session::Id, std::shared_ptr<Waiter>> waiters_;
+};
+
+std::shared_ptr<Connection> Connection::create(asio::any_io_executor executor, ConnectionOptions options) {
+  return std::shared_ptr<Connection>(
+      new Connection(std::make_shared<Impl>(std::move(executor), std::move(options))));
+}
+
+Connection::Connection(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Connection::~Connection() { impl_->stop(); }
+
+void Connection::start() { impl_->start(); }
+void Connection::stop() { impl_->stop(); }
+bool Connection::connected() const { return impl_->session_.ready(); }
+std::uint64_t Connection::generation() const { return impl_->session_.generation(); }
+asio::any_io_executor Connection::executor() const { return impl_->executor_; }
+const ConnectionOptions& Connection::options() const { return impl_->options_; }
+
+asio::awaitable<Result<Reply>> Connection::execute(Command command, Deadline deadline) {
+  std::vector<Command> one;
+  one.push_back(std::move(command));
+  auto replies = co_await impl_->execute_all(std::move(one), deadline);
+  co_return std::move(replies.front());
+}
+
+asio::awaitable<std::vector<Result<Reply>>> Connection::execute_all(std::vector<Command> commands, Deadline deadline) {
+  return impl_->execute_all(std::move(commands), deadline);
+}
+
+void Connection::on_push(std::function<void(Reply)> handler) {
+  impl_->push_handler_ = std::move(handler);
+  impl_->session_.accept_pushes();
+}
+
+}  // namespace ditfleet::redis

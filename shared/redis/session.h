@@ -1,0 +1,110 @@
+// What a Redis connection decides, without a socket or a clock: (state, what happened) → what to do next.
+// The shell around it (connection.cpp) only performs. So reconnecting, pipelining, lost replies and
+// failing log-ins are tested by plain calls.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shared/core/result.h"
+#include "shared/redis/connection.h"
+#include "shared/redis/reply_reader.h"
+
+namespace ditfleet::redis {
+
+// What the shell does next; afterwards it reports back by the function named in the comment.
+struct Step {
+  enum class Do {
+    kConnect,  // open the socket: connected() or connect_failed()
+    kRead,     // write take_output(), wait for bytes: received() or disconnected()
+    kClose,    // close the socket, then disconnected(close_reason())
+    kWait,     // sleep for `wait`: waited()
+    kEnd,      // stopped: close what is open, do nothing more
+  };
+  Do what = Do::kEnd;
+  std::chrono::milliseconds wait{0};
+};
+
+class Session {
+ public:
+  using Id = std::uint64_t;
+  struct Done {
+    Id id;
+    std::vector<Result<Reply>> replies;  // as many as the request had commands
+  };
+
+  // `jitter` returns a number in [0, 1).
+  Session(const ConnectionOptions& options, std::function<double()> jitter);
+
+  Step start();
+  Step connected();
+  Step connect_failed(const std::string& why);
+  Step received(std::string_view bytes);
+  Step disconnected(const std::string& why);
+  Step waited();
+  Step stop();
+  const Error& close_reason() const { return last_error_; }
+
+  // Ready: its bytes join take_output(). Not ready: it waits, before the first connection for as long as
+  // its caller does, later until one attempt to reconnect has failed. kUnavailable: stopped, or too many
+  // bytes wait.
+  Result<Id> submit(const std::vector<Command>& commands);
+  // The caller gave up (deadline). Error for it: kDeadlineExceeded, or why there is no connection if it was
+  // never sent. Its replies are dropped when they come.
+  Error abandon(Id id);
+  // True after several requests in a row were given up and not one byte came: the peer is gone silently.
+  bool looks_dead() const { return silent_timeouts_ >= kSilentTimeouts; }
+
+  std::string take_output();
+  bool has_output() const { return !out_.empty(); }
+  std::vector<Done> take_done();
+  std::vector<Reply> take_pushes();
+  void accept_pushes() { pushes_wanted_ = true; }
+
+  bool ready() const { return phase_ == Phase::kReady; }
+  bool stopped() const { return phase_ == Phase::kStopped; }
+  std::uint64_t generation() const { return generation_; }
+
+ private:
+  enum class Phase { kIdle, kWaiting, kConnecting, kGreeting, kReady, kStopped };
+  struct Request {
+    Id id = 0;
+    std::string wire;
+    std::size_t commands = 0;
+    bool abandoned = false;
+    std::vector<Result<Reply>> replies;
+  };
+  static constexpr int kSilentTimeouts = 3;
+
+  std::string greeting();
+  Step greeted(const Reply& reply);
+  void take_reply(Reply reply);
+  void become_ready();
+  void fail(std::deque<Request>& requests, const Error& error);
+  Step retry_later();
+
+  ConnectionOptions options_;
+  std::function<double()> jitter_;
+  Phase phase_ = Phase::kIdle;
+  std::unique_ptr<ReplyReader> reader_;
+  std::deque<Request> waiting_, in_flight_;
+  std::size_t waiting_bytes_ = 0;
+  std::string out_;
+  std::vector<Done> done_;
+  std::vector<Reply> pushes_;
+  bool pushes_wanted_ = false;
+  int greetings_left_ = 0;
+  int failures_ = 0;  // in a row, for the back-off
+  int silent_timeouts_ = 0;
+  Id next_id_ = 1;
+  std::uint64_t generation_ = 0;
+  Error last_error_;
+};
+
+}  // namespace ditfleet::redis
