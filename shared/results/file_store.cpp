@@ -11,7 +11,7 @@
 #include <filesystem>
 
 #include "shared/core/bytes.h"
-#include "shared/results/disk_thread.h"
+#include "shared/core/named_thread.h"
 #include "shared/results/verification.h"
 
 namespace ditfleet::results {
@@ -118,7 +118,7 @@ struct FileStore::Impl {
   // Touched on the disk thread only; null once the store is closing. Declared before the thread, which
   // must end first.
   std::unique_ptr<asio::steady_timer> next_sweep;
-  DiskThread disk;
+  NamedThread disk{"results-disk"};
 
   std::string path(const std::string& relative) const { return dir + "/" + relative; }
 

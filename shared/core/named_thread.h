@@ -1,5 +1,5 @@
-// The one thread that touches the file backend's disk, so that a slow or hanging network folder delays
-// neither leases nor heartbeats.
+// One thread with a name (as `top -H` shows it) that runs what it is given, in order. For work that
+// blocks: a disk, a device, an encoder.
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -12,26 +12,29 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "shared/core/deadline.h"
 #include "shared/core/result.h"
 
-namespace ditfleet::results {
+namespace ditfleet {
 
 namespace asio = boost::asio;
 
-class DiskThread {
+// Thread safe.
+class NamedThread {
  public:
-  DiskThread() : pool_(1) {}
-  ~DiskThread() { pool_.join(); }  // waits for the work in hand
-  DiskThread(const DiskThread&) = delete;
-  DiskThread& operator=(const DiskThread&) = delete;
+  explicit NamedThread(const std::string& name);  // the first 15 characters are kept
+  ~NamedThread();  // waits until all that was given has been done
+  NamedThread(const NamedThread&) = delete;
+  NamedThread& operator=(const NamedThread&) = delete;
 
   asio::thread_pool::executor_type executor() { return pool_.get_executor(); }
 
-
-  // Runs `work` there and returns its value on the caller's executor. Past the deadline it returns
-  // kDeadlineExceeded while the work goes on to its end, unheeded: `work` must own all it touches.
+  // Runs `work` there and returns its value on the caller's executor (single threaded or a strand). Past
+  // the deadline it returns kDeadlineExceeded while the work goes on to its end, unheeded: `work` must own
+  // all it touches. `work` must not throw.
   template <class T>
   asio::awaitable<Result<T>> run(std::function<Result<T>()> work, Deadline deadline) {
     struct State {
@@ -39,26 +42,25 @@ class DiskThread {
       asio::steady_timer done;  // touched on the caller's executor only
       std::optional<Result<T>> result;
     };
-    const auto executor = co_await asio::this_coro::executor;
+    const asio::any_io_executor executor = co_await asio::this_coro::executor;
     auto state = std::make_shared<State>(executor);
     state->done.expires_at(deadline.time_point());
     asio::post(pool_, [state, executor, work = std::move(work)] {
       // The result travels in the posted handler: `state` belongs to the caller's executor.
       asio::post(executor, [state, result = work()]() mutable {
-        state->result = std::move(result);
+        state->result.emplace(std::move(result));
         state->done.cancel();
       });
     });
     boost::system::error_code ignored;
-    if (!state->result) co_await state->done.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-    if (!state->result) {
-      co_return Error{Code::kDeadlineExceeded, "the results folder did not answer in time", {}};
-    }
+    co_await state->done.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+    if (!state->result) co_return Error{Code::kDeadlineExceeded, "the thread '" + name_ + "' did not finish in time", {}};
     co_return std::move(*state->result);
   }
 
  private:
+  std::string name_;
   asio::thread_pool pool_;
 };
 
-}  // namespace ditfleet::results
+}  // namespace ditfleet

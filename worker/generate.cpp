@@ -1,0 +1,191 @@
+#include "worker/generate.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <filesystem>
+#include <iostream>
+#include <map>
+
+#include "pipeline/engine.h"
+#include "shared/core/bytes.h"
+#include "shared/job/validate.h"
+#include "worker/request.h"
+
+namespace ditfleet::worker {
+namespace {
+
+constexpr const char* kCommand = "generate";
+constexpr int kQuality = 95;  // of JPEG and WebP
+
+Result<std::pair<int, int>> parse_size(const std::string& text) {
+  int width = 0, height = 0;
+  const char* end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, width);
+  if (first.ec == std::errc() && first.ptr != end && *first.ptr == 'x') {
+    const auto second = std::from_chars(first.ptr + 1, end, height);
+    if (second.ec == std::errc() && second.ptr == end) return std::pair(width, height);
+  }
+  return invalid_argument("--size is '" + text + "'; it takes WIDTHxHEIGHT in pixels, such as 1024x768");
+}
+
+// Says which flag set the field that an error is about.
+Error name_the_flag(Error error) {
+  static const std::map<std::string, std::string> kFlags = {
+      {"width", "--size"},          {"height", "--size"},
+      {"size", "--size"},           {"num_inference_steps", "--steps"},
+      {"guidance_scale", "--guidance"}, {"true_cfg_scale", "--true-cfg"},
+      {"negative_prompt", "--negative"}, {"max_sequence_length", "--max-sequence-length"},
+      {"seed", "--seed"},           {"n", "-n"},
+      {"prompt", "--prompt"}};
+  if (const auto flag = kFlags.find(error.param); flag != kFlags.end()) error.message = flag->second + ": " + error.message;
+  return error;
+}
+
+pipeline::ImageFormat format_of(const std::string& path) {
+  std::string extension = std::filesystem::path(path).extension();
+  for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  if (extension == ".jpg" || extension == ".jpeg") return pipeline::ImageFormat::kJpeg;
+  if (extension == ".webp") return pipeline::ImageFormat::kWebp;
+  return pipeline::ImageFormat::kPng;
+}
+
+// A picture that cannot be written should be known before it is computed.
+Result<void> check_folder_of(const char* flag, const std::string& path) {
+  const auto folder = std::filesystem::absolute(path).parent_path();
+  if (!std::filesystem::is_directory(folder)) {
+    return invalid_argument(std::string(flag) + " is '" + path + "', but there is no folder '" + folder.string() + "'");
+  }
+  if (std::filesystem::is_directory(path)) {
+    return invalid_argument(std::string(flag) + " is '" + path + "', which is a folder; it takes a file's name");
+  }
+  return {};
+}
+
+Result<void> run(const GenerateFlags& flags) {
+  auto settings = config::load(flags.sources);
+  if (!settings) return Error{Code::kInvalidArgument, settings.error().message, settings.error().param};
+  if (auto checked = check_folder_of("--out", flags.out); !checked) return checked;
+  if (!flags.dump.empty()) {
+    if (auto checked = check_folder_of("--dump", flags.dump); !checked) return checked;
+  }
+  auto entry = job::read_model_entry("model", flags.model_dir);
+  if (!entry) return entry.error();
+  auto spec = spec_of(flags, *entry);
+  if (!spec) return spec.error();
+
+  pipeline::EngineOptions options;
+  options.device = flags.device.empty() ? settings->worker.device : flags.device;
+  options.dtype = flags.dtype.empty() ? settings->worker.dtype : flags.dtype;
+  options.threads = settings->worker.threads;
+  auto engine = pipeline::Engine::create(options);
+  if (!engine) return engine.error();
+  auto model = (*engine)->load_model("model", flags.model_dir);
+  if (!model) return model.error();
+
+  const bool terminal = ::isatty(STDERR_FILENO) == 1;
+  const int count = *spec->n;
+  for (int i = 0; i < count; ++i) {
+    const auto request = request_of(*spec, i);
+    auto prepared = (*model)->encode(request);
+    if (!prepared) return prepared.error();
+    for (const auto& warning : (*prepared)->warnings()) std::cerr << "warning: " << warning << "\n";
+    const auto on_step = [&](const pipeline::StepProgress& progress) {
+      if (terminal) {
+        std::cerr << "\rimage " << i + 1 << "/" << count << ", step " << progress.step << "/" << progress.total
+                  << (progress.step == progress.total ? "\n" : "") << std::flush;
+      }
+      return true;
+    };
+    if (auto denoised = (*model)->denoise(**prepared, on_step); !denoised) return denoised;
+    auto image = (*model)->decode(**prepared);
+    if (!image) return image.error();
+    const std::string path = numbered_path(flags.out, i, count);
+    auto bytes = pipeline::encode_image(*image, format_of(path), kQuality);
+    if (!bytes) return bytes.error();
+    if (auto written = write_file_atomically(path, *bytes); !written) return written;
+    if (!flags.dump.empty()) {
+      if (auto dumped = (*prepared)->dump(numbered_path(flags.dump, i, count)); !dumped) return dumped;
+    }
+    std::cout << path << "  seed " << request.seed << std::endl;
+  }
+  return {};
+}
+
+}  // namespace
+
+void add_generate_flags(CLI::App& command, GenerateFlags& flags) {
+  command.add_option("--model", flags.model_dir, "Model folder in diffusers' layout")->required()->type_name("DIR");
+  command.add_option("--prompt", flags.prompt, "What to draw")->required()->type_name("TEXT");
+  command.add_option("--out", flags.out, "Where the picture goes; with -n above 1 NAME-1.png, NAME-2.png …; .jpg and .webp choose those formats")
+      ->required()
+      ->type_name("PNG");
+  // Not bound to the optional itself: CLI11 reads an empty argument as an empty optional.
+  command
+      .add_option_function<std::string>(
+          "--negative", [&flags](const std::string& text) { flags.negative = text; },
+          "Negative prompt; \"\" counts as one (used when --true-cfg is above 1)")
+      ->type_name("TEXT");
+  command.add_option("--true-cfg", flags.true_cfg, "True classifier-free guidance scale")->type_name("SCALE");
+  command.add_option("--seed", flags.seed, "Seed of the first picture, the i-th after it has seed + i; default: random")
+      ->type_name("N");
+  command.add_option("--steps", flags.steps, "Denoising steps")->type_name("N");
+  command.add_option("--guidance", flags.guidance, "Embedded guidance of guidance-distilled models")->type_name("SCALE");
+  command
+      .add_option_function<std::string>(
+          "--size", [&flags](const std::string& text) { flags.size = text; }, "Size in pixels")
+      ->type_name("WxH");
+  command.add_option("--max-sequence-length", flags.max_sequence_length, "T5 tokens, padded to exactly this")
+      ->type_name("N");
+  command.add_option("--dtype", flags.dtype, "auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16")->type_name("DTYPE");
+  command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N")->type_name("DEVICE");
+  command.add_option("-n", flags.count, "How many pictures")->type_name("N");
+  command.add_option("--dump", flags.dump, "Write a safetensors file with every stage's tensors (with -n above 1 NAME-1 …)")
+      ->type_name("FILE");
+  add_configuration_flags(command, flags.sources);
+  command.footer("Fields that are not given take the model's defaults (ditfleet.json in its folder).\n"
+                 "Prints a line for each picture: its path and its seed.");
+}
+
+Result<job::JobSpec> spec_of(const GenerateFlags& flags, const job::ModelEntry& model) {
+  job::JobSpec spec;
+  spec.model = model.name;
+  spec.prompt = flags.prompt;
+  spec.negative_prompt = flags.negative;
+  spec.n = flags.count.value_or(1);
+  if (flags.size) {
+    auto size = parse_size(*flags.size);
+    if (!size) return size.error();
+    spec.width = size->first;
+    spec.height = size->second;
+  }
+  spec.num_inference_steps = flags.steps;
+  spec.guidance_scale = flags.guidance;
+  spec.true_cfg_scale = flags.true_cfg;
+  spec.max_sequence_length = flags.max_sequence_length;
+  spec.seed = flags.seed;
+  // Through the same door as a job, so that the same limits hold.
+  auto parsed = job::parse_spec(job::to_json(spec));
+  if (!parsed) return name_the_flag(parsed.error());
+  job::Catalogue catalogue;
+  catalogue.models.emplace(model.name, model);
+  catalogue.default_model = model.name;
+  auto complete = job::complete_spec(std::move(*parsed), catalogue);
+  if (!complete) return name_the_flag(complete.error());
+  return complete;
+}
+
+std::string numbered_path(const std::string& path, int index, int count) {
+  if (count <= 1) return path;
+  const std::filesystem::path whole(path);
+  return (whole.parent_path() / (whole.stem().string() + "-" + std::to_string(index + 1) + whole.extension().string()))
+      .string();
+}
+
+int generate(const GenerateFlags& flags) {
+  const auto done = run(flags);
+  return done ? kExitOk : report(kCommand, done.error());
+}
+
+}  // namespace ditfleet::worker

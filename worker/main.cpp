@@ -1,0 +1,38 @@
+// ditfleet-worker: the process that draws. `run` serves the queue, `generate` and `tokenize` use the
+// pipeline without any service.
+#include <CLI/CLI.hpp>
+#include <exception>
+#include <iostream>
+
+#include "worker/command_line.h"
+#include "worker/generate.h"
+#include "worker/tokenize.h"
+
+int main(int argc, char** argv) {
+  using namespace ditfleet::worker;
+  CLI::App app("Draws pictures with diffusion transformers: as a worker of DiTFleet, or right here.", "ditfleet-worker");
+  app.require_subcommand(1);
+  app.footer("Exit codes: 0 done, 1 failed, 2 wrong usage. Every configuration key can also be set by an\n"
+             "environment variable DITFLEET_SECTION__KEY.");
+  int exit_code = kExitOk;
+
+  GenerateFlags generate_flags;
+  auto* generate_command = app.add_subcommand("generate", "Draw one prompt and write the picture");
+  add_generate_flags(*generate_command, generate_flags);
+  generate_command->callback([&] { exit_code = generate(generate_flags); });
+
+  TokenizeFlags tokenize_flags;
+  auto* tokenize_command = app.add_subcommand("tokenize", "Print the token ids of prompts");
+  add_tokenize_flags(*tokenize_command, tokenize_flags);
+  tokenize_command->callback([&] { exit_code = tokenize(tokenize_flags); });
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kExitOk : kExitUsage;
+  } catch (const std::exception& error) {
+    std::cerr << "ditfleet-worker: unexpected failure: " << error.what() << "\n";
+    return kExitFailure;
+  }
+  return exit_code;
+}

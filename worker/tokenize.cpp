@@ -1,0 +1,59 @@
+#include "worker/tokenize.h"
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+
+#include "pipeline/engine.h"
+#include "shared/core/json.h"
+
+namespace ditfleet::worker {
+namespace {
+
+constexpr int kMaxSequenceLength = 512;
+
+json::array ids_of(const std::vector<std::int32_t>& ids) {
+  json::array array;
+  array.reserve(ids.size());
+  for (const auto id : ids) array.emplace_back(id);
+  return array;
+}
+
+Result<void> run(const TokenizeFlags& flags) {
+  auto settings = config::load(flags.sources);
+  if (!settings) return Error{Code::kInvalidArgument, settings.error().message, settings.error().param};
+  auto tokenizers = pipeline::Engine::load_tokenizers(flags.model_dir);
+  if (!tokenizers) return tokenizers.error();
+  return tokenize_lines(**tokenizers, std::cin, std::cout);
+}
+
+}  // namespace
+
+Result<void> tokenize_lines(const pipeline::Tokenizers& tokenizers, std::istream& in, std::ostream& out) {
+  std::string line;
+  for (long number = 1; std::getline(in, line); ++number) {
+    const std::string where = "line " + std::to_string(number) + " of the input ";
+    auto parsed = parse_json(line);
+    if (!parsed) return invalid_argument(where + "is not JSON: " + parsed.error().message);
+    if (!parsed->is_string()) return invalid_argument(where + "is not a JSON string; each line is one prompt, such as \"a red circle\"");
+    auto ids = tokenizers.tokenize(std::string(parsed->get_string()), kMaxSequenceLength);
+    if (!ids) return ids.error();
+    // Flushed a line at a time: whoever writes prompts through a pipe may wait for each answer.
+    out << json::serialize(json::object{{"clip", ids_of(ids->clip)}, {"t5", ids_of(ids->t5)}}) << std::endl;
+  }
+  return {};
+}
+
+void add_tokenize_flags(CLI::App& command, TokenizeFlags& flags) {
+  command.add_option("--model", flags.model_dir, "Model folder in diffusers' layout")->required()->type_name("DIR");
+  add_configuration_flags(command, flags.sources);
+  command.footer("Reads one prompt a line from standard input, as a JSON string, and prints\n"
+                 "{\"clip\":[…],\"t5\":[…]} for each: ids with begin and end marks, not padded, truncated as in\n"
+                 "the pipeline (CLIP at 77, T5 at 512).");
+}
+
+int tokenize(const TokenizeFlags& flags) {
+  const auto done = run(flags);
+  return done ? kExitOk : report("tokenize", done.error());
+}
+
+}  // namespace ditfleet::worker
