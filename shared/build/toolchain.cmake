@@ -10,8 +10,8 @@ endif()
 
 add_compile_options(-Wall -Wextra -Wno-missing-field-initializers)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # GCC 12 reports false positives inside Boost's and its own coroutine frames.
-  add_compile_options(-Wno-maybe-uninitialized -Wno-mismatched-new-delete)
+  # GCC 12 reports false positives inside Boost, its own coroutine frames and strings.
+  add_compile_options(-Wno-maybe-uninitialized -Wno-mismatched-new-delete -Wno-restrict)
 endif()
 
 if(DITFLEET_SANITIZE STREQUAL "address")

@@ -1,0 +1,64 @@
+#include <gtest/gtest.h>
+
+#include <climits>
+
+#include "worker/request.h"
+
+namespace ditfleet::worker {
+namespace {
+
+job::JobSpec complete() {
+  job::JobSpec spec;
+  spec.model = "flux";
+  spec.prompt = "a red circle";
+  spec.n = 2;
+  spec.width = 320;
+  spec.height = 192;
+  spec.num_inference_steps = 7;
+  spec.guidance_scale = 3.5;
+  spec.true_cfg_scale = 2.0;
+  spec.max_sequence_length = 128;
+  spec.seed = 41;
+  return spec;
+}
+
+TEST(Request, CarriesEveryField) {
+  auto spec = complete();
+  spec.negative_prompt = "";
+  const auto request = request_of(spec, 1);
+  EXPECT_EQ(request.prompt, "a red circle");
+  ASSERT_TRUE(request.negative_prompt.has_value()) << "an empty negative prompt counts as given";
+  EXPECT_EQ(request.width, 320);
+  EXPECT_EQ(request.height, 192);
+  EXPECT_EQ(request.num_inference_steps, 7);
+  EXPECT_EQ(request.guidance_scale, 3.5);
+  EXPECT_EQ(request.true_cfg_scale, 2.0);
+  EXPECT_EQ(request.max_sequence_length, 128);
+  EXPECT_EQ(request.seed, 42);
+}
+
+TEST(Request, SeedsPastTheLastGoOnModulo2To64) {
+  auto spec = complete();
+  spec.seed = INT64_MAX;
+  EXPECT_EQ(request_of(spec, 1).seed, INT64_MIN);
+}
+
+TEST(Request, PreviewsAreSpreadEvenlyAndNeverAtTheEnd) {
+  EXPECT_EQ(preview_steps(20, 3), (std::vector{5, 10, 15}));
+  EXPECT_EQ(preview_steps(4, 1), (std::vector{2}));
+  EXPECT_EQ(preview_steps(2, 3), (std::vector{1}));
+  EXPECT_TRUE(preview_steps(1, 3).empty());
+  EXPECT_TRUE(preview_steps(20, 0).empty());
+}
+
+TEST(Request, FormatsAndTheirNames) {
+  EXPECT_EQ(media_type_of(job::OutputFormat::kWebp), "image/webp");
+  EXPECT_EQ(format_of(job::OutputFormat::kJpeg), pipeline::ImageFormat::kJpeg);
+  auto spec = complete();
+  EXPECT_EQ(quality_of(spec), 100);
+  spec.output_compression = 0;
+  EXPECT_EQ(quality_of(spec), 0);
+}
+
+}  // namespace
+}  // namespace ditfleet::worker
