@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "shared/core/result.h"
@@ -31,7 +32,7 @@ struct Settings {
     std::string listen = "127.0.0.1:8780";
     std::int64_t max_body_bytes = 1 << 20;
     int max_connections = 1024;
-    std::string public_url;  // in results' url fields; empty: from the request's Host
+    std::string public_url;                     // in results' url fields; empty: from the request's Host
     std::int64_t request_timeout_ms = 600'000;  // a synchronous generation
   } gateway;
   struct {
@@ -87,10 +88,15 @@ struct Sources {
 // right; an unknown key comes with the nearest known one. kNotFound: the file.
 Result<Settings> load(const Sources& sources);
 
-std::string to_yaml(const Settings& settings);       // `config show`
-std::string reference_markdown();                    // config/REFERENCE.md
+// The same from YAML text, for tests and for input that is no file; `name` stands for the file in errors.
+Result<Settings> load_text(std::string_view yaml, const std::string& name);
+
+// Every option as a file that load() reads back. The password in redis.url is shown as *** unless asked for.
+std::string to_yaml(const Settings& settings, bool with_secrets = false);
+std::string reference_markdown();  // config/REFERENCE.md
 struct OptionHelp {
   std::string key, type, default_value, description;
+  std::string environment;  // the variable's name; empty: in the file alone
 };
 std::vector<OptionHelp> option_table();
 

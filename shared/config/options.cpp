@@ -1,0 +1,382 @@
+#include "shared/config/options.h"
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "shared/core/bytes.h"
+
+namespace ditfleet::config {
+namespace {
+
+constexpr std::int64_t kDayMs = 86'400'000;
+constexpr std::int64_t kManyMs = 365 * kDayMs;
+
+// Places in Settings, as plain function pointers.
+#define DITFLEET_AT(member)    \
+  +[](Settings & s) -> auto& { \
+    return s.member;           \
+  }
+
+const Option kOptions[] = {
+    {.key = "default_model",
+     .at = DITFLEET_AT(default_model),
+     .description = "The model of requests that name none; if empty, the only one of models.",
+     .form = Form::kName},
+
+    {.key = "gateway.listen",
+     .at = DITFLEET_AT(gateway.listen),
+     .description = "Address of the HTTP gateway; port 0 picks a free one.",
+     .form = Form::kListen},
+    {.key = "gateway.max_body_bytes",
+     .at = DITFLEET_AT(gateway.max_body_bytes),
+     .description = "Largest request body; larger ones get 413.",
+     .low = 1024,
+     .high = 1 << 30},
+    {.key = "gateway.max_connections",
+     .at = DITFLEET_AT(gateway.max_connections),
+     .description = "Connections open at once; more wait to be accepted.",
+     .low = 1,
+     .high = 1'000'000},
+    {.key = "gateway.public_url",
+     .at = DITFLEET_AT(gateway.public_url),
+     .description = "Start of the url fields of results; if empty, from the request's Host.",
+     .form = Form::kHttpUrl},
+    {.key = "gateway.request_timeout_ms",
+     .at = DITFLEET_AT(gateway.request_timeout_ms),
+     .description = "How long a synchronous generation may take.",
+     .low = 1000,
+     .high = kDayMs},
+
+    {.key = "redis.url",
+     .at = DITFLEET_AT(redis.url),
+     .description = "The queue's Redis; if empty, `ditfleet up` starts a private one.",
+     .form = Form::kRedisUrl},
+    {.key = "redis.tls_ca_file",
+     .at = DITFLEET_AT(redis.tls_ca_file),
+     .description = "Certificates that a rediss:// server's must chain to; if empty, the system's.",
+     .form = Form::kPath},
+    {.key = "redis.tls_verify",
+     .at = DITFLEET_AT(redis.tls_verify),
+     .description = "Check a rediss:// server's certificate and name."},
+    {.key = "redis.appendfsync",
+     .at = DITFLEET_AT(redis.appendfsync),
+     .description = "When the private Redis syncs its append-only file; with always an acknowledged job "
+                    "survives a power cut.",
+     .choices = "always|everysec|no"},
+    {.key = "redis.maxmemory",
+     .at = DITFLEET_AT(redis.maxmemory),
+     .description = "Memory limit of the private Redis, as in redis.conf (512mb, 4gb); if empty, none.",
+     .form = Form::kMemory},
+
+    {.key = "queue.lease_ms",
+     .at = DITFLEET_AT(queue.lease_ms),
+     .description = "A worker that is silent this long loses its units.",
+     .low = 500,
+     .high = kDayMs},
+    {.key = "queue.renew_ms",
+     .at = DITFLEET_AT(queue.renew_ms),
+     .description = "How often workers renew their leases; at most half of queue.lease_ms.",
+     .low = 50,
+     .high = kDayMs},
+    {.key = "queue.max_attempts",
+     .at = DITFLEET_AT(queue.max_attempts),
+     .description = "Attempts of a unit that ends in errors.",
+     .low = 1,
+     .high = 100},
+    {.key = "queue.max_crashes",
+     .at = DITFLEET_AT(queue.max_crashes),
+     .description = "Workers that one unit may take down before it is given up.",
+     .low = 1,
+     .high = 100},
+    {.key = "queue.retry_backoff_ms",
+     .at = DITFLEET_AT(queue.retry_backoff_ms),
+     .description = "Wait before the first retry; doubled each time, with jitter.",
+     .low = 0,
+     .high = kDayMs},
+    {.key = "queue.retry_backoff_max_ms",
+     .at = DITFLEET_AT(queue.retry_backoff_max_ms),
+     .description = "Longest wait before a retry.",
+     .low = 0,
+     .high = kDayMs},
+    {.key = "queue.retention_ms",
+     .at = DITFLEET_AT(queue.retention_ms),
+     .description = "How long ended jobs, their events and results are kept.",
+     .low = 1000,
+     .high = kManyMs},
+    {.key = "queue.idempotency_ms",
+     .at = DITFLEET_AT(queue.idempotency_ms),
+     .description = "How long idempotency keys are remembered.",
+     .low = 1000,
+     .high = kManyMs},
+    {.key = "queue.max_queued",
+     .at = DITFLEET_AT(queue.max_queued),
+     .description = "Jobs that may wait; submissions beyond it get 429.",
+     .low = 1,
+     .high = 100'000'000},
+
+    {.key = "scheduler.leader_ttl_ms",
+     .at = DITFLEET_AT(scheduler.leader_ttl_ms),
+     .description = "A leading coordinator that is silent this long is replaced.",
+     .low = 500,
+     .high = kDayMs},
+    {.key = "scheduler.lookahead",
+     .at = DITFLEET_AT(scheduler.lookahead),
+     .description = "Units that a worker holds at once, the running one included.",
+     .low = 1,
+     .high = 64},
+    {.key = "scheduler.age_bound_ms",
+     .at = DITFLEET_AT(scheduler.age_bound_ms),
+     .description = "A unit that waited this long goes first, whatever its priority.",
+     .low = 100,
+     .high = kManyMs},
+
+    {.key = "worker.count",
+     .at = DITFLEET_AT(worker.count),
+     .description = "Workers that `ditfleet up` starts.",
+     .low = 0,
+     .high = 256},
+    {.key = "worker.name",
+     .at = DITFLEET_AT(worker.name),
+     .description =
+         "Name of a worker; if empty, host and pid. `ditfleet up` adds -1, -2 … where there are several.",
+     .form = Form::kName},
+    {.key = "worker.device",
+     .at = DITFLEET_AT(worker.device),
+     .description = "Where models run: auto (a GPU if there is one), cpu, cuda or cuda:N.",
+     .form = Form::kDevice},
+    {.key = "worker.dtype",
+     .at = DITFLEET_AT(worker.dtype),
+     .description = "Precision: auto is bf16 on a GPU and fp32 on a CPU.",
+     .choices = "auto|fp32|bf16"},
+    {.key = "worker.threads",
+     .at = DITFLEET_AT(worker.threads),
+     .description = "CPU threads of one operation; 0: the cores divided by worker.count.",
+     .low = 0,
+     .high = 1024},
+    {.key = "worker.heartbeat_ms",
+     .at = DITFLEET_AT(worker.heartbeat_ms),
+     .description = "How often a worker tells that it is there.",
+     .low = 50,
+     .high = 60'000},
+    {.key = "worker.drain_ms",
+     .at = DITFLEET_AT(worker.drain_ms),
+     .description =
+         "How long a worker that is asked to end may finish what it runs; what is left is handed back.",
+     .low = 0,
+     .high = kDayMs},
+    {.key = "worker.warmup",
+     .at = DITFLEET_AT(worker.warmup),
+     .description = "Run one small image after loading a model, before the worker says that it is ready."},
+
+    {.key = "results.backend",
+     .at = DITFLEET_AT(results.backend),
+     .description = "Where finished pictures are kept.",
+     .choices = "redis|file"},
+    {.key = "results.dir",
+     .at = DITFLEET_AT(results.dir),
+     .description = "Folder of the file backend, shared by all hosts.",
+     .form = Form::kPath},
+    {.key = "results.preview_ms",
+     .at = DITFLEET_AT(results.preview_ms),
+     .description = "How long previews are kept.",
+     .low = 1000,
+     .high = kManyMs},
+
+    {.key = "data.dir",
+     .at = DITFLEET_AT(data.dir),
+     .description = "What `ditfleet up` keeps: Redis' files, logs, results; if empty, "
+                    "$XDG_STATE_HOME/ditfleet, else ~/.local/state/ditfleet.",
+     .form = Form::kPath},
+
+    {.key = "log.level",
+     .at = DITFLEET_AT(log.level),
+     .description = "Least severity that is logged.",
+     .choices = "trace|debug|info|warning|error|critical|off"},
+    {.key = "log.format",
+     .at = DITFLEET_AT(log.format),
+     .description = "Lines to read, or one JSON object a line.",
+     .choices = "text|json"},
+};
+
+#undef DITFLEET_AT
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  while (!text.empty()) {
+    const auto end = std::min(text.find(separator), text.size());
+    parts.emplace_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return parts;
+}
+
+bool is_number_between(std::string_view text, long low, long high) {
+  long value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() && value >= low && value <= high;
+}
+
+bool is_listen(std::string_view text) {
+  const auto colon = text.rfind(':');
+  if (colon == std::string_view::npos || colon == 0) return false;
+  const auto host = text.substr(0, colon);
+  const bool bracketed = host.front() == '[' && host.back() == ']' && host.size() > 2;
+  return is_number_between(text.substr(colon + 1), 0, 65535) &&
+         (bracketed || host.find(':') == std::string_view::npos) &&
+         host.find_first_of(" /") == std::string_view::npos;
+}
+
+bool has_form(Form form, std::string_view text) {
+  if (text.empty()) return form != Form::kListen && form != Form::kDevice;
+  switch (form) {
+    case Form::kAny:
+    case Form::kPath:
+      return true;
+    case Form::kListen:
+      return is_listen(text);
+    case Form::kHttpUrl:
+      return text.starts_with("http://") || text.starts_with("https://");
+    case Form::kRedisUrl:
+      return text.starts_with("redis://") || text.starts_with("rediss://") || text.starts_with("unix://");
+    case Form::kMemory: {
+      const auto digits = text.find_first_not_of("0123456789");
+      const auto unit = digits == std::string_view::npos ? std::string_view() : text.substr(digits);
+      constexpr std::string_view kUnits[] = {"", "k", "kb", "m", "mb", "g", "gb"};
+      return digits != 0 && std::find(std::begin(kUnits), std::end(kUnits), unit) != std::end(kUnits);
+    }
+    case Form::kDevice:
+      return text == "auto" || text == "cpu" || text == "cuda" ||
+             (text.starts_with("cuda:") && is_number_between(text.substr(5), 0, 255));
+    case Form::kName:
+      return text.size() <= 64 && text.find_first_of(" \t\r\n:/{}\"'") == std::string_view::npos;
+  }
+  return false;
+}
+
+std::string_view form_text(Form form) {
+  switch (form) {
+    case Form::kAny:
+      return "text";
+    case Form::kPath:
+      return "path";
+    case Form::kListen:
+      return "HOST:PORT";
+    case Form::kHttpUrl:
+      return "http:// or https:// URL";
+    case Form::kRedisUrl:
+      return "redis://, rediss:// or unix:// URL";
+    case Form::kMemory:
+      return "a size such as 512mb or 4gb";
+    case Form::kDevice:
+      return "auto, cpu, cuda or cuda:N";
+    case Form::kName:
+      return "a name of at most 64 characters without spaces, colons, slashes or braces";
+  }
+  return "text";
+}
+
+bool is_one_of(std::string_view choices, std::string_view text) {
+  for (const std::string& choice : split(choices, '|')) {
+    if (choice == text) return true;
+  }
+  return false;
+}
+
+std::optional<bool> parse_bool(std::string_view text) {
+  if (text == "true" || text == "yes" || text == "on" || text == "1") return true;
+  if (text == "false" || text == "no" || text == "off" || text == "0") return false;
+  return std::nullopt;
+}
+
+template <class Int>
+bool assign_integer(const Option& option, const std::string& text, Int& out) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < option.low || value > option.high)
+    return false;
+  out = static_cast<Int>(value);
+  return true;
+}
+
+}  // namespace
+
+std::span<const Option> options() { return kOptions; }
+
+const Option* find_option(std::string_view key) {
+  for (const Option& option : kOptions) {
+    if (option.key == key) return &option;
+  }
+  return nullptr;
+}
+
+std::string type_text(const Option& option) {
+  if (std::holds_alternative<bool& (*)(Settings&)>(option.at)) return "true or false";
+  if (!std::holds_alternative<std::string& (*)(Settings&)>(option.at)) {
+    return "an integer from " + std::to_string(option.low) + " to " + std::to_string(option.high);
+  }
+  if (option.choices.empty()) return std::string(form_text(option.form));
+  std::string text = "one of ";
+  const auto choices = split(option.choices, '|');
+  for (std::size_t i = 0; i < choices.size(); ++i) text += (i ? ", " : "") + choices[i];
+  return text;
+}
+
+std::string value_text(const Option& option, const Settings& settings) {
+  auto& place = const_cast<Settings&>(settings);  // the accessors only name the member
+  return std::visit(
+      [&](auto at) -> std::string {
+        auto& value = at(place);
+        using T = std::remove_reference_t<decltype(value)>;
+        if constexpr (std::is_same_v<T, std::string>)
+          return value;
+        else if constexpr (std::is_same_v<T, bool>)
+          return value ? "true" : "false";
+        else
+          return std::to_string(value);
+      },
+      option.at);
+}
+
+Result<void> assign(const Option& option, const std::string& text, Settings& settings) {
+  const bool done = std::visit(
+      [&](auto at) {
+        auto& value = at(settings);
+        using T = std::remove_reference_t<decltype(value)>;
+        if constexpr (std::is_same_v<T, std::string>) {
+          if (!is_valid_utf8(text) || text.find('\0') != std::string::npos) return false;
+          if (option.choices.empty() ? !has_form(option.form, text) : !is_one_of(option.choices, text))
+            return false;
+          value = text;
+          return true;
+        } else if constexpr (std::is_same_v<T, bool>) {
+          const auto parsed = parse_bool(text);
+          if (parsed) value = *parsed;
+          return parsed.has_value();
+        } else {
+          return assign_integer(option, text, value);
+        }
+      },
+      option.at);
+  if (done) return {};
+  // A URL may carry a password: it is not repeated.
+  const std::string shown = option.form == Form::kRedisUrl
+                                ? "malformed"
+                                : "'" + (is_valid_utf8(text) ? text.substr(0, 128) : "?") + "'";
+  return invalid_argument("is " + shown + "; it must be " + type_text(option));
+}
+
+std::string environment_name(std::string_view key) {
+  std::string name = "DITFLEET_";
+  for (char c : key) {
+    if (c == '.')
+      name += "__";
+    else
+      name += c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+  }
+  return name;
+}
+
+}  // namespace ditfleet::config

@@ -1,0 +1,223 @@
+#include "shared/config/settings.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+#include <utility>
+
+#include "shared/config/options.h"
+#include "shared/config/sources.h"
+#include "shared/core/bytes.h"
+#include "shared/core/nearest_name.h"
+
+namespace ditfleet::config {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::vector<std::string> kKeyFields = {"tenant", "sha256", "admin"};
+
+// "~/x" → the home folder; a relative path of a file → beside that file.
+std::string resolve_path(const std::string& path, const std::string& base) {
+  if (path.empty()) return path;
+  if (path.starts_with("~/")) {
+    const char* home = std::getenv("HOME");
+    return home ? home + path.substr(1) : path;
+  }
+  if (base.empty() || fs::path(path).is_absolute()) return path;
+  return (fs::path(base) / path).lexically_normal().string();
+}
+
+std::vector<std::string> known_keys() {
+  std::vector<std::string> keys;
+  for (const Option& option : options()) keys.emplace_back(option.key);
+  for (const char* key : {"models", "tenants", "keys"}) keys.emplace_back(key);
+  return keys;
+}
+
+Error wrong(const Assignment& a, const std::string& message) {
+  return invalid_argument(a.where + ": " + message);
+}
+
+// Only the end of the key that is at fault is compared where its section is right.
+Error unknown_key(const Assignment& a) {
+  std::vector<std::string> candidates;
+  std::set<std::string> sections;
+  for (const std::string& key : known_keys()) {
+    const auto dot = key.find('.');
+    sections.insert(key.substr(0, dot));
+    if (dot != std::string::npos && key.substr(0, dot) == a.path.front()) candidates.push_back(key);
+  }
+  if (!candidates.empty() && a.path.size() == 1) {
+    return wrong(
+        a, "'" + a.key() + "' is a section, not a value; it holds " + candidates.front() + " and others");
+  }
+  std::string hint;
+  if (!candidates.empty()) hint = suggestion(a.key(), candidates);
+  if (const std::string near = nearest_name(a.key(), known_keys()); hint.empty() && !near.empty())
+    hint = "; did you mean '" + near + "'?";
+  if (hint.empty()) {
+    // The right key in the wrong section, else the nearest section.
+    for (const std::string& key : known_keys()) {
+      const auto dot = key.find('.');
+      if (dot != std::string::npos && key.substr(dot + 1) == a.path.back())
+        hint = "; did you mean '" + key + "'?";
+    }
+  }
+  if (hint.empty()) hint = suggestion(a.path.front(), {sections.begin(), sections.end()});
+  return wrong(a, "unknown key '" + a.key() + "'" + hint);
+}
+
+bool is_model_name(const std::string& name) {
+  return !name.empty() && name.size() <= 64 && is_valid_utf8(name) &&
+         name.find_first_of(" \t\r\n:/{}\"'\\") == std::string::npos;
+}
+
+Result<void> apply_model(const Assignment& a, const std::string& base, Settings& settings) {
+  if (a.path.size() < 2)
+    return wrong(a, "'models' is '" + a.value +
+                        "'; it must be a map, as \"models:\" and below it \"  NAME: {path: FOLDER}\"");
+  if (a.path.size() == 3 && a.path[2] != "path")
+    return wrong(a, "unknown key '" + a.key() + "'" + suggestion(a.path[2], {"path"}));
+  if (!is_model_name(a.path[1]))
+    return wrong(a, "model name '" + a.path[1] +
+                        "' must have 1 to 64 characters, without spaces, colons, slashes, quotes or braces");
+  if (a.value.empty()) return wrong(a, "'" + a.key() + "' is empty; it must be a model's folder");
+  settings.models[a.path[1]].path = resolve_path(a.value, base);
+  return {};
+}
+
+Result<void> apply_tenant(const Assignment& a, Settings& settings) {
+  if (a.path.size() != 3 || a.path[2] != "weight")
+    return wrong(a, "unknown key '" + a.key() + "'; a tenant has tenants.NAME.weight");
+  if (!is_model_name(a.path[1]))
+    return wrong(a, "tenant name '" + a.path[1] +
+                        "' must have 1 to 64 characters, without spaces, colons, slashes, quotes or braces");
+  double weight = 0;
+  const auto [end, error] = std::from_chars(a.value.data(), a.value.data() + a.value.size(), weight);
+  if (error != std::errc() || end != a.value.data() + a.value.size() || !std::isfinite(weight) ||
+      weight < 0.001 || weight > 1000) {
+    return wrong(a, "'" + a.key() + "' is '" + a.value + "'; it must be a number from 0.001 to 1000");
+  }
+  settings.tenants[a.path[1]].weight = weight;
+  return {};
+}
+
+Result<void> apply_key(const Assignment& a, Settings& settings) {
+  std::size_t index = 0;
+  if (a.path.size() == 3) {
+    const std::string& text = a.path[1];
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), index);
+    if (error != std::errc() || end != text.data() + text.size() || index > settings.keys.size())
+      return wrong(a, "'" + a.key() + "' has no such index");
+  } else {
+    return wrong(a, "'keys' is set in the file only, as a list of {tenant, sha256}");
+  }
+  if (index == settings.keys.size()) settings.keys.emplace_back();
+  ApiKey& key = settings.keys[index];
+  if (a.path[2] == "tenant") {
+    if (!is_model_name(a.value))
+      return wrong(a,
+                   "tenant '" + a.value +
+                       "' must have 1 to 64 characters, without spaces, colons, slashes, quotes or braces");
+    key.tenant = a.value;
+  } else if (a.path[2] == "sha256") {
+    if (a.value.size() != 64 || a.value.find_first_not_of("0123456789abcdef") != std::string::npos) {
+      return wrong(a, "'" + a.key() +
+                          "' must be the key's SHA-256, 64 lower-case hexadecimal digits (printf %s \"$KEY\" "
+                          "| sha256sum)");
+    }
+    key.sha256 = a.value;
+  } else if (a.path[2] == "admin") {
+    if (a.value != "true" && a.value != "false")
+      return wrong(a, "'" + a.key() + "' is '" + a.value + "'; it must be true or false");
+    key.admin = a.value == "true";
+  } else {
+    return wrong(a, "unknown key '" + a.key() + "'" + suggestion(a.path[2], kKeyFields));
+  }
+  return {};
+}
+
+Result<void> apply(const Assignment& a, const std::string& base, Settings& settings) {
+  const std::string& section = a.path.front();
+  if (section == "models") return apply_model(a, base, settings);
+  if (section == "tenants") return apply_tenant(a, settings);
+  if (section == "keys") return apply_key(a, settings);
+  const Option* option = find_option(a.key());
+  if (!option) return unknown_key(a);
+  const std::string value = option->form == Form::kPath ? resolve_path(a.value, base) : a.value;
+  if (auto r = assign(*option, value, settings); !r)
+    return wrong(a, std::string(option->key) + " " + r.error().message);
+  return {};
+}
+
+// Rules that tie options together; they hold whatever the source.
+Result<void> check_whole(const Settings& s) {
+  if (s.queue.renew_ms * 2 > s.queue.lease_ms) {
+    return invalid_argument("queue.renew_ms is " + std::to_string(s.queue.renew_ms) + " and queue.lease_ms " +
+                            std::to_string(s.queue.lease_ms) +
+                            "; a lease must be at least twice the renewal, so that one may be lost");
+  }
+  if (s.queue.retry_backoff_ms > s.queue.retry_backoff_max_ms) {
+    return invalid_argument("queue.retry_backoff_ms is " + std::to_string(s.queue.retry_backoff_ms) +
+                            ", more than queue.retry_backoff_max_ms (" +
+                            std::to_string(s.queue.retry_backoff_max_ms) + ")");
+  }
+  if (!s.default_model.empty() && !s.models.contains(s.default_model)) {
+    std::vector<std::string> names;
+    for (const auto& [name, model] : s.models) names.push_back(name);
+    return invalid_argument("default_model is '" + s.default_model + "', which models lacks" +
+                            suggestion(s.default_model, names));
+  }
+  for (const auto& [name, model] : s.models) {
+    if (model.path.empty())
+      return invalid_argument("models." + name + ".path is missing; it must be the model's folder");
+  }
+  std::set<std::string> hashes;
+  for (std::size_t i = 0; i < s.keys.size(); ++i) {
+    const std::string at = "keys." + std::to_string(i);
+    if (s.keys[i].tenant.empty()) return invalid_argument(at + " has no tenant");
+    if (s.keys[i].sha256.empty()) return invalid_argument(at + " has no sha256");
+    if (!hashes.insert(s.keys[i].sha256).second)
+      return invalid_argument(at + " has the sha256 of a key before it; a key belongs to one tenant");
+  }
+  return {};
+}
+
+Result<void> apply_all(const Result<std::vector<Assignment>>& list, const std::string& base,
+                       Settings& settings) {
+  if (!list) return list.error();
+  for (const Assignment& a : *list) {
+    if (auto r = apply(a, base, settings); !r) return r;
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Settings> load(const Sources& sources) {
+  Settings settings;
+  if (!sources.file.empty()) {
+    const auto text = read_file(sources.file);
+    if (!text) return Error{text.error().code, "the configuration: " + text.error().message, {}};
+    const std::string base = fs::path(sources.file).parent_path().string();
+    if (auto r = apply_all(from_yaml(*text, sources.file), base, settings); !r) return r.error();
+  }
+  if (sources.environment) {
+    if (auto r = apply_all(from_environment(), {}, settings); !r) return r.error();
+  }
+  if (auto r = apply_all(from_sets(sources.sets), {}, settings); !r) return r.error();
+  if (auto r = check_whole(settings); !r) return r.error();
+  return settings;
+}
+
+Result<Settings> load_text(std::string_view yaml, const std::string& name) {
+  Settings settings;
+  if (auto r = apply_all(from_yaml(yaml, name), {}, settings); !r) return r.error();
+  if (auto r = check_whole(settings); !r) return r.error();
+  return settings;
+}
+
+}  // namespace ditfleet::config

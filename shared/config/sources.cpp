@@ -1,0 +1,154 @@
+#include "shared/config/sources.h"
+
+#include <unistd.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <set>
+
+#include "shared/config/options.h"
+#include "shared/core/bytes.h"
+
+namespace ditfleet::config {
+namespace {
+
+constexpr std::size_t kMaxYamlBytes = 1u << 20;
+
+// "file:12"; yaml-cpp counts lines from 0 and has -1 for what was never in a text.
+std::string place(const std::string& file, const YAML::Mark& mark) {
+  return mark.line < 0 ? file : file + ":" + std::to_string(mark.line + 1);
+}
+
+class YamlReader {
+ public:
+  explicit YamlReader(const std::string& file) : file_(file) {}
+
+  Result<std::vector<Assignment>> read(const YAML::Node& root) {
+    if (!root.IsDefined() || root.IsNull()) return std::move(out_);
+    if (!root.IsMap())
+      return wrong(
+          root,
+          "the file must be a map of sections, as \"gateway:\" and below it \"  listen: 127.0.0.1:8780\"");
+    if (auto r = walk(root, {}); !r) return r.error();
+    return std::move(out_);
+  }
+
+ private:
+  Error wrong(const YAML::Node& node, const std::string& message) {
+    return invalid_argument(place(file_, node.Mark()) + ": " + message);
+  }
+
+  Result<void> walk(const YAML::Node& node, const std::vector<std::string>& path) {
+    if (path.size() > 3) return wrong(node, "'" + joined(path) + "' is nested too deep");
+    if (node.IsNull()) return {};  // a section with nothing in it
+    if (node.IsScalar()) {
+      out_.push_back({path, node.Scalar(), place(file_, node.Mark())});
+      return {};
+    }
+    if (node.IsSequence()) {
+      if (path != std::vector<std::string>{"keys"})
+        return wrong(node, "'" + joined(path) + "' is a list; only keys is one");
+      for (std::size_t i = 0; i < node.size(); ++i) {
+        if (!node[i].IsMap()) return wrong(node[i], "an entry of keys must be a map with tenant and sha256");
+        if (auto r = walk(node[i], {"keys", std::to_string(i)}); !r) return r;
+      }
+      return {};
+    }
+    if (!node.IsMap()) return wrong(node, "'" + joined(path) + "' has no value");
+    if (path == std::vector<std::string>{"keys"})
+      return wrong(node, "keys must be a list of {tenant, sha256}");
+    std::set<std::string> seen;
+    for (const auto& member : node) {
+      if (!member.first.IsScalar()) return wrong(member.first, "a key must be plain text");
+      const std::string name = member.first.Scalar();
+      if (!is_valid_utf8(name)) return wrong(member.first, "a key is not valid UTF-8");
+      if (!seen.insert(name).second) return wrong(member.first, "'" + name + "' is given twice");
+      auto below = path;
+      below.push_back(name);
+      if (auto r = walk(member.second, below); !r) return r;
+    }
+    return {};
+  }
+
+  static std::string joined(const std::vector<std::string>& path) { return Assignment{path, {}, {}}.key(); }
+
+  const std::string& file_;
+  std::vector<Assignment> out_;
+};
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
+  return text;
+}
+
+}  // namespace
+
+std::string Assignment::key() const {
+  std::string text;
+  for (const std::string& part : path) text += (text.empty() ? "" : ".") + part;
+  return text;
+}
+
+std::vector<std::string> split_key(std::string_view key) {
+  const auto dot = key.find('.');
+  if (dot == std::string_view::npos) return {std::string(key)};
+  std::string section(key.substr(0, dot)), rest(key.substr(dot + 1));
+  if (section != "models" && section != "tenants") return {section, rest};
+  const std::string leaf = section == "models" ? ".path" : ".weight";
+  if (rest.size() > leaf.size() && rest.ends_with(leaf))
+    return {section, rest.substr(0, rest.size() - leaf.size()), leaf.substr(1)};
+  return {section, rest};
+}
+
+Result<std::vector<Assignment>> from_yaml(std::string_view text, const std::string& file) {
+  if (text.size() > kMaxYamlBytes)
+    return invalid_argument(file + ": has " + std::to_string(text.size()) +
+                            " bytes; a configuration has at most " + std::to_string(kMaxYamlBytes));
+  if (!is_valid_utf8(text)) return invalid_argument(file + ": is not valid UTF-8");
+  try {
+    const YAML::Node root = YAML::Load(std::string(text));
+    return YamlReader(file).read(root);
+  } catch (const YAML::Exception& e) {
+    return invalid_argument(place(file, e.mark) + ": not valid YAML: " + e.msg);
+  }
+}
+
+Result<std::vector<Assignment>> from_sets(const std::vector<std::string>& sets) {
+  std::vector<Assignment> out;
+  for (const std::string& set : sets) {
+    const auto equals = set.find('=');
+    if (equals == std::string::npos || equals == 0) {
+      return invalid_argument("--set '" + set + "': it takes key=value, as worker.count=2");
+    }
+    const std::string key = set.substr(0, equals);
+    out.push_back({split_key(key), set.substr(equals + 1), "--set " + key});
+  }
+  return out;
+}
+
+std::vector<Assignment> from_environment() {
+  constexpr std::string_view kPrefix = "DITFLEET_";
+  std::vector<Assignment> out;
+  for (char** variable = environ; *variable; ++variable) {
+    const std::string_view text(*variable);
+    const auto equals = text.find('=');
+    if (!text.starts_with(kPrefix) || equals == std::string_view::npos) continue;
+    const std::string name(text.substr(0, equals));
+    std::string key = lower(name.substr(kPrefix.size()));
+    const auto section_end = key.find("__");
+    if (section_end == std::string::npos) {
+      if (!find_option(key)) continue;  // DITFLEET_LIBTORCH and the like
+    } else {
+      for (auto at = key.find("__"); at != std::string::npos; at = key.find("__", at))
+        key.replace(at, 2, ".");
+    }
+    out.push_back({split_key(key), std::string(text.substr(equals + 1)), name});
+  }
+  // The environment's order is chance; errors should not be.
+  std::sort(out.begin(), out.end(),
+            [](const Assignment& a, const Assignment& b) { return a.where < b.where; });
+  return out;
+}
+
+}  // namespace ditfleet::config

@@ -1,0 +1,209 @@
+// shared/config: sources, precedence, what is refused and in which words.
+#include "shared/config/settings.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "shared/config/options.h"
+#include "shared/core/bytes.h"
+
+namespace ditfleet::config {
+namespace {
+
+using testing::HasSubstr;
+
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
+  ~Variable() { ::unsetenv(name_); }
+
+ private:
+  const char* name_;
+};
+
+std::string write_config(const std::string& text) {
+  const auto dir = std::filesystem::path(testing::TempDir()) / "ditfleet-config-test";
+  std::filesystem::create_directories(dir);
+  const std::string path = (dir / "fleet.yaml").string();
+  std::ofstream(path) << text;
+  return path;
+}
+
+std::string refusal(const std::string& yaml) {
+  const auto loaded = load_text(yaml, "fleet.yaml");
+  EXPECT_FALSE(loaded.ok()) << yaml;
+  if (loaded.ok()) return {};
+  EXPECT_EQ(loaded.error().code, Code::kInvalidArgument);
+  return loaded.error().message;
+}
+
+TEST(Settings, EmptySourcesGiveTheDefaults) {
+  const auto loaded = load({.file = "", .sets = {}, .environment = false});
+  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  EXPECT_EQ(loaded->gateway.listen, "127.0.0.1:8780");
+  EXPECT_EQ(loaded->queue.lease_ms, 5000);
+  EXPECT_TRUE(load_text("", "empty").ok());
+  EXPECT_TRUE(load_text("# only a comment\ngateway:\n", "empty").ok());
+}
+
+TEST(Settings, EveryDefaultIsValidByItsOwnRule) {
+  Settings settings;
+  for (const Option& option : options()) {
+    const auto assigned = assign(option, value_text(option, Settings{}), settings);
+    EXPECT_TRUE(assigned.ok()) << option.key << " " << assigned.error().message;
+  }
+}
+
+TEST(Settings, ReadsEverySectionOfAFile) {
+  const auto loaded = load_text(R"(
+gateway: {listen: "0.0.0.0:9000", max_connections: 5}
+redis:
+  url: redis://u:p@redis.example:6380/2
+worker:
+  count: 3
+  warmup: off
+default_model: flux.1-dev
+models:
+  flux.1-dev: {path: /models/dev}
+  short: /models/short
+tenants:
+  acme: {weight: 2.5}
+keys:
+  - tenant: acme
+    sha256: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
+    admin: true
+)",
+                                "fleet.yaml");
+  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  EXPECT_EQ(loaded->gateway.listen, "0.0.0.0:9000");
+  EXPECT_EQ(loaded->gateway.max_connections, 5);
+  EXPECT_EQ(loaded->redis.url, "redis://u:p@redis.example:6380/2");
+  EXPECT_EQ(loaded->worker.count, 3);
+  EXPECT_FALSE(loaded->worker.warmup);
+  EXPECT_EQ(loaded->models.at("flux.1-dev").path, "/models/dev");
+  EXPECT_EQ(loaded->models.at("short").path, "/models/short");
+  EXPECT_DOUBLE_EQ(loaded->tenants.at("acme").weight, 2.5);
+  ASSERT_EQ(loaded->keys.size(), 1u);
+  EXPECT_TRUE(loaded->keys[0].admin);
+}
+
+TEST(Settings, SetsBeatTheEnvironmentWhichBeatsTheFile) {
+  const std::string file = write_config("worker: {count: 2, threads: 2, name: from-file}\n");
+  const Variable count("DITFLEET_WORKER__COUNT", "3"), threads("DITFLEET_WORKER__THREADS", "3");
+  const auto loaded = load({.file = file, .sets = {"worker.threads=4"}});
+  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  EXPECT_EQ(loaded->worker.name, "from-file");
+  EXPECT_EQ(loaded->worker.count, 3);
+  EXPECT_EQ(loaded->worker.threads, 4);
+}
+
+TEST(Settings, EnvironmentNamesModelsAndTheDefault) {
+  const Variable path("DITFLEET_MODELS__DEMO__PATH", "/m"), name("DITFLEET_DEFAULT_MODEL", "demo"),
+      other("DITFLEET_LIBTORCH", "/x");
+  const auto loaded = load({});
+  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  EXPECT_EQ(loaded->models.at("demo").path, "/m");
+  EXPECT_EQ(loaded->default_model, "demo");
+}
+
+TEST(Settings, RelativePathsOfAFileStartBesideIt) {
+  const std::string file = write_config("models: {demo: {path: models/demo}}\n");
+  const auto loaded = load({.file = file, .sets = {"results.dir=results"}, .environment = false});
+  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  EXPECT_EQ(loaded->models.at("demo").path, std::filesystem::path(file).parent_path() / "models/demo");
+  EXPECT_EQ(loaded->results.dir, "results");
+}
+
+TEST(Settings, MissingFileIsNotFound) {
+  const auto loaded = load({.file = "/nonexistent/fleet.yaml"});
+  ASSERT_FALSE(loaded.ok());
+  EXPECT_EQ(loaded.error().code, Code::kNotFound);
+  EXPECT_THAT(loaded.error().message, HasSubstr("/nonexistent/fleet.yaml"));
+}
+
+TEST(Settings, UnknownKeysNameTheNearestAndTheLine) {
+  EXPECT_THAT(refusal("gateway:\n  listn: x\n"),
+              testing::AllOf(HasSubstr("fleet.yaml:2"), HasSubstr("'gateway.listn'"),
+                             HasSubstr("did you mean 'gateway.listen'?")));
+  EXPECT_THAT(refusal("gatway:\n  listen: x\n"), HasSubstr("did you mean 'gateway.listen'?"));
+  EXPECT_THAT(refusal("scheduler:\n  lease_ms: 5000\n"), HasSubstr("queue.lease_ms"));
+  EXPECT_THAT(refusal("models: {a: {pth: /x}}"), HasSubstr("did you mean 'path'?"));
+  EXPECT_THAT(refusal("keys: [{tenant: a, sha265: b}]"), HasSubstr("did you mean 'sha256'?"));
+  EXPECT_THAT(refusal("tenants: {a: {wieght: 1}}"), HasSubstr("tenants.NAME.weight"));
+
+  const auto set = load({.sets = {"worker.cuont=2"}});
+  ASSERT_FALSE(set.ok());
+  EXPECT_THAT(set.error().message,
+              testing::AllOf(HasSubstr("--set worker.cuont"), HasSubstr("worker.count")));
+  const Variable variable("DITFLEET_GATEWAY__LISTN", "x");
+  const auto environment = load({});
+  ASSERT_FALSE(environment.ok());
+  EXPECT_THAT(environment.error().message,
+              testing::AllOf(HasSubstr("DITFLEET_GATEWAY__LISTN"), HasSubstr("gateway.listen")));
+}
+
+TEST(Settings, InvalidValuesSayWhatWouldBeRight) {
+  EXPECT_THAT(refusal("worker: {count: many}"),
+              testing::AllOf(HasSubstr("worker.count is 'many'"), HasSubstr("an integer from 0 to 256")));
+  EXPECT_THAT(refusal("worker: {count: 257}"), HasSubstr("an integer from 0 to 256"));
+  EXPECT_THAT(refusal("worker: {count: 99999999999999999999}"), HasSubstr("an integer from 0 to 256"));
+  EXPECT_THAT(refusal("worker: {dtype: fp8}"), HasSubstr("one of auto, fp32, bf16"));
+  EXPECT_THAT(refusal("worker: {warmup: maybe}"), HasSubstr("true or false"));
+  EXPECT_THAT(refusal("gateway: {listen: localhost}"), HasSubstr("HOST:PORT"));
+  EXPECT_THAT(refusal("gateway: {listen: 'localhost:70000'}"), HasSubstr("HOST:PORT"));
+  EXPECT_THAT(refusal("redis: {maxmemory: lots}"), HasSubstr("512mb"));
+  EXPECT_THAT(refusal("gateway: 5"), HasSubstr("section"));
+  EXPECT_THAT(refusal("default_model: x"), HasSubstr("which models lacks"));
+  EXPECT_THAT(refusal("queue: {lease_ms: 1500, renew_ms: 1000}"), HasSubstr("twice"));
+  EXPECT_THAT(refusal("keys: [{tenant: a, sha256: abc}]"), HasSubstr("64 lower-case"));
+  EXPECT_THAT(refusal("keys: [{tenant: a}]"), HasSubstr("no sha256"));
+  EXPECT_THAT(refusal("gateway: {listen: '1.1.1.1:1', listen: '1.1.1.1:2'}"), HasSubstr("twice"));
+  EXPECT_THAT(refusal("gateway: [1]"), HasSubstr("list"));
+  EXPECT_THAT(refusal("- a"), HasSubstr("map of sections"));
+  EXPECT_THAT(refusal("gateway: {listen: [a"), HasSubstr("not valid YAML"));
+  EXPECT_THAT(refusal("a: {b: {c: {d: 1}}}"), HasSubstr("too deep"));
+  const auto no_equals = load({.sets = {"worker.count"}});
+  ASSERT_FALSE(no_equals.ok());
+  EXPECT_THAT(no_equals.error().message, HasSubstr("key=value"));
+}
+
+TEST(Settings, AWrongRedisUrlIsNotRepeated) {
+  const std::string message = refusal("redis: {url: 'http://user:secret@host'}");
+  EXPECT_THAT(message, HasSubstr("redis://"));
+  EXPECT_THAT(message, testing::Not(HasSubstr("secret")));
+}
+
+TEST(Settings, WhatIsShownLoadsBackAndHidesThePassword) {
+  const auto first =
+      load_text("redis: {url: 'redis://u:secret@h'}\nmodels: {demo: /m}\ntenants: {a: {weight: 3}}\n", "x");
+  ASSERT_TRUE(first.ok());
+  EXPECT_THAT(to_yaml(*first), testing::Not(HasSubstr("secret")));
+  const std::string full = to_yaml(*first, true);
+  const auto second = load_text(full, "x");
+  ASSERT_TRUE(second.ok()) << second.error().message;
+  EXPECT_EQ(to_yaml(*second, true), full);
+  EXPECT_EQ(second->redis.url, "redis://u:secret@h");
+  EXPECT_EQ(second->models.at("demo").path, "/m");
+}
+
+TEST(Reference, IsCurrent) {
+  const auto committed = read_file(std::string(DITFLEET_SOURCE_DIR) + "/config/REFERENCE.md");
+  ASSERT_TRUE(committed.ok()) << committed.error().message;
+  EXPECT_EQ(*committed, reference_markdown())
+      << "run: build/bin/ditfleet config reference > config/REFERENCE.md";
+}
+
+TEST(Reference, TheDefaultFileSaysTheDefaults) {
+  const auto text = read_file(std::string(DITFLEET_SOURCE_DIR) + "/config/ditfleet.yaml");
+  ASSERT_TRUE(text.ok()) << text.error().message;
+  const auto loaded = load_text(*text, "config/ditfleet.yaml");
+  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  EXPECT_EQ(to_yaml(*loaded), to_yaml(Settings{}));
+}
+
+}  // namespace
+}  // namespace ditfleet::config

@@ -1,0 +1,281 @@
+// shared/job: what a request may say, what it gets where it says nothing, and the words of each refusal.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "shared/job/catalogue.h"
+#include "shared/job/validate.h"
+
+namespace ditfleet::job {
+namespace {
+
+using testing::HasSubstr;
+
+Catalogue demo_catalogue() {
+  ModelEntry demo;
+  demo.name = "demo";
+  demo.max_side = 512;
+  demo.max_pixels = 512 * 384;
+  demo.width = demo.height = 256;
+  demo.num_inference_steps = 20;
+  demo.true_cfg_scale = 3.0;
+  demo.has_negative_prompt = true;
+  demo.max_sequence_length = 64;
+  demo.max_sequence_length_limit = 128;
+  ModelEntry dev;
+  dev.name = "flux-dev";
+  return {{{"demo", demo}, {"flux-dev", dev}}, "demo"};
+}
+
+Error refused(std::string_view text) {
+  const auto spec = parse_spec(text);
+  EXPECT_FALSE(spec.ok()) << text;
+  return spec.ok() ? Error{} : spec.error();
+}
+
+Error refused_by_model(const std::string& text) {
+  const auto spec = parse_spec(text);
+  EXPECT_TRUE(spec.ok()) << text << ": " << (spec.ok() ? "" : spec.error().message);
+  if (!spec.ok()) return {};
+  const auto complete = complete_spec(*spec, demo_catalogue());
+  EXPECT_FALSE(complete.ok()) << text;
+  return complete.ok() ? Error{} : complete.error();
+}
+
+TEST(ParseSpec, ReadsEveryField) {
+  const auto spec = parse_spec(
+      R"({"model":"demo","prompt":"ein roter Kreis \u00e9 \ud83d\ude00","negative_prompt":"","n":4,"width":256,
+    "height":128,"seed":9223372036854775807,"num_inference_steps":7,"guidance_scale":3.5,"true_cfg_scale":2,"max_sequence_length":512,
+    "loras":[{"name":"pixel","scale":-0.5},{"name":"ink"}],"priority":-100,"deadline_ms":1000,"output_format":"webp",
+    "output_compression":80,"partial_images":3,"user":"u"})");
+  ASSERT_TRUE(spec.ok()) << spec.error().message;
+  EXPECT_EQ(spec->prompt, "ein roter Kreis é 😀");
+  EXPECT_EQ(spec->negative_prompt, "");
+  EXPECT_EQ(spec->n, 4);
+  EXPECT_EQ(spec->width, 256);
+  EXPECT_EQ(spec->height, 128);
+  EXPECT_EQ(spec->seed, 9223372036854775807LL);
+  EXPECT_DOUBLE_EQ(*spec->true_cfg_scale, 2.0);
+  ASSERT_EQ(spec->loras.size(), 2u);
+  EXPECT_DOUBLE_EQ(spec->loras[0].scale, -0.5);
+  EXPECT_DOUBLE_EQ(spec->loras[1].scale, 1.0);
+  EXPECT_EQ(spec->priority, -100);
+  EXPECT_EQ(spec->output_format, OutputFormat::kWebp);
+}
+
+TEST(ParseSpec, TakesSizeOrItsParts) {
+  const auto sized = parse_spec(R"({"prompt":"x","size":"512x256"})");
+  ASSERT_TRUE(sized.ok());
+  EXPECT_EQ(sized->width, 512);
+  EXPECT_EQ(sized->height, 256);
+  EXPECT_TRUE(parse_spec(R"({"prompt":"x","size":"auto"})").ok());
+  EXPECT_THAT(refused(R"({"prompt":"x","size":"512x256","width":3})").message, HasSubstr("one or the other"));
+  for (const char* size :
+       {"512", "x", "512x", "512x256x", "-1x5", "0x0", "512X256", "99999999999x1", "512x 256"}) {
+    EXPECT_THAT(refused(std::string(R"({"prompt":"x","size":")") + size + "\"}").param, "size");
+  }
+}
+
+TEST(ParseSpec, ToJsonReadsBackTheSame) {
+  const std::string text =
+      R"({"model":"demo","prompt":"a \"b\" \u0001 é","negative_prompt":"","n":2,"width":256,"height":128,"num_inference_steps":7,)"
+      R"("guidance_scale":3.5,"true_cfg_scale":0.1,"max_sequence_length":64,"seed":5,"loras":[{"name":"p","scale":0.5}],"priority":3,)"
+      R"("deadline_ms":9,"output_format":"jpeg","output_compression":1,"partial_images":2,"user":"me"})";
+  const auto first = parse_spec(text);
+  ASSERT_TRUE(first.ok());
+  const auto second = parse_spec(to_json(*first));
+  ASSERT_TRUE(second.ok()) << second.error().message;
+  EXPECT_EQ(to_json(*first), to_json(*second));
+  EXPECT_EQ(to_json(*first), text);
+  EXPECT_EQ(to_json(*parse_spec(R"({"prompt":""})")),
+            R"({"prompt":"","priority":0,"output_format":"png","partial_images":0})");
+}
+
+TEST(ParseSpec, NullCountsAsLeftOutAndWholeNumbersAsIntegers) {
+  const auto spec = parse_spec(R"({"prompt":"x","n":2.0,"seed":null,"loras":null})");
+  ASSERT_TRUE(spec.ok()) << spec.error().message;
+  EXPECT_EQ(spec->n, 2);
+  EXPECT_FALSE(spec->seed.has_value());
+}
+
+TEST(ParseSpec, RefusesWithTheFieldAndWhatWouldBeRight) {
+  struct Case {
+    const char *text, *param, *says;
+  };
+  const Case cases[] = {
+      {R"({})", "prompt", "missing"},
+      {R"({"prompt":5})", "prompt", "must be a string"},
+      {R"({"promt":"x"})", "promt", "did you mean 'prompt'?"},
+      {R"({"prompt":"x","n":0})", "n", "from 1 to"},
+      {R"({"prompt":"x","n":"2"})", "n", "is a string; it must be an integer"},
+      {R"({"prompt":"x","n":2.5})", "n", "an integer"},
+      {R"({"prompt":"x","n":true})", "n", "a boolean"},
+      {R"({"prompt":"x","n":1e300})", "n", "an integer"},
+      {R"({"prompt":"x","seed":9223372036854775808})", "seed", "from 0 to 9223372036854775807"},
+      {R"({"prompt":"x","seed":-1})", "seed", "from 0"},
+      {R"({"prompt":"x","num_inference_steps":0})", "num_inference_steps", "from 1"},
+      {R"({"prompt":"x","guidance_scale":-1})", "guidance_scale", "from 0 to 100"},
+      {R"({"prompt":"x","guidance_scale":"a"})", "guidance_scale", "a number"},
+      {R"({"prompt":"x","max_sequence_length":513})", "max_sequence_length", "from 1 to 512"},
+      {R"({"prompt":"x","priority":101})", "priority", "-100 to 100"},
+      {R"({"prompt":"x","deadline_ms":0})", "deadline_ms", "from 1"},
+      {R"({"prompt":"x","output_format":"gif"})", "output_format", "png, jpeg or webp"},
+      {R"({"prompt":"x","partial_images":4})", "partial_images", "from 0 to 3"},
+      {R"({"prompt":"x","loras":{}})", "loras", "an array"},
+      {R"({"prompt":"x","loras":[5]})", "loras[0]", "name"},
+      {R"({"prompt":"x","loras":[{"scale":1}]})", "loras[0].name", "missing"},
+      {R"({"prompt":"x","loras":[{"name":"a","scal":1}]})", "loras[0].scal", "did you mean 'scale'?"},
+      {R"([1])", "", "a JSON object"},
+      {R"({"prompt":"x")", "", "not valid JSON"},
+      {R"({"prompt":"x"} y)", "", "not valid JSON"},
+      {"{\"prompt\":\"\xff\"}", "", "not valid JSON"},
+      {R"({"prompt":"\ud800"})", "", "not valid JSON"},
+  };
+  for (const Case& c : cases) {
+    const Error error = refused(c.text);
+    EXPECT_EQ(error.code, Code::kInvalidArgument) << c.text;
+    EXPECT_EQ(error.param, c.param) << c.text << ": " << error.message;
+    EXPECT_THAT(error.message, HasSubstr(c.says)) << c.text;
+  }
+  EXPECT_EQ(refused("{\"prompt\":\"" + std::string(1 << 20, 'x') + "\"}").code, Code::kPayloadTooLarge);
+  std::string deep;
+  for (int i = 0; i < 1000; ++i) deep += "{\"a\":";
+  EXPECT_EQ(refused(deep).code, Code::kInvalidArgument);
+}
+
+TEST(CompleteSpec, FillsWhatIsUnset) {
+  const auto spec = complete_spec(*parse_spec(R"({"prompt":""})"), demo_catalogue());
+  ASSERT_TRUE(spec.ok()) << spec.error().message;
+  EXPECT_EQ(spec->model, "demo");
+  EXPECT_EQ(spec->n, 1);
+  EXPECT_EQ(spec->width, 256);
+  EXPECT_EQ(spec->num_inference_steps, 20);
+  EXPECT_DOUBLE_EQ(*spec->true_cfg_scale, 3.0);
+  EXPECT_EQ(spec->negative_prompt, "");
+  EXPECT_EQ(spec->max_sequence_length, 64);
+  ASSERT_TRUE(spec->seed.has_value());
+  const auto other = complete_spec(*parse_spec(R"({"prompt":""})"), demo_catalogue());
+  EXPECT_NE(*spec->seed, *other->seed);
+  EXPECT_EQ(to_json(*parse_spec(to_json(*spec))), to_json(*spec));
+}
+
+TEST(CompleteSpec, KeepsWhatWasGivenAndAnAbsentNegativePromptAbsent) {
+  const auto spec = complete_spec(
+      *parse_spec(R"({"prompt":"","model":"flux-dev","seed":1,"width":512,"height":768,"guidance_scale":0})"),
+      demo_catalogue());
+  ASSERT_TRUE(spec.ok()) << spec.error().message;
+  EXPECT_EQ(spec->seed, 1);
+  EXPECT_EQ(spec->height, 768);
+  EXPECT_DOUBLE_EQ(*spec->guidance_scale, 0.0);
+  EXPECT_FALSE(spec->negative_prompt.has_value());
+}
+
+TEST(CompleteSpec, RefusesWhatTheModelCannotMake) {
+  const Error model = refused_by_model(R"({"prompt":"","model":"flx-dev"})");
+  EXPECT_EQ(model.code, Code::kNotFound);
+  EXPECT_EQ(model.param, "model");
+  EXPECT_THAT(model.message, HasSubstr("demo, flux-dev"));
+  EXPECT_THAT(refused_by_model(R"({"prompt":"","width":250})").message,
+              testing::AllOf(HasSubstr("multiple of 16"), HasSubstr("240 or 256")));
+  EXPECT_EQ(refused_by_model(R"({"prompt":"","height":250})").param, "height");
+  EXPECT_THAT(refused_by_model(R"({"prompt":"","width":1024})").message, HasSubstr("16 to 512"));
+  EXPECT_THAT(refused_by_model(R"({"prompt":"","width":512,"height":512})").message,
+              HasSubstr("at most 196608"));
+  EXPECT_THAT(refused_by_model(R"({"prompt":"","num_inference_steps":201})").param, "num_inference_steps");
+  EXPECT_THAT(refused_by_model(R"({"prompt":"","max_sequence_length":129})").param, "max_sequence_length");
+  EXPECT_THAT(refused_by_model(R"({"prompt":"","loras":[{"name":"a"}]})").param, "loras");
+  EXPECT_THAT(refused_by_model(R"({"prompt":"","n":2,"seed":9223372036854775807})").param, "seed");
+}
+
+TEST(CompleteSpec, WithoutModelsSaysSo) {
+  const auto spec = complete_spec(*parse_spec(R"({"prompt":""})"), Catalogue{});
+  ASSERT_FALSE(spec.ok());
+  EXPECT_THAT(spec.error().message, HasSubstr("none is configured"));
+  Catalogue one = demo_catalogue();
+  one.default_model.clear();
+  one.models.erase("flux-dev");
+  EXPECT_TRUE(complete_spec(*parse_spec(R"({"prompt":""})"), one).ok());
+}
+
+class ModelFolder : public testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = (std::filesystem::path(testing::TempDir()) /
+            ("ditfleet-model-" + std::string(testing::UnitTest::GetInstance()->current_test_info()->name())))
+               .string();
+    std::filesystem::remove_all(dir_);
+    write("model_index.json", R"({"_class_name":"FluxPipeline"})");
+    write("vae/config.json", R"({"block_out_channels":[8,8,8,8]})");
+    write("transformer/config.json", R"({"guidance_embeds":true})");
+    write("scheduler/scheduler_config.json", R"({"use_dynamic_shifting":true})");
+  }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+
+  void write(const std::string& name, const std::string& text) {
+    const auto path = std::filesystem::path(dir_) / name;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+  }
+  Error refusal() {
+    const auto entry = read_model_entry("m", dir_);
+    EXPECT_FALSE(entry.ok());
+    return entry.ok() ? Error{} : entry.error();
+  }
+
+  std::string dir_;
+};
+
+TEST_F(ModelFolder, DevAndSchnellGetDiffusersDefaults) {
+  const auto dev = read_model_entry("m", dir_);
+  ASSERT_TRUE(dev.ok()) << dev.error().message;
+  EXPECT_EQ(dev->num_inference_steps, 28);
+  EXPECT_DOUBLE_EQ(dev->guidance_scale, 3.5);
+  EXPECT_EQ(dev->width, 1024);
+  EXPECT_EQ(dev->max_sequence_length, 512);
+  EXPECT_EQ(dev->size_multiple, 16);
+  EXPECT_FALSE(dev->has_negative_prompt);
+
+  write("transformer/config.json", R"({"guidance_embeds":false})");
+  write("scheduler/scheduler_config.json", R"({})");
+  write("vae/config.json", R"({"block_out_channels":[8,8]})");
+  const auto schnell = read_model_entry("m", dir_);
+  ASSERT_TRUE(schnell.ok()) << schnell.error().message;
+  EXPECT_EQ(schnell->num_inference_steps, 4);
+  EXPECT_EQ(schnell->max_sequence_length, 256);
+  EXPECT_EQ(schnell->size_multiple, 4);
+  EXPECT_EQ(schnell->width, 256);
+}
+
+TEST_F(ModelFolder, ItsOwnFileSetsTheDefaults) {
+  write(
+      "ditfleet.json",
+      R"({"num_inference_steps":20,"guidance_scale":1,"true_cfg_scale":3.0,"negative_prompt":"","width":256,"height":128,"max_sequence_length":64})");
+  const auto entry = read_model_entry("m", dir_);
+  ASSERT_TRUE(entry.ok()) << entry.error().message;
+  EXPECT_EQ(entry->num_inference_steps, 20);
+  EXPECT_DOUBLE_EQ(entry->true_cfg_scale, 3.0);
+  EXPECT_TRUE(entry->has_negative_prompt);
+  EXPECT_EQ(entry->height, 128);
+  EXPECT_EQ(entry->max_sequence_length, 64);
+}
+
+TEST_F(ModelFolder, SaysWhichFileIsWrong) {
+  write("ditfleet.json", R"({"width":250})");
+  EXPECT_THAT(refusal().message, testing::AllOf(HasSubstr("ditfleet.json"), HasSubstr("multiple of 16")));
+  write("ditfleet.json", R"({"steps":3})");
+  EXPECT_THAT(refusal().message, HasSubstr("unknown key 'steps'"));
+  write("vae/config.json", R"({"block_out_channels":[]})");
+  EXPECT_EQ(refusal().code, Code::kDataCorrupt);
+  write("vae/config.json", "{");
+  EXPECT_THAT(refusal().message, HasSubstr("vae/config.json"));
+  write("model_index.json", R"({"_class_name":"WanPipeline"})");
+  EXPECT_THAT(refusal().message, testing::AllOf(HasSubstr("WanPipeline"), HasSubstr("FluxPipeline")));
+  std::filesystem::remove(dir_ + "/model_index.json");
+  EXPECT_EQ(refusal().code, Code::kNotFound);
+  EXPECT_THAT(refusal().message, HasSubstr("diffusers"));
+}
+
+}  // namespace
+}  // namespace ditfleet::job
