@@ -55,17 +55,15 @@ Error unknown_key(const Assignment& a) {
         a, "'" + a.key() + "' is a section, not a value; it holds " + candidates.front() + " and others");
   }
   std::string hint;
-  if (!candidates.empty()) hint = suggestion(a.key(), candidates);
-  if (const std::string near = nearest_name(a.key(), known_keys()); hint.empty() && !near.empty())
-    hint = "; did you mean '" + near + "'?";
-  if (hint.empty()) {
-    // The right key in the wrong section, else the nearest section.
-    for (const std::string& key : known_keys()) {
-      const auto dot = key.find('.');
-      if (dot != std::string::npos && key.substr(dot + 1) == a.path.back())
-        hint = "; did you mean '" + key + "'?";
-    }
+  for (const std::string& key : known_keys()) {  // the right key in the wrong section
+    const auto dot = key.find('.');
+    if (dot != std::string::npos && key.substr(dot + 1) == a.path.back())
+      hint = "; did you mean '" + key + "'?";
   }
+  if (const std::string near = nearest_name(a.key(), known_keys()); hint.empty() && !near.empty()) {
+    hint = "; did you mean '" + near + "'?";
+  }
+  if (hint.empty() && !candidates.empty()) hint = suggestion(a.key(), candidates);
   if (hint.empty()) hint = suggestion(a.path.front(), {sections.begin(), sections.end()});
   return wrong(a, "unknown key '" + a.key() + "'" + hint);
 }

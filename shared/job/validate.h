@@ -18,6 +18,11 @@ namespace ditfleet::job {
 // field, the nearest known one in the message.
 Result<JobSpec> parse_spec(std::string_view json_text);
 Result<JobSpec> parse_spec(const json::value& body);
+// Text converts to a json::value as well; it is meant as JSON text here.
+inline Result<JobSpec> parse_spec(const std::string& json_text) {
+  return parse_spec(std::string_view(json_text));
+}
+inline Result<JobSpec> parse_spec(const char* json_text) { return parse_spec(std::string_view(json_text)); }
 
 // Checks against the catalogue (unknown model → kNotFound with the known names; size not a multiple of
 // the model's, outside its limits; steps; sequence length; a LoRA) and fills every unset field.
