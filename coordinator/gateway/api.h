@@ -1,0 +1,93 @@
+// Every route's handler: from a Request to a Response. No sockets here.
+//
+// Threads: everything from the gateway's executor. A handler never throws for what a client did.
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "coordinator/gateway/auth.h"
+#include "coordinator/gateway/event_hub.h"
+#include "coordinator/gateway/gateway.h"
+#include "coordinator/gateway/http.h"
+#include "coordinator/gateway/job_json.h"
+#include "coordinator/gateway/job_service.h"
+#include "coordinator/gateway/openai_images.h"
+#include "coordinator/gateway/routes.h"
+
+namespace ditfleet::gateway {
+
+struct ApiOptions {
+  config::Settings settings;
+  job::Catalogue catalogue;
+  std::function<Readiness()> readiness;
+  std::function<Advice(const job::JobSpec&, const std::string& tenant)> advise;  // may be empty
+  std::string local_url;  // where a request without a usable Host header is told to go
+};
+
+class Api {
+ public:
+  // `service` outlives this.
+  Api(ApiOptions options, JobService& service, std::shared_ptr<EventHub> hub);
+
+  asio::awaitable<Response> handle(Request request);
+  // The answer to bytes that never became a request; counted like one.
+  Response refuse(int status, const std::string& message, const std::string& code);
+
+ private:
+  // One request on its way through; shared with a response that takes its time.
+  struct Call {
+    Request request;
+    RouteMatch match;
+    Caller caller;
+    std::string request_id, traceparent;
+    Deadline::Clock::time_point began = Deadline::Clock::now();
+  };
+  using CallPtr = std::shared_ptr<const Call>;
+
+  asio::awaitable<Response> dispatch(CallPtr call);
+  Result<Caller> authenticate(const Call& call) const;
+  void finish(const Call& call, Response& response) const;
+  JobLinks links(const Call& call) const;
+
+  Response health() const;
+  Response ready() const;
+  Response list_models() const;
+  Response get_model(const Call& call) const;
+
+  // What every submission goes through; the spec is parsed, not completed.
+  asio::awaitable<Result<queue::SubmitOutcome>> submit(CallPtr call, job::JobSpec spec, Response* refusal);
+  asio::awaitable<Response> submit_job(CallPtr call);
+  asio::awaitable<Response> list_jobs(CallPtr call);
+  asio::awaitable<Response> get_job(CallPtr call);
+  asio::awaitable<Response> cancel_job(CallPtr call);
+  asio::awaitable<Response> get_result(CallPtr call);
+  asio::awaitable<Response> get_preview(CallPtr call);
+  asio::awaitable<Response> list_workers(CallPtr call);
+
+  asio::awaitable<Response> job_events(CallPtr call);
+  asio::awaitable<void> write_events(CallPtr call, std::string job, std::string after, Sink& sink);
+
+  asio::awaitable<Response> generate_images(CallPtr call);
+  asio::awaitable<Response> wait_for_images(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job, Peer& peer);
+  asio::awaitable<void> stream_images(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job, Sink& sink);
+  asio::awaitable<std::string> completed_event(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job,
+                                               int unit, std::int64_t created_s);
+  asio::awaitable<Result<ImagePart>> image_part(CallPtr call, const queue::JobRecord& record, int unit, bool with_bytes);
+
+  ApiOptions options_;
+  KeyRing keys_;
+  JobService& service_;
+  std::shared_ptr<EventHub> hub_;
+  std::int64_t created_s_;
+};
+
+// What is wrong with the headers or the bytes of a JSON request, if anything: 415, or 400 for invalid UTF-8.
+std::optional<Response> refuse_body(const Request& request);
+
+std::int64_t now_s();
+
+}  // namespace ditfleet::gateway

@@ -1,0 +1,76 @@
+// One reader of the shard's feed for the whole process; it wakes whoever waits for a job.
+//
+// The hub tells *that* something happened, not what: a waiter then reads its job's own event stream from
+// where it stood. So a gap in the feed, a Redis restart or a slow client can neither lose nor double an event.
+#pragma once
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/awaitable.hpp>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "shared/core/deadline.h"
+#include "shared/core/result.h"
+#include "shared/queue/client.h"
+
+namespace ditfleet::gateway {
+
+namespace asio = boost::asio;
+
+// Not thread safe: everything from one executor.
+class EventHub : public std::enable_shared_from_this<EventHub> {
+ public:
+  using Next = std::function<asio::awaitable<Result<queue::Feed::Batch>>(std::chrono::milliseconds block)>;
+
+  enum class Wake { kEvents, kTimeout, kStopped };
+
+  // A waiter for one job's events. What came before the wait, but after the subscription, is not missed.
+  class Subscription {
+   public:
+    Subscription(std::shared_ptr<EventHub> hub, std::string job);
+    ~Subscription();
+    Subscription(const Subscription&) = delete;
+    Subscription& operator=(const Subscription&) = delete;
+
+    // Until something happened to the job or may have (a gap), the deadline, interrupt() or the hub's stop().
+    asio::awaitable<Wake> wait(Deadline deadline);
+    // True if an event that ends the job, or a gap, came since the last call.
+    bool take_may_have_ended() { return std::exchange(may_have_ended_, false); }
+    // Ends a wait as if its deadline had passed (the client is gone).
+    void interrupt();
+    bool interrupted() const { return interrupted_; }
+
+   private:
+    friend class EventHub;
+    std::shared_ptr<EventHub> hub_;
+    std::string job_;
+    bool woken_ = false, may_have_ended_ = false, interrupted_ = false;
+    std::function<void()> wake_;  // of the wait in progress
+  };
+
+  EventHub(asio::any_io_executor executor, Next next);
+
+  std::unique_ptr<Subscription> subscribe(const std::string& job);
+  // Reads the feed until stop(). While Redis is away it tries again twice a second.
+  asio::awaitable<void> run();
+  // Every wait, present and future, ends with kStopped.
+  void stop();
+  bool stopped() const { return stopped_; }
+  std::size_t subscriptions() const { return waiters_.size(); }
+
+ private:
+  void dispatch(const queue::Feed::Batch& batch);
+  void wake(Subscription& subscription, bool may_have_ended);
+  void wake_all(bool may_have_ended);
+
+  asio::any_io_executor executor_;
+  Next next_;
+  std::multimap<std::string, Subscription*> waiters_;
+  bool stopped_ = false;
+};
+
+}  // namespace ditfleet::gateway

@@ -1,0 +1,95 @@
+// GET /v1/jobs/{id}/events: a job's events as they happen, resumable by event id.
+#include <chrono>
+
+#include "coordinator/gateway/api.h"
+#include "coordinator/gateway/error_body.h"
+#include "coordinator/gateway/event_stream.h"
+#include "coordinator/gateway/http_metrics.h"
+#include "coordinator/gateway/job_follower.h"
+#include "shared/core/ids.h"
+
+namespace ditfleet::gateway {
+namespace {
+
+constexpr std::chrono::seconds kKeepAlive{15};
+
+// Counts a stream for as long as it is open.
+struct OpenStream {
+  OpenStream() { count_event_streams(1); }
+  ~OpenStream() { count_event_streams(-1); }
+  OpenStream(const OpenStream&) = delete;
+  OpenStream& operator=(const OpenStream&) = delete;
+};
+
+}  // namespace
+
+asio::awaitable<Response> Api::job_events(CallPtr call) {
+  const std::string id = call->match.params[0];
+  std::string after = "0";
+  // A browser that reconnects sends the header; it knows more than the URL that it was opened with.
+  std::string known(call->request.header("Last-Event-ID"));
+  if (known.empty()) known = call->request.query_value("last_event_id").value_or("");
+  if (!known.empty()) {
+    auto parsed = parse_event_id(known);
+    if (!parsed) co_return error_response(parsed.error());
+    after = *parsed;
+  }
+  auto record = is_valid_id(id) ? co_await service_.job(id, call->caller.view())
+                                : Result<queue::JobRecord>(Error{Code::kNotFound, "", {}});
+  if (!record) {
+    Error error = record.error();
+    if (error.code == Code::kNotFound) {
+      error.message = "there is no job '" + id.substr(0, 100) + "'; it never was, has expired, or is another tenant's";
+    }
+    co_return error_response(error);
+  }
+  if (job::is_terminal(record->state) && !known.empty()) {
+    auto rest = co_await service_.events(id, after, 1);
+    if (rest && rest->empty()) {
+      // All was told. 204 is how a browser's EventSource learns not to come back.
+      Response nothing;
+      nothing.status = 204;
+      nothing.content_type.clear();
+      co_return nothing;
+    }
+  }
+  Response response;
+  response.content_type = "text/event-stream";
+  response.with("Cache-Control", "no-store").with("X-Accel-Buffering", "no");
+  response.stream = [this, call, id, after](Sink& sink) { return write_events(call, id, after, sink); };
+  co_return response;
+}
+
+asio::awaitable<void> Api::write_events(CallPtr call, std::string id, std::string after, Sink& sink) {
+  const OpenStream counted;
+  const JobLinks job_links = links(*call);
+  JobFollower follower(service_, hub_, id, after);
+  sink.when_gone([&follower] { follower.interrupt(); });
+  if (!co_await sink.write("retry: 1000\n\n")) co_return;
+  while (true) {
+    auto batch = co_await follower.next(Deadline::after(kKeepAlive));
+    switch (batch.status) {
+      case JobFollower::Status::kIdle:
+        if (!co_await sink.write(format_comment("keep-alive"))) co_return;
+        break;
+      case JobFollower::Status::kEvents: {
+        std::string text;
+        for (const auto& event : batch.events) {
+          const std::string preview = event.type == "preview" ? job_links.preview(id, event.id) : std::string();
+          text += format_event(event.id, event.type, event_json(event, preview));
+        }
+        if (!co_await sink.write(std::move(text))) co_return;
+        break;
+      }
+      case JobFollower::Status::kStopped:
+        // The client comes back with the last id and misses nothing.
+        co_await sink.write(format_comment("this gateway is stopping; reconnect"));
+        co_return;
+      case JobFollower::Status::kEnd:
+      case JobFollower::Status::kGone:
+        co_return;
+    }
+  }
+}
+
+}  // namespace ditfleet::gateway

@@ -1,0 +1,96 @@
+#include "coordinator/gateway/gateway.h"
+
+#include <utility>
+
+#include "coordinator/gateway/api.h"
+#include "coordinator/gateway/event_hub.h"
+#include "coordinator/gateway/http_metrics.h"
+#include "coordinator/gateway/job_service.h"
+#include "coordinator/gateway/server.h"
+#include "shared/core/task_group.h"
+#include "shared/redis/connection.h"
+
+namespace ditfleet::gateway {
+namespace {
+
+Readiness redis_readiness(const redis::Connection& redis) {
+  if (redis.connected()) return {true, {}};
+  return {false, {"Redis (" + redis.options().endpoint.display() + ") is not connected"}};
+}
+
+ServerOptions server_options(const config::Settings& settings) {
+  ServerOptions options;
+  options.max_body_bytes = static_cast<std::uint64_t>(settings.gateway.max_body_bytes);
+  options.max_connections = settings.gateway.max_connections;
+  return options;
+}
+
+}  // namespace
+
+class Gateway::Impl {
+ public:
+  Impl(asio::any_io_executor executor, GatewayDependencies dependencies)
+      : settings_(dependencies.settings),
+        redis_(dependencies.redis),
+        service_(make_job_service(dependencies.queue, dependencies.store, dependencies.redis)),
+        feed_(std::make_shared<queue::Feed>(dependencies.redis, dependencies.queue->options().shard, true)),
+        hub_(std::make_shared<EventHub>(executor, [feed = feed_](auto block) { return feed->next(block); })),
+        tasks_(executor),
+        server_(executor, server_options(settings_),
+                {[this](Request request) { return api_->handle(std::move(request)); },
+                 [this](int status, const std::string& message, const std::string& code) {
+                   return api_->refuse(status, message, code);
+                 },
+                 count_connections}),
+        dependencies_(std::move(dependencies)) {}
+
+  Result<void> listen() {
+    if (auto listening = server_.listen(settings_.gateway.listen); !listening) return listening;
+    ApiOptions options;
+    options.settings = settings_;
+    options.catalogue = std::move(dependencies_.catalogue);
+    options.advise = std::move(dependencies_.advise);
+    options.readiness = std::move(dependencies_.readiness);
+    if (!options.readiness) options.readiness = [redis = redis_] { return redis_readiness(*redis); };
+    options.local_url = url();
+    api_ = std::make_unique<Api>(std::move(options), *service_, hub_);
+    return {};
+  }
+
+  int port() const { return server_.port(); }
+  std::string url() const { return "http://" + server_.local_host() + ":" + std::to_string(server_.port()); }
+
+  asio::awaitable<void> run() {
+    tasks_.spawn("event hub", hub_->run());
+    co_await server_.run();
+  }
+
+  asio::awaitable<void> stop(Deadline deadline) {
+    hub_->stop();
+    co_await server_.stop(deadline);
+    tasks_.stop();
+    co_await tasks_.join();
+  }
+
+ private:
+  config::Settings settings_;
+  std::shared_ptr<redis::Connection> redis_;
+  std::unique_ptr<JobService> service_;
+  std::shared_ptr<queue::Feed> feed_;
+  std::shared_ptr<EventHub> hub_;
+  std::unique_ptr<Api> api_;  // made by listen(), which knows the URL; no request comes before
+  TaskGroup tasks_;
+  Server server_;
+  GatewayDependencies dependencies_;
+};
+
+Gateway::Gateway(asio::any_io_executor executor, GatewayDependencies dependencies)
+    : impl_(std::make_unique<Impl>(std::move(executor), std::move(dependencies))) {}
+Gateway::~Gateway() = default;
+Result<void> Gateway::listen() { return impl_->listen(); }
+int Gateway::port() const { return impl_->port(); }
+std::string Gateway::url() const { return impl_->url(); }
+asio::awaitable<void> Gateway::run() { return impl_->run(); }
+asio::awaitable<void> Gateway::stop(Deadline deadline) { return impl_->stop(deadline); }
+
+}  // namespace ditfleet::gateway

@@ -1,0 +1,121 @@
+#include "coordinator/gateway/http.h"
+
+#include "shared/core/bytes.h"
+
+namespace ditfleet::gateway {
+namespace {
+
+char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+
+bool same_name(std::string_view a, std::string_view b) {
+  if (a.size() != b.size()) return false;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (lower(a[i]) != lower(b[i])) return false;
+  }
+  return true;
+}
+
+int hex_digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  return -1;
+}
+
+Result<std::string> percent_decode(std::string_view text, bool plus_is_space) {
+  std::string out;
+  out.reserve(text.size());
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '%') {
+      const int high = i + 2 < text.size() ? hex_digit(text[i + 1]) : -1;
+      const int low = i + 2 < text.size() ? hex_digit(text[i + 2]) : -1;
+      if (high < 0 || low < 0) {
+        return invalid_argument("the URL has a '%' that two hexadecimal digits do not follow; write it as %25");
+      }
+      out.push_back(static_cast<char>(high * 16 + low));
+      i += 2;
+    } else {
+      out.push_back(plus_is_space && text[i] == '+' ? ' ' : text[i]);
+    }
+  }
+  if (out.find('\0') != std::string::npos || !is_valid_utf8(out)) {
+    return invalid_argument("the URL decodes to bytes that are not UTF-8 text");
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string_view Request::header(std::string_view name) const {
+  for (const auto& [key, value] : headers) {
+    if (same_name(key, name)) return value;
+  }
+  return {};
+}
+
+bool Request::has_header(std::string_view name) const {
+  for (const auto& field : headers) {
+    if (same_name(field.first, name)) return true;
+  }
+  return false;
+}
+
+std::optional<std::string> Request::query_value(std::string_view name) const {
+  for (const auto& [key, value] : query) {
+    if (key == name) return value;
+  }
+  return std::nullopt;
+}
+
+std::string Request::path() const {
+  std::string path;
+  for (const auto& segment : segments) path += "/" + segment;
+  if (path.empty() || trailing_slash) path += "/";
+  return path;
+}
+
+Result<void> parse_target(std::string_view target, Request& request) {
+  if (target.empty() || target[0] != '/') {
+    return invalid_argument("the request target must be an absolute path such as /v1/jobs");
+  }
+  request.segments.clear();
+  request.query.clear();
+  request.trailing_slash = false;
+  target = target.substr(0, target.find('#'));
+  const auto mark = target.find('?');
+  std::string_view path = target.substr(1, mark == std::string_view::npos ? mark : mark - 1);
+  std::string_view query = mark == std::string_view::npos ? std::string_view() : target.substr(mark + 1);
+
+  while (!path.empty()) {
+    const auto slash = path.find('/');
+    auto segment = percent_decode(path.substr(0, slash), false);
+    if (!segment) return segment.error();
+    request.segments.push_back(std::move(*segment));
+    if (slash == std::string_view::npos) break;
+    path.remove_prefix(slash + 1);
+    request.trailing_slash = path.empty();
+  }
+  while (!query.empty()) {
+    const auto end = query.find('&');
+    const std::string_view pair = query.substr(0, end);
+    const auto equals = pair.find('=');
+    auto key = percent_decode(pair.substr(0, equals), true);
+    if (!key) return key.error();
+    auto value = percent_decode(equals == std::string_view::npos ? std::string_view() : pair.substr(equals + 1), true);
+    if (!value) return value.error();
+    if (!key->empty()) request.query.emplace_back(std::move(*key), std::move(*value));
+    if (end == std::string_view::npos) break;
+    query.remove_prefix(end + 1);
+  }
+  return {};
+}
+
+Response json_response(int status, std::string body) {
+  Response response;
+  response.status = status;
+  response.body = std::move(body);
+  response.body.push_back('\n');
+  return response;
+}
+
+}  // namespace ditfleet::gateway

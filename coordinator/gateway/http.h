@@ -1,0 +1,76 @@
+// HTTP messages as plain values: what routes and handlers speak. Only server.cpp knows the library that reads
+// and writes them.
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "shared/core/result.h"
+
+namespace ditfleet::gateway {
+
+namespace asio = boost::asio;
+
+using Fields = std::vector<std::pair<std::string, std::string>>;
+
+struct Request {
+  std::string method;                 // "GET", as sent
+  std::vector<std::string> segments;  // of the path, percent-decoded; "/" has none
+  bool trailing_slash = false;
+  Fields query;                       // percent-decoded, in order
+  Fields headers;
+  std::string body;
+
+  // The first header of that name, whatever its case; empty if absent.
+  std::string_view header(std::string_view name) const;
+  bool has_header(std::string_view name) const;
+  std::optional<std::string> query_value(std::string_view name) const;
+  std::string path() const;  // for messages
+};
+
+// Fills segments, trailing_slash and query from a request target ("/a/b?c=d").
+// kInvalidArgument: not an absolute path, a broken percent escape, invalid UTF-8 or a NUL.
+Result<void> parse_target(std::string_view target, Request& request);
+
+// The client of a response that takes its time.
+class Peer {
+ public:
+  virtual ~Peer() = default;
+  virtual bool gone() const = 0;
+  // Called once, from the executor, when the client closes its connection. Replaces an earlier callback;
+  // an empty one removes it.
+  virtual void when_gone(std::function<void()> callback) = 0;
+};
+
+// Where a stream's bytes go. False: the client is gone and nothing more will arrive.
+class Sink : public Peer {
+ public:
+  virtual asio::awaitable<bool> write(std::string bytes) = 0;
+};
+
+struct Response {
+  int status = 200;
+  std::string content_type = "application/json";
+  std::string body;
+  Fields headers;
+  bool close = false;  // the connection ends with this response
+
+  // At most one of these two is set. `later` gives the real response when it is there (the connection is
+  // watched meanwhile); `stream` writes the body piece by piece under this status and these headers.
+  std::function<asio::awaitable<Response>(Peer&)> later;
+  std::function<asio::awaitable<void>(Sink&)> stream;
+
+  Response& with(std::string name, std::string value) {
+    headers.emplace_back(std::move(name), std::move(value));
+    return *this;
+  }
+};
+
+Response json_response(int status, std::string body);
+
+}  // namespace ditfleet::gateway

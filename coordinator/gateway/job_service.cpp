@@ -1,0 +1,73 @@
+#include "coordinator/gateway/job_service.h"
+
+#include <chrono>
+#include <utility>
+
+#include "shared/redis/connection.h"
+
+namespace ditfleet::gateway {
+namespace {
+
+class QueueJobService final : public JobService {
+ public:
+  QueueJobService(std::shared_ptr<queue::Client> queue, std::shared_ptr<results::Store> store,
+                  std::shared_ptr<redis::Connection> redis)
+      : queue_(std::move(queue)), store_(std::move(store)), redis_(std::move(redis)) {}
+
+  asio::awaitable<Result<queue::SubmitOutcome>> submit(const queue::Submission& submission) override {
+    co_return told(co_await queue_->submit(submission, deadline()));
+  }
+  asio::awaitable<Result<queue::CancelOutcome>> cancel(const std::string& id, const std::string& view) override {
+    co_return told(co_await queue_->cancel(id, view, deadline()));
+  }
+  asio::awaitable<Result<queue::JobRecord>> job(const std::string& id, const std::string& view) override {
+    co_return told(co_await queue_->job(id, view, deadline()));
+  }
+  asio::awaitable<Result<queue::JobPage>> list(const std::string& view, std::optional<job::State> state, int limit,
+                                               const std::string& cursor) override {
+    co_return told(co_await queue_->list(view, state, limit, cursor, deadline()));
+  }
+  asio::awaitable<Result<std::vector<queue::Event>>> events(const std::string& id, const std::string& after,
+                                                            int limit) override {
+    co_return told(co_await queue_->events(id, after, limit, deadline()));
+  }
+  asio::awaitable<Result<std::vector<queue::WorkerInfo>>> workers() override {
+    co_return told(co_await queue_->workers(deadline()));
+  }
+  asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) override {
+    co_return told(co_await store_->get(manifest, deadline()));
+  }
+  asio::awaitable<Result<std::string>> preview(const std::string& key) override {
+    co_return told(co_await store_->get_preview(key, deadline()));
+  }
+
+ private:
+  Deadline deadline() const {
+    // A short reconnect should not fail a request; a Redis that is away should say so soon.
+    return Deadline::after(redis_->connected() ? std::chrono::seconds(5) : std::chrono::seconds(1));
+  }
+
+  template <class T>
+  Result<T> told(Result<T> result) const {
+    if (result) return result;
+    Error error = result.error();
+    if (error.code == Code::kUnavailable || error.code == Code::kDeadlineExceeded) {
+      error = unavailable("the queue's Redis (" + redis_->options().endpoint.display() +
+                          ") does not answer; nothing was lost, try again shortly [" + error.message + "]");
+    }
+    return error;
+  }
+
+  std::shared_ptr<queue::Client> queue_;
+  std::shared_ptr<results::Store> store_;
+  std::shared_ptr<redis::Connection> redis_;
+};
+
+}  // namespace
+
+std::unique_ptr<JobService> make_job_service(std::shared_ptr<queue::Client> queue, std::shared_ptr<results::Store> store,
+                                             std::shared_ptr<redis::Connection> redis) {
+  return std::make_unique<QueueJobService>(std::move(queue), std::move(store), std::move(redis));
+}
+
+}  // namespace ditfleet::gateway

@@ -1,0 +1,42 @@
+// The queue and the result store as the gateway's handlers use them; an interface so that handlers are
+// tested without Redis. All calls from the gateway's executor; nothing blocks.
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "shared/core/result.h"
+#include "shared/queue/client.h"
+#include "shared/queue/types.h"
+#include "shared/results/store.h"
+
+namespace ditfleet::gateway {
+
+namespace asio = boost::asio;
+
+// Errors are those of queue::Client and results::Store, with kUnavailable (and where Redis is in the message)
+// for everything that failed because Redis is away. `view` is the tenant to see as; empty: every job.
+class JobService {
+ public:
+  virtual ~JobService() = default;
+  virtual asio::awaitable<Result<queue::SubmitOutcome>> submit(const queue::Submission& submission) = 0;
+  virtual asio::awaitable<Result<queue::CancelOutcome>> cancel(const std::string& id, const std::string& view) = 0;
+  virtual asio::awaitable<Result<queue::JobRecord>> job(const std::string& id, const std::string& view) = 0;
+  virtual asio::awaitable<Result<queue::JobPage>> list(const std::string& view, std::optional<job::State> state,
+                                                       int limit, const std::string& cursor) = 0;
+  virtual asio::awaitable<Result<std::vector<queue::Event>>> events(const std::string& id, const std::string& after,
+                                                                    int limit) = 0;
+  virtual asio::awaitable<Result<std::vector<queue::WorkerInfo>>> workers() = 0;
+  // kNotFound: it has expired.
+  virtual asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) = 0;
+  virtual asio::awaitable<Result<std::string>> preview(const std::string& key) = 0;
+};
+
+// Over Redis. A call takes at most 5 s, 1 s while Redis is not connected.
+std::unique_ptr<JobService> make_job_service(std::shared_ptr<queue::Client> queue, std::shared_ptr<results::Store> store,
+                                             std::shared_ptr<redis::Connection> redis);
+
+}  // namespace ditfleet::gateway

@@ -1,0 +1,50 @@
+// OpenAI's image API in terms of DiTFleet's jobs
+// (https://platform.openai.com/docs/api-reference/images/create). Pure, thread safe.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shared/core/result.h"
+#include "shared/job/spec.h"
+
+namespace ditfleet::gateway {
+
+// A body of POST /v1/images/generations: the job it asks for, and how its pictures are to be handed over.
+struct ImageCall {
+  job::JobSpec spec;        // parsed, not completed
+  bool b64_json = false;    // else URLs
+  bool stream = false;
+  std::string quality;      // echoed; empty: not given
+};
+
+// OpenAI's fields and DiTFleet's own (seed, num_inference_steps, guidance_scale, negative_prompt,
+// true_cfg_scale, max_sequence_length, loras, priority, deadline_ms); null is the same as absent.
+// kInvalidArgument names the field as the client knows it ("size", not "width").
+Result<ImageCall> parse_image_call(std::string_view body);
+
+// One picture, ready to be handed over.
+struct ImagePart {
+  int unit = 0;
+  std::string url;    // or
+  std::string bytes;  // when the call asked for base64
+  std::string media_type;
+  int width = 0, height = 0;
+  std::int64_t seed = 0;
+};
+
+// The body of the 200.
+std::string images_json(const ImageCall& call, const std::string& job, std::int64_t created_s,
+                        const std::vector<ImagePart>& parts);
+
+// The data of `image_generation.partial_image` and `image_generation.completed`.
+std::string partial_image_json(const ImageCall& call, std::int64_t created_s, int partial_index, int unit,
+                               std::string_view bytes);
+std::string completed_json(const ImageCall& call, std::int64_t created_s, const ImagePart& part);
+
+// From the first bytes: image/png, image/jpeg, image/webp, else application/octet-stream.
+std::string_view sniff_media_type(std::string_view bytes);
+
+}  // namespace ditfleet::gateway

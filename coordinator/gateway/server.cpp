@@ -1,0 +1,411 @@
+#include "coordinator/gateway/server.h"
+
+#include <spdlog/spdlog.h>
+#include <sys/socket.h>
+
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/bind_executor.hpp>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/core/basic_stream.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/rate_policy.hpp>
+#include <boost/beast/http.hpp>
+#include <array>
+#include <charconv>
+#include <optional>
+#include <set>
+#include <tuple>
+
+#include "shared/core/task_group.h"
+
+namespace ditfleet::gateway {
+namespace {
+
+namespace beast = boost::beast;
+namespace http = boost::beast::http;
+using tcp = asio::ip::tcp;
+using Stream = beast::basic_stream<tcp, asio::any_io_executor, beast::unlimited_rate_policy>;
+using boost::system::error_code;
+
+constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
+// After an answer to a request that was not read to its end: how long and how much is still taken, so that
+// the client sees the answer and not a reset.
+constexpr std::chrono::milliseconds kLingerTime{2000};
+constexpr std::size_t kLingerBytes = 8u << 20;
+
+struct Address {
+  std::string host, port;
+};
+
+Result<Address> parse_address(const std::string& text) {
+  const auto colon = text.rfind(':');
+  int port = -1;
+  if (colon != std::string::npos) {
+    const auto [end, ec] = std::from_chars(text.data() + colon + 1, text.data() + text.size(), port);
+    if (ec != std::errc() || end != text.data() + text.size()) port = -1;
+  }
+  if (port < 0 || port > 65535) {
+    return invalid_argument("'" + text + "' is not an address to listen on; write HOST:PORT, such as 127.0.0.1:8780 (port 0 picks one)", "gateway.listen");
+  }
+  std::string host = text.substr(0, colon);
+  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  if (host.empty() || host == "*") host = "0.0.0.0";
+  return Address{host, std::to_string(port)};
+}
+
+// What the client is told where Beast could not read its bytes.
+struct ReadProblem {
+  int status;
+  const char* message;
+  const char* code;
+};
+
+ReadProblem describe(const error_code& ec) {
+  if (ec == http::error::body_limit) return {413, "the body is larger than this service takes (gateway.max_body_bytes)", "payload_too_large"};
+  if (ec == http::error::header_limit || ec == http::error::buffer_overflow) return {431, "the headers are larger than 16 KiB", "headers_too_large"};
+  if (ec == http::error::bad_version) return {505, "this is not HTTP/1.0 or HTTP/1.1", "bad_version"};
+  return {400, "this is not a valid HTTP/1.1 request", "bad_request"};
+}
+
+bool is_protocol_error(const error_code& ec) {
+  return ec.category() == make_error_code(http::error::end_of_stream).category() && ec != http::error::end_of_stream &&
+         ec != http::error::partial_message;
+}
+
+}  // namespace
+
+// One client: its socket, and what is watched on it while a response takes its time.
+class Connection final : public Sink {
+ public:
+  Connection(tcp::socket socket, const ServerOptions& options) : stream_(std::move(socket)), options_(options) {}
+
+  Stream& stream() { return stream_; }
+  beast::flat_buffer& buffer() { return buffer_; }
+  bool idle = false;  // between two requests
+
+  // --- Sink ---
+  bool gone() const override { return gone_; }
+  void when_gone(std::function<void()> callback) override {
+    when_gone_ = std::move(callback);
+    if (gone_ && when_gone_) when_gone_();
+  }
+  asio::awaitable<bool> write(std::string bytes) override {
+    if (gone_ || bytes.empty()) co_return !gone_;
+    stream_.expires_after(options_.write_timeout);
+    error_code ec;
+    if (chunked_) {
+      std::tie(ec, std::ignore) = co_await asio::async_write(stream_, http::make_chunk(asio::buffer(bytes)), kTuple);
+    } else {
+      std::tie(ec, std::ignore) = co_await asio::async_write(stream_, asio::buffer(bytes), kTuple);
+    }
+    stream_.expires_never();
+    if (ec) gone_ = true;
+    co_return !gone_;
+  }
+
+  void set_chunked(bool chunked) { chunked_ = chunked; }
+
+  // Watches for the client to close while nothing is read from it. A client that has sent the next request
+  // already is not watched any more.
+  void watch(const std::shared_ptr<Connection>& self) {
+    stream_.socket().async_wait(tcp::socket::wait_read, [self](error_code ec) {
+      if (ec) return;
+      char byte;
+      const auto n = ::recv(self->stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+      if (n > 0) return;
+      self->gone_ = true;
+      if (self->when_gone_) self->when_gone_();
+    });
+  }
+  void unwatch() {
+    when_gone_ = nullptr;
+    error_code ignored;
+    if (!gone_) stream_.socket().cancel(ignored);
+  }
+  void close() {
+    error_code ignored;
+    stream_.socket().close(ignored);
+  }
+
+ private:
+  Stream stream_;
+  const ServerOptions& options_;
+  beast::flat_buffer buffer_;
+  std::function<void()> when_gone_;
+  bool gone_ = false, chunked_ = false;
+};
+
+class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
+ public:
+  Impl(asio::any_io_executor executor, ServerOptions options, ServerHandlers handlers)
+      : executor_(executor), options_(options), handlers_(std::move(handlers)), acceptor_(executor), tasks_(executor) {}
+
+  Result<void> listen(const std::string& text) {
+    auto address = parse_address(text);
+    if (!address) return address.error();
+    error_code ec;
+    tcp::resolver resolver(executor_);
+    const auto found = resolver.resolve(address->host, address->port, tcp::resolver::passive, ec);
+    if (ec || found.empty()) return unavailable("cannot listen on '" + text + "': the host is not known (" + ec.message() + ")");
+    const tcp::endpoint endpoint = found.begin()->endpoint();
+    acceptor_.open(endpoint.protocol(), ec);
+    if (!ec) acceptor_.set_option(asio::socket_base::reuse_address(true), ec);
+    if (!ec) acceptor_.bind(endpoint, ec);
+    if (!ec) acceptor_.listen(asio::socket_base::max_listen_connections, ec);
+    if (ec) {
+      error_code ignored;
+      acceptor_.close(ignored);
+      const char* advice = ec == asio::error::address_in_use  ? "; another program listens there: choose another port, or 0 for a free one"
+                           : ec == asio::error::access_denied ? "; ports below 1024 need more rights: choose another"
+                                                              : "";
+      return unavailable("cannot listen on '" + text + "': " + ec.message() + advice);
+    }
+    return {};
+  }
+
+  int port() const {
+    error_code ec;
+    return acceptor_.local_endpoint(ec).port();
+  }
+
+  std::string local_host() const {
+    error_code ec;
+    const auto address = acceptor_.local_endpoint(ec).address();
+    if (address.is_v6()) return address.is_unspecified() ? "[::1]" : "[" + address.to_string() + "]";
+    return address.is_unspecified() ? "127.0.0.1" : address.to_string();
+  }
+
+  asio::awaitable<void> run() {
+    while (!stopping_) {
+      auto [ec, socket] = co_await acceptor_.async_accept(kTuple);
+      if (stopping_) break;
+      if (ec) {
+        if (ec == asio::error::operation_aborted) break;
+        // Out of file descriptors, most likely: wait for some to come back.
+        spdlog::warn("cannot accept a connection: {}", ec.message());
+        asio::steady_timer pause(executor_, std::chrono::milliseconds(100));
+        co_await pause.async_wait(kTuple);
+        continue;
+      }
+      error_code ignored;
+      socket.set_option(tcp::no_delay(true), ignored);
+      auto connection = std::make_shared<Connection>(std::move(socket), options_);
+      tasks_.spawn("http connection", serve(shared_from_this(), std::move(connection)));
+    }
+    co_await tasks_.join();
+  }
+
+  asio::awaitable<void> stop(Deadline deadline) {
+    stopping_ = true;
+    error_code ignored;
+    acceptor_.close(ignored);
+    for (const auto& connection : connections_) {
+      if (connection->idle) connection->close();
+    }
+    while (tasks_.running() > 0 && !deadline.passed()) {
+      asio::steady_timer pause(executor_, std::chrono::milliseconds(10));
+      co_await pause.async_wait(kTuple);
+    }
+    tasks_.stop();
+    // What ignores cancellation still ends when its socket is closed.
+    for (const auto& connection : connections_) connection->close();
+    co_await tasks_.join();
+  }
+
+ private:
+  struct Incoming {
+    Request request;
+    bool keep = false, http_1_0 = false;
+  };
+
+  // Keeps the set of open connections and the gauge right however serve() ends.
+  struct Listed {
+    Listed(Impl& impl, std::shared_ptr<Connection> c) : impl_(impl), connection_(std::move(c)) {
+      impl_.connections_.insert(connection_);
+      if (impl_.handlers_.count_connections) impl_.handlers_.count_connections(1);
+    }
+    ~Listed() {
+      impl_.connections_.erase(connection_);
+      if (impl_.handlers_.count_connections) impl_.handlers_.count_connections(-1);
+    }
+    Listed(const Listed&) = delete;
+    Listed& operator=(const Listed&) = delete;
+    Impl& impl_;
+    std::shared_ptr<Connection> connection_;
+  };
+
+  asio::awaitable<void> serve(std::shared_ptr<Impl> self, std::shared_ptr<Connection> connection) {
+    const Listed listed(*self, connection);
+    Stream& stream = connection->stream();
+    const auto most = static_cast<std::size_t>(options_.max_connections);
+    if (connections_.size() > 2 * most) co_return;
+    if (connections_.size() > most) {
+      co_await refuse(*connection, 503, "too many connections; try again shortly", "too_many_connections");
+      co_return;
+    }
+    while (!stopping_) {
+      if (connection->buffer().size() == 0) {
+        connection->idle = true;
+        stream.expires_after(options_.idle_timeout);
+        auto [ec, read] = co_await stream.async_read_some(connection->buffer().prepare(4096), kTuple);
+        connection->idle = false;
+        if (ec) break;
+        connection->buffer().commit(read);
+      }
+      auto incoming = co_await read_request(*connection);
+      if (!incoming) co_return;
+      const bool head = incoming->request.method == "HEAD";
+      const bool http_1_0 = incoming->http_1_0;
+      bool keep = incoming->keep;
+      Response response = co_await handlers_.request(std::move(incoming->request));
+      if (response.later) {
+        connection->watch(connection);
+        // The function must outlive the coroutine that it returns.
+        const auto later = std::move(response.later);
+        response = co_await later(*connection);
+        connection->unwatch();
+        if (connection->gone()) break;
+      }
+      keep = keep && !response.close && !stopping_;
+      if (response.stream) {
+        if (!co_await write_stream(connection, response, http_1_0)) break;
+        // A stream may have lasted long; a fresh connection is simpler than to find out who still listens.
+        break;
+      }
+      if (!co_await write_response(*connection, response, head, keep, http_1_0) || !keep) break;
+    }
+    error_code ignored;
+    stream.socket().shutdown(tcp::socket::shutdown_both, ignored);
+  }
+
+  // Reads one request. Empty: the connection is done with, and the client told why where that was possible.
+  asio::awaitable<std::optional<Incoming>> read_request(Connection& connection) {
+    Stream& stream = connection.stream();
+    http::request_parser<http::string_body> parser;
+    parser.header_limit(options_.max_header_bytes);
+    parser.body_limit(options_.max_body_bytes);
+    stream.expires_after(options_.header_timeout);
+    auto [ec, header_bytes] = co_await http::async_read_header(stream, connection.buffer(), parser, kTuple);
+    if (!ec && beast::iequals(parser.get()[http::field::expect], "100-continue")) {
+      static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+      std::tie(ec, std::ignore) = co_await asio::async_write(stream, asio::buffer(kContinue), kTuple);
+    }
+    if (!ec && !parser.is_done()) {
+      stream.expires_after(options_.body_timeout);
+      std::tie(ec, std::ignore) = co_await http::async_read(stream, connection.buffer(), parser, kTuple);
+    }
+    stream.expires_never();
+    if (ec) {
+      if (is_protocol_error(ec)) {
+        const ReadProblem problem = describe(ec);
+        co_await refuse(connection, problem.status, problem.message, problem.code);
+      }
+      co_return std::nullopt;
+    }
+    auto message = parser.release();
+    Incoming incoming;
+    incoming.keep = message.keep_alive();
+    incoming.http_1_0 = message.version() == 10;
+    Request& request = incoming.request;
+    request.method = std::string(message.method_string());
+    for (const auto& field : message) request.headers.emplace_back(field.name_string(), field.value());
+    request.body = std::move(message.body());
+    if (auto target = parse_target(std::string_view(message.target().data(), message.target().size()), request); !target) {
+      co_await refuse(connection, 400, target.error().message, "bad_request");
+      co_return std::nullopt;
+    }
+    co_return incoming;
+  }
+
+  template <class Body>
+  static void fill_head(http::response<Body>& message, const Response& response, bool http_1_0) {
+    message.version(http_1_0 ? 10 : 11);
+    message.result(static_cast<unsigned>(response.status));
+    message.set(http::field::server, "ditfleet");
+    if (!response.content_type.empty()) message.set(http::field::content_type, response.content_type);
+    for (const auto& [name, value] : response.headers) message.set(name, value);
+  }
+
+  asio::awaitable<bool> write_response(Connection& connection, Response& response, bool head, bool keep, bool http_1_0) {
+    const bool bodiless = head || response.status == 204 || response.status == 304;
+    const std::size_t length = response.body.size();
+    http::response<http::string_body> message;
+    fill_head(message, response, http_1_0);
+    message.keep_alive(keep);
+    if (!bodiless) message.body() = std::move(response.body);
+    if (response.status != 204 && response.status != 304) message.content_length(length);
+    http::response_serializer<http::string_body> serializer(message);
+    Stream& stream = connection.stream();
+    stream.expires_after(options_.write_timeout + std::chrono::seconds(length >> 16));
+    error_code ec;
+    if (bodiless) {
+      std::tie(ec, std::ignore) = co_await http::async_write_header(stream, serializer, kTuple);
+    } else {
+      std::tie(ec, std::ignore) = co_await http::async_write(stream, serializer, kTuple);
+    }
+    stream.expires_never();
+    co_return !ec;
+  }
+
+  asio::awaitable<bool> write_stream(std::shared_ptr<Connection> connection, Response& response, bool http_1_0) {
+    http::response<http::empty_body> message;
+    fill_head(message, response, http_1_0);
+    message.keep_alive(false);
+    message.chunked(!http_1_0);
+    connection->set_chunked(!http_1_0);
+    http::response_serializer<http::empty_body> serializer(message);
+    Stream& stream = connection->stream();
+    stream.expires_after(options_.write_timeout);
+    auto [ec, written] = co_await http::async_write_header(stream, serializer, kTuple);
+    stream.expires_never();
+    if (ec) co_return false;
+    connection->watch(connection);
+    co_await response.stream(*connection);
+    connection->unwatch();
+    if (connection->gone()) co_return false;
+    if (!http_1_0) {
+      stream.expires_after(options_.write_timeout);
+      std::tie(ec, std::ignore) = co_await asio::async_write(stream, http::make_chunk_last(), kTuple);
+    }
+    co_return !ec;
+  }
+
+  asio::awaitable<void> refuse(Connection& connection, int status, const std::string& message, const std::string& code) {
+    Response response = handlers_.refuse(status, message, code);
+    if (!co_await write_response(connection, response, false, false, false)) co_return;
+    Stream& stream = connection.stream();
+    error_code ignored;
+    stream.socket().shutdown(tcp::socket::shutdown_send, ignored);
+    stream.expires_after(kLingerTime);
+    std::size_t taken = 0;
+    std::array<char, 8192> rest;
+    while (taken < kLingerBytes) {
+      auto [ec, n] = co_await stream.async_read_some(asio::buffer(rest), kTuple);
+      if (ec) break;
+      taken += n;
+    }
+  }
+
+  asio::any_io_executor executor_;
+  ServerOptions options_;
+  ServerHandlers handlers_;
+  tcp::acceptor acceptor_;
+  std::set<std::shared_ptr<Connection>> connections_;
+  TaskGroup tasks_;
+  bool stopping_ = false;
+};
+
+Server::Server(asio::any_io_executor executor, ServerOptions options, ServerHandlers handlers)
+    : impl_(std::make_shared<Impl>(std::move(executor), options, std::move(handlers))) {}
+Server::~Server() = default;
+Result<void> Server::listen(const std::string& address) { return impl_->listen(address); }
+int Server::port() const { return impl_->port(); }
+std::string Server::local_host() const { return impl_->local_host(); }
+asio::awaitable<void> Server::run() { return impl_->run(); }
+asio::awaitable<void> Server::stop(Deadline deadline) { return impl_->stop(deadline); }
+
+}  // namespace ditfleet::gateway
