@@ -1,0 +1,190 @@
+#include "pipeline/device/device.h"
+
+#include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
+
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+
+#include "pipeline/device/failure.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+std::string processor_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);)
+    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+  return "CPU";
+}
+
+std::string last_dl_error() {
+  const char* text = dlerror();
+  return text ? text : "unknown error";
+}
+
+// The driver's library, or null. It stays loaded for the life of the process.
+void* driver_library() {
+  static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+  return library;
+}
+
+// Number of GPUs that the driver offers, without LibTorch; 0 without a driver.
+int driver_device_count() {
+  void* driver = driver_library();
+  if (!driver) return 0;
+  auto init = reinterpret_cast<int (*)(unsigned)>(dlsym(driver, "cuInit"));
+  auto count = reinterpret_cast<int (*)(int*)>(dlsym(driver, "cuDeviceGetCount"));
+  int n = 0;
+  return init && count && init(0) == 0 && count(&n) == 0 ? n : 0;
+}
+
+std::string driver_device_name(int index) {
+  auto get = reinterpret_cast<int (*)(int*, int)>(dlsym(driver_library(), "cuDeviceGet"));
+  auto name = reinterpret_cast<int (*)(char*, int, int)>(dlsym(driver_library(), "cuDeviceGetName"));
+  int device = 0;
+  char text[256] = "";
+  if (!get || !name || get(&device, index) != 0 || name(text, sizeof text, device) != 0) return "GPU";
+  return text;
+}
+
+// The folder of the libtorch_cpu.so that this process uses.
+std::filesystem::path libtorch_folder() {
+  Dl_info info{};
+  // Any function of libtorch_cpu will do.
+  if (!dladdr(reinterpret_cast<void*>(&at::globalContext), &info) || !info.dli_fname) return {};
+  std::error_code ignored;
+  auto real = std::filesystem::canonical(info.dli_fname, ignored);
+  return (ignored ? std::filesystem::path(info.dli_fname) : real).parent_path();
+}
+
+// Empty when LibTorch's CUDA part is loaded; else why not. The library registers its kernels while loading and
+// is never closed.
+std::string load_cuda_part() {
+  static std::mutex mutex;
+  static bool done = false;
+  static std::string problem;
+  std::lock_guard lock(mutex);
+  if (done) return problem;
+  done = true;
+  const auto path = libtorch_folder() / "libtorch_cuda.so";
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) {
+    problem = path.string() + " is missing: this LibTorch has no CUDA part; deploy/setup.sh installs one on a "
+                              "machine with a GPU";
+  } else if (!dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL)) {
+    problem = path.string() + " does not load: " + last_dl_error() +
+              "; install the full torch wheel with its nvidia packages";
+  }
+  return problem;
+}
+
+c10::Device cuda_device(int index) { return c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)); }
+
+// The GPU's index of "cuda" or "cuda:N"; nothing for another word.
+std::optional<int> cuda_index(const std::string& wanted) {
+  if (wanted == "cuda") return 0;
+  if (wanted.rfind("cuda:", 0) != 0) return {};
+  int index = -1;
+  const char* end = wanted.data() + wanted.size();
+  auto [rest, error] = std::from_chars(wanted.data() + 5, end, index);
+  if (error != std::errc{} || rest != end || index < 0) return {};
+  return index;
+}
+
+}  // namespace
+
+DeviceChoice load_device(const std::string& wanted) {
+  const DeviceChoice cpu{c10::Device(c10::DeviceType::CPU), processor_name()};
+  if (wanted == "cpu") return cpu;
+  const bool automatic = wanted == "auto" || wanted.empty();
+  const auto index = automatic ? std::optional<int>(0) : cuda_index(wanted);
+  if (!index)
+    fail(Code::kInvalidArgument, "device is \"" + wanted + "\"; it takes auto, cpu, cuda or cuda:N (N from 0)", "device");
+  const int count = driver_device_count();
+  if (count == 0) {
+    if (automatic) return cpu;
+    fail(Code::kUnavailable,
+         driver_library() ? "device " + wanted + " was asked for, but the NVIDIA driver offers no GPU (see nvidia-smi "
+                                                 "and CUDA_VISIBLE_DEVICES); use device cpu"
+                          : "device " + wanted + " was asked for, but there is no NVIDIA driver (libcuda.so.1 does not "
+                                                 "load); use device cpu",
+         "device");
+  }
+  if (*index >= count)
+    fail(Code::kInvalidArgument,
+         "device " + wanted + " was asked for, but there are " + std::to_string(count) + " GPUs: cuda:0 to cuda:" +
+             std::to_string(count - 1),
+         "device");
+  if (std::string problem = load_cuda_part(); !problem.empty()) {
+    if (automatic) return cpu;
+    fail(Code::kUnavailable, "device " + wanted + " cannot be used: " + problem, "device");
+  }
+  if (at::detail::getCUDAHooks().getNumGPUs() <= *index) {
+    if (automatic) return cpu;
+    fail(Code::kUnavailable, "device " + wanted + " cannot be used: LibTorch finds no GPU; is the driver as new as "
+                                                  "LibTorch's CUDA?", "device");
+  }
+  // fp32 means fp32: convolutions would otherwise run in TF32, with errors of 1e-3.
+  at::globalContext().setAllowTF32CuDNN(false);
+  at::globalContext().setAllowTF32CuBLAS(false);
+  at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
+  return {cuda_device(*index), driver_device_name(*index)};
+}
+
+std::string device_text(c10::Device device) {
+  return device.is_cpu() ? "cpu" : "cuda:" + std::to_string(device.index());
+}
+
+void synchronize(c10::Device device) {
+  if (device.is_cpu()) return;
+  c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
+void release_cached_memory(c10::Device device) noexcept {
+  if (device.is_cpu()) return;
+  try {
+    if (auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()))) allocator->emptyCache();
+  } catch (...) {
+    // Nothing more can be done for memory here; the failure that led here is the one to report.
+  }
+}
+
+struct StageScope::Guards {
+  explicit Guards(c10::Device d) : device(d) {
+    if (device.is_cpu()) return;
+    impl.emplace(device.type());
+    previous_device.emplace(impl->exchangeDevice(device));
+    stream.emplace(impl->getStreamFromGlobalPool(device));
+    previous_stream.emplace(impl->exchangeStream(*stream));
+  }
+  ~Guards() {
+    if (!impl) return;
+    try {
+      impl->exchangeStream(*previous_stream);
+      impl->uncheckedSetDevice(*previous_device);
+    } catch (...) {
+      // The device is lost; the stage has reported it.
+    }
+  }
+  c10::Device device;
+  c10::InferenceMode inference{true};
+  std::optional<c10::impl::VirtualGuardImpl> impl;
+  std::optional<c10::Device> previous_device;
+  std::optional<c10::Stream> stream, previous_stream;
+};
+
+StageScope::StageScope(c10::Device device) : guards_(new Guards(device)) {}
+StageScope::~StageScope() { delete guards_; }
+
+void StageScope::finish() {
+  if (guards_->impl) guards_->impl->synchronizeStream(*guards_->stream);
+}
+
+}  // namespace ditfleet::pipeline

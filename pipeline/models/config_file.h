@@ -1,0 +1,50 @@
+// A component's config.json, read strictly: a field of the wrong type or out of range is an error that names
+// the file and the field; fields nobody asks for are left alone, as diffusers does.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shared/core/json.h"
+
+namespace ditfleet::pipeline {
+
+// All accessors throw Failure (kDataCorrupt). A missing field, or one that is null, is the fallback.
+class ConfigFile {
+ public:
+  // Throws Failure: kNotFound for a missing file, kDataCorrupt for what is not a JSON object.
+  explicit ConfigFile(std::string path);
+  // The object under `key` as a configuration of its own, with the same file in its messages.
+  std::optional<ConfigFile> child(std::string_view key) const;
+
+  const std::string& path() const { return path_; }
+  bool has(std::string_view key) const;  // there, and not null
+  const json::object& fields() const { return fields_; }
+
+  std::int64_t integer(std::string_view key, std::int64_t fallback, std::int64_t least, std::int64_t most) const;
+  std::int64_t required_integer(std::string_view key, std::int64_t least, std::int64_t most) const;
+  double number(std::string_view key, double fallback) const;
+  std::optional<double> optional_number(std::string_view key) const;
+  bool boolean(std::string_view key, bool fallback) const;
+  std::string text(std::string_view key, std::string fallback) const;
+  std::vector<std::int64_t> integers(std::string_view key, std::vector<std::int64_t> fallback, std::int64_t least,
+                                     std::int64_t most) const;
+  std::vector<std::string> texts(std::string_view key, std::vector<std::string> fallback) const;
+
+  // Throws Failure (kDataCorrupt): "FILE: MESSAGE".
+  [[noreturn]] void refuse(const std::string& message) const;
+
+ private:
+  ConfigFile(std::string path, json::object fields) : path_(std::move(path)), fields_(std::move(fields)) {}
+  const json::value* find(std::string_view key) const;
+  [[noreturn]] void wrong_type(std::string_view key, std::string_view should_be) const;
+  std::int64_t checked(std::string_view key, const json::value& value, std::int64_t least, std::int64_t most) const;
+
+  std::string path_;
+  json::object fields_;
+};
+
+}  // namespace ditfleet::pipeline
