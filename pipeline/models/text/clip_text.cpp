@@ -1,0 +1,102 @@
+#include "pipeline/models/text/clip_text.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/models/text/token_tensor.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+constexpr std::int64_t kMost = 1 << 24;  // beyond any sensible size, below any overflow
+
+at::Tensor apply(const LinearSlot& slot, const at::Tensor& x) { return at::linear(x, slot.weight, slot.bias); }
+
+}  // namespace
+
+ClipTextConfig read_clip_text_config(const ConfigFile& file) {
+  if (const auto text = file.child("text_config")) return read_clip_text_config(*text);
+  ClipTextConfig c{};
+  c.vocab_size = file.integer("vocab_size", 49408, 1, kMost);
+  c.hidden_size = file.integer("hidden_size", 512, 1, kMost);
+  c.intermediate_size = file.integer("intermediate_size", 2048, 1, kMost);
+  c.num_hidden_layers = file.integer("num_hidden_layers", 12, 0, 1000);
+  c.num_attention_heads = file.integer("num_attention_heads", 8, 1, kMost);
+  c.max_position_embeddings = file.integer("max_position_embeddings", 77, 1, kMost);
+  c.layer_norm_eps = file.number("layer_norm_eps", 1e-5);
+  c.eos_token_id = file.integer("eos_token_id", 49407, 0, kMost);
+  if (c.hidden_size % c.num_attention_heads != 0)
+    file.refuse("hidden_size is " + std::to_string(c.hidden_size) + ", which num_attention_heads (" +
+                std::to_string(c.num_attention_heads) + ") must divide");
+  const std::string name = file.text("hidden_act", "quick_gelu");
+  c.activation = find_activation(name);
+  if (!c.activation) file.refuse("hidden_act is \"" + name + "\"; known are " + known_activations());
+  return c;
+}
+
+ClipText ClipText::load(const std::string& dir, Placement placement) {
+  ClipText m;
+  m.config_ = read_clip_text_config(ConfigFile(dir + "/config.json"));
+  m.placement_ = placement;
+  auto p = Parameters::open(dir, placement);
+  // transformers 4 saved the names below "text_model."; 5 saves them bare.
+  const std::string at = p.contains("text_model.embeddings.token_embedding.weight") ? "text_model." : "";
+  const std::int64_t d = m.config_.hidden_size, inner = m.config_.intermediate_size;
+  m.token_embedding_ = p.tensor(at + "embeddings.token_embedding.weight", {m.config_.vocab_size, d});
+  m.position_embedding_ = p.tensor(at + "embeddings.position_embedding.weight", {m.config_.max_position_embeddings, d});
+  for (std::int64_t i = 0; i < m.config_.num_hidden_layers; ++i) {
+    const std::string in = at + "encoder.layers." + std::to_string(i) + ".";
+    Layer l;
+    l.norm1 = p.norm(in + "layer_norm1", d);
+    l.norm2 = p.norm(in + "layer_norm2", d);
+    l.q = p.linear(in + "self_attn.q_proj", d, d);
+    l.k = p.linear(in + "self_attn.k_proj", d, d);
+    l.v = p.linear(in + "self_attn.v_proj", d, d);
+    l.out = p.linear(in + "self_attn.out_proj", d, d);
+    l.fc1 = p.linear(in + "mlp.fc1", d, inner);
+    l.fc2 = p.linear(in + "mlp.fc2", inner, d);
+    m.layers_.push_back(std::move(l));
+  }
+  m.final_norm_ = p.norm(at + "final_layer_norm", d);
+  m.bytes_ = p.bytes();
+  return m;
+}
+
+at::Tensor ClipText::layer(const at::Tensor& hidden, const Layer& s) const {
+  const std::int64_t length = hidden.size(1), d = config_.hidden_size, heads = config_.num_attention_heads;
+  const auto split = [&](const at::Tensor& x) { return x.view({1, length, heads, d / heads}).transpose(1, 2); };
+  const auto norm = [&](const at::Tensor& x, const NormSlot& n) {
+    return at::layer_norm(x, {d}, n.weight, n.bias, config_.layer_norm_eps);
+  };
+  const at::Tensor x = norm(hidden, s.norm1);
+  const at::Tensor attended = at::scaled_dot_product_attention(
+      split(apply(s.q, x)), split(apply(s.k, x)), split(apply(s.v, x)), /*attn_mask=*/{}, /*dropout_p=*/0.0,
+      /*is_causal=*/true, 1.0 / std::sqrt(static_cast<double>(d / heads)));
+  const at::Tensor after = hidden + apply(s.out, attended.transpose(1, 2).reshape({1, length, d}));
+  return after + apply(s.fc2, config_.activation(apply(s.fc1, norm(after, s.norm2))));
+}
+
+at::Tensor ClipText::pooled(const std::vector<std::int32_t>& ids) const {
+  const auto length = static_cast<std::int64_t>(ids.size());
+  if (length < 1 || length > config_.max_position_embeddings)
+    fail(Code::kDataCorrupt, "[clip] the tokenizer gives " + std::to_string(length) + " ids, the text encoder has " +
+                                 std::to_string(config_.max_position_embeddings) +
+                                 " positions; is tokenizer_config.json's model_max_length right?");
+  at::Tensor hidden = at::embedding(token_embedding_, token_tensor(ids, config_.vocab_size, placement_.device, "clip")) +
+                      position_embedding_.slice(0, 0, length);
+  for (const Layer& l : layers_) hidden = layer(hidden, l);
+  hidden = at::layer_norm(hidden, {config_.hidden_size}, final_norm_.weight, final_norm_.bias, config_.layer_norm_eps);
+  auto end = std::find(ids.begin(), ids.end(), static_cast<std::int32_t>(config_.eos_token_id));
+  if (config_.eos_token_id == 2) end = std::max_element(ids.begin(), ids.end());
+  if (end == ids.end()) end = ids.begin();  // as argmax over no match does
+  return hidden.select(1, end - ids.begin()).contiguous();
+}
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,52 @@
+// CLIP's text encoder (transformers CLIPTextModel): the pooled output that FLUX takes.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "pipeline/models/config_file.h"
+#include "pipeline/models/parameters.h"
+#include "pipeline/models/text/activation.h"
+
+namespace ditfleet::pipeline {
+
+struct ClipTextConfig {
+  std::int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
+      max_position_embeddings, eos_token_id;
+  double layer_norm_eps;
+  Activation activation;
+};
+
+// Throws Failure (kDataCorrupt) naming the file and field. A whole CLIP's config is read at its "text_config".
+ClipTextConfig read_clip_text_config(const ConfigFile& file);
+
+class ClipText {
+ public:
+  // Reads DIR/config.json and the weights beside it. Throws what ConfigFile and Parameters throw.
+  static ClipText load(const std::string& dir, Placement placement);
+
+  const ClipTextConfig& config() const { return config_; }
+  std::int64_t bytes() const { return bytes_; }
+
+  // ids: padded, at most max_position_embeddings, each below vocab_size (else Failure, kInvalidArgument).
+  // Returns the pooled output [1, hidden_size]: of the first eos_token_id; where the configuration says 2, as
+  // old folders do, of the largest id. Const and thread safe.
+  at::Tensor pooled(const std::vector<std::int32_t>& ids) const;
+
+ private:
+  struct Layer {
+    NormSlot norm1, norm2;
+    LinearSlot q, k, v, out, fc1, fc2;
+  };
+  at::Tensor layer(const at::Tensor& hidden, const Layer& slots) const;
+
+  ClipTextConfig config_{};
+  Placement placement_;
+  at::Tensor token_embedding_, position_embedding_;
+  std::vector<Layer> layers_;
+  NormSlot final_norm_;
+  std::int64_t bytes_ = 0;
+};
+
+}  // namespace ditfleet::pipeline

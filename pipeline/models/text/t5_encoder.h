@@ -1,0 +1,53 @@
+// T5's encoder (transformers T5EncoderModel): the text tokens that FLUX attends to.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "pipeline/models/config_file.h"
+#include "pipeline/models/parameters.h"
+#include "pipeline/models/text/activation.h"
+
+namespace ditfleet::pipeline {
+
+struct T5Config {
+  std::int64_t vocab_size, d_model, d_kv, d_ff, num_layers, num_heads, relative_attention_num_buckets,
+      relative_attention_max_distance;
+  double layer_norm_epsilon;
+  bool gated;
+  Activation activation;
+};
+
+// Throws Failure (kDataCorrupt) naming the file and field.
+T5Config read_t5_config(const ConfigFile& file);
+
+class T5Encoder {
+ public:
+  // Reads DIR/config.json and the weights beside it. Throws what ConfigFile and Parameters throw.
+  static T5Encoder load(const std::string& dir, Placement placement);
+
+  const T5Config& config() const { return config_; }
+  std::int64_t bytes() const { return bytes_; }
+
+  // ids: padded; padding is attended like any other token, as FLUX wants it. Returns [1, ids.size(), d_model].
+  // Const and thread safe.
+  at::Tensor encode(const std::vector<std::int32_t>& ids) const;
+
+ private:
+  struct Layer {
+    at::Tensor norm1, norm2;  // [d_model]
+    LinearSlot q, k, v, o;
+    LinearSlot wi, wi_gate, wo;  // wi_gate: the branch that is not activated; undefined when not gated
+  };
+  at::Tensor position_bias(std::int64_t length) const;  // [1, heads, length, length]
+  at::Tensor layer(const at::Tensor& hidden, const Layer& slots, const at::Tensor& bias) const;
+
+  T5Config config_{};
+  Placement placement_;
+  at::Tensor embedding_, relative_bias_;
+  std::vector<Layer> layers_;
+  at::Tensor final_norm_;
+  std::int64_t bytes_ = 0;
+};
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,47 @@
+#include "pipeline/sampling/latents.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/clamp.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/round.h>
+
+namespace ditfleet::pipeline {
+
+at::Tensor draw_noise(std::int64_t seed, std::int64_t channels, std::int64_t rows, std::int64_t columns,
+                      c10::ScalarType dtype) {
+  const at::Generator generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(seed));
+  return at::randn({1, channels, rows, columns}, generator, at::TensorOptions().dtype(dtype));
+}
+
+at::Tensor pack_latents(const at::Tensor& x) {
+  const std::int64_t c = x.size(1), h = x.size(2), w = x.size(3);
+  return x.view({1, c, h / 2, 2, w / 2, 2}).permute({0, 2, 4, 1, 3, 5}).reshape({1, h / 2 * (w / 2), c * 4});
+}
+
+at::Tensor unpack_latents(const at::Tensor& tokens, std::int64_t rows, std::int64_t columns) {
+  const std::int64_t c = tokens.size(2) / 4;
+  return tokens.view({1, rows, columns, c, 2, 2}).permute({0, 3, 1, 4, 2, 5}).reshape({1, c, rows * 2, columns * 2});
+}
+
+at::Tensor euler_step(const at::Tensor& tokens, const at::Tensor& velocity, const at::Tensor& now, const at::Tensor& next) {
+  return (tokens.to(c10::ScalarType::Float) + (next - now) * velocity).to(velocity.scalar_type());
+}
+
+at::Tensor unit_range(const at::Tensor& decoded) { return at::clamp(decoded * 0.5 + 0.5, 0, 1); }
+
+Image to_image(const at::Tensor& unit) {
+  const at::Tensor bytes = at::round(unit.to(c10::DeviceType::CPU).to(c10::ScalarType::Float) * 255)
+                               .to(c10::ScalarType::Byte)
+                               .expand({1, 3, unit.size(2), unit.size(3)})
+                               .permute({0, 2, 3, 1})
+                               .contiguous();
+  Image image;
+  image.width = static_cast<int>(unit.size(3));
+  image.height = static_cast<int>(unit.size(2));
+  const auto* data = bytes.const_data_ptr<std::uint8_t>();
+  image.rgb.assign(data, data + bytes.numel());
+  return image;
+}
+
+}  // namespace ditfleet::pipeline
