@@ -1,0 +1,88 @@
+#include "tests/parity/flux_golden.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/abs.h>
+#include <ATen/ops/empty.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/weights/safetensors.h"
+#include "shared/core/json.h"
+
+namespace ditfleet::pipeline::golden {
+namespace {
+
+const std::filesystem::path kRoot = std::filesystem::path(DITFLEET_SOURCE_DIR) / "tests/fixtures/flux";
+
+c10::ScalarType scalar_type(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return c10::ScalarType::Float;
+    case DType::kBF16: return c10::ScalarType::BFloat16;
+    case DType::kI64: return c10::ScalarType::Long;
+    case DType::kU8: return c10::ScalarType::Byte;
+    default: fail(Code::kInternal, "a golden tensor of an unexpected type");
+  }
+}
+
+}  // namespace
+
+std::string Case::model_dir() const { return (kRoot / folder / "model").string(); }
+std::string Case::file() const { return (kRoot / folder / (name + ".safetensors")).string(); }
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (const auto& folder : std::filesystem::directory_iterator(kRoot)) {
+    if (!folder.is_directory()) continue;
+    for (const auto& file : std::filesystem::directory_iterator(folder.path()))
+      if (file.path().extension() == ".safetensors")
+        cases.push_back({folder.path().filename().string(), file.path().stem().string()});
+  }
+  std::sort(cases.begin(), cases.end(), [](const Case& a, const Case& b) { return a.file() < b.file(); });
+  return cases;
+}
+
+at::Tensor read_tensor(const std::string& path, const std::string& name) {
+  const auto file = unwrap(SafetensorsFile::open(path));
+  const TensorView view = unwrap(file.tensor(name));
+  at::Tensor tensor = at::empty(std::vector<std::int64_t>(view.shape.begin(), view.shape.end()),
+                                at::TensorOptions().dtype(scalar_type(view.dtype)));
+  std::memcpy(tensor.mutable_data_ptr(), view.bytes.data(), view.bytes.size());
+  return tensor;
+}
+
+at::Tensor Golden::tensor(const std::string& name) const { return read_tensor(path, name); }
+
+Golden load(const Case& which) {
+  Golden golden;
+  golden.path = which.file();
+  const auto file = unwrap(SafetensorsFile::open(golden.path));
+  const json::object spec = unwrap(parse_json(file.metadata().at("request"))).as_object();
+  const auto number = [&](const char* key, double fallback) {
+    return spec.contains(key) ? spec.at(key).to_number<double>() : fallback;
+  };
+  ImageRequest& r = golden.request;
+  r.prompt = std::string(spec.at("prompt").as_string());
+  if (spec.contains("negative")) r.negative_prompt = std::string(spec.at("negative").as_string());
+  r.width = static_cast<int>(number("width", 0));
+  r.height = static_cast<int>(number("height", 0));
+  r.num_inference_steps = static_cast<int>(number("steps", 0));
+  r.guidance_scale = number("guidance", 3.5);
+  r.true_cfg_scale = number("true_cfg", 1.0);
+  r.max_sequence_length = static_cast<int>(number("max_sequence_length", 512));
+  r.seed = spec.at("seed").to_number<std::int64_t>();
+  golden.bf16 = spec.contains("bf16");
+  return golden;
+}
+
+double distance(const at::Tensor& got, const at::Tensor& reference) {
+  EXPECT_EQ(got.sizes(), reference.sizes());
+  if (got.sizes() != reference.sizes()) return 1e30;
+  const at::Tensor a = got.to(c10::ScalarType::Double), b = reference.to(c10::ScalarType::Double);
+  return at::abs(a - b).max().item<double>() / std::max(1.0, at::abs(b).max().item<double>());
+}
+
+}  // namespace ditfleet::pipeline::golden

@@ -1,0 +1,36 @@
+// A golden case of tests/fixtures/flux: what diffusers computed for one request (see make.py there).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "pipeline/engine.h"
+
+namespace ditfleet::pipeline::golden {
+
+struct Case {
+  std::string folder, name;  // "dev", "plain"
+  std::string model_dir() const;
+  std::string file() const;
+};
+
+// Every case beside the fixtures' folders, sorted.
+std::vector<Case> all_cases();
+
+struct Golden {
+  ImageRequest request;
+  bool bf16 = false;
+  at::Tensor tensor(const std::string& name) const;  // a copy; throws for a name that is not there
+  std::string path;
+};
+Golden load(const Case& which);
+
+// One tensor of a safetensors file, copied; throws for a name that is not there.
+at::Tensor read_tensor(const std::string& path, const std::string& name);
+
+// How far `got` is from `reference`: max |a − b| / max(1, max |reference|). Fails the running test on another shape.
+double distance(const at::Tensor& got, const at::Tensor& reference);
+
+}  // namespace ditfleet::pipeline::golden
