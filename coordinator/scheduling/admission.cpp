@@ -1,0 +1,73 @@
+#include "coordinator/scheduling/admission.h"
+
+#include <fmt/format.h>
+
+#include "coordinator/scheduling/cost_model.h"
+#include "shared/job/validate.h"
+
+namespace ditfleet::scheduling {
+
+Classified classify(job::JobSpec spec, const std::string& precision) {
+  Classified out;
+  const auto shape = job::shape_class_of(spec, precision);
+  out.class_key = shape.key();
+  out.batch_key = job::batch_key_of(spec, precision);
+  out.prior_us = prior_run_us(shape, spec.num_inference_steps.value_or(1));
+  out.spec = std::move(spec);
+  return out;
+}
+
+Result<Classified> examine(const queue::IntakeEntry& entry, const job::Catalogue& catalogue,
+                           const std::string& precision) {
+  if (!entry.problem.empty()) return invalid_argument(entry.problem);
+  auto parsed = job::parse_spec(std::string_view(entry.spec));
+  if (!parsed) return parsed.error();
+  auto complete = job::complete_spec(std::move(parsed).value(), catalogue);
+  if (!complete) return complete.error();
+  return classify(std::move(complete).value(), precision);
+}
+
+std::int64_t deadline_us(const queue::IntakeEntry& entry, const job::JobSpec& spec) {
+  if (entry.deadline_ms > 0) return entry.deadline_ms * 1000;
+  return spec.deadline_ms ? (entry.created_ms + *spec.deadline_ms) * 1000 : 0;
+}
+
+std::optional<Error> unmet_deadline(const Estimate& estimate, std::int64_t deadline_us, std::int64_t now_us) {
+  if (deadline_us <= 0 || !estimate.observed) return std::nullopt;
+  const auto needed = estimate.wait_us + estimate.run_us;
+  if (now_us + needed <= deadline_us) return std::nullopt;
+  return Error{Code::kResourceExhausted,
+               fmt::format("the deadline is {} ms away and can't be met: about {} ms of waiting and {} ms of running "
+                           "are predicted; a later deadline or fewer steps would do",
+                           std::max<std::int64_t>(0, deadline_us - now_us) / 1000, estimate.wait_us / 1000,
+                           estimate.run_us / 1000),
+               "deadline_ms"};
+}
+
+queue::Admission make_admission(const queue::IntakeEntry& entry, const Classified& job, std::int64_t cost_us) {
+  return {.entry_id = entry.entry_id,
+          .id = entry.id,
+          .units = job.spec.n.value_or(1),
+          .spec = job::to_json(job.spec),
+          .class_key = job.class_key,
+          .batch_key = job.batch_key,
+          .cost_us = cost_us,
+          .priority = job.spec.priority,
+          .deadline_ms = deadline_us(entry, job.spec) / 1000,
+          .raw = entry.raw,
+          .tenant = entry.tenant,
+          .idempotency_key = entry.idempotency_key,
+          .traceparent = entry.traceparent};
+}
+
+queue::Rejection make_rejection(const queue::IntakeEntry& entry, Error error) {
+  return {.entry_id = entry.entry_id,
+          .id = entry.id,
+          .error = std::move(error),
+          .raw = entry.raw,
+          .tenant = entry.tenant,
+          .spec = entry.spec,
+          .traceparent = entry.traceparent};
+}
+
+}  // namespace ditfleet::scheduling

@@ -1,0 +1,130 @@
+#include "coordinator/scheduling/cost_model.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace ditfleet::scheduling {
+namespace {
+
+constexpr double kWeight = 0.3;  // of a new observation
+constexpr std::int64_t kColdPriorMax = 2'000'000;
+
+// A 12-billion-parameter transformer at about 400 Tflop/s: 2 flop a parameter and token, and attention's
+// 4 · tokens² · width flop in 57 blocks.
+constexpr double kUsPerToken = 60.0;
+constexpr double kUsPerTokenSquared = 0.0017;
+constexpr double kUsPerPixelVae = 0.06;
+constexpr double kUsText = 30'000.0;
+
+template <class T>
+T* at(std::vector<T>& values, std::uint32_t index) {
+  if (index >= values.size()) values.resize(index + 1);
+  return &values[index];
+}
+
+template <class T>
+const T* find(const std::vector<T>& values, std::uint32_t index) {
+  return index < values.size() ? &values[index] : nullptr;
+}
+
+bool known(const Ewma* mean) { return mean != nullptr && mean->known(); }
+
+std::int64_t scaled(std::int64_t prior_us, double ratio) {
+  return std::max<std::int64_t>(1, std::llround(static_cast<double>(prior_us) * ratio));
+}
+
+}  // namespace
+
+std::int64_t prior_run_us(const job::ShapeClass& shape, int steps) {
+  const double pixels = static_cast<double>(shape.width) * shape.height * std::max(1, shape.frames);
+  const double tokens = pixels / 256.0 + shape.text_tokens;
+  const double passes = shape.guidance == job::GuidanceKind::kTrueCfg ? 2.0 : 1.0;
+  const double step = tokens * kUsPerToken + tokens * tokens * kUsPerTokenSquared;
+  return std::llround(passes * (std::max(1, steps) * step + kUsText) + pixels * kUsPerPixelVae);
+}
+
+double CostModel::ratio(ClassId c, ModelId m) const {
+  const auto* cls = find(classes_, c);
+  if (cls != nullptr && cls->overall.known()) return cls->overall.value();
+  const auto* model = find(models_, m);
+  if (model != nullptr && model->overall.known()) return model->overall.value();
+  return 1.0;
+}
+
+std::int64_t CostModel::run_us(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us) const {
+  if (const auto* cls = find(classes_, c)) {
+    const auto* pair = find(cls->by_worker, w);
+    if (known(pair)) return scaled(prior_us, pair->value());
+  }
+  const auto* model = find(models_, m);
+  const auto* speed = model == nullptr ? nullptr : find(model->by_worker, w);
+  if (!known(speed)) return scaled(prior_us, ratio(c, m));
+  const auto* cls = find(classes_, c);
+  if (cls == nullptr || !cls->overall.known()) return scaled(prior_us, speed->value());
+  return scaled(prior_us, cls->overall.value() * speed->value() / model->overall.value());
+}
+
+std::int64_t CostModel::typical_run_us(ClassId c, ModelId m, std::int64_t prior_us) const {
+  return scaled(prior_us, ratio(c, m));
+}
+
+std::int64_t CostModel::cold_us(ModelId m, std::int64_t run_us) const {
+  const auto* model = find(models_, m);
+  if (model != nullptr && model->cold.known()) return std::llround(model->cold.value());
+  return std::min(run_us / 2, kColdPriorMax);
+}
+
+bool CostModel::observed(ModelId m) const {
+  const auto* model = find(models_, m);
+  return model != nullptr && model->observed;
+}
+
+void CostModel::observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us, std::int64_t observed_us,
+                        bool cold) {
+  if (prior_us <= 0) return;
+  observed_us = std::max<std::int64_t>(1, observed_us);
+  const double observed_ratio = static_cast<double>(observed_us) / static_cast<double>(prior_us);
+  auto* cls = at(classes_, c);
+  auto* model = at(models_, m);
+  if (cold && cls->observed) {
+    // Only a prediction that warm runs have confirmed tells the cold class's price from the run itself.
+    model->cold.add(static_cast<double>(std::max<std::int64_t>(0, observed_us - run_us(c, m, w, prior_us))), kWeight);
+    return;
+  }
+  if (!model->observed) model->overall = {};  // facts replace a seed
+  if (cold) {
+    if (!model->observed) model->overall.add(observed_ratio, kWeight);
+    model->observed = true;
+    return;
+  }
+  if (!cls->observed) cls->overall = {};
+  cls->observed = model->observed = true;
+  cls->overall.add(observed_ratio, kWeight);
+  at(cls->by_worker, w)->add(observed_ratio, kWeight);
+  model->overall.add(observed_ratio, kWeight);
+  at(model->by_worker, w)->add(observed_ratio, kWeight);
+}
+
+void CostModel::seed(ClassId c, ModelId m, std::int64_t prior_us, std::int64_t predicted_us) {
+  if (prior_us <= 0 || predicted_us <= 0) return;
+  const double predicted_ratio = static_cast<double>(predicted_us) / static_cast<double>(prior_us);
+  auto* cls = at(classes_, c);
+  if (!cls->overall.known()) cls->overall.add(predicted_ratio, kWeight);
+  auto* model = at(models_, m);
+  if (!model->overall.known()) model->overall.add(predicted_ratio, kWeight);
+}
+
+void CostModel::forget_class(ClassId c) {
+  if (c < classes_.size()) classes_[c] = {};
+}
+
+void CostModel::forget_worker(WorkerId w) {
+  for (auto& cls : classes_) {
+    if (w < cls.by_worker.size()) cls.by_worker[w] = {};
+  }
+  for (auto& model : models_) {
+    if (w < model.by_worker.size()) model.by_worker[w] = {};
+  }
+}
+
+}  // namespace ditfleet::scheduling

@@ -1,0 +1,76 @@
+// How long a unit will run, and what a cold class costs, in GPU-microseconds: a prior from the shape (pixels,
+// steps, guidance), corrected by the runs that were observed.
+//
+// Pure and not thread safe. Classes and workers are dense indices that the scheduler hands out.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "shared/job/shape_class.h"
+
+namespace ditfleet::scheduling {
+
+using ClassId = std::uint32_t;
+using ModelId = std::uint32_t;
+using WorkerId = std::uint32_t;
+
+// An exponentially weighted mean whose first value counts whole.
+class Ewma {
+ public:
+  void add(double value, double weight) {
+    value_ = known_ ? static_cast<float>(value_ + weight * (value - value_)) : static_cast<float>(value);
+    known_ = true;
+  }
+  bool known() const { return known_; }
+  double value() const { return value_; }
+
+ private:
+  float value_ = 0;
+  bool known_ = false;
+};
+
+// A FLUX-sized transformer on one data-centre GPU. What it gets wrong (by any factor: a tiny model, a CPU)
+// the first observed run corrects; what matters before that is how it orders shapes.
+std::int64_t prior_run_us(const job::ShapeClass& shape, int steps);
+
+class CostModel {
+ public:
+  // Corrected prediction for a unit whose prior is `prior_us`. Without a run of this class on this worker:
+  // the class's mean scaled by the worker's speed at the model, else whatever of these is known.
+  std::int64_t run_us(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us) const;
+  // The same without naming a worker: what a tenant is charged in advance and a client is told.
+  std::int64_t typical_run_us(ClassId c, ModelId m, std::int64_t prior_us) const;
+  // What the first run of a class costs a worker on top. Unobserved: half a run, at most kColdPriorMax: a
+  // guess that lets an idle cold worker win over a queue of one.
+  std::int64_t cold_us(ModelId m, std::int64_t run_us) const;
+  bool observed(ModelId m) const;
+
+  // A unit ran for `observed_us`; `cold` if it was the worker's first of the class.
+  void observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us, std::int64_t observed_us, bool cold);
+  // What an earlier leader had predicted for a unit of a class nobody has observed yet.
+  void seed(ClassId c, ModelId m, std::int64_t prior_us, std::int64_t predicted_us);
+
+  // An index is about to stand for another class or worker.
+  void forget_class(ClassId c);
+  void forget_worker(WorkerId w);
+
+ private:
+  struct ClassCosts {
+    Ewma overall;  // observed ÷ prior, as all but `cold`
+    std::vector<Ewma> by_worker;
+    bool observed = false;  // false: overall is at best a seed
+  };
+  struct ModelCosts {
+    Ewma overall;
+    Ewma cold;  // microseconds that first runs took beyond the prediction
+    std::vector<Ewma> by_worker;
+    bool observed = false;
+  };
+  double ratio(ClassId c, ModelId m) const;
+
+  std::vector<ClassCosts> classes_;
+  std::vector<ModelCosts> models_;
+};
+
+}  // namespace ditfleet::scheduling

@@ -1,0 +1,118 @@
+#include "coordinator/scheduling/fair_queue.h"
+
+#include <limits>
+
+namespace ditfleet::scheduling {
+
+FairQueue::FairQueue(std::map<std::string, double> weights, std::int64_t age_bound_us)
+    : tenants_(std::move(weights)), age_bound_us_(age_bound_us) {}
+
+FairQueue::Order FairQueue::order_of(const QueuedUnit& unit, Handle handle) {
+  return {.negative_priority = -unit.priority,
+          .deadline_us = unit.deadline_us > 0 ? unit.deadline_us : std::numeric_limits<std::int64_t>::max(),
+          .arrival = unit.arrival,
+          .handle = handle};
+}
+
+void FairQueue::charge(TenantId t, std::int64_t cost_us) {
+  const auto before = tenants_.virtual_time(t);
+  tenants_.charge(t, cost_us);
+  const auto after = tenants_.virtual_time(t);
+  if (before == after) return;
+  for (auto& model : models_) {
+    if (model.order.erase({before, t}) > 0) model.order.emplace(after, t);
+  }
+}
+
+FairQueue::Handle FairQueue::push(const QueuedUnit& unit) {
+  Handle handle;
+  if (free_.empty()) {
+    handle = static_cast<Handle>(units_.size());
+    units_.push_back(unit);
+  } else {
+    handle = free_.back();
+    free_.pop_back();
+    units_[handle] = unit;
+  }
+  if (unit.model >= models_.size()) models_.resize(unit.model + 1);
+  if (unit.lane >= lane_totals_.size()) lane_totals_.resize(unit.lane + 1);
+
+  auto& model = models_[unit.model];
+  auto& backlog = model.backlogs[unit.tenant];
+  if (backlog.by_age.empty()) model.order.emplace(tenants_.virtual_time(unit.tenant), unit.tenant);
+  auto& lane = backlog.lanes[unit.lane];
+  const auto order = order_of(unit, handle);
+  if (lane.empty() || order < *lane.begin()) {
+    if (!lane.empty()) backlog.heads.erase({*lane.begin(), unit.lane});
+    backlog.heads.emplace(order, unit.lane);
+  }
+  lane.insert(order);
+  backlog.by_age.emplace(unit.ready_us, handle);
+  backlog.prior_us += unit.prior_us;
+  model.prior_us += unit.prior_us;
+  lane_totals_[unit.lane].prior_us += unit.prior_us;
+  ++lane_totals_[unit.lane].units;
+  ++size_;
+  return handle;
+}
+
+void FairQueue::remove(Handle handle) {
+  const auto& unit = units_[handle];
+  auto& model = models_[unit.model];
+  auto& backlog = model.backlogs[unit.tenant];
+  auto& lane = backlog.lanes[unit.lane];
+  const auto order = order_of(unit, handle);
+  const bool was_head = *lane.begin() == order;
+  lane.erase(order);
+  if (was_head) {
+    backlog.heads.erase({order, unit.lane});
+    if (!lane.empty()) backlog.heads.emplace(*lane.begin(), unit.lane);
+  }
+  if (lane.empty()) backlog.lanes.erase(unit.lane);
+  backlog.by_age.erase({unit.ready_us, handle});
+  backlog.prior_us -= unit.prior_us;
+  model.prior_us -= unit.prior_us;
+  lane_totals_[unit.lane].prior_us -= unit.prior_us;
+  --lane_totals_[unit.lane].units;
+  --size_;
+  if (backlog.by_age.empty()) {
+    model.order.erase({tenants_.virtual_time(unit.tenant), unit.tenant});
+    model.backlogs.erase(unit.tenant);
+  }
+  free_.push_back(handle);
+}
+
+std::optional<FairQueue::Candidate> FairQueue::next(ModelId model_id, std::int64_t now_us,
+                                                    const std::function<bool(ClassId)>& skipped) const {
+  if (model_id >= models_.size()) return std::nullopt;
+  const auto& model = models_[model_id];
+  for (const auto& [time, tenant] : model.order) {
+    const auto& backlog = model.backlogs.at(tenant);
+    const auto& [oldest_ready, oldest] = *backlog.by_age.begin();
+    if (now_us - oldest_ready > age_bound_us_) return Candidate{.handle = oldest, .aged = true};
+    for (const auto& [order, lane] : backlog.heads) {
+      if (!skipped(lane)) return Candidate{.handle = order.handle};
+    }
+  }
+  return std::nullopt;
+}
+
+std::int64_t FairQueue::lane_work_us(ClassId lane) const {
+  return lane < lane_totals_.size() ? lane_totals_[lane].prior_us : 0;
+}
+
+std::size_t FairQueue::lane_size(ClassId lane) const {
+  return lane < lane_totals_.size() ? lane_totals_[lane].units : 0;
+}
+
+std::int64_t FairQueue::model_work_us(ModelId model) const {
+  return model < models_.size() ? models_[model].prior_us : 0;
+}
+
+std::int64_t FairQueue::tenant_work_us(ModelId model, TenantId tenant) const {
+  if (model >= models_.size()) return 0;
+  const auto it = models_[model].backlogs.find(tenant);
+  return it == models_[model].backlogs.end() ? 0 : it->second.prior_us;
+}
+
+}  // namespace ditfleet::scheduling

@@ -1,0 +1,101 @@
+// Which ready unit is next. Between tenants: least virtual time. Within a tenant: units that have waited
+// longer than the age bound, oldest first; then priority, earliest deadline, arrival. So the gap in service
+// between two backlogged tenants is at most one unit's cost each way, and nothing starves behind a stream of
+// higher priority.
+//
+// Units wait in lanes (one a shape class): the router decides alike for all units of a class, so a class that
+// is better off waiting for its warm worker is skipped as a whole. No call looks at all queued units.
+//
+// Pure and not thread safe. Times are microseconds of Redis' clock.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include "coordinator/scheduling/cost_model.h"
+#include "coordinator/scheduling/tenants.h"
+
+namespace ditfleet::scheduling {
+
+struct QueuedUnit {
+  TenantId tenant = 0;
+  ModelId model = 0;
+  ClassId lane = 0;
+  int priority = 0;
+  std::int64_t deadline_us = 0;  // 0: none
+  std::int64_t ready_us = 0;     // waits since
+  std::uint64_t arrival = 0;     // breaks ties; grows
+  std::int64_t prior_us = 0;     // its work before any correction (cost_model.h)
+};
+
+class FairQueue {
+ public:
+  using Handle = std::uint32_t;
+
+  FairQueue(std::map<std::string, double> weights, std::int64_t age_bound_us);
+
+  Tenants& tenants() { return tenants_; }
+  const Tenants& tenants() const { return tenants_; }
+  // Charges through the queue so that the order follows (never call tenants().charge for a queued tenant).
+  void charge(TenantId t, std::int64_t cost_us);
+
+  Handle push(const QueuedUnit& unit);
+  void remove(Handle handle);
+  const QueuedUnit& at(Handle handle) const { return units_[handle]; }
+  std::size_t size() const { return size_; }
+
+  struct Candidate {
+    Handle handle = 0;
+    bool aged = false;
+  };
+  // The next unit of a model among those whose lane is not `skipped`. An aged unit comes regardless of that.
+  std::optional<Candidate> next(ModelId model, std::int64_t now_us,
+                                const std::function<bool(ClassId)>& skipped) const;
+
+  // Work that waits (sum of priors), by lane, by model and by tenant and model.
+  std::int64_t lane_work_us(ClassId lane) const;
+  std::int64_t model_work_us(ModelId model) const;
+  std::int64_t tenant_work_us(ModelId model, TenantId tenant) const;
+  std::size_t lane_size(ClassId lane) const;
+
+ private:
+  struct Order {
+    int negative_priority = 0;
+    std::int64_t deadline_us = 0;
+    std::uint64_t arrival = 0;
+    Handle handle = 0;
+    auto operator<=>(const Order&) const = default;
+  };
+  using Lane = std::set<Order>;
+  struct Backlog {  // one tenant's units of one model
+    std::unordered_map<ClassId, Lane> lanes;
+    std::set<std::pair<Order, ClassId>> heads;  // the first of every lane
+    std::set<std::pair<std::int64_t, Handle>> by_age;
+    std::int64_t prior_us = 0;
+  };
+  struct ModelQueue {
+    std::unordered_map<TenantId, Backlog> backlogs;
+    std::set<std::pair<std::int64_t, TenantId>> order;  // by virtual time
+    std::int64_t prior_us = 0;
+  };
+  struct LaneTotal {
+    std::int64_t prior_us = 0;
+    std::size_t units = 0;
+  };
+  static Order order_of(const QueuedUnit& unit, Handle handle);
+
+  Tenants tenants_;
+  std::int64_t age_bound_us_;
+  std::vector<QueuedUnit> units_;
+  std::vector<Handle> free_;
+  std::vector<ModelQueue> models_;
+  std::vector<LaneTotal> lane_totals_;
+  std::size_t size_ = 0;
+};
+
+}  // namespace ditfleet::scheduling

@@ -1,0 +1,188 @@
+#include "coordinator/scheduling/fleet.h"
+
+#include <algorithm>
+
+#include "coordinator/scheduling/router.h"
+
+namespace ditfleet::scheduling {
+
+std::string_view standing_name(Standing standing) {
+  switch (standing) {
+    case Standing::kStarting: return "starting";
+    case Standing::kReady: return "ready";
+    case Standing::kDraining: return "draining";
+    case Standing::kSilent: return "silent";
+    case Standing::kGone: break;
+  }
+  return "gone";
+}
+
+std::string_view without_precision(std::string_view class_key) {
+  return class_key.substr(0, class_key.rfind('/'));
+}
+
+Fleet::Fleet(int lookahead, std::int64_t silent_after_us)
+    : lookahead_(std::max(1, lookahead)), silent_after_us_(silent_after_us) {}
+
+WorkerId Fleet::allocate(const std::string& name, const std::string& boot) {
+  WorkerId id;
+  if (free_.empty()) {
+    id = static_cast<WorkerId>(workers_.size());
+    workers_.emplace_back();
+  } else {
+    id = free_.back();
+    free_.pop_back();
+  }
+  workers_[id] = {.name = name, .boot = boot, .owner = name + ":" + boot, .hash = rendezvous_hash(name)};
+  by_owner_.emplace(workers_[id].owner, id);
+  for (auto& warm : warm_) {
+    if (id < warm.size()) warm[id] = 0;
+  }
+  return id;
+}
+
+WorkerId Fleet::intern_owner(const std::string& owner) {
+  if (const auto it = by_owner_.find(owner); it != by_owner_.end()) return it->second;
+  const auto at = owner.rfind(':');
+  return allocate(owner.substr(0, at), at == std::string::npos ? "" : owner.substr(at + 1));
+}
+
+void Fleet::begin_update() {
+  before_.clear();
+  for (const auto& worker : workers_) before_.push_back(worker.standing);
+  seen_.assign(workers_.size(), 0);
+  for (auto& ids : by_model_) ids.clear();
+}
+
+void Fleet::apply(const queue::WorkerInfo& info, std::vector<ModelId> models, std::int64_t now_us) {
+  const auto id = intern_owner(info.owner());
+  if (id >= seen_.size()) {
+    seen_.resize(id + 1, 0);
+    before_.resize(id + 1, Standing::kGone);
+  }
+  seen_[id] = 1;
+  auto& worker = workers_[id];
+  worker.limit = std::clamp(info.capacity, 1, lookahead_);
+  worker.heartbeat_us = info.heartbeat_ms * 1000;
+  worker.models = std::move(models);
+  for (const auto m : worker.models) {
+    if (m >= by_model_.size()) by_model_.resize(m + 1);
+    by_model_[m].push_back(id);
+  }
+  worker.warm.clear();
+  for (const auto& key : info.warm_classes) worker.warm.emplace(without_precision(key));
+  refresh_warm(id);
+  if (now_us - worker.heartbeat_us > silent_after_us_) {
+    worker.standing = Standing::kSilent;
+  } else if (info.state == "ready") {
+    worker.standing = Standing::kReady;
+  } else {
+    worker.standing = info.state == "draining" ? Standing::kDraining : Standing::kStarting;
+  }
+}
+
+std::vector<WorkerId> Fleet::end_update() {
+  std::vector<WorkerId> changed;
+  for (WorkerId id = 0; id < workers_.size(); ++id) {
+    auto& worker = workers_[id];
+    if (worker.owner.empty()) continue;  // a free slot
+    const bool seen = id < seen_.size() && seen_[id] != 0;
+    if (!seen) worker.standing = Standing::kGone;
+    const bool freed = !seen && worker.held.empty();
+    if (freed || id >= before_.size() || worker.standing != before_[id]) changed.push_back(id);
+    if (freed) {
+      by_owner_.erase(worker.owner);
+      worker = {};
+      free_.push_back(id);
+    }
+  }
+  return changed;
+}
+
+void Fleet::refresh_warm(WorkerId w) {
+  const auto& worker = workers_[w];
+  for (ClassId c = 0; c < warm_.size(); ++c) {
+    auto& warm = warm_[c];
+    if (w >= warm.size()) warm.resize(w + 1, 0);
+    // What it holds will have warmed it by the time anything else of the class comes up.
+    warm[w] = worker.warm.contains(class_keys_[c]) ||
+              std::any_of(worker.held.begin(), worker.held.end(), [&](const HeldUnit& h) { return h.cls == c; });
+  }
+}
+
+void Fleet::define_class(ClassId c, const std::string& class_key) {
+  if (c >= warm_.size()) {
+    warm_.resize(c + 1);
+    class_keys_.resize(c + 1);
+  }
+  class_keys_[c] = without_precision(class_key);
+  warm_[c].assign(workers_.size(), 0);
+  for (WorkerId w = 0; w < workers_.size(); ++w) warm_[c][w] = workers_[w].warm.contains(class_keys_[c]);
+}
+
+void Fleet::recompute(Worker& worker) {
+  std::int64_t at = 0, waiting = 0;
+  for (const auto& unit : worker.held) {
+    at = std::max(at, unit.started ? unit.started_us : unit.assigned_us) + unit.run_us;
+    if (!unit.started) waiting += unit.run_us;
+  }
+  worker.free_at_us = at;
+  worker.waiting_us = waiting;
+}
+
+void Fleet::hold(WorkerId w, HeldUnit unit) {
+  auto& worker = workers_[w];
+  if (unit.cls < warm_.size()) {
+    if (w >= warm_[unit.cls].size()) warm_[unit.cls].resize(w + 1, 0);
+    warm_[unit.cls][w] = 1;
+  }
+  worker.held.push_back(std::move(unit));
+  recompute(worker);
+}
+
+bool Fleet::release(WorkerId w, const queue::UnitRef& ref, std::int64_t now_us) {
+  auto& worker = workers_[w];
+  const auto it = std::find_if(worker.held.begin(), worker.held.end(), [&](const HeldUnit& h) { return h.ref == ref; });
+  if (it == worker.held.end()) return false;
+  if (it->started) worker.last_end_us = std::max(worker.last_end_us, now_us);
+  // A unit that ran has warmed its class; the next heartbeat says so itself, until then this stands.
+  if (!it->started && it->cold && it->cls < warm_.size()) {
+    const auto cls = it->cls;
+    worker.held.erase(it);
+    const bool another = std::any_of(worker.held.begin(), worker.held.end(), [&](const HeldUnit& h) { return h.cls == cls; });
+    warm_[cls][w] = another || worker.warm.contains(class_keys_[cls]);
+  } else {
+    worker.held.erase(it);
+  }
+  recompute(worker);
+  return true;
+}
+
+HeldUnit* Fleet::find_held(WorkerId w, const queue::UnitRef& ref) {
+  for (auto& unit : workers_[w].held) {
+    if (unit.ref == ref) return &unit;
+  }
+  return nullptr;
+}
+
+void Fleet::started(WorkerId w, const queue::UnitRef& ref, std::int64_t at_us) {
+  if (auto* unit = find_held(w, ref)) {
+    unit->started = true;
+    unit->started_us = at_us;
+    recompute(workers_[w]);
+  }
+}
+
+const std::vector<WorkerId>& Fleet::with_model(ModelId m) const {
+  static const std::vector<WorkerId> kNone;
+  return m < by_model_.size() ? by_model_[m] : kNone;
+}
+
+bool Fleet::has_free_slot(ModelId m) const {
+  for (const auto w : with_model(m)) {
+    if (workers_[w].standing == Standing::kReady && workers_[w].has_slot()) return true;
+  }
+  return false;
+}
+
+}  // namespace ditfleet::scheduling

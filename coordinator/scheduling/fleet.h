@@ -1,0 +1,112 @@
+// The workers as the router sees them: who may be given work, what each holds, when it will be free, which
+// classes it is warm for. Fed by the registry and by the scheduler's own assignments.
+//
+// Pure and not thread safe. Times are microseconds of Redis' clock.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "coordinator/scheduling/cost_model.h"
+#include "shared/queue/types.h"
+
+namespace ditfleet::scheduling {
+
+// Silent: no heartbeat for too long. Gone: no longer registered, or another incarnation took its name.
+enum class Standing { kStarting, kReady, kDraining, kSilent, kGone };
+std::string_view standing_name(Standing standing);
+
+struct HeldUnit {
+  queue::UnitRef ref;
+  ClassId cls = 0;
+  std::int64_t run_us = 0;  // predicted, the cold class's cost included
+  std::int64_t assigned_us = 0, started_us = 0;
+  bool started = false, cold = false;
+};
+
+struct Worker {
+  std::string name, boot, owner;
+  Standing standing = Standing::kGone;
+  std::uint64_t hash = 0;  // of the name, for rendezvous hashing
+  int limit = 0;           // units it may hold
+  std::int64_t heartbeat_us = 0;
+  std::vector<ModelId> models;
+  std::unordered_set<std::string> warm;  // class keys without their precision
+  std::vector<HeldUnit> held;            // in order of assignment
+  std::int64_t free_at_us = 0;           // predicted end of all it holds
+  std::int64_t waiting_us = 0;           // predicted run of what it holds and has not started
+  std::int64_t last_end_us = 0;
+
+  bool has_slot() const { return static_cast<int>(held.size()) < limit; }
+  // An overrunning unit keeps what waits behind it waiting.
+  std::int64_t start_us(std::int64_t now_us) const {
+    const auto soonest = now_us + waiting_us;
+    return free_at_us > soonest ? free_at_us : soonest;
+  }
+};
+
+class Fleet {
+ public:
+  Fleet(int lookahead, std::int64_t silent_after_us);
+
+  // Replaces the registry. Returns the workers whose standing changed; one that is gone and holds nothing has
+  // an empty owner then, and its id will stand for another. `model_of` interns model names.
+  template <class ModelOf>
+  std::vector<WorkerId> update(const std::vector<queue::WorkerInfo>& infos, std::int64_t now_us, ModelOf model_of) {
+    begin_update();
+    for (const auto& info : infos) {
+      std::vector<ModelId> models;
+      for (const auto& name : info.models) models.push_back(model_of(name));
+      apply(info, std::move(models), now_us);
+    }
+    return end_update();
+  }
+
+  // The incarnation "name:boot", made known if need be (a rebuild may name workers not registered any more).
+  WorkerId intern_owner(const std::string& owner);
+
+  void hold(WorkerId w, HeldUnit unit);
+  // Not an error if it is not held. True: it was.
+  bool release(WorkerId w, const queue::UnitRef& ref, std::int64_t now_us);
+  HeldUnit* find_held(WorkerId w, const queue::UnitRef& ref);
+  void started(WorkerId w, const queue::UnitRef& ref, std::int64_t at_us);
+
+  // Class `c` stands for this key from now on.
+  void define_class(ClassId c, const std::string& class_key);
+  bool is_warm(ClassId c, WorkerId w) const { return c < warm_.size() && w < warm_[c].size() && warm_[c][w] != 0; }
+
+  const Worker& at(WorkerId w) const { return workers_[w]; }
+  std::size_t slots() const { return workers_.size(); }
+  // Workers that have the model, of any standing.
+  const std::vector<WorkerId>& with_model(ModelId m) const;
+  bool has_free_slot(ModelId m) const;
+
+ private:
+  void begin_update();
+  void apply(const queue::WorkerInfo& info, std::vector<ModelId> models, std::int64_t now_us);
+  std::vector<WorkerId> end_update();
+  WorkerId allocate(const std::string& name, const std::string& boot);
+  void recompute(Worker& worker);
+  void refresh_warm(WorkerId w);
+
+  int lookahead_;
+  std::int64_t silent_after_us_;
+  std::vector<Worker> workers_;
+  std::vector<WorkerId> free_;
+  std::unordered_map<std::string, WorkerId> by_owner_;
+  std::vector<std::vector<WorkerId>> by_model_;
+  std::vector<std::string> class_keys_;        // without precision
+  std::vector<std::vector<std::uint8_t>> warm_;  // [class][worker]
+  std::vector<Standing> before_;
+  std::vector<std::uint8_t> seen_;
+};
+
+// A class key as workers and scheduler compare it: a worker has one precision only, and may name it otherwise
+// ("bf16") than a configuration that leaves it open ("auto").
+std::string_view without_precision(std::string_view class_key);
+
+}  // namespace ditfleet::scheduling

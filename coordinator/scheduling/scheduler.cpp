@@ -1,0 +1,431 @@
+#include "coordinator/scheduling/scheduler.h"
+
+#include <algorithm>
+
+#include "coordinator/scheduling/router.h"
+
+namespace ditfleet::scheduling {
+namespace {
+
+constexpr std::size_t kClassesKept = 2048;
+constexpr std::size_t kTenantsKept = 4096;
+constexpr int kUnitsMax = 1024;  // of a job as stored; the specification's own bound is far lower
+
+std::string field(const queue::Event& event, const char* name) {
+  const auto it = event.fields.find(name);
+  return it == event.fields.end() ? std::string() : it->second;
+}
+
+}  // namespace
+
+Scheduler::Scheduler(SchedulerOptions options, Observer* observer)
+    : options_(std::move(options)),
+      observer_(observer),
+      queue_(options_.weights, options_.age_bound_ms * 1000),
+      fleet_(options_.lookahead, options_.silent_after_ms * 1000) {}
+
+Scheduler::~Scheduler() = default;
+
+ModelId Scheduler::intern_model(const std::string& name) {
+  const auto [it, fresh] = model_ids_.emplace(name, static_cast<ModelId>(models_.size()));
+  if (fresh) models_.push_back(name);
+  return it->second;
+}
+
+ClassId Scheduler::intern_class(const std::string& key, const std::string& model) {
+  if (const auto it = class_ids_.find(key); it != class_ids_.end()) return it->second;
+  if (free_classes_.empty() && classes_.size() >= kClassesKept) {
+    for (ClassId c = 0; c < classes_.size(); ++c) {
+      if (classes_[c].open > 0 || classes_[c].key.empty()) continue;
+      class_ids_.erase(classes_[c].key);
+      classes_[c] = {};
+      costs_.forget_class(c);
+      free_classes_.push_back(c);
+    }
+  }
+  ClassId id;
+  if (free_classes_.empty()) {
+    id = static_cast<ClassId>(classes_.size());
+    classes_.emplace_back();
+  } else {
+    id = free_classes_.back();
+    free_classes_.pop_back();
+  }
+  classes_[id] = {.key = key, .hash = rendezvous_hash(without_precision(key)), .model = intern_model(model)};
+  class_ids_.emplace(key, id);
+  fleet_.define_class(id, key);
+  return id;
+}
+
+Scheduler::Job* Scheduler::find_job(const std::string& id) const {
+  const auto it = jobs_.find(id);
+  return it == jobs_.end() ? nullptr : it->second.get();
+}
+
+Scheduler::Unit* Scheduler::find_unit(const queue::UnitRef& ref, Job** job) {
+  *job = find_job(ref.job);
+  if (*job == nullptr || ref.unit < 0 || ref.unit >= static_cast<int>((*job)->units.size())) return nullptr;
+  return &(*job)->units[ref.unit];
+}
+
+Scheduler::Job& Scheduler::add_job(const std::string& id, const std::string& tenant, const std::string& model,
+                                   const std::string& class_key, int units, std::int64_t now_us) {
+  auto& slot = jobs_[id];
+  slot = std::make_unique<Job>();
+  auto& job = *slot;
+  job.id = id;
+  job.tenant = queue_.tenants().intern(tenant);
+  job.cls = intern_class(class_key, model);
+  job.model = classes_[job.cls].model;
+  job.arrival = ++arrivals_;
+  job.units.resize(units);
+  job.open = job.units.size();
+  classes_[job.cls].open += job.open;
+  for (auto& unit : job.units) {
+    unit.touched_us = now_us;
+    queue_.tenants().open(job.tenant);
+  }
+  return job;
+}
+
+void Scheduler::remove_job(Job& job, std::int64_t now_us) {
+  for (int i = 0; i < static_cast<int>(job.units.size()); ++i) {
+    if (job.units[i].where == Unit::Where::kEnded) continue;
+    leave(job, job.units[i], i, now_us);
+    job.units[i].where = Unit::Where::kEnded;
+    --classes_[job.cls].open;
+    queue_.tenants().close(job.tenant);
+  }
+  jobs_.erase(std::string(job.id));  // a copy: erase destroys the key it would be reading
+}
+
+// Takes the unit out of where it is; the caller says where it goes.
+void Scheduler::leave(Job& job, Unit& unit, int index, std::int64_t now_us) {
+  if (unit.where == Unit::Where::kQueued) {
+    queue_.remove(unit.handle);
+  } else if (unit.where == Unit::Where::kHeld) {
+    fleet_.release(unit.worker, {job.id, index}, now_us);
+  }
+  unit.nonce.clear();
+}
+
+void Scheduler::unit_ready(Job& job, int index, std::int64_t ready_us, std::int64_t now_us) {
+  auto& unit = job.units[index];
+  unit.touched_us = now_us;
+  if (unit.where == Unit::Where::kQueued || unit.where == Unit::Where::kEnded) return;
+  if (unit.where == Unit::Where::kHeld) {
+    const auto* held = fleet_.find_held(unit.worker, {job.id, index});
+    // What was never started was no service.
+    if (unit.charged && held != nullptr && !held->started) queue_.charge(job.tenant, -job.cost_us);
+  }
+  leave(job, unit, index, now_us);
+  unit.charged = false;
+  unit.where = Unit::Where::kQueued;
+  unit.ready_us = ready_us > 0 ? std::min(ready_us, now_us) : now_us;
+  unit.handle = queue_.push({.tenant = job.tenant,
+                             .model = job.model,
+                             .lane = job.cls,
+                             .priority = job.priority,
+                             .deadline_us = job.deadline_us,
+                             .ready_us = unit.ready_us,
+                             .arrival = job.arrival,
+                             .prior_us = job.prior_us});
+  if (unit.handle >= queued_.size()) queued_.resize(unit.handle + 1);
+  queued_[unit.handle] = {&job, index};
+}
+
+// Somebody (this scheduler before a restart, or a leader before it) has assigned the unit.
+void Scheduler::unit_held(Job& job, int index, const std::string& owner, const std::string& nonce,
+                          std::int64_t now_us) {
+  auto& unit = job.units[index];
+  unit.touched_us = now_us;
+  if (unit.where == Unit::Where::kHeld && unit.nonce == nonce) return;
+  leave(job, unit, index, now_us);
+  unit.where = Unit::Where::kHeld;
+  unit.worker = fleet_.intern_owner(owner);
+  unit.nonce = nonce;
+  if (!unit.charged) {
+    unit.charged = true;
+    queue_.charge(job.tenant, job.cost_us);
+  }
+  const auto run = costs_.run_us(job.cls, job.model, unit.worker, job.prior_us);
+  fleet_.hold(unit.worker, {.ref = {job.id, index}, .cls = job.cls, .run_us = run, .assigned_us = now_us});
+}
+
+void Scheduler::unit_delayed(Job& job, int index, std::int64_t now_us) {
+  auto& unit = job.units[index];
+  unit.touched_us = now_us;
+  if (unit.where == Unit::Where::kEnded) return;
+  leave(job, unit, index, now_us);
+  unit.charged = false;  // the next attempt is charged anew
+  unit.where = Unit::Where::kDelayed;
+}
+
+void Scheduler::unit_ended(Job& job, int index, std::int64_t now_us) {
+  auto& unit = job.units[index];
+  if (unit.where == Unit::Where::kEnded) return;
+  leave(job, unit, index, now_us);
+  unit.where = Unit::Where::kEnded;
+  --classes_[job.cls].open;
+  queue_.tenants().close(job.tenant);
+  if (--job.open == 0) jobs_.erase(std::string(job.id));
+}
+
+// --- inputs ----------------------------------------------------------------------------------------
+
+void Scheduler::rebuild(std::span<const queue::UnitView> open, const std::map<std::string, std::int64_t>& virtual_times,
+                        const std::vector<queue::WorkerInfo>& workers, std::int64_t grace_ms, std::int64_t now_us) {
+  grace_until_us_ = now_us + grace_ms * 1000;
+  queue_.tenants().restore(virtual_times);
+  fleet_.update(workers, now_us, [this](const std::string& name) { return intern_model(name); });
+  // In the order of arrival, so that ties break as before. What is held had been charged by who assigned it.
+  std::vector<const queue::UnitView*> views;
+  for (const auto& view : open) views.push_back(&view);
+  std::stable_sort(views.begin(), views.end(), [](const auto* a, const auto* b) {
+    return std::tie(a->created_ms, a->ref) < std::tie(b->created_ms, b->ref);
+  });
+  for (const auto* view : views) {
+    Job& job = job_of(*view, now_us);
+    if (view->ref.unit < 0 || view->ref.unit >= static_cast<int>(job.units.size())) continue;
+    job.units[view->ref.unit].charged =
+        view->state == job::State::kAssigned || view->state == job::State::kRunning;
+    apply_view(*view, now_us);
+  }
+  for (auto it = jobs_.begin(); it != jobs_.end();) {  // units that the snapshot lacks have ended
+    auto& job = *(it++)->second;  // which may end the job
+    for (int i = 0, n = static_cast<int>(job.units.size()); i < n; ++i) {
+      const bool last = job.open == 1;
+      if (job.units[i].where != Unit::Where::kPending) continue;
+      unit_ended(job, i, now_us);
+      if (last) break;
+    }
+  }
+}
+
+Scheduler::Job& Scheduler::job_of(const queue::UnitView& view, std::int64_t now_us) {
+  const int units = std::clamp(view.ref.unit, 0, kUnitsMax - 1) + 1;
+  if (auto* known = find_job(view.ref.job)) {
+    while (static_cast<int>(known->units.size()) < units) {  // a snapshot names one unit at a time
+      known->units.emplace_back().touched_us = now_us;
+      ++known->open;
+      ++classes_[known->cls].open;
+      queue_.tenants().open(known->tenant);
+    }
+    return *known;
+  }
+  auto& job = add_job(view.ref.job, view.tenant, view.model, view.class_key, units, now_us);
+  job.priority = view.priority;
+  job.cost_us = view.cost_us;
+  job.deadline_us = view.deadline_ms * 1000;
+  const auto key = job::parse_batch_key(view.batch_key);
+  job.prior_us = key ? prior_run_us(key->shape, key->steps) : std::max<std::int64_t>(1, view.cost_us);
+  costs_.seed(job.cls, job.model, job.prior_us, job.cost_us);
+  return job;
+}
+
+void Scheduler::apply_view(const queue::UnitView& view, std::int64_t now_us) {
+  Job& job = job_of(view, now_us);
+  const int index = view.ref.unit;
+  if (index < 0 || index >= static_cast<int>(job.units.size())) return;
+  switch (view.state) {
+    case job::State::kReady:
+      if (view.not_before_ms * 1000 > now_us) {
+        unit_delayed(job, index, now_us);
+      } else {
+        unit_ready(job, index, view.ready_ms * 1000, now_us);
+      }
+      break;
+    case job::State::kAssigned:
+    case job::State::kRunning:
+      unit_held(job, index, view.owner, view.nonce, now_us);
+      if (view.state == job::State::kRunning) {
+        const auto* held = fleet_.find_held(job.units[index].worker, view.ref);
+        if (held != nullptr && !held->started) fleet_.started(job.units[index].worker, view.ref, now_us);
+      }
+      break;
+    default: break;
+  }
+}
+
+void Scheduler::audit(std::span<const queue::UnitView> open, std::int64_t asked_us, std::int64_t now_us) {
+  wants_audit_ = false;
+  std::unordered_map<std::string, std::vector<const queue::UnitView*>> stored;
+  for (const auto& view : open) stored[view.ref.job].push_back(&view);
+  std::vector<queue::UnitRef> vanished;
+  for (auto& [id, job] : jobs_) {
+    const auto it = stored.find(id);
+    for (int i = 0; i < static_cast<int>(job->units.size()); ++i) {
+      const auto& unit = job->units[i];
+      if (unit.where == Unit::Where::kEnded || unit.touched_us >= asked_us) continue;
+      const bool there = it != stored.end() && std::any_of(it->second.begin(), it->second.end(),
+                                                           [i](const auto* v) { return v->ref.unit == i; });
+      if (!there) vanished.push_back({id, i});
+    }
+  }
+  for (const auto& ref : vanished) {
+    if (auto* job = find_job(ref.job)) unit_ended(*job, ref.unit, now_us);
+  }
+  for (const auto& view : open) {
+    Job* job = nullptr;
+    const auto* unit = find_unit(view.ref, &job);
+    if (unit != nullptr && (unit->touched_us >= asked_us || unit->where == Unit::Where::kEnded)) continue;
+    const bool queued = unit != nullptr && unit->where == Unit::Where::kQueued;
+    const bool held = unit != nullptr && unit->where == Unit::Where::kHeld && unit->nonce == view.nonce;
+    if (queued && view.state == job::State::kReady) continue;
+    if (held && view.state == job::State::kAssigned) continue;
+    apply_view(view, now_us);
+  }
+}
+
+void Scheduler::on_intake(std::span<const queue::IntakeEntry> entries, std::int64_t now_us) {
+  for (const auto& entry : entries) {
+    auto job = examine(entry, options_.catalogue, options_.precision);
+    if (!job) {
+      pending_.reject.push_back(make_rejection(entry, job.error()));
+      continue;
+    }
+    const auto deadline = deadline_us(entry, job->spec);
+    const auto expected = estimate(job->spec, entry.tenant, now_us);
+    if (auto unmet = unmet_deadline(expected, deadline, now_us)) {
+      pending_.reject.push_back(make_rejection(entry, std::move(*unmet)));
+      continue;
+    }
+    if (find_job(entry.id) == nullptr) {
+      auto& added = add_job(entry.id, entry.tenant, job->spec.model, job->class_key, job->spec.n.value_or(1), now_us);
+      added.prior_us = job->prior_us;
+      added.cost_us = costs_.typical_run_us(added.cls, added.model, added.prior_us);
+      added.priority = job->spec.priority;
+      added.deadline_us = deadline;
+    }
+    // Also of a job that is known: an entry that is read again has not been acknowledged yet.
+    pending_.admit.push_back(make_admission(entry, *job, find_job(entry.id)->cost_us));
+  }
+}
+
+void Scheduler::on_event(const queue::Event& event, std::int64_t now_us) {
+  auto* job = find_job(event.job);
+  if (job == nullptr) {
+    // A unit of a job this scheduler has not heard of can only come from a hole in what it heard.
+    if (event.type == "ready" || event.type == "assigned" || event.type == "started") wants_audit_ = true;
+    return;
+  }
+  if (event.unit >= 0) {
+    if (event.unit < static_cast<int>(job->units.size())) on_unit_event(*job, event, event.unit, now_us);
+    return;
+  }
+  const auto state = job::state_from_name(event.type);
+  if (state && job::is_terminal(*state)) {
+    remove_job(*job, now_us);
+  } else if (event.type == "ready") {
+    for (int i = 0; i < static_cast<int>(job->units.size()); ++i) {
+      if (job->units[i].where == Unit::Where::kPending) unit_ready(*job, i, event.at_ms * 1000, now_us);
+    }
+  }
+}
+
+void Scheduler::on_unit_event(Job& job, const queue::Event& event, int index, std::int64_t now_us) {
+  auto& unit = job.units[index];
+  if (unit.where == Unit::Where::kEnded) return;
+  const auto nonce = field(event, "nonce");
+  if (event.type == "ready") {
+    if (event.fields.contains("not_before_ms")) {
+      unit_delayed(job, index, now_us);  // another "ready" follows when the retry is due
+    } else {
+      unit_ready(job, index, event.at_ms * 1000, now_us);
+    }
+  } else if (event.type == "assigned" || event.type == "started") {
+    if (unit.where != Unit::Where::kHeld || (!nonce.empty() && unit.nonce != nonce)) {
+      wants_audit_ = true;  // not this scheduler's doing; the event does not say enough
+      return;
+    }
+    unit.touched_us = now_us;
+    if (event.type == "started") fleet_.started(unit.worker, {job.id, index}, event.at_ms * 1000);
+  } else if (const auto state = job::state_from_name(event.type); state && job::is_terminal(*state)) {
+    if (*state == job::State::kSucceeded) learn(job, unit, event);
+    unit_ended(job, index, now_us);
+  }
+}
+
+// Corrects the cost model and the tenant's bill by the run that was observed.
+void Scheduler::learn(const Job& job, const Unit& unit, const queue::Event& event) {
+  if (unit.where != Unit::Where::kHeld) return;
+  const auto* held = fleet_.find_held(unit.worker, {job.id, static_cast<int>(&unit - job.units.data())});
+  if (held == nullptr || !held->started) return;
+  // A worker prepares the next unit while it denoises: what overlaps was not this unit's run.
+  const auto began = std::max(held->started_us, fleet_.at(unit.worker).last_end_us);
+  const auto observed = event.at_ms * 1000 - began;
+  if (observed <= 0) return;
+  costs_.observe(job.cls, job.model, unit.worker, job.prior_us, observed, held->cold);
+  if (unit.charged) queue_.charge(job.tenant, observed - job.cost_us);
+}
+
+void Scheduler::on_workers(const std::vector<queue::WorkerInfo>& workers, std::int64_t now_us) {
+  const auto changed = fleet_.update(workers, now_us, [this](const std::string& name) { return intern_model(name); });
+  for (const auto w : changed) {
+    if (fleet_.at(w).owner.empty()) costs_.forget_worker(w);
+  }
+  revoke_from_absent(now_us);
+  revoke_for_idle(now_us);
+  queue_.tenants().prune(kTenantsKept);
+}
+
+void Scheduler::on_assign_refused(const queue::UnitRef& ref, const std::string& nonce, std::int64_t now_us) {
+  Job* job = nullptr;
+  auto* unit = find_unit(ref, &job);
+  if (unit == nullptr || unit->where != Unit::Where::kHeld || unit->nonce != nonce) return;
+  leave(*job, *unit, ref.unit, now_us);
+  if (unit->charged) queue_.charge(job->tenant, -job->cost_us);
+  unit->charged = false;
+  unit->where = Unit::Where::kUnknown;
+  unit->touched_us = now_us;
+  wants_audit_ = true;
+}
+
+Estimate Scheduler::estimate(const job::JobSpec& spec, const std::string& tenant, std::int64_t now_us) const {
+  Estimate out;
+  const auto job = classify(spec, options_.precision);
+  const auto model = model_ids_.find(spec.model);
+  if (model == model_ids_.end()) {
+    out.run_us = job.prior_us;
+    return out;
+  }
+  const auto cls = class_ids_.find(job.class_key);
+  const auto c = cls == class_ids_.end() ? static_cast<ClassId>(-1) : cls->second;
+  const auto m = model->second;
+  out.run_us = costs_.typical_run_us(c, m, job.prior_us);
+  out.observed = costs_.observed(m);
+  // Only the tenant's own queue: others' can't hold it up by more than its fair share, which is not known
+  // until then. So this is what it takes at best.
+  std::int64_t soonest = -1, workers = 0;
+  for (const auto w : fleet_.with_model(m)) {
+    const auto& worker = fleet_.at(w);
+    if (worker.standing != Standing::kReady) continue;
+    ++workers;
+    const auto wait = std::max<std::int64_t>(0, worker.start_us(now_us) - now_us);
+    soonest = soonest < 0 ? wait : std::min(soonest, wait);
+  }
+  if (workers == 0) return out;
+  const auto t = queue_.tenants().find(tenant);
+  const auto work = t ? queue_.tenant_work_us(m, *t) : 0;
+  out.wait_us = soonest + (work > 0 ? costs_.typical_run_us(c, m, work) / workers : 0);
+  return out;
+}
+
+Census Scheduler::census() const {
+  Census out;
+  out.jobs = jobs_.size();
+  for (const auto& [id, job] : jobs_) {
+    for (const auto& unit : job->units) {
+      out.ready += unit.where == Unit::Where::kQueued;
+      out.held += unit.where == Unit::Where::kHeld;
+      out.delayed += unit.where == Unit::Where::kDelayed;
+      out.pending += unit.where == Unit::Where::kPending || unit.where == Unit::Where::kUnknown;
+    }
+  }
+  for (WorkerId w = 0; w < fleet_.slots(); ++w) {
+    if (!fleet_.at(w).owner.empty()) ++out.workers[fleet_.at(w).standing];
+  }
+  return out;
+}
+
+}  // namespace ditfleet::scheduling

@@ -1,0 +1,168 @@
+// The scheduler of one shard as one state machine: what happened goes in, what to do comes out. It knows no
+// Redis, no clock and no thread; SchedulerService (scheduler_service.h) performs its actions.
+//
+// What Redis' feed says is the truth: a unit is ready, started or ended when its event arrives, not when an
+// action was asked for. Actions are safe to be wrong, because Redis checks every transition; a refused one
+// makes the scheduler ask for an audit, which compares what it believes with what is stored.
+//
+// Not thread safe. `now_us` is Redis' clock in microseconds and never goes back.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "coordinator/scheduling/admission.h"
+#include "coordinator/scheduling/cost_model.h"
+#include "coordinator/scheduling/fair_queue.h"
+#include "coordinator/scheduling/fleet.h"
+#include "shared/job/catalogue.h"
+#include "shared/queue/types.h"
+
+namespace ditfleet::scheduling {
+
+struct SchedulerOptions {
+  job::Catalogue catalogue;
+  std::string precision = "auto";          // of shape classes
+  std::map<std::string, double> weights;   // of tenants; others weigh 1
+  int lookahead = 2;                       // units a worker holds, the running one included
+  std::int64_t age_bound_ms = 60'000;
+  std::int64_t silent_after_ms = 3'500;    // without a heartbeat
+  std::function<std::string()> new_nonce;  // must be set; 128 random bits in service
+};
+
+struct Actions {
+  struct Assignment {
+    std::string owner;
+    std::vector<queue::AssignRequest> units;
+  };
+  std::vector<queue::Admission> admit;
+  std::vector<queue::Rejection> reject;
+  std::vector<Assignment> assign;
+  std::vector<queue::Attempt> revoke;
+  bool empty() const { return admit.empty() && reject.empty() && assign.empty() && revoke.empty(); }
+};
+
+// What is worth counting, told as it happens.
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  virtual void assigned(bool cold, std::int64_t queue_wait_us) = 0;
+  virtual void revoked() = 0;
+};
+
+struct Census {
+  std::size_t jobs = 0, ready = 0, held = 0, delayed = 0, pending = 0;
+  std::map<Standing, std::size_t> workers;
+};
+
+class Scheduler {
+ public:
+  // `observer` may be null and must outlive the scheduler.
+  Scheduler(SchedulerOptions options, Observer* observer);
+  ~Scheduler();
+
+  // --- inputs ------------------------------------------------------------------------------------
+  // Start from what is stored: once, on a fresh object. For `grace_ms` workers that are silent lose nothing:
+  // they could not be heard while Redis, or everybody, was away.
+  void rebuild(std::span<const queue::UnitView> open, const std::map<std::string, std::int64_t>& virtual_times,
+               const std::vector<queue::WorkerInfo>& workers, std::int64_t grace_ms, std::int64_t now_us);
+  // Corrects what differs from `open`, read since `asked_us`; what has been touched after that is left alone.
+  void audit(std::span<const queue::UnitView> open, std::int64_t asked_us, std::int64_t now_us);
+  void on_intake(std::span<const queue::IntakeEntry> entries, std::int64_t now_us);
+  void on_event(const queue::Event& event, std::int64_t now_us);
+  // The registry; call it at least every second, it also finds what has become of silent workers.
+  void on_workers(const std::vector<queue::WorkerInfo>& workers, std::int64_t now_us);
+  // Redis refused the assignment: the unit was no longer ready, or not yet.
+  void on_assign_refused(const queue::UnitRef& ref, const std::string& nonce, std::int64_t now_us);
+
+  // --- outputs -----------------------------------------------------------------------------------
+  // What to do now. Assigned units count as held from here on.
+  Actions decide(std::int64_t now_us);
+  // Something did not fit: read the open units and call audit().
+  bool wants_audit() const { return wants_audit_; }
+
+  Estimate estimate(const job::JobSpec& complete_spec, const std::string& tenant, std::int64_t now_us) const;
+  std::map<std::string, std::int64_t> virtual_times() const { return queue_.tenants().times(); }
+  Census census() const;
+
+ private:
+  struct Unit {
+    // kPending: not admitted yet. kUnknown: waits for an event or an audit.
+    enum class Where { kPending, kQueued, kDelayed, kHeld, kUnknown, kEnded };
+    Where where = Where::kPending;
+    bool charged = false;
+    FairQueue::Handle handle = 0;
+    WorkerId worker = 0;
+    std::string nonce;
+    std::int64_t ready_us = 0;
+    std::int64_t touched_us = 0;
+    std::int64_t revoked_us = 0;  // when a revoke was last asked for
+  };
+  struct Job {
+    std::string id;
+    TenantId tenant = 0;
+    ModelId model = 0;
+    ClassId cls = 0;
+    std::int64_t prior_us = 0, cost_us = 0, deadline_us = 0;
+    int priority = 0;
+    std::uint64_t arrival = 0;
+    std::size_t open = 0;
+    std::vector<Unit> units;
+  };
+  struct Class {
+    std::string key;
+    std::uint64_t hash = 0;
+    ModelId model = 0;
+    std::size_t open = 0;              // units that refer to it
+    std::uint64_t skipped_round = 0;   // of decide(): the router would rather wait
+  };
+
+  ModelId intern_model(const std::string& name);
+  ClassId intern_class(const std::string& key, const std::string& model);
+  Job& add_job(const std::string& id, const std::string& tenant, const std::string& model, const std::string& class_key,
+               int units, std::int64_t now_us);
+  Job* find_job(const std::string& id) const;
+  Unit* find_unit(const queue::UnitRef& ref, Job** job);
+  Job& job_of(const queue::UnitView& view, std::int64_t now_us);
+  void remove_job(Job& job, std::int64_t now_us);
+
+  void unit_ready(Job& job, int unit, std::int64_t ready_us, std::int64_t now_us);
+  void unit_held(Job& job, int unit, const std::string& owner, const std::string& nonce, std::int64_t now_us);
+  void unit_delayed(Job& job, int unit, std::int64_t now_us);
+  void unit_ended(Job& job, int unit, std::int64_t now_us);
+  void leave(Job& job, Unit& unit, int index, std::int64_t now_us);
+  void apply_view(const queue::UnitView& view, std::int64_t now_us);
+  void learn(const Job& job, const Unit& unit, const queue::Event& event);
+  void on_unit_event(Job& job, const queue::Event& event, int unit, std::int64_t now_us);
+
+  void dispatch(Actions& actions, std::int64_t now_us);
+  void place(FairQueue::Candidate candidate, std::int64_t now_us,
+             std::unordered_map<WorkerId, std::size_t>& batches, Actions& actions);
+  void revoke_from_absent(std::int64_t now_us);
+  void revoke_for_idle(std::int64_t now_us);
+  void ask_revoke(const HeldUnit& held, std::int64_t now_us);
+
+  SchedulerOptions options_;
+  Observer* observer_;
+  FairQueue queue_;
+  Fleet fleet_;
+  CostModel costs_;
+  std::unordered_map<std::string, std::unique_ptr<Job>> jobs_;
+  std::vector<std::pair<Job*, int>> queued_;  // by FairQueue handle
+  std::vector<std::string> models_;
+  std::unordered_map<std::string, ModelId> model_ids_;
+  std::vector<Class> classes_;
+  std::vector<ClassId> free_classes_;
+  std::unordered_map<std::string, ClassId> class_ids_;
+  Actions pending_;
+  std::uint64_t arrivals_ = 0, round_ = 0;
+  std::int64_t grace_until_us_ = 0;
+  bool wants_audit_ = false;
+};
+
+}  // namespace ditfleet::scheduling

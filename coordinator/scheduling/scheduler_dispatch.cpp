@@ -1,0 +1,148 @@
+// The outputs of Scheduler: who gets which unit, and what is taken back.
+#include <algorithm>
+
+#include "coordinator/scheduling/router.h"
+#include "coordinator/scheduling/scheduler.h"
+
+namespace ditfleet::scheduling {
+namespace {
+
+constexpr std::int64_t kRevokeAgainUs = 1'000'000;
+// Moving a unit to an idle worker throws away what its holder has prepared: it must be worth that.
+constexpr std::int64_t kMoveGainUs = 200'000;
+
+}  // namespace
+
+Actions Scheduler::decide(std::int64_t now_us) {
+  Actions actions = std::exchange(pending_, {});
+  dispatch(actions, now_us);
+  return actions;
+}
+
+void Scheduler::dispatch(Actions& actions, std::int64_t now_us) {
+  if (queue_.size() == 0) return;
+  ++round_;
+  std::vector<ModelId> open;
+  for (ModelId m = 0; m < models_.size(); ++m) {
+    if (queue_.model_work_us(m) > 0 && fleet_.has_free_slot(m)) open.push_back(m);
+  }
+  const auto skipped = [this](ClassId c) { return classes_[c].skipped_round == round_; };
+  std::unordered_map<WorkerId, std::size_t> batches;
+  while (!open.empty()) {
+    // Across models, too, the tenant with the least virtual time comes first.
+    std::size_t chosen = 0;
+    std::optional<FairQueue::Candidate> best;
+    for (std::size_t i = 0; i < open.size();) {
+      const auto candidate = queue_.next(open[i], now_us, skipped);
+      if (!candidate) {
+        open.erase(open.begin() + static_cast<std::ptrdiff_t>(i));
+        continue;
+      }
+      const auto time = [&](const FairQueue::Candidate& c) {
+        return queue_.tenants().virtual_time(queue_.at(c.handle).tenant);
+      };
+      if (!best || time(*candidate) < time(*best)) {
+        best = candidate;
+        chosen = i;
+      }
+      ++i;
+    }
+    if (!best) break;
+    place(*best, now_us, batches, actions);
+    if (!fleet_.has_free_slot(open[chosen])) open.erase(open.begin() + static_cast<std::ptrdiff_t>(chosen));
+  }
+}
+
+// Assigns the unit, or, if its lane is better off waiting, skips the lane for the rest of this round.
+void Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us,
+                      std::unordered_map<WorkerId, std::size_t>& batches, Actions& actions) {
+  const auto& queued = queue_.at(candidate.handle);
+  auto& [job, index] = queued_[candidate.handle];
+  auto& cls = classes_[queued.lane];
+  const auto route = choose_worker(fleet_, costs_,
+                                   {.cls = queued.lane,
+                                    .model = queued.model,
+                                    .class_hash = cls.hash,
+                                    .prior_us = queued.prior_us,
+                                    .lane_work_us = queue_.lane_work_us(queued.lane),
+                                    .may_wait = !candidate.aged},
+                                   now_us);
+  if (route.kind != Route::Kind::kAssign) {
+    cls.skipped_round = round_;
+    return;
+  }
+  auto& unit = job->units[static_cast<std::size_t>(index)];
+  const queue::UnitRef ref{job->id, index};
+  queue_.remove(candidate.handle);
+  unit.where = Unit::Where::kHeld;
+  unit.worker = route.worker;
+  unit.nonce = options_.new_nonce();
+  unit.touched_us = now_us;
+  unit.charged = true;
+  queue_.charge(job->tenant, job->cost_us);
+  fleet_.hold(route.worker, {.ref = ref,
+                             .cls = job->cls,
+                             .run_us = route.run_us + route.cold_us,
+                             .assigned_us = now_us,
+                             .cold = route.cold});
+  const auto [at, fresh] = batches.emplace(route.worker, actions.assign.size());
+  if (fresh) actions.assign.push_back({.owner = fleet_.at(route.worker).owner, .units = {}});
+  actions.assign[at->second].units.push_back({.ref = ref, .nonce = unit.nonce, .reason = route.reason});
+  if (observer_ != nullptr) observer_->assigned(route.cold, now_us - unit.ready_us);
+}
+
+void Scheduler::ask_revoke(const HeldUnit& held, std::int64_t now_us) {
+  Job* job = nullptr;
+  auto* unit = find_unit(held.ref, &job);
+  if (unit == nullptr || unit->where != Unit::Where::kHeld) return;
+  if (unit->revoked_us > 0 && now_us - unit->revoked_us < kRevokeAgainUs) return;
+  unit->revoked_us = now_us;
+  pending_.revoke.push_back({held.ref, unit->nonce});
+  if (observer_ != nullptr) observer_->revoked();
+}
+
+// What was assigned to a worker that is silent, draining or gone, and not started, goes to another. What it
+// had started is its own until its lease lapses.
+void Scheduler::revoke_from_absent(std::int64_t now_us) {
+  for (WorkerId w = 0; w < fleet_.slots(); ++w) {
+    const auto& worker = fleet_.at(w);
+    if (worker.owner.empty() || worker.standing == Standing::kReady || worker.standing == Standing::kStarting) continue;
+    if (worker.standing != Standing::kDraining && now_us < grace_until_us_) continue;
+    for (const auto& held : worker.held) {
+      if (!held.started) ask_revoke(held, now_us);
+    }
+  }
+}
+
+// An idle worker and nothing ready to give it, while a unit waits behind another on a busy one.
+void Scheduler::revoke_for_idle(std::int64_t now_us) {
+  for (ModelId m = 0; m < models_.size(); ++m) {
+    if (queue_.model_work_us(m) > 0) continue;
+    for (const auto idle : fleet_.with_model(m)) {
+      const auto& taker = fleet_.at(idle);
+      if (taker.standing != Standing::kReady || !taker.held.empty()) continue;
+      const HeldUnit* gain_unit = nullptr;
+      std::int64_t most = kMoveGainUs;
+      for (const auto w : fleet_.with_model(m)) {
+        const auto& worker = fleet_.at(w);
+        if (worker.held.size() < 2 || worker.held.back().started) continue;
+        const auto& last = worker.held.back();
+        const auto* job = find_job(last.ref.job);
+        if (job == nullptr || job->model != m) continue;
+        if (const auto& unit = job->units[last.ref.unit]; now_us - unit.touched_us < kMoveGainUs) continue;
+        const auto run = costs_.run_us(last.cls, m, idle, job->prior_us);
+        const auto cold = fleet_.is_warm(last.cls, idle) ? 0 : costs_.cold_us(m, run);
+        const auto gain = worker.start_us(now_us) - (now_us + run + cold) - run / 4;
+        if (gain > most) {
+          most = gain;
+          gain_unit = &last;
+        }
+      }
+      if (gain_unit == nullptr) break;
+      ask_revoke(*gain_unit, now_us);
+      break;  // one a time: the next look sees what came of it
+    }
+  }
+}
+
+}  // namespace ditfleet::scheduling

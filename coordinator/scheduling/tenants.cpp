@@ -1,0 +1,82 @@
+#include "coordinator/scheduling/tenants.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace ditfleet::scheduling {
+
+Tenants::Tenants(std::map<std::string, double> weights) : weights_(std::move(weights)) {}
+
+TenantId Tenants::intern(const std::string& name) {
+  if (const auto it = by_name_.find(name); it != by_name_.end()) return it->second;
+  TenantId id;
+  if (free_.empty()) {
+    id = static_cast<TenantId>(tenants_.size());
+    tenants_.emplace_back();
+  } else {
+    id = free_.back();
+    free_.pop_back();
+  }
+  auto& tenant = tenants_[id];
+  tenant = {.name = name, .used = true};
+  if (const auto it = weights_.find(name); it != weights_.end()) tenant.weight = std::max(0.001, it->second);
+  by_name_.emplace(name, id);
+  return id;
+}
+
+std::optional<TenantId> Tenants::find(const std::string& name) const {
+  const auto it = by_name_.find(name);
+  return it == by_name_.end() ? std::nullopt : std::optional(it->second);
+}
+
+void Tenants::open(TenantId t) {
+  auto& tenant = tenants_[t];
+  if (tenant.open++ > 0) return;
+  const auto start = active_.empty() ? most_ : active_.begin()->first;
+  tenant.virtual_time = std::max(tenant.virtual_time, start);
+  active_.emplace(tenant.virtual_time, t);
+}
+
+void Tenants::close(TenantId t) {
+  auto& tenant = tenants_[t];
+  if (tenant.open == 0 || --tenant.open > 0) return;
+  active_.erase({tenant.virtual_time, t});
+}
+
+void Tenants::charge(TenantId t, std::int64_t cost_us) {
+  auto& tenant = tenants_[t];
+  const bool active = tenant.open > 0;
+  if (active) active_.erase({tenant.virtual_time, t});
+  tenant.virtual_time += std::llround(static_cast<double>(cost_us) / tenant.weight);
+  most_ = std::max(most_, tenant.virtual_time);
+  if (active) active_.emplace(tenant.virtual_time, t);
+}
+
+std::map<std::string, std::int64_t> Tenants::times() const {
+  std::map<std::string, std::int64_t> out;
+  for (const auto& tenant : tenants_) {
+    if (tenant.used) out.emplace(tenant.name, tenant.virtual_time);
+  }
+  return out;
+}
+
+void Tenants::restore(const std::map<std::string, std::int64_t>& times) {
+  for (const auto& [name, time] : times) {
+    tenants_[intern(name)].virtual_time = time;
+    most_ = std::max(most_, time);
+  }
+}
+
+void Tenants::prune(std::size_t keep) {
+  if (by_name_.size() <= keep) return;
+  const auto start = active_.empty() ? most_ : active_.begin()->first;
+  for (TenantId id = 0; id < tenants_.size(); ++id) {
+    auto& tenant = tenants_[id];
+    if (!tenant.used || tenant.open > 0 || tenant.virtual_time > start) continue;
+    by_name_.erase(tenant.name);
+    tenant = {};
+    free_.push_back(id);
+  }
+}
+
+}  // namespace ditfleet::scheduling

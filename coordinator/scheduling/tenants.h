@@ -1,0 +1,60 @@
+// How much of the fleet each tenant has had: virtual time in GPU-microseconds divided by the tenant's weight.
+// Who has had least goes first.
+//
+// Pure and not thread safe.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace ditfleet::scheduling {
+
+using TenantId = std::uint32_t;
+
+class Tenants {
+ public:
+  // Weights of tenants by name; others weigh 1. A weight is made at least 0.001.
+  explicit Tenants(std::map<std::string, double> weights);
+
+  TenantId intern(const std::string& name);
+  std::optional<TenantId> find(const std::string& name) const;
+  const std::string& name(TenantId t) const { return tenants_[t].name; }
+  std::int64_t virtual_time(TenantId t) const { return tenants_[t].virtual_time; }
+
+  // A unit of the tenant is open (queued or held by a worker) / no longer. A tenant whose first unit opens
+  // starts at the least virtual time of those that have open units, or at the most anybody ever had if none
+  // has: time spent idle buys no credit.
+  void open(TenantId t);
+  void close(TenantId t);
+  // Adds `cost_us` of service; a correction or refund may be negative.
+  void charge(TenantId t, std::int64_t cost_us);
+
+  // For storing and restoring. restore() is for fresh objects, before any open().
+  std::map<std::string, std::int64_t> times() const;
+  void restore(const std::map<std::string, std::int64_t>& times);
+  // Forgets idle tenants that would start afresh anyhow, when there are more than `keep`.
+  // Their ids are reused.
+  void prune(std::size_t keep);
+
+ private:
+  struct Tenant {
+    std::string name;
+    double weight = 1.0;
+    std::int64_t virtual_time = 0;
+    std::uint32_t open = 0;
+    bool used = false;
+  };
+  std::map<std::string, double> weights_;
+  std::vector<Tenant> tenants_;
+  std::vector<TenantId> free_;
+  std::unordered_map<std::string, TenantId> by_name_;
+  std::set<std::pair<std::int64_t, TenantId>> active_;
+  std::int64_t most_ = 0;  // of all virtual times
+};
+
+}  // namespace ditfleet::scheduling

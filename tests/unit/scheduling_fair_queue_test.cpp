@@ -1,0 +1,188 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+
+#include "coordinator/scheduling/fair_queue.h"
+
+namespace ditfleet::scheduling {
+namespace {
+
+constexpr std::int64_t kAgeBound = 60'000'000;
+const auto kNoneSkipped = [](ClassId) { return false; };
+
+class FairQueueTest : public ::testing::Test {
+ protected:
+  FairQueue::Handle push(const std::string& tenant, std::int64_t cost, int priority = 0, std::int64_t deadline = 0,
+                         std::int64_t ready = 0, ClassId lane = 0) {
+    const auto t = queue.tenants().intern(tenant);
+    queue.tenants().open(t);
+    const auto handle = queue.push({.tenant = t,
+                                    .lane = lane,
+                                    .priority = priority,
+                                    .deadline_us = deadline,
+                                    .ready_us = ready,
+                                    .arrival = ++arrivals,
+                                    .prior_us = cost});
+    costs[handle] = cost;
+    return handle;
+  }
+  // Serves the next unit to its end; returns its handle.
+  std::optional<FairQueue::Handle> serve(std::int64_t now = 0) {
+    const auto next = queue.next(0, now, kNoneSkipped);
+    if (!next) return std::nullopt;
+    const auto tenant = queue.at(next->handle).tenant;
+    const auto cost = costs.at(next->handle);
+    queue.remove(next->handle);
+    queue.charge(tenant, cost);
+    queue.tenants().close(tenant);
+    served[queue.tenants().name(tenant)] += cost;
+    return next->handle;
+  }
+
+  FairQueue queue{{{"gold", 3.0}, {"silver", 1.0}}, kAgeBound};
+  std::map<FairQueue::Handle, std::int64_t> costs;
+  std::map<std::string, std::int64_t> served;
+  std::uint64_t arrivals = 0;
+};
+
+TEST_F(FairQueueTest, gap_between_backlogged_tenants_is_bounded_by_the_largest_unit) {
+  std::mt19937 random(7);
+  constexpr std::int64_t kLargest = 5'000;
+  for (int i = 0; i < 2'000; ++i) push("a", 1 + static_cast<std::int64_t>(random() % kLargest));
+  for (int i = 0; i < 2'000; ++i) push("b", 1 + static_cast<std::int64_t>(random() % 50));  // many small ones
+  std::int64_t widest = 0;
+  while (queue.tenant_work_us(0, 0) > 0 && queue.tenant_work_us(0, 1) > 0) {
+    serve();
+    widest = std::max(widest, std::abs(served["a"] - served["b"]));
+  }
+  EXPECT_GT(widest, 0);
+  EXPECT_LE(widest, kLargest);
+}
+
+TEST_F(FairQueueTest, weights_divide_the_service) {
+  for (int i = 0; i < 1'000; ++i) push("silver", 100);
+  for (int i = 0; i < 1'000; ++i) push("gold", 100);
+  for (int i = 0; i < 800; ++i) serve();
+  EXPECT_NEAR(static_cast<double>(served["gold"]), 3.0 * static_cast<double>(served["silver"]), 400.0);
+}
+
+TEST_F(FairQueueTest, idle_tenants_hoard_no_credit) {
+  for (int i = 0; i < 100; ++i) push("busy", 100);
+  for (int i = 0; i < 50; ++i) serve();
+  for (int i = 0; i < 100; ++i) push("late", 100);
+  const auto before = served["busy"];
+  for (int i = 0; i < 20; ++i) serve();
+  EXPECT_NEAR(static_cast<double>(served["busy"] - before), 1'000.0, 100.0);
+  EXPECT_NEAR(static_cast<double>(served["late"]), 1'000.0, 100.0);
+}
+
+TEST_F(FairQueueTest, a_tenant_that_returns_after_everybody_was_idle_starts_level) {
+  push("a", 1'000);
+  serve();
+  push("b", 10);
+  serve();  // everybody idle; a has had 1000, b started there
+  for (int i = 0; i < 10; ++i) {
+    push("a", 100);
+    push("b", 100);
+  }
+  served.clear();
+  for (int i = 0; i < 10; ++i) serve();
+  EXPECT_EQ(served["a"], 500);
+  EXPECT_EQ(served["b"], 500);
+}
+
+TEST_F(FairQueueTest, within_a_tenant_priority_then_deadline_then_arrival) {
+  const auto plain = push("a", 1);
+  const auto later = push("a", 1, 0, 2'000);
+  const auto sooner = push("a", 1, 0, 1'000, 0, 1);  // in another lane
+  const auto urgent = push("a", 1, 5, 0, 0, 2);
+  const auto plain2 = push("a", 1);
+  EXPECT_EQ(serve(), urgent);
+  EXPECT_EQ(serve(), sooner);
+  EXPECT_EQ(serve(), later);
+  EXPECT_EQ(serve(), plain);
+  EXPECT_EQ(serve(), plain2);
+  EXPECT_EQ(serve(), std::nullopt);
+}
+
+TEST_F(FairQueueTest, age_bounds_every_wait_behind_higher_priority) {
+  const auto humble = push("a", 100, -100, 0, 0);
+  std::int64_t now = 0;
+  std::int64_t waited = -1;
+  for (int i = 0; i < 10'000 && waited < 0; ++i) {
+    now += 100'000;
+    push("a", 100, 100, 0, now);  // a stream of urgent units that never ends
+    if (serve(now) == humble) waited = now;
+  }
+  EXPECT_GT(waited, kAgeBound - 200'000);
+  EXPECT_LE(waited, kAgeBound + 200'000);
+}
+
+TEST_F(FairQueueTest, age_gives_a_tenant_no_more_than_its_share) {
+  for (int i = 0; i < 1'000; ++i) push("flood", 100, 0, 0, 0);
+  const std::int64_t now = 10 * kAgeBound;  // the flood is long overdue
+  for (int i = 0; i < 100; ++i) push("small", 100, 0, 0, now);
+  for (int i = 0; i < 100; ++i) serve(now);
+  EXPECT_NEAR(static_cast<double>(served["small"]), 5'000.0, 100.0);
+}
+
+TEST_F(FairQueueTest, skipped_lanes_are_passed_over_but_not_for_aged_units) {
+  const auto first = push("a", 1, 0, 0, 0, 3);
+  const auto second = push("a", 1, 0, 0, 0, 4);
+  const auto skip3 = [](ClassId lane) { return lane == 3; };
+  EXPECT_EQ(queue.next(0, 0, skip3)->handle, second);
+  EXPECT_FALSE(queue.next(0, 0, skip3)->aged);
+  EXPECT_EQ(queue.next(0, kAgeBound + 1, skip3)->handle, first);
+  EXPECT_TRUE(queue.next(0, kAgeBound + 1, skip3)->aged);
+}
+
+TEST_F(FairQueueTest, totals_follow_every_push_and_remove) {
+  std::mt19937 random(3);
+  std::set<FairQueue::Handle> live;
+  for (int i = 0; i < 5'000; ++i) {
+    if (live.empty() || random() % 3 != 0) {
+      live.insert(push("t" + std::to_string(random() % 7), 1 + random() % 100, static_cast<int>(random() % 3), random() % 1'000,
+                       0, random() % 5));
+    } else {
+      const auto handle = *std::next(live.begin(), static_cast<long>(random() % live.size()));
+      const auto tenant = queue.at(handle).tenant;
+      queue.remove(handle);
+      queue.charge(tenant, 10);
+      queue.tenants().close(tenant);
+      live.erase(handle);
+    }
+  }
+  std::int64_t work = 0;
+  for (const auto handle : live) work += queue.at(handle).prior_us;
+  EXPECT_EQ(queue.size(), live.size());
+  EXPECT_EQ(queue.model_work_us(0), work);
+  std::size_t lanes = 0;
+  for (ClassId lane = 0; lane < 5; ++lane) lanes += queue.lane_size(lane);
+  EXPECT_EQ(lanes, live.size());
+  std::size_t drained = 0;
+  while (serve()) ++drained;
+  EXPECT_EQ(drained, live.size());
+  EXPECT_EQ(queue.model_work_us(0), 0);
+}
+
+TEST(Tenants, prune_forgets_only_who_has_no_claim) {
+  Tenants tenants({});
+  for (int i = 0; i < 100; ++i) {
+    const auto t = tenants.intern("t" + std::to_string(i));
+    tenants.open(t);
+    if (i > 0) tenants.close(t);  // t0 stays active at 0
+  }
+  const auto debtor = tenants.intern("t99");
+  tenants.charge(debtor, 500);
+  tenants.prune(10);
+  const auto times = tenants.times();
+  EXPECT_EQ(times.size(), 2u);
+  EXPECT_EQ(times.at("t99"), 500);
+  EXPECT_TRUE(times.contains("t0"));
+}
+
+}  // namespace
+}  // namespace ditfleet::scheduling

@@ -1,0 +1,228 @@
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "coordinator/scheduling/cost_model.h"
+#include "coordinator/scheduling/fleet.h"
+#include "coordinator/scheduling/leadership.h"
+#include "coordinator/scheduling/router.h"
+
+namespace ditfleet::scheduling {
+namespace {
+
+constexpr std::int64_t kSecond = 1'000'000;
+
+queue::WorkerInfo worker_info(const std::string& name, std::vector<std::string> warm = {}) {
+  queue::WorkerInfo info;
+  info.name = name;
+  info.boot = "b1";
+  info.state = "ready";
+  info.models = {"m"};
+  info.warm_classes = std::move(warm);
+  info.heartbeat_ms = 1;
+  return info;
+}
+
+class RouterTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    fleet.define_class(0, "m/256x256x1/none/64/fp32");
+    fleet.define_class(1, "m/512x512x1/none/64/fp32");
+  }
+  void update(const std::vector<queue::WorkerInfo>& infos, std::int64_t now = 0) {
+    fleet.update(infos, now, [](const std::string& name) { return name == "m" ? ModelId{0} : ModelId{1}; });
+  }
+  Route route(std::int64_t now = 0, std::int64_t lane_work = kSecond, bool may_wait = true) {
+    return choose_worker(fleet, costs,
+                         {.class_hash = rendezvous_hash("class"), .prior_us = kSecond, .lane_work_us = lane_work, .may_wait = may_wait},
+                         now);
+  }
+  void hold(const std::string& name, int unit, std::int64_t run, std::int64_t now = 0) {
+    fleet.hold(fleet.intern_owner(name + ":b1"), {.ref = {"j", unit}, .run_us = run, .assigned_us = now});
+  }
+  std::string name_of(const Route& r) { return fleet.at(r.worker).name; }
+
+  Fleet fleet{2, 3 * kSecond};
+  CostModel costs;
+};
+
+TEST_F(RouterTest, nobody_has_the_model) {
+  auto other = worker_info("w");
+  other.models = {"another"};
+  update({other});
+  EXPECT_EQ(route().kind, Route::Kind::kNoWorker);
+}
+
+TEST_F(RouterTest, silent_draining_and_starting_workers_get_nothing) {
+  auto draining = worker_info("draining"), starting = worker_info("starting"), silent = worker_info("silent");
+  draining.state = "draining";
+  starting.state = "starting";
+  draining.heartbeat_ms = starting.heartbeat_ms = 10'000;
+  update({draining, starting, silent}, 10 * kSecond);
+  EXPECT_EQ(route(10 * kSecond).kind, Route::Kind::kNoWorker);
+}
+
+TEST_F(RouterTest, warm_worker_is_preferred_until_its_queue_is_longer_than_the_cold_cost) {
+  // A cold class costs half a run: 0.5 s here.
+  update({worker_info("cold"), worker_info("warm", {"m/256x256x1/none/64/bf16"})});  // precision does not matter
+  EXPECT_EQ(name_of(route()), "warm");
+  hold("warm", 0, 400'000);
+  auto r = route();
+  EXPECT_EQ(name_of(r), "warm");
+  EXPECT_FALSE(r.cold);
+  EXPECT_NE(r.reason.find("warm; free in 400 ms + run 1000 ms"), std::string::npos) << r.reason;
+  fleet.release(fleet.intern_owner("warm:b1"), {"j", 0}, 0);
+  hold("warm", 1, 600'000);
+  r = route();
+  EXPECT_EQ(name_of(r), "cold");
+  EXPECT_TRUE(r.cold);
+  EXPECT_EQ(r.cold_us, 500'000);
+}
+
+TEST_F(RouterTest, a_full_warm_worker_is_waited_for_only_while_the_whole_lane_gains) {
+  update({worker_info("cold"), worker_info("warm", {"m/256x256x1/none/64/fp32"})});
+  costs.observe(0, 0, fleet.intern_owner("warm:b1"), kSecond, kSecond, false);
+  for (int i = 0; i < 2; ++i) costs.observe(0, 0, fleet.intern_owner("cold:b1"), kSecond, 6 * kSecond, true);  // cold: 5 s
+  hold("warm", 0, kSecond);
+  hold("warm", 1, kSecond);
+  EXPECT_EQ(route(0, kSecond).kind, Route::Kind::kWait);          // through in 3 s, cold in 6 s
+  EXPECT_EQ(route(0, kSecond, false).kind, Route::Kind::kAssign);  // aged units take any slot
+  const auto spilled = route(0, 10 * kSecond);
+  EXPECT_EQ(spilled.kind, Route::Kind::kAssign);
+  EXPECT_EQ(name_of(spilled), "cold");
+}
+
+TEST_F(RouterTest, full_workers_mean_waiting) {
+  update({worker_info("a")});
+  hold("a", 0, 1);
+  hold("a", 1, 1);
+  EXPECT_EQ(route().kind, Route::Kind::kWait);
+}
+
+TEST_F(RouterTest, equals_are_parted_by_rendezvous_hashing_and_stay_put_when_others_leave) {
+  std::vector<queue::WorkerInfo> infos;
+  for (int i = 0; i < 8; ++i) infos.push_back(worker_info("w" + std::to_string(i)));
+  update(infos);
+  const auto pick = [&](const std::string& cls) {
+    return fleet.at(choose_worker(fleet, costs, {.class_hash = rendezvous_hash(cls), .prior_us = kSecond, .lane_work_us = kSecond}, 0).worker).name;
+  };
+  std::map<std::string, std::string> before;
+  std::set<std::string> used;
+  for (int i = 0; i < 100; ++i) {
+    const auto cls = "class" + std::to_string(i);
+    before[cls] = pick(cls);
+    used.insert(before[cls]);
+  }
+  EXPECT_EQ(used.size(), 8u);
+  infos.erase(infos.begin() + 3);
+  update(infos);
+  for (const auto& [cls, name] : before) {
+    if (name != "w3") { EXPECT_EQ(pick(cls), name) << cls; }
+  }
+}
+
+TEST_F(RouterTest, an_overrunning_unit_keeps_what_waits_behind_it_waiting) {
+  update({worker_info("a")});
+  hold("a", 0, kSecond);
+  fleet.started(0, {"j", 0}, 0);
+  hold("a", 1, 2 * kSecond);
+  EXPECT_EQ(fleet.at(0).start_us(500'000), 3 * kSecond);
+  EXPECT_EQ(fleet.at(0).start_us(10 * kSecond), 12 * kSecond);
+}
+
+TEST_F(RouterTest, another_incarnation_of_a_worker_is_another_worker) {
+  update({worker_info("a")});
+  hold("a", 0, kSecond);
+  auto again = worker_info("a");
+  again.boot = "b2";
+  update({again});
+  EXPECT_EQ(fleet.at(fleet.intern_owner("a:b1")).standing, Standing::kGone);
+  EXPECT_EQ(fleet.at(fleet.intern_owner("a:b2")).standing, Standing::kReady);
+  EXPECT_TRUE(fleet.at(fleet.intern_owner("a:b2")).held.empty());
+}
+
+TEST(CostModel, prior_orders_shapes) {
+  job::ShapeClass small{.model = "m", .width = 512, .height = 512}, large{.model = "m", .width = 1024, .height = 1024};
+  auto guided = large;
+  guided.guidance = job::GuidanceKind::kTrueCfg;
+  EXPECT_LT(prior_run_us(small, 28), prior_run_us(large, 28));
+  EXPECT_LT(prior_run_us(large, 4), prior_run_us(large, 28));
+  EXPECT_NEAR(static_cast<double>(prior_run_us(guided, 28)) / static_cast<double>(prior_run_us(large, 28)), 2.0, 0.05);
+}
+
+TEST(CostModel, observed_runs_correct_the_prior) {
+  CostModel costs;
+  EXPECT_EQ(costs.run_us(0, 0, 0, 1'000), 1'000);
+  EXPECT_FALSE(costs.observed(0));
+  costs.observe(0, 0, 0, 1'000, 100, false);
+  EXPECT_TRUE(costs.observed(0));
+  EXPECT_EQ(costs.run_us(0, 0, 0, 1'000), 100);
+  EXPECT_EQ(costs.run_us(5, 0, 3, 1'000), 100);    // an unknown class and worker: the model's mean
+  EXPECT_EQ(costs.run_us(0, 1, 0, 1'000), 100);    // this very class and worker, whatever the model index
+  EXPECT_EQ(costs.typical_run_us(9, 1, 1'000), 1'000);  // another model is not corrected
+  costs.observe(0, 0, 1, 1'000, 400, false);       // a slower worker
+  EXPECT_GT(costs.run_us(7, 0, 1, 1'000), costs.run_us(7, 0, 0, 1'000));
+  for (int i = 0; i < 50; ++i) costs.observe(0, 0, 0, 1'000, 50, false);
+  EXPECT_NEAR(static_cast<double>(costs.run_us(0, 0, 0, 1'000)), 50.0, 2.0);
+}
+
+TEST(CostModel, cold_cost_is_what_a_first_run_takes_beyond_the_prediction) {
+  CostModel costs;
+  EXPECT_EQ(costs.cold_us(0, 1'000), 500);  // the guess
+  costs.observe(0, 0, 0, 1'000, 3'000, true);   // nothing to compare with: taken as a run
+  EXPECT_EQ(costs.typical_run_us(0, 0, 1'000), 3'000);
+  costs.observe(0, 0, 0, 1'000, 1'000, false);  // the warm run corrects it
+  EXPECT_EQ(costs.run_us(0, 0, 0, 1'000), 1'000);
+  costs.observe(0, 0, 1, 1'000, 5'000, true);
+  EXPECT_GT(costs.cold_us(0, 1'000), 2'000);
+  EXPECT_EQ(costs.run_us(0, 0, 0, 1'000), 1'000);  // the cold run did not spoil the prediction
+}
+
+TEST(CostModel, a_seed_gives_way_to_facts) {
+  CostModel costs;
+  costs.seed(0, 0, 1'000, 9'000);
+  EXPECT_EQ(costs.typical_run_us(0, 0, 1'000), 9'000);
+  EXPECT_FALSE(costs.observed(0));
+  costs.observe(0, 0, 0, 1'000, 200, false);
+  EXPECT_EQ(costs.typical_run_us(0, 0, 1'000), 200);
+  costs.seed(0, 0, 1'000, 9'000);
+  EXPECT_EQ(costs.typical_run_us(0, 0, 1'000), 200);
+}
+
+TEST(Leadership, a_lease_counts_from_before_it_was_asked_for) {
+  Leadership lead(3'000'000);
+  EXPECT_FALSE(lead.leader_known(0));
+  EXPECT_EQ(lead.on_answer(7, 0, 500'000), Leadership::Change::kGained);
+  EXPECT_EQ(lead.epoch(), 7);
+  EXPECT_EQ(lead.next_call_us(), 1'000'000);
+  EXPECT_EQ(lead.on_tick(2'999'999), Leadership::Change::kNone);
+  EXPECT_EQ(lead.on_tick(3'000'000), Leadership::Change::kLost);
+  EXPECT_FALSE(lead.leading());
+}
+
+TEST(Leadership, renewals_keep_it_and_another_leader_ends_it) {
+  Leadership lead(3'000'000);
+  EXPECT_EQ(lead.on_answer(7, 0, 10), Leadership::Change::kGained);
+  EXPECT_EQ(lead.on_answer(7, 1'000'000, 1'000'010), Leadership::Change::kNone);
+  EXPECT_EQ(lead.on_tick(3'500'000), Leadership::Change::kNone);
+  EXPECT_EQ(lead.on_answer(0, 3'600'000, 3'600'010), Leadership::Change::kLost);
+  EXPECT_TRUE(lead.leader_known(3'600'020));
+  EXPECT_EQ(lead.on_answer(9, 5'000'000, 5'000'010), Leadership::Change::kGained);
+}
+
+TEST(Leadership, a_new_epoch_is_a_loss_before_it_is_a_gain) {
+  Leadership lead(3'000'000);
+  EXPECT_EQ(lead.on_answer(7, 0, 10), Leadership::Change::kGained);
+  EXPECT_EQ(lead.on_answer(9, 1'000'000, 1'000'010), Leadership::Change::kLost);
+  EXPECT_EQ(lead.on_answer(9, 1'000'020, 1'000'030), Leadership::Change::kGained);
+  EXPECT_EQ(lead.on_fenced(1'100'000), Leadership::Change::kLost);
+}
+
+TEST(Leadership, an_answer_that_comes_after_its_lease_grants_nothing) {
+  Leadership lead(3'000'000);
+  EXPECT_EQ(lead.on_answer(7, 0, 3'100'000), Leadership::Change::kNone);
+  EXPECT_FALSE(lead.leading());
+}
+
+}  // namespace
+}  // namespace ditfleet::scheduling
