@@ -1,0 +1,186 @@
+#!/usr/bin/env bash
+# Makes a fresh Debian 12 machine ready: system packages, LibTorch, and a build in build/.
+# Run it again whenever you like: what is there is found and nothing is repeated, also without a network.
+#
+#   deploy/setup.sh            the two programs, build/bin/{ditfleet,ditfleet-worker}
+#   deploy/setup.sh --tests    also what the tests need, and all tests
+#   deploy/setup.sh --no-build packages and LibTorch alone
+#
+# Environment:
+#   DITFLEET_LIBTORCH   a LibTorch 2.11 that is already there (the folder with include/ and lib/)
+#   DITFLEET_FLAVOUR    slim (no GPU) or full (with CUDA's libraries); by default what nvidia-smi says
+#   DITFLEET_SKIP_PACKAGES=1   leave the system's packages alone (another distribution)
+#   XDG_CACHE_HOME      LibTorch is kept in $XDG_CACHE_HOME/ditfleet (~/.cache/ditfleet), for every checkout
+#   JOBS                compilers at once; by default the processors, fewer where memory is short
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+kTorch=2.11.0
+with_tests=no build=yes
+for argument in "$@"; do
+  case $argument in
+    --tests) with_tests=yes ;;
+    --no-build) build=no ;;
+    -h | --help) sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    *) echo "setup: unknown argument '$argument'; known are --tests, --no-build, --help" >&2; exit 2 ;;
+  esac
+done
+
+started=$SECONDS
+say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
+[ -t 1 ] || say() { printf '==> %s\n' "$*"; }
+die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+# need_space FOLDER MEGABYTES WHAT
+need_space() {
+  local free
+  free=$(df -Pm "$1" | awk 'NR == 2 { print $4 }')
+  [ "$free" -ge "$2" ] || die "$3 needs about $2 MB under $1, where $free MB are free; make room or set ${4:-XDG_CACHE_HOME} to another disk"
+}
+
+[ "$(uname -m)" = x86_64 ] || die "this is $(uname -m); LibTorch and the build are for x86_64"
+[ -n "${HOME:-}" ] || { HOME=$(getent passwd "$(id -u)" | cut -d: -f6); export HOME; }
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/ditfleet
+mkdir -p "$cache" || die "cannot make $cache; set XDG_CACHE_HOME to a folder that may be written"
+
+# --- 1. system packages ----------------------------------------------------------------------------------
+# missing_packages FILE: the names in FILE that are not installed.
+missing_packages() {
+  local name
+  while read -r name; do
+    case $name in '' | '#'*) continue ;; esac
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$name" 2>/dev/null || true)" = installed ] || printf '%s ' "$name"
+  done <"$1"
+}
+as_root() { if [ "$(id -u)" = 0 ]; then env DEBIAN_FRONTEND=noninteractive "$@"; else sudo env DEBIAN_FRONTEND=noninteractive "$@"; fi; }
+apt_install() {
+  as_root apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 -qq update </dev/null &&
+    as_root apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 install -y -qq --no-install-recommends "$@" </dev/null
+}
+
+if [ "${DITFLEET_SKIP_PACKAGES:-}" = 1 ]; then
+  say "[1/4] System packages: left alone (DITFLEET_SKIP_PACKAGES=1)"
+else
+  command -v dpkg-query >/dev/null || die "this is not Debian; install what deploy/packages.txt lists in your system's way, then run with DITFLEET_SKIP_PACKAGES=1"
+  missing=$(missing_packages deploy/packages.txt)
+  if [ -n "$missing" ]; then
+    # shellcheck disable=SC1091
+    release=$(. /etc/os-release && echo "${ID:-?} ${VERSION_ID:-?}")
+    [ "$release" = "debian 12" ] || die "this is $release, and deploy/packages.txt is for Debian 12; install the like of: $missing— then run with DITFLEET_SKIP_PACKAGES=1"
+    [ "$(id -u)" = 0 ] || command -v sudo >/dev/null || die "some packages are missing and neither root nor sudo is at hand; as root: apt-get install -y --no-install-recommends $missing"
+    need_space /usr 1500 "installing packages" TMPDIR
+    say "[1/4] System packages: installing $missing"
+    # shellcheck disable=SC2086
+    apt_install $missing || die "apt-get could not install the packages (its message is above); is the network up?"
+  else
+    say "[1/4] System packages: all there"
+  fi
+  if [ $with_tests = yes ]; then
+    missing=$(missing_packages tests/packages.txt)
+    if [ -n "$missing" ]; then
+      say "      for the tests: installing $missing"
+      # shellcheck disable=SC2086
+      apt_install $missing || say "      could not install all of them; tests that need what lacks are skipped"
+    fi
+  fi
+fi
+
+# --- 2. LibTorch -----------------------------------------------------------------------------------------
+is_libtorch() { [ -e "$1/include/ATen/ATen.h" ] && [ -e "$1/lib/libtorch_cpu.so" ]; }
+
+# The wheels hold all that LibTorch is; only that is kept. A folder gets its name when it is whole, so that
+# what an interrupted run leaves is never taken for it.
+fetch_libtorch() {
+  local flavour=$1 target=$2 work
+  need_space "$cache" "$([ "$flavour" = full ] && echo 14000 || echo 3500)" "LibTorch ($flavour)"
+  rm -rf "$cache"/.partial-libtorch-*
+  work=$(mktemp -d "$cache/.partial-libtorch-XXXXXX")
+  trap 'rm -rf "$work"' EXIT
+  python3 -m venv "$work/venv" || die "python3 -m venv failed; is the package python3-venv there?"
+  local pip=("$work/venv/bin/python" -m pip --disable-pip-version-check download --no-cache-dir --only-binary :all: --dest "$work/wheels")
+  if [ "$flavour" = full ]; then
+    "${pip[@]}" "torch==$kTorch" </dev/null
+  else
+    "${pip[@]}" --no-deps "torch==$kTorch" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85 \
+      nvidia-cuda-nvrtc==13.0.88 nvidia-cuda-crt==13.0.88 </dev/null
+  fi || die "could not download LibTorch (pip's message is above); is the network up? A LibTorch that is already there can be named with DITFLEET_LIBTORCH"
+  say "      unpacking"
+  python3 - "$work" <<'PY' || die "could not unpack the wheels; is the disk full?"
+import pathlib, sys, zipfile
+work = pathlib.Path(sys.argv[1])
+keep = ("torch/lib/", "torch/include/", "torch/share/", "nvidia/")
+for wheel in sorted((work / "wheels").glob("*.whl")):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(work / "tree", [n for n in archive.namelist() if n.startswith(keep)])
+    wheel.unlink()
+PY
+  is_libtorch "$work/tree/torch" || die "the wheel of torch $kTorch lacks what was expected of it (torch/include/ATen/ATen.h, torch/lib/libtorch_cpu.so)"
+  mv -T "$work/tree" "$target"
+  rm -rf "$work"
+  trap - EXIT
+}
+
+if [ -n "${DITFLEET_LIBTORCH:-}" ]; then
+  is_libtorch "$DITFLEET_LIBTORCH" || die "DITFLEET_LIBTORCH is '$DITFLEET_LIBTORCH', which lacks include/ATen/ATen.h or lib/libtorch_cpu.so; it must be a LibTorch folder"
+  libtorch=$(cd "$DITFLEET_LIBTORCH" && pwd)
+  grep -q "TORCH_VERSION \"$kTorch" "$libtorch/include/torch/version.h" 2>/dev/null || say "      note: $libtorch is not version $kTorch, the one that is tested"
+  say "[2/4] LibTorch: $libtorch (DITFLEET_LIBTORCH)"
+else
+  flavour=${DITFLEET_FLAVOUR:-}
+  if [ -z "$flavour" ]; then
+    if nvidia-smi -L >/dev/null 2>&1; then flavour=full; else flavour=slim; fi
+  fi
+  case $flavour in slim | full) ;; *) die "DITFLEET_FLAVOUR is '$flavour'; it takes slim or full" ;; esac
+  find_libtorch() {
+    local candidate
+    for candidate in "$flavour" full; do
+      libtorch=$cache/libtorch-$kTorch-$candidate/torch
+      if is_libtorch "$libtorch"; then return 0; fi
+    done
+    return 1
+  }
+  if ! find_libtorch; then
+    exec 9>"$cache/lock"
+    flock -n 9 || { say "[2/4] LibTorch: another set-up is fetching it; waiting"; flock 9; }
+    if ! find_libtorch; then
+      say "[2/4] LibTorch $kTorch ($flavour): downloading, $([ "$flavour" = full ] && echo "about 2.7 GB" || echo "about 600 MB"), once for all checkouts"
+      fetch_libtorch "$flavour" "$cache/libtorch-$kTorch-$flavour"
+      find_libtorch || die "LibTorch is not in $cache after its installation; this is a bug"
+    fi
+    exec 9>&-
+  fi
+  say "[2/4] LibTorch: $libtorch"
+fi
+
+# --- 3. configure, 4. build ------------------------------------------------------------------------------
+[ $build = yes ] || { say "Ready after $((SECONDS - started)) s (not built)"; exit 0; }
+mkdir -p build
+exec 8>build/.setup.lock
+flock -n 8 || { say "another set-up builds here; waiting"; flock 8; }
+
+# A build folder that was moved or copied cannot be used where it is now.
+if [ -f build/CMakeCache.txt ] && ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$PWD" build/CMakeCache.txt; then
+  rm -rf build/CMakeCache.txt build/CMakeFiles build/build.ninja
+fi
+if [ -f build/build.ninja ] && grep -qxF "DITFLEET_LIBTORCH:PATH=$libtorch" build/CMakeCache.txt; then
+  say "[3/4] Configured: build/"
+else
+  need_space build 3000 "the build" TMPDIR
+  say "[3/4] Configuring build/"
+  if ! cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release "-DDITFLEET_LIBTORCH=$libtorch" >build/configure.log 2>&1; then
+    tail -n 25 build/configure.log >&2
+    rm -f build/CMakeCache.txt
+    die "CMake could not configure the build; the whole log is build/configure.log"
+  fi
+fi
+
+if [ -z "${JOBS:-}" ]; then
+  JOBS=$(nproc)
+  by_memory=$(awk '/MemAvailable/ { print int($2 / 1500000) }' /proc/meminfo)
+  [ "$by_memory" -ge 1 ] || by_memory=1
+  [ "$JOBS" -le "$by_memory" ] || JOBS=$by_memory
+fi
+say "[4/4] Building$([ $with_tests = yes ] && echo " with all tests") with $JOBS compilers at once"
+targets=(--target ditfleet ditfleet-worker)
+[ $with_tests = no ] || targets=(--target all)
+NINJA_STATUS='[%f/%t, %es] ' cmake --build build -j "$JOBS" "${targets[@]}" || die "the build failed; the compiler's message is above"
+say "Ready after $((SECONDS - started)) s: build/bin/ditfleet, build/bin/ditfleet-worker"
