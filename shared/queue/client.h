@@ -107,12 +107,16 @@ class Client {
                                             Deadline deadline);
   // Assigned → running; the attempt counts from here. kConflict: revoked, canceled or lapsed meanwhile.
   asio::awaitable<Result<void>> start(const Attempt& attempt, Deadline deadline);
+  // One Function call; the i-th result belongs to the i-th attempt.
+  asio::awaitable<Result<std::vector<Result<void>>>> start_many(std::span<const Attempt> attempts, Deadline deadline);
   asio::awaitable<Result<std::vector<RenewOutcome>>> renew(std::span<const Renewal> renewals, Deadline deadline);
   // Adds an event of the attempt ("preview"): fields as given. kConflict if stale.
   asio::awaitable<Result<void>> emit(const Attempt& attempt, const std::string& type,
                                      const std::map<std::string, std::string>& fields, Deadline deadline);
   // Creates the manifest if absent and completes the unit. Ok also if this very attempt had completed it.
   asio::awaitable<Result<void>> complete(const Completion& completion, Deadline deadline);
+  asio::awaitable<Result<std::vector<Result<void>>>> complete_many(std::span<const Completion> completions,
+                                                                   Deadline deadline);
   // Retry with back-off, or failed and dead-lettered when the attempts are used up.
   asio::awaitable<Result<void>> fail(const Failure& failure, Deadline deadline);
   // Back to ready, not counted as an attempt (drain).

@@ -1,0 +1,108 @@
+#include "shared/queue/calls.h"
+
+#include "shared/queue/library.h"
+
+namespace ditfleet::queue {
+
+redis::Command fcall(std::string_view name, std::size_t keys) {
+  redis::Command command("FCALL");
+  command << "ditfleet_v1_" + std::string(name) << static_cast<std::int64_t>(keys);
+  return command;
+}
+
+redis::Command fcall_ro(std::string_view name, std::size_t keys) {
+  redis::Command command("FCALL_RO");
+  command << "ditfleet_v1_" + std::string(name) << static_cast<std::int64_t>(keys);
+  return command;
+}
+
+Client::Impl::Impl(std::shared_ptr<redis::Connection> connection, QueueOptions options)
+    : connection_(std::move(connection)), options_(options), keys_(options.shard) {}
+
+Client::Impl::~Impl() {
+  if (intake_connection_) intake_connection_->stop();
+  if (mailbox_connection_) mailbox_connection_->stop();
+}
+
+asio::awaitable<Result<redis::Reply>> Client::Impl::call(redis::Command command, Deadline deadline) {
+  auto reply = co_await connection_->execute(command, deadline);
+  if (reply || reply.error().message.find("Function not found") == std::string::npos) co_return reply;
+  if (auto loaded = co_await load(deadline); !loaded) co_return loaded.error();
+  co_return co_await connection_->execute(std::move(command), deadline);
+}
+
+asio::awaitable<Result<void>> Client::Impl::load(Deadline deadline) {
+  auto version = co_await connection_->execute(fcall_ro("version", 0), deadline);
+  if (version && version->text == library_version()) co_return Result<void>();
+  if (!version && version.error().message.find("Function not found") == std::string::npos) co_return version.error();
+  redis::Command load("FUNCTION");
+  load << "LOAD" << "REPLACE" << loadable_library();
+  auto loaded = co_await connection_->execute(std::move(load), deadline);
+  if (!loaded) co_return loaded.error();
+  co_return Result<void>();
+}
+
+asio::awaitable<Result<std::vector<redis::Reply>>> Client::Impl::read_stream(std::shared_ptr<redis::Connection>& own,
+                                                                             const std::string& key,
+                                                                             const std::string& after, int limit,
+                                                                             std::chrono::milliseconds block) {
+  if (!own) {
+    own = redis::Connection::create(connection_->executor(), connection_->options());
+    own->start();
+  }
+  redis::Command command("XREAD");
+  command << "COUNT" << limit;
+  if (block.count() > 0) command << "BLOCK" << static_cast<std::int64_t>(block.count());
+  command << "STREAMS" << key << after;
+  const auto pinned = own;
+  auto reply = co_await pinned->execute(std::move(command), Deadline::after(block + std::chrono::seconds(5)));
+  if (!reply) co_return reply.error();
+  if (!reply->is_array() || reply->elements.empty() || reply->elements[0].elements.size() != 2) {
+    co_return std::vector<redis::Reply>();
+  }
+  co_return std::move(reply->elements[0].elements[1].elements);
+}
+
+bool Client::Impl::hold_leases() {
+  const std::uint64_t now = connection_->generation();
+  if (generation_ != 0 && now != generation_) {
+    // Workers may have lost Redis with us: they get a lease's time to renew.
+    hold_until_ = Deadline::Clock::now() + std::chrono::milliseconds(options_.lease_ms);
+  }
+  generation_ = now;
+  return Deadline::Clock::now() < hold_until_;
+}
+
+// The index is walked in order of creation up to what is younger than the retention: what ended there has
+// expired or soon will.
+asio::awaitable<void> Client::Impl::trim_index(Deadline deadline) {
+  if (Deadline::Clock::now() < next_trim_) co_return;
+  next_trim_ = Deadline::Clock::now() + std::chrono::milliseconds(200);
+  const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch());
+  constexpr int kPage = 500, kPages = 20;
+  for (int page = 0; page < kPages; ++page) {
+    redis::Command range("ZRANGEBYSCORE");
+    range << keys_.jobs() << trim_cursor_ << now.count() - options_.retention_ms << "WITHSCORES" << "LIMIT" << 0 << kPage;
+    auto found = co_await connection_->execute(std::move(range), deadline);
+    if (!found) co_return;
+    const auto& elements = found->elements;
+    if (elements.empty()) {
+      trim_cursor_ = "-inf";
+      co_return;
+    }
+    redis::Command trim = fcall("trim", 1 + elements.size() / 2);
+    trim << keys_.jobs();
+    for (std::size_t i = 0; i < elements.size(); i += 2) trim << keys_.job(elements[i].text);
+    for (std::size_t i = 0; i < elements.size(); i += 2) trim << elements[i].text;
+    const auto gone = co_await call(std::move(trim), deadline);
+    if (!gone) co_return;
+    // Mostly gone: the same place again. Mostly there: go on behind them.
+    if (gone->integer * 2 < static_cast<std::int64_t>(elements.size() / 2)) trim_cursor_ = "(" + elements.back().text;
+    if (elements.size() < 2 * kPage) {
+      trim_cursor_ = "-inf";
+      co_return;
+    }
+  }
+}
+
+}  // namespace ditfleet::queue

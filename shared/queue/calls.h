@@ -1,0 +1,55 @@
+// How the client calls: Function calls as commands, the blocking connections, and what it remembers.
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "shared/queue/client.h"
+#include "shared/queue/keys.h"
+#include "shared/redis/connection.h"
+
+namespace ditfleet::queue {
+
+// FCALL ditfleet_v1_<name> <keys>, ready for that many keys and then the arguments.
+redis::Command fcall(std::string_view name, std::size_t keys);
+redis::Command fcall_ro(std::string_view name, std::size_t keys);
+
+class Client::Impl {
+ public:
+  Impl(std::shared_ptr<redis::Connection> connection, QueueOptions options);
+  ~Impl();
+
+  // Runs a Function; if Redis does not know it (a fresh or flushed server), loads the library and tries
+  // once more.
+  asio::awaitable<Result<redis::Reply>> call(redis::Command command, Deadline deadline);
+  asio::awaitable<Result<void>> load(Deadline deadline);
+  // XREAD of one stream on a connection of its own. Empty: the time-out.
+  asio::awaitable<Result<std::vector<redis::Reply>>> read_stream(std::shared_ptr<redis::Connection>& own,
+                                                                 const std::string& key, const std::string& after,
+                                                                 int limit, std::chrono::milliseconds block);
+  // True while leases must be left alone because this process has just come back to Redis.
+  bool hold_leases();
+  asio::awaitable<void> trim_index(Deadline deadline);
+
+  std::shared_ptr<redis::Connection> connection_;
+  QueueOptions options_;
+  Keys keys_;
+  std::shared_ptr<redis::Connection> intake_connection_, mailbox_connection_;
+
+  std::string intake_cursor_ = "0";
+  std::unordered_map<std::string, std::string> raw_bodies_;  // entry id → SHA-256 of a raw entry's spec
+  std::unordered_map<std::string, int> last_steps_;          // nonce → the last step that Redis took
+  std::uint64_t generation_ = 0;
+  Deadline::Clock::time_point hold_until_{}, next_trim_{};
+  std::string trim_cursor_ = "-inf";
+};
+
+// Most units a Function call takes: long enough to be cheap, short enough not to keep others waiting.
+inline constexpr std::size_t kBatch = 128;
+
+}  // namespace ditfleet::queue

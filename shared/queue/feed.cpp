@@ -1,0 +1,115 @@
+// Feed: subscribes to the shard's channels on a connection of its own. A message can only be missed while
+// that connection is down or not yet subscribed, which its generation tells: then the next batch has a gap.
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <deque>
+#include <utility>
+
+#include "shared/queue/calls.h"
+#include "shared/queue/records.h"
+
+namespace ditfleet::queue {
+namespace {
+constexpr std::chrono::milliseconds kSlice{100};
+constexpr std::chrono::seconds kLeastWait{2};
+constexpr std::size_t kMostWaiting = 200'000;  // events nobody fetched; beyond it they are dropped and a gap told
+}
+
+class Feed::Impl {
+ public:
+  Impl(const std::shared_ptr<redis::Connection>& like, int shard, bool with_steps)
+      : keys_(shard), with_steps_(with_steps), connection_(redis::Connection::create(like->executor(), like->options())) {
+    connection_->on_push([state = state_](redis::Reply push) { state->take(push); });
+    connection_->start();
+  }
+  ~Impl() { connection_->stop(); }
+
+  asio::awaitable<Result<Batch>> next(std::chrono::milliseconds block) {
+    const Deadline deadline = Deadline::after(block);
+    const auto state = state_;
+    for (;;) {
+      if (subscribed_ == 0 || connection_->generation() != subscribed_) {
+        // Also the very first time: what happened before is for the follower to read.
+        auto subscribed = co_await subscribe(Deadline::after(std::max<Deadline::Clock::duration>(deadline.left(), kLeastWait)));
+        if (!subscribed) co_return subscribed.error();
+        state->gap = true;
+      }
+      if (!state->events.empty() || state->gap) break;
+      if (deadline.passed()) {
+        if (connection_->connected()) break;
+        co_return Error{Code::kUnavailable, "[queue] the feed lost its connection to " + connection_->options().endpoint.display()};
+      }
+      // In slices, so that a reconnect is seen soon.
+      asio::steady_timer timer(connection_->executor(), std::min(deadline.time_point(), Deadline::Clock::now() + kSlice));
+      state->alarm = &timer;
+      boost::system::error_code ignored;
+      co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+      state->alarm = nullptr;
+    }
+    Batch batch;
+    batch.gap = std::exchange(state->gap, false);
+    batch.events.assign(std::make_move_iterator(state->events.begin()), std::make_move_iterator(state->events.end()));
+    state->events.clear();
+    co_return batch;
+  }
+
+ private:
+  // Shared with the connection's handler.
+  struct State {
+    std::deque<Event> events;
+    bool gap = false;
+    asio::steady_timer* alarm = nullptr;
+
+    void take(const redis::Reply& push) {
+      if (push.elements.size() < 3) return;
+      std::string_view lines = push.elements[2].text;
+      if (events.size() > kMostWaiting) {
+        events.clear();
+        gap = true;
+      }
+      while (!lines.empty()) {
+        const auto end = lines.find('\n');
+        if (auto event = parse_feed_line(lines.substr(0, end))) {
+          events.push_back(std::move(*event));
+        } else {
+          gap = true;
+        }
+        if (end == std::string_view::npos) break;
+        lines.remove_prefix(end + 1);
+      }
+      if (alarm != nullptr) alarm->cancel();
+    }
+  };
+
+  asio::awaitable<Result<void>> subscribe(Deadline deadline) {
+    redis::Command command("SUBSCRIBE");
+    command << keys_.feed_channel();
+    auto reply = co_await connection_->execute(std::move(command), deadline);
+    if (!reply) co_return reply.error();
+    const std::uint64_t generation = connection_->generation();
+    if (with_steps_) {
+      redis::Command steps("SUBSCRIBE");
+      steps << keys_.steps_channel();
+      auto second = co_await connection_->execute(std::move(steps), deadline);
+      if (!second) co_return second.error();
+    }
+    subscribed_ = connection_->generation() == generation ? generation : 0;
+    if (subscribed_ == 0) co_return Error{Code::kUnavailable, "[queue] the feed lost its connection while it subscribed"};
+    co_return Result<void>();
+  }
+
+  Keys keys_;
+  bool with_steps_;
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+  std::shared_ptr<redis::Connection> connection_;
+  std::uint64_t subscribed_ = 0;
+};
+
+Feed::Feed(std::shared_ptr<redis::Connection> like, int shard, bool with_steps)
+    : impl_(std::make_unique<Impl>(like, shard, with_steps)) {}
+Feed::~Feed() = default;
+
+asio::awaitable<Result<Feed::Batch>> Feed::next(std::chrono::milliseconds block) { return impl_->next(block); }
+
+}  // namespace ditfleet::queue

@@ -1,0 +1,143 @@
+// Client: what gateways read.
+#include <algorithm>
+
+#include "shared/core/ids.h"
+#include "shared/queue/calls.h"
+#include "shared/queue/records.h"
+
+namespace ditfleet::queue {
+namespace {
+
+Error no_such_job(const std::string& id) { return Error{Code::kNotFound, "[queue] there is no job " + id}; }
+
+}  // namespace
+
+asio::awaitable<Result<JobRecord>> Client::job(const std::string& id, const std::string& tenant, Deadline deadline) {
+  if (!is_valid_id(id)) co_return no_such_job(id);
+  const Keys& keys = impl_->keys_;
+  std::string name = id;
+  for (int hop = 0; hop < 2; ++hop) {
+    auto reply = co_await impl_->call(fcall_ro("job", 3) << keys.job(name) << keys.events(name) << keys.in(), deadline);
+    if (!reply) co_return reply.error();
+    if (reply->elements.size() != 3 || reply->elements[0].elements.empty()) break;
+    StoredJob stored = parse_job(name, *reply);
+    if (!tenant.empty() && stored.record.tenant != tenant) break;
+    if (stored.same_as.empty()) co_return std::move(stored.record);
+    name = stored.same_as;
+  }
+  co_return no_such_job(id);
+}
+
+asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::optional<job::State> state, int limit,
+                                              const std::string& cursor, Deadline deadline) {
+  const Keys& keys = impl_->keys_;
+  // A cursor is "<score>:<id>" of the last job looked at; jobs of one millisecond follow by id.
+  std::string from = "+inf", after_id;
+  if (!cursor.empty()) {
+    const auto colon = cursor.find(':');
+    if (colon == std::string::npos || !is_valid_id(cursor.substr(colon + 1)) ||
+        cursor.find_first_not_of("0123456789") != colon) {
+      co_return Error{Code::kInvalidArgument, "[queue] '" + cursor + "' is not a cursor of an earlier page", "cursor"};
+    }
+    from = cursor.substr(0, colon);
+    after_id = cursor.substr(colon + 1);
+  }
+  const std::size_t want = static_cast<std::size_t>(std::clamp(limit, 1, 1000));
+  constexpr int kPage = 200, kMostPages = 50;
+  JobPage page;
+  int offset = 0;
+  for (int pages = 0; pages < kMostPages; ++pages, offset += kPage) {
+    redis::Command range("ZREVRANGEBYSCORE");
+    range << keys.jobs() << from << "-inf" << "WITHSCORES" << "LIMIT" << offset << kPage;
+    auto found = co_await impl_->connection_->execute(std::move(range), deadline);
+    if (!found) co_return found.error();
+    const auto& elements = found->elements;
+    std::vector<std::size_t> candidates;
+    std::vector<redis::Command> reads;
+    for (std::size_t i = 0; i + 1 < elements.size(); i += 2) {
+      if (elements[i + 1].text == from && elements[i].text >= after_id) continue;  // of the page before
+      candidates.push_back(i);
+      reads.push_back(redis::Command("HMGET") << keys.job(elements[i].text) << "tenant" << "state" << "n" << "class" << "created"
+                                              << "ready" << "ended" << "deadline" << "cost" << "trace" << "spec" << "error");
+    }
+    auto records = co_await impl_->connection_->execute_all(std::move(reads), deadline);
+    for (std::size_t c = 0; c < candidates.size(); ++c) {
+      if (!records[c]) co_return records[c].error();
+      const auto& v = records[c]->elements;
+      const std::string& id = elements[candidates[c]].text;
+      page.next_cursor = elements[candidates[c] + 1].text + ":" + id;
+      if (v.size() != 12 || v[1].is_nil()) continue;  // expired
+      JobRecord record;
+      record.id = id;
+      record.tenant = v[0].text;
+      record.state = job::state_from_name(v[1].text).value_or(job::State::kQueued);
+      if ((!tenant.empty() && record.tenant != tenant) || (state && record.state != *state)) continue;
+      record.units = std::max<int>(1, static_cast<int>(to_int(v[2].text)));
+      record.class_key = v[3].text;
+      record.created_ms = to_int(v[4].text);
+      record.ready_ms = to_int(v[5].text);
+      record.ended_ms = to_int(v[6].text);
+      record.deadline_ms = to_int(v[7].text);
+      record.cost_us = to_int(v[8].text);
+      record.traceparent = v[9].text;
+      record.spec = v[10].text;
+      if (!v[11].is_nil()) record.error = parse_error(v[11].text);
+      page.jobs.push_back(std::move(record));
+      if (page.jobs.size() == want) {
+        const bool last = elements.size() < 2 * kPage && c + 1 == candidates.size();
+        if (last) page.next_cursor.clear();
+        co_return page;
+      }
+    }
+    if (elements.size() < 2 * kPage) {
+      page.next_cursor.clear();
+      co_return page;
+    }
+  }
+  co_return page;  // a rare filter: fewer than asked for, and the cursor goes on
+}
+
+asio::awaitable<Result<std::vector<Event>>> Client::events(const std::string& job, const std::string& after, int limit,
+                                                           Deadline deadline) {
+  std::vector<Event> out;
+  if (!is_valid_id(job)) co_return no_such_job(job);
+  const std::string from = after.empty() || after == "0" ? "-" : "(" + after;
+  auto reply = co_await impl_->connection_->execute(
+      redis::Command("XRANGE") << impl_->keys_.events(job) << from << "+" << "COUNT" << limit, deadline);
+  if (!reply) {
+    if (reply.error().message.find("Invalid stream ID") != std::string::npos) {
+      co_return Error{Code::kInvalidArgument, "[queue] '" + after + "' is not an event id; they look like 1763700000000-0", "after"};
+    }
+    co_return reply.error();
+  }
+  out.reserve(reply->elements.size());
+  for (const redis::Reply& entry : reply->elements) {
+    auto event = parse_event_entry(job, entry);
+    if (!event) co_return event.error();
+    out.push_back(std::move(*event));
+  }
+  co_return out;
+}
+
+asio::awaitable<Result<std::vector<WorkerInfo>>> Client::workers(Deadline deadline) {
+  const Keys& keys = impl_->keys_;
+  auto names = co_await impl_->connection_->execute(redis::Command("ZRANGE") << keys.workers() << 0 << -1, deadline);
+  if (!names) co_return names.error();
+  std::vector<redis::Command> reads;
+  for (const redis::Reply& name : names->elements) {
+    reads.push_back(redis::Command("HMGET") << keys.worker(name.text) << "info" << "heartbeat");
+  }
+  auto records = co_await impl_->connection_->execute_all(std::move(reads), deadline);
+  std::vector<WorkerInfo> out;
+  for (auto& record : records) {
+    if (!record) co_return record.error();
+    if (record->elements.size() != 2 || record->elements[0].is_nil()) continue;  // gone meanwhile
+    auto info = parse_worker(record->elements[0].text);
+    if (!info) co_return info.error();
+    info->heartbeat_ms = to_int(record->elements[1].text);
+    out.push_back(std::move(*info));
+  }
+  co_return out;
+}
+
+}  // namespace ditfleet::queue

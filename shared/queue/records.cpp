@@ -1,0 +1,348 @@
+#include "shared/queue/records.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <unordered_map>
+
+#include "shared/core/ids.h"
+#include "shared/core/json.h"
+
+namespace ditfleet::queue {
+namespace {
+
+using Fields = std::unordered_map<std::string_view, std::string_view>;
+
+// [field, value, field, value, …]; views into the reply.
+Fields fields_of(const redis::Reply& flat) {
+  Fields fields;
+  for (std::size_t i = 0; i + 1 < flat.elements.size(); i += 2) {
+    fields.emplace(flat.elements[i].text, flat.elements[i + 1].text);
+  }
+  return fields;
+}
+
+std::string text_of(const Fields& fields, std::string_view name) {
+  const auto it = fields.find(name);
+  return it == fields.end() ? std::string() : std::string(it->second);
+}
+
+std::string indexed(char kind, int unit) { return kind + std::to_string(unit); }
+
+std::string value_text(const json::value& value) {
+  return value.is_string() ? std::string(value.get_string()) : json::serialize(value);
+}
+
+std::map<std::string, std::int64_t> parse_phases(std::string_view text) {
+  std::map<std::string, std::int64_t> phases;
+  const auto value = text.empty() ? Result<json::value>(json::value()) : parse_json(text);
+  if (!value || !value->is_object()) return phases;
+  for (const auto& [name, us] : value->get_object()) {
+    if (us.is_number()) phases.emplace(name, us.to_number<std::int64_t>());
+  }
+  return phases;
+}
+
+// A JSON array of strings, or none.
+std::vector<std::string> parse_strings(const json::value* value) {
+  std::vector<std::string> out;
+  if (value == nullptr || !value->is_array()) return out;
+  for (const json::value& item : value->get_array()) {
+    if (item.is_string()) out.emplace_back(item.get_string());
+  }
+  return out;
+}
+
+json::array strings(const std::vector<std::string>& items) {
+  json::array out;
+  for (const std::string& item : items) out.emplace_back(item);
+  return out;
+}
+
+}  // namespace
+
+std::int64_t to_int(std::string_view text) {
+  std::int64_t value = 0;
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
+}
+
+PackedUnit parse_packed_unit(std::string_view field) {
+  std::array<std::string_view, 8> part{};
+  for (std::size_t i = 0; i < part.size(); ++i) {
+    const auto bar = field.find('|');
+    part[i] = field.substr(0, bar);
+    if (bar == std::string_view::npos) break;
+    field.remove_prefix(bar + 1);
+  }
+  PackedUnit unit;
+  unit.state = part[0];
+  unit.nonce = part[1];
+  unit.errors = static_cast<int>(to_int(part[2]));
+  unit.crashes = static_cast<int>(to_int(part[3]));
+  unit.owner = part[4];
+  unit.assigned_ms = to_int(part[5]);
+  unit.started_ms = to_int(part[6]);
+  unit.ended_ms = to_int(part[7]);
+  return unit;
+}
+
+job::State PackedUnit::shown_state() const {
+  if (state == "delayed") return job::State::kReady;
+  if (state == "canceling") return job::State::kRunning;
+  return job::state_from_name(state).value_or(job::State::kQueued);
+}
+
+int PackedUnit::attempt() const {
+  const bool counted = state == "failed";  // the failed try is among the errors already
+  return errors + crashes + (started_ms > 0 && !counted ? 1 : 0);
+}
+
+UnitRef parse_member(std::string_view member) {
+  const auto colon = member.rfind(':');
+  if (colon == std::string_view::npos) return {std::string(member), 0};
+  return {std::string(member.substr(0, colon)), static_cast<int>(to_int(member.substr(colon + 1)))};
+}
+
+std::string error_json(const Error& error) {
+  json::object out{{"code", code_name(error.code)}, {"message", error.message}};
+  if (!error.param.empty()) out["param"] = error.param;
+  return json::serialize(out);
+}
+
+Error parse_error(std::string_view json_text) {
+  const auto value = parse_json(json_text);
+  if (!value || !value->is_object()) return internal_error(std::string(json_text));
+  const json::object& object = value->get_object();
+  const auto text = [&](const char* name) {
+    const json::value* found = object.if_contains(name);
+    return found != nullptr ? value_text(*found) : std::string();
+  };
+  return Error{code_from_name(text("code")), text("message"), text("param")};
+}
+
+Event make_event(std::string id, std::string job, std::string kind, std::string_view unit, std::string_view data) {
+  Event event;
+  event.at_ms = to_int(id);
+  event.id = std::move(id);
+  event.job = std::move(job);
+  event.type = std::move(kind);
+  event.unit = static_cast<int>(to_int(unit));
+  if (data.size() > 2) {  // "{}" is the usual
+    if (const auto value = parse_json(data); value && value->is_object()) {
+      for (const auto& [name, field] : value->get_object()) event.fields.emplace(name, value_text(field));
+    }
+  }
+  return event;
+}
+
+Result<Event> parse_feed_line(std::string_view line) {
+  std::array<std::string_view, 4> word{};
+  for (std::string_view& w : word) {
+    const auto space = line.find(' ');
+    if (space == std::string_view::npos) {
+      return Error{Code::kDataCorrupt, "[queue] a feed line is not '<id> <job> <type> <unit> <data>': " + std::string(line.substr(0, 80))};
+    }
+    w = line.substr(0, space);
+    line.remove_prefix(space + 1);
+  }
+  return make_event(std::string(word[0]), std::string(word[1]), std::string(word[2]), word[3], line);
+}
+
+Result<Event> parse_event_entry(const std::string& job, const redis::Reply& entry) {
+  if (entry.elements.size() != 2) return Error{Code::kDataCorrupt, "[queue] an event of job " + job + " is not [id, fields]"};
+  const Fields fields = fields_of(entry.elements[1]);
+  return make_event(entry.elements[0].text, job, text_of(fields, "t"), text_of(fields, "u"), text_of(fields, "d"));
+}
+
+StoredJob parse_job(const std::string& id, const redis::Reply& reply) {
+  StoredJob stored;
+  if (reply.elements.size() != 3) return stored;
+  const Fields fields = fields_of(reply.elements[0]);
+  const Fields steps = fields_of(reply.elements[1]);
+  stored.same_as = text_of(fields, "same_as");
+  JobRecord& record = stored.record;
+  record.id = id;
+  record.tenant = text_of(fields, "tenant");
+  record.spec = text_of(fields, "spec");
+  if (record.spec.empty()) record.spec = reply.elements[2].text;
+  record.class_key = text_of(fields, "class");
+  record.traceparent = text_of(fields, "trace");
+  record.state = job::state_from_name(text_of(fields, "state")).value_or(job::State::kQueued);
+  record.created_ms = to_int(text_of(fields, "created"));
+  record.ready_ms = to_int(text_of(fields, "ready"));
+  record.ended_ms = to_int(text_of(fields, "ended"));
+  record.deadline_ms = to_int(text_of(fields, "deadline"));
+  record.cost_us = to_int(text_of(fields, "cost"));
+  if (const auto it = fields.find("error"); it != fields.end()) record.error = parse_error(it->second);
+  const int units = static_cast<int>(to_int(text_of(fields, "n")));
+  record.units = std::max(units, 1);
+  for (int i = 0; i < units; ++i) {
+    const PackedUnit packed = parse_packed_unit(fields.count(indexed('u', i)) ? fields.at(indexed('u', i)) : std::string_view());
+    UnitRecord unit;
+    unit.unit = i;
+    unit.state = packed.shown_state();
+    unit.attempt = packed.attempt();
+    unit.owner = packed.owner;
+    unit.nonce = packed.nonce;
+    unit.assigned_ms = packed.assigned_ms;
+    unit.started_ms = packed.started_ms;
+    unit.ended_ms = packed.ended_ms;
+    unit.manifest = text_of(fields, indexed('m', i));
+    unit.phases_us = parse_phases(text_of(fields, indexed('p', i)));
+    if (const auto it = fields.find(indexed('e', i)); it != fields.end()) unit.error = parse_error(it->second);
+    if (const auto it = steps.find(std::to_string(i)); it != steps.end()) {
+      const Event step = make_event("0-0", id, "step", "0", it->second);
+      if (const auto f = step.fields.find("step"); f != step.fields.end()) unit.step = static_cast<int>(to_int(f->second));
+      if (const auto f = step.fields.find("total"); f != step.fields.end()) unit.total_steps = static_cast<int>(to_int(f->second));
+    }
+    if (const auto it = fields.find(indexed('w', i)); it != fields.end()) {
+      if (const auto value = parse_json(it->second)) {
+        for (std::string& warning : parse_strings(&*value)) {
+          if (std::find(record.warnings.begin(), record.warnings.end(), warning) == record.warnings.end()) {
+            record.warnings.push_back(std::move(warning));
+          }
+        }
+      }
+    }
+    record.unit_records.push_back(std::move(unit));
+  }
+  return stored;
+}
+
+IntakeEntry parse_intake(const redis::Reply& entry) {
+  IntakeEntry out;
+  if (entry.elements.size() != 2) {
+    out.problem = "[queue] an intake entry is not [id, fields]";
+    return out;
+  }
+  out.entry_id = entry.elements[0].text;
+  out.created_ms = to_int(out.entry_id);
+  const Fields fields = fields_of(entry.elements[1]);
+  out.spec = text_of(fields, "spec");
+  out.traceparent = text_of(fields, "traceparent");
+  out.deadline_ms = to_int(text_of(fields, "deadline_ms"));
+  if (fields.count("job")) {  // of ditfleet_v1_submit
+    out.id = text_of(fields, "job");
+    out.tenant = text_of(fields, "tenant");
+    return out;
+  }
+  out.raw = true;
+  out.id = "x-" + out.entry_id;
+  out.idempotency_key = text_of(fields, "idempotency_key");
+  if (const std::string tenant = text_of(fields, "tenant"); !tenant.empty()) {
+    if (is_valid_id(tenant)) {
+      out.tenant = tenant;
+    } else {
+      out.problem = "[queue] the entry's tenant is not 1 to 64 characters of A-Z a-z 0-9 . _ -";
+    }
+  }
+  if (fields.count("id")) {
+    const std::string id = text_of(fields, "id");
+    if (is_valid_id(id)) {
+      out.id = id;
+    } else {
+      out.problem = "[queue] the entry's id is not 1 to 64 characters of A-Z a-z 0-9 . _ -";
+    }
+  }
+  if (out.idempotency_key.size() > 255) out.problem = "[queue] the entry's idempotency_key is longer than 255 bytes";
+  if (!fields.count("spec")) out.problem = "[queue] the entry has no field 'spec' with the job's JSON";
+  for (const auto& [name, value] : fields) {
+    if (name != "spec" && name != "id" && name != "tenant" && name != "idempotency_key" && name != "traceparent" &&
+        name != "deadline_ms") {
+      out.problem = "[queue] the entry has the unknown field '" + std::string(name.substr(0, 64)) +
+                    "'; it takes spec, id, tenant, idempotency_key, traceparent, deadline_ms";
+    }
+  }
+  return out;
+}
+
+Result<MailboxEntry> parse_mailbox(const redis::Reply& entry) {
+  if (entry.elements.size() != 2) return Error{Code::kDataCorrupt, "[queue] a mailbox entry is not [id, fields]"};
+  MailboxEntry out;
+  out.entry_id = entry.elements[0].text;
+  for (std::size_t i = 0; i + 1 < entry.elements[1].elements.size(); i += 2) {
+    const std::string& name = entry.elements[1].elements[i].text;
+    const std::string& value = entry.elements[1].elements[i + 1].text;
+    if (name.size() != 1) continue;
+    switch (name[0]) {
+      case 'k':
+        out.kind = value == "assign" ? MailboxEntry::Kind::kAssign
+                   : value == "revoke" ? MailboxEntry::Kind::kRevoke
+                                       : MailboxEntry::Kind::kCancel;
+        break;
+      case 'j': out.ref.job = value; break;
+      case 'u': out.ref.unit = static_cast<int>(to_int(value)); break;
+      case 'n': out.nonce = value; break;
+      case 'a': out.attempt = static_cast<int>(to_int(value)); break;
+      case 's': out.spec = value; break;
+      case 'c': out.class_key = value; break;
+      case 'b': out.batch_key = value; break;
+      case 't': out.tenant = value; break;
+      case 'p': out.traceparent = value; break;
+      case 'd': out.deadline_ms = to_int(value); break;
+      default: break;
+    }
+  }
+  return out;
+}
+
+std::string worker_json(const WorkerInfo& info) {
+  json::array units;
+  for (const UnitRef& ref : info.units) units.push_back(json::value{ref.job, ref.unit});
+  return json::serialize(json::object{{"name", info.name},
+                                      {"boot", info.boot},
+                                      {"host", info.host},
+                                      {"pid", info.pid},
+                                      {"state", info.state},
+                                      {"device", info.device},
+                                      {"device_name", info.device_name},
+                                      {"precision", info.precision},
+                                      {"models", strings(info.models)},
+                                      {"warm_classes", strings(info.warm_classes)},
+                                      {"adapters", strings(info.adapters)},
+                                      {"capacity", info.capacity},
+                                      {"started_ms", info.started_ms},
+                                      {"version", info.version},
+                                      {"units", units}});
+}
+
+Result<WorkerInfo> parse_worker(std::string_view json_text) {
+  const auto value = parse_json(json_text);
+  if (!value) return value.error();
+  if (!value->is_object()) return Error{Code::kDataCorrupt, "[queue] a worker's record is not a JSON object"};
+  const json::object& object = value->get_object();
+  const auto text = [&](const char* name) {
+    const json::value* found = object.if_contains(name);
+    return found != nullptr && found->is_string() ? std::string(found->get_string()) : std::string();
+  };
+  const auto number = [&](const char* name) -> std::int64_t {
+    const json::value* found = object.if_contains(name);
+    return found != nullptr && found->is_int64() ? found->get_int64() : 0;
+  };
+  WorkerInfo info;
+  info.name = text("name");
+  info.boot = text("boot");
+  info.host = text("host");
+  info.pid = static_cast<int>(number("pid"));
+  info.state = text("state");
+  info.device = text("device");
+  info.device_name = text("device_name");
+  info.precision = text("precision");
+  info.models = parse_strings(object.if_contains("models"));
+  info.warm_classes = parse_strings(object.if_contains("warm_classes"));
+  info.adapters = parse_strings(object.if_contains("adapters"));
+  info.capacity = static_cast<int>(number("capacity"));
+  info.started_ms = number("started_ms");
+  info.version = text("version");
+  if (const json::value* units = object.if_contains("units"); units != nullptr && units->is_array()) {
+    for (const json::value& unit : units->get_array()) {
+      if (unit.is_array() && unit.get_array().size() == 2 && unit.get_array()[0].is_string() && unit.get_array()[1].is_int64()) {
+        info.units.push_back({std::string(unit.get_array()[0].get_string()), static_cast<int>(unit.get_array()[1].get_int64())});
+      }
+    }
+  }
+  return info;
+}
+
+}  // namespace ditfleet::queue

@@ -1,0 +1,305 @@
+// Client: what the scheduler of a shard does.
+#include <algorithm>
+
+#include "shared/core/bytes.h"
+#include "shared/core/json.h"
+#include "shared/queue/calls.h"
+#include "shared/queue/records.h"
+
+namespace ditfleet::queue {
+namespace {
+
+constexpr std::int64_t kMailboxMs = 600'000;  // of a worker that went away without a word
+
+std::vector<bool> flags_of(const redis::Reply& reply) {
+  std::vector<bool> out;
+  for (const redis::Reply& element : reply.elements) out.push_back(element.integer == 1);
+  return out;
+}
+
+std::string model_of(std::string_view spec) {
+  const auto value = parse_json(spec);
+  if (!value || !value->is_object()) return {};
+  const json::value* model = value->get_object().if_contains("model");
+  return model != nullptr && model->is_string() ? std::string(model->get_string()) : std::string();
+}
+
+}  // namespace
+
+asio::awaitable<Result<std::int64_t>> Client::lead(const std::string& coordinator, std::int64_t ttl_ms, Deadline deadline) {
+  const Keys& keys = impl_->keys_;
+  auto reply = co_await impl_->call(fcall("lead", 2) << keys.leader() << keys.epoch() << coordinator << ttl_ms, deadline);
+  if (!reply) co_return reply.error();
+  co_return reply->integer;
+}
+
+asio::awaitable<Result<void>> Client::resign(const std::string& coordinator, std::int64_t epoch, Deadline deadline) {
+  auto reply = co_await impl_->call(fcall("resign", 1) << impl_->keys_.leader() << coordinator << epoch, deadline);
+  if (!reply) co_return reply.error();
+  co_return Result<void>();
+}
+
+asio::awaitable<Result<std::vector<IntakeEntry>>> Client::read_intake(int limit, std::chrono::milliseconds block) {
+  auto entries = co_await impl_->read_stream(impl_->intake_connection_, impl_->keys_.in(), impl_->intake_cursor_, limit, block);
+  if (!entries) co_return entries.error();
+  std::vector<IntakeEntry> out;
+  out.reserve(entries->size());
+  for (const redis::Reply& raw : *entries) {
+    IntakeEntry entry = parse_intake(raw);
+    if (entry.raw) impl_->raw_bodies_[entry.entry_id] = sha256_hex(entry.spec);
+    impl_->intake_cursor_ = entry.entry_id;
+    out.push_back(std::move(entry));
+  }
+  co_return out;
+}
+
+void Client::rewind_intake() {
+  impl_->intake_cursor_ = "0";
+  impl_->raw_bodies_.clear();
+}
+
+asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const Admission> admissions, Deadline deadline) {
+  const Keys& keys = impl_->keys_;
+  std::vector<const Admission*> submitted, raw;
+  for (const Admission& a : admissions) (a.raw ? raw : submitted).push_back(&a);
+  const auto common = [](redis::Command& command, const Admission& a) {
+    command << a.entry_id << a.id << a.units << a.spec << a.class_key << a.batch_key << a.cost_us << a.priority << a.deadline_ms;
+  };
+
+  for (std::size_t begin = 0; begin < submitted.size(); begin += kBatch) {
+    const std::size_t end = std::min(submitted.size(), begin + kBatch);
+    redis::Command command = fcall("admit", 4 + 2 * (end - begin));
+    command << keys.leader() << keys.in() << keys.ready() << keys.deadline();
+    for (std::size_t i = begin; i < end; ++i) command << keys.job(submitted[i]->id) << keys.events(submitted[i]->id);
+    command << epoch;
+    for (std::size_t i = begin; i < end; ++i) common(command, *submitted[i]);
+    auto reply = co_await impl_->call(std::move(command), deadline);
+    if (!reply) co_return reply.error();
+  }
+
+  std::vector<Rejection> refused;
+  for (std::size_t begin = 0; begin < raw.size(); begin += kBatch) {
+    const std::size_t end = std::min(raw.size(), begin + kBatch);
+    redis::Command command = fcall("admit_raw", 5 + 3 * (end - begin));
+    command << keys.leader() << keys.in() << keys.ready() << keys.deadline() << keys.jobs();
+    for (std::size_t i = begin; i < end; ++i) {
+      const Admission& a = *raw[i];
+      const std::string job = keys.job(a.id);
+      command << job << keys.events(a.id) << (a.idempotency_key.empty() ? job : keys.idempotency(a.tenant, a.idempotency_key));
+    }
+    command << epoch << impl_->options_.idempotency_ms << impl_->options_.retention_ms;
+    for (std::size_t i = begin; i < end; ++i) {
+      const Admission& a = *raw[i];
+      const auto body = impl_->raw_bodies_.find(a.entry_id);
+      common(command, a);
+      command << a.tenant << a.traceparent << (body != impl_->raw_bodies_.end() ? body->second : sha256_hex(a.spec))
+              << (a.idempotency_key.empty() ? 0 : 1);
+    }
+    auto reply = co_await impl_->call(std::move(command), deadline);
+    if (!reply) co_return reply.error();
+    for (std::size_t i = begin; i < end; ++i) {
+      const Admission& a = *raw[i];
+      impl_->raw_bodies_.erase(a.entry_id);
+      const std::string verdict = i - begin < reply->elements.size() ? reply->elements[i - begin].text : std::string();
+      if (verdict != "taken" && !verdict.starts_with("mismatch ")) continue;
+      Error why = verdict == "taken"
+                      ? Error{Code::kConflict, "[queue] the id " + a.id + " is taken by another job"}
+                      : Error{Code::kIdempotencyMismatch, "[queue] the idempotency key was used for job " + verdict.substr(9) +
+                                                              " with another body; use a fresh key for a new job"};
+      // The chosen id names somebody else's job: this entry's fate is told under its own.
+      refused.push_back({a.entry_id, verdict == "taken" ? "x-" + a.entry_id : a.id, std::move(why), true, a.tenant, a.spec, a.traceparent});
+    }
+  }
+  if (!refused.empty()) co_return co_await reject(epoch, refused, deadline);
+  co_return Result<void>();
+}
+
+asio::awaitable<Result<void>> Client::reject(std::int64_t epoch, std::span<const Rejection> rejections, Deadline deadline) {
+  const Keys& keys = impl_->keys_;
+  constexpr std::size_t kKeptSpec = 65536;  // of an entry nobody may have checked
+  while (!rejections.empty()) {
+    const auto batch = rejections.first(std::min(rejections.size(), kBatch));
+    rejections = rejections.subspan(batch.size());
+    redis::Command command = fcall("reject", 4 + 2 * batch.size());
+    command << keys.leader() << keys.in() << keys.jobs() << keys.deadline();
+    for (const Rejection& r : batch) command << keys.job(r.id) << keys.events(r.id);
+    command << epoch << impl_->options_.retention_ms;
+    for (const Rejection& r : batch) {
+      command << r.entry_id << r.id << (r.raw ? 1 : 0) << error_json(r.error) << r.tenant << r.spec.substr(0, kKeptSpec) << r.traceparent;
+      impl_->raw_bodies_.erase(r.entry_id);
+    }
+    auto reply = co_await impl_->call(std::move(command), deadline);
+    if (!reply) co_return reply.error();
+  }
+  co_return Result<void>();
+}
+
+asio::awaitable<Result<std::vector<bool>>> Client::assign(std::int64_t epoch, const std::string& worker_owner,
+                                                          std::span<const AssignRequest> units, Deadline deadline) {
+  const Keys& keys = impl_->keys_;
+  const std::string worker = json::serialize(json::string(worker_owner.substr(0, worker_owner.find(':'))));
+  std::vector<bool> out;
+  while (!units.empty()) {
+    const auto batch = units.first(std::min(units.size(), kBatch));
+    units = units.subspan(batch.size());
+    redis::Command command = fcall("assign", 4 + 2 * batch.size());
+    command << keys.leader() << keys.ready() << keys.lease() << keys.mailbox(worker_owner);
+    for (const AssignRequest& u : batch) command << keys.job(u.ref.job) << keys.events(u.ref.job);
+    command << epoch << worker_owner << impl_->options_.lease_ms << kMailboxMs;
+    for (const AssignRequest& u : batch) {
+      std::string data = "\"worker\":" + worker;
+      if (!u.reason.empty()) data += ",\"reason\":" + json::serialize(json::string(u.reason));
+      command << u.ref.job << u.ref.unit << u.nonce << data;
+    }
+    auto reply = co_await impl_->call(std::move(command), deadline);
+    if (!reply) co_return reply.error();
+    const auto done = flags_of(*reply);
+    out.insert(out.end(), done.begin(), done.end());
+  }
+  co_return out;
+}
+
+asio::awaitable<Result<std::vector<bool>>> Client::revoke(std::int64_t epoch, std::span<const Attempt> units, Deadline deadline) {
+  const Keys& keys = impl_->keys_;
+  std::vector<redis::Command> reads;
+  for (const Attempt& a : units) reads.push_back(redis::Command("HGET") << keys.job(a.ref.job) << "u" + std::to_string(a.ref.unit));
+  auto held = co_await impl_->connection_->execute_all(std::move(reads), deadline);
+  redis::Command command = fcall("revoke", 3 + 3 * units.size());
+  command << keys.leader() << keys.lease() << keys.ready();
+  std::vector<std::string> owners;
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    if (!held[i]) co_return held[i].error();
+    owners.emplace_back(parse_packed_unit(held[i]->text).owner);
+    command << keys.job(units[i].ref.job) << keys.events(units[i].ref.job) << keys.mailbox(owners.back());
+  }
+  command << epoch;
+  for (std::size_t i = 0; i < units.size(); ++i) command << units[i].ref.job << units[i].ref.unit << units[i].nonce << owners[i];
+  auto reply = co_await impl_->call(std::move(command), deadline);
+  if (!reply) co_return reply.error();
+  co_return flags_of(*reply);
+}
+
+asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadline deadline) {
+  const Keys& keys = impl_->keys_;
+  const bool hold = impl_->hold_leases();
+  auto due = co_await impl_->call(fcall_ro("due", 3) << keys.lease() << keys.delayed() << keys.deadline() << limit, deadline);
+  if (!due) co_return due.error();
+  struct Item {
+    const char* kind;
+    UnitRef ref;
+  };
+  std::vector<Item> items;
+  static constexpr const char* kKinds[] = {"lease", "delayed", "deadline"};
+  for (std::size_t kind = 0; kind < due->elements.size() && kind < 3; ++kind) {
+    for (const redis::Reply& member : due->elements[kind].elements) {
+      items.push_back({kKinds[kind], kind == 2 ? UnitRef{member.text, 0} : parse_member(member.text)});
+    }
+  }
+  int touched = 0;
+  // Also with nothing due: the first call after a restart of Redis starts the workers' grace.
+  std::size_t begin = 0;
+  do {
+    const std::size_t end = std::min(items.size(), begin + kBatch);
+    redis::Command command = fcall("reap", 8 + 2 * (end - begin));
+    command << keys.leader() << keys.boot() << keys.lease() << keys.delayed() << keys.ready() << keys.deadline() << keys.dead() << keys.in();
+    for (std::size_t i = begin; i < end; ++i) command << keys.job(items[i].ref.job) << keys.events(items[i].ref.job);
+    command << epoch << impl_->options_.retention_ms << impl_->options_.lease_ms << impl_->options_.max_crashes << (hold ? 1 : 0);
+    for (std::size_t i = begin; i < end; ++i) command << items[i].kind << items[i].ref.job << items[i].ref.unit;
+    auto reply = co_await impl_->call(std::move(command), deadline);
+    if (!reply) co_return reply.error();
+    touched += static_cast<int>(reply->integer);
+    begin = end;
+  } while (begin < items.size());
+  co_await impl_->trim_index(deadline);
+  co_return touched;
+}
+
+asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(Deadline deadline) {
+  const Keys& keys = impl_->keys_;
+  auto sets = co_await impl_->call(fcall_ro("open", 3) << keys.ready() << keys.delayed() << keys.lease(), deadline);
+  if (!sets) co_return sets.error();
+  struct Place {
+    std::int64_t lease_until = 0, not_before = 0;
+  };
+  std::map<UnitRef, Place> places;
+  std::vector<std::string> ids;
+  for (std::size_t set = 0; set < sets->elements.size(); ++set) {
+    const auto& flat = sets->elements[set].elements;
+    for (std::size_t i = 0; i + 1 < flat.size(); i += 2) {
+      UnitRef ref = parse_member(flat[i].text);
+      Place& place = places[ref];
+      if (set == 1) place.not_before = to_int(flat[i + 1].text);
+      if (set == 2) place.lease_until = to_int(flat[i + 1].text);
+      ids.push_back(std::move(ref.job));
+    }
+  }
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+
+  std::vector<UnitView> out;
+  for (std::size_t begin = 0; begin < ids.size(); begin += kBatch) {
+    const std::size_t end = std::min(ids.size(), begin + kBatch);
+    redis::Command command = fcall_ro("units", end - begin);
+    for (std::size_t i = begin; i < end; ++i) command << keys.job(ids[i]);
+    auto reply = co_await impl_->call(std::move(command), deadline);
+    if (!reply) co_return reply.error();
+    for (std::size_t i = begin; i < end && i - begin < reply->elements.size(); ++i) {
+      // n tenant class batch cost created ready deadline prio spec, units
+      const auto& v = reply->elements[i - begin].elements;
+      if (v.size() != 11) continue;
+      UnitView view;
+      view.tenant = v[1].text;
+      view.class_key = v[2].text;
+      view.batch_key = v[3].text;
+      view.cost_us = to_int(v[4].text);
+      view.created_ms = to_int(v[5].text);
+      view.ready_ms = to_int(v[6].text);
+      view.deadline_ms = to_int(v[7].text);
+      view.priority = static_cast<int>(to_int(v[8].text));
+      view.model = model_of(v[9].text);
+      for (std::size_t u = 0; u < v[10].elements.size(); ++u) {
+        const PackedUnit unit = parse_packed_unit(v[10].elements[u].text);
+        if (job::is_terminal(unit.shown_state())) continue;
+        UnitView one = view;
+        one.ref = {ids[i], static_cast<int>(u)};
+        one.state = unit.shown_state();
+        one.attempt = unit.attempt();
+        one.crashes = unit.crashes;
+        one.owner = unit.owner;
+        one.nonce = unit.nonce;
+        if (const auto place = places.find(one.ref); place != places.end()) {
+          one.lease_until_ms = place->second.lease_until;
+          if (unit.state == "delayed") one.not_before_ms = place->second.not_before;
+        }
+        out.push_back(std::move(one));
+      }
+    }
+  }
+  co_return out;
+}
+
+asio::awaitable<Result<void>> Client::store_virtual_times(std::int64_t epoch, const std::map<std::string, std::int64_t>& times,
+                                                          Deadline deadline) {
+  const Keys& keys = impl_->keys_;
+  auto next = times.begin();
+  do {
+    redis::Command command = fcall("virtual_times", 2);
+    command << keys.leader() << keys.tenants() << epoch;
+    for (int i = 0; i < 1000 && next != times.end(); ++i, ++next) command << next->first << next->second;
+    auto reply = co_await impl_->call(std::move(command), deadline);
+    if (!reply) co_return reply.error();
+  } while (next != times.end());
+  co_return Result<void>();
+}
+
+asio::awaitable<Result<std::map<std::string, std::int64_t>>> Client::virtual_times(Deadline deadline) {
+  auto reply = co_await impl_->connection_->execute(redis::Command("HGETALL") << impl_->keys_.tenants(), deadline);
+  if (!reply) co_return reply.error();
+  std::map<std::string, std::int64_t> out;
+  for (std::size_t i = 0; i + 1 < reply->elements.size(); i += 2) {
+    out.emplace(reply->elements[i].text, to_int(reply->elements[i + 1].text));
+  }
+  co_return out;
+}
+
+}  // namespace ditfleet::queue
