@@ -1,0 +1,79 @@
+// One job through every state, on a real Redis.
+#include <thread>
+
+#include "tests/system/queue_fixture.h"
+
+namespace ditfleet::testing {
+namespace {
+
+using job::State;
+using queue::CancelOutcome;
+using queue::RenewOutcome;
+
+class QueueLife : public QueueTest {};
+
+TEST_F(QueueLife, OneUnitFromSubmissionToSuccess) {
+  auto s = submission("job-1");
+  s.tenant = "acme";
+  s.traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+  EXPECT_EQ(submit(s), "job-1");
+  auto record = job("job-1");
+  EXPECT_EQ(record.state, State::kQueued);
+  EXPECT_EQ(record.spec, kSpec);
+  EXPECT_EQ(record.tenant, "acme");
+  EXPECT_EQ(record.traceparent, s.traceparent);
+  EXPECT_TRUE(record.unit_records.empty());
+
+  lead();
+  auto entries = intake();
+  ASSERT_EQ(entries.size(), 1u);
+  EXPECT_FALSE(entries[0].raw);
+  EXPECT_EQ(entries[0].spec, kSpec);
+  EXPECT_EQ(entries[0].tenant, "acme");
+  const auto a = admission(entries[0]);
+  ASSERT_TRUE(wait(client_->admit(epoch_, std::span(&a, 1), soon())).ok());
+  EXPECT_EQ(job("job-1").state, State::kReady);
+  EXPECT_EQ(redis({"XLEN", keys_.in()}).integer, 0);
+
+  const auto attempt = assign("job-1");
+  record = job("job-1");
+  EXPECT_EQ(record.state, State::kAssigned);
+  ASSERT_EQ(record.unit_records.size(), 1u);
+  EXPECT_EQ(record.unit_records[0].owner, "w0:boot0");
+  EXPECT_EQ(record.unit_records[0].nonce, attempt.nonce);
+
+  auto mail = wait(client_->read_mailbox("w0:boot0", "0", 10, std::chrono::milliseconds(1)));
+  ASSERT_TRUE(mail.ok());
+  ASSERT_EQ(mail->size(), 1u);
+  EXPECT_EQ((*mail)[0].kind, queue::MailboxEntry::Kind::kAssign);
+  EXPECT_EQ((*mail)[0].spec, kSpec);
+  EXPECT_EQ((*mail)[0].nonce, attempt.nonce);
+  EXPECT_EQ((*mail)[0].attempt, 1);
+  EXPECT_EQ((*mail)[0].tenant, "acme");
+  EXPECT_EQ((*mail)[0].traceparent, s.traceparent);
+  EXPECT_EQ((*mail)[0].class_key, "demo/256x256");
+  ASSERT_TRUE(wait(client_->acknowledge("w0:boot0", std::vector{(*mail)[0].entry_id}, soon())).ok());
+  EXPECT_EQ(redis({"XLEN", keys_.mailbox("w0:boot0")}).integer, 0);
+
+  ASSERT_TRUE(start(attempt).ok());
+  EXPECT_EQ(renew(attempt, 9, 28), RenewOutcome::kOk);
+  record = job("job-1");
+  EXPECT_EQ(record.state, State::kRunning);
+  EXPECT_EQ(record.unit_records[0].step, 9);
+  EXPECT_EQ(record.unit_records[0].total_steps, 28);
+  EXPECT_EQ(record.unit_records[0].attempt, 1);
+
+  ASSERT_TRUE(complete(attempt).ok());
+  record = job("job-1");
+  EXPECT_EQ(record.state, State::kSucceeded);
+  EXPECT_EQ(record.unit_records[0].manifest, R"({"key":"k"})");
+  EXPECT_EQ(record.unit_records[0].phases_us.at("denoise"), 12345);
+  EXPECT_GT(record.ended_ms, 0);
+  EXPECT_EQ(event_types("job-1"), "queued ready:0 assigned:0 started:0 step:0 succeeded:0 succeeded");
+  EXPECT_EQ(redis({"ZCARD", keys_.lease()}).integer, 0);
+  EXPECT_GT(redis({"PTTL", keys_.job("job-1")}).integer, 0);
+  EXPECT_GT(redis({"PTTL", keys_.events("job-1")}).integer, 0);
+}
+
+}  // namespace
+}  // namespace ditfleet::testing
