@@ -14,9 +14,28 @@ FairQueue::Order FairQueue::order_of(const QueuedUnit& unit, Handle handle) {
           .handle = handle};
 }
 
-void FairQueue::charge(TenantId t, std::int64_t cost_us) {
+void FairQueue::charge(TenantId t, std::int64_t predicted_us) {
   const auto before = tenants_.virtual_time(t);
-  tenants_.charge(t, cost_us);
+  tenants_.charge(t, predicted_us);
+  reorder(t, before);
+}
+
+void FairQueue::settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us) {
+  const auto before = tenants_.virtual_time(t);
+  tenants_.settle(t, predicted_us, actual_us);
+  reorder(t, before);
+}
+
+void FairQueue::restore(const std::map<std::string, std::int64_t>& times) {
+  for (const auto& [name, time] : times) {
+    const auto t = tenants_.intern(name);
+    const auto before = tenants_.virtual_time(t);
+    tenants_.restore({{name, time}});
+    reorder(t, before);
+  }
+}
+
+void FairQueue::reorder(TenantId t, std::int64_t before) {
   const auto after = tenants_.virtual_time(t);
   if (before == after) return;
   for (auto& model : models_) {
@@ -47,7 +66,7 @@ FairQueue::Handle FairQueue::push(const QueuedUnit& unit) {
     backlog.heads.emplace(order, unit.lane);
   }
   lane.insert(order);
-  backlog.by_age.emplace(unit.ready_us, handle);
+  backlog.by_age.insert({unit.ready_us, unit.arrival, handle});
   backlog.prior_us += unit.prior_us;
   model.prior_us += unit.prior_us;
   lane_totals_[unit.lane].prior_us += unit.prior_us;
@@ -69,7 +88,7 @@ void FairQueue::remove(Handle handle) {
     if (!lane.empty()) backlog.heads.emplace(*lane.begin(), unit.lane);
   }
   if (lane.empty()) backlog.lanes.erase(unit.lane);
-  backlog.by_age.erase({unit.ready_us, handle});
+  backlog.by_age.erase({unit.ready_us, unit.arrival, handle});
   backlog.prior_us -= unit.prior_us;
   model.prior_us -= unit.prior_us;
   lane_totals_[unit.lane].prior_us -= unit.prior_us;
@@ -88,8 +107,8 @@ std::optional<FairQueue::Candidate> FairQueue::next(ModelId model_id, std::int64
   const auto& model = models_[model_id];
   for (const auto& [time, tenant] : model.order) {
     const auto& backlog = model.backlogs.at(tenant);
-    const auto& [oldest_ready, oldest] = *backlog.by_age.begin();
-    if (now_us - oldest_ready > age_bound_us_) return Candidate{.handle = oldest, .aged = true};
+    const auto& oldest = *backlog.by_age.begin();
+    if (now_us - oldest.ready_us > age_bound_us_) return Candidate{.handle = oldest.handle, .aged = true};
     for (const auto& [order, lane] : backlog.heads) {
       if (!skipped(lane)) return Candidate{.handle = order.handle};
     }

@@ -41,8 +41,10 @@ class FairQueue {
 
   Tenants& tenants() { return tenants_; }
   const Tenants& tenants() const { return tenants_; }
-  // Charges through the queue so that the order follows (never call tenants().charge for a queued tenant).
-  void charge(TenantId t, std::int64_t cost_us);
+  // As in Tenants, but the order follows: never call those for a tenant that may be queued.
+  void charge(TenantId t, std::int64_t predicted_us);
+  void settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us);
+  void restore(const std::map<std::string, std::int64_t>& times);
 
   Handle push(const QueuedUnit& unit);
   void remove(Handle handle);
@@ -71,11 +73,17 @@ class FairQueue {
     Handle handle = 0;
     auto operator<=>(const Order&) const = default;
   };
+  struct Age {
+    std::int64_t ready_us = 0;
+    std::uint64_t arrival = 0;
+    Handle handle = 0;
+    auto operator<=>(const Age&) const = default;
+  };
   using Lane = std::set<Order>;
   struct Backlog {  // one tenant's units of one model
     std::unordered_map<ClassId, Lane> lanes;
     std::set<std::pair<Order, ClassId>> heads;  // the first of every lane
-    std::set<std::pair<std::int64_t, Handle>> by_age;
+    std::set<Age> by_age;
     std::int64_t prior_us = 0;
   };
   struct ModelQueue {
@@ -88,6 +96,7 @@ class FairQueue {
     std::size_t units = 0;
   };
   static Order order_of(const QueuedUnit& unit, Handle handle);
+  void reorder(TenantId t, std::int64_t before);
 
   Tenants tenants_;
   std::int64_t age_bound_us_;

@@ -59,14 +59,16 @@ Route choose_worker(const Fleet& fleet, const CostModel& costs, const RouteReque
     const auto& worker = fleet.at(w);
     if (worker.standing != Standing::kReady) continue;
     ++workers;
-    Option option{.valid = true, .warm = fleet.is_warm(request.cls, w), .worker = w, .start_us = worker.start_us(now_us)};
+    const bool warm = fleet.is_warm(request.cls, w), slot = worker.has_slot();
+    if (!warm && !slot) continue;
+    Option option{.valid = true, .warm = warm, .worker = w, .start_us = worker.start_us(now_us)};
     option.run_us = costs.run_us(request.cls, request.model, w, request.prior_us);
     if (option.warm) {
       ++warm_workers;
     } else {
       option.cold_us = costs.cold_us(request.model, option.run_us);
     }
-    if (!worker.has_slot()) {
+    if (!slot) {
       if (option.warm && (!full_warm.valid || option.finish_us() < full_warm.finish_us())) full_warm = option;
       continue;
     }

@@ -99,8 +99,19 @@ void Scheduler::remove_job(Job& job, std::int64_t now_us) {
   jobs_.erase(std::string(job.id));  // a copy: erase destroys the key it would be reading
 }
 
+void Scheduler::settle(const Job& job, Unit& unit, int index, std::int64_t actual_us) {
+  if (unit.charged_us == 0) return;
+  if (actual_us < 0) {
+    const auto* held = unit.where == Unit::Where::kHeld ? fleet_.find_held(unit.worker, {job.id, index}) : nullptr;
+    actual_us = held != nullptr && held->started ? unit.charged_us : 0;
+  }
+  queue_.settle(job.tenant, unit.charged_us, actual_us);
+  unit.charged_us = 0;
+}
+
 // Takes the unit out of where it is; the caller says where it goes.
 void Scheduler::leave(Job& job, Unit& unit, int index, std::int64_t now_us) {
+  settle(job, unit, index, -1);
   if (unit.where == Unit::Where::kQueued) {
     queue_.remove(unit.handle);
   } else if (unit.where == Unit::Where::kHeld) {
@@ -113,13 +124,7 @@ void Scheduler::unit_ready(Job& job, int index, std::int64_t ready_us, std::int6
   auto& unit = job.units[index];
   unit.touched_us = now_us;
   if (unit.where == Unit::Where::kQueued || unit.where == Unit::Where::kEnded) return;
-  if (unit.where == Unit::Where::kHeld) {
-    const auto* held = fleet_.find_held(unit.worker, {job.id, index});
-    // What was never started was no service.
-    if (unit.charged && held != nullptr && !held->started) queue_.charge(job.tenant, -job.cost_us);
-  }
   leave(job, unit, index, now_us);
-  unit.charged = false;
   unit.where = Unit::Where::kQueued;
   unit.ready_us = ready_us > 0 ? std::min(ready_us, now_us) : now_us;
   unit.handle = queue_.push({.tenant = job.tenant,
@@ -128,7 +133,7 @@ void Scheduler::unit_ready(Job& job, int index, std::int64_t ready_us, std::int6
                              .priority = job.priority,
                              .deadline_us = job.deadline_us,
                              .ready_us = unit.ready_us,
-                             .arrival = job.arrival,
+                             .arrival = job.arrival * kUnitsMax + static_cast<std::uint64_t>(index),
                              .prior_us = job.prior_us});
   if (unit.handle >= queued_.size()) queued_.resize(unit.handle + 1);
   queued_[unit.handle] = {&job, index};
@@ -144,12 +149,12 @@ void Scheduler::unit_held(Job& job, int index, const std::string& owner, const s
   unit.where = Unit::Where::kHeld;
   unit.worker = fleet_.intern_owner(owner);
   unit.nonce = nonce;
-  if (!unit.charged) {
-    unit.charged = true;
-    queue_.charge(job.tenant, job.cost_us);
-  }
-  const auto run = costs_.run_us(job.cls, job.model, unit.worker, job.prior_us);
-  fleet_.hold(unit.worker, {.ref = {job.id, index}, .cls = job.cls, .run_us = run, .assigned_us = now_us});
+  unit.charged_us = costs_.typical_run_us(job.cls, job.model, job.prior_us);
+  queue_.charge(job.tenant, unit.charged_us);
+  auto run = costs_.run_us(job.cls, job.model, unit.worker, job.prior_us);
+  const bool cold = !fleet_.is_warm(job.cls, unit.worker);
+  if (cold) run += costs_.cold_us(job.model, run);
+  fleet_.hold(unit.worker, {.ref = {job.id, index}, .cls = job.cls, .run_us = run, .assigned_us = now_us, .cold = cold});
 }
 
 void Scheduler::unit_delayed(Job& job, int index, std::int64_t now_us) {
@@ -157,7 +162,6 @@ void Scheduler::unit_delayed(Job& job, int index, std::int64_t now_us) {
   unit.touched_us = now_us;
   if (unit.where == Unit::Where::kEnded) return;
   leave(job, unit, index, now_us);
-  unit.charged = false;  // the next attempt is charged anew
   unit.where = Unit::Where::kDelayed;
 }
 
@@ -176,9 +180,8 @@ void Scheduler::unit_ended(Job& job, int index, std::int64_t now_us) {
 void Scheduler::rebuild(std::span<const queue::UnitView> open, const std::map<std::string, std::int64_t>& virtual_times,
                         const std::vector<queue::WorkerInfo>& workers, std::int64_t grace_ms, std::int64_t now_us) {
   grace_until_us_ = now_us + grace_ms * 1000;
-  queue_.tenants().restore(virtual_times);
   fleet_.update(workers, now_us, [this](const std::string& name) { return intern_model(name); });
-  // In the order of arrival, so that ties break as before. What is held had been charged by who assigned it.
+  // In the order of arrival, so that ties break as before.
   std::vector<const queue::UnitView*> views;
   for (const auto& view : open) views.push_back(&view);
   std::stable_sort(views.begin(), views.end(), [](const auto* a, const auto* b) {
@@ -187,8 +190,6 @@ void Scheduler::rebuild(std::span<const queue::UnitView> open, const std::map<st
   for (const auto* view : views) {
     Job& job = job_of(*view, now_us);
     if (view->ref.unit < 0 || view->ref.unit >= static_cast<int>(job.units.size())) continue;
-    job.units[view->ref.unit].charged =
-        view->state == job::State::kAssigned || view->state == job::State::kRunning;
     apply_view(*view, now_us);
   }
   for (auto it = jobs_.begin(); it != jobs_.end();) {  // units that the snapshot lacks have ended
@@ -200,6 +201,8 @@ void Scheduler::rebuild(std::span<const queue::UnitView> open, const std::map<st
       if (last) break;
     }
   }
+  // Last: what is held was charged again just now, and the stored times contain it.
+  queue_.restore(virtual_times);
 }
 
 Scheduler::Job& Scheduler::job_of(const queue::UnitView& view, std::int64_t now_us) {
@@ -341,22 +344,22 @@ void Scheduler::on_unit_event(Job& job, const queue::Event& event, int index, st
     unit.touched_us = now_us;
     if (event.type == "started") fleet_.started(unit.worker, {job.id, index}, event.at_ms * 1000);
   } else if (const auto state = job::state_from_name(event.type); state && job::is_terminal(*state)) {
-    if (*state == job::State::kSucceeded) learn(job, unit, event);
-    unit_ended(job, index, now_us);
+    if (*state == job::State::kSucceeded) learn(job, unit, index, event);
+    unit_ended(job, index, event.at_ms * 1000);
   }
 }
 
-// Corrects the cost model and the tenant's bill by the run that was observed.
-void Scheduler::learn(const Job& job, const Unit& unit, const queue::Event& event) {
+// Corrects the cost model and settles the tenant's bill by the run that was observed.
+void Scheduler::learn(const Job& job, Unit& unit, int index, const queue::Event& event) {
   if (unit.where != Unit::Where::kHeld) return;
-  const auto* held = fleet_.find_held(unit.worker, {job.id, static_cast<int>(&unit - job.units.data())});
+  const auto* held = fleet_.find_held(unit.worker, {job.id, index});
   if (held == nullptr || !held->started) return;
   // A worker prepares the next unit while it denoises: what overlaps was not this unit's run.
   const auto began = std::max(held->started_us, fleet_.at(unit.worker).last_end_us);
   const auto observed = event.at_ms * 1000 - began;
   if (observed <= 0) return;
   costs_.observe(job.cls, job.model, unit.worker, job.prior_us, observed, held->cold);
-  if (unit.charged) queue_.charge(job.tenant, observed - job.cost_us);
+  settle(job, unit, index, observed);
 }
 
 void Scheduler::on_workers(const std::vector<queue::WorkerInfo>& workers, std::int64_t now_us) {
@@ -374,8 +377,6 @@ void Scheduler::on_assign_refused(const queue::UnitRef& ref, const std::string& 
   auto* unit = find_unit(ref, &job);
   if (unit == nullptr || unit->where != Unit::Where::kHeld || unit->nonce != nonce) return;
   leave(*job, *unit, ref.unit, now_us);
-  if (unit->charged) queue_.charge(job->tenant, -job->cost_us);
-  unit->charged = false;
   unit->where = Unit::Where::kUnknown;
   unit->touched_us = now_us;
   wants_audit_ = true;

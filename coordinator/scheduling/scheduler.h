@@ -95,7 +95,7 @@ class Scheduler {
     // kPending: not admitted yet. kUnknown: waits for an event or an audit.
     enum class Where { kPending, kQueued, kDelayed, kHeld, kUnknown, kEnded };
     Where where = Where::kPending;
-    bool charged = false;
+    std::int64_t charged_us = 0;  // in advance, not settled yet
     FairQueue::Handle handle = 0;
     WorkerId worker = 0;
     std::string nonce;
@@ -136,8 +136,11 @@ class Scheduler {
   void unit_delayed(Job& job, int unit, std::int64_t now_us);
   void unit_ended(Job& job, int unit, std::int64_t now_us);
   void leave(Job& job, Unit& unit, int index, std::int64_t now_us);
+  // Settles what was charged in advance: by `actual_us` of service, or, if negative, by the prediction if it
+  // had started and by nothing if it had not.
+  void settle(const Job& job, Unit& unit, int index, std::int64_t actual_us);
   void apply_view(const queue::UnitView& view, std::int64_t now_us);
-  void learn(const Job& job, const Unit& unit, const queue::Event& event);
+  void learn(const Job& job, Unit& unit, int index, const queue::Event& event);
   void on_unit_event(Job& job, const queue::Event& event, int unit, std::int64_t now_us);
 
   void dispatch(Actions& actions, std::int64_t now_us);

@@ -78,8 +78,8 @@ void Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us,
   unit.worker = route.worker;
   unit.nonce = options_.new_nonce();
   unit.touched_us = now_us;
-  unit.charged = true;
-  queue_.charge(job->tenant, job->cost_us);
+  unit.charged_us = costs_.typical_run_us(job->cls, job->model, job->prior_us);
+  queue_.charge(job->tenant, unit.charged_us);
   fleet_.hold(route.worker, {.ref = ref,
                              .cls = job->cls,
                              .run_us = route.run_us + route.cold_us,

@@ -29,27 +29,39 @@ std::optional<TenantId> Tenants::find(const std::string& name) const {
   return it == by_name_.end() ? std::nullopt : std::optional(it->second);
 }
 
+std::int64_t Tenants::start_time() const { return active_.empty() ? most_ : active_.begin()->first; }
+
 void Tenants::open(TenantId t) {
   auto& tenant = tenants_[t];
   if (tenant.open++ > 0) return;
-  const auto start = active_.empty() ? most_ : active_.begin()->first;
-  tenant.virtual_time = std::max(tenant.virtual_time, start);
-  active_.emplace(tenant.virtual_time, t);
+  tenant.virtual_time = std::max(tenant.virtual_time, start_time() + tenant.in_advance);
+  active_.emplace(tenant.virtual_time - tenant.in_advance, t);
 }
 
 void Tenants::close(TenantId t) {
   auto& tenant = tenants_[t];
   if (tenant.open == 0 || --tenant.open > 0) return;
-  active_.erase({tenant.virtual_time, t});
+  active_.erase({tenant.virtual_time - tenant.in_advance, t});
 }
 
-void Tenants::charge(TenantId t, std::int64_t cost_us) {
+void Tenants::move(TenantId t, std::int64_t time, std::int64_t in_advance) {
   auto& tenant = tenants_[t];
-  const bool active = tenant.open > 0;
-  if (active) active_.erase({tenant.virtual_time, t});
-  tenant.virtual_time += std::llround(static_cast<double>(cost_us) / tenant.weight);
-  most_ = std::max(most_, tenant.virtual_time);
-  if (active) active_.emplace(tenant.virtual_time, t);
+  if (tenant.open > 0) active_.erase({tenant.virtual_time - tenant.in_advance, t});
+  tenant.virtual_time += time;
+  tenant.in_advance += in_advance;
+  most_ = std::max(most_, tenant.virtual_time - tenant.in_advance);
+  if (tenant.open > 0) active_.emplace(tenant.virtual_time - tenant.in_advance, t);
+}
+
+void Tenants::charge(TenantId t, std::int64_t predicted_us) {
+  const auto virtual_us = std::llround(static_cast<double>(predicted_us) / tenants_[t].weight);
+  move(t, virtual_us, virtual_us);
+}
+
+void Tenants::settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us) {
+  const double weight = tenants_[t].weight;
+  const auto predicted = std::llround(static_cast<double>(predicted_us) / weight);
+  move(t, std::llround(static_cast<double>(actual_us) / weight) - predicted, -predicted);
 }
 
 std::map<std::string, std::int64_t> Tenants::times() const {
@@ -62,14 +74,14 @@ std::map<std::string, std::int64_t> Tenants::times() const {
 
 void Tenants::restore(const std::map<std::string, std::int64_t>& times) {
   for (const auto& [name, time] : times) {
-    tenants_[intern(name)].virtual_time = time;
-    most_ = std::max(most_, time);
+    const auto t = intern(name);
+    move(t, time - tenants_[t].virtual_time, 0);
   }
 }
 
 void Tenants::prune(std::size_t keep) {
   if (by_name_.size() <= keep) return;
-  const auto start = active_.empty() ? most_ : active_.begin()->first;
+  const auto start = start_time();
   for (TenantId id = 0; id < tenants_.size(); ++id) {
     auto& tenant = tenants_[id];
     if (!tenant.used || tenant.open > 0 || tenant.virtual_time > start) continue;

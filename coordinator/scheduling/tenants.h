@@ -27,14 +27,17 @@ class Tenants {
   std::int64_t virtual_time(TenantId t) const { return tenants_[t].virtual_time; }
 
   // A unit of the tenant is open (queued or held by a worker) / no longer. A tenant whose first unit opens
-  // starts at the least virtual time of those that have open units, or at the most anybody ever had if none
-  // has: time spent idle buys no credit.
+  // starts at the least settled virtual time of those that have open units, or at the most anybody ever had
+  // if none has: time spent idle buys no credit.
   void open(TenantId t);
   void close(TenantId t);
-  // Adds `cost_us` of service; a correction or refund may be negative.
-  void charge(TenantId t, std::int64_t cost_us);
+  // Service is charged in advance by its prediction, and settled by what it was (0: there was none). Until
+  // then it counts for the order, but nobody who comes fresh is made to start behind a mere prediction.
+  void charge(TenantId t, std::int64_t predicted_us);
+  void settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us);
 
-  // For storing and restoring. restore() is for fresh objects, before any open().
+  // For storing and restoring. What is charged in advance is part of the stored time: restore() overrides
+  // the time, and leaves open what had been charged before the call.
   std::map<std::string, std::int64_t> times() const;
   void restore(const std::map<std::string, std::int64_t>& times);
   // Forgets idle tenants that would start afresh anyhow, when there are more than `keep`.
@@ -46,14 +49,18 @@ class Tenants {
     std::string name;
     double weight = 1.0;
     std::int64_t virtual_time = 0;
+    std::int64_t in_advance = 0;  // the part of it that is not settled
     std::uint32_t open = 0;
     bool used = false;
   };
+  void move(TenantId t, std::int64_t time, std::int64_t in_advance);
+  std::int64_t start_time() const;
+
   std::map<std::string, double> weights_;
   std::vector<Tenant> tenants_;
   std::vector<TenantId> free_;
   std::unordered_map<std::string, TenantId> by_name_;
-  std::set<std::pair<std::int64_t, TenantId>> active_;
+  std::set<std::pair<std::int64_t, TenantId>> active_;  // by settled time
   std::int64_t most_ = 0;  // of all virtual times
 };
 

@@ -37,6 +37,7 @@ class FairQueueTest : public ::testing::Test {
     const auto cost = costs.at(next->handle);
     queue.remove(next->handle);
     queue.charge(tenant, cost);
+    queue.settle(tenant, cost, cost);
     queue.tenants().close(tenant);
     served[queue.tenants().name(tenant)] += cost;
     return next->handle;
@@ -168,6 +169,17 @@ TEST_F(FairQueueTest, totals_follow_every_push_and_remove) {
   EXPECT_EQ(queue.model_work_us(0), 0);
 }
 
+TEST(Tenants, nobody_starts_behind_a_mere_prediction) {
+  Tenants tenants({});
+  const auto early = tenants.intern("early"), late = tenants.intern("late");
+  tenants.open(early);
+  tenants.charge(early, 1'000'000);  // wildly wrong
+  tenants.open(late);
+  EXPECT_EQ(tenants.virtual_time(late), 0);
+  tenants.settle(early, 1'000'000, 10);
+  EXPECT_EQ(tenants.virtual_time(early), 10);
+}
+
 TEST(Tenants, prune_forgets_only_who_has_no_claim) {
   Tenants tenants({});
   for (int i = 0; i < 100; ++i) {
@@ -176,7 +188,8 @@ TEST(Tenants, prune_forgets_only_who_has_no_claim) {
     if (i > 0) tenants.close(t);  // t0 stays active at 0
   }
   const auto debtor = tenants.intern("t99");
-  tenants.charge(debtor, 500);
+  tenants.charge(debtor, 700);
+  tenants.settle(debtor, 700, 500);
   tenants.prune(10);
   const auto times = tenants.times();
   EXPECT_EQ(times.size(), 2u);
