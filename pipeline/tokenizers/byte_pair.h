@@ -1,0 +1,51 @@
+// Byte-pair encoding over bytes, with "</w>" at the end of a word, as CLIP has it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "shared/core/result.h"
+
+namespace ditfleet::pipeline {
+
+// Immutable after create(): any thread may call it.
+class BytePairEncoder {
+ public:
+  using Vocabulary = std::unordered_map<std::string, std::int32_t>;
+  using Merges = std::vector<std::pair<std::string, std::string>>;  // best first
+
+  // Vocabulary entries spell bytes as GPT-2 does (byte_spelling). kDataCorrupt names a merge whose parts or
+  // result the vocabulary lacks. `unknown_token` stands for bytes that the vocabulary lacks.
+  static Result<BytePairEncoder> create(Vocabulary vocabulary, const Merges& merges,
+                                        const std::string& unknown_token);
+
+  // Appends the ids of a word, which is not empty. kDataCorrupt: the vocabulary has neither the word's bytes
+  // nor the unknown token.
+  Result<void> encode(std::string_view word, std::vector<std::int32_t>& ids) const;
+  std::optional<std::int32_t> id_of(std::string_view token) const;
+  std::int32_t size() const { return static_cast<std::int32_t>(vocabulary_.size()); }
+
+  // A byte as a printable character: '!' is "!", a space is "Ġ".
+  static std::string byte_spelling(unsigned char byte);
+
+ private:
+  struct Merge {
+    std::uint32_t rank = 0;
+    std::int32_t id = 0;
+  };
+  const Merge* merge_of(std::int32_t left, std::int32_t right) const;
+
+  Vocabulary vocabulary_;
+  std::unordered_map<std::uint64_t, Merge> merges_;            // by left id << 32 | right id
+  std::array<std::optional<std::int32_t>, 256> inner_, last_;  // a byte inside a word, and at its end
+  std::string unknown_token_;
+  std::optional<std::int32_t> unknown_id_;
+};
+
+}  // namespace ditfleet::pipeline

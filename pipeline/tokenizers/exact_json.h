@@ -1,0 +1,14 @@
+// JSON with correctly rounded numbers. Boost.JSON 1.81 reads some 17-digit numbers one unit off in the last
+// place, which decides ties between unigram pieces.
+#pragma once
+
+#include <string_view>
+
+#include "shared/core/json.h"
+
+namespace ditfleet::pipeline {
+
+// As parse_json, but numbers with a fraction or an exponent become the nearest double.
+Result<json::value> parse_exact_json(std::string_view text);
+
+}  // namespace ditfleet::pipeline

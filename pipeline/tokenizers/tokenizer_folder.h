@@ -1,0 +1,52 @@
+// The settings of a tokenizer folder (tokenizer/ and tokenizer_2/ of a diffusers model) as transformers 5
+// reads them: tokenizer_config.json, and where that has no added_tokens_decoder, special_tokens_map.json,
+// added_tokens.json and the added tokens of tokenizer.json.
+#pragma once
+
+#include <array>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pipeline/tokenizers/added_tokens.h"
+#include "shared/core/json.h"
+#include "shared/core/result.h"
+
+namespace ditfleet::pipeline {
+
+// A token as a file gives it: plain text, or with flags. Plain text is a special token where it is added.
+struct TokenSetting {
+  AddedToken token;
+  bool is_plain = false;
+  bool operator==(const TokenSetting&) const = default;
+};
+
+struct TokenizerFolder {
+  std::string dir;
+  json::object config;                         // tokenizer_config.json; empty if there is none
+  std::optional<json::object> tokenizer_json;  // the whole of tokenizer.json
+  std::map<std::int64_t, TokenSetting> added;  // by the id that the files claim
+  // bos_token, eos_token, unk_token, sep_token, pad_token, cls_token, mask_token, then the model's own, in
+  // this order; those that are set.
+  std::vector<std::pair<std::string, TokenSetting>> named;
+  std::optional<std::vector<TokenSetting>> extra_special, additional_special;
+  std::optional<std::int64_t> model_max_length;
+  bool truncates_left = false, pads_left = false, splits_special = false;
+
+  // Content of a named token; empty if it is not set.
+  std::optional<std::string> named_content(const std::string& key) const;
+  // What the tokenizer must be given, in order. The token class's own extra tokens serve where the files name
+  // none.
+  std::vector<AddedToken> tokens_to_add(const std::vector<TokenSetting>& class_extra) const;
+};
+
+// `defaults`: the named tokens that the tokenizer's class has by itself.
+// kNotFound: no such folder. kDataCorrupt names the file and the key.
+Result<TokenizerFolder> read_tokenizer_folder(const std::string& dir,
+                                              const std::map<std::string, std::string>& defaults);
+
+// Base64 of RFC 4648 §4; line breaks are skipped. Empty if it is something else.
+std::optional<std::string> decode_base64(std::string_view text);
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,50 @@
+// The unigram language model: the best-scored way to cut a word into pieces of a vocabulary (Viterbi).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "shared/core/result.h"
+
+namespace ditfleet::pipeline {
+
+// Immutable after create(): any thread may call it.
+class Unigram {
+ public:
+  struct Piece {
+    std::string text;
+    double score = 0;  // log probability
+  };
+  // The id of a piece is its position; of two equal texts the last counts. kDataCorrupt if there is no piece
+  // `unknown_id`.
+  static Result<Unigram> create(std::vector<Piece> pieces, std::int32_t unknown_id);
+
+  // Appends the ids of a word (valid UTF-8). Characters that no piece covers are unknown; neighbours of them
+  // become one unknown token.
+  void encode(std::string_view word, std::vector<std::int32_t>& ids) const;
+  std::optional<std::int32_t> id_of(std::string_view text) const;
+  std::int32_t size() const { return static_cast<std::int32_t>(pieces_.size()); }
+
+ private:
+  struct TextHash {
+    using is_transparent = void;
+    std::size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
+  };
+  // A byte trie: the child of node n by byte b is children_[n << 8 | b].
+  struct Node {
+    std::int32_t id = -1;  // of the piece that ends here
+  };
+
+  std::vector<Piece> pieces_;
+  std::unordered_map<std::string, std::int32_t, TextHash, std::equal_to<>> id_of_;
+  std::unordered_map<std::uint64_t, std::uint32_t> children_;
+  std::vector<Node> nodes_;
+  std::int32_t unknown_id_ = 0;
+  double unknown_score_ = 0;
+};
+
+}  // namespace ditfleet::pipeline
