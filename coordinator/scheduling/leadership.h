@@ -26,7 +26,7 @@ class Leadership {
   bool leading() const { return epoch_ != 0; }
   std::int64_t epoch() const { return epoch_; }
   bool leader_known(std::int64_t now_us) const;  // this one, or another within the last two leases
-  // When to ask next: thrice a lease while leading; as often while following, to take over soon.
+  // When to ask next: thrice a lease while leading; more often while following, to take over soon.
   std::int64_t next_call_us() const { return next_call_us_; }
 
  private:

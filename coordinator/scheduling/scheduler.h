@@ -71,6 +71,8 @@ class Scheduler {
   // they could not be heard while Redis, or everybody, was away.
   void rebuild(std::span<const queue::UnitView> open, const std::map<std::string, std::int64_t>& virtual_times,
                const std::vector<queue::WorkerInfo>& workers, std::int64_t grace_ms, std::int64_t now_us);
+  // As the grace of rebuild(): Redis was away for a while.
+  void grant_grace(std::int64_t grace_ms, std::int64_t now_us) { grace_until_us_ = now_us + grace_ms * 1000; }
   // Corrects what differs from `open`, read since `asked_us`; what has been touched after that is left alone.
   void audit(std::span<const queue::UnitView> open, std::int64_t asked_us, std::int64_t now_us);
   void on_intake(std::span<const queue::IntakeEntry> entries, std::int64_t now_us);
@@ -85,6 +87,7 @@ class Scheduler {
   Actions decide(std::int64_t now_us);
   // Something did not fit: read the open units and call audit().
   bool wants_audit() const { return wants_audit_; }
+  std::size_t ready() const { return queue_.size(); }
 
   Estimate estimate(const job::JobSpec& complete_spec, const std::string& tenant, std::int64_t now_us) const;
   std::map<std::string, std::int64_t> virtual_times() const { return queue_.tenants().times(); }

@@ -1,0 +1,27 @@
+// Redis' clock as seen from here: the monotonic clock plus an offset that is measured now and then.
+// Pure and not thread safe.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace ditfleet::scheduling {
+
+class RedisClock {
+ public:
+  // Redis said `redis_us` to a question sent at `sent_us` and answered at `received_us` (monotonic).
+  void sync(std::int64_t redis_us, std::int64_t sent_us, std::int64_t received_us) {
+    offset_us_ = redis_us - (sent_us + received_us) / 2;
+    // Small corrections never turn time back; a clock that was set is followed.
+    if (last_us_ - (received_us + offset_us_) > 1'000'000) last_us_ = 0;
+  }
+  std::int64_t now_us(std::int64_t monotonic_us) {
+    last_us_ = std::max(last_us_, monotonic_us + offset_us_);
+    return last_us_;
+  }
+
+ private:
+  std::int64_t offset_us_ = 0, last_us_ = 0;
+};
+
+}  // namespace ditfleet::scheduling

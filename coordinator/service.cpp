@@ -1,0 +1,219 @@
+#include "coordinator/service.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <csignal>
+#include <memory>
+
+#include "coordinator/gateway/gateway.h"
+#include "coordinator/scheduling/scheduler_service.h"
+#include "shared/core/ids.h"
+#include "shared/core/task_group.h"
+#include "shared/job/catalogue.h"
+#include "shared/queue/client.h"
+#include "shared/redis/connection.h"
+#include "shared/results/store.h"
+
+namespace ditfleet {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kGatewayStop = 10s;
+constexpr auto kSchedulerStop = 2s;
+constexpr auto kReadyPoll = 20ms;
+
+Result<job::Catalogue> read_catalogue(const config::Settings& settings) {
+  job::Catalogue out;
+  for (const auto& [name, model] : settings.models) {
+    auto entry = job::read_model_entry(name, model.path);
+    if (!entry) return entry.error();
+    out.models.emplace(name, std::move(entry).value());
+  }
+  out.default_model = settings.default_model;
+  if (out.default_model.empty() && out.models.size() == 1) out.default_model = out.models.begin()->first;
+  if (!out.default_model.empty() && !out.models.contains(out.default_model)) {
+    return invalid_argument(fmt::format("default_model is '{}', which models does not name", out.default_model));
+  }
+  return out;
+}
+
+Result<redis::ConnectionOptions> connection_options(const config::Settings& settings) {
+  auto endpoint = redis::Endpoint::parse(settings.redis.url);
+  if (!endpoint) return endpoint.error();
+  redis::ConnectionOptions out;
+  out.endpoint = std::move(endpoint).value();
+  out.endpoint.tls_ca_file = settings.redis.tls_ca_file;
+  out.endpoint.tls_verify = settings.redis.tls_verify;
+  return out;
+}
+
+queue::QueueOptions queue_options(const config::Settings& settings) {
+  const auto& q = settings.queue;
+  return {.lease_ms = q.lease_ms,
+          .retention_ms = q.retention_ms,
+          .idempotency_ms = q.idempotency_ms,
+          .max_attempts = q.max_attempts,
+          .max_crashes = q.max_crashes,
+          .retry_backoff_ms = q.retry_backoff_ms,
+          .retry_backoff_max_ms = q.retry_backoff_max_ms};
+}
+
+scheduling::SchedulerServiceOptions scheduler_options(const config::Settings& settings, const job::Catalogue& catalogue) {
+  char host[256] = "host";
+  gethostname(host, sizeof host - 1);
+  scheduling::SchedulerServiceOptions out;
+  // A restarted coordinator is another one: it must not inherit a leadership whose state it lacks.
+  out.coordinator = fmt::format("{}-{}-{}", host, getpid(), new_nonce().substr(0, 8));
+  out.leader_ttl_ms = settings.scheduler.leader_ttl_ms;
+  out.scheduler.catalogue = catalogue;
+  out.scheduler.precision = settings.worker.dtype;
+  for (const auto& [name, tenant] : settings.tenants) out.scheduler.weights.emplace(name, tenant.weight);
+  out.scheduler.lookahead = settings.scheduler.lookahead;
+  out.scheduler.age_bound_ms = settings.scheduler.age_bound_ms;
+  out.scheduler.silent_after_ms = 3 * settings.worker.heartbeat_ms + 500;
+  out.scheduler.new_nonce = new_nonce;
+  return out;
+}
+
+// The parts of one running coordinator, all on one executor.
+class Coordinator {
+ public:
+  Coordinator(asio::io_context& io, const config::Settings& settings, ReadyHook on_ready)
+      : io_(io), settings_(settings), on_ready_(std::move(on_ready)), tasks_(io.get_executor()) {}
+
+  Result<void> start() {
+    auto catalogue = read_catalogue(settings_);
+    if (!catalogue) return catalogue.error();
+    auto connection = connection_options(settings_);
+    if (!connection) return connection.error();
+    // Pictures travel on a connection of their own, so that they hold up no assignment.
+    control_ = redis::Connection::create(io_.get_executor(), *connection);
+    data_ = redis::Connection::create(io_.get_executor(), *connection);
+    auto store = results::open_store({.backend = settings_.results.backend,
+                                      .dir = settings_.results.dir,
+                                      .retention_ms = settings_.queue.retention_ms,
+                                      .preview_ms = settings_.results.preview_ms},
+                                     data_);
+    if (!store) return store.error();
+    scheduler_ = std::make_unique<scheduling::SchedulerService>(
+        io_.get_executor(), control_, std::make_shared<queue::Client>(control_, queue_options(settings_)),
+        scheduler_options(settings_, *catalogue));
+    gateway_ = std::make_unique<gateway::Gateway>(
+        io_.get_executor(), gateway::GatewayDependencies{
+                                .settings = settings_,
+                                .catalogue = *catalogue,
+                                .queue = std::make_shared<queue::Client>(data_, queue_options(settings_)),
+                                .store = *store,
+                                .redis = data_,
+                                .readiness = [this] { return readiness(); },
+                                .advise = [this](const job::JobSpec& spec, const std::string& tenant) { return advise(spec, tenant); }});
+    if (auto listening = gateway_->listen(); !listening) return listening.error();
+    control_->start();
+    data_->start();
+    scheduler_->start();
+    tasks_.spawn("gateway", gateway_->run());
+    tasks_.spawn("ready", tell_ready());
+    spdlog::info("coordinator: serving at {}, Redis at {}", gateway_->url(), connection->endpoint.display());
+    return {};
+  }
+
+  asio::awaitable<void> stop() {
+    spdlog::info("coordinator: stopping");
+    co_await gateway_->stop(Deadline::after(kGatewayStop));
+    co_await scheduler_->stop(Deadline::after(kSchedulerStop));
+    tasks_.stop();
+    co_await tasks_.join();
+    control_->stop();
+    data_->stop();
+  }
+
+ private:
+  gateway::Readiness readiness() const {
+    gateway::Readiness out;
+    const auto where = control_->options().endpoint.display();
+    if (!control_->connected() || !data_->connected()) {
+      out.reasons.push_back("Redis at " + where + " is not connected");
+    } else if (!scheduler_->library_loaded()) {
+      out.reasons.push_back("the Function library is not loaded into Redis at " + where);
+    } else if (!scheduler_->leader_known()) {
+      out.reasons.push_back("no coordinator leads the shard yet");
+    }
+    out.ready = out.reasons.empty();
+    return out;
+  }
+
+  gateway::Advice advise(const job::JobSpec& spec, const std::string& tenant) const {
+    const auto queued = scheduler_->queued();
+    if (static_cast<std::int64_t>(queued) >= settings_.queue.max_queued) {
+      return {.accept = false,
+              .reason = fmt::format("{} units are queued already, and queue.max_queued is {}", queued, settings_.queue.max_queued),
+              .retry_after_s = 5};
+    }
+    if (!spec.deadline_ms) return {};
+    const auto expected = scheduler_->estimate(spec, tenant);
+    if (!expected) return {};
+    const auto now = scheduler_->now_us();
+    const auto unmet = scheduling::unmet_deadline(*expected, now + *spec.deadline_ms * 1000, now);
+    if (!unmet) return {};
+    return {.accept = false,
+            .reason = unmet->message,
+            .retry_after_s = static_cast<int>(std::clamp<std::int64_t>(expected->wait_us / 1'000'000, 1, 3600))};
+  }
+
+  asio::awaitable<void> tell_ready() {
+    asio::steady_timer timer(io_);
+    while (!readiness().ready) {
+      timer.expires_after(kReadyPoll);
+      co_await timer.async_wait(asio::use_awaitable);
+    }
+    spdlog::info("coordinator: ready");
+    if (on_ready_) on_ready_(gateway_->url());
+  }
+
+  asio::io_context& io_;
+  config::Settings settings_;
+  ReadyHook on_ready_;
+  std::shared_ptr<redis::Connection> control_, data_;
+  std::unique_ptr<scheduling::SchedulerService> scheduler_;
+  std::unique_ptr<gateway::Gateway> gateway_;
+  TaskGroup tasks_;
+};
+
+}  // namespace
+
+int run_coordinator(const config::Settings& settings, ReadyHook on_ready) {
+  asio::io_context io(1);
+  Coordinator coordinator(io, settings, std::move(on_ready));
+  asio::signal_set signals(io, SIGTERM, SIGINT);
+  if (const auto started = coordinator.start(); !started) {
+    spdlog::error("coordinator: {}", started.error().message);
+    return 1;
+  }
+  signals.async_wait([&](const boost::system::error_code& error, int) {
+    if (error) return;
+    asio::co_spawn(
+        io,
+        [&]() -> asio::awaitable<void> {
+          co_await coordinator.stop();
+          io.stop();
+        },
+        asio::detached);
+    signals.async_wait([&](const boost::system::error_code& again, int) {
+      if (!again) io.stop();
+    });
+  });
+  io.run();
+  return 0;
+}
+
+}  // namespace ditfleet
