@@ -6,7 +6,7 @@
 
 #include "pipeline/models/flux/rope.h"
 #include "pipeline/models/flux/transformer.h"
-#include "pipeline/models/text/clip_text.h"
+#include "pipeline/models/text/clip_encoder.h"
 #include "pipeline/models/text/t5_encoder.h"
 #include "pipeline/models/vae/decoder.h"
 #include "pipeline/sampling/latents.h"
@@ -39,7 +39,7 @@ class FluxStage : public ::testing::TestWithParam<golden::Case> {
 };
 
 TEST_P(FluxStage, PoolsWithClip) {
-  const auto clip = ClipText::load(dir("text_encoder"), placement());
+  const auto clip = ClipEncoder::load(dir("text_encoder"), placement());
   EXPECT_LE(distance(clip.pooled(ids("clip_ids")), golden_.tensor("pooled_prompt_embeds")), limit());
 }
 

@@ -1,4 +1,4 @@
-#include "pipeline/models/text/clip_text.h"
+#include "pipeline/models/text/clip_encoder.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/embedding.h>
@@ -21,9 +21,9 @@ at::Tensor apply(const LinearSlot& slot, const at::Tensor& x) { return at::linea
 
 }  // namespace
 
-ClipTextConfig read_clip_text_config(const ConfigFile& file) {
-  if (const auto text = file.child("text_config")) return read_clip_text_config(*text);
-  ClipTextConfig c{};
+ClipConfig read_clip_config(const ConfigFile& file) {
+  if (const auto text = file.child("text_config")) return read_clip_config(*text);
+  ClipConfig c{};
   c.vocab_size = file.integer("vocab_size", 49408, 1, kMost);
   c.hidden_size = file.integer("hidden_size", 512, 1, kMost);
   c.intermediate_size = file.integer("intermediate_size", 2048, 1, kMost);
@@ -41,9 +41,9 @@ ClipTextConfig read_clip_text_config(const ConfigFile& file) {
   return c;
 }
 
-ClipText ClipText::load(const std::string& dir, Placement placement) {
-  ClipText m;
-  m.config_ = read_clip_text_config(ConfigFile(dir + "/config.json"));
+ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement) {
+  ClipEncoder m;
+  m.config_ = read_clip_config(ConfigFile(dir + "/config.json"));
   m.placement_ = placement;
   auto p = Parameters::open(dir, placement);
   // transformers 4 saved the names below "text_model."; 5 saves them bare.
@@ -69,7 +69,7 @@ ClipText ClipText::load(const std::string& dir, Placement placement) {
   return m;
 }
 
-at::Tensor ClipText::layer(const at::Tensor& hidden, const Layer& s) const {
+at::Tensor ClipEncoder::layer(const at::Tensor& hidden, const Layer& s) const {
   const std::int64_t length = hidden.size(1), d = config_.hidden_size, heads = config_.num_attention_heads;
   const auto split = [&](const at::Tensor& x) { return x.view({1, length, heads, d / heads}).transpose(1, 2); };
   const auto norm = [&](const at::Tensor& x, const NormSlot& n) {
@@ -83,7 +83,7 @@ at::Tensor ClipText::layer(const at::Tensor& hidden, const Layer& s) const {
   return after + apply(s.fc2, config_.activation(apply(s.fc1, norm(after, s.norm2))));
 }
 
-at::Tensor ClipText::pooled(const std::vector<std::int32_t>& ids) const {
+at::Tensor ClipEncoder::pooled(const std::vector<std::int32_t>& ids) const {
   const auto length = static_cast<std::int64_t>(ids.size());
   if (length < 1 || length > config_.max_position_embeddings)
     fail(Code::kDataCorrupt, "[clip] the tokenizer gives " + std::to_string(length) + " ids, the text encoder has " +

@@ -11,7 +11,7 @@
 
 namespace ditfleet::pipeline {
 
-struct ClipTextConfig {
+struct ClipConfig {
   std::int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
       max_position_embeddings, eos_token_id;
   double layer_norm_eps;
@@ -19,14 +19,14 @@ struct ClipTextConfig {
 };
 
 // Throws Failure (kDataCorrupt) naming the file and field. A whole CLIP's config is read at its "text_config".
-ClipTextConfig read_clip_text_config(const ConfigFile& file);
+ClipConfig read_clip_config(const ConfigFile& file);
 
-class ClipText {
+class ClipEncoder {
  public:
   // Reads DIR/config.json and the weights beside it. Throws what ConfigFile and Parameters throw.
-  static ClipText load(const std::string& dir, Placement placement);
+  static ClipEncoder load(const std::string& dir, Placement placement);
 
-  const ClipTextConfig& config() const { return config_; }
+  const ClipConfig& config() const { return config_; }
   std::int64_t bytes() const { return bytes_; }
 
   // ids: padded, at most max_position_embeddings, each below vocab_size (else Failure, kInvalidArgument).
@@ -41,7 +41,7 @@ class ClipText {
   };
   at::Tensor layer(const at::Tensor& hidden, const Layer& slots) const;
 
-  ClipTextConfig config_{};
+  ClipConfig config_{};
   Placement placement_;
   at::Tensor token_embedding_, position_embedding_;
   std::vector<Layer> layers_;

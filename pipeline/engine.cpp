@@ -1,0 +1,65 @@
+#include "pipeline/engine.h"
+
+#include <ATen/Parallel.h>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/engine_model.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+class TorchEngine : public Engine {
+ public:
+  TorchEngine(DeviceChoice choice, c10::ScalarType dtype) : choice_(std::move(choice)), dtype_(dtype) {}
+
+  std::string device() const override { return device_text(choice_.device); }
+  std::string device_name() const override { return choice_.name; }
+  std::string precision() const override { return dtype_ == c10::ScalarType::Float ? "fp32" : "bf16"; }
+
+  Result<std::unique_ptr<Model>> load_model(const std::string& name, const std::string& dir) override {
+    const Placement placement{choice_.device, dtype_};
+    try {
+      StageScope scope(choice_.device);
+      auto prompts = Prompts::load(dir);
+      auto folder = load_flux_folder(dir, placement);
+      scope.finish();
+      ModelInfo info;
+      info.name = name;
+      info.dir = dir;
+      info.precision = precision();
+      info.device = device();
+      info.size_multiple = folder.size_multiple();
+      info.weight_bytes = folder.weight_bytes();
+      return std::unique_ptr<Model>(
+          std::make_unique<FluxModel>(std::move(info), placement, std::move(folder), std::move(prompts)));
+    } catch (...) {
+      const Error error = error_in_flight("load " + dir);
+      if (error.code == Code::kOutOfMemory) release_cached_memory(choice_.device);
+      return error;
+    }
+  }
+
+ private:
+  const DeviceChoice choice_;
+  const c10::ScalarType dtype_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options) {
+  try {
+    if (options.dtype != "auto" && options.dtype != "fp32" && options.dtype != "bf16")
+      fail(Code::kInvalidArgument, "dtype is \"" + options.dtype + "\"; it takes auto, fp32 or bf16", "dtype");
+    if (options.threads < 0)
+      fail(Code::kInvalidArgument, "threads is " + std::to_string(options.threads) + "; it takes 0 (all cores) or more", "threads");
+    DeviceChoice choice = load_device(options.device);
+    if (options.threads > 0) at::set_num_threads(options.threads);
+    const bool bf16 = options.dtype == "bf16" || (options.dtype == "auto" && !choice.device.is_cpu());
+    return std::unique_ptr<Engine>(std::make_unique<TorchEngine>(
+        std::move(choice), bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float));
+  } catch (...) {
+    return error_in_flight("engine");
+  }
+}
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,45 @@
+// A loaded FLUX folder behind the engine's Model: the three stages.
+#pragma once
+
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "pipeline/engine_folder.h"
+#include "pipeline/engine_prepared.h"
+#include "pipeline/engine_prompts.h"
+
+namespace ditfleet::pipeline {
+
+class FluxModel : public Model {
+ public:
+  FluxModel(ModelInfo info, Placement placement, FluxFolder folder, Prompts prompts);
+
+  const ModelInfo& info() const override { return info_; }
+  Result<std::unique_ptr<Prepared>> encode(const ImageRequest& request) override;
+  Result<void> denoise(Prepared& prepared, const StepCallback& on_step) override;
+  Result<Image> decode(Prepared& prepared) override;
+
+ private:
+  void check(const ImageRequest& request) const;  // throws Failure, kInvalidArgument with the field
+  TextEmbedding embed(const std::string& prompt, int max_sequence_length);
+  void run_steps(FluxPrepared& p, const StepCallback& on_step, const std::function<void()>& wait);
+  Image preview(const FluxPrepared& p, const at::Tensor& estimate) const;
+
+  const ModelInfo info_;
+  const Placement placement_;
+  const FluxFolder folder_;
+  const Prompts prompts_;
+
+  // The last few prompts: the units of one job share theirs, and a negative prompt is often the same for years.
+  struct CachedText {
+    std::string prompt;
+    int max_sequence_length;
+    TextEmbedding text;
+  };
+  std::mutex cache_mutex_;
+  std::list<CachedText> cache_;  // most recently used first
+};
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,30 @@
+// From a prompt to the ids that the two text encoders take.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "pipeline/tokenizers/tokenizer.h"
+
+namespace ditfleet::pipeline {
+
+struct PromptIds {
+  std::vector<std::int32_t> clip, t5;  // padded: CLIP's to model_max_length, T5's to max_sequence_length
+  std::vector<std::string> warnings;   // "prompt: …" for each encoder that did not see all of it
+};
+
+// Both tokenizers of a folder. Const members may be called from any thread.
+class Prompts {
+ public:
+  // Throws Failure, as Tokenizer::load_clip and load_t5 fail.
+  static Prompts load(const std::string& dir);
+  // Throws Failure, as Tokenizer::encode fails.
+  PromptIds ids(const std::string& prompt, int max_sequence_length) const;
+
+ private:
+  Prompts(Tokenizer clip, Tokenizer t5) : clip_(std::move(clip)), t5_(std::move(t5)) {}
+  Tokenizer clip_, t5_;
+};
+
+}  // namespace ditfleet::pipeline

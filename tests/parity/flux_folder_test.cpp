@@ -1,0 +1,123 @@
+// Model folders that are not what they should be: each is refused with the file, what is wrong and what would be
+// right.
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <sstream>
+
+#include "pipeline/engine.h"
+#include "tests/parity/flux_golden.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+namespace fs = std::filesystem;
+
+class FluxFolderTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    fs::remove_all(dir_);
+    fs::copy(golden::Case{"dev", "plain"}.model_dir(), dir_, fs::copy_options::recursive);
+    auto engine = Engine::create({"cpu", "fp32", 0});
+    ASSERT_TRUE(engine);
+    engine_ = std::move(*engine);
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+
+  void replace(const std::string& file, const std::string& from, const std::string& to) {
+    std::stringstream text;
+    text << std::ifstream(dir_ / file, std::ios::binary).rdbuf();
+    std::string all = text.str();
+    const auto at = all.find(from);
+    ASSERT_NE(at, std::string::npos) << from;
+    all.replace(at, from.size(), to);
+    std::ofstream(dir_ / file, std::ios::binary) << all;
+  }
+  // The error of loading the folder as it is now; it must hold every one of the words.
+  void expect_error(Code code, std::initializer_list<const char*> words) {
+    auto model = engine_->load_model("broken", dir_.string());
+    ASSERT_FALSE(model);
+    EXPECT_EQ(model.error().code, code) << model.error().message;
+    for (const char* word : words)
+      EXPECT_NE(model.error().message.find(word), std::string::npos) << "no \"" << word << "\" in: " << model.error().message;
+  }
+
+  const fs::path dir_ = fs::temp_directory_path() / ("ditfleet_flux_folder_" + std::to_string(::getpid()));
+  std::unique_ptr<Engine> engine_;
+};
+
+TEST_F(FluxFolderTest, NamesMissingFiles) {
+  for (const char* file : {"model_index.json", "scheduler/scheduler_config.json", "text_encoder/config.json",
+                           "transformer/config.json", "vae/config.json"}) {
+    SetUp();
+    fs::remove(dir_ / file);
+    expect_error(Code::kNotFound, {file});
+  }
+  for (const char* part : {"text_encoder", "text_encoder_2", "transformer", "vae"}) {
+    SetUp();
+    for (const auto& entry : fs::directory_iterator(dir_ / part))
+      if (entry.path().extension() == ".safetensors") fs::remove(entry.path());
+    expect_error(Code::kNotFound, {part, "safetensors"});
+  }
+  SetUp();
+  fs::remove_all(dir_ / "tokenizer");
+  expect_error(Code::kNotFound, {"tokenizer"});
+  fs::remove_all(dir_);
+  expect_error(Code::kNotFound, {});
+}
+
+TEST_F(FluxFolderTest, NamesTensorsOfTheWrongShape) {
+  replace("transformer/config.json", "\"num_attention_heads\": 2", "\"num_attention_heads\": 4");
+  expect_error(Code::kDataCorrupt, {"transformer", "x_embedder.weight", "[24, 16]", "config.json says [48, 16]"});
+}
+
+TEST_F(FluxFolderTest, NamesMissingTensors) {
+  replace("transformer/config.json", "\"num_single_layers\": 2", "\"num_single_layers\": 3");
+  expect_error(Code::kNotFound, {"transformer", "single_transformer_blocks.2."});
+}
+
+TEST_F(FluxFolderTest, RefusesTruncatedWeights) {
+  const fs::path file = dir_ / "vae/diffusion_pytorch_model.safetensors";
+  fs::resize_file(file, fs::file_size(file) / 2);
+  expect_error(Code::kDataCorrupt, {"vae/diffusion_pytorch_model.safetensors"});
+}
+
+TEST_F(FluxFolderTest, RefusesLyingHeaders) {
+  replace("vae/diffusion_pytorch_model.safetensors", "\"shape\":[", "\"shape\":[7,");
+  expect_error(Code::kDataCorrupt, {"vae/diffusion_pytorch_model.safetensors"});
+}
+
+TEST_F(FluxFolderTest, RefusesFieldsOfTheWrongKind) {
+  replace("transformer/config.json", "\"num_layers\": 2", "\"num_layers\": \"two\"");
+  expect_error(Code::kDataCorrupt, {"transformer/config.json", "num_layers is \"two\"", "integer"});
+  SetUp();
+  replace("transformer/config.json", "\"guidance_embeds\": true", "\"guidance_embeds\": 1");
+  expect_error(Code::kDataCorrupt, {"guidance_embeds is 1; it must be true or false"});
+  SetUp();
+  replace("text_encoder/config.json", "quick_gelu", "slow_gelu");
+  expect_error(Code::kDataCorrupt, {"text_encoder/config.json", "slow_gelu", "quick_gelu"});
+  SetUp();
+  replace("vae/config.json", "UpDecoderBlock2D", "UpBlock3D");
+  expect_error(Code::kDataCorrupt, {"vae/config.json", "UpBlock3D", "AttnUpDecoderBlock2D"});
+  SetUp();
+  replace("transformer/config.json", "{", "");
+  expect_error(Code::kDataCorrupt, {"transformer/config.json", "not valid JSON"});
+}
+
+TEST_F(FluxFolderTest, RefusesPartsThatDoNotFit) {
+  replace("transformer/config.json", "\"joint_attention_dim\": 20", "\"joint_attention_dim\": 24");
+  expect_error(Code::kDataCorrupt, {"joint_attention_dim is 24", "d_model is 20"});
+  SetUp();
+  replace("model_index.json", "FluxPipeline", "StableDiffusion3Pipeline");
+  expect_error(Code::kDataCorrupt, {"model_index.json", "it must be FluxPipeline"});
+  SetUp();
+  replace("model_index.json", "AutoencoderKL", "AutoencoderTiny");
+  expect_error(Code::kDataCorrupt, {"model_index.json", "vae", "AutoencoderKL"});
+}
+
+}  // namespace
+}  // namespace ditfleet::pipeline
