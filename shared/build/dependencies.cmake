@@ -6,6 +6,7 @@ find_package(Boost 1.81 REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(yaml-cpp REQUIRED)
 find_package(prometheus-cpp CONFIG REQUIRED)
+find_package(CURL REQUIRED)
 pkg_check_modules(hiredis REQUIRED IMPORTED_TARGET hiredis)
 pkg_check_modules(sodium REQUIRED IMPORTED_TARGET libsodium)
 

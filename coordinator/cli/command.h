@@ -1,0 +1,46 @@
+// What all commands of `ditfleet` share: exit codes, how failures are told, the flags that many have.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+
+#include "shared/config/settings.h"
+#include "shared/core/result.h"
+
+namespace ditfleet::cli {
+
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailure = 1;
+inline constexpr int kExitUsage = 2;
+
+// The command that was typed, to be run once the command line is parsed. Returns the exit code.
+using Invocation = std::function<int()>;
+
+// Prints "ditfleet COMMAND: message" to stderr. kExitUsage for kInvalidArgument, else kExitFailure.
+int report(const std::string& command, const Error& error);
+
+// --config, --set; the file may also come from DITFLEET_CONFIG.
+void add_configuration_flags(CLI::App& command, config::Sources& sources);
+
+// Where a running service is and as whom to ask it.
+struct Target {
+  std::string url = "http://127.0.0.1:8780";
+  std::string key;  // bearer key; empty: none
+  bool json = false;
+};
+// --url (DITFLEET_URL), --key (DITFLEET_KEY), --json.
+void add_target_flags(CLI::App& command, Target& target);
+
+// Each adds its command to `app`; when it is the one that was typed, it sets `run`.
+void add_up(CLI::App& app, Invocation& run);
+void add_coordinator(CLI::App& app, Invocation& run);
+void add_generate(CLI::App& app, Invocation& run);
+void add_jobs(CLI::App& app, Invocation& run);
+void add_workers(CLI::App& app, Invocation& run);
+void add_explain(CLI::App& app, Invocation& run);
+void add_config(CLI::App& app, Invocation& run);
+void add_bench(CLI::App& app, Invocation& run);
+void add_version(CLI::App& app, Invocation& run);
+
+}  // namespace ditfleet::cli

@@ -1,0 +1,108 @@
+// `ditfleet config {check,show,reference}`.
+#include <yaml-cpp/yaml.h>
+
+#include <cstdio>
+
+#include "coordinator/cli/command.h"
+#include "shared/core/json.h"
+#include "shared/job/catalogue.h"
+
+namespace ditfleet::cli {
+namespace {
+
+struct ConfigFlags {
+  config::Sources sources;
+  bool json = false;
+};
+
+// A configuration is right when it loads and every model's folder can be served.
+int check(const ConfigFlags& flags) {
+  std::vector<std::string> problems;
+  const auto settings = config::load(flags.sources);
+  if (!settings) {
+    problems.push_back(settings.error().message);
+  } else {
+    for (const auto& [name, model] : settings->models) {
+      if (const auto entry = job::read_model_entry(name, model.path); !entry)
+        problems.push_back(entry.error().message);
+    }
+  }
+  if (flags.json) {
+    json::array list;
+    for (const std::string& problem : problems) list.emplace_back(problem);
+    std::printf("%s\n", json::serialize(json::object{{"ok", problems.empty()}, {"problems", list}}).c_str());
+  } else if (problems.empty()) {
+    std::printf("the configuration is right: %zu model(s), gateway %s, %s\n", settings->models.size(),
+                settings->gateway.listen.c_str(),
+                settings->redis.url.empty() ? "a private Redis" : "a configured Redis");
+  } else {
+    for (const std::string& problem : problems)
+      std::fprintf(stderr, "ditfleet config check: %s\n", problem.c_str());
+  }
+  return problems.empty() ? kExitOk : kExitFailure;
+}
+
+json::value to_json(const YAML::Node& node) {
+  if (node.IsMap()) {
+    json::object object;
+    for (const auto& member : node) object[member.first.Scalar()] = to_json(member.second);
+    return object;
+  }
+  if (node.IsSequence()) {
+    json::array array;
+    for (const auto& element : node) array.push_back(to_json(element));
+    return array;
+  }
+  // Text is quoted in what config::to_yaml writes (tag "!"); what is not is a number or a truth.
+  if (node.Tag() != "!") {
+    if (auto value = parse_json(node.Scalar())) return *value;
+  }
+  return json::value(node.Scalar());
+}
+
+int show(const ConfigFlags& flags) {
+  const auto settings = config::load(flags.sources);
+  if (!settings) return report("config show", settings.error());
+  const std::string yaml = config::to_yaml(*settings);
+  if (flags.json)
+    std::printf("%s\n", json::serialize(to_json(YAML::Load(yaml))).c_str());
+  else
+    std::fputs(yaml.c_str(), stdout);
+  return kExitOk;
+}
+
+int reference(const ConfigFlags& flags) {
+  if (!flags.json) {
+    std::fputs(config::reference_markdown().c_str(), stdout);
+    return kExitOk;
+  }
+  json::array rows;
+  for (const auto& row : config::option_table()) {
+    rows.push_back(json::object{{"key", row.key},
+                                {"value", row.type},
+                                {"default", row.default_value},
+                                {"description", row.description},
+                                {"environment", row.environment}});
+  }
+  std::printf("%s\n", json::serialize(rows).c_str());
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_config(CLI::App& app, Invocation& run) {
+  auto* command = app.add_subcommand("config", "Check or show the configuration");
+  command->require_subcommand(1);
+  const auto add = [&](const char* name, const char* what, int (*action)(const ConfigFlags&), bool reads) {
+    auto flags = std::make_shared<ConfigFlags>();
+    auto* sub = command->add_subcommand(name, what);
+    if (reads) add_configuration_flags(*sub, flags->sources);
+    sub->add_flag("--json", flags->json, "Print JSON");
+    sub->callback([flags, action, &run] { run = [flags, action] { return action(*flags); }; });
+  };
+  add("check", "Say what is wrong with a configuration and its models", check, true);
+  add("show", "What is in force, from all sources, as YAML", show, true);
+  add("reference", "Every option, as Markdown", reference, false);
+}
+
+}  // namespace ditfleet::cli

@@ -1,0 +1,212 @@
+#include "coordinator/cli/generate.h"
+
+#include <charconv>
+#include <filesystem>
+#include <map>
+
+#include "coordinator/cli/http_client.h"
+#include "coordinator/cli/job_watch.h"
+#include "coordinator/cli/json_fields.h"
+#include "coordinator/cli/terminal.h"
+#include "shared/core/bytes.h"
+
+namespace ditfleet::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+Result<std::string> format_of(const std::string& path) {
+  const std::string extension = fs::path(path).extension().string();
+  if (path.empty() || extension == ".png") return std::string("png");
+  if (extension == ".jpg" || extension == ".jpeg") return std::string("jpeg");
+  if (extension == ".webp") return std::string("webp");
+  return invalid_argument("-o is '" + path + "'; it must end in .png, .jpg or .webp");
+}
+
+// What the units have reached, as one progress line.
+class Progress {
+ public:
+  explicit Progress(bool quiet) : line_(quiet) {}
+
+  void on_event(const ServerEvent& event) {
+    if (!line_.shown()) return;
+    const auto data = parse_json(event.data);
+    if (!data) return;
+    const auto unit = integer(*data, "unit", -1);
+    if (event.type == "step") steps_[unit] = {integer(*data, "step"), integer(*data, "total")};
+    if (event.type == "started") steps_[unit].first = 0;
+    if (unit >= 0 && event.type == "succeeded") steps_[unit].first = steps_[unit].second;
+    int done = 0, total = 0;
+    for (const auto& [index, reached] : steps_) {
+      done += static_cast<int>(reached.first);
+      total += static_cast<int>(reached.second);
+    }
+    if (event.type != "step") state_ = event.type;
+    line_.draw(done, total, event.type == "step" ? "steps" : state_);
+  }
+
+  void clear() { line_.clear(); }
+
+ private:
+  ProgressLine line_;
+  std::map<std::int64_t, std::pair<std::int64_t, std::int64_t>> steps_;
+  std::string state_;
+};
+
+Error failure_of(const json::value& job) {
+  std::string message = "job " + text(job, "id") + " " + text(job, "state");
+  json::value error = field(job, "error");
+  for (const json::value& unit : items(job, "unit_records")) {
+    if (error.is_null()) error = field(unit, "error");
+  }
+  if (const std::string why = text(error, "message"); !why.empty()) message += ": " + why;
+  return {
+      text(error, "code") == "invalid_argument" ? Code::kInvalidArgument : Code::kUnavailable, message, {}};
+}
+
+// Downloads every picture. The files' names are reserved for whole pictures: nothing half-written appears.
+Result<json::array> save_pictures(HttpClient& client, const json::value& job, const GenerateFlags& flags) {
+  const std::string id = text(job, "id");
+  const std::string path = flags.out.empty() ? id + ".png" : flags.out;
+  const auto& units = items(job, "unit_records");
+  json::array images;
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    const json::value& result = field(units[i], "result");
+    const auto index = static_cast<int>(integer(units[i], "unit", static_cast<std::int64_t>(i)));
+    auto picture = client.request("GET", "/v1/jobs/" + id + "/results/" + std::to_string(index), {},
+                                  std::chrono::minutes(2));
+    if (!picture) return picture.error();
+    if (picture->status != 200) return error_of(*picture, "the picture of unit " + std::to_string(index));
+    if (const std::string expected = text(result, "sha256");
+        !expected.empty() && sha256_hex(picture->body) != expected) {
+      return Error{Code::kDataCorrupt,
+                   "the picture of unit " + std::to_string(index) +
+                       " did not arrive as it was made; ask again: ditfleet jobs show " + id,
+                   {}};
+    }
+    const std::string file = numbered_path(path, index, static_cast<int>(units.size()));
+    if (auto written = write_file_atomically(file, picture->body); !written) return written.error();
+    images.push_back(json::object{{"path", file},
+                                  {"seed", field(result, "seed")},
+                                  {"width", field(result, "width")},
+                                  {"height", field(result, "height")},
+                                  {"bytes", picture->body.size()},
+                                  {"media_type", picture->content_type}});
+  }
+  return images;
+}
+
+Result<int> generate(const GenerateFlags& flags) {
+  const auto body = job_body(flags);
+  if (!body) return body.error();
+  if (!flags.out.empty()) {
+    const fs::path folder = fs::path(flags.out).parent_path();
+    std::error_code ec;
+    if (!folder.empty() && !fs::is_directory(folder, ec))
+      return invalid_argument("-o is '" + flags.out + "', but there is no folder '" + folder.string() + "'");
+  }
+  const InterruptGuard guard;
+  HttpClient client(flags.target);
+  const auto submitted = client.json("POST", "/v1/jobs", *body);
+  if (!submitted) return submitted.error();
+  const std::string id = text(*submitted, "id");
+
+  Progress progress(flags.target.json);
+  const auto watched = watch_job(client, id, [&](const ServerEvent& event) { progress.on_event(event); });
+  progress.clear();
+  if (!watched) {
+    if (watched.error().code == Code::kCanceled) {
+      InterruptGuard::clear();
+      (void)client.request("DELETE", "/v1/jobs/" + id, {}, std::chrono::seconds(5));
+      return Error{Code::kCanceled, "interrupted; job " + id + " was canceled", {}};
+    }
+    return watched.error();
+  }
+  const auto job = client.json("GET", "/v1/jobs/" + id);
+  if (!job) return job.error();
+  if (text(*job, "state") != "succeeded") return failure_of(*job);
+  const auto images = save_pictures(client, *job, flags);
+  if (!images) return images.error();
+
+  if (flags.target.json) {
+    const json::object out{
+        {"id", id}, {"state", "succeeded"}, {"images", *images}, {"warnings", field(*job, "warnings")}};
+    std::printf("%s\n", json::serialize(out).c_str());
+    return kExitOk;
+  }
+  for (const json::value& warning : items(*job, "warnings")) {
+    if (warning.is_string()) std::fprintf(stderr, "warning: %s\n", warning.get_string().c_str());
+  }
+  for (const json::value& image : *images) std::printf("%s\n", text(image, "path").c_str());
+  return kExitOk;
+}
+
+}  // namespace
+
+Result<std::string> job_body(const GenerateFlags& flags) {
+  if (!is_valid_utf8(flags.prompt)) return invalid_argument("the prompt is not valid UTF-8");
+  const auto format = format_of(flags.out);
+  if (!format) return format.error();
+  json::object body{{"prompt", flags.prompt}, {"output_format", *format}};
+  if (!flags.model.empty()) body["model"] = flags.model;
+  if (!flags.size.empty()) body["size"] = flags.size;
+  if (flags.negative) body["negative_prompt"] = *flags.negative;
+  if (flags.guidance) body["guidance_scale"] = *flags.guidance;
+  if (flags.true_cfg) body["true_cfg_scale"] = *flags.true_cfg;
+  if (flags.seed) body["seed"] = *flags.seed;
+  if (flags.steps) body["num_inference_steps"] = *flags.steps;
+  if (flags.count) body["n"] = *flags.count;
+  if (flags.max_sequence_length) body["max_sequence_length"] = *flags.max_sequence_length;
+  json::array loras;
+  for (const std::string& use : flags.loras) {
+    const auto colon = use.rfind(':');
+    double scale = 1.0;
+    if (colon != std::string::npos) {
+      const char* end = use.data() + use.size();
+      const auto parsed = std::from_chars(use.data() + colon + 1, end, scale);
+      if (parsed.ec != std::errc() || parsed.ptr != end)
+        return invalid_argument("--lora is '" + use + "'; it must be NAME or NAME:SCALE, as pixel:0.8");
+    }
+    loras.push_back(json::object{{"name", use.substr(0, colon)}, {"scale", scale}});
+  }
+  if (!loras.empty()) body["loras"] = std::move(loras);
+  return json::serialize(body);
+}
+
+std::string numbered_path(const std::string& path, int index, int count) {
+  if (count == 1) return path;
+  const fs::path p(path);
+  return (p.parent_path() / (p.stem().string() + "-" + std::to_string(index + 1) + p.extension().string()))
+      .string();
+}
+
+void add_generate(CLI::App& app, Invocation& run) {
+  auto flags = std::make_shared<GenerateFlags>();
+  auto* command = app.add_subcommand("generate", "Draw a prompt on a running service and write the pictures");
+  command->add_option("prompt", flags->prompt, "What to draw")->required();
+  add_target_flags(*command, flags->target);
+  command->add_option("--model", flags->model, "Model; by default the service's");
+  command->add_option("--size", flags->size, "WIDTHxHEIGHT in pixels")->type_name("WxH");
+  command->add_option("--steps", flags->steps, "Denoising steps");
+  command->add_option("--seed", flags->seed, "Seed; image i is drawn with seed + i");
+  command->add_option("--guidance", flags->guidance, "Guidance of guidance-distilled models");
+  command->add_option("--negative", flags->negative, "Negative prompt, for true CFG");
+  command->add_option("--true-cfg", flags->true_cfg, "Scale of true CFG; on above 1 with a negative prompt");
+  command->add_option("--max-sequence-length", flags->max_sequence_length, "T5 tokens");
+  command->add_option("--lora", flags->loras, "LoRA adapter; may be repeated")
+      ->type_name("NAME[:SCALE]")
+      ->allow_extra_args(false);
+  command->add_option("-n", flags->count, "Number of pictures");
+  command
+      ->add_option("-o,--out", flags->out,
+                   "Picture to write, .png, .jpg or .webp; of several NAME-1.png …; by default the job's id")
+      ->type_name("FILE");
+  command->callback([flags, &run] {
+    run = [flags] {
+      const auto done = generate(*flags);
+      return done ? *done : report("generate", done.error());
+    };
+  });
+}
+
+}  // namespace ditfleet::cli

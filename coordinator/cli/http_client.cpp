@@ -1,0 +1,234 @@
+#include "coordinator/cli/http_client.h"
+
+#include <curl/curl.h>
+
+#include <csignal>
+#include <utility>
+
+#include "shared/core/bytes.h"
+
+namespace ditfleet::cli {
+namespace {
+
+volatile std::sig_atomic_t interrupt_flag = 0;
+struct sigaction previous_action {};
+void on_interrupt(int) { interrupt_flag = 1; }
+
+constexpr std::size_t kMaxBodyBytes = std::size_t{1} << 30;
+
+std::size_t append_body(char* bytes, std::size_t, std::size_t count, void* into) {
+  auto& body = *static_cast<std::string*>(into);
+  if (body.size() + count > kMaxBodyBytes) return 0;
+  body.append(bytes, count);
+  return count;
+}
+
+int stop_if_interrupted(void*, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
+  return interrupt_flag != 0 ? 1 : 0;
+}
+
+}  // namespace
+
+InterruptGuard::InterruptGuard() {
+  interrupt_flag = 0;
+  struct sigaction action {};
+  action.sa_handler = on_interrupt;
+  ::sigaction(SIGINT, &action, &previous_action);
+}
+InterruptGuard::~InterruptGuard() { ::sigaction(SIGINT, &previous_action, nullptr); }
+bool InterruptGuard::interrupted() { return interrupt_flag != 0; }
+void InterruptGuard::clear() { interrupt_flag = 0; }
+
+struct HttpClient::Handle {
+  CURL* curl = curl_easy_init();
+  curl_slist* headers = nullptr;
+  ~Handle() {
+    curl_slist_free_all(headers);
+    curl_easy_cleanup(curl);
+  }
+  void add_header(const std::string& header) { headers = curl_slist_append(headers, header.c_str()); }
+
+  // Back to a clean handle that keeps its connection.
+  void prepare(const Target& target, const std::string& path) {
+    curl_easy_reset(curl);
+    curl_slist_free_all(headers);
+    headers = nullptr;
+    const bool whole = path.starts_with("http://") || path.starts_with("https://");
+    const std::string base =
+        target.url.ends_with('/') ? target.url.substr(0, target.url.size() - 1) : target.url;
+    curl_easy_setopt(curl, CURLOPT_URL, (whole ? path : base + path).c_str());
+    curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
+    curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS, 10'000L);
+    curl_easy_setopt(curl, CURLOPT_USERAGENT, "ditfleet");
+    curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
+    curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, stop_if_interrupted);
+    // A key goes to the service alone, never to another host that a result's URL may name.
+    if (!target.key.empty() && (!whole || path.starts_with(base + "/")))
+      add_header("Authorization: Bearer " + target.key);
+    add_header("Expect:");
+  }
+
+  Error failure(CURLcode code, const Target& target) const {
+    if (code == CURLE_ABORTED_BY_CALLBACK) return {Code::kCanceled, "interrupted", {}};
+    if (code == CURLE_OPERATION_TIMEDOUT)
+      return {Code::kDeadlineExceeded, target.url + " did not answer in time", {}};
+    if (code == CURLE_URL_MALFORMAT || code == CURLE_UNSUPPORTED_PROTOCOL) {
+      return invalid_argument("--url is '" + target.url +
+                              "'; it must be a URL such as http://127.0.0.1:8780");
+    }
+    const std::string hint =
+        code == CURLE_COULDNT_CONNECT ? "; is the service up (ditfleet up), and is --url right?" : "";
+    return unavailable("cannot reach " + target.url + ": " + curl_easy_strerror(code) + hint);
+  }
+};
+
+HttpClient::HttpClient(const Target& target) : handle_(std::make_unique<Handle>()), target_(target) {}
+HttpClient::~HttpClient() = default;
+
+Error error_of(const HttpResponse& response, const std::string& what) {
+  Code code = Code::kInternal;
+  switch (response.status) {
+    case 400:
+      code = Code::kInvalidArgument;
+      break;
+    case 401:
+      code = Code::kUnauthenticated;
+      break;
+    case 403:
+      code = Code::kPermissionDenied;
+      break;
+    case 404:
+      code = Code::kNotFound;
+      break;
+    case 409:
+      code = Code::kConflict;
+      break;
+    case 413:
+      code = Code::kPayloadTooLarge;
+      break;
+    case 422:
+      code = Code::kIdempotencyMismatch;
+      break;
+    case 429:
+      code = Code::kResourceExhausted;
+      break;
+    case 503:
+      code = Code::kUnavailable;
+      break;
+    case 504:
+      code = Code::kDeadlineExceeded;
+      break;
+    default:
+      break;
+  }
+  std::string message = what + ": HTTP status " + std::to_string(response.status);
+  if (const auto body = parse_json(response.body); body && body->is_object()) {
+    const auto* error = body->get_object().if_contains("error");
+    const auto* text = error && error->is_object() ? error->get_object().if_contains("message") : nullptr;
+    if (text && text->is_string()) message = std::string(text->get_string());
+  }
+  return {code, message, {}};
+}
+
+Result<HttpResponse> HttpClient::request(const std::string& method, const std::string& path,
+                                         const std::string& body, std::chrono::milliseconds timeout) {
+  HttpResponse response;
+  CURL* curl = handle_->curl;
+  handle_->prepare(target_, path);
+  curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, method.c_str());
+  curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS, static_cast<long>(timeout.count()));
+  curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, append_body);
+  curl_easy_setopt(curl, CURLOPT_WRITEDATA, &response.body);
+  if (!body.empty()) {
+    curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(body.size()));
+    curl_easy_setopt(curl, CURLOPT_COPYPOSTFIELDS, body.c_str());
+    handle_->add_header("Content-Type: application/json");
+  }
+  curl_easy_setopt(curl, CURLOPT_HTTPHEADER, handle_->headers);
+  if (const CURLcode code = curl_easy_perform(curl); code != CURLE_OK) return handle_->failure(code, target_);
+  curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &response.status);
+  const char* type = nullptr;
+  curl_easy_getinfo(curl, CURLINFO_CONTENT_TYPE, &type);
+  if (type) response.content_type = type;
+  return response;
+}
+
+Result<json::value> HttpClient::json(const std::string& method, const std::string& path,
+                                     const std::string& body) {
+  auto response = request(method, path, body);
+  if (!response) return response.error();
+  if (response->status >= 400) return error_of(*response, method + " " + path);
+  auto value = parse_json(response->body);
+  if (!value)
+    return Error{
+        Code::kDataCorrupt, target_.url + path + " did not answer in JSON; is --url a DiTFleet gateway?", {}};
+  return std::move(*value);
+}
+
+namespace {
+
+struct Stream {
+  SseParser parser;
+  std::function<HttpClient::Next(const ServerEvent&)> on_event;
+  CURL* curl = nullptr;
+  std::chrono::steady_clock::time_point last = std::chrono::steady_clock::now();
+  std::chrono::milliseconds silence{0};
+  std::string* last_id = nullptr;
+  std::string error_body;
+  bool stopped = false, silent = false;
+};
+
+std::size_t on_stream_bytes(char* bytes, std::size_t, std::size_t count, void* into) {
+  auto& stream = *static_cast<Stream*>(into);
+  long status = 0;
+  curl_easy_getinfo(stream.curl, CURLINFO_RESPONSE_CODE, &status);
+  if (status >= 400) {
+    stream.error_body.append(bytes, count);
+    return count;
+  }
+  stream.parser.feed({bytes, count}, [&](const ServerEvent& event) {
+    if (stream.stopped) return;
+    stream.last = std::chrono::steady_clock::now();
+    *stream.last_id = event.id;
+    stream.stopped = stream.on_event(event) == HttpClient::Next::kStop;
+  });
+  return stream.stopped ? 0 : count;
+}
+
+int on_stream_tick(void* from, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
+  auto& stream = *static_cast<Stream*>(from);
+  if (stream.silence.count() > 0 && std::chrono::steady_clock::now() - stream.last > stream.silence)
+    stream.silent = true;
+  return stream.silent || interrupt_flag != 0 ? 1 : 0;
+}
+
+}  // namespace
+
+Result<void> HttpClient::events(const std::string& path, std::string& last_event_id,
+                                std::chrono::milliseconds silence,
+                                const std::function<Next(const ServerEvent&)>& on_event) {
+  Stream stream;
+  CURL* curl = handle_->curl;
+  handle_->prepare(target_, path);
+  stream.on_event = on_event;
+  stream.curl = curl;
+  stream.silence = silence;
+  stream.last_id = &last_event_id;
+  handle_->add_header("Accept: text/event-stream");
+  if (!last_event_id.empty()) handle_->add_header("Last-Event-ID: " + last_event_id);
+  curl_easy_setopt(curl, CURLOPT_HTTPHEADER, handle_->headers);
+  curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, on_stream_bytes);
+  curl_easy_setopt(curl, CURLOPT_WRITEDATA, &stream);
+  curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, on_stream_tick);
+  curl_easy_setopt(curl, CURLOPT_XFERINFODATA, &stream);
+  const CURLcode code = curl_easy_perform(curl);
+  if (stream.stopped || stream.silent) return {};
+  if (code != CURLE_OK) return handle_->failure(code, target_);
+  long status = 0;
+  curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &status);
+  if (status >= 400) return error_of({status, {}, stream.error_body}, "GET " + path);
+  return {};
+}
+
+}  // namespace ditfleet::cli

@@ -1,0 +1,77 @@
+#include "coordinator/cli/job_watch.h"
+
+#include <array>
+#include <ctime>
+#include <thread>
+
+#include "coordinator/cli/json_fields.h"
+#include "coordinator/cli/terminal.h"
+#include "shared/core/deadline.h"
+#include "shared/job/state.h"
+
+namespace ditfleet::cli {
+namespace {
+
+constexpr auto kPatience = std::chrono::seconds(30);
+
+std::string clock_text(std::int64_t ms) {
+  const std::time_t seconds = ms / 1000;
+  std::tm local{};
+  ::localtime_r(&seconds, &local);
+  std::array<char, 48> buffer{};
+  std::snprintf(buffer.data(), buffer.size(), "%02d:%02d:%02d.%03d", local.tm_hour, local.tm_min,
+                local.tm_sec, static_cast<int>(ms % 1000));
+  return buffer.data();
+}
+
+}  // namespace
+
+bool is_terminal_event(const ServerEvent& event) {
+  const auto state = job::state_from_name(event.type);
+  if (!state || !job::is_terminal(*state)) return false;
+  const auto data = parse_json(event.data);
+  return data && !field(*data, "unit").is_number();
+}
+
+Result<void> watch_job(HttpClient& client, const std::string& id,
+                       const std::function<void(const ServerEvent&)>& on_event) {
+  std::string last_id;
+  bool ended = false;
+  Deadline deadline = Deadline::after(kPatience);
+  while (!ended) {
+    const std::string before = last_id;
+    auto followed = client.events("/v1/jobs/" + id + "/events", last_id, {}, [&](const ServerEvent& event) {
+      on_event(event);
+      ended = is_terminal_event(event);
+      return ended ? HttpClient::Next::kStop : HttpClient::Next::kGoOn;
+    });
+    if (ended) break;
+    if (last_id != before) deadline = Deadline::after(kPatience);
+    if (!followed && !is_retryable(followed.error().code)) return followed.error();
+    if (deadline.passed()) {
+      if (!followed) return followed.error();
+      return unavailable("the service ends the event stream of job " + id +
+                         " again and again before the job ends");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    if (InterruptGuard::interrupted()) return Error{Code::kCanceled, "interrupted", {}};
+  }
+  return {};
+}
+
+std::string event_line(const ServerEvent& event) {
+  const auto parsed = parse_json(event.data);
+  const json::value data = parsed ? *parsed : json::value(nullptr);
+  std::string line = clock_text(integer(data, "at_ms"));
+  if (field(data, "unit").is_number()) line += " unit " + text(data, "unit");
+  line += " " + event.type;
+  if (event.type == "step") line += " " + text(data, "step") + "/" + text(data, "total");
+  if (const std::string worker = text(data, "worker"); !worker.empty()) line += " on " + worker;
+  for (const char* name : {"reason", "code", "message", "url"}) {
+    if (const std::string value = text(data, name); !value.empty())
+      line += std::string(name == std::string("reason") ? " because " : " ") + one_line(value, 300);
+  }
+  return line;
+}
+
+}  // namespace ditfleet::cli

@@ -1,0 +1,205 @@
+// `ditfleet jobs {list,show,watch,cancel}` and `ditfleet workers`.
+#include <cstdio>
+
+#include "coordinator/cli/command.h"
+#include "coordinator/cli/http_client.h"
+#include "coordinator/cli/job_watch.h"
+#include "coordinator/cli/json_fields.h"
+#include "coordinator/cli/terminal.h"
+#include "shared/core/ids.h"
+#include "shared/job/state.h"
+
+namespace ditfleet::cli {
+namespace {
+
+struct JobFlags {
+  Target target;
+  std::string id, state, cursor;
+  int limit = 20;
+};
+
+void print(const json::value& value) { std::printf("%s\n", json::serialize(value).c_str()); }
+
+Result<void> check_id(const std::string& id) {
+  if (is_valid_id(id)) return {};
+  return invalid_argument("'" + id +
+                          "' is no job id; one has 1 to 64 letters, digits, dots, dashes and underscores");
+}
+
+std::string progress_text(const json::value& job) {
+  const auto* progress = field(job, "progress").if_double();
+  if (progress) return std::to_string(static_cast<int>(*progress * 100)) + " %";
+  return field(job, "progress").is_number() ? text(job, "progress") + "00 %" : "";
+}
+
+Result<void> list(const JobFlags& flags) {
+  if (!flags.state.empty() && !job::state_from_name(flags.state)) {
+    return invalid_argument(
+        "--state is '" + flags.state +
+        "'; it must be queued, ready, assigned, running, succeeded, failed, canceled, expired or rejected");
+  }
+  std::string path = "/v1/jobs?limit=" + std::to_string(flags.limit);
+  if (!flags.state.empty()) path += "&state=" + flags.state;
+  if (!flags.cursor.empty()) path += "&cursor=" + flags.cursor;
+  HttpClient client(flags.target);
+  const auto page = client.json("GET", path);
+  if (!page) return page.error();
+  if (flags.target.json) {
+    print(*page);
+    return {};
+  }
+  std::vector<std::vector<std::string>> rows = {{"ID", "STATE", "MODEL", "UNITS", "CREATED", "PROMPT"}};
+  for (const json::value& job : items(*page, "jobs")) {
+    rows.push_back({text(job, "id"), text(job, "state"), text(job, "model"), text(job, "units"),
+                    ago(integer(job, "created_ms")), one_line(text(field(job, "spec"), "prompt"), 60)});
+  }
+  std::fputs(table(rows).c_str(), stdout);
+  if (const std::string next = text(*page, "next_cursor"); !next.empty())
+    std::printf("more: --cursor %s\n", next.c_str());
+  return {};
+}
+
+void show_units(const json::value& job) {
+  std::vector<std::vector<std::string>> rows = {{"UNIT", "STATE", "ATTEMPT", "WORKER", "STEP", "RESULT"}};
+  for (const json::value& unit : items(job, "unit_records")) {
+    const std::string error = text(field(unit, "error"), "message");
+    rows.push_back({text(unit, "unit"), text(unit, "state"), text(unit, "attempt"), text(unit, "worker"),
+                    text(unit, "step") + "/" + text(unit, "total_steps"),
+                    error.empty() ? text(field(unit, "result"), "url") : one_line(error, 200)});
+  }
+  if (rows.size() > 1) std::fputs(table(rows).c_str(), stdout);
+}
+
+Result<void> show(const JobFlags& flags) {
+  if (auto valid = check_id(flags.id); !valid) return valid;
+  HttpClient client(flags.target);
+  const auto job = client.json("GET", "/v1/jobs/" + flags.id);
+  if (!job) return job.error();
+  if (flags.target.json) {
+    print(*job);
+    return {};
+  }
+  std::printf("%s  %s  %s\n", text(*job, "id").c_str(), text(*job, "state").c_str(),
+              progress_text(*job).c_str());
+  std::printf("model    %s\nclass    %s\ncreated  %s\nspec     %s\n", text(*job, "model").c_str(),
+              text(*job, "class").c_str(), ago(integer(*job, "created_ms")).c_str(),
+              json::serialize(field(*job, "spec")).c_str());
+  for (const json::value& warning : items(*job, "warnings"))
+    std::printf("warning  %s\n", json::serialize(warning).c_str());
+  if (const std::string why = text(field(*job, "error"), "message"); !why.empty())
+    std::printf("error    %s\n", why.c_str());
+  show_units(*job);
+  return {};
+}
+
+// Ends well for a job that succeeded, otherwise not.
+Result<void> watch(const JobFlags& flags) {
+  if (auto valid = check_id(flags.id); !valid) return valid;
+  const InterruptGuard guard;
+  HttpClient client(flags.target);
+  ProgressLine progress(flags.target.json);
+  std::string last;
+  const auto watched = watch_job(client, flags.id, [&](const ServerEvent& event) {
+    last = event.type;
+    const auto data = parse_json(event.data);
+    if (flags.target.json) {
+      print(json::object{
+          {"id", event.id}, {"event", event.type}, {"data", data ? *data : json::value(event.data)}});
+    } else if (event.type == "step" && progress.shown() && data) {
+      progress.draw(static_cast<int>(integer(*data, "step")), static_cast<int>(integer(*data, "total")),
+                    "unit " + text(*data, "unit"));
+    } else {
+      progress.clear();
+      std::printf("%s\n", event_line(event).c_str());
+    }
+    std::fflush(stdout);
+  });
+  progress.clear();
+  if (!watched) return watched;
+  if (last != "succeeded") return Error{Code::kUnavailable, "job " + flags.id + " " + last, {}};
+  return {};
+}
+
+Result<void> cancel(const JobFlags& flags) {
+  if (auto valid = check_id(flags.id); !valid) return valid;
+  HttpClient client(flags.target);
+  const auto canceled = client.json("DELETE", "/v1/jobs/" + flags.id);
+  if (!canceled) return canceled.error();
+  if (flags.target.json)
+    print(*canceled);
+  else
+    std::printf("%s %s\n", flags.id.c_str(), text(*canceled, "state").c_str());
+  return {};
+}
+
+Result<void> workers(const Target& target) {
+  HttpClient client(target);
+  const auto answer = client.json("GET", "/v1/workers");
+  if (!answer) return answer.error();
+  if (target.json) {
+    print(*answer);
+    return {};
+  }
+  std::vector<std::vector<std::string>> rows = {
+      {"NAME", "PID", "STATE", "DEVICE", "DTYPE", "MODELS", "JOBS", "SEEN"}};
+  for (const json::value& worker : items(*answer, "workers")) {
+    std::string models, jobs;
+    for (const json::value& model : items(worker, "models")) {
+      if (model.is_string()) models += (models.empty() ? "" : ",") + std::string(model.get_string());
+    }
+    for (const json::value& job : items(worker, "jobs")) {
+      if (job.is_string()) jobs += (jobs.empty() ? "" : ",") + std::string(job.get_string());
+    }
+    rows.push_back({text(worker, "name"), text(worker, "pid"), text(worker, "state"), text(worker, "device"),
+                    text(worker, "precision"), models, jobs.empty() ? "-" : jobs,
+                    ago(integer(worker, "heartbeat_ms"))});
+  }
+  std::fputs(table(rows).c_str(), stdout);
+  return {};
+}
+
+}  // namespace
+
+void add_jobs(CLI::App& app, Invocation& run) {
+  auto* jobs = app.add_subcommand("jobs", "List, show, watch or cancel jobs");
+  jobs->require_subcommand(1);
+  const auto add = [&](const char* name, const char* what, Result<void> (*action)(const JobFlags&),
+                       bool takes_id) {
+    auto flags = std::make_shared<JobFlags>();
+    auto* command = jobs->add_subcommand(name, what);
+    add_target_flags(*command, flags->target);
+    if (takes_id) {
+      command->add_option("job", flags->id, "The job's id")->required();
+    } else {
+      command->add_option("--state", flags->state, "Only jobs in this state");
+      command->add_option("--limit", flags->limit, "Jobs a page")
+          ->check(CLI::Range(1, 1000))
+          ->capture_default_str();
+      command->add_option("--cursor", flags->cursor, "Where a page before ended");
+    }
+    command->callback([flags, action, name, &run] {
+      run = [flags, action, name] {
+        const auto done = action(*flags);
+        return done ? kExitOk : report("jobs " + std::string(name), done.error());
+      };
+    });
+  };
+  add("list", "Jobs, newest first", list, false);
+  add("show", "One job with its units", show, true);
+  add("watch", "A job's events as they come, until it has ended", watch, true);
+  add("cancel", "Stop a job at its next step", cancel, true);
+}
+
+void add_workers(CLI::App& app, Invocation& run) {
+  auto target = std::make_shared<Target>();
+  auto* command = app.add_subcommand("workers", "Workers that are up, and what they hold");
+  add_target_flags(*command, *target);
+  command->callback([target, &run] {
+    run = [target] {
+      const auto done = workers(*target);
+      return done ? kExitOk : report("workers", done.error());
+    };
+  });
+}
+
+}  // namespace ditfleet::cli

@@ -1,0 +1,40 @@
+// Fields of the service's answers, with what to take where one is absent.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "shared/core/json.h"
+
+namespace ditfleet::cli {
+
+// Null where there is none or `from` is no object.
+inline const json::value& field(const json::value& from, std::string_view name) {
+  static const json::value kNone = nullptr;
+  const auto* object = from.if_object();
+  const auto* value = object ? object->if_contains(name) : nullptr;
+  return value ? *value : kNone;
+}
+
+// A string as it is, a number as its digits, else empty.
+inline std::string text(const json::value& from, std::string_view name) {
+  const json::value& value = field(from, name);
+  if (value.is_string()) return std::string(value.get_string());
+  return value.is_number() ? json::serialize(value) : std::string();
+}
+
+inline std::int64_t integer(const json::value& from, std::string_view name, std::int64_t otherwise = 0) {
+  const json::value& value = field(from, name);
+  if (const auto* i = value.if_int64()) return *i;
+  if (const auto* d = value.if_double()) return static_cast<std::int64_t>(*d);
+  return otherwise;
+}
+
+inline const json::array& items(const json::value& from, std::string_view name) {
+  static const json::array kNone;
+  const json::value& value = field(from, name);
+  return value.is_array() ? value.get_array() : kNone;
+}
+
+}  // namespace ditfleet::cli

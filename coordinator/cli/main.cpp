@@ -1,0 +1,72 @@
+// `ditfleet`: the control plane and the command line.
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "coordinator/cli/command.h"
+#include "shared/core/nearest_name.h"
+
+namespace {
+
+using ditfleet::cli::Invocation;
+
+// "--stpes" → "; did you mean '--steps'?", from the flags of the command that was typed.
+std::string hint_for(const CLI::App& app, const std::string& message) {
+  const auto dash = message.find("--");
+  if (dash == std::string::npos) return {};
+  const std::string flag = message.substr(dash, message.find_first_of(" =,", dash) - dash);
+  std::vector<std::string> known;
+  const CLI::App* typed = &app;
+  while (!typed->get_subcommands().empty()) typed = typed->get_subcommands().front();
+  for (const CLI::Option* option : typed->get_options()) {
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  }
+  const std::string near = ditfleet::nearest_name(flag, known);
+  return near.empty() || near == flag ? std::string() : "; did you mean '" + near + "'?";
+}
+
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(sub->get_name());
+  return names;
+}
+
+bool has_command(const CLI::App& app, const std::string& word) {
+  const auto names = command_names(app);
+  return std::find(names.begin(), names.end(), word) != names.end();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("DiTFleet: images from diffusion transformers, on a fleet of workers", "ditfleet");
+  app.require_subcommand(1);
+  app.set_help_all_flag("--help-all", "Help of all commands");
+  Invocation run;
+  ditfleet::cli::add_up(app, run);
+  ditfleet::cli::add_generate(app, run);
+  ditfleet::cli::add_jobs(app, run);
+  ditfleet::cli::add_explain(app, run);
+  ditfleet::cli::add_workers(app, run);
+  ditfleet::cli::add_config(app, run);
+  ditfleet::cli::add_coordinator(app, run);
+  ditfleet::cli::add_version(app, run);
+
+  if (argc > 1 && argv[1][0] != '-' && !has_command(app, argv[1])) {
+    std::fprintf(stderr, "ditfleet: there is no command '%s'%s\n", argv[1],
+                 ditfleet::suggestion(argv[1], command_names(app)).c_str());
+    return ditfleet::cli::kExitUsage;
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help
+    std::string message = e.what();
+    std::fprintf(stderr, "ditfleet: %s%s (--help tells more)\n", message.c_str(),
+                 hint_for(app, message).c_str());
+    return ditfleet::cli::kExitUsage;
+  }
+  return run();
+}

@@ -1,0 +1,59 @@
+// `ditfleet coordinator` and `ditfleet version`: commands whose work is elsewhere.
+#include <cstdio>
+
+#include "coordinator/cli/command.h"
+#include "coordinator/service.h"
+#include "shared/core/json.h"
+
+namespace ditfleet::cli {
+
+void add_coordinator(CLI::App& app, Invocation& run) {
+  struct Flags {
+    config::Sources sources;
+    std::string listen, redis;
+    bool json = false;
+  };
+  auto flags = std::make_shared<Flags>();
+  auto* command =
+      app.add_subcommand("coordinator", "Serve the gateway and schedule, on a Redis that is already there");
+  add_configuration_flags(*command, flags->sources);
+  command->add_option("--listen", flags->listen, "Address of the gateway")->type_name("HOST:PORT");
+  command->add_option("--redis", flags->redis, "The queue's Redis")->type_name("URL");
+  command->add_flag("--json", flags->json, "Print {\"gateway\": URL} once it is ready");
+  command->callback([flags, &run] {
+    run = [flags] {
+      if (!flags->listen.empty()) flags->sources.sets.push_back("gateway.listen=" + flags->listen);
+      if (!flags->redis.empty()) flags->sources.sets.push_back("redis.url=" + flags->redis);
+      const auto settings = config::load(flags->sources);
+      if (!settings) return report("coordinator", settings.error());
+      if (settings->redis.url.empty()) {
+        return report("coordinator", invalid_argument("redis.url is not set; name the queue's Redis with "
+                                                      "--redis, or use `ditfleet up`, which starts one"));
+      }
+      return run_coordinator(*settings, [json = flags->json](const std::string& url) {
+        if (json)
+          std::printf("%s\n", json::serialize(json::object{{"gateway", url}}).c_str());
+        else
+          std::printf("ready: %s\n", url.c_str());
+        std::fflush(stdout);
+      });
+    };
+  });
+}
+
+void add_version(CLI::App& app, Invocation& run) {
+  auto as_json = std::make_shared<bool>(false);
+  auto* command = app.add_subcommand("version", "Print the version");
+  command->add_flag("--json", *as_json, "Print JSON");
+  command->callback([as_json, &run] {
+    run = [as_json] {
+      if (*as_json)
+        std::printf("%s\n", json::serialize(json::object{{"version", DITFLEET_VERSION}}).c_str());
+      else
+        std::printf("ditfleet %s\n", DITFLEET_VERSION);
+      return kExitOk;
+    };
+  });
+}
+
+}  // namespace ditfleet::cli

@@ -1,0 +1,29 @@
+// Server-sent events from a stream of bytes (WHATWG HTML §9.2), in whatever pieces they come.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+
+namespace ditfleet::cli {
+
+struct ServerEvent {
+  std::string id, type, data;  // the type is "message" where the stream names none
+};
+
+// Not thread safe.
+class SseParser {
+ public:
+  // Calls `on_event` for each event that `bytes` completes.
+  void feed(std::string_view bytes, const std::function<void(const ServerEvent&)>& on_event);
+  // The id of the last complete event that had one: what Last-Event-ID resumes from.
+  const std::string& last_id() const { return last_id_; }
+
+ private:
+  void line(std::string_view text, const std::function<void(const ServerEvent&)>& on_event);
+  std::string buffer_, last_id_, pending_id_, type_, data_;
+  bool has_data_ = false;
+  bool after_cr_ = false;
+};
+
+}  // namespace ditfleet::cli

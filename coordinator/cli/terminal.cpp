@@ -1,0 +1,107 @@
+#include "coordinator/cli/terminal.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+
+namespace ditfleet::cli {
+namespace {
+
+bool continues(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
+
+// Code points, which is close enough to columns for names and numbers.
+std::size_t width_of(const std::string& text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return !continues(c); }));
+}
+
+std::string format(const char* pattern, double value) {
+  std::array<char, 64> buffer{};
+  std::snprintf(buffer.data(), buffer.size(), pattern, value);
+  return buffer.data();
+}
+
+}  // namespace
+
+ProgressLine::ProgressLine(bool quiet) : shown_(!quiet && ::isatty(STDERR_FILENO) == 1) {}
+ProgressLine::~ProgressLine() { clear(); }
+
+void ProgressLine::draw(int done, int total, const std::string& text) {
+  if (!shown_) return;
+  constexpr int kWidth = 32;
+  std::string line;
+  if (total > 0) {
+    const int filled = std::clamp(done * kWidth / total, 0, kWidth);
+    line = "[" + std::string(static_cast<std::size_t>(filled), '#') +
+           std::string(static_cast<std::size_t>(kWidth - filled), '.') + "] " + std::to_string(done) + "/" +
+           std::to_string(total) + " ";
+  }
+  std::fprintf(stderr, "\r\033[K%s%s", line.c_str(), text.c_str());
+  std::fflush(stderr);
+  drawn_ = true;
+}
+
+void ProgressLine::clear() {
+  if (drawn_) std::fputs("\r\033[K", stderr);
+  drawn_ = false;
+}
+
+std::string table(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()), 0);
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width_of(row[i]));
+  }
+  std::string out;
+  for (const auto& row : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      line += row[i];
+      if (i + 1 < row.size()) line.append(widths[i] - width_of(row[i]) + 2, ' ');
+    }
+    out += line + "\n";
+  }
+  return out;
+}
+
+std::string short_duration(std::int64_t us) {
+  if (us < 0) return "-";
+  if (us < 1000) return std::to_string(us) + " µs";
+  const double value = static_cast<double>(us);
+  if (us < 1'000'000) return format("%.1f ms", value / 1e3);
+  if (us < 120'000'000) return format("%.2f s", value / 1e6);
+  const std::int64_t s = us / 1'000'000;
+  if (s < 7200) return std::to_string(s / 60) + " min " + std::to_string(s % 60) + " s";
+  return std::to_string(s / 3600) + " h " + std::to_string(s / 60 % 60) + " min";
+}
+
+std::string ago(std::int64_t then_ms) {
+  if (then_ms <= 0) return {};
+  const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(
+                       std::chrono::system_clock::now().time_since_epoch())
+                       .count();
+  return short_duration(std::max<std::int64_t>(0, now - then_ms) * 1000) + " ago";
+}
+
+std::string one_line(const std::string& text, std::size_t max_characters) {
+  std::string out;
+  std::size_t characters = 0;
+  for (std::size_t i = 0; i < text.size();) {
+    std::size_t end = i + 1;
+    while (end < text.size() && continues(text[end])) ++end;
+    if (characters == max_characters) return out + "…";
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (end == i + 1 && (byte < 0x20 || byte == 0x7F))
+      out += ' ';
+    else
+      out.append(text, i, end - i);
+    ++characters;
+    i = end;
+  }
+  return out;
+}
+
+}  // namespace ditfleet::cli

@@ -1,0 +1,293 @@
+// The command line's parts that decide: event streams, job bodies, addresses, restarts, tables, children.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "coordinator/cli/child_process.h"
+#include "coordinator/cli/generate.h"
+#include "coordinator/cli/job_watch.h"
+#include "coordinator/cli/local_address.h"
+#include "coordinator/cli/restart_policy.h"
+#include "coordinator/cli/sse_parser.h"
+#include "coordinator/cli/terminal.h"
+#include "coordinator/cli/up_plan.h"
+#include "shared/core/bytes.h"
+#include "shared/core/json.h"
+
+namespace ditfleet::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+using testing::HasSubstr;
+
+std::vector<ServerEvent> parse_in_pieces(const std::string& stream, std::size_t piece) {
+  SseParser parser;
+  std::vector<ServerEvent> events;
+  for (std::size_t i = 0; i < stream.size(); i += piece) {
+    parser.feed(std::string_view(stream).substr(i, piece),
+                [&](const ServerEvent& event) { events.push_back(event); });
+  }
+  return events;
+}
+
+TEST(SseParser, ReadsEventsInWhateverPieces) {
+  const std::string stream =
+      ": keep alive\n\nid: 1-0\nevent: queued\ndata: {\"a\":1}\n\nid: 2-0\r\nevent: step\r\ndata: "
+      "one\r\ndata:two\r\n\r\ndata: x\n\nid: 9\n\nevent: lost\ndata: unfinished";
+  for (std::size_t piece = 1; piece <= stream.size(); ++piece) {
+    const auto events = parse_in_pieces(stream, piece);
+    ASSERT_EQ(events.size(), 3u) << piece;
+    EXPECT_EQ(events[0].id, "1-0");
+    EXPECT_EQ(events[0].type, "queued");
+    EXPECT_EQ(events[0].data, "{\"a\":1}");
+    EXPECT_EQ(events[1].id, "2-0");
+    EXPECT_EQ(events[1].data, "one\ntwo");
+    EXPECT_EQ(events[2].type, "message");
+    EXPECT_EQ(events[2].id, "2-0");  // an id holds until the next one
+  }
+}
+
+TEST(JobWatch, OnlyTheJobsOwnEndIsTheEnd) {
+  EXPECT_TRUE(is_terminal_event({"1", "succeeded", R"({"unit":null})"}));
+  EXPECT_TRUE(is_terminal_event({"1", "rejected", R"({})"}));
+  EXPECT_FALSE(is_terminal_event({"1", "succeeded", R"({"unit":0})"}));
+  EXPECT_FALSE(is_terminal_event({"1", "started", R"({"unit":null})"}));
+  EXPECT_THAT(event_line({"1", "step", R"({"unit":2,"step":3,"total":20,"at_ms":1})"}),
+              HasSubstr("unit 2 step 3/20"));
+}
+
+TEST(Generate, BodySaysWhatWasTypedAndNothingElse) {
+  GenerateFlags flags;
+  flags.prompt = "a red circle";
+  EXPECT_EQ(*job_body(flags), R"({"prompt":"a red circle","output_format":"png"})");
+  flags.out = "x.webp";
+  flags.size = "256x128";
+  flags.count = 2;
+  flags.seed = 7;
+  flags.negative = "";
+  flags.loras = {"pixel:0.5", "ink"};
+  const auto body = parse_json(*job_body(flags));
+  ASSERT_TRUE(body.ok());
+  EXPECT_EQ(body->at("output_format"), "webp");
+  EXPECT_EQ(body->at("n"), 2);
+  EXPECT_EQ(body->at("negative_prompt"), "");
+  EXPECT_EQ(body->at("loras").at(0).at("scale"), 0.5);
+  EXPECT_EQ(body->at("loras").at(1).at("name"), "ink");
+}
+
+TEST(Generate, RefusesWhatCannotBeWritten) {
+  GenerateFlags flags;
+  flags.out = "x.gif";
+  EXPECT_THAT(job_body(flags).error().message, HasSubstr(".png, .jpg or .webp"));
+  flags.out = "x.png";
+  flags.loras = {"pixel:much"};
+  EXPECT_THAT(job_body(flags).error().message, HasSubstr("NAME:SCALE"));
+  flags.loras.clear();
+  flags.prompt = "\xff";
+  EXPECT_THAT(job_body(flags).error().message, HasSubstr("UTF-8"));
+}
+
+TEST(Generate, SeveralPicturesAreNumbered) {
+  EXPECT_EQ(numbered_path("a/out.png", 0, 1), "a/out.png");
+  EXPECT_EQ(numbered_path("a/out.png", 1, 3), "a/out-2.png");
+  EXPECT_EQ(numbered_path("a.b/out.x.webp", 0, 2), "a.b/out.x-1.webp");
+}
+
+TEST(LocalAddress, ParsesAndTellsTheUrl) {
+  EXPECT_EQ(ListenAddress::parse("0.0.0.0:80")->local_url(), "http://127.0.0.1:80");
+  EXPECT_EQ(ListenAddress::parse("[::]:80")->local_url(), "http://[::1]:80");
+  EXPECT_EQ(ListenAddress::parse("[::1]:81")->text(), "[::1]:81");
+  for (const char* wrong : {"", "80", ":80", "a:", "a:b", "a:65536", "a:-1"})
+    EXPECT_FALSE(ListenAddress::parse(wrong).ok()) << wrong;
+}
+
+TEST(LocalAddress, FindsAFreePortAndSeesOneInUse) {
+  const auto free = try_to_listen({"127.0.0.1", 0});
+  ASSERT_TRUE(free.ok()) << free.error().message;
+  EXPECT_GT(free->port, 0);
+
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(fd, 1), 0);
+  socklen_t size = sizeof address;
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
+  const auto taken = try_to_listen({"127.0.0.1", ntohs(address.sin_port)});
+  ::close(fd);
+  ASSERT_FALSE(taken.ok());
+  EXPECT_THAT(taken.error().message, HasSubstr("in use"));
+}
+
+TEST(RestartPolicy, BacksOffForgivesAndGivesUp) {
+  RestartPolicy policy;
+  EXPECT_EQ(policy.ended(milliseconds(10), false), milliseconds(100));
+  EXPECT_EQ(policy.ended(milliseconds(10), false), milliseconds(200));
+  for (int i = 0; i < 20; ++i) EXPECT_LE(policy.ended(milliseconds(10), false), RestartPolicy::kLongest);
+  EXPECT_FALSE(policy.hopeless()) << "killed is not refusing";
+  EXPECT_EQ(policy.ended(RestartPolicy::kStable, false), milliseconds(100));
+  policy.ended(milliseconds(10), true);
+  policy.ended(milliseconds(10), true);
+  EXPECT_FALSE(policy.hopeless());
+  policy.ended(milliseconds(10), true);
+  EXPECT_TRUE(policy.hopeless());
+}
+
+TEST(Terminal, TablesAlignAndTextStaysOnItsLine) {
+  EXPECT_EQ(table({{"A", "LONG"}, {"größer", "x"}}), "A       LONG\ngrößer  x\n");
+  EXPECT_EQ(one_line("a\nb\x1b[31m", 20), "a b [31m");
+  EXPECT_EQ(one_line("äöü", 2), "äö…");
+  EXPECT_EQ(short_duration(999), "999 µs");
+  EXPECT_EQ(short_duration(12'345), "12.3 ms");
+  EXPECT_EQ(short_duration(4'210'000), "4.21 s");
+  EXPECT_EQ(short_duration(185'000'000), "3 min 5 s");
+}
+
+class Children : public testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = fs::path(testing::TempDir()) / ("ditfleet-children-" + std::to_string(::getpid()));
+    fs::create_directories(dir_);
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+
+  ChildSpec shell(const std::string& script) {
+    return {"test", {"/bin/sh", "-c", script}, {"PATH=/usr/bin:/bin"}, SIGKILL, -1, (dir_ / "log").string(),
+            false};
+  }
+  // Bounded by the child's own end: its output closes then.
+  ChildEnd wait(ChildProcess& child) {
+    for (;;) {
+      if (child.output_fd() >= 0) {
+        pollfd fd{child.output_fd(), POLLIN, 0};
+        ::poll(&fd, 1, 10'000);
+        child.drain_output();
+      }
+      if (const auto end = child.reap()) return *end;
+    }
+  }
+  fs::path dir_;
+};
+
+TEST_F(Children, OutputGoesToTheLogAndTheEndIsTold) {
+  ChildProcess child(shell("echo one; echo two >&2; printf last; exit 3"));
+  ASSERT_TRUE(child.start().ok());
+  const ChildEnd end = wait(child);
+  EXPECT_EQ(end.status, 3);
+  EXPECT_EQ(end.text(), "exited with status 3");
+  EXPECT_EQ(child.last_line(), "last");
+  EXPECT_EQ(*read_file((dir_ / "log").string()), "one\ntwo\nlast\n");
+  EXPECT_FALSE(child.running());
+  EXPECT_FALSE(child.reap().has_value());
+}
+
+TEST_F(Children, SignalsAreToldApartAndAChildStartsAgain) {
+  ChildProcess child(shell("kill -9 $$"));
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(child.start().ok());
+    const ChildEnd end = wait(child);
+    EXPECT_EQ(end.signal, SIGKILL);
+    EXPECT_FALSE(end.clean());
+  }
+}
+
+TEST_F(Children, AProgramThatIsNotThereEndsWith127) {
+  ChildSpec spec = shell("");
+  spec.argv = {"/nonexistent/program"};
+  ChildProcess child(spec);
+  ASSERT_TRUE(child.start().ok());
+  EXPECT_EQ(wait(child).status, 127);
+}
+
+TEST_F(Children, ALockIsHeldOnceAndEndsWithItsFile) {
+  const std::string path = (dir_ / "lock").string();
+  auto first = FileLock::take(path);
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ(FileLock::take(path).error().code, Code::kConflict);
+  { const FileLock moved = std::move(*first); }
+  EXPECT_TRUE(FileLock::take(path).ok());
+}
+
+class Plans : public Children {
+ protected:
+  UpFlags flags() {
+    UpFlags f;
+    f.sources.environment = false;
+    f.data = (dir_ / "data").string();
+    f.listen = "127.0.0.1:0";
+    f.workers = 0;
+    const fs::path model = dir_ / "model";
+    for (const auto& [name, text] :
+         std::map<std::string, std::string>{{"model_index.json", R"({"_class_name":"FluxPipeline"})"},
+                                            {"vae/config.json", R"({"block_out_channels":[8,8]})"},
+                                            {"transformer/config.json", "{}"},
+                                            {"scheduler/scheduler_config.json", "{}"}}) {
+      fs::create_directories((model / name).parent_path());
+      std::ofstream(model / name) << text;
+    }
+    f.models = {"tiny=" + model.string()};
+    return f;
+  }
+};
+
+TEST_F(Plans, APrivateRedisAndAFreePort) {
+  if (!find_program("redis-server")) GTEST_SKIP() << "redis-server is not on PATH";
+  const auto plan = plan_up(flags());
+  ASSERT_TRUE(plan.ok()) << plan.error().message;
+  EXPECT_GT(plan->address.port, 0);
+  EXPECT_TRUE(plan->settings.redis.url.starts_with("unix:///")) << plan->settings.redis.url;
+  EXPECT_THAT(*read_file(plan->data_dir + "/redis/redis.conf"), HasSubstr("appendonly yes"));
+  const auto children =
+      config::load({.file = plan->data_dir + "/effective.yaml", .sets = {}, .environment = false});
+  ASSERT_TRUE(children.ok()) << children.error().message;
+  EXPECT_EQ(children->gateway.listen, plan->address.text());
+  EXPECT_EQ(children->redis.url, plan->settings.redis.url);
+
+  const auto second = plan_up(flags());
+  ASSERT_FALSE(second.ok());
+  EXPECT_THAT(second.error().message,
+              testing::AllOf(HasSubstr("another `ditfleet up`"), HasSubstr(std::to_string(::getpid())),
+                             HasSubstr("--data")));
+}
+
+TEST_F(Plans, ALongFolderGetsAShortSocket) {
+  if (!find_program("redis-server")) GTEST_SKIP() << "redis-server is not on PATH";
+  UpFlags f = flags();
+  f.data = (dir_ / std::string(120, 'd')).string();
+  const auto plan = plan_up(f);
+  ASSERT_TRUE(plan.ok()) << plan.error().message;
+  EXPECT_LT(plan->redis_socket.size(), 100u);
+  fs::remove_all(fs::path(plan->redis_socket).parent_path());
+}
+
+TEST_F(Plans, SayWhatIsWrong) {
+  UpFlags f = flags();
+  f.redis = "redis://127.0.0.1:1";
+  f.models = {"tiny"};
+  EXPECT_THAT(plan_up(f).error().message, HasSubstr("NAME=DIR"));
+  f.models = {"tiny=/nonexistent"};
+  EXPECT_EQ(plan_up(f).error().code, Code::kNotFound);
+  EXPECT_THAT(plan_up(f).error().message, HasSubstr("/nonexistent/model_index.json"));
+  f = flags();
+  f.redis = "redis://127.0.0.1:1";
+  f.data = (dir_ / "model/model_index.json/x").string();
+  EXPECT_THAT(plan_up(f).error().message, HasSubstr("--data"));
+  f = flags();
+  f.redis = "redis://127.0.0.1:1";
+  const auto external = plan_up(f);
+  ASSERT_TRUE(external.ok());
+  EXPECT_TRUE(external->redis.argv.empty());
+}
+
+}  // namespace
+}  // namespace ditfleet::cli
