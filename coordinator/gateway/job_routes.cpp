@@ -240,7 +240,9 @@ asio::awaitable<Response> Api::list_workers(CallPtr call) {
       for (const auto& unit : worker.units) ids.insert(unit.job);
     }
     for (const auto& id : ids) {
-      if (!co_await service_.job(id, call->caller.view())) hidden.insert(id);
+      // Named, because GCC 12 destroys a temporary of a co_await inside a condition twice.
+      auto seen = co_await service_.job(id, call->caller.view());
+      if (!seen) hidden.insert(id);
     }
   }
   json::array array;

@@ -1,0 +1,511 @@
+// The gateway's handlers against a queue in memory.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "coordinator/gateway/api.h"
+#include "coordinator/gateway/job_follower.h"
+#include "shared/job/validate.h"
+#include "shared/telemetry/metrics.h"
+#include "tests/unit/gateway_fake_service.h"
+
+namespace ditfleet::gateway {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// A stream's client that keeps what it gets, and goes away after `most` writes.
+class RecordingSink final : public Sink {
+ public:
+  std::string text;
+  int writes = 0, most = 1 << 30;
+  std::function<void()> after_write;
+  bool gone() const override { return gone_; }
+  void when_gone(std::function<void()> callback) override { when_gone_ = std::move(callback); }
+  asio::awaitable<bool> write(std::string bytes) override {
+    text += bytes;
+    if (++writes >= most) leave();
+    if (after_write) after_write();
+    co_return !gone_;
+  }
+  void leave() {
+    gone_ = true;
+    if (when_gone_) when_gone_();
+  }
+  // The ids of the events in the text, in order.
+  std::vector<std::string> ids() const {
+    std::vector<std::string> ids;
+    for (std::size_t at = 0; (at = text.find("id: ", at)) != std::string::npos; at += 4) {
+      ids.push_back(text.substr(at + 4, text.find('\n', at) - at - 4));
+    }
+    return ids;
+  }
+
+ private:
+  bool gone_ = false;
+  std::function<void()> when_gone_;
+};
+
+class GatewayApi : public ::testing::Test {
+ protected:
+  GatewayApi() { start({}); }
+
+  void start(std::vector<config::ApiKey> keys, std::function<Advice(const job::JobSpec&, const std::string&)> advise = {}) {
+    ApiOptions options;
+    job::ModelEntry model;
+    model.name = "demo";
+    model.width = model.height = 256;
+    model.num_inference_steps = 8;
+    options.catalogue.models["demo"] = model;
+    options.catalogue.default_model = "demo";
+    options.settings.keys = std::move(keys);
+    options.settings.gateway.request_timeout_ms = 30'000;
+    options.readiness = [this] { return readiness; };
+    options.advise = std::move(advise);
+    options.local_url = "http://127.0.0.1:1";
+    if (hub) hub->stop();
+    hub = std::make_shared<EventHub>(context.get_executor(), [this](auto block) { return service.next(block); });
+    asio::co_spawn(context, hub->run(), asio::detached);
+    api = std::make_unique<Api>(std::move(options), service, hub);
+  }
+  ~GatewayApi() override {
+    hub->stop();
+  }
+
+  Request request(const std::string& method, const std::string& target, std::string body = {}, Fields headers = {}) {
+    Request r;
+    r.method = method;
+    EXPECT_TRUE(parse_target(target, r).ok());
+    r.headers = std::move(headers);
+    r.headers.emplace_back("Host", "example:80");
+    r.body = std::move(body);
+    return r;
+  }
+  Response send(const std::string& method, const std::string& target, std::string body = {}, Fields headers = {}) {
+    return run_task(context, api->handle(request(method, target, std::move(body), std::move(headers))));
+  }
+  static json::value body_of(const Response& response) {
+    auto value = parse_json(response.body);
+    EXPECT_TRUE(value.ok()) << response.body;
+    return value.ok() ? *value : json::value();
+  }
+  static std::string header(const Response& response, const std::string& name) {
+    for (const auto& [key, value] : response.headers) {
+      if (key == name) return value;
+    }
+    return {};
+  }
+  // Runs a waiting response while `script` makes things happen.
+  Response finish(Response& response, std::function<void()> script) {
+    asio::post(context, std::move(script));
+    return run_task(context, response.later(sink));
+  }
+  bool drain(Response& response) {
+    return run_task(context, [](Response& r, Sink& s) -> asio::awaitable<bool> {
+      co_await r.stream(s);
+      co_return true;
+    }(response, sink));
+  }
+
+  asio::io_context context;
+  FakeService service{context.get_executor()};
+  std::shared_ptr<EventHub> hub;
+  std::unique_ptr<Api> api;
+  Readiness readiness{true, {}};
+  RecordingSink sink;
+};
+
+TEST_F(GatewayApi, AnswersWithoutRedis) {
+  service.down = unavailable("Redis is away");
+  readiness = {false, {"Redis is away"}};
+  EXPECT_EQ(send("GET", "/healthz").status, 200);
+  const Response ready = send("GET", "/readyz");
+  EXPECT_EQ(ready.status, 503);
+  EXPECT_EQ(body_of(ready).at("reasons").at(0).as_string(), "Redis is away");
+  EXPECT_EQ(send("GET", "/v1/models").status, 200);
+  EXPECT_EQ(send("GET", "/").content_type, "text/html; charset=utf-8");
+  EXPECT_EQ(send("GET", "/openapi.json").status, 200);
+  const Response jobs = send("GET", "/v1/jobs");
+  EXPECT_EQ(jobs.status, 503);
+  EXPECT_EQ(header(jobs, "Retry-After"), "1");
+  for (const char* route : {"/v1/jobs", "/v1/images/generations"}) {
+    const Response submit = send("POST", route, R"({"prompt":"x"})");
+    EXPECT_EQ(submit.status, 503) << route;
+    EXPECT_THAT(submit.body, HasSubstr("Redis is away"));
+  }
+}
+
+TEST_F(GatewayApi, UnknownPathsAndMethods) {
+  EXPECT_EQ(send("GET", "/v2/jobs").status, 404);
+  EXPECT_EQ(body_of(send("GET", "/v2/jobs")).at("error").at("type").as_string(), "invalid_request_error");
+  const Response put = send("PUT", "/v1/jobs");
+  EXPECT_EQ(put.status, 405);
+  EXPECT_EQ(header(put, "Allow"), "POST, GET, HEAD, OPTIONS");
+  const Response options = send("OPTIONS", "/v1/jobs");
+  EXPECT_EQ(options.status, 204);
+  EXPECT_EQ(header(options, "Allow"), "POST, GET, HEAD, OPTIONS");
+}
+
+TEST_F(GatewayApi, ModelsAreOpenAiObjects) {
+  const auto list = body_of(send("GET", "/v1/models"));
+  EXPECT_EQ(list.at("object").as_string(), "list");
+  EXPECT_EQ(list.at("data").at(0).at("id").as_string(), "demo");
+  EXPECT_EQ(list.at("data").at(0).at("object").as_string(), "model");
+  EXPECT_EQ(body_of(send("GET", "/v1/models/demo")).at("id").as_string(), "demo");
+  const Response none = send("GET", "/v1/models/none");
+  EXPECT_EQ(none.status, 404);
+  EXPECT_EQ(body_of(none).at("error").at("code").as_string(), "model_not_found");
+}
+
+TEST_F(GatewayApi, SubmitsAJob) {
+  const std::string parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+  const Response response = send("POST", "/v1/jobs", R"({"prompt":"a cat","n":3})",
+                                 {{"traceparent", parent}, {"X-Request-Id", "r-1"}, {"Content-Type", "application/json; charset=utf-8"}});
+  EXPECT_EQ(response.status, 202);
+  const auto body = body_of(response);
+  EXPECT_EQ(body.at("state").as_string(), "queued");
+  EXPECT_EQ(body.at("units").as_int64(), 3);
+  EXPECT_EQ(body.at("model").as_string(), "demo");
+  EXPECT_EQ(header(response, "Location"), "/v1/jobs/" + std::string(body.at("id").as_string()));
+  EXPECT_EQ(header(response, "X-Request-Id"), "r-1");
+  EXPECT_THAT(header(response, "traceparent"), HasSubstr("0af7651916cd43dd8448eb211c80319c"));
+  ASSERT_EQ(service.submissions.size(), 1u);
+  EXPECT_EQ(service.submissions[0].traceparent, header(response, "traceparent"));
+  EXPECT_EQ(service.submissions[0].tenant, "default");
+  // A seed that was left out is not drawn here: a retry must be the same body.
+  EXPECT_THAT(service.submissions[0].spec, Not(HasSubstr("\"seed\"")));
+}
+
+TEST_F(GatewayApi, RefusesBadJobs) {
+  const std::vector<std::pair<std::string, int>> cases = {
+      {"", 400},
+      {"{", 400},
+      {"[1]", 400},
+      {"{\"prompt\":\"\xff\xfe\"}", 400},
+      {R"({"prompt":"x","wat":1})", 400},
+      {R"({"prompt":7})", 400},
+      {R"({"prompt":"x","n":0})", 400},
+      {R"({"prompt":"x","n":100000})", 400},
+      {R"({"prompt":"x","width":250})", 400},
+      {R"({"prompt":"x","width":1000000,"height":16})", 400},
+      {R"({"prompt":"x","num_inference_steps":0})", 400},
+      {R"({"prompt":"x","num_inference_steps":100000})", 400},
+      {R"({"prompt":"x","guidance_scale":"high"})", 400},
+      {R"({"prompt":"x","model":"nope"})", 404},
+  };
+  for (const auto& [body, status] : cases) {
+    for (const char* route : {"/v1/jobs", "/v1/images/generations"}) {
+      if (std::string(route) == "/v1/images/generations" && body.find("width") != std::string::npos) continue;
+      const Response response = send("POST", route, body);
+      EXPECT_EQ(response.status, status) << route << " " << body << " " << response.body;
+      EXPECT_FALSE(body_of(response).at("error").at("message").as_string().empty());
+    }
+  }
+  EXPECT_EQ(send("POST", "/v1/jobs", "prompt=x", {{"Content-Type", "application/x-www-form-urlencoded"}}).status, 415);
+  const Response size = send("POST", "/v1/images/generations", R"({"prompt":"x","size":"250x256"})");
+  EXPECT_EQ(size.status, 400);
+  EXPECT_EQ(body_of(size).at("error").at("param").as_string(), "size");
+  const Response model = send("POST", "/v1/images/generations", R"({"prompt":"x","model":"dall-e-3"})");
+  EXPECT_EQ(model.status, 404);
+  EXPECT_EQ(body_of(model).at("error").at("code").as_string(), "model_not_found");
+  EXPECT_TRUE(service.submissions.empty());
+}
+
+TEST_F(GatewayApi, AnEmptyPromptIsFine) {
+  EXPECT_EQ(send("POST", "/v1/jobs", R"({"prompt":""})").status, 202);
+}
+
+TEST_F(GatewayApi, TheSameKeyIsTheSameJob) {
+  const Fields key = {{"Idempotency-Key", "k1"}};
+  const auto first = body_of(send("POST", "/v1/jobs", R"({"prompt":"a","n":2})", key));
+  // Spelled differently, the same job.
+  const Response again = send("POST", "/v1/jobs", R"({ "n": 2, "prompt": "a" })", key);
+  EXPECT_EQ(again.status, 202);
+  EXPECT_EQ(body_of(again).at("id"), first.at("id"));
+  EXPECT_EQ(header(again, "Idempotent-Replayed"), "true");
+  EXPECT_EQ(send("POST", "/v1/jobs", R"({"prompt":"b","n":2})", key).status, 422);
+  EXPECT_EQ(send("POST", "/v1/jobs", R"({"prompt":"a"})", {{"Idempotency-Key", ""}}).status, 400);
+  EXPECT_EQ(send("POST", "/v1/jobs", R"({"prompt":"a"})", {{"Idempotency-Key", std::string(256, 'k')}}).status, 400);
+}
+
+TEST_F(GatewayApi, AdviceAgainstAJobIs429) {
+  start({}, [](const job::JobSpec& spec, const std::string& tenant) {
+    EXPECT_EQ(spec.width, 256);  // it sees the complete spec
+    EXPECT_EQ(tenant, "default");
+    return Advice{spec.n.value_or(1) < 3, "the queue is full", 17};
+  });
+  EXPECT_EQ(send("POST", "/v1/jobs", R"({"prompt":"a"})").status, 202);
+  for (const char* route : {"/v1/jobs", "/v1/images/generations"}) {
+    const Response refused = send("POST", route, R"({"prompt":"a","n":3})");
+    EXPECT_EQ(refused.status, 429);
+    EXPECT_EQ(header(refused, "Retry-After"), "17");
+    EXPECT_EQ(body_of(refused).at("error").at("message").as_string(), "the queue is full");
+  }
+}
+
+TEST_F(GatewayApi, ListsAndPages) {
+  for (int i = 0; i < 5; ++i) send("POST", "/v1/jobs", R"({"prompt":"a"})");
+  const auto page = body_of(send("GET", "/v1/jobs?limit=2"));
+  EXPECT_EQ(page.at("jobs").as_array().size(), 2u);
+  EXPECT_EQ(page.at("jobs").at(0).at("id").as_string(), "job-5");
+  const std::string cursor(page.at("next_cursor").as_string());
+  EXPECT_EQ(body_of(send("GET", "/v1/jobs?limit=200&cursor=" + cursor)).at("jobs").as_array().size(), 3u);
+  EXPECT_EQ(body_of(send("GET", "/v1/jobs?state=failed")).at("jobs").as_array().size(), 0u);
+  for (const char* bad : {"state=wat", "limit=0", "limit=201", "limit=x", "sort=up"}) {
+    EXPECT_EQ(send("GET", std::string("/v1/jobs?") + bad).status, 400) << bad;
+  }
+}
+
+TEST_F(GatewayApi, ResultsComeWhenTheyAreThere) {
+  const std::string id(body_of(send("POST", "/v1/jobs", R"({"prompt":"a","n":2})")).at("id").as_string());
+  const std::string result = "/v1/jobs/" + id + "/results/0";
+  EXPECT_EQ(send("GET", result).status, 409);
+  service.admit(id);
+  EXPECT_EQ(send("GET", result).status, 409);
+  service.succeed(id, 0, "picture");
+  const Response got = send("GET", result);
+  EXPECT_EQ(got.status, 200);
+  EXPECT_EQ(got.body, "picture");
+  EXPECT_EQ(got.content_type, "image/png");
+  EXPECT_EQ(header(got, "ETag"), "\"" + sha256_hex("picture") + "\"");
+  EXPECT_EQ(send("GET", result, {}, {{"If-None-Match", header(got, "ETag")}}).status, 304);
+  EXPECT_EQ(send("GET", "/v1/jobs/" + id + "/results/1").status, 409);
+  for (const char* index : {"2", "-1", "x", "99999999999"}) {
+    EXPECT_EQ(send("GET", "/v1/jobs/" + id + "/results/" + index).status, 404) << index;
+  }
+  EXPECT_EQ(send("GET", "/v1/jobs/none/results/0").status, 404);
+  service.blobs.clear();
+  EXPECT_EQ(send("GET", result).status, 410);
+  const auto job = body_of(send("GET", "/v1/jobs/" + id));
+  EXPECT_EQ(job.at("unit_records").at(0).at("result").at("url").as_string(), "http://example:80" + result);
+  EXPECT_EQ(job.at("unit_records").at(0).at("result").at("seed").as_int64(), 7);
+  EXPECT_TRUE(job.at("unit_records").at(1).at("result").is_null());
+}
+
+TEST_F(GatewayApi, CancelsOnce) {
+  const std::string id(body_of(send("POST", "/v1/jobs", R"({"prompt":"a"})")).at("id").as_string());
+  const Response canceled = send("DELETE", "/v1/jobs/" + id);
+  EXPECT_EQ(canceled.status, 202);
+  EXPECT_EQ(body_of(canceled).at("state").as_string(), "canceled");
+  EXPECT_EQ(send("DELETE", "/v1/jobs/" + id).status, 409);
+  EXPECT_EQ(send("DELETE", "/v1/jobs/none").status, 404);
+  EXPECT_EQ(send("DELETE", "/v1/jobs/no%2Fsuch%20id").status, 404);
+}
+
+TEST_F(GatewayApi, TenantsDoNotSeeEachOther) {
+  start({{"acme", sha256_hex("a"), false}, {"bolt", sha256_hex("b"), false}, {"ops", sha256_hex("o"), true}});
+  const Fields a = {{"Authorization", "Bearer a"}}, b = {{"Authorization", "Bearer b"}}, ops = {{"Authorization", "Bearer o"}};
+  EXPECT_EQ(send("GET", "/v1/jobs").status, 401);
+  const Response wrong = send("GET", "/v1/jobs", {}, {{"Authorization", "Bearer nope"}});
+  EXPECT_EQ(wrong.status, 401);
+  EXPECT_EQ(body_of(wrong).at("error").at("code").as_string(), "invalid_api_key");
+  EXPECT_EQ(send("GET", "/healthz").status, 200);
+  const std::string id(body_of(send("POST", "/v1/jobs", R"({"prompt":"secret"})", a)).at("id").as_string());
+  service.admit(id);
+  service.succeed(id, 0, "picture");
+  queue::WorkerInfo worker;
+  worker.name = "w1";
+  worker.units = {{id, 0}};
+  service.worker_infos = {worker};
+  const std::string job = "/v1/jobs/" + id;
+  for (const std::string& path : {job, job + "/events", job + "/results/0", job + "/previews/1700000000000-1"}) {
+    const Response hidden = send("GET", path, {}, b);
+    EXPECT_EQ(hidden.status, 404) << path;
+    EXPECT_THAT(hidden.body, Not(HasSubstr("secret")));
+  }
+  EXPECT_EQ(send("DELETE", job, {}, b).status, 404);
+  EXPECT_EQ(body_of(send("GET", "/v1/jobs", {}, b)).at("jobs").as_array().size(), 0u);
+  EXPECT_EQ(body_of(send("GET", "/v1/workers", {}, b)).at("workers").at(0).at("jobs").as_array().size(), 0u);
+  EXPECT_EQ(body_of(send("GET", "/v1/workers", {}, b)).at("workers").at(0).at("busy_units").as_int64(), 1);
+  EXPECT_EQ(body_of(send("GET", "/v1/workers", {}, a)).at("workers").at(0).at("jobs").as_array().size(), 1u);
+  EXPECT_EQ(send("GET", job, {}, ops).status, 200);
+  // The link of the owner works without a key, and only as it is.
+  const std::string url(body_of(send("GET", job, {}, a)).at("unit_records").at(0).at("result").at("url").as_string());
+  const std::string link = url.substr(std::string("http://example:80").size());
+  EXPECT_EQ(send("GET", link).body, "picture");
+  EXPECT_EQ(send("GET", link + "0").status, 401);
+  EXPECT_EQ(send("GET", job + "/results/0").status, 401);
+}
+
+TEST_F(GatewayApi, SynchronousGenerationWaitsForItsJob) {
+  Response response = send("POST", "/v1/images/generations", R"({"prompt":"a","n":2,"response_format":"b64_json"})");
+  ASSERT_TRUE(response.later);
+  const Response done = finish(response, [&] {
+    service.admit("job-1");
+    service.step("job-1", 0, 1, 8);
+    service.succeed("job-1", 1, "second");
+    service.succeed("job-1", 0, "first");
+  });
+  EXPECT_EQ(done.status, 200) << done.body;
+  const auto body = body_of(done);
+  EXPECT_EQ(body.at("created").as_int64(), 1700000000);
+  EXPECT_EQ(body.at("data").at(0).at("b64_json").as_string(), base64("first"));
+  EXPECT_EQ(body.at("data").at(1).at("b64_json").as_string(), base64("second"));
+  EXPECT_EQ(header(done, "X-Job-Id"), "job-1");
+  EXPECT_FALSE(header(done, "X-Request-Id").empty());
+  EXPECT_EQ(hub->subscriptions(), 0u);
+}
+
+TEST_F(GatewayApi, SynchronousGenerationTellsWhyItFailed) {
+  Response response = send("POST", "/v1/images/generations", R"({"prompt":"a"})");
+  const Response done = finish(response, [&] { service.fail("job-1", {Code::kOutOfMemory, "the device is full", {}}); });
+  EXPECT_EQ(done.status, 503);
+  EXPECT_THAT(done.body, HasSubstr("job job-1 failed: the device is full"));
+  // The job has had its tries; a client that tries again by itself would only make another.
+  EXPECT_EQ(header(done, "x-should-retry"), "false");
+  EXPECT_EQ(header(done, "Retry-After"), "");
+}
+
+TEST_F(GatewayApi, AClientThatLeavesDoesNotCancelItsJob) {
+  Response response = send("POST", "/v1/images/generations", R"({"prompt":"a"})");
+  finish(response, [&] { sink.leave(); });
+  EXPECT_FALSE(job::is_terminal(service.jobs["job-1"].state));
+  EXPECT_EQ(hub->subscriptions(), 0u);
+}
+
+TEST_F(GatewayApi, AGapInTheFeedIsMadeGood) {
+  Response response = send("POST", "/v1/images/generations", R"({"prompt":"a"})");
+  const Response done = finish(response, [&] {
+    service.admit("job-1");
+    auto& record = service.jobs["job-1"];
+    record.state = job::State::kFailed;
+    record.error = Error{Code::kInternal, "unseen", {}};
+    service.gap();
+  });
+  EXPECT_THAT(done.body, HasSubstr("unseen"));
+}
+
+TEST_F(GatewayApi, StoppingAnswersThoseWhoWait) {
+  Response response = send("POST", "/v1/images/generations", R"({"prompt":"a"})");
+  const Response done = finish(response, [&] { hub->stop(); });
+  EXPECT_EQ(done.status, 503);
+  EXPECT_THAT(done.body, HasSubstr("job job-1 goes on"));
+}
+
+TEST_F(GatewayApi, StreamedGenerationSendsPartialsAndTheEnd) {
+  Response response = send("POST", "/v1/images/generations", R"({"prompt":"a","stream":true,"partial_images":1})");
+  ASSERT_TRUE(response.stream);
+  EXPECT_EQ(response.content_type, "text/event-stream");
+  service.blobs["p0"] = "\x89PNG\r\n\x1a\n";
+  asio::post(context, [&] {
+    service.admit("job-1");
+    service.event("job-1", "preview", 0, {{"key", "p0"}});
+    service.event("job-1", "preview", 0, {{"key", "p0"}});  // more than was asked for
+    service.succeed("job-1", 0, "final");
+  });
+  drain(response);
+  const auto partial = sink.text.find("event: image_generation.partial_image\n");
+  const auto completed = sink.text.find("event: image_generation.completed\n");
+  ASSERT_NE(partial, std::string::npos) << sink.text;
+  ASSERT_NE(completed, std::string::npos) << sink.text;
+  EXPECT_LT(partial, completed);
+  EXPECT_EQ(sink.text.find("event: image_generation.partial_image\n", partial + 1), std::string::npos);
+  EXPECT_EQ(sink.text.find("event: image_generation.completed\n", completed + 1), std::string::npos);
+  EXPECT_THAT(sink.text, HasSubstr(base64("final")));
+}
+
+TEST_F(GatewayApi, StreamedGenerationTellsAFailure) {
+  Response response = send("POST", "/v1/images/generations", R"({"prompt":"a","stream":true})");
+  asio::post(context, [&] { service.fail("job-1", {Code::kInternal, "it broke", {}}); });
+  drain(response);
+  EXPECT_THAT(sink.text, HasSubstr("event: error\ndata: {\"error\":"));
+  EXPECT_THAT(sink.text, HasSubstr("it broke"));
+}
+
+TEST_F(GatewayApi, EventsEndWithTheJob) {
+  send("POST", "/v1/jobs", R"({"prompt":"a"})");
+  Response response = send("GET", "/v1/jobs/job-1/events");
+  ASSERT_TRUE(response.stream);
+  asio::post(context, [&] {
+    service.admit("job-1");
+    for (int step = 1; step <= 8; ++step) service.step("job-1", 0, step, 8);
+    service.succeed("job-1", 0, "x");
+  });
+  drain(response);
+  EXPECT_EQ(sink.ids().size(), service.streams["job-1"].size());
+  EXPECT_TRUE(sink.text.ends_with("\n\n"));
+  EXPECT_THAT(sink.text, HasSubstr("event: step\n"));
+  EXPECT_EQ(hub->subscriptions(), 0u);
+}
+
+// A client that loses its connection after every few events and comes back with the last id sees each once.
+TEST_F(GatewayApi, AResumedStreamMissesNothingAndDoublesNothing) {
+  send("POST", "/v1/jobs", R"({"prompt":"a","n":2})");
+  service.admit("job-1");
+  std::vector<std::string> seen;
+  int step = 0;
+  for (int connection = 0; connection < 100; ++connection) {
+    sink = RecordingSink();
+    sink.most = 2 + connection % 3;
+    sink.after_write = [&] {
+      if (step < 20) {
+        service.step("job-1", step % 2, step / 2 + 1, 10);
+        ++step;
+      }
+      else if (step++ == 20) service.succeed("job-1", 0, "x");
+      else if (step++ == 22) service.succeed("job-1", 1, "y");
+    };
+    Response response = send("GET", "/v1/jobs/job-1/events", {},
+                             seen.empty() ? Fields{} : Fields{{"Last-Event-ID", seen.back()}});
+    if (response.status == 204) break;
+    ASSERT_TRUE(response.stream) << response.body;
+    drain(response);
+    for (const auto& id : sink.ids()) seen.push_back(id);
+  }
+  std::vector<std::string> expected;
+  for (const auto& event : service.streams["job-1"]) expected.push_back(event.id);
+  EXPECT_EQ(service.jobs["job-1"].state, job::State::kSucceeded);
+  EXPECT_EQ(seen, expected);
+}
+
+TEST_F(GatewayApi, ResumingAfterTheEndIs204) {
+  send("POST", "/v1/jobs", R"({"prompt":"a"})");
+  service.fail("job-1", {Code::kInternal, "x", {}});
+  const std::string last = service.streams["job-1"].back().id;
+  EXPECT_EQ(send("GET", "/v1/jobs/job-1/events?last_event_id=" + last).status, 204);
+  EXPECT_EQ(send("GET", "/v1/jobs/job-1/events", {}, {{"Last-Event-ID", "nonsense"}}).status, 400);
+  EXPECT_EQ(send("GET", "/v1/jobs/none/events").status, 404);
+  Response whole = send("GET", "/v1/jobs/job-1/events");
+  ASSERT_TRUE(whole.stream);
+  drain(whole);
+  EXPECT_EQ(sink.ids().back(), last);
+}
+
+TEST_F(GatewayApi, AStreamEndsWhenItsClientLeaves) {
+  send("POST", "/v1/jobs", R"({"prompt":"a"})");
+  Response response = send("GET", "/v1/jobs/job-1/events");
+  asio::post(context, [&] { sink.leave(); });
+  drain(response);
+  EXPECT_EQ(hub->subscriptions(), 0u);
+}
+
+TEST_F(GatewayApi, PreviewsAreFoundByTheirEvent) {
+  send("POST", "/v1/jobs", R"({"prompt":"a"})");
+  service.admit("job-1");
+  service.blobs["p0"] = "\xff\xd8\xff jpeg";
+  service.event("job-1", "preview", 0, {{"key", "p0"}});
+  const std::string id = service.streams["job-1"].back().id;
+  const Response preview = send("GET", "/v1/jobs/job-1/previews/" + id);
+  EXPECT_EQ(preview.status, 200);
+  EXPECT_EQ(preview.content_type, "image/jpeg");
+  EXPECT_EQ(send("GET", "/v1/jobs/job-1/previews/" + service.streams["job-1"].front().id).status, 404);
+  EXPECT_EQ(send("GET", "/v1/jobs/job-1/previews/../../x").status, 404);
+  EXPECT_EQ(send("GET", "/v1/jobs/job-1/previews/1-1").status, 404);
+  service.blobs.clear();
+  EXPECT_EQ(send("GET", "/v1/jobs/job-1/previews/" + id).status, 410);
+}
+
+TEST_F(GatewayApi, CountsRequestsByRoute) {
+  send("GET", "/v1/models/demo");
+  send("GET", "/no/such/path");
+  const Response metrics = send("GET", "/metrics");
+  EXPECT_THAT(metrics.body, HasSubstr(R"(ditfleet_http_requests_total{code="200",method="GET",route="/v1/models/{model}"})"));
+  EXPECT_THAT(metrics.body, HasSubstr(R"(ditfleet_http_requests_total{code="404",method="GET",route="none"})"));
+  EXPECT_THAT(metrics.body, HasSubstr("ditfleet_http_request_duration_seconds_bucket"));
+  EXPECT_THAT(metrics.body, HasSubstr("ditfleet_http_event_streams"));
+}
+
+}  // namespace
+}  // namespace ditfleet::gateway

@@ -1,0 +1,337 @@
+// The gateway's pure parts: targets, routes, errors, events, keys, OpenAI's form.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "coordinator/gateway/auth.h"
+#include "coordinator/gateway/embedded.h"
+#include "coordinator/gateway/error_body.h"
+#include "coordinator/gateway/event_stream.h"
+#include "coordinator/gateway/http.h"
+#include "coordinator/gateway/job_json.h"
+#include "coordinator/gateway/openai_images.h"
+#include "coordinator/gateway/routes.h"
+#include "shared/core/bytes.h"
+#include "shared/core/json.h"
+
+namespace ditfleet::gateway {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+Request get(const std::string& target, const std::string& method = "GET") {
+  Request request;
+  request.method = method;
+  EXPECT_TRUE(parse_target(target, request).ok()) << target;
+  return request;
+}
+
+TEST(GatewayTarget, SplitsPathAndQuery) {
+  const Request request = get("/v1/jobs/a%20b/events?last_event_id=1-2&x=a+b%26c&flag");
+  EXPECT_THAT(request.segments, ElementsAre("v1", "jobs", "a b", "events"));
+  EXPECT_EQ(request.query_value("last_event_id"), "1-2");
+  EXPECT_EQ(request.query_value("x"), "a b&c");
+  EXPECT_EQ(request.query_value("flag"), "");
+  EXPECT_EQ(request.query_value("none"), std::nullopt);
+  EXPECT_FALSE(request.trailing_slash);
+  EXPECT_TRUE(get("/v1/jobs/").trailing_slash);
+  EXPECT_TRUE(get("/").segments.empty());
+}
+
+TEST(GatewayTarget, RefusesWhatIsNoPath) {
+  Request request;
+  for (const char* bad : {"", "v1/jobs", "http://host/v1", "/%", "/%4", "/%zz", "/%00", "/%ff", "/a?b=%e0%80"}) {
+    EXPECT_FALSE(parse_target(bad, request).ok()) << bad;
+  }
+}
+
+TEST(GatewayRequest, HeaderNamesIgnoreCase) {
+  Request request;
+  request.headers = {{"Content-Type", "application/json"}};
+  EXPECT_EQ(request.header("content-type"), "application/json");
+  EXPECT_TRUE(request.has_header("CONTENT-TYPE"));
+  EXPECT_FALSE(request.has_header("content"));
+}
+
+TEST(GatewayRoutes, MatchesPathsAndMethods) {
+  auto match = match_route(get("/v1/jobs/j1/results/3"));
+  ASSERT_NE(match.route, nullptr);
+  EXPECT_EQ(match.route->id, RouteId::kGetResult);
+  EXPECT_THAT(match.params, ElementsAre("j1", "3"));
+  EXPECT_EQ(match_route(get("/")).route->id, RouteId::kConsole);
+  EXPECT_EQ(match_route(get("/v1/jobs", "POST")).route->id, RouteId::kSubmitJob);
+  EXPECT_EQ(match_route(get("/v1/jobs/j1", "HEAD")).route->id, RouteId::kGetJob);
+}
+
+TEST(GatewayRoutes, TellsWhatAPathTakes) {
+  auto match = match_route(get("/v1/jobs/j1", "PUT"));
+  EXPECT_EQ(match.route, nullptr);
+  EXPECT_EQ(match.allow, "GET, HEAD, DELETE, OPTIONS");
+  EXPECT_EQ(match_route(get("/v1/images/generations")).allow, "POST, OPTIONS");
+  EXPECT_TRUE(match_route(get("/v1/nothing")).allow.empty());
+  EXPECT_TRUE(match_route(get("/v1/jobs/")).allow.empty());
+  EXPECT_TRUE(match_route(get("/v1/jobs/a/b/c/d")).allow.empty());
+}
+
+TEST(GatewayOpenApi, HasEveryRouteAndNoOther) {
+  auto document = parse_json(kOpenApiJson);
+  ASSERT_TRUE(document.ok()) << document.error().message;
+  const auto& root = document->as_object();
+  EXPECT_EQ(root.at("openapi").as_string(), "3.1.0");
+  std::set<std::string> described, served;
+  for (const auto& [path, item] : root.at("paths").as_object()) {
+    for (const auto& [method, operation] : item.as_object()) {
+      if (method == "parameters") continue;
+      described.insert(std::string(method) + " " + std::string(path));
+      EXPECT_TRUE(operation.as_object().contains("operationId")) << path;
+      EXPECT_TRUE(operation.as_object().contains("responses")) << path;
+    }
+  }
+  for (const Route& route : routes()) {
+    std::string method(route.method);
+    for (char& c : method) c = static_cast<char>(std::tolower(c));
+    served.insert(method + " " + std::string(route.pattern));
+  }
+  EXPECT_EQ(described, served);
+}
+
+void check_references(const json::value& value, const json::value& root) {
+  if (value.is_array()) {
+    for (const auto& element : value.as_array()) check_references(element, root);
+  } else if (value.is_object()) {
+    for (const auto& [key, element] : value.as_object()) {
+      if (key == "$ref") {
+        boost::system::error_code ec;
+        EXPECT_NE(root.find_pointer(std::string_view(element.as_string()).substr(1), ec), nullptr) << element.as_string();
+      } else {
+        check_references(element, root);
+      }
+    }
+  }
+}
+
+TEST(GatewayOpenApi, ReferencesLeadSomewhere) {
+  auto document = parse_json(kOpenApiJson);
+  ASSERT_TRUE(document.ok());
+  check_references(*document, *document);
+}
+
+TEST(GatewayConsole, LoadsNothingFromElsewhere) {
+  EXPECT_THAT(std::string(kConsolePage), HasSubstr("</html>"));
+  for (const char* outside : {"src=\"http", "href=\"http", "@import", "url(http", "//cdn", "import("}) {
+    EXPECT_EQ(kConsolePage.find(outside), std::string_view::npos) << outside;
+  }
+}
+
+TEST(GatewayErrors, HaveOpenAisForm) {
+  const Response response = error_response(invalid_argument("'n' must be 1 to 10", "n"));
+  EXPECT_EQ(response.status, 400);
+  EXPECT_EQ(response.body, R"({"error":{"message":"'n' must be 1 to 10","type":"invalid_request_error","param":"n","code":"invalid_argument"}})" "\n");
+  const Response away = error_response(unavailable("Redis is away"));
+  EXPECT_EQ(away.status, 503);
+  EXPECT_THAT(away.headers, ::testing::Contains(std::pair<std::string, std::string>("Retry-After", "1")));
+  EXPECT_THAT(away.body, HasSubstr(R"("type":"server_error","param":null)"));
+  EXPECT_EQ(error_response(Error{Code::kIdempotencyMismatch, "", {}}).status, 422);
+  EXPECT_EQ(error_response(Error{Code::kResourceExhausted, "", {}}).status, 429);
+}
+
+TEST(GatewayEvents, AreFormattedAsTheStandardSays) {
+  EXPECT_EQ(format_event("5-0", "step", "{}"), "id: 5-0\nevent: step\ndata: {}\n\n");
+  EXPECT_EQ(format_event("", "x", "a\nb"), "event: x\ndata: a\ndata: b\n\n");
+  EXPECT_EQ(format_comment("keep-alive"), ": keep-alive\n\n");
+}
+
+TEST(GatewayEvents, CarryNumbersAsNumbersAndNoSecrets) {
+  queue::Event event;
+  event.id = "5-1";
+  event.job = "j";
+  event.type = "step";
+  event.unit = 2;
+  event.at_ms = 9;
+  event.fields = {{"step", "3"}, {"total", "28"}, {"nonce", "123"}, {"worker", "42"}, {"key", "df:x"}, {"manifest", "{}"}};
+  EXPECT_EQ(parse_json(event_json(event, "")).value(),
+            json::value({{"id", "5-1"}, {"job", "j"}, {"type", "step"}, {"unit", 2}, {"at_ms", 9}, {"step", 3}, {"total", 28}, {"worker", "42"}}));
+  event.unit = -1;
+  event.fields.clear();
+  const auto whole = parse_json(event_json(event, "/p")).value();
+  EXPECT_TRUE(whole.at("unit").is_null());
+  EXPECT_EQ(whole.at("url").as_string(), "/p");
+}
+
+TEST(GatewayEvents, IdsAreCheckedAndOrdered) {
+  EXPECT_TRUE(parse_event_id("0").ok());
+  EXPECT_TRUE(parse_event_id("1700000000000-12").ok());
+  for (const char* bad : {"", "-", "1-", "-1", "1-2-3", "x", "1 ", "$", "99999999999999999999999-1"}) {
+    EXPECT_FALSE(parse_event_id(bad).ok()) << bad;
+  }
+  EXPECT_EQ(id_before("10-3"), "10-2");
+  EXPECT_EQ(id_before("10-0"), "9-18446744073709551615");
+  EXPECT_EQ(id_before("10"), "9-18446744073709551615");
+  EXPECT_EQ(id_before("0-0"), "0-0");
+}
+
+TEST(GatewayEvents, OnlyTheJobsOwnEndEndsIt) {
+  queue::Event event;
+  event.type = "succeeded";
+  event.unit = 0;
+  EXPECT_FALSE(ends_job(event));
+  event.unit = -1;
+  EXPECT_TRUE(ends_job(event));
+  event.type = "step";
+  EXPECT_FALSE(ends_job(event));
+}
+
+KeyRing ring() {
+  return KeyRing({{"acme", sha256_hex("key-a"), false}, {"ops", sha256_hex("key-o"), true}});
+}
+
+TEST(GatewayKeys, DecideTheTenant) {
+  EXPECT_EQ(ring().authenticate("Bearer key-a")->tenant, "acme");
+  EXPECT_EQ(ring().authenticate("bearer  key-a ")->view(), "acme");
+  EXPECT_TRUE(ring().authenticate("Bearer key-o")->sees_all);
+  EXPECT_EQ(ring().authenticate("Bearer key-o")->view(), "");
+  for (const char* bad : {"", "Bearer", "Bearer ", "Bearer key-b", "Basic key-a", "key-a", "Bearer KEY-A"}) {
+    auto caller = ring().authenticate(bad);
+    ASSERT_FALSE(caller.ok()) << bad;
+    EXPECT_EQ(caller.error().code, Code::kUnauthenticated);
+  }
+}
+
+TEST(GatewayKeys, WithoutKeysEveryoneIsTheDefaultTenant) {
+  const KeyRing open({});
+  EXPECT_EQ(open.authenticate("")->tenant, "default");
+  EXPECT_EQ(open.authenticate("Bearer anything")->tenant, "default");
+  EXPECT_EQ(open.sign("/v1/jobs/j/results/0", 10), "");
+  EXPECT_FALSE(open.verify("/v1/jobs/j/results/0", "10", "", 5));
+}
+
+TEST(GatewayKeys, SignedLinksHoldForOnePathAndATime) {
+  const std::string path = "/v1/jobs/j/results/0";
+  const std::string link = ring().sign(path, 1000);
+  ASSERT_TRUE(link.starts_with("expires=1000&sig="));
+  const std::string signature = link.substr(17);
+  EXPECT_TRUE(ring().verify(path, "1000", signature, 999));
+  EXPECT_FALSE(ring().verify(path, "1000", signature, 1001));
+  EXPECT_FALSE(ring().verify(path, "2000", signature, 999));
+  EXPECT_FALSE(ring().verify("/v1/jobs/j/results/1", "1000", signature, 999));
+  EXPECT_FALSE(ring().verify(path, "1000", "", 999));
+  EXPECT_FALSE(KeyRing({{"x", sha256_hex("other"), false}}).verify(path, "1000", signature, 999));
+}
+
+TEST(GatewayImages, MapsOpenAisFields) {
+  auto call = parse_image_call(R"({"prompt":"a red circle","model":"demo","n":2,"size":"256x128","response_format":"b64_json",
+    "output_format":"webp","output_compression":80,"stream":true,"partial_images":2,"user":"u1","quality":"high",
+    "background":"auto","style":"vivid","moderation":"low","seed":7,"num_inference_steps":4,"guidance_scale":2.5,
+    "negative_prompt":"blue","true_cfg_scale":3,"max_sequence_length":64,"priority":5,"deadline_ms":60000})");
+  ASSERT_TRUE(call.ok()) << call.error().message;
+  EXPECT_TRUE(call->b64_json);
+  EXPECT_TRUE(call->stream);
+  EXPECT_EQ(call->quality, "high");
+  const auto& spec = call->spec;
+  EXPECT_EQ(spec.prompt, "a red circle");
+  EXPECT_EQ(spec.model, "demo");
+  EXPECT_EQ(spec.n, 2);
+  EXPECT_EQ(spec.width, 256);
+  EXPECT_EQ(spec.height, 128);
+  EXPECT_EQ(spec.output_format, job::OutputFormat::kWebp);
+  EXPECT_EQ(spec.output_compression, 80);
+  EXPECT_EQ(spec.partial_images, 2);
+  EXPECT_EQ(spec.user, "u1");
+  EXPECT_EQ(spec.seed, 7);
+  EXPECT_EQ(spec.num_inference_steps, 4);
+  EXPECT_EQ(spec.guidance_scale, 2.5);
+  EXPECT_EQ(spec.negative_prompt, "blue");
+  EXPECT_EQ(spec.true_cfg_scale, 3);
+  EXPECT_EQ(spec.max_sequence_length, 64);
+  EXPECT_EQ(spec.priority, 5);
+  EXPECT_EQ(spec.deadline_ms, 60000);
+}
+
+TEST(GatewayImages, DefaultsAndNulls) {
+  auto call = parse_image_call(R"({"prompt":"x","size":"auto","n":null,"response_format":null,"stream":null,"user":null})");
+  ASSERT_TRUE(call.ok()) << call.error().message;
+  EXPECT_FALSE(call->b64_json);
+  EXPECT_FALSE(call->stream);
+  EXPECT_FALSE(call->spec.width.has_value());
+  EXPECT_FALSE(call->spec.n.has_value());
+}
+
+TEST(GatewayImages, NamesTheFieldThatIsWrong) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {R"({})", "prompt"},
+      {R"({"prompt":null})", "prompt"},
+      {R"({"prompt":5})", "prompt"},
+      {R"({"prompt":"x","size":"big"})", "size"},
+      {R"({"prompt":"x","size":"0x16"})", "size"},
+      {R"({"prompt":"x","size":"-16x16"})", "size"},
+      {R"({"prompt":"x","size":"16x16x"})", "size"},
+      {R"({"prompt":"x","size":256})", "size"},
+      {R"({"prompt":"x","size":"99999999999x16"})", "size"},
+      {R"({"prompt":"x","response_format":"png"})", "response_format"},
+      {R"({"prompt":"x","stream":"yes"})", "stream"},
+      {R"({"prompt":"x","background":"transparent"})", "background"},
+      {R"({"prompt":"x","quality":"best"})", "quality"},
+      {R"({"prompt":"x","n":"2"})", "n"},
+      {R"({"prompt":"x","n":0})", "n"},
+      {R"({"prompt":"x","seed":-1})", "seed"},
+      {R"({"prompt":"x","output_format":"gif"})", "output_format"},
+      {R"({"prompt":"x","output_compression":101})", "output_compression"},
+      {R"({"prompt":"x","partial_images":4})", "partial_images"},
+      {R"({"prompt":"x","num_inference_step":4})", "num_inference_step"},
+  };
+  for (const auto& [body, param] : cases) {
+    auto call = parse_image_call(body);
+    ASSERT_FALSE(call.ok()) << body;
+    EXPECT_EQ(call.error().code, Code::kInvalidArgument) << body;
+    EXPECT_EQ(call.error().param, param) << body << ": " << call.error().message;
+  }
+  for (const char* body : {"", "{", "[]", "\"x\"", "{\"prompt\":\"\xff\"}", "{\"prompt\":\"x\"} {}"}) {
+    EXPECT_FALSE(parse_image_call(body).ok()) << body;
+  }
+}
+
+TEST(GatewayImages, AnswersInTheFormThatWasAskedFor) {
+  auto call = parse_image_call(R"({"prompt":"x","quality":"low"})").value();
+  ImagePart part;
+  part.url = "http://h/r";
+  part.bytes = "bytes";
+  part.media_type = "image/png";
+  part.width = 64;
+  part.height = 32;
+  part.seed = 9;
+  const auto by_url = parse_json(images_json(call, "j", 5, {part, part})).value();
+  EXPECT_EQ(by_url.at("created").as_int64(), 5);
+  EXPECT_EQ(by_url.at("data").as_array().size(), 2u);
+  EXPECT_EQ(by_url.at("data").at(0).at("url").as_string(), "http://h/r");
+  EXPECT_FALSE(by_url.at("data").at(0).as_object().contains("b64_json"));
+  EXPECT_EQ(by_url.at("size").as_string(), "64x32");
+  EXPECT_EQ(by_url.at("quality").as_string(), "low");
+  call.b64_json = true;
+  const auto by_bytes = parse_json(images_json(call, "j", 5, {part})).value();
+  EXPECT_EQ(by_bytes.at("data").at(0).at("b64_json").as_string(), base64("bytes"));
+  EXPECT_FALSE(by_bytes.at("data").at(0).as_object().contains("url"));
+  const auto done = parse_json(completed_json(call, 5, part)).value();
+  EXPECT_EQ(done.at("type").as_string(), "image_generation.completed");
+  EXPECT_EQ(done.at("output_format").as_string(), "png");
+  const auto partial = parse_json(partial_image_json(call, 5, 1, 0, "\xff\xd8\xff")).value();
+  EXPECT_EQ(partial.at("partial_image_index").as_int64(), 1);
+  EXPECT_EQ(partial.at("output_format").as_string(), "jpeg");
+}
+
+TEST(GatewayJobJson, ProgressIsTheShareOfAllSteps) {
+  queue::JobRecord record;
+  record.units = 4;
+  EXPECT_EQ(progress_of(record), 0);
+  record.unit_records.resize(4);
+  record.unit_records[0].state = job::State::kSucceeded;
+  record.unit_records[1].step = 5;
+  record.unit_records[1].total_steps = 10;
+  EXPECT_DOUBLE_EQ(progress_of(record), 0.375);
+  record.state = job::State::kFailed;
+  EXPECT_EQ(progress_of(record), 1);
+}
+
+}  // namespace
+}  // namespace ditfleet::gateway
