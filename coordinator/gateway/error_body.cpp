@@ -41,4 +41,9 @@ Response status_response(int status, std::string_view message, std::string_view 
   return json_response(status, error_json(message, error_type(status), {}, code));
 }
 
+Error no_such_job(std::string_view id) {
+  return {Code::kNotFound,
+          "there is no job '" + std::string(id.substr(0, 100)) + "'; it never was, has expired, or is another tenant's", {}};
+}
+
 }  // namespace ditfleet::gateway

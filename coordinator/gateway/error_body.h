@@ -19,4 +19,7 @@ Response error_response(const Error& error);
 // The same for what is wrong with the HTTP itself (404 of a route, 405, 408, 413, 415, 431 …).
 Response status_response(int status, std::string_view message, std::string_view code);
 
+// kNotFound in the same words for every route, whoever's job it may be.
+Error no_such_job(std::string_view id);
+
 }  // namespace ditfleet::gateway

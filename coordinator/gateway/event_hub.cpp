@@ -48,20 +48,19 @@ std::unique_ptr<EventHub::Subscription> EventHub::subscribe(const std::string& j
   return std::make_unique<Subscription>(shared_from_this(), job);
 }
 
-asio::awaitable<void> EventHub::run() {
-  const auto self = shared_from_this();
+asio::awaitable<void> EventHub::run(std::shared_ptr<EventHub> self) {
   bool away = true;  // the first batch tells of a feed that was not followed before
-  while (!stopped_) {
-    auto batch = co_await next_(std::chrono::milliseconds(1000));
-    if (stopped_) break;
+  while (!self->stopped_) {
+    auto batch = co_await self->next_(std::chrono::milliseconds(1000));
+    if (self->stopped_) break;
     if (!batch) {
       away = true;
-      asio::steady_timer pause(executor_, std::chrono::milliseconds(500));
+      asio::steady_timer pause(self->executor_, std::chrono::milliseconds(500));
       co_await pause.async_wait(asio::use_awaitable);
       continue;
     }
     if (std::exchange(away, false)) batch->gap = true;
-    dispatch(*batch);
+    self->dispatch(*batch);
   }
 }
 

@@ -55,8 +55,9 @@ class EventHub : public std::enable_shared_from_this<EventHub> {
   EventHub(asio::any_io_executor executor, Next next);
 
   std::unique_ptr<Subscription> subscribe(const std::string& job);
-  // Reads the feed until stop(). While Redis is away it tries again twice a second.
-  asio::awaitable<void> run();
+  // Reads the feed until stop(). While Redis is away it tries again twice a second. Static, because a
+  // coroutine begins later than it is called, perhaps when the last other owner has gone.
+  static asio::awaitable<void> run(std::shared_ptr<EventHub> self);
   // Every wait, present and future, ends with kStopped.
   void stop();
   bool stopped() const { return stopped_; }

@@ -34,17 +34,13 @@ asio::awaitable<Response> Api::job_events(CallPtr call) {
     if (!parsed) co_return error_response(parsed.error());
     after = *parsed;
   }
-  auto record = is_valid_id(id) ? co_await service_.job(id, call->caller.view())
-                                : Result<queue::JobRecord>(Error{Code::kNotFound, "", {}});
-  if (!record) {
-    Error error = record.error();
-    if (error.code == Code::kNotFound) {
-      error.message = "there is no job '" + id.substr(0, 100) + "'; it never was, has expired, or is another tenant's";
-    }
-    co_return error_response(error);
-  }
+  Result<queue::JobRecord> record = no_such_job(id);
+  if (is_valid_id(id)) record = co_await service_.job(id, call->caller.view());
+  if (!record) co_return error_response(record.error().code == Code::kNotFound ? no_such_job(id) : record.error());
+  // The record's own id: what was submitted twice under one key may be asked for by either id.
+  const std::string own_id = record->id;
   if (job::is_terminal(record->state) && !known.empty()) {
-    auto rest = co_await service_.events(id, after, 1);
+    auto rest = co_await service_.events(own_id, after, 1);
     if (rest && rest->empty()) {
       // All was told. 204 is how a browser's EventSource learns not to come back.
       Response nothing;
@@ -56,7 +52,7 @@ asio::awaitable<Response> Api::job_events(CallPtr call) {
   Response response;
   response.content_type = "text/event-stream";
   response.with("Cache-Control", "no-store").with("X-Accel-Buffering", "no");
-  response.stream = [this, call, id, after](Sink& sink) { return write_events(call, id, after, sink); };
+  response.stream = [this, call, own_id, after](Sink& sink) { return write_events(call, own_id, after, sink); };
   co_return response;
 }
 

@@ -61,7 +61,7 @@ class Gateway::Impl {
   std::string url() const { return "http://" + server_.local_host() + ":" + std::to_string(server_.port()); }
 
   asio::awaitable<void> run() {
-    tasks_.spawn("event hub", hub_->run());
+    tasks_.spawn("event hub", EventHub::run(hub_));
     co_await server_.run();
   }
 

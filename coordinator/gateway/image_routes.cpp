@@ -141,7 +141,9 @@ asio::awaitable<void> Api::stream_images(CallPtr call, std::shared_ptr<const Ima
       co_return;
     }
     if (batch.status == JobFollower::Status::kEnd) break;
-    if (batch.status == JobFollower::Status::kIdle && !co_await sink.write(format_comment("keep-alive"))) co_return;
+    if (batch.status == JobFollower::Status::kIdle) {
+      if (!co_await sink.write(format_comment("keep-alive"))) co_return;
+    }
     for (const auto& event : batch.events) {
       std::string text;
       const auto key = event.fields.find("key");
@@ -157,7 +159,8 @@ asio::awaitable<void> Api::stream_images(CallPtr call, std::shared_ptr<const Ima
         text = co_await completed_event(call, image, job, event.unit, created_s);
         completed.insert(event.unit);
       }
-      if (!text.empty() && !co_await sink.write(std::move(text))) co_return;
+      if (text.empty()) continue;
+      if (!co_await sink.write(std::move(text))) co_return;
     }
     if (patience.passed()) {
       co_await sink.write(error_event(Error{Code::kDeadlineExceeded, "the picture was not ready in time; job " + job +
@@ -167,12 +170,15 @@ asio::awaitable<void> Api::stream_images(CallPtr call, std::shared_ptr<const Ima
   }
   auto record = co_await service_.job(job, "");
   if (!record || record->state != job::State::kSucceeded) {
-    co_await sink.write(error_event(record ? error_of(*record) : record.error()));
+    // Outside the co_await, because GCC 12 evaluates both branches of a conditional inside one.
+    std::string text = error_event(record ? error_of(*record) : record.error());
+    co_await sink.write(std::move(text));
     co_return;
   }
   for (int unit = 0; unit < record->units; ++unit) {
     if (completed.contains(unit)) continue;
-    if (!co_await sink.write(co_await completed_event(call, image, job, unit, created_s))) co_return;
+    std::string text = co_await completed_event(call, image, job, unit, created_s);
+    if (!co_await sink.write(std::move(text))) co_return;
   }
 }
 

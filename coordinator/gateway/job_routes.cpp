@@ -22,13 +22,9 @@ std::optional<int> parse_number(std::string_view text) {
   return number;
 }
 
-Error no_such_job(const std::string& id) {
-  return {Code::kNotFound, "there is no job '" + id + "'; it never was, has expired, or is another tenant's", {}};
-}
-
 // An id that no job can have need not go to Redis.
 Result<std::string> job_id(const std::string& text) {
-  if (!is_valid_id(text)) return no_such_job(text.substr(0, 100));
+  if (!is_valid_id(text)) return no_such_job(text);
   return text;
 }
 
@@ -213,7 +209,7 @@ asio::awaitable<Response> Api::get_preview(CallPtr call) {
   if (!event_id) co_return error_response(Error{Code::kNotFound, event_id.error().message, {}});
   auto record = co_await service_.job(*id, call->caller.view());
   if (!record) co_return error_response(told(*id, record.error()));
-  auto events = co_await service_.events(*id, id_before(*event_id), 1);
+  auto events = co_await service_.events(record->id, id_before(*event_id), 1);
   if (!events) co_return error_response(told(*id, events.error()));
   const bool found = !events->empty() && events->front().id == *event_id && events->front().type == "preview";
   const auto key = found ? events->front().fields.find("key") : std::map<std::string, std::string>::const_iterator();

@@ -1,6 +1,7 @@
 // The gateway's handlers against a queue in memory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <spdlog/spdlog.h>
 
 #include <memory>
 
@@ -23,7 +24,10 @@ class RecordingSink final : public Sink {
   int writes = 0, most = 1 << 30;
   std::function<void()> after_write;
   bool gone() const override { return gone_; }
-  void when_gone(std::function<void()> callback) override { when_gone_ = std::move(callback); }
+  void when_gone(std::function<void()> callback) override {
+    when_gone_ = std::move(callback);
+    if (gone_ && when_gone_) when_gone_();
+  }
   asio::awaitable<bool> write(std::string bytes) override {
     text += bytes;
     if (++writes >= most) leave();
@@ -50,7 +54,10 @@ class RecordingSink final : public Sink {
 
 class GatewayApi : public ::testing::Test {
  protected:
-  GatewayApi() { start({}); }
+  GatewayApi() {
+    spdlog::set_level(spdlog::level::err);
+    start({});
+  }
 
   void start(std::vector<config::ApiKey> keys, std::function<Advice(const job::JobSpec&, const std::string&)> advise = {}) {
     ApiOptions options;
@@ -67,12 +74,10 @@ class GatewayApi : public ::testing::Test {
     options.local_url = "http://127.0.0.1:1";
     if (hub) hub->stop();
     hub = std::make_shared<EventHub>(context.get_executor(), [this](auto block) { return service.next(block); });
-    asio::co_spawn(context, hub->run(), asio::detached);
+    asio::co_spawn(context, EventHub::run(hub), asio::detached);
     api = std::make_unique<Api>(std::move(options), service, hub);
   }
-  ~GatewayApi() override {
-    hub->stop();
-  }
+  ~GatewayApi() override { hub->stop(); }
 
   Request request(const std::string& method, const std::string& target, std::string body = {}, Fields headers = {}) {
     Request r;
