@@ -1,6 +1,7 @@
 #include "worker/holdings.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace ditfleet::worker {
 namespace {
@@ -136,6 +137,18 @@ void Holdings::drain_running() {
   }
 }
 
+// A step is told once: a renewal without a new one carries 0.
+queue::Renewal Holdings::renewal_of(Unit& unit) {
+  const bool tell = std::exchange(unit.step_pending, false);
+  return {unit.attempt, tell ? unit.step : 0, tell ? unit.total : 0};
+}
+
+std::optional<queue::Renewal> Holdings::take_pending_step(const std::string& nonce) {
+  Unit* unit = find(nonce);
+  if (!unit || !unit->step_pending) return std::nullopt;
+  return renewal_of(*unit);
+}
+
 std::vector<queue::Renewal> Holdings::due_renewals(Clock::time_point now) {
   std::vector<queue::Renewal> renewals;
   if (renewing_ || units_.empty()) return renewals;
@@ -144,8 +157,7 @@ std::vector<queue::Renewal> Holdings::due_renewals(Clock::time_point now) {
   if (now < retry_at_ || (!step_due && now < last_renewal_ + timing_.renew)) return renewals;
   for (Unit& unit : units_) {
     if (rank(unit.stop) >= rank(Stop::kLapsed)) continue;
-    renewals.push_back({unit.attempt, unit.step, unit.total});
-    unit.step_pending = false;
+    renewals.push_back(renewal_of(unit));
   }
   last_renewal_ = now;
   renewing_ = !renewals.empty();

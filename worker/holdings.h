@@ -13,6 +13,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -91,6 +92,8 @@ class Holdings {
   void renewed(const std::vector<queue::Renewal>& renewals, const std::vector<queue::RenewOutcome>& outcomes,
                Clock::time_point sent);
   void renewal_failed(const std::vector<queue::Renewal>& renewals, Clock::time_point now);
+  // The step that has not been told yet, to be told before the unit is completed.
+  std::optional<queue::Renewal> take_pending_step(const std::string& nonce);
   // Whether the finishing unit may still be completed.
   bool may_complete(const std::string& nonce, Clock::time_point now) const;
   Clock::time_point lease_until(const std::string& nonce) const;  // min() for an unknown one
@@ -122,6 +125,7 @@ class Holdings {
   void erase(const std::string& nonce);
   void request_stop(Unit& unit, Stop why);
   static Action settle(const Unit& unit);
+  static queue::Renewal renewal_of(Unit& unit);
   bool device_busy() const;
 
   int capacity_;

@@ -150,6 +150,20 @@ TEST_F(HoldingsTest, AStepIsToldSoonButNotMoreOftenThanTheInterval) {
   EXPECT_EQ(renewals[0].step, 2) << "the steps between were passed over";
   EXPECT_EQ(renewals[0].total_steps, 4);
   EXPECT_TRUE(holdings_.due_renewals(now_ + 10s).empty()) << "one call at a time";
+  holdings_.renewed(renewals, {queue::RenewOutcome::kOk}, now_);
+  now_ += 1s;
+  EXPECT_EQ(holdings_.due_renewals(now_).at(0).step, 0) << "told once";
+}
+
+TEST_F(HoldingsTest, TheLastStepCanBeToldBeforeTheCompletion) {
+  bring_to_denoising(1);
+  ASSERT_EQ(renew(), 1u);
+  holdings_.stepped("n1", 4, 4);
+  holdings_.denoised("n1");
+  const auto last = holdings_.take_pending_step("n1");
+  ASSERT_TRUE(last.has_value());
+  EXPECT_EQ(last->step, 4);
+  EXPECT_FALSE(holdings_.take_pending_step("n1").has_value());
 }
 
 TEST_F(HoldingsTest, AFailedRenewalIsRepeatedSoonWithItsStep) {

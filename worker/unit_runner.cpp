@@ -1,0 +1,349 @@
+#include "worker/unit_runner.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <boost/asio/post.hpp>
+
+#include "worker/request.h"
+
+namespace ditfleet::worker {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kCallTimeout = 2s;       // of one queue call
+constexpr auto kStoreTimeout = 30s;     // of storing one result
+constexpr auto kReportFor = 60s;        // how long an end is reported while Redis is away
+constexpr auto kPause = 200ms;          // between two tries
+constexpr std::size_t kMaxWarmClasses = 64;
+
+Deadline never() { return Deadline::at(Clock::time_point::max()); }
+
+std::int64_t us_since(Clock::time_point then) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - then).count();
+}
+
+// Whether asking again may get an answer; otherwise the error is the answer.
+bool is_away(const Error& error) {
+  return error.code == Code::kUnavailable || error.code == Code::kDeadlineExceeded || error.code == Code::kResourceExhausted;
+}
+
+}  // namespace
+
+UnitRunner::UnitRunner(Parts parts) : parts_(std::move(parts)) {}
+
+void UnitRunner::spawn(const char* what, const UnitPtr& unit, asio::awaitable<void> task) {
+  ++tasks_running_;
+  parts_.tasks.spawn(std::string(what) + " " + unit->label(), counted(std::move(task)));
+}
+
+asio::awaitable<void> UnitRunner::counted(asio::awaitable<void> task) {
+  struct Guard {
+    UnitRunner& runner;
+    ~Guard() {
+      --runner.tasks_running_;
+      runner.parts_.changed();
+    }
+  } guard{*this};
+  co_await std::move(task);
+}
+
+asio::awaitable<void> UnitRunner::pause(std::chrono::milliseconds time) {
+  asio::steady_timer timer(parts_.executor, time);
+  co_await timer.async_wait(asio::use_awaitable);
+}
+
+void UnitRunner::assign(queue::MailboxEntry entry, const ModelSet& models) {
+  const auto now = Clock::now();
+  const queue::Attempt attempt{entry.ref, entry.nonce};
+  auto made = make_unit(entry, models, now);
+  if (!made) {
+    auto unit = std::make_shared<Unit>();
+    unit->entry = std::move(entry);
+    spdlog::warn("unit {}: refused: {}", unit->label(), made.error().message);
+    spawn("fail", unit, fail(unit, made.error()));
+    return;
+  }
+  const UnitPtr unit = std::move(*made);
+  switch (parts_.holdings.assign(attempt, now)) {
+    case Holdings::Admitted::kDuplicate: return;
+    case Holdings::Admitted::kRefused:
+      spawn("hand back", unit, hand_back(unit, parts_.holdings.draining() ? Stop::kDrained : Stop::kNone));
+      return;
+    case Holdings::Admitted::kTaken: break;
+  }
+  spdlog::info("unit {}: assigned, attempt {}, {}x{}, {} steps", unit->label(), unit->entry.attempt, unit->request.width,
+               unit->request.height, unit->request.num_inference_steps);
+  units_.emplace(attempt.nonce, unit);
+}
+
+void UnitRunner::perform(const Action& action) {
+  const auto at = units_.find(action.attempt.nonce);
+  if (at == units_.end()) return;
+  const UnitPtr unit = at->second;
+  switch (action.kind) {
+    case Action::Kind::kEncodeText: spawn("text of", unit, encode_text(unit)); return;
+    case Action::Kind::kStart: spawn("start", unit, start(unit)); return;
+    case Action::Kind::kDenoise: spawn("denoise", unit, denoise(unit)); return;
+    case Action::Kind::kStopDenoising: unit->stop = true; return;
+    case Action::Kind::kReportCanceled: spawn("cancel", unit, report_canceled(unit)); break;
+    case Action::Kind::kHandBack: spawn("hand back", unit, hand_back(unit, action.why)); break;
+    case Action::Kind::kForget: spdlog::info("unit {}: taken away", unit->label()); break;
+  }
+  unit->stop = true;
+  units_.erase(action.attempt.nonce);
+}
+
+void UnitRunner::publish_leases() {
+  for (auto& [nonce, unit] : units_) unit->lease_until = parts_.holdings.lease_until(nonce).time_since_epoch().count();
+}
+
+asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
+  const auto work = [unit]() -> Result<bool> {
+    auto prepared = unit->model->encode(unit->request);
+    if (!prepared) return prepared.error();
+    unit->prepared = std::move(*prepared);
+    return true;
+  };
+  auto done = co_await parts_.text.run<bool>(work, never());
+  parts_.holdings.encoded(unit->entry.nonce);
+  if (!done && units_.contains(unit->entry.nonce)) co_await fail(unit, done.error());
+  parts_.changed();
+}
+
+asio::awaitable<void> UnitRunner::start(UnitPtr unit) {
+  const std::string& nonce = unit->entry.nonce;
+  // A repeated start does not lengthen the lease that an earlier one began unheard.
+  const auto first_sent = Clock::now();
+  while (parts_.holdings.stop_of(nonce) == Stop::kNone && Clock::now() < parts_.holdings.lease_until(nonce)) {
+    auto begun = co_await parts_.queue.start(unit->attempt(), Deadline::after(kCallTimeout));
+    if (begun) {
+      parts_.holdings.started(nonce, first_sent);
+      publish_leases();
+      parts_.changed();
+      co_return;
+    }
+    if (begun.error().code == Code::kConflict || begun.error().code == Code::kNotFound) {
+      parts_.holdings.start_refused(nonce);
+      parts_.changed();
+      co_return;
+    }
+    spdlog::warn("unit {}: cannot start yet: {}", unit->label(), begun.error().message);
+    co_await pause(kPause);
+  }
+  parts_.holdings.stopped(nonce);
+  parts_.changed();
+}
+
+Result<pipeline::Image> UnitRunner::draw(const UnitPtr& unit) {
+  const auto on_step = [&](const pipeline::StepProgress& progress) {
+    const auto due = std::find(unit->preview_steps.begin(), unit->preview_steps.end(), progress.step);
+    if (due != unit->preview_steps.end() && progress.preview && !unit->must_stop()) {
+      if (auto image = progress.preview()) {
+        asio::post(parts_.executor, [this, unit, index = static_cast<int>(due - unit->preview_steps.begin()),
+                                     step = progress.step, image = std::make_shared<pipeline::Image>(std::move(*image))] {
+          ++unit->previews_pending;
+          spawn("preview of", unit, preview(unit, index, step, image));
+        });
+      } else {
+        spdlog::warn("unit {}: no preview of step {}: {}", unit->label(), progress.step, image.error().message);
+      }
+    }
+    asio::post(parts_.executor, [this, unit, step = progress.step, total = progress.total] {
+      parts_.holdings.stepped(unit->entry.nonce, step, total);
+      parts_.changed();
+    });
+    return !unit->must_stop();
+  };
+  if (auto denoised = unit->model->denoise(*unit->prepared, on_step); !denoised) return denoised.error();
+  if (unit->must_stop()) return Error{Code::kCanceled, "stopped before decoding", {}};
+  return unit->model->decode(*unit->prepared);
+}
+
+asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
+  const std::string& nonce = unit->entry.nonce;
+  unit->denoising_since = Clock::now();
+  std::int64_t waited = us_since(unit->received);
+  for (const auto& [phase, us] : unit->prepared->phases_us()) waited -= us;
+  unit->phases_us["wait"] = std::max<std::int64_t>(0, waited);
+  auto image = co_await parts_.device.run<pipeline::Image>([this, unit] { return draw(unit); }, never());
+  if (image) {
+    parts_.holdings.denoised(nonce);
+    note_warm(unit->entry.class_key);
+    spawn("finish", unit, finish(unit, std::make_shared<pipeline::Image>(std::move(*image))));
+  } else if (image.error().code == Code::kCanceled) {
+    parts_.holdings.stopped(nonce);
+  } else {
+    co_await fail(unit, image.error());
+  }
+  parts_.changed();
+}
+
+asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std::shared_ptr<pipeline::Image> image) {
+  struct Guard {
+    Unit& unit;
+    ~Guard() { --unit.previews_pending; }
+  } guard{*unit};
+  const auto format = unit->spec.output_format;
+  auto bytes = co_await parts_.encode.run<std::string>(
+      [this, image, format, unit] { return parts_.encode_image(*image, format_of(format), quality_of(unit->spec)); }, never());
+  Result<void> told;
+  if (bytes) {
+    auto key = co_await parts_.store.put_preview(unit->attempt(), index, std::move(*bytes), Deadline::after(kCallTimeout));
+    if (key) {
+      const std::map<std::string, std::string> fields = {{"key", *key},
+                                                         {"index", std::to_string(index)},
+                                                         {"step", std::to_string(step)},
+                                                         {"total", std::to_string(unit->request.num_inference_steps)},
+                                                         {"media_type", media_type_of(format)},
+                                                         {"width", std::to_string(image->width)},
+                                                         {"height", std::to_string(image->height)}};
+      told = co_await parts_.queue.emit(unit->attempt(), "preview", fields, Deadline::after(kCallTimeout));
+    } else {
+      told = key.error();
+    }
+  } else {
+    told = bytes.error();
+  }
+  if (!told) spdlog::warn("unit {}: the preview of step {} is lost: {}", unit->label(), step, told.error().message);
+}
+
+asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline::Image> image) {
+  const auto begun = Clock::now();
+  auto bytes = co_await parts_.encode.run<std::string>(
+      [this, image, unit] {
+        return parts_.encode_image(*image, format_of(unit->spec.output_format), quality_of(unit->spec));
+      },
+      never());
+  if (!bytes) {
+    co_await fail(unit, bytes.error());
+    co_return;
+  }
+  unit->phases_us["encode"] = us_since(begun);
+  for (const auto& [phase, us] : unit->prepared->phases_us()) unit->phases_us[phase] = us;
+  const auto storing = Clock::now();
+  auto manifest = co_await store(unit, std::make_shared<std::string>(std::move(*bytes)));
+  if (!manifest) {
+    co_await fail(unit, manifest.error());
+    co_return;
+  }
+  unit->phases_us["store"] = us_since(storing);
+  manifest->width = image->width;
+  manifest->height = image->height;
+  manifest->seed = unit->request.seed;
+  // Previews come before the end, or not at all.
+  for (int i = 0; i < 100 && unit->previews_pending > 0; ++i) co_await pause(10ms);
+  co_await complete(unit, std::move(*manifest));
+}
+
+asio::awaitable<Result<results::Manifest>> UnitRunner::store(UnitPtr unit, std::shared_ptr<std::string> bytes) {
+  while (true) {
+    auto manifest = co_await parts_.store.put(unit->attempt(), *bytes, media_type_of(unit->spec.output_format),
+                                              Deadline::after(kStoreTimeout));
+    if (manifest || !is_away(manifest.error()) || !parts_.holdings.may_complete(unit->entry.nonce, Clock::now())) {
+      co_return manifest;
+    }
+    spdlog::warn("unit {}: cannot store the result yet: {}", unit->label(), manifest.error().message);
+    co_await pause(kPause);
+  }
+}
+
+asio::awaitable<void> UnitRunner::complete(UnitPtr unit, results::Manifest manifest) {
+  const std::string nonce = unit->entry.nonce;
+  if (const auto step = parts_.holdings.take_pending_step(nonce)) {
+    // The last step comes before the end; if this call fails the end still tells it all.
+    auto told = co_await parts_.queue.renew({&*step, 1}, Deadline::after(kCallTimeout));
+    (void)told;
+  }
+  queue::Completion completion{unit->attempt(), manifest.to_json(), unit->phases_us, unit->prepared->warnings()};
+  if (!parts_.holdings.may_complete(nonce, Clock::now())) {
+    spdlog::warn("unit {}: finished after its lease had run out; the result is thrown away", unit->label());
+    co_await discard(unit, std::move(manifest));
+    co_return;
+  }
+  const auto give_up = Clock::now() + kReportFor;
+  while (true) {
+    auto completed = co_await parts_.queue.complete(completion, Deadline::after(kCallTimeout));
+    if (completed) {
+      spdlog::info("unit {}: succeeded in {} ms, {} bytes", unit->label(), us_since(unit->received) / 1000, manifest.bytes);
+      break;
+    }
+    if (!is_away(completed.error())) {
+      spdlog::warn("unit {}: the result was not wanted: {}", unit->label(), completed.error().message);
+      co_await discard(unit, std::move(manifest));
+      co_return;
+    }
+    // The first call went out within the lease and may have done its work: asking again is safe, and only
+    // a refusal proves that the bytes belong to nobody.
+    if (Clock::now() >= give_up) {
+      spdlog::error("unit {}: could not be completed: {}", unit->label(), completed.error().message);
+      break;
+    }
+    co_await pause(kPause);
+  }
+  units_.erase(nonce);
+  parts_.holdings.ended(nonce);
+}
+
+// The attempt is stale, or has to count as that.
+asio::awaitable<void> UnitRunner::discard(UnitPtr unit, results::Manifest manifest) {
+  auto removed = co_await parts_.store.remove(manifest, Deadline::after(kCallTimeout));
+  if (!removed) spdlog::info("unit {}: its bytes stay until they expire: {}", unit->label(), removed.error().message);
+  const bool lapsed = parts_.holdings.stop_of(unit->entry.nonce) == Stop::kLapsed;
+  units_.erase(unit->entry.nonce);
+  parts_.holdings.ended(unit->entry.nonce);
+  if (lapsed) co_await hand_back(unit, Stop::kLapsed);
+}
+
+asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, Stop why) {
+  const char* reason = why == Stop::kDrained   ? "this worker is going away"
+                       : why == Stop::kLapsed ? "its lease could not be renewed in time"
+                                              : "there is no room";
+  spdlog::info("unit {}: handed back: {}", unit->label(), reason);
+  const auto attempt = unit->attempt();
+  const auto give_up = Clock::now() + kReportFor;
+  while (true) {
+    auto done = co_await parts_.queue.hand_back({&attempt, 1}, Deadline::after(kCallTimeout));
+    if (done || !is_away(done.error()) || Clock::now() >= give_up) break;
+    co_await pause(kPause);
+  }
+}
+
+asio::awaitable<void> UnitRunner::report_canceled(UnitPtr unit) {
+  spdlog::info("unit {}: canceled", unit->label());
+  const auto give_up = Clock::now() + kReportFor;
+  while (true) {
+    auto done = co_await parts_.queue.canceled(unit->attempt(), Deadline::after(kCallTimeout));
+    if (done || !is_away(done.error()) || Clock::now() >= give_up) break;
+    co_await pause(kPause);
+  }
+}
+
+asio::awaitable<void> UnitRunner::fail(UnitPtr unit, Error error) {
+  spdlog::error("unit {}: failed: {}", unit->label(), error.message);
+  const bool fault = error.code == Code::kDeviceFault;
+  // Another worker may hold the model, have more memory or a sound device; a bad spec stays bad.
+  const bool retryable = fault || error.code == Code::kOutOfMemory || error.code == Code::kNotFound ||
+                         (error.code != Code::kInvalidArgument && is_retryable(error.code));
+  const queue::Failure failure{unit->attempt(), error, retryable, fault};
+  const auto give_up = Clock::now() + (fault ? std::chrono::seconds(kCallTimeout) : std::chrono::seconds(kReportFor));
+  units_.erase(unit->entry.nonce);
+  parts_.holdings.failed(unit->entry.nonce);
+  if (fault) parts_.fault(error);
+  parts_.changed();
+  while (true) {
+    auto done = co_await parts_.queue.fail(failure, Deadline::after(kCallTimeout));
+    if (done || !is_away(done.error()) || Clock::now() >= give_up) break;
+    co_await pause(kPause);
+  }
+}
+
+void UnitRunner::note_warm(const std::string& class_key) {
+  if (class_key.empty()) return;
+  std::erase(warm_classes_, class_key);
+  warm_classes_.push_back(class_key);
+  if (warm_classes_.size() > kMaxWarmClasses) warm_classes_.erase(warm_classes_.begin());
+}
+
+}  // namespace ditfleet::worker
