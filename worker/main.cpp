@@ -6,6 +6,7 @@
 
 #include "worker/command_line.h"
 #include "worker/generate.h"
+#include "worker/run.h"
 #include "worker/tokenize.h"
 
 int main(int argc, char** argv) {
@@ -15,6 +16,11 @@ int main(int argc, char** argv) {
   app.footer("Exit codes: 0 done, 1 failed, 2 wrong usage. Every configuration key can also be set by an\n"
              "environment variable DITFLEET_SECTION__KEY.");
   int exit_code = kExitOk;
+
+  RunFlags run_flags;
+  auto* run_command = app.add_subcommand("run", "Serve the queue");
+  add_run_flags(*run_command, run_flags);
+  run_command->callback([&] { exit_code = run(run_flags); });
 
   GenerateFlags generate_flags;
   auto* generate_command = app.add_subcommand("generate", "Draw one prompt and write the picture");

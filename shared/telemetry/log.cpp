@@ -1,0 +1,70 @@
+#include "shared/telemetry/log.h"
+
+#include <spdlog/pattern_formatter.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <ctime>
+
+#include "shared/core/json.h"
+
+namespace ditfleet::telemetry {
+namespace {
+
+std::string utc(spdlog::log_clock::time_point at) {
+  const auto us = std::chrono::duration_cast<std::chrono::microseconds>(at.time_since_epoch()).count();
+  const std::time_t seconds = us / 1'000'000;
+  std::tm parts{};
+  ::gmtime_r(&seconds, &parts);
+  std::array<char, 32> text{};
+  const std::size_t n = std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%S", &parts);
+  return std::string(text.data(), n) + fmt::format(".{:06}Z", us % 1'000'000);
+}
+
+// A pattern cannot escape a message.
+class JsonFormatter final : public spdlog::formatter {
+ public:
+  explicit JsonFormatter(std::string program) : program_(std::move(program)) {}
+
+  void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& out) override {
+    const auto level = spdlog::level::to_string_view(message.level);
+    const std::string line = json::serialize(json::object{
+        {"time", utc(message.time)},
+        {"level", std::string(level.data(), level.size())},
+        {"program", program_},
+        {"pid", static_cast<std::int64_t>(::getpid())},
+        {"message", std::string(message.payload.data(), message.payload.size())}});
+    out.append(line.data(), line.data() + line.size());
+    out.push_back('\n');
+  }
+  std::unique_ptr<spdlog::formatter> clone() const override { return std::make_unique<JsonFormatter>(program_); }
+
+ private:
+  std::string program_;
+};
+
+}  // namespace
+
+Result<void> configure_log(const std::string& program, const std::string& level, const std::string& format) {
+  const auto parsed = spdlog::level::from_str(level);
+  if (parsed == spdlog::level::off && level != "off") {
+    return invalid_argument("log.level is '" + level + "'; it takes trace, debug, info, warn, error or off", "log.level");
+  }
+  auto logger = std::make_shared<spdlog::logger>(program, std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  if (format == "json") {
+    logger->set_formatter(std::make_unique<JsonFormatter>(program));
+  } else if (format == "text") {
+    logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e %^%-5l%$ " + program + "[%P] %v");
+  } else {
+    return invalid_argument("log.format is '" + format + "'; it takes text or json", "log.format");
+  }
+  logger->set_level(parsed);
+  logger->flush_on(spdlog::level::trace);
+  spdlog::set_default_logger(std::move(logger));
+  return {};
+}
+
+}  // namespace ditfleet::telemetry

@@ -1,0 +1,102 @@
+// The Redis backend of the result store.
+#include "shared/core/bytes.h"
+#include "shared/results/redis_store.h"
+#include "shared/results/store.h"
+#include "tests/system/queue_fixture.h"
+
+namespace ditfleet::testing {
+namespace {
+
+using results::Manifest;
+
+class ResultsRedis : public QueueTest {
+ protected:
+  std::shared_ptr<results::Store> open(std::int64_t retention_ms = 3'600'000, std::int64_t preview_ms = 600'000) {
+    return *results::open_store({.retention_ms = retention_ms, .preview_ms = preview_ms}, connection_);
+  }
+  Manifest stored(const std::string& bytes) {
+    auto manifest = wait(store_->put(attempt_, bytes, "image/png", soon()));
+    EXPECT_TRUE(manifest.ok()) << (manifest ? "" : manifest.error().message);
+    return *manifest;
+  }
+  std::shared_ptr<results::Store> store_ = open();
+  queue::Attempt attempt_{{"01JOB", 3}, "n0nce"};
+};
+
+TEST_F(ResultsRedis, GivesBackWhatWasPutInChunks) {
+  const std::size_t chunk = results::kChunkBytes;
+  for (const std::size_t size : {std::size_t{0}, std::size_t{1}, chunk - 1, chunk, chunk + 1, 3 * chunk, 3 * chunk + 5}) {
+    std::string bytes(size, 'x');
+    for (std::size_t i = 0; i < size; i += 1000) bytes[i] = static_cast<char>(i / 1000);
+    const Manifest manifest = stored(bytes);
+    EXPECT_EQ(manifest.key, "df:{0}:blob:01JOB:3:n0nce");
+    EXPECT_EQ(manifest.bytes, static_cast<std::int64_t>(size));
+    EXPECT_EQ(redis({"KEYS", "df:{0}:blob:*"}).elements.size(), std::max<std::size_t>(1, (size + chunk - 1) / chunk));
+    EXPECT_LE(redis({"STRLEN", manifest.key}).integer, static_cast<std::int64_t>(chunk));
+    const auto read = wait(store_->get(manifest, soon()));
+    ASSERT_TRUE(read.ok()) << size << ": " << read.error().message;
+    EXPECT_EQ(*read, bytes) << size;
+    ASSERT_TRUE(wait(store_->remove(manifest, soon())).ok());
+    EXPECT_EQ(redis({"KEYS", "df:{0}:blob:*"}).elements.size(), 0u);
+    EXPECT_EQ(wait(store_->get(manifest, soon())).error().code, Code::kNotFound);
+    EXPECT_TRUE(wait(store_->remove(manifest, soon())).ok()) << "absent is not an error";
+  }
+}
+
+TEST_F(ResultsRedis, EveryChunkExpiresAfterTheRetention) {
+  store_ = open(5'000);
+  stored(std::string(results::kChunkBytes + 1, 'x'));
+  for (const auto& key : redis({"KEYS", "df:{0}:blob:*"}).elements) {
+    const auto left = redis({"PTTL", key.text}).integer;
+    EXPECT_GT(left, 5'000);
+    EXPECT_LE(left, 5'000 + results::kBlobGraceMs);
+  }
+}
+
+TEST_F(ResultsRedis, TellsDamageFromLoss) {
+  const Manifest manifest = stored(std::string(results::kChunkBytes + 10, 'x'));
+  redis({"SETRANGE", manifest.key + ":1", "3", "y"});
+  EXPECT_EQ(wait(store_->get(manifest, soon())).error().code, Code::kDataCorrupt);
+  redis({"SET", manifest.key + ":1", "short"});
+  EXPECT_EQ(wait(store_->get(manifest, soon())).error().code, Code::kDataCorrupt);
+  redis({"DEL", manifest.key + ":1"});
+  EXPECT_EQ(wait(store_->get(manifest, soon())).error().code, Code::kNotFound);
+  redis({"DEL", manifest.key});
+  redis({"LPUSH", manifest.key, "a list"});
+  EXPECT_FALSE(wait(store_->get(manifest, soon())).ok());
+}
+
+TEST_F(ResultsRedis, ReadsAndRemovesNothingButItsOwnKeys) {
+  redis({"SET", "df:{0}:secret", "s"});
+  Manifest manifest = stored("s");
+  manifest.key = "df:{0}:secret";
+  EXPECT_FALSE(wait(store_->get(manifest, soon())).ok());
+  EXPECT_FALSE(wait(store_->remove(manifest, soon())).ok());
+  EXPECT_FALSE(wait(store_->get_preview("df:{0}:secret", soon())).ok());
+  EXPECT_EQ(redis({"GET", "df:{0}:secret"}).text, "s");
+  EXPECT_EQ(wait(store_->put({{"a b", 0}, "n"}, "x", "image/png", soon())).error().code, Code::kInvalidArgument);
+}
+
+TEST_F(ResultsRedis, PreviewsOfAnySize) {
+  for (const std::size_t size : {std::size_t{7}, results::kChunkBytes, 2 * results::kChunkBytes + 1}) {
+    const std::string bytes(size, 'p');
+    const auto key = wait(store_->put_preview(attempt_, static_cast<int>(size % 3), bytes, soon()));
+    ASSERT_TRUE(key.ok());
+    EXPECT_EQ(*wait(store_->get_preview(*key, soon())), bytes);
+    EXPECT_GT(redis({"PTTL", *key}).integer, 0);
+  }
+  EXPECT_EQ(wait(store_->get_preview("df:{0}:preview:none:0:n:0", soon())).error().code, Code::kNotFound);
+}
+
+TEST_F(ResultsRedis, ARedisThatIsAwayIsToldAsThat) {
+  const Manifest manifest = stored("x");
+  server_.kill();
+  const auto put = wait(store_->put(attempt_, "y", "image/png", Deadline::after(std::chrono::milliseconds(300))));
+  ASSERT_FALSE(put.ok());
+  EXPECT_TRUE(is_retryable(put.error().code)) << put.error().message;
+  server_.restart();
+  EXPECT_EQ(*wait(store_->get(manifest, soon())), "x");
+}
+
+}  // namespace
+}  // namespace ditfleet::testing

@@ -1,0 +1,239 @@
+// A worker service in this process, on a real Redis, with a model made for the test.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "shared/job/validate.h"
+#include "tests/system/queue_fixture.h"
+#include "worker/service.h"
+
+namespace ditfleet::testing {
+
+using namespace std::chrono_literals;
+
+// What the fake model did, in order, and what it is told to do.
+struct Script {
+  std::mutex mutex;
+  std::vector<std::string> log;  // "text <seed>", "step <seed>/<k>", "decoded <seed>" …
+  std::function<std::optional<Error>(const std::string& event)> on_event;  // an error makes that stage fail
+  std::atomic<int> step_ms{5}, load_ms{0};
+
+  std::optional<Error> note(const std::string& event) {
+    {
+      const std::lock_guard lock(mutex);
+      log.push_back(event);
+    }
+    return on_event ? on_event(event) : std::nullopt;
+  }
+  std::ptrdiff_t index_of(const std::string& event) {
+    const std::lock_guard lock(mutex);
+    const auto at = std::find(log.begin(), log.end(), event);
+    return at == log.end() ? -1 : at - log.begin();
+  }
+};
+
+class FakePrepared final : public pipeline::Prepared {
+ public:
+  pipeline::ImageRequest request;
+  std::vector<std::string> warnings() const override { return {"the prompt was cut"}; }
+  std::vector<std::pair<std::string, std::int64_t>> phases_us() const override { return {{"text", 11}, {"denoise", 22}, {"vae", 33}}; }
+  Result<void> dump(const std::string&) const override { return internal_error("not here"); }
+};
+
+// A picture whose every byte is the seed's.
+inline pipeline::Image picture(std::int64_t seed, int width, int height) {
+  return {width, height, std::vector<std::uint8_t>(static_cast<std::size_t>(width) * height * 3, static_cast<std::uint8_t>(seed))};
+}
+
+class FakeModel final : public pipeline::Model {
+ public:
+  explicit FakeModel(std::shared_ptr<Script> script) : script_(std::move(script)) {}
+  const pipeline::ModelInfo& info() const override { return info_; }
+
+  Result<std::unique_ptr<pipeline::Prepared>> encode(const pipeline::ImageRequest& request) override {
+    if (auto error = script_->note("text " + std::to_string(request.seed))) return *error;
+    auto prepared = std::make_unique<FakePrepared>();
+    prepared->request = request;
+    return std::unique_ptr<pipeline::Prepared>(std::move(prepared));
+  }
+  Result<void> denoise(pipeline::Prepared& prepared, const pipeline::StepCallback& on_step) override {
+    const auto& request = static_cast<FakePrepared&>(prepared).request;
+    for (int step = 1; step <= request.num_inference_steps; ++step) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(script_->step_ms));
+      if (auto error = script_->note("step " + std::to_string(request.seed) + "/" + std::to_string(step))) return *error;
+      const pipeline::StepProgress progress{step, request.num_inference_steps,
+                                            [&]() -> Result<pipeline::Image> { return picture(100 + step, 2, 2); }};
+      if (!on_step(progress)) {
+        script_->note("stopped " + std::to_string(request.seed));
+        return Error{Code::kCanceled, "stopped", {}};
+      }
+    }
+    return {};
+  }
+  Result<pipeline::Image> decode(pipeline::Prepared& prepared) override {
+    const auto& request = static_cast<FakePrepared&>(prepared).request;
+    if (auto error = script_->note("decoded " + std::to_string(request.seed))) return *error;
+    return picture(request.seed, request.width, request.height);
+  }
+
+ private:
+  std::shared_ptr<Script> script_;
+  pipeline::ModelInfo info_{"demo", "", "fp32", "cpu"};
+};
+
+inline job::ModelEntry demo_entry() {
+  job::ModelEntry entry;
+  entry.name = "demo";
+  entry.width = entry.height = 64;
+  entry.num_inference_steps = 4;
+  return entry;
+}
+
+// A service on a thread of its own.
+class RunningWorker {
+ public:
+  RunningWorker(const redis::Endpoint& endpoint, worker::ServiceOptions options, std::shared_ptr<Script> script,
+                const queue::QueueOptions& queue_options) {
+    redis::ConnectionOptions connection_options;
+    connection_options.endpoint = endpoint;
+    worker::ServiceParts parts;
+    parts.connection = redis::Connection::create(io_.get_executor(), connection_options);
+    parts.queue = std::make_shared<queue::Client>(parts.connection, queue_options);
+    parts.store = *results::open_store({}, parts.connection);
+    parts.load = [script]() -> Result<worker::ModelSet> {
+      std::this_thread::sleep_for(std::chrono::milliseconds(script->load_ms));
+      if (auto error = script->note("load")) return *error;
+      worker::ModelSet set;
+      set.device = set.device_name = "fake";
+      set.precision = "fp32";
+      set.catalogue.models.emplace("demo", demo_entry());
+      set.models.emplace("demo", std::make_unique<FakeModel>(script));
+      return set;
+    };
+    parts.encode_image = [script](const pipeline::Image& image, pipeline::ImageFormat, int) -> Result<std::string> {
+      if (auto error = script->note("pixels " + std::to_string(image.rgb.at(0)))) return *error;
+      return "PIXELS" + std::string(image.rgb.begin(), image.rgb.end());
+    };
+    service_ = std::make_unique<worker::Service>(io_, std::move(options), std::move(parts));
+    thread_ = std::thread([this] {
+      asio::co_spawn(io_, [this]() -> asio::awaitable<void> { exit_code_ = co_await service_->run(); }, asio::detached);
+      io_.run();
+    });
+  }
+  ~RunningWorker() {
+    if (thread_.joinable()) {
+      asio::post(io_, [this] { service_->quit(); });
+      thread_.join();
+    }
+  }
+
+  void drain() { asio::post(io_, [this] { service_->drain(); }); }
+  void quit() { asio::post(io_, [this] { service_->quit(); }); }
+  int join() {
+    thread_.join();
+    return exit_code_;
+  }
+  const std::string& owner() const { return service_->owner(); }
+
+ private:
+  asio::io_context io_{1};
+  std::unique_ptr<worker::Service> service_;
+  std::thread thread_;
+  int exit_code_ = -1;
+};
+
+class WorkerTest : public QueueTest {
+ protected:
+  explicit WorkerTest(queue::QueueOptions options = quick()) : QueueTest({}, options) {}
+
+  static queue::QueueOptions quick() {
+    queue::QueueOptions options;
+    options.lease_ms = 3000;
+    options.retry_backoff_ms = 1;
+    options.retry_backoff_max_ms = 1;
+    return options;
+  }
+  worker::ServiceOptions service_options(const std::string& name = "w1") const {
+    worker::ServiceOptions options;
+    options.name = name;
+    options.timing.lease = std::chrono::milliseconds(options_.lease_ms);
+    options.timing.renew = options.timing.lease / 5;
+    options.timing.step = 20ms;
+    options.timing.retry = 50ms;
+    options.heartbeat = 50ms;
+    options.drain = 5s;
+    options.warmup = false;
+    return options;
+  }
+  std::unique_ptr<RunningWorker> start_worker(const worker::ServiceOptions& options) {
+    return std::make_unique<RunningWorker>(server_.endpoint(), options, script_, options_);
+  }
+  std::unique_ptr<RunningWorker> start_ready_worker(const std::string& name = "w1") {
+    auto worker = start_worker(service_options(name));
+    EXPECT_TRUE(until([&] { return worker_state(name) == "ready"; }));
+    return worker;
+  }
+
+  // Tries until it holds or ten seconds are over.
+  bool until(const std::function<bool()>& holds, std::chrono::milliseconds limit = 10s) {
+    const auto end = std::chrono::steady_clock::now() + limit;
+    while (!holds()) {
+      if (std::chrono::steady_clock::now() > end) return false;
+      std::this_thread::sleep_for(2ms);
+    }
+    return true;
+  }
+  std::string worker_state(const std::string& name) {
+    auto workers = wait(client_->workers(soon()));
+    if (!workers) return "?";
+    for (const auto& info : *workers) {
+      if (info.name == name) return info.state;
+    }
+    return "";
+  }
+  bool logged(const std::string& event) { return script_->index_of(event) >= 0; }
+
+  static job::JobSpec spec(std::int64_t seed, int units = 1) {
+    job::JobSpec spec;
+    spec.model = "demo";
+    spec.prompt = "a red circle";
+    spec.n = units;
+    spec.seed = seed;
+    spec.width = spec.height = 32;
+    spec.num_inference_steps = 4;
+    spec.guidance_scale = 3.5;
+    spec.true_cfg_scale = 1.0;
+    spec.max_sequence_length = 64;
+    return spec;
+  }
+  // Submitted and admitted, ready to be assigned.
+  std::string ready(const std::string& spec_json, int units = 1) {
+    auto s = submission();
+    s.spec = spec_json;
+    const std::string id = submit(s);
+    admit_all(units);
+    return id;
+  }
+  std::string ready(const job::JobSpec& spec) { return ready(job::to_json(spec), *spec.n); }
+  bool reaches(const std::string& id, job::State state) {
+    return until([&] { return job(id).state == state; });
+  }
+  std::string picture_bytes(const std::string& id, int unit = 0) {
+    auto manifest = results::Manifest::parse(job(id).unit_records.at(static_cast<std::size_t>(unit)).manifest);
+    EXPECT_TRUE(manifest.ok());
+    auto store = *results::open_store({}, connection_);
+    auto bytes = wait(store->get(*manifest, soon()));
+    EXPECT_TRUE(bytes.ok()) << (bytes ? "" : bytes.error().message);
+    return bytes ? *bytes : "";
+  }
+  static std::string expected_bytes(std::int64_t seed) { return "PIXELS" + std::string(32 * 32 * 3, static_cast<char>(seed)); }
+  std::size_t keys_like(const std::string& pattern) { return redis({"KEYS", pattern}).elements.size(); }
+
+  std::shared_ptr<Script> script_ = std::make_shared<Script>();
+};
+
+}  // namespace ditfleet::testing

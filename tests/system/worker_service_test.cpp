@@ -1,0 +1,416 @@
+// The worker service on a real Redis; the test plays the scheduler.
+#include "tests/system/worker_fixture.h"
+
+namespace ditfleet::testing {
+namespace {
+
+using job::State;
+
+class WorkerService : public WorkerTest {};
+
+TEST_F(WorkerService, DrawsAUnitAndStoresIt) {
+  auto worker = start_ready_worker();
+  const std::string id = ready(spec(7));
+  const auto attempt = assign(id, 0, worker->owner());
+  ASSERT_TRUE(reaches(id, State::kSucceeded));
+  const auto record = job(id);
+  const auto& unit = record.unit_records.at(0);
+  EXPECT_EQ(unit.nonce, attempt.nonce);
+  EXPECT_EQ(picture_bytes(id), expected_bytes(7));
+  const auto manifest = *results::Manifest::parse(unit.manifest);
+  EXPECT_EQ(manifest.media_type, "image/png");
+  EXPECT_EQ(manifest.width, 32);
+  EXPECT_EQ(manifest.seed, 7);
+  EXPECT_EQ(manifest.nonce, attempt.nonce);
+  EXPECT_EQ(unit.phases_us.at("denoise"), 22);
+  for (const char* phase : {"text", "vae", "encode", "store", "wait"}) EXPECT_TRUE(unit.phases_us.contains(phase)) << phase;
+  EXPECT_EQ(record.warnings, std::vector<std::string>{"the prompt was cut"});
+  const auto events = wait(client_->events(id, "0", 1000, soon()));
+  ASSERT_TRUE(events.ok());
+  int last_step = 0;
+  for (const auto& event : *events) {
+    if (event.type == "step") last_step = std::stoi(event.fields.at("step"));
+  }
+  EXPECT_EQ(last_step, 4) << "the last step is told before the end";
+  EXPECT_EQ(events->back().type, "succeeded");
+}
+
+TEST_F(WorkerService, ImagesOfOneJobOnTwoWorkersHaveTheSeedsOfTheirUnits) {
+  auto first = start_ready_worker("w1"), second = start_ready_worker("w2");
+  const std::string id = ready(spec(40, 4));
+  for (int unit = 0; unit < 4; ++unit) assign(id, unit, (unit % 2 ? second : first)->owner());
+  ASSERT_TRUE(reaches(id, State::kSucceeded));
+  for (int unit = 0; unit < 4; ++unit) EXPECT_EQ(picture_bytes(id, unit), expected_bytes(40 + unit));
+  EXPECT_EQ(job(id).unit_records.at(3).owner, second->owner());
+}
+
+TEST_F(WorkerService, TextOfTheNextUnitIsEncodedWhileThePresentOneDenoises) {
+  script_->step_ms = 50;
+  auto worker = start_ready_worker();
+  const std::string first = ready(spec(1)), second = ready(spec(2));
+  assign(first, 0, worker->owner());
+  assign(second, 0, worker->owner());
+  ASSERT_TRUE(reaches(second, State::kSucceeded));
+  EXPECT_EQ(job(first).state, State::kSucceeded);
+  EXPECT_LT(script_->index_of("text 2"), script_->index_of("step 1/4"));
+  EXPECT_LT(script_->index_of("decoded 1"), script_->index_of("step 2/1")) << "one unit at a time on the device";
+}
+
+TEST_F(WorkerService, NothingStartsBeforeTheDeviceIsFree) {
+  script_->step_ms = 100;
+  auto worker = start_ready_worker();
+  const std::string first = ready(spec(1)), second = ready(spec(2));
+  assign(first, 0, worker->owner());
+  assign(second, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return logged("text 2") && job(first).state == State::kRunning; }));
+  EXPECT_EQ(job(second).state, State::kAssigned) << "assigned is not running: it can still be revoked";
+}
+
+TEST_F(WorkerService, PreviewsComeAsEventsBeforeTheEnd) {
+  auto worker = start_ready_worker();
+  auto wanted = spec(3);
+  wanted.partial_images = 3;
+  const std::string id = ready(wanted);
+  assign(id, 0, worker->owner());
+  ASSERT_TRUE(reaches(id, State::kSucceeded));
+  auto store = *results::open_store({}, connection_);
+  int previews = 0;
+  for (const auto& event : *wait(client_->events(id, "0", 1000, soon()))) {
+    if (event.type != "preview") continue;
+    EXPECT_EQ(event.fields.at("index"), std::to_string(previews));
+    EXPECT_EQ(event.fields.at("step"), std::to_string(previews + 1));
+    const auto bytes = wait(store->get_preview(event.fields.at("key"), soon()));
+    ASSERT_TRUE(bytes.ok()) << bytes.error().message;
+    EXPECT_EQ(*bytes, "PIXELS" + std::string(12, static_cast<char>(100 + previews + 1)));
+    ++previews;
+  }
+  EXPECT_EQ(previews, 3);
+}
+
+TEST_F(WorkerService, CancelStopsAtTheNextStepAndTheNextUnitRuns) {
+  script_->step_ms = 50;
+  auto worker = start_ready_worker();
+  auto slow = spec(1);
+  slow.num_inference_steps = 100;
+  const std::string first = ready(slow), second = ready(spec(2));
+  assign(first, 0, worker->owner());
+  assign(second, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return logged("step 1/2"); }));
+  ASSERT_EQ(*wait(client_->cancel(first, "", soon())), queue::CancelOutcome::kRequested);
+  ASSERT_TRUE(reaches(first, State::kCanceled));
+  EXPECT_FALSE(logged("step 1/20")) << "a second later it still denoised";
+  EXPECT_TRUE(logged("stopped 1"));
+  EXPECT_TRUE(reaches(second, State::kSucceeded));
+  EXPECT_EQ(keys_like("df:{0}:blob:" + first + "*"), 0u);
+}
+
+TEST_F(WorkerService, ARevokedUnitIsNotRun) {
+  script_->step_ms = 50;
+  auto worker = start_ready_worker();
+  const std::string first = ready(spec(1)), second = ready(spec(2));
+  assign(first, 0, worker->owner());
+  const auto attempt = assign(second, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return logged("text 2"); }));
+  ASSERT_TRUE(wait(client_->revoke(epoch_, std::span(&attempt, 1), soon())).ok());
+  ASSERT_TRUE(reaches(first, State::kSucceeded));
+  EXPECT_EQ(job(second).state, State::kReady);
+  EXPECT_FALSE(logged("step 2/1"));
+  // Its place is free again.
+  assign(second, 0, worker->owner());
+  EXPECT_TRUE(reaches(second, State::kSucceeded));
+}
+
+TEST_F(WorkerService, WhatIsOverItsCapacityIsHandedBack) {
+  script_->step_ms = 50;
+  auto worker = start_ready_worker();
+  std::vector<std::string> ids;
+  for (int i = 0; i < 3; ++i) ids.push_back(ready(spec(i)));
+  for (const auto& id : ids) assign(id, 0, worker->owner());
+  EXPECT_TRUE(reaches(ids[2], State::kReady));
+  EXPECT_NE(event_types(ids[2]).find("assigned:0 ready:0"), std::string::npos);
+  EXPECT_TRUE(reaches(ids[1], State::kSucceeded));
+}
+
+TEST_F(WorkerService, PoisonFailsWithoutARetryAndHarmsNobody) {
+  auto worker = start_ready_worker();
+  auto too_large = spec(1);
+  too_large.width = 1 << 20;
+  auto odd = spec(1);
+  odd.height = 33;
+  for (const std::string& poison : {std::string("{"), std::string("\xff\xfe"), std::string("[]"), job::to_json(too_large), job::to_json(odd),
+                                    std::string(R"({"model":"demo","prompt":"no seed"})")}) {
+    const std::string id = ready(poison);
+    assign(id, 0, worker->owner());
+    ASSERT_TRUE(reaches(id, State::kFailed)) << poison;
+    const auto record = job(id);
+    ASSERT_TRUE(record.unit_records.at(0).error.has_value());
+    EXPECT_EQ(record.unit_records[0].error->code, Code::kInvalidArgument) << poison;
+    EXPECT_EQ(event_types(id).find("started"), std::string::npos);
+  }
+  const std::string good = ready(spec(5));
+  assign(good, 0, worker->owner());
+  EXPECT_TRUE(reaches(good, State::kSucceeded));
+}
+
+TEST_F(WorkerService, AnErrorOfAStageFailsItsUnit) {
+  auto worker = start_ready_worker();
+  script_->on_event = [](const std::string& event) -> std::optional<Error> {
+    if (event == "text 1" || event == "step 2/3" || event == "decoded 3" || event == "pixels 4") {
+      return invalid_argument("no good: " + event);
+    }
+    return std::nullopt;
+  };
+  for (int seed = 1; seed <= 4; ++seed) {
+    const std::string id = ready(spec(seed));
+    assign(id, 0, worker->owner());
+    ASSERT_TRUE(reaches(id, State::kFailed)) << seed;
+    EXPECT_NE(job(id).unit_records.at(0).error->message.find("no good"), std::string::npos);
+  }
+  const std::string good = ready(spec(9));
+  assign(good, 0, worker->owner());
+  EXPECT_TRUE(reaches(good, State::kSucceeded));
+}
+
+TEST_F(WorkerService, OutOfMemoryIsTriedAgain) {
+  auto worker = start_ready_worker();
+  std::atomic<int> failures{0};
+  script_->on_event = [&](const std::string& event) -> std::optional<Error> {
+    if (event == "step 1/2" && failures++ == 0) return Error{Code::kOutOfMemory, "out of memory", {}};
+    return std::nullopt;
+  };
+  const std::string id = ready(spec(1));
+  assign(id, 0, worker->owner());
+  ASSERT_TRUE(until([&] {
+    reap();
+    return job(id).state == State::kReady && wait(client_->open_units(soon()))->at(0).state == State::kReady &&
+           job(id).unit_records.at(0).nonce.empty();
+  }));
+  ASSERT_TRUE(until([&] { return reap() >= 0 && redis({"ZCARD", "df:{0}:ready"}).integer == 1; }));
+  assign(id, 0, worker->owner());
+  ASSERT_TRUE(reaches(id, State::kSucceeded));
+  EXPECT_EQ(failures, 1);
+}
+
+TEST_F(WorkerService, ADeviceFaultIsACrashAndEndsTheProcess) {
+  auto worker = start_ready_worker();
+  script_->on_event = [](const std::string& event) -> std::optional<Error> {
+    if (event == "step 1/2") return Error{Code::kDeviceFault, "the device fell off the bus", {}};
+    return std::nullopt;
+  };
+  const std::string first = ready(spec(1)), second = ready(spec(2));
+  assign(first, 0, worker->owner());
+  assign(second, 0, worker->owner());
+  EXPECT_EQ(worker->join(), 1);
+  EXPECT_EQ(worker_state("w1"), "");
+  const auto events = wait(client_->events(first, "0", 100, soon()));
+  EXPECT_EQ(events->back().type, "ready");
+  EXPECT_EQ(events->back().fields.at("crashes"), "1");
+  EXPECT_EQ(job(second).state, State::kReady) << "handed back, not crashed";
+  EXPECT_FALSE(logged("step 2/1"));
+}
+
+TEST_F(WorkerService, AModelThatDoesNotLoadEndsTheProcess) {
+  script_->on_event = [](const std::string&) -> std::optional<Error> { return Error{Code::kDataCorrupt, "a torn file", {}}; };
+  auto worker = start_worker(service_options());
+  EXPECT_EQ(worker->join(), 1);
+  EXPECT_EQ(worker_state("w1"), "");
+}
+
+TEST_F(WorkerService, WarmsUpBeforeItIsReady) {
+  auto options = service_options();
+  options.warmup = true;
+  script_->step_ms = 200;
+  auto worker = start_worker(options);
+  ASSERT_TRUE(until([&] { return worker_state("w1") == "starting"; }));
+  ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
+  EXPECT_TRUE(logged("pixels 0")) << "one real picture";
+  const auto workers = *wait(client_->workers(soon()));
+  EXPECT_EQ(workers.at(0).warm_classes, std::vector<std::string>{"demo/16x16x1/embedded/512/fp32"});
+  EXPECT_EQ(workers.at(0).models, std::vector<std::string>{"demo"});
+  EXPECT_EQ(workers.at(0).pid, ::getpid());
+}
+
+TEST_F(WorkerService, HeartbeatsNameWhatItHolds) {
+  script_->step_ms = 100;
+  auto worker = start_ready_worker();
+  const std::string id = ready(spec(1));
+  assign(id, 0, worker->owner());
+  EXPECT_TRUE(until([&] {
+    const auto workers = *wait(client_->workers(soon()));
+    return workers.size() == 1 && workers[0].units == std::vector<queue::UnitRef>{{id, 0}};
+  }));
+  ASSERT_TRUE(reaches(id, State::kSucceeded));
+  EXPECT_TRUE(until([&] { return wait(client_->workers(soon()))->at(0).units.empty(); }));
+}
+
+TEST_F(WorkerService, DrainFinishesWhatRunsAndHandsBackTheRest) {
+  script_->step_ms = 50;
+  auto worker = start_ready_worker();
+  const std::string first = ready(spec(1)), second = ready(spec(2)), third = ready(spec(3));
+  assign(first, 0, worker->owner());
+  assign(second, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return logged("step 1/1"); }));
+  worker->drain();
+  ASSERT_TRUE(reaches(second, State::kReady));
+  EXPECT_EQ(worker_state("w1"), "draining");
+  assign(third, 0, worker->owner());
+  EXPECT_EQ(worker->join(), 0);
+  EXPECT_EQ(job(first).state, State::kSucceeded);
+  EXPECT_EQ(job(third).state, State::kReady) << "assigned while it drained";
+  EXPECT_EQ(worker_state("w1"), "");
+}
+
+TEST_F(WorkerService, DrainOutOfTimeHandsBackWhatRuns) {
+  script_->step_ms = 50;
+  auto options = service_options();
+  options.drain = 200ms;
+  auto worker = start_worker(options);
+  ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
+  auto slow = spec(1);
+  slow.num_inference_steps = 150;
+  const std::string id = ready(slow);
+  assign(id, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return logged("step 1/1"); }));
+  worker->drain();
+  EXPECT_EQ(worker->join(), 0);
+  EXPECT_EQ(job(id).state, State::kReady);
+  EXPECT_TRUE(logged("stopped 1"));
+  EXPECT_EQ(event_types(id).find("failed"), std::string::npos);
+}
+
+TEST_F(WorkerService, AnIdleWorkerDrainsAtOnce) {
+  auto worker = start_ready_worker();
+  const auto begun = std::chrono::steady_clock::now();
+  worker->drain();
+  EXPECT_EQ(worker->join(), 0);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 2500ms);
+}
+
+TEST_F(WorkerService, AnAttemptThatWasTakenAwayStopsAndLeavesNothing) {
+  script_->step_ms = 100;
+  auto worker = start_ready_worker();
+  auto slow = spec(1);
+  slow.num_inference_steps = 50;
+  const std::string id = ready(slow);
+  const auto attempt = assign(id, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return logged("step 1/2"); }));
+  ASSERT_TRUE(wait(client_->hand_back(std::span(&attempt, 1), soon())).ok());
+  EXPECT_TRUE(until([&] { return logged("stopped 1"); }, 2s));
+  EXPECT_EQ(job(id).state, State::kReady);
+  EXPECT_EQ(keys_like("df:{0}:blob:*"), 0u);
+}
+
+TEST_F(WorkerService, BytesOfARefusedCompletionAreRemoved) {
+  auto worker = start_ready_worker();
+  std::atomic<bool> encoding{false}, go{false};
+  script_->on_event = [&](const std::string& event) -> std::optional<Error> {
+    if (event == "pixels 1") {
+      encoding = true;
+      while (!go) std::this_thread::sleep_for(1ms);
+    }
+    return std::nullopt;
+  };
+  const std::string id = ready(spec(1));
+  const auto attempt = assign(id, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return encoding.load(); }));
+  // Behind its back, between two renewals.
+  ASSERT_TRUE(wait(client_->hand_back(std::span(&attempt, 1), soon())).ok());
+  go = true;
+  ASSERT_TRUE(until([&] {
+    const auto workers = *wait(client_->workers(soon()));
+    return workers.size() == 1 && workers[0].units.empty();
+  }));
+  EXPECT_EQ(job(id).state, State::kReady);
+  EXPECT_EQ(keys_like("df:{0}:blob:*"), 0u);
+}
+
+TEST_F(WorkerService, SurvivesARedisThatRestartsWhileItDenoises) {
+  script_->step_ms = 100;
+  auto worker = start_ready_worker();
+  auto slow = spec(1);
+  slow.num_inference_steps = 15;
+  const std::string id = ready(slow);
+  assign(id, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return logged("step 1/2"); }));
+  server_.kill();
+  server_.restart();
+  ASSERT_TRUE(until([&] {
+    auto record = wait(client_->job(id, "", soon()));
+    return record.ok() && record->state == State::kSucceeded;
+  }));
+  EXPECT_EQ(picture_bytes(id), expected_bytes(1));
+  EXPECT_FALSE(logged("stopped 1"));
+  EXPECT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
+  // And it hears of new work.
+  const std::string next = ready(spec(2));
+  assign(next, 0, worker->owner());
+  EXPECT_TRUE(reaches(next, State::kSucceeded));
+}
+
+TEST_F(WorkerService, StartsWithoutARedisAndRegistersOnceItIsThere) {
+  server_.kill();
+  auto worker = start_worker(service_options());
+  ASSERT_TRUE(until([&] { return logged("load"); }));
+  std::this_thread::sleep_for(300ms);
+  server_.restart();
+  EXPECT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
+}
+
+class WorkerFencing : public WorkerTest {
+ protected:
+  WorkerFencing() : WorkerTest(short_lease()) {}
+  static queue::QueueOptions short_lease() {
+    auto options = quick();
+    options.lease_ms = 600;
+    return options;
+  }
+};
+
+TEST_F(WorkerFencing, ALeaseThatCannotBeRenewedStopsTheUnitWithoutARedis) {
+  script_->step_ms = 20;
+  auto worker = start_ready_worker();
+  auto slow = spec(1);
+  slow.num_inference_steps = 150;
+  const std::string id = ready(slow);
+  assign(id, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return logged("step 1/2"); }));
+  server_.kill();
+  const auto begun = std::chrono::steady_clock::now();
+  EXPECT_TRUE(until([&] { return logged("stopped 1"); }, 3s));
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 600ms + 250ms) << "it went on past its lease";
+  server_.restart();
+  // It is handed back, not completed and not a crash.
+  ASSERT_TRUE(until([&] {
+    auto record = wait(client_->job(id, "", soon()));
+    return record.ok() && record->state == State::kReady;
+  }));
+  EXPECT_EQ(keys_like("df:{0}:blob:*"), 0u);
+}
+
+TEST_F(WorkerFencing, AUnitThatFinishesAfterItsLeaseIsNotCompleted) {
+  auto worker = start_ready_worker();
+  std::atomic<bool> encoding{false}, go{false};
+  script_->on_event = [&](const std::string& event) -> std::optional<Error> {
+    if (event == "pixels 1") {
+      encoding = true;
+      while (!go) std::this_thread::sleep_for(1ms);
+    }
+    return std::nullopt;
+  };
+  const std::string id = ready(spec(1));
+  assign(id, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return encoding.load(); }));
+  server_.kill();
+  std::this_thread::sleep_for(900ms);
+  server_.restart();
+  go = true;
+  ASSERT_TRUE(until([&] {
+    auto record = wait(client_->job(id, "", soon()));
+    return record.ok() && record->state == State::kReady;
+  }));
+  EXPECT_EQ(event_types(id).find("succeeded"), std::string::npos);
+  EXPECT_TRUE(until([&] { return keys_like("df:{0}:blob:*") == 0; }));
+}
+
+}  // namespace
+}  // namespace ditfleet::testing
