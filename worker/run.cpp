@@ -98,7 +98,7 @@ Result<int> serve(const RunFlags& flags) {
       spdlog::shutdown();
       std::_Exit(exit_code);
     }
-    signals.cancel();
+    io.stop();  // the queue client's own connections live as long as it does
   };
   std::exception_ptr thrown;
   asio::co_spawn(io, main, [&](std::exception_ptr e) {

@@ -109,10 +109,13 @@ void Service::quit() {
   wake_.cancel();
 }
 
+void Service::act() {
+  if (fatal_) return;  // nothing is begun on a device that failed
+  for (const Action& action : holdings_.decide(Clock::now())) runner_.perform(action);
+}
+
 void Service::pump() {
-  if (!fatal_) {
-    for (const Action& action : holdings_.decide(Clock::now())) runner_.perform(action);
-  }
+  act();
   renew_timer_.cancel();
   if (drain_until_) wake_.cancel();
 }
@@ -124,7 +127,7 @@ void Service::beat_soon() {
 
 asio::awaitable<void> Service::load_models() {
   using Loaded = std::pair<ModelSet, std::vector<std::string>>;
-  const auto work = [this]() -> Result<std::shared_ptr<Loaded>> {
+  const std::function<Result<std::shared_ptr<Loaded>>()> work = [this]() -> Result<std::shared_ptr<Loaded>> {
     auto loaded = std::make_shared<Loaded>();
     auto set = parts_.load();
     if (!set) return set.error();
@@ -180,10 +183,10 @@ asio::awaitable<void> Service::heartbeats() {
   while (true) {
     beat_again_ = false;
     Result<void> sent;
-    const auto generation = parts_.connection->generation();
-    if (greeted != generation) sent = co_await parts_.queue->load_library(Deadline::after(kCallTimeout));
+    if (greeted != parts_.connection->generation()) sent = co_await parts_.queue->load_library(Deadline::after(kCallTimeout));
     if (sent) sent = co_await beat();
     if (sent) {
+      const auto generation = parts_.connection->generation();
       if (greeted != generation) spdlog::info("registered as '{}'", owner_);
       greeted = generation;
       told_away = false;
@@ -255,7 +258,7 @@ asio::awaitable<void> Service::renewals() {
       }
       runner_.publish_leases();
     }
-    for (const Action& action : holdings_.decide(Clock::now())) runner_.perform(action);
+    act();
     renew_timer_.expires_at(holdings_.next_wakeup());
     boost::system::error_code ignored;
     co_await renew_timer_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));

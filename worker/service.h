@@ -69,7 +69,8 @@ class Service {
   asio::awaitable<void> renewals();
   asio::awaitable<void> say_goodbye();
   asio::awaitable<Result<void>> beat();
-  void pump();
+  void act();   // performs what the holdings decide
+  void pump();  // the same, and wakes those that wait for a change
   void beat_soon();
   void receive(queue::MailboxEntry entry);
   bool finished() const;

@@ -24,6 +24,18 @@ std::int64_t us_since(Clock::time_point then) {
   return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - then).count();
 }
 
+// (Not in the coroutine: GCC 12 frees an initializer list there too early.)
+std::map<std::string, std::string> preview_fields(const Unit& unit, const std::string& key, int index, int step,
+                                                  const pipeline::Image& image) {
+  return {{"key", key},
+          {"index", std::to_string(index)},
+          {"step", std::to_string(step)},
+          {"total", std::to_string(unit.request.num_inference_steps)},
+          {"media_type", media_type_of(unit.spec.output_format)},
+          {"width", std::to_string(image.width)},
+          {"height", std::to_string(image.height)}};
+}
+
 // Whether asking again may get an answer; otherwise the error is the answer.
 bool is_away(const Error& error) {
   return error.code == Code::kUnavailable || error.code == Code::kDeadlineExceeded || error.code == Code::kResourceExhausted;
@@ -100,7 +112,8 @@ void UnitRunner::publish_leases() {
 }
 
 asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
-  const auto work = [unit]() -> Result<bool> {
+  // (Named: GCC 12 destroys a temporary of a co_await expression twice.)
+  const std::function<Result<bool>()> work = [unit]() -> Result<bool> {
     auto prepared = unit->model->encode(unit->request);
     if (!prepared) return prepared.error();
     unit->prepared = std::move(*prepared);
@@ -167,7 +180,8 @@ asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
   std::int64_t waited = us_since(unit->received);
   for (const auto& [phase, us] : unit->prepared->phases_us()) waited -= us;
   unit->phases_us["wait"] = std::max<std::int64_t>(0, waited);
-  auto image = co_await parts_.device.run<pipeline::Image>([this, unit] { return draw(unit); }, never());
+  const std::function<Result<pipeline::Image>()> work = [this, unit] { return draw(unit); };
+  auto image = co_await parts_.device.run<pipeline::Image>(work, never());
   if (image) {
     parts_.holdings.denoised(nonce);
     note_warm(unit->entry.class_key);
@@ -186,19 +200,15 @@ asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std
     ~Guard() { --unit.previews_pending; }
   } guard{*unit};
   const auto format = unit->spec.output_format;
-  auto bytes = co_await parts_.encode.run<std::string>(
-      [this, image, format, unit] { return parts_.encode_image(*image, format_of(format), quality_of(unit->spec)); }, never());
+  const std::function<Result<std::string>()> work = [this, image, format, unit] {
+    return parts_.encode_image(*image, format_of(format), quality_of(unit->spec));
+  };
+  auto bytes = co_await parts_.encode.run<std::string>(work, never());
   Result<void> told;
   if (bytes) {
     auto key = co_await parts_.store.put_preview(unit->attempt(), index, std::move(*bytes), Deadline::after(kCallTimeout));
     if (key) {
-      const std::map<std::string, std::string> fields = {{"key", *key},
-                                                         {"index", std::to_string(index)},
-                                                         {"step", std::to_string(step)},
-                                                         {"total", std::to_string(unit->request.num_inference_steps)},
-                                                         {"media_type", media_type_of(format)},
-                                                         {"width", std::to_string(image->width)},
-                                                         {"height", std::to_string(image->height)}};
+      const auto fields = preview_fields(*unit, *key, index, step, *image);
       told = co_await parts_.queue.emit(unit->attempt(), "preview", fields, Deadline::after(kCallTimeout));
     } else {
       told = key.error();
@@ -211,11 +221,10 @@ asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std
 
 asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline::Image> image) {
   const auto begun = Clock::now();
-  auto bytes = co_await parts_.encode.run<std::string>(
-      [this, image, unit] {
-        return parts_.encode_image(*image, format_of(unit->spec.output_format), quality_of(unit->spec));
-      },
-      never());
+  const std::function<Result<std::string>()> work = [this, image, unit] {
+    return parts_.encode_image(*image, format_of(unit->spec.output_format), quality_of(unit->spec));
+  };
+  auto bytes = co_await parts_.encode.run<std::string>(work, never());
   if (!bytes) {
     co_await fail(unit, bytes.error());
     co_return;
@@ -256,7 +265,11 @@ asio::awaitable<void> UnitRunner::complete(UnitPtr unit, results::Manifest manif
     auto told = co_await parts_.queue.renew({&*step, 1}, Deadline::after(kCallTimeout));
     (void)told;
   }
-  queue::Completion completion{unit->attempt(), manifest.to_json(), unit->phases_us, unit->prepared->warnings()};
+  queue::Completion completion;
+  completion.attempt = unit->attempt();
+  completion.manifest = manifest.to_json();
+  completion.phases_us = unit->phases_us;
+  completion.warnings = unit->prepared->warnings();
   if (!parts_.holdings.may_complete(nonce, Clock::now())) {
     spdlog::warn("unit {}: finished after its lease had run out; the result is thrown away", unit->label());
     co_await discard(unit, std::move(manifest));
@@ -326,7 +339,11 @@ asio::awaitable<void> UnitRunner::fail(UnitPtr unit, Error error) {
   // Another worker may hold the model, have more memory or a sound device; a bad spec stays bad.
   const bool retryable = fault || error.code == Code::kOutOfMemory || error.code == Code::kNotFound ||
                          (error.code != Code::kInvalidArgument && is_retryable(error.code));
-  const queue::Failure failure{unit->attempt(), error, retryable, fault};
+  queue::Failure failure;
+  failure.attempt = unit->attempt();
+  failure.error = error;
+  failure.retryable = retryable;
+  failure.crash = fault;
   const auto give_up = Clock::now() + (fault ? std::chrono::seconds(kCallTimeout) : std::chrono::seconds(kReportFor));
   units_.erase(unit->entry.nonce);
   parts_.holdings.failed(unit->entry.nonce);

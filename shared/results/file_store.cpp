@@ -168,7 +168,7 @@ FileStore::~FileStore() {
 asio::awaitable<Result<Manifest>> FileStore::put(const queue::Attempt& attempt, std::string bytes,
                                                  std::string media_type, Deadline deadline) {
   if (auto named = check_names(attempt); !named) co_return named.error();
-  auto work = [attempt, dir = impl_->dir, bytes = std::move(bytes), media_type]() -> Result<Manifest> {
+  std::function<Result<Manifest>()> work = [attempt, dir = impl_->dir, bytes = std::move(bytes), media_type]() -> Result<Manifest> {
     Manifest manifest = describe(attempt, bytes, media_type);
     manifest.backend = "file";
     manifest.key = relative_path("results", attempt, extension_of(media_type));
@@ -185,7 +185,7 @@ asio::awaitable<Result<std::string>> FileStore::get(const Manifest& manifest, De
                         "' is not in this store (file, results/…)",
                     {}};
   }
-  auto work = [manifest, path = impl_->path(manifest.key)]() -> Result<std::string> {
+  std::function<Result<std::string>()> work = [manifest, path = impl_->path(manifest.key)]() -> Result<std::string> {
     auto bytes = read_whole(path, manifest.bytes);
     if (!bytes) return bytes;
     if (auto good = verify(manifest, *bytes); !good) return good.error();
@@ -198,7 +198,7 @@ asio::awaitable<Result<void>> FileStore::remove(const Manifest& manifest, Deadli
   if (manifest.backend != "file" || !is_own_path(manifest.key, "results")) {
     co_return invalid_argument("the result '" + manifest.key + "' is not in this store (file, results/…)");
   }
-  auto work = [path = impl_->path(manifest.key)]() -> Result<bool> {
+  std::function<Result<bool>()> work = [path = impl_->path(manifest.key)]() -> Result<bool> {
     if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
       return unavailable("cannot remove '" + path + "': " + std::strerror(errno));
     }
@@ -212,7 +212,7 @@ asio::awaitable<Result<void>> FileStore::remove(const Manifest& manifest, Deadli
 asio::awaitable<Result<std::string>> FileStore::put_preview(const queue::Attempt& attempt, int index,
                                                             std::string bytes, Deadline deadline) {
   if (auto named = check_names(attempt); !named) co_return named.error();
-  auto work = [attempt, index, dir = impl_->dir, bytes = std::move(bytes)]() -> Result<std::string> {
+  std::function<Result<std::string>()> work = [attempt, index, dir = impl_->dir, bytes = std::move(bytes)]() -> Result<std::string> {
     const std::string key = relative_path("previews", attempt, std::to_string(index));
     if (auto written = write_whole(dir + "/" + key, bytes); !written) return written.error();
     return key;
@@ -222,7 +222,7 @@ asio::awaitable<Result<std::string>> FileStore::put_preview(const queue::Attempt
 
 asio::awaitable<Result<std::string>> FileStore::get_preview(const std::string& key, Deadline deadline) {
   if (!is_own_path(key, "previews")) co_return invalid_argument("'" + key + "' is not a preview's key (previews/…)");
-  auto work = [path = impl_->path(key)]() -> Result<std::string> { return read_whole(path, kMaxPreviewBytes); };
+  std::function<Result<std::string>()> work = [path = impl_->path(key)]() -> Result<std::string> { return read_whole(path, kMaxPreviewBytes); };
   co_return co_await impl_->disk.run<std::string>(std::move(work), deadline);
 }
 

@@ -120,7 +120,11 @@ class RunningWorker {
     };
     service_ = std::make_unique<worker::Service>(io_, std::move(options), std::move(parts));
     thread_ = std::thread([this] {
-      asio::co_spawn(io_, [this]() -> asio::awaitable<void> { exit_code_ = co_await service_->run(); }, asio::detached);
+      const auto main = [this]() -> asio::awaitable<void> {
+        exit_code_ = co_await service_->run();
+        io_.stop();  // the queue client's own connections live as long as it does
+      };
+      asio::co_spawn(io_, main, asio::detached);
       io_.run();
     });
   }
