@@ -1,0 +1,145 @@
+// A worker without a model: takes units from its mailbox, starts them, renews their leases, "denoises" for as
+// long as it is told, completes. One at a time, as a GPU does.
+#pragma once
+
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "shared/core/ids.h"
+#include "shared/core/task_group.h"
+#include "shared/queue/client.h"
+#include "shared/redis/connection.h"
+
+namespace ditfleet::testing {
+
+namespace asio = boost::asio;
+using namespace std::chrono_literals;
+
+class NullWorker {
+ public:
+  struct Options {
+    std::string name = "null";
+    std::vector<std::string> models = {"tiny"};
+    std::chrono::milliseconds run{0};
+    bool starts = true;  // false: takes what it is assigned and never starts it
+  };
+
+  NullWorker(asio::io_context& io, const redis::Endpoint& endpoint, Options options)
+      : options_(std::move(options)), tasks_(io.get_executor()), io_(io) {
+    redis::ConnectionOptions connection;
+    connection.endpoint = endpoint;
+    connection_ = redis::Connection::create(io.get_executor(), connection);
+    connection_->start();
+    client_ = std::make_unique<queue::Client>(connection_, queue::QueueOptions{});
+    info_.name = options_.name;
+    info_.boot = new_nonce();
+    info_.state = "ready";
+    info_.models = options_.models;
+    tasks_.spawn("heartbeat", heartbeat());
+    tasks_.spawn("mailbox", mailbox());
+    tasks_.spawn("run", run());
+    tasks_.spawn("renew", renew());
+  }
+  ~NullWorker() { vanish(); }
+
+  // As a SIGKILL: says nothing, renews nothing.
+  void vanish() {
+    tasks_.stop();
+    connection_->stop();
+  }
+  void drain() { info_.state = "draining"; }
+  std::string owner() const { return info_.owner(); }
+
+  std::vector<queue::UnitRef> started, completed;
+
+ private:
+  asio::awaitable<void> pause(std::chrono::milliseconds time) {
+    asio::steady_timer timer(io_, time);
+    co_await timer.async_wait(asio::use_awaitable);
+  }
+  asio::awaitable<void> heartbeat() {
+    for (;;) {
+      (void)co_await client_->heartbeat(info_, Deadline::after(1s));
+      co_await pause(100ms);
+    }
+  }
+  asio::awaitable<void> mailbox() {
+    std::string after = "0";
+    for (;;) {
+      auto entries = co_await client_->read_mailbox(info_.owner(), after, 100, 500ms);
+      if (!entries) {
+        co_await pause(50ms);
+        continue;
+      }
+      for (const auto& entry : *entries) {
+        after = entry.entry_id;
+        if (entry.kind == queue::MailboxEntry::Kind::kAssign) {
+          held_.push_back({entry.ref, entry.nonce});
+        } else {
+          std::erase_if(held_, [&](const queue::Attempt& a) { return a.nonce == entry.nonce; });
+        }
+      }
+      if (arrived_ != nullptr) arrived_->cancel();
+    }
+  }
+  asio::awaitable<void> renew() {
+    for (;;) {
+      std::vector<queue::Renewal> renewals;
+      for (const auto& attempt : held_) renewals.push_back({.attempt = attempt});
+      if (running_) renewals.push_back({.attempt = *running_});
+      if (!renewals.empty()) (void)co_await client_->renew(renewals, Deadline::after(1s));
+      co_await pause(300ms);
+    }
+  }
+  asio::awaitable<void> run() {
+    for (;;) {
+      if (held_.empty() || !options_.starts) {
+        asio::steady_timer timer(io_, 50ms);
+        arrived_ = &timer;
+        boost::system::error_code ignored;
+        co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+        arrived_ = nullptr;
+        continue;
+      }
+      running_ = held_.front();
+      held_.pop_front();
+      const auto attempt = *running_;
+      Result<void> done = co_await client_->start(attempt, Deadline::after(2s));
+      while (!done && done.error().code != Code::kConflict) {
+        co_await pause(20ms);
+        done = co_await client_->start(attempt, Deadline::after(2s));
+      }
+      if (done) {
+        started.push_back(attempt.ref);
+        if (options_.run > 0ms) co_await pause(options_.run);
+        queue::Completion completion{.attempt = attempt, .manifest = "{\"nonce\":\"" + attempt.nonce + "\"}"};
+        done = co_await client_->complete(completion, Deadline::after(2s));
+        while (!done && done.error().code != Code::kConflict) {
+          co_await pause(20ms);
+          done = co_await client_->complete(completion, Deadline::after(2s));
+        }
+        if (done) completed.push_back(attempt.ref);
+      }
+      running_.reset();
+    }
+  }
+
+  Options options_;
+  TaskGroup tasks_;
+  asio::io_context& io_;
+  std::shared_ptr<redis::Connection> connection_;
+  std::unique_ptr<queue::Client> client_;
+  queue::WorkerInfo info_;
+  std::deque<queue::Attempt> held_;
+  std::optional<queue::Attempt> running_;
+  asio::steady_timer* arrived_ = nullptr;
+};
+
+}  // namespace ditfleet::testing

@@ -1,0 +1,292 @@
+// The scheduler's shell against a real Redis and null workers.
+#include <algorithm>
+#include <iostream>
+#include <set>
+
+#include "coordinator/scheduling/scheduler_service.h"
+#include "tests/system/null_worker.h"
+#include "tests/system/queue_fixture.h"
+
+namespace ditfleet::testing {
+namespace {
+
+using scheduling::SchedulerService;
+
+constexpr char kTiny[] = R"({"model":"tiny","prompt":"x","seed":1})";
+
+job::Catalogue catalogue() {
+  job::Catalogue out;
+  job::ModelEntry entry;
+  entry.name = "tiny";
+  entry.width = entry.height = 256;
+  entry.num_inference_steps = 4;
+  out.models["tiny"] = entry;
+  out.default_model = "tiny";
+  return out;
+}
+
+queue::QueueOptions short_leases() {
+  queue::QueueOptions out;
+  out.lease_ms = 1500;
+  return out;
+}
+
+class SchedulerServiceTest : public QueueTest {
+ protected:
+  struct Coordinator {
+    std::shared_ptr<redis::Connection> connection;
+    std::unique_ptr<SchedulerService> service;
+  };
+  explicit SchedulerServiceTest(RedisServer::Options server = {}) : QueueTest(server, short_leases()) {}
+  ~SchedulerServiceTest() override {
+    workers_.clear();
+    for (auto& c : coordinators_) drop(*c);
+    coordinators_.clear();
+    io_.restart();
+    io_.run_for(20ms);
+  }
+
+  Coordinator& coordinate(const std::string& name = "c1") {
+    auto& c = *coordinators_.emplace_back(std::make_unique<Coordinator>());
+    c.connection = connect();
+    scheduling::SchedulerServiceOptions options;
+    options.coordinator = name;
+    options.leader_ttl_ms = 1500;
+    options.scheduler.catalogue = catalogue();
+    options.scheduler.silent_after_ms = 800;
+    options.scheduler.new_nonce = new_nonce;
+    c.service = std::make_unique<SchedulerService>(io_.get_executor(), c.connection,
+                                                   std::make_shared<queue::Client>(c.connection, options_), options);
+    c.service->start();
+    return c;
+  }
+  // As a SIGKILL: nothing is said, nothing resigned.
+  static void drop(Coordinator& c) {
+    c.service.reset();
+    if (c.connection) c.connection->stop();
+    c.connection.reset();
+  }
+  NullWorker& worker(NullWorker::Options options = {}) {
+    return *workers_.emplace_back(std::make_unique<NullWorker>(io_, server_.endpoint(), std::move(options)));
+  }
+  template <class F>
+  bool until(F condition, std::chrono::milliseconds limit = 10s) {
+    const auto deadline = Deadline::after(limit);
+    while (!condition()) {
+      if (deadline.passed()) return false;
+      wait(nap());
+    }
+    return true;
+  }
+  asio::awaitable<bool> nap(std::chrono::milliseconds time = 2ms) {
+    asio::steady_timer timer(io_, time);
+    co_await timer.async_wait(asio::use_awaitable);
+    co_return true;
+  }
+  std::string submit_tiny(const std::string& spec = kTiny, const std::string& tenant = "default") {
+    auto s = submission();
+    s.spec = spec;
+    s.tenant = tenant;
+    return submit(s);
+  }
+  job::State state_of(const std::string& id) { return job(id).state; }
+  bool ended(const std::string& id) { return job::is_terminal(state_of(id)); }
+  // Ends of the job as a whole in its own history.
+  int ends(const std::string& id) {
+    auto events = wait(client_->events(id, "0", 1000, soon()));
+    return static_cast<int>(std::count_if(events->begin(), events->end(), [](const queue::Event& e) {
+      const auto state = job::state_from_name(e.type);
+      return e.unit < 0 && state && job::is_terminal(*state);
+    }));
+  }
+
+  std::vector<std::unique_ptr<Coordinator>> coordinators_;
+  std::vector<std::unique_ptr<NullWorker>> workers_;
+};
+
+// The service's default durability; the others run with appendfsync always.
+class SchedulerLatencyTest : public SchedulerServiceTest {
+ protected:
+  SchedulerLatencyTest() : SchedulerServiceTest({.appendfsync = "everysec"}) {}
+};
+
+TEST_F(SchedulerLatencyTest, jobs_run_and_the_way_from_submit_to_started_is_short) {
+  auto& c = coordinate();
+  worker();
+  ASSERT_TRUE(until([&] { return c.service->leading(); }));
+  EXPECT_TRUE(c.service->library_loaded());
+  EXPECT_TRUE(c.service->leader_known());
+  const auto first = submit_tiny();
+  ASSERT_TRUE(until([&] { return ended(first); }));
+  EXPECT_EQ(event_types(first), "queued ready:0 assigned:0 started:0 succeeded:0 succeeded");
+
+  std::vector<double> latencies;
+  for (int i = 0; i < 300; ++i) {
+    const auto before = workers_[0]->started.size();
+    const auto began = std::chrono::steady_clock::now();
+    const auto id = submit_tiny();
+    while (workers_[0]->started.size() == before) io_.run_one();
+    latencies.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count());
+    ASSERT_TRUE(until([&] { return ended(id); }));
+  }
+  std::sort(latencies.begin(), latencies.end());
+  std::cout << "submit to started: p50 " << latencies[150] << " ms, p99 " << latencies[297] << " ms\n";
+  EXPECT_LT(latencies[150], 20.0);  // a sanity bound on a shared machine; `ditfleet bench queue` has the figure
+}
+
+TEST_F(SchedulerServiceTest, plain_entries_run_and_bad_ones_are_rejected_with_the_reason) {
+  auto& c = coordinate();
+  worker();
+  ASSERT_TRUE(until([&] { return c.service->leading(); }));
+  const auto good = "x-" + redis({"XADD", keys_.in(), "*", "spec", kTiny}).text;
+  const auto chosen = redis({"XADD", keys_.in(), "*", "spec", kTiny, "id", "mine", "tenant", "acme"}).text;
+  const auto bad = "x-" + redis({"XADD", keys_.in(), "*", "spec", R"({"model":"nope","prompt":"x"})"}).text;
+  const auto broken = "x-" + redis({"XADD", keys_.in(), "*", "spec", "{"}).text;
+  const auto missing = "x-" + redis({"XADD", keys_.in(), "*", "prompt", "hello"}).text;
+  ASSERT_TRUE(until([&] { return redis({"XLEN", keys_.in()}).integer == 0; }));
+  ASSERT_TRUE(until([&] { return ended(good) && ended("mine"); }));
+  EXPECT_EQ(state_of(good), job::State::kSucceeded);
+  EXPECT_EQ(job("mine").tenant, "acme");
+  for (const auto& id : {bad, broken, missing}) {
+    const auto record = job(id);
+    EXPECT_EQ(record.state, job::State::kRejected) << id;
+    ASSERT_TRUE(record.error.has_value()) << id;
+    EXPECT_FALSE(record.error->message.empty());
+  }
+  EXPECT_NE(job(bad).error->message.find("tiny"), std::string::npos) << job(bad).error->message;
+}
+
+TEST_F(SchedulerServiceTest, four_images_spread_over_two_workers) {
+  auto& c = coordinate();
+  worker({.name = "a", .run = 30ms});
+  worker({.name = "b", .run = 30ms});
+  ASSERT_TRUE(until([&] { return c.service->leading(); }));
+  wait(nap(500ms));  // both are registered
+  const auto id = submit_tiny(R"({"model":"tiny","prompt":"x","seed":1,"n":4})");
+  ASSERT_TRUE(until([&] { return ended(id); }));
+  EXPECT_EQ(workers_[0]->completed.size(), 2u);
+  EXPECT_EQ(workers_[1]->completed.size(), 2u);
+}
+
+TEST_F(SchedulerServiceTest, without_a_worker_a_job_waits_ready_until_one_comes) {
+  auto& c = coordinate();
+  ASSERT_TRUE(until([&] { return c.service->leading(); }));
+  const auto id = submit_tiny();
+  ASSERT_TRUE(until([&] { return state_of(id) == job::State::kReady; }));
+  wait(nap(300ms));
+  EXPECT_EQ(state_of(id), job::State::kReady);
+  worker();
+  ASSERT_TRUE(until([&] { return ended(id); }));
+}
+
+TEST_F(SchedulerServiceTest, a_vanished_workers_units_end_elsewhere_once) {
+  auto& c = coordinate();
+  auto& lost = worker({.name = "lost", .run = 60s});
+  ASSERT_TRUE(until([&] { return c.service->leading(); }));
+  const auto id = submit_tiny(R"({"model":"tiny","prompt":"x","seed":1,"n":2})");
+  ASSERT_TRUE(until([&] { return lost.started.size() == 1; }));
+  lost.vanish();
+  worker({.name = "other"});
+  ASSERT_TRUE(until([&] { return ended(id); }));
+  EXPECT_EQ(state_of(id), job::State::kSucceeded);
+  EXPECT_EQ(ends(id), 1);
+  EXPECT_EQ(workers_[1]->completed.size(), 2u);
+  // The unit that had started counts a second attempt, the other was only moved.
+  const auto types = event_types(id);
+  EXPECT_NE(types.find("started:0"), types.rfind("started:0")) << types;
+}
+
+TEST_F(SchedulerServiceTest, a_worker_that_never_starts_what_it_has_loses_it_when_it_drains) {
+  auto& c = coordinate();
+  auto& lazy = worker({.name = "lazy", .starts = false});
+  ASSERT_TRUE(until([&] { return c.service->leading(); }));
+  const auto id = submit_tiny();
+  ASSERT_TRUE(until([&] { return state_of(id) == job::State::kAssigned; }));
+  worker({.name = "other"});
+  lazy.drain();
+  ASSERT_TRUE(until([&] { return ended(id); }));
+  EXPECT_EQ(workers_[1]->completed.size(), 1u);
+}
+
+TEST_F(SchedulerServiceTest, another_coordinator_takes_over_when_the_leader_dies) {
+  auto& first = coordinate("c1");
+  ASSERT_TRUE(until([&] { return first.service->leading(); }));
+  auto& second = coordinate("c2");
+  ASSERT_TRUE(until([&] { return second.service->leader_known(); }));
+  EXPECT_FALSE(second.service->leading());
+  worker({.run = 5ms});
+  std::vector<std::string> ids;
+  for (int i = 0; i < 100; ++i) ids.push_back(submit_tiny(kTiny, "t" + std::to_string(i % 3)));
+  ASSERT_TRUE(until([&] { return workers_[0]->completed.size() > 20; }));
+  drop(first);
+  ASSERT_TRUE(until([&] { return second.service->leading(); }, 4s));
+  ASSERT_TRUE(until([&] { return workers_[0]->completed.size() == ids.size(); }));
+  for (const auto& id : ids) {
+    EXPECT_EQ(state_of(id), job::State::kSucceeded);
+    EXPECT_EQ(ends(id), 1);
+  }
+}
+
+TEST_F(SchedulerServiceTest, a_leader_that_stops_hands_over_at_once) {
+  auto& first = coordinate("c1");
+  ASSERT_TRUE(until([&] { return first.service->leading(); }));
+  auto& second = coordinate("c2");
+  ASSERT_TRUE(until([&] { return second.service->leader_known(); }));
+  const auto stopped = [](SchedulerService& service) -> asio::awaitable<bool> {
+    co_await service.stop(soon());
+    co_return true;
+  };
+  wait(stopped(*first.service));
+  EXPECT_TRUE(until([&] { return second.service->leading(); }, 700ms));
+}
+
+TEST_F(SchedulerServiceTest, no_job_is_lost_or_ended_twice_when_redis_dies_and_comes_back) {
+  auto& c = coordinate();
+  worker({.name = "a", .run = 3ms});
+  worker({.name = "b", .run = 3ms});
+  ASSERT_TRUE(until([&] { return c.service->leading(); }));
+  std::vector<std::string> ids;
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i < 40; ++i) ids.push_back(submit_tiny());
+    wait(nap(20ms));
+    server_.kill();
+    wait(nap(50ms));
+    server_.restart();
+    ASSERT_TRUE(until([&] { return connection_->connected(); }));
+  }
+  std::set<std::string> open(ids.begin(), ids.end());
+  ASSERT_TRUE(until(
+      [&] {
+        std::erase_if(open, [&](const std::string& id) { return ended(id); });
+        return open.empty();
+      },
+      30s))
+      << open.size() << " of " << ids.size() << " are open; the first is " << event_types(*open.begin());
+  for (const auto& id : ids) {
+    EXPECT_EQ(state_of(id), job::State::kSucceeded);
+    EXPECT_EQ(ends(id), 1);
+  }
+}
+
+TEST_F(SchedulerServiceTest, cancel_reaches_ready_and_assigned_units) {
+  auto& c = coordinate();
+  worker({.name = "lazy", .starts = false});
+  ASSERT_TRUE(until([&] { return c.service->leading(); }));
+  const auto assigned = submit_tiny();
+  ASSERT_TRUE(until([&] { return state_of(assigned) == job::State::kAssigned; }));
+  const auto waiting = submit_tiny(R"({"model":"tiny","prompt":"x","seed":1,"n":3})");
+  ASSERT_TRUE(until([&] { return state_of(waiting) != job::State::kQueued; }));
+  for (const auto& id : {assigned, waiting}) {
+    auto outcome = wait(client_->cancel(id, "", soon()));
+    ASSERT_TRUE(outcome.ok());
+    EXPECT_EQ(*outcome, queue::CancelOutcome::kCanceled);
+    EXPECT_EQ(ends(id), 1);
+  }
+  workers_[0]->vanish();
+  worker({.name = "other"});
+  const auto later = submit_tiny();
+  ASSERT_TRUE(until([&] { return ended(later); }));
+}
+
+}  // namespace
+}  // namespace ditfleet::testing
