@@ -1,0 +1,348 @@
+// The HTTP server on a real socket, with a queue in memory behind it: what clients do wrong, and what a
+// connection costs. Everything that needs no Redis.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <spdlog/spdlog.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <boost/asio/post.hpp>
+#include <future>
+#include <random>
+#include <thread>
+
+#include "coordinator/gateway/api.h"
+#include "coordinator/gateway/http_metrics.h"
+#include "coordinator/gateway/server.h"
+#include "tests/unit/gateway_fake_service.h"
+
+namespace ditfleet::gateway {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+using namespace std::chrono_literals;
+
+// A client that sends exactly the bytes it is told.
+class RawClient {
+ public:
+  explicit RawClient(int port) : fd_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  }
+  ~RawClient() { ::close(fd_); }
+  RawClient(const RawClient&) = delete;
+  RawClient& operator=(const RawClient&) = delete;
+
+  void send(std::string_view bytes) {
+    while (!bytes.empty()) {
+      const auto n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (n <= 0) return;
+      bytes.remove_prefix(static_cast<std::size_t>(n));
+    }
+  }
+  void finish_sending() { ::shutdown(fd_, SHUT_WR); }
+  // What comes until the server closes, `until` has come or the time is over.
+  std::string receive(std::string_view until = {}, std::chrono::milliseconds patience = 5s) {
+    std::string text;
+    const auto deadline = std::chrono::steady_clock::now() + patience;
+    char buffer[16384];
+    while (until.empty() || text.find(until) == std::string::npos) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+      pollfd readable{fd_, POLLIN, 0};
+      if (left.count() <= 0 || ::poll(&readable, 1, static_cast<int>(left.count())) <= 0) {
+        timed_out = true;
+        break;
+      }
+      const auto n = ::recv(fd_, buffer, sizeof buffer, 0);
+      if (n <= 0) break;
+      text.append(buffer, static_cast<std::size_t>(n));
+    }
+    return text;
+  }
+  bool timed_out = false;
+
+ private:
+  int fd_;
+};
+
+class HttpServer : public ::testing::Test {
+ protected:
+  void start(ServerOptions options = {}) {
+    spdlog::set_level(spdlog::level::err);
+    ApiOptions api_options;
+    job::ModelEntry model;
+    model.name = "demo";
+    api_options.catalogue.models["demo"] = model;
+    api_options.catalogue.default_model = "demo";
+    hub_ = std::make_shared<EventHub>(context_.get_executor(), [this](auto block) { return service_.next(block); });
+    api_ = std::make_unique<Api>(std::move(api_options), service_, hub_);
+    server_ = std::make_unique<Server>(context_.get_executor(), options,
+                                       ServerHandlers{[this](Request r) { return api_->handle(std::move(r)); },
+                                                      [this](int status, const std::string& m, const std::string& c) { return api_->refuse(status, m, c); },
+                                                      [this](int change) { connections_ += change; }});
+    ASSERT_TRUE(server_->listen("127.0.0.1:0").ok());
+    port_ = server_->port();
+    asio::co_spawn(context_, EventHub::run(hub_), asio::detached);
+    asio::co_spawn(context_, server_->run(), asio::detached);
+    thread_ = std::thread([this] { context_.run(); });
+  }
+  void TearDown() override { stop(); }
+  void stop() {
+    if (!thread_.joinable()) return;
+    asio::post(context_, [this] {
+      hub_->stop();
+      asio::co_spawn(context_, server_->stop(Deadline::after(1s)), [this](std::exception_ptr) { context_.stop(); });
+    });
+    thread_.join();
+  }
+  // Runs on the server's thread.
+  void on_server(std::function<void()> action) {
+    std::promise<void> done;
+    asio::post(context_, [&] {
+      action();
+      done.set_value();
+    });
+    done.get_future().wait();
+  }
+  bool connections_become(int wanted) {
+    for (int i = 0; i < 400 && connections_ != wanted; ++i) std::this_thread::sleep_for(10ms);
+    return connections_ == wanted;
+  }
+  std::string exchange(const std::string& bytes) {
+    RawClient client(port_);
+    client.send(bytes);
+    return client.receive();
+  }
+
+  asio::io_context context_;
+  FakeService service_{context_.get_executor()};
+  std::shared_ptr<EventHub> hub_;
+  std::unique_ptr<Api> api_;
+  std::unique_ptr<Server> server_;
+  std::thread thread_;
+  std::atomic<int> connections_ = 0;
+  int port_ = 0;
+};
+
+const std::string kClose = "Host: x\r\nConnection: close\r\n\r\n";
+
+TEST_F(HttpServer, KeepsAConnectionForManyRequests) {
+  start();
+  RawClient client(port_);
+  for (int i = 0; i < 3; ++i) {
+    client.send("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n");
+    EXPECT_THAT(client.receive("alive\"}\n"), StartsWith("HTTP/1.1 200"));
+  }
+  // Two at once (pipelined) are answered in order.
+  client.send("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /nothing HTTP/1.1\r\n" + kClose);
+  const std::string both = client.receive();
+  EXPECT_LT(both.find("200 OK"), both.find("404 Not Found"));
+  EXPECT_FALSE(client.timed_out);
+}
+
+TEST_F(HttpServer, HeadHasHeadersOnly) {
+  start();
+  const std::string whole = exchange("GET /v1/models HTTP/1.1\r\n" + kClose);
+  const std::string head = exchange("HEAD /v1/models HTTP/1.1\r\n" + kClose);
+  const std::string body = whole.substr(whole.find("\r\n\r\n") + 4);
+  EXPECT_THAT(head, HasSubstr("Content-Length: " + std::to_string(body.size())));
+  EXPECT_TRUE(head.ends_with("\r\n\r\n"));
+}
+
+TEST_F(HttpServer, RefusesWhatIsTooLarge) {
+  ServerOptions options;
+  options.max_body_bytes = 1000;
+  start(options);
+  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.1\r\nContent-Length: 100000\r\n" + kClose + std::string(100000, 'x')),
+              StartsWith("HTTP/1.1 413"));
+  // Without a length in advance.
+  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" + kClose + "800\r\n" + std::string(0x800, 'x') + "\r\n0\r\n\r\n"),
+              StartsWith("HTTP/1.1 413"));
+  // A polite client asks first, and need not send it.
+  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 100000\r\n" + kClose), StartsWith("HTTP/1.1 413"));
+  EXPECT_THAT(exchange("GET /healthz HTTP/1.1\r\nX: " + std::string(40000, 'x') + "\r\n" + kClose), StartsWith("HTTP/1.1 431"));
+  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.1\r\nContent-Length: 14\r\n" + kClose + "{\"prompt\":\"x\"}"), StartsWith("HTTP/1.1 202"));
+}
+
+TEST_F(HttpServer, SaysContinueToAClientThatAsks) {
+  start();
+  RawClient client(port_);
+  client.send("POST /v1/jobs HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 14\r\n" + kClose);
+  EXPECT_THAT(client.receive("\r\n\r\n"), StartsWith("HTTP/1.1 100"));
+  client.send("{\"prompt\":\"x\"}");
+  EXPECT_THAT(client.receive(), StartsWith("HTTP/1.1 202"));
+}
+
+TEST_F(HttpServer, JunkIsRefusedAndHarmsNobody) {
+  start();
+  const std::vector<std::string> junk = {
+      "\r\n\r\n\r\n\r\nhello\r\n\r\n",
+      std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11),  // a TLS hello
+      "GET / HTTP/9.9\r\n\r\n",
+      "GET  /  HTTP/1.1\r\n\r\n",
+      "GET /%zz HTTP/1.1\r\nHost: x\r\n\r\n",
+      "GET /%00 HTTP/1.1\r\nHost: x\r\n\r\n",
+      "GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
+      "GET http://[::1 HTTP/1.1\r\nHost: x\r\n\r\n",
+      "POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+      "POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+      "POST /v1/jobs HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+      "GET / HTTP/1.1\r\nBad Header\r\n\r\n",
+      std::string(5000, '\0') + "\r\n\r\n",
+      "*3\r\n$3\r\nSET\r\n$1\r\na\r\n$1\r\nb\r\n",
+  };
+  for (const auto& bytes : junk) {
+    RawClient client(port_);
+    client.send(bytes);
+    client.finish_sending();
+    const std::string answer = client.receive();
+    EXPECT_FALSE(client.timed_out) << testing::PrintToString(bytes);
+    if (!answer.empty()) {
+      EXPECT_THAT(answer, testing::MatchesRegex("HTTP/1\\.1 [45][0-9][0-9] [^\r]*\r\n(.|\n|\r)*\"error\"(.|\n|\r)*")) << testing::PrintToString(bytes);
+    }
+  }
+  std::mt19937 random(7);
+  for (int i = 0; i < 100; ++i) {
+    std::string bytes(random() % 600, '\0');
+    for (char& c : bytes) c = static_cast<char>(random());
+    if (i % 2 != 0) bytes = "POST /v1/jobs HTTP/1.1\r\nContent-Length: " + std::to_string(bytes.size()) + "\r\n" + kClose + bytes;
+    RawClient client(port_);
+    client.send(bytes);
+    client.finish_sending();
+    client.receive();
+    EXPECT_FALSE(client.timed_out);
+  }
+  EXPECT_THAT(exchange("GET /healthz HTTP/1.1\r\n" + kClose), HasSubstr("alive"));
+  EXPECT_TRUE(connections_become(0));
+}
+
+TEST_F(HttpServer, ASlowClientIsGivenUp) {
+  ServerOptions options;
+  options.idle_timeout = 300ms;
+  options.header_timeout = 300ms;
+  options.body_timeout = 300ms;
+  start(options);
+  RawClient idle(port_), header(port_), body(port_);
+  body.send("POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{");
+  // One byte now and then does not keep it alive.
+  std::thread drip([&] {
+    for (const char c : std::string("GET / HTTP/1.1\r\nHost: slow")) {
+      header.send(std::string(1, c));
+      std::this_thread::sleep_for(50ms);
+    }
+  });
+  for (RawClient* client : {&idle, &header, &body}) {
+    client->receive({}, 3s);
+    EXPECT_FALSE(client->timed_out);
+  }
+  drip.join();
+  EXPECT_TRUE(connections_become(0));
+}
+
+TEST_F(HttpServer, ConnectionsAreBounded) {
+  ServerOptions options;
+  options.max_connections = 3;
+  start(options);
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 3; ++i) {
+    clients.push_back(std::make_unique<RawClient>(port_));
+    clients.back()->send("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n");
+    EXPECT_THAT(clients.back()->receive("alive\"}\n"), HasSubstr("200 OK"));
+  }
+  {
+    RawClient one_more(port_);
+    EXPECT_THAT(one_more.receive("}\n"), HasSubstr("503"));
+  }
+  clients.clear();
+  EXPECT_TRUE(connections_become(0));
+  EXPECT_THAT(exchange("GET /healthz HTTP/1.1\r\n" + kClose), HasSubstr("200 OK"));
+}
+
+TEST_F(HttpServer, AStreamIsChunkedAndEndsWithTheJob) {
+  start();
+  RawClient client(port_);
+  exchange("POST /v1/jobs HTTP/1.1\r\nContent-Length: 14\r\n" + kClose + "{\"prompt\":\"x\"}");
+  client.send("GET /v1/jobs/job-1/events HTTP/1.1\r\nHost: x\r\n\r\n");
+  const std::string first = client.receive("event: queued");
+  EXPECT_THAT(first, HasSubstr("Transfer-Encoding: chunked"));
+  EXPECT_THAT(first, HasSubstr("Content-Type: text/event-stream"));
+  on_server([&] { service_.admit("job-1"); });
+  EXPECT_THAT(client.receive("event: ready"), HasSubstr("event: ready"));
+  on_server([&] { service_.fail("job-1", {Code::kInternal, "x", {}}); });
+  const std::string rest = client.receive();
+  EXPECT_THAT(rest, HasSubstr("event: failed"));
+  EXPECT_TRUE(rest.ends_with("0\r\n\r\n"));
+}
+
+TEST_F(HttpServer, AStreamToHttp10IsNotChunked) {
+  start();
+  exchange("POST /v1/jobs HTTP/1.1\r\nContent-Length: 14\r\n" + kClose + "{\"prompt\":\"x\"}");
+  on_server([&] { service_.fail("job-1", {Code::kInternal, "x", {}}); });
+  const std::string text = exchange("GET /v1/jobs/job-1/events HTTP/1.0\r\n\r\n");
+  EXPECT_THAT(text, testing::Not(HasSubstr("chunked")));
+  EXPECT_THAT(text, HasSubstr("\r\n\r\nretry: 1000\n\n"));
+  EXPECT_THAT(text, HasSubstr("event: failed"));
+}
+
+TEST_F(HttpServer, NoticesAClientThatLeaves) {
+  start();
+  exchange("POST /v1/jobs HTTP/1.1\r\nContent-Length: 14\r\n" + kClose + "{\"prompt\":\"x\"}");
+  {
+    RawClient stream(port_), wait(port_);
+    stream.send("GET /v1/jobs/job-1/events HTTP/1.1\r\nHost: x\r\n\r\n");
+    stream.receive("event: queued");
+    wait.send("POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nContent-Length: 14\r\n\r\n{\"prompt\":\"y\"}");
+    std::size_t waiting = 0;
+    for (int i = 0; i < 200 && waiting < 2; ++i) {
+      std::this_thread::sleep_for(10ms);
+      on_server([&] { waiting = hub_->subscriptions(); });
+    }
+    EXPECT_EQ(waiting, 2u);
+  }
+  EXPECT_TRUE(connections_become(0));
+  on_server([&] {
+    EXPECT_EQ(hub_->subscriptions(), 0u);
+    EXPECT_FALSE(job::is_terminal(service_.jobs["job-2"].state));  // the job goes on
+  });
+}
+
+TEST_F(HttpServer, StopAnswersThoseWhoWait) {
+  start();
+  RawClient wait(port_), idle(port_);
+  wait.send("POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nContent-Length: 14\r\n\r\n{\"prompt\":\"y\"}");
+  std::size_t waiting = 0;
+  for (int i = 0; i < 200 && waiting < 1; ++i) {
+    std::this_thread::sleep_for(10ms);
+    on_server([&] { waiting = hub_->subscriptions(); });
+  }
+  ASSERT_EQ(waiting, 1u);
+  stop();
+  EXPECT_THAT(wait.receive(), StartsWith("HTTP/1.1 503"));
+  EXPECT_EQ(idle.receive(), "");
+}
+
+TEST(HttpListen, SaysWhyItCannot) {
+  asio::io_context context;
+  Server first(context.get_executor(), {}, {}), second(context.get_executor(), {}, {});
+  ASSERT_TRUE(first.listen("127.0.0.1:0").ok());
+  const auto taken = second.listen("127.0.0.1:" + std::to_string(first.port()));
+  ASSERT_FALSE(taken.ok());
+  EXPECT_EQ(taken.error().code, Code::kUnavailable);
+  EXPECT_THAT(taken.error().message, HasSubstr("another program listens there"));
+  for (const char* bad : {"", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:70000", ":-1"}) {
+    const auto result = second.listen(bad);
+    ASSERT_FALSE(result.ok()) << bad;
+    EXPECT_EQ(result.error().code, Code::kInvalidArgument) << bad;
+  }
+}
+
+}  // namespace
+}  // namespace ditfleet::gateway
