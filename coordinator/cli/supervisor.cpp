@@ -78,6 +78,8 @@ class Supervisor {
     for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&set, signal);
     ::sigprocmask(SIG_BLOCK, &set, nullptr);
     std::signal(SIGPIPE, SIG_IGN);
+    // A shell starts what runs in the background with SIGINT ignored; an ignored signal is never seen.
+    for (int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_DFL);
     signals_ = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
   }
 
@@ -114,7 +116,8 @@ class Supervisor {
     signalfd_siginfo info{};
     while (::read(signals_, &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
       if (info.ssi_signo == SIGCHLD) continue;
-      if (stopping_) in_a_hurry_ = true;
+      // A second Ctrl-C is impatience; the TERM that a script adds to the first one is not.
+      if (stopping_ && info.ssi_signo == SIGINT) in_a_hurry_ = true;
       stopping_ = true;
     }
   }
