@@ -25,7 +25,7 @@ if(DITFLEET_PIPELINE)
     message(FATAL_ERROR "DITFLEET_LIBTORCH is '${DITFLEET_LIBTORCH}', which lacks include/ATen/ATen.h or lib/libtorch_cpu.so; deploy/setup.sh fetches LibTorch and passes its folder")
   endif()
   add_library(ditfleet_torch INTERFACE)
-  target_include_directories(ditfleet_torch SYSTEM INTERFACE
+  target_compile_options(ditfleet_torch INTERFACE
     ${DITFLEET_LIBTORCH}/include ${DITFLEET_LIBTORCH}/include/torch/csrc/api/include)
   target_link_directories(ditfleet_torch INTERFACE ${DITFLEET_LIBTORCH}/lib)
   # torch_cpu alone: the CUDA libraries are loaded at run time where there is a GPU (pipeline/README.md).
