@@ -26,7 +26,7 @@ if(DITFLEET_PIPELINE)
   endif()
   add_library(ditfleet_torch INTERFACE)
   target_compile_options(ditfleet_torch INTERFACE
-    ${DITFLEET_LIBTORCH}/include ${DITFLEET_LIBTORCH}/include/torch/csrc/api/include)
+    "SHELL:-idirafter ${DITFLEET_LIBTORCH}/include" "SHELL:-idirafter ${DITFLEET_LIBTORCH}/include/torch/csrc/api/include")
   target_link_directories(ditfleet_torch INTERFACE ${DITFLEET_LIBTORCH}/lib)
   # torch_cpu alone: the CUDA libraries are loaded at run time where there is a GPU (pipeline/README.md).
   target_link_options(ditfleet_torch INTERFACE LINKER:--allow-shlib-undefined)
