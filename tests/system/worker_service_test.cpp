@@ -75,7 +75,8 @@ TEST_F(WorkerService, PreviewsComeAsEventsBeforeTheEnd) {
   ASSERT_TRUE(reaches(id, State::kSucceeded));
   auto store = *results::open_store({}, connection_);
   int previews = 0;
-  for (const auto& event : *wait(client_->events(id, "0", 1000, soon()))) {
+  const auto events = wait(client_->events(id, "0", 1000, soon()));
+  for (const auto& event : *events) {
     if (event.type != "preview") continue;
     EXPECT_EQ(event.fields.at("index"), std::to_string(previews));
     EXPECT_EQ(event.fields.at("step"), std::to_string(previews + 1));
