@@ -64,6 +64,13 @@ asio::awaitable<Response> Api::generate_images(CallPtr call) {
   if (!parsed) co_return error_response(parsed.error());
   auto image = std::make_shared<ImageCall>(std::move(*parsed));
 
+  if (image->size == "auto") {
+    const std::string& name = image->spec.model.empty() ? options_.catalogue.default_model : image->spec.model;
+    const auto model = options_.catalogue.models.find(name);
+    if (model != options_.catalogue.models.end()) {
+      image->size = std::to_string(model->second.width) + "x" + std::to_string(model->second.height);
+    }
+  }
   Response refusal;
   auto outcome = co_await submit(call, image->spec, &refusal);
   if (!outcome) {

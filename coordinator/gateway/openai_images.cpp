@@ -63,6 +63,13 @@ void echo(json::object& object, const ImageCall& call, std::string_view format) 
   object["background"] = "opaque";
   object["output_format"] = format;
   if (!call.quality.empty()) object["quality"] = call.quality;
+  if (!call.safety_identifier.empty()) object["safety_identifier"] = call.safety_identifier;
+}
+
+// An event always names a quality.
+void echo_event(json::object& object, const ImageCall& call, std::string_view format) {
+  echo(object, call, format);
+  if (call.quality.empty()) object["quality"] = "auto";
 }
 
 std::string_view format_of(std::string_view media_type) {
@@ -102,15 +109,23 @@ Result<ImageCall> parse_image_call(std::string_view body) {
     } else if (name == "style") {
       if (auto s = read_choice(name, value, {"vivid", "natural"}); !s) return s.error();
     } else if (name == "quality") {
-      auto quality = read_choice(name, value, {"auto", "standard", "hd", "low", "medium", "high"});
+      auto quality = read_choice(name, value, {"auto", "standard", "hd", "low", "medium", "high", "xhigh", "max"});
       if (!quality) return quality.error();
       call.quality = *quality;
+    } else if (name == "complexity") {
+      if (auto c = read_choice(name, value, {"low", "medium", "high"}); !c) return c.error();
+    } else if (name == "safety_identifier") {
+      if (!value.is_string()) return wrong("'safety_identifier' must be a string", "safety_identifier");
+      call.safety_identifier = value.as_string();
+    } else if (name == "frame_count" || name == "frame_duration_ms" || name == "svg") {
+      return wrong("'" + std::string(name) + "' is for gif and svg output; these models draw png, jpeg and webp", std::string(name));
     } else if (std::find(kJobFields.begin(), kJobFields.end(), name) != kJobFields.end()) {
       job[name] = value;
     } else {
       return wrong("'" + std::string(name) + "' is not a field of an image request; see /openapi.json", std::string(name));
     }
   }
+  if (!call.safety_identifier.empty()) job["user"] = call.safety_identifier;
   if (!job.contains("prompt")) return wrong("'prompt' is missing: say what the picture should show", "prompt");
 
   auto spec = job::parse_spec(json::value(std::move(job)));
@@ -120,6 +135,7 @@ Result<ImageCall> parse_image_call(std::string_view body) {
     return error;
   }
   call.spec = std::move(*spec);
+  if (call.spec.width && call.spec.height) call.size = size_text(*call.spec.width, *call.spec.height);
   return call;
 }
 
@@ -144,8 +160,8 @@ std::string partial_image_json(const ImageCall& call, std::int64_t created_s, in
                                std::string_view bytes) {
   json::object object{{"type", "image_generation.partial_image"}, {"b64_json", base64(bytes)}, {"created_at", created_s},
                       {"partial_image_index", partial_index},     {"image_index", unit}};
-  echo(object, call, format_of(sniff_media_type(bytes)));
-  if (call.spec.width && call.spec.height) object["size"] = size_text(*call.spec.width, *call.spec.height);
+  echo_event(object, call, format_of(sniff_media_type(bytes)));
+  object["size"] = call.size;
   return json::serialize(object);
 }
 
@@ -156,7 +172,7 @@ std::string completed_json(const ImageCall& call, std::int64_t created_s, const 
                       {"image_index", part.unit},
                       {"seed", part.seed},
                       {"size", size_text(part.width, part.height)}};
-  echo(object, call, format_of(part.media_type));
+  echo_event(object, call, format_of(part.media_type));
   return json::serialize(object);
 }
 

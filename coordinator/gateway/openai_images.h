@@ -17,7 +17,9 @@ struct ImageCall {
   job::JobSpec spec;        // parsed, not completed
   bool b64_json = false;    // else URLs
   bool stream = false;
-  std::string quality;      // echoed; empty: not given
+  std::string quality;            // echoed; empty: not given
+  std::string safety_identifier;  // echoed; becomes the spec's user, as OpenAI lets it replace that field
+  std::string size = "auto";      // of what is drawn, as far as it is known: echoed in partial images
 };
 
 // OpenAI's fields and DiTFleet's own (seed, num_inference_steps, guidance_scale, negative_prompt,

@@ -258,6 +258,13 @@ TEST(GatewayImages, DefaultsAndNulls) {
   EXPECT_FALSE(call->spec.n.has_value());
 }
 
+TEST(GatewayImages, ASafetyIdentifierReplacesTheUser) {
+  auto call = parse_image_call(R"({"prompt":"x","user":"a","safety_identifier":"b","quality":"max","complexity":"low"})");
+  ASSERT_TRUE(call.ok()) << call.error().message;
+  EXPECT_EQ(call->spec.user, "b");
+  EXPECT_EQ(parse_image_call(R"({"prompt":"x","user":"a","safety_identifier":""})")->spec.user, "a");
+}
+
 TEST(GatewayImages, NamesTheFieldThatIsWrong) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {R"({})", "prompt"},
@@ -273,6 +280,9 @@ TEST(GatewayImages, NamesTheFieldThatIsWrong) {
       {R"({"prompt":"x","stream":"yes"})", "stream"},
       {R"({"prompt":"x","background":"transparent"})", "background"},
       {R"({"prompt":"x","quality":"best"})", "quality"},
+      {R"({"prompt":"x","complexity":"none"})", "complexity"},
+      {R"({"prompt":"x","safety_identifier":5})", "safety_identifier"},
+      {R"({"prompt":"x","frame_count":4})", "frame_count"},
       {R"({"prompt":"x","n":"2"})", "n"},
       {R"({"prompt":"x","n":0})", "n"},
       {R"({"prompt":"x","seed":-1})", "seed"},
@@ -315,9 +325,11 @@ TEST(GatewayImages, AnswersInTheFormThatWasAskedFor) {
   const auto done = parse_json(completed_json(call, 5, part)).value();
   EXPECT_EQ(done.at("type").as_string(), "image_generation.completed");
   EXPECT_EQ(done.at("output_format").as_string(), "png");
+  EXPECT_EQ(done.at("quality").as_string(), "low");
   const auto partial = parse_json(partial_image_json(call, 5, 1, 0, "\xff\xd8\xff")).value();
   EXPECT_EQ(partial.at("partial_image_index").as_int64(), 1);
   EXPECT_EQ(partial.at("output_format").as_string(), "jpeg");
+  EXPECT_EQ(partial.at("size").as_string(), "auto");
 }
 
 TEST(GatewayJobJson, ProgressIsTheShareOfAllSteps) {
