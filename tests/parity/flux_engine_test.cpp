@@ -1,6 +1,8 @@
 // Whole pictures through the engine against diffusers' FluxPipeline, from prompt to pixels, and what the engine
 // promises beside the picture. DITFLEET_TEST_DEVICE=cuda runs the same on a GPU.
+#include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <unistd.h>
 
@@ -8,6 +10,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <thread>
 
@@ -170,6 +173,57 @@ TEST(FluxEngine, StagesOfDifferentUnitsRunAtOnce) {
   stop = true;
   texts.join();
 }
+
+#ifndef __SANITIZE_ADDRESS__  // whose allocator ends the process instead
+// Leaves next to no memory on the device the test runs on, until it is destroyed.
+class MemoryShortage {
+ public:
+  MemoryShortage() {
+    if (test_device() == "cpu") {
+      getrlimit(RLIMIT_AS, &before_);
+      long pages = 0;
+      std::ifstream("/proc/self/statm") >> pages;
+      rlimit tight = before_;
+      tight.rlim_cur = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE)) + (rlim_t{16} << 20);
+      setrlimit(RLIMIT_AS, &tight);
+      return;
+    }
+    for (std::int64_t size = std::int64_t{1} << 34; size >= std::int64_t{1} << 25;) {
+      try {
+        ballast_.push_back(at::empty({size}, at::TensorOptions().dtype(c10::ScalarType::Byte).device(c10::DeviceType::CUDA)));
+      } catch (const std::exception&) {
+        size /= 2;
+      }
+    }
+  }
+  ~MemoryShortage() {
+    if (test_device() == "cpu") setrlimit(RLIMIT_AS, &before_);
+  }
+
+ private:
+  rlimit before_{};
+  std::vector<at::Tensor> ballast_;
+};
+
+TEST(FluxEngine, SurvivesMemoryThatRunsOut) {
+  const golden::Golden golden = golden::load(dev_plain());
+  Model& model = model_of(dev_plain().model_dir(), false);
+  ImageRequest large = golden.request;
+  large.width = large.height = 4096;
+  large.num_inference_steps = 1;
+  auto prepared = must(model.encode(golden.request));
+  must(model.denoise(*prepared, nullptr));  // so that every thread and workspace is there
+  {
+    const MemoryShortage shortage;
+    auto too_large = model.encode(large);
+    Result<void> denoised = too_large ? model.denoise(**too_large, nullptr) : Result<void>(too_large.error());
+    ASSERT_FALSE(denoised);
+    EXPECT_EQ(denoised.error().code, Code::kOutOfMemory) << denoised.error().message;
+    EXPECT_NE(denoised.error().message.find("out of memory"), std::string::npos) << denoised.error().message;
+  }
+  EXPECT_LE(compare(must(model.decode(*prepared)), golden.tensor("pixels")).most, 1);
+}
+#endif
 
 TEST(FluxEngine, WarnsOfTruncatedPrompts) {
   ImageRequest request = golden::load(dev_plain()).request;

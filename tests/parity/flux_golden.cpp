@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -16,7 +17,11 @@
 namespace ditfleet::pipeline::golden {
 namespace {
 
-const std::filesystem::path kRoot = std::filesystem::path(DITFLEET_SOURCE_DIR) / "tests/fixtures/flux";
+// DITFLEET_FIXTURES: where the fixtures are on a machine that has only the test binary.
+std::filesystem::path root() {
+  const char* elsewhere = std::getenv("DITFLEET_FIXTURES");
+  return elsewhere ? std::filesystem::path(elsewhere) : std::filesystem::path(DITFLEET_SOURCE_DIR) / "tests/fixtures/flux";
+}
 
 c10::ScalarType scalar_type(DType dtype) {
   switch (dtype) {
@@ -30,12 +35,12 @@ c10::ScalarType scalar_type(DType dtype) {
 
 }  // namespace
 
-std::string Case::model_dir() const { return (kRoot / folder / "model").string(); }
-std::string Case::file() const { return (kRoot / folder / (name + ".safetensors")).string(); }
+std::string Case::model_dir() const { return (root() / folder / "model").string(); }
+std::string Case::file() const { return (root() / folder / (name + ".safetensors")).string(); }
 
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (const auto& folder : std::filesystem::directory_iterator(kRoot)) {
+  for (const auto& folder : std::filesystem::directory_iterator(root())) {
     if (!folder.is_directory()) continue;
     for (const auto& file : std::filesystem::directory_iterator(folder.path()))
       if (file.path().extension() == ".safetensors")
