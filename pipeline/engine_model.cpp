@@ -98,6 +98,10 @@ Result<std::unique_ptr<Prepared>> FluxModel::encode(const ImageRequest& request)
     p->noise = draw_noise(request.seed, folder_.transformer.config().in_channels / 4, 2 * p->rows, 2 * p->columns,
                           placement_.dtype);
     p->schedule = make_schedule(folder_.scheduler, request.num_inference_steps, p->rows * p->columns);
+    for (float sigma : p->schedule.sigmas)
+      if (!std::isfinite(sigma))  // shift_terminal divides 0 by 0 where there is but one step
+        refuse("num_inference_steps", "is " + std::to_string(request.num_inference_steps) +
+                                          ", of which this model's scheduler makes no schedule; use 2 or more");
     scope.finish();
     p->add_phase("text", start);
     return std::unique_ptr<Prepared>(std::move(p));

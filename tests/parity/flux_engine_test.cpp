@@ -20,10 +20,7 @@
 namespace ditfleet::pipeline {
 namespace {
 
-std::string test_device() {
-  const char* device = std::getenv("DITFLEET_TEST_DEVICE");
-  return device ? device : "cpu";
-}
+using golden::test_device;
 
 template <class T>
 T must(Result<T> result) {
@@ -261,6 +258,15 @@ TEST(FluxEngine, RefusesBadRequests) {
   EXPECT_NE(refusal([](auto& r) { r.guidance_scale = NAN; }).find("guidance_scale"), std::string::npos);
   EXPECT_NE(refusal([](auto& r) { r.prompt = "\xff"; }).find("UTF-8"), std::string::npos);
   EXPECT_NE(refusal([](auto& r) { r.loras.push_back({"x", 1.0}); }).find("loras"), std::string::npos);
+}
+
+TEST(FluxEngine, RefusesAScheduleThatDividesByZero) {
+  ImageRequest request = golden::load({"single", "plain"}).request;  // a folder with shift_terminal
+  request.num_inference_steps = 1;
+  auto result = model_of(golden::Case{"single", "plain"}.model_dir(), false).encode(request);
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().param, "num_inference_steps");
+  EXPECT_NE(result.error().message.find("use 2 or more"), std::string::npos) << result.error().message;
 }
 
 TEST(FluxEngine, RefusesUnknownDevicesAndTypes) {

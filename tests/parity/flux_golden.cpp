@@ -35,6 +35,11 @@ c10::ScalarType scalar_type(DType dtype) {
 
 }  // namespace
 
+std::string test_device() {
+  const char* device = std::getenv("DITFLEET_TEST_DEVICE");
+  return device ? device : "cpu";
+}
+
 std::string Case::model_dir() const { return (root() / folder / "model").string(); }
 std::string Case::file() const { return (root() / folder / (name + ".safetensors")).string(); }
 
@@ -86,7 +91,8 @@ Golden load(const Case& which) {
 double distance(const at::Tensor& got, const at::Tensor& reference) {
   EXPECT_EQ(got.sizes(), reference.sizes());
   if (got.sizes() != reference.sizes()) return 1e30;
-  const at::Tensor a = got.to(c10::ScalarType::Double), b = reference.to(c10::ScalarType::Double);
+  const auto on_host = [](const at::Tensor& t) { return t.to(c10::DeviceType::CPU).to(c10::ScalarType::Double); };
+  const at::Tensor a = on_host(got), b = on_host(reference);
   return at::abs(a - b).max().item<double>() / std::max(1.0, at::abs(b).max().item<double>());
 }
 

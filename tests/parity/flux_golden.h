@@ -10,6 +10,9 @@
 
 namespace ditfleet::pipeline::golden {
 
+// Where the tests compute: DITFLEET_TEST_DEVICE, or "cpu".
+std::string test_device();
+
 struct Case {
   std::string folder, name;  // "dev", "plain"
   std::string model_dir() const;

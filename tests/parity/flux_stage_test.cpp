@@ -1,5 +1,7 @@
 // Each stage of the pipeline against diffusers, fed with diffusers' own inputs of that stage, so that a failure
 // names the stage. The limit is the project's: max |a − b| ≤ 1e-4 · max(1, max |reference|) in fp32.
+// DITFLEET_TEST_DEVICE=cuda runs the same on a GPU, against the same references from a CPU: in fp32 the limit stays,
+// since the pipeline keeps TF32 off.
 #include <ATen/TensorOperators.h>
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
@@ -23,10 +25,14 @@ constexpr double kBf16Limit = 4e-2;
 
 class FluxStage : public ::testing::TestWithParam<golden::Case> {
  protected:
-  void SetUp() override { golden_ = golden::load(GetParam()); }
-  Placement placement() const {
-    return {c10::Device(c10::DeviceType::CPU), golden_.bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float};
+  void SetUp() override {
+    device_ = load_device(golden::test_device()).device;
+    golden_ = golden::load(GetParam());
   }
+  Placement placement() const {
+    return {device_, golden_.bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float};
+  }
+  at::Tensor input(const char* name) const { return golden_.tensor(name).to(device_); }
   double limit() const { return golden_.bf16 ? kBf16Limit : kLimit; }
   std::string dir(const char* part) const { return GetParam().model_dir() + "/" + part; }
   std::vector<std::int32_t> ids(const char* name) const {
@@ -34,6 +40,7 @@ class FluxStage : public ::testing::TestWithParam<golden::Case> {
     const auto* data = t.const_data_ptr<std::int64_t>();
     return {data, data + t.numel()};
   }
+  c10::Device device_{c10::DeviceType::CPU};
   golden::Golden golden_;
   c10::InferenceMode inference_{true};
 };
@@ -72,10 +79,8 @@ class FluxDenoising : public FluxStage {};
 
 TEST_P(FluxDenoising, Denoises) {
   const auto transformer = FluxTransformer::load(dir("transformer"), placement());
-  const at::Tensor noise = golden_.tensor("noise"), prompt = golden_.tensor("prompt_embeds");
-  const at::Tensor sigmas = golden_.tensor("sigmas");
-  const auto table = transformer.modulation(golden_.tensor("timesteps"), golden_.request.guidance_scale,
-                                            golden_.tensor("pooled_prompt_embeds"));
+  const at::Tensor noise = input("noise"), prompt = input("prompt_embeds"), sigmas = input("sigmas");
+  const auto table = transformer.modulation(input("timesteps"), golden_.request.guidance_scale, input("pooled_prompt_embeds"));
   const at::Tensor rope = rope_table(transformer.config(), prompt.size(1), noise.size(2) / 2, noise.size(3) / 2, placement());
   const at::Tensor text = transformer.embed_text(prompt);
   at::Tensor tokens = pack_latents(noise);
@@ -89,7 +94,7 @@ TEST_P(FluxDenoising, Denoises) {
 TEST_P(FluxStage, DecodesLatents) {
   const auto vae = VaeDecoder::load(dir("vae"), placement());
   const at::Tensor noise = golden_.tensor("noise");
-  const at::Tensor latents = unpack_latents(golden_.tensor("latents"), noise.size(2) / 2, noise.size(3) / 2);
+  const at::Tensor latents = unpack_latents(input("latents"), noise.size(2) / 2, noise.size(3) / 2);
   const at::Tensor image = unit_range(vae.decode(latents));
   EXPECT_LE(distance(image, golden_.tensor("image")), limit());
   const Image pixels = to_image(image);
