@@ -12,6 +12,7 @@ class Keys {
 
   std::string in() const { return prefix_ + "in"; }              // stream: intake
   std::string jobs() const { return prefix_ + "jobs"; }          // zset: index by creation time
+  std::string units() const { return prefix_ + "units"; }        // hash: every unit that has not ended
   std::string ready() const { return prefix_ + "ready"; }        // zset: units by the time they became so
   std::string delayed() const { return prefix_ + "delayed"; }    // zset: units by the time they are due
   std::string lease() const { return prefix_ + "lease"; }        // zset: held units by the end of their lease

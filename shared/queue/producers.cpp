@@ -40,8 +40,8 @@ asio::awaitable<Result<std::vector<Result<SubmitOutcome>>>> Client::submit_many(
     submissions = submissions.subspan(batch.size());
     std::vector<std::string> ids;
     ids.reserve(batch.size());
-    redis::Command command = fcall("submit", 3 + 3 * batch.size());
-    command << keys.in() << keys.jobs() << keys.deadline();
+    redis::Command command = fcall("submit", 4 + 3 * batch.size());
+    command << keys.in() << keys.jobs() << keys.deadline() << keys.units();
     for (const Submission& s : batch) {
       ids.push_back(s.id.empty() ? new_id() : s.id);
       const std::string job = keys.job(ids.back());
@@ -68,27 +68,22 @@ asio::awaitable<Result<CancelOutcome>> Client::cancel(const std::string& job, co
   if (!is_valid_id(job)) co_return not_found;
   // Whose mailboxes to write to must be known before the call. One that changes hands in between tells
   // its worker at the next renewal instead.
-  auto stored = co_await impl_->connection_->execute(redis::Command("HGETALL") << keys.job(job), deadline);
-  if (!stored) co_return stored.error();
+  auto reply = co_await impl_->call(
+      fcall_ro("job", 4) << keys.job(job) << keys.events(job) << keys.in() << keys.units() << job, deadline);
+  if (!reply) co_return reply.error();
+  const StoredJob stored = parse_job(job, *reply);
+  if (!stored.same_as.empty()) co_return co_await cancel(stored.same_as, tenant, deadline);
   std::vector<std::string> owners;
-  for (std::size_t i = 0; i + 1 < stored->elements.size(); i += 2) {
-    const std::string& name = stored->elements[i].text;
-    if (name == "same_as") {
-      co_return co_await cancel(stored->elements[i + 1].text, tenant, deadline);
-    }
-    if (name.size() < 2 || name[0] != 'u' || name[1] < '0' || name[1] > '9') continue;
-    const PackedUnit unit = parse_packed_unit(stored->elements[i + 1].text);
-    if ((unit.state == "assigned" || unit.state == "running") &&
-        std::find(owners.begin(), owners.end(), unit.owner) == owners.end()) {
-      owners.emplace_back(unit.owner);
-    }
+  for (const UnitRecord& unit : stored.record.unit_records) {
+    const bool held = unit.state == job::State::kAssigned || unit.state == job::State::kRunning;
+    if (held && std::find(owners.begin(), owners.end(), unit.owner) == owners.end()) owners.push_back(unit.owner);
   }
-  redis::Command command = fcall("cancel", 7 + owners.size());
-  command << keys.in() << keys.ready() << keys.delayed() << keys.lease() << keys.deadline() << keys.job(job) << keys.events(job);
+  redis::Command command = fcall("cancel", 8 + owners.size());
+  command << keys.in() << keys.ready() << keys.delayed() << keys.lease() << keys.deadline() << keys.units() << keys.job(job) << keys.events(job);
   for (const std::string& owner : owners) command << keys.mailbox(owner);
   command << impl_->options_.retention_ms << job << tenant;
   for (const std::string& owner : owners) command << owner;
-  auto reply = co_await impl_->call(std::move(command), deadline);
+  reply = co_await impl_->call(std::move(command), deadline);
   if (!reply) co_return reply.error();
   if (reply->text == "canceled") co_return CancelOutcome::kCanceled;
   if (reply->text == "requested") co_return CancelOutcome::kRequested;

@@ -17,9 +17,9 @@ asio::awaitable<Result<JobRecord>> Client::job(const std::string& id, const std:
   const Keys& keys = impl_->keys_;
   std::string name = id;
   for (int hop = 0; hop < 2; ++hop) {
-    auto reply = co_await impl_->call(fcall_ro("job", 3) << keys.job(name) << keys.events(name) << keys.in(), deadline);
+    auto reply = co_await impl_->call(fcall_ro("job", 4) << keys.job(name) << keys.events(name) << keys.in() << keys.units() << name, deadline);
     if (!reply) co_return reply.error();
-    if (reply->elements.size() != 3 || reply->elements[0].elements.empty()) break;
+    if (reply->elements.size() != 5 || reply->elements[0].elements.empty()) break;
     StoredJob stored = parse_job(name, *reply);
     if (!tenant.empty() && stored.record.tenant != tenant) break;
     if (stored.same_as.empty()) co_return std::move(stored.record);
@@ -57,8 +57,8 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
     for (std::size_t i = 0; i + 1 < elements.size(); i += 2) {
       if (elements[i + 1].text == from && elements[i].text >= after_id) continue;  // of the page before
       candidates.push_back(i);
-      reads.push_back(redis::Command("HMGET") << keys.job(elements[i].text) << "tenant" << "state" << "n" << "class" << "created"
-                                              << "ready" << "ended" << "deadline" << "cost" << "trace" << "spec" << "error");
+      reads.push_back(redis::Command("HMGET") << keys.job(elements[i].text) << "tenant" << "state" << "plan" << "class" << "ended"
+                                              << "trace" << "spec" << "error" << "u0");
     }
     auto records = co_await impl_->connection_->execute_all(std::move(reads), deadline);
     for (std::size_t c = 0; c < candidates.size(); ++c) {
@@ -66,22 +66,40 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
       const auto& v = records[c]->elements;
       const std::string& id = elements[candidates[c]].text;
       page.next_cursor = elements[candidates[c] + 1].text + ":" + id;
-      if (v.size() != 12 || v[1].is_nil()) continue;  // expired
+      if (v.size() != 9 || v[0].is_nil()) continue;  // expired
+      if (!tenant.empty() && v[0].text != tenant) continue;
       JobRecord record;
       record.id = id;
       record.tenant = v[0].text;
-      record.state = job::state_from_name(v[1].text).value_or(job::State::kQueued);
-      if ((!tenant.empty() && record.tenant != tenant) || (state && record.state != *state)) continue;
-      record.units = std::max<int>(1, static_cast<int>(to_int(v[2].text)));
+      const Plan plan = parse_plan(v[2].text);
+      record.units = std::max(1, plan.units);
+      if (const auto ended = job::state_from_name(v[1].text)) {
+        record.state = *ended;
+        record.ended_ms = std::max(to_int(v[4].text), parse_packed_unit(v[8].text).ended_ms);
+      } else if (plan.units > 0) {
+        redis::Command units("HMGET");
+        units << keys.units();
+        for (int u = 0; u < plan.units; ++u) units << id + ":" + std::to_string(u);
+        auto open = co_await impl_->connection_->execute(std::move(units), deadline);
+        if (!open) co_return open.error();
+        std::vector<UnitRecord> unit_records;
+        for (const redis::Reply& unit : open->elements) {
+          // One that ended a moment ago is not there any more: the job is under way all the same.
+          UnitRecord one = unit_record(0, parse_packed_unit(unit.text));
+          if (unit.is_nil()) one.state = job::State::kRunning;
+          unit_records.push_back(std::move(one));
+        }
+        record.state = furthest(unit_records);
+      }
+      if (state && record.state != *state) continue;
       record.class_key = v[3].text;
-      record.created_ms = to_int(v[4].text);
-      record.ready_ms = to_int(v[5].text);
-      record.ended_ms = to_int(v[6].text);
-      record.deadline_ms = to_int(v[7].text);
-      record.cost_us = to_int(v[8].text);
-      record.traceparent = v[9].text;
-      record.spec = v[10].text;
-      if (!v[11].is_nil()) record.error = parse_error(v[11].text);
+      record.created_ms = to_int(elements[candidates[c] + 1].text);
+      record.ready_ms = plan.ready_ms;
+      record.deadline_ms = plan.deadline_ms;
+      record.cost_us = plan.cost_us;
+      record.traceparent = v[5].text;
+      record.spec = v[6].text;
+      if (!v[7].is_nil()) record.error = parse_error(v[7].text);
       page.jobs.push_back(std::move(record));
       if (page.jobs.size() == want) {
         const bool last = elements.size() < 2 * kPage && c + 1 == candidates.size();

@@ -68,23 +68,57 @@ std::int64_t to_int(std::string_view text) {
 }
 
 PackedUnit parse_packed_unit(std::string_view field) {
-  std::array<std::string_view, 8> part{};
-  for (std::size_t i = 0; i < part.size(); ++i) {
+  std::array<std::string_view, 9> part{};
+  std::size_t count = 0;
+  while (count < part.size()) {
     const auto bar = field.find('|');
-    part[i] = field.substr(0, bar);
+    part[count++] = field.substr(0, bar);
     if (bar == std::string_view::npos) break;
     field.remove_prefix(bar + 1);
   }
   PackedUnit unit;
   unit.state = part[0];
+  if (count < 8) return unit;  // queued: its second part is the intake entry
   unit.nonce = part[1];
   unit.errors = static_cast<int>(to_int(part[2]));
   unit.crashes = static_cast<int>(to_int(part[3]));
   unit.owner = part[4];
   unit.assigned_ms = to_int(part[5]);
   unit.started_ms = to_int(part[6]);
-  unit.ended_ms = to_int(part[7]);
+  if (count == 8) unit.ended_ms = to_int(part[7]);
   return unit;
+}
+
+Plan parse_plan(std::string_view text) {
+  std::array<std::int64_t, 5> part{};
+  for (std::int64_t& value : part) {
+    const auto bar = text.find('|');
+    value = to_int(text.substr(0, bar));
+    if (bar == std::string_view::npos) break;
+    text.remove_prefix(bar + 1);
+  }
+  return {static_cast<int>(part[0]), part[1], part[2], static_cast<int>(part[3]), part[4]};
+}
+
+UnitRecord unit_record(int unit, const PackedUnit& packed) {
+  UnitRecord record;
+  record.unit = unit;
+  record.state = packed.shown_state();
+  record.attempt = packed.attempt();
+  record.owner = packed.owner;
+  record.nonce = packed.nonce;
+  record.assigned_ms = packed.assigned_ms;
+  record.started_ms = packed.started_ms;
+  record.ended_ms = packed.ended_ms;
+  return record;
+}
+
+job::State furthest(const std::vector<UnitRecord>& units) {
+  job::State best = job::State::kQueued;
+  for (const UnitRecord& unit : units) {
+    best = std::max(best, job::is_terminal(unit.state) ? job::State::kRunning : unit.state);
+  }
+  return best;
 }
 
 job::State PackedUnit::shown_state() const {
@@ -121,13 +155,17 @@ Error parse_error(std::string_view json_text) {
   return Error{code_from_name(text("code")), text("message"), text("param")};
 }
 
-Event make_event(std::string id, std::string job, std::string kind, std::string_view unit, std::string_view data) {
+Event make_event(std::string id, std::string job, std::string_view text) {
   Event event;
   event.at_ms = to_int(id);
   event.id = std::move(id);
   event.job = std::move(job);
-  event.type = std::move(kind);
-  event.unit = static_cast<int>(to_int(unit));
+  const auto first = text.find(' ');
+  const auto second = first == std::string_view::npos ? first : text.find(' ', first + 1);
+  event.type = text.substr(0, first);
+  if (second == std::string_view::npos) return event;
+  event.unit = static_cast<int>(to_int(text.substr(first + 1)));
+  const std::string_view data = text.substr(second + 1);
   if (data.size() > 2) {  // "{}" is the usual
     if (const auto value = parse_json(data); value && value->is_object()) {
       for (const auto& [name, field] : value->get_object()) event.fields.emplace(name, value_text(field));
@@ -137,65 +175,54 @@ Event make_event(std::string id, std::string job, std::string kind, std::string_
 }
 
 Result<Event> parse_feed_line(std::string_view line) {
-  std::array<std::string_view, 4> word{};
-  for (std::string_view& w : word) {
-    const auto space = line.find(' ');
-    if (space == std::string_view::npos) {
-      return Error{Code::kDataCorrupt, "[queue] a feed line is not '<id> <job> <type> <unit> <data>': " + std::string(line.substr(0, 80))};
-    }
-    w = line.substr(0, space);
-    line.remove_prefix(space + 1);
+  const auto first = line.find(' ');
+  const auto second = first == std::string_view::npos ? first : line.find(' ', first + 1);
+  if (second == std::string_view::npos) {
+    return Error{Code::kDataCorrupt, "[queue] a feed line is not '<id> <job> <type> <unit> <data>': " + std::string(line.substr(0, 80))};
   }
-  return make_event(std::string(word[0]), std::string(word[1]), std::string(word[2]), word[3], line);
+  return make_event(std::string(line.substr(0, first)), std::string(line.substr(first + 1, second - first - 1)), line.substr(second + 1));
 }
 
 Result<Event> parse_event_entry(const std::string& job, const redis::Reply& entry) {
-  if (entry.elements.size() != 2) return Error{Code::kDataCorrupt, "[queue] an event of job " + job + " is not [id, fields]"};
-  const Fields fields = fields_of(entry.elements[1]);
-  return make_event(entry.elements[0].text, job, text_of(fields, "t"), text_of(fields, "u"), text_of(fields, "d"));
+  if (entry.elements.size() != 2 || entry.elements[1].elements.size() != 2) {
+    return Error{Code::kDataCorrupt, "[queue] an event of job " + job + " is not [id, [e, text]]"};
+  }
+  return make_event(entry.elements[0].text, job, entry.elements[1].elements[1].text);
 }
 
 StoredJob parse_job(const std::string& id, const redis::Reply& reply) {
   StoredJob stored;
-  if (reply.elements.size() != 3) return stored;
-  const Fields fields = fields_of(reply.elements[0]);
-  const Fields steps = fields_of(reply.elements[1]);
+  if (reply.elements.size() != 5) return stored;
+  const Fields fields = fields_of(reply.elements[0]), open = fields_of(reply.elements[1]), steps = fields_of(reply.elements[2]);
+  const Plan plan = parse_plan(text_of(fields, "plan"));
   stored.same_as = text_of(fields, "same_as");
   JobRecord& record = stored.record;
   record.id = id;
   record.tenant = text_of(fields, "tenant");
-  record.spec = text_of(fields, "spec");
-  if (record.spec.empty()) record.spec = reply.elements[2].text;
+  record.spec = fields.count("spec") ? text_of(fields, "spec") : reply.elements[3].text;
   record.class_key = text_of(fields, "class");
   record.traceparent = text_of(fields, "trace");
-  record.state = job::state_from_name(text_of(fields, "state")).value_or(job::State::kQueued);
-  record.created_ms = to_int(text_of(fields, "created"));
-  record.ready_ms = to_int(text_of(fields, "ready"));
+  record.created_ms = to_int(text_of(fields, "in"));
+  record.ready_ms = plan.ready_ms;
   record.ended_ms = to_int(text_of(fields, "ended"));
-  record.deadline_ms = to_int(text_of(fields, "deadline"));
-  record.cost_us = to_int(text_of(fields, "cost"));
+  record.deadline_ms = plan.units > 0 ? plan.deadline_ms : to_int(reply.elements[4].text);
+  record.cost_us = plan.cost_us;
+  record.units = std::max(plan.units, 1);
   if (const auto it = fields.find("error"); it != fields.end()) record.error = parse_error(it->second);
-  const int units = static_cast<int>(to_int(text_of(fields, "n")));
-  record.units = std::max(units, 1);
-  for (int i = 0; i < units; ++i) {
-    const PackedUnit packed = parse_packed_unit(fields.count(indexed('u', i)) ? fields.at(indexed('u', i)) : std::string_view());
-    UnitRecord unit;
-    unit.unit = i;
-    unit.state = packed.shown_state();
-    unit.attempt = packed.attempt();
-    unit.owner = packed.owner;
-    unit.nonce = packed.nonce;
-    unit.assigned_ms = packed.assigned_ms;
-    unit.started_ms = packed.started_ms;
-    unit.ended_ms = packed.ended_ms;
+  for (int i = 0; i < plan.units; ++i) {
+    const std::string number = std::to_string(i);
+    const auto still_open = open.find(number);
+    const std::string left = text_of(fields, indexed('u', i));
+    UnitRecord unit = unit_record(i, parse_packed_unit(still_open != open.end() ? still_open->second : std::string_view(left)));
     unit.manifest = text_of(fields, indexed('m', i));
     unit.phases_us = parse_phases(text_of(fields, indexed('p', i)));
     if (const auto it = fields.find(indexed('e', i)); it != fields.end()) unit.error = parse_error(it->second);
-    if (const auto it = steps.find(std::to_string(i)); it != steps.end()) {
-      const Event step = make_event("0-0", id, "step", "0", it->second);
+    if (const auto it = steps.find(number); it != steps.end()) {
+      const Event step = make_event("0-0", id, "step 0 " + std::string(it->second));
       if (const auto f = step.fields.find("step"); f != step.fields.end()) unit.step = static_cast<int>(to_int(f->second));
       if (const auto f = step.fields.find("total"); f != step.fields.end()) unit.total_steps = static_cast<int>(to_int(f->second));
     }
+    record.ended_ms = std::max(record.ended_ms, unit.ended_ms);
     if (const auto it = fields.find(indexed('w', i)); it != fields.end()) {
       if (const auto value = parse_json(it->second)) {
         for (std::string& warning : parse_strings(&*value)) {
@@ -207,6 +234,8 @@ StoredJob parse_job(const std::string& id, const redis::Reply& reply) {
     }
     record.unit_records.push_back(std::move(unit));
   }
+  record.state = job::state_from_name(text_of(fields, "state")).value_or(furthest(record.unit_records));
+  if (!job::is_terminal(record.state)) record.ended_ms = 0;
   return stored;
 }
 
@@ -221,13 +250,21 @@ IntakeEntry parse_intake(const redis::Reply& entry) {
   const Fields fields = fields_of(entry.elements[1]);
   out.spec = text_of(fields, "spec");
   out.traceparent = text_of(fields, "traceparent");
-  out.deadline_ms = to_int(text_of(fields, "deadline_ms"));
-  if (fields.count("job")) {  // of ditfleet_v1_submit
-    out.id = text_of(fields, "job");
-    out.tenant = text_of(fields, "tenant");
+  if (fields.count("job")) {  // of ditfleet_v1_submit: "<id> <tenant> <deadline>"
+    std::string_view rest = fields.at("job");
+    std::array<std::string_view, 3> word{};
+    for (std::string_view& w : word) {
+      const auto space = rest.find(' ');
+      w = rest.substr(0, space);
+      rest.remove_prefix(space == std::string_view::npos ? rest.size() : space + 1);
+    }
+    out.id = word[0];
+    out.tenant = word[1];
+    out.deadline_ms = to_int(word[2]);
     return out;
   }
   out.raw = true;
+  out.deadline_ms = to_int(text_of(fields, "deadline_ms"));
   out.id = "x-" + out.entry_id;
   out.idempotency_key = text_of(fields, "idempotency_key");
   if (const std::string tenant = text_of(fields, "tenant"); !tenant.empty()) {
@@ -261,29 +298,36 @@ Result<MailboxEntry> parse_mailbox(const redis::Reply& entry) {
   if (entry.elements.size() != 2) return Error{Code::kDataCorrupt, "[queue] a mailbox entry is not [id, fields]"};
   MailboxEntry out;
   out.entry_id = entry.elements[0].text;
-  for (std::size_t i = 0; i + 1 < entry.elements[1].elements.size(); i += 2) {
-    const std::string& name = entry.elements[1].elements[i].text;
-    const std::string& value = entry.elements[1].elements[i + 1].text;
-    if (name.size() != 1) continue;
-    switch (name[0]) {
-      case 'k':
-        out.kind = value == "assign" ? MailboxEntry::Kind::kAssign
-                   : value == "revoke" ? MailboxEntry::Kind::kRevoke
-                                       : MailboxEntry::Kind::kCancel;
+  const auto& flat = entry.elements[1].elements;
+  for (std::size_t i = 0; i + 1 < flat.size(); i += 2) {
+    const std::string& value = flat[i + 1].text;
+    switch (flat[i].text.empty() ? ' ' : flat[i].text[0]) {
+      case 'm': {  // "<kind> <job> <unit> <nonce>", of an assignment also " <attempt> <deadline> <tenant>"
+        std::array<std::string_view, 7> word{};
+        std::string_view rest = value;
+        for (std::string_view& w : word) {
+          const auto space = rest.find(' ');
+          w = rest.substr(0, space);
+          rest.remove_prefix(space == std::string_view::npos ? rest.size() : space + 1);
+        }
+        out.kind = word[0] == "assign"   ? MailboxEntry::Kind::kAssign
+                   : word[0] == "revoke" ? MailboxEntry::Kind::kRevoke
+                                         : MailboxEntry::Kind::kCancel;
+        out.ref = {std::string(word[1]), static_cast<int>(to_int(word[2]))};
+        out.nonce = word[3];
+        out.attempt = static_cast<int>(to_int(word[4]));
+        out.deadline_ms = to_int(word[5]);
+        out.tenant = word[6];
         break;
-      case 'j': out.ref.job = value; break;
-      case 'u': out.ref.unit = static_cast<int>(to_int(value)); break;
-      case 'n': out.nonce = value; break;
-      case 'a': out.attempt = static_cast<int>(to_int(value)); break;
+      }
       case 's': out.spec = value; break;
       case 'c': out.class_key = value; break;
       case 'b': out.batch_key = value; break;
-      case 't': out.tenant = value; break;
       case 'p': out.traceparent = value; break;
-      case 'd': out.deadline_ms = to_int(value); break;
       default: break;
     }
   }
+  if (out.ref.job.empty()) return Error{Code::kDataCorrupt, "[queue] the mailbox entry " + out.entry_id + " names no job"};
   return out;
 }
 

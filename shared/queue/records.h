@@ -10,12 +10,13 @@
 
 namespace ditfleet::queue {
 
-// A unit's packed field: state|nonce|errors|crashes|owner|assigned|started|ended.
+// A packed unit, open (in the hash `units`) or ended (in its job); ditfleet.lua has the two forms.
 struct PackedUnit {
   std::string_view state;  // also "delayed" and "canceling"
   std::string_view nonce, owner;
   int errors = 0, crashes = 0;
-  std::int64_t assigned_ms = 0, started_ms = 0, ended_ms = 0;
+  std::int64_t assigned_ms = 0, started_ms = 0;
+  std::int64_t ended_ms = 0;  // of an ended one
 
   job::State shown_state() const;  // delayed → ready, canceling → running
   int attempt() const;             // of the try that runs, or ran last; 0 before the first
@@ -30,9 +31,9 @@ UnitRef parse_member(std::string_view member);
 std::string error_json(const Error& error);
 Error parse_error(std::string_view json_text);
 
-// `kind`, `unit` and `data` as in the stream's fields t, u, d.
-Event make_event(std::string id, std::string job, std::string kind, std::string_view unit, std::string_view data);
-// One line of a feed message: "<id> <job> <kind> <unit> <data>".
+// `text` as in the stream's field e: "<type> <unit> <data>", data a JSON object.
+Event make_event(std::string id, std::string job, std::string_view text);
+// One line of a feed message: "<id> <job> <type> <unit> <data>".
 Result<Event> parse_feed_line(std::string_view line);
 // An entry of XRANGE: [id, [field, value, …]].
 Result<Event> parse_event_entry(const std::string& job, const redis::Reply& entry);
@@ -43,6 +44,20 @@ struct StoredJob {
   std::string same_as;
 };
 StoredJob parse_job(const std::string& id, const redis::Reply& reply);
+
+// A job's `plan`: n|ready_ms|cost_us|priority|deadline_ms. units 0: there is none yet.
+struct Plan {
+  int units = 0;
+  std::int64_t ready_ms = 0, cost_us = 0;
+  int priority = 0;
+  std::int64_t deadline_ms = 0;
+};
+Plan parse_plan(std::string_view text);
+
+// The state of a job that has not ended, from its units.
+job::State furthest(const std::vector<UnitRecord>& units);
+// What an open or ended packed unit says of itself.
+UnitRecord unit_record(int unit, const PackedUnit& packed);
 
 IntakeEntry parse_intake(const redis::Reply& entry);
 Result<MailboxEntry> parse_mailbox(const redis::Reply& entry);

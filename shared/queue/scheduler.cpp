@@ -68,8 +68,8 @@ asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const 
 
   for (std::size_t begin = 0; begin < submitted.size(); begin += kBatch) {
     const std::size_t end = std::min(submitted.size(), begin + kBatch);
-    redis::Command command = fcall("admit", 4 + 2 * (end - begin));
-    command << keys.leader() << keys.in() << keys.ready() << keys.deadline();
+    redis::Command command = fcall("admit", 5 + 2 * (end - begin));
+    command << keys.leader() << keys.in() << keys.ready() << keys.deadline() << keys.units();
     for (std::size_t i = begin; i < end; ++i) command << keys.job(submitted[i]->id) << keys.events(submitted[i]->id);
     command << epoch;
     for (std::size_t i = begin; i < end; ++i) common(command, *submitted[i]);
@@ -80,8 +80,8 @@ asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const 
   std::vector<Rejection> refused;
   for (std::size_t begin = 0; begin < raw.size(); begin += kBatch) {
     const std::size_t end = std::min(raw.size(), begin + kBatch);
-    redis::Command command = fcall("admit_raw", 5 + 3 * (end - begin));
-    command << keys.leader() << keys.in() << keys.ready() << keys.deadline() << keys.jobs();
+    redis::Command command = fcall("admit_raw", 6 + 3 * (end - begin));
+    command << keys.leader() << keys.in() << keys.ready() << keys.deadline() << keys.units() << keys.jobs();
     for (std::size_t i = begin; i < end; ++i) {
       const Admission& a = *raw[i];
       const std::string job = keys.job(a.id);
@@ -120,8 +120,8 @@ asio::awaitable<Result<void>> Client::reject(std::int64_t epoch, std::span<const
   while (!rejections.empty()) {
     const auto batch = rejections.first(std::min(rejections.size(), kBatch));
     rejections = rejections.subspan(batch.size());
-    redis::Command command = fcall("reject", 4 + 2 * batch.size());
-    command << keys.leader() << keys.in() << keys.jobs() << keys.deadline();
+    redis::Command command = fcall("reject", 5 + 2 * batch.size());
+    command << keys.leader() << keys.in() << keys.jobs() << keys.deadline() << keys.units();
     for (const Rejection& r : batch) command << keys.job(r.id) << keys.events(r.id);
     command << epoch << impl_->options_.retention_ms;
     for (const Rejection& r : batch) {
@@ -142,8 +142,8 @@ asio::awaitable<Result<std::vector<bool>>> Client::assign(std::int64_t epoch, co
   while (!units.empty()) {
     const auto batch = units.first(std::min(units.size(), kBatch));
     units = units.subspan(batch.size());
-    redis::Command command = fcall("assign", 4 + 2 * batch.size());
-    command << keys.leader() << keys.ready() << keys.lease() << keys.mailbox(worker_owner);
+    redis::Command command = fcall("assign", 5 + 2 * batch.size());
+    command << keys.leader() << keys.ready() << keys.lease() << keys.units() << keys.mailbox(worker_owner);
     for (const AssignRequest& u : batch) command << keys.job(u.ref.job) << keys.events(u.ref.job);
     command << epoch << worker_owner << impl_->options_.lease_ms << kMailboxMs;
     for (const AssignRequest& u : batch) {
@@ -161,16 +161,18 @@ asio::awaitable<Result<std::vector<bool>>> Client::assign(std::int64_t epoch, co
 
 asio::awaitable<Result<std::vector<bool>>> Client::revoke(std::int64_t epoch, std::span<const Attempt> units, Deadline deadline) {
   const Keys& keys = impl_->keys_;
-  std::vector<redis::Command> reads;
-  for (const Attempt& a : units) reads.push_back(redis::Command("HGET") << keys.job(a.ref.job) << "u" + std::to_string(a.ref.unit));
-  auto held = co_await impl_->connection_->execute_all(std::move(reads), deadline);
-  redis::Command command = fcall("revoke", 3 + 3 * units.size());
-  command << keys.leader() << keys.lease() << keys.ready();
+  if (units.empty()) co_return std::vector<bool>();
+  redis::Command read("HMGET");
+  read << keys.units();
+  for (const Attempt& a : units) read << a.ref.job + ":" + std::to_string(a.ref.unit);
+  auto held = co_await impl_->connection_->execute(std::move(read), deadline);
+  if (!held) co_return held.error();
+  redis::Command command = fcall("revoke", 4 + 2 * units.size());
+  command << keys.leader() << keys.lease() << keys.ready() << keys.units();
   std::vector<std::string> owners;
   for (std::size_t i = 0; i < units.size(); ++i) {
-    if (!held[i]) co_return held[i].error();
-    owners.emplace_back(parse_packed_unit(held[i]->text).owner);
-    command << keys.job(units[i].ref.job) << keys.events(units[i].ref.job) << keys.mailbox(owners.back());
+    owners.emplace_back(parse_packed_unit(held->elements.at(i).text).owner);
+    command << keys.events(units[i].ref.job) << keys.mailbox(owners.back());
   }
   command << epoch;
   for (std::size_t i = 0; i < units.size(); ++i) command << units[i].ref.job << units[i].ref.unit << units[i].nonce << owners[i];
@@ -200,8 +202,8 @@ asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadlin
   std::size_t begin = 0;
   do {
     const std::size_t end = std::min(items.size(), begin + kBatch);
-    redis::Command command = fcall("reap", 8 + 2 * (end - begin));
-    command << keys.leader() << keys.boot() << keys.lease() << keys.delayed() << keys.ready() << keys.deadline() << keys.dead() << keys.in();
+    redis::Command command = fcall("reap", 9 + 2 * (end - begin));
+    command << keys.leader() << keys.boot() << keys.lease() << keys.delayed() << keys.ready() << keys.deadline() << keys.dead() << keys.in() << keys.units();
     for (std::size_t i = begin; i < end; ++i) command << keys.job(items[i].ref.job) << keys.events(items[i].ref.job);
     command << epoch << impl_->options_.retention_ms << impl_->options_.lease_ms << impl_->options_.max_crashes << (hold ? 1 : 0);
     for (std::size_t i = begin; i < end; ++i) command << items[i].kind << items[i].ref.job << items[i].ref.unit;
@@ -216,62 +218,60 @@ asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadlin
 
 asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(Deadline deadline) {
   const Keys& keys = impl_->keys_;
-  auto sets = co_await impl_->call(fcall_ro("open", 3) << keys.ready() << keys.delayed() << keys.lease(), deadline);
+  auto sets = co_await impl_->call(fcall_ro("open", 3) << keys.units() << keys.delayed() << keys.lease(), deadline);
   if (!sets) co_return sets.error();
-  struct Place {
-    std::int64_t lease_until = 0, not_before = 0;
+  if (sets->elements.size() != 3) co_return internal_error("[queue] ditfleet_v1_open did not answer with three lists");
+  const auto scores_of = [](const redis::Reply& flat) {
+    std::map<std::string_view, std::int64_t> scores;
+    for (std::size_t i = 0; i + 1 < flat.elements.size(); i += 2) scores.emplace(flat.elements[i].text, to_int(flat.elements[i + 1].text));
+    return scores;
   };
-  std::map<UnitRef, Place> places;
-  std::vector<std::string> ids;
-  for (std::size_t set = 0; set < sets->elements.size(); ++set) {
-    const auto& flat = sets->elements[set].elements;
-    for (std::size_t i = 0; i + 1 < flat.size(); i += 2) {
-      UnitRef ref = parse_member(flat[i].text);
-      Place& place = places[ref];
-      if (set == 1) place.not_before = to_int(flat[i + 1].text);
-      if (set == 2) place.lease_until = to_int(flat[i + 1].text);
-      ids.push_back(std::move(ref.job));
-    }
-  }
-  std::sort(ids.begin(), ids.end());
-  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  const auto not_before = scores_of(sets->elements[1]), lease_until = scores_of(sets->elements[2]);
 
   std::vector<UnitView> out;
-  for (std::size_t begin = 0; begin < ids.size(); begin += kBatch) {
-    const std::size_t end = std::min(ids.size(), begin + kBatch);
-    redis::Command command = fcall_ro("units", end - begin);
-    for (std::size_t i = begin; i < end; ++i) command << keys.job(ids[i]);
-    auto reply = co_await impl_->call(std::move(command), deadline);
-    if (!reply) co_return reply.error();
-    for (std::size_t i = begin; i < end && i - begin < reply->elements.size(); ++i) {
-      // n tenant class batch cost created ready deadline prio spec, units
-      const auto& v = reply->elements[i - begin].elements;
-      if (v.size() != 11) continue;
-      UnitView view;
-      view.tenant = v[1].text;
-      view.class_key = v[2].text;
-      view.batch_key = v[3].text;
-      view.cost_us = to_int(v[4].text);
-      view.created_ms = to_int(v[5].text);
-      view.ready_ms = to_int(v[6].text);
-      view.deadline_ms = to_int(v[7].text);
-      view.priority = static_cast<int>(to_int(v[8].text));
-      view.model = model_of(v[9].text);
-      for (std::size_t u = 0; u < v[10].elements.size(); ++u) {
-        const PackedUnit unit = parse_packed_unit(v[10].elements[u].text);
-        if (job::is_terminal(unit.shown_state())) continue;
-        UnitView one = view;
-        one.ref = {ids[i], static_cast<int>(u)};
-        one.state = unit.shown_state();
-        one.attempt = unit.attempt();
-        one.crashes = unit.crashes;
-        one.owner = unit.owner;
-        one.nonce = unit.nonce;
-        if (const auto place = places.find(one.ref); place != places.end()) {
-          one.lease_until_ms = place->second.lease_until;
-          if (unit.state == "delayed") one.not_before_ms = place->second.not_before;
-        }
-        out.push_back(std::move(one));
+  std::map<std::string, std::vector<std::size_t>> of_job;  // places in `out`
+  const auto& flat = sets->elements[0].elements;
+  for (std::size_t i = 0; i + 1 < flat.size(); i += 2) {
+    const PackedUnit unit = parse_packed_unit(flat[i + 1].text);
+    if (unit.state == "queued") continue;
+    UnitView view;
+    view.ref = parse_member(flat[i].text);
+    view.state = unit.shown_state();
+    view.attempt = unit.attempt();
+    view.crashes = unit.crashes;
+    view.owner = unit.owner;
+    view.nonce = unit.nonce;
+    if (const auto it = not_before.find(flat[i].text); it != not_before.end()) view.not_before_ms = it->second;
+    if (const auto it = lease_until.find(flat[i].text); it != lease_until.end()) view.lease_until_ms = it->second;
+    of_job[view.ref.job].push_back(out.size());
+    out.push_back(std::move(view));
+  }
+  // The rest is the jobs'. One that ended since is gone by the time it is acted on, and refused then.
+  auto next = of_job.begin();
+  while (next != of_job.end()) {
+    std::vector<redis::Command> reads;
+    const auto first = next;
+    for (; next != of_job.end() && reads.size() < 4 * kBatch; ++next) {
+      reads.push_back(redis::Command("HMGET") << keys.job(next->first) << "tenant" << "class" << "batch" << "in" << "plan" << "spec");
+    }
+    auto records = co_await impl_->connection_->execute_all(std::move(reads), deadline);
+    auto it = first;
+    for (auto& record : records) {
+      if (!record) co_return record.error();
+      const auto& v = record->elements;
+      const Plan plan = parse_plan(v.at(4).text);
+      const std::string model = model_of(v.at(5).text);
+      for (const std::size_t place : (it++)->second) {
+        UnitView& view = out[place];
+        view.tenant = v[0].text;
+        view.class_key = v[1].text;
+        view.batch_key = v[2].text;
+        view.created_ms = to_int(v[3].text);
+        view.ready_ms = plan.ready_ms;
+        view.cost_us = plan.cost_us;
+        view.priority = plan.priority;
+        view.deadline_ms = plan.deadline_ms;
+        view.model = model;
       }
     }
   }

@@ -78,9 +78,9 @@ asio::awaitable<Result<std::vector<Result<void>>>> Client::start_many(std::span<
   while (!attempts.empty()) {
     const auto batch = attempts.first(std::min(attempts.size(), kBatch));
     attempts = attempts.subspan(batch.size());
-    redis::Command command = fcall("start", 1 + 2 * batch.size());
-    command << keys.lease();
-    for (const Attempt& a : batch) command << keys.job(a.ref.job) << keys.events(a.ref.job);
+    redis::Command command = fcall("start", 2 + batch.size());
+    command << keys.lease() << keys.units();
+    for (const Attempt& a : batch) command << keys.events(a.ref.job);
     command << impl_->options_.lease_ms;
     for (const Attempt& a : batch) command << a.ref.job << a.ref.unit << a.nonce;
     auto reply = co_await impl_->call(std::move(command), deadline);
@@ -99,9 +99,9 @@ asio::awaitable<Result<std::vector<RenewOutcome>>> Client::renew(std::span<const
   while (!renewals.empty()) {
     const auto batch = renewals.first(std::min(renewals.size(), kBatch));
     renewals = renewals.subspan(batch.size());
-    redis::Command command = fcall("renew", 1 + 2 * batch.size());
-    command << keys.lease();
-    for (const Renewal& r : batch) command << keys.job(r.attempt.ref.job) << keys.events(r.attempt.ref.job);
+    redis::Command command = fcall("renew", 2 + batch.size());
+    command << keys.lease() << keys.units();
+    for (const Renewal& r : batch) command << keys.events(r.attempt.ref.job);
     command << impl_->options_.lease_ms;
     for (const Renewal& r : batch) {
       command << r.attempt.ref.job << r.attempt.ref.unit << r.attempt.nonce;
@@ -134,7 +134,7 @@ asio::awaitable<Result<void>> Client::emit(const Attempt& attempt, const std::st
   const Keys& keys = impl_->keys_;
   json::object data;
   for (const auto& [name, value] : fields) data[name] = value;
-  auto reply = co_await impl_->call(fcall("emit", 2) << keys.job(attempt.ref.job) << keys.events(attempt.ref.job) << attempt.ref.job
+  auto reply = co_await impl_->call(fcall("emit", 2) << keys.units() << keys.events(attempt.ref.job) << attempt.ref.job
                                                      << attempt.ref.unit << attempt.nonce << type << json::serialize(data),
                                     deadline);
   if (!reply) co_return reply.error();
@@ -153,8 +153,8 @@ asio::awaitable<Result<std::vector<Result<void>>>> Client::complete_many(std::sp
   while (!completions.empty()) {
     const auto batch = completions.first(std::min(completions.size(), kBatch));
     completions = completions.subspan(batch.size());
-    redis::Command command = fcall("complete", 2 + 2 * batch.size());
-    command << keys.lease() << keys.deadline();
+    redis::Command command = fcall("complete", 3 + 2 * batch.size());
+    command << keys.lease() << keys.deadline() << keys.units();
     for (const Completion& c : batch) command << keys.job(c.attempt.ref.job) << keys.events(c.attempt.ref.job);
     command << impl_->options_.retention_ms;
     for (const Completion& c : batch) {
@@ -181,8 +181,8 @@ asio::awaitable<Result<void>> Client::fail(const Failure& failure, Deadline dead
   const QueueOptions& options = impl_->options_;
   const UnitRef& ref = failure.attempt.ref;
   impl_->last_steps_.erase(failure.attempt.nonce);
-  redis::Command command = fcall("fail", 6);
-  command << keys.lease() << keys.delayed() << keys.deadline() << keys.dead() << keys.job(ref.job) << keys.events(ref.job);
+  redis::Command command = fcall("fail", 7);
+  command << keys.lease() << keys.delayed() << keys.deadline() << keys.dead() << keys.units() << keys.job(ref.job) << keys.events(ref.job);
   command << options.retention_ms << options.max_attempts << options.max_crashes << options.retry_backoff_ms
           << options.retry_backoff_max_ms << jitter_permille() << ref.job << ref.unit << failure.attempt.nonce
           << error_json(failure.error) << (failure.retryable ? 1 : 0) << (failure.crash ? 1 : 0);
@@ -194,8 +194,8 @@ asio::awaitable<Result<void>> Client::fail(const Failure& failure, Deadline dead
 asio::awaitable<Result<void>> Client::hand_back(std::span<const Attempt> attempts, Deadline deadline) {
   if (attempts.empty()) co_return Result<void>();
   const Keys& keys = impl_->keys_;
-  redis::Command command = fcall("hand_back", 3 + 2 * attempts.size());
-  command << keys.lease() << keys.ready() << keys.deadline();
+  redis::Command command = fcall("hand_back", 4 + 2 * attempts.size());
+  command << keys.lease() << keys.ready() << keys.deadline() << keys.units();
   for (const Attempt& a : attempts) command << keys.job(a.ref.job) << keys.events(a.ref.job);
   command << impl_->options_.retention_ms;
   for (const Attempt& a : attempts) {
@@ -211,7 +211,7 @@ asio::awaitable<Result<void>> Client::hand_back(std::span<const Attempt> attempt
 asio::awaitable<Result<void>> Client::canceled(const Attempt& attempt, Deadline deadline) {
   const Keys& keys = impl_->keys_;
   impl_->last_steps_.erase(attempt.nonce);
-  auto reply = co_await impl_->call(fcall("canceled", 4) << keys.lease() << keys.deadline() << keys.job(attempt.ref.job)
+  auto reply = co_await impl_->call(fcall("canceled", 5) << keys.lease() << keys.deadline() << keys.units() << keys.job(attempt.ref.job)
                                                          << keys.events(attempt.ref.job) << impl_->options_.retention_ms
                                                          << attempt.ref.job << attempt.ref.unit << attempt.nonce,
                                     deadline);

@@ -1,0 +1,270 @@
+#include "coordinator/cli/bench_queue.h"
+
+#include <hiredis/hiredis.h>
+#include <spdlog/fmt/fmt.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "coordinator/cli/bench_queue_load.h"
+#include "shared/core/json.h"
+#include "shared/redis/private_server.h"
+
+namespace ditfleet::cli {
+namespace {
+
+// A private Redis in a folder of its own, and its INFO. Blocking: the load has its own connections.
+class BenchServer {
+ public:
+  static Result<std::unique_ptr<BenchServer>> start(const std::string& dir) {
+    std::error_code error;
+    std::filesystem::create_directories(dir, error);
+    redis::ServerConfig config;
+    config.dir = dir;
+    config.unix_socket = dir + "/redis.sock";
+    auto server = redis::PrivateServer::start(config);
+    if (!server) return server.error();
+    return std::unique_ptr<BenchServer>(new BenchServer(std::move(*server)));
+  }
+  ~BenchServer() {
+    if (context_ != nullptr) redisFree(context_);
+    server_.kill();  // its files go with it
+    std::error_code ignored;
+    std::filesystem::remove_all(server_.config().dir, ignored);
+  }
+  std::string url() const { return server_.url(); }
+
+  std::map<std::string, double> info() {
+    if (context_ == nullptr) context_ = redisConnectUnix(server_.config().unix_socket.c_str());
+    std::map<std::string, double> out;
+    auto* reply = static_cast<redisReply*>(redisCommand(context_, "INFO everything"));
+    if (reply == nullptr) return out;
+    std::string_view text(reply->str, reply->len);
+    while (!text.empty()) {
+      const auto end = text.find("\r\n");
+      const std::string_view line = text.substr(0, end);
+      if (const auto colon = line.find(':'); colon != std::string_view::npos) {
+        if (line.substr(0, colon) == "redis_version") version_ = line.substr(colon + 1);
+        out.emplace(line.substr(0, colon), std::atof(std::string(line.substr(colon + 1)).c_str()));
+      }
+      if (end == std::string_view::npos) break;
+      text.remove_prefix(end + 2);
+    }
+    freeReplyObject(reply);
+    return out;
+  }
+  const std::string& version() const { return version_; }
+
+ private:
+  explicit BenchServer(redis::PrivateServer server) : server_(std::move(server)) {}
+  redis::PrivateServer server_;
+  redisContext* context_ = nullptr;
+  std::string version_ = "?";
+};
+
+double cpu_seconds(std::map<std::string, double>& info) { return info["used_cpu_user"] + info["used_cpu_sys"]; }
+double main_cpu_seconds(std::map<std::string, double>& info) {
+  return info["used_cpu_user_main_thread"] + info["used_cpu_sys_main_thread"];
+}
+
+double percentile(std::vector<double>& sorted, double p) {
+  if (sorted.empty()) return 0;
+  return sorted[std::min(sorted.size() - 1, static_cast<std::size_t>(static_cast<double>(sorted.size()) * p))];
+}
+
+std::string machine_name() {
+  std::ifstream in("/proc/cpuinfo");
+  std::string line, model = "unknown CPU";
+  while (std::getline(in, line)) {
+    if (line.starts_with("model name")) {
+      model = line.substr(line.find(':') + 2);
+      break;
+    }
+  }
+  std::replace(model.begin(), model.end(), ',', ' ');
+  return std::to_string(std::thread::hardware_concurrency()) + " x " + model;
+}
+
+class Bench {
+ public:
+  explicit Bench(const BenchQueueOptions& options) : options_(options) {}
+
+  int run() {
+    static const std::map<std::string, Result<void> (Bench::*)()> kScenarios = {
+        {"throughput", &Bench::throughput}, {"shards", &Bench::shards}, {"latency", &Bench::latency}, {"memory", &Bench::memory}};
+    if (options_.scenario != "all" && !kScenarios.contains(options_.scenario)) {
+      std::fprintf(stderr, "bench queue: the scenario is '%s'; it takes all, throughput, shards, latency or memory\n", options_.scenario.c_str());
+      return 2;
+    }
+    for (const char* name : {"latency", "throughput", "shards", "memory"}) {
+      if (options_.scenario != "all" && options_.scenario != name) continue;
+      scenario_ = name;
+      if (auto done = (this->*kScenarios.at(name))(); !done) {
+        std::fprintf(stderr, "bench queue %s: %s\n", name, done.error().message.c_str());
+        return 1;
+      }
+    }
+    return 0;
+  }
+
+ private:
+  Result<std::unique_ptr<BenchServer>> server(int index) {
+    std::string base = options_.dir.empty() ? "/tmp" : options_.dir;
+    auto started = BenchServer::start(base + "/ditfleet-bench-" + std::to_string(::getpid()) + "-" + std::to_string(index));
+    return started;
+  }
+
+  LoadOptions load(const BenchServer& server) const {
+    LoadOptions load;
+    load.redis_url = server.url();
+    load.batch = options_.batch;
+    load.workers = options_.workers;
+    load.window = options_.window;
+    return load;
+  }
+
+  void report(const char* metric, double value, const char* unit) {
+    if (options_.json) {
+      fmt::print("{}\n", json::serialize(json::object{{"scenario", scenario_}, {"metric", metric}, {"value", value}, {"unit", unit}}));
+    } else {
+      fmt::print("{:<12} {:<36} {:>14.2f} {}\n", scenario_, metric, value, unit);
+    }
+    std::fflush(stdout);
+    if (options_.csv.empty()) return;
+    const bool fresh = !std::filesystem::exists(options_.csv);
+    std::ofstream out(options_.csv, std::ios::app);
+    if (fresh) out << "date,revision,machine,versions,system,scenario,metric,value,unit\n";
+    char date[32];
+    const std::time_t now = std::time(nullptr);
+    std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
+    out << fmt::format("{},{},{},redis {},ditfleet,{},{},{:.3f},{}\n", date, options_.revision, machine_name(), version_, scenario_, metric, value, unit);
+  }
+
+  Result<void> throughput() {
+    auto one = server(0);
+    if (!one) return one.error();
+    BenchServer& redis = **one;
+    auto before = redis.info();
+    version_ = redis.version();
+    LoadOptions options = load(redis);
+    options.seconds = static_cast<double>(options_.duration.count());
+    const auto result = run_load(options);
+    if (!result) return result.error();
+    auto after = redis.info();
+    const double jobs = static_cast<double>(result->finished);
+    one_shard_per_s_ = jobs / result->seconds;
+    report("jobs_per_s", one_shard_per_s_, "jobs/s");
+    report("jobs", jobs, "jobs");
+    report("redis_cpu_per_job", (cpu_seconds(after) - cpu_seconds(before)) / jobs * 1e6, "us");
+    report("redis_main_thread_cpu_per_job", (main_cpu_seconds(after) - main_cpu_seconds(before)) / jobs * 1e6, "us");
+    report("redis_cores", (cpu_seconds(after) - cpu_seconds(before)) / result->seconds, "cores");
+    report("client_cpu_per_job", result->client_cpu_seconds / jobs * 1e6, "us");
+    report("client_cores", result->client_cpu_seconds / result->seconds, "cores");
+    report("redis_memory_per_finished_job", (after["used_memory"] - before["used_memory"]) / jobs, "bytes");
+    report("aof_rewrites", after["aof_rewrites"] - before["aof_rewrites"], "rewrites");
+    report("feed_events_per_job", static_cast<double>(result->feed_events) / jobs, "events");
+    return {};
+  }
+
+  Result<void> shards() {
+    std::vector<std::unique_ptr<BenchServer>> servers;
+    std::vector<std::optional<Result<LoadResult>>> results(2);
+    for (int i = 0; i < 2; ++i) {
+      auto started = server(i);
+      if (!started) return started.error();
+      servers.push_back(std::move(*started));
+    }
+    std::vector<std::thread> threads;
+    double redis_cpu = 0;
+    for (int i = 0; i < 2; ++i) {
+      auto before = servers[i]->info();
+      version_ = servers[i]->version();
+      redis_cpu -= cpu_seconds(before);
+      threads.emplace_back([&, i] {
+        LoadOptions options = load(*servers[i]);
+        options.queue.shard = i;
+        options.seconds = static_cast<double>(options_.duration.count());
+        results[i].emplace(run_load(options));
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    double per_s = 0, jobs = 0, client_cpu = 0;
+    for (int i = 0; i < 2; ++i) {
+      if (!results[i]->ok()) return results[i]->error();
+      const LoadResult& result = **results[i];
+      per_s += static_cast<double>(result.finished) / result.seconds;
+      jobs += static_cast<double>(result.finished);
+      client_cpu += result.client_cpu_seconds;
+      auto after = servers[i]->info();
+      redis_cpu += cpu_seconds(after);
+    }
+    report("jobs_per_s", per_s, "jobs/s");
+    report("redis_cpu_per_job", redis_cpu / jobs * 1e6, "us");
+    report("client_cpu_per_job", client_cpu / jobs * 1e6, "us");
+    if (one_shard_per_s_ > 0) report("ratio_to_one_shard", per_s / one_shard_per_s_, "x");
+    return {};
+  }
+
+  Result<void> latency() {
+    auto one = server(0);
+    if (!one) return one.error();
+    (*one)->info();
+    version_ = (*one)->version();
+    LoadOptions options = load(**one);
+    options.batch = 1;
+    options.workers = 1;
+    options.producers = 1;
+    options.rate = 100;  // a job every 10 ms: the one before has long ended
+    options.jobs = 2000;
+    auto result = run_load(options);
+    if (!result) return result.error();
+    auto& v = result->submit_to_started_us;
+    std::sort(v.begin(), v.end());
+    report("submit_to_started_p50", percentile(v, .5) / 1e3, "ms");
+    report("submit_to_started_p99", percentile(v, .99) / 1e3, "ms");
+    report("submit_to_started_max", v.empty() ? 0 : v.back() / 1e3, "ms");
+    return {};
+  }
+
+  Result<void> memory() {
+    auto one = server(0);
+    if (!one) return one.error();
+    BenchServer& redis = **one;
+    redis.info();
+    version_ = redis.version();
+    LoadOptions options = load(redis);
+    options.queue.retention_ms = options.queue.idempotency_ms = 5000;
+    options.rate = 4000;  // after 50,000 jobs (12.5 s) as many expire as finish
+    options.jobs = 200'000;
+    options.marks = {50'000, 200'000};
+    std::map<std::int64_t, double> used;
+    options.on_mark = [&](std::int64_t finished) { used[finished] = redis.info()["used_memory"]; };
+    const auto result = run_load(options);
+    if (!result) return result.error();
+    report("used_memory_after_50000", used[50'000] / 1e6, "MB");
+    report("used_memory_after_200000", used[200'000] / 1e6, "MB");
+    report("ratio", used[200'000] / std::max(1.0, used[50'000]), "x");
+    return {};
+  }
+
+  const BenchQueueOptions& options_;
+  std::string scenario_, version_ = "?";
+  double one_shard_per_s_ = 0;
+};
+
+}  // namespace
+
+int run_bench_queue(const BenchQueueOptions& options) { return Bench(options).run(); }
+
+}  // namespace ditfleet::cli
