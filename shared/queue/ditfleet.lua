@@ -12,10 +12,11 @@
 --
 -- The hash `units` holds every unit that has not ended, <job>:<unit> →
 --   queued|entry                                                       (the whole job, as unit 0)
---   state|nonce|errors|crashes|owner|assigned_ms|started_ms|n|deadline
+--   state|nonce|started_ms|errors|crashes|owner|assigned_ms|n|deadline
 -- with state ready, delayed (ready, but not before its back-off), assigned, running or canceling (running,
--- asked to stop). When a unit ends it leaves the hash, and its job's field u<unit> gets
---   state|nonce|errors|crashes|owner|assigned_ms|started_ms|ended_ms
+-- asked to stop). What a worker's calls check stands in front, what only the end needs stands at the end: the
+-- usual transitions compare and cut, and never parse. When a unit ends it leaves the hash, and its job's field
+-- u<unit> gets the same with |ended_ms behind it.
 
 local function clock()
   local t = redis.call('TIME')
@@ -29,12 +30,16 @@ local function prefix_of(key) return string.match(key, '^df:{[^}]*}:') or '' end
 
 -- Appends to the job's stream and remembers the line for the shard's followers.
 local function tell(lines, ev, id, event)
-  lines[#lines + 1] = redis.call('XADD', ev, '*', 'e', event) .. ' ' .. id .. ' ' .. event
+  local n = #lines
+  lines[n + 1] = redis.call('XADD', ev, '*', 'e', event)
+  lines[n + 2] = id
+  lines[n + 3] = event
+  lines[n + 4] = '\n'
 end
 
 -- One message for all events of a call. Not kept: who missed it reads the streams.
 local function publish(keys, channel, lines)
-  if #lines > 0 then redis.call('PUBLISH', prefix_of(keys[1]) .. channel, table.concat(lines, '\n')) end
+  if #lines > 0 then redis.call('PUBLISH', prefix_of(keys[1]) .. channel, table.concat(lines, ' ')) end
 end
 
 local function not_leader(key, epoch)
@@ -45,21 +50,24 @@ end
 
 local function badarg(text) return redis.error_reply('BADARG ' .. text) end
 
-local function valid_id(id) return #id > 0 and #id <= 64 and not string.find(id, '[^%w._-]') end
+local function valid_id(id)
+  return #id > 0 and #id <= 64 and (not string.find(id, '%W') or not string.find(id, '[^%w._-]'))
+end
 
--- state, nonce, errors, crashes, owner, assigned, started, n, deadline of an open unit
+-- state, nonce, started, errors, crashes, owner, assigned, n, deadline of an open unit
 local function parts(u)
-  return string.match(u, '^(%a+)|([^|]*)|(%d+)|(%d+)|([^|]*)|(%d+)|(%d+)|(%d+)|(%d+)$')
+  return string.match(u, '^(%a+)|([^|]*)|(%d+)|(%d+)|(%d+)|([^|]*)|(%d+)|(%d+)|(%d+)$')
 end
 
-local function packed(s, nonce, e, c, owner, as, st, n, dl)
-  return s .. '|' .. nonce .. '|' .. e .. '|' .. c .. '|' .. owner .. '|' .. as .. '|' .. st .. '|' .. n .. '|' .. dl
+local function packed(s, nonce, st, e, c, owner, as, n, dl)
+  return s .. '|' .. nonce .. '|' .. st .. '|' .. e .. '|' .. c .. '|' .. owner .. '|' .. as .. '|' .. n .. '|' .. dl
 end
 
-local function holds(u, state, nonce)
-  local want = state .. '|' .. nonce .. '|'
-  return u and string.sub(u, 1, #want) == want
-end
+-- A unit that waits for a worker.
+local function waiting(s, e, c, n, dl) return s .. '||0|' .. e .. '|' .. c .. '||0|' .. n .. '|' .. dl end
+local fresh = waiting('ready', '0', '0', '1', '0')
+
+local function holds(u, state, nonce) return u and string.find(u, state .. '|' .. nonce .. '|', 1, true) == 1 end
 
 -- The units of a batch: every `stride` arguments from `first` on name one by (id, unit). Nothing for none.
 local function members_of(a, first, stride)
@@ -72,34 +80,38 @@ local function read_units(key, members)
   return redis.call('HMGET', key, unpack(members))
 end
 
--- The job has ended: tell it, and let everything of the job expire.
-local function finish(lines, deadlines, job, ev, id, state, dl, retention, data)
-  tell(lines, ev, id, state .. ' -1 ' .. data)
+-- The job has ended and this was told: let everything of it expire.
+local function expire(deadlines, job, ev, id, dl, retention)
   redis.call('PEXPIRE', job, retention)
   redis.call('PEXPIRE', ev, retention)
   if dl ~= '0' then redis.call('ZREM', deadlines, id) end
 end
 
--- A unit ends as `state`: what stays of it in its job, its event, and if it was the last the job's end too.
--- The caller takes it out of `units` and the sets.
-local function conclude(lines, deadlines, job, ev, id, unit, state, nonce, e, c, owner, as, st, n, dl, t, retention, data)
+-- A unit ends as `state`: what stays of it in its job (`u`, its open form), its event, and if it was the last
+-- the job's end, which that event tells too: {"job":state, "job_error":…}. The caller takes the unit out of
+-- `units` and the sets.
+local function conclude(lines, deadlines, job, ev, id, unit, state, u, t, retention, data)
   local rc = redis.call
-  local left = state .. '|' .. nonce .. '|' .. e .. '|' .. c .. '|' .. owner .. '|' .. as .. '|' .. st .. '|' .. t
-  tell(lines, ev, id, state .. ' ' .. unit .. ' ' .. data)
-  local last = state
+  local n, dl = string.match(u, '|(%d+)|(%d+)$')
+  local left, last = state .. string.match(u, '|.*') .. '|' .. t, state
   if n == '1' then
     rc('HSET', job, 'u' .. unit, left, 'state', state)
   else
     rc('HSET', job, 'u' .. unit, left)
-    if rc('HINCRBY', job, 'left', '-1') > 0 then return end
+    if rc('HINCRBY', job, 'left', '-1') > 0 then
+      tell(lines, ev, id, state .. ' ' .. unit .. ' ' .. data)
+      return
+    end
     local fields, seen = {}, {}
     for i = 1, tonumber(n) do fields[i] = 'u' .. int(i - 1) end
-    for _, u in ipairs(rc('HMGET', job, unpack(fields))) do seen[string.match(u, '^%a+')] = true end
+    for _, other in ipairs(rc('HMGET', job, unpack(fields))) do seen[string.match(other, '^%a+')] = true end
     last = seen.failed and 'failed' or seen.expired and 'expired' or seen.canceled and 'canceled' or 'succeeded'
     rc('HSET', job, 'state', last)
   end
-  if last == 'failed' or last == 'expired' then data = rc('HGET', job, 'error') or data elseif last ~= state then data = '{}' end
-  finish(lines, deadlines, job, ev, id, last, dl, retention, data)
+  local why = (last == 'failed' or last == 'expired') and rc('HGET', job, 'error')
+  tell(lines, ev, id, state .. ' ' .. unit .. ' {"job":"' .. last .. '"' .. (why and ',"job_error":' .. why or '') ..
+    (data == '{}' and '}' or ',' .. string.sub(data, 2)))
+  expire(deadlines, job, ev, id, dl, retention)
 end
 
 -- ---- producers --------------------------------------------------------------------------------------------
@@ -124,10 +136,10 @@ local function submit(keys, a)
     elseif not valid_id(tenant) then verdict = 'invalid tenant: 1 to 64 characters of A-Z a-z 0-9 . _ -'
     elseif job ~= pre .. 'job:' .. id or ev ~= pre .. 'ev:' .. id then verdict = 'invalid keys: they are not those of job ' .. id
     elseif #sha ~= 64 then verdict = 'invalid sha256: 64 hexadecimal digits of the SHA-256 of spec'
-    elseif not string.find(dl, '^%d+$') then verdict = 'invalid deadline_ms: milliseconds since the epoch, 0 for none'
+    elseif dl ~= '0' and not string.find(dl, '^%d+$') then verdict = 'invalid deadline_ms: milliseconds since the epoch, 0 for none'
     else
-      local was = rc('HMGET', job, 'h', 'tenant')
-      if was[2] then
+      if rc('EXISTS', job) == 1 then
+        local was = rc('HMGET', job, 'h', 'tenant')
         verdict = (was[1] == string.sub(sha, 1, 16) and was[2] == tenant) and 'existed ' .. id or 'taken'
       else
         local old = keyed and rc('SET', keys[k + 2], id .. ' ' .. sha, 'NX', 'GET', 'PX', a[1])
@@ -157,8 +169,8 @@ end
 -- A job that has no units yet ends.
 local function end_queued(lines, deadlines, job, ev, id, state, retention, t, data)
   redis.call('HSET', job, 'state', state, 'ended', t)
-  redis.call('ZREM', deadlines, id)
-  finish(lines, deadlines, job, ev, id, state, '0', retention, data)
+  tell(lines, ev, id, state .. ' -1 ' .. data)
+  expire(deadlines, job, ev, id, '', retention)
 end
 
 -- KEYS in ready delayed lease deadline units job ev, then mailboxes of workers that may hold its units
@@ -190,15 +202,15 @@ local function cancel(keys, a)
     local member = id .. ':' .. unit
     local u = rc('HGET', keys[6], member)
     if u then
-      local s, nonce, e, c, owner, as, st, n, dl = parts(u)
+      local s, nonce, _, _, _, owner = parts(u)
       if s == 'running' then
-        rc('HSET', keys[6], member, packed('canceling', nonce, e, c, owner, as, st, n, dl))
+        rc('HSET', keys[6], member, 'canceling' .. string.match(u, '|.*'))
         open = open + 1
       elseif s == 'canceling' then open = open + 1
       else
         rc('ZREM', s == 'ready' and keys[2] or s == 'delayed' and keys[3] or keys[4], member)
         rc('HDEL', keys[6], member)
-        conclude(lines, keys[5], job, ev, id, unit, 'canceled', nonce, e, c, owner, as, st, n, dl, t, retention, '{}')
+        conclude(lines, keys[5], job, ev, id, unit, 'canceled', u, t, retention, '{}')
       end
       if (s == 'assigned' or s == 'running') and boxes[owner] then
         rc('XADD', boxes[owner], '*', 'm', 'cancel ' .. id .. ' ' .. unit .. ' ' .. nonce)
@@ -242,7 +254,7 @@ local function enter(lines, places, opened, job, ev, id, n, t, spec, class, batc
     places[#places + 1] = t
     places[#places + 1] = member
     opened[#opened + 1] = member
-    opened[#opened + 1] = 'ready||0|0||0|0|' .. n .. '|' .. dl
+    opened[#opened + 1] = waiting('ready', '0', '0', n, dl)
     tell(lines, ev, id, 'ready ' .. unit .. ' {}')
   end
 end
@@ -363,8 +375,9 @@ local function assign(keys, a)
   local out, lines, leases, gone, held = {}, {}, {}, {}, {}
   local p, k = 5, 6
   for i, member in ipairs(members) do
-    local e, c, n, dl = string.match(us[i] or '', '^ready|[^|]*|(%d+)|(%d+)|.*|(%d+)|(%d+)$')
-    if e then
+    local u, s, e, c, n, dl, _ = us[i], nil, '0', '0', '1', '0', nil
+    if u == fresh then s = 'ready' elseif u then s, _, _, e, c, _, _, n, dl = parts(u) end
+    if s == 'ready' then
       local id, unit, nonce = a[p], a[p + 1], a[p + 2]
       local attempt = int(e + c + 1)
       local v = rc('HMGET', keys[k], 'tenant', 'trace', 'class', 'batch', 'spec')
@@ -373,7 +386,7 @@ local function assign(keys, a)
       tell(lines, keys[k + 1], id, 'assigned ' .. unit .. ' {"attempt":' .. attempt .. ',' .. a[p + 3] .. '}')
       gone[#gone + 1] = member
       leases[#leases + 1] = till; leases[#leases + 1] = member
-      held[#held + 1] = member; held[#held + 1] = packed('assigned', nonce, e, c, owner, t, '0', n, dl)
+      held[#held + 1] = member; held[#held + 1] = packed('assigned', nonce, '0', e, c, owner, t, n, dl)
       out[i] = 1
     else
       out[i] = 0
@@ -393,7 +406,7 @@ end
 -- A held unit becomes ready again.
 local function release(lines, units, leases, ready, ev, id, unit, e, c, n, dl, t, data)
   local member = id .. ':' .. unit
-  redis.call('HSET', units, member, packed('ready', '', e, c, '', '0', '0', n, dl))
+  redis.call('HSET', units, member, waiting('ready', e, c, n, dl))
   redis.call('ZREM', leases, member)
   redis.call('ZADD', ready, t, member)
   tell(lines, ev, id, 'ready ' .. unit .. ' ' .. data)
@@ -411,7 +424,7 @@ local function revoke(keys, a)
     local id, unit, nonce = a[p], a[p + 1], a[p + 2]
     local u = rc('HGET', keys[4], id .. ':' .. unit)
     if holds(u, 'assigned', nonce) then
-      local _, _, e, c, owner, _, _, n, dl = parts(u)
+      local _, _, _, e, c, owner, _, n, dl = parts(u)
       release(lines, keys[4], keys[2], keys[3], keys[k], id, unit, e, c, n, dl, t, '{"reason":"revoked"}')
       if owner == a[p + 3] then rc('XADD', keys[k + 1], '*', 'm', 'revoke ' .. id .. ' ' .. unit .. ' ' .. nonce) end
       out[#out + 1] = 1
@@ -472,19 +485,19 @@ local function reap(keys, a)
     if kind == 'lease' and not hold and is_due(keys[3], member, ms) then
       touched = touched + 1
       local u = rc('HGET', units, member)
-      local s, nonce, e, c, owner, as, st, n, dl
-      if u then s, nonce, e, c, owner, as, st, n, dl = parts(u) end
+      local s, nonce, st, e, c, owner, as, n, dl
+      if u then s, nonce, st, e, c, owner, as, n, dl = parts(u) end
       if s == 'running' then c = int(c + 1) end
       if s == 'canceling' then
         rc('HDEL', units, member)
         rc('ZREM', keys[3], member)
-        conclude(lines, keys[6], job, ev, id, unit, 'canceled', nonce, e, c, owner, as, st, n, dl, t, retention, '{}')
+        conclude(lines, keys[6], job, ev, id, unit, 'canceled', u, t, retention, '{}')
       elseif s == 'running' and tonumber(c) >= tonumber(a[4]) then
         local err = cjson.encode({code = 'unavailable', message = '[queue] ' .. c .. ' workers were lost while they ran this unit, the last was ' .. owner})
         rc('HDEL', units, member)
         rc('ZREM', keys[3], member)
         bury(job, keys[7], id, unit, e, c, owner, nonce, err)
-        conclude(lines, keys[6], job, ev, id, unit, 'failed', nonce, e, c, owner, as, st, n, dl, t, retention, err)
+        conclude(lines, keys[6], job, ev, id, unit, 'failed', packed(s, nonce, st, e, c, owner, as, n, dl), t, retention, err)
       elseif s == 'running' or s == 'assigned' then
         release(lines, units, keys[3], keys[5], ev, id, unit, e, c, n, dl, t,
           '{"reason":"lease lapsed","owner":' .. cjson.encode(owner) .. ',"crashes":' .. c .. '}')
@@ -495,7 +508,7 @@ local function reap(keys, a)
       touched = touched + 1
       local u = rc('HGET', units, member)
       if u and string.sub(u, 1, 8) == 'delayed|' then
-        local _, _, e, c, _, _, _, n, dl = parts(u)
+        local _, _, _, e, c, _, _, n, dl = parts(u)
         release(lines, units, keys[4], keys[5], ev, id, unit, e, c, n, dl, t, '{"reason":"retry is due"}')
       else
         rc('ZREM', keys[4], member)
@@ -518,10 +531,10 @@ local function reap(keys, a)
             member = id .. ':' .. one
             local u = rc('HGET', units, member)
             if u then
-              local s, nonce, e, c, owner, as, st, n, dl = parts(u)
+              local s = string.match(u, '^%a+')
               rc('ZREM', s == 'ready' and keys[5] or s == 'delayed' and keys[4] or keys[3], member)
               rc('HDEL', units, member)
-              conclude(lines, keys[6], job, ev, id, one, 'expired', nonce, e, c, owner, as, st, n, dl, t, retention, err)
+              conclude(lines, keys[6], job, ev, id, one, 'expired', u, t, retention, err)
             end
           end
         end
@@ -582,7 +595,7 @@ end
 
 -- KEYS lease units, then ev each; ARGV lease_ms, then (id unit nonce) each. 1: running under this nonce.
 local function start(keys, a)
-  local rc = redis.call
+  local rc, find, sub, match = redis.call, string.find, string.sub, string.match
   local ms, t = clock()
   local till, out, lines, leases, held = int(ms + a[1]), {}, {}, {}, {}
   local members = members_of(a, 2, 3)
@@ -590,10 +603,12 @@ local function start(keys, a)
   local p = 2
   for i, member in ipairs(members) do
     local u, nonce, ok = us[i], a[p + 2], 0
-    if holds(u, 'assigned', nonce) then
-      local _, _, e, c, owner, as, _, n, dl = parts(u)
-      held[#held + 1] = member; held[#held + 1] = packed('running', nonce, e, c, owner, as, t, n, dl)
-      tell(lines, keys[i + 2], a[p], 'started ' .. a[p + 1] .. ' {"attempt":' .. int(e + c + 1) .. ',"worker":"' .. string.match(owner, '^[^:]*') .. '"}')
+    local want = 'assigned|' .. nonce .. '|0|'
+    if u and find(u, want, 1, true) == 1 then
+      local rest = sub(u, #want + 1)
+      local e, c, worker = match(rest, '^(%d+)|(%d+)|([^:|]*)')
+      held[#held + 1] = member; held[#held + 1] = 'running|' .. nonce .. '|' .. t .. '|' .. rest
+      tell(lines, keys[i + 2], a[p], 'started ' .. a[p + 1] .. ' {"attempt":' .. int(e + c + 1) .. ',"worker":"' .. worker .. '"}')
       leases[#leases + 1] = till; leases[#leases + 1] = member
       ok = 1
     elseif holds(u, 'running', nonce) then ok = 1 end
@@ -605,28 +620,34 @@ local function start(keys, a)
   return out
 end
 
--- KEYS lease units, then ev each; ARGV lease_ms, then (id unit nonce step total) each; step "": no event.
--- 0 renewed, 1 lost, 2 renewed and asked to stop.
+-- KEYS lease units, then ev each; ARGV lease_ms, then (id unit nonce event) each; event "": none, else
+-- "step <unit> <data>". 0 renewed, 1 lost, 2 renewed and asked to stop.
 local function renew(keys, a)
-  local rc = redis.call
+  local rc, find = redis.call, string.find
   local ms = clock()
   local till, out, lines, leases = int(ms + a[1]), {}, {}, {}
-  local members = members_of(a, 2, 5)
+  local members = members_of(a, 2, 4)
   local us = read_units(keys[2], members)
-  local p = 2
+  local p, z, l = 2, 0, 0
   for i, member in ipairs(members) do
-    local u, nonce, step = us[i], a[p + 2], a[p + 3]
+    local u, nonce, event = us[i], a[p + 2], a[p + 3]
     local verdict = 1
-    if holds(u, 'running', nonce) then
+    if u and find(u, 'running|' .. nonce, 1, true) == 1 then
       verdict = 0
-      if step ~= '' then tell(lines, keys[i + 2], a[p], 'step ' .. a[p + 1] .. ' {"step":' .. step .. ',"total":' .. a[p + 4] .. '}') end
+      if event ~= '' then
+        lines[l + 1] = rc('XADD', keys[i + 2], '*', 'e', event)
+        lines[l + 2] = a[p]
+        lines[l + 3] = event
+        lines[l + 4] = '\n'
+        l = l + 4
+      end
     elseif holds(u, 'assigned', nonce) then verdict = 0
     elseif holds(u, 'canceling', nonce) then verdict = 2 end
-    if verdict ~= 1 then leases[#leases + 1] = till; leases[#leases + 1] = member end
+    if verdict ~= 1 then leases[z + 1] = till; leases[z + 2] = member; z = z + 2 end
     out[i] = verdict
-    p = p + 5
+    p = p + 4
   end
-  if #leases > 0 then rc('ZADD', keys[1], unpack(leases)) end
+  if z > 0 then rc('ZADD', keys[1], unpack(leases)) end
   publish(keys, 'steps', lines)
   return out
 end
@@ -658,11 +679,19 @@ local function complete(keys, a)
     local ok = 0
     if done[member] then
       ok = done[member] == nonce and 1 or 0
+    elseif holds(u, 'running', nonce) and a[p + 5] == '' and string.sub(u, -4) == '|1|0' then
+      -- The usual case of the general one below: one unit, no deadline, no warnings.
+      local ev = keys[k + 1]
+      rc('HSET', job, 'm' .. unit, a[p + 3], 'p' .. unit, a[p + 4], 'u' .. unit, 'succeeded' .. string.sub(u, 8) .. '|' .. t, 'state', 'succeeded')
+      tell(lines, ev, id, 'succeeded ' .. unit .. ' {"job":"succeeded"}')
+      expire(keys[2], job, ev, id, '0', a[1])
+      gone[#gone + 1] = member
+      done[member] = nonce
+      ok = 1
     elseif holds(u, 'running', nonce) or holds(u, 'canceling', nonce) then
-      local _, _, e, c, owner, as, st, n, dl = parts(u)
       if a[p + 5] == '' then rc('HSET', job, 'm' .. unit, a[p + 3], 'p' .. unit, a[p + 4])
       else rc('HSET', job, 'm' .. unit, a[p + 3], 'p' .. unit, a[p + 4], 'w' .. unit, a[p + 5]) end
-      conclude(lines, keys[2], job, keys[k + 1], id, unit, 'succeeded', nonce, e, c, owner, as, st, n, dl, t, a[1], '{}')
+      conclude(lines, keys[2], job, keys[k + 1], id, unit, 'succeeded', u, t, a[1], '{}')
       gone[#gone + 1] = member
       done[member] = nonce
       ok = 1
@@ -686,13 +715,13 @@ local function fail(keys, a)
   if not (holds(u, 'running', nonce) or holds(u, 'assigned', nonce) or holds(u, 'canceling', nonce)) then
     return redis.error_reply('CONFLICT unit ' .. member .. ' is not held under this nonce')
   end
-  local s, _, e, c, owner, as, st, n, dl = parts(u)
+  local s, _, st, e, c, owner, as, n, dl = parts(u)
   local ms, t = clock()
   local lines = {}
   rc('ZREM', keys[1], member)
   if s == 'canceling' then
     rc('HDEL', units, member)
-    conclude(lines, keys[3], job, ev, id, unit, 'canceled', nonce, e, c, owner, as, st, n, dl, t, a[1], '{}')
+    conclude(lines, keys[3], job, ev, id, unit, 'canceled', u, t, a[1], '{}')
   else
     local crash = a[12] == '1'
     if crash then c = c + 1 else e = e + 1 end
@@ -701,14 +730,14 @@ local function fail(keys, a)
     if (crash or a[11] == '1') and tonumber(e) < tonumber(a[2]) and tonumber(c) < tonumber(a[3]) then
       local wait = math.min(tonumber(a[5]), a[4] * 2 ^ math.min(tries - 1, 30))
       local at = int(ms + math.floor(wait * (1000 + a[6]) / 2000))
-      rc('HSET', units, member, packed('delayed', '', e, c, '', '0', '0', n, dl))
+      rc('HSET', units, member, waiting('delayed', e, c, n, dl))
       rc('HSET', job, 'e' .. unit, err)
       rc('ZADD', keys[2], at, member)
       tell(lines, ev, id, 'ready ' .. unit .. ' {"reason":"retry","not_before_ms":' .. at .. ',"errors":' .. e .. ',"crashes":' .. c .. ',' .. string.sub(err, 2))
     else
       rc('HDEL', units, member)
       bury(job, keys[4], id, unit, e, c, owner, nonce, err)
-      conclude(lines, keys[3], job, ev, id, unit, 'failed', nonce, e, c, owner, as, st, n, dl, t, a[1], err)
+      conclude(lines, keys[3], job, ev, id, unit, 'failed', packed(s, nonce, st, e, c, owner, as, n, dl), t, a[1], err)
     end
   end
   publish(keys, 'feed', lines)
@@ -727,14 +756,13 @@ local function hand_back(keys, a)
     local member = id .. ':' .. unit
     local u = rc('HGET', keys[4], member)
     if holds(u, 'running', nonce) or holds(u, 'assigned', nonce) then
-      local _, _, e, c, _, _, _, n, dl = parts(u)
+      local _, _, _, e, c, _, _, n, dl = parts(u)
       release(lines, keys[4], keys[1], keys[2], keys[k + 1], id, unit, e, c, n, dl, t, '{"reason":"handed back"}')
       ok = 1
     elseif holds(u, 'canceling', nonce) then
-      local _, _, e, c, owner, as, st, n, dl = parts(u)
       rc('ZREM', keys[1], member)
       rc('HDEL', keys[4], member)
-      conclude(lines, keys[3], keys[k], keys[k + 1], id, unit, 'canceled', nonce, e, c, owner, as, st, n, dl, t, a[1], '{}')
+      conclude(lines, keys[3], keys[k], keys[k + 1], id, unit, 'canceled', u, t, a[1], '{}')
       ok = 1
     end
     out[#out + 1] = ok
@@ -756,10 +784,9 @@ local function canceled(keys, a)
   end
   local _, t = clock()
   local lines = {}
-  local _, _, e, c, owner, as, st, n, dl = parts(u)
   rc('ZREM', keys[1], member)
   rc('HDEL', keys[3], member)
-  conclude(lines, keys[2], job, ev, id, unit, 'canceled', nonce, e, c, owner, as, st, n, dl, t, a[1], '{}')
+  conclude(lines, keys[2], job, ev, id, unit, 'canceled', u, t, a[1], '{}')
   publish(keys, 'feed', lines)
   return redis.status_reply('OK')
 end

@@ -3,8 +3,9 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <deque>
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "shared/queue/calls.h"
 #include "shared/queue/records.h"
@@ -49,15 +50,14 @@ class Feed::Impl {
     }
     Batch batch;
     batch.gap = std::exchange(state->gap, false);
-    batch.events.assign(std::make_move_iterator(state->events.begin()), std::make_move_iterator(state->events.end()));
-    state->events.clear();
+    batch.events = std::exchange(state->events, {});
     co_return batch;
   }
 
  private:
   // Shared with the connection's handler.
   struct State {
-    std::deque<Event> events;
+    std::vector<Event> events;
     bool gap = false;
     asio::steady_timer* alarm = nullptr;
 
@@ -69,14 +69,15 @@ class Feed::Impl {
         gap = true;
       }
       while (!lines.empty()) {
-        const auto end = lines.find('\n');
+        // "<event> \n <event> \n": table.concat puts a space around each line's end.
+        const auto end = lines.find(" \n");
         if (auto event = parse_feed_line(lines.substr(0, end))) {
-          events.push_back(std::move(*event));
+          append_events(std::move(*event), events);
         } else {
           gap = true;
         }
         if (end == std::string_view::npos) break;
-        lines.remove_prefix(end + 1);
+        lines.remove_prefix(std::min(end + 3, lines.size()));
       }
       if (alarm != nullptr) alarm->cancel();
     }

@@ -119,21 +119,25 @@ asio::awaitable<Result<std::vector<Event>>> Client::events(const std::string& jo
                                                            Deadline deadline) {
   std::vector<Event> out;
   if (!is_valid_id(job)) co_return no_such_job(job);
-  const std::string from = after.empty() || after == "0" ? "-" : "(" + after;
+  // From `after` itself on: it may be the last unit's end, whose entry holds the job's end as well.
+  const std::string from = after.empty() || after == "0" ? "-" : after;
   auto reply = co_await impl_->connection_->execute(
-      redis::Command("XRANGE") << impl_->keys_.events(job) << from << "+" << "COUNT" << limit, deadline);
+      redis::Command("XRANGE") << impl_->keys_.events(job) << from << "+" << "COUNT" << limit + 1, deadline);
   if (!reply) {
     if (reply.error().message.find("Invalid stream ID") != std::string::npos) {
       co_return Error{Code::kInvalidArgument, "[queue] '" + after + "' is not an event id; they look like 1763700000000-0", "after"};
     }
     co_return reply.error();
   }
-  out.reserve(reply->elements.size());
   for (const redis::Reply& entry : reply->elements) {
     auto event = parse_event_entry(job, entry);
     if (!event) co_return event.error();
-    out.push_back(std::move(*event));
+    const bool seen = event->id == after;
+    const std::size_t before = out.size();
+    append_events(std::move(*event), out);
+    if (seen) out.erase(out.begin() + static_cast<std::ptrdiff_t>(before));
   }
+  if (out.size() > static_cast<std::size_t>(std::max(limit, 1))) out.resize(static_cast<std::size_t>(std::max(limit, 1)));
   co_return out;
 }
 

@@ -68,7 +68,7 @@ std::int64_t to_int(std::string_view text) {
 }
 
 PackedUnit parse_packed_unit(std::string_view field) {
-  std::array<std::string_view, 9> part{};
+  std::array<std::string_view, 10> part{};
   std::size_t count = 0;
   while (count < part.size()) {
     const auto bar = field.find('|');
@@ -78,14 +78,14 @@ PackedUnit parse_packed_unit(std::string_view field) {
   }
   PackedUnit unit;
   unit.state = part[0];
-  if (count < 8) return unit;  // queued: its second part is the intake entry
+  if (count < 9) return unit;  // queued: its second part is the intake entry
   unit.nonce = part[1];
-  unit.errors = static_cast<int>(to_int(part[2]));
-  unit.crashes = static_cast<int>(to_int(part[3]));
-  unit.owner = part[4];
-  unit.assigned_ms = to_int(part[5]);
-  unit.started_ms = to_int(part[6]);
-  if (count == 8) unit.ended_ms = to_int(part[7]);
+  unit.started_ms = to_int(part[2]);
+  unit.errors = static_cast<int>(to_int(part[3]));
+  unit.crashes = static_cast<int>(to_int(part[4]));
+  unit.owner = part[5];
+  unit.assigned_ms = to_int(part[6]);
+  unit.ended_ms = to_int(part[9]);
   return unit;
 }
 
@@ -172,6 +172,29 @@ Event make_event(std::string id, std::string job, std::string_view text) {
     }
   }
   return event;
+}
+
+void append_events(Event event, std::vector<Event>& out) {
+  const auto ends = event.fields.find("job");
+  if (ends == event.fields.end() || event.unit < 0) {
+    out.push_back(std::move(event));
+    return;
+  }
+  Event job;
+  job.job = event.job;
+  job.type = ends->second;
+  job.at_ms = event.at_ms;
+  const auto dash = event.id.find('-');
+  job.id = event.id.substr(0, dash) + "-" + std::to_string(to_int(std::string_view(event.id).substr(dash + 1)) + 1);
+  event.fields.erase(ends);
+  if (const auto why = event.fields.find("job_error"); why != event.fields.end()) {
+    if (const auto value = parse_json(why->second); value && value->is_object()) {
+      for (const auto& [name, field] : value->get_object()) job.fields.emplace(name, value_text(field));
+    }
+    event.fields.erase(why);
+  }
+  out.push_back(std::move(event));
+  out.push_back(std::move(job));
 }
 
 Result<Event> parse_feed_line(std::string_view line) {

@@ -33,9 +33,12 @@ Error parse_error(std::string_view json_text);
 
 // `text` as in the stream's field e: "<type> <unit> <data>", data a JSON object.
 Event make_event(std::string id, std::string job, std::string_view text);
+// Appends the event, and after the last unit's end the job's end, which is stored in the same entry: it gets
+// the id that follows the entry's, which nothing else can have, for nothing follows a job's end.
+void append_events(Event event, std::vector<Event>& out);
 // One line of a feed message: "<id> <job> <type> <unit> <data>".
 Result<Event> parse_feed_line(std::string_view line);
-// An entry of XRANGE: [id, [field, value, …]].
+// An entry of XRANGE: [id, [e, text]].
 Result<Event> parse_event_entry(const std::string& job, const redis::Reply& entry);
 
 // The reply of ditfleet_v1_job. An alias sets `same_as` and nothing else.

@@ -108,9 +108,9 @@ asio::awaitable<Result<std::vector<RenewOutcome>>> Client::renew(std::span<const
       // A step is an event once; a slow step's further renewals only keep the lease.
       const auto told = impl_->last_steps_.find(r.attempt.nonce);
       if (r.step > 0 && (told == impl_->last_steps_.end() || told->second < r.step)) {
-        command << r.step << r.total_steps;
+        command << "step " + std::to_string(r.attempt.ref.unit) + " {\"step\":" + std::to_string(r.step) + ",\"total\":" + std::to_string(r.total_steps) + "}";
       } else {
-        command << "" << "";
+        command << "";
       }
     }
     auto reply = co_await impl_->call(std::move(command), deadline);
