@@ -27,12 +27,13 @@ namespace {
 // A private Redis in a folder of its own, and its INFO. Blocking: the load has its own connections.
 class BenchServer {
  public:
-  static Result<std::unique_ptr<BenchServer>> start(const std::string& dir) {
+  static Result<std::unique_ptr<BenchServer>> start(const std::string& dir, const std::string& appendfsync) {
     std::error_code error;
     std::filesystem::create_directories(dir, error);
     redis::ServerConfig config;
     config.dir = dir;
     config.unix_socket = dir + "/redis.sock";
+    config.appendfsync = appendfsync;
     auto server = redis::PrivateServer::start(config);
     if (!server) return server.error();
     return std::unique_ptr<BenchServer>(new BenchServer(std::move(*server)));
@@ -121,7 +122,7 @@ class Bench {
  private:
   Result<std::unique_ptr<BenchServer>> server(int index) {
     std::string base = options_.dir.empty() ? "/tmp" : options_.dir;
-    auto started = BenchServer::start(base + "/ditfleet-bench-" + std::to_string(::getpid()) + "-" + std::to_string(index));
+    auto started = BenchServer::start(base + "/ditfleet-bench-" + std::to_string(::getpid()) + "-" + std::to_string(index), options_.appendfsync);
     return started;
   }
 

@@ -17,6 +17,7 @@ struct BenchQueueOptions {
   int window = 4096;                  // jobs under way a shard
   bool json = false;                  // one JSON object a figure instead of a table
   std::string csv;                    // append rows to this file; empty: none
+  std::string appendfsync = "everysec";
   std::string revision = "unknown";   // for those rows
   std::string dir;                    // where Redis' files go, removed afterwards; empty: a folder in /tmp
 };

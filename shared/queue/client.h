@@ -126,7 +126,7 @@ class Client {
 
  private:
   class Impl;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;  // calls under way keep it: the owner may go first
 };
 
 // Follows what happens in a shard: lifecycle events (for the scheduler) and, if asked, steps and previews
@@ -144,7 +144,7 @@ class Feed {
 
  private:
   class Impl;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;  // calls under way keep it: the owner may go first
 };
 
 }  // namespace ditfleet::queue

@@ -108,9 +108,12 @@ class Feed::Impl {
 };
 
 Feed::Feed(std::shared_ptr<redis::Connection> like, int shard, bool with_steps)
-    : impl_(std::make_unique<Impl>(like, shard, with_steps)) {}
+    : impl_(std::make_shared<Impl>(like, shard, with_steps)) {}
 Feed::~Feed() = default;
 
-asio::awaitable<Result<Feed::Batch>> Feed::next(std::chrono::milliseconds block) { return impl_->next(block); }
+asio::awaitable<Result<Feed::Batch>> Feed::next(std::chrono::milliseconds block) {
+  const auto impl = impl_;
+  co_return co_await impl->next(block);
+}
 
 }  // namespace ditfleet::queue

@@ -32,7 +32,8 @@ asio::awaitable<Result<SubmitOutcome>> Client::submit(const Submission& submissi
 
 asio::awaitable<Result<std::vector<Result<SubmitOutcome>>>> Client::submit_many(
     std::span<const Submission> submissions, Deadline deadline) {
-  const Keys& keys = impl_->keys_;
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
   std::vector<Result<SubmitOutcome>> out;
   out.reserve(submissions.size());
   while (!submissions.empty()) {
@@ -47,12 +48,12 @@ asio::awaitable<Result<std::vector<Result<SubmitOutcome>>>> Client::submit_many(
       const std::string job = keys.job(ids.back());
       command << job << keys.events(ids.back()) << (s.idempotency_key.empty() ? job : keys.idempotency(s.tenant, s.idempotency_key));
     }
-    command << impl_->options_.idempotency_ms;
+    command << impl->options_.idempotency_ms;
     for (std::size_t i = 0; i < batch.size(); ++i) {
       const Submission& s = batch[i];
       command << ids[i] << s.tenant << s.spec << sha256_hex(s.spec) << (s.idempotency_key.empty() ? 0 : 1) << s.traceparent << s.deadline_ms;
     }
-    auto reply = co_await impl_->call(std::move(command), deadline);
+    auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
     for (std::size_t i = 0; i < batch.size(); ++i) {
       out.push_back(i < reply->elements.size() ? outcome_of(reply->elements[i].text, ids[i])
@@ -63,12 +64,13 @@ asio::awaitable<Result<std::vector<Result<SubmitOutcome>>>> Client::submit_many(
 }
 
 asio::awaitable<Result<CancelOutcome>> Client::cancel(const std::string& job, const std::string& tenant, Deadline deadline) {
-  const Keys& keys = impl_->keys_;
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
   const Error not_found{Code::kNotFound, "[queue] there is no job " + job};
   if (!is_valid_id(job)) co_return not_found;
   // Whose mailboxes to write to must be known before the call. One that changes hands in between tells
   // its worker at the next renewal instead.
-  auto reply = co_await impl_->call(
+  auto reply = co_await impl->call(
       fcall_ro("job", 4) << keys.job(job) << keys.events(job) << keys.in() << keys.units() << job, deadline);
   if (!reply) co_return reply.error();
   const StoredJob stored = parse_job(job, *reply);
@@ -81,9 +83,9 @@ asio::awaitable<Result<CancelOutcome>> Client::cancel(const std::string& job, co
   redis::Command command = fcall("cancel", 8 + owners.size());
   command << keys.in() << keys.ready() << keys.delayed() << keys.lease() << keys.deadline() << keys.units() << keys.job(job) << keys.events(job);
   for (const std::string& owner : owners) command << keys.mailbox(owner);
-  command << impl_->options_.retention_ms << job << tenant;
+  command << impl->options_.retention_ms << job << tenant;
   for (const std::string& owner : owners) command << owner;
-  reply = co_await impl_->call(std::move(command), deadline);
+  reply = co_await impl->call(std::move(command), deadline);
   if (!reply) co_return reply.error();
   if (reply->text == "canceled") co_return CancelOutcome::kCanceled;
   if (reply->text == "requested") co_return CancelOutcome::kRequested;

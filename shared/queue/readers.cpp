@@ -13,11 +13,12 @@ Error no_such_job(const std::string& id) { return Error{Code::kNotFound, "[queue
 }  // namespace
 
 asio::awaitable<Result<JobRecord>> Client::job(const std::string& id, const std::string& tenant, Deadline deadline) {
+  const auto impl = impl_;
   if (!is_valid_id(id)) co_return no_such_job(id);
-  const Keys& keys = impl_->keys_;
+  const Keys& keys = impl->keys_;
   std::string name = id;
   for (int hop = 0; hop < 2; ++hop) {
-    auto reply = co_await impl_->call(fcall_ro("job", 4) << keys.job(name) << keys.events(name) << keys.in() << keys.units() << name, deadline);
+    auto reply = co_await impl->call(fcall_ro("job", 4) << keys.job(name) << keys.events(name) << keys.in() << keys.units() << name, deadline);
     if (!reply) co_return reply.error();
     if (reply->elements.size() != 5 || reply->elements[0].elements.empty()) break;
     StoredJob stored = parse_job(name, *reply);
@@ -30,7 +31,8 @@ asio::awaitable<Result<JobRecord>> Client::job(const std::string& id, const std:
 
 asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::optional<job::State> state, int limit,
                                               const std::string& cursor, Deadline deadline) {
-  const Keys& keys = impl_->keys_;
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
   // A cursor is "<score>:<id>" of the last job looked at; jobs of one millisecond follow by id.
   std::string from = "+inf", after_id;
   if (!cursor.empty()) {
@@ -49,7 +51,7 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
   for (int pages = 0; pages < kMostPages; ++pages, offset += kPage) {
     redis::Command range("ZREVRANGEBYSCORE");
     range << keys.jobs() << from << "-inf" << "WITHSCORES" << "LIMIT" << offset << kPage;
-    auto found = co_await impl_->connection_->execute(std::move(range), deadline);
+    auto found = co_await impl->connection_->execute(std::move(range), deadline);
     if (!found) co_return found.error();
     const auto& elements = found->elements;
     std::vector<std::size_t> candidates;
@@ -60,7 +62,7 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
       reads.push_back(redis::Command("HMGET") << keys.job(elements[i].text) << "tenant" << "state" << "plan" << "class" << "ended"
                                               << "trace" << "spec" << "error" << "u0");
     }
-    auto records = co_await impl_->connection_->execute_all(std::move(reads), deadline);
+    auto records = co_await impl->connection_->execute_all(std::move(reads), deadline);
     for (std::size_t c = 0; c < candidates.size(); ++c) {
       if (!records[c]) co_return records[c].error();
       const auto& v = records[c]->elements;
@@ -80,7 +82,7 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
         redis::Command units("HMGET");
         units << keys.units();
         for (int u = 0; u < plan.units; ++u) units << id + ":" + std::to_string(u);
-        auto open = co_await impl_->connection_->execute(std::move(units), deadline);
+        auto open = co_await impl->connection_->execute(std::move(units), deadline);
         if (!open) co_return open.error();
         std::vector<UnitRecord> unit_records;
         for (const redis::Reply& unit : open->elements) {
@@ -117,12 +119,13 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
 
 asio::awaitable<Result<std::vector<Event>>> Client::events(const std::string& job, const std::string& after, int limit,
                                                            Deadline deadline) {
+  const auto impl = impl_;
   std::vector<Event> out;
   if (!is_valid_id(job)) co_return no_such_job(job);
   // From `after` itself on: it may be the last unit's end, whose entry holds the job's end as well.
   const std::string from = after.empty() || after == "0" ? "-" : after;
-  auto reply = co_await impl_->connection_->execute(
-      redis::Command("XRANGE") << impl_->keys_.events(job) << from << "+" << "COUNT" << limit + 1, deadline);
+  auto reply = co_await impl->connection_->execute(
+      redis::Command("XRANGE") << impl->keys_.events(job) << from << "+" << "COUNT" << limit + 1, deadline);
   if (!reply) {
     if (reply.error().message.find("Invalid stream ID") != std::string::npos) {
       co_return Error{Code::kInvalidArgument, "[queue] '" + after + "' is not an event id; they look like 1763700000000-0", "after"};
@@ -142,14 +145,15 @@ asio::awaitable<Result<std::vector<Event>>> Client::events(const std::string& jo
 }
 
 asio::awaitable<Result<std::vector<WorkerInfo>>> Client::workers(Deadline deadline) {
-  const Keys& keys = impl_->keys_;
-  auto names = co_await impl_->connection_->execute(redis::Command("ZRANGE") << keys.workers() << 0 << -1, deadline);
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
+  auto names = co_await impl->connection_->execute(redis::Command("ZRANGE") << keys.workers() << 0 << -1, deadline);
   if (!names) co_return names.error();
   std::vector<redis::Command> reads;
   for (const redis::Reply& name : names->elements) {
     reads.push_back(redis::Command("HMGET") << keys.worker(name.text) << "info" << "heartbeat");
   }
-  auto records = co_await impl_->connection_->execute_all(std::move(reads), deadline);
+  auto records = co_await impl->connection_->execute_all(std::move(reads), deadline);
   std::vector<WorkerInfo> out;
   for (auto& record : records) {
     if (!record) co_return record.error();

@@ -27,27 +27,30 @@ std::string model_of(std::string_view spec) {
 }  // namespace
 
 asio::awaitable<Result<std::int64_t>> Client::lead(const std::string& coordinator, std::int64_t ttl_ms, Deadline deadline) {
-  const Keys& keys = impl_->keys_;
-  auto reply = co_await impl_->call(fcall("lead", 2) << keys.leader() << keys.epoch() << coordinator << ttl_ms, deadline);
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
+  auto reply = co_await impl->call(fcall("lead", 2) << keys.leader() << keys.epoch() << coordinator << ttl_ms, deadline);
   if (!reply) co_return reply.error();
   co_return reply->integer;
 }
 
 asio::awaitable<Result<void>> Client::resign(const std::string& coordinator, std::int64_t epoch, Deadline deadline) {
-  auto reply = co_await impl_->call(fcall("resign", 1) << impl_->keys_.leader() << coordinator << epoch, deadline);
+  const auto impl = impl_;
+  auto reply = co_await impl->call(fcall("resign", 1) << impl->keys_.leader() << coordinator << epoch, deadline);
   if (!reply) co_return reply.error();
   co_return Result<void>();
 }
 
 asio::awaitable<Result<std::vector<IntakeEntry>>> Client::read_intake(int limit, std::chrono::milliseconds block) {
-  auto entries = co_await impl_->read_stream(impl_->intake_connection_, impl_->keys_.in(), impl_->intake_cursor_, limit, block);
+  const auto impl = impl_;
+  auto entries = co_await impl->read_stream(impl->intake_connection_, impl->keys_.in(), impl->intake_cursor_, limit, block);
   if (!entries) co_return entries.error();
   std::vector<IntakeEntry> out;
   out.reserve(entries->size());
   for (const redis::Reply& raw : *entries) {
     IntakeEntry entry = parse_intake(raw);
-    if (entry.raw) impl_->raw_bodies_[entry.entry_id] = sha256_hex(entry.spec);
-    impl_->intake_cursor_ = entry.entry_id;
+    if (entry.raw) impl->raw_bodies_[entry.entry_id] = sha256_hex(entry.spec);
+    impl->intake_cursor_ = entry.entry_id;
     out.push_back(std::move(entry));
   }
   co_return out;
@@ -59,7 +62,8 @@ void Client::rewind_intake() {
 }
 
 asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const Admission> admissions, Deadline deadline) {
-  const Keys& keys = impl_->keys_;
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
   std::vector<const Admission*> submitted, raw;
   for (const Admission& a : admissions) (a.raw ? raw : submitted).push_back(&a);
   const auto common = [](redis::Command& command, const Admission& a) {
@@ -73,7 +77,7 @@ asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const 
     for (std::size_t i = begin; i < end; ++i) command << keys.job(submitted[i]->id) << keys.events(submitted[i]->id);
     command << epoch;
     for (std::size_t i = begin; i < end; ++i) common(command, *submitted[i]);
-    auto reply = co_await impl_->call(std::move(command), deadline);
+    auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
   }
 
@@ -87,19 +91,19 @@ asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const 
       const std::string job = keys.job(a.id);
       command << job << keys.events(a.id) << (a.idempotency_key.empty() ? job : keys.idempotency(a.tenant, a.idempotency_key));
     }
-    command << epoch << impl_->options_.idempotency_ms << impl_->options_.retention_ms;
+    command << epoch << impl->options_.idempotency_ms << impl->options_.retention_ms;
     for (std::size_t i = begin; i < end; ++i) {
       const Admission& a = *raw[i];
-      const auto body = impl_->raw_bodies_.find(a.entry_id);
+      const auto body = impl->raw_bodies_.find(a.entry_id);
       common(command, a);
-      command << a.tenant << a.traceparent << (body != impl_->raw_bodies_.end() ? body->second : sha256_hex(a.spec))
+      command << a.tenant << a.traceparent << (body != impl->raw_bodies_.end() ? body->second : sha256_hex(a.spec))
               << (a.idempotency_key.empty() ? 0 : 1);
     }
-    auto reply = co_await impl_->call(std::move(command), deadline);
+    auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
     for (std::size_t i = begin; i < end; ++i) {
       const Admission& a = *raw[i];
-      impl_->raw_bodies_.erase(a.entry_id);
+      impl->raw_bodies_.erase(a.entry_id);
       const std::string verdict = i - begin < reply->elements.size() ? reply->elements[i - begin].text : std::string();
       if (verdict != "taken" && !verdict.starts_with("mismatch ")) continue;
       Error why = verdict == "taken"
@@ -115,7 +119,8 @@ asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const 
 }
 
 asio::awaitable<Result<void>> Client::reject(std::int64_t epoch, std::span<const Rejection> rejections, Deadline deadline) {
-  const Keys& keys = impl_->keys_;
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
   constexpr std::size_t kKeptSpec = 65536;  // of an entry nobody may have checked
   while (!rejections.empty()) {
     const auto batch = rejections.first(std::min(rejections.size(), kBatch));
@@ -123,12 +128,12 @@ asio::awaitable<Result<void>> Client::reject(std::int64_t epoch, std::span<const
     redis::Command command = fcall("reject", 5 + 2 * batch.size());
     command << keys.leader() << keys.in() << keys.jobs() << keys.deadline() << keys.units();
     for (const Rejection& r : batch) command << keys.job(r.id) << keys.events(r.id);
-    command << epoch << impl_->options_.retention_ms;
+    command << epoch << impl->options_.retention_ms;
     for (const Rejection& r : batch) {
       command << r.entry_id << r.id << (r.raw ? 1 : 0) << error_json(r.error) << r.tenant << r.spec.substr(0, kKeptSpec) << r.traceparent;
-      impl_->raw_bodies_.erase(r.entry_id);
+      impl->raw_bodies_.erase(r.entry_id);
     }
-    auto reply = co_await impl_->call(std::move(command), deadline);
+    auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
   }
   co_return Result<void>();
@@ -136,7 +141,8 @@ asio::awaitable<Result<void>> Client::reject(std::int64_t epoch, std::span<const
 
 asio::awaitable<Result<std::vector<bool>>> Client::assign(std::int64_t epoch, const std::string& worker_owner,
                                                           std::span<const AssignRequest> units, Deadline deadline) {
-  const Keys& keys = impl_->keys_;
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
   const std::string worker = json::serialize(json::string(worker_owner.substr(0, worker_owner.find(':'))));
   std::vector<bool> out;
   while (!units.empty()) {
@@ -145,13 +151,13 @@ asio::awaitable<Result<std::vector<bool>>> Client::assign(std::int64_t epoch, co
     redis::Command command = fcall("assign", 5 + 2 * batch.size());
     command << keys.leader() << keys.ready() << keys.lease() << keys.units() << keys.mailbox(worker_owner);
     for (const AssignRequest& u : batch) command << keys.job(u.ref.job) << keys.events(u.ref.job);
-    command << epoch << worker_owner << impl_->options_.lease_ms << kMailboxMs;
+    command << epoch << worker_owner << impl->options_.lease_ms << kMailboxMs;
     for (const AssignRequest& u : batch) {
       std::string data = "\"worker\":" + worker;
       if (!u.reason.empty()) data += ",\"reason\":" + json::serialize(json::string(u.reason));
       command << u.ref.job << u.ref.unit << u.nonce << data;
     }
-    auto reply = co_await impl_->call(std::move(command), deadline);
+    auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
     const auto done = flags_of(*reply);
     out.insert(out.end(), done.begin(), done.end());
@@ -160,12 +166,13 @@ asio::awaitable<Result<std::vector<bool>>> Client::assign(std::int64_t epoch, co
 }
 
 asio::awaitable<Result<std::vector<bool>>> Client::revoke(std::int64_t epoch, std::span<const Attempt> units, Deadline deadline) {
-  const Keys& keys = impl_->keys_;
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
   if (units.empty()) co_return std::vector<bool>();
   redis::Command read("HMGET");
   read << keys.units();
   for (const Attempt& a : units) read << a.ref.job + ":" + std::to_string(a.ref.unit);
-  auto held = co_await impl_->connection_->execute(std::move(read), deadline);
+  auto held = co_await impl->connection_->execute(std::move(read), deadline);
   if (!held) co_return held.error();
   redis::Command command = fcall("revoke", 4 + 2 * units.size());
   command << keys.leader() << keys.lease() << keys.ready() << keys.units();
@@ -176,15 +183,16 @@ asio::awaitable<Result<std::vector<bool>>> Client::revoke(std::int64_t epoch, st
   }
   command << epoch;
   for (std::size_t i = 0; i < units.size(); ++i) command << units[i].ref.job << units[i].ref.unit << units[i].nonce << owners[i];
-  auto reply = co_await impl_->call(std::move(command), deadline);
+  auto reply = co_await impl->call(std::move(command), deadline);
   if (!reply) co_return reply.error();
   co_return flags_of(*reply);
 }
 
 asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadline deadline) {
-  const Keys& keys = impl_->keys_;
-  const bool hold = impl_->hold_leases();
-  auto due = co_await impl_->call(fcall_ro("due", 3) << keys.lease() << keys.delayed() << keys.deadline() << limit, deadline);
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
+  const bool hold = impl->hold_leases();
+  auto due = co_await impl->call(fcall_ro("due", 3) << keys.lease() << keys.delayed() << keys.deadline() << limit, deadline);
   if (!due) co_return due.error();
   struct Item {
     const char* kind;
@@ -205,20 +213,21 @@ asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadlin
     redis::Command command = fcall("reap", 9 + 2 * (end - begin));
     command << keys.leader() << keys.boot() << keys.lease() << keys.delayed() << keys.ready() << keys.deadline() << keys.dead() << keys.in() << keys.units();
     for (std::size_t i = begin; i < end; ++i) command << keys.job(items[i].ref.job) << keys.events(items[i].ref.job);
-    command << epoch << impl_->options_.retention_ms << impl_->options_.lease_ms << impl_->options_.max_crashes << (hold ? 1 : 0);
+    command << epoch << impl->options_.retention_ms << impl->options_.lease_ms << impl->options_.max_crashes << (hold ? 1 : 0);
     for (std::size_t i = begin; i < end; ++i) command << items[i].kind << items[i].ref.job << items[i].ref.unit;
-    auto reply = co_await impl_->call(std::move(command), deadline);
+    auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
     touched += static_cast<int>(reply->integer);
     begin = end;
   } while (begin < items.size());
-  co_await impl_->trim_index(deadline);
+  co_await impl->trim_index(deadline);
   co_return touched;
 }
 
 asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(Deadline deadline) {
-  const Keys& keys = impl_->keys_;
-  auto sets = co_await impl_->call(fcall_ro("open", 3) << keys.units() << keys.delayed() << keys.lease(), deadline);
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
+  auto sets = co_await impl->call(fcall_ro("open", 3) << keys.units() << keys.delayed() << keys.lease(), deadline);
   if (!sets) co_return sets.error();
   if (sets->elements.size() != 3) co_return internal_error("[queue] ditfleet_v1_open did not answer with three lists");
   const auto scores_of = [](const redis::Reply& flat) {
@@ -254,7 +263,7 @@ asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(Deadline deadl
     for (; next != of_job.end() && reads.size() < 4 * kBatch; ++next) {
       reads.push_back(redis::Command("HMGET") << keys.job(next->first) << "tenant" << "class" << "batch" << "in" << "plan" << "spec");
     }
-    auto records = co_await impl_->connection_->execute_all(std::move(reads), deadline);
+    auto records = co_await impl->connection_->execute_all(std::move(reads), deadline);
     auto it = first;
     for (auto& record : records) {
       if (!record) co_return record.error();
@@ -280,20 +289,22 @@ asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(Deadline deadl
 
 asio::awaitable<Result<void>> Client::store_virtual_times(std::int64_t epoch, const std::map<std::string, std::int64_t>& times,
                                                           Deadline deadline) {
-  const Keys& keys = impl_->keys_;
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
   auto next = times.begin();
   do {
     redis::Command command = fcall("virtual_times", 2);
     command << keys.leader() << keys.tenants() << epoch;
     for (int i = 0; i < 1000 && next != times.end(); ++i, ++next) command << next->first << next->second;
-    auto reply = co_await impl_->call(std::move(command), deadline);
+    auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
   } while (next != times.end());
   co_return Result<void>();
 }
 
 asio::awaitable<Result<std::map<std::string, std::int64_t>>> Client::virtual_times(Deadline deadline) {
-  auto reply = co_await impl_->connection_->execute(redis::Command("HGETALL") << impl_->keys_.tenants(), deadline);
+  const auto impl = impl_;
+  auto reply = co_await impl->connection_->execute(redis::Command("HGETALL") << impl->keys_.tenants(), deadline);
   if (!reply) co_return reply.error();
   std::map<std::string, std::int64_t> out;
   for (std::size_t i = 0; i + 1 < reply->elements.size(); i += 2) {

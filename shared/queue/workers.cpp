@@ -25,8 +25,9 @@ Error not_held(const Attempt& attempt) {
 }  // namespace
 
 asio::awaitable<Result<void>> Client::heartbeat(const WorkerInfo& info, Deadline deadline) {
-  const Keys& keys = impl_->keys_;
-  auto reply = co_await impl_->call(fcall("heartbeat", 3) << keys.workers() << keys.worker(info.name) << keys.mailbox(info.owner())
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
+  auto reply = co_await impl->call(fcall("heartbeat", 3) << keys.workers() << keys.worker(info.name) << keys.mailbox(info.owner())
                                                           << info.name << info.boot << worker_json(info) << kKeepWorkerMs << kMailboxMs,
                                     deadline);
   if (!reply) co_return reply.error();
@@ -34,8 +35,9 @@ asio::awaitable<Result<void>> Client::heartbeat(const WorkerInfo& info, Deadline
 }
 
 asio::awaitable<Result<void>> Client::deregister(const std::string& name, const std::string& boot, Deadline deadline) {
-  const Keys& keys = impl_->keys_;
-  auto reply = co_await impl_->call(
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
+  auto reply = co_await impl->call(
       fcall("deregister", 3) << keys.workers() << keys.worker(name) << keys.mailbox(name + ":" + boot) << name << boot, deadline);
   if (!reply) co_return reply.error();
   co_return Result<void>();
@@ -43,7 +45,8 @@ asio::awaitable<Result<void>> Client::deregister(const std::string& name, const 
 
 asio::awaitable<Result<std::vector<MailboxEntry>>> Client::read_mailbox(const std::string& owner, const std::string& after,
                                                                         int limit, std::chrono::milliseconds block) {
-  auto entries = co_await impl_->read_stream(impl_->mailbox_connection_, impl_->keys_.mailbox(owner), after, limit, block);
+  const auto impl = impl_;
+  auto entries = co_await impl->read_stream(impl->mailbox_connection_, impl->keys_.mailbox(owner), after, limit, block);
   if (!entries) co_return entries.error();
   std::vector<MailboxEntry> out;
   out.reserve(entries->size());
@@ -57,11 +60,12 @@ asio::awaitable<Result<std::vector<MailboxEntry>>> Client::read_mailbox(const st
 
 asio::awaitable<Result<void>> Client::acknowledge(const std::string& owner, std::span<const std::string> entry_ids,
                                                   Deadline deadline) {
+  const auto impl = impl_;
   if (entry_ids.empty()) co_return Result<void>();
   redis::Command command("XDEL");
-  command << impl_->keys_.mailbox(owner);
+  command << impl->keys_.mailbox(owner);
   for (const std::string& id : entry_ids) command << id;
-  auto reply = co_await impl_->connection_->execute(std::move(command), deadline);
+  auto reply = co_await impl->connection_->execute(std::move(command), deadline);
   if (!reply) co_return reply.error();
   co_return Result<void>();
 }
@@ -73,7 +77,8 @@ asio::awaitable<Result<void>> Client::start(const Attempt& attempt, Deadline dea
 }
 
 asio::awaitable<Result<std::vector<Result<void>>>> Client::start_many(std::span<const Attempt> attempts, Deadline deadline) {
-  const Keys& keys = impl_->keys_;
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
   std::vector<Result<void>> out;
   while (!attempts.empty()) {
     const auto batch = attempts.first(std::min(attempts.size(), kBatch));
@@ -81,9 +86,9 @@ asio::awaitable<Result<std::vector<Result<void>>>> Client::start_many(std::span<
     redis::Command command = fcall("start", 2 + batch.size());
     command << keys.lease() << keys.units();
     for (const Attempt& a : batch) command << keys.events(a.ref.job);
-    command << impl_->options_.lease_ms;
+    command << impl->options_.lease_ms;
     for (const Attempt& a : batch) command << a.ref.job << a.ref.unit << a.nonce;
-    auto reply = co_await impl_->call(std::move(command), deadline);
+    auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
     for (std::size_t i = 0; i < batch.size(); ++i) {
       const bool ok = i < reply->elements.size() && reply->elements[i].integer == 1;
@@ -94,7 +99,8 @@ asio::awaitable<Result<std::vector<Result<void>>>> Client::start_many(std::span<
 }
 
 asio::awaitable<Result<std::vector<RenewOutcome>>> Client::renew(std::span<const Renewal> renewals, Deadline deadline) {
-  const Keys& keys = impl_->keys_;
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
   std::vector<RenewOutcome> out;
   while (!renewals.empty()) {
     const auto batch = renewals.first(std::min(renewals.size(), kBatch));
@@ -102,26 +108,26 @@ asio::awaitable<Result<std::vector<RenewOutcome>>> Client::renew(std::span<const
     redis::Command command = fcall("renew", 2 + batch.size());
     command << keys.lease() << keys.units();
     for (const Renewal& r : batch) command << keys.events(r.attempt.ref.job);
-    command << impl_->options_.lease_ms;
+    command << impl->options_.lease_ms;
     for (const Renewal& r : batch) {
       command << r.attempt.ref.job << r.attempt.ref.unit << r.attempt.nonce;
       // A step is an event once; a slow step's further renewals only keep the lease.
-      const auto told = impl_->last_steps_.find(r.attempt.nonce);
-      if (r.step > 0 && (told == impl_->last_steps_.end() || told->second < r.step)) {
+      const auto told = impl->last_steps_.find(r.attempt.nonce);
+      if (r.step > 0 && (told == impl->last_steps_.end() || told->second < r.step)) {
         command << "step " + std::to_string(r.attempt.ref.unit) + " {\"step\":" + std::to_string(r.step) + ",\"total\":" + std::to_string(r.total_steps) + "}";
       } else {
         command << "";
       }
     }
-    auto reply = co_await impl_->call(std::move(command), deadline);
+    auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
     for (std::size_t i = 0; i < batch.size(); ++i) {
       const std::int64_t code = i < reply->elements.size() ? reply->elements[i].integer : 1;
       out.push_back(code == 0 ? RenewOutcome::kOk : code == 2 ? RenewOutcome::kCancelRequested : RenewOutcome::kLost);
       if (code == 1) {
-        impl_->last_steps_.erase(batch[i].attempt.nonce);
+        impl->last_steps_.erase(batch[i].attempt.nonce);
       } else if (batch[i].step > 0) {
-        int& last = impl_->last_steps_[batch[i].attempt.nonce];
+        int& last = impl->last_steps_[batch[i].attempt.nonce];
         last = std::max(last, batch[i].step);
       }
     }
@@ -131,10 +137,11 @@ asio::awaitable<Result<std::vector<RenewOutcome>>> Client::renew(std::span<const
 
 asio::awaitable<Result<void>> Client::emit(const Attempt& attempt, const std::string& type,
                                            const std::map<std::string, std::string>& fields, Deadline deadline) {
-  const Keys& keys = impl_->keys_;
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
   json::object data;
   for (const auto& [name, value] : fields) data[name] = value;
-  auto reply = co_await impl_->call(fcall("emit", 2) << keys.units() << keys.events(attempt.ref.job) << attempt.ref.job
+  auto reply = co_await impl->call(fcall("emit", 2) << keys.units() << keys.events(attempt.ref.job) << attempt.ref.job
                                                      << attempt.ref.unit << attempt.nonce << type << json::serialize(data),
                                     deadline);
   if (!reply) co_return reply.error();
@@ -148,7 +155,8 @@ asio::awaitable<Result<void>> Client::complete(const Completion& completion, Dea
 }
 
 asio::awaitable<Result<std::vector<Result<void>>>> Client::complete_many(std::span<const Completion> completions, Deadline deadline) {
-  const Keys& keys = impl_->keys_;
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
   std::vector<Result<void>> out;
   while (!completions.empty()) {
     const auto batch = completions.first(std::min(completions.size(), kBatch));
@@ -156,7 +164,7 @@ asio::awaitable<Result<std::vector<Result<void>>>> Client::complete_many(std::sp
     redis::Command command = fcall("complete", 3 + 2 * batch.size());
     command << keys.lease() << keys.deadline() << keys.units();
     for (const Completion& c : batch) command << keys.job(c.attempt.ref.job) << keys.events(c.attempt.ref.job);
-    command << impl_->options_.retention_ms;
+    command << impl->options_.retention_ms;
     for (const Completion& c : batch) {
       json::object phases;
       for (const auto& [name, us] : c.phases_us) phases[name] = us;
@@ -165,10 +173,10 @@ asio::awaitable<Result<std::vector<Result<void>>>> Client::complete_many(std::sp
       command << c.attempt.ref.job << c.attempt.ref.unit << c.attempt.nonce << c.manifest << json::serialize(phases)
               << (c.warnings.empty() ? std::string() : json::serialize(warnings));
     }
-    auto reply = co_await impl_->call(std::move(command), deadline);
+    auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
     for (std::size_t i = 0; i < batch.size(); ++i) {
-      impl_->last_steps_.erase(batch[i].attempt.nonce);
+      impl->last_steps_.erase(batch[i].attempt.nonce);
       const bool ok = i < reply->elements.size() && reply->elements[i].integer == 1;
       out.push_back(ok ? Result<void>() : Result<void>(not_held(batch[i].attempt)));
     }
@@ -177,42 +185,45 @@ asio::awaitable<Result<std::vector<Result<void>>>> Client::complete_many(std::sp
 }
 
 asio::awaitable<Result<void>> Client::fail(const Failure& failure, Deadline deadline) {
-  const Keys& keys = impl_->keys_;
-  const QueueOptions& options = impl_->options_;
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
+  const QueueOptions& options = impl->options_;
   const UnitRef& ref = failure.attempt.ref;
-  impl_->last_steps_.erase(failure.attempt.nonce);
+  impl->last_steps_.erase(failure.attempt.nonce);
   redis::Command command = fcall("fail", 7);
   command << keys.lease() << keys.delayed() << keys.deadline() << keys.dead() << keys.units() << keys.job(ref.job) << keys.events(ref.job);
   command << options.retention_ms << options.max_attempts << options.max_crashes << options.retry_backoff_ms
           << options.retry_backoff_max_ms << jitter_permille() << ref.job << ref.unit << failure.attempt.nonce
           << error_json(failure.error) << (failure.retryable ? 1 : 0) << (failure.crash ? 1 : 0);
-  auto reply = co_await impl_->call(std::move(command), deadline);
+  auto reply = co_await impl->call(std::move(command), deadline);
   if (!reply) co_return reply.error();
   co_return Result<void>();
 }
 
 asio::awaitable<Result<void>> Client::hand_back(std::span<const Attempt> attempts, Deadline deadline) {
+  const auto impl = impl_;
   if (attempts.empty()) co_return Result<void>();
-  const Keys& keys = impl_->keys_;
+  const Keys& keys = impl->keys_;
   redis::Command command = fcall("hand_back", 4 + 2 * attempts.size());
   command << keys.lease() << keys.ready() << keys.deadline() << keys.units();
   for (const Attempt& a : attempts) command << keys.job(a.ref.job) << keys.events(a.ref.job);
-  command << impl_->options_.retention_ms;
+  command << impl->options_.retention_ms;
   for (const Attempt& a : attempts) {
     command << a.ref.job << a.ref.unit << a.nonce;
-    impl_->last_steps_.erase(a.nonce);
+    impl->last_steps_.erase(a.nonce);
   }
-  auto reply = co_await impl_->call(std::move(command), deadline);
+  auto reply = co_await impl->call(std::move(command), deadline);
   if (!reply) co_return reply.error();
   // A unit that was taken away meanwhile needs no handing back: what the caller wants holds already.
   co_return Result<void>();
 }
 
 asio::awaitable<Result<void>> Client::canceled(const Attempt& attempt, Deadline deadline) {
-  const Keys& keys = impl_->keys_;
-  impl_->last_steps_.erase(attempt.nonce);
-  auto reply = co_await impl_->call(fcall("canceled", 5) << keys.lease() << keys.deadline() << keys.units() << keys.job(attempt.ref.job)
-                                                         << keys.events(attempt.ref.job) << impl_->options_.retention_ms
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
+  impl->last_steps_.erase(attempt.nonce);
+  auto reply = co_await impl->call(fcall("canceled", 5) << keys.lease() << keys.deadline() << keys.units() << keys.job(attempt.ref.job)
+                                                         << keys.events(attempt.ref.job) << impl->options_.retention_ms
                                                          << attempt.ref.job << attempt.ref.unit << attempt.nonce,
                                     deadline);
   if (!reply) co_return reply.error();

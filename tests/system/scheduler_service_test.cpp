@@ -39,11 +39,13 @@ class SchedulerServiceTest : public QueueTest {
   };
   explicit SchedulerServiceTest(RedisServer::Options server = {}) : QueueTest(server, short_leases()) {}
   ~SchedulerServiceTest() override {
-    workers_.clear();
+    // Their coroutines end before what they refer to does.
+    for (auto& w : workers_) w->vanish();
     for (auto& c : coordinators_) drop(*c);
-    coordinators_.clear();
     io_.restart();
     io_.run_for(20ms);
+    workers_.clear();
+    coordinators_.clear();
   }
 
   Coordinator& coordinate(const std::string& name = "c1") {
