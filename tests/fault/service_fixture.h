@@ -1,0 +1,247 @@
+// A whole DiTFleet of real processes, `ditfleet up` with a tiny random model, and a queue client beside it.
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "shared/core/bytes.h"
+#include "shared/core/ids.h"
+#include "shared/core/json.h"
+#include "shared/queue/client.h"
+#include "shared/redis/connection.h"
+#include "shared/results/store.h"
+
+namespace ditfleet::testing {
+
+namespace asio = boost::asio;
+using namespace std::chrono_literals;
+
+inline Deadline soon() { return Deadline::after(10s); }
+
+class ServiceTest : public ::testing::Test {
+ protected:
+  // Ends within its time-outs whatever happens; leaves no process and no file.
+  void start(int workers, const std::vector<std::string>& sets = {}) {
+    char folder[] = "/tmp/ditfleet-fault-XXXXXX";
+    ASSERT_NE(::mkdtemp(folder), nullptr);
+    dir_ = folder;
+    const std::string ready = dir_ + "/ready.json";
+    std::vector<std::string> words = {std::string(DITFLEET_BIN_DIR) + "/ditfleet", "up", "--listen", "127.0.0.1:0", "--data", dir_ + "/data",
+                                      "--workers", std::to_string(workers), "--model",
+                                      std::string("tiny=") + DITFLEET_SOURCE_DIR + "/tests/fixtures/flux/dev/model", "--device", "cpu",
+                                      "--dtype", "fp32", "--ready-file", ready, "--set", "redis.appendfsync=always",
+                                      "--set", "worker.threads=1"};
+    for (const auto& set : sets) words.insert(words.end(), {"--set", set});
+    std::vector<char*> argv;
+    for (auto& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    const int log = ::open((dir_ + "/up.log").c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
+    up_ = ::fork();
+    if (up_ == 0) {
+      ::setpgid(0, 0);
+      ::dup2(log, 1);
+      ::dup2(log, 2);
+      ::execv(argv[0], argv.data());
+      ::_exit(127);
+    }
+    ::close(log);
+    const auto deadline = Deadline::after(90s);
+    while (!std::filesystem::exists(ready)) {
+      ASSERT_FALSE(deadline.passed()) << tail_of_log();
+      ASSERT_EQ(::waitpid(up_, nullptr, WNOHANG), 0) << tail_of_log();
+      ::usleep(20'000);
+    }
+    auto text = read_file(ready);
+    ASSERT_TRUE(text.ok());
+    auto value = parse_json(*text);
+    ASSERT_TRUE(value.ok()) << *text;
+    ready_ = value->as_object();
+    redis::ConnectionOptions options;
+    auto endpoint = redis::Endpoint::parse(std::string_view(ready_.at("redis").as_string()));
+    ASSERT_TRUE(endpoint.ok());
+    options.endpoint = *endpoint;
+    connection_ = redis::Connection::create(io_.get_executor(), options);
+    connection_->start();
+    client_ = std::make_unique<queue::Client>(connection_, queue::QueueOptions{});
+    // Nothing is assigned before the workers are there.
+    ASSERT_TRUE(until([&] {
+      auto all = wait(client_->workers(soon()));
+      return all && std::count_if(all->begin(), all->end(), [](const auto& w) { return w.state == "ready"; }) >= workers;
+    }, 60s)) << tail_of_log();
+  }
+
+  void TearDown() override {
+    client_.reset();
+    if (connection_) connection_->stop();
+    io_.restart();
+    io_.run_for(20ms);
+    if (up_ > 0) {
+      ::kill(up_, SIGTERM);
+      const auto deadline = Deadline::after(40s);
+      while (::waitpid(up_, nullptr, WNOHANG) == 0) {
+        if (deadline.passed()) {
+          ADD_FAILURE() << "ditfleet up did not end on SIGTERM\n" << tail_of_log();
+          ::kill(-up_, SIGKILL);
+          ::waitpid(up_, nullptr, 0);
+          break;
+        }
+        ::usleep(20'000);
+      }
+    }
+    if (HasFailure()) std::cerr << tail_of_log();
+    std::error_code ignored;
+    if (!dir_.empty()) std::filesystem::remove_all(dir_, ignored);
+  }
+
+  pid_t pid_of(const char* part) const { return static_cast<pid_t>(ready_.at("pids").at(part).to_number<int>()); }
+  // Of the worker of that name, as it is registered now.
+  pid_t pid_of_worker(const std::string& name) {
+    auto all = wait(client_->workers(soon()));
+    if (!all) return -1;
+    for (const auto& worker : *all) {
+      if (worker.name == name) return worker.pid;
+    }
+    return -1;
+  }
+
+  template <class T>
+  T wait(asio::awaitable<T> task) {
+    std::optional<T> result;
+    std::exception_ptr thrown;
+    bool ended = false;
+    asio::co_spawn(io_, keep(std::move(task), result), [&](std::exception_ptr e) {
+      thrown = e;
+      ended = true;
+    });
+    io_.restart();
+    while (!ended && io_.run_one() > 0) {
+    }
+    if (thrown) std::rethrow_exception(thrown);
+    return std::move(*result);
+  }
+  template <class F>
+  bool until(F condition, std::chrono::milliseconds limit) {
+    const auto deadline = Deadline::after(limit);
+    while (!condition()) {
+      if (deadline.passed()) return false;
+      nap(10ms);
+    }
+    return true;
+  }
+  void nap(std::chrono::milliseconds time) { wait(pause(time)); }
+
+  // Acknowledged, however long Redis is away: the id is the caller's, so that asking again is the same job.
+  std::string submit(int steps, int n = 1, int side = 64) {
+    queue::Submission s;
+    s.id = new_id();
+    s.spec = R"({"model":"tiny","prompt":"a red circle","seed":7,"width":)" + std::to_string(side) + R"(,"height":)" + std::to_string(side) +
+             R"(,"n":)" + std::to_string(n) + R"(,"num_inference_steps":)" + std::to_string(steps) + "}";
+    const auto deadline = Deadline::after(60s);
+    for (;;) {
+      auto outcome = wait(client_->submit(s, Deadline::after(2s)));
+      if (outcome) return outcome->id;
+      EXPECT_FALSE(deadline.passed()) << outcome.error().message;
+      if (deadline.passed()) return {};
+      nap(50ms);
+    }
+  }
+  std::vector<queue::Event> events(const std::string& id) {
+    auto all = wait(client_->events(id, "0", 100'000, soon()));
+    return all ? *all : std::vector<queue::Event>();
+  }
+  std::vector<queue::Event> events(const std::string& id, const std::string& type) {
+    auto all = events(id);
+    std::erase_if(all, [&](const queue::Event& e) { return e.type != type; });
+    return all;
+  }
+  std::optional<queue::JobRecord> job(const std::string& id) {
+    auto record = wait(client_->job(id, "", soon()));
+    return record ? std::optional(*record) : std::nullopt;
+  }
+  bool ended(const std::string& id) {
+    const auto record = job(id);
+    return record && job::is_terminal(record->state);
+  }
+  // How often the job as a whole has ended, by its own history.
+  int ends(const std::string& id) {
+    int count = 0;
+    for (const auto& e : events(id)) {
+      const auto state = job::state_from_name(e.type);
+      count += e.unit < 0 && state && job::is_terminal(*state);
+    }
+    return count;
+  }
+  std::string history(const std::string& id) {
+    std::string out;
+    for (const auto& e : events(id)) {
+      if (e.type == "step") continue;
+      out += " " + e.type;
+      if (const auto it = e.fields.find("worker"); it != e.fields.end()) out += "@" + it->second;
+      if (const auto it = e.fields.find("reason"); it != e.fields.end() && e.type == "ready") out += "(" + it->second + ")";
+    }
+    return out;
+  }
+  // Every job succeeded and ended exactly once.
+  void expect_all_ended_once(const std::vector<std::string>& ids, std::chrono::seconds limit) {
+    auto open = ids;
+    EXPECT_TRUE(until([&] {
+      std::erase_if(open, [&](const std::string& id) { return ended(id); });
+      return open.empty();
+    }, limit)) << open.size() << " of " << ids.size() << " jobs have not ended; the first:" << history(open.front());
+    for (const auto& id : ids) {
+      const auto record = job(id);
+      ASSERT_TRUE(record.has_value()) << id << " is lost";
+      EXPECT_EQ(record->state, job::State::kSucceeded) << id << history(id) << (record->error ? record->error->message : "");
+      EXPECT_EQ(ends(id), 1) << id << history(id);
+    }
+  }
+  // The picture's bytes, verified against the manifest.
+  std::string picture(const std::string& id) {
+    const auto record = job(id);
+    if (!record || record->unit_records.empty()) return "no record";
+    auto manifest = results::Manifest::parse(record->unit_records[0].manifest);
+    auto store = results::open_store({.dir = dir_ + "/data/results"}, connection_);
+    if (!manifest || !store) return "no manifest";
+    auto bytes = wait((*store)->get(*manifest, soon()));
+    return bytes ? *bytes : bytes.error().message;
+  }
+  std::string tail_of_log() const {
+    auto text = read_file(dir_ + "/up.log");
+    if (!text) return {};
+    return "--- the last of up.log\n" + text->substr(text->size() > 6000 ? text->size() - 6000 : 0);
+  }
+
+  asio::io_context io_;
+  std::string dir_;
+  pid_t up_ = -1;
+  json::object ready_;
+  std::shared_ptr<redis::Connection> connection_;
+  std::unique_ptr<queue::Client> client_;
+
+ private:
+  template <class T>
+  static asio::awaitable<void> keep(asio::awaitable<T> task, std::optional<T>& result) {
+    result.emplace(co_await std::move(task));
+  }
+  asio::awaitable<bool> pause(std::chrono::milliseconds time) {
+    asio::steady_timer timer(io_, time);
+    co_await timer.async_wait(asio::use_awaitable);
+    co_return true;
+  }
+};
+
+}  // namespace ditfleet::testing
