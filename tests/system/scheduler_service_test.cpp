@@ -1,6 +1,7 @@
 // The scheduler's shell against a real Redis and null workers.
 #include <algorithm>
 #include <iostream>
+#include <map>
 #include <set>
 
 #include "coordinator/scheduling/scheduler_service.h"
@@ -48,12 +49,12 @@ class SchedulerServiceTest : public QueueTest {
     coordinators_.clear();
   }
 
-  Coordinator& coordinate(const std::string& name = "c1") {
+  Coordinator& coordinate(const std::string& name = "c1", std::chrono::milliseconds leader_ttl = 1500ms) {
     auto& c = *coordinators_.emplace_back(std::make_unique<Coordinator>());
     c.connection = connect();
     scheduling::SchedulerServiceOptions options;
     options.coordinator = name;
-    options.leader_ttl_ms = 1500;
+    options.leader_ttl_ms = leader_ttl.count();
     options.scheduler.catalogue = catalogue();
     options.scheduler.silent_after_ms = 800;
     options.scheduler.new_nonce = new_nonce;
@@ -71,8 +72,9 @@ class SchedulerServiceTest : public QueueTest {
   NullWorker& worker(NullWorker::Options options = {}) {
     return *workers_.emplace_back(std::make_unique<NullWorker>(io_, server_.endpoint(), std::move(options)));
   }
+  // Limits only end a test that hangs: what is waited for takes a hundredth of them on an idle machine.
   template <class F>
-  bool until(F condition, std::chrono::milliseconds limit = 10s) {
+  bool until(F condition, std::chrono::milliseconds limit = 60s) {
     const auto deadline = Deadline::after(limit);
     while (!condition()) {
       if (deadline.passed()) return false;
@@ -90,6 +92,10 @@ class SchedulerServiceTest : public QueueTest {
     s.spec = spec;
     s.tenant = tenant;
     return submit(s);
+  }
+  bool registered(std::size_t count) {
+    auto workers = wait(client_->workers(soon()));
+    return workers && workers->size() == count;
   }
   job::State state_of(const std::string& id) { return job(id).state; }
   bool ended(const std::string& id) { return job::is_terminal(state_of(id)); }
@@ -122,18 +128,27 @@ TEST_F(SchedulerLatencyTest, jobs_run_and_the_way_from_submit_to_started_is_shor
   ASSERT_TRUE(until([&] { return ended(first); }));
   EXPECT_EQ(event_types(first), "queued ready:0 assigned:0 started:0 succeeded:0 succeeded");
 
-  std::vector<double> latencies;
+  using Clock = std::chrono::steady_clock;
+  const auto ms_since = [](Clock::time_point began) { return std::chrono::duration<double, std::milli>(Clock::now() - began).count(); };
+  std::vector<double> latencies, round_trips;
   for (int i = 0; i < 300; ++i) {
+    const auto asked = Clock::now();
+    redis({"PING"});
+    round_trips.push_back(ms_since(asked));
     const auto before = workers_[0]->started.size();
-    const auto began = std::chrono::steady_clock::now();
+    const auto began = Clock::now();
     const auto id = submit_tiny();
     while (workers_[0]->started.size() == before) io_.run_one();
-    latencies.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count());
+    latencies.push_back(ms_since(began));
     ASSERT_TRUE(until([&] { return ended(id); }));
   }
   std::sort(latencies.begin(), latencies.end());
-  std::cout << "submit to started: p50 " << latencies[150] << " ms, p99 " << latencies[297] << " ms\n";
-  EXPECT_LT(latencies[150], 20.0);  // a sanity bound on a shared machine; `ditfleet bench queue` has the figure
+  std::sort(round_trips.begin(), round_trips.end());
+  std::cout << "submit to started: p50 " << latencies[150] << " ms, p99 " << latencies[297] << " ms; a round trip: p50 "
+            << round_trips[150] << " ms\n";
+  // Nobody on the way waits for a tick (they are of 50 and 100 ms); `ditfleet bench queue` has the figure. Four
+  // messages take as many round trips, and those of a loaded machine are longer.
+  EXPECT_LT(latencies[150], 10.0 + 20 * round_trips[150]);
 }
 
 TEST_F(SchedulerServiceTest, plain_entries_run_and_bad_ones_are_rejected_with_the_reason) {
@@ -159,15 +174,23 @@ TEST_F(SchedulerServiceTest, plain_entries_run_and_bad_ones_are_rejected_with_th
 }
 
 TEST_F(SchedulerServiceTest, four_images_spread_over_two_workers) {
-  auto& c = coordinate();
   worker({.name = "a", .run = 30ms});
   worker({.name = "b", .run = 30ms});
+  ASSERT_TRUE(until([&] { return registered(2); }));
+  auto& c = coordinate();  // knows both from the start
   ASSERT_TRUE(until([&] { return c.service->leading(); }));
-  wait(nap(500ms));  // both are registered
   const auto id = submit_tiny(R"({"model":"tiny","prompt":"x","seed":1,"n":4})");
   ASSERT_TRUE(until([&] { return ended(id); }));
-  EXPECT_EQ(workers_[0]->completed.size(), 2u);
-  EXPECT_EQ(workers_[1]->completed.size(), 2u);
+  // As first assigned; one that was held up may lose a unit to the other later.
+  const auto events = wait(client_->events(id, "0", 1000, soon()));
+  std::map<std::string, int> first;
+  int seen = 0;
+  for (const auto& e : *events) {
+    if (e.type == "assigned" && seen++ < 4) ++first[e.fields.at("worker")];
+  }
+  EXPECT_EQ(first["a"], 2);
+  EXPECT_EQ(first["b"], 2);
+  EXPECT_TRUE(until([&] { return workers_[0]->completed.size() + workers_[1]->completed.size() == 4; }));
 }
 
 TEST_F(SchedulerServiceTest, without_a_worker_a_job_waits_ready_until_one_comes) {
@@ -183,7 +206,7 @@ TEST_F(SchedulerServiceTest, without_a_worker_a_job_waits_ready_until_one_comes)
 
 TEST_F(SchedulerServiceTest, a_vanished_workers_units_end_elsewhere_once) {
   auto& c = coordinate();
-  auto& lost = worker({.name = "lost", .run = 60s});
+  auto& lost = worker({.name = "lost", .run = 600s, .lease = 1500ms});
   ASSERT_TRUE(until([&] { return c.service->leading(); }));
   const auto id = submit_tiny(R"({"model":"tiny","prompt":"x","seed":1,"n":2})");
   ASSERT_TRUE(until([&] { return lost.started.size() == 1; }));
@@ -192,7 +215,7 @@ TEST_F(SchedulerServiceTest, a_vanished_workers_units_end_elsewhere_once) {
   ASSERT_TRUE(until([&] { return ended(id); }));
   EXPECT_EQ(state_of(id), job::State::kSucceeded);
   EXPECT_EQ(ends(id), 1);
-  EXPECT_EQ(workers_[1]->completed.size(), 2u);
+  EXPECT_TRUE(until([&] { return workers_[1]->completed.size() == 2; }));  // it hears later than we do
   // The unit that had started counts a second attempt, the other was only moved.
   const auto types = event_types(id);
   EXPECT_NE(types.find("started:0"), types.rfind("started:0")) << types;
@@ -207,7 +230,7 @@ TEST_F(SchedulerServiceTest, a_worker_that_never_starts_what_it_has_loses_it_whe
   worker({.name = "other"});
   lazy.drain();
   ASSERT_TRUE(until([&] { return ended(id); }));
-  EXPECT_EQ(workers_[1]->completed.size(), 1u);
+  EXPECT_TRUE(until([&] { return workers_[1]->completed.size() == 1; }));
 }
 
 TEST_F(SchedulerServiceTest, another_coordinator_takes_over_when_the_leader_dies) {
@@ -221,7 +244,7 @@ TEST_F(SchedulerServiceTest, another_coordinator_takes_over_when_the_leader_dies
   for (int i = 0; i < 100; ++i) ids.push_back(submit_tiny(kTiny, "t" + std::to_string(i % 3)));
   ASSERT_TRUE(until([&] { return workers_[0]->completed.size() > 20; }));
   drop(first);
-  ASSERT_TRUE(until([&] { return second.service->leading(); }, 4s));
+  ASSERT_TRUE(until([&] { return second.service->leading(); }));
   ASSERT_TRUE(until([&] { return workers_[0]->completed.size() == ids.size(); }));
   for (const auto& id : ids) {
     EXPECT_EQ(state_of(id), job::State::kSucceeded);
@@ -230,16 +253,16 @@ TEST_F(SchedulerServiceTest, another_coordinator_takes_over_when_the_leader_dies
 }
 
 TEST_F(SchedulerServiceTest, a_leader_that_stops_hands_over_at_once) {
-  auto& first = coordinate("c1");
+  auto& first = coordinate("c1", 12s);
   ASSERT_TRUE(until([&] { return first.service->leading(); }));
-  auto& second = coordinate("c2");
+  auto& second = coordinate("c2", 12s);
   ASSERT_TRUE(until([&] { return second.service->leader_known(); }));
   const auto stopped = [](SchedulerService& service) -> asio::awaitable<bool> {
     co_await service.stop(soon());
     co_return true;
   };
   wait(stopped(*first.service));
-  EXPECT_TRUE(until([&] { return second.service->leading(); }, 700ms));
+  EXPECT_TRUE(until([&] { return second.service->leading(); }, 10s));  // before the lease would have ended
 }
 
 TEST_F(SchedulerServiceTest, no_job_is_lost_or_ended_twice_when_redis_dies_and_comes_back) {
@@ -262,8 +285,8 @@ TEST_F(SchedulerServiceTest, no_job_is_lost_or_ended_twice_when_redis_dies_and_c
         std::erase_if(open, [&](const std::string& id) { return ended(id); });
         return open.empty();
       },
-      30s))
-      << open.size() << " of " << ids.size() << " are open; the first is " << event_types(*open.begin());
+      120s))
+      << open.size() << " of " << ids.size() << " are open; the first is " << (open.empty() ? "" : event_types(*open.begin()));
   for (const auto& id : ids) {
     EXPECT_EQ(state_of(id), job::State::kSucceeded);
     EXPECT_EQ(ends(id), 1);
