@@ -5,12 +5,14 @@
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/cancellation_signal.hpp>
 #include <boost/asio/co_spawn.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/system/system_error.hpp>
 #include <exception>
 #include <list>
+#include <memory>
 
 namespace ditfleet {
 
@@ -22,6 +24,14 @@ struct TaskGroup::State {
   asio::steady_timer ended;  // canceled to wake join() whenever a task ends
   std::list<asio::cancellation_signal> signals;
   bool stopping = false;
+
+  // A stop() from outside the executor is on its way to the task by a queued handler that refers to the signal
+  // (co_spawn dispatches it), and the task can end before that runs: the signal goes after it.
+  void remove(std::list<asio::cancellation_signal>::iterator signal) {
+    std::list<asio::cancellation_signal> gone;
+    gone.splice(gone.begin(), signals, signal);
+    if (stopping) asio::post(executor, [gone = std::move(gone)] {});
+  }
 };
 
 TaskGroup::TaskGroup(asio::any_io_executor executor) : state_(std::make_shared<State>(std::move(executor))) {}
@@ -46,7 +56,7 @@ void TaskGroup::spawn(std::string name, asio::awaitable<void> task) {
                            spdlog::error("task '{}' ended with an unknown exception", name);
                          }
                        }
-                       state->signals.erase(signal);
+                       state->remove(signal);
                        state->ended.cancel();
                      }));
 }
