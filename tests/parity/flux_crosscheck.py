@@ -17,6 +17,7 @@ bf16 pixels mean 2 of 255. The sigmas must be equal to 1e-6. Exit status 1 when 
 """
 import argparse
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -241,7 +242,9 @@ def main():
     torch.set_num_threads(2)
     work = args.work or Path(tempfile.mkdtemp(prefix="flux_crosscheck_"))
     work.mkdir(parents=True, exist_ok=True)
-    rows, failures, total, worst = [], 0, 0, {}
+    table = open(args.csv or os.devnull, "w")
+    print("system,scenario,metric,value", file=table, flush=True)
+    failures, total, worst = 0, 0, {}
     for name, folder, cases, spec in committed_folders() if args.fixtures else random_folders(args, work):
         reference = Reference(folder, args.device)
         for case_name, case in cases.items():
@@ -254,7 +257,7 @@ def main():
             except Exception as error:  # noqa: BLE001: one broken case must not hide the others
                 figures, wrong = {}, [f"{type(error).__name__}: {error}"[:600]]
             for key, value in figures.items():
-                rows.append((f"{args.device} {'bf16' if bf16 else 'fp32'}", f"{name}/{case_name}", key, value))
+                print(f"{args.device} {'bf16' if bf16 else 'fp32'},{name}/{case_name},{key},{value:.6g}", file=table, flush=True)
                 worst[bf16, key] = max(worst.get((bf16, key), 0), value)
             print(f"{'FAIL' if wrong else 'ok  '} {name}/{case_name} {case['width']}x{case['height']} "
                   f"steps {case['steps']} " + " ".join(f"{k}={v:.1e}" for k, v in figures.items()), flush=True)
@@ -265,8 +268,6 @@ def main():
     for (bf16, key), value in sorted(worst.items()):
         print(f"worst {'bf16' if bf16 else 'fp32'} {key}: {value:.3g}")
     print(f"{total - failures} of {total} requests agree")
-    if args.csv:
-        args.csv.write_text("system,scenario,metric,value\n" + "".join(f"{s},{c},{m},{v:.6g}\n" for s, c, m, v in rows))
     if not args.work and not args.keep:
         shutil.rmtree(work)
     sys.exit(1 if failures or total == 0 else 0)
