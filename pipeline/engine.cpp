@@ -22,6 +22,10 @@ class TorchEngine : public Engine {
       StageScope scope(choice_.device);
       auto prompts = Prompts::load(dir);
       auto folder = load_flux_folder(dir, placement);
+      if (prompts.clip_length() > folder.clip.config().max_position_embeddings)
+        fail(Code::kDataCorrupt, dir + "/tokenizer/tokenizer_config.json: model_max_length is " +
+                                     std::to_string(prompts.clip_length()) + "; text_encoder has positions for " +
+                                     std::to_string(folder.clip.config().max_position_embeddings));
       scope.finish();
       ModelInfo info;
       info.name = name;

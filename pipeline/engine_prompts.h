@@ -19,6 +19,7 @@ class Prompts {
  public:
   // Throws Failure, as Tokenizer::load_clip and load_t5 fail.
   static Prompts load(const std::string& dir);
+  int clip_length() const;  // CLIP's model_max_length: ids of every prompt
   // Throws Failure, as Tokenizer::encode fails.
   PromptIds ids(const std::string& prompt, int max_sequence_length) const;
 
