@@ -1,7 +1,9 @@
 # Compiler and linker flags that hold for every target.
 find_program(DITFLEET_CCACHE ccache)
 if(DITFLEET_CCACHE)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${DITFLEET_CCACHE})
+  # One cache serves every checkout: paths below the tree count as relative to it.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
+      ${DITFLEET_CCACHE})
 endif()
 find_program(DITFLEET_MOLD mold)
 if(DITFLEET_MOLD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
@@ -15,11 +17,22 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
 endif()
 
 if(DITFLEET_SANITIZE STREQUAL "address")
-  add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1)
+  add_compile_options(-O1 -UNDEBUG -g1 -fno-omit-frame-pointer
+    -fsanitize=address,undefined -fno-sanitize-recover=undefined)
   add_link_options(-fsanitize=address,undefined)
 elseif(DITFLEET_SANITIZE STREQUAL "thread")
-  add_compile_options(-fsanitize=thread -fno-omit-frame-pointer -g1)
+  add_compile_options(-O1 -UNDEBUG -g1 -fno-omit-frame-pointer -fsanitize=thread)
   add_link_options(-fsanitize=thread)
 elseif(DITFLEET_SANITIZE)
   message(FATAL_ERROR "DITFLEET_SANITIZE is '${DITFLEET_SANITIZE}'; it takes address or thread")
+endif()
+
+if(DITFLEET_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    message(FATAL_ERROR "DITFLEET_FUZZ needs libFuzzer, which comes with Clang; pass -DCMAKE_CXX_COMPILER=clang++-16")
+  endif()
+  # no-link: libFuzzer's main goes into the fuzz targets alone.
+  add_compile_options(-O1 -UNDEBUG -g1 -fno-omit-frame-pointer
+    -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined)
+  add_link_options(-fsanitize=address,undefined)
 endif()

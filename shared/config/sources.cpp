@@ -110,7 +110,10 @@ Result<std::vector<Assignment>> from_yaml(std::string_view text, const std::stri
     const YAML::Node root = YAML::Load(std::string(text));
     return YamlReader(file).read(root);
   } catch (const YAML::Exception& e) {
-    return invalid_argument(place(file, e.mark) + ": not valid YAML: " + e.msg);
+    // yaml-cpp may quote a byte out of the middle of a character.
+    std::string why = e.msg;
+    if (!is_valid_utf8(why)) std::erase_if(why, [](char c) { return static_cast<unsigned char>(c) >= 0x80; });
+    return invalid_argument(place(file, e.mark) + ": not valid YAML: " + why);
   }
 }
 

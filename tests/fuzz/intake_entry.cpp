@@ -44,12 +44,19 @@ Reply entry_of(std::string_view input) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  const auto entry = ditfleet::queue::parse_intake(entry_of({reinterpret_cast<const char*>(data), size}));
-  if (entry.entry_id != "1700000000000-0") std::abort();
-  if (!ditfleet::is_valid_id(entry.id)) std::abort();
+  using namespace ditfleet;
+  static const job::Catalogue catalogue{{{"demo", {.name = "demo", .dir = "/m"}}}, "demo"};
+  const auto entry = queue::parse_intake(entry_of({reinterpret_cast<const char*>(data), size}));
+  if (entry.entry_id != "1700000000000-0" || !is_valid_id(entry.id) || !is_valid_id(entry.tenant)) std::abort();
+  Error error{Code::kInvalidArgument, entry.problem};
   if (entry.problem.empty()) {
-    const auto spec = ditfleet::job::parse_spec(entry.spec);
-    if (!spec && spec.error().message.empty()) std::abort();
+    const auto spec = job::parse_spec(entry.spec);
+    const auto complete = spec ? job::complete_spec(*spec, catalogue) : spec;
+    if (complete) return 0;
+    error = complete.error();
   }
+  // The reason is stored with the rejected job as JSON and must be read back as it is.
+  if (error.message.empty() || !is_valid_utf8(error.message)) std::abort();
+  if (queue::parse_error(queue::error_json(error)).message != error.message) std::abort();
   return 0;
 }
