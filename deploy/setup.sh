@@ -5,6 +5,10 @@
 #   deploy/setup.sh            the two programs, build/bin/{ditfleet,ditfleet-worker}
 #   deploy/setup.sh --tests    also what the tests need, and all tests
 #   deploy/setup.sh --no-build packages and LibTorch alone
+# and, for builds of other kinds (tests/run.sh):
+#   --into FOLDER              build there instead of in build/
+#   --target NAME              build this, and what else is named so, instead
+#   -DNAME=VALUE               to CMake
 #
 # Environment:
 #   DITFLEET_LIBTORCH   a LibTorch 2.11 that is already there (the folder with include/ and lib/)
@@ -16,14 +20,21 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 kTorch=2.11.0
-with_tests=no build=yes
-for argument in "$@"; do
-  case $argument in
+with_tests=no build=yes folder=build with_libtorch=yes targets=() defines=()
+while [ $# -gt 0 ]; do
+  case $1 in
     --tests) with_tests=yes ;;
     --no-build) build=no ;;
-    -h | --help) sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
-    *) echo "setup: unknown argument '$argument'; known are --tests, --no-build, --help" >&2; exit 2 ;;
+    --into | --target)
+      [ -n "${2:-}" ] || { echo "setup: $1 needs a value" >&2; exit 2; }
+      if [ "$1" = --into ]; then folder=$2; else targets+=("$2"); fi
+      shift ;;
+    -D?*=*) defines+=("$1") ;;
+    -h | --help) sed -n '2,19s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    *) echo "setup: unknown argument '$1'; known are --tests, --no-build, --into FOLDER, --target NAME, -DNAME=VALUE, --help" >&2; exit 2 ;;
   esac
+  case $1 in -DDITFLEET_PIPELINE=OFF | -DDITFLEET_FUZZ=ON) with_libtorch=no ;; esac
+  shift
 done
 
 started=$SECONDS
@@ -119,7 +130,10 @@ PY
   trap - EXIT
 }
 
-if [ -n "${DITFLEET_LIBTORCH:-}" ]; then
+libtorch=
+if [ $with_libtorch = no ]; then
+  say "[2/4] LibTorch: not needed for this build"
+elif [ -n "${DITFLEET_LIBTORCH:-}" ]; then
   is_libtorch "$DITFLEET_LIBTORCH" || die "DITFLEET_LIBTORCH is '$DITFLEET_LIBTORCH', which lacks include/ATen/ATen.h or lib/libtorch_cpu.so; it must be a LibTorch folder"
   libtorch=$(cd "$DITFLEET_LIBTORCH" && pwd)
   grep -q "TORCH_VERSION \"$kTorch" "$libtorch/include/torch/version.h" 2>/dev/null || say "      note: $libtorch is not version $kTorch, the one that is tested"
@@ -153,24 +167,25 @@ fi
 
 # --- 3. configure, 4. build ------------------------------------------------------------------------------
 [ $build = yes ] || { say "Ready after $((SECONDS - started)) s (not built)"; exit 0; }
-mkdir -p build
-exec 8>build/.setup.lock
-flock -n 8 || { say "another set-up builds here; waiting"; flock 8; }
+mkdir -p "$folder"
+exec 8>"$folder/.setup.lock"
+flock -n 8 || { say "another set-up builds in $folder/; waiting"; flock 8; }
 
-# A build folder that was moved or copied cannot be used where it is now.
-if [ -f build/CMakeCache.txt ] && ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$PWD" build/CMakeCache.txt; then
-  rm -rf build/CMakeCache.txt build/CMakeFiles build/build.ninja
-fi
-if [ -f build/build.ninja ] && grep -qxF "DITFLEET_LIBTORCH:PATH=$libtorch" build/CMakeCache.txt; then
-  say "[3/4] Configured: build/"
+# What the folder was configured for; a folder that was moved or copied cannot be used where it is now.
+wanted=$(printf '%s\n' "$PWD" "$libtorch" ${defines[@]+"${defines[@]}"})
+if [ -f "$folder/build.ninja" ] && [ "$(cat "$folder/.configured" 2>/dev/null)" = "$wanted" ]; then
+  say "[3/4] Configured: $folder/"
 else
-  need_space build 3000 "the build" TMPDIR
-  say "[3/4] Configuring build/"
-  if ! cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release "-DDITFLEET_LIBTORCH=$libtorch" >build/configure.log 2>&1; then
-    tail -n 25 build/configure.log >&2
-    rm -f build/CMakeCache.txt
-    die "CMake could not configure the build; the whole log is build/configure.log"
+  need_space "$folder" 3000 "the build" TMPDIR
+  say "[3/4] Configuring $folder/"
+  rm -rf "$folder/CMakeCache.txt" "$folder/CMakeFiles" "$folder/build.ninja"
+  if ! cmake -S . -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Release "-DDITFLEET_LIBTORCH=$libtorch" \
+      ${defines[@]+"${defines[@]}"} >"$folder/configure.log" 2>&1; then
+    tail -n 25 "$folder/configure.log" >&2
+    rm -f "$folder/CMakeCache.txt"
+    die "CMake could not configure the build; the whole log is $folder/configure.log"
   fi
+  printf '%s\n' "$wanted" >"$folder/.configured"
 fi
 
 if [ -z "${JOBS:-}" ]; then
@@ -179,8 +194,9 @@ if [ -z "${JOBS:-}" ]; then
   [ "$by_memory" -ge 1 ] || by_memory=1
   [ "$JOBS" -le "$by_memory" ] || JOBS=$by_memory
 fi
-say "[4/4] Building$([ $with_tests = yes ] && echo " with all tests") with $JOBS compilers at once"
-targets=(--target ditfleet ditfleet-worker)
-[ $with_tests = no ] || targets=(--target all)
-NINJA_STATUS='[%f/%t, %es] ' cmake --build build -j "$JOBS" "${targets[@]}" || die "the build failed; the compiler's message is above"
-say "Ready after $((SECONDS - started)) s: build/bin/ditfleet, build/bin/ditfleet-worker"
+if [ ${#targets[@]} -eq 0 ]; then
+  if [ $with_tests = yes ]; then targets=(all); else targets=(ditfleet ditfleet-worker); fi
+fi
+say "[4/4] Building ${targets[*]} in $folder/ with $JOBS compilers at once"
+NINJA_STATUS='[%f/%t, %es] ' cmake --build "$folder" -j "$JOBS" --target "${targets[@]}" || die "the build failed; the compiler's message is above"
+say "Ready after $((SECONDS - started)) s: $folder/"

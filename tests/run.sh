@@ -1,20 +1,127 @@
 #!/usr/bin/env bash
-# Sets the machine up, builds everything with the tests and runs them.
+# Sets the machine up (deploy/setup.sh), builds the tests and runs them.
 #   tests/run.sh            all of them
-#   tests/run.sh LABEL…     those of some labels: unit parity system fault
+#   tests/run.sh LABEL…     those of some labels, and builds only what they need:
+#                           unit parity system fault bench gpu   in build/
+#                           sanitize   unit and service tests under the sanitizers, in build/address, build/thread
+#                           fuzz       a minute of libFuzzer for each edge where foreign bytes enter, in build/fuzz
+# What a machine lacks (a GPU, Chromium, the foreign clients) is said, and its tests are skipped.
+# The last line counts: PASSED passed, FAILED failed, SKIPPED skipped. Exit 0 only if none failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-deploy/setup.sh --tests
-labels=()
-if [ $# -gt 0 ]; then
-  pattern=$(IFS='|'; echo "$*")
-  labels=(-L "^($pattern)\$")
+
+kLabels='unit parity system fault bench gpu sanitize fuzz'
+for label in "$@"; do
+  case $label in
+    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    *[!a-z]* | '') known=no ;;
+    *) case " $kLabels " in *" $label "*) known=yes ;; *) known=no ;; esac ;;
+  esac
+  [ $known = yes ] || { echo "run: unknown label '$label'; known are $kLabels" >&2; exit 2; }
+done
+wants() {  # LABEL: whether it was asked for
+  local label
+  [ ${#asked[@]} -gt 0 ] || return 0
+  for label in "${asked[@]}"; do [ "$label" != "$1" ] || return 0; done
+  return 1
+}
+asked=("$@")
+
+[ -n "${HOME:-}" ] || { HOME=$(getent passwd "$(id -u)" | cut -d: -f6); export HOME; }
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/ditfleet
+started=$SECONDS passed=0 failed=0 skipped=0 failures=()
+say() { printf '==> %s\n' "$*"; }
+
+finish() {
+  local status=$?
+  trap - EXIT
+  [ "$status" = 0 ] || [ "$failed" -gt 0 ] || { failed=1; failures+=("the set-up or a build (its message is above)"); }
+  say "Took $((SECONDS - started)) s"
+  for failure in ${failures[@]+"${failures[@]}"}; do say "failed: $failure"; done
+  echo "$passed passed, $failed failed, $skipped skipped"
+  [ "$failed" = 0 ] || status=1
+  exit "$status"
+}
+trap finish EXIT
+
+# count PATTERN FILE: CTest's result lines that match.
+count() { grep -cE "^ *[0-9]+/[0-9]+ Test +#[0-9]+: .*$1" "$2" || true; }
+
+# run_ctest NAME FOLDER ARGUMENTS…: runs tests of one build and adds up how they ended.
+run_ctest() {
+  local name=$1 folder=$2 log=$2/ctest.log status=0 bad
+  shift 2
+  say "Running $name"
+  # Without these the order of memory is not what the thread sanitizer of GCC 12 can map.
+  ${launcher[@]+"${launcher[@]}"} ctest --test-dir "$folder" --output-on-failure --no-tests=error "$@" 2>&1 | tee "$log" || status=$?
+  bad=$(count '(\*\*\*(Failed|Timeout|Exception|Not Run)|Subprocess aborted)' "$log")
+  [ "$status" = 0 ] || [ "$bad" -gt 0 ] || bad=1
+  [ "$bad" = 0 ] || failures+=("$name: $(sed -n 's/^[[:space:]]*[0-9]* - \([^ ]*\) (.*/\1/p' "$log" | sort -u | tr '\n' ' ')")
+  passed=$((passed + $(count '[.]+ +Passed' "$log")))
+  skipped=$((skipped + $(count '\*\*\*Skipped' "$log")))
+  failed=$((failed + bad))
+}
+launcher=()
+
+# The foreign clients live in a virtual environment that every checkout finds again.
+foreign_clients() {
+  local venv work
+  venv=$cache/test-clients-$(sha256sum tests/requirements.txt | cut -c 1-12)
+  if [ ! -x "$venv/bin/python" ]; then
+    say "Foreign clients: installing $(grep -c '^[a-z]' tests/requirements.txt) packages of tests/requirements.txt"
+    mkdir -p "$cache"
+    work=$(mktemp -d "$cache/.partial-clients-XXXXXX")
+    if python3 -m venv "$work" && "$work/bin/python" -m pip --disable-pip-version-check install --quiet --only-binary :all: -r tests/requirements.txt </dev/null; then
+      mv -T "$work" "$venv"
+    else
+      rm -rf "$work"
+      say "Foreign clients: not to be had (pip's message is above); their tests are skipped"
+      return 0
+    fi
+  fi
+  export DITFLEET_TEST_PYTHON=$venv/bin/python
+}
+
+# --- the tests of build/ ---------------------------------------------------------------------------------
+selected=() targets=()
+for label in unit parity system fault bench gpu; do
+  if wants $label; then selected+=("$label"); targets+=(--target "tests_$label"); fi
+done
+if [ ${#selected[@]} -gt 0 ]; then
+  if [ ${#asked[@]} -eq 0 ]; then targets=() selection=(); else selection=(-L "^($(IFS='|'; echo "${selected[*]}"))\$"); fi
+  deploy/setup.sh --tests ${targets[@]+"${targets[@]}"}
+  if wants system && [ -f tests/requirements.txt ]; then foreign_clients; fi
+  if ! nvidia-smi -L >/dev/null 2>&1; then
+    if wants gpu; then say "Skipped: tests labelled gpu, as there is no GPU here"; fi
+    selection+=(-LE '^gpu$')
+  fi
+  command -v chromium >/dev/null || say "Skipped: the console in a browser, as there is no Chromium here"
+  if [ "${selected[*]}" != gpu ] || nvidia-smi -L >/dev/null 2>&1; then
+    run_ctest "${selected[*]}" build "${selection[@]}"
+  fi
 fi
-nvidia-smi -L >/dev/null 2>&1 || { echo "==> tests labelled gpu are skipped: no GPU here"; labels+=(-LE '^gpu$'); }
-log=build/ctest.log
-status=0
-ctest --test-dir build --output-on-failure --no-tests=error "${labels[@]}" 2>&1 | tee "$log" || status=$?
-total=$(sed -n 's/.*tests failed out of \([0-9]*\).*/\1/p' "$log" | tail -n 1)
-failed=$(sed -n 's/.*, \([0-9]*\) tests failed out of.*/\1/p' "$log" | tail -n 1)
-[ -n "$total" ] && echo "$((total - failed)) passed, $failed failed"
-exit "$status"
+
+# --- sanitizers ------------------------------------------------------------------------------------------
+# The unit tests, and the tests of the services that run threads and sockets.
+kServices='queue_life_test|results_redis_test|worker_service_test|scheduler_service_test|http_server_test'
+if wants sanitize; then
+  services=(--target queue_life_test --target results_redis_test --target worker_service_test --target scheduler_service_test --target http_server_test)
+  deploy/setup.sh --tests --into build/address -DDITFLEET_SANITIZE=address --target tests_unit "${services[@]}"
+  run_ctest "address and undefined-behaviour sanitizers" build/address -R "^($kServices)\$"
+  deploy/setup.sh --tests --into build/thread -DDITFLEET_SANITIZE=thread -DDITFLEET_PIPELINE=OFF --target tests_unit "${services[@]}"
+  # GCC 12's thread sanitizer cannot live with all of the kernel's address randomization.
+  if setarch "$(uname -m)" -R true 2>/dev/null; then launcher=(setarch "$(uname -m)" -R); fi
+  run_ctest "thread sanitizer" build/thread -R "^($kServices)\$"
+  launcher=()
+fi
+
+# --- fuzz ------------------------------------------------------------------------------------------------
+if wants fuzz; then
+  if command -v clang++-16 >/dev/null; then
+    deploy/setup.sh --tests --into build/fuzz -DDITFLEET_FUZZ=ON -DCMAKE_CXX_COMPILER=clang++-16 --target all
+    run_ctest "fuzz targets" build/fuzz -j "$(nproc)"
+  else
+    say "Skipped: the fuzz targets, as there is no clang++-16 here"
+    skipped=$((skipped + 1))
+  fi
+fi
