@@ -3,54 +3,67 @@
 #   deploy/demo.sh "a red circle above a blue square"          and stays up until Ctrl-C
 #   deploy/demo.sh "a red circle above a blue square" --once   and ends, leaving nothing running
 # Sets the machine up (deploy/setup.sh), starts the service with the demo model and draws the prompt.
+# Pictures are kept in build/demo/pictures. Exit 0 ok, 1 failure, 2 usage, 130 when interrupted.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-prompt='' once=no given=no
+usage() { echo "demo: $1; usage: deploy/demo.sh \"a red circle above a blue square\" [--once]" >&2; exit 2; }
+prompt='' once=no given=no options=yes
 for argument in "$@"; do
-  case $argument in
-    --once) once=yes ;;
-    -h | --help) sed -n '2,5s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
-    --*) echo "demo: unknown argument '$argument'; known are --once, --help" >&2; exit 2 ;;
+  case $options$argument in
+    yes--once) once=yes ;;
+    yes-h | yes--help) sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    yes--) options=no ;;
+    yes--*) usage "unknown option '$argument' (a prompt that begins so comes after --)" ;;
     *)
-      [ $given = no ] || { echo "demo: give one prompt, in quotes: deploy/demo.sh \"a red circle above a blue square\"" >&2; exit 2; }
+      [ $given = no ] || usage "'$argument' is a second prompt; give one, in quotes"
       prompt=$argument given=yes ;;
   esac
 done
-[ $given = yes ] || prompt="a red circle above a blue square"
+[ $given = yes ] || usage "there is no prompt"
 
 model=deploy/demo-model/model
 [ -f $model/model_index.json ] || { echo "demo: $model is not there; is this a whole checkout?" >&2; exit 1; }
 deploy/setup.sh
 
+# One demo of a checkout keeps its data; another beside it works in a folder that goes with it.
 work=$PWD/build/demo
-ready=$work/ready.json
 mkdir -p "$work/pictures"
+run=$work temporary=
+exec 9>"$work/lock"
+if ! flock -n 9; then temporary=$(mktemp -d "$work/beside-XXXXXX") run=$temporary; fi
+ready=$run/ready.json
 rm -f "$ready"
-listen=127.0.0.1:8780
-if (exec 3<>/dev/tcp/127.0.0.1/8780) 2>/dev/null; then listen=127.0.0.1:0; fi  # someone else's
 
-up=
+up='' leaving=130
 finish() {
-  trap - EXIT INT TERM
+  trap - EXIT INT TERM HUP
   if [ -n "$up" ]; then
     kill -TERM "$up" 2>/dev/null || true
     wait "$up" 2>/dev/null || true
   fi
-  exit "${1:-0}"
+  [ -z "$temporary" ] || rm -rf "$temporary"
+  exit "$1"
 }
 trap 'finish $?' EXIT
-trap 'finish 130' INT
-trap 'finish 143' TERM
+trap 'finish $leaving' INT TERM HUP
 
+listen=127.0.0.1:8780
+if (exec 3<>/dev/tcp/127.0.0.1/8780) 2>/dev/null; then
+  listen=127.0.0.1:0
+  echo "==> Port 8780 is in use; the service gets another"
+fi
 echo "==> Starting the service"
-build/bin/ditfleet up --data "$work/data" --listen "$listen" --model "demo=$model" --ready-file "$ready" >"$work/up.log" 2>&1 &
+build/bin/ditfleet up --data "$run/data" --listen "$listen" --model "demo=$model" --ready-file "$ready" >"$run/up.log" 2>&1 9>&- &
 up=$!
+patience=$((SECONDS + 180))
 while [ ! -f "$ready" ]; do
-  if ! kill -0 "$up" 2>/dev/null; then
-    tail -n 20 "$work/up.log" >&2
-    echo "demo: the service did not start; its words are above" >&2
-    up=
+  problem=
+  kill -0 "$up" 2>/dev/null || problem="the service did not start"
+  [ $SECONDS -lt $patience ] || problem="the service is not ready after 180 s"
+  if [ -n "$problem" ]; then
+    tail -n 20 "$run/up.log" >&2
+    echo "demo: $problem; its last words are above" >&2
     exit 1
   fi
   sleep 0.1
@@ -58,12 +71,17 @@ done
 url=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["gateway"])' "$ready")
 
 echo "==> Drawing: $prompt"
-name=$(printf '%s' "$prompt" | tr -cs 'A-Za-z0-9' '-' | cut -c 1-60 | sed 's/^-*//; s/-*$//')
+name=$(printf '%s' "$prompt" | LC_ALL=C tr -cs 'A-Za-z0-9' '-' | cut -c 1-60 | sed 's/^-*//; s/-*$//')
 picture=$work/pictures/${name:-picture}.png
-build/bin/ditfleet generate --url "$url" -o "$picture" -- "$prompt" >/dev/null
+build/bin/ditfleet generate --url "$url" --model demo -o "$picture" -- "$prompt" >/dev/null
 echo "==> The picture: $picture"
 echo "==> The console: $url"
-if [ $once = yes ]; then finish 0; fi
+[ $once = no ] || finish 0
+leaving=0
 echo "==> Running until Ctrl-C; another picture: build/bin/ditfleet generate --url $url \"…\""
-wait "$up" || true
+status=0
+wait "$up" || status=$?
 up=
+tail -n 20 "$run/up.log" >&2
+echo "demo: the service ended by itself (status $status); its last words are above" >&2
+exit 1
