@@ -4,6 +4,7 @@
 #include <iostream>
 
 #include "pipeline/engine.h"
+#include "shared/core/bytes.h"
 #include "shared/core/json.h"
 
 namespace ditfleet::worker {
@@ -32,13 +33,15 @@ Result<void> tokenize_lines(const pipeline::Tokenizers& tokenizers, std::istream
   std::string line;
   for (long number = 1; std::getline(in, line); ++number) {
     const std::string where = "line " + std::to_string(number) + " of the input ";
+    if (!is_valid_utf8(line)) return invalid_argument(where + "is not UTF-8");
     auto parsed = parse_json(line);
     if (!parsed) return invalid_argument(where + "is not JSON: " + parsed.error().message);
     if (!parsed->is_string()) return invalid_argument(where + "is not a JSON string; each line is one prompt, such as \"a red circle\"");
     auto ids = tokenizers.tokenize(std::string(parsed->get_string()), kMaxSequenceLength);
-    if (!ids) return ids.error();
+    if (!ids) return Error{ids.error().code, where + "cannot be tokenized: " + ids.error().message, ids.error().param};
     // Flushed a line at a time: whoever writes prompts through a pipe may wait for each answer.
     out << json::serialize(json::object{{"clip", ids_of(ids->clip)}, {"t5", ids_of(ids->t5)}}) << std::endl;
+    if (!out) return internal_error("cannot write the token ids to standard output");
   }
   return {};
 }

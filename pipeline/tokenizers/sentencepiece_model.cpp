@@ -111,10 +111,8 @@ Result<SentencePieceModel::Piece> parse_piece(std::string_view bytes) {
 }  // namespace
 
 Result<SentencePieceModel> parse_sentencepiece_model(std::string_view bytes) {
-  constexpr std::uint64_t kUnigram = 1;
   SentencePieceModel model;
   bool has_trainer = false;
-  std::uint64_t model_type = kUnigram;
   MessageReader reader(bytes);  // ModelProto: pieces = 1, trainer_spec = 2, normalizer_spec = 3
   while (const auto field = reader.next()) {
     if (!field->is_bytes) continue;
@@ -123,11 +121,10 @@ Result<SentencePieceModel> parse_sentencepiece_model(std::string_view bytes) {
       if (!piece)
         return corrupt("piece " + std::to_string(model.pieces.size()) + ": " + piece.error().message);
       model.pieces.push_back(std::move(*piece));
-    } else if (field->number == 2) {  // TrainerSpec: model_type = 3
-      has_trainer = true;
+    } else if (field->number == 2) {  // TrainerSpec. Its model type does not matter: transformers makes every
+      has_trainer = true;             // kind's pieces and scores a unigram model.
       MessageReader trainer(field->bytes);
-      while (const auto inner = trainer.next()) {
-        if (inner->number == 3) model_type = inner->varint;
+      while (trainer.next()) {
       }
       if (trainer.failed()) return corrupt("its trainer_spec is broken");
     } else if (field->number == 3) {  // NormalizerSpec: precompiled_charsmap = 2
@@ -141,8 +138,6 @@ Result<SentencePieceModel> parse_sentencepiece_model(std::string_view bytes) {
   if (reader.failed()) return corrupt("it is no SentencePiece model, or cut short");
   if (model.pieces.empty()) return corrupt("it holds no pieces");
   if (!has_trainer) return corrupt("it holds no trainer_spec (is it truncated?)");
-  if (model_type != kUnigram)
-    return corrupt("its model type is " + std::to_string(model_type) + "; T5 needs 1, unigram");
   return model;
 }
 

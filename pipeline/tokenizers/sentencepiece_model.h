@@ -23,7 +23,7 @@ struct SentencePieceModel {
   std::string charsmap;  // empty: text is not normalized
 };
 
-// kDataCorrupt: not a protocol buffer, cut short, no pieces, or not a unigram model.
+// kDataCorrupt: not a protocol buffer, cut short, or no pieces.
 Result<SentencePieceModel> parse_sentencepiece_model(std::string_view bytes);
 
 }  // namespace ditfleet::pipeline

@@ -71,20 +71,21 @@ Result<TokenSetting> read_token(const json::value& value, bool special, const st
   return setting;
 }
 
-Result<std::vector<TokenSetting>> read_tokens(const json::value& value, const std::string& path,
+Result<std::vector<TokenSetting>> read_tokens(const json::value& value, bool special, const std::string& path,
                                               const std::string& key) {
+  std::vector<TokenSetting> tokens;
+  if (value.is_null()) return tokens;
   const json::array* list = value.if_array();
   if (list == nullptr) return corrupt(path, key + " must be a list of tokens");
-  std::vector<TokenSetting> tokens;
   for (const json::value& item : *list) {
-    auto token = read_token(item, true, path, key);
+    auto token = read_token(item, special, path, key);
     if (!token) return token.error();
     tokens.push_back(std::move(*token));
   }
   return tokens;
 }
 
-bool is_set(const json::object& object, const char* key) {
+bool is_used(const json::object& object, const char* key) {
   const json::value* value = object.if_contains(key);
   return value != nullptr && !value->is_null() && !(value->is_array() && value->as_array().empty()) &&
          !(value->is_object() && value->as_object().empty());
@@ -124,10 +125,11 @@ class FolderReader {
   Result<void> read_config_tokens() {
     const std::string file = path("tokenizer_config.json");
     json::object& config = folder_.config;
-    // The older name means the newer one where that is empty.
-    if (is_set(config, "additional_special_tokens") && !is_set(config, "extra_special_tokens")) {
-      config["extra_special_tokens"] = config["additional_special_tokens"];
+    // The older name means the newer one where that is not used. A list that is there but empty counts.
+    if (config.contains("additional_special_tokens") && !is_used(config, "extra_special_tokens")) {
+      json::value tokens = std::move(config["additional_special_tokens"]);
       config.erase("additional_special_tokens");
+      config["extra_special_tokens"] = std::move(tokens);
     }
     for (const auto& [key, value] : config) {
       const std::string name(key);
@@ -141,22 +143,21 @@ class FolderReader {
       if (!token) return token.error();
       set_named(name, std::move(*token));
     }
-    if (is_set(config, "extra_special_tokens")) {
-      const json::value& extra = config["extra_special_tokens"];
-      if (const json::object* by_name = extra.if_object()) {
+    if (const json::value* extra = config.if_contains("extra_special_tokens")) {
+      if (const json::object* by_name = extra->if_object()) {
         for (const auto& [name, value] : *by_name) {
-          auto token = read_token(value, true, file, std::string(name));
+          auto token = read_token(value, false, file, std::string(name));
           if (!token) return token.error();
           set_named(std::string(name), std::move(*token));
         }
       } else {
-        auto tokens = read_tokens(extra, file, "extra_special_tokens");
+        auto tokens = read_tokens(*extra, false, file, "extra_special_tokens");
         if (!tokens) return tokens.error();
         folder_.extra_special = std::move(*tokens);
       }
     }
-    if (is_set(config, "additional_special_tokens")) {
-      auto tokens = read_tokens(config["additional_special_tokens"], file, "additional_special_tokens");
+    if (const json::value* additional = config.if_contains("additional_special_tokens")) {
+      auto tokens = read_tokens(*additional, false, file, "additional_special_tokens");
       if (!tokens) return tokens.error();
       folder_.additional_special = std::move(*tokens);
     }
@@ -191,7 +192,7 @@ class FolderReader {
     for (const auto& [key, value] : map->value_or(json::object())) {
       const std::string name(key);
       if (name == "additional_special_tokens" || name == "extra_special_tokens") {
-        auto tokens = read_tokens(value, map_file, name);
+        auto tokens = read_tokens(value, true, map_file, name);
         if (!tokens) return tokens.error();
         auto& list = name == "extra_special_tokens" ? folder_.extra_special : folder_.additional_special;
         if (!list || name == "additional_special_tokens") list.emplace();
@@ -205,6 +206,7 @@ class FolderReader {
         if (!token) return token.error();
         if (!token->is_plain) token->token.special = true;
         set_named(name, std::move(*token));
+        from_map_.insert(name);
       }
     }
 
@@ -272,6 +274,7 @@ class FolderReader {
   }
 
   void set_named(const std::string& name, std::optional<TokenSetting> token) {
+    if (!named_.contains(name) && !is_standard_name(name)) own_names_.push_back(name);
     named_[name] = std::move(token);
   }
 
@@ -280,14 +283,20 @@ class FolderReader {
     folder_.added[id] = std::move(token);
   }
 
+  // For added_tokens.json. transformers compares with the texts that the files give at that point; an object in
+  // tokenizer_config.json is not one yet.
   bool is_known_special(std::string_view content) const {
+    const auto is_text = [&](const TokenSetting& token, bool from_config) {
+      return token.token.content == content && (token.is_plain || !from_config);
+    };
     for (const char* name : kNames) {
       const auto it = named_.find(name);
-      if (it != named_.end() && it->second && it->second->token.content == content) return true;
+      if (it != named_.end() && it->second && is_text(*it->second, !from_map_.contains(name))) return true;
     }
-    const auto& extra = folder_.extra_special;
-    return extra && std::any_of(extra->begin(), extra->end(),
-                                [&](const TokenSetting& token) { return token.token.content == content; });
+    if (!folder_.extra_special) return false;
+    const auto& extra = *folder_.extra_special;
+    return std::any_of(extra.begin(), extra.end(),
+                       [&](const TokenSetting& token) { return is_text(token, !token.token.special); });
   }
 
   void order_named_tokens() {
@@ -310,16 +319,15 @@ class FolderReader {
     for (const char* name : kNames) {
       if (named_.contains(name)) take(name);
     }
-    for (const auto& [name, token] : named_) {
-      if (!is_standard_name(name)) take(name);
-    }
+    for (const std::string& name : own_names_) take(name);
   }
 
   const std::map<std::string, std::string>& defaults_;
   TokenizerFolder folder_;
   std::map<std::string, std::optional<TokenSetting>> named_;  // empty: set to null
+  std::vector<std::string> own_names_;                        // those that are not standard, as they came
   std::map<std::string, TokenSetting> by_content_;
-  std::set<std::string> is_default_;
+  std::set<std::string> is_default_, from_map_;
 };
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "pipeline/tokenizers/unicode.h"
 
 #include <unicode/normalizer2.h>
-#include <unicode/uchar.h>
 #include <unicode/uniset.h>
 #include <unicode/unistr.h>
 
@@ -132,14 +131,7 @@ GeneralClass general_class(char32_t c) {
   return range == nullptr ? GeneralClass::kOther : range->value;
 }
 
-bool is_word_character(char32_t c) {
-  // UTS 18, Annex C: alphabetic, marks, decimal numbers, connector punctuation, join controls.
-  const auto code_point = static_cast<UChar32>(c);
-  const auto mask = U_MASK(u_charType(code_point));
-  return u_hasBinaryProperty(code_point, UCHAR_ALPHABETIC) ||
-         u_hasBinaryProperty(code_point, UCHAR_JOIN_CONTROL) ||
-         (mask & (U_GC_M_MASK | U_GC_ND_MASK | U_GC_PC_MASK)) != 0;
-}
+bool is_word_character(char32_t c) { return find(word_ranges(), c) != nullptr; }
 
 std::string lower_case(std::string_view text) {
   std::string lower;

@@ -48,6 +48,7 @@ std::span<const ClassRange<GeneralClass>> general_ranges();
 std::span<const ClassRange<GraphemeClass>> grapheme_ranges();
 std::span<const ClassRange<ConjunctClass>> conjunct_ranges();
 std::span<const ClassRange<bool>> pictographic_ranges();
+std::span<const ClassRange<bool>> word_ranges();  // \w of the regex crate
 std::span<const LowerRun> lower_runs();
 
 }  // namespace ditfleet::pipeline::unicode

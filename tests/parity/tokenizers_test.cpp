@@ -1,0 +1,143 @@
+// Token ids against transformers' (tests/fixtures/tokenizers/make.py says how the goldens were made).
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "pipeline/engine.h"
+#include "shared/core/json.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+const std::filesystem::path kFixtures = std::filesystem::path(DITFLEET_SOURCE_DIR) / "tests/fixtures/tokenizers";
+constexpr int kMaxSequenceLength = 512;
+
+std::vector<std::int32_t> ids_of(const json::value& value) {
+  std::vector<std::int32_t> ids;
+  for (const json::value& id : value.as_array()) ids.push_back(id.to_number<std::int32_t>());
+  return ids;
+}
+
+std::vector<std::string> models() {
+  std::vector<std::string> names;
+  for (const auto& folder : std::filesystem::directory_iterator(kFixtures / "models"))
+    names.push_back(folder.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+struct TokenizerParity : testing::TestWithParam<std::string> {
+  void SetUp() override {
+    auto loaded = Engine::load_tokenizers((kFixtures / "models" / GetParam()).string());
+    ASSERT_TRUE(loaded) << loaded.error().message;
+    tokenizers = std::move(*loaded);
+  }
+  std::unique_ptr<Tokenizers> tokenizers;
+};
+
+TEST_P(TokenizerParity, IdsAreThoseOfTransformers) {
+  std::ifstream file(kFixtures / "goldens" / (GetParam() + ".jsonl"));
+  std::string line;
+  int count = 0;
+  while (std::getline(file, line)) {
+    ++count;
+    const auto golden = parse_json(line);
+    ASSERT_TRUE(golden) << "line " << count;
+    const std::string prompt(golden->at("prompt").as_string());
+    const auto ids = tokenizers->tokenize(prompt, kMaxSequenceLength);
+    ASSERT_TRUE(ids) << ids.error().message;
+    EXPECT_EQ(ids->clip, ids_of(golden->at("clip"))) << "CLIP, line " << count << ": " << prompt;
+    EXPECT_EQ(ids->t5, ids_of(golden->at("t5"))) << "T5, line " << count << ": " << prompt;
+  }
+  EXPECT_GE(count, 300);
+}
+
+TEST_P(TokenizerParity, AShorterSequenceIsTheLongerOneCutWithItsEndMark) {
+  const std::string prompt = "a photo of a small red circle above a large blue square";
+  const auto whole = tokenizers->tokenize(prompt, kMaxSequenceLength), cut = tokenizers->tokenize(prompt, 6);
+  ASSERT_TRUE(whole && cut);
+  ASSERT_GT(whole->t5.size(), 6u);
+  ASSERT_EQ(cut->t5.size(), 6u);
+  EXPECT_EQ(cut->t5.back(), whole->t5.back());
+  EXPECT_EQ(cut->clip, whole->clip);
+}
+
+TEST_P(TokenizerParity, TextThatIsNotUtf8IsRefused) {
+  for (const std::string& bad : {std::string("\xff"), std::string("a\xc3"), std::string("\xed\xa0\x80"), std::string("\xf5\x80\x80\x80")}) {
+    const auto ids = tokenizers->tokenize(bad, kMaxSequenceLength);
+    ASSERT_FALSE(ids);
+    EXPECT_EQ(ids.error().code, Code::kInvalidArgument);
+    EXPECT_NE(ids.error().message.find("UTF-8"), std::string::npos) << ids.error().message;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Folders, TokenizerParity, testing::ValuesIn(models()), [](const auto& info) { return info.param; });
+
+// Folders that something is wrong with: each is refused with the file and what is wrong.
+struct TokenizerFolderErrors : testing::Test {
+  TokenizerFolderErrors() : dir(std::filesystem::temp_directory_path() / ("tokenizers-" + std::to_string(::getpid()))) {
+    std::filesystem::remove_all(dir);
+  }
+  ~TokenizerFolderErrors() override { std::filesystem::remove_all(dir); }
+  void copy(const std::string& model) {
+    std::filesystem::remove_all(dir);
+    std::filesystem::copy(kFixtures / "models" / model, dir, std::filesystem::copy_options::recursive);
+  }
+  void write(const std::string& file, const std::string& text) { std::ofstream(dir / file, std::ios::binary) << text; }
+  void expect_error(Code code, const std::string& file, const std::string& words) {
+    const auto loaded = Engine::load_tokenizers(dir.string());
+    ASSERT_FALSE(loaded) << "expected an error about " << file;
+    EXPECT_EQ(loaded.error().code, code) << loaded.error().message;
+    EXPECT_NE(loaded.error().message.find(file), std::string::npos) << loaded.error().message;
+    EXPECT_NE(loaded.error().message.find(words), std::string::npos) << loaded.error().message;
+  }
+  std::filesystem::path dir;
+};
+
+TEST_F(TokenizerFolderErrors, MissingFilesAreNamed) {
+  copy("bare");
+  std::filesystem::remove(dir / "tokenizer/merges.txt");
+  expect_error(Code::kNotFound, "tokenizer", "merges.txt");
+  copy("bare");
+  std::filesystem::remove(dir / "tokenizer_2/spiece.model");
+  expect_error(Code::kNotFound, "tokenizer_2", "spiece.model");
+  copy("bare");
+  std::filesystem::remove_all(dir / "tokenizer_2");
+  expect_error(Code::kNotFound, "tokenizer_2", "no folder");
+}
+
+TEST_F(TokenizerFolderErrors, TruncatedFilesAreNamed) {
+  copy("bare");
+  std::filesystem::resize_file(dir / "tokenizer_2/spiece.model", 5000);
+  expect_error(Code::kDataCorrupt, "spiece.model", "cut short");
+  copy("bare");
+  std::filesystem::resize_file(dir / "tokenizer/vocab.json", 500);
+  expect_error(Code::kDataCorrupt, "vocab.json", "");
+  copy("saved");
+  std::filesystem::resize_file(dir / "tokenizer_2/tokenizer.json", 50'000);
+  expect_error(Code::kDataCorrupt, "tokenizer_2/tokenizer.json", "");
+}
+
+TEST_F(TokenizerFolderErrors, LyingFilesAreNamed) {
+  copy("bare");
+  write("tokenizer/vocab.json", R"({"a": -1})");
+  expect_error(Code::kDataCorrupt, "vocab.json", "\"a\"");
+  copy("bare");
+  write("tokenizer/merges.txt", "#version: 0.2\na b c\n");
+  expect_error(Code::kDataCorrupt, "merges.txt", "line 2");
+  copy("saved");
+  write("tokenizer_2/tokenizer.json", R"({"model": {"vocab": {"a": 1}}})");
+  expect_error(Code::kDataCorrupt, "tokenizer.json", "unigram");
+  copy("bare");
+  write("model_index.json", R"({"tokenizer": ["transformers", "GPT2Tokenizer"]})");
+  expect_error(Code::kDataCorrupt, "model_index.json", "CLIPTokenizer");
+  copy("published");
+  write("tokenizer/tokenizer_config.json", R"({"bos_token": null})");
+  expect_error(Code::kDataCorrupt, "tokenizer_config.json", "bos_token");
+}
+
+}  // namespace
+}  // namespace ditfleet::pipeline
