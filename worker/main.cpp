@@ -1,6 +1,7 @@
 // ditfleet-worker: the process that draws. `run` serves the queue, `generate` and `tokenize` use the
 // pipeline without any service.
 #include <CLI/CLI.hpp>
+#include <csignal>
 #include <exception>
 #include <iostream>
 
@@ -11,6 +12,8 @@
 
 int main(int argc, char** argv) {
   using namespace ditfleet::worker;
+  // Over a file size limit a write is to fail, as on a full disk, not to end the process.
+  std::signal(SIGXFSZ, SIG_IGN);
   CLI::App app("Draws pictures with diffusion transformers: as a worker of DiTFleet, or right here.", "ditfleet-worker");
   app.require_subcommand(1);
   app.footer("Exit codes: 0 done, 1 failed, 2 wrong usage. Every configuration key can also be set by an\n"

@@ -14,6 +14,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kCallTimeout = 2s;       // of one queue call
 constexpr auto kStoreTimeout = 30s;     // of storing one result
+constexpr auto kStoreFor = 10s;         // how long storing is tried again on one worker; a full disk stays full
 constexpr auto kReportFor = 60s;        // how long an end is reported while Redis is away
 constexpr auto kPause = 200ms;          // between two tries
 constexpr std::size_t kMaxWarmClasses = 64;
@@ -234,7 +235,13 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
   const auto storing = Clock::now();
   auto manifest = co_await store(unit, std::make_shared<std::string>(std::move(*bytes)));
   if (!manifest) {
-    co_await fail(unit, manifest.error());
+    // Away so long that the lease ran out: no failure of the unit, and not this worker's to end any more.
+    if (is_away(manifest.error()) && !parts_.holdings.may_complete(unit->entry.nonce, Clock::now())) {
+      spdlog::warn("unit {}: not stored before its lease ran out: {}", unit->label(), manifest.error().message);
+      co_await let_go(unit);
+    } else {
+      co_await fail(unit, manifest.error());
+    }
     co_return;
   }
   unit->phases_us["store"] = us_since(storing);
@@ -247,10 +254,13 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
 }
 
 asio::awaitable<Result<results::Manifest>> UnitRunner::store(UnitPtr unit, std::shared_ptr<std::string> bytes) {
+  const auto give_up = Clock::now() + kStoreFor;
   while (true) {
     auto manifest = co_await parts_.store.put(unit->attempt(), *bytes, media_type_of(unit->spec.output_format),
                                               Deadline::after(kStoreTimeout));
-    if (manifest || !is_away(manifest.error()) || !parts_.holdings.may_complete(unit->entry.nonce, Clock::now())) {
+    // Without the lease it is somebody else's to store; given up with it, the unit fails and may be tried elsewhere.
+    if (manifest || !is_away(manifest.error()) || Clock::now() >= give_up ||
+        !parts_.holdings.may_complete(unit->entry.nonce, Clock::now())) {
       co_return manifest;
     }
     spdlog::warn("unit {}: cannot store the result yet: {}", unit->label(), manifest.error().message);
@@ -303,6 +313,10 @@ asio::awaitable<void> UnitRunner::complete(UnitPtr unit, results::Manifest manif
 asio::awaitable<void> UnitRunner::discard(UnitPtr unit, results::Manifest manifest) {
   auto removed = co_await parts_.store.remove(manifest, Deadline::after(kCallTimeout));
   if (!removed) spdlog::info("unit {}: its bytes stay until they expire: {}", unit->label(), removed.error().message);
+  co_await let_go(unit);
+}
+
+asio::awaitable<void> UnitRunner::let_go(UnitPtr unit) {
   const bool lapsed = parts_.holdings.stop_of(unit->entry.nonce) == Stop::kLapsed;
   units_.erase(unit->entry.nonce);
   parts_.holdings.ended(unit->entry.nonce);

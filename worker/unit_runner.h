@@ -68,6 +68,8 @@ class UnitRunner {
   asio::awaitable<Result<results::Manifest>> store(UnitPtr unit, std::shared_ptr<std::string> bytes);
   asio::awaitable<void> complete(UnitPtr unit, results::Manifest manifest);
   asio::awaitable<void> discard(UnitPtr unit, results::Manifest manifest);
+  // Ends the attempt here without an outcome.
+  asio::awaitable<void> let_go(UnitPtr unit);
   asio::awaitable<void> pause(std::chrono::milliseconds time);
   void note_warm(const std::string& class_key);
 

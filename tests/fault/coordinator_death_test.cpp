@@ -1,0 +1,105 @@
+// What the service promises when a coordinator dies, stands still, or is not alone: on real binaries.
+#include <iostream>
+
+#include "tests/fault/service_fixture.h"
+
+namespace ditfleet::testing {
+namespace {
+
+class CoordinatorDeath : public ServiceTest {
+ protected:
+  void TearDown() override {
+    end_second();
+    ServiceTest::TearDown();
+  }
+  // Another coordinator on the same Redis.
+  void start_second() {
+    const int log = ::open((dir_ + "/second.log").c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
+    const std::string config = dir_ + "/data/effective.yaml", program = std::string(DITFLEET_BIN_DIR) + "/ditfleet";
+    second_ = ::fork();
+    if (second_ == 0) {
+      ::dup2(log, 1);
+      ::dup2(log, 2);
+      ::execl(program.c_str(), program.c_str(), "coordinator", "--config", config.c_str(), "--listen", "127.0.0.1:0", nullptr);
+      ::_exit(127);
+    }
+    ::close(log);
+    ASSERT_TRUE(until([&] {
+      auto text = read_file(dir_ + "/second.log");
+      return text && text->find("ready: http") != std::string::npos;
+    }, 60s)) << "the second coordinator is not ready";
+  }
+  void end_second() {
+    if (second_ <= 0) return;
+    ::kill(second_, SIGKILL);
+    ::waitpid(second_, nullptr, 0);
+    second_ = -1;
+  }
+  // "<epoch> <coordinator>", empty while nobody leads.
+  std::string leader() { return redis({"GET", "df:{0}:leader"}).text; }
+  long epoch() { return std::atol(leader().c_str()); }
+  std::string log_of(const std::string& name) {
+    auto text = read_file(dir_ + "/" + name);
+    return text ? *text : "";
+  }
+
+  pid_t second_ = -1;
+};
+
+TEST_F(CoordinatorDeath, killed_again_and_again_and_started_again) {
+  start(2);
+  if (HasFatalFailure()) return;
+  std::vector<std::string> ids;
+  for (int round = 0; round < 2; ++round) {
+    for (int i = 0; i < 15; ++i) ids.push_back(submit(4, 1 + i % 3));
+    const pid_t pid = pid_of("coordinator");
+    ASSERT_GT(pid, 1);
+    ASSERT_EQ(::kill(pid, SIGKILL), 0);
+    for (int i = 0; i < 15; ++i) {  // taken while nobody leads
+      ids.push_back(submit(2));
+      nap(10ms);
+    }
+    ASSERT_TRUE(until([&] { return pid_of("coordinator") > 1 && pid_of("coordinator") != pid; }, 60s));
+  }
+  expect_all_ended_once(ids, 120s);
+}
+
+// The leader stands still past its lease with work in hand, another takes over, and the first goes on: it is fenced
+// by its epoch, and neither coordinator's jobs end twice.
+TEST_F(CoordinatorDeath, a_leader_that_stands_still_is_replaced_and_fenced) {
+  start(2);
+  if (HasFatalFailure()) return;
+  start_second();
+  if (HasFatalFailure()) return;
+  const auto first_leader = leader();
+  const long first_epoch = epoch();
+  const pid_t pid = pid_of("coordinator");
+  ASSERT_GT(first_epoch, 0);
+  ASSERT_GT(pid, 1);
+  std::vector<std::string> ids;
+  for (int i = 0; i < 30; ++i) ids.push_back(submit(4, 1 + i % 2));
+  ASSERT_EQ(::kill(pid, SIGSTOP), 0);
+  for (int i = 0; i < 15; ++i) ids.push_back(submit(2));
+  const bool taken = until([&] { return !leader().empty() && leader() != first_leader; }, 60s);
+  const auto second_leader = leader();
+  const long second_epoch = epoch();
+  for (int i = 0; i < 15; ++i) ids.push_back(submit(2));
+  const bool works = taken && until([&] { return ended(ids.back()); }, 60s);
+  ASSERT_EQ(::kill(pid, SIGCONT), 0);
+  ASSERT_TRUE(taken) << leader();
+  EXPECT_TRUE(works) << "the second coordinator leads and does not schedule: " << history(ids.back());
+  EXPECT_EQ(second_epoch, first_epoch + 1);
+  for (int i = 0; i < 15; ++i) ids.push_back(submit(2));
+  expect_all_ended_once(ids, 120s);
+  EXPECT_EQ(leader(), second_leader) << "the first took the leadership back from one that was alive";
+
+  // And back again: the second dies, the first leads as the third epoch.
+  end_second();
+  ids = {submit(2), submit(2)};
+  expect_all_ended_once(ids, 60s);
+  EXPECT_EQ(epoch(), second_epoch + 1);
+  EXPECT_EQ(pid_of("coordinator"), pid) << "it was started again meanwhile";
+}
+
+}  // namespace
+}  // namespace ditfleet::testing

@@ -1,0 +1,95 @@
+// What the service promises when Redis dies (append-only, fsync always) or stands still: on real binaries.
+#include <boost/asio/detached.hpp>
+#include <iostream>
+
+#include "tests/fault/producers.h"
+#include "tests/fault/service_fixture.h"
+
+namespace ditfleet::testing {
+namespace {
+
+class RedisDeath : public ServiceTest {
+ protected:
+  // All three kinds of producers, from now until collect().
+  void produce(std::chrono::milliseconds pause) {
+    http_ = std::make_unique<HttpProducer>(gateway_, pause);
+    for (const auto door : {RedisProducer::Door::kFunction, RedisProducer::Door::kStream}) {
+      auto& producer = *redis_producers_.emplace_back(std::make_unique<RedisProducer>(io_, connection_, door, pause));
+      asio::co_spawn(io_, producer.run(), asio::detached);
+    }
+  }
+  // Every job that was acknowledged.
+  std::vector<std::string> collect() {
+    for (auto& producer : redis_producers_) producer->stopping = true;
+    EXPECT_TRUE(until([&] { return redis_producers_[0]->ended && redis_producers_[1]->ended; }, 30s));
+    std::vector<std::string> ids = http_->stop();
+    EXPECT_EQ(http_->complaint(), "");
+    std::cout << "acknowledged: http " << ids.size();
+    for (const auto& producer : redis_producers_) {
+      std::cout << ", redis " << producer->ids.size() << " (" << producer->refused << " tries failed)";
+      EXPECT_GT(producer->ids.size(), 5u);
+      ids.insert(ids.end(), producer->ids.begin(), producer->ids.end());
+    }
+    std::cout << " (http: " << http_->refused() << " tries failed)\n";
+    EXPECT_GT(ids.size(), 15u);
+    return ids;
+  }
+  void kill_redis() {
+    const pid_t pid = pid_of("redis");
+    ASSERT_GT(pid, 1);
+    ASSERT_EQ(::kill(pid, SIGKILL), 0);
+    ASSERT_TRUE(until([&] { return pid_of("redis") > 1 && pid_of("redis") != pid; }, 60s)) << "it was not started again";
+    ASSERT_TRUE(until([&] { return connection_->connected(); }, 60s));
+  }
+
+  std::unique_ptr<HttpProducer> http_;
+  std::vector<std::unique_ptr<RedisProducer>> redis_producers_;
+};
+
+TEST_F(RedisDeath, killed_again_and_again_while_all_kinds_of_producers_go_on) {
+  start(2);
+  if (HasFatalFailure()) return;
+  produce(40ms);
+  for (int round = 0; round < 3; ++round) {
+    nap(1500ms);
+    kill_redis();
+    if (HasFatalFailure()) break;
+  }
+  nap(1s);
+  const auto ids = collect();
+  expect_all_ended_once(ids, 120s);
+}
+
+TEST_F(RedisDeath, killed_while_a_long_unit_is_denoised) {
+  start(1);
+  if (HasFatalFailure()) return;
+  const auto id = submit(60, 1, 512);
+  ASSERT_TRUE(until([&] { return !events(id, "step").empty(); }, 60s)) << history(id);
+  kill_redis();
+  if (HasFatalFailure()) return;
+  expect_all_ended_once({id}, 120s);
+  // It renewed its lease when Redis was back, and nobody took the unit away meanwhile.
+  EXPECT_EQ(events(id, "started").size(), 1u) << history(id);
+}
+
+TEST_F(RedisDeath, standing_still_for_five_seconds) {
+  start(2);
+  if (HasFatalFailure()) return;
+  const auto id = submit(120, 1, 512);
+  ASSERT_TRUE(until([&] { return !events(id, "step").empty(); }, 60s)) << history(id);
+  produce(100ms);
+  nap(500ms);
+  const pid_t pid = pid_of("redis");
+  ASSERT_GT(pid, 1);
+  ASSERT_EQ(::kill(pid, SIGSTOP), 0);
+  nap(5s);
+  ASSERT_EQ(::kill(pid, SIGCONT), 0);
+  nap(1s);
+  auto ids = collect();
+  ids.push_back(id);
+  expect_all_ended_once(ids, 120s);
+  EXPECT_EQ(pid_of("redis"), pid);
+}
+
+}  // namespace
+}  // namespace ditfleet::testing

@@ -1,0 +1,152 @@
+// What the service promises when workers die, stand still or cannot store: on real binaries.
+#include <sys/resource.h>
+
+#include <iostream>
+#include <set>
+
+#include "tests/fault/service_fixture.h"
+
+namespace ditfleet::testing {
+namespace {
+
+// Long enough to be hit while it denoises: some five seconds on one core, each time it is run.
+constexpr int kLongSteps = 120, kLongSide = 512;
+
+class WorkerDeath : public ServiceTest {
+ protected:
+  // A job that is being denoised, and by which worker.
+  std::string denoising(std::string& worker) {
+    const auto id = submit(kLongSteps, 1, kLongSide);
+    EXPECT_TRUE(until([&] { return events(id, "step").size() >= 1; }, 60s)) << history(id);
+    const auto started = events(id, "started");
+    if (!started.empty()) worker = started.front().fields.at("worker");
+    EXPECT_FALSE(ended(id)) << "it ended before the fault: make it longer";
+    return id;
+  }
+};
+
+TEST_F(WorkerDeath, a_worker_killed_while_it_denoises) {
+  start(2);
+  if (HasFatalFailure()) return;
+  std::string first;
+  const auto id = denoising(first);
+  const pid_t pid = pid_of_worker(first);
+  ASSERT_GT(pid, 1);
+  const auto began = Deadline::Clock::now();
+  ASSERT_EQ(::kill(pid, SIGKILL), 0);
+  ASSERT_TRUE(until([&] { return events(id, "started").size() == 2; }, 60s)) << history(id);
+  const auto took = std::chrono::duration<double>(Deadline::Clock::now() - began).count();
+  std::cout << "started again after " << took << " s\n";
+  EXPECT_LE(took, 8.0);  // what the service promises: a lease of 5 s and what it takes to notice
+  EXPECT_NE(events(id, "started")[1].fields.at("worker"), first) << history(id);
+  expect_all_ended_once({id}, 120s);
+}
+
+TEST_F(WorkerDeath, a_worker_that_stands_still_past_its_lease_and_goes_on) {
+  start(2);
+  if (HasFatalFailure()) return;
+  std::string first;
+  const auto id = denoising(first);
+  const pid_t pid = pid_of_worker(first);
+  ASSERT_GT(pid, 1);
+  ASSERT_EQ(::kill(pid, SIGSTOP), 0);
+  const bool again = until([&] { return events(id, "started").size() == 2; }, 60s);
+  const bool done = again && until([&] { return ended(id); }, 120s);
+  const auto record = job(id);
+  const auto before = done ? picture(id) : "";
+  ASSERT_EQ(::kill(pid, SIGCONT), 0);  // before anything may fail: a stopped process does not end
+  ASSERT_TRUE(done) << history(id);
+  ASSERT_EQ(before.substr(1, 3), "PNG") << before.substr(0, 200);
+  nap(5s);  // time to finish what it was at, if it dared
+  EXPECT_EQ(job(id)->unit_records[0].manifest, record->unit_records[0].manifest);
+  EXPECT_EQ(picture(id), before);
+  EXPECT_EQ(events(id, "started").size(), 2u) << history(id);
+  expect_all_ended_once({id, submit(2), submit(2), submit(2)}, 120s);  // and it still works
+}
+
+TEST_F(WorkerDeath, all_workers_killed_at_once) {
+  start(2, {"queue.lease_ms=2000", "queue.renew_ms=400"});
+  if (HasFatalFailure()) return;
+  std::vector<std::string> ids;
+  for (int i = 0; i < 4; ++i) ids.push_back(submit(kLongSteps / 2, 1, kLongSide / 2));
+  for (int i = 0; i < 8; ++i) ids.push_back(submit(2, 2));
+  ASSERT_TRUE(until([&] { return events(ids[0], "step").size() + events(ids[1], "step").size() >= 2; }, 60s)) << history(ids[0]);
+  for (const pid_t pid : pids_of_workers()) EXPECT_EQ(::kill(pid, SIGKILL), 0);
+  ids.push_back(submit(2));  // taken while there is no worker
+  expect_all_ended_once(ids, 120s);
+}
+
+// It takes every worker down that it starts on; the others' work and the workers survive it.
+TEST_F(WorkerDeath, a_poison_job_is_buried_and_harms_no_other) {
+  start(2, {"queue.lease_ms=2000", "queue.renew_ms=400"});
+  if (HasFatalFailure()) return;
+  const auto poison = submit(200, 1, kLongSide);
+  std::vector<std::string> others;
+  for (int i = 0; i < 10; ++i) others.push_back(submit(2));
+  std::size_t deaths = 0;
+  const bool buried = until([&] {
+    const auto started = events(poison, "started");
+    if (started.size() > deaths) {
+      const pid_t pid = pid_of_worker(started.back().fields.at("worker"));
+      if (pid > 1 && ::kill(pid, SIGKILL) == 0) ++deaths;
+      others.push_back(submit(2));
+    }
+    return ended(poison);
+  }, 120s);
+  ASSERT_TRUE(buried) << history(poison);
+  ASSERT_EQ(deaths, 2u) << "queue.max_crashes is 2:" << history(poison);
+  const auto record = job(poison);
+  ASSERT_EQ(record->state, job::State::kFailed) << history(poison);
+  ASSERT_TRUE(record->error.has_value());
+  EXPECT_NE(record->error->message.find("2 workers were lost"), std::string::npos) << record->error->message;
+  EXPECT_EQ(faults_in(events(poison)), "");
+  const auto dead = redis({"XRANGE", "df:{0}:dead", "-", "+"});
+  ASSERT_EQ(dead.elements.size(), 1u);
+  EXPECT_NE(std::find_if(dead.elements[0].elements[1].elements.begin(), dead.elements[0].elements[1].elements.end(),
+                         [&](const auto& word) { return word.text == poison; }),
+            dead.elements[0].elements[1].elements.end());
+  expect_all_ended_once(others, 120s);
+}
+
+// A disk that takes no byte more, as the worker sees it: its file size limit. Nothing half-written is served or
+// left, the error says what was wrong, and once there is room again the service works.
+TEST_F(WorkerDeath, results_that_cannot_be_stored_are_errors_and_leave_nothing_half_written) {
+  start(1, {"results.backend=file", "queue.retry_backoff_ms=100", "queue.max_attempts=2"});
+  if (HasFatalFailure()) return;
+  const auto good = submit(2);
+  expect_all_ended_once({good}, 60s);
+  const auto files = [&] {
+    std::set<std::string> found;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(dir_ + "/data/results")) {
+      if (entry.is_regular_file()) found.insert(entry.path());
+    }
+    return found;
+  };
+  const auto before = files();
+  EXPECT_EQ(before.size(), 1u);
+  const pid_t worker = pids_of_workers().at(0);
+  rlimit old{}, tiny{};
+  ASSERT_EQ(::prlimit(worker, RLIMIT_FSIZE, nullptr, &old), 0);
+  tiny = old;
+  tiny.rlim_cur = 64;  // less than any picture: the write ends in the middle of it
+  ASSERT_EQ(::prlimit(worker, RLIMIT_FSIZE, &tiny, nullptr), 0);
+  const auto bad = submit(2);
+  EXPECT_TRUE(until([&] { return ended(bad); }, 120s)) << history(bad);
+  EXPECT_EQ(pids_of_workers(), std::vector<pid_t>{worker}) << "the worker died of it";
+  ASSERT_EQ(::prlimit(worker, RLIMIT_FSIZE, &old, nullptr), 0);
+  const auto record = job(bad);
+  ASSERT_EQ(record->state, job::State::kFailed) << history(bad);
+  ASSERT_TRUE(record->error.has_value());
+  EXPECT_NE(record->error->message.find("results"), std::string::npos) << record->error->message;
+  std::cout << record->error->message << "\n";
+  EXPECT_TRUE(record->unit_records.at(0).manifest.empty()) << record->unit_records[0].manifest;
+  EXPECT_EQ(faults_in(events(bad)), "");
+  EXPECT_EQ(files(), before) << "something half-written was left";
+  const auto after = submit(2);
+  expect_all_ended_once({after}, 60s);
+  EXPECT_EQ(picture(after), picture(good));  // the same request
+  EXPECT_EQ(picture(after).substr(1, 3), "PNG");
+}
+
+}  // namespace
+}  // namespace ditfleet::testing
