@@ -136,7 +136,8 @@ if [ $with_libtorch = no ]; then
 elif [ -n "${DITFLEET_LIBTORCH:-}" ]; then
   is_libtorch "$DITFLEET_LIBTORCH" || die "DITFLEET_LIBTORCH is '$DITFLEET_LIBTORCH', which lacks include/ATen/ATen.h or lib/libtorch_cpu.so; it must be a LibTorch folder"
   libtorch=$(cd "$DITFLEET_LIBTORCH" && pwd)
-  grep -q "TORCH_VERSION \"$kTorch" "$libtorch/include/torch/version.h" 2>/dev/null || say "      note: $libtorch is not version $kTorch, the one that is tested"
+  found=$(sed -n 's/^#define TORCH_VERSION_\(MAJOR\|MINOR\|PATCH\) //p' "$libtorch/include/torch/headeronly/version.h" 2>/dev/null | paste -sd .)
+  [ "$found" = "$kTorch" ] || say "      note: $libtorch is not version $kTorch, the one that is tested"
   say "[2/4] LibTorch: $libtorch (DITFLEET_LIBTORCH)"
 else
   flavour=${DITFLEET_FLAVOUR:-}
@@ -164,6 +165,16 @@ else
   fi
   say "[2/4] LibTorch: $libtorch"
 fi
+
+# A network namespace of its own begins with its loopback down, and everything here speaks over it.
+if ! python3 - <<'PY'
+import fcntl, socket, struct
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+    flags, = struct.unpack_from("H", fcntl.ioctl(s, 0x8913, struct.pack("32s", b"lo")), 16)  # SIOCGIFFLAGS
+    if not flags & 1:
+        fcntl.ioctl(s, 0x8914, struct.pack("16sH14x", b"lo", flags | 1))  # SIOCSIFFLAGS, IFF_UP
+PY
+then say "      note: the loopback interface is down and only root can raise it (ip link set lo up)"; fi
 
 # --- 3. configure, 4. build ------------------------------------------------------------------------------
 [ $build = yes ] || { say "Ready after $((SECONDS - started)) s (not built)"; exit 0; }
