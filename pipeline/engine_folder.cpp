@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "pipeline/device/failure.h"
+#include "shared/core/excerpt.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -24,7 +25,7 @@ void check_index(const ConfigFile& index) {
     const json::array* pair = entry->if_array();
     const json::string* name = pair && pair->size() == 2 ? (*pair)[1].if_string() : nullptr;
     if (!name || *name != wanted)
-      index.refuse(std::string(part) + " is " + json::serialize(*entry).substr(0, 100) + "; it must be [LIBRARY, \"" +
+      index.refuse(std::string(part) + " is " + excerpt(json::serialize(*entry), 100) + "; it must be [LIBRARY, \"" +
                    wanted + "\"]");
   }
 }

@@ -116,6 +116,8 @@ void Service::act() {
 
 void Service::pump() {
   act();
+  // Whoever asks which worker a job runs on need not wait for the next heartbeat.
+  if (holdings_.refs() != told_units_) beat_soon();
   renew_timer_.cancel();
   if (drain_until_) wake_.cancel();
 }
@@ -172,7 +174,7 @@ asio::awaitable<Result<void>> Service::beat() {
   info.capacity = options_.capacity;
   info.started_ms = started_ms_;
   info.version = options_.version;
-  info.units = holdings_.refs();
+  info.units = told_units_ = holdings_.refs();
   co_return co_await parts_.queue->heartbeat(info, Deadline::after(kCallTimeout));
 }
 
@@ -185,6 +187,7 @@ asio::awaitable<void> Service::heartbeats() {
     Result<void> sent;
     if (greeted != parts_.connection->generation()) sent = co_await parts_.queue->load_library(Deadline::after(kCallTimeout));
     if (sent) sent = co_await beat();
+    if (tasks_.stopping()) co_return;
     if (sent) {
       const auto generation = parts_.connection->generation();
       if (greeted != generation) spdlog::info("registered as '{}'", owner_);
@@ -194,7 +197,6 @@ asio::awaitable<void> Service::heartbeats() {
       spdlog::warn("cannot register: {}; trying on", sent.error().message);
       told_away = true;
     }
-    if (tasks_.stopping()) co_return;
     if (beat_again_ && sent) continue;
     heartbeat_timer_.expires_after(sent ? options_.heartbeat : std::min<std::chrono::milliseconds>(options_.heartbeat, 250ms));
     boost::system::error_code ignored;

@@ -83,6 +83,7 @@ class Service {
   Holdings holdings_;
   ModelSet models_;
   TaskGroup tasks_;
+  std::vector<queue::UnitRef> told_units_;  // by the last heartbeat
   asio::steady_timer wake_, renew_timer_, heartbeat_timer_;
   NamedThread device_{"device"}, text_{"text"}, encode_{"encode"};
   UnitRunner runner_;

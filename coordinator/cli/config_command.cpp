@@ -18,9 +18,11 @@ struct ConfigFlags {
 // A configuration is right when it loads and every model's folder can be served.
 int check(const ConfigFlags& flags) {
   std::vector<std::string> problems;
+  int failure = kExitFailure;
   const auto settings = config::load(flags.sources);
   if (!settings) {
     problems.push_back(settings.error().message);
+    if (settings.error().code == Code::kInvalidArgument) failure = kExitUsage;  // as of every other command
   } else {
     for (const auto& [name, model] : settings->models) {
       if (const auto entry = job::read_model_entry(name, model.path); !entry)
@@ -39,7 +41,7 @@ int check(const ConfigFlags& flags) {
     for (const std::string& problem : problems)
       std::fprintf(stderr, "ditfleet config check: %s\n", problem.c_str());
   }
-  return problems.empty() ? kExitOk : kExitFailure;
+  return problems.empty() ? kExitOk : failure;
 }
 
 json::value to_json(const YAML::Node& node) {

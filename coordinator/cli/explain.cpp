@@ -56,11 +56,9 @@ std::vector<std::pair<std::string, std::int64_t>> spans_of(const json::value& jo
   const auto assigned = integer(unit, "assigned_ms"), started = integer(unit, "started_ms"),
              ended = integer(unit, "ended_ms");
   std::vector<std::pair<std::string, std::int64_t>> spans = {
-      {"admission", span_us(created, ready)},
-      {"queue", span_us(ready, assigned)},
-      {"worker's mailbox", span_us(assigned, started)}};
+      {"admission", span_us(created, ready)}, {"queue", span_us(ready, assigned)}};
   std::int64_t in_phases = 0;
-  static const std::vector<std::string> kOrder = {"text", "denoise", "vae", "encode", "store"};
+  static const std::vector<std::string> kOrder = {"text", "wait", "denoise", "vae", "encode", "store"};
   const json::value& phases = field(unit, "phases_us");
   const auto add = [&](const std::string& name) {
     spans.emplace_back(name, integer(phases, name));
@@ -76,8 +74,10 @@ std::vector<std::pair<std::string, std::int64_t>> spans_of(const json::value& jo
         add(name);
     }
   }
-  if (const std::int64_t run = span_us(started, ended); run > in_phases)
-    spans.emplace_back("other", run - in_phases);
+  // The worker tells its phases at the end; they begin when it reads its mailbox, before `started`.
+  if (in_phases == 0) spans.emplace_back("until started", span_us(assigned, started));
+  if (const std::int64_t held = span_us(assigned, ended); in_phases > 0 && held > in_phases)
+    spans.emplace_back("hand-over", held - in_phases);
   return spans;
 }
 

@@ -1,6 +1,7 @@
 #include "coordinator/cli/generate.h"
 
 #include <charconv>
+#include <cmath>
 #include <filesystem>
 #include <map>
 
@@ -157,6 +158,11 @@ Result<std::string> job_body(const GenerateFlags& flags) {
   if (flags.steps) body["num_inference_steps"] = *flags.steps;
   if (flags.count) body["n"] = *flags.count;
   if (flags.max_sequence_length) body["max_sequence_length"] = *flags.max_sequence_length;
+  for (const auto& [flag, value] : {std::pair{"--guidance", flags.guidance}, std::pair{"--true-cfg", flags.true_cfg}}) {
+    if (value && !std::isfinite(*value)) {
+      return invalid_argument(std::string(flag) + " is " + std::to_string(*value) + "; it must be a number, such as 3.5");
+    }
+  }
   json::array loras;
   for (const std::string& use : flags.loras) {
     const auto colon = use.rfind(':');

@@ -97,6 +97,8 @@ Result<void> watch(const JobFlags& flags) {
   if (auto valid = check_id(flags.id); !valid) return valid;
   const InterruptGuard guard;
   HttpClient client(flags.target);
+  // Watching outlasts a service that restarts; one that never answered is told at once.
+  if (const auto job = client.json("GET", "/v1/jobs/" + flags.id); !job) return job.error();
   ProgressLine progress(flags.target.json);
   std::string last;
   const auto watched = watch_job(client, flags.id, [&](const ServerEvent& event) {

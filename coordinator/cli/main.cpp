@@ -15,7 +15,7 @@ using ditfleet::cli::Invocation;
 std::string hint_for(const CLI::App& app, const std::string& message) {
   const auto dash = message.find("--");
   if (dash == std::string::npos) return {};
-  const std::string flag = message.substr(dash, message.find_first_of(" =,", dash) - dash);
+  const std::string flag = message.substr(dash, message.find_first_of(" =,:", dash) - dash);
   std::vector<std::string> known;
   const CLI::App* typed = &app;
   while (!typed->get_subcommands().empty()) typed = typed->get_subcommands().front();

@@ -9,6 +9,7 @@
 #include "coordinator/gateway/error_body.h"
 #include "coordinator/gateway/http_metrics.h"
 #include "shared/core/bytes.h"
+#include "shared/core/excerpt.h"
 #include "shared/core/ids.h"
 #include "shared/telemetry/metrics.h"
 
@@ -62,7 +63,7 @@ std::optional<Response> refuse_body(const Request& request) {
   type = type.substr(0, type.find(';'));
   while (!type.empty() && type.back() == ' ') type.remove_suffix(1);
   if (!type.empty() && type != "application/json" && !type.ends_with("+json")) {
-    return status_response(415, "the body is '" + std::string(is_valid_utf8(type) ? type.substr(0, 100) : "?") +
+    return status_response(415, "the body is '" + excerpt(type, 100) +
                                     "'; send JSON with 'Content-Type: application/json'", "unsupported_media_type");
   }
   if (!is_valid_utf8(request.body)) {

@@ -1,5 +1,6 @@
 #include "coordinator/gateway/error_body.h"
 
+#include "shared/core/excerpt.h"
 #include "shared/core/json.h"
 
 namespace ditfleet::gateway {
@@ -43,7 +44,7 @@ Response status_response(int status, std::string_view message, std::string_view 
 
 Error no_such_job(std::string_view id) {
   return {Code::kNotFound,
-          "there is no job '" + std::string(id.substr(0, 100)) + "'; it never was, has expired, or is another tenant's", {}};
+          "there is no job '" + excerpt(id, 100) + "'; it never was, has expired, or is another tenant's", {}};
 }
 
 }  // namespace ditfleet::gateway

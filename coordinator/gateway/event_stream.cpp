@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "shared/core/excerpt.h"
 #include "shared/core/json.h"
 
 namespace ditfleet::gateway {
@@ -63,7 +64,7 @@ Result<std::string> parse_event_id(std::string_view text) {
   const auto dash = text.find('-');
   const bool ok = is_digits(text.substr(0, dash)) && (dash == std::string_view::npos || is_digits(text.substr(dash + 1)));
   if (!ok) {
-    return invalid_argument("'" + std::string(text.substr(0, 64)) +
+    return invalid_argument("'" + excerpt(text, 64) +
                                 "' is not an event id; send the id of the last event received, such as 1700000000000-0",
                             "last_event_id");
   }

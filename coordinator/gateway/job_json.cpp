@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "shared/results/store.h"
 
@@ -28,15 +29,27 @@ json::value result_value(const queue::JobRecord& record, const queue::UnitRecord
                       {"seed", manifest->seed}};
 }
 
-json::object unit_json(const queue::JobRecord& record, const queue::UnitRecord& unit, const JobLinks& links) {
+// A unit's steps are known while it runs; of one that succeeded it made all that the job asked for.
+std::pair<int, int> steps_of(const queue::UnitRecord& unit, const json::value& spec) {
+  if (unit.state != job::State::kSucceeded || unit.total_steps > 0 || !spec.is_object()) {
+    return {unit.step, unit.total_steps};
+  }
+  const json::value* asked = spec.as_object().if_contains("num_inference_steps");
+  const int steps = asked && asked->is_int64() ? static_cast<int>(asked->as_int64()) : 0;
+  return {steps, steps};
+}
+
+json::object unit_json(const queue::JobRecord& record, const queue::UnitRecord& unit, const json::value& spec,
+                       const JobLinks& links) {
+  const auto [step, total_steps] = steps_of(unit, spec);
   json::object phases;
   for (const auto& [name, us] : unit.phases_us) phases[name] = us;
   return {{"unit", unit.unit},
           {"state", job::state_name(unit.state)},
           {"attempt", unit.attempt},
           {"worker", unit.owner.substr(0, unit.owner.rfind(':'))},
-          {"step", unit.step},
-          {"total_steps", unit.total_steps},
+          {"step", step},
+          {"total_steps", total_steps},
           {"assigned_ms", unit.assigned_ms},
           {"started_ms", unit.started_ms},
           {"ended_ms", unit.ended_ms},
@@ -105,14 +118,14 @@ json::object job_json(const queue::JobRecord& record, const JobLinks& links, boo
                       {"traceparent", record.traceparent},
                       {"url", links.job(record.id)},
                       {"events_url", links.events(record.id)}};
-  object["spec"] = std::move(spec_value);
   if (with_units) {
     object["started_ms"] = started_ms;
     object["progress"] = progress_of(record);
     json::array units;
-    for (const auto& unit : record.unit_records) units.push_back(unit_json(record, unit, links));
+    for (const auto& unit : record.unit_records) units.push_back(unit_json(record, unit, spec_value, links));
     object["unit_records"] = std::move(units);
   }
+  object["spec"] = std::move(spec_value);
   return object;
 }
 

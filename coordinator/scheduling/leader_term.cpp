@@ -146,14 +146,14 @@ asio::awaitable<void> LeaderTerm::follow_feed() {
       co_await pause(kBackOff);
       continue;
     }
-    if (batch->gap) audit_wanted_ = true;
+    if (batch->gap) {
+      audit_wanted_ = true;
+      context_.metrics->missed_events();
+    }
     const auto now = now_us();
     for (const auto& event : batch->events) {
       scheduler_->on_event(event, now);
-      if (event.unit < 0) {
-        const auto state = job::state_from_name(event.type);
-        if (state && job::is_terminal(*state)) context_.metrics->job_ended(event.type);
-      }
+      context_.metrics->told(event);
     }
     if (!batch->events.empty() || batch->gap) kick();
   }

@@ -4,6 +4,7 @@
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 
+#include "shared/job/state.h"
 #include "shared/telemetry/metrics.h"
 
 namespace ditfleet::scheduling {
@@ -16,6 +17,12 @@ using prometheus::Family;
 using prometheus::Gauge;
 using prometheus::Histogram;
 
+namespace {
+
+const Histogram::BucketBoundaries kJobSeconds = {0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 1800};
+
+}  // namespace
+
 struct SchedulerMetrics::Families {
   prometheus::Registry& r = telemetry::registry();
   Family<Counter>& jobs = BuildCounter().Name("ditfleet_jobs_total").Help("Jobs that have ended, by final state").Register(r);
@@ -25,6 +32,9 @@ struct SchedulerMetrics::Families {
   Counter& revocations = BuildCounter().Name("ditfleet_revocations_total").Help("Assigned units asked back before they started").Register(r).Add({});
   Counter& refused = BuildCounter().Name("ditfleet_assignments_refused_total").Help("Assignments that Redis refused because the unit was not ready").Register(r).Add({});
   Counter& audits = BuildCounter().Name("ditfleet_scheduler_audits_total").Help("Comparisons of the scheduler's state with Redis").Register(r).Add({});
+  Family<Histogram>& job_time = BuildHistogram().Name("ditfleet_job_seconds").Help("From submission to the end of a job, by final state").Register(r);
+  Histogram& run_time =
+      BuildHistogram().Name("ditfleet_unit_run_seconds").Help("From started to succeeded of a unit").Register(r).Add({}, kJobSeconds);
   Histogram& wait = BuildHistogram().Name("ditfleet_queue_wait_seconds").Help("From ready to assigned").Register(r).Add(
       {}, Histogram::BucketBoundaries{0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800});
   Histogram& decisions = BuildHistogram().Name("ditfleet_scheduler_decision_seconds").Help("Time of one round of decisions").Register(r).Add(
@@ -42,7 +52,10 @@ SchedulerMetrics::SchedulerMetrics()
     : families_([]() -> Families& {
         static Families families;
         return families;
-      }()) {}
+      }()) {
+  // A rate needs its zero: a state that was never seen is 0, not absent.
+  for (const char* state : {"succeeded", "failed", "canceled", "expired", "rejected"}) families_.jobs.Add({{"state", state}});
+}
 
 void SchedulerMetrics::assigned(bool cold, std::int64_t queue_wait_us) {
   (cold ? families_.cold : families_.warm).Increment();
@@ -51,8 +64,34 @@ void SchedulerMetrics::assigned(bool cold, std::int64_t queue_wait_us) {
 
 void SchedulerMetrics::revoked() { families_.revocations.Increment(); }
 
-void SchedulerMetrics::job_ended(std::string_view state) {
-  families_.jobs.Add({{"state", std::string(state)}}).Increment();
+void SchedulerMetrics::told(const queue::Event& event) {
+  if (event.type == "step" || event.type == "preview") return;
+  if (event.unit >= 0) {
+    if (const auto open = open_.find(event.job); open != open_.end()) unit_told(open->second, event);
+    return;
+  }
+  if (event.type == "queued") {
+    open_[event.job].queued_ms = event.at_ms;
+    return;
+  }
+  const auto state = job::state_from_name(event.type);
+  if (!state || !job::is_terminal(*state)) return;
+  families_.jobs.Add({{"state", event.type}}).Increment();
+  const auto open = open_.find(event.job);
+  if (open == open_.end()) return;
+  families_.job_time.Add({{"state", event.type}}, kJobSeconds).Observe(static_cast<double>(event.at_ms - open->second.queued_ms) / 1e3);
+  open_.erase(open);
+}
+
+void SchedulerMetrics::unit_told(Open& open, const queue::Event& event) {
+  if (event.type == "started") {
+    open.started_ms[event.unit] = event.at_ms;
+    return;
+  }
+  const auto started = open.started_ms.find(event.unit);
+  if (started == open.started_ms.end()) return;
+  if (event.type == "succeeded") families_.run_time.Observe(static_cast<double>(event.at_ms - started->second) / 1e3);
+  open.started_ms.erase(started);  // also of a unit that is to run again
 }
 
 void SchedulerMetrics::refused_assignment() { families_.refused.Increment(); }

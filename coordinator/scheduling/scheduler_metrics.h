@@ -1,9 +1,13 @@
-// What the scheduler tells Prometheus. Thread safe, as prometheus-cpp is.
+// What the scheduler tells Prometheus. `told` from one thread; the rest is thread safe, as prometheus-cpp is.
 #pragma once
 
-#include <string_view>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <unordered_map>
 
 #include "coordinator/scheduling/scheduler.h"
+#include "shared/queue/types.h"
 
 namespace ditfleet::scheduling {
 
@@ -12,7 +16,9 @@ class SchedulerMetrics : public Observer {
   SchedulerMetrics();  // registers the families; one object a process
   void assigned(bool cold, std::int64_t queue_wait_us) override;
   void revoked() override;
-  void job_ended(std::string_view state);
+  // Every event of the feed: counts the jobs that end, and times those whose beginning was told as well.
+  void told(const queue::Event& event);
+  void missed_events() { open_.clear(); }  // what began before is not timed
   void refused_assignment();
   void audited();
   void decision(double seconds);
@@ -21,7 +27,14 @@ class SchedulerMetrics : public Observer {
 
  private:
   struct Families;
+  struct Open {
+    std::int64_t queued_ms = 0;               // 0: before this coordinator followed the feed
+    std::map<int, std::int64_t> started_ms;  // by running unit
+  };
+  void unit_told(Open& open, const queue::Event& event);
+
   Families& families_;
+  std::unordered_map<std::string, Open> open_;
 };
 
 }  // namespace ditfleet::scheduling

@@ -4,6 +4,7 @@
 
 #include "pipeline/device/failure.h"
 #include "shared/core/bytes.h"
+#include "shared/core/excerpt.h"
 
 namespace ditfleet::pipeline {
 
@@ -32,7 +33,7 @@ bool ConfigFile::has(std::string_view key) const { return find(key) != nullptr; 
 void ConfigFile::refuse(const std::string& message) const { fail(Code::kDataCorrupt, path_ + ": " + message); }
 
 void ConfigFile::wrong_type(std::string_view key, std::string_view should_be) const {
-  refuse(std::string(key) + " is " + json::serialize(fields_.at(key)).substr(0, 80) + "; it must be " +
+  refuse(std::string(key) + " is " + excerpt(json::serialize(fields_.at(key)), 80) + "; it must be " +
          std::string(should_be));
 }
 

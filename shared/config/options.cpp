@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "shared/core/bytes.h"
+#include "shared/core/excerpt.h"
 
 namespace ditfleet::config {
 namespace {
@@ -364,7 +365,7 @@ Result<void> assign(const Option& option, const std::string& text, Settings& set
   // A URL may carry a password: it is not repeated.
   const std::string shown = option.form == Form::kRedisUrl
                                 ? "malformed"
-                                : "'" + (is_valid_utf8(text) ? text.substr(0, 128) : "?") + "'";
+                                : "'" + excerpt(text, 128) + "'";
   return invalid_argument("is " + shown + "; it must be " + type_text(option));
 }
 

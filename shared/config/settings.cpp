@@ -61,7 +61,8 @@ Error unknown_key(const Assignment& a) {
       hint = "; did you mean '" + key + "'?";
   }
   if (const std::string near = nearest_name(a.key(), known_keys()); hint.empty() && !near.empty()) {
-    hint = "; did you mean '" + near + "'?";
+    const bool variable = a.where.starts_with("DITFLEET_");
+    hint = "; did you mean '" + (variable ? environment_name(near) : near) + "'?";
   }
   if (hint.empty() && !candidates.empty()) hint = suggestion(a.key(), candidates);
   if (hint.empty()) hint = suggestion(a.path.front(), {sections.begin(), sections.end()});

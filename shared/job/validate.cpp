@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "shared/core/bytes.h"
+#include "shared/core/excerpt.h"
 #include "shared/core/nearest_name.h"
 
 namespace ditfleet::job {
@@ -92,6 +93,11 @@ class Fields {
     return v && !v->is_null() ? v : nullptr;
   }
 
+  // As a person writes it: 32.5, not 3.25E1.
+  static std::string shown(const json::value& v) {
+    return v.is_double() ? number_text(v.get_double()) : json::serialize(v);
+  }
+
   void fail(std::string_view name, const std::string& message) {
     if (error_) return;
     const std::string param = prefix_ + std::string(name);
@@ -133,7 +139,7 @@ class Fields {
       value = static_cast<std::int64_t>(*d);  // 4.0 is the integer 4, as in JSON Schema
     }
     if (!value || *value < low || *value > high) {
-      fail(name, "is " + json::serialize(*v) + "; it must be " + range);
+      fail(name, "is " + shown(*v) + "; it must be " + range);
       return std::nullopt;
     }
     return value;
@@ -149,7 +155,7 @@ class Fields {
     }
     const double value = v->to_number<double>();
     if (!std::isfinite(value) || value < low || value > high) {
-      fail(name, "is " + json::serialize(*v) + "; it must be " + range);
+      fail(name, "is " + shown(*v) + "; it must be " + range);
       return std::nullopt;
     }
     return value;
@@ -162,7 +168,7 @@ class Fields {
       bool is_known = false;
       for (const std::string& k : known) is_known |= k == name;
       if (is_known || error_) continue;
-      const std::string shown = is_valid_utf8(name) ? name.substr(0, 64) : "?";
+      const std::string shown = excerpt(name, 64);
       error_ = invalid_argument("unknown field '" + prefix_ + shown + "'" + suggestion(name, known),
                                 prefix_ + shown);
     }

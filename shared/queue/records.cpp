@@ -5,6 +5,7 @@
 #include <charconv>
 #include <unordered_map>
 
+#include "shared/core/excerpt.h"
 #include "shared/core/ids.h"
 #include "shared/core/json.h"
 
@@ -201,7 +202,7 @@ Result<Event> parse_feed_line(std::string_view line) {
   const auto first = line.find(' ');
   const auto second = first == std::string_view::npos ? first : line.find(' ', first + 1);
   if (second == std::string_view::npos) {
-    return Error{Code::kDataCorrupt, "[queue] a feed line is not '<id> <job> <type> <unit> <data>': " + std::string(line.substr(0, 80))};
+    return Error{Code::kDataCorrupt, "[queue] a feed line is not '<id> <job> <type> <unit> <data>': " + excerpt(line, 80)};
   }
   return make_event(std::string(line.substr(0, first)), std::string(line.substr(first + 1, second - first - 1)), line.substr(second + 1));
 }
@@ -262,6 +263,18 @@ StoredJob parse_job(const std::string& id, const redis::Reply& reply) {
   return stored;
 }
 
+namespace {
+
+// What ditfleet_v1_submit writes has exactly these fields and a record of its own; an XADD that only uses the
+// name 'job' must not be taken for it, or it would end without a trace.
+bool is_submitted(const Fields& fields) {
+  if (fields.size() != 3 || !fields.count("job") || !fields.count("spec") || !fields.count("traceparent")) return false;
+  const std::string_view job = fields.at("job");
+  return std::count(job.begin(), job.end(), ' ') == 2;
+}
+
+}  // namespace
+
 IntakeEntry parse_intake(const redis::Reply& entry) {
   IntakeEntry out;
   if (entry.elements.size() != 2) {
@@ -273,7 +286,7 @@ IntakeEntry parse_intake(const redis::Reply& entry) {
   const Fields fields = fields_of(entry.elements[1]);
   out.spec = text_of(fields, "spec");
   out.traceparent = text_of(fields, "traceparent");
-  if (fields.count("job")) {  // of ditfleet_v1_submit: "<id> <tenant> <deadline>"
+  if (is_submitted(fields)) {  // job: "<id> <tenant> <deadline>"
     std::string_view rest = fields.at("job");
     std::array<std::string_view, 3> word{};
     for (std::string_view& w : word) {
@@ -306,11 +319,16 @@ IntakeEntry parse_intake(const redis::Reply& entry) {
     }
   }
   if (out.idempotency_key.size() > 255) out.problem = "[queue] the entry's idempotency_key is longer than 255 bytes";
+  if (const std::string due = text_of(fields, "deadline_ms");
+      !due.empty() && (due.size() > 15 || due.find_first_not_of("0123456789") != std::string::npos)) {
+    out.deadline_ms = 0;
+    out.problem = "[queue] the entry's deadline_ms is not a time in milliseconds since the epoch, such as 1800000000000 (0: none)";
+  }
   if (!fields.count("spec")) out.problem = "[queue] the entry has no field 'spec' with the job's JSON";
   for (const auto& [name, value] : fields) {
     if (name != "spec" && name != "id" && name != "tenant" && name != "idempotency_key" && name != "traceparent" &&
         name != "deadline_ms") {
-      out.problem = "[queue] the entry has the unknown field '" + std::string(name.substr(0, 64)) +
+      out.problem = "[queue] the entry has the unknown field '" + excerpt(name, 64) +
                     "'; it takes spec, id, tenant, idempotency_key, traceparent, deadline_ms";
     }
   }

@@ -1,0 +1,13 @@
+// What a message may repeat of foreign text.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace ditfleet {
+
+// The first bytes of `text`, cut between characters; "?" if it is not UTF-8. Thread safe.
+std::string excerpt(std::string_view text, std::size_t max_bytes);
+
+}  // namespace ditfleet

@@ -1,0 +1,342 @@
+"""Every command of `ditfleet` that asks a running service, and of `ditfleet config`; with and without --json, on a
+terminal and not; exit codes 0 ok, 1 failure, 2 usage."""
+import hashlib
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import unittest
+from pathlib import Path
+
+from api import Client
+from fleet import DITFLEET, ROOT, Shared, clean_environment, cli, start, tiny_model, until
+from picture import describe
+
+shared = Shared(workers=1)
+setUpModule, tearDownModule = shared.start, shared.stop
+SMALL = ["--size", "32x16", "--steps", "2", "--max-sequence-length", "16"]
+LONG = ["--size", "128x128", "--steps", "200", "--max-sequence-length", "16"]
+
+
+class WithFolder(unittest.TestCase):
+    def setUp(self):
+        self.folder = shared.fleet.folder / self.id()
+        self.folder.mkdir()
+        self.http = Client(shared.fleet.url)
+
+    def cli(self, *argv, code=0, **options):
+        done = cli(*argv, cwd=self.folder, env=clean_environment(DITFLEET_URL=shared.fleet.url), **options)
+        self.assertEqual(done.returncode, code, f"{argv}: {done.stdout}{done.stderr}")
+        if code:
+            self.assertEqual(done.stdout, "" if "--json" not in argv else done.stdout)
+            self.assertIn("ditfleet", done.stderr)
+        return done
+
+    def json(self, *argv, **options):
+        """The one line that --json prints."""
+        out = self.cli(*argv, "--json", **options).stdout
+        self.assertEqual(out.count("\n"), 1)
+        return json.loads(out)
+
+    def submit(self, **fields):
+        return self.http.submit(**{"width": 32, "height": 16, "num_inference_steps": 2, "max_sequence_length": 16, **fields})
+
+    def terminal(self, *argv):
+        """What a command writes when its output is a terminal of 100 columns, and its exit code."""
+        leader, follower = pty.openpty()
+        process = start([DITFLEET, *argv], stdin=follower, stdout=follower, stderr=follower, cwd=self.folder,
+                        env=clean_environment(DITFLEET_URL=shared.fleet.url, TERM="xterm", COLUMNS="100"))
+        os.close(follower)
+        out = b""
+        while select.select([leader], [], [], 60)[0]:
+            try:
+                chunk = os.read(leader, 65536)
+            except OSError:  # EIO: the last writer is gone
+                break
+            out += chunk
+        os.close(leader)
+        return out.decode(), process.wait(30)
+
+
+class Generate(WithFolder):
+    def test_one_picture(self):
+        done = self.cli("generate", "a red circle", "-o", "out.png", *SMALL)
+        self.assertEqual((done.stdout, done.stderr), ("out.png\n", ""))
+        self.assertEqual(describe((self.folder / "out.png").read_bytes()), ("png", 32, 16))
+
+    def test_three_are_numbered(self):
+        done = self.cli("generate", "a red circle", "-n", "3", "-o", "out.png", "--seed", "5", *SMALL)
+        self.assertEqual(done.stdout.split(), ["out-1.png", "out-2.png", "out-3.png"])
+        self.assertEqual(sorted(os.listdir(self.folder)), ["out-1.png", "out-2.png", "out-3.png"])
+        self.assertEqual(len({p.read_bytes() for p in self.folder.iterdir()}), 3)
+        self.cli("generate", "a red circle", "-o", "again.png", "--seed", "6", *SMALL)
+        self.assertEqual((self.folder / "again.png").read_bytes(), (self.folder / "out-2.png").read_bytes())
+
+    def test_formats_and_default_name(self):
+        for name, kind in (("a.jpg", "jpeg"), ("a.jpeg", "jpeg"), ("a.webp", "webp")):
+            self.cli("generate", "x", "-o", name, *SMALL)
+            self.assertEqual(describe((self.folder / name).read_bytes())[0], kind)
+        name = self.cli("generate", "x", *SMALL).stdout.strip()
+        self.assertRegex(name, r"^[0-9A-Z]{26}\.png$")
+        self.assertTrue((self.folder / name).exists())
+
+    def test_json(self):
+        out = self.json("generate", "x", "-n", "2", "-o", "j.png", "--seed", "8", *SMALL)
+        self.assertEqual((out["state"], [i["path"] for i in out["images"]], [i["seed"] for i in out["images"]], out["warnings"]),
+                         ("succeeded", ["j-1.png", "j-2.png"], [8, 9], []))
+
+    def test_every_flag_arrives(self):
+        out = self.json("generate", "x", "--model", "tiny", "--guidance", "2.5", "--negative", "grey", "--true-cfg", "3", "--seed", "1", *SMALL)
+        spec = self.http.job(out["id"])["spec"]
+        self.assertEqual([spec[k] for k in ("model", "guidance_scale", "negative_prompt", "true_cfg_scale", "seed", "width", "height",
+                                            "num_inference_steps", "max_sequence_length")], ["tiny", 2.5, "grey", 3, 1, 32, 16, 2, 16])
+
+    def test_warnings_go_to_stderr(self):
+        done = self.cli("generate", "word " * 600, "-o", "w.png", *SMALL)
+        self.assertIn("warning: ", done.stderr)
+        self.assertEqual(done.stdout, "w.png\n")
+
+    def test_progress_on_a_terminal_alone(self):
+        out, code = self.terminal("generate", "x", "-o", "t.png", "--size", "64x64", "--steps", "40", "--max-sequence-length", "16")
+        self.assertEqual(code, 0)
+        bars = re.findall(r"\[([#.]{32})\] (\d+)/40", out)
+        self.assertGreater(len(bars), 1, out)
+        self.assertEqual(bars[-1], ("#" * 32, "40"))
+        self.assertTrue(out.rstrip().endswith("t.png"))
+        quiet = self.cli("generate", "x", "-o", "t.png", *SMALL)
+        self.assertNotIn("\r", quiet.stdout + quiet.stderr)
+        out, _ = self.terminal("generate", "x", "-o", "t.png", "--json", *SMALL)
+        self.assertEqual(out.count("\n"), 1)
+
+    def test_wrong_requests(self):
+        for argv, code, words in (
+                (["--size", "33x32"], 2, ["multiple"]), (["--size", "wide"], 2, ["size"]), (["--steps", "0"], 2, ["num_inference_steps"]),
+                (["-n", "0"], 2, ["1 to 64"]), (["--guidance", "nan"], 2, ["guidance"]), (["--guidance", "1e9"], 2, ["0 to 100"]),
+                (["--seed", "-1"], 2, ["seed"]), (["--seed", "x"], 2, ["seed"]), (["--model", "tinny"], 1, ["tiny"]),
+                (["--lora", "a:b"], 2, ["NAME:SCALE"]), (["-o", "x.gif"], 2, [".webp"]), (["-o", "no/such/x.png"], 2, ["no folder"]),
+                (["--stpes", "3"], 2, ["--steps"]), (["--negative"], 2, ["--negative"])):
+            with self.subTest(argv):
+                done = self.cli("generate", "x", *argv, code=code)
+                for word in words:
+                    self.assertIn(word, done.stderr)
+        self.assertEqual(os.listdir(self.folder), [])
+
+    def test_no_prompt_and_bad_utf8(self):
+        self.assertIn("prompt", self.cli("generate", code=2).stderr)
+        done = subprocess.run([DITFLEET.encode(), b"generate", b"\xff\xfe"], capture_output=True, env=clean_environment(), timeout=30)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn(b"UTF-8", done.stderr)
+
+    def test_ctrl_c_cancels(self):
+        known = {j["id"] for j in self.http.get("/v1/jobs?limit=200").json()["jobs"]}
+        process = start([DITFLEET, "generate", "x", "--url", shared.fleet.url, "-o", "c.png", *LONG], cwd=self.folder)
+        job = until(lambda: [j["id"] for j in self.http.get("/v1/jobs?state=running&limit=200").json()["jobs"] if j["id"] not in known],
+                    "the job runs")[0]
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=20)
+        self.assertEqual(process.returncode, 1)
+        self.assertIn(f"job {job} was canceled", out)
+        self.assertEqual(self.http.wait(job)["state"], "canceled")
+        self.assertEqual(os.listdir(self.folder), [])
+
+    def test_a_job_that_is_canceled_meanwhile_fails(self):
+        known = {j["id"] for j in self.http.get("/v1/jobs?limit=200").json()["jobs"]}
+        process = start([DITFLEET, "generate", "x", "--url", shared.fleet.url, *LONG], cwd=self.folder)
+        job = until(lambda: [j["id"] for j in self.http.get("/v1/jobs?limit=200").json()["jobs"] if j["id"] not in known], "the job")[0]
+        self.http.cancel(job)
+        out, _ = process.communicate(timeout=20)
+        self.assertEqual(process.returncode, 1)
+        self.assertIn("canceled", out)
+
+
+class Jobs(WithFolder):
+    def test_list(self):
+        ids = [self.submit(prompt=f"listed {i}\twith a tab", user="u") for i in range(3)]
+        for id in ids:
+            self.http.wait(id)
+        lines = self.cli("jobs", "list", "--limit", "2").stdout.splitlines()
+        self.assertEqual(lines[0].split(), ["ID", "STATE", "MODEL", "UNITS", "CREATED", "PROMPT"])
+        self.assertEqual([line.split()[0] for line in lines[1:3]], ids[:0:-1])
+        self.assertIn("listed 2 with a tab", lines[1])
+        cursor = re.match(r"more: --cursor (\S+)$", lines[3])[1]
+        self.assertIn(ids[0], self.cli("jobs", "list", "--limit", "2", "--cursor", cursor).stdout)
+        page = self.json("jobs", "list", "--state", "succeeded")
+        self.assertEqual([j["id"] for j in page["jobs"]][:3], ids[::-1])
+        self.assertIn("succeeded", self.cli("jobs", "list", "--state", "done", code=2).stderr)
+        self.cli("jobs", "list", "--limit", "0", code=2)
+
+    def test_show(self):
+        id = self.submit(prompt="shown", n=2)
+        self.http.wait(id)
+        out = self.cli("jobs", "show", id).stdout
+        for words in (id, "succeeded", "100 %", "shown", "2/2", f"/v1/jobs/{id}/results/1"):
+            self.assertIn(words, out)
+        self.assertEqual(self.json("jobs", "show", id)["state"], "succeeded")
+        self.assertIn("no job", self.cli("jobs", "show", "01ABCDEFGHJKMNPQRSTVWXYZ00", code=1).stderr)
+        self.assertIn("no job id", self.cli("jobs", "show", "a/b", code=2).stderr)
+        self.cli("jobs", "show", code=2)
+
+    def test_watch(self):
+        id = self.submit(num_inference_steps=20)
+        lines = self.cli("jobs", "watch", id).stdout.splitlines()
+        self.assertTrue(lines[-1].endswith("succeeded"))
+        self.assertRegex(lines[0], r"^\d\d:\d\d:\d\d\.\d{3} queued$")
+        self.assertTrue(any(re.search(r"unit 0 step 20/20$", line) for line in lines), lines)
+        self.assertTrue(any(re.search(r"unit 0 started on \S+$", line) for line in lines), lines)
+        events = [json.loads(line) for line in self.cli("jobs", "watch", id, "--json").stdout.splitlines()]
+        self.assertEqual((events[0]["event"], events[-1]["event"], events[-1]["data"]["unit"]), ("queued", "succeeded", None))
+        out, code = self.terminal("jobs", "watch", self.submit(num_inference_steps=200, width=64, height=64))
+        self.assertEqual(code, 0)
+        self.assertRegex(out, r"\[#+\.*\] \d+/200 unit 0")
+
+    def test_watch_a_job_that_fails(self):
+        id = self.submit(num_inference_steps=200, width=128, height=128)
+        process = start([DITFLEET, "jobs", "watch", id, "--url", shared.fleet.url])
+        self.http.wait_event(id, "step")
+        self.http.cancel(id)
+        out, _ = process.communicate(timeout=20)
+        self.assertEqual(process.returncode, 1)
+        self.assertIn(f"job {id} canceled", out)
+
+    def test_cancel(self):
+        id = self.submit(num_inference_steps=200, width=128, height=128)
+        self.assertIn(id, self.cli("jobs", "cancel", id).stdout)
+        self.assertEqual(self.http.wait(id)["state"], "canceled")
+        self.assertIn("already ended", self.cli("jobs", "cancel", id, code=1).stderr)
+        other = self.submit(num_inference_steps=200, width=128, height=128)
+        self.assertTrue(self.json("jobs", "cancel", other)["cancel_requested"])
+
+    def test_workers(self):
+        head, row = self.cli("workers").stdout.splitlines()
+        self.assertEqual(head.split(), ["NAME", "PID", "STATE", "DEVICE", "DTYPE", "MODELS", "JOBS", "SEEN"])
+        self.assertEqual(int(row.split()[1]), shared.fleet.ready["pids"]["workers"][0])
+        self.assertEqual(self.json("workers")["workers"][0]["state"], "ready")
+
+    def test_explain(self):
+        id = self.submit(n=2, num_inference_steps=10)
+        self.http.wait(id)
+        out = self.cli("explain", id).stdout
+        for words in (f"job {id}: succeeded after", "unit 0: succeeded, attempt 1", "unit 1", "given to", "admission", "queue",
+                      "text", "denoise", "vae", "encode", "store", "predicted cost"):
+            self.assertIn(words, out)
+        told = self.json("explain", id)
+        unit = told["units"][0]
+        self.assertTrue(unit["assignments"][0]["reason"])
+        self.assertGreater(unit["spans_us"]["denoise"], 0)
+        total = self.http.job(id)
+        spent = sum(unit["spans_us"].values())
+        real = (total["unit_records"][0]["ended_ms"] - total["created_ms"]) * 1000
+        self.assertAlmostEqual(spent, real, delta=20_000)  # the spans make up the time that passed
+        running = self.submit(num_inference_steps=200, width=128, height=128)
+        self.http.wait_event(running, "step")
+        self.assertIn("running", self.cli("explain", running).stdout)
+        self.http.cancel(running)
+        self.cli("explain", "01ABCDEFGHJKMNPQRSTVWXYZ00", code=1)
+
+
+class NoService(WithFolder):
+    def test_nobody_there(self):
+        for argv in (["generate", "x"], ["jobs", "list"], ["jobs", "show", "x"], ["jobs", "watch", "x"], ["jobs", "cancel", "x"],
+                     ["workers"], ["explain", "x"]):
+            with self.subTest(argv):
+                done = self.cli(*argv, "--url", "http://127.0.0.1:9", code=1)
+                self.assertIn("is the service up", done.stderr)
+        self.assertIn("URL", self.cli("workers", "--url", "ftp://x", code=2).stderr)
+        self.cli("workers", "--url", "http://no such host", code=2)
+
+    def test_usage(self):
+        for argv, word in (([], "subcommand"), (["genrate", "x"], "'generate'"), (["jobs"], ""), (["jobs", "lst"], ""),
+                           (["workers", "--jsno"], "--json"), (["explain"], "job"), (["up", "--worker", "2"], "--workers")):
+            with self.subTest(argv):
+                self.assertIn(word, self.cli(*argv, code=2).stderr)
+        self.assertIn("generate", self.cli("--help").stdout)
+        self.assertIn("--ready-file", self.cli("up", "--help").stdout)
+        self.assertRegex(self.cli("version").stdout, r"^ditfleet \d")
+        self.assertIn("version", self.json("version"))
+
+    def test_key(self):
+        from fleet import Fleet
+        config = f"keys:\n  - {{tenant: a, sha256: {hashlib.sha256(b'sk-a').hexdigest()}}}\n"
+        with Fleet(workers=0, config=config) as fleet:
+            self.assertIn("key", self.cli("jobs", "list", "--url", fleet.url, code=1).stderr)
+            self.cli("jobs", "list", "--url", fleet.url, "--key", "sk-a")
+
+
+class Config(WithFolder):
+    def write(self, text):
+        (self.folder / "c.yaml").write_text(text)
+        return self.folder / "c.yaml"
+
+    def test_check(self):
+        good = self.write(f"models:\n  tiny: {tiny_model()}\nworker:\n  count: 2\n")
+        self.assertIn("right", self.cli("config", "check", "--config", good).stdout)
+        self.assertEqual(self.json("config", "check", "--config", good), {"ok": True, "problems": []})
+        self.cli("config", "check", "--config", ROOT / "config" / "ditfleet.yaml")
+
+    def test_show(self):
+        file = self.write("worker:\n  count: 3\n")
+        env = clean_environment(DITFLEET_WORKER__COUNT="5", DITFLEET_LOG__LEVEL="debug")
+        shown = cli("config", "show", "--config", file, "--set", "worker.dtype=bf16", env=env)
+        self.assertEqual(shown.returncode, 0, shown.stderr)
+        for line in ('count: 5', 'level: "debug"', 'dtype: "bf16"'):
+            self.assertIn(line, shown.stdout)
+        self.assertEqual(json.loads(cli("config", "show", "--config", file, "--json").stdout)["worker"]["count"], 3)
+        secret = cli("config", "show", "--set", "redis.url=redis://:hunter2@h:1/0").stdout
+        self.assertNotIn("hunter2", secret)
+        again = self.write(shown.stdout)
+        self.assertEqual(cli("config", "show", "--config", again).stdout, shown.stdout)
+
+    def test_misspelt(self):
+        cases = [
+            ("worker:\n  cuont: 2\n", ["c.yaml:2", "worker.cuont", "worker.count"]),
+            ("wroker:\n  count: 2\n", ["c.yaml:", "worker"]),
+            ("gateway:\n  listn: 127.0.0.1:1\n", ["gateway.listen"]),
+            ("worker:\n  count: many\n", ["c.yaml:2", "worker.count", "integer from 0 to 256"]),
+            ("worker:\n  count: -1\n", ["0 to 256"]),
+            ("worker:\n  dtype: fp23\n", ["fp32"]),
+            ("gateway:\n  listen: nowhere\n", ["HOST:PORT"]),
+            ("redis:\n  url: http://x\n", ["redis://"]),
+            ("worker: [1]\n", ["c.yaml:1"]),
+            ("worker:\n  count: 1\n  count: 2\n", ["twice"]),
+            ("worker: {count: 1", ["YAML"]),
+            ("keys:\n  - {tenant: a, sha256: abc}\n", ["sha256", "64"]),
+            ("tenants:\n  a:\n    wieght: 2\n", ["weight"]),
+            (f"models:\n  tiny:\n    pth: {tiny_model()}\n", ["path"]),
+            ("models:\n  tiny: /no/such/folder\n", ["tiny", "/no/such/folder"]),
+            (f"models:\n  tiny: {tiny_model()}\ndefault_model: tinny\n", ["default_model", "tinny"]),
+        ]
+        for text, words in cases:
+            with self.subTest(text):
+                done = cli("config", "check", "--config", self.write(text))
+                self.assertNotEqual(done.returncode, 0)
+                for word in words:
+                    self.assertIn(word, done.stderr)
+
+    def test_a_misspelt_key_is_a_usage_error_everywhere(self):
+        file = self.write("worker:\n  cuont: 2\n")
+        for argv in (["up", "--config", file], ["coordinator", "--config", file], ["config", "show", "--config", file],
+                     ["up", "--set", "worker.cuont=2"], ["config", "show", "--set", "worker.cuont=2"],
+                     ["config", "check", "--set", "worker.cuont=2"]):
+            with self.subTest(argv):
+                self.assertIn("worker.count", self.cli(*argv, code=2).stderr)
+        done = cli("config", "show", env=clean_environment(DITFLEET_WORKER__CUONT="2"))
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("DITFLEET_WORKER__COUNT", done.stderr)
+        missing = self.cli("up", "--config", self.folder / "none.yaml", code=1)
+        self.assertIn("none.yaml", missing.stderr)
+
+    def test_the_environment_and_set_work_for_both_programs(self):
+        worker = Path(DITFLEET).with_name("ditfleet-worker")
+        from fleet import run
+        done = run(worker, "run", "--set", "worker.cuont=2")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("worker.count", done.stderr)
+        done = run(worker, "tokenize", "--model", tiny_model(), env=clean_environment(DITFLEET_WORKER__CUONT="2"))
+        self.assertEqual(done.returncode, 2, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

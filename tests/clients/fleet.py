@@ -1,0 +1,198 @@
+"""A running DiTFleet of real processes: `ditfleet up` with a private Redis on a unix socket, on a port of its
+choice, in a folder that goes away. Every wait is for an event and has a deadline."""
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(os.environ.get("DITFLEET_BIN_DIR", ROOT / "build" / "bin"))
+DITFLEET = str(BIN / "ditfleet")
+MODELS = ROOT / "tests" / "fixtures" / "flux"
+SKIPPED = 77  # CTest's SKIP_RETURN_CODE
+
+
+def tiny_model(name="schnell"):
+    """A diffusers folder with tiny random weights (tests/fixtures/flux)."""
+    return MODELS / name / "model"
+
+
+def need(condition, why):
+    """Ends the test program as skipped, with a line that says what is missing."""
+    if not condition:
+        print(f"skipped: {why}")
+        sys.exit(SKIPPED)
+
+
+def clean_environment(**extra):
+    """This environment without what would configure DiTFleet or send loopback through a proxy."""
+    kept = {k: v for k, v in os.environ.items()
+            if not k.startswith("DITFLEET_") and k.lower() not in ("http_proxy", "https_proxy", "all_proxy")}
+    return {**kept, "NO_PROXY": "*", "LC_ALL": "C.UTF-8", **extra}
+
+
+def until(condition, what, seconds=20.0):
+    """The first true value of `condition`, which is looked at every 20 ms."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {seconds:g} s")
+        time.sleep(0.02)
+
+
+def alive(pid):
+    """Whether the process exists and is no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def _die_with_parent():
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: a test that is killed leaves nothing
+
+
+def start(argv, **options):
+    """A process that ends with this one; its output goes to `stdout`, by default a pipe of text."""
+    options.setdefault("env", clean_environment())
+    options.setdefault("stdout", subprocess.PIPE)
+    options.setdefault("stderr", subprocess.STDOUT)
+    options.setdefault("stdin", subprocess.DEVNULL)
+    return subprocess.Popen([str(a) for a in argv], text=True, preexec_fn=_die_with_parent, **options)
+
+
+def run(*argv, seconds=60, **options):
+    """The finished process, with stdout and stderr as text."""
+    options.setdefault("env", clean_environment())
+    options.setdefault("stdin", subprocess.DEVNULL)
+    return subprocess.run([str(a) for a in argv], capture_output=True, text=True, timeout=seconds, **options)
+
+
+def cli(*argv, **options):
+    return run(DITFLEET, *argv, **options)
+
+
+class Fleet:
+    """`with Fleet(workers=2) as fleet:` is a service that is ready; leaving it must end every process cleanly."""
+
+    def __init__(self, workers=1, models=None, config="", sets=(), flags=(), wait_for_workers=True, data=None):
+        self.folder = Path(tempfile.mkdtemp(prefix="ditfleet-"))
+        self.data = Path(data) if data else self.folder / "data"
+        self.ready_file = self.folder / "ready.json"
+        self.log = self.folder / "up.log"
+        models = {"tiny": tiny_model()} if models is None else models
+        self.argv = [DITFLEET, "up", "--listen", "127.0.0.1:0", "--data", self.data, "--workers", workers,
+                     "--ready-file", self.ready_file, "--device", "cpu"]
+        for name, folder in models.items():
+            self.argv += ["--model", f"{name}={folder}"]
+        if config:
+            (self.folder / "ditfleet.yaml").write_text(config)
+            self.argv += ["--config", self.folder / "ditfleet.yaml"]
+        for one in sets:
+            self.argv += ["--set", one]
+        self.argv += list(flags)
+        self.workers = workers if wait_for_workers else 0
+        self.process = None
+
+    def __enter__(self):
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(self, kind, *_):
+        try:
+            self.stop()
+        finally:
+            if kind:
+                print(self.tail(), file=sys.stderr)
+            self.kill()
+
+    def start(self):
+        with open(self.log, "a") as log:
+            self.process = start(self.argv, stdout=log)
+        until(self._is_ready, "ditfleet up is ready", 60)
+        if self.workers:
+            until(lambda: len(self.ready_workers()) >= self.workers, "the workers are ready", 60)
+
+    def _is_ready(self):
+        if self.process.poll() is not None:
+            raise AssertionError(f"ditfleet up ended with status {self.process.returncode}:\n{self.tail()}")
+        return self.ready_file.exists()
+
+    @property
+    def ready(self):
+        return json.loads(self.ready_file.read_text())
+
+    @property
+    def url(self):
+        return self.ready["gateway"]
+
+    @property
+    def redis_url(self):
+        return self.ready["redis"]
+
+    @property
+    def redis_socket(self):
+        return self.data / "redis" / "redis.sock"
+
+    def pids(self):
+        pids = self.ready["pids"]
+        return [p for p in [pids["redis"], pids["coordinator"], *pids["workers"]] if p]
+
+    def ready_workers(self):
+        """From Redis, so that keys don't matter."""
+        out = run("redis-cli", "-s", self.redis_socket, "--raw", "zrange", "df:{0}:workers", "0", "-1")
+        names = out.stdout.split()
+        infos = [run("redis-cli", "-s", self.redis_socket, "--raw", "hget", "df:{0}:worker:" + n, "info").stdout
+                 for n in names]
+        return [n for n, info in zip(names, infos) if info.strip() and json.loads(info).get("state") == "ready"]
+
+    def tail(self, lines=40):
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    def stop(self, signal_=signal.SIGINT, seconds=60):
+        """Ends it as Ctrl-C does; it must succeed and leave no process."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        pids = self.pids() if self.ready_file.exists() else []
+        self.process.send_signal(signal_)
+        status = self.process.wait(seconds)
+        left = [p for p in pids if alive(p)]
+        assert status == 0, f"ditfleet up ended with status {status}:\n{self.tail()}"
+        assert not left, f"ditfleet up left processes {left}:\n{self.tail()}"
+
+    def kill(self):
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()  # its children die with it
+            self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Shared:
+    """One fleet for all tests of a program: setUpModule = shared.start, tearDownModule = shared.stop."""
+
+    def __init__(self, **options):
+        self.options = options
+        self.stack = contextlib.ExitStack()
+        self.fleet = None
+
+    def start(self):
+        self.fleet = self.stack.enter_context(Fleet(**self.options))
+
+    def stop(self):
+        self.stack.close()

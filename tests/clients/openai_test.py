@@ -1,0 +1,202 @@
+"""The `openai` client, unmodified, against a running fleet."""
+import asyncio
+import base64
+import hashlib
+import threading
+import unittest
+import urllib.error
+import urllib.request
+
+from fleet import Shared, need, until
+
+try:
+    import openai
+except ImportError:
+    need(False, "the openai package is not here; tests/run.sh installs tests/requirements.txt and sets DITFLEET_TEST_PYTHON")
+
+from api import Client
+from picture import describe
+
+KEY = "sk-ditfleet-first"
+
+
+CONFIG = f"keys:\n  - {{tenant: first, sha256: {hashlib.sha256(KEY.encode()).hexdigest()}}}\n"
+shared = Shared(workers=2, config=CONFIG)
+setUpModule, tearDownModule = shared.start, shared.stop
+SMALL = {"num_inference_steps": 2, "max_sequence_length": 16}
+LONG = {"num_inference_steps": 200}  # some seconds
+
+
+def client(key=KEY, **options):
+    return openai.OpenAI(base_url=shared.fleet.url + "/v1", api_key=key, timeout=60, **options)
+
+
+class Generate(unittest.TestCase):
+    def generate(self, **fields):
+        extra = {**SMALL, **fields.pop("extra_body", {})}
+        fields.setdefault("size", "32x48")
+        return client().images.generate(model="tiny", prompt="a red circle", extra_body=extra, **fields)
+
+    def test_base64(self):
+        answer = self.generate(response_format="b64_json", extra_body={"seed": 7})
+        self.assertEqual(len(answer.data), 1)
+        self.assertIsNone(answer.data[0].url)
+        self.assertEqual(describe(base64.b64decode(answer.data[0].b64_json)), ("png", 32, 48))
+        self.assertEqual((answer.size, answer.output_format, answer.background), ("32x48", "png", "opaque"))
+        self.assertGreater(answer.created, 1_600_000_000)
+
+    def test_url_needs_no_key_of_its_own(self):
+        answer = self.generate(response_format="url")
+        self.assertIsNone(answer.data[0].b64_json)
+        with urllib.request.urlopen(answer.data[0].url) as response:  # as a browser's <img> fetches it
+            self.assertEqual(response.headers["Content-Type"], "image/png")
+            self.assertEqual(describe(response.read()), ("png", 32, 48))
+
+    def test_a_changed_url_is_refused(self):
+        url = self.generate(response_format="url").data[0].url
+        last = "0" if url[-1] != "0" else "1"
+        with self.assertRaises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(url[:-1] + last)
+        self.assertEqual(refused.exception.code, 401)
+
+    def test_formats(self):
+        for name in ("png", "jpeg", "webp"):
+            with self.subTest(name):
+                answer = self.generate(response_format="b64_json", output_format=name, output_compression=80)
+                self.assertEqual(describe(base64.b64decode(answer.data[0].b64_json)), (name, 32, 48))
+                self.assertEqual(answer.output_format, name)
+
+    def test_compression_makes_smaller_files(self):
+        sizes = [len(self.generate(response_format="b64_json", output_format="jpeg", output_compression=q, size="64x64",
+                                   extra_body={"seed": 1}).data[0].b64_json) for q in (5, 100)]
+        self.assertLess(sizes[0], sizes[1])
+
+    def test_four_pictures_differ_and_repeat(self):
+        first = self.generate(n=4, response_format="b64_json", extra_body={"seed": 11})
+        pictures = [d.b64_json for d in first.data]
+        self.assertEqual(len(set(pictures)), 4)
+        self.assertEqual([d.seed for d in first.data], [11, 12, 13, 14])  # a field of ours beside OpenAI's
+        again = self.generate(response_format="b64_json", extra_body={"seed": 13})
+        self.assertEqual(again.data[0].b64_json, pictures[2])
+
+    def test_stream_with_partial_images(self):
+        with self.generate(stream=True, partial_images=2, size="64x64",
+                           extra_body={"num_inference_steps": 6}) as stream:
+            events = list(stream)
+        partial, last = events[:-1], events[-1]
+        self.assertEqual([e.type for e in partial], ["image_generation.partial_image"] * 2)
+        self.assertEqual([e.partial_image_index for e in partial], [0, 1])
+        for event in partial:
+            describe(base64.b64decode(event.b64_json))
+            self.assertEqual(event.size, "64x64")
+        self.assertEqual(last.type, "image_generation.completed")
+        self.assertEqual(describe(base64.b64decode(last.b64_json)), ("png", 64, 64))
+
+    def test_stream_is_what_the_call_without_it_draws(self):
+        with self.generate(stream=True, extra_body={"seed": 5}) as stream:
+            streamed = [e.b64_json for e in stream]
+        plain = self.generate(response_format="b64_json", extra_body={"seed": 5})
+        self.assertEqual(streamed, [plain.data[0].b64_json])
+
+    def test_prompt_as_it_is(self):
+        for prompt in ("", "雪 🐎 Würfel </s>", "word " * 3000):
+            with self.subTest(prompt[:20]):
+                answer = client().images.generate(model="tiny", prompt=prompt, size="16x16", response_format="b64_json",
+                                                  extra_body=SMALL)
+                describe(base64.b64decode(answer.data[0].b64_json))
+
+    def test_idempotency_key_of_the_client(self):
+        headers = {"Idempotency-Key": "one-and-the-same"}
+        one, two = (client().images.generate(model="tiny", prompt="a ring", size="16x16", extra_body=SMALL,
+                                             extra_headers=headers) for _ in range(2))
+        self.assertEqual(one.job_id, two.job_id)
+        with self.assertRaises(openai.UnprocessableEntityError):
+            client().images.generate(model="tiny", prompt="another ring", size="16x16", extra_body=SMALL,
+                                     extra_headers=headers)
+
+    def test_async_client(self):
+        async def both():
+            async with openai.AsyncOpenAI(base_url=shared.fleet.url + "/v1", api_key=KEY, timeout=60) as c:
+                return await asyncio.gather(*(c.images.generate(model="tiny", prompt="a star", size="16x16", extra_body=SMALL)
+                                              for _ in range(3)))
+        self.assertEqual(len({a.job_id for a in asyncio.run(both())}), 3)
+
+
+class Errors(unittest.TestCase):
+    def test_each_wrong_field_is_a_bad_request_that_names_it(self):
+        cases = [
+            ({"model": "tinny"}, openai.NotFoundError, "model", "tiny"),
+            ({"size": "33x48"}, openai.BadRequestError, "size", "multiple"),
+            ({"size": "99999x16"}, openai.BadRequestError, "size", ""),
+            ({"size": "wide"}, openai.BadRequestError, "size", "1024x1024"),
+            ({"n": 0}, openai.BadRequestError, "n", "1"),
+            ({"n": 1000}, openai.BadRequestError, "n", "64"),
+            ({"n": "two"}, openai.BadRequestError, "n", "integer"),
+            ({"response_format": "gif"}, openai.BadRequestError, "response_format", "b64_json"),
+            ({"output_format": "bmp"}, openai.BadRequestError, "output_format", "webp"),
+            ({"background": "transparent"}, openai.BadRequestError, "background", "opaque"),
+            ({"prompt": 5}, openai.BadRequestError, "prompt", "string"),
+            ({"stream": True, "partial_images": 9}, openai.BadRequestError, "partial_images", "3"),
+            ({"extra_body": {"num_inference_steps": 0}}, openai.BadRequestError, "num_inference_steps", "1"),
+            ({"extra_body": {"guidance_scale": 1e300}}, openai.BadRequestError, "guidance_scale", "100"),
+            ({"extra_body": {"stpes": 3}}, openai.BadRequestError, "stpes", "openapi"),
+        ]
+        for fields, kind, param, right in cases:
+            with self.subTest(fields=fields):
+                with self.assertRaises(kind) as refused:
+                    client(max_retries=0).images.generate(**{"model": "tiny", "prompt": "x", "size": "16x16", **fields})
+                error = refused.exception
+                self.assertEqual((error.param, error.type), (param, "invalid_request_error"))
+                self.assertIn(right, error.message)
+                self.assertTrue(error.request_id)
+
+    def test_wrong_key(self):
+        with self.assertRaises(openai.AuthenticationError) as refused:
+            client("sk-wrong").images.generate(model="tiny", prompt="x")
+        self.assertEqual(refused.exception.code, "invalid_api_key")
+
+    def test_canceled_meanwhile_is_not_tried_again(self):
+        rest = Client(shared.fleet.url, KEY)
+        seen = {j["id"] for j in rest.get("/v1/jobs?limit=200").json()["jobs"]}
+        result = {}
+
+        def ask():
+            try:
+                client(max_retries=2).images.generate(model="tiny", prompt="long", size="128x128",
+                                                      extra_body=LONG)
+            except openai.APIError as e:
+                result["error"] = e
+        thread = threading.Thread(target=ask)
+        thread.start()
+        job = until(lambda: [j["id"] for j in rest.get("/v1/jobs?limit=200").json()["jobs"] if j["id"] not in seen], "the job")[0]
+        rest.wait_event(job, "step")
+        self.assertEqual(rest.cancel(job).status, 202)
+        thread.join(30)
+        self.assertIsInstance(result["error"], openai.ConflictError)
+        self.assertIn(job, result["error"].message)
+        after = {j["id"] for j in rest.get("/v1/jobs?limit=200").json()["jobs"]} - seen
+        self.assertEqual(after, {job}, "the client tried again")
+
+    def test_failure_while_streaming(self):
+        rest = Client(shared.fleet.url, KEY)
+        job = None
+        with self.assertRaises(openai.APIError) as refused:
+            with client(max_retries=0).images.generate(model="tiny", prompt="long", size="128x128", stream=True, partial_images=3,
+                                                       extra_body=LONG) as stream:
+                job = stream.response.headers["X-Job-Id"]
+                for _ in stream:
+                    rest.cancel(job)
+        self.assertIn(f"job {job} canceled", str(refused.exception))
+
+
+class Models(unittest.TestCase):
+    def test_list_and_retrieve(self):
+        models = client().models.list()
+        self.assertEqual([m.id for m in models.data], ["tiny"])
+        self.assertEqual(client().models.retrieve("tiny").owned_by, "ditfleet")
+        with self.assertRaises(openai.NotFoundError):
+            client().models.retrieve("tinny")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

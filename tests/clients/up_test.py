@@ -1,0 +1,346 @@
+"""`ditfleet up`: its ready file, how it ends, what it restarts, what it refuses; and a service whose Redis is away."""
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+from api import Client
+from fleet import BIN, DITFLEET, Fleet, alive, cli, clean_environment, run, start, tiny_model, until
+
+SMALL = {"width": 32, "height": 32, "num_inference_steps": 2, "max_sequence_length": 16}
+LONG = {"width": 128, "height": 128, "num_inference_steps": 200, "max_sequence_length": 16}  # some seconds
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class WithFolder(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="ditfleet-"))
+        self.addCleanup(shutil.rmtree, self.folder, True)
+
+
+class Life(WithFolder):
+    def test_ready_file(self):
+        with Fleet(workers=2) as fleet:
+            ready = fleet.ready
+            self.assertEqual(list(ready), ["gateway", "redis", "pids"])
+            self.assertEqual(list(ready["pids"]), ["redis", "coordinator", "workers"])
+            self.assertRegex(ready["gateway"], r"^http://127\.0\.0\.1:\d+$")
+            self.assertTrue(ready["redis"].startswith("unix://"))
+            self.assertEqual(Client(fleet.url).get("/readyz").status, 200)
+            names = [Path(f"/proc/{p}/comm").read_text().strip() for p in fleet.pids()]
+            self.assertEqual(names, ["redis-server", "ditfleet", "ditfleet-worker", "ditfleet-worker"])
+            file = fleet.ready_file
+            fleet.stop()
+            self.assertFalse(file.exists(), "a ready file of a service that has ended")
+
+    def test_ctrl_c_lets_what_runs_finish(self):
+        with Fleet(data=self.folder / "data") as fleet:
+            client = Client(fleet.url)
+            running = client.submit(**{**LONG, "width": 64, "height": 64, "num_inference_steps": 150})
+            client.wait_event(running, "step")
+            waiting = client.submit(n=20, **LONG)
+            began = time.monotonic()
+            fleet.stop(signal.SIGINT)
+            self.assertLess(time.monotonic() - began, 30)
+        with Fleet(data=self.folder / "data", workers=0) as fleet:  # the append-only file kept it all
+            client = Client(fleet.url)
+            self.assertEqual(client.job(running)["state"], "succeeded")
+            self.assertIn(client.job(waiting)["state"], ("ready", "running"))
+            self.assertEqual(client.job(waiting)["unit_records"][19]["state"], "ready")
+
+    def test_a_second_ctrl_c_hurries(self):
+        with Fleet(data=self.folder / "data") as fleet:
+            client = Client(fleet.url)
+            job = client.submit(**{**LONG, "width": 512, "height": 512})  # a minute
+            client.wait_event(job, "step")
+            pids = fleet.pids()
+            fleet.process.send_signal(signal.SIGINT)
+            until(lambda: "ending:" in fleet.tail(), "it ends")
+            began = time.monotonic()
+            fleet.process.send_signal(signal.SIGINT)
+            fleet.process.wait(20)
+            self.assertLess(time.monotonic() - began, 5)
+            self.assertEqual([p for p in pids if alive(p)], [])
+        with Fleet(data=self.folder / "data", workers=0) as fleet:
+            client = Client(fleet.url)
+            self.assertNotIn(client.job(job)["state"], ("failed", "canceled", "succeeded"))  # not lost: another worker takes it
+            self.assertEqual(client.cancel(job).status, 202)
+
+    def test_sigterm_ends_it_too(self):
+        with Fleet() as fleet:
+            fleet.stop(signal.SIGTERM)
+
+    def test_nothing_is_left_when_up_itself_is_killed(self):
+        with Fleet() as fleet:
+            pids = fleet.pids()
+            fleet.process.kill()
+            fleet.process.wait()
+            until(lambda: not any(map(alive, pids)), "every process has ended")
+
+    def test_what_crashes_is_started_again(self):
+        with Fleet(workers=2) as fleet:
+            client = Client(fleet.url)
+            ready = fleet.ready
+            first = ready["pids"]["workers"][0]
+            os.kill(first, signal.SIGKILL)
+            until(lambda: first not in fleet.ready["pids"]["workers"] and len(fleet.ready["pids"]["workers"]) == 2, "a new worker's pid")
+            until(lambda: {w["pid"] for w in client.get("/v1/workers").json()["workers"] if w["state"] == "ready"}
+                  >= set(fleet.ready["pids"]["workers"]), "the new worker serves", 60)
+
+            coordinator = ready["pids"]["coordinator"]
+            os.kill(coordinator, signal.SIGKILL)
+            until(lambda: fleet.ready["pids"]["coordinator"] not in (None, coordinator), "a new coordinator's pid")
+            self.assertEqual(fleet.url, ready["gateway"])  # clients need not learn another address
+            until(lambda: answers(client), "the coordinator is ready again")
+
+            redis = ready["pids"]["redis"]
+            os.kill(redis, signal.SIGKILL)
+            until(lambda: fleet.ready["pids"]["redis"] not in (None, redis), "a new Redis' pid")
+            until(lambda: answers(client), "ready on the new Redis")
+            self.assertEqual(client.wait(client.submit(**SMALL))["state"], "succeeded")
+
+
+def answers(client, path="/readyz"):
+    try:
+        return client.get(path).status == 200
+    except OSError:
+        return False
+
+
+class Refusals(WithFolder):
+    def up(self, *flags, code=1, data=None):
+        argv = ["up", "--data", data or self.folder / "data", "--model", f"tiny={tiny_model()}"]
+        if "--listen" not in flags:
+            argv += ["--listen", "127.0.0.1:0"]
+        done = cli(*argv, *flags)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done.stderr
+
+    def test_a_port_in_use(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            told = self.up("--listen", f"127.0.0.1:{port}")
+            self.assertIn(f"127.0.0.1:{port}", told)
+            self.assertIn("in use", told)
+            alone = cli("coordinator", "--redis", "redis://127.0.0.1:9", "--listen", f"127.0.0.1:{port}")
+            self.assertEqual(alone.returncode, 1)
+            self.assertIn("another program listens there", alone.stdout + alone.stderr)
+
+    def test_flags(self):
+        for flags, word in ((["--listen", "8780"], "HOST:PORT"), (["--listen", "127.0.0.1:99999"], "HOST:PORT"),
+                            (["--workers", "-1"], "--workers"), (["--workers", "two"], "--workers"), (["--model", "tiny"], "NAME=DIR"),
+                            (["--redis", "http://x"], "redis://"), (["--device", "tpu"], "cuda"), (["--dtype", "fp8"], "bf16"),
+                            (["--set", "worker.cuont=2"], "worker.count"), (["--set", "nonsense"], "key=value")):
+            with self.subTest(flags):
+                self.assertIn(word, self.up(*flags, code=2))
+        self.assertEqual(cli("up", "--data", self.folder, "--model", "a=/no/such", env=clean_environment()).returncode, 1)
+
+    def test_the_same_data_folder_twice(self):
+        with Fleet(workers=0) as fleet:
+            told = self.up(data=fleet.data)
+            self.assertIn(str(fleet.process.pid), told)
+            self.assertIn("--data", told)
+        (self.folder / "file").write_text("")
+        self.assertIn("data folder", self.up(data=self.folder / "file" / "below"))
+
+    def test_a_ready_file_that_cannot_be_written(self):
+        told = self.up("--ready-file", self.folder / "no" / "such" / "f", "--workers", "0")
+        self.assertIn("--ready-file", told)
+
+
+# (what is wrong with the folder, how it is made so, words of the message)
+def no_folder(m): shutil.rmtree(m)
+def no_index(m): (m / "model_index.json").unlink()
+def broken_index(m): (m / "model_index.json").write_text("{")
+def other_pipeline(m): edit(m / "model_index.json", _class_name="StableDiffusionPipeline")
+def no_config(m): (m / "transformer/config.json").unlink()
+def no_vae_channels(m): edit(m / "vae/config.json", block_out_channels=[])
+def no_weights(m): weights(m).unlink()
+def empty_weights(m): weights(m).write_bytes(b"")
+def truncated(m): weights(m).write_bytes(weights(m).read_bytes()[:-100])
+def truncated_header(m): weights(m).write_bytes(weights(m).read_bytes()[:40])
+def header_too_long(m): weights(m).write_bytes(struct.pack("<Q", 1 << 62) + weights(m).read_bytes()[8:])
+def header_no_json(m): weights(m).write_bytes(weights(m).read_bytes()[:8] + b"x" + weights(m).read_bytes()[9:])
+def lying_offsets(m): header(m, lambda t: t.update(data_offsets=[t["data_offsets"][0], t["data_offsets"][1] + 8]))
+def lying_shape(m): header(m, lambda t: t.update(shape=[s * 2 for s in t["shape"]]))
+def huge_shape(m): header(m, lambda t: t.update(shape=[1 << 40, 1 << 40]))
+def lying_dtype(m): header(m, lambda t: t.update(dtype="F64"))
+def unknown_dtype(m): header(m, lambda t: t.update(dtype="Q7"))
+def other_width(m): edit(m / "transformer/config.json", attention_head_dim=16, axes_dims_rope=[4, 6, 6])
+def more_layers(m): edit(m / "transformer/config.json", num_layers=9)
+def no_tokenizer(m): shutil.rmtree(m / "tokenizer_2")
+
+
+def weights(model):
+    return next((model / "transformer").glob("*.safetensors"))
+
+
+def edit(path, **fields):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def header(model, change):
+    """Changes what the weights' header says of its first tensor of two dimensions."""
+    data = weights(model).read_bytes()
+    size, = struct.unpack("<Q", data[:8])
+    head = json.loads(data[8:8 + size])
+    change(next(t for n, t in head.items() if n != "__metadata__" and len(t["shape"]) == 2))
+    text = json.dumps(head).encode()
+    weights(model).write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size:])
+
+
+EARLY = [(no_folder, ["diffusers"]), (no_index, ["model_index.json", "diffusers"]), (broken_index, ["model_index.json", "JSON"]),
+         (other_pipeline, ["FluxPipeline"]), (no_config, ["transformer/config.json"]), (no_vae_channels, ["block_out_channels"])]
+LATE = [(no_weights, ["transformer"]), (empty_weights, ["transformer"]), (truncated, ["transformer"]), (truncated_header, ["header"]),
+        (header_too_long, ["header"]), (header_no_json, ["begin with '{'"]), (lying_offsets, ["bytes"]), (lying_shape, ["shape"]),
+        (huge_shape, []), (lying_dtype, ["F64"]), (unknown_dtype, ["Q7"]), (other_width, []), (more_layers, []),
+        (no_tokenizer, ["tokenizer_2"])]
+
+
+class ModelFolders(WithFolder):
+    def broken(self, make):
+        model = self.folder / make.__name__
+        shutil.copytree(tiny_model("dev"), model)
+        make(model)
+        return model
+
+    def test_what_up_sees_itself(self):
+        for make, words in EARLY:
+            with self.subTest(make.__name__):
+                done = cli("up", "--data", self.folder / "data", "--listen", "127.0.0.1:0", "--model", f"m={self.broken(make)}")
+                self.assertEqual(done.returncode, 1)
+                for word in words:
+                    self.assertIn(word, done.stderr)
+                self.assertFalse((self.folder / "data" / "redis").exists(), "it started something")
+
+    def test_what_a_worker_sees(self):
+        for make, words in LATE:
+            with self.subTest(make.__name__):
+                done = run(BIN / "ditfleet-worker", "generate", "--model", self.broken(make), "--prompt", "x", "--size", "32x32",
+                           "--steps", "1", "--out", self.folder / "x.png", "--device", "cpu")
+                told = done.stdout + done.stderr
+                self.assertEqual(done.returncode, 1, told)
+                self.assertIn(make.__name__, told)  # the folder's name: which model it was
+                for word in words:
+                    self.assertIn(word, told)
+                self.assertFalse((self.folder / "x.png").exists())
+
+    def test_up_gives_up_on_a_worker_that_cannot_load(self):
+        done = cli("up", "--data", self.folder / "data", "--listen", "127.0.0.1:0", "--device", "cpu", "--model",
+                   f"m={self.broken(truncated)}", seconds=90)
+        self.assertEqual(done.returncode, 1)
+        last = done.stderr[done.stderr.rindex("ditfleet up:"):]
+        self.assertIn("worker-1", last)
+        self.assertIn("worker-1.log", last)
+        self.assertIn("truncated/transformer", done.stderr)
+
+
+class RedisAway(WithFolder):
+    def setUp(self):
+        super().setUp()
+        self.port = free_port()
+        self.processes = []
+        self.addCleanup(self.end)
+
+    def end(self):
+        for process in reversed(self.processes):
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                process.wait(30)
+            if process.stdout:
+                process.stdout.close()
+
+    def start_redis(self):
+        self.processes.append(start(["redis-server", "--port", self.port, "--bind", "127.0.0.1", "--dir", self.folder,
+                                     "--appendonly", "yes", "--appendfsync", "always", "--save", ""], stdout=subprocess.DEVNULL))
+        return self.processes[-1]
+
+    def start_coordinator(self):
+        listen = free_port()
+        with open(self.folder / "coordinator.log", "a") as log:
+            self.processes.append(start([DITFLEET, "coordinator", "--redis", f"redis://127.0.0.1:{self.port}", "--listen", f"127.0.0.1:{listen}",
+                                         "--set", f"models.tiny.path={tiny_model()}"], stdout=log))
+        client = Client(f"http://127.0.0.1:{listen}")
+        until(lambda: answers(client, "/healthz"), "it is alive")
+        return client
+
+    def start_worker(self):
+        with open(self.folder / "worker.log", "a") as log:
+            self.processes.append(start([BIN / "ditfleet-worker", "run", "--set", f"redis.url=redis://127.0.0.1:{self.port}",
+                                         "--set", f"models.tiny.path={tiny_model()}", "--set", "worker.device=cpu"], stdout=log))
+
+    def check_away(self, client):
+        until(lambda: client.get("/readyz").status == 503, "it says that it is not ready")
+        self.assertEqual(client.get("/healthz").status, 200)
+        self.assertEqual(client.get("/metrics").status, 200)
+        self.assertIn(f"127.0.0.1:{self.port}", " ".join(client.get("/readyz").json()["reasons"]))
+        body = {"prompt": "x", **SMALL}
+        for method, path, sent in (("POST", "/v1/jobs", body), ("GET", "/v1/jobs", None), ("GET", "/v1/jobs/x", None),
+                                   ("DELETE", "/v1/jobs/x", None), ("GET", "/v1/workers", None), ("GET", "/v1/jobs/x/events", None),
+                                   ("POST", "/v1/images/generations", {"prompt": "x"})):
+            began = time.monotonic()
+            answer = client.request(method, path, sent)
+            self.assertEqual((answer.status, answer.error["code"]), (503, "unavailable"), (path, answer))
+            self.assertIn("Redis", answer.error["message"])
+            self.assertGreaterEqual(int(answer.headers["Retry-After"]), 1)
+            self.assertLess(time.monotonic() - began, 6, path)
+        self.assertEqual(client.request("POST", "/v1/jobs", {"prompt": 5}).status, 400)  # what is wrong stays wrong
+
+    def test_down_at_the_start_and_later(self):
+        client = self.start_coordinator()
+        self.start_worker()
+        self.check_away(client)
+        redis = self.start_redis()
+        until(lambda: answers(client), "ready once Redis is there", 15)
+        until(lambda: any(w["state"] == "ready" for w in client.get("/v1/workers").json()["workers"]), "the worker too", 60)
+        ended = client.submit(**SMALL)
+        self.assertEqual(client.wait(ended)["state"], "succeeded")
+        picture = client.get(f"/v1/jobs/{ended}/results/0").body
+        running = client.submit(**LONG)
+        with client.events(running) as stream:
+            last = None
+            for event in stream:
+                last = event.id
+                if event.type == "step":
+                    break
+        redis.kill()
+        redis.wait()
+        self.check_away(client)
+        self.start_redis()
+        until(lambda: answers(client), "ready again", 15)
+        self.assertEqual(client.get(f"/v1/jobs/{ended}/results/0").body, picture)
+        with client.events(running, last) as stream:
+            self.assertTrue([e for e in stream][-1].ends_job)
+        self.assertEqual(client.job(running)["state"], "succeeded")
+
+    def test_up_waits_for_a_redis_that_comes(self):
+        ready = self.folder / "ready.json"
+        with open(self.folder / "up.log", "a") as log:
+            self.processes.append(start([DITFLEET, "up", "--redis", f"redis://127.0.0.1:{self.port}", "--data", self.folder / "data",
+                                         "--listen", "127.0.0.1:0", "--workers", "0", "--model", f"tiny={tiny_model()}",
+                                         "--ready-file", ready], stdout=log))
+        until(lambda: "serving at" in (self.folder / "up.log").read_text(), "it serves")
+        self.assertFalse(ready.exists())
+        self.start_redis()
+        until(ready.exists, "ready")
+        told = json.loads(ready.read_text())
+        self.assertIsNone(told["pids"]["redis"])
+        self.assertEqual(told["redis"], f"redis://127.0.0.1:{self.port}")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
