@@ -66,11 +66,10 @@ def stage_lora(a):
             recent = []
             say("lora step, s, loss", curve[-1])
     trained = lambda m: {k: v.bfloat16().cpu().contiguous() for k, v in get_peft_model_state_dict(m).items()}
+    # No adapter metadata: alpha is the rank, which is what readers assume without it.
     FluxPipeline.save_lora_weights(
         a.work, transformer_lora_layers=trained(p["transformer"]), weight_name=a.name + ".safetensors",
-        text_encoder_lora_layers=trained(p["text_encoder"]) if setting["clip"] else None,
-        transformer_lora_adapter_metadata=dict(r=config.r, lora_alpha=config.lora_alpha),
-        text_encoder_lora_adapter_metadata=dict(r=config.r, lora_alpha=config.lora_alpha) if setting["clip"] else None)
+        text_encoder_lora_layers=trained(p["text_encoder"]) if setting["clip"] else None)
     record = dict(name=a.name, rank=config.r, alpha=config.lora_alpha, text_encoder=setting["clip"], steps=step,
                   seconds=round(time.time() - began, 1), batch=a.lora_batch, curve=curve)
     with open(os.path.join(a.work, f"lora_{a.name}.json"), "w") as f:
