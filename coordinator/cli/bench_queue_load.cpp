@@ -217,7 +217,7 @@ class Load {
     std::string cursor = "0";
     int waves = 0;
     while (!ended_) {
-      auto mail = must(co_await client.read_mailbox(owner, cursor, options_.batch, std::chrono::milliseconds(500)));
+      auto mail = must(co_await client.read_mailbox(owner, cursor, 1, std::chrono::milliseconds(500)));
       if (mail.empty()) continue;
       cursor = mail.back().entry_id;
       // A few waves at once: the next is read and started while the one before is renewed.
@@ -232,7 +232,7 @@ class Load {
     std::vector<std::string> entries;
     for (const auto& entry : mail) {
       attempts.push_back({entry.ref, entry.nonce});
-      entries.push_back(entry.entry_id);
+      if (entries.empty() || entries.back() != entry.entry_id) entries.push_back(entry.entry_id);
     }
     for (auto& started : must(co_await client.start_many(attempts, soon()))) must(std::move(started));
     if (options_.rate > 0) {

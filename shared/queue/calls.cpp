@@ -73,35 +73,35 @@ bool Client::Impl::hold_leases() {
   return Deadline::Clock::now() < hold_until_;
 }
 
-// The index is walked in order of creation up to what is younger than the retention: what ended there has
-// expired or soon will.
-asio::awaitable<void> Client::Impl::trim_index(Deadline deadline) {
-  if (Deadline::Clock::now() < next_trim_) co_return;
-  next_trim_ = Deadline::Clock::now() + std::chrono::milliseconds(200);
+// The index is walked in order of creation up to what is younger than the retention: what is older than that may
+// have ended as long ago. Behind a page of jobs that are still needed the next sweep goes on, so that a long
+// backlog costs a page a sweep.
+asio::awaitable<void> Client::Impl::sweep(Deadline deadline) {
+  if (Deadline::Clock::now() < next_sweep_) co_return;
+  next_sweep_ = Deadline::Clock::now() + std::chrono::milliseconds(200);
   const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch());
-  constexpr int kPage = 500, kPages = 20;
+  constexpr int kPage = 250, kPages = 40;
   for (int page = 0; page < kPages; ++page) {
     redis::Command range("ZRANGEBYSCORE");
-    range << keys_.jobs() << trim_cursor_ << now.count() - options_.retention_ms << "WITHSCORES" << "LIMIT" << 0 << kPage;
+    range << keys_.jobs() << sweep_cursor_ << now.count() - options_.retention_ms << "WITHSCORES" << "LIMIT" << 0 << kPage;
     auto found = co_await connection_->execute(std::move(range), deadline);
     if (!found) co_return;
     const auto& elements = found->elements;
     if (elements.empty()) {
-      trim_cursor_ = "-inf";
+      sweep_cursor_ = "-inf";
       co_return;
     }
-    redis::Command trim = fcall("trim", 1 + elements.size() / 2);
-    trim << keys_.jobs();
-    for (std::size_t i = 0; i < elements.size(); i += 2) trim << keys_.job(elements[i].text);
-    for (std::size_t i = 0; i < elements.size(); i += 2) trim << elements[i].text;
-    const auto gone = co_await call(std::move(trim), deadline);
+    redis::Command sweep = fcall("sweep", 1 + elements.size());
+    sweep << keys_.jobs();
+    for (std::size_t i = 0; i < elements.size(); i += 2) sweep << keys_.job(elements[i].text) << keys_.events(elements[i].text);
+    sweep << options_.retention_ms;
+    for (std::size_t i = 0; i < elements.size(); i += 2) sweep << elements[i].text;
+    const auto gone = co_await call(std::move(sweep), deadline);
     if (!gone) co_return;
-    // Mostly gone: the same place again. Mostly there: go on behind them.
-    if (gone->integer * 2 < static_cast<std::int64_t>(elements.size() / 2)) trim_cursor_ = "(" + elements.back().text;
-    if (elements.size() < 2 * kPage) {
-      trim_cursor_ = "-inf";
-      co_return;
-    }
+    const bool last = elements.size() < 2 * kPage;
+    const bool mostly_needed = gone->integer * 2 < static_cast<std::int64_t>(elements.size() / 2);
+    sweep_cursor_ = last ? "-inf" : mostly_needed ? "(" + elements.back().text : sweep_cursor_;
+    if (last || mostly_needed) co_return;
   }
 }
 

@@ -34,7 +34,8 @@ class Client::Impl {
                                                                  int limit, std::chrono::milliseconds block);
   // True while leases must be left alone because this process has just come back to Redis.
   bool hold_leases();
-  asio::awaitable<void> trim_index(Deadline deadline);
+  // Forgets jobs that ended longer ago than the retention; every 200 ms at most.
+  asio::awaitable<void> sweep(Deadline deadline);
 
   std::shared_ptr<redis::Connection> connection_;
   QueueOptions options_;
@@ -45,8 +46,8 @@ class Client::Impl {
   std::unordered_map<std::string, std::string> raw_bodies_;  // entry id → SHA-256 of a raw entry's spec
   std::unordered_map<std::string, int> last_steps_;          // nonce → the last step that Redis took
   std::uint64_t generation_ = 0;
-  Deadline::Clock::time_point hold_until_{}, next_trim_{};
-  std::string trim_cursor_ = "-inf";
+  Deadline::Clock::time_point hold_until_{}, next_sweep_{};
+  std::string sweep_cursor_ = "-inf";
 };
 
 // Most units a Function call takes: long enough to be cheap, short enough not to keep others waiting.

@@ -28,13 +28,28 @@ local function int(v) return string.format('%d', v) end
 
 local function prefix_of(key) return string.match(key, '^df:{[^}]*}:') or '' end
 
--- Appends to the job's stream and remembers the line for the shard's followers.
-local function tell(lines, ev, id, event)
+-- Remembers an event's line for the shard's followers.
+local function line(lines, at, id, event)
   local n = #lines
-  lines[n + 1] = redis.call('XADD', ev, '*', 'e', event)
+  lines[n + 1] = at
   lines[n + 2] = id
   lines[n + 3] = event
   lines[n + 4] = '\n'
+end
+
+-- Appends to the job's stream, under `at` or the next id.
+local function tell(lines, ev, id, event, at)
+  line(lines, redis.call('XADD', ev, at or '*', 'e', event), id, event)
+end
+
+-- A job's first event, `queued`, is not stored: it follows from the job's intake entry and has the id <ms>-0.
+local function tell_queued(lines, id, entry) line(lines, string.match(entry, '^%d+') .. '-0', id, 'queued -1 {}') end
+
+-- The id of the first event that is stored: behind `queued`, also within its millisecond.
+local function first_id(entry, t)
+  local ms = string.match(entry, '^%d+')
+  if #ms < #t or (#ms == #t and ms < t) then return '*' end
+  return ms .. '-1'
 end
 
 -- One message for all events of a call. Not kept: who missed it reads the streams.
@@ -80,22 +95,18 @@ local function read_units(key, members)
   return redis.call('HMGET', key, unpack(members))
 end
 
--- The job has ended and this was told: let everything of it expire.
-local function expire(deadlines, job, ev, id, dl, retention)
-  redis.call('PEXPIRE', job, retention)
-  redis.call('PEXPIRE', ev, retention)
-  if dl ~= '0' then redis.call('ZREM', deadlines, id) end
-end
+-- How long an ended job is kept is `sweep`'s business: two PEXPIREs a job cost more than all its renewals'
+-- leases, and what they expire stalls Redis when many jobs end at once.
 
 -- A unit ends as `state`: what stays of it in its job (`u`, its open form), its event, and if it was the last
 -- the job's end, which that event tells too: {"job":state, "job_error":…}. The caller takes the unit out of
 -- `units` and the sets.
-local function conclude(lines, deadlines, job, ev, id, unit, state, u, t, retention, data)
+local function conclude(lines, deadlines, job, ev, id, unit, state, u, t, data)
   local rc = redis.call
   local n, dl = string.match(u, '|(%d+)|(%d+)$')
   local left, last = state .. string.match(u, '|.*') .. '|' .. t, state
   if n == '1' then
-    rc('HSET', job, 'u' .. unit, left, 'state', state)
+    rc('HSET', job, 'u' .. unit, left, 'state', state, 'ended', t)
   else
     rc('HSET', job, 'u' .. unit, left)
     if rc('HINCRBY', job, 'left', '-1') > 0 then
@@ -106,12 +117,12 @@ local function conclude(lines, deadlines, job, ev, id, unit, state, u, t, retent
     for i = 1, tonumber(n) do fields[i] = 'u' .. int(i - 1) end
     for _, other in ipairs(rc('HMGET', job, unpack(fields))) do seen[string.match(other, '^%a+')] = true end
     last = seen.failed and 'failed' or seen.expired and 'expired' or seen.canceled and 'canceled' or 'succeeded'
-    rc('HSET', job, 'state', last)
+    rc('HSET', job, 'state', last, 'ended', t)
   end
   local why = (last == 'failed' or last == 'expired') and rc('HGET', job, 'error')
   tell(lines, ev, id, state .. ' ' .. unit .. ' {"job":"' .. last .. '"' .. (why and ',"job_error":' .. why or '') ..
     (data == '{}' and '}' or ',' .. string.sub(data, 2)))
-  expire(deadlines, job, ev, id, dl, retention)
+  if dl ~= '0' then rc('ZREM', deadlines, id) end
 end
 
 -- ---- producers --------------------------------------------------------------------------------------------
@@ -121,12 +132,12 @@ end
 local function submit(keys, a)
   local rc = redis.call
   local count = (#a - 1) / 7
-  if count < 1 or count ~= math.floor(count) or #keys ~= 4 + 3 * count then
-    return badarg('submit takes 4 keys and 3 a job, 1 argument and 7 a job; got ' .. int(#keys) .. ' and ' .. int(#a))
-  end
+  if count == 0 then return {} end
   local _, t = clock()
   local pre = prefix_of(keys[1])
-  local out, lines, index, dues, opened = {}, {}, {}, {}, {}
+  local out, lines, index, dues, opened, jobs, seen = {}, {}, {}, {}, {}, {}, {}
+  for i = 1, count do jobs[i] = keys[2 + 3 * i] end
+  local none = rc('EXISTS', unpack(jobs)) == 0
   local p, k = 2, 5
   for i = 1, count do
     local id, tenant, sha, trace, dl = a[p], a[p + 1], a[p + 3], a[p + 5], a[p + 6]
@@ -135,21 +146,24 @@ local function submit(keys, a)
     if not valid_id(id) then verdict = 'invalid id: 1 to 64 characters of A-Z a-z 0-9 . _ -'
     elseif not valid_id(tenant) then verdict = 'invalid tenant: 1 to 64 characters of A-Z a-z 0-9 . _ -'
     elseif job ~= pre .. 'job:' .. id or ev ~= pre .. 'ev:' .. id then verdict = 'invalid keys: they are not those of job ' .. id
-    elseif #sha ~= 64 then verdict = 'invalid sha256: 64 hexadecimal digits of the SHA-256 of spec'
+    elseif #sha ~= 64 or string.find(sha, '%X') then verdict = 'invalid sha256: 64 hexadecimal digits of the SHA-256 of spec'
+    elseif a[p + 4] ~= '0' and not keyed then verdict = 'invalid has_key: 1 if the third key is that of an idempotency key, else 0'
+    elseif keyed and string.sub(keys[k + 2], 1, #pre + 6 + #tenant) ~= pre .. 'idem:' .. tenant .. ':' then verdict = 'invalid keys: an idempotency key of tenant ' .. tenant .. ' is ' .. pre .. 'idem:' .. tenant .. ':<key>'
     elseif dl ~= '0' and not string.find(dl, '^%d+$') then verdict = 'invalid deadline_ms: milliseconds since the epoch, 0 for none'
     else
-      if rc('EXISTS', job) == 1 then
+      if (seen[id] or not none) and rc('EXISTS', job) == 1 then
         local was = rc('HMGET', job, 'h', 'tenant')
         verdict = (was[1] == string.sub(sha, 1, 16) and was[2] == tenant) and 'existed ' .. id or 'taken'
       else
-        local old = keyed and rc('SET', keys[k + 2], id .. ' ' .. sha, 'NX', 'GET', 'PX', a[1])
+        local old = keyed and rc('SET', keys[k + 2], id .. ' ' .. string.sub(sha, 1, 32), 'NX', 'GET', 'PX', a[1])
         if old then
-          verdict = (string.sub(old, -64) == sha and 'existed ' or 'mismatch ') .. string.match(old, '^%S+')
+          verdict = (string.sub(old, -32) == string.sub(sha, 1, 32) and 'existed ' or 'mismatch ') .. string.match(old, '^%S+')
         else
-          local entry = rc('XADD', keys[1], '*', 'job', id .. ' ' .. tenant .. ' ' .. dl, 'spec', a[p + 2], 'traceparent', trace)
+          local entry = rc('XADD', keys[1], '*', 'submitted', id .. ' ' .. tenant .. ' ' .. dl, 'spec', a[p + 2], 'traceparent', trace)
           if trace == '' then rc('HSET', job, 'tenant', tenant, 'h', string.sub(sha, 1, 16), 'in', entry)
           else rc('HSET', job, 'tenant', tenant, 'h', string.sub(sha, 1, 16), 'in', entry, 'trace', trace) end
-          tell(lines, ev, id, 'queued -1 {}')
+          tell_queued(lines, id, entry)
+          seen[id] = true
           index[#index + 1] = t; index[#index + 1] = id
           opened[#opened + 1] = id .. ':0'; opened[#opened + 1] = 'queued|' .. entry
           if dl ~= '0' then dues[#dues + 1] = dl; dues[#dues + 1] = id end
@@ -167,20 +181,17 @@ local function submit(keys, a)
 end
 
 -- A job that has no units yet ends.
-local function end_queued(lines, deadlines, job, ev, id, state, retention, t, data)
+local function end_queued(lines, deadlines, job, ev, id, entry, state, t, data)
   redis.call('HSET', job, 'state', state, 'ended', t)
-  tell(lines, ev, id, state .. ' -1 ' .. data)
-  expire(deadlines, job, ev, id, '', retention)
+  tell(lines, ev, id, state .. ' -1 ' .. data, first_id(entry, t))
+  redis.call('ZREM', deadlines, id)
 end
 
 -- KEYS in ready delayed lease deadline units job ev, then mailboxes of workers that may hold its units
--- ARGV retention_ms id tenant ("" for any), then the owners of those mailboxes
+-- ARGV id tenant ("" for any), then the owners of those mailboxes
 local function cancel(keys, a)
   local rc = redis.call
-  if #keys < 8 or #a ~= 3 + #keys - 8 then
-    return badarg('cancel takes 8 keys and the mailboxes, 3 arguments and their owners; got ' .. int(#keys) .. ' and ' .. int(#a))
-  end
-  local retention, id, tenant, job, ev = a[1], a[2], a[3], keys[7], keys[8]
+  local id, tenant, job, ev = a[1], a[2], keys[7], keys[8]
   local v = rc('HMGET', job, 'tenant', 'state', 'plan')
   if not v[1] or (tenant ~= '' and tenant ~= v[1]) then return redis.status_reply('notfound') end
   if v[2] then return redis.status_reply('ended') end
@@ -189,14 +200,15 @@ local function cancel(keys, a)
   if not v[3] then
     local u = rc('HGET', keys[6], id .. ':0')
     if not u then return redis.status_reply('notfound') end
-    rc('XDEL', keys[1], string.match(u, '^queued|(.*)$'))
+    local entry = string.match(u, '^queued|(.*)$')
+    rc('XDEL', keys[1], entry)
     rc('HDEL', keys[6], id .. ':0')
-    end_queued(lines, keys[5], job, ev, id, 'canceled', retention, t, '{}')
+    end_queued(lines, keys[5], job, ev, id, entry, 'canceled', t, '{}')
     publish(keys, 'feed', lines)
     return redis.status_reply('canceled')
   end
   local boxes, open = {}, 0
-  for i = 9, #keys do boxes[a[i - 5]] = keys[i] end
+  for i = 9, #keys do boxes[a[i - 6]] = keys[i] end
   for i = 0, tonumber(string.match(v[3], '^%d+')) - 1 do
     local unit = int(i)
     local member = id .. ':' .. unit
@@ -210,7 +222,7 @@ local function cancel(keys, a)
       else
         rc('ZREM', s == 'ready' and keys[2] or s == 'delayed' and keys[3] or keys[4], member)
         rc('HDEL', keys[6], member)
-        conclude(lines, keys[5], job, ev, id, unit, 'canceled', u, t, retention, '{}')
+        conclude(lines, keys[5], job, ev, id, unit, 'canceled', u, t, '{}')
       end
       if (s == 'assigned' or s == 'running') and boxes[owner] then
         rc('XADD', boxes[owner], '*', 'm', 'cancel ' .. id .. ' ' .. unit .. ' ' .. nonce)
@@ -244,7 +256,7 @@ local function resign(keys, a)
 end
 
 -- A job becomes ready: its plan, its units, their places in the ready set, their events.
-local function enter(lines, places, opened, job, ev, id, n, t, spec, class, batch, cost, prio, dl)
+local function enter(lines, places, opened, job, ev, entry, id, n, t, spec, class, batch, cost, prio, dl)
   local plan = n .. '|' .. t .. '|' .. cost .. '|' .. prio .. '|' .. dl
   if n == '1' then redis.call('HSET', job, 'spec', spec, 'class', class, 'batch', batch, 'plan', plan)
   else redis.call('HSET', job, 'spec', spec, 'class', class, 'batch', batch, 'plan', plan, 'left', n) end
@@ -255,7 +267,7 @@ local function enter(lines, places, opened, job, ev, id, n, t, spec, class, batc
     places[#places + 1] = member
     opened[#opened + 1] = member
     opened[#opened + 1] = waiting('ready', '0', '0', n, dl)
-    tell(lines, ev, id, 'ready ' .. unit .. ' {}')
+    tell(lines, ev, id, 'ready ' .. unit .. ' {}', i == 0 and first_id(entry, t) or nil)
   end
 end
 
@@ -273,7 +285,7 @@ local function admit(keys, a)
   for i = 1, #members do
     local entry, id, dl = a[p], a[p + 1], a[p + 8]
     if us[i] == 'queued|' .. entry then
-      enter(lines, places, opened, keys[k], keys[k + 1], id, a[p + 2], t, a[p + 3], a[p + 4], a[p + 5], a[p + 6], a[p + 7], dl)
+      enter(lines, places, opened, keys[k], keys[k + 1], entry, id, a[p + 2], t, a[p + 3], a[p + 4], a[p + 5], a[p + 6], a[p + 7], dl)
       if dl ~= '0' then dues[#dues + 1] = dl; dues[#dues + 1] = id end
     end
     entries[i] = entry
@@ -308,8 +320,8 @@ local function admit_raw(keys, a)
     elseif was[2] then
       verdict = (was[1] == string.sub(sha, 1, 16) and was[2] == tenant) and 'existed ' .. id or 'taken'
     else
-      local old = a[p + 12] == '1' and rc('SET', keys[k + 2], id .. ' ' .. sha, 'NX', 'GET', 'PX', a[2])
-      if old and string.sub(old, -64) ~= sha then verdict = 'mismatch ' .. string.match(old, '^%S+')
+      local old = a[p + 12] == '1' and rc('SET', keys[k + 2], id .. ' ' .. string.sub(sha, 1, 32), 'NX', 'GET', 'PX', a[2])
+      if old and string.sub(old, -32) ~= string.sub(sha, 1, 32) then verdict = 'mismatch ' .. string.match(old, '^%S+')
       elseif old then
         local first = string.match(old, '^%S+')
         verdict = 'existed ' .. first
@@ -317,8 +329,8 @@ local function admit_raw(keys, a)
         rc('PEXPIRE', job, a[3])
       else
         rc('HSET', job, 'tenant', tenant, 'h', string.sub(sha, 1, 16), 'in', entry, 'trace', a[p + 10])
-        tell(lines, ev, id, 'queued -1 {}')
-        enter(lines, places, opened, job, ev, id, a[p + 2], t, a[p + 3], a[p + 4], a[p + 5], a[p + 6], a[p + 7], dl)
+        tell_queued(lines, id, entry)
+        enter(lines, places, opened, job, ev, entry, id, a[p + 2], t, a[p + 3], a[p + 4], a[p + 5], a[p + 6], a[p + 7], dl)
         rc('ZADD', keys[6], string.match(entry, '^%d+'), id)
         if dl ~= '0' then rc('ZADD', keys[4], dl, id) end
         verdict = 'created'
@@ -334,32 +346,36 @@ local function admit_raw(keys, a)
 end
 
 -- KEYS leader in jobs deadline units, then (job ev) each
--- ARGV epoch retention_ms, then (entry id raw error_json tenant spec traceparent) each
+-- ARGV epoch, then (entry id raw error_json tenant spec traceparent) each. 1: rejected, now or before; 0: a raw
+-- entry chose the id of another job, and stays where it is.
 local function reject(keys, a)
   local rc = redis.call
   local refused = not_leader(keys[1], a[1])
   if refused then return refused end
   local _, t = clock()
-  local lines, done = {}, 0
-  local p, k = 3, 6
+  local lines, out = {}, {}
+  local p, k = 2, 6
   while a[p] do
     local entry, id, raw, err, job, ev = a[p], a[p + 1], a[p + 2] == '1', a[p + 3], keys[k], keys[k + 1]
-    local fresh = raw and not rc('HGET', job, 'tenant')
+    local was = raw and rc('HGET', job, 'in')
+    local fresh = raw and not was and rc('EXISTS', job) == 0
     if fresh then
       rc('HSET', job, 'tenant', a[p + 4], 'in', entry, 'trace', a[p + 6])
       rc('ZADD', keys[3], string.match(entry, '^%d+'), id)
+      tell_queued(lines, id, entry)
     end
     if fresh or rc('HGET', keys[5], id .. ':0') == 'queued|' .. entry then
       rc('HDEL', keys[5], id .. ':0')
       rc('HSET', job, 'error', err, 'spec', a[p + 5])
-      end_queued(lines, keys[4], job, ev, id, 'rejected', a[2], t, err)
-      done = done + 1
+      end_queued(lines, keys[4], job, ev, id, entry, 'rejected', t, err)
     end
-    rc('XDEL', keys[2], entry)
+    local ok = not raw or fresh or was == entry
+    if ok then rc('XDEL', keys[2], entry) end
+    out[#out + 1] = ok and 1 or 0
     p, k = p + 7, k + 2
   end
   publish(keys, 'feed', lines)
-  return done
+  return out
 end
 
 -- KEYS leader ready lease units mbox, then (job ev) each
@@ -372,7 +388,7 @@ local function assign(keys, a)
   local owner, till = a[2], int(ms + a[3])
   local members = members_of(a, 5, 4)
   local us = read_units(keys[4], members)
-  local out, lines, leases, gone, held = {}, {}, {}, {}, {}
+  local out, lines, leases, gone, held, mail, z = {}, {}, {}, {}, {}, {}, 0
   local p, k = 5, 6
   for i, member in ipairs(members) do
     local u, s, e, c, n, dl, _ = us[i], nil, '0', '0', '1', '0', nil
@@ -381,8 +397,13 @@ local function assign(keys, a)
       local id, unit, nonce = a[p], a[p + 1], a[p + 2]
       local attempt = int(e + c + 1)
       local v = rc('HMGET', keys[k], 'tenant', 'trace', 'class', 'batch', 'spec')
-      rc('XADD', keys[5], '*', 'm', 'assign ' .. id .. ' ' .. unit .. ' ' .. nonce .. ' ' .. attempt .. ' ' .. dl .. ' ' .. v[1],
-        'c', v[3], 'b', v[4], 'p', v[2] or '', 's', v[5])
+      mail[z + 1] = 'm'
+      mail[z + 2] = 'assign ' .. id .. ' ' .. unit .. ' ' .. nonce .. ' ' .. attempt .. ' ' .. dl .. ' ' .. v[1]
+      mail[z + 3] = 'c'; mail[z + 4] = v[3]
+      mail[z + 5] = 'b'; mail[z + 6] = v[4]
+      mail[z + 7] = 'p'; mail[z + 8] = v[2] or ''
+      mail[z + 9] = 's'; mail[z + 10] = v[5]
+      z = z + 10
       tell(lines, keys[k + 1], id, 'assigned ' .. unit .. ' {"attempt":' .. attempt .. ',' .. a[p + 3] .. '}')
       gone[#gone + 1] = member
       leases[#leases + 1] = till; leases[#leases + 1] = member
@@ -397,6 +418,7 @@ local function assign(keys, a)
     rc('HSET', keys[4], unpack(held))
     rc('ZREM', keys[2], unpack(gone))
     rc('ZADD', keys[3], unpack(leases))
+    rc('XADD', keys[5], '*', unpack(mail))
     rc('PEXPIRE', keys[5], a[4])
   end
   publish(keys, 'feed', lines)
@@ -469,16 +491,16 @@ local function is_due(key, member, ms)
 end
 
 -- KEYS leader boot lease delayed ready deadline dead in units, then (job ev) each
--- ARGV epoch retention_ms lease_ms max_crashes hold (1: leave leases alone), then (kind id unit) each;
+-- ARGV epoch lease_ms max_crashes hold (1: leave leases alone), then (kind id unit) each;
 -- kind is lease, delayed or deadline (unit "0")
 local function reap(keys, a)
   local rc = redis.call
   local refused = not_leader(keys[1], a[1])
   if refused then return refused end
   local ms, t = clock()
-  local retention, units, lines, touched = a[2], keys[9], {}, 0
-  local hold = in_grace(keys[2], ms, tonumber(a[3])) or a[5] == '1'
-  local p, k = 6, 10
+  local units, lines, touched = keys[9], {}, 0
+  local hold = in_grace(keys[2], ms, tonumber(a[2])) or a[4] == '1'
+  local p, k = 5, 10
   while a[p] do
     local kind, id, unit, job, ev = a[p], a[p + 1], a[p + 2], keys[k], keys[k + 1]
     local member = id .. ':' .. unit
@@ -491,13 +513,13 @@ local function reap(keys, a)
       if s == 'canceling' then
         rc('HDEL', units, member)
         rc('ZREM', keys[3], member)
-        conclude(lines, keys[6], job, ev, id, unit, 'canceled', u, t, retention, '{}')
-      elseif s == 'running' and tonumber(c) >= tonumber(a[4]) then
+        conclude(lines, keys[6], job, ev, id, unit, 'canceled', u, t, '{}')
+      elseif s == 'running' and tonumber(c) >= tonumber(a[3]) then
         local err = cjson.encode({code = 'unavailable', message = '[queue] ' .. c .. ' workers were lost while they ran this unit, the last was ' .. owner})
         rc('HDEL', units, member)
         rc('ZREM', keys[3], member)
         bury(job, keys[7], id, unit, e, c, owner, nonce, err)
-        conclude(lines, keys[6], job, ev, id, unit, 'failed', packed(s, nonce, st, e, c, owner, as, n, dl), t, retention, err)
+        conclude(lines, keys[6], job, ev, id, unit, 'failed', packed(s, nonce, st, e, c, owner, as, n, dl), t, err)
       elseif s == 'running' or s == 'assigned' then
         release(lines, units, keys[3], keys[5], ev, id, unit, e, c, n, dl, t,
           '{"reason":"lease lapsed","owner":' .. cjson.encode(owner) .. ',"crashes":' .. c .. '}')
@@ -522,9 +544,10 @@ local function reap(keys, a)
         if not v[4] then rc('HSET', job, 'error', err) end
         if not v[3] then
           local u = rc('HGET', units, id .. ':0')
-          if u then rc('XDEL', keys[8], string.match(u, '^queued|(.*)$')) end
+          local entry = string.match(u or '', '^queued|(.*)$') or '0-0'
+          rc('XDEL', keys[8], entry)
           rc('HDEL', units, id .. ':0')
-          end_queued(lines, keys[6], job, ev, id, 'expired', retention, t, err)
+          end_queued(lines, keys[6], job, ev, id, entry, 'expired', t, err)
         else
           for i = 0, tonumber(string.match(v[3], '^%d+')) - 1 do
             local one = int(i)
@@ -534,7 +557,7 @@ local function reap(keys, a)
               local s = string.match(u, '^%a+')
               rc('ZREM', s == 'ready' and keys[5] or s == 'delayed' and keys[4] or keys[3], member)
               rc('HDEL', units, member)
-              conclude(lines, keys[6], job, ev, id, one, 'expired', u, t, retention, err)
+              conclude(lines, keys[6], job, ev, id, one, 'expired', u, t, err)
             end
           end
         end
@@ -546,13 +569,22 @@ local function reap(keys, a)
   return touched
 end
 
--- KEYS jobs, then job keys; ARGV the ids of those keys. Drops from the index what has expired.
-local function trim(keys, a)
-  local gone = {}
-  for i = 1, #a do
-    if redis.call('EXISTS', keys[i + 1]) == 0 then gone[#gone + 1] = a[i] end
+-- KEYS jobs, then (job ev) each; ARGV retention_ms, then their ids. Forgets those that ended so long ago, and
+-- drops from the index what is not there any more.
+local function sweep(keys, a)
+  local rc = redis.call
+  local limit = clock() - a[1]
+  local gone, old = {}, {}
+  for i = 2, #a do
+    local job = keys[2 * i - 2]
+    local v = rc('HMGET', job, 'tenant', 'ended')
+    if not v[1] or (v[2] and tonumber(v[2]) <= limit) then
+      gone[#gone + 1] = a[i]
+      old[#old + 1] = job
+      old[#old + 1] = keys[2 * i - 1]
+    end
   end
-  if #gone > 0 then redis.call('ZREM', keys[1], unpack(gone)) end
+  if #gone > 0 then rc('UNLINK', unpack(old)); rc('ZREM', keys[1], unpack(gone)) end
   return #gone
 end
 
@@ -665,15 +697,15 @@ local function emit(keys, a)
 end
 
 -- KEYS lease deadline units, then (job ev) each
--- ARGV retention_ms, then (id unit nonce manifest phases warnings) each; phases and warnings JSON or "".
+-- ARGV (id unit nonce manifest phases warnings) each; phases and warnings JSON or "".
 -- 1: this attempt completed the unit, now or before.
 local function complete(keys, a)
   local rc = redis.call
   local _, t = clock()
   local out, lines, gone, done = {}, {}, {}, {}
-  local members = members_of(a, 2, 6)
+  local members = members_of(a, 1, 6)
   local us = read_units(keys[3], members)
-  local p, k = 2, 4
+  local p, k = 1, 4
   for i, member in ipairs(members) do
     local u, id, unit, nonce, job = us[i], a[p], a[p + 1], a[p + 2], keys[k]
     local ok = 0
@@ -681,17 +713,15 @@ local function complete(keys, a)
       ok = done[member] == nonce and 1 or 0
     elseif holds(u, 'running', nonce) and a[p + 5] == '' and string.sub(u, -4) == '|1|0' then
       -- The usual case of the general one below: one unit, no deadline, no warnings.
-      local ev = keys[k + 1]
-      rc('HSET', job, 'm' .. unit, a[p + 3], 'p' .. unit, a[p + 4], 'u' .. unit, 'succeeded' .. string.sub(u, 8) .. '|' .. t, 'state', 'succeeded')
-      tell(lines, ev, id, 'succeeded ' .. unit .. ' {"job":"succeeded"}')
-      expire(keys[2], job, ev, id, '0', a[1])
+      rc('HSET', job, 'm' .. unit, a[p + 3], 'p' .. unit, a[p + 4], 'u' .. unit, 'succeeded' .. string.sub(u, 8) .. '|' .. t, 'state', 'succeeded', 'ended', t)
+      tell(lines, keys[k + 1], id, 'succeeded ' .. unit .. ' {"job":"succeeded"}')
       gone[#gone + 1] = member
       done[member] = nonce
       ok = 1
     elseif holds(u, 'running', nonce) or holds(u, 'canceling', nonce) then
       if a[p + 5] == '' then rc('HSET', job, 'm' .. unit, a[p + 3], 'p' .. unit, a[p + 4])
       else rc('HSET', job, 'm' .. unit, a[p + 3], 'p' .. unit, a[p + 4], 'w' .. unit, a[p + 5]) end
-      conclude(lines, keys[2], job, keys[k + 1], id, unit, 'succeeded', u, t, a[1], '{}')
+      conclude(lines, keys[2], job, keys[k + 1], id, unit, 'succeeded', u, t, '{}')
       gone[#gone + 1] = member
       done[member] = nonce
       ok = 1
@@ -705,11 +735,11 @@ local function complete(keys, a)
 end
 
 -- KEYS lease delayed deadline dead units job ev
--- ARGV retention_ms max_attempts max_crashes backoff_ms backoff_max_ms jitter (0..1000) id unit nonce
+-- ARGV max_attempts max_crashes backoff_ms backoff_max_ms jitter (0..1000) id unit nonce
 --      error_json retryable crash
 local function fail(keys, a)
   local rc = redis.call
-  local units, job, ev, id, unit, nonce, err = keys[5], keys[6], keys[7], a[7], a[8], a[9], a[10]
+  local units, job, ev, id, unit, nonce, err = keys[5], keys[6], keys[7], a[6], a[7], a[8], a[9]
   local member = id .. ':' .. unit
   local u = rc('HGET', units, member)
   if not (holds(u, 'running', nonce) or holds(u, 'assigned', nonce) or holds(u, 'canceling', nonce)) then
@@ -721,15 +751,15 @@ local function fail(keys, a)
   rc('ZREM', keys[1], member)
   if s == 'canceling' then
     rc('HDEL', units, member)
-    conclude(lines, keys[3], job, ev, id, unit, 'canceled', u, t, a[1], '{}')
+    conclude(lines, keys[3], job, ev, id, unit, 'canceled', u, t, '{}')
   else
-    local crash = a[12] == '1'
+    local crash = a[11] == '1'
     if crash then c = c + 1 else e = e + 1 end
     local tries = e + c
     e, c = int(e), int(c)
-    if (crash or a[11] == '1') and tonumber(e) < tonumber(a[2]) and tonumber(c) < tonumber(a[3]) then
-      local wait = math.min(tonumber(a[5]), a[4] * 2 ^ math.min(tries - 1, 30))
-      local at = int(ms + math.floor(wait * (1000 + a[6]) / 2000))
+    if (crash or a[10] == '1') and tonumber(e) < tonumber(a[1]) and tonumber(c) < tonumber(a[2]) then
+      local wait = math.min(tonumber(a[4]), a[3] * 2 ^ math.min(tries - 1, 30))
+      local at = int(ms + math.floor(wait * (1000 + a[5]) / 2000))
       rc('HSET', units, member, waiting('delayed', e, c, n, dl))
       rc('HSET', job, 'e' .. unit, err)
       rc('ZADD', keys[2], at, member)
@@ -737,20 +767,20 @@ local function fail(keys, a)
     else
       rc('HDEL', units, member)
       bury(job, keys[4], id, unit, e, c, owner, nonce, err)
-      conclude(lines, keys[3], job, ev, id, unit, 'failed', packed(s, nonce, st, e, c, owner, as, n, dl), t, a[1], err)
+      conclude(lines, keys[3], job, ev, id, unit, 'failed', packed(s, nonce, st, e, c, owner, as, n, dl), t, err)
     end
   end
   publish(keys, 'feed', lines)
   return redis.status_reply('OK')
 end
 
--- KEYS lease ready deadline units, then (job ev) each; ARGV retention_ms, then (id unit nonce) each.
+-- KEYS lease ready deadline units, then (job ev) each; ARGV (id unit nonce) each.
 -- 1: handed back.
 local function hand_back(keys, a)
   local rc = redis.call
   local _, t = clock()
   local out, lines = {}, {}
-  local p, k = 2, 5
+  local p, k = 1, 5
   while a[p] do
     local id, unit, nonce, ok = a[p], a[p + 1], a[p + 2], 0
     local member = id .. ':' .. unit
@@ -762,7 +792,7 @@ local function hand_back(keys, a)
     elseif holds(u, 'canceling', nonce) then
       rc('ZREM', keys[1], member)
       rc('HDEL', keys[4], member)
-      conclude(lines, keys[3], keys[k], keys[k + 1], id, unit, 'canceled', u, t, a[1], '{}')
+      conclude(lines, keys[3], keys[k], keys[k + 1], id, unit, 'canceled', u, t, '{}')
       ok = 1
     end
     out[#out + 1] = ok
@@ -772,10 +802,10 @@ local function hand_back(keys, a)
   return out
 end
 
--- KEYS lease deadline units job ev; ARGV retention_ms id unit nonce
+-- KEYS lease deadline units job ev; ARGV id unit nonce
 local function canceled(keys, a)
   local rc = redis.call
-  local id, unit, nonce, job, ev = a[2], a[3], a[4], keys[4], keys[5]
+  local id, unit, nonce, job, ev = a[1], a[2], a[3], keys[4], keys[5]
   local member = id .. ':' .. unit
   local u = rc('HGET', keys[3], member)
   if not holds(u, 'canceling', nonce) then
@@ -786,7 +816,7 @@ local function canceled(keys, a)
   local lines = {}
   rc('ZREM', keys[1], member)
   rc('HDEL', keys[3], member)
-  conclude(lines, keys[2], job, ev, id, unit, 'canceled', u, t, a[1], '{}')
+  conclude(lines, keys[2], job, ev, id, unit, 'canceled', u, t, '{}')
   publish(keys, 'feed', lines)
   return redis.status_reply('OK')
 end
@@ -827,39 +857,58 @@ local function job(keys, a)
   if not f.spec and f['in'] then
     local found = rc('XRANGE', keys[3], f['in'], f['in'])
     local fields = found[1] and found[1][2] or {}
-    for i = 1, #fields, 2 do 
+    for i = 1, #fields, 2 do
       if fields[i] == 'spec' then spec = fields[i + 1] end
-      if fields[i] == 'job' then dl = string.match(fields[i + 1], '%d+$') end
+      if fields[i] == 'submitted' then dl = string.match(fields[i + 1], '%d+$') end
     end
   end
   return {all, open, steps, spec, dl}
 end
 
--- allow-oom: what ends or keeps work must go on when Redis is at its memory limit; taking new work must not.
-local function register(name, callback, ...)
-  redis.register_function{function_name = 'ditfleet_v1_' .. name, callback = callback, flags = {...}}
+-- Checks the shape of a call before its Function runs: {fixed, each} keys and arguments, each as many times as
+-- the call has jobs or units, and which arguments are numbers.
+local function checked(name, f, keys_fixed, keys_each, args_fixed, args_each, numbers)
+  local shape = name .. ' takes ' .. keys_fixed .. ' keys' .. (keys_each > 0 and ' and ' .. keys_each .. ' each' or '') .. ', ' ..
+    args_fixed .. ' arguments' .. (args_each > 0 and ' and ' .. args_each .. ' each' or '')
+  return function(keys, a)
+    local n = 0
+    if args_each > 0 then n = (#a - args_fixed) / args_each end
+    if n < 0 or n % 1 ~= 0 or #a ~= args_fixed + n * args_each or #keys ~= keys_fixed + n * keys_each then
+      return badarg(shape .. '; got ' .. int(#keys) .. ' and ' .. int(#a))
+    end
+    for _, i in ipairs(numbers) do
+      if not string.find(a[i], '^%d+$') then return badarg(name .. ': argument ' .. int(i) .. ' is a whole number of at least 0; got ' .. string.sub(a[i], 1, 40)) end
+    end
+    return f(keys, a)
+  end
 end
-register('submit', submit)
-register('cancel', cancel, 'allow-oom')
-register('lead', lead, 'allow-oom')
-register('resign', resign, 'allow-oom')
-register('admit', admit)
-register('admit_raw', admit_raw)
-register('reject', reject, 'allow-oom')
-register('assign', assign)
-register('revoke', revoke, 'allow-oom')
-register('due', due, 'no-writes')
-register('reap', reap, 'allow-oom')
-register('trim', trim, 'allow-oom')
-register('virtual_times', virtual_times, 'allow-oom')
-register('open', open, 'no-writes')
-register('heartbeat', heartbeat, 'allow-oom')
-register('deregister', deregister, 'allow-oom')
-register('start', start, 'allow-oom')
-register('renew', renew, 'allow-oom')
-register('emit', emit, 'allow-oom')
-register('complete', complete, 'allow-oom')
-register('fail', fail, 'allow-oom')
-register('hand_back', hand_back, 'allow-oom')
-register('canceled', canceled, 'allow-oom')
-register('job', job, 'no-writes')
+
+-- allow-oom: what ends or keeps work must go on when Redis is at its memory limit; taking new work must not.
+local function register(name, f, shape, numbers, ...)
+  redis.register_function{function_name = 'ditfleet_v1_' .. name, flags = {...},
+    callback = checked(name, f, shape[1], shape[2], shape[3], shape[4], numbers)}
+end
+register('submit', submit, {4, 3, 1, 7}, {1})
+register('cancel', cancel, {8, 1, 2, 1}, {}, 'allow-oom')
+register('lead', lead, {2, 0, 2, 0}, {2}, 'allow-oom')
+register('resign', resign, {1, 0, 2, 0}, {2}, 'allow-oom')
+register('admit', admit, {5, 2, 1, 9}, {1})
+register('admit_raw', admit_raw, {6, 3, 3, 13}, {1, 2, 3})
+register('reject', reject, {5, 2, 1, 7}, {1}, 'allow-oom')
+register('assign', assign, {5, 2, 4, 4}, {1, 3, 4})
+register('revoke', revoke, {4, 2, 1, 4}, {1}, 'allow-oom')
+register('due', due, {3, 0, 1, 0}, {1}, 'no-writes')
+register('reap', reap, {9, 2, 4, 3}, {1, 2, 3}, 'allow-oom')
+register('sweep', sweep, {1, 2, 1, 1}, {1}, 'allow-oom')
+register('virtual_times', virtual_times, {2, 0, 1, 2}, {1}, 'allow-oom')
+register('open', open, {3, 0, 0, 0}, {}, 'no-writes')
+register('heartbeat', heartbeat, {3, 0, 5, 0}, {4, 5}, 'allow-oom')
+register('deregister', deregister, {3, 0, 2, 0}, {}, 'allow-oom')
+register('start', start, {2, 1, 1, 3}, {1}, 'allow-oom')
+register('renew', renew, {2, 1, 1, 4}, {1}, 'allow-oom')
+register('emit', emit, {2, 0, 5, 0}, {}, 'allow-oom')
+register('complete', complete, {3, 2, 0, 6}, {}, 'allow-oom')
+register('fail', fail, {7, 0, 11, 0}, {1, 2, 3, 4, 5}, 'allow-oom')
+register('hand_back', hand_back, {4, 2, 0, 3}, {}, 'allow-oom')
+register('canceled', canceled, {5, 0, 3, 0}, {}, 'allow-oom')
+register('job', job, {4, 0, 1, 0}, {}, 'no-writes')

@@ -83,7 +83,7 @@ asio::awaitable<Result<CancelOutcome>> Client::cancel(const std::string& job, co
   redis::Command command = fcall("cancel", 8 + owners.size());
   command << keys.in() << keys.ready() << keys.delayed() << keys.lease() << keys.deadline() << keys.units() << keys.job(job) << keys.events(job);
   for (const std::string& owner : owners) command << keys.mailbox(owner);
-  command << impl->options_.retention_ms << job << tenant;
+  command << job << tenant;
   for (const std::string& owner : owners) command << owner;
   reply = co_await impl->call(std::move(command), deadline);
   if (!reply) co_return reply.error();

@@ -124,13 +124,22 @@ asio::awaitable<Result<std::vector<Event>>> Client::events(const std::string& jo
   if (!is_valid_id(job)) co_return no_such_job(job);
   // From `after` itself on: it may be the last unit's end, whose entry holds the job's end as well.
   const std::string from = after.empty() || after == "0" ? "-" : after;
-  auto reply = co_await impl->connection_->execute(
-      redis::Command("XRANGE") << impl->keys_.events(job) << from << "+" << "COUNT" << limit + 1, deadline);
+  std::vector<redis::Command> reads;
+  reads.push_back(redis::Command("XRANGE") << impl->keys_.events(job) << from << "+" << "COUNT" << limit + 1);
+  reads.push_back(redis::Command("HMGET") << impl->keys_.job(job) << "in" << "same_as");
+  auto replies = co_await impl->connection_->execute_all(std::move(reads), deadline);
+  auto& reply = replies[0];
+  if (!replies[1] || replies[1]->elements.size() != 2) co_return replies[1] ? internal_error("[queue] HMGET answered for fewer fields than it was given") : replies[1].error();
   if (!reply) {
     if (reply.error().message.find("Invalid stream ID") != std::string::npos) {
       co_return Error{Code::kInvalidArgument, "[queue] '" + after + "' is not an event id; they look like 1763700000000-0", "after"};
     }
     co_return reply.error();
+  }
+  // `queued` is not stored: it has the time of the job's intake entry and stands before all others.
+  if (const auto& entered = replies[1]->elements[0]; !entered.is_nil() && replies[1]->elements[1].is_nil()) {
+    const std::int64_t at_ms = to_int(entered.text);
+    if (from == "-" || to_int(after) < at_ms) out.push_back(make_event(std::to_string(at_ms) + "-0", job, "queued -1 {}"));
   }
   for (const redis::Reply& entry : reply->elements) {
     auto event = parse_event_entry(job, entry);

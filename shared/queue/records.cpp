@@ -265,12 +265,46 @@ StoredJob parse_job(const std::string& id, const redis::Reply& reply) {
 
 namespace {
 
-// What ditfleet_v1_submit writes has exactly these fields and a record of its own; an XADD that only uses the
-// name 'job' must not be taken for it, or it would end without a trace.
-bool is_submitted(const Fields& fields) {
-  if (fields.size() != 3 || !fields.count("job") || !fields.count("spec") || !fields.count("traceparent")) return false;
-  const std::string_view job = fields.at("job");
-  return std::count(job.begin(), job.end(), ' ') == 2;
+// W3C trace context, version 00: what is not one is ignored, as that specification wants.
+bool is_traceparent(std::string_view text) {
+  if (text.size() != 55) return false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const bool dash = i == 2 || i == 35 || i == 52;
+    if (dash ? c != '-' : !((c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'))) return false;
+  }
+  return true;
+}
+
+// Why a plain XADD cannot be taken; empty: it can.
+std::string problem_of(const redis::Reply& flat, const Fields& fields) {
+  constexpr std::string_view kTakes = "it takes spec, id, tenant, idempotency_key, traceparent, deadline_ms";
+  constexpr std::string_view kTaken[] = {"spec", "id", "tenant", "idempotency_key", "traceparent", "deadline_ms"};
+  for (const auto& [name, value] : fields) {
+    if (std::find(std::begin(kTaken), std::end(kTaken), name) == std::end(kTaken)) {
+      return "[queue] the entry has the unknown field '" + excerpt(name, 64) + "'; " + std::string(kTakes);
+    }
+  }
+  if (flat.elements.size() != 2 * fields.size()) return "[queue] the entry has a field twice; each may be there once";
+  const auto spec = fields.find("spec");
+  if (spec == fields.end()) return "[queue] the entry has no field 'spec' with the job's JSON; " + std::string(kTakes);
+  if (spec->second.size() > kMostSpecBytes) {
+    return "[queue] the entry's spec has " + std::to_string(spec->second.size()) + " bytes; at most " + std::to_string(kMostSpecBytes) + " are taken";
+  }
+  if (const auto tenant = fields.find("tenant"); tenant != fields.end() && !tenant->second.empty() && !is_valid_id(std::string(tenant->second))) {
+    return "[queue] the entry's tenant '" + excerpt(tenant->second, 64) + "' is not 1 to 64 characters of A-Z a-z 0-9 . _ -";
+  }
+  if (const auto id = fields.find("id"); id != fields.end() && !is_valid_id(std::string(id->second))) {
+    return "[queue] the entry's id '" + excerpt(id->second, 64) + "' is not 1 to 64 characters of A-Z a-z 0-9 . _ -";
+  }
+  if (const auto key = fields.find("idempotency_key"); key != fields.end() && key->second.size() > 255) {
+    return "[queue] the entry's idempotency_key is longer than 255 bytes";
+  }
+  if (const auto at = fields.find("deadline_ms"); at != fields.end()) {
+    const bool number = !at->second.empty() && at->second.size() <= 15 && at->second.find_first_not_of("0123456789") == std::string_view::npos;
+    if (!number) return "[queue] the entry's deadline_ms '" + excerpt(at->second, 64) + "' is not a time in milliseconds since the epoch, such as 1800000000000 (0: none)";
+  }
+  return {};
 }
 
 }  // namespace
@@ -286,90 +320,71 @@ IntakeEntry parse_intake(const redis::Reply& entry) {
   const Fields fields = fields_of(entry.elements[1]);
   out.spec = text_of(fields, "spec");
   out.traceparent = text_of(fields, "traceparent");
-  if (is_submitted(fields)) {  // job: "<id> <tenant> <deadline>"
-    std::string_view rest = fields.at("job");
+  if (!is_traceparent(out.traceparent)) out.traceparent.clear();
+  if (fields.count("submitted")) {  // of ditfleet_v1_submit: "<id> <tenant> <deadline>"
+    std::string_view rest = fields.at("submitted");
     std::array<std::string_view, 3> word{};
     for (std::string_view& w : word) {
       const auto space = rest.find(' ');
       w = rest.substr(0, space);
       rest.remove_prefix(space == std::string_view::npos ? rest.size() : space + 1);
     }
-    out.id = word[0];
-    out.tenant = word[1];
-    out.deadline_ms = to_int(word[2]);
-    return out;
+    if (is_valid_id(word[0]) && is_valid_id(word[1])) {  // else it is not, and the field is unknown
+      out.id = word[0];
+      out.tenant = word[1];
+      out.deadline_ms = to_int(word[2]);
+      return out;
+    }
   }
   out.raw = true;
+  out.problem = problem_of(entry.elements[1], fields);
   out.deadline_ms = to_int(text_of(fields, "deadline_ms"));
-  out.id = "x-" + out.entry_id;
   out.idempotency_key = text_of(fields, "idempotency_key");
-  if (const std::string tenant = text_of(fields, "tenant"); !tenant.empty()) {
-    if (is_valid_id(tenant)) {
-      out.tenant = tenant;
-    } else {
-      out.problem = "[queue] the entry's tenant is not 1 to 64 characters of A-Z a-z 0-9 . _ -";
-    }
-  }
-  if (fields.count("id")) {
-    const std::string id = text_of(fields, "id");
-    if (is_valid_id(id)) {
-      out.id = id;
-    } else {
-      out.problem = "[queue] the entry's id is not 1 to 64 characters of A-Z a-z 0-9 . _ -";
-    }
-  }
-  if (out.idempotency_key.size() > 255) out.problem = "[queue] the entry's idempotency_key is longer than 255 bytes";
-  if (const std::string due = text_of(fields, "deadline_ms");
-      !due.empty() && (due.size() > 15 || due.find_first_not_of("0123456789") != std::string::npos)) {
-    out.deadline_ms = 0;
-    out.problem = "[queue] the entry's deadline_ms is not a time in milliseconds since the epoch, such as 1800000000000 (0: none)";
-  }
-  if (!fields.count("spec")) out.problem = "[queue] the entry has no field 'spec' with the job's JSON";
-  for (const auto& [name, value] : fields) {
-    if (name != "spec" && name != "id" && name != "tenant" && name != "idempotency_key" && name != "traceparent" &&
-        name != "deadline_ms") {
-      out.problem = "[queue] the entry has the unknown field '" + excerpt(name, 64) +
-                    "'; it takes spec, id, tenant, idempotency_key, traceparent, deadline_ms";
-    }
-  }
+  const std::string id = text_of(fields, "id"), tenant = text_of(fields, "tenant");
+  out.id = is_valid_id(id) ? id : "x-" + out.entry_id;
+  if (is_valid_id(tenant)) out.tenant = tenant;
+  if (out.spec.size() > kMostSpecBytes) out.spec.resize(1024);  // to be shown with the rejection
   return out;
 }
 
-Result<MailboxEntry> parse_mailbox(const redis::Reply& entry) {
+Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>& out) {
   if (entry.elements.size() != 2) return Error{Code::kDataCorrupt, "[queue] a mailbox entry is not [id, fields]"};
-  MailboxEntry out;
-  out.entry_id = entry.elements[0].text;
+  const std::string& entry_id = entry.elements[0].text;
   const auto& flat = entry.elements[1].elements;
   for (std::size_t i = 0; i + 1 < flat.size(); i += 2) {
     const std::string& value = flat[i + 1].text;
-    switch (flat[i].text.empty() ? ' ' : flat[i].text[0]) {
-      case 'm': {  // "<kind> <job> <unit> <nonce>", of an assignment also " <attempt> <deadline> <tenant>"
-        std::array<std::string_view, 7> word{};
-        std::string_view rest = value;
-        for (std::string_view& w : word) {
-          const auto space = rest.find(' ');
-          w = rest.substr(0, space);
-          rest.remove_prefix(space == std::string_view::npos ? rest.size() : space + 1);
-        }
-        out.kind = word[0] == "assign"   ? MailboxEntry::Kind::kAssign
-                   : word[0] == "revoke" ? MailboxEntry::Kind::kRevoke
-                                         : MailboxEntry::Kind::kCancel;
-        out.ref = {std::string(word[1]), static_cast<int>(to_int(word[2]))};
-        out.nonce = word[3];
-        out.attempt = static_cast<int>(to_int(word[4]));
-        out.deadline_ms = to_int(word[5]);
-        out.tenant = word[6];
-        break;
+    const char field = flat[i].text.empty() ? ' ' : flat[i].text[0];
+    if (field == 'm') {  // "<kind> <job> <unit> <nonce>", of an assignment also " <attempt> <deadline> <tenant>"
+      std::array<std::string_view, 7> word{};
+      std::string_view rest = value;
+      for (std::string_view& w : word) {
+        const auto space = rest.find(' ');
+        w = rest.substr(0, space);
+        rest.remove_prefix(space == std::string_view::npos ? rest.size() : space + 1);
       }
-      case 's': out.spec = value; break;
-      case 'c': out.class_key = value; break;
-      case 'b': out.batch_key = value; break;
-      case 'p': out.traceparent = value; break;
+      if (word[1].empty()) return Error{Code::kDataCorrupt, "[queue] the mailbox entry " + entry_id + " names no job"};
+      MailboxEntry& message = out.emplace_back();
+      message.entry_id = entry_id;
+      message.kind = word[0] == "assign"   ? MailboxEntry::Kind::kAssign
+                     : word[0] == "revoke" ? MailboxEntry::Kind::kRevoke
+                                           : MailboxEntry::Kind::kCancel;
+      message.ref = {std::string(word[1]), static_cast<int>(to_int(word[2]))};
+      message.nonce = word[3];
+      message.attempt = static_cast<int>(to_int(word[4]));
+      message.deadline_ms = to_int(word[5]);
+      message.tenant = word[6];
+      continue;
+    }
+    if (i == 0) return Error{Code::kDataCorrupt, "[queue] the mailbox entry " + entry_id + " does not begin with its field m"};
+    switch (field) {  // of the message before
+      case 's': out.back().spec = value; break;
+      case 'c': out.back().class_key = value; break;
+      case 'b': out.back().batch_key = value; break;
+      case 'p': out.back().traceparent = value; break;
       default: break;
     }
   }
-  if (out.ref.job.empty()) return Error{Code::kDataCorrupt, "[queue] the mailbox entry " + out.entry_id + " names no job"};
-  return out;
+  return {};
 }
 
 std::string worker_json(const WorkerInfo& info) {

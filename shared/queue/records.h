@@ -62,8 +62,12 @@ job::State furthest(const std::vector<UnitRecord>& units);
 // What an open or ended packed unit says of itself.
 UnitRecord unit_record(int unit, const PackedUnit& packed);
 
+// Longer specs of plain entries are rejected.
+inline constexpr std::size_t kMostSpecBytes = 1 << 20;
+// Never fails: what is wrong with an entry is its `problem`.
 IntakeEntry parse_intake(const redis::Reply& entry);
-Result<MailboxEntry> parse_mailbox(const redis::Reply& entry);
+// Appends what one entry says: several assignments may come in one.
+Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>& out);
 
 std::string worker_json(const WorkerInfo& info);
 Result<WorkerInfo> parse_worker(std::string_view json_text);

@@ -3,6 +3,7 @@
 
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
+#include "shared/job/validate.h"
 #include "shared/queue/calls.h"
 #include "shared/queue/records.h"
 
@@ -15,6 +16,16 @@ std::vector<bool> flags_of(const redis::Reply& reply) {
   std::vector<bool> out;
   for (const redis::Reply& element : reply.elements) out.push_back(element.integer == 1);
   return out;
+}
+
+// The id of an entry that chose none.
+std::string own_id(const std::string& entry_id) { return "x-" + entry_id; }
+
+// What a repeated idempotency key is compared by: the spec as the gateway stores it, so that the key means the
+// same job over HTTP and by XADD.
+std::string body_hash(const std::string& spec) {
+  const auto parsed = job::parse_spec(spec);
+  return sha256_hex(parsed ? job::to_json(*parsed) : spec);
 }
 
 std::string model_of(std::string_view spec) {
@@ -49,7 +60,7 @@ asio::awaitable<Result<std::vector<IntakeEntry>>> Client::read_intake(int limit,
   out.reserve(entries->size());
   for (const redis::Reply& raw : *entries) {
     IntakeEntry entry = parse_intake(raw);
-    if (entry.raw) impl->raw_bodies_[entry.entry_id] = sha256_hex(entry.spec);
+    if (entry.raw) impl->raw_bodies_[entry.entry_id] = body_hash(entry.spec);
     impl->intake_cursor_ = entry.entry_id;
     out.push_back(std::move(entry));
   }
@@ -111,7 +122,7 @@ asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const 
                       : Error{Code::kIdempotencyMismatch, "[queue] the idempotency key was used for job " + verdict.substr(9) +
                                                               " with another body; use a fresh key for a new job"};
       // The chosen id names somebody else's job: this entry's fate is told under its own.
-      refused.push_back({a.entry_id, verdict == "taken" ? "x-" + a.entry_id : a.id, std::move(why), true, a.tenant, a.spec, a.traceparent});
+      refused.push_back({a.entry_id, verdict == "taken" ? own_id(a.entry_id) : a.id, std::move(why), true, a.tenant, a.spec, a.traceparent});
     }
   }
   if (!refused.empty()) co_return co_await reject(epoch, refused, deadline);
@@ -128,13 +139,20 @@ asio::awaitable<Result<void>> Client::reject(std::int64_t epoch, std::span<const
     redis::Command command = fcall("reject", 5 + 2 * batch.size());
     command << keys.leader() << keys.in() << keys.jobs() << keys.deadline() << keys.units();
     for (const Rejection& r : batch) command << keys.job(r.id) << keys.events(r.id);
-    command << epoch << impl->options_.retention_ms;
+    command << epoch;
     for (const Rejection& r : batch) {
       command << r.entry_id << r.id << (r.raw ? 1 : 0) << error_json(r.error) << r.tenant << r.spec.substr(0, kKeptSpec) << r.traceparent;
       impl->raw_bodies_.erase(r.entry_id);
     }
     auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
+    // A chosen id that names another job: this entry's fate is told under its own.
+    for (std::size_t i = 0; i < batch.size() && i < reply->elements.size(); ++i) {
+      if (reply->elements[i].integer == 1 || batch[i].id == own_id(batch[i].entry_id)) continue;
+      Rejection again = batch[i];
+      again.id = own_id(again.entry_id);
+      if (auto done = co_await reject(epoch, std::span(&again, 1), deadline); !done) co_return done.error();
+    }
   }
   co_return Result<void>();
 }
@@ -213,14 +231,14 @@ asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadlin
     redis::Command command = fcall("reap", 9 + 2 * (end - begin));
     command << keys.leader() << keys.boot() << keys.lease() << keys.delayed() << keys.ready() << keys.deadline() << keys.dead() << keys.in() << keys.units();
     for (std::size_t i = begin; i < end; ++i) command << keys.job(items[i].ref.job) << keys.events(items[i].ref.job);
-    command << epoch << impl->options_.retention_ms << impl->options_.lease_ms << impl->options_.max_crashes << (hold ? 1 : 0);
+    command << epoch << impl->options_.lease_ms << impl->options_.max_crashes << (hold ? 1 : 0);
     for (std::size_t i = begin; i < end; ++i) command << items[i].kind << items[i].ref.job << items[i].ref.unit;
     auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
     touched += static_cast<int>(reply->integer);
     begin = end;
   } while (begin < items.size());
-  co_await impl->trim_index(deadline);
+  co_await impl->sweep(deadline);
   co_return touched;
 }
 

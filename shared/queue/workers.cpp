@@ -51,9 +51,7 @@ asio::awaitable<Result<std::vector<MailboxEntry>>> Client::read_mailbox(const st
   std::vector<MailboxEntry> out;
   out.reserve(entries->size());
   for (const redis::Reply& raw : *entries) {
-    auto entry = parse_mailbox(raw);
-    if (!entry) co_return entry.error();
-    out.push_back(std::move(*entry));
+    if (auto parsed = parse_mailbox(raw, out); !parsed) co_return parsed.error();
   }
   co_return out;
 }
@@ -164,7 +162,6 @@ asio::awaitable<Result<std::vector<Result<void>>>> Client::complete_many(std::sp
     redis::Command command = fcall("complete", 3 + 2 * batch.size());
     command << keys.lease() << keys.deadline() << keys.units();
     for (const Completion& c : batch) command << keys.job(c.attempt.ref.job) << keys.events(c.attempt.ref.job);
-    command << impl->options_.retention_ms;
     for (const Completion& c : batch) {
       json::object phases;
       for (const auto& [name, us] : c.phases_us) phases[name] = us;
@@ -192,7 +189,7 @@ asio::awaitable<Result<void>> Client::fail(const Failure& failure, Deadline dead
   impl->last_steps_.erase(failure.attempt.nonce);
   redis::Command command = fcall("fail", 7);
   command << keys.lease() << keys.delayed() << keys.deadline() << keys.dead() << keys.units() << keys.job(ref.job) << keys.events(ref.job);
-  command << options.retention_ms << options.max_attempts << options.max_crashes << options.retry_backoff_ms
+  command << options.max_attempts << options.max_crashes << options.retry_backoff_ms
           << options.retry_backoff_max_ms << jitter_permille() << ref.job << ref.unit << failure.attempt.nonce
           << error_json(failure.error) << (failure.retryable ? 1 : 0) << (failure.crash ? 1 : 0);
   auto reply = co_await impl->call(std::move(command), deadline);
@@ -207,7 +204,6 @@ asio::awaitable<Result<void>> Client::hand_back(std::span<const Attempt> attempt
   redis::Command command = fcall("hand_back", 4 + 2 * attempts.size());
   command << keys.lease() << keys.ready() << keys.deadline() << keys.units();
   for (const Attempt& a : attempts) command << keys.job(a.ref.job) << keys.events(a.ref.job);
-  command << impl->options_.retention_ms;
   for (const Attempt& a : attempts) {
     command << a.ref.job << a.ref.unit << a.nonce;
     impl->last_steps_.erase(a.nonce);
@@ -223,8 +219,7 @@ asio::awaitable<Result<void>> Client::canceled(const Attempt& attempt, Deadline 
   const Keys& keys = impl->keys_;
   impl->last_steps_.erase(attempt.nonce);
   auto reply = co_await impl->call(fcall("canceled", 5) << keys.lease() << keys.deadline() << keys.units() << keys.job(attempt.ref.job)
-                                                         << keys.events(attempt.ref.job) << impl->options_.retention_ms
-                                                         << attempt.ref.job << attempt.ref.unit << attempt.nonce,
+                                                         << keys.events(attempt.ref.job) << attempt.ref.job << attempt.ref.unit << attempt.nonce,
                                     deadline);
   if (!reply) co_return reply.error();
   co_return Result<void>();

@@ -49,7 +49,7 @@ std::string redis_server_config(const ServerConfig& config) {
   // A job is a hash with one long field and a short stream: keep both as packed lists.
   line("hash-max-listpack-entries", "128");
   line("hash-max-listpack-value", "4096");
-  line("stream-node-max-bytes", "256");
+  line("stream-node-max-bytes", "448");
   for (const std::string& extra : config.extra) out += extra + '\n';
   return out;
 }

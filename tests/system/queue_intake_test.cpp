@@ -1,0 +1,228 @@
+// What reaches the queue from outside: plain XADD entries of every bad kind, Function calls of a client that gets
+// them wrong, repeated keys and ids, and a Redis that forgot its Functions.
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
+#include "shared/job/validate.h"
+#include "tests/system/queue_fixture.h"
+
+namespace ditfleet::testing {
+namespace {
+
+using job::State;
+
+class QueueIntake : public QueueTest {
+ protected:
+  // XADD to the intake; the id of the entry.
+  std::string add(std::vector<std::string> fields) {
+    fields.insert(fields.begin(), {"XADD", keys_.in(), "*"});
+    return redis(fields).text;
+  }
+  // What the scheduler does with entries that cannot be taken.
+  void reject_all() {
+    if (epoch_ == 0) lead();
+    std::vector<queue::Rejection> all;
+    for (const auto& e : intake()) {
+      queue::Rejection r;
+      r.entry_id = e.entry_id;
+      r.id = e.id;
+      r.raw = e.raw;
+      r.error = Error{Code::kInvalidArgument, e.problem.empty() ? "the model is unknown" : e.problem, {}};
+      r.tenant = e.tenant;
+      r.spec = e.spec;
+      all.push_back(std::move(r));
+    }
+    auto done = wait(client_->reject(epoch_, all, soon()));
+    ASSERT_TRUE(done.ok()) << done.error().message;
+    EXPECT_EQ(redis({"XLEN", keys_.in()}).integer, 0);
+  }
+  // The error text of a command that must fail.
+  std::string refused(const std::vector<std::string>& words) {
+    redis::Command command;
+    for (const std::string& word : words) command << word;
+    auto reply = wait(connection_->execute(command, soon()));
+    EXPECT_FALSE(reply.ok()) << words[1];
+    return reply ? std::string() : reply.error().message;
+  }
+};
+
+TEST_F(QueueIntake, EveryBadEntryIsRejectedUnderItsOwnIdWithItsReason) {
+  const std::string nul("\0\xff\xfe", 3);
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"prompt", "hello"}, "unknown field 'prompt'"},
+      {{"id", "has-no-spec"}, "no field 'spec'"},
+      {{"spec", kSpec, "tenant", "a b"}, "tenant 'a b'"},
+      {{"spec", kSpec, "id", "../../etc"}, "id '../../etc'"},
+      {{"spec", kSpec, "id", ""}, "id ''"},
+      {{"spec", kSpec, "id", std::string(65, 'x')}, "1 to 64 characters"},
+      {{"spec", kSpec, "idempotency_key", std::string(256, 'k')}, "255 bytes"},
+      {{"spec", kSpec, "deadline_ms", "tomorrow"}, "deadline_ms 'tomorrow'"},
+      {{"spec", kSpec, "spec", kSpec}, "twice"},
+      {{"spec", kSpec, "job", "other default 0"}, "unknown field 'job'"},
+      {{"spec", std::string((1 << 20) + 1, ' ')}, "1048577 bytes"},
+      {{nul, nul, "spec", kSpec}, "unknown field '?'"},
+  };
+  for (const auto& [fields, reason] : cases) {
+    const std::string entry = add(fields);
+    reject_all();
+    const std::string id = fields[0] == "id" && fields[1] == "has-no-spec" ? "has-no-spec" : "x-" + entry;
+    const auto record = job(id);
+    EXPECT_EQ(record.state, State::kRejected) << reason;
+    ASSERT_TRUE(record.error.has_value()) << reason;
+    EXPECT_NE(record.error->message.find(reason), std::string::npos) << record.error->message;
+    EXPECT_EQ(event_types(id), "queued rejected") << reason;
+  }
+}
+
+TEST_F(QueueIntake, AnEntryMayChooseItsNameTenantAndTrace) {
+  const std::string trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+  add({"spec", kSpec, "id", "mine", "tenant", "acme", "traceparent", trace});
+  add({"spec", kSpec, "traceparent", "not a trace", "id", "other"});
+  admit_all();
+  EXPECT_EQ(job("mine").tenant, "acme");
+  EXPECT_EQ(job("mine").traceparent, trace);
+  EXPECT_EQ(job("other").traceparent, "");
+  EXPECT_EQ(event_types("mine"), "queued ready:0");
+}
+
+TEST_F(QueueIntake, TheIdOfAnotherJobIsRefusedAndToldUnderTheEntrysOwn) {
+  const std::string id = submit(submission("taken"));
+  const auto entry = add({"spec", R"({"model":"demo","prompt":"another"})", "id", "taken"});
+  const auto bad = add({"spec", "{", "id", "taken"});
+  lead();
+  auto entries = intake();
+  ASSERT_EQ(entries.size(), 3u);
+  const std::vector<queue::Admission> good = {admission(entries[0]), admission(entries[1])};
+  ASSERT_TRUE(wait(client_->admit(epoch_, good, soon())).ok());
+  queue::Rejection r{bad, "taken", Error{Code::kInvalidArgument, "broken JSON", {}}, true, "default", "{", {}};
+  for (int again = 0; again < 2; ++again) ASSERT_TRUE(wait(client_->reject(epoch_, std::span(&r, 1), soon())).ok());
+  EXPECT_EQ(job("taken").state, State::kReady);
+  EXPECT_EQ(job("x-" + entry).state, State::kRejected);
+  EXPECT_EQ(job("x-" + entry).error->code, Code::kConflict);
+  EXPECT_EQ(job("x-" + bad).error->message, "broken JSON");
+  EXPECT_EQ(redis({"XLEN", keys_.in()}).integer, 0);
+}
+
+TEST_F(QueueIntake, OneIdempotencyKeyIsOneJobHoweverItComes) {
+  auto s = submission();
+  // The gateway stores the canonical form of what it was sent.
+  s.spec = job::to_json(*job::parse_spec(R"({"model":"demo","prompt":"a red circle"})"));
+  s.idempotency_key = "once";
+  const std::string id = submit(s);
+  s.id.clear();
+  EXPECT_EQ(submit(s), id);
+  // By XADD, with other white space: the same job under a second name.
+  const auto entry = add({"spec", R"({ "prompt": "a red circle", "model": "demo" })", "idempotency_key", "once"});
+  admit_all();
+  EXPECT_EQ(job("x-" + entry).id, id);
+  // Another body is refused on both ways, another tenant's key is another key.
+  s.spec = R"({"model":"demo","prompt":"a blue square"})";
+  auto other = wait(client_->submit(s, soon()));
+  ASSERT_FALSE(other.ok());
+  EXPECT_EQ(other.error().code, Code::kIdempotencyMismatch);
+  const auto differs = add({"spec", s.spec, "idempotency_key", "once"});
+  admit_all();
+  EXPECT_EQ(job("x-" + differs).state, State::kRejected);
+  EXPECT_EQ(job("x-" + differs).error->code, Code::kIdempotencyMismatch);
+  s.tenant = "acme";
+  EXPECT_NE(submit(s), id);
+}
+
+TEST_F(QueueIntake, ARepeatedIdIsTheSameJobOrRefused) {
+  auto s = submission("job-1");
+  EXPECT_EQ(submit(s), "job-1");
+  const std::vector<queue::Submission> twice = {s, submission("job-2"), submission("job-2")};
+  auto outcomes = wait(client_->submit_many(twice, soon()));
+  ASSERT_TRUE(outcomes.ok());
+  EXPECT_TRUE((*outcomes)[0]->existed);
+  EXPECT_FALSE((*outcomes)[1]->existed);
+  EXPECT_TRUE((*outcomes)[2]->existed);
+  s.spec = R"({"model":"demo","prompt":"another"})";
+  auto other = wait(client_->submit(s, soon()));
+  ASSERT_FALSE(other.ok());
+  EXPECT_EQ(other.error().code, Code::kConflict);
+  EXPECT_EQ(redis({"XLEN", keys_.in()}).integer, 2);
+}
+
+TEST_F(QueueIntake, AForeignClientThatCallsWronglyIsToldHowItIsRight) {
+  EXPECT_NE(refused({"FCALL", "ditfleet_v1_submit", "0"}).find("submit takes 4 keys and 3 each, 1 arguments and 7 each; got 0 and 0"), std::string::npos);
+  const std::vector<std::string> submit_keys = {"FCALL", "ditfleet_v1_submit", "7", keys_.in(), keys_.jobs(), keys_.deadline(), keys_.units(),
+                                                keys_.job("a"), keys_.events("a"), keys_.job("a")};
+  const auto with = [&](std::vector<std::string> arguments) {
+    auto words = submit_keys;
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    return words;
+  };
+  const std::string sha(64, 'a');
+  EXPECT_NE(refused(with({"1 day", "a", "default", "{}", sha, "0", "", "0"})).find("argument 1 is a whole number"), std::string::npos);
+  // What concerns one job of a batch is that job's verdict, not the call's error.
+  const auto verdict = [&](std::vector<std::string> arguments) { return redis(with(arguments)).elements.at(0).text; };
+  EXPECT_NE(verdict({"1000", "b", "default", "{}", sha, "0", "", "0"}).find("invalid keys: they are not those of job b"), std::string::npos);
+  EXPECT_NE(verdict({"1000", "a/b", "default", "{}", sha, "0", "", "0"}).find("invalid id"), std::string::npos);
+  EXPECT_NE(verdict({"1000", "a", "", "{}", sha, "0", "", "0"}).find("invalid tenant"), std::string::npos);
+  EXPECT_NE(verdict({"1000", "a", "default", "{}", "sha", "0", "", "0"}).find("invalid sha256"), std::string::npos);
+  EXPECT_NE(verdict({"1000", "a", "default", "{}", sha, "yes", "", "0"}).find("invalid has_key"), std::string::npos);
+  EXPECT_NE(verdict({"1000", "a", "default", "{}", sha, "1", "", "0"}).find("invalid keys: an idempotency key"), std::string::npos);
+  EXPECT_NE(verdict({"1000", "a", "default", "{}", sha, "0", "", "soon"}).find("invalid deadline_ms"), std::string::npos);
+  EXPECT_EQ(redis({"KEYS", "*"}).elements.size(), 0u);  // none of these wrote anything
+  EXPECT_EQ(verdict({"1000", "a", "default", "{}", sha, "0", "", "0"}), "created");
+  // Every Function refuses a call of the wrong shape before it touches anything.
+  auto listed = redis({"FUNCTION", "LIST", "LIBRARYNAME", "ditfleet_v1"});
+  int functions = 0;
+  for (const auto& f : listed.elements.at(0).elements.at(5).elements) {
+    const std::string name = f.elements.at(1).text;
+    if (name == "ditfleet_v1_version") continue;
+    ++functions;
+    const std::string error = refused({"FCALL", name, "1", "df:{0}:nothing", "x", "y", "z", "1", "2", "3", "4"});
+    EXPECT_NE(error.find("BADARG"), std::string::npos) << name << ": " << error;
+    EXPECT_NE(error.find("takes"), std::string::npos) << name << ": " << error;
+  }
+  EXPECT_EQ(functions, 24);
+}
+
+TEST_F(QueueIntake, FunctionsThatAreGoneAreLoadedAgain) {
+  const auto attempt = running();
+  redis({"FUNCTION", "FLUSH"});
+  EXPECT_EQ(renew(attempt, 1), queue::RenewOutcome::kOk);
+  redis({"FUNCTION", "FLUSH"});
+  EXPECT_TRUE(complete(attempt).ok());
+  EXPECT_EQ(event_types(attempt.ref.job), "queued ready:0 assigned:0 started:0 step:0 succeeded:0 succeeded");
+  redis({"FLUSHALL"});
+  redis({"FUNCTION", "FLUSH"});
+  epoch_ = 0;
+  const auto second = running();
+  EXPECT_TRUE(complete(second).ok());
+  EXPECT_EQ(complete(attempt).error().code, Code::kConflict);
+}
+
+TEST_F(QueueIntake, EndedJobsAreForgottenAfterTheirRetentionAndNoSooner) {
+  options_.retention_ms = 300;
+  client_ = std::make_unique<queue::Client>(connection_, options_);
+  const auto attempt = running();
+  const auto open = submit();
+  wait([](asio::io_context& io) -> asio::awaitable<bool> {
+    asio::steady_timer timer(io, std::chrono::milliseconds(400));
+    co_await timer.async_wait(asio::use_awaitable);
+    co_return true;
+  }(io_));
+  reap();
+  EXPECT_EQ(job(attempt.ref.job).state, State::kRunning);  // it is old, but has not ended
+  EXPECT_TRUE(complete(attempt).ok());
+  const auto pause = [](asio::io_context& io) -> asio::awaitable<bool> {
+    asio::steady_timer timer(io, std::chrono::milliseconds(250));
+    co_await timer.async_wait(asio::use_awaitable);
+    co_return true;
+  };
+  wait(pause(io_));
+  reap();
+  EXPECT_EQ(job(attempt.ref.job).state, State::kSucceeded);
+  wait(pause(io_));
+  reap();
+  EXPECT_FALSE(wait(client_->job(attempt.ref.job, "", soon())).ok());
+  EXPECT_EQ(redis({"EXISTS", keys_.job(attempt.ref.job), keys_.events(attempt.ref.job)}).integer, 0);
+  EXPECT_EQ(job(open).state, State::kQueued);
+  EXPECT_EQ(redis({"ZCARD", keys_.jobs()}).integer, 1);
+}
+
+}  // namespace
+}  // namespace ditfleet::testing

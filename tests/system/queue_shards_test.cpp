@@ -1,0 +1,124 @@
+// Two shards, and a Redis in cluster mode, which refuses a Function that touches another slot's key.
+#include <thread>
+
+#include "tests/system/queue_fixture.h"
+
+namespace ditfleet::testing {
+namespace {
+
+using job::State;
+
+// A job through all its states on one shard, by a client of that shard.
+class QueueShards : public QueueTest {
+ protected:
+  explicit QueueShards(RedisServer::Options server = {}) : QueueTest(server) {}
+
+  std::unique_ptr<queue::Client> client_of(int shard) {
+    queue::QueueOptions options;
+    options.shard = shard;
+    return std::make_unique<queue::Client>(connection_, options);
+  }
+  std::string whole_life(queue::Client& client, const std::string& id) {
+    auto s = submission(id);
+    s.idempotency_key = "key";
+    s.deadline_ms = 4'000'000'000'000;
+    EXPECT_TRUE(wait(client.submit(s, soon())).ok());
+    const auto epoch = wait(client.lead("c", 60'000, soon()));
+    EXPECT_TRUE(epoch.ok());
+    auto entries = wait(client.read_intake(10, std::chrono::milliseconds(1)));
+    EXPECT_EQ(entries->size(), 1u);
+    const auto a = admission(entries->at(0), 2);
+    EXPECT_TRUE(wait(client.admit(*epoch, std::span(&a, 1), soon())).ok());
+    std::vector<queue::AssignRequest> requests = {{{id, 0}, new_nonce(), ""}, {{id, 1}, new_nonce(), ""}};
+    EXPECT_TRUE(wait(client.assign(*epoch, "w:b", requests, soon())).ok());
+    auto mail = wait(client.read_mailbox("w:b", "0", 10, std::chrono::milliseconds(1)));
+    EXPECT_EQ(mail->size(), 2u);
+    std::vector<queue::Attempt> attempts;
+    std::vector<std::string> ids;
+    for (const auto& m : *mail) {
+      attempts.push_back({m.ref, m.nonce});
+      ids.push_back(m.entry_id);
+      EXPECT_EQ(m.spec, kSpec);
+    }
+    EXPECT_TRUE(wait(client.acknowledge("w:b", ids, soon())).ok());
+    EXPECT_TRUE(wait(client.start_many(attempts, soon()))->at(1).ok());
+    const std::vector<queue::Renewal> renewals = {{attempts[0], 1, 4}, {attempts[1], 1, 4}};
+    EXPECT_EQ(wait(client.renew(renewals, soon()))->at(0), queue::RenewOutcome::kOk);
+    EXPECT_TRUE(wait(client.emit(attempts[0], "preview", {{"key", "p"}}, soon())).ok());
+    queue::Completion c{attempts[0], R"({"key":"k"})", {}, {}};
+    EXPECT_TRUE(wait(client.complete(c, soon())).ok());
+    queue::Failure f{attempts[1], Error{Code::kInternal, "broke", {}}, false, false};
+    EXPECT_TRUE(wait(client.fail(f, soon())).ok());
+    EXPECT_TRUE(wait(client.reap(*epoch, 10, soon())).ok());
+    const auto record = wait(client.job(id, "", soon()));
+    EXPECT_TRUE(record.ok());
+    auto events = wait(client.events(id, "0", 100, soon()));
+    std::string out;
+    std::int64_t last = 0, last_seq = -1;
+    for (const auto& e : *events) {
+      out += e.type + " ";
+      const auto ms = std::stoll(e.id), seq = std::stoll(e.id.substr(e.id.find('-') + 1));
+      EXPECT_TRUE(ms > last || (ms == last && seq > last_seq)) << e.id << " is not behind " << last << "-" << last_seq;
+      last = ms;
+      last_seq = seq;
+    }
+    // Resumed behind any of them, exactly the rest comes.
+    for (std::size_t i = 0; i < events->size(); ++i) {
+      const auto rest = wait(client.events(id, events->at(i).id, 100, soon()));
+      EXPECT_EQ(rest->size(), events->size() - i - 1) << events->at(i).id;
+      if (!rest->empty()) EXPECT_EQ(rest->front().id, events->at(i + 1).id);
+    }
+    return out;
+  }
+  static constexpr char kLife[] = "queued ready ready assigned assigned started started step step preview succeeded failed failed ";
+};
+
+TEST_F(QueueShards, TwoShardsOfOneRedisDoNotMix) {
+  const auto zero = client_of(0), one = client_of(1);
+  EXPECT_EQ(whole_life(*one, "job-1"), kLife);
+  EXPECT_FALSE(wait(zero->job("job-1", "", soon())).ok());
+  for (const auto& key : redis({"KEYS", "*"}).elements) EXPECT_EQ(key.text.rfind("df:{1}:", 0), 0u) << key.text;
+  EXPECT_EQ(whole_life(*zero, "job-1"), kLife);  // the same id and idempotency key, another shard: another job
+  EXPECT_EQ(wait(zero->list("", std::nullopt, 10, "", soon()))->jobs.size(), 1u);
+  EXPECT_EQ(redis({"XLEN", queue::Keys(1).dead()}).integer, 1);
+}
+
+TEST_F(QueueShards, AFeedFollowsItsOwnShard) {
+  const auto zero = client_of(0), one = client_of(1);
+  queue::Feed feed(connection_, 1, true);
+  EXPECT_TRUE(wait(feed.next(std::chrono::milliseconds(2000)))->gap);
+  EXPECT_EQ(whole_life(*zero, "of-zero"), kLife);
+  EXPECT_EQ(whole_life(*one, "of-one"), kLife);
+  std::string seen;
+  for (;;) {
+    auto batch = wait(feed.next(std::chrono::milliseconds(200)));
+    ASSERT_TRUE(batch.ok());
+    EXPECT_FALSE(batch->gap);
+    if (batch->events.empty()) break;
+    for (const auto& e : batch->events) {
+      EXPECT_EQ(e.job, "of-one");
+      seen += e.type + " ";
+    }
+  }
+  // Lifecycle and steps come on two channels; together they are all of them.
+  EXPECT_EQ(seen.size(), std::string(kLife).size()) << seen;
+}
+
+class QueueCluster : public QueueShards {
+ protected:
+  QueueCluster() : QueueShards({.tcp = true, .extra = {"cluster-enabled yes"}}) {}
+};
+
+TEST_F(QueueCluster, EveryTransitionStaysInItsShardsSlot) {
+  redis({"CLUSTER", "ADDSLOTSRANGE", "0", "16383"});
+  for (int i = 0; i < 100 && redis({"CLUSTER", "INFO"}).text.find("cluster_state:ok") == std::string::npos; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  for (const int shard : {0, 1}) {
+    const auto client = client_of(shard);
+    EXPECT_EQ(whole_life(*client, "job-1"), kLife) << "shard " << shard;
+  }
+}
+
+}  // namespace
+}  // namespace ditfleet::testing

@@ -1,0 +1,100 @@
+// The connection against real servers: passwords, TLS, a server that goes and comes back.
+#include "tests/system/queue_fixture.h"
+
+namespace ditfleet::testing {
+namespace {
+
+class RedisConnection : public ::testing::Test {
+ protected:
+  ~RedisConnection() override {
+    for (auto& c : connections_) c->stop();
+    io_.restart();
+    io_.run_for(std::chrono::milliseconds(50));
+  }
+  std::shared_ptr<redis::Connection> connect(const redis::Endpoint& endpoint) {
+    redis::ConnectionOptions options;
+    options.endpoint = endpoint;
+    auto connection = redis::Connection::create(io_.get_executor(), options);
+    connection->start();
+    connections_.push_back(connection);
+    return connection;
+  }
+  Result<redis::Reply> ask(const redis::Endpoint& endpoint, const char* command = "PING",
+                           std::chrono::milliseconds within = std::chrono::seconds(3)) {
+    return ask(*connect(endpoint), command, within);
+  }
+  Result<redis::Reply> ask(redis::Connection& connection, const char* command, std::chrono::milliseconds within = std::chrono::seconds(3)) {
+    std::optional<Result<redis::Reply>> out;
+    asio::co_spawn(io_, [&]() -> asio::awaitable<void> {
+      out.emplace(co_await connection.execute(redis::Command(command), Deadline::after(within)));
+    }, asio::detached);
+    io_.restart();
+    while (!out && io_.run_one() > 0) {
+    }
+    return std::move(*out);
+  }
+
+  asio::io_context io_;
+  std::vector<std::shared_ptr<redis::Connection>> connections_;
+};
+
+TEST_F(RedisConnection, APasswordIsNeededAndMustBeRight) {
+  RedisServer server({.tcp = true, .password = "s3cret"});
+  auto endpoint = server.endpoint();
+  EXPECT_TRUE(ask(endpoint).ok());
+  endpoint.password = "guess";
+  auto wrong = ask(endpoint);
+  ASSERT_FALSE(wrong.ok());
+  EXPECT_EQ(wrong.error().code, Code::kPermissionDenied) << wrong.error().message;
+  EXPECT_NE(wrong.error().message.find("WRONGPASS"), std::string::npos) << wrong.error().message;
+  EXPECT_EQ(wrong.error().message.find("guess"), std::string::npos) << "a message repeats the password";
+  endpoint.password.clear();
+  auto none = ask(endpoint);
+  ASSERT_FALSE(none.ok());
+  EXPECT_EQ(none.error().code, Code::kPermissionDenied) << none.error().message;
+  EXPECT_NE(none.error().message.find("NOAUTH"), std::string::npos) << none.error().message;
+}
+
+TEST_F(RedisConnection, TlsIsVerified) {
+  RedisServer server({.tls = true, .password = "s3cret"});
+  EXPECT_EQ(server.url().rfind("rediss://", 0), 0u);
+  EXPECT_TRUE(ask(server.endpoint()).ok());
+  auto unknown = server.endpoint();
+  unknown.tls_ca_file.clear();
+  auto refused = ask(unknown);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message.find("certificate"), std::string::npos) << refused.error().message;
+  unknown.tls_verify = false;
+  EXPECT_TRUE(ask(unknown).ok());
+  auto plain = server.endpoint();
+  plain.tls = false;
+  EXPECT_FALSE(ask(plain).ok());
+}
+
+TEST_F(RedisConnection, ALostServerIsToldAndFoundAgain) {
+  RedisServer server;
+  auto connection = connect(server.endpoint());
+  ASSERT_TRUE(ask(*connection, "PING").ok());
+  const auto generation = connection->generation();
+  server.kill();
+  auto lost = ask(*connection, "PING", std::chrono::seconds(1));
+  ASSERT_FALSE(lost.ok());
+  EXPECT_EQ(lost.error().code, Code::kUnavailable) << lost.error().message;
+  server.restart();
+  const auto until = Deadline::after(std::chrono::seconds(10));
+  while (!ask(*connection, "PING", std::chrono::seconds(1)).ok() && !until.passed()) {
+  }
+  EXPECT_TRUE(ask(*connection, "PING").ok());
+  EXPECT_GT(connection->generation(), generation);
+}
+
+TEST_F(RedisConnection, NobodyThereIsAnErrorThatNamesThePlace) {
+  auto endpoint = redis::Endpoint::parse("redis://127.0.0.1:" + std::to_string(free_port()));
+  ASSERT_TRUE(endpoint.ok());
+  auto nobody = ask(*endpoint, "PING", std::chrono::seconds(1));
+  ASSERT_FALSE(nobody.ok());
+  EXPECT_NE(nobody.error().message.find("127.0.0.1"), std::string::npos) << nobody.error().message;
+}
+
+}  // namespace
+}  // namespace ditfleet::testing

@@ -1,0 +1,181 @@
+// What a Redis connection decides, by plain calls: no socket, no clock.
+#include <gtest/gtest.h>
+
+#include "shared/redis/session.h"
+
+namespace ditfleet::redis {
+namespace {
+
+ConnectionOptions options(const char* url = "redis://127.0.0.1:6379") {
+  ConnectionOptions out;
+  out.endpoint = *Endpoint::parse(url);
+  return out;
+}
+
+class RedisSession : public ::testing::Test {
+ protected:
+  explicit RedisSession(ConnectionOptions o = options()) : session_(o, [] { return 0.5; }) {}
+  void greet() {
+    EXPECT_EQ(session_.start().what, Step::Do::kConnect);
+    EXPECT_EQ(session_.connected().what, Step::Do::kRead);
+    session_.take_output();
+    EXPECT_EQ(session_.received("+PONG\r\n").what, Step::Do::kRead);
+    ASSERT_TRUE(session_.ready());
+  }
+  Session session_;
+};
+
+TEST_F(RedisSession, CommandsOfBeforeTheFirstConnectionAreSentOnceItStands) {
+  const auto id = session_.submit({Command("GET") << "a"});
+  ASSERT_TRUE(id.ok());
+  session_.start();
+  session_.connected();
+  EXPECT_EQ(session_.take_output(), "*1\r\n$4\r\nPING\r\n");
+  session_.received("+PONG\r\n");
+  EXPECT_EQ(session_.take_output(), "*2\r\n$3\r\nGET\r\n$1\r\na\r\n");
+  session_.received("$1\r\n");
+  EXPECT_TRUE(session_.take_done().empty());  // half a reply
+  session_.received("x\r\n");
+  auto done = session_.take_done();
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].id, *id);
+  EXPECT_EQ(done[0].replies.at(0)->text, "x");
+}
+
+TEST_F(RedisSession, PipelinedRepliesFindTheirCommands) {
+  greet();
+  const auto first = session_.submit({Command("A"), Command("B")});
+  const auto second = session_.submit({Command("C")});
+  session_.received(":1\r\n-ERR no\r\n*2\r\n$-1\r\n+OK\r\n");
+  auto done = session_.take_done();
+  ASSERT_EQ(done.size(), 2u);
+  EXPECT_EQ(done[0].id, *first);
+  EXPECT_EQ(done[0].replies.at(0)->integer, 1);
+  EXPECT_EQ(done[0].replies.at(1).error().code, Code::kInternal);
+  EXPECT_EQ(done[1].id, *second);
+  EXPECT_TRUE(done[1].replies.at(0)->elements.at(0).is_nil());
+}
+
+TEST_F(RedisSession, WhatWasSentWhenTheConnectionBrokeIsNotSentAgain) {
+  greet();
+  ASSERT_TRUE(session_.submit({Command("INCR") << "n"}).ok());
+  session_.take_output();
+  const Step step = session_.disconnected("reset by peer");
+  EXPECT_EQ(step.what, Step::Do::kWait);
+  EXPECT_EQ(step.wait.count(), 0);  // the first try comes at once
+  auto done = session_.take_done();
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].replies.at(0).error().code, Code::kUnavailable);
+  session_.waited();
+  session_.connected();
+  EXPECT_EQ(session_.take_output(), "*1\r\n$4\r\nPING\r\n");
+  session_.received("+PONG\r\n");
+  EXPECT_EQ(session_.take_output(), "");
+  EXPECT_EQ(session_.generation(), 2u);
+}
+
+TEST_F(RedisSession, FailuresBackOffUpToTheLimit) {
+  session_.start();
+  std::chrono::milliseconds last{0};
+  for (int i = 0; i < 12; ++i) {
+    const Step step = session_.connect_failed("refused");
+    ASSERT_EQ(step.what, Step::Do::kWait);
+    EXPECT_GE(step.wait, last);
+    EXPECT_LE(step.wait.count(), 2000);
+    last = step.wait;
+    session_.waited();
+  }
+  EXPECT_EQ(last.count(), 1500);  // 2000 with a jitter of one half
+}
+
+TEST_F(RedisSession, AReplyThatComesAfterItsDeadlineIsDropped) {
+  greet();
+  const auto late = session_.submit({Command("SLOW")});
+  const auto next = session_.submit({Command("GET") << "a"});
+  EXPECT_EQ(session_.abandon(*late).code, Code::kDeadlineExceeded);
+  session_.received("+late\r\n+mine\r\n");
+  auto done = session_.take_done();
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].id, *next);
+  EXPECT_EQ(done[0].replies.at(0)->text, "mine");
+}
+
+TEST_F(RedisSession, SeveralUnansweredRequestsMeanThatThePeerIsGone) {
+  greet();
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_FALSE(session_.looks_dead());
+    session_.abandon(*session_.submit({Command("PING")}));
+  }
+  EXPECT_TRUE(session_.looks_dead());
+  session_.received("+PONG\r\n");
+  EXPECT_FALSE(session_.looks_dead());
+}
+
+TEST_F(RedisSession, JunkClosesTheConnection) {
+  greet();
+  EXPECT_EQ(session_.received("HTTP/1.1 400 Bad Request\r\n").what, Step::Do::kClose);
+  EXPECT_NE(session_.close_reason().message.find("not RESP2"), std::string::npos);
+}
+
+TEST_F(RedisSession, StoppedMeansStopped) {
+  greet();
+  ASSERT_TRUE(session_.submit({Command("GET") << "a"}).ok());
+  EXPECT_EQ(session_.stop().what, Step::Do::kEnd);
+  EXPECT_FALSE(session_.take_done().at(0).replies.at(0).ok());
+  EXPECT_FALSE(session_.submit({Command("PING")}).ok());
+  EXPECT_EQ(session_.connected().what, Step::Do::kEnd);
+}
+
+class RedisLogin : public RedisSession {
+ protected:
+  RedisLogin() : RedisSession(options("redis://ditfleet:s3cret@10.0.0.1:6380/2")) {}
+};
+
+TEST_F(RedisLogin, LogsInAndSelectsBeforeAnythingElse) {
+  session_.start();
+  session_.connected();
+  const std::string out = session_.take_output();
+  EXPECT_NE(out.find("AUTH"), std::string::npos);
+  EXPECT_LT(out.find("AUTH"), out.find("SELECT"));
+  EXPECT_LT(out.find("SELECT"), out.find("PING"));
+  ASSERT_TRUE(session_.submit({Command("GET") << "a"}).ok());
+  EXPECT_EQ(session_.received("-WRONGPASS invalid username-password pair\r\n").what, Step::Do::kClose);
+  EXPECT_EQ(session_.disconnected(session_.close_reason().message).what, Step::Do::kWait);
+  auto done = session_.take_done();
+  ASSERT_EQ(done.size(), 1u);  // told at once: waiting would not help
+  const Error& error = done[0].replies.at(0).error();
+  EXPECT_EQ(error.code, Code::kPermissionDenied);
+  EXPECT_NE(error.message.find("10.0.0.1:6380"), std::string::npos) << error.message;
+  EXPECT_EQ(error.message.find("s3cret"), std::string::npos) << error.message;
+}
+
+TEST_F(RedisLogin, ARedisThatLoadsItsFileIsNotReady) {
+  session_.start();
+  session_.connected();
+  session_.received("+OK\r\n+OK\r\n");
+  EXPECT_EQ(session_.received("-LOADING Redis is loading the dataset in memory\r\n").what, Step::Do::kClose);
+  EXPECT_FALSE(session_.ready());
+}
+
+TEST(RedisEndpoint, ReadsEveryForm) {
+  const auto tls = Endpoint::parse("rediss://user:pa%40ss@example.com:7000/3");
+  ASSERT_TRUE(tls.ok()) << tls.error().message;
+  EXPECT_TRUE(tls->tls);
+  EXPECT_EQ(tls->password, "pa@ss");
+  EXPECT_EQ(tls->port, 7000);
+  EXPECT_EQ(tls->db, 3);
+  EXPECT_EQ(Endpoint::parse("unix:///run/redis.sock?db=2")->unix_path, "/run/redis.sock");
+  EXPECT_EQ(Endpoint::parse("redis://example.com")->port, 6379);
+  for (const char* bad : {"", "example.com", "http://example.com", "redis://", "redis://h:port", "redis://h:0", "redis://h:70000", "redis://h/x", "unix://"}) {
+    const auto endpoint = Endpoint::parse(bad);
+    EXPECT_FALSE(endpoint.ok()) << bad;
+    if (!endpoint) EXPECT_EQ(endpoint.error().code, Code::kInvalidArgument) << bad;
+  }
+  const auto secret = Endpoint::parse("redis://u:hunter2@h:port");
+  ASSERT_FALSE(secret.ok());
+  EXPECT_EQ(secret.error().message.find("hunter2"), std::string::npos);
+  EXPECT_EQ(Endpoint::parse("redis://u:hunter2@h:1")->display().find("hunter2"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace ditfleet::redis
