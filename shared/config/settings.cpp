@@ -10,6 +10,7 @@
 #include "shared/config/options.h"
 #include "shared/config/sources.h"
 #include "shared/core/bytes.h"
+#include "shared/core/ids.h"
 #include "shared/core/nearest_name.h"
 
 namespace ditfleet::config {
@@ -91,9 +92,8 @@ Result<void> apply_model(const Assignment& a, const std::string& base, Settings&
 Result<void> apply_tenant(const Assignment& a, Settings& settings) {
   if (a.path.size() != 3 || a.path[2] != "weight")
     return wrong(a, "unknown key '" + a.key() + "'; a tenant has tenants.NAME.weight");
-  if (!is_model_name(a.path[1]))
-    return wrong(a, "tenant name '" + a.path[1] +
-                        "' must have 1 to 64 characters, without spaces, colons, slashes, quotes or braces");
+  if (!is_valid_id(a.path[1]))
+    return wrong(a, "tenant name '" + a.path[1] + "' must be 1 to 64 characters of A-Z a-z 0-9 . _ -");
   double weight = 0;
   const auto [end, error] = std::from_chars(a.value.data(), a.value.data() + a.value.size(), weight);
   if (error != std::errc() || end != a.value.data() + a.value.size() || !std::isfinite(weight) ||
@@ -117,10 +117,8 @@ Result<void> apply_key(const Assignment& a, Settings& settings) {
   if (index == settings.keys.size()) settings.keys.emplace_back();
   ApiKey& key = settings.keys[index];
   if (a.path[2] == "tenant") {
-    if (!is_model_name(a.value))
-      return wrong(a,
-                   "tenant '" + a.value +
-                       "' must have 1 to 64 characters, without spaces, colons, slashes, quotes or braces");
+    if (!is_valid_id(a.value))
+      return wrong(a, "tenant '" + a.value + "' must be 1 to 64 characters of A-Z a-z 0-9 . _ -");
     key.tenant = a.value;
   } else if (a.path[2] == "sha256") {
     if (a.value.size() != 64 || a.value.find_first_not_of("0123456789abcdef") != std::string::npos) {
