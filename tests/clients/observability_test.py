@@ -229,9 +229,9 @@ class Metrics(unittest.TestCase):
         self.assertEqual(grown("ditfleet_queue_wait_seconds_count"), 4)
         self.assertEqual(grown("ditfleet_job_seconds_count", 'state="succeeded"'), 3)
         self.assertGreater(grown("ditfleet_job_seconds_sum", 'state="succeeded"'), 0)
-        self.assertEqual(self.value(after, "ditfleet_workers", 'state="ready"'), 1)
         self.assertEqual(self.value(after, "ditfleet_scheduler_leading"), 1)
-        self.assertEqual(self.value(after, "ditfleet_http_event_streams"), 0)
+        until(lambda: self.value(self.scrape(), "ditfleet_http_event_streams") == 0, "the streams are closed")
+        until(lambda: self.value(self.scrape(), "ditfleet_workers", 'state="ready"') == 1, "the worker is counted")
         until(lambda: self.value(self.scrape(), "ditfleet_jobs_open") == 0 and self.value(self.scrape(), "ditfleet_units_held") == 0,
               "the gauges are back to nothing")
 
