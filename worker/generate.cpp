@@ -109,6 +109,7 @@ Result<void> run(const GenerateFlags& flags) {
       if (auto dumped = (*prepared)->dump(numbered_path(flags.dump, i, count)); !dumped) return dumped;
     }
     std::cout << path << "  seed " << request.seed << std::endl;
+    if (!std::cout) return internal_error("cannot write to standard output");
   }
   return {};
 }

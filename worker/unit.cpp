@@ -1,10 +1,19 @@
 #include "worker/unit.h"
 
 #include "shared/job/validate.h"
+#include "shared/telemetry/metrics.h"
 #include "worker/model_set.h"
 #include "worker/request.h"
 
 namespace ditfleet::worker {
+
+std::string Unit::label() const {
+  constexpr std::size_t kTraceAt = 3, kTraceLength = 32;  // "00-<trace>-<span>-<flags>"
+  std::string label = entry.ref.job + "/" + std::to_string(entry.ref.unit);
+  // What a client wrote there may be anything.
+  if (telemetry::is_valid_traceparent(entry.traceparent)) label += " [trace " + entry.traceparent.substr(kTraceAt, kTraceLength) + "]";
+  return label;
+}
 
 Result<std::shared_ptr<Unit>> make_unit(queue::MailboxEntry entry, const ModelSet& models, Clock::time_point now) {
   auto parsed = job::parse_spec(entry.spec);

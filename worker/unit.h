@@ -40,7 +40,8 @@ struct Unit {
 
   queue::Attempt attempt() const { return {entry.ref, entry.nonce}; }
   bool must_stop() const { return stop || Clock::now().time_since_epoch().count() >= lease_until; }
-  std::string label() const { return entry.ref.job + "/" + std::to_string(entry.ref.unit); }
+  // For the log: "JOB/0", and the id of the job's trace where it has one.
+  std::string label() const;
 };
 
 struct ModelSet;

@@ -56,6 +56,20 @@ TEST_F(WorkerService, TextOfTheNextUnitIsEncodedWhileThePresentOneDenoises) {
   EXPECT_LT(script_->index_of("decoded 1"), script_->index_of("step 2/1")) << "one unit at a time on the device";
 }
 
+TEST_F(WorkerService, ThePictureOfAUnitIsEncodedWhileTheNextOneDenoises) {
+  auto worker = start_ready_worker();
+  // The first picture's encoding ends only after the second unit's last step: one thread for both never would.
+  script_->on_event = [this](const std::string& event) -> std::optional<Error> {
+    if (event == "pixels 1" && !until([&] { return logged("decoded 2"); })) return internal_error("the device stood still");
+    return std::nullopt;
+  };
+  const std::string first = ready(spec(1)), second = ready(spec(2));
+  assign(first, 0, worker->owner());
+  assign(second, 0, worker->owner());
+  ASSERT_TRUE(reaches(second, State::kSucceeded));
+  EXPECT_TRUE(reaches(first, State::kSucceeded));
+}
+
 TEST_F(WorkerService, NothingStartsBeforeTheDeviceIsFree) {
   script_->step_ms = 100;
   auto worker = start_ready_worker();
