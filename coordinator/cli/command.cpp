@@ -2,6 +2,8 @@
 
 #include <cstdio>
 
+#include "coordinator/cli/local_address.h"
+
 namespace ditfleet::cli {
 
 int report(const std::string& command, const Error& error) {
@@ -19,14 +21,29 @@ void add_configuration_flags(CLI::App& command, config::Sources& sources) {
 }
 
 void add_target_flags(CLI::App& command, Target& target) {
-  command.add_option("--url", target.url, "The service's gateway")
+  command.add_option("--url", target.url, "The service's gateway; by default where gateway.listen says")
       ->envname("DITFLEET_URL")
-      ->type_name("URL")
-      ->capture_default_str();
+      ->type_name("URL");
   command.add_option("--key", target.key, "Bearer key of the tenant")
       ->envname("DITFLEET_KEY")
       ->type_name("KEY");
   command.add_flag("--json", target.json, "Print JSON");
+  add_configuration_flags(command, target.sources);
+}
+
+Result<void> settle(Target& target) {
+  const auto settings = config::load(target.sources);
+  if (!settings) return settings.error();
+  if (!target.url.empty()) return {};
+  target.url = settings->gateway.public_url;
+  if (!target.url.empty()) return {};
+  const auto address = ListenAddress::parse(settings->gateway.listen);
+  if (!address) return address.error();
+  if (address->port == 0) {
+    return invalid_argument("gateway.listen has port 0, which does not say where the gateway is; give --url");
+  }
+  target.url = address->local_url();
+  return {};
 }
 
 }  // namespace ditfleet::cli

@@ -25,12 +25,16 @@ void add_configuration_flags(CLI::App& command, config::Sources& sources);
 
 // Where a running service is and as whom to ask it.
 struct Target {
-  std::string url = "http://127.0.0.1:8780";
+  std::string url;  // empty until settle(): from the configuration
   std::string key;  // bearer key; empty: none
   bool json = false;
+  config::Sources sources;
 };
-// --url (DITFLEET_URL), --key (DITFLEET_KEY), --json.
+// --url (DITFLEET_URL), --key (DITFLEET_KEY), --json, --config, --set.
 void add_target_flags(CLI::App& command, Target& target);
+// Reads the configuration and, where no URL was given, takes the gateway's from it: gateway.public_url, else
+// gateway.listen. kInvalidArgument: the configuration is wrong, or its port 0 tells nothing.
+Result<void> settle(Target& target);
 
 // Each adds its command to `app`; when it is the one that was typed, it sets `run`.
 void add_up(CLI::App& app, Invocation& run);

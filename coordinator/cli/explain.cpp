@@ -166,7 +166,8 @@ void add_explain(CLI::App& app, Invocation& run) {
   add_target_flags(*command, *target);
   command->callback([target, id, &run] {
     run = [target, id] {
-      const auto done = explain(*target, *id);
+      auto done = settle(*target);
+      if (done) done = explain(*target, *id);
       return done ? kExitOk : report("explain", done.error());
     };
   });

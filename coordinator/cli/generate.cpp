@@ -209,6 +209,7 @@ void add_generate(CLI::App& app, Invocation& run) {
       ->type_name("FILE");
   command->callback([flags, &run] {
     run = [flags] {
+      if (auto settled = settle(flags->target); !settled) return report("generate", settled.error());
       const auto done = generate(*flags);
       return done ? *done : report("generate", done.error());
     };

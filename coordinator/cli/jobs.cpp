@@ -181,7 +181,8 @@ void add_jobs(CLI::App& app, Invocation& run) {
     }
     command->callback([flags, action, name, &run] {
       run = [flags, action, name] {
-        const auto done = action(*flags);
+        auto done = settle(flags->target);
+        if (done) done = action(*flags);
         return done ? kExitOk : report("jobs " + std::string(name), done.error());
       };
     });
@@ -198,7 +199,8 @@ void add_workers(CLI::App& app, Invocation& run) {
   add_target_flags(*command, *target);
   command->callback([target, &run] {
     run = [target] {
-      const auto done = workers(*target);
+      auto done = settle(*target);
+      if (done) done = workers(*target);
       return done ? kExitOk : report("workers", done.error());
     };
   });

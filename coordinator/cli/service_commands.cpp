@@ -43,10 +43,13 @@ void add_coordinator(CLI::App& app, Invocation& run) {
 
 void add_version(CLI::App& app, Invocation& run) {
   auto as_json = std::make_shared<bool>(false);
+  auto sources = std::make_shared<config::Sources>();
   auto* command = app.add_subcommand("version", "Print the version");
   command->add_flag("--json", *as_json, "Print JSON");
-  command->callback([as_json, &run] {
-    run = [as_json] {
+  add_configuration_flags(*command, *sources);
+  command->callback([as_json, sources, &run] {
+    run = [as_json, sources] {
+      if (const auto settings = config::load(*sources); !settings) return report("version", settings.error());
       if (*as_json)
         std::printf("%s\n", json::serialize(json::object{{"version", DITFLEET_VERSION}}).c_str());
       else
