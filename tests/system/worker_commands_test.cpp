@@ -151,7 +151,7 @@ TEST_F(WorkerCommands, ADeviceThatIsNotThereIsRefused) {
 }
 
 TEST_F(WorkerCommands, AnEndWhileItDrawsLeavesNoPartialFile) {
-  Program program("ditfleet-worker", generate({"--steps", "1000", "--size", "256x256"}));
+  Program program("ditfleet-worker", generate({"--steps", "200", "--size", "512x512"}));
   std::this_thread::sleep_for(1500ms);
   program.send(SIGTERM);
   EXPECT_EQ(program.wait(10s), 128 + SIGTERM) << program.err();

@@ -44,13 +44,13 @@ class WorkerRun : public QueueTest {
     return true;
   }
   // Admitted; complete, as a worker takes it.
-  std::string ready(int steps, const std::string& prompt = "a red circle", const std::string& traceparent = "") {
+  std::string ready(int steps, const std::string& prompt = "a red circle", const std::string& traceparent = "", int side = 64) {
     job::JobSpec spec;
     spec.model = "tiny";
     spec.prompt = prompt;
     spec.n = 1;
     spec.seed = 5;
-    spec.width = spec.height = 64;
+    spec.width = spec.height = side;
     spec.num_inference_steps = steps;
     queue::Submission s = submission();
     s.spec = job::to_json(spec);
@@ -59,6 +59,8 @@ class WorkerRun : public QueueTest {
     admit_all();
     return id;
   }
+  // One that takes a while: many steps of many tokens.
+  std::string ready_slow(int steps) { return ready(steps, "a red circle", "", 256); }
   void expect_drawn(const std::string& id) {
     ASSERT_TRUE(until([&] { return job::is_terminal(job(id).state); }));
     const auto record = job(id);
@@ -111,7 +113,7 @@ TEST_F(WorkerRun, TheLogNamesTheTraceOfTheJob) {
 
 TEST_F(WorkerRun, SigtermFinishesWhatRunsAndHandsBackTheRest) {
   auto worker = start_worker();
-  const std::string first = ready(150), second = ready(1);
+  const std::string first = ready_slow(100), second = ready(1);
   assign(first, 0, owner_);
   assign(second, 0, owner_);
   ASSERT_TRUE(until([&] { return job(first).state == State::kRunning; }));
@@ -124,7 +126,7 @@ TEST_F(WorkerRun, SigtermFinishesWhatRunsAndHandsBackTheRest) {
 
 TEST_F(WorkerRun, ASecondSignalEndsItAtOnceAndHandsBackEverything) {
   auto worker = start_worker();
-  const std::string id = ready(1000);
+  const std::string id = ready_slow(200);
   assign(id, 0, owner_);
   ASSERT_TRUE(until([&] { return job(id).state == State::kRunning; }));
   worker->send(SIGTERM);
