@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <charconv>
+#include <cmath>
 #include <filesystem>
 #include <iostream>
 #include <map>
@@ -28,6 +29,27 @@ Result<std::pair<int, int>> parse_size(const std::string& text) {
     if (second.ec == std::errc() && second.ptr == end) return std::pair(width, height);
   }
   return invalid_argument("--size is '" + text + "'; it takes WIDTHxHEIGHT in pixels, such as 1024x768");
+}
+
+Result<std::int64_t> parse_seed(const std::string& text) {
+  std::int64_t seed = 0;
+  const char* end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, seed);
+  if (error == std::errc() && at == end && seed >= 0) return seed;
+  return invalid_argument("--seed is '" + text + "'; it takes a whole number from 0 to 9223372036854775807");
+}
+
+// What JSON, the form that the checks below read, could not carry.
+Result<void> check_values(const GenerateFlags& flags) {
+  for (const auto& [flag, text] : {std::pair<const char*, std::string>{"--prompt", flags.prompt},
+                                   {"--negative", flags.negative.value_or("")}}) {
+    if (!is_valid_utf8(text)) return invalid_argument(std::string(flag) + " is not valid UTF-8");
+  }
+  for (const auto& [flag, number] : {std::pair<const char*, double>{"--guidance", flags.guidance.value_or(0)},
+                                     {"--true-cfg", flags.true_cfg.value_or(0)}}) {
+    if (!std::isfinite(number)) return invalid_argument(std::string(flag) + " must be a finite number");
+  }
+  return {};
 }
 
 // Says which flag set the field that an error is about.
@@ -129,7 +151,10 @@ void add_generate_flags(CLI::App& command, GenerateFlags& flags) {
           "Negative prompt; \"\" counts as one (used when --true-cfg is above 1)")
       ->type_name("TEXT");
   command.add_option("--true-cfg", flags.true_cfg, "True classifier-free guidance scale")->type_name("SCALE");
-  command.add_option("--seed", flags.seed, "Seed of the first picture, the i-th after it has seed + i; default: random")
+  command  // As text: CLI11 reads a number that is too large as the largest.
+      .add_option_function<std::string>(
+          "--seed", [&flags](const std::string& text) { flags.seed = text; },
+          "Seed of the first picture, the i-th after it has seed + i; default: random")
       ->type_name("N");
   command.add_option("--steps", flags.steps, "Denoising steps")->type_name("N");
   command.add_option("--guidance", flags.guidance, "Embedded guidance of guidance-distilled models")->type_name("SCALE");
@@ -150,6 +175,7 @@ void add_generate_flags(CLI::App& command, GenerateFlags& flags) {
 }
 
 Result<job::JobSpec> spec_of(const GenerateFlags& flags, const job::ModelEntry& model) {
+  if (auto checked = check_values(flags); !checked) return checked.error();
   job::JobSpec spec;
   spec.model = model.name;
   spec.prompt = flags.prompt;
@@ -165,7 +191,11 @@ Result<job::JobSpec> spec_of(const GenerateFlags& flags, const job::ModelEntry& 
   spec.guidance_scale = flags.guidance;
   spec.true_cfg_scale = flags.true_cfg;
   spec.max_sequence_length = flags.max_sequence_length;
-  spec.seed = flags.seed;
+  if (flags.seed) {
+    auto seed = parse_seed(*flags.seed);
+    if (!seed) return seed.error();
+    spec.seed = *seed;
+  }
   // Through the same door as a job, so that the same limits hold.
   auto parsed = job::parse_spec(job::to_json(spec));
   if (!parsed) return name_the_flag(parsed.error());

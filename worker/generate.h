@@ -18,9 +18,8 @@ struct GenerateFlags {
   config::Sources sources;
   std::string model_dir, prompt, out, dump;
   std::string device, dtype;  // empty: worker.device, worker.dtype
-  std::optional<std::string> negative, size;  // "" counts as given
+  std::optional<std::string> negative, size, seed;  // "" counts as given
   std::optional<double> true_cfg, guidance;
-  std::optional<std::int64_t> seed;
   std::optional<int> steps, max_sequence_length, count;
 };
 

@@ -1,10 +1,14 @@
 // ditfleet-worker: the process that draws. `run` serves the queue, `generate` and `tokenize` use the
 // pipeline without any service.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <csignal>
 #include <exception>
 #include <iostream>
+#include <string>
+#include <vector>
 
+#include "shared/core/nearest_name.h"
 #include "worker/command_line.h"
 #include "worker/generate.h"
 #include "worker/run.h"
@@ -35,6 +39,14 @@ int main(int argc, char** argv) {
   add_tokenize_flags(*tokenize_command, tokenize_flags);
   tokenize_command->callback([&] { exit_code = tokenize(tokenize_flags); });
 
+  if (argc > 1 && argv[1][0] != '-') {
+    std::vector<std::string> known;
+    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) known.push_back(command->get_name());
+    if (std::find(known.begin(), known.end(), argv[1]) == known.end()) {
+      std::cerr << "ditfleet-worker: there is no command '" << argv[1] << "'" << ditfleet::suggestion(argv[1], known) << "\n";
+      return kExitUsage;
+    }
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

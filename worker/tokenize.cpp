@@ -35,7 +35,11 @@ Result<void> tokenize_lines(const pipeline::Tokenizers& tokenizers, std::istream
     const std::string where = "line " + std::to_string(number) + " of the input ";
     if (!is_valid_utf8(line)) return invalid_argument(where + "is not UTF-8");
     auto parsed = parse_json(line);
-    if (!parsed) return invalid_argument(where + "is not JSON: " + parsed.error().message);
+    if (!parsed) {
+      const bool escapes = line.find("\\ud") != std::string::npos || line.find("\\uD") != std::string::npos;
+      return invalid_argument(where + "is not JSON: " + parsed.error().message +
+                              (escapes ? "; an escaped surrogate counts only in a pair, such as \\ud83d\\ude00" : ""));
+    }
     if (!parsed->is_string()) return invalid_argument(where + "is not a JSON string; each line is one prompt, such as \"a red circle\"");
     auto ids = tokenizers.tokenize(std::string(parsed->get_string()), kMaxSequenceLength);
     if (!ids) return Error{ids.error().code, where + "cannot be tokenized: " + ids.error().message, ids.error().param};

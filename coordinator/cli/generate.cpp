@@ -194,7 +194,14 @@ void add_generate(CLI::App& app, Invocation& run) {
   command->add_option("--model", flags->model, "Model; by default the service's");
   command->add_option("--size", flags->size, "WIDTHxHEIGHT in pixels")->type_name("WxH");
   command->add_option("--steps", flags->steps, "Denoising steps");
-  command->add_option("--seed", flags->seed, "Seed; image i is drawn with seed + i");
+  // CLI11 alone reads a number that is too large as the largest.
+  const std::function<std::string(const std::string&)> check_seed = [](const std::string& text) -> std::string {
+    std::int64_t seed = 0;
+    const auto [at, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+    const bool good = error == std::errc() && at == text.data() + text.size() && seed >= 0;
+    return good ? "" : "'" + text + "' is no seed; it takes a whole number from 0 to 9223372036854775807";
+  };
+  command->add_option("--seed", flags->seed, "Seed; image i is drawn with seed + i")->check(check_seed);
   command->add_option("--guidance", flags->guidance, "Guidance of guidance-distilled models");
   command->add_option("--negative", flags->negative, "Negative prompt, for true CFG");
   command->add_option("--true-cfg", flags->true_cfg, "Scale of true CFG; on above 1 with a negative prompt");

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <thread>
 
 #include "shared/core/json.h"
@@ -13,10 +14,8 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 const std::string kModel = std::string(DITFLEET_SOURCE_DIR) + "/tests/fixtures/flux/dev/model";
-const std::string kGuided = std::string(DITFLEET_SOURCE_DIR) + "/tests/fixtures/flux/schnell/model";
 using Words = std::vector<std::string>;
 
 class WorkerCommands : public ::testing::Test {
@@ -31,10 +30,14 @@ class WorkerCommands : public ::testing::Test {
     std::filesystem::permissions(dir_, std::filesystem::perms::owner_all, ignored);
     std::filesystem::remove_all(dir_, ignored);
   }
+  // A quick picture into dir_; `more` are flags with their values, which take the place of those given here.
   Words generate(const Words& more) const {
-    Words words = {"generate", "--model", kModel, "--prompt", "a red circle", "--out", dir_ + "/x.png", "--device", "cpu",
-                   "--size", "64x64", "--steps", "1", "--seed", "3"};
-    words.insert(words.end(), more.begin(), more.end());
+    std::map<std::string, std::string> flags = {{"--model", kModel}, {"--prompt", "a red circle"}, {"--out", dir_ + "/x.png"},
+                                                {"--device", "cpu"}, {"--size", "64x64"},          {"--steps", "1"},
+                                                {"--seed", "3"}};
+    for (std::size_t i = 0; i + 1 < more.size(); i += 2) flags[more[i]] = more[i + 1];
+    Words words = {"generate"};
+    for (const auto& [flag, value] : flags) words.insert(words.end(), {flag, value});
     return words;
   }
   // A usage error whose message has all the words, before anything was drawn.
@@ -182,7 +185,7 @@ TEST_F(WorkerCommands, ConfigurationCountsForEveryCommand) {
 TEST_F(WorkerCommands, RunSaysWhatItMisses) {
   expect_refused({"run", "--model", "a=" + kModel}, {"--redis"});
   expect_refused({"run", "--redis", "redis://127.0.0.1:1"}, {"--model"});
-  expect_refused({"run", "--redis", "http://127.0.0.1:1", "--model", "a=" + kModel}, {"http", "redis://"});
+  expect_refused({"run", "--redis", "http://127.0.0.1:1", "--model", "a=" + kModel}, {"redis.url", "redis://"});
   expect_refused({"run", "--redis", "redis://127.0.0.1:1", "--model", kModel}, {"NAME=DIR"});
   expect_refused({"run", "--redis", "redis://127.0.0.1:1", "--model", "a=/none", "--device", "cpu"}, {"/none"}, 1);
 }
