@@ -71,10 +71,7 @@ asio::awaitable<Result<queue::SubmitOutcome>> Api::submit(CallPtr call, job::Job
   submission.spec = job::to_json(spec);
   submission.idempotency_key = std::string(key);
   submission.traceparent = call->traceparent;
-  if (spec.deadline_ms) {
-    submission.deadline_ms = std::chrono::duration_cast<std::chrono::milliseconds>(
-                                 std::chrono::system_clock::now().time_since_epoch()).count() + *spec.deadline_ms;
-  }
+  submission.deadline_in_ms = spec.deadline_ms.value_or(0);
   co_return co_await service_.submit(submission);
 }
 

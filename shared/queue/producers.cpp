@@ -36,6 +36,13 @@ asio::awaitable<Result<std::vector<Result<SubmitOutcome>>>> Client::submit_many(
   const Keys& keys = impl->keys_;
   std::vector<Result<SubmitOutcome>> out;
   out.reserve(submissions.size());
+  std::int64_t now_ms = 0;
+  if (std::any_of(submissions.begin(), submissions.end(), [](const Submission& s) { return s.deadline_in_ms > 0; })) {
+    auto time = co_await impl->connection_->execute(redis::Command("TIME"), deadline);
+    if (!time) co_return time.error();
+    if (time->elements.size() != 2) co_return internal_error("[queue] TIME did not answer with seconds and microseconds");
+    now_ms = to_int(time->elements[0].text) * 1000 + to_int(time->elements[1].text) / 1000;
+  }
   while (!submissions.empty()) {
     const auto batch = submissions.first(std::min(submissions.size(), kBatch));
     submissions = submissions.subspan(batch.size());
@@ -51,7 +58,8 @@ asio::awaitable<Result<std::vector<Result<SubmitOutcome>>>> Client::submit_many(
     command << impl->options_.idempotency_ms;
     for (std::size_t i = 0; i < batch.size(); ++i) {
       const Submission& s = batch[i];
-      command << ids[i] << s.tenant << s.spec << sha256_hex(s.spec) << (s.idempotency_key.empty() ? 0 : 1) << s.traceparent << s.deadline_ms;
+      command << ids[i] << s.tenant << s.spec << sha256_hex(s.spec) << (s.idempotency_key.empty() ? 0 : 1) << s.traceparent
+              << (s.deadline_in_ms > 0 ? now_ms + s.deadline_in_ms : s.deadline_ms);
     }
     auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();

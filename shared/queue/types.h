@@ -32,6 +32,7 @@ struct Submission {
   std::string idempotency_key;  // empty: none
   std::string traceparent;      // W3C; empty: none
   std::int64_t deadline_ms = 0; // absolute; 0: none
+  std::int64_t deadline_in_ms = 0; // instead: from now on, by Redis' clock and not by this host's; 0: none
 };
 
 struct SubmitOutcome {

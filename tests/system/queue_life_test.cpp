@@ -12,6 +12,18 @@ using queue::RenewOutcome;
 
 class QueueLife : public QueueTest {};
 
+TEST_F(QueueLife, ADeadlineFromNowCountsByTheClockOfRedis) {
+  auto s = submission();
+  s.deadline_in_ms = 60'000;
+  const auto before = redis({"TIME"});
+  const auto id = submit(s);
+  const auto after = redis({"TIME"});
+  const auto ms = [](const redis::Reply& time) { return std::stoll(time.elements.at(0).text) * 1000 + std::stoll(time.elements.at(1).text) / 1000; };
+  const auto score = redis({"ZSCORE", keys_.deadline(), id});
+  EXPECT_GE(std::stoll(score.text), ms(before) + 60'000);
+  EXPECT_LE(std::stoll(score.text), ms(after) + 60'000);
+}
+
 TEST_F(QueueLife, OneUnitFromSubmissionToSuccess) {
   auto s = submission("job-1");
   s.tenant = "acme";
