@@ -8,6 +8,8 @@
 //   decode()  → Image
 // One call per stage at a time; different stages of different units may run at once. Failures come as
 // Error: kInvalidArgument (input), kOutOfMemory, kDeviceFault (end the process), kCanceled.
+// Models and Prepareds must be gone before main() returns: device memory cannot be given back while the process
+// ends its libraries.
 #pragma once
 
 #include <cstdint>

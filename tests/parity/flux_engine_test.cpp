@@ -31,16 +31,33 @@ void must(const Result<void>& result) {
   if (!result) throw std::runtime_error(result.error().message);
 }
 
-// One engine a precision and one model a folder, for the whole run.
-Model& model_of(const std::string& dir, bool bf16) {
-  static std::map<bool, std::unique_ptr<Engine>> engines;
-  static std::map<std::pair<std::string, bool>, std::unique_ptr<Model>> models;
-  auto& engine = engines[bf16];
-  if (!engine) engine = must(Engine::create({test_device(), bf16 ? "bf16" : "fp32", 0}));
-  auto& model = models[{dir, bf16}];
-  if (!model) model = must(engine->load_model("golden", dir));
-  return *model;
-}
+// One engine a precision and one model a folder, for the whole run. They must go before the process ends its
+// libraries: LibTorch's device memory cannot be given back after that.
+class Loaded : public ::testing::Environment {
+ public:
+  static Loaded& get() {
+    static auto* const loaded = dynamic_cast<Loaded*>(::testing::AddGlobalTestEnvironment(new Loaded));
+    return *loaded;
+  }
+  Model& model(const std::string& dir, bool bf16) {
+    auto& engine = engines_[bf16];
+    if (!engine) engine = must(Engine::create({test_device(), bf16 ? "bf16" : "fp32", 0}));
+    auto& model = models_[{dir, bf16}];
+    if (!model) model = must(engine->load_model("golden", dir));
+    return *model;
+  }
+  void TearDown() override {
+    models_.clear();
+    engines_.clear();
+  }
+
+ private:
+  std::map<bool, std::unique_ptr<Engine>> engines_;
+  std::map<std::pair<std::string, bool>, std::unique_ptr<Model>> models_;
+};
+const Loaded& kRegistered = Loaded::get();  // environments are to be added before the tests run
+
+Model& model_of(const std::string& dir, bool bf16) { return Loaded::get().model(dir, bf16); }
 
 golden::Case dev_plain() { return {"dev", "plain"}; }
 

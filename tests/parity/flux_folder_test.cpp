@@ -91,6 +91,52 @@ TEST_F(FluxFolderTest, RefusesLyingHeaders) {
   expect_error(Code::kDataCorrupt, {"vae/diffusion_pytorch_model.safetensors"});
 }
 
+TEST_F(FluxFolderTest, RefusesHeadersThatCannotBe) {
+  const fs::path file = dir_ / "transformer/diffusion_pytorch_model.safetensors";
+  const auto begin_with = [&](std::string_view bytes) {
+    SetUp();
+    std::fstream(file, std::ios::binary | std::ios::in | std::ios::out).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  };
+  using namespace std::string_view_literals;
+  begin_with("\xff\xff\xff\xff\xff\xff\xff\xff"sv);
+  expect_error(Code::kDataCorrupt, {"transformer/diffusion_pytorch_model.safetensors", "header"});
+  begin_with("\x00\x00\x00\x00\x00\x00\x00\x00"sv);
+  expect_error(Code::kDataCorrupt, {"transformer/diffusion_pytorch_model.safetensors"});
+  SetUp();
+  fs::resize_file(file, 0);
+  expect_error(Code::kDataCorrupt, {"transformer/diffusion_pytorch_model.safetensors", "0 bytes"});
+  SetUp();
+  replace("transformer/diffusion_pytorch_model.safetensors", "\"data_offsets\":[0,", "\"data_offsets\":[4,");
+  expect_error(Code::kDataCorrupt, {"transformer/diffusion_pytorch_model.safetensors", "bytes"});
+}
+
+TEST_F(FluxFolderTest, RefusesWeightsThatAreNotNumbersToComputeWith) {
+  // The same size, so that only the type is wrong.
+  replace("transformer/diffusion_pytorch_model.safetensors", "\"dtype\":\"F32\"", "\"dtype\":\"I32\"");
+  expect_error(Code::kDataCorrupt, {"transformer", "is of type I32", "weights must be F32, BF16"});
+}
+
+TEST_F(FluxFolderTest, LeavesTensorsAloneThatNobodyAsksFor) {
+  replace("transformer/config.json", "\"num_single_layers\": 2", "\"num_single_layers\": 1");  // as diffusers does
+  EXPECT_TRUE(engine_->load_model("smaller", dir_.string()));
+}
+
+TEST_F(FluxFolderTest, RefusesATokenizerLongerThanTheEncoder) {
+  replace("tokenizer/tokenizer_config.json", "\"model_max_length\": 77", "\"model_max_length\": 78");
+  expect_error(Code::kDataCorrupt, {"tokenizer/tokenizer_config.json", "model_max_length is 78", "positions for 77"});
+}
+
+TEST_F(FluxFolderTest, RefusesWhatDiffusersHasAndThisHasNot) {
+  replace("scheduler/scheduler_config.json", "\"stochastic_sampling\": false", "\"stochastic_sampling\": true");
+  expect_error(Code::kDataCorrupt, {"scheduler/scheduler_config.json", "stochastic_sampling", "not supported"});
+  SetUp();
+  replace("scheduler/scheduler_config.json", "\"use_beta_sigmas\": false", "\"use_beta_sigmas\": true");
+  expect_error(Code::kDataCorrupt, {"scheduler/scheduler_config.json", "use_beta_sigmas", "not supported"});
+  SetUp();
+  replace("scheduler/scheduler_config.json", "\"time_shift_type\": \"exponential\"", "\"time_shift_type\": \"cubic\"");
+  expect_error(Code::kDataCorrupt, {"scheduler/scheduler_config.json", "cubic", "exponential or linear"});
+}
+
 TEST_F(FluxFolderTest, RefusesFieldsOfTheWrongKind) {
   replace("transformer/config.json", "\"num_layers\": 2", "\"num_layers\": \"two\"");
   expect_error(Code::kDataCorrupt, {"transformer/config.json", "num_layers is \"two\"", "integer"});
