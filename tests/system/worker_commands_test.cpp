@@ -171,7 +171,7 @@ TEST_F(WorkerCommands, ConfigurationCountsForEveryCommand) {
     expect_refused(wrong, {"worker.threads", "lots"});
     Program program("ditfleet-worker", command, {.environment = {"DITFLEET_WORKER__THREDS=1"}, .input = {}, .stdout_path = {}});
     EXPECT_EQ(program.wait(), 2) << command[0];
-    EXPECT_THAT(program.err(), AllOf(HasSubstr("DITFLEET_WORKER__THREDS"), HasSubstr("worker.threads")));
+    EXPECT_THAT(program.err(), AllOf(HasSubstr("DITFLEET_WORKER__THREDS"), HasSubstr("DITFLEET_WORKER__THREADS")));
     EXPECT_EQ(files(), "");
   }
   Words from_environment = generate({});
