@@ -106,7 +106,9 @@ TEST_F(QueueShards, AFeedFollowsItsOwnShard) {
 
 class QueueCluster : public QueueShards {
  protected:
-  QueueCluster() : QueueShards({.tcp = true, .extra = {"cluster-enabled yes"}}) {}
+  // Without a port for the cluster bus Redis takes its own plus 10,000, which may be none.
+  QueueCluster()
+      : QueueShards({.tcp = true, .extra = {"cluster-enabled yes", "cluster-port " + std::to_string(free_port())}}) {}
 };
 
 TEST_F(QueueCluster, EveryTransitionStaysInItsShardsSlot) {
