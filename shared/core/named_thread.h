@@ -45,9 +45,11 @@ class NamedThread {
     const asio::any_io_executor executor = co_await asio::this_coro::executor;
     auto state = std::make_shared<State>(executor);
     state->done.expires_at(deadline.time_point());
-    asio::post(pool_, [state, executor, work = std::move(work)] {
-      // The result travels in the posted handler: `state` belongs to the caller's executor.
-      asio::post(executor, [state, result = work()]() mutable {
+    asio::post(pool_, [state, executor, work = std::move(work)]() mutable {
+      // The result travels in the posted handler, and `state` with it: it belongs to the caller's executor, which
+      // may be gone before this thread has let go of a copy.
+      auto result = work();
+      asio::post(executor, [state = std::move(state), result = std::move(result)]() mutable {
         state->result.emplace(std::move(result));
         state->done.cancel();
       });
