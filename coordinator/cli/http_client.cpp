@@ -87,48 +87,13 @@ HttpClient::HttpClient(const Target& target) : handle_(std::make_unique<Handle>(
 HttpClient::~HttpClient() = default;
 
 Error error_of(const HttpResponse& response, const std::string& what) {
-  Code code = Code::kInternal;
-  switch (response.status) {
-    case 400:
-      code = Code::kInvalidArgument;
-      break;
-    case 401:
-      code = Code::kUnauthenticated;
-      break;
-    case 403:
-      code = Code::kPermissionDenied;
-      break;
-    case 404:
-      code = Code::kNotFound;
-      break;
-    case 409:
-      code = Code::kConflict;
-      break;
-    case 413:
-      code = Code::kPayloadTooLarge;
-      break;
-    case 422:
-      code = Code::kIdempotencyMismatch;
-      break;
-    case 429:
-      code = Code::kResourceExhausted;
-      break;
-    case 503:
-      code = Code::kUnavailable;
-      break;
-    case 504:
-      code = Code::kDeadlineExceeded;
-      break;
-    default:
-      break;
-  }
   std::string message = what + ": HTTP status " + std::to_string(response.status);
   if (const auto body = parse_json(response.body); body && body->is_object()) {
     const auto* error = body->get_object().if_contains("error");
     const auto* text = error && error->is_object() ? error->get_object().if_contains("message") : nullptr;
     if (text && text->is_string()) message = std::string(text->get_string());
   }
-  return {code, message, {}};
+  return {code_from_http_status(static_cast<int>(response.status)), message, {}};
 }
 
 Result<HttpResponse> HttpClient::request(const std::string& method, const std::string& path,

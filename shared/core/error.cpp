@@ -13,7 +13,10 @@ struct Row {
   bool retryable;
 };
 
+// Of the codes that share a status, the one that the status alone stands for comes first.
+constexpr Row kInternalRow{Code::kInternal, "internal", 500, false};
 constexpr std::array kRows = {
+    kInternalRow,
     Row{Code::kInvalidArgument, "invalid_argument", 400, false},
     Row{Code::kUnauthenticated, "unauthenticated", 401, false},
     Row{Code::kPermissionDenied, "permission_denied", 403, false},
@@ -28,14 +31,13 @@ constexpr std::array kRows = {
     Row{Code::kDataCorrupt, "data_corrupt", 500, false},
     Row{Code::kOutOfMemory, "out_of_memory", 503, true},
     Row{Code::kDeviceFault, "device_fault", 503, true},
-    Row{Code::kInternal, "internal", 500, false},
 };
 
 const Row& row(Code code) {
   for (const Row& r : kRows) {
     if (r.code == code) return r;
   }
-  return kRows.back();
+  return kInternalRow;
 }
 
 }  // namespace
@@ -47,6 +49,13 @@ bool is_retryable(Code code) { return row(code).retryable; }
 Code code_from_name(std::string_view name) {
   for (const Row& r : kRows) {
     if (r.name == name) return r.code;
+  }
+  return Code::kInternal;
+}
+
+Code code_from_http_status(int status) {
+  for (const Row& r : kRows) {
+    if (r.status == status) return r.code;
   }
   return Code::kInternal;
 }

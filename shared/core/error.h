@@ -35,6 +35,7 @@ struct Error {
 std::string_view code_name(Code code);   // "invalid_argument": metric label, stored in Redis
 Code code_from_name(std::string_view name);  // kInternal for what is not known
 int http_status(Code code);
+Code code_from_http_status(int status);      // of several codes the general one; kInternal for what is not known
 bool is_retryable(Code code);
 
 Error invalid_argument(std::string message, std::string param = {});

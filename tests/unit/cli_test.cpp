@@ -13,6 +13,7 @@
 
 #include "coordinator/cli/child_process.h"
 #include "coordinator/cli/generate.h"
+#include "coordinator/cli/http_client.h"
 #include "coordinator/cli/job_watch.h"
 #include "coordinator/cli/local_address.h"
 #include "coordinator/cli/restart_policy.h"
@@ -287,6 +288,23 @@ TEST_F(Plans, SayWhatIsWrong) {
   const auto external = plan_up(f);
   ASSERT_TRUE(external.ok());
   EXPECT_TRUE(external->redis.argv.empty());
+}
+
+// Of the codes that share a status (503, 500) the client takes the one that the status alone stands for.
+TEST(ErrorOf, ReadsTheStatusAndTheMessage) {
+  const std::map<long, Code> codes = {
+      {400, Code::kInvalidArgument},  {401, Code::kUnauthenticated},       {403, Code::kPermissionDenied},
+      {404, Code::kNotFound},         {409, Code::kConflict},              {413, Code::kPayloadTooLarge},
+      {422, Code::kIdempotencyMismatch}, {429, Code::kResourceExhausted},  {500, Code::kInternal},
+      {503, Code::kUnavailable},      {504, Code::kDeadlineExceeded},      {418, Code::kInternal}};
+  for (const auto& [status, code] : codes) {
+    HttpResponse response;
+    response.status = status;
+    response.body = R"({"error":{"message":"why"}})";
+    const Error error = error_of(response, "here");
+    EXPECT_EQ(error.code, code) << status;
+    EXPECT_EQ(error.message, "why");
+  }
 }
 
 }  // namespace
