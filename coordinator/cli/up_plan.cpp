@@ -143,6 +143,14 @@ std::vector<std::string> child_environment() {
   return out;
 }
 
+// A worker whose environment does not say how OpenMP waits starts itself a second time to say it (worker/main.cpp);
+// one that is told here need not.
+std::vector<std::string> worker_environment() {
+  auto out = child_environment();
+  if (!std::getenv("OMP_WAIT_POLICY")) out.emplace_back("OMP_WAIT_POLICY=passive");
+  return out;
+}
+
 Result<void> plan_redis(UpPlan& plan) {
   const auto server = find_program("redis-server");
   if (!server)
@@ -220,7 +228,7 @@ Result<void> plan_children(UpPlan& plan) {
     const std::string label = "worker-" + std::to_string(i);
     ChildSpec spec{label,
                    {worker, "run", "--config", file},
-                   child_environment(),
+                   worker_environment(),
                    SIGKILL,
                    -1,
                    plan.data_dir + "/logs/" + label + ".log",
