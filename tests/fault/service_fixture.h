@@ -26,6 +26,7 @@
 #include "shared/redis/connection.h"
 #include "shared/results/store.h"
 #include "tests/fault/job_history.h"
+#include "tests/system/run_to_end.h"
 
 namespace ditfleet::testing {
 
@@ -133,18 +134,7 @@ class ServiceTest : public ::testing::Test {
 
   template <class T>
   T wait(asio::awaitable<T> task) {
-    std::optional<T> result;
-    std::exception_ptr thrown;
-    bool ended = false;
-    asio::co_spawn(io_, keep(std::move(task), result), [&](std::exception_ptr e) {
-      thrown = e;
-      ended = true;
-    });
-    io_.restart();
-    while (!ended && io_.run_one() > 0) {
-    }
-    if (thrown) std::rethrow_exception(thrown);
-    return std::move(*result);
+    return run_to_end(io_, std::move(task));
   }
   template <class F>
   bool until(F condition, std::chrono::milliseconds limit) {
@@ -260,10 +250,6 @@ class ServiceTest : public ::testing::Test {
   std::unique_ptr<queue::Client> client_;
 
  private:
-  template <class T>
-  static asio::awaitable<void> keep(asio::awaitable<T> task, std::optional<T>& result) {
-    result.emplace(co_await std::move(task));
-  }
   asio::awaitable<bool> pause(std::chrono::milliseconds time) {
     asio::steady_timer timer(io_, time);
     co_await timer.async_wait(asio::use_awaitable);

@@ -14,24 +14,29 @@ constexpr int kLongSteps = 120, kLongSide = 512;
 
 class WorkerDeath : public ServiceTest {
  protected:
-  // A job that is being denoised, and by which worker.
-  std::string denoising(std::string& worker) {
-    const auto id = submit(kLongSteps, 1, kLongSide);
-    EXPECT_TRUE(until([&] { return events(id, "step").size() >= 1; }, 60s)) << history(id);
-    const auto started = events(id, "started");
-    if (!started.empty()) worker = started.front().fields.at("worker");
-    EXPECT_FALSE(ended(id)) << "it ended before the fault: make it longer";
-    return id;
+  struct Denoising {
+    std::string id, worker;
+    pid_t pid = -1;
+  };
+  // Two workers, and a job that one of them is denoising.
+  void denoise_on_one_of_two(Denoising& job) {
+    start(2);
+    if (HasFatalFailure()) return;
+    job.id = submit(kLongSteps, 1, kLongSide);
+    EXPECT_TRUE(until([&] { return events(job.id, "step").size() >= 1; }, 60s)) << history(job.id);
+    const auto started = events(job.id, "started");
+    if (!started.empty()) job.worker = started.front().fields.at("worker");
+    EXPECT_FALSE(ended(job.id)) << "it ended before the fault: make it longer";
+    job.pid = pid_of_worker(job.worker);
+    ASSERT_GT(job.pid, 1);
   }
 };
 
 TEST_F(WorkerDeath, a_worker_killed_while_it_denoises) {
-  start(2);
+  Denoising denoising;
+  denoise_on_one_of_two(denoising);
   if (HasFatalFailure()) return;
-  std::string first;
-  const auto id = denoising(first);
-  const pid_t pid = pid_of_worker(first);
-  ASSERT_GT(pid, 1);
+  const auto& [id, first, pid] = denoising;
   const auto began = Deadline::Clock::now();
   ASSERT_EQ(::kill(pid, SIGKILL), 0);
   ASSERT_TRUE(until([&] { return events(id, "started").size() == 2; }, 60s)) << history(id);
@@ -43,12 +48,10 @@ TEST_F(WorkerDeath, a_worker_killed_while_it_denoises) {
 }
 
 TEST_F(WorkerDeath, a_worker_that_stands_still_past_its_lease_and_goes_on) {
-  start(2);
+  Denoising denoising;
+  denoise_on_one_of_two(denoising);
   if (HasFatalFailure()) return;
-  std::string first;
-  const auto id = denoising(first);
-  const pid_t pid = pid_of_worker(first);
-  ASSERT_GT(pid, 1);
+  const auto& [id, first, pid] = denoising;
   ASSERT_EQ(::kill(pid, SIGSTOP), 0);
   const bool again = until([&] { return events(id, "started").size() == 2; }, 60s);
   const bool done = again && until([&] { return ended(id); }, 120s);

@@ -17,6 +17,7 @@
 #include "shared/queue/keys.h"
 #include "shared/redis/connection.h"
 #include "tests/system/redis_server.h"
+#include "tests/system/run_to_end.h"
 
 namespace ditfleet::testing {
 
@@ -52,23 +53,7 @@ class QueueTest : public ::testing::Test {
   // Runs the coroutine to its end; what it throws, this throws.
   template <class T>
   T wait(asio::awaitable<T> task) {
-    std::optional<T> result;
-    std::exception_ptr thrown;
-    bool ended = false;
-    asio::co_spawn(io_, store(std::move(task), result), [&](std::exception_ptr e) {
-      thrown = e;
-      ended = true;
-    });
-    io_.restart();
-    while (!ended && io_.run_one() > 0) {
-    }
-    if (thrown) std::rethrow_exception(thrown);
-    return std::move(*result);
-  }
-
-  template <class T>
-  static asio::awaitable<void> store(asio::awaitable<T> task, std::optional<T>& result) {
-    result.emplace(co_await std::move(task));
+    return run_to_end(io_, std::move(task));
   }
 
   // A plain command; the reply must not be an error.

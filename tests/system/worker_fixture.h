@@ -36,6 +36,29 @@ struct Script {
   }
 };
 
+// Holds the encoding of the picture of seed 1 until it is released.
+class HeldEncoding {
+ public:
+  explicit HeldEncoding(Script& script) {
+    script.on_event = [state = state_](const std::string& event) -> std::optional<Error> {
+      if (event == "pixels 1") {
+        state->reached = true;
+        while (!state->released) std::this_thread::sleep_for(1ms);
+      }
+      return std::nullopt;
+    };
+  }
+  ~HeldEncoding() { release(); }  // a test that fails meanwhile must not leave the worker waiting
+  bool reached() const { return state_->reached; }
+  void release() { state_->released = true; }
+
+ private:
+  struct State {
+    std::atomic<bool> reached{false}, released{false};
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
 class FakePrepared final : public pipeline::Prepared {
  public:
   pipeline::ImageRequest request;

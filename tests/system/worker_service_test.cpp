@@ -317,20 +317,13 @@ TEST_F(WorkerService, AnAttemptThatWasTakenAwayStopsAndLeavesNothing) {
 
 TEST_F(WorkerService, BytesOfARefusedCompletionAreRemoved) {
   auto worker = start_ready_worker();
-  std::atomic<bool> encoding{false}, go{false};
-  script_->on_event = [&](const std::string& event) -> std::optional<Error> {
-    if (event == "pixels 1") {
-      encoding = true;
-      while (!go) std::this_thread::sleep_for(1ms);
-    }
-    return std::nullopt;
-  };
+  HeldEncoding encoding(*script_);
   const std::string id = ready(spec(1));
   const auto attempt = assign(id, 0, worker->owner());
-  ASSERT_TRUE(until([&] { return encoding.load(); }));
+  ASSERT_TRUE(until([&] { return encoding.reached(); }));
   // Behind its back, between two renewals.
   ASSERT_TRUE(wait(client_->hand_back(std::span(&attempt, 1), soon())).ok());
-  go = true;
+  encoding.release();
   worker->drain();
   EXPECT_EQ(worker->join(), 0);
   EXPECT_EQ(job(id).state, State::kReady);
@@ -377,6 +370,13 @@ class WorkerFencing : public WorkerTest {
     options.lease_ms = 600;
     return options;
   }
+  // Also while Redis is only coming back.
+  bool is_ready_again(const std::string& id) {
+    return until([&] {
+      auto record = wait(client_->job(id, "", soon()));
+      return record.ok() && record->state == State::kReady;
+    });
+  }
 };
 
 TEST_F(WorkerFencing, ALeaseThatCannotBeRenewedStopsTheUnitWithoutARedis) {
@@ -393,34 +393,21 @@ TEST_F(WorkerFencing, ALeaseThatCannotBeRenewedStopsTheUnitWithoutARedis) {
   EXPECT_LT(std::chrono::steady_clock::now() - begun, 600ms + 250ms) << "it went on past its lease";
   server_.restart();
   // It is handed back, not completed and not a crash.
-  ASSERT_TRUE(until([&] {
-    auto record = wait(client_->job(id, "", soon()));
-    return record.ok() && record->state == State::kReady;
-  }));
+  ASSERT_TRUE(is_ready_again(id));
   EXPECT_EQ(keys_like("df:{0}:blob:*"), 0u);
 }
 
 TEST_F(WorkerFencing, AUnitThatFinishesAfterItsLeaseIsNotCompleted) {
   auto worker = start_ready_worker();
-  std::atomic<bool> encoding{false}, go{false};
-  script_->on_event = [&](const std::string& event) -> std::optional<Error> {
-    if (event == "pixels 1") {
-      encoding = true;
-      while (!go) std::this_thread::sleep_for(1ms);
-    }
-    return std::nullopt;
-  };
+  HeldEncoding encoding(*script_);
   const std::string id = ready(spec(1));
   assign(id, 0, worker->owner());
-  ASSERT_TRUE(until([&] { return encoding.load(); }));
+  ASSERT_TRUE(until([&] { return encoding.reached(); }));
   server_.kill();
   std::this_thread::sleep_for(900ms);
   server_.restart();
-  go = true;
-  ASSERT_TRUE(until([&] {
-    auto record = wait(client_->job(id, "", soon()));
-    return record.ok() && record->state == State::kReady;
-  }));
+  encoding.release();
+  ASSERT_TRUE(is_ready_again(id));
   EXPECT_EQ(event_types(id).find("succeeded"), std::string::npos);
   EXPECT_TRUE(until([&] { return keys_like("df:{0}:blob:*") == 0; }));
 }
