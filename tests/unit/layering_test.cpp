@@ -27,6 +27,7 @@ const std::map<std::string, std::set<std::string>> kShared = {
     {"redis", {"telemetry"}},
     {"queue", {"job", "redis", "telemetry"}},
     {"results", {"job", "queue", "redis", "telemetry"}},
+    {"kernel_cache", {"config", "redis", "telemetry"}},
 };
 // Modules of coordinator/ that others of it may be included from; the routes and the scheduling stay apart.
 const std::map<std::string, std::set<std::string>> kCoordinator = {

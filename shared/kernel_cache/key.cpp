@@ -1,0 +1,82 @@
+#include "shared/kernel_cache/key.h"
+
+#include <sodium.h>
+
+#include <new>
+
+namespace ditfleet::kernel_cache {
+namespace {
+
+static_assert(sizeof(crypto_hash_sha256_state) <= 128);
+
+crypto_hash_sha256_state* hash_in(std::array<unsigned char, 128>& place) {
+  return std::launder(reinterpret_cast<crypto_hash_sha256_state*>(place.data()));
+}
+
+void little_endian(std::uint64_t value, unsigned char* out) {
+  for (int i = 0; i < 8; ++i) out[i] = static_cast<unsigned char>(value >> (8 * i));
+}
+
+}  // namespace
+
+std::string Key::hex() const {
+  std::string text(bytes.size() * 2 + 1, '\0');
+  sodium_bin2hex(text.data(), text.size(), bytes.data(), bytes.size());
+  text.pop_back();
+  return text;
+}
+
+Result<Key> Key::from_hex(std::string_view text) {
+  Key key;
+  std::size_t size = 0;
+  const char* end = nullptr;
+  if (text.size() != key.bytes.size() * 2 ||
+      sodium_hex2bin(key.bytes.data(), key.bytes.size(), text.data(), text.size(), nullptr, &size, &end) != 0 ||
+      size != key.bytes.size() || end != text.data() + text.size()) {
+    return invalid_argument("a key is 64 hexadecimal digits, not " + std::to_string(text.size()) + " characters");
+  }
+  return key;
+}
+
+KeyBuilder::KeyBuilder() { restart(); }
+
+void KeyBuilder::restart() {
+  crypto_hash_sha256_init(new (state_.data()) crypto_hash_sha256_state);
+  pairs_ = 0;
+}
+
+void KeyBuilder::part(char type, std::string_view bytes) {
+  unsigned char head[9];
+  head[0] = static_cast<unsigned char>(type);
+  little_endian(bytes.size(), head + 1);
+  crypto_hash_sha256_update(hash_in(state_), head, sizeof head);
+  crypto_hash_sha256_update(hash_in(state_), reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+}
+
+KeyBuilder& KeyBuilder::add(std::string_view name, std::string_view value) {
+  part('n', name);
+  part('s', value);
+  ++pairs_;
+  return *this;
+}
+
+KeyBuilder& KeyBuilder::add(std::string_view name, std::int64_t value) {
+  part('n', name);
+  char bytes[8];
+  little_endian(static_cast<std::uint64_t>(value), reinterpret_cast<unsigned char*>(bytes));
+  part('i', {bytes, sizeof bytes});
+  ++pairs_;
+  return *this;
+}
+
+Key KeyBuilder::finish() {
+  char count[8];
+  little_endian(static_cast<std::uint64_t>(pairs_), reinterpret_cast<unsigned char*>(count));
+  part('e', {count, sizeof count});
+  Key key;
+  crypto_hash_sha256_final(hash_in(state_), key.bytes.data());
+  restart();
+  return key;
+}
+
+}  // namespace ditfleet::kernel_cache

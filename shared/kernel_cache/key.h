@@ -1,0 +1,57 @@
+// What a compiled program is found by: SHA-256 over everything that decides its bytes, and nothing else.
+#pragma once
+
+#include <array>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "shared/core/result.h"
+
+namespace ditfleet::kernel_cache {
+
+struct Key {
+  std::array<std::uint8_t, 32> bytes{};
+
+  std::string hex() const;  // 64 lower-case digits
+  // kInvalidArgument unless `text` is 64 hexadecimal digits.
+  static Result<Key> from_hex(std::string_view text);
+  auto operator<=>(const Key&) const = default;
+};
+
+// Hashes (name, value) pairs in the order added. Each part goes in with its length and each value with its type,
+// so that no two different lists of pairs hash the same bytes: ("ab", "c") is not ("a", "bc"), 1 is not "1".
+// Not thread safe.
+class KeyBuilder {
+ public:
+  KeyBuilder();
+  KeyBuilder& add(std::string_view name, std::string_view value);
+  KeyBuilder& add(std::string_view name, std::int64_t value);
+  // Without these a literal would convert to something else, or be ambiguous.
+  KeyBuilder& add(std::string_view name, const char* value) { return add(name, std::string_view(value)); }
+  KeyBuilder& add(std::string_view name, int value) { return add(name, static_cast<std::int64_t>(value)); }
+  KeyBuilder& add(std::string_view name, bool value) = delete;  // say which it is: 0 or 1
+  // The key of what was added; the builder is then as new.
+  Key finish();
+
+ private:
+  void part(char type, std::string_view bytes);
+  void restart();
+
+  alignas(64) std::array<unsigned char, 128> state_{};  // libsodium's hash state, whose header stays out of ours
+  std::int64_t pairs_ = 0;
+};
+
+}  // namespace ditfleet::kernel_cache
+
+template <>
+struct std::hash<ditfleet::kernel_cache::Key> {
+  std::size_t operator()(const ditfleet::kernel_cache::Key& key) const noexcept {
+    std::size_t out = 0;
+    for (std::size_t i = 0; i < sizeof out; ++i) out |= static_cast<std::size_t>(key.bytes[i]) << (8 * i);
+    return out;
+  }
+};

@@ -1,0 +1,44 @@
+// The cluster's secret: signs what the cache hands out and verifies what it takes in.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "shared/core/result.h"
+
+namespace ditfleet::kernel_cache {
+
+// Immutable, thread safe. The text itself is not kept: only two values derived from it.
+class Secret {
+ public:
+  using Signature = std::array<std::uint8_t, 32>;
+  static constexpr std::size_t kMinBytes = 16;
+
+  // kInvalidArgument for fewer than kMinBytes; the message never repeats the text.
+  static Result<std::shared_ptr<const Secret>> from_text(std::string_view text);
+  // The file's text without a newline at its end. kNotFound, kUnavailable, kInvalidArgument name the file. Blocks.
+  static Result<std::shared_ptr<const Secret>> from_file(const std::string& path);
+  // The same, after making the file (mode 0600, 256 random bits as hexadecimal digits) if it is not there. Of
+  // several processes that make it at once one wins, and all read what that one wrote. Blocks.
+  static Result<std::shared_ptr<const Secret>> from_file_or_new(const std::string& path);
+
+  Secret(const Secret&) = delete;
+  Secret& operator=(const Secret&) = delete;
+  ~Secret();
+
+  Signature sign(std::string_view bytes) const;  // HMAC-SHA-256
+  bool verify(std::string_view bytes, const Signature& signature) const;  // in constant time
+  // Tells secrets apart without telling anything of them: the same for the same secret. Never 0.
+  std::uint64_t id() const { return id_; }
+  std::string id_text() const;  // 16 hexadecimal digits, for logs and `ditfleet cache stats`
+
+ private:
+  explicit Secret(std::string_view text);
+  std::array<unsigned char, 32> key_{};
+  std::uint64_t id_ = 0;
+};
+
+}  // namespace ditfleet::kernel_cache
