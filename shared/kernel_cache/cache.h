@@ -32,7 +32,7 @@ struct CacheOptions {
   // A process that compiles holds a lock this long and renews it; if it dies, others wait no longer than this.
   std::chrono::milliseconds lock{2000};
   // The longest wait for another process's compiler, in all; then this one compiles itself.
-  std::chrono::milliseconds wait{9000};
+  std::chrono::milliseconds wait{8000};
 };
 
 // What happened so far, of this object.
@@ -61,9 +61,9 @@ class KernelCache {
   // Threads that ask for a key that is being compiled wait for it and share the outcome, also an error.
   // Waiting for other processes is bounded by CacheOptions::wait.
   //
-  // Errors: those of `compile`, unchanged, remembered by no tier; kInternal if what it made is for another
-  // architecture than `arch` or too large to be kept. What it throws goes to the caller; who shared the wait
-  // gets kInternal. `region` is for logs.
+  // Errors: those of `compile`, unchanged and remembered by no tier; kInternal if what it made is for another
+  // architecture than `arch`. What it throws goes to the caller; who shared the wait gets kInternal. What is
+  // beyond entry.h's limits is returned, but kept in memory only. `region` is for logs.
   //
   // A new program is written to disk and to Redis on a thread of the cache after this has returned.
   Result<Program> get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile);

@@ -1,0 +1,88 @@
+// When to leave out a server that fails: a pure state machine, the clock is the caller's.
+//
+//   closed     every call goes out; after a few failures in a row (errors, or answers that were too slow) → open
+//   open       none goes out; after a pause → half open
+//   half open  one call, the probe: good → closed; failed → open again, for twice as long
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+
+namespace ditfleet::kernel_cache {
+
+// Not thread safe.
+class Breaker {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  struct Options {
+    int failures = 3;                             // in a row
+    std::chrono::milliseconds slow{500};          // an answer that took longer counts as a failure
+    std::chrono::milliseconds open_first{1000};   // the first pause; doubled with each failed probe
+    std::chrono::milliseconds open_max{30'000};
+    std::chrono::milliseconds probe_limit{5000};  // a probe that has not reported by then is given up
+  };
+  enum class State { kClosed, kHalfOpen, kOpen };
+
+  // A call that may go out: when, and under which state of affairs.
+  struct Ticket {
+    std::uint64_t period = 0;
+    Clock::time_point at;
+  };
+
+  explicit Breaker(Options options) : options_(options), pause_(options.open_first) {}
+
+  // Nothing: leave the server out. Otherwise report the outcome with the ticket.
+  std::optional<Ticket> enter(Clock::time_point now) {
+    if (state_ == State::kOpen && now >= until_) become(State::kHalfOpen);
+    if (state_ == State::kOpen) return std::nullopt;
+    if (state_ == State::kHalfOpen) {
+      if (probing_ && now < until_) return std::nullopt;
+      if (probing_) become(State::kHalfOpen);  // what the probe before may yet report no longer counts
+      probing_ = true;
+      until_ = now + options_.probe_limit;
+    }
+    return Ticket{period_, now};
+  }
+
+  // Outcomes of a period that is over (calls sent before it opened, a probe given up) count for nothing.
+  void leave(const Ticket& ticket, bool good, Clock::time_point now) {
+    if (ticket.period != period_) return;
+    if (good && now - ticket.at <= options_.slow) {
+      failures_ = 0;
+      if (state_ == State::kHalfOpen) {
+        pause_ = options_.open_first;
+        become(State::kClosed);
+      }
+      return;
+    }
+    if (state_ == State::kClosed && ++failures_ < options_.failures) return;
+    if (state_ == State::kHalfOpen) pause_ = std::min(pause_ * 2, options_.open_max);
+    until_ = now + pause_;
+    ++opened_;
+    become(State::kOpen);
+  }
+
+  State state() const { return state_; }
+  std::uint64_t opened() const { return opened_; }  // how often
+
+ private:
+  void become(State state) {
+    state_ = state;
+    ++period_;
+    failures_ = 0;
+    probing_ = false;
+  }
+
+  Options options_;
+  State state_ = State::kClosed;
+  std::chrono::milliseconds pause_;
+  Clock::time_point until_{};  // open: the end of the pause; half open: when the probe is given up
+  std::uint64_t period_ = 0, opened_ = 0;
+  int failures_ = 0;
+  bool probing_ = false;
+};
+
+}  // namespace ditfleet::kernel_cache

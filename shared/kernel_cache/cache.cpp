@@ -1,0 +1,350 @@
+#include "shared/kernel_cache/cache.h"
+
+#include <spdlog/spdlog.h>
+
+#include <atomic>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "shared/kernel_cache/background.h"
+#include "shared/kernel_cache/codec.h"
+#include "shared/kernel_cache/counters.h"
+#include "shared/kernel_cache/disk_tier.h"
+#include "shared/kernel_cache/flights.h"
+#include "shared/kernel_cache/memory_tier.h"
+#include "shared/kernel_cache/redis_tier.h"
+#include "shared/kernel_cache/secret.h"
+
+namespace ditfleet::kernel_cache {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr std::size_t kMaxWaitingStores = 256;
+constexpr milliseconds kFilePollFirst{2}, kFilePollLast{50};
+// Hundreds of nodes may wait for one: what they ask Redis meanwhile must not be felt there.
+constexpr milliseconds kRedisPollFirst{20}, kRedisPollLast{250};
+constexpr milliseconds kComplainAgainAfter{10'000};
+
+// Waits that grow, each between half and all of its time: those who wait must not come back in step.
+class Patience {
+ public:
+  Patience(milliseconds first, milliseconds last) : next_(first), last_(last) {}
+  void wait(Deadline until) {
+    thread_local std::minstd_rand engine{std::random_device{}()};
+    const auto full = std::chrono::duration_cast<std::chrono::microseconds>(next_).count();
+    const std::chrono::microseconds pause(std::uniform_int_distribution<std::int64_t>(full / 2, full)(engine));
+    std::this_thread::sleep_for(std::min<Deadline::Clock::duration>(pause, until.left()));
+    next_ = std::min(next_ * 2, last_);
+  }
+
+ private:
+  milliseconds next_, last_;
+};
+
+}  // namespace
+
+class KernelCache::Impl {
+ public:
+  explicit Impl(CacheOptions options) : options_(std::move(options)), memory_(options_.memory_bytes), background_(kMaxWaitingStores) {
+    if (!options_.secret) return;
+    if (!options_.dir.empty() && options_.disk_bytes > 0) disk_ = std::make_unique<DiskTier>(options_.dir, options_.disk_bytes);
+    if (options_.redis) {
+      redis_ = std::make_unique<RedisTier>(RedisTierOptions{
+          *options_.redis, options_.secret->id_text(), options_.redis_timeout, options_.redis_ttl, options_.lock});
+    }
+  }
+
+  Result<Program> get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile) {
+    if (Program program = from_memory(key, arch, true)) return program;
+    auto [leader, outcome] = flights_.join(key);
+    if (outcome) return *outcome;
+    // Another may have landed between our look and our start.
+    Program program = from_memory(key, arch, false);
+    Result<Program> brought = program ? Result<Program>(std::move(program)) : bring({key, region, arch}, compile);
+    leader->land(brought);
+    return brought;
+  }
+
+  Result<Program> find(const Key& key, std::string_view arch) {
+    if (Program program = from_memory(key, arch, true)) return program;
+    const Search search{key, "", arch};
+    if (Program program = from_disk(search, true)) return program;
+    RedisView view;
+    if (Program program = from_redis(search, view)) {
+      keep_redis_hit(key, std::move(view), nullptr);
+      return program;
+    }
+    return Error{Code::kNotFound, "no tier of the kernel cache has " + key.hex(), {}};
+  }
+
+  void flush() { background_.flush(); }
+
+  CacheCounts counts() const {
+    return {memory_hits_, disk_hits_, redis_hits_, compiles_, failed_compiles_, refused_};
+  }
+
+ private:
+  struct Search {
+    const Key& key;
+    std::string_view region, arch;
+  };
+
+  // Where this node's value of a key is, or will be, in Redis.
+  struct RedisView {
+    RedisTier::Name name = RedisTier::Name::kShared;
+    bool replace = false;      // what is there did not verify, and is under a name where it should
+    bool usable = true;        // false after a failure: the rest of this search does without Redis
+    std::string refused;       // bytes that have been judged already
+    std::string good;          // bytes that have verified
+  };
+
+  // The locks under which one program is compiled; given up at the end, whatever that is.
+  struct Held {
+    explicit Held(Impl& impl) : owner(impl) {}
+    Held(const Held&) = delete;
+    ~Held() {
+      if (fleet) owner.background_.add([&impl = owner, lock = std::move(fleet)] { impl.redis_->release(lock); });
+    }
+    Impl& owner;
+    std::shared_ptr<std::optional<FileLock>> host = std::make_shared<std::optional<FileLock>>();
+    std::shared_ptr<RedisTier::Lock> fleet;
+  };
+
+  Result<Program> bring(const Search& search, const Compile& compile) {
+    const Deadline deadline = Deadline::after(options_.wait);
+    if (Program program = from_disk(search, true)) return program;
+    Held held(*this);
+    if (Program program = take_host_lock(search, deadline, held)) return program;
+    RedisView view;
+    Program program = from_redis(search, view);
+    if (!program) program = take_fleet_lock(search, deadline, view, held);
+    if (program) {
+      keep_redis_hit(search.key, std::move(view), held.host);
+      return program;
+    }
+    auto made = compile();
+    ++(made ? compiles_ : failed_compiles_);
+    count_compile(made ? "ok" : "error");
+    if (!made) return made.error();
+    if (made->arch != search.arch) {
+      return internal_error("[kernel_cache] the compiler made a program for '" + made->arch + "', asked for was '" + std::string(search.arch) + "'");
+    }
+    program = std::make_shared<const Entry>(std::move(*made));
+    memory_.put(search.key, program);
+    store(search.key, program, std::move(view), held);
+    return program;
+  }
+
+  Program from_memory(const Key& key, std::string_view arch, bool count) {
+    Program program = memory_.find(key);
+    if (program && program->arch != arch) {
+      count_lookup("memory", refusal_name(Refusal::kWrongArch));
+      ++refused_;
+      memory_.erase(key);
+      return nullptr;
+    }
+    if (program) ++memory_hits_;
+    if (program || count) count_lookup("memory", program ? "hit" : "miss");
+    return program;
+  }
+
+  // Takes it into memory. A second look at the same place (`first` false) counts only what it finds.
+  Program from_disk(const Search& search, bool first) {
+    if (!disk_) return nullptr;
+    auto bytes = disk_->read(search.key);
+    if (!bytes) {
+      if (bytes.error().code == Code::kDataCorrupt) {
+        refuse(search, "disk", {Refusal::kCorrupt, bytes.error().message}, disk_->quarantine(search.key, refusal_name(Refusal::kCorrupt)));
+      } else {
+        count_lookup("disk", "error");
+        complain(disk_complaint_, bytes.error());
+      }
+      return nullptr;
+    }
+    if (!*bytes) {
+      if (first) count_lookup("disk", "miss");
+      return nullptr;
+    }
+    auto entry = decode(**bytes, search.key, search.arch, *options_.secret);
+    if (!entry) {
+      refuse(search, "disk", entry.refused(), disk_->quarantine(search.key, refusal_name(entry.refused().why)));
+      return nullptr;
+    }
+    count_lookup("disk", "hit");
+    ++disk_hits_;
+    auto program = std::make_shared<const Entry>(std::move(*entry));
+    memory_.put(search.key, program);
+    return program;
+  }
+
+  Program from_redis(const Search& search, RedisView& view) {
+    if (!redis_) {
+      view.usable = false;
+      return nullptr;
+    }
+    return judge(search, view, redis_->fetch(search.key, view.name), true);
+  }
+
+  // What Redis answered. Under the name that all share another secret's value may stand: it is left alone, and this
+  // node looks under, and stores under, a name of its own secret.
+  Program judge(const Search& search, RedisView& view, Result<std::optional<std::string>> bytes, bool first) {
+    if (!bytes) {
+      const bool left_out = redis_->breaker_state() != Breaker::State::kClosed;
+      count_lookup("redis", left_out ? "left_out" : "error");
+      if (!left_out) complain(redis_complaint_, bytes.error());
+      view.usable = false;
+      return nullptr;
+    }
+    if (!*bytes) {
+      if (first) count_lookup("redis", "miss");
+      return nullptr;
+    }
+    if (view.replace && **bytes == view.refused) return nullptr;
+    auto entry = decode(**bytes, search.key, search.arch, *options_.secret);
+    if (entry) {
+      count_lookup("redis", "hit");
+      ++redis_hits_;
+      auto program = std::make_shared<const Entry>(std::move(*entry));
+      memory_.put(search.key, program);
+      view.good = std::move(**bytes);
+      return program;
+    }
+    const bool foreign = entry.refused().why == Refusal::kForeignSecret && view.name == RedisTier::Name::kShared;
+    if (disk_ && !foreign) disk_->quarantine(search.key, "redis", refusal_name(entry.refused().why), **bytes);
+    refuse(search, "redis", entry.refused(), !foreign);
+    if (foreign) {
+      view.name = RedisTier::Name::kOwn;
+      return judge(search, view, redis_->fetch(search.key, view.name), first);
+    }
+    view.replace = true;
+    view.refused = std::move(**bytes);
+    return nullptr;
+  }
+
+  // One process of this host at a time; the others wait, and find on disk what it brought.
+  Program take_host_lock(const Search& search, Deadline deadline, Held& held) {
+    if (!disk_) return nullptr;
+    Patience patience(kFilePollFirst, kFilePollLast);
+    for (bool waited = false;; waited = true) {
+      const auto outcome = disk_->try_lock(search.key, *held.host);
+      if (outcome == FileLock::Outcome::kBusy && !deadline.passed()) {
+        patience.wait(deadline);
+        continue;
+      }
+      Program program = from_disk(search, false);
+      if (waited) count_wait(program ? "hit" : outcome == FileLock::Outcome::kTaken ? "took_over" : outcome == FileLock::Outcome::kBusy ? "timeout" : "error");
+      return program;
+    }
+  }
+
+  // One process of the fleet at a time.
+  Program take_fleet_lock(const Search& search, Deadline deadline, RedisView& view, Held& held) {
+    Patience patience(kRedisPollFirst, kRedisPollLast);
+    for (bool waited = false; view.usable; waited = true) {
+      auto attempt = redis_->try_lock(search.key, view.name);
+      Program program;
+      if (!attempt && attempt.error().code == Code::kResourceExhausted) {
+        // It takes in nothing now, no lock and no program.
+        count_store("redis", "full");
+        complain(redis_complaint_, attempt.error());
+        view.usable = false;
+      } else if (!attempt) {
+        (void)judge(search, view, attempt.error(), false);
+      } else {
+        held.fleet = std::move(attempt->lock);
+        if (attempt->bytes) program = judge(search, view, std::move(attempt->bytes), false);
+      }
+      const bool over = deadline.passed();
+      if (waited && (program || held.fleet || over || !view.usable)) count_wait(program ? "hit" : held.fleet ? "took_over" : over ? "timeout" : "error");
+      if (program || held.fleet || over) return program;
+      if (view.usable) patience.wait(deadline);
+    }
+    return nullptr;
+  }
+
+  void keep_redis_hit(const Key& key, RedisView view, const std::shared_ptr<std::optional<FileLock>>& host) {
+    background_.add([this, key, view = std::move(view), host] {
+      if (disk_) write_disk(key, view.good);
+      if (host) host->reset();
+      redis_->refresh(key, view.name);
+    });
+  }
+
+  // The locks go once there is something to be found without them.
+  void store(const Key& key, Program program, RedisView view, Held& held) {
+    background_.add([this, key, program = std::move(program), view = std::move(view), host = std::move(held.host), fleet = std::move(held.fleet)] {
+      if (!disk_ && !redis_) return;
+      const auto bytes = encode(*program, key, *options_.secret);
+      if (!bytes) {
+        spdlog::warn("kernel cache: a program is not kept: {}", bytes.error().message);
+      } else {
+        if (disk_ && write_disk(key, *bytes)) host->reset();
+        if (redis_ && view.usable) write_redis(key, *bytes, view);
+      }
+      host->reset();
+      if (fleet) redis_->release(fleet);
+    });
+    held.host = std::make_shared<std::optional<FileLock>>();
+  }
+
+  bool write_disk(const Key& key, std::string_view bytes) {
+    const auto written = disk_->write(key, bytes);
+    count_store("disk", written ? "stored" : "error");
+    if (!written) complain(disk_complaint_, written.error());
+    return written.ok();
+  }
+
+  void write_redis(const Key& key, std::string_view bytes, const RedisView& view) {
+    const auto stored = redis_->store(key, view.name, bytes, view.replace);
+    if (stored) {
+      count_store("redis", *stored == RedisTier::Stored::kNow ? "stored" : "already");
+      return;
+    }
+    count_store("redis", stored.error().code == Code::kResourceExhausted ? "full" : "error");
+    complain(redis_complaint_, stored.error());
+  }
+
+  void refuse(const Search& search, std::string_view tier, const Refused& refused, bool quarantined) {
+    ++refused_;
+    count_lookup(tier, refusal_name(refused.why));
+    if (quarantined) count_quarantined(tier, refusal_name(refused.why));
+    spdlog::warn("kernel cache: the program {} ({}, {}) from {} is not used: {}: {}", search.key.hex(), search.region.empty() ? "?" : search.region, search.arch, tier,
+                 refusal_name(refused.why), refused.message);
+  }
+
+  // At most now and then: a disk that is full is full for every program.
+  void complain(std::atomic<std::int64_t>& last, const Error& error) {
+    const auto now = std::chrono::duration_cast<milliseconds>(Deadline::Clock::now().time_since_epoch()).count();
+    auto before = last.load();
+    if (before != 0 && now - before < kComplainAgainAfter.count()) return;
+    if (last.compare_exchange_strong(before, now)) spdlog::warn("kernel cache: {}", error.message);
+  }
+
+  const CacheOptions options_;
+  MemoryTier memory_;
+  std::unique_ptr<DiskTier> disk_;
+  std::unique_ptr<RedisTier> redis_;
+  Flights flights_;
+  std::atomic<std::uint64_t> memory_hits_{0}, disk_hits_{0}, redis_hits_{0}, compiles_{0}, failed_compiles_{0}, refused_{0};
+  std::atomic<std::int64_t> disk_complaint_{0}, redis_complaint_{0};
+  Background background_;  // last: ends before what its tasks use
+};
+
+KernelCache::KernelCache(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+KernelCache::~KernelCache() = default;
+
+std::unique_ptr<KernelCache> KernelCache::create(CacheOptions options) {
+  return std::unique_ptr<KernelCache>(new KernelCache(std::make_unique<Impl>(std::move(options))));
+}
+
+Result<KernelCache::Program> KernelCache::get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile) {
+  return impl_->get_or_compile(key, region, arch, compile);
+}
+
+Result<KernelCache::Program> KernelCache::find(const Key& key, std::string_view arch) { return impl_->find(key, arch); }
+void KernelCache::flush() { impl_->flush(); }
+CacheCounts KernelCache::counts() const { return impl_->counts(); }
+
+}  // namespace ditfleet::kernel_cache

@@ -1,0 +1,74 @@
+// Values as files of one folder, which several processes may share:
+//   DIR/1/<hh>/<key>                    hh: first two digits of the key; 1: the format's version
+//   DIR/quarantine/<key>.<tier>.<why>   what did not verify, for a look; at most kQuarantineFiles, newest kept
+//   DIR/locks/<key>                     while a process of this host compiles it
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shared/core/result.h"
+#include "shared/kernel_cache/file_lock.h"
+#include "shared/kernel_cache/key.h"
+
+namespace ditfleet::kernel_cache {
+
+// Thread safe; other processes may do the same in the same folder. All calls block on the disk. Bytes are
+// bytes here: verifying them is the caller's.
+class DiskTier {
+ public:
+  static constexpr std::size_t kQuarantineFiles = 64;
+  static constexpr std::uint64_t kQuarantineBytes = 256u << 20;
+
+  struct File {
+    Key key;
+    std::uint64_t bytes = 0;
+    std::int64_t used_ms = 0;  // since 1970
+  };
+
+  DiskTier(std::string dir, std::uint64_t max_bytes) : dir_(std::move(dir)), max_bytes_(max_bytes) {}
+
+  // Nothing where there is no such file. A hit makes it the most recently used. kDataCorrupt: it is no regular
+  // file, or larger than any value; kUnavailable: it cannot be read.
+  Result<std::optional<std::string>> read(const Key& key);
+  // Whole or not at all, and replacing what is there; then the least recently used go until the folder is below
+  // its bound. kPayloadTooLarge: alone it is above the bound; kUnavailable: full, read-only, …
+  Result<void> write(const Key& key, std::string_view bytes);
+  void remove(const Key& key);
+
+  // Moves the file away, so that it is seen once. False if it could not be: the folder is read-only, or
+  // another process was faster.
+  bool quarantine(const Key& key, std::string_view why);
+  // The same with bytes of another tier.
+  void quarantine(const Key& key, std::string_view tier, std::string_view why, std::string_view bytes);
+
+  FileLock::Outcome try_lock(const Key& key, std::optional<FileLock>& out);
+
+  // What is there, in the order of keys.
+  std::vector<File> list() const;
+  // Names of the files in quarantine, and removing them.
+  std::vector<std::string> quarantined() const;
+  std::size_t empty_quarantine();
+  // Removes what is above the bound, and what crashed writers left. Called by write().
+  void trim();
+
+  std::string path_of(const Key& key) const;
+  const std::string& dir() const { return dir_; }
+  std::uint64_t max_bytes() const { return max_bytes_; }
+
+ private:
+  bool make_folder(const std::string& path);
+  void cap_quarantine();
+
+  const std::string dir_;
+  const std::uint64_t max_bytes_;
+  std::mutex mutex_;
+  std::uint64_t bytes_ = 0;     // at the last look, and what was written since; others' writes are not in it
+  int writes_until_trim_ = 0;   // looks again after this many
+};
+
+}  // namespace ditfleet::kernel_cache

@@ -1,0 +1,42 @@
+// Programs of this process, least recently used first to go.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "shared/kernel_cache/entry.h"
+#include "shared/kernel_cache/key.h"
+
+namespace ditfleet::kernel_cache {
+
+// Thread safe. Never blocks for long.
+class MemoryTier {
+ public:
+  explicit MemoryTier(std::uint64_t max_bytes) : max_bytes_(max_bytes) {}
+
+  std::shared_ptr<const Entry> find(const Key& key);  // null if absent
+  // Replaces what is there. One that alone is larger than the bound is not kept.
+  void put(const Key& key, std::shared_ptr<const Entry> entry);
+  void erase(const Key& key);
+  std::uint64_t bytes() const;
+  std::size_t entries() const;
+
+ private:
+  struct Slot {
+    Key key;
+    std::shared_ptr<const Entry> entry;
+    std::uint64_t bytes;
+  };
+  void erase_locked(const Key& key);
+
+  mutable std::mutex mutex_;
+  const std::uint64_t max_bytes_;
+  std::uint64_t bytes_ = 0;
+  std::list<Slot> slots_;  // most recently used first
+  std::unordered_map<Key, std::list<Slot>::iterator> by_key_;
+};
+
+}  // namespace ditfleet::kernel_cache

@@ -1,0 +1,279 @@
+// shared/kernel_cache: what memory and disk keep, and what they let go.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "shared/core/bytes.h"
+#include "shared/kernel_cache/codec.h"
+#include "shared/kernel_cache/disk_tier.h"
+#include "shared/kernel_cache/file_lock.h"
+#include "shared/kernel_cache/memory_tier.h"
+
+namespace ditfleet::kernel_cache {
+namespace {
+
+namespace fs = std::filesystem;
+
+Key key_of(int number) { return KeyBuilder().add("number", number).finish(); }
+
+std::shared_ptr<const Entry> program_of(std::size_t bytes) {
+  auto entry = std::make_shared<Entry>();
+  entry->arch = "cpu";
+  entry->code = std::string(bytes, 'c');
+  return entry;
+}
+
+TEST(KernelCacheMemory, TheLeastRecentlyUsedGoFirst) {
+  MemoryTier memory(100'000);
+  for (int i = 0; i < 4; ++i) memory.put(key_of(i), program_of(20'000));
+  ASSERT_TRUE(memory.find(key_of(0)));  // used: now the youngest
+  memory.put(key_of(4), program_of(20'000));
+  EXPECT_TRUE(memory.find(key_of(0)));
+  EXPECT_FALSE(memory.find(key_of(1)));
+  EXPECT_TRUE(memory.find(key_of(4)));
+  EXPECT_LE(memory.bytes(), 100'000u);
+  EXPECT_EQ(memory.entries(), 4u);
+}
+
+TEST(KernelCacheMemory, CountsWhatItReplaces) {
+  MemoryTier memory(100'000);
+  for (int i = 0; i < 100; ++i) memory.put(key_of(1), program_of(40'000));
+  EXPECT_EQ(memory.entries(), 1u);
+  memory.erase(key_of(1));
+  EXPECT_EQ(memory.bytes(), 0u);
+}
+
+TEST(KernelCacheMemory, DoesNotEmptyItselfForOneThatIsTooLarge) {
+  MemoryTier memory(100'000);
+  memory.put(key_of(1), program_of(50'000));
+  memory.put(key_of(2), program_of(200'000));
+  EXPECT_TRUE(memory.find(key_of(1)));
+  EXPECT_FALSE(memory.find(key_of(2)));
+  MemoryTier none(0);
+  none.put(key_of(1), program_of(0));
+  EXPECT_FALSE(none.find(key_of(1)));
+}
+
+struct KernelCacheDisk : ::testing::Test {
+  KernelCacheDisk() {
+    char folder[] = "/tmp/ditfleet-kernels-XXXXXX";
+    EXPECT_NE(::mkdtemp(folder), nullptr);
+    dir = folder;
+  }
+  ~KernelCacheDisk() override { fs::remove_all(dir); }
+
+  static void age(const std::string& path, int seconds) {
+    timespec when[2] = {};
+    when[0].tv_sec = when[1].tv_sec = ::time(nullptr) - seconds;
+    ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), when, 0), 0);
+  }
+  static std::uint64_t total(const DiskTier& disk) {
+    std::uint64_t bytes = 0;
+    for (const auto& file : disk.list()) bytes += file.bytes;
+    return bytes;
+  }
+  std::string dir;
+};
+
+TEST_F(KernelCacheDisk, ReadsWhatWasWritten) {
+  DiskTier disk(dir, 1 << 20);
+  ASSERT_TRUE(disk.read(key_of(1)).ok());
+  EXPECT_FALSE(*disk.read(key_of(1)));
+  ASSERT_TRUE(disk.write(key_of(1), "value").ok());
+  EXPECT_EQ(**disk.read(key_of(1)), "value");
+  EXPECT_EQ(**DiskTier(dir, 1 << 20).read(key_of(1)), "value") << "another process does not see it";
+  ASSERT_TRUE(disk.write(key_of(1), "another").ok());
+  EXPECT_EQ(**disk.read(key_of(1)), "another");
+  ASSERT_EQ(disk.list().size(), 1u);
+  EXPECT_EQ(disk.list()[0].key, key_of(1));
+  disk.remove(key_of(1));
+  EXPECT_FALSE(*disk.read(key_of(1)));
+}
+
+TEST_F(KernelCacheDisk, StaysBelowItsBoundAndKeepsWhatIsUsed) {
+  DiskTier disk(dir, 100'000);
+  for (int i = 0; i < 10; ++i) {
+    ASSERT_TRUE(disk.write(key_of(i), std::string(9'000, 'v')).ok());
+    age(disk.path_of(key_of(i)), 100 - i);
+  }
+  ASSERT_TRUE(disk.read(key_of(0)).ok());  // the oldest is used
+  for (int i = 10; i < 14; ++i) ASSERT_TRUE(disk.write(key_of(i), std::string(9'000, 'v')).ok());
+  EXPECT_LE(total(disk), 100'000u);
+  EXPECT_TRUE(*disk.read(key_of(0)));
+  EXPECT_FALSE(*disk.read(key_of(1)));
+  EXPECT_TRUE(*disk.read(key_of(13)));
+}
+
+TEST_F(KernelCacheDisk, AlsoWhenOthersWrite) {
+  DiskTier one(dir, 100'000), other(dir, 100'000);
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_TRUE(one.write(key_of(i), std::string(5'000, 'v')).ok());
+    ASSERT_TRUE(other.write(key_of(1000 + i), std::string(5'000, 'v')).ok());
+    EXPECT_LE(total(one), 205'000u) << i;
+  }
+  one.trim();
+  EXPECT_LE(total(one), 100'000u);
+}
+
+TEST_F(KernelCacheDisk, RefusesOneThatIsAboveTheBoundAlone) {
+  DiskTier disk(dir, 1000);
+  ASSERT_TRUE(disk.write(key_of(1), "small").ok());
+  const auto written = disk.write(key_of(2), std::string(1001, 'v'));
+  ASSERT_FALSE(written.ok());
+  EXPECT_EQ(written.error().code, Code::kPayloadTooLarge);
+  EXPECT_TRUE(*disk.read(key_of(1)));
+}
+
+TEST_F(KernelCacheDisk, QuarantineMovesAndIsBounded) {
+  DiskTier disk(dir, 100 << 20);
+  ASSERT_TRUE(disk.write(key_of(1), "bad").ok());
+  EXPECT_TRUE(disk.quarantine(key_of(1), "corrupt"));
+  EXPECT_FALSE(*disk.read(key_of(1)));
+  ASSERT_THAT(disk.quarantined(), ::testing::ElementsAre(key_of(1).hex() + ".disk.corrupt"));
+  EXPECT_EQ(*read_file(dir + "/quarantine/" + disk.quarantined()[0]), "bad");
+  EXPECT_FALSE(disk.quarantine(key_of(1), "corrupt")) << "there was nothing left to move";
+
+  for (int i = 0; i < 200; ++i) disk.quarantine(key_of(i), "redis", "unsigned", "bad");
+  EXPECT_EQ(disk.quarantined().size(), DiskTier::kQuarantineFiles);
+  EXPECT_EQ(disk.empty_quarantine(), DiskTier::kQuarantineFiles);
+  EXPECT_TRUE(disk.quarantined().empty());
+}
+
+TEST_F(KernelCacheDisk, LivesWithWhateverLiesThere) {
+  DiskTier disk(dir, 1 << 20);
+  ASSERT_TRUE(disk.write(key_of(1), "v").ok());
+  const std::string path = disk.path_of(key_of(1));
+  const auto put = [&](const std::function<void()>& make) {
+    fs::remove_all(path);
+    make();
+  };
+  put([&] { fs::create_directory(path); });
+  EXPECT_EQ(disk.read(key_of(1)).error().code, Code::kDataCorrupt);
+  put([&] { ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0); });
+  EXPECT_EQ(disk.read(key_of(1)).error().code, Code::kDataCorrupt) << "must not wait for a writer";
+  put([&] {
+    std::ofstream huge(path);
+    huge.close();
+    fs::resize_file(path, kMaxValueBytes + 1);  // sparse
+  });
+  EXPECT_EQ(disk.read(key_of(1)).error().code, Code::kDataCorrupt);
+  EXPECT_TRUE(disk.quarantine(key_of(1), "corrupt"));
+  put([&] { fs::create_symlink("/nonexistent", path); });
+  EXPECT_FALSE(*disk.read(key_of(1)));
+  std::ofstream(dir + "/1/README") << "a file that is no value";
+  EXPECT_TRUE(disk.write(key_of(2), "v").ok());
+  EXPECT_EQ(disk.list().size(), 1u);
+}
+
+TEST_F(KernelCacheDisk, WhatCrashedWritersLeftGoes) {
+  DiskTier disk(dir, 1 << 20);
+  ASSERT_TRUE(disk.write(key_of(1), "v").ok());
+  const std::string left = disk.path_of(key_of(1)) + ".tmp-0123", fresh = disk.path_of(key_of(1)) + ".tmp-4567";
+  std::ofstream(left) << "half";
+  std::ofstream(fresh) << "half";
+  age(left, 7200);
+  disk.trim();
+  EXPECT_FALSE(fs::exists(left));
+  EXPECT_TRUE(fs::exists(fresh)) << "someone may still write it";
+}
+
+TEST_F(KernelCacheDisk, AFolderThatCannotBeIsAnErrorNotACrash) {
+  std::ofstream(dir + "/file") << "x";
+  DiskTier disk(dir + "/file", 1 << 20);  // below a file there is no folder, not even for root
+  EXPECT_FALSE(disk.write(key_of(1), "v").ok());
+  ASSERT_TRUE(disk.read(key_of(1)).ok());
+  EXPECT_FALSE(*disk.read(key_of(1)));
+  std::optional<FileLock> lock;
+  EXPECT_EQ(disk.try_lock(key_of(1), lock), FileLock::Outcome::kImpossible);
+  EXPECT_FALSE(disk.quarantine(key_of(1), "corrupt"));
+  EXPECT_TRUE(disk.list().empty());
+}
+
+TEST_F(KernelCacheDisk, ALockIsOnesUntilItEnds) {
+  DiskTier disk(dir, 1 << 20);
+  std::optional<FileLock> mine, other;
+  ASSERT_EQ(disk.try_lock(key_of(1), mine), FileLock::Outcome::kTaken);
+  EXPECT_EQ(disk.try_lock(key_of(1), other), FileLock::Outcome::kBusy);
+  EXPECT_EQ(disk.try_lock(key_of(2), other), FileLock::Outcome::kTaken);
+  other.reset();
+  mine.reset();
+  EXPECT_EQ(disk.try_lock(key_of(1), other), FileLock::Outcome::kTaken);
+  other.reset();
+  EXPECT_TRUE(fs::is_empty(dir + "/locks"));
+}
+
+TEST_F(KernelCacheDisk, ALockHasOneHolderAmongMany) {
+  DiskTier disk(dir, 1 << 20);
+  std::atomic<int> inside{0}, taken{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 300; ++i) {
+        std::optional<FileLock> lock;
+        if (disk.try_lock(key_of(1), lock) != FileLock::Outcome::kTaken) continue;
+        ++taken;
+        EXPECT_EQ(++inside, 1);
+        std::this_thread::yield();
+        --inside;
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_GT(taken, 0);
+}
+
+TEST_F(KernelCacheDisk, ALockEndsWithItsProcess) {
+  DiskTier disk(dir, 1 << 20);
+  int pipe[2];
+  ASSERT_EQ(::pipe(pipe), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::optional<FileLock> lock;
+    const char taken = disk.try_lock(key_of(1), lock) == FileLock::Outcome::kTaken ? 'y' : 'n';
+    (void)!::write(pipe[1], &taken, 1);
+    ::pause();
+    ::_exit(0);
+  }
+  char taken = 0;
+  ASSERT_EQ(::read(pipe[0], &taken, 1), 1);
+  EXPECT_EQ(taken, 'y');
+  std::optional<FileLock> lock;
+  EXPECT_EQ(disk.try_lock(key_of(1), lock), FileLock::Outcome::kBusy);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_EQ(disk.try_lock(key_of(1), lock), FileLock::Outcome::kTaken);
+  ::close(pipe[0]);
+  ::close(pipe[1]);
+}
+
+// A file size limit stands for a full disk: the write fails half way.
+TEST_F(KernelCacheDisk, AWriteThatFailsHalfWayLeavesNothing) {
+  DiskTier disk(dir, 1 << 20);
+  ASSERT_TRUE(disk.write(key_of(1), "before").ok());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{4096, 4096};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    const bool failed = !disk.write(key_of(1), std::string(10'000, 'v')).ok();
+    ::_exit(failed ? 0 : 1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(**disk.read(key_of(1)), "before");
+  EXPECT_EQ(std::distance(fs::directory_iterator(fs::path(disk.path_of(key_of(1))).parent_path()), {}), 1);
+}
+
+}  // namespace
+}  // namespace ditfleet::kernel_cache
