@@ -1,0 +1,46 @@
+// What turns generated source into a program for one architecture: NVRTC for GPUs, the system's C++ compiler for the
+// host. Both behind one interface, so that the kernel cache and the command line need not know which.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pipeline/region/codegen/source.h"
+#include "shared/core/result.h"
+
+namespace ditfleet::region {
+
+struct CompiledKernel {
+  std::string name;  // with its variant: "gelu_tanh_768_i32_v"
+  std::uint32_t parameter_bytes = 0, shared_bytes = 0;
+  std::uint32_t registers = 0, spill_bytes = 0;  // a thread's; 0 on the host
+};
+
+struct Compiled {
+  std::string arch;  // "sm_90a", "cpu"
+  std::string code;  // a cubin or a shared object
+  std::vector<CompiledKernel> kernels;
+  std::size_t source_bytes = 0;
+};
+
+class Compiler {
+ public:
+  virtual ~Compiler() = default;
+  virtual std::string_view name() const = 0;  // "nvrtc", "cpu_jit"
+  virtual std::string_view output_kind() const = 0;  // "cubin", "shared_object"
+  // What decides the bytes it makes, for the key: version and build of the compiler; the target as its options name
+  // it; the options in order. No path, no host.
+  virtual std::string identity() const = 0;
+  virtual std::string target(const std::string& arch) const = 0;
+  virtual std::vector<std::string> options(const std::string& arch) const = 0;
+  // Thread safe; blocks for 20 ms to a few seconds. kInvalidArgument: an unknown arch; kInternal: the compiler refuses
+  // the source, whose copy is kept in a file that the message names.
+  virtual Result<Compiled> compile(const std::string& region, const Source& source, const std::string& arch) const = 0;
+};
+
+// Keeps source that a compiler refused: the path, for the message; "" where nothing can be written.
+std::string keep_source(const std::string& region, const std::string& extension, const std::string& text);
+
+}  // namespace ditfleet::region

@@ -1,0 +1,36 @@
+// The repeated blocks of the models, each written once in the DSL.
+#pragma once
+
+#include <cstdint>
+
+#include "pipeline/region/ir/program.h"
+
+namespace ditfleet::region {
+
+// What the model fixes of a block.
+struct BlockShape {
+  std::int64_t heads = 1, head_dim = 2;
+  ElementType type = ElementType::kF32;
+  std::int64_t mlp_ratio = 4;
+
+  std::int64_t width() const { return heads * head_dim; }
+  std::int64_t mlp_width() const { return mlp_ratio * width(); }
+};
+
+// FLUX's double-stream block. Symbols: batch, image, text. D = width.
+// Activations image [batch, image, D], text [batch, text, D]; tables rope f32 [text + image, head_dim] (cos, sin of
+// each pair in turn, text tokens first) and, for each of image and text, {attention,mlp}_{shift,scale,gate}
+// [batch, 1, D], where scale is 1 + the model's; parameters as in FLUX's StreamSlots, prefixed image. and text. .
+// Outputs: image, text.
+Result<Program> flux_double_block(const BlockShape& shape);
+
+// FLUX's single-stream block. Symbols: batch, tokens. Activation tokens [batch, tokens, D]; tables rope f32
+// [tokens, head_dim], shift, scale, gate [batch, 1, D]; parameters as in FLUX's SingleBlockSlots. Output: tokens.
+Result<Program> flux_single_block(const BlockShape& shape);
+
+// Attention over the frames of each place of a video, as video DiTs have it between their spatial blocks. Symbols:
+// batch, frames, places: one program for any number of frames. Activation video [batch, frames, places, D]; tables
+// rope f32 [frames, head_dim], shift, scale, gate [batch, 1, 1, D]; parameters qkv, norm_q, norm_k, out. Output: video.
+Result<Program> temporal_block(const BlockShape& shape);
+
+}  // namespace ditfleet::region

@@ -1,0 +1,270 @@
+#include <algorithm>
+#include <numeric>
+
+#include "pipeline/region/codegen/phases.h"
+#include "pipeline/region/codegen/source.h"
+#include "pipeline/region/codegen/text.h"
+
+namespace ditfleet::region {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr std::int64_t kElementsPerThread = 32;  // kept in registers; more would spill with three values alive
+
+constexpr const char* kPrelude = R"(typedef unsigned short bf16;
+typedef long long i64;
+__device__ __forceinline__ float load(float v) { return v; }
+__device__ __forceinline__ float load(bf16 v) { return __uint_as_float((unsigned)v << 16); }
+__device__ __forceinline__ bf16 to_bf16(float v) {
+  bf16 r;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(v));
+  return r;
+}
+__device__ __forceinline__ void put(float* p, float v) { *p = v; }
+__device__ __forceinline__ void put(bf16* p, float v) { *p = to_bf16(v); }
+__device__ __forceinline__ float round_bf16(float v) { return load(to_bf16(v)); }
+__device__ __forceinline__ float gelu_tanh(float x) { return x / (1.0f + expf(-1.5957691216f * (x + 0.044715f * x * x * x))); }
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+template <int kBytes> struct Word;
+template <> struct Word<2> { typedef unsigned short Type; };
+template <> struct Word<4> { typedef unsigned Type; };
+template <> struct Word<8> { struct __align__(8) Type { unsigned w[2]; }; };
+template <> struct Word<16> { struct __align__(16) Type { unsigned w[4]; }; };
+template <> struct Word<32> { struct __align__(16) Type { unsigned w[8]; }; };
+template <bool kAligned, int kVector, typename T>
+__device__ __forceinline__ void get(const T* p, float (&v)[kVector]) {
+  if (kAligned) {
+    typedef typename Word<kVector * sizeof(T)>::Type W;
+    union { W word; T element[kVector]; } u;
+    u.word = *(const W*)p;
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) v[e] = load(u.element[e]);
+  } else {
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) v[e] = load(p[e]);
+  }
+}
+template <bool kAligned, int kVector, typename T>
+__device__ __forceinline__ void set(T* p, const float (&v)[kVector]) {
+  if (kAligned) {
+    typedef typename Word<kVector * sizeof(T)>::Type W;
+    union { W word; T element[kVector]; } u;
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) put(&u.element[e], v[e]);
+    *(W*)p = u.word;
+  } else {
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) put(p + e, v[e]);
+  }
+}
+template <int kThreads>
+__device__ __forceinline__ float row_sum(float v) {
+#pragma unroll
+  for (int lane = 16; lane > 0; lane /= 2) v += __shfl_xor_sync(0xffffffffu, v, lane);
+  if (kThreads > 32) {
+    __shared__ float part[32];
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kThreads / 32; ++w) v += part[w];
+  }
+  return v;
+}
+)";
+
+constexpr const char* type_name(ElementType type) { return type == ElementType::kF32 ? "float" : "bf16"; }
+
+// How a row is spread over threads.
+struct Layout {
+  int vector, threads_per_row, chunks, rows_per_block;
+};
+
+Layout layout_of(const RowKernel& k) {
+  bool half = false;
+  for (ElementType type : k.inputs) half = half || type == ElementType::kBF16;
+  for (const RowOutput& out : k.outputs) half = half || out.type == ElementType::kBF16;
+  Layout l{half ? 8 : 4, kWarp, 1, 1};
+  while (k.width % l.vector != 0) l.vector /= 2;
+  const auto chunks = [&] { return static_cast<int>((k.width + l.vector * l.threads_per_row - 1) / (l.vector * l.threads_per_row)); };
+  while (chunks() * l.vector > kElementsPerThread && l.threads_per_row < 1024) l.threads_per_row *= 2;
+  l.chunks = chunks();
+  l.rows_per_block = l.threads_per_row == kWarp ? 8 : 1;
+  return l;
+}
+
+class Kernel {
+ public:
+  explicit Kernel(const RowKernel& kernel) : k_(kernel), phases_(kernel), l_(layout_of(kernel)) {}
+
+  KernelLaunch launch() const {
+    return {.name = k_.name,
+            .threads = l_.threads_per_row * l_.rows_per_block,
+            .rows_per_block = l_.rows_per_block,
+            .vector = l_.vector,
+            .argument_words = static_cast<std::size_t>(k_.instances) * (1 + instance_words(k_))};
+  }
+
+  void write(Text& out) const {
+    const std::string instances = std::to_string(k_.instances), axes = std::to_string(kOuterAxes);
+    const std::string args = "Args_" + k_.name;
+    out("");
+    out("struct " + args + " {");
+    out("i64 row_end[" + instances + "];");
+    out("struct { i64 extent[" + axes + "]; struct { i64 data, stride[" + axes + "]; } operand[" + std::to_string(k_.operands()) + "]; } at[" + instances + "];");
+    out("};");
+    out("template <typename I, bool kAligned>");
+    out("__device__ __forceinline__ void body_" + k_.name + "(const " + args + "& a) {");
+    write_addresses(out);
+    for (std::size_t n = 0; n < k_.nodes.size(); ++n)
+      if (saved(static_cast<int>(n))) out("float s" + std::to_string(n) + "[" + std::to_string(l_.chunks) + "][" + std::to_string(l_.vector) + "];");
+    for (int p = 0; p < phases_.count; ++p) write_phase(out, p);
+    out("}");
+    const std::string bounds = std::to_string(l_.threads_per_row * l_.rows_per_block);
+    for (const auto& [suffix, arguments] : {std::pair("i32_v", "int, true"), std::pair("i32_s", "int, false"),
+                                            std::pair("i64_v", "i64, true"), std::pair("i64_s", "i64, false")})
+      out("extern \"C\" __global__ void __launch_bounds__(" + bounds + ") " + k_.name + "_" + suffix + "(const __grid_constant__ " + args +
+          " a) { body_" + k_.name + "<" + arguments + ">(a); }");
+  }
+
+ private:
+  void write_addresses(Text& out) const {
+    out(l_.rows_per_block > 1 ? "I row = (I)blockIdx.x * " + std::to_string(l_.rows_per_block) + " + (I)(threadIdx.x / " +
+                                    std::to_string(l_.threads_per_row) + ");"
+                              : std::string("I row = (I)blockIdx.x;"));
+    out("int k = 0;");
+    if (k_.instances > 1) {
+      out("I before = 0;");
+      out("while (k < " + std::to_string(k_.instances) + " && row >= (I)a.row_end[k]) before = (I)a.row_end[k++];");
+      out("if (k == " + std::to_string(k_.instances) + ") return;");
+      out("row -= before;");
+    } else {
+      out("if (row >= (I)a.row_end[0]) return;");
+    }
+    out("const I e3 = (I)a.at[k].extent[3], e2 = (I)a.at[k].extent[2], e1 = (I)a.at[k].extent[1];");
+    out("const I i3 = row % e3, r2 = row / e3, i2 = r2 % e2, r1 = r2 / e2, i1 = r1 % e1, i0 = r1 / e1;");
+    out("const int lane = threadIdx.x % " + std::to_string(l_.threads_per_row) + ";");
+    for (std::size_t o = 0; o < k_.operands(); ++o) {
+      const bool input = o < k_.inputs.size();
+      const ElementType type = input ? k_.inputs[o] : k_.outputs[o - k_.inputs.size()].type;
+      const std::string at = "a.at[k].operand[" + std::to_string(o) + "]";
+      const std::string pointer = std::string(input ? "const " : "") + type_name(type) + "*";
+      out(pointer + " " + name(o) + " = (" + pointer + ")" + at + ".data + (i0 * (I)" + at + ".stride[0] + i1 * (I)" + at + ".stride[1] + i2 * (I)" + at +
+          ".stride[2] + i3 * (I)" + at + ".stride[3]);");
+    }
+  }
+
+  std::string name(std::size_t o) const { return o < k_.inputs.size() ? "x" + std::to_string(o) : "y" + std::to_string(o - k_.inputs.size()); }
+  // What a later phase needs stays in registers.
+  bool saved(int n) const {
+    const auto i = static_cast<std::size_t>(n);
+    return phases_.last_use[i] > first_phase(n);
+  }
+  // Loads happen in the first phase that uses them.
+  int first_phase(int n) const {
+    const auto i = static_cast<std::size_t>(n);
+    if (!k_.nodes[i].load) return phases_.of_node[i];
+    int first = phases_.count - 1;
+    for (std::size_t m = 0; m < k_.nodes.size(); ++m) {
+      const RowNode& node = k_.nodes[m];
+      for (std::size_t o = 0; o < node.operands.size(); ++o)
+        if (node.operands[o] == n) first = std::min(first, phases_.of_node[m] - (is_norm(node.code) && o == 0 ? 1 : 0));
+    }
+    return first;
+  }
+  std::string element(int n, const std::string& e) const {
+    return saved(n) ? "s" + std::to_string(n) + "[c][" + e + "]" : "v" + std::to_string(n) + "[" + e + "]";
+  }
+  void open_chunks(Text& out) const {
+    out("#pragma unroll");
+    out("for (int c = 0; c < " + std::to_string(l_.chunks) + "; ++c) {");
+    out("const int at = (c * " + std::to_string(l_.threads_per_row) + " + lane) * " + std::to_string(l_.vector) + ";");
+  }
+  bool ragged() const { return k_.width != static_cast<std::int64_t>(l_.chunks) * l_.threads_per_row * l_.vector; }
+  void open_active(Text& out) const { out(ragged() ? "if (at < " + std::to_string(k_.width) + ") {" : "{"); }
+  void each(Text& out, const std::string& line) const {
+    out("#pragma unroll");
+    out("for (int e = 0; e < " + std::to_string(l_.vector) + "; ++e) " + line);
+  }
+
+  void write_phase(Text& out, int p) const {
+    const auto nodes = phases_.computed_in(k_, p);
+    const auto sums = phases_.summed_after(k_, p);
+    const std::string vector = std::to_string(l_.vector), threads = std::to_string(l_.threads_per_row);
+    for (int n : sums) out("float sum" + std::to_string(n) + " = 0.0f;");
+    open_chunks(out);
+    open_active(out);
+    for (std::size_t n = 0; n < k_.nodes.size(); ++n) {
+      const int index = static_cast<int>(n);
+      if (!k_.nodes[n].load || first_phase(index) != p) continue;
+      if (!saved(index)) out("float v" + std::to_string(n) + "[" + vector + "];");
+      out("get<kAligned, " + vector + ">(x" + std::to_string(k_.nodes[n].input) + " + at, " +
+          (saved(index) ? "s" + std::to_string(n) + "[c]" : "v" + std::to_string(n)) + ");");
+    }
+    for (int n : nodes) {
+      const RowNode& node = k_.nodes[static_cast<std::size_t>(n)];
+      if (!saved(n)) out("float v" + std::to_string(n) + "[" + vector + "];");
+      if (node.code == OpCode::kRope) {
+        const auto of = [&](int o, bool second) { return element(o, second ? "e + 1" : "e"); };
+        out("#pragma unroll");
+        out("for (int e = 0; e < " + vector + "; e += 2) {");
+        out(element(n, "e") + " = " + rope_expression(node, false, of) + ";");
+        out(element(n, "e + 1") + " = " + rope_expression(node, true, of) + ";");
+        out("}");
+      } else {
+        each(out, element(n, "e") + " = " + expression(k_, n, [&](int o) { return element(o, "e"); }) + ";");
+      }
+    }
+    for (int n : sums) {
+      const RowNode& node = k_.nodes[static_cast<std::size_t>(n)];
+      const std::string x = element(node.operands[0], "e");
+      each(out, "sum" + std::to_string(n) + " += " + (node.code == OpCode::kRmsNorm ? x + " * " + x : x) + ";");
+    }
+    if (p + 1 == phases_.count)  // all loads of an element come before its stores: a result may take an operand's memory
+      for (std::size_t o = 0; o < k_.outputs.size(); ++o) {
+        const int n = k_.outputs[o].node;
+        out("set<kAligned, " + vector + ">(y" + std::to_string(o) + " + at, " + (saved(n) ? "s" + std::to_string(n) + "[c]" : "v" + std::to_string(n)) + ");");
+      }
+    out("}");
+    out("}");
+    const std::string inverse = float_literal(1.0 / static_cast<double>(k_.width));
+    for (int n : sums) {
+      const RowNode& node = k_.nodes[static_cast<std::size_t>(n)];
+      const std::string id = std::to_string(n), eps = float_literal(node.eps);
+      if (node.code == OpCode::kRmsNorm) {
+        out("const float scale" + id + " = rsqrtf(row_sum<" + threads + ">(sum" + id + ") * " + inverse + " + " + eps + ");");
+        continue;
+      }
+      out("const float mean" + id + " = row_sum<" + threads + ">(sum" + id + ") * " + inverse + ";");
+      out("float squares" + id + " = 0.0f;");
+      open_chunks(out);
+      open_active(out);
+      const std::string x = element(node.operands[0], "e");
+      each(out, "squares" + id + " += (" + x + " - mean" + id + ") * (" + x + " - mean" + id + ");");
+      out("}");
+      out("}");
+      out("const float scale" + id + " = rsqrtf(row_sum<" + threads + ">(squares" + id + ") * " + inverse + " + " + eps + ");");
+    }
+  }
+
+  const RowKernel& k_;
+  const Phases phases_;
+  const Layout l_;
+};
+
+}  // namespace
+
+Source generate_cuda(const Plan& plan) {
+  Text out;
+  Source source;
+  for (const RowKernel& kernel : plan.kernels) {
+    const Kernel writer(kernel);
+    writer.write(out);
+    source.kernels.push_back(writer.launch());
+  }
+  source.text = "// DiTFleet " + std::string(kGeneratorId) + ", region " + plan.program.block + "\n" + kPrelude + out.take();
+  return source;
+}
+
+}  // namespace ditfleet::region

@@ -1,0 +1,37 @@
+// The order in which a row kernel's nodes can be computed: a phase is one pass over the row's elements; a norm's
+// sums end a phase, its results begin the next one.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "pipeline/region/fusion/row_kernel.h"
+
+namespace ditfleet::region {
+
+struct Phases {
+  explicit Phases(const RowKernel& kernel);
+
+  int count = 1;
+  std::vector<int> of_node;        // loads: 0
+  std::vector<int> last_use;       // the last phase that needs the node (stores are in the last one)
+  bool pairs = false;              // there is a rope: elements go two by two
+
+  // Nodes other than loads that phase p computes, in order; norms among them use the sums of the phase before.
+  std::vector<int> computed_in(const RowKernel& kernel, int p) const;
+  // Norms whose operand is complete after phase p: their sums are taken there.
+  std::vector<int> summed_after(const RowKernel& kernel, int p) const;
+};
+
+bool is_norm(OpCode code);
+
+// The C expression of one element of a node; `of` names an operand's element. Not for loads and ropes.
+std::string expression(const RowKernel& kernel, int node, const std::function<std::string(int)>& of);
+
+// Of a rope: the expression for the first or second element of a pair; `of(node, second)`.
+std::string rope_expression(const RowNode& node, bool second, const std::function<std::string(int, bool)>& of);
+
+std::string float_literal(double value);
+
+}  // namespace ditfleet::region

@@ -1,0 +1,238 @@
+#include "pipeline/region/fusion/plan.h"
+
+#include <algorithm>
+#include <map>
+
+#include "pipeline/region/fusion/storage.h"
+
+namespace ditfleet::region {
+namespace {
+
+class Planner {
+ public:
+  Planner(Plan& plan, const std::vector<Group>& groups) : plan_(plan), groups_(groups), storage_(plan, groups) {}
+
+  void run() {
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      const Unit& first = groups_[g].front();
+      if (!first.kernel.nodes.empty()) {
+        add_rows(static_cast<int>(g));
+        continue;
+      }
+      const Op& op = plan_.program.ops[static_cast<std::size_t>(first.ops.front())];
+      if (op.code == OpCode::kLinear) add_gemm(op, static_cast<int>(g), first);
+      else add_attention(op);
+    }
+    deliver_outputs();
+    find_lifetimes();
+    find_replaceable();
+  }
+
+ private:
+  const Value& value(int i) const { return plan_.program.values[static_cast<std::size_t>(i)]; }
+
+  void add_gemm(const Op& op, int group, const Unit& unit) {
+    GemmStep step{.weight = op.inputs[1], .bias = op.inputs[2], .name = value(op.output).name};
+    if (const Op* join = storage_.split_join(op)) {
+      std::int64_t column = 0;
+      for (int part : join->inputs) {
+        const std::int64_t columns = value(part).shape.back().value();
+        step.parts.push_back({storage_.view_of(part), column, columns});
+        column += columns;
+      }
+    } else {
+      step.parts.push_back({storage_.view_of(op.inputs[0]), 0, value(op.inputs[0]).shape.back().value()});
+    }
+    step.out = storage_.place(op.output, group, unit);
+    plan_.steps.push_back(std::move(step));
+  }
+
+  void add_attention(const Op& op) {
+    AttentionStep step{.name = value(op.output).name};
+    step.q = storage_.view_of(op.inputs[0]);
+    step.k = storage_.view_of(op.inputs[1]);
+    step.v = storage_.view_of(op.inputs[2]);
+    step.out = storage_.place_library(op.output);
+    plan_.steps.push_back(std::move(step));
+  }
+
+  // Right-aligned in kOuterAxes axes, in front of the row's own.
+  static std::array<Dim, kOuterAxes> outer(const Shape& shape) {
+    std::array<Dim, kOuterAxes> axes;
+    axes.fill(1);
+    for (std::size_t i = 0; i + 1 < shape.size(); ++i) axes[kOuterAxes - (shape.size() - 1) + i] = shape[i];
+    return axes;
+  }
+  static RowStep::Operand operand(const View& view, const std::array<Dim, kOuterAxes>& extents) {
+    RowStep::Operand made{view, {}};
+    made.strides.fill(0);
+    const std::size_t axes = view.shape.size() - 1;
+    for (std::size_t i = 0; i < axes; ++i) {
+      const std::size_t at = kOuterAxes - axes + i;
+      // An axis of 1 against a longer one broadcasts.
+      if (!(view.shape[i] == Dim(1)) || extents[at] == Dim(1)) made.strides[at] = view.strides[i];
+    }
+    return made;
+  }
+
+  void add_rows(int g) {
+    const Group& group = groups_[static_cast<std::size_t>(g)];
+    RowStep step;
+    step.kernel = kernel_index(group.front().kernel, static_cast<int>(group.size()));
+    // All reads are resolved before the first result is placed: results may take their memory.
+    std::vector<std::vector<View>> reads;
+    for (const Unit& unit : group) {
+      reads.emplace_back();
+      for (int read : unit.reads) reads.back().push_back(storage_.view_of(read));
+    }
+    for (std::size_t u = 0; u < group.size(); ++u) {
+      const Unit& unit = group[u];
+      RowStep::Instance instance;
+      instance.extents = outer(value(unit.writes.front()).shape);
+      for (const View& view : reads[u]) instance.operands.push_back(operand(view, instance.extents));
+      for (int written : unit.writes) {
+        instance.operands.push_back(operand(storage_.place(written, g, unit), instance.extents));
+        step.name += (step.name.empty() ? "" : ", ") + value(written).name;
+      }
+      step.instances.push_back(std::move(instance));
+    }
+    plan_.steps.push_back(std::move(step));
+  }
+
+  int kernel_index(const RowKernel& kernel, int instances) {
+    const std::string structure = kernel.structure();
+    for (std::size_t i = 0; i < plan_.kernels.size(); ++i)
+      if (plan_.kernels[i].structure() == structure) {
+        plan_.kernels[i].instances = std::max(plan_.kernels[i].instances, instances);
+        return static_cast<int>(i);
+      }
+    RowKernel added = kernel;
+    added.instances = instances;
+    const int same_name = static_cast<int>(std::count_if(plan_.kernels.begin(), plan_.kernels.end(),
+                                                         [&](const RowKernel& k) { return k.name.rfind(kernel.name, 0) == 0; }));
+    if (same_name > 0) added.name += "_v" + std::to_string(same_name + 1);
+    plan_.kernels.push_back(std::move(added));
+    return static_cast<int>(plan_.kernels.size()) - 1;
+  }
+
+  // Outputs that lie elsewhere (made by a linear, an attention, a view) are copied to the caller.
+  void deliver_outputs() {
+    for (std::size_t o = 0; o < plan_.program.outputs.size(); ++o) {
+      const int v = plan_.program.outputs[o];
+      const View at = storage_.view_of(v);
+      const Buffer& buffer = plan_.buffers[static_cast<std::size_t>(at.buffer)];
+      if (buffer.kind == BufferKind::kOutput && buffer.value == static_cast<int>(o)) continue;
+      plan_.buffers.push_back({BufferKind::kOutput, value(v).type, value(v).shape, static_cast<int>(o)});
+      plan_.steps.push_back(CopyStep{at, whole_buffer(static_cast<int>(plan_.buffers.size()) - 1, value(v).shape), value(v).name});
+    }
+  }
+
+  template <class F>
+  static void each_view(const Step& step, F visit) {  // visit(view, written)
+    if (const auto* gemm = std::get_if<GemmStep>(&step)) {
+      for (const auto& part : gemm->parts) visit(part.x, false);
+      visit(gemm->out, true);
+    } else if (const auto* attention = std::get_if<AttentionStep>(&step)) {
+      for (const View* view : {&attention->q, &attention->k, &attention->v}) visit(*view, false);
+      visit(attention->out, true);
+    } else if (const auto* copy = std::get_if<CopyStep>(&step)) {
+      visit(copy->from, false);
+      visit(copy->to, true);
+    }
+  }
+
+  void find_lifetimes() {
+    const auto touch = [&](const View& view, int at) {
+      Buffer& buffer = plan_.buffers[static_cast<std::size_t>(view.buffer)];
+      if (buffer.first < 0) buffer.first = at;
+      buffer.last = at;
+    };
+    for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
+      each_view(plan_.steps[s], [&](const View& view, bool) { touch(view, static_cast<int>(s)); });
+      if (const auto* rows = std::get_if<RowStep>(&plan_.steps[s]))
+        for (const auto& instance : rows->instances)
+          for (const auto& operand : instance.operands) touch(operand.view, static_cast<int>(s));
+    }
+  }
+
+  // An activation's memory may be given for an output if, when the output is first written, that is by a chain which
+  // reads the activation at the same rows, and nothing reads the activation elsewhere then or later.
+  void find_replaceable() {
+    plan_.may_replace.assign(plan_.program.outputs.size(), -1);
+    for (std::size_t b = 0; b < plan_.buffers.size(); ++b) {
+      const Buffer& out = plan_.buffers[b];
+      if (out.kind != BufferKind::kOutput) continue;
+      const auto* first = std::get_if<RowStep>(&plan_.steps[static_cast<std::size_t>(out.first)]);
+      if (!first) continue;
+      for (std::size_t i = 0; i < plan_.buffers.size(); ++i) {
+        const Buffer& in = plan_.buffers[i];
+        if (in.kind != BufferKind::kInput || value(in.value).kind != ValueKind::kActivation || in.shape != out.shape ||
+            in.type != out.type || in.last > out.first)
+          continue;
+        bool fits = true;
+        for (const auto& instance : first->instances) {
+          const auto has = [&](std::size_t buffer) {
+            return std::any_of(instance.operands.begin(), instance.operands.end(), [&](const RowStep::Operand& o) {
+              return o.view.buffer == static_cast<int>(buffer) && o.view.shape == out.shape;
+            });
+          };
+          const bool reads = std::any_of(instance.operands.begin(), instance.operands.end(), [&](const RowStep::Operand& o) {
+            return o.view.buffer == static_cast<int>(i);
+          });
+          if (reads && !(has(i) && has(b))) fits = false;
+        }
+        if (fits) plan_.may_replace[static_cast<std::size_t>(out.value)] = in.value;
+      }
+    }
+  }
+
+  Plan& plan_;
+  const std::vector<Group>& groups_;
+  Storage storage_;
+};
+
+}  // namespace
+
+Result<Plan> fuse(const Program& program) {
+  if (auto checked = verify(program); !checked) return checked.error();
+  auto groups = group_ops(program);
+  if (!groups) return groups.error();
+  Plan plan;
+  plan.program = program;
+  Planner(plan, *groups).run();
+  return plan;
+}
+
+std::string print(const Plan& plan) {
+  static constexpr const char* kKinds[] = {"in", "out", "ws", "lib"};
+  const auto place = [&](const View& view) {
+    return std::string(kKinds[static_cast<int>(plan.buffers[static_cast<std::size_t>(view.buffer)].kind)]) + std::to_string(view.buffer) +
+           (view.offset == Dim(0) ? "" : "+" + view.offset.text());
+  };
+  std::string out;
+  for (const Step& step : plan.steps) {
+    if (const auto* gemm = std::get_if<GemmStep>(&step)) {
+      out += "  gemm       " + gemm->name + ": " + place(gemm->out) + " =";
+      for (std::size_t i = 0; i < gemm->parts.size(); ++i)
+        out += (i ? " + " : " ") + place(gemm->parts[i].x) + "·" + plan.program.values[static_cast<std::size_t>(gemm->weight)].name;
+    } else if (const auto* attention = std::get_if<AttentionStep>(&step)) {
+      out += "  attention  " + attention->name + ": " + place(attention->out) + " = " + place(attention->q) + ", " + place(attention->k) +
+             ", " + place(attention->v);
+    } else if (const auto* copy = std::get_if<CopyStep>(&step)) {
+      out += "  copy       " + copy->name + ": " + place(copy->to) + " = " + place(copy->from);
+    } else if (const auto* rows = std::get_if<RowStep>(&step)) {
+      const RowKernel& kernel = plan.kernels[static_cast<std::size_t>(rows->kernel)];
+      out += "  rows       " + rows->name + ": " + kernel.name;
+      for (const auto& instance : rows->instances) {
+        out += " (";
+        for (std::size_t i = 0; i < instance.operands.size(); ++i)
+          out += (i == 0 ? "" : i == kernel.inputs.size() ? " → " : ", ") + place(instance.operands[i].view);
+        out += ")";
+      }
+    }
+    out += "\n";
+  }
+  return out;
+}
+
+}  // namespace ditfleet::region

@@ -1,0 +1,84 @@
+// What fusion makes of a program: buffers, and steps that are GEMMs, attention, fused row kernels and copies.
+// Sizes stay symbols: one plan serves every size.
+#pragma once
+
+#include <array>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "pipeline/region/fusion/row_kernel.h"
+#include "pipeline/region/fusion/view.h"
+
+namespace ditfleet::region {
+
+enum class BufferKind : std::uint8_t {
+  kInput,      // the caller's; never written
+  kOutput,     // the caller's, for a result
+  kWorkspace,  // lives between two steps
+  kLibrary,    // made by the attention library, contiguous
+};
+
+struct Buffer {
+  BufferKind kind = BufferKind::kWorkspace;
+  ElementType type = ElementType::kF32;
+  Shape shape;
+  int value = -1;         // of kInput: the program's value; of kOutput: the index in Program::outputs
+  int first = -1, last = -1;  // steps between which it holds something
+};
+
+// out = Σ x · weight[:, first_column …]ᵀ + bias. More than one part: the operands of a join that never happens.
+struct GemmStep {
+  struct Part {
+    View x;
+    std::int64_t first_column = 0, columns = 0;
+  };
+  std::vector<Part> parts;
+  int weight = -1, bias = -1;  // the program's values
+  View out;
+  std::string name;
+};
+
+struct AttentionStep {
+  View q, k, v, out;
+  std::string name;
+};
+
+struct CopyStep {
+  View from, to;
+  std::string name;
+};
+
+// One launch of a row kernel. Every operand's strides are of kOuterAxes axes, 0 where it broadcasts.
+struct RowStep {
+  struct Operand {
+    View view;
+    std::array<Dim, kOuterAxes> strides;
+  };
+  struct Instance {
+    std::array<Dim, kOuterAxes> extents;
+    std::vector<Operand> operands;  // inputs, then outputs
+  };
+  int kernel = -1;
+  std::vector<Instance> instances;
+  std::string name;
+};
+
+using Step = std::variant<GemmStep, AttentionStep, CopyStep, RowStep>;
+
+struct Plan {
+  Program program;
+  std::vector<Buffer> buffers;
+  std::vector<RowKernel> kernels;
+  std::vector<Step> steps;
+  // For each output, the activation (a program's value) whose memory may be given for it; -1: none.
+  std::vector<int> may_replace;
+};
+
+// kInvalidArgument names the op that has no kernel (`eager` computes it) or what is too large.
+Result<Plan> fuse(const Program& program);
+
+// Each step on a line, for --explain.
+std::string print(const Plan& plan);
+
+}  // namespace ditfleet::region

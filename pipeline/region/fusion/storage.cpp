@@ -1,0 +1,196 @@
+#include "pipeline/region/fusion/storage.h"
+
+#include <algorithm>
+
+namespace ditfleet::region {
+namespace {
+
+bool writes(const Unit& unit, int value) { return std::find(unit.writes.begin(), unit.writes.end(), value) != unit.writes.end(); }
+bool is_chain(const Unit& unit) { return !unit.kernel.nodes.empty(); }
+
+}  // namespace
+
+Storage::Storage(Plan& plan, const std::vector<Group>& groups) : plan_(plan), groups_(groups), producer_(producers(plan.program)) {
+  for (int input : plan.program.inputs()) {
+    const Value& v = value(input);
+    placed_[input] = whole_buffer(add_buffer(BufferKind::kInput, v, input), v.shape);
+  }
+}
+
+const Op* Storage::producer(int v) const {
+  const int op = producer_[static_cast<std::size_t>(v)];
+  return op < 0 ? nullptr : &plan_.program.ops[static_cast<std::size_t>(op)];
+}
+
+int Storage::add_buffer(BufferKind kind, const Value& like, int of) {
+  plan_.buffers.push_back({kind, like.type, like.shape, of});
+  return static_cast<int>(plan_.buffers.size()) - 1;
+}
+
+const Op* Storage::split_join(const Op& linear) const {
+  const Op* join = producer(linear.inputs[0]);
+  // Adding up the parts rounds once more in bf16: there the parts go into one buffer.
+  if (!join || join->code != OpCode::kJoin || value(join->output).type != ElementType::kF32) return nullptr;
+  if (join->axis != static_cast<int>(value(join->output).shape.size()) - 1) return nullptr;
+  int readers = 0;
+  for (const Op& op : plan_.program.ops) readers += static_cast<int>(std::count(op.inputs.begin(), op.inputs.end(), join->output));
+  return readers == 1 ? join : nullptr;
+}
+
+std::optional<View> Storage::settled(int v) const {
+  if (const auto at = placed_.find(v); at != placed_.end()) return at->second;
+  const Op* op = producer(v);
+  if (!op) return {};
+  if (op->code == OpCode::kJoin) {
+    std::vector<View> parts;
+    for (int input : op->inputs) {
+      auto part = settled(input);
+      if (!part) return {};
+      parts.push_back(*part);
+    }
+    return joined(parts, op->axis);
+  }
+  if (!is_view(op->code)) return {};
+  auto source = settled(op->inputs[0]);
+  if (!source) return {};
+  if (op->code == OpCode::kSlice) return sliced(*source, op->axis, op->start, op->length);
+  if (op->code == OpCode::kPermute) return permuted(*source, op->order);
+  return reshaped(*source, value(v).shape);
+}
+
+View Storage::view_of(int v) {
+  if (auto view = settled(v)) return *view;
+  const Op* op = producer(v);
+  const auto copy_to = [&](const View& from, const View& to) {
+    if (!same_place(from, to)) plan_.steps.push_back(CopyStep{from, to, value(v).name});
+  };
+  if (op->code == OpCode::kJoin) {
+    if (!join_buffer_.contains(v)) join_buffer_[v] = add_buffer(BufferKind::kWorkspace, value(v));
+    const View whole = whole_buffer(join_buffer_[v], value(v).shape);
+    Dim start = 0;
+    for (int input : op->inputs) {
+      const Dim& length = value(input).shape[static_cast<std::size_t>(op->axis)];
+      copy_to(view_of(input), sliced(whole, op->axis, start, length));
+      start = start + length;
+    }
+    return placed_[v] = whole;
+  }
+  const View source = view_of(op->inputs[0]);
+  if (op->code == OpCode::kSlice) return sliced(source, op->axis, op->start, op->length);
+  if (op->code == OpCode::kPermute) return permuted(source, op->order);
+  // A reshape whose elements must move.
+  const View moved = whole_buffer(add_buffer(BufferKind::kWorkspace, value(op->inputs[0])), value(op->inputs[0]).shape);
+  copy_to(source, moved);
+  return placed_[v] = *reshaped(moved, value(v).shape);
+}
+
+std::optional<int> Storage::output_home(int v) const {
+  const auto& outputs = plan_.program.outputs;
+  for (std::size_t o = 0; o < outputs.size(); ++o)
+    if (outputs[o] == v) return static_cast<int>(o);
+  // A residual that a later chain adds to and makes an output of, and that nothing reads after it, may wait in that
+  // output's memory. The residual is the first operand, so that no two values claim one output.
+  int last_reader = -1;
+  const Unit* reader = nullptr;
+  for (std::size_t g = 0; g < groups_.size(); ++g)
+    for (const Unit& unit : groups_[g])
+      for (int read : unit.reads) {
+        std::vector<int> roots;
+        add_roots(plan_.program, producer_, read, roots);
+        if (std::find(roots.begin(), roots.end(), v) == roots.end()) continue;
+        if (static_cast<int>(g) == last_reader || read != v) return {};
+        last_reader = static_cast<int>(g);
+        reader = &unit;
+      }
+  if (!reader || !is_chain(*reader)) return {};
+  for (int written : reader->writes)
+    if (producer(written)->inputs[0] == v && value(written).shape == value(v).shape && value(written).type == value(v).type)
+      if (auto home = output_home(written)) return home;
+  return {};
+}
+
+std::optional<View> Storage::in_place(int v, int group, const Unit& unit) const {
+  for (int candidate : unit.reads) {
+    const auto view = settled(candidate);
+    if (!view || value(candidate).shape != value(v).shape || value(candidate).type != value(v).type) continue;
+    const Buffer& buffer = plan_.buffers[static_cast<std::size_t>(view->buffer)];
+    if (buffer.kind != BufferKind::kWorkspace) continue;
+    const auto held = contents_.find(view->buffer);
+    bool free = held != contents_.end();
+    for (std::size_t g = static_cast<std::size_t>(group); free && g < groups_.size(); ++g)
+      for (const Unit& other : groups_[g])
+        for (int read : other.reads) {
+          std::vector<int> roots;
+          add_roots(plan_.program, producer_, read, roots);
+          const auto place = settled(read);
+          if (&other == &unit && place && same_place(*place, *view)) continue;
+          for (int root : roots) {
+            if (std::find(held->second.begin(), held->second.end(), root) == held->second.end()) continue;
+            // What is read of a join that is not settled yet lies where its parts do.
+            if (!surely_apart(place ? *place : placed_.at(root), *view)) free = false;
+          }
+        }
+    // Another result of this unit may have taken the place.
+    for (int written : unit.writes)
+      if (const auto at = placed_.find(written); at != placed_.end() && !surely_apart(at->second, *view)) free = false;
+    if (free) return view;
+  }
+  return {};
+}
+
+bool Storage::joins_in_place(const Op& join) const {
+  std::vector<View> parts;
+  for (int input : join.inputs) {
+    std::optional<View> part;
+    if (const auto at = placed_.find(input); at != placed_.end()) part = at->second;
+    for (std::size_t g = 0; g < groups_.size() && !part; ++g)
+      for (const Unit& unit : groups_[g])
+        if (is_chain(unit) && writes(unit, input)) part = in_place(input, static_cast<int>(g), unit);
+    if (!part) return false;
+    parts.push_back(*part);
+  }
+  return joined(parts, join.axis).has_value();
+}
+
+std::optional<View> Storage::slice_of_join(int v) {
+  for (const Op& op : plan_.program.ops) {
+    if (op.code != OpCode::kJoin || std::count(op.inputs.begin(), op.inputs.end(), v) != 1) continue;
+    bool splits = false;
+    for (const Op& reader : plan_.program.ops)
+      splits = splits || (reader.code == OpCode::kLinear && reader.inputs[0] == op.output && split_join(reader));
+    if (splits || joins_in_place(op)) continue;
+    auto [at, fresh] = join_buffer_.try_emplace(op.output, -1);
+    if (fresh) at->second = add_buffer(BufferKind::kWorkspace, value(op.output));
+    Dim start = 0;
+    for (int input : op.inputs) {
+      const Dim& length = value(input).shape[static_cast<std::size_t>(op.axis)];
+      if (input == v) return sliced(whole_buffer(at->second, value(op.output).shape), op.axis, start, length);
+      start = start + length;
+    }
+  }
+  return {};
+}
+
+View Storage::place(int v, int group, const Unit& unit) {
+  std::optional<View> view;
+  if (auto output = output_home(v)) {
+    int buffer = -1;
+    for (std::size_t b = 0; b < plan_.buffers.size(); ++b)
+      if (plan_.buffers[b].kind == BufferKind::kOutput && plan_.buffers[b].value == *output) buffer = static_cast<int>(b);
+    if (buffer < 0) buffer = add_buffer(BufferKind::kOutput, value(plan_.program.outputs[static_cast<std::size_t>(*output)]), *output);
+    view = whole_buffer(buffer, value(v).shape);
+  }
+  if (!view) view = slice_of_join(v);
+  if (!view && is_chain(unit)) view = in_place(v, group, unit);
+  if (!view) view = whole_buffer(add_buffer(BufferKind::kWorkspace, value(v)), value(v).shape);
+  contents_[view->buffer].push_back(v);
+  return placed_[v] = *view;
+}
+
+View Storage::place_library(int v) {
+  const View view = whole_buffer(add_buffer(BufferKind::kLibrary, value(v)), value(v).shape);
+  contents_[view.buffer].push_back(v);
+  return placed_[v] = view;
+}
+
+}  // namespace ditfleet::region

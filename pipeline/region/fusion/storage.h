@@ -1,0 +1,44 @@
+// The second half of fuse(): where each value lies, so that joins, splits and in-place updates cost nothing.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "pipeline/region/fusion/plan.h"
+#include "pipeline/region/fusion/units.h"
+
+namespace ditfleet::region {
+
+class Storage {
+ public:
+  Storage(Plan& plan, const std::vector<Group>& groups);
+
+  // Where a value lies that has been made; adds copies where its elements must move. `group` is the one that reads.
+  View view_of(int value);
+  // Where `unit` of `group` is to put the value; `reads_here` are the views that the unit's kernel loads.
+  View place(int value, int group, const Unit& unit);
+  // The buffer of an attention's result, which its library allocates.
+  View place_library(int value);
+  // The join that a linear reads as parts and that therefore never happens.
+  const Op* split_join(const Op& linear) const;
+
+ private:
+  const Value& value(int i) const { return plan_.program.values[static_cast<std::size_t>(i)]; }
+  const Op* producer(int value) const;
+  int add_buffer(BufferKind kind, const Value& like, int of = -1);
+  std::optional<View> settled(int value) const;  // view_of without copies
+  std::optional<int> output_home(int value) const;
+  std::optional<View> in_place(int value, int group, const Unit& unit) const;
+  std::optional<View> slice_of_join(int value);
+  bool joins_in_place(const Op& join) const;
+
+  Plan& plan_;
+  const std::vector<Group>& groups_;
+  const std::vector<int> producer_;
+  std::map<int, View> placed_;
+  std::map<int, int> join_buffer_;               // a join's result → its buffer
+  std::map<int, std::vector<int>> contents_;     // buffer → values placed in it
+};
+
+}  // namespace ditfleet::region

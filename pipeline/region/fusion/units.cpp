@@ -1,0 +1,222 @@
+#include "pipeline/region/fusion/units.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <set>
+
+namespace ditfleet::region {
+namespace {
+
+const Op& op_at(const Program& p, int i) { return p.ops[static_cast<std::size_t>(i)]; }
+const Value& value_at(const Program& p, int i) { return p.values[static_cast<std::size_t>(i)]; }
+
+// Which units come before which. A unit is an index; ops know theirs.
+class Order {
+ public:
+  Order(const Program& p, const std::vector<int>& producer) : program_(p), producer_(producer), unit_of_op_(p.ops.size(), -1) {}
+
+  int add_unit() { return units_++; }
+  void put(int op, int unit) { unit_of_op_[static_cast<std::size_t>(op)] = unit; }
+  int unit_of(int op) const { return op < 0 ? -1 : unit_of_op_[static_cast<std::size_t>(op)]; }
+
+  // Whether computing `value` needs `unit` to have run.
+  bool depends(int value, int unit) const {
+    const int op = producer_[static_cast<std::size_t>(value)];
+    if (op < 0) return false;
+    if (unit_of(op) == unit) return true;
+    for (int input : op_at(program_, op).inputs)
+      if (depends(input, unit)) return true;
+    return false;
+  }
+
+ private:
+  const Program& program_;
+  const std::vector<int>& producer_;
+  std::vector<int> unit_of_op_;
+  int units_ = 0;
+};
+
+bool has_kernel(OpCode code) { return is_row_op(code) && code != OpCode::kGeluErf; }
+
+// The kernel of a chain: its loads in the order of use, its nodes, and as outputs what others read.
+void build_kernel(const Program& p, const std::set<int>& read_elsewhere, Unit& unit) {
+  RowKernel& k = unit.kernel;
+  const std::set<int> inside(unit.ops.begin(), unit.ops.end());
+  std::vector<std::pair<int, int>> node_of;  // value → node
+  const auto find = [&](int value) {
+    for (const auto& [v, n] : node_of)
+      if (v == value) return n;
+    return -1;
+  };
+  for (int index : unit.ops) {
+    const Op& op = op_at(p, index);
+    RowNode node{.code = op.code, .eps = op.eps, .type = value_at(p, op.output).type};
+    for (int input : op.inputs) {
+      int n = find(input);
+      if (n < 0) {
+        k.nodes.push_back({.load = true, .input = static_cast<int>(k.inputs.size())});
+        k.inputs.push_back(value_at(p, input).type);
+        unit.reads.push_back(input);
+        n = static_cast<int>(k.nodes.size()) - 1;
+        node_of.emplace_back(input, n);
+      }
+      node.operands.push_back(n);
+    }
+    k.nodes.push_back(node);
+    node_of.emplace_back(op.output, static_cast<int>(k.nodes.size()) - 1);
+    k.name += (k.name.empty() ? "" : "_") + std::string(name_of(op.code));
+    k.width = value_at(p, op.output).shape.back().value();
+    if (read_elsewhere.contains(op.output)) {
+      k.outputs.push_back({static_cast<int>(k.nodes.size()) - 1, value_at(p, op.output).type});
+      unit.writes.push_back(op.output);
+    }
+  }
+  k.name += "_" + std::to_string(k.width);
+}
+
+// The order of groups, or nothing if they wait for one another in a circle.
+std::vector<int> sorted_groups(const Program& p, const std::vector<int>& producer, const std::vector<Unit>& units,
+                               const std::vector<std::vector<int>>& groups) {
+  std::vector<int> group_of_op(p.ops.size(), -1);
+  for (std::size_t g = 0; g < groups.size(); ++g)
+    for (int u : groups[g])
+      for (int op : units[static_cast<std::size_t>(u)].ops) group_of_op[static_cast<std::size_t>(op)] = static_cast<int>(g);
+  std::vector<std::set<int>> needs(groups.size());
+  for (std::size_t g = 0; g < groups.size(); ++g)
+    for (int u : groups[g])
+      for (int read : units[static_cast<std::size_t>(u)].reads) {
+        std::vector<int> roots;
+        add_roots(p, producer, read, roots);
+        for (int root : roots)
+          if (const int op = producer[static_cast<std::size_t>(root)]; op >= 0) needs[g].insert(group_of_op[static_cast<std::size_t>(op)]);
+      }
+  std::vector<int> order;
+  std::set<int> done;
+  while (order.size() < groups.size()) {
+    int next = -1, earliest = -1;
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      if (done.contains(static_cast<int>(g)) ||
+          !std::all_of(needs[g].begin(), needs[g].end(), [&](int n) { return done.contains(n); }))
+        continue;
+      const int at = units[static_cast<std::size_t>(groups[g].front())].ops.front();
+      if (next < 0 || at < earliest) {
+        next = static_cast<int>(g);
+        earliest = at;
+      }
+    }
+    if (next < 0) return {};
+    order.push_back(next);
+    done.insert(next);
+  }
+  return order;
+}
+
+}  // namespace
+
+std::string RowKernel::structure() const {
+  std::string s = std::to_string(width);
+  for (ElementType type : inputs) s += " " + std::string(name_of(type));
+  for (const RowNode& node : nodes) {
+    char eps[32];
+    std::snprintf(eps, sizeof eps, "%a", node.eps);
+    s += node.load ? " load" + std::to_string(node.input) : " " + std::string(name_of(node.code)) + "/" + eps;
+    if (!node.load && node.code == OpCode::kCast) s += "/" + std::string(name_of(node.type));
+    for (int o : node.operands) s += "," + std::to_string(o);
+  }
+  for (const RowOutput& out : outputs) s += " store" + std::to_string(out.node) + "/" + std::string(name_of(out.type));
+  return s;
+}
+
+std::vector<int> producers(const Program& program) {
+  std::vector<int> producer(program.values.size(), -1);
+  for (std::size_t i = 0; i < program.ops.size(); ++i) producer[static_cast<std::size_t>(program.ops[i].output)] = static_cast<int>(i);
+  return producer;
+}
+
+void add_roots(const Program& program, const std::vector<int>& producer, int value, std::vector<int>& roots) {
+  const int op = producer[static_cast<std::size_t>(value)];
+  if (op >= 0 && (is_view(op_at(program, op).code) || op_at(program, op).code == OpCode::kJoin)) {
+    for (int input : op_at(program, op).inputs) add_roots(program, producer, input, roots);
+    return;
+  }
+  if (std::find(roots.begin(), roots.end(), value) == roots.end()) roots.push_back(value);
+}
+
+Result<std::vector<Group>> group_ops(const Program& p) {
+  const std::vector<int> producer = producers(p);
+  Order order(p, producer);
+  std::vector<Unit> units;
+  for (std::size_t i = 0; i < p.ops.size(); ++i) {
+    const Op& op = p.ops[i];
+    const int index = static_cast<int>(i);
+    if (is_view(op.code) || op.code == OpCode::kJoin) continue;
+    if (is_row_op(op.code)) {
+      const Value& made = value_at(p, op.output);
+      if (!has_kernel(op.code))
+        return invalid_argument("[" + p.block + "] " + made.name + " = " + std::string(name_of(op.code)) +
+                                ": no generated kernel has this op; the backend eager computes it");
+      if (made.shape.back().value() > kMaxRowWidth || made.shape.size() > kOuterAxes + 1)
+        return invalid_argument("[" + p.block + "] " + made.name + " = " + std::string(name_of(op.code)) + ": rows of " + text_of(made.shape) +
+                                " are too much for one kernel; it takes " + std::to_string(kOuterAxes + 1) + " axes, the last up to " +
+                                std::to_string(kMaxRowWidth));
+      // Joins the chain that makes one of its operands, unless another operand waits for that chain.
+      int home = -1;
+      for (int input : op.inputs) {
+        const int from = producer[static_cast<std::size_t>(input)];
+        if (from < 0 || !is_row_op(op_at(p, from).code) || value_at(p, input).shape != made.shape) continue;
+        const int unit = order.unit_of(from);
+        const bool free = std::all_of(op.inputs.begin(), op.inputs.end(), [&](int other) {
+          return order.unit_of(producer[static_cast<std::size_t>(other)]) == unit || !order.depends(other, unit);
+        });
+        if (free) home = unit;
+      }
+      if (home >= 0) {
+        units[static_cast<std::size_t>(home)].ops.push_back(index);
+        order.put(index, home);
+        continue;
+      }
+    }
+    order.put(index, order.add_unit());
+    units.push_back({.ops = {index}});
+  }
+
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    const Op& first = op_at(p, units[u].ops.front());
+    if (!is_row_op(first.code)) {
+      units[u].reads = first.inputs;
+      units[u].writes = {first.output};
+      continue;
+    }
+    std::set<int> read_elsewhere(p.outputs.begin(), p.outputs.end());
+    for (std::size_t i = 0; i < p.ops.size(); ++i)
+      if (order.unit_of(static_cast<int>(i)) != static_cast<int>(u)) read_elsewhere.insert(p.ops[i].inputs.begin(), p.ops[i].inputs.end());
+    build_kernel(p, read_elsewhere, units[u]);
+  }
+
+  // Chains of one structure become one launch where no circle comes of it.
+  std::vector<std::vector<int>> groups;
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    bool placed = false;
+    if (!units[u].kernel.nodes.empty())
+      for (std::size_t g = 0; g < groups.size() && !placed; ++g) {
+        const Unit& other = units[static_cast<std::size_t>(groups[g].front())];
+        if (other.kernel.nodes.empty() || other.kernel.structure() != units[u].kernel.structure()) continue;
+        auto tried = groups;
+        tried[g].push_back(static_cast<int>(u));
+        for (std::size_t later = u + 1; later < units.size(); ++later) tried.push_back({static_cast<int>(later)});
+        if (sorted_groups(p, producer, units, tried).empty()) continue;
+        groups[g].push_back(static_cast<int>(u));
+        placed = true;
+      }
+    if (!placed) groups.push_back({static_cast<int>(u)});
+  }
+  std::vector<Group> sorted;
+  for (int g : sorted_groups(p, producer, units, groups)) {
+    Group group;
+    for (int u : groups[static_cast<std::size_t>(g)]) group.push_back(units[static_cast<std::size_t>(u)]);
+    sorted.push_back(std::move(group));
+  }
+  return sorted;
+}
+
+}  // namespace ditfleet::region

@@ -1,0 +1,92 @@
+#include "pipeline/region/ir/builder.h"
+
+namespace ditfleet::region {
+
+Builder::Ref Builder::input(const std::string& name, ValueKind kind, ElementType type, Shape shape) {
+  program_.values.push_back({name, kind, type, std::move(shape)});
+  return {static_cast<int>(program_.values.size()) - 1};
+}
+
+Builder::Linear Builder::linear_slots(const std::string& name, std::int64_t in, std::int64_t out) {
+  const Ref weight = parameter(name + ".weight", {out, in});
+  return {weight, parameter(name + ".bias", {out})};
+}
+
+Builder::Ref Builder::add_op(const std::string& name, Op op, const std::vector<Ref>& operands, const Shape& shape) {
+  return add_op(name, std::move(op), operands, shape, type_);
+}
+
+Builder::Ref Builder::add_op(const std::string& name, Op op, const std::vector<Ref>& operands, const Shape& shape,
+                             ElementType type) {
+  if (error_) return {};
+  std::vector<Value> values;
+  for (const Ref& operand : operands) {
+    op.inputs.push_back(operand.value);
+    if (operand.value < 0 || operand.value >= static_cast<int>(program_.values.size())) {
+      error_ = invalid_argument("[" + program_.block + "] " + name + " = " + std::string(name_of(op.code)) +
+                                ": an operand is no value of this block");
+      return {};
+    }
+    values.push_back(program_.values[static_cast<std::size_t>(operand.value)]);
+  }
+  auto made = infer(program_.block, name, op, values, shape, type);
+  if (!made) {
+    error_ = made.error();
+    return {};
+  }
+  program_.values.push_back(std::move(made).value());
+  op.output = static_cast<int>(program_.values.size()) - 1;
+  program_.ops.push_back(std::move(op));
+  return {program_.ops.back().output};
+}
+
+Builder::Ref Builder::linear(const std::string& name, Ref x, Linear slots) {
+  return add_op(name, {.code = OpCode::kLinear}, {x, slots.weight, slots.bias});
+}
+Builder::Ref Builder::layer_norm(const std::string& name, Ref x, double eps) {
+  return add_op(name, {.code = OpCode::kLayerNorm, .eps = eps}, {x});
+}
+Builder::Ref Builder::rms_norm(const std::string& name, Ref x, Ref weight, double eps) {
+  return add_op(name, {.code = OpCode::kRmsNorm, .eps = eps}, {x, weight});
+}
+Builder::Ref Builder::modulate(const std::string& name, Ref x, Ref scale, Ref shift) {
+  return add_op(name, {.code = OpCode::kModulate}, {x, scale, shift});
+}
+Builder::Ref Builder::gate_residual(const std::string& name, Ref x, Ref gate, Ref branch) {
+  return add_op(name, {.code = OpCode::kGateResidual}, {x, gate, branch});
+}
+Builder::Ref Builder::gelu_tanh(const std::string& name, Ref x) { return add_op(name, {.code = OpCode::kGeluTanh}, {x}); }
+Builder::Ref Builder::gelu_erf(const std::string& name, Ref x) { return add_op(name, {.code = OpCode::kGeluErf}, {x}); }
+Builder::Ref Builder::silu(const std::string& name, Ref x) { return add_op(name, {.code = OpCode::kSilu}, {x}); }
+Builder::Ref Builder::rope(const std::string& name, Ref x, Ref table) {
+  return add_op(name, {.code = OpCode::kRope}, {x, table});
+}
+Builder::Ref Builder::attention(const std::string& name, Ref q, Ref k, Ref v) {
+  return add_op(name, {.code = OpCode::kAttention}, {q, k, v});
+}
+Builder::Ref Builder::mul(const std::string& name, Ref a, Ref b) { return add_op(name, {.code = OpCode::kMul}, {a, b}); }
+Builder::Ref Builder::add(const std::string& name, Ref a, Ref b) { return add_op(name, {.code = OpCode::kAdd}, {a, b}); }
+Builder::Ref Builder::cast(const std::string& name, Ref x, ElementType type) {
+  return add_op(name, {.code = OpCode::kCast}, {x}, {}, type);
+}
+Builder::Ref Builder::reshape(const std::string& name, Ref x, Shape shape) {
+  return add_op(name, {.code = OpCode::kReshape}, {x}, shape);
+}
+Builder::Ref Builder::slice(const std::string& name, Ref x, int axis, Dim start, Dim length) {
+  return add_op(name, {.code = OpCode::kSlice, .axis = axis, .start = std::move(start), .length = std::move(length)}, {x});
+}
+Builder::Ref Builder::permute(const std::string& name, Ref x, std::vector<int> order) {
+  return add_op(name, {.code = OpCode::kPermute, .order = std::move(order)}, {x});
+}
+Builder::Ref Builder::join(const std::string& name, int axis, const std::vector<Ref>& parts) {
+  return add_op(name, {.code = OpCode::kJoin, .axis = axis}, parts);
+}
+
+Result<Program> Builder::finish(const std::vector<Ref>& outputs) {
+  if (error_) return *error_;
+  for (const Ref& output : outputs) program_.outputs.push_back(output.value);
+  if (auto checked = verify(program_); !checked) return checked.error();
+  return program_;
+}
+
+}  // namespace ditfleet::region

@@ -1,0 +1,66 @@
+// The DSL in which a block is written: each call adds an op and infers its type.
+//
+//   Builder b("flux.single", ElementType::kBF16);
+//   auto x = b.activation("tokens", {batch, tokens, width});
+//   auto y = b.modulate(b.layer_norm("norm", x, 1e-6), …);
+//   Result<Program> program = b.finish({y});
+//
+// The first error is kept and returned by finish(); calls after it do nothing. Not for sharing between threads.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pipeline/region/ir/program.h"
+
+namespace ditfleet::region {
+
+class Builder {
+ public:
+  struct Ref {
+    int value = -1;
+  };
+  struct Linear {
+    Ref weight, bias;
+  };
+
+  Builder(std::string block, ElementType type) : type_(type) { program_.block = std::move(block); }
+
+  Ref activation(const std::string& name, Shape shape) { return input(name, ValueKind::kActivation, type_, std::move(shape)); }
+  Ref parameter(const std::string& name, Shape shape) { return input(name, ValueKind::kParameter, type_, std::move(shape)); }
+  Ref table(const std::string& name, ElementType type, Shape shape) { return input(name, ValueKind::kTable, type, std::move(shape)); }
+  Linear linear_slots(const std::string& name, std::int64_t in, std::int64_t out);  // NAME.weight, NAME.bias
+
+  // `name` is the result's: unique in the block, and what messages and kernels call it.
+  Ref linear(const std::string& name, Ref x, Linear slots);
+  Ref layer_norm(const std::string& name, Ref x, double eps);
+  Ref rms_norm(const std::string& name, Ref x, Ref weight, double eps);
+  Ref modulate(const std::string& name, Ref x, Ref scale, Ref shift);
+  Ref gate_residual(const std::string& name, Ref x, Ref gate, Ref branch);
+  Ref gelu_tanh(const std::string& name, Ref x);
+  Ref gelu_erf(const std::string& name, Ref x);
+  Ref silu(const std::string& name, Ref x);
+  Ref rope(const std::string& name, Ref x, Ref table);
+  Ref attention(const std::string& name, Ref q, Ref k, Ref v);
+  Ref mul(const std::string& name, Ref a, Ref b);
+  Ref add(const std::string& name, Ref a, Ref b);
+  Ref cast(const std::string& name, Ref x, ElementType type);
+  Ref reshape(const std::string& name, Ref x, Shape shape);
+  Ref slice(const std::string& name, Ref x, int axis, Dim start, Dim length);
+  Ref permute(const std::string& name, Ref x, std::vector<int> order);
+  Ref join(const std::string& name, int axis, const std::vector<Ref>& parts);
+
+  Result<Program> finish(const std::vector<Ref>& outputs);
+
+ private:
+  Ref input(const std::string& name, ValueKind kind, ElementType type, Shape shape);
+  Ref add_op(const std::string& name, Op op, const std::vector<Ref>& operands, const Shape& shape = {});
+  Ref add_op(const std::string& name, Op op, const std::vector<Ref>& operands, const Shape& shape, ElementType type);
+
+  const ElementType type_;
+  Program program_;
+  std::optional<Error> error_;
+};
+
+}  // namespace ditfleet::region

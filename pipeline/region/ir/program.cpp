@@ -1,0 +1,159 @@
+#include "pipeline/region/ir/program.h"
+
+#include <bit>
+#include <cstdio>
+
+namespace ditfleet::region {
+namespace {
+
+// Length-prefixed fields: no two different programs have the same bytes.
+class Writer {
+ public:
+  void number(std::int64_t value) {
+    for (int shift = 0; shift < 64; shift += 8) bytes_.push_back(static_cast<char>(static_cast<std::uint64_t>(value) >> shift));
+  }
+  void text(std::string_view value) {
+    number(static_cast<std::int64_t>(value.size()));
+    bytes_.append(value);
+  }
+  void shape(const Shape& value) {
+    number(static_cast<std::int64_t>(value.size()));
+    for (const Dim& d : value) text(d.text());
+  }
+  void list(const std::vector<int>& values) {
+    number(static_cast<std::int64_t>(values.size()));
+    for (int v : values) number(v);
+  }
+  std::string take() { return std::move(bytes_); }
+
+ private:
+  std::string bytes_;
+};
+
+}  // namespace
+
+std::string_view name_of(ElementType type) { return type == ElementType::kF32 ? "f32" : "bf16"; }
+std::int64_t bytes_of(ElementType type) { return type == ElementType::kF32 ? 4 : 2; }
+
+std::string_view name_of(ValueKind kind) {
+  switch (kind) {
+    case ValueKind::kActivation: return "activation";
+    case ValueKind::kParameter: return "parameter";
+    case ValueKind::kTable: return "table";
+    case ValueKind::kScalar: return "scalar";
+    case ValueKind::kResult: return "result";
+  }
+  return "?";
+}
+
+std::string_view name_of(OpCode code) {
+  switch (code) {
+    case OpCode::kLinear: return "linear";
+    case OpCode::kLayerNorm: return "layer_norm";
+    case OpCode::kRmsNorm: return "rms_norm";
+    case OpCode::kModulate: return "modulate";
+    case OpCode::kGateResidual: return "gate_residual";
+    case OpCode::kGeluTanh: return "gelu_tanh";
+    case OpCode::kGeluErf: return "gelu_erf";
+    case OpCode::kSilu: return "silu";
+    case OpCode::kRope: return "rope";
+    case OpCode::kAttention: return "attention";
+    case OpCode::kMul: return "mul";
+    case OpCode::kAdd: return "add";
+    case OpCode::kCast: return "cast";
+    case OpCode::kReshape: return "reshape";
+    case OpCode::kSlice: return "slice";
+    case OpCode::kPermute: return "permute";
+    case OpCode::kJoin: return "join";
+  }
+  return "?";
+}
+
+bool is_view(OpCode code) {
+  return code == OpCode::kReshape || code == OpCode::kSlice || code == OpCode::kPermute;
+}
+
+bool is_row_op(OpCode code) {
+  return !is_view(code) && code != OpCode::kLinear && code != OpCode::kAttention && code != OpCode::kJoin;
+}
+
+std::vector<int> Program::inputs() const {
+  std::vector<int> found;
+  for (std::size_t i = 0; i < values.size(); ++i)
+    if (values[i].kind != ValueKind::kResult) found.push_back(static_cast<int>(i));
+  return found;
+}
+
+std::vector<std::string> Program::symbols() const {
+  std::vector<std::string> names;
+  for (const Value& value : values)
+    if (value.kind != ValueKind::kResult)
+      for (const Dim& d : value.shape) d.add_symbols_to(names);
+  return names;
+}
+
+Program Program::bind(const Sizes& sizes) const {
+  Program bound = *this;
+  for (Value& value : bound.values)
+    for (Dim& d : value.shape) d = d.bind(sizes);
+  for (Op& op : bound.ops) {
+    op.start = op.start.bind(sizes);
+    op.length = op.length.bind(sizes);
+  }
+  return bound;
+}
+
+std::string canonical_bytes(const Program& program) {
+  Writer w;
+  w.text(program.block);
+  w.number(static_cast<std::int64_t>(program.values.size()));
+  for (const Value& value : program.values) {
+    w.text(value.name);
+    w.number(static_cast<std::int64_t>(value.kind));
+    w.number(static_cast<std::int64_t>(value.type));
+    w.shape(value.shape);
+  }
+  w.number(static_cast<std::int64_t>(program.ops.size()));
+  for (const Op& op : program.ops) {
+    w.text(name_of(op.code));
+    w.list(op.inputs);
+    w.number(op.output);
+    w.number(std::bit_cast<std::int64_t>(op.eps));
+    w.number(op.axis);
+    w.text(op.start.text());
+    w.text(op.length.text());
+    w.list(op.order);
+  }
+  w.list(program.outputs);
+  return w.take();
+}
+
+std::string print(const Program& program) {
+  const auto shown = [&](int index) { return "%" + program.values[static_cast<std::size_t>(index)].name; };
+  const auto typed = [&](int index) {
+    const Value& v = program.values[static_cast<std::size_t>(index)];
+    return "%" + v.name + ": " + std::string(name_of(v.type)) + " " + text_of(v.shape);
+  };
+  std::string out = "region " + program.block + "\n";
+  for (int index : program.inputs())
+    out += "  " + std::string(name_of(program.values[static_cast<std::size_t>(index)].kind)) + " " + typed(index) + "\n";
+  for (const Op& op : program.ops) {
+    out += "  " + typed(op.output) + " = " + std::string(name_of(op.code)) + "(";
+    for (std::size_t i = 0; i < op.inputs.size(); ++i) out += (i ? ", " : "") + shown(op.inputs[i]);
+    if (op.code == OpCode::kSlice) out += ", axis " + std::to_string(op.axis) + ", from " + op.start.text();
+    if (op.code == OpCode::kJoin) out += ", axis " + std::to_string(op.axis);
+    if (op.code == OpCode::kPermute)
+      for (int axis : op.order) out += ", " + std::to_string(axis);
+    if (op.eps != 0) {
+      char eps[32];
+      std::snprintf(eps, sizeof eps, ", eps %g", op.eps);
+      out += eps;
+    }
+    out += ")\n";
+  }
+  out += "  return";
+  for (std::size_t i = 0; i < program.outputs.size(); ++i) out += (i ? ", " : " ") + shown(program.outputs[i]);
+  return out + "\n";
+}
+
+}  // namespace ditfleet::region

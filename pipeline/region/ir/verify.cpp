@@ -1,0 +1,222 @@
+// The typing rules of each op, and what a program as a whole must be.
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "pipeline/region/ir/program.h"
+
+namespace ditfleet::region {
+namespace {
+
+class Rules {
+ public:
+  Rules(const std::string& block, const std::string& name, const Op& op, const std::vector<Value>& operands)
+      : prefix_("[" + block + "] " + name + " = " + std::string(name_of(op.code)) + ": "), op_(op), operands_(operands) {}
+
+  Result<Value> run(const Shape& wanted, ElementType type) {
+    const std::size_t count = operands_.size(), least = op_.code == OpCode::kJoin ? 2 : arity();
+    if (op_.code == OpCode::kJoin ? count < least : count != least)
+      return wrong("has " + std::to_string(count) + " operands; it takes " + std::to_string(least));
+    for (const Value& v : operands_)
+      if (v.shape.empty()) return wrong("operand %" + v.name + " has no axes");
+    Value made{.type = operands_[0].type, .shape = operands_[0].shape};
+    switch (op_.code) {
+      case OpCode::kLinear: return linear(made);
+      case OpCode::kRmsNorm:
+        if (auto e = same_type(1)) return *e;
+        if (operands_[1].shape != Shape{made.shape.back()})
+          return wrong("the weight is " + text_of(operands_[1].shape) + "; it must be " + text_of({made.shape.back()}));
+        return row(made);
+      case OpCode::kRope: return rope(made);
+      case OpCode::kModulate:
+      case OpCode::kMul:
+      case OpCode::kAdd:
+        for (std::size_t i = 1; i < count; ++i) {
+          if (auto e = same_type(i)) return *e;
+          if (auto e = broadcasts(i)) return *e;
+        }
+        return row(made);
+      case OpCode::kGateResidual:
+        for (std::size_t i = 1; i < count; ++i)
+          if (auto e = same_type(i)) return *e;
+        if (auto e = broadcasts(1)) return *e;
+        if (operands_[2].shape != made.shape)
+          return wrong("the branch is " + text_of(operands_[2].shape) + "; it must be " + text_of(made.shape));
+        return row(made);
+      case OpCode::kLayerNorm:
+      case OpCode::kGeluTanh:
+      case OpCode::kGeluErf:
+      case OpCode::kSilu: return row(made);
+      case OpCode::kCast: made.type = type; return row(made);
+      case OpCode::kAttention: return attention(made);
+      case OpCode::kReshape:
+        if (!(elements_of(wanted) == elements_of(made.shape)))
+          return wrong(text_of(made.shape) + " cannot become " + text_of(wanted) + ": it has another number of elements");
+        made.shape = wanted;
+        return made;
+      case OpCode::kSlice: return slice(made);
+      case OpCode::kPermute: return permute(made);
+      case OpCode::kJoin: return join(made);
+    }
+    return wrong("is not an op");
+  }
+
+  Error wrong(const std::string& what) const { return invalid_argument(prefix_ + what); }
+
+ private:
+  std::size_t arity() const {
+    switch (op_.code) {
+      case OpCode::kLinear:
+      case OpCode::kModulate:
+      case OpCode::kGateResidual:
+      case OpCode::kAttention: return 3;
+      case OpCode::kRmsNorm:
+      case OpCode::kRope:
+      case OpCode::kMul:
+      case OpCode::kAdd: return 2;
+      default: return 1;
+    }
+  }
+  std::optional<Error> same_type(std::size_t i) const {
+    if (operands_[i].type == operands_[0].type) return {};
+    return wrong("%" + operands_[i].name + " is " + std::string(name_of(operands_[i].type)) + " and %" + operands_[0].name +
+                 " is " + std::string(name_of(operands_[0].type)) + "; cast one of them");
+  }
+  // Every axis equal or 1, the last one equal; as many axes as the first operand, or just the last.
+  std::optional<Error> broadcasts(std::size_t i) const {
+    const Shape &to = operands_[0].shape, &from = operands_[i].shape;
+    bool fits = from.back() == to.back() && (from.size() == to.size() || from.size() == 1);
+    if (fits && from.size() == to.size())
+      for (std::size_t a = 0; a < to.size(); ++a) fits = fits && (from[a] == to[a] || from[a] == Dim(1));
+    if (fits) return {};
+    return wrong("%" + operands_[i].name + " is " + text_of(from) + ", which does not broadcast to " + text_of(to) +
+                 "; each axis must be equal or 1, the last one equal");
+  }
+  // Row ops unroll over the last axis: it must be a number.
+  Result<Value> row(Value made) const {
+    if (!made.shape.back().is_static() || made.shape.back().value() < 1)
+      return wrong("the last axis is " + made.shape.back().text() + "; it must be a number that the model fixes");
+    if ((op_.code == OpCode::kLayerNorm || op_.code == OpCode::kRmsNorm) && !(op_.eps > 0))
+      return wrong("eps must be above 0");
+    return made;
+  }
+  Result<Value> linear(Value made) const {
+    for (std::size_t i = 1; i < 3; ++i)
+      if (auto e = same_type(i)) return *e;
+    const Shape &x = made.shape, &weight = operands_[1].shape, &bias = operands_[2].shape;
+    if (weight.size() != 2 || !weight[0].is_static() || !weight[1].is_static())
+      return wrong("the weight is " + text_of(weight) + "; it must be [out, in] in numbers");
+    if (!(x.back() == weight[1]))
+      return wrong("x is " + text_of(x) + " and the weight " + text_of(weight) + "; x must end in " + weight[1].text());
+    if (bias != Shape{weight[0]}) return wrong("the bias is " + text_of(bias) + "; it must be " + text_of({weight[0]}));
+    made.shape.back() = weight[0];
+    return made;
+  }
+  Result<Value> rope(Value made) const {
+    const Value& table = operands_[1];
+    if (table.type != ElementType::kF32) return wrong("the table %" + table.name + " must be f32");
+    if (auto e = broadcasts(1)) return *e;
+    if (!made.shape.back().is_static() || made.shape.back().value() % 2 != 0)
+      return wrong("the last axis is " + made.shape.back().text() + "; pairs need an even number");
+    return row(made);
+  }
+  Result<Value> attention(Value made) const {
+    if (made.shape.size() < 3) return wrong("q is " + text_of(made.shape) + "; it must be [.., tokens, heads, head size]");
+    for (std::size_t i = 1; i < 3; ++i) {
+      if (auto e = same_type(i)) return *e;
+      Shape expected = made.shape;
+      // Keys and values may have other tokens than queries (cross attention), but the same as each other.
+      expected[expected.size() - 3] = operands_[1].shape.size() == expected.size() ? operands_[1].shape[expected.size() - 3] : Dim(0);
+      if (operands_[i].shape != expected)
+        return wrong("%" + operands_[i].name + " is " + text_of(operands_[i].shape) + ", q is " + text_of(made.shape) +
+                     "; they must agree in all axes but the tokens");
+    }
+    return made;
+  }
+  Result<Value> slice(Value made) const {
+    if (op_.axis < 0 || op_.axis >= static_cast<int>(made.shape.size()))
+      return wrong("axis " + std::to_string(op_.axis) + " of " + text_of(made.shape) + " does not exist");
+    const Dim& whole = made.shape[static_cast<std::size_t>(op_.axis)];
+    if (!op_.start.never_negative() || !op_.length.never_negative() || !(whole - op_.start - op_.length).never_negative())
+      return wrong("from " + op_.start.text() + " on " + op_.length.text() + " are not surely within " + whole.text());
+    made.shape[static_cast<std::size_t>(op_.axis)] = op_.length;
+    return made;
+  }
+  Result<Value> permute(Value made) const {
+    std::vector<int> sorted = op_.order;
+    std::sort(sorted.begin(), sorted.end());
+    bool whole = sorted.size() == made.shape.size();
+    for (std::size_t i = 0; whole && i < sorted.size(); ++i) whole = sorted[i] == static_cast<int>(i);
+    if (!whole) return wrong("the order must name each axis of " + text_of(made.shape) + " once");
+    Shape shape;
+    for (int axis : op_.order) shape.push_back(made.shape[static_cast<std::size_t>(axis)]);
+    made.shape = shape;
+    return made;
+  }
+  Result<Value> join(Value made) const {
+    if (op_.axis < 0 || op_.axis >= static_cast<int>(made.shape.size()))
+      return wrong("axis " + std::to_string(op_.axis) + " of " + text_of(made.shape) + " does not exist");
+    const auto axis = static_cast<std::size_t>(op_.axis);
+    for (std::size_t i = 1; i < operands_.size(); ++i) {
+      if (auto e = same_type(i)) return *e;
+      Shape expected = made.shape;
+      if (operands_[i].shape.size() == expected.size()) expected[axis] = operands_[i].shape[axis];
+      if (operands_[i].shape != expected)
+        return wrong("%" + operands_[i].name + " is " + text_of(operands_[i].shape) + " and %" + operands_[0].name + " is " +
+                     text_of(operands_[0].shape) + "; they must agree in all axes but " + std::to_string(op_.axis));
+      made.shape[axis] = made.shape[axis] + operands_[i].shape[axis];
+    }
+    return made;
+  }
+
+  const std::string prefix_;
+  const Op& op_;
+  const std::vector<Value>& operands_;
+};
+
+}  // namespace
+
+Result<Value> infer(const std::string& block, const std::string& name, const Op& op, const std::vector<Value>& operands,
+                    const Shape& wanted, ElementType type) {
+  Rules rules(block, name, op, operands);
+  auto made = rules.run(wanted, type);
+  if (!made) return made.error();
+  made->name = name;
+  made->kind = ValueKind::kResult;
+  return made;
+}
+
+Result<void> verify(const Program& program) {
+  const auto wrong = [&](const std::string& what) { return invalid_argument("[" + program.block + "] " + what); };
+  std::set<std::string> names;
+  std::set<int> known;
+  for (std::size_t i = 0; i < program.values.size(); ++i) {
+    const Value& value = program.values[i];
+    if (value.name.empty() || !names.insert(value.name).second)
+      return wrong("the name %" + value.name + " is empty or taken twice; each value needs its own");
+    if (value.kind != ValueKind::kResult) known.insert(static_cast<int>(i));
+  }
+  for (const Op& op : program.ops) {
+    if (op.output < 0 || op.output >= static_cast<int>(program.values.size()) || known.contains(op.output))
+      return wrong(std::string(name_of(op.code)) + " makes no value of its own");
+    const Value& made = program.values[static_cast<std::size_t>(op.output)];
+    std::vector<Value> operands;
+    for (int input : op.inputs) {
+      if (!known.contains(input)) return wrong(made.name + " = " + std::string(name_of(op.code)) + ": an operand is made later or never");
+      operands.push_back(program.values[static_cast<std::size_t>(input)]);
+    }
+    auto inferred = infer(program.block, made.name, op, operands, made.shape, made.type);
+    if (!inferred) return inferred.error();
+    if (inferred->type != made.type || inferred->shape != made.shape)
+      return wrong(made.name + " = " + std::string(name_of(op.code)) + ": is declared " + std::string(name_of(made.type)) + " " +
+                   text_of(made.shape) + "; it must be " + std::string(name_of(inferred->type)) + " " + text_of(inferred->shape));
+    known.insert(op.output);
+  }
+  if (program.outputs.empty()) return wrong("has no outputs");
+  for (int output : program.outputs)
+    if (!known.contains(output) || program.values[static_cast<std::size_t>(output)].kind != ValueKind::kResult)
+      return wrong("an output is not the result of an op");
+  return {};
+}
+
+}  // namespace ditfleet::region

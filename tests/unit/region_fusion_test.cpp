@@ -1,0 +1,162 @@
+// Fusion: what becomes one kernel, where values lie, and what the generators make of it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "pipeline/region/blocks/blocks.h"
+#include "pipeline/region/codegen/source.h"
+#include "pipeline/region/ir/builder.h"
+
+namespace ditfleet::region {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+Plan plan_of(const Result<Program>& program) {
+  EXPECT_TRUE(program) << program.error().message;
+  auto plan = fuse(*program);
+  EXPECT_TRUE(plan) << plan.error().message;
+  return *plan;
+}
+
+BlockShape shape(ElementType type) { return {.heads = 6, .head_dim = 32, .type = type}; }
+
+template <class T>
+std::vector<const T*> steps_of(const Plan& plan) {
+  std::vector<const T*> found;
+  for (const Step& step : plan.steps)
+    if (const auto* one = std::get_if<T>(&step)) found.push_back(one);
+  return found;
+}
+
+std::vector<std::string> kernel_names(const Plan& plan) {
+  std::vector<std::string> names;
+  for (const auto& kernel : plan.kernels) names.push_back(kernel.name);
+  return names;
+}
+
+TEST(RegionFusion, DoubleBlockIsFiveKernelsForBothStreams) {
+  for (ElementType type : {ElementType::kF32, ElementType::kBF16}) {
+    const Plan plan = plan_of(flux_double_block(shape(type)));
+    EXPECT_THAT(kernel_names(plan), ElementsAre("layer_norm_modulate_192", "rms_norm_rope_32", "gate_residual_layer_norm_modulate_192",
+                                                "gelu_tanh_768", "gate_residual_192"));
+    const auto rows = steps_of<RowStep>(plan);
+    ASSERT_EQ(rows.size(), 5u);
+    for (std::size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(rows[i]->instances.size(), i == 1 ? 4u : 2u) << i;
+    EXPECT_TRUE(steps_of<CopyStep>(plan).empty()) << print(plan);
+  }
+}
+
+TEST(RegionFusion, QueryAndKeyAreRotatedWhereTheGemmPutThem) {
+  const Plan plan = plan_of(flux_double_block(shape(ElementType::kBF16)));
+  for (const auto& instance : steps_of<RowStep>(plan)[1]->instances)
+    EXPECT_TRUE(same_place(instance.operands.front().view, instance.operands.back().view));
+  const auto gemms = steps_of<GemmStep>(plan);
+  EXPECT_EQ(gemms[0]->out.buffer, gemms[1]->out.buffer) << "text and image are projected into one buffer";
+  EXPECT_EQ(steps_of<AttentionStep>(plan)[0]->q.buffer, gemms[0]->out.buffer);
+}
+
+TEST(RegionFusion, ActivationsMayBeUpdatedInPlace) {
+  const Plan plan = plan_of(flux_double_block(shape(ElementType::kF32)));
+  ASSERT_EQ(plan.may_replace.size(), 2u);
+  EXPECT_EQ(plan.program.values[static_cast<std::size_t>(plan.may_replace[0])].name, "image");
+  EXPECT_EQ(plan.program.values[static_cast<std::size_t>(plan.may_replace[1])].name, "text");
+}
+
+TEST(RegionFusion, SingleBlockNeverJoinsInF32AndWritesSlicesInBf16) {
+  const Plan exact = plan_of(flux_single_block(shape(ElementType::kF32)));
+  EXPECT_TRUE(steps_of<CopyStep>(exact).empty());
+  EXPECT_EQ(steps_of<GemmStep>(exact).back()->parts.size(), 2u);
+  EXPECT_EQ(steps_of<GemmStep>(exact).back()->parts[1].first_column, 192);
+  // In bf16 a second GEMM would round its sum once more: the MLP's rows go beside the attention's.
+  const Plan half = plan_of(flux_single_block(shape(ElementType::kBF16)));
+  EXPECT_EQ(steps_of<GemmStep>(half).back()->parts.size(), 1u);
+  EXPECT_EQ(steps_of<CopyStep>(half).size(), 1u);
+}
+
+TEST(RegionFusion, TemporalBlockNeedsNoCopies) {
+  EXPECT_TRUE(steps_of<CopyStep>(plan_of(temporal_block(shape(ElementType::kBF16)))).empty());
+}
+
+TEST(RegionFusion, WaitsForNothingThatWaitsForIt) {
+  // b depends on a through a linear: the chain must not swallow the last add.
+  Builder b("circle", ElementType::kF32);
+  const auto x = b.activation("x", {Dim::symbol("rows"), 8});
+  const auto a = b.silu("a", x);
+  const auto y = b.linear("y", a, b.linear_slots("w", 8, 8));
+  const auto out = b.add("out", a, y);
+  const Plan plan = plan_of(b.finish({out}));
+  ASSERT_EQ(plan.steps.size(), 3u) << print(plan);
+  EXPECT_TRUE(std::holds_alternative<RowStep>(plan.steps[0]));
+  EXPECT_TRUE(std::holds_alternative<GemmStep>(plan.steps[1]));
+  EXPECT_TRUE(std::holds_alternative<RowStep>(plan.steps[2]));
+}
+
+TEST(RegionFusion, KeepsWhatIsReadLater) {
+  // `a` is read by the linear after `c` was made of it: `c` may not take its place.
+  Builder b("late", ElementType::kF32);
+  const auto x = b.activation("x", {Dim::symbol("rows"), 8});
+  const auto a = b.linear("a", x, b.linear_slots("w", 8, 8));
+  const auto c = b.silu("c", a);
+  const auto d = b.linear("d", a, b.linear_slots("v", 8, 8));
+  const auto e = b.add("e", c, d);
+  const Plan plan = plan_of(b.finish({e}));
+  const auto rows = steps_of<RowStep>(plan);
+  const auto& silu = rows.front()->instances[0].operands;
+  EXPECT_NE(silu[0].view.buffer, silu[1].view.buffer) << print(plan);
+}
+
+TEST(RegionFusion, OutputsThatNoKernelWritesAreCopied) {
+  Builder b("plain", ElementType::kF32);
+  const auto x = b.activation("x", {Dim::symbol("rows"), 8});
+  const Plan plan = plan_of(b.finish({b.slice("half", b.linear("y", x, b.linear_slots("w", 8, 8)), 1, 4, 4)}));
+  ASSERT_EQ(steps_of<CopyStep>(plan).size(), 1u);
+  EXPECT_EQ(plan.buffers[static_cast<std::size_t>(steps_of<CopyStep>(plan)[0]->to.buffer)].kind, BufferKind::kOutput);
+}
+
+TEST(RegionFusion, NamesTheOpThatHasNoKernel) {
+  Builder b("exact", ElementType::kF32);
+  const auto x = b.activation("x", {Dim::symbol("rows"), 8});
+  const auto program = b.finish({b.gelu_erf("y", x)});
+  ASSERT_TRUE(program);
+  const auto plan = fuse(*program);
+  ASSERT_FALSE(plan);
+  EXPECT_THAT(plan.error().message, HasSubstr("[exact] y = gelu_erf: no generated kernel has this op"));
+}
+
+TEST(RegionFusion, RefusesRowsThatAreTooLong) {
+  Builder b("wide", ElementType::kF32);
+  const auto program = b.finish({b.silu("y", b.activation("x", {Dim::symbol("rows"), kMaxRowWidth + 1}))});
+  ASSERT_TRUE(program);
+  EXPECT_THAT(fuse(*program).error().message, HasSubstr("too much for one kernel"));
+}
+
+TEST(RegionSource, IsTheSameEveryTimeAndHasNoHeader) {
+  for (ElementType type : {ElementType::kF32, ElementType::kBF16}) {
+    const auto cuda = generate_cuda(plan_of(flux_double_block(shape(type)))).text, cpp = generate_cpp(plan_of(flux_double_block(shape(type)))).text;
+    EXPECT_EQ(cuda, generate_cuda(plan_of(flux_double_block(shape(type)))).text);
+    EXPECT_EQ(cpp, generate_cpp(plan_of(flux_double_block(shape(type)))).text);
+    EXPECT_THAT(cuda, Not(HasSubstr("#include")));
+    EXPECT_THAT(cpp, Not(HasSubstr("#include")));
+  }
+}
+
+TEST(RegionSource, SizesAreNotInIt) {
+  // One program for every frame count: the symbols leave no trace in the text.
+  const auto program = temporal_block(shape(ElementType::kBF16));
+  const std::string text = generate_cuda(plan_of(program)).text;
+  for (int frames : {25, 49, 61, 81})
+    EXPECT_EQ(generate_cuda(plan_of(program->bind({{"frames", frames}}))).text, text) << frames;
+  EXPECT_THAT(text, Not(HasSubstr("frames")));
+}
+
+TEST(RegionSource, HasEveryVariant) {
+  const Source source = generate_cuda(plan_of(flux_single_block(shape(ElementType::kBF16))));
+  for (const auto& launch : source.kernels)
+    for (const char* variant : {"_i32_v", "_i32_s", "_i64_v", "_i64_s"})
+      EXPECT_THAT(source.text, HasSubstr(" " + launch.name + variant + "(")) << launch.name;
+}
+
+}  // namespace
+}  // namespace ditfleet::region

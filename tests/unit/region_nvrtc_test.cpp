@@ -1,0 +1,167 @@
+// Every FLUX region through NVRTC: a cubin for each architecture, no spilled register, the same bytes from process to
+// process. Needs no GPU; skipped where libnvrtc.so.13 is not there.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <thread>
+
+#include "pipeline/region/backends/nvrtc.h"
+#include "pipeline/region/blocks/blocks.h"
+#include "shared/core/bytes.h"
+
+namespace ditfleet::region {
+namespace {
+
+using ::testing::HasSubstr;
+
+const BlockShape kFlux{.heads = 24, .head_dim = 128, .type = ElementType::kBF16};
+
+Source source_of(const Result<Program>& program) { return generate_cuda(*fuse(*program)); }
+
+std::shared_ptr<const Compiler> compiler() {
+  static const auto opened = open_nvrtc();
+  return opened ? *opened : nullptr;
+}
+
+class RegionNvrtc : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!compiler()) GTEST_SKIP() << open_nvrtc().error().message;
+  }
+};
+
+class RegionCubin : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (!compiler()) GTEST_SKIP() << open_nvrtc().error().message;
+  }
+};
+
+TEST_P(RegionCubin, HasEveryKernelWithoutSpills) {
+  for (const auto& program : {flux_double_block(kFlux), flux_single_block(kFlux)}) {
+    ASSERT_TRUE(program);
+    const Source source = source_of(program);
+    const auto compiled = compiler()->compile(program->block, source, GetParam());
+    ASSERT_TRUE(compiled) << compiled.error().message;
+    EXPECT_EQ(compiled->code.substr(0, 4), "\x7f" "ELF");
+    EXPECT_EQ(compiled->kernels.size(), source.kernels.size() * 4);
+    EXPECT_EQ(compiled->source_bytes, source.text.size());
+    for (const auto& kernel : compiled->kernels) {
+      EXPECT_EQ(kernel.spill_bytes, 0u) << kernel.name;
+      EXPECT_GT(kernel.registers, 8u) << kernel.name;
+      EXPECT_LE(kernel.registers, 255u) << kernel.name;
+      EXPECT_GT(kernel.parameter_bytes, 0u) << kernel.name;
+      EXPECT_NE(compiled->code.find(kernel.name), std::string::npos) << kernel.name << " is not in the cubin";
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, RegionCubin, ::testing::ValuesIn(gpu_architectures()),
+                         [](const auto& info) { return info.param; });
+
+// Odd widths, widths that no vector divides, the demo's and the temporal block, both element types.
+TEST_F(RegionNvrtc, BuildsBlocksOfOtherSizes) {
+  for (ElementType type : {ElementType::kF32, ElementType::kBF16})
+    for (const auto& [heads, head_dim] : {std::pair<std::int64_t, std::int64_t>{6, 32}, {1, 2}, {3, 10}}) {
+      const BlockShape shape{.heads = heads, .head_dim = head_dim, .type = type};
+      for (const auto& program : {flux_single_block(shape), temporal_block(shape)}) {
+        ASSERT_TRUE(program);
+        const auto compiled = compiler()->compile(program->block, source_of(program), "sm_80");
+        ASSERT_TRUE(compiled) << compiled.error().message;
+        for (const auto& kernel : compiled->kernels) EXPECT_EQ(kernel.spill_bytes, 0u) << kernel.name;
+      }
+    }
+}
+
+// Run in a process of its own by the test below; writes what it made.
+TEST_F(RegionNvrtc, DISABLED_DigestOfAnotherProcess) {
+  const char* file = std::getenv("DITFLEET_TEST_DIGEST");
+  ASSERT_TRUE(file) << "runs as a child of BytesAreTheSameInEveryProcess";
+  const Source source = source_of(flux_single_block(kFlux));
+  const auto compiled = compiler()->compile("flux.single", source, "sm_90a");
+  ASSERT_TRUE(compiled) << compiled.error().message;
+  std::ofstream(file) << sha256_hex(source.text) << " " << sha256_hex(compiled->code);
+}
+
+TEST_F(RegionNvrtc, BytesAreTheSameInEveryProcess) {
+  const auto folder = std::filesystem::temp_directory_path() / ("ditfleet-digest-" + std::to_string(::getpid()));
+  std::filesystem::create_directories(folder);
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
+  std::vector<std::string> digests;
+  for (const char* name : {"one", "two"}) {
+    const std::string file = (folder / name).string();
+    const std::string command = "DITFLEET_TEST_DIGEST=" + file + " '" + self + "' --gtest_also_run_disabled_tests --gtest_filter=RegionNvrtc.DISABLED_DigestOfAnotherProcess >/dev/null 2>&1";
+    ASSERT_EQ(std::system(command.c_str()), 0);
+    std::ifstream in(file);
+    digests.emplace_back(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+  }
+  std::filesystem::remove_all(folder);
+  EXPECT_EQ(digests[0].size(), 129u);
+  EXPECT_EQ(digests[0], digests[1]);
+}
+
+TEST_F(RegionNvrtc, RefusesAnUnknownArchitecture) {
+  for (const char* arch : {"sm_70", "sm_900", "gfx90a", ""}) {
+    const auto compiled = compiler()->compile("flux.single", source_of(flux_single_block(kFlux)), arch);
+    ASSERT_FALSE(compiled) << arch;
+    EXPECT_EQ(compiled.error().code, Code::kInvalidArgument);
+    EXPECT_THAT(compiled.error().message, HasSubstr("known are sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120a"));
+  }
+}
+
+TEST_F(RegionNvrtc, KeepsTheSourceThatDoesNotCompile) {
+  Source broken;
+  broken.text = "extern \"C\" __global__ void f() { this is no program }\n";
+  const auto compiled = compiler()->compile("broken", broken, "sm_80");
+  ASSERT_FALSE(compiled);
+  EXPECT_THAT(compiled.error().message, HasSubstr("[nvrtc] region broken for sm_80: NVRTC_ERROR_COMPILATION"));
+  std::smatch kept;
+  ASSERT_TRUE(std::regex_search(compiled.error().message, kept, std::regex("kept in (\\S+)"))) << compiled.error().message;
+  EXPECT_EQ(*read_file(kept[1]), broken.text);
+  std::filesystem::remove(kept[1].str());
+}
+
+TEST_F(RegionNvrtc, ManyThreadsCompileAtOnce) {
+  const Source source = source_of(temporal_block({.heads = 2, .head_dim = 16, .type = ElementType::kBF16}));
+  std::vector<std::string> codes(4);
+  std::vector<std::thread> threads;
+  for (auto& code : codes)
+    threads.emplace_back([&] {
+      if (auto compiled = compiler()->compile("temporal", source, "sm_80")) code = compiled->code;
+    });
+  for (auto& thread : threads) thread.join();
+  EXPECT_FALSE(codes[0].empty());
+  for (const auto& code : codes) EXPECT_EQ(code, codes[0]);
+}
+
+TEST(RegionPtxasLog, IsRead) {
+  std::vector<CompiledKernel> kernels(2);
+  kernels[0].name = "a_i32_v";
+  kernels[1].name = "b_i64_s";
+  read_ptxas_log(
+      "ptxas info    : 0 bytes gmem\n"
+      "ptxas info    : Compiling entry function 'b_i64_s' for 'sm_90a'\n"
+      "ptxas info    : Function properties for b_i64_s\n"
+      "    16 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads\n"
+      "ptxas info    : Used 255 registers, used 1 barriers, 128 bytes smem, 960 bytes cmem[0]\n"
+      "ptxas info    : Compiling entry function 'other' for 'sm_90a'\n"
+      "ptxas info    : Used 7 registers, 520 bytes cmem[0]\n"
+      "ptxas info    : Compiling entry function 'a_i32_v' for 'sm_90a'\n"
+      "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
+      "ptxas info    : Used 40 registers, 520 bytes cmem[0]\n",
+      kernels);
+  EXPECT_EQ(kernels[0].registers, 40u);
+  EXPECT_EQ(kernels[0].spill_bytes, 0u);
+  EXPECT_EQ(kernels[0].shared_bytes, 0u);
+  EXPECT_EQ(kernels[1].registers, 255u);
+  EXPECT_EQ(kernels[1].spill_bytes, 20u);
+  EXPECT_EQ(kernels[1].shared_bytes, 128u);
+}
+
+}  // namespace
+}  // namespace ditfleet::region
