@@ -17,6 +17,7 @@
 #include "shared/core/bytes.h"
 #include "shared/core/deadline.h"
 #include "shared/job/catalogue.h"
+#include "shared/kernel_cache/secret.h"
 #include "shared/redis/server_config.h"
 
 namespace ditfleet::cli {
@@ -70,19 +71,10 @@ Result<void> check_models(config::Settings& settings) {
   return {};
 }
 
-Result<std::string> data_folder(const config::Settings& settings) {
-  std::string dir = settings.data.dir;
-  if (dir.empty()) {
-    const char* state = std::getenv("XDG_STATE_HOME");
-    const char* home = std::getenv("HOME");
-    if (state && *state)
-      dir = std::string(state) + "/ditfleet";
-    else if (home && *home)
-      dir = std::string(home) + "/.local/state/ditfleet";
-    else
-      return invalid_argument(
-          "neither --data nor HOME says where to keep Redis' files and logs; give --data DIR");
-  }
+Result<std::string> make_data_folder(const config::Settings& settings) {
+  std::string dir = config::data_folder(settings);
+  if (dir.empty())
+    return invalid_argument("neither --data nor HOME says where to keep Redis' files and logs; give --data DIR");
   std::error_code ec;
   dir = fs::absolute(dir, ec).lexically_normal().string();
   if (!ec) fs::create_directories(fs::path(dir) / "logs", ec);
@@ -196,6 +188,21 @@ Result<void> plan_redis(UpPlan& plan) {
   return {};
 }
 
+// Whoever can reach a Redis of ours is a process of ours: they share a secret without anyone having to name one.
+// On a Redis that others use, too, someone must say which nodes belong together.
+Result<void> plan_kernel_cache(UpPlan& plan) {
+  auto& cache = plan.settings.cache;
+  if (cache.dir.empty()) cache.dir = plan.data_dir + "/kernels";
+  if (plan.redis_socket.empty() || !cache.redis || !cache.secret.empty() || !cache.secret_file.empty()) return {};
+  // The file that the folder alone would have: `ditfleet cache` finds it without being told.
+  const std::string file = cache.dir + "/secret";
+  std::error_code ec;
+  fs::create_directories(cache.dir, ec);
+  if (auto made = kernel_cache::Secret::from_file_or_new(file); !made) return made.error();
+  cache.secret_file = file;
+  return {};
+}
+
 Result<void> plan_children(UpPlan& plan) {
   const std::string file = plan.data_dir + "/effective.yaml";
   if (auto written = write_file_atomically(
@@ -273,7 +280,7 @@ Result<UpPlan> plan_up(const UpFlags& flags) {
   if (auto checked = check_models(plan.settings); !checked) return checked.error();
 
   ::umask(077);  // the data folder holds prompts, pictures and perhaps Redis' password
-  auto dir = data_folder(plan.settings);
+  auto dir = make_data_folder(plan.settings);
   if (!dir) return dir.error();
   plan.data_dir = plan.settings.data.dir = *dir;
   const std::string lock_path = plan.data_dir + "/up.lock";
@@ -302,6 +309,7 @@ Result<UpPlan> plan_up(const UpFlags& flags) {
   if (plan.settings.redis.url.empty()) {
     if (auto planned = plan_redis(plan); !planned) return planned.error();
   }
+  if (auto planned = plan_kernel_cache(plan); !planned) return planned.error();
   if (auto planned = plan_children(plan); !planned) return planned.error();
   return plan;
 }

@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::int64_t kDayMs = 86'400'000;
 constexpr std::int64_t kManyMs = 365 * kDayMs;
+constexpr std::int64_t kManyBytes = std::int64_t{1} << 50;
 
 // Places in Settings, as plain function pointers.
 #define DITFLEET_AT(member)    \
@@ -186,6 +187,57 @@ const Option kOptions[] = {
      .low = 1000,
      .high = kManyMs},
 
+    {.key = "cache.dir",
+     .at = DITFLEET_AT(cache.dir),
+     .description = "Folder of the kernel cache, which keeps compiled programs; several workers of a host may share it. If "
+                    "empty, `kernels` in the data folder (data.dir).",
+     .form = Form::kPath},
+    {.key = "cache.memory_bytes",
+     .at = DITFLEET_AT(cache.memory_bytes),
+     .description = "Compiled programs that a worker holds in memory; 0: none.",
+     .low = 0,
+     .high = kManyBytes},
+    {.key = "cache.disk_bytes",
+     .at = DITFLEET_AT(cache.disk_bytes),
+     .description = "Size of the folder beyond which the least recently used programs go; 0: nothing on disk.",
+     .low = 0,
+     .high = kManyBytes},
+    {.key = "cache.redis",
+     .at = DITFLEET_AT(cache.redis),
+     .description = "Share compiled programs through redis.url. Needs cache.secret or cache.secret_file, which `ditfleet "
+                    "up` sets for its private Redis; without, it is off."},
+    {.key = "cache.secret",
+     .at = DITFLEET_AT(cache.secret),
+     .description = "Signs compiled programs; the same on all nodes that share them. At least 16 characters, as `openssl "
+                    "rand -hex 32` makes. A file (cache.secret_file) or the environment keeps it out of sight.",
+     .form = Form::kSecret},
+    {.key = "cache.secret_file",
+     .at = DITFLEET_AT(cache.secret_file),
+     .description = "File with the secret on one line. If both are empty, the file `secret` in cache.dir, made with the "
+                    "folder, signs what is on disk.",
+     .form = Form::kPath},
+    {.key = "cache.redis_timeout_ms",
+     .at = DITFLEET_AT(cache.redis_timeout_ms),
+     .description = "How long one operation on Redis may take; half of it counts as too slow. After three such in a row Redis "
+                    "is left out for a while.",
+     .low = 10,
+     .high = 10'000},
+    {.key = "cache.redis_ttl_ms",
+     .at = DITFLEET_AT(cache.redis_ttl_ms),
+     .description = "How long a program stays in Redis after its last use.",
+     .low = 60'000,
+     .high = kManyMs},
+    {.key = "cache.lock_ms",
+     .at = DITFLEET_AT(cache.lock_ms),
+     .description = "A process that compiles and is silent this long is taken for dead, and another compiles.",
+     .low = 100,
+     .high = 4500},
+    {.key = "cache.wait_ms",
+     .at = DITFLEET_AT(cache.wait_ms),
+     .description = "Longest wait for a program that another process compiles; then a worker compiles it itself. 0: no wait.",
+     .low = 0,
+     .high = 9000},
+
     {.key = "data.dir",
      .at = DITFLEET_AT(data.dir),
      .description = "What `ditfleet up` keeps: Redis' files, logs, results; if empty, "
@@ -251,6 +303,8 @@ bool has_form(Form form, std::string_view text) {
     case Form::kDevice:
       return text == "auto" || text == "cpu" || text == "cuda" ||
              (text.starts_with("cuda:") && is_number_between(text.substr(5), 0, 255));
+    case Form::kSecret:
+      return text.size() >= 16 && text.size() <= 4096 && text.find_first_of("\r\n") == std::string_view::npos;
     case Form::kName:
       return text.size() <= 64 && text.find_first_of(" \t\r\n:/{}\"'") == std::string_view::npos;
   }
@@ -273,6 +327,8 @@ std::string_view form_text(Form form) {
       return "a size such as 512mb or 4gb";
     case Form::kDevice:
       return "auto, cpu, cuda or cuda:N";
+    case Form::kSecret:
+      return "16 to 4096 characters on one line";
     case Form::kName:
       return "a name of at most 64 characters without spaces, colons, slashes or braces";
   }
@@ -362,8 +418,8 @@ Result<void> assign(const Option& option, const std::string& text, Settings& set
       },
       option.at);
   if (done) return {};
-  // A URL may carry a password: it is not repeated.
-  const std::string shown = option.form == Form::kRedisUrl
+  // A URL may carry a password: neither it nor a secret is repeated.
+  const std::string shown = option.form == Form::kRedisUrl || option.form == Form::kSecret
                                 ? "malformed"
                                 : "'" + excerpt(text, 128) + "'";
   return invalid_argument("is " + shown + "; it must be " + type_text(option));

@@ -162,6 +162,14 @@ Result<void> check_whole(const Settings& s) {
                             ", more than queue.retry_backoff_max_ms (" +
                             std::to_string(s.queue.retry_backoff_max_ms) + ")");
   }
+  if (!s.cache.secret.empty() && !s.cache.secret_file.empty())
+    return invalid_argument("cache.secret and cache.secret_file are both set; one of them says the secret");
+  if (s.cache.wait_ms != 0 && s.cache.wait_ms < 2 * s.cache.lock_ms) {
+    return invalid_argument("cache.wait_ms is " + std::to_string(s.cache.wait_ms) + " and cache.lock_ms " +
+                            std::to_string(s.cache.lock_ms) +
+                            "; waiting must be off (0) or at least twice as long as a lock lasts, so that one whose "
+                            "holder has died is outlived");
+  }
   if (!s.default_model.empty() && !s.models.contains(s.default_model)) {
     std::vector<std::string> names;
     for (const auto& [name, model] : s.models) names.push_back(name);
@@ -208,6 +216,13 @@ Result<Settings> load(const Sources& sources) {
   if (auto r = apply_all(from_sets(sources.sets), {}, settings); !r) return r.error();
   if (auto r = check_whole(settings); !r) return r.error();
   return settings;
+}
+
+std::string data_folder(const Settings& settings) {
+  if (!settings.data.dir.empty()) return settings.data.dir;
+  if (const char* state = std::getenv("XDG_STATE_HOME"); state && *state) return std::string(state) + "/ditfleet";
+  if (const char* home = std::getenv("HOME"); home && *home) return std::string(home) + "/.local/state/ditfleet";
+  return {};
 }
 
 Result<Settings> load_text(std::string_view yaml, const std::string& name) {

@@ -67,6 +67,14 @@ struct Settings {
     std::int64_t preview_ms = 600'000;
   } results;
   struct {
+    std::string dir;  // empty: `kernels` in the data folder
+    std::int64_t memory_bytes = 256 << 20, disk_bytes = std::int64_t{2} << 30;  // 0: without that tier
+    bool redis = true;
+    std::string secret, secret_file;  // neither: one of this node's own, and no Redis tier
+    std::int64_t redis_timeout_ms = 1000, redis_ttl_ms = 2'592'000'000;
+    std::int64_t lock_ms = 2000, wait_ms = 8000;
+  } cache;
+  struct {
     std::string dir;  // of `ditfleet up`: Redis' files, logs, results; empty: $XDG_STATE_HOME/ditfleet
   } data;
   struct {
@@ -91,7 +99,11 @@ Result<Settings> load(const Sources& sources);
 // The same from YAML text, for tests and for input that is no file; `name` stands for the file in errors.
 Result<Settings> load_text(std::string_view yaml, const std::string& name);
 
-// Every option as a file that load() reads back. The password in redis.url is shown as *** unless asked for.
+// Where `ditfleet up` keeps its files: data.dir, else the user's state folder; empty if neither says where.
+std::string data_folder(const Settings& settings);
+
+// Every option as a file that load() reads back. The password in redis.url and cache.secret are shown as *** unless
+// asked for.
 std::string to_yaml(const Settings& settings, bool with_secrets = false);
 std::string reference_markdown();  // config/REFERENCE.md
 struct OptionHelp {

@@ -75,7 +75,10 @@ bool DiskTier::make_folder(const std::string& path) {
   return !ec;
 }
 
-Result<std::optional<std::string>> DiskTier::read(const Key& key) {
+Result<std::optional<std::string>> DiskTier::read(const Key& key) { return read(key, true); }
+Result<std::optional<std::string>> DiskTier::peek(const Key& key) const { return read(key, false); }
+
+Result<std::optional<std::string>> DiskTier::read(const Key& key, bool use) const {
   const std::string path = path_of(key);
   const auto failed = [&] { return unavailable("cannot read '" + path + "': " + std::strerror(errno)); };
   // Not blocking: whatever lies there may be a pipe.
@@ -100,7 +103,7 @@ Result<std::optional<std::string>> DiskTier::read(const Key& key) {
   }
   bytes.resize(got);
   const timespec now[2] = {{0, UTIME_NOW}, {0, UTIME_NOW}};
-  (void)::futimens(file.get(), now);  // a folder of someone else's keeps its order of use
+  if (use) (void)::futimens(file.get(), now);  // a folder of someone else's keeps its order of use
   return std::optional<std::string>(std::move(bytes));
 }
 

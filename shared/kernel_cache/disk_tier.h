@@ -35,6 +35,7 @@ class DiskTier {
   // Nothing where there is no such file. A hit makes it the most recently used. kDataCorrupt: it is no regular
   // file, or larger than any value; kUnavailable: it cannot be read.
   Result<std::optional<std::string>> read(const Key& key);
+  Result<std::optional<std::string>> peek(const Key& key) const;  // the same, without counting as use
   // Whole or not at all, and replacing what is there; then the least recently used go until the folder is below
   // its bound. kPayloadTooLarge: alone it is above the bound; kUnavailable: full, read-only, …
   Result<void> write(const Key& key, std::string_view bytes);
@@ -61,6 +62,7 @@ class DiskTier {
   std::uint64_t max_bytes() const { return max_bytes_; }
 
  private:
+  Result<std::optional<std::string>> read(const Key& key, bool use) const;
   bool make_folder(const std::string& path);
   void cap_quarantine();
 

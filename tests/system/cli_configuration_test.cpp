@@ -16,7 +16,8 @@ using Words = std::vector<std::string>;
 const std::vector<Words> kCommands = {{"generate", "a red circle"}, {"jobs", "list"},    {"jobs", "show", "a"}, {"jobs", "watch", "a"},
                                       {"jobs", "cancel", "a"},      {"workers"},         {"explain", "a"},      {"config", "check"},
                                       {"config", "show"},           {"bench", "queue"},  {"up"},                {"coordinator"},
-                                      {"version"}};
+                                      {"version"},                  {"cache", "stats"},  {"cache", "list"},    {"cache", "verify"},
+                                      {"cache", "export", "x"},     {"cache", "import", "x"}, {"cache", "purge"}};
 
 struct CliConfiguration : ::testing::TestWithParam<Words> {
   static Words with(Words words, const Words& more) {
@@ -51,7 +52,7 @@ TEST_P(CliConfiguration, AFileThatIsNotThereIsNamed) {
 
 INSTANTIATE_TEST_SUITE_P(Commands, CliConfiguration, ::testing::ValuesIn(kCommands), [](const auto& info) {
   std::string name = info.param[0];
-  if (name == "jobs" || name == "config" || name == "bench") name += "_" + info.param[1];
+  if (name == "jobs" || name == "config" || name == "bench" || name == "cache") name += "_" + info.param[1];
   return name;
 });
 

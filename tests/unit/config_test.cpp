@@ -180,16 +180,41 @@ TEST(Settings, AWrongRedisUrlIsNotRepeated) {
 }
 
 TEST(Settings, WhatIsShownLoadsBackAndHidesThePassword) {
-  const auto first =
-      load_text("redis: {url: 'redis://u:secret@h'}\nmodels: {demo: /m}\ntenants: {a: {weight: 3}}\n", "x");
-  ASSERT_TRUE(first.ok());
-  EXPECT_THAT(to_yaml(*first), testing::Not(HasSubstr("secret")));
+  const auto first = load_text(
+      "redis: {url: 'redis://u:hunter2@h'}\ncache: {secret: hunter2hunter2hunter2}\nmodels: {demo: /m}\ntenants: {a: {weight: 3}}\n", "x");
+  ASSERT_TRUE(first.ok()) << first.error().message;
+  EXPECT_THAT(to_yaml(*first), testing::AllOf(testing::Not(HasSubstr("hunter2")), HasSubstr("secret: \"***\"")));
   const std::string full = to_yaml(*first, true);
   const auto second = load_text(full, "x");
   ASSERT_TRUE(second.ok()) << second.error().message;
   EXPECT_EQ(to_yaml(*second, true), full);
-  EXPECT_EQ(second->redis.url, "redis://u:secret@h");
+  EXPECT_EQ(second->redis.url, "redis://u:hunter2@h");
+  EXPECT_EQ(second->cache.secret, "hunter2hunter2hunter2");
   EXPECT_EQ(second->models.at("demo").path, "/m");
+  EXPECT_FALSE(load_text(to_yaml(*first), "x").ok()) << "*** is taken for a secret";
+}
+
+TEST(Settings, ASecretIsNeverRepeated) {
+  EXPECT_THAT(refusal("cache: {secret: hunter2}"), testing::AllOf(HasSubstr("cache.secret"), HasSubstr("16"), testing::Not(HasSubstr("hunter2"))));
+  EXPECT_THAT(refusal("cache: {secret: hunter2hunter2hunter2, secret_file: /s}"),
+              testing::AllOf(HasSubstr("cache.secret_file"), testing::Not(HasSubstr("hunter2"))));
+}
+
+TEST(Settings, ADeadCompilerIsOutlivedOrNotWaitedFor) {
+  EXPECT_THAT(refusal("cache: {lock_ms: 2000, wait_ms: 3000}"), HasSubstr("cache.wait_ms"));
+  EXPECT_TRUE(load_text("cache: {lock_ms: 2000, wait_ms: 0}", "x").ok());
+}
+
+TEST(Settings, TheDataFolderIsWhatIsSetOrTheUsers) {
+  Settings settings;
+  {
+    const Variable state("XDG_STATE_HOME", "/state");
+    EXPECT_EQ(data_folder(settings), "/state/ditfleet");
+  }
+  const Variable home("HOME", "/home/u");
+  EXPECT_EQ(data_folder(settings), "/home/u/.local/state/ditfleet");
+  settings.data.dir = "/data";
+  EXPECT_EQ(data_folder(settings), "/data");
 }
 
 TEST(Reference, IsCurrent) {

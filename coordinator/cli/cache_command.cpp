@@ -1,0 +1,301 @@
+// `ditfleet cache {stats,list,verify,export,import,purge}`: what the kernel cache holds on this host's disk and in
+// the fleet's Redis. Works without a running service; workers may run meanwhile.
+#include <cstdio>
+#include <set>
+
+#include "coordinator/cli/command.h"
+#include "coordinator/cli/terminal.h"
+#include "shared/core/json.h"
+#include "shared/kernel_cache/archive.h"
+#include "shared/kernel_cache/inventory.h"
+#include "shared/kernel_cache/open.h"
+#include "shared/kernel_cache/secret.h"
+#include "shared/telemetry/log.h"
+
+namespace ditfleet::cli {
+namespace {
+
+using kernel_cache::Inventory;
+using kernel_cache::Stored;
+
+struct CacheFlags {
+  config::Sources sources;
+  bool json = false;
+  std::string tier = "all", arch, key, file;
+  bool bad = false;
+  bool disk() const { return tier != "redis"; }
+  bool redis() const { return tier != "disk"; }
+};
+
+struct Opened {
+  kernel_cache::CacheOptions options;
+  std::unique_ptr<Inventory> inventory;
+};
+
+Result<Opened> open(const CacheFlags& flags) {
+  if (!flags.key.empty()) {
+    if (auto key = kernel_cache::Key::from_hex(flags.key); !key) return invalid_argument("--key: " + key.error().message);
+  }
+  const auto settings = config::load(flags.sources);
+  if (!settings) return settings.error();
+  // To stderr: stdout has the answer alone.
+  if (auto log = telemetry::configure_log("ditfleet", settings->log.level, settings->log.format); !log) return log.error();
+  auto options = kernel_cache::cache_options(*settings);
+  if (!options) return options.error();
+  if (flags.tier == "redis" && !options->redis)
+    return invalid_argument("there is no Redis tier here: it takes redis.url, and cache.secret or cache.secret_file, as in the effective.yaml that `ditfleet up` writes");
+  if (flags.tier == "disk" && options->dir.empty()) return invalid_argument("there is no disk tier here: cache.dir says where, cache.disk_bytes how much");
+  Opened opened{*options, std::make_unique<Inventory>(*options)};
+  return opened;
+}
+
+bool wanted(const CacheFlags& flags, const Stored& stored) {
+  if (!flags.key.empty() && stored.key.hex() != flags.key) return false;
+  if (!flags.arch.empty() && !(stored.decoded && stored.decoded->arch == flags.arch)) return false;
+  return !flags.bad || !stored.decoded;
+}
+
+void print(const json::value& value) { std::printf("%s\n", json::serialize(value).c_str()); }
+
+std::string short_bytes(std::uint64_t bytes) {
+  char text[32];
+  if (bytes < 10'000) {
+    std::snprintf(text, sizeof text, "%llu B", static_cast<unsigned long long>(bytes));
+  } else if (bytes < 10'000'000) {
+    std::snprintf(text, sizeof text, "%.1f KB", static_cast<double>(bytes) / 1e3);
+  } else {
+    std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
+  }
+  return text;
+}
+
+json::object to_json(const Stored& stored) {
+  json::object out{{"key", stored.key.hex()}, {"tier", kernel_cache::tier_name(stored.tier)}, {"bytes", stored.bytes.size()}, {"used_ms", stored.used_ms}};
+  if (!stored.decoded) {
+    out["problem"] = kernel_cache::refusal_name(stored.decoded.refused().why);
+    out["message"] = stored.decoded.refused().message;
+    return out;
+  }
+  const kernel_cache::Entry& entry = *stored.decoded;
+  json::array kernels;
+  for (const auto& kernel : entry.kernels) {
+    kernels.push_back(json::object{
+        {"name", kernel.name}, {"parameters", kernel.parameter_bytes.size()}, {"shared_bytes", kernel.shared_bytes}, {"registers", kernel.registers}, {"spill_bytes", kernel.spill_bytes}});
+  }
+  out["region"] = entry.region;
+  out["arch"] = entry.arch;
+  out["kind"] = kernel_cache::kind_name(entry.kind);
+  out["kernels"] = std::move(kernels);
+  out["code_bytes"] = entry.code.size();
+  out["source_bytes"] = entry.source_bytes;
+  return out;
+}
+
+Result<int> stats(const CacheFlags& flags, Opened& opened) {
+  const auto& options = opened.options;
+  std::size_t disk_entries = 0, redis_entries = 0;
+  std::uint64_t disk_bytes = 0, redis_bytes = 0;
+  const auto count = [](std::size_t& entries, std::uint64_t& bytes) {
+    return [&](const Stored& stored) {
+      ++entries;
+      bytes += stored.bytes.size();
+    };
+  };
+  if (auto done = opened.inventory->each(true, false, count(disk_entries, disk_bytes)); !done) return done.error();
+  const auto reached = opened.inventory->each(false, true, count(redis_entries, redis_bytes));
+  const std::size_t quarantined = opened.inventory->disk() ? opened.inventory->disk()->quarantined().size() : 0;
+  if (flags.json) {
+    json::object disk{{"dir", options.dir}, {"entries", disk_entries}, {"bytes", disk_bytes}, {"max_bytes", options.disk_bytes}, {"quarantined", quarantined}};
+    json::object redis{{"entries", redis_entries}, {"bytes", redis_bytes}, {"reachable", reached.ok()}};
+    if (options.redis) redis["endpoint"] = options.redis->display();
+    print(json::object{{"secret_id", options.secret ? json::value(options.secret->id_text()) : json::value(nullptr)},
+                       {"disk", options.dir.empty() ? json::value(nullptr) : json::value(std::move(disk))},
+                       {"redis", options.redis ? json::value(std::move(redis)) : json::value(nullptr)}});
+    return kExitOk;
+  }
+  std::printf("secret  %s\n", options.secret ? ("id " + options.secret->id_text()).c_str() : "none: nothing is kept beyond a process");
+  if (!options.dir.empty()) {
+    std::printf("disk    %zu program(s), %s of %s, %zu in quarantine, %s\n", disk_entries, short_bytes(disk_bytes).c_str(), short_bytes(options.disk_bytes).c_str(),
+                quarantined, options.dir.c_str());
+  } else {
+    std::printf("disk    off\n");
+  }
+  if (!options.redis) {
+    std::printf("redis   off\n");
+  } else if (reached) {
+    std::printf("redis   %zu program(s), %s, %s\n", redis_entries, short_bytes(redis_bytes).c_str(), options.redis->display().c_str());
+  } else {
+    std::printf("redis   %s\n", reached.error().message.c_str());
+  }
+  return kExitOk;
+}
+
+Result<int> list(const CacheFlags& flags, Opened& opened) {
+  json::array entries;
+  std::vector<std::vector<std::string>> rows = {{"KEY", "TIER", "REGION", "ARCH", "KERNELS", "SIZE", "USED"}};
+  auto done = opened.inventory->each(flags.disk(), flags.redis(), [&](const Stored& stored) {
+    if (!wanted(flags, stored)) return;
+    if (flags.json) {
+      entries.push_back(to_json(stored));
+      return;
+    }
+    const bool good = stored.decoded.ok();
+    rows.push_back({stored.key.hex().substr(0, 16), std::string(kernel_cache::tier_name(stored.tier)),
+                    good ? one_line(stored.decoded->region, 40) : "! " + std::string(kernel_cache::refusal_name(stored.decoded.refused().why)),
+                    good ? one_line(stored.decoded->arch, 20) : "-", good ? std::to_string(stored.decoded->kernels.size()) : "-", short_bytes(stored.bytes.size()), ago(stored.used_ms)});
+  });
+  if (flags.json)
+    print(json::object{{"entries", std::move(entries)}});
+  else if (rows.size() > 1)
+    std::fputs(table(rows).c_str(), stdout);
+  if (!done) return done.error();
+  return kExitOk;
+}
+
+// Good only if every value of both tiers is; changes nothing.
+Result<int> verify(const CacheFlags& flags, Opened& opened) {
+  json::array bad;
+  std::size_t checked = 0;
+  auto done = opened.inventory->each(flags.disk(), flags.redis(), [&](const Stored& stored) {
+    ++checked;
+    if (stored.decoded) return;
+    bad.push_back(to_json(stored));
+    if (!flags.json) {
+      std::printf("%s  %s  %s: %s\n", stored.key.hex().c_str(), std::string(kernel_cache::tier_name(stored.tier)).c_str(),
+                  std::string(kernel_cache::refusal_name(stored.decoded.refused().why)).c_str(), stored.decoded.refused().message.c_str());
+    }
+  });
+  const std::size_t wrong = bad.size();
+  if (flags.json)
+    print(json::object{{"ok", wrong == 0 && done.ok()}, {"checked", checked}, {"bad", std::move(bad)}});
+  else
+    std::printf("%zu checked, %zu bad%s\n", checked, wrong, wrong ? "; `ditfleet cache purge --bad` removes them" : "");
+  if (!done) return done.error();
+  return wrong == 0 ? kExitOk : kExitFailure;
+}
+
+Result<int> export_to(const CacheFlags& flags, Opened& opened) {
+  auto archive = kernel_cache::ArchiveWriter::create(flags.file);
+  if (!archive) return archive.error();
+  std::set<kernel_cache::Key> seen;
+  std::size_t bad = 0;
+  Result<void> written;
+  auto done = opened.inventory->each(flags.disk(), flags.redis(), [&](const Stored& stored) {
+    if (!written) return;
+    if (!stored.decoded) {
+      ++bad;
+    } else if (wanted(flags, stored) && seen.insert(stored.key).second) {
+      written = archive->add(stored.bytes);
+    }
+  });
+  if (!done) return done.error();
+  if (written) written = archive->finish();
+  if (!written) return written.error();
+  if (flags.json)
+    print(json::object{{"file", flags.file}, {"entries", archive->values()}, {"bytes", archive->bytes()}, {"bad", bad}});
+  else
+    std::printf("%s: %llu program(s), %s%s\n", flags.file.c_str(), static_cast<unsigned long long>(archive->values()), short_bytes(archive->bytes()).c_str(),
+                bad ? ("; " + std::to_string(bad) + " that did not verify left out").c_str() : "");
+  return kExitOk;
+}
+
+// Takes what verifies and refuses the rest; all must be good for an exit status of 0.
+Result<int> import_from(const CacheFlags& flags, Opened& opened) {
+  std::vector<kernel_cache::Tier> tiers;
+  if (flags.disk() && opened.inventory->disk()) tiers.push_back(kernel_cache::Tier::kDisk);
+  if (flags.redis() && opened.inventory->redis()) tiers.push_back(kernel_cache::Tier::kRedis);
+  if (tiers.empty()) return invalid_argument("there is neither a disk nor a Redis tier to import to; cache.dir names a folder");
+  auto archive = kernel_cache::ArchiveReader::open(flags.file);
+  if (!archive) return archive.error();
+  std::size_t entries = 0;
+  json::array refused;
+  const auto refuse = [&](const std::string& key, std::string_view why, const std::string& message) {
+    refused.push_back(json::object{{"key", key}, {"problem", why}, {"message", message}});
+    if (!flags.json) std::fprintf(stderr, "ditfleet cache import: %s is refused: %s: %s\n", key.c_str(), std::string(why).c_str(), message.c_str());
+  };
+  Result<void> ended;
+  for (;;) {
+    auto value = archive->next();
+    if (!value) ended = value.error();
+    if (!value || !*value) break;
+    const auto key = kernel_cache::claimed_key(**value);
+    if (!key) {
+      refuse("?", "corrupt", key.error().message);
+      continue;
+    }
+    const auto decoded = kernel_cache::decode(**value, *key, "", *opened.options.secret);
+    if (!decoded) {
+      refuse(key->hex(), kernel_cache::refusal_name(decoded.refused().why), decoded.refused().message);
+      continue;
+    }
+    for (const auto tier : tiers) {
+      if (auto put = opened.inventory->put(tier, *key, **value); !put) return put.error();
+    }
+    ++entries;
+  }
+  const std::size_t wrong = refused.size();
+  if (flags.json)
+    print(json::object{{"file", flags.file}, {"entries", entries}, {"refused", std::move(refused)}, {"whole", ended.ok()}});
+  else
+    std::printf("%s: %zu program(s) taken, %zu refused\n", flags.file.c_str(), entries, wrong);
+  if (!ended) return ended.error();
+  return wrong == 0 ? kExitOk : kExitFailure;
+}
+
+Result<int> purge(const CacheFlags& flags, Opened& opened) {
+  std::size_t disk = 0, redis = 0;
+  Result<void> removed;
+  auto done = opened.inventory->each(flags.disk(), flags.redis(), [&](const Stored& stored) {
+    if (!wanted(flags, stored) || !removed) return;
+    removed = opened.inventory->remove(stored);
+    if (removed) ++(stored.tier == kernel_cache::Tier::kDisk ? disk : redis);
+  });
+  if (!removed) return removed.error();
+  const bool all = flags.arch.empty() && flags.key.empty() && flags.disk();
+  const std::size_t quarantine = all ? opened.inventory->empty_quarantine() : 0;
+  if (flags.json)
+    print(json::object{{"removed", json::object{{"disk", disk}, {"redis", redis}, {"quarantine", quarantine}}}});
+  else
+    std::printf("removed %zu on disk, %zu in Redis, %zu in quarantine\n", disk, redis, quarantine);
+  if (!done) return done.error();
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_cache(CLI::App& app, Invocation& run) {
+  auto* command = app.add_subcommand("cache", "Look after the compiled programs of the kernel cache, on disk and in Redis");
+  command->require_subcommand(1);
+  command->footer(
+      "What the configuration says is looked at (--config, --set): of a running `ditfleet up` its DATA/effective.yaml, which names its Redis, too.");
+  const auto add = [&](const char* name, const char* what, Result<int> (*action)(const CacheFlags&, Opened&), bool filters, const char* file) {
+    auto flags = std::make_shared<CacheFlags>();
+    auto* sub = command->add_subcommand(name, what);
+    add_configuration_flags(*sub, flags->sources);
+    sub->add_flag("--json", flags->json, "Print JSON");
+    if (std::string_view(name) != "stats") sub->add_option("--tier", flags->tier, "disk, redis or all")->check(CLI::IsMember({"disk", "redis", "all"}))->capture_default_str();
+    if (filters) {
+      sub->add_option("--arch", flags->arch, "Only programs for this architecture, as sm_90a");
+      sub->add_option("--key", flags->key, "Only the program with this key")->type_name("HEX");
+    }
+    if (filters && std::string_view(name) != "export") sub->add_flag("--bad", flags->bad, "Only what does not verify");
+    if (file) sub->add_option("file", flags->file, file)->required();
+    sub->callback([flags, action, name, &run] {
+      run = [flags, action, name] {
+        const std::string full = "cache " + std::string(name);
+        auto opened = open(*flags);
+        if (!opened) return report(full, opened.error());
+        auto done = action(*flags, *opened);
+        return done ? *done : report(full, done.error());
+      };
+    });
+  };
+  add("stats", "How much each tier holds", stats, false, nullptr);
+  add("list", "Every program: its region, architecture, kernels and size", list, true, nullptr);
+  add("verify", "Check every program's signature; exit status 1 if one is bad", verify, false, nullptr);
+  add("export", "Write all good programs to one file", export_to, true, "The file to write");
+  add("import", "Take programs from an export; each must have been signed with this configuration's secret", import_from, false, "The file to read");
+  add("purge", "Remove programs; workers that run keep what they have loaded", purge, true, nullptr);
+}
+
+}  // namespace ditfleet::cli

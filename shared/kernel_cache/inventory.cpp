@@ -1,0 +1,86 @@
+#include "shared/kernel_cache/inventory.h"
+
+#include <utility>
+
+namespace ditfleet::kernel_cache {
+
+std::string_view tier_name(Tier tier) { return tier == Tier::kDisk ? "disk" : "redis"; }
+
+Inventory::Inventory(const CacheOptions& options) : secret_(options.secret) {
+  if (!secret_) return;
+  if (!options.dir.empty()) disk_ = std::make_unique<DiskTier>(options.dir, options.disk_bytes);
+  if (options.redis) {
+    redis_ = std::make_unique<RedisTier>(RedisTierOptions{*options.redis, secret_->id_text(), options.redis_timeout, options.redis_ttl, options.lock});
+  }
+}
+
+Result<void> Inventory::each(bool with_disk, bool with_redis, const std::function<void(const Stored&)>& visit) {
+  Error failure;
+  bool failed = false;
+  const auto take = [&](Stored stored, Result<std::optional<std::string>> bytes) {
+    if (bytes && !*bytes) return true;  // gone meanwhile
+    if (!bytes && bytes.error().code != Code::kDataCorrupt) {
+      failure = bytes.error();
+      failed = true;
+      return false;
+    }
+    if (bytes) stored.bytes = std::move(**bytes);
+    stored.decoded = bytes ? decode(stored.bytes, stored.key, "", *secret_) : Decoded(Refused{Refusal::kCorrupt, bytes.error().message});
+    visit(stored);
+    return true;
+  };
+  if (with_disk && disk_) {
+    for (const DiskTier::File& file : disk_->list()) {
+      Stored stored;
+      stored.key = file.key;
+      stored.used_ms = file.used_ms;
+      take(std::move(stored), disk_->peek(file.key));
+    }
+  }
+  if (with_redis && redis_) {
+    auto listed = redis_->list();
+    if (!listed) return listed.error();
+    for (const RedisTier::Listed& value : *listed) {
+      Stored stored;
+      stored.tier = Tier::kRedis;
+      stored.name = value.name;
+      stored.key = value.key;
+      stored.used_ms = value.used_ms;
+      if (!take(std::move(stored), redis_->fetch(value.key, value.name))) return failure;
+    }
+  }
+  if (failed) return failure;
+  return {};
+}
+
+Result<void> Inventory::put(Tier tier, const Key& key, std::string_view bytes) {
+  if (tier == Tier::kDisk) return disk_->write(key, bytes);
+  auto name = RedisTier::Name::kShared;
+  bool replace = false;
+  auto there = redis_->fetch(key, name);
+  if (!there) return there.error();
+  if (*there) {
+    const auto decoded = decode(**there, key, "", *secret_);
+    if (decoded) return {};
+    if (decoded.refused().why == Refusal::kForeignSecret) {
+      name = RedisTier::Name::kOwn;
+    } else {
+      replace = true;
+    }
+  }
+  auto stored = redis_->store(key, name, bytes, replace);
+  if (!stored) return stored.error();
+  return {};
+}
+
+Result<void> Inventory::remove(const Stored& stored) {
+  if (stored.tier == Tier::kDisk) {
+    disk_->remove(stored.key);
+    return {};
+  }
+  auto removed = redis_->remove(stored.key, stored.name);
+  if (!removed) return removed.error();
+  return {};
+}
+
+}  // namespace ditfleet::kernel_cache

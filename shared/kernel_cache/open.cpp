@@ -1,0 +1,75 @@
+#include "shared/kernel_cache/open.h"
+
+#include <spdlog/spdlog.h>
+
+#include <filesystem>
+#include <utility>
+
+#include "shared/kernel_cache/secret.h"
+
+namespace ditfleet::kernel_cache {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+
+std::string folder_of(const config::Settings& settings) {
+  if (!settings.cache.dir.empty()) return settings.cache.dir;
+  const std::string data = config::data_folder(settings);
+  return data.empty() ? data : data + "/kernels";
+}
+
+// A secret for one folder. Where none can be kept nothing is: what it had signed nobody could verify.
+std::shared_ptr<const Secret> secret_of_folder(const std::string& dir) {
+  std::error_code ec;
+  fs::create_directories(dir, ec);
+  auto secret = Secret::from_file_or_new(dir + "/secret");
+  if (secret) return *secret;
+  spdlog::warn("kernel cache: compiled programs are kept in memory only: {}", secret.error().message);
+  return nullptr;
+}
+
+}  // namespace
+
+Result<CacheOptions> cache_options(const config::Settings& settings) {
+  const auto& cache = settings.cache;
+  CacheOptions options;
+  options.memory_bytes = static_cast<std::uint64_t>(cache.memory_bytes);
+  options.disk_bytes = static_cast<std::uint64_t>(cache.disk_bytes);
+  options.redis_timeout = milliseconds(cache.redis_timeout_ms);
+  options.redis_ttl = milliseconds(cache.redis_ttl_ms);
+  options.lock = milliseconds(cache.lock_ms);
+  options.wait = milliseconds(cache.wait_ms);
+  if (cache.disk_bytes > 0) options.dir = folder_of(settings);
+
+  const bool named = !cache.secret.empty() || !cache.secret_file.empty();
+  if (named) {
+    auto secret = cache.secret.empty() ? Secret::from_file(cache.secret_file) : Secret::from_text(cache.secret);
+    if (!secret) return secret.error();
+    options.secret = std::move(*secret);
+  } else if (!options.dir.empty()) {
+    options.secret = secret_of_folder(options.dir);
+    if (!options.secret) options.dir.clear();
+  }
+  if (!cache.redis || settings.redis.url.empty()) return options;
+  if (!named) {
+    spdlog::warn(
+        "kernel cache: compiled programs are not shared through Redis: set cache.secret or cache.secret_file, the same on "
+        "all nodes, or cache.redis=false");
+    return options;
+  }
+  auto endpoint = redis::Endpoint::parse(settings.redis.url);
+  if (!endpoint) return endpoint.error();
+  endpoint->tls_ca_file = settings.redis.tls_ca_file;
+  endpoint->tls_verify = settings.redis.tls_verify;
+  options.redis = std::move(*endpoint);
+  return options;
+}
+
+Result<std::unique_ptr<KernelCache>> open_cache(const config::Settings& settings) {
+  auto options = cache_options(settings);
+  if (!options) return options.error();
+  return KernelCache::create(std::move(*options));
+}
+
+}  // namespace ditfleet::kernel_cache

@@ -1,0 +1,363 @@
+// The kernel cache when something is wrong: whatever lies in a tier and whatever happens to it, the program comes,
+// the event is counted, and nothing is used that this cluster has not signed.
+#include <gmock/gmock.h>
+#include <sodium.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include "shared/core/bytes.h"
+#include "tests/system/kernel_cache_fixture.h"
+
+namespace ditfleet::kernel_cache::testing {
+namespace {
+
+using ditfleet::testing::RedisServer;
+using ::testing::HasSubstr;
+using ::testing::Not;
+namespace fs = std::filesystem;
+
+std::string value_of(int number, const std::string& secret = kSecretText, const Entry* entry = nullptr) {
+  const Entry program = program_of(number);
+  return *encode(entry ? *entry : program, key_of(number), *secret_of(secret));
+}
+
+std::string with_checksum(std::string bytes) {
+  unsigned char digest[32];
+  crypto_hash_sha256(digest, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size() - 64);
+  return bytes.replace(bytes.size() - 64, 32, reinterpret_cast<const char*>(digest), 32);
+}
+
+// What may lie where the value of program 1 belongs, and the name it is counted under.
+struct Damage {
+  const char* name;
+  const char* result;
+  std::function<std::string()> bytes;
+};
+
+Entry with_evil_code(const char* arch) {
+  Entry entry = program_of(1);
+  entry.arch = arch;
+  entry.code = "evil";
+  return entry;
+}
+
+const Damage kDamages[] = {
+    {"OneBitChanged", "corrupt", [] { auto b = value_of(1); b[b.size() / 2] = static_cast<char>(b[b.size() / 2] ^ 1); return b; }},
+    {"Truncated", "corrupt", [] { return value_of(1).substr(0, 1000); }},
+    {"OneByte", "corrupt", [] { return std::string("x"); }},
+    {"Junk", "corrupt", [] { return std::string(5000, '\xa5'); }},
+    {"OldVersion", "corrupt", [] { auto b = value_of(1); b[8] = 0; return b; }},
+    {"Unsigned", "unsigned", [] { const Entry evil = with_evil_code("sm_90a"); auto b = value_of(1, kSecretText, &evil); b.replace(24, 8, 8, '\0'); return with_checksum(b); }},
+    {"WronglySigned", "wrong_signature", [] {
+       const Entry evil = with_evil_code("sm_90a");
+       auto b = value_of(1, "the secret of someone else", &evil);
+       b.replace(24, 8, value_of(1).substr(24, 8));  // says that it is ours
+       return with_checksum(b);
+     }},
+    {"OfAnotherSecret", "foreign_secret", [] { const Entry evil = with_evil_code("sm_90a"); return value_of(1, "the secret of someone else", &evil); }},
+    {"Replayed", "wrong_key", [] { return value_of(2); }},
+    {"WrongArchitecture", "wrong_arch", [] { const Entry other = with_evil_code("sm_80"); return value_of(1, kSecretText, &other); }},
+    {"Bomb", "corrupt", [] { return "DFKERNEL" + std::string("\1\0\0\0\0\0\0\0", 8) + std::string(200, '\xff'); }},
+    {"ChunksThatAreNot", "corrupt", [] { return std::string("DFCHUNKS 0123456789abcdef 3000000"); }},
+    {"ChunksWithoutEnd", "corrupt", [] { return std::string("DFCHUNKS 0123456789abcdef 18446744073709551615"); }},
+};
+
+std::string damage_name(const ::testing::TestParamInfo<Damage>& info) { return info.param.name; }
+
+struct KernelCacheDamage : ::testing::TestWithParam<Damage> {
+  void expect_served(KernelCache& cache, const std::string& tier) {
+    const double before = lookups(tier, GetParam().result), set_aside = quarantined(tier);
+    const auto program = compiler.get(cache, 1);
+    ASSERT_TRUE(program.ok()) << program.error().message;
+    EXPECT_EQ(**program, program_of(1)) << "what lay there was used";
+    EXPECT_EQ(cache.counts().compiles, 1u);
+    EXPECT_EQ(cache.counts().refused, 1u);
+    EXPECT_EQ(lookups(tier, GetParam().result), before + 1);
+    const bool another_clusters = tier == "redis" && std::string(GetParam().result) == "foreign_secret";
+    EXPECT_EQ(quarantined(tier), set_aside + (another_clusters ? 0 : 1));
+    cache.flush();
+  }
+  static double quarantined(const std::string& tier) {
+    return counter("ditfleet_kernel_cache_quarantined_total", "tier=\"" + tier + "\",reason=\"" + GetParam().result + "\"");
+  }
+  Folder folder, nodes;
+  Compiler compiler{nodes.path() + "/compiled"};
+};
+
+TEST_P(KernelCacheDamage, OnDiskItIsSetAsideAndCompiledAnew) {
+  const auto options = options_of(folder.path(), nullptr);
+  const std::string hex = key_of(1).hex(), path = folder.path() + "/1/" + hex.substr(0, 2) + "/" + hex;
+  fs::create_directories(fs::path(path).parent_path());
+  ASSERT_TRUE(write_file_atomically(path, GetParam().bytes()).ok());
+  {
+    const auto cache = KernelCache::create(options);
+    expect_served(*cache, "disk");
+  }
+  EXPECT_EQ(*read_file(folder.path() + "/quarantine/" + hex + ".disk." + GetParam().result), GetParam().bytes());
+  const auto next = KernelCache::create(options);
+  ASSERT_TRUE(compiler.get(*next, 1).ok());
+  EXPECT_EQ(next->counts().disk_hits, 1u) << "the good one has not taken its place";
+}
+
+TEST_P(KernelCacheDamage, InRedisItIsReplaced) {
+  const RedisServer redis({.appendfsync = "no"});
+  RedisView view(redis.endpoint());
+  ASSERT_EQ(view({"SET", redis_name(1), GetParam().bytes()}), "OK");
+  {
+    const auto cache = KernelCache::create(options_of(folder.path(), &redis));
+    expect_served(*cache, "redis");
+  }
+  // Another node of this cluster finds a good one, whether in its place or, where the value may be another
+  // cluster's, beside it.
+  const auto next = KernelCache::create(options_of("", &redis));
+  ASSERT_TRUE(compiler.get(*next, 1).ok());
+  EXPECT_EQ(next->counts().redis_hits, 1u);
+  EXPECT_EQ(next->counts().compiles, 0u);
+  const bool foreign = std::string(GetParam().result) == "foreign_secret";
+  EXPECT_EQ(view({"GET", redis_name(1)}) == GetParam().bytes(), foreign);
+  EXPECT_EQ(fs::exists(folder.path() + "/quarantine/" + key_of(1).hex() + ".redis." + GetParam().result), !foreign);
+}
+
+INSTANTIATE_TEST_SUITE_P(Damages, KernelCacheDamage, ::testing::ValuesIn(kDamages), damage_name);
+
+struct KernelCacheFaults : ::testing::Test {
+  // Gets programs first … last − 1 and expects each right; the time it took.
+  milliseconds serve(KernelCache& cache, int first, int last) {
+    const auto start = steady_clock::now();
+    for (int i = first; i < last; ++i) {
+      const auto program = compiler.get(cache, i);
+      EXPECT_TRUE(program.ok() && **program == program_of(i)) << i;
+    }
+    return std::chrono::duration_cast<milliseconds>(steady_clock::now() - start);
+  }
+  static CacheOptions quick(CacheOptions options) {
+    options.redis_timeout = milliseconds(200);
+    return options;
+  }
+  Folder folder, notes;
+  Compiler compiler{notes.path() + "/compiled"};
+};
+
+TEST_F(KernelCacheFaults, AValueOfAnotherTypeInRedisIsReplaced) {
+  const RedisServer redis({.appendfsync = "no"});
+  RedisView view(redis.endpoint());
+  ASSERT_EQ(view({"LPUSH", redis_name(1), "x"}), "1");
+  const double before = lookups("redis", "corrupt");
+  {
+    const auto cache = KernelCache::create(options_of("", &redis));
+    serve(*cache, 1, 2);
+  }
+  EXPECT_EQ(lookups("redis", "corrupt"), before + 1);
+  const auto next = KernelCache::create(options_of("", &redis));
+  serve(*next, 1, 2);
+  EXPECT_EQ(next->counts().redis_hits, 1u);
+}
+
+TEST_F(KernelCacheFaults, AHugeValueInRedisIsNotFetched) {
+  const RedisServer redis({.appendfsync = "no"});
+  RedisView view(redis.endpoint());
+  ASSERT_EQ(view({"SETRANGE", redis_name(1), "200000000", "x"}), "200000001");
+  const auto cache = KernelCache::create(options_of("", &redis));
+  serve(*cache, 1, 2);
+  EXPECT_EQ(cache->counts().refused, 1u);
+}
+
+TEST_F(KernelCacheFaults, NodesWithDifferentSecretsDoNotDisturbEachOther) {
+  const RedisServer redis({.appendfsync = "no"});
+  const auto node = [&](const std::string& secret) {
+    const auto cache = KernelCache::create(options_of("", &redis, secret));
+    serve(*cache, 0, 5);
+    cache->flush();
+    return cache->counts();
+  };
+  EXPECT_EQ(node("the secret of cluster one").compiles, 5u);
+  const double before = lookups("redis", "foreign_secret");
+  const auto other = node("the secret of cluster two");
+  EXPECT_EQ(other.compiles, 5u);
+  EXPECT_EQ(other.refused, 5u);
+  EXPECT_EQ(lookups("redis", "foreign_secret"), before + 5);
+  EXPECT_EQ(node("the secret of cluster one").redis_hits, 5u);
+  EXPECT_EQ(node("the secret of cluster two").redis_hits, 5u) << "the second cluster shares nothing";
+}
+
+TEST_F(KernelCacheFaults, WithoutASecretNothingLeavesTheProcess) {
+  const RedisServer redis({.appendfsync = "no"});
+  auto options = options_of(folder.path(), &redis);
+  options.secret = nullptr;
+  const auto cache = KernelCache::create(options);
+  serve(*cache, 0, 3);
+  serve(*cache, 0, 3);
+  EXPECT_EQ(cache->counts().compiles, 3u);
+  EXPECT_EQ(cache->counts().memory_hits, 3u);
+  cache->flush();
+  EXPECT_TRUE(fs::is_empty(folder.path()));
+  RedisView view(redis.endpoint());
+  EXPECT_EQ(view({"DBSIZE"}), "0");
+}
+
+TEST_F(KernelCacheFaults, RedisThatNeverWasCostsOneTimeoutInAll) {
+  auto options = quick(options_of(folder.path(), nullptr));
+  options.redis = *redis::Endpoint::parse("unix:///nonexistent/redis.sock");
+  const auto cache = KernelCache::create(options);
+  EXPECT_LT(serve(*cache, 0, 25), milliseconds(1500));
+  EXPECT_EQ(cache->counts().compiles, 25u);
+}
+
+TEST_F(KernelCacheFaults, RedisThatGoesAndComesBack) {
+  RedisServer redis({.appendfsync = "no"});
+  const auto cache = KernelCache::create(quick(options_of("", &redis)));
+  serve(*cache, 0, 3);
+  cache->flush();
+  redis.kill();
+  EXPECT_LT(serve(*cache, 3, 28), milliseconds(2500));
+  redis.restart();
+  // The breaker's pause is a second at first; then a probe finds Redis again.
+  const auto until = steady_clock::now() + std::chrono::seconds(20);
+  int number = 100;
+  const double before = stores("redis", "stored");
+  while (stores("redis", "stored") == before && steady_clock::now() < until) {
+    serve(*cache, number, number + 1);
+    cache->flush();
+    ++number;
+    std::this_thread::sleep_for(milliseconds(50));
+  }
+  EXPECT_GT(stores("redis", "stored"), before) << "it never recovered";
+}
+
+TEST_F(KernelCacheFaults, RedisThatHangsIsLeftOutAndFoundAgain) {
+  const RedisServer redis({.appendfsync = "no"});
+  const auto cache = KernelCache::create(quick(options_of(folder.path(), &redis)));
+  serve(*cache, 0, 3);
+  cache->flush();
+  ::kill(redis.pid(), SIGSTOP);
+  const double left_out = lookups("redis", "left_out");
+  // Three timeouts of 200 ms open the breaker; its probes cost one each after 1, 3, 7 … s.
+  EXPECT_LT(serve(*cache, 3, 53), milliseconds(2500));
+  EXPECT_GT(lookups("redis", "left_out"), left_out + 30);
+  ::kill(redis.pid(), SIGCONT);
+  const auto until = steady_clock::now() + std::chrono::seconds(30);
+  const double before = stores("redis", "stored");
+  for (int number = 100; stores("redis", "stored") == before && steady_clock::now() < until; ++number) {
+    serve(*cache, number, number + 1);
+    cache->flush();
+    std::this_thread::sleep_for(milliseconds(50));
+  }
+  EXPECT_GT(stores("redis", "stored"), before) << "it never recovered";
+}
+
+TEST_F(KernelCacheFaults, RedisThatIsFullStillAnswers) {
+  const RedisServer redis({.appendfsync = "no"});
+  {
+    const auto cache = KernelCache::create(options_of("", &redis));
+    serve(*cache, 0, 3);
+  }
+  RedisView view(redis.endpoint());
+  ASSERT_EQ(view({"CONFIG", "SET", "maxmemory", "1"}), "OK");
+  const double full = stores("redis", "full");
+  const auto cache = KernelCache::create(options_of("", &redis));
+  EXPECT_LT(serve(*cache, 0, 8), milliseconds(2000));
+  cache->flush();
+  EXPECT_EQ(cache->counts().redis_hits, 3u);
+  EXPECT_EQ(cache->counts().compiles, 5u);
+  EXPECT_EQ(stores("redis", "full"), full + 5);
+}
+
+TEST_F(KernelCacheFaults, RedisThatRefusesUs) {
+  const RedisServer redis({.password = "right", .appendfsync = "no"});
+  auto options = quick(options_of(folder.path(), &redis));
+  options.redis->password = "wrong";
+  const auto cache = KernelCache::create(options);
+  EXPECT_LT(serve(*cache, 0, 10), milliseconds(2000));
+  EXPECT_EQ(cache->counts().compiles, 10u);
+}
+
+TEST_F(KernelCacheFaults, RedisThatRefusesSomeCommands) {
+  const RedisServer redis({.appendfsync = "no"});
+  RedisView view(redis.endpoint());
+  ASSERT_EQ(view({"ACL", "SETUSER", "default", "-eval", "-zadd", "-pexpire"}), "OK");
+  const auto cache = KernelCache::create(options_of("", &redis));
+  serve(*cache, 0, 5);
+  EXPECT_EQ(cache->counts().compiles, 5u);
+}
+
+// As nobody, for whom a folder's mode counts.
+std::string as_nobody(const std::function<std::string()>& work) {
+  if (::geteuid() == 0 && (::setgid(65534) != 0 || ::setuid(65534) != 0)) return "cannot become nobody";
+  return work();
+}
+
+TEST_F(KernelCacheFaults, AFolderThatIsReadOnlyIsReadAndNoMore) {
+  {
+    const auto cache = KernelCache::create(options_of(folder.path(), nullptr));
+    serve(*cache, 0, 3);
+  }
+  // One of them is bad, and cannot be moved away.
+  const std::string hex = key_of(2).hex(), bad = folder.path() + "/1/" + hex.substr(0, 2) + "/" + hex;
+  ASSERT_TRUE(write_file_atomically(bad, "bad").ok());
+  ::chmod(notes.path().c_str(), 0777);
+  ::chmod((notes.path() + "/compiled").c_str(), 0666);
+  std::vector<fs::path> all = {folder.path()};
+  for (const auto& entry : fs::recursive_directory_iterator(folder.path())) all.push_back(entry.path());
+  for (const auto& path : all) ::chmod(path.c_str(), fs::is_directory(path) ? 0555 : 0444);
+  Process process([&] {
+    return as_nobody([&] {
+      const auto cache = KernelCache::create(options_of(folder.path(), nullptr));
+      const auto took = serve(*cache, 0, 6);
+      cache->flush();
+      const auto counts = cache->counts();
+      std::ostringstream said;
+      said << "hits " << counts.disk_hits << " compiles " << counts.compiles << " errors " << stores("disk", "error") << (took < milliseconds(2000) ? " quick" : " slow");
+      return said.str();
+    });
+  });
+  EXPECT_EQ(process.wait(), "hits 2 compiles 4 errors 4 quick");
+  for (const auto& path : all) ::chmod(path.c_str(), 0777);
+}
+
+TEST_F(KernelCacheFaults, ADiskThatIsFullByAFileSizeLimit) {
+  Process process([&] {
+    std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{1024, 1024};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    const auto cache = KernelCache::create(options_of(folder.path(), nullptr));
+    serve(*cache, 0, 5);
+    cache->flush();
+    std::ostringstream said;
+    said << "compiles " << cache->counts().compiles << " errors " << stores("disk", "error");
+    return said.str();
+  });
+  EXPECT_EQ(process.wait(), "compiles 5 errors 5");
+  EXPECT_TRUE(fs::is_empty(folder.path() + "/locks"));
+}
+
+TEST_F(KernelCacheFaults, ADiskThatIsFull) {
+  if (::mount("tmpfs", folder.path().c_str(), "tmpfs", 0, "size=64k") != 0) GTEST_SKIP() << "a small disk cannot be mounted here";
+  {
+    const auto cache = KernelCache::create(options_of(folder.path(), nullptr));
+    for (int i = 0; i < 10; ++i) EXPECT_TRUE(compiler.get(*cache, i, 20'000).ok());
+    cache->flush();
+    EXPECT_EQ(cache->counts().compiles, 10u);
+    EXPECT_GE(stores("disk", "error"), 7);
+    const auto next = KernelCache::create(options_of(folder.path(), nullptr));
+    for (int i = 0; i < 10; ++i) EXPECT_TRUE(compiler.get(*next, i, 20'000).ok());
+    EXPECT_EQ(next->counts().refused, 0u) << "half a file was taken for a value";
+    EXPECT_GE(next->counts().disk_hits, 1u);
+  }
+  EXPECT_EQ(::umount(folder.path().c_str()), 0);
+}
+
+TEST_F(KernelCacheFaults, TheFolderIsRemovedUnderIt) {
+  const auto cache = KernelCache::create(options_of(folder.path() + "/cache", nullptr));
+  serve(*cache, 0, 2);
+  cache->flush();
+  fs::remove_all(folder.path() + "/cache");
+  serve(*cache, 2, 4);
+  cache->flush();
+  const auto next = KernelCache::create(options_of(folder.path() + "/cache", nullptr));
+  serve(*next, 2, 4);
+  EXPECT_EQ(next->counts().disk_hits, 2u);
+}
+
+}  // namespace
+}  // namespace ditfleet::kernel_cache::testing
