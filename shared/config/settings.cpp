@@ -72,7 +72,7 @@ Error unknown_key(const Assignment& a) {
 
 bool is_model_name(const std::string& name) {
   return !name.empty() && name.size() <= 64 && is_valid_utf8(name) &&
-         name.find_first_of(" \t\r\n:/{}\"'\\") == std::string::npos;
+         name.find_first_of(" \t\r\n:/|{}\"'\\") == std::string::npos;
 }
 
 Result<void> apply_model(const Assignment& a, const std::string& base, Settings& settings) {
@@ -83,7 +83,7 @@ Result<void> apply_model(const Assignment& a, const std::string& base, Settings&
     return wrong(a, "unknown key '" + a.key() + "'" + suggestion(a.path[2], {"path"}));
   if (!is_model_name(a.path[1]))
     return wrong(a, "model name '" + a.path[1] +
-                        "' must have 1 to 64 characters, without spaces, colons, slashes, quotes or braces");
+                        "' must have 1 to 64 characters, without spaces, colons, slashes, bars, quotes or braces");
   if (a.value.empty()) return wrong(a, "'" + a.key() + "' is empty; it must be a model's folder");
   settings.models[a.path[1]].path = resolve_path(a.value, base);
   return {};

@@ -77,6 +77,7 @@ bool Client::Impl::hold_leases() {
 // have ended as long ago. Behind a page of jobs that are still needed the next sweep goes on, so that a long
 // backlog costs a page a sweep.
 asio::awaitable<void> Client::Impl::sweep(Deadline deadline) {
+  constexpr std::int64_t kKeepEventsMs = 86'400'000;  // of a job that does not end
   if (Deadline::Clock::now() < next_sweep_) co_return;
   next_sweep_ = Deadline::Clock::now() + std::chrono::milliseconds(200);
   const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch());
@@ -91,10 +92,10 @@ asio::awaitable<void> Client::Impl::sweep(Deadline deadline) {
       sweep_cursor_ = "-inf";
       co_return;
     }
-    redis::Command sweep = fcall("sweep", 1 + elements.size());
-    sweep << keys_.jobs();
-    for (std::size_t i = 0; i < elements.size(); i += 2) sweep << keys_.job(elements[i].text) << keys_.events(elements[i].text);
-    sweep << options_.retention_ms;
+    redis::Command sweep = fcall("sweep", 3 + elements.size() / 2);
+    sweep << keys_.jobs() << keys_.open() << keys_.events();
+    for (std::size_t i = 0; i < elements.size(); i += 2) sweep << keys_.job(elements[i].text);
+    sweep << options_.retention_ms << kKeepEventsMs;
     for (std::size_t i = 0; i < elements.size(); i += 2) sweep << elements[i].text;
     const auto gone = co_await call(std::move(sweep), deadline);
     if (!gone) co_return;

@@ -1,5 +1,5 @@
 // The queue of one shard: every state transition as a typed call. Each is one Function of
-// ditfleet.lua (README.md documents their KEYS and ARGV for other clients), atomic, checked before it
+// functions/*.lua (README.md documents their KEYS and ARGV for other clients), atomic, checked before it
 // writes, and timed by Redis alone.
 //
 // Threads: all calls from the connection's executor (one thread or a strand). Nothing blocks it.
@@ -48,7 +48,7 @@ class Client {
   Client& operator=(const Client&) = delete;
   const QueueOptions& options() const;
 
-  // Loads ditfleet.lua if this version is not there yet. Call after every (re)connect.
+  // Loads the Function library if this version is not there yet. Call after every (re)connect.
   asio::awaitable<Result<void>> load_library(Deadline deadline);
 
   // --- producers -------------------------------------------------------------------------------

@@ -63,15 +63,16 @@ class Feed::Impl {
 
     void take(const redis::Reply& push) {
       if (push.elements.size() < 3) return;
-      std::string_view lines = push.elements[2].text;
+      std::string_view lines = push.elements[2].text;  // "<entry> <event> \n <event> \n": the lines of one entry
+      const std::string id(lines.substr(0, lines.find(' ')));
+      lines.remove_prefix(std::min(id.size() + 1, lines.size()));
       if (events.size() > kMostWaiting) {
         events.clear();
         gap = true;
       }
       while (!lines.empty()) {
-        // "<event> \n <event> \n": table.concat puts a space around each line's end.
         const auto end = lines.find(" \n");
-        if (auto event = parse_feed_line(lines.substr(0, end))) {
+        if (auto event = parse_feed_line(id, lines.substr(0, end))) {
           append_events(std::move(*event), events);
         } else {
           gap = true;

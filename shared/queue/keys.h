@@ -13,6 +13,10 @@ class Keys {
   std::string in() const { return prefix_ + "in"; }              // stream: intake
   std::string jobs() const { return prefix_ + "jobs"; }          // zset: index by creation time
   std::string units() const { return prefix_ + "units"; }        // hash: every unit that has not ended
+  std::string open() const { return prefix_ + "open"; }          // hash: every job that has not ended
+  std::string specs() const { return prefix_ + "specs"; }        // hash: their specs, once they are admitted
+  std::string last() const { return prefix_ + "last"; }          // hash: the newest event of all that is open
+  std::string events() const { return prefix_ + "events"; }      // stream: what happened, a call an entry
   std::string ready() const { return prefix_ + "ready"; }        // zset: units by the time they became so
   std::string delayed() const { return prefix_ + "delayed"; }    // zset: units by the time they are due
   std::string lease() const { return prefix_ + "lease"; }        // zset: held units by the end of their lease
@@ -26,7 +30,6 @@ class Keys {
   std::string worker(std::string_view name) const { return join("worker:", name); }
   std::string mailbox(std::string_view owner) const { return join("mbox:", owner); }
   std::string job(std::string_view id) const { return join("job:", id); }
-  std::string events(std::string_view id) const { return join("ev:", id); }
   std::string idempotency(std::string_view tenant, std::string_view key) const {
     return join("idem:", tenant) + ':' + std::string(key);
   }

@@ -1,4 +1,4 @@
-// The Function library ditfleet.lua, embedded at build time.
+// The Function library of functions/*.lua, embedded at build time.
 #pragma once
 
 #include <string>

@@ -48,12 +48,12 @@ asio::awaitable<Result<std::vector<Result<SubmitOutcome>>>> Client::submit_many(
     submissions = submissions.subspan(batch.size());
     std::vector<std::string> ids;
     ids.reserve(batch.size());
-    redis::Command command = fcall("submit", 4 + 3 * batch.size());
-    command << keys.in() << keys.jobs() << keys.deadline() << keys.units();
+    redis::Command command = fcall("submit", 6 + 2 * batch.size());
+    command << keys.in() << keys.jobs() << keys.deadline() << keys.open() << keys.last() << keys.events();
     for (const Submission& s : batch) {
       ids.push_back(s.id.empty() ? new_id() : s.id);
       const std::string job = keys.job(ids.back());
-      command << job << keys.events(ids.back()) << (s.idempotency_key.empty() ? job : keys.idempotency(s.tenant, s.idempotency_key));
+      command << job << (s.idempotency_key.empty() ? job : keys.idempotency(s.tenant, s.idempotency_key));
     }
     command << impl->options_.idempotency_ms;
     for (std::size_t i = 0; i < batch.size(); ++i) {
@@ -79,7 +79,7 @@ asio::awaitable<Result<CancelOutcome>> Client::cancel(const std::string& job, co
   // Whose mailboxes to write to must be known before the call. One that changes hands in between tells
   // its worker at the next renewal instead.
   auto reply = co_await impl->call(
-      fcall_ro("job", 4) << keys.job(job) << keys.events(job) << keys.in() << keys.units() << job, deadline);
+      fcall_ro("job", 7) << keys.job(job) << keys.in() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events() << job, deadline);
   if (!reply) co_return reply.error();
   const StoredJob stored = parse_job(job, *reply);
   if (!stored.same_as.empty()) co_return co_await cancel(stored.same_as, tenant, deadline);
@@ -88,8 +88,9 @@ asio::awaitable<Result<CancelOutcome>> Client::cancel(const std::string& job, co
     const bool held = unit.state == job::State::kAssigned || unit.state == job::State::kRunning;
     if (held && std::find(owners.begin(), owners.end(), unit.owner) == owners.end()) owners.push_back(unit.owner);
   }
-  redis::Command command = fcall("cancel", 8 + owners.size());
-  command << keys.in() << keys.ready() << keys.delayed() << keys.lease() << keys.deadline() << keys.units() << keys.job(job) << keys.events(job);
+  redis::Command command = fcall("cancel", 11 + owners.size());
+  command << keys.in() << keys.ready() << keys.delayed() << keys.lease() << keys.deadline()
+          << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events() << keys.job(job);
   for (const std::string& owner : owners) command << keys.mailbox(owner);
   command << job << tenant;
   for (const std::string& owner : owners) command << owner;

@@ -18,9 +18,10 @@ asio::awaitable<Result<JobRecord>> Client::job(const std::string& id, const std:
   const Keys& keys = impl->keys_;
   std::string name = id;
   for (int hop = 0; hop < 2; ++hop) {
-    auto reply = co_await impl->call(fcall_ro("job", 4) << keys.job(name) << keys.events(name) << keys.in() << keys.units() << name, deadline);
+    auto reply = co_await impl->call(fcall_ro("job", 7) << keys.job(name) << keys.in() << keys.units() << keys.open() << keys.specs()
+                                                            << keys.last() << keys.events() << name, deadline);
     if (!reply) co_return reply.error();
-    if (reply->elements.size() != 5 || reply->elements[0].elements.empty()) break;
+    if (reply->elements.size() != 5 || (reply->elements[0].elements.empty() && reply->elements[1].text.empty())) break;
     StoredJob stored = parse_job(name, *reply);
     if (!tenant.empty() && stored.record.tenant != tenant) break;
     if (stored.same_as.empty()) co_return std::move(stored.record);
@@ -55,37 +56,46 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
     if (!found) co_return found.error();
     const auto& elements = found->elements;
     std::vector<std::size_t> candidates;
-    std::vector<redis::Command> reads;
+    std::vector<redis::Command> reads(2);
+    reads[0] << "HMGET" << keys.open();
+    reads[1] << "HMGET" << keys.specs();
     for (std::size_t i = 0; i + 1 < elements.size(); i += 2) {
       if (elements[i + 1].text == from && elements[i].text >= after_id) continue;  // of the page before
       candidates.push_back(i);
-      reads.push_back(redis::Command("HMGET") << keys.job(elements[i].text) << "tenant" << "state" << "plan" << "class" << "ended"
-                                              << "trace" << "spec" << "error" << "u0");
+      reads[0] << elements[i].text;
+      reads[1] << elements[i].text;
+      reads.push_back(redis::Command("HMGET") << keys.job(elements[i].text) << "o" << "state" << "ended" << "spec" << "error" << "u0");
     }
+    if (candidates.empty()) reads.clear();
     auto records = co_await impl->connection_->execute_all(std::move(reads), deadline);
+    for (const auto& read : records) {
+      if (!read) co_return read.error();
+    }
     for (std::size_t c = 0; c < candidates.size(); ++c) {
-      if (!records[c]) co_return records[c].error();
-      const auto& v = records[c]->elements;
+      const auto& v = records[c + 2]->elements;
+      const auto& open = records[0]->elements.at(c);
       const std::string& id = elements[candidates[c]].text;
       page.next_cursor = elements[candidates[c] + 1].text + ":" + id;
-      if (v.size() != 9 || v[0].is_nil()) continue;  // expired
-      if (!tenant.empty() && v[0].text != tenant) continue;
+      if (v.size() != 6 || (open.is_nil() && v[0].is_nil())) continue;  // forgotten meanwhile
+      // What ended between the first read and its own is read from its own.
+      const auto ended = job::state_from_name(v[1].text);
+      const PackedJob packed = parse_packed_job(ended ? v[0].text : open.text);
+      if (!tenant.empty() && packed.tenant != tenant) continue;
       JobRecord record;
       record.id = id;
-      record.tenant = v[0].text;
-      const Plan plan = parse_plan(v[2].text);
-      record.units = std::max(1, plan.units);
-      if (const auto ended = job::state_from_name(v[1].text)) {
+      record.tenant = packed.tenant;
+      record.units = std::max(1, packed.units);
+      if (ended) {
         record.state = *ended;
-        record.ended_ms = std::max(to_int(v[4].text), parse_packed_unit(v[8].text).ended_ms);
-      } else if (plan.units > 0) {
+        record.ended_ms = std::max(to_int(v[2].text), parse_packed_unit(v[5].text).ended_ms);
+      } else if (packed.units > 0) {
         redis::Command units("HMGET");
         units << keys.units();
-        for (int u = 0; u < plan.units; ++u) units << id + ":" + std::to_string(u);
-        auto open = co_await impl->connection_->execute(std::move(units), deadline);
-        if (!open) co_return open.error();
+        for (int u = 0; u < packed.units; ++u) units << id + ":" + std::to_string(u);
+        auto held = co_await impl->connection_->execute(std::move(units), deadline);
+        if (!held) co_return held.error();
         std::vector<UnitRecord> unit_records;
-        for (const redis::Reply& unit : open->elements) {
+        for (const redis::Reply& unit : held->elements) {
           // One that ended a moment ago is not there any more: the job is under way all the same.
           UnitRecord one = unit_record(0, parse_packed_unit(unit.text));
           if (unit.is_nil()) one.state = job::State::kRunning;
@@ -94,14 +104,14 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
         record.state = furthest(unit_records);
       }
       if (state && record.state != *state) continue;
-      record.class_key = v[3].text;
+      record.class_key = packed.class_key;
       record.created_ms = to_int(elements[candidates[c] + 1].text);
-      record.ready_ms = plan.ready_ms;
-      record.deadline_ms = plan.deadline_ms;
-      record.cost_us = plan.cost_us;
-      record.traceparent = v[5].text;
-      record.spec = v[6].text;
-      if (!v[7].is_nil()) record.error = parse_error(v[7].text);
+      record.ready_ms = packed.ready_ms;
+      record.deadline_ms = packed.deadline_ms;
+      record.cost_us = packed.cost_us;
+      record.traceparent = packed.trace;
+      record.spec = ended ? v[3].text : records[1]->elements.at(c).text;
+      if (!v[4].is_nil()) record.error = parse_error(v[4].text);
       page.jobs.push_back(std::move(record));
       if (page.jobs.size() == want) {
         const bool last = elements.size() < 2 * kPage && c + 1 == candidates.size();
@@ -120,36 +130,25 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
 asio::awaitable<Result<std::vector<Event>>> Client::events(const std::string& job, const std::string& after, int limit,
                                                            Deadline deadline) {
   const auto impl = impl_;
+  const Keys& keys = impl->keys_;
   std::vector<Event> out;
   if (!is_valid_id(job)) co_return no_such_job(job);
   // From `after` itself on: it may be the last unit's end, whose entry holds the job's end as well.
-  const std::string from = after.empty() || after == "0" ? "-" : after;
-  std::vector<redis::Command> reads;
-  reads.push_back(redis::Command("XRANGE") << impl->keys_.events(job) << from << "+" << "COUNT" << limit + 1);
-  reads.push_back(redis::Command("HMGET") << impl->keys_.job(job) << "in" << "same_as");
-  auto replies = co_await impl->connection_->execute_all(std::move(reads), deadline);
-  auto& reply = replies[0];
-  if (!replies[1] || replies[1]->elements.size() != 2) co_return replies[1] ? internal_error("[queue] HMGET answered for fewer fields than it was given") : replies[1].error();
-  if (!reply) {
-    if (reply.error().message.find("Invalid stream ID") != std::string::npos) {
-      co_return Error{Code::kInvalidArgument, "[queue] '" + after + "' is not an event id; they look like 1763700000000-0", "after"};
-    }
-    co_return reply.error();
+  const std::string from = after.empty() || after == "0" ? "0-0" : after;
+  auto reply = co_await impl->call(
+      fcall_ro("events", 4) << keys.job(job) << keys.open() << keys.last() << keys.events() << job << from, deadline);
+  if (!reply && reply.error().message.find("BADARG events:") != std::string::npos) {
+    co_return Error{Code::kInvalidArgument, "[queue] '" + after + "' is not an event id; they look like 1763700000000-0", "after"};
   }
-  // `queued` is not stored: it has the time of the job's intake entry and stands before all others.
-  if (const auto& entered = replies[1]->elements[0]; !entered.is_nil() && replies[1]->elements[1].is_nil()) {
-    const std::int64_t at_ms = to_int(entered.text);
-    if (from == "-" || to_int(after) < at_ms) out.push_back(make_event(std::to_string(at_ms) + "-0", job, "queued -1 {}"));
-  }
-  for (const redis::Reply& entry : reply->elements) {
-    auto event = parse_event_entry(job, entry);
-    if (!event) co_return event.error();
-    const bool seen = event->id == after;
+  if (!reply) co_return reply.error();
+  const std::size_t most = static_cast<std::size_t>(std::max(limit, 1));
+  const auto& flat = reply->elements;
+  for (std::size_t i = 0; i + 1 < flat.size() && out.size() < most; i += 2) {
     const std::size_t before = out.size();
-    append_events(std::move(*event), out);
-    if (seen) out.erase(out.begin() + static_cast<std::ptrdiff_t>(before));
+    append_events(make_event(flat[i].text, job, flat[i + 1].text), out);
+    if (flat[i].text == after) out.erase(out.begin() + static_cast<std::ptrdiff_t>(before));
   }
-  if (out.size() > static_cast<std::size_t>(std::max(limit, 1))) out.resize(static_cast<std::size_t>(std::max(limit, 1)));
+  if (out.size() > most) out.resize(most);
   co_return out;
 }
 

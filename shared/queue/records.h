@@ -10,7 +10,7 @@
 
 namespace ditfleet::queue {
 
-// A packed unit, open (in the hash `units`) or ended (in its job); ditfleet.lua has the two forms.
+// A packed unit, open (in the hash `units`) or ended (in its job); functions/base.lua has the two forms.
 struct PackedUnit {
   std::string_view state;  // also "delayed" and "canceling"
   std::string_view nonce, owner;
@@ -36,10 +36,18 @@ Event make_event(std::string id, std::string job, std::string_view text);
 // Appends the event, and after the last unit's end the job's end, which is stored in the same entry: it gets
 // the id that follows the entry's, which nothing else can have, for nothing follows a job's end.
 void append_events(Event event, std::vector<Event>& out);
-// One line of a feed message: "<id> <job> <type> <unit> <data>".
-Result<Event> parse_feed_line(std::string_view line);
-// An entry of XRANGE: [id, [e, text]].
-Result<Event> parse_event_entry(const std::string& job, const redis::Reply& entry);
+// One line of a feed message, which is in the entry `id`: "<job> <id before> <type> <unit> <data>".
+Result<Event> parse_feed_line(const std::string& id, std::string_view line);
+
+// An open or ended job's common part, packed as `functions/base.lua` says; views into `record`. units 0: queued.
+struct PackedJob {
+  int units = 0;
+  std::int64_t ready_ms = 0, cost_us = 0;
+  int priority = 0;
+  std::int64_t deadline_ms = 0;
+  std::string_view entry, tenant, trace, class_key, batch_key;  // entry: of the intake, whose time is the job's creation
+};
+PackedJob parse_packed_job(std::string_view record);
 
 // The reply of ditfleet_v1_job. An alias sets `same_as` and nothing else.
 struct StoredJob {
@@ -47,15 +55,6 @@ struct StoredJob {
   std::string same_as;
 };
 StoredJob parse_job(const std::string& id, const redis::Reply& reply);
-
-// A job's `plan`: n|ready_ms|cost_us|priority|deadline_ms. units 0: there is none yet.
-struct Plan {
-  int units = 0;
-  std::int64_t ready_ms = 0, cost_us = 0;
-  int priority = 0;
-  std::int64_t deadline_ms = 0;
-};
-Plan parse_plan(std::string_view text);
 
 // The state of a job that has not ended, from its units.
 job::State furthest(const std::vector<UnitRecord>& units);

@@ -83,10 +83,8 @@ asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const 
 
   for (std::size_t begin = 0; begin < submitted.size(); begin += kBatch) {
     const std::size_t end = std::min(submitted.size(), begin + kBatch);
-    redis::Command command = fcall("admit", 5 + 2 * (end - begin));
-    command << keys.leader() << keys.in() << keys.ready() << keys.deadline() << keys.units();
-    for (std::size_t i = begin; i < end; ++i) command << keys.job(submitted[i]->id) << keys.events(submitted[i]->id);
-    command << epoch;
+    redis::Command command = fcall("admit", 9);
+    command << keys.leader() << keys.in() << keys.ready() << keys.deadline() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events() << epoch;
     for (std::size_t i = begin; i < end; ++i) common(command, *submitted[i]);
     auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
@@ -95,12 +93,12 @@ asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const 
   std::vector<Rejection> refused;
   for (std::size_t begin = 0; begin < raw.size(); begin += kBatch) {
     const std::size_t end = std::min(raw.size(), begin + kBatch);
-    redis::Command command = fcall("admit_raw", 6 + 3 * (end - begin));
-    command << keys.leader() << keys.in() << keys.ready() << keys.deadline() << keys.units() << keys.jobs();
+    redis::Command command = fcall("admit_raw", 10 + 2 * (end - begin));
+    command << keys.leader() << keys.in() << keys.ready() << keys.deadline() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events() << keys.jobs();
     for (std::size_t i = begin; i < end; ++i) {
       const Admission& a = *raw[i];
       const std::string job = keys.job(a.id);
-      command << job << keys.events(a.id) << (a.idempotency_key.empty() ? job : keys.idempotency(a.tenant, a.idempotency_key));
+      command << job << (a.idempotency_key.empty() ? job : keys.idempotency(a.tenant, a.idempotency_key));
     }
     command << epoch << impl->options_.idempotency_ms << impl->options_.retention_ms;
     for (std::size_t i = begin; i < end; ++i) {
@@ -136,9 +134,9 @@ asio::awaitable<Result<void>> Client::reject(std::int64_t epoch, std::span<const
   while (!rejections.empty()) {
     const auto batch = rejections.first(std::min(rejections.size(), kBatch));
     rejections = rejections.subspan(batch.size());
-    redis::Command command = fcall("reject", 5 + 2 * batch.size());
-    command << keys.leader() << keys.in() << keys.jobs() << keys.deadline() << keys.units();
-    for (const Rejection& r : batch) command << keys.job(r.id) << keys.events(r.id);
+    redis::Command command = fcall("reject", 8 + batch.size());
+    command << keys.leader() << keys.in() << keys.jobs() << keys.deadline() << keys.open() << keys.specs() << keys.last() << keys.events();
+    for (const Rejection& r : batch) command << keys.job(r.id);
     command << epoch;
     for (const Rejection& r : batch) {
       command << r.entry_id << r.id << (r.raw ? 1 : 0) << error_json(r.error) << r.tenant << r.spec.substr(0, kKeptSpec) << r.traceparent;
@@ -166,9 +164,8 @@ asio::awaitable<Result<std::vector<bool>>> Client::assign(std::int64_t epoch, co
   while (!units.empty()) {
     const auto batch = units.first(std::min(units.size(), kBatch));
     units = units.subspan(batch.size());
-    redis::Command command = fcall("assign", 5 + 2 * batch.size());
-    command << keys.leader() << keys.ready() << keys.lease() << keys.units() << keys.mailbox(worker_owner);
-    for (const AssignRequest& u : batch) command << keys.job(u.ref.job) << keys.events(u.ref.job);
+    redis::Command command = fcall("assign", 9);
+    command << keys.leader() << keys.ready() << keys.lease() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events() << keys.mailbox(worker_owner);
     command << epoch << worker_owner << impl->options_.lease_ms << kMailboxMs;
     for (const AssignRequest& u : batch) {
       std::string data = "\"worker\":" + worker;
@@ -192,12 +189,12 @@ asio::awaitable<Result<std::vector<bool>>> Client::revoke(std::int64_t epoch, st
   for (const Attempt& a : units) read << a.ref.job + ":" + std::to_string(a.ref.unit);
   auto held = co_await impl->connection_->execute(std::move(read), deadline);
   if (!held) co_return held.error();
-  redis::Command command = fcall("revoke", 4 + 2 * units.size());
-  command << keys.leader() << keys.lease() << keys.ready() << keys.units();
+  redis::Command command = fcall("revoke", 6 + units.size());
+  command << keys.leader() << keys.lease() << keys.ready() << keys.units() << keys.last() << keys.events();
   std::vector<std::string> owners;
   for (std::size_t i = 0; i < units.size(); ++i) {
     owners.emplace_back(parse_packed_unit(held->elements.at(i).text).owner);
-    command << keys.events(units[i].ref.job) << keys.mailbox(owners.back());
+    command << keys.mailbox(owners.back());
   }
   command << epoch;
   for (std::size_t i = 0; i < units.size(); ++i) command << units[i].ref.job << units[i].ref.unit << units[i].nonce << owners[i];
@@ -228,9 +225,10 @@ asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadlin
   std::size_t begin = 0;
   do {
     const std::size_t end = std::min(items.size(), begin + kBatch);
-    redis::Command command = fcall("reap", 9 + 2 * (end - begin));
-    command << keys.leader() << keys.boot() << keys.lease() << keys.delayed() << keys.ready() << keys.deadline() << keys.dead() << keys.in() << keys.units();
-    for (std::size_t i = begin; i < end; ++i) command << keys.job(items[i].ref.job) << keys.events(items[i].ref.job);
+    redis::Command command = fcall("reap", 13 + (end - begin));
+    command << keys.leader() << keys.boot() << keys.lease() << keys.delayed() << keys.ready() << keys.deadline() << keys.dead() << keys.in()
+            << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events();
+    for (std::size_t i = begin; i < end; ++i) command << keys.job(items[i].ref.job);
     command << epoch << impl->options_.lease_ms << impl->options_.max_crashes << (hold ? 1 : 0);
     for (std::size_t i = begin; i < end; ++i) command << items[i].kind << items[i].ref.job << items[i].ref.unit;
     auto reply = co_await impl->call(std::move(command), deadline);
@@ -245,9 +243,9 @@ asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadlin
 asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
-  auto sets = co_await impl->call(fcall_ro("open", 3) << keys.units() << keys.delayed() << keys.lease(), deadline);
+  auto sets = co_await impl->call(fcall_ro("open", 4) << keys.units() << keys.delayed() << keys.lease() << keys.open(), deadline);
   if (!sets) co_return sets.error();
-  if (sets->elements.size() != 3) co_return internal_error("[queue] ditfleet_v1_open did not answer with three lists");
+  if (sets->elements.size() != 4) co_return internal_error("[queue] ditfleet_v1_open did not answer with four lists");
   const auto scores_of = [](const redis::Reply& flat) {
     std::map<std::string_view, std::int64_t> scores;
     for (std::size_t i = 0; i + 1 < flat.elements.size(); i += 2) scores.emplace(flat.elements[i].text, to_int(flat.elements[i + 1].text));
@@ -260,7 +258,6 @@ asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(Deadline deadl
   const auto& flat = sets->elements[0].elements;
   for (std::size_t i = 0; i + 1 < flat.size(); i += 2) {
     const PackedUnit unit = parse_packed_unit(flat[i + 1].text);
-    if (unit.state == "queued") continue;
     UnitView view;
     view.ref = parse_member(flat[i].text);
     view.state = unit.shown_state();
@@ -273,33 +270,37 @@ asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(Deadline deadl
     of_job[view.ref.job].push_back(out.size());
     out.push_back(std::move(view));
   }
-  // The rest is the jobs'. One that ended since is gone by the time it is acted on, and refused then.
-  auto next = of_job.begin();
-  while (next != of_job.end()) {
-    std::vector<redis::Command> reads;
-    const auto first = next;
-    for (; next != of_job.end() && reads.size() < 4 * kBatch; ++next) {
-      reads.push_back(redis::Command("HMGET") << keys.job(next->first) << "tenant" << "class" << "batch" << "in" << "plan" << "spec");
+  // The rest is the jobs'.
+  std::vector<std::string> jobs;
+  const auto& open = sets->elements[3].elements;
+  for (std::size_t i = 0; i + 1 < open.size(); i += 2) {
+    const auto places = of_job.find(open[i].text);
+    if (places == of_job.end()) continue;  // queued
+    jobs.push_back(open[i].text);
+    const PackedJob job = parse_packed_job(open[i + 1].text);
+    for (const std::size_t place : places->second) {
+      UnitView& view = out[place];
+      view.tenant = job.tenant;
+      view.class_key = job.class_key;
+      view.batch_key = job.batch_key;
+      view.created_ms = to_int(job.entry);
+      view.ready_ms = job.ready_ms;
+      view.cost_us = job.cost_us;
+      view.priority = job.priority;
+      view.deadline_ms = job.deadline_ms;
     }
-    auto records = co_await impl->connection_->execute_all(std::move(reads), deadline);
-    auto it = first;
-    for (auto& record : records) {
-      if (!record) co_return record.error();
-      const auto& v = record->elements;
-      const Plan plan = parse_plan(v.at(4).text);
-      const std::string model = model_of(v.at(5).text);
-      for (const std::size_t place : (it++)->second) {
-        UnitView& view = out[place];
-        view.tenant = v[0].text;
-        view.class_key = v[1].text;
-        view.batch_key = v[2].text;
-        view.created_ms = to_int(v[3].text);
-        view.ready_ms = plan.ready_ms;
-        view.cost_us = plan.cost_us;
-        view.priority = plan.priority;
-        view.deadline_ms = plan.deadline_ms;
-        view.model = model;
-      }
+  }
+  // Specs may be long: a page of them at a time. One whose job ended since is gone, and so will be its units.
+  for (std::size_t begin = 0; begin < jobs.size(); begin += kBatch) {
+    const std::size_t end = std::min(jobs.size(), begin + kBatch);
+    redis::Command read("HMGET");
+    read << keys.specs();
+    for (std::size_t i = begin; i < end; ++i) read << jobs[i];
+    auto specs = co_await impl->connection_->execute(std::move(read), deadline);
+    if (!specs) co_return specs.error();
+    for (std::size_t i = begin; i < end; ++i) {
+      const std::string model = model_of(specs->elements.at(i - begin).text);
+      for (const std::size_t place : of_job.at(jobs[i])) out[place].model = model;
     }
   }
   co_return out;

@@ -81,9 +81,8 @@ asio::awaitable<Result<std::vector<Result<void>>>> Client::start_many(std::span<
   while (!attempts.empty()) {
     const auto batch = attempts.first(std::min(attempts.size(), kBatch));
     attempts = attempts.subspan(batch.size());
-    redis::Command command = fcall("start", 2 + batch.size());
-    command << keys.lease() << keys.units();
-    for (const Attempt& a : batch) command << keys.events(a.ref.job);
+    redis::Command command = fcall("start", 4);
+    command << keys.lease() << keys.units() << keys.last() << keys.events();
     command << impl->options_.lease_ms;
     for (const Attempt& a : batch) command << a.ref.job << a.ref.unit << a.nonce;
     auto reply = co_await impl->call(std::move(command), deadline);
@@ -103,9 +102,8 @@ asio::awaitable<Result<std::vector<RenewOutcome>>> Client::renew(std::span<const
   while (!renewals.empty()) {
     const auto batch = renewals.first(std::min(renewals.size(), kBatch));
     renewals = renewals.subspan(batch.size());
-    redis::Command command = fcall("renew", 2 + batch.size());
-    command << keys.lease() << keys.units();
-    for (const Renewal& r : batch) command << keys.events(r.attempt.ref.job);
+    redis::Command command = fcall("renew", 4);
+    command << keys.lease() << keys.units() << keys.last() << keys.events();
     command << impl->options_.lease_ms;
     for (const Renewal& r : batch) {
       command << r.attempt.ref.job << r.attempt.ref.unit << r.attempt.nonce;
@@ -139,7 +137,7 @@ asio::awaitable<Result<void>> Client::emit(const Attempt& attempt, const std::st
   const Keys& keys = impl->keys_;
   json::object data;
   for (const auto& [name, value] : fields) data[name] = value;
-  auto reply = co_await impl->call(fcall("emit", 2) << keys.units() << keys.events(attempt.ref.job) << attempt.ref.job
+  auto reply = co_await impl->call(fcall("emit", 3) << keys.units() << keys.last() << keys.events() << attempt.ref.job
                                                      << attempt.ref.unit << attempt.nonce << type << json::serialize(data),
                                     deadline);
   if (!reply) co_return reply.error();
@@ -159,9 +157,9 @@ asio::awaitable<Result<std::vector<Result<void>>>> Client::complete_many(std::sp
   while (!completions.empty()) {
     const auto batch = completions.first(std::min(completions.size(), kBatch));
     completions = completions.subspan(batch.size());
-    redis::Command command = fcall("complete", 3 + 2 * batch.size());
-    command << keys.lease() << keys.deadline() << keys.units();
-    for (const Completion& c : batch) command << keys.job(c.attempt.ref.job) << keys.events(c.attempt.ref.job);
+    redis::Command command = fcall("complete", 7 + batch.size());
+    command << keys.lease() << keys.deadline() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events();
+    for (const Completion& c : batch) command << keys.job(c.attempt.ref.job);
     for (const Completion& c : batch) {
       json::object phases;
       for (const auto& [name, us] : c.phases_us) phases[name] = us;
@@ -187,8 +185,8 @@ asio::awaitable<Result<void>> Client::fail(const Failure& failure, Deadline dead
   const QueueOptions& options = impl->options_;
   const UnitRef& ref = failure.attempt.ref;
   impl->last_steps_.erase(failure.attempt.nonce);
-  redis::Command command = fcall("fail", 7);
-  command << keys.lease() << keys.delayed() << keys.deadline() << keys.dead() << keys.units() << keys.job(ref.job) << keys.events(ref.job);
+  redis::Command command = fcall("fail", 10);
+  command << keys.lease() << keys.delayed() << keys.deadline() << keys.dead() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events() << keys.job(ref.job);
   command << options.max_attempts << options.max_crashes << options.retry_backoff_ms
           << options.retry_backoff_max_ms << jitter_permille() << ref.job << ref.unit << failure.attempt.nonce
           << error_json(failure.error) << (failure.retryable ? 1 : 0) << (failure.crash ? 1 : 0);
@@ -201,9 +199,9 @@ asio::awaitable<Result<void>> Client::hand_back(std::span<const Attempt> attempt
   const auto impl = impl_;
   if (attempts.empty()) co_return Result<void>();
   const Keys& keys = impl->keys_;
-  redis::Command command = fcall("hand_back", 4 + 2 * attempts.size());
-  command << keys.lease() << keys.ready() << keys.deadline() << keys.units();
-  for (const Attempt& a : attempts) command << keys.job(a.ref.job) << keys.events(a.ref.job);
+  redis::Command command = fcall("hand_back", 8 + attempts.size());
+  command << keys.lease() << keys.ready() << keys.deadline() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events();
+  for (const Attempt& a : attempts) command << keys.job(a.ref.job);
   for (const Attempt& a : attempts) {
     command << a.ref.job << a.ref.unit << a.nonce;
     impl->last_steps_.erase(a.nonce);
@@ -218,8 +216,8 @@ asio::awaitable<Result<void>> Client::canceled(const Attempt& attempt, Deadline 
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
   impl->last_steps_.erase(attempt.nonce);
-  auto reply = co_await impl->call(fcall("canceled", 5) << keys.lease() << keys.deadline() << keys.units() << keys.job(attempt.ref.job)
-                                                         << keys.events(attempt.ref.job) << attempt.ref.job << attempt.ref.unit << attempt.nonce,
+  auto reply = co_await impl->call(fcall("canceled", 8) << keys.lease() << keys.deadline() << keys.units() << keys.open() << keys.specs()
+                                                         << keys.last() << keys.events() << keys.job(attempt.ref.job) << attempt.ref.job << attempt.ref.unit << attempt.nonce,
                                     deadline);
   if (!reply) co_return reply.error();
   co_return Result<void>();

@@ -17,7 +17,7 @@ except ImportError:
 shared = Shared(workers=1)
 setUpModule, tearDownModule = shared.start, shared.stop
 SPEC = {"model": "tiny", "prompt": "a red circle", "width": 32, "height": 16, "num_inference_steps": 2, "max_sequence_length": 16}
-INTAKE = "df:{0}:in"
+INTAKE, EVENTS = "df:{0}:in", "df:{0}:events"
 
 
 class WithRedis(unittest.TestCase):
@@ -29,20 +29,26 @@ class WithRedis(unittest.TestCase):
         self.addCleanup(self.bytes.close)
 
     def events(self, job, seconds=30):
-        """Every event of a job up to its last, read from its stream as they come."""
-        after, out, deadline = "0", [], time.monotonic() + seconds
+        """Every event of a job up to its last, read as they come: the shard's stream says when to look."""
+        keys = [f"df:{{0}}:job:{job}", "df:{0}:open", "df:{0}:last", EVENTS]
+        after, seen, out, deadline = "0-0", "0-0", [], time.monotonic() + seconds
         while time.monotonic() < deadline:
-            for _, entries in self.redis.xread({f"df:{{0}}:ev:{job}": after}, block=1000) or []:
-                for after, fields in entries:  # "<type> <unit> <data>"; the last unit's end tells the job's too
-                    kind, unit, data = fields["e"].split(" ", 2)
-                    data = json.loads(data)
-                    job_state = data.pop("job", None)
-                    job_error = data.pop("job_error", {})
-                    out.append((kind, int(unit), data))
-                    if job_state:
-                        out.append((job_state, -1, job_error))
+            found = self.redis.fcall_ro("ditfleet_v1_events", len(keys), *keys, job, after)
+            for id, event in zip(found[::2], found[1::2]):  # "<type> <unit> <data>"; the last unit's end tells the job's too
+                if id == after:
+                    continue
+                after = id
+                kind, unit, data = event.split(" ", 2)
+                data = json.loads(data)
+                job_state = data.pop("job", None)
+                job_error = data.pop("job_error", {})
+                out.append((kind, int(unit), data))
+                if job_state:
+                    out.append((job_state, -1, job_error))
             if out and out[-1][0] in ENDED and out[-1][1] == -1:
                 return out
+            for _, entries in self.redis.xread({EVENTS: max(seen, after)}, block=1000) or []:  # ids of one length
+                seen = entries[-1][0]
         self.fail(f"job {job} did not end; events: {out}")
 
     def picture(self, job, unit=0):
@@ -57,7 +63,7 @@ class WithRedis(unittest.TestCase):
         return fields.get("id") or "x-" + entry
 
     def submit(self, id, spec, tenant="default", key=None, deadline_ms=0):
-        keys = [INTAKE, "df:{0}:jobs", "df:{0}:deadline", "df:{0}:units", f"df:{{0}}:job:{id}", f"df:{{0}}:ev:{id}",
+        keys = [INTAKE, "df:{0}:jobs", "df:{0}:deadline", "df:{0}:open", "df:{0}:last", "df:{0}:events", f"df:{{0}}:job:{id}",
                 f"df:{{0}}:idem:{tenant}:{key}" if key else f"df:{{0}}:job:{id}"]
         sha = hashlib.sha256(spec.encode()).hexdigest()
         return self.redis.fcall("ditfleet_v1_submit", len(keys), *keys, 86_400_000, id, tenant, spec, sha, 1 if key else 0, "",

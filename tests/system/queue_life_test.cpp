@@ -83,7 +83,8 @@ TEST_F(QueueLife, OneUnitFromSubmissionToSuccess) {
   EXPECT_GT(record.ended_ms, 0);
   EXPECT_EQ(event_types("job-1"), "queued ready:0 assigned:0 started:0 step:0 succeeded:0 succeeded");
   EXPECT_EQ(redis({"ZCARD", keys_.lease()}).integer, 0);
-  EXPECT_EQ(redis({"EXISTS", keys_.job("job-1"), keys_.events("job-1")}).integer, 2);
+  EXPECT_EQ(redis({"EXISTS", keys_.job("job-1"), keys_.events()}).integer, 2);
+  EXPECT_EQ(redis({"EXISTS", keys_.units(), keys_.open(), keys_.specs(), keys_.last()}).integer, 0);
 }
 
 }  // namespace

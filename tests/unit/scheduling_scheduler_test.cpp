@@ -28,7 +28,7 @@ job::Catalogue catalogue() {
   return out;
 }
 
-// What is stored, as the Functions of ditfleet.lua would have it, and the events they would send.
+// What is stored, as the queue's Functions would have it, and the events they would send.
 struct Store {
   struct Unit {
     queue::UnitView view;

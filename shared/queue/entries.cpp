@@ -1,0 +1,135 @@
+#include "shared/queue/records.h"
+
+#include <algorithm>
+#include <array>
+
+#include "shared/core/excerpt.h"
+#include "shared/core/ids.h"
+#include "shared/queue/reply_fields.h"
+
+namespace ditfleet::queue {
+namespace {
+
+// W3C trace context, version 00: what is not one is ignored, as that specification wants.
+bool is_traceparent(std::string_view text) {
+  if (text.size() != 55) return false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const bool dash = i == 2 || i == 35 || i == 52;
+    if (dash ? c != '-' : !((c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'))) return false;
+  }
+  return true;
+}
+
+// Why a plain XADD cannot be taken; empty: it can.
+std::string problem_of(const redis::Reply& flat, const Fields& fields) {
+  constexpr std::string_view kTakes = "it takes spec, id, tenant, idempotency_key, traceparent, deadline_ms";
+  constexpr std::string_view kTaken[] = {"spec", "id", "tenant", "idempotency_key", "traceparent", "deadline_ms"};
+  for (const auto& [name, value] : fields) {
+    if (std::find(std::begin(kTaken), std::end(kTaken), name) == std::end(kTaken)) {
+      return "[queue] the entry has the unknown field '" + excerpt(name, 64) + "'; " + std::string(kTakes);
+    }
+  }
+  if (flat.elements.size() != 2 * fields.size()) return "[queue] the entry has a field twice; each may be there once";
+  const auto spec = fields.find("spec");
+  if (spec == fields.end()) return "[queue] the entry has no field 'spec' with the job's JSON; " + std::string(kTakes);
+  if (spec->second.size() > kMostSpecBytes) {
+    return "[queue] the entry's spec has " + std::to_string(spec->second.size()) + " bytes; at most " + std::to_string(kMostSpecBytes) + " are taken";
+  }
+  if (const auto tenant = fields.find("tenant"); tenant != fields.end() && !tenant->second.empty() && !is_valid_id(std::string(tenant->second))) {
+    return "[queue] the entry's tenant '" + excerpt(tenant->second, 64) + "' is not 1 to 64 characters of A-Z a-z 0-9 . _ -";
+  }
+  if (const auto id = fields.find("id"); id != fields.end() && !is_valid_id(std::string(id->second))) {
+    return "[queue] the entry's id '" + excerpt(id->second, 64) + "' is not 1 to 64 characters of A-Z a-z 0-9 . _ -";
+  }
+  if (const auto key = fields.find("idempotency_key"); key != fields.end() && key->second.size() > 255) {
+    return "[queue] the entry's idempotency_key is longer than 255 bytes";
+  }
+  if (const auto at = fields.find("deadline_ms"); at != fields.end()) {
+    const bool number = !at->second.empty() && at->second.size() <= 15 && at->second.find_first_not_of("0123456789") == std::string_view::npos;
+    if (!number) return "[queue] the entry's deadline_ms '" + excerpt(at->second, 64) + "' is not a time in milliseconds since the epoch, such as 1800000000000 (0: none)";
+  }
+  return {};
+}
+
+}  // namespace
+
+IntakeEntry parse_intake(const redis::Reply& entry) {
+  IntakeEntry out;
+  if (entry.elements.size() != 2) {
+    out.problem = "[queue] an intake entry is not [id, fields]";
+    return out;
+  }
+  out.entry_id = entry.elements[0].text;
+  out.created_ms = to_int(out.entry_id);
+  const Fields fields = fields_of(entry.elements[1]);
+  out.spec = text_of(fields, "spec");
+  out.traceparent = text_of(fields, "traceparent");
+  if (!is_traceparent(out.traceparent)) out.traceparent.clear();
+  if (fields.count("submitted")) {  // of ditfleet_v1_submit: "<id> <tenant> <deadline>"
+    std::string_view rest = fields.at("submitted");
+    std::array<std::string_view, 3> word{};
+    for (std::string_view& w : word) {
+      const auto space = rest.find(' ');
+      w = rest.substr(0, space);
+      rest.remove_prefix(space == std::string_view::npos ? rest.size() : space + 1);
+    }
+    if (is_valid_id(word[0]) && is_valid_id(word[1])) {  // else it is not, and the field is unknown
+      out.id = word[0];
+      out.tenant = word[1];
+      out.deadline_ms = to_int(word[2]);
+      return out;
+    }
+  }
+  out.raw = true;
+  out.problem = problem_of(entry.elements[1], fields);
+  out.deadline_ms = to_int(text_of(fields, "deadline_ms"));
+  out.idempotency_key = text_of(fields, "idempotency_key");
+  const std::string id = text_of(fields, "id"), tenant = text_of(fields, "tenant");
+  out.id = is_valid_id(id) ? id : "x-" + out.entry_id;
+  if (is_valid_id(tenant)) out.tenant = tenant;
+  if (out.spec.size() > kMostSpecBytes) out.spec.resize(1024);  // to be shown with the rejection
+  return out;
+}
+
+Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>& out) {
+  if (entry.elements.size() != 2) return Error{Code::kDataCorrupt, "[queue] a mailbox entry is not [id, fields]"};
+  const std::string& entry_id = entry.elements[0].text;
+  const auto& flat = entry.elements[1].elements;
+  for (std::size_t i = 0; i + 1 < flat.size(); i += 2) {
+    const std::string& value = flat[i + 1].text;
+    const char field = flat[i].text.empty() ? ' ' : flat[i].text[0];
+    if (field == 'm') {  // "<kind> <job> <unit> <nonce>", of an assignment also " <attempt>"
+      std::array<std::string_view, 5> word{};
+      std::string_view rest = value;
+      for (std::string_view& w : word) {
+        const auto space = rest.find(' ');
+        w = rest.substr(0, space);
+        rest.remove_prefix(space == std::string_view::npos ? rest.size() : space + 1);
+      }
+      if (word[1].empty()) return Error{Code::kDataCorrupt, "[queue] the mailbox entry " + entry_id + " names no job"};
+      MailboxEntry& message = out.emplace_back();
+      message.entry_id = entry_id;
+      message.kind = word[0] == "assign"   ? MailboxEntry::Kind::kAssign
+                     : word[0] == "revoke" ? MailboxEntry::Kind::kRevoke
+                                           : MailboxEntry::Kind::kCancel;
+      message.ref = {std::string(word[1]), static_cast<int>(to_int(word[2]))};
+      message.nonce = word[3];
+      message.attempt = static_cast<int>(to_int(word[4]));
+      continue;
+    }
+    if (i == 0) return Error{Code::kDataCorrupt, "[queue] the mailbox entry " + entry_id + " does not begin with its field m"};
+    if (field == 's') out.back().spec = value;  // of the message before
+    if (field == 'o') {
+      const PackedJob job = parse_packed_job(value);
+      out.back().tenant = job.tenant;
+      out.back().traceparent = job.trace;
+      out.back().class_key = job.class_key;
+      out.back().batch_key = job.batch_key;
+      out.back().deadline_ms = job.deadline_ms;
+    }
+  }
+  return {};
+}
+
+}  // namespace ditfleet::queue

@@ -1,0 +1,105 @@
+#!lua name=ditfleet_v1
+-- Every state transition of the queue, one Function each. README.md beside this folder documents KEYS, ARGV
+-- and replies; it is the interface for clients in other languages.
+--
+-- Rules of these files:
+--  * Keys come in KEYS only; a channel is the shard's prefix plus its name.
+--  * No rollback exists: a transition checks everything it needs, then writes.
+--  * TIME is read once a call. Numbers are made strings by string.format('%d'), never by '..'.
+--  * redis.call, math, string are hidden while a library loads: functions look them up when they run.
+--  * What a call costs is its number of commands. Whatever the jobs of a batch can share is read and written once
+--    a call: what is open lies in hashes of the shard, and a call's events are one stream entry. Only what is a
+--    job's own for good (its idempotency key, its record when it has ended) is a command for each.
+--
+-- What is open:
+--   units: <job>:<unit> → state|nonce|started_ms|errors|crashes|owner|assigned_ms|n|deadline
+--     with state ready, delayed (ready, but not before its back-off), assigned, running or canceling (running, asked
+--     to stop). What a worker's calls check stands in front: the usual transitions compare and cut, and never parse.
+--   open: <job> → n|ready_ms|cost|priority|deadline|intake entry|tenant|hash|traceparent|class|batch
+--     with n units, 0 and no class while it is queued.
+--   specs: <job> → its spec, from admission on.
+--   last: <job>:<unit>, while it is queued <job> → the entry of `events` with its newest event. Every event names the
+--     one before it: so an event is written once, in company, and a job's history is found without a search.
+--
+-- What has ended: the hash of its job, with `o` (its form in `open`), `spec`, and of each unit i u<i> (its form in
+-- `units` with |ended_ms|last event behind), m<i> manifest, p<i> phases, e<i> error, w<i> warnings; state, ended, error;
+-- `l` (last event) if it ended before it had units. Of a job with several units those that have ended stand there before the
+-- others do; `done` counts them.
+
+local function clock()
+  local t = redis.call('TIME')
+  local ms = t[1] * 1000 + math.floor(t[2] / 1000)
+  return ms, string.format('%d', ms)
+end
+
+local function int(v) return string.format('%d', v) end
+
+local function prefix_of(key) return string.match(key, '^df:{[^}]*}:') or '' end
+
+local function badarg(text) return redis.error_reply('BADARG ' .. text) end
+
+local function not_leader(key, epoch)
+  local v = redis.call('GET', key)
+  if v and string.match(v, '^(%d+) ') == epoch then return nil end
+  return redis.error_reply('EPOCH ' .. epoch .. ' does not lead this shard' .. (v and (', ' .. v .. ' does') or ''))
+end
+
+local function valid_id(id)
+  return #id > 0 and #id <= 64 and (not string.find(id, '%W') or not string.find(id, '[^%w._-]'))
+end
+
+-- state, nonce, started, errors, crashes, owner, assigned, n, deadline of an open unit
+local function parts(u)
+  return string.match(u, '^(%a+)|([^|]*)|(%d+)|(%d+)|(%d+)|([^|]*)|(%d+)|(%d+)|(%d+)$')
+end
+
+local function packed(s, nonce, st, e, c, owner, as, n, dl)
+  return s .. '|' .. nonce .. '|' .. st .. '|' .. e .. '|' .. c .. '|' .. owner .. '|' .. as .. '|' .. n .. '|' .. dl
+end
+
+-- A unit that waits for a worker.
+local function waiting(s, e, c, n, dl) return s .. '||0|' .. e .. '|' .. c .. '||0|' .. n .. '|' .. dl end
+local fresh = waiting('ready', '0', '0', '1', '0')
+
+local function holds(u, state, nonce) return u and string.find(u, state .. '|' .. nonce .. '|', 1, true) == 1 end
+
+-- n, deadline, intake entry, tenant, hash of an open job
+local function of_job(o) return string.match(o, '^(%d+)|%d+|%d+|%-?%d+|(%d+)|([^|]*)|([^|]*)|(%x*)|') end
+
+-- A job that is queued.
+local function queued(dl, entry, tenant, sha, trace)
+  return '0|0|0|0|' .. dl .. '|' .. entry .. '|' .. tenant .. '|' .. string.sub(sha, 1, 16) .. '|' .. trace .. '||'
+end
+local function is_queued(o) return o and string.sub(o, 1, 2) == '0|' end
+
+-- Whether the body is the one that the job was made of.
+local function same_body(o, tenant, sha)
+  local _, _, _, whose, hash = of_job(o)
+  return whose == tenant and hash == string.sub(sha, 1, 16)
+end
+
+-- The spec of a job that is queued; '' if its entry is gone.
+local function queued_spec(intake, entry)
+  local found = redis.call('XRANGE', intake, entry, entry)
+  local fields = found[1] and found[1][2] or {}
+  for i = 1, #fields, 2 do
+    if fields[i] == 'spec' then return fields[i + 1] end
+  end
+  return ''
+end
+
+-- The fields of a batch: every `stride` arguments from `first` on name a job, or one by (id, unit).
+local function ids_of(a, first, stride)
+  local out = {}
+  for p = first, #a, stride do out[#out + 1] = a[p] end
+  return out
+end
+local function members_of(a, first, stride)
+  local out = {}
+  for p = first, #a, stride do out[#out + 1] = a[p] .. ':' .. a[p + 1] end
+  return out
+end
+local function read_all(key, fields)
+  if #fields == 0 then return {} end
+  return redis.call('HMGET', key, unpack(fields))
+end

@@ -1,0 +1,101 @@
+-- ---- producers --------------------------------------------------------------------------------------------
+
+-- KEYS in jobs deadline open last events, then (job idem) each; without an idempotency key pass the job key for idem.
+-- ARGV idempotency_ms, then (id tenant spec sha256 has_key traceparent deadline_ms) each.
+local function submit(keys, a)
+  local rc = redis.call
+  local count = (#a - 1) / 7
+  if count == 0 then return {} end
+  local _, t = clock()
+  local pre = prefix_of(keys[1])
+  local j = journal('feed', {events = keys[6], last = keys[5]})
+  local out, index, opened, dues, jobs, made = {}, {}, {}, {}, {}, {}
+  for i = 1, count do jobs[i] = keys[5 + 2 * i] end
+  local none = rc('EXISTS', unpack(jobs)) == 0
+  local opens = read_all(keys[4], ids_of(a, 2, 7))
+  local p, k = 2, 7
+  for i = 1, count do
+    local id, tenant, sha, trace, dl = a[p], a[p + 1], a[p + 3], a[p + 5], a[p + 6]
+    local job, keyed = keys[k], a[p + 4] == '1'
+    local verdict
+    if not valid_id(id) then verdict = 'invalid id: 1 to 64 characters of A-Z a-z 0-9 . _ -'
+    elseif not valid_id(tenant) then verdict = 'invalid tenant: 1 to 64 characters of A-Z a-z 0-9 . _ -'
+    elseif job ~= pre .. 'job:' .. id then verdict = 'invalid keys: they are not those of job ' .. id
+    elseif #sha ~= 64 or string.find(sha, '%X') then verdict = 'invalid sha256: 64 hexadecimal digits of the SHA-256 of spec'
+    elseif a[p + 4] ~= '0' and not keyed then verdict = 'invalid has_key: 1 if the second key is that of an idempotency key, else 0'
+    elseif keyed and string.sub(keys[k + 1], 1, #pre + 6 + #tenant) ~= pre .. 'idem:' .. tenant .. ':' then verdict = 'invalid keys: an idempotency key of tenant ' .. tenant .. ' is ' .. pre .. 'idem:' .. tenant .. ':<key>'
+    elseif dl ~= '0' and not string.find(dl, '^%d+$') then verdict = 'invalid deadline_ms: milliseconds since the epoch, 0 for none'
+    else
+      local o = made[id] or opens[i] or (not none and rc('HGET', job, 'o'))
+      if o or (not none and rc('EXISTS', job) == 1) then
+        verdict = (o and same_body(o, tenant, sha)) and 'existed ' .. id or 'taken'
+      else
+        local old = keyed and rc('SET', keys[k + 1], id .. ' ' .. string.sub(sha, 1, 32), 'NX', 'GET', 'PX', a[1])
+        if old then
+          verdict = (string.sub(old, -32) == string.sub(sha, 1, 32) and 'existed ' or 'mismatch ') .. string.match(old, '^%S+')
+        else
+          if #trace ~= 55 or string.find(trace, '[^%x-]') then trace = '' end  -- as W3C wants: what is none is ignored
+          local entry = rc('XADD', keys[1], '*', 'submitted', id .. ' ' .. tenant .. ' ' .. dl, 'spec', a[p + 2], 'traceparent', trace)
+          made[id] = queued(dl, entry, tenant, sha, trace)
+          note(j, id, id, 'queued -1 {}')
+          index[#index + 1] = t; index[#index + 1] = id
+          opened[#opened + 1] = id; opened[#opened + 1] = made[id]
+          if dl ~= '0' then dues[#dues + 1] = dl; dues[#dues + 1] = id end
+          verdict = 'created'
+        end
+      end
+    end
+    out[i] = verdict
+    p, k = p + 7, k + 2
+  end
+  if #index > 0 then rc('ZADD', keys[2], unpack(index)); rc('HSET', keys[4], unpack(opened)) end
+  if #dues > 0 then rc('ZADD', keys[3], unpack(dues)) end
+  write(j)
+  return out
+end
+
+-- KEYS in ready delayed lease deadline units open specs last events job, then mailboxes of workers that may hold its units
+-- ARGV id tenant ("" for any), then the owners of those mailboxes
+local function cancel(keys, a)
+  local rc = redis.call
+  local id, tenant, units, job = a[1], a[2], keys[6], keys[11]
+  local o = rc('HGET', keys[7], id)
+  local was = o or rc('HGET', job, 'o')
+  if not was then return redis.status_reply('notfound') end
+  local n, _, entry, whose = of_job(was)
+  if tenant ~= '' and tenant ~= whose then return redis.status_reply('notfound') end
+  if not o then return redis.status_reply('ended') end
+  local _, t = clock()
+  local j = journal('feed', {events = keys[10], last = keys[9], open = keys[7], specs = keys[8], deadlines = keys[5]})
+  if n == '0' then
+    local spec = queued_spec(keys[1], entry)
+    rc('XDEL', keys[1], entry)
+    end_queued(j, job, id, o, 'canceled', t, '{}', spec)
+    write(j)
+    return redis.status_reply('canceled')
+  end
+  local boxes, left = {}, 0
+  for i = 12, #keys do boxes[a[i - 9]] = keys[i] end
+  for i = 0, tonumber(n) - 1 do
+    local unit = int(i)
+    local member = id .. ':' .. unit
+    local u = rc('HGET', units, member)
+    if u then
+      local s, nonce, _, _, _, owner = parts(u)
+      if s == 'running' then
+        rc('HSET', units, member, 'canceling' .. string.match(u, '|.*'))
+        left = left + 1
+      elseif s == 'canceling' then left = left + 1
+      else
+        rc('ZREM', s == 'ready' and keys[2] or s == 'delayed' and keys[3] or keys[4], member)
+        rc('HDEL', units, member)
+        conclude(j, job, id, unit, 'canceled', u, t, '{}', {})
+      end
+      if (s == 'assigned' or s == 'running') and boxes[owner] then
+        rc('XADD', boxes[owner], '*', 'm', 'cancel ' .. id .. ' ' .. unit .. ' ' .. nonce)
+      end
+    end
+  end
+  write(j)
+  return redis.status_reply(left > 0 and 'requested' or 'canceled')
+end
