@@ -55,7 +55,8 @@ TEST_P(RegionCubin, HasEveryKernelWithoutSpills) {
       EXPECT_EQ(kernel.spill_bytes, 0u) << kernel.name;
       EXPECT_GT(kernel.registers, 8u) << kernel.name;
       EXPECT_LE(kernel.registers, 255u) << kernel.name;
-      EXPECT_GT(kernel.parameter_bytes, 0u) << kernel.name;
+      ASSERT_EQ(kernel.parameter_bytes.size(), 1u) << kernel.name;
+      EXPECT_GT(kernel.parameter_bytes[0], 0u) << kernel.name;
       EXPECT_NE(compiled->code.find(kernel.name), std::string::npos) << kernel.name << " is not in the cubin";
     }
   }
@@ -140,7 +141,7 @@ TEST_F(RegionNvrtc, ManyThreadsCompileAtOnce) {
 }
 
 TEST(RegionPtxasLog, IsRead) {
-  std::vector<CompiledKernel> kernels(2);
+  std::vector<KernelInfo> kernels(2);
   kernels[0].name = "a_i32_v";
   kernels[1].name = "b_i64_s";
   read_ptxas_log(

@@ -9,35 +9,26 @@
 
 #include "pipeline/region/codegen/source.h"
 #include "shared/core/result.h"
+#include "shared/kernel_cache/entry.h"
 
 namespace ditfleet::region {
 
-struct CompiledKernel {
-  std::string name;  // with its variant: "gelu_tanh_768_i32_v"
-  std::uint32_t parameter_bytes = 0, shared_bytes = 0;
-  std::uint32_t registers = 0, spill_bytes = 0;  // a thread's; 0 on the host
-};
-
-struct Compiled {
-  std::string arch;  // "sm_90a", "cpu"
-  std::string code;  // a cubin or a shared object
-  std::vector<CompiledKernel> kernels;
-  std::size_t source_bytes = 0;
-};
+using kernel_cache::Entry;
+using kernel_cache::KernelInfo;
 
 class Compiler {
  public:
   virtual ~Compiler() = default;
   virtual std::string_view name() const = 0;  // "nvrtc", "cpu_jit"
-  virtual std::string_view output_kind() const = 0;  // "cubin", "shared_object"
-  // What decides the bytes it makes, for the key: version and build of the compiler; the target as its options name
-  // it; the options in order. No path, no host.
+  virtual kernel_cache::Kind output_kind() const = 0;
+  // What decides the bytes it makes, for the key: version and build of the compiler; what it compiles for (the arch,
+  // on the host the processor's features); the options in order. No path, no host.
   virtual std::string identity() const = 0;
   virtual std::string target(const std::string& arch) const = 0;
   virtual std::vector<std::string> options(const std::string& arch) const = 0;
   // Thread safe; blocks for 20 ms to a few seconds. kInvalidArgument: an unknown arch; kInternal: the compiler refuses
   // the source, whose copy is kept in a file that the message names.
-  virtual Result<Compiled> compile(const std::string& region, const Source& source, const std::string& arch) const = 0;
+  virtual Result<Entry> compile(const std::string& region, const Source& source, const std::string& arch) const = 0;
 };
 
 // Keeps source that a compiler refused: the path, for the message; "" where nothing can be written.

@@ -28,7 +28,7 @@ class Nvrtc : public Compiler {
   explicit Nvrtc(const NvrtcLibrary& library) : nvrtc_(library) {}
 
   std::string_view name() const override { return "nvrtc"; }
-  std::string_view output_kind() const override { return "cubin"; }
+  kernel_cache::Kind output_kind() const override { return kernel_cache::Kind::kCubin; }
   std::string identity() const override {
     int major = 0, minor = 0;
     nvrtc_.version(&major, &minor);
@@ -39,7 +39,7 @@ class Nvrtc : public Compiler {
     return {"--gpu-architecture=" + arch, "--std=c++17", "--ptxas-options=-v"};
   }
 
-  Result<Compiled> compile(const std::string& region, const Source& source, const std::string& arch) const override {
+  Result<Entry> compile(const std::string& region, const Source& source, const std::string& arch) const override {
     const auto& known = gpu_architectures();
     if (std::find(known.begin(), known.end(), arch) == known.end()) {
       std::string list;
@@ -55,7 +55,7 @@ class Nvrtc : public Compiler {
   }
 
  private:
-  Result<Compiled> run(NvrtcLibrary::Program program, const std::string& region, const Source& source, const std::string& arch) const {
+  Result<Entry> run(NvrtcLibrary::Program program, const std::string& region, const Source& source, const std::string& arch) const {
     const auto texts = options(arch);
     std::vector<const char*> pointers;
     for (const auto& text : texts) pointers.push_back(text.c_str());
@@ -72,15 +72,15 @@ class Nvrtc : public Compiler {
       return internal_error("[nvrtc] region " + region + " for " + arch + ": " + nvrtc_.error_text(result) + ": " +
                             log.substr(0, log.find('\n')) + (kept.empty() ? "" : "; the source is kept in " + kept));
     }
-    Compiled compiled{.arch = arch, .source_bytes = source.text.size()};
+    Entry compiled{.region = region, .arch = arch, .kind = kernel_cache::Kind::kCubin, .source_bytes = source.text.size()};
     if (nvrtc_.cubin_size(program, &size) != 0 || size == 0) return internal_error("[nvrtc] region " + region + " for " + arch + ": no cubin was made");
     compiled.code.resize(size);
     nvrtc_.cubin(program, compiled.code.data());
     for (const KernelLaunch& launch : source.kernels)
       for (const char* variant : kVariants)
-        compiled.kernels.push_back({.name = launch.name + variant, .parameter_bytes = static_cast<std::uint32_t>(launch.argument_words * 8)});
+        compiled.kernels.push_back({.name = launch.name + variant, .parameter_bytes = {static_cast<std::uint32_t>(launch.argument_words * 8)}});
     read_ptxas_log(log, compiled.kernels);
-    for (const CompiledKernel& kernel : compiled.kernels)
+    for (const KernelInfo& kernel : compiled.kernels)
       if (kernel.registers == 0)
         return internal_error("[nvrtc] region " + region + " for " + arch + ": the log says nothing of kernel " + kernel.name);
     return compiled;
@@ -96,8 +96,8 @@ const std::vector<std::string>& gpu_architectures() {
   return known;
 }
 
-void read_ptxas_log(std::string_view log, std::vector<CompiledKernel>& kernels) {
-  CompiledKernel* current = nullptr;
+void read_ptxas_log(std::string_view log, std::vector<KernelInfo>& kernels) {
+  KernelInfo* current = nullptr;
   while (!log.empty()) {
     const auto end = log.find('\n');
     const std::string_view line = log.substr(0, end);
@@ -106,7 +106,7 @@ void read_ptxas_log(std::string_view log, std::vector<CompiledKernel>& kernels) 
     if (const auto at = line.find("Compiling entry function '"); at != std::string_view::npos) {
       const auto begin = at + 26;
       const std::string_view name = line.substr(begin, line.find('\'', begin) - begin);
-      const auto found = std::find_if(kernels.begin(), kernels.end(), [&](const CompiledKernel& k) { return k.name == name; });
+      const auto found = std::find_if(kernels.begin(), kernels.end(), [&](const KernelInfo& k) { return k.name == name; });
       current = found == kernels.end() ? nullptr : &*found;
     } else if (current && line.find("bytes spill stores") != std::string_view::npos) {
       // "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"

@@ -16,6 +16,6 @@ const std::vector<std::string>& gpu_architectures();  // sm_80 sm_86 sm_89 sm_90
 Result<std::shared_ptr<const Compiler>> open_nvrtc();
 
 // Registers, spills and shared memory of each kernel from the log of ptxas -v. Exposed for tests.
-void read_ptxas_log(std::string_view log, std::vector<CompiledKernel>& kernels);
+void read_ptxas_log(std::string_view log, std::vector<KernelInfo>& kernels);
 
 }  // namespace ditfleet::region

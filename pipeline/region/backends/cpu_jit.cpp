@@ -1,0 +1,96 @@
+#include "pipeline/region/backends/cpu_jit.h"
+
+#include <cstdlib>
+#include <mutex>
+
+#include "pipeline/region/backends/run_program.h"
+#include "shared/core/bytes.h"
+
+namespace ditfleet::region {
+namespace {
+
+constexpr std::chrono::seconds kDeadline{60};  // of one compilation; half a second is usual
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+class CpuJit : public Compiler {
+ public:
+  CpuJit(std::string program, std::string version, std::string features)
+      : program_(std::move(program)), version_(std::move(version)), features_(std::move(features)) {}
+
+  std::string_view name() const override { return "cpu_jit"; }
+  kernel_cache::Kind output_kind() const override { return kernel_cache::Kind::kSharedObject; }
+  std::string identity() const override { return version_; }
+  std::string target(const std::string& arch) const override { return arch + " " + features_; }
+  std::vector<std::string> options(const std::string&) const override {
+    // The source calls nothing: no library is linked, and sqrt must be the instruction.
+    return {"-std=c++17", "-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math",
+            "-fvisibility=default", "-fPIC", "-shared", "-nostdlib", "-fno-exceptions", "-fno-rtti", "-fno-ident", "-w"};
+  }
+
+  Result<Entry> compile(const std::string& region, const Source& source, const std::string& arch) const override {
+    if (arch != kHostArch) return invalid_argument("[cpu_jit] '" + arch + "' is no architecture of this backend; it takes cpu", "arch");
+    ScratchFolder folder;
+    if (!folder.ok()) return unavailable("[cpu_jit] no folder can be made below TMPDIR (or /tmp)");
+    const std::string input = folder.path() + "/region.cpp", object = folder.path() + "/region.so";
+    if (auto written = write_file_atomically(input, source.text); !written) return written.error();
+    std::vector<std::string> arguments{program_};
+    for (auto& option : options(arch)) arguments.push_back(std::move(option));
+    // From stdin: the path is not to be in the object.
+    arguments.insert(arguments.end(), {"-x", "c++", "-", "-o", object});
+    auto run = run_program(arguments, input, kDeadline);
+    if (!run) return run.error();
+    auto code = read_file(object);
+    if (run->exit_code != 0 || !code) {
+      const std::string kept = keep_source(region, ".cpp", source.text);
+      return internal_error("[cpu_jit] region " + region + ": " + program_ + " ended with " + std::to_string(run->exit_code) + ": " +
+                            first_line(run->output) + (kept.empty() ? "" : "; the source is kept in " + kept));
+    }
+    Entry compiled{.region = region, .arch = arch, .kind = output_kind(), .code = std::move(code).value(), .source_bytes = source.text.size()};
+    for (const KernelLaunch& launch : source.kernels)
+      compiled.kernels.push_back({.name = launch.name, .parameter_bytes = {static_cast<std::uint32_t>(launch.argument_words * 8)}});
+    return compiled;
+  }
+
+ private:
+  const std::string program_, version_, features_;
+};
+
+Result<std::shared_ptr<const Compiler>> open() {
+  const char* given = std::getenv("DITFLEET_CXX");
+  const std::string program = given && *given ? given : "c++";
+  const auto missing = [&](const std::string& why) {
+    return unavailable("[cpu_jit] " + program + " cannot be used: " + why + "; install g++ (or name a C++ compiler with DITFLEET_CXX), or use the backend eager");
+  };
+  auto version = run_program({program, "--version"}, "", std::chrono::seconds(10));
+  if (!version) return missing(version.error().message);
+  if (version->exit_code != 0 || version->output.empty()) return missing("--version ended with " + std::to_string(version->exit_code));
+  // What -march=native means here: GCC prints every option it resolves to.
+  auto target = run_program({program, "-march=native", "-Q", "--help=target"}, "", std::chrono::seconds(10));
+  std::string features = target && target->exit_code == 0 ? target->output : std::string();
+  if (features.empty()) {  // Clang: the processor's own list
+    auto processor = read_file("/proc/cpuinfo");
+    if (!processor) return missing("the processor's features are unknown (/proc/cpuinfo)");
+    for (const char* field : {"model name", "flags"})
+      if (const auto at = processor->find(field); at != std::string::npos) features += first_line(processor->substr(at)) + "\n";
+  }
+  return std::shared_ptr<const Compiler>(std::make_shared<CpuJit>(program, first_line(version->output), sha256_hex(features).substr(0, 32)));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const Compiler>> open_cpu_jit() {
+  static std::mutex mutex;
+  static std::shared_ptr<const Compiler> opened;
+  static std::string opened_for;
+  const char* given = std::getenv("DITFLEET_CXX");
+  std::lock_guard lock(mutex);
+  if (opened && opened_for == (given ? given : "")) return opened;
+  auto made = open();
+  if (!made) return made;
+  opened = *made;
+  opened_for = given ? given : "";
+  return opened;
+}
+
+}  // namespace ditfleet::region

@@ -1,0 +1,17 @@
+// C++ → shared object with the system's compiler: what runs regions without a GPU.
+#pragma once
+
+#include <memory>
+
+#include "pipeline/region/backends/compiler.h"
+
+namespace ditfleet::region {
+
+inline constexpr const char* kHostArch = "cpu";
+
+// The compiler is DITFLEET_CXX, or c++ from PATH; it is asked for its version and the processor's features once a
+// process. kUnavailable: there is none, or it is no C++ compiler for this processor; the message says what to install.
+// Blocks for some 50 ms the first time. Thread safe.
+Result<std::shared_ptr<const Compiler>> open_cpu_jit();
+
+}  // namespace ditfleet::region

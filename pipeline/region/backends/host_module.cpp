@@ -1,0 +1,44 @@
+#include "pipeline/region/backends/host_module.h"
+
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace ditfleet::region {
+
+Result<std::shared_ptr<const HostModule>> HostModule::load(const kernel_cache::Entry& entry) {
+  const auto corrupt = [&](const std::string& why) {
+    return Error{Code::kDataCorrupt, "[cpu_jit] the program of region " + entry.region + " cannot be loaded: " + why};
+  };
+  if (entry.kind != kernel_cache::Kind::kSharedObject) return corrupt("it is not a shared object");
+  std::shared_ptr<HostModule> module(new HostModule);
+  module->file_ = memfd_create("ditfleet-region", MFD_CLOEXEC);
+  if (module->file_ < 0) return unavailable("[cpu_jit] no memory file can be made: " + std::string(std::strerror(errno)));
+  for (std::size_t done = 0; done < entry.code.size();) {
+    const auto wrote = ::write(module->file_, entry.code.data() + done, entry.code.size() - done);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote <= 0) return Error{Code::kOutOfMemory, "[cpu_jit] no memory for the program of region " + entry.region};
+    done += static_cast<std::size_t>(wrote);
+  }
+  module->library_ = dlopen(("/proc/self/fd/" + std::to_string(module->file_)).c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!module->library_) {
+    const char* why = dlerror();
+    return corrupt(why ? why : "dlopen says nothing");
+  }
+  for (const auto& kernel : entry.kernels) {
+    auto* found = reinterpret_cast<HostKernel>(dlsym(module->library_, kernel.name.c_str()));
+    if (!found) return corrupt("it lacks the kernel " + kernel.name);
+    module->kernels_.push_back(found);
+  }
+  return std::shared_ptr<const HostModule>(std::move(module));
+}
+
+HostModule::~HostModule() {
+  if (library_) dlclose(library_);
+  if (file_ >= 0) ::close(file_);
+}
+
+}  // namespace ditfleet::region

@@ -1,0 +1,46 @@
+// What regions did: a count of each kind for one engine, and the process's Prometheus counters
+//   ditfleet_region_compiles_total{backend,reason}   reason: first, or the guard that failed (shape, dtype, device)
+//   ditfleet_recompiles_total                        compiles beyond a region's first
+//   ditfleet_region_variants_total                   sizes seen for the first time: a plan's numbers, no compile
+//   ditfleet_region_fallbacks_total{reason}          calls and regions left to eager
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+namespace ditfleet::region {
+
+struct RegionCounts {
+  std::uint64_t compiles = 0;    // programs taken from the kernel cache or compiled, first ones included
+  std::uint64_t recompiles = 0;
+  std::uint64_t hits = 0;        // calls whose guard held
+  std::uint64_t misses = 0;      // calls whose guard did not: a variant or a compile followed
+  std::uint64_t variants = 0;
+  std::uint64_t fallbacks = 0;
+  std::map<std::string, std::uint64_t> fallback_reasons;
+};
+
+// Thread safe.
+class RegionCounters {
+ public:
+  void compiled(std::string_view backend, std::string_view reason);
+  // Logs a warning that names the region and the guard: in a warm process a recompile is a fault.
+  void recompiled(std::string_view region, std::string_view guard);
+  void hit() { hits_.fetch_add(1, std::memory_order_relaxed); }
+  void missed() { misses_.fetch_add(1, std::memory_order_relaxed); }
+  void variant();
+  // `first`: the first time for this region and reason, which is logged.
+  void fell_back(std::string_view region, std::string_view reason, std::string_view message, bool first);
+  RegionCounts counts() const;
+
+ private:
+  std::atomic<std::uint64_t> compiles_{0}, recompiles_{0}, hits_{0}, misses_{0}, variants_{0};
+  mutable std::mutex mutex_;
+  std::map<std::string, std::uint64_t> fallbacks_;
+};
+
+}  // namespace ditfleet::region

@@ -1,0 +1,143 @@
+#include "pipeline/region/run/executor.h"
+
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+
+namespace ditfleet::region {
+namespace {
+
+c10::ScalarType scalar_type(ElementType type) {
+  return type == ElementType::kF32 ? c10::ScalarType::Float : c10::ScalarType::BFloat16;
+}
+
+class Call {
+ public:
+  Call(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, std::vector<at::Tensor>& inputs,
+       std::vector<at::Tensor>& outputs, char* workspace)
+      : plan_(plan), resolved_(resolved), launcher_(launcher), inputs_(inputs), device_(inputs.front().device()), base_(plan.buffers.size()) {
+    const auto order = plan.program.inputs();
+    value_input_.assign(plan.program.values.size(), -1);
+    for (std::size_t i = 0; i < order.size(); ++i) value_input_[static_cast<std::size_t>(order[i])] = static_cast<int>(i);
+    for (std::size_t b = 0; b < plan.buffers.size(); ++b) {
+      const Buffer& buffer = plan.buffers[b];
+      if (buffer.kind == BufferKind::kInput) base_[b] = static_cast<char*>(input(buffer.value).data_ptr());
+      if (buffer.kind == BufferKind::kOutput) base_[b] = static_cast<char*>(outputs[static_cast<std::size_t>(buffer.value)].data_ptr());
+      if (buffer.kind == BufferKind::kWorkspace && resolved.workspace_offset[b] >= 0) base_[b] = workspace + resolved.workspace_offset[b];
+    }
+  }
+
+  void run() {
+    for (const ResolvedStep& step : resolved_.steps) std::visit([&](const auto& one) { run(one); }, step);
+  }
+
+ private:
+  const at::Tensor& input(int value) const { return inputs_[static_cast<std::size_t>(value_input_[static_cast<std::size_t>(value)])]; }
+
+  at::Tensor tensor(int buffer, std::int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides) const {
+    const ElementType type = plan_.buffers[static_cast<std::size_t>(buffer)].type;
+    return at::from_blob(base_[static_cast<std::size_t>(buffer)] + offset * bytes_of(type), sizes, strides,
+                         at::TensorOptions(scalar_type(type)).device(device_));
+  }
+  at::Tensor tensor(const ResolvedView& v) const { return tensor(v.buffer, v.offset, v.sizes, v.strides); }
+
+  void run(const ResolvedGemm& step) const {
+    const at::Tensor& weight = input(step.weight);
+    const at::Tensor& bias = input(step.bias);
+    for (std::size_t p = 0; p < step.parts.size(); ++p) {
+      const auto& part = step.parts[p];
+      const at::Tensor columns = (step.parts.size() == 1 ? weight : weight.narrow(1, part.first_column, part.columns)).t();
+      const at::Tensor gathered = part.gather ? tensor(part.x).contiguous() : at::Tensor();
+      for (const auto& rows : part.rows) {
+        const at::Tensor x = part.gather ? gathered.as_strided({rows.count, part.columns}, {rows.x_stride, 1}, rows.x_offset)
+                                         : tensor(part.x.buffer, rows.x_offset, {rows.count, part.columns}, {rows.x_stride, 1});
+        at::Tensor out = tensor(step.out.buffer, rows.out_offset, {rows.count, step.out.sizes.back()}, {rows.out_stride, 1});
+        if (p == 0) at::addmm_out(out, bias, x, columns);
+        else at::addmm_out(out, out, x, columns);
+      }
+    }
+  }
+
+  void run(const ResolvedAttention& step) {
+    // [.., tokens, heads, head size] → one axis before, heads first.
+    const auto heads_first = [&](const ResolvedView& v) {
+      const at::Tensor t = tensor(v);
+      return (t.dim() > 4 ? t.flatten(0, -4) : t.dim() < 4 ? t.unsqueeze(0) : t).transpose(1, 2);
+    };
+    at::Tensor out = at::scaled_dot_product_attention(heads_first(step.q), heads_first(step.k), heads_first(step.v)).transpose(1, 2).contiguous();
+    base_[static_cast<std::size_t>(step.out.buffer)] = static_cast<char*>(out.data_ptr());
+    kept_.push_back(std::move(out));
+  }
+
+  void run(const ResolvedCopy& step) const { tensor(step.to).copy_(tensor(step.from)); }
+
+  void run(const ResolvedRows& step) const {
+    std::vector<std::vector<long long>> instances;
+    instances.reserve(step.instances.size());
+    for (const auto& instance : step.instances) {
+      instances.push_back(instance.words);
+      auto& words = instances.back();
+      for (const auto& o : instance.operands) {
+        words[o.word] = reinterpret_cast<long long>(base_[static_cast<std::size_t>(o.buffer)] + o.offset_bytes);
+        if (o.input < 0) continue;
+        const at::Tensor& t = inputs_[static_cast<std::size_t>(o.input)];
+        for (std::size_t a = 0; a < o.axes; ++a)
+          words[o.word + 1 + kOuterAxes - o.axes + a] = t.size(static_cast<std::int64_t>(a)) == 1 ? 0 : t.stride(static_cast<std::int64_t>(a));
+      }
+    }
+    if (step.rows > 0) launcher_.launch(step, instances);
+  }
+
+  const Plan& plan_;
+  const Resolved& resolved_;
+  const RowLauncher& launcher_;
+  const std::vector<at::Tensor>& inputs_;
+  const c10::Device device_;
+  std::vector<int> value_input_;
+  std::vector<char*> base_;       // of each buffer
+  std::vector<at::Tensor> kept_;  // what libraries made
+};
+
+}  // namespace
+
+at::Tensor WorkspacePool::take(std::int64_t bytes, c10::Device device) {
+  const auto options = at::TensorOptions(c10::ScalarType::Byte).device(device);
+  // A GPU's allocator keeps memory itself, and knows which stream may have it.
+  if (device.is_cpu()) {
+    std::lock_guard lock(mutex_);
+    while (!idle_.empty()) {
+      at::Tensor workspace = std::move(idle_.back());
+      idle_.pop_back();
+      if (workspace.numel() >= bytes) return workspace;
+    }
+  }
+  return at::empty({bytes}, options);
+}
+
+void WorkspacePool::give_back(at::Tensor workspace) {
+  if (!workspace.is_cpu()) return;
+  std::lock_guard lock(mutex_);
+  idle_.push_back(std::move(workspace));
+}
+
+void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, WorkspacePool& pool,
+             std::vector<at::Tensor> inputs, std::vector<at::Tensor>& outputs) {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const at::Tensor& t = inputs[i];
+    const bool rows_lie_flat = t.size(-1) == 1 || t.stride(-1) == 1;
+    if (resolved.contiguous_input[i]) inputs[i] = t.expand(resolved.input_sizes[i]).contiguous();
+    else if (!rows_lie_flat) inputs[i] = t.contiguous();
+  }
+  outputs.resize(plan.program.outputs.size());
+  for (std::size_t o = 0; o < outputs.size(); ++o)
+    if (!outputs[o].defined()) {
+      const ElementType type = plan.program.values[static_cast<std::size_t>(plan.program.outputs[o])].type;
+      outputs[o] = at::empty(resolved.output_sizes[o], at::TensorOptions(scalar_type(type)).device(inputs.front().device()));
+    }
+  at::Tensor workspace = pool.take(resolved.workspace_bytes, inputs.front().device());
+  Call(plan, resolved, launcher, inputs, outputs, static_cast<char*>(workspace.data_ptr())).run();
+  pool.give_back(std::move(workspace));
+}
+
+}  // namespace ditfleet::region

@@ -1,0 +1,83 @@
+#include "pipeline/region/run/interpreter.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
+
+#include "pipeline/region/run/sizes.h"
+
+namespace ditfleet::region {
+namespace {
+
+at::Tensor rope(const at::Tensor& x, const at::Tensor& table) {
+  // Rotated in fp32 at least, whatever the type.
+  const auto wide = x.scalar_type() == c10::ScalarType::Double ? c10::ScalarType::Double : c10::ScalarType::Float;
+  const auto pairs = [](const at::Tensor& t) {
+    return at::view_as_complex(t.contiguous().unflatten(-1, {t.size(-1) / 2, 2}));
+  };
+  return at::view_as_real(pairs(x.to(wide)) * pairs(table.to(wide))).flatten(-2).to(x.scalar_type());
+}
+
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  const auto heads_first = [](const at::Tensor& t) { return (t.dim() > 4 ? t.flatten(0, -4) : t).transpose(-2, -3); };
+  const at::Tensor out = at::scaled_dot_product_attention(heads_first(q), heads_first(k), heads_first(v)).transpose(-2, -3);
+  return out.reshape(q.sizes());
+}
+
+c10::ScalarType scalar_type(ElementType type) {
+  return type == ElementType::kF32 ? c10::ScalarType::Float : c10::ScalarType::BFloat16;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::Tensor>& inputs) {
+  const Sizes sizes = sizes_of(program, inputs, /*any_type=*/true);
+  std::vector<at::Tensor> values(program.values.size());
+  const auto order = program.inputs();
+  for (std::size_t i = 0; i < order.size(); ++i) values[static_cast<std::size_t>(order[i])] = inputs[i];
+  for (const Op& op : program.ops) {
+    const auto in = [&](std::size_t i) -> const at::Tensor& { return values[static_cast<std::size_t>(op.inputs[i])]; };
+    const Value& made = program.values[static_cast<std::size_t>(op.output)];
+    std::vector<std::int64_t> shape;
+    for (const Dim& d : made.shape) shape.push_back(d.evaluate(sizes));
+    at::Tensor out;
+    switch (op.code) {
+      case OpCode::kLinear: out = at::linear(in(0), in(1), in(2)); break;
+      case OpCode::kLayerNorm: out = at::layer_norm(in(0), {in(0).size(-1)}, {}, {}, op.eps); break;
+      case OpCode::kRmsNorm: out = at::rms_norm(in(0), {in(0).size(-1)}, in(1), op.eps); break;
+      case OpCode::kModulate: out = in(0) * in(1) + in(2); break;
+      case OpCode::kGateResidual: out = in(0) + in(2) * in(1); break;
+      case OpCode::kGeluTanh: out = at::gelu(in(0), "tanh"); break;
+      case OpCode::kGeluErf: out = at::gelu(in(0)); break;
+      case OpCode::kSilu: out = at::silu(in(0)); break;
+      case OpCode::kRope: out = rope(in(0), in(1)); break;
+      case OpCode::kAttention: out = attention(in(0), in(1), in(2)); break;
+      case OpCode::kMul: out = in(0) * in(1); break;
+      case OpCode::kAdd: out = in(0) + in(1); break;
+      // A reference in wider types stays wide.
+      case OpCode::kCast: out = in(0).scalar_type() == c10::ScalarType::Double ? in(0) : in(0).to(scalar_type(made.type)); break;
+      case OpCode::kReshape: out = in(0).reshape(shape); break;
+      case OpCode::kSlice: out = in(0).narrow(op.axis, op.start.evaluate(sizes), op.length.evaluate(sizes)); break;
+      case OpCode::kPermute: out = in(0).permute(std::vector<std::int64_t>(op.order.begin(), op.order.end())); break;
+      case OpCode::kJoin: {
+        std::vector<at::Tensor> parts;
+        for (std::size_t i = 0; i < op.inputs.size(); ++i) parts.push_back(in(i));
+        out = at::cat(parts, op.axis);
+        break;
+      }
+    }
+    values[static_cast<std::size_t>(op.output)] = std::move(out);
+  }
+  std::vector<at::Tensor> outputs;
+  for (int output : program.outputs) outputs.push_back(values[static_cast<std::size_t>(output)]);
+  return outputs;
+}
+
+}  // namespace ditfleet::region

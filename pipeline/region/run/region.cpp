@@ -1,0 +1,193 @@
+#include "pipeline/region/run/region.h"
+
+#include <algorithm>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/region/backends/host_module.h"
+#include "pipeline/region/run/interpreter.h"
+#include "pipeline/region/run/sizes.h"
+
+namespace ditfleet::region {
+namespace {
+
+using pipeline::fail;
+
+constexpr std::size_t kMaxVariants = 256;  // sizes whose numbers are kept
+
+std::string text_of(const Sizes& sizes) {
+  std::string out;
+  for (const auto& [name, value] : sizes) out += (out.empty() ? "" : ", ") + name + " " + std::to_string(value);
+  return out;
+}
+
+ElementType element_type(c10::ScalarType type, const std::string& block) {
+  if (type == c10::ScalarType::Float) return ElementType::kF32;
+  if (type == c10::ScalarType::BFloat16) return ElementType::kBF16;
+  fail(Code::kInvalidArgument, "[" + block + "] activations are " + c10::toString(type) + "; they must be Float or BFloat16");
+}
+
+}  // namespace
+
+Region::Region(std::string block, Recipe recipe, std::shared_ptr<RegionHost> host)
+    : block_(std::move(block)), recipe_(std::move(recipe)), host_(std::move(host)) {}
+
+std::vector<std::string> Region::input_names() const {
+  const Program program = pipeline::unwrap(recipe_(ElementType::kF32));
+  std::vector<std::string> names;
+  for (int input : program.inputs()) names.push_back(program.values[static_cast<std::size_t>(input)].name);
+  return names;
+}
+
+void Region::fall_back(const std::string& reason, const std::string& message) {
+  if (host_->options.fullgraph)
+    fail(Code::kInvalidArgument, "compile.fullgraph is set and region " + block_ + " would run op by op (" + reason + "): " + message, "compile.fullgraph");
+  const bool first = std::find(fallen_back_.begin(), fallen_back_.end(), reason) == fallen_back_.end();
+  if (first) fallen_back_.push_back(reason);
+  host_->counters->fell_back(block_, reason, message, first);
+}
+
+// A program without kernels: its plan is the program alone.
+std::shared_ptr<const Region::Compiled> Region::eager(Plan plan, ElementType type, c10::DeviceType device, const Sizes& bound) {
+  return std::make_shared<Compiled>(Compiled{type, device, bound, std::move(plan), nullptr});
+}
+
+std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::DeviceType device, const Sizes& bound, const std::string& guard,
+                                                        const std::string& reason) {
+  Program program = pipeline::unwrap(recipe_(type));
+  if (!bound.empty()) program = program.bind(bound);
+  Plan op_by_op;
+  op_by_op.program = program;
+  if (!host_->compiler) return eager(std::move(op_by_op), type, device, bound);
+  if (programs_ > 0) {
+    if (host_->options.error_on_recompile)
+      fail(Code::kInvalidArgument, "compile.error_on_recompile is set and region " + block_ + " would be compiled again: " + guard, "compile.error_on_recompile");
+    if (programs_ >= host_->options.recompile_limit) {
+      fall_back("recompile_limit", "it has " + std::to_string(programs_) + " programs, compile.recompile_limit is " +
+                                       std::to_string(host_->options.recompile_limit) + ", and " + guard);
+      return eager(std::move(op_by_op), type, device, bound);
+    }
+  }
+  auto plan = fuse(program);
+  if (!plan) {
+    fall_back("unsupported_op", plan.error().message);
+    return eager(std::move(op_by_op), type, device, bound);
+  }
+  const Source source = generate_cpp(*plan);
+  auto cached = compile_cached(*host_->cache, *plan, source, *host_->compiler, host_->arch);
+  Result<std::shared_ptr<const HostModule>> module = cached ? HostModule::load(*cached->entry) : Result<std::shared_ptr<const HostModule>>(cached.error());
+  if (!module) {
+    fall_back("compile_error", module.error().message);
+    return eager(std::move(op_by_op), type, device, bound);
+  }
+  host_->counters->compiled(host_->compiler->name(), reason);
+  if (programs_ > 0) host_->counters->recompiled(block_, guard);
+  ++programs_;
+  std::vector<std::int64_t> widths;
+  for (const RowKernel& kernel : plan->kernels) widths.push_back(kernel.width);
+  return std::make_shared<Compiled>(Compiled{type, device, bound, std::move(plan).value(), host_launcher(*module, std::move(widths))});
+}
+
+void Region::prepare(ElementType type, c10::Device device) {
+  if (!host_->options.dynamic) return;
+  std::lock_guard lock(mutex_);
+  for (const auto& one : compiled_)
+    if (one->type == type && one->device == device.type()) return;
+  compiled_.push_back(compile(type, device.type(), {}, "element type or device", compiled_.empty() ? "first" : "dtype"));
+}
+
+// Everything that a guard may depend on: device, and each input's element type, sizes and whether rows lie flat.
+std::vector<std::int64_t> Region::describe(const std::vector<at::Tensor>& inputs) {
+  std::vector<std::int64_t> d;
+  d.reserve(inputs.size() * 5 + 1);
+  if (inputs.empty() || !inputs.front().defined()) return d;
+  d.push_back(static_cast<std::int64_t>(inputs.front().device().type()));
+  for (const at::Tensor& t : inputs) {
+    if (!t.defined()) {
+      d.push_back(-1);
+      continue;
+    }
+    d.push_back(static_cast<std::int64_t>(t.scalar_type()) << 8 | t.dim());
+    for (std::int64_t n : t.sizes()) d.push_back(n);
+  }
+  return d;
+}
+
+std::shared_ptr<const Region::Variant> Region::find(const std::vector<std::int64_t>& descriptor) {
+  if (last_ && last_->descriptor == descriptor) return last_;
+  for (const auto& variant : variants_)
+    if (variant->descriptor == descriptor) return last_ = variant;
+  return nullptr;
+}
+
+std::shared_ptr<const Region::Variant> Region::add_variant(std::vector<std::int64_t> descriptor, const std::vector<at::Tensor>& inputs) {
+  // The first activation says which element type the call is in.
+  const Program shape_of = pipeline::unwrap(recipe_(ElementType::kF32));
+  const auto order = shape_of.inputs();
+  std::size_t first = 0;
+  while (first + 1 < order.size() && shape_of.values[static_cast<std::size_t>(order[first])].kind != ValueKind::kActivation) ++first;
+  if (inputs.size() != order.size()) sizes_of(shape_of, inputs);  // throws
+  if (!inputs[first].defined()) sizes_of(shape_of, inputs);
+  const ElementType type = element_type(inputs[first].scalar_type(), block_);
+  const auto device = inputs[first].device().type();
+  const Program program = pipeline::unwrap(recipe_(type));
+  const Sizes sizes = sizes_of(program, inputs);
+  const Sizes bound = host_->options.dynamic ? Sizes{} : sizes;
+
+  std::shared_ptr<const Compiled> compiled;
+  for (const auto& one : compiled_)
+    if (one->type == type && one->device == device && one->bound == bound) compiled = one;
+  if (!compiled) {
+    std::string guard = "nothing was compiled before", reason = "first";
+    if (!compiled_.empty()) {
+      const Compiled& before = *compiled_.back();
+      if (before.type != type) {
+        reason = "dtype";
+        guard = "activations were " + std::string(name_of(before.type)) + " and are " + std::string(name_of(type));
+      } else if (before.device != device) {
+        reason = "device";
+        guard = "the device is another";
+      } else {
+        reason = "shape";
+        guard = "with compile.dynamic off sizes were " + text_of(before.bound) + " and are " + text_of(bound);
+      }
+    }
+    compiled = compile(type, device, bound, guard, reason);
+    compiled_.push_back(compiled);
+  }
+  auto variant = std::make_shared<Variant>();
+  variant->descriptor = std::move(descriptor);
+  variant->compiled = compiled;
+  if (compiled->launcher) variant->resolved = resolve(compiled->plan, sizes);
+  host_->counters->variant();
+  variants_.insert(variants_.begin(), variant);
+  if (variants_.size() > kMaxVariants) variants_.pop_back();
+  return last_ = variant;
+}
+
+void Region::run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs) {
+  auto descriptor = describe(inputs);
+  std::shared_ptr<const Variant> variant;
+  {
+    std::lock_guard lock(mutex_);
+    variant = find(descriptor);
+    if (variant) {
+      host_->counters->hit();
+    } else {
+      host_->counters->missed();
+      variant = add_variant(std::move(descriptor), inputs);
+    }
+  }
+  const Compiled& compiled = *variant->compiled;
+  if (compiled.launcher) {
+    execute(compiled.plan, variant->resolved, *compiled.launcher, host_->pool, inputs, outputs);
+    return;
+  }
+  auto made = interpret(compiled.plan.program, inputs);
+  outputs.resize(made.size());
+  for (std::size_t o = 0; o < made.size(); ++o) {
+    if (outputs[o].defined()) outputs[o].copy_(made[o]);
+    else outputs[o] = std::move(made[o]);
+  }
+}
+
+}  // namespace ditfleet::region

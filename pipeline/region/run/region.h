@@ -1,0 +1,89 @@
+// A block's compiled form: one program for all copies of the block and all sizes, behind a guard.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "pipeline/region/backends/cached.h"
+#include "pipeline/region/counters.h"
+#include "pipeline/region/ir/program.h"
+#include "pipeline/region/options.h"
+#include "pipeline/region/run/executor.h"
+
+namespace ditfleet::region {
+
+// What the regions of one engine share.
+struct RegionHost {
+  CompileOptions options;
+  std::shared_ptr<const Compiler> compiler;  // null: eager
+  std::string arch;
+  std::shared_ptr<kernel_cache::KernelCache> cache;
+  std::shared_ptr<RegionCounters> counters = std::make_shared<RegionCounters>();
+  WorkspacePool pool;
+};
+
+// The compiler for this backend and device, and a cache in memory if none is given. Throws pipeline::Failure: kInvalidArgument
+// for an unknown backend, mode or limit; kUnavailable where a backend that is asked for by name cannot be had. auto
+// falls back to eager, counted.
+std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device device, std::shared_ptr<kernel_cache::KernelCache> cache);
+
+class Region {
+ public:
+  using Recipe = std::function<Result<Program>(ElementType)>;
+
+  // `block` is for messages. Compiles nothing yet.
+  Region(std::string block, Recipe recipe, std::shared_ptr<RegionHost> host);
+
+  // The program for `type` compiled now, so that the first call finds it. With dynamic off nothing can be compiled
+  // before sizes are known. Throws as run() does.
+  void prepare(ElementType type, c10::Device device);
+
+  // inputs and outputs: see execute(). A call whose guard fails (another element type, with dynamic off another size)
+  // compiles once more as far as the options allow, else runs op by op. Throws pipeline::Failure: kInvalidArgument
+  // for inputs that are no call of this block; with fullgraph or error_on_recompile what they promise; and what LibTorch
+  // throws. Thread safe.
+  void run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs);
+
+  // The names of the inputs in order, for whoever fills pointer tables.
+  std::vector<std::string> input_names() const;
+
+ private:
+  // One compiled program: what it was compiled for, and how to launch it.
+  struct Compiled {
+    ElementType type;
+    c10::DeviceType device;
+    Sizes bound;  // with dynamic off
+    Plan plan;
+    std::unique_ptr<RowLauncher> launcher;  // null: this program runs op by op
+  };
+  // A compiled program with its numbers for one descriptor.
+  struct Variant {
+    std::vector<std::int64_t> descriptor;
+    std::shared_ptr<const Compiled> compiled;
+    Resolved resolved;
+  };
+
+  static std::vector<std::int64_t> describe(const std::vector<at::Tensor>& inputs);
+  std::shared_ptr<const Variant> find(const std::vector<std::int64_t>& descriptor);
+  std::shared_ptr<const Variant> add_variant(std::vector<std::int64_t> descriptor, const std::vector<at::Tensor>& inputs);
+  std::shared_ptr<const Compiled> compile(ElementType type, c10::DeviceType device, const Sizes& bound, const std::string& guard, const std::string& reason);
+  std::shared_ptr<const Compiled> eager(Plan plan, ElementType type, c10::DeviceType device, const Sizes& bound);
+  void fall_back(const std::string& reason, const std::string& message);
+
+  const std::string block_;
+  const Recipe recipe_;
+  const std::shared_ptr<RegionHost> host_;
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<const Compiled>> compiled_;
+  std::vector<std::shared_ptr<const Variant>> variants_;  // most recently added first
+  std::shared_ptr<const Variant> last_;
+  std::vector<std::string> fallen_back_;  // reasons that were logged
+  int programs_ = 0;                      // compiled ones, which recompile_limit bounds
+};
+
+}  // namespace ditfleet::region

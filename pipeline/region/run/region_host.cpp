@@ -1,0 +1,59 @@
+#include "pipeline/device/failure.h"
+#include "pipeline/region/backends/cpu_jit.h"
+#include "pipeline/region/backends/nvrtc.h"
+#include "pipeline/region/run/region.h"
+
+namespace ditfleet::region {
+namespace {
+
+void check(const std::string& field, const std::string& value, std::initializer_list<const char*> known) {
+  std::string list;
+  for (const char* one : known) {
+    if (value == one) return;
+    list += (list.empty() ? "" : ", ") + std::string(one);
+  }
+  pipeline::fail(Code::kInvalidArgument, "compile." + field + " is \"" + value + "\"; it takes one of " + list, "compile." + field);
+}
+
+}  // namespace
+
+std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device device, std::shared_ptr<kernel_cache::KernelCache> cache) {
+  check("backend", options.backend, {"auto", "nvrtc", "cpu_jit", "eager"});
+  check("mode", options.mode, {"default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"});
+  if (options.recompile_limit < 1)
+    pipeline::fail(Code::kInvalidArgument, "compile.recompile_limit is " + std::to_string(options.recompile_limit) + "; it must be at least 1",
+                   "compile.recompile_limit");
+  auto host = std::make_shared<RegionHost>();
+  host->cache = std::move(cache);
+  if (!host->cache) host->cache = make_memory_cache();
+
+  const bool automatic = options.backend == "auto";
+  const std::string backend = !automatic ? options.backend : device.is_cpu() ? "cpu_jit" : "eager";
+  if (backend == "cpu_jit" && !device.is_cpu())
+    pipeline::fail(Code::kInvalidArgument, "compile.backend is cpu_jit, which runs on a CPU, and the device is a GPU; use auto, nvrtc or eager", "compile.backend");
+  if (backend == "nvrtc" && device.is_cpu())
+    pipeline::fail(Code::kInvalidArgument, "compile.backend is nvrtc, which runs on a GPU, and the device is cpu; use auto, cpu_jit or eager", "compile.backend");
+  if (backend == "nvrtc")
+    pipeline::fail(Code::kUnavailable, "compile.backend is nvrtc, whose programs this build compiles (ditfleet-worker compile) but cannot run yet; use eager", "compile.backend");
+  if (backend == "cpu_jit") {
+    auto compiler = open_cpu_jit();
+    if (compiler) {
+      host->compiler = *compiler;
+      host->arch = kHostArch;
+    } else if (automatic && !options.fullgraph) {
+      host->counters->fell_back("all", "no_compiler", compiler.error().message, true);
+    } else {
+      throw pipeline::Failure(compiler.error());
+    }
+  }
+  for (const auto& [component, wanted] : {std::pair<const char*, bool>{"text_encoders", options.text_encoders}, {"vae", options.vae}}) {
+    if (!wanted || backend == "eager") continue;
+    const std::string message = std::string("compile.components.") + component + " is set, but " + component + " has no regions; leave it off";
+    if (options.fullgraph) pipeline::fail(Code::kInvalidArgument, message, std::string("compile.components.") + component);
+    host->counters->fell_back(component, "no_regions", message, true);
+  }
+  host->options = std::move(options);
+  return host;
+}
+
+}  // namespace ditfleet::region

@@ -1,0 +1,166 @@
+#include "pipeline/region/run/resolved.h"
+
+#include <algorithm>
+
+namespace ditfleet::region {
+namespace {
+
+constexpr std::int64_t kAlignment = 64;  // of a buffer in the workspace: a cache line
+
+class Resolver {
+ public:
+  Resolver(const Plan& plan, const Sizes& sizes) : plan_(plan), sizes_(sizes) {
+    made_.contiguous_input.assign(plan.program.inputs().size(), false);
+  }
+
+  Resolved run() {
+    for (int input : plan_.program.inputs()) {
+      made_.input_sizes.emplace_back();
+      for (const Dim& d : plan_.program.values[static_cast<std::size_t>(input)].shape) made_.input_sizes.back().push_back(number(d));
+    }
+    for (const Step& step : plan_.steps) std::visit([&](const auto& one) { add(one); }, step);
+    place_buffers();
+    for (int output : plan_.program.outputs) {
+      made_.output_sizes.emplace_back();
+      for (const Dim& d : plan_.program.values[static_cast<std::size_t>(output)].shape) made_.output_sizes.back().push_back(number(d));
+    }
+    return std::move(made_);
+  }
+
+ private:
+  std::int64_t number(const Dim& d) const { return d.evaluate(sizes_); }
+
+  int input_position(const View& view) const {
+    const Buffer& buffer = plan_.buffers[static_cast<std::size_t>(view.buffer)];
+    if (buffer.kind != BufferKind::kInput) return -1;
+    const auto order = plan_.program.inputs();
+    return static_cast<int>(std::find(order.begin(), order.end(), buffer.value) - order.begin());
+  }
+
+  ResolvedView view(const View& v) {
+    ResolvedView r{.buffer = v.buffer, .offset = number(v.offset)};
+    for (const Dim& d : v.shape) r.sizes.push_back(number(d));
+    for (const Dim& d : v.strides) r.strides.push_back(number(d));
+    if (const int input = input_position(v); input >= 0) made_.contiguous_input[static_cast<std::size_t>(input)] = true;
+    return r;
+  }
+
+  // Row pairs of x and out as evenly spaced runs, axis by axis.
+  static void runs(const ResolvedView& x, const ResolvedView& out, std::size_t axis, std::int64_t x_offset, std::int64_t out_offset,
+                   std::vector<ResolvedGemm::Rows>& rows) {
+    const std::size_t outer = x.sizes.size() - 1;
+    std::int64_t count = 1, x_stride = 0, out_stride = 0;
+    bool even = true;
+    for (std::size_t a = outer; a-- > axis;) {
+      if (x.sizes[a] == 1) continue;
+      if (count == 1) {
+        x_stride = x.strides[a];
+        out_stride = out.strides[a];
+      } else if (x.strides[a] != x_stride * count || out.strides[a] != out_stride * count) {
+        even = false;
+        break;
+      }
+      count *= x.sizes[a];
+    }
+    if (even) {
+      rows.push_back({x_offset, count == 1 ? x.sizes.back() : x_stride, out_offset, count == 1 ? out.sizes.back() : out_stride, count});
+      return;
+    }
+    for (std::int64_t i = 0; i < x.sizes[axis]; ++i)
+      runs(x, out, axis + 1, x_offset + i * x.strides[axis], out_offset + i * out.strides[axis], rows);
+  }
+
+  void add(const GemmStep& step) {
+    ResolvedGemm r{.weight = step.weight, .bias = step.bias, .out = view(step.out)};
+    for (const auto& part : step.parts) {
+      ResolvedGemm::Part p{.x = view(part.x), .first_column = part.first_column, .columns = part.columns};
+      p.gather = p.x.strides.back() != 1 && p.x.sizes.back() != 1;
+      if (p.gather) {  // as the copy will lie
+        ResolvedView packed = p.x;
+        packed.offset = 0;
+        std::int64_t stride = 1;
+        for (std::size_t a = packed.sizes.size(); a-- > 0;) {
+          packed.strides[a] = stride;
+          stride *= packed.sizes[a];
+        }
+        runs(packed, r.out, 0, 0, r.out.offset, p.rows);
+      } else {
+        runs(p.x, r.out, 0, p.x.offset, r.out.offset, p.rows);
+      }
+      r.parts.push_back(std::move(p));
+    }
+    made_.steps.push_back(std::move(r));
+  }
+  void add(const AttentionStep& step) { made_.steps.push_back(ResolvedAttention{view(step.q), view(step.k), view(step.v), view(step.out)}); }
+  void add(const CopyStep& step) { made_.steps.push_back(ResolvedCopy{view(step.from), view(step.to)}); }
+
+  void add(const RowStep& step) {
+    ResolvedRows r{.kernel = step.kernel};
+    for (const auto& instance : step.instances) {
+      ResolvedRows::Instance made{.rows = 1};
+      for (const Dim& extent : instance.extents) {
+        made.words.push_back(number(extent));
+        made.rows *= made.words.back();
+      }
+      for (const auto& operand : instance.operands) {
+        const Buffer& buffer = plan_.buffers[static_cast<std::size_t>(operand.view.buffer)];
+        ResolvedRows::Operand o{.buffer = operand.view.buffer, .offset_bytes = number(operand.view.offset) * bytes_of(buffer.type), .word = made.words.size()};
+        made.words.push_back(0);
+        for (const Dim& stride : operand.strides) made.words.push_back(number(stride));
+        if (const int input = input_position(operand.view); input >= 0) {
+          const bool whole = operand.view.own_axes && operand.view.shape == buffer.shape && operand.view.offset == Dim(0);
+          if (whole) {
+            o.input = input;
+            o.axes = buffer.shape.size() - 1;
+          } else {
+            made_.contiguous_input[static_cast<std::size_t>(input)] = true;
+          }
+        }
+        made.operands.push_back(o);
+      }
+      r.rows += made.rows;
+      r.instances.push_back(std::move(made));
+    }
+    made_.steps.push_back(std::move(r));
+  }
+
+  // Buffers whose lives do not overlap share memory: first fit, in the order in which they begin.
+  void place_buffers() {
+    struct Placed {
+      std::int64_t begin, end;
+      int first, last;
+    };
+    std::vector<Placed> placed;
+    made_.workspace_offset.assign(plan_.buffers.size(), -1);
+    std::vector<std::size_t> order;
+    for (std::size_t b = 0; b < plan_.buffers.size(); ++b)
+      if (plan_.buffers[b].kind == BufferKind::kWorkspace && plan_.buffers[b].first >= 0) order.push_back(b);
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return plan_.buffers[a].first < plan_.buffers[b].first; });
+    for (std::size_t b : order) {
+      const Buffer& buffer = plan_.buffers[b];
+      const std::int64_t bytes = (number(elements_of(buffer.shape)) * bytes_of(buffer.type) + kAlignment - 1) / kAlignment * kAlignment;
+      std::int64_t at = 0;
+      for (bool moved = true; moved;) {
+        moved = false;
+        for (const Placed& other : placed)
+          if (other.last >= buffer.first && other.first <= buffer.last && at < other.end && other.begin < at + bytes) {
+            at = other.end;
+            moved = true;
+          }
+      }
+      placed.push_back({at, at + bytes, buffer.first, buffer.last});
+      made_.workspace_offset[b] = at;
+      made_.workspace_bytes = std::max(made_.workspace_bytes, at + bytes);
+    }
+  }
+
+  const Plan& plan_;
+  const Sizes& sizes_;
+  Resolved made_;
+};
+
+}  // namespace
+
+Resolved resolve(const Plan& plan, const Sizes& sizes) { return Resolver(plan, sizes).run(); }
+
+}  // namespace ditfleet::region

@@ -1,0 +1,47 @@
+#include "pipeline/region/run/sizes.h"
+
+#include "pipeline/device/failure.h"
+
+namespace ditfleet::region {
+namespace {
+
+std::string shape_text(const at::Tensor& t) {
+  std::string out = "[";
+  for (std::int64_t n : t.sizes()) out += (out.size() == 1 ? "" : ", ") + std::to_string(n);
+  return out + "]";
+}
+
+}  // namespace
+
+Sizes sizes_of(const Program& program, const std::vector<at::Tensor>& inputs, bool any_type) {
+  const auto order = program.inputs();
+  const auto refuse = [&](const std::string& what) { pipeline::fail(Code::kInvalidArgument, "[" + program.block + "] " + what); };
+  if (inputs.size() != order.size())
+    refuse("has " + std::to_string(inputs.size()) + " inputs; it takes " + std::to_string(order.size()));
+  Sizes sizes;
+  for (int pass = 0; pass < 2; ++pass)  // lone symbols first, then everything is compared
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      const Value& value = program.values[static_cast<std::size_t>(order[i])];
+      const at::Tensor& t = inputs[i];
+      if (!t.defined() || t.dim() != static_cast<std::int64_t>(value.shape.size()))
+        refuse("%" + value.name + " is " + (t.defined() ? shape_text(t) : "missing") + "; it must be " + text_of(value.shape));
+      if (!any_type && t.scalar_type() != (value.type == ElementType::kF32 ? c10::ScalarType::Float : c10::ScalarType::BFloat16))
+        refuse("%" + value.name + " is " + c10::toString(t.scalar_type()) + "; it must be " + std::string(name_of(value.type)));
+      for (std::size_t a = 0; a < value.shape.size(); ++a) {
+        const Dim& d = value.shape[a];
+        const std::int64_t n = t.size(static_cast<std::int64_t>(a));
+        const bool may_broadcast = value.kind == ValueKind::kTable && n == 1;
+        if (pass == 0) {
+          std::vector<std::string> names;
+          d.add_symbols_to(names);
+          if (names.size() == 1 && d == Dim::symbol(names[0]) && value.kind == ValueKind::kActivation) sizes.try_emplace(names[0], n);
+        } else if (d.evaluate(sizes) != n && !may_broadcast) {
+          refuse("%" + value.name + " is " + shape_text(t) + "; it must be " + text_of(value.shape) + ", whose " + d.text() + " is " +
+                 std::to_string(d.evaluate(sizes)) + " by the activations");
+        }
+      }
+    }
+  return sizes;
+}
+
+}  // namespace ditfleet::region

@@ -1,0 +1,344 @@
+// Compiled regions (cpu_jit) against eager and a wide reference, over random shapes, batches, strides and types; the
+// guards; and the checks that diffusers runs on compiled models, as far as they apply.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/view_as_complex.h>
+#include <c10/core/InferenceMode.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <random>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/models/flux/blocks.h"
+#include "pipeline/region/backends/cpu_jit.h"
+#include "pipeline/region/blocks/blocks.h"
+#include "pipeline/region/ir/builder.h"
+#include "pipeline/region/run/interpreter.h"
+#include "pipeline/region/run/region.h"
+#include "tests/parity/region_inputs.h"
+
+namespace ditfleet::region {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::converted;
+using testing::random_inputs;
+using testing::relative_error;
+using Outputs = std::vector<at::Tensor>;
+using c10::ScalarType;
+
+const c10::Device kCpu(c10::DeviceType::CPU);
+
+using Make = Result<Program> (*)(const BlockShape&);
+
+Region::Recipe recipe(Make make, std::int64_t heads, std::int64_t head_dim) {
+  return [=](ElementType type) { return make({.heads = heads, .head_dim = head_dim, .type = type}); };
+}
+
+std::shared_ptr<RegionHost> host(CompileOptions options = {}) {
+  if (options.backend == "eager") options.backend = "cpu_jit";
+  return make_region_host(options, kCpu, nullptr);
+}
+
+Program program_of(Make make, std::int64_t heads, std::int64_t head_dim, ElementType type) {
+  return make({.heads = heads, .head_dim = head_dim, .type = type}).value();
+}
+
+// What a Failure says; "" if nothing was thrown.
+template <class F>
+std::string failure_of(F f) {
+  try {
+    f();
+  } catch (const pipeline::Failure& e) {
+    return e.error().message;
+  }
+  return "";
+}
+
+class RegionParity : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (auto compiler = open_cpu_jit(); !compiler) GTEST_SKIP() << compiler.error().message;
+  }
+  c10::InferenceMode inference_{true};
+};
+
+struct Shape {
+  Make make;
+  const char* first;   // the symbols that vary
+  const char* second;
+};
+const Shape kShapes[] = {{flux_double_block, "image", "text"}, {flux_single_block, "tokens", "tokens"}, {temporal_block, "frames", "places"}};
+
+// One region for each block and type serves every shape: errors are within 1.1 of eager's, and nothing is compiled twice.
+TEST_F(RegionParity, ErrsNoMoreThanEagerOverRandomShapes) {
+  std::mt19937_64 random(20261121);
+  const auto between = [&](std::int64_t least, std::int64_t most) { return std::uniform_int_distribution<std::int64_t>(least, most)(random); };
+  double worst = 0, worst_f32 = 0;
+  for (const Shape& shape : kShapes)
+    for (const auto& [heads, head_dim] : {std::pair<std::int64_t, std::int64_t>{6, 32}, {3, 10}, {2, 128}})
+      for (ElementType type : {ElementType::kF32, ElementType::kBF16}) {
+        const auto shared = host({.fullgraph = true});
+        Region region("parity", recipe(shape.make, heads, head_dim), shared);
+        const Program program = program_of(shape.make, heads, head_dim, type);
+        for (int round = 0; round < 6; ++round) {
+          const Sizes sizes{{"batch", between(1, 3)}, {shape.first, between(1, 40)}, {shape.second, between(1, 23)}};
+          const testing::InputStyle style{.strided = round % 2 == 1, .outliers = round % 3 == 2};
+          const auto inputs = random_inputs(program, sizes, random(), style);
+          Outputs got;
+          region.run(inputs, got);
+          const auto eager = interpret(program, inputs), reference = interpret(program, converted(inputs, ScalarType::Double));
+          for (std::size_t o = 0; o < got.size(); ++o) {
+            const double mine = relative_error(got[o], reference[o]), theirs = relative_error(eager[o], reference[o]);
+            const std::string where = program.block + " " + std::string(name_of(type)) + " heads " + std::to_string(heads) + "x" +
+                                      std::to_string(head_dim) + " batch " + std::to_string(sizes.at("batch")) + " " + shape.first + " " +
+                                      std::to_string(sizes.at(shape.first)) + " round " + std::to_string(round);
+            if (type == ElementType::kBF16) {
+              EXPECT_LE(mine, 1.1 * theirs) << where;
+              worst = std::max(worst, mine / theirs);
+            } else {  // both are rounding noise: within a few units of the last place
+              EXPECT_LE(mine, 2e-6) << where;
+              worst_f32 = std::max(worst_f32, mine);
+            }
+          }
+        }
+        EXPECT_EQ(shared->counters->counts().compiles, 1u);
+        EXPECT_EQ(shared->counters->counts().recompiles, 0u);
+        EXPECT_EQ(shared->counters->counts().fallbacks, 0u);
+      }
+  RecordProperty("worst_bf16_ratio", std::to_string(worst));
+  RecordProperty("worst_f32_error", std::to_string(worst_f32));
+}
+
+TEST_F(RegionParity, OneTemporalProgramForEveryFrameCount) {
+  const auto shared = host({.fullgraph = true, .error_on_recompile = true});
+  Region region("temporal", recipe(temporal_block, 2, 16), shared);
+  const Program program = program_of(temporal_block, 2, 16, ElementType::kF32);
+  for (std::int64_t frames : {25, 49, 61, 81}) {
+    const auto inputs = random_inputs(program, {{"batch", 1}, {"frames", frames}, {"places", 6}}, 7);
+    Outputs got;
+    region.run(inputs, got);
+    EXPECT_LE(relative_error(got[0], interpret(program, inputs)[0]), 2e-6) << frames;
+  }
+  EXPECT_EQ(shared->counters->counts().compiles, 1u);
+  EXPECT_EQ(shared->counters->counts().variants, 4u);
+}
+
+// The interpreter is the reference: it must be what models/flux/blocks.cpp computes, bit for bit.
+TEST_F(RegionParity, EagerIsWhatTheModelComputes) {
+  for (ElementType type : {ElementType::kF32, ElementType::kBF16}) {
+    const std::int64_t heads = 4, head_dim = 16, text = 5, image = 12;
+    const pipeline::BlockGeometry geometry{heads, head_dim};
+    const Program program = program_of(flux_double_block, heads, head_dim, type);
+    const auto inputs = random_inputs(program, {{"batch", 1}, {"image", image}, {"text", text}}, 3);
+    const auto of = [&](const std::string& name) {
+      const auto order = program.inputs();
+      for (std::size_t i = 0; i < order.size(); ++i)
+        if (program.values[static_cast<std::size_t>(order[i])].name == name) return inputs[i];
+      ADD_FAILURE() << "no input " << name;
+      return at::Tensor();
+    };
+    const auto linear = [&](const std::string& name) { return pipeline::LinearSlot{of(name + ".weight"), of(name + ".bias")}; };
+    const auto stream = [&](const std::string& p) {
+      return pipeline::StreamSlots{{}, linear(p + "qkv"), of(p + "norm_q"), of(p + "norm_k"), linear(p + "out"), linear(p + "mlp_in"), linear(p + "mlp_out")};
+    };
+    const auto rows = [&](const std::string& p) { return pipeline::Modulation{of(p + "shift"), of(p + "scale"), of(p + "gate")}; };
+    at::Tensor x = of("image"), y = of("text");
+    const at::Tensor rope = at::view_as_complex(of("rope").unflatten(1, {head_dim / 2, 2})).unsqueeze(0).unsqueeze(2);
+    pipeline::double_block(x, y, {stream("image."), stream("text.")},
+                           {rows("image.attention_"), rows("image.mlp_"), rows("text.attention_"), rows("text.mlp_")}, rope, geometry);
+    const auto made = interpret(program, inputs);
+    EXPECT_TRUE(made[0].equal(x));
+    EXPECT_TRUE(made[1].equal(y));
+  }
+}
+
+TEST_F(RegionParity, UpdatesActivationsInPlace) {
+  Region region("single", recipe(flux_single_block, 2, 16), host());
+  const Program program = program_of(flux_single_block, 2, 16, ElementType::kF32);
+  auto inputs = random_inputs(program, {{"batch", 2}, {"tokens", 9}}, 5);
+  Outputs apart;
+  region.run(inputs, apart);
+  Outputs in_place{inputs[0]};
+  region.run(inputs, in_place);
+  EXPECT_EQ(in_place[0].data_ptr(), inputs[0].data_ptr());
+  EXPECT_TRUE(in_place[0].equal(apart[0]));
+}
+
+// --- the checks of diffusers' compile tests, one each -----------------------------------------------------------
+
+TEST_F(RegionParity, FullGraphTwiceWithoutARecompile) {
+  const auto shared = host({.fullgraph = true, .error_on_recompile = true});
+  Region region("single", recipe(flux_single_block, 2, 16), shared);
+  const auto inputs = random_inputs(program_of(flux_single_block, 2, 16, ElementType::kF32), {{"batch", 1}, {"tokens", 8}}, 1);
+  Outputs first, second;
+  region.run(inputs, first);
+  region.run(inputs, second);
+  EXPECT_TRUE(first[0].equal(second[0]));
+  const auto counts = shared->counters->counts();
+  EXPECT_EQ(counts.compiles, 1u);
+  EXPECT_EQ(counts.hits, 1u);
+  EXPECT_EQ(counts.misses, 1u);
+}
+
+TEST_F(RegionParity, RecompileLimitOfOneIsEnoughForAllCopiesOfABlock) {
+  const auto shared = host({.fullgraph = true, .recompile_limit = 1});
+  Region region("single", recipe(flux_single_block, 2, 16), shared);
+  const Program program = program_of(flux_single_block, 2, 16, ElementType::kF32);
+  for (std::uint64_t copy = 0; copy < 38; ++copy) {
+    Outputs got;
+    region.run(random_inputs(program, {{"batch", 1}, {"tokens", 8}}, copy), got);
+  }
+  EXPECT_EQ(shared->counters->counts().compiles, 1u);
+  EXPECT_EQ(shared->counters->counts().hits, 37u);
+}
+
+TEST_F(RegionParity, ThreeShapesWithoutARecompile) {
+  const auto shared = host({.fullgraph = true, .error_on_recompile = true, .recompile_limit = 1});
+  Region region("double", recipe(flux_double_block, 2, 16), shared);
+  const Program program = program_of(flux_double_block, 2, 16, ElementType::kF32);
+  for (const auto& [image, batch] : {std::pair<std::int64_t, std::int64_t>{16, 1}, {36, 1}, {16, 2}}) {
+    Outputs got;
+    region.run(random_inputs(program, {{"batch", batch}, {"image", image}, {"text", 4}}, 2), got);
+  }
+  EXPECT_EQ(shared->counters->counts().recompiles, 0u);
+}
+
+// --- what the options promise ---------------------------------------------------------------------------------
+
+TEST_F(RegionParity, WithoutDynamicEachSizeIsAProgram) {
+  const auto shared = host({.dynamic = false, .recompile_limit = 2});
+  Region region("single", recipe(flux_single_block, 2, 16), shared);
+  const Program program = program_of(flux_single_block, 2, 16, ElementType::kF32);
+  for (std::int64_t tokens : {4, 5, 4, 6}) {
+    const auto inputs = random_inputs(program, {{"batch", 1}, {"tokens", tokens}}, 2);
+    Outputs got;
+    region.run(inputs, got);
+    EXPECT_LE(relative_error(got[0], interpret(program, inputs)[0]), 2e-6);
+  }
+  const auto counts = shared->counters->counts();
+  EXPECT_EQ(counts.compiles, 2u);
+  EXPECT_EQ(counts.recompiles, 1u);
+  EXPECT_EQ(counts.fallback_reasons.at("recompile_limit"), 1u) << "the third size runs op by op";
+}
+
+TEST_F(RegionParity, ErrorOnRecompileNamesTheGuard) {
+  Region region("flux.single", recipe(flux_single_block, 2, 16), host({.dynamic = false, .error_on_recompile = true}));
+  const Program program = program_of(flux_single_block, 2, 16, ElementType::kF32);
+  Outputs got;
+  region.run(random_inputs(program, {{"batch", 1}, {"tokens", 4}}, 2), got);
+  EXPECT_THAT(failure_of([&] { region.run(random_inputs(program, {{"batch", 1}, {"tokens", 5}}, 2), got); }),
+              HasSubstr("region flux.single would be compiled again: with compile.dynamic off sizes were batch 1, tokens 4 and are batch 1, tokens 5"));
+}
+
+TEST_F(RegionParity, AnotherElementTypeIsAnotherProgram) {
+  const auto shared = host();
+  Region region("single", recipe(flux_single_block, 2, 16), shared);
+  for (ElementType type : {ElementType::kF32, ElementType::kBF16, ElementType::kF32}) {
+    Outputs got;
+    region.run(random_inputs(program_of(flux_single_block, 2, 16, type), {{"batch", 1}, {"tokens", 4}}, 2), got);
+  }
+  EXPECT_EQ(shared->counters->counts().compiles, 2u);
+  EXPECT_EQ(shared->counters->counts().recompiles, 1u);
+}
+
+// A block with an op that no kernel has.
+Result<Program> exact_gelu(const BlockShape& s) {
+  Builder b("exact", s.type);
+  return b.finish({b.gelu_erf("y", b.activation("x", {Dim::symbol("rows"), s.width()}))});
+}
+
+TEST_F(RegionParity, AnUnsupportedOpRunsOpByOpAndIsCounted) {
+  const auto shared = host();
+  Region region("exact", recipe(exact_gelu, 1, 8), shared);
+  const Program program = program_of(exact_gelu, 1, 8, ElementType::kF32);
+  const auto inputs = random_inputs(program, {{"rows", 3}}, 1);
+  Outputs got;
+  region.run(inputs, got);
+  EXPECT_TRUE(got[0].equal(interpret(program, inputs)[0]));
+  EXPECT_EQ(shared->counters->counts().fallback_reasons.at("unsupported_op"), 1u);
+  EXPECT_EQ(shared->counters->counts().compiles, 0u);
+}
+
+TEST_F(RegionParity, AnUnsupportedOpIsAnErrorUnderFullGraph) {
+  Region region("exact", recipe(exact_gelu, 1, 8), host({.fullgraph = true}));
+  EXPECT_THAT(failure_of([&] { region.prepare(ElementType::kF32, kCpu); }), HasSubstr("[exact] y = gelu_erf: no generated kernel has this op"));
+}
+
+TEST_F(RegionParity, WrongInputsAreNamed) {
+  Region region("single", recipe(flux_single_block, 2, 16), host());
+  const Program program = program_of(flux_single_block, 2, 16, ElementType::kF32);
+  const auto good = random_inputs(program, {{"batch", 1}, {"tokens", 8}}, 1);
+  Outputs got;
+  auto few = good;
+  few.pop_back();
+  EXPECT_THAT(failure_of([&] { region.run(few, got); }), HasSubstr("[flux.single] has 12 inputs; it takes 13"));
+  auto shape = good;
+  shape[1] = shape[1].narrow(0, 0, 7);
+  EXPECT_THAT(failure_of([&] { region.run(shape, got); }), HasSubstr("%rope is [7, 16]; it must be [tokens, 16], whose tokens is 8"));
+  auto type = good;
+  type[5] = type[5].to(ScalarType::BFloat16);
+  EXPECT_THAT(failure_of([&] { region.run(type, got); }), HasSubstr("it must be f32"));
+  auto missing = good;
+  missing[4] = at::Tensor();
+  EXPECT_THAT(failure_of([&] { region.run(missing, got); }), HasSubstr("%gate is missing"));
+  auto wide = good;
+  wide[0] = wide[0].to(ScalarType::Double);
+  EXPECT_THAT(failure_of([&] { region.run(wide, got); }), HasSubstr("activations are Double"));
+}
+
+TEST_F(RegionParity, RegionsShareACompiledProgramThroughTheCache) {
+  const auto cache = make_memory_cache();
+  std::size_t total = 0;
+  for (int engine = 0; engine < 2; ++engine) {
+    const auto shared = make_region_host({.backend = "cpu_jit"}, kCpu, cache);
+    Region region("single", recipe(flux_single_block, 2, 24), shared);
+    region.prepare(ElementType::kF32, kCpu);
+    total += shared->counters->counts().compiles;
+  }
+  EXPECT_EQ(total, 2u) << "each engine takes the program once";
+}
+
+TEST(RegionBackend, AMissingOneIsAClearError) {
+  ::setenv("DITFLEET_CXX", "/nowhere/c++", 1);
+  EXPECT_THAT(failure_of([] { make_region_host({.backend = "cpu_jit"}, kCpu, nullptr); }), HasSubstr("/nowhere/c++ cannot be used"));
+  EXPECT_EQ(make_region_host({.backend = "auto"}, kCpu, nullptr)->compiler, nullptr) << "auto does without";
+  EXPECT_EQ(make_region_host({.backend = "auto"}, kCpu, nullptr)->counters->counts().fallback_reasons.at("no_compiler"), 1u);
+  ::unsetenv("DITFLEET_CXX");
+  EXPECT_THAT(failure_of([] { make_region_host({.backend = "nvrtc"}, kCpu, nullptr); }), HasSubstr("the device is cpu"));
+  EXPECT_THAT(failure_of([] { make_region_host({.backend = "tvm"}, kCpu, nullptr); }), HasSubstr("it takes one of auto, nvrtc, cpu_jit, eager"));
+  EXPECT_THAT(failure_of([] { make_region_host({.mode = "fast"}, kCpu, nullptr); }), HasSubstr("compile.mode is \"fast\""));
+  EXPECT_THAT(failure_of([] { make_region_host({.recompile_limit = 0}, kCpu, nullptr); }), HasSubstr("at least 1"));
+  EXPECT_THAT(failure_of([] { make_region_host({.backend = "cpu_jit", .fullgraph = true, .vae = true}, kCpu, nullptr); }), HasSubstr("vae has no regions"));
+}
+
+TEST(RegionBackend, ACompilerThatFailsLeavesTheRegionToEager) {
+  // A compiler that answers for its version and then refuses the source.
+  const std::string path = ::testing::TempDir() + "/ditfleet-failing-cxx";
+  {
+    FILE* file = std::fopen(path.c_str(), "w");
+    ASSERT_TRUE(file);
+    std::fputs("#!/bin/sh\ncase \"$*\" in *--version*|*--help=target*) echo failing 1.0; exit 0;; esac\necho 'error: no'; exit 1\n", file);
+    std::fclose(file);
+    ASSERT_EQ(std::system(("chmod +x '" + path + "'").c_str()), 0);
+  }
+  ::setenv("DITFLEET_CXX", path.c_str(), 1);
+  const auto shared = host();
+  Region region("single", recipe(flux_single_block, 2, 16), shared);
+  const Program program = program_of(flux_single_block, 2, 16, ElementType::kF32);
+  const auto inputs = random_inputs(program, {{"batch", 1}, {"tokens", 8}}, 1);
+  Outputs got;
+  region.run(inputs, got);
+  EXPECT_TRUE(got[0].equal(interpret(program, inputs)[0]));
+  EXPECT_EQ(shared->counters->counts().fallback_reasons.at("compile_error"), 1u);
+  Region strict("single", recipe(flux_single_block, 2, 16), host({.fullgraph = true}));
+  const std::string message = failure_of([&] { strict.prepare(ElementType::kF32, kCpu); });
+  EXPECT_THAT(message, HasSubstr("error: no; the source is kept in "));
+  ::unsetenv("DITFLEET_CXX");
+  std::remove(message.substr(message.rfind(' ') + 1).c_str());
+  std::remove(path.c_str());
+}
+
+}  // namespace
+}  // namespace ditfleet::region
