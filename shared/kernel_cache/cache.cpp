@@ -96,6 +96,7 @@ class KernelCache::Impl {
     RedisTier::Name name = RedisTier::Name::kShared;
     bool replace = false;      // what is there did not verify, and is under a name where it should
     bool usable = true;        // false after a failure: the rest of this search does without Redis
+    bool full = false;         // it takes nothing in
     std::string refused;       // bytes that have been judged already
     std::string good;          // bytes that have verified
   };
@@ -250,6 +251,7 @@ class KernelCache::Impl {
         count_store("redis", "full");
         complain(redis_complaint_, attempt.error());
         view.usable = false;
+        view.full = true;
       } else if (!attempt) {
         (void)judge(search, view, attempt.error(), false);
       } else {
@@ -281,7 +283,7 @@ class KernelCache::Impl {
         spdlog::warn("kernel cache: a program is not kept: {}", bytes.error().message);
       } else {
         if (disk_ && write_disk(key, *bytes)) host->reset();
-        if (redis_ && view.usable) write_redis(key, *bytes, view);
+        if (redis_ && !view.full) write_redis(key, *bytes, view);  // the compiler took its time: Redis may be back
       }
       host->reset();
       if (fleet) redis_->release(fleet);
@@ -302,8 +304,9 @@ class KernelCache::Impl {
       count_store("redis", *stored == RedisTier::Stored::kNow ? "stored" : "already");
       return;
     }
-    count_store("redis", stored.error().code == Code::kResourceExhausted ? "full" : "error");
-    complain(redis_complaint_, stored.error());
+    const bool left_out = redis_->breaker_state() == Breaker::State::kOpen;
+    count_store("redis", stored.error().code == Code::kResourceExhausted ? "full" : left_out ? "left_out" : "error");
+    if (!left_out) complain(redis_complaint_, stored.error());
   }
 
   void refuse(const Search& search, std::string_view tier, const Refused& refused, bool quarantined) {
