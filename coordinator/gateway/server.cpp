@@ -15,11 +15,11 @@
 #include <boost/beast/core/rate_policy.hpp>
 #include <boost/beast/http.hpp>
 #include <array>
-#include <charconv>
 #include <optional>
 #include <set>
 #include <tuple>
 
+#include "coordinator/gateway/listen_address.h"
 #include "shared/core/task_group.h"
 
 namespace ditfleet::gateway {
@@ -36,26 +36,6 @@ constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
 // the client sees the answer and not a reset.
 constexpr std::chrono::milliseconds kLingerTime{2000};
 constexpr std::size_t kLingerBytes = 8u << 20;
-
-struct Address {
-  std::string host, port;
-};
-
-Result<Address> parse_address(const std::string& text) {
-  const auto colon = text.rfind(':');
-  int port = -1;
-  if (colon != std::string::npos) {
-    const auto [end, ec] = std::from_chars(text.data() + colon + 1, text.data() + text.size(), port);
-    if (ec != std::errc() || end != text.data() + text.size()) port = -1;
-  }
-  if (port < 0 || port > 65535) {
-    return invalid_argument("'" + text + "' is not an address to listen on; write HOST:PORT, such as 127.0.0.1:8780 (port 0 picks one)", "gateway.listen");
-  }
-  std::string host = text.substr(0, colon);
-  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-  if (host.empty() || host == "*") host = "0.0.0.0";
-  return Address{host, std::to_string(port)};
-}
 
 // What the client is told where Beast could not read its bytes.
 struct ReadProblem {
@@ -145,7 +125,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       : executor_(executor), options_(options), handlers_(std::move(handlers)), acceptor_(executor), tasks_(executor) {}
 
   Result<void> listen(const std::string& text) {
-    auto address = parse_address(text);
+    auto address = parse_listen_address(text);
     if (!address) return address.error();
     error_code ec;
     tcp::resolver resolver(executor_);

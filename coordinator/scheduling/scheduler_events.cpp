@@ -1,0 +1,120 @@
+// Scheduler: what it is told, by the intake, the feed and the workers' registry.
+#include <algorithm>
+
+#include "coordinator/scheduling/scheduler.h"
+
+namespace ditfleet::scheduling {
+namespace {
+
+constexpr std::size_t kTenantsKept = 4096;
+
+std::string field(const queue::Event& event, const char* name) {
+  const auto it = event.fields.find(name);
+  return it == event.fields.end() ? std::string() : it->second;
+}
+
+}  // namespace
+
+void Scheduler::on_intake(std::span<const queue::IntakeEntry> entries, std::int64_t now_us) {
+  for (const auto& entry : entries) {
+    auto job = examine(entry, options_.catalogue, options_.precision);
+    if (!job) {
+      pending_.reject.push_back(make_rejection(entry, job.error()));
+      continue;
+    }
+    const auto deadline = deadline_us(entry, job->spec);
+    const auto expected = estimate(job->spec, entry.tenant, now_us);
+    if (auto unmet = unmet_deadline(expected, deadline, now_us)) {
+      pending_.reject.push_back(make_rejection(entry, std::move(*unmet)));
+      continue;
+    }
+    if (find_job(entry.id) == nullptr) {
+      auto& added = add_job(entry.id, entry.tenant, job->spec.model, job->class_key, job->spec.n.value_or(1), now_us);
+      added.prior_us = job->prior_us;
+      added.cost_us = costs_.typical_run_us(added.cls, added.model, added.prior_us);
+      added.priority = job->spec.priority;
+      added.deadline_us = deadline;
+    }
+    // Also of a job that is known: an entry that is read again has not been acknowledged yet.
+    pending_.admit.push_back(make_admission(entry, *job, find_job(entry.id)->cost_us));
+  }
+}
+
+void Scheduler::on_event(const queue::Event& event, std::int64_t now_us) {
+  auto* job = find_job(event.job);
+  if (job == nullptr) {
+    // A unit of a job this scheduler has not heard of can only come from a hole in what it heard.
+    if (event.type == "ready" || event.type == "assigned" || event.type == "started") wants_audit_ = true;
+    return;
+  }
+  if (event.unit >= 0) {
+    if (event.unit < static_cast<int>(job->units.size())) on_unit_event(*job, event, event.unit, now_us);
+    return;
+  }
+  const auto state = job::state_from_name(event.type);
+  if (state && job::is_terminal(*state)) {
+    remove_job(*job, now_us);
+  } else if (event.type == "ready") {
+    for (int i = 0; i < static_cast<int>(job->units.size()); ++i) {
+      if (job->units[i].where == Unit::Where::kPending) unit_ready(*job, i, event.at_ms * 1000, now_us);
+    }
+  }
+}
+
+void Scheduler::on_unit_event(Job& job, const queue::Event& event, int index, std::int64_t now_us) {
+  auto& unit = job.units[index];
+  if (unit.where == Unit::Where::kEnded) return;
+  const auto nonce = field(event, "nonce");
+  if (event.type == "ready") {
+    if (event.fields.contains("not_before_ms")) {
+      unit_delayed(job, index, now_us);  // another "ready" follows when the retry is due
+    } else {
+      unit_ready(job, index, event.at_ms * 1000, now_us);
+    }
+  } else if (event.type == "assigned" || event.type == "started") {
+    if (unit.where != Unit::Where::kHeld || (!nonce.empty() && unit.nonce != nonce)) {
+      wants_audit_ = true;  // not this scheduler's doing; the event does not say enough
+      return;
+    }
+    unit.touched_us = now_us;
+    if (event.type == "started") fleet_.started(unit.worker, {job.id, index}, event.at_ms * 1000);
+  } else if (const auto state = job::state_from_name(event.type); state && job::is_terminal(*state)) {
+    if (*state == job::State::kSucceeded) learn(job, unit, index, event);
+    unit_ended(job, index, event.at_ms * 1000);
+  }
+}
+
+// Corrects the cost model and settles the tenant's bill by the run that was observed.
+void Scheduler::learn(const Job& job, Unit& unit, int index, const queue::Event& event) {
+  if (unit.where != Unit::Where::kHeld) return;
+  const auto* held = fleet_.find_held(unit.worker, {job.id, index});
+  if (held == nullptr || !held->started) return;
+  // A worker prepares the next unit while it denoises: what overlaps was not this unit's run.
+  const auto began = std::max(held->started_us, fleet_.at(unit.worker).last_end_us);
+  const auto observed = event.at_ms * 1000 - began;
+  if (observed <= 0) return;
+  costs_.observe(job.cls, job.model, unit.worker, job.prior_us, observed, held->cold);
+  settle(job, unit, index, observed);
+}
+
+void Scheduler::on_workers(const std::vector<queue::WorkerInfo>& workers, std::int64_t now_us) {
+  const auto changed = fleet_.update(workers, now_us, [this](const std::string& name) { return intern_model(name); });
+  for (const auto w : changed) {
+    if (fleet_.at(w).owner.empty()) costs_.forget_worker(w);
+  }
+  revoke_from_absent(now_us);
+  revoke_for_idle(now_us);
+  queue_.tenants().prune(kTenantsKept);
+}
+
+void Scheduler::on_assign_refused(const queue::UnitRef& ref, const std::string& nonce, std::int64_t now_us) {
+  Job* job = nullptr;
+  auto* unit = find_unit(ref, &job);
+  if (unit == nullptr || unit->where != Unit::Where::kHeld || unit->nonce != nonce) return;
+  leave(*job, *unit, ref.unit, now_us);
+  unit->where = Unit::Where::kUnknown;
+  unit->touched_us = now_us;
+  wants_audit_ = true;
+}
+
+}  // namespace ditfleet::scheduling

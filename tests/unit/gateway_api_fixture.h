@@ -1,0 +1,123 @@
+// The gateway's handlers on a queue in memory, called as the server calls them.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <spdlog/spdlog.h>
+
+#include <memory>
+
+#include "coordinator/gateway/api.h"
+#include "coordinator/gateway/job_follower.h"
+#include "shared/job/validate.h"
+#include "shared/telemetry/metrics.h"
+#include "tests/unit/gateway_fake_service.h"
+
+namespace ditfleet::gateway {
+
+// A stream's client that keeps what it gets, and goes away after `most` writes.
+class RecordingSink final : public Sink {
+ public:
+  std::string text;
+  int writes = 0, most = 1 << 30;
+  std::function<void()> after_write;
+  bool gone() const override { return gone_; }
+  void when_gone(std::function<void()> callback) override {
+    when_gone_ = std::move(callback);
+    if (gone_ && when_gone_) when_gone_();
+  }
+  asio::awaitable<bool> write(std::string bytes) override {
+    text += bytes;
+    if (++writes >= most) leave();
+    if (after_write) after_write();
+    co_return !gone_;
+  }
+  void leave() {
+    gone_ = true;
+    if (when_gone_) when_gone_();
+  }
+  // The ids of the events in the text, in order.
+  std::vector<std::string> ids() const {
+    std::vector<std::string> ids;
+    for (std::size_t at = 0; (at = text.find("id: ", at)) != std::string::npos; at += 4) {
+      ids.push_back(text.substr(at + 4, text.find('\n', at) - at - 4));
+    }
+    return ids;
+  }
+
+ private:
+  bool gone_ = false;
+  std::function<void()> when_gone_;
+};
+
+class GatewayApi : public ::testing::Test {
+ protected:
+  GatewayApi() {
+    spdlog::set_level(spdlog::level::err);
+    start({});
+  }
+
+  void start(std::vector<config::ApiKey> keys, std::function<Advice(const job::JobSpec&, const std::string&)> advise = {}) {
+    ApiOptions options;
+    job::ModelEntry model;
+    model.name = "demo";
+    model.width = model.height = 256;
+    model.num_inference_steps = 8;
+    options.catalogue.models["demo"] = model;
+    options.catalogue.default_model = "demo";
+    options.settings.keys = std::move(keys);
+    options.settings.gateway.request_timeout_ms = 30'000;
+    options.readiness = [this] { return readiness; };
+    options.advise = std::move(advise);
+    options.local_url = "http://127.0.0.1:1";
+    if (hub) hub->stop();
+    hub = std::make_shared<EventHub>(context.get_executor(), [this](auto block) { return service.next(block); });
+    asio::co_spawn(context, EventHub::run(hub), asio::detached);
+    api = std::make_unique<Api>(std::move(options), service, hub);
+  }
+  ~GatewayApi() override { hub->stop(); }
+
+  Request request(const std::string& method, const std::string& target, std::string body = {}, Fields headers = {}) {
+    Request r;
+    r.method = method;
+    EXPECT_TRUE(parse_target(target, r).ok());
+    r.headers = std::move(headers);
+    r.headers.emplace_back("Host", "example:80");
+    r.body = std::move(body);
+    return r;
+  }
+  Response send(const std::string& method, const std::string& target, std::string body = {}, Fields headers = {}) {
+    return run_task(context, api->handle(request(method, target, std::move(body), std::move(headers))));
+  }
+  static json::value body_of(const Response& response) {
+    auto value = parse_json(response.body);
+    EXPECT_TRUE(value.ok()) << response.body;
+    return value.ok() ? *value : json::value();
+  }
+  static std::string header(const Response& response, const std::string& name) {
+    for (const auto& [key, value] : response.headers) {
+      if (key == name) return value;
+    }
+    return {};
+  }
+  // Runs a waiting response while `script` makes things happen.
+  Response finish(Response& response, std::function<void()> script) {
+    asio::post(context, std::move(script));
+    return run_task(context, response.later(sink));
+  }
+  bool drain(Response& response) {
+    return run_task(context, [](Response& r, Sink& s) -> asio::awaitable<bool> {
+      co_await r.stream(s);
+      co_return true;
+    }(response, sink));
+  }
+
+  asio::io_context context;
+  FakeService service{context.get_executor()};
+  std::shared_ptr<EventHub> hub;
+  std::unique_ptr<Api> api;
+  Readiness readiness{true, {}};
+  RecordingSink sink;
+};
+
+}  // namespace ditfleet::gateway
