@@ -4,24 +4,30 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine_model.h"
+#include "pipeline/region/blocks/blocks.h"
+#include "pipeline/region/run/region.h"
 
 namespace ditfleet::pipeline {
 namespace {
 
 class TorchEngine : public Engine {
  public:
-  TorchEngine(DeviceChoice choice, c10::ScalarType dtype) : choice_(std::move(choice)), dtype_(dtype) {}
+  TorchEngine(DeviceChoice choice, c10::ScalarType dtype, std::shared_ptr<region::RegionHost> regions)
+      : choice_(std::move(choice)), dtype_(dtype), regions_(std::move(regions)) {}
 
   std::string device() const override { return device_text(choice_.device); }
   std::string device_name() const override { return choice_.name; }
   std::string precision() const override { return dtype_ == c10::ScalarType::Float ? "fp32" : "bf16"; }
+
+  std::string compile_backend() const override { return regions_->compiler ? std::string(regions_->compiler->name()) : "eager"; }
+  region::RegionCounts region_counts() const override { return regions_->counters->counts(); }
 
   Result<std::unique_ptr<Model>> load_model(const std::string& name, const std::string& dir) override {
     const Placement placement{choice_.device, dtype_};
     try {
       StageScope scope(choice_.device);
       auto prompts = Prompts::load(dir);
-      auto folder = load_flux_folder(dir, placement);
+      auto folder = load_flux_folder(dir, placement, regions_);
       if (prompts.clip_length() > folder.clip.config().max_position_embeddings)
         fail(Code::kDataCorrupt, dir + "/tokenizer/tokenizer_config.json: model_max_length is " +
                                      std::to_string(prompts.clip_length()) + "; text_encoder has positions for " +
@@ -46,6 +52,7 @@ class TorchEngine : public Engine {
  private:
   const DeviceChoice choice_;
   const c10::ScalarType dtype_;
+  const std::shared_ptr<region::RegionHost> regions_;
 };
 
 }  // namespace
@@ -59,10 +66,36 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options) {
     DeviceChoice choice = load_device(options.device);
     if (options.threads > 0) at::set_num_threads(options.threads);
     const bool bf16 = options.dtype == "bf16" || (options.dtype == "auto" && !choice.device.is_cpu());
+    auto regions = region::make_region_host(options.compile, choice.device, options.kernel_cache);
     return std::unique_ptr<Engine>(std::make_unique<TorchEngine>(
-        std::move(choice), bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float));
+        std::move(choice), bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float, std::move(regions)));
   } catch (...) {
     return error_in_flight("engine");
+  }
+}
+
+Result<region::AheadReport> Engine::compile_regions(const std::string& dir, const std::string& dtype,
+                                                    const std::vector<std::string>& architectures, kernel_cache::KernelCache& cache) {
+  try {
+    if (dtype != "auto" && dtype != "fp32" && dtype != "bf16")
+      fail(Code::kInvalidArgument, "dtype is \"" + dtype + "\"; it takes auto, fp32 or bf16", "dtype");
+    const FluxConfig config = read_flux_config(ConfigFile(dir + "/transformer/config.json"));
+    // Refuses an architecture that is not known before the first one is compiled.
+    auto report = region::compile_ahead({}, false, false, architectures, cache);
+    if (!report) return report.error();
+    for (const auto& arch : architectures) {
+      const bool wide = dtype == "fp32" || (dtype == "auto" && arch == "cpu");
+      const region::BlockShape shape{
+          .heads = config.heads, .head_dim = config.head_dim, .type = wide ? region::ElementType::kF32 : region::ElementType::kBF16};
+      auto one = region::compile_ahead(shape, config.num_layers > 0, config.num_single_layers > 0, {arch}, cache);
+      if (!one) return one.error();
+      report->compiled += one->compiled;
+      report->hits += one->hits;
+      for (auto& made : one->regions) report->regions.push_back(std::move(made));
+    }
+    return report;
+  } catch (...) {
+    return error_in_flight("compile " + dir);
   }
 }
 

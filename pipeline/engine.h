@@ -19,6 +19,9 @@
 #include <string>
 #include <vector>
 
+#include "pipeline/region/ahead.h"
+#include "pipeline/region/counters.h"
+#include "pipeline/region/options.h"
 #include "shared/core/result.h"
 
 namespace ditfleet::pipeline {
@@ -27,6 +30,8 @@ struct EngineOptions {
   std::string device = "auto";  // auto | cpu | cuda | cuda:N; auto: a GPU if there is one
   std::string dtype = "auto";   // auto (bf16 on a GPU, fp32 on a CPU) | fp32 | bf16
   int threads = 0;              // CPU threads of one operation; 0: all cores
+  region::CompileOptions compile;
+  std::shared_ptr<kernel_cache::KernelCache> kernel_cache;  // of compiled regions; null: one in memory
 };
 
 struct LoraRequest {
@@ -110,8 +115,15 @@ class Engine {
   virtual std::string device() const = 0;       // "cpu", "cuda:0"
   virtual std::string device_name() const = 0;  // "NVIDIA H200", the processor's name
   virtual std::string precision() const = 0;    // "fp32" | "bf16"
+  virtual std::string compile_backend() const = 0;  // what auto came to: "cpu_jit", "eager"
+  virtual region::RegionCounts region_counts() const = 0;  // of all models since create(); thread safe
   // Loads a diffusers FLUX folder. kNotFound / kDataCorrupt name the file and what is wrong with it.
   virtual Result<std::unique_ptr<Model>> load_model(const std::string& name, const std::string& dir) = 0;
+  // The regions of a folder's transformer, compiled into `cache` for these architectures ("sm_90a", "cpu"); reads the
+  // configuration alone and needs no GPU. dtype: auto (bf16 for a GPU, fp32 for cpu), fp32 or bf16. Errors: those of
+  // load_model and region::compile_ahead.
+  static Result<region::AheadReport> compile_regions(const std::string& dir, const std::string& dtype,
+                                                     const std::vector<std::string>& architectures, kernel_cache::KernelCache& cache);
   // The folder's tokenizers alone, without weights.
   static Result<std::unique_ptr<Tokenizers>> load_tokenizers(const std::string& dir);
 };

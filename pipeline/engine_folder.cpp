@@ -38,7 +38,7 @@ void must_match(const std::string& dir, std::string_view what, std::int64_t a, s
 
 }  // namespace
 
-FluxFolder load_flux_folder(const std::string& dir, Placement placement) {
+FluxFolder load_flux_folder(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions) {
   check_index(ConfigFile(dir + "/model_index.json"));
   const auto scheduler = read_scheduler_config(ConfigFile(dir + "/scheduler/scheduler_config.json"));
   const auto clip = read_clip_config(ConfigFile(dir + "/text_encoder/config.json"));
@@ -49,7 +49,7 @@ FluxFolder load_flux_folder(const std::string& dir, Placement placement) {
   must_match(dir, "transformer's joint_attention_dim", flux.joint_attention_dim, "text_encoder_2's d_model", t5.d_model);
   must_match(dir, "a quarter of transformer's in_channels", flux.in_channels / 4, "vae's latent_channels", vae.latent_channels);
   return {scheduler, ClipEncoder::load(dir + "/text_encoder", placement), T5Encoder::load(dir + "/text_encoder_2", placement),
-          FluxTransformer::load(dir + "/transformer", placement), VaeDecoder::load(dir + "/vae", placement)};
+          FluxTransformer::load(dir + "/transformer", placement, std::move(regions)), VaeDecoder::load(dir + "/vae", placement)};
 }
 
 }  // namespace ditfleet::pipeline

@@ -25,7 +25,7 @@ struct FluxFolder {
 
 // Every configuration is read and the parts are compared before the first weight is. Throws Failure: kNotFound
 // names the missing file or tensor, kDataCorrupt the file and what would be right; LibTorch's own exceptions when
-// memory runs out.
-FluxFolder load_flux_folder(const std::string& dir, Placement placement);
+// memory runs out, and what compiling the regions throws.
+FluxFolder load_flux_folder(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions = nullptr);
 
 }  // namespace ditfleet::pipeline

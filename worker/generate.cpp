@@ -12,6 +12,7 @@
 #include "pipeline/engine.h"
 #include "shared/core/bytes.h"
 #include "shared/job/validate.h"
+#include "worker/engine_options.h"
 #include "worker/request.h"
 
 namespace ditfleet::worker {
@@ -97,11 +98,11 @@ Result<void> run(const GenerateFlags& flags) {
   auto spec = spec_of(flags, *entry);
   if (!spec) return spec.error();
 
-  pipeline::EngineOptions options;
-  options.device = flags.device.empty() ? settings->worker.device : flags.device;
-  options.dtype = flags.dtype.empty() ? settings->worker.dtype : flags.dtype;
-  options.threads = settings->worker.threads;
-  auto engine = pipeline::Engine::create(options);
+  auto options = engine_options(*settings);
+  if (!options) return options.error();
+  if (!flags.device.empty()) options->device = flags.device;
+  if (!flags.dtype.empty()) options->dtype = flags.dtype;
+  auto engine = pipeline::Engine::create(*options);
   if (!engine) return engine.error();
   auto model = (*engine)->load_model("model", flags.model_dir);
   if (!model) return model.error();

@@ -14,6 +14,7 @@
 
 #include "shared/core/nearest_name.h"
 #include "worker/command_line.h"
+#include "worker/compile.h"
 #include "worker/generate.h"
 #include "worker/run.h"
 #include "worker/tokenize.h"
@@ -53,6 +54,11 @@ int main(int argc, char** argv) {
   auto* generate_command = app.add_subcommand("generate", "Draw one prompt and write the picture");
   add_generate_flags(*generate_command, generate_flags);
   generate_command->callback([&] { exit_code = generate(generate_flags); });
+
+  CompileFlags compile_flags;
+  auto* compile_command = app.add_subcommand("compile", "Compile a model's regions ahead of time");
+  add_compile_flags(*compile_command, compile_flags);
+  compile_command->callback([&] { exit_code = compile(compile_flags); });
 
   TokenizeFlags tokenize_flags;
   auto* tokenize_command = app.add_subcommand("tokenize", "Print the token ids of prompts");

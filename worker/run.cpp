@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "shared/telemetry/log.h"
+#include "worker/engine_options.h"
 #include "worker/service.h"
 
 namespace ditfleet::worker {
@@ -158,9 +159,9 @@ Result<config::Settings> settings_of(const RunFlags& flags) {
 
 Result<ModelSet> load_models(const config::Settings& settings) {
   ModelSet set;
-  pipeline::EngineOptions options;
-  options.device = settings.worker.device;
-  options.dtype = settings.worker.dtype;
+  auto configured = engine_options(settings);
+  if (!configured) return configured.error();
+  pipeline::EngineOptions options = std::move(*configured);
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   options.threads = settings.worker.threads > 0 ? settings.worker.threads : std::max(1, cores / std::max(1, settings.worker.count));
   auto engine = pipeline::Engine::create(options);

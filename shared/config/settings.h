@@ -67,6 +67,14 @@ struct Settings {
     std::int64_t preview_ms = 600'000;
   } results;
   struct {
+    std::string backend = "eager", mode = "default";
+    bool fullgraph = false, dynamic = true, error_on_recompile = false;
+    int recompile_limit = 8;
+    struct {
+      bool transformer = true, text_encoders = false, vae = false;
+    } components;
+  } compile;
+  struct {
     std::string dir;  // empty: `kernels` in the data folder
     std::int64_t memory_bytes = 256 << 20, disk_bytes = std::int64_t{2} << 30;  // 0: without that tier
     bool redis = true;

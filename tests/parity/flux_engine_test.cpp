@@ -41,12 +41,21 @@ class Loaded : public ::testing::Environment {
   }
   Model& model(const std::string& dir, bool bf16) {
     auto& engine = engines_[bf16];
-    if (!engine) engine = must(Engine::create({test_device(), bf16 ? "bf16" : "fp32", 0}));
+    if (!engine) engine = must(Engine::create({test_device(), bf16 ? "bf16" : "fp32", 0, golden::test_compile()}));
     auto& model = models_[{dir, bf16}];
     if (!model) model = must(engine->load_model("golden", dir));
     return *model;
   }
   void TearDown() override {
+    for (const auto& [bf16, engine] : engines_) {
+      const auto counts = engine->region_counts();
+      EXPECT_EQ(counts.recompiles, 0u);
+      EXPECT_EQ(counts.fallbacks, 0u);
+      if (golden::test_compile().backend == "cpu_jit") {
+        EXPECT_GT(counts.compiles, 0u) << "no block was compiled";
+        EXPECT_GT(counts.hits, 0u);
+      }
+    }
     models_.clear();
     engines_.clear();
   }
@@ -223,7 +232,7 @@ TEST(FluxEngine, SurvivesMemoryThatRunsOut) {
   const golden::Golden golden = golden::load(dev_plain());
   Model& model = model_of(dev_plain().model_dir(), false);
   ImageRequest large = golden.request;
-  large.width = large.height = 4096;
+  large.width = large.height = 8192;  // 4096 fits into what is left when blocks are compiled
   large.num_inference_steps = 1;
   auto prepared = must(model.encode(golden.request));
   must(model.denoise(*prepared, nullptr));  // so that every thread and workspace is there

@@ -40,6 +40,11 @@ std::string test_device() {
   return device ? device : "cpu";
 }
 
+region::CompileOptions test_compile() {
+  const char* backend = std::getenv("DITFLEET_TEST_COMPILE");
+  return {.backend = backend ? backend : "eager", .fullgraph = backend != nullptr};
+}
+
 std::string Case::model_dir() const { return (root() / folder / "model").string(); }
 std::string Case::file() const { return (root() / folder / (name + ".safetensors")).string(); }
 

@@ -12,6 +12,8 @@ namespace ditfleet::pipeline::golden {
 
 // Where the tests compute: DITFLEET_TEST_DEVICE, or "cpu".
 std::string test_device();
+// DITFLEET_TEST_COMPILE, or "eager": the compile backend. Under another than eager, a block that falls back is an error.
+region::CompileOptions test_compile();
 
 struct Case {
   std::string folder, name;  // "dev", "plain"

@@ -11,6 +11,7 @@
 #include "pipeline/models/text/clip_encoder.h"
 #include "pipeline/models/text/t5_encoder.h"
 #include "pipeline/models/vae/decoder.h"
+#include "pipeline/region/run/region.h"
 #include "pipeline/sampling/latents.h"
 #include "pipeline/sampling/schedule.h"
 #include "tests/parity/flux_golden.h"
@@ -78,7 +79,7 @@ TEST_P(FluxStage, SetsTheSchedule) {
 class FluxDenoising : public FluxStage {};
 
 TEST_P(FluxDenoising, Denoises) {
-  const auto transformer = FluxTransformer::load(dir("transformer"), placement());
+  const auto transformer = FluxTransformer::load(dir("transformer"), placement(), region::make_region_host(golden::test_compile(), device_, nullptr));
   const at::Tensor noise = input("noise"), prompt = input("prompt_embeds"), sigmas = input("sigmas");
   const auto table = transformer.modulation(input("timesteps"), golden_.request.guidance_scale, input("pooled_prompt_embeds"));
   const at::Tensor rope = rope_table(transformer.config(), prompt.size(1), noise.size(2) / 2, noise.size(3) / 2, placement());

@@ -1,16 +1,24 @@
 // The FLUX transformer: packed latents and text in, velocity out.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "pipeline/models/flux/modulation.h"
 
+namespace ditfleet::region {
+struct RegionHost;
+}
+
 namespace ditfleet::pipeline {
+
+class FluxRegions;
 
 class FluxTransformer {
  public:
-  // Reads DIR/config.json and the weights beside it. Throws what ConfigFile and Parameters throw.
-  static FluxTransformer load(const std::string& dir, Placement placement);
+  // Reads DIR/config.json and the weights beside it. Throws what ConfigFile and Parameters throw. With a host whose
+  // backend is not eager its blocks run as compiled regions, which are compiled here: throws what Region throws, too.
+  static FluxTransformer load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions = nullptr);
 
   const FluxConfig& config() const { return config_; }
   const FluxSlots& slots() const { return slots_; }
@@ -28,6 +36,7 @@ class FluxTransformer {
  private:
   FluxConfig config_{};
   FluxSlots slots_;
+  std::shared_ptr<const FluxRegions> regions_;  // null: blocks run op by op (blocks.h)
   std::int64_t bytes_ = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "pipeline/region/backends/host_module.h"
 
 #include <dlfcn.h>
+#include <elf.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -8,12 +9,27 @@
 #include <cstring>
 
 namespace ditfleet::region {
+namespace {
+
+// Whether the file is as long as its header says. The loader maps what it finds, and a page that is not there ends the
+// process.
+bool is_whole(const std::string& code) {
+  Elf64_Ehdr header{};
+  if (code.size() < sizeof header) return false;
+  std::memcpy(&header, code.data(), sizeof header);
+  const std::uint64_t sections = std::uint64_t{header.e_shnum} * header.e_shentsize;
+  return std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0 && header.e_shoff > 0 && header.e_shoff <= code.size() &&
+         sections <= code.size() - header.e_shoff;
+}
+
+}  // namespace
 
 Result<std::shared_ptr<const HostModule>> HostModule::load(const kernel_cache::Entry& entry) {
   const auto corrupt = [&](const std::string& why) {
     return Error{Code::kDataCorrupt, "[cpu_jit] the program of region " + entry.region + " cannot be loaded: " + why};
   };
   if (entry.kind != kernel_cache::Kind::kSharedObject) return corrupt("it is not a shared object");
+  if (!is_whole(entry.code)) return corrupt("it is no whole ELF file");
   std::shared_ptr<HostModule> module(new HostModule);
   module->file_ = memfd_create("ditfleet-region", MFD_CLOEXEC);
   if (module->file_ < 0) return unavailable("[cpu_jit] no memory file can be made: " + std::string(std::strerror(errno)));

@@ -1,0 +1,101 @@
+#include "pipeline/region/ahead.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+#include "pipeline/region/backends/cached.h"
+#include "pipeline/region/backends/cpu_jit.h"
+#include "pipeline/region/backends/nvrtc.h"
+#include "pipeline/region/blocks/blocks.h"
+#include "pipeline/region/key.h"
+
+namespace ditfleet::region {
+namespace {
+
+// Sizes at which --explain gives numbers: 1024² with 512 text tokens.
+const Sizes kExample{{"batch", 1}, {"image", 4096}, {"text", 512}, {"tokens", 4608}};
+
+// What one launch reads and writes.
+Dim bytes_moved(const Plan& plan, const RowStep& step) {
+  Dim bytes;
+  for (const auto& instance : step.instances)
+    for (const auto& operand : instance.operands)
+      bytes = bytes + elements_of(operand.view.shape) * Dim(bytes_of(plan.buffers[static_cast<std::size_t>(operand.view.buffer)].type));
+  return bytes;
+}
+
+std::string explain(const Plan& plan, const Entry& entry) {
+  std::string out = "steps\n" + print(plan) + "launches (bytes at batch 1, 4096 image and 512 text tokens)\n";
+  for (const Step& step : plan.steps) {
+    const auto* rows = std::get_if<RowStep>(&step);
+    if (!rows) continue;
+    const Dim bytes = bytes_moved(plan, *rows);
+    out += "  " + plan.kernels[static_cast<std::size_t>(rows->kernel)].name + " for " + std::to_string(rows->instances.size()) + ": moves " +
+           std::to_string(bytes.evaluate(kExample)) + " bytes = " + bytes.text() + "\n";
+  }
+  out += "kernels\n";
+  for (const auto& kernel : entry.kernels)
+    out += "  " + kernel.name + ": " + std::to_string(kernel.registers) + " registers, " + std::to_string(kernel.spill_bytes) + " bytes spilled, " +
+           std::to_string(kernel.shared_bytes) + " bytes shared\n";
+  return out;
+}
+
+}  // namespace
+
+std::uint32_t AheadRegion::registers() const {
+  std::uint32_t most = 0;
+  for (const auto& kernel : program->kernels) most = std::max(most, kernel.registers);
+  return most;
+}
+
+std::uint32_t AheadRegion::spill_bytes() const {
+  std::uint32_t sum = 0;
+  for (const auto& kernel : program->kernels) sum += kernel.spill_bytes;
+  return sum;
+}
+
+std::vector<std::string> ahead_architectures() {
+  auto known = gpu_architectures();
+  known.push_back(kHostArch);
+  return known;
+}
+
+Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, bool with_single, const std::vector<std::string>& architectures,
+                                  kernel_cache::KernelCache& cache) {
+  const auto known = ahead_architectures();
+  for (const auto& arch : architectures)
+    if (std::find(known.begin(), known.end(), arch) == known.end()) {
+      std::string list;
+      for (const auto& one : known) list += (list.empty() ? "" : ", ") + one;
+      return invalid_argument("'" + arch + "' is no architecture that regions are built for; known are " + list, "arch");
+    }
+  std::vector<Plan> plans;
+  for (const auto& [wanted, make] : {std::pair(with_double, &flux_double_block), std::pair(with_single, &flux_single_block)}) {
+    if (!wanted) continue;
+    auto program = make(shape);
+    if (!program) return program.error();
+    auto plan = fuse(*program);
+    if (!plan) return plan.error();
+    plans.push_back(std::move(plan).value());
+  }
+  AheadReport report;
+  for (const auto& arch : architectures) {
+    const bool host = arch == kHostArch;
+    auto compiler = host ? open_cpu_jit() : open_nvrtc();
+    if (!compiler) return compiler.error();
+    for (const Plan& plan : plans) {
+      const auto start = std::chrono::steady_clock::now();
+      const Source source = host ? generate_cpp(plan) : generate_cuda(plan);
+      auto made = compile_cached(cache, plan, source, **compiler, arch);
+      if (!made) return made.error();
+      const auto spent = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start);
+      ++(made->compiled ? report.compiled : report.hits);
+      report.regions.push_back({plan.program.block, arch, std::string(name_of(shape.type)), made->compiled, spent.count(),
+                                key_of(identify(plan, source, **compiler, arch)), made->entry, explain(plan, *made->entry)});
+    }
+  }
+  return report;
+}
+
+}  // namespace ditfleet::region

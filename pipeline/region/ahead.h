@@ -1,0 +1,47 @@
+// Compiling a model's regions before any worker asks for them, on a machine without a GPU.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "shared/core/result.h"
+#include "shared/kernel_cache/entry.h"
+#include "shared/kernel_cache/key.h"
+
+namespace ditfleet::kernel_cache {
+class KernelCache;
+}
+
+namespace ditfleet::region {
+
+struct BlockShape;
+
+struct AheadRegion {
+  std::string name, arch;
+  std::string element_type;  // "bf16"
+  bool compiled = false;     // here and now; else the cache had it
+  std::int64_t compile_us = 0;  // to have it, compiled or found
+  kernel_cache::Key key;
+  std::shared_ptr<const kernel_cache::Entry> program;
+  std::string explanation;   // the fused steps and kernels, in lines
+
+  std::uint32_t registers() const;  // of the kernel that needs most
+  std::uint32_t spill_bytes() const;  // of all kernels
+};
+
+struct AheadReport {
+  std::vector<AheadRegion> regions;
+  int compiled = 0, hits = 0;
+};
+
+// The architectures that can be asked for: gpu_architectures(), and cpu.
+std::vector<std::string> ahead_architectures();
+
+// FLUX's blocks (double, single: which of them the model has) for each architecture, through the cache, under the keys
+// that a worker there asks for. kInvalidArgument names an architecture that is not known; kUnavailable the compiler that
+// is missing; kInternal a source that was refused. Blocks for a few seconds an architecture.
+Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, bool with_single, const std::vector<std::string>& architectures,
+                                  kernel_cache::KernelCache& cache);
+
+}  // namespace ditfleet::region

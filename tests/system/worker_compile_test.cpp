@@ -1,0 +1,138 @@
+// `ditfleet-worker compile`: a model's regions ahead of time, on a machine without a GPU, and what workers find then.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "shared/core/json.h"
+#include "tests/system/program.h"
+
+namespace ditfleet::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+const std::string kModel = std::string(DITFLEET_SOURCE_DIR) + "/tests/fixtures/flux/dev/model";
+using Words = std::vector<std::string>;
+
+class WorkerCompile : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char folder[] = "/tmp/ditfleet-compile-XXXXXX";
+    ASSERT_NE(::mkdtemp(folder), nullptr);
+    dir_ = folder;
+  }
+  void TearDown() override {
+    std::error_code ignored;
+    std::filesystem::remove_all(dir_, ignored);
+  }
+  Words compile(const Words& more) const {
+    Words words = {"compile", "--model", kModel, "--set", "cache.dir=" + dir_ + "/cache"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+  std::string dir_;
+};
+
+TEST_F(WorkerCompile, FillsTheCacheOnceForTheHost) {
+  for (const bool first : {true, false}) {
+    Program program("ditfleet-worker", compile({"--arch", "cpu", "--json"}));
+    ASSERT_EQ(program.wait(), 0) << program.err();
+    const json::object report = json::parse(program.out()).as_object();
+    EXPECT_EQ(report.at("compiled").to_number<int>(), first ? 2 : 0);
+    EXPECT_EQ(report.at("hits").to_number<int>(), first ? 0 : 2);
+    ASSERT_EQ(report.at("regions").as_array().size(), 2u);
+    for (const auto& region : report.at("regions").as_array()) {
+      EXPECT_EQ(region.at("arch"), "cpu");
+      EXPECT_GT(region.at("kernels").to_number<int>(), 3);
+      EXPECT_EQ(region.at("spills").to_number<int>(), 0);
+      EXPECT_GT(region.at("source_bytes").to_number<int>(), 1000);
+      EXPECT_GT(region.at("cubin_bytes").to_number<int>(), 1000);
+    }
+  }
+}
+
+// What was compiled ahead is what a worker asks for: its picture compiles nothing. The compiler is out of reach then.
+TEST_F(WorkerCompile, AWorkerFindsWhatWasCompiled) {
+  const Words draw = {"generate", "--model", kModel, "--prompt", "x", "--device", "cpu", "--size", "64x64", "--steps", "1", "--seed", "1",
+                      "--set", "cache.dir=" + dir_ + "/cache", "--set", "compile.backend=cpu_jit", "--set", "compile.fullgraph=true"};
+  auto draw_to = [&](const std::string& name) {
+    Words words = draw;
+    words.insert(words.end(), {"--out", dir_ + "/" + name});
+    return words;
+  };
+  {
+    Program ahead("ditfleet-worker", compile({"--arch", "cpu"}));
+    ASSERT_EQ(ahead.wait(), 0) << ahead.err();
+    EXPECT_THAT(ahead.out(), HasSubstr("2 compiled, 0 in the cache before"));
+  }
+  // A compiler that tells what it is and then fails: only a program from the cache can run.
+  const std::string wrapper = dir_ + "/c++";
+  std::ofstream(wrapper) << "#!/bin/sh\ncase \"$*\" in *--version*|*--help=target*) exec c++ \"$@\";; esac\nexit 1\n";
+  std::filesystem::permissions(wrapper, std::filesystem::perms::owner_all);
+  {
+    Program program("ditfleet-worker", draw_to("found.png"), {.environment = {"DITFLEET_CXX=" + wrapper}});
+    EXPECT_EQ(program.wait(), 0) << program.err();
+  }
+  {
+    Words words = draw_to("missing.png");
+    words.insert(words.end(), {"--set", "cache.dir=" + dir_ + "/empty"});
+    Program program("ditfleet-worker", words, {.environment = {"DITFLEET_CXX=" + wrapper}});
+    EXPECT_NE(program.wait(), 0);
+    EXPECT_THAT(program.err(), HasSubstr("compile.fullgraph is set and region flux."));
+  }
+}
+
+TEST_F(WorkerCompile, BuildsForGpusWithoutOne) {
+  Program program("ditfleet-worker", compile({"--arch", "sm_80,sm_90a", "--json", "--explain"}));
+  const int status = program.wait();
+  if (status != 0 && program.err().find("libnvrtc.so.13 was not found") != std::string::npos) GTEST_SKIP() << program.err();
+  ASSERT_EQ(status, 0) << program.err();
+  const json::object report = json::parse(program.out()).as_object();
+  EXPECT_EQ(report.at("compiled").to_number<int>(), 4);
+  for (const auto& region : report.at("regions").as_array()) {
+    EXPECT_EQ(region.at("spills").to_number<int>(), 0);
+    EXPECT_GT(region.at("registers").to_number<int>(), 0);
+    EXPECT_EQ(region.at("dtype"), "bf16");
+    const std::string text(region.at("explain").as_string());
+    for (const char* part : {"gemm       ", "rows       ", "registers", "bytes spilled", "moves "}) EXPECT_THAT(text, HasSubstr(part));
+  }
+}
+
+TEST_F(WorkerCompile, ExportsWhatAFleetImports) {
+  const Words secret = {"--set", "cache.secret=0123456789abcdef0123456789abcdef"};
+  Words words = compile({"--arch", "cpu", "--out", dir_ + "/fleet.dfa"});
+  words.insert(words.end(), secret.begin(), secret.end());
+  Program program("ditfleet-worker", words);
+  ASSERT_EQ(program.wait(), 0) << program.err();
+  EXPECT_THAT(program.out(), HasSubstr("2 programs, for `ditfleet cache import`"));
+  Words import = {"cache", "import", dir_ + "/fleet.dfa", "--set", "cache.dir=" + dir_ + "/other"};
+  import.insert(import.end(), secret.begin(), secret.end());
+  Program imported("ditfleet", import);
+  EXPECT_EQ(imported.wait(), 0) << imported.err();
+  Words again = {"compile", "--model", kModel, "--arch", "cpu", "--set", "cache.dir=" + dir_ + "/other"};
+  again.insert(again.end(), secret.begin(), secret.end());
+  Program second("ditfleet-worker", again);
+  ASSERT_EQ(second.wait(), 0) << second.err();
+  EXPECT_THAT(second.out(), HasSubstr("0 compiled, 2 in the cache before"));
+}
+
+TEST_F(WorkerCompile, RefusesWhatItCannotBuild) {
+  const auto refused = [&](const Words& more, const std::vector<std::string>& environment, int status, const std::string& said) {
+    Program program("ditfleet-worker", compile(more), {.environment = environment});
+    EXPECT_EQ(program.wait(), status) << said;
+    EXPECT_THAT(program.err(), HasSubstr(said));
+    EXPECT_EQ(program.out(), "");
+  };
+  refused({"--arch", "cpu,sm_70"}, {}, 2, "'sm_70' is no architecture that regions are built for; known are sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120a, cpu");
+  refused({"--arch", ","}, {}, 2, "is no architecture");
+  refused({"--arch", "cpu", "--dtype", "fp8"}, {}, 2, "dtype is \"fp8\"");
+  refused({"--arch", "cpu", "--out", "/nowhere/x"}, {}, 2, "there is no such folder");
+  refused({"--arch", "sm_80"}, {"DITFLEET_NVRTC=/nowhere/libnvrtc.so.13"}, 1, "libnvrtc.so.13 was not found (/nowhere/libnvrtc.so.13)");
+  refused({"--arch", "cpu"}, {"DITFLEET_CXX=/nowhere/c++"}, 1, "/nowhere/c++ cannot be used");
+  refused({"--arch", "cpu", "--model", "/nowhere"}, {}, 2, "");  // --model twice
+  Program missing("ditfleet-worker", {"compile", "--model", "/nowhere", "--arch", "cpu", "--set", "cache.dir=" + dir_ + "/cache"});
+  EXPECT_EQ(missing.wait(), 1);
+  EXPECT_THAT(missing.err(), HasSubstr("/nowhere/transformer/config.json"));
+}
+
+}  // namespace
+}  // namespace ditfleet::testing

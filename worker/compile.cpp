@@ -1,0 +1,117 @@
+#include "worker/compile.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <sstream>
+
+#include "pipeline/engine.h"
+#include "shared/core/json.h"
+#include "shared/kernel_cache/archive.h"
+#include "shared/kernel_cache/codec.h"
+#include "shared/kernel_cache/open.h"
+
+namespace ditfleet::worker {
+namespace {
+
+constexpr const char* kAllGpus = "sm_80,sm_86,sm_89,sm_90a,sm_100a,sm_120a";
+
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> words;
+  std::istringstream in(list);
+  for (std::string word; std::getline(in, word, ',');) words.push_back(word);
+  return words;
+}
+
+// An archive that `ditfleet cache import` takes: signed with the secret of the fleet it is for.
+Result<std::uint64_t> write_archive(const std::string& path, const region::AheadReport& report, const kernel_cache::Secret& secret) {
+  auto archive = kernel_cache::ArchiveWriter::create(path);
+  if (!archive) return archive.error();
+  for (const auto& made : report.regions) {
+    auto value = kernel_cache::encode(*made.program, made.key, secret);
+    if (!value) return value.error();
+    if (auto added = archive->add(*value); !added) return added.error();
+  }
+  if (auto finished = archive->finish(); !finished) return finished.error();
+  return archive->values();
+}
+
+json::object to_json(const region::AheadRegion& made, bool explain) {
+  json::object out{{"name", made.name},
+                   {"arch", made.arch},
+                   {"kernels", made.program->kernels.size()},
+                   {"registers", made.registers()},
+                   {"spills", made.spill_bytes()},
+                   {"source_bytes", made.program->source_bytes},
+                   {"cubin_bytes", made.program->code.size()},
+                   {"dtype", made.element_type},
+                   {"key", made.key.hex()},
+                   {"compiled", made.compiled},
+                   {"ms", static_cast<double>(made.compile_us) / 1000}};
+  if (explain) out["explain"] = made.explanation;
+  return out;
+}
+
+Result<void> run(const CompileFlags& flags) {
+  auto settings = config::load(flags.sources);
+  if (!settings) return Error{Code::kInvalidArgument, settings.error().message, settings.error().param};
+  const auto architectures = split(flags.architectures.empty() ? kAllGpus : flags.architectures);
+  if (architectures.empty()) return invalid_argument("--arch names no architecture; it takes a list such as " + std::string(kAllGpus));
+  if (!flags.out.empty() && !std::filesystem::is_directory(std::filesystem::absolute(flags.out).parent_path()))
+    return invalid_argument("--out is '" + flags.out + "', but there is no such folder");
+  auto options = kernel_cache::cache_options(*settings);
+  if (!options) return options.error();
+  if (!flags.out.empty() && !options->secret)
+    return invalid_argument("--out needs the fleet's secret to sign with: set cache.secret or cache.secret_file");
+  auto cache = kernel_cache::KernelCache::create(*options);
+  auto report = pipeline::Engine::compile_regions(flags.model_dir, flags.dtype, architectures, *cache);
+  if (!report) {
+    if (report.error().param == "arch") return invalid_argument("--arch: " + report.error().message);
+    return report.error();
+  }
+  cache->flush();
+  if (!flags.out.empty()) {
+    auto written = write_archive(flags.out, *report, *options->secret);
+    if (!written) return written.error();
+    if (!flags.json) std::cout << flags.out << ": " << *written << " programs, for `ditfleet cache import`\n";
+  }
+  if (flags.json) {
+    json::array regions;
+    for (const auto& made : report->regions) regions.push_back(to_json(made, flags.explain));
+    std::cout << json::serialize(json::object{{"regions", std::move(regions)}, {"compiled", report->compiled}, {"hits", report->hits}}) << std::endl;
+  } else {
+    for (const auto& made : report->regions) {
+      char line[160];
+      std::snprintf(line, sizeof line, "%-12s %-8s %-5s %3zu kernels  %3u registers  %u spilled  %7zu bytes  %8.1f ms  %s\n", made.name.c_str(),
+                    made.arch.c_str(), made.element_type.c_str(), made.program->kernels.size(), made.registers(), made.spill_bytes(),
+                    made.program->code.size(), static_cast<double>(made.compile_us) / 1000, made.compiled ? "compiled" : "was in the cache");
+      std::cout << line;
+      if (flags.explain) std::cout << made.explanation;
+    }
+    std::cout << report->compiled << " compiled, " << report->hits << " in the cache before\n";
+  }
+  if (!std::cout) return internal_error("cannot write to standard output");
+  return {};
+}
+
+}  // namespace
+
+void add_compile_flags(CLI::App& command, CompileFlags& flags) {
+  command.add_option("--model", flags.model_dir, "Model folder in diffusers' layout; its weights are not read")->required()->type_name("DIR");
+  command.add_option("--arch", flags.architectures, std::string("Architectures, separated by commas; cpu is this processor. Default: ") + kAllGpus)->type_name("LIST");
+  command.add_option("--dtype", flags.dtype, "auto (bf16 for GPUs, fp32 for cpu), fp32 or bf16, as the workers will have it")->type_name("DTYPE");
+  command.add_option("--out", flags.out, "Also write the programs to a file for `ditfleet cache import`")->type_name("FILE");
+  command.add_flag("--explain", flags.explain, "Print the fused steps, and each kernel's registers, spills and bytes moved");
+  command.add_flag("--json", flags.json, "Print JSON");
+  add_configuration_flags(command, flags.sources);
+  command.footer("Fills the kernel cache (cache.*) under the keys that a worker on such a GPU asks for. Needs no GPU;\n"
+                 "GPUs' programs need NVRTC (deploy/setup.sh installs it), cpu a C++ compiler.");
+}
+
+int compile(const CompileFlags& flags) {
+  const auto done = run(flags);
+  return done ? kExitOk : report("compile", done.error());
+}
+
+}  // namespace ditfleet::worker

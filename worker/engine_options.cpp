@@ -1,0 +1,30 @@
+#include "worker/engine_options.h"
+
+#include "shared/kernel_cache/open.h"
+
+namespace ditfleet::worker {
+
+Result<pipeline::EngineOptions> engine_options(const config::Settings& settings) {
+  pipeline::EngineOptions options;
+  options.device = settings.worker.device;
+  options.dtype = settings.worker.dtype;
+  options.threads = settings.worker.threads;
+  const auto& compile = settings.compile;
+  options.compile = {.backend = compile.backend,
+                     .mode = compile.mode,
+                     .fullgraph = compile.fullgraph,
+                     .dynamic = compile.dynamic,
+                     .error_on_recompile = compile.error_on_recompile,
+                     .recompile_limit = compile.recompile_limit,
+                     .transformer = compile.components.transformer,
+                     .text_encoders = compile.components.text_encoders,
+                     .vae = compile.components.vae};
+  if (compile.backend != "eager") {
+    auto cache = kernel_cache::open_cache(settings);
+    if (!cache) return cache.error();
+    options.kernel_cache = std::move(*cache);
+  }
+  return options;
+}
+
+}  // namespace ditfleet::worker
