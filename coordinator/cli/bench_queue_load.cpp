@@ -189,13 +189,18 @@ class Load {
           admissions.push_back(std::move(a));
           units.push_back({{entries[i].id, 0}, new_nonce(), "warm, free in 0 ms"});
         }
-        must(co_await client.admit(epoch_, admissions, soon()));
+        // The assignment goes out right behind the admission, as the scheduler's does.
+        spawn(admit(client, std::move(admissions)));
         const auto& owner = owners_[next_worker++ % owners_.size()];
         for (const bool done : must(co_await client.assign(epoch_, owner, units, soon()))) {
           if (!done) throw Failed(internal_error("a unit that was just admitted could not be assigned"));
         }
       }
     }
+  }
+
+  asio::awaitable<void> admit(Client& client, std::vector<queue::Admission> admissions) {
+    must(co_await client.admit(epoch_, admissions, soon()));
   }
 
   asio::awaitable<void> reap(Client& client) {

@@ -1,6 +1,8 @@
 // A thread that does what nobody waits for, in order. What it cannot take any more, the caller does itself.
 #pragma once
 
+#include <pthread.h>
+
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -48,6 +50,7 @@ class Background {
 
  private:
   void work() {
+    ::pthread_setname_np(::pthread_self(), "kernels-store");
     std::unique_lock lock(mutex_);
     for (;;) {
       changed_.wait(lock, [this] { return ending_ || !waiting_.empty(); });

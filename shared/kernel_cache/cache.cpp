@@ -21,7 +21,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr std::size_t kMaxWaitingStores = 256;
+constexpr std::size_t kMaxWaitingStores = 64;
 constexpr milliseconds kFilePollFirst{2}, kFilePollLast{50};
 // Hundreds of nodes may wait for one: what they ask Redis meanwhile must not be felt there.
 constexpr milliseconds kRedisPollFirst{20}, kRedisPollLast{250};

@@ -1,5 +1,6 @@
 #include "shared/kernel_cache/redis_tier.h"
 
+#include <pthread.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -83,7 +84,10 @@ class RedisTier::Impl {
         patience_(Deadline::after(options_.timeout)),
         breaker_({.slow = options_.timeout / 2, .probe_limit = options_.timeout * 4}) {
     asio::post(io_, [connection = connection_] { connection->start(); });
-    thread_ = std::thread([this] { io_.run(); });
+    thread_ = std::thread([this] {
+      ::pthread_setname_np(::pthread_self(), "kernels-redis");
+      io_.run();
+    });
   }
 
   ~Impl() {

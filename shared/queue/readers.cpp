@@ -88,7 +88,11 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
       if (ended) {
         record.state = *ended;
         record.ended_ms = std::max(to_int(v[2].text), parse_packed_unit(v[5].text).ended_ms);
-      } else if (packed.units > 0) {
+      } else if (packed.units == 0) {
+        auto entry = co_await impl->connection_->execute(redis::Command("XRANGE") << keys.in() << packed.entry << packed.entry, deadline);
+        if (!entry) co_return entry.error();
+        if (!entry->elements.empty()) record.spec = parse_intake(entry->elements[0]).spec;
+      } else {
         redis::Command units("HMGET");
         units << keys.units();
         for (int u = 0; u < packed.units; ++u) units << id + ":" + std::to_string(u);
@@ -110,7 +114,7 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
       record.deadline_ms = packed.deadline_ms;
       record.cost_us = packed.cost_us;
       record.traceparent = packed.trace;
-      record.spec = ended ? v[3].text : records[1]->elements.at(c).text;
+      if (ended || packed.units > 0) record.spec = ended ? v[3].text : records[1]->elements.at(c).text;
       if (!v[4].is_nil()) record.error = parse_error(v[4].text);
       page.jobs.push_back(std::move(record));
       if (page.jobs.size() == want) {

@@ -162,6 +162,26 @@ TEST(KernelCacheStampede, TwoHundredWorkersMissingAtOnceCompileOnceAndLeaveRedis
   EXPECT_LT(commands / (kProcesses * kWorkersEach * kKeys), 25) << "commands for one miss of one worker";
 }
 
+TEST(KernelCachePoisoned, ARedisFullOfJunkStillMeansOneCompileEach) {
+  const RedisServer redis({.appendfsync = "no"});
+  const Folder folder;
+  const Compiler compiler(folder.path() + "/compiled", milliseconds(60));
+  {
+    RedisView view(redis.endpoint());
+    for (int i = 0; i < kPrograms; ++i) ASSERT_EQ(view({"SET", redis_name(i), "junk " + std::to_string(i)}), "OK");
+  }
+  std::vector<std::unique_ptr<Process>> processes;
+  for (int p = 0; p < kProcesses; ++p) {
+    processes.push_back(std::make_unique<Process>([&, p] {
+      const auto cache = KernelCache::create(options_of(folder.path() + "/" + std::to_string(p), &redis));
+      return get_all(*cache, compiler, kPrograms);
+    }));
+  }
+  for (auto& process : processes) EXPECT_EQ(process->wait(), "right");
+  EXPECT_EQ(compiler.compiled().size(), static_cast<std::size_t>(kPrograms));
+  EXPECT_THAT(compiler.compiled(), Each(Pair(::testing::_, 1)));
+}
+
 TEST(KernelCacheThreads, OneCompilesTheOthersShare) {
   const auto cache = KernelCache::create({});
   std::atomic<int> compiles{0};

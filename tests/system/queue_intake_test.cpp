@@ -195,6 +195,38 @@ TEST_F(QueueIntake, FunctionsThatAreGoneAreLoadedAgain) {
   EXPECT_EQ(complete(attempt).error().code, Code::kConflict);
 }
 
+TEST_F(QueueIntake, AListShowsJobsInEveryStateWithTheirSpec) {
+  ASSERT_TRUE(complete(running()).ok());
+  const auto under_way = running();
+  auto s = submission("waits");
+  s.tenant = "acme";
+  submit(s);
+  auto all = wait(client_->list("", std::nullopt, 10, "", soon()));
+  ASSERT_TRUE(all.ok());
+  ASSERT_EQ(all->jobs.size(), 3u);
+  EXPECT_EQ(all->jobs[0].id, "waits");  // newest first
+  EXPECT_EQ(all->jobs[0].state, State::kQueued);
+  EXPECT_EQ(all->jobs[1].id, under_way.ref.job);
+  EXPECT_EQ(all->jobs[1].state, State::kRunning);
+  EXPECT_EQ(all->jobs[1].class_key, "demo/256x256");
+  EXPECT_EQ(all->jobs[2].state, State::kSucceeded);
+  EXPECT_GT(all->jobs[2].ended_ms, 0);
+  for (const auto& job : all->jobs) EXPECT_EQ(job.spec, kSpec) << job.id;
+  EXPECT_TRUE(all->next_cursor.empty());
+
+  const auto of_acme = wait(client_->list("acme", std::nullopt, 10, "", soon()));
+  ASSERT_EQ(of_acme->jobs.size(), 1u);
+  const auto succeeded = wait(client_->list("", State::kSucceeded, 10, "", soon()));
+  ASSERT_EQ(succeeded->jobs.size(), 1u);
+  std::string pages, cursor;
+  do {
+    const auto page = wait(client_->list("", std::nullopt, 1, cursor, soon()));
+    for (const auto& job : page->jobs) pages += job.id + " ";
+    cursor = page->next_cursor;
+  } while (!cursor.empty());
+  EXPECT_EQ(pages, all->jobs[0].id + " " + all->jobs[1].id + " " + all->jobs[2].id + " ");
+}
+
 TEST_F(QueueIntake, EndedJobsAreForgottenAfterTheirRetentionAndNoSooner) {
   options_.retention_ms = 300;
   client_ = std::make_unique<queue::Client>(connection_, options_);

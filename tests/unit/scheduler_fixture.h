@@ -83,7 +83,7 @@ struct Store {
     view.owner.clear();
     view.nonce.clear();
     view.ready_ms = now / 1000;
-    event(ref, "ready", now);
+    event(ref, "ready", now, {{"reason", "revoked"}});
   }
   void start(const queue::UnitRef& ref, std::int64_t now) {
     open.at(ref).state = job::State::kRunning;
@@ -129,14 +129,18 @@ class SchedulerTest : public ::testing::Test {
   }
   void submit(const std::string& id, const std::string& spec = R"({"model":"tiny","prompt":"x","seed":1})",
               const std::string& tenant = "default") {
-    queue::IntakeEntry entry;
-    entry.entry_id = "1-" + std::to_string(++entries);
-    entry.id = id;
-    entry.tenant = tenant;
-    entry.spec = spec;
-    entry.created_ms = now / 1000;
-    scheduler->on_intake(std::vector{entry}, now);
+    scheduler->on_intake(std::vector{entry(id, spec, tenant)}, now);
     settle();
+  }
+  queue::IntakeEntry entry(const std::string& id, const std::string& spec = R"({"model":"tiny","prompt":"x","seed":1})",
+                           const std::string& tenant = "default") {
+    queue::IntakeEntry out;
+    out.entry_id = "1-" + std::to_string(++entries);
+    out.id = id;
+    out.tenant = tenant;
+    out.spec = spec;
+    out.created_ms = now / 1000;
+    return out;
   }
   // Performs and feeds back until nothing happens any more.
   void settle() {

@@ -20,6 +20,43 @@ TEST_F(SchedulerTest, a_job_is_admitted_assigned_and_ends) {
   EXPECT_GT(scheduler->virtual_times().at("default"), 0);
 }
 
+TEST_F(SchedulerTest, a_job_is_assigned_with_its_admission) {
+  workers({"a"});
+  scheduler->on_intake(std::vector{entry("j")}, now);
+  auto actions = scheduler->decide(now);
+  ASSERT_EQ(actions.admit.size(), 1u);
+  ASSERT_EQ(actions.assign.size(), 1u);
+  store.perform(actions, *scheduler, now);
+  settle();  // the events of both change nothing any more
+  EXPECT_EQ(store.assignments.size(), 1u);
+  EXPECT_FALSE(scheduler->wants_audit());
+
+  // A plain entry may turn out to be another name of a job: its admission is waited for.
+  auto plain = entry("x-2-0");
+  plain.raw = true;
+  scheduler->on_intake(std::vector{plain}, now);
+  actions = scheduler->decide(now);
+  EXPECT_EQ(actions.admit.size(), 1u);
+  EXPECT_TRUE(actions.assign.empty());
+}
+
+TEST_F(SchedulerTest, an_admission_that_failed_takes_its_assignment_back) {
+  workers({"a"});
+  const auto job = entry("j");
+  scheduler->on_intake(std::vector{job}, now);
+  auto actions = scheduler->decide(now);
+  actions.admit.clear();  // Redis is over its memory limit
+  store.perform(actions, *scheduler, now);
+  EXPECT_TRUE(scheduler->wants_audit());
+  now += kMs;
+  scheduler->audit(store.views(), now, now);
+  EXPECT_EQ(scheduler->census().jobs, 0u);
+  scheduler->on_intake(std::vector{job}, now);  // read again
+  settle();
+  EXPECT_EQ(owner_of("j"), "a:1");
+  EXPECT_EQ(store.assignments.size(), 1u);
+}
+
 TEST_F(SchedulerTest, bad_entries_are_rejected_with_the_reason) {
   submit("unknown", R"({"model":"nope","prompt":"x"})");
   submit("broken", R"({"model":)");
