@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "shared/telemetry/log.h"
+#include "shared/telemetry/metrics_server.h"
 #include "worker/engine_options.h"
 #include "worker/service.h"
 
@@ -83,6 +84,13 @@ Result<int> serve(const RunFlags& flags) {
   if (!settings) return settings.error();
   if (auto log = telemetry::configure_log("ditfleet-worker", settings->log.level, settings->log.format); !log) {
     return log.error();
+  }
+  std::unique_ptr<telemetry::MetricsServer> metrics;
+  if (!settings->worker.metrics_listen.empty()) {
+    auto server = telemetry::MetricsServer::start(settings->worker.metrics_listen);
+    if (!server) return server.error();
+    metrics = std::move(*server);
+    spdlog::info("metrics: {}", metrics->url());
   }
   asio::io_context io(1);
   auto parts = make_parts(*settings, io);

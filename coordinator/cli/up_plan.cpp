@@ -244,6 +244,11 @@ Result<void> plan_children(UpPlan& plan) {
       spec.argv.push_back("--set");
       spec.argv.push_back("worker.name=" + plan.settings.worker.name + "-" + std::to_string(i));
     }
+    if (const auto metrics = ListenAddress::parse(plan.settings.worker.metrics_listen); count > 1 && metrics && metrics->port != 0) {
+      const ListenAddress own{metrics->host, static_cast<decltype(metrics->port)>(metrics->port + i - 1)};
+      spec.argv.push_back("--set");
+      spec.argv.push_back("worker.metrics_listen=" + own.text());
+    }
     plan.workers.push_back(std::move(spec));
   }
   return {};

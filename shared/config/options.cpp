@@ -173,6 +173,12 @@ const Option kOptions[] = {
      .at = DITFLEET_AT(worker.warmup),
      .description = "Run one small image after loading a model, before the worker says that it is ready."},
 
+    {.key = "worker.metrics_listen",
+     .at = DITFLEET_AT(worker.metrics_listen),
+     .description = "Address, as 127.0.0.1:9464, where a worker serves its metrics (/metrics): compiles, the kernel cache. Of several "
+                    "that `ditfleet up` starts each takes the next port. If empty, they are not served.",
+     .form = Form::kListenIfAny},
+
     {.key = "results.backend",
      .at = DITFLEET_AT(results.backend),
      .description = "Where finished pictures are kept.",
@@ -323,6 +329,7 @@ bool has_form(Form form, std::string_view text) {
     case Form::kPath:
       return true;
     case Form::kListen:
+    case Form::kListenIfAny:
       return is_listen(text);
     case Form::kHttpUrl:
       return text.starts_with("http://") || text.starts_with("https://");
@@ -352,6 +359,7 @@ std::string_view form_text(Form form) {
     case Form::kPath:
       return "path";
     case Form::kListen:
+    case Form::kListenIfAny:
       return "HOST:PORT";
     case Form::kHttpUrl:
       return "http:// or https:// URL";

@@ -14,7 +14,7 @@
 namespace ditfleet::config {
 
 // What a string must look like beyond being text.
-enum class Form { kAny, kPath, kListen, kHttpUrl, kRedisUrl, kMemory, kDevice, kName, kSecret };
+enum class Form { kAny, kPath, kListen, kListenIfAny, kHttpUrl, kRedisUrl, kMemory, kDevice, kName, kSecret };
 
 struct Option {
   std::string_view key;  // "gateway.listen"; without a dot at the top level

@@ -61,6 +61,7 @@ struct Settings {
     int threads = 0;  // 0: cores / count
     std::int64_t heartbeat_ms = 1000, drain_ms = 30'000;
     bool warmup = true;
+    std::string metrics_listen;  // empty: not served
   } worker;
   struct {
     std::string backend = "redis", dir;

@@ -271,6 +271,46 @@ TEST_F(Plans, ALongFolderGetsAShortSocket) {
   fs::remove_all(fs::path(plan->redis_socket).parent_path());
 }
 
+TEST_F(Plans, ASecretForCompiledProgramsWhereTheRedisIsOurs) {
+  UpFlags f = flags();
+  f.redis = "redis://127.0.0.1:1";
+  const auto external = plan_up(f);
+  ASSERT_TRUE(external.ok()) << external.error().message;
+  EXPECT_EQ(external->settings.cache.secret_file, "") << "nobody said which nodes of that Redis belong together";
+  EXPECT_EQ(external->settings.cache.dir, external->data_dir + "/kernels");
+  if (!find_program("redis-server")) GTEST_SKIP() << "redis-server is not on PATH";
+  f = flags();
+  f.data = (dir_ / "own").string();
+  const auto own = plan_up(f);
+  ASSERT_TRUE(own.ok()) << own.error().message;
+  EXPECT_EQ(own->settings.cache.secret_file, own->data_dir + "/kernels/secret");
+  EXPECT_EQ(fs::status(own->settings.cache.secret_file).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  f.data = (dir_ / "named").string();
+  f.sources.sets = {"cache.secret=the secret of the cluster"};
+  const auto named = plan_up(f);
+  ASSERT_TRUE(named.ok()) << named.error().message;
+  EXPECT_EQ(named->settings.cache.secret_file, "");
+}
+
+TEST_F(Plans, EachWorkerServesItsMetricsOnAPortOfItsOwn) {
+  fs::create_directories(dir_ / "bin");
+  std::ofstream(dir_ / "bin/ditfleet-worker") << "#!/bin/sh\n";
+  fs::permissions(dir_ / "bin/ditfleet-worker", fs::perms::owner_all);
+  const char* path = std::getenv("PATH");
+  const std::string before = path ? path : "";
+  ::setenv("PATH", (dir_ / "bin").c_str(), 1);
+  UpFlags f = flags();
+  f.redis = "redis://127.0.0.1:1";
+  f.workers = 2;
+  f.sources.sets = {"worker.metrics_listen=127.0.0.1:9464"};
+  const auto plan = plan_up(f);
+  ::setenv("PATH", before.c_str(), 1);
+  ASSERT_TRUE(plan.ok()) << plan.error().message;
+  ASSERT_EQ(plan->workers.size(), 2u);
+  EXPECT_THAT(plan->workers[0].argv, testing::Contains("worker.metrics_listen=127.0.0.1:9464"));
+  EXPECT_THAT(plan->workers[1].argv, testing::Contains("worker.metrics_listen=127.0.0.1:9465"));
+}
+
 TEST_F(Plans, SayWhatIsWrong) {
   UpFlags f = flags();
   f.redis = "redis://127.0.0.1:1";

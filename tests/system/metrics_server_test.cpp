@@ -1,0 +1,69 @@
+// A worker's metrics over HTTP, on a port of the loopback.
+#include "shared/telemetry/metrics_server.h"
+
+#include <curl/curl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <prometheus/counter.h>
+
+#include <string>
+
+#include "shared/telemetry/metrics.h"
+
+namespace ditfleet::telemetry {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+struct Fetched {
+  long status = 0;
+  std::string body;
+};
+
+Fetched get(const std::string& url) {
+  Fetched fetched;
+  CURL* curl = curl_easy_init();
+  curl_easy_setopt(curl, CURLOPT_URL, url.c_str());
+  curl_easy_setopt(curl, CURLOPT_TIMEOUT, 20L);
+  curl_easy_setopt(curl, CURLOPT_PROXY, "");
+  curl_easy_setopt(curl, CURLOPT_WRITEDATA, &fetched.body);
+  curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, +[](char* data, std::size_t size, std::size_t count, void* body) {
+    static_cast<std::string*>(body)->append(data, size * count);
+    return size * count;
+  });
+  curl_easy_perform(curl);
+  curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &fetched.status);
+  curl_easy_cleanup(curl);
+  return fetched;
+}
+
+TEST(MetricsServer, ServesWhatTheProcessCounts) {
+  auto& counter = prometheus::BuildCounter().Name("test_things_total").Help("Things").Register(registry()).Add({{"kind", "good"}});
+  const auto server = MetricsServer::start("127.0.0.1:0");
+  ASSERT_TRUE(server.ok()) << server.error().message;
+  EXPECT_THAT((*server)->url(), StartsWith("http://127.0.0.1:"));
+  counter.Increment(3);
+  const auto first = get((*server)->url());
+  EXPECT_EQ(first.status, 200);
+  EXPECT_THAT(first.body, HasSubstr("test_things_total{kind=\"good\"} 3"));
+  counter.Increment();
+  EXPECT_THAT(get((*server)->url()).body, HasSubstr("test_things_total{kind=\"good\"} 4"));
+  const std::string url = (*server)->url();
+  EXPECT_EQ(get(url.substr(0, url.rfind('/')) + "/elsewhere").status, 404);
+}
+
+TEST(MetricsServer, SaysWhereItCannotListen) {
+  const auto first = MetricsServer::start("127.0.0.1:0");
+  ASSERT_TRUE(first.ok());
+  const std::string url = (*first)->url(), address = url.substr(7, url.rfind('/') - 7);
+  const auto second = MetricsServer::start(address);
+  ASSERT_FALSE(second.ok());
+  EXPECT_EQ(second.error().code, Code::kUnavailable);
+  EXPECT_THAT(second.error().message, AllOf(HasSubstr(address), HasSubstr("in use")));
+  EXPECT_EQ(MetricsServer::start("nowhere").error().code, Code::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace ditfleet::telemetry
