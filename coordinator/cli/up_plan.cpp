@@ -18,6 +18,7 @@
 #include "shared/core/deadline.h"
 #include "shared/job/catalogue.h"
 #include "shared/kernel_cache/secret.h"
+#include "shared/redis/connection.h"
 #include "shared/redis/server_config.h"
 
 namespace ditfleet::cli {
@@ -107,20 +108,6 @@ Result<std::string> socket_path(const std::string& data_dir) {
   return dir + "/redis.sock";
 }
 
-std::string unix_url(const std::string& path) {
-  static constexpr char kHex[] = "0123456789ABCDEF";
-  std::string url = "unix://";
-  for (char c : path) {
-    const auto byte = static_cast<unsigned char>(c);
-    const bool plain = std::isalnum(byte) != 0 || std::strchr("/-._~", c) != nullptr;
-    if (plain)
-      url += c;
-    else
-      url += {'%', kHex[byte >> 4], kHex[byte & 15]};
-  }
-  return url;
-}
-
 // The children's environment: ours without what the configuration file for them already says.
 std::vector<std::string> child_environment() {
   std::vector<std::string> out;
@@ -171,7 +158,9 @@ Result<void> plan_redis(UpPlan& plan) {
   if (!socket) return socket.error();
   plan.redis_socket = *socket;
   ::unlink(plan.redis_socket.c_str());  // of a run that crashed: we hold the lock, nobody listens on it
-  plan.settings.redis.url = unix_url(plan.redis_socket);
+  redis::Endpoint endpoint;
+  endpoint.unix_path = plan.redis_socket;
+  plan.settings.redis.url = endpoint.url();
 
   redis::ServerConfig config;
   config.dir = dir;

@@ -32,6 +32,7 @@ struct Endpoint {
   // kInvalidArgument says which part is wrong. The message never repeats a password.
   static Result<Endpoint> parse(std::string_view url);
   std::string display() const;  // without credentials
+  std::string url() const;      // what parse() reads back, whatever path and password hold; TLS' files are not in it
 };
 
 // A reply as a value. Errors of the server inside a reply (an array element) are kError.

@@ -23,6 +23,19 @@ Result<std::string> percent_decoded(std::string_view text, const char* part) {
   return out;
 }
 
+std::string percent_encoded(std::string_view text, std::string_view kept) {
+  static constexpr char kHex[] = "0123456789ABCDEF";
+  std::string out;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    const bool plain = (byte >= '0' && byte <= '9') || (byte >= 'A' && byte <= 'Z') || (byte >= 'a' && byte <= 'z') ||
+                       kept.find(c) != std::string_view::npos;
+    if (plain) out += c;
+    else out += {'%', kHex[byte >> 4], kHex[byte & 15]};
+  }
+  return out;
+}
+
 Result<int> number(std::string_view text, int low, int high, const char* part) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -117,6 +130,15 @@ Result<Endpoint> Endpoint::parse(std::string_view url) {
     endpoint.port = *value;
   }
   return endpoint;
+}
+
+std::string Endpoint::url() const {
+  const std::string login = user.empty() && password.empty() ? std::string() : percent_encoded(user, "-._~") + ":" + percent_encoded(password, "-._~") + "@";
+  Endpoint anybody = *this;
+  anybody.unix_path = percent_encoded(unix_path, "/-._~");
+  const std::string rest = anybody.display();
+  const auto at = rest.find("://") + 3;
+  return rest.substr(0, at) + login + rest.substr(at);
 }
 
 std::string Endpoint::display() const {

@@ -16,6 +16,8 @@
 #include <thread>
 #include <utility>
 
+#include "shared/redis/connection.h"
+
 extern char** environ;
 
 namespace ditfleet::redis {
@@ -149,12 +151,12 @@ void PrivateServer::kill() {
 }
 
 std::string PrivateServer::url() const {
-  if (!config_.unix_socket.empty()) {
-    const std::string auth = config_.password.empty() ? "" : ":" + config_.password + "@";
-    return "unix://" + auth + config_.unix_socket;
-  }
-  const std::string auth = config_.password.empty() ? "" : ":" + config_.password + "@";
-  return (config_.tls_cert_file.empty() ? "redis://" : "rediss://") + auth + "127.0.0.1:" + std::to_string(config_.port);
+  Endpoint endpoint;
+  endpoint.unix_path = config_.unix_socket;
+  endpoint.port = config_.port;
+  endpoint.tls = config_.unix_socket.empty() && !config_.tls_cert_file.empty();
+  endpoint.password = config_.password;
+  return endpoint.url();
 }
 
 }  // namespace ditfleet::redis

@@ -171,6 +171,10 @@ TEST(RedisEndpoint, ReadsEveryForm) {
     EXPECT_FALSE(endpoint.ok()) << bad;
     if (!endpoint) EXPECT_EQ(endpoint.error().code, Code::kInvalidArgument) << bad;
   }
+  for (const char* url : {"rediss://user:pa%40ss@example.com:7000/3", "unix://:a%2Fb%25@/srv/my%20data%3F/redis.sock?db=2", "redis://[::1]:1"}) {
+    EXPECT_EQ(Endpoint::parse(url)->url(), url);
+  }
+  EXPECT_EQ(Endpoint::parse("unix://:a%2Fb%25@/srv/my%20data%3F/redis.sock?db=2")->password, "a/b%");
   const auto secret = Endpoint::parse("redis://u:hunter2@h:port");
   ASSERT_FALSE(secret.ok());
   EXPECT_EQ(secret.error().message.find("hunter2"), std::string::npos);
