@@ -58,6 +58,12 @@ void Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us,
                       std::unordered_map<WorkerId, std::size_t>& batches, Actions& actions) {
   const auto& queued = queue_.at(candidate.handle);
   auto& [job, index] = queued_[candidate.handle];
+  if (job->deadline_us > 0 && job->deadline_us <= now_us) {
+    // Too late even for a short run: it waits for the reaper, whose `expired` ends it.
+    queue_.remove(candidate.handle);
+    job->units[static_cast<std::size_t>(index)].where = Unit::Where::kDelayed;
+    return;
+  }
   auto& cls = classes_[queued.lane];
   const auto route = choose_worker(fleet_, costs_,
                                    {.cls = queued.lane,

@@ -180,6 +180,22 @@ TEST_F(SchedulerTest, canceled_and_expired_units_leave_the_queue) {
   EXPECT_EQ(scheduler->census().jobs, 0u);
 }
 
+TEST_F(SchedulerTest, a_unit_past_its_deadline_is_not_given_to_anybody) {
+  auto late = entry("j");
+  late.deadline_ms = now / 1000 + 10;
+  scheduler->on_intake(std::vector{late}, now);
+  settle();
+  now += 20 * kMs;
+  workers({"a"});
+  settle();
+  EXPECT_TRUE(store.assignments.empty());
+  store.finish({"j", 0}, now, "expired");
+  settle();
+  EXPECT_EQ(scheduler->census().jobs, 0u);
+  submit("k");
+  EXPECT_EQ(owner_of("k"), "a:1");
+}
+
 TEST_F(SchedulerTest, a_retry_waits_for_its_time) {
   workers({"a"});
   submit("j");
