@@ -1,6 +1,7 @@
 // `ditfleet cache {stats,list,verify,export,import,purge}`: what the kernel cache holds on this host's disk and in
 // the fleet's Redis. Works without a running service; workers may run meanwhile.
 #include <cstdio>
+#include <filesystem>
 #include <set>
 
 #include "coordinator/cli/command.h"
@@ -21,7 +22,7 @@ using kernel_cache::Stored;
 struct CacheFlags {
   config::Sources sources;
   bool json = false;
-  std::string tier = "all", arch, key, file;
+  std::string data, tier = "all", arch, key, file;
   bool bad = false;
   bool disk() const { return tier != "redis"; }
   bool redis() const { return tier != "disk"; }
@@ -36,14 +37,22 @@ Result<Opened> open(const CacheFlags& flags) {
   if (!flags.key.empty()) {
     if (auto key = kernel_cache::Key::from_hex(flags.key); !key) return invalid_argument("--key: " + key.error().message);
   }
-  const auto settings = config::load(flags.sources);
+  config::Sources sources = flags.sources;
+  if (!flags.data.empty()) {
+    // What `ditfleet up` has told its processes: where its Redis is, and the secret.
+    std::error_code ec;
+    const std::string effective = flags.data + "/effective.yaml";
+    if (sources.file.empty() && std::filesystem::exists(effective, ec)) sources.file = effective;
+    sources.sets.push_back("data.dir=" + flags.data);
+  }
+  const auto settings = config::load(sources);
   if (!settings) return settings.error();
   // To stderr: stdout has the answer alone.
   if (auto log = telemetry::configure_log("ditfleet", settings->log.level, settings->log.format); !log) return log.error();
   auto options = kernel_cache::cache_options(*settings);
   if (!options) return options.error();
   if (flags.tier == "redis" && !options->redis)
-    return invalid_argument("there is no Redis tier here: it takes redis.url, and cache.secret or cache.secret_file, as in the effective.yaml that `ditfleet up` writes");
+    return invalid_argument("there is no Redis tier here: it takes redis.url, and cache.secret or cache.secret_file, or --data of a `ditfleet up`");
   if (flags.tier == "disk" && options->dir.empty()) return invalid_argument("there is no disk tier here: cache.dir says where, cache.disk_bytes how much");
   Opened opened{*options, std::make_unique<Inventory>(*options)};
   return opened;
@@ -266,12 +275,12 @@ Result<int> purge(const CacheFlags& flags, Opened& opened) {
 void add_cache(CLI::App& app, Invocation& run) {
   auto* command = app.add_subcommand("cache", "Look after the compiled programs of the kernel cache, on disk and in Redis");
   command->require_subcommand(1);
-  command->footer(
-      "What the configuration says is looked at (--config, --set): of a running `ditfleet up` its DATA/effective.yaml, which names its Redis, too.");
+  command->footer("Looks at the folder and the Redis that the configuration names (--config, --set), or those of a `ditfleet up` (--data).");
   const auto add = [&](const char* name, const char* what, Result<int> (*action)(const CacheFlags&, Opened&), bool filters, const char* file) {
     auto flags = std::make_shared<CacheFlags>();
     auto* sub = command->add_subcommand(name, what);
     add_configuration_flags(*sub, flags->sources);
+    sub->add_option("--data", flags->data, "Data folder of a `ditfleet up`, whose configuration is taken")->type_name("DIR");
     sub->add_flag("--json", flags->json, "Print JSON");
     if (std::string_view(name) != "stats") sub->add_option("--tier", flags->tier, "disk, redis or all")->check(CLI::IsMember({"disk", "redis", "all"}))->capture_default_str();
     if (filters) {

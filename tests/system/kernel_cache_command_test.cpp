@@ -271,12 +271,15 @@ TEST_F(KernelCacheCommand, UpMakesASecretForItsOwnRedisThatIsShownNowhere) {
   EXPECT_THAT(*read_file(data + "/effective.yaml"), AllOf(HasSubstr(data + "/kernels/secret"), Not(HasSubstr(secret))));
 
   // The command finds the Redis and the secret by the file that `up` writes.
-  Program stats("ditfleet", {"cache", "stats", "--json", "--config", data + "/effective.yaml"});
+  Program stats("ditfleet", {"cache", "stats", "--json", "--data", data});
   EXPECT_EQ(stats.wait(), 0) << stats.err();
   const auto answer = parse_json(stats.out());
   ASSERT_TRUE(answer.ok());
   EXPECT_TRUE(answer->at("redis").at("reachable").as_bool());
   EXPECT_EQ(answer->at("secret_id").as_string(), secret_of(secret)->id_text());
+  Program alone("ditfleet", {"cache", "stats", "--json", "--set", "data.dir=" + data});
+  EXPECT_EQ(alone.wait(), 0);
+  EXPECT_THAT(alone.out(), HasSubstr(secret_of(secret)->id_text())) << "the folder alone is verified with another secret";
   up.send(SIGTERM);
   EXPECT_EQ(up.wait(std::chrono::seconds(30)), 0);
   EXPECT_THAT(up.out() + up.err(), Not(HasSubstr(secret)));
