@@ -178,6 +178,7 @@ Result<ModelSet> load_models(const config::Settings& settings) {
   set.device = set.engine->device();
   set.device_name = set.engine->device_name();
   set.precision = set.engine->precision();
+  spdlog::info("blocks run on {}", set.engine->compile_backend());
   for (const auto& [name, model] : settings.models) {
     auto entry = job::read_model_entry(name, model.path);
     if (!entry) return entry.error();

@@ -6,7 +6,7 @@
 namespace ditfleet::region {
 
 struct CompileOptions {
-  // auto: cpu_jit on a CPU with a C++ compiler, nvrtc on a GPU, else eager. A backend named here must be there.
+  // auto: cpu_jit on a CPU with a C++ compiler, else eager. A backend named here must be there.
   std::string backend = "eager";  // auto | nvrtc | cpu_jit | eager
   // default | reduce-overhead | max-autotune-no-cudagraphs | max-autotune
   std::string mode = "default";

@@ -195,8 +195,9 @@ const Option kOptions[] = {
 
     {.key = "compile.backend",
      .at = DITFLEET_AT(compile.backend),
-     .description = "What compiles a model's repeated blocks: nvrtc for a GPU, cpu_jit for a CPU (with the system's C++ "
-                    "compiler), eager (they run op by op), or auto: the one that fits, else eager.",
+     .description = "What compiles a model's repeated blocks: cpu_jit on a CPU (with the system's C++ compiler), nvrtc on a "
+                    "GPU (ahead of time so far: it is refused where blocks are to run), eager (they run op by op), or auto: "
+                    "cpu_jit on a CPU with a compiler, else eager.",
      .choices = "auto|nvrtc|cpu_jit|eager"},
     {.key = "compile.mode",
      .at = DITFLEET_AT(compile.mode),

@@ -68,7 +68,7 @@ struct Settings {
     std::int64_t preview_ms = 600'000;
   } results;
   struct {
-    std::string backend = "eager", mode = "default";
+    std::string backend = "auto", mode = "default";
     bool fullgraph = false, dynamic = true, error_on_recompile = false;
     int recompile_limit = 8;
     struct {

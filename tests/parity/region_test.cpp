@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <random>
 
+#include "pipeline/device/device.h"
 #include "pipeline/device/failure.h"
 #include "pipeline/models/flux/blocks.h"
 #include "pipeline/region/backends/cpu_jit.h"
@@ -23,12 +24,27 @@ namespace {
 
 using ::testing::HasSubstr;
 using testing::converted;
-using testing::random_inputs;
 using testing::relative_error;
 using Outputs = std::vector<at::Tensor>;
 using c10::ScalarType;
 
 const c10::Device kCpu(c10::DeviceType::CPU);
+
+// DITFLEET_TEST_DEVICE=cuda runs the compiled side through nvrtc on a GPU.
+c10::Device device() {
+  static const c10::Device chosen = [] {
+    const char* wanted = std::getenv("DITFLEET_TEST_DEVICE");
+    return pipeline::load_device(wanted ? wanted : "cpu").device;
+  }();
+  return chosen;
+}
+
+std::vector<at::Tensor> inputs_for(const Program& program, const Sizes& sizes, std::uint64_t seed, testing::InputStyle style = {}) {
+  auto inputs = testing::random_inputs(program, sizes, seed, style);
+  if (!device().is_cpu())
+    for (at::Tensor& t : inputs) t = t.to(device());
+  return inputs;
+}
 
 using Make = Result<Program> (*)(const BlockShape&);
 
@@ -37,8 +53,8 @@ Region::Recipe recipe(Make make, std::int64_t heads, std::int64_t head_dim) {
 }
 
 std::shared_ptr<RegionHost> host(CompileOptions options = {}) {
-  if (options.backend == "eager") options.backend = "cpu_jit";
-  return make_region_host(options, kCpu, nullptr);
+  if (options.backend == "eager") options.backend = device().is_cpu() ? "cpu_jit" : "nvrtc";
+  return make_region_host(options, device(), nullptr);
 }
 
 Program program_of(Make make, std::int64_t heads, std::int64_t head_dim, ElementType type) {
@@ -85,7 +101,7 @@ TEST_F(RegionParity, ErrsNoMoreThanEagerOverRandomShapes) {
         for (int round = 0; round < 6; ++round) {
           const Sizes sizes{{"batch", between(1, 3)}, {shape.first, between(1, 40)}, {shape.second, between(1, 23)}};
           const testing::InputStyle style{.strided = round % 2 == 1, .outliers = round % 3 == 2};
-          const auto inputs = random_inputs(program, sizes, random(), style);
+          const auto inputs = inputs_for(program, sizes, random(), style);
           Outputs got;
           region.run(inputs, got);
           const auto eager = interpret(program, inputs), reference = interpret(program, converted(inputs, ScalarType::Double));
@@ -116,7 +132,7 @@ TEST_F(RegionParity, OneTemporalProgramForEveryFrameCount) {
   Region region("temporal", recipe(temporal_block, 2, 16), shared);
   const Program program = program_of(temporal_block, 2, 16, ElementType::kF32);
   for (std::int64_t frames : {25, 49, 61, 81}) {
-    const auto inputs = random_inputs(program, {{"batch", 1}, {"frames", frames}, {"places", 6}}, 7);
+    const auto inputs = inputs_for(program, {{"batch", 1}, {"frames", frames}, {"places", 6}}, 7);
     Outputs got;
     region.run(inputs, got);
     EXPECT_LE(relative_error(got[0], interpret(program, inputs)[0]), 2e-6) << frames;
@@ -131,7 +147,7 @@ TEST_F(RegionParity, EagerIsWhatTheModelComputes) {
     const std::int64_t heads = 4, head_dim = 16, text = 5, image = 12;
     const pipeline::BlockGeometry geometry{heads, head_dim};
     const Program program = program_of(flux_double_block, heads, head_dim, type);
-    const auto inputs = random_inputs(program, {{"batch", 1}, {"image", image}, {"text", text}}, 3);
+    const auto inputs = inputs_for(program, {{"batch", 1}, {"image", image}, {"text", text}}, 3);
     const auto of = [&](const std::string& name) {
       const auto order = program.inputs();
       for (std::size_t i = 0; i < order.size(); ++i)
@@ -157,7 +173,7 @@ TEST_F(RegionParity, EagerIsWhatTheModelComputes) {
 TEST_F(RegionParity, UpdatesActivationsInPlace) {
   Region region("single", recipe(flux_single_block, 2, 16), host());
   const Program program = program_of(flux_single_block, 2, 16, ElementType::kF32);
-  auto inputs = random_inputs(program, {{"batch", 2}, {"tokens", 9}}, 5);
+  auto inputs = inputs_for(program, {{"batch", 2}, {"tokens", 9}}, 5);
   Outputs apart;
   region.run(inputs, apart);
   Outputs in_place{inputs[0]};
@@ -171,7 +187,7 @@ TEST_F(RegionParity, UpdatesActivationsInPlace) {
 TEST_F(RegionParity, FullGraphTwiceWithoutARecompile) {
   const auto shared = host({.fullgraph = true, .error_on_recompile = true});
   Region region("single", recipe(flux_single_block, 2, 16), shared);
-  const auto inputs = random_inputs(program_of(flux_single_block, 2, 16, ElementType::kF32), {{"batch", 1}, {"tokens", 8}}, 1);
+  const auto inputs = inputs_for(program_of(flux_single_block, 2, 16, ElementType::kF32), {{"batch", 1}, {"tokens", 8}}, 1);
   Outputs first, second;
   region.run(inputs, first);
   region.run(inputs, second);
@@ -188,7 +204,7 @@ TEST_F(RegionParity, RecompileLimitOfOneIsEnoughForAllCopiesOfABlock) {
   const Program program = program_of(flux_single_block, 2, 16, ElementType::kF32);
   for (std::uint64_t copy = 0; copy < 38; ++copy) {
     Outputs got;
-    region.run(random_inputs(program, {{"batch", 1}, {"tokens", 8}}, copy), got);
+    region.run(inputs_for(program, {{"batch", 1}, {"tokens", 8}}, copy), got);
   }
   EXPECT_EQ(shared->counters->counts().compiles, 1u);
   EXPECT_EQ(shared->counters->counts().hits, 37u);
@@ -200,7 +216,7 @@ TEST_F(RegionParity, ThreeShapesWithoutARecompile) {
   const Program program = program_of(flux_double_block, 2, 16, ElementType::kF32);
   for (const auto& [image, batch] : {std::pair<std::int64_t, std::int64_t>{16, 1}, {36, 1}, {16, 2}}) {
     Outputs got;
-    region.run(random_inputs(program, {{"batch", batch}, {"image", image}, {"text", 4}}, 2), got);
+    region.run(inputs_for(program, {{"batch", batch}, {"image", image}, {"text", 4}}, 2), got);
   }
   EXPECT_EQ(shared->counters->counts().recompiles, 0u);
 }
@@ -212,7 +228,7 @@ TEST_F(RegionParity, WithoutDynamicEachSizeIsAProgram) {
   Region region("single", recipe(flux_single_block, 2, 16), shared);
   const Program program = program_of(flux_single_block, 2, 16, ElementType::kF32);
   for (std::int64_t tokens : {4, 5, 4, 6}) {
-    const auto inputs = random_inputs(program, {{"batch", 1}, {"tokens", tokens}}, 2);
+    const auto inputs = inputs_for(program, {{"batch", 1}, {"tokens", tokens}}, 2);
     Outputs got;
     region.run(inputs, got);
     EXPECT_LE(relative_error(got[0], interpret(program, inputs)[0]), 2e-6);
@@ -227,8 +243,8 @@ TEST_F(RegionParity, ErrorOnRecompileNamesTheGuard) {
   Region region("flux.single", recipe(flux_single_block, 2, 16), host({.dynamic = false, .error_on_recompile = true}));
   const Program program = program_of(flux_single_block, 2, 16, ElementType::kF32);
   Outputs got;
-  region.run(random_inputs(program, {{"batch", 1}, {"tokens", 4}}, 2), got);
-  EXPECT_THAT(failure_of([&] { region.run(random_inputs(program, {{"batch", 1}, {"tokens", 5}}, 2), got); }),
+  region.run(inputs_for(program, {{"batch", 1}, {"tokens", 4}}, 2), got);
+  EXPECT_THAT(failure_of([&] { region.run(inputs_for(program, {{"batch", 1}, {"tokens", 5}}, 2), got); }),
               HasSubstr("region flux.single would be compiled again: with compile.dynamic off sizes were batch 1, tokens 4 and are batch 1, tokens 5"));
 }
 
@@ -237,7 +253,7 @@ TEST_F(RegionParity, AnotherElementTypeIsAnotherProgram) {
   Region region("single", recipe(flux_single_block, 2, 16), shared);
   for (ElementType type : {ElementType::kF32, ElementType::kBF16, ElementType::kF32}) {
     Outputs got;
-    region.run(random_inputs(program_of(flux_single_block, 2, 16, type), {{"batch", 1}, {"tokens", 4}}, 2), got);
+    region.run(inputs_for(program_of(flux_single_block, 2, 16, type), {{"batch", 1}, {"tokens", 4}}, 2), got);
   }
   EXPECT_EQ(shared->counters->counts().compiles, 2u);
   EXPECT_EQ(shared->counters->counts().recompiles, 1u);
@@ -253,7 +269,7 @@ TEST_F(RegionParity, AnUnsupportedOpRunsOpByOpAndIsCounted) {
   const auto shared = host();
   Region region("exact", recipe(exact_gelu, 1, 8), shared);
   const Program program = program_of(exact_gelu, 1, 8, ElementType::kF32);
-  const auto inputs = random_inputs(program, {{"rows", 3}}, 1);
+  const auto inputs = inputs_for(program, {{"rows", 3}}, 1);
   Outputs got;
   region.run(inputs, got);
   EXPECT_TRUE(got[0].equal(interpret(program, inputs)[0]));
@@ -263,13 +279,13 @@ TEST_F(RegionParity, AnUnsupportedOpRunsOpByOpAndIsCounted) {
 
 TEST_F(RegionParity, AnUnsupportedOpIsAnErrorUnderFullGraph) {
   Region region("exact", recipe(exact_gelu, 1, 8), host({.fullgraph = true}));
-  EXPECT_THAT(failure_of([&] { region.prepare(ElementType::kF32, kCpu); }), HasSubstr("[exact] y = gelu_erf: no generated kernel has this op"));
+  EXPECT_THAT(failure_of([&] { region.prepare(ElementType::kF32, device()); }), HasSubstr("[exact] y = gelu_erf: no generated kernel has this op"));
 }
 
 TEST_F(RegionParity, WrongInputsAreNamed) {
   Region region("single", recipe(flux_single_block, 2, 16), host());
   const Program program = program_of(flux_single_block, 2, 16, ElementType::kF32);
-  const auto good = random_inputs(program, {{"batch", 1}, {"tokens", 8}}, 1);
+  const auto good = inputs_for(program, {{"batch", 1}, {"tokens", 8}}, 1);
   Outputs got;
   auto few = good;
   few.pop_back();
@@ -292,9 +308,9 @@ TEST_F(RegionParity, RegionsShareACompiledProgramThroughTheCache) {
   const auto cache = make_memory_cache();
   std::size_t total = 0;
   for (int engine = 0; engine < 2; ++engine) {
-    const auto shared = make_region_host({.backend = "cpu_jit"}, kCpu, cache);
+    const auto shared = make_region_host({.backend = device().is_cpu() ? "cpu_jit" : "nvrtc"}, device(), cache);
     Region region("single", recipe(flux_single_block, 2, 24), shared);
-    region.prepare(ElementType::kF32, kCpu);
+    region.prepare(ElementType::kF32, device());
     total += shared->counters->counts().compiles;
   }
   EXPECT_EQ(total, 2u) << "each engine takes the program once";
@@ -327,13 +343,13 @@ TEST(RegionBackend, ACompilerThatFailsLeavesTheRegionToEager) {
   const auto shared = host();
   Region region("single", recipe(flux_single_block, 2, 16), shared);
   const Program program = program_of(flux_single_block, 2, 16, ElementType::kF32);
-  const auto inputs = random_inputs(program, {{"batch", 1}, {"tokens", 8}}, 1);
+  const auto inputs = inputs_for(program, {{"batch", 1}, {"tokens", 8}}, 1);
   Outputs got;
   region.run(inputs, got);
   EXPECT_TRUE(got[0].equal(interpret(program, inputs)[0]));
   EXPECT_EQ(shared->counters->counts().fallback_reasons.at("compile_error"), 1u);
   Region strict("single", recipe(flux_single_block, 2, 16), host({.fullgraph = true}));
-  const std::string message = failure_of([&] { strict.prepare(ElementType::kF32, kCpu); });
+  const std::string message = failure_of([&] { strict.prepare(ElementType::kF32, device()); });
   EXPECT_THAT(message, HasSubstr("error: no; the source is kept in "));
   ::unsetenv("DITFLEET_CXX");
   std::remove(message.substr(message.rfind(' ') + 1).c_str());

@@ -14,6 +14,9 @@
 #include "pipeline/region/blocks/blocks.h"
 #include "shared/core/bytes.h"
 
+// NVRTC keeps what it allocates; the leak checker need not tell.
+extern "C" const char* __lsan_default_suppressions() { return "leak:libnvrtc\n"; }
+
 namespace ditfleet::region {
 namespace {
 

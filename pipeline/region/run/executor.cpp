@@ -12,6 +12,9 @@ c10::ScalarType scalar_type(ElementType type) {
   return type == ElementType::kF32 ? c10::ScalarType::Float : c10::ScalarType::BFloat16;
 }
 
+// One large picture must not hold its memory for good; allocating is cheap beside what it computes.
+constexpr std::int64_t kMostKeptBytes = std::int64_t{256} << 20;
+
 class Call {
  public:
   Call(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, std::vector<at::Tensor>& inputs,
@@ -116,7 +119,7 @@ at::Tensor WorkspacePool::take(std::int64_t bytes, c10::Device device) {
 }
 
 void WorkspacePool::give_back(at::Tensor workspace) {
-  if (!workspace.is_cpu()) return;
+  if (!workspace.is_cpu() || workspace.numel() > kMostKeptBytes) return;
   std::lock_guard lock(mutex_);
   idle_.push_back(std::move(workspace));
 }

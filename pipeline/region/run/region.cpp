@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "pipeline/device/failure.h"
-#include "pipeline/region/backends/host_module.h"
 #include "pipeline/region/run/interpreter.h"
 #include "pipeline/region/run/sizes.h"
 
@@ -51,6 +50,23 @@ std::shared_ptr<const Region::Compiled> Region::eager(Plan plan, ElementType typ
   return std::make_shared<Compiled>(Compiled{type, device, bound, std::move(plan), nullptr});
 }
 
+Result<std::unique_ptr<RowLauncher>> Region::make_launcher(const Plan& plan) const {
+  const bool cubin = host_->compiler->output_kind() == kernel_cache::Kind::kCubin;
+  const Source source = cubin ? generate_cuda(plan) : generate_cpp(plan);
+  auto cached = compile_cached(*host_->cache, plan, source, *host_->compiler, host_->arch);
+  if (!cached) return cached.error();
+  if (cubin) {
+    auto module = GpuModule::load(*cached->entry, source, host_->device);
+    if (!module) return module.error();
+    return gpu_launcher(*module, plan.kernels);
+  }
+  auto module = HostModule::load(*cached->entry);
+  if (!module) return module.error();
+  std::vector<std::int64_t> widths;
+  for (const RowKernel& kernel : plan.kernels) widths.push_back(kernel.width);
+  return host_launcher(*module, std::move(widths));
+}
+
 std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::DeviceType device, const Sizes& bound, const std::string& guard,
                                                         const std::string& reason) {
   Program program = pipeline::unwrap(recipe_(type));
@@ -72,19 +88,15 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
     fall_back("unsupported_op", plan.error().message);
     return eager(std::move(op_by_op), type, device, bound);
   }
-  const Source source = generate_cpp(*plan);
-  auto cached = compile_cached(*host_->cache, *plan, source, *host_->compiler, host_->arch);
-  Result<std::shared_ptr<const HostModule>> module = cached ? HostModule::load(*cached->entry) : Result<std::shared_ptr<const HostModule>>(cached.error());
-  if (!module) {
-    fall_back("compile_error", module.error().message);
+  auto launcher = make_launcher(*plan);
+  if (!launcher) {
+    fall_back("compile_error", launcher.error().message);
     return eager(std::move(op_by_op), type, device, bound);
   }
   host_->counters->compiled(host_->compiler->name(), reason);
   if (programs_ > 0) host_->counters->recompiled(block_, guard);
   ++programs_;
-  std::vector<std::int64_t> widths;
-  for (const RowKernel& kernel : plan->kernels) widths.push_back(kernel.width);
-  return std::make_shared<Compiled>(Compiled{type, device, bound, std::move(plan).value(), host_launcher(*module, std::move(widths))});
+  return std::make_shared<Compiled>(Compiled{type, device, bound, std::move(plan).value(), std::move(launcher).value()});
 }
 
 void Region::prepare(ElementType type, c10::Device device) {

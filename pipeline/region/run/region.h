@@ -22,6 +22,7 @@ struct RegionHost {
   CompileOptions options;
   std::shared_ptr<const Compiler> compiler;  // null: eager
   std::string arch;
+  int device = 0;  // a GPU's index
   std::shared_ptr<kernel_cache::KernelCache> cache;
   std::shared_ptr<RegionCounters> counters = std::make_shared<RegionCounters>();
   WorkspacePool pool;
@@ -72,6 +73,7 @@ class Region {
   std::shared_ptr<const Variant> find(const std::vector<std::int64_t>& descriptor);
   std::shared_ptr<const Variant> add_variant(std::vector<std::int64_t> descriptor, const std::vector<at::Tensor>& inputs);
   std::shared_ptr<const Compiled> compile(ElementType type, c10::DeviceType device, const Sizes& bound, const std::string& guard, const std::string& reason);
+  Result<std::unique_ptr<RowLauncher>> make_launcher(const Plan& plan) const;
   std::shared_ptr<const Compiled> eager(Plan plan, ElementType type, c10::DeviceType device, const Sizes& bound);
   void fall_back(const std::string& reason, const std::string& message);
 

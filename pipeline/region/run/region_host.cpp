@@ -1,5 +1,8 @@
+#include <algorithm>
+
 #include "pipeline/device/failure.h"
 #include "pipeline/region/backends/cpu_jit.h"
+#include "pipeline/region/backends/gpu_module.h"
 #include "pipeline/region/backends/nvrtc.h"
 #include "pipeline/region/run/region.h"
 
@@ -33,8 +36,11 @@ std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device
     pipeline::fail(Code::kInvalidArgument, "compile.backend is cpu_jit, which runs on a CPU, and the device is a GPU; use auto, nvrtc or eager", "compile.backend");
   if (backend == "nvrtc" && device.is_cpu())
     pipeline::fail(Code::kInvalidArgument, "compile.backend is nvrtc, which runs on a GPU, and the device is cpu; use auto, cpu_jit or eager", "compile.backend");
-  if (backend == "nvrtc")
-    pipeline::fail(Code::kUnavailable, "compile.backend is nvrtc, whose programs this build compiles (ditfleet-worker compile) but cannot run yet; use eager", "compile.backend");
+  if (backend == "nvrtc") {
+    host->compiler = pipeline::unwrap(open_nvrtc());
+    host->device = std::max<int>(0, device.index());
+    host->arch = pipeline::unwrap(gpu_architecture(host->device));
+  }
   if (backend == "cpu_jit") {
     auto compiler = open_cpu_jit();
     if (compiler) {
