@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "shared/core/json.h"
+#include "shared/redis/connection.h"
 #include "tests/system/program.h"
+#include "tests/system/redis_server.h"
 
 namespace ditfleet::testing {
 namespace {
@@ -113,6 +115,19 @@ TEST_F(WorkerCompile, ExportsWhatAFleetImports) {
   Program second("ditfleet-worker", again);
   ASSERT_EQ(second.wait(), 0) << second.err();
   EXPECT_THAT(second.out(), HasSubstr("0 compiled, 2 in the cache before"));
+}
+
+// Nodes with separate disks and one Redis: what the first has compiled the second takes from there.
+TEST_F(WorkerCompile, ASecondNodeCompilesNothing) {
+  const RedisServer redis({.appendfsync = "no"});
+  for (const bool first : {true, false}) {
+    Words words = compile({"--arch", "cpu", "--json", "--set", "redis.url=" + redis.url(), "--set", "cache.dir=" + dir_ + (first ? "/a" : "/b")});
+    Program program("ditfleet-worker", words, {.environment = {"DITFLEET_CACHE__SECRET=0123456789abcdef0123456789abcdef"}});
+    ASSERT_EQ(program.wait(), 0) << program.err();
+    const json::object report = json::parse(program.out()).as_object();
+    EXPECT_EQ(report.at("compiled").to_number<int>(), first ? 2 : 0);
+    EXPECT_EQ(report.at("hits").to_number<int>(), first ? 0 : 2);
+  }
 }
 
 TEST_F(WorkerCompile, RefusesWhatItCannotBuild) {
