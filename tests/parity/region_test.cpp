@@ -1,12 +1,15 @@
 // Compiled regions (cpu_jit) against eager and a wide reference, over random shapes, batches, strides and types; the
 // guards; and the checks that diffusers runs on compiled models, as far as they apply.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_as_complex.h>
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <random>
 
 #include "pipeline/device/device.h"
@@ -139,6 +142,29 @@ TEST_F(RegionParity, OneTemporalProgramForEveryFrameCount) {
   }
   EXPECT_EQ(shared->counters->counts().compiles, 1u);
   EXPECT_EQ(shared->counters->counts().variants, 4u);
+}
+
+// What is not a number stays so, and large arguments of exp do no harm.
+TEST_F(RegionParity, GeluKeepsItsEnds) {
+  const Region::Recipe gelu = [](ElementType type) {
+    Builder b("gelu", type);
+    return b.finish({b.gelu_tanh("y", b.activation("x", {Dim::symbol("rows"), 8}))});
+  };
+  Region region("gelu", gelu, host({.fullgraph = true}));
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  float values[] = {nan, 0.0f, -0.0f, 30.0f, -30.0f, 1e4f, -1e4f, 5.5f};
+  const at::Tensor x = at::from_blob(values, {1, 8}).clone().to(device());
+  Outputs got;
+  region.run({x}, got);
+  const at::Tensor y = got[0].cpu();
+  const float* out = y.const_data_ptr<float>();
+  EXPECT_TRUE(std::isnan(out[0]));
+  for (int i : {1, 2}) EXPECT_EQ(out[i], 0.0f) << i;
+  EXPECT_EQ(out[3], 30.0f);
+  EXPECT_NEAR(out[4], 0.0f, 1e-30f);
+  EXPECT_EQ(out[5], 1e4f);
+  EXPECT_NEAR(out[6], 0.0f, 1e-30f);
+  EXPECT_NEAR(out[7], 5.5f, 1e-6f);
 }
 
 // The interpreter is the reference: it must be what models/flux/blocks.cpp computes, bit for bit.
