@@ -10,6 +10,58 @@ namespace {
 
 Error no_such_job(const std::string& id) { return Error{Code::kNotFound, "[queue] there is no job " + id}; }
 
+// A job of the index as it was read; views into the replies.
+struct Listed {
+  std::string_view id, score;
+  bool shown = false;                // it is there, and the caller may see it
+  std::optional<job::State> ended;   // its state, if it has ended
+  PackedJob packed;
+  std::string_view spec, ended_ms, first_record;
+  const std::string* error = nullptr;  // JSON, if there is one
+  std::size_t first_unit = 0;          // of an open one: where its units stand among those that were read
+};
+
+// own: o, state, ended, spec, error, u0 of the job's hash. What ended between the reads is read from its own.
+void read_listed(const redis::Reply& open, const redis::Reply& spec, const std::vector<redis::Reply>& own, Listed& job) {
+  if (own.size() != 6 || (open.is_nil() && own[0].is_nil())) return;  // forgotten meanwhile
+  job.shown = true;
+  job.ended = job::state_from_name(own[1].text);
+  job.packed = parse_packed_job(job.ended ? own[0].text : open.text);
+  job.spec = job.ended ? own[3].text : spec.text;
+  job.ended_ms = own[2].text;
+  job.first_record = own[5].text;
+  if (!own[4].is_nil()) job.error = &own[4].text;
+}
+
+JobRecord listed_record(const Listed& job, const redis::Reply& units) {
+  JobRecord record;
+  record.id = job.id;
+  record.tenant = job.packed.tenant;
+  record.units = std::max(1, job.packed.units);
+  if (job.ended) {
+    record.state = *job.ended;
+    record.ended_ms = std::max(to_int(job.ended_ms), parse_packed_unit(job.first_record).ended_ms);
+  } else if (job.packed.units > 0) {
+    std::vector<UnitRecord> unit_records;
+    for (int u = 0; u < job.packed.units; ++u) {
+      const redis::Reply& unit = units.elements.at(job.first_unit + static_cast<std::size_t>(u));
+      unit_records.push_back(unit_record(u, parse_packed_unit(unit.text)));
+      // One that ended a moment ago is not there any more: the job is under way all the same.
+      if (unit.is_nil()) unit_records.back().state = job::State::kRunning;
+    }
+    record.state = furthest(unit_records);
+  }
+  record.class_key = job.packed.class_key;
+  record.created_ms = to_int(job.score);
+  record.ready_ms = job.packed.ready_ms;
+  record.deadline_ms = job.packed.deadline_ms;
+  record.cost_us = job.packed.cost_us;
+  record.traceparent = job.packed.trace;
+  record.spec = job.spec;
+  if (job.error != nullptr) record.error = parse_error(*job.error);
+  return record;
+}
+
 }  // namespace
 
 asio::awaitable<Result<JobRecord>> Client::job(const std::string& id, const std::string& tenant, Deadline deadline) {
@@ -48,87 +100,82 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
   const std::size_t want = static_cast<std::size_t>(std::clamp(limit, 1, 1000));
   constexpr int kPage = 200, kMostPages = 50;
   JobPage page;
-  int offset = 0;
-  for (int pages = 0; pages < kMostPages; ++pages, offset += kPage) {
+  std::vector<std::string> entries;  // of the page's jobs: where the spec is while the job is queued, else empty
+  bool last = false;
+  for (int pages = 0; pages < kMostPages && !last && page.jobs.size() < want; ++pages) {
     redis::Command range("ZREVRANGEBYSCORE");
-    range << keys.jobs() << from << "-inf" << "WITHSCORES" << "LIMIT" << offset << kPage;
-    auto found = co_await impl->connection_->execute(std::move(range), deadline);
+    range << keys.jobs() << from << "-inf" << "WITHSCORES" << "LIMIT" << pages * kPage << kPage;
+    const auto found = co_await impl->connection_->execute(std::move(range), deadline);
     if (!found) co_return found.error();
     const auto& elements = found->elements;
-    std::vector<std::size_t> candidates;
+    last = elements.size() < 2 * kPage;
+
+    std::vector<Listed> jobs;
     std::vector<redis::Command> reads(2);
     reads[0] << "HMGET" << keys.open();
     reads[1] << "HMGET" << keys.specs();
     for (std::size_t i = 0; i + 1 < elements.size(); i += 2) {
-      if (elements[i + 1].text == from && elements[i].text >= after_id) continue;  // of the page before
-      candidates.push_back(i);
-      reads[0] << elements[i].text;
-      reads[1] << elements[i].text;
-      reads.push_back(redis::Command("HMGET") << keys.job(elements[i].text) << "o" << "state" << "ended" << "spec" << "error" << "u0");
+      const std::string& id = elements[i].text;
+      const std::string& score = elements[i + 1].text;
+      if (score == from && id >= after_id) continue;  // of the page before
+      jobs.push_back({.id = id, .score = score});
+      reads[0] << id;
+      reads[1] << id;
+      reads.push_back(redis::Command("HMGET") << keys.job(id) << "o" << "state" << "ended" << "spec" << "error" << "u0");
     }
-    if (candidates.empty()) reads.clear();
-    auto records = co_await impl->connection_->execute_all(std::move(reads), deadline);
+    if (jobs.empty()) continue;
+    const auto records = co_await impl->connection_->execute_all(std::move(reads), deadline);
     for (const auto& read : records) {
       if (!read) co_return read.error();
     }
-    for (std::size_t c = 0; c < candidates.size(); ++c) {
-      const auto& v = records[c + 2]->elements;
-      const auto& open = records[0]->elements.at(c);
-      const std::string& id = elements[candidates[c]].text;
-      page.next_cursor = elements[candidates[c] + 1].text + ":" + id;
-      if (v.size() != 6 || (open.is_nil() && v[0].is_nil())) continue;  // forgotten meanwhile
-      // What ended between the first read and its own is read from its own.
-      const auto ended = job::state_from_name(v[1].text);
-      const PackedJob packed = parse_packed_job(ended ? v[0].text : open.text);
-      if (!tenant.empty() && packed.tenant != tenant) continue;
-      JobRecord record;
-      record.id = id;
-      record.tenant = packed.tenant;
-      record.units = std::max(1, packed.units);
-      if (ended) {
-        record.state = *ended;
-        record.ended_ms = std::max(to_int(v[2].text), parse_packed_unit(v[5].text).ended_ms);
-      } else if (packed.units == 0) {
-        auto entry = co_await impl->connection_->execute(redis::Command("XRANGE") << keys.in() << packed.entry << packed.entry, deadline);
-        if (!entry) co_return entry.error();
-        if (!entry->elements.empty()) record.spec = parse_intake(entry->elements[0]).spec;
-      } else {
-        redis::Command units("HMGET");
-        units << keys.units();
-        for (int u = 0; u < packed.units; ++u) units << id + ":" + std::to_string(u);
-        auto held = co_await impl->connection_->execute(std::move(units), deadline);
-        if (!held) co_return held.error();
-        std::vector<UnitRecord> unit_records;
-        for (const redis::Reply& unit : held->elements) {
-          // One that ended a moment ago is not there any more: the job is under way all the same.
-          UnitRecord one = unit_record(0, parse_packed_unit(unit.text));
-          if (unit.is_nil()) one.state = job::State::kRunning;
-          unit_records.push_back(std::move(one));
-        }
-        record.state = furthest(unit_records);
-      }
-      if (state && record.state != *state) continue;
-      record.class_key = packed.class_key;
-      record.created_ms = to_int(elements[candidates[c] + 1].text);
-      record.ready_ms = packed.ready_ms;
-      record.deadline_ms = packed.deadline_ms;
-      record.cost_us = packed.cost_us;
-      record.traceparent = packed.trace;
-      if (ended || packed.units > 0) record.spec = ended ? v[3].text : records[1]->elements.at(c).text;
-      if (!v[4].is_nil()) record.error = parse_error(v[4].text);
-      page.jobs.push_back(std::move(record));
-      if (page.jobs.size() == want) {
-        const bool last = elements.size() < 2 * kPage && c + 1 == candidates.size();
-        if (last) page.next_cursor.clear();
-        co_return page;
-      }
+    redis::Command unit_names("HMGET");
+    unit_names << keys.units();
+    std::size_t unit_count = 0;
+    for (std::size_t i = 0; i < jobs.size(); ++i) {
+      Listed& job = jobs[i];
+      read_listed(records[0]->elements.at(i), records[1]->elements.at(i), records[i + 2]->elements, job);
+      if (!tenant.empty() && job.packed.tenant != tenant) job.shown = false;
+      if (!job.shown || job.ended) continue;
+      job.first_unit = unit_count;
+      unit_count += static_cast<std::size_t>(job.packed.units);
+      for (int u = 0; u < job.packed.units; ++u) unit_names << std::string(job.id) + ":" + std::to_string(u);
     }
-    if (elements.size() < 2 * kPage) {
-      page.next_cursor.clear();
-      co_return page;
+    redis::Reply units;
+    if (unit_count > 0) {
+      auto held = co_await impl->connection_->execute(std::move(unit_names), deadline);
+      if (!held) co_return held.error();
+      units = std::move(*held);
+    }
+
+    std::size_t looked_at = 0;
+    while (looked_at < jobs.size() && page.jobs.size() < want) {
+      const Listed& job = jobs[looked_at++];
+      page.next_cursor = std::string(job.score) + ":" + std::string(job.id);
+      if (!job.shown) continue;
+      JobRecord record = listed_record(job, units);
+      if (state && record.state != *state) continue;
+      entries.emplace_back(!job.ended && job.packed.units == 0 ? job.packed.entry : std::string_view());
+      page.jobs.push_back(std::move(record));
+    }
+    if (looked_at < jobs.size()) last = false;
+  }
+  if (last) page.next_cursor.clear();  // else the page is full, or a rare filter found fewer: the cursor goes on
+
+  std::vector<redis::Command> specs;
+  std::vector<JobRecord*> whose;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (entries[i].empty()) continue;
+    specs.push_back(redis::Command("XRANGE") << keys.in() << entries[i] << entries[i]);
+    whose.push_back(&page.jobs[i]);
+  }
+  if (!specs.empty()) {
+    const auto read = co_await impl->connection_->execute_all(std::move(specs), deadline);
+    for (std::size_t i = 0; i < read.size(); ++i) {
+      if (!read[i]) co_return read[i].error();
+      if (!read[i]->elements.empty()) whose[i]->spec = parse_intake(read[i]->elements[0]).spec;
     }
   }
-  co_return page;  // a rare filter: fewer than asked for, and the cursor goes on
+  co_return page;
 }
 
 asio::awaitable<Result<std::vector<Event>>> Client::events(const std::string& job, const std::string& after, int limit,

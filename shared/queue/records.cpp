@@ -27,7 +27,14 @@ std::map<std::string, std::int64_t> parse_phases(std::string_view text) {
   return phases;
 }
 
-// A JSON array of strings, or none.
+}  // namespace
+
+std::int64_t to_int(std::string_view text) {
+  std::int64_t value = 0;
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
+}
+
 std::vector<std::string> parse_strings(const json::value* value) {
   std::vector<std::string> out;
   if (value == nullptr || !value->is_array()) return out;
@@ -35,14 +42,6 @@ std::vector<std::string> parse_strings(const json::value* value) {
     if (item.is_string()) out.emplace_back(item.get_string());
   }
   return out;
-}
-
-}  // namespace
-
-std::int64_t to_int(std::string_view text) {
-  std::int64_t value = 0;
-  std::from_chars(text.data(), text.data() + text.size(), value);
-  return value;
 }
 
 PackedUnit parse_packed_unit(std::string_view field) {

@@ -3,7 +3,9 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "shared/core/json.h"
 #include "shared/core/result.h"
 #include "shared/queue/types.h"
 #include "shared/redis/connection.h"
@@ -24,6 +26,8 @@ struct PackedUnit {
 PackedUnit parse_packed_unit(std::string_view field);  // views into `field`
 
 std::int64_t to_int(std::string_view text);  // 0 for what is not a number
+// The strings of a JSON array; none if it is not there or no array. Other items are left out.
+std::vector<std::string> parse_strings(const json::value* value);
 
 // "<id>:<unit>"
 UnitRef parse_member(std::string_view member);

@@ -5,16 +5,6 @@
 namespace ditfleet::queue {
 namespace {
 
-// A JSON array of strings, or none.
-std::vector<std::string> parse_strings(const json::value* value) {
-  std::vector<std::string> out;
-  if (value == nullptr || !value->is_array()) return out;
-  for (const json::value& item : value->get_array()) {
-    if (item.is_string()) out.emplace_back(item.get_string());
-  }
-  return out;
-}
-
 json::array strings(const std::vector<std::string>& items) {
   json::array out;
   for (const std::string& item : items) out.emplace_back(item);

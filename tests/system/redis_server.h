@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "shared/redis/connection.h"
 #include "shared/redis/private_server.h"
 
 namespace ditfleet::testing {
