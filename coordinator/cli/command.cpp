@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-#include "coordinator/cli/local_address.h"
+#include "shared/core/listen_address.h"
 
 namespace ditfleet::cli {
 
@@ -37,7 +37,7 @@ Result<void> settle(Target& target) {
   if (!target.url.empty()) return {};
   target.url = settings->gateway.public_url;
   if (!target.url.empty()) return {};
-  const auto address = ListenAddress::parse(settings->gateway.listen);
+  const auto address = ListenAddress::parse(settings->gateway.listen, "gateway.listen");
   if (!address) return address.error();
   if (address->port == 0) {
     return invalid_argument("gateway.listen has port 0, which does not say where the gateway is; give --url");

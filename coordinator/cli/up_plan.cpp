@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "coordinator/cli/try_to_listen.h"
 #include "shared/core/bytes.h"
 #include "shared/core/deadline.h"
 #include "shared/job/catalogue.h"
@@ -233,8 +234,8 @@ Result<void> plan_children(UpPlan& plan) {
       spec.argv.push_back("--set");
       spec.argv.push_back("worker.name=" + plan.settings.worker.name + "-" + std::to_string(i));
     }
-    if (const auto metrics = ListenAddress::parse(plan.settings.worker.metrics_listen); count > 1 && metrics && metrics->port != 0) {
-      const ListenAddress own{metrics->host, static_cast<decltype(metrics->port)>(metrics->port + i - 1)};
+    if (const auto metrics = ListenAddress::parse(plan.settings.worker.metrics_listen, "worker.metrics_listen"); count > 1 && metrics && metrics->port != 0) {
+      const ListenAddress own{metrics->host, metrics->port + i - 1};
       spec.argv.push_back("--set");
       spec.argv.push_back("worker.metrics_listen=" + own.text());
     }
@@ -291,7 +292,7 @@ Result<UpPlan> plan_up(const UpFlags& flags) {
   if (::ftruncate(plan.data_lock.fd(), 0) == 0)
     (void)!::pwrite(plan.data_lock.fd(), pid.data(), pid.size(), 0);
 
-  auto wanted = ListenAddress::parse(plan.settings.gateway.listen);
+  auto wanted = ListenAddress::parse(plan.settings.gateway.listen, "gateway.listen");
   if (!wanted) return wanted.error();
   auto address = try_to_listen(*wanted);
   if (!address) return address.error();

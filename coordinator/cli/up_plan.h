@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "coordinator/cli/child_process.h"
-#include "coordinator/cli/local_address.h"
+#include "shared/core/listen_address.h"
 #include "shared/config/settings.h"
 #include "shared/core/result.h"
 

@@ -19,7 +19,6 @@
 #include <set>
 #include <tuple>
 
-#include "coordinator/gateway/listen_address.h"
 #include "shared/core/task_group.h"
 
 namespace ditfleet::gateway {
@@ -125,11 +124,11 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       : executor_(executor), options_(options), handlers_(std::move(handlers)), acceptor_(executor), tasks_(executor) {}
 
   Result<void> listen(const std::string& text) {
-    auto address = parse_listen_address(text);
+    auto address = ListenAddress::parse(text, "gateway.listen");
     if (!address) return address.error();
     error_code ec;
     tcp::resolver resolver(executor_);
-    const auto found = resolver.resolve(address->host, address->port, tcp::resolver::passive, ec);
+    const auto found = resolver.resolve(address->host, std::to_string(address->port), tcp::resolver::passive, ec);
     if (ec || found.empty()) return unavailable("cannot listen on '" + text + "': the host is not known (" + ec.message() + ")");
     const tcp::endpoint endpoint = found.begin()->endpoint();
     acceptor_.open(endpoint.protocol(), ec);

@@ -8,6 +8,7 @@
 
 #include "shared/core/bytes.h"
 #include "shared/core/excerpt.h"
+#include "shared/core/listen_address.h"
 
 namespace ditfleet::config {
 namespace {
@@ -313,16 +314,6 @@ bool is_number_between(std::string_view text, long low, long high) {
   return error == std::errc() && end == text.data() + text.size() && value >= low && value <= high;
 }
 
-bool is_listen(std::string_view text) {
-  const auto colon = text.rfind(':');
-  if (colon == std::string_view::npos || colon == 0) return false;
-  const auto host = text.substr(0, colon);
-  const bool bracketed = host.front() == '[' && host.back() == ']' && host.size() > 2;
-  return is_number_between(text.substr(colon + 1), 0, 65535) &&
-         (bracketed || host.find(':') == std::string_view::npos) &&
-         host.find_first_of(" /") == std::string_view::npos;
-}
-
 bool has_form(Form form, std::string_view text) {
   if (text.empty()) return form != Form::kListen && form != Form::kDevice;
   switch (form) {
@@ -331,7 +322,7 @@ bool has_form(Form form, std::string_view text) {
       return true;
     case Form::kListen:
     case Form::kListenIfAny:
-      return is_listen(text);
+      return ListenAddress::parse(text).ok();
     case Form::kHttpUrl:
       return text.starts_with("http://") || text.starts_with("https://");
     case Form::kRedisUrl:

@@ -12,7 +12,7 @@ namespace ditfleet::telemetry {
 // listen where only the scraper comes.
 class MetricsServer {
  public:
-  // `listen`: HOST:PORT; port 0 picks a free one. kUnavailable: it cannot listen there.
+  // `listen`: HOST:PORT; port 0 picks a free one. kInvalidArgument: it is none. kUnavailable: it cannot listen there.
   static Result<std::unique_ptr<MetricsServer>> start(const std::string& listen);
   ~MetricsServer();
   MetricsServer(const MetricsServer&) = delete;

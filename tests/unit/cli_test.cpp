@@ -15,7 +15,7 @@
 #include "coordinator/cli/generate.h"
 #include "coordinator/cli/http_client.h"
 #include "coordinator/cli/job_watch.h"
-#include "coordinator/cli/local_address.h"
+#include "coordinator/cli/try_to_listen.h"
 #include "coordinator/cli/restart_policy.h"
 #include "coordinator/cli/sse_parser.h"
 #include "coordinator/cli/terminal.h"
@@ -103,15 +103,7 @@ TEST(Generate, SeveralPicturesAreNumbered) {
   EXPECT_EQ(numbered_path("a.b/out.x.webp", 0, 2), "a.b/out.x-1.webp");
 }
 
-TEST(LocalAddress, ParsesAndTellsTheUrl) {
-  EXPECT_EQ(ListenAddress::parse("0.0.0.0:80")->local_url(), "http://127.0.0.1:80");
-  EXPECT_EQ(ListenAddress::parse("[::]:80")->local_url(), "http://[::1]:80");
-  EXPECT_EQ(ListenAddress::parse("[::1]:81")->text(), "[::1]:81");
-  for (const char* wrong : {"", "80", ":80", "a:", "a:b", "a:65536", "a:-1"})
-    EXPECT_FALSE(ListenAddress::parse(wrong).ok()) << wrong;
-}
-
-TEST(LocalAddress, FindsAFreePortAndSeesOneInUse) {
+TEST(TryToListen, FindsAFreePortAndSeesOneInUse) {
   const auto free = try_to_listen({"127.0.0.1", 0});
   ASSERT_TRUE(free.ok()) << free.error().message;
   EXPECT_GT(free->port, 0);

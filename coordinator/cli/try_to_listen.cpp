@@ -1,4 +1,4 @@
-#include "coordinator/cli/local_address.h"
+#include "coordinator/cli/try_to_listen.h"
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -6,39 +6,9 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 
 namespace ditfleet::cli {
-
-Result<ListenAddress> ListenAddress::parse(const std::string& text) {
-  const auto colon = text.rfind(':');
-  ListenAddress address;
-  const char* end = text.data() + text.size();
-  const auto parsed = colon == std::string::npos
-                          ? std::from_chars_result{end, std::errc::invalid_argument}
-                          : std::from_chars(text.data() + colon + 1, end, address.port);
-  if (parsed.ec != std::errc() || parsed.ptr != end || address.port < 0 || address.port > 65535 ||
-      colon == 0) {
-    return invalid_argument("the address is '" + text + "'; it must be HOST:PORT, as 127.0.0.1:8780");
-  }
-  address.host = text.substr(0, colon);
-  if (address.host.starts_with('[') && address.host.ends_with(']'))
-    address.host = address.host.substr(1, address.host.size() - 2);
-  return address;
-}
-
-std::string ListenAddress::text() const {
-  const bool v6 = host.find(':') != std::string::npos;
-  return (v6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
-}
-
-std::string ListenAddress::local_url() const {
-  ListenAddress local = *this;
-  if (host == "0.0.0.0") local.host = "127.0.0.1";
-  if (host == "::") local.host = "::1";
-  return "http://" + local.text();
-}
 
 Result<ListenAddress> try_to_listen(ListenAddress address) {
   addrinfo hints{};

@@ -1,0 +1,49 @@
+#include "shared/core/listen_address.h"
+
+#include <charconv>
+
+#include "shared/core/excerpt.h"
+
+namespace ditfleet {
+namespace {
+
+// Without the brackets of [IPv6]; empty: no host.
+std::string_view host_of(std::string_view text) {
+  if (text.empty() || text == "*") return "0.0.0.0";
+  if (text.find_first_of(" /") != std::string_view::npos) return {};
+  if (text.front() == '[' && text.back() == ']') return text.substr(1, text.size() - 2);
+  return text.find(':') == std::string_view::npos ? text : std::string_view();
+}
+
+}  // namespace
+
+Result<ListenAddress> ListenAddress::parse(std::string_view text, std::string_view option) {
+  const auto colon = text.rfind(':');
+  ListenAddress address;
+  address.port = -1;
+  if (colon != std::string_view::npos) {
+    const char* end = text.data() + text.size();
+    const auto parsed = std::from_chars(text.data() + colon + 1, end, address.port);
+    if (parsed.ec != std::errc() || parsed.ptr != end) address.port = -1;
+    address.host = host_of(text.substr(0, colon));
+  }
+  if (address.host.empty() || address.port < 0 || address.port > 65535) {
+    return invalid_argument("'" + excerpt(text, 128) + "' is not an address to listen on; write HOST:PORT, such as 127.0.0.1:8780 "
+                            "or [::1]:8780 (port 0 picks one)", std::string(option));
+  }
+  return address;
+}
+
+std::string ListenAddress::text() const {
+  const bool v6 = host.find(':') != std::string::npos;
+  return (v6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
+}
+
+std::string ListenAddress::local_url() const {
+  ListenAddress local = *this;
+  if (host == "0.0.0.0") local.host = "127.0.0.1";
+  if (host == "::") local.host = "::1";
+  return "http://" + local.text();
+}
+
+}  // namespace ditfleet
