@@ -22,9 +22,9 @@
 --     one before it: so an event is written once, in company, and a job's history is found without a search.
 --
 -- What has ended: the hash of its job, with `o` (its form in `open`), `spec`, and of each unit i u<i> (its form in
--- `units` with |ended_ms|last event behind), m<i> manifest, p<i> phases, e<i> error, w<i> warnings; state, ended, error;
--- `l` (last event) if it ended before it had units. Of a job with several units those that have ended stand there before the
--- others do; `done` counts them.
+-- `units` with |ended_ms|last event behind), m<i> manifest, p<i> phases, e<i> error, w<i> warnings; state, ended,
+-- error; `l` (last event) if it ended before it had units. Of a job with several units those that have ended stand
+-- there before the others do; `done` counts them.
 
 local function clock()
   local t = redis.call('TIME')
@@ -37,12 +37,6 @@ local function int(v) return string.format('%d', v) end
 local function prefix_of(key) return string.match(key, '^df:{[^}]*}:') or '' end
 
 local function badarg(text) return redis.error_reply('BADARG ' .. text) end
-
-local function not_leader(key, epoch)
-  local v = redis.call('GET', key)
-  if v and string.match(v, '^(%d+) ') == epoch then return nil end
-  return redis.error_reply('EPOCH ' .. epoch .. ' does not lead this shard' .. (v and (', ' .. v .. ' does') or ''))
-end
 
 local function valid_id(id)
   return #id > 0 and #id <= 64 and (not string.find(id, '%W') or not string.find(id, '[^%w._-]'))

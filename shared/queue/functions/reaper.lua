@@ -62,8 +62,6 @@ end
 -- kind is lease, delayed or deadline (unit "0")
 local function reap(keys, a)
   local rc = redis.call
-  local refused = not_leader(keys[1], a[1])
-  if refused then return refused end
   local ms, t = clock()
   local units, touched = keys[9], 0
   local j = journal('feed', {events = keys[13], last = keys[12], open = keys[10], specs = keys[11], deadlines = keys[6]})

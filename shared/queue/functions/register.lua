@@ -18,6 +18,17 @@ local function checked(name, f, keys_fixed, keys_each, args_fixed, args_each, nu
   end
 end
 
+-- For the leader of the shard alone: the call's first key is its name, its first argument the epoch it leads with.
+local function led(f)
+  return function(keys, a)
+    local v = redis.call('GET', keys[1])
+    if not v or string.match(v, '^(%d+) ') ~= a[1] then
+      return redis.error_reply('EPOCH ' .. a[1] .. ' does not lead this shard' .. (v and (', ' .. v .. ' does') or ''))
+    end
+    return f(keys, a)
+  end
+end
+
 -- allow-oom: what ends or keeps work must go on when Redis is at its memory limit; taking new work must not.
 local function register(name, f, shape, numbers, ...)
   redis.register_function{function_name = 'ditfleet_v1_' .. name, flags = {...},
@@ -27,15 +38,15 @@ register('submit', submit, {6, 2, 1, 7}, {1})
 register('cancel', cancel, {11, 1, 2, 1}, {}, 'allow-oom')
 register('lead', lead, {2, 0, 2, 0}, {2}, 'allow-oom')
 register('resign', resign, {1, 0, 2, 0}, {2}, 'allow-oom')
-register('admit', admit, {9, 0, 1, 9}, {1})
-register('admit_raw', admit_raw, {10, 2, 3, 13}, {1, 2, 3})
-register('reject', reject, {8, 1, 1, 7}, {1}, 'allow-oom')
-register('assign', assign, {9, 0, 4, 4}, {1, 3, 4})
-register('revoke', revoke, {6, 1, 1, 4}, {1}, 'allow-oom')
+register('admit', led(admit), {9, 0, 1, 9}, {1})
+register('admit_raw', led(admit_raw), {10, 2, 3, 13}, {1, 2, 3})
+register('reject', led(reject), {8, 1, 1, 7}, {1}, 'allow-oom')
+register('assign', led(assign), {9, 0, 4, 4}, {1, 3, 4})
+register('revoke', led(revoke), {6, 1, 1, 4}, {1}, 'allow-oom')
 register('due', due, {3, 0, 1, 0}, {1}, 'no-writes')
-register('reap', reap, {13, 1, 4, 3}, {1, 2, 3}, 'allow-oom')
+register('reap', led(reap), {13, 1, 4, 3}, {1, 2, 3}, 'allow-oom')
 register('sweep', sweep, {3, 1, 2, 1}, {1, 2}, 'allow-oom')
-register('virtual_times', virtual_times, {2, 0, 1, 2}, {1}, 'allow-oom')
+register('virtual_times', led(virtual_times), {2, 0, 1, 2}, {1}, 'allow-oom')
 register('open', open, {4, 0, 0, 0}, {}, 'no-writes')
 register('heartbeat', heartbeat, {3, 0, 5, 0}, {4, 5}, 'allow-oom')
 register('deregister', deregister, {3, 0, 2, 0}, {}, 'allow-oom')

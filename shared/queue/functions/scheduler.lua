@@ -65,8 +65,6 @@ end
 -- KEYS leader in ready deadline units open specs last events
 -- ARGV epoch, then (entry id units spec class batch cost priority deadline_ms) each
 local function admit(keys, a)
-  local refused = not_leader(keys[1], a[1])
-  if refused then return refused end
   local _, t = clock()
   local j, all = journal('feed', {events = keys[9], last = keys[8], open = keys[6], specs = keys[7]}), admissions()
   local opens = read_all(keys[6], ids_of(a, 3, 9))
@@ -96,8 +94,6 @@ end
 -- entry where it is, for a rejection.
 local function admit_raw(keys, a)
   local rc = redis.call
-  local refused = not_leader(keys[1], a[1])
-  if refused then return refused end
   local _, t = clock()
   local j, all = journal('feed', {events = keys[9], last = keys[8], open = keys[6], specs = keys[7]}), admissions()
   local out, made = {}, {}
@@ -140,8 +136,6 @@ end
 -- entry chose the id of another job, and stays where it is.
 local function reject(keys, a)
   local rc = redis.call
-  local refused = not_leader(keys[1], a[1])
-  if refused then return refused end
   local _, t = clock()
   local j = journal('feed', {events = keys[8], last = keys[7], open = keys[5], specs = keys[6], deadlines = keys[4]})
   local out = {}
@@ -174,8 +168,6 @@ end
 -- ARGV epoch owner lease_ms mailbox_ms, then (id unit nonce data) each; data: JSON members for the event
 local function assign(keys, a)
   local rc, sub = redis.call, string.sub
-  local refused = not_leader(keys[1], a[1])
-  if refused then return refused end
   local ms, t = clock()
   local owner, till = a[2], int(ms + a[3])
   local j = journal('feed', {events = keys[8], last = keys[7]})
@@ -220,8 +212,6 @@ end
 -- KEYS leader lease ready units last events, then mbox each; ARGV epoch, then (id unit nonce owner) each
 local function revoke(keys, a)
   local rc = redis.call
-  local refused = not_leader(keys[1], a[1])
-  if refused then return refused end
   local _, t = clock()
   local j = journal('feed', {events = keys[6], last = keys[5]})
   local out = {}
@@ -245,8 +235,6 @@ end
 
 -- KEYS leader tenants; ARGV epoch, then (tenant microseconds) each
 local function virtual_times(keys, a)
-  local refused = not_leader(keys[1], a[1])
-  if refused then return refused end
   if #a > 1 then redis.call('HSET', keys[2], unpack(a, 2)) end
   return redis.status_reply('OK')
 end
