@@ -1,3 +1,7 @@
+// One table, longer than a file usually is: an option is one row and nowhere else, REFERENCE.md, --help, the
+// environment's names and the suggestions for a misspelt key are made from all rows at once, and who looks for an
+// option finds it by its key in one place. Parted by section it would need as many files as it has sections, each with
+// the same accessors, and an order among them.
 #include "shared/config/options.h"
 
 #include <algorithm>
