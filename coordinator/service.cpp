@@ -167,6 +167,7 @@ class Coordinator {
     if (!unmet) return {};
     return {.accept = false,
             .reason = unmet->message,
+            .param = unmet->param,
             .retry_after_s = static_cast<int>(std::clamp<std::int64_t>(expected->wait_us / 1'000'000, 1, 3600))};
   }
 

@@ -42,6 +42,7 @@ struct Readiness {
 struct Advice {
   bool accept = true;
   std::string reason;       // why not: the message of the 429
+  std::string param = {};   // the field of the request that makes it so, if one does
   int retry_after_s = 1;    // the Retry-After of the 429
 };
 

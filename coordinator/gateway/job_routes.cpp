@@ -56,7 +56,7 @@ asio::awaitable<Result<queue::SubmitOutcome>> Api::submit(CallPtr call, job::Job
   if (options_.advise) {
     const Advice advice = options_.advise(*complete, call->caller.tenant);
     if (!advice.accept) {
-      const Error error{Code::kResourceExhausted, advice.reason, {}};
+      const Error error{Code::kResourceExhausted, advice.reason, advice.param};
       *refusal = error_response(error);
       for (auto& [name, value] : refusal->headers) {
         if (name == "Retry-After") value = std::to_string(std::max(1, advice.retry_after_s));

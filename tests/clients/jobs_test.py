@@ -326,6 +326,7 @@ class Deadline(WithClients):
         self.second.wait(self.second.submit(**known))
         refused = self.second.request("POST", "/v1/jobs", {"prompt": "x", "deadline_ms": 5, **known})
         self.assertEqual((refused.status, refused.error["code"]), (429, "resource_exhausted"))
+        self.assertEqual(refused.error["param"], "deadline_ms")
         self.assertGreaterEqual(int(refused.headers["Retry-After"]), 1)
         self.assertIn("deadline", refused.error["message"])
 

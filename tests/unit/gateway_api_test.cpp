@@ -124,14 +124,18 @@ TEST_F(GatewayApi, AdviceAgainstAJobIs429) {
   start({}, [](const job::JobSpec& spec, const std::string& tenant) {
     EXPECT_EQ(spec.width, 256);  // it sees the complete spec
     EXPECT_EQ(tenant, "default");
-    return Advice{spec.n.value_or(1) < 3, "the queue is full", 17};
+    if (spec.deadline_ms) return Advice{.accept = false, .reason = "too soon", .param = "deadline_ms"};
+    return Advice{.accept = spec.n.value_or(1) < 3, .reason = "the queue is full", .retry_after_s = 17};
   });
   EXPECT_EQ(send("POST", "/v1/jobs", R"({"prompt":"a"})").status, 202);
   for (const char* route : {"/v1/jobs", "/v1/images/generations"}) {
     const Response refused = send("POST", route, R"({"prompt":"a","n":3})");
     EXPECT_EQ(refused.status, 429);
     EXPECT_EQ(header(refused, "Retry-After"), "17");
-    EXPECT_EQ(body_of(refused).at("error").at("message").as_string(), "the queue is full");
+    EXPECT_EQ(body_of(refused), json::parse(R"({"error":{"message":"the queue is full","type":"rate_limit_error",
+                                                "param":null,"code":"resource_exhausted"}})"));
+    // Where a field of the request is at fault, it is named.
+    EXPECT_EQ(body_of(send("POST", route, R"({"prompt":"a","deadline_ms":5})")).at("error").at("param"), "deadline_ms");
   }
 }
 
