@@ -19,6 +19,7 @@
 #include <set>
 #include <tuple>
 
+#include "shared/core/listen_address.h"
 #include "shared/core/task_group.h"
 
 namespace ditfleet::gateway {

@@ -11,8 +11,8 @@ namespace {
 std::string_view host_of(std::string_view text) {
   if (text.empty() || text == "*") return "0.0.0.0";
   if (text.find_first_of(" /") != std::string_view::npos) return {};
-  if (text.front() == '[' && text.back() == ']') return text.substr(1, text.size() - 2);
-  return text.find(':') == std::string_view::npos ? text : std::string_view();
+  if (text.size() > 2 && text.front() == '[' && text.back() == ']') return text.substr(1, text.size() - 2);
+  return text.find_first_of(":[]") == std::string_view::npos ? text : std::string_view();
 }
 
 }  // namespace
