@@ -2,6 +2,8 @@
 
 #include <ATen/Parallel.h>
 
+#include <chrono>
+
 #include "pipeline/device/failure.h"
 #include "pipeline/engine_model.h"
 #include "pipeline/region/blocks/blocks.h"
@@ -26,7 +28,9 @@ class TorchEngine : public Engine {
     const Placement placement{choice_.device, dtype_};
     try {
       StageScope scope(choice_.device);
+      const auto begun = std::chrono::steady_clock::now();
       auto prompts = Prompts::load(dir);
+      const auto tokenizers_us = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun).count();
       auto folder = load_flux_folder(dir, placement, regions_);
       if (prompts.clip_length() > folder.clip.config().max_position_embeddings)
         fail(Code::kDataCorrupt, dir + "/tokenizer/tokenizer_config.json: model_max_length is " +
@@ -40,6 +44,8 @@ class TorchEngine : public Engine {
       info.device = device();
       info.size_multiple = folder.size_multiple();
       info.weight_bytes = folder.weight_bytes();
+      info.load_us = folder.load_us;
+      info.load_us.insert(info.load_us.begin(), {"tokenizers", tokenizers_us});
       return std::unique_ptr<Model>(
           std::make_unique<FluxModel>(std::move(info), placement, std::move(folder), std::move(prompts)));
     } catch (...) {
@@ -75,19 +81,20 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options) {
 }
 
 Result<region::AheadReport> Engine::compile_regions(const std::string& dir, const std::string& dtype,
-                                                    const std::vector<std::string>& architectures, kernel_cache::KernelCache& cache) {
+                                                    const std::vector<std::string>& architectures, kernel_cache::KernelCache& cache,
+                                                    const region::CompileOptions& options) {
   try {
     if (dtype != "auto" && dtype != "fp32" && dtype != "bf16")
       fail(Code::kInvalidArgument, "dtype is \"" + dtype + "\"; it takes auto, fp32 or bf16", "dtype");
     const FluxConfig config = read_flux_config(ConfigFile(dir + "/transformer/config.json"));
     // Refuses an architecture that is not known before the first one is compiled.
-    auto report = region::compile_ahead({}, false, false, architectures, cache);
+    auto report = region::compile_ahead({}, false, false, architectures, cache, options);
     if (!report) return report.error();
     for (const auto& arch : architectures) {
       const bool wide = dtype == "fp32" || (dtype == "auto" && arch == "cpu");
       const region::BlockShape shape{
           .heads = config.heads, .head_dim = config.head_dim, .type = wide ? region::ElementType::kF32 : region::ElementType::kBF16};
-      auto one = region::compile_ahead(shape, config.num_layers > 0, config.num_single_layers > 0, {arch}, cache);
+      auto one = region::compile_ahead(shape, config.num_layers > 0, config.num_single_layers > 0, {arch}, cache, options);
       if (!one) return one.error();
       report->compiled += one->compiled;
       report->hits += one->hits;

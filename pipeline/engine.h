@@ -74,6 +74,9 @@ struct ModelInfo {
   std::string name, dir, precision, device;
   int size_multiple = 16;
   std::int64_t weight_bytes = 0;
+  // Microseconds that loading took, by part: tokenizers, text_encoders, transformer, vae (weights), compile (programs
+  // of its regions: compiled or taken from the kernel cache).
+  std::vector<std::pair<std::string, std::int64_t>> load_us;
 };
 
 class Prepared {
@@ -121,9 +124,10 @@ class Engine {
   virtual Result<std::unique_ptr<Model>> load_model(const std::string& name, const std::string& dir) = 0;
   // The regions of a folder's transformer, compiled into `cache` for these architectures ("sm_90a", "cpu"); reads the
   // configuration alone and needs no GPU. dtype: auto (bf16 for a GPU, fp32 for cpu), fp32 or bf16. Errors: those of
-  // load_model and region::compile_ahead.
+  // load_model and region::compile_ahead, which takes the options.
   static Result<region::AheadReport> compile_regions(const std::string& dir, const std::string& dtype,
-                                                     const std::vector<std::string>& architectures, kernel_cache::KernelCache& cache);
+                                                     const std::vector<std::string>& architectures, kernel_cache::KernelCache& cache,
+                                                     const region::CompileOptions& options = {});
   // The folder's tokenizers alone, without weights.
   static Result<std::unique_ptr<Tokenizers>> load_tokenizers(const std::string& dir);
 };

@@ -1,6 +1,7 @@
 #include "pipeline/engine_folder.h"
 
 #include <array>
+#include <chrono>
 #include <utility>
 
 #include "pipeline/device/failure.h"
@@ -48,8 +49,24 @@ FluxFolder load_flux_folder(const std::string& dir, Placement placement, std::sh
   must_match(dir, "transformer's pooled_projection_dim", flux.pooled_projection_dim, "text_encoder's hidden_size", clip.hidden_size);
   must_match(dir, "transformer's joint_attention_dim", flux.joint_attention_dim, "text_encoder_2's d_model", t5.d_model);
   must_match(dir, "a quarter of transformer's in_channels", flux.in_channels / 4, "vae's latent_channels", vae.latent_channels);
-  return {scheduler, ClipEncoder::load(dir + "/text_encoder", placement), T5Encoder::load(dir + "/text_encoder_2", placement),
-          FluxTransformer::load(dir + "/transformer", placement, std::move(regions)), VaeDecoder::load(dir + "/vae", placement)};
+  auto last = std::chrono::steady_clock::now();
+  const auto lap = [&] {
+    const auto now = std::chrono::steady_clock::now();
+    return std::chrono::duration_cast<std::chrono::microseconds>(now - std::exchange(last, now)).count();
+  };
+  auto text_encoder = ClipEncoder::load(dir + "/text_encoder", placement);
+  auto text_encoder_2 = T5Encoder::load(dir + "/text_encoder_2", placement);
+  const auto text_us = lap();
+  auto transformer = FluxTransformer::load(dir + "/transformer", placement, std::move(regions));
+  const auto transformer_us = lap(), compile_us = transformer.compile_us();
+  auto decoder = VaeDecoder::load(dir + "/vae", placement);
+  const auto vae_us = lap();
+  return {scheduler,
+          std::move(text_encoder),
+          std::move(text_encoder_2),
+          std::move(transformer),
+          std::move(decoder),
+          {{"text_encoders", text_us}, {"transformer", transformer_us - compile_us}, {"compile", compile_us}, {"vae", vae_us}}};
 }
 
 }  // namespace ditfleet::pipeline

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "pipeline/models/flux/transformer.h"
 #include "pipeline/models/text/clip_encoder.h"
@@ -17,6 +19,7 @@ struct FluxFolder {
   T5Encoder t5;
   FluxTransformer transformer;
   VaeDecoder vae;
+  std::vector<std::pair<std::string, std::int64_t>> load_us;  // as ModelInfo::load_us, tokenizers aside
 
   std::int64_t weight_bytes() const { return clip.bytes() + t5.bytes() + transformer.bytes() + vae.bytes(); }
   // Width and height of a picture are multiples of this.

@@ -65,7 +65,8 @@ Result<void> run(const CompileFlags& flags) {
   if (!flags.out.empty() && !options->secret)
     return invalid_argument("--out needs the fleet's secret to sign with: set cache.secret or cache.secret_file");
   auto cache = kernel_cache::KernelCache::create(*options);
-  auto report = pipeline::Engine::compile_regions(flags.model_dir, flags.dtype, architectures, *cache);
+  auto report = pipeline::Engine::compile_regions(flags.model_dir, flags.dtype, architectures, *cache,
+                                                  {.cxx = settings->compile.cxx, .nvrtc = settings->compile.nvrtc});
   if (!report) {
     if (report.error().param == "arch") return invalid_argument("--arch: " + report.error().message);
     return report.error();

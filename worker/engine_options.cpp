@@ -18,7 +18,18 @@ Result<pipeline::EngineOptions> engine_options(const config::Settings& settings)
                      .recompile_limit = compile.recompile_limit,
                      .transformer = compile.components.transformer,
                      .text_encoders = compile.components.text_encoders,
-                     .vae = compile.components.vae};
+                     .vae = compile.components.vae,
+                     .rules = {},
+                     .cxx = compile.cxx,
+                     .nvrtc = compile.nvrtc};
+  for (const auto& rule : compile.rules) {
+    auto& made = options.compile.rules.emplace_back();
+    made.min_frames = rule.min_frames.value_or(made.min_frames);
+    made.max_frames = rule.max_frames.value_or(made.max_frames);
+    made.min_tokens = rule.min_tokens.value_or(made.min_tokens);
+    made.max_tokens = rule.max_tokens.value_or(made.max_tokens);
+    made.mode = rule.mode;
+  }
   if (compile.backend != "eager") {
     auto cache = kernel_cache::open_cache(settings);
     if (!cache) return cache.error();

@@ -2,9 +2,12 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "shared/job/shape_class.h"
+#include "shared/job/validate.h"
+#include "worker/model_timings.h"
 #include "worker/request.h"
 
 namespace ditfleet::worker {
@@ -26,32 +29,78 @@ job::JobSpec smallest(const job::ModelEntry& entry) {
   return spec;
 }
 
-Result<void> draw(pipeline::Model& model, const job::JobSpec& spec, const ImageEncoder& encode_image) {
+// Draws and encodes one picture; how long each part took.
+Result<PartTimes> draw(pipeline::Model& model, const job::JobSpec& spec, const ImageEncoder& encode_image) {
+  using std::chrono::duration_cast, std::chrono::microseconds;
   auto prepared = model.encode(request_of(spec, 0));
   if (!prepared) return prepared.error();
-  auto denoised = model.denoise(**prepared, [](const pipeline::StepProgress&) { return true; });
-  if (!denoised) return denoised;
+  PartTimes parts;
+  StepTimer timer(spec.model);
+  auto denoised = model.denoise(**prepared, [&](const pipeline::StepProgress& progress) {
+    parts.emplace_back(progress.step == 1 ? "transformer_first_step" : "transformer_steady_step", timer.ended(progress.step));
+    timer.begin();
+    return true;
+  });
+  if (!denoised) return denoised.error();
   auto image = model.decode(**prepared);
   if (!image) return image.error();
+  for (const auto& [phase, us] : (*prepared)->phases_us()) {
+    if (phase == "text") parts.emplace(parts.begin(), "text_encoders", us);
+    if (phase == "vae") parts.emplace_back("vae", us);
+  }
+  const auto begun = std::chrono::steady_clock::now();
   auto bytes = encode_image(*image, pipeline::ImageFormat::kPng, 100);
   if (!bytes) return bytes.error();
-  return {};
+  parts.emplace_back("encode", duration_cast<microseconds>(std::chrono::steady_clock::now() - begun));
+  return parts;
 }
+
+// The configured class as a job of this model.
+Result<job::JobSpec> spec_of(const WarmupClass& one, const std::string& model, const ModelSet& set) {
+  job::JobSpec spec;
+  spec.model = model;
+  spec.prompt = "a";
+  spec.n = 1;
+  spec.width = one.width;
+  spec.height = one.height;
+  spec.num_inference_steps = 2;
+  spec.max_sequence_length = one.max_sequence_length;
+  spec.seed = 0;
+  if (one.true_cfg) {
+    spec.negative_prompt = "";
+    spec.true_cfg_scale = 2.0;
+  }
+  auto complete = job::complete_spec(std::move(spec), set.catalogue);
+  if (!complete) return Error{Code::kInvalidArgument, "worker.warmup_classes: " + complete.error().message, "worker.warmup_classes"};
+  return complete;
+}
+
+std::string label_of(const job::JobSpec& spec) { return std::to_string(*spec.width) + "x" + std::to_string(*spec.height); }
 
 }  // namespace
 
 Result<std::vector<std::string>> warm_up(const ModelSet& set, const ImageEncoder& encode_image) {
-  std::vector<std::string> warm;
+  // All are looked at before the first one is drawn.
+  std::vector<job::JobSpec> specs;
   for (const auto& [name, model] : set.models) {
-    const job::JobSpec spec = smallest(set.catalogue.models.at(name));
-    const auto begun = std::chrono::steady_clock::now();
-    if (auto drawn = draw(*model, spec, encode_image); !drawn) {
-      return Error{drawn.error().code,
-                   "the model '" + name + "' failed to draw its warm-up picture: " + drawn.error().message, {}};
+    specs.push_back(smallest(set.catalogue.models.at(name)));
+    for (const WarmupClass& one : set.warmup_classes) {
+      if (!one.model.empty() && one.model != name) continue;
+      auto spec = spec_of(one, name, set);
+      if (!spec) return spec.error();
+      specs.push_back(std::move(*spec));
     }
-    const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begun);
-    spdlog::info("model '{}' is warm: drew {}x{} in one step, {} ms", name, *spec.width, *spec.height, took.count());
-    warm.push_back(job::shape_class_of(spec, set.precision).key());
+  }
+  std::vector<std::string> warm;
+  for (const job::JobSpec& spec : specs) {
+    auto parts = draw(*set.models.at(spec.model), spec, encode_image);
+    if (!parts) {
+      return Error{parts.error().code, "the model '" + spec.model + "' failed to draw its warm-up picture of " + label_of(spec) + ": " + parts.error().message, {}};
+    }
+    const std::string class_key = job::shape_class_of(spec, set.precision).key();
+    show_warm_up(spec.model, class_key, *parts);
+    spdlog::info("model '{}' is warm for {}: {}", spec.model, label_of(spec), text_of(*parts));
+    if (std::find(warm.begin(), warm.end(), class_key) == warm.end()) warm.push_back(class_key);
   }
   return warm;
 }

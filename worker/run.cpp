@@ -15,6 +15,7 @@
 #include "shared/telemetry/log.h"
 #include "shared/telemetry/metrics_server.h"
 #include "worker/engine_options.h"
+#include "worker/model_timings.h"
 #include "worker/service.h"
 
 namespace ditfleet::worker {
@@ -184,11 +185,21 @@ Result<ModelSet> load_models(const config::Settings& settings) {
     if (!entry) return entry.error();
     auto loaded = set.engine->load_model(name, model.path);
     if (!loaded) return loaded.error();
-    spdlog::info("loaded '{}' from {}: {} MiB of weights", name, model.path, (*loaded)->info().weight_bytes >> 20);
+    const auto& info = (*loaded)->info();
+    show_load(info);
+    PartTimes parts;
+    for (const auto& [part, us] : info.load_us) parts.emplace_back(part, us);
+    spdlog::info("loaded '{}' from {}: {} MiB of weights; {}", name, model.path, info.weight_bytes >> 20, text_of(parts));
     set.catalogue.models.emplace(name, std::move(*entry));
     set.models.emplace(name, std::move(*loaded));
   }
+  const auto counts = set.engine->region_counts();
+  if (counts.compiles > 0)
+    spdlog::info("regions: {} programs, {} of them compiled here in {} ms of compiler time, the others from the kernel cache", counts.compiles, counts.built,
+                 counts.compile_us / 1000);
   set.catalogue.default_model = settings.default_model;
+  for (const auto& one : settings.worker.warmup_classes)
+    set.warmup_classes.push_back({one.model, one.width.value(), one.height.value(), one.max_sequence_length, one.true_cfg});
   return set;
 }
 

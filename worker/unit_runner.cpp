@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <boost/asio/post.hpp>
 
+#include "worker/model_timings.h"
 #include "worker/request.h"
 
 namespace ditfleet::worker {
@@ -151,7 +152,9 @@ asio::awaitable<void> UnitRunner::start(UnitPtr unit) {
 }
 
 Result<pipeline::Image> UnitRunner::draw(const UnitPtr& unit) {
+  StepTimer timer(unit->spec.model);
   const auto on_step = [&](const pipeline::StepProgress& progress) {
+    timer.ended(progress.step);
     const auto due = std::find(unit->preview_steps.begin(), unit->preview_steps.end(), progress.step);
     if (due != unit->preview_steps.end() && progress.preview && !unit->must_stop()) {
       if (auto image = progress.preview()) {
@@ -168,6 +171,7 @@ Result<pipeline::Image> UnitRunner::draw(const UnitPtr& unit) {
       parts_.holdings.stepped(unit->entry.nonce, step, total);
       parts_.changed();
     });
+    timer.begin();
     return !unit->must_stop();
   };
   if (auto denoised = unit->model->denoise(*unit->prepared, on_step); !denoised) return denoised.error();

@@ -62,7 +62,7 @@ std::vector<std::string> ahead_architectures() {
 }
 
 Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, bool with_single, const std::vector<std::string>& architectures,
-                                  kernel_cache::KernelCache& cache) {
+                                  kernel_cache::KernelCache& cache, const CompileOptions& options) {
   const auto known = ahead_architectures();
   for (const auto& arch : architectures)
     if (std::find(known.begin(), known.end(), arch) == known.end()) {
@@ -82,7 +82,7 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
   AheadReport report;
   for (const auto& arch : architectures) {
     const bool host = arch == kHostArch;
-    auto compiler = host ? open_cpu_jit() : open_nvrtc();
+    auto compiler = host ? open_cpu_jit(options.cxx) : open_nvrtc(options.nvrtc);
     if (!compiler) return compiler.error();
     for (const Plan& plan : plans) {
       const auto start = std::chrono::steady_clock::now();

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "pipeline/region/options.h"
 #include "shared/core/result.h"
 #include "shared/kernel_cache/entry.h"
 #include "shared/kernel_cache/key.h"
@@ -40,8 +41,9 @@ std::vector<std::string> ahead_architectures();
 
 // FLUX's blocks (double, single: which of them the model has) for each architecture, through the cache, under the keys
 // that a worker there asks for. kInvalidArgument names an architecture that is not known; kUnavailable the compiler that
-// is missing; kInternal a source that was refused. Blocks for a few seconds an architecture.
+// is missing; kInternal a source that was refused. Of the options it takes
+// the compilers' files. Blocks for a few seconds an architecture.
 Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, bool with_single, const std::vector<std::string>& architectures,
-                                  kernel_cache::KernelCache& cache);
+                                  kernel_cache::KernelCache& cache, const CompileOptions& options = {});
 
 }  // namespace ditfleet::region

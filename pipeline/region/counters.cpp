@@ -1,42 +1,41 @@
 #include "pipeline/region/counters.h"
 
-#include <prometheus/counter.h>
 #include <spdlog/spdlog.h>
 
 #include "shared/telemetry/metrics.h"
 
 namespace ditfleet::region {
-namespace {
-
-using Family = prometheus::Family<prometheus::Counter>;
-
-Family& family(const char* name, const char* help) {
-  return prometheus::BuildCounter().Name(name).Help(help).Register(telemetry::registry());
-}
-
-}  // namespace
 
 void RegionCounters::compiled(std::string_view backend, std::string_view reason) {
-  static Family& total = family("ditfleet_region_compiles_total", "Region programs compiled or taken from the kernel cache");
+  static auto& total = telemetry::counters("ditfleet_region_compiles_total", "Region programs compiled or taken from the kernel cache");
   total.Add({{"backend", std::string(backend)}, {"reason", std::string(reason)}}).Increment();
   compiles_.fetch_add(1, std::memory_order_relaxed);
 }
 
+void RegionCounters::program_took(std::string_view backend, bool built, std::chrono::microseconds time) {
+  static auto& seconds = telemetry::histograms("ditfleet_region_program_seconds", "Until a region's program was there, by where it came from");
+  static const prometheus::Histogram::BucketBoundaries kSeconds{0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30};
+  seconds.Add({{"backend", std::string(backend)}, {"source", built ? "compiled" : "cache"}}, kSeconds).Observe(static_cast<double>(time.count()) * 1e-6);
+  if (!built) return;
+  built_.fetch_add(1, std::memory_order_relaxed);
+  compile_us_.fetch_add(static_cast<std::uint64_t>(time.count()), std::memory_order_relaxed);
+}
+
 void RegionCounters::recompiled(std::string_view region, std::string_view guard) {
-  static Family& total = family("ditfleet_recompiles_total", "Region programs beyond a region's first");
+  static auto& total = telemetry::counters("ditfleet_recompiles_total", "Region programs beyond a region's first");
   total.Add({}).Increment();
   recompiles_.fetch_add(1, std::memory_order_relaxed);
   spdlog::warn("region {} is compiled again: {}", std::string(region), std::string(guard));
 }
 
 void RegionCounters::variant() {
-  static Family& total = family("ditfleet_region_variants_total", "Sizes that a region met for the first time, without a compile");
+  static auto& total = telemetry::counters("ditfleet_region_variants_total", "Sizes that a region met for the first time, without a compile");
   total.Add({}).Increment();
   variants_.fetch_add(1, std::memory_order_relaxed);
 }
 
 void RegionCounters::fell_back(std::string_view region, std::string_view reason, std::string_view message, bool first) {
-  static Family& total = family("ditfleet_region_fallbacks_total", "Calls and regions left to eager, by reason");
+  static auto& total = telemetry::counters("ditfleet_region_fallbacks_total", "Calls and regions left to eager, by reason");
   total.Add({{"reason", std::string(reason)}}).Increment();
   if (first) spdlog::warn("region {} runs op by op ({}): {}", std::string(region), std::string(reason), std::string(message));
   std::lock_guard lock(mutex_);
@@ -46,6 +45,8 @@ void RegionCounters::fell_back(std::string_view region, std::string_view reason,
 RegionCounts RegionCounters::counts() const {
   RegionCounts c;
   c.compiles = compiles_;
+  c.built = built_;
+  c.compile_us = compile_us_;
   c.recompiles = recompiles_;
   c.hits = hits_;
   c.misses = misses_;

@@ -1,11 +1,13 @@
 // What regions did: a count of each kind for one engine, and the process's Prometheus counters
 //   ditfleet_region_compiles_total{backend,reason}   reason: first, or the guard that failed (shape, dtype, device)
+//   ditfleet_region_program_seconds{backend,source}  until a program was there; source: compiled (here) or cache
 //   ditfleet_recompiles_total                        compiles beyond a region's first
 //   ditfleet_region_variants_total                   sizes seen for the first time: a plan's numbers, no compile
 //   ditfleet_region_fallbacks_total{reason}          calls and regions left to eager
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -16,6 +18,8 @@ namespace ditfleet::region {
 
 struct RegionCounts {
   std::uint64_t compiles = 0;    // programs taken from the kernel cache or compiled, first ones included
+  std::uint64_t built = 0;       // of them, those that this process's compiler made
+  std::uint64_t compile_us = 0;  // time in the compiler, of all threads together
   std::uint64_t recompiles = 0;
   std::uint64_t hits = 0;        // calls whose guard held
   std::uint64_t misses = 0;      // calls whose guard did not: a variant or a compile followed
@@ -28,6 +32,8 @@ struct RegionCounts {
 class RegionCounters {
  public:
   void compiled(std::string_view backend, std::string_view reason);
+  // A program took `time` until it was there: `built` by the compiler here and now, else from the kernel cache.
+  void program_took(std::string_view backend, bool built, std::chrono::microseconds time);
   // Logs a warning that names the region and the guard: in a warm process a recompile is a fault.
   void recompiled(std::string_view region, std::string_view guard);
   void hit() { hits_.fetch_add(1, std::memory_order_relaxed); }
@@ -38,7 +44,7 @@ class RegionCounters {
   RegionCounts counts() const;
 
  private:
-  std::atomic<std::uint64_t> compiles_{0}, recompiles_{0}, hits_{0}, misses_{0}, variants_{0};
+  std::atomic<std::uint64_t> compiles_{0}, built_{0}, compile_us_{0}, recompiles_{0}, hits_{0}, misses_{0}, variants_{0};
   mutable std::mutex mutex_;
   std::map<std::string, std::uint64_t> fallbacks_;
 };

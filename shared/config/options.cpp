@@ -176,7 +176,8 @@ const Option kOptions[] = {
      .high = kDayMs},
     {.key = "worker.warmup",
      .at = DITFLEET_AT(worker.warmup),
-     .description = "Run one small image after loading a model, before the worker says that it is ready."},
+     .description = "Run one small image of each model after loading it, and worker.warmup_classes, before the worker says that it "
+                    "is ready."},
 
     {.key = "worker.metrics_listen",
      .at = DITFLEET_AT(worker.metrics_listen),
@@ -223,6 +224,14 @@ const Option kOptions[] = {
      .description = "Programs that a block may have; beyond it runs op by op (with compile.fullgraph an error).",
      .low = 1,
      .high = 1000},
+    {.key = "compile.cxx",
+     .at = DITFLEET_AT(compile.cxx),
+     .description = "The C++ compiler of cpu_jit: a name that PATH finds or a path. If empty, the variable DITFLEET_CXX, else c++."},
+    {.key = "compile.nvrtc",
+     .at = DITFLEET_AT(compile.nvrtc),
+     .description = "NVIDIA's run-time compiler: the file libnvrtc.so.13. If empty, the variable DITFLEET_NVRTC, else where it is "
+                    "commonly installed.",
+     .form = Form::kPath},
     {.key = "compile.components.transformer",
      .at = DITFLEET_AT(compile.components.transformer),
      .description = "Compile the transformer."},
@@ -289,6 +298,12 @@ const Option kOptions[] = {
      .description = "What `ditfleet up` keeps: Redis' files, logs, results; if empty, "
                     "$XDG_STATE_HOME/ditfleet, else ~/.local/state/ditfleet.",
      .form = Form::kPath},
+
+    {.key = "telemetry.otlp_endpoint",
+     .at = DITFLEET_AT(telemetry.otlp_endpoint),
+     .description = "Where spans go, by OTLP over HTTP with JSON bodies: the receiver's base URL, as http://127.0.0.1:4318. If empty, "
+                    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT; without them no spans are made.",
+     .form = Form::kHttpUrl},
 
     {.key = "log.level",
      .at = DITFLEET_AT(log.level),

@@ -1,6 +1,9 @@
 // Settings and the option table as text: YAML for `config show`, rows for --help, Markdown for REFERENCE.md.
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
+
+#include "shared/config/lists.h"
 #include "shared/config/options.h"
 #include "shared/config/settings.h"
 
@@ -28,7 +31,10 @@ void emit_options(YAML::Emitter& out, const Settings& settings, bool with_secret
   for (const Option& option : options()) {
     const std::string section = section_of(option.key);
     if (section != open) {
-      if (!open.empty()) out << YAML::EndMap;
+      if (!open.empty()) {
+        emit_lists(out, settings, open);
+        out << YAML::EndMap;
+      }
       if (!section.empty()) out << YAML::Key << section << YAML::Value << YAML::BeginMap;
       open = section;
     }
@@ -42,7 +48,10 @@ void emit_options(YAML::Emitter& out, const Settings& settings, bool with_secret
     else
       out << value;
   }
-  if (!open.empty()) out << YAML::EndMap;
+  if (!open.empty()) {
+    emit_lists(out, settings, open);
+    out << YAML::EndMap;
+  }
 }
 
 }  // namespace
@@ -77,6 +86,12 @@ std::vector<OptionHelp> option_table() {
   for (const Option& option : options()) {
     rows.push_back({std::string(option.key), type_text(option), value_text(option, defaults),
                     std::string(option.description), environment_name(option.key)});
+  }
+  // Each list after the last option of its section.
+  for (const OptionHelp& list : list_help()) {
+    const std::string section = section_of(list.key);
+    const auto after = std::find_if(rows.rbegin(), rows.rend(), [&](const OptionHelp& row) { return section_of(row.key) == section; });
+    rows.insert(after.base(), list);
   }
   rows.push_back({"models.NAME.path", "path", "",
                   "A model that may be asked for as NAME: its folder in diffusers' layout. "

@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "shared/config/lists.h"
 #include "shared/config/options.h"
 #include "shared/config/sources.h"
 #include "shared/core/bytes.h"
@@ -34,7 +35,7 @@ std::string resolve_path(const std::string& path, const std::string& base) {
 std::vector<std::string> known_keys() {
   std::vector<std::string> keys;
   for (const Option& option : options()) keys.emplace_back(option.key);
-  for (const char* key : {"models", "tenants", "keys"}) keys.emplace_back(key);
+  for (const char* key : {"models", "tenants", "keys", "compile.rules", "worker.warmup_classes"}) keys.emplace_back(key);
   return keys;
 }
 
@@ -142,6 +143,7 @@ Result<void> apply(const Assignment& a, const std::string& base, Settings& setti
   if (section == "models") return apply_model(a, base, settings);
   if (section == "tenants") return apply_tenant(a, settings);
   if (section == "keys") return apply_key(a, settings);
+  if (is_list_path(a.path)) return apply_list(a, settings);
   const Option* option = find_option(a.key());
   if (!option) return unknown_key(a);
   const std::string value = option->form == Form::kPath ? resolve_path(a.value, base) : a.value;
@@ -180,6 +182,7 @@ Result<void> check_whole(const Settings& s) {
     if (model.path.empty())
       return invalid_argument("models." + name + ".path is missing; it must be the model's folder");
   }
+  if (auto r = check_lists(s); !r) return r;
   std::set<std::string> hashes;
   for (std::size_t i = 0; i < s.keys.size(); ++i) {
     const std::string at = "keys." + std::to_string(i);

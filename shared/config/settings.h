@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +26,19 @@ struct ApiKey {
 
 struct TenantSetting {
   double weight = 1.0;
+};
+
+// Bounds are inclusive; where one is not given it is none.
+struct CompileRule {
+  std::optional<int> min_frames, max_frames, min_tokens, max_tokens;
+  std::string mode;  // compile.mode's, or none
+};
+
+// A class that is run before a worker is ready.
+struct WarmupClass {
+  std::string model;  // empty: each
+  std::optional<int> width, height, max_sequence_length;
+  bool true_cfg = false;
 };
 
 struct Settings {
@@ -61,6 +75,7 @@ struct Settings {
     int threads = 0;  // 0: cores / count
     std::int64_t heartbeat_ms = 1000, drain_ms = 30'000;
     bool warmup = true;
+    std::vector<WarmupClass> warmup_classes;
     std::string metrics_listen;  // empty: not served
   } worker;
   struct {
@@ -71,6 +86,8 @@ struct Settings {
     std::string backend = "auto", mode = "default";
     bool fullgraph = false, dynamic = true, error_on_recompile = false;
     int recompile_limit = 8;
+    std::vector<CompileRule> rules;  // the first that holds; none: mode
+    std::string cxx, nvrtc;          // the C++ compiler, libnvrtc; empty: looked for
     struct {
       bool transformer = true, text_encoders = false, vae = false;
     } components;
@@ -86,6 +103,9 @@ struct Settings {
   struct {
     std::string dir;  // of `ditfleet up`: Redis' files, logs, results; empty: $XDG_STATE_HOME/ditfleet
   } data;
+  struct {
+    std::string otlp_endpoint;  // http(s)://HOST:PORT of an OTLP/HTTP receiver; empty: OTEL_EXPORTER_OTLP_ENDPOINT's, else no spans
+  } telemetry;
   struct {
     std::string level = "info", format = "text";  // text | json
   } log;

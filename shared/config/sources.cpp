@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <set>
 
+#include "shared/config/lists.h"
 #include "shared/config/options.h"
 #include "shared/core/bytes.h"
 
@@ -38,25 +39,40 @@ class YamlReader {
     return invalid_argument(place(file_, node.Mark()) + ": " + message);
   }
 
+  static bool is_list(const std::vector<std::string>& path) {
+    return path == std::vector<std::string>{"keys"} || (path.size() == 2 && is_list_path(path));
+  }
+
+ public:
+  // What lies below `path`.
+  Result<std::vector<Assignment>> read(const YAML::Node& node, const std::vector<std::string>& path) {
+    if (auto r = walk(node, path); !r) return r.error();
+    return std::move(out_);
+  }
+
+ private:
   Result<void> walk(const YAML::Node& node, const std::vector<std::string>& path) {
-    if (path.size() > 3) return wrong(node, "'" + joined(path) + "' is nested too deep");
+    if (path.size() > (is_list_path(path) ? 4u : 3u)) return wrong(node, "'" + joined(path) + "' is nested too deep");
     if (node.IsNull()) return {};  // a section with nothing in it
     if (node.IsScalar()) {
       out_.push_back({path, node.Scalar(), place(file_, node.Mark())});
       return {};
     }
     if (node.IsSequence()) {
-      if (path != std::vector<std::string>{"keys"})
-        return wrong(node, "'" + joined(path) + "' is a list; only keys is one");
+      if (!is_list(path)) return wrong(node, "'" + joined(path) + "' is a list; only keys, compile.rules and worker.warmup_classes are");
       for (std::size_t i = 0; i < node.size(); ++i) {
-        if (!node[i].IsMap()) return wrong(node[i], "an entry of keys must be a map with tenant and sha256");
-        if (auto r = walk(node[i], {"keys", std::to_string(i)}); !r) return r;
+        if (!node[i].IsMap() || node[i].size() == 0)
+          return wrong(node[i], "an entry of " + joined(path) + " must be a map" + (path.size() == 1 ? " with tenant and sha256" : ""));
+        auto below = path;
+        below.push_back(std::to_string(i));
+        if (auto r = walk(node[i], below); !r) return r;
       }
       return {};
     }
     if (!node.IsMap()) return wrong(node, "'" + joined(path) + "' has no value");
     if (path == std::vector<std::string>{"keys"})
       return wrong(node, "keys must be a list of {tenant, sha256}");
+    if (is_list(path)) return wrong(node, joined(path) + " must be a list of maps, as [{…}, {…}]");
     std::set<std::string> seen;
     for (const auto& member : node) {
       if (!member.first.IsScalar()) return wrong(member.first, "a key must be plain text");
@@ -114,6 +130,21 @@ Result<std::vector<Assignment>> from_yaml(std::string_view text, const std::stri
     std::string why = e.msg;
     if (!is_valid_utf8(why)) std::erase_if(why, [](char c) { return static_cast<unsigned char>(c) >= 0x80; });
     return invalid_argument(place(file, e.mark) + ": not valid YAML: " + why);
+  }
+}
+
+Result<std::vector<Assignment>> from_list_text(const Assignment& list) {
+  if (list.value.size() > kMaxYamlBytes || !is_valid_utf8(list.value)) return invalid_argument(list.where + ": " + list.key() + " is no text of a sensible size");
+  try {
+    const YAML::Node root = YAML::Load(list.value);
+    if (root.IsNull()) return std::vector<Assignment>{};
+    if (!root.IsSequence()) return invalid_argument(list.where + ": " + list.key() + " must be a list of maps, as [{…}, {…}]");
+    auto parts = YamlReader(list.where).read(root, list.path);
+    if (!parts) return parts.error();
+    for (Assignment& part : *parts) part.where = list.where;
+    return parts;
+  } catch (const YAML::Exception& e) {
+    return invalid_argument(list.where + ": " + list.key() + " is no YAML list; it must be one of maps, as [{…}, {…}]");
   }
 }
 

@@ -12,7 +12,7 @@ namespace ditfleet::config {
 
 struct Assignment {
   // {"gateway", "listen"}, {"default_model"}, {"models", NAME, "path"}, {"tenants", NAME, "weight"},
-  // {"keys", INDEX, "tenant" | "sha256" | "admin"}.
+  // {"keys", INDEX, "tenant" | "sha256" | "admin"}, {"compile", "rules", INDEX, FIELD} and the like (lists.h).
   std::vector<std::string> path;
   std::string value;
   std::string where;        // "fleet.yaml:12", "DITFLEET_GATEWAY__LISTEN", "--set gateway.listen"
@@ -21,6 +21,8 @@ struct Assignment {
 
 // kInvalidArgument: not YAML, a key twice, or a shape that no option has, with FILE:LINE.
 Result<std::vector<Assignment>> from_yaml(std::string_view text, const std::string& file);
+// A list given as text in one value, "[{mode: none}]", as assignments below its path. kInvalidArgument as from_yaml.
+Result<std::vector<Assignment>> from_list_text(const Assignment& list);
 // "key=value"; kInvalidArgument without "=".
 Result<std::vector<Assignment>> from_sets(const std::vector<std::string>& sets);
 // Variables DITFLEET_SECTION__KEY and those of top-level options; other DITFLEET_… variables are not ours.

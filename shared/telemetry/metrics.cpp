@@ -18,6 +18,16 @@ prometheus::Registry& registry() {
   return instance;
 }
 
+prometheus::Family<prometheus::Counter>& counters(const std::string& name, const std::string& help) {
+  return prometheus::BuildCounter().Name(name).Help(help).Register(registry());
+}
+prometheus::Family<prometheus::Gauge>& gauges(const std::string& name, const std::string& help) {
+  return prometheus::BuildGauge().Name(name).Help(help).Register(registry());
+}
+prometheus::Family<prometheus::Histogram>& histograms(const std::string& name, const std::string& help) {
+  return prometheus::BuildHistogram().Name(name).Help(help).Register(registry());
+}
+
 std::string render_metrics() { return prometheus::TextSerializer().Serialize(registry().Collect()); }
 
 bool is_valid_traceparent(std::string_view t) {

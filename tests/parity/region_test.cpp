@@ -261,6 +261,8 @@ TEST_F(RegionParity, WithoutDynamicEachSizeIsAProgram) {
   }
   const auto counts = shared->counters->counts();
   EXPECT_EQ(counts.compiles, 2u);
+  EXPECT_EQ(counts.built, 2u);
+  EXPECT_GT(counts.compile_us, 1000u) << "a compiler takes longer";
   EXPECT_EQ(counts.recompiles, 1u);
   EXPECT_EQ(counts.fallback_reasons.at("recompile_limit"), 1u) << "the third size runs op by op";
 }
@@ -276,11 +278,15 @@ TEST_F(RegionParity, ErrorOnRecompileNamesTheGuard) {
 
 TEST_F(RegionParity, AnotherElementTypeIsAnotherProgram) {
   const auto shared = host();
-  Region region("single", recipe(flux_single_block, 2, 16), shared);
+  Region region("flux.single", recipe(flux_single_block, 2, 16), shared);
+  ::testing::internal::CaptureStdout();  // where the log goes that nobody has configured
   for (ElementType type : {ElementType::kF32, ElementType::kBF16, ElementType::kF32}) {
     Outputs got;
     region.run(inputs_for(program_of(flux_single_block, 2, 16, type), {{"batch", 1}, {"tokens", 4}}, 2), got);
   }
+  const std::string log = ::testing::internal::GetCapturedStdout();
+  EXPECT_THAT(log, ::testing::AllOf(HasSubstr("[warning]"), HasSubstr("region flux.single is compiled again: activations were f32 and are bf16")));
+  EXPECT_EQ(log.find("compiled again"), log.rfind("compiled again")) << "once: the first type's program is still there";
   EXPECT_EQ(shared->counters->counts().compiles, 2u);
   EXPECT_EQ(shared->counters->counts().recompiles, 1u);
 }
@@ -351,6 +357,8 @@ TEST(RegionBackend, AMissingOneIsAClearError) {
   EXPECT_THAT(failure_of([] { make_region_host({.backend = "nvrtc"}, kCpu, nullptr); }), HasSubstr("the device is cpu"));
   EXPECT_THAT(failure_of([] { make_region_host({.backend = "tvm"}, kCpu, nullptr); }), HasSubstr("it takes one of auto, nvrtc, cpu_jit, eager"));
   EXPECT_THAT(failure_of([] { make_region_host({.mode = "fast"}, kCpu, nullptr); }), HasSubstr("compile.mode is \"fast\""));
+  EXPECT_THAT(failure_of([] { make_region_host({.backend = "cpu_jit", .cxx = "/elsewhere/c++"}, kCpu, nullptr); }), HasSubstr("/elsewhere/c++ cannot be used"));
+  EXPECT_THAT(failure_of([] { make_region_host({.rules = {{.mode = "none"}, {.mode = "fast"}}}, kCpu, nullptr); }), HasSubstr("compile.rules.1.mode is \"fast\""));
   EXPECT_THAT(failure_of([] { make_region_host({.recompile_limit = 0}, kCpu, nullptr); }), HasSubstr("at least 1"));
   EXPECT_THAT(failure_of([] { make_region_host({.backend = "cpu_jit", .fullgraph = true, .vae = true}, kCpu, nullptr); }), HasSubstr("vae has no regions"));
 }

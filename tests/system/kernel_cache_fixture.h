@@ -26,6 +26,7 @@
 #include "shared/kernel_cache/secret.h"
 #include "shared/telemetry/metrics.h"
 #include "tests/system/redis_server.h"
+#include "tests/system/temporary_folder.h"
 
 namespace ditfleet::kernel_cache::testing {
 
@@ -50,23 +51,7 @@ inline Entry program_of(int number, std::size_t bytes = 2000) {
   return entry;
 }
 
-class Folder {
- public:
-  Folder() {
-    char name[] = "/tmp/ditfleet-kernels-XXXXXX";
-    if (::mkdtemp(name) == nullptr) std::abort();
-    path_ = name;
-  }
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
+using Folder = ditfleet::testing::TemporaryFolder;
 
 // A compiler that notes each start as a line of a file, which all processes of a test share.
 class Compiler {

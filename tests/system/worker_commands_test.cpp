@@ -7,6 +7,7 @@
 
 #include "shared/core/json.h"
 #include "tests/system/program.h"
+#include "tests/system/temporary_folder.h"
 
 namespace ditfleet::testing {
 namespace {
@@ -18,18 +19,8 @@ using ::testing::HasSubstr;
 const std::string kModel = std::string(DITFLEET_SOURCE_DIR) + "/tests/fixtures/flux/dev/model";
 using Words = std::vector<std::string>;
 
-class WorkerCommands : public ::testing::Test {
+class WorkerCommands : public FolderTest {
  protected:
-  void SetUp() override {
-    char folder[] = "/tmp/ditfleet-commands-XXXXXX";
-    ASSERT_NE(::mkdtemp(folder), nullptr);
-    dir_ = folder;
-  }
-  void TearDown() override {
-    std::error_code ignored;
-    std::filesystem::permissions(dir_, std::filesystem::perms::owner_all, ignored);
-    std::filesystem::remove_all(dir_, ignored);
-  }
   // A quick picture into dir_; `more` are flags with their values, which take the place of those given here.
   Words generate(const Words& more) const {
     std::map<std::string, std::string> flags = {{"--model", kModel}, {"--prompt", "a red circle"}, {"--out", dir_ + "/x.png"},
@@ -53,8 +44,6 @@ class WorkerCommands : public ::testing::Test {
     return names;
   }
   bool has(const std::string& name) const { return std::filesystem::exists(dir_ + "/" + name); }
-
-  std::string dir_;
 };
 
 TEST_F(WorkerCommands, GenerateWritesThePictureAndSaysWhere) {

@@ -6,6 +6,7 @@
 #include "shared/redis/connection.h"
 #include "tests/system/program.h"
 #include "tests/system/redis_server.h"
+#include "tests/system/temporary_folder.h"
 
 namespace ditfleet::testing {
 namespace {
@@ -15,23 +16,13 @@ using ::testing::HasSubstr;
 const std::string kModel = std::string(DITFLEET_SOURCE_DIR) + "/tests/fixtures/flux/dev/model";
 using Words = std::vector<std::string>;
 
-class WorkerCompile : public ::testing::Test {
+class WorkerCompile : public FolderTest {
  protected:
-  void SetUp() override {
-    char folder[] = "/tmp/ditfleet-compile-XXXXXX";
-    ASSERT_NE(::mkdtemp(folder), nullptr);
-    dir_ = folder;
-  }
-  void TearDown() override {
-    std::error_code ignored;
-    std::filesystem::remove_all(dir_, ignored);
-  }
   Words compile(const Words& more) const {
     Words words = {"compile", "--model", kModel, "--set", "cache.dir=" + dir_ + "/cache"};
     words.insert(words.end(), more.begin(), more.end());
     return words;
   }
-  std::string dir_;
 };
 
 TEST_F(WorkerCompile, FillsTheCacheOnceForTheHost) {
@@ -142,6 +133,8 @@ TEST_F(WorkerCompile, RefusesWhatItCannotBuild) {
   refused({"--arch", "cpu", "--dtype", "fp8"}, {}, 2, "dtype is \"fp8\"");
   refused({"--arch", "cpu", "--out", "/nowhere/x"}, {}, 2, "there is no such folder");
   refused({"--arch", "sm_80"}, {"DITFLEET_NVRTC=/nowhere/libnvrtc.so.13"}, 1, "libnvrtc.so.13 was not found (/nowhere/libnvrtc.so.13)");
+  refused({"--arch", "sm_80", "--set", "compile.nvrtc=/elsewhere/libnvrtc.so.13"}, {"DITFLEET_NVRTC=/nowhere/libnvrtc.so.13"}, 1, "was not found (/elsewhere/libnvrtc.so.13)");
+  refused({"--arch", "cpu", "--set", "compile.cxx=/elsewhere/c++"}, {"DITFLEET_CXX=/nowhere/c++"}, 1, "/elsewhere/c++ cannot be used");
   refused({"--arch", "cpu"}, {"DITFLEET_CXX=/nowhere/c++"}, 1, "/nowhere/c++ cannot be used");
   refused({"--arch", "cpu", "--model", "/nowhere"}, {}, 2, "");  // --model twice
   Program missing("ditfleet-worker", {"compile", "--model", "/nowhere", "--arch", "cpu", "--set", "cache.dir=" + dir_ + "/cache"});

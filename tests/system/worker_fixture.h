@@ -21,6 +21,7 @@ struct Script {
   std::vector<std::string> log;  // "text <seed>", "step <seed>/<k>", "decoded <seed>" …
   std::function<std::optional<Error>(const std::string& event)> on_event;  // an error makes that stage fail
   std::atomic<int> step_ms{5}, load_ms{0};
+  std::vector<worker::WarmupClass> warmup_classes;  // set before the worker starts
 
   std::optional<Error> note(const std::string& event) {
     {
@@ -135,6 +136,7 @@ class RunningWorker {
       set.precision = "fp32";
       set.catalogue.models.emplace("demo", demo_entry());
       set.models.emplace("demo", std::make_unique<FakeModel>(script));
+      set.warmup_classes = script->warmup_classes;
       return set;
     };
     parts.encode_image = [script](const pipeline::Image& image, pipeline::ImageFormat, int) -> Result<std::string> {

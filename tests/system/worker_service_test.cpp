@@ -1,4 +1,5 @@
 // The worker service on a real Redis; the test plays the scheduler.
+#include "shared/telemetry/metrics.h"
 #include "tests/system/worker_fixture.h"
 
 namespace ditfleet::testing {
@@ -243,6 +244,45 @@ TEST_F(WorkerService, WarmsUpBeforeItIsReady) {
   EXPECT_EQ(workers.at(0).warm_classes, std::vector<std::string>{"demo/16x16x1/embedded/512/fp32"});
   EXPECT_EQ(workers.at(0).models, std::vector<std::string>{"demo"});
   EXPECT_EQ(workers.at(0).pid, ::getpid());
+}
+
+TEST_F(WorkerService, RunsTheConfiguredClassesBeforeItIsReady) {
+  auto options = service_options();
+  options.warmup = true;
+  script_->warmup_classes = {{.width = 64, .height = 32}, {.model = "demo", .width = 32, .height = 32, .max_sequence_length = 16, .true_cfg = true}, {.model = "other", .width = 32, .height = 32}};
+  auto worker = start_worker(options);
+  ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
+  EXPECT_EQ(wait(client_->workers(soon()))->at(0).warm_classes,
+            (std::vector<std::string>{"demo/16x16x1/embedded/512/fp32", "demo/64x32x1/embedded/512/fp32", "demo/32x32x1/true_cfg/16/fp32"}));
+  EXPECT_TRUE(logged("step 0/2")) << "two steps: what is set up on second use is set up, too";
+  const std::string metrics = telemetry::render_metrics();
+  for (const char* part : {"text_encoders", "transformer_first_step", "transformer_steady_step", "vae", "encode"})
+    EXPECT_NE(metrics.find("ditfleet_warmup_seconds{class=\"demo/64x32x1/embedded/512/fp32\",model=\"demo\",part=\"" + std::string(part) + "\"}"), std::string::npos)
+        << part << "\n" << metrics;
+}
+
+TEST_F(WorkerService, AClassThatItsModelDoesNotTakeEndsTheProcess) {
+  auto options = service_options();
+  options.warmup = true;
+  script_->warmup_classes = {{.width = 65, .height = 32}};
+  auto worker = start_worker(options);
+  EXPECT_EQ(worker->join(), 1);
+  EXPECT_FALSE(logged("text 0")) << "nothing is drawn before all classes were looked at";
+}
+
+TEST_F(WorkerService, FirstAndSteadyStepsAreTimedApart) {
+  const auto count = [](const std::string& phase) {
+    const std::string metrics = telemetry::render_metrics(), name = "ditfleet_step_seconds_count{model=\"demo\",phase=\"" + phase + "\"} ";
+    const auto at = metrics.find(name);
+    return at == std::string::npos ? 0 : std::stoi(metrics.substr(at + name.size()));
+  };
+  const int first = count("first"), steady = count("steady");
+  auto worker = start_ready_worker();
+  const std::string id = ready(spec(7));
+  assign(id, 0, worker->owner());
+  ASSERT_TRUE(reaches(id, State::kSucceeded));
+  EXPECT_EQ(count("first"), first + 1);
+  EXPECT_EQ(count("steady"), steady + 3);
 }
 
 TEST_F(WorkerService, HeartbeatsNameWhatItHolds) {

@@ -217,6 +217,53 @@ TEST(Settings, TheDataFolderIsWhatIsSetOrTheUsers) {
   EXPECT_EQ(data_folder(settings), "/data");
 }
 
+TEST(Settings, ListsOfMapsComeFromEverySource) {
+  const std::string file = write_config(
+      "compile:\n  rules:\n    - {max_frames: 49, mode: reduce-overhead}\n    - {min_frames: 81, min_tokens: 2, max_tokens: 9, mode: none}\n"
+      "worker: {warmup_classes: [{width: 64, height: 32, true_cfg: true, max_sequence_length: 16}]}\n");
+  const auto loaded = load({.file = file, .environment = false});
+  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  ASSERT_EQ(loaded->compile.rules.size(), 2u);
+  EXPECT_EQ(loaded->compile.rules[0].max_frames, 49);
+  EXPECT_EQ(loaded->compile.rules[0].min_frames, std::nullopt);
+  EXPECT_EQ(loaded->compile.rules[0].mode, "reduce-overhead");
+  EXPECT_EQ(loaded->compile.rules[1].min_frames, 81);
+  EXPECT_EQ(loaded->compile.rules[1].max_tokens, 9);
+  ASSERT_EQ(loaded->worker.warmup_classes.size(), 1u);
+  EXPECT_EQ(loaded->worker.warmup_classes[0].width, 64);
+  EXPECT_TRUE(loaded->worker.warmup_classes[0].true_cfg);
+  EXPECT_EQ(to_yaml(load_text(to_yaml(*loaded), "x").value()), to_yaml(*loaded)) << "what is shown loads back";
+
+  const Variable rules("DITFLEET_COMPILE__RULES", "[{mode: none}]");
+  const auto replaced = load({.file = file, .sets = {"worker.warmup_classes=[]"}});
+  ASSERT_TRUE(replaced.ok()) << replaced.error().message;
+  ASSERT_EQ(replaced->compile.rules.size(), 1u) << "a stronger source replaces the list";
+  EXPECT_EQ(replaced->compile.rules[0].mode, "none");
+  EXPECT_TRUE(replaced->worker.warmup_classes.empty());
+}
+
+TEST(Settings, WrongListsSayWhatWouldBeRight) {
+  using testing::AllOf;
+  EXPECT_THAT(refusal("compile:\n  rules:\n    - {max_frmes: 49, mode: none}\n"), AllOf(HasSubstr("fleet.yaml:3"), HasSubstr("did you mean 'max_frames'")));
+  EXPECT_THAT(refusal("compile: {rules: [{mode: fast}]}"), AllOf(HasSubstr("compile.rules.0.mode is 'fast'"), HasSubstr("one of none, default")));
+  EXPECT_THAT(refusal("compile: {rules: [{max_frames: 49}]}"), HasSubstr("compile.rules.0 has no mode"));
+  EXPECT_THAT(refusal("compile: {rules: [{min_frames: 2, max_frames: 1, mode: none}]}"), HasSubstr("min_frames 2 and max_frames 1"));
+  EXPECT_THAT(refusal("compile: {rules: [{min_tokens: 0, mode: none}]}"), HasSubstr("an integer from 1 to"));
+  EXPECT_THAT(refusal("compile: {rules: {mode: none}}"), HasSubstr("must be a list of maps"));
+  EXPECT_THAT(refusal("compile: {rules: [none]}"), HasSubstr("an entry of compile.rules must be a map"));
+  EXPECT_THAT(refusal("compile: {rules: none}"), HasSubstr("must be a list of maps"));
+  EXPECT_THAT(refusal("compile: {rule: [{mode: none}]}"), HasSubstr("is a list; only"));
+  EXPECT_THAT(refusal("worker: {warmup_classes: [{width: 64}]}"), HasSubstr("lacks height"));
+  EXPECT_THAT(refusal("models: {demo: /m}\nworker: {warmup_classes: [{model: dem, width: 64, height: 64}]}"), HasSubstr("did you mean 'demo'"));
+  EXPECT_THAT(refusal("worker: {warmup_classes: [{width: 64, height: 64, batch: 2}]}"), HasSubstr("unknown key 'worker.warmup_classes.0.batch'"));
+  const auto set = load({.sets = {"compile.rules=[{mode: nope}]"}, .environment = false});
+  ASSERT_FALSE(set.ok());
+  EXPECT_THAT(set.error().message, AllOf(HasSubstr("--set compile.rules"), HasSubstr("'nope'")));
+  const auto broken = load({.sets = {"compile.rules=[{mode"}, .environment = false});
+  ASSERT_FALSE(broken.ok());
+  EXPECT_THAT(broken.error().message, HasSubstr("is no YAML list"));
+}
+
 TEST(Reference, IsCurrent) {
   const auto committed = read_file(std::string(DITFLEET_SOURCE_DIR) + "/config/REFERENCE.md");
   ASSERT_TRUE(committed.ok()) << committed.error().message;

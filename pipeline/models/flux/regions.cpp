@@ -74,7 +74,8 @@ void fill(Table& table, const std::vector<Block>& blocks, const std::vector<std:
 
 }  // namespace
 
-FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Placement placement, std::shared_ptr<region::RegionHost> host) {
+FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Placement placement, std::shared_ptr<region::RegionHost> host)
+    : host_(host) {
   const auto recipe = [&](auto make) {
     return [=, heads = config.heads, head_dim = config.head_dim](region::ElementType type) {
       return make(region::BlockShape{.heads = heads, .head_dim = head_dim, .type = type});

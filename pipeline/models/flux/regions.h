@@ -15,6 +15,9 @@ class FluxRegions {
   // call does). Throws what Region::prepare throws.
   FluxRegions(const FluxConfig& config, const FluxSlots& slots, Placement placement, std::shared_ptr<region::RegionHost> host);
 
+  // Whether calls on so many tokens of the picture and frames run compiled: mode_for() is not none.
+  bool compiled_for(std::int64_t tokens, std::int64_t frames) const { return region::mode_for(host_->options, tokens, frames) != region::Mode::kNone; }
+
   // Double block `index`: image and text are replaced by its outputs, in their own memory where *_is_mine says that
   // nobody else reads it. rope: as rope_table() makes it. Thread safe.
   void double_block(std::size_t index, at::Tensor& image, at::Tensor& text, bool text_is_mine, const DoubleModulation& modulation,
@@ -31,6 +34,7 @@ class FluxRegions {
     std::vector<std::vector<at::Tensor>> rows;
     std::vector<int> activations;  // positions in the order in which they are given
   };
+  std::shared_ptr<region::RegionHost> host_;
   Table double_, single_;
 };
 

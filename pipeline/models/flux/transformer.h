@@ -23,6 +23,7 @@ class FluxTransformer {
   const FluxConfig& config() const { return config_; }
   const FluxSlots& slots() const { return slots_; }
   std::int64_t bytes() const { return bytes_; }
+  std::int64_t compile_us() const { return compile_us_; }  // of load(): until the regions' programs were there
 
   // Rows for `timesteps` ([n] fp32, on the device), see ModulationTable.
   ModulationTable modulation(const at::Tensor& timesteps, double guidance, const at::Tensor& pooled) const;
@@ -37,7 +38,7 @@ class FluxTransformer {
   FluxConfig config_{};
   FluxSlots slots_;
   std::shared_ptr<const FluxRegions> regions_;  // null: blocks run op by op (blocks.h)
-  std::int64_t bytes_ = 0;
+  std::int64_t bytes_ = 0, compile_us_ = 0;
 };
 
 }  // namespace ditfleet::pipeline

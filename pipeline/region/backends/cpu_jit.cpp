@@ -56,11 +56,9 @@ class CpuJit : public Compiler {
   const std::string program_, version_, features_;
 };
 
-Result<std::shared_ptr<const Compiler>> open() {
-  const char* given = std::getenv("DITFLEET_CXX");
-  const std::string program = given && *given ? given : "c++";
+Result<std::shared_ptr<const Compiler>> open(const std::string& program) {
   const auto missing = [&](const std::string& why) {
-    return unavailable("[cpu_jit] " + program + " cannot be used: " + why + "; install g++ (or name a C++ compiler with DITFLEET_CXX), or use the backend eager");
+    return unavailable("[cpu_jit] " + program + " cannot be used: " + why + "; install g++ (or name a C++ compiler with compile.cxx or DITFLEET_CXX), or use the backend eager");
   };
   auto version = run_program({program, "--version"}, "", std::chrono::seconds(10));
   if (!version) return missing(version.error().message);
@@ -79,17 +77,18 @@ Result<std::shared_ptr<const Compiler>> open() {
 
 }  // namespace
 
-Result<std::shared_ptr<const Compiler>> open_cpu_jit() {
+Result<std::shared_ptr<const Compiler>> open_cpu_jit(const std::string& given) {
   static std::mutex mutex;
   static std::shared_ptr<const Compiler> opened;
   static std::string opened_for;
-  const char* given = std::getenv("DITFLEET_CXX");
+  const char* named = std::getenv("DITFLEET_CXX");
+  const std::string program = !given.empty() ? given : named && *named ? named : "c++";
   std::lock_guard lock(mutex);
-  if (opened && opened_for == (given ? given : "")) return opened;
-  auto made = open();
+  if (opened && opened_for == program) return opened;
+  auto made = open(program);
   if (!made) return made;
   opened = *made;
-  opened_for = given ? given : "";
+  opened_for = program;
   return opened;
 }
 

@@ -120,8 +120,8 @@ void read_ptxas_log(std::string_view log, std::vector<KernelInfo>& kernels) {
   }
 }
 
-Result<std::shared_ptr<const Compiler>> open_nvrtc() {
-  auto library = load_nvrtc();
+Result<std::shared_ptr<const Compiler>> open_nvrtc(const std::string& given) {
+  auto library = load_nvrtc(given);
   if (!library) return library.error();
   return std::shared_ptr<const Compiler>(std::make_shared<Nvrtc>(**library));
 }

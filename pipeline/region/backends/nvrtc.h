@@ -10,10 +10,10 @@ namespace ditfleet::region {
 // The architectures that regions are built for.
 const std::vector<std::string>& gpu_architectures();  // sm_80 sm_86 sm_89 sm_90a sm_100a sm_120a
 
-// Opens libnvrtc.so.13: the file in DITFLEET_NVRTC; beside LibTorch (the wheel nvidia-cuda-nvrtc); where the linker
+// Opens libnvrtc.so.13, once a process: the file `given` (compile.nvrtc); that in DITFLEET_NVRTC; beside LibTorch (the wheel nvidia-cuda-nvrtc); where the linker
 // looks; in a CUDA toolkit. kUnavailable says where it looked and what would bring one. The compiler must not outlive
 // the process's main(); it is thread safe.
-Result<std::shared_ptr<const Compiler>> open_nvrtc();
+Result<std::shared_ptr<const Compiler>> open_nvrtc(const std::string& given = {});
 
 // Registers, spills and shared memory of each kernel from the log of ptxas -v. Exposed for tests.
 void read_ptxas_log(std::string_view log, std::vector<KernelInfo>& kernels);

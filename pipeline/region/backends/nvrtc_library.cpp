@@ -32,9 +32,10 @@ std::vector<std::string> loaded_libraries(const char* name) {
   return search.found;
 }
 
-std::vector<std::string> candidates() {
+std::vector<std::string> candidates(const std::string& given) {
   std::vector<std::string> paths;
-  if (const char* given = std::getenv("DITFLEET_NVRTC"); given && *given) return {given};
+  if (!given.empty()) return {given};
+  if (const char* named = std::getenv("DITFLEET_NVRTC"); named && *named) return {named};
   // Beside LibTorch: site-packages/torch/lib → site-packages/nvidia/cu13/lib.
   const auto beside = [&](const fs::path& torch_lib) {
     std::error_code failed;
@@ -94,9 +95,9 @@ bool bind(void* library, const char* name, F& function) {
   return function != nullptr;
 }
 
-Result<NvrtcLibrary> open() {
+Result<NvrtcLibrary> open(const std::string& given) {
   std::string tried;
-  for (const std::string& path : candidates()) {
+  for (const std::string& path : candidates(given)) {
     std::error_code ignored;
     if (path.find('/') != std::string::npos) {
       tried += (tried.empty() ? "" : ", ") + path;
@@ -121,17 +122,17 @@ Result<NvrtcLibrary> open() {
     return l;
   }
   return unavailable("[nvrtc] libnvrtc.so.13 was not found (" + tried +
-                     "); deploy/setup.sh installs it beside LibTorch (the wheel nvidia-cuda-nvrtc 13.0), or name one with DITFLEET_NVRTC");
+                     "); deploy/setup.sh installs it beside LibTorch (the wheel nvidia-cuda-nvrtc 13.0), or name one with compile.nvrtc or DITFLEET_NVRTC");
 }
 
 }  // namespace
 
-Result<const NvrtcLibrary*> load_nvrtc() {
+Result<const NvrtcLibrary*> load_nvrtc(const std::string& given) {
   static std::mutex mutex;
   static const NvrtcLibrary* opened = nullptr;
   std::lock_guard lock(mutex);
   if (opened) return opened;
-  auto library = open();
+  auto library = open(given);
   if (!library) return library.error();
   opened = new NvrtcLibrary(std::move(library).value());  // lives as long as the process
   return opened;

@@ -25,7 +25,8 @@ struct NvrtcLibrary {
   std::string build_id;  // of the file, from its ELF note; the wheel's and the toolkit's may differ
 };
 
-// Opened once a process and never closed. kUnavailable: see open_nvrtc().
-Result<const NvrtcLibrary*> load_nvrtc();
+// Opened once a process and never closed: of several files that are given the first that opens stays. kUnavailable: see
+// open_nvrtc().
+Result<const NvrtcLibrary*> load_nvrtc(const std::string& given);
 
 }  // namespace ditfleet::region

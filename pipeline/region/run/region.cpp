@@ -1,6 +1,7 @@
 #include "pipeline/region/run/region.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/region/run/interpreter.h"
@@ -53,8 +54,11 @@ std::shared_ptr<const Region::Compiled> Region::eager(Plan plan, ElementType typ
 Result<std::unique_ptr<RowLauncher>> Region::make_launcher(const Plan& plan) const {
   const bool cubin = host_->compiler->output_kind() == kernel_cache::Kind::kCubin;
   const Source source = cubin ? generate_cuda(plan) : generate_cpp(plan);
+  const auto begun = std::chrono::steady_clock::now();
   auto cached = compile_cached(*host_->cache, plan, source, *host_->compiler, host_->arch);
   if (!cached) return cached.error();
+  host_->counters->program_took(host_->compiler->name(), cached->compiled,
+                                std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun));
   if (cubin) {
     auto module = GpuModule::load(*cached->entry, source, host_->device);
     if (!module) return module.error();

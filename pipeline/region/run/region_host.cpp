@@ -23,6 +23,8 @@ void check(const std::string& field, const std::string& value, std::initializer_
 std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device device, std::shared_ptr<kernel_cache::KernelCache> cache) {
   check("backend", options.backend, {"auto", "nvrtc", "cpu_jit", "eager"});
   check("mode", options.mode, {"default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"});
+  for (std::size_t i = 0; i < options.rules.size(); ++i)
+    check("rules." + std::to_string(i) + ".mode", options.rules[i].mode, {"none", "default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"});
   if (options.recompile_limit < 1)
     pipeline::fail(Code::kInvalidArgument, "compile.recompile_limit is " + std::to_string(options.recompile_limit) + "; it must be at least 1",
                    "compile.recompile_limit");
@@ -37,12 +39,12 @@ std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device
   if (backend == "nvrtc" && device.is_cpu())
     pipeline::fail(Code::kInvalidArgument, "compile.backend is nvrtc, which runs on a GPU, and the device is cpu; use auto, cpu_jit or eager", "compile.backend");
   if (backend == "nvrtc") {
-    host->compiler = pipeline::unwrap(open_nvrtc());
+    host->compiler = pipeline::unwrap(open_nvrtc(options.nvrtc));
     host->device = std::max<int>(0, device.index());
     host->arch = pipeline::unwrap(gpu_architecture(host->device));
   }
   if (backend == "cpu_jit") {
-    auto compiler = open_cpu_jit();
+    auto compiler = open_cpu_jit(options.cxx);
     if (compiler) {
       host->compiler = *compiler;
       host->arch = kHostArch;

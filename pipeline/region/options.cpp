@@ -1,0 +1,39 @@
+#include "pipeline/region/options.h"
+
+#include <array>
+#include <utility>
+
+namespace ditfleet::region {
+namespace {
+
+constexpr std::array<std::pair<Mode, std::string_view>, 5> kModes{{{Mode::kNone, "none"},
+                                                                   {Mode::kDefault, "default"},
+                                                                   {Mode::kReduceOverhead, "reduce-overhead"},
+                                                                   {Mode::kMaxAutotuneNoCudagraphs, "max-autotune-no-cudagraphs"},
+                                                                   {Mode::kMaxAutotune, "max-autotune"}}};
+
+}  // namespace
+
+std::string_view name_of(Mode mode) {
+  for (const auto& [known, name] : kModes)
+    if (known == mode) return name;
+  return "default";
+}
+
+std::optional<Mode> parse_mode(std::string_view name) {
+  for (const auto& [mode, known] : kModes)
+    if (known == name) return mode;
+  return std::nullopt;
+}
+
+Mode mode_for(const CompileOptions& options, std::int64_t tokens, std::int64_t frames) {
+  const std::string* name = &options.mode;
+  for (const CompileRule& rule : options.rules) {
+    if (frames < rule.min_frames || frames > rule.max_frames || tokens < rule.min_tokens || tokens > rule.max_tokens) continue;
+    name = &rule.mode;
+    break;
+  }
+  return parse_mode(*name).value_or(Mode::kDefault);
+}
+
+}  // namespace ditfleet::region

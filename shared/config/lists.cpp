@@ -1,0 +1,228 @@
+#include "shared/config/lists.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <variant>
+
+#include "shared/core/bytes.h"
+#include "shared/core/excerpt.h"
+#include "shared/core/nearest_name.h"
+
+namespace ditfleet::config {
+namespace {
+
+constexpr int kMaxTokens = 1 << 24, kMaxFrames = 1 << 20, kMaxSide = 16384;
+constexpr std::size_t kMaxEntries = 256;
+
+template <class Item>
+struct Field {
+  std::string_view name;
+  std::variant<std::string Item::*, std::optional<int> Item::*, bool Item::*> at;
+  std::string_view description;
+  int low = 0, high = 0;          // of numbers, inclusive
+  std::string_view choices = {};  // of strings: "a|b|c"; empty: any name
+};
+
+template <class Item>
+struct List {
+  std::string_view section, name, description;
+  std::vector<Item>& (*at)(Settings&);
+  std::vector<Field<Item>> fields;
+
+  std::string key() const { return std::string(section) + "." + std::string(name); }
+};
+
+const auto& lists() {
+  static const std::tuple all{
+      List<CompileRule>{
+          "compile",
+          "rules",
+          "Modes by class: the first entry whose bounds hold for a call's image tokens and frames says the mode, "
+          "compile.mode where none does. As \"[{max_frames: 49, mode: reduce-overhead}, {min_frames: 81, mode: none}]\".",
+          +[](Settings& s) -> std::vector<CompileRule>& { return s.compile.rules; },
+          {{"mode", &CompileRule::mode, "The mode; none: op by op.", 0, 0, "none|default|reduce-overhead|max-autotune-no-cudagraphs|max-autotune"},
+           {"min_frames", &CompileRule::min_frames, "Fewest frames; an image has one.", 1, kMaxFrames},
+           {"max_frames", &CompileRule::max_frames, "Most frames.", 1, kMaxFrames},
+           {"min_tokens", &CompileRule::min_tokens, "Fewest tokens of the picture, text aside: 4096 for 1024x1024.", 1, kMaxTokens},
+           {"max_tokens", &CompileRule::max_tokens, "Most tokens.", 1, kMaxTokens}}},
+      List<WarmupClass>{
+          "worker",
+          "warmup_classes",
+          "Classes that are run before a worker says that it is ready, beside the smallest picture of each model. As "
+          "\"[{width: 1024, height: 1024}, {model: dev, width: 512, height: 512}]\".",
+          +[](Settings& s) -> std::vector<WarmupClass>& { return s.worker.warmup_classes; },
+          {{"model", &WarmupClass::model, "One of models; if empty, each of them."},
+           {"width", &WarmupClass::width, "Pixels.", 1, kMaxSide},
+           {"height", &WarmupClass::height, "Pixels.", 1, kMaxSide},
+           {"max_sequence_length", &WarmupClass::max_sequence_length, "Text tokens; if not given, the model's default.", 1, 512},
+           {"true_cfg", &WarmupClass::true_cfg, "With a negative prompt, which runs the transformer twice a step."}}}};
+  return all;
+}
+
+// Calls `with` for the list of this path; false if there is none.
+template <class With>
+bool with_list(const std::vector<std::string>& path, With&& with) {
+  if (path.size() < 2) return false;
+  return std::apply(
+      [&](const auto&... list) { return ((path[0] == list.section && path[1] == list.name ? (with(list), true) : false) || ...); }, lists());
+}
+
+Error wrong(const Assignment& a, const std::string& message) { return invalid_argument(a.where + ": " + message); }
+
+std::string choices_text(std::string_view choices) {
+  std::string text = "one of " + std::string(choices);
+  for (auto at = text.find('|'); at != std::string::npos; at = text.find('|', at)) text.replace(at, 1, ", ");
+  return text;
+}
+
+template <class Item>
+std::string type_of(const Field<Item>& field) {
+  if (std::holds_alternative<bool Item::*>(field.at)) return "true or false";
+  if (std::holds_alternative<std::string Item::*>(field.at)) return field.choices.empty() ? "a name" : choices_text(field.choices);
+  return "an integer from " + std::to_string(field.low) + " to " + std::to_string(field.high);
+}
+
+bool is_choice(std::string_view choices, std::string_view text) {
+  while (!choices.empty()) {
+    const auto end = std::min(choices.find('|'), choices.size());
+    if (choices.substr(0, end) == text) return true;
+    choices.remove_prefix(std::min(end + 1, choices.size()));
+  }
+  return false;
+}
+
+template <class Item>
+bool put(const Field<Item>& field, const std::string& text, Item& item) {
+  if (const auto* at = std::get_if<bool Item::*>(&field.at)) {
+    if (text != "true" && text != "false") return false;
+    item.**at = text == "true";
+    return true;
+  }
+  if (const auto* at = std::get_if<std::string Item::*>(&field.at)) {
+    if (field.choices.empty() ? !is_valid_utf8(text) || text.size() > 64 : !is_choice(field.choices, text)) return false;
+    item.**at = text;
+    return true;
+  }
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < field.low || value > field.high) return false;
+  item.*std::get<std::optional<int> Item::*>(field.at) = value;
+  return true;
+}
+
+template <class Item>
+Result<void> apply_field(const List<Item>& list, const Assignment& a, Settings& settings) {
+  auto& items = list.at(settings);
+  std::size_t index = 0;
+  const std::string& place = a.path[2];
+  const auto [end, error] = std::from_chars(place.data(), place.data() + place.size(), index);
+  if (a.path.size() != 4 || error != std::errc() || end != place.data() + place.size() || index > items.size())
+    return wrong(a, "'" + a.key() + "' is no field of an entry; " + list.key() + " is a list of maps");
+  if (index >= kMaxEntries) return wrong(a, list.key() + " has more than " + std::to_string(kMaxEntries) + " entries");
+  if (index == items.size()) items.emplace_back();
+  std::vector<std::string> known;
+  for (const auto& field : list.fields) {
+    known.emplace_back(field.name);
+    if (field.name != a.path[3]) continue;
+    if (put(field, a.value, items[index])) return {};
+    return wrong(a, a.key() + " is '" + excerpt(a.value, 100) + "'; it must be " + type_of(field));
+  }
+  return wrong(a, "unknown key '" + a.key() + "'" + suggestion(a.path[3], known));
+}
+
+template <class Item>
+Result<void> apply_whole(const List<Item>& list, const Assignment& a, Settings& settings) {
+  auto parts = from_list_text(a);
+  if (!parts) return parts.error();
+  list.at(settings).clear();
+  for (const Assignment& part : *parts)
+    if (auto r = apply_field(list, part, settings); !r) return r;
+  return {};
+}
+
+template <class Item>
+void emit(YAML::Emitter& out, const List<Item>& list, const Settings& settings) {
+  out << YAML::Key << std::string(list.name) << YAML::Value << YAML::Flow << YAML::BeginSeq;
+  for (const Item& item : list.at(const_cast<Settings&>(settings))) {  // the accessor only names the member
+    out << YAML::Flow << YAML::BeginMap;
+    for (const auto& field : list.fields) {
+      std::string text;
+      if (const auto* at = std::get_if<bool Item::*>(&field.at)) {
+        if (item.**at) text = "true";
+      } else if (const auto* name = std::get_if<std::string Item::*>(&field.at)) {
+        text = item.**name;
+      } else if (const auto& number = item.*std::get<std::optional<int> Item::*>(field.at)) {
+        text = std::to_string(*number);
+      }
+      if (!text.empty()) out << YAML::Key << std::string(field.name) << YAML::Value << text;
+    }
+    out << YAML::EndMap;
+  }
+  out << YAML::EndSeq;
+}
+
+Result<void> ordered(const std::string& at, const char* what, const std::optional<int>& low, const std::optional<int>& high) {
+  if (!low || !high || *low <= *high) return {};
+  return invalid_argument(at + " has min_" + what + " " + std::to_string(*low) + " and max_" + what + " " + std::to_string(*high) +
+                          "; no call can match it: the minimum must not be above the maximum");
+}
+
+}  // namespace
+
+bool is_list_path(const std::vector<std::string>& path) {
+  return with_list(path, [](const auto&) {});
+}
+
+Result<void> apply_list(const Assignment& a, Settings& settings) {
+  Result<void> out;
+  with_list(a.path, [&](const auto& list) { out = a.path.size() == 2 ? apply_whole(list, a, settings) : apply_field(list, a, settings); });
+  return out;
+}
+
+Result<void> check_lists(const Settings& s) {
+  for (std::size_t i = 0; i < s.compile.rules.size(); ++i) {
+    const auto& rule = s.compile.rules[i];
+    const std::string at = "compile.rules." + std::to_string(i);
+    if (rule.mode.empty()) return invalid_argument(at + " has no mode; a rule says one, as {max_frames: 49, mode: reduce-overhead}");
+    if (auto r = ordered(at, "frames", rule.min_frames, rule.max_frames); !r) return r;
+    if (auto r = ordered(at, "tokens", rule.min_tokens, rule.max_tokens); !r) return r;
+  }
+  for (std::size_t i = 0; i < s.worker.warmup_classes.size(); ++i) {
+    const auto& one = s.worker.warmup_classes[i];
+    const std::string at = "worker.warmup_classes." + std::to_string(i);
+    if (!one.width || !one.height) return invalid_argument(at + " lacks " + (one.width ? "height" : "width") + "; a class is {width: 1024, height: 1024}");
+    if (!one.model.empty() && !s.models.empty() && !s.models.contains(one.model)) {
+      std::vector<std::string> names;
+      for (const auto& [name, model] : s.models) names.push_back(name);
+      return invalid_argument(at + ".model is '" + one.model + "', which models lacks" + suggestion(one.model, names));
+    }
+  }
+  return {};
+}
+
+void emit_lists(YAML::Emitter& out, const Settings& settings, std::string_view section) {
+  std::apply([&](const auto&... list) { ((list.section == section ? emit(out, list, settings) : void()), ...); }, lists());
+}
+
+std::vector<OptionHelp> list_help() {
+  std::vector<OptionHelp> rows;
+  std::apply(
+      [&](const auto&... list) {
+        const auto add = [&](const auto& one) {
+          std::string variable = "DITFLEET_" + std::string(one.section) + "__" + std::string(one.name);
+          std::transform(variable.begin(), variable.end(), variable.begin(), [](char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c; });
+          rows.push_back({one.key(), "a list of maps", "", std::string(one.description), variable});
+          for (const auto& field : one.fields) rows.push_back({one.key() + "[]." + std::string(field.name), type_of(field), "", std::string(field.description), ""});
+        };
+        (add(list), ...);
+      },
+      lists());
+  return rows;
+}
+
+}  // namespace ditfleet::config

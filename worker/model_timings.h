@@ -1,0 +1,39 @@
+// How long models take to load, to warm up and to step, as Prometheus metrics of the process:
+//   ditfleet_model_load_seconds{model,part}      part: tokenizers, text_encoders, transformer, vae, compile
+//   ditfleet_warmup_seconds{model,class,part}    part: text_encoders, transformer_first_step, transformer_steady_step, vae, encode
+//   ditfleet_step_seconds{model,phase}           phase: first (of a unit: whatever a new size sets up is in it) or steady
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pipeline/engine.h"
+
+namespace ditfleet::worker {
+
+using PartTimes = std::vector<std::pair<std::string, std::chrono::microseconds>>;
+
+// Thread safe.
+void show_load(const pipeline::ModelInfo& info);
+void show_warm_up(const std::string& model, const std::string& class_key, const PartTimes& parts);
+
+// "text_encoders 12 ms, vae 3 ms"
+std::string text_of(const PartTimes& parts);
+
+// Times the steps of one unit on the thread that denoises. What the callback itself does (previews) is in no step.
+class StepTimer {
+ public:
+  explicit StepTimer(std::string model) : model_(std::move(model)) {}
+  // A step has ended: its time, counted for the model.
+  std::chrono::microseconds ended(int step);
+  // The next one begins.
+  void begin() { begun_ = std::chrono::steady_clock::now(); }
+
+ private:
+  const std::string model_;
+  std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace ditfleet::worker
