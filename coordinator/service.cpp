@@ -22,6 +22,7 @@
 #include "shared/queue/client.h"
 #include "shared/redis/connection.h"
 #include "shared/results/store.h"
+#include "shared/telemetry/otlp.h"
 
 namespace ditfleet {
 namespace {
@@ -193,6 +194,11 @@ class Coordinator {
 }  // namespace
 
 int run_coordinator(const config::Settings& settings, ReadyHook on_ready) {
+  auto tracing = telemetry::start_tracing(settings.telemetry.otlp_endpoint, "ditfleet-coordinator", DITFLEET_VERSION);
+  if (!tracing) {
+    spdlog::error("coordinator: {}", tracing.error().message);
+    return 1;
+  }
   asio::io_context io(1);
   Coordinator coordinator(io, settings, std::move(on_ready));
   asio::signal_set signals(io, SIGTERM, SIGINT);

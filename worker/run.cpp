@@ -14,6 +14,7 @@
 
 #include "shared/telemetry/log.h"
 #include "shared/telemetry/metrics_server.h"
+#include "shared/telemetry/otlp.h"
 #include "worker/engine_options.h"
 #include "worker/model_timings.h"
 #include "worker/service.h"
@@ -93,6 +94,8 @@ Result<int> serve(const RunFlags& flags) {
     metrics = std::move(*server);
     spdlog::info("metrics: {}", metrics->url());
   }
+  auto tracing = telemetry::start_tracing(settings->telemetry.otlp_endpoint, "ditfleet-worker", kVersion);
+  if (!tracing) return tracing.error();
   asio::io_context io(1);
   auto parts = make_parts(*settings, io);
   if (!parts) return parts.error();

@@ -8,6 +8,7 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "shared/core/ids.h"
+#include "shared/telemetry/spans.h"
 
 namespace ditfleet::worker {
 namespace {
@@ -131,10 +132,19 @@ asio::awaitable<void> Service::load_models() {
   using Loaded = std::pair<ModelSet, std::vector<std::string>>;
   const std::function<Result<std::shared_ptr<Loaded>>()> work = [this]() -> Result<std::shared_ptr<Loaded>> {
     auto loaded = std::make_shared<Loaded>();
-    auto set = parts_.load();
-    if (!set) return set.error();
-    loaded->first = std::move(*set);
+    // No job's: a trace of its own.
+    const auto context = telemetry::SpanContext::fresh();
+    auto start = telemetry::SpanTimer::of("worker_start", context, {}, telemetry::SpanKind::kInternal);
+    start.attribute("ditfleet.worker", options_.name);
+    const telemetry::ContextScope scope(context);
+    {
+      const telemetry::ScopedSpan span("load_models");
+      auto set = parts_.load();
+      if (!set) return set.error();
+      loaded->first = std::move(*set);
+    }
     if (options_.warmup) {
+      const telemetry::ScopedSpan span("warm_up");
       auto warm = warm_up(loaded->first, parts_.encode_image);
       if (!warm) return warm.error();
       loaded->second = std::move(*warm);

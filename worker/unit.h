@@ -12,6 +12,7 @@
 #include "shared/core/result.h"
 #include "shared/job/spec.h"
 #include "shared/queue/types.h"
+#include "shared/telemetry/spans.h"
 #include "worker/holdings.h"
 
 namespace ditfleet::worker {
@@ -29,7 +30,8 @@ struct Unit {
   std::unique_ptr<pipeline::Prepared> prepared;
   std::map<std::string, std::int64_t> phases_us;
 
-  // The io thread's.
+  // The io thread's; its context does not change and is any thread's.
+  telemetry::SpanTimer span;
   Clock::time_point denoising_since{};
   int previews_pending = 0;
 

@@ -38,6 +38,38 @@ std::map<std::string, std::string> preview_fields(const Unit& unit, const std::s
           {"height", std::to_string(image.height)}};
 }
 
+std::chrono::system_clock::time_point at_ms(std::int64_t ms) { return std::chrono::system_clock::time_point(std::chrono::milliseconds(ms)); }
+
+// The unit's own span, and before it the time in the queue, both below the job's traceparent.
+void begin_span(Unit& unit) {
+  const auto& entry = unit.entry;
+  const auto job = telemetry::SpanContext::parse(entry.traceparent);
+  const auto describe = [&](telemetry::SpanTimer& span) {
+    span.attribute("ditfleet.job.id", entry.ref.job);
+    span.attribute("ditfleet.unit", std::int64_t{entry.ref.unit});
+    span.attribute("ditfleet.attempt", std::int64_t{entry.attempt});
+  };
+  if (entry.created_ms > 0 && entry.assigned_ms >= entry.created_ms) {
+    telemetry::SpanTimer queued("queue_wait", job);
+    describe(queued);
+    queued.began(at_ms(entry.created_ms));
+    queued.end_at(at_ms(entry.assigned_ms));
+  }
+  unit.span = telemetry::SpanTimer("unit", job, telemetry::SpanKind::kConsumer);
+  describe(unit.span);
+  unit.span.attribute("gen_ai.request.model", unit.spec.model);
+  unit.span.attribute("ditfleet.class", entry.class_key);
+  unit.span.attribute("ditfleet.width", std::int64_t{unit.request.width});
+  unit.span.attribute("ditfleet.height", std::int64_t{unit.request.height});
+  unit.span.attribute("ditfleet.steps", std::int64_t{unit.request.num_inference_steps});
+}
+
+// How it ended here; the span's end. Only the first counts.
+void end_span(Unit& unit, const char* outcome) {
+  unit.span.attribute("ditfleet.outcome", std::string(outcome));
+  unit.span.end();
+}
+
 // Whether asking again may get an answer; otherwise the error is the answer.
 bool is_away(const Error& error) {
   return error.code == Code::kUnavailable || error.code == Code::kDeadlineExceeded || error.code == Code::kResourceExhausted;
@@ -89,6 +121,7 @@ void UnitRunner::assign(queue::MailboxEntry entry, const ModelSet& models) {
   }
   spdlog::info("unit {}: assigned, attempt {}, {}x{}, {} steps", unit->label(), unit->entry.attempt, unit->request.width,
                unit->request.height, unit->request.num_inference_steps);
+  begin_span(*unit);
   units_.emplace(attempt.nonce, unit);
 }
 
@@ -103,7 +136,7 @@ void UnitRunner::perform(const Action& action) {
     case Action::Kind::kStopDenoising: unit->stop = true; return;
     case Action::Kind::kReportCanceled: spawn("cancel", unit, report_canceled(unit)); break;
     case Action::Kind::kHandBack: spawn("hand back", unit, hand_back(unit, action.why)); break;
-    case Action::Kind::kForget: spdlog::info("unit {}: taken away", unit->label()); break;
+    case Action::Kind::kForget: end_span(*unit, "taken_away"), spdlog::info("unit {}: taken away", unit->label()); break;
   }
   unit->stop = true;
   units_.erase(action.attempt.nonce);
@@ -115,9 +148,14 @@ void UnitRunner::publish_leases() {
 
 asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
   // (Named: GCC 12 destroys a temporary of a co_await expression twice.)
-  const std::function<Result<bool>()> work = [unit]() -> Result<bool> {
+  const std::function<Result<bool>()> work = [unit, context = unit->span.context()]() -> Result<bool> {
+    const telemetry::ContextScope scope(context);
+    telemetry::ScopedSpan span("text_encode");
     auto prepared = unit->model->encode(unit->request);
-    if (!prepared) return prepared.error();
+    if (!prepared) {
+      span.failed(prepared.error().message);
+      return prepared.error();
+    }
     unit->prepared = std::move(*prepared);
     return true;
   };
@@ -151,10 +189,20 @@ asio::awaitable<void> UnitRunner::start(UnitPtr unit) {
   parts_.changed();
 }
 
-Result<pipeline::Image> UnitRunner::draw(const UnitPtr& unit) {
+Result<pipeline::Image> UnitRunner::draw(const UnitPtr& unit, const telemetry::SpanContext& context) {
+  const telemetry::ContextScope scope(context);
+  std::optional<telemetry::ScopedSpan> span;
+  span.emplace("first_step");
   StepTimer timer(unit->spec.model);
   const auto on_step = [&](const pipeline::StepProgress& progress) {
     timer.ended(progress.step);
+    if (progress.step == 1) {
+      span.reset();
+      if (progress.total > 1) {
+        span.emplace("steady_steps");
+        span->attribute("ditfleet.steps", std::int64_t{progress.total - 1});
+      }
+    }
     const auto due = std::find(unit->preview_steps.begin(), unit->preview_steps.end(), progress.step);
     if (due != unit->preview_steps.end() && progress.preview && !unit->must_stop()) {
       if (auto image = progress.preview()) {
@@ -174,9 +222,16 @@ Result<pipeline::Image> UnitRunner::draw(const UnitPtr& unit) {
     timer.begin();
     return !unit->must_stop();
   };
-  if (auto denoised = unit->model->denoise(*unit->prepared, on_step); !denoised) return denoised.error();
+  if (auto denoised = unit->model->denoise(*unit->prepared, on_step); !denoised) {
+    if (span && denoised.error().code != Code::kCanceled) span->failed(denoised.error().message);
+    return denoised.error();
+  }
+  span.reset();
   if (unit->must_stop()) return Error{Code::kCanceled, "stopped before decoding", {}};
-  return unit->model->decode(*unit->prepared);
+  span.emplace("vae_decode");
+  auto image = unit->model->decode(*unit->prepared);
+  if (!image) span->failed(image.error().message);
+  return image;
 }
 
 asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
@@ -185,7 +240,7 @@ asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
   std::int64_t waited = us_since(unit->received);
   for (const auto& [phase, us] : unit->prepared->phases_us()) waited -= us;
   unit->phases_us["wait"] = std::max<std::int64_t>(0, waited);
-  const std::function<Result<pipeline::Image>()> work = [this, unit] { return draw(unit); };
+  const std::function<Result<pipeline::Image>()> work = [this, unit, context = unit->span.context()] { return draw(unit, context); };
   auto image = co_await parts_.device.run<pipeline::Image>(work, never());
   if (image) {
     parts_.holdings.denoised(nonce);
@@ -226,18 +281,27 @@ asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std
 
 asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline::Image> image) {
   const auto begun = Clock::now();
+  telemetry::SpanTimer encoding("image_encode", unit->span.context());
   const std::function<Result<std::string>()> work = [this, image, unit] {
     return parts_.encode_image(*image, format_of(unit->spec.output_format), quality_of(unit->spec));
   };
   auto bytes = co_await parts_.encode.run<std::string>(work, never());
   if (!bytes) {
+    encoding.failed(bytes.error().message);
+    encoding.end();
     co_await fail(unit, bytes.error());
     co_return;
   }
+  encoding.attribute("ditfleet.media_type", media_type_of(unit->spec.output_format));
+  encoding.attribute("ditfleet.bytes", static_cast<std::int64_t>(bytes->size()));
+  encoding.end();
   unit->phases_us["encode"] = us_since(begun);
   for (const auto& [phase, us] : unit->prepared->phases_us()) unit->phases_us[phase] = us;
   const auto storing = Clock::now();
+  telemetry::SpanTimer store_span("result_store", unit->span.context());
   auto manifest = co_await store(unit, std::make_shared<std::string>(std::move(*bytes)));
+  if (!manifest) store_span.failed(manifest.error().message);
+  store_span.end();
   if (!manifest) {
     // Away so long that the lease ran out: no failure of the unit, and not this worker's to end any more.
     if (is_away(manifest.error()) && !parts_.holdings.may_complete(unit->entry.nonce, Clock::now())) {
@@ -293,6 +357,7 @@ asio::awaitable<void> UnitRunner::complete(UnitPtr unit, results::Manifest manif
   while (true) {
     auto completed = co_await parts_.queue.complete(completion, Deadline::after(kCallTimeout));
     if (completed) {
+      end_span(*unit, "succeeded");
       spdlog::info("unit {}: succeeded in {} ms, {} bytes", unit->label(), us_since(unit->received) / 1000, manifest.bytes);
       break;
     }
@@ -321,6 +386,7 @@ asio::awaitable<void> UnitRunner::discard(UnitPtr unit, results::Manifest manife
 }
 
 asio::awaitable<void> UnitRunner::let_go(UnitPtr unit) {
+  end_span(*unit, "stale");
   const bool lapsed = parts_.holdings.stop_of(unit->entry.nonce) == Stop::kLapsed;
   units_.erase(unit->entry.nonce);
   parts_.holdings.ended(unit->entry.nonce);
@@ -331,6 +397,7 @@ asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, Stop why) {
   const char* reason = why == Stop::kDrained   ? "this worker is going away"
                        : why == Stop::kLapsed ? "its lease could not be renewed in time"
                                               : "there is no room";
+  end_span(*unit, "handed_back");
   spdlog::info("unit {}: handed back: {}", unit->label(), reason);
   const auto attempt = unit->attempt();
   const auto give_up = Clock::now() + kReportFor;
@@ -342,6 +409,7 @@ asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, Stop why) {
 }
 
 asio::awaitable<void> UnitRunner::report_canceled(UnitPtr unit) {
+  end_span(*unit, "canceled");
   spdlog::info("unit {}: canceled", unit->label());
   const auto give_up = Clock::now() + kReportFor;
   while (true) {
@@ -352,6 +420,9 @@ asio::awaitable<void> UnitRunner::report_canceled(UnitPtr unit) {
 }
 
 asio::awaitable<void> UnitRunner::fail(UnitPtr unit, Error error) {
+  unit->span.failed(error.message);
+  unit->span.attribute("error.type", std::string(code_name(error.code)));
+  end_span(*unit, "failed");
   spdlog::error("unit {}: failed: {}", unit->label(), error.message);
   const bool fault = error.code == Code::kDeviceFault;
   // Another worker may hold the model, have more memory or a sound device; a bad spec stays bad.

@@ -63,7 +63,7 @@ class UnitRunner {
   asio::awaitable<void> fail(UnitPtr unit, Error error);
 
   // On the device thread.
-  Result<pipeline::Image> draw(const UnitPtr& unit);
+  Result<pipeline::Image> draw(const UnitPtr& unit, const telemetry::SpanContext& context);
 
   asio::awaitable<Result<results::Manifest>> store(UnitPtr unit, std::shared_ptr<std::string> bytes);
   asio::awaitable<void> complete(UnitPtr unit, results::Manifest manifest);

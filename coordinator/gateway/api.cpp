@@ -12,6 +12,7 @@
 #include "shared/core/excerpt.h"
 #include "shared/core/ids.h"
 #include "shared/telemetry/metrics.h"
+#include "shared/telemetry/spans.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -176,11 +177,32 @@ void Api::finish(const Call& call, Response& response) const {
   const std::chrono::duration<double> took = Deadline::Clock::now() - call.began;
   const std::string_view route = call.match.pattern.empty() ? std::string_view("none") : call.match.pattern;
   count_request(route, call.request.method, response.status, took.count());
+  trace(call, response.status, took);
   const auto level = response.status >= 500                                   ? spdlog::level::warn
                      : call.request.method == "GET" || response.status == 404 ? spdlog::level::debug
                                                                               : spdlog::level::info;
   spdlog::log(level, "{} {} {} {:.1f} ms tenant={} request={}", call.request.method, call.request.path(), response.status,
               took.count() * 1e3, call.caller.tenant, call.request_id);
+}
+
+// A span of its own for what changes something, and for what came with a trace: not for every poll.
+void Api::trace(const Call& call, int status, std::chrono::duration<double> took) const {
+  const auto caller_span = telemetry::SpanContext::parse(call.request.header("traceparent"));
+  const bool reads = call.request.method == "GET" || call.request.method == "HEAD" || call.request.method == "OPTIONS";
+  if (!telemetry::spans_wanted() || (reads && !caller_span.valid()) || call.match.route == nullptr) return;
+  auto span = telemetry::SpanTimer::of(call.request.method + " " + std::string(call.match.pattern), telemetry::SpanContext::parse(call.traceparent),
+                                       caller_span.span_id, telemetry::SpanKind::kServer);
+  span.began(std::chrono::system_clock::now() - std::chrono::duration_cast<std::chrono::system_clock::duration>(took));
+  span.attribute("http.request.method", call.request.method);
+  span.attribute("http.route", std::string(call.match.pattern));
+  span.attribute("url.path", call.request.path());
+  span.attribute("http.response.status_code", static_cast<std::int64_t>(status));
+  span.attribute("ditfleet.tenant", call.caller.tenant);
+  span.attribute("ditfleet.request.id", call.request_id);
+  if (status >= 500) {
+    span.attribute("error.type", std::to_string(status));
+    span.failed("answered with " + std::to_string(status));
+  }
 }
 
 asio::awaitable<Response> Api::dispatch(CallPtr call) {

@@ -51,6 +51,7 @@ class Api {
   asio::awaitable<Response> dispatch(CallPtr call);
   Result<Caller> authenticate(const Call& call) const;
   void finish(const Call& call, Response& response) const;
+  void trace(const Call& call, int status, std::chrono::duration<double> took) const;
   JobLinks links(const Call& call) const;
 
   Response health() const;

@@ -42,6 +42,16 @@ class Background {
       changed_.notify_all();
     }
   }
+  // The same for what may as well not be done: false, and nothing happens, where too much waits.
+  bool offer(std::function<void()> task) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (waiting_.size() >= max_waiting_ / 2) return false;
+      waiting_.push_back(std::move(task));
+    }
+    changed_.notify_all();
+    return true;
+  }
   // Returns once everything added before has been done.
   void flush() {
     std::unique_lock lock(mutex_);

@@ -2,7 +2,9 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <atomic>
+#include <mutex>
 #include <random>
 #include <thread>
 #include <utility>
@@ -15,6 +17,7 @@
 #include "shared/kernel_cache/memory_tier.h"
 #include "shared/kernel_cache/redis_tier.h"
 #include "shared/kernel_cache/secret.h"
+#include "shared/telemetry/spans.h"
 
 namespace ditfleet::kernel_cache {
 namespace {
@@ -26,6 +29,25 @@ constexpr milliseconds kFilePollFirst{2}, kFilePollLast{50};
 // Hundreds of nodes may wait for one: what they ask Redis meanwhile must not be felt there.
 constexpr milliseconds kRedisPollFirst{20}, kRedisPollLast{250};
 constexpr milliseconds kComplainAgainAfter{10'000};
+constexpr double kPublishAgainAtOnce = 64, kPublishAgainPerSecond = 8;
+
+// So many at once, so many a second after them.
+class Allowance {
+ public:
+  bool take(Deadline::Clock::time_point now) {
+    const std::lock_guard lock(mutex_);
+    left_ = std::min(kPublishAgainAtOnce, left_ + std::chrono::duration<double>(now - last_).count() * kPublishAgainPerSecond);
+    last_ = now;
+    if (left_ < 1) return false;
+    left_ -= 1;
+    return true;
+  }
+
+ private:
+  std::mutex mutex_;
+  double left_ = kPublishAgainAtOnce;
+  Deadline::Clock::time_point last_ = Deadline::Clock::now();
+};
 
 // Waits that grow, each between half and all of its time: those who wait must not come back in step.
 class Patience {
@@ -57,14 +79,15 @@ class KernelCache::Impl {
   }
 
   Result<Program> get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile) {
-    if (Program program = from_memory(key, arch, true)) return program;
-    auto [leader, outcome] = flights_.join(key);
-    if (outcome) return *outcome;
-    // Another may have landed between our look and our start.
-    Program program = from_memory(key, arch, false);
-    Result<Program> brought = program ? Result<Program>(std::move(program)) : bring({key, region, arch}, compile);
-    leader->land(brought);
-    return brought;
+    telemetry::ScopedSpan span("kernel_cache_lookup");
+    span.attribute("ditfleet.kernel_cache.key", key.hex());
+    span.attribute("ditfleet.region", std::string(region));
+    span.attribute("ditfleet.arch", std::string(arch));
+    const char* source = "memory";
+    auto found = get_or_compile(key, region, arch, compile, source);
+    span.attribute("ditfleet.kernel_cache.source", std::string(source));
+    if (!found) span.failed(found.error().message);
+    return found;
   }
 
   Result<Program> find(const Key& key, std::string_view arch) {
@@ -91,6 +114,21 @@ class KernelCache::Impl {
     std::string_view region, arch;
   };
 
+  // `source`: memory, disk, redis, compiled, or another_thread.
+  Result<Program> get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile, const char*& source) {
+    if (Program program = from_memory(key, arch, true)) return program;
+    auto [leader, outcome] = flights_.join(key);
+    if (outcome) {
+      source = "another_thread";
+      return *outcome;
+    }
+    // Another may have landed between our look and our start.
+    Program program = from_memory(key, arch, false);
+    Result<Program> brought = program ? Result<Program>(std::move(program)) : bring({key, region, arch}, compile, source);
+    leader->land(brought);
+    return brought;
+  }
+
   // Where this node's value of a key is, or will be, in Redis.
   struct RedisView {
     RedisTier::Name name = RedisTier::Name::kShared;
@@ -113,11 +151,13 @@ class KernelCache::Impl {
     std::shared_ptr<RedisTier::Lock> fleet;
   };
 
-  Result<Program> bring(const Search& search, const Compile& compile) {
+  Result<Program> bring(const Search& search, const Compile& compile, const char*& source) {
     const Deadline deadline = Deadline::after(options_.wait);
+    source = "disk";
     if (Program program = from_disk(search, true)) return program;
     Held held(*this);
     if (Program program = take_host_lock(search, deadline, held)) return program;
+    source = "redis";
     RedisView view;
     Program program = from_redis(search, view);
     if (!program) program = take_fleet_lock(search, deadline, view, held);
@@ -125,6 +165,7 @@ class KernelCache::Impl {
       keep_redis_hit(search.key, std::move(view), held.host);
       return program;
     }
+    source = "compiled";
     auto made = compile();
     ++(made ? compiles_ : failed_compiles_);
     count_compile(made ? "ok" : "error");
@@ -177,7 +218,18 @@ class KernelCache::Impl {
     ++disk_hits_;
     auto program = std::make_shared<const Entry>(std::move(*entry));
     memory_.put(search.key, program);
+    if (first) publish_again(search.key, std::move(**bytes));
     return program;
+  }
+
+  // A Redis that has lost its data gets back what this node has on disk: one short question a program that was read from
+  // there, in the background and only so often. What it has is marked as used.
+  void publish_again(const Key& key, std::string bytes) {
+    if (!redis_ || !allowance_.take(Deadline::Clock::now())) return;
+    background_.offer([this, key, bytes = std::move(bytes)] {
+      const auto there = redis_->refresh(key, RedisTier::Name::kShared);
+      if (there && !*there) write_redis(key, bytes, RedisView());
+    });
   }
 
   Program from_redis(const Search& search, RedisView& view) {
@@ -270,7 +322,7 @@ class KernelCache::Impl {
     background_.add([this, key, view = std::move(view), host] {
       if (disk_) write_disk(key, view.good);
       if (host) host->reset();
-      redis_->refresh(key, view.name);
+      (void)redis_->refresh(key, view.name);  // else it expires sooner
     });
   }
 
@@ -330,6 +382,7 @@ class KernelCache::Impl {
   std::unique_ptr<DiskTier> disk_;
   std::unique_ptr<RedisTier> redis_;
   Flights flights_;
+  Allowance allowance_;
   std::atomic<std::uint64_t> memory_hits_{0}, disk_hits_{0}, redis_hits_{0}, compiles_{0}, failed_compiles_{0}, refused_{0};
   std::atomic<std::int64_t> disk_complaint_{0}, redis_complaint_{0};
   Background background_;  // last: ends before what its tasks use

@@ -291,7 +291,7 @@ Result<RedisTier::Stored> RedisTier::store(const Key& key, Name name, std::strin
   return stored->is_nil() ? Stored::kAlready : Stored::kNow;
 }
 
-void RedisTier::refresh(const Key& key, Name name) {
+Result<bool> RedisTier::refresh(const Key& key, Name name) {
   const std::string place = impl_->name_of(key, name);
   const auto ttl = static_cast<std::int64_t>(impl_->options_.ttl.count());
   std::vector<Command> commands;
@@ -299,12 +299,15 @@ void RedisTier::refresh(const Key& key, Name name) {
   commands.push_back(std::move(Command("PEXPIRE") << place << ttl));
   commands.push_back(std::move(Command("ZADD") << kIndex << "XX" << now_ms() << place.substr(kPrefix.size())));
   auto replies = impl_->exchange(std::move(commands));
-  if (!replies || !replies->front()) return;
+  if (!replies) return replies.error();
+  if (!replies->front()) return is_wrong_type(replies->front().error()) ? Result<bool>(true) : Result<bool>(replies->front().error());
+  const bool there = !replies->front()->text.empty();
   const auto chunks = parse_chunks(replies->front()->text);
-  if (!chunks) return;
+  if (!chunks) return there;
   commands.clear();
   for (std::size_t i = 0; i < chunks->count(); ++i) commands.push_back(std::move(Command("PEXPIRE") << impl_->chunk_of(key, *chunks, i) << ttl));
-  (void)impl_->exchange(std::move(commands));
+  (void)impl_->exchange(std::move(commands));  // else they expire with the value
+  return there;
 }
 
 Result<std::vector<RedisTier::Listed>> RedisTier::list() {

@@ -72,8 +72,8 @@ class RedisTier {
 
   // Stores under `name`, unless a value is there and not `replace`. kResourceExhausted: Redis is full.
   Result<Stored> store(const Key& key, Name name, std::string_view bytes, bool replace);
-  // A value that was used lives on.
-  void refresh(const Key& key, Name name);
+  // A value that was used lives on. Whether there is one.
+  Result<bool> refresh(const Key& key, Name name);
 
   // --- for `ditfleet cache` -------------------------------------------------------------------------------
   struct Listed {

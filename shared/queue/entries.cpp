@@ -127,6 +127,9 @@ Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>&
       out.back().class_key = job.class_key;
       out.back().batch_key = job.batch_key;
       out.back().deadline_ms = job.deadline_ms;
+      // Entry ids begin with Redis' milliseconds.
+      out.back().created_ms = to_int(job.entry.substr(0, job.entry.find('-')));
+      out.back().assigned_ms = to_int(std::string_view(entry_id).substr(0, entry_id.find('-')));
     }
   }
   return {};

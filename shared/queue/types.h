@@ -102,6 +102,7 @@ struct MailboxEntry {
   std::string spec, class_key, batch_key, tenant, traceparent;
   int attempt = 0;
   std::int64_t deadline_ms = 0;
+  std::int64_t created_ms = 0, assigned_ms = 0;  // Redis' time: of the job, and of this message; 0: not known
 };
 
 struct Renewal {

@@ -8,6 +8,7 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/region/blocks/blocks.h"
+#include "shared/telemetry/spans.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -88,7 +89,10 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
   const auto type = placement.dtype == c10::ScalarType::Float ? region::ElementType::kF32 : region::ElementType::kBF16;
   std::future<void> other;  // both at once
   if (!slots.single_blocks.empty())
-    other = std::async(std::launch::async, [&] { single_.region->prepare(type, placement.device); });
+    other = std::async(std::launch::async, [&, context = telemetry::current_span()] {
+      const telemetry::ContextScope scope(context);
+      single_.region->prepare(type, placement.device);
+    });
   if (!slots.double_blocks.empty()) double_.region->prepare(type, placement.device);
   if (other.valid()) other.get();
 }

@@ -2,6 +2,7 @@
 
 #include "pipeline/region/key.h"
 #include "shared/kernel_cache/cache.h"
+#include "shared/telemetry/spans.h"
 
 namespace ditfleet::region {
 
@@ -14,7 +15,14 @@ Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const Pla
   bool compiled = false;
   auto entry = cache.get_or_compile(key_of(identify(plan, source, compiler, arch)), block, arch, [&] {
     compiled = true;
-    return compiler.compile(block, source, arch);
+    telemetry::ScopedSpan span("region_compile");
+    span.attribute("ditfleet.region", block);
+    span.attribute("ditfleet.arch", arch);
+    span.attribute("ditfleet.backend", std::string(compiler.name()));
+    span.attribute("ditfleet.source_bytes", static_cast<std::int64_t>(source.text.size()));
+    auto made = compiler.compile(block, source, arch);
+    if (!made) span.failed(made.error().message);
+    return made;
   });
   if (!entry) return entry.error();
   return CachedProgram{*entry, compiled};

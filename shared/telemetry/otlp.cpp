@@ -1,0 +1,302 @@
+#include "shared/telemetry/otlp.h"
+
+#include <curl/curl.h>
+#include <pthread.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <condition_variable>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "shared/telemetry/metrics.h"
+#include "shared/telemetry/otlp_json.h"
+
+namespace ditfleet::telemetry {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kFlushAtEnd{2000}, kFirstPause{500}, kLongestPause{8000}, kComplainAgainAfter{60'000};
+constexpr std::size_t kMaxAnswerBytes = 64 * 1024;
+
+void count(const char* result, std::size_t spans) {
+  static auto& total = counters("ditfleet_spans_total", "Spans exported to the OTLP receiver, and dropped ones by reason");
+  total.Add({{"result", result}}).Increment(static_cast<double>(spans));
+}
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+// The signal's own variable, else the general one.
+std::string otlp_variable(const std::string& suffix) {
+  const std::string own = variable(("OTEL_EXPORTER_OTLP_TRACES_" + suffix).c_str());
+  return own.empty() ? variable(("OTEL_EXPORTER_OTLP_" + suffix).c_str()) : own;
+}
+
+std::string trimmed(std::string_view text) {
+  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
+  while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);
+  return std::string(text);
+}
+
+std::string percent_decoded(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    unsigned value = 0;
+    if (text[i] == '%' && i + 2 < text.size() && std::from_chars(text.data() + i + 1, text.data() + i + 3, value, 16).ptr == text.data() + i + 3) {
+      out += static_cast<char>(value);
+      i += 2;
+    } else {
+      out += text[i];
+    }
+  }
+  return out;
+}
+
+// "key=value,key2=value2", values percent-encoded.
+std::vector<std::pair<std::string, std::string>> pairs(std::string_view text) {
+  std::vector<std::pair<std::string, std::string>> out;
+  while (!text.empty()) {
+    const auto end = std::min(text.find(','), text.size());
+    const std::string_view one = text.substr(0, end);
+    if (const auto equals = one.find('='); equals != std::string_view::npos && !trimmed(one.substr(0, equals)).empty())
+      out.emplace_back(trimmed(one.substr(0, equals)), percent_decoded(trimmed(one.substr(equals + 1))));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return out;
+}
+
+void put(Attributes& attributes, const std::string& key, AttributeValue value) {
+  for (auto& [known, old] : attributes)
+    if (known == key) {
+      old = std::move(value);
+      return;
+    }
+  attributes.emplace_back(key, std::move(value));
+}
+
+bool worth_another_try(long status) { return status == 429 || status == 502 || status == 503 || status == 504; }
+
+}  // namespace
+
+OtlpOptions otlp_options(const std::string& endpoint, const std::string& program, const std::string& version) {
+  OtlpOptions options;
+  if (variable("OTEL_SDK_DISABLED") == "true" || variable("OTEL_TRACES_EXPORTER") == "none") return options;
+  const std::string whole = variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
+  options.url = endpoint.empty() && !whole.empty() ? whole : endpoint.empty() ? variable("OTEL_EXPORTER_OTLP_ENDPOINT") : endpoint;
+  if (options.url.empty()) return options;
+  if (!endpoint.empty() || whole.empty()) {
+    while (options.url.ends_with('/')) options.url.pop_back();
+    if (!options.url.ends_with("/v1/traces")) options.url += "/v1/traces";
+  }
+  options.headers = pairs(otlp_variable("HEADERS"));
+  const std::string timeout = otlp_variable("TIMEOUT");
+  int ms = 0;
+  if (std::from_chars(timeout.data(), timeout.data() + timeout.size(), ms).ec == std::errc() && ms > 0) options.timeout = milliseconds(ms);
+  char host[256] = {};
+  if (::gethostname(host, sizeof host - 1) != 0) host[0] = 0;
+  options.scope_version = version;
+  options.resource = {{"service.name", program},
+                      {"service.namespace", "ditfleet"},
+                      {"service.version", version},
+                      {"service.instance.id", std::string(host) + ":" + std::to_string(::getpid())},
+                      {"host.name", std::string(host)},
+                      {"process.pid", static_cast<std::int64_t>(::getpid())}};
+  for (auto& [key, value] : pairs(variable("OTEL_RESOURCE_ATTRIBUTES"))) put(options.resource, key, value);
+  if (const std::string name = variable("OTEL_SERVICE_NAME"); !name.empty()) put(options.resource, "service.name", name);
+  return options;
+}
+
+class OtlpExporter::Impl {
+ public:
+  explicit Impl(OtlpOptions options) : options_(std::move(options)), thread_([this] { work(); }) {}
+  ~Impl() {
+    {
+      const std::lock_guard lock(mutex_);
+      ending_ = true;
+      end_by_ = Clock::now() + kFlushAtEnd;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  void take(Span span) noexcept {
+    try {
+      bool enough = false;
+      {
+        const std::lock_guard lock(mutex_);
+        if (waiting_.size() >= options_.queue_spans) {
+          ++dropped_;
+          return;
+        }
+        if (waiting_.empty()) oldest_ = Clock::now();
+        waiting_.push_back(std::move(span));
+        enough = waiting_.size() == options_.batch_spans || waiting_.size() == 1;
+      }
+      if (enough) changed_.notify_all();
+    } catch (...) {  // no memory: a span is not what to fail for
+      ++dropped_;
+    }
+  }
+
+  void flush() {
+    std::unique_lock lock(mutex_);
+    flushing_ = true;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return waiting_.empty() && !busy_; });
+    flushing_ = false;
+  }
+
+ private:
+  void work() {
+    ::pthread_setname_np(::pthread_self(), "spans");
+    curl_ = curl_easy_init();
+    curl_slist* headers = nullptr;
+    headers = curl_slist_append(headers, "Content-Type: application/json");
+    headers = curl_slist_append(headers, "Expect:");
+    for (const auto& [name, value] : options_.headers) headers = curl_slist_append(headers, (name + ": " + value).c_str());
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return ending_ || !waiting_.empty(); });
+      if (!waiting_.empty() && waiting_.size() < options_.batch_spans)
+        changed_.wait_until(lock, oldest_ + options_.delay, [this] { return ending_ || flushing_ || waiting_.size() >= options_.batch_spans; });
+      if (const auto dropped = dropped_.exchange(0)) {
+        count("queue_full", dropped);
+        complain("the queue of " + std::to_string(options_.queue_spans) + " spans is full; " + std::to_string(dropped) + " were dropped");
+      }
+      if (waiting_.empty()) {
+        if (ending_) break;
+        continue;
+      }
+      std::vector<Span> batch;
+      while (!waiting_.empty() && batch.size() < options_.batch_spans) {
+        batch.push_back(std::move(waiting_.front()));
+        waiting_.pop_front();
+      }
+      oldest_ = Clock::now();
+      busy_ = true;
+      if (ending_ && Clock::now() >= end_by_) count("unreachable", batch.size());
+      else deliver(lock, batch, headers);
+      busy_ = false;
+      changed_.notify_all();
+    }
+    curl_slist_free_all(headers);
+    curl_easy_cleanup(curl_);
+  }
+
+  // With the lock held at both ends, and given up meanwhile.
+  void deliver(std::unique_lock<std::mutex>& lock, const std::vector<Span>& batch, curl_slist* headers) {
+    auto pause = kFirstPause;
+    for (int attempt = 1;; ++attempt) {
+      lock.unlock();
+      std::string answer;
+      long status = 0;
+      const std::string body = otlp_json(batch, options_.resource, options_.scope_version);
+      const CURLcode code = post(body, headers, answer, status);
+      lock.lock();
+      if (code == CURLE_OK && status >= 200 && status < 300) {
+        const std::size_t rejected = std::min(rejected_spans(answer), batch.size());
+        count("exported", batch.size() - rejected);
+        if (rejected > 0) {
+          count("refused", rejected);
+          complain("the receiver refused " + std::to_string(rejected) + " of " + std::to_string(batch.size()) + " spans");
+        }
+        return;
+      }
+      const bool reached = code == CURLE_OK;
+      if (reached && !worth_another_try(status)) {
+        count("refused", batch.size());
+        complain("the receiver answers " + std::to_string(status) + "; " + std::to_string(batch.size()) + " spans were dropped");
+        return;
+      }
+      const bool late = ending_ && Clock::now() + pause >= end_by_;
+      if (attempt >= options_.attempts || late) {
+        count("unreachable", batch.size());
+        complain((reached ? "the receiver answers " + std::to_string(status) : std::string(curl_easy_strerror(code))) + "; " +
+                 std::to_string(batch.size()) + " spans were dropped");
+        return;
+      }
+      changed_.wait_for(lock, pause, [this, was = ending_] { return ending_ && !was; });
+      pause = std::min(pause * 2, kLongestPause);
+    }
+  }
+
+  CURLcode post(const std::string& body, curl_slist* headers, std::string& answer, long& status) {
+    curl_easy_setopt(curl_, CURLOPT_URL, options_.url.c_str());
+    curl_easy_setopt(curl_, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(curl_, CURLOPT_PROTOCOLS_STR, "http,https");
+    curl_easy_setopt(curl_, CURLOPT_USERAGENT, "ditfleet-otlp");
+    curl_easy_setopt(curl_, CURLOPT_HTTPHEADER, headers);
+    curl_easy_setopt(curl_, CURLOPT_POST, 1L);
+    curl_easy_setopt(curl_, CURLOPT_POSTFIELDS, body.data());
+    curl_easy_setopt(curl_, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(body.size()));
+    curl_easy_setopt(curl_, CURLOPT_TIMEOUT_MS, static_cast<long>(options_.timeout.count()));
+    curl_easy_setopt(curl_, CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(std::min(options_.timeout, milliseconds(3000)).count()));
+    curl_easy_setopt(curl_, CURLOPT_WRITEDATA, &answer);
+    curl_easy_setopt(curl_, CURLOPT_WRITEFUNCTION, +[](char* bytes, std::size_t, std::size_t count, void* into) -> std::size_t {
+      auto& text = *static_cast<std::string*>(into);
+      if (text.size() + count <= kMaxAnswerBytes) text.append(bytes, count);
+      return count;
+    });
+    curl_easy_setopt(curl_, CURLOPT_NOPROGRESS, 0L);
+    curl_easy_setopt(curl_, CURLOPT_XFERINFODATA, this);
+    curl_easy_setopt(curl_, CURLOPT_XFERINFOFUNCTION, +[](void* self, curl_off_t, curl_off_t, curl_off_t, curl_off_t) -> int {
+      auto& impl = *static_cast<Impl*>(self);
+      const std::lock_guard lock(impl.mutex_);
+      return impl.ending_ && Clock::now() >= impl.end_by_ ? 1 : 0;
+    });
+    const CURLcode code = curl_easy_perform(curl_);
+    if (code == CURLE_OK) curl_easy_getinfo(curl_, CURLINFO_RESPONSE_CODE, &status);
+    return code;
+  }
+
+  void complain(const std::string& message) {
+    const auto now = Clock::now();
+    if (complained_ && now - *complained_ < kComplainAgainAfter) return;
+    complained_ = now;
+    spdlog::warn("spans are not delivered to {}: {}", options_.url, message);
+  }
+
+  const OtlpOptions options_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Span> waiting_;
+  Clock::time_point oldest_{}, end_by_{};
+  std::atomic<std::size_t> dropped_{0};
+  std::optional<Clock::time_point> complained_;
+  CURL* curl_ = nullptr;
+  bool busy_ = false, ending_ = false, flushing_ = false;
+  std::thread thread_;  // last: it uses the others
+};
+
+OtlpExporter::OtlpExporter(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) { set_span_sink(this); }
+OtlpExporter::~OtlpExporter() { set_span_sink(nullptr); }
+void OtlpExporter::take(Span span) noexcept { impl_->take(std::move(span)); }
+void OtlpExporter::flush() { impl_->flush(); }
+
+Result<std::unique_ptr<OtlpExporter>> OtlpExporter::start(OtlpOptions options) {
+  if (!options.url.starts_with("http://") && !options.url.starts_with("https://"))
+    return invalid_argument("the OTLP endpoint is '" + options.url + "'; it must be a URL such as http://127.0.0.1:4318", "telemetry.otlp_endpoint");
+  static const CURLcode ready = curl_global_init(CURL_GLOBAL_DEFAULT);
+  if (ready != CURLE_OK) return internal_error("libcurl cannot begin: " + std::string(curl_easy_strerror(ready)));
+  return std::unique_ptr<OtlpExporter>(new OtlpExporter(std::make_unique<Impl>(std::move(options))));
+}
+
+Result<std::unique_ptr<OtlpExporter>> start_tracing(const std::string& endpoint, const std::string& program, const std::string& version) {
+  OtlpOptions options = otlp_options(endpoint, program, version);
+  if (options.url.empty()) return std::unique_ptr<OtlpExporter>();
+  const std::string url = options.url;
+  auto exporter = OtlpExporter::start(std::move(options));
+  if (exporter) spdlog::info("spans go to {}", url);
+  return exporter;
+}
+
+}  // namespace ditfleet::telemetry
