@@ -10,6 +10,7 @@
 #include <charconv>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <mutex>
 
 #include "pipeline/device/failure.h"
@@ -156,12 +157,25 @@ void release_cached_memory(c10::Device device) noexcept {
   }
 }
 
+namespace {
+
+// A thread keeps its stream: LibTorch's allocator holds memory for each stream apart, so that a new one for every stage
+// would let a GPU fill up with what other streams have freed.
+c10::Stream stream_of_thread(const c10::impl::VirtualGuardImpl& impl, c10::Device device) {
+  thread_local std::map<c10::DeviceIndex, c10::Stream> streams;
+  auto known = streams.find(device.index());
+  if (known == streams.end()) known = streams.emplace(device.index(), impl.getStreamFromGlobalPool(device)).first;
+  return known->second;
+}
+
+}  // namespace
+
 struct StageScope::Guards {
   explicit Guards(c10::Device d) : device(d) {
     if (device.is_cpu()) return;
     impl.emplace(device.type());
     previous_device.emplace(impl->exchangeDevice(device));
-    stream.emplace(impl->getStreamFromGlobalPool(device));
+    stream.emplace(stream_of_thread(*impl, device));
     previous_stream.emplace(impl->exchangeStream(*stream));
   }
   ~Guards() {

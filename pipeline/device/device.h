@@ -40,7 +40,7 @@ void synchronize(c10::Device device);
 void release_cached_memory(c10::Device device) noexcept;
 
 // The surroundings of one stage on the calling thread: inference mode, the device made current, and on a GPU a
-// stream of its own, so that the stages of different units overlap. The stage must call finish(), which waits
+// stream of the thread's own, so that the stages of different units overlap. The stage must call finish(), which waits
 // for the stream: what was computed may then be used from any stream. Not for sharing between threads.
 class StageScope {
  public:

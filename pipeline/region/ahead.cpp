@@ -70,29 +70,29 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
       for (const auto& one : known) list += (list.empty() ? "" : ", ") + one;
       return invalid_argument("'" + arch + "' is no architecture that regions are built for; known are " + list, "arch");
     }
-  std::vector<Plan> plans;
+  std::vector<Program> programs;
   for (const auto& [wanted, make] : {std::pair(with_double, &flux_double_block), std::pair(with_single, &flux_single_block)}) {
     if (!wanted) continue;
     auto program = make(shape);
     if (!program) return program.error();
-    auto plan = fuse(*program);
-    if (!plan) return plan.error();
-    plans.push_back(std::move(plan).value());
+    programs.push_back(std::move(program).value());
   }
   AheadReport report;
   for (const auto& arch : architectures) {
     const bool host = arch == kHostArch;
     auto compiler = host ? open_cpu_jit(options.cxx) : open_nvrtc(options.nvrtc);
     if (!compiler) return compiler.error();
-    for (const Plan& plan : plans) {
+    for (const Program& program : programs) {
       const auto start = std::chrono::steady_clock::now();
-      const Source source = host ? generate_cpp(plan) : generate_cuda(plan);
-      auto made = compile_cached(cache, plan, source, **compiler, arch);
+      const auto plan = fuse(program, (*compiler)->fuse_options());
+      if (!plan) return plan.error();
+      const Source source = host ? generate_cpp(*plan) : generate_cuda(*plan);
+      auto made = compile_cached(cache, *plan, source, **compiler, arch);
       if (!made) return made.error();
       const auto spent = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start);
       ++(made->compiled ? report.compiled : report.hits);
-      report.regions.push_back({plan.program.block, arch, std::string(name_of(shape.type)), made->compiled, spent.count(),
-                                key_of(identify(plan, source, **compiler, arch)), made->entry, explain(plan, *made->entry)});
+      report.regions.push_back({program.block, arch, std::string(name_of(shape.type)), made->compiled, spent.count(),
+                                key_of(identify(*plan, source, **compiler, arch)), made->entry, explain(*plan, *made->entry)});
     }
   }
   return report;

@@ -101,7 +101,7 @@ Result<Entry> parse_body(std::string_view body) {
   entry.arch = in.text();
   entry.region = in.text();
   const auto kind = in.integer<std::uint8_t>();
-  if (kind != static_cast<std::uint8_t>(Kind::kCubin) && kind != static_cast<std::uint8_t>(Kind::kSharedObject)) return malformed("unknown kind of code");
+  if (kind < static_cast<std::uint8_t>(Kind::kCubin) || kind > static_cast<std::uint8_t>(Kind::kPlan)) return malformed("unknown kind of code");
   entry.kind = static_cast<Kind>(kind);
   entry.source_bytes = in.integer<std::uint64_t>();
   const auto kernels = in.integer<std::uint32_t>();
@@ -130,7 +130,7 @@ Result<Entry> parse_body(std::string_view body) {
 
 }  // namespace
 
-std::string_view kind_name(Kind kind) { return kind == Kind::kCubin ? "cubin" : "shared_object"; }
+std::string_view kind_name(Kind kind) { return kind == Kind::kCubin ? "cubin" : kind == Kind::kPlan ? "plan" : "shared_object"; }
 
 std::string_view refusal_name(Refusal refusal) {
   switch (refusal) {

@@ -23,16 +23,17 @@ struct KernelInfo {
 enum class Kind : std::uint8_t {
   kCubin = 1,         // for one GPU architecture
   kSharedObject = 2,  // for the host's processor
+  kPlan = 3,          // no code: a choice that was measured, as its owner encodes it
 };
 
-std::string_view kind_name(Kind kind);  // "cubin", "shared_object"
+std::string_view kind_name(Kind kind);  // "cubin", "shared_object", "plan"
 
 struct Entry {
   std::string region;  // for people: "double_stream"; no part of the identity
   std::string arch;    // "sm_90a", "cpu"; verified on every lookup
   Kind kind = Kind::kCubin;
   std::vector<KernelInfo> kernels;
-  std::string code;                // the cubin or the shared object, uncompressed
+  std::string code;                // the cubin, shared object or plan, uncompressed
   std::uint64_t source_bytes = 0;  // of the source it was compiled from
 
   bool operator==(const Entry&) const = default;

@@ -1,6 +1,7 @@
 #include "tests/parity/region_inputs.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cos.h>
@@ -22,8 +23,11 @@ bool ends_with(const std::string& text, const std::string& end) {
 }  // namespace
 
 std::vector<at::Tensor> random_inputs(const Program& program, const Sizes& sizes, std::uint64_t seed, InputStyle style) {
-  auto generator = at::detail::createCPUGenerator(seed);
-  const auto draw = [&](const std::vector<std::int64_t>& shape) { return at::randn(shape, generator, at::TensorOptions(c10::ScalarType::Float)); };
+  at::Generator generator = style.device.is_cpu() ? at::detail::createCPUGenerator(seed) : at::globalContext().defaultGenerator(style.device).clone();
+  generator.set_current_seed(seed);
+  const auto draw = [&](const std::vector<std::int64_t>& shape) {
+    return at::randn(shape, generator, at::TensorOptions(c10::ScalarType::Float).device(style.device));
+  };
   std::vector<at::Tensor> inputs;
   for (int index : program.inputs()) {
     const Value& value = program.values[static_cast<std::size_t>(index)];

@@ -11,17 +11,36 @@
 namespace ditfleet::pipeline {
 
 FluxTransformer FluxTransformer::load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions) {
-  FluxTransformer m;
-  m.config_ = read_flux_config(ConfigFile(dir + "/config.json"));
+  const FluxConfig config = read_flux_config(ConfigFile(dir + "/config.json"));
   auto parameters = Parameters::open(dir, placement);
-  m.slots_ = bind_flux_slots(m.config_, parameters);
-  m.bytes_ = parameters.bytes();
-  if (regions && regions->compiler && regions->options.transformer) {
-    const auto begun = std::chrono::steady_clock::now();
-    m.regions_ = std::make_shared<const FluxRegions>(m.config_, m.slots_, placement, std::move(regions));
-    m.compile_us_ = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun).count();
-  }
-  return m;
+  FluxSlots slots = bind_flux_slots(config, parameters);
+  return FluxTransformer(config, std::move(slots), parameters.bytes(), placement, std::move(regions));
+}
+
+FluxTransformer::FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_t bytes, Placement placement, std::shared_ptr<region::RegionHost> regions)
+    : config_(config), slots_(std::move(slots)), bytes_(bytes) {
+  if (!regions || !regions->compiler || !regions->options.transformer) return;
+  const auto begun = std::chrono::steady_clock::now();
+  std::future<void> libraries;  // they load while the programs compile
+  if (!placement.device.is_cpu()) libraries = std::async(std::launch::async, [&] { open_libraries(placement); });
+  regions_ = std::make_shared<const FluxRegions>(config_, slots_, placement, std::move(regions));
+  if (libraries.valid()) libraries.get();
+  compile_us_ = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun).count();
+}
+
+// The first use of cuBLAS, of cuDNN and of each of LibTorch's kernels loads it: half a second in all. So whatever a request
+// needs beside its blocks is done here once, on next to nothing.
+void FluxTransformer::open_libraries(Placement placement) const {
+  const c10::InferenceMode inference(true);
+  const c10::DeviceGuard guard(placement.device);
+  region::open_attention(placement.device, placement.dtype, config_.heads, config_.head_dim);
+  const auto options = at::TensorOptions(placement.dtype).device(placement.device);
+  const at::Tensor text = embed_text(at::zeros({1, 8, config_.joint_attention_dim}, options));
+  const at::Tensor image = at::linear(at::zeros({1, 4, config_.in_channels}, options), slots_.image_in.weight, slots_.image_in.bias);
+  const auto rows = modulation(at::ones({1}, options.dtype(c10::ScalarType::Float)), 1, at::zeros({1, config_.pooled_projection_dim}, options)).step(0);
+  rope_table(config_, 8, 2, 2, placement);
+  at::linear(modulated_norm(at::cat({text, image}, 1).slice(1, 8), rows.final), slots_.image_out.weight, slots_.image_out.bias);
+  synchronize(placement.device);
 }
 
 ModulationTable FluxTransformer::modulation(const at::Tensor& timesteps, double guidance, const at::Tensor& pooled) const {

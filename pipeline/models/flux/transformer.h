@@ -19,6 +19,8 @@ class FluxTransformer {
   // Reads DIR/config.json and the weights beside it. Throws what ConfigFile and Parameters throw. With a host whose
   // backend is not eager its blocks run as compiled regions, which are compiled here: throws what Region throws, too.
   static FluxTransformer load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions = nullptr);
+  // The same with parameters that are in place already.
+  FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_t bytes, Placement placement, std::shared_ptr<region::RegionHost> regions);
 
   const FluxConfig& config() const { return config_; }
   const FluxSlots& slots() const { return slots_; }

@@ -1,70 +1,14 @@
 #include "pipeline/region/backends/gpu_module.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 
 #include "pipeline/region/backends/nvrtc.h"
+#include "pipeline/region/gpu/driver.h"
 
 namespace ditfleet::region {
 namespace {
 
-// The part of the driver's C interface that is used, as its documentation declares it.
-struct Driver {
-  int (*init)(unsigned);
-  int (*device)(int*, int);
-  int (*attribute)(int*, int attribute, int device);
-  int (*current)(void** context);
-  int (*retain)(void** context, int device);
-  int (*set_current)(void* context);
-  int (*load)(void** module, const void* image);
-  int (*unload)(void* module);
-  int (*function)(void** function, void* module, const char* name);
-  int (*launch)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
-                unsigned shared_bytes, void* stream, void** parameters, void** extra);
-  int (*error_name)(int, const char**);
-
-  std::string name_of(int error) const {
-    const char* name = nullptr;
-    return error_name(error, &name) == 0 && name ? name : "error " + std::to_string(error);
-  }
-};
-
 constexpr int kCapabilityMajor = 75, kCapabilityMinor = 76;  // CUdevice_attribute
-
-template <class F>
-bool bind(void* library, const char* name, F& function) {
-  function = reinterpret_cast<F>(dlsym(library, name));
-  return function != nullptr;
-}
-
-Result<const Driver*> driver() {
-  static const Driver* const opened = []() -> const Driver* {
-    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!library) return nullptr;
-    auto* d = new Driver{};  // lives as long as the process
-    const bool whole = bind(library, "cuInit", d->init) && bind(library, "cuDeviceGet", d->device) && bind(library, "cuDeviceGetAttribute", d->attribute) &&
-                       bind(library, "cuCtxGetCurrent", d->current) && bind(library, "cuDevicePrimaryCtxRetain", d->retain) &&
-                       bind(library, "cuCtxSetCurrent", d->set_current) && bind(library, "cuModuleLoadData", d->load) && bind(library, "cuModuleUnload", d->unload) &&
-                       bind(library, "cuModuleGetFunction", d->function) && bind(library, "cuLaunchKernel", d->launch) &&
-                       bind(library, "cuGetErrorName", d->error_name);
-    return whole && d->init(0) == 0 ? d : nullptr;
-  }();
-  if (!opened) return unavailable("[nvrtc] there is no NVIDIA driver (libcuda.so.1 does not load or start); use the backend eager, or cpu_jit on the CPU");
-  return opened;
-}
-
-// The device's primary context, which is LibTorch's, made current on a thread that has none yet.
-Result<void> enter(const Driver& cuda, int index) {
-  void* context = nullptr;
-  if (cuda.current(&context) == 0 && context) return {};
-  int device = 0;
-  int e = cuda.device(&device, index);
-  if (e == 0) e = cuda.retain(&context, device);  // never released: it lives as long as the process
-  if (e == 0) e = cuda.set_current(context);
-  if (e != 0) return Error{Code::kDeviceFault, "[nvrtc] GPU " + std::to_string(index) + " cannot be used: " + cuda.name_of(e)};
-  return {};
-}
 
 }  // namespace
 
@@ -84,7 +28,7 @@ Result<std::string> gpu_architecture(int index) {
 Result<std::shared_ptr<const GpuModule>> GpuModule::load(const kernel_cache::Entry& entry, const Source& source, int device) {
   auto cuda = driver();
   if (!cuda) return cuda.error();
-  if (auto entered = enter(**cuda, device); !entered) return entered.error();
+  if (auto entered = enter_device(**cuda, device); !entered) return entered.error();
   const auto corrupt = [&](const std::string& why) {
     return Error{Code::kDataCorrupt, "[nvrtc] the program of region " + entry.region + " cannot be loaded: " + why};
   };
@@ -115,7 +59,7 @@ GpuModule::~GpuModule() {
 Result<void> GpuModule::start(std::size_t kernel, Variant variant, std::int64_t blocks, const std::vector<long long>& argument, void* stream) const {
   auto cuda = driver();
   if (!cuda) return cuda.error();
-  if (auto entered = enter(**cuda, device_); !entered) return entered;
+  if (auto entered = enter_device(**cuda, device_); !entered) return entered;
   void* parameters[] = {const_cast<long long*>(argument.data())};
   const int e = (*cuda)->launch(functions_[kernel * 4 + variant], static_cast<unsigned>(blocks), 1, 1, static_cast<unsigned>(launches_[kernel].threads), 1, 1,
                                 0, stream, parameters, nullptr);

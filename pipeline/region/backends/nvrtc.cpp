@@ -29,6 +29,7 @@ class Nvrtc : public Compiler {
 
   std::string_view name() const override { return "nvrtc"; }
   kernel_cache::Kind output_kind() const override { return kernel_cache::Kind::kCubin; }
+  FuseOptions fuse_options() const override { return {.gelu_in_gemm = true}; }
   std::string identity() const override {
     int major = 0, minor = 0;
     nvrtc_.version(&major, &minor);
@@ -36,8 +37,9 @@ class Nvrtc : public Compiler {
   }
   std::string target(const std::string& arch) const override { return arch; }
   std::vector<std::string> options(const std::string& arch) const override {
-    // Split compilation uses all cores; how many there are changes nothing in the cubin.
-    return {"--gpu-architecture=" + arch, "--std=c++17", "--split-compile=0", "--ptxas-options=-v"};
+    // Split compilation uses all cores; how many there are changes nothing in the cubin. NVRTC's own cache would give
+    // back a cubin without its log, and answer for us where the fleet's cache is to.
+    return {"--gpu-architecture=" + arch, "--std=c++17", "--split-compile=0", "--no-cache", "--ptxas-options=-v"};
   }
 
   Result<Entry> compile(const std::string& region, const Source& source, const std::string& arch) const override {

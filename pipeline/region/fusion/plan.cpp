@@ -32,7 +32,7 @@ class Planner {
   const Value& value(int i) const { return plan_.program.values[static_cast<std::size_t>(i)]; }
 
   void add_gemm(const Op& op, int group, const Unit& unit) {
-    GemmStep step{.weight = op.inputs[1], .bias = op.inputs[2], .name = value(op.output).name};
+    GemmStep step{.weight = op.inputs[1], .bias = op.inputs[2], .gelu = unit.ops.size() > 1, .name = value(unit.writes.front()).name};
     if (const Op* join = storage_.split_join(op)) {
       std::int64_t column = 0;
       for (int part : join->inputs) {
@@ -43,7 +43,7 @@ class Planner {
     } else {
       step.parts.push_back({storage_.view_of(op.inputs[0]), 0, value(op.inputs[0]).shape.back().value()});
     }
-    step.out = storage_.place(op.output, group, unit);
+    step.out = storage_.place(unit.writes.front(), group, unit);
     plan_.steps.push_back(std::move(step));
   }
 
@@ -193,9 +193,9 @@ class Planner {
 
 }  // namespace
 
-Result<Plan> fuse(const Program& program) {
+Result<Plan> fuse(const Program& program, const FuseOptions& options) {
   if (auto checked = verify(program); !checked) return checked.error();
-  auto groups = group_ops(program);
+  auto groups = group_ops(program, options);
   if (!groups) return groups.error();
   Plan plan;
   plan.program = program;
@@ -212,7 +212,7 @@ std::string print(const Plan& plan) {
   std::string out;
   for (const Step& step : plan.steps) {
     if (const auto* gemm = std::get_if<GemmStep>(&step)) {
-      out += "  gemm       " + gemm->name + ": " + place(gemm->out) + " =";
+      out += "  gemm       " + gemm->name + ": " + place(gemm->out) + (gemm->gelu ? " = gelu of" : " =");
       for (std::size_t i = 0; i < gemm->parts.size(); ++i)
         out += (i ? " + " : " ") + place(gemm->parts[i].x) + "·" + plan.program.values[static_cast<std::size_t>(gemm->weight)].name;
     } else if (const auto* attention = std::get_if<AttentionStep>(&step)) {

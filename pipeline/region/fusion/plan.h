@@ -27,7 +27,7 @@ struct Buffer {
   int first = -1, last = -1;  // steps between which it holds something
 };
 
-// out = Σ x · weight[:, first_column …]ᵀ + bias. More than one part: the operands of a join that never happens.
+// out = Σ x · weight[:, first_column …]ᵀ + bias, or GELU of that. More than one part: the operands of a join that never happens.
 struct GemmStep {
   struct Part {
     View x;
@@ -35,6 +35,7 @@ struct GemmStep {
   };
   std::vector<Part> parts;
   int weight = -1, bias = -1;  // the program's values
+  bool gelu = false;           // of the sum, before it is rounded
   View out;
   std::string name;
 };
@@ -75,8 +76,13 @@ struct Plan {
   std::vector<int> may_replace;
 };
 
+// What the plan may leave to the library that multiplies matrices.
+struct FuseOptions {
+  bool gelu_in_gemm = false;      // in bf16: the sum is then rounded once, not twice
+};
+
 // kInvalidArgument names the op that has no kernel (`eager` computes it) or what is too large.
-Result<Plan> fuse(const Program& program);
+Result<Plan> fuse(const Program& program, const FuseOptions& options = {});
 
 // Each step on a line, for --explain.
 std::string print(const Plan& plan);

@@ -3,11 +3,12 @@
 
 #include <vector>
 
+#include "pipeline/region/fusion/plan.h"
 #include "pipeline/region/fusion/row_kernel.h"
 
 namespace ditfleet::region {
 
-// One fused chain of row ops, or one linear or attention.
+// One fused chain of row ops, or one attention, or one linear with the GELU that rides it.
 struct Unit {
   std::vector<int> ops;  // of the program, in order
   RowKernel kernel;                  // of a chain
@@ -19,7 +20,7 @@ struct Unit {
 using Group = std::vector<Unit>;
 
 // Groups in an order that computes. kInvalidArgument: an op that no generated kernel has.
-Result<std::vector<Group>> group_ops(const Program& program);
+Result<std::vector<Group>> group_ops(const Program& program, const FuseOptions& options);
 
 // For each value the op that makes it, -1 for inputs.
 std::vector<int> producers(const Program& program);

@@ -3,7 +3,9 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/gelu.h>
+
+#include "pipeline/region/run/attention.h"
 
 namespace ditfleet::region {
 namespace {
@@ -17,9 +19,9 @@ constexpr std::int64_t kMostKeptBytes = std::int64_t{256} << 20;
 
 class Call {
  public:
-  Call(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, std::vector<at::Tensor>& inputs,
+  Call(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, const Gemm* gemm, std::vector<at::Tensor>& inputs,
        std::vector<at::Tensor>& outputs, char* workspace)
-      : plan_(plan), resolved_(resolved), launcher_(launcher), inputs_(inputs), device_(inputs.front().device()), base_(plan.buffers.size()) {
+      : plan_(plan), resolved_(resolved), launcher_(launcher), gemm_(gemm), inputs_(inputs), device_(inputs.front().device()), base_(plan.buffers.size()) {
     const auto order = plan.program.inputs();
     value_input_.assign(plan.program.values.size(), -1);
     for (std::size_t i = 0; i < order.size(); ++i) value_input_[static_cast<std::size_t>(order[i])] = static_cast<int>(i);
@@ -50,25 +52,29 @@ class Call {
     const at::Tensor& bias = input(step.bias);
     for (std::size_t p = 0; p < step.parts.size(); ++p) {
       const auto& part = step.parts[p];
+      const bool first = p == 0, last = p + 1 == step.parts.size();
       const at::Tensor columns = (step.parts.size() == 1 ? weight : weight.narrow(1, part.first_column, part.columns)).t();
       const at::Tensor gathered = part.gather ? tensor(part.x).contiguous() : at::Tensor();
       for (const auto& rows : part.rows) {
         const at::Tensor x = part.gather ? gathered.as_strided({rows.count, part.columns}, {rows.x_stride, 1}, rows.x_offset)
                                          : tensor(part.x.buffer, rows.x_offset, {rows.count, part.columns}, {rows.x_stride, 1});
         at::Tensor out = tensor(step.out.buffer, rows.out_offset, {rows.count, step.out.sizes.back()}, {rows.out_stride, 1});
-        if (p == 0) at::addmm_out(out, bias, x, columns);
-        else at::addmm_out(out, out, x, columns);
+        if (gemm_ && !(step.gelu && !(first && last)) && by_library(step, first, x, columns, bias, out)) continue;
+        at::addmm_out(out, first ? bias : out, x, columns);
+        if (step.gelu && last) at::gelu_out(out, out, "tanh");
       }
     }
   }
 
+  // False where the library cannot do it.
+  bool by_library(const ResolvedGemm& step, bool first, const at::Tensor& x, const at::Tensor& columns, const at::Tensor& bias, const at::Tensor& out) const {
+    const auto epilogue = step.gelu ? GemmEpilogue::kBiasGelu : first ? GemmEpilogue::kBias : GemmEpilogue::kAdd;
+    return gemm_->run(epilogue, plan_.buffers[static_cast<std::size_t>(step.out.buffer)].type, x.size(0), x.size(1), out.size(1), x.stride(0), columns.stride(1),
+                      out.stride(0), {x.const_data_ptr(), columns.const_data_ptr(), bias.const_data_ptr(), out.mutable_data_ptr()});
+  }
+
   void run(const ResolvedAttention& step) {
-    // [.., tokens, heads, head size] → one axis before, heads first.
-    const auto heads_first = [&](const ResolvedView& v) {
-      const at::Tensor t = tensor(v);
-      return (t.dim() > 4 ? t.flatten(0, -4) : t.dim() < 4 ? t.unsqueeze(0) : t).transpose(1, 2);
-    };
-    at::Tensor out = at::scaled_dot_product_attention(heads_first(step.q), heads_first(step.k), heads_first(step.v)).transpose(1, 2).contiguous();
+    at::Tensor out = attend(tensor(step.q), tensor(step.k), tensor(step.v));
     base_[static_cast<std::size_t>(step.out.buffer)] = static_cast<char*>(out.data_ptr());
     kept_.push_back(std::move(out));
   }
@@ -95,6 +101,7 @@ class Call {
   const Plan& plan_;
   const Resolved& resolved_;
   const RowLauncher& launcher_;
+  const Gemm* const gemm_;
   const std::vector<at::Tensor>& inputs_;
   const c10::Device device_;
   std::vector<int> value_input_;
@@ -124,7 +131,7 @@ void WorkspacePool::give_back(at::Tensor workspace) {
   idle_.push_back(std::move(workspace));
 }
 
-void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, WorkspacePool& pool,
+void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, const Gemm* gemm, WorkspacePool& pool,
              std::vector<at::Tensor> inputs, std::vector<at::Tensor>& outputs) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const at::Tensor& t = inputs[i];
@@ -139,7 +146,7 @@ void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& laun
       outputs[o] = at::empty(resolved.output_sizes[o], at::TensorOptions(scalar_type(type)).device(inputs.front().device()));
     }
   at::Tensor workspace = pool.take(resolved.workspace_bytes, inputs.front().device());
-  Call(plan, resolved, launcher, inputs, outputs, static_cast<char*>(workspace.data_ptr())).run();
+  Call(plan, resolved, launcher, gemm, inputs, outputs, static_cast<char*>(workspace.data_ptr())).run();
   pool.give_back(std::move(workspace));
 }
 

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "pipeline/region/run/gemm.h"
 #include "pipeline/region/run/resolved.h"
 #include "pipeline/region/run/row_launcher.h"
 
@@ -25,8 +26,8 @@ class WorkspacePool {
 // inputs: one for each of Program::inputs(), checked (sizes_of). outputs: one for each of Program::outputs; a defined
 // tensor is written to, an undefined one is made. A defined one may be the memory of the input that Plan::may_replace
 // names, and of no other. Tables may have an axis of 1 for a longer one; last axes that are not contiguous are copied.
-// Thread safe; throws what LibTorch and the launcher throw.
-void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, WorkspacePool& pool,
+// gemm: null for LibTorch's. Thread safe; throws what LibTorch, gemm and the launcher throw.
+void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, const Gemm* gemm, WorkspacePool& pool,
              std::vector<at::Tensor> inputs, std::vector<at::Tensor>& outputs);
 
 }  // namespace ditfleet::region

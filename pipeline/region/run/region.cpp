@@ -87,7 +87,7 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
       return eager(std::move(op_by_op), type, device, bound);
     }
   }
-  auto plan = fuse(program);
+  auto plan = fuse(program, host_->compiler->fuse_options());
   if (!plan) {
     fall_back("unsupported_op", plan.error().message);
     return eager(std::move(op_by_op), type, device, bound);
@@ -195,7 +195,7 @@ void Region::run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>&
   }
   const Compiled& compiled = *variant->compiled;
   if (compiled.launcher) {
-    execute(compiled.plan, variant->resolved, *compiled.launcher, host_->pool, inputs, outputs);
+    execute(compiled.plan, variant->resolved, *compiled.launcher, host_->gemm.get(), host_->pool, inputs, outputs);
     return;
   }
   auto made = interpret(compiled.plan.program, inputs);

@@ -25,6 +25,7 @@ struct RegionHost {
   int device = 0;  // a GPU's index
   std::shared_ptr<kernel_cache::KernelCache> cache;
   std::shared_ptr<RegionCounters> counters = std::make_shared<RegionCounters>();
+  std::shared_ptr<const Gemm> gemm;  // null: LibTorch's
   WorkspacePool pool;
 };
 

@@ -71,7 +71,7 @@ class Resolver {
   }
 
   void add(const GemmStep& step) {
-    ResolvedGemm r{.weight = step.weight, .bias = step.bias, .out = view(step.out)};
+    ResolvedGemm r{.weight = step.weight, .bias = step.bias, .gelu = step.gelu, .out = view(step.out)};
     for (const auto& part : step.parts) {
       ResolvedGemm::Part p{.x = view(part.x), .first_column = part.first_column, .columns = part.columns};
       p.gather = p.x.strides.back() != 1 && p.x.sizes.back() != 1;

@@ -27,6 +27,7 @@ struct ResolvedGemm {
   };
   std::vector<Part> parts;
   int weight = -1, bias = -1;  // the program's values
+  bool gelu = false;
   ResolvedView out;
 };
 

@@ -1,0 +1,56 @@
+// libcuda.so.1 as an object: the part of the driver's C interface that is used, as its documentation declares it.
+// Opened at run time, so that nothing here needs CUDA's headers or a driver to build.
+#pragma once
+
+#include <string>
+
+#include "shared/core/result.h"
+
+namespace ditfleet::region {
+
+struct Driver {
+  int (*init)(unsigned);
+  int (*version)(int*);
+  int (*device)(int*, int);
+  int (*device_name)(char*, int bytes, int device);
+  int (*attribute)(int*, int attribute, int device);
+  int (*current)(void** context);
+  int (*retain)(void** context, int device);
+  int (*set_current)(void* context);
+  int (*load)(void** module, const void* image);
+  int (*unload)(void* module);
+  int (*function)(void** function, void* module, const char* name);
+  int (*launch)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
+                unsigned shared_bytes, void* stream, void** parameters, void** extra);
+  int (*event_create)(void** event, unsigned flags);
+  int (*event_destroy)(void* event);
+  int (*event_record)(void* event, void* stream);
+  int (*event_synchronize)(void* event);
+  int (*event_elapsed)(float* milliseconds, void* begin, void* end);
+  int (*memory_info)(std::size_t* free, std::size_t* total);
+  int (*capture_begin)(void* stream, int mode);
+  int (*capture_end)(void* stream, void** graph);
+  int (*graph_instantiate)(void** executable, void* graph, unsigned long long flags);
+  int (*graph_launch)(void* executable, void* stream);
+  int (*graph_executable_destroy)(void* executable);
+  int (*graph_destroy)(void* graph);
+  int (*error_name)(int, const char**);
+
+  std::string name_of(int error) const;
+};
+
+// Opened and started once a process. kUnavailable: no driver, or it does not start.
+Result<const Driver*> driver();
+
+// The device's primary context, which is LibTorch's, made current on a thread that has none yet. kDeviceFault.
+Result<void> enter_device(const Driver& cuda, int index);
+
+// What makes two GPUs take the same time over the same work, for keys of measured choices.
+struct GpuIdentity {
+  std::string name;  // "NVIDIA H200"
+  int multiprocessors = 0;
+  int driver = 0;  // 13000 is 13.0
+};
+Result<GpuIdentity> gpu_identity(int index);
+
+}  // namespace ditfleet::region

@@ -1,0 +1,146 @@
+#include "pipeline/region/run/gemm.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/region/gpu/driver.h"
+#include "shared/kernel_cache/cache.h"
+
+namespace ditfleet::region {
+namespace {
+
+constexpr std::uint64_t kWorkspaceBytes = std::uint64_t{32} << 20;  // what NVIDIA advises for Hopper and later
+constexpr std::uint64_t kFreeFloor = std::uint64_t{1} << 30;        // tuning leaves this much of the GPU's memory free
+constexpr int kCandidates = 8, kTimedRuns = 4;
+constexpr double kWorthIt = 0.98;  // of the first suggestion's time: less of a gain is noise
+
+std::uint16_t alignment_of(const void* pointer) {
+  const auto address = reinterpret_cast<std::uintptr_t>(pointer);
+  return static_cast<std::uint16_t>(address == 0 ? 256 : std::min<std::uintptr_t>(256, std::uintptr_t{1} << std::countr_zero(address)));
+}
+
+class LtGemm : public Gemm {
+ public:
+  LtGemm(int device, GemmOptions options, std::shared_ptr<const CublasLt> library, GpuIdentity gpu)
+      : device_(static_cast<c10::DeviceIndex>(device)), options_(std::move(options)), library_(std::move(library)), gpu_(std::move(gpu)) {}
+
+  bool run(GemmEpilogue epilogue, ElementType type, std::int64_t rows, std::int64_t in, std::int64_t out, std::int64_t x_stride, std::int64_t weight_stride,
+           std::int64_t out_stride, const GemmOperands& operands) const override {
+    const GemmShape shape{type, epilogue, rows, in, out, x_stride, weight_stride, out_stride,
+                          {alignment_of(operands.x), alignment_of(operands.weight), alignment_of(operands.out)}};
+    const auto algorithm = choose(shape, operands);
+    if (!algorithm) return false;
+    start(shape, operands, *algorithm);
+    return true;
+  }
+
+ private:
+  void* stream() const { return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(c10::Device(c10::DeviceType::CUDA, device_)).native_handle(); }
+
+  // The workspace goes back to the allocator at once: whoever gets it next on this stream comes later on it.
+  void start(const GemmShape& shape, const GemmOperands& operands, const GemmAlgorithm& algorithm) const {
+    at::Tensor workspace;
+    if (algorithm.workspace_bytes > 0)
+      workspace = at::empty({static_cast<std::int64_t>(algorithm.workspace_bytes)},
+                            at::TensorOptions(c10::ScalarType::Byte).device(c10::Device(c10::DeviceType::CUDA, device_)));
+    pipeline::unwrap(library_->run(shape, operands, algorithm, workspace.defined() ? workspace.data_ptr() : nullptr, stream()));
+  }
+
+  std::optional<GemmAlgorithm> choose(const GemmShape& shape, const GemmOperands& operands) const {
+    std::lock_guard lock(mutex_);  // also over tuning: two threads that time at once would time each other
+    if (const auto known = chosen_.find(shape); known != chosen_.end()) return known->second;
+    // What is added to cannot be timed on the real output without spoiling it.
+    const bool tune = options_.tune && shape.epilogue != GemmEpilogue::kAdd;
+    return chosen_[shape] = tune ? tuned(shape, operands) : first(shape);
+  }
+
+  std::optional<GemmAlgorithm> first(const GemmShape& shape) const {
+    auto found = library_->algorithms(shape, kWorkspaceBytes, 1);
+    if (!found) return {};
+    return found->front();
+  }
+
+  std::optional<GemmAlgorithm> tuned(const GemmShape& shape, const GemmOperands& operands) const {
+    if (!options_.cache) return measure(shape, operands);
+    const auto found = options_.cache->get_or_compile(plan_key(shape), "gemm", options_.arch, [&]() -> Result<kernel_cache::Entry> {
+      const auto best = measure(shape, operands);
+      if (!best) return Error{Code::kNotFound, "no algorithm for this shape", {}};
+      kernel_cache::Entry entry{.region = "gemm", .arch = options_.arch, .kind = kernel_cache::Kind::kPlan};
+      entry.code.resize(sizeof best->words + sizeof best->workspace_bytes);
+      std::memcpy(entry.code.data(), best->words.data(), sizeof best->words);
+      std::memcpy(entry.code.data() + sizeof best->words, &best->workspace_bytes, sizeof best->workspace_bytes);
+      return entry;
+    });
+    GemmAlgorithm made;
+    if (!found || (*found)->kind != kernel_cache::Kind::kPlan || (*found)->code.size() != sizeof made.words + sizeof made.workspace_bytes) return first(shape);
+    std::memcpy(made.words.data(), (*found)->code.data(), sizeof made.words);
+    std::memcpy(&made.workspace_bytes, (*found)->code.data() + sizeof made.words, sizeof made.workspace_bytes);
+    return made.workspace_bytes <= kWorkspaceBytes ? std::optional(made) : first(shape);
+  }
+
+  // The plan key: everything that the measured order may depend on.
+  kernel_cache::Key plan_key(const GemmShape& s) const {
+    kernel_cache::KeyBuilder key;
+    key.add("plan", "gemm").add("schema", 1).add("gpu", gpu_.name).add("multiprocessors", gpu_.multiprocessors).add("driver", gpu_.driver);
+    key.add("library", "cublasLt").add("version", static_cast<std::int64_t>(library_->version()));
+    key.add("type", name_of(s.type)).add("epilogue", static_cast<int>(s.epilogue)).add("rows", s.rows).add("in", s.in).add("out", s.out);
+    key.add("x_stride", s.x_stride).add("weight_stride", s.weight_stride).add("out_stride", s.out_stride);
+    for (const auto bytes : s.alignment) key.add("alignment", static_cast<int>(bytes));
+    key.add("workspace", static_cast<std::int64_t>(kWorkspaceBytes)).add("tuning", "timed").add("candidates", kCandidates);
+    return key.finish();
+  }
+
+  std::optional<GemmAlgorithm> measure(const GemmShape& shape, const GemmOperands& operands) const {
+    const Driver* cuda = pipeline::unwrap(driver());
+    std::size_t free = 0, total = 0;
+    const bool room = cuda->memory_info(&free, &total) == 0 && free > kFreeFloor + kWorkspaceBytes;
+    auto found = library_->algorithms(shape, room ? kWorkspaceBytes : 0, kCandidates);
+    if (!found) return first(shape);
+    void *begin = nullptr, *end = nullptr;
+    if (cuda->event_create(&begin, 0) != 0 || cuda->event_create(&end, 0) != 0) return found->front();
+    std::size_t best = 0;
+    float shortest = 0;
+    for (std::size_t i = 0; i < found->size(); ++i) {
+      float time = 0;
+      for (int run = 0; run < 2; ++run) {  // the first one warms up
+        cuda->event_record(begin, stream());
+        for (int n = 0; n < (run == 0 ? 1 : kTimedRuns); ++n) start(shape, operands, (*found)[i]);
+        cuda->event_record(end, stream());
+        cuda->event_synchronize(end);
+        cuda->event_elapsed(&time, begin, end);
+      }
+      time /= kTimedRuns;
+      if (i == 0 || time < shortest * (best == 0 ? kWorthIt : 1)) {
+        best = i;
+        shortest = time;
+      }
+    }
+    cuda->event_destroy(begin);
+    cuda->event_destroy(end);
+    return (*found)[best];
+  }
+
+  const c10::DeviceIndex device_;
+  const GemmOptions options_;
+  const std::shared_ptr<const CublasLt> library_;
+  const GpuIdentity gpu_;
+  mutable std::mutex mutex_;
+  mutable std::map<GemmShape, std::optional<GemmAlgorithm>> chosen_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Gemm> make_gemm(int device, GemmOptions options) {
+  auto library = pipeline::unwrap(CublasLt::open());
+  return std::make_shared<LtGemm>(device, std::move(options), std::move(library), pipeline::unwrap(gpu_identity(device)));
+}
+
+}  // namespace ditfleet::region

@@ -1,0 +1,319 @@
+// Regions on a GPU at FLUX.1-dev's size with random weights, bf16, 512 text tokens: the times of a first and of a steady
+// step, memory, and numerics beside eager. One scenario a process, since a first step is first but once. gpu.sh runs them all.
+//
+//   regions_gpu_bench SCENARIO [--mode MODE] [--cache DIR] [--layers DOUBLE,SINGLE] [--revision TEXT] [--machine TEXT]
+//
+// SCENARIO: cold | shared_cache (the same two, told apart by what --cache holds) | warm | numerics | profile
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linspace.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <functional>
+#include <map>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/models/flux/rope.h"
+#include "pipeline/models/flux/transformer.h"
+#include "pipeline/region/blocks/blocks.h"
+#include "pipeline/region/gpu/driver.h"
+#include "pipeline/region/run/interpreter.h"
+#include "pipeline/region/run/region.h"
+#include "shared/kernel_cache/cache.h"
+#include "shared/kernel_cache/open.h"
+#include "tests/parity/region_inputs.h"
+
+namespace ditfleet {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using c10::ScalarType;
+using pipeline::FluxTransformer;
+using region::ElementType;
+
+std::map<std::string, std::string> flags{{"--mode", "default"}, {"--cache", ""}, {"--layers", "19,38"}, {"--revision", "unknown"}, {"--machine", "unknown"}};
+std::string scenario;
+c10::Device gpu(c10::DeviceType::CPU);
+constexpr std::int64_t kText = 512;
+constexpr int kSteps = 28;
+
+void row(const std::string& metric, double value, const char* unit, const std::string& in = scenario) {
+  char now[32];
+  const std::time_t t = std::time(nullptr);
+  std::strftime(now, sizeof now, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&t));
+  std::printf("%s,%s,%s,torch 2.11.0,ditfleet %s,%s,%s,%.6g,%s\n", now, flags["--revision"].c_str(), flags["--machine"].c_str(), flags["--mode"].c_str(),
+              in.c_str(), metric.c_str(), value, unit);
+  std::fflush(stdout);
+}
+
+double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+void finish() { pipeline::synchronize(gpu); }
+
+pipeline::FluxConfig config() {
+  const std::string& layers = flags["--layers"];
+  return {.in_channels = 64,
+          .token_out = 64,
+          .num_layers = std::atoll(layers.c_str()),
+          .num_single_layers = std::atoll(layers.c_str() + layers.find(',') + 1),
+          .head_dim = 128,
+          .heads = 24,
+          .joint_attention_dim = 4096,
+          .pooled_projection_dim = 768,
+          .guidance_embeds = true,
+          .axes_dims_rope = {16, 56, 56}};
+}
+
+// Weights of N(0, 0.02²), as the peer's script draws them; norms are 1.
+pipeline::FluxSlots random_slots(const pipeline::FluxConfig& c) {
+  const auto options = at::TensorOptions(ScalarType::BFloat16).device(gpu);
+  const auto linear = [&](std::int64_t in, std::int64_t out) {
+    return pipeline::LinearSlot{at::empty({out, in}, options).normal_(0, 0.02), at::empty({out}, options).normal_(0, 0.02)};
+  };
+  const std::int64_t d = c.width();
+  const auto embedder = [&](std::int64_t in) { return pipeline::EmbedderSlots{linear(in, d), linear(d, d)}; };
+  const auto stream = [&] {
+    return pipeline::StreamSlots{linear(d, 6 * d), linear(d, 3 * d), at::ones({c.head_dim}, options), at::ones({c.head_dim}, options),
+                                 linear(d, d), linear(d, 4 * d), linear(4 * d, d)};
+  };
+  pipeline::FluxSlots s{.image_in = linear(c.in_channels, d), .text_in = linear(c.joint_attention_dim, d), .time = embedder(256), .guidance = embedder(256),
+                        .pooled = embedder(c.pooled_projection_dim), .double_blocks = {}, .single_blocks = {}, .final_modulation = linear(d, 2 * d),
+                        .image_out = linear(d, c.token_out)};
+  for (std::int64_t i = 0; i < c.num_layers; ++i) s.double_blocks.push_back({stream(), stream()});
+  for (std::int64_t i = 0; i < c.num_single_layers; ++i)
+    s.single_blocks.push_back({linear(d, 3 * d), linear(d, 3 * d), at::ones({c.head_dim}, options), at::ones({c.head_dim}, options), linear(d, 4 * d), linear(5 * d, d)});
+  return s;
+}
+
+std::shared_ptr<kernel_cache::KernelCache> open_cache() {
+  if (flags["--cache"].empty()) return nullptr;
+  config::Settings settings;
+  settings.cache.dir = flags["--cache"];
+  settings.cache.redis = false;
+  return pipeline::unwrap(kernel_cache::open_cache(settings));
+}
+
+// One request's inputs at a size in pixels.
+struct Inputs {
+  Inputs(const FluxTransformer& flux, int height, int width, std::int64_t batch) {
+    const auto options = at::TensorOptions(ScalarType::BFloat16).device(gpu);
+    latents = at::randn({batch, height / 16 * (width / 16), 64}, options);
+    text = flux.embed_text(at::randn({batch, kText, 4096}, options));
+    pooled = at::randn({1, 768}, options);
+    rope = pipeline::rope_table(flux.config(), kText, height / 16, width / 16, {gpu, ScalarType::BFloat16});
+    timesteps = at::linspace(1000, 36, kSteps, at::TensorOptions(ScalarType::Float).device(gpu));
+  }
+  at::Tensor latents, text, pooled, rope, timesteps;
+};
+
+double first_s(const std::function<void()>& step) {
+  finish();
+  const auto start = Clock::now();
+  step();
+  finish();
+  return since(start);
+}
+
+// Median of single steps, from the host's side of a waited step.
+double steady_s(const std::function<void()>& step, int rounds) {
+  std::vector<double> times;
+  for (int i = 0; i < rounds; ++i) times.push_back(first_s(step));
+  std::nth_element(times.begin(), times.begin() + rounds / 2, times.end());
+  return times[static_cast<std::size_t>(rounds) / 2];
+}
+
+region::CompileOptions options() {
+  region::CompileOptions o;
+  o.backend = "nvrtc";
+  o.mode = flags["--mode"];
+  o.fullgraph = true;
+  return o;
+}
+
+// Weights resident, then everything to the end of the first step.
+void first_forward() {
+  const auto c = config();
+  auto slots = random_slots(c);
+  const auto options_bf16 = at::TensorOptions(ScalarType::BFloat16).device(gpu);
+  const at::Tensor latents = at::randn({1, 4096, 64}, options_bf16), prompt = at::randn({1, kText, 4096}, options_bf16), pooled = at::randn({1, 768}, options_bf16);
+  const at::Tensor timesteps = at::linspace(1000, 36, kSteps, at::TensorOptions(ScalarType::Float).device(gpu));
+  finish();
+
+  const auto start = Clock::now();
+  auto cache = open_cache();
+  auto host = region::make_region_host(options(), gpu, cache);
+  const double opened = since(start);
+  const FluxTransformer flux(c, std::move(slots), 0, {gpu, ScalarType::BFloat16}, host);
+  const double compiled = since(start);
+  const at::Tensor text = flux.embed_text(prompt), rope = pipeline::rope_table(c, kText, 64, 64, {gpu, ScalarType::BFloat16});
+  const auto table = flux.modulation(timesteps, 3.5, pooled);
+  finish();
+  const double prepared = since(start);
+  flux.velocity(latents, text, table.step(0), rope);
+  finish();
+  const double first = since(start);
+  row("first_forward_s", first, "s");
+  row("open_libraries_s", opened, "s");
+  row("compile_s", compiled - opened, "s");
+  row("request_tables_s", prepared - compiled, "s");
+  row("first_step_s", first - prepared, "s");
+  row("steady_step_ms", steady_s([&] { flux.velocity(latents, text, table.step(1), rope); }, 5) * 1e3, "ms");
+  row("compiles", host->cache ? static_cast<double>(host->cache->counts().compiles) : 0, "programs");
+}
+
+void warm() {
+  const auto c = config();
+  auto host = region::make_region_host(options(), gpu, open_cache());
+  const FluxTransformer flux(c, random_slots(c), 0, {gpu, ScalarType::BFloat16}, host);
+  const auto steps_of = [&](const Inputs& in, const pipeline::ModulationTable& table) {
+    return [&in, &table, &flux] { flux.velocity(in.latents, in.text, table.step(0), in.rope); };
+  };
+  const Inputs at_1024(flux, 1024, 1024, 1);
+  const auto table = flux.modulation(at_1024.timesteps, 3.5, at_1024.pooled);
+  const auto step = steps_of(at_1024, table);
+  for (int i = 0; i < 4; ++i) step();
+  row("step_1024_ms", steady_s(step, 21) * 1e3, "ms");
+  const auto image = [&] {
+    const auto rows = flux.modulation(at_1024.timesteps, 3.5, at_1024.pooled);
+    at::Tensor x = at_1024.latents;
+    for (int i = 0; i < kSteps; ++i) x = x + 0.01 * flux.velocity(x, at_1024.text, rows.step(i), at_1024.rope);
+  };
+  row("image_1024_28_s", steady_s(image, 3), "s");
+  std::size_t free = 0, total = 0;
+  pipeline::unwrap(region::driver())->memory_info(&free, &total);
+  row(flags["--mode"] == "reduce-overhead" ? "reduce_overhead_peak_gb" : flags["--mode"].rfind("max", 0) == 0 ? "max_autotune_peak_gb" : "default_peak_gb",
+      static_cast<double>(total - free) / 1e9, "GB", "memory");
+
+  const auto compiles = host->counters->counts().compiles;
+  double worst = 0;
+  for (const auto& [height, width] : {std::pair(768, 1360), {1360, 768}, {512, 512}, {832, 1216}, {1216, 832}, {640, 1536}}) {
+    const Inputs in(flux, height, width, 1);
+    const auto one = steps_of(in, table);
+    const double first = first_s(one), steady = steady_s(one, 9);
+    worst = std::max(worst, first - steady);
+    row("first_" + std::to_string(height) + "x" + std::to_string(width) + "_ms", first * 1e3, "ms");
+    if (height == 512) row("step_512_ms", steady * 1e3, "ms");
+  }
+  row("new_resolution_extra_s", worst, "s");
+  const Inputs two(flux, 1024, 1024, 2);
+  const auto batch = steps_of(two, table);
+  const double first = first_s(batch), steady = steady_s(batch, 7);
+  row("new_batch_extra_s", first - steady, "s");
+  row("step_1024_batch_2_ms", steady * 1e3, "ms");
+  row("compiles_after_warm_up", static_cast<double>(host->counters->counts().compiles - compiles), "programs");
+}
+
+// Relative L2 error to fp32, divided by that of eager bf16: each block on eight inputs, half of them with channels ×100, and a
+// whole step likewise.
+void numerics() {
+  auto host = region::make_region_host(options(), gpu, open_cache());
+  const region::Sizes sizes{{"batch", 1}, {"image", 4096}, {"text", kText}, {"tokens", 4096 + kText}};
+  double worst = 0;
+  for (const auto& [name, make] : {std::pair("double", &region::flux_double_block), std::pair("single", &region::flux_single_block)}) {
+    const auto recipe = [make = make](ElementType type) { return make({.heads = 24, .head_dim = 128, .type = type}); };
+    region::Region block(name, recipe, host);
+    const auto program = recipe(ElementType::kBF16).value();
+    double of_block = 0;
+    for (int i = 0; i < 8; ++i) {
+      const auto inputs = region::testing::random_inputs(program, sizes, static_cast<std::uint64_t>(i), {.outliers = i % 2 == 1, .device = gpu});
+      std::vector<at::Tensor> got;
+      block.run(inputs, got);
+      const auto eager = region::interpret(program, inputs), reference = region::interpret(program, region::testing::converted(inputs, ScalarType::Float));
+      for (std::size_t o = 0; o < got.size(); ++o)
+        of_block = std::max(of_block, region::testing::relative_error(got[o], reference[o]) / region::testing::relative_error(eager[o], reference[o]));
+    }
+    row(std::string("rel_l2_ratio_") + name + "_block", of_block, "x");
+    worst = std::max(worst, of_block);
+  }
+  const auto c = config();
+  const auto slots = random_slots(c);
+  const auto as_float = [](pipeline::FluxSlots s) {
+    const auto linear = [](pipeline::LinearSlot& l) {
+      l.weight = l.weight.to(ScalarType::Float);
+      l.bias = l.bias.to(ScalarType::Float);
+    };
+    for (auto* l : {&s.image_in, &s.text_in, &s.time.first, &s.time.second, &s.guidance.first, &s.guidance.second, &s.pooled.first, &s.pooled.second,
+                    &s.final_modulation, &s.image_out})
+      linear(*l);
+    for (auto& b : s.double_blocks)
+      for (auto* one : {&b.image, &b.text}) {
+        for (auto* l : {&one->modulation, &one->qkv, &one->out, &one->mlp_in, &one->mlp_out}) linear(*l);
+        one->norm_q = one->norm_q.to(ScalarType::Float);
+        one->norm_k = one->norm_k.to(ScalarType::Float);
+      }
+    for (auto& b : s.single_blocks) {
+      for (auto* l : {&b.modulation, &b.qkv, &b.mlp_in, &b.out}) linear(*l);
+      b.norm_q = b.norm_q.to(ScalarType::Float);
+      b.norm_k = b.norm_k.to(ScalarType::Float);
+    }
+    return s;
+  };
+  const FluxTransformer compiled(c, slots, 0, {gpu, ScalarType::BFloat16}, host), eager(c, slots, 0, {gpu, ScalarType::BFloat16}, nullptr),
+      reference(c, as_float(slots), 0, {gpu, ScalarType::Float}, nullptr);
+  double of_step = 0;
+  for (int i = 0; i < 8; ++i) {
+    Inputs in(eager, 512, 512, 1);
+    if (i % 2 == 1)
+      for (std::int64_t channel = 0; channel < 3072; channel += 37) in.text.select(-1, channel).mul_(100);
+    const auto table = eager.modulation(in.timesteps, 3.5, in.pooled), exact = reference.modulation(in.timesteps, 3.5, in.pooled.to(ScalarType::Float));
+    const auto rows = table.step(i);
+    const at::Tensor wanted = reference.velocity(in.latents.to(ScalarType::Float), in.text.to(ScalarType::Float), exact.step(i), in.rope);
+    const double mine = region::testing::relative_error(compiled.velocity(in.latents, in.text, rows, in.rope), wanted);
+    const double theirs = region::testing::relative_error(eager.velocity(in.latents, in.text, rows, in.rope), wanted);
+    of_step = std::max(of_step, mine / theirs);
+    row("rel_l2_step_" + std::to_string(i), mine, "1");
+    row("rel_l2_step_eager_" + std::to_string(i), theirs, "1");
+  }
+  row("rel_l2_ratio_step", of_step, "x");
+  row("rel_l2_ratio", std::max(worst, of_step), "x");
+}
+
+// A few steps for a profiler.
+void profile() {
+  const auto c = config();
+  auto host = region::make_region_host(options(), gpu, open_cache());
+  const FluxTransformer flux(c, random_slots(c), 0, {gpu, ScalarType::BFloat16}, host);
+  const Inputs in(flux, 1024, 1024, 1);
+  const auto table = flux.modulation(in.timesteps, 3.5, in.pooled);
+  for (int i = 0; i < 3; ++i) flux.velocity(in.latents, in.text, table.step(0), in.rope);
+  finish();
+}
+
+int run(int argc, char** argv) {
+  const std::map<std::string, void (*)()> scenarios{{"cold", first_forward}, {"shared_cache", first_forward}, {"warm", warm}, {"numerics", numerics}, {"profile", profile}};
+  scenario = argc > 1 ? argv[1] : "";
+  for (int i = 2; i + 1 < argc; i += 2) {
+    if (!flags.contains(argv[i])) scenario.clear();
+    flags[argv[i]] = argv[i + 1];
+  }
+  if (!scenarios.contains(scenario)) {
+    std::fprintf(stderr, "usage: regions_gpu_bench cold|shared_cache|warm|numerics|profile [--mode MODE] [--cache DIR] [--layers DOUBLE,SINGLE] [--revision TEXT] [--machine TEXT]\n");
+    return 2;
+  }
+  const c10::InferenceMode inference(true);
+  try {
+    gpu = pipeline::load_device("cuda").device;
+    scenarios.at(scenario)();
+  } catch (...) {
+    std::fprintf(stderr, "regions_gpu_bench: %s\n", pipeline::error_in_flight("bench").message.c_str());
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace ditfleet
+
+int main(int argc, char** argv) {
+  const int status = ditfleet::run(argc, argv);
+  std::fflush(nullptr);
+  std::_Exit(status);  // CUDA's libraries may be gone before their handles are destroyed
+}
