@@ -42,17 +42,17 @@ at::Tensor rows_of(const LinearSlot& slot, const at::Tensor& activated, std::int
   return table;
 }
 
+// [rows, D] → row i as [1, 1, D].
+at::Tensor row_of(const at::Tensor& all, std::int64_t i) { return all.narrow(0, i, 1).unsqueeze(0); }
+
 // Rows first, first + 1, first + 2 of a step: shift, scale, gate.
-Modulation triple(const at::Tensor& table, std::int64_t step, std::int64_t first) {
-  const at::Tensor rows = table.select(0, step);
-  const auto row = [&](std::int64_t i) { return rows.narrow(0, i, 1).unsqueeze(0); };
-  return {row(first), row(first + 1), row(first + 2)};
-}
+Modulation triple(const at::Tensor& all, std::int64_t first) { return {row_of(all, first), row_of(all, first + 1), row_of(all, first + 2)}; }
 
 }  // namespace
 
 ModulationTable::ModulationTable(const FluxConfig& config, const FluxSlots& slots, const at::Tensor& timesteps,
-                                 double guidance, const at::Tensor& pooled) {
+                                 double guidance, const at::Tensor& pooled)
+    : double_blocks_(slots.double_blocks.size()), single_blocks_(slots.single_blocks.size()) {
   const auto type = pooled.scalar_type();
   const at::Tensor t = (timesteps.to(type) / 1000).to(type) * 1000;
   at::Tensor conditioning = embed(slots.time, sinusoids(t).to(type));
@@ -62,23 +62,25 @@ ModulationTable::ModulationTable(const FluxConfig& config, const FluxSlots& slot
   }
   conditioning = conditioning + embed(slots.pooled, pooled);
   const at::Tensor activated = at::silu(conditioning);
+  std::vector<at::Tensor> parts;
   for (const auto& block : slots.double_blocks) {
-    double_image_.push_back(rows_of(block.image.modulation, activated, 6, {1, 4}));
-    double_text_.push_back(rows_of(block.text.modulation, activated, 6, {1, 4}));
+    parts.push_back(rows_of(block.image.modulation, activated, 6, {1, 4}));
+    parts.push_back(rows_of(block.text.modulation, activated, 6, {1, 4}));
   }
-  for (const auto& block : slots.single_blocks) single_.push_back(rows_of(block.modulation, activated, 3, {1}));
-  final_ = rows_of(slots.final_modulation, activated, 2, {0});
+  for (const auto& block : slots.single_blocks) parts.push_back(rows_of(block.modulation, activated, 3, {1}));
+  parts.push_back(rows_of(slots.final_modulation, activated, 2, {0}));
+  table_ = at::cat(parts, 1);
 }
 
-StepModulation ModulationTable::step(std::int64_t i) const {
+StepModulation ModulationTable::views(const at::Tensor& all, std::size_t double_blocks, std::size_t single_blocks) {
   StepModulation m;
-  for (std::size_t b = 0; b < double_image_.size(); ++b)
-    m.double_blocks.push_back({triple(double_image_[b], i, 0), triple(double_image_[b], i, 3),
-                               triple(double_text_[b], i, 0), triple(double_text_[b], i, 3)});
-  for (const auto& table : single_) m.single_blocks.push_back(triple(table, i, 0));
-  const at::Tensor rows = final_.select(0, i);
-  m.final.scale = rows.narrow(0, 0, 1).unsqueeze(0);
-  m.final.shift = rows.narrow(0, 1, 1).unsqueeze(0);
+  m.all = all;
+  std::int64_t at = 0;
+  for (std::size_t b = 0; b < double_blocks; ++b, at += 12)
+    m.double_blocks.push_back({triple(all, at), triple(all, at + 3), triple(all, at + 6), triple(all, at + 9)});
+  for (std::size_t b = 0; b < single_blocks; ++b, at += 3) m.single_blocks.push_back(triple(all, at));
+  m.final.scale = row_of(all, at);
+  m.final.shift = row_of(all, at + 1);
   return m;
 }
 

@@ -102,7 +102,7 @@ at::Tensor FluxRegions::rope_rows(const at::Tensor& rope) {
 }
 
 void FluxRegions::double_block(std::size_t index, at::Tensor& image, at::Tensor& text, bool text_is_mine, const DoubleModulation& m,
-                               const at::Tensor& rope) const {
+                               const at::Tensor& rope, region::Mode mode) const {
   std::vector<at::Tensor> inputs = double_.rows[index];
   const at::Tensor* given[] = {&image, &text, &rope,
                                &m.image_attention.shift, &m.image_attention.scale, &m.image_attention.gate,
@@ -111,17 +111,17 @@ void FluxRegions::double_block(std::size_t index, at::Tensor& image, at::Tensor&
                                &m.text_mlp.shift, &m.text_mlp.scale, &m.text_mlp.gate};
   for (std::size_t i = 0; i < double_.activations.size(); ++i) inputs[static_cast<std::size_t>(double_.activations[i])] = *given[i];
   std::vector<at::Tensor> outputs{image, text_is_mine ? text : at::Tensor()};
-  double_.region->run(inputs, outputs);
+  double_.region->run(inputs, outputs, mode);
   image = std::move(outputs[0]);
   text = std::move(outputs[1]);
 }
 
-void FluxRegions::single_block(std::size_t index, at::Tensor& tokens, const Modulation& m, const at::Tensor& rope) const {
+void FluxRegions::single_block(std::size_t index, at::Tensor& tokens, const Modulation& m, const at::Tensor& rope, region::Mode mode) const {
   std::vector<at::Tensor> inputs = single_.rows[index];
   const at::Tensor* given[] = {&tokens, &rope, &m.shift, &m.scale, &m.gate};
   for (std::size_t i = 0; i < single_.activations.size(); ++i) inputs[static_cast<std::size_t>(single_.activations[i])] = *given[i];
   std::vector<at::Tensor> outputs{tokens};
-  single_.region->run(inputs, outputs);
+  single_.region->run(inputs, outputs, mode);
   tokens = std::move(outputs[0]);
 }
 

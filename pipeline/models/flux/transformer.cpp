@@ -2,13 +2,26 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/InferenceMode.h>
 
 #include <chrono>
+#include <future>
 
 #include "pipeline/models/flux/blocks.h"
 #include "pipeline/models/flux/regions.h"
+#include "pipeline/models/flux/rope.h"
+#include "pipeline/region/run/attention.h"
+#include "pipeline/region/run/graphs.h"
 
 namespace ditfleet::pipeline {
+namespace {
+
+constexpr std::size_t kMostGraphs = 16;  // buckets; each keeps its inputs, a few MB
+
+}  // namespace
 
 FluxTransformer FluxTransformer::load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions) {
   const FluxConfig config = read_flux_config(ConfigFile(dir + "/config.json"));
@@ -25,6 +38,7 @@ FluxTransformer::FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_
   if (!placement.device.is_cpu()) libraries = std::async(std::launch::async, [&] { open_libraries(placement); });
   regions_ = std::make_shared<const FluxRegions>(config_, slots_, placement, std::move(regions));
   if (libraries.valid()) libraries.get();
+  if (!placement.device.is_cpu()) graphs_ = region::make_graphs(placement.device, kMostGraphs);
   compile_us_ = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun).count();
 }
 
@@ -51,23 +65,34 @@ at::Tensor FluxTransformer::embed_text(const at::Tensor& prompt_embeds) const {
   return at::linear(prompt_embeds, slots_.text_in.weight, slots_.text_in.bias);
 }
 
-at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor& text_tokens,
-                                     const StepModulation& modulation, const at::Tensor& rope) const {
-  const BlockGeometry geometry{config_.heads, config_.head_dim};
+at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor& text, const StepModulation& modulation,
+                                     const at::Tensor& rope) const {
   // Images have one frame.
-  const FluxRegions* regions = regions_ && regions_->compiled_for(latents.size(1), 1) ? regions_.get() : nullptr;
+  const region::Mode mode = regions_ ? regions_->mode_for(latents.size(1), 1) : region::Mode::kNone;
+  if (!graphs_ || !region::uses_graphs(mode)) return velocity(latents, text, modulation, rope, mode);
+  std::vector<std::int64_t> bucket{static_cast<std::int64_t>(mode)};
+  for (const at::Tensor* t : {&latents, &text}) bucket.insert(bucket.end(), t->sizes().begin(), t->sizes().end());
+  return graphs_->run(bucket, {latents, text, modulation.all, rope}, [&](const std::vector<at::Tensor>& in) {
+    return velocity(in[0], in[1], ModulationTable::views(in[2], slots_.double_blocks.size(), slots_.single_blocks.size()), in[3], mode);
+  });
+}
+
+at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor& text_tokens, const StepModulation& modulation,
+                                     const at::Tensor& rope, region::Mode mode) const {
+  const BlockGeometry geometry{config_.heads, config_.head_dim};
+  const FluxRegions* regions = mode != region::Mode::kNone ? regions_.get() : nullptr;
   const at::Tensor rope_rows = regions ? FluxRegions::rope_rows(rope) : at::Tensor();
   at::Tensor image = at::linear(latents, slots_.image_in.weight, slots_.image_in.bias);
   at::Tensor text = text_tokens;
   for (std::size_t i = 0; i < slots_.double_blocks.size(); ++i) {
     // The first block's text is the caller's, who needs it for the next step.
-    if (regions) regions->double_block(i, image, text, i > 0, modulation.double_blocks[i], rope_rows);
+    if (regions) regions->double_block(i, image, text, i > 0, modulation.double_blocks[i], rope_rows, mode);
     else double_block(image, text, slots_.double_blocks[i], modulation.double_blocks[i], rope, geometry);
   }
   if (!slots_.single_blocks.empty()) {
     at::Tensor tokens = at::cat({text, image}, 1);
     for (std::size_t i = 0; i < slots_.single_blocks.size(); ++i) {
-      if (regions) regions->single_block(i, tokens, modulation.single_blocks[i], rope_rows);
+      if (regions) regions->single_block(i, tokens, modulation.single_blocks[i], rope_rows, mode);
       else single_block(tokens, slots_.single_blocks[i], modulation.single_blocks[i], rope, geometry);
     }
     image = tokens.slice(1, text.size(1));

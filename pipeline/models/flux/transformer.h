@@ -5,9 +5,11 @@
 #include <string>
 
 #include "pipeline/models/flux/modulation.h"
+#include "pipeline/region/options.h"
 
 namespace ditfleet::region {
 struct RegionHost;
+class Graphs;
 }
 
 namespace ditfleet::pipeline {
@@ -37,9 +39,14 @@ class FluxTransformer {
                       const at::Tensor& rope) const;
 
  private:
+  at::Tensor velocity(const at::Tensor& latents, const at::Tensor& text, const StepModulation& modulation, const at::Tensor& rope,
+                      region::Mode mode) const;
+  void open_libraries(Placement placement) const;
+
   FluxConfig config_{};
   FluxSlots slots_;
   std::shared_ptr<const FluxRegions> regions_;  // null: blocks run op by op (blocks.h)
+  std::shared_ptr<region::Graphs> graphs_;      // null: none on this device or in this build
   std::int64_t bytes_ = 0, compile_us_ = 0;
 };
 

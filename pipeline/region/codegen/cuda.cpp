@@ -9,6 +9,8 @@ namespace ditfleet::region {
 namespace {
 
 constexpr int kWarp = 32;
+constexpr int kLeastThreads = 4;  // of a row
+constexpr int kBlock = 256;       // threads, where rows are short
 constexpr std::int64_t kElementsPerThread = 32;  // kept in registers; more would spill with three values alive
 
 constexpr const char* kPrelude = R"(typedef unsigned short bf16;
@@ -60,7 +62,7 @@ __device__ __forceinline__ void set(T* p, const float (&v)[kVector]) {
 template <int kThreads>
 __device__ __forceinline__ float row_sum(float v) {
 #pragma unroll
-  for (int lane = 16; lane > 0; lane /= 2) v += __shfl_xor_sync(0xffffffffu, v, lane);
+  for (int lane = kThreads < 32 ? kThreads / 2 : 16; lane > 0; lane /= 2) v += __shfl_xor_sync(0xffffffffu, v, lane);
   if (kThreads > 32) {
     __shared__ float part[32];
     __syncthreads();
@@ -87,10 +89,12 @@ Layout layout_of(const RowKernel& k) {
   for (const RowOutput& out : k.outputs) half = half || out.type == ElementType::kBF16;
   Layout l{half ? 8 : 4, kWarp, 1, 1};
   while (k.width % l.vector != 0) l.vector /= 2;
+  // Short rows share a warp: a head of 128 in bf16 takes 16 threads.
+  while (l.threads_per_row > kLeastThreads && l.vector * l.threads_per_row / 2 >= k.width) l.threads_per_row /= 2;
   const auto chunks = [&] { return static_cast<int>((k.width + l.vector * l.threads_per_row - 1) / (l.vector * l.threads_per_row)); };
   while (chunks() * l.vector > kElementsPerThread && l.threads_per_row < 1024) l.threads_per_row *= 2;
   l.chunks = chunks();
-  l.rows_per_block = l.threads_per_row == kWarp ? 8 : 1;
+  l.rows_per_block = l.threads_per_row > kWarp ? 1 : kBlock / l.threads_per_row;  // a longer row's sums go through shared memory
   return l;
 }
 
@@ -143,7 +147,11 @@ class Kernel {
       out("if (row >= (I)a.row_end[0]) return;");
     }
     out("const I e3 = (I)a.at[k].extent[3], e2 = (I)a.at[k].extent[2], e1 = (I)a.at[k].extent[1];");
-    out("const I i3 = row % e3, r2 = row / e3, i2 = r2 % e2, r1 = r2 / e2, i1 = r1 % e1, i0 = r1 / e1;");
+    // Most calls have one axis or two, and a division costs as much as moving the element.
+    out("I i3 = row, i2 = 0, i1 = 0, i0 = 0;");
+    out("const bool more = e1 != 1 || a.at[k].extent[0] != 1;");
+    out("if (more || e2 != 1) { i2 = row / e3; i3 = row - i2 * e3; }");
+    out("if (more) { const I r1 = i2 / e2; i2 -= r1 * e2; i0 = r1 / e1; i1 = r1 - i0 * e1; }");
     out("const int lane = threadIdx.x % " + std::to_string(l_.threads_per_row) + ";");
     for (std::size_t o = 0; o < k_.operands(); ++o) {
       const bool input = o < k_.inputs.size();

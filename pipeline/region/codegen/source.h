@@ -24,7 +24,7 @@ struct Source {
 };
 
 // The id of the generators: part of every key, raised when they make other text that computes the same name.
-inline constexpr std::string_view kGeneratorId = "rows-2";
+inline constexpr std::string_view kGeneratorId = "rows-3";
 
 // CUDA C++. The argument: row_end[instances], then the instances. An instance: extents[kOuterAxes], then for each
 // operand its pointer and kOuterAxes strides in elements. Variants: i32 where every offset fits 31 bits, else i64;

@@ -10,7 +10,7 @@ namespace {
 
 class Planner {
  public:
-  Planner(Plan& plan, const std::vector<Group>& groups) : plan_(plan), groups_(groups), storage_(plan, groups) {}
+  Planner(Plan& plan, const std::vector<Group>& groups, const FuseOptions& options) : plan_(plan), groups_(groups), options_(options), storage_(plan, groups) {}
 
   void run() {
     for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -24,6 +24,7 @@ class Planner {
       else add_attention(op);
     }
     deliver_outputs();
+    if (options_.copies_in_rows) copy_in_rows();
     find_lifetimes();
     find_replaceable();
   }
@@ -127,6 +128,22 @@ class Planner {
     }
   }
 
+  void copy_in_rows() {
+    for (Step& step : plan_.steps) {
+      const auto* copy = std::get_if<CopyStep>(&step);
+      if (!copy) continue;
+      const View from = copy->from, to = copy->to;
+      const ElementType type = plan_.buffers[static_cast<std::size_t>(to.buffer)].type;
+      if (!to.shape.back().is_static() || to.shape.size() > kOuterAxes + 1 || to.shape.back().value() > kMaxRowWidth || !(from.strides.back() == Dim(1)) ||
+          !(to.strides.back() == Dim(1)) || plan_.buffers[static_cast<std::size_t>(from.buffer)].type != type)
+        continue;
+      RowKernel kernel{.name = "copy_" + to.shape.back().text(), .width = to.shape.back().value(), .inputs = {type}, .nodes = {{.load = true, .input = 0}},
+                       .outputs = {{0, type}}};
+      const auto extents = outer(to.shape);
+      step = RowStep{.kernel = kernel_index(kernel, 1), .instances = {{extents, {operand(from, extents), operand(to, extents)}}}, .name = copy->name};
+    }
+  }
+
   template <class F>
   static void each_view(const Step& step, F visit) {  // visit(view, written)
     if (const auto* gemm = std::get_if<GemmStep>(&step)) {
@@ -188,6 +205,7 @@ class Planner {
 
   Plan& plan_;
   const std::vector<Group>& groups_;
+  const FuseOptions options_;
   Storage storage_;
 };
 
@@ -199,7 +217,7 @@ Result<Plan> fuse(const Program& program, const FuseOptions& options) {
   if (!groups) return groups.error();
   Plan plan;
   plan.program = program;
-  Planner(plan, *groups).run();
+  Planner(plan, *groups, options).run();
   return plan;
 }
 

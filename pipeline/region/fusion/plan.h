@@ -76,9 +76,10 @@ struct Plan {
   std::vector<int> may_replace;
 };
 
-// What the plan may leave to the library that multiplies matrices.
+// What is better on a compiler's devices.
 struct FuseOptions {
-  bool gelu_in_gemm = false;      // in bf16: the sum is then rounded once, not twice
+  bool gelu_in_gemm = false;  // in bf16: the sum is then rounded once, not twice
+  bool copies_in_rows = false;  // copies of whole rows are kernels of ours, twice as fast as a GPU library's strided copy
 };
 
 // kInvalidArgument names the op that has no kernel (`eager` computes it) or what is too large.

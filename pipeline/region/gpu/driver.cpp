@@ -34,7 +34,7 @@ Result<const Driver*> driver() {
                        bind(library, "cuLaunchKernel", d->launch) && bind(library, "cuEventCreate", d->event_create) &&
                        bind(library, "cuEventDestroy_v2", d->event_destroy) && bind(library, "cuEventRecord", d->event_record) &&
                        bind(library, "cuEventSynchronize", d->event_synchronize) && bind(library, "cuEventElapsedTime", d->event_elapsed) &&
-                       bind(library, "cuMemGetInfo_v2", d->memory_info) && bind(library, "cuStreamBeginCapture_v2", d->capture_begin) &&
+                       bind(library, "cuStreamWaitEvent", d->stream_wait) && bind(library, "cuMemGetInfo_v2", d->memory_info) && bind(library, "cuStreamBeginCapture_v2", d->capture_begin) &&
                        bind(library, "cuStreamEndCapture", d->capture_end) && bind(library, "cuGraphInstantiateWithFlags", d->graph_instantiate) &&
                        bind(library, "cuGraphLaunch", d->graph_launch) && bind(library, "cuGraphExecDestroy", d->graph_executable_destroy) &&
                        bind(library, "cuGraphDestroy", d->graph_destroy) && bind(library, "cuGetErrorName", d->error_name);

@@ -27,6 +27,7 @@ struct Driver {
   int (*event_record)(void* event, void* stream);
   int (*event_synchronize)(void* event);
   int (*event_elapsed)(float* milliseconds, void* begin, void* end);
+  int (*stream_wait)(void* stream, void* event, unsigned flags);
   int (*memory_info)(std::size_t* free, std::size_t* total);
   int (*capture_begin)(void* stream, int mode);
   int (*capture_end)(void* stream, void** graph);

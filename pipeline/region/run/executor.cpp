@@ -19,9 +19,9 @@ constexpr std::int64_t kMostKeptBytes = std::int64_t{256} << 20;
 
 class Call {
  public:
-  Call(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, const Gemm* gemm, std::vector<at::Tensor>& inputs,
+  Call(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, const Libraries& libraries, std::vector<at::Tensor>& inputs,
        std::vector<at::Tensor>& outputs, char* workspace)
-      : plan_(plan), resolved_(resolved), launcher_(launcher), gemm_(gemm), inputs_(inputs), device_(inputs.front().device()), base_(plan.buffers.size()) {
+      : plan_(plan), resolved_(resolved), launcher_(launcher), libraries_(libraries), inputs_(inputs), device_(inputs.front().device()), base_(plan.buffers.size()) {
     const auto order = plan.program.inputs();
     value_input_.assign(plan.program.values.size(), -1);
     for (std::size_t i = 0; i < order.size(); ++i) value_input_[static_cast<std::size_t>(order[i])] = static_cast<int>(i);
@@ -59,7 +59,7 @@ class Call {
         const at::Tensor x = part.gather ? gathered.as_strided({rows.count, part.columns}, {rows.x_stride, 1}, rows.x_offset)
                                          : tensor(part.x.buffer, rows.x_offset, {rows.count, part.columns}, {rows.x_stride, 1});
         at::Tensor out = tensor(step.out.buffer, rows.out_offset, {rows.count, step.out.sizes.back()}, {rows.out_stride, 1});
-        if (gemm_ && !(step.gelu && !(first && last)) && by_library(step, first, x, columns, bias, out)) continue;
+        if (libraries_.gemm && !(step.gelu && !(first && last)) && by_library(step, first, x, columns, bias, out)) continue;
         at::addmm_out(out, first ? bias : out, x, columns);
         if (step.gelu && last) at::gelu_out(out, out, "tanh");
       }
@@ -69,7 +69,7 @@ class Call {
   // False where the library cannot do it.
   bool by_library(const ResolvedGemm& step, bool first, const at::Tensor& x, const at::Tensor& columns, const at::Tensor& bias, const at::Tensor& out) const {
     const auto epilogue = step.gelu ? GemmEpilogue::kBiasGelu : first ? GemmEpilogue::kBias : GemmEpilogue::kAdd;
-    return gemm_->run(epilogue, plan_.buffers[static_cast<std::size_t>(step.out.buffer)].type, x.size(0), x.size(1), out.size(1), x.stride(0), columns.stride(1),
+    return libraries_.gemm->run(libraries_.tune, epilogue, plan_.buffers[static_cast<std::size_t>(step.out.buffer)].type, x.size(0), x.size(1), out.size(1), x.stride(0), columns.stride(1),
                       out.stride(0), {x.const_data_ptr(), columns.const_data_ptr(), bias.const_data_ptr(), out.mutable_data_ptr()});
   }
 
@@ -101,7 +101,7 @@ class Call {
   const Plan& plan_;
   const Resolved& resolved_;
   const RowLauncher& launcher_;
-  const Gemm* const gemm_;
+  const Libraries& libraries_;
   const std::vector<at::Tensor>& inputs_;
   const c10::Device device_;
   std::vector<int> value_input_;
@@ -131,7 +131,7 @@ void WorkspacePool::give_back(at::Tensor workspace) {
   idle_.push_back(std::move(workspace));
 }
 
-void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, const Gemm* gemm, WorkspacePool& pool,
+void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, const Libraries& libraries, WorkspacePool& pool,
              std::vector<at::Tensor> inputs, std::vector<at::Tensor>& outputs) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const at::Tensor& t = inputs[i];
@@ -146,7 +146,7 @@ void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& laun
       outputs[o] = at::empty(resolved.output_sizes[o], at::TensorOptions(scalar_type(type)).device(inputs.front().device()));
     }
   at::Tensor workspace = pool.take(resolved.workspace_bytes, inputs.front().device());
-  Call(plan, resolved, launcher, gemm, inputs, outputs, static_cast<char*>(workspace.data_ptr())).run();
+  Call(plan, resolved, launcher, libraries, inputs, outputs, static_cast<char*>(workspace.data_ptr())).run();
   pool.give_back(std::move(workspace));
 }
 

@@ -23,11 +23,17 @@ class WorkspacePool {
   std::vector<at::Tensor> idle_;
 };
 
+// What a call leaves to libraries, and how.
+struct Libraries {
+  const Gemm* gemm = nullptr;  // null: LibTorch's
+  bool tune = false;           // time its algorithms for a shape that is new
+};
+
 // inputs: one for each of Program::inputs(), checked (sizes_of). outputs: one for each of Program::outputs; a defined
 // tensor is written to, an undefined one is made. A defined one may be the memory of the input that Plan::may_replace
 // names, and of no other. Tables may have an axis of 1 for a longer one; last axes that are not contiguous are copied.
-// gemm: null for LibTorch's. Thread safe; throws what LibTorch, gemm and the launcher throw.
-void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, const Gemm* gemm, WorkspacePool& pool,
+// Thread safe; throws what LibTorch, the matrix library and the launcher throw.
+void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, const Libraries& libraries, WorkspacePool& pool,
              std::vector<at::Tensor> inputs, std::vector<at::Tensor>& outputs);
 
 }  // namespace ditfleet::region

@@ -29,14 +29,14 @@ std::uint16_t alignment_of(const void* pointer) {
 
 class LtGemm : public Gemm {
  public:
-  LtGemm(int device, GemmOptions options, std::shared_ptr<const CublasLt> library, GpuIdentity gpu)
-      : device_(static_cast<c10::DeviceIndex>(device)), options_(std::move(options)), library_(std::move(library)), gpu_(std::move(gpu)) {}
+  LtGemm(int device, std::string arch, std::shared_ptr<kernel_cache::KernelCache> cache, std::shared_ptr<const CublasLt> library, GpuIdentity gpu)
+      : device_(static_cast<c10::DeviceIndex>(device)), arch_(std::move(arch)), cache_(std::move(cache)), library_(std::move(library)), gpu_(std::move(gpu)) {}
 
-  bool run(GemmEpilogue epilogue, ElementType type, std::int64_t rows, std::int64_t in, std::int64_t out, std::int64_t x_stride, std::int64_t weight_stride,
+  bool run(bool tune, GemmEpilogue epilogue, ElementType type, std::int64_t rows, std::int64_t in, std::int64_t out, std::int64_t x_stride, std::int64_t weight_stride,
            std::int64_t out_stride, const GemmOperands& operands) const override {
     const GemmShape shape{type, epilogue, rows, in, out, x_stride, weight_stride, out_stride,
                           {alignment_of(operands.x), alignment_of(operands.weight), alignment_of(operands.out)}};
-    const auto algorithm = choose(shape, operands);
+    const auto algorithm = choose(shape, operands, tune);
     if (!algorithm) return false;
     start(shape, operands, *algorithm);
     return true;
@@ -54,12 +54,12 @@ class LtGemm : public Gemm {
     pipeline::unwrap(library_->run(shape, operands, algorithm, workspace.defined() ? workspace.data_ptr() : nullptr, stream()));
   }
 
-  std::optional<GemmAlgorithm> choose(const GemmShape& shape, const GemmOperands& operands) const {
+  std::optional<GemmAlgorithm> choose(const GemmShape& shape, const GemmOperands& operands, bool tune) const {
     std::lock_guard lock(mutex_);  // also over tuning: two threads that time at once would time each other
-    if (const auto known = chosen_.find(shape); known != chosen_.end()) return known->second;
-    // What is added to cannot be timed on the real output without spoiling it.
-    const bool tune = options_.tune && shape.epilogue != GemmEpilogue::kAdd;
-    return chosen_[shape] = tune ? tuned(shape, operands) : first(shape);
+    tune = tune && shape.epilogue != GemmEpilogue::kAdd;  // timing would add to the output again and again
+    auto& chosen = tune ? tuned_ : first_;
+    if (const auto known = chosen.find(shape); known != chosen.end()) return known->second;
+    return chosen[shape] = tune ? tuned(shape, operands) : first(shape);
   }
 
   std::optional<GemmAlgorithm> first(const GemmShape& shape) const {
@@ -69,11 +69,10 @@ class LtGemm : public Gemm {
   }
 
   std::optional<GemmAlgorithm> tuned(const GemmShape& shape, const GemmOperands& operands) const {
-    if (!options_.cache) return measure(shape, operands);
-    const auto found = options_.cache->get_or_compile(plan_key(shape), "gemm", options_.arch, [&]() -> Result<kernel_cache::Entry> {
+    const auto found = cache_->get_or_compile(plan_key(shape), "gemm", arch_, [&]() -> Result<kernel_cache::Entry> {
       const auto best = measure(shape, operands);
       if (!best) return Error{Code::kNotFound, "no algorithm for this shape", {}};
-      kernel_cache::Entry entry{.region = "gemm", .arch = options_.arch, .kind = kernel_cache::Kind::kPlan};
+      kernel_cache::Entry entry{.region = "gemm", .arch = arch_, .kind = kernel_cache::Kind::kPlan};
       entry.code.resize(sizeof best->words + sizeof best->workspace_bytes);
       std::memcpy(entry.code.data(), best->words.data(), sizeof best->words);
       std::memcpy(entry.code.data() + sizeof best->words, &best->workspace_bytes, sizeof best->workspace_bytes);
@@ -129,18 +128,19 @@ class LtGemm : public Gemm {
   }
 
   const c10::DeviceIndex device_;
-  const GemmOptions options_;
+  const std::string arch_;
+  const std::shared_ptr<kernel_cache::KernelCache> cache_;
   const std::shared_ptr<const CublasLt> library_;
   const GpuIdentity gpu_;
   mutable std::mutex mutex_;
-  mutable std::map<GemmShape, std::optional<GemmAlgorithm>> chosen_;
+  mutable std::map<GemmShape, std::optional<GemmAlgorithm>> first_, tuned_;
 };
 
 }  // namespace
 
-std::shared_ptr<const Gemm> make_gemm(int device, GemmOptions options) {
+std::shared_ptr<const Gemm> make_gemm(int device, std::string arch, std::shared_ptr<kernel_cache::KernelCache> cache) {
   auto library = pipeline::unwrap(CublasLt::open());
-  return std::make_shared<LtGemm>(device, std::move(options), std::move(library), pipeline::unwrap(gpu_identity(device)));
+  return std::make_shared<LtGemm>(device, std::move(arch), std::move(cache), std::move(library), pipeline::unwrap(gpu_identity(device)));
 }
 
 }  // namespace ditfleet::region

@@ -16,21 +16,14 @@ namespace ditfleet::region {
 class Gemm {
  public:
   virtual ~Gemm() = default;
-  // On the calling thread's current device and stream. False, and nothing done, where the library has no algorithm for
+  // With `tune` the library's candidates are timed on the operands when the shape is first seen, and the choice is kept in the
+  // kernel cache under the plan key; else its first suggestion runs. On the calling thread's current device and stream. False, and nothing done, where the library has no algorithm for
   // the shape (odd alignments). Throws pipeline::Failure. Thread safe.
-  virtual bool run(GemmEpilogue epilogue, ElementType type, std::int64_t rows, std::int64_t in, std::int64_t out, std::int64_t x_stride,
+  virtual bool run(bool tune, GemmEpilogue epilogue, ElementType type, std::int64_t rows, std::int64_t in, std::int64_t out, std::int64_t x_stride,
                    std::int64_t weight_stride, std::int64_t out_stride, const GemmOperands& operands) const = 0;
 };
 
-struct GemmOptions {
-  // Times the library's candidates on the call's own operands when a shape is first seen, and keeps the choice in the
-  // kernel cache under the plan key. Off: its first suggestion.
-  bool tune = false;
-  std::string arch;                                   // for the cache's entries
-  std::shared_ptr<kernel_cache::KernelCache> cache;   // null: choices live in this process alone
-};
-
-// For GPU `device`, LibTorch's current one. Throws pipeline::Failure where cuBLASLt cannot be had.
-std::shared_ptr<const Gemm> make_gemm(int device, GemmOptions options);
+// For GPU `device`, LibTorch's current one. arch: of the cache's entries. Throws pipeline::Failure where cuBLASLt cannot be had.
+std::shared_ptr<const Gemm> make_gemm(int device, std::string arch, std::shared_ptr<kernel_cache::KernelCache> cache);
 
 }  // namespace ditfleet::region

@@ -180,7 +180,7 @@ std::shared_ptr<const Region::Variant> Region::add_variant(std::vector<std::int6
   return last_ = variant;
 }
 
-void Region::run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs) {
+void Region::run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs, Mode mode) {
   auto descriptor = describe(inputs);
   std::shared_ptr<const Variant> variant;
   {
@@ -195,7 +195,7 @@ void Region::run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>&
   }
   const Compiled& compiled = *variant->compiled;
   if (compiled.launcher) {
-    execute(compiled.plan, variant->resolved, *compiled.launcher, host_->gemm.get(), host_->pool, inputs, outputs);
+    execute(compiled.plan, variant->resolved, *compiled.launcher, {host_->gemm.get(), autotunes(mode)}, host_->pool, inputs, outputs);
     return;
   }
   auto made = interpret(compiled.plan.program, inputs);

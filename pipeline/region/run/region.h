@@ -49,7 +49,7 @@ class Region {
   // compiles once more as far as the options allow, else runs op by op. Throws pipeline::Failure: kInvalidArgument
   // for inputs that are no call of this block; with fullgraph or error_on_recompile what they promise; and what LibTorch
   // throws. Thread safe.
-  void run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs);
+  void run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs, Mode mode = Mode::kDefault);
 
   // The names of the inputs in order, for whoever fills pointer tables.
   std::vector<std::string> input_names() const;

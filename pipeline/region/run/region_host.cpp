@@ -42,7 +42,7 @@ std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device
     host->compiler = pipeline::unwrap(open_nvrtc(options.nvrtc));
     host->device = std::max<int>(0, device.index());
     host->arch = pipeline::unwrap(gpu_architecture(host->device));
-    host->gemm = make_gemm(host->device, {.tune = options.mode.rfind("max-autotune", 0) == 0, .arch = host->arch, .cache = host->cache});
+    host->gemm = make_gemm(host->device, host->arch, host->cache);
   }
   if (backend == "cpu_jit") {
     auto compiler = open_cpu_jit(options.cxx);

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Figures on one NVIDIA H200, with the peer in the same run; appends to results/, the log beside the figures.
+#
+#   tests/bench/gpu.sh regions [BUILD_DIR]      (default: build)   compiled FLUX blocks; about 5 minutes
+#
+#   DITFLEET_BENCH_RESULTS   the folder that is appended to (tests/bench/results)
+#   DITFLEET_BENCH_PEER=0    without the peer
+#   DITFLEET_BENCH_PYTHON    a Python with torch and diffusers for the peer (python3; without them BUILD_DIR/bench-venv is made)
+#   DITFLEET_BENCH_REVISION  what the rows call this revision (git's name for it)
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+top=$(cd "$here/../.." && pwd)
+what=${1:-}
+[ "$what" = regions ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+build=$(cd "${2:-$top/build}" && pwd)
+results=${DITFLEET_BENCH_RESULTS:-$here/results}
+mkdir -p "$results"
+csv=$results/${what}_h200.csv log=$results/${what}_h200.log
+bench=$build/tests/regions_gpu_bench
+[ -x "$bench" ] || { echo "gpu.sh: there is no $bench; build the target regions_gpu_bench first" >&2; exit 1; }
+name=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1) || true
+[ -n "$name" ] || { echo "gpu.sh: nvidia-smi finds no GPU" >&2; exit 1; }
+
+revision=${DITFLEET_BENCH_REVISION:-$(git -C "$top" describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)}
+machine="$name driver $(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -1)"
+[ -s "$csv" ] || echo "date,revision,machine,versions,system,scenario,metric,value,unit" > "$csv"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+{ echo; date -u; echo "$machine, revision $revision"; nvidia-smi --query-gpu=clocks.max.sm,power.limit,temperature.gpu,memory.total --format=csv; } >> "$log"
+
+# run COMMAND…: its rows into the table, all it says into the log and here.
+run() {
+  echo "\$ ${*##*/}" >> "$log"
+  timeout 200 "$@" --revision "$revision" --machine "$machine" > "$work/out" 2> "$work/err" || echo "gpu.sh: exit status $? from ${*##*/}" | tee -a "$log" >&2
+  cat "$work/out" "$work/err" >> "$log"
+  grep -E '^[0-9]{4}-[0-9-]+T[0-9:]+Z,' "$work/out" | tee -a "$csv" || true
+}
+
+peer_python() {
+  local python=${DITFLEET_BENCH_PYTHON:-python3}
+  if ! "$python" -c 'import torch, diffusers' 2>/dev/null; then
+    python=$build/bench-venv/bin/python
+    [ -x "$python" ] || python3 -m venv "$build/bench-venv"
+    "$python" -c 'import torch, diffusers' 2>/dev/null || "$build/bench-venv/bin/pip" -q install torch==2.11.0 diffusers==0.42.1 transformers accelerate >&2
+  fi
+  echo "$python"
+}
+
+# A first run that does not count: after it the libraries' files are in memory, as on a machine that has served before.
+"$bench" cold --layers 1,1 > /dev/null 2>> "$log" || true
+for i in 1 2 3; do run "$bench" cold --cache "$work/cold$i"; done
+for i in 1 2; do run "$bench" shared_cache --cache "$work/cold1"; done  # what another process has compiled
+run "$bench" warm --cache "$work/cold1"
+if [ "${DITFLEET_BENCH_PEER:-1}" != 0 ]; then
+  python=$(peer_python)
+  export TORCHINDUCTOR_CACHE_DIR=$work/inductor
+  run "$python" "$here/peers/flux_diffusers.py" cold
+  run "$python" "$here/peers/flux_diffusers.py" shared_cache
+fi
+run "$bench" warm --cache "$work/cold1" --mode reduce-overhead
+run "$bench" warm --cache "$work/cold1" --mode max-autotune
+run "$bench" warm --cache "$work/cold1"
+run "$bench" numerics --cache "$work/cold1"
