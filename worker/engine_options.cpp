@@ -12,6 +12,7 @@ Result<pipeline::EngineOptions> engine_options(const config::Settings& settings)
   const auto& compile = settings.compile;
   options.compile = {.backend = compile.backend,
                      .mode = compile.mode,
+                     .attention = compile.attention,
                      .fullgraph = compile.fullgraph,
                      .dynamic = compile.dynamic,
                      .error_on_recompile = compile.error_on_recompile,

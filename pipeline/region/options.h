@@ -26,10 +26,11 @@ struct CompileRule {
 };
 
 struct CompileOptions {
-  // auto: cpu_jit on a CPU with a C++ compiler, else eager. A backend named here must be there.
+  // auto: nvrtc on a GPU, cpu_jit on a CPU with a C++ compiler, where that is not to be had eager. A backend named here must be there.
   std::string backend = "eager";  // auto | nvrtc | cpu_jit | eager
   // default | reduce-overhead | max-autotune-no-cudagraphs | max-autotune
   std::string mode = "default";
+  std::string attention = "auto";   // auto | cudnn | flash | efficient | math: run/attention.h
   bool fullgraph = false;           // a block that would fall back to eager is an error
   bool dynamic = true;              // one program for all sizes; false: one for each
   bool error_on_recompile = false;  // a second program for a region is an error

@@ -201,15 +201,19 @@ const Option kOptions[] = {
 
     {.key = "compile.backend",
      .at = DITFLEET_AT(compile.backend),
-     .description = "What compiles a model's repeated blocks: cpu_jit on a CPU (with the system's C++ compiler), nvrtc on a "
-                    "GPU (ahead of time so far: it is refused where blocks are to run), eager (they run op by op), or auto: "
-                    "cpu_jit on a CPU with a compiler, else eager.",
+     .description = "What compiles a model's repeated blocks: nvrtc on a GPU, cpu_jit on a CPU (with the system's C++ "
+                    "compiler), eager (they run op by op), or auto: nvrtc or cpu_jit where it is to be had, else eager.",
      .choices = "auto|nvrtc|cpu_jit|eager"},
     {.key = "compile.mode",
      .at = DITFLEET_AT(compile.mode),
-     .description = "default; reduce-overhead adds CUDA graphs, max-autotune-no-cudagraphs timed GEMMs and launches, "
-                    "max-autotune both. On a CPU all are default.",
+     .description = "default; reduce-overhead adds CUDA graphs, max-autotune-no-cudagraphs timed GEMMs, max-autotune both. "
+                    "On a CPU all are default.",
      .choices = "default|reduce-overhead|max-autotune-no-cudagraphs|max-autotune"},
+    {.key = "compile.attention",
+     .at = DITFLEET_AT(compile.attention),
+     .description = "The implementation of attention: cudnn and efficient on a GPU, flash on a CPU or in bf16 on a GPU, math "
+                    "anywhere, or auto: what LibTorch prefers.",
+     .choices = "auto|cudnn|flash|efficient|math"},
     {.key = "compile.fullgraph",
      .at = DITFLEET_AT(compile.fullgraph),
      .description = "A block that would run op by op, for an op without a kernel or a compiler that fails, is an error."},

@@ -83,7 +83,7 @@ struct Settings {
     std::int64_t preview_ms = 600'000;
   } results;
   struct {
-    std::string backend = "auto", mode = "default";
+    std::string backend = "auto", mode = "default", attention = "auto";
     bool fullgraph = false, dynamic = true, error_on_recompile = false;
     int recompile_limit = 8;
     std::vector<CompileRule> rules;  // the first that holds; none: mode

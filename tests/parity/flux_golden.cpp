@@ -42,7 +42,8 @@ std::string test_device() {
 
 region::CompileOptions test_compile() {
   const char* backend = std::getenv("DITFLEET_TEST_COMPILE");
-  return {.backend = backend ? backend : "eager", .fullgraph = backend != nullptr};
+  const char* mode = std::getenv("DITFLEET_TEST_MODE");
+  return {.backend = backend ? backend : "eager", .mode = mode ? mode : "default", .fullgraph = backend != nullptr};
 }
 
 std::string Case::model_dir() const { return (root() / folder / "model").string(); }

@@ -247,6 +247,46 @@ TEST_F(RegionParity, ThreeShapesWithoutARecompile) {
   EXPECT_EQ(shared->counters->counts().recompiles, 0u);
 }
 
+// diffusers' check for each of its attention backends: the same program, no recompile, no more error.
+TEST_F(RegionParity, EveryAttentionBackendRunsTheSameProgram) {
+  for (const AttentionBackend backend : attention_backends()) {
+    const bool gpu_only = backend == AttentionBackend::kCudnn || backend == AttentionBackend::kEfficient;
+    if (device().is_cpu() && gpu_only) {
+      EXPECT_THAT(failure_of([&] { host({.attention = std::string(name_of(backend))}); }), HasSubstr("which runs on a GPU, and the device is cpu"));
+      continue;
+    }
+    const auto shared = host({.attention = std::string(name_of(backend)), .fullgraph = true, .error_on_recompile = true, .recompile_limit = 1});
+    Region region("double", recipe(flux_double_block, 3, 64), shared);
+    const Program program = program_of(flux_double_block, 3, 64, ElementType::kBF16);
+    for (const std::int64_t image : {16, 40}) {
+      const auto inputs = inputs_for(program, {{"batch", 2}, {"image", image}, {"text", 9}}, 5);
+      Outputs got;
+      region.run(inputs, got);
+      const auto eager = interpret(program, inputs), reference = interpret(program, converted(inputs, ScalarType::Double));
+      for (std::size_t o = 0; o < got.size(); ++o)
+        EXPECT_LE(relative_error(got[o], reference[o]), 1.1 * relative_error(eager[o], reference[o])) << name_of(backend);
+    }
+    EXPECT_EQ(shared->counters->counts().compiles, 1u);
+  }
+}
+
+// Whatever algorithm is chosen computes the same product.
+TEST_F(RegionParity, TunedProductsErrNoMore) {
+  if (device().is_cpu()) GTEST_SKIP() << "matrix products are tuned on a GPU";
+  const auto shared = host({.fullgraph = true});
+  for (const ElementType type : {ElementType::kBF16, ElementType::kF32}) {
+    Region region("single", recipe(flux_single_block, 4, 64), shared);
+    const Program program = program_of(flux_single_block, 4, 64, type);
+    const auto inputs = inputs_for(program, {{"batch", 2}, {"tokens", 300}}, 6);
+    const auto eager = interpret(program, inputs), reference = interpret(program, converted(inputs, ScalarType::Double));
+    for (int call = 0; call < 2; ++call) {
+      Outputs got;
+      region.run(inputs, got, Mode::kMaxAutotuneNoCudagraphs);
+      EXPECT_LE(relative_error(got[0], reference[0]), std::max(2e-6, 1.1 * relative_error(eager[0], reference[0])));
+    }
+  }
+}
+
 // --- what the options promise ---------------------------------------------------------------------------------
 
 TEST_F(RegionParity, WithoutDynamicEachSizeIsAProgram) {

@@ -48,6 +48,42 @@ TEST(RegionFusion, DoubleBlockIsFiveKernelsForBothStreams) {
   }
 }
 
+// On a GPU a block's GELU rides the product in bf16, and the one copy is a row kernel.
+TEST(RegionFusion, GeluRidesTheProductInBf16) {
+  for (ElementType type : {ElementType::kF32, ElementType::kBF16}) {
+    const bool rides = type == ElementType::kBF16;
+    for (const auto& program : {flux_double_block(shape(type)), flux_single_block(shape(type))}) {
+      const auto plan = fuse(*program, {.gelu_in_gemm = true, .copies_in_rows = true});
+      ASSERT_TRUE(plan);
+      const auto names = kernel_names(*plan);
+      EXPECT_EQ(std::count(names.begin(), names.end(), "gelu_tanh_768"), rides ? 0 : 1) << print(*plan);
+      std::int64_t riding = 0;
+      for (const GemmStep* gemm : steps_of<GemmStep>(*plan)) {
+        if (!gemm->gelu) continue;
+        ++riding;
+        EXPECT_THAT(gemm->name, HasSubstr("mlp_hidden")) << "the step is called after what it leaves";
+      }
+      EXPECT_EQ(riding, !rides ? 0 : program->block == "flux.double" ? 2 : 1);
+      EXPECT_TRUE(steps_of<CopyStep>(*plan).empty()) << print(*plan);
+    }
+  }
+}
+
+TEST(RegionFusion, GeluThatIsNotAloneStaysAKernel) {
+  const auto block = [](bool second_reader) {
+    Builder b("mlp", ElementType::kBF16);
+    const auto x = b.activation("x", {Dim::symbol("rows"), 8});
+    const auto inner = b.linear("inner", x, b.linear_slots("w", 8, 16));
+    const auto bent = b.gelu_tanh("bent", inner);
+    return b.finish({second_reader ? b.add("sum", b.cast("copy", inner, ElementType::kF32), b.cast("wide", bent, ElementType::kF32)) : bent});
+  };
+  for (bool second_reader : {false, true}) {
+    const auto plan = fuse(*block(second_reader), {.gelu_in_gemm = true});
+    ASSERT_TRUE(plan);
+    EXPECT_EQ(steps_of<GemmStep>(*plan)[0]->gelu, !second_reader) << print(*plan);
+  }
+}
+
 TEST(RegionFusion, QueryAndKeyAreRotatedWhereTheGemmPutThem) {
   const Plan plan = plan_of(flux_double_block(shape(ElementType::kBF16)));
   for (const auto& instance : steps_of<RowStep>(plan)[1]->instances)

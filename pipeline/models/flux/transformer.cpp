@@ -7,9 +7,12 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
 
+#include <spdlog/spdlog.h>
+
 #include <chrono>
 #include <future>
 
+#include "pipeline/device/failure.h"
 #include "pipeline/models/flux/blocks.h"
 #include "pipeline/models/flux/regions.h"
 #include "pipeline/models/flux/rope.h"
@@ -35,7 +38,14 @@ FluxTransformer::FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_
   if (!regions || !regions->compiler || !regions->options.transformer) return;
   const auto begun = std::chrono::steady_clock::now();
   std::future<void> libraries;  // they load while the programs compile
-  if (!placement.device.is_cpu()) libraries = std::async(std::launch::async, [&] { open_libraries(placement); });
+  if (!placement.device.is_cpu())
+    libraries = std::async(std::launch::async, [&, attention = regions->attention] {
+      try {
+        open_libraries(placement, attention);
+      } catch (...) {  // no harm: what could not be loaded now is loaded when it is needed, or fails there
+        spdlog::warn("loading the GPU's libraries ahead failed, the first step will take longer: {}", error_in_flight("libraries").message);
+      }
+    });
   regions_ = std::make_shared<const FluxRegions>(config_, slots_, placement, std::move(regions));
   if (libraries.valid()) libraries.get();
   if (!placement.device.is_cpu()) graphs_ = region::make_graphs(placement.device, kMostGraphs);
@@ -44,10 +54,10 @@ FluxTransformer::FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_
 
 // The first use of cuBLAS, of cuDNN and of each of LibTorch's kernels loads it: half a second in all. So whatever a request
 // needs beside its blocks is done here once, on next to nothing.
-void FluxTransformer::open_libraries(Placement placement) const {
+void FluxTransformer::open_libraries(Placement placement, region::AttentionBackend attention) const {
   const c10::InferenceMode inference(true);
   const c10::DeviceGuard guard(placement.device);
-  region::open_attention(placement.device, placement.dtype, config_.heads, config_.head_dim);
+  region::open_attention(placement.device, placement.dtype, config_.heads, config_.head_dim, attention);
   const auto options = at::TensorOptions(placement.dtype).device(placement.device);
   const at::Tensor text = embed_text(at::zeros({1, 8, config_.joint_attention_dim}, options));
   const at::Tensor image = at::linear(at::zeros({1, 4, config_.in_channels}, options), slots_.image_in.weight, slots_.image_in.bias);

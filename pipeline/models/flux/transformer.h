@@ -10,6 +10,7 @@
 namespace ditfleet::region {
 struct RegionHost;
 class Graphs;
+enum class AttentionBackend;
 }
 
 namespace ditfleet::pipeline {
@@ -41,7 +42,7 @@ class FluxTransformer {
  private:
   at::Tensor velocity(const at::Tensor& latents, const at::Tensor& text, const StepModulation& modulation, const at::Tensor& rope,
                       region::Mode mode) const;
-  void open_libraries(Placement placement) const;
+  void open_libraries(Placement placement, region::AttentionBackend attention) const;
 
   FluxConfig config_{};
   FluxSlots slots_;

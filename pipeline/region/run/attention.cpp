@@ -1,5 +1,10 @@
 #include "pipeline/region/run/attention.h"
 
+#include <ATen/ops/_scaled_dot_product_attention_math.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
@@ -8,17 +13,51 @@
 #include "pipeline/device/device.h"
 
 namespace ditfleet::region {
+namespace {
 
-at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  const auto heads_first = [](const at::Tensor& t) { return (t.dim() > 4 ? t.flatten(0, -4) : t.dim() < 4 ? t.unsqueeze(0) : t).transpose(1, 2); };
-  return at::scaled_dot_product_attention(heads_first(q), heads_first(k), heads_first(v)).transpose(1, 2).contiguous();
+// [.., heads, tokens, head size] each.
+at::Tensor heads_first(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend) {
+  switch (backend) {
+    case AttentionBackend::kAuto: break;
+    case AttentionBackend::kCudnn: return std::get<0>(at::_scaled_dot_product_cudnn_attention(q, k, v, {}, false));
+    case AttentionBackend::kFlash:
+      if (q.is_cpu()) return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v));
+      return std::get<0>(at::_scaled_dot_product_flash_attention(q, k, v));
+    case AttentionBackend::kEfficient: return std::get<0>(at::_scaled_dot_product_efficient_attention(q, k, v, {}, false));
+    case AttentionBackend::kMath: return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v));
+  }
+  return at::scaled_dot_product_attention(q, k, v);
 }
 
-void open_attention(c10::Device device, c10::ScalarType type, std::int64_t heads, std::int64_t head_dim) {
+}  // namespace
+
+const std::vector<AttentionBackend>& attention_backends() {
+  static const std::vector<AttentionBackend> all = {AttentionBackend::kAuto, AttentionBackend::kCudnn, AttentionBackend::kFlash, AttentionBackend::kEfficient,
+                                                    AttentionBackend::kMath};
+  return all;
+}
+
+std::string_view name_of(AttentionBackend backend) {
+  static constexpr std::string_view kNames[] = {"auto", "cudnn", "flash", "efficient", "math"};
+  return kNames[static_cast<std::size_t>(backend)];
+}
+
+std::optional<AttentionBackend> parse_attention(std::string_view name) {
+  for (const AttentionBackend backend : attention_backends())
+    if (name_of(backend) == name) return backend;
+  return {};
+}
+
+at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend) {
+  const auto turned = [](const at::Tensor& t) { return (t.dim() > 4 ? t.flatten(0, -4) : t.dim() < 4 ? t.unsqueeze(0) : t).transpose(1, 2); };
+  return heads_first(turned(q), turned(k), turned(v), backend).transpose(1, 2).contiguous();
+}
+
+void open_attention(c10::Device device, c10::ScalarType type, std::int64_t heads, std::int64_t head_dim, AttentionBackend backend) {
   const c10::InferenceMode inference(true);
   const c10::DeviceGuard guard(device);
   const at::Tensor x = at::zeros({1, 64, heads, head_dim}, at::TensorOptions(type).device(device));
-  attend(x, x, x);
+  attend(x, x, x, backend);
   pipeline::synchronize(device);
 }
 

@@ -1,16 +1,28 @@
-// Attention of a region, by the library that LibTorch has for the device.
+// Attention of a region, by one of the implementations that LibTorch has for the device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
 namespace ditfleet::region {
 
+// auto: what LibTorch prefers (cuDNN in bf16 on Hopper). Others are its names for them: cudnn and efficient run on a GPU, flash on
+// a GPU in bf16 and on a CPU, math everywhere, with all of the scores in memory.
+enum class AttentionBackend { kAuto, kCudnn, kFlash, kEfficient, kMath };
+std::string_view name_of(AttentionBackend backend);
+std::optional<AttentionBackend> parse_attention(std::string_view name);
+const std::vector<AttentionBackend>& attention_backends();  // all of them
+
 // q, k, v: [.., tokens, heads, head size] with rows that may be strided. softmax(q kᵀ / √head size) v for each head, as a new
-// contiguous tensor of q's shape.
-at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+// contiguous tensor of q's shape. Throws what LibTorch throws where the backend cannot do it.
+at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend);
 
 // Runs a small attention and waits for it, so that the library (cuDNN: half a second) is loaded and the first real one
 // builds but its plan. For a thread of its own, beside a compiler.
-void open_attention(c10::Device device, c10::ScalarType type, std::int64_t heads, std::int64_t head_dim);
+void open_attention(c10::Device device, c10::ScalarType type, std::int64_t heads, std::int64_t head_dim, AttentionBackend backend);
 
 }  // namespace ditfleet::region

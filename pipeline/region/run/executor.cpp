@@ -5,8 +5,6 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/gelu.h>
 
-#include "pipeline/region/run/attention.h"
-
 namespace ditfleet::region {
 namespace {
 
@@ -74,7 +72,7 @@ class Call {
   }
 
   void run(const ResolvedAttention& step) {
-    at::Tensor out = attend(tensor(step.q), tensor(step.k), tensor(step.v));
+    at::Tensor out = attend(tensor(step.q), tensor(step.k), tensor(step.v), libraries_.attention);
     base_[static_cast<std::size_t>(step.out.buffer)] = static_cast<char*>(out.data_ptr());
     kept_.push_back(std::move(out));
   }

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "pipeline/region/run/attention.h"
 #include "pipeline/region/run/gemm.h"
 #include "pipeline/region/run/resolved.h"
 #include "pipeline/region/run/row_launcher.h"
@@ -27,6 +28,7 @@ class WorkspacePool {
 struct Libraries {
   const Gemm* gemm = nullptr;  // null: LibTorch's
   bool tune = false;           // time its algorithms for a shape that is new
+  AttentionBackend attention = AttentionBackend::kAuto;
 };
 
 // inputs: one for each of Program::inputs(), checked (sizes_of). outputs: one for each of Program::outputs; a defined

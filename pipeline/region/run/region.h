@@ -26,6 +26,7 @@ struct RegionHost {
   std::shared_ptr<kernel_cache::KernelCache> cache;
   std::shared_ptr<RegionCounters> counters = std::make_shared<RegionCounters>();
   std::shared_ptr<const Gemm> gemm;  // null: LibTorch's
+  AttentionBackend attention = AttentionBackend::kAuto;
   WorkspacePool pool;
 };
 

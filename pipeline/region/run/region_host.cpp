@@ -18,6 +18,35 @@ void check(const std::string& field, const std::string& value, std::initializer_
   pipeline::fail(Code::kInvalidArgument, "compile." + field + " is \"" + value + "\"; it takes one of " + list, "compile." + field);
 }
 
+AttentionBackend attention_for(const std::string& name, c10::Device device) {
+  check("attention", name, {"auto", "cudnn", "flash", "efficient", "math"});
+  const AttentionBackend backend = *parse_attention(name);
+  if (device.is_cpu() && (backend == AttentionBackend::kCudnn || backend == AttentionBackend::kEfficient))
+    pipeline::fail(Code::kInvalidArgument, "compile.attention is " + name + ", which runs on a GPU, and the device is cpu; use auto, flash or math",
+                   "compile.attention");
+  return backend;
+}
+
+Result<void> open_gpu(RegionHost& host, const CompileOptions& options, c10::Device device) {
+  host.device = std::max<int>(0, device.index());
+  auto arch = gpu_architecture(host.device);
+  if (!arch) return arch.error();
+  auto compiler = open_nvrtc(options.nvrtc);
+  if (!compiler) return compiler.error();
+  host.arch = *arch;
+  host.gemm = make_gemm(host.device, host.arch, host.cache);
+  host.compiler = *compiler;
+  return {};
+}
+
+Result<void> open_host(RegionHost& host, const CompileOptions& options) {
+  auto compiler = open_cpu_jit(options.cxx);
+  if (!compiler) return compiler.error();
+  host.compiler = *compiler;
+  host.arch = kHostArch;
+  return {};
+}
+
 }  // namespace
 
 std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device device, std::shared_ptr<kernel_cache::KernelCache> cache) {
@@ -33,27 +62,16 @@ std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device
   if (!host->cache) host->cache = make_memory_cache();
 
   const bool automatic = options.backend == "auto";
-  const std::string backend = !automatic ? options.backend : device.is_cpu() ? "cpu_jit" : "eager";
+  const std::string backend = !automatic ? options.backend : device.is_cpu() ? "cpu_jit" : "nvrtc";
   if (backend == "cpu_jit" && !device.is_cpu())
     pipeline::fail(Code::kInvalidArgument, "compile.backend is cpu_jit, which runs on a CPU, and the device is a GPU; use auto, nvrtc or eager", "compile.backend");
   if (backend == "nvrtc" && device.is_cpu())
     pipeline::fail(Code::kInvalidArgument, "compile.backend is nvrtc, which runs on a GPU, and the device is cpu; use auto, cpu_jit or eager", "compile.backend");
-  if (backend == "nvrtc") {
-    host->compiler = pipeline::unwrap(open_nvrtc(options.nvrtc));
-    host->device = std::max<int>(0, device.index());
-    host->arch = pipeline::unwrap(gpu_architecture(host->device));
-    host->gemm = make_gemm(host->device, host->arch, host->cache);
-  }
-  if (backend == "cpu_jit") {
-    auto compiler = open_cpu_jit(options.cxx);
-    if (compiler) {
-      host->compiler = *compiler;
-      host->arch = kHostArch;
-    } else if (automatic && !options.fullgraph) {
-      host->counters->fell_back("all", "no_compiler", compiler.error().message, true);
-    } else {
-      throw pipeline::Failure(compiler.error());
-    }
+  host->attention = attention_for(options.attention, device);
+  if (backend != "eager") {
+    auto opened = backend == "nvrtc" ? open_gpu(*host, options, device) : open_host(*host, options);
+    if (!opened && (!automatic || options.fullgraph)) throw pipeline::Failure(opened.error());
+    if (!opened) host->counters->fell_back("all", "no_compiler", opened.error().message, true);
   }
   for (const auto& [component, wanted] : {std::pair<const char*, bool>{"text_encoders", options.text_encoders}, {"vae", options.vae}}) {
     if (!wanted || backend == "eager") continue;
