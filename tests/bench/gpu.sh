@@ -50,7 +50,15 @@ peer_python() {
 "$bench" cold --layers 1,1 > /dev/null 2>> "$log" || true
 for i in 1 2 3; do run "$bench" cold --cache "$work/cold$i"; done
 for i in 1 2; do run "$bench" shared_cache --cache "$work/cold1"; done  # what another process has compiled
+# The clock and the power while a warm step runs: what a power limit takes.
+nvidia-smi --query-gpu=clocks.sm,power.draw --format=csv,noheader,nounits -lms 250 > "$work/clocks" &
+sampler=$!
 run "$bench" warm --cache "$work/cold1"
+kill $sampler
+median() { sort -n | awk '{v[NR] = $1} END {print v[int((NR + 1) / 2)]}'; }
+environment() { echo "$(date -u +%Y-%m-%dT%H:%M:%SZ),$revision,$machine,-,machine,environment,$1,$2,$3" | tee -a "$csv"; }
+environment sm_clock "$(awk -F, '$2 > 500 {print $1}' "$work/clocks" | median)" MHz
+environment power "$(awk -F, '$2 > 500 {print $2}' "$work/clocks" | median)" W
 if [ "${DITFLEET_BENCH_PEER:-1}" != 0 ]; then
   python=$(peer_python)
   export TORCHINDUCTOR_CACHE_DIR=$work/inductor

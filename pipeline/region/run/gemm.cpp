@@ -19,10 +19,8 @@ namespace {
 
 constexpr std::uint64_t kWorkspaceBytes = std::uint64_t{32} << 20;  // what NVIDIA advises for Hopper and later
 constexpr std::uint64_t kFreeFloor = std::uint64_t{1} << 30;        // tuning leaves this much of the GPU's memory free
-constexpr int kCandidates = 16, kShortRuns = 4, kLongRounds = 3;
-constexpr double kFarSlower = 1.15;  // than the shortest of the short runs
-constexpr double kLongMs = 12;       // of one algorithm in one round
-constexpr double kWorthIt = 0.995;  // of the time of the library's first choice among these
+constexpr int kCandidates = 8, kTimedRuns = 4;
+constexpr float kWorthIt = 0.98f;  // of the first suggestion's time: a smaller gain is noise
 
 std::uint16_t alignment_of(const void* pointer) {
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
@@ -95,13 +93,11 @@ class LtGemm : public Gemm {
     key.add("type", name_of(s.type)).add("epilogue", static_cast<int>(s.epilogue)).add("rows", s.rows).add("in", s.in).add("out", s.out);
     key.add("x_stride", s.x_stride).add("weight_stride", s.weight_stride).add("out_stride", s.out_stride);
     for (const auto bytes : s.alignment) key.add("alignment", static_cast<int>(bytes));
-    key.add("workspace", static_cast<std::int64_t>(kWorkspaceBytes)).add("tuning", "timed under load").add("candidates", kCandidates);
+    key.add("workspace", static_cast<std::int64_t>(kWorkspaceBytes)).add("tuning", "timed").add("candidates", kCandidates);
     return key.finish();
   }
 
-  // Two rounds. A short one leaves out what is far slower. The long one runs the rest in turn, again and again: under full load
-  // a GPU's clock falls to what its power allows (an H200's to 1.6 of 2.0 GHz), and then the algorithm that takes the least
-  // energy is the fastest, which a short run on a cool chip does not show.
+  // Short runs. Long ones under full load, where the GPU's power limit takes a fifth of its clock, chose no better on an H200.
   std::optional<GemmAlgorithm> measure(const GemmShape& shape, const GemmOperands& operands) const {
     const Driver* cuda = pipeline::unwrap(driver());
     std::size_t free = 0, total = 0;
@@ -117,28 +113,22 @@ class LtGemm : public Gemm {
       cuda->event_synchronize(end);
       float time = 0;
       cuda->event_elapsed(&time, begin, end);
-      return static_cast<double>(time) / runs;
+      return time / static_cast<float>(runs);
     };
-    std::vector<std::pair<double, GemmAlgorithm>> close;
-    for (const GemmAlgorithm& algorithm : *found) {
-      milliseconds(algorithm, 1);  // loads it
-      close.emplace_back(milliseconds(algorithm, kShortRuns), algorithm);
-    }
-    const double shortest = std::min_element(close.begin(), close.end(), [](const auto& x, const auto& y) { return x.first < y.first; })->first;
-    std::erase_if(close, [&](const auto& one) { return one.first > shortest * kFarSlower; });
-    if (close.size() > 1) {
-      const int runs = std::max(1, static_cast<int>(kLongMs / shortest));
-      for (auto& one : close) one.first = 0;
-      for (int round = 0; round <= kLongRounds; ++round)  // the first one heats the chip and does not count
-        for (auto& [sum, algorithm] : close) {
-          const double time = milliseconds(algorithm, runs);
-          if (round > 0) sum += time;
-        }
+    std::size_t best = 0;
+    float first_time = 0, shortest = 0;
+    for (std::size_t i = 0; i < found->size(); ++i) {
+      milliseconds((*found)[i], 1);  // loads it
+      const float time = milliseconds((*found)[i], kTimedRuns);
+      if (i == 0) first_time = shortest = time;
+      if (time < shortest && time < first_time * kWorthIt) {
+        best = i;
+        shortest = time;
+      }
     }
     cuda->event_destroy(begin);
     cuda->event_destroy(end);
-    const auto best = std::min_element(close.begin(), close.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
-    return best->first < close.front().first * kWorthIt ? best->second : close.front().second;
+    return (*found)[best];
   }
 
   const c10::DeviceIndex device_;
