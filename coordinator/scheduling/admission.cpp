@@ -44,6 +44,12 @@ std::optional<Error> unmet_deadline(const Estimate& estimate, std::int64_t deadl
                "deadline_ms"};
 }
 
+std::vector<std::string> adapters_of(const job::JobSpec& spec) {
+  std::vector<std::string> out;
+  for (const auto& use : spec.loras) out.push_back(use.name);
+  return out;
+}
+
 queue::Admission make_admission(const queue::IntakeEntry& entry, const Classified& job, std::int64_t cost_us) {
   return {.entry_id = entry.entry_id,
           .id = entry.id,
@@ -51,6 +57,7 @@ queue::Admission make_admission(const queue::IntakeEntry& entry, const Classifie
           .spec = job::to_json(job.spec),
           .class_key = job.class_key,
           .batch_key = job.batch_key,
+          .adapters = adapters_of(job.spec),
           .cost_us = cost_us,
           .priority = job.spec.priority,
           .deadline_ms = deadline_us(entry, job.spec) / 1000,

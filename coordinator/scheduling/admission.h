@@ -43,6 +43,7 @@ std::int64_t deadline_us(const queue::IntakeEntry& entry, const job::JobSpec& sp
 // An error if the deadline can't be met. A prior alone never turns a job away.
 std::optional<Error> unmet_deadline(const Estimate& estimate, std::int64_t deadline_us, std::int64_t now_us);
 
+std::vector<std::string> adapters_of(const job::JobSpec& spec);  // names, in the order of the request
 queue::Admission make_admission(const queue::IntakeEntry& entry, const Classified& job, std::int64_t cost_us);
 queue::Rejection make_rejection(const queue::IntakeEntry& entry, Error error);
 

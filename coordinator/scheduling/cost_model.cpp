@@ -27,8 +27,6 @@ const T* find(const std::vector<T>& values, std::uint32_t index) {
   return index < values.size() ? &values[index] : nullptr;
 }
 
-bool known(const Ewma* mean) { return mean != nullptr && mean->known(); }
-
 std::int64_t scaled(std::int64_t prior_us, double ratio) {
   return std::max<std::int64_t>(1, std::llround(static_cast<double>(prior_us) * ratio));
 }
@@ -51,27 +49,46 @@ double CostModel::ratio(ClassId c, ModelId m) const {
   return 1.0;
 }
 
-std::int64_t CostModel::run_us(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us) const {
-  if (const auto* cls = find(classes_, c)) {
-    const auto* pair = find(cls->by_worker, w);
-    if (known(pair)) return scaled(prior_us, pair->value());
-  }
-  const auto* model = find(models_, m);
-  const auto* speed = model == nullptr ? nullptr : find(model->by_worker, w);
-  if (!known(speed)) return scaled(prior_us, ratio(c, m));
+CostModel::Runs CostModel::runs(ClassId c, ModelId m, std::int64_t prior_us) const {
+  Runs out;
+  out.prior_us = static_cast<double>(prior_us);
+  out.otherwise = ratio(c, m);
   const auto* cls = find(classes_, c);
-  if (cls == nullptr || !cls->overall.known()) return scaled(prior_us, speed->value());
-  return scaled(prior_us, cls->overall.value() * speed->value() / model->overall.value());
+  const auto* model = find(models_, m);
+  if (cls != nullptr) out.of_class = &cls->by_worker;
+  if (model != nullptr) {
+    out.of_model = &model->by_worker;
+    // A worker's speed at the model, applied to the class's mean.
+    if (cls != nullptr && cls->overall.known() && model->overall.known()) out.per_speed = cls->overall.value() / model->overall.value();
+  }
+  return out;
 }
+
+std::int64_t CostModel::Runs::operator()(WorkerId w) const {
+  double ratio = otherwise;
+  if (of_class != nullptr && w < of_class->size() && (*of_class)[w].known()) {
+    ratio = (*of_class)[w].value();
+  } else if (of_model != nullptr && w < of_model->size() && (*of_model)[w].known()) {
+    ratio = (*of_model)[w].value() * per_speed;
+  }
+  return std::max<std::int64_t>(1, static_cast<std::int64_t>(prior_us * ratio + 0.5));
+}
+
+std::int64_t CostModel::run_us(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us) const { return runs(c, m, prior_us)(w); }
 
 std::int64_t CostModel::typical_run_us(ClassId c, ModelId m, std::int64_t prior_us) const {
   return scaled(prior_us, ratio(c, m));
 }
 
-std::int64_t CostModel::cold_us(ModelId m, std::int64_t run_us) const {
+std::optional<std::int64_t> CostModel::observed_cold_us(ModelId m) const {
   const auto* model = find(models_, m);
-  if (model != nullptr && model->cold.known()) return std::llround(model->cold.value());
-  return std::min(run_us / 2, kColdPriorMax);
+  if (model == nullptr || !model->cold.known()) return std::nullopt;
+  return std::llround(model->cold.value());
+}
+
+std::int64_t CostModel::cold_us(ModelId m, std::int64_t run_us) const {
+  const auto observed = observed_cold_us(m);
+  return observed ? *observed : std::min(run_us / 2, kColdPriorMax);
 }
 
 bool CostModel::observed(ModelId m) const {

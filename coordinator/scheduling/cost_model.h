@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "shared/job/shape_class.h"
@@ -39,8 +40,22 @@ class CostModel {
   // Corrected prediction for a unit whose prior is `prior_us`. Without a run of this class on this worker:
   // the class's mean scaled by the worker's speed at the model, else whatever of these is known.
   std::int64_t run_us(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us) const;
+  // The same for many workers in a row: run_us(c, m, w, prior) of each w.
+  class Runs {
+   public:
+    std::int64_t operator()(WorkerId w) const;
+
+   private:
+    friend class CostModel;
+    const std::vector<Ewma>* of_class = nullptr;
+    const std::vector<Ewma>* of_model = nullptr;
+    double prior_us = 0, otherwise = 1, per_speed = 1;
+  };
+  Runs runs(ClassId c, ModelId m, std::int64_t prior_us) const;
   // The same without naming a worker: what a tenant is charged in advance and a client is told.
   std::int64_t typical_run_us(ClassId c, ModelId m, std::int64_t prior_us) const;
+  // cold_us() of many runs in a row: what was observed, or nothing where it was not.
+  std::optional<std::int64_t> observed_cold_us(ModelId m) const;
   // What the first run of a class costs a worker on top. Unobserved: half a run, at most kColdPriorMax: a
   // guess that lets an idle cold worker win over a queue of one.
   std::int64_t cold_us(ModelId m, std::int64_t run_us) const;

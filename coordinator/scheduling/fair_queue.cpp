@@ -56,6 +56,7 @@ FairQueue::Handle FairQueue::push(const QueuedUnit& unit) {
   if (unit.model >= models_.size()) models_.resize(unit.model + 1);
   if (unit.lane >= lane_totals_.size()) lane_totals_.resize(unit.lane + 1);
 
+  tenants_.wait(unit.tenant);
   auto& model = models_[unit.model];
   auto& backlog = model.backlogs[unit.tenant];
   if (backlog.by_age.empty()) model.order.emplace(tenants_.virtual_time(unit.tenant), unit.tenant);
@@ -98,29 +99,43 @@ void FairQueue::remove(Handle handle) {
     model.order.erase({tenants_.virtual_time(unit.tenant), unit.tenant});
     model.backlogs.erase(unit.tenant);
   }
+  tenants_.leave(unit.tenant);
   free_.push_back(handle);
 }
 
-std::optional<FairQueue::Candidate> FairQueue::next(ModelId model_id, std::int64_t now_us,
-                                                    const std::function<bool(ClassId)>& skipped) const {
+std::optional<FairQueue::Candidate> FairQueue::next(ModelId model_id, std::int64_t now_us, const Round& round) const {
   if (model_id >= models_.size()) return std::nullopt;
-  const auto& model = models_[model_id];
-  for (const auto& [time, tenant] : model.order) {
-    const auto& backlog = model.backlogs.at(tenant);
+  const auto is_closed = [&](LaneId lane) { return round.closed && round.closed(lane); };
+  std::optional<Candidate> behind;  // of the tenant that has had least: passed over, but somebody can take it
+  std::int64_t least = 0;
+  for (const auto& [time, tenant] : models_[model_id].order) {
+    if (behind && time - least > round.lead_us) return behind;
+    const auto& backlog = models_[model_id].backlogs.at(tenant);
     const auto& oldest = *backlog.by_age.begin();
-    if (now_us - oldest.ready_us > age_bound_us_) return Candidate{.handle = oldest.handle, .aged = true};
+    if (now_us - oldest.ready_us > age_bound_us_ && !is_closed(units_[oldest.handle].lane)) {
+      return Candidate{.handle = oldest.handle, .aged = true};
+    }
+    const bool first = !behind;
+    std::int64_t lack = 0;
     for (const auto& [order, lane] : backlog.heads) {
-      if (!skipped(lane)) return Candidate{.handle = order.handle};
+      if (!round.skipped(lane)) return Candidate{.handle = order.handle};
+      if (!first || is_closed(lane)) continue;
+      if (behind && units_[behind->handle].priority != -order.negative_priority) continue;
+      const auto own = round.lack ? round.lack(lane) : 0;
+      if (behind && own >= lack) continue;
+      behind = Candidate{.handle = order.handle, .behind = true};
+      lack = own;
+      least = time;
     }
   }
   return std::nullopt;
 }
 
-std::int64_t FairQueue::lane_work_us(ClassId lane) const {
+std::int64_t FairQueue::lane_work_us(LaneId lane) const {
   return lane < lane_totals_.size() ? lane_totals_[lane].prior_us : 0;
 }
 
-std::size_t FairQueue::lane_size(ClassId lane) const {
+std::size_t FairQueue::lane_size(LaneId lane) const {
   return lane < lane_totals_.size() ? lane_totals_[lane].units : 0;
 }
 

@@ -3,14 +3,15 @@
 // between two backlogged tenants is at most one unit's cost each way, and nothing starves behind a stream of
 // higher priority.
 //
-// Units wait in lanes (one a shape class): the router decides alike for all units of a class, so a class that
-// is better off waiting for its warm worker is skipped as a whole. No call looks at all queued units.
+// Units wait in lanes (one a shape class and set of adapters): the router decides alike for all units of a lane, so one
+// that is better off waiting for its warm worker is skipped as a whole. No call looks at all queued units.
 //
 // Pure and not thread safe. Times are microseconds of Redis' clock.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -22,10 +23,12 @@
 
 namespace ditfleet::scheduling {
 
+using LaneId = std::uint32_t;
+
 struct QueuedUnit {
   TenantId tenant = 0;
   ModelId model = 0;
-  ClassId lane = 0;
+  LaneId lane = 0;
   int priority = 0;
   std::int64_t deadline_us = 0;  // 0: none
   std::int64_t ready_us = 0;     // waits since
@@ -53,17 +56,27 @@ class FairQueue {
 
   struct Candidate {
     Handle handle = 0;
-    bool aged = false;
+    bool aged = false;    // takes whoever can run it
+    bool behind = false;  // its tenant's turn, whatever others would gain
   };
-  // The next unit of a model among those whose lane is not `skipped`. An aged unit comes regardless of that.
-  std::optional<Candidate> next(ModelId model, std::int64_t now_us,
-                                const std::function<bool(ClassId)>& skipped) const;
+  // What a round of decisions knows of the lanes it has looked at.
+  struct Round {
+    std::function<bool(LaneId)> skipped;               // it is better off waiting
+    std::function<bool(LaneId)> closed = nullptr;      // nobody can take it just now
+    std::function<std::int64_t(LaneId)> lack = nullptr;  // of a skipped one: what the best there is now lacks for it
+    // Virtual time that a tenant may get ahead of one whose lanes are skipped.
+    std::int64_t lead_us = std::numeric_limits<std::int64_t>::max();
+  };
+  // The next unit of a model among those whose lane is not skipped. An aged unit comes regardless of that, unless its
+  // lane is closed. So does, once only tenants too far ahead are left, the one of the tenant with least that lacks least,
+  // among those of its highest priority.
+  std::optional<Candidate> next(ModelId model, std::int64_t now_us, const Round& round) const;
 
   // Work that waits (sum of priors), by lane, by model and by tenant and model.
-  std::int64_t lane_work_us(ClassId lane) const;
+  std::int64_t lane_work_us(LaneId lane) const;
   std::int64_t model_work_us(ModelId model) const;
   std::int64_t tenant_work_us(ModelId model, TenantId tenant) const;
-  std::size_t lane_size(ClassId lane) const;
+  std::size_t lane_size(LaneId lane) const;
 
  private:
   struct Order {
@@ -81,8 +94,8 @@ class FairQueue {
   };
   using Lane = std::set<Order>;
   struct Backlog {  // one tenant's units of one model
-    std::unordered_map<ClassId, Lane> lanes;
-    std::set<std::pair<Order, ClassId>> heads;  // the first of every lane
+    std::unordered_map<LaneId, Lane> lanes;
+    std::set<std::pair<Order, LaneId>> heads;  // the first of every lane
     std::set<Age> by_age;
     std::int64_t prior_us = 0;
   };

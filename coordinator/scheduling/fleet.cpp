@@ -1,6 +1,7 @@
 #include "coordinator/scheduling/fleet.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "coordinator/scheduling/router.h"
 
@@ -33,6 +34,8 @@ WorkerId Fleet::allocate(const std::string& name, const std::string& boot) {
     id = free_.back();
     free_.pop_back();
   }
+  if (id >= loads_.size()) loads_.resize(id + 1);
+  loads_[id] = {};
   workers_[id] = {.name = name, .boot = boot, .owner = name + ":" + boot, .hash = rendezvous_hash(name)};
   by_owner_.emplace(workers_[id].owner, id);
   for (auto& warm : warm_) {
@@ -52,6 +55,8 @@ void Fleet::begin_update() {
   for (const auto& worker : workers_) before_.push_back(worker.standing);
   seen_.assign(workers_.size(), 0);
   for (auto& ids : by_model_) ids.clear();
+  open_workers_.assign(open_workers_.size(), 0);
+  for (auto& load : loads_) load.limit = 0;  // counted anew
 }
 
 void Fleet::apply(const queue::WorkerInfo& info, std::vector<ModelId> models, std::int64_t now_us) {
@@ -79,6 +84,16 @@ void Fleet::apply(const queue::WorkerInfo& info, std::vector<ModelId> models, st
   } else {
     worker.standing = info.state == "draining" ? Standing::kDraining : Standing::kStarting;
   }
+  HeldAdapters held{.slots = info.adapter_slots,
+                    .host_bytes = info.host_adapter_bytes,
+                    .load_bytes_per_s = static_cast<double>(info.adapter_load_bytes_per_s),
+                    .swap_us = info.adapter_swap_us,
+                    .in_slots = {},
+                    .in_host = {}};
+  for (const auto& name : info.adapters) held.in_slots.push_back(adapters_.intern(name));
+  for (const auto& name : info.host_adapters) held.in_host.push_back(adapters_.intern(name));
+  adapters_.report(id, held, now_us);
+  refresh_load(id);
 }
 
 std::vector<WorkerId> Fleet::end_update() {
@@ -90,7 +105,9 @@ std::vector<WorkerId> Fleet::end_update() {
     if (!seen) worker.standing = Standing::kGone;
     const bool freed = !seen && worker.held.empty();
     if (freed || id >= before_.size() || worker.standing != before_[id]) changed.push_back(id);
+    if (!seen) loads_[id] = {};
     if (freed) {
+      adapters_.forget(id);
       by_owner_.erase(worker.owner);
       worker = {};
       free_.push_back(id);
@@ -120,14 +137,34 @@ void Fleet::define_class(ClassId c, const std::string& class_key) {
   for (WorkerId w = 0; w < workers_.size(); ++w) warm_[c][w] = workers_[w].warm.contains(class_keys_[c]);
 }
 
+// Keeps `loads_` and the count of open workers in step with a worker.
+void Fleet::refresh_load(WorkerId w) {
+  const auto& worker = workers_[w];
+  auto& load = loads_[w];
+  const bool was_open = load.ready && load.has_slot();
+  load = {.free_at_us = worker.free_at_us,
+          .waiting_us = worker.waiting_us,
+          .hash = worker.hash,
+          .held = static_cast<int>(worker.held.size()),
+          .limit = worker.limit,
+          .ready = worker.standing == Standing::kReady};
+  const bool is_open = load.ready && load.has_slot();
+  if (was_open == is_open) return;
+  for (const auto m : worker.models) {
+    if (m >= open_workers_.size()) open_workers_.resize(m + 1, 0);
+    open_workers_[m] += is_open ? 1 : -1;
+  }
+}
+
 void Fleet::recompute(Worker& worker) {
   std::int64_t at = 0, waiting = 0;
   for (const auto& unit : worker.held) {
-    at = std::max(at, unit.started ? unit.started_us : unit.assigned_us) + unit.run_us;
+    at = std::max(at, unit.started ? unit.started_us : std::max(unit.assigned_us, unit.ready_us)) + unit.run_us;
     if (!unit.started) waiting += unit.run_us;
   }
   worker.free_at_us = at;
   worker.waiting_us = waiting;
+  refresh_load(static_cast<WorkerId>(&worker - workers_.data()));
 }
 
 void Fleet::hold(WorkerId w, HeldUnit unit) {
@@ -145,6 +182,7 @@ bool Fleet::release(WorkerId w, const queue::UnitRef& ref, std::int64_t now_us) 
   const auto it = std::find_if(worker.held.begin(), worker.held.end(), [&](const HeldUnit& h) { return h.ref == ref; });
   if (it == worker.held.end()) return false;
   if (it->started) worker.last_end_us = std::max(worker.last_end_us, now_us);
+  adapters_.release(w, it->adapters, now_us);
   // A unit that ran has warmed its class; the next heartbeat says so itself, until then this stands.
   if (!it->started && it->cold && it->cls < warm_.size()) {
     const auto cls = it->cls;
@@ -169,6 +207,7 @@ void Fleet::started(WorkerId w, const queue::UnitRef& ref, std::int64_t at_us) {
   if (auto* unit = find_held(w, ref)) {
     unit->started = true;
     unit->started_us = at_us;
+    unit->run_us -= std::exchange(unit->swap_us, 0);
     recompute(workers_[w]);
   }
 }
@@ -176,13 +215,6 @@ void Fleet::started(WorkerId w, const queue::UnitRef& ref, std::int64_t at_us) {
 const std::vector<WorkerId>& Fleet::with_model(ModelId m) const {
   static const std::vector<WorkerId> kNone;
   return m < by_model_.size() ? by_model_[m] : kNone;
-}
-
-bool Fleet::has_free_slot(ModelId m) const {
-  for (const auto w : with_model(m)) {
-    if (workers_[w].standing == Standing::kReady && workers_[w].has_slot()) return true;
-  }
-  return false;
 }
 
 }  // namespace ditfleet::scheduling

@@ -4,6 +4,7 @@
 // Pure and not thread safe. Times are microseconds of Redis' clock.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "coordinator/scheduling/cost_model.h"
+#include "coordinator/scheduling/residency.h"
 #include "shared/queue/types.h"
 
 namespace ditfleet::scheduling {
@@ -23,9 +25,12 @@ std::string_view standing_name(Standing standing);
 struct HeldUnit {
   queue::UnitRef ref;
   ClassId cls = 0;
-  std::int64_t run_us = 0;  // predicted, the cold class's cost included
+  std::int64_t run_us = 0;  // predicted, the cold class's cost and the adapters' swap included
   std::int64_t assigned_us = 0, started_us = 0;
   bool started = false, cold = false;
+  std::vector<AdapterId> adapters = {};
+  std::int64_t ready_us = 0;  // its adapters are in host memory
+  std::int64_t swap_us = 0;   // the part of run_us that passes before it starts
 };
 
 struct Worker {
@@ -47,6 +52,17 @@ struct Worker {
     const auto soonest = now_us + waiting_us;
     return free_at_us > soonest ? free_at_us : soonest;
   }
+};
+
+// What a routing decision reads of every worker, close together.
+struct WorkerLoad {
+  std::int64_t free_at_us = 0, waiting_us = 0;
+  std::uint64_t hash = 0;
+  int held = 0, limit = 0;
+  bool ready = false;  // its standing
+
+  bool has_slot() const { return held < limit; }
+  std::int64_t start_us(std::int64_t now_us) const { return std::max(free_at_us, now_us + waiting_us); }
 };
 
 class Fleet {
@@ -80,10 +96,13 @@ class Fleet {
   bool is_warm(ClassId c, WorkerId w) const { return c < warm_.size() && w < warm_[c].size() && warm_[c][w] != 0; }
 
   const Worker& at(WorkerId w) const { return workers_[w]; }
+  const WorkerLoad& load(WorkerId w) const { return loads_[w]; }
+  Residency& adapters() { return adapters_; }
+  const Residency& adapters() const { return adapters_; }
   std::size_t slots() const { return workers_.size(); }
   // Workers that have the model, of any standing.
   const std::vector<WorkerId>& with_model(ModelId m) const;
-  bool has_free_slot(ModelId m) const;
+  bool has_free_slot(ModelId m) const { return m < open_workers_.size() && open_workers_[m] > 0; }
 
  private:
   void begin_update();
@@ -92,10 +111,14 @@ class Fleet {
   WorkerId allocate(const std::string& name, const std::string& boot);
   void recompute(Worker& worker);
   void refresh_warm(WorkerId w);
+  void refresh_load(WorkerId w);
 
   int lookahead_;
   std::int64_t silent_after_us_;
+  Residency adapters_;
   std::vector<Worker> workers_;
+  std::vector<WorkerLoad> loads_;
+  std::vector<int> open_workers_;  // by model: ready ones with a slot
   std::vector<WorkerId> free_;
   std::unordered_map<std::string, WorkerId> by_owner_;
   std::vector<std::vector<WorkerId>> by_model_;

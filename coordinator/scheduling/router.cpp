@@ -10,29 +10,29 @@ namespace {
 // A difference in predicted finish that means nothing: half a millisecond, or this part of the run.
 constexpr std::int64_t kTieUs = 500;
 constexpr std::int64_t kTieRunDivisor = 50;
-
-std::uint64_t mix(std::uint64_t x) {  // SplitMix64's finalizer
-  x ^= x >> 30;
-  x *= 0xbf58476d1ce4e5b9ULL;
-  x ^= x >> 27;
-  x *= 0x94d049bb133111ebULL;
-  return x ^ (x >> 31);
-}
+// Until then the scheduler decides again, whatever happens (the shell's tick).
+constexpr std::int64_t kNextLookUs = 100'000;
 
 struct Option {
   bool valid = false, warm = false;
   WorkerId worker = 0;
-  std::int64_t start_us = 0, run_us = 0, cold_us = 0;
-  std::int64_t finish_us() const { return start_us + cold_us + run_us; }
+  std::int64_t start_us = 0, run_us = 0, cold_us = 0, bias_us = 0;
+  double pushes_out = 0;
+  AdapterNeed need;
+  std::int64_t finish_us() const { return std::max(start_us, need.ready_us) + need.swap_us + cold_us + run_us; }
+  std::int64_t score_us() const { return finish_us() + bias_us; }
+  // What this worker lacks for the unit.
+  std::int64_t lacks_us() const { return need.load_us + need.swap_us + cold_us; }
 };
 
 std::string milliseconds(std::int64_t us) {
   return us < 10'000 ? fmt::format("{:.1f} ms", static_cast<double>(us) / 1000.0) : fmt::format("{} ms", us / 1000);
 }
 
-std::string describe(const Option& best, const Option& next, const Fleet& fleet, std::size_t workers,
-                     std::int64_t now_us) {
+std::string describe(const Option& best, const Option& next, const Fleet& fleet, std::size_t workers, std::int64_t now_us) {
   std::string out = best.warm ? "warm" : "cold (+" + milliseconds(best.cold_us) + ")";
+  if (best.need.load_us > 0) out += "; adapter load " + milliseconds(best.need.load_us);
+  if (best.need.swap_us > 0) out += "; adapter swap " + milliseconds(best.need.swap_us);
   out += fmt::format("; free in {} + run {}; earliest finish of {} worker{}",
                      milliseconds(std::max<std::int64_t>(0, best.start_us - now_us)), milliseconds(best.run_us), workers,
                      workers == 1 ? "" : "s");
@@ -44,44 +44,70 @@ std::string describe(const Option& best, const Option& next, const Fleet& fleet,
 
 }  // namespace
 
+std::uint64_t mixed(std::uint64_t x) {
+  x ^= x >> 30;
+  x *= 0xbf58476d1ce4e5b9ULL;
+  x ^= x >> 27;
+  x *= 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
 std::uint64_t rendezvous_hash(std::string_view name) {
   std::uint64_t hash = 0xcbf29ce484222325ULL;  // FNV-1a, then mixed
   for (const unsigned char c : name) hash = (hash ^ c) * 0x100000001b3ULL;
-  return mix(hash);
+  return mixed(hash);
 }
 
-Route choose_worker(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) {
-  Option best, next, full_warm;
+void FinishPolicy::begin_round() {
+  for (const auto w : promised_) promised_us_[w] = 0;
+  promised_.clear();
+}
+
+Route FinishPolicy::choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) {
+  Option best, next;
+  // Of the workers without a slot, the soonest among those that lack nothing, and that lack a swap at most; how many.
+  Option full[2];
+  std::size_t lacking_nothing[2] = {0, 0};
   std::uint64_t best_hash = 0;
   std::int64_t earliest = 0;
-  std::size_t workers = 0, warm_workers = 0;
+  std::size_t workers = 0;
+  const auto scan = fleet.adapters().scan(request.adapters, now_us);
+  const auto cold_us = costs.observed_cold_us(request.model);
+  const auto runs = costs.runs(request.cls, request.model, request.prior_us);
   for (const auto w : fleet.with_model(request.model)) {
-    const auto& worker = fleet.at(w);
-    if (worker.standing != Standing::kReady) continue;
+    const auto& load = fleet.load(w);
+    if (!load.ready || !scan.fits(w)) continue;
     ++workers;
-    const bool warm = fleet.is_warm(request.cls, w), slot = worker.has_slot();
+    const bool warm = fleet.is_warm(request.cls, w), slot = load.has_slot();
     if (!warm && !slot) continue;
-    Option option{.valid = true, .warm = warm, .worker = w, .start_us = worker.start_us(now_us)};
-    option.run_us = costs.run_us(request.cls, request.model, w, request.prior_us);
-    if (option.warm) {
-      ++warm_workers;
-    } else {
-      option.cold_us = costs.cold_us(request.model, option.run_us);
+    Option option{.valid = true, .warm = warm, .worker = w, .start_us = load.start_us(now_us), .need = scan.at(w)};
+    if (!slot && option.need.load_us > 0) continue;
+    option.run_us = runs(w);
+    if (!warm) option.cold_us = cold_us ? *cold_us : costs.cold_us(request.model, option.run_us);
+    if (warm && option.need.load_us == 0) {
+      ++lacking_nothing[1];
+      lacking_nothing[0] += option.need.swap_us == 0;
     }
     if (!slot) {
-      if (option.warm && (!full_warm.valid || option.finish_us() < full_warm.finish_us())) full_warm = option;
+      if (w < promised_us_.size()) option.start_us += promised_us_[w];
+      for (int kind = option.need.swap_us == 0 ? 0 : 1; kind < 2; ++kind) {
+        if (!full[kind].valid || option.finish_us() < full[kind].finish_us()) full[kind] = option;
+      }
       continue;
     }
-    const auto hash = mix(request.class_hash ^ worker.hash);
+    option.bias_us = bias_us(option.need);
+    if (option.need.load_us > 0) option.pushes_out = fleet.adapters().least_worth(w);
+    const auto hash = mixed(request.class_hash ^ load.hash);
     const auto tie = std::max(kTieUs, option.run_us / kTieRunDivisor);
-    const auto finish = option.finish_us();
-    earliest = best.valid ? std::min(earliest, finish) : finish;
-    const bool best_ties = best.valid && best.finish_us() <= earliest + tie;
-    if (finish <= earliest + tie && (!best_ties || hash > best_hash)) {
+    const auto score = option.score_us();
+    earliest = best.valid ? std::min(earliest, score) : score;
+    const bool best_ties = best.valid && best.score_us() <= earliest + tie;
+    const bool better = option.pushes_out != best.pushes_out ? option.pushes_out < best.pushes_out : hash > best_hash;
+    if (score <= earliest + tie && (!best_ties || better)) {
       next = best;
       best = option;
       best_hash = hash;
-    } else if (!next.valid || option.finish_us() < next.finish_us()) {
+    } else if (!next.valid || score < next.score_us()) {
       next = option;
     }
   }
@@ -89,11 +115,26 @@ Route choose_worker(const Fleet& fleet, const CostModel& costs, const RouteReque
   if (workers == 0) return route;
   route.kind = Route::Kind::kWait;
   if (!best.valid) return route;
-  if (!best.warm && full_warm.valid && request.may_wait && request.prior_us > 0) {
-    const double scale = static_cast<double>(full_warm.run_us) / static_cast<double>(request.prior_us);
+  route.lacks_us = best.lacks_us();
+  for (int kind = 0; kind < 2 && request.may_wait && request.prior_us > 0; ++kind) {
+    const auto& holder = full[kind];
+    if (!holder.valid || holder.lacks_us() >= best.lacks_us()) continue;
+    const double scale = static_cast<double>(holder.run_us) / static_cast<double>(request.prior_us);
     const auto lane_us = static_cast<std::int64_t>(static_cast<double>(request.lane_work_us) * scale) /
-                         static_cast<std::int64_t>(warm_workers);
-    if (full_warm.start_us + std::max(lane_us, full_warm.run_us) <= best.finish_us()) return route;
+                         static_cast<std::int64_t>(lacking_nothing[kind]);
+    const auto through_us = holder.start_us + holder.need.swap_us + std::max(lane_us, holder.run_us);
+    if (through_us > best.score_us()) continue;
+    if (holder.worker >= promised_us_.size()) promised_us_.resize(holder.worker + 1, 0);
+    if (promised_us_[holder.worker] == 0) promised_.push_back(holder.worker);
+    promised_us_[holder.worker] += std::max(lane_us, holder.run_us);
+    return route;
+  }
+  // Kept no longer than the load takes, which the worker's present run hides.
+  const bool early = best.start_us - now_us > best.need.load_us + kNextLookUs;
+  const bool patient = static_cast<double>(request.waited_us) < options_.defer_part * static_cast<double>(best.run_us);
+  if (request.may_defer && best.need.load_us > 0 && early && patient) {
+    route.deferred = true;
+    return route;
   }
   route.kind = Route::Kind::kAssign;
   route.worker = best.worker;
@@ -101,8 +142,13 @@ Route choose_worker(const Fleet& fleet, const CostModel& costs, const RouteReque
   route.wait_us = std::max<std::int64_t>(0, best.start_us - now_us);
   route.run_us = best.run_us;
   route.cold_us = best.cold_us;
+  route.need = best.need;
   route.reason = describe(best, next, fleet, workers, now_us);
   return route;
+}
+
+Route choose_worker(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) {
+  return FinishPolicy({}).choose(fleet, costs, request, now_us);
 }
 
 }  // namespace ditfleet::scheduling

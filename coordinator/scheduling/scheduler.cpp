@@ -16,7 +16,9 @@ Scheduler::Scheduler(SchedulerOptions options, Observer* observer)
     : options_(std::move(options)),
       observer_(observer),
       queue_(options_.weights, options_.age_bound_ms * 1000),
-      fleet_(options_.lookahead, options_.silent_after_ms * 1000) {}
+      fleet_(options_.lookahead, options_.silent_after_ms * 1000) {
+  if (options_.routing == nullptr) options_.routing = std::make_shared<FinishPolicy>(FinishPolicy::Options{});
+}
 
 Scheduler::~Scheduler() = default;
 
@@ -51,6 +53,37 @@ ClassId Scheduler::intern_class(const std::string& key, const std::string& model
   return id;
 }
 
+LaneId Scheduler::intern_lane(ClassId cls, const std::vector<std::string>& names) {
+  std::vector<AdapterId> adapters;
+  for (const auto& name : names) adapters.push_back(fleet_.adapters().intern(name));
+  std::sort(adapters.begin(), adapters.end());
+  adapters.erase(std::unique(adapters.begin(), adapters.end()), adapters.end());
+  const auto [it, fresh] = lane_ids_.try_emplace({cls, adapters}, 0);
+  if (!fresh) return it->second;
+  if (free_lanes_.empty()) {
+    it->second = static_cast<LaneId>(lanes_.size());
+    lanes_.emplace_back();
+  } else {
+    it->second = free_lanes_.back();
+    free_lanes_.pop_back();
+  }
+  auto hash = classes_[cls].hash;
+  for (const auto a : adapters) hash = mixed(hash ^ rendezvous_hash(fleet_.adapters().name(a)));
+  lanes_[it->second] = {.cls = cls, .adapters = std::move(adapters), .hash = hash};
+  return it->second;
+}
+
+// Its lane goes with the last job of it.
+void Scheduler::forget_job(const Job& job) {
+  auto& lane = lanes_[job.lane];
+  if (--lane.open == 0) {
+    lane_ids_.erase({lane.cls, lane.adapters});
+    lane = {};
+    free_lanes_.push_back(job.lane);
+  }
+  jobs_.erase(std::string(job.id));  // a copy: erase destroys the key it would be reading
+}
+
 Scheduler::Job* Scheduler::find_job(const std::string& id) const {
   const auto it = jobs_.find(id);
   return it == jobs_.end() ? nullptr : it->second.get();
@@ -63,7 +96,8 @@ Scheduler::Unit* Scheduler::find_unit(const queue::UnitRef& ref, Job** job) {
 }
 
 Scheduler::Job& Scheduler::add_job(const std::string& id, const std::string& tenant, const std::string& model,
-                                   const std::string& class_key, int units, std::int64_t now_us) {
+                                   const std::string& class_key, const std::vector<std::string>& adapters, int units,
+                                   std::int64_t now_us) {
   auto& slot = jobs_[id];
   slot = std::make_unique<Job>();
   auto& job = *slot;
@@ -71,6 +105,9 @@ Scheduler::Job& Scheduler::add_job(const std::string& id, const std::string& ten
   job.tenant = queue_.tenants().intern(tenant);
   job.cls = intern_class(class_key, model);
   job.model = classes_[job.cls].model;
+  job.lane = intern_lane(job.cls, adapters);
+  ++lanes_[job.lane].open;
+  for (const auto a : lanes_[job.lane].adapters) fleet_.adapters().asked_for(a, now_us);
   job.arrival = ++arrivals_;
   job.units.resize(units);
   job.open = job.units.size();
@@ -90,7 +127,7 @@ void Scheduler::remove_job(Job& job, std::int64_t now_us) {
     --classes_[job.cls].open;
     queue_.tenants().close(job.tenant);
   }
-  jobs_.erase(std::string(job.id));  // a copy: erase destroys the key it would be reading
+  forget_job(job);
 }
 
 void Scheduler::settle(const Job& job, Unit& unit, int index, std::int64_t actual_us) {
@@ -123,7 +160,7 @@ void Scheduler::unit_ready(Job& job, int index, std::int64_t ready_us, std::int6
   unit.ready_us = ready_us > 0 ? std::min(ready_us, now_us) : now_us;
   unit.handle = queue_.push({.tenant = job.tenant,
                              .model = job.model,
-                             .lane = job.cls,
+                             .lane = job.lane,
                              .priority = job.priority,
                              .deadline_us = job.deadline_us,
                              .ready_us = unit.ready_us,
@@ -148,7 +185,17 @@ void Scheduler::unit_held(Job& job, int index, const std::string& owner, const s
   auto run = costs_.run_us(job.cls, job.model, unit.worker, job.prior_us);
   const bool cold = !fleet_.is_warm(job.cls, unit.worker);
   if (cold) run += costs_.cold_us(job.model, run);
-  fleet_.hold(unit.worker, {.ref = {job.id, index}, .cls = job.cls, .run_us = run, .assigned_us = now_us, .cold = cold});
+  const auto& adapters = lanes_[job.lane].adapters;
+  const auto need = fleet_.adapters().scan(adapters, now_us).at(unit.worker);
+  fleet_.adapters().hold(unit.worker, adapters, options_.routing->eviction(), now_us);
+  fleet_.hold(unit.worker, {.ref = {job.id, index},
+                            .cls = job.cls,
+                            .run_us = run + need.swap_us,
+                            .assigned_us = now_us,
+                            .cold = cold,
+                            .adapters = adapters,
+                            .ready_us = need.ready_us,
+                            .swap_us = need.swap_us});
 }
 
 void Scheduler::unit_delayed(Job& job, int index, std::int64_t now_us) {
@@ -166,7 +213,7 @@ void Scheduler::unit_ended(Job& job, int index, std::int64_t now_us) {
   unit.where = Unit::Where::kEnded;
   --classes_[job.cls].open;
   queue_.tenants().close(job.tenant);
-  if (--job.open == 0) jobs_.erase(std::string(job.id));
+  if (--job.open == 0) forget_job(job);
 }
 
 // --- inputs ----------------------------------------------------------------------------------------
@@ -210,7 +257,7 @@ Scheduler::Job& Scheduler::job_of(const queue::UnitView& view, std::int64_t now_
     }
     return *known;
   }
-  auto& job = add_job(view.ref.job, view.tenant, view.model, view.class_key, units, now_us);
+  auto& job = add_job(view.ref.job, view.tenant, view.model, view.class_key, view.adapters, units, now_us);
   job.priority = view.priority;
   job.cost_us = view.cost_us;
   job.deadline_us = view.deadline_ms * 1000;

@@ -20,6 +20,7 @@
 #include "coordinator/scheduling/cost_model.h"
 #include "coordinator/scheduling/fair_queue.h"
 #include "coordinator/scheduling/fleet.h"
+#include "coordinator/scheduling/routing_policy.h"
 #include "shared/job/catalogue.h"
 #include "shared/queue/types.h"
 
@@ -33,6 +34,7 @@ struct SchedulerOptions {
   std::int64_t age_bound_ms = 60'000;
   std::int64_t silent_after_ms = 3'500;    // without a heartbeat
   std::function<std::string()> new_nonce;  // must be set; 128 random bits in service
+  std::shared_ptr<RoutingPolicy> routing;  // of this scheduler alone; null: the router (router.h)
 };
 
 struct Actions {
@@ -89,6 +91,9 @@ class Scheduler {
   bool wants_audit() const { return wants_audit_; }
   std::size_t ready() const { return queue_.size(); }
 
+  // What is known of adapters beyond what workers report: sizes, pins.
+  Residency& adapters() { return fleet_.adapters(); }
+
   Estimate estimate(const job::JobSpec& complete_spec, const std::string& tenant, std::int64_t now_us) const;
   std::map<std::string, std::int64_t> virtual_times() const { return queue_.tenants().times(); }
   Census census() const;
@@ -111,6 +116,7 @@ class Scheduler {
     TenantId tenant = 0;
     ModelId model = 0;
     ClassId cls = 0;
+    LaneId lane = 0;
     std::int64_t prior_us = 0, cost_us = 0, deadline_us = 0;
     int priority = 0;
     std::uint64_t arrival = 0;
@@ -122,13 +128,23 @@ class Scheduler {
     std::uint64_t hash = 0;
     ModelId model = 0;
     std::size_t open = 0;              // units that refer to it
-    std::uint64_t skipped_round = 0;   // of decide(): the router would rather wait
+  };
+  struct Lane {
+    ClassId cls = 0;
+    std::vector<AdapterId> adapters;
+    std::uint64_t hash = 0;            // of class and adapters
+    std::size_t open = 0;              // jobs that refer to it
+    // Rounds of decide(): the router would rather wait; nobody can take it.
+    std::uint64_t skipped_round = 0, closed_round = 0;
+    std::int64_t lacks_us = 0;  // when it was skipped
   };
 
   ModelId intern_model(const std::string& name);
   ClassId intern_class(const std::string& key, const std::string& model);
+  LaneId intern_lane(ClassId cls, const std::vector<std::string>& adapters);
+  void forget_job(const Job& job);
   Job& add_job(const std::string& id, const std::string& tenant, const std::string& model, const std::string& class_key,
-               int units, std::int64_t now_us);
+               const std::vector<std::string>& adapters, int units, std::int64_t now_us);
   Job* find_job(const std::string& id) const;
   Unit* find_unit(const queue::UnitRef& ref, Job** job);
   Job& job_of(const queue::UnitView& view, std::int64_t now_us);
@@ -147,7 +163,7 @@ class Scheduler {
   void on_unit_event(Job& job, const queue::Event& event, int unit, std::int64_t now_us);
 
   void dispatch(Actions& actions, std::int64_t now_us);
-  void place(FairQueue::Candidate candidate, std::int64_t now_us,
+  bool place(FairQueue::Candidate candidate, std::int64_t now_us,
              std::unordered_map<WorkerId, std::size_t>& batches, Actions& actions);
   void revoke_from_absent(std::int64_t now_us);
   void revoke_for_idle(std::int64_t now_us);
@@ -165,8 +181,13 @@ class Scheduler {
   std::vector<Class> classes_;
   std::vector<ClassId> free_classes_;
   std::unordered_map<std::string, ClassId> class_ids_;
+  std::vector<Lane> lanes_;
+  std::vector<LaneId> free_lanes_;
+  std::map<std::pair<ClassId, std::vector<AdapterId>>, LaneId> lane_ids_;
   Actions pending_;
   std::uint64_t arrivals_ = 0, round_ = 0;
+  int skips_ = 0;  // of this round
+  std::int64_t largest_us_ = 0;  // charge of late
   std::int64_t grace_until_us_ = 0;
   bool wants_audit_ = false;
 };

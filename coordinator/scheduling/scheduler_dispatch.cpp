@@ -10,6 +10,9 @@ namespace {
 constexpr std::int64_t kRevokeAgainUs = 1'000'000;
 // Moving a unit to an idle worker throws away what its holder has prepared: it must be worth that.
 constexpr std::int64_t kMoveGainUs = 200'000;
+// Lanes that may be told to wait for a holder in one round: what is behind them waits for none, so that affinity bends the
+// fair order no further. Lanes that a round looks at in vain: the rest has to wait for the next.
+constexpr int kMostSkips = 16, kMostLooks = 48;
 
 }  // namespace
 
@@ -26,14 +29,19 @@ void Scheduler::dispatch(Actions& actions, std::int64_t now_us) {
   for (ModelId m = 0; m < models_.size(); ++m) {
     if (queue_.model_work_us(m) > 0 && fleet_.has_free_slot(m)) open.push_back(m);
   }
-  const auto skipped = [this](ClassId c) { return classes_[c].skipped_round == round_; };
+  skips_ = 0;
+  options_.routing->begin_round();
+  const FairQueue::Round round{.skipped = [this](LaneId lane) { return lanes_[lane].skipped_round == round_; },
+                               .closed = [this](LaneId lane) { return lanes_[lane].closed_round == round_; },
+                               .lack = [this](LaneId lane) { return lanes_[lane].lacks_us; },
+                               .lead_us = largest_us_ / 4};
   std::unordered_map<WorkerId, std::size_t> batches;
   while (!open.empty()) {
     // Across models, too, the tenant with the least virtual time comes first.
     std::size_t chosen = 0;
     std::optional<FairQueue::Candidate> best;
     for (std::size_t i = 0; i < open.size();) {
-      const auto candidate = queue_.next(open[i], now_us, skipped);
+      const auto candidate = queue_.next(open[i], now_us, round);
       if (!candidate) {
         open.erase(open.begin() + static_cast<std::ptrdiff_t>(i));
         continue;
@@ -48,13 +56,15 @@ void Scheduler::dispatch(Actions& actions, std::int64_t now_us) {
       ++i;
     }
     if (!best) break;
-    place(*best, now_us, batches, actions);
-    if (!fleet_.has_free_slot(open[chosen])) open.erase(open.begin() + static_cast<std::ptrdiff_t>(chosen));
+    const bool go_on = place(*best, now_us, batches, actions);
+    if (skips_ >= kMostLooks) break;
+    if (!go_on || !fleet_.has_free_slot(open[chosen])) open.erase(open.begin() + static_cast<std::ptrdiff_t>(chosen));
   }
 }
 
-// Assigns the unit, or, if its lane is better off waiting, skips the lane for the rest of this round.
-void Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us,
+// Assigns the unit, or, if its lane is better off waiting, skips the lane for the rest of this round. False: nothing more
+// of this model, it is this unit's turn and not yet its time.
+bool Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us,
                       std::unordered_map<WorkerId, std::size_t>& batches, Actions& actions) {
   const auto& queued = queue_.at(candidate.handle);
   auto& [job, index] = queued_[candidate.handle];
@@ -62,20 +72,28 @@ void Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us,
     // Too late even for a short run: it waits for the reaper, whose `expired` ends it.
     queue_.remove(candidate.handle);
     job->units[static_cast<std::size_t>(index)].where = Unit::Where::kDelayed;
-    return;
+    return true;
   }
-  auto& cls = classes_[queued.lane];
-  const auto route = choose_worker(fleet_, costs_,
-                                   {.cls = queued.lane,
-                                    .model = queued.model,
-                                    .class_hash = cls.hash,
-                                    .prior_us = queued.prior_us,
-                                    .lane_work_us = queue_.lane_work_us(queued.lane),
-                                    .may_wait = !candidate.aged},
-                                   now_us);
+  auto& lane = lanes_[queued.lane];
+  const bool may_wait = !candidate.aged && !candidate.behind && skips_ < kMostSkips;
+  const auto route = options_.routing->choose(fleet_, costs_,
+                                              {.cls = lane.cls,
+                                               .model = queued.model,
+                                               .class_hash = lane.hash,
+                                               .prior_us = queued.prior_us,
+                                               .lane_work_us = queue_.lane_work_us(queued.lane),
+                                               .may_wait = may_wait,
+                                               .may_defer = !candidate.aged,
+                                               .adapters = lane.adapters,
+                                               .waited_us = now_us - queued.ready_us},
+                                              now_us);
   if (route.kind != Route::Kind::kAssign) {
-    cls.skipped_round = round_;
-    return;
+    lane.skipped_round = round_;
+    lane.lacks_us = route.lacks_us;
+    ++skips_;
+    if (candidate.behind && route.deferred) return false;
+    if (candidate.aged || candidate.behind) lane.closed_round = round_;
+    return true;
   }
   auto& unit = job->units[static_cast<std::size_t>(index)];
   const queue::UnitRef ref{job->id, index};
@@ -86,15 +104,30 @@ void Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us,
   unit.touched_us = now_us;
   unit.charged_us = costs_.typical_run_us(job->cls, job->model, job->prior_us);
   queue_.charge(job->tenant, unit.charged_us);
+  largest_us_ = std::max(unit.charged_us, largest_us_ - largest_us_ / 1024);  // of late
+  auto dropped = fleet_.adapters().hold(route.worker, lane.adapters, options_.routing->eviction(), now_us);
   fleet_.hold(route.worker, {.ref = ref,
                              .cls = job->cls,
-                             .run_us = route.run_us + route.cold_us,
+                             .run_us = route.run_us + route.cold_us + route.need.swap_us,
                              .assigned_us = now_us,
-                             .cold = route.cold});
+                             .cold = route.cold,
+                             .adapters = lane.adapters,
+                             .ready_us = route.need.ready_us,
+                             .swap_us = route.need.swap_us});
   const auto [at, fresh] = batches.emplace(route.worker, actions.assign.size());
   if (fresh) actions.assign.push_back({.owner = fleet_.at(route.worker).owner, .units = {}});
-  actions.assign[at->second].units.push_back({.ref = ref, .nonce = unit.nonce, .reason = route.reason});
+  const auto names = [this](const std::vector<AdapterId>& ids) {
+    std::vector<std::string> out;
+    for (const auto a : ids) out.push_back(fleet_.adapters().name(a));
+    return out;
+  };
+  actions.assign[at->second].units.push_back({.ref = ref,
+                                              .nonce = unit.nonce,
+                                              .reason = route.reason,
+                                              .drop_from_host = names(dropped.from_host),
+                                              .drop_from_slots = names(dropped.from_slots)});
   if (observer_ != nullptr) observer_->assigned(route.cold, now_us - unit.ready_us);
+  return true;
 }
 
 void Scheduler::ask_revoke(const HeldUnit& held, std::int64_t now_us) {
@@ -138,7 +171,11 @@ void Scheduler::revoke_for_idle(std::int64_t now_us) {
         if (const auto& unit = job->units[last.ref.unit]; now_us - unit.touched_us < kMoveGainUs) continue;
         const auto run = costs_.run_us(last.cls, m, idle, job->prior_us);
         const auto cold = fleet_.is_warm(last.cls, idle) ? 0 : costs_.cold_us(m, run);
-        const auto gain = worker.start_us(now_us) - (now_us + run + cold) - run / 4;
+        const auto adapters = fleet_.adapters().scan(last.adapters, now_us);
+        if (!adapters.fits(idle)) continue;
+        const auto need = adapters.at(idle);
+        const auto there_us = std::max(now_us, need.ready_us) + need.swap_us + cold + run;
+        const auto gain = worker.start_us(now_us) - there_us - run / 4 - options_.routing->bias_us(need);
         if (gain > most) {
           most = gain;
           gain_unit = &last;

@@ -33,7 +33,7 @@ void Scheduler::on_intake(std::span<const queue::IntakeEntry> entries, std::int6
       continue;
     }
     if (find_job(entry.id) == nullptr) {
-      auto& added = add_job(entry.id, entry.tenant, job->spec.model, job->class_key, job->spec.n.value_or(1), now_us);
+      auto& added = add_job(entry.id, entry.tenant, job->spec.model, job->class_key, adapters_of(job->spec), job->spec.n.value_or(1), now_us);
       added.prior_us = job->prior_us;
       added.cost_us = costs_.typical_run_us(added.cls, added.model, added.prior_us);
       added.priority = job->spec.priority;

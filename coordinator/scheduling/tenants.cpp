@@ -44,13 +44,29 @@ void Tenants::close(TenantId t) {
   active_.erase({tenant.virtual_time - tenant.in_advance, t});
 }
 
+void Tenants::wait(TenantId t) {
+  auto& tenant = tenants_[t];
+  if (tenant.waiting++ > 0) return;
+  const auto level = waiting_.empty() ? most_ : waiting_.begin()->first;
+  move(t, std::max<std::int64_t>(0, level + tenant.in_advance - tenant.virtual_time), 0);
+  waiting_.emplace(tenant.virtual_time - tenant.in_advance, t);
+}
+
+void Tenants::leave(TenantId t) {
+  auto& tenant = tenants_[t];
+  if (tenant.waiting == 0) return;
+  if (--tenant.waiting == 0) waiting_.erase({tenant.virtual_time - tenant.in_advance, t});
+}
+
 void Tenants::move(TenantId t, std::int64_t time, std::int64_t in_advance) {
   auto& tenant = tenants_[t];
+  const bool listed = waiting_.erase({tenant.virtual_time - tenant.in_advance, t}) > 0;
   if (tenant.open > 0) active_.erase({tenant.virtual_time - tenant.in_advance, t});
   tenant.virtual_time += time;
   tenant.in_advance += in_advance;
   most_ = std::max(most_, tenant.virtual_time - tenant.in_advance);
   if (tenant.open > 0) active_.emplace(tenant.virtual_time - tenant.in_advance, t);
+  if (listed) waiting_.emplace(tenant.virtual_time - tenant.in_advance, t);
 }
 
 void Tenants::charge(TenantId t, std::int64_t predicted_us) {

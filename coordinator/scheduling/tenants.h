@@ -31,6 +31,11 @@ class Tenants {
   // if none has: time spent idle buys no credit.
   void open(TenantId t);
   void close(TenantId t);
+  // A unit of the tenant waits for a worker / no longer. A tenant whose first unit waits starts level with those that
+  // wait already, by settled time, or with whoever had most if none does: who had little because it asked for little
+  // has no claim on others for that.
+  void wait(TenantId t);
+  void leave(TenantId t);
   // Service is charged in advance by its prediction, and settled by what it was (0: there was none). Until
   // then it counts for the order, but nobody who comes fresh is made to start behind a mere prediction.
   void charge(TenantId t, std::int64_t predicted_us);
@@ -50,7 +55,7 @@ class Tenants {
     double weight = 1.0;
     std::int64_t virtual_time = 0;
     std::int64_t in_advance = 0;  // the part of it that is not settled
-    std::uint32_t open = 0;
+    std::uint32_t open = 0, waiting = 0;
     bool used = false;
   };
   void move(TenantId t, std::int64_t time, std::int64_t in_advance);
@@ -60,7 +65,8 @@ class Tenants {
   std::vector<Tenant> tenants_;
   std::vector<TenantId> free_;
   std::unordered_map<std::string, TenantId> by_name_;
-  std::set<std::pair<std::int64_t, TenantId>> active_;  // by settled time
+  std::set<std::pair<std::int64_t, TenantId>> active_;   // that have open units, by settled time
+  std::set<std::pair<std::int64_t, TenantId>> waiting_;  // that have waiting ones
   std::int64_t most_ = 0;  // of all virtual times
 };
 

@@ -180,9 +180,10 @@ std::optional<Error> check_against(const JobSpec& spec, const ModelEntry& entry)
                                 std::to_string(entry.max_sequence_length_limit),
                             "max_sequence_length");
   }
-  if (!spec.loras.empty()) {
-    return invalid_argument("model '" + entry.name + "' has no LoRA adapter '" + spec.loras.front().name +
-                                "'; this version serves none, leave loras out",
+  for (const LoraUse& use : spec.loras) {
+    if (entry.adapters.contains(use.name)) continue;
+    return invalid_argument("model '" + entry.name + "' has no LoRA adapter '" + use.name +
+                                (entry.adapters.empty() ? "'; it serves none, leave loras out" : "'" + suggestion(use.name, {entry.adapters.begin(), entry.adapters.end()})),
                             "loras");
   }
   if (*spec.seed > kMaxSeed - (*spec.n - 1)) {

@@ -67,7 +67,7 @@ PackedUnit parse_packed_unit(std::string_view field) {
 }
 
 PackedJob parse_packed_job(std::string_view record) {
-  std::array<std::string_view, 11> part{};
+  std::array<std::string_view, 12> part{};
   for (std::string_view& value : part) {
     const auto bar = record.find('|');
     value = record.substr(0, bar);
@@ -85,7 +85,29 @@ PackedJob parse_packed_job(std::string_view record) {
   job.trace = part[8];
   job.class_key = part[9];
   job.batch_key = part[10];
+  job.adapters = part[11];
   return job;
+}
+
+std::string packed_batch(const std::string& batch_key, const std::vector<std::string>& adapters) {
+  std::string out = batch_key;
+  char mark = '|';
+  for (const std::string& name : adapters) {
+    if (name.find_first_of("|,") != std::string::npos) continue;
+    out += mark + name;
+    mark = ',';
+  }
+  return out;
+}
+
+std::vector<std::string> split_adapters(std::string_view packed) {
+  std::vector<std::string> out;
+  while (!packed.empty()) {
+    const auto comma = std::min(packed.find(','), packed.size());
+    out.emplace_back(packed.substr(0, comma));
+    packed.remove_prefix(std::min(comma + 1, packed.size()));
+  }
+  return out;
 }
 
 UnitRecord unit_record(int unit, const PackedUnit& packed) {

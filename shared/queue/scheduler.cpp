@@ -78,7 +78,7 @@ asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const 
   std::vector<const Admission*> submitted, raw;
   for (const Admission& a : admissions) (a.raw ? raw : submitted).push_back(&a);
   const auto common = [](redis::Command& command, const Admission& a) {
-    command << a.entry_id << a.id << a.units << a.spec << a.class_key << a.batch_key << a.cost_us << a.priority << a.deadline_ms;
+    command << a.entry_id << a.id << a.units << a.spec << a.class_key << packed_batch(a.batch_key, a.adapters) << a.cost_us << a.priority << a.deadline_ms;
   };
 
   for (std::size_t begin = 0; begin < submitted.size(); begin += kBatch) {
@@ -283,6 +283,7 @@ asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(Deadline deadl
       view.tenant = job.tenant;
       view.class_key = job.class_key;
       view.batch_key = job.batch_key;
+      view.adapters = split_adapters(job.adapters);
       view.created_ms = to_int(job.entry);
       view.ready_ms = job.ready_ms;
       view.cost_us = job.cost_us;

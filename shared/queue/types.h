@@ -60,6 +60,7 @@ struct Admission {
   int units = 1;
   std::string spec;  // complete
   std::string class_key, batch_key;
+  std::vector<std::string> adapters = {};  // that its units need
   std::int64_t cost_us = 0;  // predicted, of one unit
   int priority = 0;
   std::int64_t deadline_ms = 0;
@@ -80,6 +81,7 @@ struct UnitView {
   UnitRef ref;
   job::State state = job::State::kReady;
   std::string tenant, class_key, batch_key, model;
+  std::vector<std::string> adapters;  // that it needs
   std::int64_t cost_us = 0, created_ms = 0, ready_ms = 0, deadline_ms = 0, lease_until_ms = 0, not_before_ms = 0;
   int priority = 0, attempt = 0, crashes = 0;
   std::string owner, nonce;  // while assigned or running; owner is "<worker>:<boot>"
@@ -89,6 +91,8 @@ struct AssignRequest {
   UnitRef ref;
   std::string nonce;
   std::string reason;  // why this worker, for the `assigned` event and `ditfleet explain`; short
+  // Adapters that the worker does best to drop if it needs room for this unit's, in this order.
+  std::vector<std::string> drop_from_host = {}, drop_from_slots = {};
 };
 
 // One message in a worker's mailbox.
@@ -168,7 +172,14 @@ struct WorkerInfo {
   int pid = 0;
   std::string state = "starting";  // starting ready draining
   std::string device, device_name, precision;
-  std::vector<std::string> models, warm_classes, adapters;
+  std::vector<std::string> models, warm_classes;
+  // LoRA adapters. A worker without slots takes no unit that needs one.
+  int adapter_slots = 0;
+  std::vector<std::string> adapters;            // in slots: a unit that needs only these waits for nothing
+  std::vector<std::string> host_adapters;       // in host memory, a copy away from a slot; may name those in slots too
+  std::int64_t host_adapter_bytes = 0;          // room for adapters in host memory in all
+  std::int64_t adapter_load_bytes_per_s = 0;    // from their source, as measured; 0: not yet
+  std::int64_t adapter_swap_us = 0;             // from host memory to a slot, as measured; 0: not yet
   int capacity = 2;                  // units it takes at once, the running one included
   std::int64_t heartbeat_ms = 0;     // set by Redis
   std::int64_t started_ms = 0;

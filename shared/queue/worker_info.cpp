@@ -27,6 +27,11 @@ std::string worker_json(const WorkerInfo& info) {
                                       {"models", strings(info.models)},
                                       {"warm_classes", strings(info.warm_classes)},
                                       {"adapters", strings(info.adapters)},
+                                      {"adapter_slots", info.adapter_slots},
+                                      {"host_adapters", strings(info.host_adapters)},
+                                      {"host_adapter_bytes", info.host_adapter_bytes},
+                                      {"adapter_load_bytes_per_s", info.adapter_load_bytes_per_s},
+                                      {"adapter_swap_us", info.adapter_swap_us},
                                       {"capacity", info.capacity},
                                       {"started_ms", info.started_ms},
                                       {"version", info.version},
@@ -58,6 +63,11 @@ Result<WorkerInfo> parse_worker(std::string_view json_text) {
   info.models = parse_strings(object.if_contains("models"));
   info.warm_classes = parse_strings(object.if_contains("warm_classes"));
   info.adapters = parse_strings(object.if_contains("adapters"));
+  info.adapter_slots = static_cast<int>(number("adapter_slots"));
+  info.host_adapters = parse_strings(object.if_contains("host_adapters"));
+  info.host_adapter_bytes = number("host_adapter_bytes");
+  info.adapter_load_bytes_per_s = number("adapter_load_bytes_per_s");
+  info.adapter_swap_us = number("adapter_swap_us");
   info.capacity = static_cast<int>(number("capacity"));
   info.started_ms = number("started_ms");
   info.version = text("version");

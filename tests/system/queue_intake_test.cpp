@@ -103,6 +103,23 @@ TEST_F(QueueIntake, TheIdOfAnotherJobIsRefusedAndToldUnderTheEntrysOwn) {
   EXPECT_EQ(redis({"XLEN", keys_.in()}).integer, 0);
 }
 
+TEST_F(QueueIntake, AdaptersStandWithTheOpenUnits) {
+  submit(submission("with"));
+  submit(submission("without"));
+  lead();
+  std::vector<queue::Admission> all;
+  for (const auto& entry : intake()) all.push_back(admission(entry));
+  all[0].adapters = {"ink", "no|bar", "oil & water"};
+  ASSERT_TRUE(wait(client_->admit(epoch_, all, soon())).ok());
+  const auto open = wait(client_->open_units(soon()));
+  ASSERT_EQ(open->size(), 2u);
+  for (const auto& view : *open) {
+    EXPECT_EQ(view.batch_key, "demo/256x256/20");
+    EXPECT_EQ(view.adapters, view.ref.job == "with" ? std::vector<std::string>({"ink", "oil & water"}) : std::vector<std::string>());
+  }
+  EXPECT_EQ(job("with").state, State::kReady);
+}
+
 TEST_F(QueueIntake, OneIdempotencyKeyIsOneJobHoweverItComes) {
   auto s = submission();
   // The gateway stores the canonical form of what it was sent.

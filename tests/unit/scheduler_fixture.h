@@ -48,6 +48,7 @@ struct Store {
       for (int i = 0; i < a.units; ++i) {
         queue::UnitView view{.ref = {a.id, i}, .tenant = a.tenant, .class_key = a.class_key, .batch_key = a.batch_key, .model = "tiny"};
         view.model = a.class_key.substr(0, a.class_key.find('/'));
+        view.adapters = a.adapters;
         view.cost_us = a.cost_us;
         view.priority = a.priority;
         view.deadline_ms = a.deadline_ms;

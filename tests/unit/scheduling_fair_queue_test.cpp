@@ -11,7 +11,7 @@ namespace ditfleet::scheduling {
 namespace {
 
 constexpr std::int64_t kAgeBound = 60'000'000;
-const auto kNoneSkipped = [](ClassId) { return false; };
+const FairQueue::Round kNoneSkipped{.skipped = [](LaneId) { return false; }};
 
 class FairQueueTest : public ::testing::Test {
  protected:
@@ -133,11 +133,28 @@ TEST_F(FairQueueTest, age_gives_a_tenant_no_more_than_its_share) {
 TEST_F(FairQueueTest, skipped_lanes_are_passed_over_but_not_for_aged_units) {
   const auto first = push("a", 1, 0, 0, 0, 3);
   const auto second = push("a", 1, 0, 0, 0, 4);
-  const auto skip3 = [](ClassId lane) { return lane == 3; };
+  const FairQueue::Round skip3{.skipped = [](LaneId lane) { return lane == 3; }};
   EXPECT_EQ(queue.next(0, 0, skip3)->handle, second);
   EXPECT_FALSE(queue.next(0, 0, skip3)->aged);
   EXPECT_EQ(queue.next(0, kAgeBound + 1, skip3)->handle, first);
   EXPECT_TRUE(queue.next(0, kAgeBound + 1, skip3)->aged);
+}
+
+TEST_F(FairQueueTest, nobody_gets_far_ahead_of_a_tenant_whose_lanes_are_skipped) {
+  push("a", 1, 0, 0, 0, 3);
+  const auto better = push("a", 1, 0, 0, 0, 4);
+  const auto other = push("b", 1, 0, 0, 0, 5);
+  FairQueue::Round round{.skipped = [](LaneId lane) { return lane != 5; },
+                         .lack = [](LaneId lane) { return lane == 3 ? 10 : 5; },
+                         .lead_us = 100};
+  EXPECT_EQ(queue.next(0, 0, round)->handle, other);
+  queue.charge(queue.at(other).tenant, 101);
+  const auto turn = queue.next(0, 0, round);
+  ASSERT_TRUE(turn);
+  EXPECT_EQ(turn->handle, better);  // what lacks least
+  EXPECT_TRUE(turn->behind);
+  round.closed = [](LaneId lane) { return lane != 5; };  // nobody can take them
+  EXPECT_EQ(queue.next(0, 0, round)->handle, other);
 }
 
 TEST_F(FairQueueTest, totals_follow_every_push_and_remove) {
@@ -178,6 +195,27 @@ TEST(Tenants, nobody_starts_behind_a_mere_prediction) {
   EXPECT_EQ(tenants.virtual_time(late), 0);
   tenants.settle(early, 1'000'000, 10);
   EXPECT_EQ(tenants.virtual_time(early), 10);
+}
+
+TEST(Tenants, who_asked_for_little_is_level_when_it_begins_to_wait) {
+  Tenants tenants({});
+  const auto heavy = tenants.intern("heavy"), light = tenants.intern("light");
+  for (const auto t : {heavy, light}) tenants.open(t);
+  tenants.wait(heavy);
+  for (int i = 0; i < 10; ++i) {
+    tenants.charge(heavy, 100);
+    tenants.settle(heavy, 100, 100);
+  }
+  tenants.charge(light, 100);  // it never waited
+  tenants.wait(light);
+  EXPECT_EQ(tenants.virtual_time(light), 1'000 + 100);
+  tenants.leave(heavy);
+  tenants.leave(light);
+  tenants.settle(light, 100, 100);
+  const auto third = tenants.intern("third");
+  tenants.open(third);
+  tenants.wait(third);  // alone: level with who had most
+  EXPECT_EQ(tenants.virtual_time(third), 1'100);
 }
 
 TEST(Tenants, prune_forgets_only_who_has_no_claim) {

@@ -1,0 +1,68 @@
+// What others route by, behind the interface of the service's own router, with the same predicted costs as measure of
+// load and the same bounds (ready workers with the model, room for the adapters and a slot in their look-ahead).
+// Written from their documentation, to be compared with; workers drop what they used least recently.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "coordinator/scheduling/routing_policy.h"
+
+namespace ditfleet::scheduling {
+
+// The next one in turn.
+class RoundRobinPolicy final : public RoutingPolicy {
+ public:
+  std::string_view name() const override { return "round_robin"; }
+  Route choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) override;
+
+ private:
+  std::size_t turn_ = 0;
+};
+
+// The one that is free soonest.
+class LeastLoadedPolicy final : public RoutingPolicy {
+ public:
+  std::string_view name() const override { return "least_loaded"; }
+  Route choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) override;
+};
+
+// Rendezvous hashing of adapters (or class) and worker with bounded loads: the first in the order of hashes whose load
+// stays within `bound` times the mean.
+class BoundedRendezvousPolicy final : public RoutingPolicy {
+ public:
+  explicit BoundedRendezvousPolicy(double bound) : bound_(bound) {}
+  std::string_view name() const override { return "bounded_rendezvous"; }
+  Route choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) override;
+
+ private:
+  double bound_;
+};
+
+// llm-d's scorers: the LoRA affinity ladder (1.0 active, 0.8 room for another, 0.6 on its way, else 0) times
+// `affinity_weight`, plus how short the worker's queue is between the longest and the shortest.
+class LadderPolicy final : public RoutingPolicy {
+ public:
+  explicit LadderPolicy(double affinity_weight) : weight_(affinity_weight) {}
+  std::string_view name() const override { return "llm_d_ladder"; }
+  Route choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) override;
+
+ private:
+  double weight_;
+};
+
+// Ray Serve's multiplexing: the less loaded of two at random among those that hold the adapter; while all of them are
+// full it waits up to `matching_timeout_ms`, then takes two of those with the fewest adapters, then any two.
+class MultiplexPolicy final : public RoutingPolicy {
+ public:
+  explicit MultiplexPolicy(double matching_timeout_ms) : timeout_us_(static_cast<std::int64_t>(matching_timeout_ms * 1000)) {}
+  std::string_view name() const override { return "ray_multiplex"; }
+  Route choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) override;
+
+ private:
+  std::uint64_t random();
+  std::int64_t timeout_us_;
+  std::uint64_t state_ = 0;
+};
+
+}  // namespace ditfleet::scheduling

@@ -1,0 +1,79 @@
+#include "coordinator/scheduling/routing_policy.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "coordinator/scheduling/baseline_policies.h"
+#include "coordinator/scheduling/router.h"
+
+namespace ditfleet::scheduling {
+namespace {
+
+struct Row {
+  std::string_view name;
+  std::vector<Tunable> tunables;  // in the order in which `make` takes their values
+  std::function<std::unique_ptr<RoutingPolicy>(const std::vector<double>&)> make;
+};
+
+const std::vector<Row>& table() {
+  static const std::vector<Row> rows = {
+      {"finish",
+       {{"miss_weight", FinishPolicy::Options{}.miss_weight, {0.0, 2.0, 4.0, 8.0, 16.0}},
+        {"defer_part", FinishPolicy::Options{}.defer_part, {0.0, 0.25, 0.5}}},
+       [](const std::vector<double>& v) { return std::make_unique<FinishPolicy>(FinishPolicy::Options{.miss_weight = v[0], .defer_part = v[1]}); }},
+      {"llm_d_ladder",
+       {{"affinity_weight", 1.0, {0.25, 0.5, 1.0, 2.0, 4.0}}},
+       [](const std::vector<double>& v) { return std::make_unique<LadderPolicy>(v[0]); }},
+      {"ray_multiplex",
+       {{"matching_timeout_ms", 1000.0, {0.0, 50.0, 250.0, 1000.0}}},
+       [](const std::vector<double>& v) { return std::make_unique<MultiplexPolicy>(v[0]); }},
+      {"bounded_rendezvous",
+       {{"bound", 1.25, {1.1, 1.25, 1.5, 2.0, 4.0}}},
+       [](const std::vector<double>& v) { return std::make_unique<BoundedRendezvousPolicy>(v[0]); }},
+      {"round_robin", {}, [](const std::vector<double>&) { return std::make_unique<RoundRobinPolicy>(); }},
+      {"least_loaded", {}, [](const std::vector<double>&) { return std::make_unique<LeastLoadedPolicy>(); }},
+  };
+  return rows;
+}
+
+template <class Rows>
+std::string names_of(const Rows& rows) {
+  std::string out;
+  for (const auto& row : rows) out += (out.empty() ? "" : ", ") + std::string(row.name);
+  return out;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RoutingPolicy>> make_policy(const PolicyOptions& options) {
+  const auto& rows = table();
+  const auto row = std::find_if(rows.begin(), rows.end(), [&](const Row& r) { return r.name == options.name; });
+  if (row == rows.end()) return invalid_argument("there is no routing policy '" + options.name + "'; it is one of " + names_of(rows));
+  std::vector<double> values;
+  for (const auto& tunable : row->tunables) values.push_back(tunable.value);
+  for (const auto& [name, value] : options.tunables) {
+    const auto it = std::find_if(row->tunables.begin(), row->tunables.end(), [&](const Tunable& t) { return t.name == name; });
+    if (it == row->tunables.end()) {
+      return invalid_argument("the routing policy '" + options.name + "' has no tunable '" + name + "'" +
+                              (row->tunables.empty() ? "; it has none" : "; it has " + names_of(row->tunables)));
+    }
+    values[static_cast<std::size_t>(it - row->tunables.begin())] = value;
+  }
+  return row->make(values);
+}
+
+std::vector<std::string_view> policy_names() {
+  std::vector<std::string_view> out;
+  for (const auto& row : table()) out.push_back(row.name);
+  return out;
+}
+
+const std::vector<Tunable>& policy_tunables(std::string_view name) {
+  static const std::vector<Tunable> kNone;
+  for (const auto& row : table()) {
+    if (row.name == name) return row.tunables;
+  }
+  return kNone;
+}
+
+}  // namespace ditfleet::scheduling

@@ -1,0 +1,75 @@
+// How a unit finds its worker: one interface, so that the router can be compared with what others do, in the very
+// scheduler (coordinator/simulation). `finish` is the router of the service; the rest are baselines.
+//
+// Not thread safe.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "coordinator/scheduling/cost_model.h"
+#include "coordinator/scheduling/fleet.h"
+#include "shared/core/result.h"
+
+namespace ditfleet::scheduling {
+
+struct RouteRequest {
+  ClassId cls = 0;
+  ModelId model = 0;
+  std::uint64_t class_hash = 0;   // of the class and the adapters: what keeps coming back to one worker
+  std::int64_t prior_us = 0;
+  std::int64_t lane_work_us = 0;  // priors of all that waits in the lane, this unit included
+  bool may_wait = true;           // for a worker without a slot; false for aged units: they take whoever has one
+  bool may_defer = true;          // to a later round; false for aged units
+  std::span<const AdapterId> adapters = {};
+  std::int64_t waited_us = 0;     // since the unit became ready
+};
+
+struct Route {
+  enum class Kind { kAssign, kWait, kNoWorker };
+  Kind kind = Kind::kNoWorker;  // kWait: every slot is taken, or what is better than one now is worth waiting for
+  WorkerId worker = 0;
+  bool cold = false;
+  bool deferred = false;        // kWait: it will go to a worker that has a slot, but not yet
+  std::int64_t lacks_us = 0;    // kWait: load, swap and cold class on the best worker with a slot
+  std::int64_t wait_us = 0, run_us = 0, cold_us = 0;
+  AdapterNeed need;
+  std::string reason;  // with the numbers, for the `assigned` event; only of kAssign
+};
+
+class RoutingPolicy {
+ public:
+  virtual ~RoutingPolicy() = default;
+  virtual std::string_view name() const = 0;
+  virtual Route choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) = 0;
+  // A round of decisions begins; lanes that are told to wait stay out of it until the next.
+  virtual void begin_round() {}
+  // What a worker that needs this is worse by than its finish says: also when a unit may move there.
+  virtual std::int64_t bias_us(const AdapterNeed&) const { return 0; }
+  // Which adapters a worker drops for want of room.
+  virtual Eviction eviction() const { return Eviction::kLeastRecentlyUsed; }
+};
+
+struct PolicyOptions {
+  std::string name = "finish";
+  std::map<std::string, double> tunables = {};  // those left out have their defaults
+};
+
+// One tunable of a policy, with the values that a comparison tries.
+struct Tunable {
+  std::string_view name;
+  double value = 0;  // by default
+  std::vector<double> grid;
+};
+
+// kInvalidArgument: no such policy, or it has no such tunable; the message names those there are.
+Result<std::unique_ptr<RoutingPolicy>> make_policy(const PolicyOptions& options);
+std::vector<std::string_view> policy_names();
+const std::vector<Tunable>& policy_tunables(std::string_view name);  // none for what is no policy
+
+}  // namespace ditfleet::scheduling
