@@ -54,6 +54,7 @@ int main(int argc, char** argv) {
   ditfleet::cli::add_config(app, run);
   ditfleet::cli::add_coordinator(app, run);
   ditfleet::cli::add_bench(app, run);
+  ditfleet::cli::add_sim(app, run);
   ditfleet::cli::add_version(app, run);
 
   if (argc > 1 && argv[1][0] != '-' && !has_command(app, argv[1])) {

@@ -33,7 +33,8 @@ const std::map<std::string, std::set<std::string>> kShared = {
 const std::map<std::string, std::set<std::string>> kCoordinator = {
     {"scheduling", {}},
     {"gateway", {}},
-    {"cli", {"scheduling", "gateway", ""}},
+    {"simulation", {"scheduling"}},
+    {"cli", {"scheduling", "gateway", "simulation", ""}},
     {"", {"scheduling", "gateway"}},  // files of coordinator/ itself
 };
 

@@ -1,0 +1,164 @@
+// `ditfleet sim`: routing policies compared on a trace, and traces to compare them on.
+#include <spdlog/fmt/fmt.h>
+
+#include <cstdio>
+#include <memory>
+
+#include "coordinator/cli/command.h"
+#include "coordinator/cli/terminal.h"
+#include "coordinator/scheduling/routing_policy.h"
+#include "coordinator/simulation/simulation.h"
+#include "shared/core/json.h"
+
+namespace ditfleet::cli {
+namespace {
+
+struct SimOptions {
+  std::string trace, costs;
+  std::vector<std::string> policies = {"all"};
+  simulation::SimulationOptions run;
+  bool tune = false, json = false;
+};
+
+// "name,tunable=value,…"
+Result<scheduling::PolicyOptions> parse_policy(const std::string& text) {
+  scheduling::PolicyOptions out;
+  std::size_t from = text.find(',');
+  out.name = text.substr(0, from);
+  while (from != std::string::npos) {
+    const auto end = text.find(',', from + 1);
+    const std::string item = text.substr(from + 1, end == std::string::npos ? end : end - from - 1);
+    const auto equals = item.find('=');
+    char* after = nullptr;
+    const std::string value = equals == std::string::npos ? "" : item.substr(equals + 1);
+    const double number = std::strtod(value.c_str(), &after);
+    if (value.empty() || *after != '\0') return invalid_argument("'" + text + "' is no policy; write NAME or NAME,TUNABLE=NUMBER,…");
+    out.tunables[item.substr(0, equals)] = number;
+    from = end;
+  }
+  return out;
+}
+
+// Every combination of a policy's grid.
+std::vector<scheduling::PolicyOptions> grid_of(const std::string& name) {
+  std::vector<scheduling::PolicyOptions> out = {{.name = name}};
+  for (const auto& tunable : scheduling::policy_tunables(name)) {
+    std::vector<scheduling::PolicyOptions> more;
+    for (const auto& base : out) {
+      for (const double value : tunable.grid) {
+        more.push_back(base);
+        more.back().tunables[std::string(tunable.name)] = value;
+      }
+    }
+    out = std::move(more);
+  }
+  return out;
+}
+
+Result<simulation::Report> simulate_one(const simulation::Trace& trace, const simulation::CostTable& costs, simulation::SimulationOptions options,
+                                        const std::string& text, bool tune) {
+  auto policy = parse_policy(text);
+  if (!policy) return policy.error();
+  // The service's own router keeps its defaults: it has no trace to be tuned on.
+  const bool tuned = tune && policy->tunables.empty() && policy->name != "finish" && !scheduling::policy_tunables(policy->name).empty();
+  if (!tuned) {
+    options.policy = *policy;
+    return simulation::simulate(trace, costs, options);
+  }
+  Result<simulation::Report> best = internal_error("an empty grid");
+  for (const auto& candidate : grid_of(policy->name)) {
+    options.policy = candidate;
+    auto report = simulation::simulate(trace, costs, options);
+    if (!report || !best || report->figure("latency_p95") < best->figure("latency_p95")) best = std::move(report);
+  }
+  return best;
+}
+
+int run_sim(const SimOptions& options) {
+  const auto costs = simulation::read_cost_table(options.costs);
+  if (!costs) return report("sim", costs.error());
+  const auto trace = simulation::read_trace(options.trace);
+  if (!trace) return report("sim", trace.error());
+  std::vector<std::string> policies;
+  for (const auto& name : options.policies) {
+    if (name != "all") {
+      policies.push_back(name);
+      continue;
+    }
+    for (const auto each : scheduling::policy_names()) policies.emplace_back(each);
+  }
+  std::vector<std::vector<std::string>> rows = {{"POLICY", "P50", "P95", "P99", "SLO", "JOBS/S", "BUSY", "HOST MISSES", "SLOT MISSES", "COLD", "GAP", "DECISION"}};
+  for (const auto& name : policies) {
+    const auto result = simulate_one(*trace, *costs, options.run, name, options.tune);
+    if (!result) return report("sim", result.error());
+    if (options.json) {
+      json::object figures;
+      for (const auto& figure : result->figures) figures[figure.metric] = json::object{{"value", figure.value}, {"unit", figure.unit}};
+      fmt::print("{}\n", json::serialize(json::object{{"policy", result->policy}, {"figures", std::move(figures)}}));
+      std::fflush(stdout);
+      continue;
+    }
+    const auto f = [&](const char* metric) { return result->figure(metric); };
+    rows.push_back({result->policy, fmt::format("{:.2f} s", f("latency_p50")), fmt::format("{:.2f} s", f("latency_p95")), fmt::format("{:.2f} s", f("latency_p99")),
+                    fmt::format("{:.2f} %", 100 * f("slo_attained")), fmt::format("{:.2f}", f("throughput")), fmt::format("{:.1f} %", 100 * f("utilisation")),
+                    fmt::format("{:.0f} ({:.1f} %)", f("host_misses"), 100 * f("host_miss_ratio")),
+                    fmt::format("{:.0f} ({:.1f} %)", f("slot_misses"), 100 * f("slot_miss_ratio")), fmt::format("{:.0f}", f("cold_classes")),
+                    fmt::format("{:.2f}", f("fairness_gap")), fmt::format("{:.1f} µs", f("decision_mean"))});
+  }
+  if (!options.json) std::fputs(table(rows).c_str(), stdout);
+  return kExitOk;
+}
+
+int run_generate(const simulation::TraceOptions& options, const std::string& costs_file, const std::string& out) {
+  const auto costs = simulation::read_cost_table(costs_file);
+  if (!costs) return report("sim generate", costs.error());
+  const auto trace = simulation::generate_trace(options, *costs);
+  if (!trace) return report("sim generate", trace.error());
+  const auto written = simulation::write_trace(*trace, out);
+  if (!written) return report("sim generate", written.error());
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_sim(CLI::App& app, Invocation& run) {
+  auto* sim = app.add_subcommand("sim", "Routing policies on a trace, with the service's scheduler and pretended workers");
+  auto options = std::make_shared<SimOptions>();
+  auto* trace = sim->add_option("--trace", options->trace, "The jobs (tests/sim/README.md)")->type_name("FILE");
+  auto* costs = sim->add_option("--costs", options->costs, "What things cost")->type_name("FILE");
+  sim->add_option("--policy", options->policies, "NAME or NAME,TUNABLE=NUMBER,…; may be repeated; all: each with its defaults")
+      ->type_name("POLICY")
+      ->allow_extra_args(false);
+  sim->add_option("--workers", options->run.workers, "Workers; by default as many as the trace is for")->check(CLI::Range(1, 100'000));
+  sim->add_option("--warm-up", options->run.warm_up, "Part of the jobs, from the first, that no figure counts")->capture_default_str();
+  sim->add_option("--seed", options->run.seed, "Of how runs vary")->capture_default_str();
+  sim->add_flag("--tune", options->tune, "Try each baseline's grid and show its lowest p95");
+  sim->add_flag("--json", options->json, "Print one JSON object a policy");
+
+  auto* generate = sim->add_subcommand("generate", "Write a trace");
+  auto making = std::make_shared<simulation::TraceOptions>();
+  auto file = std::make_shared<std::string>(), table_file = std::make_shared<std::string>();
+  generate->add_option("--costs", *table_file, "What things cost: they say how many jobs are the load")->type_name("FILE")->required();
+  generate->add_option("-o,--output", *file, "Where it goes")->type_name("FILE")->required();
+  generate->add_option("--jobs", making->jobs)->capture_default_str();
+  generate->add_option("--workers", making->workers, "The fleet it is meant for")->capture_default_str();
+  generate->add_option("--load", making->load, "Part of what the fleet can do at best")->capture_default_str();
+  generate->add_option("--steps", making->steps, "Drawn evenly")->delimiter(',')->capture_default_str();
+  generate->add_option("--adapters", making->adapters)->capture_default_str();
+  generate->add_option("--zipf", making->zipf, "Exponent of the adapters' popularity")->capture_default_str();
+  generate->add_option("--without-adapter", making->without_adapter, "Part of the jobs")->capture_default_str();
+  generate->add_option("--shapes", making->shapes)->capture_default_str();
+  generate->add_option("--tenants", making->tenants)->capture_default_str();
+  generate->add_option("--burst", making->burst, "Times the mean rate, for a fifth of the time")->capture_default_str();
+  generate->add_option("--seed", making->seed)->capture_default_str();
+  generate->callback([making, file, table_file, &run] { run = [making, file, table_file] { return run_generate(*making, *table_file, *file); }; });
+
+  sim->require_subcommand(0, 1);
+  sim->callback([sim, trace, costs, options, &run] {
+    if (!sim->get_subcommands().empty()) return;
+    if (trace->empty() || costs->empty()) throw CLI::RequiredError("--trace and --costs");
+    run = [options] { return run_sim(*options); };
+  });
+}
+
+}  // namespace ditfleet::cli

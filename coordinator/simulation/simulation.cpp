@@ -1,0 +1,309 @@
+#include "coordinator/simulation/simulation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <queue>
+#include <unordered_map>
+
+#include "coordinator/scheduling/scheduler.h"
+#include "coordinator/simulation/random.h"
+#include "coordinator/simulation/service_gap.h"
+#include "coordinator/simulation/worker_model.h"
+#include "shared/core/json.h"
+
+namespace ditfleet::simulation {
+namespace {
+
+using scheduling::Scheduler;
+
+constexpr std::int64_t kStartUs = 1'000'000'000'000;  // of the virtual clock: some time of Redis'
+constexpr std::int64_t kHeartbeatUs = 1'000'000;      // as the service polls the registry
+constexpr std::int64_t kTickUs = 100'000;             // as the service's shell, for decisions that only time changes
+
+double percentile(const std::vector<double>& sorted, double part) {
+  if (sorted.empty()) return 0;
+  const auto at = static_cast<std::size_t>(part * static_cast<double>(sorted.size()));
+  return sorted[std::min(at, sorted.size() - 1)];
+}
+
+class Simulation {
+ public:
+  Simulation(const Trace& trace, const CostTable& costs, const SimulationOptions& options, std::shared_ptr<scheduling::RoutingPolicy> policy)
+      : trace_(trace), costs_(costs), random_(options.seed), counted_from_(static_cast<std::size_t>(options.warm_up * static_cast<double>(trace.jobs.size()))) {
+    const int workers = options.workers > 0 ? options.workers : trace.workers;
+    for (int w = 0; w < workers; ++w) {
+      const auto name = fmt::format("w{:04}", w);
+      by_owner_.emplace(name + ":sim", workers_.size());
+      workers_.emplace_back(name, costs);
+    }
+    scheduling::SchedulerOptions scheduler;
+    job::ModelEntry model;
+    model.name = "model";
+    for (const auto& job : trace.jobs) {
+      if (!job.adapter.empty()) model.adapters.insert(job.adapter);
+    }
+    scheduler.catalogue.models["model"] = model;
+    scheduler.catalogue.default_model = "model";
+    scheduler.lookahead = costs.lookahead;
+    scheduler.new_nonce = [this] { return std::to_string(++nonces_); };
+    scheduler.routing = std::move(policy);
+    scheduler_ = std::make_unique<Scheduler>(std::move(scheduler), nullptr);
+    for (const auto& adapter : model.adapters) scheduler_->adapters().set_size(scheduler_->adapters().intern(adapter), costs.adapter_bytes);
+    for (const auto& job : trace.jobs) {
+      const double spread = 1.0 + costs.run_spread * (2.0 * random_.unit() - 1.0);
+      run_us_.push_back(std::max<std::int64_t>(1, std::llround(static_cast<double>(costs.run_us(job.width, job.height, job.steps)) * spread)));
+    }
+    latency_us_.resize(trace.jobs.size(), -1);
+  }
+
+  void run() {
+    heartbeat(kStartUs);
+    at(kStartUs + kHeartbeatUs, What::kHeartbeat, 0);
+    at(kStartUs + kTickUs, What::kTick, 0);
+    for (std::size_t i = 0; i < trace_.jobs.size(); ++i) at(kStartUs + trace_.jobs[i].at_us, What::kArrival, i);
+    while (ended_ < trace_.jobs.size()) {
+      const auto now = events_.top().at_us;
+      while (!events_.empty() && events_.top().at_us == now) {
+        const auto event = events_.top();
+        events_.pop();
+        happen(event, now);
+      }
+      decide(now);
+    }
+  }
+
+  std::vector<Figure> figures() const;
+
+ private:
+  enum class What { kEnd, kLoaded, kHeartbeat, kArrival, kTick };  // in this order at one moment
+  struct Event {
+    std::int64_t at_us = 0;
+    What what = What::kTick;
+    std::size_t which = 0;
+    std::uint64_t number = 0;
+    bool operator>(const Event& other) const {
+      return std::tie(at_us, what, number) > std::tie(other.at_us, other.what, other.number);
+    }
+  };
+  void at(std::int64_t when, What what, std::size_t which) { events_.push({when, what, which, ++numbers_}); }
+
+  void tell(const queue::UnitRef& ref, const char* type, std::int64_t now, std::map<std::string, std::string> fields = {}) {
+    scheduler_->on_event({.job = ref.job, .type = type, .unit = ref.unit, .at_ms = now / 1000, .fields = std::move(fields)}, now);
+  }
+  static std::size_t index_of(const queue::UnitRef& ref) { return std::stoul(ref.job); }
+
+  void heartbeat(std::int64_t now) {
+    std::vector<queue::WorkerInfo> infos;
+    for (const auto& worker : workers_) infos.push_back(worker.heartbeat(now));
+    scheduler_->on_workers(infos, now);
+  }
+
+  void happen(const Event& event, std::int64_t now) {
+    switch (event.what) {
+      case What::kArrival: arrive(event.which, now); break;
+      case What::kEnd: {
+        const auto unit = workers_[event.which].finish();
+        const auto job = index_of(unit.ref);
+        gap_.ended(trace_.jobs[job].tenant, run_us_[job]);
+        latency_us_[job] = now - kStartUs - trace_.jobs[job].at_us;
+        last_end_us_ = now;
+        ++ended_;
+        tell(unit.ref, "succeeded", now);
+        start(event.which, now);
+        break;
+      }
+      case What::kLoaded: start(event.which, now); break;
+      case What::kHeartbeat:
+        heartbeat(now);
+        at(now + kHeartbeatUs, What::kHeartbeat, 0);
+        break;
+      case What::kTick: at(now + kTickUs, What::kTick, 0); break;
+    }
+  }
+
+  void arrive(std::size_t index, std::int64_t now) {
+    const auto& job = trace_.jobs[index];
+    json::object spec{{"model", "model"}, {"prompt", ""}, {"seed", 1}, {"width", job.width}, {"height", job.height}, {"num_inference_steps", job.steps}};
+    if (!job.adapter.empty()) spec["loras"] = json::array{json::object{{"name", job.adapter}}};
+    queue::IntakeEntry entry;
+    entry.id = std::to_string(index);
+    entry.entry_id = fmt::format("{}-0", now / 1000);
+    entry.tenant = job.tenant;
+    entry.spec = json::serialize(spec);
+    entry.created_ms = now / 1000;
+    gap_.queued(job.tenant);
+    scheduler_->on_intake(std::span(&entry, 1), now);
+  }
+
+  // As the shell performs what was decided; Redis refuses nothing here.
+  void decide(std::int64_t now) {
+    for (;;) {
+      const auto queued = scheduler_->ready();
+      const auto began = std::chrono::steady_clock::now();
+      auto actions = scheduler_->decide(now);
+      const double took_us = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - began).count();
+      if (actions.empty()) return;
+      std::size_t units = 0;
+      for (const auto& batch : actions.assign) units += batch.units.size();
+      if (units > 0) {
+        decisions_us_.push_back(took_us / static_cast<double>(units));
+        for (auto& [depth, times] : decisions_at_us_) {
+          if (queued >= depth * 8 / 10 && queued <= depth * 12 / 10) times.push_back(decisions_us_.back());
+        }
+      }
+      for (const auto& rejected : actions.reject) {  // no trace that was read has such jobs
+        latency_us_[std::stoul(rejected.id)] = 0;
+        ++ended_;
+        ++rejected_;
+      }
+      for (const auto& admitted : actions.admit) {
+        classes_.insert_or_assign(admitted.id, admitted.class_key);
+        tell({admitted.id, 0}, "ready", now);
+      }
+      for (const auto& attempt : actions.revoke) revoke(attempt, now);
+      for (auto& batch : actions.assign) {
+        const auto worker = by_owner_.at(batch.owner);
+        for (auto& unit : batch.units) assign(worker, unit, now);
+        start(worker, now);
+      }
+    }
+  }
+
+  void assign(std::size_t worker, queue::AssignRequest& unit, std::int64_t now) {
+    const auto job = index_of(unit.ref);
+    const auto& adapter = trace_.jobs[job].adapter;
+    gap_.assigned(trace_.jobs[job].tenant, run_us_[job]);
+    tell(unit.ref, "assigned", now);
+    const bool missed = workers_[worker].take({.ref = unit.ref,
+                                               .nonce = unit.nonce,
+                                               .class_key = classes_.at(unit.ref.job),
+                                               .adapter = adapter,
+                                               .run_us = run_us_[job],
+                                               .drop_from_host = std::move(unit.drop_from_host),
+                                               .drop_from_slots = std::move(unit.drop_from_slots)},
+                                              now);
+    if (job < counted_from_) return;
+    host_misses_ += missed;
+  }
+
+  void revoke(const queue::Attempt& attempt, std::int64_t now) {
+    for (std::size_t w = 0; w < workers_.size(); ++w) {
+      const auto unit = workers_[w].revoke(attempt);
+      if (!unit) continue;
+      const auto job = index_of(unit->ref);
+      gap_.returned(trace_.jobs[job].tenant, run_us_[job]);
+      ++revoked_;
+      tell(attempt.ref, "ready", now, {{"reason", "revoked"}});
+      start(w, now);  // what was behind it
+      return;
+    }
+  }
+
+  void start(std::size_t worker, std::int64_t now) {
+    const auto begun = workers_[worker].start(now);
+    if (!begun) {
+      if (const auto next = workers_[worker].next_us()) at(*next, What::kLoaded, worker);
+      return;
+    }
+    if (index_of(begun->unit->ref) >= counted_from_) {
+      ++counted_;
+      with_adapter_ += !begun->unit->adapter.empty();
+      slot_misses_ += begun->slot_miss;
+      cold_classes_ += begun->cold_class;
+    }
+    tell(begun->unit->ref, "started", begun->started_us);
+    at(begun->ends_us, What::kEnd, worker);
+  }
+
+  const Trace& trace_;
+  const CostTable& costs_;
+  Random random_;
+  std::size_t counted_from_;
+  std::vector<WorkerModel> workers_;
+  std::unordered_map<std::string, std::size_t> by_owner_;
+  std::unordered_map<std::string, std::string> classes_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+  std::uint64_t numbers_ = 0, nonces_ = 0;
+  std::vector<std::int64_t> run_us_, latency_us_;
+  std::vector<double> decisions_us_;  // of each unit that was assigned
+  std::map<std::size_t, std::vector<double>> decisions_at_us_ = {{1'000, {}}, {10'000, {}}, {100'000, {}}};  // with about so many queued
+  ServiceGap gap_;
+  std::size_t ended_ = 0, rejected_ = 0, revoked_ = 0, counted_ = 0, with_adapter_ = 0, host_misses_ = 0, slot_misses_ = 0, cold_classes_ = 0;
+  std::int64_t last_end_us_ = 0;
+};
+
+std::vector<Figure> Simulation::figures() const {
+  std::vector<double> latencies;
+  std::size_t objectives = 0, attained = 0;
+  double total = 0;
+  for (std::size_t i = counted_from_; i < trace_.jobs.size(); ++i) {
+    const auto us = latency_us_[i];
+    latencies.push_back(static_cast<double>(us) / 1e6);
+    total += latencies.back();
+    if (trace_.jobs[i].slo_us == 0) continue;
+    ++objectives;
+    attained += us <= trace_.jobs[i].slo_us;
+  }
+  std::sort(latencies.begin(), latencies.end());
+  auto decisions = decisions_us_;
+  std::sort(decisions.begin(), decisions.end());
+  double deciding = 0, busy = 0;
+  for (const double us : decisions) deciding += us;
+  for (const auto& worker : workers_) busy += static_cast<double>(worker.busy_us());
+  const double span_us = static_cast<double>(last_end_us_ - kStartUs - trace_.jobs.front().at_us);
+  const auto part = [](std::size_t of, std::size_t all) { return all == 0 ? 0.0 : static_cast<double>(of) / static_cast<double>(all); };
+  const auto longest = *std::max_element(run_us_.begin(), run_us_.end());
+  std::vector<Figure> out = {{"latency_p50", percentile(latencies, .50), "s"},
+          {"latency_p95", percentile(latencies, .95), "s"},
+          {"latency_p99", percentile(latencies, .99), "s"},
+          {"latency_mean", latencies.empty() ? 0 : total / static_cast<double>(latencies.size()), "s"},
+          {"slo_attained", part(attained, objectives), "1"},
+          {"throughput", static_cast<double>(trace_.jobs.size()) / span_us * 1e6, "jobs/s"},
+          {"utilisation", busy / span_us / static_cast<double>(workers_.size()), "1"},
+          {"host_misses", static_cast<double>(host_misses_), "loads"},
+          {"host_miss_ratio", part(host_misses_, with_adapter_), "1"},
+          {"slot_misses", static_cast<double>(slot_misses_), "swaps"},
+          {"slot_miss_ratio", part(slot_misses_, with_adapter_), "1"},
+          {"cold_classes", static_cast<double>(cold_classes_), "runs"},
+          {"fairness_gap", static_cast<double>(gap_.widest_us()) / static_cast<double>(longest), "largest jobs"},
+          {"revoked", static_cast<double>(revoked_), "units"},
+          {"rejected", static_cast<double>(rejected_), "jobs"},
+          {"decision_mean", decisions.empty() ? 0 : deciding / static_cast<double>(decisions.size()), "us"},
+          {"decision_p99", percentile(decisions, .99), "us"}};
+  for (auto times : decisions_at_us_) {
+    if (times.second.size() < 100) continue;
+    std::sort(times.second.begin(), times.second.end());
+    out.push_back({fmt::format("decision_p50_at_{}_queued", times.first), percentile(times.second, .50), "us"});
+    out.push_back({fmt::format("decision_p99_at_{}_queued", times.first), percentile(times.second, .99), "us"});
+  }
+  return out;
+}
+
+}  // namespace
+
+double Report::figure(const std::string& metric) const {
+  const auto it = std::find_if(figures.begin(), figures.end(), [&](const Figure& f) { return f.metric == metric; });
+  return it == figures.end() ? std::nan("") : it->value;
+}
+
+Result<Report> simulate(const Trace& trace, const CostTable& costs, const SimulationOptions& options) {
+  if (options.workers < 0 || (options.workers == 0 && trace.workers == 0)) {
+    return invalid_argument("the trace does not say for how many workers it is; give --workers");
+  }
+  if (options.warm_up < 0 || options.warm_up >= 1) return invalid_argument("the warm-up is a part of the jobs, from 0 to below 1");
+  auto policy = scheduling::make_policy(options.policy);
+  if (!policy) return policy.error();
+  Report report{.policy = options.policy.name, .figures = {}};
+  for (const auto& [name, value] : options.policy.tunables) report.policy += fmt::format(",{}={}", name, value);
+  Simulation simulation(trace, costs, options, std::move(*policy));
+  simulation.run();
+  report.figures = simulation.figures();
+  return report;
+}
+
+}  // namespace ditfleet::simulation

@@ -1,0 +1,40 @@
+// A trace served by the scheduler of the service (coordinator/scheduling), as it is, on a virtual clock: it is told
+// of arrivals, heartbeats, starts and ends as Redis would tell it, and what it decides happens to pretended workers.
+// The same trace, costs and options give the same figures, but for how long decisions took.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "coordinator/scheduling/routing_policy.h"
+#include "coordinator/simulation/cost_table.h"
+#include "coordinator/simulation/trace.h"
+#include "shared/core/result.h"
+
+namespace ditfleet::simulation {
+
+struct SimulationOptions {
+  scheduling::PolicyOptions policy;
+  int workers = 0;        // 0: as many as the trace is meant for
+  double warm_up = 0.2;   // the part of the jobs, from the first, that no figure counts
+  std::uint64_t seed = 1; // of how runs vary
+};
+
+// One figure of a report: metric, value and unit, as in tests/bench/results.
+struct Figure {
+  std::string metric;
+  double value = 0;
+  std::string unit;
+};
+
+struct Report {
+  std::string policy;  // with its tunables
+  std::vector<Figure> figures;
+  double figure(const std::string& metric) const;  // of one that is there
+};
+
+// kInvalidArgument: no such policy or tunable, no number of workers. Takes a while; has no side effects.
+Result<Report> simulate(const Trace& trace, const CostTable& costs, const SimulationOptions& options);
+
+}  // namespace ditfleet::simulation

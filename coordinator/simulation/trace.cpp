@@ -1,0 +1,168 @@
+#include "coordinator/simulation/trace.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <string_view>
+
+#include "coordinator/simulation/random.h"
+#include "shared/core/bytes.h"
+
+namespace ditfleet::simulation {
+namespace {
+
+constexpr std::string_view kHeader = "at_ms,tenant,width,height,steps,adapter,slo_ms";
+// 1 megapixel and less, as people ask for them; the most popular first.
+constexpr std::array<std::pair<int, int>, 12> kShapes = {{{1024, 1024}, {1216, 832}, {832, 1216}, {768, 768}, {1344, 768}, {768, 1344},
+                                                          {512, 512}, {1152, 896}, {896, 1152}, {768, 512}, {512, 768}, {640, 640}}};
+constexpr double kBurstCycleUs = 60e6, kBurstPart = 0.2;
+
+bool number(std::string_view text, std::int64_t& out) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
+  return error == std::errc() && end == text.data() + text.size() && out >= 0;
+}
+
+// Draws an index by Zipf's law.
+class Zipf {
+ public:
+  Zipf(int count, double exponent) {
+    double sum = 0;
+    for (int i = 1; i <= count; ++i) up_to_.push_back(sum += 1.0 / std::pow(i, exponent));
+  }
+  int draw(Random& random) const {
+    const double at = random.unit() * up_to_.back();
+    return static_cast<int>(std::lower_bound(up_to_.begin(), up_to_.end(), at) - up_to_.begin());
+  }
+
+ private:
+  std::vector<double> up_to_;
+};
+
+}  // namespace
+
+Result<Trace> read_trace(const std::string& path) {
+  auto text = read_file(path);
+  if (!text) return text.error();
+  Trace trace;
+  std::string_view rest = *text;
+  int line_number = 0;
+  bool header = false;
+  while (!rest.empty()) {
+    const auto end = std::min(rest.find('\n'), rest.size());
+    std::string_view line = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    ++line_number;
+    const auto wrong = [&](const std::string& what) {
+      return invalid_argument(fmt::format("{}, line {}: {}", path, line_number, what));
+    };
+    if (line.empty()) continue;
+    if (line.front() == '#') {
+      if (trace.about.empty()) trace.about = line.substr(std::min<std::size_t>(2, line.size()));
+      const auto at = line.find("workers=");
+      if (at != std::string_view::npos) {
+        std::int64_t workers = 0;
+        const auto digits = line.substr(at + 8);
+        if (!number(digits.substr(0, digits.find(' ')), workers) || workers < 1 || workers > 100'000) return wrong("workers= is followed by a number of workers");
+        trace.workers = static_cast<int>(workers);
+      }
+      continue;
+    }
+    if (!header) {
+      if (line != kHeader) return wrong("a trace begins with the line " + std::string(kHeader));
+      header = true;
+      continue;
+    }
+    std::array<std::string_view, 7> field;
+    std::size_t count = 0;
+    for (; count < field.size(); ++count) {
+      const auto comma = line.find(',');
+      field[count] = line.substr(0, comma);
+      if (comma == std::string_view::npos) {
+        ++count;
+        line = {};
+        break;
+      }
+      line.remove_prefix(comma + 1);
+    }
+    std::array<std::int64_t, 5> n{};
+    if (count != 7 || !line.empty() || !number(field[0], n[0]) || !number(field[2], n[1]) || !number(field[3], n[2]) ||
+        !number(field[4], n[3]) || !number(field[6], n[4]) || field[1].empty()) {
+      return wrong("a job is " + std::string(kHeader) + ", numbers of at least 0 and a tenant");
+    }
+    if (n[1] < 16 || n[1] > 2048 || n[2] < 16 || n[2] > 2048 || n[1] % 16 != 0 || n[2] % 16 != 0 || n[3] < 1 || n[3] > 200) {
+      return wrong("sides are multiples of 16 from 16 to 2048, steps 1 to 200");
+    }
+    if (!trace.jobs.empty() && n[0] * 1000 < trace.jobs.back().at_us) return wrong("jobs are in order of arrival");
+    trace.jobs.push_back({.at_us = n[0] * 1000,
+                          .tenant = std::string(field[1]),
+                          .width = static_cast<int>(n[1]),
+                          .height = static_cast<int>(n[2]),
+                          .steps = static_cast<int>(n[3]),
+                          .adapter = std::string(field[5]),
+                          .slo_us = n[4] * 1000});
+  }
+  if (trace.jobs.empty()) return invalid_argument(path + " has no jobs; a trace has a line for each, below " + std::string(kHeader));
+  return trace;
+}
+
+Result<void> write_trace(const Trace& trace, const std::string& path) {
+  std::string text = "# " + trace.about + "\n" + std::string(kHeader) + "\n";
+  for (const auto& job : trace.jobs) {
+    text += fmt::format("{},{},{},{},{},{},{}\n", job.at_us / 1000, job.tenant, job.width, job.height, job.steps, job.adapter, job.slo_us / 1000);
+  }
+  return write_file_atomically(path, text);
+}
+
+Result<Trace> generate_trace(const TraceOptions& o, const CostTable& costs) {
+  if (o.jobs < 1 || o.workers < 1 || o.adapters < 0 || o.tenants < 1 || o.shapes < 1 || o.shapes > static_cast<int>(kShapes.size()) ||
+      o.load <= 0 || o.burst < 1 || o.burst * kBurstPart >= 1 || o.zipf < 0 || o.steps.empty()) {
+    return invalid_argument(fmt::format("a trace has at least one job, worker and tenant, 1 to {} shapes, a load above 0, bursts of 1 to {:.1f} times the mean", kShapes.size(), 0.99 / kBurstPart));
+  }
+  Random random(o.seed);
+  const Zipf adapter_law(std::max(1, o.adapters), o.zipf), shape_law(o.shapes, 0.8);
+  std::vector<double> tenant_up_to;
+  for (int t = 0; t < o.tenants; ++t) tenant_up_to.push_back((t > 0 ? tenant_up_to.back() : 0.0) + std::pow(2.0, -t));
+  Trace trace;
+  trace.workers = o.workers;
+  double work_us = 0;
+  for (int i = 0; i < o.jobs; ++i) {
+    const auto [width, height] = kShapes[static_cast<std::size_t>(shape_law.draw(random))];
+    TraceJob job{.width = width, .height = height, .steps = o.steps[random.below(o.steps.size())]};
+    const double who = random.unit() * tenant_up_to.back();
+    job.tenant = fmt::format("t{}", std::lower_bound(tenant_up_to.begin(), tenant_up_to.end(), who) - tenant_up_to.begin());
+    if (o.adapters > 0 && random.unit() >= o.without_adapter) job.adapter = fmt::format("a{:03}", adapter_law.draw(random));
+    const auto run = costs.run_us(width, height, job.steps);
+    job.slo_us = static_cast<std::int64_t>(o.slo_factor * static_cast<double>(run)) / 1000 * 1000 + o.slo_slack_ms * 1000;
+    work_us += static_cast<double>(run);
+    trace.jobs.push_back(std::move(job));
+  }
+  const double mean_gap_us = work_us / o.jobs / o.workers / o.load;
+  const double quiet = (1.0 - o.burst * kBurstPart) / (1.0 - kBurstPart);
+  double at = 0;
+  for (auto& job : trace.jobs) {
+    // Unit-rate arrivals, stretched by the rate of the moment.
+    double left = -std::log(1.0 - random.unit()) * mean_gap_us;
+    while (true) {
+      const double phase = std::fmod(at, kBurstCycleUs);
+      const bool burst = phase < kBurstCycleUs * kBurstPart;
+      const double rate = burst ? o.burst : quiet, until = (burst ? kBurstCycleUs * kBurstPart : kBurstCycleUs) - phase;
+      if (left <= until * rate) {
+        at += left / rate;
+        break;
+      }
+      left -= until * rate;
+      at += until + 1e-3;  // past the edge
+    }
+    job.at_us = static_cast<std::int64_t>(at) / 1000 * 1000;
+  }
+  std::string steps;
+  for (const int s : o.steps) steps += (steps.empty() ? "" : "/") + std::to_string(s);
+  trace.about = fmt::format("workers={} jobs={} load={} steps={} adapters={} zipf={} without_adapter={} shapes={} tenants={} burst={} seed={}", o.workers,
+                            o.jobs, o.load, steps, o.adapters, o.zipf, o.without_adapter, o.shapes, o.tenants, o.burst, o.seed);
+  return trace;
+}
+
+}  // namespace ditfleet::simulation

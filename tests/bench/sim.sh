@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Routing policies on traces, in the fleet simulator: the service's router with its defaults against baselines that are
+# each tuned on every trace (the lowest p95 of a grid); appends to results/sim.csv.
+#
+#   tests/bench/sim.sh [BUILD_DIR]      (default: build)
+#
+#   DITFLEET_BENCH_SIM=small   only the committed traces (about a minute; default: also generated ones, up to 1,000 workers)
+#   DITFLEET_BENCH_CSV         the file that is appended to (tests/bench/results/sim.csv)
+#
+# Figures but those in µs are the same on every machine.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+top=$(cd "$here/../.." && pwd)
+build=$(cd "${1:-$top/build}" && pwd)
+sim="$build/bin/ditfleet"
+csv=${DITFLEET_BENCH_CSV:-$here/results/sim.csv}
+costs=$top/tests/sim/h200.json
+[ -x "$sim" ] || { echo "sim.sh: there is no $sim; build the target ditfleet first" >&2; exit 1; }
+mkdir -p "$(dirname "$csv")"
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+revision=$(git -C "$top" describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
+machine="$(nproc) x $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1 | tr ',' ' ')"
+[ -s "$csv" ] || echo "date,revision,machine,versions,system,scenario,metric,value,unit" > "$csv"
+
+# One row a figure, from `ditfleet sim --json` on stdin; a policy's tunables stand behind its name with blanks between.
+rows() {  # scenario
+  awk -v date="$(date -u +%Y-%m-%dT%H:%M:%SZ)" -v revision="$revision" -v machine="$machine" -v scenario="$1" '
+    {
+      match($0, /"policy":"[^"]*"/); policy = substr($0, RSTART + 10, RLENGTH - 11); gsub(",", " ", policy)
+      while (match($0, /"[a-z_0-9]+":\{"value":[^,]*,"unit":"[^"]*"\}/)) {
+        item = substr($0, RSTART, RLENGTH); $0 = substr($0, RSTART + RLENGTH)
+        split(item, part, "\""); value = item; sub(/.*"value":/, "", value); sub(/,.*/, "", value)
+        printf "%s,%s,%s,-,%s,%s,%s,%.6g,%s\n", date, revision, machine, policy, scenario, part[2], value, part[8]
+      }
+    }'
+}
+
+# The router against the best baseline of each metric, and the most misses a baseline saves.
+factors() {  # scenario; reads the scenario's rows
+  awk -F, -v scenario="$1" -v date="$(date -u +%Y-%m-%dT%H:%M:%SZ)" -v revision="$revision" -v machine="$machine" '
+    {
+      ours = $5 ~ /^finish/
+      if (ours) own[$7] = $8
+      else if (!($7 in best) || ($7 == "slo_attained" ? $8 > best[$7] : $8 < best[$7])) { best[$7] = $8; who[$7] = $5 }
+    }
+    function row(metric, value, unit) { printf "%s,%s,%s,-,finish to best baseline,%s,%s,%.4g,%s\n", date, revision, machine, scenario, metric, value, unit }
+    END {
+      row("host_misses_ratio", best["host_misses"] > 0 ? own["host_misses"] / best["host_misses"] : 0, "x")
+      row("slot_misses_ratio", best["slot_misses"] > 0 ? own["slot_misses"] / best["slot_misses"] : 0, "x")
+      row("latency_p95_ratio", own["latency_p95"] / best["latency_p95"], "x")
+      row("latency_p50_ratio", own["latency_p50"] / best["latency_p50"], "x")
+      row("slo_attained_difference", own["slo_attained"] - best["slo_attained"], "1")
+    }'
+}
+
+compare() {  # scenario trace
+  echo "$1:"
+  "$sim" sim --trace "$2" --costs "$costs" --policy all --tune --json > "$scratch/out.json"
+  rows "$1" < "$scratch/out.json" > "$scratch/rows.csv"
+  factors "$1" < "$scratch/rows.csv" > "$scratch/factors.csv"
+  cat "$scratch/rows.csv" "$scratch/factors.csv" >> "$csv"
+  awk -F, '$7 == "latency_p95" || $7 == "host_misses" || $7 == "slo_attained" {v[$5] = v[$5] "  " $7 " " $8} END {for (p in v) printf "  %-40s%s\n", p, v[p]}' "$scratch/rows.csv"
+  awk -F, '{printf "  %-40s  %s %s\n", $5, $7, $8}' "$scratch/factors.csv"
+}
+
+made() {  # scenario, then options of `ditfleet sim generate`
+  local name=$1
+  shift
+  "$sim" sim generate --costs "$costs" -o "$scratch/$name.csv" "$@"
+  compare "$name" "$scratch/$name.csv"
+}
+
+for trace in steps4 steps28 mixed; do compare "$trace" "$top/tests/sim/$trace.csv"; done
+[ "${DITFLEET_BENCH_SIM:-all}" != small ] || exit 0
+
+# Other seeds, loads and sizes than those of the committed traces.
+for seed in 11 12 13; do made "mixed_16w_seed$seed" --workers 16 --jobs 6000 --steps 4,28 --burst 2 --seed "$seed"; done
+made steps4_16w_load60 --workers 16 --jobs 6000 --steps 4 --load 0.6 --seed 21
+made steps4_16w_load90 --workers 16 --jobs 6000 --steps 4 --load 0.9 --seed 22
+made steps4_64w --workers 64 --jobs 20000 --steps 4 --seed 31
+made mixed_1000w --workers 1000 --jobs 100000 --steps 4,28 --burst 1.25 --seed 41

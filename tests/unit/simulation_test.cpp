@@ -1,0 +1,166 @@
+// The fleet simulator at a small size: every job is served once, figures repeat, bad files are refused.
+#include "coordinator/simulation/simulation.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "coordinator/simulation/service_gap.h"
+#include "coordinator/simulation/worker_model.h"
+#include "shared/core/bytes.h"
+
+namespace ditfleet::simulation {
+namespace {
+
+using ::testing::HasSubstr;
+
+CostTable costs() {
+  auto table = read_cost_table(DITFLEET_SOURCE_DIR "/tests/sim/h200.json");
+  EXPECT_TRUE(table.ok()) << table.error().message;
+  return *table;
+}
+
+Trace small_trace(double load = 0.8) {
+  TraceOptions options;
+  options.jobs = 400;
+  options.workers = 4;
+  options.adapters = 60;
+  options.load = load;
+  return *generate_trace(options, costs());
+}
+
+std::string scratch(const std::string& name, const std::string& text) {
+  const auto path = ::testing::TempDir() + name;
+  EXPECT_TRUE(write_file_atomically(path, text).ok());
+  return path;
+}
+
+TEST(CostTable, IsWhatWasMeasured) {
+  const auto table = costs();
+  // 28 steps of 129.4 ms, text 25 ms, VAE 85 ms.
+  EXPECT_NEAR(static_cast<double>(table.run_us(1024, 1024, 28)), 28 * 129'400.0 + 25'000 + 85'000, 30'000);
+  EXPECT_LT(table.run_us(512, 512, 4), table.run_us(1024, 1024, 4));
+}
+
+TEST(CostTable, RefusesWhatIsNone) {
+  EXPECT_EQ(read_cost_table("/nowhere/x.json").error().code, Code::kNotFound);
+  EXPECT_THAT(read_cost_table(scratch("c1.json", "{")).error().message, HasSubstr("JSON"));
+  EXPECT_THAT(read_cost_table(scratch("c2.json", R"({"text_uz":1})")).error().message, HasSubstr("text_us"));
+  EXPECT_THAT(read_cost_table(scratch("c3.json", R"({"text_us":1})")).error().message, HasSubstr("lacks"));
+  EXPECT_THAT(read_cost_table(scratch("c4.json", R"({"text_us":-1})")).error().message, HasSubstr("at least 0"));
+}
+
+TEST(Traces, ComeBackAsTheyWereWritten) {
+  const auto trace = small_trace();
+  const auto path = ::testing::TempDir() + "trace.csv";
+  ASSERT_TRUE(write_trace(trace, path).ok());
+  const auto again = read_trace(path);
+  ASSERT_TRUE(again.ok()) << again.error().message;
+  EXPECT_EQ(again->workers, 4);
+  ASSERT_EQ(again->jobs.size(), trace.jobs.size());
+  for (std::size_t i = 0; i < trace.jobs.size(); ++i) {
+    EXPECT_EQ(again->jobs[i].at_us, trace.jobs[i].at_us);
+    EXPECT_EQ(again->jobs[i].adapter, trace.jobs[i].adapter);
+    EXPECT_EQ(again->jobs[i].slo_us, trace.jobs[i].slo_us);
+  }
+}
+
+TEST(Traces, NameTheLineThatIsWrong) {
+  const std::string head = "# workers=2\nat_ms,tenant,width,height,steps,adapter,slo_ms\n";
+  EXPECT_THAT(read_trace(scratch("t0.csv", "")).error().message, HasSubstr("no jobs"));
+  EXPECT_THAT(read_trace(scratch("t1.csv", "1,2,3\n")).error().message, HasSubstr("line 1"));
+  EXPECT_THAT(read_trace(scratch("t2.csv", head + "1,a,512,512,4,x,100\n2,a,512\n")).error().message, HasSubstr("line 4"));
+  EXPECT_THAT(read_trace(scratch("t3.csv", head + "5,a,512,512,4,x,1\n2,a,512,512,4,x,1\n")).error().message, HasSubstr("order"));
+  EXPECT_THAT(read_trace(scratch("t4.csv", head + "5,a,511,512,4,x,1\n")).error().message, HasSubstr("multiples"));
+  EXPECT_THAT(read_trace(scratch("t5.csv", head + "5,a,512,512,4,x,1,9\n")).error().message, HasSubstr("line 3"));
+}
+
+TEST(WorkerModel, LoadsSwapsAndDropsAsTheTableSays) {
+  CostTable table = costs();
+  table.host_adapter_bytes = 2 * table.adapter_bytes;
+  table.adapter_slots = 1;
+  WorkerModel worker("w", table);
+  const auto unit = [](int i, const char* adapter) {
+    return ModelUnit{.ref = {std::to_string(i), 0}, .nonce = std::to_string(i), .class_key = "c", .adapter = adapter, .run_us = 1'000'000};
+  };
+  EXPECT_TRUE(worker.take(unit(1, "a"), 0));
+  EXPECT_FALSE(worker.start(0));
+  ASSERT_EQ(worker.next_us(), 172'000);
+  const auto first = worker.start(172'000);
+  ASSERT_TRUE(first);
+  EXPECT_TRUE(first->slot_miss);
+  EXPECT_TRUE(first->cold_class);
+  EXPECT_EQ(first->started_us, 172'000 + 87'500);
+  EXPECT_EQ(first->ends_us, 172'000 + 87'500 + 1'000'000 + 43'000);
+  EXPECT_TRUE(worker.take(unit(2, "b"), 200'000));  // loads beside the job that runs
+  EXPECT_FALSE(worker.revoke({{"1", 0}, "1"}));     // it runs
+  worker.finish();
+  EXPECT_TRUE(worker.start(first->ends_us)->slot_miss);
+  worker.finish();
+  auto third = unit(3, "c");
+  third.drop_from_host = {"b"};
+  EXPECT_TRUE(worker.take(third, 9'000'000));
+  EXPECT_FALSE(worker.take(unit(4, "a"), 9'000'000));  // b went, though a was used before it
+  EXPECT_TRUE(worker.revoke({{"4", 0}, "4"}));
+  EXPECT_EQ(worker.heartbeat(10'000'000).host_adapters.size(), 2u);
+}
+
+TEST(ServiceGap, IsALeadBeyondWhatWasInFlightWhenBothBeganToWait) {
+  ServiceGap gap;
+  for (int i = 0; i < 4; ++i) gap.queued("a");
+  gap.assigned("a", 100);
+  gap.assigned("a", 100);
+  EXPECT_EQ(gap.widest_us(), 0);  // alone
+  for (int i = 0; i < 4; ++i) gap.queued("b");
+  gap.assigned("b", 150);
+  gap.assigned("b", 50);  // level: it caught up
+  EXPECT_EQ(gap.widest_us(), 0);
+  gap.assigned("a", 70);
+  EXPECT_EQ(gap.widest_us(), 0);  // within the lead it began with
+  gap.assigned("b", 300);
+  EXPECT_EQ(gap.widest_us(), 230);
+  gap.queued("a");
+  gap.returned("b", 300);
+  gap.assigned("a", 460);  // a has 530 more than b since, of which 200 were its lead
+  EXPECT_EQ(gap.widest_us(), 330);
+}
+
+TEST(Simulation, EveryPolicyServesEveryJobAndRepeats) {
+  const auto trace = small_trace();
+  for (const auto name : scheduling::policy_names()) {
+    SimulationOptions options;
+    options.policy.name = name;
+    const auto first = simulate(trace, costs(), options);
+    ASSERT_TRUE(first.ok()) << name << first.error().message;
+    EXPECT_EQ(first->figure("rejected"), 0) << name;
+    EXPECT_GT(first->figure("latency_p50"), 0.3) << name;
+    EXPECT_GE(first->figure("latency_p95"), first->figure("latency_p50")) << name;
+    EXPECT_LE(first->figure("fairness_gap"), 2.0) << name;
+    const auto again = simulate(trace, costs(), options);
+    for (const auto& figure : first->figures) {
+      if (!figure.metric.starts_with("decision")) { EXPECT_EQ(again->figure(figure.metric), figure.value) << name << ' ' << figure.metric; }
+    }
+  }
+}
+
+TEST(Simulation, TheRouterLoadsAndSwapsLessThanTurnsDo) {
+  const auto trace = small_trace();
+  SimulationOptions options;
+  const auto router = simulate(trace, costs(), options);
+  options.policy.name = "round_robin";
+  const auto turns = simulate(trace, costs(), options);
+  EXPECT_LT(router->figure("host_misses"), 0.7 * turns->figure("host_misses"));
+  EXPECT_LT(router->figure("slot_misses"), turns->figure("slot_misses"));
+  EXPECT_LE(router->figure("latency_p95"), turns->figure("latency_p95"));
+}
+
+TEST(Simulation, SaysWhatItLacks) {
+  auto trace = small_trace();
+  trace.workers = 0;
+  EXPECT_THAT(simulate(trace, costs(), {}).error().message, HasSubstr("--workers"));
+  EXPECT_THAT(simulate(small_trace(), costs(), {.policy = {"x", {}}}).error().message, HasSubstr("finish"));
+}
+
+}  // namespace
+}  // namespace ditfleet::simulation
