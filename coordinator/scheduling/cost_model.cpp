@@ -6,7 +6,8 @@
 namespace ditfleet::scheduling {
 namespace {
 
-constexpr double kWeight = 0.3;  // of a new observation
+constexpr double kWeight = 0.3;      // of a new observation
+constexpr double kColdWeight = 0.1;  // of a cold run: a small difference of two large times
 constexpr std::int64_t kColdPriorMax = 2'000'000;
 
 // A 12-billion-parameter transformer at about 400 Tflop/s: 2 flop a parameter and token, and attention's
@@ -83,7 +84,7 @@ std::int64_t CostModel::typical_run_us(ClassId c, ModelId m, std::int64_t prior_
 std::optional<std::int64_t> CostModel::observed_cold_us(ModelId m) const {
   const auto* model = find(models_, m);
   if (model == nullptr || !model->cold.known()) return std::nullopt;
-  return std::llround(model->cold.value());
+  return std::max<std::int64_t>(0, std::llround(model->cold.value()));
 }
 
 std::int64_t CostModel::cold_us(ModelId m, std::int64_t run_us) const {
@@ -105,7 +106,8 @@ void CostModel::observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us,
   auto* model = at(models_, m);
   if (cold && cls->observed) {
     // Only a prediction that warm runs have confirmed tells the cold class's price from the run itself.
-    model->cold.add(static_cast<double>(std::max<std::int64_t>(0, observed_us - run_us(c, m, w, prior_us))), kWeight);
+    // Also where it was less: cut off at 0 each, the errors of the prediction would add up to a price.
+    model->cold.add(static_cast<double>(observed_us - run_us(c, m, w, prior_us)), kColdWeight);
     return;
   }
   if (!model->observed) model->overall = {};  // facts replace a seed
