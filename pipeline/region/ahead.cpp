@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <numeric>
 
 #include "pipeline/region/backends/cached.h"
@@ -82,17 +83,24 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
     const bool host = arch == kHostArch;
     auto compiler = host ? open_cpu_jit(options.cxx) : open_nvrtc(options.nvrtc);
     if (!compiler) return compiler.error();
-    for (const Program& program : programs) {
-      const auto start = std::chrono::steady_clock::now();
-      const auto plan = fuse(program, (*compiler)->fuse_options());
-      if (!plan) return plan.error();
-      const Source source = host ? generate_cpp(*plan) : generate_cuda(*plan);
-      auto made = compile_cached(cache, *plan, source, **compiler, arch);
-      if (!made) return made.error();
-      const auto spent = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start);
-      ++(made->compiled ? report.compiled : report.hits);
-      report.regions.push_back({program.block, arch, std::string(name_of(shape.type)), made->compiled, spent.count(),
-                                key_of(identify(*plan, source, **compiler, arch)), made->entry, explain(*plan, *made->entry)});
+    std::vector<std::future<Result<AheadRegion>>> running;  // all at once
+    for (const Program& program : programs)
+      running.push_back(std::async(std::launch::async, [&]() -> Result<AheadRegion> {
+        const auto start = std::chrono::steady_clock::now();
+        const auto plan = fuse(program, (*compiler)->fuse_options());
+        if (!plan) return plan.error();
+        const Source source = host ? generate_cpp(*plan) : generate_cuda(*plan);
+        auto made = compile_cached(cache, *plan, source, **compiler, arch);
+        if (!made) return made.error();
+        const auto spent = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start);
+        return AheadRegion{program.block, arch, std::string(name_of(shape.type)), made->compiled, spent.count(),
+                           key_of(identify(*plan, source, **compiler, arch)), made->entry, explain(*plan, *made->entry)};
+      }));
+    for (auto& one : running) {
+      auto region = one.get();  // in the order of the plans; of a failure the others' futures are waited for
+      if (!region) return region.error();
+      ++(region->compiled ? report.compiled : report.hits);
+      report.regions.push_back(std::move(*region));
     }
   }
   return report;

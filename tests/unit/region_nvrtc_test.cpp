@@ -52,7 +52,7 @@ TEST_P(RegionCubin, HasEveryKernelWithoutSpills) {
     const auto compiled = compiler()->compile(program->block, source, GetParam());
     ASSERT_TRUE(compiled) << compiled.error().message;
     EXPECT_EQ(compiled->code.substr(0, 4), "\x7f" "ELF");
-    EXPECT_EQ(compiled->kernels.size(), source.kernels.size() * 4);
+    EXPECT_EQ(compiled->kernels.size(), source.kernels.size() * 3);
     EXPECT_EQ(compiled->source_bytes, source.text.size());
     for (const auto& kernel : compiled->kernels) {
       EXPECT_EQ(kernel.spill_bytes, 0u) << kernel.name;

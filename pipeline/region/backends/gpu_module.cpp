@@ -40,7 +40,7 @@ Result<std::shared_ptr<const GpuModule>> GpuModule::load(const kernel_cache::Ent
     return corrupt((*cuda)->name_of(e));
   }
   for (const KernelLaunch& launch : source.kernels) {
-    for (const char* variant : {"_i32_v", "_i32_s", "_i64_v", "_i64_s"}) {
+    for (const char* variant : {"_i32_v", "_i64_v", "_i64_s"}) {
       void* function = nullptr;
       if ((*cuda)->function(&function, module->module_, (launch.name + variant).c_str()) != 0) return corrupt("it lacks the kernel " + launch.name + variant);
       module->functions_.push_back(function);
@@ -61,7 +61,7 @@ Result<void> GpuModule::start(std::size_t kernel, Variant variant, std::int64_t 
   if (!cuda) return cuda.error();
   if (auto entered = enter_device(**cuda, device_); !entered) return entered;
   void* parameters[] = {const_cast<long long*>(argument.data())};
-  const int e = (*cuda)->launch(functions_[kernel * 4 + variant], static_cast<unsigned>(blocks), 1, 1, static_cast<unsigned>(launches_[kernel].threads), 1, 1,
+  const int e = (*cuda)->launch(functions_[kernel * kVariants + variant], static_cast<unsigned>(blocks), 1, 1, static_cast<unsigned>(launches_[kernel].threads), 1, 1,
                                 0, stream, parameters, nullptr);
   if (e != 0) return Error{Code::kDeviceFault, "[nvrtc] kernel " + launches_[kernel].name + " does not start: " + (*cuda)->name_of(e)};
   return {};

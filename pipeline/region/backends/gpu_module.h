@@ -18,7 +18,7 @@ Result<std::string> gpu_architecture(int device);
 
 class GpuModule {
  public:
-  enum Variant { kI32Vector, kI32Scalar, kI64Vector, kI64Scalar };
+  enum Variant { kI32Vector, kI64Vector, kI64Scalar, kVariants };
 
   // Into the device's primary context, LibTorch's. kUnavailable: no driver; kDeviceFault: the device cannot be used;
   // kDataCorrupt: it is no cubin for this device, or lacks a kernel.
@@ -36,7 +36,7 @@ class GpuModule {
   int device_ = 0;
   void* module_ = nullptr;
   std::vector<KernelLaunch> launches_;
-  std::vector<void*> functions_;  // four variants a kernel
+  std::vector<void*> functions_;  // kVariants a kernel
 };
 
 }  // namespace ditfleet::region

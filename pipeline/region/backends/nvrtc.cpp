@@ -8,7 +8,7 @@
 namespace ditfleet::region {
 namespace {
 
-constexpr const char* kVariants[] = {"_i32_v", "_i32_s", "_i64_v", "_i64_s"};
+constexpr const char* kVariants[] = {"_i32_v", "_i64_v", "_i64_s"};
 
 // "… N unit": the number before `unit`, 0 if there is none.
 std::uint32_t number_before(std::string_view text, std::string_view unit) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "pipeline/region/codegen/phases.h"
@@ -112,46 +113,61 @@ class Kernel {
 
   void write(Text& out) const {
     const std::string instances = std::to_string(k_.instances), axes = std::to_string(kOuterAxes);
-    const std::string args = "Args_" + k_.name;
     out("");
-    out("struct " + args + " {");
+    out("struct " + arguments() + " {");
     out("i64 row_end[" + instances + "];");
     out("struct { i64 extent[" + axes + "]; struct { i64 data, stride[" + axes + "]; } operand[" + std::to_string(k_.operands()) + "]; } at[" + instances + "];");
     out("};");
-    out("template <typename I, bool kAligned>");
-    out("__device__ __forceinline__ void body_" + k_.name + "(const " + args + "& a) {");
-    write_addresses(out);
+    // What is nearly always launched has its row in registers and its loops unrolled.
+    open_body(out, "fast_", "typename I, bool kAligned");
     for (std::size_t n = 0; n < k_.nodes.size(); ++n)
       if (saved(static_cast<int>(n))) out("float s" + std::to_string(n) + "[" + std::to_string(l_.chunks) + "][" + std::to_string(l_.vector) + "];");
     for (int p = 0; p < phases_.count; ++p) write_phase(out, p);
     out("}");
-    const std::string bounds = std::to_string(l_.threads_per_row * l_.rows_per_block);
-    for (const auto& [suffix, arguments] : {std::pair("i32_v", "int, true"), std::pair("i32_s", "int, false"),
-                                            std::pair("i64_v", "i64, true"), std::pair("i64_s", "i64, false")})
-      out("extern \"C\" __global__ void __launch_bounds__(" + bounds + ") " + k_.name + "_" + suffix + "(const __grid_constant__ " + args +
-          " a) { body_" + k_.name + "<" + arguments + ">(a); }");
+    // The others, for tensors beyond 2^31 elements and for rows that are not aligned, reload and recompute in every phase,
+    // in loops: a fraction of the code to compile.
+    open_body(out, "small_", "typename I, bool kAligned, int kWidth");
+    for (int p = 0; p < phases_.count; ++p) write_small_phase(out, p);
+    out("}");
+    const std::string vector = std::to_string(l_.vector), single = phases_.pairs ? "2" : "1";
+    write_entry(out, "_i32_v", "fast_", "int, true");
+    write_entry(out, "_i64_v", "small_", "i64, true, " + vector);
+    write_entry(out, "_i64_s", "small_", "i64, false, " + single);
   }
 
  private:
+  std::string arguments() const { return "Args_" + k_.name; }
+  void open_body(Text& out, const std::string& prefix, const std::string& parameters) const {
+    out("template <" + parameters + ">");
+    out("__device__ __forceinline__ void " + prefix + k_.name + "(const " + arguments() + "& a) {");
+    write_addresses(out);
+  }
+  void write_entry(Text& out, const std::string& suffix, const std::string& prefix, const std::string& parameters) const {
+    out("extern \"C\" __global__ void __launch_bounds__(" + std::to_string(l_.threads_per_row * l_.rows_per_block) + ") " + k_.name + suffix +
+        "(const __grid_constant__ " + arguments() + " a) { " + prefix + k_.name + "<" + parameters + ">(a); }");
+  }
+
+  // Rows are counted in 32 bits: a grid has no more blocks. Only offsets may need 64.
   void write_addresses(Text& out) const {
-    out(l_.rows_per_block > 1 ? "I row = (I)blockIdx.x * " + std::to_string(l_.rows_per_block) + " + (I)(threadIdx.x / " +
-                                    std::to_string(l_.threads_per_row) + ");"
-                              : std::string("I row = (I)blockIdx.x;"));
+    out(l_.rows_per_block > 1 ? "unsigned row = blockIdx.x * " + std::to_string(l_.rows_per_block) + " + threadIdx.x / " +
+                                    std::to_string(l_.threads_per_row) + ";"
+                              : std::string("unsigned row = blockIdx.x;"));
     out("int k = 0;");
     if (k_.instances > 1) {
-      out("I before = 0;");
-      out("while (k < " + std::to_string(k_.instances) + " && row >= (I)a.row_end[k]) before = (I)a.row_end[k++];");
+      out("unsigned before = 0;");
+      out("while (k < " + std::to_string(k_.instances) + " && row >= (unsigned)a.row_end[k]) before = (unsigned)a.row_end[k++];");
       out("if (k == " + std::to_string(k_.instances) + ") return;");
       out("row -= before;");
     } else {
-      out("if (row >= (I)a.row_end[0]) return;");
+      out("if (row >= (unsigned)a.row_end[0]) return;");
     }
-    out("const I e3 = (I)a.at[k].extent[3], e2 = (I)a.at[k].extent[2], e1 = (I)a.at[k].extent[1];");
+    out("const unsigned e3 = (unsigned)a.at[k].extent[3], e2 = (unsigned)a.at[k].extent[2], e1 = (unsigned)a.at[k].extent[1];");
     // Most calls have one axis or two, and a division costs as much as moving the element.
-    out("I i3 = row, i2 = 0, i1 = 0, i0 = 0;");
+    out("unsigned r3 = row, r2 = 0, r1 = 0, r0 = 0;");
     out("const bool more = e1 != 1 || a.at[k].extent[0] != 1;");
-    out("if (more || e2 != 1) { i2 = row / e3; i3 = row - i2 * e3; }");
-    out("if (more) { const I r1 = i2 / e2; i2 -= r1 * e2; i0 = r1 / e1; i1 = r1 - i0 * e1; }");
+    out("if (more || e2 != 1) { r2 = row / e3; r3 = row - r2 * e3; }");
+    out("if (more) { const unsigned q = r2 / e2; r2 -= q * e2; r0 = q / e1; r1 = q - r0 * e1; }");
+    out("const I i3 = (I)r3, i2 = (I)r2, i1 = (I)r1, i0 = (I)r0;");
     out("const int lane = threadIdx.x % " + std::to_string(l_.threads_per_row) + ";");
     for (std::size_t o = 0; o < k_.operands(); ++o) {
       const bool input = o < k_.inputs.size();
@@ -199,7 +215,7 @@ class Kernel {
   void write_phase(Text& out, int p) const {
     const auto nodes = phases_.computed_in(k_, p);
     const auto sums = phases_.summed_after(k_, p);
-    const std::string vector = std::to_string(l_.vector), threads = std::to_string(l_.threads_per_row);
+    const std::string vector = std::to_string(l_.vector);
     for (int n : sums) out("float sum" + std::to_string(n) + " = 0.0f;");
     open_chunks(out);
     open_active(out);
@@ -236,24 +252,109 @@ class Kernel {
       }
     out("}");
     out("}");
-    const std::string inverse = float_literal(1.0 / static_cast<double>(k_.width));
-    for (int n : sums) {
-      const RowNode& node = k_.nodes[static_cast<std::size_t>(n)];
-      const std::string id = std::to_string(n), eps = float_literal(node.eps);
-      if (node.code == OpCode::kRmsNorm) {
-        out("const float scale" + id + " = rsqrtf(row_sum<" + threads + ">(sum" + id + ") * " + inverse + " + " + eps + ");");
-        continue;
+    for (int n : sums)
+      write_norm(out, n, [&] {
+        open_chunks(out);
+        open_active(out);
+        each(out, square_line(n, element(k_.nodes[static_cast<std::size_t>(n)].operands[0], "e")));
+        out("}");
+        out("}");
+      });
+  }
+
+  // What has to be computed anew for these nodes.
+  std::vector<bool> needed(const std::vector<int>& targets) const {
+    std::vector<bool> in(k_.nodes.size(), false);
+    for (int n : targets) in[static_cast<std::size_t>(n)] = true;
+    for (std::size_t n = k_.nodes.size(); n-- > 0;)
+      if (in[n] && !k_.nodes[n].load)
+        for (int o : k_.nodes[n].operands) in[static_cast<std::size_t>(o)] = true;
+    return in;
+  }
+  // One pass in loops: the same elements on the same thread in the same order as the fast body's, kWidth at a time; sums
+  // come out alike. `body` is what is done once the targets are there, in v<node>[e].
+  void small_pass(Text& out, const std::vector<int>& targets, const std::function<void()>& body) const {
+    const std::string threads = std::to_string(l_.threads_per_row), vector = std::to_string(l_.vector);
+    out("#pragma unroll 1");
+    out("for (int c = 0; c < " + std::to_string(l_.chunks * l_.vector) + "; c += kWidth) {");
+    out("const int at = (c / " + vector + " * " + threads + " + lane) * " + vector + " + c % " + vector + ";");
+    open_active(out);
+    const auto in = needed(targets);
+    const auto element = [](int n, const std::string& e) { return "v" + std::to_string(n) + "[" + e + "]"; };
+    for (std::size_t n = 0; n < k_.nodes.size(); ++n) {
+      if (!in[n]) continue;
+      const RowNode& node = k_.nodes[n];
+      const int index = static_cast<int>(n);
+      out("float v" + std::to_string(n) + "[kWidth];");
+      if (node.load) {
+        out("get<kAligned, kWidth>(x" + std::to_string(node.input) + " + at, v" + std::to_string(n) + ");");
+      } else if (node.code == OpCode::kRope) {
+        const auto of = [&](int o, bool second) { return element(o, second ? "e + 1" : "e"); };
+        out("#pragma unroll");
+        out("for (int e = 0; e < kWidth; e += 2) {");
+        out(element(index, "e") + " = " + rope_expression(node, false, of) + ";");
+        out(element(index, "e + 1") + " = " + rope_expression(node, true, of) + ";");
+        out("}");
+      } else {
+        out("#pragma unroll");
+        out("for (int e = 0; e < kWidth; ++e) " + element(index, "e") + " = " + expression(k_, index, [&](int o) { return element(o, "e"); }) + ";");
       }
-      out("const float mean" + id + " = row_sum<" + threads + ">(sum" + id + ") * " + inverse + ";");
-      out("float squares" + id + " = 0.0f;");
-      open_chunks(out);
-      open_active(out);
-      const std::string x = element(node.operands[0], "e");
-      each(out, "squares" + id + " += (" + x + " - mean" + id + ") * (" + x + " - mean" + id + ");");
-      out("}");
-      out("}");
-      out("const float scale" + id + " = rsqrtf(row_sum<" + threads + ">(squares" + id + ") * " + inverse + " + " + eps + ");");
     }
+    body();
+    out("}");
+    out("}");
+  }
+  void write_small_phase(Text& out, int p) const {
+    const auto sums = phases_.summed_after(k_, p);
+    const auto each_of = [&](const std::string& line) {
+      out("#pragma unroll");
+      out("for (int e = 0; e < kWidth; ++e) " + line);
+    };
+    if (p + 1 == phases_.count) {
+      std::vector<int> targets;
+      for (const RowOutput& o : k_.outputs) targets.push_back(o.node);
+      small_pass(out, targets, [&] {
+        for (std::size_t o = 0; o < k_.outputs.size(); ++o)
+          out("set<kAligned, kWidth>(y" + std::to_string(o) + " + at, v" + std::to_string(k_.outputs[o].node) + ");");
+      });
+    }
+    std::vector<int> operands;
+    for (int n : sums) {
+      operands.push_back(k_.nodes[static_cast<std::size_t>(n)].operands[0]);
+      out("float sum" + std::to_string(n) + " = 0.0f;");
+    }
+    if (!sums.empty())
+      small_pass(out, operands, [&] {
+        for (int n : sums) {
+          const RowNode& node = k_.nodes[static_cast<std::size_t>(n)];
+          const std::string x = "v" + std::to_string(node.operands[0]) + "[e]";
+          each_of("sum" + std::to_string(n) + " += " + (node.code == OpCode::kRmsNorm ? x + " * " + x : x) + ";");
+        }
+      });
+    for (int n : sums)
+      write_norm(out, n, [&] {
+        const int operand = k_.nodes[static_cast<std::size_t>(n)].operands[0];
+        small_pass(out, {operand}, [&] { each_of(square_line(n, "v" + std::to_string(operand) + "[e]")); });
+      });
+  }
+
+  std::string square_line(int n, const std::string& x) const {
+    const std::string id = std::to_string(n);
+    return "squares" + id + " += (" + x + " - mean" + id + ") * (" + x + " - mean" + id + ");";
+  }
+  // From a norm's sum over the thread's elements to what its expression takes; `add_squares` writes the pass over them.
+  void write_norm(Text& out, int n, const std::function<void()>& add_squares) const {
+    const RowNode& node = k_.nodes[static_cast<std::size_t>(n)];
+    const std::string id = std::to_string(n), eps = float_literal(node.eps), threads = std::to_string(l_.threads_per_row);
+    const std::string inverse = float_literal(1.0 / static_cast<double>(k_.width));
+    if (node.code == OpCode::kRmsNorm) {
+      out("const float scale" + id + " = rsqrtf(row_sum<" + threads + ">(sum" + id + ") * " + inverse + " + " + eps + ");");
+      return;
+    }
+    out("const float mean" + id + " = row_sum<" + threads + ">(sum" + id + ") * " + inverse + ";");
+    out("float squares" + id + " = 0.0f;");
+    add_squares();
+    out("const float scale" + id + " = rsqrtf(row_sum<" + threads + ">(squares" + id + ") * " + inverse + " + " + eps + ");");
   }
 
   const RowKernel& k_;

@@ -12,7 +12,7 @@ namespace ditfleet::region {
 
 // How one kernel is launched. Sizes never change the text: they choose one of a GPU kernel's variants and a grid.
 struct KernelLaunch {
-  std::string name;  // of the function; a GPU's has variants NAME_i32_v, NAME_i32_s, NAME_i64_v, NAME_i64_s
+  std::string name;  // of the function; a GPU's has variants NAME_i32_v, NAME_i64_v, NAME_i64_s
   int threads = 0, rows_per_block = 0;  // GPU
   int vector = 1;  // GPU: elements that one access of the variants _v moves; they need aligned pointers and strides
   std::size_t argument_words = 0;  // int64 words of the kernel's one argument
@@ -24,11 +24,11 @@ struct Source {
 };
 
 // The id of the generators: part of every key, raised when they make other text that computes the same name.
-inline constexpr std::string_view kGeneratorId = "rows-3";
+inline constexpr std::string_view kGeneratorId = "rows-4";
 
 // CUDA C++. The argument: row_end[instances], then the instances. An instance: extents[kOuterAxes], then for each
-// operand its pointer and kOuterAxes strides in elements. Variants: i32 where every offset fits 31 bits, else i64;
-// v where pointers and strides allow whole vectors, else s.
+// operand its pointer and kOuterAxes strides in elements. Variants: v where pointers and strides allow whole vectors,
+// i32 of them where every offset fits 31 bits; i64_s for all else. Fewer than 2^32 rows.
 Source generate_cuda(const Plan& plan);
 
 // C++ for the system's compiler: void NAME(const long long* instance, long long first_row, long long end_row), one

@@ -31,9 +31,10 @@ class GpuLauncher : public RowLauncher {
       argument.insert(argument.end(), words.begin(), words.end());
     }
     argument.resize(launch.argument_words, 1);
-    const auto variant = narrow ? (vectors ? GpuModule::kI32Vector : GpuModule::kI32Scalar) : (vectors ? GpuModule::kI64Vector : GpuModule::kI64Scalar);
+    const auto variant = !vectors ? GpuModule::kI64Scalar : narrow ? GpuModule::kI32Vector : GpuModule::kI64Vector;
     const std::int64_t blocks = (step.rows + launch.rows_per_block - 1) / launch.rows_per_block;
-    if (blocks > std::numeric_limits<int>::max()) pipeline::fail(Code::kInvalidArgument, "[region] " + std::to_string(step.rows) + " rows are too many for one launch");
+    // A kernel counts rows in 32 bits, and so far as its last block reaches.
+    if (blocks > std::numeric_limits<int>::max() || step.rows + launch.rows_per_block > std::numeric_limits<unsigned>::max()) pipeline::fail(Code::kInvalidArgument, "[region] " + std::to_string(step.rows) + " rows are too many for one launch");
     const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
     pipeline::unwrap(module_->start(index, variant, blocks, argument, guard.getStream(guard.getDevice()).native_handle()));
   }
