@@ -54,8 +54,8 @@ FluxFolder load_flux_folder(const std::string& dir, Placement placement, std::sh
     const auto now = std::chrono::steady_clock::now();
     return std::chrono::duration_cast<std::chrono::microseconds>(now - std::exchange(last, now)).count();
   };
-  auto text_encoder = ClipEncoder::load(dir + "/text_encoder", placement);
-  auto text_encoder_2 = T5Encoder::load(dir + "/text_encoder_2", placement);
+  auto text_encoder = ClipEncoder::load(dir + "/text_encoder", placement, regions);
+  auto text_encoder_2 = T5Encoder::load(dir + "/text_encoder_2", placement, regions);
   const auto text_us = lap();
   auto transformer = FluxTransformer::load(dir + "/transformer", placement, std::move(regions));
   const auto transformer_us = lap(), compile_us = transformer.compile_us();

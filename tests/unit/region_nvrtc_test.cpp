@@ -24,6 +24,9 @@ using ::testing::HasSubstr;
 
 const BlockShape kFlux{.heads = 24, .head_dim = 128, .type = ElementType::kBF16};
 
+const TextLayerShape kT5{.width = 4096, .heads = 64, .head_dim = 64, .inner = 10240, .gated = true, .type = ElementType::kBF16};  // XXL
+const TextLayerShape kClip{.width = 768, .heads = 12, .head_dim = 64, .inner = 3072, .eps = 1e-5, .activation = OpCode::kQuickGelu, .type = ElementType::kBF16};
+
 Source source_of(const Result<Program>& program) { return generate_cuda(*fuse(*program)); }
 
 std::shared_ptr<const Compiler> compiler() {
@@ -46,7 +49,7 @@ class RegionCubin : public ::testing::TestWithParam<std::string> {
 };
 
 TEST_P(RegionCubin, HasEveryKernelWithoutSpills) {
-  for (const auto& program : {flux_double_block(kFlux), flux_single_block(kFlux)}) {
+  for (const auto& program : {flux_double_block(kFlux), flux_single_block(kFlux), t5_layer(kT5), clip_layer(kClip)}) {
     ASSERT_TRUE(program);
     const Source source = source_of(program);
     const auto compiled = compiler()->compile(program->block, source, GetParam());

@@ -10,6 +10,7 @@
 #include <cmath>
 
 #include "pipeline/device/failure.h"
+#include "pipeline/models/text/layer_region.h"
 #include "pipeline/models/text/token_tensor.h"
 
 namespace ditfleet::pipeline {
@@ -37,11 +38,12 @@ ClipConfig read_clip_config(const ConfigFile& file) {
                 std::to_string(c.num_attention_heads) + ") must divide");
   const std::string name = file.text("hidden_act", "quick_gelu");
   c.activation = find_activation(name);
+  c.activation_name = name;
   if (!c.activation) file.refuse("hidden_act is \"" + name + "\"; known are " + known_activations());
   return c;
 }
 
-ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement) {
+ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions) {
   ClipEncoder m;
   m.config_ = read_clip_config(ConfigFile(dir + "/config.json"));
   m.placement_ = placement;
@@ -66,6 +68,29 @@ ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement) {
   }
   m.final_norm_ = p.norm(at + "final_layer_norm", d);
   m.bytes_ = p.bytes();
+  const auto activation = activation_op(regions, "clip.layer", m.config_.activation_name);
+  if (!activation || m.layers_.empty()) return m;
+  std::vector<LayerRegion::Slots> slots;
+  for (const Layer& l : m.layers_) {
+    auto& one = slots.emplace_back();
+    for (const auto& [name, norm] : {std::pair("norm1", &l.norm1), std::pair("norm2", &l.norm2)}) {
+      one[name + std::string(".weight")] = norm->weight;
+      one[name + std::string(".bias")] = norm->bias;
+    }
+    for (const auto& [name, linear] : {std::pair("q", &l.q), std::pair("k", &l.k), std::pair("v", &l.v), std::pair("out", &l.out), std::pair("fc1", &l.fc1),
+                                       std::pair("fc2", &l.fc2)}) {
+      one[name + std::string(".weight")] = linear->weight;
+      one[name + std::string(".bias")] = linear->bias;
+    }
+  }
+  const region::TextLayerShape shape{.width = d, .heads = m.config_.num_attention_heads, .head_dim = d / m.config_.num_attention_heads, .inner = inner,
+                                     .eps = m.config_.layer_norm_eps, .activation = *activation};
+  const auto recipe = [shape](region::ElementType type) {
+    region::TextLayerShape typed = shape;
+    typed.type = type;
+    return region::clip_layer(typed);
+  };
+  m.region_ = std::make_shared<const LayerRegion>("clip.layer", recipe, slots, placement, std::move(regions));
   return m;
 }
 
@@ -91,7 +116,10 @@ at::Tensor ClipEncoder::pooled(const std::vector<std::int32_t>& ids) const {
                                  " positions; is tokenizer_config.json's model_max_length right?");
   at::Tensor hidden = at::embedding(token_embedding_, token_tensor(ids, config_.vocab_size, placement_.device, "clip")) +
                       position_embedding_.slice(0, 0, length);
-  for (const Layer& l : layers_) hidden = layer(hidden, l);
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    if (region_) region_->run(i, hidden, true, {});  // the sum above is this call's own
+    else hidden = layer(hidden, layers_[i]);
+  }
   hidden = at::layer_norm(hidden, {config_.hidden_size}, final_norm_.weight, final_norm_.bias, config_.layer_norm_eps);
   auto end = std::find(ids.begin(), ids.end(), static_cast<std::int32_t>(config_.eos_token_id));
   if (config_.eos_token_id == 2) end = std::max_element(ids.begin(), ids.end());

@@ -9,13 +9,20 @@
 #include "pipeline/models/parameters.h"
 #include "pipeline/models/text/activation.h"
 
+namespace ditfleet::region {
+struct RegionHost;
+}
+
 namespace ditfleet::pipeline {
+
+class LayerRegion;
 
 struct ClipConfig {
   std::int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
       max_position_embeddings, eos_token_id;
   double layer_norm_eps;
   Activation activation;
+  std::string activation_name;
 };
 
 // Throws Failure (kDataCorrupt) naming the file and field. A whole CLIP's config is read at its "text_config".
@@ -23,8 +30,9 @@ ClipConfig read_clip_config(const ConfigFile& file);
 
 class ClipEncoder {
  public:
-  // Reads DIR/config.json and the weights beside it. Throws what ConfigFile and Parameters throw.
-  static ClipEncoder load(const std::string& dir, Placement placement);
+  // Reads DIR/config.json and the weights beside it. With a host that compiles text encoders its layers
+  // run as a compiled region. Throws what ConfigFile, Parameters and then LayerRegion throw.
+  static ClipEncoder load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions = nullptr);
 
   const ClipConfig& config() const { return config_; }
   std::int64_t bytes() const { return bytes_; }
@@ -45,6 +53,7 @@ class ClipEncoder {
   Placement placement_;
   at::Tensor token_embedding_, position_embedding_;
   std::vector<Layer> layers_;
+  std::shared_ptr<const LayerRegion> region_;  // null: layers run op by op
   NormSlot final_norm_;
   std::int64_t bytes_ = 0;
 };

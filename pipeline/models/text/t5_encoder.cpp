@@ -16,6 +16,7 @@
 #include <cmath>
 
 #include "pipeline/device/failure.h"
+#include "pipeline/models/text/layer_region.h"
 #include "pipeline/models/text/token_tensor.h"
 
 namespace ditfleet::pipeline {
@@ -66,13 +67,14 @@ T5Config read_t5_config(const ConfigFile& file) {
   if (c.gated = name.rfind("gated-", 0) == 0; c.gated) name = name.substr(6);
   if (projection == "gated-gelu") name = "gelu_new";  // what T5 1.1 means by it
   c.activation = find_activation(name);
+  c.activation_name = name;
   if (!c.activation)
     file.refuse("feed_forward_proj is \"" + projection + "\"; it takes NAME or gated-NAME, where NAME is one of " +
                 known_activations());
   return c;
 }
 
-T5Encoder T5Encoder::load(const std::string& dir, Placement placement) {
+T5Encoder T5Encoder::load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions) {
   T5Encoder m;
   m.config_ = read_t5_config(ConfigFile(dir + "/config.json"));
   m.placement_ = placement;
@@ -100,6 +102,22 @@ T5Encoder T5Encoder::load(const std::string& dir, Placement placement) {
                               {c.relative_attention_num_buckets, c.num_heads});
   m.final_norm_ = p.tensor("encoder.final_layer_norm.weight", {c.d_model});
   m.bytes_ = p.bytes();
+  const auto activation = activation_op(regions, "t5.layer", c.activation_name);
+  if (!activation) return m;
+  std::vector<LayerRegion::Slots> slots;
+  for (const Layer& l : m.layers_) {
+    slots.push_back({{"norm1", l.norm1}, {"norm2", l.norm2}, {"q.weight", l.q.weight}, {"k.weight", l.k.weight}, {"v.weight", l.v.weight},
+                     {"o.weight", l.o.weight}, {"wi.weight", l.wi.weight}, {"wo.weight", l.wo.weight}});
+    if (c.gated) slots.back()["wi_gate.weight"] = l.wi_gate.weight;
+  }
+  const region::TextLayerShape shape{.width = c.d_model, .heads = c.num_heads, .head_dim = c.d_kv, .inner = c.d_ff, .eps = c.layer_norm_epsilon,
+                                     .activation = *activation, .gated = c.gated};
+  const auto recipe = [shape](region::ElementType type) {
+    region::TextLayerShape typed = shape;
+    typed.type = type;
+    return region::t5_layer(typed);
+  };
+  m.region_ = std::make_shared<const LayerRegion>("t5.layer", recipe, slots, placement, std::move(regions));
   return m;
 }
 
@@ -127,7 +145,10 @@ at::Tensor T5Encoder::layer(const at::Tensor& hidden, const Layer& s, const at::
 at::Tensor T5Encoder::encode(const std::vector<std::int32_t>& ids) const {
   at::Tensor hidden = at::embedding(embedding_, token_tensor(ids, config_.vocab_size, placement_.device, "t5"));
   const at::Tensor bias = position_bias(static_cast<std::int64_t>(ids.size()));
-  for (const Layer& l : layers_) hidden = layer(hidden, l, bias);
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    if (region_) region_->run(i, hidden, i > 0, bias);
+    else hidden = layer(hidden, layers_[i], bias);
+  }
   return rms_norm(hidden, final_norm_, config_.layer_norm_epsilon);
 }
 

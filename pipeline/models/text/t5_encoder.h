@@ -1,6 +1,7 @@
 // T5's encoder (transformers T5EncoderModel): the text tokens that FLUX attends to.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -8,7 +9,13 @@
 #include "pipeline/models/parameters.h"
 #include "pipeline/models/text/activation.h"
 
+namespace ditfleet::region {
+struct RegionHost;
+}
+
 namespace ditfleet::pipeline {
+
+class LayerRegion;
 
 struct T5Config {
   std::int64_t vocab_size, d_model, d_kv, d_ff, num_layers, num_heads, relative_attention_num_buckets,
@@ -16,6 +23,7 @@ struct T5Config {
   double layer_norm_epsilon;
   bool gated;
   Activation activation;
+  std::string activation_name;
 };
 
 // Throws Failure (kDataCorrupt) naming the file and field.
@@ -23,8 +31,9 @@ T5Config read_t5_config(const ConfigFile& file);
 
 class T5Encoder {
  public:
-  // Reads DIR/config.json and the weights beside it. Throws what ConfigFile and Parameters throw.
-  static T5Encoder load(const std::string& dir, Placement placement);
+  // Reads DIR/config.json and the weights beside it. With a host that compiles text encoders its layers
+  // run as a compiled region. Throws what ConfigFile, Parameters and then LayerRegion throw.
+  static T5Encoder load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions = nullptr);
 
   const T5Config& config() const { return config_; }
   std::int64_t bytes() const { return bytes_; }
@@ -46,6 +55,7 @@ class T5Encoder {
   Placement placement_;
   at::Tensor embedding_, relative_bias_;
   std::vector<Layer> layers_;
+  std::shared_ptr<const LayerRegion> region_;  // null: layers run op by op
   at::Tensor final_norm_;
   std::int64_t bytes_ = 0;
 };

@@ -28,6 +28,24 @@ Result<Program> flux_double_block(const BlockShape& shape);
 // [tokens, head_dim], shift, scale, gate [batch, 1, D]; parameters as in FLUX's SingleBlockSlots. Output: tokens.
 Result<Program> flux_single_block(const BlockShape& shape);
 
+// What the model fixes of a text encoder's layer.
+struct TextLayerShape {
+  std::int64_t width = 2, heads = 1, head_dim = 2, inner = 2;
+  double eps = 1e-6;
+  OpCode activation = OpCode::kGeluTanh;  // an op of one operand
+  bool gated = false;                     // T5: the activated branch times another
+  ElementType type = ElementType::kF32;
+};
+
+// A layer of T5's encoder. Symbols: batch, tokens. Activation hidden [batch, tokens, width]; table position_bias [1, heads, tokens,
+// tokens]; parameters norm1, norm2 [width], q.weight, k.weight, v.weight, o.weight, wi.weight, wi_gate.weight (gated), wo.weight:
+// nothing has a bias. Attention is not scaled. Output: hidden.
+Result<Program> t5_layer(const TextLayerShape& shape);
+
+// A layer of CLIP's text encoder, causal. Symbols: batch, tokens. Activation hidden [batch, tokens, width]; parameters norm1, norm2
+// (.weight and .bias), q, k, v, out, fc1, fc2 (.weight and .bias). Output: hidden.
+Result<Program> clip_layer(const TextLayerShape& shape);
+
 // Attention over the frames of each place of a video, as video DiTs have it between their spatial blocks. Symbols:
 // batch, frames, places: one program for any number of frames. Activation video [batch, frames, places, D]; tables
 // rope f32 [frames, head_dim], shift, scale, gate [batch, 1, 1, D]; parameters qkv, norm_q, norm_k, out. Output: video.

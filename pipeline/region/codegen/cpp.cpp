@@ -9,7 +9,7 @@ namespace {
 
 // exp: Cephes' expf (range reduction by ln 2 in two parts, polynomial of degree 5), written so that it vectorizes. The
 // argument is held within ±87 through its bits: comparing floats costs twice as much, since they may be NaN. A NaN comes
-// back out of gelu_tanh and silu through their numerator.
+// back out of gelu_tanh, silu and quick_gelu through their numerator.
 constexpr const char* kPrelude = R"(typedef unsigned short bf16;
 typedef long long i64;
 static inline float bits_to_float(unsigned u) { float f; __builtin_memcpy(&f, &u, 4); return f; }
@@ -41,6 +41,7 @@ static inline float exp_of(float x) {
 }
 static inline float gelu_tanh(float x) { return x / (1.0f + exp_of(-1.5957691216f * (x + 0.044715f * x * x * x))); }
 static inline float silu(float x) { return x / (1.0f + exp_of(-x)); }
+static inline float quick_gelu(float x) { return x / (1.0f + exp_of(-1.702f * x)); }
 )";
 
 constexpr const char* type_name(ElementType type) { return type == ElementType::kF32 ? "float" : "bf16"; }

@@ -33,7 +33,7 @@ class Planner {
   const Value& value(int i) const { return plan_.program.values[static_cast<std::size_t>(i)]; }
 
   void add_gemm(const Op& op, int group, const Unit& unit) {
-    GemmStep step{.weight = op.inputs[1], .bias = op.inputs[2], .gelu = unit.ops.size() > 1, .name = value(unit.writes.front()).name};
+    GemmStep step{.weight = op.inputs[1], .bias = op.inputs.size() > 2 ? op.inputs[2] : -1, .gelu = unit.ops.size() > 1, .name = value(unit.writes.front()).name};
     if (const Op* join = storage_.split_join(op)) {
       std::int64_t column = 0;
       for (int part : join->inputs) {
@@ -49,7 +49,7 @@ class Planner {
   }
 
   void add_attention(const Op& op) {
-    AttentionStep step{.name = value(op.output).name};
+    AttentionStep step{.bias = op.inputs.size() > 3 ? op.inputs[3] : -1, .causal = op.causal, .scale = op.scale, .name = value(op.output).name};
     step.q = storage_.view_of(op.inputs[0]);
     step.k = storage_.view_of(op.inputs[1]);
     step.v = storage_.view_of(op.inputs[2]);

@@ -34,7 +34,7 @@ struct GemmStep {
     std::int64_t first_column = 0, columns = 0;
   };
   std::vector<Part> parts;
-  int weight = -1, bias = -1;  // the program's values
+  int weight = -1, bias = -1;  // the program's values; bias -1: none
   bool gelu = false;           // of the sum, before it is rounded
   View out;
   std::string name;
@@ -42,6 +42,9 @@ struct GemmStep {
 
 struct AttentionStep {
   View q, k, v, out;
+  int bias = -1;  // the program's value, an input; -1: none
+  bool causal = false;
+  double scale = 0;  // 0: 1/√ of the head size
   std::string name;
 };
 

@@ -168,6 +168,9 @@ Result<std::vector<Group>> group_ops(const Program& p, const FuseOptions& option
     const Op& op = p.ops[i];
     const int index = static_cast<int>(i);
     if (is_view(op.code) || op.code == OpCode::kJoin) continue;
+    if (op.code == OpCode::kAttention && op.inputs.size() > 3 && value_at(p, op.inputs[3]).kind == ValueKind::kResult)
+      return invalid_argument("[" + p.block + "] " + value_at(p, op.output).name + " = attention: the bias %" + value_at(p, op.inputs[3]).name +
+                              " is made in the block; a compiled block takes it as an input");
     if (is_row_op(op.code)) {
       const Value& made = value_at(p, op.output);
       if (!has_kernel(op.code))

@@ -41,7 +41,9 @@ Builder::Ref Builder::add_op(const std::string& name, Op op, const std::vector<R
 }
 
 Builder::Ref Builder::linear(const std::string& name, Ref x, Linear slots) {
-  return add_op(name, {.code = OpCode::kLinear}, {x, slots.weight, slots.bias});
+  std::vector<Ref> operands{x, slots.weight};
+  if (slots.bias.value >= 0) operands.push_back(slots.bias);
+  return add_op(name, {.code = OpCode::kLinear}, operands);
 }
 Builder::Ref Builder::layer_norm(const std::string& name, Ref x, double eps) {
   return add_op(name, {.code = OpCode::kLayerNorm, .eps = eps}, {x});
@@ -58,11 +60,14 @@ Builder::Ref Builder::gate_residual(const std::string& name, Ref x, Ref gate, Re
 Builder::Ref Builder::gelu_tanh(const std::string& name, Ref x) { return add_op(name, {.code = OpCode::kGeluTanh}, {x}); }
 Builder::Ref Builder::gelu_erf(const std::string& name, Ref x) { return add_op(name, {.code = OpCode::kGeluErf}, {x}); }
 Builder::Ref Builder::silu(const std::string& name, Ref x) { return add_op(name, {.code = OpCode::kSilu}, {x}); }
+Builder::Ref Builder::quick_gelu(const std::string& name, Ref x) { return add_op(name, {.code = OpCode::kQuickGelu}, {x}); }
 Builder::Ref Builder::rope(const std::string& name, Ref x, Ref table) {
   return add_op(name, {.code = OpCode::kRope}, {x, table});
 }
-Builder::Ref Builder::attention(const std::string& name, Ref q, Ref k, Ref v) {
-  return add_op(name, {.code = OpCode::kAttention}, {q, k, v});
+Builder::Ref Builder::attention(const std::string& name, Ref q, Ref k, Ref v, const Attention& form) {
+  std::vector<Ref> operands{q, k, v};
+  if (form.bias.value >= 0) operands.push_back(form.bias);
+  return add_op(name, {.code = OpCode::kAttention, .causal = form.causal, .scale = form.scale}, operands);
 }
 Builder::Ref Builder::mul(const std::string& name, Ref a, Ref b) { return add_op(name, {.code = OpCode::kMul}, {a, b}); }
 Builder::Ref Builder::add(const std::string& name, Ref a, Ref b) { return add_op(name, {.code = OpCode::kAdd}, {a, b}); }

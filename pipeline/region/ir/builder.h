@@ -22,7 +22,12 @@ class Builder {
     int value = -1;
   };
   struct Linear {
-    Ref weight, bias;
+    Ref weight, bias;  // a bias that is no value: none
+  };
+  struct Attention {
+    Ref bias;            // no value: none
+    bool causal = false;
+    double scale = 0;    // 0: 1/√ of the head size
   };
 
   Builder(std::string block, ElementType type) : type_(type) { program_.block = std::move(block); }
@@ -41,8 +46,10 @@ class Builder {
   Ref gelu_tanh(const std::string& name, Ref x);
   Ref gelu_erf(const std::string& name, Ref x);
   Ref silu(const std::string& name, Ref x);
+  Ref quick_gelu(const std::string& name, Ref x);
   Ref rope(const std::string& name, Ref x, Ref table);
-  Ref attention(const std::string& name, Ref q, Ref k, Ref v);
+  Ref attention(const std::string& name, Ref q, Ref k, Ref v) { return attention(name, q, k, v, Attention()); }
+  Ref attention(const std::string& name, Ref q, Ref k, Ref v, const Attention& form);
   Ref mul(const std::string& name, Ref a, Ref b);
   Ref add(const std::string& name, Ref a, Ref b);
   Ref cast(const std::string& name, Ref x, ElementType type);

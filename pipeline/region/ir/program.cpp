@@ -56,6 +56,7 @@ std::string_view name_of(OpCode code) {
     case OpCode::kGeluTanh: return "gelu_tanh";
     case OpCode::kGeluErf: return "gelu_erf";
     case OpCode::kSilu: return "silu";
+    case OpCode::kQuickGelu: return "quick_gelu";
     case OpCode::kRope: return "rope";
     case OpCode::kAttention: return "attention";
     case OpCode::kMul: return "mul";
@@ -123,6 +124,8 @@ std::string canonical_bytes(const Program& program) {
     w.text(op.start.text());
     w.text(op.length.text());
     w.list(op.order);
+    w.number(op.causal ? 1 : 0);
+    w.number(std::bit_cast<std::int64_t>(op.scale));
   }
   w.list(program.outputs);
   return w.take();
@@ -148,6 +151,12 @@ std::string print(const Program& program) {
       char eps[32];
       std::snprintf(eps, sizeof eps, ", eps %g", op.eps);
       out += eps;
+    }
+    if (op.causal) out += ", causal";
+    if (op.scale != 0) {
+      char scale[32];
+      std::snprintf(scale, sizeof scale, ", scale %g", op.scale);
+      out += scale;
     }
     out += ")\n";
   }

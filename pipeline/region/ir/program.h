@@ -30,7 +30,7 @@ enum class ValueKind : std::uint8_t {
 std::string_view name_of(ValueKind kind);
 
 enum class OpCode : std::uint8_t {
-  kLinear,        // x [.., K], weight [N, K], bias [N] → [.., N]
+  kLinear,        // x [.., K], weight [N, K], bias [N] or none → [.., N]
   kLayerNorm,     // over the last axis, without parameters
   kRmsNorm,       // x, weight [W]
   kModulate,      // x, scale, shift: x · scale + shift
@@ -38,8 +38,10 @@ enum class OpCode : std::uint8_t {
   kGeluTanh,
   kGeluErf,       // exact GELU: no generated kernel has it yet, `eager` does
   kSilu,
+  kQuickGelu,     // x · sigmoid(1.702 x)
   kRope,          // x [.., W], table f32 [.., W] of (cos, sin) for each adjacent pair
-  kAttention,     // q, k, v [.., T, H, hd] → [.., T, H, hd], softmax(q kᵀ / √hd) v for each head
+  kAttention,     // q, k, v [.., T, H, hd] → [.., T, H, hd], softmax(q kᵀ · scale + bias) v for each head; the bias, if there is
+                  // one, is [batch or 1, H or 1, T, T of the keys], an input of the program
   kMul, kAdd,     // the second operand may broadcast
   kCast,
   kReshape, kSlice, kPermute, kJoin,  // views; join puts values one after another along an axis
@@ -64,6 +66,8 @@ struct Op {
   int axis = 0;               // slice, join
   Dim start, length;          // slice
   std::vector<int> order;     // permute: result axis i is axis order[i] of the operand
+  bool causal = false;        // attention: a token attends to none after it
+  double scale = 0;           // attention; 0: 1/√hd
 };
 
 struct Program {

@@ -15,8 +15,9 @@ class Rules {
 
   Result<Value> run(const Shape& wanted, ElementType type) {
     const std::size_t count = operands_.size(), least = op_.code == OpCode::kJoin ? 2 : arity();
-    if (op_.code == OpCode::kJoin ? count < least : count != least)
-      return wrong("has " + std::to_string(count) + " operands; it takes " + std::to_string(least));
+    const bool one_more = op_.code == OpCode::kLinear || op_.code == OpCode::kAttention;  // a bias
+    if (op_.code == OpCode::kJoin ? count < least : count != least && !(one_more && count == least + 1))
+      return wrong("has " + std::to_string(count) + " operands; it takes " + std::to_string(least) + (one_more ? " or " + std::to_string(least + 1) : ""));
     for (const Value& v : operands_)
       if (v.shape.empty()) return wrong("operand %" + v.name + " has no axes");
     Value made{.type = operands_[0].type, .shape = operands_[0].shape};
@@ -46,7 +47,8 @@ class Rules {
       case OpCode::kLayerNorm:
       case OpCode::kGeluTanh:
       case OpCode::kGeluErf:
-      case OpCode::kSilu: return row(made);
+      case OpCode::kSilu:
+      case OpCode::kQuickGelu: return row(made);
       case OpCode::kCast: made.type = type; return row(made);
       case OpCode::kAttention: return attention(made);
       case OpCode::kReshape:
@@ -66,10 +68,10 @@ class Rules {
  private:
   std::size_t arity() const {
     switch (op_.code) {
-      case OpCode::kLinear:
       case OpCode::kModulate:
       case OpCode::kGateResidual:
       case OpCode::kAttention: return 3;
+      case OpCode::kLinear:
       case OpCode::kRmsNorm:
       case OpCode::kRope:
       case OpCode::kMul:
@@ -101,14 +103,15 @@ class Rules {
     return made;
   }
   Result<Value> linear(Value made) const {
-    for (std::size_t i = 1; i < 3; ++i)
+    for (std::size_t i = 1; i < operands_.size(); ++i)
       if (auto e = same_type(i)) return *e;
-    const Shape &x = made.shape, &weight = operands_[1].shape, &bias = operands_[2].shape;
+    const Shape &x = made.shape, &weight = operands_[1].shape;
     if (weight.size() != 2 || !weight[0].is_static() || !weight[1].is_static())
       return wrong("the weight is " + text_of(weight) + "; it must be [out, in] in numbers");
     if (!(x.back() == weight[1]))
       return wrong("x is " + text_of(x) + " and the weight " + text_of(weight) + "; x must end in " + weight[1].text());
-    if (bias != Shape{weight[0]}) return wrong("the bias is " + text_of(bias) + "; it must be " + text_of({weight[0]}));
+    if (operands_.size() > 2 && operands_[2].shape != Shape{weight[0]})
+      return wrong("the bias is " + text_of(operands_[2].shape) + "; it must be " + text_of({weight[0]}));
     made.shape.back() = weight[0];
     return made;
   }
@@ -130,6 +133,20 @@ class Rules {
       if (operands_[i].shape != expected)
         return wrong("%" + operands_[i].name + " is " + text_of(operands_[i].shape) + ", q is " + text_of(made.shape) +
                      "; they must agree in all axes but the tokens");
+    }
+    if (op_.scale < 0) return wrong("scale must be above 0, or 0 for 1/√ of the head size");
+    const std::size_t axes = made.shape.size();
+    if (op_.causal && operands_[1].shape != made.shape) return wrong("is causal; keys must have the tokens of the queries");
+    if (op_.causal && operands_.size() > 3) return wrong("is causal and has a bias; write the mask into the bias");
+    if (operands_.size() > 3) {
+      if (auto e = same_type(3)) return *e;
+      const Shape& bias = operands_[3].shape;
+      const Dim &queries = made.shape[axes - 3], &heads = made.shape[axes - 2], &keys = operands_[1].shape[axes - 3];
+      const bool fits = bias.size() == 4 && (bias[0] == Dim(1) || (axes == 4 && bias[0] == made.shape[0])) && (bias[1] == Dim(1) || bias[1] == heads) &&
+                        bias[2] == queries && bias[3] == keys;
+      if (!fits)
+        return wrong("the bias is " + text_of(bias) + "; it must be [1 or batch, 1 or heads, tokens of the queries, of the keys], as " +
+                     text_of({Dim(1), heads, queries, keys}));
     }
     return made;
   }

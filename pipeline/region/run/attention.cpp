@@ -29,6 +29,13 @@ at::Tensor heads_first(const at::Tensor& q, const at::Tensor& k, const at::Tenso
   return at::scaled_dot_product_attention(q, k, v);
 }
 
+at::Tensor formed(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend, const AttentionForm& form) {
+  const std::optional<at::Tensor> bias = form.bias.defined() ? std::optional(form.bias) : std::nullopt;
+  const std::optional<double> scale = form.scale != 0 ? std::optional(form.scale) : std::nullopt;
+  if (backend == AttentionBackend::kMath) return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v, bias, 0.0, form.causal, {}, scale));
+  return at::scaled_dot_product_attention(q, k, v, bias, 0.0, form.causal, scale);
+}
+
 }  // namespace
 
 const std::vector<AttentionBackend>& attention_backends() {
@@ -48,8 +55,10 @@ std::optional<AttentionBackend> parse_attention(std::string_view name) {
   return {};
 }
 
-at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend) {
+at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend, const AttentionForm& form) {
   const auto turned = [](const at::Tensor& t) { return (t.dim() > 4 ? t.flatten(0, -4) : t.dim() < 4 ? t.unsqueeze(0) : t).transpose(1, 2); };
+  if (form.bias.defined() || form.causal || form.scale != 0)
+    return formed(turned(q), turned(k), turned(v), backend, form).transpose(1, 2).contiguous();
   return heads_first(turned(q), turned(k), turned(v), backend).transpose(1, 2).contiguous();
 }
 

@@ -17,9 +17,17 @@ std::string_view name_of(AttentionBackend backend);
 std::optional<AttentionBackend> parse_attention(std::string_view name);
 const std::vector<AttentionBackend>& attention_backends();  // all of them
 
-// q, k, v: [.., tokens, heads, head size] with rows that may be strided. softmax(q kᵀ / √head size) v for each head, as a new
-// contiguous tensor of q's shape. Throws what LibTorch throws where the backend cannot do it.
-at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend);
+// What scores are made of beside q kᵀ.
+struct AttentionForm {
+  at::Tensor bias;     // added to the scores: [1 or batch, 1 or heads, tokens, tokens of the keys]; undefined: none
+  bool causal = false;
+  double scale = 0;    // 0: 1/√head size
+};
+
+// q, k, v: [.., tokens, heads, head size] with rows that may be strided. softmax(q kᵀ · scale + bias) v for each head, as a new
+// contiguous tensor of q's shape. Throws what LibTorch throws where the backend cannot do it. With a form of its own it is
+// LibTorch's choice, or math.
+at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend, const AttentionForm& form = {});
 
 // Runs a small attention and waits for it, so that the library (cuDNN: half a second) is loaded and the first real one
 // builds but its plan. For a thread of its own, beside a compiler.

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/mm.h>
 
 namespace ditfleet::region {
 namespace {
@@ -47,7 +48,7 @@ class Call {
 
   void run(const ResolvedGemm& step) const {
     const at::Tensor& weight = input(step.weight);
-    const at::Tensor& bias = input(step.bias);
+    const at::Tensor bias = step.bias < 0 ? at::Tensor() : input(step.bias);
     for (std::size_t p = 0; p < step.parts.size(); ++p) {
       const auto& part = step.parts[p];
       const bool first = p == 0, last = p + 1 == step.parts.size();
@@ -57,8 +58,11 @@ class Call {
         const at::Tensor x = part.gather ? gathered.as_strided({rows.count, part.columns}, {rows.x_stride, 1}, rows.x_offset)
                                          : tensor(part.x.buffer, rows.x_offset, {rows.count, part.columns}, {rows.x_stride, 1});
         at::Tensor out = tensor(step.out.buffer, rows.out_offset, {rows.count, step.out.sizes.back()}, {rows.out_stride, 1});
-        if (libraries_.gemm && !(step.gelu && !(first && last)) && by_library(step, first, x, columns, bias, out)) continue;
-        at::addmm_out(out, first ? bias : out, x, columns);
+        // The library's product adds: without a bias it has nothing to begin with.
+        const bool adds = bias.defined() || (!first && !step.gelu);
+        if (libraries_.gemm && adds && !(step.gelu && !(first && last)) && by_library(step, first, x, columns, bias, out)) continue;
+        if (first && !bias.defined()) at::mm_out(out, x, columns);
+        else at::addmm_out(out, first ? bias : out, x, columns);
         if (step.gelu && last) at::gelu_out(out, out, "tanh");
       }
     }
@@ -68,11 +72,12 @@ class Call {
   bool by_library(const ResolvedGemm& step, bool first, const at::Tensor& x, const at::Tensor& columns, const at::Tensor& bias, const at::Tensor& out) const {
     const auto epilogue = step.gelu ? GemmEpilogue::kBiasGelu : first ? GemmEpilogue::kBias : GemmEpilogue::kAdd;
     return libraries_.gemm->run(libraries_.tune, epilogue, plan_.buffers[static_cast<std::size_t>(step.out.buffer)].type, x.size(0), x.size(1), out.size(1), x.stride(0), columns.stride(1),
-                      out.stride(0), {x.const_data_ptr(), columns.const_data_ptr(), bias.const_data_ptr(), out.mutable_data_ptr()});
+                      out.stride(0), {x.const_data_ptr(), columns.const_data_ptr(), bias.defined() ? bias.const_data_ptr() : nullptr, out.mutable_data_ptr()});
   }
 
   void run(const ResolvedAttention& step) {
-    at::Tensor out = attend(tensor(step.q), tensor(step.k), tensor(step.v), libraries_.attention);
+    at::Tensor out = attend(tensor(step.q), tensor(step.k), tensor(step.v), libraries_.attention,
+                            {step.bias < 0 ? at::Tensor() : input(step.bias), step.causal, step.scale});
     base_[static_cast<std::size_t>(step.out.buffer)] = static_cast<char*>(out.data_ptr());
     kept_.push_back(std::move(out));
   }

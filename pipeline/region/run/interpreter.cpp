@@ -7,6 +7,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
@@ -25,9 +26,11 @@ at::Tensor rope(const at::Tensor& x, const at::Tensor& table) {
   return at::view_as_real(pairs(x.to(wide)) * pairs(table.to(wide))).flatten(-2).to(x.scalar_type());
 }
 
-at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& bias, const Op& op) {
   const auto heads_first = [](const at::Tensor& t) { return (t.dim() > 4 ? t.flatten(0, -4) : t).transpose(-2, -3); };
-  const at::Tensor out = at::scaled_dot_product_attention(heads_first(q), heads_first(k), heads_first(v)).transpose(-2, -3);
+  const at::Tensor out = at::scaled_dot_product_attention(heads_first(q), heads_first(k), heads_first(v), bias, 0.0, op.causal,
+                                                        op.scale != 0 ? std::optional(op.scale) : std::nullopt)
+                             .transpose(-2, -3);
   return out.reshape(q.sizes());
 }
 
@@ -49,7 +52,7 @@ std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::
     for (const Dim& d : made.shape) shape.push_back(d.evaluate(sizes));
     at::Tensor out;
     switch (op.code) {
-      case OpCode::kLinear: out = at::linear(in(0), in(1), in(2)); break;
+      case OpCode::kLinear: out = at::linear(in(0), in(1), op.inputs.size() > 2 ? std::optional(in(2)) : std::nullopt); break;
       case OpCode::kLayerNorm: out = at::layer_norm(in(0), {in(0).size(-1)}, {}, {}, op.eps); break;
       case OpCode::kRmsNorm: out = at::rms_norm(in(0), {in(0).size(-1)}, in(1), op.eps); break;
       case OpCode::kModulate: out = in(0) * in(1) + in(2); break;
@@ -57,8 +60,9 @@ std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::
       case OpCode::kGeluTanh: out = at::gelu(in(0), "tanh"); break;
       case OpCode::kGeluErf: out = at::gelu(in(0)); break;
       case OpCode::kSilu: out = at::silu(in(0)); break;
+      case OpCode::kQuickGelu: out = in(0) * at::sigmoid(1.702 * in(0)); break;
       case OpCode::kRope: out = rope(in(0), in(1)); break;
-      case OpCode::kAttention: out = attention(in(0), in(1), in(2)); break;
+      case OpCode::kAttention: out = attention(in(0), in(1), in(2), op.inputs.size() > 3 ? std::optional(in(3)) : std::nullopt, op); break;
       case OpCode::kMul: out = in(0) * in(1); break;
       case OpCode::kAdd: out = in(0) + in(1); break;
       // A reference in wider types stays wide.

@@ -73,11 +73,10 @@ std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device
     if (!opened && (!automatic || options.fullgraph)) throw pipeline::Failure(opened.error());
     if (!opened) host->counters->fell_back("all", "no_compiler", opened.error().message, true);
   }
-  for (const auto& [component, wanted] : {std::pair<const char*, bool>{"text_encoders", options.text_encoders}, {"vae", options.vae}}) {
-    if (!wanted || backend == "eager") continue;
-    const std::string message = std::string("compile.components.") + component + " is set, but " + component + " has no regions; leave it off";
-    if (options.fullgraph) pipeline::fail(Code::kInvalidArgument, message, std::string("compile.components.") + component);
-    host->counters->fell_back(component, "no_regions", message, true);
+  if (options.vae && backend != "eager") {
+    const std::string message = "compile.components.vae is set, but vae has no regions; leave it off";
+    if (options.fullgraph) pipeline::fail(Code::kInvalidArgument, message, "compile.components.vae");
+    host->counters->fell_back("vae", "no_regions", message, true);
   }
   host->options = std::move(options);
   return host;
