@@ -109,7 +109,7 @@ fetch_libtorch() {
   python3 -m venv "$work/venv" || die "python3 -m venv failed; is the package python3-venv there?"
   local pip=("$work/venv/bin/python" -m pip --disable-pip-version-check download --no-cache-dir --only-binary :all: --dest "$work/wheels")
   if [ "$flavour" = full ]; then
-    "${pip[@]}" "torch==$kTorch" </dev/null
+    "${pip[@]}" "torch==$kTorch" nvidia-cuda-crt==13.0.88 </dev/null  # the headers that CUDA's own include
   else
     "${pip[@]}" --no-deps "torch==$kTorch" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85 \
       nvidia-cuda-nvrtc==13.0.88 nvidia-cuda-crt==13.0.88 </dev/null

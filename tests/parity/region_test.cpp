@@ -2,6 +2,8 @@
 // guards; and the checks that diffusers runs on compiled models, as far as they apply.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/randn.h>
 #include <ATen/ops/view_as_complex.h>
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
@@ -18,8 +20,10 @@
 #include "pipeline/region/backends/cpu_jit.h"
 #include "pipeline/region/blocks/blocks.h"
 #include "pipeline/region/ir/builder.h"
+#include "pipeline/region/run/graphs.h"
 #include "pipeline/region/run/interpreter.h"
 #include "pipeline/region/run/region.h"
+#include "shared/kernel_cache/cache.h"
 #include "tests/parity/region_inputs.h"
 
 namespace ditfleet::region {
@@ -270,9 +274,55 @@ TEST_F(RegionParity, EveryAttentionBackendRunsTheSameProgram) {
   }
 }
 
-// Whatever algorithm is chosen computes the same product.
+// A call is run once as it is, recorded once, then only started; with the inputs of each call, and whoever's turn it is.
+TEST_F(RegionParity, GraphsComputeWhatTheyRecorded) {
+  if (device().is_cpu()) GTEST_SKIP() << "CUDA graphs need a GPU";
+  const auto graphs = make_graphs(device(), 2);
+  if (!graphs) GTEST_SKIP() << "this build lacked CUDA's headers";
+  int bodies = 0;
+  const auto body = [&](const std::vector<at::Tensor>& in) {
+    ++bodies;
+    return at::matmul(in[0], in[1]) + in[0];
+  };
+  std::vector<at::Tensor> wanted, got;
+  for (int call = 0; call < 5; ++call)
+    for (const std::int64_t n : {8, 72}) {
+      const auto options = at::TensorOptions(ScalarType::Float).device(device());
+      const at::Tensor a = at::randn({n, n}, options), b = at::randn({n, n}, options);
+      wanted.push_back(at::matmul(a, b) + a);
+      got.push_back(graphs->run({n}, {a, b}, body));
+    }
+  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_LE(relative_error(got[i], wanted[i]), 1e-6) << "call " << i;
+  EXPECT_EQ(bodies, 4) << "each of two buckets as it is, then recorded";
+  const at::Tensor x = at::randn({3, 3}, at::TensorOptions(ScalarType::Float).device(device()));
+  for (int call = 0; call < 3; ++call) EXPECT_LE(relative_error(graphs->run({3}, {x, x}, body), at::matmul(x, x) + x), 1e-6);
+  EXPECT_EQ(bodies, 6) << "a third bucket takes the place of the one that was used least lately";
+}
+
+TEST_F(RegionParity, WhatCannotBeRecordedRunsAsItIs) {
+  if (device().is_cpu()) GTEST_SKIP() << "CUDA graphs need a GPU";
+  const auto graphs = make_graphs(device(), 2);
+  if (!graphs) GTEST_SKIP() << "this build lacked CUDA's headers";
+  const at::Tensor x = at::randn({4}, at::TensorOptions(ScalarType::Float).device(device()));
+  for (int call = 0; call < 4; ++call)
+    EXPECT_LE(relative_error(graphs->run({4}, {x}, [](const std::vector<at::Tensor>& in) { return in[0] * in[0].sum().item<float>(); }), x * x.sum()), 1e-6);
+}
+
+// Whatever algorithm is chosen computes the same product; it is timed once and found in the cache by the next process.
 TEST_F(RegionParity, TunedProductsErrNoMore) {
   if (device().is_cpu()) GTEST_SKIP() << "matrix products are tuned on a GPU";
+  const std::shared_ptr<kernel_cache::KernelCache> cache = make_memory_cache();
+  std::uint64_t made = 0;
+  for (int process = 0; process < 2; ++process) {
+    const auto shared = make_region_host({.backend = "nvrtc", .fullgraph = true}, device(), cache);
+    Region region("single", recipe(flux_single_block, 4, 64), shared);
+    const Program program = program_of(flux_single_block, 4, 64, ElementType::kBF16);
+    Outputs got;
+    region.run(inputs_for(program, {{"batch", 1}, {"tokens", 64}}, 6), got, Mode::kMaxAutotuneNoCudagraphs);
+    if (process == 0) made = cache->counts().compiles;
+    EXPECT_GT(cache->counts().compiles, 1u) << "the program, and a plan for each product";
+    EXPECT_EQ(cache->counts().compiles, made) << "the second one finds them all";
+  }
   const auto shared = host({.fullgraph = true});
   for (const ElementType type : {ElementType::kBF16, ElementType::kF32}) {
     Region region("single", recipe(flux_single_block, 4, 64), shared);
