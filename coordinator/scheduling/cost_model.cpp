@@ -9,6 +9,7 @@ namespace {
 constexpr double kWeight = 0.3;      // of a new observation
 constexpr double kColdWeight = 0.1;  // of a cold run: a small difference of two large times
 constexpr std::int64_t kColdPriorMax = 2'000'000;
+constexpr std::size_t kVariantsMost = 16;  // numbers of steps that a class is remembered with
 
 // A 12-billion-parameter transformer at about 400 Tflop/s: 2 flop a parameter and token, and attention's
 // 4 · tokens² · width flop in 57 blocks.
@@ -42,7 +43,17 @@ std::int64_t prior_run_us(const job::ShapeClass& shape, int steps) {
   return std::llround(passes * (std::max(1, steps) * step + kUsText) + pixels * kUsPerPixelVae);
 }
 
-double CostModel::ratio(ClassId c, ModelId m) const {
+const CostModel::Variant* CostModel::variant(ClassId c, std::int64_t prior_us) const {
+  const auto* cls = find(classes_, c);
+  if (cls == nullptr) return nullptr;
+  for (const auto& candidate : cls->variants) {
+    if (candidate.prior_us == prior_us) return &candidate;
+  }
+  return nullptr;
+}
+
+double CostModel::ratio(ClassId c, ModelId m, std::int64_t prior_us) const {
+  if (const auto* own = variant(c, prior_us)) return own->overall.value();
   const auto* cls = find(classes_, c);
   if (cls != nullptr && cls->overall.known()) return cls->overall.value();
   const auto* model = find(models_, m);
@@ -53,24 +64,18 @@ double CostModel::ratio(ClassId c, ModelId m) const {
 CostModel::Runs CostModel::runs(ClassId c, ModelId m, std::int64_t prior_us) const {
   Runs out;
   out.prior_us = static_cast<double>(prior_us);
-  out.otherwise = ratio(c, m);
-  const auto* cls = find(classes_, c);
-  const auto* model = find(models_, m);
-  if (cls != nullptr) out.of_class = &cls->by_worker;
-  if (model != nullptr) {
-    out.of_model = &model->by_worker;
-    // A worker's speed at the model, applied to the class's mean.
-    if (cls != nullptr && cls->overall.known() && model->overall.known()) out.per_speed = cls->overall.value() / model->overall.value();
-  }
+  out.typical = ratio(c, m, prior_us);
+  if (const auto* own = variant(c, prior_us)) out.own = &own->by_worker;
+  if (const auto* model = find(models_, m)) out.speeds = &model->speeds;
   return out;
 }
 
 std::int64_t CostModel::Runs::operator()(WorkerId w) const {
-  double ratio = otherwise;
-  if (of_class != nullptr && w < of_class->size() && (*of_class)[w].known()) {
-    ratio = (*of_class)[w].value();
-  } else if (of_model != nullptr && w < of_model->size() && (*of_model)[w].known()) {
-    ratio = (*of_model)[w].value() * per_speed;
+  double ratio = typical;
+  if (own != nullptr && w < own->size() && (*own)[w].known()) {
+    ratio = (*own)[w].value();
+  } else if (speeds != nullptr && w < speeds->size() && (*speeds)[w].known()) {
+    ratio *= (*speeds)[w].value();
   }
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(prior_us * ratio + 0.5));
 }
@@ -78,7 +83,7 @@ std::int64_t CostModel::Runs::operator()(WorkerId w) const {
 std::int64_t CostModel::run_us(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us) const { return runs(c, m, prior_us)(w); }
 
 std::int64_t CostModel::typical_run_us(ClassId c, ModelId m, std::int64_t prior_us) const {
-  return scaled(prior_us, ratio(c, m));
+  return scaled(prior_us, ratio(c, m, prior_us));
 }
 
 std::optional<std::int64_t> CostModel::observed_cold_us(ModelId m) const {
@@ -119,9 +124,17 @@ void CostModel::observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us,
   if (!cls->observed) cls->overall = {};
   cls->observed = model->observed = true;
   cls->overall.add(observed_ratio, kWeight);
-  at(cls->by_worker, w)->add(observed_ratio, kWeight);
   model->overall.add(observed_ratio, kWeight);
-  at(model->by_worker, w)->add(observed_ratio, kWeight);
+  auto own = std::find_if(cls->variants.begin(), cls->variants.end(), [&](const Variant& v) { return v.prior_us == prior_us; });
+  if (own == cls->variants.end()) {
+    if (cls->variants.size() >= kVariantsMost) cls->variants.erase(cls->variants.begin());
+    cls->variants.push_back({.prior_us = prior_us});
+    own = cls->variants.end() - 1;
+  } else {
+    at(model->speeds, w)->add(observed_ratio / own->overall.value(), kWeight);
+  }
+  own->overall.add(observed_ratio, kWeight);
+  at(own->by_worker, w)->add(observed_ratio, kWeight);
 }
 
 void CostModel::seed(ClassId c, ModelId m, std::int64_t prior_us, std::int64_t predicted_us) {
@@ -139,10 +152,12 @@ void CostModel::forget_class(ClassId c) {
 
 void CostModel::forget_worker(WorkerId w) {
   for (auto& cls : classes_) {
-    if (w < cls.by_worker.size()) cls.by_worker[w] = {};
+    for (auto& own : cls.variants) {
+      if (w < own.by_worker.size()) own.by_worker[w] = {};
+    }
   }
   for (auto& model : models_) {
-    if (w < model.by_worker.size()) model.by_worker[w] = {};
+    if (w < model.speeds.size()) model.speeds[w] = {};
   }
 }
 

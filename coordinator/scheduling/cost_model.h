@@ -37,8 +37,8 @@ std::int64_t prior_run_us(const job::ShapeClass& shape, int steps);
 
 class CostModel {
  public:
-  // Corrected prediction for a unit whose prior is `prior_us`. Without a run of this class on this worker:
-  // the class's mean scaled by the worker's speed at the model, else whatever of these is known.
+  // Corrected prediction for a unit whose prior is `prior_us`. Without such a run on this worker: the mean of such
+  // runs, else of the class, else of the model, scaled by the worker's speed, as far as these are known.
   std::int64_t run_us(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us) const;
   // The same for many workers in a row: run_us(c, m, w, prior) of each w.
   class Runs {
@@ -47,9 +47,9 @@ class CostModel {
 
    private:
     friend class CostModel;
-    const std::vector<Ewma>* of_class = nullptr;
-    const std::vector<Ewma>* of_model = nullptr;
-    double prior_us = 0, otherwise = 1, per_speed = 1;
+    const std::vector<Ewma>* own = nullptr;     // ratios of such runs
+    const std::vector<Ewma>* speeds = nullptr;  // of the model
+    double prior_us = 0, typical = 1;
   };
   Runs runs(ClassId c, ModelId m, std::int64_t prior_us) const;
   // The same without naming a worker: what a tenant is charged in advance and a client is told.
@@ -71,18 +71,25 @@ class CostModel {
   void forget_worker(WorkerId w);
 
  private:
-  struct ClassCosts {
-    Ewma overall;  // observed ÷ prior, as all but `cold`
+  // Runs of one class with one prior, which is to say one number of steps: their ratio to it is their own.
+  struct Variant {
+    std::int64_t prior_us = 0;
+    Ewma overall;  // observed ÷ prior
     std::vector<Ewma> by_worker;
+  };
+  struct ClassCosts {
+    Ewma overall;  // observed ÷ prior
     bool observed = false;  // false: overall is at best a seed
+    std::vector<Variant> variants;
   };
   struct ModelCosts {
     Ewma overall;
     Ewma cold;  // microseconds that first runs took beyond the prediction
-    std::vector<Ewma> by_worker;
+    std::vector<Ewma> speeds;  // by worker: observed ÷ what is typical of such runs
     bool observed = false;
   };
-  double ratio(ClassId c, ModelId m) const;
+  const Variant* variant(ClassId c, std::int64_t prior_us) const;
+  double ratio(ClassId c, ModelId m, std::int64_t prior_us) const;
 
   std::vector<ClassCosts> classes_;
   std::vector<ModelCosts> models_;

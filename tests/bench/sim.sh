@@ -80,7 +80,7 @@ for seed in 11 12 13; do made "mixed_16w_seed$seed" --workers 16 --jobs 6000 --s
 made steps4_16w_load60 --workers 16 --jobs 6000 --steps 4 --load 0.6 --seed 21
 made steps4_16w_load90 --workers 16 --jobs 6000 --steps 4 --load 0.9 --seed 22
 made steps4_64w --workers 64 --jobs 20000 --steps 4 --seed 31
-made mixed_1000w --workers 1000 --jobs 30000 --steps 4,28 --burst 1.25 --seed 41
+made mixed_1000w --workers 1000 --jobs 20000 --steps 4,28 --burst 1.25 --seed 41
 
 # How long a decision takes with 1,000 workers while 130,000 jobs that came at once drain: the router alone.
 echo "decisions_1000w:"
