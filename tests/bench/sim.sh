@@ -85,4 +85,4 @@ made mixed_1000w --workers 1000 --jobs 20000 --steps 4,28 --burst 1.25 --seed 41
 # How long a decision takes with 1,000 workers while 130,000 jobs that came at once drain: the router alone.
 echo "decisions_1000w:"
 "$sim" sim generate --costs "$costs" -o "$scratch/flood.csv" --workers 1000 --jobs 130000 --steps 4 --load 100 --seed 51
-"$sim" sim --trace "$scratch/flood.csv" --costs "$costs" --policy finish --warm-up 0 --json | rows decisions_1000w | grep ',decision' | tee -a "$csv"
+"$sim" sim --trace "$scratch/flood.csv" --costs "$costs" --policy finish --warm-up 0 --json | rows decisions_1000w | grep ',decision_' | tee -a "$csv"
