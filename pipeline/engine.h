@@ -32,8 +32,11 @@ struct EngineOptions {
   int threads = 0;              // CPU threads of one operation; 0: all cores
   region::CompileOptions compile;
   std::shared_ptr<kernel_cache::KernelCache> kernel_cache;  // of compiled regions; null: one in memory
+  int max_lora_rank = 128;  // of one module of an adapter
 };
 
+// An adapter's file (safetensors; PEFT's, kohya's, BFL's or XLabs' names) and how strongly it is applied: any finite
+// number, negative too. Requests with adapters run op by op, whatever is compiled.
 struct LoraRequest {
   std::string path;
   double scale = 1.0;
@@ -48,7 +51,7 @@ struct ImageRequest {
   double true_cfg_scale = 1.0;
   int max_sequence_length = 512;
   std::int64_t seed = 0;
-  std::vector<LoraRequest> loras;
+  std::vector<LoraRequest> loras;  // at most 16; added up. Unusable files: kInvalidArgument, kNotFound or kDataCorrupt, param "loras"
 };
 
 // Interleaved RGB, 8 bits, rows from the top, width·height·3 bytes.

@@ -18,6 +18,7 @@ namespace {
 constexpr int kMaxSide = 16384, kMaxSteps = 1000;
 constexpr int kMaxSequenceLength = 512;      // as in diffusers
 constexpr std::size_t kCachedPrompts = 8;
+constexpr std::size_t kMaxLoras = 16;  // of one request
 constexpr std::int64_t kModulationSteps = 64;  // steps whose modulation is computed at once: bounds its memory
 constexpr std::int64_t kPreviewSide = 32;      // latent pixels on a preview's long side
 
@@ -40,8 +41,9 @@ void check_range(const std::string& field, int value, int least, int most) {
 
 }  // namespace
 
-FluxModel::FluxModel(ModelInfo info, Placement placement, FluxFolder folder, Prompts prompts)
-    : info_(std::move(info)), placement_(placement), folder_(std::move(folder)), prompts_(std::move(prompts)) {}
+FluxModel::FluxModel(ModelInfo info, Placement placement, FluxFolder folder, Prompts prompts, std::int64_t max_lora_rank)
+    : info_(std::move(info)), placement_(placement), folder_(std::move(folder)), prompts_(std::move(prompts)),
+      adapters_(lora_base(folder_), placement, max_lora_rank) {}
 
 void FluxModel::check(const ImageRequest& r) const {
   for (const auto& [field, value] : {std::pair("width", r.width), std::pair("height", r.height)}) {
@@ -55,27 +57,31 @@ void FluxModel::check(const ImageRequest& r) const {
   if (!std::isfinite(r.true_cfg_scale)) refuse("true_cfg_scale", "must be a finite number");
   if (!is_valid_utf8(r.prompt)) refuse("prompt", "is not valid UTF-8");
   if (r.negative_prompt && !is_valid_utf8(*r.negative_prompt)) refuse("negative_prompt", "is not valid UTF-8");
-  if (!r.loras.empty()) refuse("loras", "names an adapter, but this build applies none; leave loras out");
+  if (r.loras.size() > kMaxLoras)
+    refuse("loras", "has " + std::to_string(r.loras.size()) + " entries; at most " + std::to_string(kMaxLoras) + " are allowed");
+  for (const LoraRequest& lora : r.loras)
+    if (!std::isfinite(lora.scale)) refuse("loras", "gives " + lora.path + " a scale that is not a finite number");
 }
 
-TextEmbedding FluxModel::embed(const std::string& prompt, int max_sequence_length) {
+TextEmbedding FluxModel::embed(const std::string& prompt, int max_sequence_length, const AdaptedModels* adapted) {
+  const std::string adapters = adapted ? adapted->text_key : "";
   {
     std::lock_guard lock(cache_mutex_);
     for (auto it = cache_.begin(); it != cache_.end(); ++it)
-      if (it->prompt == prompt && it->max_sequence_length == max_sequence_length) {
+      if (it->prompt == prompt && it->max_sequence_length == max_sequence_length && it->adapters == adapters) {
         cache_.splice(cache_.begin(), cache_, it);
         return it->text;
       }
   }
   PromptIds ids = prompts_.ids(prompt, max_sequence_length);
   TextEmbedding text;
-  text.pooled = folder_.clip.pooled(ids.clip);
-  text.tokens = folder_.t5.encode(ids.t5);
+  text.pooled = (adapted ? adapted->clip : folder_.clip).pooled(ids.clip);
+  text.tokens = (adapted ? adapted->t5 : folder_.t5).encode(ids.t5);
   text.clip_ids = std::move(ids.clip);
   text.t5_ids = std::move(ids.t5);
   text.warnings = std::move(ids.warnings);
   std::lock_guard lock(cache_mutex_);
-  cache_.push_front({prompt, max_sequence_length, text});
+  cache_.push_front({prompt, max_sequence_length, adapters, text});
   if (cache_.size() > kCachedPrompts) cache_.pop_back();
   return text;
 }
@@ -87,10 +93,11 @@ Result<std::unique_ptr<Prepared>> FluxModel::encode(const ImageRequest& request)
     StageScope scope(placement_.device);
     auto p = std::make_unique<FluxPrepared>();
     p->request = request;
-    p->prompt = embed(request.prompt, request.max_sequence_length);
+    p->adapted = adapt(folder_, adapters_, request.loras, placement_);
+    p->prompt = embed(request.prompt, request.max_sequence_length, p->adapted.get());
     p->warnings_ = p->prompt.warnings;
     if (request.true_cfg_scale > 1 && request.negative_prompt) {
-      p->negative = embed(*request.negative_prompt, request.max_sequence_length);
+      p->negative = embed(*request.negative_prompt, request.max_sequence_length, p->adapted.get());
       for (const auto& warning : p->negative->warnings) p->warnings_.push_back("negative " + warning);
     }
     p->rows = request.height / info_.size_multiple;
@@ -113,7 +120,7 @@ Result<std::unique_ptr<Prepared>> FluxModel::encode(const ImageRequest& request)
 }
 
 void FluxModel::run_steps(FluxPrepared& p, const StepCallback& on_step, const std::function<void()>& wait) {
-  const FluxTransformer& flux = folder_.transformer;
+  const FluxTransformer& flux = p.adapted ? p.adapted->transformer : folder_.transformer;
   const auto device = placement_.device;
   const auto on_device = [&](const std::vector<float>& values) {
     return at::from_blob(const_cast<float*>(values.data()), {static_cast<std::int64_t>(values.size())}).clone().to(device);

@@ -14,7 +14,7 @@ namespace ditfleet::pipeline {
 
 class FluxModel : public Model {
  public:
-  FluxModel(ModelInfo info, Placement placement, FluxFolder folder, Prompts prompts);
+  FluxModel(ModelInfo info, Placement placement, FluxFolder folder, Prompts prompts, std::int64_t max_lora_rank);
 
   const ModelInfo& info() const override { return info_; }
   Result<std::unique_ptr<Prepared>> encode(const ImageRequest& request) override;
@@ -23,7 +23,7 @@ class FluxModel : public Model {
 
  private:
   void check(const ImageRequest& request) const;  // throws Failure, kInvalidArgument with the field
-  TextEmbedding embed(const std::string& prompt, int max_sequence_length);
+  TextEmbedding embed(const std::string& prompt, int max_sequence_length, const AdaptedModels* adapted);
   void run_steps(FluxPrepared& p, const StepCallback& on_step, const std::function<void()>& wait);
   Image preview(const FluxPrepared& p, const at::Tensor& estimate) const;
 
@@ -31,11 +31,13 @@ class FluxModel : public Model {
   const Placement placement_;
   const FluxFolder folder_;
   const Prompts prompts_;
+  AdapterStore adapters_;
 
   // The last few prompts: the units of one job share theirs, and a negative prompt is often the same for years.
   struct CachedText {
     std::string prompt;
     int max_sequence_length;
+    std::string adapters;  // AdaptedModels::text_key
     TextEmbedding text;
   };
   std::mutex cache_mutex_;

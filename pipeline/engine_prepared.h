@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "pipeline/engine.h"
+#include "pipeline/engine_adapters.h"
 #include "pipeline/sampling/schedule.h"
 
 namespace ditfleet::pipeline {
@@ -35,6 +37,7 @@ class FluxPrepared : public Prepared {
   void add_phase(const std::string& name, std::chrono::steady_clock::time_point start);
 
   ImageRequest request;
+  std::shared_ptr<const AdaptedModels> adapted;  // null: the folder as it is
   TextEmbedding prompt;
   std::optional<TextEmbedding> negative;  // with true CFG
   Schedule schedule;

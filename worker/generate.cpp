@@ -61,7 +61,7 @@ Error name_the_flag(Error error) {
       {"guidance_scale", "--guidance"}, {"true_cfg_scale", "--true-cfg"},
       {"negative_prompt", "--negative"}, {"max_sequence_length", "--max-sequence-length"},
       {"seed", "--seed"},           {"n", "-n"},
-      {"prompt", "--prompt"}};
+      {"prompt", "--prompt"},       {"loras", "--lora"}};
   if (const auto flag = kFlags.find(error.param); flag != kFlags.end()) error.message = flag->second + ": " + error.message;
   return error;
 }
@@ -98,6 +98,13 @@ Result<void> run(const GenerateFlags& flags) {
   auto spec = spec_of(flags, *entry);
   if (!spec) return spec.error();
 
+  std::vector<pipeline::LoraRequest> loras;
+  for (const std::string& text : flags.loras) {
+    auto lora = lora_of(text);
+    if (!lora) return lora.error();
+    loras.push_back(std::move(*lora));
+  }
+
   auto options = engine_options(*settings);
   if (!options) return options.error();
   if (!flags.device.empty()) options->device = flags.device;
@@ -110,9 +117,10 @@ Result<void> run(const GenerateFlags& flags) {
   const bool terminal = ::isatty(STDERR_FILENO) == 1;
   const int count = *spec->n;
   for (int i = 0; i < count; ++i) {
-    const auto request = request_of(*spec, i);
+    auto request = request_of(*spec, i);
+    request.loras = loras;
     auto prepared = (*model)->encode(request);
-    if (!prepared) return prepared.error();
+    if (!prepared) return name_the_flag(prepared.error());
     for (const auto& warning : (*prepared)->warnings()) std::cerr << "warning: " << warning << "\n";
     const auto on_step = [&](const pipeline::StepProgress& progress) {
       if (terminal) {
@@ -165,6 +173,12 @@ void add_generate_flags(CLI::App& command, GenerateFlags& flags) {
       ->type_name("WxH");
   command.add_option("--max-sequence-length", flags.max_sequence_length, "T5 tokens, padded to exactly this")
       ->type_name("N");
+  command
+      .add_option("--lora", flags.loras,
+                  "Adapter: a safetensors file of PEFT/diffusers, kohya, BFL or XLabs, for the transformer, CLIP and T5; SCALE (1) may be negative; may be repeated")
+      ->type_name("FILE[:SCALE]")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command.add_option("--dtype", flags.dtype, "auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16")->type_name("DTYPE");
   command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N")->type_name("DEVICE");
   command.add_option("-n", flags.count, "How many pictures")->type_name("N");
@@ -206,6 +220,24 @@ Result<job::JobSpec> spec_of(const GenerateFlags& flags, const job::ModelEntry& 
   auto complete = job::complete_spec(std::move(*parsed), catalogue);
   if (!complete) return name_the_flag(complete.error());
   return complete;
+}
+
+Result<pipeline::LoraRequest> lora_of(const std::string& text) {
+  pipeline::LoraRequest lora{text, 1.0};
+  const auto colon = text.rfind(':');
+  std::error_code unknown;
+  if (colon != std::string::npos) {
+    const char* end = text.data() + text.size();
+    double scale = 0;
+    const auto [at, error] = std::from_chars(text.data() + colon + 1, end, scale);
+    if (error == std::errc() && at == end && std::isfinite(scale)) {
+      lora = {text.substr(0, colon), scale};
+    } else if (!std::filesystem::exists(text, unknown)) {
+      return invalid_argument("--lora is '" + text + "'; it takes FILE or FILE:SCALE with a finite number, such as style.safetensors:0.7");
+    }
+  }
+  if (lora.path.empty()) return invalid_argument("--lora is '" + text + "', which names no file; it takes FILE or FILE:SCALE");
+  return lora;
 }
 
 std::string numbered_path(const std::string& path, int index, int count) {

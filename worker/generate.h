@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "pipeline/engine.h"
 #include "shared/config/settings.h"
 #include "shared/core/result.h"
 #include "shared/job/catalogue.h"
@@ -21,6 +22,7 @@ struct GenerateFlags {
   std::optional<std::string> negative, size, seed;  // "" counts as given
   std::optional<double> true_cfg, guidance;
   std::optional<int> steps, max_sequence_length, count;
+  std::vector<std::string> loras;  // FILE[:SCALE]
 };
 
 void add_generate_flags(CLI::App& command, GenerateFlags& flags);
@@ -28,6 +30,11 @@ int generate(const GenerateFlags& flags);
 
 // The complete, checked spec of what was typed. kInvalidArgument names the flag.
 Result<job::JobSpec> spec_of(const GenerateFlags& flags, const job::ModelEntry& model);
+
+// "style.safetensors:0.7" → that file at 0.7, "style.safetensors" at 1. What follows the last colon is the scale where
+// it is a number; a file whose name ends so needs a scale of its own ("a:2:1"). kInvalidArgument names the flag: a
+// scale that is none (where no file has the whole name), or no file.
+Result<pipeline::LoraRequest> lora_of(const std::string& text);
 
 // "out.png" of 1 → "out.png"; of 3, the 2nd → "out-2.png" (`index` counts from 0).
 std::string numbered_path(const std::string& path, int index, int count);

@@ -38,6 +38,15 @@ at::Tensor on_host(const TensorView& view, c10::ScalarType type, const Shape& sh
 
 }  // namespace
 
+at::Tensor copy_to(Placement placement, const TensorView& view) {
+  const auto type = scalar_type(view.dtype);
+  if (!type)
+    fail(Code::kDataCorrupt, "tensor " + std::string(view.name) + " is of type " + std::string(dtype_name(view.dtype)) +
+                                 "; weights must be F32, BF16, F16, F64 or F8");
+  return on_host(view, *type, Shape(view.shape.begin(), view.shape.end()))
+      .to(placement.device, placement.dtype, /*non_blocking=*/false, /*copy=*/true);
+}
+
 Parameters::Parameters(Checkpoint checkpoint, Placement placement)
     : checkpoint_(std::move(checkpoint)), placement_(placement) {}
 

@@ -10,14 +10,10 @@
 #include <vector>
 
 #include "pipeline/device/device.h"
+#include "pipeline/models/linear.h"
 #include "pipeline/weights/checkpoint.h"
 
 namespace ditfleet::pipeline {
-
-struct LinearSlot {
-  at::Tensor weight;  // [out, in]
-  at::Tensor bias;    // [out], or undefined
-};
 
 struct NormSlot {
   at::Tensor weight, bias;  // [channels]
@@ -29,6 +25,10 @@ struct ConvSlot {
 };
 
 using Shape = std::vector<std::int64_t>;
+
+// A contiguous copy of a tensor of a file, where the pipeline runs and in its element type. Throws Failure
+// (kDataCorrupt) for an element type that weights do not come in.
+at::Tensor copy_to(Placement placement, const TensorView& view);
 
 // Copies tensors out of a checkpoint to where the pipeline runs, in its element type. Everything it returns is
 // owned by the caller and contiguous. All members throw Failure: kNotFound names the folder and the tensor that

@@ -5,7 +5,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
@@ -16,8 +15,6 @@ namespace {
 
 constexpr double kEps = 1e-6;
 
-at::Tensor apply(const LinearSlot& slot, const at::Tensor& x) { return at::linear(x, slot.weight, slot.bias); }
-
 // Query, key and value of some tokens, each [1, S, H, head_dim]; query and key normalized per head.
 struct Heads {
   at::Tensor query, key, value;
@@ -25,7 +22,7 @@ struct Heads {
 
 Heads project(const at::Tensor& x, const LinearSlot& qkv, const at::Tensor& norm_q, const at::Tensor& norm_k,
               BlockGeometry g) {
-  const at::Tensor all = apply(qkv, x).view({1, x.size(1), 3, g.heads, g.head_dim});
+  const at::Tensor all = apply_linear(qkv, x).view({1, x.size(1), 3, g.heads, g.head_dim});
   return {at::rms_norm(all.select(2, 0), {g.head_dim}, norm_q, kEps),
           at::rms_norm(all.select(2, 1), {g.head_dim}, norm_k, kEps), all.select(2, 2)};
 }
@@ -39,7 +36,7 @@ at::Tensor attend(const Heads& h, const at::Tensor& rope) {
 }
 
 at::Tensor mlp(const at::Tensor& x, const StreamSlots& s) {
-  return apply(s.mlp_out, at::gelu(apply(s.mlp_in, x), "tanh"));
+  return apply_linear(s.mlp_out, at::gelu(apply_linear(s.mlp_in, x), "tanh"));
 }
 
 // x + gate · branch; the branch is the caller's to give away.
@@ -64,9 +61,9 @@ void double_block(at::Tensor& image, at::Tensor& text, const DoubleBlockSlots& s
                                      rope);
   const std::int64_t text_tokens = text.size(1);
   image = gated_residual(image, m.image_attention.gate,
-                         apply(slots.image.out, attended.slice(1, text_tokens).contiguous()));
+                         apply_linear(slots.image.out, attended.slice(1, text_tokens).contiguous()));
   image = gated_residual(image, m.image_mlp.gate, mlp(modulated_norm(image, m.image_mlp), slots.image));
-  text = gated_residual(text, m.text_attention.gate, apply(slots.text.out, attended.slice(1, 0, text_tokens).contiguous()));
+  text = gated_residual(text, m.text_attention.gate, apply_linear(slots.text.out, attended.slice(1, 0, text_tokens).contiguous()));
   text = gated_residual(text, m.text_mlp.gate, mlp(modulated_norm(text, m.text_mlp), slots.text));
 }
 
@@ -74,8 +71,8 @@ void single_block(at::Tensor& tokens, const SingleBlockSlots& slots, const Modul
                   BlockGeometry g) {
   const at::Tensor x = modulated_norm(tokens, m);
   const at::Tensor attended = attend(project(x, slots.qkv, slots.norm_q, slots.norm_k, g), rope);
-  const at::Tensor inner = at::gelu(apply(slots.mlp_in, x), "tanh");
-  tokens = gated_residual(tokens, m.gate, apply(slots.out, at::cat({attended, inner}, 2)));
+  const at::Tensor inner = at::gelu(apply_linear(slots.mlp_in, x), "tanh");
+  tokens = gated_residual(tokens, m.gate, apply_linear(slots.out, at::cat({attended, inner}, 2)));
 }
 
 }  // namespace ditfleet::pipeline

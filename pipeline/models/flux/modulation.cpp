@@ -6,7 +6,6 @@
 #include <ATen/ops/cos.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/sin.h>
 
@@ -18,10 +17,8 @@ namespace {
 constexpr std::int64_t kHalf = 128;  // of the 256 sinusoids
 constexpr double kMaxPeriod = 10000;
 
-at::Tensor apply(const LinearSlot& slot, const at::Tensor& x) { return at::linear(x, slot.weight, slot.bias); }
-
 at::Tensor embed(const EmbedderSlots& slots, const at::Tensor& x) {
-  return apply(slots.second, at::silu(apply(slots.first, x)));
+  return apply_linear(slots.second, at::silu(apply_linear(slots.first, x)));
 }
 
 // [n] → [n, 256] fp32: cosines, then sines.
@@ -36,7 +33,7 @@ at::Tensor sinusoids(const at::Tensor& values) {
 // linear(silu(conditioning)) as [n, rows, D], with one added to the rows that scale.
 at::Tensor rows_of(const LinearSlot& slot, const at::Tensor& activated, std::int64_t rows,
                    std::initializer_list<std::int64_t> scales) {
-  const at::Tensor flat = apply(slot, activated);
+  const at::Tensor flat = apply_linear(slot, activated);
   at::Tensor table = flat.view({flat.size(0), rows, flat.size(1) / rows});
   for (auto row : scales) table.select(1, row).add_(1);
   return table;

@@ -9,6 +9,11 @@ EmbedderSlots embedder(Parameters& p, const std::string& prefix, std::int64_t in
   return {p.linear(prefix + ".linear_1", in, width), p.linear(prefix + ".linear_2", width, width)};
 }
 
+void name(std::vector<NamedLinear>& linears, EmbedderSlots& slots, const std::string& prefix) {
+  add_named(linears, slots.first, prefix + ".linear_1");
+  add_named(linears, slots.second, prefix + ".linear_2");
+}
+
 }  // namespace
 
 FluxSlots bind_flux_slots(const FluxConfig& c, Parameters& p) {
@@ -52,6 +57,40 @@ FluxSlots bind_flux_slots(const FluxConfig& c, Parameters& p) {
   s.final_modulation = p.linear("norm_out.linear", d, 2 * d);
   s.image_out = p.linear("proj_out", d, c.token_out);
   return s;
+}
+
+std::vector<NamedLinear> named_linears(FluxSlots& s) {
+  std::vector<NamedLinear> all;
+  add_named(all, s.image_in, "x_embedder");
+  add_named(all, s.text_in, "context_embedder");
+  name(all, s.time, "time_text_embed.timestep_embedder");
+  name(all, s.guidance, "time_text_embed.guidance_embedder");
+  name(all, s.pooled, "time_text_embed.text_embedder");
+  for (std::size_t i = 0; i < s.double_blocks.size(); ++i) {
+    const std::string at = "transformer_blocks." + std::to_string(i) + ".";
+    StreamSlots &image = s.double_blocks[i].image, &text = s.double_blocks[i].text;
+    add_named(all, image.modulation, at + "norm1.linear");
+    add_stacked(all, image.qkv, {at + "attn.to_q", at + "attn.to_k", at + "attn.to_v"});
+    add_named(all, image.out, at + "attn.to_out.0");
+    add_named(all, image.mlp_in, at + "ff.net.0.proj");
+    add_named(all, image.mlp_out, at + "ff.net.2");
+    add_named(all, text.modulation, at + "norm1_context.linear");
+    add_stacked(all, text.qkv, {at + "attn.add_q_proj", at + "attn.add_k_proj", at + "attn.add_v_proj"});
+    add_named(all, text.out, at + "attn.to_add_out");
+    add_named(all, text.mlp_in, at + "ff_context.net.0.proj");
+    add_named(all, text.mlp_out, at + "ff_context.net.2");
+  }
+  for (std::size_t i = 0; i < s.single_blocks.size(); ++i) {
+    const std::string at = "single_transformer_blocks." + std::to_string(i) + ".";
+    SingleBlockSlots& b = s.single_blocks[i];
+    add_named(all, b.modulation, at + "norm.linear");
+    add_stacked(all, b.qkv, {at + "attn.to_q", at + "attn.to_k", at + "attn.to_v"});
+    add_named(all, b.mlp_in, at + "proj_mlp");
+    add_named(all, b.out, at + "proj_out");
+  }
+  add_named(all, s.final_modulation, "norm_out.linear");
+  add_named(all, s.image_out, "proj_out");
+  return all;
 }
 
 }  // namespace ditfleet::pipeline

@@ -47,4 +47,7 @@ struct FluxSlots {
 // Throws what Parameters throws.
 FluxSlots bind_flux_slots(const FluxConfig& config, Parameters& parameters);
 
+// Every linear by diffusers' name. Points into `slots`.
+std::vector<NamedLinear> named_linears(FluxSlots& slots);
+
 }  // namespace ditfleet::pipeline

@@ -1,7 +1,6 @@
 #include "pipeline/models/flux/transformer.h"
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
@@ -60,10 +59,10 @@ void FluxTransformer::open_libraries(Placement placement, region::AttentionBacke
   region::open_attention(placement.device, placement.dtype, config_.heads, config_.head_dim, attention);
   const auto options = at::TensorOptions(placement.dtype).device(placement.device);
   const at::Tensor text = embed_text(at::zeros({1, 8, config_.joint_attention_dim}, options));
-  const at::Tensor image = at::linear(at::zeros({1, 4, config_.in_channels}, options), slots_.image_in.weight, slots_.image_in.bias);
+  const at::Tensor image = apply_linear(slots_.image_in, at::zeros({1, 4, config_.in_channels}, options));
   const auto rows = modulation(at::ones({1}, options.dtype(c10::ScalarType::Float)), 1, at::zeros({1, config_.pooled_projection_dim}, options)).step(0);
   rope_table(config_, 8, 2, 2, placement);
-  at::linear(modulated_norm(at::cat({text, image}, 1).slice(1, 8), rows.final), slots_.image_out.weight, slots_.image_out.bias);
+  apply_linear(slots_.image_out, modulated_norm(at::cat({text, image}, 1).slice(1, 8), rows.final));
   synchronize(placement.device);
 }
 
@@ -72,7 +71,7 @@ ModulationTable FluxTransformer::modulation(const at::Tensor& timesteps, double 
 }
 
 at::Tensor FluxTransformer::embed_text(const at::Tensor& prompt_embeds) const {
-  return at::linear(prompt_embeds, slots_.text_in.weight, slots_.text_in.bias);
+  return apply_linear(slots_.text_in, prompt_embeds);
 }
 
 at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor& text, const StepModulation& modulation,
@@ -92,7 +91,7 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
   const BlockGeometry geometry{config_.heads, config_.head_dim};
   const FluxRegions* regions = mode != region::Mode::kNone ? regions_.get() : nullptr;
   const at::Tensor rope_rows = regions ? FluxRegions::rope_rows(rope) : at::Tensor();
-  at::Tensor image = at::linear(latents, slots_.image_in.weight, slots_.image_in.bias);
+  at::Tensor image = apply_linear(slots_.image_in, latents);
   at::Tensor text = text_tokens;
   for (std::size_t i = 0; i < slots_.double_blocks.size(); ++i) {
     // The first block's text is the caller's, who needs it for the next step.
@@ -107,7 +106,7 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
     }
     image = tokens.slice(1, text.size(1));
   }
-  return at::linear(modulated_norm(image, modulation.final), slots_.image_out.weight, slots_.image_out.bias);
+  return apply_linear(slots_.image_out, modulated_norm(image, modulation.final));
 }
 
 }  // namespace ditfleet::pipeline

@@ -3,7 +3,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/layer_norm.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include <algorithm>
@@ -17,8 +16,6 @@ namespace ditfleet::pipeline {
 namespace {
 
 constexpr std::int64_t kMost = 1 << 24;  // beyond any sensible size, below any overflow
-
-at::Tensor apply(const LinearSlot& slot, const at::Tensor& x) { return at::linear(x, slot.weight, slot.bias); }
 
 }  // namespace
 
@@ -94,6 +91,18 @@ ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement, std::
   return m;
 }
 
+std::vector<NamedLinear> ClipEncoder::named_linears() {
+  std::vector<NamedLinear> all;
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const std::string at = "encoder.layers." + std::to_string(i) + ".";
+    Layer& l = layers_[i];
+    const std::pair<const char*, LinearSlot*> named[] = {{"self_attn.q_proj", &l.q}, {"self_attn.k_proj", &l.k}, {"self_attn.v_proj", &l.v},
+                                                         {"self_attn.out_proj", &l.out}, {"mlp.fc1", &l.fc1}, {"mlp.fc2", &l.fc2}};
+    for (const auto& [name, slot] : named) add_named(all, *slot, at + name);
+  }
+  return all;
+}
+
 at::Tensor ClipEncoder::layer(const at::Tensor& hidden, const Layer& s) const {
   const std::int64_t length = hidden.size(1), d = config_.hidden_size, heads = config_.num_attention_heads;
   const auto split = [&](const at::Tensor& x) { return x.view({1, length, heads, d / heads}).transpose(1, 2); };
@@ -102,10 +111,10 @@ at::Tensor ClipEncoder::layer(const at::Tensor& hidden, const Layer& s) const {
   };
   const at::Tensor x = norm(hidden, s.norm1);
   const at::Tensor attended = at::scaled_dot_product_attention(
-      split(apply(s.q, x)), split(apply(s.k, x)), split(apply(s.v, x)), /*attn_mask=*/{}, /*dropout_p=*/0.0,
+      split(apply_linear(s.q, x)), split(apply_linear(s.k, x)), split(apply_linear(s.v, x)), /*attn_mask=*/{}, /*dropout_p=*/0.0,
       /*is_causal=*/true, 1.0 / std::sqrt(static_cast<double>(d / heads)));
-  const at::Tensor after = hidden + apply(s.out, attended.transpose(1, 2).reshape({1, length, d}));
-  return after + apply(s.fc2, config_.activation(apply(s.fc1, norm(after, s.norm2))));
+  const at::Tensor after = hidden + apply_linear(s.out, attended.transpose(1, 2).reshape({1, length, d}));
+  return after + apply_linear(s.fc2, config_.activation(apply_linear(s.fc1, norm(after, s.norm2))));
 }
 
 at::Tensor ClipEncoder::pooled(const std::vector<std::int32_t>& ids) const {

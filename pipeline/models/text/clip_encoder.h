@@ -42,6 +42,12 @@ class ClipEncoder {
   // old folders do, of the largest id. Const and thread safe.
   at::Tensor pooled(const std::vector<std::int32_t>& ids) const;
 
+  // Every linear of the layers by transformers' name. Points into this encoder: a copy shares its weights with the
+  // original, and what is added to the copy's slots (linear.h) is the copy's own.
+  std::vector<NamedLinear> named_linears();
+  // Without the compiled region, which knows nothing of what was added to slots. Of a copy, its own affair.
+  void run_op_by_op() { region_ = nullptr; }
+
  private:
   struct Layer {
     NormSlot norm1, norm2;

@@ -5,7 +5,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/full_like.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/log.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/pow.h>
@@ -23,8 +22,6 @@ namespace ditfleet::pipeline {
 namespace {
 
 constexpr std::int64_t kMost = 1 << 24;
-
-at::Tensor apply(const LinearSlot& slot, const at::Tensor& x) { return at::linear(x, slot.weight); }
 
 // T5's norm: no mean, no shift; the variance in fp32, the product rounded to the weight's type before the weight.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
@@ -121,6 +118,19 @@ T5Encoder T5Encoder::load(const std::string& dir, Placement placement, std::shar
   return m;
 }
 
+std::vector<NamedLinear> T5Encoder::named_linears() {
+  std::vector<NamedLinear> all;
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const std::string at = "encoder.block." + std::to_string(i) + ".layer.";
+    Layer& l = layers_[i];
+    const std::pair<const char*, LinearSlot*> named[] = {{"0.SelfAttention.q", &l.q}, {"0.SelfAttention.k", &l.k}, {"0.SelfAttention.v", &l.v},
+                                                         {"0.SelfAttention.o", &l.o}, {config_.gated ? "1.DenseReluDense.wi_0" : "1.DenseReluDense.wi", &l.wi},
+                                                         {"1.DenseReluDense.wi_1", &l.wi_gate}, {"1.DenseReluDense.wo", &l.wo}};
+    for (const auto& [name, slot] : named) add_named(all, *slot, at + name);
+  }
+  return all;
+}
+
 at::Tensor T5Encoder::position_bias(std::int64_t length) const {
   const at::Tensor buckets = relative_buckets(length, config_.relative_attention_num_buckets,
                                               config_.relative_attention_max_distance)
@@ -133,13 +143,13 @@ at::Tensor T5Encoder::layer(const at::Tensor& hidden, const Layer& s, const at::
   const auto split = [&](const at::Tensor& x) { return x.view({1, length, heads, config_.d_kv}).transpose(1, 2); };
   at::Tensor x = rms_norm(hidden, s.norm1, config_.layer_norm_epsilon);
   const at::Tensor attended = at::scaled_dot_product_attention(
-      split(apply(s.q, x)), split(apply(s.k, x)), split(apply(s.v, x)), bias, /*dropout_p=*/0.0,
+      split(apply_linear(s.q, x)), split(apply_linear(s.k, x)), split(apply_linear(s.v, x)), bias, /*dropout_p=*/0.0,
       /*is_causal=*/false, /*scale=*/1.0);
-  const at::Tensor after = hidden + apply(s.o, attended.transpose(1, 2).reshape({1, length, heads * config_.d_kv}));
+  const at::Tensor after = hidden + apply_linear(s.o, attended.transpose(1, 2).reshape({1, length, heads * config_.d_kv}));
   x = rms_norm(after, s.norm2, config_.layer_norm_epsilon);
-  at::Tensor inner = config_.activation(apply(s.wi, x));
-  if (config_.gated) inner = inner * apply(s.wi_gate, x);
-  return after + apply(s.wo, inner);
+  at::Tensor inner = config_.activation(apply_linear(s.wi, x));
+  if (config_.gated) inner = inner * apply_linear(s.wi_gate, x);
+  return after + apply_linear(s.wo, inner);
 }
 
 at::Tensor T5Encoder::encode(const std::vector<std::int32_t>& ids) const {

@@ -42,6 +42,12 @@ class T5Encoder {
   // Const and thread safe.
   at::Tensor encode(const std::vector<std::int32_t>& ids) const;
 
+  // Every linear of the layers by transformers' name. Points into this encoder: a copy shares its weights with the
+  // original, and what is added to the copy's slots (linear.h) is the copy's own.
+  std::vector<NamedLinear> named_linears();
+  // Without the compiled region, which knows nothing of what was added to slots. Of a copy, its own affair.
+  void run_op_by_op() { region_ = nullptr; }
+
  private:
   struct Layer {
     at::Tensor norm1, norm2;  // [d_model]

@@ -1,0 +1,61 @@
+#include "pipeline/engine_adapters.h"
+
+#include <cstring>
+
+namespace ditfleet::pipeline {
+namespace {
+
+// A slot is known by the place of its first linear.
+std::vector<BaseLinear> base_of(const std::vector<NamedLinear>& linears) {
+  std::vector<BaseLinear> base;
+  for (std::size_t i = 0; i < linears.size(); ++i) {
+    const NamedLinear& l = linears[i];
+    const bool next_rows = i > 0 && linears[i - 1].slot == l.slot;
+    base.push_back({l.name, next_rows ? base.back().slot : i, l.first_row, l.slot->weight.size(1), l.rows});
+  }
+  return base;
+}
+
+// Exactly this number.
+std::string bits_of(double value) {
+  std::uint64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return std::to_string(bits);
+}
+
+}  // namespace
+
+LoraBase lora_base(const FluxFolder& folder) {
+  FluxSlots slots = folder.transformer.slots();
+  ClipEncoder clip = folder.clip;
+  T5Encoder t5 = folder.t5;
+  return {base_of(named_linears(slots)), base_of(clip.named_linears()), base_of(t5.named_linears())};
+}
+
+std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStore& adapters, const std::vector<LoraRequest>& requests,
+                                           Placement placement) {
+  if (requests.empty()) return nullptr;
+  FluxSlots slots = folder.transformer.slots();
+  ClipEncoder clip = folder.clip;
+  T5Encoder t5 = folder.t5;
+  std::string text_key;
+  {
+    const std::vector<NamedLinear> linears[] = {named_linears(slots), clip.named_linears(), t5.named_linears()};
+    for (const LoraRequest& request : requests) {
+      const auto adapter = adapters.get(request.path);
+      for (const Adapter::Term& term : adapter->terms) {
+        LowRank low_rank = term.low_rank;
+        low_rank.scale *= request.scale;
+        linears[static_cast<std::size_t>(term.part)][term.slot].slot->low_rank.push_back(std::move(low_rank));
+        if (term.part == LoraPart::kClip) clip.run_op_by_op();
+        if (term.part == LoraPart::kT5) t5.run_op_by_op();
+      }
+      if (adapter->changes_text) text_key += std::to_string(adapter->id) + ":" + bits_of(request.scale) + ";";
+    }
+  }
+  return std::make_shared<const AdaptedModels>(
+      AdaptedModels{FluxTransformer(folder.transformer.config(), std::move(slots), folder.transformer.bytes(), placement, nullptr),
+                    std::move(clip), std::move(t5), std::move(text_key)});
+}
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,31 @@
+// A loaded folder with adapters on it, for one request.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "pipeline/engine.h"
+#include "pipeline/engine_folder.h"
+#include "pipeline/lora/adapter.h"
+
+namespace ditfleet::pipeline {
+
+// The folder's networks with low-rank terms on their linears; those that have some, and the transformer in any case, run
+// op by op. The weights are the folder's own; nothing of
+// the folder is changed. Immutable once made.
+struct AdaptedModels {
+  FluxTransformer transformer;
+  ClipEncoder clip;
+  T5Encoder t5;
+  std::string text_key;  // equal for two that encode text alike; "" as the folder alone does
+};
+
+// The folder's linears, as files of adapters name them.
+LoraBase lora_base(const FluxFolder& folder);
+
+// Null for a request without adapters. Throws what AdapterStore::get throws.
+std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStore& adapters, const std::vector<LoraRequest>& requests,
+                                           Placement placement);
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,200 @@
+#include "pipeline/lora/file.h"
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+
+#include "pipeline/lora/keys.h"
+#include "pipeline/lora/scaling.h"
+#include "shared/core/excerpt.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+constexpr std::size_t kListed = 6, kLongestName = 120;
+
+// "a, b and 3 more"
+std::string list(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size() && i < kListed; ++i) text += (i == 0 ? "" : ", ") + excerpt(names[i], kLongestName);
+  return names.size() > kListed ? text + " and " + std::to_string(names.size() - kListed) + " more" : text;
+}
+
+// torch.save writes a zip archive, or, long ago, a bare pickle.
+bool is_pickle(const std::string& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) return false;
+  std::array<char, 9> head{};
+  std::ifstream(path, std::ios::binary).read(head.data(), head.size());
+  if (head[8] == '{') return false;  // a safetensors header, whose length may begin with the same bytes
+  return std::string_view(head.data(), 4) == "PK\x03\x04" || (head[0] == '\x80' && head[1] >= 2 && head[1] <= 5);
+}
+
+template <class Word>
+Word word_at(const TensorView& view, std::size_t index) {
+  Word word;
+  std::memcpy(&word, view.bytes.data() + index * sizeof(Word), sizeof(Word));
+  return word;
+}
+
+// Whether no element's exponent is all ones.
+template <class Word>
+bool all_finite(const TensorView& view, Word exponent) {
+  const std::size_t count = view.bytes.size() / sizeof(Word);
+  bool finite = true;
+  for (std::size_t i = 0; i < count; ++i) finite &= (word_at<Word>(view, i) & exponent) != exponent;
+  return finite;
+}
+
+// Empty for an element type that weights do not come in.
+std::optional<bool> all_finite(const TensorView& view) {
+  switch (view.dtype) {
+    case DType::kF32: return all_finite<std::uint32_t>(view, 0x7f800000u);
+    case DType::kBF16: return all_finite<std::uint16_t>(view, 0x7f80u);
+    case DType::kF16: return all_finite<std::uint16_t>(view, 0x7c00u);
+    case DType::kF64: return all_finite<std::uint64_t>(view, 0x7ff0000000000000u);
+    default: return {};
+  }
+}
+
+double half_to_double(std::uint16_t bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  const double size = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
+  return bits & 0x8000 ? -size : size;
+}
+
+// The one finite element of an alpha tensor.
+std::optional<double> number_of(const TensorView& view) {
+  if (view.bytes.size() * 8 != static_cast<std::size_t>(dtype_bits(view.dtype))) return {};
+  if (view.dtype == DType::kI64) return static_cast<double>(word_at<std::int64_t>(view, 0));
+  if (view.dtype == DType::kI32) return static_cast<double>(word_at<std::int32_t>(view, 0));
+  if (!all_finite(view).value_or(false)) return {};
+  switch (view.dtype) {
+    case DType::kF32: return std::bit_cast<float>(word_at<std::uint32_t>(view, 0));
+    case DType::kBF16: return std::bit_cast<float>(std::uint32_t{word_at<std::uint16_t>(view, 0)} << 16);
+    case DType::kF16: return half_to_double(word_at<std::uint16_t>(view, 0));
+    default: return std::bit_cast<double>(word_at<std::uint64_t>(view, 0));
+  }
+}
+
+std::string shape_of(const TensorView& view) { return shape_text({view.shape.begin(), view.shape.end()}); }
+
+// What one file holds of one module.
+struct Module {
+  std::string name;  // as the file writes it
+  const TensorEntry* down = nullptr;
+  const TensorEntry* up = nullptr;
+  const TensorEntry* alpha = nullptr;
+};
+
+class Reader {
+ public:
+  Reader(const SafetensorsFile& file, const LoraNames& names, std::int64_t max_rank) : file_(file), names_(names), max_rank_(max_rank) {}
+
+  Result<std::vector<LoraTerm>> terms() {
+    if (auto sorted = sort_keys(); !sorted) return sorted.error();
+    auto scaling = LoraScaling::parse(file_.metadata());
+    if (!scaling) return wrong(scaling.error().message);
+    std::vector<LoraTerm> terms;
+    for (const auto& [target, module] : modules_) {
+      auto term = term_of(*target, module, *scaling);
+      if (!term) return term.error();
+      terms.push_back(std::move(*term));
+    }
+    return terms;
+  }
+
+ private:
+  Error wrong(const std::string& what) const { return invalid_argument("[lora] " + file_.path() + ": " + what, "loras"); }
+
+  Result<void> sort_keys() {
+    std::vector<std::string> unknown, lacking, dora;
+    for (const TensorEntry& entry : file_.entries()) {
+      const LoraKey key = parse_lora_key(entry.name);
+      if (key.kind == LoraKeyKind::kDora) {
+        dora.push_back(entry.name);
+        continue;
+      }
+      const LoraTarget* target = key.kind == LoraKeyKind::kUnknown ? nullptr : names_.find(key.module);
+      if (!target) {
+        const bool elsewhere = key.kind != LoraKeyKind::kUnknown && names_.knows_in_another_block(key.module);
+        (elsewhere ? lacking : unknown).push_back(entry.name);
+        continue;
+      }
+      Module& module = modules_[target];
+      module.name = key.module;
+      const TensorEntry*& place = key.kind == LoraKeyKind::kDown ? module.down : key.kind == LoraKeyKind::kUp ? module.up : module.alpha;
+      if (place) return wrong(place->name + " and " + entry.name + " are the same weight; one of them must go");
+      place = &entry;
+    }
+    if (!dora.empty()) return wrong("it is a DoRA adapter (" + list(dora) + "); only plain LoRA can be applied");
+    if (!unknown.empty())
+      return wrong("it has weights that belong to no linear of a FLUX model: " + list(unknown) +
+                   "; PEFT's, kohya's, BFL's and XLabs' names are known");
+    if (!lacking.empty()) return wrong("it has weights for blocks that this model lacks: " + list(lacking) + "; is it for another base model?");
+    if (modules_.empty()) return wrong("it holds no LoRA weights");
+    return {};
+  }
+
+  Result<LoraTerm> term_of(const LoraTarget& target, const Module& module, const LoraScaling& scaling) const {
+    if (!module.down || !module.up) {
+      const std::string there = module.down ? module.down->name : module.up ? module.up->name : module.alpha->name;
+      return wrong(there + " is there without its partner; a module has A (down) and B (up)");
+    }
+    LoraTerm term{&target, file_.view(*module.down), file_.view(*module.up), 0, 1};
+    for (const TensorView* view : {&term.down, &term.up})
+      if (view->shape.size() != 2) return wrong(std::string(view->name) + " is " + shape_of(*view) + "; A must be [rank, in] and B [out, rank]");
+    term.rank = term.down.shape[0];
+    if (term.up.shape[1] != term.rank)
+      return wrong(std::string(term.down.name) + " is " + shape_of(term.down) + " and " + std::string(term.up.name) + " is " + shape_of(term.up) +
+                   "; the rank must be the same: A is [rank, in] and B [out, rank]");
+    if (term.down.shape[1] != target.in || term.up.shape[0] != target.out)
+      return wrong(module.name + " is from " + std::to_string(term.down.shape[1]) + " to " + std::to_string(term.up.shape[0]) + " values, in this model from " +
+                   std::to_string(target.in) + " to " + std::to_string(target.out) + "; the adapter is for another base model");
+    if (term.rank < 1 || term.rank > max_rank_)
+      return wrong(module.name + " has rank " + std::to_string(term.rank) + "; it must be from 1 to " + std::to_string(max_rank_));
+    for (const TensorView* view : {&term.down, &term.up}) {
+      const auto finite = all_finite(*view);
+      if (!finite)
+        return wrong(std::string(view->name) + " is of type " + std::string(dtype_name(view->dtype)) + "; adapters must be F32, BF16, F16 or F64");
+      if (!*finite) return wrong(std::string(view->name) + " holds NaN or infinity; every weight must be finite");
+    }
+    std::optional<double> alpha;
+    if (module.alpha) {
+      alpha = number_of(file_.view(*module.alpha));
+      if (!alpha) return wrong(module.alpha->name + " must be one finite number");
+      if (scaling.gives_alpha(target.part)) return wrong("both " + module.alpha->name + " and lora_adapter_metadata give an alpha; one of them must go");
+    }
+    term.scale = scaling.scale(target.part, LoraNames::split(module.name).rest, term.rank, alpha);
+    return term;
+  }
+
+  const SafetensorsFile& file_;
+  const LoraNames& names_;
+  const std::int64_t max_rank_;
+  struct ByName {
+    bool operator()(const LoraTarget* a, const LoraTarget* b) const {
+      return a->part != b->part ? a->part < b->part : a->name < b->name;
+    }
+  };
+  std::map<const LoraTarget*, Module, ByName> modules_;
+};
+
+}  // namespace
+
+Result<LoraFile> read_lora_file(const std::string& path, const LoraNames& names, std::int64_t max_rank) {
+  if (is_pickle(path))
+    return invalid_argument("[lora] " + path + " is a pickle, which may run code when it is read; adapters must be safetensors (convert it first)", "loras");
+  auto file = SafetensorsFile::open(path);
+  if (!file) return Error{file.error().code, "[lora] " + file.error().message, "loras"};
+  auto terms = Reader(*file, names, max_rank).terms();
+  if (!terms) return terms.error();
+  return LoraFile{std::move(*file), std::move(*terms)};
+}
+
+}  // namespace ditfleet::pipeline

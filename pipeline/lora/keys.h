@@ -1,0 +1,26 @@
+// What a tensor's name in an adapter's file says: which module, and what of it.
+#pragma once
+
+#include <string_view>
+
+namespace ditfleet::pipeline {
+
+enum class LoraKeyKind {
+  kDown,     // A: [rank, in]
+  kUp,       // B: [out, rank]
+  kAlpha,    // a number
+  kDora,     // DoRA's magnitudes
+  kUnknown,  // anything else
+};
+
+struct LoraKey {
+  LoraKeyKind kind;
+  std::string_view module;  // the name without what makes the kind; all of it for kUnknown
+};
+
+// PEFT's .lora_A.weight and .lora_A.NAME.weight, kohya's .lora_down.weight, XLabs' .down.weight, diffusers' old
+// .lora.down.weight and .lora_linear_layer.down.weight, each with its partner; .alpha; .dora_scale and
+// .lora_magnitude_vector.
+LoraKey parse_lora_key(std::string_view name);
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,85 @@
+#include "pipeline/lora/scaling.h"
+
+#include <array>
+#include <cmath>
+
+#include "shared/core/excerpt.h"
+#include "shared/core/json.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+constexpr const char* kKey = "lora_adapter_metadata";
+constexpr std::array<std::string_view, 3> kPrefixes = {"transformer.", "text_encoder.", "text_encoder_2."};
+
+Error wrong(const std::string& key, const json::value& value, const std::string& right) {
+  return invalid_argument(std::string("its ") + kKey + " says " + key + " is " + excerpt(json::serialize(value), 60) + "; it must be " + right);
+}
+
+std::optional<double> finite_number(const json::value& value) {
+  boost::system::error_code ec;
+  const double number = value.to_number<double>(ec);
+  if (ec || !std::isfinite(number)) return {};
+  return number;
+}
+
+}  // namespace
+
+Result<LoraScaling> LoraScaling::parse(const std::map<std::string, std::string>& metadata) {
+  LoraScaling scaling;
+  const auto text = metadata.find(kKey);
+  if (text == metadata.end()) return scaling;
+  const auto parsed = parse_json(text->second);
+  if (!parsed) return invalid_argument(std::string("its ") + kKey + " is not JSON: " + parsed.error().message);
+  const json::object* fields = parsed->if_object();
+  if (!fields) return invalid_argument(std::string("its ") + kKey + " must be a JSON object");
+  for (std::size_t part = 0; part < kPrefixes.size(); ++part) {
+    Settings& s = scaling.parts_[part];
+    for (const auto& [name, value] : *fields) {
+      std::string_view key = name;
+      if (key.rfind(kPrefixes[part], 0) == 0) key.remove_prefix(kPrefixes[part].size());
+      else if (part != 0) continue;  // a name without a part is the transformer's
+      if (value.is_null()) continue;
+      const std::string shown(name);
+      if (key == "lora_alpha") {
+        if (!(s.alpha = finite_number(value))) return wrong(shown, value, "a finite number");
+      } else if (key == "use_rslora" || key == "use_dora") {
+        const bool* flag = value.if_bool();
+        if (!flag) return wrong(shown, value, "true or false");
+        if (key == "use_dora" && *flag) return invalid_argument("it is a DoRA adapter (use_dora); only plain LoRA can be applied");
+        if (key == "use_rslora") s.rslora = *flag;
+      } else if (key == "alpha_pattern") {
+        const json::object* patterns = value.if_object();
+        if (!patterns) return wrong(shown, value, "an object of numbers");
+        for (const auto& [pattern, alpha] : *patterns) {
+          const auto number = finite_number(alpha);
+          if (!number) return wrong(shown + "." + std::string(pattern), alpha, "a finite number");
+          s.patterns.emplace_back(pattern, *number);
+        }
+      }
+    }
+  }
+  return scaling;
+}
+
+double LoraScaling::scale(LoraPart part, std::string_view module, std::int64_t rank, std::optional<double> alpha) const {
+  const Settings& s = of(part);
+  if (!alpha) {
+    alpha = s.alpha;
+    for (const auto& [pattern, value] : s.patterns) {
+      std::string_view name = pattern;
+      const bool whole = !name.empty() && name.front() == '^';
+      if (whole) name.remove_prefix(1);
+      const bool ends = module.size() > name.size() && module.substr(module.size() - name.size()) == name && module[module.size() - name.size() - 1] == '.';
+      if (module == name || (!whole && ends)) {
+        alpha = value;
+        break;
+      }
+    }
+  }
+  if (!alpha) return 1;
+  const auto r = static_cast<double>(rank);
+  return *alpha / (s.rslora ? std::sqrt(r) : r);
+}
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,40 @@
+// A linear layer's parameters, what adapters add to it, and its application.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ditfleet::pipeline {
+
+// Rows first_row … of the output get + scale · (x Aᵀ) Bᵀ.
+struct LowRank {
+  at::Tensor down;  // A: [rank, in]
+  at::Tensor up;    // B: [rows, rank]
+  std::int64_t first_row;
+  double scale;
+};
+
+struct LinearSlot {
+  at::Tensor weight;  // [out, in]
+  at::Tensor bias;    // [out], or undefined
+  std::vector<LowRank> low_rank = {};  // of one request's own copy of the slot; a model's slots have none
+};
+
+// [..., in] → [..., out]. The product, then each term in turn, rounded where PEFT rounds: after A, B, the scale and the sum.
+at::Tensor apply_linear(const LinearSlot& slot, const at::Tensor& x);
+
+// A linear as adapters name it (lora/base.h), and the rows of which slot compute it.
+struct NamedLinear {
+  std::string name;
+  LinearSlot* slot;
+  std::int64_t first_row, rows;
+};
+
+// The linears whose rows lie one after the other in `slot`, all of one height.
+void add_stacked(std::vector<NamedLinear>& linears, LinearSlot& slot, const std::vector<std::string>& names);
+inline void add_named(std::vector<NamedLinear>& linears, LinearSlot& slot, const std::string& name) { add_stacked(linears, slot, {name}); }
+
+}  // namespace ditfleet::pipeline

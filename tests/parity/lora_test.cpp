@@ -1,0 +1,233 @@
+// Pictures with adapters against those of diffusers with PEFT (tests/fixtures/lora), every format of a file against
+// the first, and that requests with different adapters do not see one another.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <thread>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/engine.h"
+#include "pipeline/weights/safetensors.h"
+#include "shared/core/json.h"
+#include "tests/parity/flux_golden.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path fixtures() { return fs::path(golden::Case{"dev", "plain"}.model_dir()).parent_path().parent_path().parent_path() / "lora"; }
+std::string adapter(const std::string& name) { return (fixtures() / "adapters" / (name + ".safetensors")).string(); }
+
+struct LoraGolden {
+  std::string path;
+  ImageRequest request;
+  at::Tensor tensor(const std::string& name) const { return golden::read_tensor(path, name); }
+};
+
+LoraGolden load(const std::string& name) {
+  LoraGolden g{(fixtures() / (name + ".safetensors")).string(), {}};
+  const auto file = unwrap(SafetensorsFile::open(g.path));
+  const json::object spec = unwrap(parse_json(file.metadata().at("request"))).as_object();
+  const auto whole = [&](const char* key) { return spec.at(key).to_number<int>(); };
+  g.request.prompt = std::string(spec.at("prompt").as_string());
+  g.request.width = whole("width");
+  g.request.height = whole("height");
+  g.request.num_inference_steps = whole("steps");
+  g.request.guidance_scale = spec.at("guidance").to_number<double>();
+  g.request.max_sequence_length = whole("max_sequence_length");
+  g.request.seed = whole("seed");
+  for (const auto& lora : spec.at("loras").as_array())
+    g.request.loras.push_back({adapter(std::string(lora.at(0).as_string())), lora.at(1).to_number<double>()});
+  return g;
+}
+
+struct Drawn {
+  Image image;
+  at::Tensor latents, pooled, embeds;
+};
+
+class LoraTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    engine_ = unwrap(Engine::create({golden::test_device(), "fp32", 0, golden::test_compile()})).release();
+    model_ = unwrap(engine_->load_model("golden", golden::Case{"dev", "plain"}.model_dir())).release();
+  }
+  static void TearDownTestSuite() {
+    delete model_;
+    delete engine_;
+  }
+  static Model& model() { return *model_; }
+
+  static Drawn draw(const ImageRequest& request) {
+    auto prepared = unwrap(model().encode(request));
+    unwrap(model().denoise(*prepared, nullptr));
+    Drawn drawn{unwrap(model().decode(*prepared)), {}, {}, {}};
+    const std::string dump = (fs::temp_directory_path() / ("ditfleet_lora_" + std::to_string(::getpid()) + "_" + std::to_string(++dumps_) + ".safetensors")).string();
+    unwrap(prepared->dump(dump));
+    drawn.latents = golden::read_tensor(dump, "latents");
+    drawn.pooled = golden::read_tensor(dump, "pooled_prompt_embeds");
+    drawn.embeds = golden::read_tensor(dump, "prompt_embeds");
+    fs::remove(dump);
+    return drawn;
+  }
+
+  // Within the limits of fp32 (README.md).
+  static void expect_golden(const Drawn& drawn, const LoraGolden& g) {
+    EXPECT_LE(golden::distance(drawn.pooled, g.tensor("pooled_prompt_embeds")), 1e-4);
+    EXPECT_LE(golden::distance(drawn.embeds, g.tensor("prompt_embeds")), 1e-4);
+    const double latents = golden::distance(drawn.latents, g.tensor("latents"));
+    EXPECT_LE(latents, 1e-4);
+    const at::Tensor pixels = g.tensor("pixels");
+    ASSERT_EQ(static_cast<std::size_t>(pixels.numel()), drawn.image.rgb.size());
+    int most = 0;
+    double mean = 0;
+    for (std::size_t i = 0; i < drawn.image.rgb.size(); ++i) {
+      const int d = std::abs(int{drawn.image.rgb[i]} - int{pixels.const_data_ptr<std::uint8_t>()[i]});
+      most = std::max(most, d);
+      mean += d / static_cast<double>(drawn.image.rgb.size());
+    }
+    std::printf("%s: latents %.1e, pixels max %d mean %.4f\n", fs::path(g.path).stem().c_str(), latents, most, mean);
+    EXPECT_LE(most, 1);
+    EXPECT_LE(mean, 0.02);
+  }
+
+  static double mean_difference(const Image& a, const Image& b) {
+    EXPECT_EQ(a.rgb.size(), b.rgb.size());
+    double mean = 0;
+    for (std::size_t i = 0; i < a.rgb.size(); ++i) mean += std::abs(int{a.rgb[i]} - int{b.rgb[i]}) / static_cast<double>(a.rgb.size());
+    return mean;
+  }
+
+  inline static Engine* engine_ = nullptr;
+  inline static Model* model_ = nullptr;
+  inline static std::atomic<int> dumps_ = 0;
+};
+
+class LoraPicture : public LoraTest, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(LoraPicture, IsWhatDiffusersDraws) {
+  const LoraGolden g = load(GetParam());
+  expect_golden(draw(g.request), g);
+}
+INSTANTIATE_TEST_SUITE_P(Cases, LoraPicture, ::testing::Values("one", "two", "all", "clip", "clip_half", "t5", "alpha", "metadata"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_F(LoraTest, EveryFormatOfAFileDrawsTheSame) {
+  for (const auto& [of, formats] : std::map<std::string, std::vector<std::string>>{{"all", {"all_kohya", "all_bfl", "all_kohya_diffusers", "all_named"}},
+                                                                                   {"clip", {"clip_kohya"}},
+                                                                                   {"t5", {"t5_kohya"}}}) {
+    LoraGolden g = load(of);
+    for (const auto& format : formats) {
+      SCOPED_TRACE(format);
+      g.request.loras.at(0).path = adapter(format);
+      expect_golden(draw(g.request), g);
+    }
+  }
+}
+
+TEST_F(LoraTest, LeavesTheModelAsItWas) {
+  ImageRequest plain = load("one").request;
+  plain.loras.clear();
+  const Image before = draw(plain).image;
+  for (const char* name : {"all", "clip", "t5"}) {
+    const Image with = draw(load(name).request).image;
+    EXPECT_GT(mean_difference(before, with), 1) << name;
+    EXPECT_EQ(draw(plain).image.rgb, before.rgb) << name;
+  }
+  ImageRequest none = load("clip").request;
+  none.loras.at(0).scale = 0;
+  EXPECT_LE(mean_difference(draw(none).image, before), 0.02);
+}
+
+// The prompt is the same, so the cache of prompts must tell them apart.
+TEST_F(LoraTest, StrengthsOfATextAdapterAreNotMixedUp) {
+  ImageRequest request = load("clip").request;
+  const Drawn whole = draw(request);
+  request.loras.at(0).scale = -0.5;
+  const Drawn negative = draw(request);
+  EXPECT_GT(golden::distance(negative.pooled, whole.pooled), 1e-2);
+  request.loras.at(0).scale = 1;
+  EXPECT_EQ(draw(request).image.rgb, whole.image.rgb);
+}
+
+TEST_F(LoraTest, RequestsAtOnceDoNotSeeOneAnother) {
+  const std::vector<std::string> names = {"two", "clip", "t5"};
+  std::vector<Image> alone;
+  for (const auto& name : names) alone.push_back(draw(load(name).request).image);
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < names.size(); ++i)
+    threads.emplace_back([&, i] {
+      for (int round = 0; round < 3; ++round) {
+        const Image image = draw(load(names[i]).request).image;
+        EXPECT_LE(mean_difference(image, alone[i]), 0.02) << names[i];  // threads share the cores, and so sums may be split elsewhere
+      }
+    });
+  for (auto& thread : threads) thread.join();
+}
+
+// Encoded together, denoised later: each keeps what it was encoded with.
+TEST_F(LoraTest, StagesOfDifferentAdaptersInterleave) {
+  const LoraGolden a = load("two"), b = load("alpha");
+  auto first = unwrap(model().encode(a.request)), second = unwrap(model().encode(b.request));
+  unwrap(model().denoise(*second, nullptr));
+  unwrap(model().denoise(*first, nullptr));
+  EXPECT_EQ(unwrap(model().decode(*first)).rgb, draw(a.request).image.rgb);
+  EXPECT_EQ(unwrap(model().decode(*second)).rgb, draw(b.request).image.rgb);
+}
+
+TEST_F(LoraTest, AFileThatChangesIsReadAgain) {
+  const fs::path file = fs::temp_directory_path() / ("ditfleet_lora_swap_" + std::to_string(::getpid()) + ".safetensors");
+  LoraGolden clip = load("clip"), t5 = load("t5");
+  fs::copy_file(adapter("clip"), file, fs::copy_options::overwrite_existing);
+  clip.request.loras.at(0).path = file.string();
+  expect_golden(draw(clip.request), clip);
+  fs::remove(file);
+  fs::copy_file(adapter("t5"), file);
+  t5.request.loras.at(0).path = file.string();
+  expect_golden(draw(t5.request), t5);
+  fs::remove(file);
+  auto gone = model().encode(t5.request);
+  ASSERT_FALSE(gone);
+  EXPECT_EQ(gone.error().code, Code::kNotFound) << gone.error().message;
+  EXPECT_EQ(gone.error().param, "loras");
+}
+
+TEST_F(LoraTest, RefusesBadRequests) {
+  const LoraGolden g = load("one");
+  const auto refusal = [&](auto&& spoil) {
+    ImageRequest request = g.request;
+    spoil(request);
+    auto result = model().encode(request);
+    EXPECT_FALSE(result);
+    if (result) return Error{};
+    EXPECT_EQ(result.error().param, "loras");
+    return result.error();
+  };
+  EXPECT_NE(refusal([](auto& r) { r.loras[0].scale = NAN; }).message.find("finite"), std::string::npos);
+  EXPECT_NE(refusal([](auto& r) { r.loras.resize(17, r.loras[0]); }).message.find("at most 16"), std::string::npos);
+  EXPECT_EQ(refusal([](auto& r) { r.loras[0].path = "/"; }).code, Code::kDataCorrupt);
+  const auto foreign = fs::path(DITFLEET_SOURCE_DIR) / "deploy/demo-model/loras/night.safetensors";
+  const Error other = refusal([&](auto& r) { r.loras[0].path = foreign.string(); });
+  EXPECT_EQ(other.code, Code::kInvalidArgument);
+  EXPECT_NE(other.message.find("another base model"), std::string::npos) << other.message;
+  expect_golden(draw(g.request), g);  // none of them harmed the model
+}
+
+TEST_F(LoraTest, AskedForASmallerLargestRankRefuses) {
+  EngineOptions options{golden::test_device(), "fp32", 0, golden::test_compile()};
+  options.max_lora_rank = 3;
+  auto engine = unwrap(Engine::create(options));
+  auto model = unwrap(engine->load_model("golden", golden::Case{"dev", "plain"}.model_dir()));
+  EXPECT_TRUE(model->encode(load("all").request));  // ranks 1 to 3
+  auto refused = model->encode(load("one").request);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find("rank 4; it must be from 1 to 3"), std::string::npos) << refused.error().message;
+}
+
+}  // namespace
+}  // namespace ditfleet::pipeline

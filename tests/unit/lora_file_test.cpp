@@ -1,0 +1,349 @@
+// Adapters' files: each format, and each way to be wrong. The files are made here, for a made-up base of two double
+// blocks and one single block, 8 wide, with an encoder layer of each kind.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <map>
+
+#include "pipeline/lora/file.h"
+#include "pipeline/lora/keys.h"
+#include "pipeline/weights/safetensors_writer.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+constexpr std::int64_t kWidth = 8;
+
+LoraBase base() {
+  LoraBase b;
+  std::size_t slot = 0;
+  const auto add = [&](const std::string& name, std::int64_t in, std::int64_t out) { b.transformer.push_back({name, slot++, 0, in, out}); };
+  const auto add_qkv = [&](const std::string& q, const std::string& k, const std::string& v) {
+    std::int64_t row = 0;
+    for (const auto& name : {q, k, v}) b.transformer.push_back({name, slot, kWidth * row++, kWidth, kWidth});
+    ++slot;
+  };
+  add("x_embedder", 4, kWidth);
+  for (const char* block : {"0", "1"}) {
+    const std::string at = std::string("transformer_blocks.") + block + ".";
+    add_qkv(at + "attn.to_q", at + "attn.to_k", at + "attn.to_v");
+    add_qkv(at + "attn.add_q_proj", at + "attn.add_k_proj", at + "attn.add_v_proj");
+    add(at + "attn.to_out.0", kWidth, kWidth);
+    add(at + "attn.to_add_out", kWidth, kWidth);
+    add(at + "ff.net.0.proj", kWidth, 4 * kWidth);
+    add(at + "ff.net.2", 4 * kWidth, kWidth);
+    add(at + "norm1.linear", kWidth, 6 * kWidth);
+  }
+  const std::string single = "single_transformer_blocks.0.";
+  add_qkv(single + "attn.to_q", single + "attn.to_k", single + "attn.to_v");
+  add(single + "proj_mlp", kWidth, 4 * kWidth);
+  add(single + "proj_out", 5 * kWidth, kWidth);
+  add("norm_out.linear", kWidth, 2 * kWidth);
+  add("proj_out", kWidth, 4);
+  b.clip = {{"encoder.layers.0.self_attn.q_proj", 0, 0, 6, 6}, {"encoder.layers.0.mlp.fc1", 1, 0, 6, 12}};
+  b.t5 = {{"encoder.block.0.layer.0.SelfAttention.q", 0, 0, 5, 10}, {"encoder.block.0.layer.1.DenseReluDense.wi_0", 1, 0, 5, 15}};
+  return b;
+}
+
+const LoraNames& names() {
+  static const LoraNames all(base());
+  return all;
+}
+
+struct FileTensor {
+  std::vector<std::int64_t> shape;
+  std::vector<float> values;
+};
+FileTensor filled(std::vector<std::int64_t> shape, float value = 0.5f) {
+  std::int64_t count = 1;
+  for (auto n : shape) count *= n;
+  return {std::move(shape), std::vector<float>(static_cast<std::size_t>(count), value)};
+}
+
+class LoraFileTest : public ::testing::Test {
+ protected:
+  LoraFileTest() : path_((std::filesystem::temp_directory_path() / ("ditfleet_lora_file_" + std::to_string(::getpid()) + ".safetensors")).string()) {}
+  ~LoraFileTest() override { std::filesystem::remove(path_); }
+
+  void write(const std::map<std::string, FileTensor>& tensors, const std::map<std::string, std::string>& metadata = {}) const {
+    std::vector<TensorToWrite> out;
+    for (const auto& [name, t] : tensors) out.push_back({name, DType::kF32, t.shape, std::as_bytes(std::span(t.values))});
+    ASSERT_TRUE(write_safetensors(path_, out, metadata));
+  }
+  void write_bytes(const std::string& bytes) const { std::ofstream(path_, std::ios::binary) << bytes; }
+  Result<LoraFile> read(std::int64_t max_rank = 128) const { return read_lora_file(path_, names(), max_rank); }
+  Result<LoraFile> read_these(const std::map<std::string, FileTensor>& tensors, const std::map<std::string, std::string>& metadata = {}) const {
+    write(tensors, metadata);
+    return read();
+  }
+  // The terms of a file that must be accepted.
+  std::vector<LoraTerm> terms(const std::map<std::string, FileTensor>& tensors, const std::map<std::string, std::string>& metadata = {}) {
+    auto file = read_these(tensors, metadata);
+    EXPECT_TRUE(file) << file.error().message;
+    if (!file) return {};
+    kept_.push_back(std::move(*file));
+    return kept_.back().terms;
+  }
+  // The message of a refusal.
+  std::string refusal(const Result<LoraFile>& file, Code code = Code::kInvalidArgument) const {
+    EXPECT_FALSE(file) << "accepted";
+    if (file) return {};
+    EXPECT_EQ(file.error().code, code) << file.error().message;
+    EXPECT_EQ(file.error().param, "loras");
+    EXPECT_NE(file.error().message.find(path_), std::string::npos) << file.error().message;
+    return file.error().message;
+  }
+
+  const std::string path_;
+  std::vector<LoraFile> kept_;
+};
+
+#define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+const std::string kQ = "transformer.transformer_blocks.0.attn.to_q";
+std::map<std::string, FileTensor> pair_of(const std::string& module, std::int64_t in, std::int64_t out, std::int64_t rank = 2,
+                                          const std::string& down = ".lora_A.weight", const std::string& up = ".lora_B.weight") {
+  return {{module + down, filled({rank, in})}, {module + up, filled({out, rank})}};
+}
+
+TEST(LoraKey, KnowsEveryEnding) {
+  for (const auto& [name, kind] : std::map<std::string, LoraKeyKind>{{"a.b.lora_A.weight", LoraKeyKind::kDown},
+                                                                     {"a.b.lora_B.weight", LoraKeyKind::kUp},
+                                                                     {"a.b.lora_A.default.weight", LoraKeyKind::kDown},
+                                                                     {"a.b.lora_B.my_style.weight", LoraKeyKind::kUp},
+                                                                     {"a.b.lora_down.weight", LoraKeyKind::kDown},
+                                                                     {"a.b.lora_linear_layer.up.weight", LoraKeyKind::kUp},
+                                                                     {"a.b.down.weight", LoraKeyKind::kDown},
+                                                                     {"a.b.alpha", LoraKeyKind::kAlpha},
+                                                                     {"a.b.dora_scale", LoraKeyKind::kDora},
+                                                                     {"a.b.lora_magnitude_vector", LoraKeyKind::kDora},
+                                                                     {"a.b.lora_magnitude_vector.default.weight", LoraKeyKind::kDora}}) {
+    EXPECT_EQ(parse_lora_key(name).kind, kind) << name;
+    EXPECT_EQ(parse_lora_key(name).module, "a.b") << name;
+  }
+  for (const char* name : {"a.b.diff", "a.b.lora_B.bias", "a.b.lora_mid.weight", "a.b.hada_w1_a", ".lora_A.weight", "", "a.b.lora_A.x.y.weight"})
+    EXPECT_EQ(parse_lora_key(name).kind, LoraKeyKind::kUnknown) << name;
+}
+
+TEST_F(LoraFileTest, ReadsPeftsNames) {
+  for (const std::string& module : {kQ, std::string("transformer_blocks.0.attn.to_q"), "base_model.model." + kQ}) {
+    const auto t = terms(pair_of(module, kWidth, kWidth, 3));
+    ASSERT_EQ(t.size(), 1u);
+    EXPECT_EQ(t[0].rank, 3);
+    EXPECT_EQ(t[0].scale, 1);
+    EXPECT_EQ(t[0].target->part, LoraPart::kTransformer);
+    ASSERT_EQ(t[0].target->pieces.size(), 1u);
+    EXPECT_EQ(t[0].target->pieces[0].rows, kWidth);
+  }
+  EXPECT_EQ(terms(pair_of("transformer.transformer_blocks.1.attn.to_v", kWidth, kWidth))[0].target->pieces[0].first_row, 2 * kWidth);
+  EXPECT_EQ(terms(pair_of("text_encoder.text_model.encoder.layers.0.mlp.fc1", 6, 12))[0].target->part, LoraPart::kClip);
+  EXPECT_EQ(terms(pair_of("text_encoder.encoder.layers.0.mlp.fc1", 6, 12))[0].target->part, LoraPart::kClip);
+  EXPECT_EQ(terms(pair_of("text_encoder_2.encoder.block.0.layer.1.DenseReluDense.wi_0", 5, 15))[0].target->part, LoraPart::kT5);
+}
+
+TEST_F(LoraFileTest, ReadsKohyasAndBflsNames) {
+  const auto kohya = [&](const std::string& module, std::int64_t in, std::int64_t out) {
+    return terms(pair_of(module, in, out, 2, ".lora_down.weight", ".lora_up.weight"));
+  };
+  // Fused: one piece of all the stacked rows; linear1 also reaches into the MLP.
+  const auto qkv = kohya("lora_unet_double_blocks_0_img_attn_qkv", kWidth, 3 * kWidth);
+  ASSERT_EQ(qkv.size(), 1u);
+  ASSERT_EQ(qkv[0].target->pieces.size(), 1u);
+  EXPECT_EQ(qkv[0].target->pieces[0].rows, 3 * kWidth);
+  const auto linear1 = kohya("lora_unet_single_blocks_0_linear1", kWidth, 7 * kWidth);
+  ASSERT_EQ(linear1[0].target->pieces.size(), 2u);
+  EXPECT_EQ(linear1[0].target->pieces[0].rows, 3 * kWidth);
+  EXPECT_EQ(linear1[0].target->pieces[1].rows, 4 * kWidth);
+  EXPECT_NE(linear1[0].target->pieces[0].slot, linear1[0].target->pieces[1].slot);
+  EXPECT_EQ(kohya("lora_transformer_single_transformer_blocks_0_proj_out", 5 * kWidth, kWidth)[0].target->name, "single_transformer_blocks.0.proj_out");
+  EXPECT_EQ(kohya("lora_te1_text_model_encoder_layers_0_self_attn_q_proj", 6, 6)[0].target->part, LoraPart::kClip);
+  for (const char* prefix : {"lora_te2_", "lora_te3_"})
+    EXPECT_EQ(kohya(prefix + std::string("encoder_block_0_layer_0_SelfAttention_q"), 5, 10)[0].target->part, LoraPart::kT5);
+  EXPECT_EQ(terms(pair_of("diffusion_model.double_blocks.1.txt_attn.proj", kWidth, kWidth))[0].target->pieces[0].rows, kWidth);
+  const auto xlabs = terms(pair_of("double_blocks.0.processor.qkv_lora1", kWidth, 3 * kWidth, 2, ".down.weight", ".up.weight"));
+  EXPECT_EQ(xlabs[0].target->pieces[0].slot, qkv[0].target->pieces[0].slot);
+}
+
+TEST_F(LoraFileTest, TurnsTheLastModulationAround) {
+  const auto t = terms(pair_of("lora_unet_final_layer_adaLN_modulation_1", kWidth, 2 * kWidth, 2, ".lora_down.weight", ".lora_up.weight"));
+  ASSERT_EQ(t[0].target->pieces.size(), 2u);
+  EXPECT_EQ(t[0].target->pieces[0].first_row, kWidth);  // BFL's shift is diffusers' second half
+  EXPECT_EQ(t[0].target->pieces[1].first_row, 0);
+}
+
+TEST_F(LoraFileTest, ScalesByAlpha) {
+  auto tensors = pair_of(kQ, kWidth, kWidth, 4);
+  tensors[kQ + ".alpha"] = {{}, {2.0f}};
+  EXPECT_DOUBLE_EQ(terms(tensors)[0].scale, 0.5);
+  EXPECT_DOUBLE_EQ(terms(tensors, {{"lora_adapter_metadata", R"({"transformer.use_rslora":true})"}})[0].scale, 1.0);
+  tensors.erase(kQ + ".alpha");
+  const auto with = [&](const std::string& json) { return terms(tensors, {{"lora_adapter_metadata", json}})[0].scale; };
+  EXPECT_DOUBLE_EQ(with(R"({"transformer.lora_alpha":8})"), 2.0);
+  EXPECT_DOUBLE_EQ(with(R"({"lora_alpha":8,"use_rslora":true})"), 4.0);
+  EXPECT_DOUBLE_EQ(with(R"({"text_encoder.lora_alpha":8})"), 1.0);
+  EXPECT_DOUBLE_EQ(with(R"({"transformer.lora_alpha":8,"transformer.alpha_pattern":{"attn.to_q":1}})"), 0.25);
+  EXPECT_DOUBLE_EQ(with(R"({"transformer.lora_alpha":8,"transformer.alpha_pattern":{"to_k":1,"ttn.to_q":1,"^attn.to_q":1}})"), 2.0);
+}
+
+TEST_F(LoraFileTest, RanksMayDiffer) {
+  auto tensors = pair_of(kQ, kWidth, kWidth, 1);
+  tensors.merge(pair_of("transformer.proj_out", kWidth, 4, 5));
+  const auto t = terms(tensors);
+  ASSERT_EQ(t.size(), 2u);
+  EXPECT_EQ(t[0].rank + t[1].rank, 6);
+}
+
+TEST_F(LoraFileTest, ReadsEveryElementType) {
+  for (const auto& [dtype, one] : {std::pair(DType::kBF16, std::uint16_t{0x3f80}), std::pair(DType::kF16, std::uint16_t{0x3c00})}) {
+    const std::vector<std::uint16_t> values(2 * kWidth, one), alpha = {one};
+    const auto bytes = std::as_bytes(std::span(values));
+    ASSERT_TRUE(write_safetensors(path_, {{kQ + ".lora_A.weight", dtype, {2, kWidth}, bytes},
+                                          {kQ + ".lora_B.weight", dtype, {kWidth, 2}, bytes},
+                                          {kQ + ".alpha", dtype, {1}, std::as_bytes(std::span(alpha))}}));
+    const auto file = read();
+    ASSERT_TRUE(file) << file.error().message;
+    EXPECT_DOUBLE_EQ(file->terms[0].scale, 0.5);
+  }
+  const std::vector<std::int8_t> bytes(2 * kWidth);
+  ASSERT_TRUE(write_safetensors(path_, {{kQ + ".lora_A.weight", DType::kI8, {2, kWidth}, std::as_bytes(std::span(bytes))},
+                                        {kQ + ".lora_B.weight", DType::kI8, {kWidth, 2}, std::as_bytes(std::span(bytes))}}));
+  EXPECT_SAYS(refusal(read()), "F32, BF16, F16 or F64");
+}
+
+TEST_F(LoraFileTest, RefusesWhatIsNoSafetensors) {
+  write_bytes(std::string("PK\x03\x04", 4) + std::string(100, 'x'));
+  EXPECT_SAYS(refusal(read()), "pickle");
+  write_bytes(std::string("\x80\x02}q", 4) + std::string(100, 'x'));
+  EXPECT_SAYS(refusal(read()), "pickle");
+  write_bytes("GGUF and more than eight bytes");
+  refusal(read(), Code::kDataCorrupt);
+  write_bytes("");
+  refusal(read(), Code::kDataCorrupt);
+  std::filesystem::remove(path_);
+  refusal(read(), Code::kNotFound);
+}
+
+// A header whose length begins as a pickle does is none.
+TEST_F(LoraFileTest, AHeaderOf640BytesIsNoPickle) {
+  write(pair_of(kQ, kWidth, kWidth));
+  std::string bytes;
+  {
+    std::ifstream in(path_, std::ios::binary);
+    bytes.assign(std::istreambuf_iterator<char>(in), {});
+  }
+  std::uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), 8);
+  ASSERT_LT(length, 0x280u);
+  bytes.insert(8 + length, std::string(0x280 - length, ' '));
+  length = 0x280;
+  std::memcpy(bytes.data(), &length, 8);
+  write_bytes(bytes);
+  const auto file = read();
+  EXPECT_TRUE(file) << file.error().message;
+}
+
+TEST_F(LoraFileTest, RefusesALyingOffsetTable) {
+  const std::string header = "{\"" + kQ + R"(.lora_A.weight":{"dtype":"F32","shape":[2,8],"data_offsets":[0,4096]}})";
+  std::string bytes(8, '\0');
+  bytes[0] = static_cast<char>(header.size());
+  write_bytes(bytes + header + std::string(64, '\0'));
+  EXPECT_SAYS(refusal(read(), Code::kDataCorrupt), "takes 64 bytes, but its range has 4096");
+}
+
+TEST_F(LoraFileTest, RefusesARankAboveTheLimit) {
+  write(pair_of(kQ, kWidth, kWidth, 9));
+  EXPECT_TRUE(read(9));
+  EXPECT_SAYS(refusal(read(8)), "has rank 9; it must be from 1 to 8");
+  write(pair_of(kQ, kWidth, kWidth, 0));
+  EXPECT_SAYS(refusal(read()), "has rank 0");
+}
+
+TEST_F(LoraFileTest, ListsUnknownKeysShortened) {
+  auto tensors = pair_of(kQ, kWidth, kWidth);
+  for (int i = 0; i < 9; ++i) tensors["lora_unet_nothing_" + std::to_string(i) + ".diff"] = filled({1});
+  const std::string message = refusal(read_these(tensors));
+  EXPECT_SAYS(message, "lora_unet_nothing_0.diff, lora_unet_nothing_1.diff");
+  EXPECT_SAYS(message, "and 3 more");
+  EXPECT_SAYS(refusal(read_these(pair_of(std::string(5000, 'x'), kWidth, kWidth))), "xxx");
+  EXPECT_LT(refusal(read()).size(), 1000u);
+}
+
+TEST_F(LoraFileTest, RefusesBlocksThatAreNotThere) {
+  for (const char* module : {"transformer.transformer_blocks.2.attn.to_q", "lora_unet_double_blocks_17_img_attn_proj", "text_encoder.text_model.encoder.layers.9.mlp.fc1"})
+    EXPECT_SAYS(refusal(read_these(pair_of(module, kWidth, kWidth))), "blocks that this model lacks");
+}
+
+TEST_F(LoraFileTest, RefusesDora) {
+  for (const char* ending : {".dora_scale", ".lora_magnitude_vector", ".lora_magnitude_vector.default.weight"}) {
+    auto tensors = pair_of(kQ, kWidth, kWidth);
+    tensors[kQ + ending] = filled({kWidth});
+    EXPECT_SAYS(refusal(read_these(tensors)), "DoRA");
+  }
+  EXPECT_SAYS(refusal(read_these(pair_of(kQ, kWidth, kWidth), {{"lora_adapter_metadata", R"({"transformer.use_dora":true})"}})), "DoRA");
+}
+
+TEST_F(LoraFileTest, RefusesWeightsThatAreNotFinite) {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()}) {
+    for (const char* which : {".lora_A.weight", ".lora_B.weight"}) {
+      auto tensors = pair_of(kQ, kWidth, kWidth);
+      tensors[kQ + which].values.back() = bad;
+      EXPECT_SAYS(refusal(read_these(tensors)), which + std::string(" holds NaN or infinity"));
+    }
+    auto tensors = pair_of(kQ, kWidth, kWidth);
+    tensors[kQ + ".alpha"] = {{}, {bad}};
+    EXPECT_SAYS(refusal(read_these(tensors)), "one finite number");
+  }
+}
+
+TEST_F(LoraFileTest, RefusesWrongShapes) {
+  EXPECT_SAYS(refusal(read_these({{kQ + ".lora_A.weight", filled({2, kWidth})}, {kQ + ".lora_B.weight", filled({kWidth, 3})}})), "rank must be the same");
+  EXPECT_SAYS(refusal(read_these({{kQ + ".lora_A.weight", filled({2, kWidth, 1, 1})}, {kQ + ".lora_B.weight", filled({kWidth, 2})}})), "[2, 8, 1, 1]");
+  EXPECT_SAYS(refusal(read_these({{kQ + ".lora_A.weight", filled({2})}, {kQ + ".lora_B.weight", filled({kWidth, 2})}})), "A must be [rank, in]");
+  auto tensors = pair_of(kQ, kWidth, kWidth);
+  tensors[kQ + ".alpha"] = filled({2});
+  EXPECT_SAYS(refusal(read_these(tensors)), "one finite number");
+}
+
+TEST_F(LoraFileTest, RefusesAnotherBasesWidths) {
+  const std::string message = refusal(read_these(pair_of(kQ, 3072, 3072)));
+  EXPECT_SAYS(message, "from 3072 to 3072 values, in this model from 8 to 8; the adapter is for another base model");
+}
+
+TEST_F(LoraFileTest, RefusesAMissingPartner) {
+  for (const char* which : {".lora_A.weight", ".lora_B.weight"}) {
+    auto tensors = pair_of(kQ, kWidth, kWidth);
+    tensors.erase(kQ + which);
+    EXPECT_SAYS(refusal(read_these(tensors)), "without its partner");
+  }
+  EXPECT_SAYS(refusal(read_these({{kQ + ".alpha", {{}, {1.0f}}}})), "without its partner");
+}
+
+TEST_F(LoraFileTest, RefusesTheSameWeightTwice) {
+  auto tensors = pair_of(kQ, kWidth, kWidth);
+  tensors.merge(pair_of("transformer_blocks.0.attn.to_q", kWidth, kWidth));
+  EXPECT_SAYS(refusal(read_these(tensors)), "are the same weight");
+}
+
+TEST_F(LoraFileTest, RefusesAnEmptyFileAndTwoOpinionsOnAlpha) {
+  EXPECT_SAYS(refusal(read_these({})), "no LoRA weights");
+  auto tensors = pair_of(kQ, kWidth, kWidth);
+  tensors[kQ + ".alpha"] = {{}, {1.0f}};
+  EXPECT_SAYS(refusal(read_these(tensors, {{"lora_adapter_metadata", R"({"transformer.lora_alpha":8})"}})), "one of them must go");
+}
+
+TEST_F(LoraFileTest, RefusesMetadataThatIsWrong) {
+  const auto with = [&](const std::string& json) { return refusal(read_these(pair_of(kQ, kWidth, kWidth), {{"lora_adapter_metadata", json}})); };
+  EXPECT_SAYS(with("{"), "not JSON");
+  EXPECT_SAYS(with("[]"), "JSON object");
+  EXPECT_SAYS(with(R"({"transformer.lora_alpha":"8"})"), "a finite number");
+  EXPECT_SAYS(with(R"({"transformer.use_rslora":1})"), "true or false");
+  EXPECT_SAYS(with(R"({"transformer.alpha_pattern":[1]})"), "an object of numbers");
+}
+
+}  // namespace
+}  // namespace ditfleet::pipeline
