@@ -180,16 +180,10 @@ std::optional<Error> check_against(const JobSpec& spec, const ModelEntry& entry)
                                 std::to_string(entry.max_sequence_length_limit),
                             "max_sequence_length");
   }
-<<<<<<< HEAD
   for (const LoraUse& use : spec.loras) {
     if (entry.adapters.contains(use.name)) continue;
     return invalid_argument("model '" + entry.name + "' has no LoRA adapter '" + use.name +
-                                (entry.adapters.empty() ? "'; it serves none, leave loras out" : "'" + suggestion(use.name, {entry.adapters.begin(), entry.adapters.end()})),
-=======
-  if (!spec.loras.empty()) {
-    return invalid_argument("model '" + entry.name + "' has no LoRA adapter '" + spec.loras.front().name +
-                                "'; the service has no registry of adapters yet (files can be tried with ditfleet-worker generate --lora), leave loras out",
->>>>>>> 1d906fd (Read adapters of PEFT, kohya, BFL and XLabs, and apply them op by op to a request of its own)
+                                (entry.adapters.empty() ? "'; it serves none: the service has no registry of them yet, a file can be tried with ditfleet-worker generate --lora; leave loras out" : "'" + suggestion(use.name, {entry.adapters.begin(), entry.adapters.end()})),
                             "loras");
   }
   if (*spec.seed > kMaxSeed - (*spec.n - 1)) {
