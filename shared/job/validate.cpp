@@ -183,7 +183,9 @@ std::optional<Error> check_against(const JobSpec& spec, const ModelEntry& entry)
   for (const LoraUse& use : spec.loras) {
     if (entry.adapters.contains(use.name)) continue;
     return invalid_argument("model '" + entry.name + "' has no LoRA adapter '" + use.name +
-                                (entry.adapters.empty() ? "'; it serves none: the service has no registry of them yet, a file can be tried with ditfleet-worker generate --lora; leave loras out" : "'" + suggestion(use.name, {entry.adapters.begin(), entry.adapters.end()})),
+                                (entry.adapters.empty() ? "'; it serves none (the service has no registry of them yet, a file can be tried with "
+                                                          "ditfleet-worker generate --lora), leave loras out"
+                                                        : "'" + suggestion(use.name, {entry.adapters.begin(), entry.adapters.end()})),
                             "loras");
   }
   if (*spec.seed > kMaxSeed - (*spec.n - 1)) {

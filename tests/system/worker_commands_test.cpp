@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <thread>
 
@@ -99,6 +101,32 @@ TEST_F(WorkerCommands, BadValuesAreRefusedWithWhatWouldBeRight) {
   expect_refused({"generate", "--prompt", "a", "--out", dir_ + "/x.png"}, {"--model"});
   expect_refused({"paint"}, {"paint"});
   expect_refused({}, {"subcommand"});
+}
+
+TEST_F(WorkerCommands, AdaptersAreAppliedAndBadOnesRefused) {
+  const std::string adapters = std::string(DITFLEET_SOURCE_DIR) + "/tests/fixtures/lora/adapters/";
+  const auto picture = [&](Words loras) {
+    Words words = generate({});
+    for (auto& lora : loras) words.insert(words.end(), {"--lora", std::move(lora)});
+    Program program("ditfleet-worker", words);
+    EXPECT_EQ(program.wait(), 0) << program.err();
+    std::ifstream file(dir_ + "/x.png", std::ios::binary);
+    std::string bytes{std::istreambuf_iterator<char>(file), {}};
+    std::filesystem::remove(dir_ + "/x.png");
+    return bytes;
+  };
+  const std::string without = picture({}), attention = adapters + "attention.safetensors", clip = adapters + "clip.safetensors";
+  EXPECT_NE(picture({attention}), without);
+  EXPECT_EQ(picture({attention}), picture({attention + ":1"}));
+  EXPECT_NE(picture({attention}), picture({attention + ":-0.5"}));
+  EXPECT_NE(picture({attention, clip + ":0.7"}), picture({attention}));
+  EXPECT_EQ(picture({attention + ":0", clip + ":0.0"}), without);
+
+  expect_refused(generate({"--lora", attention + ":much"}), {"--lora", "FILE:SCALE"});
+  expect_refused(generate({"--lora", attention + ":inf"}), {"--lora", "finite"});
+  expect_refused(generate({"--lora", ":1"}), {"--lora", "names no file"});
+  expect_refused(generate({"--lora", dir_ + "/none.safetensors"}), {"--lora", "none.safetensors"}, 1);
+  expect_refused(generate({"--lora", kModel + "/vae/diffusion_pytorch_model.safetensors"}), {"--lora", "no linear of a FLUX model", "more"});
 }
 
 TEST_F(WorkerCommands, AnEmptyPromptIsFine) {
