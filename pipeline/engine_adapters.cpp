@@ -1,6 +1,7 @@
 #include "pipeline/engine_adapters.h"
 
 #include <cstring>
+#include <utility>
 
 namespace ditfleet::pipeline {
 namespace {
@@ -34,23 +35,26 @@ LoraBase lora_base(const FluxFolder& folder) {
 
 std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStore& adapters, const std::vector<LoraRequest>& requests,
                                            Placement placement) {
-  if (requests.empty()) return nullptr;
+  // At strength 0 an adapter must be usable, but adds nothing.
+  std::vector<std::pair<std::shared_ptr<const Adapter>, double>> used;
+  for (const LoraRequest& request : requests)
+    if (auto adapter = adapters.get(request.path); request.scale != 0) used.emplace_back(std::move(adapter), request.scale);
+  if (used.empty()) return nullptr;
   FluxSlots slots = folder.transformer.slots();
   ClipEncoder clip = folder.clip;
   T5Encoder t5 = folder.t5;
   std::string text_key;
   {
     const std::vector<NamedLinear> linears[] = {named_linears(slots), clip.named_linears(), t5.named_linears()};
-    for (const LoraRequest& request : requests) {
-      const auto adapter = adapters.get(request.path);
+    for (const auto& [adapter, strength] : used) {
       for (const Adapter::Term& term : adapter->terms) {
         LowRank low_rank = term.low_rank;
-        low_rank.scale *= request.scale;
+        low_rank.scale *= strength;
         linears[static_cast<std::size_t>(term.part)][term.slot].slot->low_rank.push_back(std::move(low_rank));
         if (term.part == LoraPart::kClip) clip.run_op_by_op();
         if (term.part == LoraPart::kT5) t5.run_op_by_op();
       }
-      if (adapter->changes_text) text_key += std::to_string(adapter->id) + ":" + bits_of(request.scale) + ";";
+      if (adapter->changes_text) text_key += std::to_string(adapter->id) + ":" + bits_of(strength) + ";";
     }
   }
   return std::make_shared<const AdaptedModels>(

@@ -24,7 +24,7 @@ struct AdaptedModels {
 // The folder's linears, as files of adapters name them.
 LoraBase lora_base(const FluxFolder& folder);
 
-// Null for a request without adapters. Throws what AdapterStore::get throws.
+// Null for a request without adapters, or with all of them at strength 0. Throws what AdapterStore::get throws.
 std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStore& adapters, const std::vector<LoraRequest>& requests,
                                            Placement placement);
 
