@@ -1,6 +1,7 @@
 // Adapters' files: each format, and each way to be wrong. The files are made here, for a made-up base of two double
 // blocks and one single block, 8 wide, with an encoder layer of each kind.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -9,6 +10,7 @@
 #include <fstream>
 #include <limits>
 #include <map>
+#include <random>
 
 #include "pipeline/lora/file.h"
 #include "pipeline/lora/keys.h"
@@ -253,6 +255,47 @@ TEST_F(LoraFileTest, RefusesALyingOffsetTable) {
   bytes[0] = static_cast<char>(header.size());
   write_bytes(bytes + header + std::string(64, '\0'));
   EXPECT_SAYS(refusal(read(), Code::kDataCorrupt), "takes 64 bytes, but its range has 4096");
+}
+
+TEST_F(LoraFileTest, RefusesAPipeAtOnce) {
+  std::filesystem::remove(path_);
+  ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
+  EXPECT_SAYS(refusal(read(), Code::kDataCorrupt), "is not a file");
+}
+
+// Bytes changed at random: terms that fit the base, or an error.
+TEST_F(LoraFileTest, SurvivesDamage) {
+  auto tensors = pair_of(kQ, kWidth, kWidth, 2);
+  tensors[kQ + ".alpha"] = {{}, {2.0f}};
+  tensors.merge(pair_of("lora_te1_text_model_encoder_layers_0_mlp_fc1", 6, 12, 2, ".lora_down.weight", ".lora_up.weight"));
+  write(tensors, {{"lora_adapter_metadata", R"({"text_encoder.lora_alpha":8,"text_encoder.alpha_pattern":{"fc1":3}})"}});
+  std::string whole;
+  {
+    std::ifstream in(path_, std::ios::binary);
+    whole.assign(std::istreambuf_iterator<char>(in), {});
+  }
+  std::mt19937 random(7);
+  int accepted = 0, refused = 0;
+  for (int round = 0; round < 2000; ++round) {
+    std::string bytes = whole;
+    for (unsigned i = 0; i <= random() % 3; ++i) bytes[random() % bytes.size()] = static_cast<char>(random());
+    if (random() % 8 == 0) bytes.resize(random() % bytes.size());
+    write_bytes(bytes);
+    const auto file = read();
+    if (!file) {
+      EXPECT_EQ(file.error().param, "loras");
+      ++refused;
+      continue;
+    }
+    ++accepted;
+    for (const LoraTerm& term : file->terms) {
+      EXPECT_TRUE(std::isfinite(term.scale));
+      EXPECT_EQ(term.down.shape[1], term.target->in);
+      EXPECT_EQ(term.up.shape[0], term.target->out);
+    }
+  }
+  EXPECT_GT(accepted, 100);
+  EXPECT_GT(refused, 100);
 }
 
 TEST_F(LoraFileTest, RefusesARankAboveTheLimit) {
