@@ -1,3 +1,4 @@
+// Long because it is one life: each action on a unit is a coroutine, and how one ends is where the next begins.
 #include "worker/unit_runner.h"
 
 #include <spdlog/spdlog.h>

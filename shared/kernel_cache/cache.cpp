@@ -1,3 +1,4 @@
+// Long because it is one way through the tiers: a lookup, a wait and a compile under the same locks.
 #include "shared/kernel_cache/cache.h"
 
 #include <spdlog/spdlog.h>

@@ -33,9 +33,10 @@ class ModulationTable {
   // in diffusers (t / 1000 and back). Takes n · (12·double + 3·single + 2) · D elements of memory.
   ModulationTable(const FluxConfig& config, const FluxSlots& slots, const at::Tensor& timesteps, double guidance,
                   const at::Tensor& pooled);
-  StepModulation step(std::int64_t index) const { return views(table_.select(0, index)); }  // views into the table
+  StepModulation step(std::int64_t index) const {  // views into the table
+    return views(table_.select(0, index), double_blocks_, single_blocks_);
+  }
   // The rows of a step as they lie one after another: of each double block image, text (6 each), of each single block 3, final 2.
-  StepModulation views(const at::Tensor& all) const { return views(all, double_blocks_, single_blocks_); }
   static StepModulation views(const at::Tensor& all, std::size_t double_blocks, std::size_t single_blocks);
 
  private:

@@ -10,6 +10,8 @@
 #include <mutex>
 #include <vector>
 
+#include "pipeline/region/gpu/symbols.h"
+
 namespace ditfleet::region {
 namespace {
 
@@ -87,12 +89,6 @@ std::string build_id_of(const std::string& path) {
       },
       &search);
   return search.id;
-}
-
-template <class F>
-bool bind(void* library, const char* name, F& function) {
-  function = reinterpret_cast<F>(dlsym(library, name));
-  return function != nullptr;
 }
 
 Result<NvrtcLibrary> open(const std::string& given) {

@@ -1,8 +1,8 @@
 #include "pipeline/region/gpu/cublaslt.h"
 
-#include <dlfcn.h>
-
 #include <cstring>
+
+#include "pipeline/region/gpu/symbols.h"
 
 namespace ditfleet::region {
 namespace {
@@ -23,12 +23,6 @@ struct Heuristic {
 };
 
 int data_type(ElementType type) { return type == ElementType::kF32 ? kReal32 : kBFloat16; }
-
-template <class F>
-bool bind(void* library, const char* name, F& function) {
-  function = reinterpret_cast<F>(dlsym(library, name));
-  return function != nullptr;
-}
 
 }  // namespace
 

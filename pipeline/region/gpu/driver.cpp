@@ -1,17 +1,11 @@
 #include "pipeline/region/gpu/driver.h"
 
-#include <dlfcn.h>
+#include "pipeline/region/gpu/symbols.h"
 
 namespace ditfleet::region {
 namespace {
 
 constexpr int kMultiprocessors = 16;  // CUdevice_attribute
-
-template <class F>
-bool bind(void* library, const char* name, F& function) {
-  function = reinterpret_cast<F>(dlsym(library, name));
-  return function != nullptr;
-}
 
 }  // namespace
 
@@ -34,7 +28,8 @@ Result<const Driver*> driver() {
                        bind(library, "cuLaunchKernel", d->launch) && bind(library, "cuEventCreate", d->event_create) &&
                        bind(library, "cuEventDestroy_v2", d->event_destroy) && bind(library, "cuEventRecord", d->event_record) &&
                        bind(library, "cuEventSynchronize", d->event_synchronize) && bind(library, "cuEventElapsedTime", d->event_elapsed) &&
-                       bind(library, "cuStreamWaitEvent", d->stream_wait) && bind(library, "cuMemGetInfo_v2", d->memory_info) && bind(library, "cuStreamBeginCapture_v2", d->capture_begin) &&
+                       bind(library, "cuStreamWaitEvent", d->stream_wait) && bind(library, "cuMemGetInfo_v2", d->memory_info) &&
+                       bind(library, "cuStreamBeginCapture_v2", d->capture_begin) &&
                        bind(library, "cuStreamEndCapture", d->capture_end) && bind(library, "cuGraphInstantiateWithFlags", d->graph_instantiate) &&
                        bind(library, "cuGraphLaunch", d->graph_launch) && bind(library, "cuGraphExecDestroy", d->graph_executable_destroy) &&
                        bind(library, "cuGraphDestroy", d->graph_destroy) && bind(library, "cuGetErrorName", d->error_name);
