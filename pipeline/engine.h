@@ -32,14 +32,29 @@ struct EngineOptions {
   int threads = 0;              // CPU threads of one operation; 0: all cores
   region::CompileOptions compile;
   std::shared_ptr<kernel_cache::KernelCache> kernel_cache;  // of compiled regions; null: one in memory
-  int max_lora_rank = 128;  // of one module of an adapter
+  int max_lora_rank = 128;       // of one linear, all adapters of a request or batch together
+  int lora_slots = 4;            // of each model: adapters that the device holds at once
+  std::int64_t lora_host_bytes = std::int64_t{4} << 30;  // of each model: adapters in host memory
 };
 
 // An adapter's file (safetensors; PEFT's, kohya's, BFL's or XLabs' names) and how strongly it is applied: any finite
-// number, negative too. Requests with adapters run op by op, whatever is compiled.
+// number, negative too.
 struct LoraRequest {
   std::string path;
   double scale = 1.0;
+  // Of the content, where the caller knows it (a digest): the adapter is known by it and its file is read once, whatever
+  // becomes of it. Empty: it is known by its path, size, time and inode.
+  std::string id = {};
+};
+
+// Where a model's adapters are, by LoraRequest::id; those without one are not listed.
+struct AdapterHoldings {
+  int slots = 0;
+  std::vector<std::string> in_slots;      // most recently used first
+  std::vector<std::string> in_host;       // most recently used first; those in slots among them
+  std::int64_t host_bytes = 0;            // room in host memory
+  std::int64_t load_bytes_per_s = 0;      // from files, as measured; 0: not yet
+  std::int64_t swap_us = 0;               // from host memory to a slot, as measured; 0: not yet
 };
 
 struct ImageRequest {
@@ -102,6 +117,15 @@ class Model {
   virtual Result<std::unique_ptr<Prepared>> encode(const ImageRequest& request) = 0;
   virtual Result<void> denoise(Prepared& prepared, const StepCallback& on_step) = 0;
   virtual Result<Image> decode(Prepared& prepared) = 0;
+
+  // Brings adapters to where a request will need them: into host memory, then into slots, as far as requests under way
+  // leave any free. `drop_first`: ids that go first if there is no room, in this order. encode() does the same for
+  // what is not there yet. Blocks while files are read; may run beside all stages, on any thread. Errors: those of
+  // encode() about loras.
+  virtual Result<void> prefetch(const std::vector<LoraRequest>& loras, const std::vector<std::string>& drop_first = {}) = 0;
+  // Forgets an adapter (as soon as no request under way needs it) and overwrites its slot. Thread safe.
+  virtual void forget_adapter(const std::string& id) = 0;
+  virtual AdapterHoldings adapters() const = 0;  // thread safe, does not block
 };
 
 struct TokenIds {

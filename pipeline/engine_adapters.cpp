@@ -38,7 +38,7 @@ std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStor
   // At strength 0 an adapter must be usable, but adds nothing.
   std::vector<std::pair<std::shared_ptr<const Adapter>, double>> used;
   for (const LoraRequest& request : requests)
-    if (auto adapter = adapters.get(request.path); request.scale != 0) used.emplace_back(std::move(adapter), request.scale);
+    if (auto adapter = adapters.get(request); request.scale != 0) used.emplace_back(std::move(adapter), request.scale);
   if (used.empty()) return nullptr;
   FluxSlots slots = folder.transformer.slots();
   ClipEncoder clip = folder.clip;

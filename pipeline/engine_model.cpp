@@ -178,6 +178,19 @@ Result<void> FluxModel::denoise(Prepared& prepared, const StepCallback& on_step)
   }
 }
 
+Result<void> FluxModel::prefetch(const std::vector<LoraRequest>& loras, const std::vector<std::string>&) {
+  try {
+    const StageScope scope(placement_.device);
+    for (const LoraRequest& lora : loras) adapters_.get(lora);
+    return {};
+  } catch (...) {
+    return error_in_flight("prefetch");
+  }
+}
+
+void FluxModel::forget_adapter(const std::string& id) { adapters_.forget(id); }
+AdapterHoldings FluxModel::adapters() const { return adapters_.holdings(); }
+
 Image FluxModel::preview(const FluxPrepared& p, const at::Tensor& estimate) const {
   at::Tensor latents = unpack_latents(estimate.to(placement_.dtype), p.rows, p.columns);
   const std::int64_t h = latents.size(2), w = latents.size(3), longest = std::max(h, w);

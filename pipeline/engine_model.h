@@ -20,6 +20,9 @@ class FluxModel : public Model {
   Result<std::unique_ptr<Prepared>> encode(const ImageRequest& request) override;
   Result<void> denoise(Prepared& prepared, const StepCallback& on_step) override;
   Result<Image> decode(Prepared& prepared) override;
+  Result<void> prefetch(const std::vector<LoraRequest>& loras, const std::vector<std::string>& drop_first) override;
+  void forget_adapter(const std::string& id) override;
+  AdapterHoldings adapters() const override;
 
  private:
   void check(const ImageRequest& request) const;  // throws Failure, kInvalidArgument with the field

@@ -24,19 +24,33 @@ std::string identity_of(const std::string& path) {
 
 }  // namespace
 
-std::shared_ptr<const Adapter> AdapterStore::get(const std::string& path) {
+std::shared_ptr<const Adapter> AdapterStore::get(const LoraRequest& request) {
   std::lock_guard lock(mutex_);
   // Taken before the file is read: one that changes meanwhile is read again next time.
-  std::string identity = identity_of(path);
+  std::string identity = request.id.empty() ? identity_of(request.path) : "id:" + request.id;
   for (auto it = kept_.begin(); it != kept_.end(); ++it)
     if (it->identity == identity && !identity.empty()) {
       kept_.splice(kept_.begin(), kept_, it);
       return it->adapter;
     }
-  auto adapter = load(path);
-  kept_.push_front({std::move(identity), adapter});
+  auto adapter = load(request.path);
+  kept_.push_front({std::move(identity), request.id, adapter});
   if (kept_.size() > kKept) kept_.pop_back();
   return adapter;
+}
+
+void AdapterStore::forget(const std::string& id) {
+  std::lock_guard lock(mutex_);
+  kept_.remove_if([&](const Kept& kept) { return kept.id == id; });
+}
+
+AdapterHoldings AdapterStore::holdings() const {
+  std::lock_guard lock(mutex_);
+  AdapterHoldings out{.slots = static_cast<int>(kKept)};
+  for (const Kept& kept : kept_)
+    if (!kept.id.empty()) out.in_slots.push_back(kept.id);
+  out.in_host = out.in_slots;
+  return out;
 }
 
 std::shared_ptr<const Adapter> AdapterStore::load(const std::string& path) {

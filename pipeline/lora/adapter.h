@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "pipeline/device/device.h"
+#include "pipeline/engine.h"
 #include "pipeline/lora/names.h"
 #include "pipeline/models/linear.h"
 
@@ -34,11 +35,13 @@ class AdapterStore {
 
   // In the pipeline's element type on its device. A file that has changed (size, time, inode) is read again. Blocks.
   // Throws Failure as read_lora_file() fails, and LibTorch's own exceptions when memory runs out.
-  std::shared_ptr<const Adapter> get(const std::string& path);
+  std::shared_ptr<const Adapter> get(const LoraRequest& request);
+  void forget(const std::string& id);
+  AdapterHoldings holdings() const;
 
  private:
   struct Kept {
-    std::string identity;
+    std::string identity, id;
     std::shared_ptr<const Adapter> adapter;
   };
   std::shared_ptr<const Adapter> load(const std::string& path);
@@ -46,7 +49,7 @@ class AdapterStore {
   const LoraNames names_;
   const Placement placement_;
   const std::int64_t max_rank_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::list<Kept> kept_;  // most recently used first
   std::uint64_t next_id_ = 1;
 };

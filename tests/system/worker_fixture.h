@@ -103,6 +103,9 @@ class FakeModel final : public pipeline::Model {
     if (auto error = script_->note("decoded " + std::to_string(request.seed))) return *error;
     return picture(request.seed, request.width, request.height);
   }
+  Result<void> prefetch(const std::vector<pipeline::LoraRequest>&, const std::vector<std::string>&) override { return {}; }
+  void forget_adapter(const std::string&) override {}
+  pipeline::AdapterHoldings adapters() const override { return {}; }
 
  private:
   std::shared_ptr<Script> script_;
