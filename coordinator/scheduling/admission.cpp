@@ -18,11 +18,14 @@ Classified classify(job::JobSpec spec, const std::string& precision) {
 }
 
 Result<Classified> examine(const queue::IntakeEntry& entry, const job::Catalogue& catalogue,
-                           const std::string& precision) {
+                           const std::string& precision, const TenantAdapters& adapters) {
   if (!entry.problem.empty()) return invalid_argument(entry.problem);
   auto parsed = job::parse_spec(std::string_view(entry.spec));
   if (!parsed) return parsed.error();
-  auto complete = job::complete_spec(std::move(parsed).value(), catalogue);
+  auto complete = job::complete_spec(std::move(parsed).value(), catalogue, [&](const job::LoraUse& use, const job::ModelEntry& model) {
+    if (adapters) return adapters(entry.tenant, use, model);
+    return Result<std::string>(invalid_argument("there is no LoRA adapter '" + use.name + "': this scheduler has no registry of them"));
+  });
   if (!complete) return complete.error();
   return classify(std::move(complete).value(), precision);
 }
@@ -46,7 +49,7 @@ std::optional<Error> unmet_deadline(const Estimate& estimate, std::int64_t deadl
 
 std::vector<std::string> adapters_of(const job::JobSpec& spec) {
   std::vector<std::string> out;
-  for (const auto& use : spec.loras) out.push_back(use.name);
+  for (const auto& use : spec.loras) out.push_back(use.sha256);
   return out;
 }
 

@@ -27,9 +27,14 @@ struct Classified {
 // Precondition: a complete spec.
 Classified classify(job::JobSpec spec, const std::string& precision);
 
+// The digest of an adapter that this tenant names for this model; an error where there is none. Unset: there are no
+// adapters.
+using TenantAdapters =
+    std::function<Result<std::string>(const std::string& tenant, const job::LoraUse& use, const job::ModelEntry& model)>;
+
 // What is wrong with the entry itself or its spec, in the words of job/validate.h.
 Result<Classified> examine(const queue::IntakeEntry& entry, const job::Catalogue& catalogue,
-                           const std::string& precision);
+                           const std::string& precision, const TenantAdapters& adapters);
 
 // When a unit would be through, as far as can be told.
 struct Estimate {
@@ -43,7 +48,7 @@ std::int64_t deadline_us(const queue::IntakeEntry& entry, const job::JobSpec& sp
 // An error if the deadline can't be met. A prior alone never turns a job away.
 std::optional<Error> unmet_deadline(const Estimate& estimate, std::int64_t deadline_us, std::int64_t now_us);
 
-std::vector<std::string> adapters_of(const job::JobSpec& spec);  // names, in the order of the request
+std::vector<std::string> adapters_of(const job::JobSpec& spec);  // digests, in the order of the request
 queue::Admission make_admission(const queue::IntakeEntry& entry, const Classified& job, std::int64_t cost_us);
 queue::Rejection make_rejection(const queue::IntakeEntry& entry, Error error);
 

@@ -34,6 +34,7 @@ struct SchedulerOptions {
   std::int64_t age_bound_ms = 60'000;
   std::int64_t silent_after_ms = 3'500;    // without a heartbeat
   std::function<std::string()> new_nonce;  // must be set; 128 random bits in service
+  TenantAdapters adapters;                 // unset: jobs that name some are rejected
   std::shared_ptr<RoutingPolicy> routing;  // of this scheduler alone; null: the router (router.h)
 };
 

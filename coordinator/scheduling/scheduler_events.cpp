@@ -21,7 +21,7 @@ std::string field(const queue::Event& event, const char* name) {
 void Scheduler::on_intake(std::span<const queue::IntakeEntry> entries, std::int64_t now_us) {
   const bool ahead = entries.size() <= kMostAhead && pending_.admit.empty();
   for (const auto& entry : entries) {
-    auto job = examine(entry, options_.catalogue, options_.precision);
+    auto job = examine(entry, options_.catalogue, options_.precision, options_.adapters);
     if (!job) {
       pending_.reject.push_back(make_rejection(entry, job.error()));
       continue;

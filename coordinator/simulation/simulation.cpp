@@ -7,6 +7,7 @@
 #include <cmath>
 #include <map>
 #include <queue>
+#include <set>
 #include <unordered_map>
 
 #include "coordinator/scheduling/scheduler.h"
@@ -43,16 +44,19 @@ class Simulation {
     scheduling::SchedulerOptions scheduler;
     job::ModelEntry model;
     model.name = "model";
+    std::set<std::string> adapters;
     for (const auto& job : trace.jobs) {
-      if (!job.adapter.empty()) model.adapters.insert(job.adapter);
+      if (!job.adapter.empty()) adapters.insert(job.adapter);
     }
     scheduler.catalogue.models["model"] = model;
     scheduler.catalogue.default_model = "model";
     scheduler.lookahead = costs.lookahead;
+    // A trace names adapters by any text; here that is their identity.
+    scheduler.adapters = [](const std::string&, const job::LoraUse& use, const job::ModelEntry&) { return Result<std::string>(use.name); };
     scheduler.new_nonce = [this] { return std::to_string(++nonces_); };
     scheduler.routing = std::move(policy);
     scheduler_ = std::make_unique<Scheduler>(std::move(scheduler), nullptr);
-    for (const auto& adapter : model.adapters) scheduler_->adapters().set_size(scheduler_->adapters().intern(adapter), costs.adapter_bytes);
+    for (const auto& adapter : adapters) scheduler_->adapters().set_size(scheduler_->adapters().intern(adapter), costs.adapter_bytes);
     for (const auto& job : trace.jobs) {
       const double spread = 1.0 + costs.run_spread * (2.0 * random_.unit() - 1.0);
       run_us_.push_back(std::max<std::int64_t>(1, std::llround(static_cast<double>(costs.run_us(job.width, job.height, job.steps)) * spread)));

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <map>
-#include <set>
 #include <string>
 
 #include "shared/core/result.h"
@@ -29,7 +28,6 @@ struct ModelEntry {
   bool has_negative_prompt = false;
   std::string negative_prompt;
   int max_sequence_length = 512;
-  std::set<std::string> adapters = {};  // LoRA adapters that requests may name
 };
 
 // Ordered by name; the configured default model is `default_model`.

@@ -10,9 +10,13 @@ namespace ditfleet::job {
 
 enum class OutputFormat { kPng, kJpeg, kWebp };
 
+// A LoRA adapter on the request, of those that the tenant has registered.
 struct LoraUse {
   std::string name;
   double scale = 1.0;
+  // The digest of its file, 64 lower-case hexadecimal digits: which adapter it is, whatever becomes of the name. A client
+  // may leave it out; a complete spec has it.
+  std::string sha256 = {};
 };
 
 // Fields a client left out stay unset until `complete_spec` (validate.h) fills them with the model's

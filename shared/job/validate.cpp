@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "shared/core/nearest_name.h"
+#include "shared/core/sha256.h"
 #include "shared/job/spec_fields.h"
 
 namespace ditfleet::job {
@@ -95,10 +95,14 @@ void read_loras(Fields& fields, JobSpec& spec) {
       return fields.fail(at, "is " + std::string(kind_name(list[i])) + "; it must be {\"name\", \"scale\"}");
     Fields entry(list[i].get_object(), at + ".");
     LoraUse use;
-    entry.refuse_unknown(std::vector<std::string>{"name", "scale"});
+    entry.refuse_unknown(std::vector<std::string>{"name", "scale", "sha256"});
     use.name = entry.text("name", kMaxNameBytes).value_or("");
     if (entry.ok() && use.name.empty()) entry.fail("name", "is missing; it names the adapter");
     use.scale = entry.real("scale", -kMaxScale, kMaxScale).value_or(1.0);
+    use.sha256 = entry.text("sha256", kMaxNameBytes).value_or("");
+    if (entry.ok() && !use.sha256.empty() && !is_sha256_hex(use.sha256)) {
+      entry.fail("sha256", "is '" + use.sha256 + "'; it must be 64 lower-case hexadecimal digits, or left out");
+    }
     if (!entry.ok()) {
       const Error& e = *entry.error();
       return fields.fail(e.param, e.message.starts_with(e.param + " ") ? e.message.substr(e.param.size() + 1)
@@ -180,19 +184,30 @@ std::optional<Error> check_against(const JobSpec& spec, const ModelEntry& entry)
                                 std::to_string(entry.max_sequence_length_limit),
                             "max_sequence_length");
   }
-  for (const LoraUse& use : spec.loras) {
-    if (entry.adapters.contains(use.name)) continue;
-    return invalid_argument("model '" + entry.name + "' has no LoRA adapter '" + use.name +
-                                (entry.adapters.empty() ? "'; it serves none (the service has no registry of them yet, a file can be tried with "
-                                                          "ditfleet-worker generate --lora), leave loras out"
-                                                        : "'" + suggestion(use.name, {entry.adapters.begin(), entry.adapters.end()})),
-                            "loras");
-  }
   if (*spec.seed > kMaxSeed - (*spec.n - 1)) {
     return invalid_argument("seed is " + std::to_string(*spec.seed) + " and n is " + std::to_string(*spec.n) +
                                 ", but image i is drawn with seed + i, which must not exceed " +
                                 std::to_string(kMaxSeed),
                             "seed");
+  }
+  return std::nullopt;
+}
+
+std::optional<Error> pin_adapters(JobSpec& spec, const ModelEntry& entry, const AdapterResolver& resolve) {
+  for (std::size_t i = 0; i < spec.loras.size(); ++i) {
+    LoraUse& use = spec.loras[i];
+    const std::string at = "loras[" + std::to_string(i) + "].";
+    if (!resolve) {
+      if (!use.sha256.empty()) continue;
+      return invalid_argument(at + "sha256 is missing; a spec that reaches a worker names each adapter by its digest", at + "sha256");
+    }
+    auto digest = resolve(use, entry);
+    if (!digest) {
+      Error error = digest.error();
+      error.param = at + (error.param.empty() ? "name" : error.param);
+      return error;
+    }
+    use.sha256 = std::move(*digest);
   }
   return std::nullopt;
 }
@@ -251,7 +266,7 @@ Result<JobSpec> parse_spec(const json::value& body) {
   return spec;
 }
 
-Result<JobSpec> complete_spec(JobSpec spec, const Catalogue& catalogue) {
+Result<JobSpec> complete_spec(JobSpec spec, const Catalogue& catalogue, const AdapterResolver& resolve) {
   const auto found = find_model(spec, catalogue);
   if (!found) return found.error();
   const ModelEntry& entry = **found;
@@ -267,6 +282,7 @@ Result<JobSpec> complete_spec(JobSpec spec, const Catalogue& catalogue) {
   if (!spec.seed) spec.seed = random_seed();
   if (!spec.output_compression) spec.output_compression = 100;
   if (auto error = check_against(spec, entry)) return *error;
+  if (auto error = pin_adapters(spec, entry, resolve)) return *error;
   return spec;
 }
 
@@ -300,7 +316,8 @@ std::string to_json(const JobSpec& spec) {
     std::string list;
     for (const LoraUse& use : spec.loras) {
       list += (list.empty() ? "" : ",") +
-              ("{\"name\":" + quoted(use.name) + ",\"scale\":" + number_text(use.scale) + "}");
+              ("{\"name\":" + quoted(use.name) + ",\"scale\":" + number_text(use.scale) +
+               (use.sha256.empty() ? std::string() : ",\"sha256\":" + quoted(use.sha256)) + "}");
     }
     add("loras", "[" + list + "]");
   }

@@ -3,6 +3,7 @@
 // Pure functions, thread safe.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -24,10 +25,14 @@ inline Result<JobSpec> parse_spec(const std::string& json_text) {
 }
 inline Result<JobSpec> parse_spec(const char* json_text) { return parse_spec(std::string_view(json_text)); }
 
+// The digest of the adapter that a request for this model names; an error (its param is filled in if empty) if it must not
+// be used, or is not the one whose digest the request gives.
+using AdapterResolver = std::function<Result<std::string>(const LoraUse& use, const ModelEntry& model)>;
+
 // Checks against the catalogue (unknown model → kNotFound with the known names; size not a multiple of
-// the model's, outside its limits; steps; sequence length; a LoRA) and fills every unset field.
-// A missing seed is drawn here.
-Result<JobSpec> complete_spec(JobSpec spec, const Catalogue& catalogue);
+// the model's, outside its limits; steps; sequence length) and fills every unset field, also the digest of each adapter.
+// A missing seed is drawn here. Without `resolve` adapters must have their digests, as in a spec that reached a worker.
+Result<JobSpec> complete_spec(JobSpec spec, const Catalogue& catalogue, const AdapterResolver& resolve = {});
 
 // Canonical JSON: fixed field order, defaults left out only where unset. parse_spec reads it back.
 std::string to_json(const JobSpec& spec);

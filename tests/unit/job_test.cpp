@@ -185,8 +185,30 @@ TEST(CompleteSpec, RefusesWhatTheModelCannotMake) {
               HasSubstr("at most 196608"));
   EXPECT_THAT(refused_by_model(R"({"prompt":"","num_inference_steps":201})").param, "num_inference_steps");
   EXPECT_THAT(refused_by_model(R"({"prompt":"","max_sequence_length":129})").param, "max_sequence_length");
-  EXPECT_THAT(refused_by_model(R"({"prompt":"","loras":[{"name":"a"}]})").param, "loras");
+  EXPECT_EQ(refused_by_model(R"({"prompt":"","loras":[{"name":"a"}]})").param, "loras[0].sha256");
   EXPECT_THAT(refused_by_model(R"({"prompt":"","n":2,"seed":9223372036854775807})").param, "seed");
+}
+
+TEST(CompleteSpec, PinsAdaptersToTheirDigests) {
+  const std::string digest(64, 'a'), other(64, 'b');
+  const AdapterResolver resolve = [&](const LoraUse& use, const ModelEntry& model) -> Result<std::string> {
+    EXPECT_EQ(model.name, "demo");
+    if (use.name == "ink") return digest;
+    return invalid_argument("there is no adapter '" + use.name + "'");
+  };
+  const auto spec = complete_spec(*parse_spec(R"({"prompt":"","loras":[{"name":"ink","scale":0.5}]})"), demo_catalogue(), resolve);
+  ASSERT_TRUE(spec.ok()) << spec.error().message;
+  EXPECT_EQ(spec->loras[0].sha256, digest);
+  // What reaches a worker names it so, and needs no registry any more.
+  const auto again = parse_spec(to_json(*spec));
+  ASSERT_TRUE(again.ok()) << again.error().message;
+  EXPECT_EQ(again->loras[0].sha256, digest);
+  EXPECT_DOUBLE_EQ(again->loras[0].scale, 0.5);
+  EXPECT_EQ(to_json(*complete_spec(*again, demo_catalogue())), to_json(*spec));
+  const auto unknown = complete_spec(*parse_spec(R"({"prompt":"","loras":[{"name":"ink"},{"name":"oil"}]})"), demo_catalogue(), resolve);
+  ASSERT_FALSE(unknown.ok());
+  EXPECT_EQ(unknown.error().param, "loras[1].name");
+  EXPECT_EQ(refused(R"({"prompt":"","loras":[{"name":"ink","sha256":"AB"}]})").param, "loras[0].sha256");
 }
 
 TEST(CompleteSpec, WithoutModelsSaysSo) {

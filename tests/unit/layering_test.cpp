@@ -26,6 +26,7 @@ const std::map<std::string, std::set<std::string>> kShared = {
     {"job", {}},
     {"redis", {"telemetry"}},
     {"queue", {"job", "redis", "telemetry"}},
+    {"loras", {"redis"}},
     {"results", {"job", "queue", "redis", "telemetry"}},
     {"kernel_cache", {"config", "redis", "telemetry"}},
 };

@@ -8,6 +8,7 @@
 #include "coordinator/scheduling/fleet.h"
 #include "coordinator/scheduling/residency.h"
 #include "coordinator/scheduling/router.h"
+#include "shared/core/nearest_name.h"
 #include "tests/unit/scheduler_fixture.h"
 
 namespace ditfleet::scheduling {
@@ -270,7 +271,11 @@ class AdapterScheduling : public SchedulerTest {
   void SetUp() override {
     SchedulerOptions options;
     options.catalogue = catalogue();
-    options.catalogue.models["tiny"].adapters = {"ink", "oil"};
+    // Digests are the names here.
+    options.adapters = [](const std::string&, const job::LoraUse& use, const job::ModelEntry&) -> Result<std::string> {
+      if (use.name == "ink" || use.name == "oil") return use.name;
+      return invalid_argument("there is no LoRA adapter '" + use.name + "'" + suggestion(use.name, {"ink", "oil"}));
+    };
     options.new_nonce = [this] { return "n" + std::to_string(++nonces); };
     options.age_bound_ms = 60'000;
     scheduler = std::make_unique<Scheduler>(options, nullptr);

@@ -1,0 +1,71 @@
+#include "shared/loras/directory.h"
+
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/this_coro.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <chrono>
+#include <utility>
+
+#include "shared/loras/keys.h"
+
+namespace ditfleet::loras {
+namespace {
+
+constexpr std::chrono::seconds kPollEvery{1}, kPatience{5};
+constexpr int kSweepEvery = 60;  // polls
+
+}  // namespace
+
+Directory::Directory(std::shared_ptr<Registry> registry) : registry_(std::move(registry)) {}
+
+asio::awaitable<Result<void>> Directory::refresh(Deadline deadline) {
+  // The version is read before the records: what changes in between makes the next refresh read again.
+  const auto version = co_await registry_->version(deadline);
+  if (!version) co_return version.error();
+  if (*version == version_) co_return Result<void>();
+  auto records = co_await registry_->all(deadline);
+  if (!records) co_return records.error();
+  take(std::move(*records), *version);
+  co_return Result<void>();
+}
+
+asio::awaitable<void> Directory::follow() {
+  asio::steady_timer timer(co_await asio::this_coro::executor);
+  for (int poll = 1;; ++poll) {
+    (void)co_await refresh(Deadline::after(kPatience));
+    if (poll % kSweepEvery == 0) (void)co_await registry_->sweep(Deadline::after(kPatience));
+    timer.expires_after(kPollEvery);
+    co_await timer.async_wait(asio::use_awaitable);
+  }
+}
+
+void Directory::take(std::map<std::string, Adapter> records, std::int64_t version) {
+  records_ = std::move(records);
+  version_ = version;
+  pinned_.clear();
+  bytes_.clear();
+  for (const auto& [field, adapter] : records_) {
+    if (adapter.pinned) pinned_.insert(adapter.sha256);
+    bytes_[adapter.sha256] = adapter.bytes;
+  }
+}
+
+const Adapter* Directory::find(const std::string& tenant, const std::string& name) const {
+  const auto found = records_.find(field_of(tenant, name));
+  return found == records_.end() ? nullptr : &found->second;
+}
+
+std::vector<Adapter> Directory::list(const std::string& tenant) const {
+  std::vector<Adapter> out;
+  const std::string prefix = field_of(tenant, "");
+  for (auto it = records_.lower_bound(prefix); it != records_.end() && it->first.starts_with(prefix); ++it) out.push_back(it->second);
+  return out;
+}
+
+std::vector<std::string> Directory::names(const std::string& tenant) const {
+  std::vector<std::string> out;
+  for (const Adapter& adapter : list(tenant)) out.push_back(adapter.name);
+  return out;
+}
+
+}  // namespace ditfleet::loras

@@ -1,0 +1,256 @@
+#include "shared/loras/registry.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <string_view>
+
+#include "shared/core/excerpt.h"
+#include "shared/core/sha256.h"
+#include "shared/loras/keys.h"
+#include "shared/loras/scripts.h"
+#include "shared/redis/connection.h"
+
+namespace ditfleet::loras {
+namespace {
+
+// A name that is written by so many at once that a change meets another each time: nothing a tenant does by accident.
+constexpr int kTries = 20;
+
+Error not_registered(const std::string& name) { return Error{Code::kNotFound, "there is no adapter '" + name + "'", "name"}; }
+
+template <class Int>
+Int number(std::string_view text) {
+  Int value = 0;
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
+}
+
+int chunk_count(std::int64_t bytes) { return static_cast<int>((bytes + static_cast<std::int64_t>(kChunkBytes) - 1) / static_cast<std::int64_t>(kChunkBytes)); }
+
+redis::Command eval(std::string_view script, std::size_t keys) {
+  redis::Command command("EVAL");
+  command << script << static_cast<std::int64_t>(keys);
+  return command;
+}
+
+std::int64_t now_ms() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+Registry::Registry(std::shared_ptr<redis::Connection> connection, RegistryOptions options)
+    : connection_(std::move(connection)), options_(options) {}
+
+asio::awaitable<Result<std::optional<std::string>>> Registry::record(const std::string& field, Deadline deadline) {
+  redis::Command get("HGET");
+  get << kNamesKey << field;
+  auto reply = co_await connection_->execute(std::move(get), deadline);
+  if (!reply) co_return reply.error();
+  if (reply->is_nil()) co_return std::optional<std::string>();
+  co_return std::optional<std::string>(std::move(reply->text));
+}
+
+asio::awaitable<Result<std::optional<Adapter>>> Registry::find(const std::string& tenant, const std::string& name, Deadline deadline) {
+  auto text = co_await record(field_of(tenant, name), deadline);
+  if (!text) co_return text.error();
+  if (!*text) co_return std::optional<Adapter>();
+  auto adapter = Adapter::parse(**text);
+  if (!adapter) co_return adapter.error();
+  co_return std::optional<Adapter>(std::move(*adapter));
+}
+
+// In pages, so that thousands of records do not hold Redis up; a change meanwhile is seen or not, and makes another
+// version in any case.
+asio::awaitable<Result<std::map<std::string, Adapter>>> Registry::all(Deadline deadline) {
+  std::map<std::string, Adapter> out;
+  std::string cursor = "0";
+  do {
+    redis::Command scan("HSCAN");
+    scan << kNamesKey << cursor << "COUNT" << 500;
+    auto reply = co_await connection_->execute(std::move(scan), deadline);
+    if (!reply) co_return reply.error();
+    if (!reply->is_array() || reply->elements.size() != 2) co_return internal_error("[loras] HSCAN answered in another form");
+    cursor = reply->elements[0].text;
+    const auto& pairs = reply->elements[1].elements;
+    for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
+      auto adapter = Adapter::parse(pairs[i + 1].text);
+      if (adapter && field_of(adapter->tenant, adapter->name) == pairs[i].text) {
+        out.insert_or_assign(pairs[i].text, std::move(*adapter));
+      } else {
+        spdlog::warn("loras: the record '{}' is left out: {}", excerpt(pairs[i].text, 200), adapter ? "it names another adapter" : adapter.error().message);
+      }
+    }
+  } while (cursor != "0");
+  co_return out;
+}
+
+asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::string& upload, PutCondition condition, Deadline deadline) {
+  if (auto good = check_name(adapter.name); !good) co_return good.error();
+  if (!is_sha256_hex(adapter.sha256) || adapter.bytes <= 0) co_return internal_error("[loras] a record without digest or bytes");
+  const std::string field = field_of(adapter.tenant, adapter.name);
+  const std::string text = adapter.to_json();
+  const int chunks = upload.empty() ? 0 : chunk_count(adapter.bytes);
+  for (int attempt = 0; attempt < kTries; ++attempt) {
+    auto current = co_await record(field, deadline);
+    if (!current) co_return current.error();
+    // What a lost reply had done already.
+    if (attempt > 0 && *current == text) co_return true;
+    if (condition == PutCondition::kAbsent && *current) {
+      co_return Error{Code::kConflict, "there is an adapter '" + adapter.name + "' already; remove it first, or put without If-None-Match", "name"};
+    }
+    if (condition == PutCondition::kPresent && !*current) co_return not_registered(adapter.name);
+    std::string old_sha;
+    if (*current) {
+      // A record that cannot be read is replaced; what it held on to stays until somebody looks.
+      if (auto old = Adapter::parse(**current)) old_sha = old->sha256;
+    }
+    redis::Command commit = eval(commit_script(), 5 + static_cast<std::size_t>(chunks));
+    commit << kNamesKey << kVersionKey << kGarbageKey << blob_key(adapter.sha256) << blob_key(old_sha.empty() ? adapter.sha256 : old_sha);
+    for (int i = 0; i < chunks; ++i) commit << chunk_key(upload, static_cast<std::size_t>(i));
+    commit << field << current->value_or("") << text << adapter.sha256 << old_sha << adapter.path << adapter.bytes << upload << options_.keep_replaced_ms;
+    auto done = co_await connection_->execute(std::move(commit), deadline);
+    if (!done) co_return done.error();
+    if (done->text == "expired") {
+      co_return Error{Code::kNotFound, "the upload of '" + adapter.name + "' took longer than " + std::to_string(options_.upload_ms / 1000) +
+                                           " s, and its first bytes have expired; upload it again", {}};
+    }
+    if (done->text != "done") continue;
+    (void)co_await sweep(deadline);  // else the next change does it
+    co_return !current->has_value();
+  }
+  co_return Error{Code::kConflict, "'" + adapter.name + "' is changed by others all the time; try again", {}};
+}
+
+asio::awaitable<Result<Adapter>> Registry::set_pinned(const std::string& tenant, const std::string& name, bool pinned, Deadline deadline) {
+  const std::string field = field_of(tenant, name);
+  for (int attempt = 0; attempt < kTries; ++attempt) {
+    auto current = co_await record(field, deadline);
+    if (!current) co_return current.error();
+    if (!*current) co_return not_registered(name);
+    auto adapter = Adapter::parse(**current);
+    if (!adapter) co_return adapter.error();
+    if (adapter->pinned == pinned) co_return std::move(*adapter);
+    adapter->pinned = pinned;
+    const std::string blob = blob_key(adapter->sha256);
+    redis::Command commit = eval(commit_script(), 5);
+    commit << kNamesKey << kVersionKey << kGarbageKey << blob << blob << field << **current << adapter->to_json() << adapter->sha256 << adapter->sha256
+           << adapter->path << adapter->bytes << "" << 0;
+    auto done = co_await connection_->execute(std::move(commit), deadline);
+    if (!done) co_return done.error();
+    if (done->text == "done") co_return std::move(*adapter);
+  }
+  co_return Error{Code::kConflict, "'" + name + "' is changed by others all the time; try again", {}};
+}
+
+asio::awaitable<Result<Adapter>> Registry::remove(const std::string& tenant, const std::string& name, Deadline deadline) {
+  const std::string field = field_of(tenant, name);
+  for (int attempt = 0; attempt < kTries; ++attempt) {
+    auto current = co_await record(field, deadline);
+    if (!current) co_return current.error();
+    if (!*current) co_return not_registered(name);
+    auto adapter = Adapter::parse(**current);
+    if (!adapter) co_return adapter.error();
+    redis::Command remove = eval(remove_script(), 4);
+    remove << kNamesKey << kVersionKey << kGarbageKey << blob_key(adapter->sha256) << field << **current << adapter->sha256;
+    auto done = co_await connection_->execute(std::move(remove), deadline);
+    if (!done) co_return done.error();
+    if (done->text != "done") continue;
+    (void)co_await sweep(deadline);
+    co_return std::move(*adapter);
+  }
+  co_return Error{Code::kConflict, "'" + name + "' is changed by others all the time; try again", {}};
+}
+
+asio::awaitable<Result<std::int64_t>> Registry::version(Deadline deadline) {
+  redis::Command get("GET");
+  get << kVersionKey;
+  auto reply = co_await connection_->execute(std::move(get), deadline);
+  if (!reply) co_return reply.error();
+  co_return number<std::int64_t>(reply->text);
+}
+
+asio::awaitable<Result<Location>> Registry::lookup(const std::string& sha256, Deadline deadline) {
+  if (!is_sha256_hex(sha256)) co_return invalid_argument("[loras] '" + excerpt(sha256, 80) + "' is no SHA-256; 64 lower-case hexadecimal digits are");
+  redis::Command get("HGETALL");
+  get << blob_key(sha256);
+  auto reply = co_await connection_->execute(std::move(get), deadline);
+  if (!reply) co_return reply.error();
+  Location out;
+  out.sha256 = sha256;
+  bool named = false;
+  std::string until, kept;
+  const auto& fields = reply->elements;
+  for (std::size_t i = 0; i + 1 < fields.size(); i += 2) {
+    const std::string &key = fields[i].text, &value = fields[i + 1].text;
+    if (key == "bytes") out.bytes = number<std::int64_t>(value);
+    if (key == "upload") out.upload = value;
+    if (key == "chunks") out.chunks = number<int>(value);
+    if (key == "until") until = value;
+    if (key == "kept") kept = value;
+    if (!key.starts_with("r:")) continue;
+    named = true;
+    if (!value.empty() && std::find(out.paths.begin(), out.paths.end(), value) == out.paths.end()) out.paths.push_back(value);
+  }
+  if (!named && (until.empty() || until == "0")) {
+    co_return Error{Code::kNotFound, "[loras] no adapter with the digest " + sha256.substr(0, 12) + "… is registered (any more)", {}};
+  }
+  if (!named && !kept.empty()) out.paths.push_back(kept);
+  if (!out.upload.empty() && out.chunks != chunk_count(out.bytes)) {
+    co_return Error{Code::kDataCorrupt, "[loras] what Redis says of " + sha256 + " does not fit together: " + std::to_string(out.bytes) + " bytes in " +
+                                            std::to_string(out.chunks) + " chunks", {}};
+  }
+  co_return out;
+}
+
+asio::awaitable<Result<std::string>> Registry::read_chunk(const Location& location, int index, Deadline deadline) {
+  if (location.upload.empty() || index < 0 || index >= location.chunks) {
+    co_return invalid_argument("[loras] there is no chunk " + std::to_string(index) + "; Redis holds " + std::to_string(location.chunks));
+  }
+  redis::Command get("GET");
+  get << chunk_key(location.upload, static_cast<std::size_t>(index));
+  const std::int64_t begin = static_cast<std::int64_t>(index) * static_cast<std::int64_t>(kChunkBytes);
+  const auto size = static_cast<std::size_t>(std::min<std::int64_t>(static_cast<std::int64_t>(kChunkBytes), location.bytes - begin));
+  const std::string sha256 = location.sha256;
+  auto reply = co_await connection_->execute(std::move(get), deadline);
+  if (!reply) co_return reply.error();
+  if (reply->is_nil()) {
+    co_return Error{Code::kNotFound, "[loras] the bytes of " + sha256.substr(0, 12) + "… were removed while they were read", {}};
+  }
+  if (reply->text.size() != size) {
+    co_return Error{Code::kDataCorrupt, "[loras] chunk " + std::to_string(index) + " of " + sha256 + " has " + std::to_string(reply->text.size()) +
+                                            " bytes; it must have " + std::to_string(size), {}};
+  }
+  co_return std::move(reply->text);
+}
+
+asio::awaitable<Result<int>> Registry::sweep(Deadline deadline) {
+  redis::Command due("ZRANGEBYSCORE");
+  due << kGarbageKey << "-inf" << now_ms() + 1000 << "LIMIT" << 0 << 100;  // the script asks Redis' own clock
+  auto found = co_await connection_->execute(std::move(due), deadline);
+  if (!found) co_return found.error();
+  int gone = 0;
+  for (const auto& element : found->elements) {
+    const std::string sha256 = element.text;
+    redis::Command get("HMGET");
+    get << blob_key(sha256) << "upload" << "chunks";
+    auto blob = co_await connection_->execute(std::move(get), deadline);
+    if (!blob) co_return blob.error();
+    if (blob->elements.size() != 2) continue;
+    const std::string upload = blob->elements[0].text;
+    const int chunks = upload.empty() ? 0 : number<int>(blob->elements[1].text);
+    redis::Command collect = eval(collect_script(), 2 + static_cast<std::size_t>(chunks));
+    collect << kGarbageKey << blob_key(sha256);
+    for (int i = 0; i < chunks; ++i) collect << chunk_key(upload, static_cast<std::size_t>(i));
+    collect << sha256 << upload;
+    auto done = co_await connection_->execute(std::move(collect), deadline);
+    if (!done) co_return done.error();
+    gone += static_cast<int>(done->integer);
+  }
+  co_return gone;
+}
+
+}  // namespace ditfleet::loras

@@ -1,0 +1,97 @@
+#include "shared/loras/scripts.h"
+
+#include <string>
+
+namespace ditfleet::loras {
+namespace {
+
+// What several of them share. A script under "#!lua" is refused whole, before its first command, when Redis is over its
+// memory limit; what gives memory back is allowed there.
+constexpr std::string_view kShared = R"LUA(
+local function clock()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+local function referenced(blob)
+  for _, field in ipairs(redis.call('HKEYS', blob)) do
+    if string.sub(field, 1, 2) == 'r:' then return true end
+  end
+  return false
+end
+
+-- One record less has these bytes. Without any they are due after keep milliseconds, until then found as before.
+local function release(garbage, blob, sha, field, keep)
+  local path = redis.call('HGET', blob, 'r:' .. field) or ''
+  redis.call('HDEL', blob, 'r:' .. field)
+  if referenced(blob) then return end
+  local due = string.format('%d', clock() + keep)
+  redis.call('HSET', blob, 'kept', path, 'until', keep > 0 and due or '0')
+  redis.call('ZADD', garbage, due, sha)
+end
+)LUA";
+
+constexpr std::string_view kCommit = R"LUA(
+local names, version, garbage, blob, old_blob = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local field, expected, record, sha, old_sha, path, bytes, upload, keep =
+  ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], tonumber(ARGV[9])
+if (redis.call('HGET', names, field) or '') ~= expected then return 'changed' end
+if upload ~= '' then
+  local have = redis.call('HGET', blob, 'upload')
+  if not have then
+    for i = 6, #KEYS do
+      if redis.call('EXISTS', KEYS[i]) == 0 then return 'expired' end
+    end
+    for i = 6, #KEYS do redis.call('PERSIST', KEYS[i]) end
+    redis.call('HSET', blob, 'upload', upload, 'chunks', string.format('%d', #KEYS - 5))
+  elseif have ~= upload then
+    for i = 6, #KEYS do redis.call('UNLINK', KEYS[i]) end
+  end
+end
+redis.call('HSET', blob, 'bytes', bytes, 'r:' .. field, path)
+redis.call('HDEL', blob, 'until', 'kept')
+redis.call('ZREM', garbage, sha)
+if old_sha ~= '' and old_sha ~= sha then release(garbage, old_blob, old_sha, field, keep) end
+redis.call('HSET', names, field, record)
+redis.call('INCR', version)
+return 'done'
+)LUA";
+
+constexpr std::string_view kRemove = R"LUA(
+local field, expected, sha = ARGV[1], ARGV[2], ARGV[3]
+if redis.call('HGET', KEYS[1], field) ~= expected then return 'changed' end
+release(KEYS[3], KEYS[4], sha, field, 0)
+redis.call('HDEL', KEYS[1], field)
+redis.call('INCR', KEYS[2])
+return 'done'
+)LUA";
+
+constexpr std::string_view kCollect = R"LUA(
+local garbage, blob, sha, upload = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
+local due = redis.call('ZSCORE', garbage, sha)
+if not due or tonumber(due) > clock() or referenced(blob) then return 0 end
+if (redis.call('HGET', blob, 'upload') or '') ~= upload then return 0 end
+for i = 3, #KEYS do redis.call('UNLINK', KEYS[i]) end
+redis.call('DEL', blob)
+redis.call('ZREM', garbage, sha)
+return 1
+)LUA";
+
+std::string script(std::string_view flags, std::string_view body) { return "#!lua" + std::string(flags) + "\n" + std::string(kShared) + std::string(body); }
+
+}  // namespace
+
+std::string_view commit_script() {
+  static const std::string text = script("", kCommit);
+  return text;
+}
+std::string_view remove_script() {
+  static const std::string text = script(" flags=allow-oom", kRemove);
+  return text;
+}
+std::string_view collect_script() {
+  static const std::string text = script(" flags=allow-oom", kCollect);
+  return text;
+}
+
+}  // namespace ditfleet::loras

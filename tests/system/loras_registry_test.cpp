@@ -1,0 +1,236 @@
+// The registry of adapters on a real Redis: records, bytes, what several writers do to each other.
+#include "shared/core/bytes.h"
+#include "shared/core/sha256.h"
+#include "shared/loras/directory.h"
+#include "shared/loras/keys.h"
+#include "shared/loras/registry.h"
+#include "shared/loras/upload.h"
+#include "tests/system/queue_fixture.h"
+
+namespace ditfleet::testing {
+namespace {
+
+using loras::Adapter;
+using loras::PutCondition;
+
+class LorasRegistry : public QueueTest {
+ protected:
+  struct Sent {
+    std::string id, sha256;
+    std::int64_t bytes = 0;
+  };
+  Sent send(const std::string& bytes, std::size_t piece = 700'000) {
+    loras::Upload upload(*registry_);
+    for (std::size_t at = 0; at < bytes.size(); at += piece) {
+      EXPECT_TRUE(wait(upload.write(std::string_view(bytes).substr(at, piece), soon())).ok());
+    }
+    EXPECT_TRUE(wait(upload.finish(soon())).ok());
+    return {upload.id(), upload.sha256(), upload.bytes()};
+  }
+  static Adapter record(const std::string& name, const Sent& sent, const std::string& tenant = "ada") {
+    Adapter a;
+    a.tenant = tenant, a.name = name, a.sha256 = sent.sha256, a.bytes = sent.bytes;
+    return a;
+  }
+  bool put(const std::string& name, const std::string& bytes, const std::string& tenant = "ada") {
+    const Sent sent = send(bytes);
+    auto done = wait(registry_->put(record(name, sent, tenant), sent.id, PutCondition::kAny, soon()));
+    EXPECT_TRUE(done.ok()) << (done ? "" : done.error().message);
+    return done.ok() && *done;
+  }
+  // What a worker does with a digest.
+  Result<std::string> fetch(const std::string& sha256) {
+    auto location = wait(registry_->lookup(sha256, soon()));
+    if (!location) return location.error();
+    std::string bytes;
+    for (int i = 0; i < location->chunks; ++i) {
+      auto chunk = wait(registry_->read_chunk(*location, i, soon()));
+      if (!chunk) return chunk.error();
+      bytes += *chunk;
+    }
+    return bytes;
+  }
+  std::size_t chunk_keys() { return redis({"KEYS", "df:{lora}:chunk:*"}).elements.size(); }
+
+  std::shared_ptr<loras::Registry> registry_ = std::make_shared<loras::Registry>(connection_);
+};
+
+std::string bytes_of(char c, std::size_t size = 2 * loras::kChunkBytes + 17) { return std::string(size, c); }
+
+TEST_F(LorasRegistry, GivesBackWhatWasUploadedInChunks) {
+  for (const std::size_t size : {std::size_t{1}, loras::kChunkBytes, 3 * loras::kChunkBytes + 5}) {
+    const std::string bytes = bytes_of('x', size);
+    put("style", bytes);
+    const auto read = fetch(sha256_hex(bytes));
+    ASSERT_TRUE(read.ok()) << read.error().message;
+    EXPECT_EQ(*read, bytes);
+  }
+  for (const auto& key : redis({"KEYS", "df:{lora}:chunk:*"}).elements) EXPECT_LE(redis({"STRLEN", key.text}).integer, 1 << 20) << key.text;
+}
+
+TEST_F(LorasRegistry, AnUploadThatIsNotFinishedExpiresAndPointsNowhere) {
+  const Sent sent = send(bytes_of('x'));
+  for (const auto& key : redis({"KEYS", "df:{lora}:*"}).elements) EXPECT_GT(redis({"PTTL", key.text}).integer, 0) << key.text;
+  EXPECT_EQ(wait(registry_->lookup(sent.sha256, soon())).error().code, Code::kNotFound);
+  redis({"DEL", loras::chunk_key(sent.id, 0)});
+  const auto put = wait(registry_->put(record("late", sent), sent.id, PutCondition::kAny, soon()));
+  ASSERT_FALSE(put.ok());
+  EXPECT_NE(put.error().message.find("expired"), std::string::npos) << put.error().message;
+  EXPECT_FALSE(*wait(registry_->find("ada", "late", soon())));
+}
+
+TEST_F(LorasRegistry, OneDigestIsKeptOnceUntilItsLastNameGoes) {
+  const std::string bytes = bytes_of('x');
+  put("a", bytes);
+  put("b", bytes, "bob");
+  EXPECT_EQ(chunk_keys(), 3u);
+  ASSERT_TRUE(wait(registry_->remove("ada", "a", soon())).ok());
+  EXPECT_TRUE(fetch(sha256_hex(bytes)).ok());
+  EXPECT_EQ(wait(registry_->remove("ada", "b", soon())).error().code, Code::kNotFound) << "bob's";
+  ASSERT_TRUE(wait(registry_->remove("bob", "b", soon())).ok());
+  EXPECT_EQ(fetch(sha256_hex(bytes)).error().code, Code::kNotFound);
+  // Nothing is left but the version.
+  EXPECT_EQ(redis({"KEYS", "df:{lora}:*"}).elements.size(), 1u);
+}
+
+TEST_F(LorasRegistry, ReplacedBytesAreFoundForAWhile) {
+  const std::string first = bytes_of('1'), second = bytes_of('2');
+  put("style", first);
+  EXPECT_FALSE(put("style", second)) << "the name was there";
+  EXPECT_EQ(*fetch(sha256_hex(first)), first) << "for jobs that were admitted with it";
+  EXPECT_EQ(wait(registry_->find("ada", "style", soon()))->value().sha256, sha256_hex(second));
+  redis({"ZADD", std::string(loras::kGarbageKey), "1", sha256_hex(first)});
+  EXPECT_EQ(*wait(registry_->sweep(soon())), 1);
+  EXPECT_EQ(fetch(sha256_hex(first)).error().code, Code::kNotFound);
+  EXPECT_EQ(chunk_keys(), 3u);
+  // What comes back before it went is not collected.
+  put("style", first);
+  put("style", second);
+  redis({"ZADD", std::string(loras::kGarbageKey), "1", sha256_hex(second)});
+  EXPECT_EQ(*wait(registry_->sweep(soon())), 0);
+  EXPECT_EQ(*fetch(sha256_hex(second)), second);
+}
+
+TEST_F(LorasRegistry, OfWritersAtOnceTheLastWinsWhole) {
+  constexpr int kWriters = 8;
+  std::vector<Sent> sent;
+  for (int i = 0; i < kWriters; ++i) sent.push_back(send(bytes_of(static_cast<char>('a' + i))));
+  int done = 0, created = 0;
+  for (int i = 0; i < kWriters; ++i) {
+    asio::co_spawn(
+        io_,
+        [&, i]() -> asio::awaitable<void> {
+          Adapter adapter = record("style", sent[static_cast<std::size_t>(i)]);
+          adapter.rank = i + 1;
+          auto put = co_await registry_->put(adapter, sent[static_cast<std::size_t>(i)].id, PutCondition::kAny, soon());
+          EXPECT_TRUE(put.ok()) << (put ? "" : put.error().message);
+          created += put && *put ? 1 : 0;
+          ++done;
+        },
+        asio::detached);
+  }
+  io_.restart();
+  while (done < kWriters && io_.run_one() > 0) {
+  }
+  EXPECT_EQ(created, 1) << "the others replaced it";
+  const auto winner = *wait(registry_->find("ada", "style", soon()));
+  ASSERT_TRUE(winner);
+  const auto index = static_cast<std::size_t>(winner->rank - 1);
+  EXPECT_EQ(winner->sha256, sent[index].sha256);
+  EXPECT_EQ(*fetch(winner->sha256), bytes_of(static_cast<char>('a' + index)));
+}
+
+TEST_F(LorasRegistry, PutsOnACondition) {
+  const Sent sent = send(bytes_of('x'));
+  EXPECT_EQ(wait(registry_->put(record("s", sent), sent.id, PutCondition::kPresent, soon())).error().code, Code::kNotFound);
+  EXPECT_TRUE(*wait(registry_->put(record("s", sent), sent.id, PutCondition::kAbsent, soon())));
+  EXPECT_EQ(wait(registry_->put(record("s", sent), sent.id, PutCondition::kAbsent, soon())).error().code, Code::kConflict);
+}
+
+TEST_F(LorasRegistry, FilesAreFoundByDigestUnderEveryPath) {
+  Adapter a = record("a", {"", sha256_hex("x"), 1}), b = record("b", {"", sha256_hex("x"), 1});
+  a.path = "/models/a.safetensors", b.path = "/models/b.safetensors";
+  for (const Adapter& adapter : {a, b}) ASSERT_TRUE(wait(registry_->put(adapter, "", PutCondition::kAny, soon())).ok());
+  auto found = wait(registry_->lookup(a.sha256, soon()));
+  ASSERT_TRUE(found.ok());
+  EXPECT_EQ(found->paths, (std::vector<std::string>{a.path, b.path}));
+  EXPECT_TRUE(found->upload.empty());
+  EXPECT_EQ(wait(registry_->read_chunk(*found, 0, soon())).error().code, Code::kInvalidArgument);
+  // Replaced by another file: the old one is where it was.
+  ASSERT_TRUE(wait(registry_->remove("ada", "b", soon())).ok());
+  Adapter other = record("a", {"", sha256_hex("y"), 1});
+  other.path = "/models/c.safetensors";
+  ASSERT_TRUE(wait(registry_->put(other, "", PutCondition::kAny, soon())).ok());
+  found = wait(registry_->lookup(a.sha256, soon()));
+  ASSERT_TRUE(found.ok()) << found.error().message;
+  EXPECT_EQ(found->paths, std::vector<std::string>{a.path});
+}
+
+TEST_F(LorasRegistry, ADirectoryFollows) {
+  loras::Directory directory(registry_);
+  EXPECT_FALSE(directory.loaded());
+  ASSERT_TRUE(wait(directory.refresh(soon())).ok());
+  EXPECT_TRUE(directory.loaded());
+  EXPECT_EQ(directory.find("ada", "style"), nullptr);
+  put("style", "1");
+  put("other", "22");
+  put("style", "333", "bob");
+  ASSERT_TRUE(wait(directory.refresh(soon())).ok());
+  ASSERT_NE(directory.find("ada", "style"), nullptr);
+  EXPECT_EQ(directory.find("ada", "style")->sha256, sha256_hex("1"));
+  EXPECT_EQ(directory.find("bob", "style")->sha256, sha256_hex("333"));
+  EXPECT_EQ(directory.find("bob", "other"), nullptr);
+  EXPECT_EQ(directory.names("ada"), (std::vector<std::string>{"other", "style"}));
+  EXPECT_EQ(directory.bytes().at(sha256_hex("22")), 2);
+  EXPECT_TRUE(directory.pinned().empty());
+
+  EXPECT_TRUE(wait(registry_->set_pinned("ada", "other", true, soon()))->pinned);
+  EXPECT_EQ(wait(registry_->set_pinned("ada", "none", true, soon())).error().code, Code::kNotFound);
+  ASSERT_TRUE(wait(directory.refresh(soon())).ok());
+  EXPECT_EQ(directory.pinned(), std::set<std::string>{sha256_hex("22")});
+  ASSERT_TRUE(wait(registry_->remove("ada", "other", soon())).ok());
+  ASSERT_TRUE(wait(directory.refresh(soon())).ok());
+  EXPECT_TRUE(directory.pinned().empty());
+  EXPECT_EQ(directory.find("ada", "other"), nullptr);
+
+  redis({"FLUSHALL"});
+  ASSERT_TRUE(wait(directory.refresh(soon())).ok());
+  EXPECT_TRUE(directory.names("ada").empty()) << "another Redis has another registry";
+}
+
+TEST_F(LorasRegistry, ADamagedRecordHidesNoOther) {
+  put("good", "1");
+  redis({"HSET", std::string(loras::kNamesKey), "ada/bad", "{"});
+  redis({"HSET", std::string(loras::kNamesKey), "ada/alias", redis({"HGET", std::string(loras::kNamesKey), "ada/good"}).text});
+  const auto all = wait(registry_->all(soon()));
+  ASSERT_TRUE(all.ok());
+  EXPECT_EQ(all->size(), 1u);
+  EXPECT_EQ(wait(registry_->find("ada", "bad", soon())).error().code, Code::kDataCorrupt);
+  put("bad", "2");
+  EXPECT_TRUE(*wait(registry_->find("ada", "bad", soon()))) << "and can be replaced";
+}
+
+TEST_F(LorasRegistry, RefusesWhatIsTooMuchForRedisAndCanStillDelete) {
+  put("kept", bytes_of('k'));
+  const Sent sent = send(bytes_of('x'));
+  const std::string used = "1mb";
+  redis({"CONFIG", "SET", "maxmemory", used});
+  EXPECT_EQ(wait(registry_->put(record("more", sent), sent.id, PutCondition::kAny, soon())).error().code, Code::kResourceExhausted);
+  EXPECT_TRUE(wait(registry_->remove("ada", "kept", soon())).ok());
+  EXPECT_EQ(fetch(sha256_hex(bytes_of('k'))).error().code, Code::kNotFound);
+  redis({"CONFIG", "SET", "maxmemory", "0"});
+}
+
+TEST(Sha256OfPieces, IsThatOfTheWhole) {
+  const std::string bytes(100'001, 'q');
+  Sha256 hash;
+  for (std::size_t at = 0; at < bytes.size(); at += 777) hash.update(std::string_view(bytes).substr(at, 777));
+  EXPECT_EQ(hash.hex(), sha256_hex(bytes));
+  EXPECT_EQ(sha256_of_file("/dev/null").error().code, Code::kUnavailable);
+  EXPECT_EQ(sha256_of_file("/no/such").error().code, Code::kNotFound);
+  EXPECT_TRUE(is_sha256_hex(sha256_hex("")));
+  EXPECT_FALSE(is_sha256_hex("ABC"));
+}
+
+}  // namespace
+}  // namespace ditfleet::testing
