@@ -9,9 +9,20 @@
 #include <string_view>
 #include <vector>
 
-#include "pipeline/weights/safetensors_header.h"
+#include "shared/safetensors/header.h"
 
 namespace ditfleet::pipeline {
+
+// The format itself is shared/safetensors: the coordinator checks headers, too.
+using safetensors::DType;
+using safetensors::dtype_bits;
+using safetensors::dtype_from_name;
+using safetensors::dtype_name;
+using safetensors::parse_safetensors_header;
+using safetensors::SafetensorsHeader;
+using safetensors::shape_text;
+using safetensors::tensor_bytes;
+using safetensors::TensorEntry;
 
 // One tensor of an open file. `bytes` points into the mapping: valid while the file is open, read-only,
 // row-major, little-endian, and NOT aligned to the element size (a header may have any length): copy with

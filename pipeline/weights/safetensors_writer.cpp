@@ -3,11 +3,16 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "pipeline/weights/safetensors_header.h"
+#include "shared/safetensors/header.h"
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
 
 namespace ditfleet::pipeline {
+
+using safetensors::dtype_name;
+using safetensors::kMaxSafetensorsHeaderBytes;
+using safetensors::shape_text;
+using safetensors::tensor_bytes;
 
 Result<std::string> encode_safetensors(std::vector<TensorToWrite> tensors,
                                        const std::map<std::string, std::string>& metadata) {

@@ -7,10 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "pipeline/weights/dtype.h"
 #include "shared/core/result.h"
+#include "shared/safetensors/dtype.h"
 
 namespace ditfleet::pipeline {
+
+using safetensors::DType;
 
 struct TensorToWrite {
   std::string name;

@@ -4,10 +4,10 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "pipeline/weights/safetensors_header.h"
+#include "shared/safetensors/header.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace ditfleet::pipeline;
+  using namespace ditfleet::safetensors;
   const std::string_view file(reinterpret_cast<const char*>(data), size);
   const auto header = parse_safetensors_header(file, "fuzz");
   if (!header) return 0;

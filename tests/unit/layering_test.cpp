@@ -26,7 +26,8 @@ const std::map<std::string, std::set<std::string>> kShared = {
     {"job", {}},
     {"redis", {"telemetry"}},
     {"queue", {"job", "redis", "telemetry"}},
-    {"loras", {"redis"}},
+    {"safetensors", {}},
+    {"loras", {"redis", "safetensors"}},
     {"results", {"job", "queue", "redis", "telemetry"}},
     {"kernel_cache", {"config", "redis", "telemetry"}},
 };

@@ -1,9 +1,9 @@
-#include "pipeline/weights/dtype.h"
+#include "shared/safetensors/dtype.h"
 
 #include <array>
 #include <cstddef>
 
-namespace ditfleet::pipeline {
+namespace ditfleet::safetensors {
 namespace {
 
 struct Row {
@@ -43,4 +43,4 @@ std::optional<DType> dtype_from_name(std::string_view name) {
 
 int dtype_bits(DType dtype) { return kRows[static_cast<std::size_t>(dtype)].bits; }
 
-}  // namespace ditfleet::pipeline
+}  // namespace ditfleet::safetensors

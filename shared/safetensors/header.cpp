@@ -1,4 +1,4 @@
-#include "pipeline/weights/safetensors_header.h"
+#include "shared/safetensors/header.h"
 
 #include <algorithm>
 #include <boost/json/basic_parser_impl.hpp>
@@ -10,7 +10,7 @@
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
 
-namespace ditfleet::pipeline {
+namespace ditfleet::safetensors {
 namespace {
 
 constexpr std::size_t kLengthBytes = 8;
@@ -258,24 +258,35 @@ Result<std::uint64_t> tensor_bytes(DType dtype, const std::vector<std::int64_t>&
   return bits / 8;
 }
 
-Result<SafetensorsHeader> parse_safetensors_header(std::string_view file, std::string_view file_name) {
-  if (file.size() < kLengthBytes) {
-    return corrupt(file_name, "it has " + std::to_string(file.size()) + " bytes, too few for a header");
+Result<std::uint64_t> safetensors_header_end(std::string_view begin, std::string_view file_name) {
+  if (begin.size() < kLengthBytes) {
+    return corrupt(file_name, "it has " + std::to_string(begin.size()) + " bytes, too few for a header");
   }
   std::uint64_t length = 0;
   for (std::size_t i = 0; i < kLengthBytes; ++i) {
-    length |= std::uint64_t{static_cast<unsigned char>(file[i])} << (8 * i);
+    length |= std::uint64_t{static_cast<unsigned char>(begin[i])} << (8 * i);
   }
   if (length > kMaxSafetensorsHeaderBytes) {
     return corrupt(file_name, "it says its header has " + std::to_string(length) + " bytes; at most " +
                                   std::to_string(kMaxSafetensorsHeaderBytes) +
                                   " are allowed (is it a safetensors file?)");
   }
-  if (length > file.size() - kLengthBytes) {
+  return kLengthBytes + length;
+}
+
+Result<SafetensorsHeader> parse_safetensors_header(std::string_view file, std::string_view file_name) {
+  return parse_safetensors_header(file, file.size(), file_name);
+}
+
+Result<SafetensorsHeader> parse_safetensors_header(std::string_view begin, std::uint64_t file_bytes, std::string_view file_name) {
+  const Result<std::uint64_t> data_begin = safetensors_header_end(begin, file_name);
+  if (!data_begin) return data_begin.error();
+  const std::uint64_t length = *data_begin - kLengthBytes;
+  if (*data_begin > file_bytes || *data_begin > begin.size()) {
     return corrupt(file_name, "it says its header has " + std::to_string(length) + " bytes, but only " +
-                                  std::to_string(file.size() - kLengthBytes) + " follow (is it truncated?)");
+                                  std::to_string(std::min<std::uint64_t>(file_bytes, begin.size()) - kLengthBytes) + " follow (is it truncated?)");
   }
-  const std::string_view text = file.substr(kLengthBytes, length);
+  const std::string_view text = begin.substr(kLengthBytes, length);
   if (text.empty() || text.front() != '{') return corrupt(file_name, "its header does not begin with '{'");
   if (!is_valid_utf8(text)) return corrupt(file_name, "its header is not valid UTF-8");
 
@@ -294,16 +305,15 @@ Result<SafetensorsHeader> parse_safetensors_header(std::string_view file, std::s
   }
 
   SafetensorsHeader header = std::move(handler.header);
-  const std::uint64_t data_begin = kLengthBytes + length;
-  if (auto problem = range_problem(header.tensors, file.size() - data_begin))
+  if (auto problem = range_problem(header.tensors, file_bytes - *data_begin))
     return corrupt(file_name, *problem);
   for (TensorEntry& tensor : header.tensors) {
-    tensor.begin += data_begin;
-    tensor.end += data_begin;
+    tensor.begin += *data_begin;
+    tensor.end += *data_begin;
   }
   std::sort(header.tensors.begin(), header.tensors.end(),
             [](const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; });
   return header;
 }
 
-}  // namespace ditfleet::pipeline
+}  // namespace ditfleet::safetensors

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string_view>
 
-namespace ditfleet::pipeline {
+namespace ditfleet::safetensors {
 
 enum class DType {
   kBool,
@@ -34,4 +34,4 @@ std::string_view dtype_name(DType dtype);                     // "BF16", as in a
 std::optional<DType> dtype_from_name(std::string_view name);  // empty for what the format does not know
 int dtype_bits(DType dtype);                                  // of one element: 4 for F4, 16 for BF16
 
-}  // namespace ditfleet::pipeline
+}  // namespace ditfleet::safetensors

@@ -12,10 +12,10 @@
 #include <string_view>
 #include <vector>
 
-#include "pipeline/weights/dtype.h"
+#include "shared/safetensors/dtype.h"
 #include "shared/core/result.h"
 
-namespace ditfleet::pipeline {
+namespace ditfleet::safetensors {
 
 inline constexpr std::uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 
@@ -39,10 +39,18 @@ struct SafetensorsHeader {
 // last byte with neither holes nor overlaps. Thread safe.
 Result<SafetensorsHeader> parse_safetensors_header(std::string_view file, std::string_view file_name);
 
+// The same where only the beginning of a file of `file_bytes` bytes is at hand: `begin` reaches to the end of the header
+// at least (safetensors_header_end), if the file does.
+Result<SafetensorsHeader> parse_safetensors_header(std::string_view begin, std::uint64_t file_bytes, std::string_view file_name);
+
+// Where the header ends and the data begin, from the first 8 bytes of a file. kDataCorrupt: a length above
+// kMaxSafetensorsHeaderBytes, or fewer bytes.
+Result<std::uint64_t> safetensors_header_end(std::string_view begin, std::string_view file_name);
+
 // Bytes that a tensor of this type and shape takes; kInvalidArgument for a negative extent, a size beyond 63
 // bits, or packed elements that do not fill whole bytes.
 Result<std::uint64_t> tensor_bytes(DType dtype, const std::vector<std::int64_t>& shape);
 
 std::string shape_text(const std::vector<std::int64_t>& shape);  // "[1, 16, 64]"
 
-}  // namespace ditfleet::pipeline
+}  // namespace ditfleet::safetensors
