@@ -9,6 +9,9 @@ Result<pipeline::EngineOptions> engine_options(const config::Settings& settings)
   options.device = settings.worker.device;
   options.dtype = settings.worker.dtype;
   options.threads = settings.worker.threads;
+  options.lora_slots = settings.worker.lora.slots;
+  options.max_lora_rank = settings.worker.lora.max_rank;
+  options.lora_host_bytes = settings.worker.lora.host_bytes;
   const auto& compile = settings.compile;
   options.compile = {.backend = compile.backend,
                      .mode = compile.mode,

@@ -58,7 +58,7 @@ bool Holdings::device_busy() const {
                      [](const Unit& u) { return u.stage == Stage::kStarting || u.stage == Stage::kDenoising; });
 }
 
-Holdings::Admitted Holdings::assign(const queue::Attempt& attempt, Clock::time_point now) {
+Holdings::Admitted Holdings::assign(const queue::Attempt& attempt, Clock::time_point now, bool waits) {
   if (find(attempt.nonce)) return Admitted::kDuplicate;
   const auto held = std::count_if(units_.begin(), units_.end(), [](const Unit& unit) {
     return unit.stage != Stage::kFinishing && unit.stop == Stop::kNone;
@@ -66,6 +66,7 @@ Holdings::Admitted Holdings::assign(const queue::Attempt& attempt, Clock::time_p
   if (draining_ || held >= capacity_) return Admitted::kRefused;
   Unit unit;
   unit.attempt = attempt;
+  unit.waits = waits;
   // Too long by the message's time on the way. That does no harm: before it starts only its text is
   // encoded, and start() is answered by Redis and begins a lease that is counted rightly.
   unit.lease_until = now + timing_.lease;
@@ -79,6 +80,10 @@ void Holdings::revoke(const std::string& nonce) {
 
 void Holdings::cancel(const std::string& nonce) {
   if (Unit* unit = find(nonce)) request_stop(*unit, Stop::kCanceled);
+}
+
+void Holdings::adapters_there(const std::string& nonce) {
+  if (Unit* unit = find(nonce)) unit->waits = false;
 }
 
 void Holdings::encoded(const std::string& nonce) {
@@ -247,7 +252,7 @@ std::vector<Action> Holdings::decide(Clock::time_point now) {
     }
   }
   if (!text_busy_) {
-    const auto next = std::find_if(units_.begin(), units_.end(), [](const Unit& u) { return u.stage == Stage::kAssigned; });
+    const auto next = std::find_if(units_.begin(), units_.end(), [](const Unit& u) { return u.stage == Stage::kAssigned && !u.waits; });
     if (next != units_.end()) {
       text_busy_ = true;
       next->stage = Stage::kEncoding;

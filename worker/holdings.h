@@ -64,12 +64,14 @@ class Holdings {
 
   // --- from the mailbox
   enum class Admitted { kTaken, kDuplicate, kRefused };
-  // kRefused: full or draining; hand it back.
-  Admitted assign(const queue::Attempt& attempt, Clock::time_point now);
+  // kRefused: full or draining; hand it back. `waits`: its text is not to be encoded before adapters_there(), and other
+  // units pass it.
+  Admitted assign(const queue::Attempt& attempt, Clock::time_point now, bool waits = false);
   void revoke(const std::string& nonce);
   void cancel(const std::string& nonce);
 
   // --- what came of the actions. An unknown nonce (the unit has gone meanwhile) is fine.
+  void adapters_there(const std::string& nonce);
   void encoded(const std::string& nonce);
   void started(const std::string& nonce, Clock::time_point sent);
   void start_refused(const std::string& nonce);
@@ -112,6 +114,7 @@ class Holdings {
     queue::Attempt attempt;
     Stage stage = Stage::kAssigned;
     Stop stop = Stop::kNone;
+    bool waits = false;        // kAssigned: for its adapters
     bool confirmed = false;    // kStarting: the queue has answered
     bool stop_given = false;   // kStopDenoising was
     bool has_stopped = false;  // denoising ended early

@@ -53,6 +53,10 @@ Result<ServiceParts> make_parts(const config::Settings& settings, asio::io_conte
                                    parts.connection);
   if (!store) return store.error();
   parts.store = *store;
+  parts.adapters.source = registry_source(redis::Connection::create(io.get_executor(), {.endpoint = *endpoint}));
+  parts.adapters.cache_dir = settings.worker.lora.cache_dir;
+  if (const std::string data = config::data_folder(settings); parts.adapters.cache_dir.empty() && !data.empty()) parts.adapters.cache_dir = data + "/adapters";
+  parts.adapters.cache_bytes = settings.worker.lora.cache_bytes;
   parts.load = [settings] { return load_models(settings); };
   parts.encode_image = pipeline::encode_image;
   return parts;

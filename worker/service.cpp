@@ -28,6 +28,14 @@ std::string host_name() {
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
 }
 
+// What is used comes to the front, and that is no news.
+std::pair<std::vector<std::string>, std::vector<std::string>> sorted_adapters(const queue::WorkerInfo& info) {
+  std::pair<std::vector<std::string>, std::vector<std::string>> out(info.adapters, info.host_adapters);
+  std::sort(out.first.begin(), out.first.end());
+  std::sort(out.second.begin(), out.second.end());
+  return out;
+}
+
 }  // namespace
 
 Service::Service(asio::io_context& io, ServiceOptions options, ServiceParts parts)
@@ -44,6 +52,7 @@ Service::Service(asio::io_context& io, ServiceOptions options, ServiceParts part
       wake_(io),
       renew_timer_(io),
       heartbeat_timer_(io),
+      adapters_(io.get_executor(), parts_.adapters),
       runner_({.executor = io.get_executor(),
                .queue = *parts_.queue,
                .store = *parts_.store,
@@ -52,7 +61,9 @@ Service::Service(asio::io_context& io, ServiceOptions options, ServiceParts part
                .text = text_,
                .device = device_,
                .encode = encode_,
+               .adapters = adapters_,
                .encode_image = parts_.encode_image,
+               .adapters_moved = [this] { tell_adapters(); },
                .changed = [this] { pump(); },
                .fault =
                    [this](const Error& error) {
@@ -65,6 +76,7 @@ Service::~Service() = default;
 
 asio::awaitable<int> Service::run() {
   parts_.connection->start();
+  adapters_.start();
   tasks_.spawn("heartbeats", heartbeats());
   loading_ = true;
   tasks_.spawn("loading the models", load_models());
@@ -167,6 +179,13 @@ asio::awaitable<void> Service::load_models() {
   beat_soon();
   tasks_.spawn("mailbox", mailbox());
   tasks_.spawn("renewals", renewals());
+  tasks_.spawn("deleted adapters", adapters_.watch(models_, [this] { tell_adapters(); }));
+}
+
+void Service::tell_adapters() {
+  queue::WorkerInfo info;
+  adapters_.describe(models_, info);
+  if (sorted_adapters(info) != told_adapters_) beat_soon();
 }
 
 asio::awaitable<Result<void>> Service::beat() {
@@ -185,6 +204,8 @@ asio::awaitable<Result<void>> Service::beat() {
   info.started_ms = started_ms_;
   info.version = options_.version;
   info.units = told_units_ = holdings_.refs();
+  adapters_.describe(models_, info);
+  told_adapters_ = sorted_adapters(info);
   co_return co_await parts_.queue->heartbeat(info, Deadline::after(kCallTimeout));
 }
 
@@ -289,6 +310,7 @@ asio::awaitable<void> Service::say_goodbye() {
   // Work that a thread still has in hand is not waited for (busy()).
   if (!busy()) co_await tasks_.join();
   parts_.connection->stop();
+  adapters_.stop();
 }
 
 }  // namespace ditfleet::worker

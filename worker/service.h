@@ -16,6 +16,7 @@
 #include "shared/queue/client.h"
 #include "shared/redis/connection.h"
 #include "shared/results/store.h"
+#include "worker/adapter_loader.h"
 #include "worker/holdings.h"
 #include "worker/model_set.h"
 #include "worker/unit_runner.h"
@@ -37,6 +38,7 @@ struct ServiceParts {
   std::shared_ptr<queue::Client> queue;
   std::shared_ptr<results::Store> store;
   std::function<Result<ModelSet>()> load;  // called once, on the device thread
+  AdapterOptions adapters;                 // without a source: no units with adapters
   ImageEncoder encode_image;               // called on the encode thread and, for the warm-up, the device thread
 };
 
@@ -72,6 +74,7 @@ class Service {
   void act();   // performs what the holdings decide
   void pump();  // the same, and wakes those that wait for a change
   void beat_soon();
+  void tell_adapters();  // with a heartbeat, if they are others than the last one told
   void receive(queue::MailboxEntry entry);
   bool finished() const;
 
@@ -84,8 +87,10 @@ class Service {
   ModelSet models_;
   TaskGroup tasks_;
   std::vector<queue::UnitRef> told_units_;  // by the last heartbeat
+  std::pair<std::vector<std::string>, std::vector<std::string>> told_adapters_;  // in slots, in host memory; sorted
   asio::steady_timer wake_, renew_timer_, heartbeat_timer_;
   NamedThread device_{"device"}, text_{"text"}, encode_{"encode"};
+  AdapterLoader adapters_;
   UnitRunner runner_;
   bool loading_ = false, quitting_ = false, beat_again_ = false;
   std::optional<Error> fatal_;

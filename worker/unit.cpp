@@ -32,7 +32,6 @@ Result<std::shared_ptr<Unit>> make_unit(queue::MailboxEntry entry, const ModelSe
     return invalid_argument("unit " + std::to_string(entry.ref.unit) + " is not one of the job's " +
                             std::to_string(*complete->n));
   }
-  if (!complete->loras.empty()) return invalid_argument("this worker knows no adapters by name, there is no registry of them yet; leave out loras", "loras");
   auto unit = std::make_shared<Unit>();
   unit->entry = std::move(entry);
   unit->spec = std::move(*complete);

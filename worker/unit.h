@@ -13,6 +13,7 @@
 #include "shared/job/spec.h"
 #include "shared/queue/types.h"
 #include "shared/telemetry/spans.h"
+#include "worker/adapter_copies.h"
 #include "worker/holdings.h"
 
 namespace ditfleet::worker {
@@ -21,7 +22,8 @@ struct Unit {
   // Fixed once assigned.
   queue::MailboxEntry entry;
   job::JobSpec spec;
-  pipeline::ImageRequest request;
+  pipeline::ImageRequest request;  // its adapters are there before its text is encoded
+  std::vector<AdapterCopyPtr> copies;  // that it may read
   std::vector<int> preview_steps;
   pipeline::Model* model = nullptr;
   Clock::time_point received;

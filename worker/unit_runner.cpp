@@ -40,6 +40,15 @@ std::map<std::string, std::string> preview_fields(const Unit& unit, const std::s
           {"height", std::to_string(image.height)}};
 }
 
+// In host memory what is to leave it goes first, so it leaves its slot first, too.
+std::vector<std::string> drop_first(const queue::MailboxEntry& entry) {
+  std::vector<std::string> all = entry.drop_from_host;
+  for (const auto& sha256 : entry.drop_from_slots) {
+    if (std::find(all.begin(), all.end(), sha256) == all.end()) all.push_back(sha256);
+  }
+  return all;
+}
+
 // Whether asking again may get an answer; otherwise the error is the answer.
 bool is_away(const Error& error) {
   return error.code == Code::kUnavailable || error.code == Code::kDeadlineExceeded || error.code == Code::kResourceExhausted;
@@ -74,6 +83,7 @@ void UnitRunner::assign(queue::MailboxEntry entry, const ModelSet& models) {
   const auto now = Clock::now();
   const queue::Attempt attempt{entry.ref, entry.nonce};
   auto made = make_unit(entry, models, now);
+  if (made && !(*made)->spec.loras.empty() && !parts_.adapters.takes_adapters()) made = invalid_argument("this worker takes no adapters", "loras");
   if (!made) {
     auto unit = std::make_shared<Unit>();
     unit->entry = std::move(entry);
@@ -82,7 +92,8 @@ void UnitRunner::assign(queue::MailboxEntry entry, const ModelSet& models) {
     return;
   }
   const UnitPtr unit = std::move(*made);
-  switch (parts_.holdings.assign(attempt, now)) {
+  const bool needs_adapters = !unit->spec.loras.empty();
+  switch (parts_.holdings.assign(attempt, now, needs_adapters)) {
     case Holdings::Admitted::kDuplicate: return;
     case Holdings::Admitted::kRefused:
       spawn("hand back", unit, hand_back(unit, parts_.holdings.draining() ? Stop::kDrained : Stop::kNone));
@@ -93,6 +104,8 @@ void UnitRunner::assign(queue::MailboxEntry entry, const ModelSet& models) {
                unit->request.height, unit->request.num_inference_steps);
   begin_span(*unit);
   units_.emplace(attempt.nonce, unit);
+  // At once, whatever the device and the texts of others are at: this is what the scheduler looks ahead for.
+  if (needs_adapters) spawn("adapters of", unit, bring_adapters(unit));
 }
 
 void UnitRunner::perform(const Action& action) {
@@ -116,6 +129,30 @@ void UnitRunner::publish_leases() {
   for (auto& [nonce, unit] : units_) unit->lease_until = parts_.holdings.lease_until(nonce).time_since_epoch().count();
 }
 
+asio::awaitable<void> UnitRunner::bring_adapters(UnitPtr unit) {
+  const std::string& nonce = unit->entry.nonce;
+  AdapterLoader::Wish wish;
+  wish.model = unit->model;
+  wish.uses = unit->spec.loras;
+  wish.drop_first = drop_first(unit->entry);
+  wish.context = unit->span.context();
+  wish.wanted = [this, unit] { return units_.contains(unit->entry.nonce); };
+  auto brought = co_await parts_.adapters.bring(std::move(wish));
+  parts_.adapters_moved();
+  if (!units_.contains(nonce)) co_return;
+  if (!brought) {
+    Error error = brought.error();
+    if (error.code == Code::kCanceled) error.code = Code::kUnavailable;  // another unit's fetch ended, and this one's with it
+    co_await fail(unit, std::move(error));
+    co_return;
+  }
+  unit->request.loras = std::move(brought->loras);
+  unit->copies = std::move(brought->copies);
+  unit->phases_us["adapter"] = us_since(unit->received);
+  parts_.holdings.adapters_there(nonce);
+  parts_.changed();
+}
+
 asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
   // (Named: GCC 12 destroys a temporary of a co_await expression twice.)
   const std::function<Result<bool>()> work = [unit, context = unit->span.context()]() -> Result<bool> {
@@ -131,7 +168,8 @@ asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
   };
   auto done = co_await parts_.text.run<bool>(work, never());
   parts_.holdings.encoded(unit->entry.nonce);
-  if (!done && units_.contains(unit->entry.nonce)) co_await fail(unit, done.error());
+  if (!unit->spec.loras.empty()) parts_.adapters_moved();
+  if (!done && units_.contains(unit->entry.nonce)) co_await fail(unit, with_names(done.error(), unit->spec.loras, unit->request.loras));
   parts_.changed();
 }
 
@@ -208,6 +246,7 @@ asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
   const std::string& nonce = unit->entry.nonce;
   unit->denoising_since = Clock::now();
   std::int64_t waited = us_since(unit->received);
+  for (const auto& [phase, us] : unit->phases_us) waited -= us;
   for (const auto& [phase, us] : unit->prepared->phases_us()) waited -= us;
   unit->phases_us["wait"] = std::max<std::int64_t>(0, waited);
   const std::function<Result<pipeline::Image>()> work = [this, unit, context = unit->span.context()] { return draw(unit, context); };
@@ -266,7 +305,7 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
   encoding.attribute("ditfleet.bytes", static_cast<std::int64_t>(bytes->size()));
   encoding.end();
   unit->phases_us["encode"] = us_since(begun);
-  for (const auto& [phase, us] : unit->prepared->phases_us()) unit->phases_us[phase] = us;
+  for (const auto& [phase, us] : unit->prepared->phases_us()) unit->phases_us[phase] += us;
   const auto storing = Clock::now();
   telemetry::SpanTimer store_span("result_store", unit->span.context());
   auto manifest = co_await store(unit, std::make_shared<std::string>(std::move(*bytes)));
@@ -395,9 +434,10 @@ asio::awaitable<void> UnitRunner::fail(UnitPtr unit, Error error) {
   end_span(*unit, "failed");
   spdlog::error("unit {}: failed: {}", unit->label(), error.message);
   const bool fault = error.code == Code::kDeviceFault;
-  // Another worker may hold the model, have more memory or a sound device; a bad spec stays bad.
-  const bool retryable = fault || error.code == Code::kOutOfMemory || error.code == Code::kNotFound ||
-                         (error.code != Code::kInvalidArgument && is_retryable(error.code));
+  // Another worker may hold the model, have more memory or a sound device; a bad spec stays bad, and so does an adapter
+  // that was deleted.
+  const bool elsewhere = error.code == Code::kNotFound && !error.param.starts_with("loras");
+  const bool retryable = fault || elsewhere || error.code == Code::kOutOfMemory || (error.code != Code::kInvalidArgument && is_retryable(error.code));
   queue::Failure failure;
   failure.attempt = unit->attempt();
   failure.error = error;

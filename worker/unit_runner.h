@@ -13,6 +13,7 @@
 #include "shared/core/task_group.h"
 #include "shared/queue/client.h"
 #include "shared/results/store.h"
+#include "worker/adapter_loader.h"
 #include "worker/holdings.h"
 #include "worker/model_set.h"
 #include "worker/unit.h"
@@ -29,7 +30,9 @@ class UnitRunner {
     Holdings& holdings;
     TaskGroup& tasks;
     NamedThread &text, &device, &encode;
+    AdapterLoader& adapters;
     ImageEncoder encode_image;
+    std::function<void()> adapters_moved;      // the models may hold others than before
     std::function<void()> changed;             // holdings may have something to decide
     std::function<void(const Error&)> fault;   // the device failed: begin nothing more, the process must end
   };
@@ -53,6 +56,7 @@ class UnitRunner {
   void spawn(const char* what, const UnitPtr& unit, asio::awaitable<void> task);
   asio::awaitable<void> counted(asio::awaitable<void> task);
 
+  asio::awaitable<void> bring_adapters(UnitPtr unit);
   asio::awaitable<void> encode_text(UnitPtr unit);
   asio::awaitable<void> start(UnitPtr unit);
   asio::awaitable<void> denoise(UnitPtr unit);

@@ -58,7 +58,7 @@ std::vector<std::pair<std::string, std::int64_t>> spans_of(const json::value& jo
   std::vector<std::pair<std::string, std::int64_t>> spans = {
       {"admission", span_us(created, ready)}, {"queue", span_us(ready, assigned)}};
   std::int64_t in_phases = 0;
-  static const std::vector<std::string> kOrder = {"text", "wait", "denoise", "vae", "encode", "store"};
+  static const std::vector<std::string> kOrder = {"adapter", "text", "wait", "denoise", "vae", "encode", "store"};
   const json::value& phases = field(unit, "phases_us");
   const auto add = [&](const std::string& name) {
     spans.emplace_back(name, integer(phases, name));

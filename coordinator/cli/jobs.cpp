@@ -143,7 +143,7 @@ Result<void> workers(const Target& target) {
     return {};
   }
   std::vector<std::vector<std::string>> rows = {
-      {"NAME", "PID", "STATE", "DEVICE", "DTYPE", "MODELS", "JOBS", "SEEN"}};
+      {"NAME", "PID", "STATE", "DEVICE", "DTYPE", "MODELS", "LORAS", "JOBS", "SEEN"}};
   for (const json::value& worker : items(*answer, "workers")) {
     std::string models, jobs;
     for (const json::value& model : items(worker, "models")) {
@@ -152,8 +152,14 @@ Result<void> workers(const Target& target) {
     for (const json::value& job : items(worker, "jobs")) {
       if (job.is_string()) jobs += (jobs.empty() ? "" : ",") + std::string(job.get_string());
     }
+    // Of the slots those that are taken, and what else is in host memory.
+    std::string loras = "-";
+    if (const auto slots = integer(worker, "adapter_slots"); slots > 0) {
+      const auto taken = items(worker, "adapters").size(), in_host = items(worker, "host_adapters").size();
+      loras = std::to_string(taken) + "/" + std::to_string(slots) + (in_host > taken ? "+" + std::to_string(in_host - taken) : "");
+    }
     rows.push_back({text(worker, "name"), text(worker, "pid"), text(worker, "state"), text(worker, "device"),
-                    text(worker, "precision"), models, jobs.empty() ? "-" : jobs,
+                    text(worker, "precision"), models, loras, jobs.empty() ? "-" : jobs,
                     ago(integer(worker, "heartbeat_ms"))});
   }
   std::fputs(table(rows).c_str(), stdout);

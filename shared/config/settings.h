@@ -77,6 +77,12 @@ struct Settings {
     bool warmup = true;
     std::vector<WarmupClass> warmup_classes;
     std::string metrics_listen;  // empty: not served
+    struct {
+      int slots = 4, max_rank = 64;  // of each model
+      std::int64_t host_bytes = std::int64_t{4} << 30;
+      std::string cache_dir;  // empty: `adapters` in the data folder
+      std::int64_t cache_bytes = std::int64_t{16} << 30;
+    } lora;
   } worker;
   struct {
     std::string backend = "redis", dir;

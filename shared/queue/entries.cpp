@@ -120,6 +120,12 @@ Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>&
     }
     if (i == 0) return Error{Code::kDataCorrupt, "[queue] the mailbox entry " + entry_id + " does not begin with its field m"};
     if (field == 's') out.back().spec = value;  // of the message before
+    if (field == 'd') {
+      const std::string_view drops = value;
+      const auto bar = std::min(drops.find('|'), drops.size());
+      out.back().drop_from_host = split_adapters(drops.substr(0, bar));
+      if (bar < drops.size()) out.back().drop_from_slots = split_adapters(drops.substr(bar + 1));
+    }
     if (field == 'o') {
       const PackedJob job = parse_packed_job(value);
       out.back().tenant = job.tenant;

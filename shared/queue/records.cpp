@@ -110,6 +110,23 @@ std::vector<std::string> split_adapters(std::string_view packed) {
   return out;
 }
 
+std::string packed_drops(const std::vector<std::string>& from_host, const std::vector<std::string>& from_slots) {
+  if (from_host.empty() && from_slots.empty()) return {};
+  std::string out;
+  const auto add = [&out](const std::vector<std::string>& names) {
+    const auto begin = out.size();
+    for (const std::string& name : names) {
+      if (name.empty() || name.find_first_of("|,") != std::string::npos) continue;
+      if (out.size() > begin) out += ',';
+      out += name;
+    }
+  };
+  add(from_host);
+  out += '|';
+  add(from_slots);
+  return out;
+}
+
 UnitRecord unit_record(int unit, const PackedUnit& packed) {
   UnitRecord record;
   record.unit = unit;

@@ -57,6 +57,8 @@ PackedJob parse_packed_job(std::string_view record);
 // a bar or a comma is left out: what is lost is a hint to the router after a restart.
 std::string packed_batch(const std::string& batch_key, const std::vector<std::string>& adapters);
 std::vector<std::string> split_adapters(std::string_view packed);
+// What a worker is told to drop, "<of host memory>|<of slots>" with commas between; "": nothing. Names as above.
+std::string packed_drops(const std::vector<std::string>& from_host, const std::vector<std::string>& from_slots);
 
 // The reply of ditfleet_v1_job. An alias sets `same_as` and nothing else.
 struct StoredJob {

@@ -170,7 +170,7 @@ asio::awaitable<Result<std::vector<bool>>> Client::assign(std::int64_t epoch, co
     for (const AssignRequest& u : batch) {
       std::string data = "\"worker\":" + worker;
       if (!u.reason.empty()) data += ",\"reason\":" + json::serialize(json::string(u.reason));
-      command << u.ref.job << u.ref.unit << u.nonce << data;
+      command << u.ref.job << u.ref.unit << u.nonce << data << packed_drops(u.drop_from_host, u.drop_from_slots);
     }
     auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();

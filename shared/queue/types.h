@@ -107,6 +107,7 @@ struct MailboxEntry {
   int attempt = 0;
   std::int64_t deadline_ms = 0;
   std::int64_t created_ms = 0, assigned_ms = 0;  // Redis' time: of the job, and of this message; 0: not known
+  std::vector<std::string> drop_from_host, drop_from_slots;  // as in AssignRequest
 };
 
 struct Renewal {

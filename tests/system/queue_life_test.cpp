@@ -87,5 +87,26 @@ TEST_F(QueueLife, OneUnitFromSubmissionToSuccess) {
   EXPECT_EQ(redis({"EXISTS", keys_.units(), keys_.open(), keys_.specs(), keys_.last()}).integer, 0);
 }
 
+TEST_F(QueueLife, HintsOnAdaptersReachTheMailbox) {
+  const std::string first = submit(), second = submit(), third = submit();
+  admit_all();
+  // A name that the packed form cannot hold is left out; the others arrive.
+  const std::vector<queue::AssignRequest> requests = {{{first, 0}, new_nonce(), "warm", {"h1", "h2"}, {"s1"}},
+                                                      {{second, 0}, new_nonce(), "warm"},
+                                                      {{third, 0}, new_nonce(), "warm", {}, {"a|b", "s2", "c,d", "s3"}}};
+  ASSERT_TRUE(wait(client_->assign(epoch_, "w0:boot0", requests, soon())).ok());
+  auto mail = wait(client_->read_mailbox("w0:boot0", "0", 10, std::chrono::milliseconds(1)));
+  ASSERT_TRUE(mail.ok());
+  ASSERT_EQ(mail->size(), 3u);
+  using Names = std::vector<std::string>;
+  EXPECT_EQ((*mail)[0].drop_from_host, (Names{"h1", "h2"}));
+  EXPECT_EQ((*mail)[0].drop_from_slots, Names{"s1"});
+  EXPECT_EQ((*mail)[1].drop_from_host, Names{});
+  EXPECT_EQ((*mail)[1].drop_from_slots, Names{});
+  EXPECT_EQ((*mail)[2].drop_from_host, Names{});
+  EXPECT_EQ((*mail)[2].drop_from_slots, (Names{"s2", "s3"}));
+  for (const auto& entry : *mail) EXPECT_EQ(entry.spec, kSpec);
+}
+
 }  // namespace
 }  // namespace ditfleet::testing

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <thread>
 
+#include "shared/core/bytes.h"
 #include "shared/job/validate.h"
 #include "tests/system/queue_fixture.h"
 #include "worker/service.h"
@@ -22,6 +23,7 @@ struct Script {
   std::function<std::optional<Error>(const std::string& event)> on_event;  // an error makes that stage fail
   std::atomic<int> step_ms{5}, load_ms{0};
   std::vector<worker::WarmupClass> warmup_classes;  // set before the worker starts
+  pipeline::AdapterHoldings adapters;               // of the model; under the mutex once a worker runs
 
   std::optional<Error> note(const std::string& event) {
     {
@@ -103,9 +105,34 @@ class FakeModel final : public pipeline::Model {
     if (auto error = script_->note("decoded " + std::to_string(request.seed))) return *error;
     return picture(request.seed, request.width, request.height);
   }
-  Result<void> prefetch(const std::vector<pipeline::LoraRequest>&, const std::vector<std::string>&) override { return {}; }
-  void forget_adapter(const std::string&) override {}
-  pipeline::AdapterHoldings adapters() const override { return {}; }
+  // "prefetch <what the file holds>[ drop <id> <id>]" for each. As many stay in slots as there are, all in host memory.
+  Result<void> prefetch(const std::vector<pipeline::LoraRequest>& loras, const std::vector<std::string>& drop_first) override {
+    std::string drop;
+    for (const auto& id : drop_first) drop += (drop.empty() ? " drop " : " ") + id;
+    for (const auto& lora : loras) {
+      auto content = read_file(lora.path);
+      if (!content) return content.error();
+      if (auto error = script_->note("prefetch " + content->substr(0, 40) + drop)) return *error;
+      const std::lock_guard lock(script_->mutex);
+      auto& held = script_->adapters;
+      for (auto* tier : {&held.in_slots, &held.in_host}) {
+        std::erase(*tier, lora.id);
+        tier->insert(tier->begin(), lora.id);
+      }
+      if (held.in_slots.size() > static_cast<std::size_t>(held.slots)) held.in_slots.resize(static_cast<std::size_t>(held.slots));
+    }
+    return {};
+  }
+  void forget_adapter(const std::string& id) override {
+    script_->note("forget " + id);
+    const std::lock_guard lock(script_->mutex);
+    std::erase(script_->adapters.in_slots, id);
+    std::erase(script_->adapters.in_host, id);
+  }
+  pipeline::AdapterHoldings adapters() const override {
+    const std::lock_guard lock(script_->mutex);
+    return script_->adapters;
+  }
 
  private:
   std::shared_ptr<Script> script_;
@@ -123,14 +150,17 @@ inline job::ModelEntry demo_entry() {
 // A service on a thread of its own.
 class RunningWorker {
  public:
+  // `adapters`: their folders; a source is added.
   RunningWorker(const redis::Endpoint& endpoint, worker::ServiceOptions options, std::shared_ptr<Script> script,
-                const queue::QueueOptions& queue_options) {
+                const queue::QueueOptions& queue_options, worker::AdapterOptions adapters = {}) {
     redis::ConnectionOptions connection_options;
     connection_options.endpoint = endpoint;
     worker::ServiceParts parts;
     parts.connection = redis::Connection::create(io_.get_executor(), connection_options);
     parts.queue = std::make_shared<queue::Client>(parts.connection, queue_options);
     parts.store = *results::open_store({}, parts.connection);
+    parts.adapters = std::move(adapters);
+    parts.adapters.source = worker::registry_source(redis::Connection::create(io_.get_executor(), connection_options));
     parts.load = [script]() -> Result<worker::ModelSet> {
       std::this_thread::sleep_for(std::chrono::milliseconds(script->load_ms));
       if (auto error = script->note("load")) return *error;
@@ -202,7 +232,7 @@ class WorkerTest : public QueueTest {
     return options;
   }
   std::unique_ptr<RunningWorker> start_worker(const worker::ServiceOptions& options) {
-    return std::make_unique<RunningWorker>(server_.endpoint(), options, script_, options_);
+    return std::make_unique<RunningWorker>(server_.endpoint(), options, script_, options_, adapters_);
   }
   std::unique_ptr<RunningWorker> start_ready_worker(const std::string& name = "w1") {
     auto worker = start_worker(service_options(name));
@@ -266,6 +296,7 @@ class WorkerTest : public QueueTest {
   std::size_t keys_like(const std::string& pattern) { return redis({"KEYS", pattern}).elements.size(); }
 
   std::shared_ptr<Script> script_ = std::make_shared<Script>();
+  worker::AdapterOptions adapters_;  // of workers started from here on
 };
 
 }  // namespace ditfleet::testing

@@ -49,6 +49,26 @@ class HoldingsTest : public testing::Test {
   Holdings holdings_{2, {.lease = 5000ms, .renew = 1000ms, .step = 100ms, .retry = 250ms}};
 };
 
+TEST_F(HoldingsTest, AUnitWhoseAdaptersAreOnTheirWayIsPassed) {
+  ASSERT_EQ(holdings_.assign(attempt(1), now_, true), Holdings::Admitted::kTaken);
+  EXPECT_EQ(decide(), "");
+  assign(2);
+  EXPECT_EQ(decide(), "encode n2");
+  holdings_.encoded("n2");
+  EXPECT_EQ(decide(), "start n2");
+  holdings_.adapters_there("n1");
+  EXPECT_EQ(decide(), "encode n1");
+}
+
+TEST_F(HoldingsTest, AUnitIsLetGoWhileItsAdaptersAreOnTheirWay) {
+  ASSERT_EQ(holdings_.assign(attempt(1), now_, true), Holdings::Admitted::kTaken);
+  holdings_.revoke("n1");
+  EXPECT_EQ(decide(), "forget n1");
+  holdings_.adapters_there("n1");
+  EXPECT_EQ(decide(), "");
+  EXPECT_TRUE(holdings_.empty());
+}
+
 TEST_F(HoldingsTest, TextOfTheNextIsEncodedWhileThePresentOneDenoises) {
   bring_to_denoising(1);
   assign(2);

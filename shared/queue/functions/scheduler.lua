@@ -165,13 +165,14 @@ local function reject(keys, a)
 end
 
 -- KEYS leader ready lease units open specs last events mbox
--- ARGV epoch owner lease_ms mailbox_ms, then (id unit nonce data) each; data: JSON members for the event
+-- ARGV epoch owner lease_ms mailbox_ms, then (id unit nonce data drop) each; data: JSON members for the event; drop
+-- ("" none): a hint that goes into the mailbox as it is
 local function assign(keys, a)
   local rc, sub = redis.call, string.sub
   local ms, t = clock()
   local owner, till = a[2], int(ms + a[3])
   local j = journal('feed', {events = keys[8], last = keys[7]})
-  local members, ids = members_of(a, 5, 4), ids_of(a, 5, 4)
+  local members, ids = members_of(a, 5, 5), ids_of(a, 5, 5)
   local us, opens, specs = read_all(keys[4], members), read_all(keys[5], ids), read_all(keys[6], ids)
   local out, leases, gone, held, mail, z, seen = {}, {}, {}, {}, {}, 0, {}
   local p = 5
@@ -187,6 +188,7 @@ local function assign(keys, a)
       mail[z + 3] = 'o'; mail[z + 4] = opens[i] or ''
       mail[z + 5] = 's'; mail[z + 6] = specs[i] or ''
       z = z + 6
+      if a[p + 4] ~= '' then mail[z + 1] = 'd'; mail[z + 2] = a[p + 4]; z = z + 2 end
       note(j, id, member, 'assigned ' .. unit .. ' {"attempt":' .. attempt .. ',' .. a[p + 3] .. '}')
       held[#held + 1] = member; held[#held + 1] = packed('assigned', nonce, '0', e, c, owner, t, n, dl)
       seen[member] = true
@@ -196,7 +198,7 @@ local function assign(keys, a)
     else
       out[i] = 0
     end
-    p = p + 4
+    p = p + 5
   end
   if #gone > 0 then
     rc('HSET', keys[4], unpack(held))

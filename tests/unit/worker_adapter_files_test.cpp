@@ -1,0 +1,141 @@
+// The copies of adapters' files on a host: what is kept, what goes, what is refused.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "shared/core/bytes.h"
+#include "tests/system/temporary_folder.h"
+#include "worker/adapter_fetcher.h"
+
+namespace ditfleet::worker {
+namespace {
+
+namespace fs = std::filesystem;
+
+class AdapterFiles : public testing::FolderTest {
+ protected:
+  static std::string content(char c, std::size_t bytes = 100) { return std::string(bytes, c); }
+  AdapterCopyPtr keep(const std::string& bytes, AdapterCopies* copies = nullptr) {
+    auto writer = (copies ? copies : &copies_)->begin(sha256_hex(bytes), static_cast<std::int64_t>(bytes.size()));
+    EXPECT_TRUE(writer.ok()) << (writer ? "" : writer.error().message);
+    EXPECT_TRUE(writer->write(std::string_view(bytes).substr(0, bytes.size() / 2)).ok());
+    EXPECT_TRUE(writer->write(std::string_view(bytes).substr(bytes.size() / 2)).ok());
+    auto copy = writer->commit();
+    EXPECT_TRUE(copy.ok()) << (copy ? "" : copy.error().message);
+    return copy ? *copy : nullptr;
+  }
+  bool has(char c) { return fs::exists(cache_ + "/" + sha256_hex(content(c)) + ".safetensors"); }
+
+  const std::string cache_ = dir_ + "/cache";
+  AdapterCopies copies_{cache_, 250};
+};
+
+TEST_F(AdapterFiles, TheLeastRecentlyUsedGoesButNeverWhatIsInUse) {
+  keep(content('a'));
+  keep(content('b'));
+  ASSERT_TRUE(copies_.find(sha256_hex(content('a'))));  // b is the older one now
+  keep(content('c'));
+  EXPECT_TRUE(has('a') && has('c'));
+  EXPECT_FALSE(has('b'));
+  const auto a = copies_.find(sha256_hex(content('a'))), c = copies_.find(sha256_hex(content('c')));
+  const auto d = keep(content('d'));
+  EXPECT_TRUE(has('a') && has('c') && has('d')) << "over its size, as all are in use";
+  EXPECT_EQ(copies_.bytes(), 300);
+}
+
+TEST_F(AdapterFiles, WhatAnotherProcessUsesStays) {
+  AdapterCopies other(cache_, 250);
+  const auto used = keep(content('a'), &other);
+  keep(content('b'));
+  keep(content('c'));
+  EXPECT_TRUE(has('a'));
+  EXPECT_FALSE(has('b'));
+}
+
+TEST_F(AdapterFiles, ACopyIsReadBeforeItsFirstUseByAProcess) {
+  const std::string sha256 = sha256_hex(content('a'));
+  fs::create_directories(cache_);
+  std::ofstream(cache_ + "/" + sha256 + ".safetensors") << content('b');
+  EXPECT_FALSE(copies_.find_checked(sha256));
+  EXPECT_FALSE(copies_.find(sha256));
+  EXPECT_FALSE(has('a')) << "what lies about its name goes";
+  AdapterCopies other(cache_, 250);
+  keep(content('a'), &other);
+  EXPECT_FALSE(copies_.find_checked(sha256)) << "another process has checked it";
+  EXPECT_TRUE(copies_.find(sha256));
+  EXPECT_TRUE(copies_.find_checked(sha256));
+  // Changed behind its back.
+  std::ofstream(cache_ + "/" + sha256 + ".safetensors") << content('z', 99);
+  EXPECT_FALSE(copies_.find_checked(sha256));
+  EXPECT_FALSE(copies_.find(sha256));
+}
+
+TEST_F(AdapterFiles, OnlyWhatWasPromisedBecomesACopy) {
+  const std::string sha256 = sha256_hex(content('a'));
+  for (const std::string& bytes : {content('b'), content('a', 99)}) {
+    auto writer = copies_.begin(sha256, 100);
+    ASSERT_TRUE(writer.ok() && writer->write(bytes).ok());
+    const auto copy = writer->commit();
+    ASSERT_FALSE(copy.ok());
+    EXPECT_EQ(copy.error().code, Code::kDataCorrupt);
+    EXPECT_NE(copy.error().message.find(sha256_hex(bytes)), std::string::npos);
+  }
+  {
+    auto writer = copies_.begin(sha256, 100);
+    EXPECT_EQ(writer->write(content('a', 101)).error().code, Code::kDataCorrupt);
+  }
+  EXPECT_TRUE(fs::is_empty(cache_)) << "parts are left";
+}
+
+TEST_F(AdapterFiles, AFullDiskAndNoFolderAreToldBeforeAnythingIsFetched) {
+  const std::string sha256 = sha256_hex("x");
+  const auto full = copies_.begin(sha256, std::int64_t{1} << 60);
+  ASSERT_FALSE(full.ok());
+  EXPECT_EQ(full.error().code, Code::kResourceExhausted);
+  EXPECT_NE(full.error().message.find("worker.lora.cache_dir"), std::string::npos) << full.error().message;
+  EXPECT_TRUE(fs::is_empty(cache_));
+  AdapterCopies none("", 100);
+  EXPECT_EQ(none.begin(sha256, 1).error().code, Code::kUnavailable);
+  EXPECT_FALSE(none.find(sha256));
+  std::ofstream(dir_ + "/file") << "x";
+  AdapterCopies blocked(dir_ + "/file", 100);
+  EXPECT_EQ(blocked.begin(sha256, 1).error().code, Code::kUnavailable);
+}
+
+TEST_F(AdapterFiles, AnAbandonedPartGoes) {
+  fs::create_directories(cache_);
+  std::ofstream(cache_ + "/old.part") << "x";
+  std::ofstream(cache_ + "/new.part") << "x";
+  const timespec long_ago[2] = {{.tv_sec = 1'000'000'000, .tv_nsec = 0}, {.tv_sec = 1'000'000'000, .tv_nsec = 0}};
+  ASSERT_EQ(::utimensat(AT_FDCWD, (cache_ + "/old.part").c_str(), long_ago, 0), 0);
+  keep(content('a'));
+  EXPECT_FALSE(fs::exists(cache_ + "/old.part"));
+  EXPECT_TRUE(fs::exists(cache_ + "/new.part"));
+}
+
+// What a worker does not take as a registered file.
+TEST_F(AdapterFiles, OnlyRegularFilesBelowAFolderAreCopied) {
+  const std::string folder = dir_ + "/in", bytes = content('a');
+  fs::create_directories(folder + "/deep");
+  loras::Location location;
+  location.sha256 = sha256_hex(bytes);
+  location.bytes = static_cast<std::int64_t>(bytes.size());
+  const auto code = [&](const std::string& path, const std::vector<std::string>& folders) {
+    const auto copied = copy_registered_file(copies_, location, path, folders);
+    return copied ? std::string("ok") : std::string(code_name(copied.error().code));
+  };
+  std::ofstream(folder + "/deep/a") << bytes;
+  EXPECT_EQ(code(folder + "/deep/a", {dir_ + "/none", folder}), "ok");
+  EXPECT_EQ(code(folder + "/deep/a", {}), "permission_denied");
+  EXPECT_EQ(code(folder + "/missing", {folder}), "not_found");
+  EXPECT_EQ(code(folder + "/deep", {folder}), "data_corrupt");
+  ASSERT_EQ(::mkfifo((folder + "/pipe").c_str(), 0600), 0);
+  EXPECT_EQ(code(folder + "/pipe", {folder}), "data_corrupt") << "and does not wait for a writer";
+  fs::create_directory_symlink(folder + "/deep", dir_ + "/alias");
+  EXPECT_EQ(code(dir_ + "/alias/a", {folder}), "ok") << "a link from outside to inside";
+  EXPECT_EQ(code(folder + "/deep/a", {dir_ + "/alias"}), "ok") << "a folder that is a link";
+}
+
+}  // namespace
+}  // namespace ditfleet::worker

@@ -1,0 +1,163 @@
+#include "worker/adapter_loader.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <set>
+
+
+namespace ditfleet::worker {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kWatchEvery = 2s;
+constexpr auto kCallTimeout = 2s;
+constexpr double kKeep = 0.7;  // of the measured rate, with each new measurement
+
+bool contains(const std::vector<std::string>& all, const std::string& one) { return std::find(all.begin(), all.end(), one) != all.end(); }
+
+void add_new(const std::vector<std::string>& from, std::vector<std::string>& to) {
+  for (const auto& one : from) {
+    if (!contains(to, one)) to.push_back(one);
+  }
+}
+
+AdapterTier tier_of(const pipeline::AdapterHoldings& held, const std::string& sha256, bool was_on_disk) {
+  if (contains(held.in_slots, sha256)) return AdapterTier::kSlot;
+  if (contains(held.in_host, sha256)) return AdapterTier::kHost;
+  return was_on_disk ? AdapterTier::kDisk : AdapterTier::kSource;
+}
+
+}  // namespace
+
+Error with_names(Error error, const std::vector<job::LoraUse>& uses, const std::vector<pipeline::LoraRequest>& loras) {
+  for (std::size_t i = 0; i < loras.size() && i < uses.size(); ++i) {
+    const std::string& path = loras[i].path;
+    for (auto at = error.message.find(path); at != std::string::npos; at = error.message.find(path, at + uses[i].name.size())) {
+      error.message.replace(at, path.size(), uses[i].name);
+    }
+  }
+  return error;
+}
+
+AdapterLoader::AdapterLoader(asio::any_io_executor executor, AdapterOptions options)
+    : executor_(executor),
+      options_(std::move(options)),
+      copies_(options_.cache_dir, options_.cache_bytes),
+      fetcher_(executor, options_.source.get(), copies_, options_.folders) {}
+
+void AdapterLoader::start() {
+  if (options_.source) options_.source->start();
+}
+
+void AdapterLoader::stop() {
+  if (options_.source) options_.source->stop();
+}
+
+asio::awaitable<Result<void>> AdapterLoader::fetch(const Wish& wish, BroughtAdapters& brought, std::vector<AdapterTier>& tiers) {
+  const auto held = wish.model->adapters();
+  for (const auto& use : wish.uses) {
+    auto fetched = co_await fetcher_.fetch(use.sha256, use.name, wish.wanted);
+    tiers.push_back(tier_of(held, use.sha256, fetched.ok() && fetched->was_here));
+    if (!fetched) {
+      if (fetched.error().code == Code::kNotFound) wish.model->forget_adapter(use.sha256);
+      co_return fetched.error();
+    }
+    brought.loras.push_back({.path = fetched->copy->path(), .scale = use.scale, .id = use.sha256});
+    brought.copies.push_back(std::move(fetched->copy));
+  }
+  co_return Result<void>();
+}
+
+asio::awaitable<Result<BroughtAdapters>> AdapterLoader::bring(Wish wish) {
+  const auto begun = std::chrono::steady_clock::now();
+  telemetry::SpanTimer span("adapter_load", wish.context);
+  span.attribute("ditfleet.adapters", static_cast<std::int64_t>(wish.uses.size()));
+  BroughtAdapters brought;
+  std::vector<AdapterTier> tiers;
+  auto done = co_await fetch(wish, brought, tiers);
+  const bool resident = std::all_of(tiers.begin(), tiers.end(), [](AdapterTier tier) { return tier == AdapterTier::kSlot; });
+  if (done && !resident) {
+    const std::function<Result<bool>()> work = [model = wish.model, loras = brought.loras, drop = wish.drop_first]() -> Result<bool> {
+      auto loaded = model->prefetch(loras, drop);
+      if (!loaded) return loaded.error();
+      return true;
+    };
+    auto loaded = co_await thread_.run<bool>(work, Deadline::at(Deadline::Clock::time_point::max()));
+    if (!loaded) done = with_names(loaded.error(), wish.uses, brought.loras);
+  }
+  // Of a unit that failed all are counted but those it did not come to.
+  for (const AdapterTier tier : tiers) count_adapter_load(tier, done ? "ok" : code_name(done.error().code));
+  const AdapterTier furthest = tiers.empty() ? AdapterTier::kSlot : *std::max_element(tiers.begin(), tiers.end());
+  span.attribute("ditfleet.adapter_tier", std::string(tier_name(furthest)));
+  if (!done) {
+    span.failed(done.error().message);
+    co_return done.error();
+  }
+  const auto took = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun);
+  observe_adapter_load(furthest, took);
+  if (furthest >= AdapterTier::kDisk) {
+    std::int64_t bytes = 0;
+    for (std::size_t i = 0; i < tiers.size(); ++i) bytes += tiers[i] >= AdapterTier::kDisk ? brought.copies[i]->bytes() : 0;
+    const double rate = static_cast<double>(bytes) * 1e6 / static_cast<double>(std::max<std::int64_t>(1, took.count()));
+    bytes_per_s_ = bytes_per_s_ > 0 ? kKeep * bytes_per_s_ + (1 - kKeep) * rate : rate;
+  }
+  co_return brought;
+}
+
+asio::awaitable<bool> AdapterLoader::forget_deleted(const ModelSet& models) {
+  std::vector<std::string> digests;
+  for (const auto& [name, model] : models.models) add_new(model->adapters().in_host, digests);
+  const std::function<Result<std::vector<std::string>>()> list = [this]() -> Result<std::vector<std::string>> { return copies_.digests(); };
+  auto on_disk = co_await thread_.run<std::vector<std::string>>(list, Deadline::at(Deadline::Clock::time_point::max()));
+  if (on_disk) add_new(*on_disk, digests);
+  bool sure = true;
+  for (const std::string& sha256 : digests) {
+    auto found = co_await options_.source->lookup(sha256, Deadline::after(kCallTimeout));
+    if (found) continue;
+    if (found.error().code != Code::kNotFound) {
+      sure = false;
+      continue;
+    }
+    spdlog::info("adapters: {} is registered no more, and forgotten", sha256.substr(0, 12));
+    for (const auto& [name, model] : models.models) model->forget_adapter(sha256);
+    copies_.remove(sha256);
+  }
+  co_return sure;
+}
+
+asio::awaitable<void> AdapterLoader::watch(const ModelSet& models, std::function<void()> changed) {
+  if (!options_.source) co_return;
+  std::int64_t seen = -1;
+  asio::steady_timer timer(executor_);
+  while (true) {
+    timer.expires_after(kWatchEvery);
+    co_await timer.async_wait(asio::use_awaitable);
+    // Who has none asks nothing.
+    const bool any = std::any_of(models.models.begin(), models.models.end(), [](const auto& entry) { return !entry.second->adapters().in_host.empty(); });
+    if (!any) continue;
+    auto version = co_await options_.source->version(Deadline::after(kCallTimeout));
+    if (!version || *version == seen) continue;
+    if (co_await forget_deleted(models)) seen = *version;
+    changed();
+  }
+}
+
+void AdapterLoader::describe(const ModelSet& models, queue::WorkerInfo& info) const {
+  if (!options_.source) return;
+  for (const auto& [name, model] : models.models) {
+    const auto held = model->adapters();
+    show_adapters(name, held);
+    info.adapter_slots = std::max(info.adapter_slots, held.slots);
+    info.host_adapter_bytes += held.host_bytes;
+    add_new(held.in_slots, info.adapters);
+    add_new(held.in_host, info.host_adapters);
+    info.adapter_load_bytes_per_s = std::max(info.adapter_load_bytes_per_s, held.load_bytes_per_s);
+    info.adapter_swap_us = std::max(info.adapter_swap_us, held.swap_us);
+  }
+  // The engine knows the last part of the way alone.
+  if (bytes_per_s_ > 0) info.adapter_load_bytes_per_s = static_cast<std::int64_t>(bytes_per_s_);
+}
+
+}  // namespace ditfleet::worker
