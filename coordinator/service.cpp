@@ -19,6 +19,8 @@
 #include "shared/core/ids.h"
 #include "shared/core/task_group.h"
 #include "shared/job/catalogue.h"
+#include "shared/loras/directory.h"
+#include "shared/loras/registry.h"
 #include "shared/queue/client.h"
 #include "shared/redis/connection.h"
 #include "shared/results/store.h"
@@ -106,9 +108,14 @@ class Coordinator {
                                       .preview_ms = settings_.results.preview_ms},
                                      data_);
     if (!store) return store.error();
+    // So do adapters; what is asked of their registry all the time is small, and goes with the rest.
+    uploads_ = redis::Connection::create(io_.get_executor(), *connection);
+    adapters_ = std::make_shared<loras::Directory>(std::make_shared<loras::Registry>(control_));
+    auto scheduling_options = scheduler_options(settings_, *catalogue);
+    scheduling_options.adapters = adapters_;
     scheduler_ = std::make_unique<scheduling::SchedulerService>(
         io_.get_executor(), control_, std::make_shared<queue::Client>(control_, queue_options(settings_)),
-        scheduler_options(settings_, *catalogue));
+        std::move(scheduling_options));
     gateway_ = std::make_unique<gateway::Gateway>(
         io_.get_executor(), gateway::GatewayDependencies{
                                 .settings = settings_,
@@ -116,12 +123,16 @@ class Coordinator {
                                 .queue = std::make_shared<queue::Client>(data_, queue_options(settings_)),
                                 .store = *store,
                                 .redis = data_,
+                                .loras = std::make_shared<loras::Registry>(uploads_),
+                                .lora_directory = adapters_,
                                 .readiness = [this] { return readiness(); },
                                 .advise = [this](const job::JobSpec& spec, const std::string& tenant) { return advise(spec, tenant); }});
     if (auto listening = gateway_->listen(); !listening) return listening.error();
     control_->start();
     data_->start();
+    uploads_->start();
     scheduler_->start();
+    tasks_.spawn("adapters", adapters_->follow());
     tasks_.spawn("gateway", gateway_->run());
     tasks_.spawn("ready", tell_ready());
     spdlog::info("coordinator: serving at {}, Redis at {}", gateway_->url(), connection->endpoint.display());
@@ -136,6 +147,7 @@ class Coordinator {
     co_await tasks_.join();
     control_->stop();
     data_->stop();
+    uploads_->stop();
   }
 
  private:
@@ -185,7 +197,8 @@ class Coordinator {
   asio::io_context& io_;
   config::Settings settings_;
   ReadyHook on_ready_;
-  std::shared_ptr<redis::Connection> control_, data_;
+  std::shared_ptr<redis::Connection> control_, data_, uploads_;
+  std::shared_ptr<loras::Directory> adapters_;
   std::unique_ptr<scheduling::SchedulerService> scheduler_;
   std::unique_ptr<gateway::Gateway> gateway_;
   TaskGroup tasks_;

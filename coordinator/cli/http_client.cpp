@@ -2,7 +2,12 @@
 
 #include <curl/curl.h>
 
+#include <sys/stat.h>
+
+#include <cerrno>
 #include <csignal>
+#include <cstdio>
+#include <cstring>
 #include <utility>
 
 #include "shared/core/bytes.h"
@@ -97,7 +102,8 @@ Error error_of(const HttpResponse& response, const std::string& what) {
 }
 
 Result<HttpResponse> HttpClient::request(const std::string& method, const std::string& path,
-                                         const std::string& body, std::chrono::milliseconds timeout) {
+                                         const std::string& body, std::chrono::milliseconds timeout,
+                                         const std::vector<std::string>& headers) {
   HttpResponse response;
   CURL* curl = handle_->curl;
   handle_->prepare(target_, path);
@@ -110,6 +116,7 @@ Result<HttpResponse> HttpClient::request(const std::string& method, const std::s
     curl_easy_setopt(curl, CURLOPT_COPYPOSTFIELDS, body.c_str());
     handle_->add_header("Content-Type: application/json");
   }
+  for (const std::string& header : headers) handle_->add_header(header);
   curl_easy_setopt(curl, CURLOPT_HTTPHEADER, handle_->headers);
   if (const CURLcode code = curl_easy_perform(curl); code != CURLE_OK) return handle_->failure(code, target_);
   curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &response.status);
@@ -120,15 +127,53 @@ Result<HttpResponse> HttpClient::request(const std::string& method, const std::s
 }
 
 Result<json::value> HttpClient::json(const std::string& method, const std::string& path,
-                                     const std::string& body) {
-  auto response = request(method, path, body);
+                                     const std::string& body, const std::vector<std::string>& headers) {
+  auto response = request(method, path, body, std::chrono::seconds(30), headers);
   if (!response) return response.error();
-  if (response->status >= 400) return error_of(*response, method + " " + path);
-  auto value = parse_json(response->body);
+  return json_of(*response, method, path);
+}
+
+Result<json::value> HttpClient::json_of(const HttpResponse& response, const std::string& method, const std::string& path) const {
+  if (response.status >= 400) return error_of(response, method + " " + path);
+  auto value = parse_json(response.body);
   if (!value)
     return Error{
         Code::kDataCorrupt, target_.url + path + " did not answer in JSON; is --url a DiTFleet gateway?", {}};
   return std::move(*value);
+}
+
+Result<json::value> HttpClient::send_file(const std::string& method, const std::string& path, const std::string& file,
+                                          const std::vector<std::string>& headers) {
+  struct Closer {
+    void operator()(std::FILE* f) const { std::fclose(f); }
+  };
+  const auto failed = [&](int e) {
+    return Error{e == ENOENT ? Code::kNotFound : Code::kUnavailable, "cannot read '" + file + "': " + std::strerror(e), {}};
+  };
+  const std::unique_ptr<std::FILE, Closer> in(std::fopen(file.c_str(), "rb"));
+  if (!in) return failed(errno);
+  struct stat info {};
+  if (::fstat(::fileno(in.get()), &info) != 0) return failed(errno);
+  if (!S_ISREG(info.st_mode)) return failed(S_ISDIR(info.st_mode) ? EISDIR : EINVAL);
+  HttpResponse response;
+  CURL* curl = handle_->curl;
+  handle_->prepare(target_, path);
+  curl_easy_setopt(curl, CURLOPT_UPLOAD, 1L);
+  curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, method.c_str());
+  curl_easy_setopt(curl, CURLOPT_READDATA, in.get());
+  curl_easy_setopt(curl, CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(info.st_size));
+  curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
+  curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, 60L);
+  curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, append_body);
+  curl_easy_setopt(curl, CURLOPT_WRITEDATA, &response.body);
+  handle_->add_header("Content-Type: application/octet-stream");
+  for (const std::string& header : headers) handle_->add_header(header);
+  curl_easy_setopt(curl, CURLOPT_HTTPHEADER, handle_->headers);
+  const CURLcode code = curl_easy_perform(curl);
+  curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &response.status);
+  // A service that refuses by the headers answers before everything is sent.
+  if (code != CURLE_OK && response.status < 400) return handle_->failure(code, target_);
+  return json_of(response, method, path);
 }
 
 namespace {

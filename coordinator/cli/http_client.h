@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "coordinator/cli/command.h"
 #include "coordinator/cli/sse_parser.h"
@@ -30,10 +31,17 @@ class HttpClient {
   // answer, with the address; kDeadlineExceeded; kCanceled: interrupted() was true.
   Result<HttpResponse> request(const std::string& method, const std::string& path,
                                const std::string& body = {},
-                               std::chrono::milliseconds timeout = std::chrono::seconds(30));
+                               std::chrono::milliseconds timeout = std::chrono::seconds(30),
+                               const std::vector<std::string>& headers = {});
   // The same where an answer in JSON is expected: a status from 400 on is an Error with the service's
   // message, its code from the status.
-  Result<json::value> json(const std::string& method, const std::string& path, const std::string& body = {});
+  Result<json::value> json(const std::string& method, const std::string& path, const std::string& body = {},
+                           const std::vector<std::string>& headers = {});
+
+  // Sends a file as it is (application/octet-stream), of any size, with more headers ("Name: value"); errors as json(). One
+  // that cannot be read: kNotFound, kUnavailable. Gives up when nothing moves for a minute.
+  Result<json::value> send_file(const std::string& method, const std::string& path, const std::string& file,
+                                const std::vector<std::string>& headers = {});
 
   enum class Next { kGoOn, kStop };
   // Follows an event stream from after `last_event_id` (empty: the beginning) until it ends, `on_event` says
@@ -42,6 +50,7 @@ class HttpClient {
                       const std::function<Next(const ServerEvent&)>& on_event);
 
  private:
+  Result<json::value> json_of(const HttpResponse& response, const std::string& method, const std::string& path) const;
   struct Handle;
   std::unique_ptr<Handle> handle_;
   Target target_;

@@ -222,6 +222,11 @@ asio::awaitable<Response> Api::dispatch(CallPtr call) {
     case RouteId::kJobEvents: co_return co_await job_events(call);
     case RouteId::kGetResult: co_return co_await get_result(call);
     case RouteId::kGetPreview: co_return co_await get_preview(call);
+    case RouteId::kListLoras: co_return co_await list_loras(call);
+    case RouteId::kGetLora: co_return co_await get_lora(call);
+    case RouteId::kPutLora: co_return co_await put_lora(call);
+    case RouteId::kPatchLora: co_return co_await patch_lora(call);
+    case RouteId::kRemoveLora: co_return co_await remove_lora(call);
     case RouteId::kListWorkers: co_return co_await list_workers(call);
   }
   co_return error_response(internal_error("a route without a handler"));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
+#include <boost/asio/thread_pool.hpp>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,6 +18,8 @@
 #include "coordinator/gateway/job_service.h"
 #include "coordinator/gateway/openai_images.h"
 #include "coordinator/gateway/routes.h"
+#include "shared/loras/directory.h"
+#include "shared/loras/registry.h"
 
 namespace ditfleet::gateway {
 
@@ -25,6 +28,9 @@ struct ApiOptions {
   job::Catalogue catalogue;
   std::function<Readiness()> readiness;
   std::function<Advice(const job::JobSpec&, const std::string& tenant)> advise;  // may be empty
+  // The registry of adapters and a view of it; null: there is none.
+  std::shared_ptr<loras::Registry> loras;
+  std::shared_ptr<loras::Directory> lora_directory;
   std::string local_url;  // where a request without a usable Host header is told to go
 };
 
@@ -36,6 +42,8 @@ class Api {
   asio::awaitable<Response> handle(Request request);
   // The answer to bytes that never became a request; counted like one.
   Response refuse(int status, const std::string& message, const std::string& code);
+  // Whether the handler of this request reads the body itself: uploads of adapters.
+  static bool wants_stream(const Request& head);
 
  private:
   // One request on its way through; shared with a response that takes its time.
@@ -69,6 +77,18 @@ class Api {
   asio::awaitable<Response> get_preview(CallPtr call);
   asio::awaitable<Response> list_workers(CallPtr call);
 
+  asio::awaitable<Response> list_loras(CallPtr call);
+  asio::awaitable<Response> get_lora(CallPtr call);
+  asio::awaitable<Response> put_lora(CallPtr call);
+  asio::awaitable<Response> patch_lora(CallPtr call);
+  asio::awaitable<Response> remove_lora(CallPtr call);
+  asio::awaitable<Response> put_lora_bytes(CallPtr call, std::string tenant, std::string name, loras::PutCondition condition);
+  asio::awaitable<Response> put_lora_file(CallPtr call, std::string tenant, std::string name, loras::PutCondition condition);
+  asio::awaitable<Response> store_lora(loras::Adapter adapter, std::string upload, loras::PutCondition condition);
+  // The view holds what was acknowledged before.
+  asio::awaitable<Result<void>> refresh_loras();
+  Result<std::string> resolve_lora(const std::string& tenant, const job::LoraUse& use, const job::ModelEntry& model) const;
+
   asio::awaitable<Response> job_events(CallPtr call);
   asio::awaitable<void> write_events(CallPtr call, std::string job, std::string after, Sink& sink);
 
@@ -84,6 +104,7 @@ class Api {
   JobService& service_;
   std::shared_ptr<EventHub> hub_;
   std::int64_t created_s_;
+  asio::thread_pool disk_{1};  // reads files that are registered by path
 };
 
 // What is wrong with the headers or the bytes of a JSON request, if anything: 415, or 400 for invalid UTF-8.

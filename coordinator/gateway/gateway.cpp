@@ -37,11 +37,12 @@ class Gateway::Impl {
         hub_(std::make_shared<EventHub>(executor, [feed = feed_](auto block) { return feed->next(block); })),
         tasks_(executor),
         server_(executor, server_options(settings_),
-                {[this](Request request) { return api_->handle(std::move(request)); },
-                 [this](int status, const std::string& message, const std::string& code) {
+                {.request = [this](Request request) { return api_->handle(std::move(request)); },
+                 .refuse = [this](int status, const std::string& message, const std::string& code) {
                    return api_->refuse(status, message, code);
                  },
-                 count_connections}),
+                 .streams = Api::wants_stream,
+                 .count_connections = count_connections}),
         dependencies_(std::move(dependencies)) {}
 
   Result<void> listen() {
@@ -52,6 +53,8 @@ class Gateway::Impl {
     options.advise = std::move(dependencies_.advise);
     options.readiness = std::move(dependencies_.readiness);
     if (!options.readiness) options.readiness = [redis = redis_] { return redis_readiness(*redis); };
+    options.loras = dependencies_.loras;
+    options.lora_directory = dependencies_.lora_directory;
     options.local_url = url();
     api_ = std::make_unique<Api>(std::move(options), *service_, hub_);
     return {};

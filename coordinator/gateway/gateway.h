@@ -21,6 +21,10 @@
 namespace ditfleet::queue {
 class Client;
 }
+namespace ditfleet::loras {
+class Directory;
+class Registry;
+}
 namespace ditfleet::results {
 class Store;
 }
@@ -52,6 +56,8 @@ struct GatewayDependencies {
   std::shared_ptr<queue::Client> queue;       // its library is loaded by whoever made it
   std::shared_ptr<results::Store> store;
   std::shared_ptr<redis::Connection> redis;   // the queue's; the feed opens another like it
+  std::shared_ptr<loras::Registry> loras = {};  // null: /v1/loras answers 503
+  std::shared_ptr<loras::Directory> lora_directory = {};  // somebody lets it follow
   std::function<Readiness()> readiness;       // must not block; unset: ready while Redis is connected
   // Queue bound and deadlines that cannot be met. `spec` is complete. Unset: everything is accepted.
   std::function<Advice(const job::JobSpec& spec, const std::string& tenant)> advise;

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,6 +20,17 @@ namespace asio = boost::asio;
 
 using Fields = std::vector<std::pair<std::string, std::string>>;
 
+// A body that is read piece by piece by whoever handles the request, for what is too large to hold.
+class BodyReader {
+ public:
+  virtual ~BodyReader() = default;
+  // As the request announces it; nothing for a chunked body.
+  virtual std::optional<std::uint64_t> length() const = 0;
+  // The next bytes, at most 256 KiB; empty: the end. kUnavailable: the client is gone, or too slow. kInvalidArgument:
+  // what it sends is no HTTP.
+  virtual asio::awaitable<Result<std::string>> read() = 0;
+};
+
 struct Request {
   std::string method;                 // "GET", as sent
   std::vector<std::string> segments;  // of the path, percent-decoded; "/" has none
@@ -25,6 +38,7 @@ struct Request {
   Fields query;                       // percent-decoded, in order
   Fields headers;
   std::string body;
+  std::shared_ptr<BodyReader> stream = {};  // set: `body` is empty, and this has it
 
   // The first header of that name, whatever its case; empty if absent.
   std::string_view header(std::string_view name) const;

@@ -51,7 +51,13 @@ asio::awaitable<Result<queue::SubmitOutcome>> Api::submit(CallPtr call, job::Job
        std::any_of(key.begin(), key.end(), [](char c) { return c < 0x21 || c > 0x7e; }))) {
     co_return invalid_argument("the Idempotency-Key header must be 1 to 255 visible ASCII characters, such as a UUID");
   }
-  auto complete = job::complete_spec(spec, options_.catalogue);
+  if (!spec.loras.empty()) {
+    auto fresh = co_await refresh_loras();
+    if (!fresh) co_return fresh.error();
+  }
+  auto complete = job::complete_spec(spec, options_.catalogue, [&](const job::LoraUse& use, const job::ModelEntry& model) {
+    return resolve_lora(call->caller.tenant, use, model);
+  });
   if (!complete) co_return complete.error();
   if (options_.advise) {
     const Advice advice = options_.advise(*complete, call->caller.tenant);
@@ -67,7 +73,7 @@ asio::awaitable<Result<queue::SubmitOutcome>> Api::submit(CallPtr call, job::Job
   queue::Submission submission;
   submission.tenant = call->caller.tenant;
   // As the client wrote it, not completed: a retry under the same key must be the same body, and a seed
-  // that was left out is drawn only once, on admission.
+  // that was left out is drawn only once, on admission. There adapters get their digests, too.
   submission.spec = job::to_json(spec);
   submission.idempotency_key = std::string(key);
   submission.traceparent = call->traceparent;

@@ -22,6 +22,11 @@ constexpr std::array kRoutes = {
     Route{RouteId::kJobEvents, "GET", "/v1/jobs/{id}/events"},
     Route{RouteId::kGetResult, "GET", "/v1/jobs/{id}/results/{index}"},
     Route{RouteId::kGetPreview, "GET", "/v1/jobs/{id}/previews/{event}"},
+    Route{RouteId::kListLoras, "GET", "/v1/loras"},
+    Route{RouteId::kGetLora, "GET", "/v1/loras/{name}"},
+    Route{RouteId::kPutLora, "PUT", "/v1/loras/{name}"},
+    Route{RouteId::kPatchLora, "PATCH", "/v1/loras/{name}"},
+    Route{RouteId::kRemoveLora, "DELETE", "/v1/loras/{name}"},
     Route{RouteId::kListWorkers, "GET", "/v1/workers"},
 };
 

@@ -26,6 +26,11 @@ enum class RouteId {
   kJobEvents,
   kGetResult,
   kGetPreview,
+  kListLoras,
+  kGetLora,
+  kPutLora,
+  kPatchLora,
+  kRemoveLora,
   kListWorkers,
 };
 

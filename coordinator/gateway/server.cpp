@@ -119,6 +119,59 @@ class Connection final : public Sink {
   bool gone_ = false, chunked_ = false;
 };
 
+// What has been read of a request whose body its handler reads.
+class StreamedBody final : public BodyReader {
+ public:
+  StreamedBody(std::shared_ptr<Connection> connection, http::request_parser<http::empty_body>&& head, std::chrono::milliseconds patience)
+      : connection_(std::move(connection)), parser_(std::move(head)), patience_(patience), expects_(beast::iequals(parser_.get()[http::field::expect], "100-continue")) {
+    parser_.body_limit(boost::none);
+    if (const auto length = parser_.content_length()) length_ = *length;
+    parser_.eager(false);
+  }
+
+  std::optional<std::uint64_t> length() const override { return length_; }
+  bool done() const { return parser_.is_done(); }
+
+  asio::awaitable<Result<std::string>> read() override {
+    if (failed_) co_return unavailable("the client is gone");
+    std::string piece;
+    if (parser_.is_done()) co_return piece;
+    Stream& stream = connection_->stream();
+    error_code ec;
+    stream.expires_after(patience_);
+    if (expects_) {  // only now, so that what is refused by its headers is never sent
+      expects_ = false;
+      static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+      std::tie(ec, std::ignore) = co_await asio::async_write(stream, asio::buffer(kContinue), kTuple);
+    }
+    piece.resize(kPieceBytes);
+    std::size_t got = 0;
+    while (!ec && got == 0 && !parser_.is_done()) {
+      parser_.get().body().data = piece.data();
+      parser_.get().body().size = piece.size();
+      std::tie(ec, std::ignore) = co_await http::async_read(stream, connection_->buffer(), parser_, kTuple);
+      if (ec == http::error::need_buffer) ec = {};
+      got = piece.size() - parser_.get().body().size;
+    }
+    stream.expires_never();
+    if (ec) {
+      failed_ = true;
+      if (is_protocol_error(ec)) co_return invalid_argument("the body is not valid HTTP/1.1: " + ec.message());
+      co_return unavailable("the client went away before the end of the body");
+    }
+    piece.resize(got);
+    co_return piece;
+  }
+
+ private:
+  static constexpr std::size_t kPieceBytes = 256 << 10;
+  std::shared_ptr<Connection> connection_;
+  http::request_parser<http::buffer_body> parser_;
+  std::chrono::milliseconds patience_;
+  std::optional<std::uint64_t> length_;
+  bool expects_, failed_ = false;
+};
+
 class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
  public:
   Impl(asio::any_io_executor executor, ServerOptions options, ServerHandlers handlers)
@@ -199,6 +252,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
  private:
   struct Incoming {
     Request request;
+    std::shared_ptr<StreamedBody> streamed = {};
     bool keep = false, http_1_0 = false;
   };
 
@@ -236,7 +290,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
         if (ec) break;
         connection->buffer().commit(read);
       }
-      auto incoming = co_await read_request(*connection);
+      auto incoming = co_await read_request(connection);
       if (!incoming) co_return;
       const bool head = incoming->request.method == "HEAD";
       const bool http_1_0 = incoming->http_1_0;
@@ -250,28 +304,74 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
         connection->unwatch();
         if (connection->gone()) break;
       }
-      keep = keep && !response.close && !stopping_;
+      // A body that nobody read to its end stands where the next request would.
+      const bool unread = incoming->streamed && !incoming->streamed->done();
+      keep = keep && !response.close && !stopping_ && !unread;
       if (response.stream) {
         if (!co_await write_stream(connection, response, http_1_0)) break;
         // A stream may have lasted long; a fresh connection is simpler than to find out who still listens.
         break;
       }
-      if (!co_await write_response(*connection, response, head, keep, http_1_0) || !keep) break;
+      if (!co_await write_response(*connection, response, head, keep, http_1_0)) break;
+      if (unread) {
+        co_await linger(*connection);
+        co_return;
+      }
+      if (!keep) break;
     }
     error_code ignored;
     stream.socket().shutdown(tcp::socket::shutdown_both, ignored);
   }
 
-  // Reads one request. Empty: the connection is done with, and the client told why where that was possible.
-  asio::awaitable<std::optional<Incoming>> read_request(Connection& connection) {
+  template <class Body>
+  static Result<Incoming> incoming_of(const http::request<Body>& message) {
+    Incoming incoming;
+    incoming.keep = message.keep_alive();
+    incoming.http_1_0 = message.version() == 10;
+    incoming.request.method = std::string(message.method_string());
+    for (const auto& field : message) incoming.request.headers.emplace_back(field.name_string(), field.value());
+    if (auto target = parse_target(std::string_view(message.target().data(), message.target().size()), incoming.request); !target) return target.error();
+    return incoming;
+  }
+
+  // Reads one request, or all of it but the body. Empty: the connection is done with, and the client told why where
+  // that was possible.
+  asio::awaitable<std::optional<Incoming>> read_request(std::shared_ptr<Connection> shared) {
+    Connection& connection = *shared;
     Stream& stream = connection.stream();
-    http::request_parser<http::string_body> parser;
-    parser.header_limit(options_.max_header_bytes);
-    parser.body_limit(options_.max_body_bytes);
+    http::request_parser<http::empty_body> head;
+    head.header_limit(options_.max_header_bytes);
+    head.body_limit(boost::none);
     stream.expires_after(options_.header_timeout);
-    auto [ec, header_bytes] = co_await http::async_read_header(stream, connection.buffer(), parser, kTuple);
-    if (!ec && beast::iequals(parser.get()[http::field::expect], "100-continue")) {
+    auto [ec, header_bytes] = co_await http::async_read_header(stream, connection.buffer(), head, kTuple);
+    stream.expires_never();
+    const auto failed = [&]() -> asio::awaitable<std::optional<Incoming>> {
+      if (is_protocol_error(ec)) {
+        const ReadProblem problem = describe(ec);
+        co_await refuse(connection, problem.status, problem.message, problem.code);
+      }
+      co_return std::nullopt;
+    };
+    if (ec) co_return co_await failed();
+    auto incoming = incoming_of(head.get());
+    if (!incoming) {
+      co_await refuse(connection, 400, incoming.error().message, "bad_request");
+      co_return std::nullopt;
+    }
+    if (handlers_.streams && handlers_.streams(incoming->request)) {
+      incoming->streamed = std::make_shared<StreamedBody>(std::move(shared), std::move(head), options_.piece_timeout);
+      incoming->request.stream = incoming->streamed;
+      co_return std::move(*incoming);
+    }
+    if (const auto length = head.content_length(); length && *length > options_.max_body_bytes) {
+      ec = http::error::body_limit;
+      co_return co_await failed();
+    }
+    http::request_parser<http::string_body> parser(std::move(head));
+    parser.body_limit(options_.max_body_bytes);
+    if (beast::iequals(parser.get()[http::field::expect], "100-continue")) {
       static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+      stream.expires_after(options_.header_timeout);
       std::tie(ec, std::ignore) = co_await asio::async_write(stream, asio::buffer(kContinue), kTuple);
     }
     if (!ec && !parser.is_done()) {
@@ -279,26 +379,9 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       std::tie(ec, std::ignore) = co_await http::async_read(stream, connection.buffer(), parser, kTuple);
     }
     stream.expires_never();
-    if (ec) {
-      if (is_protocol_error(ec)) {
-        const ReadProblem problem = describe(ec);
-        co_await refuse(connection, problem.status, problem.message, problem.code);
-      }
-      co_return std::nullopt;
-    }
-    auto message = parser.release();
-    Incoming incoming;
-    incoming.keep = message.keep_alive();
-    incoming.http_1_0 = message.version() == 10;
-    Request& request = incoming.request;
-    request.method = std::string(message.method_string());
-    for (const auto& field : message) request.headers.emplace_back(field.name_string(), field.value());
-    request.body = std::move(message.body());
-    if (auto target = parse_target(std::string_view(message.target().data(), message.target().size()), request); !target) {
-      co_await refuse(connection, 400, target.error().message, "bad_request");
-      co_return std::nullopt;
-    }
-    co_return incoming;
+    if (ec) co_return co_await failed();
+    incoming->request.body = std::move(parser.get().body());
+    co_return std::move(*incoming);
   }
 
   template <class Body>
@@ -356,7 +439,11 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
 
   asio::awaitable<void> refuse(Connection& connection, int status, const std::string& message, const std::string& code) {
     Response response = handlers_.refuse(status, message, code);
-    if (!co_await write_response(connection, response, false, false, false)) co_return;
+    if (co_await write_response(connection, response, false, false, false)) co_await linger(connection);
+  }
+
+  // Takes for a while what the client still sends, so that it reads the answer before it finds the connection closed.
+  asio::awaitable<void> linger(Connection& connection) {
     Stream& stream = connection.stream();
     error_code ignored;
     stream.socket().shutdown(tcp::socket::shutdown_send, ignored);

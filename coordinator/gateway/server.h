@@ -24,6 +24,7 @@ struct ServerOptions {
   std::chrono::milliseconds idle_timeout{75'000};    // between requests on one connection
   std::chrono::milliseconds header_timeout{10'000};  // from the first byte to the end of the headers
   std::chrono::milliseconds body_timeout{30'000};    // of the whole body
+  std::chrono::milliseconds piece_timeout{30'000};   // of each piece of a body that the handler reads itself
   std::chrono::milliseconds write_timeout{30'000};   // of one write, and 1 s more for each 64 KiB
 };
 
@@ -31,7 +32,10 @@ struct ServerHandlers {
   std::function<asio::awaitable<Response>(Request)> request;
   // The answer to what is not a request: broken HTTP, too much of it, too many connections.
   std::function<Response(int status, const std::string& message, const std::string& code)> refuse;
-  std::function<void(int change)> count_connections;  // may be empty
+  // Whether the handler of this request, of which all but the body is there, reads the body itself (Request::stream), of
+  // whatever size. May be empty: never. If it answers before the end, the connection closes.
+  std::function<bool(const Request& head)> streams = {};
+  std::function<void(int change)> count_connections = {};  // may be empty
 };
 
 class Server {

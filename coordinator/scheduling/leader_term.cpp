@@ -4,6 +4,9 @@
 
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <algorithm>
+
+#include "shared/loras/directory.h"
 
 namespace ditfleet::scheduling {
 namespace {
@@ -17,6 +20,18 @@ constexpr std::size_t kMostAdmitting = 1024;
 constexpr int kIntakeBatch = 256;
 constexpr std::int64_t kAuditSpacingUs = 200'000;
 
+SchedulerOptions scheduler_options(const SchedulerServiceOptions& options) {
+  SchedulerOptions out = options.scheduler;
+  if (options.adapters && !out.adapters) {
+    out.adapters = [directory = options.adapters](const std::string& tenant, const job::LoraUse& use, const job::ModelEntry& model) {
+      return directory->resolve(tenant, use.name, use.sha256, model.name);
+    };
+  }
+  return out;
+}
+
+bool may_name_adapters(const queue::IntakeEntry& entry) { return entry.spec.find("\"loras\"") != std::string::npos; }
+
 }  // namespace
 
 std::int64_t monotonic_us() {
@@ -26,7 +41,7 @@ std::int64_t monotonic_us() {
 LeaderTerm::LeaderTerm(Context context, std::int64_t epoch)
     : context_(std::move(context)),
       epoch_(epoch),
-      scheduler_(std::make_unique<Scheduler>(context_.options->scheduler, context_.metrics)),
+      scheduler_(std::make_unique<Scheduler>(scheduler_options(*context_.options), context_.metrics)),
       tasks_(context_.executor),
       wake_(context_.executor) {}
 
@@ -128,6 +143,7 @@ asio::awaitable<bool> LeaderTerm::rebuild() {
     note_failure(workers.error(), "reading the workers");
     co_return false;
   }
+  tell_adapters();
   scheduler_->rebuild(*open, *times, *workers, context_.client->options().lease_ms, now_us());
   stored_times_ = std::move(times).value();
   rewind_ = true;
@@ -172,11 +188,35 @@ asio::awaitable<void> LeaderTerm::read_intake() {
       continue;
     }
     if (entries->empty()) continue;
+    if (context_.options->adapters && std::any_of(entries->begin(), entries->end(), may_name_adapters)) {
+      // Names mean what they meant when the job was submitted, or something newer.
+      auto fresh = co_await context_.options->adapters->refresh(Deadline::after(kCall));
+      if (!fresh) {
+        rewind_ = true;
+        co_await pause(kBackOff);
+        continue;
+      }
+      tell_adapters();
+    }
     admitting_ += entries->size();
     scheduler_->on_intake(*entries, now_us());
     kick();
     while (admitting_ > kMostAdmitting) co_await pause(1ms);
   }
+}
+
+void LeaderTerm::tell_adapters() {
+  if (!context_.options->adapters) return;
+  const loras::Directory& directory = *context_.options->adapters;
+  if (!directory.loaded() || directory.version() == adapters_version_) return;
+  adapters_version_ = directory.version();
+  Residency& residency = scheduler_->adapters();
+  for (const auto& [sha256, bytes] : directory.bytes()) residency.set_size(residency.intern(sha256), bytes);
+  for (const auto& sha256 : pinned_) {
+    if (!directory.pinned().contains(sha256)) residency.pin(residency.intern(sha256), false);
+  }
+  for (const auto& sha256 : directory.pinned()) residency.pin(residency.intern(sha256), true);
+  pinned_ = directory.pinned();
 }
 
 asio::awaitable<void> LeaderTerm::poll_registry() {
@@ -187,6 +227,7 @@ asio::awaitable<void> LeaderTerm::poll_registry() {
     if (!workers) {
       note_failure(workers.error(), "reading the workers");
     } else {
+      tell_adapters();
       scheduler_->on_workers(*workers, now_us());
       kick();
     }

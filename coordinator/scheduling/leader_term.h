@@ -6,6 +6,8 @@
 #include <boost/asio/steady_timer.hpp>
 #include <functional>
 #include <memory>
+#include <set>
+#include <string>
 
 #include "coordinator/scheduling/redis_clock.h"
 #include "coordinator/scheduling/scheduler.h"
@@ -54,6 +56,8 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   asio::awaitable<void> assign(Actions::Assignment assignment);
   asio::awaitable<void> revoke(std::vector<queue::Attempt> attempts);
 
+  // What the registry of adapters says of sizes and pins, once for each of its versions.
+  void tell_adapters();
   void perform(Actions actions);
   void kick();
   void notice_reconnect();
@@ -74,6 +78,8 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   std::int64_t audited_us_ = 0;  // monotonic
   std::size_t admitting_ = 0;    // entries under way
   std::uint64_t generation_ = 0;
+  std::int64_t adapters_version_ = -1;  // that the scheduler was told
+  std::set<std::string> pinned_;
   std::map<std::string, std::int64_t> stored_times_;
 };
 

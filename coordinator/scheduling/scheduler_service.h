@@ -15,6 +15,9 @@
 #include "coordinator/scheduling/scheduler.h"
 #include "shared/core/deadline.h"
 
+namespace ditfleet::loras {
+class Directory;
+}
 namespace ditfleet::queue {
 class Client;
 }
@@ -30,7 +33,8 @@ struct SchedulerServiceOptions {
   std::string coordinator;            // unique among coordinators and their restarts
   std::int64_t leader_ttl_ms = 3000;
   int shard = 0;
-  SchedulerOptions scheduler;
+  SchedulerOptions scheduler;           // `adapters` is filled in where it is unset and there is a directory
+  std::shared_ptr<loras::Directory> adapters = {};  // who has which, and what is pinned; somebody lets it follow. Null: nobody has any
   std::chrono::milliseconds registry_period{250}, reap_period{100}, audit_period{30'000};
 };
 

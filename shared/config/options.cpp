@@ -225,6 +225,17 @@ const Option kOptions[] = {
      .low = 1000,
      .high = kManyMs},
 
+    {.key = "loras.folders",
+     .at = DITFLEET_AT(loras.folders),
+     .description = "Folders whose files may be registered as LoRA adapters by path, with ':' between; on disks that workers see under "
+                    "the same paths. If empty, adapters are uploaded only.",
+     .form = Form::kPath},
+    {.key = "loras.max_upload_bytes",
+     .at = DITFLEET_AT(loras.max_upload_bytes),
+     .description = "Largest adapter that is taken as an upload; larger ones get 413. Uploads are kept in Redis.",
+     .low = 1 << 20,
+     .high = kManyBytes},
+
     {.key = "compile.backend",
      .at = DITFLEET_AT(compile.backend),
      .description = "What compiles a model's repeated blocks: nvrtc on a GPU, cpu_jit on a CPU (with the system's C++ "

@@ -89,6 +89,10 @@ struct Settings {
     std::int64_t preview_ms = 600'000;
   } results;
   struct {
+    std::string folders;  // with ':' between
+    std::int64_t max_upload_bytes = std::int64_t{2} << 30;
+  } loras;
+  struct {
     std::string backend = "auto", mode = "default", attention = "auto";
     bool fullgraph = false, dynamic = true, error_on_recompile = false;
     int recompile_limit = 8;

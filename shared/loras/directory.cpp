@@ -6,6 +6,8 @@
 #include <chrono>
 #include <utility>
 
+#include "shared/core/excerpt.h"
+#include "shared/core/nearest_name.h"
 #include "shared/loras/keys.h"
 
 namespace ditfleet::loras {
@@ -53,6 +55,34 @@ void Directory::take(std::map<std::string, Adapter> records, std::int64_t versio
 const Adapter* Directory::find(const std::string& tenant, const std::string& name) const {
   const auto found = records_.find(field_of(tenant, name));
   return found == records_.end() ? nullptr : &found->second;
+}
+
+Result<std::string> Directory::resolve(const std::string& tenant, const std::string& name, const std::string& sha256,
+                                       const std::string& model) const {
+  constexpr std::size_t kMostShown = 16;
+  const Adapter* adapter = find(tenant, name);
+  if (adapter == nullptr) {
+    const auto known = names(tenant);
+    std::string hint;
+    if (known.empty()) {
+      hint = "; none is registered (PUT /v1/loras/{name}, or ditfleet loras add)";
+    } else if (const std::string near = nearest_name(name, known); !near.empty() || known.size() <= kMostShown) {
+      hint = suggestion(name, known);
+    } else {
+      hint = "; GET /v1/loras lists the " + std::to_string(known.size()) + " there are";
+    }
+    return invalid_argument("there is no LoRA adapter '" + excerpt(name, 128) + "' (any more)" + hint, "name");
+  }
+  if (!sha256.empty() && sha256 != adapter->sha256) {
+    return invalid_argument("the LoRA adapter '" + name + "' has the digest " + adapter->sha256 + ", not " + sha256 + "; leave sha256 out for whatever it is",
+                            "sha256");
+  }
+  if (!adapter->serves(model)) {
+    std::string list;
+    for (const std::string& one : adapter->models) list += (list.empty() ? "'" : ", '") + one + "'";
+    return invalid_argument("the LoRA adapter '" + name + "' is registered for the model " + list + ", not for '" + model + "'", "name");
+  }
+  return adapter->sha256;
 }
 
 std::vector<Adapter> Directory::list(const std::string& tenant) const {

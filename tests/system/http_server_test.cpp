@@ -85,9 +85,9 @@ class HttpServer : public ::testing::Test {
     hub_ = std::make_shared<EventHub>(context_.get_executor(), [this](auto block) { return service_.next(block); });
     api_ = std::make_unique<Api>(std::move(api_options), service_, hub_);
     server_ = std::make_unique<Server>(context_.get_executor(), options,
-                                       ServerHandlers{[this](Request r) { return api_->handle(std::move(r)); },
-                                                      [this](int status, const std::string& m, const std::string& c) { return api_->refuse(status, m, c); },
-                                                      [this](int change) { connections_ += change; }});
+                                       ServerHandlers{.request = [this](Request r) { return api_->handle(std::move(r)); },
+                                                      .refuse = [this](int status, const std::string& m, const std::string& c) { return api_->refuse(status, m, c); },
+                                                      .count_connections = [this](int change) { connections_ += change; }});
     ASSERT_TRUE(server_->listen("127.0.0.1:0").ok());
     port_ = server_->port();
     asio::co_spawn(context_, EventHub::run(hub_), asio::detached);

@@ -1,0 +1,40 @@
+// Adapters on the wire: their JSON, and what a request to put or change one may say. Pure, thread safe.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "coordinator/gateway/auth.h"
+#include "coordinator/gateway/http.h"
+#include "shared/core/json.h"
+#include "shared/core/result.h"
+#include "shared/job/catalogue.h"
+#include "shared/loras/adapter.h"
+
+namespace ditfleet::gateway {
+
+json::object lora_json(const loras::Adapter& adapter);
+
+// What is said of an adapter beside its bytes: the fields of a JSON body, or the parameters of an upload.
+struct LoraRequest {
+  std::string path;                 // a JSON body's: a file in an allowed folder
+  std::string sha256;               // that the bytes must have; empty: any
+  std::vector<std::string> models;  // empty: any
+  std::optional<bool> pinned;
+};
+
+// kInvalidArgument with param for what is unknown, of the wrong type, no model or no digest.
+Result<LoraRequest> parse_lora_body(std::string_view body, const job::Catalogue& catalogue);
+Result<LoraRequest> parse_lora_query(const Request& request, const job::Catalogue& catalogue);
+// {"pinned": true|false}
+Result<bool> parse_lora_patch(std::string_view body);
+
+// Whose adapters the request is about: the caller's, or those that ?tenant= names, which only an administrator may.
+Result<std::string> lora_tenant(const Request& request, const Caller& caller);
+
+// "a/b; charset=x" → "a/b"
+std::string_view media_type_of(const Request& request);
+
+}  // namespace ditfleet::gateway

@@ -1,0 +1,199 @@
+#include "shared/loras/content.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <system_error>
+#include <vector>
+
+#include "shared/core/excerpt.h"
+#include "shared/core/sha256.h"
+#include "shared/safetensors/header.h"
+
+namespace ditfleet::loras {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kLengthBytes = 8;
+
+bool is_pickle(std::string_view begin) {
+  // A ZIP archive, as torch.save makes one, or a pickle's protocol opcode; the length of a true header has its high bytes 0.
+  return begin.starts_with(std::string_view("PK\x03\x04", 4)) || (begin.size() >= 2 && begin[0] == '\x80' && begin[1] >= 1 && begin[1] <= 5 && begin.substr(2, 6) != std::string_view("\0\0\0\0\0\0", 6));
+}
+
+// Names of LoRA's first matrix, whose rows are the rank.
+bool is_down(std::string_view name) {
+  return name.ends_with(".lora_down.weight") || name.ends_with(".down.weight") || name.ends_with(".lora_A.weight") ||
+         (name.ends_with(".weight") && name.find(".lora_A.") != std::string_view::npos);
+}
+
+bool looks_like_lora(std::string_view name) {
+  static constexpr std::string_view kWord = "lora";
+  return std::search(name.begin(), name.end(), kWord.begin(), kWord.end(), [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a + 32 : a) == b; }) != name.end();
+}
+
+bool is_inside(const fs::path& path, const fs::path& folder) {
+  const auto [rest, unused] = std::mismatch(folder.begin(), folder.end(), path.begin(), path.end());
+  return rest == folder.end() || (std::next(rest) == folder.end() && rest->empty());
+}
+
+std::vector<fs::path> folders_of(std::string_view list) {
+  std::vector<fs::path> out;
+  while (!list.empty()) {
+    const auto end = std::min(list.find(':'), list.size());
+    if (end > 0) out.emplace_back(std::string(list.substr(0, end)));
+    list.remove_prefix(std::min(end + 1, list.size()));
+  }
+  return out;
+}
+
+}  // namespace
+
+ContentCheck::ContentCheck(std::string what, std::optional<std::uint64_t> file_bytes) : what_(std::move(what)), file_bytes_(file_bytes) {}
+
+Result<void> ContentCheck::begin() {
+  if (is_pickle(head_)) {
+    return invalid_argument(what_ + " is a pickle (.bin, .pt, .ckpt), which may run code when it is read; adapters must be safetensors: convert it first");
+  }
+  const auto end = safetensors::safetensors_header_end(head_, what_);
+  if (!end) return invalid_argument(end.error().message);
+  if (*end > kMaxHeaderBytes) {
+    return invalid_argument(what_ + " says that its header has " + std::to_string(*end) + " bytes; an adapter's has at most " +
+                            std::to_string(kMaxHeaderBytes) + " (is it a safetensors file?)");
+  }
+  if (file_bytes_ && *end > *file_bytes_) {
+    return invalid_argument(what_ + " says that its header has " + std::to_string(*end) + " bytes, but has " + std::to_string(*file_bytes_) +
+                            " in all (is it truncated?)");
+  }
+  header_end_ = *end;
+  return {};
+}
+
+Result<void> ContentCheck::inspect(std::uint64_t file_bytes) {
+  const auto header = safetensors::parse_safetensors_header(head_, file_bytes, what_);
+  if (!header) return invalid_argument(header.error().message);
+  Content content;
+  std::map<safetensors::DType, std::int64_t> elements;
+  bool lora = false;
+  for (const auto& tensor : header->tensors) {
+    ++content.tensors;
+    const auto count = static_cast<std::int64_t>((tensor.end - tensor.begin) * 8 / static_cast<std::uint64_t>(safetensors::dtype_bits(tensor.dtype)));
+    content.parameters += count;
+    elements[tensor.dtype] += count;
+    lora = lora || looks_like_lora(tensor.name);
+    if (is_down(tensor.name) && tensor.shape.size() >= 2) content.rank = std::max(content.rank, static_cast<int>(std::min<std::int64_t>(tensor.shape[0], 1 << 20)));
+  }
+  if (!lora) {
+    std::string names;
+    for (std::size_t i = 0; i < header->tensors.size() && i < 3; ++i) names += (i ? ", '" : "'") + excerpt(header->tensors[i].name, 100) + "'";
+    return invalid_argument(what_ + " holds no LoRA adapter: none of its " + std::to_string(header->tensors.size()) + " tensors is named like one" +
+                            (names.empty() ? std::string() : " (it begins with " + names + ")") + "; …lora_A.weight, …lora_down.weight and the like are");
+  }
+  const auto most = std::max_element(elements.begin(), elements.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  content.dtype = std::string(safetensors::dtype_name(most->first));
+  content_ = content;
+  head_ = {};
+  return {};
+}
+
+Result<void> ContentCheck::feed(std::string_view bytes) {
+  seen_ += bytes.size();
+  if (content_) return {};
+  const std::size_t wanted = header_end_ ? static_cast<std::size_t>(header_end_) : kLengthBytes;
+  const std::size_t take = std::min(bytes.size(), wanted - std::min(wanted, head_.size()));
+  head_.append(bytes.substr(0, take));
+  bytes.remove_prefix(take);
+  if (header_end_ == 0) {
+    if (head_.size() < kLengthBytes) return {};
+    if (auto good = begin(); !good) return good;
+    const std::size_t more = std::min<std::size_t>(bytes.size(), static_cast<std::size_t>(header_end_) - head_.size());
+    head_.append(bytes.substr(0, more));
+  }
+  if (head_.size() < header_end_ || !file_bytes_) return {};
+  return inspect(*file_bytes_);
+}
+
+Result<Content> ContentCheck::finish() {
+  if (seen_ == 0) return invalid_argument(what_ + " is empty; an adapter's safetensors file is wanted");
+  if (file_bytes_ && seen_ != *file_bytes_) {
+    return invalid_argument(what_ + " has " + std::to_string(seen_) + " bytes instead of the " + std::to_string(*file_bytes_) + " announced");
+  }
+  if (!content_) {
+    if (header_end_ == 0) return invalid_argument(what_ + " has " + std::to_string(seen_) + " bytes, too few for a safetensors file");
+    if (auto good = inspect(seen_); !good) return good.error();
+  }
+  return *content_;
+}
+
+Result<InspectedFile> inspect_file(const std::string& path) {
+  const std::string what = "the file '" + path + "'";
+  const auto failed = [&](const std::string& why) { return unavailable(what + " cannot be read: " + why); };
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO must not hold us up
+  if (fd < 0) return failed(std::strerror(errno));
+  struct Closer {
+    int fd;
+    ~Closer() { ::close(fd); }
+  } closer{fd};
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) return failed(std::strerror(errno));
+  if (!S_ISREG(info.st_mode)) return invalid_argument(what + " is not a regular file", "path");
+  InspectedFile out;
+  Sha256 hash;
+  ContentCheck check(what, static_cast<std::uint64_t>(info.st_size));
+  std::string buffer(1 << 20, '\0');
+  for (;;) {
+    const ssize_t n = ::read(fd, buffer.data(), buffer.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return failed(std::strerror(errno));
+    if (n == 0) break;
+    const std::string_view piece(buffer.data(), static_cast<std::size_t>(n));
+    if (auto good = check.feed(piece); !good) return invalid_argument(good.error().message, "path");
+    hash.update(piece);
+    out.bytes += n;
+  }
+  auto content = check.finish();
+  if (!content) return invalid_argument(content.error().message, "path");
+  out.sha256 = hash.hex();
+  out.content = std::move(*content);
+  return out;
+}
+
+Result<std::string> resolve_path(const std::string& path, const std::string& folders) {
+  const auto wrong = [](const std::string& message) { return invalid_argument(message, "path"); };
+  const std::string shown = excerpt(path, 300);
+  const auto allowed = folders_of(folders);
+  if (allowed.empty()) return wrong("no folder is configured whose files may be registered (loras.folders); upload the file instead");
+  if (path.empty() || path.find('\0') != std::string::npos) return wrong("the path is empty or holds a NUL");
+  std::error_code ec;
+  std::vector<fs::path> roots;
+  for (const fs::path& folder : allowed) {
+    if (fs::path root = fs::canonical(folder, ec); !ec) roots.push_back(std::move(root));
+  }
+  const auto is_allowed = [](const fs::path& file, const std::vector<fs::path>& folders) {
+    return std::any_of(folders.begin(), folders.end(), [&](const fs::path& folder) { return is_inside(file, folder.lexically_normal()); });
+  };
+  bool absent = false, left = false;
+  for (const fs::path& root : roots) {
+    ec.clear();
+    const fs::path asked = root / path;  // an absolute path takes the root's place
+    // What lies outside is not even looked at.
+    const fs::path plain = asked.lexically_normal();
+    const fs::path real = is_allowed(plain, roots) || is_allowed(plain, allowed) ? fs::canonical(asked, ec) : fs::path();
+    if (real.empty() && !ec) left = true;
+    else if (ec) absent = true;
+    else if (!is_allowed(real, roots)) left = true;
+    else if (!fs::is_regular_file(real, ec)) absent = true;
+    else return real.string();
+  }
+  if (absent && !left) return wrong("there is no file '" + shown + "' in the folders of loras.folders");
+  return wrong("'" + shown + "' leaves the folders whose files may be registered (loras.folders)");
+}
+
+}  // namespace ditfleet::loras

@@ -1,0 +1,508 @@
+"""The registry of LoRA adapters from outside: uploads and paths, what is refused, tenants apart, names in jobs, the
+command line. No worker is needed: jobs are admitted, which is where names become digests."""
+import hashlib
+import http.client
+import json
+import os
+import socket
+import struct
+import tempfile
+import threading
+import unittest
+
+from api import Client
+from fleet import Shared, cli, tiny_model, until
+
+KEYS = {"first": "sk-first", "second": "sk-second", "admin": "sk-admin"}
+CONFIG = "keys:\n" + "".join(
+    f"  - {{tenant: {name}, sha256: {hashlib.sha256(key.encode()).hexdigest()}, admin: {'true' if name == 'admin' else 'false'}}}\n"
+    for name, key in KEYS.items())
+MOST = 5 << 20
+shared = Shared(workers=0, config=CONFIG + f"default_model: tiny\nloras:\n  max_upload_bytes: {MOST}\n",
+                models={"tiny": tiny_model(), "small": tiny_model("dev")})
+BYTES = {"Content-Type": "application/octet-stream"}
+DOWN, UP = "transformer.transformer_blocks.0.attn.to_q.lora_A.weight", "transformer.transformer_blocks.0.attn.to_q.lora_B.weight"
+
+setUpModule, tearDownModule = shared.start, shared.stop
+
+
+def safetensors(tensors, tail=b""):
+    """{name: (dtype, shape, bytes)} as a file."""
+    header, data = {}, b""
+    for name, (dtype, shape, raw) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    return raw_file(header, data + tail)
+
+
+def raw_file(header, data=b""):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def adapter(seed=0, rank=4, width=64):
+    """A well-formed adapter; the seed makes its bytes others."""
+    fill = lambda n: (hashlib.sha256(str(seed).encode()).digest() * (n // 32 + 1))[:n]
+    return safetensors({DOWN: ("F32", [rank, width], fill(rank * width * 4)), UP: ("F32", [width, rank], fill(rank * width * 4))})
+
+
+def digest(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+class Redis:
+    """Just enough of RESP2 to read bytes."""
+
+    def __init__(self, path):
+        self.path = path
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(20)
+        self.socket.connect(str(path))
+        self.file = self.socket.makefile("rb")
+
+    def __call__(self, *words):
+        words = [w if isinstance(w, bytes) else str(w).encode() for w in words]
+        self.socket.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in words))
+        return self.reply()
+
+    def reply(self):
+        line = self.file.readline().rstrip()
+        kind, rest = line[:1], line[1:]
+        if kind == b"$":
+            return None if rest == b"-1" else self.file.read(int(rest) + 2)[:-2]
+        if kind == b"*":
+            return [self.reply() for _ in range(int(rest))]
+        if kind == b"-":
+            raise AssertionError(rest)
+        return int(rest) if kind == b":" else rest
+
+    def close(self):
+        self.file.close()
+        self.socket.close()
+
+
+class Base(unittest.TestCase):
+    def setUp(self):
+        self.first, self.second, self.admin = (Client(shared.fleet.url, KEYS[k]) for k in ("first", "second", "admin"))
+        self.redis = Redis(shared.fleet.redis_socket)
+        self.addCleanup(self.redis.close)
+        self.addCleanup(self.clean)
+
+    def clean(self):
+        """An empty registry, without the bytes of replaced adapters that are kept for a while."""
+        redis = Redis(self.redis.path)
+        self.addCleanup(redis.close)
+        keys = redis("KEYS", "df:{lora}:*")
+        if keys:
+            redis("DEL", *keys)
+
+    def put(self, name, data, client=None, query="", **headers):
+        return (client or self.first).request("PUT", f"/v1/loras/{name}{query}", data, {**BYTES, **headers})
+
+    def refused(self, answer, status, *words, param=None):
+        self.assertEqual(answer.status, status, answer)
+        for word in words:
+            self.assertIn(word, answer.error["message"])
+        self.assertEqual(answer.error["param"], param)
+        self.assertEqual(self.names(), [])
+
+    def names(self, client=None):
+        return [lora["name"] for lora in (client or self.first).get("/v1/loras").json()["loras"]]
+
+    def stored(self, sha256):
+        """The bytes that Redis has under a digest, None if none."""
+        blob = self.redis("HGETALL", "df:{lora}:blob:" + sha256)
+        blob = dict(zip(blob[::2], blob[1::2]))
+        if b"upload" not in blob:
+            return None
+        chunks = [self.redis("GET", b"df:{lora}:chunk:%s:%d" % (blob[b"upload"], i)) for i in range(int(blob[b"chunks"]))]
+        self.assertTrue(all(len(c) <= 1 << 20 for c in chunks))
+        return b"".join(chunks)
+
+    def chunk_keys(self):
+        return self.redis("KEYS", "df:{lora}:chunk:*")
+
+
+class Uploads(Base):
+    def test_put_get_list_delete(self):
+        data = adapter(1, rank=9, width=40_000)  # 2.9 MB: several chunks
+        answer = self.put("style.v1", data)
+        self.assertEqual(answer.status, 201, answer)
+        lora = answer.json()
+        self.assertEqual((lora["name"], lora["tenant"], lora["source"], lora["path"]), ("style.v1", "first", "upload", None))
+        self.assertEqual((lora["sha256"], lora["bytes"]), (digest(data), len(data)))
+        self.assertEqual((lora["tensors"], lora["rank"], lora["parameters"], lora["dtype"]), (2, 9, 2 * 9 * 40_000, "F32"))
+        self.assertEqual(answer.headers["ETag"], f'"{digest(data)}"')
+        self.assertEqual(self.first.get("/v1/loras/style.v1").json(), lora)
+        self.assertEqual(self.first.get("/v1/loras").json()["loras"], [lora])
+        self.assertEqual(self.stored(lora["sha256"]), data)
+        gone = self.first.request("DELETE", "/v1/loras/style.v1")
+        self.assertEqual((gone.status, gone.json()["deleted"]), (200, True))
+        self.assertEqual(self.first.get("/v1/loras/style.v1").status, 404)
+        self.assertEqual(self.first.request("DELETE", "/v1/loras/style.v1").status, 404)
+        self.assertEqual(self.chunk_keys(), [])
+
+    def test_replaces(self):
+        self.assertEqual(self.put("a", adapter(1)).status, 201)
+        self.assertEqual(self.put("a", adapter(2)).status, 200)
+        self.assertEqual(self.first.get("/v1/loras/a").json()["sha256"], digest(adapter(2)))
+        kept = self.put("a", adapter(3), **{"If-None-Match": "*"})
+        self.assertEqual((kept.status, kept.error["code"]), (409, "conflict"))
+        self.assertEqual(self.first.get("/v1/loras/a").json()["sha256"], digest(adapter(2)))
+        self.assertEqual(self.put("b", adapter(3), **{"If-None-Match": "*"}).status, 201)
+
+    def test_parameters(self):
+        data = adapter()
+        lora = self.put("a", data, query=f"?sha256={digest(data)}&model=tiny&model=small&pinned=true").json()
+        self.assertEqual((lora["models"], lora["pinned"]), (["tiny", "small"], True))
+        self.assertFalse(self.first.request("PATCH", "/v1/loras/a", {"pinned": False}).json()["pinned"])
+        self.assertTrue(self.first.request("PATCH", "/v1/loras/a", {"pinned": True}).json()["pinned"])
+        self.assertTrue(self.first.get("/v1/loras/a").json()["pinned"])
+        self.assertEqual(self.first.request("PATCH", "/v1/loras/none", {"pinned": True}).status, 404)
+        self.assertEqual(self.first.request("PATCH", "/v1/loras/a", {"rank": 4}).error["param"], "rank")
+        self.clean()
+        self.refused(self.put("a", data, query="?sha256=" + digest(b"")), 400, digest(data), param="sha256")
+        self.refused(self.put("a", data, query="?sha256=x"), 400, "64", param="sha256")
+        self.refused(self.put("a", data, query="?model=tinny"), 400, "'tiny'", param="model")
+        self.refused(self.put("a", data, query="?pinned=1"), 400, param="pinned")
+        self.refused(self.put("a", data, query="?pined=true"), 400, "'pinned'", param="pined")
+        self.refused(self.put("a", data, **{"Content-Type": "text/plain"}), 415, "application/octet-stream")
+        self.refused(self.put("a", data, **{"If-None-Match": '"x"'}), 400, "*")
+        self.assertEqual(self.chunk_keys(), [])
+
+    def test_one_digest_is_stored_once(self):
+        data = adapter()
+        for name, client in (("a", self.first), ("b", self.first), ("a", self.second)):
+            self.assertEqual(self.put(name, data, client).status, 201)
+        self.assertEqual(len(self.chunk_keys()), 1)
+        self.first.request("DELETE", "/v1/loras/a")
+        self.first.request("DELETE", "/v1/loras/b")
+        self.assertEqual(self.stored(digest(data)), data)
+        self.second.request("DELETE", "/v1/loras/a")
+        self.assertEqual(self.chunk_keys(), [])
+
+    def test_two_uploads_of_one_name_at_once(self):
+        datas = [adapter(i, rank=4 + i, width=50_000) for i in range(3)]
+        answers = [None] * 3
+        together = threading.Barrier(3)
+
+        def send(i):
+            connection = http.client.HTTPConnection(self.first.host, timeout=60)
+            connection.putrequest("PUT", "/v1/loras/same")
+            for name, value in {**BYTES, "Authorization": "Bearer " + KEYS["first"], "Content-Length": len(datas[i])}.items():
+                connection.putheader(name, value)
+            connection.endheaders()
+            half = len(datas[i]) // 2
+            connection.send(datas[i][:half])
+            together.wait(30)  # all of them are under way
+            connection.send(datas[i][half:])
+            response = connection.getresponse()
+            answers[i] = (response.status, json.loads(response.read()))
+            connection.close()
+        threads = [threading.Thread(target=send, args=(i,)) for i in range(3)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        self.assertEqual(sorted(a[0] for a in answers), [200, 200, 201])
+        for (_, lora), data in zip(answers, datas):
+            self.assertEqual(lora["sha256"], digest(data), "each is told of its own")
+        winner = self.first.get("/v1/loras/same").json()
+        index = [digest(d) for d in datas].index(winner["sha256"])
+        self.assertEqual((winner["rank"], winner["bytes"]), (4 + index, len(datas[index])))
+        self.assertEqual(self.stored(winner["sha256"]), datas[index])
+
+
+class Refusals(Base):
+    def test_what_is_no_adapter(self):
+        good = adapter()
+        entry = {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}
+        cases = [
+            ("empty", b"", ["empty"]),
+            ("seven bytes", b"1234567", ["too few"]),
+            ("torch.save", b"PK\x03\x04" + b"\0" * 100, ["pickle", "safetensors"]),
+            ("pickle", b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00}" + b"." * 100, ["pickle"]),
+            ("a picture", b"\x89PNG\r\n\x1a\n" + b"\0" * 100, ["safetensors"]),
+            ("header beyond the end", struct.pack("<Q", 1 << 20) + b"{}", ["truncated"]),
+            ("huge header", struct.pack("<Q", 1 << 40) + b"{}", ["safetensors"]),
+            ("no JSON", raw_file(b"{nonsense}"), ["JSON"]),
+            ("truncated", good[:-1], ["truncated"]),
+            ("a byte too many", good + b"x", ["follow the header"]),
+            ("offsets beyond the end", raw_file({DOWN: {**entry, "data_offsets": [4, 8]}}, b"\0" * 4), ["hole"]),
+            ("offsets that overlap", raw_file({DOWN: entry, UP: entry}, b"\0" * 8), ["inside the tensor before"]),
+            ("offsets of another shape", raw_file({DOWN: {**entry, "shape": [2, 2]}}, b"\0" * 4), ["takes 16 bytes"]),
+            ("no tensors", raw_file({}), ["no LoRA adapter"]),
+            ("a whole model", safetensors({"x_embedder.weight": ("F32", [1], b"\0" * 4)}), ["no LoRA adapter", "x_embedder.weight"]),
+        ]
+        for what, data, words in cases:
+            for chunked in (False, True):
+                with self.subTest(what, chunked=chunked):
+                    body = iter([data[:10], data[10:]]) if chunked else data
+                    headers = {"Transfer-Encoding": "chunked"} if chunked else {}
+                    connection = http.client.HTTPConnection(self.first.host, timeout=20)
+                    connection.request("PUT", "/v1/loras/bad", (c for c in body if c) if chunked else body,
+                                       {**BYTES, **headers, "Authorization": "Bearer " + KEYS["first"]}, encode_chunked=chunked)
+                    response = connection.getresponse()
+                    error = json.loads(response.read())["error"]
+                    connection.close()
+                    self.assertEqual((response.status, error["code"]), (400, "invalid_argument"), error)
+                    if not (chunked and what == "header beyond the end"):
+                        for word in words:
+                            self.assertIn(word, error["message"])
+        self.assertEqual(self.names(), [])
+        until(lambda: not self.chunk_keys(), "refused uploads leave nothing")
+
+    def test_too_large(self):
+        # By what it says of itself, before a byte of it is sent.
+        with socket.create_connection(self.first.host.split(":"), timeout=20) as s:
+            s.sendall(f"PUT /v1/loras/big HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['first']}\r\nContent-Type: application/octet-stream\r\n"
+                      f"Content-Length: {MOST + 1}\r\nExpect: 100-continue\r\n\r\n".encode())
+            answer = s.makefile("rb").readline()
+        self.assertIn(b" 413 ", answer)
+        # By what comes.
+        big = safetensors({DOWN: ("U8", [1, MOST], b"\0" * MOST)})
+        with socket.create_connection(self.first.host.split(":"), timeout=20) as s:
+            s.sendall(f"PUT /v1/loras/big HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['first']}\r\nTransfer-Encoding: chunked\r\n"
+                      "Connection: close\r\n\r\n".encode())
+            for at in range(0, len(big), 1 << 16):
+                piece = big[at:at + (1 << 16)]
+                s.sendall(b"%x\r\n%s\r\n" % (len(piece), piece))
+            s.sendall(b"0\r\n\r\n")
+            answer = s.makefile("rb").read()
+        self.assertIn(b" 413 ", answer)
+        self.assertIn(b"loras.max_upload_bytes", answer)
+        self.assertEqual(self.names(), [])
+        until(lambda: not self.chunk_keys(), "refused uploads leave nothing")
+
+    def test_a_client_that_goes_away(self):
+        data = adapter(7, width=100_000)
+        with socket.create_connection(self.first.host.split(":"), timeout=20) as s:
+            s.sendall(f"PUT /v1/loras/half HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['first']}\r\nContent-Length: {len(data)}\r\n\r\n".encode())
+            s.sendall(data[:2 << 20])
+            until(self.chunk_keys, "the first chunk is stored")
+            for key in self.chunk_keys():
+                self.assertGreater(self.redis("PTTL", key), 0, "what is not finished expires")
+        until(lambda: not self.chunk_keys(), "what came is dropped")
+        self.assertEqual(self.names(), [])
+
+    def test_names(self):
+        for name in ("-a", ".a", "_a", "a%20b", "a%2Fb", "%C3%A4", "a" * 129, "a%00"):
+            with self.subTest(name):
+                answer = self.put(name, adapter())
+                self.assertEqual(answer.status, 400, answer)
+        self.assertEqual(self.put("A-1_b.c", adapter()).status, 201)
+        self.assertEqual(self.put("a" * 128, adapter()).status, 201)
+        self.assertEqual(self.first.get("/v1/loras/-a").status, 404)
+
+    def test_methods_and_keys(self):
+        self.assertEqual(self.first.request("POST", "/v1/loras", {}).status, 405)
+        for method, path in (("GET", "/v1/loras"), ("PUT", "/v1/loras/a"), ("DELETE", "/v1/loras/a"), ("PATCH", "/v1/loras/a")):
+            self.assertEqual(Client(shared.fleet.url).request(method, path, b"" if method == "PUT" else None).status, 401, path)
+
+
+class Tenants(Base):
+    def test_names_are_each_tenants_own(self):
+        self.put("style", adapter(1))
+        self.assertEqual(self.second.get("/v1/loras/style").status, 404)
+        self.assertEqual(self.names(self.second), [])
+        self.assertEqual(self.second.request("DELETE", "/v1/loras/style").status, 404)
+        self.put("style", adapter(2), self.second)
+        self.assertEqual(self.first.get("/v1/loras/style").json()["sha256"], digest(adapter(1)))
+        self.assertEqual(self.second.get("/v1/loras/style").json()["sha256"], digest(adapter(2)))
+        refused = self.second.request("POST", "/v1/jobs", {"prompt": "x", "loras": [{"name": "style", "sha256": digest(adapter(1))}]})
+        self.assertEqual(refused.error["param"], "loras[0].sha256")
+
+    def test_an_administrator_sees_all(self):
+        self.put("style", adapter(1))
+        self.assertEqual([x["name"] for x in self.admin.get("/v1/loras?tenant=first").json()["loras"]], ["style"])
+        self.assertEqual(self.admin.get("/v1/loras/style").status, 404)
+        self.assertEqual(self.second.get("/v1/loras?tenant=first").status, 403)
+        self.assertEqual(self.second.request("DELETE", "/v1/loras/style?tenant=first").status, 403)
+        self.assertEqual(self.put("other", adapter(2), self.admin, "?tenant=first").status, 201)
+        self.assertEqual(self.admin.request("DELETE", "/v1/loras/style?tenant=first").status, 200)
+        self.assertEqual(self.names(), ["other"])
+
+
+class Jobs(Base):
+    SMALL = {"width": 32, "height": 32, "num_inference_steps": 2}
+
+    def submit(self, *uses, client=None, **fields):
+        client = client or self.first
+        answer = client.request("POST", "/v1/jobs", {"prompt": "x", **self.SMALL, **fields, "loras": [u if isinstance(u, dict) else {"name": u} for u in uses]})
+        if answer.status == 202:
+            self.addCleanup(client.cancel, answer.json()["id"])
+        return answer
+
+    def admitted(self, id, client=None):
+        """The uses in the spec that a worker will get."""
+        until(lambda: (client or self.first).job(id)["state"] == "ready", "the job is admitted")
+        return json.loads(self.redis("HGET", "df:{0}:specs", id))["loras"]
+
+    def test_names_become_digests(self):
+        self.put("ink", adapter(1))
+        self.put("oil", adapter(2))
+        id = self.submit({"name": "oil", "scale": 0.7}, {"name": "ink", "scale": -0.3}).json()["id"]
+        self.assertEqual(self.admitted(id), [{"name": "oil", "scale": 0.7, "sha256": digest(adapter(2))},
+                                             {"name": "ink", "scale": -0.3, "sha256": digest(adapter(1))}])
+        # At once after a change, every time.
+        for seed in range(10, 16):
+            self.put("ink", adapter(seed))
+            id = self.submit("ink").json()["id"]
+            self.assertEqual(self.admitted(id)[0]["sha256"], digest(adapter(seed)))
+        packed = self.redis("HGET", "df:{0}:open", id).decode()
+        self.assertTrue(packed.endswith("|" + digest(adapter(15))), "what routing goes by")
+
+    def test_what_may_not_be_used(self):
+        none = self.submit("ink")
+        self.assertEqual(none.status, 400)
+        self.assertIn("none is registered", none.error["message"])
+        self.put("ink", adapter(1), query="?model=small")
+        for what, use, words, param in (
+                ("misspelt", {"name": "imk"}, "'ink'", "loras[0].name"),
+                ("another digest", {"name": "ink", "sha256": digest(b"")}, digest(adapter(1)), "loras[0].sha256"),
+                ("another model", {"name": "ink"}, "'small'", "loras[0].name")):
+            with self.subTest(what):
+                answer = self.submit(use)
+                self.assertEqual((answer.status, answer.error["param"]), (400, param), answer)
+                self.assertIn(words, answer.error["message"])
+        self.assertEqual(self.submit({"name": "ink", "sha256": digest(adapter(1))}, model="small").status, 202)
+        image = self.first.request("POST", "/v1/images/generations", {"prompt": "x", "size": "32x32", "loras": [{"name": "imk"}]})
+        self.assertEqual((image.status, image.error["param"]), (400, "loras[0].name"))
+        self.first.request("DELETE", "/v1/loras/ink")
+        self.assertEqual(self.submit("ink", model="small").status, 400)
+
+    def xadd(self, **spec):
+        id = self.redis("XADD", "df:{0}:in", "*", "tenant", "second", "spec", json.dumps({"prompt": "x", **self.SMALL, **spec})).decode()
+        self.addCleanup(self.second.cancel, "x-" + id)
+        return "x-" + id
+
+    def test_entries_of_the_intake(self):
+        self.put("ink", adapter(1), self.second)
+        until(lambda: self.second.get("/v1/jobs").status == 200, "up")
+        good, bad = self.xadd(loras=[{"name": "ink"}]), self.xadd(loras=[{"name": "oil"}])
+        until(lambda: self.second.get("/v1/jobs/" + bad).status == 200 and self.second.job(bad)["state"] == "rejected", "rejected")
+        self.assertIn("'oil'", self.second.job(bad)["error"]["message"])
+        self.assertEqual(self.second.job(bad)["error"]["param"], "loras[0].name")
+        self.assertEqual(self.admitted(good, self.second)[0]["sha256"], digest(adapter(1)))
+
+    def test_a_repeated_key_is_the_same_job_after_a_replacement(self):
+        self.put("ink", adapter(1))
+        body = {"prompt": "x", **self.SMALL, "loras": [{"name": "ink"}]}
+        first = self.first.request("POST", "/v1/jobs", body, {"Idempotency-Key": "once"}).json()["id"]
+        self.addCleanup(self.first.cancel, first)
+        self.put("ink", adapter(2))
+        again = self.first.request("POST", "/v1/jobs", body, {"Idempotency-Key": "once"})
+        self.assertEqual((again.status, again.json()["id"]), (202, first))
+
+
+class Files(Base):
+    """A fleet with folders of its own."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.shared = Shared(workers=0, models={"tiny": tiny_model()})
+        cls.top = tempfile.TemporaryDirectory(prefix="ditfleet-loras-")
+        top = cls.top.name
+        for name in ("one", "two", "outside"):
+            os.mkdir(os.path.join(top, name))
+        os.mkdir(os.path.join(top, "one", "below"))
+        os.mkfifo(os.path.join(top, "one", "fifo"))
+        for path, seed in (("one/a.safetensors", 1), ("one/below/b.safetensors", 2), ("two/c.safetensors", 3), ("outside/d.safetensors", 4)):
+            with open(os.path.join(top, path), "wb") as f:
+                f.write(adapter(seed))
+        with open(os.path.join(top, "one", "pickle.safetensors"), "wb") as f:
+            f.write(b"PK\x03\x04" + b"\0" * 200)
+        os.symlink(os.path.join(top, "outside", "d.safetensors"), os.path.join(top, "one", "out.safetensors"))
+        os.symlink(os.path.join(top, "outside"), os.path.join(top, "one", "outlink"))
+        os.symlink(os.path.join(top, "one", "a.safetensors"), os.path.join(top, "two", "in.safetensors"))
+        cls.shared.options["sets"] = [f"loras.folders={top}/one:{top}/two"]
+        cls.shared.start()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.shared.stop()
+        cls.top.cleanup()
+
+    def setUp(self):
+        self.first = self.second = self.admin = Client(self.shared.fleet.url)
+        self.redis = Redis(self.shared.fleet.redis_socket)
+        self.addCleanup(self.redis.close)
+        self.addCleanup(self.clean)
+
+    def by_path(self, path, **fields):
+        return self.first.request("PUT", "/v1/loras/file", {"path": path, **fields})
+
+    def test_registers_what_lies_in_the_folders(self):
+        top = os.path.realpath(self.top.name)
+        for path, real, seed in ((f"{top}/one/a.safetensors", "one/a.safetensors", 1), ("below/b.safetensors", "one/below/b.safetensors", 2),
+                                 ("c.safetensors", "two/c.safetensors", 3), (f"{top}/one/below/../a.safetensors", "one/a.safetensors", 1),
+                                 ("in.safetensors", "one/a.safetensors", 1)):
+            with self.subTest(path):
+                answer = self.by_path(path, sha256=digest(adapter(seed)), pinned=True, models=["tiny"])
+                self.assertIn(answer.status, (200, 201), answer)
+                lora = answer.json()
+                self.assertEqual((lora["source"], lora["path"], lora["sha256"]), ("file", f"{top}/{real}", digest(adapter(seed))))
+                self.assertEqual((lora["pinned"], lora["models"], lora["rank"]), (True, ["tiny"], 4))
+                blob = self.redis("HGETALL", "df:{lora}:blob:" + lora["sha256"])
+                self.assertIn(lora["path"].encode(), blob)
+        self.assertEqual(self.chunk_keys(), [])
+
+    def test_refuses_what_does_not(self):
+        top = self.top.name
+        outside = ["/etc/passwd", f"{top}/outside/d.safetensors", "../outside/d.safetensors", f"{top}/one/../outside/d.safetensors",
+                   f"{top}/one/out.safetensors", "out.safetensors", "outlink/d.safetensors", "/etc/no-such-file", f"{top}/one-more/x", "/"]
+        for path in outside:
+            with self.subTest(path):
+                self.refused(self.by_path(path), 400, "leaves the folders", param="path")
+        for path in ("none.safetensors", f"{top}/one", "below", "fifo", f"{top}/one/a.safetensors/x"):
+            with self.subTest(path):
+                self.refused(self.by_path(path), 400, "no file", param="path")
+        self.refused(self.by_path("pickle.safetensors"), 400, "pickle", param="path")
+        self.refused(self.by_path("a.safetensors", sha256=digest(b"")), 400, digest(adapter(1)), param="sha256")
+        self.refused(self.by_path("a.safetensors", models=["tinny"]), 400, "'tiny'", param="model")
+        self.refused(self.by_path("a.safetensors", modles=["tiny"]), 400, "models", param="modles")
+        self.refused(self.by_path(5), 400, "string", param="path")
+        self.refused(self.by_path(""), 400, "path", param="path")
+        self.refused(self.first.request("PUT", "/v1/loras/file", {}), 400, "path is missing", param="path")
+        self.refused(self.first.request("PUT", "/v1/loras/file", [], {"Content-Type": "application/json"}), 400, "object")
+
+    def test_the_command_line(self):
+        url = ("--url", self.shared.fleet.url)
+        file = os.path.join(self.top.name, "outside", "d.safetensors")
+        added = cli("loras", "add", "style", file, "--pin", "--model", "tiny", *url)
+        self.assertEqual(added.returncode, 0, added.stderr)
+        self.assertIn(digest(adapter(4)), added.stdout)
+        shown = json.loads(cli("loras", "show", "style", "--json", *url).stdout)
+        self.assertEqual((shown["source"], shown["pinned"], shown["models"]), ("upload", True, ["tiny"]))
+        self.assertIn("pinned", cli("loras", "show", "style", *url).stdout)
+        path = cli("loras", "add", "path", "a.safetensors", "--by-path", *url)
+        self.assertEqual(path.returncode, 0, path.stderr)
+        listed = cli("loras", "list", *url).stdout.splitlines()
+        self.assertEqual([line.split()[0] for line in listed], ["NAME", "path", "style"])
+        self.assertFalse(json.loads(cli("loras", "unpin", "style", "--json", *url).stdout)["pinned"])
+        self.assertTrue(json.loads(cli("loras", "pin", "style", "--json", *url).stdout)["pinned"])
+        taken = cli("loras", "add", "style", file, "--keep", *url)
+        self.assertEqual((taken.returncode, "already" in taken.stderr), (1, True), taken.stderr)
+        self.assertEqual(cli("loras", "remove", "style", *url).returncode, 0)
+        for words, status, told in ((("remove", "style"), 1, "no adapter"), (("add", "x", "/no/such"), 1, "/no/such"), (("add", "x", "/tmp"), 1, "/tmp"),
+                                    (("add", "-- -x", file), 2, ""), (("add", "x", "/etc/passwd", "--by-path"), 2, "leaves"), (("lst",), 2, "subcommand")):
+            with self.subTest(words):
+                done = cli("loras", *words, *url)
+                self.assertEqual(done.returncode, status, done.stderr)
+                self.assertIn(told, done.stderr)
+        self.assertEqual(self.names(), ["path"])
+
+    def test_everything_survives_a_restart_of_redis(self):
+        self.put("kept", adapter(9))
+        pid = self.shared.fleet.ready["pids"]["redis"]
+        os.kill(pid, 9)
+        until(lambda: self.shared.fleet.ready["pids"]["redis"] not in (0, None, pid), "another Redis", 30)
+        until(lambda: self.first.get("/v1/loras").status == 200, "it answers again", 30)
+        self.assertEqual(self.names(), ["kept"])
+        self.redis = Redis(self.shared.fleet.redis_socket)
+        self.addCleanup(self.redis.close)
+        self.assertEqual(self.stored(digest(adapter(9))), adapter(9))
+
+
+if __name__ == "__main__":
+    unittest.main()
