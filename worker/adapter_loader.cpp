@@ -79,12 +79,17 @@ asio::awaitable<Result<BroughtAdapters>> AdapterLoader::bring(Wish wish) {
   auto done = co_await fetch(wish, brought, tiers);
   const bool resident = std::all_of(tiers.begin(), tiers.end(), [](AdapterTier tier) { return tier == AdapterTier::kSlot; });
   if (done && !resident) {
-    const std::function<Result<bool>()> work = [model = wish.model, loras = brought.loras, drop = wish.drop_first]() -> Result<bool> {
+    using Tiers = std::vector<AdapterTier>;
+    const std::function<Result<Tiers>()> work = [model = wish.model, loras = brought.loras, drop = wish.drop_first, tiers]() mutable -> Result<Tiers> {
+      // A unit before this one may have brought them since this one came.
+      const auto held = model->adapters();
+      for (std::size_t i = 0; i < loras.size(); ++i) tiers[i] = tier_of(held, loras[i].id, tiers[i] != AdapterTier::kSource);
       auto loaded = model->prefetch(loras, drop);
       if (!loaded) return loaded.error();
-      return true;
+      return tiers;
     };
-    auto loaded = co_await thread_.run<bool>(work, Deadline::at(Deadline::Clock::time_point::max()));
+    auto loaded = co_await thread_.run<Tiers>(work, Deadline::at(Deadline::Clock::time_point::max()));
+    if (loaded) tiers = std::move(*loaded);
     if (!loaded) done = with_names(loaded.error(), wish.uses, brought.loras);
   }
   // Of a unit that failed all are counted but those it did not come to.
@@ -106,40 +111,46 @@ asio::awaitable<Result<BroughtAdapters>> AdapterLoader::bring(Wish wish) {
   co_return brought;
 }
 
-asio::awaitable<bool> AdapterLoader::forget_deleted(const ModelSet& models) {
+asio::awaitable<AdapterLoader::Review> AdapterLoader::forget_deleted(const ModelSet& models) {
+  Review review;
   std::vector<std::string> digests;
   for (const auto& [name, model] : models.models) add_new(model->adapters().in_host, digests);
   const std::function<Result<std::vector<std::string>>()> list = [this]() -> Result<std::vector<std::string>> { return copies_.digests(); };
   auto on_disk = co_await thread_.run<std::vector<std::string>>(list, Deadline::at(Deadline::Clock::time_point::max()));
   if (on_disk) add_new(*on_disk, digests);
-  bool sure = true;
   for (const std::string& sha256 : digests) {
     auto found = co_await options_.source->lookup(sha256, Deadline::after(kCallTimeout));
+    review.left |= found.ok();
     if (found) continue;
     if (found.error().code != Code::kNotFound) {
-      sure = false;
+      review.complete = false;
       continue;
     }
     spdlog::info("adapters: {} is registered no more, and forgotten", sha256.substr(0, 12));
     for (const auto& [name, model] : models.models) model->forget_adapter(sha256);
     copies_.remove(sha256);
   }
-  co_return sure;
+  co_return review;
 }
 
 asio::awaitable<void> AdapterLoader::watch(const ModelSet& models, std::function<void()> changed) {
   if (!options_.source) co_return;
   std::int64_t seen = -1;
+  bool any = true;  // a process before this one may have left copies
   asio::steady_timer timer(executor_);
   while (true) {
     timer.expires_after(kWatchEvery);
     co_await timer.async_wait(asio::use_awaitable);
     // Who has none asks nothing.
-    const bool any = std::any_of(models.models.begin(), models.models.end(), [](const auto& entry) { return !entry.second->adapters().in_host.empty(); });
+    any |= std::any_of(models.models.begin(), models.models.end(), [](const auto& entry) { return !entry.second->adapters().in_host.empty(); });
     if (!any) continue;
     auto version = co_await options_.source->version(Deadline::after(kCallTimeout));
     if (!version || *version == seen) continue;
-    if (co_await forget_deleted(models)) seen = *version;
+    const Review review = co_await forget_deleted(models);
+    if (review.complete) {
+      seen = *version;
+      any = review.left;
+    }
     changed();
   }
 }

@@ -62,7 +62,11 @@ class AdapterLoader {
 
  private:
   asio::awaitable<Result<void>> fetch(const Wish& wish, BroughtAdapters& brought, std::vector<AdapterTier>& tiers);
-  asio::awaitable<bool> forget_deleted(const ModelSet& models);
+  struct Review {
+    bool complete = true;  // all was looked up
+    bool left = false;     // something is held on
+  };
+  asio::awaitable<Review> forget_deleted(const ModelSet& models);
 
   asio::any_io_executor executor_;
   AdapterOptions options_;

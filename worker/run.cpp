@@ -10,6 +10,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <cstdlib>
+#include <sstream>
 #include <thread>
 
 #include "shared/telemetry/log.h"
@@ -56,6 +57,10 @@ Result<ServiceParts> make_parts(const config::Settings& settings, asio::io_conte
   parts.adapters.source = registry_source(redis::Connection::create(io.get_executor(), {.endpoint = *endpoint}));
   parts.adapters.cache_dir = settings.worker.lora.cache_dir;
   if (const std::string data = config::data_folder(settings); parts.adapters.cache_dir.empty() && !data.empty()) parts.adapters.cache_dir = data + "/adapters";
+  std::istringstream folders(settings.loras.folders);
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    if (!folder.empty()) parts.adapters.folders.push_back(folder);
+  }
   parts.adapters.cache_bytes = settings.worker.lora.cache_bytes;
   parts.load = [settings] { return load_models(settings); };
   parts.encode_image = pipeline::encode_image;

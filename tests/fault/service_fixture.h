@@ -38,14 +38,14 @@ inline Deadline soon() { return Deadline::after(10s); }
 class ServiceTest : public ::testing::Test {
  protected:
   // Ends within its time-outs whatever happens; leaves no process and no file.
-  void start(int workers, const std::vector<std::string>& sets = {}) {
+  void start(int workers, const std::vector<std::string>& sets = {},
+             const std::string& model = std::string("tiny=") + DITFLEET_SOURCE_DIR + "/tests/fixtures/flux/dev/model") {
     char folder[] = "/tmp/ditfleet-fault-XXXXXX";
     ASSERT_NE(::mkdtemp(folder), nullptr);
     dir_ = folder;
     const std::string ready = dir_ + "/ready.json";
     std::vector<std::string> words = {std::string(DITFLEET_BIN_DIR) + "/ditfleet", "up", "--listen", "127.0.0.1:0", "--data", dir_ + "/data",
-                                      "--workers", std::to_string(workers), "--model",
-                                      std::string("tiny=") + DITFLEET_SOURCE_DIR + "/tests/fixtures/flux/dev/model", "--device", "cpu",
+                                      "--workers", std::to_string(workers), "--model", model, "--device", "cpu",
                                       "--dtype", "fp32", "--ready-file", ready, "--set", "redis.appendfsync=always",
                                       "--set", "worker.threads=1"};
     for (const auto& set : sets) words.insert(words.end(), {"--set", set});

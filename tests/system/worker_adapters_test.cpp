@@ -194,6 +194,15 @@ TEST_F(WorkerAdapters, WhatIsDeletedIsForgottenWithoutBeingAskedFor) {
   EXPECT_TRUE(until([&] { return told().adapters.empty() && files() == 0; }));
 }
 
+TEST_F(WorkerAdapters, CopiesThatAProcessBeforeLeftGoWithTheirNames) {
+  const std::string kept = add("kept", "still there");
+  fs::create_directories(adapters_.cache_dir);
+  for (const auto& sha256 : {kept, sha256_hex("deleted long ago")}) std::ofstream(fs::path(adapters_.cache_dir) / (sha256 + ".safetensors")) << "still there";
+  auto worker = start_ready_worker();
+  EXPECT_TRUE(until([&] { return files() == 1; }));
+  EXPECT_TRUE(fs::exists(fs::path(adapters_.cache_dir) / (kept + ".safetensors")));
+}
+
 TEST_F(WorkerAdapters, ARegisteredFileIsReadWhereItLies) {
   const std::string style = add_file("style", adapters_.folders[0] + "/style.safetensors", "a file's style");
   auto worker = start_ready_worker();
