@@ -228,7 +228,7 @@ const Option kOptions[] = {
     {.key = "loras.folders",
      .at = DITFLEET_AT(loras.folders),
      .description = "Folders whose files may be registered as LoRA adapters by path, with ':' between; on disks that workers see under "
-                    "the same paths. If empty, adapters are uploaded only.",
+                    "the same paths, and with this option on workers, too. If empty, adapters are uploaded only.",
      .form = Form::kPath},
     {.key = "loras.max_upload_bytes",
      .at = DITFLEET_AT(loras.max_upload_bytes),

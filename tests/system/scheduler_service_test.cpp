@@ -5,6 +5,8 @@
 #include <set>
 
 #include "coordinator/scheduling/scheduler_service.h"
+#include "shared/loras/directory.h"
+#include "shared/loras/registry.h"
 #include "tests/system/null_worker.h"
 #include "tests/system/queue_fixture.h"
 
@@ -58,6 +60,7 @@ class SchedulerServiceTest : public QueueTest {
     options.scheduler.catalogue = catalogue();
     options.scheduler.silent_after_ms = 800;
     options.scheduler.new_nonce = new_nonce;
+    options.adapters = std::make_shared<loras::Directory>(std::make_shared<loras::Registry>(c.connection));
     c.service = std::make_unique<SchedulerService>(io_.get_executor(), c.connection,
                                                    std::make_shared<queue::Client>(c.connection, options_), options);
     c.service->start();
@@ -171,6 +174,38 @@ TEST_F(SchedulerServiceTest, plain_entries_run_and_bad_ones_are_rejected_with_th
     EXPECT_FALSE(record.error->message.empty());
   }
   EXPECT_NE(job(bad).error->message.find("tiny"), std::string::npos) << job(bad).error->message;
+}
+
+TEST_F(SchedulerServiceTest, names_of_adapters_mean_what_they_mean_at_admission) {
+  loras::Registry registry(connection_);
+  const auto put = [&](const std::string& name, char digit) {
+    loras::Adapter adapter;
+    adapter.tenant = "default", adapter.name = name, adapter.path = "/adapters/" + name, adapter.bytes = 1;
+    adapter.sha256 = std::string(64, digit);
+    ASSERT_TRUE(wait(registry.put(adapter, "", loras::PutCondition::kAny, soon())).ok());
+  };
+  const auto naming = [&](const std::string& name) {
+    return submit_tiny(R"({"model":"tiny","prompt":"x","seed":1,"loras":[{"name":")" + name + R"("}]})");
+  };
+  put("ink", 'a');
+  put("oil", 'b');
+  // Both wait before there is a coordinator; then one adapter is deleted, and one replaced.
+  const auto deleted = naming("ink"), replaced = naming("oil");
+  ASSERT_TRUE(wait(registry.remove("default", "ink", soon())).ok());
+  put("oil", 'c');
+  auto& c = coordinate();
+  ASSERT_TRUE(until([&] { return c.service->leading() && ended(deleted) && state_of(replaced) == job::State::kReady; }));
+  EXPECT_EQ(state_of(deleted), job::State::kRejected);
+  EXPECT_NE(job(deleted).error->message.find("'ink' (any more)"), std::string::npos) << job(deleted).error->message;
+  EXPECT_EQ(job(deleted).error->param, "loras[0].name");
+  EXPECT_NE(job(replaced).spec.find(std::string(64, 'c')), std::string::npos) << job(replaced).spec;
+  // What is put while it leads is known with the next job, every time.
+  for (const char digit : {'d', 'e', 'f'}) {
+    put("ink", digit);
+    const auto id = naming("ink");
+    ASSERT_TRUE(until([&] { return state_of(id) != job::State::kQueued; }));
+    EXPECT_NE(job(id).spec.find(std::string(64, digit)), std::string::npos) << job(id).spec;
+  }
 }
 
 TEST_F(SchedulerServiceTest, four_images_spread_over_two_workers) {
