@@ -10,7 +10,8 @@ namespace {
 constexpr std::string_view kShared = R"LUA(
 local function clock()
   local t = redis.call('TIME')
-  return t[1] * 1000 + math.floor(t[2] / 1000)
+  local ms = t[1] * 1000 + math.floor(t[2] / 1000)
+  return ms, string.format('%d', ms)
 end
 
 local function referenced(blob)
@@ -18,6 +19,14 @@ local function referenced(blob)
     if string.sub(field, 1, 2) == 'r:' then return true end
   end
   return false
+end
+
+-- A registry that begins anew (another Redis, FLUSHALL) begins with the time, so that no version is ever used twice.
+local function bump(version)
+  if redis.call('INCR', version) == 1 then
+    local _, now = clock()
+    redis.call('SET', version, now)
+  end
 end
 
 -- One record less has these bytes. Without any they are due after keep milliseconds, until then found as before.
@@ -53,7 +62,7 @@ redis.call('HDEL', blob, 'until', 'kept')
 redis.call('ZREM', garbage, sha)
 if old_sha ~= '' and old_sha ~= sha then release(garbage, old_blob, old_sha, field, keep) end
 redis.call('HSET', names, field, record)
-redis.call('INCR', version)
+bump(version)
 return 'done'
 )LUA";
 
@@ -62,14 +71,15 @@ local field, expected, sha = ARGV[1], ARGV[2], ARGV[3]
 if redis.call('HGET', KEYS[1], field) ~= expected then return 'changed' end
 release(KEYS[3], KEYS[4], sha, field, 0)
 redis.call('HDEL', KEYS[1], field)
-redis.call('INCR', KEYS[2])
+bump(KEYS[2])
 return 'done'
 )LUA";
 
 constexpr std::string_view kCollect = R"LUA(
 local garbage, blob, sha, upload = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local due = redis.call('ZSCORE', garbage, sha)
-if not due or tonumber(due) > clock() or referenced(blob) then return 0 end
+local now = clock()
+if not due or tonumber(due) > now or referenced(blob) then return 0 end
 if (redis.call('HGET', blob, 'upload') or '') ~= upload then return 0 end
 for i = 3, #KEYS do redis.call('UNLINK', KEYS[i]) end
 redis.call('DEL', blob)

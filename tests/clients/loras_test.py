@@ -142,6 +142,21 @@ class Uploads(Base):
         self.assertEqual(self.first.request("DELETE", "/v1/loras/style.v1").status, 404)
         self.assertEqual(self.chunk_keys(), [])
 
+    def test_a_connection_goes_on_after_an_upload(self):
+        connection = http.client.HTTPConnection(self.first.host, timeout=20)
+        headers = {**BYTES, "Authorization": "Bearer " + KEYS["first"]}
+        data = adapter(1, width=20_000)
+        for body, chunked in ((data, False), (iter([data[:5], data[5:700_000], data[700_000:]]), True)):
+            connection.request("PUT", "/v1/loras/a", body, {**headers, **({"Transfer-Encoding": "chunked"} if chunked else {})}, encode_chunked=chunked)
+            socket_before = connection.sock
+            response = connection.getresponse()
+            self.assertEqual((response.status // 100, json.loads(response.read())["sha256"]), (2, digest(data)))
+            connection.request("GET", "/v1/loras/a", headers=headers)
+            response = connection.getresponse()
+            self.assertEqual((response.status, json.loads(response.read())["bytes"]), (200, len(data)))
+            self.assertIs(connection.sock, socket_before)
+        connection.close()
+
     def test_replaces(self):
         self.assertEqual(self.put("a", adapter(1)).status, 201)
         self.assertEqual(self.put("a", adapter(2)).status, 200)
