@@ -54,6 +54,10 @@ std::vector<at::Tensor> random_inputs(const Program& program, const Sizes& sizes
       t = draw(shape) * 0.3;
       if (ends_with(value.name, "scale")) t = t + 1;
       t = t.to(type);
+    } else if (value.kind == ValueKind::kAdapter) {
+      t = (draw(shape) * (1 / std::sqrt(static_cast<double>(shape.back())))).to(type);
+    } else if (shape.size() == 2 && style.strided) {  // with room beside it
+      t = (draw({shape[0], shape[1] + 16}) * (1 / std::sqrt(static_cast<double>(shape[1])))).to(type).narrow(1, 8, shape[1]);
     } else if (shape.size() == 2) {
       t = (draw(shape) * (1 / std::sqrt(static_cast<double>(shape[1])))).to(type);
     } else {

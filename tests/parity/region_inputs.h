@@ -11,7 +11,7 @@
 namespace ditfleet::region::testing {
 
 struct InputStyle {
-  bool strided = false;    // activations are parts of larger tensors, tables broadcast over the batch
+  bool strided = false;    // activations and weights are parts of larger tensors, tables broadcast over the batch
   bool outliers = false;   // a few channels of the activations are ×100
   c10::Device device = c10::Device(c10::DeviceType::CPU);  // where they are drawn: the same seed draws other numbers on another
 };

@@ -33,16 +33,16 @@ class Planner {
   const Value& value(int i) const { return plan_.program.values[static_cast<std::size_t>(i)]; }
 
   void add_gemm(const Op& op, int group, const Unit& unit) {
-    GemmStep step{.weight = op.inputs[1], .bias = op.inputs.size() > 2 ? op.inputs[2] : -1, .gelu = unit.ops.size() > 1, .name = value(unit.writes.front()).name};
+    GemmStep step{.weight = op.inputs[1], .bias = op.inputs.size() > 2 ? op.inputs[2] : -1, .per_sample = value(op.inputs[1]).shape.size() == 3, .gelu = unit.ops.size() > 1, .name = value(unit.writes.front()).name};
     if (const Op* join = storage_.split_join(op)) {
-      std::int64_t column = 0;
+      Dim column = 0;
       for (int part : join->inputs) {
-        const std::int64_t columns = value(part).shape.back().value();
+        const Dim& columns = value(part).shape.back();
         step.parts.push_back({storage_.view_of(part), column, columns});
-        column += columns;
+        column = column + columns;
       }
     } else {
-      step.parts.push_back({storage_.view_of(op.inputs[0]), 0, value(op.inputs[0]).shape.back().value()});
+      step.parts.push_back({storage_.view_of(op.inputs[0]), 0, value(op.inputs[0]).shape.back()});
     }
     step.out = storage_.place(unit.writes.front(), group, unit);
     plan_.steps.push_back(std::move(step));

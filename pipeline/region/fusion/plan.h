@@ -31,10 +31,11 @@ struct Buffer {
 struct GemmStep {
   struct Part {
     View x;
-    std::int64_t first_column = 0, columns = 0;
+    Dim first_column, columns;
   };
   std::vector<Part> parts;
   int weight = -1, bias = -1;  // the program's values; bias -1: none
+  bool per_sample = false;     // the weight is [batch, out, in]
   bool gelu = false;           // of the sum, before it is rounded
   View out;
   std::string name;

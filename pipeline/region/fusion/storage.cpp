@@ -65,8 +65,7 @@ View Storage::view_of(int v) {
     if (!same_place(from, to)) plan_.steps.push_back(CopyStep{from, to, value(v).name});
   };
   if (op->code == OpCode::kJoin) {
-    if (!join_buffer_.contains(v)) join_buffer_[v] = add_buffer(BufferKind::kWorkspace, value(v));
-    const View whole = whole_buffer(join_buffer_[v], value(v).shape);
+    const View whole = home_of_join(*op);
     Dim start = 0;
     for (int input : op->inputs) {
       const Dim& length = value(input).shape[static_cast<std::size_t>(op->axis)];
@@ -152,6 +151,13 @@ bool Storage::joins_in_place(const Op& join) const {
   return joined(parts, join.axis).has_value();
 }
 
+// Within a larger join's, if it is an operand of one.
+View Storage::home_of_join(const Op& join) {
+  if (const auto at = join_home_.find(join.output); at != join_home_.end()) return at->second;
+  const auto within = slice_of_join(join.output);
+  return join_home_[join.output] = within ? *within : whole_buffer(add_buffer(BufferKind::kWorkspace, value(join.output)), value(join.output).shape);
+}
+
 std::optional<View> Storage::slice_of_join(int v) {
   for (const Op& op : plan_.program.ops) {
     if (op.code != OpCode::kJoin || std::count(op.inputs.begin(), op.inputs.end(), v) != 1) continue;
@@ -159,12 +165,11 @@ std::optional<View> Storage::slice_of_join(int v) {
     for (const Op& reader : plan_.program.ops)
       splits = splits || (reader.code == OpCode::kLinear && reader.inputs[0] == op.output && split_join(reader));
     if (splits || joins_in_place(op)) continue;
-    auto [at, fresh] = join_buffer_.try_emplace(op.output, -1);
-    if (fresh) at->second = add_buffer(BufferKind::kWorkspace, value(op.output));
+    const View whole = home_of_join(op);
     Dim start = 0;
     for (int input : op.inputs) {
       const Dim& length = value(input).shape[static_cast<std::size_t>(op.axis)];
-      if (input == v) return sliced(whole_buffer(at->second, value(op.output).shape), op.axis, start, length);
+      if (input == v) return sliced(whole, op.axis, start, length);
       start = start + length;
     }
   }

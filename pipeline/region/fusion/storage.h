@@ -31,13 +31,14 @@ class Storage {
   std::optional<int> output_home(int value) const;
   std::optional<View> in_place(int value, int group, const Unit& unit) const;
   std::optional<View> slice_of_join(int value);
+  View home_of_join(const Op& join);
   bool joins_in_place(const Op& join) const;
 
   Plan& plan_;
   const std::vector<Group>& groups_;
   const std::vector<int> producer_;
   std::map<int, View> placed_;
-  std::map<int, int> join_buffer_;               // a join's result → its buffer
+  std::map<int, View> join_home_;                // a join's result → where it is put together
   std::map<int, std::vector<int>> contents_;     // buffer → values placed in it
 };
 

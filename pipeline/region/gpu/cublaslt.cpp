@@ -12,7 +12,7 @@ enum : int { kReal32 = 0, kBFloat16 = 14 };
 constexpr int kCompute32 = 68;
 constexpr std::int32_t kTransposed = 1;
 enum DescAttribute : int { kTransA = 3, kEpilogue = 7, kBiasPointer = 8, kBiasType = 26 };
-enum : std::uint32_t { kPlain = 1, kWithBias = 4, kWithGeluAndBias = 36 };
+enum : std::uint32_t { kNoEpilogue = 1, kWithBias = 4, kWithGeluAndBias = 36 };
 enum PreferenceAttribute : int { kWorkspace = 1, kAlignmentA = 5, kAlignmentB = 6, kAlignmentC = 7, kAlignmentD = 8 };
 struct Heuristic {
   std::uint64_t algorithm[8];
@@ -46,14 +46,15 @@ struct CublasLt::Library {
 // One product as the library describes it. It thinks in columns: with row-major data, outᵀ = weight · xᵀ.
 struct CublasLt::Descriptors {
   Descriptors(const Library& l, const GemmShape& s, const void* bias) : lib(l) {
-    const std::uint32_t epilogue = s.epilogue == GemmEpilogue::kAdd ? kPlain : s.epilogue == GemmEpilogue::kBias ? kWithBias : kWithGeluAndBias;
+    const bool biased = s.epilogue == GemmEpilogue::kBias || s.epilogue == GemmEpilogue::kBiasGelu;
+    const std::uint32_t epilogue = !biased ? kNoEpilogue : s.epilogue == GemmEpilogue::kBias ? kWithBias : kWithGeluAndBias;
     const std::int32_t type = data_type(s.type);
     const auto u = [](std::int64_t n) { return static_cast<std::uint64_t>(n); };
     error = lib.desc_create(&desc, kCompute32, kReal32);
     if (!error) error = lib.desc_set(desc, kTransA, &kTransposed, sizeof kTransposed);
     if (!error) error = lib.desc_set(desc, kEpilogue, &epilogue, sizeof epilogue);
-    if (!error && s.epilogue != GemmEpilogue::kAdd) error = lib.desc_set(desc, kBiasPointer, &bias, sizeof bias);
-    if (!error && s.epilogue != GemmEpilogue::kAdd) error = lib.desc_set(desc, kBiasType, &type, sizeof type);
+    if (!error && biased) error = lib.desc_set(desc, kBiasPointer, &bias, sizeof bias);
+    if (!error && biased) error = lib.desc_set(desc, kBiasType, &type, sizeof type);
     if (!error) error = lib.layout_create(&weight, type, u(s.in), u(s.out), s.weight_stride);
     if (!error) error = lib.layout_create(&x, type, u(s.in), u(s.rows), s.x_stride);
     if (!error) error = lib.layout_create(&out, type, u(s.out), u(s.rows), s.out_stride);

@@ -17,6 +17,7 @@ enum class GemmEpilogue : std::uint8_t {
   kBias,
   kBiasGelu,  // tanh GELU of the fp32 sum, rounded once
   kAdd,       // onto what `out` holds; no bias
+  kPlain,     // no bias
 };
 
 // All that decides which algorithms there are, and how fast they are. Strides in elements; x and out are row-major with

@@ -12,6 +12,13 @@ Builder::Linear Builder::linear_slots(const std::string& name, std::int64_t in, 
   return {weight, parameter(name + ".bias", {out})};
 }
 
+Builder::Linear Builder::adapted_slots(const std::string& name, const Dim& batch, std::int64_t in, std::int64_t out) {
+  const Dim rank = Dim::symbol(name + ".rank");
+  const Ref adapter = input(name + ".adapter", ValueKind::kAdapter, type_, {batch, rank, in});
+  const Ref weight = parameter(name + ".weight", {out, rank + in});
+  return {weight, parameter(name + ".bias", {out}), adapter, rank};
+}
+
 Builder::Ref Builder::add_op(const std::string& name, Op op, const std::vector<Ref>& operands, const Shape& shape) {
   return add_op(name, std::move(op), operands, shape, type_);
 }
@@ -44,6 +51,12 @@ Builder::Ref Builder::linear(const std::string& name, Ref x, Linear slots) {
   std::vector<Ref> operands{x, slots.weight};
   if (slots.bias.value >= 0) operands.push_back(slots.bias);
   return add_op(name, {.code = OpCode::kLinear}, operands);
+}
+Builder::Ref Builder::low_rank(const std::string& name, Ref x, Linear slots) { return add_op(name, {.code = OpCode::kLinear}, {x, slots.adapter}); }
+Builder::Ref Builder::adapted_linear(const std::string& name, Ref x, Linear slots) {
+  if (slots.adapter.value < 0 || error_) return linear(name, x, slots);
+  const int last = static_cast<int>(program_.values[static_cast<std::size_t>(x.value)].shape.size()) - 1;
+  return linear(name, join(name + ".wide", last, {x, low_rank(name + ".low", x, slots)}), slots);
 }
 Builder::Ref Builder::layer_norm(const std::string& name, Ref x, double eps) {
   return add_op(name, {.code = OpCode::kLayerNorm, .eps = eps}, {x});

@@ -23,6 +23,8 @@ class Builder {
   };
   struct Linear {
     Ref weight, bias;  // a bias that is no value: none
+    Ref adapter;       // A; no value: none
+    Dim rank;          // of all adapters together
   };
   struct Attention {
     Ref bias;            // no value: none
@@ -36,9 +38,16 @@ class Builder {
   Ref parameter(const std::string& name, Shape shape) { return input(name, ValueKind::kParameter, type_, std::move(shape)); }
   Ref table(const std::string& name, ElementType type, Shape shape) { return input(name, ValueKind::kTable, type, std::move(shape)); }
   Linear linear_slots(const std::string& name, std::int64_t in, std::int64_t out);  // NAME.weight, NAME.bias
+  // With room for low-rank adapters: NAME.adapter [batch, NAME.rank, in] is A, its rows zero where a sample does without;
+  // NAME.weight has NAME.rank more columns, B: behind the model's own for adapted_linear().
+  Linear adapted_slots(const std::string& name, const Dim& batch, std::int64_t in, std::int64_t out);
 
   // `name` is the result's: unique in the block, and what messages and kernels call it.
   Ref linear(const std::string& name, Ref x, Linear slots);
+  // x · Aᵀ of each sample: [batch, .., rank].
+  Ref low_rank(const std::string& name, Ref x, Linear slots);
+  // [x | x·Aᵀ] · [W | B]ᵀ + bias; linear() where the slots have no room for adapters.
+  Ref adapted_linear(const std::string& name, Ref x, Linear slots);
   Ref layer_norm(const std::string& name, Ref x, double eps);
   Ref rms_norm(const std::string& name, Ref x, Ref weight, double eps);
   Ref modulate(const std::string& name, Ref x, Ref scale, Ref shift);

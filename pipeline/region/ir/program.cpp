@@ -41,6 +41,7 @@ std::string_view name_of(ValueKind kind) {
     case ValueKind::kParameter: return "parameter";
     case ValueKind::kTable: return "table";
     case ValueKind::kScalar: return "scalar";
+    case ValueKind::kAdapter: return "adapter";
     case ValueKind::kResult: return "result";
   }
   return "?";

@@ -19,18 +19,19 @@ enum class ElementType : std::uint8_t { kF32, kBF16 };
 std::string_view name_of(ElementType type);  // "f32", "bf16"
 std::int64_t bytes_of(ElementType type);
 
-// What a value is. Adapter slots (extra K columns of a linear) are to be a kind of their own.
+// What a value is.
 enum class ValueKind : std::uint8_t {
   kActivation,  // given anew in each call
   kParameter,   // a slot: one tensor per copy of the block
   kTable,       // computed once a request: rope, modulation rows
   kScalar,      // one number a call
+  kAdapter,     // A of the low-rank adapters of a linear; their B are columns of its weight
   kResult,      // of an op
 };
 std::string_view name_of(ValueKind kind);
 
 enum class OpCode : std::uint8_t {
-  kLinear,        // x [.., K], weight [N, K], bias [N] or none → [.., N]
+  kLinear,        // x [.., K], weight [N, K], bias [N] or none → [.., N]; or x [batch, .., K], weight [batch, N, K]: each sample by its own
   kLayerNorm,     // over the last axis, without parameters
   kRmsNorm,       // x, weight [W]
   kModulate,      // x, scale, shift: x · scale + shift

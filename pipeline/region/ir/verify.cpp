@@ -106,13 +106,14 @@ class Rules {
     for (std::size_t i = 1; i < operands_.size(); ++i)
       if (auto e = same_type(i)) return *e;
     const Shape &x = made.shape, &weight = operands_[1].shape;
-    if (weight.size() != 2 || !weight[0].is_static() || !weight[1].is_static())
-      return wrong("the weight is " + text_of(weight) + "; it must be [out, in] in numbers");
-    if (!(x.back() == weight[1]))
-      return wrong("x is " + text_of(x) + " and the weight " + text_of(weight) + "; x must end in " + weight[1].text());
-    if (operands_.size() > 2 && operands_[2].shape != Shape{weight[0]})
-      return wrong("the bias is " + text_of(operands_[2].shape) + "; it must be " + text_of({weight[0]}));
-    made.shape.back() = weight[0];
+    if (weight.size() != 2 && weight.size() != 3) return wrong("the weight is " + text_of(weight) + "; it must be [out, in] or [batch, out, in]");
+    if (weight.size() == 3 && !(x.size() > 2 && x[0] == weight[0]))
+      return wrong("x is " + text_of(x) + " and the weight " + text_of(weight) + "; x must begin with " + weight[0].text() + ", and its rows come after it");
+    const Dim &out = weight[weight.size() - 2], &in = weight.back();
+    if (!(x.back() == in)) return wrong("x is " + text_of(x) + " and the weight " + text_of(weight) + "; x must end in " + in.text());
+    if (operands_.size() > 2 && operands_[2].shape != Shape{out})
+      return wrong("the bias is " + text_of(operands_[2].shape) + "; it must be " + text_of({out}));
+    made.shape.back() = out;
     return made;
   }
   Result<Value> rope(Value made) const {

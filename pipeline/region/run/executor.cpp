@@ -47,20 +47,20 @@ class Call {
   at::Tensor tensor(const ResolvedView& v) const { return tensor(v.buffer, v.offset, v.sizes, v.strides); }
 
   void run(const ResolvedGemm& step) const {
-    const at::Tensor& weight = input(step.weight);
+    const at::Tensor& weights = input(step.weight);
     const at::Tensor bias = step.bias < 0 ? at::Tensor() : input(step.bias);
     for (std::size_t p = 0; p < step.parts.size(); ++p) {
       const auto& part = step.parts[p];
       const bool first = p == 0, last = p + 1 == step.parts.size();
-      const at::Tensor columns = (step.parts.size() == 1 ? weight : weight.narrow(1, part.first_column, part.columns)).t();
       const at::Tensor gathered = part.gather ? tensor(part.x).contiguous() : at::Tensor();
       for (const auto& rows : part.rows) {
+        const at::Tensor weight = weights.dim() == 3 ? weights.select(0, weights.size(0) == 1 ? 0 : rows.sample) : weights;
+        const at::Tensor columns = (step.parts.size() == 1 ? weight : weight.narrow(1, part.first_column, part.columns)).t();
         const at::Tensor x = part.gather ? gathered.as_strided({rows.count, part.columns}, {rows.x_stride, 1}, rows.x_offset)
                                          : tensor(part.x.buffer, rows.x_offset, {rows.count, part.columns}, {rows.x_stride, 1});
         at::Tensor out = tensor(step.out.buffer, rows.out_offset, {rows.count, step.out.sizes.back()}, {rows.out_stride, 1});
-        // The library's product adds: without a bias it has nothing to begin with.
-        const bool adds = bias.defined() || (!first && !step.gelu);
-        if (libraries_.gemm && adds && !(step.gelu && !(first && last)) && by_library(step, first, x, columns, bias, out)) continue;
+        const bool apart = step.gelu && !(bias.defined() && first && last);  // a GELU that no epilogue computes
+        if (libraries_.gemm && !apart && by_library(step, first, x, columns, bias, out)) continue;
         if (first && !bias.defined()) at::mm_out(out, x, columns);
         else at::addmm_out(out, first ? bias : out, x, columns);
         if (step.gelu && last) at::gelu_out(out, out, "tanh");
@@ -70,7 +70,7 @@ class Call {
 
   // False where the library cannot do it.
   bool by_library(const ResolvedGemm& step, bool first, const at::Tensor& x, const at::Tensor& columns, const at::Tensor& bias, const at::Tensor& out) const {
-    const auto epilogue = step.gelu ? GemmEpilogue::kBiasGelu : first ? GemmEpilogue::kBias : GemmEpilogue::kAdd;
+    const auto epilogue = step.gelu ? GemmEpilogue::kBiasGelu : !first ? GemmEpilogue::kAdd : bias.defined() ? GemmEpilogue::kBias : GemmEpilogue::kPlain;
     return libraries_.gemm->run(libraries_.tune, epilogue, plan_.buffers[static_cast<std::size_t>(step.out.buffer)].type, x.size(0), x.size(1), out.size(1), x.stride(0), columns.stride(1),
                       out.stride(0), {x.const_data_ptr(), columns.const_data_ptr(), bias.defined() ? bias.const_data_ptr() : nullptr, out.mutable_data_ptr()});
   }

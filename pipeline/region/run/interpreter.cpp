@@ -5,6 +5,7 @@
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/sigmoid.h>
@@ -52,7 +53,10 @@ std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::
     for (const Dim& d : made.shape) shape.push_back(d.evaluate(sizes));
     at::Tensor out;
     switch (op.code) {
-      case OpCode::kLinear: out = at::linear(in(0), in(1), op.inputs.size() > 2 ? std::optional(in(2)) : std::nullopt); break;
+      case OpCode::kLinear:
+        if (in(1).dim() == 3) out = at::matmul(in(0).flatten(1, -2), in(1).transpose(1, 2)).view(shape);
+        else out = at::linear(in(0), in(1), op.inputs.size() > 2 ? std::optional(in(2)) : std::nullopt);
+        break;
       case OpCode::kLayerNorm: out = at::layer_norm(in(0), {in(0).size(-1)}, {}, {}, op.eps); break;
       case OpCode::kRmsNorm: out = at::rms_norm(in(0), {in(0).size(-1)}, in(1), op.eps); break;
       case OpCode::kModulate: out = in(0) * in(1) + in(2); break;

@@ -70,10 +70,21 @@ class Resolver {
       runs(x, out, axis + 1, x_offset + i * x.strides[axis], out_offset + i * out.strides[axis], rows);
   }
 
+  static void add_runs(bool per_sample, const ResolvedView& x, const ResolvedView& out, std::vector<ResolvedGemm::Rows>& rows) {
+    if (!per_sample) return runs(x, out, 0, x.offset, out.offset, rows);
+    for (std::int64_t sample = 0; sample < x.sizes[0]; ++sample) {
+      const std::size_t first = rows.size();
+      runs(x, out, 1, x.offset + sample * x.strides[0], out.offset + sample * out.strides[0], rows);
+      for (std::size_t i = first; i < rows.size(); ++i) rows[i].sample = sample;
+    }
+  }
+
   void add(const GemmStep& step) {
     ResolvedGemm r{.weight = step.weight, .bias = step.bias, .gelu = step.gelu, .out = view(step.out)};
+    if (r.out.sizes.back() == 0) return;  // no adapters there
     for (const auto& part : step.parts) {
-      ResolvedGemm::Part p{.x = view(part.x), .first_column = part.first_column, .columns = part.columns};
+      ResolvedGemm::Part p{.x = view(part.x), .first_column = number(part.first_column), .columns = number(part.columns)};
+      if (p.columns == 0 && step.parts.size() > 1) continue;
       p.gather = p.x.strides.back() != 1 && p.x.sizes.back() != 1;
       if (p.gather) {  // as the copy will lie
         ResolvedView packed = p.x;
@@ -83,9 +94,9 @@ class Resolver {
           packed.strides[a] = stride;
           stride *= packed.sizes[a];
         }
-        runs(packed, r.out, 0, 0, r.out.offset, p.rows);
+        add_runs(step.per_sample, packed, r.out, p.rows);
       } else {
-        runs(p.x, r.out, 0, p.x.offset, r.out.offset, p.rows);
+        add_runs(step.per_sample, p.x, r.out, p.rows);
       }
       r.parts.push_back(std::move(p));
     }

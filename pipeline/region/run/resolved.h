@@ -18,6 +18,7 @@ struct ResolvedView {
 struct ResolvedGemm {
   struct Rows {
     std::int64_t x_offset = 0, x_stride = 0, out_offset = 0, out_stride = 0, count = 0;
+    std::int64_t sample = 0;  // whose weight, where each has its own
   };
   struct Part {
     ResolvedView x;

@@ -19,7 +19,8 @@ Sizes sizes_of(const Program& program, const std::vector<at::Tensor>& inputs, bo
   if (inputs.size() != order.size())
     refuse("has " + std::to_string(inputs.size()) + " inputs; it takes " + std::to_string(order.size()));
   Sizes sizes;
-  for (int pass = 0; pass < 2; ++pass)  // lone symbols first, then everything is compared
+  // Lone symbols first: the activations', then the adapters', who may have one batch for all. Then everything is compared.
+  for (const ValueKind source : {ValueKind::kActivation, ValueKind::kAdapter, ValueKind::kResult})
     for (std::size_t i = 0; i < order.size(); ++i) {
       const Value& value = program.values[static_cast<std::size_t>(order[i])];
       const at::Tensor& t = inputs[i];
@@ -30,11 +31,11 @@ Sizes sizes_of(const Program& program, const std::vector<at::Tensor>& inputs, bo
       for (std::size_t a = 0; a < value.shape.size(); ++a) {
         const Dim& d = value.shape[a];
         const std::int64_t n = t.size(static_cast<std::int64_t>(a));
-        const bool may_broadcast = value.kind == ValueKind::kTable && n == 1;
-        if (pass == 0) {
+        const bool may_broadcast = n == 1 && (value.kind == ValueKind::kTable || (value.kind == ValueKind::kAdapter && a == 0));
+        if (source != ValueKind::kResult) {
           std::vector<std::string> names;
           d.add_symbols_to(names);
-          if (names.size() == 1 && d == Dim::symbol(names[0]) && value.kind == ValueKind::kActivation) sizes.try_emplace(names[0], n);
+          if (names.size() == 1 && d == Dim::symbol(names[0]) && value.kind == source) sizes.try_emplace(names[0], n);
         } else if (d.evaluate(sizes) != n && !may_broadcast) {
           refuse("%" + value.name + " is " + shape_text(t) + "; it must be " + text_of(value.shape) + ", whose " + d.text() + " is " +
                  std::to_string(d.evaluate(sizes)) + " by the activations");
