@@ -14,8 +14,8 @@ namespace {
 
 class TorchEngine : public Engine {
  public:
-  TorchEngine(DeviceChoice choice, c10::ScalarType dtype, std::shared_ptr<region::RegionHost> regions, int max_lora_rank)
-      : choice_(std::move(choice)), dtype_(dtype), regions_(std::move(regions)), max_lora_rank_(max_lora_rank) {}
+  TorchEngine(DeviceChoice choice, c10::ScalarType dtype, std::shared_ptr<region::RegionHost> regions, AdapterStore::Limits adapters)
+      : choice_(std::move(choice)), dtype_(dtype), regions_(std::move(regions)), adapters_(adapters) {}
 
   std::string device() const override { return device_text(choice_.device); }
   std::string device_name() const override { return choice_.name; }
@@ -31,7 +31,7 @@ class TorchEngine : public Engine {
       const auto begun = std::chrono::steady_clock::now();
       auto prompts = Prompts::load(dir);
       const auto tokenizers_us = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun).count();
-      auto folder = load_flux_folder(dir, placement, regions_);
+      auto folder = load_flux_folder(dir, placement, regions_, adapters_.slots > 0 ? adapters_.max_rank : 0);
       if (prompts.clip_length() > folder.clip.config().max_position_embeddings)
         fail(Code::kDataCorrupt, dir + "/tokenizer/tokenizer_config.json: model_max_length is " +
                                      std::to_string(prompts.clip_length()) + "; text_encoder has positions for " +
@@ -47,7 +47,7 @@ class TorchEngine : public Engine {
       info.load_us = folder.load_us;
       info.load_us.insert(info.load_us.begin(), {"tokenizers", tokenizers_us});
       return std::unique_ptr<Model>(
-          std::make_unique<FluxModel>(std::move(info), placement, std::move(folder), std::move(prompts), max_lora_rank_));
+          std::make_unique<FluxModel>(std::move(info), placement, std::move(folder), std::move(prompts), adapters_));
     } catch (...) {
       const Error error = error_in_flight("load " + dir);
       if (error.code == Code::kOutOfMemory) release_cached_memory(choice_.device);
@@ -59,7 +59,7 @@ class TorchEngine : public Engine {
   const DeviceChoice choice_;
   const c10::ScalarType dtype_;
   const std::shared_ptr<region::RegionHost> regions_;
-  const int max_lora_rank_;
+  const AdapterStore::Limits adapters_;
 };
 
 }  // namespace
@@ -72,12 +72,15 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options) {
       fail(Code::kInvalidArgument, "threads is " + std::to_string(options.threads) + "; it takes 0 (all cores) or more", "threads");
     if (options.max_lora_rank < 1)
       fail(Code::kInvalidArgument, "max_lora_rank is " + std::to_string(options.max_lora_rank) + "; it takes 1 or more", "max_lora_rank");
+    if (options.lora_slots < 0 || options.lora_host_bytes < 0)
+      fail(Code::kInvalidArgument, "lora_slots and lora_host_bytes must not be below 0", options.lora_slots < 0 ? "lora_slots" : "lora_host_bytes");
     DeviceChoice choice = load_device(options.device);
     if (options.threads > 0) at::set_num_threads(options.threads);
     const bool bf16 = options.dtype == "bf16" || (options.dtype == "auto" && !choice.device.is_cpu());
     auto regions = region::make_region_host(options.compile, choice.device, options.kernel_cache);
     return std::unique_ptr<Engine>(std::make_unique<TorchEngine>(
-        std::move(choice), bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float, std::move(regions), options.max_lora_rank));
+        std::move(choice), bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float, std::move(regions),
+        AdapterStore::Limits{options.max_lora_rank, options.lora_slots, options.lora_host_bytes}));
   } catch (...) {
     return error_in_flight("engine");
   }

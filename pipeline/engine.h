@@ -32,8 +32,8 @@ struct EngineOptions {
   int threads = 0;              // CPU threads of one operation; 0: all cores
   region::CompileOptions compile;
   std::shared_ptr<kernel_cache::KernelCache> kernel_cache;  // of compiled regions; null: one in memory
-  int max_lora_rank = 128;       // of one linear, all adapters of a request or batch together
-  int lora_slots = 4;            // of each model: adapters that the device holds at once
+  int max_lora_rank = 128;       // of one module of an adapter; room for adapters of that rank is kept beside each linear
+  int lora_slots = 0;            // of each model: adapters that the device holds at once; 0: none, what has adapters then runs op by op
   std::int64_t lora_host_bytes = std::int64_t{4} << 30;  // of each model: adapters in host memory
 };
 
@@ -51,7 +51,7 @@ struct LoraRequest {
 struct AdapterHoldings {
   int slots = 0;
   std::vector<std::string> in_slots;      // most recently used first
-  std::vector<std::string> in_host;       // most recently used first; those in slots among them
+  std::vector<std::string> in_host;       // most recently used first; those in slots may be among them
   std::int64_t host_bytes = 0;            // room in host memory
   std::int64_t load_bytes_per_s = 0;      // from files, as measured; 0: not yet
   std::int64_t swap_us = 0;               // from host memory to a slot, as measured; 0: not yet

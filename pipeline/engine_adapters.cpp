@@ -33,8 +33,8 @@ LoraBase lora_base(const FluxFolder& folder) {
   return {base_of(named_linears(slots)), base_of(clip.named_linears()), base_of(t5.named_linears())};
 }
 
-std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStore& adapters, const std::vector<LoraRequest>& requests,
-                                           Placement placement) {
+std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStore& adapters, const std::vector<LoraRequest>& requests) {
+  std::vector<std::shared_ptr<const Adapter>> held;
   // At strength 0 an adapter must be usable, but adds nothing.
   std::vector<std::pair<std::shared_ptr<const Adapter>, double>> used;
   for (const LoraRequest& request : requests)
@@ -43,7 +43,7 @@ std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStor
   FluxSlots slots = folder.transformer.slots();
   ClipEncoder clip = folder.clip;
   T5Encoder t5 = folder.t5;
-  std::string text_key;
+  std::string key, text_key;
   {
     const std::vector<NamedLinear> linears[] = {named_linears(slots), clip.named_linears(), t5.named_linears()};
     for (const auto& [adapter, strength] : used) {
@@ -54,12 +54,14 @@ std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStor
         if (term.part == LoraPart::kClip) clip.run_op_by_op();
         if (term.part == LoraPart::kT5) t5.run_op_by_op();
       }
-      if (adapter->changes_text) text_key += std::to_string(adapter->id) + ":" + bits_of(strength) + ";";
+      const std::string one = std::to_string(adapter->id) + ":" + bits_of(strength) + ";";
+      key += one;
+      if (adapter->changes_text) text_key += one;
+      held.push_back(adapter);
     }
   }
   return std::make_shared<const AdaptedModels>(
-      AdaptedModels{FluxTransformer(folder.transformer.config(), std::move(slots), folder.transformer.bytes(), placement, nullptr),
-                    std::move(clip), std::move(t5), std::move(text_key)});
+      AdaptedModels{folder.transformer.adapted(std::move(slots), std::move(key)), std::move(clip), std::move(t5), std::move(text_key), std::move(held)});
 }
 
 }  // namespace ditfleet::pipeline

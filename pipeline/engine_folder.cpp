@@ -39,7 +39,7 @@ void must_match(const std::string& dir, std::string_view what, std::int64_t a, s
 
 }  // namespace
 
-FluxFolder load_flux_folder(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions) {
+FluxFolder load_flux_folder(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions, std::int64_t adapter_rank) {
   check_index(ConfigFile(dir + "/model_index.json"));
   const auto scheduler = read_scheduler_config(ConfigFile(dir + "/scheduler/scheduler_config.json"));
   const auto clip = read_clip_config(ConfigFile(dir + "/text_encoder/config.json"));
@@ -57,7 +57,7 @@ FluxFolder load_flux_folder(const std::string& dir, Placement placement, std::sh
   auto text_encoder = ClipEncoder::load(dir + "/text_encoder", placement, regions);
   auto text_encoder_2 = T5Encoder::load(dir + "/text_encoder_2", placement, regions);
   const auto text_us = lap();
-  auto transformer = FluxTransformer::load(dir + "/transformer", placement, std::move(regions));
+  auto transformer = FluxTransformer::load(dir + "/transformer", placement, std::move(regions), adapter_rank);
   const auto transformer_us = lap(), compile_us = transformer.compile_us();
   auto decoder = VaeDecoder::load(dir + "/vae", placement);
   const auto vae_us = lap();

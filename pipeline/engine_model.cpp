@@ -41,9 +41,9 @@ void check_range(const std::string& field, int value, int least, int most) {
 
 }  // namespace
 
-FluxModel::FluxModel(ModelInfo info, Placement placement, FluxFolder folder, Prompts prompts, std::int64_t max_lora_rank)
+FluxModel::FluxModel(ModelInfo info, Placement placement, FluxFolder folder, Prompts prompts, AdapterStore::Limits adapters)
     : info_(std::move(info)), placement_(placement), folder_(std::move(folder)), prompts_(std::move(prompts)),
-      adapters_(lora_base(folder_), placement, max_lora_rank) {}
+      adapters_(lora_base(folder_), placement, adapters) {}
 
 void FluxModel::check(const ImageRequest& r) const {
   for (const auto& [field, value] : {std::pair("width", r.width), std::pair("height", r.height)}) {
@@ -93,7 +93,7 @@ Result<std::unique_ptr<Prepared>> FluxModel::encode(const ImageRequest& request)
     StageScope scope(placement_.device);
     auto p = std::make_unique<FluxPrepared>();
     p->request = request;
-    p->adapted = adapt(folder_, adapters_, request.loras, placement_);
+    p->adapted = adapt(folder_, adapters_, request.loras);
     p->prompt = embed(request.prompt, request.max_sequence_length, p->adapted.get());
     p->warnings_ = p->prompt.warnings;
     if (request.true_cfg_scale > 1 && request.negative_prompt) {
@@ -122,6 +122,10 @@ Result<std::unique_ptr<Prepared>> FluxModel::encode(const ImageRequest& request)
 void FluxModel::run_steps(FluxPrepared& p, const StepCallback& on_step, const std::function<void()>& wait) {
   const FluxTransformer& flux = p.adapted ? p.adapted->transformer : folder_.transformer;
   const auto device = placement_.device;
+  // What adapters a compiled block reads is one for all of the model's.
+  std::unique_lock one_at_a_time(adapted_, std::defer_lock);
+  if (p.adapted) one_at_a_time.lock();
+  FluxTransformer::load_adapters({&flux});
   const auto on_device = [&](const std::vector<float>& values) {
     return at::from_blob(const_cast<float*>(values.data()), {static_cast<std::int64_t>(values.size())}).clone().to(device);
   };
@@ -178,10 +182,10 @@ Result<void> FluxModel::denoise(Prepared& prepared, const StepCallback& on_step)
   }
 }
 
-Result<void> FluxModel::prefetch(const std::vector<LoraRequest>& loras, const std::vector<std::string>&) {
+Result<void> FluxModel::prefetch(const std::vector<LoraRequest>& loras, const std::vector<std::string>& drop_first) {
   try {
     const StageScope scope(placement_.device);
-    for (const LoraRequest& lora : loras) adapters_.get(lora);
+    for (const LoraRequest& lora : loras) adapters_.prefetch(lora, drop_first);
     return {};
   } catch (...) {
     return error_in_flight("prefetch");

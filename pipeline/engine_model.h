@@ -14,7 +14,7 @@ namespace ditfleet::pipeline {
 
 class FluxModel : public Model {
  public:
-  FluxModel(ModelInfo info, Placement placement, FluxFolder folder, Prompts prompts, std::int64_t max_lora_rank);
+  FluxModel(ModelInfo info, Placement placement, FluxFolder folder, Prompts prompts, AdapterStore::Limits adapters);
 
   const ModelInfo& info() const override { return info_; }
   Result<std::unique_ptr<Prepared>> encode(const ImageRequest& request) override;
@@ -35,6 +35,7 @@ class FluxModel : public Model {
   const FluxFolder folder_;
   const Prompts prompts_;
   AdapterStore adapters_;
+  std::mutex adapted_;  // held while a request with adapters is denoised
 
   // The last few prompts: the units of one job share theirs, and a negative prompt is often the same for years.
   struct CachedText {

@@ -148,6 +148,12 @@ void synchronize(c10::Device device) {
   c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
+void synchronize_current(c10::Device device) {
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl impl(device.type());
+  impl.synchronizeStream(impl.getStream(device));
+}
+
 void release_cached_memory(c10::Device device) noexcept {
   if (device.is_cpu()) return;
   try {

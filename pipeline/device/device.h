@@ -36,6 +36,9 @@ std::string device_text(c10::Device device);
 // Ends all work in flight on the device. Throws what the device reports.
 void synchronize(c10::Device device);
 
+// The same for the calling thread's current stream alone.
+void synchronize_current(c10::Device device);
+
 // Gives cached device memory back after an allocation failed. Does nothing on the CPU; never throws.
 void release_cached_memory(c10::Device device) noexcept;
 

@@ -1,15 +1,18 @@
 #include "pipeline/lora/adapter.h"
 
+#include <ATen/ops/empty.h>
 #include <sys/stat.h>
 
-#include "pipeline/device/failure.h"
-#include "pipeline/lora/file.h"
-#include "pipeline/models/parameters.h"
+#include <algorithm>
+#include <chrono>
+#include <map>
 
 namespace ditfleet::pipeline {
 namespace {
 
-constexpr std::size_t kKept = 8;
+std::int64_t microseconds_since(std::chrono::steady_clock::time_point begun) {
+  return std::max<std::int64_t>(1, std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun).count());
+}
 
 // Empty for a file that is not there.
 std::string identity_of(const std::string& path) {
@@ -24,49 +27,138 @@ std::string identity_of(const std::string& path) {
 
 }  // namespace
 
-std::shared_ptr<const Adapter> AdapterStore::get(const LoraRequest& request) {
+AdapterStore::AdapterStore(const LoraBase& base, Placement placement, Limits limits)
+    : names_(base), placement_(placement), limits_(limits), slot_elements_(most_packed_elements(base, limits.max_rank)),
+      slots_(static_cast<std::size_t>(limits.slots)) {}
+
+// Taken before the file is read: one that changes meanwhile is read again next time.
+AdapterStore::Name AdapterStore::name_of(const LoraRequest& request) {
+  return {request.id.empty() ? "file:" + identity_of(request.path) : "id:" + request.id, request.id};
+}
+
+std::shared_ptr<const Adapter> AdapterStore::find_in_slot(const Name& name) {
   std::lock_guard lock(mutex_);
-  // Taken before the file is read: one that changes meanwhile is read again next time.
-  std::string identity = request.id.empty() ? identity_of(request.path) : "id:" + request.id;
-  for (auto it = kept_.begin(); it != kept_.end(); ++it)
-    if (it->identity == identity && !identity.empty()) {
-      kept_.splice(kept_.begin(), kept_, it);
-      return it->adapter;
+  for (Slot& slot : slots_)
+    if (slot.adapter && slot.name.key == name.key) {
+      slot.used = ++clock_;
+      return slot.adapter;
     }
-  auto adapter = load(request.path);
-  kept_.push_front({std::move(identity), request.id, adapter});
-  if (kept_.size() > kKept) kept_.pop_back();
+  return nullptr;
+}
+
+AdapterStore::Kept AdapterStore::in_host(const LoraRequest& request, const Name& name) {
+  {
+    std::lock_guard lock(mutex_);
+    for (auto at = host_.begin(); at != host_.end(); ++at)
+      if (at->name.key == name.key) {
+        host_.splice(host_.begin(), host_, at);
+        return *at;
+      }
+  }
+  const auto begun = std::chrono::steady_clock::now();
+  Kept kept{name, 0, read_packed_adapter(request.path, names_, limits_.max_rank, placement_)};
+  const std::int64_t took = microseconds_since(begun);
+  std::lock_guard lock(mutex_);
+  load_bytes_per_s_ = kept.packed->bytes() * 1'000'000 / took;
+  kept.number = next_number_++;
+  std::int64_t room = limits_.host_bytes - kept.packed->bytes();
+  for (auto at = host_.begin(); at != host_.end();) {  // the least recently used go
+    room -= at->packed->bytes();
+    at = room < 0 ? host_.erase(at) : std::next(at);
+  }
+  if (kept.packed->bytes() <= limits_.host_bytes) host_.push_front(kept);
+  return kept;
+}
+
+// An empty one; one that is to be dropped; the least recently used. None that anybody uses.
+AdapterStore::Slot* AdapterStore::choose_slot(const std::vector<std::string>& drop_first) {
+  std::lock_guard lock(mutex_);
+  const auto rank = [&](const Slot& slot) -> std::uint64_t {
+    if (!slot.adapter) return 0;
+    const auto wanted = std::find(drop_first.begin(), drop_first.end(), slot.name.id);
+    return wanted != drop_first.end() ? 1 + static_cast<std::uint64_t>(wanted - drop_first.begin()) : drop_first.size() + 1 + slot.used;
+  };
+  Slot* best = nullptr;
+  for (Slot& slot : slots_)
+    if ((!slot.adapter || slot.adapter.use_count() == 1) && (!best || rank(slot) < rank(*best))) best = &slot;
+  if (best) best->adapter = nullptr;  // nobody finds it any more
+  return best;
+}
+
+std::shared_ptr<const Adapter> AdapterStore::copy(const Kept& kept, const at::Tensor& memory) const {
+  const PackedAdapter& packed = *kept.packed;
+  memory.narrow(0, 0, packed.values.numel()).copy_(packed.values, /*non_blocking=*/true);
+  memory.narrow(0, packed.values.numel(), memory.numel() - packed.values.numel()).zero_();
+  auto adapter = std::make_shared<Adapter>(Adapter{kept.number, {}, packed.changes_text});
+  for (const auto& term : packed.terms) {
+    const at::Tensor down = memory.narrow(0, term.down_at, term.rank * term.in).view({term.rank, term.in});
+    const at::Tensor up = memory.narrow(0, term.up_at, term.rows * term.rank).view({term.rows, term.rank});
+    adapter->terms.push_back({term.part, term.slot, {down, up, term.first_row, term.scale}});
+  }
+  synchronize_current(placement_.device);
   return adapter;
 }
 
-void AdapterStore::forget(const std::string& id) {
+std::shared_ptr<const Adapter> AdapterStore::into_slot(const Kept& kept, const std::vector<std::string>& drop_first) {
+  Slot* slot = choose_slot(drop_first);
+  if (!slot) return nullptr;
+  const auto options = at::TensorOptions(placement_.dtype).device(placement_.device);
+  if (!slot->memory.defined()) slot->memory = at::empty({slot_elements_}, options);
+  const auto begun = std::chrono::steady_clock::now();
+  auto adapter = copy(kept, slot->memory);
+  const std::int64_t took = microseconds_since(begun);
   std::lock_guard lock(mutex_);
-  kept_.remove_if([&](const Kept& kept) { return kept.id == id; });
+  swap_us_ = took;
+  slot->name = kept.name;
+  slot->adapter = adapter;
+  slot->used = ++clock_;
+  return adapter;
+}
+
+std::shared_ptr<const Adapter> AdapterStore::get(const LoraRequest& request) {
+  const Name name = name_of(request);
+  if (auto found = find_in_slot(name)) return found;
+  std::lock_guard loading(loading_);
+  if (auto found = find_in_slot(name)) return found;
+  const Kept kept = in_host(request, name);
+  if (auto adapter = into_slot(kept, {})) return adapter;
+  return copy(kept, at::empty({kept.packed->values.numel()}, at::TensorOptions(placement_.dtype).device(placement_.device)));
+}
+
+void AdapterStore::prefetch(const LoraRequest& request, const std::vector<std::string>& drop_first) {
+  const Name name = name_of(request);
+  if (find_in_slot(name)) return;
+  std::lock_guard loading(loading_);
+  if (!find_in_slot(name)) into_slot(in_host(request, name), drop_first);
+}
+
+void AdapterStore::forget(const std::string& id) {
+  std::lock_guard loading(loading_);
+  std::vector<Slot*> unused;
+  {
+    std::lock_guard lock(mutex_);
+    host_.remove_if([&](const Kept& kept) { return kept.name.id == id; });
+    for (Slot& slot : slots_)
+      if (slot.adapter && slot.name.id == id) {
+        slot.name = {};  // found by nobody; where it is in use, the next who takes the slot overwrites it
+        if (slot.adapter.use_count() > 1) continue;
+        slot.adapter = nullptr;
+        unused.push_back(&slot);
+      }
+  }
+  for (Slot* slot : unused) slot->memory.zero_();
 }
 
 AdapterHoldings AdapterStore::holdings() const {
   std::lock_guard lock(mutex_);
-  AdapterHoldings out{.slots = static_cast<int>(kKept)};
-  for (const Kept& kept : kept_)
-    if (!kept.id.empty()) out.in_slots.push_back(kept.id);
-  out.in_host = out.in_slots;
+  AdapterHoldings out{.slots = limits_.slots, .in_slots = {}, .in_host = {}, .host_bytes = limits_.host_bytes, .load_bytes_per_s = load_bytes_per_s_, .swap_us = swap_us_};
+  std::map<std::uint64_t, std::string, std::greater<>> by_use;
+  for (const Slot& slot : slots_)
+    if (slot.adapter && !slot.name.id.empty()) by_use[slot.used] = slot.name.id;
+  for (const auto& [used, id] : by_use) out.in_slots.push_back(id);
+  for (const Kept& kept : host_)
+    if (!kept.name.id.empty()) out.in_host.push_back(kept.name.id);
   return out;
-}
-
-std::shared_ptr<const Adapter> AdapterStore::load(const std::string& path) {
-  const LoraFile file = unwrap(read_lora_file(path, names_, max_rank_));
-  auto adapter = std::make_shared<Adapter>(Adapter{next_id_++, {}, 0, false});
-  for (const LoraTerm& term : file.terms) {
-    const at::Tensor down = copy_to(placement_, term.down), up = copy_to(placement_, term.up);
-    adapter->bytes += static_cast<std::int64_t>(down.nbytes() + up.nbytes());
-    adapter->changes_text |= term.target->part != LoraPart::kTransformer;
-    std::int64_t row = 0;
-    for (const LoraPiece& piece : term.target->pieces) {
-      adapter->terms.push_back({term.target->part, piece.slot, {down, up.narrow(0, row, piece.rows), piece.first_row, term.scale}});
-      row += piece.rows;
-    }
-  }
-  return adapter;
 }
 
 }  // namespace ditfleet::pipeline

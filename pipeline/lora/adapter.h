@@ -1,6 +1,7 @@
-// An adapter in memory, ready to be added to a model's linears.
+// A model's adapters: in host memory, and in the slots of its device.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <list>
 #include <memory>
@@ -8,13 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "pipeline/device/device.h"
 #include "pipeline/engine.h"
-#include "pipeline/lora/names.h"
+#include "pipeline/lora/packed.h"
 #include "pipeline/models/linear.h"
 
 namespace ditfleet::pipeline {
 
+// On the device, ready to be added to linears. Whoever holds one keeps its slot.
 struct Adapter {
   struct Term {
     LoraPart part;
@@ -23,35 +24,66 @@ struct Adapter {
   };
   std::uint64_t id;  // of this content: another after the file has changed
   std::vector<Term> terms;
-  std::int64_t bytes;
   bool changes_text;  // has terms for CLIP or T5
 };
 
-// Reads adapters' files for one model and keeps the last few. Thread safe; loads one at a time.
+// Reads adapters' files for one model, keeps them in host memory as long as there is room, and brings them into slots: as
+// many pieces of device memory, each large enough for any adapter, which are taken when first needed and kept for good.
+// What a slot held is overwritten whole before another adapter is in it. Thread safe: what is there is given at once, files
+// are read and copied one at a time.
 class AdapterStore {
  public:
-  // max_rank: of one module.
-  AdapterStore(const LoraBase& base, Placement placement, std::int64_t max_rank) : names_(base), placement_(placement), max_rank_(max_rank) {}
+  struct Limits {
+    std::int64_t max_rank;  // of one module
+    int slots;
+    std::int64_t host_bytes;
+  };
+  AdapterStore(const LoraBase& base, Placement placement, Limits limits);
 
-  // In the pipeline's element type on its device. A file that has changed (size, time, inode) is read again. Blocks.
-  // Throws Failure as read_lora_file() fails, and LibTorch's own exceptions when memory runs out.
+  // Call both on a thread that is in a StageScope. Throws Failure as read_lora_file() fails, and LibTorch's own exceptions
+  // when memory runs out.
+  // In a slot; where all slots are in use, in memory of its own, which is given back with the adapter.
   std::shared_ptr<const Adapter> get(const LoraRequest& request);
+  // The same ahead of time: into host memory, and into a slot if one is free, where those that hold `drop_first` go first.
+  void prefetch(const LoraRequest& request, const std::vector<std::string>& drop_first);
+
   void forget(const std::string& id);
   AdapterHoldings holdings() const;
 
  private:
-  struct Kept {
-    std::string identity, id;
-    std::shared_ptr<const Adapter> adapter;
+  // By what an adapter is found.
+  struct Name {
+    std::string key;  // the id, or else path, size, time and inode
+    std::string id;   // the caller's; may be empty
   };
-  std::shared_ptr<const Adapter> load(const std::string& path);
+  struct Kept {
+    Name name;
+    std::uint64_t number;
+    std::shared_ptr<const PackedAdapter> packed;
+  };
+  struct Slot {
+    at::Tensor memory;  // undefined until first used
+    Name name;
+    std::shared_ptr<const Adapter> adapter;  // null: nothing
+    std::uint64_t used = 0;                  // when, by clock_
+  };
+  static Name name_of(const LoraRequest& request);
+  std::shared_ptr<const Adapter> find_in_slot(const Name& name);
+  Kept in_host(const LoraRequest& request, const Name& name);
+  Slot* choose_slot(const std::vector<std::string>& drop_first);
+  std::shared_ptr<const Adapter> copy(const Kept& kept, const at::Tensor& memory) const;
+  std::shared_ptr<const Adapter> into_slot(const Kept& kept, const std::vector<std::string>& drop_first);
 
   const LoraNames names_;
   const Placement placement_;
-  const std::int64_t max_rank_;
-  mutable std::mutex mutex_;
-  std::list<Kept> kept_;  // most recently used first
-  std::uint64_t next_id_ = 1;
+  const Limits limits_;
+  const std::int64_t slot_elements_;
+  std::mutex loading_;         // held while something is read or copied
+  mutable std::mutex mutex_;   // of what follows; never held for long
+  std::vector<Slot> slots_;
+  std::list<Kept> host_;       // most recently used first
+  std::uint64_t clock_ = 0, next_number_ = 1;
+  std::int64_t load_bytes_per_s_ = 0, swap_us_ = 0;
 };
 
 }  // namespace ditfleet::pipeline

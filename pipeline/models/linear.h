@@ -17,9 +17,17 @@ struct LowRank {
   double scale;
 };
 
+// Columns beside a weight for the B of adapters (regions read weight and B as one matrix).
+struct Room {
+  std::int64_t columns = 0;
+  bool before = false;  // in front of the weight
+};
+
 struct LinearSlot {
-  at::Tensor weight;  // [out, in]
+  at::Tensor weight;  // [out, in]; within `wide` where there is room
   at::Tensor bias;    // [out], or undefined
+  at::Tensor wide = {};  // [out, in + room.columns], or undefined; what stands in the room is finite
+  Room room = {};
   std::vector<LowRank> low_rank = {};  // of one request's own copy of the slot; a model's slots have none
 };
 

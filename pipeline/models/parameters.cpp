@@ -3,6 +3,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 
 #include <cstring>
 #include <optional>
@@ -69,24 +70,30 @@ at::Tensor Parameters::tensor(const std::string& name, const Shape& shape) {
   return out;
 }
 
-LinearSlot Parameters::linear(const std::string& prefix, std::int64_t in, std::int64_t out, bool bias) {
-  LinearSlot slot;
-  slot.weight = tensor(prefix + ".weight", {out, in});
-  if (bias) slot.bias = tensor(prefix + ".bias", {out});
-  return slot;
+LinearSlot Parameters::linear(const std::string& prefix, std::int64_t in, std::int64_t out, bool bias, Room room) {
+  return stacked_linear({prefix}, in, out, bias, room);
 }
 
 LinearSlot Parameters::stacked_linear(const std::vector<std::string>& prefixes, std::int64_t in,
-                                      std::int64_t out_of_each, bool bias) {
-  std::vector<at::Tensor> weights, biases;
-  for (const auto& prefix : prefixes) {
-    const LinearSlot one = linear(prefix, in, out_of_each, bias);
-    weights.push_back(one.weight);
-    if (bias) biases.push_back(one.bias);
-  }
+                                      std::int64_t out_of_each, bool bias, Room room) {
+  const auto count = static_cast<std::int64_t>(prefixes.size());
   LinearSlot slot;
-  slot.weight = at::cat(weights, 0);
-  if (bias) slot.bias = at::cat(biases, 0);
+  slot.room = room;
+  if (room.columns > 0) {
+    slot.wide = at::zeros({count * out_of_each, in + room.columns}, at::TensorOptions(placement_.dtype).device(placement_.device));
+    slot.weight = slot.wide.narrow(1, room.before ? room.columns : 0, in);
+    bytes_ += static_cast<std::int64_t>(slot.wide.nbytes() - slot.weight.nbytes());
+  }
+  std::vector<at::Tensor> weights, biases;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::string& prefix = prefixes[static_cast<std::size_t>(i)];
+    const at::Tensor weight = tensor(prefix + ".weight", {out_of_each, in});
+    if (slot.wide.defined()) slot.weight.narrow(0, i * out_of_each, out_of_each).copy_(weight);
+    else weights.push_back(weight);
+    if (bias) biases.push_back(tensor(prefix + ".bias", {out_of_each}));
+  }
+  if (!slot.wide.defined()) slot.weight = count == 1 ? weights.front() : at::cat(weights, 0);
+  if (bias) slot.bias = count == 1 ? biases.front() : at::cat(biases, 0);
   return slot;
 }
 

@@ -54,7 +54,10 @@ struct Drawn {
 class LoraTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    engine_ = unwrap(Engine::create({golden::test_device(), "fp32", 0, golden::test_compile()})).release();
+    EngineOptions options{golden::test_device(), "fp32", 0, golden::test_compile()};
+    options.lora_slots = 4;
+    options.max_lora_rank = 16;
+    engine_ = unwrap(Engine::create(options)).release();
     model_ = unwrap(engine_->load_model("golden", golden::Case{"dev", "plain"}.model_dir())).release();
   }
   static void TearDownTestSuite() {

@@ -54,47 +54,115 @@ const std::vector<std::string> kDoubleCall = {"image", "text", "rope",
                                               "text.mlp_shift", "text.mlp_scale", "text.mlp_gate"};
 const std::vector<std::string> kSingleCall = {"tokens", "rope", "shift", "scale", "gate"};
 
-template <class Block, class Table>
-void fill(Table& table, const std::vector<Block>& blocks, const std::vector<std::string>& call) {
+// The linears that adapters change, by their names in the programs.
+std::vector<std::pair<std::string, const LinearSlot*>> linears_of(const DoubleBlockSlots& block) {
+  std::vector<std::pair<std::string, const LinearSlot*>> linears;
+  for (const auto& [prefix, stream] : {std::pair("image.", &block.image), std::pair("text.", &block.text)})
+    for (const auto& [name, slot] : {std::pair("qkv", &stream->qkv), std::pair("out", &stream->out), std::pair("mlp_in", &stream->mlp_in), std::pair("mlp_out", &stream->mlp_out)})
+      linears.emplace_back(std::string(prefix) + name, slot);
+  return linears;
+}
+std::vector<std::pair<std::string, const LinearSlot*>> linears_of(const SingleBlockSlots& block) {
+  return {{"qkv", &block.qkv}, {"mlp_in", &block.mlp_in}, {"out", &block.out}};
+}
+
+// Of all blocks, in one order.
+template <class F>
+void each_linear(const FluxSlots& slots, F visit) {
+  for (const auto& block : slots.double_blocks)
+    for (const auto& [name, slot] : linears_of(block)) visit(*slot);
+  for (const auto& block : slots.single_blocks)
+    for (const auto& [name, slot] : linears_of(block)) visit(*slot);
+}
+
+int position_of(const std::vector<std::string>& names, const std::string& name) {
+  const auto at = std::find(names.begin(), names.end(), name);
+  if (at == names.end()) fail(Code::kInternal, "the region has no input " + name);
+  return static_cast<int>(at - names.begin());
+}
+
+}  // namespace
+
+template <class Block>
+void FluxRegions::fill(Table& table, const std::vector<Block>& blocks, const std::vector<std::string>& call, bool adapted) const {
   const auto names = table.region->input_names();
-  for (const auto& name : call) {
-    const auto at = std::find(names.begin(), names.end(), name);
-    if (at == names.end()) fail(Code::kInternal, "the region has no input " + name);
-    table.activations.push_back(static_cast<int>(at - names.begin()));
-  }
+  for (const auto& name : call) table.activations.push_back(position_of(names, name));
+  if (adapted && !blocks.empty())
+    for (const auto& [name, slot] : linears_of(blocks.front())) table.linears.emplace_back(position_of(names, name + ".weight"), position_of(names, name + ".adapter"));
   for (const Block& block : blocks) {
     const Slots slots = slots_of(block);
     auto& row = table.rows.emplace_back();
     for (const auto& name : names) {
       const auto at = slots.find(name);
-      if (at == slots.end() && std::find(call.begin(), call.end(), name) == call.end()) fail(Code::kInternal, "no slot is called " + name);
+      const bool later = std::find(call.begin(), call.end(), name) != call.end() || (adapted && name.ends_with(".adapter"));
+      if (at == slots.end() && !later) fail(Code::kInternal, "no slot is called " + name);
       row.push_back(at == slots.end() ? at::Tensor() : at->second);
+    }
+  }
+  table.adapted.assign(blocks.size(), false);
+}
+
+FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Placement placement, std::shared_ptr<region::RegionHost> host)
+    : host_(host) {
+  const auto recipe = [&](auto make, bool adapters) {
+    return [=, heads = config.heads, head_dim = config.head_dim](region::ElementType type) {
+      return make(region::BlockShape{.heads = heads, .head_dim = head_dim, .type = type, .adapters = adapters});
+    };
+  };
+  std::vector<LinearSlot> linears;
+  each_linear(slots, [&](const LinearSlot& slot) { linears.push_back(slot); });
+  const bool room = std::all_of(linears.begin(), linears.end(), [](const LinearSlot& slot) { return slot.room.columns > 0; });
+  if (room && !linears.empty()) adapters_ = std::make_unique<AdapterColumns>(std::move(linears));
+  std::vector<Table*> wanted;
+  const auto add = [&](Table& table, const char* name, auto make, const auto& blocks, const std::vector<std::string>& call, bool adapted) {
+    table.region = std::make_unique<region::Region>(name, recipe(make, adapted), host);
+    fill(table, blocks, call, adapted);
+    if (!blocks.empty()) wanted.push_back(&table);
+  };
+  add(double_, "flux.double", region::flux_double_block, slots.double_blocks, kDoubleCall, false);
+  add(single_, "flux.single", region::flux_single_block, slots.single_blocks, kSingleCall, false);
+  if (adapters_) {
+    add(adapted_double_, "flux.double.adapted", region::flux_double_block, slots.double_blocks, kDoubleCall, true);
+    add(adapted_single_, "flux.single.adapted", region::flux_single_block, slots.single_blocks, kSingleCall, true);
+  }
+  const auto type = placement.dtype == c10::ScalarType::Float ? region::ElementType::kF32 : region::ElementType::kBF16;
+  std::vector<std::future<void>> running;  // all at once
+  for (Table* table : wanted)
+    running.push_back(std::async(std::launch::async, [&, table, context = telemetry::current_span()] {
+      const telemetry::ContextScope scope(context);
+      table->region->prepare(type, placement.device);
+    }));
+  for (auto& one : running) one.get();
+}
+
+void FluxRegions::bind_adapters(Table& table, std::size_t& linear) {
+  for (std::size_t block = 0; block < table.rows.size(); ++block) {
+    table.adapted[block] = false;
+    for (const auto& [weight, adapter] : table.linears) {
+      const auto& operands = adapters_->operands(linear);
+      table.rows[block][static_cast<std::size_t>(weight)] = operands.weight;
+      table.rows[block][static_cast<std::size_t>(adapter)] = operands.adapter;
+      if (adapters_->any(linear)) table.adapted[block] = true;
+      signature_.push_back(operands.adapter.size(1));
+      ++linear;
     }
   }
 }
 
-}  // namespace
-
-FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Placement placement, std::shared_ptr<region::RegionHost> host)
-    : host_(host) {
-  const auto recipe = [&](auto make) {
-    return [=, heads = config.heads, head_dim = config.head_dim](region::ElementType type) {
-      return make(region::BlockShape{.heads = heads, .head_dim = head_dim, .type = type});
-    };
-  };
-  double_.region = std::make_unique<region::Region>("flux.double", recipe(region::flux_double_block), host);
-  single_.region = std::make_unique<region::Region>("flux.single", recipe(region::flux_single_block), host);
-  fill(double_, slots.double_blocks, kDoubleCall);
-  fill(single_, slots.single_blocks, kSingleCall);
-  const auto type = placement.dtype == c10::ScalarType::Float ? region::ElementType::kF32 : region::ElementType::kBF16;
-  std::future<void> other;  // both at once
-  if (!slots.single_blocks.empty())
-    other = std::async(std::launch::async, [&, context = telemetry::current_span()] {
-      const telemetry::ContextScope scope(context);
-      single_.region->prepare(type, placement.device);
-    });
-  if (!slots.double_blocks.empty()) double_.region->prepare(type, placement.device);
-  if (other.valid()) other.get();
+void FluxRegions::load_adapters(const std::string& key, const std::vector<const FluxSlots*>& samples) {
+  if (key == adapter_key_) return;
+  adapter_key_.clear();  // until all is in place
+  std::vector<AdapterColumns::Samples> terms(adapters_->size());
+  for (const FluxSlots* sample : samples) {
+    std::size_t i = 0;
+    each_linear(*sample, [&](const LinearSlot& slot) { terms[i++].push_back(&slot.low_rank); });
+  }
+  adapters_->load(terms);
+  signature_ = {static_cast<std::int64_t>(samples.size())};
+  std::size_t linear = 0;
+  bind_adapters(adapted_double_, linear);
+  bind_adapters(adapted_single_, linear);
+  adapter_key_ = key;
 }
 
 at::Tensor FluxRegions::rope_rows(const at::Tensor& rope) {
@@ -102,26 +170,28 @@ at::Tensor FluxRegions::rope_rows(const at::Tensor& rope) {
 }
 
 void FluxRegions::double_block(std::size_t index, at::Tensor& image, at::Tensor& text, bool text_is_mine, const DoubleModulation& m,
-                               const at::Tensor& rope, region::Mode mode) const {
-  std::vector<at::Tensor> inputs = double_.rows[index];
+                               const at::Tensor& rope, region::Mode mode, bool adapted) const {
+  const Table& table = table_for(double_, adapted_double_, index, adapted);
+  std::vector<at::Tensor> inputs = table.rows[index];
   const at::Tensor* given[] = {&image, &text, &rope,
                                &m.image_attention.shift, &m.image_attention.scale, &m.image_attention.gate,
                                &m.image_mlp.shift, &m.image_mlp.scale, &m.image_mlp.gate,
                                &m.text_attention.shift, &m.text_attention.scale, &m.text_attention.gate,
                                &m.text_mlp.shift, &m.text_mlp.scale, &m.text_mlp.gate};
-  for (std::size_t i = 0; i < double_.activations.size(); ++i) inputs[static_cast<std::size_t>(double_.activations[i])] = *given[i];
+  for (std::size_t i = 0; i < table.activations.size(); ++i) inputs[static_cast<std::size_t>(table.activations[i])] = *given[i];
   std::vector<at::Tensor> outputs{image, text_is_mine ? text : at::Tensor()};
-  double_.region->run(inputs, outputs, mode);
+  table.region->run(inputs, outputs, mode);
   image = std::move(outputs[0]);
   text = std::move(outputs[1]);
 }
 
-void FluxRegions::single_block(std::size_t index, at::Tensor& tokens, const Modulation& m, const at::Tensor& rope, region::Mode mode) const {
-  std::vector<at::Tensor> inputs = single_.rows[index];
+void FluxRegions::single_block(std::size_t index, at::Tensor& tokens, const Modulation& m, const at::Tensor& rope, region::Mode mode, bool adapted) const {
+  const Table& table = table_for(single_, adapted_single_, index, adapted);
+  std::vector<at::Tensor> inputs = table.rows[index];
   const at::Tensor* given[] = {&tokens, &rope, &m.shift, &m.scale, &m.gate};
-  for (std::size_t i = 0; i < single_.activations.size(); ++i) inputs[static_cast<std::size_t>(single_.activations[i])] = *given[i];
+  for (std::size_t i = 0; i < table.activations.size(); ++i) inputs[static_cast<std::size_t>(table.activations[i])] = *given[i];
   std::vector<at::Tensor> outputs{tokens};
-  single_.region->run(inputs, outputs, mode);
+  table.region->run(inputs, outputs, mode);
   tokens = std::move(outputs[0]);
 }
 

@@ -16,8 +16,9 @@ void name(std::vector<NamedLinear>& linears, EmbedderSlots& slots, const std::st
 
 }  // namespace
 
-FluxSlots bind_flux_slots(const FluxConfig& c, Parameters& p) {
+FluxSlots bind_flux_slots(const FluxConfig& c, Parameters& p, std::int64_t adapter_rank) {
   const std::int64_t d = c.width(), mlp = c.mlp_width();
+  const Room one{adapter_rank}, three{3 * adapter_rank}, before{adapter_rank, true};
   FluxSlots s;
   s.image_in = p.linear("x_embedder", c.in_channels, d);
   s.text_in = p.linear("context_embedder", c.joint_attention_dim, d);
@@ -28,30 +29,30 @@ FluxSlots bind_flux_slots(const FluxConfig& c, Parameters& p) {
     const std::string at = "transformer_blocks." + std::to_string(i) + ".";
     DoubleBlockSlots b;
     b.image.modulation = p.linear(at + "norm1.linear", d, 6 * d);
-    b.image.qkv = p.stacked_linear({at + "attn.to_q", at + "attn.to_k", at + "attn.to_v"}, d, d);
+    b.image.qkv = p.stacked_linear({at + "attn.to_q", at + "attn.to_k", at + "attn.to_v"}, d, d, true, three);
     b.image.norm_q = p.tensor(at + "attn.norm_q.weight", {c.head_dim});
     b.image.norm_k = p.tensor(at + "attn.norm_k.weight", {c.head_dim});
-    b.image.out = p.linear(at + "attn.to_out.0", d, d);
-    b.image.mlp_in = p.linear(at + "ff.net.0.proj", d, mlp);
-    b.image.mlp_out = p.linear(at + "ff.net.2", mlp, d);
+    b.image.out = p.linear(at + "attn.to_out.0", d, d, true, one);
+    b.image.mlp_in = p.linear(at + "ff.net.0.proj", d, mlp, true, one);
+    b.image.mlp_out = p.linear(at + "ff.net.2", mlp, d, true, one);
     b.text.modulation = p.linear(at + "norm1_context.linear", d, 6 * d);
-    b.text.qkv = p.stacked_linear({at + "attn.add_q_proj", at + "attn.add_k_proj", at + "attn.add_v_proj"}, d, d);
+    b.text.qkv = p.stacked_linear({at + "attn.add_q_proj", at + "attn.add_k_proj", at + "attn.add_v_proj"}, d, d, true, three);
     b.text.norm_q = p.tensor(at + "attn.norm_added_q.weight", {c.head_dim});
     b.text.norm_k = p.tensor(at + "attn.norm_added_k.weight", {c.head_dim});
-    b.text.out = p.linear(at + "attn.to_add_out", d, d);
-    b.text.mlp_in = p.linear(at + "ff_context.net.0.proj", d, mlp);
-    b.text.mlp_out = p.linear(at + "ff_context.net.2", mlp, d);
+    b.text.out = p.linear(at + "attn.to_add_out", d, d, true, one);
+    b.text.mlp_in = p.linear(at + "ff_context.net.0.proj", d, mlp, true, one);
+    b.text.mlp_out = p.linear(at + "ff_context.net.2", mlp, d, true, one);
     s.double_blocks.push_back(std::move(b));
   }
   for (std::int64_t i = 0; i < c.num_single_layers; ++i) {
     const std::string at = "single_transformer_blocks." + std::to_string(i) + ".";
     SingleBlockSlots b;
     b.modulation = p.linear(at + "norm.linear", d, 3 * d);
-    b.qkv = p.stacked_linear({at + "attn.to_q", at + "attn.to_k", at + "attn.to_v"}, d, d);
+    b.qkv = p.stacked_linear({at + "attn.to_q", at + "attn.to_k", at + "attn.to_v"}, d, d, true, three);
     b.norm_q = p.tensor(at + "attn.norm_q.weight", {c.head_dim});
     b.norm_k = p.tensor(at + "attn.norm_k.weight", {c.head_dim});
-    b.mlp_in = p.linear(at + "proj_mlp", d, mlp);
-    b.out = p.linear(at + "proj_out", d + mlp, d);
+    b.mlp_in = p.linear(at + "proj_mlp", d, mlp, true, before);
+    b.out = p.linear(at + "proj_out", d + mlp, d, true, one);
     s.single_blocks.push_back(std::move(b));
   }
   s.final_modulation = p.linear("norm_out.linear", d, 2 * d);

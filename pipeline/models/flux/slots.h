@@ -44,8 +44,9 @@ struct FluxSlots {
   LinearSlot image_out;
 };
 
-// Throws what Parameters throws.
-FluxSlots bind_flux_slots(const FluxConfig& config, Parameters& parameters);
+// With room for adapters of `adapter_rank` beside each linear of the blocks (each of q, k and v its own); behind the weight, but for the single
+// blocks' mlp_in, which reads the same as their qkv. Throws what Parameters throws.
+FluxSlots bind_flux_slots(const FluxConfig& config, Parameters& parameters, std::int64_t adapter_rank = 0);
 
 // Every linear by diffusers' name. Points into `slots`.
 std::vector<NamedLinear> named_linears(FluxSlots& slots);

@@ -21,9 +21,17 @@ class FluxTransformer {
  public:
   // Reads DIR/config.json and the weights beside it. Throws what ConfigFile and Parameters throw. With a host whose
   // backend is not eager its blocks run as compiled regions, which are compiled here: throws what Region throws, too.
-  static FluxTransformer load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions = nullptr);
+  // With room for adapters of `adapter_rank` beside the blocks' weights (0: none), if they run as regions.
+  static FluxTransformer load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions = nullptr, std::int64_t adapter_rank = 0);
   // The same with parameters that are in place already.
   FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_t bytes, Placement placement, std::shared_ptr<region::RegionHost> regions);
+
+  // The same with other slots: this one's with terms of adapters added. `key` is equal for two with the same terms.
+  FluxTransformer adapted(FluxSlots slots, std::string key) const;
+  // Puts the adapters of these (one for each sample of a batch) where their blocks read them. Call it before velocity(), on the
+  // same stream; one request or batch at a time for all that come of one load(). Throws Failure (kInvalidArgument) where
+  // they have no room.
+  static void load_adapters(const std::vector<const FluxTransformer*>& samples);
 
   const FluxConfig& config() const { return config_; }
   const FluxSlots& slots() const { return slots_; }
@@ -46,9 +54,10 @@ class FluxTransformer {
 
   FluxConfig config_{};
   FluxSlots slots_;
-  std::shared_ptr<const FluxRegions> regions_;  // null: blocks run op by op (blocks.h)
+  std::shared_ptr<FluxRegions> regions_;  // null: blocks run op by op (blocks.h)
   std::shared_ptr<region::Graphs> graphs_;      // null: none on this device or in this build
   std::int64_t bytes_ = 0, compile_us_ = 0;
+  std::string adapters_;  // the key; empty: none
 };
 
 }  // namespace ditfleet::pipeline

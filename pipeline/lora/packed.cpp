@@ -1,0 +1,49 @@
+#include "pipeline/lora/packed.h"
+
+#include <ATen/ops/empty.h>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/lora/file.h"
+#include "pipeline/models/parameters.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+std::int64_t aligned(std::int64_t elements) { return (elements + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment; }
+
+}  // namespace
+
+std::shared_ptr<const PackedAdapter> read_packed_adapter(const std::string& path, const LoraNames& names, std::int64_t max_rank, Placement placement) {
+  const LoraFile file = unwrap(read_lora_file(path, names, max_rank));
+  auto made = std::make_shared<PackedAdapter>();
+  std::int64_t end = 0;
+  const auto take = [&](std::int64_t elements) { return std::exchange(end, end + aligned(elements)); };
+  for (const LoraTerm& term : file.terms) {
+    made->changes_text |= term.target->part != LoraPart::kTransformer;
+    const std::int64_t down_at = take(term.rank * term.target->in);  // one A for all pieces
+    for (const LoraPiece& piece : term.target->pieces)
+      made->terms.push_back({term.target->part, piece.slot, down_at, take(term.rank * piece.rows), term.rank, term.target->in, piece.rows, piece.first_row, term.scale});
+  }
+  made->values = at::empty({end}, at::TensorOptions(placement.dtype).pinned_memory(!placement.device.is_cpu()));
+  const Placement host{c10::Device(c10::DeviceType::CPU), placement.dtype};
+  auto at = made->terms.cbegin();
+  for (const LoraTerm& term : file.terms) {
+    made->values.narrow(0, at->down_at, term.rank * term.target->in).copy_(copy_to(host, term.down).view({-1}));
+    const at::Tensor up = copy_to(host, term.up);
+    std::int64_t row = 0;
+    for (std::size_t piece = 0; piece < term.target->pieces.size(); ++piece, ++at) {
+      made->values.narrow(0, at->up_at, term.rank * at->rows).copy_(up.narrow(0, row, at->rows).view({-1}));
+      row += at->rows;
+    }
+  }
+  return made;
+}
+
+std::int64_t most_packed_elements(const LoraBase& base, std::int64_t max_rank) {
+  std::int64_t elements = 0;
+  for (const auto* part : {&base.transformer, &base.clip, &base.t5})
+    for (const BaseLinear& linear : *part) elements += aligned(max_rank * linear.in) + aligned(max_rank * linear.out);
+  return elements;
+}
+
+}  // namespace ditfleet::pipeline
