@@ -7,6 +7,7 @@
 
 #include "pipeline/region/backends/cached.h"
 #include "pipeline/region/backends/cpu_jit.h"
+#include "pipeline/region/backends/matrix_copies.h"
 #include "pipeline/region/backends/nvrtc.h"
 #include "pipeline/region/blocks/blocks.h"
 #include "pipeline/region/key.h"
@@ -15,7 +16,7 @@ namespace ditfleet::region {
 namespace {
 
 // Sizes at which --explain gives numbers: 1024² with 512 text tokens.
-const Sizes kExample{{"batch", 1}, {"image", 4096}, {"text", 512}, {"tokens", 4608}};
+Sizes example() { return {{"batch", 1}, {"image", 4096}, {"text", 512}, {"tokens", 4608}}; }
 
 // What one launch reads and writes.
 Dim bytes_moved(const Plan& plan, const RowStep& step) {
@@ -26,20 +27,26 @@ Dim bytes_moved(const Plan& plan, const RowStep& step) {
   return bytes;
 }
 
+std::string explain_kernels(const Entry& entry) {
+  std::string out = "kernels\n";
+  for (const auto& kernel : entry.kernels)
+    out += "  " + kernel.name + ": " + std::to_string(kernel.registers) + " registers, " + std::to_string(kernel.spill_bytes) + " bytes spilled, " +
+           std::to_string(kernel.shared_bytes) + " bytes shared\n";
+  return out;
+}
+
 std::string explain(const Plan& plan, const Entry& entry) {
   std::string out = "steps\n" + print(plan) + "launches (bytes at batch 1, 4096 image and 512 text tokens)\n";
+  Sizes sizes = example();
+  for (const auto& symbol : plan.program.symbols()) sizes.try_emplace(symbol, 16);  // an adapter's rank
   for (const Step& step : plan.steps) {
     const auto* rows = std::get_if<RowStep>(&step);
     if (!rows) continue;
     const Dim bytes = bytes_moved(plan, *rows);
     out += "  " + plan.kernels[static_cast<std::size_t>(rows->kernel)].name + " for " + std::to_string(rows->instances.size()) + ": moves " +
-           std::to_string(bytes.evaluate(kExample)) + " bytes = " + bytes.text() + "\n";
+           std::to_string(bytes.evaluate(sizes)) + " bytes = " + bytes.text() + "\n";
   }
-  out += "kernels\n";
-  for (const auto& kernel : entry.kernels)
-    out += "  " + kernel.name + ": " + std::to_string(kernel.registers) + " registers, " + std::to_string(kernel.spill_bytes) + " bytes spilled, " +
-           std::to_string(kernel.shared_bytes) + " bytes shared\n";
-  return out;
+  return out + explain_kernels(entry);
 }
 
 }  // namespace
@@ -72,12 +79,15 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
       return invalid_argument("'" + arch + "' is no architecture that regions are built for; known are " + list, "arch");
     }
   std::vector<Program> programs;
-  for (const auto& [wanted, make] : {std::pair(with_double, &flux_double_block), std::pair(with_single, &flux_single_block)}) {
-    if (!wanted) continue;
-    auto program = make(shape);
-    if (!program) return program.error();
-    programs.push_back(std::move(program).value());
-  }
+  for (const bool adapters : {false, true})
+    for (const auto& [wanted, make] : {std::pair(with_double, &flux_double_block), std::pair(with_single, &flux_single_block)}) {
+      if (!wanted) continue;
+      BlockShape one = shape;
+      one.adapters = adapters;
+      auto program = make(one);
+      if (!program) return program.error();
+      programs.push_back(std::move(program).value());
+    }
   AheadReport report;
   for (const auto& arch : architectures) {
     const bool host = arch == kHostArch;
@@ -95,6 +105,15 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
         const auto spent = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start);
         return AheadRegion{program.block, arch, std::string(name_of(shape.type)), made->compiled, spent.count(),
                            key_of(identify(*plan, source, **compiler, arch)), made->entry, explain(*plan, *made->entry)};
+      }));
+    if (!host && !programs.empty())  // what brings adapters to the blocks
+      running.push_back(std::async(std::launch::async, [&]() -> Result<AheadRegion> {
+        const auto start = std::chrono::steady_clock::now();
+        auto made = compile_matrix_copies(cache, **compiler, arch);
+        if (!made) return made.error();
+        const auto spent = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start);
+        return AheadRegion{"matrix_copies", arch, std::string(name_of(shape.type)), made->compiled, spent.count(),
+                           matrix_copies_key(**compiler, arch), made->entry, explain_kernels(*made->entry)};
       }));
     for (auto& one : running) {
       auto region = one.get();  // in the order of the plans; of a failure the others' futures are waited for

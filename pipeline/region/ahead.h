@@ -39,7 +39,7 @@ struct AheadReport {
 // The architectures that can be asked for: gpu_architectures(), and cpu.
 std::vector<std::string> ahead_architectures();
 
-// FLUX's blocks (double, single: which of them the model has) for each architecture, through the cache, under the keys
+// FLUX's blocks (double, single: which of them the model has), without and with adapters, for each architecture, through the cache, under the keys
 // that a worker there asks for. kInvalidArgument names an architecture that is not known; kUnavailable the compiler that
 // is missing; kInternal a source that was refused. Of the options it takes
 // the compilers' files. Blocks for a few seconds an architecture.

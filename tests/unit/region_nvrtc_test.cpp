@@ -10,6 +10,7 @@
 #include <regex>
 #include <thread>
 
+#include "pipeline/region/backends/matrix_copies.h"
 #include "pipeline/region/backends/nvrtc.h"
 #include "pipeline/region/blocks/blocks.h"
 #include "shared/core/bytes.h"
@@ -23,6 +24,8 @@ namespace {
 using ::testing::HasSubstr;
 
 const BlockShape kFlux{.heads = 24, .head_dim = 128, .type = ElementType::kBF16};
+
+const BlockShape kAdapted{.heads = 24, .head_dim = 128, .type = ElementType::kBF16, .adapters = true};
 
 const TextLayerShape kT5{.width = 4096, .heads = 64, .head_dim = 64, .inner = 10240, .gated = true, .type = ElementType::kBF16};  // XXL
 const TextLayerShape kClip{.width = 768, .heads = 12, .head_dim = 64, .inner = 3072, .eps = 1e-5, .activation = OpCode::kQuickGelu, .type = ElementType::kBF16};
@@ -49,10 +52,13 @@ class RegionCubin : public ::testing::TestWithParam<std::string> {
 };
 
 TEST_P(RegionCubin, HasEveryKernelWithoutSpills) {
-  for (const auto& program : {flux_double_block(kFlux), flux_single_block(kFlux), t5_layer(kT5), clip_layer(kClip)}) {
-    ASSERT_TRUE(program);
-    const Source source = source_of(program);
-    const auto compiled = compiler()->compile(program->block, source, GetParam());
+  const auto source_for = [](const Result<Program>& program) {
+    EXPECT_TRUE(program);
+    return program ? source_of(program) : Source{};
+  };
+  for (const Source& source : {source_for(flux_double_block(kFlux)), source_for(flux_single_block(kFlux)), source_for(flux_double_block(kAdapted)),
+                               source_for(flux_single_block(kAdapted)), source_for(t5_layer(kT5)), source_for(clip_layer(kClip)), matrix_copies_source()}) {
+    const auto compiled = compiler()->compile("region", source, GetParam());
     ASSERT_TRUE(compiled) << compiled.error().message;
     EXPECT_EQ(compiled->code.substr(0, 4), "\x7f" "ELF");
     EXPECT_EQ(compiled->kernels.size(), source.kernels.size() * 3);

@@ -14,7 +14,7 @@ constexpr std::int64_t kColumnStep = 16;
 
 }  // namespace
 
-AdapterColumns::AdapterColumns(std::vector<LinearSlot> linears) {
+AdapterColumns::AdapterColumns(std::vector<LinearSlot> linears, std::shared_ptr<const region::MatrixCopies> copies) : copies_(std::move(copies)) {
   for (LinearSlot& slot : linears) {
     const at::Tensor none = at::empty({1, 0, slot.weight.size(1)}, slot.weight.options());
     const Operands plain{slot.weight, none};
@@ -47,7 +47,7 @@ bool AdapterColumns::fits(std::size_t linear, const Samples& samples) const {
   return total <= linears_[linear].slot.room.columns;
 }
 
-void AdapterColumns::place(Linear& linear, const Samples& samples, std::vector<Copy>& copies) {
+void AdapterColumns::place(Linear& linear, const Samples& samples, Copies& zeros, Copies& copies) {
   std::int64_t total = 0;
   const auto columns = columns_of(samples, total);
   const LinearSlot& slot = linear.slot;
@@ -58,7 +58,8 @@ void AdapterColumns::place(Linear& linear, const Samples& samples, std::vector<C
   const std::int64_t rank = std::min(room, (total + kColumnStep - 1) / kColumnStep * kColumnStep);
   // Next to the weight, on the side where the room is; what stood beyond is overwritten, too.
   const auto beside = [&](std::int64_t n) { return slot.wide.narrow(1, slot.room.before ? room - n : in, n); };
-  if (const std::int64_t old = std::max(rank, linear.columns); old > 0) copies.push_back({beside(old), {}});
+  const bool covered = columns.size() == 1 && columns.front().term->up.size(0) == slot.wide.size(0) && rank == total && rank >= linear.columns;
+  if (const std::int64_t old = std::max(rank, linear.columns); old > 0 && !covered) zeros.push_back({beside(old), {}});
   linear.columns = rank;
   linear.operands.weight = slot.wide.narrow(1, slot.room.before ? room - rank : 0, in + rank);
   const bool alone = samples.size() == 1;
@@ -75,24 +76,15 @@ void AdapterColumns::place(Linear& linear, const Samples& samples, std::vector<C
       copies.push_back({linear.operands.adapter.select(0, static_cast<std::int64_t>(s)).narrow(0, column.first, up.size(1)), own ? own->down : at::Tensor(), own ? own->scale : 0});
     }
   }
-  if (rank > total) copies.push_back({linear.operands.adapter.narrow(1, total, rank - total), {}});
-}
-
-void AdapterColumns::run(const std::vector<Copy>& copies) {
-  for (const Copy& copy : copies) {
-    if (!copy.from.defined()) {
-      copy.to.zero_();
-      continue;
-    }
-    copy.to.copy_(copy.from);
-    if (copy.scale != 1) copy.to.mul_(copy.scale);
-  }
+  for (std::size_t s = 0; s < samples.size() && rank > total; ++s)
+    copies.push_back({linear.operands.adapter.select(0, static_cast<std::int64_t>(s)).narrow(0, total, rank - total), {}});
 }
 
 void AdapterColumns::load(const std::vector<Samples>& samples) {
-  std::vector<Copy> copies;
-  for (std::size_t i = 0; i < linears_.size(); ++i) place(linears_[i], samples[i], copies);
-  run(copies);
+  Copies zeros, copies;
+  for (std::size_t i = 0; i < linears_.size(); ++i) place(linears_[i], samples[i], zeros, copies);
+  copies_->run(zeros);
+  copies_->run(copies);
 }
 
 }  // namespace ditfleet::pipeline

@@ -2,11 +2,12 @@
 // weight, A in memory of its own. So one product computes [x | x·Aᵀ]·[W | B]ᵀ.
 #pragma once
 
-#include <string>
+#include <memory>
 #include <vector>
 
 #include "pipeline/device/device.h"
 #include "pipeline/models/linear.h"
+#include "pipeline/region/run/matrix_copies.h"
 
 namespace ditfleet::pipeline {
 
@@ -21,7 +22,7 @@ class AdapterColumns {
   using Samples = std::vector<const std::vector<LowRank>*>;
 
   // Each linear must have room. Keeps their tensors.
-  explicit AdapterColumns(std::vector<LinearSlot> linears);
+  AdapterColumns(std::vector<LinearSlot> linears, std::shared_ptr<const region::MatrixCopies> copies);
 
   std::size_t size() const { return linears_.size(); }
   const Operands& operands(std::size_t linear) const { return linears_[linear].operands; }
@@ -40,10 +41,6 @@ class AdapterColumns {
     std::int64_t columns = 0;   // that hold something
     Operands operands;
   };
-  struct Copy {  // to = from · scale; zeros where `from` is undefined
-    at::Tensor to, from;
-    double scale = 1;
-  };
   // Of one linear: which columns belong to which term.
   struct Column {
     const LowRank* term;
@@ -51,9 +48,10 @@ class AdapterColumns {
     std::vector<const LowRank*> of_sample;  // the same adapter's term there, null where the sample does without
   };
   static std::vector<Column> columns_of(const Samples& samples, std::int64_t& total);
-  void place(Linear& linear, const Samples& samples, std::vector<Copy>& copies);
-  static void run(const std::vector<Copy>& copies);
+  using Copies = std::vector<region::TensorCopy>;
+  void place(Linear& linear, const Samples& samples, Copies& zeros, Copies& copies);
 
+  const std::shared_ptr<const region::MatrixCopies> copies_;
   std::vector<Linear> linears_;
 };
 

@@ -112,7 +112,7 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
   std::vector<LinearSlot> linears;
   each_linear(slots, [&](const LinearSlot& slot) { linears.push_back(slot); });
   const bool room = std::all_of(linears.begin(), linears.end(), [](const LinearSlot& slot) { return slot.room.columns > 0; });
-  if (room && !linears.empty()) adapters_ = std::make_unique<AdapterColumns>(std::move(linears));
+  if (room && !linears.empty()) adapters_ = std::make_unique<AdapterColumns>(std::move(linears), region::make_matrix_copies(*host));
   std::vector<Table*> wanted;
   const auto add = [&](Table& table, const char* name, auto make, const auto& blocks, const std::vector<std::string>& call, bool adapted) {
     table.region = std::make_unique<region::Region>(name, recipe(make, adapted), host);

@@ -1,0 +1,94 @@
+#include "pipeline/region/backends/matrix_copies.h"
+
+#include "shared/kernel_cache/cache.h"
+
+namespace ditfleet::region {
+namespace {
+
+constexpr const char* kRegion = "matrix_copies";
+constexpr int kThreads = 256;
+
+// Whole vectors of 16 bytes where addresses, strides and width allow it.
+constexpr const char* kText = R"(typedef unsigned short bf16;
+typedef long long i64;
+struct Copy { i64 to, from, rows, columns, to_stride, from_stride; double scale; };
+struct Args { i64 table, count, parts; };
+struct __align__(16) Word { unsigned w[4]; };
+__device__ __forceinline__ float load(float v) { return v; }
+__device__ __forceinline__ float load(bf16 v) { return __uint_as_float((unsigned)v << 16); }
+__device__ __forceinline__ void put(float* p, float v) { *p = v; }
+__device__ __forceinline__ void put(bf16* p, float v) {
+  bf16 r;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(v));
+  *p = r;
+}
+template <typename T, int kVector>
+__device__ __forceinline__ void copy_vectors(const Copy& c, i64 first, i64 step) {
+  const i64 in_row = c.columns / kVector, all = c.rows * in_row;
+  const float scale = (float)c.scale;
+  for (i64 i = first; i < all; i += step) {
+    const i64 row = i / in_row, column = (i - row * in_row) * kVector;
+    T* to = (T*)c.to + row * c.to_stride + column;
+    union { Word word; T element[kVector]; } u;
+    if (c.from == 0) {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) put(&u.element[e], 0.0f);
+    } else {
+      const T* from = (const T*)c.from + row * c.from_stride + column;
+      if (kVector == 1) u.element[0] = *from;
+      else u.word = *(const Word*)from;
+      if (scale != 1.0f) {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) put(&u.element[e], load(u.element[e]) * scale);
+      }
+    }
+    if (kVector == 1) *to = u.element[0];
+    else *(Word*)to = u.word;
+  }
+}
+template <typename T>
+__device__ __forceinline__ void copy_part(const Args& a) {
+  const i64 block = blockIdx.x, which = block / a.parts;
+  if (which >= a.count) return;
+  const Copy c = ((const Copy*)a.table)[which];
+  const int vector = 16 / sizeof(T);
+  const i64 odd = (c.to | c.from | c.to_stride * (i64)sizeof(T) | c.from_stride * (i64)sizeof(T) | c.columns * (i64)sizeof(T)) & 15;
+  const i64 first = (block - which * a.parts) * blockDim.x + threadIdx.x, step = a.parts * blockDim.x;
+  if (odd == 0) copy_vectors<T, vector>(c, first, step);
+  else copy_vectors<T, 1>(c, first, step);
+}
+)";
+
+void add_kernel(Source& source, const std::string& name, const std::string& type) {
+  for (const char* variant : {"_i32_v", "_i64_v", "_i64_s"})
+    source.text += "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(kThreads) + ") " + name + variant + "(const Args a) { copy_part<" + type + ">(a); }\n";
+  source.kernels.push_back({.name = name, .threads = kThreads, .rows_per_block = 1, .vector = 1, .argument_words = 3});
+}
+
+}  // namespace
+
+Source matrix_copies_source() {
+  Source source{kText, {}};
+  add_kernel(source, "copies_bf16", "bf16");
+  add_kernel(source, "copies_f32", "float");
+  return source;
+}
+
+kernel_cache::Key matrix_copies_key(const Compiler& compiler, const std::string& arch) {
+  kernel_cache::KeyBuilder key;
+  key.add("program", kRegion).add("schema", 1).add("source", matrix_copies_source().text).add("compiler", compiler.identity()).add("target", compiler.target(arch));
+  for (const auto& option : compiler.options(arch)) key.add("option", option);
+  return key.finish();
+}
+
+Result<CachedProgram> compile_matrix_copies(kernel_cache::KernelCache& cache, const Compiler& compiler, const std::string& arch) {
+  bool compiled = false;
+  auto entry = cache.get_or_compile(matrix_copies_key(compiler, arch), kRegion, arch, [&] {
+    compiled = true;
+    return compiler.compile(kRegion, matrix_copies_source(), arch);
+  });
+  if (!entry) return entry.error();
+  return CachedProgram{*entry, compiled};
+}
+
+}  // namespace ditfleet::region
