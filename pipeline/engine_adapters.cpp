@@ -6,17 +6,6 @@
 namespace ditfleet::pipeline {
 namespace {
 
-// A slot is known by the place of its first linear.
-std::vector<BaseLinear> base_of(const std::vector<NamedLinear>& linears) {
-  std::vector<BaseLinear> base;
-  for (std::size_t i = 0; i < linears.size(); ++i) {
-    const NamedLinear& l = linears[i];
-    const bool next_rows = i > 0 && linears[i - 1].slot == l.slot;
-    base.push_back({l.name, next_rows ? base.back().slot : i, l.first_row, l.slot->weight.size(1), l.rows});
-  }
-  return base;
-}
-
 // Exactly this number.
 std::string bits_of(double value) {
   std::uint64_t bits;
@@ -26,11 +15,21 @@ std::string bits_of(double value) {
 
 }  // namespace
 
+std::vector<BaseLinear> base_linears(const std::vector<NamedLinear>& linears) {
+  std::vector<BaseLinear> base;
+  for (std::size_t i = 0; i < linears.size(); ++i) {
+    const NamedLinear& l = linears[i];
+    const bool next_rows = i > 0 && linears[i - 1].slot == l.slot;
+    base.push_back({l.name, next_rows ? base.back().slot : i, l.first_row, l.slot->weight.size(1), l.rows});
+  }
+  return base;
+}
+
 LoraBase lora_base(const FluxFolder& folder) {
   FluxSlots slots = folder.transformer.slots();
   ClipEncoder clip = folder.clip;
   T5Encoder t5 = folder.t5;
-  return {base_of(named_linears(slots)), base_of(clip.named_linears()), base_of(t5.named_linears())};
+  return {base_linears(named_linears(slots)), base_linears(clip.named_linears()), base_linears(t5.named_linears())};
 }
 
 std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStore& adapters, const std::vector<LoraRequest>& requests) {
@@ -43,7 +42,7 @@ std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStor
   FluxSlots slots = folder.transformer.slots();
   ClipEncoder clip = folder.clip;
   T5Encoder t5 = folder.t5;
-  std::string key, text_key;
+  std::string text_key;
   {
     const std::vector<NamedLinear> linears[] = {named_linears(slots), clip.named_linears(), t5.named_linears()};
     for (const auto& [adapter, strength] : used) {
@@ -54,14 +53,12 @@ std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStor
         if (term.part == LoraPart::kClip) clip.run_op_by_op();
         if (term.part == LoraPart::kT5) t5.run_op_by_op();
       }
-      const std::string one = std::to_string(adapter->id) + ":" + bits_of(strength) + ";";
-      key += one;
-      if (adapter->changes_text) text_key += one;
+      if (adapter->changes_text) text_key += std::to_string(adapter->id) + ":" + bits_of(strength) + ";";
       held.push_back(adapter);
     }
   }
   return std::make_shared<const AdaptedModels>(
-      AdaptedModels{folder.transformer.adapted(std::move(slots), std::move(key)), std::move(clip), std::move(t5), std::move(text_key), std::move(held)});
+      AdaptedModels{folder.transformer.adapted(std::move(slots)), std::move(clip), std::move(t5), std::move(text_key), std::move(held)});
 }
 
 }  // namespace ditfleet::pipeline

@@ -22,6 +22,9 @@ struct AdaptedModels {
   std::vector<std::shared_ptr<const Adapter>> held;  // what the terms point into
 };
 
+// Slots are numbered by their first linear's place among `linears`.
+std::vector<BaseLinear> base_linears(const std::vector<NamedLinear>& linears);
+
 // The folder's linears, as files of adapters name them.
 LoraBase lora_base(const FluxFolder& folder);
 

@@ -125,7 +125,7 @@ void FluxModel::run_steps(FluxPrepared& p, const StepCallback& on_step, const st
   // What adapters a compiled block reads is one for all of the model's.
   std::unique_lock one_at_a_time(adapted_, std::defer_lock);
   if (p.adapted) one_at_a_time.lock();
-  FluxTransformer::load_adapters({&flux});
+  flux.load_adapters();
   const auto on_device = [&](const std::vector<float>& values) {
     return at::from_blob(const_cast<float*>(values.data()), {static_cast<std::int64_t>(values.size())}).clone().to(device);
   };

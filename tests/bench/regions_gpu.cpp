@@ -4,139 +4,30 @@
 //   regions_gpu_bench SCENARIO [--mode MODE] [--cache DIR] [--layers DOUBLE,SINGLE] [--revision TEXT] [--machine TEXT]
 //
 // SCENARIO: cold | shared_cache (the same two, told apart by what --cache holds) | warm | numerics | profile
-#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/linspace.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
-#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <ctime>
-#include <functional>
-#include <map>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/models/flux/rope.h"
-#include "pipeline/models/flux/transformer.h"
 #include "pipeline/region/blocks/blocks.h"
 #include "pipeline/region/gpu/driver.h"
 #include "pipeline/region/run/interpreter.h"
 #include "pipeline/region/run/region.h"
 #include "shared/kernel_cache/cache.h"
-#include "shared/kernel_cache/open.h"
+#include "tests/bench/flux_size.h"
 #include "tests/parity/region_inputs.h"
 
-namespace ditfleet {
+namespace ditfleet::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 using c10::ScalarType;
 using pipeline::FluxTransformer;
 using region::ElementType;
-
-std::map<std::string, std::string> flags{{"--mode", "default"}, {"--cache", ""}, {"--layers", "19,38"}, {"--revision", "unknown"}, {"--machine", "unknown"}};
-std::string scenario;
-c10::Device gpu(c10::DeviceType::CPU);
-constexpr std::int64_t kText = 512;
-constexpr int kSteps = 28;
-
-void row(const std::string& metric, double value, const char* unit, const std::string& in = scenario) {
-  char now[32];
-  const std::time_t t = std::time(nullptr);
-  std::strftime(now, sizeof now, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&t));
-  std::printf("%s,%s,%s,torch 2.11.0,ditfleet %s,%s,%s,%.6g,%s\n", now, flags["--revision"].c_str(), flags["--machine"].c_str(), flags["--mode"].c_str(),
-              in.c_str(), metric.c_str(), value, unit);
-  std::fflush(stdout);
-}
-
-double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-void finish() { pipeline::synchronize(gpu); }
-
-pipeline::FluxConfig config() {
-  const std::string& layers = flags["--layers"];
-  return {.in_channels = 64,
-          .token_out = 64,
-          .num_layers = std::atoll(layers.c_str()),
-          .num_single_layers = std::atoll(layers.c_str() + layers.find(',') + 1),
-          .head_dim = 128,
-          .heads = 24,
-          .joint_attention_dim = 4096,
-          .pooled_projection_dim = 768,
-          .guidance_embeds = true,
-          .axes_dims_rope = {16, 56, 56}};
-}
-
-// Weights of N(0, 0.02²), as the peer's script draws them; norms are 1.
-pipeline::FluxSlots random_slots(const pipeline::FluxConfig& c) {
-  const auto options = at::TensorOptions(ScalarType::BFloat16).device(gpu);
-  const auto linear = [&](std::int64_t in, std::int64_t out) {
-    return pipeline::LinearSlot{at::empty({out, in}, options).normal_(0, 0.02), at::empty({out}, options).normal_(0, 0.02)};
-  };
-  const std::int64_t d = c.width();
-  const auto embedder = [&](std::int64_t in) { return pipeline::EmbedderSlots{linear(in, d), linear(d, d)}; };
-  const auto stream = [&] {
-    return pipeline::StreamSlots{linear(d, 6 * d), linear(d, 3 * d), at::ones({c.head_dim}, options), at::ones({c.head_dim}, options),
-                                 linear(d, d), linear(d, 4 * d), linear(4 * d, d)};
-  };
-  pipeline::FluxSlots s{.image_in = linear(c.in_channels, d), .text_in = linear(c.joint_attention_dim, d), .time = embedder(256), .guidance = embedder(256),
-                        .pooled = embedder(c.pooled_projection_dim), .double_blocks = {}, .single_blocks = {}, .final_modulation = linear(d, 2 * d),
-                        .image_out = linear(d, c.token_out)};
-  for (std::int64_t i = 0; i < c.num_layers; ++i) s.double_blocks.push_back({stream(), stream()});
-  for (std::int64_t i = 0; i < c.num_single_layers; ++i)
-    s.single_blocks.push_back({linear(d, 3 * d), linear(d, 3 * d), at::ones({c.head_dim}, options), at::ones({c.head_dim}, options), linear(d, 4 * d), linear(5 * d, d)});
-  return s;
-}
-
-std::shared_ptr<kernel_cache::KernelCache> open_cache() {
-  if (flags["--cache"].empty()) return nullptr;
-  config::Settings settings;
-  settings.cache.dir = flags["--cache"];
-  settings.cache.redis = false;
-  return pipeline::unwrap(kernel_cache::open_cache(settings));
-}
-
-// One request's inputs at a size in pixels.
-struct Inputs {
-  Inputs(const FluxTransformer& flux, int height, int width, std::int64_t batch) {
-    const auto options = at::TensorOptions(ScalarType::BFloat16).device(gpu);
-    latents = at::randn({batch, height / 16 * (width / 16), 64}, options);
-    text = flux.embed_text(at::randn({batch, kText, 4096}, options));
-    pooled = at::randn({1, 768}, options);
-    rope = pipeline::rope_table(flux.config(), kText, height / 16, width / 16, {gpu, ScalarType::BFloat16});
-    timesteps = at::linspace(1000, 36, kSteps, at::TensorOptions(ScalarType::Float).device(gpu));
-  }
-  at::Tensor latents, text, pooled, rope, timesteps;
-};
-
-double first_s(const std::function<void()>& step) {
-  finish();
-  const auto start = Clock::now();
-  step();
-  finish();
-  return since(start);
-}
-
-// Median of single steps, from the host's side of a waited step.
-double steady_s(const std::function<void()>& step, int rounds) {
-  std::vector<double> times;
-  for (int i = 0; i < rounds; ++i) times.push_back(first_s(step));
-  std::nth_element(times.begin(), times.begin() + rounds / 2, times.end());
-  return times[static_cast<std::size_t>(rounds) / 2];
-}
-
-region::CompileOptions options() {
-  region::CompileOptions o;
-  o.backend = "nvrtc";
-  o.mode = flags["--mode"];
-  o.fullgraph = true;
-  return o;
-}
 
 // Weights resident, then everything to the end of the first step.
 void first_forward() {
@@ -291,33 +182,10 @@ void profile() {
   finish();
 }
 
-int run(int argc, char** argv) {
-  const std::map<std::string, void (*)()> scenarios{{"cold", first_forward}, {"shared_cache", first_forward}, {"warm", warm}, {"numerics", numerics}, {"profile", profile}};
-  scenario = argc > 1 ? argv[1] : "";
-  for (int i = 2; i + 1 < argc; i += 2) {
-    if (!flags.contains(argv[i])) scenario.clear();
-    flags[argv[i]] = argv[i + 1];
-  }
-  if (!scenarios.contains(scenario)) {
-    std::fprintf(stderr, "usage: regions_gpu_bench cold|shared_cache|warm|numerics|profile [--mode MODE] [--cache DIR] [--layers DOUBLE,SINGLE] [--revision TEXT] [--machine TEXT]\n");
-    return 2;
-  }
-  const c10::InferenceMode inference(true);
-  try {
-    gpu = pipeline::load_device("cuda").device;
-    scenarios.at(scenario)();
-  } catch (...) {
-    std::fprintf(stderr, "regions_gpu_bench: %s\n", pipeline::error_in_flight("bench").message.c_str());
-    return 1;
-  }
-  return 0;
-}
-
 }  // namespace
-}  // namespace ditfleet
+}  // namespace ditfleet::bench
 
 int main(int argc, char** argv) {
-  const int status = ditfleet::run(argc, argv);
-  std::fflush(nullptr);
-  std::_Exit(status);  // CUDA's libraries may be gone before their handles are destroyed
+  using namespace ditfleet::bench;
+  run(argc, argv, {{"cold", first_forward}, {"shared_cache", first_forward}, {"warm", warm}, {"numerics", numerics}, {"profile", profile}});
 }

@@ -18,38 +18,30 @@ class AdapterColumns {
   struct Operands {
     at::Tensor weight, adapter;
   };
+  // What some adapters come to, worked out before their request runs.
+  struct Layout {
+    std::vector<Operands> operands;  // of each linear
+    std::shared_ptr<const region::MatrixCopies::Ready> copies;
+  };
   // The terms of one linear in each sample.
   using Samples = std::vector<const std::vector<LowRank>*>;
 
-  // Each linear must have room. Keeps their tensors.
+  // Each linear must have room. Keeps their tensors, and takes as much memory again for A.
   AdapterColumns(std::vector<LinearSlot> linears, std::shared_ptr<const region::MatrixCopies> copies);
 
   std::size_t size() const { return linears_.size(); }
-  const Operands& operands(std::size_t linear) const { return linears_[linear].operands; }
-  bool any(std::size_t linear) const { return linears_[linear].operands.adapter.size(1) > 0; }
-
-  // Whether the terms fit beside the linear.
-  bool fits(std::size_t linear, const Samples& samples) const;
-  // Puts the terms of each linear (samples[linear]) in place, on the current stream; what stood there before is overwritten. A term that several samples
-  // have in common (the same B) is there once. Throws Failure (kInvalidArgument, param "loras") where they do not fit.
-  void load(const std::vector<Samples>& samples);
+  // Where the terms of each linear (samples[linear]) go. A term that several samples have in common (the same B) is there once. Whoever
+  // holds the layout keeps the terms' tensors. Thread safe. Throws Failure (kInvalidArgument, param "loras") where they do not fit.
+  Layout plan(const std::vector<Samples>& samples) const;
+  // Puts them there, on the current stream: all that was there before is overwritten, the rest with zeros.
+  void load(const Layout& layout) { copies_->run(*layout.copies); }
 
  private:
   struct Linear {
     LinearSlot slot;
-    at::Tensor room_of_a;       // [room, in], for a batch of one; undefined until first used. Its address stays, as graphs want it.
-    std::int64_t columns = 0;   // that hold something
-    Operands operands;
+    at::Tensor a;  // [room, in], for a batch of one. Its address stays, as graphs want it.
   };
-  // Of one linear: which columns belong to which term.
-  struct Column {
-    const LowRank* term;
-    std::int64_t first;
-    std::vector<const LowRank*> of_sample;  // the same adapter's term there, null where the sample does without
-  };
-  static std::vector<Column> columns_of(const Samples& samples, std::int64_t& total);
-  using Copies = std::vector<region::TensorCopy>;
-  void place(Linear& linear, const Samples& samples, Copies& zeros, Copies& copies);
+  Operands place(const Linear& linear, const Samples& samples, std::vector<region::TensorCopy>& copies) const;
 
   const std::shared_ptr<const region::MatrixCopies> copies_;
   std::vector<Linear> linears_;

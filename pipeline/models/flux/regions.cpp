@@ -99,7 +99,6 @@ void FluxRegions::fill(Table& table, const std::vector<Block>& blocks, const std
       row.push_back(at == slots.end() ? at::Tensor() : at->second);
     }
   }
-  table.adapted.assign(blocks.size(), false);
 }
 
 FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Placement placement, std::shared_ptr<region::RegionHost> host)
@@ -112,7 +111,7 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
   std::vector<LinearSlot> linears;
   each_linear(slots, [&](const LinearSlot& slot) { linears.push_back(slot); });
   const bool room = std::all_of(linears.begin(), linears.end(), [](const LinearSlot& slot) { return slot.room.columns > 0; });
-  if (room && !linears.empty()) adapters_ = std::make_unique<AdapterColumns>(std::move(linears), region::make_matrix_copies(*host));
+  if (room && !linears.empty()) columns_ = std::make_unique<AdapterColumns>(std::move(linears), region::make_matrix_copies(*host));
   std::vector<Table*> wanted;
   const auto add = [&](Table& table, const char* name, auto make, const auto& blocks, const std::vector<std::string>& call, bool adapted) {
     table.region = std::make_unique<region::Region>(name, recipe(make, adapted), host);
@@ -121,7 +120,7 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
   };
   add(double_, "flux.double", region::flux_double_block, slots.double_blocks, kDoubleCall, false);
   add(single_, "flux.single", region::flux_single_block, slots.single_blocks, kSingleCall, false);
-  if (adapters_) {
+  if (columns_) {
     add(adapted_double_, "flux.double.adapted", region::flux_double_block, slots.double_blocks, kDoubleCall, true);
     add(adapted_single_, "flux.single.adapted", region::flux_single_block, slots.single_blocks, kSingleCall, true);
   }
@@ -135,34 +134,42 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
   for (auto& one : running) one.get();
 }
 
-void FluxRegions::bind_adapters(Table& table, std::size_t& linear) {
-  for (std::size_t block = 0; block < table.rows.size(); ++block) {
-    table.adapted[block] = false;
+std::vector<std::vector<at::Tensor>> FluxRegions::bind(const Table& table, const AdapterColumns::Layout& layout, std::size_t& linear) {
+  std::vector<std::vector<at::Tensor>> rows = table.rows;
+  for (auto& row : rows) {
+    bool any = false;
     for (const auto& [weight, adapter] : table.linears) {
-      const auto& operands = adapters_->operands(linear);
-      table.rows[block][static_cast<std::size_t>(weight)] = operands.weight;
-      table.rows[block][static_cast<std::size_t>(adapter)] = operands.adapter;
-      if (adapters_->any(linear)) table.adapted[block] = true;
-      signature_.push_back(operands.adapter.size(1));
-      ++linear;
+      const auto& operands = layout.operands[linear++];
+      row[static_cast<std::size_t>(weight)] = operands.weight;
+      row[static_cast<std::size_t>(adapter)] = operands.adapter;
+      any = any || operands.adapter.size(1) > 0;
     }
+    if (!any) row.clear();
   }
+  return rows;
 }
 
-void FluxRegions::load_adapters(const std::string& key, const std::vector<const FluxSlots*>& samples) {
-  if (key == adapter_key_) return;
-  adapter_key_.clear();  // until all is in place
-  std::vector<AdapterColumns::Samples> terms(adapters_->size());
+std::shared_ptr<const FluxAdapters> FluxRegions::plan(const std::vector<const FluxSlots*>& samples) const {
+  std::vector<AdapterColumns::Samples> terms(columns_->size());
   for (const FluxSlots* sample : samples) {
     std::size_t i = 0;
     each_linear(*sample, [&](const LinearSlot& slot) { terms[i++].push_back(&slot.low_rank); });
   }
-  adapters_->load(terms);
-  signature_ = {static_cast<std::int64_t>(samples.size())};
+  auto made = std::make_shared<FluxAdapters>();
+  made->layout = columns_->plan(terms);
+  made->signature = {static_cast<std::int64_t>(samples.size())};
+  for (const auto& operands : made->layout.operands) made->signature.push_back(operands.adapter.size(1));
   std::size_t linear = 0;
-  bind_adapters(adapted_double_, linear);
-  bind_adapters(adapted_single_, linear);
-  adapter_key_ = key;
+  made->double_rows = bind(adapted_double_, made->layout, linear);
+  made->single_rows = bind(adapted_single_, made->layout, linear);
+  return made;
+}
+
+void FluxRegions::load(const std::shared_ptr<const FluxAdapters>& adapters) {
+  if (adapters == loaded_) return;
+  loaded_ = nullptr;  // until all is in place
+  columns_->load(adapters->layout);
+  loaded_ = adapters;
 }
 
 at::Tensor FluxRegions::rope_rows(const at::Tensor& rope) {
@@ -170,9 +177,10 @@ at::Tensor FluxRegions::rope_rows(const at::Tensor& rope) {
 }
 
 void FluxRegions::double_block(std::size_t index, at::Tensor& image, at::Tensor& text, bool text_is_mine, const DoubleModulation& m,
-                               const at::Tensor& rope, region::Mode mode, bool adapted) const {
-  const Table& table = table_for(double_, adapted_double_, index, adapted);
-  std::vector<at::Tensor> inputs = table.rows[index];
+                               const at::Tensor& rope, region::Mode mode, const FluxAdapters* adapters) const {
+  const bool adapted = adapters && !adapters->double_rows[index].empty();
+  const Table& table = adapted ? adapted_double_ : double_;
+  std::vector<at::Tensor> inputs = adapted ? adapters->double_rows[index] : table.rows[index];
   const at::Tensor* given[] = {&image, &text, &rope,
                                &m.image_attention.shift, &m.image_attention.scale, &m.image_attention.gate,
                                &m.image_mlp.shift, &m.image_mlp.scale, &m.image_mlp.gate,
@@ -185,9 +193,10 @@ void FluxRegions::double_block(std::size_t index, at::Tensor& image, at::Tensor&
   text = std::move(outputs[1]);
 }
 
-void FluxRegions::single_block(std::size_t index, at::Tensor& tokens, const Modulation& m, const at::Tensor& rope, region::Mode mode, bool adapted) const {
-  const Table& table = table_for(single_, adapted_single_, index, adapted);
-  std::vector<at::Tensor> inputs = table.rows[index];
+void FluxRegions::single_block(std::size_t index, at::Tensor& tokens, const Modulation& m, const at::Tensor& rope, region::Mode mode, const FluxAdapters* adapters) const {
+  const bool adapted = adapters && !adapters->single_rows[index].empty();
+  const Table& table = adapted ? adapted_single_ : single_;
+  std::vector<at::Tensor> inputs = adapted ? adapters->single_rows[index] : table.rows[index];
   const at::Tensor* given[] = {&tokens, &rope, &m.shift, &m.scale, &m.gate};
   for (std::size_t i = 0; i < table.activations.size(); ++i) inputs[static_cast<std::size_t>(table.activations[i])] = *given[i];
   std::vector<at::Tensor> outputs{tokens};

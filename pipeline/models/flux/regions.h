@@ -11,6 +11,13 @@
 
 namespace ditfleet::pipeline {
 
+// What the blocks of a request (or batch) with adapters are called with.
+struct FluxAdapters {
+  AdapterColumns::Layout layout;
+  std::vector<std::vector<at::Tensor>> double_rows, single_rows;  // pointer tables; empty: this block has none
+  std::vector<std::int64_t> signature;  // equal where two have the same shapes throughout
+};
+
 class FluxRegions {
  public:
   // Keeps the slots' tensors. Compiles all programs (unless the host's options have dynamic off, where the first
@@ -22,18 +29,18 @@ class FluxRegions {
 
   // Double block `index`: image and text are replaced by its outputs, in their own memory where *_is_mine says that
   // nobody else reads it. rope: as rope_table() makes it. Thread safe.
-  // `adapted`: with what load_adapters() put in place.
+  // `adapters`: what load() was called with, or null.
   void double_block(std::size_t index, at::Tensor& image, at::Tensor& text, bool text_is_mine, const DoubleModulation& modulation,
-                    const at::Tensor& rope_rows, region::Mode mode, bool adapted) const;
-  void single_block(std::size_t index, at::Tensor& tokens, const Modulation& modulation, const at::Tensor& rope_rows, region::Mode mode, bool adapted) const;
+                    const at::Tensor& rope_rows, region::Mode mode, const FluxAdapters* adapters) const;
+  void single_block(std::size_t index, at::Tensor& tokens, const Modulation& modulation, const at::Tensor& rope_rows, region::Mode mode,
+                    const FluxAdapters* adapters) const;
 
   // Whether the weights have room for adapters.
-  bool takes_adapters() const { return adapters_ != nullptr; }
-  // Puts the terms of these samples' linears where adapted blocks read them, unless they are there already: `key` says what they are.
-  // On the current stream, while no adapted block runs. Throws what AdapterColumns::load throws.
-  void load_adapters(const std::string& key, const std::vector<const FluxSlots*>& samples);
-  // Equal where two adapted calls have the same shapes throughout.
-  const std::vector<std::int64_t>& adapter_signature() const { return signature_; }
+  bool takes_adapters() const { return columns_ != nullptr; }
+  // Of the terms in these samples' linears. Thread safe. Throws what AdapterColumns::plan throws.
+  std::shared_ptr<const FluxAdapters> plan(const std::vector<const FluxSlots*>& samples) const;
+  // Puts them where adapted blocks read them, unless they are there already. On the current stream, while no adapted block runs.
+  void load(const std::shared_ptr<const FluxAdapters>& adapters);
 
   // rope_table()'s table as regions take it: [tokens, head_dim] fp32, cosine and sine of each pair in turn; a view.
   static at::Tensor rope_rows(const at::Tensor& rope);
@@ -44,24 +51,16 @@ class FluxRegions {
     std::unique_ptr<region::Region> region;
     std::vector<std::vector<at::Tensor>> rows;
     std::vector<int> activations;  // positions in the order in which they are given
-    // Of programs with adapters: where each linear's weight and A go, and which blocks have any.
-    std::vector<std::pair<int, int>> linears;
-    std::vector<bool> adapted;
+    std::vector<std::pair<int, int>> linears;  // of programs with adapters: where each linear's weight and A go
   };
   template <class Block>
   void fill(Table& table, const std::vector<Block>& blocks, const std::vector<std::string>& call, bool adapted) const;
-  void bind_adapters(Table& table, std::size_t& linear);
-  const Table& table_for(const Table& plain, const Table& with_adapters, std::size_t index, bool adapted) const {
-    return adapted && with_adapters.adapted[index] ? with_adapters : plain;
-  }
+  static std::vector<std::vector<at::Tensor>> bind(const Table& table, const AdapterColumns::Layout& layout, std::size_t& linear);
 
   std::shared_ptr<region::RegionHost> host_;
-  Table double_, single_;
-  std::unique_ptr<AdapterColumns> adapters_;  // of all blocks' linears, in order; null: no room
-  // What load_adapters() changes, one request at a time.
-  Table adapted_double_, adapted_single_;
-  std::string adapter_key_;
-  std::vector<std::int64_t> signature_;
+  Table double_, single_, adapted_double_, adapted_single_;
+  std::unique_ptr<AdapterColumns> columns_;  // of all blocks' linears, in order; null: no room
+  std::shared_ptr<const FluxAdapters> loaded_;
 };
 
 }  // namespace ditfleet::pipeline

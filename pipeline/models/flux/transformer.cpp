@@ -52,24 +52,16 @@ FluxTransformer::FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_
   compile_us_ = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun).count();
 }
 
-FluxTransformer FluxTransformer::adapted(FluxSlots slots, std::string key) const {
+FluxTransformer FluxTransformer::adapted(FluxSlots slots) const {
   FluxTransformer made = *this;
   made.slots_ = std::move(slots);
-  made.adapters_ = std::move(key);
   if (made.regions_ && !made.regions_->takes_adapters()) made.regions_ = nullptr;
+  if (made.regions_) made.adapters_ = made.regions_->plan({&made.slots_});
   return made;
 }
 
-void FluxTransformer::load_adapters(const std::vector<const FluxTransformer*>& samples) {
-  std::string key;
-  std::vector<const FluxSlots*> slots;
-  bool any = false;
-  for (const FluxTransformer* sample : samples) {
-    any = any || !sample->adapters_.empty();
-    key += sample->adapters_ + "/";
-    slots.push_back(&sample->slots_);
-  }
-  if (const auto& regions = samples.front()->regions_; any && regions) regions->load_adapters(key, slots);
+void FluxTransformer::load_adapters() const {
+  if (adapters_) regions_->load(adapters_);
 }
 
 // The first use of cuBLAS, of cuDNN and of each of LibTorch's kernels loads it: half a second in all. So whatever a request
@@ -102,7 +94,7 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
   if (!graphs_ || !region::uses_graphs(mode)) return velocity(latents, text, modulation, rope, mode);
   std::vector<std::int64_t> bucket{static_cast<std::int64_t>(mode)};
   for (const at::Tensor* t : {&latents, &text}) bucket.insert(bucket.end(), t->sizes().begin(), t->sizes().end());
-  if (!adapters_.empty()) bucket.insert(bucket.end(), regions_->adapter_signature().begin(), regions_->adapter_signature().end());
+  if (adapters_) bucket.insert(bucket.end(), adapters_->signature.begin(), adapters_->signature.end());
   return graphs_->run(bucket, {latents, text, modulation.all, rope}, [&](const std::vector<at::Tensor>& in) {
     return velocity(in[0], in[1], ModulationTable::views(in[2], slots_.double_blocks.size(), slots_.single_blocks.size()), in[3], mode);
   });
@@ -112,19 +104,18 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
                                      const at::Tensor& rope, region::Mode mode) const {
   const BlockGeometry geometry{config_.heads, config_.head_dim};
   const FluxRegions* regions = mode != region::Mode::kNone ? regions_.get() : nullptr;
-  const bool adapted = !adapters_.empty();
   const at::Tensor rope_rows = regions ? FluxRegions::rope_rows(rope) : at::Tensor();
   at::Tensor image = apply_linear(slots_.image_in, latents);
   at::Tensor text = text_tokens;
   for (std::size_t i = 0; i < slots_.double_blocks.size(); ++i) {
     // The first block's text is the caller's, who needs it for the next step.
-    if (regions) regions->double_block(i, image, text, i > 0, modulation.double_blocks[i], rope_rows, mode, adapted);
+    if (regions) regions->double_block(i, image, text, i > 0, modulation.double_blocks[i], rope_rows, mode, adapters_.get());
     else double_block(image, text, slots_.double_blocks[i], modulation.double_blocks[i], rope, geometry);
   }
   if (!slots_.single_blocks.empty()) {
     at::Tensor tokens = at::cat({text, image}, 1);
     for (std::size_t i = 0; i < slots_.single_blocks.size(); ++i) {
-      if (regions) regions->single_block(i, tokens, modulation.single_blocks[i], rope_rows, mode, adapted);
+      if (regions) regions->single_block(i, tokens, modulation.single_blocks[i], rope_rows, mode, adapters_.get());
       else single_block(tokens, slots_.single_blocks[i], modulation.single_blocks[i], rope, geometry);
     }
     image = tokens.slice(1, text.size(1));

@@ -16,6 +16,7 @@ enum class AttentionBackend;
 namespace ditfleet::pipeline {
 
 class FluxRegions;
+struct FluxAdapters;
 
 class FluxTransformer {
  public:
@@ -26,12 +27,12 @@ class FluxTransformer {
   // The same with parameters that are in place already.
   FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_t bytes, Placement placement, std::shared_ptr<region::RegionHost> regions);
 
-  // The same with other slots: this one's with terms of adapters added. `key` is equal for two with the same terms.
-  FluxTransformer adapted(FluxSlots slots, std::string key) const;
-  // Puts the adapters of these (one for each sample of a batch) where their blocks read them. Call it before velocity(), on the
-  // same stream; one request or batch at a time for all that come of one load(). Throws Failure (kInvalidArgument) where
-  // they have no room.
-  static void load_adapters(const std::vector<const FluxTransformer*>& samples);
+  // The same with other slots: this one's with terms of adapters added. Blocks that run as regions have room for them or run op by
+  // op instead. Throws Failure (kInvalidArgument) for more than there is room for.
+  FluxTransformer adapted(FluxSlots slots) const;
+  // Puts the adapters where the blocks read them. Call it before velocity(), on the same stream; one request at a time for all
+  // that come of one load().
+  void load_adapters() const;
 
   const FluxConfig& config() const { return config_; }
   const FluxSlots& slots() const { return slots_; }
@@ -57,7 +58,7 @@ class FluxTransformer {
   std::shared_ptr<FluxRegions> regions_;  // null: blocks run op by op (blocks.h)
   std::shared_ptr<region::Graphs> graphs_;      // null: none on this device or in this build
   std::int64_t bytes_ = 0, compile_us_ = 0;
-  std::string adapters_;  // the key; empty: none
+  std::shared_ptr<const FluxAdapters> adapters_;  // null: none, or they are added op by op
 };
 
 }  // namespace ditfleet::pipeline

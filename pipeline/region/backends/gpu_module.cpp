@@ -40,11 +40,12 @@ Result<std::shared_ptr<const GpuModule>> GpuModule::load(const kernel_cache::Ent
     return corrupt((*cuda)->name_of(e));
   }
   for (const KernelLaunch& launch : source.kernels) {
-    for (const char* variant : {"_i32_v", "_i64_v", "_i64_s"}) {
+    for (const std::string& name : function_names(launch)) {
       void* function = nullptr;
-      if ((*cuda)->function(&function, module->module_, (launch.name + variant).c_str()) != 0) return corrupt("it lacks the kernel " + launch.name + variant);
+      if ((*cuda)->function(&function, module->module_, name.c_str()) != 0) return corrupt("it lacks the kernel " + name);
       module->functions_.push_back(function);
     }
+    if (!launch.variants) module->functions_.resize(module->functions_.size() + kVariants - 1, module->functions_.back());
     module->launches_.push_back(launch);
   }
   return std::shared_ptr<const GpuModule>(std::move(module));

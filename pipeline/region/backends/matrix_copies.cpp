@@ -23,11 +23,11 @@ __device__ __forceinline__ void put(bf16* p, float v) {
   *p = r;
 }
 template <typename T, int kVector>
-__device__ __forceinline__ void copy_vectors(const Copy& c, i64 first, i64 step) {
-  const i64 in_row = c.columns / kVector, all = c.rows * in_row;
+__device__ __forceinline__ void copy_vectors(const Copy& c, unsigned first, unsigned step) {
+  const unsigned in_row = (unsigned)c.columns / kVector, all = (unsigned)c.rows * in_row;
   const float scale = (float)c.scale;
-  for (i64 i = first; i < all; i += step) {
-    const i64 row = i / in_row, column = (i - row * in_row) * kVector;
+  for (unsigned i = first; i < all; i += step) {
+    const unsigned row = i / in_row, column = (i - row * in_row) * kVector;
     T* to = (T*)c.to + row * c.to_stride + column;
     union { Word word; T element[kVector]; } u;
     if (c.from == 0) {
@@ -48,21 +48,20 @@ __device__ __forceinline__ void copy_vectors(const Copy& c, i64 first, i64 step)
 }
 template <typename T>
 __device__ __forceinline__ void copy_part(const Args& a) {
-  const i64 block = blockIdx.x, which = block / a.parts;
+  const unsigned parts = (unsigned)a.parts, which = blockIdx.x / parts;
   if (which >= a.count) return;
   const Copy c = ((const Copy*)a.table)[which];
   const int vector = 16 / sizeof(T);
   const i64 odd = (c.to | c.from | c.to_stride * (i64)sizeof(T) | c.from_stride * (i64)sizeof(T) | c.columns * (i64)sizeof(T)) & 15;
-  const i64 first = (block - which * a.parts) * blockDim.x + threadIdx.x, step = a.parts * blockDim.x;
+  const unsigned first = (blockIdx.x - which * parts) * blockDim.x + threadIdx.x, step = parts * blockDim.x;
   if (odd == 0) copy_vectors<T, vector>(c, first, step);
   else copy_vectors<T, 1>(c, first, step);
 }
 )";
 
 void add_kernel(Source& source, const std::string& name, const std::string& type) {
-  for (const char* variant : {"_i32_v", "_i64_v", "_i64_s"})
-    source.text += "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(kThreads) + ") " + name + variant + "(const Args a) { copy_part<" + type + ">(a); }\n";
-  source.kernels.push_back({.name = name, .threads = kThreads, .rows_per_block = 1, .vector = 1, .argument_words = 3});
+  source.text += "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(kThreads) + ") " + name + "(const Args a) { copy_part<" + type + ">(a); }\n";
+  source.kernels.push_back({.name = name, .variants = false, .threads = kThreads, .rows_per_block = 1, .vector = 1, .argument_words = 3});
 }
 
 }  // namespace

@@ -8,8 +8,6 @@
 namespace ditfleet::region {
 namespace {
 
-constexpr const char* kVariants[] = {"_i32_v", "_i64_v", "_i64_s"};
-
 // "… N unit": the number before `unit`, 0 if there is none.
 std::uint32_t number_before(std::string_view text, std::string_view unit) {
   const auto at = text.find(unit);
@@ -80,8 +78,8 @@ class Nvrtc : public Compiler {
     compiled.code.resize(size);
     nvrtc_.cubin(program, compiled.code.data());
     for (const KernelLaunch& launch : source.kernels)
-      for (const char* variant : kVariants)
-        compiled.kernels.push_back({.name = launch.name + variant, .parameter_bytes = {static_cast<std::uint32_t>(launch.argument_words * 8)}});
+      for (const std::string& name : function_names(launch))
+        compiled.kernels.push_back({.name = name, .parameter_bytes = {static_cast<std::uint32_t>(launch.argument_words * 8)}});
     read_ptxas_log(log, compiled.kernels);
     for (const KernelInfo& kernel : compiled.kernels)
       if (kernel.registers == 0)

@@ -365,6 +365,11 @@ class Kernel {
 
 }  // namespace
 
+std::vector<std::string> function_names(const KernelLaunch& launch) {
+  if (!launch.variants) return {launch.name};
+  return {launch.name + "_i32_v", launch.name + "_i64_v", launch.name + "_i64_s"};
+}
+
 Source generate_cuda(const Plan& plan) {
   Text out;
   Source source;

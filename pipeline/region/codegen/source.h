@@ -12,11 +12,15 @@ namespace ditfleet::region {
 
 // How one kernel is launched. Sizes never change the text: they choose one of a GPU kernel's variants and a grid.
 struct KernelLaunch {
-  std::string name;  // of the function; a GPU's has variants NAME_i32_v, NAME_i64_v, NAME_i64_s
+  std::string name;  // of the function
+  bool variants = true;  // GPU: there are NAME_i32_v, NAME_i64_v, NAME_i64_s; else NAME alone
   int threads = 0, rows_per_block = 0;  // GPU
   int vector = 1;  // GPU: elements that one access of the variants _v moves; they need aligned pointers and strides
   std::size_t argument_words = 0;  // int64 words of the kernel's one argument
 };
+
+// Of a GPU's kernel, in the order of GpuModule::Variant; one name for all where there are no variants.
+std::vector<std::string> function_names(const KernelLaunch& launch);
 
 struct Source {
   std::string text;

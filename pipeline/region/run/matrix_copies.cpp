@@ -17,8 +17,10 @@ constexpr long long kParts = 8;  // blocks of a copy
 
 class OneByOne : public MatrixCopies {
  public:
-  void run(const std::vector<TensorCopy>& copies) const override {
-    for (const TensorCopy& copy : copies) {
+  std::shared_ptr<const Ready> prepare(std::vector<TensorCopy> copies) const override { return std::make_shared<List>(std::move(copies)); }
+
+  void run(const Ready& ready) const override {
+    for (const TensorCopy& copy : static_cast<const List&>(ready).copies) {
       if (!copy.from.defined()) {
         copy.to.zero_();
         continue;
@@ -27,30 +29,50 @@ class OneByOne : public MatrixCopies {
       if (copy.scale != 1) copy.to.mul_(copy.scale);
     }
   }
+
+ private:
+  struct List : Ready {
+    explicit List(std::vector<TensorCopy> list) : copies(std::move(list)) {}
+    const std::vector<TensorCopy> copies;
+  };
 };
 
 class OneLaunch : public MatrixCopies {
  public:
   explicit OneLaunch(std::shared_ptr<const GpuModule> module) : module_(std::move(module)) {}
 
-  void run(const std::vector<TensorCopy>& copies) const override {
-    std::vector<MatrixCopy> table;
+  std::shared_ptr<const Ready> prepare(std::vector<TensorCopy> copies) const override {
+    std::vector<MatrixCopy> entries;
     for (const TensorCopy& copy : copies) {
       if (copy.to.numel() == 0) continue;
-      table.push_back({.to = address(copy.to), .from = copy.from.defined() ? address(copy.from) : 0, .rows = copy.to.size(0), .columns = copy.to.size(1),
-                       .to_stride = copy.to.stride(0), .from_stride = copy.from.defined() ? copy.from.stride(0) : 0, .scale = copy.scale});
+      entries.push_back({.to = address(copy.to), .from = copy.from.defined() ? address(copy.from) : 0, .rows = copy.to.size(0), .columns = copy.to.size(1),
+                         .to_stride = copy.to.stride(0), .from_stride = copy.from.defined() ? copy.from.stride(0) : 0, .scale = copy.scale});
     }
-    if (table.empty()) return;
-    const at::Tensor& any = copies.front().to;
-    const auto bytes = static_cast<std::int64_t>(table.size() * sizeof table.front());
-    const at::Tensor on_device = at::from_blob(table.data(), {bytes}, at::TensorOptions(c10::ScalarType::Byte)).to(any.device());
-    const auto count = static_cast<long long>(table.size());
-    const c10::impl::VirtualGuardImpl guard(any.device().type());
-    pipeline::unwrap(module_->start(any.scalar_type() == c10::ScalarType::BFloat16 ? 0 : 1, GpuModule::kI64Vector, count * kParts,
-                                    {address(on_device), count, kParts}, guard.getStream(any.device()).native_handle()));
+    auto ready = std::make_shared<Table>();
+    if (entries.empty()) return ready;
+    ready->count = static_cast<long long>(entries.size());
+    ready->bf16 = copies.front().to.scalar_type() == c10::ScalarType::BFloat16;
+    const auto bytes = static_cast<std::int64_t>(entries.size() * sizeof entries.front());
+    ready->entries = at::from_blob(entries.data(), {bytes}, at::TensorOptions(c10::ScalarType::Byte)).to(copies.front().to.device());
+    ready->copies = std::move(copies);
+    return ready;
+  }
+
+  void run(const Ready& ready) const override {
+    const auto& table = static_cast<const Table&>(ready);
+    if (table.count == 0) return;
+    const c10::impl::VirtualGuardImpl guard(table.entries.device().type());
+    pipeline::unwrap(module_->start(table.bf16 ? 0 : 1, GpuModule::kI64Vector, table.count * kParts, {address(table.entries), table.count, kParts},
+                                    guard.getStream(table.entries.device()).native_handle()));
   }
 
  private:
+  struct Table : Ready {
+    at::Tensor entries;  // MatrixCopy each
+    std::vector<TensorCopy> copies;
+    long long count = 0;
+    bool bf16 = false;
+  };
   static long long address(const at::Tensor& t) { return reinterpret_cast<long long>(t.const_data_ptr()); }
 
   const std::shared_ptr<const GpuModule> module_;

@@ -1,0 +1,221 @@
+// Adapters on a GPU at FLUX.1-dev's size with random weights, bf16, 1024², 512 text tokens: what a step with one costs, what a
+// swap costs and whether it hides behind the job before, and 50 adapters drawn at random. gpu.sh runs them all.
+//
+//   lora_gpu_bench SCENARIO [--mode MODE] [--cache DIR] [--layers DOUBLE,SINGLE] [--revision TEXT] [--machine TEXT]
+//
+// SCENARIO: step | swap | cycle
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/randn.h>
+#include <c10/core/InferenceMode.h>
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <future>
+#include <optional>
+#include <random>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/engine_adapters.h"
+#include "pipeline/region/run/region.h"
+#include "pipeline/weights/safetensors_writer.h"
+#include "tests/bench/flux_size.h"
+
+namespace ditfleet::bench {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+using c10::ScalarType;
+using pipeline::FluxTransformer;
+
+constexpr std::int64_t kRoom = 64;  // the largest rank
+constexpr int kSlots = 4, kJobSteps = 4;
+
+class Bench {
+ public:
+  Bench() : folder_(fs::temp_directory_path() / ("lora_gpu_bench_" + std::to_string(::getpid()))) {
+    fs::create_directories(folder_);
+    const auto c = config();
+    host = region::make_region_host(options(), gpu, open_cache());
+    flux.emplace(c, random_slots(c, kRoom), 0, pipeline::Placement{gpu, ScalarType::BFloat16}, host);
+    auto slots = flux->slots();
+    pipeline::LoraBase base{pipeline::base_linears(pipeline::named_linears(slots)), {}, {}};
+    store.emplace(base, pipeline::Placement{gpu, ScalarType::BFloat16}, pipeline::AdapterStore::Limits{kRoom, kSlots, std::int64_t{64} << 30});
+    in.emplace(*flux, 1024, 1024, 1, kJobSteps);
+  }
+  ~Bench() {
+    std::error_code ignored;
+    fs::remove_all(folder_, ignored);
+  }
+
+  // PEFT's names and shapes, for the linears that `wanted` accepts.
+  std::string write(const std::string& name, std::int64_t rank, const std::function<bool(const std::string&)>& wanted) {
+    auto slots = flux->slots();
+    std::vector<at::Tensor> values;
+    std::vector<pipeline::TensorToWrite> tensors;
+    const auto add = [&](const std::string& tensor, std::int64_t rows, std::int64_t columns) {
+      values.push_back((at::randn({rows, columns}, at::TensorOptions(ScalarType::BFloat16).device(gpu)) * 0.02).cpu());
+      tensors.push_back({tensor, pipeline::DType::kBF16, {rows, columns}, {static_cast<const std::byte*>(values.back().const_data_ptr()), values.back().nbytes()}});
+    };
+    for (const auto& linear : pipeline::named_linears(slots)) {
+      if (!wanted(linear.name)) continue;
+      add("transformer." + linear.name + ".lora_A.weight", rank, linear.slot->weight.size(1));
+      add("transformer." + linear.name + ".lora_B.weight", linear.rows, rank);
+    }
+    const std::string path = folder_ / (name + ".safetensors");
+    pipeline::unwrap(pipeline::write_safetensors(path, std::move(tensors), {}));
+    return path;
+  }
+
+  FluxTransformer adapted(const pipeline::LoraRequest& request) {
+    auto slots = flux->slots();
+    auto linears = pipeline::named_linears(slots);
+    const auto adapter = store->get(request);
+    for (const auto& term : adapter->terms) linears[term.slot].slot->low_rank.push_back(term.low_rank);
+    return flux->adapted(std::move(slots));
+  }
+
+  // From the moment the GPU is free for it to its last step's end.
+  double job_s(const FluxTransformer& with) {
+    return first_s([&] {
+      with.load_adapters();
+      const auto table = with.modulation(in->timesteps, 3.5, in->pooled);
+      for (int i = 0; i < kJobSteps; ++i) with.velocity(in->latents, in->text, table.step(i), in->rope);
+    });
+  }
+
+  // On a thread and a stream of its own, as a worker's look-ahead does it.
+  std::future<void> prefetch(const pipeline::LoraRequest& request) {
+    return std::async(std::launch::async, [this, request] {
+      pipeline::StageScope scope(gpu);
+      store->prefetch(request, {});
+      scope.finish();
+    });
+  }
+
+  std::shared_ptr<region::RegionHost> host;
+  std::optional<FluxTransformer> flux;
+  std::optional<pipeline::AdapterStore> store;
+  std::optional<Inputs> in;
+
+ private:
+  fs::path folder_;
+};
+
+bool any(const std::string&) { return true; }
+bool attention(const std::string& name) {
+  for (const char* part : {".to_q", ".to_k", ".to_v", ".to_out.0"})
+    if (name.ends_with(part)) return true;
+  return false;
+}
+
+void step() {
+  Bench b;
+  const auto table = b.flux->modulation(b.in->timesteps, 3.5, b.in->pooled);
+  const FluxTransformer qkvo = b.adapted({b.write("qkvo64", 64, attention)}), all = b.adapted({b.write("all64", 64, any)}), all16 = b.adapted({b.write("all16", 16, any)});
+  std::vector<double> base_times, qkvo_times, all_times, all16_times;
+  const auto once = [&](const FluxTransformer& with, std::vector<double>& times) {
+    with.load_adapters();
+    for (int i = 0; i < 3; ++i) {
+      const double s = first_s([&] { with.velocity(b.in->latents, b.in->text, table.step(0), b.in->rope); });
+      if (i > 0) times.push_back(s);
+    }
+  };
+  for (int round = 0; round < 18; ++round) {  // in turns, so that a chip that gets warm slows all alike
+    once(*b.flux, base_times);
+    once(qkvo, qkvo_times);
+    once(all, all_times);
+    once(all16, all16_times);
+    if (round == 1)  // those were to warm up
+      for (auto* times : {&base_times, &qkvo_times, &all_times, &all16_times}) times->clear();
+  }
+  const double base = median(base_times);
+  row("none_ms", base * 1e3, "ms");
+  row("qkvo_rank64_ms", median(qkvo_times) * 1e3, "ms");
+  row("all_rank64_ms", median(all_times) * 1e3, "ms");
+  row("qkvo_rank64_ratio", median(qkvo_times) / base, "x");
+  row("all_rank64_ratio", median(all_times) / base, "x");
+  row("all_rank16_ratio", median(all16_times) / base, "x");
+}
+
+void swap() {
+  Bench b;
+  const std::string path = b.write("all16", 16, any);
+  row("adapter_bytes", static_cast<double>(fs::file_size(path)), "B");
+  const auto named = [&](int i) { return pipeline::LoraRequest{path, 1, "adapter-" + std::to_string(i)}; };
+  constexpr int kAdapters = kSlots + 2;  // so that each comes from host memory again
+  for (int i = 0; i < kAdapters; ++i) b.prefetch(named(i)).get();
+  std::vector<double> idle, busy, same, swapped, resident;
+  for (int i = 0; i < 12; ++i) {
+    const auto start = Clock::now();
+    b.prefetch(named(i % kAdapters)).get();
+    idle.push_back(since(start));
+  }
+  for (int i = 0; i < 3; ++i) b.job_s(b.adapted(named(0)));
+  for (int i = 0; i < 10; ++i) {
+    const FluxTransformer first = b.adapted(named(i % kAdapters));
+    b.job_s(first);
+    same.push_back(b.job_s(first));  // in place already
+    auto next = std::async(std::launch::async, [&] {
+      const auto start = Clock::now();
+      b.prefetch(named((i + 1) % kAdapters)).get();
+      busy.push_back(since(start));
+    });
+    b.job_s(first);
+    next.get();
+    swapped.push_back(b.job_s(b.adapted(named((i + 1) % kAdapters))));
+    const FluxTransformer other = b.adapted(named(i % kAdapters));
+    resident.push_back(first_s([&] { other.load_adapters(); }));
+  }
+  row("host_rank16_ms", median(idle) * 1e3, "ms");
+  row("host_rank16_busy_ms", median(busy) * 1e3, "ms");
+  row("added_latency_ms", (median(swapped) - median(same)) * 1e3, "ms");
+  row("resident_ms", median(resident) * 1e3, "ms");
+}
+
+void cycle() {
+  Bench b;
+  const std::string path = b.write("all16", 16, any);
+  const auto named = [&](int i) { return pipeline::LoraRequest{path, 1, "adapter-" + std::to_string(i)}; };
+  const auto loading = Clock::now();
+  for (int i = 0; i < 50; ++i) b.prefetch(named(i)).get();  // into host memory
+  row("load_50_adapters_s", since(loading), "s");
+  for (int i = 0; i < 3; ++i) {
+    b.job_s(*b.flux);
+    b.job_s(b.adapted(named(0)));
+  }
+  std::mt19937_64 random(1);
+  std::uniform_int_distribution<int> draw(0, 49);
+  const auto compiles = b.host->counters->counts().compiles;
+  double plain = 0, with = 0;
+  constexpr int kRounds = 5, kPlain = 12, kWith = 40;
+  int next = draw(random);
+  for (int round = 0; round < kRounds; ++round) {
+    const auto begun = Clock::now();
+    for (int i = 0; i < kPlain; ++i) b.job_s(*b.flux);
+    plain += since(begun);
+    b.prefetch(named(next)).get();
+    const auto adapted = Clock::now();
+    for (int i = 0; i < kWith; ++i) {
+      const FluxTransformer now = b.adapted(named(next));
+      next = draw(random);
+      auto ahead = b.prefetch(named(next));
+      b.job_s(now);
+      ahead.get();
+    }
+    with += since(adapted);
+  }
+  row("jobs", kRounds * kWith, "jobs");
+  row("compiles", static_cast<double>(b.host->counters->counts().compiles - compiles), "programs");
+  row("slowdown_ratio", (with / (kRounds * kWith)) / (plain / (kRounds * kPlain)), "x");
+  row("throughput_ratio", (plain / (kRounds * kPlain)) / (with / (kRounds * kWith)), "x");
+}
+
+}  // namespace
+}  // namespace ditfleet::bench
+
+int main(int argc, char** argv) {
+  using namespace ditfleet::bench;
+  run(argc, argv, {{"step", step}, {"swap", ditfleet::bench::swap}, {"cycle", cycle}});
+}
