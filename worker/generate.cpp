@@ -109,7 +109,8 @@ Result<void> run(const GenerateFlags& flags) {
   if (!options) return options.error();
   if (!flags.device.empty()) options->device = flags.device;
   if (!flags.dtype.empty()) options->dtype = flags.dtype;
-  options->lora_slots = std::max(options->lora_slots, static_cast<int>(loras.size()));
+  // Each in a slot; without any, no room is kept for them and nothing is compiled for them.
+  options->lora_slots = static_cast<int>(loras.size());
   auto engine = pipeline::Engine::create(*options);
   if (!engine) return engine.error();
   auto model = (*engine)->load_model("model", flags.model_dir);
