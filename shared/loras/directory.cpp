@@ -25,9 +25,22 @@ asio::awaitable<Result<void>> Directory::refresh(Deadline deadline) {
   const auto version = co_await registry_->version(deadline);
   if (!version) co_return version.error();
   if (*version == version_) co_return Result<void>();
+  if (loaded()) {
+    auto changes = co_await registry_->changes_since(version_, deadline);
+    if (!changes) co_return changes.error();
+    if (*changes) {
+      for (auto& [field, adapter] : (*changes)->records) {
+        if (adapter) records_.insert_or_assign(field, std::move(*adapter));
+        else records_.erase(field);
+      }
+      summarize((*changes)->version);
+      co_return Result<void>();
+    }
+  }
   auto records = co_await registry_->all(deadline);
   if (!records) co_return records.error();
-  take(std::move(*records), *version);
+  records_ = std::move(*records);
+  summarize(*version);
   co_return Result<void>();
 }
 
@@ -41,8 +54,7 @@ asio::awaitable<void> Directory::follow() {
   }
 }
 
-void Directory::take(std::map<std::string, Adapter> records, std::int64_t version) {
-  records_ = std::move(records);
+void Directory::summarize(std::int64_t version) {
   version_ = version;
   pinned_.clear();
   bytes_.clear();

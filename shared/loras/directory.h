@@ -17,7 +17,7 @@ class Directory {
  public:
   explicit Directory(std::shared_ptr<Registry> registry);
 
-  // Asks for the version (one round trip), and for the records if it is another one than ours. After it the view holds
+  // Asks for the version (one round trip), and for what changed if it is another one than ours. After it the view holds
   // every change that was acknowledged before the call. Errors as the registry's; the view stays as it was.
   asio::awaitable<Result<void>> refresh(Deadline deadline);
   // Refreshes every second, sweeps every minute, until the coroutine is canceled. Redis away: the view stays.
@@ -38,7 +38,7 @@ class Directory {
   bool loaded() const { return version_ >= 0; }
 
  private:
-  void take(std::map<std::string, Adapter> records, std::int64_t version);
+  void summarize(std::int64_t version);  // of records_
 
   std::shared_ptr<Registry> registry_;
   std::map<std::string, Adapter> records_;  // by field_of(tenant, name)

@@ -40,6 +40,14 @@ std::int64_t now_ms() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+// The record under a field; nothing, and a line in the log, if it is none.
+std::optional<Adapter> readable(const std::string& field, const std::string& text) {
+  auto adapter = Adapter::parse(text);
+  if (adapter && field_of(adapter->tenant, adapter->name) == field) return std::move(*adapter);
+  spdlog::warn("loras: the record '{}' is left out: {}", excerpt(field, 200), adapter ? "it names another adapter" : adapter.error().message);
+  return std::nullopt;
+}
+
 }  // namespace
 
 Registry::Registry(std::shared_ptr<redis::Connection> connection, RegistryOptions options)
@@ -77,12 +85,7 @@ asio::awaitable<Result<std::map<std::string, Adapter>>> Registry::all(Deadline d
     cursor = reply->elements[0].text;
     const auto& pairs = reply->elements[1].elements;
     for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
-      auto adapter = Adapter::parse(pairs[i + 1].text);
-      if (adapter && field_of(adapter->tenant, adapter->name) == pairs[i].text) {
-        out.insert_or_assign(pairs[i].text, std::move(*adapter));
-      } else {
-        spdlog::warn("loras: the record '{}' is left out: {}", excerpt(pairs[i].text, 200), adapter ? "it names another adapter" : adapter.error().message);
-      }
+      if (auto adapter = readable(pairs[i].text, pairs[i + 1].text)) out.insert_or_assign(pairs[i].text, std::move(*adapter));
     }
   } while (cursor != "0");
   co_return out;
@@ -108,8 +111,8 @@ asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::s
       // A record that cannot be read is replaced; what it held on to stays until somebody looks.
       if (auto old = Adapter::parse(**current)) old_sha = old->sha256;
     }
-    redis::Command commit = eval(commit_script(), 5 + static_cast<std::size_t>(chunks));
-    commit << kNamesKey << kVersionKey << kGarbageKey << blob_key(adapter.sha256) << blob_key(old_sha.empty() ? adapter.sha256 : old_sha);
+    redis::Command commit = eval(commit_script(), 6 + static_cast<std::size_t>(chunks));
+    commit << kNamesKey << kVersionKey << kChangesKey << kGarbageKey << blob_key(adapter.sha256) << blob_key(old_sha.empty() ? adapter.sha256 : old_sha);
     for (int i = 0; i < chunks; ++i) commit << chunk_key(upload, static_cast<std::size_t>(i));
     commit << field << current->value_or("") << text << adapter.sha256 << old_sha << adapter.path << adapter.bytes << upload << options_.keep_replaced_ms;
     auto done = co_await connection_->execute(std::move(commit), deadline);
@@ -136,8 +139,8 @@ asio::awaitable<Result<Adapter>> Registry::set_pinned(const std::string& tenant,
     if (adapter->pinned == pinned) co_return std::move(*adapter);
     adapter->pinned = pinned;
     const std::string blob = blob_key(adapter->sha256);
-    redis::Command commit = eval(commit_script(), 5);
-    commit << kNamesKey << kVersionKey << kGarbageKey << blob << blob << field << **current << adapter->to_json() << adapter->sha256 << adapter->sha256
+    redis::Command commit = eval(commit_script(), 6);
+    commit << kNamesKey << kVersionKey << kChangesKey << kGarbageKey << blob << blob << field << **current << adapter->to_json() << adapter->sha256 << adapter->sha256
            << adapter->path << adapter->bytes << "" << 0;
     auto done = co_await connection_->execute(std::move(commit), deadline);
     if (!done) co_return done.error();
@@ -154,8 +157,8 @@ asio::awaitable<Result<Adapter>> Registry::remove(const std::string& tenant, con
     if (!*current) co_return not_registered(name);
     auto adapter = Adapter::parse(**current);
     if (!adapter) co_return adapter.error();
-    redis::Command remove = eval(remove_script(), 4);
-    remove << kNamesKey << kVersionKey << kGarbageKey << blob_key(adapter->sha256) << field << **current << adapter->sha256;
+    redis::Command remove = eval(remove_script(), 5);
+    remove << kNamesKey << kVersionKey << kChangesKey << kGarbageKey << blob_key(adapter->sha256) << field << **current << adapter->sha256;
     auto done = co_await connection_->execute(std::move(remove), deadline);
     if (!done) co_return done.error();
     if (done->text != "done") continue;
@@ -171,6 +174,33 @@ asio::awaitable<Result<std::int64_t>> Registry::version(Deadline deadline) {
   auto reply = co_await connection_->execute(std::move(get), deadline);
   if (!reply) co_return reply.error();
   co_return number<std::int64_t>(reply->text);
+}
+
+asio::awaitable<Result<std::optional<Changes>>> Registry::changes_since(std::int64_t version, Deadline deadline) {
+  std::vector<redis::Command> ask(3);
+  ask[0] << "GET" << kVersionKey;  // first: what changes from here on is read again by who asks with it
+  ask[1] << "ZRANGE" << kChangesKey << 0 << 0 << "WITHSCORES";
+  ask[2] << "ZRANGEBYSCORE" << kChangesKey << "(" + std::to_string(version) << "+inf";
+  auto replies = co_await connection_->execute_all(std::move(ask), deadline);
+  for (const auto& reply : replies) {
+    if (!reply) co_return reply.error();
+  }
+  const auto& oldest = replies[1]->elements;
+  if (oldest.size() != 2 || number<std::int64_t>(oldest[1].text) > version) co_return std::optional<Changes>();
+  Changes out;
+  out.version = number<std::int64_t>(replies[0]->text);
+  const auto& fields = replies[2]->elements;
+  if (fields.empty()) co_return std::optional<Changes>(std::move(out));
+  redis::Command get("HMGET");
+  get << kNamesKey;
+  for (const auto& field : fields) get << field.text;
+  auto records = co_await connection_->execute(std::move(get), deadline);
+  if (!records) co_return records.error();
+  for (std::size_t i = 0; i < fields.size() && i < records->elements.size(); ++i) {
+    const auto& text = records->elements[i];
+    out.records[fields[i].text] = text.is_nil() ? std::nullopt : readable(fields[i].text, text.text);
+  }
+  co_return std::optional<Changes>(std::move(out));
 }
 
 asio::awaitable<Result<Location>> Registry::lookup(const std::string& sha256, Deadline deadline) {

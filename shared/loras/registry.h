@@ -40,6 +40,12 @@ struct Location {
   int chunks = 0;
 };
 
+// What has changed since a version.
+struct Changes {
+  std::int64_t version = 0;
+  std::map<std::string, std::optional<Adapter>> records;  // by "<tenant>/<name>", as they are now; nothing: gone
+};
+
 struct RegistryOptions {
   // Bytes whose last name was given to another file: jobs that were admitted before find them for this long.
   // (Bytes whose name was deleted go at once.)
@@ -70,6 +76,8 @@ class Registry {
   asio::awaitable<Result<Adapter>> remove(const std::string& tenant, const std::string& name, Deadline deadline);
   // 0 of a registry where nothing ever happened.
   asio::awaitable<Result<std::int64_t>> version(Deadline deadline);
+  // Nothing: too much has happened since (1,000 names have changed), or in another registry; read all().
+  asio::awaitable<Result<std::optional<Changes>>> changes_since(std::int64_t version, Deadline deadline);
 
   // --- by digest ---------------------------------------------------------------------------------
   // kNotFound: no record has this digest (any more). kInvalidArgument: not a digest.

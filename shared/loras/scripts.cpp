@@ -10,8 +10,7 @@ namespace {
 constexpr std::string_view kShared = R"LUA(
 local function clock()
   local t = redis.call('TIME')
-  local ms = t[1] * 1000 + math.floor(t[2] / 1000)
-  return ms, string.format('%d', ms)
+  return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 
 local function referenced(blob)
@@ -21,12 +20,17 @@ local function referenced(blob)
   return false
 end
 
--- A registry that begins anew (another Redis, FLUSHALL) begins with the time, so that no version is ever used twice.
-local function bump(version)
-  if redis.call('INCR', version) == 1 then
-    local _, now = clock()
-    redis.call('SET', version, now)
+-- A registry that begins anew (another Redis, FLUSHALL) begins with the time, so that no version is used twice. What is
+-- in `changes` with the lowest version tells how far back it reaches: at first to the beginning, which '' stands for.
+local function note(version, changes, field)
+  local number = redis.call('INCR', version)
+  if number == 1 then
+    number = clock()
+    redis.call('SET', version, string.format('%d', number))
+    redis.call('ZADD', changes, string.format('%d', number), '')
   end
+  redis.call('ZADD', changes, string.format('%d', number), field)
+  redis.call('ZREMRANGEBYRANK', changes, 0, -1001)
 end
 
 -- One record less has these bytes. Without any they are due after keep milliseconds, until then found as before.
@@ -41,20 +45,20 @@ end
 )LUA";
 
 constexpr std::string_view kCommit = R"LUA(
-local names, version, garbage, blob, old_blob = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local names, version, changes, garbage, blob, old_blob = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local field, expected, record, sha, old_sha, path, bytes, upload, keep =
   ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], tonumber(ARGV[9])
 if (redis.call('HGET', names, field) or '') ~= expected then return 'changed' end
 if upload ~= '' then
   local have = redis.call('HGET', blob, 'upload')
   if not have then
-    for i = 6, #KEYS do
+    for i = 7, #KEYS do
       if redis.call('EXISTS', KEYS[i]) == 0 then return 'expired' end
     end
-    for i = 6, #KEYS do redis.call('PERSIST', KEYS[i]) end
-    redis.call('HSET', blob, 'upload', upload, 'chunks', string.format('%d', #KEYS - 5))
+    for i = 7, #KEYS do redis.call('PERSIST', KEYS[i]) end
+    redis.call('HSET', blob, 'upload', upload, 'chunks', string.format('%d', #KEYS - 6))
   elseif have ~= upload then
-    for i = 6, #KEYS do redis.call('UNLINK', KEYS[i]) end
+    for i = 7, #KEYS do redis.call('UNLINK', KEYS[i]) end
   end
 end
 redis.call('HSET', blob, 'bytes', bytes, 'r:' .. field, path)
@@ -62,24 +66,23 @@ redis.call('HDEL', blob, 'until', 'kept')
 redis.call('ZREM', garbage, sha)
 if old_sha ~= '' and old_sha ~= sha then release(garbage, old_blob, old_sha, field, keep) end
 redis.call('HSET', names, field, record)
-bump(version)
+note(version, changes, field)
 return 'done'
 )LUA";
 
 constexpr std::string_view kRemove = R"LUA(
 local field, expected, sha = ARGV[1], ARGV[2], ARGV[3]
 if redis.call('HGET', KEYS[1], field) ~= expected then return 'changed' end
-release(KEYS[3], KEYS[4], sha, field, 0)
+release(KEYS[4], KEYS[5], sha, field, 0)
 redis.call('HDEL', KEYS[1], field)
-bump(KEYS[2])
+note(KEYS[2], KEYS[3], field)
 return 'done'
 )LUA";
 
 constexpr std::string_view kCollect = R"LUA(
 local garbage, blob, sha, upload = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local due = redis.call('ZSCORE', garbage, sha)
-local now = clock()
-if not due or tonumber(due) > now or referenced(blob) then return 0 end
+if not due or tonumber(due) > clock() or referenced(blob) then return 0 end
 if (redis.call('HGET', blob, 'upload') or '') ~= upload then return 0 end
 for i = 3, #KEYS do redis.call('UNLINK', KEYS[i]) end
 redis.call('DEL', blob)

@@ -6,10 +6,10 @@
 
 namespace ditfleet::loras {
 
-// KEYS names version garbage blob old-blob chunks…; ARGV field expected-record record sha256 old-sha256("" none) path
+// KEYS names version changes garbage blob old-blob chunks…; ARGV field expected-record record sha256 old-sha256("" none) path
 // bytes upload("" none) keep_ms. Replies done, changed (the record is not the expected one), expired (a chunk is gone).
 std::string_view commit_script();
-// KEYS names version garbage blob; ARGV field expected-record sha256. Replies done, changed.
+// KEYS names version changes garbage blob; ARGV field expected-record sha256. Replies done, changed.
 std::string_view remove_script();
 // KEYS garbage blob chunks…; ARGV sha256 upload("" none). Replies 1: its bytes went.
 std::string_view collect_script();

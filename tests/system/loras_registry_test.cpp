@@ -89,8 +89,8 @@ TEST_F(LorasRegistry, OneDigestIsKeptOnceUntilItsLastNameGoes) {
   EXPECT_EQ(wait(registry_->remove("ada", "b", soon())).error().code, Code::kNotFound) << "bob's";
   ASSERT_TRUE(wait(registry_->remove("bob", "b", soon())).ok());
   EXPECT_EQ(fetch(sha256_hex(bytes)).error().code, Code::kNotFound);
-  // Nothing is left but the version.
-  EXPECT_EQ(redis({"KEYS", "df:{lora}:*"}).elements.size(), 1u);
+  // Nothing is left but the version and what changed.
+  EXPECT_EQ(redis({"KEYS", "df:{lora}:*"}).elements.size(), 2u);
 }
 
 TEST_F(LorasRegistry, ReplacedBytesAreFoundForAWhile) {
@@ -201,6 +201,38 @@ TEST_F(LorasRegistry, ADirectoryFollows) {
   redis({"FLUSHALL"});
   ASSERT_TRUE(wait(directory.refresh(soon())).ok());
   EXPECT_TRUE(directory.names("ada").empty());
+}
+
+TEST_F(LorasRegistry, ADirectoryReadsWhatChangedAloneUnlessItIsFarBehind) {
+  loras::Directory near(registry_), far(registry_);
+  put("a", "1");
+  put("b", "2");
+  for (loras::Directory* directory : {&near, &far}) ASSERT_TRUE(wait(directory->refresh(soon())).ok());
+  // A record that no change is noted of is not looked at again …
+  redis({"HDEL", std::string(loras::kNamesKey), "ada/a"});
+  put("b", "3");
+  put("c", "4");
+  ASSERT_TRUE(wait(registry_->remove("ada", "c", soon())).ok());
+  ASSERT_TRUE(wait(near.refresh(soon())).ok());
+  EXPECT_EQ(near.names("ada"), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(near.find("ada", "b")->sha256, sha256_hex("3"));
+  EXPECT_EQ(near.version(), *wait(registry_->version(soon())));
+  // … but by who missed more than is kept.
+  redis({"ZREMRANGEBYRANK", std::string(loras::kChangesKey), "0", "-2"});
+  ASSERT_TRUE(wait(far.refresh(soon())).ok());
+  EXPECT_EQ(far.names("ada"), std::vector<std::string>{"b"});
+  // As many names as ever change, so much is kept.
+  Adapter adapter = record("x", {"", sha256_hex("x"), 1});
+  adapter.path = "/x";
+  for (int i = 0; i < 1100; ++i) {
+    adapter.name = "x" + std::to_string(i);
+    ASSERT_TRUE(wait(registry_->put(adapter, "", PutCondition::kAny, soon())).ok());
+  }
+  EXPECT_EQ(redis({"ZCARD", std::string(loras::kChangesKey)}).integer, 1000);
+  for (loras::Directory* directory : {&near, &far}) {
+    ASSERT_TRUE(wait(directory->refresh(soon())).ok());
+    EXPECT_EQ(directory->names("ada").size(), 1101u);
+  }
 }
 
 TEST_F(LorasRegistry, ADamagedRecordHidesNoOther) {
