@@ -102,7 +102,10 @@ Result<AdapterCopyPtr> copy_registered_file(AdapterCopies& copies, const loras::
   }
   auto copy = writer->commit();
   if (!copy && copy.error().code == Code::kDataCorrupt) return changed(copy.error().message);
-  if (copy) count_adapter_bytes("file", location.bytes);
+  if (copy) {
+    count_adapter_bytes("file", location.bytes);
+    show_adapter_cache(copies.bytes());
+  }
   return copy;
 }
 
@@ -199,13 +202,18 @@ asio::awaitable<Result<AdapterCopyPtr>> AdapterFetcher::download(loras::Location
     return true;
   };
   if (auto begun = co_await disk_.run<bool>(begin, never); !begun) co_return begun.error();
+  // At once, while the disk's thread has nothing to do with it; its last piece of work may hold on to it a little longer.
+  const auto given_up = [&writer](Error error) {
+    writer->reset();
+    return error;
+  };
   auto give_up = Deadline::after(kAskFor);
   for (int i = 0; i < location.chunks;) {
-    if (!flight->is_wanted()) co_return Error{Code::kCanceled, "the adapter is not wanted any more", {}};
+    if (!flight->is_wanted()) co_return given_up({Code::kCanceled, "the adapter is not wanted any more", {}});
     auto chunk = co_await source_->read_chunk(location, i, Deadline::after(kCallTimeout));
     if (!chunk) {
-      if (chunk.error().code == Code::kNotFound) co_return deleted();
-      if (!is_away(chunk.error()) || give_up.passed()) co_return chunk.error();
+      if (chunk.error().code == Code::kNotFound) co_return given_up(deleted());
+      if (!is_away(chunk.error()) || give_up.passed()) co_return given_up(chunk.error());
       spdlog::warn("adapters: '{}' is not read on yet: {}", name, chunk.error().message);
       co_await pause();
       continue;
@@ -217,10 +225,12 @@ asio::awaitable<Result<AdapterCopyPtr>> AdapterFetcher::download(loras::Location
       if (!written) return written.error();
       return true;
     };
-    if (auto written = co_await disk_.run<bool>(write, never); !written) co_return written.error();
+    if (auto written = co_await disk_.run<bool>(write, never); !written) co_return given_up(written.error());
   }
-  const std::function<Result<AdapterCopyPtr>()> commit = [writer, sha256 = location.sha256]() -> Result<AdapterCopyPtr> {
+  const std::function<Result<AdapterCopyPtr>()> commit = [this, writer, sha256 = location.sha256]() -> Result<AdapterCopyPtr> {
     auto copy = (*writer)->commit();
+    writer->reset();
+    if (copy) show_adapter_cache(copies_.bytes());
     if (copy || copy.error().code != Code::kDataCorrupt) return copy;
     return Error{Code::kDataCorrupt, "what Redis holds of it is not what was uploaded: " + copy.error().message + ", not " + sha256 + "; upload it again", {}};
   };

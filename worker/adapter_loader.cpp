@@ -115,7 +115,10 @@ asio::awaitable<AdapterLoader::Review> AdapterLoader::forget_deleted(const Model
   Review review;
   std::vector<std::string> digests;
   for (const auto& [name, model] : models.models) add_new(model->adapters().in_host, digests);
-  const std::function<Result<std::vector<std::string>>()> list = [this]() -> Result<std::vector<std::string>> { return copies_.digests(); };
+  const std::function<Result<std::vector<std::string>>()> list = [this]() -> Result<std::vector<std::string>> {
+    show_adapter_cache(copies_.bytes());
+    return copies_.digests();
+  };
   auto on_disk = co_await thread_.run<std::vector<std::string>>(list, Deadline::at(Deadline::Clock::time_point::max()));
   if (on_disk) add_new(*on_disk, digests);
   for (const std::string& sha256 : digests) {
