@@ -114,7 +114,11 @@ asio::awaitable<Result<BroughtAdapters>> AdapterLoader::bring(Wish wish) {
 asio::awaitable<AdapterLoader::Review> AdapterLoader::forget_deleted(const ModelSet& models) {
   Review review;
   std::vector<std::string> digests;
-  for (const auto& [name, model] : models.models) add_new(model->adapters().in_host, digests);
+  for (const auto& [name, model] : models.models) {
+    const auto held = model->adapters();
+    add_new(held.in_slots, digests);
+    add_new(held.in_host, digests);
+  }
   const std::function<Result<std::vector<std::string>>()> list = [this]() -> Result<std::vector<std::string>> {
     show_adapter_cache(copies_.bytes());
     return copies_.digests();
@@ -145,7 +149,10 @@ asio::awaitable<void> AdapterLoader::watch(const ModelSet& models, std::function
     timer.expires_after(kWatchEvery);
     co_await timer.async_wait(asio::use_awaitable);
     // Who has none asks nothing.
-    any |= std::any_of(models.models.begin(), models.models.end(), [](const auto& entry) { return !entry.second->adapters().in_host.empty(); });
+    any |= std::any_of(models.models.begin(), models.models.end(), [](const auto& entry) {
+      const auto held = entry.second->adapters();
+      return !held.in_slots.empty() || !held.in_host.empty();
+    });
     if (!any) continue;
     auto version = co_await options_.source->version(Deadline::after(kCallTimeout));
     if (!version || *version == seen) continue;
