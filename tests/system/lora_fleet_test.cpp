@@ -190,6 +190,11 @@ class LoraFleet : public ServiceTest {
     return owner.substr(0, owner.find(':'));
   }
 
+  std::string reason_of(const std::string& id) {
+    const auto assigned = events(id, "assigned");
+    return assigned.empty() ? "" : assigned.front().fields.at("reason");
+  }
+
   double in_all(const std::string& name, const std::string& label = {}) {
     double sum = 0;
     for (const auto& url : metrics_) {
@@ -229,13 +234,16 @@ TEST_F(LoraFleet, RandomRequestsAreDrawnRightWithoutACompileWhereTheirAdaptersAr
   int followed = 0, could_follow = 0;
   for (int i = 0; i < 30; ++i) {
     const Asked asked = any();
-    nap(20ms);  // the scheduler has heard the end of the one before
-    const std::string owner = expect_right(submit_case(asked), asked);
+    const std::string id = submit_case(asked), owner = expect_right(id, asked);
     if (owner.empty()) return;
+    // To the scheduler, too, both workers are free.
+    ASSERT_TRUE(until([&] { return metric(http("GET", gateway_ + "/metrics").body, "ditfleet_jobs_total") == i + 1; }, 10s));
     const auto& adapters = kCases[asked.of];
     if (adapters.size() == 1 && !holders[adapters[0].first].empty()) {
       ++could_follow;
-      followed += holders[adapters[0].first].contains(owner);
+      const bool follows = holders[adapters[0].first].contains(owner);
+      followed += follows;
+      if (!follows) std::printf("request %d did not follow its adapter: %s\n", i, reason_of(id).c_str());
     }
     for (const auto& [adapter, scale] : adapters) {
       holders[adapter].insert(owner);
