@@ -116,6 +116,11 @@ class Model {
   virtual const ModelInfo& info() const = 0;
   virtual Result<std::unique_ptr<Prepared>> encode(const ImageRequest& request) = 0;
   virtual Result<void> denoise(Prepared& prepared, const StepCallback& on_step) = 0;
+  // Several pictures of one size, number of steps and max_sequence_length, all with a true CFG or none, each with its own prompt, seed,
+  // guidance and adapters: together where the transformer's blocks are compiled, else one after the other. One result and one
+  // callback each; a callback that returns false ends its own picture alone. Pictures that are not alike: kInvalidArgument
+  // for all of them; so do adapters that have room alone, but not together.
+  virtual std::vector<Result<void>> denoise_batch(const std::vector<Prepared*>& batch, const std::vector<StepCallback>& on_step) = 0;
   virtual Result<Image> decode(Prepared& prepared) = 0;
 
   // Brings adapters to where a request will need them: into host memory, then into slots, as far as requests under way

@@ -1,14 +1,12 @@
 #include "pipeline/engine_model.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/adaptive_avg_pool2d.h>
-#include <ATen/ops/from_blob.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "pipeline/device/failure.h"
-#include "pipeline/models/flux/rope.h"
+#include "pipeline/engine_steps.h"
 #include "pipeline/sampling/latents.h"
 #include "shared/core/bytes.h"
 
@@ -19,8 +17,6 @@ constexpr int kMaxSide = 16384, kMaxSteps = 1000;
 constexpr int kMaxSequenceLength = 512;      // as in diffusers
 constexpr std::size_t kCachedPrompts = 8;
 constexpr std::size_t kMaxLoras = 16;  // of one request
-constexpr std::int64_t kModulationSteps = 64;  // steps whose modulation is computed at once: bounds its memory
-constexpr std::int64_t kPreviewSide = 32;      // latent pixels on a preview's long side
 
 using Clock = std::chrono::steady_clock;
 
@@ -119,66 +115,22 @@ Result<std::unique_ptr<Prepared>> FluxModel::encode(const ImageRequest& request)
   }
 }
 
-void FluxModel::run_steps(FluxPrepared& p, const StepCallback& on_step, const std::function<void()>& wait) {
-  const FluxTransformer& flux = p.adapted ? p.adapted->transformer : folder_.transformer;
-  const auto device = placement_.device;
-  // What adapters a compiled block reads is one for all of the model's.
-  std::unique_lock one_at_a_time(adapted_, std::defer_lock);
-  if (p.adapted) one_at_a_time.lock();
-  flux.load_adapters();
-  const auto on_device = [&](const std::vector<float>& values) {
-    return at::from_blob(const_cast<float*>(values.data()), {static_cast<std::int64_t>(values.size())}).clone().to(device);
-  };
-  const at::Tensor sigmas = on_device(p.schedule.sigmas), timesteps = on_device(p.schedule.timesteps);
-  const at::Tensor rope = rope_table(flux.config(), p.prompt.tokens.size(1), p.rows, p.columns, placement_);
-  const at::Tensor text = flux.embed_text(p.prompt.tokens);
-  const at::Tensor negative_text = p.negative ? flux.embed_text(p.negative->tokens) : at::Tensor();
-  at::Tensor tokens = pack_latents(p.noise).to(device);
-  const std::int64_t steps = timesteps.size(0);
-  std::optional<ModulationTable> table, negative_table;
-  for (std::int64_t i = 0; i < steps; ++i) {
-    const std::int64_t row = i % kModulationSteps;
-    if (row == 0) {
-      const at::Tensor window = timesteps.slice(0, i, std::min(steps, i + kModulationSteps));
-      table.emplace(flux.modulation(window, p.request.guidance_scale, p.prompt.pooled));
-      if (p.negative) negative_table.emplace(flux.modulation(window, p.request.guidance_scale, p.negative->pooled));
-    }
-    at::Tensor velocity = flux.velocity(tokens, text, table->step(row), rope);
-    if (p.negative) {
-      const at::Tensor negative = flux.velocity(tokens, negative_text, negative_table->step(row), rope);
-      velocity = negative + p.request.true_cfg_scale * (velocity - negative);
-    }
-    const at::Tensor next = sigmas[i + 1];
-    tokens = euler_step(tokens, velocity, sigmas[i], next);
-    wait();
-    StepProgress progress;
-    progress.step = static_cast<int>(i + 1);
-    progress.total = static_cast<int>(steps);
-    progress.preview = [&]() -> Result<Image> {
-      try {
-        return preview(p, tokens - next * velocity);
-      } catch (...) {
-        return error_in_flight("preview");
-      }
-    };
-    if (on_step && !on_step(progress))
-      fail(Code::kCanceled, "canceled after step " + std::to_string(i + 1) + " of " + std::to_string(steps));
-  }
-  p.latents = tokens;
-}
+Result<void> FluxModel::denoise(Prepared& prepared, const StepCallback& on_step) { return denoise_batch({&prepared}, {on_step}).front(); }
 
-Result<void> FluxModel::denoise(Prepared& prepared, const StepCallback& on_step) {
+std::vector<Result<void>> FluxModel::denoise_batch(const std::vector<Prepared*>& batch, const std::vector<StepCallback>& on_step) {
   try {
-    const auto start = Clock::now();
-    FluxPrepared& p = own(prepared);
+    std::vector<FluxPrepared*> pictures;
+    for (Prepared* one : batch) pictures.push_back(&own(*one));
+    if (on_step.size() != batch.size()) fail(Code::kInternal, "denoise_batch takes a callback for each picture");
     StageScope scope(placement_.device);
-    run_steps(p, on_step, [&] { scope.finish(); });
-    p.add_phase("denoise", start);
-    return {};
+    // What adapters a compiled block reads is one for all of the model's.
+    std::unique_lock one_at_a_time(adapted_, std::defer_lock);
+    if (std::any_of(pictures.begin(), pictures.end(), [](const FluxPrepared* p) { return p->adapted != nullptr; })) one_at_a_time.lock();
+    return run_steps(folder_, placement_, pictures, on_step, [&] { scope.finish(); });
   } catch (...) {
     const Error error = error_in_flight("denoise");
     if (error.code == Code::kOutOfMemory) release_cached_memory(placement_.device);
-    return error;
+    return std::vector<Result<void>>(batch.size(), error);
   }
 }
 
@@ -192,17 +144,16 @@ Result<void> FluxModel::prefetch(const std::vector<LoraRequest>& loras, const st
   }
 }
 
-void FluxModel::forget_adapter(const std::string& id) { adapters_.forget(id); }
-AdapterHoldings FluxModel::adapters() const { return adapters_.holdings(); }
-
-Image FluxModel::preview(const FluxPrepared& p, const at::Tensor& estimate) const {
-  at::Tensor latents = unpack_latents(estimate.to(placement_.dtype), p.rows, p.columns);
-  const std::int64_t h = latents.size(2), w = latents.size(3), longest = std::max(h, w);
-  if (longest > kPreviewSide)
-    latents = at::adaptive_avg_pool2d(latents, {std::max<std::int64_t>(1, h * kPreviewSide / longest),
-                                                std::max<std::int64_t>(1, w * kPreviewSide / longest)});
-  return to_image(unit_range(folder_.vae.decode(latents)));
+void FluxModel::forget_adapter(const std::string& id) {
+  try {
+    StageScope scope(placement_.device);
+    adapters_.forget(id);
+    scope.finish();
+  } catch (...) {  // nobody finds it any more, but its slot may still hold it
+    spdlog::error("overwriting the slot of adapter {} failed: {}", id, error_in_flight("forget").message);
+  }
 }
+AdapterHoldings FluxModel::adapters() const { return adapters_.holdings(); }
 
 Result<Image> FluxModel::decode(Prepared& prepared) {
   try {

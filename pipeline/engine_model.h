@@ -19,6 +19,7 @@ class FluxModel : public Model {
   const ModelInfo& info() const override { return info_; }
   Result<std::unique_ptr<Prepared>> encode(const ImageRequest& request) override;
   Result<void> denoise(Prepared& prepared, const StepCallback& on_step) override;
+  std::vector<Result<void>> denoise_batch(const std::vector<Prepared*>& batch, const std::vector<StepCallback>& on_step) override;
   Result<Image> decode(Prepared& prepared) override;
   Result<void> prefetch(const std::vector<LoraRequest>& loras, const std::vector<std::string>& drop_first) override;
   void forget_adapter(const std::string& id) override;
@@ -27,8 +28,6 @@ class FluxModel : public Model {
  private:
   void check(const ImageRequest& request) const;  // throws Failure, kInvalidArgument with the field
   TextEmbedding embed(const std::string& prompt, int max_sequence_length, const AdaptedModels* adapted);
-  void run_steps(FluxPrepared& p, const StepCallback& on_step, const std::function<void()>& wait);
-  Image preview(const FluxPrepared& p, const at::Tensor& estimate) const;
 
   const ModelInfo info_;
   const Placement placement_;

@@ -40,13 +40,14 @@ class AdapterStore {
   };
   AdapterStore(const LoraBase& base, Placement placement, Limits limits);
 
-  // Call both on a thread that is in a StageScope. Throws Failure as read_lora_file() fails, and LibTorch's own exceptions
+  // Call them on a thread that is in a StageScope. Throws Failure as read_lora_file() fails, and LibTorch's own exceptions
   // when memory runs out.
   // In a slot; where all slots are in use, in memory of its own, which is given back with the adapter.
   std::shared_ptr<const Adapter> get(const LoraRequest& request);
   // The same ahead of time: into host memory, and into a slot if one is free, where those that hold `drop_first` go first.
   void prefetch(const LoraRequest& request, const std::vector<std::string>& drop_first);
 
+  // On a thread that is in a StageScope, too.
   void forget(const std::string& id);
   AdapterHoldings holdings() const;
 

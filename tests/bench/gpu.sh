@@ -2,6 +2,7 @@
 # Figures on one NVIDIA H200, with the peer in the same run; appends to results/, the log beside the figures.
 #
 #   tests/bench/gpu.sh regions [BUILD_DIR]      (default: build)   compiled FLUX blocks; about 5 minutes
+#   tests/bench/gpu.sh lora [BUILD_DIR]         adapters in slots: steps, swaps, 50 adapters at random; about 5 minutes
 #
 #   DITFLEET_BENCH_RESULTS   the folder that is appended to (tests/bench/results)
 #   DITFLEET_BENCH_PEER=0    without the peer
@@ -11,13 +12,13 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 what=${1:-}
-[ "$what" = regions ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+case $what in regions | lora) ;; *) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
 build=$(cd "${2:-$top/build}" && pwd)
 results=${DITFLEET_BENCH_RESULTS:-$here/results}
 mkdir -p "$results"
 csv=$results/${what}_h200.csv log=$results/${what}_h200.log
-bench=$build/tests/regions_gpu_bench
-[ -x "$bench" ] || { echo "gpu.sh: there is no $bench; build the target regions_gpu_bench first" >&2; exit 1; }
+bench=$build/tests/${what}_gpu_bench
+[ -x "$bench" ] || { echo "gpu.sh: there is no $bench; build the target ${what}_gpu_bench first" >&2; exit 1; }
 name=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1) || true
 [ -n "$name" ] || { echo "gpu.sh: nvidia-smi finds no GPU" >&2; exit 1; }
 
@@ -45,6 +46,16 @@ peer_python() {
   fi
   echo "$python"
 }
+
+if [ "$what" = lora ]; then
+  "$bench" step --layers 1,1 --cache "$work/cache" > /dev/null 2>> "$log" || true  # brings the libraries into memory and the programs into the cache
+  for i in 1 2; do
+    run "$bench" step --cache "$work/cache"
+    run "$bench" swap --cache "$work/cache"
+  done
+  run "$bench" cycle --cache "$work/cache"
+  exit
+fi
 
 # A first run that does not count: after it the libraries' files are in memory, as on a machine that has served before.
 "$bench" cold --layers 1,1 > /dev/null 2>> "$log" || true

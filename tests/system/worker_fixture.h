@@ -100,6 +100,11 @@ class FakeModel final : public pipeline::Model {
     }
     return {};
   }
+  std::vector<Result<void>> denoise_batch(const std::vector<pipeline::Prepared*>& batch, const std::vector<pipeline::StepCallback>& on_step) override {
+    std::vector<Result<void>> results;
+    for (std::size_t i = 0; i < batch.size(); ++i) results.push_back(denoise(*batch[i], on_step[i]));
+    return results;
+  }
   Result<pipeline::Image> decode(pipeline::Prepared& prepared) override {
     const auto& request = static_cast<FakePrepared&>(prepared).request;
     if (auto error = script_->note("decoded " + std::to_string(request.seed))) return *error;

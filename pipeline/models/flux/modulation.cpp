@@ -39,8 +39,8 @@ at::Tensor rows_of(const LinearSlot& slot, const at::Tensor& activated, std::int
   return table;
 }
 
-// [rows, D] → row i as [1, 1, D].
-at::Tensor row_of(const at::Tensor& all, std::int64_t i) { return all.narrow(0, i, 1).unsqueeze(0); }
+// [batch, rows, D] → row i as [batch, 1, D].
+at::Tensor row_of(const at::Tensor& all, std::int64_t i) { return all.narrow(1, i, 1); }
 
 // Rows first, first + 1, first + 2 of a step: shift, scale, gate.
 Modulation triple(const at::Tensor& all, std::int64_t first) { return {row_of(all, first), row_of(all, first + 1), row_of(all, first + 2)}; }

@@ -8,7 +8,7 @@
 
 namespace ditfleet::pipeline {
 
-// Rows that modulate one normalized activation and gate what comes back. Each [1, 1, D]; scale is 1 + the
+// Rows that modulate one normalized activation and gate what comes back. Each [batch, 1, D]; scale is 1 + the
 // model's scale.
 struct Modulation {
   at::Tensor shift, scale, gate;
@@ -20,7 +20,7 @@ struct DoubleModulation {
 
 // The rows of one step.
 struct StepModulation {
-  at::Tensor all;  // [rows, D]: what the others are views of
+  at::Tensor all;  // [batch, rows, D]: what the others are views of
   std::vector<DoubleModulation> double_blocks;
   std::vector<Modulation> single_blocks;
   Modulation final;  // no gate
@@ -34,7 +34,7 @@ class ModulationTable {
   ModulationTable(const FluxConfig& config, const FluxSlots& slots, const at::Tensor& timesteps, double guidance,
                   const at::Tensor& pooled);
   StepModulation step(std::int64_t index) const {  // views into the table
-    return views(table_.select(0, index), double_blocks_, single_blocks_);
+    return views(table_.narrow(0, index, 1), double_blocks_, single_blocks_);
   }
   // The rows of a step as they lie one after another: of each double block image, text (6 each), of each single block 3, final 2.
   static StepModulation views(const at::Tensor& all, std::size_t double_blocks, std::size_t single_blocks);

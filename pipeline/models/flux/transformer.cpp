@@ -60,6 +60,25 @@ FluxTransformer FluxTransformer::adapted(FluxSlots slots) const {
   return made;
 }
 
+FluxTransformer FluxTransformer::together(const std::vector<const FluxTransformer*>& samples) {
+  FluxTransformer made = *samples.front();
+  std::vector<const FluxSlots*> slots;
+  bool adapters = false, ends = false;
+  for (const FluxTransformer* sample : samples) {
+    slots.push_back(&sample->slots_);
+    adapters = adapters || sample->adapters_;
+    ends = ends || !sample->slots_.image_in.low_rank.empty() || !sample->slots_.image_out.low_rank.empty();
+  }
+  if (ends)
+    for (const FluxSlots* one : slots) made.ends_.emplace_back(one->image_in, one->image_out);
+  if (adapters && samples.size() > 1) made.adapters_ = made.regions_->plan(slots);
+  return made;
+}
+
+bool FluxTransformer::runs_batches(std::int64_t image_tokens) const {
+  return regions_ && regions_->mode_for(image_tokens, 1) != region::Mode::kNone;
+}
+
 void FluxTransformer::load_adapters() const {
   if (adapters_) regions_->load(adapters_);
 }
@@ -91,7 +110,9 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
                                      const at::Tensor& rope) const {
   // Images have one frame.
   const region::Mode mode = regions_ ? regions_->mode_for(latents.size(1), 1) : region::Mode::kNone;
-  if (!graphs_ || !region::uses_graphs(mode)) return velocity(latents, text, modulation, rope, mode);
+  // A recording keeps addresses: those of A, which for a batch is each time elsewhere, and of adapters at the ends, which lie in their slots.
+  const bool fleeting = adapters_ && (latents.size(0) > 1 || !slots_.image_in.low_rank.empty() || !slots_.image_out.low_rank.empty());
+  if (!graphs_ || !region::uses_graphs(mode) || fleeting) return velocity(latents, text, modulation, rope, mode);
   std::vector<std::int64_t> bucket{static_cast<std::int64_t>(mode)};
   for (const at::Tensor* t : {&latents, &text}) bucket.insert(bucket.end(), t->sizes().begin(), t->sizes().end());
   if (adapters_) bucket.insert(bucket.end(), adapters_->signature.begin(), adapters_->signature.end());
@@ -105,7 +126,14 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
   const BlockGeometry geometry{config_.heads, config_.head_dim};
   const FluxRegions* regions = mode != region::Mode::kNone ? regions_.get() : nullptr;
   const at::Tensor rope_rows = regions ? FluxRegions::rope_rows(rope) : at::Tensor();
-  at::Tensor image = apply_linear(slots_.image_in, latents);
+  const auto at_end = [&](LinearSlot FluxSlots::*shared, LinearSlot std::pair<LinearSlot, LinearSlot>::*own, const at::Tensor& x) {
+    if (ends_.empty()) return apply_linear(slots_.*shared, x);
+    std::vector<at::Tensor> parts;
+    for (std::size_t i = 0; i < ends_.size(); ++i) parts.push_back(apply_linear(ends_[i].*own, x.narrow(0, static_cast<std::int64_t>(i), 1)));
+    return at::cat(parts, 0);
+  };
+  using Ends = std::pair<LinearSlot, LinearSlot>;
+  at::Tensor image = at_end(&FluxSlots::image_in, &Ends::first, latents);
   at::Tensor text = text_tokens;
   for (std::size_t i = 0; i < slots_.double_blocks.size(); ++i) {
     // The first block's text is the caller's, who needs it for the next step.
@@ -120,7 +148,7 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
     }
     image = tokens.slice(1, text.size(1));
   }
-  return apply_linear(slots_.image_out, modulated_norm(image, modulation.final));
+  return at_end(&FluxSlots::image_out, &Ends::second, modulated_norm(image, modulation.final));
 }
 
 }  // namespace ditfleet::pipeline

@@ -30,6 +30,11 @@ class FluxTransformer {
   // The same with other slots: this one's with terms of adapters added. Blocks that run as regions have room for them or run op by
   // op instead. Throws Failure (kInvalidArgument) for more than there is room for.
   FluxTransformer adapted(FluxSlots slots) const;
+  // Several as one, sample i by samples[i]: weights that come of one load(), adapters of each one's own. For batches that runs_batches()
+  // allows. Throws as adapted() does.
+  static FluxTransformer together(const std::vector<const FluxTransformer*>& samples);
+  // Whether velocity() takes more than one sample of so many tokens: blocks that run op by op do not.
+  bool runs_batches(std::int64_t image_tokens) const;
   // Puts the adapters where the blocks read them. Call it before velocity(), on the same stream; one request at a time for all
   // that come of one load().
   void load_adapters() const;
@@ -43,7 +48,7 @@ class FluxTransformer {
   ModulationTable modulation(const at::Tensor& timesteps, double guidance, const at::Tensor& pooled) const;
   // Text tokens as the blocks take them: [1, S_text, joint_attention_dim] → [1, S_text, D]. The same for all steps.
   at::Tensor embed_text(const at::Tensor& prompt_embeds) const;
-  // latents [1, S_image, in_channels]; text from embed_text; rope from rope_table. Returns [1, S_image, in_channels].
+  // latents [batch, S_image, in_channels]; text from embed_text; rope from rope_table. Returns [batch, S_image, in_channels].
   // Const and thread safe.
   at::Tensor velocity(const at::Tensor& latents, const at::Tensor& text, const StepModulation& modulation,
                       const at::Tensor& rope) const;
@@ -58,6 +63,7 @@ class FluxTransformer {
   std::shared_ptr<FluxRegions> regions_;  // null: blocks run op by op (blocks.h)
   std::shared_ptr<region::Graphs> graphs_;      // null: none on this device or in this build
   std::int64_t bytes_ = 0, compile_us_ = 0;
+  std::vector<std::pair<LinearSlot, LinearSlot>> ends_;  // of each sample of a batch: image_in, image_out; empty: slots_' for all
   std::shared_ptr<const FluxAdapters> adapters_;  // null: none, or they are added op by op
 };
 

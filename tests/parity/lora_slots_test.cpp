@@ -1,0 +1,193 @@
+// Slots: swaps leave no trace, batches hold several adapters, and where adapters are is told as it is.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/randn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/engine.h"
+#include "pipeline/weights/safetensors.h"
+#include "pipeline/weights/safetensors_writer.h"
+#include "tests/parity/flux_golden.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
+
+// DITFLEET_TEST_COMPILE names the backend; slots matter most where blocks are compiled.
+std::unique_ptr<Model> load(int slots) {
+  static std::vector<std::unique_ptr<Engine>> engines;  // outlive their models
+  EngineOptions options{golden::test_device(), "fp32", 0, golden::test_compile()};
+  options.lora_slots = slots;
+  options.max_lora_rank = 16;
+  engines.push_back(unwrap(Engine::create(options)));
+  return unwrap(engines.back()->load_model("golden", golden::Case{"dev", "plain"}.model_dir()));
+}
+
+class LoraSlots : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() / ("ditfleet_lora_slots_" + std::to_string(::getpid()));
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  // Random weights for the modules of the fixture "all" whose name has `part` in it.
+  LoraRequest adapter(const std::string& name, std::int64_t rank, const std::string& part = "", double scale = 1) {
+    const auto all = fs::path(golden::Case{"dev", "plain"}.model_dir()).parent_path().parent_path().parent_path() / "lora/adapters/all.safetensors";
+    const auto file = unwrap(SafetensorsFile::open(all.string()));
+    at::Generator generator = at::detail::createCPUGenerator(std::hash<std::string>()(name));
+    std::vector<at::Tensor> values;
+    std::vector<TensorToWrite> tensors;
+    for (const auto& view : file.entries()) {
+      if (view.name.find(part) == std::string::npos) continue;
+      const bool down = view.name.find("lora_A") != std::string::npos;
+      std::vector<std::int64_t> shape = view.shape;
+      shape[down ? 0 : 1] = rank;
+      values.push_back(at::randn(shape, generator) * 0.2);
+      tensors.push_back({view.name, DType::kF32, shape, {static_cast<const std::byte*>(values.back().const_data_ptr()), values.back().nbytes()}});
+    }
+    EXPECT_FALSE(tensors.empty()) << part;
+    const std::string path = folder_ / (name + ".safetensors");
+    unwrap(write_safetensors(path, std::move(tensors), {}));
+    return {path, scale, name};
+  }
+
+  static ImageRequest request(const std::vector<LoraRequest>& loras, std::int64_t seed = 3) {
+    ImageRequest r;
+    r.prompt = "a red circle";
+    r.width = r.height = 64;
+    r.num_inference_steps = 2;
+    r.max_sequence_length = 16;
+    r.seed = seed;
+    r.loras = loras;
+    return r;
+  }
+  static Image draw(Model& model, const std::vector<LoraRequest>& loras) {
+    auto prepared = unwrap(model.encode(request(loras)));
+    unwrap(model.denoise(*prepared, nullptr));
+    return unwrap(model.decode(*prepared));
+  }
+  at::Tensor latents(Prepared& prepared) {
+    const std::string path = folder_ / "dump.safetensors";
+    unwrap(prepared.dump(path));
+    return golden::read_tensor(path, "latents");
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(LoraSlots, SwapsLeaveNoTrace) {
+  const std::vector<std::pair<LoraRequest, LoraRequest>> sequences = {{adapter("a7", 7), adapter("b13", 13)},
+                                                                      {adapter("a13", 13), adapter("b7", 7)},
+                                                                      {adapter("a11", 11), adapter("b11", 11)},
+                                                                      {adapter("few", 9, "attn.to_q"), adapter("many", 5)},
+                                                                      {adapter("all", 16), adapter("fewer", 3, "ff")}};
+  for (const int slots : {1, 2}) {
+    auto model = load(slots);
+    const Image plain = draw(*model, {});
+    for (const auto& [first, second] : sequences) {
+      const Image one = draw(*model, {first}), two = draw(*model, {second});
+      auto fresh = load(slots);
+      EXPECT_EQ(two.rgb, draw(*fresh, {second}).rgb) << first.id << ", " << second.id;
+      EXPECT_EQ(one.rgb, draw(*fresh, {first}).rgb) << second.id << ", " << first.id;
+      EXPECT_NE(one.rgb, two.rgb);
+      EXPECT_EQ(plain.rgb, draw(*model, {}).rgb);
+    }
+  }
+}
+
+TEST_F(LoraSlots, ABatchHoldsAnAdapterForEachPicture) {
+  auto model = load(4);
+  auto soft = adapter("x", 5);
+  soft.scale = -0.3;
+  const std::vector<std::vector<LoraRequest>> each = {{adapter("x", 5)}, {adapter("y", 4, "attn")}, {}, {adapter("z", 3), soft}};
+  std::vector<std::unique_ptr<Prepared>> together;
+  std::vector<Prepared*> batch;
+  std::vector<at::Tensor> alone;
+  for (std::size_t i = 0; i < each.size(); ++i) {
+    const auto r = request(each[i], static_cast<std::int64_t>(i));
+    auto one = unwrap(model->encode(r));
+    unwrap(model->denoise(*one, nullptr));
+    alone.push_back(latents(*one));
+    together.push_back(unwrap(model->encode(r)));
+    batch.push_back(together.back().get());
+  }
+  std::vector<int> steps(each.size());
+  std::vector<StepCallback> callbacks;
+  for (std::size_t i = 0; i < each.size(); ++i) callbacks.push_back([&steps, i](const StepProgress& p) { return steps[i] = p.step, true; });
+  for (const auto& result : model->denoise_batch(batch, callbacks)) EXPECT_TRUE(result);
+  EXPECT_THAT(steps, ElementsAre(2, 2, 2, 2));
+  for (std::size_t i = 0; i < each.size(); ++i) EXPECT_LE(golden::distance(latents(*together[i]), alone[i]), 2e-5) << i;
+}
+
+TEST_F(LoraSlots, OnePictureOfABatchMayEnd) {
+  auto model = load(4);
+  const std::vector<LoraRequest> loras[] = {{adapter("x", 5)}, {adapter("y", 4)}};
+  auto stays = unwrap(model->encode(request(loras[0]))), goes = unwrap(model->encode(request(loras[1])));
+  const auto results = model->denoise_batch({goes.get(), stays.get()}, {[](const StepProgress&) { return false; }, nullptr});
+  ASSERT_FALSE(results[0]);
+  EXPECT_EQ(results[0].error().code, Code::kCanceled);
+  ASSERT_TRUE(results[1]);
+  EXPECT_EQ(unwrap(model->decode(*stays)).rgb, draw(*model, loras[0]).rgb);
+
+  ImageRequest other = request({});
+  other.width = 128;
+  auto wide = unwrap(model->encode(other));
+  for (const auto& result : model->denoise_batch({wide.get(), stays.get()}, {nullptr, nullptr})) {
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code, Code::kInvalidArgument);
+    EXPECT_NE(result.error().message.find("the same width"), std::string::npos) << result.error().message;
+  }
+}
+
+TEST_F(LoraSlots, MoreThanThereIsRoomForIsRefused) {
+  if (golden::test_compile().backend == "eager") GTEST_SKIP() << "op by op there is no room to fill";
+  auto model = load(4);
+  const LoraRequest one = adapter("wide", 16), two = adapter("wide too", 16), small = adapter("small", 2);
+  EXPECT_TRUE(model->encode(request({one})));
+  auto refused = model->encode(request({one, two, small}));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Code::kInvalidArgument);
+  EXPECT_EQ(refused.error().param, "loras");
+  EXPECT_NE(refused.error().message.find("has room for"), std::string::npos) << refused.error().message;
+}
+
+TEST_F(LoraSlots, TellsWhereAdaptersAre) {
+  auto model = load(2);
+  EXPECT_EQ(model->adapters().slots, 2);
+  EXPECT_THAT(model->adapters().in_slots, IsEmpty());
+  const LoraRequest x = adapter("x", 2), y = adapter("y", 2), z = adapter("z", 2);
+  unwrap(model->prefetch({x, y}));
+  EXPECT_THAT(model->adapters().in_slots, ElementsAre("y", "x"));
+  EXPECT_THAT(model->adapters().in_host, ElementsAre("y", "x"));
+  EXPECT_GT(model->adapters().load_bytes_per_s, 0);
+  EXPECT_GT(model->adapters().swap_us, 0);
+  unwrap(model->prefetch({z}, {"y"}));  // the least recently used is x, but y is to go first
+  EXPECT_THAT(model->adapters().in_slots, ElementsAre("z", "x"));
+  EXPECT_THAT(model->adapters().in_host, ElementsAre("z", "y", "x"));
+  // Those in use stay, whoever else wants a slot; who finds none gets memory of its own.
+  auto first = unwrap(model->encode(request({x}))), second = unwrap(model->encode(request({z})));
+  unwrap(model->prefetch({y}));
+  EXPECT_THAT(model->adapters().in_slots, UnorderedElementsAre("x", "z"));
+  auto third = unwrap(model->encode(request({y})));
+  for (auto* one : {third.get(), second.get(), first.get()}) unwrap(model->denoise(*one, nullptr));
+  EXPECT_EQ(unwrap(model->decode(*third)).rgb, draw(*load(2), {y}).rgb);
+  first.reset();
+  model->forget_adapter("x");
+  model->forget_adapter("z");  // in use: it goes when that ends
+  EXPECT_THAT(model->adapters().in_slots, IsEmpty());
+  EXPECT_THAT(model->adapters().in_host, ElementsAre("y"));
+  EXPECT_EQ(unwrap(model->decode(*second)).rgb, draw(*load(2), {z}).rgb);
+}
+
+}  // namespace
+}  // namespace ditfleet::pipeline
