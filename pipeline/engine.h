@@ -128,7 +128,8 @@ class Model {
   // what is not there yet. Blocks while files are read; may run beside all stages, on any thread. Errors: those of
   // encode() about loras.
   virtual Result<void> prefetch(const std::vector<LoraRequest>& loras, const std::vector<std::string>& drop_first = {}) = 0;
-  // Forgets an adapter (as soon as no request under way needs it) and overwrites its slot. Thread safe.
+  // Forgets an adapter (as soon as no request under way needs it) and overwrites its slot, and what was beside the weights. Thread
+  // safe; waits for the request with adapters that is being denoised.
   virtual void forget_adapter(const std::string& id) = 0;
   virtual AdapterHoldings adapters() const = 0;  // thread safe, does not block
 };

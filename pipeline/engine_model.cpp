@@ -148,7 +148,11 @@ void FluxModel::forget_adapter(const std::string& id) {
   try {
     StageScope scope(placement_.device);
     adapters_.forget(id);
-    scope.finish();
+    {
+      const std::lock_guard nobody_reads(adapted_);
+      folder_.transformer.clear_adapters();
+      scope.finish();
+    }
   } catch (...) {  // nobody finds it any more, but its slot may still hold it
     spdlog::error("overwriting the slot of adapter {} failed: {}", id, error_in_flight("forget").message);
   }

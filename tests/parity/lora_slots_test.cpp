@@ -10,6 +10,7 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine.h"
+#include "pipeline/region/backends/cached.h"
 #include "pipeline/weights/safetensors.h"
 #include "pipeline/weights/safetensors_writer.h"
 #include "tests/parity/flux_golden.h"
@@ -28,6 +29,8 @@ std::unique_ptr<Model> load(int slots) {
   EngineOptions options{golden::test_device(), "fp32", 0, golden::test_compile()};
   options.lora_slots = slots;
   options.max_lora_rank = 16;
+  static const auto cache = region::make_memory_cache();  // so that all run the same programs and timed algorithms
+  options.kernel_cache = cache;
   engines.push_back(unwrap(Engine::create(options)));
   return unwrap(engines.back()->load_model("golden", golden::Case{"dev", "plain"}.model_dir()));
 }
@@ -97,10 +100,10 @@ TEST_F(LoraSlots, SwapsLeaveNoTrace) {
     for (const auto& [first, second] : sequences) {
       const Image one = draw(*model, {first}), two = draw(*model, {second});
       auto fresh = load(slots);
-      EXPECT_EQ(two.rgb, draw(*fresh, {second}).rgb) << first.id << ", " << second.id;
-      EXPECT_EQ(one.rgb, draw(*fresh, {first}).rgb) << second.id << ", " << first.id;
-      EXPECT_NE(one.rgb, two.rgb);
-      EXPECT_EQ(plain.rgb, draw(*model, {}).rgb);
+      EXPECT_TRUE(two.rgb == draw(*fresh, {second}).rgb) << first.id << ", " << second.id;
+      EXPECT_TRUE(one.rgb == draw(*fresh, {first}).rgb) << second.id << ", " << first.id;
+      EXPECT_FALSE(one.rgb == two.rgb);
+      EXPECT_TRUE(plain.rgb == draw(*model, {}).rgb);
     }
   }
 }
@@ -137,7 +140,9 @@ TEST_F(LoraSlots, OnePictureOfABatchMayEnd) {
   ASSERT_FALSE(results[0]);
   EXPECT_EQ(results[0].error().code, Code::kCanceled);
   ASSERT_TRUE(results[1]);
-  EXPECT_EQ(unwrap(model->decode(*stays)).rgb, draw(*model, loras[0]).rgb);
+  auto alone = unwrap(model->encode(request(loras[0])));
+  unwrap(model->denoise(*alone, nullptr));
+  EXPECT_LE(golden::distance(latents(*stays), latents(*alone)), 2e-5);  // its first step was one of two pictures
 
   ImageRequest other = request({});
   other.width = 128;

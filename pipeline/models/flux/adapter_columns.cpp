@@ -57,14 +57,13 @@ AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const Sampl
     fail(Code::kInvalidArgument, "loras: adapters of rank " + std::to_string(total) + " in all meet at one matrix, which has room for " + std::to_string(room) +
                                      "; use fewer at once, or start the worker with a larger worker.lora.max_rank", "loras");
   const std::int64_t rank = std::min(room, (total + kColumnStep - 1) / kColumnStep * kColumnStep);
-  // B lies next to the weight, on the side where the room is; zeros are all of the room around it.
+  // B lies next to the weight, on the side where the room is; zeros are around it as far as the rank was rounded up.
   const at::Tensor beside = slot.wide.narrow(1, slot.room.before ? 0 : in, room);
   const std::int64_t begin = slot.room.before ? room - rank : 0;
   const auto zeros = [&](std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t n) {
     if (rows > 0 && n > 0) copies.push_back({beside.narrow(0, row, rows).narrow(1, column, n), {}});
   };
-  zeros(0, out, 0, begin);
-  zeros(0, out, begin + total, room - begin - total);
+  zeros(0, out, begin + total, rank - total);
   const at::Tensor a = batch == 1 || rank == 0 ? linear.a.unsqueeze(0) : at::empty({batch, rank, in}, slot.weight.options());
   for (const Column& column : columns) {
     const at::Tensor& up = column.term->up;
@@ -77,9 +76,16 @@ AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const Sampl
       copies.push_back({a.select(0, s).narrow(0, column.first, n), own ? own->down : at::Tensor(), own ? own->scale : 0});
     }
   }
-  for (std::int64_t s = 0; s < a.size(0); ++s)
-    if (a.size(1) > total) copies.push_back({a.select(0, s).narrow(0, total, a.size(1) - total), {}});
+  for (std::int64_t s = 0; s < batch && rank > total; ++s) copies.push_back({a.select(0, s).narrow(0, total, rank - total), {}});
   return {slot.wide.narrow(1, slot.room.before ? room - rank : 0, in + rank), a.narrow(1, 0, rank)};
+}
+
+void AdapterColumns::clear() {
+  for (Linear& linear : linears_) {
+    const LinearSlot& slot = linear.slot;
+    slot.wide.narrow(1, slot.room.before ? 0 : slot.weight.size(1), slot.room.columns).zero_();
+    linear.a.zero_();
+  }
 }
 
 AdapterColumns::Layout AdapterColumns::plan(const std::vector<Samples>& samples) const {

@@ -33,8 +33,10 @@ class AdapterColumns {
   // Where the terms of each linear (samples[linear]) go. A term that several samples have in common (the same B) is there once. Whoever
   // holds the layout keeps the terms' tensors. Thread safe. Throws Failure (kInvalidArgument, param "loras") where they do not fit.
   Layout plan(const std::vector<Samples>& samples) const;
-  // Puts them there, on the current stream: all that was there before is overwritten, the rest with zeros.
+  // Puts them there, on the current stream. What stood beside them stays, and nobody reads it.
   void load(const Layout& layout) { copies_->run(*layout.copies); }
+  // Overwrites all that was ever loaded with zeros, on the current stream.
+  void clear();
 
  private:
   struct Linear {

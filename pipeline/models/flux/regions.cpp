@@ -172,6 +172,11 @@ void FluxRegions::load(const std::shared_ptr<const FluxAdapters>& adapters) {
   loaded_ = adapters;
 }
 
+void FluxRegions::clear_adapters() {
+  loaded_ = nullptr;
+  if (columns_) columns_->clear();
+}
+
 at::Tensor FluxRegions::rope_rows(const at::Tensor& rope) {
   return at::view_as_real(rope).view({rope.size(1), 2 * rope.size(3)});
 }

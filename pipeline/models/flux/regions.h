@@ -41,6 +41,8 @@ class FluxRegions {
   std::shared_ptr<const FluxAdapters> plan(const std::vector<const FluxSlots*>& samples) const;
   // Puts them where adapted blocks read them, unless they are there already. On the current stream, while no adapted block runs.
   void load(const std::shared_ptr<const FluxAdapters>& adapters);
+  // Overwrites what was loaded. The same holds.
+  void clear_adapters();
 
   // rope_table()'s table as regions take it: [tokens, head_dim] fp32, cosine and sine of each pair in turn; a view.
   static at::Tensor rope_rows(const at::Tensor& rope);

@@ -83,6 +83,10 @@ void FluxTransformer::load_adapters() const {
   if (adapters_) regions_->load(adapters_);
 }
 
+void FluxTransformer::clear_adapters() const {
+  if (regions_) regions_->clear_adapters();
+}
+
 // The first use of cuBLAS, of cuDNN and of each of LibTorch's kernels loads it: half a second in all. So whatever a request
 // needs beside its blocks is done here once, on next to nothing.
 void FluxTransformer::open_libraries(Placement placement, region::AttentionBackend attention) const {

@@ -38,6 +38,8 @@ class FluxTransformer {
   // Puts the adapters where the blocks read them. Call it before velocity(), on the same stream; one request at a time for all
   // that come of one load().
   void load_adapters() const;
+  // Overwrites what load_adapters() left there, of any that come of the same load(). The same holds.
+  void clear_adapters() const;
 
   const FluxConfig& config() const { return config_; }
   const FluxSlots& slots() const { return slots_; }
