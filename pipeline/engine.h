@@ -129,7 +129,7 @@ class Model {
   // encode() about loras.
   virtual Result<void> prefetch(const std::vector<LoraRequest>& loras, const std::vector<std::string>& drop_first = {}) = 0;
   // Forgets an adapter (as soon as no request under way needs it) and overwrites its slot, and what was beside the weights. Thread
-  // safe; waits for the request with adapters that is being denoised.
+  // safe; waits for a file that is being read.
   virtual void forget_adapter(const std::string& id) = 0;
   virtual AdapterHoldings adapters() const = 0;  // thread safe, does not block
 };

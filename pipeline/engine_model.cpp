@@ -126,7 +126,10 @@ std::vector<Result<void>> FluxModel::denoise_batch(const std::vector<Prepared*>&
     // What adapters a compiled block reads is one for all of the model's.
     std::unique_lock one_at_a_time(adapted_, std::defer_lock);
     if (std::any_of(pictures.begin(), pictures.end(), [](const FluxPrepared* p) { return p->adapted != nullptr; })) one_at_a_time.lock();
-    return run_steps(folder_, placement_, pictures, on_step, [&] { scope.finish(); });
+    auto results = run_steps(folder_, placement_, pictures, on_step, [&] { scope.finish(); });
+    if (one_at_a_time) one_at_a_time.unlock();
+    clear_if_asked();
+    return results;
   } catch (...) {
     const Error error = error_in_flight("denoise");
     if (error.code == Code::kOutOfMemory) release_cached_memory(placement_.device);
@@ -144,15 +147,22 @@ Result<void> FluxModel::prefetch(const std::vector<LoraRequest>& loras, const st
   }
 }
 
+// Whoever asks while a request with adapters is denoised leaves it to that one's end.
+void FluxModel::clear_if_asked() {
+  if (!clearing_) return;
+  const std::unique_lock nobody_reads(adapted_, std::try_to_lock);
+  if (!nobody_reads || !clearing_.exchange(false)) return;
+  folder_.transformer.clear_adapters();
+  synchronize_current(placement_.device);
+}
+
 void FluxModel::forget_adapter(const std::string& id) {
   try {
     StageScope scope(placement_.device);
     adapters_.forget(id);
-    {
-      const std::lock_guard nobody_reads(adapted_);
-      folder_.transformer.clear_adapters();
-      scope.finish();
-    }
+    clearing_ = true;
+    clear_if_asked();
+    scope.finish();
   } catch (...) {  // nobody finds it any more, but its slot may still hold it
     spdlog::error("overwriting the slot of adapter {} failed: {}", id, error_in_flight("forget").message);
   }

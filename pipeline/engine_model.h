@@ -1,6 +1,7 @@
 // A loaded FLUX folder behind the engine's Model: the three stages.
 #pragma once
 
+#include <atomic>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -26,6 +27,7 @@ class FluxModel : public Model {
   AdapterHoldings adapters() const override;
 
  private:
+  void clear_if_asked();
   void check(const ImageRequest& request) const;  // throws Failure, kInvalidArgument with the field
   TextEmbedding embed(const std::string& prompt, int max_sequence_length, const AdaptedModels* adapted);
 
@@ -35,6 +37,7 @@ class FluxModel : public Model {
   const Prompts prompts_;
   AdapterStore adapters_;
   std::mutex adapted_;  // held while a request with adapters is denoised
+  std::atomic<bool> clearing_ = false;  // what was beside the weights is to be overwritten as soon as none is
 
   // The last few prompts: the units of one job share theirs, and a negative prompt is often the same for years.
   struct CachedText {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <set>
 
-
 namespace ditfleet::worker {
 namespace {
 
@@ -55,13 +54,21 @@ void AdapterLoader::stop() {
   if (options_.source) options_.source->stop();
 }
 
+asio::awaitable<void> AdapterLoader::forget(pipeline::Model& model, std::string sha256) {
+  const std::function<Result<bool>()> work = [&model, sha256 = std::move(sha256)]() -> Result<bool> {
+    model.forget_adapter(sha256);
+    return true;
+  };
+  co_await thread_.run<bool>(work, Deadline::at(Deadline::Clock::time_point::max()));
+}
+
 asio::awaitable<Result<void>> AdapterLoader::fetch(const Wish& wish, BroughtAdapters& brought, std::vector<AdapterTier>& tiers) {
   const auto held = wish.model->adapters();
   for (const auto& use : wish.uses) {
     auto fetched = co_await fetcher_.fetch(use.sha256, use.name, wish.wanted);
     tiers.push_back(tier_of(held, use.sha256, fetched.ok() && fetched->was_here));
     if (!fetched) {
-      if (fetched.error().code == Code::kNotFound) wish.model->forget_adapter(use.sha256);
+      if (fetched.error().code == Code::kNotFound) co_await forget(*wish.model, use.sha256);
       co_return fetched.error();
     }
     brought.loras.push_back({.path = fetched->copy->path(), .scale = use.scale, .id = use.sha256});
@@ -134,7 +141,7 @@ asio::awaitable<AdapterLoader::Review> AdapterLoader::forget_deleted(const Model
       continue;
     }
     spdlog::info("adapters: {} is registered no more, and forgotten", sha256.substr(0, 12));
-    for (const auto& [name, model] : models.models) model->forget_adapter(sha256);
+    for (const auto& [name, model] : models.models) co_await forget(*model, sha256);
     copies_.remove(sha256);
   }
   co_return review;

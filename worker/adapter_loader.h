@@ -61,6 +61,7 @@ class AdapterLoader {
   void describe(const ModelSet& models, queue::WorkerInfo& info) const;
 
  private:
+  asio::awaitable<void> forget(pipeline::Model& model, std::string sha256);  // off the io thread: the model may be busy
   asio::awaitable<Result<void>> fetch(const Wish& wish, BroughtAdapters& brought, std::vector<AdapterTier>& tiers);
   struct Review {
     bool complete = true;  // all was looked up
