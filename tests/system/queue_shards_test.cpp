@@ -66,7 +66,9 @@ class QueueShards : public QueueTest {
     for (std::size_t i = 0; i < events->size(); ++i) {
       const auto rest = wait(client.events(id, events->at(i).id, 100, soon()));
       EXPECT_EQ(rest->size(), events->size() - i - 1) << events->at(i).id;
-      if (!rest->empty()) EXPECT_EQ(rest->front().id, events->at(i + 1).id);
+      if (!rest->empty()) {
+        EXPECT_EQ(rest->front().id, events->at(i + 1).id);
+      }
     }
     return out;
   }

@@ -169,7 +169,9 @@ TEST(RedisEndpoint, ReadsEveryForm) {
   for (const char* bad : {"", "example.com", "http://example.com", "redis://", "redis://h:port", "redis://h:0", "redis://h:70000", "redis://h/x", "unix://"}) {
     const auto endpoint = Endpoint::parse(bad);
     EXPECT_FALSE(endpoint.ok()) << bad;
-    if (!endpoint) EXPECT_EQ(endpoint.error().code, Code::kInvalidArgument) << bad;
+    if (!endpoint) {
+      EXPECT_EQ(endpoint.error().code, Code::kInvalidArgument) << bad;
+    }
   }
   for (const char* url : {"rediss://user:pa%40ss@example.com:7000/3", "unix://:a%2Fb%25@/srv/my%20data%3F/redis.sock?db=2", "redis://[::1]:1"}) {
     EXPECT_EQ(Endpoint::parse(url)->url(), url);
