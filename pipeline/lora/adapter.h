@@ -1,7 +1,6 @@
 // A model's adapters: in host memory, and in the slots of its device.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <list>
 #include <memory>

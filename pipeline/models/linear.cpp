@@ -2,8 +2,18 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/zeros.h>
 
 namespace ditfleet::pipeline {
+
+LinearSlot slot_with_room(std::int64_t out, std::int64_t in, Room room, const at::TensorOptions& options) {
+  const at::Tensor wide = at::zeros({out, in + room.columns}, options);
+  return {.weight = wide.narrow(1, room.before ? room.columns : 0, in), .bias = {}, .wide = wide, .room = room};
+}
+
+at::Tensor room_of(const LinearSlot& slot) {
+  return slot.wide.narrow(1, slot.room.before ? 0 : slot.weight.size(1), slot.room.columns);
+}
 
 at::Tensor apply_linear(const LinearSlot& slot, const at::Tensor& x) {
   at::Tensor out = at::linear(x, slot.weight, slot.bias);

@@ -31,6 +31,11 @@ struct LinearSlot {
   std::vector<LowRank> low_rank = {};  // of one request's own copy of the slot; a model's slots have none
 };
 
+// A slot without a bias whose weight is yet to be written; its room holds zeros.
+LinearSlot slot_with_room(std::int64_t out, std::int64_t in, Room room, const at::TensorOptions& options);
+// The columns beside the weight: [out, room.columns].
+at::Tensor room_of(const LinearSlot& slot);
+
 // [..., in] → [..., out]. The product, then each term in turn, rounded where PEFT rounds: after A, B, the scale and the sum.
 at::Tensor apply_linear(const LinearSlot& slot, const at::Tensor& x);
 

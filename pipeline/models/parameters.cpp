@@ -3,7 +3,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/zeros.h>
 
 #include <cstring>
 #include <optional>
@@ -78,11 +77,9 @@ LinearSlot Parameters::stacked_linear(const std::vector<std::string>& prefixes, 
                                       std::int64_t out_of_each, bool bias, Room room) {
   const auto count = static_cast<std::int64_t>(prefixes.size());
   LinearSlot slot;
-  slot.room = room;
   if (room.columns > 0) {
-    slot.wide = at::zeros({count * out_of_each, in + room.columns}, at::TensorOptions(placement_.dtype).device(placement_.device));
-    slot.weight = slot.wide.narrow(1, room.before ? room.columns : 0, in);
-    bytes_ += static_cast<std::int64_t>(slot.wide.nbytes() - slot.weight.nbytes());
+    slot = slot_with_room(count * out_of_each, in, room, at::TensorOptions(placement_.dtype).device(placement_.device));
+    bytes_ += static_cast<std::int64_t>(room_of(slot).nbytes());
   }
   std::vector<at::Tensor> weights, biases;
   for (std::int64_t i = 0; i < count; ++i) {

@@ -16,7 +16,7 @@ namespace ditfleet::region {
 namespace {
 
 // Sizes at which --explain gives numbers: 1024² with 512 text tokens.
-Sizes example() { return {{"batch", 1}, {"image", 4096}, {"text", 512}, {"tokens", 4608}}; }
+const Sizes kExample{{"batch", 1}, {"image", 4096}, {"text", 512}, {"tokens", 4608}};
 
 // What one launch reads and writes.
 Dim bytes_moved(const Plan& plan, const RowStep& step) {
@@ -37,7 +37,7 @@ std::string explain_kernels(const Entry& entry) {
 
 std::string explain(const Plan& plan, const Entry& entry) {
   std::string out = "steps\n" + print(plan) + "launches (bytes at batch 1, 4096 image and 512 text tokens)\n";
-  Sizes sizes = example();
+  Sizes sizes = kExample;
   for (const auto& symbol : plan.program.symbols()) sizes.try_emplace(symbol, 16);  // an adapter's rank
   for (const Step& step : plan.steps) {
     const auto* rows = std::get_if<RowStep>(&step);

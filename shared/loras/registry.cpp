@@ -62,6 +62,15 @@ asio::awaitable<Result<std::optional<std::string>>> Registry::record(const std::
   co_return std::optional<std::string>(std::move(reply->text));
 }
 
+asio::awaitable<Result<Registry::Registered>> Registry::registered(const std::string& field, const std::string& name, Deadline deadline) {
+  auto text = co_await record(field, deadline);
+  if (!text) co_return text.error();
+  if (!*text) co_return not_registered(name);
+  auto adapter = Adapter::parse(**text);
+  if (!adapter) co_return adapter.error();
+  co_return Registered{std::move(**text), std::move(*adapter)};
+}
+
 asio::awaitable<Result<std::optional<Adapter>>> Registry::find(const std::string& tenant, const std::string& name, Deadline deadline) {
   auto text = co_await record(field_of(tenant, name), deadline);
   if (!text) co_return text.error();
@@ -131,20 +140,18 @@ asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::s
 asio::awaitable<Result<Adapter>> Registry::set_pinned(const std::string& tenant, const std::string& name, bool pinned, Deadline deadline) {
   const std::string field = field_of(tenant, name);
   for (int attempt = 0; attempt < kTries; ++attempt) {
-    auto current = co_await record(field, deadline);
+    auto current = co_await registered(field, name, deadline);
     if (!current) co_return current.error();
-    if (!*current) co_return not_registered(name);
-    auto adapter = Adapter::parse(**current);
-    if (!adapter) co_return adapter.error();
-    if (adapter->pinned == pinned) co_return std::move(*adapter);
-    adapter->pinned = pinned;
-    const std::string blob = blob_key(adapter->sha256);
+    auto& [text, adapter] = *current;
+    if (adapter.pinned == pinned) co_return std::move(adapter);
+    adapter.pinned = pinned;
+    const std::string blob = blob_key(adapter.sha256);
     redis::Command commit = eval(commit_script(), 6);
-    commit << kNamesKey << kVersionKey << kChangesKey << kGarbageKey << blob << blob << field << **current << adapter->to_json() << adapter->sha256 << adapter->sha256
-           << adapter->path << adapter->bytes << "" << 0;
+    commit << kNamesKey << kVersionKey << kChangesKey << kGarbageKey << blob << blob << field << text << adapter.to_json() << adapter.sha256 << adapter.sha256
+           << adapter.path << adapter.bytes << "" << 0;
     auto done = co_await connection_->execute(std::move(commit), deadline);
     if (!done) co_return done.error();
-    if (done->text == "done") co_return std::move(*adapter);
+    if (done->text == "done") co_return std::move(adapter);
   }
   co_return Error{Code::kConflict, "'" + name + "' is changed by others all the time; try again", {}};
 }
@@ -152,18 +159,16 @@ asio::awaitable<Result<Adapter>> Registry::set_pinned(const std::string& tenant,
 asio::awaitable<Result<Adapter>> Registry::remove(const std::string& tenant, const std::string& name, Deadline deadline) {
   const std::string field = field_of(tenant, name);
   for (int attempt = 0; attempt < kTries; ++attempt) {
-    auto current = co_await record(field, deadline);
+    auto current = co_await registered(field, name, deadline);
     if (!current) co_return current.error();
-    if (!*current) co_return not_registered(name);
-    auto adapter = Adapter::parse(**current);
-    if (!adapter) co_return adapter.error();
+    auto& [text, adapter] = *current;
     redis::Command remove = eval(remove_script(), 5);
-    remove << kNamesKey << kVersionKey << kChangesKey << kGarbageKey << blob_key(adapter->sha256) << field << **current << adapter->sha256;
+    remove << kNamesKey << kVersionKey << kChangesKey << kGarbageKey << blob_key(adapter.sha256) << field << text << adapter.sha256;
     auto done = co_await connection_->execute(std::move(remove), deadline);
     if (!done) co_return done.error();
     if (done->text != "done") continue;
     (void)co_await sweep(deadline);
-    co_return std::move(*adapter);
+    co_return std::move(adapter);
   }
   co_return Error{Code::kConflict, "'" + name + "' is changed by others all the time; try again", {}};
 }

@@ -93,7 +93,12 @@ class Registry {
   const RegistryOptions& options() const { return options_; }
 
  private:
+  struct Registered {
+    std::string text;  // as it is kept: what a change names as the record that it means
+    Adapter adapter;
+  };
   asio::awaitable<Result<std::optional<std::string>>> record(const std::string& field, Deadline deadline);
+  asio::awaitable<Result<Registered>> registered(const std::string& field, const std::string& name, Deadline deadline);  // kNotFound: none
 
   std::shared_ptr<redis::Connection> connection_;
   RegistryOptions options_;

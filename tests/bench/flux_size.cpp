@@ -4,7 +4,6 @@
 #include <ATen/ops/linspace.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -57,13 +56,11 @@ pipeline::FluxSlots random_slots(const pipeline::FluxConfig& c, std::int64_t ada
   const auto options = at::TensorOptions(ScalarType::BFloat16).device(gpu);
   const auto linear = [&](std::int64_t in, std::int64_t out, pipeline::Room room = {}) {
     pipeline::LinearSlot slot{at::empty({out, in}, options).normal_(0, 0.02), at::empty({out}, options).normal_(0, 0.02)};
-    slot.room = room;
-    if (room.columns > 0) {
-      slot.wide = at::zeros({out, in + room.columns}, options);
-      slot.wide.narrow(1, room.before ? room.columns : 0, in).copy_(slot.weight);
-      slot.weight = slot.wide.narrow(1, room.before ? room.columns : 0, in);
-    }
-    return slot;
+    if (room.columns == 0) return slot;
+    pipeline::LinearSlot wide = pipeline::slot_with_room(out, in, room, options);
+    wide.weight.copy_(slot.weight);
+    wide.bias = slot.bias;
+    return wide;
   };
   const pipeline::Room one{adapter_rank}, three{3 * adapter_rank}, before{adapter_rank, true};
   const std::int64_t d = c.width();

@@ -58,7 +58,7 @@ AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const Sampl
                                      "; use fewer at once, or start the worker with a larger worker.lora.max_rank", "loras");
   const std::int64_t rank = std::min(room, (total + kColumnStep - 1) / kColumnStep * kColumnStep);
   // B lies next to the weight, on the side where the room is; zeros are around it as far as the rank was rounded up.
-  const at::Tensor beside = slot.wide.narrow(1, slot.room.before ? 0 : in, room);
+  const at::Tensor beside = room_of(slot);
   const std::int64_t begin = slot.room.before ? room - rank : 0;
   const auto zeros = [&](std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t n) {
     if (rows > 0 && n > 0) copies.push_back({beside.narrow(0, row, rows).narrow(1, column, n), {}});
@@ -82,8 +82,7 @@ AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const Sampl
 
 void AdapterColumns::clear() {
   for (Linear& linear : linears_) {
-    const LinearSlot& slot = linear.slot;
-    slot.wide.narrow(1, slot.room.before ? 0 : slot.weight.size(1), slot.room.columns).zero_();
+    room_of(linear.slot).zero_();
     linear.a.zero_();
   }
 }

@@ -110,8 +110,7 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
   };
   std::vector<LinearSlot> linears;
   each_linear(slots, [&](const LinearSlot& slot) { linears.push_back(slot); });
-  const bool room = std::all_of(linears.begin(), linears.end(), [](const LinearSlot& slot) { return slot.room.columns > 0; });
-  if (room && !linears.empty()) columns_ = std::make_unique<AdapterColumns>(std::move(linears), region::make_matrix_copies(*host));
+  const bool room = !linears.empty() && std::all_of(linears.begin(), linears.end(), [](const LinearSlot& slot) { return slot.room.columns > 0; });
   std::vector<Table*> wanted;
   const auto add = [&](Table& table, const char* name, auto make, const auto& blocks, const std::vector<std::string>& call, bool adapted) {
     table.region = std::make_unique<region::Region>(name, recipe(make, adapted), host);
@@ -120,7 +119,7 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
   };
   add(double_, "flux.double", region::flux_double_block, slots.double_blocks, kDoubleCall, false);
   add(single_, "flux.single", region::flux_single_block, slots.single_blocks, kSingleCall, false);
-  if (columns_) {
+  if (room) {
     add(adapted_double_, "flux.double.adapted", region::flux_double_block, slots.double_blocks, kDoubleCall, true);
     add(adapted_single_, "flux.single.adapted", region::flux_single_block, slots.single_blocks, kSingleCall, true);
   }
@@ -131,6 +130,7 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
       const telemetry::ContextScope scope(context);
       table->region->prepare(type, placement.device);
     }));
+  if (room) columns_ = std::make_unique<AdapterColumns>(std::move(linears), region::make_matrix_copies(*host));
   for (auto& one : running) one.get();
 }
 

@@ -23,6 +23,14 @@ namespace {
 
 constexpr std::size_t kMostGraphs = 16;  // buckets; each keeps its inputs, a few MB
 
+// Sample i by own[i]; all by `shared` where none has its own.
+at::Tensor apply_each(const LinearSlot& shared, const std::vector<LinearSlot>& own, const at::Tensor& x) {
+  if (own.empty()) return apply_linear(shared, x);
+  std::vector<at::Tensor> parts;
+  for (std::size_t i = 0; i < own.size(); ++i) parts.push_back(apply_linear(own[i], x.narrow(0, static_cast<std::int64_t>(i), 1)));
+  return at::cat(parts, 0);
+}
+
 }  // namespace
 
 FluxTransformer FluxTransformer::load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions, std::int64_t adapter_rank) {
@@ -69,8 +77,11 @@ FluxTransformer FluxTransformer::together(const std::vector<const FluxTransforme
     adapters = adapters || sample->adapters_;
     ends = ends || !sample->slots_.image_in.low_rank.empty() || !sample->slots_.image_out.low_rank.empty();
   }
-  if (ends)
-    for (const FluxSlots* one : slots) made.ends_.emplace_back(one->image_in, one->image_out);
+  for (const FluxSlots* one : slots) {
+    if (!ends) break;
+    made.image_in_.push_back(one->image_in);
+    made.image_out_.push_back(one->image_out);
+  }
   if (adapters && samples.size() > 1) made.adapters_ = made.regions_->plan(slots);
   return made;
 }
@@ -130,14 +141,7 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
   const BlockGeometry geometry{config_.heads, config_.head_dim};
   const FluxRegions* regions = mode != region::Mode::kNone ? regions_.get() : nullptr;
   const at::Tensor rope_rows = regions ? FluxRegions::rope_rows(rope) : at::Tensor();
-  const auto at_end = [&](LinearSlot FluxSlots::*shared, LinearSlot std::pair<LinearSlot, LinearSlot>::*own, const at::Tensor& x) {
-    if (ends_.empty()) return apply_linear(slots_.*shared, x);
-    std::vector<at::Tensor> parts;
-    for (std::size_t i = 0; i < ends_.size(); ++i) parts.push_back(apply_linear(ends_[i].*own, x.narrow(0, static_cast<std::int64_t>(i), 1)));
-    return at::cat(parts, 0);
-  };
-  using Ends = std::pair<LinearSlot, LinearSlot>;
-  at::Tensor image = at_end(&FluxSlots::image_in, &Ends::first, latents);
+  at::Tensor image = apply_each(slots_.image_in, image_in_, latents);
   at::Tensor text = text_tokens;
   for (std::size_t i = 0; i < slots_.double_blocks.size(); ++i) {
     // The first block's text is the caller's, who needs it for the next step.
@@ -152,7 +156,7 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
     }
     image = tokens.slice(1, text.size(1));
   }
-  return at_end(&FluxSlots::image_out, &Ends::second, modulated_norm(image, modulation.final));
+  return apply_each(slots_.image_out, image_out_, modulated_norm(image, modulation.final));
 }
 
 }  // namespace ditfleet::pipeline

@@ -65,7 +65,7 @@ class FluxTransformer {
   std::shared_ptr<FluxRegions> regions_;  // null: blocks run op by op (blocks.h)
   std::shared_ptr<region::Graphs> graphs_;      // null: none on this device or in this build
   std::int64_t bytes_ = 0, compile_us_ = 0;
-  std::vector<std::pair<LinearSlot, LinearSlot>> ends_;  // of each sample of a batch: image_in, image_out; empty: slots_' for all
+  std::vector<LinearSlot> image_in_, image_out_;  // of each sample of a batch; empty: slots_' for all
   std::shared_ptr<const FluxAdapters> adapters_;  // null: none, or they are added op by op
 };
 
