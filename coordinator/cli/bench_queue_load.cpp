@@ -176,31 +176,25 @@ class Load {
       const auto entries = must(co_await client.read_intake(256, std::chrono::milliseconds(500)));
       for (std::size_t begin = 0; begin < entries.size(); begin += static_cast<std::size_t>(options_.batch)) {
         const std::size_t end = std::min(entries.size(), begin + static_cast<std::size_t>(options_.batch));
-        std::vector<queue::Admission> admissions;
-        std::vector<queue::AssignRequest> units;
-        for (std::size_t i = begin; i < end; ++i) {
-          queue::Admission a;
-          a.entry_id = entries[i].entry_id;
-          a.id = entries[i].id;
-          a.spec = entries[i].spec;
-          a.class_key = "flux.1-dev/1024x1024x1/cfg/512/bf16";
-          a.batch_key = "flux.1-dev/1024x1024x1/cfg/512/bf16/28/euler";
-          a.cost_us = 5'123'456;
-          admissions.push_back(std::move(a));
-          units.push_back({{entries[i].id, 0}, new_nonce(), "warm, free in 0 ms"});
-        }
-        // The assignment goes out right behind the admission, as the scheduler's does.
-        spawn(admit(client, std::move(admissions)));
+        // As the scheduler does when a worker has room: admitted and assigned in one call.
         const auto& owner = owners_[next_worker++ % owners_.size()];
-        for (const bool done : must(co_await client.assign(epoch_, owner, units, soon()))) {
-          if (!done) throw Failed(internal_error("a unit that was just admitted could not be assigned"));
+        std::vector<queue::Dispatch> jobs;
+        for (std::size_t i = begin; i < end; ++i) {
+          queue::Dispatch job;
+          job.admission.entry_id = entries[i].entry_id;
+          job.admission.id = entries[i].id;
+          job.admission.spec = entries[i].spec;
+          job.admission.class_key = "flux.1-dev/1024x1024x1/cfg/512/bf16";
+          job.admission.batch_key = "flux.1-dev/1024x1024x1/cfg/512/bf16/28/euler";
+          job.admission.cost_us = 5'123'456;
+          job.placements.push_back({owner, {{entries[i].id, 0}, new_nonce(), "warm, free in 0 ms"}});
+          jobs.push_back(std::move(job));
+        }
+        for (const bool done : must(co_await client.dispatch(epoch_, jobs, soon()))) {
+          if (!done) throw Failed(internal_error("a job that was just submitted could not be dispatched"));
         }
       }
     }
-  }
-
-  asio::awaitable<void> admit(Client& client, std::vector<queue::Admission> admissions) {
-    must(co_await client.admit(epoch_, admissions, soon()));
   }
 
   asio::awaitable<void> reap(Client& client) {

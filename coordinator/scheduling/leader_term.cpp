@@ -6,6 +6,7 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <algorithm>
 
+#include "coordinator/scheduling/dispatches.h"
 #include "shared/loras/directory.h"
 
 namespace ditfleet::scheduling {
@@ -288,6 +289,11 @@ asio::awaitable<void> LeaderTerm::audit() {
 
 void LeaderTerm::perform(Actions actions) {
   const auto self = shared_from_this();
+  if (auto jobs = take_dispatches(actions); !jobs.empty()) {
+    tasks_.spawn("scheduler.dispatch", [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Dispatch> d) -> asio::awaitable<void> {
+      co_await s->dispatch(std::move(d));
+    }(self, std::move(jobs)));
+  }
   if (!actions.admit.empty()) {
     tasks_.spawn("scheduler.admit", [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Admission> a) -> asio::awaitable<void> {
       co_await s->admit(std::move(a));
@@ -313,9 +319,26 @@ void LeaderTerm::perform(Actions actions) {
 asio::awaitable<void> LeaderTerm::admit(std::vector<queue::Admission> admissions) {
   const auto done = co_await context_.client->admit(epoch_, admissions, Deadline::after(kCall));
   admitting_ -= std::min(admitting_, admissions.size());
-  if (done) co_return;
-  note_failure(done.error(), "admitting");
-  if (done.error().code == Code::kResourceExhausted) {
+  if (!done) co_await admit_again(done.error(), "admitting");
+}
+
+asio::awaitable<void> LeaderTerm::dispatch(std::vector<queue::Dispatch> jobs) {
+  const auto done = co_await context_.client->dispatch(epoch_, jobs, Deadline::after(kCall));
+  admitting_ -= std::min(admitting_, jobs.size());
+  if (!done) {
+    // It may have happened: the audit that follows a failure finds out.
+    co_await admit_again(done.error(), "dispatching");
+    co_return;
+  }
+  for (std::size_t i = 0; i < jobs.size() && i < done->size(); ++i) {
+    if ((*done)[i]) continue;
+    for (const auto& placement : jobs[i].placements) refused(placement.unit);
+  }
+}
+
+asio::awaitable<void> LeaderTerm::admit_again(const Error& error, const char* what) {
+  note_failure(error, what);
+  if (error.code == Code::kResourceExhausted) {
     spdlog::warn("scheduler: Redis is over its memory limit; jobs wait in the intake");
     co_await pause(1000ms);
   }
@@ -338,12 +361,14 @@ asio::awaitable<void> LeaderTerm::assign(Actions::Assignment assignment) {
     co_return;
   }
   for (std::size_t i = 0; i < assignment.units.size() && i < done->size(); ++i) {
-    if ((*done)[i]) continue;
-    const auto& unit = assignment.units[i];
-    context_.metrics->refused_assignment();
-    scheduler_->on_assign_refused(unit.ref, unit.nonce, now_us());
-    kick();
+    if (!(*done)[i]) refused(assignment.units[i]);
   }
+}
+
+void LeaderTerm::refused(const queue::AssignRequest& unit) {
+  context_.metrics->refused_assignment();
+  scheduler_->on_assign_refused(unit.ref, unit.nonce, now_us());
+  kick();
 }
 
 asio::awaitable<void> LeaderTerm::revoke(std::vector<queue::Attempt> attempts) {

@@ -52,6 +52,9 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   asio::awaitable<void> keep_virtual_times();
   asio::awaitable<void> audit();
   asio::awaitable<void> admit(std::vector<queue::Admission> admissions);
+  asio::awaitable<void> dispatch(std::vector<queue::Dispatch> jobs);
+  // An admission or a dispatch failed: its entries are read again.
+  asio::awaitable<void> admit_again(const Error& error, const char* what);
   asio::awaitable<void> reject(std::vector<queue::Rejection> rejections);
   asio::awaitable<void> assign(Actions::Assignment assignment);
   asio::awaitable<void> revoke(std::vector<queue::Attempt> attempts);
@@ -59,6 +62,7 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   // What the registry of adapters says of sizes and pins, once for each of its versions.
   void tell_adapters();
   void perform(Actions actions);
+  void refused(const queue::AssignRequest& unit);
   void kick();
   void notice_reconnect();
   // Another leads: the term is over. Else the call may or may not have happened: an audit will tell.

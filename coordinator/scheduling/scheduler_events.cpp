@@ -7,9 +7,10 @@ namespace ditfleet::scheduling {
 namespace {
 
 constexpr std::size_t kTenantsKept = 4096;
-// Up to so many new jobs are dispatched with their admission instead of after the event that tells of it; their
-// admissions are one call, which Redis runs before the assignments behind it. More at once have no one waiting.
-constexpr std::size_t kMostAhead = 64;
+// Up to so many new jobs are dispatched with their admission instead of after the event that tells of it. Those that get a
+// worker at once are admitted and assigned in one call; the others' admissions are one call as well, which Redis runs before
+// whatever is assigned later. More at once have no one waiting.
+constexpr std::size_t kMostAhead = 128;
 
 std::string field(const queue::Event& event, const char* name) {
   const auto it = event.fields.find(name);
@@ -19,7 +20,6 @@ std::string field(const queue::Event& event, const char* name) {
 }  // namespace
 
 void Scheduler::on_intake(std::span<const queue::IntakeEntry> entries, std::int64_t now_us) {
-  const bool ahead = entries.size() <= kMostAhead && pending_.admit.empty();
   for (const auto& entry : entries) {
     auto job = examine(entry, options_.catalogue, options_.precision, options_.adapters);
     if (!job) {
@@ -39,7 +39,7 @@ void Scheduler::on_intake(std::span<const queue::IntakeEntry> entries, std::int6
       added.priority = job->spec.priority;
       added.deadline_us = deadline;
       // Not of a plain entry, which may turn out to be another name of a job.
-      if (ahead && !entry.raw) {
+      if (pending_.admit.size() < kMostAhead && !entry.raw) {
         for (int i = 0; i < static_cast<int>(added.units.size()); ++i) unit_ready(added, i, now_us, now_us);
       }
     }

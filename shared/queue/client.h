@@ -80,6 +80,9 @@ class Client {
   asio::awaitable<Result<std::vector<IntakeEntry>>> read_intake(int limit, std::chrono::milliseconds block);
   void rewind_intake();
   asio::awaitable<Result<void>> admit(std::int64_t epoch, std::span<const Admission> admissions, Deadline deadline);
+  // Admits and assigns in one: cheaper than the two, and one way less. The i-th is false if the i-th job is not queued
+  // any more (canceled, expired, admitted before): nothing has happened to it then.
+  asio::awaitable<Result<std::vector<bool>>> dispatch(std::int64_t epoch, std::span<const Dispatch> jobs, Deadline deadline);
   asio::awaitable<Result<void>> reject(std::int64_t epoch, std::span<const Rejection> rejections, Deadline deadline);
   // Ready units → assigned, one message each to the worker's mailbox. True: done; false: no longer ready.
   asio::awaitable<Result<std::vector<bool>>> assign(std::int64_t epoch, const std::string& worker_owner,

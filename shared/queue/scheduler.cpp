@@ -28,6 +28,13 @@ std::string body_hash(const std::string& spec) {
   return sha256_hex(parsed ? job::to_json(*parsed) : spec);
 }
 
+// What the event of an assignment says of it: members of a JSON object.
+std::string assigned_data(const std::string& owner, const std::string& reason) {
+  std::string data = "\"worker\":" + json::serialize(json::string(owner.substr(0, owner.find(':'))));
+  if (!reason.empty()) data += ",\"reason\":" + json::serialize(json::string(reason));
+  return data;
+}
+
 std::string model_of(std::string_view spec) {
   const auto value = parse_json(spec);
   if (!value || !value->is_object()) return {};
@@ -159,7 +166,6 @@ asio::awaitable<Result<std::vector<bool>>> Client::assign(std::int64_t epoch, co
                                                           std::span<const AssignRequest> units, Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
-  const std::string worker = json::serialize(json::string(worker_owner.substr(0, worker_owner.find(':'))));
   std::vector<bool> out;
   while (!units.empty()) {
     const auto batch = units.first(std::min(units.size(), kBatch));
@@ -168,9 +174,47 @@ asio::awaitable<Result<std::vector<bool>>> Client::assign(std::int64_t epoch, co
     command << keys.leader() << keys.ready() << keys.lease() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events() << keys.mailbox(worker_owner);
     command << epoch << worker_owner << impl->options_.lease_ms << kMailboxMs;
     for (const AssignRequest& u : batch) {
-      std::string data = "\"worker\":" + worker;
-      if (!u.reason.empty()) data += ",\"reason\":" + json::serialize(json::string(u.reason));
-      command << u.ref.job << u.ref.unit << u.nonce << data << packed_drops(u.drop_from_host, u.drop_from_slots);
+      command << u.ref.job << u.ref.unit << u.nonce << assigned_data(worker_owner, u.reason) << packed_drops(u.drop_from_host, u.drop_from_slots);
+    }
+    auto reply = co_await impl->call(std::move(command), deadline);
+    if (!reply) co_return reply.error();
+    const auto done = flags_of(*reply);
+    out.insert(out.end(), done.begin(), done.end());
+  }
+  co_return out;
+}
+
+asio::awaitable<Result<std::vector<bool>>> Client::dispatch(std::int64_t epoch, std::span<const Dispatch> jobs, Deadline deadline) {
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
+  std::vector<bool> out;
+  while (!jobs.empty()) {
+    const auto batch = jobs.first(std::min(jobs.size(), kBatch));
+    jobs = jobs.subspan(batch.size());
+    std::vector<std::string_view> owners;
+    const auto place_of = [&owners](std::string_view owner) {
+      const auto it = std::find(owners.begin(), owners.end(), owner);
+      if (it != owners.end()) return it - owners.begin() + 1;
+      owners.push_back(owner);
+      return static_cast<std::ptrdiff_t>(owners.size());
+    };
+    for (const Dispatch& d : batch) {
+      for (const auto& p : d.placements) place_of(p.owner);
+    }
+    redis::Command command = fcall("dispatch", 10 + owners.size());
+    command << keys.leader() << keys.in() << keys.ready() << keys.deadline() << keys.lease() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events();
+    for (const auto owner : owners) command << keys.mailbox(owner);
+    command << epoch << impl->options_.lease_ms << kMailboxMs << static_cast<std::int64_t>(owners.size());
+    for (const auto owner : owners) command << owner;
+    for (const Dispatch& d : batch) {
+      const Admission& a = d.admission;
+      command << a.entry_id << a.id << a.units << a.spec
+              << std::to_string(a.cost_us) + '|' + std::to_string(a.priority) + '|' + std::to_string(a.deadline_ms)
+              << a.class_key + '|' + packed_batch(a.batch_key, a.adapters) << static_cast<std::int64_t>(d.placements.size());
+      for (const auto& p : d.placements) {
+        command << p.unit.ref.unit << static_cast<std::int64_t>(place_of(p.owner)) << p.unit.nonce << assigned_data(p.owner, p.unit.reason)
+                << packed_drops(p.unit.drop_from_host, p.unit.drop_from_slots);
+      }
     }
     auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();

@@ -95,6 +95,16 @@ struct AssignRequest {
   std::vector<std::string> drop_from_host = {}, drop_from_slots = {};
 };
 
+// An admission whose units have workers already, at least one of them; the others become ready.
+struct Dispatch {
+  struct Placement {
+    std::string owner;
+    AssignRequest unit;  // of the admission's job
+  };
+  Admission admission;  // not of a raw entry
+  std::vector<Placement> placements;
+};
+
 // One message in a worker's mailbox.
 struct MailboxEntry {
   enum class Kind { kAssign, kRevoke, kCancel };

@@ -194,7 +194,7 @@ TEST_F(QueueIntake, AForeignClientThatCallsWronglyIsToldHowItIsRight) {
     EXPECT_NE(error.find("BADARG"), std::string::npos) << name << ": " << error;
     EXPECT_NE(error.find("takes"), std::string::npos) << name << ": " << error;
   }
-  EXPECT_EQ(functions, 25);
+  EXPECT_EQ(functions, 26);
 }
 
 TEST_F(QueueIntake, FunctionsThatAreGoneAreLoadedAgain) {

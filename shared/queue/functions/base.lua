@@ -34,6 +34,13 @@ end
 
 local function int(v) return string.format('%d', v) end
 
+-- When a lease of that many milliseconds from now lapses, rounded up to a twentieth of it (a quarter of a second at most):
+-- to set a place in a sorted set anew to what it was costs a fifth of moving it.
+local function lease_until(ms, lease)
+  local grain = math.max(1, math.min(250, math.floor(lease / 20)))
+  return string.format('%d', math.ceil((ms + lease) / grain) * grain)
+end
+
 local function prefix_of(key) return string.match(key, '^df:{[^}]*}:') or '' end
 
 local function badarg(text) return redis.error_reply('BADARG ' .. text) end

@@ -29,6 +29,15 @@ local function led(f)
   end
 end
 
+-- Of another shape than the others: it checks its own.
+local function checked_dispatch(keys, a)
+  local owners = tonumber(a[4])
+  if #keys < 10 or not owners or #keys ~= 10 + owners or #a < 4 + owners or not string.find(a[1] .. a[2] .. a[3] .. a[4], '^%d+$') then
+    return badarg('dispatch takes 10 keys and a mailbox for each owner, 4 whole numbers, each owner, then the jobs; got ' .. int(#keys) .. ' and ' .. int(#a))
+  end
+  return led(dispatch)(keys, a)
+end
+
 -- allow-oom: what ends or keeps work must go on when Redis is at its memory limit; taking new work must not.
 local function register(name, f, shape, numbers, ...)
   redis.register_function{function_name = 'ditfleet_v1_' .. name, flags = {...},
@@ -42,6 +51,7 @@ register('admit', led(admit), {9, 0, 1, 9}, {1})
 register('admit_raw', led(admit_raw), {10, 2, 3, 13}, {1, 2, 3})
 register('reject', led(reject), {8, 1, 1, 7}, {1}, 'allow-oom')
 register('assign', led(assign), {9, 0, 4, 5}, {1, 3, 4})
+redis.register_function{function_name = 'ditfleet_v1_dispatch', callback = checked_dispatch}
 register('revoke', led(revoke), {6, 1, 1, 4}, {1}, 'allow-oom')
 register('due', due, {3, 0, 1, 0}, {1}, 'no-writes')
 register('reap', led(reap), {13, 1, 4, 3}, {1, 2, 3}, 'allow-oom')

@@ -170,7 +170,7 @@ end
 local function assign(keys, a)
   local rc, sub = redis.call, string.sub
   local ms, t = clock()
-  local owner, till = a[2], int(ms + a[3])
+  local owner, till = a[2], lease_until(ms, a[3])
   local j = journal('feed', {events = keys[8], last = keys[7]})
   local members, ids = members_of(a, 5, 5), ids_of(a, 5, 5)
   local us, opens, specs = read_all(keys[4], members), read_all(keys[5], ids), read_all(keys[6], ids)

@@ -25,7 +25,7 @@ end
 local function start(keys, a)
   local rc, find, sub, match = redis.call, string.find, string.sub, string.match
   local ms, t = clock()
-  local till, out, leases, held, seen = int(ms + a[1]), {}, {}, {}, {}
+  local till, out, leases, held, seen = lease_until(ms, a[1]), {}, {}, {}, {}
   local j = journal('feed', {events = keys[4], last = keys[3]})
   local members = members_of(a, 2, 3)
   local us = read_all(keys[2], members)
@@ -56,7 +56,7 @@ end
 local function renew(keys, a)
   local sub = string.sub
   local ms = clock()
-  local till, out, leases, z = int(ms + a[1]), {}, {}, 0
+  local till, out, leases, z = lease_until(ms, a[1]), {}, {}, 0
   local j = journal('steps', {events = keys[4], last = keys[3]})
   local members = members_of(a, 2, 4)
   local us = read_all(keys[2], members)
