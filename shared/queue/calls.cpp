@@ -1,6 +1,10 @@
 #include "shared/queue/calls.h"
 
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+
 #include "shared/queue/library.h"
+#include "shared/queue/records.h"
 
 namespace ditfleet::queue {
 
@@ -61,6 +65,36 @@ asio::awaitable<Result<std::vector<redis::Reply>>> Client::Impl::read_stream(std
     co_return std::vector<redis::Reply>();
   }
   co_return std::move(reply->elements[0].elements[1].elements);
+}
+
+void Client::Impl::expect(const std::vector<IntakeEntry>& jobs_of_entry) {
+  if (jobs_of_entry.size() < 2) return;
+  auto& left = shared_entries_[std::string(stream_id(jobs_of_entry[0].entry_id))];
+  left.clear();  // read again: whatever was said of it before, all are asked for once more
+  for (const IntakeEntry& job : jobs_of_entry) left.insert(job.entry_id);
+}
+
+void Client::Impl::seen_to(std::span<const std::string_view> entry_ids, Deadline deadline) {
+  redis::Command forget("XDEL");
+  forget << keys_.in();
+  const int bare = forget.size();
+  for (const std::string_view id : entry_ids) {
+    if (stream_id(id).size() == id.size()) continue;
+    const auto it = shared_entries_.find(std::string(stream_id(id)));
+    if (it == shared_entries_.end()) continue;
+    if (const auto left = it->second.find(id); left != it->second.end()) it->second.erase(left);
+    if (!it->second.empty()) continue;
+    forget << it->first;
+    shared_entries_.erase(it);
+  }
+  if (forget.size() == bare) return;
+  // If this does not happen, the entry is read again after the reconnect, and each of its jobs found admitted.
+  asio::co_spawn(
+      connection_->executor(),
+      [](std::shared_ptr<redis::Connection> connection, redis::Command command, Deadline until) -> asio::awaitable<void> {
+        (void)co_await connection->execute(std::move(command), until);
+      }(connection_, std::move(forget), deadline),
+      asio::detached);
 }
 
 bool Client::Impl::hold_leases() {

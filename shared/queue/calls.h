@@ -5,6 +5,8 @@
 #include <deque>
 #include <initializer_list>
 #include <memory>
+#include <set>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -32,6 +34,9 @@ class Client::Impl {
   asio::awaitable<Result<std::vector<redis::Reply>>> read_stream(std::shared_ptr<redis::Connection>& own,
                                                                  const std::string& key, const std::string& after,
                                                                  int limit, std::chrono::milliseconds block);
+  // What was read as one entry of several jobs leaves the intake when all of them have been seen to.
+  void expect(const std::vector<IntakeEntry>& jobs_of_entry);
+  void seen_to(std::span<const std::string_view> entry_ids, Deadline deadline);  // does not wait
   // True while leases must be left alone because this process has just come back to Redis.
   bool hold_leases();
   // Forgets jobs that ended longer ago than the retention; every 200 ms at most.
@@ -44,6 +49,8 @@ class Client::Impl {
 
   std::string intake_cursor_ = "0";
   std::unordered_map<std::string, std::string> raw_bodies_;  // entry id → SHA-256 of a raw entry's spec
+  std::unordered_map<std::string, std::set<std::string, std::less<>>> shared_entries_;  // → entry_ids still to be seen to
+  std::size_t jobs_an_entry_ = 1;  // of late: a read is limited in jobs
   std::unordered_map<std::string, int> last_steps_;          // nonce → the last step that Redis took
   std::uint64_t generation_ = 0;
   Deadline::Clock::time_point hold_until_{}, next_sweep_{};

@@ -54,33 +54,59 @@ std::string problem_of(const redis::Reply& flat, const Fields& fields) {
 
 }  // namespace
 
-IntakeEntry parse_intake(const redis::Reply& entry) {
+namespace {
+
+// "<id> <tenant> <deadline>", as ditfleet_v1_submit writes it. False: this is none.
+bool read_submitted(std::string_view rest, IntakeEntry& out) {
+  std::array<std::string_view, 3> word{};
+  for (std::string_view& w : word) {
+    const auto space = rest.find(' ');
+    w = rest.substr(0, space);
+    rest.remove_prefix(space == std::string_view::npos ? rest.size() : space + 1);
+  }
+  if (!is_valid_id(word[0]) || !is_valid_id(word[1])) return false;
+  out.id = word[0];
+  out.tenant = word[1];
+  out.deadline_ms = to_int(word[2]);
+  return true;
+}
+
+std::string checked_traceparent(std::string_view text) { return std::string(is_traceparent(text) ? text : std::string_view()); }
+
+// The jobs of an entry that several were submitted in: fields submitted, spec and traceparent of each. Nothing: it is
+// not of that form.
+std::vector<IntakeEntry> several(const std::string& entry_id, const std::vector<redis::Reply>& flat) {
+  std::vector<IntakeEntry> out;
+  if (flat.size() < 12 || flat.size() % 6 != 0) return out;
+  for (std::size_t i = 0; i < flat.size(); i += 6) {
+    IntakeEntry& job = out.emplace_back();
+    if (flat[i].text != "submitted" || flat[i + 2].text != "spec" || flat[i + 4].text != "traceparent" || !read_submitted(flat[i + 1].text, job)) return {};
+    job.entry_id = entry_id + '/' + std::to_string(i / 6 + 1);
+    job.created_ms = to_int(entry_id);
+    job.spec = flat[i + 3].text;
+    job.traceparent = checked_traceparent(flat[i + 5].text);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string_view stream_id(std::string_view entry_id) { return entry_id.substr(0, entry_id.find('/')); }
+
+std::vector<IntakeEntry> parse_intake(const redis::Reply& entry) {
   IntakeEntry out;
   if (entry.elements.size() != 2) {
     out.problem = "[queue] an intake entry is not [id, fields]";
-    return out;
+    return {out};
   }
+  if (auto jobs = several(entry.elements[0].text, entry.elements[1].elements); !jobs.empty()) return jobs;
   out.entry_id = entry.elements[0].text;
   out.created_ms = to_int(out.entry_id);
   const Fields fields = fields_of(entry.elements[1]);
   out.spec = text_of(fields, "spec");
-  out.traceparent = text_of(fields, "traceparent");
-  if (!is_traceparent(out.traceparent)) out.traceparent.clear();
-  if (fields.count("submitted")) {  // of ditfleet_v1_submit: "<id> <tenant> <deadline>"
-    std::string_view rest = fields.at("submitted");
-    std::array<std::string_view, 3> word{};
-    for (std::string_view& w : word) {
-      const auto space = rest.find(' ');
-      w = rest.substr(0, space);
-      rest.remove_prefix(space == std::string_view::npos ? rest.size() : space + 1);
-    }
-    if (is_valid_id(word[0]) && is_valid_id(word[1])) {  // else it is not, and the field is unknown
-      out.id = word[0];
-      out.tenant = word[1];
-      out.deadline_ms = to_int(word[2]);
-      return out;
-    }
-  }
+  out.traceparent = checked_traceparent(text_of(fields, "traceparent"));
+  // Else it is a plain entry, with an unknown field.
+  if (const auto submitted = fields.find("submitted"); submitted != fields.end() && read_submitted(submitted->second, out)) return {out};
   out.raw = true;
   out.problem = problem_of(entry.elements[1], fields);
   out.deadline_ms = to_int(text_of(fields, "deadline_ms"));
@@ -89,7 +115,7 @@ IntakeEntry parse_intake(const redis::Reply& entry) {
   out.id = is_valid_id(id) ? id : "x-" + out.entry_id;
   if (is_valid_id(tenant)) out.tenant = tenant;
   if (out.spec.size() > kMostSpecBytes) out.spec.resize(1024);  // to be shown with the rejection
-  return out;
+  return {out};
 }
 
 Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>& out) {

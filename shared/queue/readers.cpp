@@ -165,14 +165,17 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
   std::vector<JobRecord*> whose;
   for (std::size_t i = 0; i < entries.size(); ++i) {
     if (entries[i].empty()) continue;
-    specs.push_back(redis::Command("XRANGE") << keys.in() << entries[i] << entries[i]);
+    specs.push_back(redis::Command("XRANGE") << keys.in() << stream_id(entries[i]) << stream_id(entries[i]));
     whose.push_back(&page.jobs[i]);
   }
   if (!specs.empty()) {
     const auto read = co_await impl->connection_->execute_all(std::move(specs), deadline);
     for (std::size_t i = 0; i < read.size(); ++i) {
       if (!read[i]) co_return read[i].error();
-      if (!read[i]->elements.empty()) whose[i]->spec = parse_intake(read[i]->elements[0]).spec;
+      if (read[i]->elements.empty()) continue;
+      for (IntakeEntry& job : parse_intake(read[i]->elements[0])) {
+        if (job.id == whose[i]->id) whose[i]->spec = std::move(job.spec);
+      }
     }
   }
   co_return page;

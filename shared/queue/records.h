@@ -74,8 +74,11 @@ UnitRecord unit_record(int unit, const PackedUnit& packed);
 
 // Longer specs of plain entries are rejected.
 inline constexpr std::size_t kMostSpecBytes = 1 << 20;
-// Never fails: what is wrong with an entry is its `problem`.
-IntakeEntry parse_intake(const redis::Reply& entry);
+// At least one: an entry holds what was submitted in one call. Never fails: what is wrong with an entry is its `problem`.
+// Where there are several jobs, the entry_id of each is "<entry>/<which of them>".
+std::vector<IntakeEntry> parse_intake(const redis::Reply& entry);
+// The entry in the stream.
+std::string_view stream_id(std::string_view entry_id);
 // Appends what one entry says: several assignments may come in one.
 Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>& out);
 

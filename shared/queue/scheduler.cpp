@@ -61,22 +61,27 @@ asio::awaitable<Result<void>> Client::resign(const std::string& coordinator, std
 
 asio::awaitable<Result<std::vector<IntakeEntry>>> Client::read_intake(int limit, std::chrono::milliseconds block) {
   const auto impl = impl_;
-  auto entries = co_await impl->read_stream(impl->intake_connection_, impl->keys_.in(), impl->intake_cursor_, limit, block);
+  const int count = std::max(1, limit / static_cast<int>(impl->jobs_an_entry_));
+  auto entries = co_await impl->read_stream(impl->intake_connection_, impl->keys_.in(), impl->intake_cursor_, count, block);
   if (!entries) co_return entries.error();
   std::vector<IntakeEntry> out;
-  out.reserve(entries->size());
   for (const redis::Reply& raw : *entries) {
-    IntakeEntry entry = parse_intake(raw);
-    if (entry.raw) impl->raw_bodies_[entry.entry_id] = body_hash(entry.spec);
-    impl->intake_cursor_ = entry.entry_id;
-    out.push_back(std::move(entry));
+    auto jobs = parse_intake(raw);
+    impl->expect(jobs);
+    for (IntakeEntry& entry : jobs) {
+      if (entry.raw) impl->raw_bodies_[entry.entry_id] = body_hash(entry.spec);
+      impl->intake_cursor_ = stream_id(entry.entry_id);
+      out.push_back(std::move(entry));
+    }
   }
+  if (!entries->empty()) impl->jobs_an_entry_ = out.size() / entries->size();
   co_return out;
 }
 
 void Client::rewind_intake() {
   impl_->intake_cursor_ = "0";
   impl_->raw_bodies_.clear();
+  impl_->shared_entries_.clear();
 }
 
 asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const Admission> admissions, Deadline deadline) {
@@ -92,9 +97,14 @@ asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const 
     const std::size_t end = std::min(submitted.size(), begin + kBatch);
     redis::Command command = fcall("admit", 9);
     command << keys.leader() << keys.in() << keys.ready() << keys.deadline() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events() << epoch;
-    for (std::size_t i = begin; i < end; ++i) common(command, *submitted[i]);
+    std::vector<std::string_view> entries;
+    for (std::size_t i = begin; i < end; ++i) {
+      common(command, *submitted[i]);
+      entries.push_back(submitted[i]->entry_id);
+    }
     auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
+    impl->seen_to(entries, deadline);
   }
 
   std::vector<Rejection> refused;
@@ -151,6 +161,9 @@ asio::awaitable<Result<void>> Client::reject(std::int64_t epoch, std::span<const
     }
     auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
+    std::vector<std::string_view> entries;
+    for (const Rejection& r : batch) entries.push_back(r.entry_id);
+    impl->seen_to(entries, deadline);
     // A chosen id that names another job: this entry's fate is told under its own.
     for (std::size_t i = 0; i < batch.size() && i < reply->elements.size(); ++i) {
       if (reply->elements[i].integer == 1 || batch[i].id == own_id(batch[i].entry_id)) continue;
@@ -220,6 +233,9 @@ asio::awaitable<Result<std::vector<bool>>> Client::dispatch(std::int64_t epoch, 
     if (!reply) co_return reply.error();
     const auto done = flags_of(*reply);
     out.insert(out.end(), done.begin(), done.end());
+    std::vector<std::string_view> entries;
+    for (const Dispatch& d : batch) entries.push_back(d.admission.entry_id);
+    impl->seen_to(entries, deadline);
   }
   co_return out;
 }

@@ -46,8 +46,13 @@ Reply entry_of(std::string_view input) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace ditfleet;
   static const job::Catalogue catalogue{{{"demo", {.name = "demo", .dir = "/m"}}}, "demo"};
-  const auto entry = queue::parse_intake(entry_of({reinterpret_cast<const char*>(data), size}));
-  if (entry.entry_id != "1700000000000-0" || !is_valid_id(entry.id)) std::abort();
+  const auto jobs = queue::parse_intake(entry_of({reinterpret_cast<const char*>(data), size}));
+  if (jobs.empty()) std::abort();
+  for (const auto& job : jobs) {
+    if (queue::stream_id(job.entry_id) != "1700000000000-0" || !is_valid_id(job.id)) std::abort();
+    if (jobs.size() > 1 && (job.raw || !job.problem.empty())) std::abort();
+  }
+  const auto& entry = jobs.front();
   if (entry.raw && !is_valid_id(entry.tenant)) std::abort();
   Error error{Code::kInvalidArgument, entry.problem};
   if (entry.problem.empty()) {

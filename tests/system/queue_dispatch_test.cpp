@@ -21,6 +21,11 @@ class QueueDispatch : public QueueTest {
     job.placements.push_back({owner, {attempt.ref, attempt.nonce, "warm"}});
     return attempt;
   }
+  void submit_together(const std::vector<queue::Submission>& all) {
+    const auto outcomes = wait(client_->submit_many(all, soon()));
+    ASSERT_TRUE(outcomes.ok());
+    for (const auto& outcome : *outcomes) EXPECT_TRUE(outcome.ok());
+  }
   std::vector<bool> dispatch(const std::vector<Dispatch>& jobs) {
     auto done = wait(client_->dispatch(epoch_, jobs, soon()));
     EXPECT_TRUE(done.ok()) << (done ? "" : done.error().message);
@@ -165,6 +170,96 @@ TEST_F(QueueDispatch, AJobThatIsNotQueuedAnyMoreIsLeftAlone) {
   EXPECT_EQ(dispatch({jobs[2]}), std::vector{false});
   EXPECT_EQ(stored(), was);
   EXPECT_EQ(mail().size(), 1u);
+}
+
+// Several jobs submitted in one call are one entry of the intake, which stays until each of them has been seen to.
+TEST_F(QueueDispatch, WhatWasSubmittedTogetherWaitsInOneEntry) {
+  std::vector<queue::Submission> all;
+  for (const char* id : {"a", "b", "c", "d", "e"}) {
+    all.push_back(submission(id));
+    all.back().spec = R"({"model":"demo","prompt":")" + std::string(id) + R"("})";
+  }
+  all[1].tenant = "acme";
+  all[2].traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+  submit_together(all);
+  EXPECT_EQ(redis({"XLEN", keys_.in()}).integer, 1);
+  EXPECT_EQ(job("d").spec, all[3].spec);
+  const auto page = wait(client_->list("", std::nullopt, 10, "", soon()));
+  EXPECT_EQ(page->jobs.size(), 5u);
+  for (const auto& listed : page->jobs) {
+    EXPECT_EQ(listed.spec, R"({"model":"demo","prompt":")" + listed.id + R"("})");
+  }
+  // One is canceled while it waits: the others stay.
+  EXPECT_EQ(*wait(client_->cancel("d", "", soon())), CancelOutcome::kCanceled);
+  EXPECT_EQ(job("d").spec, all[3].spec);
+  EXPECT_EQ(redis({"XLEN", keys_.in()}).integer, 1);
+
+  auto entries = intake();
+  ASSERT_EQ(entries.size(), 5u);
+  for (std::size_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(entries[i].id, all[i].id);
+    EXPECT_EQ(entries[i].spec, all[i].spec);
+    EXPECT_EQ(entries[i].tenant, all[i].tenant);
+    EXPECT_EQ(entries[i].traceparent, all[i].traceparent);
+    EXPECT_FALSE(entries[i].raw);
+  }
+  EXPECT_TRUE(intake().empty());
+  // Admitted, dispatched and rejected, each by a call of its own.
+  const auto first = admission(entries[0]);
+  ASSERT_TRUE(wait(client_->admit(epoch_, std::span(&first, 1), soon())).ok());
+  auto second = dispatch_of(entries[1]);
+  place(second, 0);
+  EXPECT_EQ(dispatch({second}), std::vector{true});
+  EXPECT_EQ(redis({"XLEN", keys_.in()}).integer, 1);
+
+  // Another leader, before the rest was seen to: it reads all, and finds what is admitted admitted.
+  client_->rewind_intake();
+  entries = intake();
+  ASSERT_EQ(entries.size(), 5u);
+  std::vector<Dispatch> again;
+  for (const std::size_t i : {0, 1, 3, 4}) place(again.emplace_back(dispatch_of(entries[i])), 0);
+  EXPECT_EQ(dispatch(again), (std::vector{false, false, false, true}));
+  EXPECT_EQ(redis({"XLEN", keys_.in()}).integer, 1);
+  const queue::Rejection rejection{entries[2].entry_id, "c", invalid_argument("no"), false, "default", entries[2].spec, {}};
+  ASSERT_TRUE(wait(client_->reject(epoch_, std::span(&rejection, 1), soon())).ok());
+  EXPECT_EQ(redis({"XLEN", keys_.in()}).integer, 0);
+
+  EXPECT_EQ(job("a").state, State::kReady);
+  EXPECT_EQ(job("b").state, State::kAssigned);
+  EXPECT_EQ(job("b").tenant, "acme");
+  EXPECT_EQ(job("c").state, State::kRejected);
+  EXPECT_EQ(job("c").spec, all[2].spec);
+  EXPECT_EQ(job("d").state, State::kCanceled);
+  EXPECT_EQ(job("e").state, State::kAssigned);
+  EXPECT_GT(job("e").created_ms, 0);
+  EXPECT_EQ(mail().size(), 2u);
+}
+
+TEST_F(QueueDispatch, ADeadlineOfOneSubmittedWithOthersTakesThatOneAlone) {
+  std::vector<queue::Submission> all{submission("late"), submission("patient")};
+  all[0].deadline_in_ms = 50;
+  submit_together(all);
+  for (int i = 0; i < 200 && job("late").state != State::kExpired; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    reap();
+  }
+  EXPECT_EQ(job("late").state, State::kExpired);
+  EXPECT_EQ(job("late").spec, kSpec);
+  EXPECT_EQ(job("patient").state, State::kQueued);
+  EXPECT_EQ(intake().size(), 2u);
+  EXPECT_EQ(redis({"XLEN", keys_.in()}).integer, 1);
+}
+
+TEST_F(QueueDispatch, LongSpecsAreNotOneEntry) {
+  std::vector<queue::Submission> all;
+  for (int i = 0; i < 5; ++i) {
+    all.push_back(submission("long-" + std::to_string(i)));
+    all.back().spec = R"({"model":"demo","prompt":")" + std::string(40'000, 'x') + R"("})";
+  }
+  submit_together(all);
+  EXPECT_EQ(redis({"XLEN", keys_.in()}).integer, 3);
+  EXPECT_EQ(intake().size(), 5u);
+  EXPECT_EQ(job("long-4").spec, all[4].spec);
 }
 
 TEST_F(QueueDispatch, AnEntryOfAnotherJobDispatchesNothing) {

@@ -46,7 +46,7 @@ local function prefix_of(key) return string.match(key, '^df:{[^}]*}:') or '' end
 local function badarg(text) return redis.error_reply('BADARG ' .. text) end
 
 local function valid_id(id)
-  return #id > 0 and #id <= 64 and (not string.find(id, '%W') or not string.find(id, '[^%w._-]'))
+  return #id <= 64 and (string.find(id, '^%w+$') or string.find(id, '^[%w._-]+$')) ~= nil
 end
 
 -- state, nonce, started, errors, crashes, owner, assigned, n, deadline of an open unit
@@ -61,6 +61,11 @@ end
 -- A unit that waits for a worker.
 local function waiting(s, e, c, n, dl) return s .. '||0|' .. e .. '|' .. c .. '||0|' .. n .. '|' .. dl end
 local fresh = waiting('ready', '0', '0', '1', '0')
+
+-- The usual question, without making a string of what is looked for: no other state has its bar there.
+local function runs(u, nonce)
+  return u and string.byte(u, 8) == 124 and string.byte(u, 1) == 114 and string.find(u, nonce, 9, true) == 9 and string.byte(u, 9 + #nonce) == 124
+end
 
 local function holds(u, state, nonce) return u and string.find(u, state .. '|' .. nonce .. '|', 1, true) == 1 end
 
@@ -79,14 +84,28 @@ local function same_body(o, tenant, sha)
   return whose == tenant and hash == string.sub(sha, 1, 16)
 end
 
+-- What waits in the intake is an entry, and of several jobs that were submitted in one call "<entry>/<which of them>".
 -- The spec of a job that is queued; '' if its entry is gone.
 local function queued_spec(intake, entry)
-  local found = redis.call('XRANGE', intake, entry, entry)
-  local fields = found[1] and found[1][2] or {}
+  local at, which = string.match(entry, '^([^/]*)/?(%d*)$')
+  local found = redis.call('XRANGE', intake, at, at)
+  local fields, skip = found[1] and found[1][2] or {}, tonumber(which) or 1
   for i = 1, #fields, 2 do
-    if fields[i] == 'spec' then return fields[i + 1] end
+    if fields[i] == 'spec' then
+      skip = skip - 1
+      if skip == 0 then return fields[i + 1] end
+    end
   end
   return ''
+end
+
+-- Entries that nobody needs any more. One of several jobs goes when the scheduler has seen to the last of them.
+local function forget_entries(intake, entries, count)
+  local own, n = {}, 0
+  for i = 1, count do
+    if not string.find(entries[i], '/', 1, true) then n = n + 1; own[n] = entries[i] end
+  end
+  if n > 0 then redis.call('XDEL', intake, unpack(own)) end
 end
 
 -- The fields of a batch: every `stride` arguments from `first` on name a job, or one by (id, unit).

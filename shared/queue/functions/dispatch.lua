@@ -115,7 +115,7 @@ local function dispatch(keys, a)
     end
     p = p + 7 + 5 * k
   end
-  rc('XDEL', keys[2], unpack(entries))
+  forget_entries(keys[2], entries, count)
   if admitted == 0 then return out end
 
   local last, z = {}, 0

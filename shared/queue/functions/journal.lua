@@ -23,7 +23,7 @@ local function write(j)
     local member = whose[i]
     local fields = j.ended[member]
     if fields then
-      fields[3] = fields[3] .. at
+      fields[3] = (fields.head or '') .. fields[3] .. (fields.tail or '') .. at
       rc('HSET', unpack(fields))
       over[#over + 1] = member
     else

@@ -3,52 +3,84 @@
 -- KEYS in jobs deadline open last events, then (job idem) each; without an idempotency key pass the job key for idem.
 -- ARGV idempotency_ms, then (id tenant spec sha256 has_key traceparent deadline_ms) each.
 local function submit(keys, a)
-  local rc = redis.call
+  local rc, find, sub = redis.call, string.find, string.sub
   local count = (#a - 1) / 7
   if count == 0 then return {} end
   local _, t = clock()
   local pre = prefix_of(keys[1])
   local j = journal('feed', {events = keys[6], last = keys[5]})
-  local out, index, opened, dues, jobs, made = {}, {}, {}, {}, {}, {}
+  local out, jobs, made = {}, {}, {}
   for i = 1, count do jobs[i] = keys[5 + 2 * i] end
   local none = rc('EXISTS', unpack(jobs)) == 0
   local opens = read_all(keys[4], ids_of(a, 2, 7))
-  local p, k = 2, 7
+  local good, begins = nil, nil  -- a tenant that is valid, and how its idempotency keys begin
+  local new, n = {}, 0
+  local p = 2
   for i = 1, count do
-    local id, tenant, sha, trace, dl = a[p], a[p + 1], a[p + 3], a[p + 5], a[p + 6]
-    local job, keyed = keys[k], a[p + 4] == '1'
+    local id, tenant, sha, dl = a[p], a[p + 1], a[p + 3], a[p + 6]
+    local job, keyed = jobs[i], a[p + 4] == '1'
+    if tenant ~= good and valid_id(tenant) then good = tenant; begins = pre .. 'idem:' .. tenant .. ':' end
     local verdict
     if not valid_id(id) then verdict = 'invalid id: 1 to 64 characters of A-Z a-z 0-9 . _ -'
-    elseif not valid_id(tenant) then verdict = 'invalid tenant: 1 to 64 characters of A-Z a-z 0-9 . _ -'
+    elseif tenant ~= good then verdict = 'invalid tenant: 1 to 64 characters of A-Z a-z 0-9 . _ -'
     elseif job ~= pre .. 'job:' .. id then verdict = 'invalid keys: they are not those of job ' .. id
-    elseif #sha ~= 64 or string.find(sha, '%X') then verdict = 'invalid sha256: 64 hexadecimal digits of the SHA-256 of spec'
-    elseif a[p + 4] ~= '0' and not keyed then verdict = 'invalid has_key: 1 if the second key is that of an idempotency key, else 0'
-    elseif keyed and string.sub(keys[k + 1], 1, #pre + 6 + #tenant) ~= pre .. 'idem:' .. tenant .. ':' then verdict = 'invalid keys: an idempotency key of tenant ' .. tenant .. ' is ' .. pre .. 'idem:' .. tenant .. ':<key>'
-    elseif dl ~= '0' and not string.find(dl, '^%d+$') then verdict = 'invalid deadline_ms: milliseconds since the epoch, 0 for none'
+    elseif #sha ~= 64 or not find(sha, '^%x+$') then verdict = 'invalid sha256: 64 hexadecimal digits of the SHA-256 of spec'
+    elseif not keyed and a[p + 4] ~= '0' then verdict = 'invalid has_key: 1 if the second key is that of an idempotency key, else 0'
+    elseif keyed and find(keys[6 + 2 * i], begins, 1, true) ~= 1 then verdict = 'invalid keys: an idempotency key of tenant ' .. tenant .. ' is ' .. begins .. '<key>'
+    elseif dl ~= '0' and not find(dl, '^%d+$') then verdict = 'invalid deadline_ms: milliseconds since the epoch, 0 for none'
     else
-      local o = made[id] or opens[i] or (not none and rc('HGET', job, 'o'))
-      if o or (not none and rc('EXISTS', job) == 1) then
+      local first = made[id]
+      local o = opens[i] or (not none and rc('HGET', job, 'o'))
+      if first then
+        verdict = a[first + 1] == tenant and sub(a[first + 3], 1, 16) == sub(sha, 1, 16) and 'existed ' .. id or 'taken'
+      elseif o or (not none and rc('EXISTS', job) == 1) then
         verdict = (o and same_body(o, tenant, sha)) and 'existed ' .. id or 'taken'
       else
-        local old = keyed and rc('SET', keys[k + 1], id .. ' ' .. string.sub(sha, 1, 32), 'NX', 'GET', 'PX', a[1])
+        local old = keyed and rc('SET', keys[6 + 2 * i], id .. ' ' .. sub(sha, 1, 32), 'NX', 'GET', 'PX', a[1])
         if old then
-          verdict = (string.sub(old, -32) == string.sub(sha, 1, 32) and 'existed ' or 'mismatch ') .. string.match(old, '^%S+')
+          verdict = (sub(old, -32) == sub(sha, 1, 32) and 'existed ' or 'mismatch ') .. string.match(old, '^%S+')
         else
-          if #trace ~= 55 or string.find(trace, '[^%x-]') then trace = '' end  -- as W3C wants: what is none is ignored
-          local entry = rc('XADD', keys[1], '*', 'submitted', id .. ' ' .. tenant .. ' ' .. dl, 'spec', a[p + 2], 'traceparent', trace)
-          made[id] = queued(dl, entry, tenant, sha, trace)
-          note(j, id, id, 'queued -1 {}')
-          index[#index + 1] = t; index[#index + 1] = id
-          opened[#opened + 1] = id; opened[#opened + 1] = made[id]
-          if dl ~= '0' then dues[#dues + 1] = dl; dues[#dues + 1] = id end
+          n = n + 1
+          new[n] = p
+          made[id] = p
           verdict = 'created'
         end
       end
     end
     out[i] = verdict
-    p, k = p + 7, k + 2
+    p = p + 7
   end
-  if #index > 0 then rc('ZADD', keys[2], unpack(index)); rc('HSET', keys[4], unpack(opened)) end
+
+  -- What was submitted together waits in one entry; a long one is cut.
+  local index, opened, dues = {}, {}, {}
+  local first = 1
+  while first <= n do
+    local fields, bytes, to = {}, 0, first
+    repeat
+      p = new[to]
+      local trace, f = a[p + 5], 6 * (to - first)
+      if #trace ~= 55 or not find(trace, '^%x+%-%x+%-%x+%-%x+$') then trace = '' end  -- as W3C wants: what is none is ignored
+      a[p + 5] = trace
+      fields[f + 1] = 'submitted'; fields[f + 2] = a[p] .. ' ' .. a[p + 1] .. ' ' .. a[p + 6]
+      fields[f + 3] = 'spec'; fields[f + 4] = a[p + 2]
+      fields[f + 5] = 'traceparent'; fields[f + 6] = trace
+      bytes = bytes + #a[p + 2]
+      to = to + 1
+    until to > n or bytes > 65536 or to - first == 128
+    local entry = rc('XADD', keys[1], '*', unpack(fields))
+    local alone = to - first == 1
+    for i = first, to - 1 do
+      p = new[i]
+      local id = a[p]
+      index[2 * i - 1] = t; index[2 * i] = id
+      opened[2 * i - 1] = id
+      opened[2 * i] = queued(a[p + 6], alone and entry or entry .. '/' .. int(i - first + 1), a[p + 1], a[p + 3], a[p + 5])
+      note(j, id, id, 'queued -1 {}')
+      if a[p + 6] ~= '0' then dues[#dues + 1] = a[p + 6]; dues[#dues + 1] = id end
+    end
+    first = to
+  end
+  if n > 0 then rc('ZADD', keys[2], unpack(index)); rc('HSET', keys[4], unpack(opened)) end
   if #dues > 0 then rc('ZADD', keys[3], unpack(dues)) end
   write(j)
   return out
@@ -69,7 +101,7 @@ local function cancel(keys, a)
   local j = journal('feed', {events = keys[10], last = keys[9], open = keys[7], specs = keys[8], deadlines = keys[5]})
   if n == '0' then
     local spec = queued_spec(keys[1], entry)
-    rc('XDEL', keys[1], entry)
+    forget_entries(keys[1], {entry}, 1)
     end_queued(j, job, id, o, 'canceled', t, '{}', spec)
     write(j)
     return redis.status_reply('canceled')

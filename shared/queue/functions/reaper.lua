@@ -39,7 +39,7 @@ local function expire(j, k, job, id, t)
   local err = rc('HGET', job, 'error') or '{"code":"deadline_exceeded","message":"[queue] the deadline passed before the job ended"}'
   if n == '0' then
     local spec = queued_spec(k[8], entry)
-    rc('XDEL', k[8], entry)
+    forget_entries(k[8], {entry}, 1)
     end_queued(j, job, id, o, 'expired', t, err, spec)
     return 1
   end

@@ -81,7 +81,7 @@ local function admit(keys, a)
     end
     entries[i] = entry
   end
-  if #entries > 0 then redis.call('XDEL', keys[2], unpack(entries)) end
+  forget_entries(keys[2], entries, #entries)
   write_admissions(j, all, keys[3], keys[4], keys[5])
   return #all.places / 2
 end
@@ -157,7 +157,7 @@ local function reject(keys, a)
       write(j)
     end
     local ok = not raw or known == entry
-    if ok then rc('XDEL', keys[2], entry) end
+    if ok then forget_entries(keys[2], {entry}, 1) end
     out[#out + 1] = ok and 1 or 0
     p, k = p + 7, k + 1
   end

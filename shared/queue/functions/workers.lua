@@ -23,30 +23,32 @@ end
 
 -- KEYS lease units last events; ARGV lease_ms, then (id unit nonce) each. 1: running under this nonce.
 local function start(keys, a)
-  local rc, find, sub, match = redis.call, string.find, string.sub, string.match
+  local rc, find, byte = redis.call, string.find, string.byte
   local ms, t = clock()
   local till, out, leases, held, seen = lease_until(ms, a[1]), {}, {}, {}, {}
+  local z = 0
   local j = journal('feed', {events = keys[4], last = keys[3]})
   local members = members_of(a, 2, 3)
   local us = read_all(keys[2], members)
   local p = 2
   for i, member in ipairs(members) do
     local u, nonce, ok = us[i], a[p + 2], 0
-    local want = 'assigned|' .. nonce .. '|0|'
+    local rest = 13 + #nonce  -- behind assigned|<nonce>|0|
     if seen[member] then ok = seen[member] == nonce and 1 or 0
-    elseif u and find(u, want, 1, true) == 1 then
-      local rest = sub(u, #want + 1)
-      local e, c, worker = match(rest, '^(%d+)|(%d+)|([^:|]*)')
-      note(j, a[p], member, 'started ' .. a[p + 1] .. ' {"attempt":' .. int(e + c + 1) .. ',"worker":"' .. worker .. '"}')
-      held[#held + 1] = member; held[#held + 1] = 'running|' .. nonce .. '|' .. t .. '|' .. rest
-      leases[#leases + 1] = till; leases[#leases + 1] = member
+    elseif u and byte(u, 1) == 97 and find(u, nonce, 10, true) == 10 and find(u, '|0|', rest - 3, true) == rest - 3 then
+      local e, c, worker = string.match(u, '^(%d+)|(%d+)|([^:|]*)', rest)
+      local attempt = e == '0' and c == '0' and '1' or int(e + c + 1)
+      note(j, a[p], member, 'started ' .. a[p + 1] .. ' {"attempt":' .. attempt .. ',"worker":"' .. worker .. '"}')
+      z = z + 2
+      held[z - 1] = member; held[z] = 'running|' .. nonce .. '|' .. t .. '|' .. string.sub(u, rest)
+      leases[z - 1] = till; leases[z] = member
       seen[member] = nonce
       ok = 1
     elseif holds(u, 'running', nonce) then ok = 1 end
     out[i] = ok
     p = p + 3
   end
-  if #leases > 0 then rc('HSET', keys[2], unpack(held)); rc('ZADD', keys[1], unpack(leases)) end
+  if z > 0 then rc('HSET', keys[2], unpack(held)); rc('ZADD', keys[1], unpack(leases)) end
   write(j)
   return out
 end
@@ -54,7 +56,6 @@ end
 -- KEYS lease units last events; ARGV lease_ms, then (id unit nonce event) each; event "": none, else
 -- "step <unit> <data>". 0 renewed, 1 lost, 2 renewed and asked to stop.
 local function renew(keys, a)
-  local sub = string.sub
   local ms = clock()
   local till, out, leases, z = lease_until(ms, a[1]), {}, {}, 0
   local j = journal('steps', {events = keys[4], last = keys[3]})
@@ -64,7 +65,7 @@ local function renew(keys, a)
   for i, member in ipairs(members) do
     local u, nonce, event = us[i], a[p + 2], a[p + 3]
     local verdict = 1
-    if u and sub(u, 1, 8) == 'running|' and sub(u, 9, #nonce + 9) == nonce .. '|' then
+    if runs(u, nonce) then
       verdict = 0
       if event ~= '' then note(j, a[p], member, event) end
     elseif holds(u, 'assigned', nonce) then verdict = 0
@@ -108,12 +109,12 @@ local function complete(keys, a)
     local ok = 0
     if done[member] then
       ok = done[member] == nonce and 1 or 0
-    elseif holds(u, 'running', nonce) or holds(u, 'canceling', nonce) then
-      if string.sub(u, -4) == '|1|0' and string.sub(u, 1, 8) == 'running|' and a[p + 5] == '' and opens[i] and specs[i] then
+    elseif runs(u, nonce) or holds(u, 'canceling', nonce) then
+      if string.byte(u, 1) == 114 and string.find(u, '|1|0', -4, true) and a[p + 5] == '' and opens[i] and specs[i] then
         -- The usual case of the general one below: one unit, no deadline, no warnings.
         note(j, ids[i], member, 'succeeded ' .. unit .. ' {"job":"succeeded"}')
-        j.ended[member] = {job, 'u' .. unit, 'succeeded' .. string.sub(u, 8) .. '|' .. t .. '|', 'm' .. unit, a[p + 3], 'p' .. unit, a[p + 4],
-          'state', 'succeeded', 'ended', t, 'o', opens[i], 'spec', specs[i]}
+        j.ended[member] = {job, 'u' .. unit, string.sub(u, 8), 'm' .. unit, a[p + 3], 'p' .. unit, a[p + 4],
+          'state', 'succeeded', 'ended', t, 'o', opens[i], 'spec', specs[i], head = 'succeeded', tail = '|' .. t .. '|'}
         j.gone[#j.gone + 1] = ids[i]
       else
         local more = {'m' .. unit, a[p + 3], 'p' .. unit, a[p + 4]}
