@@ -94,17 +94,17 @@ Result<region::AheadReport> Engine::compile_regions(const std::string& dir, cons
       fail(Code::kInvalidArgument, "dtype is \"" + dtype + "\"; it takes auto, fp32 or bf16", "dtype");
     const FluxConfig config = read_flux_config(ConfigFile(dir + "/transformer/config.json"));
     // Refuses an architecture that is not known before the first one is compiled.
-    auto report = region::compile_ahead({}, false, false, architectures, cache, options);
-    if (!report) return report.error();
+    if (auto known = region::check_architectures(architectures); !known) return known.error();
+    region::AheadReport report;
     for (const auto& arch : architectures) {
       const bool wide = dtype == "fp32" || (dtype == "auto" && arch == "cpu");
       const region::BlockShape shape{
           .heads = config.heads, .head_dim = config.head_dim, .type = wide ? region::ElementType::kF32 : region::ElementType::kBF16};
-      auto one = region::compile_ahead(shape, config.num_layers > 0, config.num_single_layers > 0, {arch}, cache, options);
+      auto one = region::compile_ahead(shape, config.num_layers > 0, config.num_single_layers > 0, arch, cache, options);
       if (!one) return one.error();
-      report->compiled += one->compiled;
-      report->hits += one->hits;
-      for (auto& made : one->regions) report->regions.push_back(std::move(made));
+      report.compiled += one->compiled;
+      report.hits += one->hits;
+      for (auto& made : one->regions) report.regions.push_back(std::move(made));
     }
     return report;
   } catch (...) {

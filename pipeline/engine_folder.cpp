@@ -57,9 +57,9 @@ FluxFolder load_flux_folder(const std::string& dir, Placement placement, std::sh
   auto text_encoder = ClipEncoder::load(dir + "/text_encoder", placement, regions);
   auto text_encoder_2 = T5Encoder::load(dir + "/text_encoder_2", placement, regions);
   const auto text_us = lap();
-  auto transformer = FluxTransformer::load(dir + "/transformer", placement, std::move(regions), adapter_rank);
+  auto transformer = FluxTransformer::load(dir + "/transformer", placement, regions, adapter_rank);
   const auto transformer_us = lap(), compile_us = transformer.compile_us();
-  auto decoder = VaeDecoder::load(dir + "/vae", placement);
+  auto decoder = VaeDecoder::load(dir + "/vae", placement, std::move(regions));
   const auto vae_us = lap();
   return {scheduler,
           std::move(text_encoder),

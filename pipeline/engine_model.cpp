@@ -1,5 +1,6 @@
 #include "pipeline/engine_model.h"
 
+#include <ATen/ops/from_blob.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -82,6 +83,18 @@ TextEmbedding FluxModel::embed(const std::string& prompt, int max_sequence_lengt
   return text;
 }
 
+void FluxModel::condition(FluxPrepared& p) const {
+  const auto on_device = [&](const std::vector<float>& values) {
+    return at::from_blob(const_cast<float*>(values.data()), {static_cast<std::int64_t>(values.size())}).clone().to(placement_.device);
+  };
+  p.sigmas = on_device(p.schedule.sigmas);
+  p.timesteps = on_device(p.schedule.timesteps);
+  const FluxTransformer& flux = p.adapted ? p.adapted->transformer : folder_.transformer;
+  const auto of = [&](const TextEmbedding& text) { return make_conditioning(flux, text.tokens, text.pooled, p.timesteps, p.request.guidance_scale); };
+  p.conditioning = of(p.prompt);
+  if (p.negative) p.negative_conditioning = of(*p.negative);
+}
+
 Result<std::unique_ptr<Prepared>> FluxModel::encode(const ImageRequest& request) {
   try {
     const auto start = Clock::now();
@@ -105,6 +118,7 @@ Result<std::unique_ptr<Prepared>> FluxModel::encode(const ImageRequest& request)
       if (!std::isfinite(sigma))  // shift_terminal divides 0 by 0 where there is but one step
         refuse("num_inference_steps", "is " + std::to_string(request.num_inference_steps) +
                                           ", of which this model's scheduler makes no schedule; use 2 or more");
+    condition(*p);
     scope.finish();
     p->add_phase("text", start);
     return std::unique_ptr<Prepared>(std::move(p));

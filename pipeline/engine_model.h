@@ -29,6 +29,7 @@ class FluxModel : public Model {
  private:
   void clear_if_asked();
   void check(const ImageRequest& request) const;  // throws Failure, kInvalidArgument with the field
+  void condition(FluxPrepared& prepared) const;
   TextEmbedding embed(const std::string& prompt, int max_sequence_length, const AdaptedModels* adapted);
 
   const ModelInfo info_;

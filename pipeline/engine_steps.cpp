@@ -3,7 +3,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/adaptive_avg_pool2d.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 
@@ -14,7 +13,6 @@
 namespace ditfleet::pipeline {
 namespace {
 
-constexpr std::int64_t kModulationSteps = 64;  // steps whose modulation is computed at once: bounds its memory
 constexpr std::int64_t kPreviewSide = 32;      // latent pixels on a preview's long side
 
 using Clock = std::chrono::steady_clock;
@@ -24,22 +22,32 @@ struct Sample {
   std::size_t index;  // in the batch
   FluxPrepared* picture;
   const FluxTransformer* flux;
-  at::Tensor sigmas, timesteps, text, negative_text, tokens, velocity;
-  std::optional<ModulationTable> table, negative_table;
-};
+  at::Tensor tokens = {}, velocity = {};
 
-at::Tensor joined(const std::vector<Sample>& samples, at::Tensor Sample::*part) {
-  if (samples.size() == 1) return samples.front().*part;
+  Conditioning& prompt() const { return *picture->conditioning; }
+  Conditioning& negative() const { return *picture->negative_conditioning; }
+};
+using ConditioningOf = Conditioning& (Sample::*)() const;
+
+template <class Part>
+at::Tensor joined(const std::vector<Sample>& samples, Part part) {
+  if (samples.size() == 1) return part(samples.front());
   std::vector<at::Tensor> parts;
-  for (const Sample& sample : samples) parts.push_back(sample.*part);
+  for (const Sample& sample : samples) parts.push_back(part(sample));
   return at::cat(parts, 0);
 }
 
-StepModulation joined(const std::vector<Sample>& samples, std::optional<ModulationTable> Sample::*table, std::int64_t row, const FluxSlots& slots) {
-  if (samples.size() == 1) return (samples.front().*table)->step(row);
-  std::vector<at::Tensor> rows;
-  for (const Sample& sample : samples) rows.push_back((sample.*table)->step(row).all);
-  return ModulationTable::views(at::cat(rows, 0), slots.double_blocks.size(), slots.single_blocks.size());
+at::Tensor joined_text(const std::vector<Sample>& samples, ConditioningOf which) {
+  return joined(samples, [&](const Sample& sample) { return (sample.*which)().text; });
+}
+
+StepModulation joined_rows(const std::vector<Sample>& samples, ConditioningOf which, std::int64_t step, const FluxSlots& slots) {
+  const auto rows = [&](const Sample& sample) {
+    const FluxPrepared& p = *sample.picture;
+    return rows_of((sample.*which)(), *sample.flux, step, p.timesteps, p.request.guidance_scale);
+  };
+  if (samples.size() == 1) return rows(samples.front());
+  return ModulationTable::views(joined(samples, [&](const Sample& sample) { return rows(sample).all; }), slots.double_blocks.size(), slots.single_blocks.size());
 }
 
 Image preview(const FluxFolder& folder, Placement placement, const FluxPrepared& p, const at::Tensor& estimate) {
@@ -59,12 +67,12 @@ class Loop {
     live_ = std::move(samples);
     const FluxPrepared& first = *live_.front().picture;
     rope_ = rope_table(live_.front().flux->config(), first.prompt.tokens.size(1), first.rows, first.columns, placement_);
-    for (Sample& sample : live_) begin(sample);
-    const std::int64_t steps = live_.front().timesteps.size(0);
+    for (Sample& sample : live_) sample.tokens = pack_latents(sample.picture->noise).to(placement_.device);
+    const std::int64_t steps = first.timesteps.size(0);
     bool changed = true;
     for (std::int64_t i = 0; i < steps && !live_.empty(); ++i) {
       if (std::exchange(changed, false)) gather();
-      step(i, steps);
+      step(i);
       wait_();
       const auto ended = std::remove_if(live_.begin(), live_.end(), [&](const Sample& sample) { return !goes_on(sample, i, steps); });
       changed = ended != live_.end();
@@ -74,48 +82,28 @@ class Loop {
   }
 
  private:
-  at::Tensor on_device(const std::vector<float>& values) const {
-    return at::from_blob(const_cast<float*>(values.data()), {static_cast<std::int64_t>(values.size())}).clone().to(placement_.device);
-  }
-
-  void begin(Sample& sample) const {
-    const FluxPrepared& p = *sample.picture;
-    sample.sigmas = on_device(p.schedule.sigmas);
-    sample.timesteps = on_device(p.schedule.timesteps);
-    sample.text = sample.flux->embed_text(p.prompt.tokens);
-    if (p.negative) sample.negative_text = sample.flux->embed_text(p.negative->tokens);
-    sample.tokens = pack_latents(p.noise).to(placement_.device);
-  }
-
   // What all steps share, for those that are left.
   void gather() {
     std::vector<const FluxTransformer*> each;
     for (const Sample& sample : live_) each.push_back(sample.flux);
     flux_.emplace(FluxTransformer::together(each));
     flux_->load_adapters();
-    text_ = joined(live_, &Sample::text);
-    if (live_.front().picture->negative) negative_text_ = joined(live_, &Sample::negative_text);
+    text_ = joined_text(live_, &Sample::prompt);
+    if (live_.front().picture->negative) negative_text_ = joined_text(live_, &Sample::negative);
   }
 
-  void step(std::int64_t i, std::int64_t steps) {
-    const std::int64_t row = i % kModulationSteps;
-    for (Sample& sample : live_) {
-      if (row != 0) break;
-      const FluxPrepared& p = *sample.picture;
-      const at::Tensor window = sample.timesteps.slice(0, i, std::min(steps, i + kModulationSteps));
-      sample.table.emplace(sample.flux->modulation(window, p.request.guidance_scale, p.prompt.pooled));
-      if (p.negative) sample.negative_table.emplace(sample.flux->modulation(window, p.request.guidance_scale, p.negative->pooled));
-    }
-    const at::Tensor tokens = joined(live_, &Sample::tokens);
-    const at::Tensor velocity = flux_->velocity(tokens, text_, joined(live_, &Sample::table, row, flux_->slots()), rope_);
+  void step(std::int64_t i) {
+    const at::Tensor tokens = joined(live_, [](const Sample& sample) { return sample.tokens; });
+    const at::Tensor velocity = flux_->velocity(tokens, text_, joined_rows(live_, &Sample::prompt, i, flux_->slots()), rope_);
     const bool guided = live_.front().picture->negative.has_value();
-    const at::Tensor negative = guided ? flux_->velocity(tokens, negative_text_, joined(live_, &Sample::negative_table, row, flux_->slots()), rope_) : at::Tensor();
+    const at::Tensor negative = guided ? flux_->velocity(tokens, negative_text_, joined_rows(live_, &Sample::negative, i, flux_->slots()), rope_) : at::Tensor();
     for (std::size_t s = 0; s < live_.size(); ++s) {
       Sample& sample = live_[s];
       const auto mine = [&](const at::Tensor& all) { return live_.size() == 1 ? all : all.narrow(0, static_cast<std::int64_t>(s), 1); };
       sample.velocity = mine(velocity);
       if (guided) sample.velocity = mine(negative) + sample.picture->request.true_cfg_scale * (sample.velocity - mine(negative));
-      sample.tokens = euler_step(sample.tokens, sample.velocity, sample.sigmas[i], sample.sigmas[i + 1]);
+      const at::Tensor& sigmas = sample.picture->sigmas;
+      sample.tokens = euler_step(sample.tokens, sample.velocity, sigmas[i], sigmas[i + 1]);
     }
   }
 
@@ -127,7 +115,7 @@ class Loop {
     progress.total = static_cast<int>(steps);
     progress.preview = [&]() -> Result<Image> {
       try {
-        return preview(folder_, placement_, *sample.picture, sample.tokens - sample.sigmas[i + 1] * sample.velocity);
+        return preview(folder_, placement_, *sample.picture, sample.tokens - sample.picture->sigmas[i + 1] * sample.velocity);
       } catch (...) {
         return error_in_flight("preview");
       }
@@ -170,7 +158,7 @@ std::vector<Result<void>> run_steps(const FluxFolder& folder, Placement placemen
     must_be_alike(*batch.front(), *batch[i]);
     const FluxTransformer& flux = batch[i]->adapted ? batch[i]->adapted->transformer : folder.transformer;
     together = together && flux.runs_batches(batch[i]->rows * batch[i]->columns);
-    samples.push_back({.index = i, .picture = batch[i], .flux = &flux, .sigmas = {}, .timesteps = {}, .text = {}, .negative_text = {}, .tokens = {}, .velocity = {}, .table = {}, .negative_table = {}});
+    samples.push_back({.index = i, .picture = batch[i], .flux = &flux});
   }
   if (together) Loop(folder, placement, on_step, wait, results).run(std::move(samples));
   else

@@ -22,7 +22,7 @@ Result<pipeline::EngineOptions> engine_options(const config::Settings& settings)
                      .recompile_limit = compile.recompile_limit,
                      .transformer = compile.components.transformer,
                      .text_encoders = compile.components.text_encoders,
-                     .vae = compile.components.vae,
+                     .vae = compile.components.vae == "auto" ? std::nullopt : std::optional(compile.components.vae == "true"),
                      .rules = {},
                      .cxx = compile.cxx,
                      .nvrtc = compile.nvrtc};

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "pipeline/region/backends/cached.h"
+#include "pipeline/region/backends/channels_last.h"
 #include "pipeline/region/backends/cpu_jit.h"
 #include "pipeline/region/backends/matrix_copies.h"
 #include "pipeline/region/backends/nvrtc.h"
@@ -69,8 +70,7 @@ std::vector<std::string> ahead_architectures() {
   return known;
 }
 
-Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, bool with_single, const std::vector<std::string>& architectures,
-                                  kernel_cache::KernelCache& cache, const CompileOptions& options) {
+Result<void> check_architectures(const std::vector<std::string>& architectures) {
   const auto known = ahead_architectures();
   for (const auto& arch : architectures)
     if (std::find(known.begin(), known.end(), arch) == known.end()) {
@@ -78,6 +78,12 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
       for (const auto& one : known) list += (list.empty() ? "" : ", ") + one;
       return invalid_argument("'" + arch + "' is no architecture that regions are built for; known are " + list, "arch");
     }
+  return {};
+}
+
+Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, bool with_single, const std::string& arch, kernel_cache::KernelCache& cache,
+                                  const CompileOptions& options) {
+  if (auto known = check_architectures({arch}); !known) return known.error();
   std::vector<Program> programs;
   for (const bool adapters : {false, true})
     for (const auto& [wanted, make] : {std::pair(with_double, &flux_double_block), std::pair(with_single, &flux_single_block)}) {
@@ -88,39 +94,42 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
       if (!program) return program.error();
       programs.push_back(std::move(program).value());
     }
+  const bool host = arch == kHostArch;
+  std::vector<FixedProgram> fixed;
+  if (!host && !programs.empty()) fixed.push_back(matrix_copies_program());  // what brings adapters to the blocks
+  if (!host && options.vae.value_or(true)) fixed.push_back(channels_last_program());
+  auto compiler = host ? open_cpu_jit(options.cxx) : open_nvrtc(options.nvrtc);
+  if (!compiler) return compiler.error();
+
+  using Clock = std::chrono::steady_clock;
+  const auto region_of = [&](const std::string& name, Clock::time_point start, const CachedProgram& made, const kernel_cache::Key& key, std::string explained) {
+    const auto spent = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
+    return AheadRegion{name, arch, std::string(name_of(shape.type)), made.compiled, spent.count(), key, made.entry, std::move(explained)};
+  };
+  std::vector<std::future<Result<AheadRegion>>> running;  // all at once
+  for (const Program& program : programs)
+    running.push_back(std::async(std::launch::async, [&]() -> Result<AheadRegion> {
+      const auto start = Clock::now();
+      const auto plan = fuse(program, (*compiler)->fuse_options());
+      if (!plan) return plan.error();
+      const Source source = host ? generate_cpp(*plan) : generate_cuda(*plan);
+      auto made = compile_cached(cache, *plan, source, **compiler, arch);
+      if (!made) return made.error();
+      return region_of(program.block, start, *made, key_of(identify(*plan, source, **compiler, arch)), explain(*plan, *made->entry));
+    }));
+  for (const FixedProgram& program : fixed)
+    running.push_back(std::async(std::launch::async, [&]() -> Result<AheadRegion> {
+      const auto start = Clock::now();
+      auto made = compile_fixed(cache, program, **compiler, arch);
+      if (!made) return made.error();
+      return region_of(program.name, start, *made, key_of(program, **compiler, arch), explain_kernels(*made->entry));
+    }));
   AheadReport report;
-  for (const auto& arch : architectures) {
-    const bool host = arch == kHostArch;
-    auto compiler = host ? open_cpu_jit(options.cxx) : open_nvrtc(options.nvrtc);
-    if (!compiler) return compiler.error();
-    std::vector<std::future<Result<AheadRegion>>> running;  // all at once
-    for (const Program& program : programs)
-      running.push_back(std::async(std::launch::async, [&]() -> Result<AheadRegion> {
-        const auto start = std::chrono::steady_clock::now();
-        const auto plan = fuse(program, (*compiler)->fuse_options());
-        if (!plan) return plan.error();
-        const Source source = host ? generate_cpp(*plan) : generate_cuda(*plan);
-        auto made = compile_cached(cache, *plan, source, **compiler, arch);
-        if (!made) return made.error();
-        const auto spent = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start);
-        return AheadRegion{program.block, arch, std::string(name_of(shape.type)), made->compiled, spent.count(),
-                           key_of(identify(*plan, source, **compiler, arch)), made->entry, explain(*plan, *made->entry)};
-      }));
-    if (!host && !programs.empty())  // what brings adapters to the blocks
-      running.push_back(std::async(std::launch::async, [&]() -> Result<AheadRegion> {
-        const auto start = std::chrono::steady_clock::now();
-        auto made = compile_matrix_copies(cache, **compiler, arch);
-        if (!made) return made.error();
-        const auto spent = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start);
-        return AheadRegion{"matrix_copies", arch, std::string(name_of(shape.type)), made->compiled, spent.count(),
-                           matrix_copies_key(**compiler, arch), made->entry, explain_kernels(*made->entry)};
-      }));
-    for (auto& one : running) {
-      auto region = one.get();  // in the order of the plans; of a failure the others' futures are waited for
-      if (!region) return region.error();
-      ++(region->compiled ? report.compiled : report.hits);
-      report.regions.push_back(std::move(*region));
-    }
+  for (auto& one : running) {
+    auto region = one.get();  // in the order of the plans; of a failure the others' futures are waited for
+    if (!region) return region.error();
+    ++(region->compiled ? report.compiled : report.hits);
+    report.regions.push_back(std::move(*region));
   }
   return report;
 }

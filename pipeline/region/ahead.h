@@ -38,12 +38,14 @@ struct AheadReport {
 
 // The architectures that can be asked for: gpu_architectures(), and cpu.
 std::vector<std::string> ahead_architectures();
+// kInvalidArgument names the first that is not one of them.
+Result<void> check_architectures(const std::vector<std::string>& architectures);
 
-// FLUX's blocks (double, single: which of them the model has), without and with adapters, for each architecture, through the cache, under the keys
-// that a worker there asks for. kInvalidArgument names an architecture that is not known; kUnavailable the compiler that
-// is missing; kInternal a source that was refused. Of the options it takes
-// the compilers' files. Blocks for a few seconds an architecture.
-Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, bool with_single, const std::vector<std::string>& architectures,
+// FLUX's blocks (double, single: which of them the model has), without and with adapters, and a GPU's fixed programs, for one
+// architecture, through the cache, under the keys that a worker there asks for. kInvalidArgument: check_architectures(); kUnavailable
+// names the compiler that is missing; kInternal a source that was refused. Of the options it takes the compilers' files and whether
+// VAEs are compiled. Blocks for a few seconds.
+Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, bool with_single, const std::string& arch,
                                   kernel_cache::KernelCache& cache, const CompileOptions& options = {});
 
 }  // namespace ditfleet::region

@@ -35,8 +35,9 @@ struct CompileOptions {
   bool dynamic = true;              // one program for all sizes; false: one for each
   bool error_on_recompile = false;  // a second program for a region is an error
   int recompile_limit = 8;          // programs a region may have; beyond it eager (an error with fullgraph)
-  // Which components are compiled. The VAE has no regions so far.
-  bool transformer = true, text_encoders = false, vae = false;
+  // Which components are compiled. The VAE is on a GPU alone: unset, it is where it can be.
+  bool transformer = true, text_encoders = false;
+  std::optional<bool> vae;
   std::vector<CompileRule> rules;  // by class; see mode_for
   std::string cxx, nvrtc;          // the C++ compiler, libnvrtc's file; empty: DITFLEET_CXX, DITFLEET_NVRTC, else looked for
 };

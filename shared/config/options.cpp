@@ -281,7 +281,9 @@ const Option kOptions[] = {
      .description = "Compile the layers of the text encoders."},
     {.key = "compile.components.vae",
      .at = DITFLEET_AT(compile.components.vae),
-     .description = "Compile the VAE. It has no regions yet: counted as a fallback, refused with compile.fullgraph."},
+     .description = "Compile what lies between the VAE's convolutions, on a GPU; auto: where that is to be had. true on a CPU is "
+                    "counted as a fallback, refused with compile.fullgraph.",
+     .choices = "auto|true|false"},
 
     {.key = "cache.dir",
      .at = DITFLEET_AT(cache.dir),

@@ -99,7 +99,8 @@ struct Settings {
     std::vector<CompileRule> rules;  // the first that holds; none: mode
     std::string cxx, nvrtc;          // the C++ compiler, libnvrtc; empty: looked for
     struct {
-      bool transformer = true, text_encoders = false, vae = false;
+      bool transformer = true, text_encoders = false;
+      std::string vae = "auto";
     } components;
   } compile;
   struct {

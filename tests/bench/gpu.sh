@@ -80,3 +80,5 @@ run "$bench" warm --cache "$work/cold1" --mode reduce-overhead
 run "$bench" warm --cache "$work/cold1" --mode max-autotune
 run "$bench" warm --cache "$work/cold1"
 run "$bench" numerics --cache "$work/cold1"
+run "$bench" vae --cache "$work/cold1"
+[ "${DITFLEET_BENCH_PEER:-1}" = 0 ] || run "$python" "$here/peers/vae_diffusers.py"

@@ -76,16 +76,35 @@ class Bench {
     return flux->adapted(std::move(slots));
   }
 
+  // A job as the engine's encode() leaves it.
+  struct Job {
+    FluxTransformer flux;
+    pipeline::ModulationTable modulation;
+  };
+
+  // What is done for a job while the one before runs, on a thread and a stream of its own: its adapter, if it has one, comes to a slot, its
+  // columns are planned, its modulation is computed.
+  std::future<Job> encode(const std::optional<pipeline::LoraRequest>& request) {
+    return std::async(std::launch::async, [this, request] {
+      pipeline::StageScope scope(gpu);
+      if (request) store->prefetch(*request, {});
+      FluxTransformer with = request ? adapted(*request) : *flux;
+      auto table = with.modulation(in->timesteps, 3.5, in->pooled);
+      scope.finish();
+      return Job{std::move(with), std::move(table)};
+    });
+  }
+  Job job(const std::optional<pipeline::LoraRequest>& request) { return encode(request).get(); }
+
   // From the moment the GPU is free for it to its last step's end.
-  double job_s(const FluxTransformer& with) {
+  double job_s(const Job& job) {
     return first_s([&] {
-      with.load_adapters();
-      const auto table = with.modulation(in->timesteps, 3.5, in->pooled);
-      for (int i = 0; i < kJobSteps; ++i) with.velocity(in->latents, in->text, table.step(i), in->rope);
+      job.flux.load_adapters();
+      for (int i = 0; i < kJobSteps; ++i) job.flux.velocity(in->latents, in->text, job.modulation.step(i), in->rope);
     });
   }
 
-  // On a thread and a stream of its own, as a worker's look-ahead does it.
+  // Into a slot alone.
   std::future<void> prefetch(const pipeline::LoraRequest& request) {
     return std::async(std::launch::async, [this, request] {
       pipeline::StageScope scope(gpu);
@@ -152,19 +171,19 @@ void swap() {
     b.prefetch(named(i % kAdapters)).get();
     idle.push_back(since(start));
   }
-  for (int i = 0; i < 3; ++i) b.job_s(b.adapted(named(0)));
+  for (int i = 0; i < 3; ++i) b.job_s(b.job(named(0)));
   for (int i = 0; i < 10; ++i) {
-    const FluxTransformer first = b.adapted(named(i % kAdapters));
+    const Bench::Job first = b.job(named(i % kAdapters));
     b.job_s(first);
     same.push_back(b.job_s(first));  // in place already
     auto next = std::async(std::launch::async, [&] {
       const auto start = Clock::now();
       b.prefetch(named((i + 1) % kAdapters)).get();
       busy.push_back(since(start));
+      return b.job(named((i + 1) % kAdapters));
     });
     b.job_s(first);
-    next.get();
-    swapped.push_back(b.job_s(b.adapted(named((i + 1) % kAdapters))));
+    swapped.push_back(b.job_s(next.get()));
     const FluxTransformer other = b.adapted(named(i % kAdapters));
     resident.push_back(first_s([&] { other.load_adapters(); }));
   }
@@ -182,29 +201,28 @@ void cycle() {
   for (int i = 0; i < 50; ++i) b.prefetch(named(i)).get();  // into host memory
   row("load_50_adapters_s", since(loading), "s");
   for (int i = 0; i < 3; ++i) {
-    b.job_s(*b.flux);
-    b.job_s(b.adapted(named(0)));
+    b.job_s(b.job({}));
+    b.job_s(b.job(named(0)));
   }
   std::mt19937_64 random(1);
   std::uniform_int_distribution<int> draw(0, 49);
   const auto compiles = b.host->counters->counts().compiles;
   double plain = 0, with = 0;
   constexpr int kRounds = 5, kPlain = 12, kWith = 40;
-  int next = draw(random);
-  for (int round = 0; round < kRounds; ++round) {
+  // Jobs one after the other, each encoded while the one before runs; the seconds that they take together.
+  const auto stream = [&](int jobs, const std::function<std::optional<pipeline::LoraRequest>()>& draw_request) {
+    Bench::Job now = b.job(draw_request());
     const auto begun = Clock::now();
-    for (int i = 0; i < kPlain; ++i) b.job_s(*b.flux);
-    plain += since(begun);
-    b.prefetch(named(next)).get();
-    const auto adapted = Clock::now();
-    for (int i = 0; i < kWith; ++i) {
-      const FluxTransformer now = b.adapted(named(next));
-      next = draw(random);
-      auto ahead = b.prefetch(named(next));
+    for (int i = 0; i < jobs; ++i) {
+      auto next = b.encode(draw_request());
       b.job_s(now);
-      ahead.get();
+      now = next.get();
     }
-    with += since(adapted);
+    return since(begun);
+  };
+  for (int round = 0; round < kRounds; ++round) {
+    plain += stream(kPlain, [] { return std::nullopt; });
+    with += stream(kWith, [&] { return named(draw(random)); });
   }
   row("jobs", kRounds * kWith, "jobs");
   row("compiles", static_cast<double>(b.host->counters->counts().compiles - compiles), "programs");

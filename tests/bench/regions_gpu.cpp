@@ -3,7 +3,7 @@
 //
 //   regions_gpu_bench SCENARIO [--mode MODE] [--cache DIR] [--layers DOUBLE,SINGLE] [--revision TEXT] [--machine TEXT]
 //
-// SCENARIO: cold | shared_cache (the same two, told apart by what --cache holds) | warm | numerics | profile
+// SCENARIO: cold | shared_cache (the same two, told apart by what --cache holds) | warm | numerics | vae | profile
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/linspace.h>
 #include <ATen/ops/randn.h>
@@ -13,6 +13,7 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/models/flux/rope.h"
+#include "pipeline/models/vae/decoder.h"
 #include "pipeline/region/blocks/blocks.h"
 #include "pipeline/region/gpu/driver.h"
 #include "pipeline/region/run/interpreter.h"
@@ -20,6 +21,7 @@
 #include "shared/kernel_cache/cache.h"
 #include "tests/bench/flux_size.h"
 #include "tests/parity/region_inputs.h"
+#include "tests/parity/vae_slots.h"
 
 namespace ditfleet::bench {
 namespace {
@@ -103,6 +105,10 @@ void warm() {
   const double first = first_s(batch), steady = steady_s(batch, 7);
   row("new_batch_extra_s", first - steady, "s");
   row("step_1024_batch_2_ms", steady * 1e3, "ms");
+  const Inputs four(flux, 512, 512, 4);
+  const auto batch_at_512 = steps_of(four, table);
+  batch_at_512();
+  row("step_512_batch_4_ms", steady_s(batch_at_512, 9) * 1e3, "ms");
   row("compiles_after_warm_up", static_cast<double>(host->counters->counts().compiles - compiles), "programs");
 }
 
@@ -171,6 +177,32 @@ void numerics() {
   row("rel_l2_ratio", std::max(worst, of_step), "x");
 }
 
+// The VAE's decoder, compiled and op by op.
+void vae() {
+  auto host = region::make_region_host(options(), gpu, open_cache());
+  const auto config = pipeline::testing::flux_vae_config();
+  const pipeline::Placement bf16{gpu, ScalarType::BFloat16}, fp32{gpu, ScalarType::Float};
+  using pipeline::testing::random_vae_slots;
+  const pipeline::VaeDecoder compiled(config, random_vae_slots(config, bf16), host), eager(config, random_vae_slots(config, bf16), nullptr);
+  for (const int side : {1024, 512}) {
+    const at::Tensor latents = at::randn({1, 16, side / 8, side / 8}, at::TensorOptions(ScalarType::BFloat16).device(gpu));
+    const std::string name = "decode_" + std::to_string(side);
+    row(name + "_first_ms", first_s([&] { compiled.decode(latents); }) * 1e3, "ms");
+    for (int i = 0; i < 3; ++i) compiled.decode(latents), eager.decode(latents);
+    row(name + "_ms", steady_s([&] { compiled.decode(latents); }, 21) * 1e3, "ms");
+    row(name + "_eager_ms", steady_s([&] { eager.decode(latents); }, 21) * 1e3, "ms");
+  }
+  const pipeline::VaeDecoder reference(config, random_vae_slots(config, fp32), nullptr);
+  double worst = 0;
+  for (int i = 0; i < 8; ++i) {
+    at::Tensor latents = at::randn({1, 16, 64, 64}, at::TensorOptions(ScalarType::BFloat16).device(gpu));
+    if (i % 2 == 1) latents.select(1, i).mul_(100);
+    const at::Tensor wanted = reference.decode(latents.to(ScalarType::Float));
+    worst = std::max(worst, region::testing::relative_error(compiled.decode(latents), wanted) / region::testing::relative_error(eager.decode(latents), wanted));
+  }
+  row("rel_l2_ratio_vae", worst, "x", "numerics");
+}
+
 // A few steps for a profiler.
 void profile() {
   const auto c = config();
@@ -187,5 +219,5 @@ void profile() {
 
 int main(int argc, char** argv) {
   using namespace ditfleet::bench;
-  run(argc, argv, {{"cold", first_forward}, {"shared_cache", first_forward}, {"warm", warm}, {"numerics", numerics}, {"profile", profile}});
+  run(argc, argv, {{"cold", first_forward}, {"shared_cache", first_forward}, {"warm", warm}, {"numerics", numerics}, {"vae", vae}, {"profile", profile}});
 }

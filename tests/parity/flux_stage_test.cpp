@@ -110,7 +110,7 @@ TEST_P(FluxDenoising, Denoises) {
 }
 
 TEST_P(FluxStage, DecodesLatents) {
-  const auto vae = VaeDecoder::load(dir("vae"), placement());
+  const auto vae = VaeDecoder::load(dir("vae"), placement(), region::make_region_host(golden::test_compile(), device_, nullptr));
   const at::Tensor noise = golden_.tensor("noise");
   const at::Tensor latents = unpack_latents(input("latents"), noise.size(2) / 2, noise.size(3) / 2);
   const at::Tensor image = unit_range(vae.decode(latents));

@@ -10,6 +10,7 @@
 #include <regex>
 #include <thread>
 
+#include "pipeline/region/backends/channels_last.h"
 #include "pipeline/region/backends/matrix_copies.h"
 #include "pipeline/region/backends/nvrtc.h"
 #include "pipeline/region/blocks/blocks.h"
@@ -57,7 +58,7 @@ TEST_P(RegionCubin, HasEveryKernelWithoutSpills) {
     return program ? source_of(program) : Source{};
   };
   for (const Source& source : {source_for(flux_double_block(kFlux)), source_for(flux_single_block(kFlux)), source_for(flux_double_block(kAdapted)),
-                               source_for(flux_single_block(kAdapted)), source_for(t5_layer(kT5)), source_for(clip_layer(kClip)), matrix_copies_source()}) {
+                               source_for(flux_single_block(kAdapted)), source_for(t5_layer(kT5)), source_for(clip_layer(kClip)), matrix_copies_program().source, channels_last_program().source}) {
     const auto compiled = compiler()->compile("region", source, GetParam());
     ASSERT_TRUE(compiled) << compiled.error().message;
     EXPECT_EQ(compiled->code.substr(0, 4), "\x7f" "ELF");

@@ -1,11 +1,8 @@
 #include "pipeline/region/backends/matrix_copies.h"
 
-#include "shared/kernel_cache/cache.h"
-
 namespace ditfleet::region {
 namespace {
 
-constexpr const char* kRegion = "matrix_copies";
 constexpr int kThreads = 256;
 
 // Whole vectors of 16 bytes where addresses, strides and width allow it.
@@ -66,28 +63,11 @@ void add_kernel(Source& source, const std::string& name, const std::string& type
 
 }  // namespace
 
-Source matrix_copies_source() {
-  Source source{kText, {}};
-  add_kernel(source, "copies_bf16", "bf16");
-  add_kernel(source, "copies_f32", "float");
-  return source;
-}
-
-kernel_cache::Key matrix_copies_key(const Compiler& compiler, const std::string& arch) {
-  kernel_cache::KeyBuilder key;
-  key.add("program", kRegion).add("schema", 1).add("source", matrix_copies_source().text).add("compiler", compiler.identity()).add("target", compiler.target(arch));
-  for (const auto& option : compiler.options(arch)) key.add("option", option);
-  return key.finish();
-}
-
-Result<CachedProgram> compile_matrix_copies(kernel_cache::KernelCache& cache, const Compiler& compiler, const std::string& arch) {
-  bool compiled = false;
-  auto entry = cache.get_or_compile(matrix_copies_key(compiler, arch), kRegion, arch, [&] {
-    compiled = true;
-    return compiler.compile(kRegion, matrix_copies_source(), arch);
-  });
-  if (!entry) return entry.error();
-  return CachedProgram{*entry, compiled};
+FixedProgram matrix_copies_program() {
+  FixedProgram program{"matrix_copies", {kText, {}}};
+  add_kernel(program.source, "copies_bf16", "bf16");
+  add_kernel(program.source, "copies_f32", "float");
+  return program;
 }
 
 }  // namespace ditfleet::region

@@ -2,8 +2,9 @@
 // into the columns beside a model's weights, which is some thousand copies.
 #pragma once
 
-#include "pipeline/region/backends/cached.h"
-#include "shared/kernel_cache/key.h"
+#include <cstdint>
+
+#include "pipeline/region/backends/fixed_program.h"
 
 namespace ditfleet::region {
 
@@ -17,8 +18,6 @@ struct MatrixCopy {
 static_assert(sizeof(MatrixCopy) == 7 * 8);
 
 // Two kernels, copies_bf16 and copies_f32; the argument: the table's address, how many copies, blocks for each.
-Source matrix_copies_source();
-kernel_cache::Key matrix_copies_key(const Compiler& compiler, const std::string& arch);
-Result<CachedProgram> compile_matrix_copies(kernel_cache::KernelCache& cache, const Compiler& compiler, const std::string& arch);
+FixedProgram matrix_copies_program();
 
 }  // namespace ditfleet::region

@@ -3,12 +3,9 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <chrono>
-
 #include "pipeline/device/failure.h"
-#include "pipeline/region/backends/gpu_module.h"
 #include "pipeline/region/backends/matrix_copies.h"
-#include "pipeline/region/run/region.h"
+#include "pipeline/region/run/fixed_module.h"
 
 namespace ditfleet::region {
 namespace {
@@ -78,22 +75,10 @@ class OneLaunch : public MatrixCopies {
   const std::shared_ptr<const GpuModule> module_;
 };
 
-Result<std::shared_ptr<const GpuModule>> load(RegionHost& host) {
-  const auto begun = std::chrono::steady_clock::now();
-  auto program = compile_matrix_copies(*host.cache, *host.compiler, host.arch);
-  if (!program) return program.error();
-  host.counters->program_took(host.compiler->name(), program->compiled,
-                              std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun));
-  return GpuModule::load(*program->entry, matrix_copies_source(), host.device);
-}
-
 }  // namespace
 
 std::shared_ptr<const MatrixCopies> make_matrix_copies(RegionHost& host) {
-  if (!host.compiler || host.compiler->output_kind() != kernel_cache::Kind::kCubin) return std::make_shared<OneByOne>();
-  auto module = load(host);
-  if (module) return std::make_shared<OneLaunch>(*module);
-  host.counters->fell_back("matrix_copies", "compile_error", module.error().message, true);
+  if (auto module = fixed_module(host, matrix_copies_program())) return std::make_shared<OneLaunch>(std::move(module));
   return std::make_shared<OneByOne>();
 }
 

@@ -73,10 +73,10 @@ std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device
     if (!opened && (!automatic || options.fullgraph)) throw pipeline::Failure(opened.error());
     if (!opened) host->counters->fell_back("all", "no_compiler", opened.error().message, true);
   }
-  if (options.vae && backend != "eager") {
-    const std::string message = "compile.components.vae is set, but vae has no regions; leave it off";
+  if (options.vae.value_or(false) && backend != "eager" && device.is_cpu()) {
+    const std::string message = "compile.components.vae is true, but on a CPU the VAE runs op by op; use auto or false";
     if (options.fullgraph) pipeline::fail(Code::kInvalidArgument, message, "compile.components.vae");
-    host->counters->fell_back("vae", "no_regions", message, true);
+    host->counters->fell_back("vae", "unsupported_device", message, true);
   }
   host->options = std::move(options);
   return host;

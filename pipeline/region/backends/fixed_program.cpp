@@ -1,0 +1,24 @@
+#include "pipeline/region/backends/fixed_program.h"
+
+#include "shared/kernel_cache/cache.h"
+
+namespace ditfleet::region {
+
+kernel_cache::Key key_of(const FixedProgram& program, const Compiler& compiler, const std::string& arch) {
+  kernel_cache::KeyBuilder key;
+  key.add("program", program.name).add("schema", 1).add("source", program.source.text).add("compiler", compiler.identity()).add("target", compiler.target(arch));
+  for (const auto& option : compiler.options(arch)) key.add("option", option);
+  return key.finish();
+}
+
+Result<CachedProgram> compile_fixed(kernel_cache::KernelCache& cache, const FixedProgram& program, const Compiler& compiler, const std::string& arch) {
+  bool compiled = false;
+  auto entry = cache.get_or_compile(key_of(program, compiler, arch), program.name, arch, [&] {
+    compiled = true;
+    return compiler.compile(program.name, program.source, arch);
+  });
+  if (!entry) return entry.error();
+  return CachedProgram{*entry, compiled};
+}
+
+}  // namespace ditfleet::region

@@ -1,0 +1,17 @@
+// A fixed program of region/backends on the host's GPU.
+#pragma once
+
+#include <memory>
+
+#include "pipeline/region/backends/fixed_program.h"
+#include "pipeline/region/backends/gpu_module.h"
+
+namespace ditfleet::region {
+
+struct RegionHost;
+
+// Compiled through the kernel cache and loaded. Null where the host's backend is not nvrtc, and, counted as a fallback, where the program
+// cannot be had; with fullgraph the latter throws pipeline::Failure.
+std::shared_ptr<const GpuModule> fixed_module(RegionHost& host, const FixedProgram& program);
+
+}  // namespace ditfleet::region
