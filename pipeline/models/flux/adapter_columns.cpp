@@ -10,8 +10,9 @@
 namespace ditfleet::pipeline {
 namespace {
 
-// Ranks are rounded up to this: products of other widths are slow, and few different widths are few different plans.
-constexpr std::int64_t kColumnStep = 16;
+// Ranks are rounded up to this: products of other widths are slow, and few different widths are few different plans. On a GPU so that
+// rows of [x | x·Aᵀ] stay whole lines of 128 bytes: with 16 columns a step took longer than with 64.
+std::int64_t column_step(c10::Device device) { return device.is_cpu() ? 16 : 64; }
 
 // Which columns belong to which term.
 struct Column {
@@ -56,14 +57,14 @@ AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const Sampl
   if (total > room)
     fail(Code::kInvalidArgument, "loras: adapters of rank " + std::to_string(total) + " in all meet at one matrix, which has room for " + std::to_string(room) +
                                      "; use fewer at once, or start the worker with a larger worker.lora.max_rank", "loras");
-  const std::int64_t rank = std::min(room, (total + kColumnStep - 1) / kColumnStep * kColumnStep);
-  // B lies next to the weight, on the side where the room is; zeros are around it as far as the rank was rounded up.
+  const std::int64_t step = column_step(slot.weight.device()), rank = std::min(room, (total + step - 1) / step * step);
+  // B lies next to the weight, on the side where the room is. As far as the rank was rounded up A is zeros, and beside them anything finite
+  // does for B: what was there before.
   const at::Tensor beside = room_of(slot);
   const std::int64_t begin = slot.room.before ? room - rank : 0;
   const auto zeros = [&](std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t n) {
     if (rows > 0 && n > 0) copies.push_back({beside.narrow(0, row, rows).narrow(1, column, n), {}});
   };
-  zeros(0, out, begin + total, rank - total);
   const at::Tensor a = batch == 1 || rank == 0 ? linear.a.unsqueeze(0) : at::empty({batch, rank, in}, slot.weight.options());
   for (const Column& column : columns) {
     const at::Tensor& up = column.term->up;

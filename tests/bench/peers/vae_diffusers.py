@@ -7,6 +7,7 @@ import argparse
 import datetime
 import statistics
 import time
+import warnings
 
 import diffusers
 import torch
@@ -34,6 +35,7 @@ def main():
         versions = f"torch {torch.__version__.split('+')[0]} diffusers {diffusers.__version__}"
         print(f"{now},{options.revision},{options.machine},{versions},{system},vae,{metric},{value:.6g},ms", flush=True)
 
+    warnings.filterwarnings("ignore")  # the compiler's, about diffusers
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
     vae = diffusers.AutoencoderKL(
