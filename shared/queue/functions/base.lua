@@ -41,6 +41,12 @@ local function lease_until(ms, lease)
   return string.format('%d', math.ceil((ms + lease) / grain) * grain)
 end
 
+-- A number as it stands in the arguments; nil: it is none.
+local function number(v)
+  if v == '0' then return 0 elseif v == '1' then return 1 end
+  return tonumber(v)
+end
+
 local function prefix_of(key) return string.match(key, '^df:{[^}]*}:') or '' end
 
 local function badarg(text) return redis.error_reply('BADARG ' .. text) end
@@ -110,13 +116,13 @@ end
 
 -- The fields of a batch: every `stride` arguments from `first` on name a job, or one by (id, unit).
 local function ids_of(a, first, stride)
-  local out = {}
-  for p = first, #a, stride do out[#out + 1] = a[p] end
+  local out, n = {}, 0
+  for p = first, #a, stride do n = n + 1; out[n] = a[p] end
   return out
 end
 local function members_of(a, first, stride)
-  local out = {}
-  for p = first, #a, stride do out[#out + 1] = a[p] .. ':' .. a[p + 1] end
+  local out, n = {}, 0
+  for p = first, #a, stride do n = n + 1; out[n] = a[p] .. ':' .. a[p + 1] end
   return out
 end
 local function read_all(key, fields)

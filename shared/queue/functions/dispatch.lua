@@ -27,13 +27,13 @@ local function dispatch(keys, a)
   local ids, entries, p = {}, {}, 5 + owners
   local bad = #keys ~= 10 + owners
   while p <= args and not bad do
-    local k, n = tonumber(a[p + 6]), tonumber(a[p + 2])
+    local k, n = number(a[p + 6]), number(a[p + 2])
     bad = not k or not n or n < 1 or p + 6 + 5 * k > args
     count = count + 1
     entries[count], ids[count] = a[p], a[p + 1]
     p = p + 7
     for q = p, p - 5 + 5 * (bad and 0 or k), 5 do
-      local w = tonumber(a[q + 1])
+      local w = number(a[q + 1])
       bad = bad or not w or w < 1 or w > owners
       p = q + 5
     end
@@ -56,29 +56,32 @@ local function dispatch(keys, a)
   end
   p = 5 + owners
   for i = 1, count do
-    local id, o, k = ids[i], opens[i], tonumber(a[p + 6])
+    local id, o, k = ids[i], opens[i], number(a[p + 6])
     local from = is_queued(o) and not seen[id] and find(o, '|', 9, true) + 1
     if from and find(o, entries[i] .. '|', from, true) == from then
       seen[id] = true
       local n, spec, plan = a[p + 2], a[p + 3], a[p + 4]
-      local dl = match(plan, '%d+$')
+      local dl = find(plan, '|0', -2, true) and '0' or match(plan, '|(%d+)$')
       local record = n .. '|' .. t .. '|' .. plan .. '|' .. sub(o, from, -3) .. '|' .. a[p + 5]
       over[admitted + 1] = id
       jobs[2 * admitted + 1] = id; jobs[2 * admitted + 2] = record
       specs[2 * admitted + 1] = id; specs[2 * admitted + 2] = spec
       admitted = admitted + 1
       if dl ~= '0' then dues[due + 1] = dl; dues[due + 2] = id; due = due + 2 end
-      local placed = {}
-      for q = p + 7, p + 2 + 5 * k, 5 do placed[a[q]] = q end
-      for u = 0, tonumber(n) - 1 do
+      local placed
+      if k > 1 then
+        placed = {}
+        for q = p + 7, p + 2 + 5 * k, 5 do placed[a[q]] = q end
+      end
+      for u = 0, number(n) - 1 do
         local unit = u == 0 and '0' or int(u)
-        local member, q = id .. ':' .. unit, placed[unit]
+        local member, q = id .. ':' .. unit, placed and placed[unit] or k == 1 and a[p + 7] == unit and p + 7
         local round = ready[u] or {n = 0, m = 0}
         ready[u] = round
         local z = round.n
         round[z + 1] = id; round[z + 2] = lasts[i] or '-'; round[z + 3] = u == 0 and 'ready 0 {}' or 'ready ' .. unit .. ' {}'; round[z + 4] = '\n'
         round.n = z + 4
-        local w = q and tonumber(a[q + 1])
+        local w = q and number(a[q + 1])
         if w then
           local nonce, told = a[q + 2], given[u] or {n = 0, of = {}}
           given[u] = told

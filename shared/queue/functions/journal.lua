@@ -8,24 +8,26 @@ local function journal(channel, keys)
   return {channel = channel, keys = keys, lines = {}, n = 0, told = {}, whose = {}, behind = {}, ended = {}, gone = {}}
 end
 
--- Writes what was noted; the entry it is in. What follows in this call is an entry of its own.
-local function write(j)
+-- Writes what was noted; the entry it is in. What follows in this call is an entry of its own. first: nothing has happened
+-- to these jobs before.
+local function write(j, first)
   local lines, n, whose = j.lines, j.n, j.whose
   if n == 0 then return nil end
   local rc, keys = redis.call, j.keys
-  local before = rc('HMGET', keys.last, unpack(j.behind))
-  for i = 1, #before do lines[4 * i - 2] = before[i] or '-' end
+  local before = first and {} or rc('HMGET', keys.last, unpack(j.behind))
+  for i = 1, #whose do lines[4 * i - 2] = before[i] or '-' end
   local text = table.concat(lines, ' ', 1, n)
   local at = rc('XADD', keys.events, '*', 'e', text)
   rc('PUBLISH', prefix_of(keys.events) .. j.channel, at .. ' ' .. text)
-  local last, m, over = {}, 0, {}
+  local last, m, over, gone = {}, 0, {}, 0
   for i = 1, #whose do
     local member = whose[i]
     local fields = j.ended[member]
     if fields then
       fields[3] = (fields.head or '') .. fields[3] .. (fields.tail or '') .. at
       rc('HSET', unpack(fields))
-      over[#over + 1] = member
+      gone = gone + 1
+      over[gone] = member
     else
       last[m + 1] = member
       last[m + 2] = at
@@ -33,7 +35,7 @@ local function write(j)
     end
   end
   if m > 0 then rc('HSET', keys.last, unpack(last)) end
-  if #over > 0 then rc('HDEL', keys.last, unpack(over)) end
+  if gone > 0 then rc('HDEL', keys.last, unpack(over)) end
   if #j.gone > 0 then rc('HDEL', keys.open, unpack(j.gone)); rc('HDEL', keys.specs, unpack(j.gone)) end
   j.lines, j.n, j.told, j.whose, j.behind, j.ended, j.gone = {}, 0, {}, {}, {}, {}, {}
   return at

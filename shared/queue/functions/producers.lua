@@ -74,7 +74,7 @@ local function submit(keys, a)
       local id = a[p]
       index[2 * i - 1] = t; index[2 * i] = id
       opened[2 * i - 1] = id
-      opened[2 * i] = queued(a[p + 6], alone and entry or entry .. '/' .. int(i - first + 1), a[p + 1], a[p + 3], a[p + 5])
+      opened[2 * i] = queued(a[p + 6], alone and entry or entry .. '/' .. (i - first + 1), a[p + 1], a[p + 3], a[p + 5])
       note(j, id, id, 'queued -1 {}')
       if a[p + 6] ~= '0' then dues[#dues + 1] = a[p + 6]; dues[#dues + 1] = id end
     end
@@ -82,7 +82,7 @@ local function submit(keys, a)
   end
   if n > 0 then rc('ZADD', keys[2], unpack(index)); rc('HSET', keys[4], unpack(opened)) end
   if #dues > 0 then rc('ZADD', keys[3], unpack(dues)) end
-  write(j)
+  write(j, true)
   return out
 end
 

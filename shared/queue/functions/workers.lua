@@ -99,7 +99,7 @@ end
 local function complete(keys, a)
   local rc = redis.call
   local _, t = clock()
-  local out, gone, done = {}, {}, {}
+  local out, gone, done, z = {}, {}, {}, 0
   local members, ids = members_of(a, 1, 6), ids_of(a, 1, 6)
   local j = journal('feed', {events = keys[7], last = keys[6], open = keys[4], specs = keys[5], deadlines = keys[2]})
   local us, opens, specs = read_all(keys[3], members), read_all(keys[4], ids), read_all(keys[5], ids)
@@ -121,14 +121,15 @@ local function complete(keys, a)
         if a[p + 5] ~= '' then more[5] = 'w' .. unit; more[6] = a[p + 5] end
         conclude(j, job, ids[i], unit, 'succeeded', u, t, '{}', more, nil, opens[i], specs[i])
       end
-      gone[#gone + 1] = member
+      z = z + 1
+      gone[z] = member
       done[member] = nonce
       ok = 1
     elseif not u and holds(rc('HGET', job, 'u' .. unit), 'succeeded', nonce) then ok = 1 end
     out[i] = ok
     p = p + 6
   end
-  if #gone > 0 then rc('HDEL', keys[3], unpack(gone)); rc('ZREM', keys[1], unpack(gone)) end
+  if z > 0 then rc('HDEL', keys[3], unpack(gone)); rc('ZREM', keys[1], unpack(gone)) end
   write(j)
   return out
 end
