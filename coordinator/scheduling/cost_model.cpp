@@ -17,6 +17,7 @@ constexpr double kUsPerToken = 60.0;
 constexpr double kUsPerTokenSquared = 0.0017;
 constexpr double kUsPerPixelVae = 0.06;
 constexpr double kUsText = 30'000.0;
+constexpr double kWithAdapters = 1.055;  // a step with one adapter to one without (tests/bench/results/lora_h200.csv)
 
 template <class T>
 T* at(std::vector<T>& values, std::uint32_t index) {
@@ -35,11 +36,11 @@ std::int64_t scaled(std::int64_t prior_us, double ratio) {
 
 }  // namespace
 
-std::int64_t prior_run_us(const job::ShapeClass& shape, int steps) {
+std::int64_t prior_run_us(const job::ShapeClass& shape, int steps, bool adapters) {
   const double pixels = static_cast<double>(shape.width) * shape.height * std::max(1, shape.frames);
   const double tokens = pixels / 256.0 + shape.text_tokens;
   const double passes = shape.guidance == job::GuidanceKind::kTrueCfg ? 2.0 : 1.0;
-  const double step = tokens * kUsPerToken + tokens * tokens * kUsPerTokenSquared;
+  const double step = (tokens * kUsPerToken + tokens * tokens * kUsPerTokenSquared) * (adapters ? kWithAdapters : 1.0);
   return std::llround(passes * (std::max(1, steps) * step + kUsText) + pixels * kUsPerPixelVae);
 }
 

@@ -33,7 +33,7 @@ class Ewma {
 
 // A FLUX-sized transformer on one data-centre GPU. What it gets wrong (by any factor: a tiny model, a CPU)
 // the first observed run corrects; what matters before that is how it orders shapes.
-std::int64_t prior_run_us(const job::ShapeClass& shape, int steps);
+std::int64_t prior_run_us(const job::ShapeClass& shape, int steps, bool adapters = false);
 
 class CostModel {
  public:
@@ -71,7 +71,8 @@ class CostModel {
   void forget_worker(WorkerId w);
 
  private:
-  // Runs of one class with one prior, which is to say one number of steps: their ratio to it is their own.
+  // Runs of one class with one prior, which is to say one number of steps, with adapters or without: their ratio to it
+  // is their own.
   struct Variant {
     std::int64_t prior_us = 0;
     Ewma overall;  // observed ÷ prior

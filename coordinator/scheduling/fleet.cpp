@@ -1,7 +1,6 @@
 #include "coordinator/scheduling/fleet.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "coordinator/scheduling/router.h"
 
@@ -207,7 +206,6 @@ void Fleet::started(WorkerId w, const queue::UnitRef& ref, std::int64_t at_us) {
   if (auto* unit = find_held(w, ref)) {
     unit->started = true;
     unit->started_us = at_us;
-    unit->run_us -= std::exchange(unit->swap_us, 0);
     recompute(workers_[w]);
   }
 }

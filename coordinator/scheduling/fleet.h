@@ -25,12 +25,11 @@ std::string_view standing_name(Standing standing);
 struct HeldUnit {
   queue::UnitRef ref;
   ClassId cls = 0;
-  std::int64_t run_us = 0;  // predicted, the cold class's cost and the adapters' swap included
+  std::int64_t run_us = 0;  // predicted, the cold class's cost included
   std::int64_t assigned_us = 0, started_us = 0;
   bool started = false, cold = false;
   std::vector<AdapterId> adapters = {};
-  std::int64_t ready_us = 0;  // its adapters are in host memory
-  std::int64_t swap_us = 0;   // the part of run_us that passes before it starts
+  std::int64_t ready_us = 0;  // its adapters are in slots
 };
 
 struct Worker {

@@ -250,6 +250,7 @@ AdapterNeed Residency::Scan::at(WorkerId w) const {
     need.scarcity = holder.scarcity;
   }
   need.swap_us = (count_ - in_slots) * holder.swap_us;
+  if (need.swap_us > 0) need.ready_us = std::max(now_us_, need.ready_us) + need.swap_us;
   return need;
 }
 

@@ -18,15 +18,16 @@ namespace ditfleet::scheduling {
 
 using AdapterId = std::uint32_t;
 
-// Until a worker has measured its own: 1 GB/s from the source; a swap as diffusers was measured to take, 75 to
-// 100 ms; an adapter of the size of a rank-64 one for FLUX.1.
+// Until a worker has measured its own: 1 GB/s from the source; a swap and a size as of an adapter of rank 16 for
+// FLUX.1 on an H200 (tests/bench/results/lora_h200.csv).
 inline constexpr double kPriorLoadBytesPerSecond = 1e9;
-inline constexpr std::int64_t kPriorSwapUs = 87'500;
+inline constexpr std::int64_t kPriorSwapUs = 3'600;
 inline constexpr std::int64_t kPriorAdapterBytes = 172'000'000;
 
 // What a unit with adapters would wait for on one worker.
 struct AdapterNeed {
-  std::int64_t ready_us = 0;  // when all are in host memory; not after now if they are
+  // When all are in slots; not after now if they are. Loads and swaps run beside the job in hand.
+  std::int64_t ready_us = 0;
   std::int64_t load_us = 0;   // source → host of what is not there and not on its way
   std::int64_t swap_us = 0;   // host → slot of what is in none
   // How much is lost by what a load pushes out: 1 for the last copy of an adapter, nearly 0 for one of many, which

@@ -19,7 +19,7 @@ struct Option {
   std::int64_t start_us = 0, run_us = 0, cold_us = 0, bias_us = 0;
   double pushes_out = 0;
   AdapterNeed need;
-  std::int64_t finish_us() const { return std::max(start_us, need.ready_us) + need.swap_us + cold_us + run_us; }
+  std::int64_t finish_us() const { return std::max(start_us, need.ready_us) + cold_us + run_us; }
   std::int64_t score_us() const { return finish_us() + bias_us; }
   // What this worker lacks for the unit.
   std::int64_t lacks_us() const { return need.load_us + need.swap_us + cold_us; }
@@ -122,7 +122,7 @@ Route FinishPolicy::choose(const Fleet& fleet, const CostModel& costs, const Rou
     const double scale = static_cast<double>(holder.run_us) / static_cast<double>(request.prior_us);
     const auto lane_us = static_cast<std::int64_t>(static_cast<double>(request.lane_work_us) * scale) /
                          static_cast<std::int64_t>(lacking_nothing[kind]);
-    const auto through_us = holder.start_us + holder.need.swap_us + std::max(lane_us, holder.run_us);
+    const auto through_us = std::max(holder.start_us, holder.need.ready_us) + std::max(lane_us, holder.run_us);
     if (through_us > best.score_us()) continue;
     if (holder.worker >= promised_us_.size()) promised_us_.resize(holder.worker + 1, 0);
     if (promised_us_[holder.worker] == 0) promised_.push_back(holder.worker);

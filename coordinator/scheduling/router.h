@@ -1,6 +1,6 @@
 // The router of the service: a unit goes to the worker with the earliest predicted finish,
 //
-//   max(free_at, adapters in host memory) + adapter swap + cold-class cost + run,
+//   max(free_at, adapters in slots) + cold-class cost + run,
 //
 // among ready workers that hold the model, have a slot in their look-ahead and room for the adapters. Loading an
 // adapter costs more than the time this unit waits for it (it takes room from another, and somebody's bandwidth), so

@@ -190,12 +190,11 @@ void Scheduler::unit_held(Job& job, int index, const std::string& owner, const s
   fleet_.adapters().hold(unit.worker, adapters, options_.routing->eviction(), now_us);
   fleet_.hold(unit.worker, {.ref = {job.id, index},
                             .cls = job.cls,
-                            .run_us = run + need.swap_us,
+                            .run_us = run,
                             .assigned_us = now_us,
                             .cold = cold,
                             .adapters = adapters,
-                            .ready_us = need.ready_us,
-                            .swap_us = need.swap_us});
+                            .ready_us = need.ready_us});
 }
 
 void Scheduler::unit_delayed(Job& job, int index, std::int64_t now_us) {
@@ -262,7 +261,7 @@ Scheduler::Job& Scheduler::job_of(const queue::UnitView& view, std::int64_t now_
   job.cost_us = view.cost_us;
   job.deadline_us = view.deadline_ms * 1000;
   const auto key = job::parse_batch_key(view.batch_key);
-  job.prior_us = key ? prior_run_us(key->shape, key->steps) : std::max<std::int64_t>(1, view.cost_us);
+  job.prior_us = key ? prior_run_us(key->shape, key->steps, !view.adapters.empty()) : std::max<std::int64_t>(1, view.cost_us);
   costs_.seed(job.cls, job.model, job.prior_us, job.cost_us);
   return job;
 }

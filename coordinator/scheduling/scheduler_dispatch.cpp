@@ -108,12 +108,11 @@ bool Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us,
   auto dropped = fleet_.adapters().hold(route.worker, lane.adapters, options_.routing->eviction(), now_us);
   fleet_.hold(route.worker, {.ref = ref,
                              .cls = job->cls,
-                             .run_us = route.run_us + route.cold_us + route.need.swap_us,
+                             .run_us = route.run_us + route.cold_us,
                              .assigned_us = now_us,
                              .cold = route.cold,
                              .adapters = lane.adapters,
-                             .ready_us = route.need.ready_us,
-                             .swap_us = route.need.swap_us});
+                             .ready_us = route.need.ready_us});
   const auto [at, fresh] = batches.emplace(route.worker, actions.assign.size());
   if (fresh) actions.assign.push_back({.owner = fleet_.at(route.worker).owner, .units = {}});
   const auto names = [this](const std::vector<AdapterId>& ids) {
@@ -174,7 +173,7 @@ void Scheduler::revoke_for_idle(std::int64_t now_us) {
         const auto adapters = fleet_.adapters().scan(last.adapters, now_us);
         if (!adapters.fits(idle)) continue;
         const auto need = adapters.at(idle);
-        const auto there_us = std::max(now_us, need.ready_us) + need.swap_us + cold + run;
+        const auto there_us = std::max(now_us, need.ready_us) + cold + run;
         const auto gain = worker.start_us(now_us) - there_us - run / 4 - options_.routing->bias_us(need);
         if (gain > most) {
           most = gain;

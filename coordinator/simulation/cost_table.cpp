@@ -10,9 +10,10 @@
 
 namespace ditfleet::simulation {
 
-std::int64_t CostTable::run_us(int width, int height, int steps) const {
+std::int64_t CostTable::run_us(int width, int height, int steps, bool adapter) const {
   const double pixels = static_cast<double>(width) * height, tokens = pixels / 256.0 + text_tokens;
-  return text_us + std::llround(steps * (tokens * step_us_per_token + tokens * tokens * step_us_per_token2) + pixels * vae_us_per_pixel);
+  const double step = (tokens * step_us_per_token + tokens * tokens * step_us_per_token2) * (adapter ? adapter_step_ratio : 1.0);
+  return text_us + std::llround(steps * step + pixels * vae_us_per_pixel);
 }
 
 Result<CostTable> read_cost_table(const std::string& path) {
@@ -33,6 +34,8 @@ Result<CostTable> read_cost_table(const std::string& path) {
       {"adapter_bytes", &out.adapter_bytes},
       {"adapter_load_bytes_per_s", &out.adapter_load_bytes_per_s},
       {"adapter_swap_us", &out.adapter_swap_us},
+      {"adapter_resident_us", &out.adapter_resident_us},
+      {"adapter_step_ratio", &out.adapter_step_ratio},
       {"adapter_slots", &out.adapter_slots},
       {"host_adapter_bytes", &out.host_adapter_bytes},
       {"lookahead", &out.lookahead},

@@ -59,7 +59,7 @@ class Simulation {
     for (const auto& adapter : adapters) scheduler_->adapters().set_size(scheduler_->adapters().intern(adapter), costs.adapter_bytes);
     for (const auto& job : trace.jobs) {
       const double spread = 1.0 + costs.run_spread * (2.0 * random_.unit() - 1.0);
-      run_us_.push_back(std::max<std::int64_t>(1, std::llround(static_cast<double>(costs.run_us(job.width, job.height, job.steps)) * spread)));
+      run_us_.push_back(std::max<std::int64_t>(1, std::llround(static_cast<double>(costs.run_us(job.width, job.height, job.steps, !job.adapter.empty())) * spread)));
     }
     latency_us_.resize(trace.jobs.size(), -1);
   }
@@ -110,7 +110,7 @@ class Simulation {
     switch (event.what) {
       case What::kArrival: arrive(event.which, now); break;
       case What::kEnd: {
-        const auto unit = workers_[event.which].finish();
+        const auto unit = workers_[event.which].finish(now);
         const auto job = index_of(unit.ref);
         gap_.ended(trace_.jobs[job].tenant, run_us_[job]);
         latency_us_[job] = now - kStartUs - trace_.jobs[job].at_us;

@@ -134,7 +134,7 @@ Result<Trace> generate_trace(const TraceOptions& o, const CostTable& costs) {
     const double who = random.unit() * tenant_up_to.back();
     job.tenant = fmt::format("t{}", std::lower_bound(tenant_up_to.begin(), tenant_up_to.end(), who) - tenant_up_to.begin());
     if (o.adapters > 0 && random.unit() >= o.without_adapter) job.adapter = fmt::format("a{:03}", adapter_law.draw(random));
-    const auto run = costs.run_us(width, height, job.steps);
+    const auto run = costs.run_us(width, height, job.steps, !job.adapter.empty());
     job.slo_us = static_cast<std::int64_t>(o.slo_factor * static_cast<double>(run)) / 1000 * 1000 + o.slo_slack_ms * 1000;
     work_us += static_cast<double>(run);
     trace.jobs.push_back(std::move(job));

@@ -23,6 +23,7 @@ WorkerModel::Copy* WorkerModel::victim(bool from_slot, const std::vector<std::st
 
 bool WorkerModel::take(ModelUnit unit, std::int64_t now_us) {
   units_.push_back(std::move(unit));
+  units_.back().taken_us = now_us;
   const auto& held = units_.back();
   if (held.adapter.empty()) return false;
   if (auto* copy = find(held.adapter)) {
@@ -84,8 +85,11 @@ std::optional<WorkerModel::Started> WorkerModel::start(std::int64_t now_us) {
   Started out{.unit = &unit, .started_us = now_us};
   if (!unit.adapter.empty() && put_in_slot(unit, now_us)) {
     out.slot_miss = true;
-    out.started_us += costs_->adapter_swap_us;
+    // Copied beside the job before, into another slot than its own: only the rest is waited for.
+    const auto began = costs_->adapter_slots > 1 ? std::max(unit.taken_us, *ready) : std::max({unit.taken_us, *ready, last_end_us_});
+    out.started_us = std::max(now_us, began + costs_->adapter_swap_us);
   }
+  if (!out.slot_miss && !unit.adapter.empty() && unit.adapter != last_adapter_) out.started_us += costs_->adapter_resident_us;
   out.cold_class = warm_.insert(unit.class_key).second;
   out.ends_us = out.started_us + unit.run_us + (out.cold_class ? costs_->cold_class_us : 0);
   busy_us_ += out.ends_us - now_us;
@@ -93,10 +97,12 @@ std::optional<WorkerModel::Started> WorkerModel::start(std::int64_t now_us) {
   return out;
 }
 
-ModelUnit WorkerModel::finish() {
+ModelUnit WorkerModel::finish(std::int64_t now_us) {
   auto unit = std::move(units_.front());
   units_.pop_front();
   running_ = false;
+  last_end_us_ = now_us;
+  last_adapter_ = unit.adapter;
   if (auto* copy = find(unit.adapter)) --copy->units;
   return unit;
 }

@@ -1,6 +1,6 @@
 // A worker as the simulation pretends: it runs its units in order, loads adapters from their source one after the
-// other beside the running job, swaps them into slots between jobs, and drops the least recently used for want of
-// room, unless an assignment says what else to drop. Pure; times are microseconds of the virtual clock.
+// other and copies them into slots beside the running job, and drops the least recently used for want of room, unless
+// an assignment says what else to drop. Pure; times are microseconds of the virtual clock.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,7 @@ struct ModelUnit {
   queue::UnitRef ref;
   std::string nonce, class_key, adapter;  // empty: none
   std::int64_t run_us = 0;                // warm, adapter in a slot
+  std::int64_t taken_us = 0;
   std::vector<std::string> drop_from_host, drop_from_slots;
 };
 
@@ -34,12 +35,12 @@ class WorkerModel {
   // The next unit begins if nothing runs and its adapter is there; else nothing. When to ask again: next_us().
   struct Started {
     const ModelUnit* unit = nullptr;
-    std::int64_t started_us = 0, ends_us = 0;  // denoising begins when the adapter is in its slot
+    std::int64_t started_us = 0, ends_us = 0;  // it starts when the adapter is in its slot
     bool slot_miss = false, cold_class = false;
   };
   std::optional<Started> start(std::int64_t now_us);
   std::optional<std::int64_t> next_us() const;  // when the adapter of the next unit is there; nothing while one runs
-  ModelUnit finish();                           // the one that runs has ended
+  ModelUnit finish(std::int64_t now_us);        // the one that runs has ended
 
   queue::WorkerInfo heartbeat(std::int64_t now_us) const;
   std::int64_t busy_us() const { return busy_us_; }
@@ -61,6 +62,8 @@ class WorkerModel {
   std::deque<ModelUnit> units_;
   bool running_ = false;
   std::int64_t loader_free_us_ = 0, busy_us_ = 0;
+  std::int64_t last_end_us_ = 0;
+  std::string last_adapter_;  // of the unit before
   std::vector<Copy> copies_;
   std::set<std::string> warm_;
 };
