@@ -39,39 +39,14 @@ Result<scheduling::PolicyOptions> parse_policy(const std::string& text) {
   return out;
 }
 
-// Every combination of a policy's grid.
-std::vector<scheduling::PolicyOptions> grid_of(const std::string& name) {
-  std::vector<scheduling::PolicyOptions> out = {{.name = name}};
-  for (const auto& tunable : scheduling::policy_tunables(name)) {
-    std::vector<scheduling::PolicyOptions> more;
-    for (const auto& base : out) {
-      for (const double value : tunable.grid) {
-        more.push_back(base);
-        more.back().tunables[std::string(tunable.name)] = value;
-      }
-    }
-    out = std::move(more);
-  }
-  return out;
-}
-
 Result<simulation::Report> simulate_one(const simulation::Trace& trace, const simulation::CostTable& costs, simulation::SimulationOptions options,
                                         const std::string& text, bool tune) {
   auto policy = parse_policy(text);
   if (!policy) return policy.error();
   // The service's own router keeps its defaults: it has no trace to be tuned on.
   const bool tuned = tune && policy->tunables.empty() && policy->name != "finish" && !scheduling::policy_tunables(policy->name).empty();
-  if (!tuned) {
-    options.policy = *policy;
-    return simulation::simulate(trace, costs, options);
-  }
-  Result<simulation::Report> best = internal_error("an empty grid");
-  for (const auto& candidate : grid_of(policy->name)) {
-    options.policy = candidate;
-    auto report = simulation::simulate(trace, costs, options);
-    if (!report || !best || report->figure("latency_p95") < best->figure("latency_p95")) best = std::move(report);
-  }
-  return best;
+  options.policy = *policy;
+  return tuned ? simulation::simulate_tuned(trace, costs, options) : simulation::simulate(trace, costs, options);
 }
 
 int run_sim(const SimOptions& options) {

@@ -3,6 +3,11 @@
 #include <limits>
 
 namespace ditfleet::scheduling {
+namespace {
+
+constexpr int kMostLooks = 16;  // at lanes of a tenant that is not the first
+
+}  // namespace
 
 FairQueue::FairQueue(std::map<std::string, double> weights, std::int64_t age_bound_us)
     : tenants_(std::move(weights)), age_bound_us_(age_bound_us) {}
@@ -10,6 +15,7 @@ FairQueue::FairQueue(std::map<std::string, double> weights, std::int64_t age_bou
 FairQueue::Order FairQueue::order_of(const QueuedUnit& unit, Handle handle) {
   return {.negative_priority = -unit.priority,
           .deadline_us = unit.deadline_us > 0 ? unit.deadline_us : std::numeric_limits<std::int64_t>::max(),
+          .due_us = unit.due_us,
           .arrival = unit.arrival,
           .handle = handle};
 }
@@ -23,6 +29,14 @@ void FairQueue::charge(TenantId t, std::int64_t predicted_us) {
 void FairQueue::settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us) {
   const auto before = tenants_.virtual_time(t);
   tenants_.settle(t, predicted_us, actual_us);
+  reorder(t, before);
+}
+
+void FairQueue::correct(TenantId t, std::int64_t before_us, std::int64_t after_us) {
+  if (before_us == after_us) return;
+  const auto before = tenants_.virtual_time(t);
+  tenants_.settle(t, before_us, 0);
+  tenants_.charge(t, after_us);
   reorder(t, before);
 }
 
@@ -110,15 +124,22 @@ std::optional<FairQueue::Candidate> FairQueue::next(ModelId model_id, std::int64
   std::int64_t least = 0;
   for (const auto& [time, tenant] : models_[model_id].order) {
     if (behind && time - least > round.lead_us) return behind;
+    // Nobody passes the first one, whose lanes are better off waiting for a while, who would get further ahead than that:
+    // then nothing goes in this round.
+    const auto too_far = [&, at = time, who = tenant](Handle handle) {
+      return behind && static_cast<double>(at - least) + static_cast<double>(units_[handle].cost_us) / tenants_.weight(who) > static_cast<double>(round.lead_us);
+    };
     const auto& backlog = models_[model_id].backlogs.at(tenant);
     const auto& oldest = *backlog.by_age.begin();
-    if (now_us - oldest.ready_us > age_bound_us_ && !is_closed(units_[oldest.handle].lane)) {
+    if (now_us - oldest.ready_us > age_bound_us_ && !is_closed(units_[oldest.handle].lane) && !too_far(oldest.handle)) {
       return Candidate{.handle = oldest.handle, .aged = true};
     }
     const bool first = !behind;
     std::int64_t lack = 0;
+    int looks = 0;
     for (const auto& [order, lane] : backlog.heads) {
-      if (!round.skipped(lane)) return Candidate{.handle = order.handle};
+      if (!round.skipped(lane) && (first || !too_far(order.handle))) return Candidate{.handle = order.handle};
+      if (!first && ++looks >= kMostLooks) break;
       if (!first || is_closed(lane)) continue;
       if (behind && units_[behind->handle].priority != -order.negative_priority) continue;
       const auto own = round.lack ? round.lack(lane) : 0;

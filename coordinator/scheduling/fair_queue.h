@@ -32,8 +32,10 @@ struct QueuedUnit {
   int priority = 0;
   std::int64_t deadline_us = 0;  // 0: none
   std::int64_t ready_us = 0;     // waits since
+  std::int64_t due_us = 0;       // orders a tenant's units of one priority and deadline
   std::uint64_t arrival = 0;     // breaks ties; grows
   std::int64_t prior_us = 0;     // its work before any correction (cost_model.h)
+  std::int64_t cost_us = 0;      // and with it: what its tenant would be charged
 };
 
 class FairQueue {
@@ -47,6 +49,8 @@ class FairQueue {
   // As in Tenants, but the order follows: never call those for a tenant that may be queued.
   void charge(TenantId t, std::int64_t predicted_us);
   void settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us);
+  // Another prediction of what is charged in advance.
+  void correct(TenantId t, std::int64_t before_us, std::int64_t after_us);
   void restore(const std::map<std::string, std::int64_t>& times);
 
   Handle push(const QueuedUnit& unit);
@@ -64,7 +68,8 @@ class FairQueue {
     std::function<bool(LaneId)> skipped;               // it is better off waiting
     std::function<bool(LaneId)> closed = nullptr;      // nobody can take it just now
     std::function<std::int64_t(LaneId)> lack = nullptr;  // of a skipped one: what the best there is now lacks for it
-    // Virtual time that a tenant may get ahead of one whose lanes are skipped.
+    // Virtual time by which a tenant may be ahead, with a unit that goes now, of the one that has had least and whose
+    // lanes are skipped. With the largest cost of a unit no gap is wider than if nothing had been skipped.
     std::int64_t lead_us = std::numeric_limits<std::int64_t>::max();
   };
   // The next unit of a model among those whose lane is not skipped. An aged unit comes regardless of that, unless its
@@ -82,6 +87,7 @@ class FairQueue {
   struct Order {
     int negative_priority = 0;
     std::int64_t deadline_us = 0;
+    std::int64_t due_us = 0;
     std::uint64_t arrival = 0;
     Handle handle = 0;
     auto operator<=>(const Order&) const = default;

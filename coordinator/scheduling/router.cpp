@@ -10,8 +10,6 @@ namespace {
 // A difference in predicted finish that means nothing: half a millisecond, or this part of the run.
 constexpr std::int64_t kTieUs = 500;
 constexpr std::int64_t kTieRunDivisor = 50;
-// Until then the scheduler decides again, whatever happens (the shell's tick).
-constexpr std::int64_t kNextLookUs = 100'000;
 
 struct Option {
   bool valid = false, warm = false;
@@ -74,6 +72,11 @@ Route FinishPolicy::choose(const Fleet& fleet, const CostModel& costs, const Rou
   const auto scan = fleet.adapters().scan(request.adapters, now_us);
   const auto cold_us = costs.observed_cold_us(request.model);
   const auto runs = costs.runs(request.cls, request.model, request.prior_us);
+  // How much later than at best the unit may end for its adapter's sake.
+  const auto allowed_us = [&](std::int64_t run_us, bool idle) {
+    const auto tail = idle ? options_.tail_part * static_cast<double>(request.tail_us) - static_cast<double>(request.waited_us) : static_cast<double>(request.tail_us);
+    return std::max<std::int64_t>(0, static_cast<std::int64_t>(std::min(tail - static_cast<double>(run_us), options_.wait_runs * static_cast<double>(run_us))));
+  };
   for (const auto w : fleet.with_model(request.model)) {
     const auto& load = fleet.load(w);
     if (!load.ready || !scan.fits(w)) continue;
@@ -95,8 +98,10 @@ Route FinishPolicy::choose(const Fleet& fleet, const CostModel& costs, const Rou
       }
       continue;
     }
-    option.bias_us = bias_us(option.need);
-    if (option.need.load_us > 0) option.pushes_out = fleet.adapters().least_worth(w);
+    if (option.need.load_us > 0) {
+      option.bias_us = std::min(bias_us(option.need), allowed_us(option.run_us, load.held == 0));
+      option.pushes_out = fleet.adapters().least_worth(w);
+    }
     const auto hash = mixed(request.class_hash ^ load.hash);
     const auto tie = std::max(kTieUs, option.run_us / kTieRunDivisor);
     const auto score = option.score_us();
@@ -127,13 +132,6 @@ Route FinishPolicy::choose(const Fleet& fleet, const CostModel& costs, const Rou
     if (holder.worker >= promised_us_.size()) promised_us_.resize(holder.worker + 1, 0);
     if (promised_us_[holder.worker] == 0) promised_.push_back(holder.worker);
     promised_us_[holder.worker] += std::max(lane_us, holder.run_us);
-    return route;
-  }
-  // Kept no longer than the load takes, which the worker's present run hides.
-  const bool early = best.start_us - now_us > best.need.load_us + kNextLookUs;
-  const bool patient = static_cast<double>(request.waited_us) < options_.defer_part * static_cast<double>(best.run_us);
-  if (request.may_defer && best.need.load_us > 0 && early && patient) {
-    route.deferred = true;
     return route;
   }
   route.kind = Route::Kind::kAssign;

@@ -18,9 +18,13 @@ struct Row {
 const std::vector<Row>& table() {
   static const std::vector<Row> rows = {
       {"finish",
-       {{"miss_weight", FinishPolicy::Options{}.miss_weight, {0.0, 2.0, 4.0, 8.0, 16.0}},
-        {"defer_part", FinishPolicy::Options{}.defer_part, {0.0, 0.25, 0.5}}},
-       [](const std::vector<double>& v) { return std::make_unique<FinishPolicy>(FinishPolicy::Options{.miss_weight = v[0], .defer_part = v[1]}); }},
+       {{"miss_weight", FinishPolicy::Options{}.miss_weight, {0.0, 4.0, 8.0, 16.0}},
+        {"wait_runs", FinishPolicy::Options{}.wait_runs, {0.5, 1.0, 1.5, 3.0}},
+        {"tail_part", FinishPolicy::Options{}.tail_part, {0.6, 0.8, 1.0}},
+        {"patience", FinishPolicy::Options{}.patience, {0.0, 1.0, 2.0}}},
+       [](const std::vector<double>& v) {
+         return std::make_unique<FinishPolicy>(FinishPolicy::Options{.miss_weight = v[0], .wait_runs = v[1], .tail_part = v[2], .patience = v[3]});
+       }},
       {"llm_d_ladder",
        {{"affinity_weight", 1.0, {0.25, 0.5, 1.0, 2.0, 4.0}}},
        [](const std::vector<double>& v) { return std::make_unique<LadderPolicy>(v[0]); }},

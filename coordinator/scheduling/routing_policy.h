@@ -25,9 +25,9 @@ struct RouteRequest {
   std::int64_t prior_us = 0;
   std::int64_t lane_work_us = 0;  // priors of all that waits in the lane, this unit included
   bool may_wait = true;           // for a worker without a slot; false for aged units: they take whoever has one
-  bool may_defer = true;          // to a later round; false for aged units
   std::span<const AdapterId> adapters = {};
   std::int64_t waited_us = 0;     // since the unit became ready
+  std::int64_t tail_us = 0;       // from ready to end: what one unit in ten exceeds of late; 0: not known
 };
 
 struct Route {
@@ -35,7 +35,6 @@ struct Route {
   Kind kind = Kind::kNoWorker;  // kWait: every slot is taken, or what is better than one now is worth waiting for
   WorkerId worker = 0;
   bool cold = false;
-  bool deferred = false;        // kWait: it will go to a worker that has a slot, but not yet
   std::int64_t lacks_us = 0;    // kWait: load, swap and cold class on the best worker with a slot
   std::int64_t wait_us = 0, run_us = 0, cold_us = 0;
   AdapterNeed need;
@@ -47,6 +46,9 @@ class RoutingPolicy {
   virtual ~RoutingPolicy() = default;
   virtual std::string_view name() const = 0;
   virtual Route choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) = 0;
+  // Of a tenant's units of one priority and deadline the one goes first whose arrival and this come first, of a unit that
+  // runs so long, where one in ten has taken `tail_us` of late. 0: the order of arrival.
+  virtual std::int64_t patience_us(std::int64_t /*run_us*/, std::int64_t /*tail_us*/) const { return 0; }
   // A round of decisions begins; lanes that are told to wait stay out of it until the next.
   virtual void begin_round() {}
   // What a worker that needs this is worse by than its finish says: also when a unit may move there.

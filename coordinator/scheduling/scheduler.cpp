@@ -140,6 +140,20 @@ void Scheduler::settle(const Job& job, Unit& unit, int index, std::int64_t actua
   unit.charged_us = 0;
 }
 
+// What is charged in advance follows the predictions, so that a wrong first guess is nobody's lead for long.
+void Scheduler::recharge(ModelId model) {
+  for (const auto w : fleet_.with_model(model)) {
+    for (const auto& held : fleet_.at(w).held) {
+      Job* job = nullptr;
+      auto* unit = find_unit(held.ref, &job);
+      if (unit == nullptr || unit->charged_us == 0 || job->model != model) continue;
+      const auto cost_us = costs_.typical_run_us(job->cls, job->model, job->prior_us);
+      queue_.correct(job->tenant, unit->charged_us, cost_us);
+      unit->charged_us = cost_us;
+    }
+  }
+}
+
 // Takes the unit out of where it is; the caller says where it goes.
 void Scheduler::leave(Job& job, Unit& unit, int index, std::int64_t now_us) {
   settle(job, unit, index, -1);
@@ -158,14 +172,17 @@ void Scheduler::unit_ready(Job& job, int index, std::int64_t ready_us, std::int6
   leave(job, unit, index, now_us);
   unit.where = Unit::Where::kQueued;
   unit.ready_us = ready_us > 0 ? std::min(ready_us, now_us) : now_us;
+  const auto cost_us = costs_.typical_run_us(job.cls, job.model, job.prior_us);
   unit.handle = queue_.push({.tenant = job.tenant,
                              .model = job.model,
                              .lane = job.lane,
                              .priority = job.priority,
                              .deadline_us = job.deadline_us,
                              .ready_us = unit.ready_us,
+                             .due_us = unit.ready_us + options_.routing->patience_us(cost_us, static_cast<std::int64_t>(tail_us_)),
                              .arrival = job.arrival * kUnitsMax + static_cast<std::uint64_t>(index),
-                             .prior_us = job.prior_us});
+                             .prior_us = job.prior_us,
+                             .cost_us = cost_us});
   if (unit.handle >= queued_.size()) queued_.resize(unit.handle + 1);
   queued_[unit.handle] = {&job, index};
 }

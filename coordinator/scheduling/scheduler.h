@@ -159,12 +159,13 @@ class Scheduler {
   // Settles what was charged in advance: by `actual_us` of service, or, if negative, by the prediction if it
   // had started and by nothing if it had not.
   void settle(const Job& job, Unit& unit, int index, std::int64_t actual_us);
+  void recharge(ModelId model);
   void apply_view(const queue::UnitView& view, std::int64_t now_us);
   void learn(const Job& job, Unit& unit, int index, const queue::Event& event);
   void on_unit_event(Job& job, const queue::Event& event, int unit, std::int64_t now_us);
 
   void dispatch(Actions& actions, std::int64_t now_us);
-  bool place(FairQueue::Candidate candidate, std::int64_t now_us,
+  void place(FairQueue::Candidate candidate, std::int64_t now_us,
              std::unordered_map<WorkerId, std::size_t>& batches, Actions& actions);
   void revoke_from_absent(std::int64_t now_us);
   void revoke_for_idle(std::int64_t now_us);
@@ -189,6 +190,7 @@ class Scheduler {
   std::uint64_t arrivals_ = 0, round_ = 0;
   int skips_ = 0;  // of this round
   std::int64_t largest_us_ = 0;  // charge of late
+  double tail_us_ = 0;           // from ready to end, of late: one in ten takes longer
   std::int64_t grace_until_us_ = 0;
   bool wants_audit_ = false;
 };

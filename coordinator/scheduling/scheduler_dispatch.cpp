@@ -34,7 +34,7 @@ void Scheduler::dispatch(Actions& actions, std::int64_t now_us) {
   const FairQueue::Round round{.skipped = [this](LaneId lane) { return lanes_[lane].skipped_round == round_; },
                                .closed = [this](LaneId lane) { return lanes_[lane].closed_round == round_; },
                                .lack = [this](LaneId lane) { return lanes_[lane].lacks_us; },
-                               .lead_us = largest_us_ / 4};
+                               .lead_us = largest_us_};
   std::unordered_map<WorkerId, std::size_t> batches;
   while (!open.empty()) {
     // Across models, too, the tenant with the least virtual time comes first.
@@ -56,15 +56,14 @@ void Scheduler::dispatch(Actions& actions, std::int64_t now_us) {
       ++i;
     }
     if (!best) break;
-    const bool go_on = place(*best, now_us, batches, actions);
+    place(*best, now_us, batches, actions);
     if (skips_ >= kMostLooks) break;
-    if (!go_on || !fleet_.has_free_slot(open[chosen])) open.erase(open.begin() + static_cast<std::ptrdiff_t>(chosen));
+    if (!fleet_.has_free_slot(open[chosen])) open.erase(open.begin() + static_cast<std::ptrdiff_t>(chosen));
   }
 }
 
-// Assigns the unit, or, if its lane is better off waiting, skips the lane for the rest of this round. False: nothing more
-// of this model, it is this unit's turn and not yet its time.
-bool Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us,
+// Assigns the unit, or, if its lane is better off waiting, skips the lane for the rest of this round.
+void Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us,
                       std::unordered_map<WorkerId, std::size_t>& batches, Actions& actions) {
   const auto& queued = queue_.at(candidate.handle);
   auto& [job, index] = queued_[candidate.handle];
@@ -72,7 +71,7 @@ bool Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us,
     // Too late even for a short run: it waits for the reaper, whose `expired` ends it.
     queue_.remove(candidate.handle);
     job->units[static_cast<std::size_t>(index)].where = Unit::Where::kDelayed;
-    return true;
+    return;
   }
   auto& lane = lanes_[queued.lane];
   const bool may_wait = !candidate.aged && !candidate.behind && skips_ < kMostSkips;
@@ -83,17 +82,16 @@ bool Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us,
                                                .prior_us = queued.prior_us,
                                                .lane_work_us = queue_.lane_work_us(queued.lane),
                                                .may_wait = may_wait,
-                                               .may_defer = !candidate.aged,
                                                .adapters = lane.adapters,
-                                               .waited_us = now_us - queued.ready_us},
+                                               .waited_us = now_us - queued.ready_us,
+                                               .tail_us = static_cast<std::int64_t>(tail_us_)},
                                               now_us);
   if (route.kind != Route::Kind::kAssign) {
     lane.skipped_round = round_;
     lane.lacks_us = route.lacks_us;
     ++skips_;
-    if (candidate.behind && route.deferred) return false;
     if (candidate.aged || candidate.behind) lane.closed_round = round_;
-    return true;
+    return;
   }
   auto& unit = job->units[static_cast<std::size_t>(index)];
   const queue::UnitRef ref{job->id, index};
@@ -126,7 +124,6 @@ bool Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us,
                                               .drop_from_host = names(dropped.from_host),
                                               .drop_from_slots = names(dropped.from_slots)});
   if (observer_ != nullptr) observer_->assigned(route.cold, now_us - unit.ready_us);
-  return true;
 }
 
 void Scheduler::ask_revoke(const HeldUnit& held, std::int64_t now_us) {

@@ -24,6 +24,7 @@ class Tenants {
   TenantId intern(const std::string& name);
   std::optional<TenantId> find(const std::string& name) const;
   const std::string& name(TenantId t) const { return tenants_[t].name; }
+  double weight(TenantId t) const { return tenants_[t].weight; }
   std::int64_t virtual_time(TenantId t) const { return tenants_[t].virtual_time; }
 
   // A unit of the tenant is open (queued or held by a worker) / no longer. A tenant whose first unit opens

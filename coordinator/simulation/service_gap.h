@@ -19,9 +19,12 @@ class ServiceGap {
   // A unit leaves the queue for a worker, where it will take so long; it comes back; it has ended.
   void assigned(const std::string& tenant, std::int64_t us) { move(tenant, us, -1); }
   void returned(const std::string& tenant, std::int64_t us) { move(tenant, -us, 1); }
+  // One that is under way takes so much more: its worker's first of a shape.
+  void corrected(const std::string& tenant, std::int64_t us) { move(tenant, us, 0); }
   void ended(const std::string& tenant, std::int64_t us) { tenants_[tenant].in_flight_us -= us; }
 
   std::int64_t widest_us() const { return widest_us_; }
+  void forget_widest() { widest_us_ = 0; }  // what comes counts, what was does not
 
  private:
   struct Tenant {
@@ -56,7 +59,7 @@ class ServiceGap {
       const auto lead = stretch.lead_us + tenants_[key.first].service_us - tenants_[key.second].service_us - stretch.begin_us;
       widest_us_ = std::max({widest_us_, lead - std::max<std::int64_t>(0, stretch.lead_us), -lead - std::max<std::int64_t>(0, -stretch.lead_us)});
     }
-    wait(tenant, units);
+    if (units != 0) wait(tenant, units);
   }
 
   std::map<std::string, Tenant> tenants_;

@@ -44,7 +44,7 @@ TEST_F(ResidencyTest, says_what_a_unit_would_wait_for) {
   EXPECT_EQ(need(0, {b}).swap_us, 10'000);
   EXPECT_EQ(need(0, {b}).load_us, 0);
   EXPECT_EQ(need(0, {c}, kSecond).load_us, 100'000);
-  EXPECT_EQ(need(0, {c}, kSecond).ready_us, kSecond + 100'000);
+  EXPECT_EQ(need(0, {c}, kSecond).ready_us, kSecond + 100'000 + 10'000);  // and then in its slot
   const auto all = need(0, {a, b, c}, kSecond);
   EXPECT_EQ(all.load_us, 100'000);
   EXPECT_EQ(all.swap_us, 20'000);
@@ -57,7 +57,7 @@ TEST_F(ResidencyTest, loads_of_one_worker_queue_behind_each_other) {
   residency.hold(0, std::vector{a}, Eviction::kLeastWorth, kSecond);
   EXPECT_EQ(need(0, {a}, kSecond).load_us, 0);  // on its way
   EXPECT_EQ(need(0, {a}, kSecond).ready_us, kSecond + 100'000);
-  EXPECT_EQ(need(0, {b}, kSecond).ready_us, kSecond + 200'000);
+  EXPECT_EQ(need(0, {b}, kSecond).ready_us, kSecond + 200'000 + 10'000);
 }
 
 TEST_F(ResidencyTest, too_few_slots_do_not_fit) {
@@ -135,7 +135,7 @@ class AdapterRouting : public ::testing::Test {
     return a;
   }
   RouteRequest request(const std::vector<AdapterId>& adapters, std::int64_t lane_work = kSecond) {
-    return {.class_hash = 7, .prior_us = kSecond, .lane_work_us = lane_work, .adapters = adapters};
+    return {.class_hash = 7, .prior_us = kSecond, .lane_work_us = lane_work, .adapters = adapters, .tail_us = 10 * kSecond};
   }
   void hold(const std::string& name, int unit, std::int64_t run) {
     fleet.hold(fleet.intern_owner(name + ":1"), {.ref = {"j", unit}, .run_us = run});
@@ -181,24 +181,34 @@ TEST_F(AdapterRouting, the_router_goes_where_the_adapter_is_until_waiting_costs_
   EXPECT_EQ(chosen(patient, request(a)), "other");  // there is room
 }
 
-TEST_F(AdapterRouting, a_unit_is_not_queued_early_where_it_would_load) {
-  adapter("a");
-  update({info("w", {})});
+TEST_F(AdapterRouting, who_would_become_part_of_the_tail_waits_for_no_holder) {
+  for (const char* name : {"a", "x", "y", "z", "u"}) adapter(name);
+  update({info("other", {}, {"x", "y", "z", "u"}), info("holder", {"a"}, {"a"})});
   const std::vector<AdapterId> a = {adapter("a")};
-  FinishPolicy policy({});
-  EXPECT_EQ(chosen(policy, request(a)), "w");  // free: at once
-  hold("w", 0, kSecond);
-  EXPECT_EQ(chosen(policy, request(a)), "wait");
-  EXPECT_EQ(chosen(policy, request({})), "w");  // loads nothing
-  auto waited = request(a);
-  waited.waited_us = kSecond / 2;
-  EXPECT_EQ(chosen(policy, waited), "w");
-  auto aged = request(a);
-  aged.may_defer = false;
-  EXPECT_EQ(chosen(policy, aged), "w");
-  fleet.release(fleet.intern_owner("w:1"), {"j", 0}, 0);
-  hold("w", 1, 150'000);  // the load is just in time
-  EXPECT_EQ(chosen(policy, request(a)), "w");
+  FinishPolicy policy({.miss_weight = 16.0, .wait_runs = 1.0, .tail_part = 0.8});
+  hold("holder", 0, 600'000);
+  EXPECT_EQ(chosen(policy, request(a)), "holder");  // 0.6 s is less than its run of 1 s
+  auto late = request(a);
+  late.waited_us = 9 * kSecond;
+  EXPECT_EQ(chosen(policy, late), "other");
+  auto calm = request(a);
+  calm.tail_us = 1'500'000;  // 0.8 of it leaves 0.2 s beside the run
+  EXPECT_EQ(chosen(policy, calm), "other");
+  hold("other", 1, 100'000);  // none idle: what it has waited does not count
+  late.waited_us = 9 * kSecond;
+  EXPECT_EQ(chosen(policy, late), "holder");
+  hold("holder", 2, 1'000'000);  // longer than its run
+  late.may_wait = false;
+  EXPECT_EQ(chosen(policy, late), "other");
+}
+
+TEST_F(AdapterRouting, short_runs_pass_long_ones_by_no_more_than_the_tail) {
+  FinishPolicy policy({.patience = 2.0});
+  EXPECT_EQ(policy.patience_us(kSecond, 10 * kSecond), 2 * kSecond);
+  EXPECT_EQ(policy.patience_us(8 * kSecond, 10 * kSecond), 10 * kSecond);
+  for (const auto name : policy_names()) {
+    if (name != "finish") { EXPECT_EQ((*make_policy({std::string(name), {}}))->patience_us(kSecond, kSecond), 0) << name; }
+  }
 }
 
 TEST_F(AdapterRouting, a_full_holder_is_waited_for_once_not_by_everybody) {

@@ -157,6 +157,45 @@ TEST_F(FairQueueTest, nobody_gets_far_ahead_of_a_tenant_whose_lanes_are_skipped)
   EXPECT_EQ(queue.next(0, 0, round)->handle, other);
 }
 
+// With every lane skipped at random, as if its adapter's holder were worth waiting for, and units in flight.
+TEST_F(FairQueueTest, whatever_is_skipped_no_gap_is_wider_than_two_of_the_largest) {
+  constexpr std::int64_t kLargest = 5'000;
+  for (unsigned seed = 1; seed <= 20; ++seed) {
+    FairQueue queue({}, kAgeBound);
+    std::mt19937 random(seed);
+    std::vector<std::int64_t> had(4, 0);
+    std::uint64_t arrivals_here = 0;
+    const auto add = [&](TenantId t) {
+      const auto cost = 1 + static_cast<std::int64_t>(random() % kLargest);
+      queue.tenants().open(t);
+      queue.push({.tenant = t, .lane = static_cast<LaneId>(t * 8 + random() % 8), .arrival = ++arrivals_here, .prior_us = cost, .cost_us = cost});
+    };
+    for (int t = 0; t < 4; ++t) {
+      const auto id = queue.tenants().intern("t" + std::to_string(t));
+      for (int i = 0; i < 50; ++i) add(id);
+    }
+    std::int64_t widest = 0;
+    for (int served_units = 0; served_units < 3'000; ++served_units) {
+      std::set<LaneId> skipped;
+      for (LaneId lane = 0; lane < 32; ++lane) {
+        if (random() % 4 != 0) skipped.insert(lane);
+      }
+      const FairQueue::Round round{.skipped = [&](LaneId lane) { return skipped.contains(lane); }, .lead_us = kLargest};
+      const auto next = queue.next(0, 0, round);
+      if (!next) continue;  // all of them are better off waiting
+      const auto unit = queue.at(next->handle);
+      queue.remove(next->handle);
+      queue.charge(unit.tenant, unit.cost_us);
+      had[unit.tenant] += unit.cost_us;
+      add(unit.tenant);  // always backlogged
+      const auto [least, most] = std::minmax_element(had.begin(), had.end());
+      widest = std::max(widest, *most - *least);
+    }
+    EXPECT_LE(widest, 2 * kLargest) << seed;
+    EXPECT_GT(widest, 0);
+  }
+}
+
 TEST_F(FairQueueTest, totals_follow_every_push_and_remove) {
   std::mt19937 random(3);
   std::set<FairQueue::Handle> live;
