@@ -33,7 +33,7 @@ std::int64_t backlog_us(const Fleet& fleet, WorkerId w, std::int64_t now_us) { r
 
 Route nobody(const Candidates& found) {
   Route route;
-  route.kind = found.workers == 0 ? Route::Kind::kNoWorker : Route::Kind::kWait;
+  route.kind = found.workers == 0 ? Route::Kind::kNoWorker : Route::Kind::kNoPlace;
   return route;
 }
 

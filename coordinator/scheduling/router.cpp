@@ -118,8 +118,9 @@ Route FinishPolicy::choose(const Fleet& fleet, const CostModel& costs, const Rou
   }
   Route route;
   if (workers == 0) return route;
-  route.kind = Route::Kind::kWait;
+  route.kind = Route::Kind::kNoPlace;
   if (!best.valid) return route;
+  route.kind = Route::Kind::kWait;
   route.lacks_us = best.lacks_us();
   for (int kind = 0; kind < 2 && request.may_wait && request.prior_us > 0; ++kind) {
     const auto& holder = full[kind];

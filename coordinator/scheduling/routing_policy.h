@@ -31,8 +31,9 @@ struct RouteRequest {
 };
 
 struct Route {
-  enum class Kind { kAssign, kWait, kNoWorker };
-  Kind kind = Kind::kNoWorker;  // kWait: every slot is taken, or what is better than one now is worth waiting for
+  // kWait: there is a place, and a better one is worth waiting for. kNoPlace: whoever could take it has none now.
+  enum class Kind { kAssign, kWait, kNoPlace, kNoWorker };
+  Kind kind = Kind::kNoWorker;
   WorkerId worker = 0;
   bool cold = false;
   std::int64_t lacks_us = 0;    // kWait: load, swap and cold class on the best worker with a slot

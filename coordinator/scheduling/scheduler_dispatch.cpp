@@ -90,7 +90,8 @@ void Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us,
     lane.skipped_round = round_;
     lane.lacks_us = route.lacks_us;
     ++skips_;
-    if (candidate.aged || candidate.behind) lane.closed_round = round_;
+    // Nobody can take it, so nobody waits for its sake.
+    if (candidate.aged || candidate.behind || route.kind != Route::Kind::kWait) lane.closed_round = round_;
     return;
   }
   auto& unit = job->units[static_cast<std::size_t>(index)];

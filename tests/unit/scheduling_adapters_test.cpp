@@ -143,7 +143,7 @@ class AdapterRouting : public ::testing::Test {
   std::string chosen(RoutingPolicy& policy, const RouteRequest& r) {
     policy.begin_round();
     const auto route = policy.choose(fleet, costs, r, 0);
-    return route.kind == Route::Kind::kAssign ? fleet.at(route.worker).name : route.kind == Route::Kind::kWait ? "wait" : "nobody";
+    return route.kind == Route::Kind::kAssign ? fleet.at(route.worker).name : route.kind == Route::Kind::kNoWorker ? "nobody" : "wait";
   }
   Fleet fleet{2, 3 * kSecond};
   CostModel costs;
@@ -338,6 +338,42 @@ TEST_F(AdapterScheduling, what_nobody_can_hold_waits_and_lets_others_pass) {
   scheduler->on_workers({plain, with_slots("i", {})}, now);
   settle();
   EXPECT_EQ(owner_of("1"), "i:1");
+}
+
+// However far another tenant gets ahead: what waits for a worker that is not there holds nobody up.
+TEST_F(AdapterScheduling, what_nobody_can_hold_does_not_stop_another_tenant) {
+  scheduler->on_workers({worker("plain")}, now);
+  submit("inky", with("oil"), "a");
+  for (int i = 0; i < 20; ++i) submit("p" + std::to_string(i), spec(R"("width":256)"), "b");
+  for (int i = 0; i < 20; ++i) {
+    for (const auto& [ref, view] : std::map(store.open)) {
+      if (view.state != job::State::kAssigned) continue;
+      store.start(ref, now);
+      store.finish(ref, now += 500 * kMs);
+    }
+    settle();
+  }
+  EXPECT_EQ(store.open.size(), 1u) << "only the one that nobody can take is left";
+  EXPECT_EQ(owner_of("inky"), "");
+}
+
+// The same where workers could hold it, but have no place while one that cannot has.
+TEST_F(AdapterScheduling, a_full_worker_that_alone_could_hold_it_stops_nobody) {
+  const auto alone = with_slots("i", {"ink"});
+  scheduler->on_workers({worker("plain"), alone}, now);
+  for (int i = 0; i < 8; ++i) submit("long" + std::to_string(i), with("ink"), "a");
+  for (int i = 0; i < 20; ++i) submit("p" + std::to_string(i), spec(R"("width":256)"), "b");
+  std::size_t ended = 0;
+  for (int i = 0; i < 20; ++i) {
+    for (const auto& [ref, view] : std::map(store.open)) {
+      if (view.state != job::State::kAssigned || view.owner != "plain:1") continue;
+      store.start(ref, now);
+      store.finish(ref, now += 500 * kMs);
+      ++ended;
+    }
+    settle();
+  }
+  EXPECT_GE(ended, 15u);
 }
 
 }  // namespace

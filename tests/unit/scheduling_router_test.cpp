@@ -92,11 +92,11 @@ TEST_F(RouterTest, a_full_warm_worker_is_waited_for_only_while_the_whole_lane_ga
   EXPECT_EQ(name_of(spilled), "cold");
 }
 
-TEST_F(RouterTest, full_workers_mean_waiting) {
+TEST_F(RouterTest, full_workers_have_no_place) {
   update({worker_info("a")});
   hold("a", 0, 1);
   hold("a", 1, 1);
-  EXPECT_EQ(route().kind, Route::Kind::kWait);
+  EXPECT_EQ(route().kind, Route::Kind::kNoPlace);
 }
 
 TEST_F(RouterTest, equals_are_parted_by_rendezvous_hashing_and_stay_put_when_others_leave) {
