@@ -9,17 +9,7 @@ constexpr int kThreads = 256;
 
 // A thread keeps its channels and walks through pixels. Vectors of 16 bytes where the number of channels allows it, else single
 // elements: tensors of LibTorch begin at multiples of 16 bytes.
-constexpr const char* kText = R"(typedef unsigned short bf16;
-typedef long long i64;
-__device__ __forceinline__ float load(float v) { return v; }
-__device__ __forceinline__ float load(bf16 v) { return __uint_as_float((unsigned)v << 16); }
-__device__ __forceinline__ void put(float* p, float v) { *p = v; }
-__device__ __forceinline__ void put(bf16* p, float v) {
-  bf16 r;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(v));
-  *p = r;
-}
-// By the fast division, of 2 ulp: the exact one calls a function, for which registers spill here.
+constexpr const char* kText = R"(// By the fast division, of 2 ulp: the exact one calls a function, for which registers spill here.
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 template <typename T, int V> struct __align__(sizeof(T) * V) Vector { T e[V]; };
 
@@ -197,7 +187,7 @@ void add_kernel(Source& source, const std::string& name, const std::string& argu
 }  // namespace
 
 FixedProgram channels_last_program() {
-  FixedProgram program{"channels_last", {"constexpr unsigned kThreads = " + std::to_string(kThreads) + ";\n" + kText, {}}};
+  FixedProgram program{"channels_last", {"constexpr unsigned kThreads = " + std::to_string(kThreads) + ";\n" + kElementText + kText, {}}};
   for (const auto& [type, suffix, vector] : {std::tuple<std::string, std::string, std::string>{"bf16", "_bf16", "8"}, {"float", "_f32", "4"}}) {
     const auto both = [&](const std::string& call, const std::string& more) {
       return "if (a.channels % " + vector + " == 0) " + call + "<" + type + ", " + vector + more + ">(a); else " + call + "<" + type + ", 1" + more + ">(a);";

@@ -8,6 +8,9 @@
 
 namespace ditfleet::region {
 
+// What such a source begins with: the types bf16 and i64, load() and put() between an element and a float.
+extern const char* const kElementText;
+
 struct FixedProgram {
   std::string name;  // stands where a block's name does
   Source source;

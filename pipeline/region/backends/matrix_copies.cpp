@@ -6,19 +6,9 @@ namespace {
 constexpr int kThreads = 256;
 
 // Whole vectors of 16 bytes where addresses, strides and width allow it.
-constexpr const char* kText = R"(typedef unsigned short bf16;
-typedef long long i64;
-struct Copy { i64 to, from, rows, columns, to_stride, from_stride; double scale; };
+constexpr const char* kText = R"(struct Copy { i64 to, from, rows, columns, to_stride, from_stride; double scale; };
 struct Args { i64 table, count, parts; };
 struct __align__(16) Word { unsigned w[4]; };
-__device__ __forceinline__ float load(float v) { return v; }
-__device__ __forceinline__ float load(bf16 v) { return __uint_as_float((unsigned)v << 16); }
-__device__ __forceinline__ void put(float* p, float v) { *p = v; }
-__device__ __forceinline__ void put(bf16* p, float v) {
-  bf16 r;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(v));
-  *p = r;
-}
 template <typename T, int kVector>
 __device__ __forceinline__ void copy_vectors(const Copy& c, unsigned first, unsigned step) {
   const unsigned in_row = (unsigned)c.columns / kVector, all = (unsigned)c.rows * in_row;
@@ -64,7 +54,7 @@ void add_kernel(Source& source, const std::string& name, const std::string& type
 }  // namespace
 
 FixedProgram matrix_copies_program() {
-  FixedProgram program{"matrix_copies", {kText, {}}};
+  FixedProgram program{"matrix_copies", {std::string(kElementText) + kText, {}}};
   add_kernel(program.source, "copies_bf16", "bf16");
   add_kernel(program.source, "copies_f32", "float");
   return program;
