@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -23,6 +25,38 @@
 
 namespace ditfleet::cli {
 namespace {
+
+std::atomic<bool> stop_asked{false};
+std::atomic<int> stop_signal{0};
+static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int>::is_always_lock_free);  // else no signal handler may
+
+void ask_to_stop(int signal) {
+  stop_signal = signal;
+  stop_asked = true;
+}
+
+// While it lives, what would end the process only asks to stop, so that the private Redis and its folder go first. A
+// reader that went away is one of those: `| head` is no failure.
+class StopSignals {
+ public:
+  StopSignals() {
+    for (const int signal : kSignals) {
+      struct sigaction action {};
+      action.sa_handler = ask_to_stop;
+      // A second Ctrl-C ends it at once; a second line to a reader that is gone must not.
+      action.sa_flags = SA_RESTART | (signal == SIGPIPE ? 0 : static_cast<int>(SA_RESETHAND));
+      ::sigaction(signal, &action, nullptr);
+    }
+  }
+  ~StopSignals() {
+    for (const int signal : kSignals) std::signal(signal, SIG_DFL);
+  }
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+ private:
+  static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
+};
 
 // A private Redis in a folder of its own, and its INFO. Blocking: the load has its own connections.
 class BenchServer {
@@ -110,8 +144,10 @@ class Bench {
     }
     for (const char* name : {"latency", "throughput", "shards", "memory"}) {
       if (options_.scenario != "all" && options_.scenario != name) continue;
+      if (stop_asked) return 1;
       scenario_ = name;
       if (auto done = (this->*kScenarios.at(name))(); !done) {
+        if (stop_asked) return 1;
         std::fprintf(stderr, "bench queue %s: %s\n", name, done.error().message.c_str());
         return 1;
       }
@@ -132,15 +168,14 @@ class Bench {
     load.batch = options_.batch;
     load.workers = options_.workers;
     load.window = options_.window;
+    load.stop = &stop_asked;
     return load;
   }
 
   void report(const char* metric, double value, const char* unit) {
-    if (options_.json) {
-      fmt::print("{}\n", json::serialize(json::object{{"scenario", scenario_}, {"metric", metric}, {"value", value}, {"unit", unit}}));
-    } else {
-      fmt::print("{:<12} {:<36} {:>14.2f} {}\n", scenario_, metric, value, unit);
-    }
+    const std::string line = options_.json ? json::serialize(json::object{{"scenario", scenario_}, {"metric", metric}, {"value", value}, {"unit", unit}})
+                                           : fmt::format("{:<12} {:<36} {:>14.2f} {}", scenario_, metric, value, unit);
+    std::fprintf(stdout, "%s\n", line.c_str());
     std::fflush(stdout);
     if (options_.csv.empty()) return;
     const bool fresh = !std::filesystem::exists(options_.csv);
@@ -266,6 +301,14 @@ class Bench {
 
 }  // namespace
 
-int run_bench_queue(const BenchQueueOptions& options) { return Bench(options).run(); }
+int run_bench_queue(const BenchQueueOptions& options) {
+  int code = 0;
+  {
+    const StopSignals signals;
+    code = Bench(options).run();
+  }
+  if (stop_asked) std::raise(stop_signal);  // ended as whoever waits for it expects
+  return code;
+}
 
 }  // namespace ditfleet::cli

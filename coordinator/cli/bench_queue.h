@@ -22,7 +22,8 @@ struct BenchQueueOptions {
   std::string dir;                    // where Redis' files go, removed afterwards; empty: a folder in /tmp
 };
 
-// 0: measured; 1: something failed or the queue was left in a wrong state (said on stderr); 2: usage.
+// 0: measured; 1: something failed or the queue was left in a wrong state (said on stderr); 2: usage. SIGINT, SIGTERM,
+// SIGHUP and SIGPIPE end the process as ever, after its Redis and that one's folder.
 int run_bench_queue(const BenchQueueOptions& options);
 
 }  // namespace ditfleet::cli

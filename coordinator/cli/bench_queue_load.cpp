@@ -67,6 +67,7 @@ class Load {
     spawn(all());
     const double cpu = thread_cpu_seconds();
     while (!ended_ && !failure_ && io_.run_one() > 0) {
+      if (options_.stop != nullptr && *options_.stop) return Error{Code::kCanceled, "stopped"};
     }
     result_.client_cpu_seconds = thread_cpu_seconds() - cpu;
     if (failure_) return *failure_;

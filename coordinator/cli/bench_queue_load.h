@@ -2,6 +2,7 @@
 // queue::Client, on one thread.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -23,6 +24,7 @@ struct LoadOptions {
   // Called on the load's thread when so many jobs have finished.
   std::vector<std::int64_t> marks;
   std::function<void(std::int64_t)> on_mark;
+  const std::atomic<bool>* stop = nullptr;  // once it is true, the load ends where it is
 };
 
 struct LoadResult {
@@ -34,7 +36,8 @@ struct LoadResult {
 };
 
 // Runs until every submitted job has succeeded, then checks what is left in Redis: nothing open, and of a
-// sample of jobs every event in order. kInternal says what was wrong. Blocks; a thread of its own each.
+// sample of jobs every event in order. kInternal says what was wrong; kCanceled: it was stopped. Blocks; a thread of its
+// own each.
 Result<LoadResult> run_load(const LoadOptions& options);
 
 }  // namespace ditfleet::cli

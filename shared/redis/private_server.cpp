@@ -4,12 +4,13 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
-#include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -17,8 +18,6 @@
 #include <utility>
 
 #include "shared/redis/connection.h"
-
-extern char** environ;
 
 namespace ditfleet::redis {
 namespace {
@@ -51,6 +50,48 @@ std::string last_line(const std::string& path) {
     if (!line.empty()) last = line;
   }
   return last;
+}
+
+// What the child does; answers only if it could not become redis-server. Between fork and exec: async-signal-safe
+// calls alone.
+[[noreturn]] void become_redis(const char* conf, int log, int null, int tell, pid_t parent) {
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);  // not SIGKILL: it writes what it has before it goes
+  if (::getppid() != parent) ::_exit(1);  // it died in between
+  // A group of its own: a Ctrl-C at the terminal must not take Redis before those who use it.
+  ::setpgid(0, 0);
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::dup2(null, STDIN_FILENO);
+  ::dup2(log, STDOUT_FILENO);
+  ::dup2(log, STDERR_FILENO);
+  ::execlp("redis-server", "redis-server", conf, static_cast<char*>(nullptr));
+  const int why = errno;
+  (void)!::write(tell, &why, sizeof why);
+  ::_exit(127);
+}
+
+// The pid, or in `why` the errno that kept it from starting.
+pid_t spawn_redis(const std::string& conf, const std::string& log_path, int& why) {
+  const int log = ::open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  std::array<int, 2> told{-1, -1};  // closed by a successful exec
+  pid_t pid = -1;
+  if (log >= 0 && null >= 0 && ::pipe2(told.data(), O_CLOEXEC) == 0) {
+    const pid_t parent = ::getpid();
+    pid = ::fork();
+    if (pid == 0) become_redis(conf.c_str(), log, null, told[1], parent);
+  }
+  why = pid < 0 ? errno : 0;
+  for (const int fd : {log, null, told[1]}) {
+    if (fd >= 0) ::close(fd);
+  }
+  if (pid > 0 && ::read(told[0], &why, sizeof why) == static_cast<ssize_t>(sizeof why)) {
+    ::waitpid(pid, nullptr, 0);
+    pid = -1;
+  }
+  if (told[0] >= 0) ::close(told[0]);
+  return pid;
 }
 
 }  // namespace
@@ -88,24 +129,10 @@ Result<void> PrivateServer::launch(std::chrono::milliseconds timeout) {
     if (!out.flush()) return Error{Code::kUnavailable, "[redis] cannot write " + conf};
   }
   ::unlink(config_.unix_socket.c_str());  // a killed server leaves its socket behind
-  posix_spawn_file_actions_t files;
-  posix_spawn_file_actions_init(&files);
-  posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_addopen(&files, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
-  posix_spawn_file_actions_adddup2(&files, 1, 2);
-  // A group of its own: a Ctrl-C at the terminal must not take Redis before those who use it.
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
-  posix_spawnattr_setpgroup(&attributes, 0);
-  std::string program = "redis-server", argument = conf;
-  char* argv[] = {program.data(), argument.data(), nullptr};
-  const int rc = ::posix_spawnp(&pid_, "redis-server", &files, &attributes, argv, environ);
-  posix_spawnattr_destroy(&attributes);
-  posix_spawn_file_actions_destroy(&files);
-  if (rc != 0) {
-    pid_ = -1;
-    return Error{Code::kNotFound, std::string("[redis] cannot start redis-server: ") + std::strerror(rc) +
+  int why = 0;
+  pid_ = spawn_redis(conf, log, why);
+  if (pid_ < 0) {
+    return Error{Code::kNotFound, std::string("[redis] cannot start redis-server: ") + std::strerror(why) +
                                       "; install Debian's redis-server or configure redis.url"};
   }
   const auto end = std::chrono::steady_clock::now() + timeout;

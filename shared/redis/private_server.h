@@ -1,5 +1,5 @@
 // A redis-server of our own as a child process: for benches, tests and whoever needs one that goes away
-// with it. Ended by its pid, never by name.
+// with it, whatever ends this process. Ended by its pid, never by name.
 #pragma once
 
 #include <sys/types.h>
@@ -13,7 +13,8 @@
 
 namespace ditfleet::redis {
 
-// Not thread safe. All calls block.
+// Not thread safe. All calls block. The server gets a SIGTERM when the thread that started it ends: start it on one
+// that lives as long.
 class PrivateServer {
  public:
   // Writes `config.dir`/redis.conf, starts redis-server (from PATH) on it and waits until its socket or
