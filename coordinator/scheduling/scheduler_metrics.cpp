@@ -42,6 +42,7 @@ struct SchedulerMetrics::Families {
   Gauge& ready = BuildGauge().Name("ditfleet_units_ready").Help("Units that wait for a worker").Register(r).Add({});
   Gauge& held = BuildGauge().Name("ditfleet_units_held").Help("Units assigned to or running on workers").Register(r).Add({});
   Gauge& delayed = BuildGauge().Name("ditfleet_units_delayed").Help("Units that wait for their retry").Register(r).Add({});
+  Gauge& queued_jobs = BuildGauge().Name("ditfleet_jobs_queued").Help("Jobs that are not admitted yet").Register(r).Add({});
   Gauge& open_jobs = BuildGauge().Name("ditfleet_jobs_open").Help("Jobs that have not ended").Register(r).Add({});
   Gauge& leads = BuildGauge().Name("ditfleet_scheduler_leading").Help("1 while this coordinator leads its shard").Register(r).Add({});
   Gauge& epoch = BuildGauge().Name("ditfleet_scheduler_epoch").Help("Epoch of this coordinator's last leadership").Register(r).Add({});
@@ -100,14 +101,24 @@ void SchedulerMetrics::decision(double seconds) { families_.decisions.Observe(se
 
 void SchedulerMetrics::leading(bool leads, std::int64_t epoch) {
   families_.leads.Set(leads ? 1 : 0);
-  if (leads) families_.epoch.Set(static_cast<double>(epoch));
+  if (leads) {
+    families_.epoch.Set(static_cast<double>(epoch));
+    open_.clear();  // of a term before, and of what ended in between
+    return;
+  }
+  jobs(0, 0);
+  census({});
+}
+
+void SchedulerMetrics::jobs(std::int64_t queued, std::int64_t open) {
+  families_.queued_jobs.Set(static_cast<double>(queued));
+  families_.open_jobs.Set(static_cast<double>(open));
 }
 
 void SchedulerMetrics::census(const Census& census) {
   families_.ready.Set(static_cast<double>(census.ready));
   families_.held.Set(static_cast<double>(census.held));
   families_.delayed.Set(static_cast<double>(census.delayed));
-  families_.open_jobs.Set(static_cast<double>(census.jobs));
   for (const auto standing : {Standing::kStarting, Standing::kReady, Standing::kDraining, Standing::kSilent, Standing::kGone}) {
     const auto it = census.workers.find(standing);
     families_.workers.Add({{"state", std::string(standing_name(standing))}})

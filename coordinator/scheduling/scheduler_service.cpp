@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
@@ -108,23 +109,32 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
     co_return false;
   }
 
-  // Redis' clock, and how much waits.
+  // Redis' clock, and how much waits. Of queued jobs `last` holds one event each, of admitted ones one a unit, as `units`
+  // does: so what was submitted together counts as what it is. An entry that came by XADD is a job that Redis knows
+  // nothing else of yet.
   asio::awaitable<void> sample() {
     const queue::Keys keys(options_.shard);
     std::vector<redis::Command> commands;
     commands.push_back(redis::Command("TIME"));
     commands.push_back(redis::Command("ZCARD") << keys.ready());
     commands.push_back(redis::Command("XLEN") << keys.in());
+    commands.push_back(redis::Command("HLEN") << keys.last());
+    commands.push_back(redis::Command("HLEN") << keys.units());
+    commands.push_back(redis::Command("HLEN") << keys.open());
     const auto sent = monotonic_us();
     const auto replies = co_await connection_->execute_all(std::move(commands), Deadline::after(kCall));
     for (const auto& reply : replies) {
       if (!reply) co_return;
     }
-    if (replies.size() != 3 || replies[0]->elements.size() != 2) co_return;
+    if (replies.size() != 6 || replies[0]->elements.size() != 2) co_return;
     const auto seconds = std::stoll(replies[0]->elements[0].text), micros = std::stoll(replies[0]->elements[1].text);
     clock_.sync(seconds * 1'000'000 + micros, sent, monotonic_us());
     clock_known_ = true;
-    queued_ = static_cast<std::size_t>(replies[1]->integer + replies[2]->integer);
+    const auto count = [&](std::size_t i) { return replies[i]->integer; };
+    const auto submitted = std::max<std::int64_t>(0, count(3) - count(4));
+    const auto queued = std::max(submitted, count(2));
+    queued_ = static_cast<std::size_t>(count(1) + queued);
+    if (term_) metrics_.jobs(queued, count(5) - submitted + queued);
   }
 
   void apply(Leadership::Change change) {

@@ -55,7 +55,8 @@ class SchedulerService {
   bool library_loaded() const;  // on the connection there is now
   bool leading() const;         // and done rebuilding
   bool leader_known() const;
-  // Units and intake entries that wait, as of a second ago at most; also where another leads.
+  // Units and queued jobs that wait, as of a second ago at most; also where another leads. Of plain XADDs beside jobs that
+  // were submitted several in one call it counts the larger number only.
   std::size_t queued() const;
   // Nothing unless leading. Precondition: a complete spec.
   std::optional<Estimate> estimate(const job::JobSpec& spec, const std::string& tenant) const;

@@ -7,6 +7,7 @@
 #include "coordinator/scheduling/scheduler_service.h"
 #include "shared/loras/directory.h"
 #include "shared/loras/registry.h"
+#include "shared/telemetry/metrics.h"
 #include "tests/system/null_worker.h"
 #include "tests/system/queue_fixture.h"
 
@@ -152,6 +153,34 @@ TEST_F(SchedulerLatencyTest, jobs_run_and_the_way_from_submit_to_started_is_shor
   // Nobody on the way waits for a tick (they are of 50 and 100 ms); `ditfleet bench queue` has the figure. Four
   // messages take as many round trips, and those of a loaded machine are longer.
   EXPECT_LT(latencies[150], 10.0 + 20 * round_trips[150]);
+}
+
+double metric(const std::string& name) {
+  const std::string text = "\n" + telemetry::render_metrics();
+  const auto at = text.find("\n" + name + " ");
+  return at == std::string::npos ? -1 : std::stod(text.substr(at + name.size() + 2));
+}
+
+TEST_F(SchedulerServiceTest, jobs_that_wait_are_counted_also_where_several_are_one_entry) {
+  lead();  // somebody else, who admits nothing
+  auto& c = coordinate();
+  std::vector<queue::Submission> jobs(7, submission());
+  for (auto& job : jobs) job.id = new_id(), job.spec = kTiny;
+  ASSERT_TRUE(wait(client_->submit_many(jobs, soon())).ok());
+  ASSERT_EQ(redis({"XLEN", keys_.in()}).integer, 1);
+  ASSERT_TRUE(until([&] { return c.service->queued() == 7; }, 10s)) << c.service->queued();
+
+  // It takes over, with nobody to run them.
+  ASSERT_TRUE(wait(client_->resign("coordinator-1", epoch_, soon())).ok());
+  ASSERT_TRUE(until([&] { return metric("ditfleet_jobs_open") == 7 && metric("ditfleet_units_ready") == 7; }, 10s));
+  EXPECT_EQ(c.service->queued(), 7u);
+  ASSERT_TRUE(until([&] { return metric("ditfleet_jobs_queued") == 0; }, 10s)) << metric("ditfleet_jobs_queued");
+
+  // Who leads no more says nothing of the shard: the figures of all coordinators add up.
+  redis({"SET", keys_.leader(), "99 somebody"});
+  ASSERT_TRUE(until([&] { return metric("ditfleet_scheduler_leading") == 0; }, 10s));
+  EXPECT_EQ(metric("ditfleet_jobs_open"), 0);
+  EXPECT_EQ(metric("ditfleet_units_ready"), 0);
 }
 
 TEST_F(SchedulerServiceTest, plain_entries_run_and_bad_ones_are_rejected_with_the_reason) {
