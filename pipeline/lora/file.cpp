@@ -170,7 +170,9 @@ class Reader {
       if (!alpha) return wrong(module.alpha->name + " must be one finite number");
       if (scaling.gives_alpha(target.part)) return wrong("both " + module.alpha->name + " and lora_adapter_metadata give an alpha; one of them must go");
     }
-    term.scale = scaling.scale(target.part, LoraNames::split(module.name).rest, term.rank, alpha);
+    const auto scale = scaling.scale(target.part, LoraNames::split(module.name).rest, term.rank, alpha);
+    if (!scale) return wrong(scale.error().message);
+    term.scale = *scale;
     return term;
   }
 

@@ -16,6 +16,8 @@ Error wrong(const std::string& key, const json::value& value, const std::string&
   return invalid_argument(std::string("its ") + kKey + " says " + key + " is " + excerpt(json::serialize(value), 60) + "; it must be " + right);
 }
 
+Error wrong_pattern(const std::string& key, const Error& why) { return invalid_argument(std::string("its ") + kKey + " says in " + key + " " + why.message); }
+
 std::optional<double> finite_number(const json::value& value) {
   boost::system::error_code ec;
   const double number = value.to_number<double>(ec);
@@ -54,7 +56,9 @@ Result<LoraScaling> LoraScaling::parse(const std::map<std::string, std::string>&
         for (const auto& [pattern, alpha] : *patterns) {
           const auto number = finite_number(alpha);
           if (!number) return wrong(shown + "." + std::string(pattern), alpha, "a finite number");
-          s.patterns.emplace_back(pattern, *number);
+          auto parsed_pattern = ModulePattern::parse(pattern);
+          if (!parsed_pattern) return wrong_pattern(shown, parsed_pattern.error());
+          s.patterns.emplace_back(std::move(*parsed_pattern), *number);
         }
       }
     }
@@ -62,19 +66,16 @@ Result<LoraScaling> LoraScaling::parse(const std::map<std::string, std::string>&
   return scaling;
 }
 
-double LoraScaling::scale(LoraPart part, std::string_view module, std::int64_t rank, std::optional<double> alpha) const {
+Result<double> LoraScaling::scale(LoraPart part, std::string_view module, std::int64_t rank, std::optional<double> alpha) const {
   const Settings& s = of(part);
   if (!alpha) {
     alpha = s.alpha;
     for (const auto& [pattern, value] : s.patterns) {
-      std::string_view name = pattern;
-      const bool whole = !name.empty() && name.front() == '^';
-      if (whole) name.remove_prefix(1);
-      const bool ends = module.size() > name.size() && module.substr(module.size() - name.size()) == name && module[module.size() - name.size() - 1] == '.';
-      if (module == name || (!whole && ends)) {
-        alpha = value;
-        break;
-      }
+      const auto matches = pattern.matches(module);
+      if (!matches) return wrong_pattern("alpha_pattern", matches.error());
+      if (!*matches) continue;
+      alpha = value;
+      break;
     }
   }
   if (!alpha) return 1;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "pipeline/lora/base.h"
+#include "pipeline/lora/module_pattern.h"
 #include "shared/core/result.h"
 
 namespace ditfleet::pipeline {
@@ -22,13 +23,13 @@ class LoraScaling {
   // Whether it says an alpha for this part. Then alpha tensors beside it would be a second opinion.
   bool gives_alpha(LoraPart part) const { return of(part).alpha.has_value(); }
   // For a module by its name without the part: alpha / rank, or alpha / √rank with rslora; `alpha` from the file's
-  // tensors, if any. 1 where nobody says an alpha.
-  double scale(LoraPart part, std::string_view module, std::int64_t rank, std::optional<double> alpha) const;
+  // tensors, if any. 1 where nobody says an alpha. kInvalidArgument (without the file's name): a pattern that takes too long.
+  Result<double> scale(LoraPart part, std::string_view module, std::int64_t rank, std::optional<double> alpha) const;
 
  private:
   struct Settings {
     std::optional<double> alpha;
-    std::vector<std::pair<std::string, double>> patterns;  // of a module's name, or its end after a dot: its own alpha
+    std::vector<std::pair<ModulePattern, double>> patterns;  // alphas of some modules; the first that matches counts
     bool rslora = false;
   };
   const Settings& of(LoraPart part) const { return parts_[static_cast<std::size_t>(part)]; }

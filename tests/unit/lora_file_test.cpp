@@ -190,6 +190,11 @@ TEST_F(LoraFileTest, ScalesByAlpha) {
   EXPECT_DOUBLE_EQ(with(R"({"text_encoder.lora_alpha":8})"), 1.0);
   EXPECT_DOUBLE_EQ(with(R"({"transformer.lora_alpha":8,"transformer.alpha_pattern":{"attn.to_q":1}})"), 0.25);
   EXPECT_DOUBLE_EQ(with(R"({"transformer.lora_alpha":8,"transformer.alpha_pattern":{"to_k":1,"ttn.to_q":1,"^attn.to_q":1}})"), 2.0);
+  // Keys are regular expressions of the name or of its end; the first that matches counts.
+  for (const char* pattern : {R"(.*\\.to_q)", R"(attn\\.to_[qk])", R"(transformer_blocks\\.\\d+\\..*)", R"(^transformer_blocks\\.0\\.attn\\.to_q)", "to_k|to_q"})
+    EXPECT_DOUBLE_EQ(with(R"({"transformer.lora_alpha":8,"transformer.alpha_pattern":{"to_v":3,")" + std::string(pattern) + R"(":1,".*":2}})"), 0.25) << pattern;
+  for (const char* pattern : {R"(to_[kv])", R"(^to_q)", R"(attn\\.to)", R"(single_transformer_blocks\\..*)"})
+    EXPECT_DOUBLE_EQ(with(R"({"transformer.lora_alpha":8,"transformer.alpha_pattern":{")" + std::string(pattern) + R"(":1}})"), 2.0) << pattern;
 }
 
 TEST_F(LoraFileTest, RanksMayDiffer) {
@@ -386,6 +391,8 @@ TEST_F(LoraFileTest, RefusesMetadataThatIsWrong) {
   EXPECT_SAYS(with(R"({"transformer.lora_alpha":"8"})"), "a finite number");
   EXPECT_SAYS(with(R"({"transformer.use_rslora":1})"), "true or false");
   EXPECT_SAYS(with(R"({"transformer.alpha_pattern":[1]})"), "an object of numbers");
+  EXPECT_SAYS(with(R"({"transformer.alpha_pattern":{"to_(q":1}})"), "\"to_(q\" is no regular expression");
+  EXPECT_SAYS(with(R"({"transformer.alpha_pattern":{"((([a-z_.0-9]+)*)*)*!":1}})"), "takes too long to match");
 }
 
 }  // namespace

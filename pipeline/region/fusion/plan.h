@@ -83,6 +83,8 @@ struct Plan {
 // What is better on a compiler's devices.
 struct FuseOptions {
   bool gelu_in_gemm = false;  // in bf16: the sum is then rounded once, not twice
+  // Every result in bf16 is rounded, also inside a kernel: what LibTorch's operators compute one by one, instead of what errs less.
+  bool rounds_results = false;
   bool copies_in_rows = false;  // copies of whole rows are kernels of ours, twice as fast as a GPU library's strided copy
 };
 

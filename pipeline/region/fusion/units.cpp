@@ -38,10 +38,44 @@ class Order {
 
 bool has_kernel(OpCode code) { return is_row_op(code) && code != OpCode::kGeluErf; }
 
+// Adds nodes to a kernel; what rounds is a cast.
+class OpNodes {
+ public:
+  explicit OpNodes(RowKernel& kernel) : kernel_(kernel) {}
+
+  int push(RowNode node) {
+    kernel_.nodes.push_back(std::move(node));
+    return static_cast<int>(kernel_.nodes.size()) - 1;
+  }
+  int rounded(int node, ElementType type) { return push({.code = OpCode::kCast, .operands = {node}, .type = type}); }
+  // Each operator of LibTorch that the op comes to, rounded.
+  int push_rounded(RowNode node) {
+    const std::vector<int> x = node.operands;
+    const ElementType type = node.type;
+    if (node.code == OpCode::kModulate) return sum(product(x[0], x[1], type), x[2], type);
+    if (node.code == OpCode::kGateResidual) return sum(x[0], product(x[1], x[2], type), type);
+    return rounded(push(std::move(node)), type);
+  }
+
+ private:
+  int product(int a, int b, ElementType type) { return rounded(push({.code = OpCode::kMul, .operands = {a, b}, .type = type}), type); }
+  int sum(int a, int b, ElementType type) { return rounded(push({.code = OpCode::kAdd, .operands = {a, b}, .type = type}), type); }
+
+  RowKernel& kernel_;
+};
+
+// A layer norm's own weight and bias, which its operator applies before it rounds.
+bool is_affine(const Program& p, const Op& op) { return op.code == OpCode::kModulate && value_at(p, op.inputs[1]).kind == ValueKind::kParameter; }
+
 // The kernel of a chain: its loads in the order of use, its nodes, and as outputs what others read.
-void build_kernel(const Program& p, const std::set<int>& read_elsewhere, Unit& unit) {
+void build_kernel(const Program& p, const std::set<int>& read_elsewhere, bool rounds, Unit& unit) {
   RowKernel& k = unit.kernel;
-  const std::set<int> inside(unit.ops.begin(), unit.ops.end());
+  OpNodes nodes(k);
+  const auto norm_of_affine = [&](const Op& op) {
+    return op.code == OpCode::kLayerNorm && std::any_of(unit.ops.begin(), unit.ops.end(), [&](int other) {
+             return is_affine(p, op_at(p, other)) && op_at(p, other).inputs[0] == op.output;
+           });
+  };
   std::vector<std::pair<int, int>> node_of;  // value → node
   const auto find = [&](int value) {
     for (const auto& [v, n] : node_of)
@@ -62,12 +96,13 @@ void build_kernel(const Program& p, const std::set<int>& read_elsewhere, Unit& u
       }
       node.operands.push_back(n);
     }
-    k.nodes.push_back(node);
-    node_of.emplace_back(op.output, static_cast<int>(k.nodes.size()) - 1);
+    const int made = !rounds || node.type == ElementType::kF32 || op.code == OpCode::kCast || norm_of_affine(op) ? nodes.push(std::move(node))
+                     : is_affine(p, op) ? nodes.rounded(nodes.push(std::move(node)), ElementType::kBF16) : nodes.push_rounded(std::move(node));
+    node_of.emplace_back(op.output, made);
     k.name += (k.name.empty() ? "" : "_") + std::string(name_of(op.code));
     k.width = value_at(p, op.output).shape.back().value();
     if (read_elsewhere.contains(op.output)) {
-      k.outputs.push_back({static_cast<int>(k.nodes.size()) - 1, value_at(p, op.output).type});
+      k.outputs.push_back({made, value_at(p, op.output).type});
       unit.writes.push_back(op.output);
     }
   }
@@ -212,7 +247,7 @@ Result<std::vector<Group>> group_ops(const Program& p, const FuseOptions& option
     std::set<int> read_elsewhere(p.outputs.begin(), p.outputs.end());
     for (std::size_t i = 0; i < p.ops.size(); ++i)
       if (std::find(units[u].ops.begin(), units[u].ops.end(), static_cast<int>(i)) == units[u].ops.end()) read_elsewhere.insert(p.ops[i].inputs.begin(), p.ops[i].inputs.end());
-    build_kernel(p, read_elsewhere, units[u]);
+    build_kernel(p, read_elsewhere, options.rounds_results, units[u]);
   }
 
   // Chains of one structure become one launch where no circle comes of it.
