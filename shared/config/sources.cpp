@@ -98,6 +98,15 @@ std::string lower(std::string text) {
   return text;
 }
 
+// "worker_count": what was meant is worker.count, and is refused with that name.
+bool means_option(const std::string& key) {
+  return std::any_of(options().begin(), options().end(), [&](const Option& option) {
+    std::string name(option.key);
+    std::replace(name.begin(), name.end(), '.', '_');
+    return name == key;
+  });
+}
+
 }  // namespace
 
 std::string Assignment::key() const {
@@ -123,8 +132,10 @@ Result<std::vector<Assignment>> from_yaml(std::string_view text, const std::stri
                             " bytes; a configuration has at most " + std::to_string(kMaxYamlBytes));
   if (!is_valid_utf8(text)) return invalid_argument(file + ": is not valid UTF-8");
   try {
-    const YAML::Node root = YAML::Load(std::string(text));
-    return YamlReader(file).read(root);
+    const auto documents = YAML::LoadAll(std::string(text));
+    if (documents.size() > 1)
+      return invalid_argument(place(file, documents[1].Mark()) + ": a second YAML document begins here; the file must be one, without '---'");
+    return YamlReader(file).read(documents.empty() ? YAML::Node() : documents.front());
   } catch (const YAML::Exception& e) {
     // yaml-cpp may quote a byte out of the middle of a character.
     std::string why = e.msg;
@@ -172,7 +183,7 @@ std::vector<Assignment> from_environment() {
     std::string key = lower(name.substr(kPrefix.size()));
     const auto section_end = key.find("__");
     if (section_end == std::string::npos) {
-      if (!find_option(key)) continue;  // DITFLEET_LIBTORCH and the like
+      if (!find_option(key) && !means_option(key)) continue;  // DITFLEET_LIBTORCH and the like
     } else {
       for (auto at = key.find("__"); at != std::string::npos; at = key.find("__", at))
         key.replace(at, 2, ".");

@@ -110,6 +110,21 @@ TEST(Settings, EnvironmentNamesModelsAndTheDefault) {
   EXPECT_EQ(loaded->default_model, "demo");
 }
 
+TEST(Settings, AVariableWithOneUnderscoreTooFewIsRefusedByItsRightName) {
+  const Variable count("DITFLEET_WORKER_COUNT", "3");
+  const auto loaded = load({});
+  ASSERT_FALSE(loaded.ok());
+  EXPECT_THAT(loaded.error().message, HasSubstr("'DITFLEET_WORKER__COUNT'"));
+}
+
+TEST(Settings, AFileIsOneDocument) {
+  const auto loaded = load({.file = write_config("worker: {count: 2}\n---\nworker: {count: 3}\n"), .environment = false});
+  ASSERT_FALSE(loaded.ok());
+  EXPECT_THAT(loaded.error().message, HasSubstr(":3: a second YAML document"));
+  EXPECT_TRUE(load({.file = write_config("---\nworker: {count: 2}\n...\n"), .environment = false}).ok());
+  EXPECT_TRUE(load({.file = write_config("# nothing\n"), .environment = false}).ok());
+}
+
 TEST(Settings, RelativePathsOfAFileStartBesideIt) {
   const std::string file = write_config("models: {demo: {path: models/demo}}\n");
   const auto loaded = load({.file = file, .sets = {"results.dir=results"}, .environment = false});
