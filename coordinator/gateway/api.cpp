@@ -60,9 +60,11 @@ std::int64_t now_s() {
 }
 
 std::optional<Response> refuse_body(const Request& request) {
-  std::string_view type = request.header("Content-Type");
-  type = type.substr(0, type.find(';'));
-  while (!type.empty() && type.back() == ' ') type.remove_suffix(1);
+  if (const auto coding = request.header("Content-Encoding"); !coding.empty() && media_type_of(coding) != "identity") {
+    return status_response(415, "the body is encoded as '" + excerpt(coding, 100) + "'; send it as it is, without Content-Encoding",
+                           "unsupported_media_type");
+  }
+  const std::string type = media_type_of(request.header("Content-Type"));
   if (!type.empty() && type != "application/json" && !type.ends_with("+json")) {
     return status_response(415, "the body is '" + excerpt(type, 100) +
                                     "'; send JSON with 'Content-Type: application/json'", "unsupported_media_type");

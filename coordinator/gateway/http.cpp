@@ -1,5 +1,7 @@
 #include "coordinator/gateway/http.h"
 
+#include <algorithm>
+
 #include "shared/core/bytes.h"
 
 namespace ditfleet::gateway {
@@ -75,6 +77,19 @@ std::string Request::path() const {
 }
 
 Result<void> parse_target(std::string_view target, Request& request) {
+  // As to a proxy: a server takes that form, too (RFC 9112 §3.2.2).
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (!same_name(target.substr(0, scheme.size()), scheme)) continue;
+    target.remove_prefix(scheme.size());
+    const std::string_view authority = target.substr(0, target.find_first_of("/?"));
+    const bool opened = authority.find('[') != std::string_view::npos, closed = authority.find(']') != std::string_view::npos;
+    if (authority.empty() || opened != closed) {
+      return invalid_argument("the request target names no host between '//' and the path");
+    }
+    target.remove_prefix(authority.size());
+    if (target.empty() || target[0] == '?') return parse_target("/" + std::string(target), request);
+    break;
+  }
   if (target.empty() || target[0] != '/') {
     return invalid_argument("the request target must be an absolute path such as /v1/jobs");
   }
@@ -108,6 +123,26 @@ Result<void> parse_target(std::string_view target, Request& request) {
     query.remove_prefix(end + 1);
   }
   return {};
+}
+
+bool names_etag(std::string_view field, std::string_view etag) {
+  while (!field.empty()) {
+    const auto comma = field.find(',');
+    std::string_view one = field.substr(0, comma);
+    field.remove_prefix(comma == std::string_view::npos ? field.size() : comma + 1);
+    while (!one.empty() && (one.front() == ' ' || one.front() == '\t')) one.remove_prefix(1);
+    while (!one.empty() && (one.back() == ' ' || one.back() == '\t')) one.remove_suffix(1);
+    if (one.starts_with("W/")) one.remove_prefix(2);
+    if (one == etag || one == "*") return true;
+  }
+  return false;
+}
+
+std::string media_type_of(std::string_view content_type) {
+  std::string type(content_type.substr(0, content_type.find(';')));
+  type.erase(type.find_last_not_of(" \t") + 1);
+  std::transform(type.begin(), type.end(), type.begin(), lower);
+  return type;
 }
 
 Response json_response(int status, std::string body) {

@@ -85,6 +85,12 @@ struct Response {
   }
 };
 
+// Whether an If-None-Match field names the quoted tag: a list, weak tags, or * (RFC 9110 §13.1.2).
+bool names_etag(std::string_view field, std::string_view etag);
+
+// "Application/JSON ; charset=utf-8" → "application/json"
+std::string media_type_of(std::string_view content_type);
+
 Response json_response(int status, std::string body);
 
 }  // namespace ditfleet::gateway

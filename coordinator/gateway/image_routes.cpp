@@ -121,7 +121,11 @@ asio::awaitable<Response> Api::wait_for_images(CallPtr call, std::shared_ptr<con
   const auto patience = std::chrono::milliseconds(options_.settings.gateway.request_timeout_ms);
   auto record = co_await wait_for_end(service_, *subscription, job, Deadline::after(patience));
   peer.when_gone({});
-  if (!record) co_return final_error(as_response(record.error()), job);
+  if (!record) {
+    Error error = record.error();
+    if (!peer.gone()) error = as_response(std::move(error));
+    co_return final_error(error, job);
+  }
   if (record->state != job::State::kSucceeded) co_return final_error(as_response(error_of(*record)), job);
   std::vector<ImagePart> parts;
   for (int unit = 0; unit < record->units; ++unit) {

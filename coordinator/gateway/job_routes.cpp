@@ -34,7 +34,7 @@ Response bytes_response(const Request& request, std::string bytes, std::string m
   Response response;
   response.content_type = std::move(media_type);
   response.with("ETag", etag).with("Cache-Control", "private, max-age=3600, immutable");
-  if (request.header("If-None-Match") == etag) {
+  if (names_etag(request.header("If-None-Match"), etag)) {
     response.status = 304;
     return response;
   }
@@ -194,7 +194,7 @@ asio::awaitable<Response> Api::get_result(CallPtr call) {
   if (!manifest) co_return error_response(manifest.error());
   const std::string etag = "\"" + manifest->sha256 + "\"";
   std::string bytes;
-  if (call->request.header("If-None-Match") != etag) {
+  if (!names_etag(call->request.header("If-None-Match"), etag)) {
     auto read = co_await service_.result(*manifest);
     if (!read && read.error().code == Code::kNotFound) {
       co_return status_response(410, "result " + call->match.params[1] + " of job '" + *id + "' is no longer kept", "gone");

@@ -144,11 +144,5 @@ Result<std::string> lora_tenant(const Request& request, const Caller& caller) {
   return *named;
 }
 
-std::string_view media_type_of(const Request& request) {
-  std::string_view type = request.header("Content-Type");
-  type = type.substr(0, type.find(';'));
-  while (!type.empty() && type.back() == ' ') type.remove_suffix(1);
-  return type;
-}
 
 }  // namespace ditfleet::gateway

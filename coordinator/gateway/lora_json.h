@@ -34,7 +34,4 @@ Result<bool> parse_lora_patch(std::string_view body);
 // Whose adapters the request is about: the caller's, or those that ?tenant= names, which only an administrator may.
 Result<std::string> lora_tenant(const Request& request, const Caller& caller);
 
-// "a/b; charset=x" → "a/b"
-std::string_view media_type_of(const Request& request);
-
 }  // namespace ditfleet::gateway

@@ -29,6 +29,9 @@ std::int64_t now_ms() {
 
 // Errors of Redis in the words of the other routes.
 Error told(const Error& error) {
+  if (error.code == Code::kPermissionDenied) {
+    return unavailable("the registry's Redis does not let this service in: redis.url needs a user and password with the rights for it [" + error.message + "]");
+  }
   if (error.code != Code::kUnavailable && error.code != Code::kDeadlineExceeded) return error;
   return unavailable("the registry's Redis does not answer; nothing was changed, or all of it: try again shortly [" + error.message + "]");
 }
@@ -72,7 +75,7 @@ Result<std::pair<std::string, loras::InspectedFile>> look_at(const std::string& 
 bool Api::wants_stream(const Request& head) {
   const RouteMatch match = match_route(head);
   if (match.route == nullptr || match.route->id != RouteId::kPutLora) return false;
-  const std::string_view type = media_type_of(head);
+  const std::string type = media_type_of(head.header("Content-Type"));
   return type != "application/json" && !type.ends_with("+json");
 }
 
@@ -198,7 +201,7 @@ asio::awaitable<Response> Api::put_lora_file(CallPtr call, std::string tenant, s
 }
 
 asio::awaitable<Response> Api::put_lora_bytes(CallPtr call, std::string tenant, std::string name, loras::PutCondition condition) {
-  const std::string_view type = media_type_of(call->request);
+  const std::string type = media_type_of(call->request.header("Content-Type"));
   if (!is_bytes(type)) {
     co_return status_response(415, "the body is '" + excerpt(type, 100) + "'; send a safetensors file with 'Content-Type: application/octet-stream', or "
                               "{\"path\": …} with 'Content-Type: application/json'", "unsupported_media_type");

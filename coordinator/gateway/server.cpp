@@ -15,6 +15,7 @@
 #include <boost/beast/core/rate_policy.hpp>
 #include <boost/beast/http.hpp>
 #include <array>
+#include <cstring>
 #include <optional>
 #include <set>
 #include <tuple>
@@ -49,6 +50,17 @@ ReadProblem describe(const error_code& ec) {
   if (ec == http::error::header_limit || ec == http::error::buffer_overflow) return {431, "the headers are larger than 16 KiB", "headers_too_large"};
   if (ec == http::error::bad_version) return {505, "this is not HTTP/1.0 or HTTP/1.1", "bad_version"};
   return {400, "this is not a valid HTTP/1.1 request", "bad_request"};
+}
+
+// What is wrong with a head that Beast takes; status 0: nothing.
+template <class Body>
+ReadProblem problem_of(const http::request<Body>& message) {
+  if (message.version() == 11 && message.count(http::field::host) != 1) return {400, "an HTTP/1.1 request has one Host header", "bad_request"};
+  const auto coding = message.find(http::field::transfer_encoding);
+  if (coding != message.end() && (message.count(http::field::transfer_encoding) != 1 || !beast::iequals(coding->value(), "chunked"))) {
+    return {501, "the only Transfer-Encoding that is understood is chunked", "not_implemented"};
+  }
+  return {0, "", ""};
 }
 
 bool is_protocol_error(const error_code& ec) {
@@ -290,6 +302,9 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
         if (ec) break;
         connection->buffer().commit(read);
       }
+      // An empty line or two before a request is passed over (RFC 9112 §2.2).
+      for (auto& buffer = connection->buffer(); buffer.size() >= 2 && std::memcmp(buffer.data().data(), "\r\n", 2) == 0;) buffer.consume(2);
+      if (connection->buffer().size() == 0) continue;
       auto incoming = co_await read_request(connection);
       if (!incoming) co_return;
       const bool head = incoming->request.method == "HEAD";
@@ -353,6 +368,10 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       co_return std::nullopt;
     };
     if (ec) co_return co_await failed();
+    if (const auto problem = problem_of(head.get()); problem.status != 0) {
+      co_await refuse(connection, problem.status, problem.message, problem.code);
+      co_return std::nullopt;
+    }
     auto incoming = incoming_of(head.get());
     if (!incoming) {
       co_await refuse(connection, 400, incoming.error().message, "bad_request");

@@ -181,6 +181,21 @@ TEST_F(HttpServer, SaysContinueToAClientThatAsks) {
   EXPECT_THAT(client.receive(), StartsWith("HTTP/1.1 202"));
 }
 
+TEST_F(HttpServer, KeepsToTheFinePrintOfHttp) {
+  start();
+  EXPECT_THAT(exchange("\r\n\r\nGET /healthz HTTP/1.1\r\n" + kClose), StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(exchange("GET http://elsewhere/healthz HTTP/1.1\r\n" + kClose), StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(exchange("GET /healthz HTTP/1.0\r\n\r\n"), StartsWith("HTTP/1.0 200"));
+  EXPECT_THAT(exchange("GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n"), StartsWith("HTTP/1.1 400"));
+  EXPECT_THAT(exchange("GET /healthz HTTP/1.1\r\nHost: y\r\n" + kClose), StartsWith("HTTP/1.1 400"));
+  // What stands in a coding that is not understood is no body, and not the next request either.
+  for (const char* coding : {"identity", "gzip, chunked", "gzip"}) {
+    const std::string answer = exchange(std::string("POST /v1/jobs HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: ") + coding + "\r\n\r\nGET /healthz HTTP/1.1\r\n" + kClose);
+    EXPECT_THAT(answer, testing::AnyOf(StartsWith("HTTP/1.1 501"), StartsWith("HTTP/1.1 400"))) << coding;
+    EXPECT_EQ(answer.find("alive"), std::string::npos) << coding;
+  }
+}
+
 TEST_F(HttpServer, JunkIsRefusedAndHarmsNobody) {
   start();
   const std::vector<std::string> junk = {

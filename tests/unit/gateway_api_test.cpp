@@ -94,6 +94,9 @@ TEST_F(GatewayApi, RefusesBadJobs) {
     }
   }
   EXPECT_EQ(send("POST", "/v1/jobs", "prompt=x", {{"Content-Type", "application/x-www-form-urlencoded"}}).status, 415);
+  const Response packed = send("POST", "/v1/jobs", "\x1f\x8b", {{"Content-Type", "application/json"}, {"Content-Encoding", "gzip"}});
+  EXPECT_EQ(packed.status, 415);
+  EXPECT_THAT(packed.body, HasSubstr("gzip"));
   const Response size = send("POST", "/v1/images/generations", R"({"prompt":"x","size":"250x256"})");
   EXPECT_EQ(size.status, 400);
   EXPECT_EQ(body_of(size).at("error").at("param").as_string(), "size");
@@ -101,6 +104,10 @@ TEST_F(GatewayApi, RefusesBadJobs) {
   EXPECT_EQ(model.status, 404);
   EXPECT_EQ(body_of(model).at("error").at("code").as_string(), "model_not_found");
   EXPECT_TRUE(service.submissions.empty());
+}
+
+TEST_F(GatewayApi, AMediaTypeMayBeSpelledAnyWay) {
+  EXPECT_EQ(send("POST", "/v1/jobs", R"({"prompt":"x"})", {{"Content-Type", "Application/JSON ; charset=utf-8"}}).status, 202);
 }
 
 TEST_F(GatewayApi, AnEmptyPromptIsFine) {

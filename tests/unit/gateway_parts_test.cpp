@@ -40,9 +40,28 @@ TEST(GatewayTarget, SplitsPathAndQuery) {
   EXPECT_TRUE(get("/").segments.empty());
 }
 
+TEST(GatewayTarget, TakesTheFormForProxies) {
+  EXPECT_THAT(get("http://host:80/v1/jobs?limit=3").segments, ElementsAre("v1", "jobs"));
+  EXPECT_EQ(get("HTTP://host?limit=3").query_value("limit"), "3");
+  EXPECT_TRUE(get("https://[::1]:80").segments.empty());
+}
+
+TEST(GatewayRequest, EntityTagsAreAList) {
+  EXPECT_TRUE(names_etag("\"a\"", "\"a\""));
+  EXPECT_TRUE(names_etag("\"b\" , W/\"a\"", "\"a\""));  // a proxy that compressed it made it weak
+  EXPECT_TRUE(names_etag("*", "\"a\""));
+  EXPECT_FALSE(names_etag("", "\"a\""));
+  EXPECT_FALSE(names_etag("\"b\", a, ,", "\"a\""));
+}
+
+TEST(GatewayRequest, MediaTypesIgnoreCaseAndParameters) {
+  EXPECT_EQ(media_type_of("Application/JSON\t; charset=UTF-8"), "application/json");
+  EXPECT_EQ(media_type_of(" ;x"), "");
+}
+
 TEST(GatewayTarget, RefusesWhatIsNoPath) {
   Request request;
-  for (const char* bad : {"", "v1/jobs", "http://host/v1", "/%", "/%4", "/%zz", "/%00", "/%ff", "/a?b=%e0%80"}) {
+  for (const char* bad : {"", "v1/jobs", "*", "http:///v1", "http://[::1/v1", "ftp://host/v1", "/%", "/%4", "/%zz", "/%00", "/%ff", "/a?b=%e0%80"}) {
     EXPECT_FALSE(parse_target(bad, request).ok()) << bad;
   }
 }
