@@ -24,6 +24,7 @@
 #include "shared/queue/client.h"
 #include "shared/redis/connection.h"
 #include "shared/results/store.h"
+#include "shared/telemetry/log.h"
 #include "shared/telemetry/otlp.h"
 
 namespace ditfleet {
@@ -159,7 +160,8 @@ class Coordinator {
     } else if (!scheduler_->library_loaded()) {
       out.reasons.push_back("the Function library is not loaded into Redis at " + where);
     } else if (!scheduler_->leader_known()) {
-      out.reasons.push_back("no coordinator leads the shard yet");
+      const auto& refusal = scheduler_->refusal();
+      out.reasons.push_back("no coordinator leads the shard yet" + (refusal.empty() ? "" : ": " + refusal));
     }
     out.ready = out.reasons.empty();
     return out;
@@ -207,6 +209,10 @@ class Coordinator {
 }  // namespace
 
 int run_coordinator(const config::Settings& settings, ReadyHook on_ready) {
+  if (auto log = telemetry::configure_log("ditfleet", settings.log.level, settings.log.format); !log) {
+    spdlog::error("coordinator: {}", log.error().message);
+    return 1;
+  }
   auto tracing = telemetry::start_tracing(settings.telemetry.otlp_endpoint, "ditfleet-coordinator", DITFLEET_VERSION);
   if (!tracing) {
     spdlog::error("coordinator: {}", tracing.error().message);

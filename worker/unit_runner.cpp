@@ -49,9 +49,11 @@ std::vector<std::string> drop_first(const queue::MailboxEntry& entry) {
   return all;
 }
 
-// Whether asking again may get an answer; otherwise the error is the answer.
+// Whether asking again may get an answer; otherwise the error is the answer. Rights that Redis withholds say nothing of
+// the unit: whoever took them may give them back.
 bool is_away(const Error& error) {
-  return error.code == Code::kUnavailable || error.code == Code::kDeadlineExceeded || error.code == Code::kResourceExhausted;
+  return error.code == Code::kUnavailable || error.code == Code::kDeadlineExceeded || error.code == Code::kResourceExhausted ||
+         error.code == Code::kPermissionDenied;
 }
 
 }  // namespace

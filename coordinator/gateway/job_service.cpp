@@ -15,7 +15,11 @@ class QueueJobService final : public JobService {
       : queue_(std::move(queue)), store_(std::move(store)), redis_(std::move(redis)) {}
 
   asio::awaitable<Result<queue::SubmitOutcome>> submit(const queue::Submission& submission) override {
-    co_return told(co_await queue_->submit(submission, deadline()));
+    auto outcome = co_await queue_->submit(submission, deadline());
+    // Sent and not answered: it may have been taken.
+    co_return told(std::move(outcome), submission.idempotency_key.empty()
+                                           ? "whether it took the job is not known: /v1/jobs will show it, and an Idempotency-Key makes asking again safe"
+                                           : "ask again with the same Idempotency-Key");
   }
   asio::awaitable<Result<queue::CancelOutcome>> cancel(const std::string& id, const std::string& view) override {
     co_return told(co_await queue_->cancel(id, view, deadline()));
@@ -47,15 +51,23 @@ class QueueJobService final : public JobService {
     return Deadline::after(redis_->connected() ? std::chrono::seconds(5) : std::chrono::seconds(1));
   }
 
+  // What is between this service and its Redis is no fault of the caller's.
   template <class T>
-  Result<T> told(Result<T> result) const {
+  Result<T> told(Result<T> result, const char* advice = "nothing was lost, try again shortly") const {
     if (result) return result;
-    Error error = result.error();
-    if (error.code == Code::kUnavailable || error.code == Code::kDeadlineExceeded) {
-      error = unavailable("the queue's Redis (" + redis_->options().endpoint.display() +
-                          ") does not answer; nothing was lost, try again shortly [" + error.message + "]");
+    const Error error = result.error();
+    const std::string redis = "the queue's Redis (" + redis_->options().endpoint.display() + ")", why = " [" + error.message + "]";
+    switch (error.code) {
+      case Code::kUnavailable:
+      case Code::kDeadlineExceeded:
+        return unavailable(redis + " does not answer; " + advice + why);
+      case Code::kPermissionDenied:
+        return unavailable(redis + " does not let this service in: redis.url needs a user and password with the rights for it" + why);
+      case Code::kResourceExhausted:
+        return Error{error.code, redis + " is at its memory limit; raise its maxmemory, or wait until ended jobs are forgotten (queue.retention_ms)" + why, {}};
+      default:
+        return error;
     }
-    return error;
   }
 
   std::shared_ptr<queue::Client> queue_;

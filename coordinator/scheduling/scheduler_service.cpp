@@ -61,6 +61,7 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
   bool loaded() const { return loaded_ && connection_->connected() && loaded_generation_ == connection_->generation(); }
   bool leading() const { return term_ != nullptr && term_->rebuilt(); }
   bool leader_known() const { return leading() || (!leadership_.leading() && leadership_.leader_known(monotonic_us())); }
+  const std::string& refusal() const { return refusal_; }
   std::size_t queued() const { return queued_; }
   std::optional<Estimate> estimate(const job::JobSpec& spec, const std::string& tenant) {
     if (!leading()) return std::nullopt;
@@ -85,7 +86,13 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
                                                   Deadline::after(std::chrono::milliseconds(options_.leader_ttl_ms / 2)));
         const auto answered = monotonic_us();
         apply(epoch ? leadership_.on_answer(*epoch, now, answered) : leadership_.on_tick(answered));
-        if (!epoch) co_await pause(kPause);
+        if (epoch) {
+          refusal_.clear();
+        } else {
+          if (refusal_.empty()) spdlog::warn("scheduler: cannot ask who leads: {}; trying on", epoch.error().message);
+          refusal_ = epoch.error().message;
+          co_await pause(kPause);
+        }
       }
       if (monotonic_us() - sampled_us > kSampleUs) {
         sampled_us = monotonic_us();
@@ -193,6 +200,7 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
   bool loaded_ = false, complained_ = false, clock_known_ = false;
   std::uint64_t loaded_generation_ = 0;
   std::size_t queued_ = 0;
+  std::string refusal_;  // why the last question who leads had no answer
 };
 
 SchedulerService::SchedulerService(asio::any_io_executor executor, std::shared_ptr<redis::Connection> connection,
@@ -204,6 +212,7 @@ asio::awaitable<void> SchedulerService::stop(Deadline deadline) { return impl_->
 bool SchedulerService::library_loaded() const { return impl_->loaded(); }
 bool SchedulerService::leading() const { return impl_->leading(); }
 bool SchedulerService::leader_known() const { return impl_->leader_known(); }
+const std::string& SchedulerService::refusal() const { return impl_->refusal(); }
 std::size_t SchedulerService::queued() const { return impl_->queued(); }
 std::optional<Estimate> SchedulerService::estimate(const job::JobSpec& spec, const std::string& tenant) const {
   return impl_->estimate(spec, tenant);

@@ -55,6 +55,7 @@ class SchedulerService {
   bool library_loaded() const;  // on the connection there is now
   bool leading() const;         // and done rebuilding
   bool leader_known() const;
+  const std::string& refusal() const;  // why Redis did not say who leads when it was last asked; empty: it did
   // Units and queued jobs that wait, as of a second ago at most; also where another leads. Of plain XADDs beside jobs that
   // were submitted several in one call it counts the larger number only.
   std::size_t queued() const;

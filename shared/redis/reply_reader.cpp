@@ -64,12 +64,15 @@ Result<std::optional<Reply>> ReplyReader::next() {
 }
 
 Error error_of_reply(std::string_view text) {
-  static constexpr std::array<std::pair<std::string_view, Code>, 13> kCodes = {{
+  static constexpr std::array<std::pair<std::string_view, Code>, 16> kCodes = {{
       {"LOADING", Code::kUnavailable},
       {"MASTERDOWN", Code::kUnavailable},
       {"READONLY", Code::kUnavailable},
       {"CLUSTERDOWN", Code::kUnavailable},
       {"BUSY", Code::kUnavailable},
+      {"MISCONF", Code::kUnavailable},     // its disk is full
+      {"NOREPLICAS", Code::kUnavailable},  // fewer than min-replicas-to-write
+      {"TRYAGAIN", Code::kUnavailable},
       {"OOM", Code::kResourceExhausted},
       {"NOAUTH", Code::kPermissionDenied},
       {"NOPERM", Code::kPermissionDenied},

@@ -269,11 +269,11 @@ class RedisAway(WithFolder):
                                      "--appendonly", "yes", "--appendfsync", "always", "--save", ""], stdout=subprocess.DEVNULL))
         return self.processes[-1]
 
-    def start_coordinator(self):
+    def start_coordinator(self, *flags):
         listen = free_port()
         with open(self.folder / "coordinator.log", "a") as log:
             self.processes.append(start([DITFLEET, "coordinator", "--redis", f"redis://127.0.0.1:{self.port}", "--listen", f"127.0.0.1:{listen}",
-                                         "--set", f"models.tiny.path={tiny_model()}"], stdout=log))
+                                         "--set", f"models.tiny.path={tiny_model()}", *flags], stdout=log))
         client = Client(f"http://127.0.0.1:{listen}")
         until(lambda: answers(client, "/healthz"), "it is alive")
         return client
@@ -326,6 +326,55 @@ class RedisAway(WithFolder):
         with client.events(running, last) as stream:
             self.assertTrue([e for e in stream][-1].ends_job)
         self.assertEqual(client.job(running)["state"], "succeeded")
+
+    def test_the_log_is_as_configured(self):
+        log = self.folder / "coordinator.log"
+        self.start_coordinator("--set", "log.format=json", "--set", "log.level=warning")
+        until(lambda: "can't be used yet" in log.read_text(), "it says that Redis is away")
+        for line in log.read_text().splitlines():
+            told = json.loads(line)
+            self.assertEqual((told["program"], told["level"]), ("ditfleet", "warning"))
+
+    def configure(self, *words):
+        self.assertIn(run("redis-cli", "-p", self.port, *words).stdout.strip(), ("OK",))
+
+    def test_it_refuses_for_a_while(self):
+        """No room on its disk, too few replicas, a user without rights: nobody's job is at fault."""
+        self.start_redis()
+        client = self.start_coordinator("--set", "scheduler.leader_ttl_ms=600")
+        self.start_worker()
+        until(lambda: answers(client), "ready")
+        until(lambda: any(w["state"] == "ready" for w in client.get("/v1/workers").json()["workers"]), "the worker too", 60)
+        running = client.submit(**{**LONG, "width": 64, "height": 64, "num_inference_steps": 60})
+        client.wait_event(running, "step")
+        for refuse, allow, word in ((("config", "set", "min-replicas-to-write", "1"), ("config", "set", "min-replicas-to-write", "0"), "NOREPLICAS"),
+                                    (("acl", "setuser", "default", "-fcall"), ("acl", "setuser", "default", "+fcall"), "NOPERM")):
+            with self.subTest(word):
+                self.configure(*refuse)
+                answer = client.request("POST", "/v1/jobs", {"prompt": "x", **SMALL})
+                self.assertEqual((answer.status, answer.error["code"]), (503, "unavailable"), answer)
+                self.assertIn(word, answer.error["message"])
+                self.assertIn("Retry-After", answer.headers)
+                until(lambda: word in " ".join(client.get("/readyz").json()["reasons"]), "it says why nobody leads", 10)
+                self.configure(*allow)
+                until(lambda: answers(client), "ready again", 15)
+        job = client.wait(running)
+        self.assertEqual((job["state"], job["unit_records"][0]["attempt"]), ("succeeded", 1))
+
+    def test_a_picture_that_is_done_while_it_refuses(self):
+        self.start_redis()
+        client = self.start_coordinator()
+        self.start_worker()
+        until(lambda: answers(client), "ready")
+        until(lambda: any(w["state"] == "ready" for w in client.get("/v1/workers").json()["workers"]), "the worker too", 60)
+        done = self.folder / "worker.log"
+        running = client.submit(**{**SMALL, "width": 64, "height": 64, "num_inference_steps": 60})
+        client.wait_event(running, "step")
+        self.configure("config", "set", "min-replicas-to-write", "1")
+        until(lambda: "cannot store the result yet" in done.read_text() or "failed" in done.read_text(), "the picture is done")
+        self.configure("config", "set", "min-replicas-to-write", "0")
+        job = client.wait(running)
+        self.assertEqual((job["state"], job["unit_records"][0]["attempt"]), ("succeeded", 1), done.read_text())
 
     def test_up_waits_for_a_redis_that_comes(self):
         ready = self.folder / "ready.json"
