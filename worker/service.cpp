@@ -188,7 +188,7 @@ void Service::tell_adapters() {
   if (sorted_adapters(info) != told_adapters_) beat_soon();
 }
 
-asio::awaitable<Result<void>> Service::beat() {
+asio::awaitable<Result<std::string>> Service::beat() {
   queue::WorkerInfo info;
   info.name = options_.name;
   info.boot = boot_;
@@ -212,12 +212,22 @@ asio::awaitable<Result<void>> Service::beat() {
 // Also what registers this worker, at first and after Redis came back.
 asio::awaitable<void> Service::heartbeats() {
   std::optional<std::uint64_t> greeted;
-  bool told_away = false;
+  bool told_away = false, told_twin = false;
   while (true) {
     beat_again_ = false;
     Result<void> sent;
     if (greeted != parts_.connection->generation()) sent = co_await parts_.queue->load_library(Deadline::after(kCallTimeout));
-    if (sent) sent = co_await beat();
+    if (sent) {
+      const auto before = co_await beat();
+      if (!before) {
+        sent = before.error();
+      } else if (greeted && !told_twin && state_ == "ready" && !before->empty() && *before != boot_) {
+        // It took the name after this one did: it lives, and each displaces the other again and again.
+        told_twin = true;
+        spdlog::error("another worker calls itself '{}', too (boot {}): units go back and forth between them; give each its own worker.name",
+                      options_.name, *before);
+      }
+    }
     if (tasks_.stopping()) co_return;
     if (sent) {
       const auto generation = parts_.connection->generation();

@@ -70,7 +70,7 @@ class Service {
   asio::awaitable<void> mailbox();
   asio::awaitable<void> renewals();
   asio::awaitable<void> say_goodbye();
-  asio::awaitable<Result<void>> beat();
+  asio::awaitable<Result<std::string>> beat();
   void act();   // performs what the holdings decide
   void pump();  // the same, and wakes those that wait for a change
   void beat_soon();

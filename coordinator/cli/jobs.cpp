@@ -1,4 +1,5 @@
 // `ditfleet jobs {list,show,watch,cancel}` and `ditfleet workers`.
+#include <algorithm>
 #include <cstdio>
 
 #include "coordinator/cli/command.h"
@@ -38,23 +39,31 @@ Result<void> list(const JobFlags& flags) {
         "--state is '" + flags.state +
         "'; it must be queued, ready, assigned, running, succeeded, failed, canceled, expired or rejected");
   }
-  std::string path = "/v1/jobs?limit=" + std::to_string(flags.limit);
-  if (!flags.state.empty()) path += "&state=" + flags.state;
-  if (!flags.cursor.empty()) path += "&cursor=" + flags.cursor;
+  constexpr int kMostAPage = 200;  // what the service gives at once
   HttpClient client(flags.target);
-  const auto page = client.json("GET", path);
-  if (!page) return page.error();
+  json::array jobs;
+  std::string next = flags.cursor;
+  do {
+    const int left = flags.limit - static_cast<int>(jobs.size());
+    std::string path = "/v1/jobs?limit=" + std::to_string(std::min(left, kMostAPage));
+    if (!flags.state.empty()) path += "&state=" + flags.state;
+    if (!next.empty()) path += "&cursor=" + next;
+    const auto page = client.json("GET", path);
+    if (!page) return page.error();
+    for (const json::value& job : items(*page, "jobs")) jobs.push_back(job);
+    next = text(*page, "next_cursor");
+  } while (!next.empty() && static_cast<int>(jobs.size()) < flags.limit);
   if (flags.target.json) {
-    print(*page);
+    print(json::object{{"object", "list"}, {"jobs", std::move(jobs)}, {"next_cursor", next}});
     return {};
   }
   std::vector<std::vector<std::string>> rows = {{"ID", "STATE", "MODEL", "UNITS", "CREATED", "PROMPT"}};
-  for (const json::value& job : items(*page, "jobs")) {
+  for (const json::value& job : jobs) {
     rows.push_back({text(job, "id"), text(job, "state"), text(job, "model"), text(job, "units"),
                     ago(integer(job, "created_ms")), one_line(text(field(job, "spec"), "prompt"), 60)});
   }
   std::fputs(table(rows).c_str(), stdout);
-  if (const std::string next = text(*page, "next_cursor"); !next.empty())
+  if (!next.empty())
     std::printf("more: --cursor %s\n", next.c_str());
   return {};
 }

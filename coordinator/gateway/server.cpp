@@ -1,18 +1,13 @@
 #include "coordinator/gateway/server.h"
 
 #include <spdlog/spdlog.h>
-#include <sys/socket.h>
 
-#include <boost/asio/as_tuple.hpp>
 #include <boost/asio/bind_executor.hpp>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
-#include <boost/beast/core/basic_stream.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/core/rate_policy.hpp>
 #include <boost/beast/http.hpp>
 #include <array>
 #include <cstring>
@@ -20,6 +15,9 @@
 #include <set>
 #include <tuple>
 
+#include "coordinator/gateway/connection.h"
+#include "coordinator/gateway/read_problem.h"
+#include "coordinator/gateway/streamed_body.h"
 #include "shared/core/listen_address.h"
 #include "shared/core/task_group.h"
 
@@ -29,160 +27,15 @@ namespace {
 namespace beast = boost::beast;
 namespace http = boost::beast::http;
 using tcp = asio::ip::tcp;
-using Stream = beast::basic_stream<tcp, asio::any_io_executor, beast::unlimited_rate_policy>;
+using Stream = Connection::Stream;
 using boost::system::error_code;
 
-constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
 // After an answer to a request that was not read to its end: how long and how much is still taken, so that
 // the client sees the answer and not a reset.
 constexpr std::chrono::milliseconds kLingerTime{2000};
 constexpr std::size_t kLingerBytes = 8u << 20;
 
-// What the client is told where Beast could not read its bytes.
-struct ReadProblem {
-  int status;
-  const char* message;
-  const char* code;
-};
-
-ReadProblem describe(const error_code& ec) {
-  if (ec == http::error::body_limit) return {413, "the body is larger than this service takes (gateway.max_body_bytes)", "payload_too_large"};
-  if (ec == http::error::header_limit || ec == http::error::buffer_overflow) return {431, "the headers are larger than 16 KiB", "headers_too_large"};
-  if (ec == http::error::bad_version) return {505, "this is not HTTP/1.0 or HTTP/1.1", "bad_version"};
-  return {400, "this is not a valid HTTP/1.1 request", "bad_request"};
-}
-
-// What is wrong with a head that Beast takes; status 0: nothing.
-template <class Body>
-ReadProblem problem_of(const http::request<Body>& message) {
-  if (message.version() == 11 && message.count(http::field::host) != 1) return {400, "an HTTP/1.1 request has one Host header", "bad_request"};
-  const auto coding = message.find(http::field::transfer_encoding);
-  if (coding != message.end() && (message.count(http::field::transfer_encoding) != 1 || !beast::iequals(coding->value(), "chunked"))) {
-    return {501, "the only Transfer-Encoding that is understood is chunked", "not_implemented"};
-  }
-  return {0, "", ""};
-}
-
-bool is_protocol_error(const error_code& ec) {
-  return ec.category() == make_error_code(http::error::end_of_stream).category() && ec != http::error::end_of_stream &&
-         ec != http::error::partial_message;
-}
-
 }  // namespace
-
-// One client: its socket, and what is watched on it while a response takes its time.
-class Connection final : public Sink {
- public:
-  Connection(tcp::socket socket, const ServerOptions& options) : stream_(std::move(socket)), options_(options) {}
-
-  Stream& stream() { return stream_; }
-  beast::flat_buffer& buffer() { return buffer_; }
-  bool idle = false;  // between two requests
-
-  // --- Sink ---
-  bool gone() const override { return gone_; }
-  void when_gone(std::function<void()> callback) override {
-    when_gone_ = std::move(callback);
-    if (gone_ && when_gone_) when_gone_();
-  }
-  asio::awaitable<bool> write(std::string bytes) override {
-    if (gone_ || bytes.empty()) co_return !gone_;
-    stream_.expires_after(options_.write_timeout);
-    error_code ec;
-    if (chunked_) {
-      std::tie(ec, std::ignore) = co_await asio::async_write(stream_, http::make_chunk(asio::buffer(bytes)), kTuple);
-    } else {
-      std::tie(ec, std::ignore) = co_await asio::async_write(stream_, asio::buffer(bytes), kTuple);
-    }
-    stream_.expires_never();
-    if (ec) gone_ = true;
-    co_return !gone_;
-  }
-
-  void set_chunked(bool chunked) { chunked_ = chunked; }
-
-  // Watches for the client to close while nothing is read from it. A client that has sent the next request
-  // already is not watched any more.
-  void watch(const std::shared_ptr<Connection>& self) {
-    stream_.socket().async_wait(tcp::socket::wait_read, [self](error_code ec) {
-      if (ec) return;
-      char byte;
-      const auto n = ::recv(self->stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-      if (n > 0) return;
-      self->gone_ = true;
-      if (self->when_gone_) self->when_gone_();
-    });
-  }
-  void unwatch() {
-    when_gone_ = nullptr;
-    error_code ignored;
-    if (!gone_) stream_.socket().cancel(ignored);
-  }
-  void close() {
-    error_code ignored;
-    stream_.socket().close(ignored);
-  }
-
- private:
-  Stream stream_;
-  const ServerOptions& options_;
-  beast::flat_buffer buffer_;
-  std::function<void()> when_gone_;
-  bool gone_ = false, chunked_ = false;
-};
-
-// What has been read of a request whose body its handler reads.
-class StreamedBody final : public BodyReader {
- public:
-  StreamedBody(std::shared_ptr<Connection> connection, http::request_parser<http::empty_body>&& head, std::chrono::milliseconds patience)
-      : connection_(std::move(connection)), parser_(std::move(head)), patience_(patience), expects_(beast::iequals(parser_.get()[http::field::expect], "100-continue")) {
-    parser_.body_limit(boost::none);
-    if (const auto length = parser_.content_length()) length_ = *length;
-    parser_.eager(false);
-  }
-
-  std::optional<std::uint64_t> length() const override { return length_; }
-  bool done() const { return parser_.is_done(); }
-
-  asio::awaitable<Result<std::string>> read() override {
-    if (failed_) co_return unavailable("the client is gone");
-    std::string piece;
-    if (parser_.is_done()) co_return piece;
-    Stream& stream = connection_->stream();
-    error_code ec;
-    stream.expires_after(patience_);
-    if (expects_) {  // only now, so that what is refused by its headers is never sent
-      expects_ = false;
-      static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
-      std::tie(ec, std::ignore) = co_await asio::async_write(stream, asio::buffer(kContinue), kTuple);
-    }
-    piece.resize(kPieceBytes);
-    std::size_t got = 0;
-    while (!ec && got == 0 && !parser_.is_done()) {
-      parser_.get().body().data = piece.data();
-      parser_.get().body().size = piece.size();
-      std::tie(ec, std::ignore) = co_await http::async_read(stream, connection_->buffer(), parser_, kTuple);
-      if (ec == http::error::need_buffer) ec = {};
-      got = piece.size() - parser_.get().body().size;
-    }
-    stream.expires_never();
-    if (ec) {
-      failed_ = true;
-      if (is_protocol_error(ec)) co_return invalid_argument("the body is not valid HTTP/1.1: " + ec.message());
-      co_return unavailable("the client went away before the end of the body");
-    }
-    piece.resize(got);
-    co_return piece;
-  }
-
- private:
-  static constexpr std::size_t kPieceBytes = 256 << 10;
-  std::shared_ptr<Connection> connection_;
-  http::request_parser<http::buffer_body> parser_;
-  std::chrono::milliseconds patience_;
-  std::optional<std::uint64_t> length_;
-  bool expects_, failed_ = false;
-};
 
 class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
  public:
@@ -238,7 +91,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       }
       error_code ignored;
       socket.set_option(tcp::no_delay(true), ignored);
-      auto connection = std::make_shared<Connection>(std::move(socket), options_);
+      auto connection = std::make_shared<Connection>(std::move(socket), options_.write_timeout);
       tasks_.spawn("http connection", serve(shared_from_this(), std::move(connection)));
     }
     co_await tasks_.join();
@@ -368,8 +221,8 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       co_return std::nullopt;
     };
     if (ec) co_return co_await failed();
-    if (const auto problem = problem_of(head.get()); problem.status != 0) {
-      co_await refuse(connection, problem.status, problem.message, problem.code);
+    if (const auto problem = problem_of(head.get())) {
+      co_await refuse(connection, problem->status, problem->message, problem->code);
       co_return std::nullopt;
     }
     auto incoming = incoming_of(head.get());

@@ -101,7 +101,8 @@ class Client {
   asio::awaitable<Result<std::map<std::string, std::int64_t>>> virtual_times(Deadline deadline);
 
   // --- workers ---------------------------------------------------------------------------------
-  asio::awaitable<Result<void>> heartbeat(const WorkerInfo& info, Deadline deadline);
+  // The boot that was registered under the name before: its own, or another's that it displaces; empty: none.
+  asio::awaitable<Result<std::string>> heartbeat(const WorkerInfo& info, Deadline deadline);
   asio::awaitable<Result<void>> deregister(const std::string& name, const std::string& boot, Deadline deadline);
   // Waits up to `block` for messages after `after` ("0": all that are still there).
   asio::awaitable<Result<std::vector<MailboxEntry>>> read_mailbox(const std::string& owner, const std::string& after,

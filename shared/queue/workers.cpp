@@ -24,14 +24,14 @@ Error not_held(const Attempt& attempt) {
 
 }  // namespace
 
-asio::awaitable<Result<void>> Client::heartbeat(const WorkerInfo& info, Deadline deadline) {
+asio::awaitable<Result<std::string>> Client::heartbeat(const WorkerInfo& info, Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
   auto reply = co_await impl->call(fcall("heartbeat", 3) << keys.workers() << keys.worker(info.name) << keys.mailbox(info.owner())
                                                           << info.name << info.boot << worker_json(info) << kKeepWorkerMs << kMailboxMs,
                                     deadline);
   if (!reply) co_return reply.error();
-  co_return Result<void>();
+  co_return std::move(reply->text);
 }
 
 asio::awaitable<Result<void>> Client::deregister(const std::string& name, const std::string& boot, Deadline deadline) {

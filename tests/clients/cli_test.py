@@ -168,6 +168,15 @@ class Jobs(WithFolder):
         self.assertIn("succeeded", self.cli("jobs", "list", "--state", "done", code=2).stderr)
         self.cli("jobs", "list", "--limit", "0", code=2)
 
+    def test_a_long_list_is_put_together(self):
+        lines = "XADD df:{0}:in * spec {}\n" * 230  # each is rejected: it has no prompt
+        subprocess.run(["redis-cli", "-s", shared.fleet.redis_socket], input=lines, text=True, stdout=subprocess.DEVNULL, check=True)
+        until(lambda: len(self.json("jobs", "list", "--state", "rejected", "--limit", "1000")["jobs"]) == 230, "all of them are listed")
+        page = self.json("jobs", "list", "--state", "rejected", "--limit", "210")
+        self.assertEqual(len({j["id"] for j in page["jobs"]}), 210)
+        rest = self.json("jobs", "list", "--state", "rejected", "--limit", "210", "--cursor", page["next_cursor"])
+        self.assertEqual(len({j["id"] for j in page["jobs"] + rest["jobs"]}), 230)
+
     def test_show(self):
         id = self.submit(prompt="shown", n=2)
         self.http.wait(id)

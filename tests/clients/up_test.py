@@ -278,10 +278,10 @@ class RedisAway(WithFolder):
         until(lambda: answers(client, "/healthz"), "it is alive")
         return client
 
-    def start_worker(self):
-        with open(self.folder / "worker.log", "a") as log:
+    def start_worker(self, *flags, log="worker.log"):
+        with open(self.folder / log, "a") as log:
             self.processes.append(start([BIN / "ditfleet-worker", "run", "--set", f"redis.url=redis://127.0.0.1:{self.port}",
-                                         "--set", f"models.tiny.path={tiny_model()}", "--set", "worker.device=cpu"], stdout=log))
+                                         "--set", f"models.tiny.path={tiny_model()}", "--set", "worker.device=cpu", *flags], stdout=log))
 
     def check_away(self, client):
         until(lambda: client.get("/readyz").status == 503, "it says that it is not ready")
@@ -326,6 +326,13 @@ class RedisAway(WithFolder):
         with client.events(running, last) as stream:
             self.assertTrue([e for e in stream][-1].ends_job)
         self.assertEqual(client.job(running)["state"], "succeeded")
+
+    def test_two_workers_of_one_name(self):
+        self.start_redis()
+        for log in ("one.log", "two.log"):
+            self.start_worker("--set", "worker.name=twin", log=log)
+        for log in ("one.log", "two.log"):
+            until(lambda: "another worker calls itself 'twin'" in (self.folder / log).read_text(), "both say so", 30)
 
     def test_the_log_is_as_configured(self):
         log = self.folder / "coordinator.log"

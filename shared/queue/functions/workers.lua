@@ -1,15 +1,16 @@
 -- ---- workers ----------------------------------------------------------------------------------------------
 
--- KEYS workers worker mbox; ARGV name boot info_json keep_ms mailbox_ms
+-- KEYS workers worker mbox; ARGV name boot info_json keep_ms mailbox_ms. The boot that had the name before.
 local function heartbeat(keys, a)
   local rc = redis.call
   local ms, t = clock()
+  local was = rc('HGET', keys[2], 'boot')
   rc('HSET', keys[2], 'boot', a[2], 'info', a[3], 'heartbeat', t)
   rc('PEXPIRE', keys[2], a[4])
   rc('ZADD', keys[1], t, a[1])
   rc('ZREMRANGEBYSCORE', keys[1], '-inf', int(ms - a[4]))
   rc('PEXPIRE', keys[3], a[5])
-  return ms
+  return was or ''
 end
 
 -- KEYS workers worker mbox; ARGV name boot

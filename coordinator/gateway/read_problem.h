@@ -1,0 +1,24 @@
+// What a client is told whose bytes are no request that the server takes.
+#pragma once
+
+#include <boost/beast/http/message.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <boost/system/error_code.hpp>
+#include <optional>
+
+namespace ditfleet::gateway {
+
+struct ReadProblem {
+  int status;
+  const char* message;
+  const char* code;
+};
+
+// The client sent what is no HTTP, in contrast to: it went away, or took too long.
+bool is_protocol_error(const boost::system::error_code& ec);
+ReadProblem describe(const boost::system::error_code& ec);  // of a protocol error
+
+// What is wrong with a head that Beast takes.
+std::optional<ReadProblem> problem_of(const boost::beast::http::request_header<>& head);
+
+}  // namespace ditfleet::gateway
