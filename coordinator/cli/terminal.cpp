@@ -94,7 +94,8 @@ std::string one_line(const std::string& text, std::size_t max_characters) {
     while (end < text.size() && continues(text[end])) ++end;
     if (characters == max_characters) return out + "…";
     const auto byte = static_cast<unsigned char>(text[i]);
-    if (end == i + 1 && (byte < 0x20 || byte == 0x7F))
+    const bool c1 = end == i + 2 && byte == 0xC2 && static_cast<unsigned char>(text[i + 1]) < 0xA0;  // U+009B begins an escape sequence, too
+    if (c1 || (end == i + 1 && (byte < 0x20 || byte == 0x7F)))
       out += ' ';
     else
       out.append(text, i, end - i);

@@ -7,6 +7,7 @@
 
 namespace ditfleet::telemetry {
 
+// A message is one line in either format: control characters are written as escapes.
 // level: trace, debug, info, warn, error or off. format: text or json ({"time","level","program","pid",
 // "message"}, time in UTC with microseconds). kInvalidArgument for others. Call it once, before threads log.
 Result<void> configure_log(const std::string& program, const std::string& level, const std::string& format);

@@ -342,6 +342,14 @@ class RedisAway(WithFolder):
             told = json.loads(line)
             self.assertEqual((told["program"], told["level"]), ("ditfleet", "warning"))
 
+    def test_nobody_forges_lines_of_the_log(self):
+        client = self.start_coordinator()
+        self.assertEqual(client.request("POST", "/v1/models/x%0A2026-11-22%20error%20forged%1b%5B31m%C2%9B1m%7F").status, 405)
+        log = self.folder / "coordinator.log"
+        until(lambda: "forged" in log.read_text(), "the request is in the log")
+        line = next(one for one in log.read_text().splitlines() if "forged" in one)
+        self.assertIn("POST /v1/models/x\\n2026-11-22 error forged\\x1b[31m\\u009b1m\\x7f 405", line)
+
     def configure(self, *words):
         self.assertIn(run("redis-cli", "-p", self.port, *words).stdout.strip(), ("OK",))
 

@@ -139,6 +139,7 @@ TEST(RestartPolicy, BacksOffForgivesAndGivesUp) {
 TEST(Terminal, TablesAlignAndTextStaysOnItsLine) {
   EXPECT_EQ(table({{"A", "LONG"}, {"größer", "x"}}), "A       LONG\ngrößer  x\n");
   EXPECT_EQ(one_line("a\nb\x1b[31m", 20), "a b [31m");
+  EXPECT_EQ(one_line("a\xc2\x9b" "31m \xc2\xa9", 20), "a 31m \xc2\xa9");
   EXPECT_EQ(one_line("äöü", 2), "äö…");
   EXPECT_EQ(short_duration(999), "999 µs");
   EXPECT_EQ(short_duration(12'345), "12.3 ms");
