@@ -39,10 +39,10 @@ class QueueJobService final : public JobService {
     co_return told(co_await queue_->workers(deadline()));
   }
   asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) override {
-    co_return told(co_await store_->get(manifest, deadline()));
+    co_return stored(co_await store_->get(manifest, deadline()));
   }
   asio::awaitable<Result<std::string>> preview(const std::string& key) override {
-    co_return told(co_await store_->get_preview(key, deadline()));
+    co_return stored(co_await store_->get_preview(key, deadline()));
   }
 
  private:
@@ -68,6 +68,13 @@ class QueueJobService final : public JobService {
       default:
         return error;
     }
+  }
+
+  // Results lie in Redis or in a folder; a folder's errors are its own.
+  template <class T>
+  Result<T> stored(Result<T> result) const {
+    if (result || result.error().message.starts_with("[redis]")) return told(std::move(result));
+    return result;
   }
 
   std::shared_ptr<queue::Client> queue_;

@@ -64,7 +64,7 @@ Result<void> write_whole(const std::string& path, std::string_view bytes) {
 
 // `limit`: a larger file is not read at all.
 Result<std::string> read_whole(const std::string& path, std::int64_t limit) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);  // nonblocking: a FIFO must not hold up the thread
   if (fd < 0) {
     const int e = errno;
     if (e == ENOENT) return Error{Code::kNotFound, "the result file is no longer kept: it has expired or was removed", {}};

@@ -119,6 +119,22 @@ def answers(client, path="/readyz"):
         return False
 
 
+class ResultFiles(WithFolder):
+    def test_an_error_of_the_folder_is_not_blamed_on_redis(self):
+        with Fleet(sets=["results.backend=file"]) as fleet:
+            client = Client(fleet.url)
+            job = client.submit(**SMALL)
+            client.wait(job)
+            picture = next(p for p in (fleet.data / "results" / "results").rglob(f"{job}*") if p.is_file())
+            picture.unlink()
+            self.assertEqual(client.get(f"/v1/jobs/{job}/results/0").status, 410)
+            picture.symlink_to("/etc/hostname")
+            answer = client.get(f"/v1/jobs/{job}/results/0")
+            self.assertEqual(answer.status, 503, answer)
+            self.assertIn(str(picture), answer.error["message"])
+            self.assertNotIn("Redis", answer.error["message"])
+
+
 class Refusals(WithFolder):
     def up(self, *flags, code=1, data=None):
         argv = ["up", "--data", data or self.folder / "data", "--model", f"tiny={tiny_model()}"]

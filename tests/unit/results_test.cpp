@@ -135,6 +135,10 @@ TEST_F(FileStoreTest, TellsDamageFromLoss) {
     std::ofstream(dir_ / manifest.key, std::ios::trunc) << damaged;
     EXPECT_EQ(run(store_->get(manifest, soon())).error().code, Code::kDataCorrupt) << damaged;
   }
+  // Whatever stands there, the thread of the disk goes on.
+  fs::remove(dir_ / manifest.key);
+  ASSERT_EQ(::mkfifo((dir_ / manifest.key).c_str(), 0600), 0);
+  EXPECT_EQ(run(store_->get(manifest, soon())).error().code, Code::kDataCorrupt);
 }
 
 TEST_F(FileStoreTest, NeverLeavesItsFolder) {
