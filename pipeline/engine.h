@@ -117,9 +117,9 @@ class Model {
   virtual Result<std::unique_ptr<Prepared>> encode(const ImageRequest& request) = 0;
   virtual Result<void> denoise(Prepared& prepared, const StepCallback& on_step) = 0;
   // Several pictures of one size, number of steps and max_sequence_length, all with a true CFG or none, each with its own prompt, seed,
-  // guidance and adapters: together where the transformer's blocks are compiled, else one after the other. One result and one
+  // guidance and adapters: together where the transformer's blocks are compiled and have room for all adapters, else in turn. One result and one
   // callback each; a callback that returns false ends its own picture alone. Pictures that are not alike: kInvalidArgument
-  // for all of them; so do adapters that have room alone, but not together.
+  // for all of them.
   virtual std::vector<Result<void>> denoise_batch(const std::vector<Prepared*>& batch, const std::vector<StepCallback>& on_step) = 0;
   virtual Result<Image> decode(Prepared& prepared) = 0;
 

@@ -152,15 +152,15 @@ std::vector<Result<void>> run_steps(const FluxFolder& folder, Placement placemen
                                     const std::function<void()>& wait) {
   std::vector<Result<void>> results(batch.size());
   std::vector<Sample> samples;
-  bool together = true;
+  std::vector<const FluxTransformer*> each;
   const auto begun = Clock::now();
   for (std::size_t i = 0; i < batch.size(); ++i) {
     must_be_alike(*batch.front(), *batch[i]);
     const FluxTransformer& flux = batch[i]->adapted ? batch[i]->adapted->transformer : folder.transformer;
-    together = together && flux.runs_batches(batch[i]->rows * batch[i]->columns);
+    each.push_back(&flux);
     samples.push_back({.index = i, .picture = batch[i], .flux = &flux});
   }
-  if (together) Loop(folder, placement, on_step, wait, results).run(std::move(samples));
+  if (FluxTransformer::run_together(each, batch.front()->rows * batch.front()->columns)) Loop(folder, placement, on_step, wait, results).run(std::move(samples));
   else
     for (Sample& one : samples) Loop(folder, placement, on_step, wait, results).run({std::move(one)});
   for (FluxPrepared* picture : batch) picture->add_phase("denoise", begun);

@@ -3,6 +3,8 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 
+#include "shared/telemetry/log.h"
+
 namespace ditfleet::worker {
 
 void add_configuration_flags(CLI::App& command, config::Sources& sources) {
@@ -12,6 +14,13 @@ void add_configuration_flags(CLI::App& command, config::Sources& sources) {
       ->type_name("KEY=VALUE")
       ->expected(1)
       ->take_all();
+}
+
+Result<config::Settings> settings_of(const config::Sources& sources) {
+  auto settings = config::load(sources);
+  if (!settings) return Error{Code::kInvalidArgument, settings.error().message, settings.error().param};
+  if (auto log = telemetry::configure_log("ditfleet-worker", settings->log.level, settings->log.format); !log) return log.error();
+  return settings;
 }
 
 int report(const std::string& command, const Error& error) {

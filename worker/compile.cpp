@@ -37,6 +37,25 @@ Result<std::uint64_t> write_archive(const std::string& path, const region::Ahead
   return archive->values();
 }
 
+// Programs that ended with this process would have been compiled for nothing, so each must be found without its memory.
+Result<void> check_kept(const region::AheadReport& report, kernel_cache::CacheOptions options) {
+  options.memory_bytes = 0;
+  const std::string dir = options.dir;
+  const auto outside = kernel_cache::KernelCache::create(std::move(options));
+  std::size_t lost = 0;
+  std::string why;
+  for (const auto& made : report.regions) {
+    const auto found = outside->find(made.key, made.arch);
+    if (found) continue;
+    ++lost;
+    why = found.error().message;
+  }
+  if (lost == 0) return {};
+  return unavailable(std::to_string(lost) + " of " + std::to_string(report.regions.size()) + " programs were compiled, but not kept (" + why + "): " +
+                     (dir.empty() ? "there is no folder to keep them in." : "is '" + dir + "' writable, and has it room?") +
+                     " Name another with cache.dir, a Redis with redis.url and cache.secret, or a file with --out");
+}
+
 json::object to_json(const region::AheadRegion& made, bool explain) {
   json::object out{{"name", made.name},
                    {"arch", made.arch},
@@ -54,8 +73,8 @@ json::object to_json(const region::AheadRegion& made, bool explain) {
 }
 
 Result<void> run(const CompileFlags& flags) {
-  auto settings = config::load(flags.sources);
-  if (!settings) return Error{Code::kInvalidArgument, settings.error().message, settings.error().param};
+  auto settings = settings_of(flags.sources);
+  if (!settings) return settings.error();
   const auto architectures = split(flags.architectures.empty() ? kAllGpus : flags.architectures);
   if (architectures.empty()) return invalid_argument("--arch names no architecture; it takes a list such as " + std::string(kAllGpus));
   if (!flags.out.empty() && !std::filesystem::is_directory(std::filesystem::absolute(flags.out).parent_path()))
@@ -72,7 +91,9 @@ Result<void> run(const CompileFlags& flags) {
     return report.error();
   }
   cache->flush();
-  if (!flags.out.empty()) {
+  if (flags.out.empty()) {
+    if (auto kept = check_kept(*report, *options); !kept) return kept;
+  } else {
     auto written = write_archive(flags.out, *report, *options->secret);
     if (!written) return written.error();
     if (!flags.json) std::cout << flags.out << ": " << *written << " programs, for `ditfleet cache import`\n";

@@ -87,8 +87,8 @@ Result<void> check_folder_of(const char* flag, const std::string& path) {
 }
 
 Result<void> run(const GenerateFlags& flags) {
-  auto settings = config::load(flags.sources);
-  if (!settings) return Error{Code::kInvalidArgument, settings.error().message, settings.error().param};
+  auto settings = settings_of(flags.sources);
+  if (!settings) return settings.error();
   if (auto checked = check_folder_of("--out", flags.out); !checked) return checked;
   if (!flags.dump.empty()) {
     if (auto checked = check_folder_of("--dump", flags.dump); !checked) return checked;

@@ -20,8 +20,8 @@ json::array ids_of(const std::vector<std::int32_t>& ids) {
 }
 
 Result<void> run(const TokenizeFlags& flags) {
-  auto settings = config::load(flags.sources);
-  if (!settings) return Error{Code::kInvalidArgument, settings.error().message, settings.error().param};
+  auto settings = settings_of(flags.sources);
+  if (!settings) return settings.error();
   auto tokenizers = pipeline::Engine::load_tokenizers(flags.model_dir);
   if (!tokenizers) return tokenizers.error();
   return tokenize_lines(**tokenizers, std::cin, std::cout);

@@ -157,7 +157,7 @@ class Reader {
       return wrong(module.name + " is from " + std::to_string(term.down.shape[1]) + " to " + std::to_string(term.up.shape[0]) + " values, in this model from " +
                    std::to_string(target.in) + " to " + std::to_string(target.out) + "; the adapter is for another base model");
     if (term.rank < 1 || term.rank > max_rank_)
-      return wrong(module.name + " has rank " + std::to_string(term.rank) + "; it must be from 1 to " + std::to_string(max_rank_));
+      return wrong(module.name + " has rank " + std::to_string(term.rank) + "; it must be from 1 to " + std::to_string(max_rank_) + ", the largest that slots have room for (worker.lora.max_rank)");
     for (const TensorView* view : {&term.down, &term.up}) {
       const auto finite = all_finite(*view);
       if (!finite)

@@ -26,7 +26,8 @@ struct CompileRule {
 };
 
 struct CompileOptions {
-  // auto: nvrtc on a GPU, cpu_jit on a CPU with a C++ compiler, where that is not to be had eager. A backend named here must be there.
+  // auto: nvrtc on a GPU, cpu_jit on a CPU with a C++ compiler, where that is not to be had (and, without fullgraph, for an engine in bf16 on
+  // a CPU) eager. A backend named here must be there.
   std::string backend = "eager";  // auto | nvrtc | cpu_jit | eager
   // default | reduce-overhead | max-autotune-no-cudagraphs | max-autotune
   std::string mode = "default";

@@ -101,7 +101,7 @@ SchedulerConfig read_scheduler_config(const ConfigFile& file) {
   c.use_flow_sigmas = file.boolean("use_flow_sigmas", false);
   if (file.boolean("stochastic_sampling", false))
     file.refuse("stochastic_sampling is true, which is not supported: a seed would not decide the picture");
-  if (file.boolean("use_beta_sigmas", false)) file.refuse("use_beta_sigmas is true, which is not supported");
+  if (file.boolean("use_beta_sigmas", false)) file.refuse("use_beta_sigmas is true, which is not supported; use_karras_sigmas and use_exponential_sigmas are");
   const bool karras = file.boolean("use_karras_sigmas", false), exponential = file.boolean("use_exponential_sigmas", false);
   if (karras && exponential) file.refuse("use_karras_sigmas and use_exponential_sigmas are both true; only one can be");
   if (karras) c.spacing = SchedulerConfig::Spacing::kKarras;

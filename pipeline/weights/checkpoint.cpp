@@ -24,6 +24,56 @@ bool is_plain_file_name(std::string_view name) {
          name.find('\0') == std::string_view::npos;
 }
 
+struct Weights {
+  std::string path;
+  bool is_index = false;
+};
+
+// The word between `begin` and `end`; empty if the name is another.
+std::string_view between(std::string_view name, std::string_view begin, std::string_view end) {
+  if (name.size() <= begin.size() + end.size() || !name.starts_with(begin) || !name.ends_with(end)) return {};
+  const std::string_view word = name.substr(begin.size(), name.size() - begin.size() - end.size());
+  return word.find_first_of(".-") == std::string_view::npos ? word : std::string_view();  // shards have "-00001-of-"
+}
+
+// Where there is nothing but a variant, as a download of "fp16" alone leaves it, that is the model.
+Result<Weights> find_variant(const std::string& dir) {
+  std::map<std::string, Weights> variants;  // by the variant's name
+  std::string pickle;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(dir, ignored)) {
+    const std::string name = entry.path().filename();
+    if (name.ends_with(".bin") || name.ends_with(".pt") || name.ends_with(".ckpt")) pickle = name;
+    for (const char* stem : kStems) {
+      const std::string index = std::string(stem) + ".safetensors.index.", single = std::string(stem) + ".";
+      if (const auto word = between(name, index, ".json"); !word.empty()) variants[std::string(word)] = {entry.path(), true};
+      else if (const auto other = between(name, single, ".safetensors"); !other.empty()) variants.try_emplace(std::string(other), Weights{entry.path()});
+    }
+  }
+  if (variants.size() == 1) return variants.begin()->second;
+  std::string message = "[checkpoint] " + dir + " has no weights: diffusion_pytorch_model.safetensors, model.safetensors, or one of them with .index.json and its shards";
+  if (!variants.empty()) {
+    message += "; there are only variants (";
+    for (const auto& [name, weights] : variants) message += (name == variants.begin()->first ? "" : ", ") + name;
+    message += "): keep one, or rename one";
+  } else if (!pickle.empty()) {
+    message += "; " + pickle + " is a pickle, which may run code when it is read: convert it to safetensors";
+  }
+  return Error{Code::kNotFound, message};
+}
+
+Result<Weights> find_weights(const std::string& dir) {
+  std::error_code ignored;
+  if (!fs::is_directory(dir, ignored)) return Error{Code::kNotFound, "[checkpoint] there is no folder " + dir};
+  for (const char* stem : kStems) {
+    const std::string single = dir + "/" + stem + ".safetensors";
+    const std::string index = single + ".index.json";
+    if (fs::exists(index, ignored)) return Weights{index, true};
+    if (fs::exists(single, ignored)) return Weights{single, false};
+  }
+  return find_variant(dir);
+}
+
 // tensor → shard, in the index's order.
 Result<std::vector<std::pair<std::string, std::string>>> read_index(const std::string& path) {
   const Result<std::string> text = read_file(path);
@@ -55,56 +105,37 @@ Result<std::vector<std::pair<std::string, std::string>>> read_index(const std::s
 Result<Checkpoint> Checkpoint::open(const std::string& dir) {
   Checkpoint checkpoint;
   checkpoint.dir_ = dir;
-  std::error_code ignored;
-  if (!fs::is_directory(dir, ignored)) {
-    return Error{Code::kNotFound, "[checkpoint] there is no folder " + dir};
+  const auto weights = find_weights(dir);
+  if (!weights) return weights.error();
+  if (!weights->is_index) {
+    Result<SafetensorsFile> file = SafetensorsFile::open(weights->path);
+    if (!file) return file.error();
+    for (const TensorEntry& entry : file->entries()) checkpoint.tensors_.emplace(entry.name, file->view(entry));
+    checkpoint.files_.push_back(std::move(*file));
+    return checkpoint;
   }
-  for (const char* stem : kStems) {
-    const std::string single = dir + "/" + stem + ".safetensors";
-    const std::string index = single + ".index.json";
-    if (fs::exists(index, ignored)) {
-      const auto entries = read_index(index);
-      if (!entries) return entries.error();
-      std::map<std::string, std::size_t> shard_of;  // file name → position in files_
-      for (const auto& [name, file_name] : *entries) {
-        const auto [it, is_new] = shard_of.emplace(file_name, checkpoint.files_.size());
-        if (is_new) {
-          Result<SafetensorsFile> file = SafetensorsFile::open(dir + "/" + file_name);
-          if (!file) {
-            if (file.error().code != Code::kNotFound) return file.error();
-            return Error{Code::kNotFound, "[checkpoint] " + index + " names the shard " + file_name +
-                                              ", which is not in the folder"};
-          }
-          checkpoint.files_.push_back(std::move(*file));
-        }
-        const SafetensorsFile& file = checkpoint.files_[it->second];
-        const Result<TensorView> view = file.tensor(name);
-        if (!view) {
-          return corrupt(index,
-                         "it says tensor \"" + name + "\" is in " + file_name + ", which does not have it");
-        }
-        checkpoint.tensors_.emplace(name, *view);
+  const std::string& index = weights->path;
+  const auto entries = read_index(index);
+  if (!entries) return entries.error();
+  std::map<std::string, std::size_t> shard_of;  // file name → position in files_
+  for (const auto& [name, file_name] : *entries) {
+    const auto [it, is_new] = shard_of.emplace(file_name, checkpoint.files_.size());
+    if (is_new) {
+      Result<SafetensorsFile> file = SafetensorsFile::open(dir + "/" + file_name);
+      if (!file) {
+        if (file.error().code != Code::kNotFound) return file.error();
+        return Error{Code::kNotFound, "[checkpoint] " + index + " names the shard " + file_name + ", which is not in the folder"};
       }
-      // Tensors that the index forgot are loaded too, as diffusers does.
-      for (const SafetensorsFile& file : checkpoint.files_) {
-        for (const TensorEntry& entry : file.entries())
-          checkpoint.tensors_.emplace(entry.name, file.view(entry));
-      }
-      return checkpoint;
-    }
-    if (fs::exists(single, ignored)) {
-      Result<SafetensorsFile> file = SafetensorsFile::open(single);
-      if (!file) return file.error();
-      for (const TensorEntry& entry : file->entries())
-        checkpoint.tensors_.emplace(entry.name, file->view(entry));
       checkpoint.files_.push_back(std::move(*file));
-      return checkpoint;
     }
+    const Result<TensorView> view = checkpoint.files_[it->second].tensor(name);
+    if (!view) return corrupt(index, "it says tensor \"" + name + "\" is in " + file_name + ", which does not have it");
+    checkpoint.tensors_.emplace(name, *view);
   }
-  return Error{Code::kNotFound,
-               "[checkpoint] " + dir +
-                   " has no weights: diffusion_pytorch_model.safetensors, model.safetensors, or one of "
-                   "them with .index.json and its shards"};
+  // Tensors that the index forgot are loaded too, as diffusers does.
+  for (const SafetensorsFile& file : checkpoint.files_)
+    for (const TensorEntry& entry : file.entries()) checkpoint.tensors_.emplace(entry.name, file.view(entry));
+  return checkpoint;
 }
 
 std::vector<std::string> Checkpoint::names() const {

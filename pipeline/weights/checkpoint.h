@@ -15,7 +15,8 @@ namespace ditfleet::pipeline {
 class Checkpoint {
  public:
   // `dir` holds diffusion_pytorch_model.safetensors or model.safetensors, or one of these names with
-  // .index.json and its shards beside it. Maps every file and checks every header; reads no weights.
+  // .index.json and its shards beside it; or, if it has none of them, one variant ("model.fp16.safetensors",
+  // "model.safetensors.index.fp16.json"). Maps every file and checks every header; reads no weights.
   // kNotFound: none of the names is there (the message lists them), or a shard is missing.
   // kDataCorrupt: what SafetensorsFile::open refuses; an index that is not what it should be, leaves the
   // folder, or says a tensor is in a shard that lacks it.

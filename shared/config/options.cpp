@@ -239,7 +239,8 @@ const Option kOptions[] = {
     {.key = "compile.backend",
      .at = DITFLEET_AT(compile.backend),
      .description = "What compiles a model's repeated blocks: nvrtc on a GPU, cpu_jit on a CPU (with the system's C++ "
-                    "compiler), eager (they run op by op), or auto: nvrtc or cpu_jit where it is to be had, else eager.",
+                    "compiler), eager (they run op by op), or auto: nvrtc or cpu_jit where it is to be had, else (and "
+                    "in bf16 on a CPU, where eager is diffusers to the bit) eager.",
      .choices = "auto|nvrtc|cpu_jit|eager"},
     {.key = "compile.mode",
      .at = DITFLEET_AT(compile.mode),

@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "pipeline/engine.h"
+#include "pipeline/models/text/t5_encoder.h"
 #include "tests/parity/flux_golden.h"
 
 namespace ditfleet::pipeline {
@@ -152,6 +153,16 @@ TEST_F(FluxFolderTest, RefusesFieldsOfTheWrongKind) {
   SetUp();
   replace("transformer/config.json", "{", "");
   expect_error(Code::kDataCorrupt, {"transformer/config.json", "not valid JSON"});
+}
+
+// transformers keeps what feed_forward_proj comes to beside it, and believes that.
+TEST_F(FluxFolderTest, ReadsT5sActivationWhereTransformersDoes) {
+  replace("text_encoder_2/config.json", "\"dense_act_fn\": \"gelu_new\"", "\"dense_act_fn\": \"relu\"");
+  EXPECT_EQ(read_t5_config(ConfigFile((dir_ / "text_encoder_2/config.json").string())).activation_name, "relu");
+  replace("text_encoder_2/config.json", "\"is_gated_act\": true", "\"is_gated_act\": false");
+  EXPECT_FALSE(read_t5_config(ConfigFile((dir_ / "text_encoder_2/config.json").string())).gated);
+  replace("text_encoder_2/config.json", "\"dense_act_fn\": \"relu\"", "\"dense_act_fn\": \"rely\"");
+  expect_error(Code::kDataCorrupt, {"text_encoder_2/config.json", "dense_act_fn is \"rely\"", "relu"});
 }
 
 TEST_F(FluxFolderTest, RefusesPartsThatDoNotFit) {

@@ -24,16 +24,18 @@ using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
 // DITFLEET_TEST_COMPILE names the backend; slots matter most where blocks are compiled.
-std::unique_ptr<Model> load(int slots) {
+Engine& engine(int slots, const region::CompileOptions& compile = golden::test_compile(), const std::string& dtype = "fp32") {
   static std::vector<std::unique_ptr<Engine>> engines;  // outlive their models
-  EngineOptions options{golden::test_device(), "fp32", 0, golden::test_compile()};
+  EngineOptions options{golden::test_device(), dtype, 0, compile};
   options.lora_slots = slots;
   options.max_lora_rank = 16;
   static const auto cache = region::make_memory_cache();  // so that all run the same programs and timed algorithms
   options.kernel_cache = cache;
   engines.push_back(unwrap(Engine::create(options)));
-  return unwrap(engines.back()->load_model("golden", golden::Case{"dev", "plain"}.model_dir()));
+  return *engines.back();
 }
+std::unique_ptr<Model> load(Engine& engine) { return unwrap(engine.load_model("golden", golden::Case{"dev", "plain"}.model_dir())); }
+std::unique_ptr<Model> load(int slots) { return load(engine(slots)); }
 
 class LoraSlots : public ::testing::Test {
  protected:
@@ -154,16 +156,44 @@ TEST_F(LoraSlots, OnePictureOfABatchMayEnd) {
   }
 }
 
-TEST_F(LoraSlots, MoreThanThereIsRoomForIsRefused) {
+TEST_F(LoraSlots, MoreThanThereIsRoomForRunsOpByOp) {
   if (golden::test_compile().backend == "eager") GTEST_SKIP() << "op by op there is no room to fill";
-  auto model = load(4);
-  const LoraRequest one = adapter("wide", 16), two = adapter("wide too", 16), small = adapter("small", 2);
-  EXPECT_TRUE(model->encode(request({one})));
-  auto refused = model->encode(request({one, two, small}));
+  auto lenient = golden::test_compile(), strict = lenient;
+  lenient.fullgraph = false;
+  strict.fullgraph = true;
+  Engine& compiled = engine(4, lenient);
+  auto model = load(compiled), plain = load(engine(4, {}));
+  const LoraRequest one = adapter("wide", 16, "", 0.7), two = adapter("wide too", 16, "", -0.3);
+  const auto denoised = [&](Model& by, const std::vector<LoraRequest>& loras) {
+    auto prepared = unwrap(by.encode(request(loras)));
+    unwrap(by.denoise(*prepared, nullptr));
+    return latents(*prepared);
+  };
+  const at::Tensor first = denoised(*model, {one}), second = denoised(*model, {two});
+  EXPECT_EQ(compiled.region_counts().fallbacks, 0u);
+  EXPECT_LE(golden::distance(denoised(*model, {one, two}), denoised(*plain, {one, two})), 2e-5);
+  EXPECT_EQ(compiled.region_counts().fallback_reasons["adapters"], 1u);
+
+  auto a = unwrap(model->encode(request({one}))), b = unwrap(model->encode(request({two})));  // alone each has room
+  for (const auto& result : model->denoise_batch({a.get(), b.get()}, {nullptr, nullptr})) EXPECT_TRUE(result);
+  EXPECT_LE(golden::distance(latents(*a), first), 2e-5);
+  EXPECT_LE(golden::distance(latents(*b), second), 2e-5);
+
+  const auto refused = load(engine(4, strict))->encode(request({one, two}));
   ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().code, Code::kInvalidArgument);
-  EXPECT_EQ(refused.error().param, "loras");
-  EXPECT_NE(refused.error().message.find("has room for"), std::string::npos) << refused.error().message;
+  EXPECT_EQ(refused.error().param, "compile.fullgraph");
+  EXPECT_NE(refused.error().message.find("in all meet at one matrix, which has room for"), std::string::npos) << refused.error().message;
+}
+
+// There a picture is diffusers' own to the bit, which sums in another order would not be.
+TEST_F(LoraSlots, AutoInBf16OnACpuIsEager) {
+  if (golden::test_device() != "cpu") GTEST_SKIP() << "of a CPU";
+  Engine& chosen = engine(2, {.backend = "auto"}, "bf16");
+  EXPECT_EQ(chosen.compile_backend(), "eager");
+  auto model = load(chosen), plain = load(engine(2, {}, "bf16"));
+  const LoraRequest all = adapter("all", 16, "", 0.7), few = adapter("few", 5, "attn", -0.3);
+  for (const auto& loras : {std::vector<LoraRequest>{}, {all}, {all, few}}) EXPECT_TRUE(draw(*model, loras).rgb == draw(*plain, loras).rgb) << loras.size();
+  EXPECT_NE(engine(2, {.backend = "auto", .fullgraph = true}, "bf16").compile_backend(), "eager");
 }
 
 TEST_F(LoraSlots, TellsWhereAdaptersAre) {

@@ -224,6 +224,7 @@ TEST_F(LoraTest, RefusesBadRequests) {
 TEST_F(LoraTest, AskedForASmallerLargestRankRefuses) {
   EngineOptions options{golden::test_device(), "fp32", 0, golden::test_compile()};
   options.max_lora_rank = 3;
+  options.lora_slots = 1;
   auto engine = unwrap(Engine::create(options));
   auto model = unwrap(engine->load_model("golden", golden::Case{"dev", "plain"}.model_dir()));
   EXPECT_TRUE(model->encode(load("all").request));  // ranks 1 to 3

@@ -67,7 +67,7 @@ TEST_F(RegionParity, ErrsNoMoreThanEagerOverRandomShapes) {
   RecordProperty("worst_f32_error", std::to_string(worst_f32));
 }
 
-// A CPU's picture in bf16 is diffusers' own, roundings included. What differs is the order of a row's sum, which now and then
+// On a CPU what eager rounds is rounded. What differs is the order of a row's sum, which now and then
 // moves a rounding.
 TEST_F(RegionParity, RoundsAsEagerDoesOnACpu) {
   if (!device().is_cpu()) GTEST_SKIP() << "kernels for GPUs round what they store alone";

@@ -138,6 +138,8 @@ TEST_F(WorkerCompile, RefusesWhatItCannotBuild) {
   refused({"--arch", "sm_80", "--set", "compile.nvrtc=/elsewhere/libnvrtc.so.13"}, {"DITFLEET_NVRTC=/nowhere/libnvrtc.so.13"}, 1, "was not found (/elsewhere/libnvrtc.so.13)");
   refused({"--arch", "cpu", "--set", "compile.cxx=/elsewhere/c++"}, {"DITFLEET_CXX=/nowhere/c++"}, 1, "/elsewhere/c++ cannot be used");
   refused({"--arch", "cpu"}, {"DITFLEET_CXX=/nowhere/c++"}, 1, "/nowhere/c++ cannot be used");
+  // Nor what it could not keep. What it logs goes to standard error.
+  refused({"--arch", "cpu", "--json", "--set", "cache.dir=/proc/nowhere"}, {}, 1, "4 of 4 programs were compiled, but not kept");
   refused({"--arch", "cpu", "--model", "/nowhere"}, {}, 2, "");  // --model twice
   Program missing("ditfleet-worker", {"compile", "--model", "/nowhere", "--arch", "cpu", "--set", "cache.dir=" + dir_ + "/cache"});
   EXPECT_EQ(missing.wait(), 1);

@@ -265,6 +265,30 @@ TEST_F(SafetensorsFiles, CheckpointReadsSingleFilesAndShards) {
   EXPECT_EQ(moved.tensor("a").error().code, Code::kNotFound);
 }
 
+TEST_F(SafetensorsFiles, CheckpointTakesTheOnlyVariant) {
+  write_tensors("model.fp16.safetensors", {"half"});
+  const auto only = Checkpoint::open(dir_.string());
+  ASSERT_TRUE(only.ok()) << only.error().message;
+  EXPECT_EQ(only->names(), (std::vector<std::string>{"half"}));
+
+  write_tensors("model.bf16-00001-of-00001.safetensors", {"x"});  // a shard is no variant of its own
+  write("model.safetensors.index.bf16.json", R"({"weight_map":{"x":"model.bf16-00001-of-00001.safetensors"}})");
+  const auto two = Checkpoint::open(dir_.string());
+  ASSERT_FALSE(two.ok());
+  EXPECT_EQ(two.error().code, Code::kNotFound);
+  EXPECT_NE(two.error().message.find("only variants (bf16, fp16)"), std::string::npos) << two.error().message;
+
+  std::filesystem::remove(path("model.fp16.safetensors"));
+  const auto sharded = Checkpoint::open(dir_.string());
+  ASSERT_TRUE(sharded.ok()) << sharded.error().message;
+  EXPECT_EQ(sharded->names(), (std::vector<std::string>{"x"}));
+
+  write_tensors("model.safetensors", {"whole"});
+  const auto whole = Checkpoint::open(dir_.string());
+  ASSERT_TRUE(whole.ok()) << whole.error().message;
+  EXPECT_EQ(whole->names(), (std::vector<std::string>{"whole"}));
+}
+
 TEST_F(SafetensorsFiles, CheckpointRefusesABadIndex) {
   const auto open_with = [&](const std::string& index) {
     write("model.safetensors.index.json", index);
@@ -272,6 +296,8 @@ TEST_F(SafetensorsFiles, CheckpointRefusesABadIndex) {
   };
   EXPECT_EQ(Checkpoint::open(dir_.string()).error().code, Code::kNotFound);
   EXPECT_EQ(Checkpoint::open(path("nowhere")).error().code, Code::kNotFound);
+  write("pytorch_model.bin", "PK");
+  EXPECT_NE(Checkpoint::open(dir_.string()).error().message.find("pytorch_model.bin is a pickle"), std::string::npos);
   write_tensors("s1.safetensors", {"a"});
   for (const char* bad :
        {"", "[]", "{}", R"({"weight_map":[]})", R"({"weight_map":{}})", R"({"weight_map":{"a":1}})",

@@ -49,14 +49,24 @@ AdapterColumns::AdapterColumns(std::vector<LinearSlot> linears, std::shared_ptr<
   }
 }
 
+std::string AdapterColumns::problem(const std::vector<Samples>& samples) const {
+  for (std::size_t i = 0; i < linears_.size(); ++i) {
+    std::int64_t total = 0;
+    columns_of(samples[i], total);
+    const std::int64_t room = linears_[i].slot.room.columns;
+    if (total > room)
+      return "adapters of rank " + std::to_string(total) + " in all meet at one matrix, which has room for " + std::to_string(room) +
+             "; use fewer at once, or a larger worker.lora.max_rank";
+  }
+  return {};
+}
+
 AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const Samples& samples, std::vector<region::TensorCopy>& copies) const {
   std::int64_t total = 0;
   const auto columns = columns_of(samples, total);
   const LinearSlot& slot = linear.slot;
   const std::int64_t room = slot.room.columns, in = slot.weight.size(1), out = slot.weight.size(0), batch = static_cast<std::int64_t>(samples.size());
-  if (total > room)
-    fail(Code::kInvalidArgument, "loras: adapters of rank " + std::to_string(total) + " in all meet at one matrix, which has room for " + std::to_string(room) +
-                                     "; use fewer at once, or start the worker with a larger worker.lora.max_rank", "loras");
+  if (total > room) fail(Code::kInternal, "adapters of rank " + std::to_string(total) + " have no room beside a matrix");
   const std::int64_t step = column_step(slot.weight.device()), rank = std::min(room, (total + step - 1) / step * step);
   // B lies next to the weight, on the side where the room is. As far as the rank was rounded up A is zeros, and beside them anything finite
   // does for B: what was there before.

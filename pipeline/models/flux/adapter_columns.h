@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "pipeline/device/device.h"
@@ -30,8 +31,10 @@ class AdapterColumns {
   AdapterColumns(std::vector<LinearSlot> linears, std::shared_ptr<const region::MatrixCopies> copies);
 
   std::size_t size() const { return linears_.size(); }
-  // Where the terms of each linear (samples[linear]) go. A term that several samples have in common (the same B) is there once. Whoever
-  // holds the layout keeps the terms' tensors. Thread safe. Throws Failure (kInvalidArgument, param "loras") where they do not fit.
+  // Why the terms of each linear (samples[linear]) do not fit side by side; empty if they do. Thread safe.
+  std::string problem(const std::vector<Samples>& samples) const;
+  // Where the terms go, which must fit. A term that several samples have in common (the same B) is there once. Whoever
+  // holds the layout keeps the terms' tensors. Thread safe.
   Layout plan(const std::vector<Samples>& samples) const;
   // Puts them there, on the current stream. What stood beside them stays, and nobody reads it.
   void load(const Layout& layout) { copies_->run(*layout.copies); }

@@ -149,14 +149,26 @@ std::vector<std::vector<at::Tensor>> FluxRegions::bind(const Table& table, const
   return rows;
 }
 
-std::shared_ptr<const FluxAdapters> FluxRegions::plan(const std::vector<const FluxSlots*>& samples) const {
+std::vector<AdapterColumns::Samples> FluxRegions::terms_of(const std::vector<const FluxSlots*>& samples) const {
   std::vector<AdapterColumns::Samples> terms(columns_->size());
   for (const FluxSlots* sample : samples) {
     std::size_t i = 0;
     each_linear(*sample, [&](const LinearSlot& slot) { terms[i++].push_back(&slot.low_rank); });
   }
+  return terms;
+}
+
+std::string FluxRegions::adapter_problem(const std::vector<const FluxSlots*>& samples) const {
+  if (columns_) return columns_->problem(terms_of(samples));
+  bool any = false;
+  for (const FluxSlots* sample : samples) each_linear(*sample, [&](const LinearSlot& slot) { any = any || !slot.low_rank.empty(); });
+  return any ? "the model was loaded without slots, so there is no room for adapters beside the weights" : "";
+}
+
+std::shared_ptr<const FluxAdapters> FluxRegions::plan(const std::vector<const FluxSlots*>& samples) const {
+  if (!columns_) return nullptr;
   auto made = std::make_shared<FluxAdapters>();
-  made->layout = columns_->plan(terms);
+  made->layout = columns_->plan(terms_of(samples));
   made->signature = {static_cast<std::int64_t>(samples.size())};
   for (const auto& operands : made->layout.operands) made->signature.push_back(operands.adapter.size(1));
   std::size_t linear = 0;

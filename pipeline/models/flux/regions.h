@@ -35,9 +35,11 @@ class FluxRegions {
   void single_block(std::size_t index, at::Tensor& tokens, const Modulation& modulation, const at::Tensor& rope_rows, region::Mode mode,
                     const FluxAdapters* adapters) const;
 
-  // Whether the weights have room for adapters.
-  bool takes_adapters() const { return columns_ != nullptr; }
-  // Of the terms in these samples' linears. Thread safe. Throws what AdapterColumns::plan throws.
+  // Why blocks with the terms in these samples' linears would run op by op; empty if they need not. Thread safe.
+  std::string adapter_problem(const std::vector<const FluxSlots*>& samples) const;
+  // That they do. Throws what RegionHost::fall_back throws.
+  void leave_adapters(const std::string& problem) const { host_->fall_back("flux", "adapters", problem); }
+  // Of the terms in these samples' linears, for which there must be room; null without any room for adapters. Thread safe.
   std::shared_ptr<const FluxAdapters> plan(const std::vector<const FluxSlots*>& samples) const;
   // Puts them where adapted blocks read them, unless they are there already. On the current stream, while no adapted block runs.
   void load(const std::shared_ptr<const FluxAdapters>& adapters);
@@ -57,6 +59,7 @@ class FluxRegions {
   };
   template <class Block>
   void fill(Table& table, const std::vector<Block>& blocks, const std::vector<std::string>& call, bool adapted) const;
+  std::vector<AdapterColumns::Samples> terms_of(const std::vector<const FluxSlots*>& samples) const;
   static std::vector<std::vector<at::Tensor>> bind(const Table& table, const AdapterColumns::Layout& layout, std::size_t& linear);
 
   std::shared_ptr<region::RegionHost> host_;

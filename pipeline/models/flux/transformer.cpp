@@ -63,8 +63,13 @@ FluxTransformer::FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_
 FluxTransformer FluxTransformer::adapted(FluxSlots slots) const {
   FluxTransformer made = *this;
   made.slots_ = std::move(slots);
-  if (made.regions_ && !made.regions_->takes_adapters()) made.regions_ = nullptr;
-  if (made.regions_) made.adapters_ = made.regions_->plan({&made.slots_});
+  if (!made.regions_) return made;
+  if (const std::string problem = made.regions_->adapter_problem({&made.slots_}); !problem.empty()) {
+    made.regions_->leave_adapters(problem);
+    made.regions_ = nullptr;
+  } else {
+    made.adapters_ = made.regions_->plan({&made.slots_});
+  }
   return made;
 }
 
@@ -86,8 +91,13 @@ FluxTransformer FluxTransformer::together(const std::vector<const FluxTransforme
   return made;
 }
 
-bool FluxTransformer::runs_batches(std::int64_t image_tokens) const {
-  return regions_ && regions_->mode_for(image_tokens, 1) != region::Mode::kNone;
+bool FluxTransformer::run_together(const std::vector<const FluxTransformer*>& samples, std::int64_t image_tokens) {
+  std::vector<const FluxSlots*> slots;
+  for (const FluxTransformer* one : samples) {
+    if (!one->regions_ || one->regions_->mode_for(image_tokens, 1) == region::Mode::kNone) return false;
+    slots.push_back(&one->slots_);
+  }
+  return samples.size() == 1 || samples.front()->regions_->adapter_problem(slots).empty();
 }
 
 void FluxTransformer::load_adapters() const {

@@ -27,14 +27,15 @@ class FluxTransformer {
   // The same with parameters that are in place already.
   FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_t bytes, Placement placement, std::shared_ptr<region::RegionHost> regions);
 
-  // The same with other slots: this one's with terms of adapters added. Blocks that run as regions have room for them or run op by
-  // op instead. Throws Failure (kInvalidArgument) for more than there is room for.
+  // The same with other slots: this one's with terms of adapters added. Blocks that run as regions and have no room
+  // for them run op by op instead: throws what RegionHost::fall_back throws.
   FluxTransformer adapted(FluxSlots slots) const;
-  // Several as one, sample i by samples[i]: weights that come of one load(), adapters of each one's own. For batches that runs_batches()
-  // allows. Throws as adapted() does.
+  // Several as one, sample i by samples[i]: weights that come of one load(), adapters of each one's own. For those that run_together()
+  // allows.
   static FluxTransformer together(const std::vector<const FluxTransformer*>& samples);
-  // Whether velocity() takes more than one sample of so many tokens: blocks that run op by op do not.
-  bool runs_batches(std::int64_t image_tokens) const;
+  // Whether velocity() takes these as one, of so many tokens each: blocks that run op by op do not, nor do adapters that have room alone,
+  // but not together.
+  static bool run_together(const std::vector<const FluxTransformer*>& samples, std::int64_t image_tokens);
   // Puts the adapters where the blocks read them. Call it before velocity(), on the same stream; one request at a time for all
   // that come of one load().
   void load_adapters() const;

@@ -10,9 +10,7 @@ std::optional<region::OpCode> activation_op(const std::shared_ptr<region::Region
   if (name == "quick_gelu") return region::OpCode::kQuickGelu;
   if (name == "silu" || name == "swish") return region::OpCode::kSilu;
   if (name == "gelu") return region::OpCode::kGeluErf;
-  const std::string message = "[" + block + "] no op computes the activation \"" + name + "\"";
-  if (host->options.fullgraph) fail(Code::kInvalidArgument, "compile.fullgraph is set and region " + block + " would run op by op: " + message, "compile.fullgraph");
-  host->counters->fell_back(block, "unsupported_op", message, true);
+  host->fall_back(block, "unsupported_op", "[" + block + "] no op computes the activation \"" + name + "\"");
   return {};
 }
 

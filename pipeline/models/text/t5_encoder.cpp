@@ -63,8 +63,12 @@ T5Config read_t5_config(const ConfigFile& file) {
   std::string name = projection;
   if (c.gated = name.rfind("gated-", 0) == 0; c.gated) name = name.substr(6);
   if (projection == "gated-gelu") name = "gelu_new";  // what T5 1.1 means by it
+  // Attributes of their own, which win where a file gives them (transformers writes both).
+  c.gated = file.boolean("is_gated_act", c.gated);
+  if (file.has("dense_act_fn")) name = file.text("dense_act_fn", name);
   c.activation = find_activation(name);
   c.activation_name = name;
+  if (!c.activation && file.has("dense_act_fn")) file.refuse("dense_act_fn is \"" + name + "\"; known are " + known_activations());
   if (!c.activation)
     file.refuse("feed_forward_proj is \"" + projection + "\"; it takes NAME or gated-NAME, where NAME is one of " +
                 known_activations());

@@ -20,7 +20,7 @@ class CpuJit : public Compiler {
 
   std::string_view name() const override { return "cpu_jit"; }
   kernel_cache::Kind output_kind() const override { return kernel_cache::Kind::kSharedObject; }
-  // On a CPU rounding is cheap, and a picture in bf16 is then the one that diffusers makes there.
+  // On a CPU rounding is cheap, and a picture in bf16 is then as near to diffusers' as another order of sums lets it be.
   FuseOptions fuse_options() const override { return {.rounds_results = true}; }
   std::string identity() const override { return version_; }
   std::string target(const std::string& arch) const override { return arch + " " + features_; }

@@ -2,7 +2,6 @@
 
 #include <chrono>
 
-#include "pipeline/device/failure.h"
 #include "pipeline/region/run/region.h"
 
 namespace ditfleet::region {
@@ -22,9 +21,7 @@ std::shared_ptr<const GpuModule> fixed_module(RegionHost& host, const FixedProgr
   if (!host.compiler || host.compiler->output_kind() != kernel_cache::Kind::kCubin) return nullptr;
   auto module = load(host, program);
   if (module) return std::move(*module);
-  const std::string& why = module.error().message;
-  if (host.options.fullgraph) pipeline::fail(Code::kInvalidArgument, "compile.fullgraph is set and " + program.name + " would run op by op: " + why, "compile.fullgraph");
-  host.counters->fell_back(program.name, "compile_error", why, true);
+  host.fall_back(program.name, "compile_error", module.error().message);
   return nullptr;
 }
 

@@ -38,14 +38,6 @@ std::vector<std::string> Region::input_names() const {
   return names;
 }
 
-void Region::fall_back(const std::string& reason, const std::string& message) {
-  if (host_->options.fullgraph)
-    fail(Code::kInvalidArgument, "compile.fullgraph is set and region " + block_ + " would run op by op (" + reason + "): " + message, "compile.fullgraph");
-  const bool first = std::find(fallen_back_.begin(), fallen_back_.end(), reason) == fallen_back_.end();
-  if (first) fallen_back_.push_back(reason);
-  host_->counters->fell_back(block_, reason, message, first);
-}
-
 // A program without kernels: its plan is the program alone.
 std::shared_ptr<const Region::Compiled> Region::eager(Plan plan, ElementType type, c10::DeviceType device, const Sizes& bound) {
   return std::make_shared<Compiled>(Compiled{type, device, bound, std::move(plan), nullptr});
@@ -82,19 +74,19 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
     if (host_->options.error_on_recompile)
       fail(Code::kInvalidArgument, "compile.error_on_recompile is set and region " + block_ + " would be compiled again: " + guard, "compile.error_on_recompile");
     if (programs_ >= host_->options.recompile_limit) {
-      fall_back("recompile_limit", "it has " + std::to_string(programs_) + " programs, compile.recompile_limit is " +
+      host_->fall_back(block_, "recompile_limit", "it has " + std::to_string(programs_) + " programs, compile.recompile_limit is " +
                                        std::to_string(host_->options.recompile_limit) + ", and " + guard);
       return eager(std::move(op_by_op), type, device, bound);
     }
   }
   auto plan = fuse(program, host_->compiler->fuse_options());
   if (!plan) {
-    fall_back("unsupported_op", plan.error().message);
+    host_->fall_back(block_, "unsupported_op", plan.error().message);
     return eager(std::move(op_by_op), type, device, bound);
   }
   auto launcher = make_launcher(*plan);
   if (!launcher) {
-    fall_back("compile_error", launcher.error().message);
+    host_->fall_back(block_, "compile_error", launcher.error().message);
     return eager(std::move(op_by_op), type, device, bound);
   }
   host_->counters->compiled(host_->compiler->name(), reason);

@@ -6,7 +6,9 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pipeline/region/backends/cached.h"
@@ -28,6 +30,14 @@ struct RegionHost {
   std::shared_ptr<const Gemm> gemm;  // null: LibTorch's
   AttentionBackend attention = AttentionBackend::kAuto;
   WorkspacePool pool;
+
+  // What a region that cannot run compiled comes to: with fullgraph an error (Failure, kInvalidArgument, param "compile.fullgraph"), else it
+  // is counted, and logged the first time for this region and reason. Thread safe.
+  void fall_back(const std::string& region, const std::string& reason, const std::string& message);
+
+ private:
+  std::mutex mutex_;
+  std::set<std::pair<std::string, std::string>> fallen_back_;
 };
 
 // The compiler for this backend and device, and a cache in memory if none is given. Throws pipeline::Failure: kInvalidArgument
@@ -77,7 +87,6 @@ class Region {
   std::shared_ptr<const Compiled> compile(ElementType type, c10::DeviceType device, const Sizes& bound, const std::string& guard, const std::string& reason);
   Result<std::unique_ptr<RowLauncher>> make_launcher(const Plan& plan) const;
   std::shared_ptr<const Compiled> eager(Plan plan, ElementType type, c10::DeviceType device, const Sizes& bound);
-  void fall_back(const std::string& reason, const std::string& message);
 
   const std::string block_;
   const Recipe recipe_;
@@ -86,7 +95,6 @@ class Region {
   std::vector<std::shared_ptr<const Compiled>> compiled_;
   std::vector<std::shared_ptr<const Variant>> variants_;  // most recently added first
   std::shared_ptr<const Variant> last_;
-  std::vector<std::string> fallen_back_;  // reasons that were logged
   int programs_ = 0;                      // compiled ones, which recompile_limit bounds
 };
 

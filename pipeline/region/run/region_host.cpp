@@ -49,6 +49,17 @@ Result<void> open_host(RegionHost& host, const CompileOptions& options) {
 
 }  // namespace
 
+void RegionHost::fall_back(const std::string& region, const std::string& reason, const std::string& message) {
+  if (options.fullgraph)
+    pipeline::fail(Code::kInvalidArgument, "compile.fullgraph is set and region " + region + " would run op by op (" + reason + "): " + message, "compile.fullgraph");
+  bool first = false;
+  {
+    std::lock_guard lock(mutex_);
+    first = fallen_back_.emplace(region, reason).second;
+  }
+  counters->fell_back(region, reason, message, first);
+}
+
 std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device device, std::shared_ptr<kernel_cache::KernelCache> cache) {
   check("backend", options.backend, {"auto", "nvrtc", "cpu_jit", "eager"});
   check("mode", options.mode, {"default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"});
