@@ -76,9 +76,9 @@ if [ "${DITFLEET_BENCH_PEER:-1}" != 0 ]; then
   run "$python" "$here/peers/flux_diffusers.py" cold
   run "$python" "$here/peers/flux_diffusers.py" shared_cache
 fi
-run "$bench" warm --cache "$work/cold1" --mode reduce-overhead
-run "$bench" warm --cache "$work/cold1" --mode max-autotune
-run "$bench" warm --cache "$work/cold1"
+run "$bench" warm --cache "$work/cold2" --mode reduce-overhead
+run "$bench" warm --cache "$work/cold3" --mode max-autotune
+run "$bench" warm --cache "$work/cold1"  # where another process has seen all sizes before
 run "$bench" numerics --cache "$work/cold1"
 run "$bench" vae --cache "$work/cold1"
 [ "${DITFLEET_BENCH_PEER:-1}" = 0 ] || run "$python" "$here/peers/vae_diffusers.py"

@@ -9,6 +9,7 @@
 namespace ditfleet::region {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -48,7 +49,7 @@ TEST(RegionFusion, DoubleBlockIsFiveKernelsForBothStreams) {
   }
 }
 
-// On a GPU a block's GELU rides the product in bf16, and the one copy is a row kernel.
+// On a GPU a block's GELU rides the product in bf16.
 TEST(RegionFusion, GeluRidesTheProductInBf16) {
   for (ElementType type : {ElementType::kF32, ElementType::kBF16}) {
     const bool rides = type == ElementType::kBF16;
@@ -108,7 +109,35 @@ TEST(RegionFusion, SingleBlockNeverJoinsInF32AndWritesSlicesInBf16) {
   // In bf16 a second GEMM would round its sum once more: the MLP's rows go beside the attention's.
   const Plan half = plan_of(flux_single_block(shape(ElementType::kBF16)));
   EXPECT_EQ(steps_of<GemmStep>(half).back()->parts.size(), 1u);
-  EXPECT_EQ(steps_of<CopyStep>(half).size(), 1u);
+  EXPECT_TRUE(steps_of<CopyStep>(half).empty());
+  EXPECT_EQ(steps_of<AttentionStep>(half)[0]->out.buffer, steps_of<GemmStep>(half).back()->parts[0].x.buffer);
+}
+
+// Attention's rows lie where products read them, with room beside them for what is joined to them: one buffer for text and image, and
+// one pitch for all blocks with and without adapters.
+TEST(RegionFusion, AttentionIsWrittenBesideWhatItIsJoinedWith) {
+  for (const bool on_gpu : {true, false})
+    for (const bool adapters : {true, false}) {
+      auto block = shape(ElementType::kBF16);
+      block.adapters = adapters;
+      for (const auto& program : {flux_double_block(block), flux_single_block(block)}) {
+        const auto plan = fuse(*program, {.gelu_in_gemm = on_gpu, .attention_pitch = on_gpu, .copies_in_rows = on_gpu});
+        ASSERT_TRUE(plan);
+        const bool joined = adapters || program->block == "flux.single";
+        EXPECT_TRUE(steps_of<CopyStep>(*plan).empty()) << print(*plan);
+        EXPECT_THAT(kernel_names(*plan), Each(Not(HasSubstr("copy")))) << print(*plan);
+        const View& out = steps_of<AttentionStep>(*plan)[0]->out;
+        const Buffer& buffer = plan->buffers[static_cast<std::size_t>(out.buffer)];
+        EXPECT_EQ(buffer.kind, joined || on_gpu ? BufferKind::kWorkspace : BufferKind::kLibrary) << print(*plan);
+        if (on_gpu) {
+          EXPECT_EQ(out.strides[1], Dim(block.attention_pitch()));
+        }
+        int readers = 0;
+        for (const GemmStep* gemm : steps_of<GemmStep>(*plan))
+          for (const auto& part : gemm->parts) readers += part.x.buffer == out.buffer;
+        EXPECT_EQ(readers, (program->block.starts_with("flux.double") ? 2 : 1) * (adapters ? 2 : 1)) << "products and those of their adapters read it there: " << print(*plan);
+      }
+    }
 }
 
 TEST(RegionFusion, TemporalBlockNeedsNoCopies) {

@@ -15,7 +15,7 @@
 #include "pipeline/models/flux/blocks.h"
 #include "pipeline/models/flux/regions.h"
 #include "pipeline/models/flux/rope.h"
-#include "pipeline/region/run/attention.h"
+#include "pipeline/region/blocks/blocks.h"
 #include "pipeline/region/run/graphs.h"
 
 namespace ditfleet::pipeline {
@@ -37,6 +37,8 @@ FluxTransformer FluxTransformer::load(const std::string& dir, Placement placemen
   const FluxConfig config = read_flux_config(ConfigFile(dir + "/config.json"));
   auto parameters = Parameters::open(dir, placement);
   const bool compiled = regions && regions->compiler && regions->options.transformer;
+  if (adapter_rank > region::kMostAdapterColumns)
+    fail(Code::kInvalidArgument, "room for adapters of rank " + std::to_string(adapter_rank) + " is asked for; at most " + std::to_string(region::kMostAdapterColumns), "max_lora_rank");
   FluxSlots slots = bind_flux_slots(config, parameters, compiled ? adapter_rank : 0);
   return FluxTransformer(config, std::move(slots), parameters.bytes(), placement, std::move(regions));
 }
@@ -47,9 +49,9 @@ FluxTransformer::FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_
   const auto begun = std::chrono::steady_clock::now();
   std::future<void> libraries;  // they load while the programs compile
   if (!placement.device.is_cpu())
-    libraries = std::async(std::launch::async, [&, attention = regions->attention] {
+    libraries = std::async(std::launch::async, [&, host = regions] {
       try {
-        open_libraries(placement, attention);
+        open_libraries(placement, *host);
       } catch (...) {  // no harm: what could not be loaded now is loaded when it is needed, or fails there
         spdlog::warn("loading the GPU's libraries ahead failed, the first step will take longer: {}", error_in_flight("libraries").message);
       }
@@ -110,10 +112,10 @@ void FluxTransformer::clear_adapters() const {
 
 // The first use of cuBLAS, of cuDNN and of each of LibTorch's kernels loads it: half a second in all. So whatever a request
 // needs beside its blocks is done here once, on next to nothing.
-void FluxTransformer::open_libraries(Placement placement, region::AttentionBackend attention) const {
+void FluxTransformer::open_libraries(Placement placement, const region::RegionHost& host) const {
   const c10::InferenceMode inference(true);
   const c10::DeviceGuard guard(placement.device);
-  region::open_attention(placement.device, placement.dtype, config_.heads, config_.head_dim, attention);
+  region::open_attention(placement.device, placement.dtype, config_.heads, config_.head_dim, host.attention, host.direct_attention.get());
   const auto options = at::TensorOptions(placement.dtype).device(placement.device);
   const at::Tensor text = embed_text(at::zeros({1, 8, config_.joint_attention_dim}, options));
   const at::Tensor image = apply_linear(slots_.image_in, at::zeros({1, 4, config_.in_channels}, options));

@@ -10,7 +10,6 @@
 namespace ditfleet::region {
 struct RegionHost;
 class Graphs;
-enum class AttentionBackend;
 }
 
 namespace ditfleet::pipeline {
@@ -59,7 +58,7 @@ class FluxTransformer {
  private:
   at::Tensor velocity(const at::Tensor& latents, const at::Tensor& text, const StepModulation& modulation, const at::Tensor& rope,
                       region::Mode mode) const;
-  void open_libraries(Placement placement, region::AttentionBackend attention) const;
+  void open_libraries(Placement placement, const region::RegionHost& host) const;
 
   FluxConfig config_{};
   FluxSlots slots_;

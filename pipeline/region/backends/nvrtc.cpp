@@ -27,7 +27,7 @@ class Nvrtc : public Compiler {
 
   std::string_view name() const override { return "nvrtc"; }
   kernel_cache::Kind output_kind() const override { return kernel_cache::Kind::kCubin; }
-  FuseOptions fuse_options() const override { return {.gelu_in_gemm = true, .copies_in_rows = true}; }
+  FuseOptions fuse_options() const override { return {.gelu_in_gemm = true, .attention_pitch = true, .copies_in_rows = true}; }
   std::string identity() const override {
     int major = 0, minor = 0;
     nvrtc_.version(&major, &minor);

@@ -7,6 +7,9 @@
 
 namespace ditfleet::region {
 
+// The largest rank that may meet at one matrix.
+inline constexpr std::int64_t kMostAdapterColumns = 1024;
+
 // What the model fixes of a block.
 struct BlockShape {
   std::int64_t heads = 1, head_dim = 2;
@@ -16,6 +19,9 @@ struct BlockShape {
 
   std::int64_t width() const { return heads * head_dim; }
   std::int64_t mlp_width() const { return mlp_ratio * width(); }
+  // Tokens of attention's result are so far apart in all FLUX blocks: a single block puts the MLP's hidden rows and the adapters' columns beside
+  // it, a double block the adapters' columns.
+  std::int64_t attention_pitch() const { return width() + mlp_width() + kMostAdapterColumns + 64; }  // no power of two, which memory takes badly
 };
 
 // FLUX's double-stream block. Symbols: batch, image, text. D = width.

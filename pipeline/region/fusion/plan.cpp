@@ -53,7 +53,7 @@ class Planner {
     step.q = storage_.view_of(op.inputs[0]);
     step.k = storage_.view_of(op.inputs[1]);
     step.v = storage_.view_of(op.inputs[2]);
-    step.out = storage_.place_library(op.output);
+    step.out = storage_.place_attention(op, options_.attention_pitch);
     plan_.steps.push_back(std::move(step));
   }
 

@@ -16,7 +16,7 @@ enum class BufferKind : std::uint8_t {
   kInput,      // the caller's; never written
   kOutput,     // the caller's, for a result
   kWorkspace,  // lives between two steps
-  kLibrary,    // made by the attention library, contiguous
+  kLibrary,    // made for or by the attention library, contiguous
 };
 
 struct Buffer {
@@ -85,6 +85,7 @@ struct FuseOptions {
   bool gelu_in_gemm = false;  // in bf16: the sum is then rounded once, not twice
   // Every result in bf16 is rounded, also inside a kernel: what LibTorch's operators compute one by one, instead of what errs less.
   bool rounds_results = false;
+  bool attention_pitch = false;  // attention's library writes rows as far apart as Op::pitch says; else that is ignored where nothing is joined to them
   bool copies_in_rows = false;  // copies of whole rows are kernels of ours, twice as fast as a GPU library's strided copy
 };
 

@@ -192,8 +192,62 @@ View Storage::place(int v, int group, const Unit& unit) {
   return placed_[v] = *view;
 }
 
-View Storage::place_library(int v) {
-  const View view = whole_buffer(add_buffer(BufferKind::kLibrary, value(v)), value(v).shape);
+// The place of an attention's result [.., heads, head size] that is read as rows [.., width]. If these are joined with other columns, all with the
+// same ones or some with these and some with those (text and picture, each with its adapters'), rows are as far apart as all of that needs.
+std::optional<View> Storage::beside_others(const Op& attention, bool pitched) {
+  const Program& p = plan_.program;
+  const auto readers = [&](int of) {
+    std::vector<const Op*> found;
+    for (const Op& op : p.ops)
+      if (std::count(op.inputs.begin(), op.inputs.end(), of) > 0) found.push_back(&op);
+    return found;
+  };
+  const auto only = readers(attention.output);
+  if (only.size() != 1 || only.front()->code != OpCode::kReshape) return {};
+  const int rows = only.front()->output, last = static_cast<int>(value(rows).shape.size()) - 1;
+  const Dim width = value(rows).shape.back();
+  // The joins that begin with these columns, one around the other; none if the same columns begin several.
+  const auto joins_of = [&](int columns) {
+    std::vector<const Op*> around;
+    for (int inner = columns, found = 1; found == 1; inner = around.empty() ? inner : around.back()->output) {
+      found = 0;
+      for (const Op* reader : readers(inner))
+        if (reader->code == OpCode::kJoin && reader->axis == last && reader->inputs.front() == inner && ++found == 1) around.push_back(reader);
+      if (found > 1) around.clear();
+    }
+    return around;
+  };
+  struct Part {
+    const Op* slice;  // null: all rows
+    std::vector<const Op*> joins;
+  };
+  std::vector<Part> parts;
+  if (auto joins = joins_of(rows); !joins.empty()) parts.push_back({nullptr, std::move(joins)});
+  else
+    for (const Op* reader : readers(rows))
+      if (reader->code == OpCode::kSlice && reader->axis != last)
+        if (auto of_slice = joins_of(reader->output); !of_slice.empty()) parts.push_back({reader, std::move(of_slice)});
+  pitched = pitched && attention.pitch > 0;
+  if (parts.empty() && !pitched) return {};
+
+  Dim wide = width;
+  for (const Part& part : parts) wide = wide + (value(part.joins.back()->output).shape.back() - width);
+  Value like = value(rows);
+  like.shape.back() = pitched ? Dim(attention.pitch) : wide;
+  const View whole = whole_buffer(add_buffer(BufferKind::kWorkspace, like), like.shape);
+  for (const Part& part : parts)
+    for (const Op* join : part.joins) {
+      const View of_part = part.slice ? sliced(whole, part.slice->axis, part.slice->start, part.slice->length) : whole;
+      join_home_[join->output] = sliced(of_part, last, 0, value(join->output).shape.back());
+    }
+  return reshaped(sliced(whole, last, 0, width), value(attention.output).shape);
+}
+
+View Storage::place_attention(const Op& attention, bool pitched) {
+  const int v = attention.output;
+  std::optional<View> beside;
+  if (value(v).type == ElementType::kBF16) beside = beside_others(attention, pitched);
+  const View view = beside ? *beside : whole_buffer(add_buffer(BufferKind::kLibrary, value(v)), value(v).shape);
   contents_[view.buffer].push_back(v);
   return placed_[v] = view;
 }

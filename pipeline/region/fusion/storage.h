@@ -18,8 +18,8 @@ class Storage {
   View view_of(int value);
   // Where `unit` of `group` is to put the value; `reads_here` are the views that the unit's kernel loads.
   View place(int value, int group, const Unit& unit);
-  // The buffer of an attention's result, which its library allocates.
-  View place_library(int value);
+  // Where an attention's result goes: in bf16 the place where joins along the last axis want it, else a buffer that its library may allocate.
+  View place_attention(const Op& attention, bool pitched);
   // The join that a linear reads as parts and that therefore never happens.
   const Op* split_join(const Op& linear) const;
 
@@ -31,6 +31,7 @@ class Storage {
   std::optional<int> output_home(int value) const;
   std::optional<View> in_place(int value, int group, const Unit& unit) const;
   std::optional<View> slice_of_join(int value);
+  std::optional<View> beside_others(const Op& attention, bool pitched);
   View home_of_join(const Op& join);
   bool joins_in_place(const Op& join) const;
 

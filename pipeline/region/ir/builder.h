@@ -30,6 +30,7 @@ class Builder {
     Ref bias;            // no value: none
     bool causal = false;
     double scale = 0;    // 0: 1/√ of the head size
+    std::int64_t pitch = 0;  // see Op
   };
 
   Builder(std::string block, ElementType type) : type_(type) { program_.block = std::move(block); }

@@ -127,6 +127,7 @@ std::string canonical_bytes(const Program& program) {
     w.list(op.order);
     w.number(op.causal ? 1 : 0);
     w.number(std::bit_cast<std::int64_t>(op.scale));
+    w.number(op.pitch);
   }
   w.list(program.outputs);
   return w.take();
@@ -159,6 +160,7 @@ std::string print(const Program& program) {
       std::snprintf(scale, sizeof scale, ", scale %g", op.scale);
       out += scale;
     }
+    if (op.pitch != 0) out += ", pitch " + std::to_string(op.pitch);
     out += ")\n";
   }
   out += "  return";

@@ -135,6 +135,9 @@ class Rules {
         return wrong("%" + operands_[i].name + " is " + text_of(operands_[i].shape) + ", q is " + text_of(made.shape) +
                      "; they must agree in all axes but the tokens");
     }
+    if (op_.pitch != 0 && !(made.shape[made.shape.size() - 2].is_static() && made.shape.back().is_static() &&
+                            op_.pitch >= made.shape[made.shape.size() - 2].value() * made.shape.back().value()))
+      return wrong("the pitch is " + std::to_string(op_.pitch) + "; it must be 0 or at least the " + text_of(made.shape) + "'s heads times head size");
     if (op_.scale < 0) return wrong("scale must be above 0, or 0 for 1/√ of the head size");
     const std::size_t axes = made.shape.size();
     if (op_.causal && operands_[1].shape != made.shape) return wrong("is causal; keys must have the tokens of the queries");

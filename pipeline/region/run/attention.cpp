@@ -6,11 +6,6 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/zeros.h>
-#include <c10/core/DeviceGuard.h>
-#include <c10/core/InferenceMode.h>
-
-#include "pipeline/device/device.h"
 
 namespace ditfleet::region {
 namespace {
@@ -50,14 +45,6 @@ std::optional<AttentionBackend> parse_attention(std::string_view name) {
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend, const AttentionForm& form) {
   const auto turned = [](const at::Tensor& t) { return (t.dim() > 4 ? t.flatten(0, -4) : t.dim() < 4 ? t.unsqueeze(0) : t).transpose(1, 2); };
   return heads_first(turned(q), turned(k), turned(v), backend, form).transpose(1, 2).contiguous();
-}
-
-void open_attention(c10::Device device, c10::ScalarType type, std::int64_t heads, std::int64_t head_dim, AttentionBackend backend) {
-  const c10::InferenceMode inference(true);
-  const c10::DeviceGuard guard(device);
-  const at::Tensor x = at::zeros({1, 64, heads, head_dim}, at::TensorOptions(type).device(device));
-  attend(x, x, x, backend);
-  pipeline::synchronize(device);
 }
 
 }  // namespace ditfleet::region

@@ -29,8 +29,4 @@ struct AttentionForm {
 // LibTorch's choice, or math.
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend, const AttentionForm& form = {});
 
-// Runs a small attention and waits for it, so that the library (cuDNN: half a second) is loaded and the first real one
-// builds but its plan. For a thread of its own, beside a compiler.
-void open_attention(c10::Device device, c10::ScalarType type, std::int64_t heads, std::int64_t head_dim, AttentionBackend backend);
-
 }  // namespace ditfleet::region

@@ -76,10 +76,25 @@ class Call {
   }
 
   void run(const ResolvedAttention& step) {
-    at::Tensor out = attend(tensor(step.q), tensor(step.k), tensor(step.v), libraries_.attention,
-                            {step.bias < 0 ? at::Tensor() : input(step.bias), step.causal, step.scale});
-    base_[static_cast<std::size_t>(step.out.buffer)] = static_cast<char*>(out.data_ptr());
-    kept_.push_back(std::move(out));
+    const at::Tensor q = tensor(step.q), k = tensor(step.k), v = tensor(step.v);
+    const Buffer& buffer = plan_.buffers[static_cast<std::size_t>(step.out.buffer)];
+    const bool apart = buffer.kind == BufferKind::kLibrary;
+    at::Tensor out = apart ? at::Tensor() : tensor(step.out);
+    if (libraries_.direct_attention && step.bias < 0 && !step.causal) {
+      at::Tensor direct = apart ? at::empty(step.out.sizes, q.options()) : out;
+      if (libraries_.direct_attention->run(q, k, v, direct, step.scale)) {
+        if (apart) keep(step.out.buffer, std::move(direct));
+        return;
+      }
+    }
+    at::Tensor made = attend(q, k, v, libraries_.attention, {step.bias < 0 ? at::Tensor() : input(step.bias), step.causal, step.scale});
+    if (apart) keep(step.out.buffer, std::move(made));
+    else out.copy_(made);
+  }
+
+  void keep(int buffer, at::Tensor made) {
+    base_[static_cast<std::size_t>(buffer)] = static_cast<char*>(made.data_ptr());
+    kept_.push_back(std::move(made));
   }
 
   void run(const ResolvedCopy& step) const { tensor(step.to).copy_(tensor(step.from)); }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "pipeline/region/run/attention.h"
+#include "pipeline/region/run/direct_attention.h"
 #include "pipeline/region/run/gemm.h"
 #include "pipeline/region/run/resolved.h"
 #include "pipeline/region/run/row_launcher.h"
@@ -29,6 +30,7 @@ struct Libraries {
   const Gemm* gemm = nullptr;  // null: LibTorch's
   bool tune = false;           // time its algorithms for a shape that is new
   AttentionBackend attention = AttentionBackend::kAuto;
+  const DirectAttention* direct_attention = nullptr;  // null: LibTorch's, whose result is copied if it has to lie elsewhere
 };
 
 // inputs: one for each of Program::inputs(), checked (sizes_of). outputs: one for each of Program::outputs; a defined

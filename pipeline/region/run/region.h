@@ -29,6 +29,7 @@ struct RegionHost {
   std::shared_ptr<RegionCounters> counters = std::make_shared<RegionCounters>();
   std::shared_ptr<const Gemm> gemm;  // null: LibTorch's
   AttentionBackend attention = AttentionBackend::kAuto;
+  std::shared_ptr<const DirectAttention> direct_attention;  // null: LibTorch's alone
   WorkspacePool pool;
 
   // What a region that cannot run compiled comes to: with fullgraph an error (Failure, kInvalidArgument, param "compile.fullgraph"), else it

@@ -35,6 +35,7 @@ Result<void> open_gpu(RegionHost& host, const CompileOptions& options, c10::Devi
   if (!compiler) return compiler.error();
   host.arch = *arch;
   host.gemm = make_gemm(host.device, host.arch, host.cache);
+  host.direct_attention = make_direct_attention(host.device, host.arch, host.attention, host.cache);
   host.compiler = *compiler;
   return {};
 }

@@ -1,0 +1,88 @@
+// Attention that writes where it is told, on a GPU: against LibTorch's, and its plans in the kernel cache.
+#include "pipeline/region/run/direct_attention.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/randn.h>
+
+#include "pipeline/region/backends/gpu_module.h"
+#include "shared/kernel_cache/cache.h"
+#include "tests/parity/region_fixture.h"
+
+namespace ditfleet::region {
+namespace {
+
+class RegionParityAttention : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (device().is_cpu()) GTEST_SKIP() << "cuDNN needs a GPU";
+    arch_ = pipeline::unwrap(gpu_architecture(0));
+  }
+  std::shared_ptr<const DirectAttention> make(std::shared_ptr<kernel_cache::KernelCache> cache) const {
+    return make_direct_attention(0, arch_, AttentionBackend::kCudnn, std::move(cache));
+  }
+
+  // q, k and v as columns of one matrix of rows `apart` elements apart, as a product leaves them.
+  struct Operands {
+    at::Tensor q, k, v;
+  };
+  static Operands columns(std::int64_t batch, std::int64_t tokens, std::int64_t heads, std::int64_t size, std::int64_t apart) {
+    const at::Tensor all = at::randn({batch, tokens, apart}, at::TensorOptions(c10::ScalarType::BFloat16).device(device()));
+    const auto part = [&](std::int64_t i) { return all.narrow(2, i * heads * size, heads * size).view({batch, tokens, heads, size}); };
+    return {part(0), part(1), part(2)};
+  }
+
+  const c10::InferenceMode inference_{true};
+  std::string arch_;
+};
+
+struct Case {
+  std::int64_t batch, tokens, heads, size, beside;
+};
+constexpr Case kCases[] = {{1, 77, 3, 64, 0}, {2, 333, 2, 128, 64}, {1, 1536, 4, 128, 512}, {1, 16, 1, 32, 8}};
+
+TEST_F(RegionParityAttention, WritesWhereItIsToldAndNowhereElse) {
+  const auto direct = make(make_memory_cache());
+  for (const auto& [batch, tokens, heads, size, beside] : kCases) {
+    const auto [q, k, v] = columns(batch, tokens, heads, size, 3 * heads * size + beside);
+    const at::Tensor wide = at::full({batch, tokens, beside + heads * size + 8}, 7, q.options());
+    const at::Tensor out = wide.narrow(2, beside, heads * size).view({batch, tokens, heads, size});
+    for (const double scale : {0.0, 0.25}) {
+      ASSERT_TRUE(direct->run(q, k, v, out, scale)) << tokens;
+      const auto exact = attend(q.to(c10::ScalarType::Double), k.to(c10::ScalarType::Double), v.to(c10::ScalarType::Double), AttentionBackend::kMath, {.scale = scale});
+      const auto theirs = attend(q, k, v, AttentionBackend::kAuto, {.scale = scale});
+      EXPECT_LE(testing::relative_error(out, exact), 1.1 * testing::relative_error(theirs, exact)) << tokens << " tokens, scale " << scale;
+    }
+    EXPECT_TRUE(wide.narrow(2, 0, beside).eq(7).all().item<bool>()) << tokens;
+    EXPECT_TRUE(wide.narrow(2, beside + heads * size, 8).eq(7).all().item<bool>()) << tokens;
+  }
+}
+
+// What one has planned, another finds: the same bytes come out, and nothing is made a second time.
+TEST_F(RegionParityAttention, PlansAreShared) {
+  const std::shared_ptr<kernel_cache::KernelCache> cache = make_memory_cache();
+  const auto first = make(cache), second = make(cache);
+  const auto [q, k, v] = columns(1, 209, 3, 64, 3 * 3 * 64);
+  const at::Tensor a = at::full(q.sizes(), 0, q.options().memory_format(c10::MemoryFormat::Contiguous)), b = at::full_like(a, 1);
+  ASSERT_TRUE(first->run(q, k, v, a, 0));
+  ASSERT_EQ(cache->counts().compiles, 1u);
+  ASSERT_TRUE(second->run(q, k, v, b, 0));
+  EXPECT_EQ(cache->counts().compiles, 1u);
+  EXPECT_EQ(cache->counts().memory_hits, 1u);
+  EXPECT_TRUE(a.equal(b));
+}
+
+TEST_F(RegionParityAttention, LeavesAloneWhatItCannotDo) {
+  const auto direct = make(make_memory_cache());
+  const auto [q, k, v] = columns(1, 32, 2, 64, 3 * 2 * 64 + 4);  // rows that begin at odd places
+  EXPECT_FALSE(direct->run(q, k, v, at::full(q.sizes(), 0, q.options()), 0));
+  const at::Tensor exact = at::randn({1, 32, 2, 64}, q.options().dtype(c10::ScalarType::Float));
+  EXPECT_FALSE(direct->run(exact, exact, exact, at::full_like(exact, 0), 0));
+  const at::Tensor frames = at::randn({1, 5, 32, 2, 64}, q.options());
+  EXPECT_FALSE(direct->run(frames, frames, frames, at::full_like(frames, 0), 0));
+  EXPECT_EQ(make_direct_attention(0, arch_, AttentionBackend::kFlash, make_memory_cache()), nullptr);
+}
+
+}  // namespace
+}  // namespace ditfleet::region
