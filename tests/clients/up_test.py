@@ -1,4 +1,6 @@
-"""`ditfleet up`: its ready file, how it ends, what it restarts, what it refuses; and a service whose Redis is away."""
+"""`ditfleet up`: its ready file, how it ends, what it restarts, what it refuses; and a service whose Redis is away.
+
+Long because every case starts and ends the same real service, whose helpers stand here once."""
 import json
 import os
 import shutil

@@ -1,4 +1,4 @@
-// Runs a compiled plan on tensors: GEMM and attention through LibTorch, row kernels through a launcher.
+// Runs a compiled plan on tensors: GEMM and attention through libraries, row kernels through a launcher.
 #pragma once
 
 #include <ATen/core/Tensor.h>
