@@ -12,7 +12,9 @@
 
 #include "shared/core/bytes.h"
 #include "shared/core/excerpt.h"
+#include "shared/core/http_url.h"
 #include "shared/core/listen_address.h"
+#include "shared/redis/endpoint.h"
 
 namespace ditfleet::config {
 namespace {
@@ -387,9 +389,9 @@ bool has_form(Form form, std::string_view text) {
     case Form::kListenIfAny:
       return ListenAddress::parse(text).ok();
     case Form::kHttpUrl:
-      return text.starts_with("http://") || text.starts_with("https://");
+      return !http_url_problem(text);
     case Form::kRedisUrl:
-      return text.starts_with("redis://") || text.starts_with("rediss://") || text.starts_with("unix://");
+      return redis::Endpoint::parse(text).ok();
     case Form::kMemory: {
       const auto digits = text.find_first_not_of("0123456789");
       const auto unit = digits == std::string_view::npos ? std::string_view() : text.substr(digits);
@@ -455,6 +457,22 @@ bool assign_integer(const Option& option, const std::string& text, Int& out) {
   return true;
 }
 
+// Why `text` was not taken, as the end of a sentence. A URL may carry a password: neither it nor a secret is repeated.
+std::string refusal_of(const Option& option, const std::string& text) {
+  const std::string right = "; it must be " + type_text(option);
+  if (option.form == Form::kSecret || ((option.form == Form::kRedisUrl || option.form == Form::kHttpUrl) && !is_valid_utf8(text))) return "is malformed" + right;
+  if (option.form == Form::kRedisUrl) {
+    const auto parsed = redis::Endpoint::parse(text);
+    if (parsed) return "is malformed" + right;  // a NUL in it
+    constexpr std::string_view kPart = "[redis] ";
+    const std::string_view why = parsed.error().message;
+    return "is malformed: " + std::string(why.starts_with(kPart) ? why.substr(kPart.size()) : why) + right;
+  }
+  const bool login = option.form == Form::kHttpUrl && text.find('@') != std::string::npos;
+  const std::string why = option.form == Form::kHttpUrl ? http_url_problem(text).value_or(std::string()) : std::string();
+  return "is " + (login ? "malformed" : "'" + excerpt(text, 128) + "'") + (why.empty() ? "" : ", which " + why) + right;
+}
+
 }  // namespace
 
 std::span<const Option> options() { return kOptions; }
@@ -515,11 +533,7 @@ Result<void> assign(const Option& option, const std::string& text, Settings& set
       },
       option.at);
   if (done) return {};
-  // A URL may carry a password: neither it nor a secret is repeated.
-  const std::string shown = option.form == Form::kRedisUrl || option.form == Form::kSecret
-                                ? "malformed"
-                                : "'" + excerpt(text, 128) + "'";
-  return invalid_argument("is " + shown + "; it must be " + type_text(option));
+  return invalid_argument(refusal_of(option, text));
 }
 
 std::string environment_name(std::string_view key) {

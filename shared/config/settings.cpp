@@ -12,6 +12,7 @@
 #include "shared/config/sources.h"
 #include "shared/core/bytes.h"
 #include "shared/core/ids.h"
+#include "shared/core/listen_address.h"
 #include "shared/core/nearest_name.h"
 
 namespace ditfleet::config {
@@ -163,6 +164,11 @@ Result<void> check_whole(const Settings& s) {
     return invalid_argument("queue.retry_backoff_ms is " + std::to_string(s.queue.retry_backoff_ms) +
                             ", more than queue.retry_backoff_max_ms (" +
                             std::to_string(s.queue.retry_backoff_max_ms) + ")");
+  }
+  if (const auto metrics = ListenAddress::parse(s.worker.metrics_listen);
+      metrics && metrics->port != 0 && s.worker.count > 1 && metrics->port + s.worker.count - 1 > 65535) {
+    return invalid_argument("worker.metrics_listen is '" + s.worker.metrics_listen + "' and worker.count " + std::to_string(s.worker.count) +
+                            "; each worker takes the next port, and a port is at most 65535: begin at " + std::to_string(65536 - s.worker.count) + " or below");
   }
   if (!s.cache.secret.empty() && !s.cache.secret_file.empty())
     return invalid_argument("cache.secret and cache.secret_file are both set; one of them says the secret");

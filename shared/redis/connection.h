@@ -13,27 +13,11 @@
 
 #include "shared/core/deadline.h"
 #include "shared/core/result.h"
+#include "shared/redis/endpoint.h"
 
 namespace ditfleet::redis {
 
 namespace asio = boost::asio;
-
-// Where a Redis is: redis://[user:password@]host[:port][/db], rediss://… (TLS), unix:///path[?db=N].
-struct Endpoint {
-  bool tls = false;
-  std::string unix_path;  // not empty: a unix socket
-  std::string host = "127.0.0.1";
-  int port = 6379;
-  int db = 0;
-  std::string user, password;
-  std::string tls_ca_file;  // empty: the system's
-  bool tls_verify = true;
-
-  // kInvalidArgument says which part is wrong. The message never repeats a password.
-  static Result<Endpoint> parse(std::string_view url);
-  std::string display() const;  // without credentials
-  std::string url() const;      // what parse() reads back, whatever path and password hold; TLS' files are not in it
-};
 
 // A reply as a value. Errors of the server inside a reply (an array element) are kError.
 struct Reply {

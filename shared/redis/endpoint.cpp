@@ -1,6 +1,9 @@
+#include "shared/redis/endpoint.h"
+
+#include <algorithm>
 #include <charconv>
 
-#include "shared/redis/connection.h"
+#include "shared/core/excerpt.h"
 
 namespace ditfleet::redis {
 namespace {
@@ -40,7 +43,7 @@ Result<int> number(std::string_view text, int low, int high, const char* part) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size() || value < low || value > high) {
-    return invalid_argument("[redis] the URL's " + std::string(part) + " is '" + std::string(text) + "'; it takes " +
+    return invalid_argument("[redis] the URL's " + std::string(part) + " is '" + excerpt(text, 64) + "'; it takes " +
                             std::to_string(low) + " to " + std::to_string(high));
   }
   return value;
@@ -58,16 +61,22 @@ Result<Endpoint> Endpoint::parse(std::string_view url) {
   } else if (scheme == "unix") {
     local = true;
   } else if (scheme != "redis") {
-    return invalid_argument("[redis] the URL's scheme is '" + std::string(scheme) +
-                            "'; it takes redis://, rediss:// or unix://");
+    // What stands before "://" may be anything, a password too.
+    const bool plain = std::all_of(scheme.begin(), scheme.end(), [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); });
+    return invalid_argument("[redis] the URL's scheme is " + (plain ? "'" + excerpt(scheme, 64) + "'" : std::string("none that is known")) +
+                            "; it takes redis://, rediss:// or unix://");
   }
   std::string_view rest = url.substr(scheme_end + 3);
+  // Else the rest of a password would be taken for a database, and told.
+  if (const auto cut = rest.find_first_of(local ? "?" : "/?"); cut != std::string_view::npos && rest.find('@', cut) != std::string_view::npos) {
+    return invalid_argument("[redis] the URL has an @ behind a / or a ?; in a user or password it takes %2F for / and %3F for ?");
+  }
 
   if (const auto question = rest.find('?'); question != std::string_view::npos) {
     const std::string_view query = rest.substr(question + 1);
     rest = rest.substr(0, question);
     if (!query.starts_with("db=")) {
-      return invalid_argument("[redis] the URL's query is '" + std::string(query) + "'; it takes db=N only");
+      return invalid_argument("[redis] the URL's query is '" + excerpt(query, 64) + "'; it takes db=N only");
     }
     auto db = number(query.substr(3), 0, 1'000'000, "db");
     if (!db) return db.error();
@@ -95,7 +104,7 @@ Result<Endpoint> Endpoint::parse(std::string_view url) {
     auto path = percent_decoded(rest, "path");
     if (!path) return path.error();
     if (!path->starts_with('/')) {
-      return invalid_argument("[redis] the URL's socket path is '" + *path + "'; it must be absolute: unix:///run/redis.sock");
+      return invalid_argument("[redis] the URL's socket path is '" + excerpt(*path, 128) + "'; it must be absolute: unix:///run/redis.sock");
     }
     endpoint.unix_path = *path;
     endpoint.port = 0;
@@ -123,9 +132,10 @@ Result<Endpoint> Endpoint::parse(std::string_view url) {
     if (colon != std::string_view::npos) port = rest.substr(colon);
   }
   if (endpoint.host.empty()) return invalid_argument("[redis] the URL has no host; it takes redis://host[:port][/db]");
+  if (endpoint.host.find_first_of(" \t\r\n") != std::string::npos) return invalid_argument("[redis] the URL's host has a space in it");
   if (!port.empty()) {
     auto value = port[0] == ':' ? number(port.substr(1), 1, 65535, "port")
-                                : Result<int>(invalid_argument("[redis] the URL has '" + std::string(port) + "' after the host; a port starts with :"));
+                                : Result<int>(invalid_argument("[redis] the URL has '" + excerpt(port, 64) + "' after the host; a port starts with :"));
     if (!value) return value.error();
     endpoint.port = *value;
   }

@@ -13,6 +13,8 @@
 #include <mutex>
 #include <thread>
 
+#include "shared/core/excerpt.h"
+#include "shared/core/http_url.h"
 #include "shared/telemetry/metrics.h"
 #include "shared/telemetry/otlp_json.h"
 
@@ -283,8 +285,10 @@ void OtlpExporter::take(Span span) noexcept { impl_->take(std::move(span)); }
 void OtlpExporter::flush() { impl_->flush(); }
 
 Result<std::unique_ptr<OtlpExporter>> OtlpExporter::start(OtlpOptions options) {
-  if (!options.url.starts_with("http://") && !options.url.starts_with("https://"))
-    return invalid_argument("the OTLP endpoint is '" + options.url + "'; it must be a URL such as http://127.0.0.1:4318", "telemetry.otlp_endpoint");
+  if (const auto problem = http_url_problem(options.url)) {
+    const std::string shown = options.url.find('@') == std::string::npos ? " is '" + excerpt(options.url, 128) + "', which " : " ";
+    return invalid_argument("the OTLP endpoint" + shown + *problem + "; it must be a URL such as http://127.0.0.1:4318", "telemetry.otlp_endpoint");
+  }
   static const CURLcode ready = curl_global_init(CURL_GLOBAL_DEFAULT);
   if (ready != CURLE_OK) return internal_error("libcurl cannot begin: " + std::string(curl_easy_strerror(ready)));
   return std::unique_ptr<OtlpExporter>(new OtlpExporter(std::make_unique<Impl>(std::move(options))));

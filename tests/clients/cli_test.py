@@ -308,6 +308,7 @@ class Config(WithFolder):
             ("worker:\n  dtype: fp23\n", ["fp32"]),
             ("gateway:\n  listen: nowhere\n", ["HOST:PORT"]),
             ("redis:\n  url: http://x\n", ["redis://"]),
+            ("redis:\n  url: redis://127.0.0.1:99999\n", ["redis.url", "99999", "1 to 65535"]),
             ("worker: [1]\n", ["c.yaml:1"]),
             ("worker:\n  count: 1\n  count: 2\n", ["twice"]),
             ("worker: {count: 1", ["YAML"]),

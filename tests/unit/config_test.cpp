@@ -192,6 +192,27 @@ TEST(Settings, AWrongRedisUrlIsNotRepeated) {
   const std::string message = refusal("redis: {url: 'http://user:secret@host'}");
   EXPECT_THAT(message, HasSubstr("redis://"));
   EXPECT_THAT(message, testing::Not(HasSubstr("secret")));
+  for (const char* url : {"redis://u:hunter2@h:99999", "redis://u:hun/ter2@h", "redis://u:hun?ter2@h", "u:hunter2@redis://h", "redis://u:hunter2@", "u:hunter2@h", "redis://u:%hunter2@h"})
+    EXPECT_THAT(refusal("redis: {url: '" + std::string(url) + "'}"), testing::AllOf(HasSubstr("redis.url"), testing::Not(HasSubstr("ter2")))) << url;
+}
+
+TEST(Settings, APortThatCannotBeIsRefusedWhereverOneStands) {
+  EXPECT_THAT(refusal("redis: {url: 'redis://127.0.0.1:99999'}"), testing::AllOf(HasSubstr("redis.url"), HasSubstr("port is '99999'"), HasSubstr("1 to 65535")));
+  EXPECT_THAT(refusal("redis: {url: 'redis://h:0'}"), HasSubstr("1 to 65535"));
+  EXPECT_THAT(refusal("redis: {url: 'rediss://h:tls'}"), HasSubstr("port is 'tls'"));
+  EXPECT_THAT(refusal("redis: {url: 'redis://h/first'}"), HasSubstr("database is 'first'"));
+  EXPECT_THAT(refusal("redis: {url: 'unix://redis.sock'}"), HasSubstr("must be absolute"));
+  EXPECT_THAT(refusal("gateway: {listen: '127.0.0.1:99999'}"), HasSubstr("HOST:PORT"));
+  EXPECT_THAT(refusal("worker: {metrics_listen: '127.0.0.1:99999'}"), HasSubstr("HOST:PORT"));
+  EXPECT_THAT(refusal("gateway: {public_url: 'http://h:99999'}"), testing::AllOf(HasSubstr("'http://h:99999', which has port '99999'"), HasSubstr("1 to 65535")));
+  EXPECT_THAT(refusal("telemetry: {otlp_endpoint: 'http://u:hunter2@h:99999'}"), testing::AllOf(HasSubstr("port '99999'"), testing::Not(HasSubstr("hunter2"))));
+  // Each worker serves its metrics on the next port.
+  EXPECT_THAT(refusal("worker: {metrics_listen: '127.0.0.1:65534', count: 3}"), testing::AllOf(HasSubstr("at most 65535"), HasSubstr("begin at 65533")));
+  for (const char* right : {"redis: {url: 'redis://u:p%2Fq@h:65535/3'}", "redis: {url: 'unix:///run/a@b.sock?db=1'}", "gateway: {public_url: 'https://h:443/images'}",
+                            "worker: {metrics_listen: '127.0.0.1:65533', count: 3}", "worker: {metrics_listen: '127.0.0.1:0', count: 3}"}) {
+    const auto loaded = load_text(right, "x");
+    EXPECT_TRUE(loaded.ok()) << right << ": " << loaded.error().message;
+  }
 }
 
 TEST(Settings, WhatIsShownLoadsBackAndHidesThePassword) {

@@ -1,7 +1,8 @@
-// HOST:PORT as people write it.
-#include "shared/core/listen_address.h"
-
+// Addresses as people write them: HOST:PORT to listen on, URLs of HTTP services.
 #include <gtest/gtest.h>
+
+#include "shared/core/http_url.h"
+#include "shared/core/listen_address.h"
 
 namespace ditfleet {
 namespace {
@@ -26,6 +27,24 @@ TEST(ListenAddress, RefusesWhatIsNone) {
     EXPECT_EQ(parsed.error().code, Code::kInvalidArgument);
     EXPECT_EQ(parsed.error().param, "gateway.listen");
   }
+}
+
+TEST(HttpUrl, TakesAHostWithOrWithoutAPort) {
+  for (const char* right : {"http://a", "https://a.example/x", "http://a:1", "http://a:65535/x?y:99999", "http://[::1]:80", "http://[::1]/", "http://user:p@ss@a:80", "http://a/b@c:99999"})
+    EXPECT_EQ(http_url_problem(right), std::nullopt) << right;
+}
+
+TEST(HttpUrl, SaysWhatIsWrongAndRepeatsNoPassword) {
+  const auto problem = [](const char* url) { return http_url_problem(url).value_or("nothing"); };
+  EXPECT_EQ(problem("http://a:99999"), "has port '99999'; a port is a number from 1 to 65535");
+  for (const char* wrong : {"http://a:0", "http://a:", "http://a:+1", "http://a:b", "http://[::1]80", "http://u:hunter2@a:99999/"}) {
+    EXPECT_NE(problem(wrong).find("a port is a number"), std::string::npos) << wrong << ": " << problem(wrong);
+    EXPECT_EQ(problem(wrong).find("hunter2"), std::string::npos);
+  }
+  EXPECT_EQ(problem("a:80"), "begins with neither http:// nor https://");
+  for (const char* wrong : {"http://", "http:///x", "https://:80", "http://u:p@:80"}) EXPECT_EQ(problem(wrong), "has no host") << wrong;
+  EXPECT_EQ(problem("http://[::1:80"), "has an address without its closing ]");
+  EXPECT_EQ(problem("http://a b:80"), "has a space in its host");
 }
 
 }  // namespace
