@@ -26,8 +26,8 @@ class BodyReader {
   virtual ~BodyReader() = default;
   // As the request announces it; nothing for a chunked body.
   virtual std::optional<std::uint64_t> length() const = 0;
-  // The next bytes, at most 256 KiB; empty: the end. kUnavailable: the client is gone, or too slow. kInvalidArgument:
-  // what it sends is no HTTP.
+  // The next bytes, at most 256 KiB; empty: the end. kUnavailable: the client is gone. kDeadlineExceeded: it is too slow;
+  // to be answered 408. kInvalidArgument: what it sends is no HTTP.
   virtual asio::awaitable<Result<std::string>> read() = 0;
 };
 

@@ -219,8 +219,10 @@ asio::awaitable<Response> Api::put_lora_bytes(CallPtr call, std::string tenant, 
   loras::Upload upload(*options_.loras);
   loras::ContentCheck check("the upload", body.length());
   std::optional<Error> wrong;
+  bool late = false;
   for (;;) {
     auto piece = co_await body.read();
+    late = !piece && piece.error().code == Code::kDeadlineExceeded;
     if (!piece) wrong = piece.error().code == Code::kUnavailable ? Error{Code::kCanceled, piece.error().message, {}} : piece.error();
     if (wrong || piece->empty()) break;
     if (static_cast<std::uint64_t>(upload.bytes()) + piece->size() > most) wrong = too_large(static_cast<std::uint64_t>(upload.bytes()) + piece->size(), true);
@@ -246,6 +248,7 @@ asio::awaitable<Response> Api::put_lora_bytes(CallPtr call, std::string tenant, 
   if (!wrong && !asked->sha256.empty() && asked->sha256 != upload.sha256()) wrong = digest_differs(asked->sha256, upload.sha256());
   if (wrong) {
     co_await upload.discard(soon());
+    if (late) co_return status_response(408, wrong->message, "request_timeout");
     co_return error_response(*wrong);
   }
   Adapter adapter = adapter_of(tenant, name, *asked, *content);

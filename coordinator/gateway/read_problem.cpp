@@ -20,6 +20,8 @@ ReadProblem describe(const boost::system::error_code& ec) {
   return {400, "this is not a valid HTTP/1.1 request", "bad_request"};
 }
 
+ReadProblem body_is_late() { return {408, "the request's body did not arrive in time; send it again, without pauses", "request_timeout"}; }
+
 std::optional<ReadProblem> problem_of(const http::request_header<>& head) {
   if (head.version() == 11 && head.count(http::field::host) != 1) return ReadProblem{400, "an HTTP/1.1 request has one Host header", "bad_request"};
   const auto coding = head.find(http::field::transfer_encoding);

@@ -18,6 +18,9 @@ struct ReadProblem {
 bool is_protocol_error(const boost::system::error_code& ec);
 ReadProblem describe(const boost::system::error_code& ec);  // of a protocol error
 
+// A head came, and its body did not in time.
+ReadProblem body_is_late();
+
 // What is wrong with a head that Beast takes.
 std::optional<ReadProblem> problem_of(const boost::beast::http::request_header<>& head);
 

@@ -16,6 +16,7 @@
 #include <tuple>
 
 #include "coordinator/gateway/connection.h"
+#include "coordinator/gateway/read_limit.h"
 #include "coordinator/gateway/read_problem.h"
 #include "coordinator/gateway/streamed_body.h"
 #include "shared/core/listen_address.h"
@@ -239,6 +240,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       ec = http::error::body_limit;
       co_return co_await failed();
     }
+    bool late = false;
     http::request_parser<http::string_body> parser(std::move(head));
     parser.body_limit(options_.max_body_bytes);
     if (beast::iequals(parser.get()[http::field::expect], "100-continue")) {
@@ -247,8 +249,14 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       std::tie(ec, std::ignore) = co_await asio::async_write(stream, asio::buffer(kContinue), kTuple);
     }
     if (!ec && !parser.is_done()) {
-      stream.expires_after(options_.body_timeout);
+      const ReadLimit limit(shared, options_.body_timeout);
       std::tie(ec, std::ignore) = co_await http::async_read(stream, connection.buffer(), parser, kTuple);
+      late = ec && limit.passed();
+    }
+    if (late) {
+      const ReadProblem problem = body_is_late();
+      co_await refuse(connection, problem.status, problem.message, problem.code);
+      co_return std::nullopt;
     }
     stream.expires_never();
     if (ec) co_return co_await failed();

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "coordinator/gateway/read_limit.h"
 #include "coordinator/gateway/read_problem.h"
 
 namespace ditfleet::gateway {
@@ -24,12 +25,12 @@ StreamedBody::StreamedBody(std::shared_ptr<Connection> connection, http::request
 }
 
 asio::awaitable<Result<std::string>> StreamedBody::read() {
-  if (failed_) co_return unavailable("the client is gone");
+  if (failed_) co_return unavailable("the client is gone, or was too slow");
   std::string piece;
   if (parser_.is_done()) co_return piece;
   Connection::Stream& stream = connection_->stream();
   error_code ec;
-  stream.expires_after(patience_);
+  const ReadLimit limit(connection_, patience_);
   if (expects_) {  // only now, so that what is refused by its headers is never sent
     expects_ = false;
     static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
@@ -44,9 +45,9 @@ asio::awaitable<Result<std::string>> StreamedBody::read() {
     if (ec == http::error::need_buffer) ec = {};
     got = piece.size() - parser_.get().body().size;
   }
-  stream.expires_never();
   if (ec) {
     failed_ = true;
+    if (limit.passed()) co_return Error{Code::kDeadlineExceeded, body_is_late().message, {}};
     if (is_protocol_error(ec)) co_return invalid_argument("the body is not valid HTTP/1.1: " + ec.message());
     co_return unavailable("the client went away before the end of the body");
   }

@@ -1,0 +1,138 @@
+// The HTTP server on a real socket, with a queue in memory behind it, and a client that sends whatever it is told.
+#pragma once
+
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <spdlog/spdlog.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <boost/asio/post.hpp>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "coordinator/gateway/api.h"
+#include "coordinator/gateway/http_metrics.h"
+#include "coordinator/gateway/server.h"
+#include "tests/unit/gateway_fake_service.h"
+
+namespace ditfleet::gateway {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+using namespace std::chrono_literals;
+
+// A client that sends exactly the bytes it is told.
+class RawClient {
+ public:
+  explicit RawClient(int port) : fd_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  }
+  ~RawClient() { ::close(fd_); }
+  RawClient(const RawClient&) = delete;
+  RawClient& operator=(const RawClient&) = delete;
+
+  void send(std::string_view bytes) {
+    while (!bytes.empty()) {
+      const auto n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (n <= 0) return;
+      bytes.remove_prefix(static_cast<std::size_t>(n));
+    }
+  }
+  void finish_sending() { ::shutdown(fd_, SHUT_WR); }
+  // What comes until the server closes, `until` has come or the time is over.
+  std::string receive(std::string_view until = {}, std::chrono::milliseconds patience = 5s) {
+    std::string text;
+    const auto deadline = std::chrono::steady_clock::now() + patience;
+    char buffer[16384];
+    while (until.empty() || text.find(until) == std::string::npos) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+      pollfd readable{fd_, POLLIN, 0};
+      if (left.count() <= 0 || ::poll(&readable, 1, static_cast<int>(left.count())) <= 0) {
+        timed_out = true;
+        break;
+      }
+      const auto n = ::recv(fd_, buffer, sizeof buffer, 0);
+      if (n <= 0) break;
+      text.append(buffer, static_cast<std::size_t>(n));
+    }
+    return text;
+  }
+  bool timed_out = false;
+
+ private:
+  int fd_;
+};
+
+class HttpServer : public ::testing::Test {
+ protected:
+  void start(ServerOptions options = {}) {
+    spdlog::set_level(spdlog::level::err);
+    ApiOptions api_options;
+    job::ModelEntry model;
+    model.name = "demo";
+    api_options.catalogue.models["demo"] = model;
+    api_options.catalogue.default_model = "demo";
+    hub_ = std::make_shared<EventHub>(context_.get_executor(), [this](auto block) { return service_.next(block); });
+    api_ = std::make_unique<Api>(std::move(api_options), service_, hub_);
+    server_ = std::make_unique<Server>(context_.get_executor(), options,
+                                       ServerHandlers{.request = [this](Request r) { return api_->handle(std::move(r)); },
+                                                      .refuse = [this](int status, const std::string& m, const std::string& c) { return api_->refuse(status, m, c); },
+                                                      .count_connections = [this](int change) { connections_ += change; }});
+    ASSERT_TRUE(server_->listen("127.0.0.1:0").ok());
+    port_ = server_->port();
+    asio::co_spawn(context_, EventHub::run(hub_), asio::detached);
+    asio::co_spawn(context_, server_->run(), asio::detached);
+    thread_ = std::thread([this] { context_.run(); });
+  }
+  void TearDown() override { stop(); }
+  void stop() {
+    if (!thread_.joinable()) return;
+    asio::post(context_, [this] {
+      hub_->stop();
+      asio::co_spawn(context_, server_->stop(Deadline::after(1s)), [this](std::exception_ptr) { context_.stop(); });
+    });
+    thread_.join();
+  }
+  // Runs on the server's thread.
+  void on_server(std::function<void()> action) {
+    std::promise<void> done;
+    asio::post(context_, [&] {
+      action();
+      done.set_value();
+    });
+    done.get_future().wait();
+  }
+  bool connections_become(int wanted) {
+    for (int i = 0; i < 400 && connections_ != wanted; ++i) std::this_thread::sleep_for(10ms);
+    return connections_ == wanted;
+  }
+  std::string exchange(const std::string& bytes) {
+    RawClient client(port_);
+    client.send(bytes);
+    return client.receive();
+  }
+
+  asio::io_context context_;
+  FakeService service_{context_.get_executor()};
+  std::shared_ptr<EventHub> hub_;
+  std::unique_ptr<Api> api_;
+  std::unique_ptr<Server> server_;
+  std::thread thread_;
+  std::atomic<int> connections_ = 0;
+  int port_ = 0;
+};
+
+inline const std::string kClose = "Host: x\r\nConnection: close\r\n\r\n";
+
+}  // namespace ditfleet::gateway

@@ -1,0 +1,105 @@
+// The HTTP server and clients that take too long: who is told, and who just loses the connection.
+#include <optional>
+
+#include "tests/system/http_server_fixture.h"
+
+namespace ditfleet::gateway {
+namespace {
+
+TEST_F(HttpServer, ASlowClientIsGivenUp) {
+  ServerOptions options;
+  options.idle_timeout = 300ms;
+  options.header_timeout = 300ms;
+  options.body_timeout = 300ms;
+  start(options);
+  RawClient idle(port_), header(port_), body(port_);
+  body.send("POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{");
+  // One byte now and then does not keep it alive.
+  std::thread drip([&] {
+    for (const char c : std::string("GET / HTTP/1.1\r\nHost: slow")) {
+      header.send(std::string(1, c));
+      std::this_thread::sleep_for(50ms);
+    }
+  });
+  for (RawClient* client : {&idle, &header}) {
+    EXPECT_EQ(client->receive({}, 3s), "");
+    EXPECT_FALSE(client->timed_out);
+  }
+  // Whose head has arrived is told, with a body that stands still and with one that drips.
+  EXPECT_THAT(body.receive({}, 3s), StartsWith("HTTP/1.1 408 Request Timeout"));
+  EXPECT_FALSE(body.timed_out);
+  drip.join();
+  EXPECT_TRUE(connections_become(0));
+}
+
+TEST_F(HttpServer, ABodyThatDoesNotComeInTimeIsAnswered) {
+  ServerOptions options;
+  options.body_timeout = 200ms;
+  start(options);
+  const std::string head = "POST /v1/jobs HTTP/1.1\r\nHost: x\r\n";
+  for (const std::string rest : {"Content-Length: 100\r\n\r\n", "Content-Length: 100\r\n\r\n{\"prompt\":", "Transfer-Encoding: chunked\r\n\r\n5\r\n{\"pro",
+                                 "Expect: 100-continue\r\nContent-Length: 100\r\n\r\n"}) {
+    RawClient client(port_);
+    client.send(head + rest);
+    std::string answer = client.receive("}\n");
+    if (answer.starts_with("HTTP/1.1 100")) answer = answer.substr(answer.find("\r\n\r\n") + 4);
+    EXPECT_THAT(answer, StartsWith("HTTP/1.1 408 Request Timeout\r\n")) << rest;
+    EXPECT_THAT(answer, testing::AllOf(HasSubstr("Connection: close\r\n"), HasSubstr("Content-Type: application/json"),
+                                       HasSubstr("\"type\":\"invalid_request_error\""), HasSubstr("\"code\":\"request_timeout\""))) << rest;
+    // What comes after all begins no request.
+    client.send("\r\n\r\nGET /healthz HTTP/1.1\r\n" + kClose);
+    client.finish_sending();
+    EXPECT_EQ(client.receive(), "") << rest;
+    EXPECT_FALSE(client.timed_out);
+  }
+  // One that drips is slow all the same.
+  RawClient client(port_);
+  client.send(head + "Content-Length: 1000\r\n\r\n");
+  std::atomic<bool> told = false;
+  std::thread drip([&] {
+    for (int i = 0; i < 300 && !told; ++i) {
+      client.send("x");
+      std::this_thread::sleep_for(10ms);
+    }
+  });
+  EXPECT_THAT(client.receive("}\n"), StartsWith("HTTP/1.1 408"));
+  told = true;
+  drip.join();
+  EXPECT_THAT(exchange("GET /healthz HTTP/1.1\r\n" + kClose), HasSubstr("alive"));
+}
+
+// As uploads are read: the handler says what becomes of it, and its answer arrives.
+TEST(HttpStreamedBody, APieceThatDoesNotComeInTimeIsTheHandlersToAnswer) {
+  asio::io_context context;
+  std::optional<Error> failed;
+  const auto handle = [&](Request request) -> asio::awaitable<Response> {
+    for (;;) {
+      auto piece = co_await request.stream->read();
+      if (!piece) failed = piece.error();
+      if (!piece || piece->empty()) break;
+    }
+    Response response;
+    response.status = failed && failed->code == Code::kDeadlineExceeded ? 408 : 500;
+    co_return response;
+  };
+  ServerOptions options;
+  options.piece_timeout = 200ms;
+  Server server(context.get_executor(), options, ServerHandlers{.request = handle, .refuse = {}, .streams = [](const Request&) { return true; }});
+  ASSERT_TRUE(server.listen("127.0.0.1:0").ok());
+  asio::co_spawn(context, server.run(), asio::detached);
+  std::thread thread([&] { context.run(); });
+  RawClient client(server.port());
+  client.send("PUT /x HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhello");
+  const std::string answer = client.receive("\r\n\r\n");
+  EXPECT_THAT(answer, testing::AllOf(StartsWith("HTTP/1.1 408 Request Timeout"), HasSubstr("Connection: close")));
+  client.finish_sending();
+  EXPECT_EQ(client.receive(), "");
+  EXPECT_FALSE(client.timed_out);
+  asio::post(context, [&] { asio::co_spawn(context, server.stop(Deadline::after(1s)), [&](std::exception_ptr) { context.stop(); }); });
+  thread.join();
+  ASSERT_TRUE(failed.has_value());
+  EXPECT_EQ(failed->code, Code::kDeadlineExceeded);
+}
+
+}  // namespace
+}  // namespace ditfleet::gateway
