@@ -79,6 +79,8 @@ void Client::Impl::seen_to(std::span<const std::string_view> entry_ids, Deadline
   forget << keys_.in();
   const int bare = forget.size();
   for (const std::string_view id : entry_ids) {
+    // With it the intake was numbered anew: what comes next stands before the place that has been read.
+    if (is_last_entry(id)) intake_cursor_ = "0";
     if (stream_id(id).size() == id.size()) continue;
     const auto it = shared_entries_.find(std::string(stream_id(id)));
     if (it == shared_entries_.end()) continue;

@@ -21,6 +21,9 @@ namespace ditfleet::queue {
 redis::Command fcall(std::string_view name, std::size_t keys);
 redis::Command fcall_ro(std::string_view name, std::size_t keys);
 
+// An admission that found its entry to be none of an open job: to be told, or, if the job has just ended, to be dropped.
+Rejection stray(const Admission& a);
+
 class Client::Impl {
  public:
   Impl(std::shared_ptr<redis::Connection> connection, QueueOptions options);

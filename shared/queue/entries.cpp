@@ -21,9 +21,12 @@ bool is_traceparent(std::string_view text) {
   return true;
 }
 
+constexpr std::string_view kTakes = "it takes spec, id, tenant, idempotency_key, traceparent, deadline_ms";
+// Behind it Redis adds nothing.
+constexpr std::string_view kLastId = "18446744073709551615-18446744073709551615";
+
 // Why a plain XADD cannot be taken; empty: it can.
 std::string problem_of(const redis::Reply& flat, const Fields& fields) {
-  constexpr std::string_view kTakes = "it takes spec, id, tenant, idempotency_key, traceparent, deadline_ms";
   constexpr std::string_view kTaken[] = {"spec", "id", "tenant", "idempotency_key", "traceparent", "deadline_ms"};
   for (const auto& [name, value] : fields) {
     if (std::find(std::begin(kTaken), std::end(kTaken), name) == std::end(kTaken)) {
@@ -91,6 +94,12 @@ std::vector<IntakeEntry> several(const std::string& entry_id, const std::vector<
 
 }  // namespace
 
+Error imitation_of_submit() {
+  return invalid_argument("[queue] the entry has the field 'submitted', which the Function ditfleet_v1_submit alone writes; " + std::string(kTakes));
+}
+
+bool is_last_entry(std::string_view entry_id) { return entry_id == kLastId; }
+
 std::string_view stream_id(std::string_view entry_id) { return entry_id.substr(0, entry_id.find('/')); }
 
 std::vector<IntakeEntry> parse_intake(const redis::Reply& entry) {
@@ -108,7 +117,7 @@ std::vector<IntakeEntry> parse_intake(const redis::Reply& entry) {
   // Else it is a plain entry, with an unknown field.
   if (const auto submitted = fields.find("submitted"); submitted != fields.end() && read_submitted(submitted->second, out)) return {out};
   out.raw = true;
-  out.problem = problem_of(entry.elements[1], fields);
+  out.problem = out.entry_id == kLastId ? "[queue] the entry's id is the last that Redis has; add entries with * for the id" : problem_of(entry.elements[1], fields);
   out.deadline_ms = to_int(text_of(fields, "deadline_ms"));
   out.idempotency_key = text_of(fields, "idempotency_key");
   const std::string id = text_of(fields, "id"), tenant = text_of(fields, "tenant");

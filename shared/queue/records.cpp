@@ -250,6 +250,10 @@ StoredJob parse_job(const std::string& id, const redis::Reply& reply) {
   record.created_ms = to_int(packed.entry);
   record.ready_ms = packed.ready_ms;
   record.ended_ms = to_int(text_of(fields, "ended"));
+  // A producer may have chosen an entry's id that is no time.
+  for (const std::int64_t later : {record.ended_ms, record.ready_ms}) {
+    if (later > 0 && (record.created_ms <= 0 || record.created_ms > later)) record.created_ms = later;
+  }
   record.deadline_ms = packed.deadline_ms;
   record.cost_us = packed.cost_us;
   record.units = std::max(packed.units, 1);

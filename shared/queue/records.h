@@ -79,6 +79,10 @@ inline constexpr std::size_t kMostSpecBytes = 1 << 20;
 std::vector<IntakeEntry> parse_intake(const redis::Reply& entry);
 // The entry in the stream.
 std::string_view stream_id(std::string_view entry_id);
+// Whether nothing could be added behind it: once it is gone, the intake is numbered by the clock again.
+bool is_last_entry(std::string_view entry_id);
+// What is told of an entry that came by XADD and looks like one of `submit`.
+Error imitation_of_submit();
 // Appends what one entry says: several assignments may come in one.
 Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>& out);
 

@@ -1,9 +1,7 @@
-// Client: what the scheduler of a shard does.
+// Client: what the scheduler of a shard does, but for the intake (intake.cpp).
 #include <algorithm>
 
-#include "shared/core/bytes.h"
 #include "shared/core/json.h"
-#include "shared/job/validate.h"
 #include "shared/queue/calls.h"
 #include "shared/queue/records.h"
 
@@ -16,16 +14,6 @@ std::vector<bool> flags_of(const redis::Reply& reply) {
   std::vector<bool> out;
   for (const redis::Reply& element : reply.elements) out.push_back(element.integer == 1);
   return out;
-}
-
-// The id of an entry that chose none.
-std::string own_id(const std::string& entry_id) { return "x-" + entry_id; }
-
-// What a repeated idempotency key is compared by: the spec as the gateway stores it, so that the key means the
-// same job over HTTP and by XADD.
-std::string body_hash(const std::string& spec) {
-  const auto parsed = job::parse_spec(spec);
-  return sha256_hex(parsed ? job::to_json(*parsed) : spec);
 }
 
 // What the event of an assignment says of it: members of a JSON object.
@@ -59,122 +47,6 @@ asio::awaitable<Result<void>> Client::resign(const std::string& coordinator, std
   co_return Result<void>();
 }
 
-asio::awaitable<Result<std::vector<IntakeEntry>>> Client::read_intake(int limit, std::chrono::milliseconds block) {
-  const auto impl = impl_;
-  const int count = std::max(1, limit / static_cast<int>(impl->jobs_an_entry_));
-  auto entries = co_await impl->read_stream(impl->intake_connection_, impl->keys_.in(), impl->intake_cursor_, count, block);
-  if (!entries) co_return entries.error();
-  std::vector<IntakeEntry> out;
-  for (const redis::Reply& raw : *entries) {
-    auto jobs = parse_intake(raw);
-    impl->expect(jobs);
-    for (IntakeEntry& entry : jobs) {
-      if (entry.raw) impl->raw_bodies_[entry.entry_id] = body_hash(entry.spec);
-      impl->intake_cursor_ = stream_id(entry.entry_id);
-      out.push_back(std::move(entry));
-    }
-  }
-  if (!entries->empty()) impl->jobs_an_entry_ = out.size() / entries->size();
-  co_return out;
-}
-
-void Client::rewind_intake() {
-  impl_->intake_cursor_ = "0";
-  impl_->raw_bodies_.clear();
-  impl_->shared_entries_.clear();
-}
-
-asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const Admission> admissions, Deadline deadline) {
-  const auto impl = impl_;
-  const Keys& keys = impl->keys_;
-  std::vector<const Admission*> submitted, raw;
-  for (const Admission& a : admissions) (a.raw ? raw : submitted).push_back(&a);
-  const auto common = [](redis::Command& command, const Admission& a) {
-    command << a.entry_id << a.id << a.units << a.spec << a.class_key << packed_batch(a.batch_key, a.adapters) << a.cost_us << a.priority << a.deadline_ms;
-  };
-
-  for (std::size_t begin = 0; begin < submitted.size(); begin += kBatch) {
-    const std::size_t end = std::min(submitted.size(), begin + kBatch);
-    redis::Command command = fcall("admit", 9);
-    command << keys.leader() << keys.in() << keys.ready() << keys.deadline() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events() << epoch;
-    std::vector<std::string_view> entries;
-    for (std::size_t i = begin; i < end; ++i) {
-      common(command, *submitted[i]);
-      entries.push_back(submitted[i]->entry_id);
-    }
-    auto reply = co_await impl->call(std::move(command), deadline);
-    if (!reply) co_return reply.error();
-    impl->seen_to(entries, deadline);
-  }
-
-  std::vector<Rejection> refused;
-  for (std::size_t begin = 0; begin < raw.size(); begin += kBatch) {
-    const std::size_t end = std::min(raw.size(), begin + kBatch);
-    redis::Command command = fcall("admit_raw", 10 + 2 * (end - begin));
-    command << keys.leader() << keys.in() << keys.ready() << keys.deadline() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events() << keys.jobs();
-    for (std::size_t i = begin; i < end; ++i) {
-      const Admission& a = *raw[i];
-      const std::string job = keys.job(a.id);
-      command << job << (a.idempotency_key.empty() ? job : keys.idempotency(a.tenant, a.idempotency_key));
-    }
-    command << epoch << impl->options_.idempotency_ms << impl->options_.retention_ms;
-    for (std::size_t i = begin; i < end; ++i) {
-      const Admission& a = *raw[i];
-      const auto body = impl->raw_bodies_.find(a.entry_id);
-      common(command, a);
-      command << a.tenant << a.traceparent << (body != impl->raw_bodies_.end() ? body->second : sha256_hex(a.spec))
-              << (a.idempotency_key.empty() ? 0 : 1);
-    }
-    auto reply = co_await impl->call(std::move(command), deadline);
-    if (!reply) co_return reply.error();
-    for (std::size_t i = begin; i < end; ++i) {
-      const Admission& a = *raw[i];
-      impl->raw_bodies_.erase(a.entry_id);
-      const std::string verdict = i - begin < reply->elements.size() ? reply->elements[i - begin].text : std::string();
-      if (verdict != "taken" && !verdict.starts_with("mismatch ")) continue;
-      Error why = verdict == "taken"
-                      ? Error{Code::kConflict, "[queue] the id " + a.id + " is taken by another job"}
-                      : Error{Code::kIdempotencyMismatch, "[queue] the idempotency key was used for job " + verdict.substr(9) +
-                                                              " with another body; use a fresh key for a new job"};
-      // The chosen id names somebody else's job: this entry's fate is told under its own.
-      refused.push_back({a.entry_id, verdict == "taken" ? own_id(a.entry_id) : a.id, std::move(why), true, a.tenant, a.spec, a.traceparent});
-    }
-  }
-  if (!refused.empty()) co_return co_await reject(epoch, refused, deadline);
-  co_return Result<void>();
-}
-
-asio::awaitable<Result<void>> Client::reject(std::int64_t epoch, std::span<const Rejection> rejections, Deadline deadline) {
-  const auto impl = impl_;
-  const Keys& keys = impl->keys_;
-  constexpr std::size_t kKeptSpec = 65536;  // of an entry nobody may have checked
-  while (!rejections.empty()) {
-    const auto batch = rejections.first(std::min(rejections.size(), kBatch));
-    rejections = rejections.subspan(batch.size());
-    redis::Command command = fcall("reject", 8 + batch.size());
-    command << keys.leader() << keys.in() << keys.jobs() << keys.deadline() << keys.open() << keys.specs() << keys.last() << keys.events();
-    for (const Rejection& r : batch) command << keys.job(r.id);
-    command << epoch;
-    for (const Rejection& r : batch) {
-      command << r.entry_id << r.id << (r.raw ? 1 : 0) << error_json(r.error) << r.tenant << r.spec.substr(0, kKeptSpec) << r.traceparent;
-      impl->raw_bodies_.erase(r.entry_id);
-    }
-    auto reply = co_await impl->call(std::move(command), deadline);
-    if (!reply) co_return reply.error();
-    std::vector<std::string_view> entries;
-    for (const Rejection& r : batch) entries.push_back(r.entry_id);
-    impl->seen_to(entries, deadline);
-    // A chosen id that names another job: this entry's fate is told under its own.
-    for (std::size_t i = 0; i < batch.size() && i < reply->elements.size(); ++i) {
-      if (reply->elements[i].integer == 1 || batch[i].id == own_id(batch[i].entry_id)) continue;
-      Rejection again = batch[i];
-      again.id = own_id(again.entry_id);
-      if (auto done = co_await reject(epoch, std::span(&again, 1), deadline); !done) co_return done.error();
-    }
-  }
-  co_return Result<void>();
-}
-
 asio::awaitable<Result<std::vector<bool>>> Client::assign(std::int64_t epoch, const std::string& worker_owner,
                                                           std::span<const AssignRequest> units, Deadline deadline) {
   const auto impl = impl_;
@@ -201,6 +73,7 @@ asio::awaitable<Result<std::vector<bool>>> Client::dispatch(std::int64_t epoch, 
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
   std::vector<bool> out;
+  std::vector<Rejection> strays;
   while (!jobs.empty()) {
     const auto batch = jobs.first(std::min(jobs.size(), kBatch));
     jobs = jobs.subspan(batch.size());
@@ -234,8 +107,14 @@ asio::awaitable<Result<std::vector<bool>>> Client::dispatch(std::int64_t epoch, 
     const auto done = flags_of(*reply);
     out.insert(out.end(), done.begin(), done.end());
     std::vector<std::string_view> entries;
-    for (const Dispatch& d : batch) entries.push_back(d.admission.entry_id);
+    for (std::size_t i = 0; i < batch.size() && i < reply->elements.size(); ++i) {
+      if (reply->elements[i].integer < 0) strays.push_back(stray(batch[i].admission));
+      else entries.push_back(batch[i].admission.entry_id);
+    }
     impl->seen_to(entries, deadline);
+  }
+  if (!strays.empty()) {
+    if (auto told = co_await reject(epoch, strays, deadline); !told) co_return told.error();
   }
   co_return out;
 }

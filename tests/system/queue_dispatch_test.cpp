@@ -269,9 +269,10 @@ TEST_F(QueueDispatch, AnEntryOfAnotherJobDispatchesNothing) {
   auto job = dispatch_of(entries.at(0));
   place(job, 0);
   job.admission.entry_id = "1-1";
-  const auto was = stored();
   EXPECT_EQ(dispatch({job}), std::vector{false});
-  EXPECT_EQ(stored(), was);
+  for (const char* id : {"a", "b"}) EXPECT_EQ(event_types(id), "queued") << id;
+  EXPECT_EQ(this->job("x-1-1").state, State::kRejected);  // whoever added it is told
+  EXPECT_TRUE(mail().empty());
   EXPECT_EQ(redis({"XLEN", keys_.in()}).integer, 2);
 }
 

@@ -105,13 +105,35 @@ local function queued_spec(intake, entry)
   return ''
 end
 
+-- After the last id that a stream can have nothing could be added any more: what follows is numbered by the clock again.
+local last_id = '18446744073709551615-18446744073709551615'
+local function renumber(intake)
+  local _, t = clock()
+  local top = redis.call('XREVRANGE', intake, '+', '-', 'COUNT', '1')[1]
+  local at = top and tonumber(string.match(top[1], '^%d+')) >= tonumber(t) and top[1] or t .. '-0'
+  redis.call('XSETID', intake, at)
+end
+
 -- Entries that nobody needs any more. One of several jobs goes when the scheduler has seen to the last of them.
 local function forget_entries(intake, entries, count)
-  local own, n = {}, 0
+  local own, n, last = {}, 0, false
   for i = 1, count do
-    if not string.find(entries[i], '/', 1, true) then n = n + 1; own[n] = entries[i] end
+    local entry = entries[i]
+    if not string.find(entry, '/', 1, true) then n = n + 1; own[n] = entry end
+    if entry == last_id then last = true end
   end
   if n > 0 then redis.call('XDEL', intake, unpack(own)) end
+  if last then renumber(intake) end
+end
+
+-- When a plain entry was added: its id says it, but may have been chosen, and a job of the future would never be swept.
+local function added_at(entry, ms) return int(math.min(tonumber(string.match(entry, '^%d+')), ms)) end
+
+-- Whether an entry is the one that this job was submitted in; o: its open form. Else the job has ended, or the entry was
+-- made to look like one of `submit`: `reject`, which sees ended jobs too, tells which.
+local function is_entry_of(o, entry)
+  local from = o and select(2, string.find(o, '^%d+|%d+|%d+|%-?%d+|%d+|'))
+  return from and string.find(o, entry .. '|', from + 1, true) == from + 1
 end
 
 -- The fields of a batch: every `stride` arguments from `first` on name a job, or one by (id, unit).

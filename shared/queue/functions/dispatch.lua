@@ -20,7 +20,8 @@ end
 -- ARGV epoch lease_ms mailbox_ms owners, then each owner, then of each job
 --      entry id units spec plan class placed, then of each placed unit (unit owner nonce data drop)
 -- plan: "<cost>|<priority>|<deadline_ms>"; class: "<class>|<batch>[|<adapters>]"; owner: which one, from 1; data, drop: as of
--- `assign`. 1: done; 0: the job is not queued any more (ended, admitted before), and nothing has happened to it.
+-- `assign`. 1: done; 0: the job is not queued any more (admitted before), -1: the entry is none of a job that is open, and stays
+-- where it is, for `reject`; then nothing has happened.
 local function dispatch(keys, a)
   local rc, find, sub, match = redis.call, string.find, string.sub, string.match
   local count, args, owners = 0, #a, tonumber(a[4])
@@ -44,7 +45,7 @@ local function dispatch(keys, a)
   local ms, t = clock()
   local till = lease_until(ms, a[2])
   local opens, lasts = redis.call('HMGET', keys[7], unpack(ids)), redis.call('HMGET', keys[9], unpack(ids))
-  local out, seen = {}, {}
+  local out, seen, done = {}, {}, {}
   local over, jobs, specs, dues, admitted, due = {}, {}, {}, {}, 0, 0
   local units, tails, held, leases, h, places, r = {}, {}, 0, {}, 0, {}, 0
   -- Events: a job's i-th unit in the i-th entry, first all that became ready, then all that were assigned.
@@ -57,8 +58,9 @@ local function dispatch(keys, a)
   p = 5 + owners
   for i = 1, count do
     local id, o, k = ids[i], opens[i], number(a[p + 6])
-    local from = is_queued(o) and not seen[id] and find(o, '|', 9, true) + 1
-    if from and find(o, entries[i] .. '|', from, true) == from then
+    local own = is_queued(o) and find(o, '|', 9, true) + 1
+    local from = own and find(o, entries[i] .. '|', own, true) == own and not seen[id] and own
+    if from then
       seen[id] = true
       local n, spec, plan = a[p + 2], a[p + 3], a[p + 4]
       local dl = find(plan, '|0', -2, true) and '0' or match(plan, '|(%d+)$')
@@ -113,12 +115,16 @@ local function dispatch(keys, a)
         held = held + 2
       end
       out[i] = 1
-    else
+      done[#done + 1] = entries[i]
+    elseif is_entry_of(o, entries[i]) then
       out[i] = 0
+      done[#done + 1] = entries[i]
+    else
+      out[i] = -1
     end
     p = p + 7 + 5 * k
   end
-  forget_entries(keys[2], entries, count)
+  forget_entries(keys[2], done, #done)
   if admitted == 0 then return out end
 
   local last, z = {}, 0

@@ -14,7 +14,7 @@ local function submit(keys, a)
   local none = rc('EXISTS', unpack(jobs)) == 0
   local opens = read_all(keys[4], ids_of(a, 2, 7))
   local good, begins = nil, nil  -- a tenant that is valid, and how its idempotency keys begin
-  local new, n = {}, 0
+  local new, n, taken = {}, 0, {}
   local p = 2
   for i = 1, count do
     local id, tenant, sha, dl = a[p], a[p + 1], a[p + 3], a[p + 6]
@@ -43,6 +43,7 @@ local function submit(keys, a)
           n = n + 1
           new[n] = p
           made[id] = p
+          if keyed then taken[#taken + 1] = keys[6 + 2 * i] end
           verdict = 'created'
         end
       end
@@ -67,7 +68,11 @@ local function submit(keys, a)
       bytes = bytes + #a[p + 2]
       to = to + 1
     until to > n or bytes > 65536 or to - first == 128
-    local entry = rc('XADD', keys[1], '*', unpack(fields))
+    local entry = redis.pcall('XADD', keys[1], '*', unpack(fields))
+    if type(entry) == 'table' then  -- an entry was added under the last id there is, and is still there
+      for i = 1, #taken do rc('DEL', taken[i]) end  -- or a repeated key would name a job that never was
+      return redis.error_reply('TRYAGAIN the intake takes no entry just now: ' .. entry.err)
+    end
     local alone = to - first == 1
     for i = first, to - 1 do
       p = new[i]

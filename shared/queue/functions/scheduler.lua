@@ -64,26 +64,28 @@ end
 
 -- KEYS leader in ready deadline units open specs last events
 -- ARGV epoch, then (entry id units spec class batch cost priority deadline_ms) each
+-- each: 1 admitted, 0 admitted before, -1 the entry is none of a job that is open, and stays where it is, for `reject`
 local function admit(keys, a)
   local _, t = clock()
   local j, all = journal('feed', {events = keys[9], last = keys[8], open = keys[6], specs = keys[7]}), admissions()
   local opens = read_all(keys[6], ids_of(a, 3, 9))
-  local entries, seen = {}, {}
+  local entries, seen, out = {}, {}, {}
   for i = 1, #opens do
     local p = 9 * i - 7
     local entry, id, o = a[p], a[p + 1], opens[i]
-    if is_queued(o) and not seen[id] then
-      local whose = string.match(o, '^0|0|0|0|%d+|(.*)||$')
-      if string.find(whose, entry .. '|', 1, true) == 1 then
-        enter(j, all, a, p + 1, t, whose)
-        seen[id] = true
-      end
+    local own = is_entry_of(o, entry)
+    if own and is_queued(o) and not seen[id] then
+      enter(j, all, a, p + 1, t, string.match(o, '^0|0|0|0|%d+|(.*)||$'))
+      seen[id] = true
+      out[i] = 1
+    else
+      out[i] = own and 0 or -1
     end
-    entries[i] = entry
+    if own then entries[#entries + 1] = entry end
   end
   forget_entries(keys[2], entries, #entries)
   write_admissions(j, all, keys[3], keys[4], keys[5])
-  return #all.places / 2
+  return out
 end
 
 -- Entries that came by XADD become jobs here.
@@ -94,7 +96,7 @@ end
 -- entry where it is, for a rejection.
 local function admit_raw(keys, a)
   local rc = redis.call
-  local _, t = clock()
+  local ms, t = clock()
   local j, all = journal('feed', {events = keys[9], last = keys[8], open = keys[6], specs = keys[7]}), admissions()
   local out, made = {}, {}
   local p, k = 4, 11
@@ -119,7 +121,7 @@ local function admit_raw(keys, a)
         note(j, id, id, 'queued -1 {}')
         write(j)
         enter(j, all, a, p + 1, t, string.match(made[id], '^0|0|0|0|%d+|(.*)||$'))
-        rc('ZADD', keys[10], string.match(entry, '^%d+'), id)
+        rc('ZADD', keys[10], added_at(entry, ms), id)
         verdict = 'created'
       end
     end
@@ -132,11 +134,12 @@ local function admit_raw(keys, a)
 end
 
 -- KEYS leader in jobs deadline open specs last events, then job each
--- ARGV epoch, then (entry id raw error_json tenant spec traceparent) each. 1: rejected, now or before; 0: a raw
--- entry chose the id of another job, and stays where it is.
+-- ARGV epoch, then (entry id raw error_json tenant spec traceparent) each. 1: rejected, now or before, or the job has ended;
+-- 0: the entry is not the one of job `id`, and stays where it is: a raw one chose the id of another job, any other came by
+-- XADD and looks like one of `submit`.
 local function reject(keys, a)
   local rc = redis.call
-  local _, t = clock()
+  local ms, t = clock()
   local j = journal('feed', {events = keys[8], last = keys[7], open = keys[5], specs = keys[6], deadlines = keys[4]})
   local out = {}
   local p, k = 2, 9
@@ -149,14 +152,14 @@ local function reject(keys, a)
     if new then
       o = queued('0', entry, a[p + 4], '', a[p + 6])
       known = entry
-      rc('ZADD', keys[3], string.match(entry, '^%d+'), id)
+      rc('ZADD', keys[3], added_at(entry, ms), id)
       note(j, id, id, 'queued -1 {}')
     end
     if is_queued(o) and known == entry then
       end_queued(j, job, id, o, 'rejected', t, err, a[p + 5])
       write(j)
     end
-    local ok = not raw or known == entry
+    local ok = known == entry
     if ok then forget_entries(keys[2], {entry}, 1) end
     out[#out + 1] = ok and 1 or 0
     p, k = p + 7, k + 1
