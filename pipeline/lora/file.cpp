@@ -100,6 +100,7 @@ class Reader {
     if (auto sorted = sort_keys(); !sorted) return sorted.error();
     auto scaling = LoraScaling::parse(file_.metadata());
     if (!scaling) return wrong(scaling.error().message);
+    if (auto told = every_alpha_or_none(); !told) return told.error();
     std::vector<LoraTerm> terms;
     for (const auto& [target, module] : modules_) {
       auto term = term_of(*target, module, *scaling);
@@ -138,6 +139,22 @@ class Reader {
                    "; PEFT's, kohya's, BFL's and XLabs' names are known");
     if (!lacking.empty()) return wrong("it has weights for blocks that this model lacks: " + list(lacking) + "; is it for another base model?");
     if (modules_.empty()) return wrong("it holds no LoRA weights");
+    return {};
+  }
+
+  // In files of PEFT's kind diffusers gives modules without an alpha tensor the alpha of whichever comes first, other
+  // programs a scale of 1. kohya's say it for each: there a missing one is a scale of 1 to all.
+  Result<void> every_alpha_or_none() const {
+    std::array<std::vector<std::string>, 3> with, without;  // of each part
+    for (const auto& [target, module] : modules_) {
+      if (!module.down || !module.up || module.down->name.ends_with(".lora_down.weight")) continue;
+      (module.alpha ? with : without)[static_cast<std::size_t>(target->part)].push_back(module.name);
+    }
+    for (std::size_t part = 0; part < with.size(); ++part) {
+      if (with[part].empty() || without[part].empty()) continue;
+      return wrong("it gives " + std::to_string(with[part].size()) + " modules an alpha (" + list(with[part]) + ") and " + std::to_string(without[part].size()) +
+                   " none (" + list(without[part]) + "), which programs take differently; give every module one, or none (its rank is the alpha of a scale of 1)");
+    }
     return {};
   }
 
