@@ -37,8 +37,9 @@ struct EngineOptions {
   std::int64_t lora_host_bytes = std::int64_t{4} << 30;  // of each model: adapters in host memory
 };
 
-// An adapter's file (safetensors; PEFT's, kohya's, BFL's or XLabs' names) and how strongly it is applied: any finite
-// number, negative too.
+// An adapter's file (safetensors; PEFT's, kohya's, BFL's or XLabs' names) and how strongly it is applied: from
+// −kMostLoraScale to kMostLoraScale, as jobs have it.
+inline constexpr double kMostLoraScale = 100;
 struct LoraRequest {
   std::string path;
   double scale = 1.0;

@@ -1,7 +1,10 @@
 #include "pipeline/engine_adapters.h"
 
+#include <cmath>
 #include <cstring>
 #include <utility>
+
+#include "pipeline/device/failure.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -49,6 +52,8 @@ std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStor
       for (const Adapter::Term& term : adapter->terms) {
         LowRank low_rank = term.low_rank;
         low_rank.scale *= strength;
+        if (!std::isfinite(static_cast<float>(low_rank.scale)))
+          fail(Code::kInvalidArgument, "loras gives an adapter a scale of " + std::to_string(strength) + ", with whose own scale (alpha / rank) that is more than fp32 holds", "loras");
         linears[static_cast<std::size_t>(term.part)][term.slot].slot->low_rank.push_back(std::move(low_rank));
         if (term.part == LoraPart::kClip) clip.run_op_by_op();
         if (term.part == LoraPart::kT5) t5.run_op_by_op();

@@ -4,7 +4,9 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdio>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine_steps.h"
@@ -36,6 +38,26 @@ void check_range(const std::string& field, int value, int least, int most) {
     refuse(field, "is " + std::to_string(value) + "; it must be from " + std::to_string(least) + " to " + std::to_string(most));
 }
 
+// "100 and 0.5"
+std::string strengths(const std::vector<LoraRequest>& loras) {
+  std::string text;
+  for (std::size_t i = 0; i < loras.size(); ++i) {
+    std::array<char, 32> number;
+    std::snprintf(number.data(), number.size(), "%g", loras[i].scale);
+    text += (i == 0 ? "" : i + 1 == loras.size() ? " and " : ", ") + std::string(number.data());
+  }
+  return text;
+}
+
+// The request asked for something that this model's numbers do not hold.
+[[noreturn]] void no_picture(const ImageRequest& request, const std::string& what) {
+  const bool adapted = std::any_of(request.loras.begin(), request.loras.end(), [](const LoraRequest& lora) { return lora.scale != 0; });
+  if (adapted)
+    fail(Code::kInvalidArgument, "[decode] " + what + " hold NaN or infinity, with adapters at the strengths " + strengths(request.loras) +
+                                     " (in the request's order); smaller ones would do, or another adapter", "loras");
+  fail(Code::kDataCorrupt, "[decode] " + what + " hold NaN or infinity; the model's weights or its precision (worker.dtype) do not hold this request");
+}
+
 }  // namespace
 
 FluxModel::FluxModel(ModelInfo info, Placement placement, FluxFolder folder, Prompts prompts, AdapterStore::Limits adapters)
@@ -57,7 +79,8 @@ void FluxModel::check(const ImageRequest& r) const {
   if (r.loras.size() > kMaxLoras)
     refuse("loras", "has " + std::to_string(r.loras.size()) + " entries; at most " + std::to_string(kMaxLoras) + " are allowed");
   for (const LoraRequest& lora : r.loras)
-    if (!std::isfinite(lora.scale)) refuse("loras", "gives " + lora.path + " a scale that is not a finite number");
+    if (!(std::abs(lora.scale) <= kMostLoraScale))
+      refuse("loras", "gives " + lora.path + " a scale of " + std::to_string(lora.scale) + "; it must be a finite number from -100 to 100");
 }
 
 TextEmbedding FluxModel::embed(const std::string& prompt, int max_sequence_length, const AdaptedModels* adapted) {
@@ -189,7 +212,11 @@ Result<Image> FluxModel::decode(Prepared& prepared) {
     FluxPrepared& p = own(prepared);
     if (!p.latents.defined()) fail(Code::kInternal, "[decode] denoise() has not been run");
     StageScope scope(placement_.device);
-    p.image = unit_range(folder_.vae.decode(unpack_latents(p.latents, p.rows, p.columns)));
+    const at::Tensor decoded = folder_.vae.decode(unpack_latents(p.latents, p.rows, p.columns));
+    const auto finite = are_finite({p.latents, decoded});
+    if (!finite[0]) no_picture(p.request, "the latents after denoising");
+    if (!finite[1]) no_picture(p.request, "the pixels that the VAE decoded");
+    p.image = unit_range(decoded);
     Image image = to_image(p.image);
     scope.finish();
     p.add_phase("vae", start);

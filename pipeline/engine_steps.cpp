@@ -55,7 +55,9 @@ Image preview(const FluxFolder& folder, Placement placement, const FluxPrepared&
   const std::int64_t h = latents.size(2), w = latents.size(3), longest = std::max(h, w);
   if (longest > kPreviewSide)
     latents = at::adaptive_avg_pool2d(latents, {std::max<std::int64_t>(1, h * kPreviewSide / longest), std::max<std::int64_t>(1, w * kPreviewSide / longest)});
-  return to_image(unit_range(folder.vae.decode(latents)));
+  const at::Tensor decoded = folder.vae.decode(latents);
+  if (!are_finite({decoded})[0]) fail(Code::kDataCorrupt, "the picture so far holds NaN or infinity");
+  return to_image(unit_range(decoded));
 }
 
 class Loop {

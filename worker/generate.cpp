@@ -232,10 +232,10 @@ Result<pipeline::LoraRequest> lora_of(const std::string& text) {
     const char* end = text.data() + text.size();
     double scale = 0;
     const auto [at, error] = std::from_chars(text.data() + colon + 1, end, scale);
-    if (error == std::errc() && at == end && std::isfinite(scale)) {
+    if (error == std::errc() && at == end && std::abs(scale) <= pipeline::kMostLoraScale) {
       lora = {text.substr(0, colon), scale};
     } else if (!std::filesystem::exists(text, unknown)) {
-      return invalid_argument("--lora is '" + text + "'; it takes FILE or FILE:SCALE with a finite number, such as style.safetensors:0.7");
+      return invalid_argument("--lora is '" + text + "'; it takes FILE or FILE:SCALE with a finite number from -100 to 100, such as style.safetensors:0.7");
     }
   }
   if (lora.path.empty()) return invalid_argument("--lora is '" + text + "', which names no file; it takes FILE or FILE:SCALE");

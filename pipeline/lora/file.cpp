@@ -189,6 +189,8 @@ class Reader {
     }
     const auto scale = scaling.scale(target.part, LoraNames::split(module.name).rest, term.rank, alpha);
     if (!scale) return wrong(scale.error().message);
+    if (!std::isfinite(static_cast<float>(*scale)))
+      return wrong("the alpha of " + excerpt(module.name, kLongestName) + " is so large that its scale (alpha / rank) is more than fp32 holds");
     term.scale = *scale;
     return term;
   }

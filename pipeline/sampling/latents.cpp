@@ -2,9 +2,13 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/round.h>
+#include <ATen/ops/stack.h>
+
+#include <cmath>
 
 namespace ditfleet::pipeline {
 
@@ -26,6 +30,20 @@ at::Tensor unpack_latents(const at::Tensor& tokens, std::int64_t rows, std::int6
 
 at::Tensor euler_step(const at::Tensor& tokens, const at::Tensor& velocity, const at::Tensor& now, const at::Tensor& next) {
   return (tokens.to(c10::ScalarType::Float) + (next - now) * velocity).to(velocity.scalar_type());
+}
+
+std::vector<bool> are_finite(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> ends;  // the least and the greatest element; a NaN anywhere is both
+  for (const at::Tensor& tensor : tensors) {
+    const auto [least, greatest] = at::aminmax(tensor);
+    ends.push_back(least.to(c10::ScalarType::Float));
+    ends.push_back(greatest.to(c10::ScalarType::Float));
+  }
+  const at::Tensor host = at::stack(ends).to(c10::DeviceType::CPU);
+  const auto* value = host.const_data_ptr<float>();
+  std::vector<bool> finite;
+  for (std::size_t i = 0; i < tensors.size(); ++i) finite.push_back(std::isfinite(value[2 * i]) && std::isfinite(value[2 * i + 1]));
+  return finite;
 }
 
 at::Tensor unit_range(const at::Tensor& decoded) { return at::clamp(decoded * 0.5 + 0.5, 0, 1); }

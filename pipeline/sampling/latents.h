@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "pipeline/device/device.h"
 #include "pipeline/engine.h"
@@ -24,9 +25,12 @@ at::Tensor unpack_latents(const at::Tensor& tokens, std::int64_t rows, std::int6
 // that the product is rounded to velocity's type before the fp32 sum, as in diffusers. Returns velocity's type.
 at::Tensor euler_step(const at::Tensor& tokens, const at::Tensor& velocity, const at::Tensor& now, const at::Tensor& next);
 
+// Of each tensor, whether no element is NaN or infinity. One reduction a tensor, then waits for the device.
+std::vector<bool> are_finite(const std::vector<at::Tensor>& tensors);
+
 // Decoder output [1, C, H, W] → [0, 1] in the same type.
 at::Tensor unit_range(const at::Tensor& decoded);
-// [1, 3 or 1, H, W] in [0, 1] → 8 bit RGB, rounded half to even. Waits for the device.
+// [1, 3 or 1, H, W] in [0, 1], no NaN among them → 8 bit RGB, rounded half to even. Waits for the device.
 Image to_image(const at::Tensor& unit);
 
 }  // namespace ditfleet::pipeline

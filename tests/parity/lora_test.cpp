@@ -5,13 +5,16 @@
 
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <map>
+#include <span>
 #include <thread>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine.h"
 #include "pipeline/weights/safetensors.h"
+#include "pipeline/weights/safetensors_writer.h"
 #include "shared/core/json.h"
 #include "tests/parity/flux_golden.h"
 
@@ -211,7 +214,8 @@ TEST_F(LoraTest, RefusesBadRequests) {
     EXPECT_EQ(result.error().param, "loras");
     return result.error();
   };
-  EXPECT_NE(refusal([](auto& r) { r.loras[0].scale = NAN; }).message.find("finite"), std::string::npos);
+  for (const double scale : {static_cast<double>(NAN), static_cast<double>(INFINITY), 1e300, -1e300, 100.5})
+    EXPECT_NE(refusal([&](auto& r) { r.loras[0].scale = scale; }).message.find("a finite number from -100 to 100"), std::string::npos) << scale;
   EXPECT_NE(refusal([](auto& r) { r.loras.resize(17, r.loras[0]); }).message.find("at most 16"), std::string::npos);
   EXPECT_EQ(refusal([](auto& r) { r.loras[0].path = "/"; }).code, Code::kDataCorrupt);
   const auto foreign = fs::path(DITFLEET_SOURCE_DIR) / "deploy/demo-model/loras/night.safetensors";
@@ -219,6 +223,52 @@ TEST_F(LoraTest, RefusesBadRequests) {
   EXPECT_EQ(other.code, Code::kInvalidArgument);
   EXPECT_NE(other.message.find("another base model"), std::string::npos) << other.message;
   expect_golden(draw(g.request), g);  // none of them harmed the model
+}
+
+// Finite weights, an infinite product: the request fails and says why, and the next one finds the model as it was.
+TEST_F(LoraTest, APictureThatIsNotFiniteIsAnErrorOfItsRequest) {
+  const LoraGolden g = load("one");
+  const auto file = unwrap(SafetensorsFile::open(adapter("attention")));
+  std::vector<std::vector<float>> values;
+  std::vector<TensorToWrite> tensors;
+  for (const auto& entry : file.entries()) {
+    const auto view = file.view(entry);
+    ASSERT_EQ(view.dtype, DType::kF32);
+    auto& large = values.emplace_back(view.bytes.size() / sizeof(float));
+    std::memcpy(large.data(), view.bytes.data(), view.bytes.size());
+    for (float& v : large) v *= 1e30f;
+    tensors.push_back({std::string(entry.name), DType::kF32, {view.shape.begin(), view.shape.end()}, {}});
+  }
+  for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].bytes = std::as_bytes(std::span(values[i]));
+  const fs::path path = fs::temp_directory_path() / ("ditfleet_lora_large_" + std::to_string(::getpid()) + ".safetensors");
+  unwrap(write_safetensors(path.string(), tensors));
+  ImageRequest request = g.request;
+  request.loras = {{path.string(), 0.5}, {adapter("alpha"), -1}};
+  auto prepared = unwrap(model().encode(request));
+  int previews = 0;
+  unwrap(model().denoise(*prepared, [&](const StepProgress& progress) {
+    const auto preview = progress.preview();
+    previews += preview.ok();
+    return true;
+  }));
+  EXPECT_EQ(previews, 0);
+  const auto image = model().decode(*prepared);
+  ASSERT_FALSE(image);
+  EXPECT_EQ(image.error().code, Code::kInvalidArgument);
+  EXPECT_EQ(image.error().param, "loras");
+  EXPECT_NE(image.error().message.find("NaN or infinity, with adapters at the strengths 0.5 and -1"), std::string::npos) << image.error().message;
+  // Without adapters it is not theirs.
+  request.loras.clear();
+  request.negative_prompt = "blue";
+  request.true_cfg_scale = 1e38;
+  prepared = unwrap(model().encode(request));
+  unwrap(model().denoise(*prepared, nullptr));
+  const auto plain = model().decode(*prepared);
+  ASSERT_FALSE(plain);
+  EXPECT_EQ(plain.error().code, Code::kDataCorrupt);
+  EXPECT_NE(plain.error().message.find("[decode] the latents after denoising hold NaN or infinity; the model's"), std::string::npos) << plain.error().message;
+  expect_golden(draw(g.request), g);
+  fs::remove(path);
 }
 
 TEST_F(LoraTest, AskedForASmallerLargestRankRefuses) {

@@ -123,6 +123,7 @@ TEST_F(WorkerCommands, AdaptersAreAppliedAndBadOnesRefused) {
   EXPECT_EQ(picture({attention + ":0", clip + ":0.0"}), without);
 
   expect_refused(generate({"--lora", attention + ":much"}), {"--lora", "FILE:SCALE"});
+  expect_refused(generate({"--lora", attention + ":1e300"}), {"--lora", "from -100 to 100"});
   expect_refused(generate({"--lora", attention + ":inf"}), {"--lora", "finite"});
   expect_refused(generate({"--lora", ":1"}), {"--lora", "names no file"});
   expect_refused(generate({"--lora", dir_ + "/none.safetensors"}), {"--lora", "none.safetensors"}, 1);

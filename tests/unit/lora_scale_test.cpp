@@ -54,6 +54,13 @@ TEST_F(LoraFileTest, AKohyaModuleWithoutAlphaHasScaleOne) {
   EXPECT_DOUBLE_EQ(both[0].scale + both[1].scale, 1.5);
 }
 
+TEST_F(LoraFileTest, RefusesAScaleThatFp32DoesNotHold) {
+  const auto with = [&](const std::string& alpha) { return read_these(pair_of(kQ, kWidth, kWidth), {{"lora_adapter_metadata", R"({"transformer.lora_alpha":)" + alpha + "}"}}); };
+  EXPECT_SAYS(refusal(with("1e300")), "alpha");
+  EXPECT_SAYS(refusal(with("-1e300")), "more than fp32 holds");
+  EXPECT_TRUE(with("1e30"));
+}
+
 TEST_F(LoraFileTest, RefusesMetadataThatIsWrong) {
   const auto with = [&](const std::string& json) { return refusal(read_these(pair_of(kQ, kWidth, kWidth), {{"lora_adapter_metadata", json}})); };
   EXPECT_SAYS(with("{"), "not JSON");
