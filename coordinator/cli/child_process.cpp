@@ -14,6 +14,8 @@
 #include <filesystem>
 #include <utility>
 
+#include "shared/core/fork_child.h"
+
 namespace ditfleet::cli {
 namespace {
 
@@ -65,14 +67,7 @@ Result<void> ChildProcess::start() {
   const auto argv = pointers(spec_.argv);
   const auto environment = pointers(spec_.environment);
   const pid_t parent = ::getpid();
-  const pid_t pid = ::fork();
-  if (pid < 0) {
-    const int e = errno;
-    ::close(pipe_ends[0]);
-    ::close(pipe_ends[1]);
-    return unavailable("cannot start " + spec_.label + ": " + std::strerror(e));
-  }
-  if (pid == 0) {
+  const pid_t pid = fork_child([&] {
     ::prctl(PR_SET_PDEATHSIG, spec_.death_signal);
     if (::getppid() != parent) ::_exit(1);  // it died in between
     ::setpgid(0, 0);
@@ -88,6 +83,11 @@ Result<void> ChildProcess::start() {
     constexpr std::string_view kFailed = "cannot execute the program\n";
     (void)!::write(STDERR_FILENO, kFailed.data(), kFailed.size());
     ::_exit(127);
+  });
+  if (pid < 0) {
+    ::close(pipe_ends[0]);
+    ::close(pipe_ends[1]);
+    return unavailable("cannot start " + spec_.label + ": " + std::strerror(-pid));
   }
   ::close(pipe_ends[1]);
   if (output_ >= 0) ::close(output_);

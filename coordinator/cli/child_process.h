@@ -17,7 +17,7 @@ struct ChildSpec {
   std::string label;              // "worker-1": the prefix of its lines and the name of its log file
   std::vector<std::string> argv;  // argv[0] is the path of the program
   std::vector<std::string> environment;
-  int death_signal = 9;   // what it gets when this process dies
+  int death_signal = 9;   // what it gets when this process dies; not when the thread ends that started it
   int inherited_fd = -1;  // kept open in the child; -1: none
   std::string log_file;   // every line it prints is appended here
   bool echo = true;       // and, with the label before it, to stderr
@@ -31,7 +31,7 @@ struct ChildEnd {
   std::string text() const;  // "exited with status 1", "was killed by signal 9"
 };
 
-// Not thread safe. The process that starts children must stay single threaded until it has them all.
+// Not thread safe; any thread may start it.
 class ChildProcess {
  public:
   explicit ChildProcess(ChildSpec spec);

@@ -17,6 +17,7 @@
 #include <thread>
 #include <utility>
 
+#include "shared/core/fork_child.h"
 #include "shared/redis/connection.h"
 
 namespace ditfleet::redis {
@@ -79,10 +80,11 @@ pid_t spawn_redis(const std::string& conf, const std::string& log_path, int& why
   pid_t pid = -1;
   if (log >= 0 && null >= 0 && ::pipe2(told.data(), O_CLOEXEC) == 0) {
     const pid_t parent = ::getpid();
-    pid = ::fork();
-    if (pid == 0) become_redis(conf.c_str(), log, null, told[1], parent);
+    pid = fork_child([&, name = conf.c_str()] { become_redis(name, log, null, told[1], parent); });
+    why = pid < 0 ? -pid : 0;
+  } else {
+    why = errno;
   }
-  why = pid < 0 ? errno : 0;
   for (const int fd : {log, null, told[1]}) {
     if (fd >= 0) ::close(fd);
   }

@@ -1,15 +1,19 @@
 // The command line's parts that decide: event streams, job bodies, addresses, restarts, tables, children.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <thread>
 
 #include "coordinator/cli/child_process.h"
 #include "coordinator/cli/generate.h"
@@ -193,6 +197,30 @@ TEST_F(Children, SignalsAreToldApartAndAChildStartsAgain) {
     EXPECT_EQ(end.signal, SIGKILL);
     EXPECT_FALSE(end.clean());
   }
+}
+
+// The kernel counts the end of the thread that forked as the parent's death.
+TEST_F(Children, AChildOutlivesTheThreadThatStartedIt) {
+  std::array<int, 2> go{};
+  ASSERT_EQ(::pipe2(go.data(), O_CLOEXEC), 0);
+  ChildSpec spec = shell("echo ready; read line <&" + std::to_string(go[0]) + "; echo told");
+  spec.inherited_fd = go[0];
+  ChildProcess child(spec);
+  fs::path thread;
+  std::thread starter([&] {
+    thread = "/proc/self/task/" + std::to_string(::syscall(SYS_gettid));
+    ASSERT_TRUE(child.start().ok());
+    pollfd said{child.output_fd(), POLLIN, 0};  // by then it has asked for its signal
+    ASSERT_EQ(::poll(&said, 1, 10'000), 1);
+  });
+  starter.join();
+  while (fs::exists(thread)) std::this_thread::yield();  // join() is a little ahead of that
+  ASSERT_EQ(::write(go[1], "go\n", 3), 3);
+  const ChildEnd end = wait(child);
+  EXPECT_TRUE(end.clean()) << end.text();
+  EXPECT_EQ(child.last_line(), "told");
+  ::close(go[0]);
+  ::close(go[1]);
 }
 
 TEST_F(Children, AProgramThatIsNotThereEndsWith127) {
