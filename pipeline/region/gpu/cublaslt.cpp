@@ -74,20 +74,16 @@ struct CublasLt::Descriptors {
 };
 
 Result<const CublasLt::Library*> CublasLt::library() {
-  static const Library* const opened = []() -> const Library* {
-    // LibTorch's CUDA part has loaded it already; by its name it is found wherever that lies.
-    void* file = dlopen("libcublasLt.so.13", RTLD_NOW | RTLD_LOCAL);
-    if (!file) return nullptr;
-    auto* l = new Library{};  // lives as long as the process
-    const bool whole = bind(file, "cublasLtCreate", l->create) && bind(file, "cublasLtDestroy", l->destroy) && bind(file, "cublasLtGetVersion", l->version) &&
-                       bind(file, "cublasLtMatmulDescCreate", l->desc_create) && bind(file, "cublasLtMatmulDescDestroy", l->desc_destroy) &&
-                       bind(file, "cublasLtMatmulDescSetAttribute", l->desc_set) && bind(file, "cublasLtMatrixLayoutCreate", l->layout_create) &&
-                       bind(file, "cublasLtMatrixLayoutDestroy", l->layout_destroy) && bind(file, "cublasLtMatmulPreferenceCreate", l->preference_create) &&
-                       bind(file, "cublasLtMatmulPreferenceDestroy", l->preference_destroy) &&
-                       bind(file, "cublasLtMatmulPreferenceSetAttribute", l->preference_set) &&
-                       bind(file, "cublasLtMatmulAlgoGetHeuristic", l->heuristic) && bind(file, "cublasLtMatmul", l->matmul);
-    return whole ? l : nullptr;
-  }();
+  // LibTorch's CUDA part has loaded it already; by its name it is found wherever that lies.
+  static const Library* const opened = open_library<Library>("libcublasLt.so.13", [](void* library, Library& t) {
+    return bind(library, "cublasLtCreate", t.create) && bind(library, "cublasLtDestroy", t.destroy) && bind(library, "cublasLtGetVersion", t.version) &&
+           bind(library, "cublasLtMatmulDescCreate", t.desc_create) && bind(library, "cublasLtMatmulDescDestroy", t.desc_destroy) &&
+           bind(library, "cublasLtMatmulDescSetAttribute", t.desc_set) && bind(library, "cublasLtMatrixLayoutCreate", t.layout_create) &&
+           bind(library, "cublasLtMatrixLayoutDestroy", t.layout_destroy) && bind(library, "cublasLtMatmulPreferenceCreate", t.preference_create) &&
+           bind(library, "cublasLtMatmulPreferenceDestroy", t.preference_destroy) &&
+           bind(library, "cublasLtMatmulPreferenceSetAttribute", t.preference_set) &&
+           bind(library, "cublasLtMatmulAlgoGetHeuristic", t.heuristic) && bind(library, "cublasLtMatmul", t.matmul);
+  });
   if (!opened) return unavailable("[nvrtc] libcublasLt.so.13 does not load; it comes with LibTorch's CUDA part");
   return opened;
 }

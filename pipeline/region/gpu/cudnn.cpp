@@ -82,18 +82,14 @@ class Cudnn::Plan {
 };
 
 Result<const Cudnn::Library*> Cudnn::library() {
-  static const Library* const opened = []() -> const Library* {
-    // LibTorch's CUDA part has loaded it already; by its name it is found wherever that lies.
-    void* file = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
-    if (!file) return nullptr;
-    auto* l = new Library{};  // lives as long as the process
-    const bool whole = bind(file, "cudnnCreate", l->create) && bind(file, "cudnnDestroy", l->destroy) && bind(file, "cudnnGetVersion", l->version) &&
-                       bind(file, "cudnnSetStream", l->set_stream) && bind(file, "cudnnBackendCreateDescriptor", l->make) &&
-                       bind(file, "cudnnBackendDestroyDescriptor", l->drop) && bind(file, "cudnnBackendSetAttribute", l->set) &&
-                       bind(file, "cudnnBackendGetAttribute", l->get) && bind(file, "cudnnBackendFinalize", l->finish) &&
-                       bind(file, "cudnnBackendExecute", l->execute);
-    return whole ? l : nullptr;
-  }();
+  // LibTorch's CUDA part has loaded it already; by its name it is found wherever that lies.
+  static const Library* const opened = open_library<Library>("libcudnn.so.9", [](void* library, Library& t) {
+    return bind(library, "cudnnCreate", t.create) && bind(library, "cudnnDestroy", t.destroy) && bind(library, "cudnnGetVersion", t.version) &&
+           bind(library, "cudnnSetStream", t.set_stream) && bind(library, "cudnnBackendCreateDescriptor", t.make) &&
+           bind(library, "cudnnBackendDestroyDescriptor", t.drop) && bind(library, "cudnnBackendSetAttribute", t.set) &&
+           bind(library, "cudnnBackendGetAttribute", t.get) && bind(library, "cudnnBackendFinalize", t.finish) &&
+           bind(library, "cudnnBackendExecute", t.execute);
+  });
   if (!opened) return unavailable("[nvrtc] libcudnn.so.9 does not load; it comes with LibTorch's CUDA part");
   if (opened->version() < kOldest)
     return unavailable("[nvrtc] cuDNN is " + std::to_string(opened->version()) + "; attention that writes where it is told needs " + std::to_string(kOldest) + " or newer");

@@ -15,26 +15,22 @@ std::string Driver::name_of(int error) const {
 }
 
 Result<const Driver*> driver() {
-  static const Driver* const opened = []() -> const Driver* {
-    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!library) return nullptr;
-    auto* d = new Driver{};  // lives as long as the process
+  static const Driver* const opened = open_library<Driver>("libcuda.so.1", [](void* library, Driver& t) {
     // Names with a version suffix are those that the headers of CUDA 11 and later map the plain ones to.
-    const bool whole = bind(library, "cuInit", d->init) && bind(library, "cuDriverGetVersion", d->version) && bind(library, "cuDeviceGet", d->device) &&
-                       bind(library, "cuDeviceGetName", d->device_name) && bind(library, "cuDeviceGetAttribute", d->attribute) &&
-                       bind(library, "cuCtxGetCurrent", d->current) && bind(library, "cuDevicePrimaryCtxRetain", d->retain) &&
-                       bind(library, "cuCtxSetCurrent", d->set_current) && bind(library, "cuModuleLoadData", d->load) &&
-                       bind(library, "cuModuleUnload", d->unload) && bind(library, "cuModuleGetFunction", d->function) &&
-                       bind(library, "cuLaunchKernel", d->launch) && bind(library, "cuEventCreate", d->event_create) &&
-                       bind(library, "cuEventDestroy_v2", d->event_destroy) && bind(library, "cuEventRecord", d->event_record) &&
-                       bind(library, "cuEventSynchronize", d->event_synchronize) && bind(library, "cuEventElapsedTime", d->event_elapsed) &&
-                       bind(library, "cuStreamWaitEvent", d->stream_wait) && bind(library, "cuMemGetInfo_v2", d->memory_info) &&
-                       bind(library, "cuStreamBeginCapture_v2", d->capture_begin) &&
-                       bind(library, "cuStreamEndCapture", d->capture_end) && bind(library, "cuGraphInstantiateWithFlags", d->graph_instantiate) &&
-                       bind(library, "cuGraphLaunch", d->graph_launch) && bind(library, "cuGraphExecDestroy", d->graph_executable_destroy) &&
-                       bind(library, "cuGraphDestroy", d->graph_destroy) && bind(library, "cuGetErrorName", d->error_name);
-    return whole && d->init(0) == 0 ? d : nullptr;
-  }();
+    return bind(library, "cuInit", t.init) && bind(library, "cuDriverGetVersion", t.version) && bind(library, "cuDeviceGet", t.device) &&
+           bind(library, "cuDeviceGetName", t.device_name) && bind(library, "cuDeviceGetAttribute", t.attribute) &&
+           bind(library, "cuCtxGetCurrent", t.current) && bind(library, "cuDevicePrimaryCtxRetain", t.retain) &&
+           bind(library, "cuCtxSetCurrent", t.set_current) && bind(library, "cuModuleLoadData", t.load) &&
+           bind(library, "cuModuleUnload", t.unload) && bind(library, "cuModuleGetFunction", t.function) &&
+           bind(library, "cuLaunchKernel", t.launch) && bind(library, "cuEventCreate", t.event_create) &&
+           bind(library, "cuEventDestroy_v2", t.event_destroy) && bind(library, "cuEventRecord", t.event_record) &&
+           bind(library, "cuEventSynchronize", t.event_synchronize) && bind(library, "cuEventElapsedTime", t.event_elapsed) &&
+           bind(library, "cuStreamWaitEvent", t.stream_wait) && bind(library, "cuMemGetInfo_v2", t.memory_info) &&
+           bind(library, "cuStreamBeginCapture_v2", t.capture_begin) &&
+           bind(library, "cuStreamEndCapture", t.capture_end) && bind(library, "cuGraphInstantiateWithFlags", t.graph_instantiate) &&
+           bind(library, "cuGraphLaunch", t.graph_launch) && bind(library, "cuGraphExecDestroy", t.graph_executable_destroy) &&
+           bind(library, "cuGraphDestroy", t.graph_destroy) && bind(library, "cuGetErrorName", t.error_name) && t.init(0) == 0;
+  });
   if (!opened) return unavailable("[nvrtc] there is no NVIDIA driver (libcuda.so.1 does not load or start); use the backend eager, or cpu_jit on the CPU");
   return opened;
 }
