@@ -154,6 +154,8 @@ void synchronize_current(c10::Device device) {
   impl.synchronizeStream(impl.getStream(device));
 }
 
+void* current_stream(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle(); }
+
 void release_cached_memory(c10::Device device) noexcept {
   if (device.is_cpu()) return;
   try {

@@ -39,6 +39,9 @@ void synchronize(c10::Device device);
 // The same for the calling thread's current stream alone.
 void synchronize_current(c10::Device device);
 
+// The calling thread's current stream on a GPU, as CUDA's own functions take it.
+void* current_stream(c10::Device device);
+
 // Gives cached device memory back after an allocation failed. Does nothing on the CPU; never throws.
 void release_cached_memory(c10::Device device) noexcept;
 

@@ -5,7 +5,6 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <spdlog/spdlog.h>
 
 #include <cmath>
@@ -42,11 +41,10 @@ class CudnnAttention : public DirectAttention {
     const auto plan = plan_for({q.size(0), q.size(1), q.size(2), q.size(3), strides_of(q), strides_of(k), strides_of(v), strides_of(out)});
     if (!plan) return false;
     const c10::Device device(c10::DeviceType::CUDA, device_);
-    const c10::impl::VirtualGuardImpl guard(device.type());
     const at::Tensor workspace = at::empty({Cudnn::workspace_bytes(*plan)}, at::TensorOptions(c10::ScalarType::Byte).device(device));
     pipeline::unwrap(library_->run(*plan, {q.const_data_ptr(), k.const_data_ptr(), v.const_data_ptr(), out.mutable_data_ptr()},
                                    static_cast<float>(scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(q.size(3)))), workspace.mutable_data_ptr(),
-                                   guard.getStream(device).native_handle()));
+                                   pipeline::current_stream(device)));
     return true;
   }
 

@@ -1,7 +1,6 @@
 #include "pipeline/region/run/gemm.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <bit>
@@ -10,6 +9,7 @@
 #include <mutex>
 #include <optional>
 
+#include "pipeline/device/device.h"
 #include "pipeline/device/failure.h"
 #include "pipeline/region/gpu/driver.h"
 #include "shared/kernel_cache/cache.h"
@@ -43,7 +43,7 @@ class LtGemm : public Gemm {
   }
 
  private:
-  void* stream() const { return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(c10::Device(c10::DeviceType::CUDA, device_)).native_handle(); }
+  void* stream() const { return pipeline::current_stream(c10::Device(c10::DeviceType::CUDA, device_)); }
 
   // The workspace goes back to the allocator at once: whoever gets it next on this stream comes later on it.
   void start(const GemmShape& shape, const GemmOperands& operands, const GemmAlgorithm& algorithm) const {

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <limits>
 
+#include "pipeline/device/device.h"
 #include "pipeline/device/failure.h"
 #include "pipeline/region/run/row_launcher.h"
 
@@ -35,8 +36,8 @@ class GpuLauncher : public RowLauncher {
     const std::int64_t blocks = (step.rows + launch.rows_per_block - 1) / launch.rows_per_block;
     // A kernel counts rows in 32 bits, and so far as its last block reaches.
     if (blocks > std::numeric_limits<int>::max() || step.rows + launch.rows_per_block > std::numeric_limits<unsigned>::max()) pipeline::fail(Code::kInvalidArgument, "[region] " + std::to_string(step.rows) + " rows are too many for one launch");
-    const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
-    pipeline::unwrap(module_->start(index, variant, blocks, argument, guard.getStream(guard.getDevice()).native_handle()));
+    const c10::Device device = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice();
+    pipeline::unwrap(module_->start(index, variant, blocks, argument, pipeline::current_stream(device)));
   }
 
  private:

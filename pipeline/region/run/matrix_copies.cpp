@@ -1,8 +1,8 @@
 #include "pipeline/region/run/matrix_copies.h"
 
 #include <ATen/ops/from_blob.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "pipeline/device/device.h"
 #include "pipeline/device/failure.h"
 #include "pipeline/region/backends/matrix_copies.h"
 #include "pipeline/region/run/fixed_module.h"
@@ -58,9 +58,8 @@ class OneLaunch : public MatrixCopies {
   void run(const Ready& ready) const override {
     const auto& table = static_cast<const Table&>(ready);
     if (table.count == 0) return;
-    const c10::impl::VirtualGuardImpl guard(table.entries.device().type());
     pipeline::unwrap(module_->start(table.bf16 ? 0 : 1, GpuModule::kI64Vector, table.count * kParts, {address(table.entries), table.count, kParts},
-                                    guard.getStream(table.entries.device()).native_handle()));
+                                    pipeline::current_stream(table.entries.device())));
   }
 
  private:
