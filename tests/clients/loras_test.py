@@ -1,17 +1,16 @@
-"""The registry of LoRA adapters from outside: uploads and paths, what is refused, tenants apart, names in jobs, the
-command line. No worker is needed: jobs are admitted, which is where names become digests."""
+"""The registry of LoRA adapters from outside: uploads, what is refused, tenants apart, names in jobs. No worker is needed:
+jobs are admitted, which is where names become digests."""
 import hashlib
 import http.client
 import json
-import os
 import socket
 import struct
-import tempfile
 import threading
 import unittest
 
+from adapters import adapter, BYTES, digest, DOWN, raw_file, RegistryCase, safetensors, UP
 from api import Client
-from fleet import Shared, cli, tiny_model, until
+from fleet import Shared, tiny_model, until
 
 KEYS = {"first": "sk-first", "second": "sk-second", "admin": "sk-admin"}
 CONFIG = "keys:\n" + "".join(
@@ -20,107 +19,13 @@ CONFIG = "keys:\n" + "".join(
 MOST = 5 << 20
 shared = Shared(workers=0, config=CONFIG + f"default_model: tiny\nloras:\n  max_upload_bytes: {MOST}\n",
                 models={"tiny": tiny_model(), "small": tiny_model("dev")})
-BYTES = {"Content-Type": "application/octet-stream"}
-DOWN, UP = "transformer.transformer_blocks.0.attn.to_q.lora_A.weight", "transformer.transformer_blocks.0.attn.to_q.lora_B.weight"
 
 setUpModule, tearDownModule = shared.start, shared.stop
 
 
-def safetensors(tensors, tail=b""):
-    """{name: (dtype, shape, bytes)} as a file."""
-    header, data = {}, b""
-    for name, (dtype, shape, raw) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    return raw_file(header, data + tail)
-
-
-def raw_file(header, data=b""):
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + data
-
-
-def adapter(seed=0, rank=4, width=64):
-    """A well-formed adapter; the seed makes its bytes others."""
-    fill = lambda n: (hashlib.sha256(str(seed).encode()).digest() * (n // 32 + 1))[:n]
-    return safetensors({DOWN: ("F32", [rank, width], fill(rank * width * 4)), UP: ("F32", [width, rank], fill(rank * width * 4))})
-
-
-def digest(data):
-    return hashlib.sha256(data).hexdigest()
-
-
-class Redis:
-    """Just enough of RESP2 to read bytes."""
-
-    def __init__(self, path):
-        self.path = path
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(20)
-        self.socket.connect(str(path))
-        self.file = self.socket.makefile("rb")
-
-    def __call__(self, *words):
-        words = [w if isinstance(w, bytes) else str(w).encode() for w in words]
-        self.socket.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in words))
-        return self.reply()
-
-    def reply(self):
-        line = self.file.readline().rstrip()
-        kind, rest = line[:1], line[1:]
-        if kind == b"$":
-            return None if rest == b"-1" else self.file.read(int(rest) + 2)[:-2]
-        if kind == b"*":
-            return [self.reply() for _ in range(int(rest))]
-        if kind == b"-":
-            raise AssertionError(rest)
-        return int(rest) if kind == b":" else rest
-
-    def close(self):
-        self.file.close()
-        self.socket.close()
-
-
-class Base(unittest.TestCase):
+class Base(RegistryCase):
     def setUp(self):
-        self.first, self.second, self.admin = (Client(shared.fleet.url, KEYS[k]) for k in ("first", "second", "admin"))
-        self.redis = Redis(shared.fleet.redis_socket)
-        self.addCleanup(self.redis.close)
-        self.addCleanup(self.clean)
-
-    def clean(self):
-        """An empty registry, without the bytes of replaced adapters that are kept for a while."""
-        redis = Redis(self.redis.path)
-        self.addCleanup(redis.close)
-        keys = redis("KEYS", "df:{lora}:*")
-        if keys:
-            redis("DEL", *keys)
-
-    def put(self, name, data, client=None, query="", **headers):
-        return (client or self.first).request("PUT", f"/v1/loras/{name}{query}", data, {**BYTES, **headers})
-
-    def refused(self, answer, status, *words, param=None):
-        self.assertEqual(answer.status, status, answer)
-        for word in words:
-            self.assertIn(word, answer.error["message"])
-        self.assertEqual(answer.error["param"], param)
-        self.assertEqual(self.names(), [])
-
-    def names(self, client=None):
-        return [lora["name"] for lora in (client or self.first).get("/v1/loras").json()["loras"]]
-
-    def stored(self, sha256):
-        """The bytes that Redis has under a digest, None if none."""
-        blob = self.redis("HGETALL", "df:{lora}:blob:" + sha256)
-        blob = dict(zip(blob[::2], blob[1::2]))
-        if b"upload" not in blob:
-            return None
-        chunks = [self.redis("GET", b"df:{lora}:chunk:%s:%d" % (blob[b"upload"], i)) for i in range(int(blob[b"chunks"]))]
-        self.assertTrue(all(len(c) <= 1 << 20 for c in chunks))
-        return b"".join(chunks)
-
-    def chunk_keys(self):
-        return self.redis("KEYS", "df:{lora}:chunk:*")
+        self.connect(shared.fleet, **KEYS)
 
 
 class Uploads(Base):
@@ -408,115 +313,6 @@ class Jobs(Base):
         self.put("ink", adapter(2))
         again = self.first.request("POST", "/v1/jobs", body, {"Idempotency-Key": "once"})
         self.assertEqual((again.status, again.json()["id"]), (202, first))
-
-
-class Files(Base):
-    """A fleet with folders of its own."""
-
-    @classmethod
-    def setUpClass(cls):
-        cls.shared = Shared(workers=0, models={"tiny": tiny_model()})
-        cls.top = tempfile.TemporaryDirectory(prefix="ditfleet-loras-")
-        top = cls.top.name
-        for name in ("one", "two", "outside"):
-            os.mkdir(os.path.join(top, name))
-        os.mkdir(os.path.join(top, "one", "below"))
-        os.mkfifo(os.path.join(top, "one", "fifo"))
-        for path, seed in (("one/a.safetensors", 1), ("one/below/b.safetensors", 2), ("two/c.safetensors", 3), ("outside/d.safetensors", 4)):
-            with open(os.path.join(top, path), "wb") as f:
-                f.write(adapter(seed))
-        with open(os.path.join(top, "one", "pickle.safetensors"), "wb") as f:
-            f.write(b"PK\x03\x04" + b"\0" * 200)
-        os.symlink(os.path.join(top, "outside", "d.safetensors"), os.path.join(top, "one", "out.safetensors"))
-        os.symlink(os.path.join(top, "outside"), os.path.join(top, "one", "outlink"))
-        os.symlink(os.path.join(top, "one", "a.safetensors"), os.path.join(top, "two", "in.safetensors"))
-        cls.shared.options["sets"] = [f"loras.folders={top}/one:{top}/two"]
-        cls.shared.start()
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.shared.stop()
-        cls.top.cleanup()
-
-    def setUp(self):
-        self.first = self.second = self.admin = Client(self.shared.fleet.url)
-        self.redis = Redis(self.shared.fleet.redis_socket)
-        self.addCleanup(self.redis.close)
-        self.addCleanup(self.clean)
-
-    def by_path(self, path, **fields):
-        return self.first.request("PUT", "/v1/loras/file", {"path": path, **fields})
-
-    def test_registers_what_lies_in_the_folders(self):
-        top = os.path.realpath(self.top.name)
-        for path, real, seed in ((f"{top}/one/a.safetensors", "one/a.safetensors", 1), ("below/b.safetensors", "one/below/b.safetensors", 2),
-                                 ("c.safetensors", "two/c.safetensors", 3), (f"{top}/one/below/../a.safetensors", "one/a.safetensors", 1),
-                                 ("in.safetensors", "one/a.safetensors", 1)):
-            with self.subTest(path):
-                answer = self.by_path(path, sha256=digest(adapter(seed)), pinned=True, models=["tiny"])
-                self.assertIn(answer.status, (200, 201), answer)
-                lora = answer.json()
-                self.assertEqual((lora["source"], lora["path"], lora["sha256"]), ("file", f"{top}/{real}", digest(adapter(seed))))
-                self.assertEqual((lora["pinned"], lora["models"], lora["rank"]), (True, ["tiny"], 4))
-                blob = self.redis("HGETALL", "df:{lora}:blob:" + lora["sha256"])
-                self.assertIn(lora["path"].encode(), blob)
-        self.assertEqual(self.chunk_keys(), [])
-
-    def test_refuses_what_does_not(self):
-        top = self.top.name
-        outside = ["/etc/passwd", f"{top}/outside/d.safetensors", "../outside/d.safetensors", f"{top}/one/../outside/d.safetensors",
-                   f"{top}/one/out.safetensors", "out.safetensors", "outlink/d.safetensors", "/etc/no-such-file", f"{top}/one-more/x", "/"]
-        for path in outside:
-            with self.subTest(path):
-                self.refused(self.by_path(path), 400, "leaves the folders", param="path")
-        for path in ("none.safetensors", f"{top}/one", "below", "fifo", f"{top}/one/a.safetensors/x"):
-            with self.subTest(path):
-                self.refused(self.by_path(path), 400, "no file", param="path")
-        self.refused(self.by_path("pickle.safetensors"), 400, "pickle", param="path")
-        self.refused(self.by_path("a.safetensors", sha256=digest(b"")), 400, digest(adapter(1)), param="sha256")
-        self.refused(self.by_path("a.safetensors", models=["tinny"]), 400, "'tiny'", param="model")
-        self.refused(self.by_path("a.safetensors", modles=["tiny"]), 400, "models", param="modles")
-        self.refused(self.by_path(5), 400, "string", param="path")
-        self.refused(self.by_path(""), 400, "path", param="path")
-        self.refused(self.first.request("PUT", "/v1/loras/file", {}), 400, "path is missing", param="path")
-        self.refused(self.first.request("PUT", "/v1/loras/file", [], {"Content-Type": "application/json"}), 400, "object")
-
-    def test_the_command_line(self):
-        url = ("--url", self.shared.fleet.url)
-        file = os.path.join(self.top.name, "outside", "d.safetensors")
-        added = cli("loras", "add", "style", file, "--pin", "--model", "tiny", *url)
-        self.assertEqual(added.returncode, 0, added.stderr)
-        self.assertIn(digest(adapter(4)), added.stdout)
-        shown = json.loads(cli("loras", "show", "style", "--json", *url).stdout)
-        self.assertEqual((shown["source"], shown["pinned"], shown["models"]), ("upload", True, ["tiny"]))
-        self.assertIn("pinned", cli("loras", "show", "style", *url).stdout)
-        path = cli("loras", "add", "path", "a.safetensors", "--by-path", *url)
-        self.assertEqual(path.returncode, 0, path.stderr)
-        listed = cli("loras", "list", *url).stdout.splitlines()
-        self.assertEqual([line.split()[0] for line in listed], ["NAME", "path", "style"])
-        self.assertFalse(json.loads(cli("loras", "unpin", "style", "--json", *url).stdout)["pinned"])
-        self.assertTrue(json.loads(cli("loras", "pin", "style", "--json", *url).stdout)["pinned"])
-        taken = cli("loras", "add", "style", file, "--keep", *url)
-        self.assertEqual((taken.returncode, "already" in taken.stderr), (1, True), taken.stderr)
-        self.assertEqual(cli("loras", "remove", "style", *url).returncode, 0)
-        for words, status, told in ((("remove", "style"), 1, "no adapter"), (("add", "x", "/no/such"), 1, "/no/such"), (("add", "x", "/tmp"), 1, "/tmp"),
-                                    (("add", "-- -x", file), 2, ""), (("add", "x", "/etc/passwd", "--by-path"), 2, "leaves"), (("lst",), 2, "subcommand")):
-            with self.subTest(words):
-                done = cli("loras", *words, *url)
-                self.assertEqual(done.returncode, status, done.stderr)
-                self.assertIn(told, done.stderr)
-        self.assertEqual(self.names(), ["path"])
-
-    def test_everything_survives_a_restart_of_redis(self):
-        self.put("kept", adapter(9))
-        pid = self.shared.fleet.ready["pids"]["redis"]
-        os.kill(pid, 9)
-        until(lambda: self.shared.fleet.ready["pids"]["redis"] not in (0, None, pid), "another Redis", 30)
-        until(lambda: self.first.get("/v1/loras").status == 200, "it answers again", 30)
-        self.assertEqual(self.names(), ["kept"])
-        self.redis = Redis(self.shared.fleet.redis_socket)
-        self.addCleanup(self.redis.close)
-        self.assertEqual(self.stored(digest(adapter(9))), adapter(9))
 
 
 if __name__ == "__main__":
