@@ -1,0 +1,135 @@
+// The worker service on a real Redis: how a worker starts and ends, and a Redis that is not there meanwhile; the test plays
+// the scheduler.
+#include "shared/telemetry/metrics.h"
+#include "tests/system/worker_fixture.h"
+
+namespace ditfleet::testing {
+namespace {
+
+using job::State;
+
+class WorkerLife : public WorkerTest {};
+
+TEST_F(WorkerLife, AModelThatDoesNotLoadEndsTheProcess) {
+  script_->on_event = [](const std::string&) -> std::optional<Error> { return Error{Code::kDataCorrupt, "a torn file", {}}; };
+  auto worker = start_worker(service_options());
+  EXPECT_EQ(worker->join(), 1);
+  EXPECT_EQ(worker_state("w1"), "");
+}
+
+TEST_F(WorkerLife, WarmsUpBeforeItIsReady) {
+  auto options = service_options();
+  options.warmup = true;
+  script_->step_ms = 200;
+  auto worker = start_worker(options);
+  ASSERT_TRUE(until([&] { return worker_state("w1") == "starting"; }));
+  ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
+  EXPECT_TRUE(logged("pixels 0")) << "one real picture";
+  const auto workers = *wait(client_->workers(soon()));
+  EXPECT_EQ(workers.at(0).warm_classes, std::vector<std::string>{"demo/16x16x1/embedded/512/fp32"});
+  EXPECT_EQ(workers.at(0).models, std::vector<std::string>{"demo"});
+  EXPECT_EQ(workers.at(0).pid, ::getpid());
+}
+
+TEST_F(WorkerLife, RunsTheConfiguredClassesBeforeItIsReady) {
+  auto options = service_options();
+  options.warmup = true;
+  script_->warmup_classes = {{.width = 64, .height = 32}, {.model = "demo", .width = 32, .height = 32, .max_sequence_length = 16, .true_cfg = true}, {.model = "other", .width = 32, .height = 32}};
+  auto worker = start_worker(options);
+  ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
+  EXPECT_EQ(wait(client_->workers(soon()))->at(0).warm_classes,
+            (std::vector<std::string>{"demo/16x16x1/embedded/512/fp32", "demo/64x32x1/embedded/512/fp32", "demo/32x32x1/true_cfg/16/fp32"}));
+  EXPECT_TRUE(logged("step 0/2")) << "two steps: what is set up on second use is set up, too";
+  const std::string metrics = telemetry::render_metrics();
+  for (const char* part : {"text_encoders", "transformer_first_step", "transformer_steady_step", "vae", "encode"})
+    EXPECT_NE(metrics.find("ditfleet_warmup_seconds{class=\"demo/64x32x1/embedded/512/fp32\",model=\"demo\",part=\"" + std::string(part) + "\"}"), std::string::npos)
+        << part << "\n" << metrics;
+}
+
+TEST_F(WorkerLife, AClassThatItsModelDoesNotTakeEndsTheProcess) {
+  auto options = service_options();
+  options.warmup = true;
+  script_->warmup_classes = {{.width = 65, .height = 32}};
+  auto worker = start_worker(options);
+  EXPECT_EQ(worker->join(), 1);
+  EXPECT_FALSE(logged("text 0")) << "nothing is drawn before all classes were looked at";
+}
+
+TEST_F(WorkerLife, DrainFinishesWhatRunsAndHandsBackTheRest) {
+  script_->step_ms = 200;
+  auto worker = start_ready_worker();
+  const std::string first = ready(spec(1)), second = ready(spec(2)), third = ready(spec(3));
+  assign(first, 0, worker->owner());
+  assign(second, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return logged("step 1/1"); }));
+  worker->drain();
+  ASSERT_TRUE(reaches(second, State::kReady));
+  // Its heartbeat may come after what it hands back.
+  EXPECT_TRUE(until([&] { return worker_state("w1") == "draining"; }));
+  assign(third, 0, worker->owner());
+  EXPECT_EQ(worker->join(), 0);
+  EXPECT_EQ(job(first).state, State::kSucceeded);
+  EXPECT_EQ(job(third).state, State::kReady) << "assigned while it drained";
+  EXPECT_EQ(worker_state("w1"), "");
+}
+
+TEST_F(WorkerLife, DrainOutOfTimeHandsBackWhatRuns) {
+  script_->step_ms = 50;
+  auto options = service_options();
+  options.drain = 200ms;
+  auto worker = start_worker(options);
+  ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
+  auto slow = spec(1);
+  slow.num_inference_steps = 150;
+  const std::string id = ready(slow);
+  assign(id, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return logged("step 1/1"); }));
+  worker->drain();
+  EXPECT_EQ(worker->join(), 0);
+  EXPECT_EQ(job(id).state, State::kReady);
+  EXPECT_TRUE(logged("stopped 1"));
+  EXPECT_EQ(event_types(id).find("failed"), std::string::npos);
+}
+
+TEST_F(WorkerLife, AnIdleWorkerDrainsAtOnce) {
+  auto worker = start_ready_worker();
+  const auto begun = std::chrono::steady_clock::now();
+  worker->drain();
+  EXPECT_EQ(worker->join(), 0);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 2500ms);
+}
+
+TEST_F(WorkerLife, SurvivesARedisThatRestartsWhileItDenoises) {
+  script_->step_ms = 100;
+  auto worker = start_ready_worker();
+  auto slow = spec(1);
+  slow.num_inference_steps = 15;
+  const std::string id = ready(slow);
+  assign(id, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return logged("step 1/2"); }));
+  server_.kill();
+  server_.restart();
+  ASSERT_TRUE(until([&] {
+    auto record = wait(client_->job(id, "", soon()));
+    return record.ok() && record->state == State::kSucceeded;
+  }));
+  EXPECT_EQ(picture_bytes(id), expected_bytes(1));
+  EXPECT_FALSE(logged("stopped 1"));
+  EXPECT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
+  // And it hears of new work.
+  const std::string next = ready(spec(2));
+  assign(next, 0, worker->owner());
+  EXPECT_TRUE(reaches(next, State::kSucceeded));
+}
+
+TEST_F(WorkerLife, StartsWithoutARedisAndRegistersOnceItIsThere) {
+  server_.kill();
+  auto worker = start_worker(service_options());
+  ASSERT_TRUE(until([&] { return logged("load"); }));
+  std::this_thread::sleep_for(300ms);
+  server_.restart();
+  EXPECT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
+}
+
+}  // namespace
+}  // namespace ditfleet::testing
