@@ -125,6 +125,9 @@ Result<std::unique_ptr<Prepared>> FluxModel::encode(const ImageRequest& request)
     StageScope scope(placement_.device);
     auto p = std::make_unique<FluxPrepared>();
     p->request = request;
+    p->rows = request.height / info_.size_multiple;
+    p->columns = request.width / info_.size_multiple;
+    folder_.transformer.expect(1, request.max_sequence_length, p->rows * p->columns);  // made while the prompt is encoded
     p->adapted = adapt(folder_, adapters_, request.loras);
     p->prompt = embed(request.prompt, request.max_sequence_length, p->adapted.get());
     p->warnings_ = p->prompt.warnings;
@@ -132,8 +135,6 @@ Result<std::unique_ptr<Prepared>> FluxModel::encode(const ImageRequest& request)
       p->negative = embed(*request.negative_prompt, request.max_sequence_length, p->adapted.get());
       for (const auto& warning : p->negative->warnings) p->warnings_.push_back("negative " + warning);
     }
-    p->rows = request.height / info_.size_multiple;
-    p->columns = request.width / info_.size_multiple;
     p->noise = draw_noise(request.seed, folder_.transformer.config().in_channels / 4, 2 * p->rows, 2 * p->columns,
                           placement_.dtype);
     p->schedule = make_schedule(folder_.scheduler, request.num_inference_steps, p->rows * p->columns);

@@ -196,7 +196,22 @@ void swap() {
   row("host_rank16_ms", median(idle) * 1e3, "ms");
   row("host_rank16_busy_ms", median(busy) * 1e3, "ms");
   row("added_latency_ms", (median(swapped) - median(same)) * 1e3, "ms");
-  row("resident_ms", median(resident) * 1e3, "ms");
+  row("resident_copies_ms", median(resident) * 1e3, "ms");
+  // From one resident adapter to another: what a first step takes more than one without a change, in turns.
+  const Bench::Job jobs[] = {b.job(named(0)), b.job(named(1))};
+  std::vector<double> more;
+  for (int i = 0; i < 64; ++i) {
+    const Bench::Job& job = jobs[i % 2];
+    const auto step = [&] {
+      return first_s([&] {
+        job.flux.load_adapters();
+        job.flux.velocity(b.in->latents, b.in->text, job.modulation.step(0), b.in->rope);
+      });
+    };
+    const double changed = step();
+    more.push_back(changed - step());
+  }
+  row("resident_ms", median(more) * 1e3, "ms");
 }
 
 void cycle() {

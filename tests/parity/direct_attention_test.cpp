@@ -73,6 +73,28 @@ TEST_F(RegionParityAttention, PlansAreShared) {
   EXPECT_TRUE(a.equal(b));
 }
 
+// A plan that is expected is made once, beside whoever is at work; who needs it meanwhile waits for it, and the bytes are the same.
+TEST_F(RegionParityAttention, ExpectedPlansAreMadeMeanwhile) {
+  const std::shared_ptr<kernel_cache::KernelCache> cache = make_memory_cache();
+  const auto direct = make(cache), other = make(make_memory_cache());
+  const auto [q, k, v] = columns(1, 311, 3, 64, 3 * 3 * 64);
+  const at::Tensor a = at::full(q.sizes(), 0, q.options().memory_format(c10::MemoryFormat::Contiguous)), b = at::full_like(a, 1);
+  const auto strides = [](const at::Tensor& t) { return AttentionShape::Strides{t.stride(0), t.stride(1), t.stride(2)}; };
+  const AttentionShape shape{1, 311, 3, 64, strides(q), strides(k), strides(v), strides(a)};
+  direct->expect(shape);  // the library is not open: nothing happens
+  const auto [q2, k2, v2] = columns(1, 40, 3, 64, 3 * 3 * 64);
+  const at::Tensor small = at::full(q2.sizes(), 0, a.options());
+  ASSERT_TRUE(direct->run(q2, k2, v2, small, 0));
+  ASSERT_EQ(cache->counts().compiles, 1u);
+  direct->expect(shape);
+  direct->expect(shape);
+  ASSERT_TRUE(direct->run(q2, k2, v2, small, 0));  // of a shape that is known: waits for nothing
+  ASSERT_TRUE(direct->run(q, k, v, a, 0));
+  EXPECT_EQ(cache->counts().compiles, 2u);
+  ASSERT_TRUE(other->run(q, k, v, b, 0));
+  EXPECT_TRUE(a.equal(b));
+}
+
 TEST_F(RegionParityAttention, LeavesAloneWhatItCannotDo) {
   const auto direct = make(make_memory_cache());
   const auto [q, k, v] = columns(1, 32, 2, 64, 3 * 2 * 64 + 4);  // rows that begin at odd places

@@ -42,7 +42,8 @@ std::vector<Column> columns_of(const AdapterColumns::Samples& samples, std::int6
 
 }  // namespace
 
-AdapterColumns::AdapterColumns(std::vector<LinearSlot> linears, std::shared_ptr<const region::MatrixCopies> copies) : copies_(std::move(copies)) {
+AdapterColumns::AdapterColumns(std::vector<LinearSlot> linears, std::size_t first, std::shared_ptr<const region::MatrixCopies> copies)
+    : copies_(std::move(copies)), first_(first), aside_(linears.front().weight.device()) {
   for (LinearSlot& slot : linears) {
     const at::Tensor a = at::zeros({slot.room.columns, slot.weight.size(1)}, slot.weight.options());
     linears_.push_back({std::move(slot), a});
@@ -61,7 +62,7 @@ std::string AdapterColumns::problem(const std::vector<Samples>& samples) const {
   return {};
 }
 
-AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const Samples& samples, std::vector<region::TensorCopy>& copies) const {
+AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const Samples& samples, Copies& copies) const {
   std::int64_t total = 0;
   const auto columns = columns_of(samples, total);
   const LinearSlot& slot = linear.slot;
@@ -73,36 +74,65 @@ AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const Sampl
   const at::Tensor beside = room_of(slot);
   const std::int64_t begin = slot.room.before ? room - rank : 0;
   const auto zeros = [&](std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t n) {
-    if (rows > 0 && n > 0) copies.push_back({beside.narrow(0, row, rows).narrow(1, column, n), {}});
+    if (rows > 0 && n > 0) copies.terms.push_back({beside.narrow(0, row, rows).narrow(1, column, n), {}});
   };
   const at::Tensor a = batch == 1 || rank == 0 ? linear.a.unsqueeze(0) : at::empty({batch, rank, in}, slot.weight.options());
   for (const Column& column : columns) {
     const at::Tensor& up = column.term->up;
     const std::int64_t first = begin + column.first, n = up.size(1), row = column.term->first_row, rows = up.size(0);
     zeros(0, row, first, n);
-    copies.push_back({beside.narrow(0, row, rows).narrow(1, first, n), up});
+    copies.terms.push_back({beside.narrow(0, row, rows).narrow(1, first, n), up});
     zeros(row + rows, out - row - rows, first, n);
     for (std::int64_t s = 0; s < batch; ++s) {
       const LowRank* own = column.of_sample[static_cast<std::size_t>(s)];
-      copies.push_back({a.select(0, s).narrow(0, column.first, n), own ? own->down : at::Tensor(), own ? own->scale : 0});
+      copies.terms.push_back({a.select(0, s).narrow(0, column.first, n), own ? own->down : at::Tensor(), own ? own->scale : 0});
     }
   }
-  for (std::int64_t s = 0; s < batch && rank > total; ++s) copies.push_back({a.select(0, s).narrow(0, total, rank - total), {}});
+  for (std::int64_t s = 0; s < batch && rank > total; ++s) (batch == 1 ? copies.rounding : copies.terms).push_back({a.select(0, s).narrow(0, total, rank - total), {}});
   return {slot.wide.narrow(1, slot.room.before ? room - rank : 0, in + rank), a.narrow(1, 0, rank)};
 }
 
+// Of rank 16 three rows of A in four are there for the rounding alone: they are overwritten only where an adapter of a larger rank was before.
+void AdapterColumns::load(const Layout& layout) {
+  const bool alone = layout.first.rounding != nullptr;
+  bool behind = false;
+  for (std::size_t i = 0; alone && i < linears_.size(); ++i) {
+    behind = behind || (linears_[i].used > layout.ranks[i] && layout.operands[i].adapter.size(1) > layout.ranks[i]);
+    linears_[i].used = std::max(linears_[i].used, layout.ranks[i]);
+  }
+  const auto copy = [&](const Part& part) {
+    copies_->run(*part.terms);
+    if (behind) copies_->run(*part.rounding);
+  };
+  copy(layout.first);
+  aside_.start([&] { copy(layout.rest); });
+  for (std::size_t i = 0; alone && i < linears_.size(); ++i)
+    if (linears_[i].used <= layout.operands[i].adapter.size(1)) linears_[i].used = layout.ranks[i];
+}
+
 void AdapterColumns::clear() {
+  join();
   for (Linear& linear : linears_) {
     room_of(linear.slot).zero_();
     linear.a.zero_();
+    linear.used = 0;
   }
 }
 
 AdapterColumns::Layout AdapterColumns::plan(const std::vector<Samples>& samples) const {
+  const bool alone = samples.empty() || samples.front().size() == 1;
   Layout layout;
-  std::vector<region::TensorCopy> copies;
-  for (std::size_t i = 0; i < linears_.size(); ++i) layout.operands.push_back(place(linears_[i], samples[i], copies));
-  layout.copies = copies_->prepare(std::move(copies));
+  std::size_t i = 0;
+  const auto part = [&](std::size_t end) {
+    Copies copies;
+    for (; i < end; ++i) {
+      layout.operands.push_back(place(linears_[i], samples[i], copies));
+      columns_of(samples[i], layout.ranks.emplace_back());
+    }
+    return Part{copies_->prepare(std::move(copies.terms)), alone ? copies_->prepare(std::move(copies.rounding)) : nullptr};
+  };
+  layout.first = part(first_);
+  layout.rest = part(linears_.size());
   return layout;
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "pipeline/device/aside.h"
 #include "pipeline/device/device.h"
 #include "pipeline/models/linear.h"
 #include "pipeline/region/run/matrix_copies.h"
@@ -19,16 +20,22 @@ class AdapterColumns {
   struct Operands {
     at::Tensor weight, adapter;
   };
+  // The copies of some linears.
+  struct Part {
+    std::shared_ptr<const region::MatrixCopies::Ready> terms;
+    std::shared_ptr<const region::MatrixCopies::Ready> rounding;  // zeros for the rows of A behind the terms'; null for a batch, whose terms have them
+  };
   // What some adapters come to, worked out before their request runs.
   struct Layout {
-    std::vector<Operands> operands;  // of each linear
-    std::shared_ptr<const region::MatrixCopies::Ready> copies;
+    std::vector<Operands> operands;   // of each linear
+    std::vector<std::int64_t> ranks;  // of each linear: rows of A that are in use, before rounding up
+    Part first, rest;
   };
   // The terms of one linear in each sample.
   using Samples = std::vector<const std::vector<LowRank>*>;
 
-  // Each linear must have room. Keeps their tensors, and takes as much memory again for A.
-  AdapterColumns(std::vector<LinearSlot> linears, std::shared_ptr<const region::MatrixCopies> copies);
+  // Each linear must have room. Keeps their tensors, and takes as much memory again for A. The first `first` of them are needed before the others.
+  AdapterColumns(std::vector<LinearSlot> linears, std::size_t first, std::shared_ptr<const region::MatrixCopies> copies);
 
   std::size_t size() const { return linears_.size(); }
   // Why the terms of each linear (samples[linear]) do not fit side by side; empty if they do. Thread safe.
@@ -36,8 +43,11 @@ class AdapterColumns {
   // Where the terms go, which must fit. A term that several samples have in common (the same B) is there once. Whoever
   // holds the layout keeps the terms' tensors. Thread safe.
   Layout plan(const std::vector<Samples>& samples) const;
-  // Puts them there, on the current stream. What stood beside them stays, and nobody reads it.
-  void load(const Layout& layout) { copies_->run(*layout.copies); }
+  // Puts them there: the first linears' on the current stream, the others' beside it, for whoever joins. What stood beside them stays, and
+  // nobody reads it. Whoever holds the layout holds it until the next load().
+  void load(const Layout& layout);
+  // What comes on the current stream from here on finds all of them.
+  void join() { aside_.join(); }
   // Overwrites all that was ever loaded with zeros, on the current stream.
   void clear();
 
@@ -45,11 +55,17 @@ class AdapterColumns {
   struct Linear {
     LinearSlot slot;
     at::Tensor a;  // [room, in], for a batch of one. Its address stays, as graphs want it.
+    std::int64_t used = 0;  // rows of `a` from which on all are zeros
   };
-  Operands place(const Linear& linear, const Samples& samples, std::vector<region::TensorCopy>& copies) const;
+  struct Copies {
+    std::vector<region::TensorCopy> terms, rounding;
+  };
+  Operands place(const Linear& linear, const Samples& samples, Copies& copies) const;
 
   const std::shared_ptr<const region::MatrixCopies> copies_;
+  const std::size_t first_;
   std::vector<Linear> linears_;
+  Aside aside_;
 };
 
 }  // namespace ditfleet::pipeline

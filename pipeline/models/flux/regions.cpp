@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <future>
 #include <map>
+#include <utility>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/region/blocks/blocks.h"
@@ -75,6 +76,10 @@ void each_linear(const FluxSlots& slots, F visit) {
     for (const auto& [name, slot] : linears_of(block)) visit(*slot);
 }
 
+region::ElementType element_type(Placement placement) {
+  return placement.dtype == c10::ScalarType::Float ? region::ElementType::kF32 : region::ElementType::kBF16;
+}
+
 int position_of(const std::vector<std::string>& names, const std::string& name) {
   const auto at = std::find(names.begin(), names.end(), name);
   if (at == names.end()) fail(Code::kInternal, "the region has no input " + name);
@@ -110,6 +115,8 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
   };
   std::vector<LinearSlot> linears;
   each_linear(slots, [&](const LinearSlot& slot) { linears.push_back(slot); });
+  const std::size_t of_first = !slots.double_blocks.empty() ? linears_of(slots.double_blocks.front()).size()
+                               : !slots.single_blocks.empty() ? linears_of(slots.single_blocks.front()).size() : 0;
   const bool room = !linears.empty() && std::all_of(linears.begin(), linears.end(), [](const LinearSlot& slot) { return slot.room.columns > 0; });
   std::vector<Table*> wanted;
   const auto add = [&](Table& table, const char* name, auto make, const auto& blocks, const std::vector<std::string>& call, bool adapted) {
@@ -123,15 +130,22 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
     add(adapted_double_, "flux.double.adapted", region::flux_double_block, slots.double_blocks, kDoubleCall, true);
     add(adapted_single_, "flux.single.adapted", region::flux_single_block, slots.single_blocks, kSingleCall, true);
   }
-  const auto type = placement.dtype == c10::ScalarType::Float ? region::ElementType::kF32 : region::ElementType::kBF16;
+  const auto type = element_type(placement);
   std::vector<std::future<void>> running;  // all at once
   for (Table* table : wanted)
     running.push_back(std::async(std::launch::async, [&, table, context = telemetry::current_span()] {
       const telemetry::ContextScope scope(context);
       table->region->prepare(type, placement.device);
     }));
-  if (room) columns_ = std::make_unique<AdapterColumns>(std::move(linears), region::make_matrix_copies(*host));
+  if (room) columns_ = std::make_unique<AdapterColumns>(std::move(linears), of_first, region::make_matrix_copies(*host));
   for (auto& one : running) one.get();
+}
+
+// Blocks with adapters attend at the same strides, and to a library a picture's tokens and both streams' together are one shape.
+void FluxRegions::expect(Placement placement, std::int64_t batch, std::int64_t text_tokens, std::int64_t image_tokens) const {
+  const auto type = element_type(placement);
+  if (!double_.rows.empty()) double_.region->expect(type, placement.device, {{"batch", batch}, {"text", text_tokens}, {"image", image_tokens}});
+  if (!single_.rows.empty()) single_.region->expect(type, placement.device, {{"batch", batch}, {"tokens", text_tokens + image_tokens}});
 }
 
 std::vector<std::vector<at::Tensor>> FluxRegions::bind(const Table& table, const AdapterColumns::Layout& layout, std::size_t& linear) {
@@ -179,7 +193,7 @@ std::shared_ptr<const FluxAdapters> FluxRegions::plan(const std::vector<const Fl
 
 void FluxRegions::load(const std::shared_ptr<const FluxAdapters>& adapters) {
   if (adapters == loaded_) return;
-  loaded_ = nullptr;  // until all is in place
+  const auto before = std::exchange(loaded_, nullptr);  // until all is in place; what was on its way is kept as long
   columns_->load(adapters->layout);
   loaded_ = adapters;
 }
@@ -195,6 +209,7 @@ at::Tensor FluxRegions::rope_rows(const at::Tensor& rope) {
 
 void FluxRegions::double_block(std::size_t index, at::Tensor& image, at::Tensor& text, bool text_is_mine, const DoubleModulation& m,
                                const at::Tensor& rope, region::Mode mode, const FluxAdapters* adapters) const {
+  if (adapters && index > 0) join_adapters();
   const bool adapted = adapters && !adapters->double_rows[index].empty();
   const Table& table = adapted ? adapted_double_ : double_;
   std::vector<at::Tensor> inputs = adapted ? adapters->double_rows[index] : table.rows[index];
@@ -211,6 +226,7 @@ void FluxRegions::double_block(std::size_t index, at::Tensor& image, at::Tensor&
 }
 
 void FluxRegions::single_block(std::size_t index, at::Tensor& tokens, const Modulation& m, const at::Tensor& rope, region::Mode mode, const FluxAdapters* adapters) const {
+  if (adapters && index + double_.rows.size() > 0) join_adapters();
   const bool adapted = adapters && !adapters->single_rows[index].empty();
   const Table& table = adapted ? adapted_single_ : single_;
   std::vector<at::Tensor> inputs = adapted ? adapters->single_rows[index] : table.rows[index];

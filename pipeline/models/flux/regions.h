@@ -27,6 +27,9 @@ class FluxRegions {
   // What calls on so many tokens of the picture and frames are run with.
   region::Mode mode_for(std::int64_t tokens, std::int64_t frames) const { return region::mode_for(host_->options, tokens, frames); }
 
+  // A request of these sizes is to come: what the blocks' libraries lack for it is made meanwhile. Does not wait. Thread safe.
+  void expect(Placement placement, std::int64_t batch, std::int64_t text_tokens, std::int64_t image_tokens) const;
+
   // Double block `index`: image and text are replaced by its outputs, in their own memory where *_is_mine says that
   // nobody else reads it. rope: as rope_table() makes it. Thread safe.
   // `adapters`: what load() was called with, or null.
@@ -41,8 +44,13 @@ class FluxRegions {
   void leave_adapters(const std::string& problem) const { host_->fall_back("flux", "adapters", problem); }
   // Of the terms in these samples' linears, for which there must be room; null without any room for adapters. Thread safe.
   std::shared_ptr<const FluxAdapters> plan(const std::vector<const FluxSlots*>& samples) const;
-  // Puts them where adapted blocks read them, unless they are there already. On the current stream, while no adapted block runs.
+  // Puts them where adapted blocks read them, unless they are there already: on the current stream and, for blocks behind the first, beside it.
+  // While no adapted block runs.
   void load(const std::shared_ptr<const FluxAdapters>& adapters);
+  // What comes on the current stream from here on finds them at all blocks. Blocks call it themselves, except in a recording.
+  void join_adapters() const {
+    if (columns_) columns_->join();
+  }
   // Overwrites what was loaded. The same holds.
   void clear_adapters();
 

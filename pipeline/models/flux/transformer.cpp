@@ -125,6 +125,12 @@ void FluxTransformer::open_libraries(Placement placement, const region::RegionHo
   synchronize(placement.device);
 }
 
+void FluxTransformer::expect(std::int64_t batch, std::int64_t text_tokens, std::int64_t image_tokens) const {
+  if (!regions_ || regions_->mode_for(image_tokens, 1) == region::Mode::kNone) return;
+  const at::Tensor& weight = slots_.image_in.weight;
+  regions_->expect({weight.device(), weight.scalar_type()}, batch, text_tokens, image_tokens);
+}
+
 ModulationTable FluxTransformer::modulation(const at::Tensor& timesteps, double guidance, const at::Tensor& pooled) const {
   return ModulationTable(config_, slots_, timesteps, guidance, pooled);
 }
@@ -142,6 +148,7 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
   if (!graphs_ || !region::uses_graphs(mode) || fleeting) return velocity(latents, text, modulation, rope, mode);
   std::vector<std::int64_t> bucket{static_cast<std::int64_t>(mode)};
   for (const at::Tensor* t : {&latents, &text}) bucket.insert(bucket.end(), t->sizes().begin(), t->sizes().end());
+  if (adapters_) regions_->join_adapters();
   if (adapters_) bucket.insert(bucket.end(), adapters_->signature.begin(), adapters_->signature.end());
   return graphs_->run(bucket, {latents, text, modulation.all, rope}, [&](const std::vector<at::Tensor>& in) {
     return velocity(in[0], in[1], ModulationTable::views(in[2], slots_.double_blocks.size(), slots_.single_blocks.size()), in[3], mode);

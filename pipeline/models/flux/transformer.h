@@ -46,6 +46,10 @@ class FluxTransformer {
   std::int64_t bytes() const { return bytes_; }
   std::int64_t compile_us() const { return compile_us_; }  // of load(): until the regions' programs were there
 
+  // velocity() is to come for `batch` pictures of so many tokens: what a new size lacks (attention's plan) is made meanwhile, and finds time
+  // beside the text encoders. Does not wait, changes no result. Thread safe.
+  void expect(std::int64_t batch, std::int64_t text_tokens, std::int64_t image_tokens) const;
+
   // Rows for `timesteps` ([n] fp32, on the device), see ModulationTable.
   ModulationTable modulation(const at::Tensor& timesteps, double guidance, const at::Tensor& pooled) const;
   // Text tokens as the blocks take them: [1, S_text, joint_attention_dim] → [1, S_text, D]. The same for all steps.

@@ -106,13 +106,23 @@ Result<std::shared_ptr<const Cudnn>> Cudnn::open() {
 }
 
 Cudnn::~Cudnn() {
-  if (handle_) library_->destroy(handle_);
+  for (void* handle : {planner_, handle_})
+    if (handle) library_->destroy(handle);
+}
+
+Result<void*> Cudnn::planner() const {
+  if (!planner_)
+    if (const int e = library_->create(&planner_); e != 0) return unavailable("[nvrtc] cuDNN does not start to make a plan: status " + std::to_string(e));
+  return planner_;
 }
 
 std::size_t Cudnn::version() const { return library_->version(); }
 
 Result<std::shared_ptr<const Cudnn::Plan>> Cudnn::plan(const AttentionShape& s) const {
   const Library& lib = *library_;
+  std::lock_guard lock(planning_);
+  const auto handle = planner();
+  if (!handle) return handle.error();
   const auto tensor = [&](std::int64_t id, const AttentionShape::Strides& strides) {
     const std::int64_t sizes[] = {s.batch, s.heads, s.tokens, s.head_dim}, steps[] = {strides.batch, strides.head, strides.token, 1};
     Descriptor made(lib, kTensor);
@@ -144,7 +154,7 @@ Result<std::shared_ptr<const Cudnn::Plan>> Cudnn::plan(const AttentionShape& s) 
   attention.finish();
   Descriptor graph(lib, kGraph);
   graph.set(kGraphOps, attention);
-  graph.set(kGraphHandle, kHandle, handle_);
+  graph.set(kGraphHandle, kHandle, *handle);
   graph.finish();
 
   Descriptor heuristic(lib, kHeuristic);
@@ -158,7 +168,7 @@ Result<std::shared_ptr<const Cudnn::Plan>> Cudnn::plan(const AttentionShape& s) 
   if (!error) error = lib.get(heuristic.get(), kHeuristicResults, kDescriptor, kMostConfigs, &found, objects.data());
   for (std::int64_t i = 0; i < found && !error; ++i) {  // best first
     Descriptor plan(lib, kPlan);
-    plan.set(kPlanHandle, kHandle, handle_);
+    plan.set(kPlanHandle, kHandle, *handle);
     plan.set(kPlanConfig, kDescriptor, objects[static_cast<std::size_t>(i)]);
     if (plan.finish() == 0) return finished(std::move(plan));
   }
@@ -183,9 +193,12 @@ Result<std::string> Cudnn::save(const Plan& plan) const {
 }
 
 Result<std::shared_ptr<const Cudnn::Plan>> Cudnn::restore(const std::string& saved) const {
+  std::lock_guard lock(planning_);
+  const auto handle = planner();
+  if (!handle) return handle.error();
   Descriptor plan(*library_, kPlan);
   plan.set(kPlanJson, kChar, static_cast<std::int64_t>(saved.size()), saved.data());
-  plan.set(kPlanHandle, kHandle, handle_);
+  plan.set(kPlanHandle, kHandle, *handle);
   if (const int e = plan.finish(); e != 0) return unavailable("[nvrtc] cuDNN does not take a saved plan: status " + std::to_string(e));
   return finished(std::move(plan));
 }

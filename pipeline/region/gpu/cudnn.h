@@ -43,7 +43,7 @@ class Cudnn {
   Cudnn& operator=(const Cudnn&) = delete;
 
   std::size_t version() const;  // 91900 is 9.19.0
-  // kUnavailable: there is none for this shape on this GPU.
+  // Plans are made one at a time, and no run() waits for one. kUnavailable: there is none for this shape on this GPU.
   Result<std::shared_ptr<const Plan>> plan(const AttentionShape& shape) const;
   // A plan as text, its kernel included; valid for this version and GPU.
   Result<std::string> save(const Plan& plan) const;
@@ -60,9 +60,12 @@ class Cudnn {
   class Descriptor;
   static Result<const Library*> library();
   Result<std::shared_ptr<const Plan>> finished(Descriptor plan) const;
+  Result<void*> planner() const;  // planning_ is held
   const Library* library_ = nullptr;
   void* handle_ = nullptr;
-  mutable std::mutex mutex_;  // the handle is one thread's at a time
+  mutable std::mutex mutex_;  // a handle is one thread's at a time
+  mutable void* planner_ = nullptr;  // the handle that plans are made with; null: none was made yet
+  mutable std::mutex planning_;
 };
 
 }  // namespace ditfleet::region

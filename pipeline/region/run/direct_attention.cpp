@@ -8,6 +8,7 @@
 #include <spdlog/spdlog.h>
 
 #include <cmath>
+#include <future>
 #include <map>
 #include <mutex>
 
@@ -48,14 +49,30 @@ class CudnnAttention : public DirectAttention {
     return true;
   }
 
+  // Only once the library is open: the first call that needs it takes half a second for that anyway.
+  void expect(const AttentionShape& shape) const override {
+    std::lock_guard lock(mutex_);
+    if (!library_ || plans_.contains(shape)) return;
+    plans_[shape] = std::async(std::launch::async, [this, shape] {
+                      const c10::DeviceGuard guard(c10::Device(c10::DeviceType::CUDA, device_));
+                      return from_cache(shape);
+                    }).share();
+  }
+
  private:
   using PlanPointer = std::shared_ptr<const Cudnn::Plan>;
 
+  // Made by whoever asks first, or expected; the others wait for it, but nobody for another shape's.
   PlanPointer plan_for(const AttentionShape& shape) const {
-    std::lock_guard lock(mutex_);
-    if (!library_ && !open()) return nullptr;
-    if (const auto known = plans_.find(shape); known != plans_.end()) return known->second;
-    return plans_[shape] = from_cache(shape);
+    std::shared_future<PlanPointer> plan;
+    {
+      std::lock_guard lock(mutex_);
+      if (!library_ && !open()) return nullptr;
+      auto& known = plans_[shape];
+      if (!known.valid()) known = std::async(std::launch::deferred, [this, shape] { return from_cache(shape); }).share();
+      plan = known;
+    }
+    return plan.get();
   }
 
   // A device that did not let it start may do so the next time.
@@ -107,7 +124,7 @@ class CudnnAttention : public DirectAttention {
   mutable bool missing_ = false;                  // for good
   mutable std::shared_ptr<const Cudnn> library_;  // null: none yet
   mutable GpuIdentity gpu_;
-  mutable std::map<AttentionShape, PlanPointer> plans_;  // null: cuDNN has none
+  mutable std::map<AttentionShape, std::shared_future<PlanPointer>> plans_;  // null: cuDNN has none. The last: who makes one uses the others
 };
 
 }  // namespace

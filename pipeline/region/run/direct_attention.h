@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "pipeline/region/gpu/cudnn.h"
 #include "pipeline/region/run/attention.h"
 
 namespace ditfleet::kernel_cache {
@@ -22,6 +23,8 @@ class DirectAttention {
   // thread's current device and stream. False, and nothing done, where cuDNN has none (another type, rows that are not adjacent or not
   // aligned to 16 bytes, an old library). Throws pipeline::Failure. Thread safe.
   virtual bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out, double scale) const = 0;
+  // A call of this shape is to come: what it lacks is made meanwhile, on a thread of its own. Does not wait, changes no result. Thread safe.
+  virtual void expect(const AttentionShape& shape) const = 0;
 };
 
 // For GPU `device`, LibTorch's current one, of architecture `arch`. Null where `backend` is another's, or is auto and LibTorch would not prefer cuDNN

@@ -16,6 +16,8 @@ c10::ScalarType scalar_type(ElementType type) {
 // One large picture must not hold its memory for good; allocating is cheap beside what it computes.
 constexpr std::int64_t kMostKeptBytes = std::int64_t{256} << 20;
 
+bool is_direct(const ResolvedAttention& step) { return step.bias < 0 && !step.causal; }
+
 class Call {
  public:
   Call(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, const Libraries& libraries, std::vector<at::Tensor>& inputs,
@@ -80,7 +82,7 @@ class Call {
     const Buffer& buffer = plan_.buffers[static_cast<std::size_t>(step.out.buffer)];
     const bool apart = buffer.kind == BufferKind::kLibrary;
     at::Tensor out = apart ? at::Tensor() : tensor(step.out);
-    if (libraries_.direct_attention && step.bias < 0 && !step.causal) {
+    if (libraries_.direct_attention && is_direct(step)) {
       at::Tensor direct = apart ? at::empty(step.out.sizes, q.options()) : out;
       if (libraries_.direct_attention->run(q, k, v, direct, step.scale)) {
         if (apart) keep(step.out.buffer, std::move(direct));
@@ -147,6 +149,16 @@ void WorkspacePool::give_back(at::Tensor workspace) {
   if (!workspace.is_cpu() || workspace.numel() > kMostKeptBytes) return;
   std::lock_guard lock(mutex_);
   idle_.push_back(std::move(workspace));
+}
+
+void expect_attention(const DirectAttention& direct, const Plan& plan, const Resolved& resolved) {
+  const auto strides = [](const ResolvedView& v) { return AttentionShape::Strides{v.strides[0], v.strides[1], v.strides[2]}; };
+  for (const ResolvedStep& one : resolved.steps) {
+    const auto* step = std::get_if<ResolvedAttention>(&one);
+    // A result in memory of its own: no block has that whose sizes are known ahead.
+    if (!step || !is_direct(*step) || plan.buffers[static_cast<std::size_t>(step->out.buffer)].kind == BufferKind::kLibrary) continue;
+    direct.expect({step->q.sizes[0], step->q.sizes[1], step->q.sizes[2], step->q.sizes[3], strides(step->q), strides(step->k), strides(step->v), strides(step->out)});
+  }
 }
 
 void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, const Libraries& libraries, WorkspacePool& pool,

@@ -33,6 +33,9 @@ struct Libraries {
   const DirectAttention* direct_attention = nullptr;  // null: LibTorch's, whose result is copied if it has to lie elsewhere
 };
 
+// Tells `direct` of the attentions that a call will ask it for.
+void expect_attention(const DirectAttention& direct, const Plan& plan, const Resolved& resolved);
+
 // inputs: one for each of Program::inputs(), checked (sizes_of). outputs: one for each of Program::outputs; a defined
 // tensor is written to, an undefined one is made. A defined one may be the memory of the input that Plan::may_replace
 // names, and of no other. Tables may have an axis of 1 for a longer one; last axes that are not contiguous are copied.

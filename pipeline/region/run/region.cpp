@@ -103,6 +103,18 @@ void Region::prepare(ElementType type, c10::Device device) {
   compiled_.push_back(compile(type, device.type(), {}, "element type or device", compiled_.empty() ? "first" : "dtype"));
 }
 
+void Region::expect(ElementType type, c10::Device device, const Sizes& sizes) {
+  if (!host_->direct_attention) return;
+  std::shared_ptr<const Compiled> compiled;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& one : compiled_)
+      if (one->type == type && one->device == device.type() && one->bound.empty() && one->launcher) compiled = one;
+  }
+  if (!compiled) return;
+  expect_attention(*host_->direct_attention, compiled->plan, resolve(compiled->plan, sizes));
+}
+
 // Everything that a guard may depend on: device, and each input's element type, sizes and whether rows lie flat.
 std::vector<std::int64_t> Region::describe(const std::vector<at::Tensor>& inputs) {
   std::vector<std::int64_t> d;

@@ -57,6 +57,10 @@ class Region {
   // before sizes are known. Throws as run() does.
   void prepare(ElementType type, c10::Device device);
 
+  // A call of these sizes (by symbol) is to come: what a library lacks for it is made meanwhile. Nothing before prepare(), and where
+  // the program runs op by op. Does not wait. Throws what resolving sizes that do not fit throws. Thread safe.
+  void expect(ElementType type, c10::Device device, const Sizes& sizes);
+
   // inputs and outputs: see execute(). A call whose guard fails (another element type, with dynamic off another size)
   // compiles once more as far as the options allow, else runs op by op. Throws pipeline::Failure: kInvalidArgument
   // for inputs that are no call of this block; with fullgraph or error_on_recompile what they promise; and what LibTorch
