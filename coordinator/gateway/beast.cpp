@@ -1,0 +1,2 @@
+// What of Beast is no template, for the whole program.
+#include <boost/beast/src.hpp>
