@@ -17,7 +17,7 @@ constexpr double kUsPerToken = 60.0;
 constexpr double kUsPerTokenSquared = 0.0017;
 constexpr double kUsPerPixelVae = 0.06;
 constexpr double kUsText = 30'000.0;
-constexpr double kWithAdapters = 1.055;  // a step with one adapter to one without (tests/bench/results/lora_h200.csv)
+constexpr double kWithAdapters = 1.036;  // a step with one adapter to one without (tests/bench/results/lora_h200.csv)
 
 template <class T>
 T* at(std::vector<T>& values, std::uint32_t index) {

@@ -21,12 +21,12 @@ CostTable costs() {
   return *table;
 }
 
-Trace small_trace(double load = 0.8) {
+Trace small_trace(std::uint64_t seed = 1) {
   TraceOptions options;
   options.jobs = 400;
   options.workers = 4;
   options.adapters = 60;
-  options.load = load;
+  options.seed = seed;
   return *generate_trace(options, costs());
 }
 
@@ -38,10 +38,10 @@ std::string scratch(const std::string& name, const std::string& text) {
 
 TEST(CostTable, IsWhatWasMeasured) {
   const auto table = costs();
-  // Steps of 120.8 ms at 1024² and 35.7 ms at 512², text 25 ms, VAE 85 ms at 1024².
-  EXPECT_NEAR(static_cast<double>(table.run_us(1024, 1024, 28, false)), 28 * 120'770.0 + 25'000 + 85'000, 3'000);
-  EXPECT_NEAR(static_cast<double>(table.run_us(512, 512, 4, false)), 4 * 35'693.0 + 25'000 + 85'000 / 4, 3'000);
-  EXPECT_NEAR(static_cast<double>(table.run_us(1024, 1024, 28, true)), 28 * 120'770.0 * 1.057 + 25'000 + 85'000, 3'000);
+  // Steps of 121.0 ms at 1024² and 36.2 ms at 512², text 25 ms, VAE 25 ms at 1024².
+  EXPECT_NEAR(static_cast<double>(table.run_us(1024, 1024, 28, false)), 28 * 121'040.0 + 25'000 + 25'050, 3'000);
+  EXPECT_NEAR(static_cast<double>(table.run_us(512, 512, 4, false)), 4 * 36'224.0 + 25'000 + 25'050 / 4, 3'000);
+  EXPECT_NEAR(static_cast<double>(table.run_us(1024, 1024, 28, true)), 28 * 121'040.0 * 1.036 + 25'000 + 25'050, 3'000);
 }
 
 TEST(CostTable, RefusesWhatIsNone) {
@@ -92,14 +92,14 @@ TEST(WorkerModel, LoadsSwapsAndDropsAsTheTableSays) {
   ASSERT_TRUE(first);
   EXPECT_TRUE(first->slot_miss);
   EXPECT_TRUE(first->cold_class);
-  EXPECT_EQ(first->started_us, 172'000 + 3'600);
-  EXPECT_EQ(first->ends_us, 172'000 + 3'600 + 1'000'000 + 53'500);
+  EXPECT_EQ(first->started_us, 172'000 + 3'670);
+  EXPECT_EQ(first->ends_us, 172'000 + 3'670 + 1'000'000 + 65'200);
   EXPECT_TRUE(worker.take(unit(2, "b"), 200'000));  // loads beside the job that runs
   EXPECT_FALSE(worker.revoke({{"1", 0}, "1"}));     // it runs
   worker.finish(first->ends_us);
   const auto second = worker.start(first->ends_us);
   EXPECT_TRUE(second->slot_miss);
-  EXPECT_EQ(second->started_us, first->ends_us + 3'600);  // the one slot was taken until then
+  EXPECT_EQ(second->started_us, first->ends_us + 3'670);  // the one slot was taken until then
   worker.finish(second->ends_us);
   auto third = unit(3, "c");
   third.drop_from_host = {"b"};
@@ -146,15 +146,20 @@ TEST(Simulation, EveryPolicyServesEveryJobAndRepeats) {
   }
 }
 
+// In a fleet of four, too. One of 320 jobs is 0.3 %, so single traces vary; all together do not.
 TEST(Simulation, TheRouterLoadsAndSwapsLessThanTurnsDo) {
-  const auto trace = small_trace();
-  SimulationOptions options;
-  const auto router = simulate(trace, costs(), options);
-  options.policy.name = "round_robin";
-  const auto turns = simulate(trace, costs(), options);
-  EXPECT_LT(router->figure("host_misses"), 0.7 * turns->figure("host_misses"));
-  EXPECT_LT(router->figure("slot_misses"), turns->figure("slot_misses"));
-  EXPECT_LE(router->figure("latency_p95"), 1.02 * turns->figure("latency_p95"));  // 400 jobs: one of 320 is 0.3 %
+  double p95 = 0;
+  for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+    const auto trace = small_trace(seed);
+    const auto router = simulate(trace, costs(), {});
+    const auto turns = simulate(trace, costs(), {.policy = {"round_robin", {}}});
+    EXPECT_LT(router->figure("host_misses"), 0.7 * turns->figure("host_misses")) << seed;
+    EXPECT_LT(router->figure("slot_misses"), turns->figure("slot_misses")) << seed;
+    const auto ratio = router->figure("latency_p95") / turns->figure("latency_p95");
+    EXPECT_LE(ratio, 1.1) << seed;
+    p95 += ratio / 8;
+  }
+  EXPECT_LE(p95, 1.0);
 }
 
 // The bound of coordinator/scheduling/README.md, and what predictions err by and what a cold start leaves behind.
