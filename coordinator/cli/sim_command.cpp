@@ -44,7 +44,7 @@ Result<simulation::Report> simulate_one(const simulation::Trace& trace, const si
   auto policy = parse_policy(text);
   if (!policy) return policy.error();
   // The service's own router keeps its defaults: it has no trace to be tuned on.
-  const bool tuned = tune && policy->tunables.empty() && policy->name != "finish" && !scheduling::policy_tunables(policy->name).empty();
+  const bool tuned = tune && policy->name != "finish";
   options.policy = *policy;
   return tuned ? simulation::simulate_tuned(trace, costs, options) : simulation::simulate(trace, costs, options);
 }

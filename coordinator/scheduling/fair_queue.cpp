@@ -20,22 +20,22 @@ FairQueue::Order FairQueue::order_of(const QueuedUnit& unit, Handle handle) {
           .handle = handle};
 }
 
-void FairQueue::charge(TenantId t, std::int64_t predicted_us) {
+void FairQueue::charge(TenantId t, std::int64_t predicted_us, bool guess) {
   const auto before = tenants_.virtual_time(t);
-  tenants_.charge(t, predicted_us);
+  tenants_.charge(t, predicted_us, guess);
   reorder(t, before);
 }
 
-void FairQueue::settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us) {
+void FairQueue::settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us, bool guess) {
   const auto before = tenants_.virtual_time(t);
-  tenants_.settle(t, predicted_us, actual_us);
+  tenants_.settle(t, predicted_us, actual_us, guess);
   reorder(t, before);
 }
 
-void FairQueue::correct(TenantId t, std::int64_t before_us, std::int64_t after_us) {
-  if (before_us == after_us) return;
+void FairQueue::correct(TenantId t, std::int64_t before_us, std::int64_t after_us, bool guess_before) {
+  if (before_us == after_us && !guess_before) return;
   const auto before = tenants_.virtual_time(t);
-  tenants_.settle(t, before_us, 0);
+  tenants_.settle(t, before_us, 0, guess_before);
   tenants_.charge(t, after_us);
   reorder(t, before);
 }
@@ -117,17 +117,31 @@ void FairQueue::remove(Handle handle) {
   free_.push_back(handle);
 }
 
+void FairQueue::postpone(Handle handle, std::int64_t due_us) {
+  auto& unit = units_[handle];
+  auto& backlog = models_[unit.model].backlogs[unit.tenant];
+  auto& lane = backlog.lanes[unit.lane];
+  backlog.heads.erase({*lane.begin(), unit.lane});
+  lane.erase(order_of(unit, handle));
+  unit.due_us = due_us;
+  unit.yielded = true;
+  lane.insert(order_of(unit, handle));
+  backlog.heads.emplace(*lane.begin(), unit.lane);
+}
+
 std::optional<FairQueue::Candidate> FairQueue::next(ModelId model_id, std::int64_t now_us, const Round& round) const {
   if (model_id >= models_.size()) return std::nullopt;
   const auto is_closed = [&](LaneId lane) { return round.closed && round.closed(lane); };
   std::optional<Candidate> behind;  // of the tenant that has had least: passed over, but somebody can take it
   std::int64_t least = 0;
+  bool kept_back = false;  // somebody who would have passed it, and got too far ahead
   for (const auto& [time, tenant] : models_[model_id].order) {
     if (behind && time - least > round.lead_us) return behind;
-    // Nobody passes the first one, whose lanes are better off waiting for a while, who would get further ahead than that:
-    // then nothing goes in this round.
+    // Nobody passes the first one, whose lanes are better off waiting for a while, who would get further ahead than that.
     const auto too_far = [&, at = time, who = tenant](Handle handle) {
-      return behind && static_cast<double>(at - least) + static_cast<double>(units_[handle].cost_us) / tenants_.weight(who) > static_cast<double>(round.lead_us);
+      const bool too = behind && static_cast<double>(at - least) + static_cast<double>(units_[handle].cost_us) / tenants_.weight(who) > static_cast<double>(round.lead_us);
+      kept_back |= too;
+      return too;
     };
     const auto& backlog = models_[model_id].backlogs.at(tenant);
     const auto& oldest = *backlog.by_age.begin();
@@ -148,6 +162,20 @@ std::optional<FairQueue::Candidate> FairQueue::next(ModelId model_id, std::int64
       lack = own;
       least = time;
     }
+  }
+  // Rather than to leave a place empty for which there is work.
+  return kept_back ? behind : std::nullopt;
+}
+
+std::optional<FairQueue::Handle> FairQueue::find_behind(Handle handle, std::int64_t within_us, int most,
+                                                        const std::function<bool(const QueuedUnit&)>& fits) const {
+  const auto& unit = units_[handle];
+  const auto& heads = models_[unit.model].backlogs.at(unit.tenant).heads;
+  const auto order = order_of(unit, handle);
+  for (auto it = heads.upper_bound({order, unit.lane}); it != heads.end() && most > 0; ++it, --most) {
+    const auto& other = it->first;
+    if (other.negative_priority != order.negative_priority || other.deadline_us != order.deadline_us || other.due_us > order.due_us + within_us) break;
+    if (fits(units_[other.handle])) return other.handle;
   }
   return std::nullopt;
 }

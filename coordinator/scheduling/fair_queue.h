@@ -33,6 +33,7 @@ struct QueuedUnit {
   std::int64_t deadline_us = 0;  // 0: none
   std::int64_t ready_us = 0;     // waits since
   std::int64_t due_us = 0;       // orders a tenant's units of one priority and deadline
+  bool yielded = false;          // postpone() was called for it
   std::uint64_t arrival = 0;     // breaks ties; grows
   std::int64_t prior_us = 0;     // its work before any correction (cost_model.h)
   std::int64_t cost_us = 0;      // and with it: what its tenant would be charged
@@ -47,14 +48,16 @@ class FairQueue {
   Tenants& tenants() { return tenants_; }
   const Tenants& tenants() const { return tenants_; }
   // As in Tenants, but the order follows: never call those for a tenant that may be queued.
-  void charge(TenantId t, std::int64_t predicted_us);
-  void settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us);
-  // Another prediction of what is charged in advance.
-  void correct(TenantId t, std::int64_t before_us, std::int64_t after_us);
+  void charge(TenantId t, std::int64_t predicted_us, bool guess = false);
+  void settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us, bool guess = false);
+  // Another prediction, no guess any more, of what is charged in advance.
+  void correct(TenantId t, std::int64_t before_us, std::int64_t after_us, bool guess_before = false);
   void restore(const std::map<std::string, std::int64_t>& times);
 
   Handle push(const QueuedUnit& unit);
   void remove(Handle handle);
+  // It comes later among its tenant's units of one priority and deadline.
+  void postpone(Handle handle, std::int64_t due_us);
   const QueuedUnit& at(Handle handle) const { return units_[handle]; }
   std::size_t size() const { return size_; }
 
@@ -69,13 +72,17 @@ class FairQueue {
     std::function<bool(LaneId)> closed = nullptr;      // nobody can take it just now
     std::function<std::int64_t(LaneId)> lack = nullptr;  // of a skipped one: what the best there is now lacks for it
     // Virtual time by which a tenant may be ahead, with a unit that goes now, of the one that has had least and whose
-    // lanes are skipped. With the largest cost of a unit no gap is wider than if nothing had been skipped.
+    // lanes are skipped: so much wider than without skipping a gap may be.
     std::int64_t lead_us = std::numeric_limits<std::int64_t>::max();
   };
   // The next unit of a model among those whose lane is not skipped. An aged unit comes regardless of that, unless its
-  // lane is closed. So does, once only tenants too far ahead are left, the one of the tenant with least that lacks least,
-  // among those of its highest priority.
+  // lane is closed. So does, once only tenants that would get too far ahead are left, the one of the tenant with least that
+  // lacks least, among those of its highest priority.
   std::optional<Candidate> next(ModelId model, std::int64_t now_us, const Round& round) const;
+
+  // The first of those behind this one that `fits` says yes to: of the same tenant, priority and deadline, first of their
+  // lanes, due at most so much later. Looks at so many at most.
+  std::optional<Handle> find_behind(Handle handle, std::int64_t within_us, int most, const std::function<bool(const QueuedUnit&)>& fits) const;
 
   // Work that waits (sum of priors), by lane, by model and by tenant and model.
   std::int64_t lane_work_us(LaneId lane) const;

@@ -54,8 +54,8 @@ void Fleet::begin_update() {
   for (const auto& worker : workers_) before_.push_back(worker.standing);
   seen_.assign(workers_.size(), 0);
   for (auto& ids : by_model_) ids.clear();
-  open_workers_.assign(open_workers_.size(), 0);
-  for (auto& load : loads_) load.limit = 0;  // counted anew
+  for (auto& places : places_) places.clear();
+  for (auto& load : loads_) load.limit = 0;  // listed anew
 }
 
 void Fleet::apply(const queue::WorkerInfo& info, std::vector<ModelId> models, std::int64_t now_us) {
@@ -136,11 +136,12 @@ void Fleet::define_class(ClassId c, const std::string& class_key) {
   for (WorkerId w = 0; w < workers_.size(); ++w) warm_[c][w] = workers_[w].warm.contains(class_keys_[c]);
 }
 
-// Keeps `loads_` and the count of open workers in step with a worker.
+// Keeps `loads_` and `places_` in step with a worker.
 void Fleet::refresh_load(WorkerId w) {
   const auto& worker = workers_[w];
   auto& load = loads_[w];
   const bool was_open = load.ready && load.has_slot();
+  const auto was_free_at_us = load.free_at_us;
   load = {.free_at_us = worker.free_at_us,
           .waiting_us = worker.waiting_us,
           .hash = worker.hash,
@@ -148,10 +149,11 @@ void Fleet::refresh_load(WorkerId w) {
           .limit = worker.limit,
           .ready = worker.standing == Standing::kReady};
   const bool is_open = load.ready && load.has_slot();
-  if (was_open == is_open) return;
+  if (was_open == is_open && was_free_at_us == load.free_at_us) return;
   for (const auto m : worker.models) {
-    if (m >= open_workers_.size()) open_workers_.resize(m + 1, 0);
-    open_workers_[m] += is_open ? 1 : -1;
+    if (m >= places_.size()) places_.resize(m + 1);
+    if (was_open) places_[m].erase({was_free_at_us, w});
+    if (is_open) places_[m].emplace(load.free_at_us, w);
   }
 }
 
@@ -208,6 +210,11 @@ void Fleet::started(WorkerId w, const queue::UnitRef& ref, std::int64_t at_us) {
     unit->started_us = at_us;
     recompute(workers_[w]);
   }
+}
+
+const Fleet::Places& Fleet::places(ModelId m) const {
+  static const Places kNone;
+  return m < places_.size() ? places_[m] : kNone;
 }
 
 const std::vector<WorkerId>& Fleet::with_model(ModelId m) const {

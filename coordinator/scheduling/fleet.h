@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -101,7 +102,11 @@ class Fleet {
   std::size_t slots() const { return workers_.size(); }
   // Workers that have the model, of any standing.
   const std::vector<WorkerId>& with_model(ModelId m) const;
-  bool has_free_slot(ModelId m) const { return m < open_workers_.size() && open_workers_[m] > 0; }
+  // Ready workers with the model and a slot, by when they will have run what they hold, as predicted: what overruns, or has
+  // not begun, only makes it later.
+  using Places = std::set<std::pair<std::int64_t, WorkerId>>;
+  const Places& places(ModelId m) const;
+  bool has_free_slot(ModelId m) const { return !places(m).empty(); }
 
  private:
   void begin_update();
@@ -117,7 +122,7 @@ class Fleet {
   Residency adapters_;
   std::vector<Worker> workers_;
   std::vector<WorkerLoad> loads_;
-  std::vector<int> open_workers_;  // by model: ready ones with a slot
+  std::vector<Places> places_;     // by model
   std::vector<WorkerId> free_;
   std::unordered_map<std::string, WorkerId> by_owner_;
   std::vector<std::vector<WorkerId>> by_model_;

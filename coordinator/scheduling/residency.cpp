@@ -74,6 +74,14 @@ bool Residency::has_spare_slot(WorkerId w) const {
   return used < holder.slots;
 }
 
+bool Residency::has(WorkerId w, std::span<const AdapterId> wanted) const {
+  if (w >= workers_.size()) return wanted.empty();
+  const auto& copies = workers_[w].copies;
+  return std::all_of(wanted.begin(), wanted.end(), [&](AdapterId a) {
+    return std::any_of(copies.begin(), copies.end(), [a](const Copy& c) { return c.adapter == a; });
+  });
+}
+
 void Residency::report(WorkerId w, const HeldAdapters& held, std::int64_t now_us) {
   if (w >= workers_.size()) workers_.resize(w + 1);
   auto& holder = workers_[w];
@@ -220,6 +228,7 @@ Residency::Scan Residency::scan(std::span<const AdapterId> adapters, std::int64_
   out.count_ = static_cast<int>(adapters.size());
   out.now_us_ = now_us;
   if (adapters.empty()) return out;
+  out.first_ = adapters_[adapters.front()].places;
   ++scans_;
   if (found_.size() < workers_.size()) found_.resize(workers_.size());
   for (const auto a : adapters) {

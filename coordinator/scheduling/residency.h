@@ -50,6 +50,12 @@ enum class Eviction {
 };
 
 class Residency {
+  struct Place {  // what scan() reads of a copy, together with all others of the adapter
+    WorkerId worker = 0;
+    bool in_slot = false;
+    std::int64_t ready_us = 0;
+  };
+
  public:
   AdapterId intern(const std::string& name);
   const std::string& name(AdapterId a) const { return adapters_[a].name; }
@@ -68,6 +74,8 @@ class Residency {
   int slots(WorkerId w) const { return w < workers_.size() ? workers_[w].slots : 0; }
   std::size_t held_count(WorkerId w) const { return w < workers_.size() ? workers_[w].copies.size() : 0; }
   bool has_spare_slot(WorkerId w) const;
+  // All of these are in its host memory or on their way there.
+  bool has(WorkerId w, std::span<const AdapterId> adapters) const;
   std::vector<WorkerId> holders(AdapterId a) const;
   bool is_held(AdapterId a) const { return !adapters_[a].places.empty(); }
 
@@ -88,6 +96,13 @@ class Residency {
    public:
     bool any() const { return count_ > 0; }
     bool fits(WorkerId w) const { return count_ == 0 || owner_->slots(w) >= count_; }
+    // Each worker that has, or is loading, all of them; none if there are none.
+    template <class Use>
+    void for_holders(Use use) const {
+      for (const auto& place : first_) {
+        if (owner_->found_[place.worker].here == count_) use(place.worker);
+      }
+    }
     AdapterNeed at(WorkerId w) const;
 
    private:
@@ -95,15 +110,11 @@ class Residency {
     const Residency* owner_ = nullptr;
     int count_ = 0;
     std::int64_t bytes_ = 0, now_us_ = 0;
+    std::span<const Place> first_;  // of the first of them
   };
   Scan scan(std::span<const AdapterId> adapters, std::int64_t now_us) const;
 
  private:
-  struct Place {  // what scan() reads of a copy, together with all others of the adapter
-    WorkerId worker = 0;
-    bool in_slot = false;
-    std::int64_t ready_us = 0;
-  };
   struct Adapter {
     std::string name;
     std::int64_t bytes = kPriorAdapterBytes;

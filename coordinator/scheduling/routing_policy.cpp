@@ -15,27 +15,33 @@ struct Row {
   std::function<std::unique_ptr<RoutingPolicy>(const std::vector<double>&)> make;
 };
 
+// The router's order of a tenant's units, for a baseline: what of the difference is the order alone.
+const Tunable kPatience{"patience", 0.0};
+
 const std::vector<Row>& table() {
   static const std::vector<Row> rows = {
       {"finish",
        {{"miss_weight", FinishPolicy::Options{}.miss_weight, {0.0, 4.0, 8.0, 16.0}},
         {"wait_runs", FinishPolicy::Options{}.wait_runs, {0.5, 1.0, 1.5, 3.0}},
-        {"tail_part", FinishPolicy::Options{}.tail_part, {0.6, 0.8, 1.0}},
-        {"patience", FinishPolicy::Options{}.patience, {0.0, 1.0, 2.0}}},
+        {"tail_part", FinishPolicy::Options{}.tail_part, {0.4, 0.6, 0.8}},
+        {"patience", FinishPolicy::Options{}.patience},
+        {"reach", FinishPolicy::Options{}.reach},
+        {"yield", FinishPolicy::Options{}.yield}},
        [](const std::vector<double>& v) {
-         return std::make_unique<FinishPolicy>(FinishPolicy::Options{.miss_weight = v[0], .wait_runs = v[1], .tail_part = v[2], .patience = v[3]});
+         return std::make_unique<FinishPolicy>(FinishPolicy::Options{
+             .miss_weight = v[0], .wait_runs = v[1], .tail_part = v[2], .patience = v[3], .reach = v[4], .yield = v[5]});
        }},
       {"llm_d_ladder",
-       {{"affinity_weight", 1.0, {0.25, 0.5, 1.0, 2.0, 4.0}}},
-       [](const std::vector<double>& v) { return std::make_unique<LadderPolicy>(v[0]); }},
+       {{"affinity_weight", 1.0, {0.25, 0.5, 1.0, 2.0, 4.0}}, kPatience},
+       [](const std::vector<double>& v) { return std::make_unique<LadderPolicy>(v[0], v[1]); }},
       {"ray_multiplex",
-       {{"matching_timeout_ms", 1000.0, {0.0, 50.0, 250.0, 1000.0}}},
-       [](const std::vector<double>& v) { return std::make_unique<MultiplexPolicy>(v[0]); }},
+       {{"matching_timeout_ms", 1000.0, {0.0, 50.0, 250.0, 1000.0}}, kPatience},
+       [](const std::vector<double>& v) { return std::make_unique<MultiplexPolicy>(v[0], v[1]); }},
       {"bounded_rendezvous",
-       {{"bound", 1.25, {1.1, 1.25, 1.5, 2.0, 4.0}}},
-       [](const std::vector<double>& v) { return std::make_unique<BoundedRendezvousPolicy>(v[0]); }},
-      {"round_robin", {}, [](const std::vector<double>&) { return std::make_unique<RoundRobinPolicy>(); }},
-      {"least_loaded", {}, [](const std::vector<double>&) { return std::make_unique<LeastLoadedPolicy>(); }},
+       {{"bound", 1.25, {1.1, 1.25, 1.5, 2.0, 4.0}}, kPatience},
+       [](const std::vector<double>& v) { return std::make_unique<BoundedRendezvousPolicy>(v[0], v[1]); }},
+      {"round_robin", {kPatience}, [](const std::vector<double>& v) { return std::make_unique<RoundRobinPolicy>(v[0]); }},
+      {"least_loaded", {kPatience}, [](const std::vector<double>& v) { return std::make_unique<LeastLoadedPolicy>(v[0]); }},
   };
   return rows;
 }

@@ -27,7 +27,7 @@ struct RouteRequest {
   bool may_wait = true;           // for a worker without a slot; false for aged units: they take whoever has one
   std::span<const AdapterId> adapters = {};
   std::int64_t waited_us = 0;     // since the unit became ready
-  std::int64_t tail_us = 0;       // from ready to end: what one unit in ten exceeds of late; 0: not known
+  std::int64_t tail_us = 0;       // from ready to end: what one unit in twenty exceeds of late; 0: not known
 };
 
 struct Route {
@@ -47,9 +47,14 @@ class RoutingPolicy {
   virtual ~RoutingPolicy() = default;
   virtual std::string_view name() const = 0;
   virtual Route choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) = 0;
-  // Of a tenant's units of one priority and deadline the one goes first whose arrival and this come first, of a unit that
-  // runs so long, where one in ten has taken `tail_us` of late. 0: the order of arrival.
+  // The order of a tenant's units of one priority and deadline, for a unit that runs so long, where one in twenty has taken
+  // more than `tail_us` of late. It is due so long after it became ready, and what is due first goes first; 0: the order of arrival.
   virtual std::int64_t patience_us(std::int64_t /*run_us*/, std::int64_t /*tail_us*/) const { return 0; }
+  // Where it would have to load, one behind it that has not to may pass it if it is due no later than so much after it.
+  // `late_us`: how long ago it was due.
+  virtual std::int64_t reach_us(std::int64_t /*run_us*/, std::int64_t /*late_us*/, std::int64_t /*tail_us*/) const { return 0; }
+  // When it comes up after such a wait, it is due so much later, once; 0: it goes.
+  virtual std::int64_t yield_us(std::int64_t /*run_us*/, std::int64_t /*waited_us*/, std::int64_t /*tail_us*/) const { return 0; }
   // A round of decisions begins; lanes that are told to wait stay out of it until the next.
   virtual void begin_round() {}
   // What a worker that needs this is worse by than its finish says: also when a unit may move there.
@@ -67,7 +72,7 @@ struct PolicyOptions {
 struct Tunable {
   std::string_view name;
   double value = 0;  // by default
-  std::vector<double> grid;
+  std::vector<double> grid = {};  // empty: it keeps its value
 };
 
 // kInvalidArgument: no such policy, or it has no such tunable; the message names those there are.

@@ -130,13 +130,20 @@ void Scheduler::remove_job(Job& job, std::int64_t now_us) {
   forget_job(job);
 }
 
+void Scheduler::charge(const Job& job, Unit& unit, bool cold) {
+  unit.charged_cold_us = cold ? costs_.observed_cold_us(job.model).value_or(0) : 0;
+  unit.charged_us = costs_.typical_run_us(job.cls, job.model, job.prior_us) + unit.charged_cold_us;
+  unit.guess = !costs_.observed(job.model);
+  queue_.charge(job.tenant, unit.charged_us, unit.guess);
+}
+
 void Scheduler::settle(const Job& job, Unit& unit, int index, std::int64_t actual_us) {
   if (unit.charged_us == 0) return;
   if (actual_us < 0) {
     const auto* held = unit.where == Unit::Where::kHeld ? fleet_.find_held(unit.worker, {job.id, index}) : nullptr;
     actual_us = held != nullptr && held->started ? unit.charged_us : 0;
   }
-  queue_.settle(job.tenant, unit.charged_us, actual_us);
+  queue_.settle(job.tenant, unit.charged_us, actual_us, unit.guess);
   unit.charged_us = 0;
 }
 
@@ -147,8 +154,8 @@ void Scheduler::recharge(ModelId model) {
       Job* job = nullptr;
       auto* unit = find_unit(held.ref, &job);
       if (unit == nullptr || unit->charged_us == 0 || job->model != model) continue;
-      const auto cost_us = costs_.typical_run_us(job->cls, job->model, job->prior_us);
-      queue_.correct(job->tenant, unit->charged_us, cost_us);
+      const auto cost_us = costs_.typical_run_us(job->cls, job->model, job->prior_us) + unit->charged_cold_us;
+      queue_.correct(job->tenant, unit->charged_us, cost_us, std::exchange(unit->guess, false));
       unit->charged_us = cost_us;
     }
   }
@@ -197,10 +204,9 @@ void Scheduler::unit_held(Job& job, int index, const std::string& owner, const s
   unit.where = Unit::Where::kHeld;
   unit.worker = fleet_.intern_owner(owner);
   unit.nonce = nonce;
-  unit.charged_us = costs_.typical_run_us(job.cls, job.model, job.prior_us);
-  queue_.charge(job.tenant, unit.charged_us);
   auto run = costs_.run_us(job.cls, job.model, unit.worker, job.prior_us);
   const bool cold = !fleet_.is_warm(job.cls, unit.worker);
+  charge(job, unit, cold);
   if (cold) run += costs_.cold_us(job.model, run);
   const auto& adapters = lanes_[job.lane].adapters;
   const auto need = fleet_.adapters().scan(adapters, now_us).at(unit.worker);

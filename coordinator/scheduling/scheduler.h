@@ -20,6 +20,7 @@
 #include "coordinator/scheduling/cost_model.h"
 #include "coordinator/scheduling/fair_queue.h"
 #include "coordinator/scheduling/fleet.h"
+#include "coordinator/scheduling/latency_tail.h"
 #include "coordinator/scheduling/routing_policy.h"
 #include "shared/job/catalogue.h"
 #include "shared/queue/types.h"
@@ -105,6 +106,8 @@ class Scheduler {
     enum class Where { kPending, kQueued, kDelayed, kHeld, kUnknown, kEnded };
     Where where = Where::kPending;
     std::int64_t charged_us = 0;  // in advance, not settled yet
+    std::int64_t charged_cold_us = 0;  // the part of it for its worker's first run of the class
+    bool guess = false;           // no observed run stands behind that
     FairQueue::Handle handle = 0;
     WorkerId worker = 0;
     std::string nonce;
@@ -158,6 +161,7 @@ class Scheduler {
   void leave(Job& job, Unit& unit, int index, std::int64_t now_us);
   // Settles what was charged in advance: by `actual_us` of service, or, if negative, by the prediction if it
   // had started and by nothing if it had not.
+  void charge(const Job& job, Unit& unit, bool cold);
   void settle(const Job& job, Unit& unit, int index, std::int64_t actual_us);
   void recharge(ModelId model);
   void apply_view(const queue::UnitView& view, std::int64_t now_us);
@@ -165,8 +169,12 @@ class Scheduler {
   void on_unit_event(Job& job, const queue::Event& event, int unit, std::int64_t now_us);
 
   void dispatch(Actions& actions, std::int64_t now_us);
-  void place(FairQueue::Candidate candidate, std::int64_t now_us,
-             std::unordered_map<WorkerId, std::size_t>& batches, Actions& actions);
+  using Batches = std::unordered_map<WorkerId, std::size_t>;  // places in Actions::assign
+  void place(FairQueue::Candidate candidate, std::int64_t now_us, Batches& batches, Actions& actions);
+  Route route(const QueuedUnit& queued, bool may_wait, std::int64_t now_us);
+  // One behind the unit that may go to this worker in its stead (RoutingPolicy::reach_us).
+  std::optional<FairQueue::Handle> pass(FairQueue::Handle handle, WorkerId to, std::int64_t now_us) const;
+  void assign(FairQueue::Handle handle, const Route& route, std::int64_t now_us, Batches& batches, Actions& actions);
   void revoke_from_absent(std::int64_t now_us);
   void revoke_for_idle(std::int64_t now_us);
   void ask_revoke(const HeldUnit& held, std::int64_t now_us);
@@ -190,7 +198,9 @@ class Scheduler {
   std::uint64_t arrivals_ = 0, round_ = 0;
   int skips_ = 0;  // of this round
   std::int64_t largest_us_ = 0;  // charge of late
-  double tail_us_ = 0;           // from ready to end, of late: one in ten takes longer
+  LatencyTail latencies_;        // of units, from ready to end
+  std::int64_t tail_us_ = 0;     // of them: one in twenty takes longer
+  double yields_ = 0;            // that are left: one in twenty assigned units
   std::int64_t grace_until_us_ = 0;
   bool wants_audit_ = false;
 };

@@ -13,6 +13,10 @@ constexpr std::int64_t kMoveGainUs = 200'000;
 // Lanes that may be told to wait for a holder in one round: what is behind them waits for none, so that affinity bends the
 // fair order no further. Lanes that a round looks at in vain: the rest has to wait for the next.
 constexpr int kMostSkips = 16, kMostLooks = 48;
+// Lanes behind a unit that are looked at for one that may pass it.
+constexpr int kMostPassed = 64;
+// Assigned units of which one may yield, and how many that did not may do so later: those that are late come in bursts.
+constexpr double kYieldPart = 0.05, kMostYields = 10;
 
 }  // namespace
 
@@ -34,8 +38,8 @@ void Scheduler::dispatch(Actions& actions, std::int64_t now_us) {
   const FairQueue::Round round{.skipped = [this](LaneId lane) { return lanes_[lane].skipped_round == round_; },
                                .closed = [this](LaneId lane) { return lanes_[lane].closed_round == round_; },
                                .lack = [this](LaneId lane) { return lanes_[lane].lacks_us; },
-                               .lead_us = largest_us_};
-  std::unordered_map<WorkerId, std::size_t> batches;
+                               .lead_us = largest_us_ / 2};
+  Batches batches;
   while (!open.empty()) {
     // Across models, too, the tenant with the least virtual time comes first.
     std::size_t chosen = 0;
@@ -62,48 +66,82 @@ void Scheduler::dispatch(Actions& actions, std::int64_t now_us) {
   }
 }
 
-// Assigns the unit, or, if its lane is better off waiting, skips the lane for the rest of this round.
-void Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us,
-                      std::unordered_map<WorkerId, std::size_t>& batches, Actions& actions) {
+Route Scheduler::route(const QueuedUnit& queued, bool may_wait, std::int64_t now_us) {
+  const auto& lane = lanes_[queued.lane];
+  return options_.routing->choose(fleet_, costs_,
+                                  {.cls = lane.cls,
+                                   .model = queued.model,
+                                   .class_hash = lane.hash,
+                                   .prior_us = queued.prior_us,
+                                   .lane_work_us = queue_.lane_work_us(queued.lane),
+                                   .may_wait = may_wait,
+                                   .adapters = lane.adapters,
+                                   .waited_us = now_us - queued.ready_us,
+                                   .tail_us = tail_us_},
+                                  now_us);
+}
+
+std::optional<FairQueue::Handle> Scheduler::pass(FairQueue::Handle handle, WorkerId to, std::int64_t now_us) const {
+  const auto& queued = queue_.at(handle);
+  const auto within_us = options_.routing->reach_us(queued.cost_us, now_us - queued.due_us, tail_us_);
+  if (within_us <= 0) return std::nullopt;
+  return queue_.find_behind(handle, within_us, kMostPassed, [&](const QueuedUnit& unit) {
+    const auto& lane = lanes_[unit.lane];
+    return fleet_.is_warm(lane.cls, to) && fleet_.adapters().has(to, lane.adapters);
+  });
+}
+
+// Assigns the unit, or one that may pass it, or, if its lane is better off waiting, skips the lane for the rest of this round.
+void Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us, Batches& batches, Actions& actions) {
   const auto& queued = queue_.at(candidate.handle);
-  auto& [job, index] = queued_[candidate.handle];
+  const auto& [job, index] = queued_[candidate.handle];
   if (job->deadline_us > 0 && job->deadline_us <= now_us) {
     // Too late even for a short run: it waits for the reaper, whose `expired` ends it.
     queue_.remove(candidate.handle);
     job->units[static_cast<std::size_t>(index)].where = Unit::Where::kDelayed;
     return;
   }
-  auto& lane = lanes_[queued.lane];
-  const bool may_wait = !candidate.aged && !candidate.behind && skips_ < kMostSkips;
-  const auto route = options_.routing->choose(fleet_, costs_,
-                                              {.cls = lane.cls,
-                                               .model = queued.model,
-                                               .class_hash = lane.hash,
-                                               .prior_us = queued.prior_us,
-                                               .lane_work_us = queue_.lane_work_us(queued.lane),
-                                               .may_wait = may_wait,
-                                               .adapters = lane.adapters,
-                                               .waited_us = now_us - queued.ready_us,
-                                               .tail_us = static_cast<std::int64_t>(tail_us_)},
-                                              now_us);
-  if (route.kind != Route::Kind::kAssign) {
+  const bool free = !candidate.aged && !candidate.behind;  // its turn is no matter of age or of its tenant's share
+  if (free && !queued.yielded && yields_ >= 1) {
+    const auto later_us = options_.routing->yield_us(queued.cost_us, now_us - queued.ready_us, tail_us_);
+    if (later_us > 0) {
+      yields_ -= 1;
+      queue_.postpone(candidate.handle, queued.due_us + later_us);
+      return;
+    }
+  }
+  const auto chosen = route(queued, free && skips_ < kMostSkips, now_us);
+  if (chosen.kind != Route::Kind::kAssign) {
+    auto& lane = lanes_[queued.lane];
     lane.skipped_round = round_;
-    lane.lacks_us = route.lacks_us;
+    lane.lacks_us = chosen.lacks_us;
     ++skips_;
     // Nobody can take it, so nobody waits for its sake.
-    if (candidate.aged || candidate.behind || route.kind != Route::Kind::kWait) lane.closed_round = round_;
+    if (!free || chosen.kind != Route::Kind::kWait) lane.closed_round = round_;
     return;
   }
+  if (free && chosen.need.load_us > 0) {
+    if (const auto other = pass(candidate.handle, chosen.worker, now_us)) {
+      const auto instead = route(queue_.at(*other), true, now_us);
+      if (instead.kind == Route::Kind::kAssign && instead.need.load_us == 0) return assign(*other, instead, now_us, batches, actions);
+    }
+  }
+  assign(candidate.handle, chosen, now_us, batches, actions);
+}
+
+void Scheduler::assign(FairQueue::Handle handle, const Route& route, std::int64_t now_us, Batches& batches, Actions& actions) {
+  const auto& [job, index] = queued_[handle];
+  const auto& lane = lanes_[queue_.at(handle).lane];
   auto& unit = job->units[static_cast<std::size_t>(index)];
   const queue::UnitRef ref{job->id, index};
-  queue_.remove(candidate.handle);
+  queue_.remove(handle);
   unit.where = Unit::Where::kHeld;
   unit.worker = route.worker;
   unit.nonce = options_.new_nonce();
   unit.touched_us = now_us;
-  unit.charged_us = costs_.typical_run_us(job->cls, job->model, job->prior_us);
-  queue_.charge(job->tenant, unit.charged_us);
+  charge(*job, unit, route.cold);
   largest_us_ = std::max(unit.charged_us, largest_us_ - largest_us_ / 1024);  // of late
+  yields_ = std::min(kMostYields, yields_ + kYieldPart);
   auto dropped = fleet_.adapters().hold(route.worker, lane.adapters, options_.routing->eviction(), now_us);
   fleet_.hold(route.worker, {.ref = ref,
                              .cls = job->cls,

@@ -12,8 +12,7 @@ constexpr std::size_t kTenantsKept = 4096;
 // worker at once are admitted and assigned in one call; the others' admissions are one call as well, which Redis runs before
 // whatever is assigned later. More at once have no one waiting.
 constexpr std::size_t kMostAhead = 128;
-// How fast the tail follows.
-constexpr double kTailStep = 0.05;
+constexpr double kTailPart = 0.05;  // of the units, that take longer than what is called the tail
 // A prediction that was wrong by so much may be wrong for what is under way, too.
 constexpr double kRechargeFrom = 0.1;
 
@@ -108,12 +107,13 @@ void Scheduler::learn(const Job& job, Unit& unit, int index, const queue::Event&
   const auto began = std::max(held->started_us, fleet_.at(unit.worker).last_end_us);
   const auto observed = event.at_ms * 1000 - began;
   if (observed <= 0) return;
-  const auto latency = static_cast<double>(event.at_ms * 1000 - unit.ready_us);
-  tail_us_ = tail_us_ <= 0 ? latency : tail_us_ * (latency > tail_us_ ? 1.0 + 0.9 * kTailStep : 1.0 - 0.1 * kTailStep);
+  latencies_.add(event.at_ms * 1000 - unit.ready_us, event.at_ms * 1000);
+  tail_us_ = latencies_.exceeded_by_us(kTailPart);
   costs_.observe(job.cls, job.model, unit.worker, job.prior_us, observed, held->cold);
   const auto charged = static_cast<double>(unit.charged_us);
+  const bool guess = unit.guess;
   settle(job, unit, index, observed);
-  if (std::abs(static_cast<double>(observed) - charged) > kRechargeFrom * charged) recharge(job.model);
+  if (guess || std::abs(static_cast<double>(observed) - charged) > kRechargeFrom * charged) recharge(job.model);
 }
 
 void Scheduler::on_workers(const std::vector<queue::WorkerInfo>& workers, std::int64_t now_us) {

@@ -35,49 +35,53 @@ void Tenants::open(TenantId t) {
   auto& tenant = tenants_[t];
   if (tenant.open++ > 0) return;
   tenant.virtual_time = std::max(tenant.virtual_time, start_time() + tenant.in_advance);
-  active_.emplace(tenant.virtual_time - tenant.in_advance, t);
+  active_.emplace(tenant.settled(), t);
 }
 
 void Tenants::close(TenantId t) {
   auto& tenant = tenants_[t];
   if (tenant.open == 0 || --tenant.open > 0) return;
-  active_.erase({tenant.virtual_time - tenant.in_advance, t});
+  active_.erase({tenant.settled(), t});
 }
 
 void Tenants::wait(TenantId t) {
   auto& tenant = tenants_[t];
   if (tenant.waiting++ > 0) return;
-  const auto level = waiting_.empty() ? most_ : waiting_.begin()->first;
-  move(t, std::max<std::int64_t>(0, level + tenant.in_advance - tenant.virtual_time), 0);
-  waiting_.emplace(tenant.virtual_time - tenant.in_advance, t);
+  if (waiting_.empty()) {
+    move(t, std::max<std::int64_t>(0, most_ - tenant.settled()), 0, 0);
+  } else {
+    move(t, std::clamp(tenant.known(), waiting_.begin()->first, waiting_.rbegin()->first) - tenant.known(), 0, 0);
+  }
+  waiting_.emplace(tenant.known(), t);
 }
 
 void Tenants::leave(TenantId t) {
   auto& tenant = tenants_[t];
   if (tenant.waiting == 0) return;
-  if (--tenant.waiting == 0) waiting_.erase({tenant.virtual_time - tenant.in_advance, t});
+  if (--tenant.waiting == 0) waiting_.erase({tenant.known(), t});
 }
 
-void Tenants::move(TenantId t, std::int64_t time, std::int64_t in_advance) {
+void Tenants::move(TenantId t, std::int64_t time, std::int64_t in_advance, std::int64_t guessed) {
   auto& tenant = tenants_[t];
-  const bool listed = waiting_.erase({tenant.virtual_time - tenant.in_advance, t}) > 0;
-  if (tenant.open > 0) active_.erase({tenant.virtual_time - tenant.in_advance, t});
+  const bool listed = waiting_.erase({tenant.known(), t}) > 0;
+  if (tenant.open > 0) active_.erase({tenant.settled(), t});
   tenant.virtual_time += time;
   tenant.in_advance += in_advance;
-  most_ = std::max(most_, tenant.virtual_time - tenant.in_advance);
-  if (tenant.open > 0) active_.emplace(tenant.virtual_time - tenant.in_advance, t);
-  if (listed) waiting_.emplace(tenant.virtual_time - tenant.in_advance, t);
+  tenant.guessed += guessed;
+  most_ = std::max(most_, tenant.settled());
+  if (tenant.open > 0) active_.emplace(tenant.settled(), t);
+  if (listed) waiting_.emplace(tenant.known(), t);
 }
 
-void Tenants::charge(TenantId t, std::int64_t predicted_us) {
+void Tenants::charge(TenantId t, std::int64_t predicted_us, bool guess) {
   const auto virtual_us = std::llround(static_cast<double>(predicted_us) / tenants_[t].weight);
-  move(t, virtual_us, virtual_us);
+  move(t, virtual_us, virtual_us, guess ? virtual_us : 0);
 }
 
-void Tenants::settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us) {
+void Tenants::settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us, bool guess) {
   const double weight = tenants_[t].weight;
   const auto predicted = std::llround(static_cast<double>(predicted_us) / weight);
-  move(t, std::llround(static_cast<double>(actual_us) / weight) - predicted, -predicted);
+  move(t, std::llround(static_cast<double>(actual_us) / weight) - predicted, -predicted, guess ? -predicted : 0);
 }
 
 std::map<std::string, std::int64_t> Tenants::times() const {
@@ -91,7 +95,7 @@ std::map<std::string, std::int64_t> Tenants::times() const {
 void Tenants::restore(const std::map<std::string, std::int64_t>& times) {
   for (const auto& [name, time] : times) {
     const auto t = intern(name);
-    move(t, time - tenants_[t].virtual_time, 0);
+    move(t, time - tenants_[t].virtual_time, 0, 0);
   }
 }
 

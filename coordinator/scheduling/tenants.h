@@ -32,15 +32,17 @@ class Tenants {
   // if none has: time spent idle buys no credit.
   void open(TenantId t);
   void close(TenantId t);
-  // A unit of the tenant waits for a worker / no longer. A tenant whose first unit waits starts level with those that
-  // wait already, by settled time, or with whoever had most if none does: who had little because it asked for little
-  // has no claim on others for that.
+  // A unit of the tenant waits for a worker / no longer. A tenant whose first unit waits starts among those that wait already,
+  // no lower than the one that has had least and no higher than the one that has had most, or, if none does, level by
+  // settled time with whoever had most: who had little because it asked for little has no claim on others for that, and who
+  // had much while nobody else asked owes them nothing.
   void wait(TenantId t);
   void leave(TenantId t);
   // Service is charged in advance by its prediction, and settled by what it was (0: there was none). Until
-  // then it counts for the order, but nobody who comes fresh is made to start behind a mere prediction.
-  void charge(TenantId t, std::int64_t predicted_us);
-  void settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us);
+  // then it counts for the order, but nobody who comes fresh is made to start behind a mere guess: a prediction
+  // that no observed run stands behind. settle() takes what charge() was given.
+  void charge(TenantId t, std::int64_t predicted_us, bool guess = false);
+  void settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us, bool guess = false);
 
   // For storing and restoring. What is charged in advance is part of the stored time: restore() overrides
   // the time, and leaves open what had been charged before the call.
@@ -56,10 +58,13 @@ class Tenants {
     double weight = 1.0;
     std::int64_t virtual_time = 0;
     std::int64_t in_advance = 0;  // the part of it that is not settled
+    std::int64_t guessed = 0;     // the part of that which is a guess
     std::uint32_t open = 0, waiting = 0;
     bool used = false;
+    std::int64_t settled() const { return virtual_time - in_advance; }
+    std::int64_t known() const { return virtual_time - guessed; }
   };
-  void move(TenantId t, std::int64_t time, std::int64_t in_advance);
+  void move(TenantId t, std::int64_t time, std::int64_t in_advance, std::int64_t guessed);
   std::int64_t start_time() const;
 
   std::map<std::string, double> weights_;
@@ -67,7 +72,7 @@ class Tenants {
   std::vector<TenantId> free_;
   std::unordered_map<std::string, TenantId> by_name_;
   std::set<std::pair<std::int64_t, TenantId>> active_;   // that have open units, by settled time
-  std::set<std::pair<std::int64_t, TenantId>> waiting_;  // that have waiting ones
+  std::set<std::pair<std::int64_t, TenantId>> waiting_;  // that have waiting ones, by what of their time is no guess
   std::int64_t most_ = 0;  // of all virtual times
 };
 

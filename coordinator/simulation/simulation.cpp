@@ -320,8 +320,9 @@ Result<Report> simulate(const Trace& trace, const CostTable& costs, const Simula
 }
 
 Result<Report> simulate_tuned(const Trace& trace, const CostTable& costs, const SimulationOptions& options) {
-  std::vector<scheduling::PolicyOptions> grid = {{.name = options.policy.name}};
+  std::vector<scheduling::PolicyOptions> grid = {options.policy};
   for (const auto& tunable : scheduling::policy_tunables(options.policy.name)) {
+    if (tunable.grid.empty() || options.policy.tunables.contains(std::string(tunable.name))) continue;
     std::vector<scheduling::PolicyOptions> more;
     for (const auto& base : grid) {
       for (const double value : tunable.grid) {

@@ -37,7 +37,8 @@ struct Report {
 // kInvalidArgument: no such policy or tunable, no number of workers. Takes a while; has no side effects.
 Result<Report> simulate(const Trace& trace, const CostTable& costs, const SimulationOptions& options);
 
-// With every combination of the policy's grid (routing_policy.h) in place of its tunables: the report of the lowest p95.
+// With every combination of the policy's grid (routing_policy.h), but for tunables that `options` gives: the report of the
+// lowest p95.
 Result<Report> simulate_tuned(const Trace& trace, const CostTable& costs, const SimulationOptions& options);
 
 }  // namespace ditfleet::simulation

@@ -102,6 +102,26 @@ TEST_F(ResidencyTest, a_report_replaces_what_was_predicted_but_not_what_is_on_it
   EXPECT_THAT(residency.holders(a), IsEmpty());
 }
 
+TEST_F(ResidencyTest, holders_have_all_that_is_asked_for) {
+  const auto a = adapter("a"), b = adapter("b");
+  worker(0, {a}, {a, b});
+  worker(1, {}, {a});
+  worker(2, {}, {b});
+  const auto all = [&](std::vector<AdapterId> wanted) {
+    std::vector<WorkerId> out;
+    residency.scan(wanted, 0).for_holders([&](WorkerId w) { out.push_back(w); });
+    return out;
+  };
+  EXPECT_THAT(all({a, b}), ElementsAre(0u));
+  EXPECT_THAT(all({a}), UnorderedElementsAre(0u, 1u));
+  EXPECT_THAT(all({}), IsEmpty());
+  EXPECT_TRUE(residency.has(0, std::vector{a, b}));
+  EXPECT_FALSE(residency.has(1, std::vector{a, b}));
+  EXPECT_TRUE(residency.has(1, std::vector<AdapterId>{}));
+  residency.hold(1, std::vector{b}, Eviction::kLeastWorth, 0);
+  EXPECT_TRUE(residency.has(1, std::vector{a, b}));  // on its way
+}
+
 TEST_F(ResidencyTest, demand_fades) {
   const auto a = adapter("a");
   for (int i = 0; i < 300; ++i) residency.asked_for(a, 0);
@@ -186,20 +206,19 @@ TEST_F(AdapterRouting, who_would_become_part_of_the_tail_waits_for_no_holder) {
   update({info("other", {}, {"x", "y", "z", "u"}), info("holder", {"a"}, {"a"})});
   const std::vector<AdapterId> a = {adapter("a")};
   FinishPolicy policy({.miss_weight = 16.0, .wait_runs = 1.0, .tail_part = 0.8});
+  const auto waited = [&](std::int64_t us, std::int64_t tail_us) {
+    auto r = request(a);
+    r.waited_us = us;
+    r.tail_us = tail_us;
+    return r;
+  };
   hold("holder", 0, 600'000);
   EXPECT_EQ(chosen(policy, request(a)), "holder");  // 0.6 s is less than its run of 1 s
-  auto late = request(a);
-  late.waited_us = 9 * kSecond;
-  EXPECT_EQ(chosen(policy, late), "other");
-  auto calm = request(a);
-  calm.tail_us = 1'500'000;  // 0.8 of it leaves 0.2 s beside the run
-  EXPECT_EQ(chosen(policy, calm), "other");
-  hold("other", 1, 100'000);  // none idle: what it has waited does not count
-  late.waited_us = 9 * kSecond;
-  EXPECT_EQ(chosen(policy, late), "holder");
-  hold("holder", 2, 1'000'000);  // longer than its run
-  late.may_wait = false;
-  EXPECT_EQ(chosen(policy, late), "other");
+  EXPECT_EQ(chosen(policy, waited(300'000, 10 * kSecond)), "holder");  // 0.15 s of load and swap on the other
+  EXPECT_EQ(chosen(policy, waited(600'000, 10 * kSecond)), "other");   // with that it would be more than its run
+  EXPECT_EQ(chosen(policy, waited(0, 1'500'000)), "other");            // 0.8 of the tail leaves 0.2 s beside the run
+  hold("other", 1, 100'000);
+  EXPECT_EQ(chosen(policy, waited(9 * kSecond, 10 * kSecond)), "other");
 }
 
 TEST_F(AdapterRouting, short_runs_pass_long_ones_by_no_more_than_the_tail) {
@@ -207,8 +226,27 @@ TEST_F(AdapterRouting, short_runs_pass_long_ones_by_no_more_than_the_tail) {
   EXPECT_EQ(policy.patience_us(kSecond, 10 * kSecond), 2 * kSecond);
   EXPECT_EQ(policy.patience_us(8 * kSecond, 10 * kSecond), 10 * kSecond);
   for (const auto name : policy_names()) {
-    if (name != "finish") { EXPECT_EQ((*make_policy({std::string(name), {}}))->patience_us(kSecond, kSecond), 0) << name; }
+    if (name == "finish") continue;
+    const auto baseline = *make_policy({std::string(name), {}});
+    EXPECT_EQ(baseline->patience_us(kSecond, kSecond), 0) << name;
+    EXPECT_EQ(baseline->reach_us(kSecond, kSecond, kSecond), 0) << name;
+    EXPECT_EQ(baseline->yield_us(kSecond, 9 * kSecond, kSecond), 0) << name;
+    EXPECT_EQ((*make_policy({std::string(name), {{"patience", 1.5}}}))->patience_us(kSecond, 10 * kSecond), 1'500'000) << name;
   }
+}
+
+TEST_F(AdapterRouting, who_may_be_passed_and_who_yields_is_bounded_by_the_tail) {
+  FinishPolicy policy({.reach = 0.5, .yield = 1.0});
+  EXPECT_EQ(policy.reach_us(2 * kSecond, -3 * kSecond, 10 * kSecond), kSecond);  // in time: half its run
+  EXPECT_EQ(policy.reach_us(2 * kSecond, 3 * kSecond, 10 * kSecond), 4 * kSecond);
+  EXPECT_EQ(policy.reach_us(2 * kSecond, 9 * kSecond, 10 * kSecond), 5 * kSecond);
+  EXPECT_EQ(policy.reach_us(2 * kSecond, 9 * kSecond, 0), 0);  // nothing has ended yet
+  EXPECT_EQ(policy.yield_us(2 * kSecond, 8 * kSecond, 10 * kSecond), 0);
+  EXPECT_EQ(policy.yield_us(2 * kSecond, 9 * kSecond, 10 * kSecond), 10 * kSecond);
+  EXPECT_EQ(policy.yield_us(20 * kSecond, 9 * kSecond, 10 * kSecond), 0);  // its own length is no lateness
+  EXPECT_EQ(policy.yield_us(2 * kSecond, 9 * kSecond, 0), 0);
+  EXPECT_EQ(FinishPolicy({.reach = 0.0}).reach_us(2 * kSecond, 9 * kSecond, 10 * kSecond), 0);
+  EXPECT_EQ(FinishPolicy({.yield = 0.0}).yield_us(2 * kSecond, 9 * kSecond, 10 * kSecond), 0);
 }
 
 TEST_F(AdapterRouting, a_full_holder_is_waited_for_once_not_by_everybody) {
@@ -306,6 +344,47 @@ TEST_F(AdapterScheduling, jobs_follow_their_adapters) {
   submit("2", with("ink"));
   EXPECT_EQ(owner_of("1"), "o:1");
   EXPECT_EQ(owner_of("2"), "i:1");
+}
+
+// One worker, busy; `first` would have to load there, `second`, behind it, would not.
+class AdapterPassing : public AdapterScheduling {
+ protected:
+  // Runs of 1 s teach the scheduler what they take and what the tail is; then two are held, and two wait.
+  void serve_one(const std::string& id, std::int64_t us) {
+    store.start({id, 0}, now);
+    settle();
+    store.finish({id, 0}, now += us);
+    settle();
+  }
+  void prepare(int priority_of_second) {
+    const auto ink = [this] { return std::vector{with_slots("i", {"ink"})}; };
+    scheduler->on_workers(ink(), now);
+    for (int i = 0; i < 4; ++i) {
+      submit("t" + std::to_string(i), with("ink"));
+      serve_one("t" + std::to_string(i), 1'000 * kMs);
+    }
+    submit("h1", with("ink"));
+    submit("h2", with("ink"));
+    submit("first", with("oil"));
+    now += 100 * kMs;
+    submit("second", spec(R"("loras":[{"name":"ink"}],"priority":)" + std::to_string(priority_of_second)));
+    scheduler->on_workers(ink(), now);
+    serve_one("h1", 1'000 * kMs);  // its place is free now
+  }
+};
+
+TEST_F(AdapterPassing, what_finds_its_adapter_there_passes_what_would_load) {
+  prepare(0);
+  EXPECT_EQ(owner_of("first"), "");
+  EXPECT_EQ(owner_of("second"), "i:1");
+  serve_one("h2", 1'000 * kMs);
+  EXPECT_EQ(owner_of("first"), "i:1");
+}
+
+TEST_F(AdapterPassing, nobody_is_passed_by_less_urgent_units) {
+  prepare(-1);
+  EXPECT_EQ(owner_of("first"), "i:1");
+  EXPECT_EQ(owner_of("second"), "");
 }
 
 TEST_F(AdapterScheduling, a_rebuilt_scheduler_knows_what_units_need) {

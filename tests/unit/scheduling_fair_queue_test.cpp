@@ -6,6 +6,7 @@
 #include <set>
 
 #include "coordinator/scheduling/fair_queue.h"
+#include "coordinator/scheduling/latency_tail.h"
 
 namespace ditfleet::scheduling {
 namespace {
@@ -157,6 +158,57 @@ TEST_F(FairQueueTest, nobody_gets_far_ahead_of_a_tenant_whose_lanes_are_skipped)
   EXPECT_EQ(queue.next(0, 0, round)->handle, other);
 }
 
+TEST_F(FairQueueTest, no_place_stays_empty_for_want_of_who_may_pass) {
+  const auto waits = push("a", 1, 0, 0, 0, 3);
+  const auto b = queue.tenants().intern("b");
+  queue.push({.tenant = b, .lane = 4, .arrival = ++arrivals, .prior_us = 5, .cost_us = 5});
+  queue.charge(queue.at(waits).tenant, 10);
+  queue.charge(b, 70);
+  const auto skip_first = [](LaneId lane) { return lane == 3; };
+  EXPECT_EQ(queue.at(queue.next(0, 0, {.skipped = skip_first, .lead_us = 65})->handle).tenant, b);
+  const auto turn = queue.next(0, 0, {.skipped = skip_first, .lead_us = 60});  // b has had 60 more; one unit of it would be too much
+  ASSERT_TRUE(turn);
+  EXPECT_EQ(turn->handle, waits);
+  EXPECT_TRUE(turn->behind);
+  const FairQueue::Round alone{.skipped = [](LaneId) { return true; }, .lead_us = 60};
+  EXPECT_FALSE(queue.next(0, 0, alone));  // nobody wants to pass: it may wait
+}
+
+TEST_F(FairQueueTest, one_that_is_postponed_comes_later_once_and_never_past_its_age) {
+  const auto first = push("a", 1, 0, 0, 0, 3), second = push("a", 1, 0, 0, 10, 4), same_lane = push("a", 1, 0, 0, 20, 3);
+  EXPECT_EQ(queue.next(0, 0, kNoneSkipped)->handle, first);
+  queue.postpone(first, queue.at(first).due_us + 5);
+  EXPECT_TRUE(queue.at(first).yielded);
+  EXPECT_EQ(queue.next(0, kAgeBound + 1, kNoneSkipped)->handle, first);
+  EXPECT_EQ(serve(), second);
+  EXPECT_EQ(serve(), same_lane);
+  EXPECT_EQ(serve(), first);
+  EXPECT_EQ(serve(), std::nullopt);
+}
+
+TEST_F(FairQueueTest, those_behind_are_of_one_tenant_priority_and_deadline_and_due_soon) {
+  const auto head = push("a", 1, 0, 0, 0, 1);
+  push("b", 1, 0, 0, 0, 2);
+  push("a", 1, -1, 0, 0, 3);
+  push("a", 1, 0, 5'000, 0, 4);
+  push("a", 1, 0, 0, 0, 1);  // of its own lane
+  std::vector<FairQueue::Handle> due;
+  for (const std::int64_t at : {10, 20, 30}) {
+    due.push_back(push("a", 1, 0, 0, 0, static_cast<LaneId>(5 + at)));
+    queue.postpone(due.back(), at);
+  }
+  const auto find = [&](std::int64_t within_us, int most, const std::set<FairQueue::Handle>& refused = {}) {
+    return queue.find_behind(head, within_us, most, [&](const QueuedUnit& unit) {
+      return unit.lane != 1 && std::none_of(refused.begin(), refused.end(), [&](auto h) { return queue.at(h).lane == unit.lane; });
+    });
+  };
+  EXPECT_EQ(find(100, 9), due[0]);
+  EXPECT_EQ(find(9, 9), std::nullopt);
+  EXPECT_EQ(find(100, 9, {due[0]}), due[1]);
+  EXPECT_EQ(find(20, 9, {due[0], due[1]}), std::nullopt);
+  EXPECT_EQ(find(100, 1, {due[0]}), std::nullopt);
+}
+
 // With every lane skipped at random, as if its adapter's holder were worth waiting for, and units in flight.
 TEST_F(FairQueueTest, whatever_is_skipped_no_gap_is_wider_than_two_of_the_largest) {
   constexpr std::int64_t kLargest = 5'000;
@@ -236,6 +288,45 @@ TEST(Tenants, nobody_starts_behind_a_mere_prediction) {
   EXPECT_EQ(tenants.virtual_time(early), 10);
 }
 
+TEST(Tenants, what_a_guess_charged_puts_nobody_behind) {
+  Tenants tenants({});
+  const auto a = tenants.intern("a"), b = tenants.intern("b");
+  for (const auto t : {a, b}) tenants.open(t);
+  tenants.wait(a);
+  tenants.charge(a, 100);
+  tenants.charge(a, 1'000'000, true);
+  tenants.wait(b);
+  EXPECT_EQ(tenants.virtual_time(b), 100);
+  tenants.leave(b);
+  tenants.settle(a, 1'000'000, 50, true);
+  tenants.wait(b);
+  EXPECT_EQ(tenants.virtual_time(b), 150);
+}
+
+TEST(Tenants, who_begins_to_wait_comes_among_those_that_do) {
+  Tenants tenants({});
+  const auto least = tenants.intern("least"), most = tenants.intern("most"), late = tenants.intern("late");
+  for (const auto t : {least, most, late}) tenants.open(t);
+  tenants.wait(least);
+  tenants.wait(most);
+  const auto served = [&](TenantId t, std::int64_t us) {
+    tenants.charge(t, us);
+    tenants.settle(t, us, us);
+  };
+  served(least, 100);
+  served(most, 300);
+  tenants.wait(late);
+  EXPECT_EQ(tenants.virtual_time(late), 100);  // no credit for having asked for nothing
+  tenants.leave(late);
+  served(late, 50);
+  tenants.wait(late);
+  EXPECT_EQ(tenants.virtual_time(late), 150);
+  tenants.leave(late);
+  served(late, 900);  // while nobody else wanted it
+  tenants.wait(late);
+  EXPECT_EQ(tenants.virtual_time(late), 300);
+}
+
 TEST(Tenants, who_asked_for_little_is_level_when_it_begins_to_wait) {
   Tenants tenants({});
   const auto heavy = tenants.intern("heavy"), light = tenants.intern("light");
@@ -247,14 +338,32 @@ TEST(Tenants, who_asked_for_little_is_level_when_it_begins_to_wait) {
   }
   tenants.charge(light, 100);  // it never waited
   tenants.wait(light);
-  EXPECT_EQ(tenants.virtual_time(light), 1'000 + 100);
+  EXPECT_EQ(tenants.virtual_time(light), 1'000);  // what it has in flight is part of that
   tenants.leave(heavy);
   tenants.leave(light);
   tenants.settle(light, 100, 100);
   const auto third = tenants.intern("third");
   tenants.open(third);
   tenants.wait(third);  // alone: level with who had most
-  EXPECT_EQ(tenants.virtual_time(third), 1'100);
+  EXPECT_EQ(tenants.virtual_time(third), 1'000);
+}
+
+TEST(LatencyTail, is_what_a_part_exceeds_of_late) {
+  LatencyTail tail;
+  EXPECT_EQ(tail.exceeded_by_us(0.05), 0);
+  std::mt19937 random(5);
+  std::int64_t now = 1'000'000'000'000;
+  for (int i = 0; i < 2'000; ++i) tail.add(1 + static_cast<std::int64_t>(random() % 10'000'000), now += 1'000);
+  EXPECT_NEAR(static_cast<double>(tail.exceeded_by_us(0.05)), 9.5e6, 0.4e6);
+  EXPECT_NEAR(static_cast<double>(tail.exceeded_by_us(0.5)), 5e6, 0.4e6);
+  EXPECT_GE(tail.exceeded_by_us(0), 9'700'000);
+  now += 3'600'000'000;  // an hour on: what was is forgotten
+  for (int i = 0; i < 100; ++i) tail.add(100'000, now += 1'000);
+  EXPECT_NEAR(static_cast<double>(tail.exceeded_by_us(0.05)), 1e5, 5e3);
+  for (int i = 0; i < 50; ++i) tail.add(200'000, now += 86'400'000'000);  // weights are scaled down, and stay finite
+  EXPECT_NEAR(static_cast<double>(tail.exceeded_by_us(0.05)), 2e5, 1e4);
+  tail.add(7'200'000'000, now);  // longer than there are steps for
+  EXPECT_GT(tail.exceeded_by_us(0), 300'000'000);
 }
 
 TEST(Tenants, prune_forgets_only_who_has_no_claim) {

@@ -159,7 +159,27 @@ TEST(Simulation, TheRouterLoadsAndSwapsLessThanTurnsDo) {
     EXPECT_LE(ratio, 1.1) << seed;
     p95 += ratio / 8;
   }
-  EXPECT_LE(p95, 1.0);
+  EXPECT_LE(p95, 0.95);
+}
+
+// What the service's tail pays for the rest: yielding is a tunable, and 0 is none.
+TEST(Simulation, YieldingShortensTheTailAtItsVeryEndsCost) {
+  double p95 = 0, p99 = 0;
+  for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+    const auto trace = small_trace(seed);
+    const auto with = simulate(trace, costs(), {}), without = simulate(trace, costs(), {.policy = {"finish", {{"yield", 0.0}}}});
+    p95 += with->figure("latency_p95") / without->figure("latency_p95") / 8;
+    p99 += with->figure("latency_p99") / without->figure("latency_p99") / 8;
+  }
+  EXPECT_LT(p95, 1.0);
+  EXPECT_LT(p99, 1.3);
+}
+
+TEST(Simulation, TuningKeepsTheTunablesThatAreGiven) {
+  const auto tuned = simulate_tuned(small_trace(), costs(), {.policy = {"llm_d_ladder", {{"patience", 1.5}}}});
+  ASSERT_TRUE(tuned.ok());
+  EXPECT_THAT(tuned->policy, HasSubstr("patience=1.5"));
+  EXPECT_THAT(tuned->policy, HasSubstr("affinity_weight="));
 }
 
 // The bound of coordinator/scheduling/README.md, and what predictions err by and what a cold start leaves behind.
@@ -192,9 +212,8 @@ TEST_P(Committed, AsGoodAsTheBestBaselineInTailAndObjectivesWithFewerLoads) {
     best_p95 = baseline->figure("latency_p95");
     loads_of_best = baseline->figure("host_misses");
   }
-  // Never worse is the target; 28-step jobs miss it by a few of 3,200 jobs.
-  EXPECT_LE(own->figure("latency_p95"), 1.01 * best_p95);
-  EXPECT_GE(own->figure("slo_attained"), best_objectives - 0.003);
+  EXPECT_LE(own->figure("latency_p95"), best_p95);
+  EXPECT_GE(own->figure("slo_attained"), best_objectives);
   EXPECT_LE(own->figure("host_misses"), most_loads * loads_of_best);
   EXPECT_LE(own->figure("fairness_gap"), 2.0);
 }
