@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <random>
 #include <set>
 
 #include "coordinator/scheduling/cost_model.h"
@@ -128,6 +129,33 @@ TEST_F(RouterTest, an_overrunning_unit_keeps_what_waits_behind_it_waiting) {
   hold("a", 1, 2 * kSecond);
   EXPECT_EQ(fleet.at(0).start_us(500'000), 3 * kSecond);
   EXPECT_EQ(fleet.at(0).start_us(10 * kSecond), 12 * kSecond);
+}
+
+TEST_F(RouterTest, places_are_those_of_ready_workers_with_a_slot_by_when_they_are_free) {
+  std::mt19937 random(11);
+  int units = 0;
+  for (int i = 0; i < 300; ++i) {
+    if (random() % 10 == 0) {
+      std::vector<queue::WorkerInfo> infos;
+      for (int w = 0; w < 6; ++w) {
+        if (random() % 5 == 0) continue;
+        infos.push_back(worker_info("w" + std::to_string(w)));
+        if (random() % 4 == 0) infos.back().state = "draining";
+      }
+      update(infos);
+    }
+    const auto w = fleet.intern_owner("w" + std::to_string(random() % 6) + ":b1");
+    if (random() % 2 == 0) {
+      fleet.hold(w, {.ref = {"j", units++}, .run_us = 1 + static_cast<std::int64_t>(random() % kSecond), .assigned_us = i});
+    } else if (!fleet.at(w).held.empty()) {
+      fleet.release(w, fleet.at(w).held.front().ref, i);
+    }
+    Fleet::Places expected;
+    for (const auto each : fleet.with_model(0)) {
+      if (fleet.at(each).standing == Standing::kReady && fleet.at(each).has_slot()) expected.emplace(fleet.at(each).free_at_us, each);
+    }
+    ASSERT_EQ(fleet.places(0), expected) << i;
+  }
 }
 
 TEST_F(RouterTest, another_incarnation_of_a_worker_is_another_worker) {
