@@ -186,7 +186,7 @@ void Scheduler::unit_ready(Job& job, int index, std::int64_t ready_us, std::int6
                              .priority = job.priority,
                              .deadline_us = job.deadline_us,
                              .ready_us = unit.ready_us,
-                             .due_us = unit.ready_us + options_.routing->patience_us(cost_us, static_cast<std::int64_t>(tail_us_)),
+                             .due_us = unit.ready_us + options_.routing->patience_us(cost_us, tail_us(job.model)),
                              .arrival = job.arrival * kUnitsMax + static_cast<std::uint64_t>(index),
                              .prior_us = job.prior_us,
                              .cost_us = cost_us});

@@ -33,6 +33,7 @@ struct SchedulerOptions {
   std::map<std::string, double> weights;   // of tenants; others weigh 1
   int lookahead = 2;                       // units a worker holds, the running one included
   std::int64_t age_bound_ms = 60'000;
+  bool late_units_yield = true;            // as the policy says (RoutingPolicy::yield_us); false: none does
   std::int64_t silent_after_ms = 3'500;    // without a heartbeat
   std::function<std::string()> new_nonce;  // must be set; 128 random bits in service
   TenantAdapters adapters;                 // unset: jobs that name some are rejected
@@ -143,6 +144,7 @@ class Scheduler {
     std::int64_t lacks_us = 0;  // when it was skipped
   };
 
+  std::int64_t tail_us(ModelId model) const { return model < tails_.size() ? tails_[model].us : 0; }
   ModelId intern_model(const std::string& name);
   ClassId intern_class(const std::string& key, const std::string& model);
   LaneId intern_lane(ClassId cls, const std::vector<std::string>& adapters);
@@ -198,8 +200,11 @@ class Scheduler {
   std::uint64_t arrivals_ = 0, round_ = 0;
   int skips_ = 0;  // of this round
   std::int64_t largest_us_ = 0;  // charge of late
-  LatencyTail latencies_;        // of units, from ready to end
-  std::int64_t tail_us_ = 0;     // of them: one in twenty takes longer
+  struct Tail {
+    LatencyTail latencies;  // of units, from ready to end
+    std::int64_t us = 0;    // one in twenty of them takes longer
+  };
+  std::vector<Tail> tails_;      // by model
   double yields_ = 0;            // that are left: one in twenty assigned units
   std::int64_t grace_until_us_ = 0;
   bool wants_audit_ = false;

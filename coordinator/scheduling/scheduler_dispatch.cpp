@@ -77,13 +77,13 @@ Route Scheduler::route(const QueuedUnit& queued, bool may_wait, std::int64_t now
                                    .may_wait = may_wait,
                                    .adapters = lane.adapters,
                                    .waited_us = now_us - queued.ready_us,
-                                   .tail_us = tail_us_},
+                                   .tail_us = tail_us(queued.model)},
                                   now_us);
 }
 
 std::optional<FairQueue::Handle> Scheduler::pass(FairQueue::Handle handle, WorkerId to, std::int64_t now_us) const {
   const auto& queued = queue_.at(handle);
-  const auto within_us = options_.routing->reach_us(queued.cost_us, now_us - queued.due_us, tail_us_);
+  const auto within_us = options_.routing->reach_us(queued.cost_us, now_us - queued.due_us, tail_us(queued.model));
   if (within_us <= 0) return std::nullopt;
   return queue_.find_behind(handle, within_us, kMostPassed, [&](const QueuedUnit& unit) {
     const auto& lane = lanes_[unit.lane];
@@ -102,8 +102,8 @@ void Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us, Batch
     return;
   }
   const bool free = !candidate.aged && !candidate.behind;  // its turn is no matter of age or of its tenant's share
-  if (free && !queued.yielded && yields_ >= 1) {
-    const auto later_us = options_.routing->yield_us(queued.cost_us, now_us - queued.ready_us, tail_us_);
+  if (options_.late_units_yield && free && !queued.yielded && yields_ >= 1) {
+    const auto later_us = options_.routing->yield_us(queued.cost_us, now_us - queued.ready_us, tail_us(queued.model));
     if (later_us > 0) {
       yields_ -= 1;
       queue_.postpone(candidate.handle, queued.due_us + later_us);

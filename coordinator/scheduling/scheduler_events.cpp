@@ -107,8 +107,10 @@ void Scheduler::learn(const Job& job, Unit& unit, int index, const queue::Event&
   const auto began = std::max(held->started_us, fleet_.at(unit.worker).last_end_us);
   const auto observed = event.at_ms * 1000 - began;
   if (observed <= 0) return;
-  latencies_.add(event.at_ms * 1000 - unit.ready_us, event.at_ms * 1000);
-  tail_us_ = latencies_.exceeded_by_us(kTailPart);
+  if (job.model >= tails_.size()) tails_.resize(job.model + 1);
+  auto& tail = tails_[job.model];
+  tail.latencies.add(event.at_ms * 1000 - unit.ready_us, event.at_ms * 1000);
+  tail.us = tail.latencies.exceeded_by_us(kTailPart);
   costs_.observe(job.cls, job.model, unit.worker, job.prior_us, observed, held->cold);
   const auto charged = static_cast<double>(unit.charged_us);
   const bool guess = unit.guess;
