@@ -1,10 +1,14 @@
 #include "shared/config/sources.h"
 
 #include <unistd.h>
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
+#include <sstream>
+#include <utility>
 
 #include "shared/config/lists.h"
 #include "shared/config/options.h"
@@ -126,16 +130,49 @@ std::vector<std::string> split_key(std::string_view key) {
   return {section, rest};
 }
 
+namespace {
+
+// Where a document's content begins; the rest is passed over.
+class ContentStart final : public YAML::EventHandler {
+ public:
+  void OnDocumentStart(const YAML::Mark&) override { begun_ = false; }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t) override { note(mark); }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override { note(mark); }
+  void OnScalar(const YAML::Mark& mark, const std::string&, YAML::anchor_t, const std::string&) override { note(mark); }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override { note(mark); }
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override { note(mark); }
+  void OnMapEnd() override {}
+  YAML::Mark at;
+
+ private:
+  void note(const YAML::Mark& mark) {
+    if (!std::exchange(begun_, true)) at = mark;
+  }
+  bool begun_ = false;
+};
+
+// Not YAML::LoadAll: of text such as "," the library makes empty documents without end.
+std::optional<YAML::Mark> second_document(std::string_view text) {
+  std::istringstream in{std::string(text)};
+  YAML::Parser parser(in);
+  ContentStart start;
+  if (!parser.HandleNextDocument(start) || !parser.HandleNextDocument(start)) return std::nullopt;
+  return start.at;
+}
+
+}  // namespace
+
 Result<std::vector<Assignment>> from_yaml(std::string_view text, const std::string& file) {
   if (text.size() > kMaxYamlBytes)
     return invalid_argument(file + ": has " + std::to_string(text.size()) +
                             " bytes; a configuration has at most " + std::to_string(kMaxYamlBytes));
   if (!is_valid_utf8(text)) return invalid_argument(file + ": is not valid UTF-8");
   try {
-    const auto documents = YAML::LoadAll(std::string(text));
-    if (documents.size() > 1)
-      return invalid_argument(place(file, documents[1].Mark()) + ": a second YAML document begins here; the file must be one, without '---'");
-    return YamlReader(file).read(documents.empty() ? YAML::Node() : documents.front());
+    if (const auto second = second_document(text))
+      return invalid_argument(place(file, *second) + ": a second YAML document begins here; the file must be one, without '---'");
+    return YamlReader(file).read(YAML::Load(std::string(text)));
   } catch (const YAML::Exception& e) {
     // yaml-cpp may quote a byte out of the middle of a character.
     std::string why = e.msg;

@@ -180,6 +180,7 @@ TEST(Settings, InvalidValuesSayWhatWouldBeRight) {
   EXPECT_THAT(refusal("gateway: [1]"), HasSubstr("list"));
   EXPECT_THAT(refusal("- a"), HasSubstr("map of sections"));
   EXPECT_THAT(refusal("gateway: {listen: [a"), HasSubstr("not valid YAML"));
+  EXPECT_THAT(refusal(","), HasSubstr("a second YAML document"));  // yaml-cpp sees empty ones without end
   EXPECT_THAT(refusal("tenants: {é: {weight: 2}}"), HasSubstr("A-Z a-z 0-9 . _ -"));  // as the queue takes them
   EXPECT_TRUE(is_valid_utf8(refusal("gateway: {listen: \"\\ó\"}")));  // yaml-cpp quotes half of the ó
   EXPECT_THAT(refusal("a: {b: {c: {d: 1}}}"), HasSubstr("too deep"));
