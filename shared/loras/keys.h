@@ -8,7 +8,7 @@
 namespace ditfleet::loras {
 
 inline constexpr std::string_view kNamesKey = "df:{lora}:names";      // hash: <tenant>/<name> → record (JSON)
-inline constexpr std::string_view kVersionKey = "df:{lora}:version";  // string: one more with every change; begins with the time
+inline constexpr std::string_view kVersionKey = "df:{lora}:version";  // string: one more with every change; begins with the time in µs
 inline constexpr std::string_view kChangesKey = "df:{lora}:changes";  // sorted set: <tenant>/<name> → version of its last change, the last 1,000
 inline constexpr std::string_view kGarbageKey = "df:{lora}:garbage";  // sorted set: digest → when its bytes go (ms)
 

@@ -20,12 +20,13 @@ local function referenced(blob)
   return false
 end
 
--- A registry that begins anew (another Redis, FLUSHALL) begins with the time, so that no version is used twice. What is
--- in `changes` with the lowest version tells how far back it reaches: at first to the beginning, which '' stands for.
+-- A registry that begins anew (another Redis, FLUSHALL) begins with the time in microseconds, which no counting of changes overtakes, so that no
+-- version is used twice. What is in `changes` with the lowest version tells how far back it reaches: at first to the beginning, which '' stands for.
 local function note(version, changes, field)
   local number = redis.call('INCR', version)
   if number == 1 then
-    number = clock()
+    local t = redis.call('TIME')
+    number = t[1] * 1000000 + t[2]
     redis.call('SET', version, string.format('%d', number))
     redis.call('ZADD', changes, string.format('%d', number), '')
   end
