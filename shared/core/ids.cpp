@@ -5,20 +5,51 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <mutex>
 
 namespace ditfleet {
 
+namespace {
+
+// The last id's milliseconds and its 16 random digits of five bits, most significant first.
+struct LastId {
+  std::mutex mutex;
+  std::int64_t ms = 0;
+  std::array<unsigned char, 16> digits{};
+};
+
+// A larger number of the same milliseconds, by a step that nobody guesses: 40 random bits and 1. The first digit's upper half is left free at first,
+// so that there is room for 2³⁹ of them.
+void step_up(std::array<unsigned char, 16>& digits) {
+  std::array<unsigned char, 8> step{};
+  randombytes_buf(step.data(), step.size());
+  unsigned carry = 1;
+  for (std::size_t i = 16; i-- > 0;) {
+    const unsigned sum = digits[i] + carry + (i >= 8 ? step[i - 8] & 31U : 0U);
+    digits[i] = static_cast<unsigned char>(sum & 31);
+    carry = sum >> 5;
+  }
+}
+
+}  // namespace
+
 std::string new_id() {
   static constexpr char kAlphabet[] = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
-  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(
-                      std::chrono::system_clock::now().time_since_epoch())
-                      .count();
+  static auto& last = *new LastId;
+  const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  const std::lock_guard lock(last.mutex);
+  if (now > last.ms) {
+    last.ms = now;
+    randombytes_buf(last.digits.data(), last.digits.size());
+    for (auto& digit : last.digits) digit &= 31;
+    last.digits[0] &= 15;
+  } else {  // also where the clock went back
+    step_up(last.digits);
+  }
   std::string id(26, '0');
-  auto time = static_cast<std::uint64_t>(ms);
+  auto time = static_cast<std::uint64_t>(last.ms);
   for (int i = 9; i >= 0; --i, time >>= 5) id[static_cast<std::size_t>(i)] = kAlphabet[time & 31];
-  std::array<unsigned char, 16> random{};
-  randombytes_buf(random.data(), random.size());
-  for (std::size_t i = 0; i < 16; ++i) id[10 + i] = kAlphabet[random[i] & 31];
+  for (std::size_t i = 0; i < 16; ++i) id[10 + i] = kAlphabet[last.digits[i]];
   return id;
 }
 
