@@ -6,6 +6,8 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <csignal>
+
 #include "shared/core/bytes.h"
 #include "tests/system/kernel_cache_fixture.h"
 
