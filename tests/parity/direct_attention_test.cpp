@@ -79,8 +79,7 @@ TEST_F(RegionParityAttention, ExpectedPlansAreMadeMeanwhile) {
   const auto direct = make(cache), other = make(make_memory_cache());
   const auto [q, k, v] = columns(1, 311, 3, 64, 3 * 3 * 64);
   const at::Tensor a = at::full(q.sizes(), 0, q.options().memory_format(c10::MemoryFormat::Contiguous)), b = at::full_like(a, 1);
-  const auto strides = [](const at::Tensor& t) { return AttentionShape::Strides{t.stride(0), t.stride(1), t.stride(2)}; };
-  const AttentionShape shape{1, 311, 3, 64, strides(q), strides(k), strides(v), strides(a)};
+  const AttentionShape shape = attention_shape(q, k, v, a);
   direct->expect(shape);  // the library is not open: nothing happens
   const auto [q2, k2, v2] = columns(1, 40, 3, 64, 3 * 3 * 64);
   const at::Tensor small = at::full(q2.sizes(), 0, a.options());

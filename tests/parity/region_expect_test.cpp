@@ -12,8 +12,7 @@ namespace {
 class Recorder : public DirectAttention {
  public:
   bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out, double) const override {
-    const auto strides = [](const at::Tensor& t) { return AttentionShape::Strides{t.stride(0), t.stride(1), t.stride(2)}; };
-    asked.insert({q.size(0), q.size(1), q.size(2), q.size(3), strides(q), strides(k), strides(v), strides(out)});
+    asked.insert(attention_shape(q, k, v, out));
     return false;
   }
   void expect(const AttentionShape& shape) const override { expected.insert(shape); }

@@ -89,7 +89,7 @@ AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const Sampl
     }
   }
   for (std::int64_t s = 0; s < batch && rank > total; ++s) (batch == 1 ? copies.rounding : copies.terms).push_back({a.select(0, s).narrow(0, total, rank - total), {}});
-  return {slot.wide.narrow(1, slot.room.before ? room - rank : 0, in + rank), a.narrow(1, 0, rank)};
+  return {slot.wide.narrow(1, slot.room.before ? room - rank : 0, in + rank), a.narrow(1, 0, rank), total};
 }
 
 // Of rank 16 three rows of A in four are there for the rounding alone: they are overwritten only where an adapter of a larger rank was before.
@@ -97,8 +97,9 @@ void AdapterColumns::load(const Layout& layout) {
   const bool alone = layout.first.rounding != nullptr;
   bool behind = false;
   for (std::size_t i = 0; alone && i < linears_.size(); ++i) {
-    behind = behind || (linears_[i].used > layout.ranks[i] && layout.operands[i].adapter.size(1) > layout.ranks[i]);
-    linears_[i].used = std::max(linears_[i].used, layout.ranks[i]);
+    const Operands& operands = layout.operands[i];
+    behind = behind || (linears_[i].used > operands.used && operands.adapter.size(1) > operands.used);
+    linears_[i].used = std::max(linears_[i].used, operands.used);
   }
   const auto copy = [&](const Part& part) {
     copies_->run(*part.terms);
@@ -107,7 +108,7 @@ void AdapterColumns::load(const Layout& layout) {
   copy(layout.first);
   aside_.start([&] { copy(layout.rest); });
   for (std::size_t i = 0; alone && i < linears_.size(); ++i)
-    if (linears_[i].used <= layout.operands[i].adapter.size(1)) linears_[i].used = layout.ranks[i];
+    if (linears_[i].used <= layout.operands[i].adapter.size(1)) linears_[i].used = layout.operands[i].used;
 }
 
 void AdapterColumns::clear() {
@@ -125,10 +126,7 @@ AdapterColumns::Layout AdapterColumns::plan(const std::vector<Samples>& samples)
   std::size_t i = 0;
   const auto part = [&](std::size_t end) {
     Copies copies;
-    for (; i < end; ++i) {
-      layout.operands.push_back(place(linears_[i], samples[i], copies));
-      columns_of(samples[i], layout.ranks.emplace_back());
-    }
+    for (; i < end; ++i) layout.operands.push_back(place(linears_[i], samples[i], copies));
     return Part{copies_->prepare(std::move(copies.terms)), alone ? copies_->prepare(std::move(copies.rounding)) : nullptr};
   };
   layout.first = part(first_);

@@ -19,6 +19,7 @@ class AdapterColumns {
   // adapters together, rounded up; 0 for a linear without any.
   struct Operands {
     at::Tensor weight, adapter;
+    std::int64_t used = 0;  // rows of A that hold a term, before rounding up
   };
   // The copies of some linears.
   struct Part {
@@ -27,8 +28,7 @@ class AdapterColumns {
   };
   // What some adapters come to, worked out before their request runs.
   struct Layout {
-    std::vector<Operands> operands;   // of each linear
-    std::vector<std::int64_t> ranks;  // of each linear: rows of A that are in use, before rounding up
+    std::vector<Operands> operands;  // of each linear
     Part first, rest;
   };
   // The terms of one linear in each sample.

@@ -39,7 +39,7 @@ class CudnnAttention : public DirectAttention {
     if (q.dim() != 4 || q.numel() == 0 || q.scalar_type() != c10::ScalarType::BFloat16) return false;
     for (const at::Tensor* t : {&q, &k, &v, &out})
       if (t->sizes() != q.sizes() || !fits(*t)) return false;
-    const auto plan = plan_for({q.size(0), q.size(1), q.size(2), q.size(3), strides_of(q), strides_of(k), strides_of(v), strides_of(out)});
+    const auto plan = plan_for(attention_shape(q, k, v, out));
     if (!plan) return false;
     const c10::Device device(c10::DeviceType::CUDA, device_);
     const at::Tensor workspace = at::empty({Cudnn::workspace_bytes(*plan)}, at::TensorOptions(c10::ScalarType::Byte).device(device));
@@ -128,6 +128,10 @@ class CudnnAttention : public DirectAttention {
 };
 
 }  // namespace
+
+AttentionShape attention_shape(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out) {
+  return {q.size(0), q.size(1), q.size(2), q.size(3), strides_of(q), strides_of(k), strides_of(v), strides_of(out)};
+}
 
 std::shared_ptr<const DirectAttention> make_direct_attention(int device, const std::string& arch, AttentionBackend backend,
                                                              std::shared_ptr<kernel_cache::KernelCache> cache) {

@@ -15,6 +15,9 @@ class KernelCache;
 
 namespace ditfleet::region {
 
+// Of a call on tensors [batch, tokens, heads, head size].
+AttentionShape attention_shape(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out);
+
 class DirectAttention {
  public:
   virtual ~DirectAttention() = default;
