@@ -4,7 +4,6 @@
 // of arrival, unless given the router's `patience` (router.h).
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <string_view>
 
@@ -15,9 +14,7 @@ namespace ditfleet::scheduling {
 class BaselinePolicy : public RoutingPolicy {
  public:
   explicit BaselinePolicy(double patience) : patience_(patience) {}
-  std::int64_t patience_us(std::int64_t run_us, std::int64_t tail_us) const override {
-    return std::min(static_cast<std::int64_t>(patience_ * static_cast<double>(run_us)), tail_us);
-  }
+  std::int64_t patience_us(std::int64_t run_us, std::int64_t tail_us) const override { return patience_of(patience_, run_us, tail_us); }
 
  private:
   double patience_;

@@ -61,10 +61,6 @@ void FinishPolicy::begin_round() {
   promised_.clear();
 }
 
-std::int64_t FinishPolicy::patience_us(std::int64_t run_us, std::int64_t tail_us) const {
-  return std::min(static_cast<std::int64_t>(options_.patience * static_cast<double>(run_us)), tail_us);
-}
-
 std::int64_t FinishPolicy::reach_us(std::int64_t run_us, std::int64_t late_us, std::int64_t tail_us) const {
   return std::min(static_cast<std::int64_t>(options_.reach * static_cast<double>(tail_us)), run_us / 2 + std::max<std::int64_t>(0, late_us));
 }

@@ -52,7 +52,7 @@ class FinishPolicy final : public RoutingPolicy {
   std::string_view name() const override { return "finish"; }
   Route choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) override;
   void begin_round() override;
-  std::int64_t patience_us(std::int64_t run_us, std::int64_t tail_us) const override;
+  std::int64_t patience_us(std::int64_t run_us, std::int64_t tail_us) const override { return patience_of(options_.patience, run_us, tail_us); }
   std::int64_t reach_us(std::int64_t run_us, std::int64_t late_us, std::int64_t tail_us) const override;
   std::int64_t yield_us(std::int64_t run_us, std::int64_t waited_us, std::int64_t tail_us) const override;
   std::int64_t bias_us(const AdapterNeed& need) const override {

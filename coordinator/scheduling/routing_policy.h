@@ -4,6 +4,7 @@
 // Not thread safe.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -41,6 +42,11 @@ struct Route {
   AdapterNeed need;
   std::string reason;  // with the numbers, for the `assigned` event; only of kAssign
 };
+
+// RoutingPolicy::patience_us of those that have a patience, in runs: one tail at most.
+inline std::int64_t patience_of(double runs, std::int64_t run_us, std::int64_t tail_us) {
+  return std::min(static_cast<std::int64_t>(runs * static_cast<double>(run_us)), tail_us);
+}
 
 class RoutingPolicy {
  public:

@@ -161,9 +161,10 @@ class Scheduler {
   void unit_delayed(Job& job, int unit, std::int64_t now_us);
   void unit_ended(Job& job, int unit, std::int64_t now_us);
   void leave(Job& job, Unit& unit, int index, std::int64_t now_us);
+  // Charges the prediction in advance, a cold class's cost with it.
+  void charge(const Job& job, Unit& unit, bool cold);
   // Settles what was charged in advance: by `actual_us` of service, or, if negative, by the prediction if it
   // had started and by nothing if it had not.
-  void charge(const Job& job, Unit& unit, bool cold);
   void settle(const Job& job, Unit& unit, int index, std::int64_t actual_us);
   void recharge(ModelId model);
   void apply_view(const queue::UnitView& view, std::int64_t now_us);
