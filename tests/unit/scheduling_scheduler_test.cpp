@@ -224,51 +224,6 @@ TEST_F(SchedulerTest, tenants_share_by_cost) {
   EXPECT_GT(served['l'], 30);
 }
 
-// One that is late beyond what one in twenty is lets the next one go, once; and one in twenty may. Here `late` is, of three.
-class SchedulerYieldTest : public SchedulerTest {
- protected:
-  void late_next_last() {
-    workers({"a"});
-    for (int i = 0; i < 30; ++i) {
-      submit("t" + std::to_string(i));
-      serve("t" + std::to_string(i), 100 * kMs);
-    }
-    submit("held1");
-    submit("held2");
-    for (const char* id : {"late", "next", "last"}) {
-      submit(id);
-      now += 20 * kMs;
-    }
-    serve("held1", 1'000 * kMs);
-  }
-  void serve(const std::string& id, std::int64_t us) {
-    store.start({id, 0}, now);
-    settle();
-    store.finish({id, 0}, now += us);
-    settle();
-  }
-};
-
-TEST_F(SchedulerYieldTest, who_is_late_in_any_case_yields_once) {
-  late_next_last();
-  EXPECT_EQ(owner_of("late"), "");
-  EXPECT_EQ(owner_of("next"), "a:1");  // as late, but another has yielded of late
-  serve("held2", 100 * kMs);
-  EXPECT_EQ(owner_of("last"), "a:1");
-  serve("next", 100 * kMs);
-  EXPECT_EQ(owner_of("late"), "a:1");
-}
-
-TEST_F(SchedulerYieldTest, nobody_yields_where_it_is_turned_off) {
-  SchedulerOptions options;
-  options.catalogue = catalogue();
-  options.late_units_yield = false;
-  options.new_nonce = [this] { return "n" + std::to_string(++nonces); };
-  scheduler = std::make_unique<Scheduler>(options, nullptr);
-  late_next_last();
-  EXPECT_EQ(owner_of("late"), "a:1");
-}
-
 TEST_F(SchedulerTest, canceled_and_expired_units_leave_the_queue) {
   submit("j", spec(R"("n":3)"));
   store.finish({"j", 0}, now, "canceled");
