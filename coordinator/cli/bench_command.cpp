@@ -15,7 +15,7 @@ void add_bench(CLI::App& app, Invocation& run) {
   auto sources = std::make_shared<config::Sources>();
   auto* queue = bench->add_subcommand("queue", "The job queue on a private Redis, with workers that do nothing");
   queue->add_option("--scenario", options->scenario, "What to measure")
-      ->check(CLI::IsMember({"all", "latency", "throughput", "shards", "memory"}))
+      ->check(CLI::IsMember({"all", "yardstick", "latency", "throughput", "shards", "memory"}))
       ->capture_default_str();
   queue->add_option("--seconds", *seconds, "How long throughput and shards submit")
       ->check(CLI::Range(1, 3600))

@@ -1,8 +1,6 @@
 #include "coordinator/cli/bench_queue.h"
 
-#include <hiredis/hiredis.h>
 #include <spdlog/fmt/fmt.h>
-#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,8 +18,8 @@
 #include <thread>
 
 #include "coordinator/cli/bench_queue_load.h"
+#include "coordinator/cli/bench_queue_server.h"
 #include "shared/core/json.h"
-#include "shared/redis/private_server.h"
 
 namespace ditfleet::cli {
 namespace {
@@ -58,61 +56,6 @@ class StopSignals {
   static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
 };
 
-// A private Redis in a folder of its own, and its INFO. Blocking: the load has its own connections.
-class BenchServer {
- public:
-  static Result<std::unique_ptr<BenchServer>> start(const std::string& dir, const std::string& appendfsync) {
-    std::error_code error;
-    std::filesystem::create_directories(dir, error);
-    redis::ServerConfig config;
-    config.dir = dir;
-    config.unix_socket = dir + "/redis.sock";
-    config.appendfsync = appendfsync;
-    auto server = redis::PrivateServer::start(config);
-    if (!server) return server.error();
-    return std::unique_ptr<BenchServer>(new BenchServer(std::move(*server)));
-  }
-  ~BenchServer() {
-    if (context_ != nullptr) redisFree(context_);
-    server_.kill();  // its files go with it
-    std::error_code ignored;
-    std::filesystem::remove_all(server_.config().dir, ignored);
-  }
-  std::string url() const { return server_.url(); }
-
-  std::map<std::string, double> info() {
-    if (context_ == nullptr) context_ = redisConnectUnix(server_.config().unix_socket.c_str());
-    std::map<std::string, double> out;
-    auto* reply = static_cast<redisReply*>(redisCommand(context_, "INFO everything"));
-    if (reply == nullptr) return out;
-    std::string_view text(reply->str, reply->len);
-    while (!text.empty()) {
-      const auto end = text.find("\r\n");
-      const std::string_view line = text.substr(0, end);
-      if (const auto colon = line.find(':'); colon != std::string_view::npos) {
-        if (line.substr(0, colon) == "redis_version") version_ = line.substr(colon + 1);
-        out.emplace(line.substr(0, colon), std::atof(std::string(line.substr(colon + 1)).c_str()));
-      }
-      if (end == std::string_view::npos) break;
-      text.remove_prefix(end + 2);
-    }
-    freeReplyObject(reply);
-    return out;
-  }
-  const std::string& version() const { return version_; }
-
- private:
-  explicit BenchServer(redis::PrivateServer server) : server_(std::move(server)) {}
-  redis::PrivateServer server_;
-  redisContext* context_ = nullptr;
-  std::string version_ = "?";
-};
-
-double cpu_seconds(std::map<std::string, double>& info) { return info["used_cpu_user"] + info["used_cpu_sys"]; }
-double main_cpu_seconds(std::map<std::string, double>& info) {
-  return info["used_cpu_user_main_thread"] + info["used_cpu_sys_main_thread"];
-}
-
 double percentile(std::vector<double>& sorted, double p) {
   if (sorted.empty()) return 0;
   return sorted[std::min(sorted.size() - 1, static_cast<std::size_t>(static_cast<double>(sorted.size()) * p))];
@@ -137,12 +80,12 @@ class Bench {
 
   int run() {
     static const std::map<std::string, Result<void> (Bench::*)()> kScenarios = {
-        {"throughput", &Bench::throughput}, {"shards", &Bench::shards}, {"latency", &Bench::latency}, {"memory", &Bench::memory}};
+        {"yardstick", &Bench::yardstick}, {"throughput", &Bench::throughput}, {"shards", &Bench::shards}, {"latency", &Bench::latency}, {"memory", &Bench::memory}};
     if (options_.scenario != "all" && !kScenarios.contains(options_.scenario)) {
-      std::fprintf(stderr, "bench queue: the scenario is '%s'; it takes all, throughput, shards, latency or memory\n", options_.scenario.c_str());
+      std::fprintf(stderr, "bench queue: the scenario is '%s'; it takes all, yardstick, throughput, shards, latency or memory\n", options_.scenario.c_str());
       return 2;
     }
-    for (const char* name : {"latency", "throughput", "shards", "memory"}) {
+    for (const char* name : {"yardstick", "latency", "throughput", "shards", "memory"}) {
       if (options_.scenario != "all" && options_.scenario != name) continue;
       if (stop_asked) return 1;
       scenario_ = name;
@@ -185,6 +128,17 @@ class Bench {
     const std::time_t now = std::time(nullptr);
     std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
     out << fmt::format("{},{},{},redis {},ditfleet,{},{},{:.3f},{}\n", date, options_.revision, machine_name(), version_, scenario_, metric, value, unit);
+  }
+
+  Result<void> yardstick() {
+    auto one = server(0);
+    if (!one) return one.error();
+    (*one)->info();
+    version_ = (*one)->version();
+    const auto call = (*one)->empty_call_us();
+    if (!call) return call.error();
+    report("empty_call", *call, "us");
+    return {};
   }
 
   Result<void> throughput() {

@@ -8,8 +8,8 @@
 namespace ditfleet::cli {
 
 struct BenchQueueOptions {
-  // all, or one of: throughput (one shard, as fast as it goes), shards (two shards), latency (idle system),
-  // memory (retention of 5 s, paced).
+  // all, or one of: yardstick (what a Function that does nothing costs on this machine), throughput (one shard, as fast as it
+  // goes), shards (two shards), latency (idle system), memory (retention of 5 s, paced).
   std::string scenario = "all";
   std::chrono::seconds duration{60};  // of throughput and of shards
   int batch = 64;                     // jobs a Function call

@@ -1,5 +1,6 @@
 #include "pipeline/sampling/schedule.h"
 
+#include <boost/math/distributions/beta.hpp>
 #include <cmath>
 
 namespace ditfleet::pipeline {
@@ -48,9 +49,14 @@ std::vector<double> respaced(const SchedulerConfig& c, std::vector<double> sigma
     for (double& s : sigmas) s = std::exp(s);
     return sigmas;
   }
+  sigmas = linspace(0, 1, n);
+  if (c.spacing == SchedulerConfig::Spacing::kBeta) {
+    const boost::math::beta_distribution<double> beta(0.6, 0.6);  // Lee et al. 2024, as diffusers fixes it
+    for (double& s : sigmas) s = low + boost::math::quantile(beta, 1 - s) * (high - low);
+    return sigmas;
+  }
   constexpr double kRho = 7;  // Karras et al. 2022, as diffusers fixes it
   const double from = std::pow(high, 1 / kRho), to = std::pow(low, 1 / kRho);
-  sigmas = linspace(0, 1, n);
   for (double& s : sigmas) s = std::pow(from + s * (to - from), kRho);
   return sigmas;
 }
@@ -101,11 +107,12 @@ SchedulerConfig read_scheduler_config(const ConfigFile& file) {
   c.use_flow_sigmas = file.boolean("use_flow_sigmas", false);
   if (file.boolean("stochastic_sampling", false))
     file.refuse("stochastic_sampling is true, which is not supported: a seed would not decide the picture");
-  if (file.boolean("use_beta_sigmas", false)) file.refuse("use_beta_sigmas is true, which is not supported; use_karras_sigmas and use_exponential_sigmas are");
-  const bool karras = file.boolean("use_karras_sigmas", false), exponential = file.boolean("use_exponential_sigmas", false);
-  if (karras && exponential) file.refuse("use_karras_sigmas and use_exponential_sigmas are both true; only one can be");
+  const bool karras = file.boolean("use_karras_sigmas", false), exponential = file.boolean("use_exponential_sigmas", false),
+             beta = file.boolean("use_beta_sigmas", false);
+  if (karras + exponential + beta > 1) file.refuse("more than one of use_karras_sigmas, use_exponential_sigmas and use_beta_sigmas is true; only one can be");
   if (karras) c.spacing = SchedulerConfig::Spacing::kKarras;
   if (exponential) c.spacing = SchedulerConfig::Spacing::kExponential;
+  if (beta) c.spacing = SchedulerConfig::Spacing::kBeta;
   c.sigma_min = file.optional_number("sigma_min");
   c.sigma_max = file.optional_number("sigma_max");
   return c;

@@ -21,12 +21,12 @@ struct SchedulerConfig {
   std::optional<double> shift_terminal;
   bool invert_sigmas = false;
   bool use_flow_sigmas = false;
-  enum class Spacing { kLinear, kKarras, kExponential } spacing = Spacing::kLinear;
-  std::optional<double> sigma_min, sigma_max;  // bounds of Karras and exponential spacing; from the schedule if absent
+  enum class Spacing { kLinear, kKarras, kExponential, kBeta } spacing = Spacing::kLinear;
+  std::optional<double> sigma_min, sigma_max;  // bounds of the other spacings; from the schedule if absent
 };
 
 // Throws Failure (kDataCorrupt) naming the file and field, also for what diffusers has and this does not: another
-// scheduler class, stochastic_sampling, use_beta_sigmas.
+// scheduler class, stochastic_sampling.
 SchedulerConfig read_scheduler_config(const ConfigFile& file);
 
 struct Schedule {

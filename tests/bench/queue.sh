@@ -44,6 +44,7 @@ python=
 if [ "${DITFLEET_BENCH_PEER:-1}" != 0 ]; then python=$(peer_python); fi
 
 load before
+ours yardstick
 for ((i = 0; i < repeats; i++)); do
   ours throughput
   if [ -n "$python" ]; then
@@ -73,7 +74,10 @@ summary() {  # metric value unit
 summary one_shard_jobs_per_s "$one" jobs/s
 summary two_shards_jobs_per_s "$two" jobs/s
 summary two_shards_to_one "$(ratio "$two" "$one")" x
-summary redis_cpu_per_job "$(median ditfleet throughput redis_cpu_per_job)" us
+cpu=$(median ditfleet throughput redis_cpu_per_job)
+call=$(median ditfleet yardstick empty_call)
+summary redis_cpu_per_job "$cpu" us
+summary redis_cpu_per_job_in_empty_calls "$(ratio "$cpu" "$call")" calls
 summary redis_memory_per_finished_job "$(median ditfleet throughput redis_memory_per_finished_job)" bytes
 if [ -n "$python" ]; then
   theirs=$(median bullmq throughput jobs_per_s)

@@ -97,7 +97,7 @@ def random_spec(rng):
     if rng.random() < 0.3:
         scheduler["shift_terminal"] = rng.choice([0.02, 0.1])
     if rng.random() < 0.4:
-        scheduler[rng.choice(["use_karras_sigmas", "use_exponential_sigmas", "use_flow_sigmas", "invert_sigmas"])] = True
+        scheduler[rng.choice(["use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_flow_sigmas", "invert_sigmas"])] = True
     if rng.random() < 0.2:
         scheduler["num_train_timesteps"] = rng.choice([500, 2000])
     spec = dict(seed=rng.randint(0, 1 << 30), dtype=rng.choice([torch.float32, torch.float32, torch.bfloat16, torch.float16]),

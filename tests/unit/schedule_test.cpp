@@ -71,6 +71,12 @@ const std::vector<Known> kKnown = {
     {"exponential", R"({"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15, "use_dynamic_shifting": true, "shift": 3.0, "use_exponential_sigmas": true})", 4, 256,
      {1.0f, 0.707844555f, 0.501043916f, 0.354661226f, 0.0f},
      {1000.0f, 707.844543f, 501.043915f, 354.661224f}},
+    {"beta", R"({"shift": 3.0, "use_beta_sigmas": true})", 4, 9,
+     {1.0f, 0.862293363f, 0.637706637f, 0.5f, 0.0f},
+     {1000.0f, 862.293335f, 637.706665f, 500.0f}},
+    {"beta_one_step", R"({"shift": 3.0, "use_beta_sigmas": true})", 1, 9,
+     {1.0f, 0.0f},
+     {1000.0f}},
     {"inverted", R"({"shift": 1.0, "invert_sigmas": true})", 3, 1,
      {0.0f, 0.333333313f, 0.666666627f, 1.0f},
      {0.0f, 333.333313f, 666.666626f}},
@@ -96,8 +102,8 @@ TEST_F(ScheduleTest, MatchesDiffusers) {
 TEST_F(ScheduleTest, RefusesWhatItCannotFollow) {
   EXPECT_NE(refusal(R"({"_class_name": "DDIMScheduler"})").find("FlowMatchEulerDiscreteScheduler"), std::string::npos);
   EXPECT_NE(refusal(R"({"stochastic_sampling": true})").find("stochastic_sampling"), std::string::npos);
-  EXPECT_NE(refusal(R"({"use_beta_sigmas": true})").find("use_beta_sigmas"), std::string::npos);
   EXPECT_NE(refusal(R"({"use_karras_sigmas": true, "use_exponential_sigmas": true})").find("only one"), std::string::npos);
+  EXPECT_NE(refusal(R"({"use_karras_sigmas": true, "use_beta_sigmas": true})").find("only one"), std::string::npos);
   EXPECT_NE(refusal(R"({"time_shift_type": "cubic"})").find("exponential or linear"), std::string::npos);
   EXPECT_NE(refusal(R"({"shift": "three"})").find("shift is \"three\"; it must be a number"), std::string::npos);
   EXPECT_NE(refusal(R"({"use_dynamic_shifting": true, "base_image_seq_len": 9, "max_image_seq_len": 9})").find("two different"),
