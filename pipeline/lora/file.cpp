@@ -11,6 +11,7 @@
 
 #include "pipeline/lora/keys.h"
 #include "pipeline/lora/scaling.h"
+#include "pipeline/lora/finite.h"
 #include "shared/core/excerpt.h"
 
 namespace ditfleet::pipeline {
@@ -42,26 +43,6 @@ Word word_at(const TensorView& view, std::size_t index) {
   return word;
 }
 
-// Whether no element's exponent is all ones.
-template <class Word>
-bool all_finite(const TensorView& view, Word exponent) {
-  const std::size_t count = view.bytes.size() / sizeof(Word);
-  bool finite = true;
-  for (std::size_t i = 0; i < count; ++i) finite &= (word_at<Word>(view, i) & exponent) != exponent;
-  return finite;
-}
-
-// Empty for an element type that weights do not come in.
-std::optional<bool> all_finite(const TensorView& view) {
-  switch (view.dtype) {
-    case DType::kF32: return all_finite<std::uint32_t>(view, 0x7f800000u);
-    case DType::kBF16: return all_finite<std::uint16_t>(view, 0x7f80u);
-    case DType::kF16: return all_finite<std::uint16_t>(view, 0x7c00u);
-    case DType::kF64: return all_finite<std::uint64_t>(view, 0x7ff0000000000000u);
-    default: return {};
-  }
-}
-
 double half_to_double(std::uint16_t bits) {
   const int exponent = bits >> 10 & 31, fraction = bits & 1023;
   const double size = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
@@ -73,7 +54,7 @@ std::optional<double> number_of(const TensorView& view) {
   if (view.bytes.size() * 8 != static_cast<std::size_t>(dtype_bits(view.dtype))) return {};
   if (view.dtype == DType::kI64) return static_cast<double>(word_at<std::int64_t>(view, 0));
   if (view.dtype == DType::kI32) return static_cast<double>(word_at<std::int32_t>(view, 0));
-  if (!all_finite(view).value_or(false)) return {};
+  if (!all_finite(view.dtype, view.bytes).value_or(false)) return {};
   switch (view.dtype) {
     case DType::kF32: return std::bit_cast<float>(word_at<std::uint32_t>(view, 0));
     case DType::kBF16: return std::bit_cast<float>(std::uint32_t{word_at<std::uint16_t>(view, 0)} << 16);
@@ -176,7 +157,7 @@ class Reader {
     if (term.rank < 1 || term.rank > max_rank_)
       return wrong(module.name + " has rank " + std::to_string(term.rank) + "; it must be from 1 to " + std::to_string(max_rank_) + ", the largest that slots have room for (worker.lora.max_rank)");
     for (const TensorView* view : {&term.down, &term.up}) {
-      const auto finite = all_finite(*view);
+      const auto finite = all_finite(view->dtype, view->bytes);
       if (!finite)
         return wrong(std::string(view->name) + " is of type " + std::string(dtype_name(view->dtype)) + "; adapters must be F32, BF16, F16 or F64");
       if (!*finite) return wrong(std::string(view->name) + " holds NaN or infinity; every weight must be finite");

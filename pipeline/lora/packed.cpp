@@ -4,12 +4,23 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/lora/file.h"
+#include "pipeline/lora/finite.h"
 #include "pipeline/models/parameters.h"
 
 namespace ditfleet::pipeline {
 namespace {
 
 std::int64_t aligned(std::int64_t elements) { return (elements + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment; }
+
+// A tensor of the file on the host, in the model's element type. Of a type that reaches further a finite number may have become infinite.
+at::Tensor cast(const LoraFile& file, const TensorView& view, c10::ScalarType type) {
+  at::Tensor out = copy_to({c10::Device(c10::DeviceType::CPU), type}, view);
+  const DType to = type == c10::ScalarType::BFloat16 ? DType::kBF16 : DType::kF32;
+  if (view.dtype != to && !all_finite(to, {static_cast<const std::byte*>(out.const_data_ptr()), out.nbytes()}).value_or(false))
+    fail(Code::kInvalidArgument, "[lora] " + file.file.path() + ": " + std::string(view.name) + " holds numbers beyond what " + std::string(dtype_name(to)) +
+                                     " holds, the model's type (3.4e38 at most); in that type, too, every weight must be finite", "loras");
+  return out;
+}
 
 }  // namespace
 
@@ -25,11 +36,10 @@ std::shared_ptr<const PackedAdapter> read_packed_adapter(const std::string& path
       made->terms.push_back({term.target->part, piece.slot, down_at, take(term.rank * piece.rows), term.rank, term.target->in, piece.rows, piece.first_row, term.scale});
   }
   made->values = at::empty({end}, at::TensorOptions(placement.dtype).pinned_memory(!placement.device.is_cpu()));
-  const Placement host{c10::Device(c10::DeviceType::CPU), placement.dtype};
   auto at = made->terms.cbegin();
   for (const LoraTerm& term : file.terms) {
-    made->values.narrow(0, at->down_at, term.rank * term.target->in).copy_(copy_to(host, term.down).view({-1}));
-    const at::Tensor up = copy_to(host, term.up);
+    made->values.narrow(0, at->down_at, term.rank * term.target->in).copy_(cast(file, term.down, placement.dtype).view({-1}));
+    const at::Tensor up = cast(file, term.up, placement.dtype);
     std::int64_t row = 0;
     for (std::size_t piece = 0; piece < term.target->pieces.size(); ++piece, ++at) {
       made->values.narrow(0, at->up_at, term.rank * at->rows).copy_(up.narrow(0, row, at->rows).view({-1}));

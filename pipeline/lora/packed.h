@@ -22,7 +22,7 @@ struct PackedAdapter {
     std::int64_t rank, in, rows, first_row;
     double scale;
   };
-  at::Tensor values;  // 1-D, in the pipeline's element type; pinned where the device is a GPU
+  at::Tensor values;  // 1-D, in the pipeline's element type, all of the terms finite; pinned where the device is a GPU
   std::vector<Term> terms;
   bool changes_text = false;  // has terms for CLIP or T5
 
@@ -32,7 +32,8 @@ struct PackedAdapter {
 // Elements between the beginnings of two matrices are a multiple of this: what a GPU's vectors want.
 inline constexpr std::int64_t kPackedAlignment = 16;
 
-// Reads and checks a file. Throws Failure as read_lora_file() fails, and LibTorch's own exceptions when memory runs out.
+// Reads and checks a file. Throws Failure as read_lora_file() fails and, kInvalidArgument, for weights that are beyond the model's
+// element type; LibTorch's own exceptions when memory runs out.
 std::shared_ptr<const PackedAdapter> read_packed_adapter(const std::string& path, const LoraNames& names, std::int64_t max_rank, Placement placement);
 
 // Elements that any adapter of this base takes at most, with ranks up to max_rank.

@@ -1,6 +1,7 @@
 // Slots: swaps leave no trace, batches hold several adapters, and where adapters are is told as it is.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -45,8 +46,8 @@ class LoraSlots : public ::testing::Test {
   }
   void TearDown() override { fs::remove_all(folder_); }
 
-  // Random weights for the modules of the fixture "all" whose name has `part` in it.
-  LoraRequest adapter(const std::string& name, std::int64_t rank, const std::string& part = "", double scale = 1) {
+  // Random weights for the modules of the fixture "all" whose name has `part` in it; those of B times `up`.
+  LoraRequest adapter(const std::string& name, std::int64_t rank, const std::string& part = "", double scale = 1, double up = 1, DType dtype = DType::kF32) {
     const auto all = fs::path(golden::Case{"dev", "plain"}.model_dir()).parent_path().parent_path().parent_path() / "lora/adapters/all.safetensors";
     const auto file = unwrap(SafetensorsFile::open(all.string()));
     at::Generator generator = at::detail::createCPUGenerator(std::hash<std::string>()(name));
@@ -57,8 +58,10 @@ class LoraSlots : public ::testing::Test {
       const bool down = view.name.find("lora_A") != std::string::npos;
       std::vector<std::int64_t> shape = view.shape;
       shape[down ? 0 : 1] = rank;
-      values.push_back(at::randn(shape, generator) * 0.2);
-      tensors.push_back({view.name, DType::kF32, shape, {static_cast<const std::byte*>(values.back().const_data_ptr()), values.back().nbytes()}});
+      const at::Tensor value = at::randn(shape, generator) * 0.2;
+      values.push_back(dtype == DType::kF64 ? value.to(at::kDouble) : value);
+      if (!down) values.back().mul_(up);
+      tensors.push_back({view.name, dtype, shape, {static_cast<const std::byte*>(values.back().const_data_ptr()), values.back().nbytes()}});
     }
     EXPECT_FALSE(tensors.empty()) << part;
     const std::string path = folder_ / (name + ".safetensors");
@@ -108,6 +111,44 @@ TEST_F(LoraSlots, SwapsLeaveNoTrace) {
       EXPECT_TRUE(plain.rgb == draw(*model, {}).rgb);
     }
   }
+}
+
+// Columns that are there for the rounding of ranks hold what was before: times zero that must be nothing.
+TEST_F(LoraSlots, AHugeAdapterLeavesNoTrace) {
+  const LoraRequest small = adapter("small", 3), huge = adapter("huge", 16, "", 1, 3e38), beyond = adapter("beyond", 16, "", 1, 1e39, DType::kF64);
+  const Image alone = draw(*load(1), {small});
+  auto model = load(1);
+  auto own = unwrap(model->encode(request({huge})));
+  unwrap(model->denoise(*own, nullptr));
+  EXPECT_FALSE(model->decode(*own));  // its own picture is lost
+  own.reset();
+  EXPECT_TRUE(draw(*model, {small}).rgb == alone.rgb);
+  const auto refused = model->encode(request({beyond}));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Code::kInvalidArgument);
+  EXPECT_EQ(refused.error().param, "loras");
+  EXPECT_THAT(refused.error().message, ::testing::ContainsRegex("lora_B.weight holds numbers beyond what F32 holds, the model's type"));
+  EXPECT_TRUE(draw(*model, {small}).rgb == alone.rgb);
+}
+
+TEST_F(LoraSlots, RefusesWhatIsInfiniteInTheModelsType) {
+  auto model = load(engine(1, golden::test_compile(), "bf16"));
+  const LoraRequest most = adapter("most", 2, "", 1, 1e38), like = adapter("like", 2);
+  EXPECT_TRUE(model->prefetch({most}));
+  // Below the largest of F32, and nearer to infinity than to the largest of BF16.
+  const at::Tensor values = at::full({2 * 64}, 3.4e38, at::kFloat);
+  const auto file = unwrap(SafetensorsFile::open(like.path));
+  std::vector<TensorToWrite> tensors;
+  for (const auto& entry : file.entries()) {
+    const auto view = file.view(entry);
+    tensors.push_back({entry.name, view.dtype, entry.shape, view.bytes});
+    if (tensors.size() == 2) tensors.back().bytes = {static_cast<const std::byte*>(values.const_data_ptr()), view.bytes.size()};
+  }
+  unwrap(write_safetensors(folder_ / "spoilt.safetensors", std::move(tensors), {}));
+  const auto refused = model->prefetch({{folder_ / "spoilt.safetensors", 1, "spoilt"}});
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message, ::testing::HasSubstr("holds numbers beyond what BF16 holds"));
+  EXPECT_THAT(model->adapters().in_host, ElementsAre("most"));
 }
 
 TEST_F(LoraSlots, ABatchHoldsAnAdapterForEachPicture) {

@@ -70,7 +70,7 @@ AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const Sampl
   if (total > room) fail(Code::kInternal, "adapters of rank " + std::to_string(total) + " have no room beside a matrix");
   const std::int64_t step = column_step(slot.weight.device()), rank = std::min(room, (total + step - 1) / step * step);
   // B lies next to the weight, on the side where the room is. As far as the rank was rounded up A is zeros, and beside them anything finite
-  // does for B: what was there before.
+  // does for B: what was there before, which is zeros or another adapter's B, and those are finite (PackedAdapter).
   const at::Tensor beside = room_of(slot);
   const std::int64_t begin = slot.room.before ? room - rank : 0;
   const auto zeros = [&](std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t n) {
