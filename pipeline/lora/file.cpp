@@ -1,5 +1,6 @@
 #include "pipeline/lora/file.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -8,6 +9,7 @@
 #include <fstream>
 #include <map>
 #include <optional>
+#include <tuple>
 
 #include "pipeline/lora/keys.h"
 #include "pipeline/lora/scaling.h"
@@ -71,6 +73,8 @@ struct Module {
   const TensorEntry* down = nullptr;
   const TensorEntry* up = nullptr;
   const TensorEntry* alpha = nullptr;
+
+  const TensorEntry* any() const { return down ? down : up ? up : alpha; }
 };
 
 class Reader {
@@ -82,6 +86,7 @@ class Reader {
     auto scaling = LoraScaling::parse(file_.metadata());
     if (!scaling) return wrong(scaling.error().message);
     if (auto told = every_alpha_or_none(); !told) return told.error();
+    if (auto once = no_rows_twice(); !once) return once.error();
     std::vector<LoraTerm> terms;
     for (const auto& [target, module] : modules_) {
       auto term = term_of(*target, module, *scaling);
@@ -139,10 +144,29 @@ class Reader {
     return {};
   }
 
+  // Two spellings of one linear are two targets, and a fused one's rows may be spelt out besides.
+  Result<void> no_rows_twice() const {
+    struct Rows {
+      LoraPart part;
+      std::size_t slot;
+      std::int64_t first, end;
+      const Module* module;
+    };
+    std::vector<Rows> all;
+    for (const auto& [target, module] : modules_)
+      for (const LoraPiece& piece : target->pieces) all.push_back({target->part, piece.slot, piece.first_row, piece.first_row + piece.rows, &module});
+    std::sort(all.begin(), all.end(), [](const Rows& a, const Rows& b) { return std::tie(a.part, a.slot, a.first) < std::tie(b.part, b.slot, b.first); });
+    for (std::size_t i = 1; i < all.size(); ++i) {
+      const Rows &a = all[i - 1], &b = all[i];
+      if (a.part != b.part || a.slot != b.slot || a.end <= b.first) continue;
+      return wrong(a.module->any()->name + " and " + b.module->any()->name + " change the same rows of one matrix; one of them must go");
+    }
+    return {};
+  }
+
   Result<LoraTerm> term_of(const LoraTarget& target, const Module& module, const LoraScaling& scaling) const {
     if (!module.down || !module.up) {
-      const std::string there = module.down ? module.down->name : module.up ? module.up->name : module.alpha->name;
-      return wrong(there + " is there without its partner; a module has A (down) and B (up)");
+      return wrong(module.any()->name + " is there without its partner; a module has A (down) and B (up)");
     }
     LoraTerm term{&target, file_.view(*module.down), file_.view(*module.up), 0, 1};
     for (const TensorView* view : {&term.down, &term.up})

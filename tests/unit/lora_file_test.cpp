@@ -257,6 +257,29 @@ TEST_F(LoraFileTest, RefusesTheSameWeightTwice) {
   EXPECT_SAYS(refusal(read_these(tensors)), "are the same weight");
 }
 
+// One matrix's rows under two names, one of which may be a fused linear's.
+TEST_F(LoraFileTest, RefusesOverlappingSpellings) {
+  const std::string fused = "double_blocks.0.img_attn.qkv", xlabs = "double_blocks.0.processor.qkv_lora1", k = "transformer.transformer_blocks.0.attn.to_k";
+  const std::string linear1 = "lora_unet_single_blocks_0_linear1", mlp = "transformer.single_transformer_blocks.0.proj_mlp";
+  const auto both = [&](const std::map<std::string, FileTensor>& a, std::map<std::string, FileTensor> b, const std::string& first, const std::string& second) {
+    b.insert(a.begin(), a.end());
+    const std::string message = refusal(read_these(b));
+    EXPECT_SAYS(message, "change the same rows of one matrix");
+    EXPECT_SAYS(message, first);
+    EXPECT_SAYS(message, second);
+  };
+  const auto qkv = pair_of(fused, kWidth, 3 * kWidth);
+  both(qkv, pair_of(k, kWidth, kWidth), fused + ".lora_A.weight", k + ".lora_A.weight");
+  both(qkv, pair_of(xlabs, kWidth, 3 * kWidth, 2, ".down.weight", ".up.weight"), fused + ".lora_A.weight", xlabs + ".down.weight");
+  both(pair_of(linear1, kWidth, 7 * kWidth, 2, ".lora_down.weight", ".lora_up.weight"), pair_of(mlp, kWidth, 4 * kWidth), linear1, mlp);
+  both(pair_of("double_blocks.1.img_attn.proj", kWidth, kWidth), pair_of("transformer_blocks.1.attn.to_out.0", kWidth, kWidth), "img_attn.proj", "to_out.0");
+  // Other rows of the matrix, and the same rows of another block's.
+  auto apart = pair_of(k, kWidth, kWidth);
+  apart.merge(pair_of(kQ, kWidth, kWidth));
+  apart.merge(pair_of("double_blocks.1.img_attn.qkv", kWidth, 3 * kWidth));
+  EXPECT_EQ(terms(apart).size(), 3u);
+}
+
 TEST_F(LoraFileTest, RefusesAnEmptyFileAndTwoOpinionsOnAlpha) {
   EXPECT_SAYS(refusal(read_these({})), "no LoRA weights");
   auto tensors = pair_of(kQ, kWidth, kWidth);
