@@ -1,5 +1,6 @@
 #include "pipeline/lora/scaling.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -10,6 +11,7 @@ namespace ditfleet::pipeline {
 namespace {
 
 constexpr const char* kKey = "lora_adapter_metadata";
+constexpr double kPeftsAlpha = 8;  // peft 0.21.2, LoraConfig.lora_alpha; diffusers 0.42.1 makes one of what the metadata says of a part
 constexpr std::array<std::string_view, 3> kPrefixes = {"transformer.", "text_encoder.", "text_encoder_2."};
 
 Error wrong(const std::string& key, const json::value& value, const std::string& right) {
@@ -17,6 +19,10 @@ Error wrong(const std::string& key, const json::value& value, const std::string&
 }
 
 Error wrong_pattern(const std::string& key, const Error& why) { return invalid_argument(std::string("its ") + kKey + " says in " + key + " " + why.message); }
+
+bool has_part(std::string_view key) {
+  return std::any_of(kPrefixes.begin(), kPrefixes.end(), [&](std::string_view prefix) { return key.starts_with(prefix); });
+}
 
 std::optional<double> finite_number(const json::value& value) {
   boost::system::error_code ec;
@@ -39,8 +45,9 @@ Result<LoraScaling> LoraScaling::parse(const std::map<std::string, std::string>&
     Settings& s = scaling.parts_[part];
     for (const auto& [name, value] : *fields) {
       std::string_view key = name;
-      if (key.rfind(kPrefixes[part], 0) == 0) key.remove_prefix(kPrefixes[part].size());
-      else if (part != 0) continue;  // a name without a part is the transformer's
+      if (key.starts_with(kPrefixes[part])) key.remove_prefix(kPrefixes[part].size());
+      else if (part != 0 || has_part(key)) continue;  // a name without a part is the transformer's
+      s.told = true;
       if (value.is_null()) continue;
       const std::string shown(name);
       if (key == "lora_alpha") {
@@ -70,6 +77,7 @@ Result<double> LoraScaling::scale(LoraPart part, std::string_view module, std::i
   const Settings& s = of(part);
   if (!alpha) {
     alpha = s.alpha;
+    if (!alpha && s.told) alpha = kPeftsAlpha;
     for (const auto& [pattern, value] : s.patterns) {
       const auto matches = pattern.matches(module);
       if (!matches) return wrong_pattern("alpha_pattern", matches.error());

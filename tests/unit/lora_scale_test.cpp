@@ -23,6 +23,21 @@ TEST_F(LoraFileTest, ScalesByAlpha) {
     EXPECT_DOUBLE_EQ(with(R"({"transformer.lora_alpha":8,"transformer.alpha_pattern":{")" + std::string(pattern) + R"(":1}})"), 2.0) << pattern;
 }
 
+// diffusers makes PEFT's LoraConfig of what the metadata says of a part, and that has an alpha of 8 where it is told none.
+TEST_F(LoraFileTest, MetadataWithoutAnAlphaMeansPeftsOwn) {
+  auto tensors = pair_of(kQ, kWidth, kWidth, 4);
+  const auto with = [&](const std::string& json) { return terms(tensors, {{"lora_adapter_metadata", json}})[0].scale; };
+  EXPECT_DOUBLE_EQ(with(R"({"transformer.r":4})"), 2.0);
+  EXPECT_DOUBLE_EQ(with(R"({"r":4,"use_rslora":true})"), 4.0);
+  EXPECT_DOUBLE_EQ(with(R"({"transformer.alpha_pattern":{"to_k":1}})"), 2.0);
+  EXPECT_DOUBLE_EQ(with(R"({"transformer.alpha_pattern":{"to_q":1}})"), 0.25);
+  EXPECT_DOUBLE_EQ(with(R"({"text_encoder.r":4,"text_encoder_2.r":4})"), 1.0) << "nothing is said of the transformer";
+  EXPECT_DOUBLE_EQ(with("{}"), 1.0);
+  tensors[kQ + ".alpha"] = {{}, {2.0f}};
+  EXPECT_DOUBLE_EQ(with(R"({"transformer.r":4})"), 0.5);
+  EXPECT_SAYS(refusal(read_these(tensors, {{"lora_adapter_metadata", R"({"transformer.alpha_pattern":{"to_q":1}})"}})), "one of them must go");
+}
+
 // diffusers gives those without one the first alpha of the file, others a scale of 1.
 TEST_F(LoraFileTest, RefusesAnAlphaForSomeModulesAndNoneForOthers) {
   const std::string k = "transformer.transformer_blocks.0.attn.to_k";
