@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,12 @@ struct LoraRequest {
   // Of the content, where the caller knows it (a digest): the adapter is known by it and its file is read once, whatever
   // becomes of it. Empty: it is known by its path, size, time and inode.
   std::string id = {};
+};
+
+// Adapters that make room for those that are brought, by LoraRequest::id, each list in the order in which they go. What leaves host memory
+// leaves its slot first, too.
+struct AdapterDrops {
+  std::vector<std::string> from_host = {}, from_slots = {};
 };
 
 // Where a model's adapters are, by LoraRequest::id; those without one are not listed.
@@ -125,10 +132,13 @@ class Model {
   virtual Result<Image> decode(Prepared& prepared) = 0;
 
   // Brings adapters to where a request will need them: into host memory, then into slots, as far as requests under way
-  // leave any free. `drop_first`: ids that go first if there is no room, in this order. encode() does the same for
+  // leave any free. Where there is no room `drops` go first, then the least recently used. encode() does the same for
   // what is not there yet. Blocks while files are read; may run beside all stages, on any thread. Errors: those of
   // encode() about loras.
-  virtual Result<void> prefetch(const std::vector<LoraRequest>& loras, const std::vector<std::string>& drop_first = {}) = 0;
+  virtual Result<void> prefetch(const std::vector<LoraRequest>& loras, const AdapterDrops& drops = {}) = 0;
+  // Those that stay in host memory whatever comes (what finds no room beside them is not kept there), and in a slot as long as any other
+  // slot may be taken. Replaces what was said before. Thread safe, does not block.
+  virtual void pin_adapters(const std::set<std::string>& ids) = 0;
   // Forgets an adapter (as soon as no request under way needs it) and overwrites its slot, and what was beside the weights. Thread
   // safe; waits for a file that is being read.
   virtual void forget_adapter(const std::string& id) = 0;

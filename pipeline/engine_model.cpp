@@ -175,10 +175,10 @@ std::vector<Result<void>> FluxModel::denoise_batch(const std::vector<Prepared*>&
   }
 }
 
-Result<void> FluxModel::prefetch(const std::vector<LoraRequest>& loras, const std::vector<std::string>& drop_first) {
+Result<void> FluxModel::prefetch(const std::vector<LoraRequest>& loras, const AdapterDrops& drops) {
   try {
     const StageScope scope(placement_.device);
-    for (const LoraRequest& lora : loras) adapters_.prefetch(lora, drop_first);
+    for (const LoraRequest& lora : loras) adapters_.prefetch(lora, drops);
     return {};
   } catch (...) {
     return error_in_flight("prefetch");
@@ -205,6 +205,7 @@ void FluxModel::forget_adapter(const std::string& id) {
     spdlog::error("overwriting the slot of adapter {} failed: {}", id, error_in_flight("forget").message);
   }
 }
+void FluxModel::pin_adapters(const std::set<std::string>& ids) { adapters_.pin(ids); }
 AdapterHoldings FluxModel::adapters() const { return adapters_.holdings(); }
 
 Result<Image> FluxModel::decode(Prepared& prepared) {

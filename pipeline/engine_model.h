@@ -22,7 +22,8 @@ class FluxModel : public Model {
   Result<void> denoise(Prepared& prepared, const StepCallback& on_step) override;
   std::vector<Result<void>> denoise_batch(const std::vector<Prepared*>& batch, const std::vector<StepCallback>& on_step) override;
   Result<Image> decode(Prepared& prepared) override;
-  Result<void> prefetch(const std::vector<LoraRequest>& loras, const std::vector<std::string>& drop_first) override;
+  Result<void> prefetch(const std::vector<LoraRequest>& loras, const AdapterDrops& drops) override;
+  void pin_adapters(const std::set<std::string>& ids) override;
   void forget_adapter(const std::string& id) override;
   AdapterHoldings adapters() const override;
 

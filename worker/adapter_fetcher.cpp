@@ -139,13 +139,18 @@ asio::awaitable<Result<FetchedAdapter>> AdapterFetcher::fetch(std::string sha256
     if (location.error().code == Code::kNotFound) copies_.remove(sha256);
     co_return location.error();
   }
-  if (auto copy = copies_.find_checked(sha256)) co_return FetchedAdapter{std::move(copy), true};
+  const bool pinned = location->pinned;
+  const auto told = [pinned](Result<FetchedAdapter> fetched) {
+    if (fetched) fetched->pinned = pinned;
+    return fetched;
+  };
+  if (auto copy = copies_.find_checked(sha256)) co_return told(FetchedAdapter{std::move(copy), true});
   if (const auto found = flights_.find(sha256); found != flights_.end()) {
     const FlightPtr flight = found->second;
     flight->wanted.push_back(std::move(wanted));
     boost::system::error_code ignored;
     while (!flight->result) co_await flight->done.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-    co_return *flight->result;
+    co_return told(*flight->result);
   }
   auto flight = std::make_shared<Flight>(executor_);
   flight->done.expires_at(Deadline::Clock::time_point::max());
@@ -164,7 +169,7 @@ asio::awaitable<Result<FetchedAdapter>> AdapterFetcher::fetch(std::string sha256
   } landing{*this, sha256, *flight};
   auto fetched = co_await fly(sha256, std::move(name), flight, std::move(*location));
   flight->result = fetched;
-  co_return fetched;
+  co_return told(std::move(fetched));
 }
 
 asio::awaitable<Result<FetchedAdapter>> AdapterFetcher::fly(std::string sha256, std::string name, FlightPtr flight, loras::Location location) {

@@ -21,6 +21,7 @@ namespace ditfleet::worker {
 struct FetchedAdapter {
   AdapterCopyPtr copy;
   bool was_here = false;  // before anybody asked for it
+  bool pinned = false;    // in the registry, now
 };
 
 // The io thread's. Disk work is done on a thread of its own, one piece at a time; of the bytes no more than a piece is in

@@ -3,7 +3,6 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <set>
 
 namespace ditfleet::worker {
 namespace {
@@ -62,6 +61,11 @@ asio::awaitable<void> AdapterLoader::forget(pipeline::Model& model, std::string 
   co_await thread_.run<bool>(work, Deadline::at(Deadline::Clock::time_point::max()));
 }
 
+void AdapterLoader::note_pin(const std::string& sha256, bool pinned) {
+  if (pinned) pinned_.insert(sha256);
+  else pinned_.erase(sha256);
+}
+
 asio::awaitable<Result<void>> AdapterLoader::fetch(const Wish& wish, BroughtAdapters& brought, std::vector<AdapterTier>& tiers) {
   const auto held = wish.model->adapters();
   for (const auto& use : wish.uses) {
@@ -71,6 +75,7 @@ asio::awaitable<Result<void>> AdapterLoader::fetch(const Wish& wish, BroughtAdap
       if (fetched.error().code == Code::kNotFound) co_await forget(*wish.model, use.sha256);
       co_return fetched.error();
     }
+    note_pin(use.sha256, fetched->pinned);
     brought.loras.push_back({.path = fetched->copy->path(), .scale = use.scale, .id = use.sha256});
     brought.copies.push_back(std::move(fetched->copy));
   }
@@ -84,14 +89,15 @@ asio::awaitable<Result<BroughtAdapters>> AdapterLoader::bring(Wish wish) {
   BroughtAdapters brought;
   std::vector<AdapterTier> tiers;
   auto done = co_await fetch(wish, brought, tiers);
+  wish.model->pin_adapters(pinned_);
   const bool resident = std::all_of(tiers.begin(), tiers.end(), [](AdapterTier tier) { return tier == AdapterTier::kSlot; });
   if (done && !resident) {
     using Tiers = std::vector<AdapterTier>;
-    const std::function<Result<Tiers>()> work = [model = wish.model, loras = brought.loras, drop = wish.drop_first, tiers]() mutable -> Result<Tiers> {
+    const std::function<Result<Tiers>()> work = [model = wish.model, loras = brought.loras, drops = wish.drops, tiers]() mutable -> Result<Tiers> {
       // A unit before this one may have brought them since this one came.
       const auto held = model->adapters();
       for (std::size_t i = 0; i < loras.size(); ++i) tiers[i] = tier_of(held, loras[i].id, tiers[i] != AdapterTier::kSource);
-      auto loaded = model->prefetch(loras, drop);
+      auto loaded = model->prefetch(loras, drops);
       if (!loaded) return loaded.error();
       return tiers;
     };
@@ -135,6 +141,7 @@ asio::awaitable<AdapterLoader::Review> AdapterLoader::forget_deleted(const Model
   for (const std::string& sha256 : digests) {
     auto found = co_await options_.source->lookup(sha256, Deadline::after(kCallTimeout));
     review.left |= found.ok();
+    if (found) note_pin(sha256, found->pinned);
     if (found) continue;
     if (found.error().code != Code::kNotFound) {
       review.complete = false;
@@ -143,7 +150,9 @@ asio::awaitable<AdapterLoader::Review> AdapterLoader::forget_deleted(const Model
     spdlog::info("adapters: {} is registered no more, and forgotten", sha256.substr(0, 12));
     for (const auto& [name, model] : models.models) co_await forget(*model, sha256);
     copies_.remove(sha256);
+    note_pin(sha256, false);
   }
+  for (const auto& [name, model] : models.models) model->pin_adapters(pinned_);
   co_return review;
 }
 

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -46,14 +47,14 @@ class AdapterLoader {
   struct Wish {
     pipeline::Model* model = nullptr;
     std::vector<job::LoraUse> uses;
-    std::vector<std::string> drop_first;
+    pipeline::AdapterDrops drops;
     telemetry::SpanContext context;
     std::function<bool()> wanted;  // false: the unit is not this worker's any more
   };
   // Errors (param "loras"): those of AdapterFetcher::fetch and pipeline::Model::prefetch.
   asio::awaitable<Result<BroughtAdapters>> bring(Wish wish);
 
-  // Forgets what is deleted from the registry, wherever it is, within seconds. Until it is canceled.
+  // Forgets what is deleted from the registry, wherever it is, and tells the models what is pinned, within seconds. Until it is canceled.
   asio::awaitable<void> watch(const ModelSet& models, std::function<void()> changed);
 
   // What this worker tells of its adapters, over all its models; also as metrics. Of slots one model's, not their sum: no
@@ -63,6 +64,7 @@ class AdapterLoader {
  private:
   asio::awaitable<void> forget(pipeline::Model& model, std::string sha256);  // off the io thread: the model may be busy
   asio::awaitable<Result<void>> fetch(const Wish& wish, BroughtAdapters& brought, std::vector<AdapterTier>& tiers);
+  void note_pin(const std::string& sha256, bool pinned);
   struct Review {
     bool complete = true;  // all was looked up
     bool left = false;     // something is held on
@@ -73,6 +75,7 @@ class AdapterLoader {
   AdapterOptions options_;
   AdapterCopies copies_;
   AdapterFetcher fetcher_;
+  std::set<std::string> pinned_;  // of what was looked up, as the registry had it last
   double bytes_per_s_ = 0;  // from disk or source to host memory, smoothed; 0: not yet
   NamedThread thread_{"adapters"};
 };

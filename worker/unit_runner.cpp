@@ -40,15 +40,6 @@ std::map<std::string, std::string> preview_fields(const Unit& unit, const std::s
           {"height", std::to_string(image.height)}};
 }
 
-// In host memory what is to leave it goes first, so it leaves its slot first, too.
-std::vector<std::string> drop_first(const queue::MailboxEntry& entry) {
-  std::vector<std::string> all = entry.drop_from_host;
-  for (const auto& sha256 : entry.drop_from_slots) {
-    if (std::find(all.begin(), all.end(), sha256) == all.end()) all.push_back(sha256);
-  }
-  return all;
-}
-
 // Whether asking again may get an answer; otherwise the error is the answer. Rights that Redis withholds say nothing of
 // the unit: whoever took them may give them back.
 bool is_away(const Error& error) {
@@ -136,7 +127,7 @@ asio::awaitable<void> UnitRunner::bring_adapters(UnitPtr unit) {
   AdapterLoader::Wish wish;
   wish.model = unit->model;
   wish.uses = unit->spec.loras;
-  wish.drop_first = drop_first(unit->entry);
+  wish.drops = {unit->entry.drop_from_host, unit->entry.drop_from_slots};
   wish.context = unit->span.context();
   wish.wanted = [this, unit] { return units_.contains(unit->entry.nonce); };
   auto brought = co_await parts_.adapters.bring(std::move(wish));

@@ -46,7 +46,7 @@ std::shared_ptr<const Adapter> AdapterStore::find_in_slot(const Name& name) {
   return nullptr;
 }
 
-AdapterStore::Kept AdapterStore::in_host(const LoraRequest& request, const Name& name) {
+AdapterStore::Kept AdapterStore::in_host(const LoraRequest& request, const Name& name, const AdapterDrops& drops) {
   {
     std::lock_guard lock(mutex_);
     for (auto at = host_.begin(); at != host_.end(); ++at)
@@ -61,22 +61,42 @@ AdapterStore::Kept AdapterStore::in_host(const LoraRequest& request, const Name&
   std::lock_guard lock(mutex_);
   load_bytes_per_s_ = kept.packed->bytes() * 1'000'000 / took;
   kept.number = next_number_++;
-  std::int64_t room = limits_.host_bytes - kept.packed->bytes();
-  for (auto at = host_.begin(); at != host_.end();) {  // the least recently used go
-    room -= at->packed->bytes();
-    at = room < 0 ? host_.erase(at) : std::next(at);
-  }
-  if (kept.packed->bytes() <= limits_.host_bytes) host_.push_front(kept);
+  if (make_room(kept.packed->bytes(), drops.from_host)) host_.push_front(kept);
   return kept;
 }
 
-// An empty one; one that is to be dropped; the least recently used. None that anybody uses.
-AdapterStore::Slot* AdapterStore::choose_slot(const std::vector<std::string>& drop_first) {
+// False: there is not that much beside what is pinned, and nothing was dropped.
+bool AdapterStore::make_room(std::int64_t bytes, const std::vector<std::string>& drop_first) {
+  std::int64_t room = limits_.host_bytes - bytes, droppable = 0;
+  const auto may_go = [&](const Kept& kept) { return !pinned_.contains(kept.name.id); };
+  for (const Kept& kept : host_) {
+    room -= kept.packed->bytes();
+    droppable += may_go(kept) ? kept.packed->bytes() : 0;
+  }
+  if (room + droppable < 0) return false;
+  const auto drop = [&](std::list<Kept>::iterator at) {
+    room += at->packed->bytes();
+    return host_.erase(at);
+  };
+  for (const std::string& id : drop_first) {
+    const auto at = std::find_if(host_.begin(), host_.end(), [&](const Kept& kept) { return kept.name.id == id && may_go(kept); });
+    if (room < 0 && at != host_.end()) drop(at);
+  }
+  for (auto at = host_.end(); room < 0;)
+    if (--at; may_go(*at)) at = drop(at);
+  return true;
+}
+
+// An empty one; one that is to be dropped; the least recently used; the least recently used of those that are pinned. None that anybody uses.
+AdapterStore::Slot* AdapterStore::choose_slot(const AdapterDrops& drops) {
   std::lock_guard lock(mutex_);
-  const auto rank = [&](const Slot& slot) -> std::uint64_t {
-    if (!slot.adapter) return 0;
-    const auto wanted = std::find(drop_first.begin(), drop_first.end(), slot.name.id);
-    return wanted != drop_first.end() ? 1 + static_cast<std::uint64_t>(wanted - drop_first.begin()) : drop_first.size() + 1 + slot.used;
+  std::vector<std::string> wanted = drops.from_host;
+  wanted.insert(wanted.end(), drops.from_slots.begin(), drops.from_slots.end());
+  const auto rank = [&](const Slot& slot) -> std::pair<int, std::uint64_t> {
+    if (!slot.adapter) return {0, 0};
+    if (pinned_.contains(slot.name.id)) return {3, slot.used};
+    const auto at = std::find(wanted.begin(), wanted.end(), slot.name.id);
+    return at != wanted.end() ? std::pair(1, static_cast<std::uint64_t>(at - wanted.begin())) : std::pair(2, slot.used);
   };
   Slot* best = nullptr;
   for (Slot& slot : slots_)
@@ -99,8 +119,8 @@ std::shared_ptr<const Adapter> AdapterStore::copy(const Kept& kept, const at::Te
   return adapter;
 }
 
-std::shared_ptr<const Adapter> AdapterStore::into_slot(const Kept& kept, const std::vector<std::string>& drop_first) {
-  Slot* slot = choose_slot(drop_first);
+std::shared_ptr<const Adapter> AdapterStore::into_slot(const Kept& kept, const AdapterDrops& drops) {
+  Slot* slot = choose_slot(drops);
   if (!slot) return nullptr;
   const auto options = at::TensorOptions(placement_.dtype).device(placement_.device);
   if (!slot->memory.defined()) slot->memory = at::empty({slot_elements_}, options);
@@ -120,16 +140,21 @@ std::shared_ptr<const Adapter> AdapterStore::get(const LoraRequest& request) {
   if (auto found = find_in_slot(name)) return found;
   std::lock_guard loading(loading_);
   if (auto found = find_in_slot(name)) return found;
-  const Kept kept = in_host(request, name);
+  const Kept kept = in_host(request, name, {});
   if (auto adapter = into_slot(kept, {})) return adapter;
   return copy(kept, at::empty({kept.packed->values.numel()}, at::TensorOptions(placement_.dtype).device(placement_.device)));
 }
 
-void AdapterStore::prefetch(const LoraRequest& request, const std::vector<std::string>& drop_first) {
+void AdapterStore::prefetch(const LoraRequest& request, const AdapterDrops& drops) {
   const Name name = name_of(request);
   if (find_in_slot(name)) return;
   std::lock_guard loading(loading_);
-  if (!find_in_slot(name)) into_slot(in_host(request, name), drop_first);
+  if (!find_in_slot(name)) into_slot(in_host(request, name, drops), drops);
+}
+
+void AdapterStore::pin(const std::set<std::string>& ids) {
+  std::lock_guard lock(mutex_);
+  pinned_ = ids;
 }
 
 void AdapterStore::forget(const std::string& id) {

@@ -5,6 +5,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,7 +29,8 @@ struct Adapter {
 
 // Reads adapters' files for one model, keeps them in host memory as long as there is room, and brings them into slots: as
 // many pieces of device memory, each large enough for any adapter, which are taken when first needed and kept for good.
-// What a slot held is overwritten whole before another adapter is in it. Thread safe: what is there is given at once, files
+// What a slot held is overwritten whole before another adapter is in it. Where room is short the least recently used goes,
+// after those that the caller names; a pinned one leaves host memory never, its slot only if no other may be taken. Thread safe: what is there is given at once, files
 // are read and copied one at a time.
 class AdapterStore {
  public:
@@ -43,8 +45,10 @@ class AdapterStore {
   // when memory runs out.
   // In a slot; where all slots are in use, in memory of its own, which is given back with the adapter.
   std::shared_ptr<const Adapter> get(const LoraRequest& request);
-  // The same ahead of time: into host memory, and into a slot if one is free, where those that hold `drop_first` go first.
-  void prefetch(const LoraRequest& request, const std::vector<std::string>& drop_first);
+  // The same ahead of time: into host memory, and into a slot if one is free, where `drops` make room first.
+  void prefetch(const LoraRequest& request, const AdapterDrops& drops);
+
+  void pin(const std::set<std::string>& ids);  // instead of those before
 
   // On a thread that is in a StageScope, too.
   void forget(const std::string& id);
@@ -69,10 +73,11 @@ class AdapterStore {
   };
   static Name name_of(const LoraRequest& request);
   std::shared_ptr<const Adapter> find_in_slot(const Name& name);
-  Kept in_host(const LoraRequest& request, const Name& name);
-  Slot* choose_slot(const std::vector<std::string>& drop_first);
+  Kept in_host(const LoraRequest& request, const Name& name, const AdapterDrops& drops);
+  bool make_room(std::int64_t bytes, const std::vector<std::string>& drop_first);  // under mutex_
+  Slot* choose_slot(const AdapterDrops& drops);
   std::shared_ptr<const Adapter> copy(const Kept& kept, const at::Tensor& memory) const;
-  std::shared_ptr<const Adapter> into_slot(const Kept& kept, const std::vector<std::string>& drop_first);
+  std::shared_ptr<const Adapter> into_slot(const Kept& kept, const AdapterDrops& drops);
 
   const LoraNames names_;
   const Placement placement_;
@@ -82,6 +87,7 @@ class AdapterStore {
   mutable std::mutex mutex_;   // of what follows; never held for long
   std::vector<Slot> slots_;
   std::list<Kept> host_;       // most recently used first
+  std::set<std::string> pinned_;
   std::uint64_t clock_ = 0, next_number_ = 1;
   std::int64_t load_bytes_per_s_ = 0, swap_us_ = 0;
 };

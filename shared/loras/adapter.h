@@ -17,7 +17,7 @@ struct Adapter {
   std::int64_t bytes = 0;           // of the file
   std::string path;                 // a file on a disk that workers see, too; empty: an upload, in Redis
   std::vector<std::string> models;  // that requests may use it with; empty: any
-  bool pinned = false;              // workers do not drop it from memory to make room
+  bool pinned = false;              // workers do not drop it from host memory to make room
   std::int64_t created_ms = 0;      // since 1970
   // As the file's header tells.
   int tensors = 0;

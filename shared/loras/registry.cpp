@@ -40,6 +40,9 @@ std::int64_t now_ms() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+// As the commit script has it.
+const char* pin_of(const Adapter& adapter) { return adapter.pinned ? "1" : ""; }
+
 // The record under a field; nothing, and a line in the log, if it is none.
 std::optional<Adapter> readable(const std::string& field, const std::string& text) {
   auto adapter = Adapter::parse(text);
@@ -123,7 +126,7 @@ asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::s
     redis::Command commit = eval(commit_script(), 6 + static_cast<std::size_t>(chunks));
     commit << kNamesKey << kVersionKey << kChangesKey << kGarbageKey << blob_key(adapter.sha256) << blob_key(old_sha.empty() ? adapter.sha256 : old_sha);
     for (int i = 0; i < chunks; ++i) commit << chunk_key(upload, static_cast<std::size_t>(i));
-    commit << field << current->value_or("") << text << adapter.sha256 << old_sha << adapter.path << adapter.bytes << upload << options_.keep_replaced_ms;
+    commit << field << current->value_or("") << text << adapter.sha256 << old_sha << adapter.path << adapter.bytes << upload << options_.keep_replaced_ms << pin_of(adapter);
     auto done = co_await connection_->execute(std::move(commit), deadline);
     if (!done) co_return done.error();
     if (done->text == "expired") {
@@ -148,7 +151,7 @@ asio::awaitable<Result<Adapter>> Registry::set_pinned(const std::string& tenant,
     const std::string blob = blob_key(adapter.sha256);
     redis::Command commit = eval(commit_script(), 6);
     commit << kNamesKey << kVersionKey << kChangesKey << kGarbageKey << blob << blob << field << text << adapter.to_json() << adapter.sha256 << adapter.sha256
-           << adapter.path << adapter.bytes << "" << 0;
+           << adapter.path << adapter.bytes << "" << 0 << pin_of(adapter);
     auto done = co_await connection_->execute(std::move(commit), deadline);
     if (!done) co_return done.error();
     if (done->text == "done") co_return std::move(adapter);
@@ -226,6 +229,7 @@ asio::awaitable<Result<Location>> Registry::lookup(const std::string& sha256, De
     if (key == "chunks") out.chunks = number<int>(value);
     if (key == "until") until = value;
     if (key == "kept") kept = value;
+    if (key.starts_with("p:")) out.pinned = true;
     if (!key.starts_with("r:")) continue;
     named = true;
     if (!value.empty() && std::find(out.paths.begin(), out.paths.end(), value) == out.paths.end()) out.paths.push_back(value);

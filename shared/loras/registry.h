@@ -38,6 +38,7 @@ struct Location {
   std::vector<std::string> paths;  // files said to hold them, each once
   std::string upload;              // not empty: Redis holds them in `chunks` pieces of kChunkBytes, the last what is left
   int chunks = 0;
+  bool pinned = false;  // a record that has this digest is
 };
 
 // What has changed since a version.

@@ -37,7 +37,7 @@ end
 -- One record less has these bytes. Without any they are due after keep milliseconds, until then found as before.
 local function release(garbage, blob, sha, field, keep)
   local path = redis.call('HGET', blob, 'r:' .. field) or ''
-  redis.call('HDEL', blob, 'r:' .. field)
+  redis.call('HDEL', blob, 'r:' .. field, 'p:' .. field)
   if referenced(blob) then return end
   local due = string.format('%d', clock() + keep)
   redis.call('HSET', blob, 'kept', path, 'until', keep > 0 and due or '0')
@@ -47,8 +47,8 @@ end
 
 constexpr std::string_view kCommit = R"LUA(
 local names, version, changes, garbage, blob, old_blob = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local field, expected, record, sha, old_sha, path, bytes, upload, keep =
-  ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], tonumber(ARGV[9])
+local field, expected, record, sha, old_sha, path, bytes, upload, keep, pin =
+  ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], tonumber(ARGV[9]), ARGV[10]
 if (redis.call('HGET', names, field) or '') ~= expected then return 'changed' end
 if upload ~= '' then
   local have = redis.call('HGET', blob, 'upload')
@@ -63,7 +63,8 @@ if upload ~= '' then
   end
 end
 redis.call('HSET', blob, 'bytes', bytes, 'r:' .. field, path)
-redis.call('HDEL', blob, 'until', 'kept')
+redis.call('HDEL', blob, 'until', 'kept', 'p:' .. field)
+if pin ~= '' then redis.call('HSET', blob, 'p:' .. field, pin) end
 redis.call('ZREM', garbage, sha)
 if old_sha ~= '' and old_sha ~= sha then release(garbage, old_blob, old_sha, field, keep) end
 redis.call('HSET', names, field, record)

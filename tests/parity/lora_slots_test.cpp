@@ -25,10 +25,11 @@ using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
 // DITFLEET_TEST_COMPILE names the backend; slots matter most where blocks are compiled.
-Engine& engine(int slots, const region::CompileOptions& compile = golden::test_compile(), const std::string& dtype = "fp32") {
+Engine& engine(int slots, const region::CompileOptions& compile = golden::test_compile(), const std::string& dtype = "fp32", std::int64_t host_bytes = 1 << 30) {
   static std::vector<std::unique_ptr<Engine>> engines;  // outlive their models
   EngineOptions options{golden::test_device(), dtype, 0, compile};
   options.lora_slots = slots;
+  options.lora_host_bytes = host_bytes;
   options.max_lora_rank = 16;
   static const auto cache = region::make_memory_cache();  // so that all run the same programs and timed algorithms
   options.kernel_cache = cache;
@@ -247,7 +248,7 @@ TEST_F(LoraSlots, TellsWhereAdaptersAre) {
   EXPECT_THAT(model->adapters().in_host, ElementsAre("y", "x"));
   EXPECT_GT(model->adapters().load_bytes_per_s, 0);
   EXPECT_GT(model->adapters().swap_us, 0);
-  unwrap(model->prefetch({z}, {"y"}));  // the least recently used is x, but y is to go first
+  unwrap(model->prefetch({z}, {.from_slots = {"y"}}));  // the least recently used is x, but y is to go first
   EXPECT_THAT(model->adapters().in_slots, ElementsAre("z", "x"));
   EXPECT_THAT(model->adapters().in_host, ElementsAre("z", "y", "x"));
   // Those in use stay, whoever else wants a slot; who finds none gets memory of its own.
@@ -263,6 +264,57 @@ TEST_F(LoraSlots, TellsWhereAdaptersAre) {
   EXPECT_THAT(model->adapters().in_slots, IsEmpty());
   EXPECT_THAT(model->adapters().in_host, ElementsAre("y"));
   EXPECT_EQ(unwrap(model->decode(*second)).rgb, draw(*load(2), {z}).rgb);
+}
+
+// Host memory for as many of rank 2, and one slot.
+TEST_F(LoraSlots, HostMemoryKeepsWhatIsPinnedAndDropsWhatItIsTold) {
+  const std::vector<LoraRequest> all = {adapter("a", 2), adapter("b", 2), adapter("c", 2), adapter("d", 2)};
+  const auto& [a, b, c, d] = std::tie(all[0], all[1], all[2], all[3]);
+  const auto room_for = [](double adapters) {  // 35 kB each, as packed in fp32
+    return load(engine(1, {}, "fp32", static_cast<std::int64_t>(adapters * 35'000)));
+  };
+  auto model = room_for(2.5);
+  for (const auto& one : all) draw(*model, {one});
+  EXPECT_THAT(model->adapters().in_host, ElementsAre("d", "c")) << "the least recently used went";
+
+  model = room_for(2.5);
+  model->pin_adapters({"a"});
+  for (const auto& one : all) draw(*model, {one});
+  EXPECT_THAT(model->adapters().in_host, ElementsAre("d", "a"));
+  EXPECT_THAT(model->adapters().in_slots, ElementsAre("d")) << "its slot goes where no other is to be had";
+  // With nothing else to go the newcomer is not kept.
+  model->pin_adapters({"a", "d"});
+  draw(*model, {b});
+  EXPECT_THAT(model->adapters().in_host, ElementsAre("d", "a"));
+  EXPECT_THAT(model->adapters().in_slots, ElementsAre("b"));
+  model->pin_adapters({});
+  draw(*model, {c});
+  EXPECT_THAT(model->adapters().in_host, ElementsAre("c", "d"));
+
+  // What the scheduler names goes first, but not before it must.
+  model = room_for(3.5);
+  unwrap(model->prefetch({a, b}));
+  unwrap(model->prefetch({c}, {.from_host = {"b"}}));
+  EXPECT_THAT(model->adapters().in_host, ElementsAre("c", "b", "a"));
+  unwrap(model->prefetch({d}, {.from_host = {"c", "b"}}));
+  EXPECT_THAT(model->adapters().in_host, ElementsAre("d", "b", "a"));
+
+  // One that is too large itself drives nobody out.
+  unwrap(model->prefetch({adapter("large", 16)}, {.from_host = {"a", "b"}}));
+  EXPECT_THAT(model->adapters().in_host, ElementsAre("d", "b", "a"));
+  EXPECT_THAT(model->adapters().in_slots, ElementsAre("large"));
+}
+
+TEST_F(LoraSlots, PinnedSlotsAreTakenLast) {
+  auto model = load(2);
+  const LoraRequest x = adapter("x", 2), y = adapter("y", 2), z = adapter("z", 2);
+  unwrap(model->prefetch({x, y}));
+  model->pin_adapters({"x"});
+  unwrap(model->prefetch({z}, {.from_host = {"x"}, .from_slots = {"x"}}));
+  EXPECT_THAT(model->adapters().in_slots, ElementsAre("z", "x"));
+  model->pin_adapters({"x", "z"});
+  unwrap(model->prefetch({y}));
+  EXPECT_THAT(model->adapters().in_slots, ElementsAre("y", "z"));
 }
 
 }  // namespace

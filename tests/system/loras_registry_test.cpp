@@ -166,6 +166,29 @@ TEST_F(LorasRegistry, FilesAreFoundByDigestUnderEveryPath) {
   EXPECT_EQ(found->paths, std::vector<std::string>{a.path});
 }
 
+TEST_F(LorasRegistry, TellsWorkersWhatIsPinned) {
+  const auto pinned = [&](const std::string& bytes) { return wait(registry_->lookup(sha256_hex(bytes), soon()))->pinned; };
+  put("a", "1");
+  put("b", "1", "bob");
+  EXPECT_FALSE(pinned("1"));
+  ASSERT_TRUE(wait(registry_->set_pinned("ada", "a", true, soon())).ok());
+  EXPECT_TRUE(pinned("1")) << "one of its names is";
+  ASSERT_TRUE(wait(registry_->set_pinned("bob", "b", true, soon())).ok());
+  ASSERT_TRUE(wait(registry_->set_pinned("ada", "a", false, soon())).ok());
+  EXPECT_TRUE(pinned("1"));
+  put("b", "2", "bob");  // without a pin
+  EXPECT_FALSE(pinned("1"));
+  EXPECT_FALSE(pinned("2"));
+  const Sent sent = send("3");
+  Adapter adapter = record("c", sent);
+  adapter.pinned = true;
+  ASSERT_TRUE(wait(registry_->put(adapter, sent.id, PutCondition::kAny, soon())).ok());
+  put("d", "3");
+  EXPECT_TRUE(pinned("3"));
+  ASSERT_TRUE(wait(registry_->remove("ada", "c", soon())).ok());
+  EXPECT_FALSE(pinned("3"));
+}
+
 TEST_F(LorasRegistry, ADirectoryFollows) {
   loras::Directory directory(registry_);
   EXPECT_FALSE(directory.loaded());

@@ -126,7 +126,27 @@ TEST_F(WorkerAdapters, TheSchedulersHintsReachTheModel) {
   const queue::AssignRequest request{{id, 0}, new_nonce(), "warm", {"h1", "h2"}, {"s1", "h1"}};
   ASSERT_TRUE(wait(client_->assign(epoch_, worker->owner(), std::span(&request, 1), soon())).ok());
   ASSERT_TRUE(reaches(id, State::kSucceeded));
-  EXPECT_TRUE(logged("prefetch a style drop h1 h2 s1"));
+  EXPECT_TRUE(logged("prefetch a style drop from host h1 h2 drop from slots s1 h1"));
+}
+
+TEST_F(WorkerAdapters, TheModelIsToldWhatIsPinned) {
+  const std::string style = add("style", "a style"), other = add("other", "another style");
+  auto worker = start_ready_worker();
+  const auto pinned = [&] {
+    const std::lock_guard lock(script_->mutex);
+    return script_->pinned;
+  };
+  ASSERT_TRUE(wait(registry_.set_pinned("default", "style", true, soon())).ok());
+  for (const auto& [seed, name, sha256] : {std::tuple(1, "style", style), std::tuple(2, "other", other)}) {
+    const std::string id = ready(with(spec(seed), name, sha256));
+    assign(id, 0, worker->owner());
+    ASSERT_TRUE(reaches(id, State::kSucceeded));
+    EXPECT_EQ(pinned(), std::set<std::string>{style}) << name;
+  }
+  // Also while nobody uses them.
+  ASSERT_TRUE(wait(registry_.set_pinned("default", "other", true, soon())).ok());
+  ASSERT_TRUE(wait(registry_.set_pinned("default", "style", false, soon())).ok());
+  EXPECT_TRUE(until([&] { return pinned() == std::set<std::string>{other}; }));
 }
 
 TEST_F(WorkerAdapters, AUnitThatWaitsForItsAdapterIsPassed) {

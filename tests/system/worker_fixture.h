@@ -24,6 +24,7 @@ struct Script {
   std::atomic<int> step_ms{5}, load_ms{0};
   std::vector<worker::WarmupClass> warmup_classes;  // set before the worker starts
   pipeline::AdapterHoldings adapters;               // of the model; under the mutex once a worker runs
+  std::set<std::string> pinned;                     // as it was told last; the same
 
   std::optional<Error> note(const std::string& event) {
     {
@@ -110,10 +111,12 @@ class FakeModel final : public pipeline::Model {
     if (auto error = script_->note("decoded " + std::to_string(request.seed))) return *error;
     return picture(request.seed, request.width, request.height);
   }
-  // "prefetch <what the file holds>[ drop <id> <id>]" for each. As many stay in slots as there are, all in host memory.
-  Result<void> prefetch(const std::vector<pipeline::LoraRequest>& loras, const std::vector<std::string>& drop_first) override {
+  // "prefetch <what the file holds>[ drop from host <id> …][ drop from slots <id> …]" for each. As many stay in slots as there are, all in host memory.
+  Result<void> prefetch(const std::vector<pipeline::LoraRequest>& loras, const pipeline::AdapterDrops& drops) override {
     std::string drop;
-    for (const auto& id : drop_first) drop += (drop.empty() ? " drop " : " ") + id;
+    for (const auto& [tier, ids] : {std::pair(" drop from host", &drops.from_host), std::pair(" drop from slots", &drops.from_slots)}) {
+      for (const auto& id : *ids) drop += (&id == ids->data() ? tier : "") + (" " + id);
+    }
     for (const auto& lora : loras) {
       auto content = read_file(lora.path);
       if (!content) return content.error();
@@ -127,6 +130,10 @@ class FakeModel final : public pipeline::Model {
       if (held.in_slots.size() > static_cast<std::size_t>(held.slots)) held.in_slots.resize(static_cast<std::size_t>(held.slots));
     }
     return {};
+  }
+  void pin_adapters(const std::set<std::string>& ids) override {
+    const std::lock_guard lock(script_->mutex);
+    script_->pinned = ids;
   }
   void forget_adapter(const std::string& id) override {
     script_->note("forget " + id);
