@@ -237,7 +237,7 @@ asio::awaitable<Result<AdapterCopyPtr>> AdapterFetcher::download(loras::Location
     writer->reset();
     if (copy) show_adapter_cache(copies_.bytes());
     if (copy || copy.error().code != Code::kDataCorrupt) return copy;
-    return Error{Code::kDataCorrupt, "what Redis holds of it is not what was uploaded: " + copy.error().message + ", not " + sha256 + "; upload it again", {}};
+    return Error{Code::kDataCorrupt, "what Redis holds of it is not what was uploaded: " + copy.error().message + ", not " + sha256 + "; remove it, under every name, and upload it again", {}};
   };
   auto copy = co_await disk_.run<AdapterCopyPtr>(commit, never);
   if (copy) count_adapter_bytes("redis", location.bytes);

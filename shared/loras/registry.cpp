@@ -103,30 +103,51 @@ asio::awaitable<Result<std::map<std::string, Adapter>>> Registry::all(Deadline d
   co_return out;
 }
 
+asio::awaitable<Result<Registry::Stored>> Registry::stored(const std::string& sha256, Deadline deadline) {
+  redis::Command get("HMGET");
+  get << blob_key(sha256) << "upload" << "chunks";
+  auto blob = co_await connection_->execute(std::move(get), deadline);
+  if (!blob) co_return blob.error();
+  if (blob->elements.size() != 2) co_return internal_error("[loras] HMGET answered in another form");
+  Stored out{blob->elements[0].text, 0};
+  if (!out.upload.empty()) out.chunks = number<int>(blob->elements[1].text);
+  co_return out;
+}
+
 asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::string& upload, PutCondition condition, Deadline deadline) {
   if (auto good = check_name(adapter.name); !good) co_return good.error();
   if (!is_sha256_hex(adapter.sha256) || adapter.bytes <= 0) co_return internal_error("[loras] a record without digest or bytes");
   const std::string field = field_of(adapter.tenant, adapter.name);
   const std::string text = adapter.to_json();
   const int chunks = upload.empty() ? 0 : chunk_count(adapter.bytes);
+  bool replaces = false;
   for (int attempt = 0; attempt < kTries; ++attempt) {
     auto current = co_await record(field, deadline);
     if (!current) co_return current.error();
     // What a lost reply had done already.
-    if (attempt > 0 && *current == text) co_return true;
-    if (condition == PutCondition::kAbsent && *current) {
+    if (attempt > 0 && *current == text) co_return !replaces;
+    replaces = current->has_value();
+    Adapter old;
+    if (replaces) {
+      // A record that cannot be read is replaced; what it held on to stays until somebody looks.
+      if (auto parsed = Adapter::parse(**current)) old = std::move(*parsed);
+    }
+    if (condition == PutCondition::kAbsent && replaces) {
       co_return Error{Code::kConflict, "there is an adapter '" + adapter.name + "' already; remove it first, or put without If-None-Match", "name"};
     }
-    if (condition == PutCondition::kPresent && !*current) co_return not_registered(adapter.name);
-    std::string old_sha;
-    if (*current) {
-      // A record that cannot be read is replaced; what it held on to stays until somebody looks.
-      if (auto old = Adapter::parse(**current)) old_sha = old->sha256;
+    if (condition == PutCondition::kPresent && !replaces) co_return not_registered(adapter.name);
+    Stored before;
+    if (!upload.empty()) {
+      auto found = co_await stored(adapter.sha256, deadline);
+      if (!found) co_return found.error();
+      before = std::move(*found);
     }
-    redis::Command commit = eval(commit_script(), 6 + static_cast<std::size_t>(chunks));
-    commit << kNamesKey << kVersionKey << kChangesKey << kGarbageKey << blob_key(adapter.sha256) << blob_key(old_sha.empty() ? adapter.sha256 : old_sha);
+    redis::Command commit = eval(commit_script(), 6 + static_cast<std::size_t>(chunks + before.chunks));
+    commit << kNamesKey << kVersionKey << kChangesKey << kGarbageKey << blob_key(adapter.sha256) << blob_key(old.sha256.empty() ? adapter.sha256 : old.sha256);
     for (int i = 0; i < chunks; ++i) commit << chunk_key(upload, static_cast<std::size_t>(i));
-    commit << field << current->value_or("") << text << adapter.sha256 << old_sha << adapter.path << adapter.bytes << upload << options_.keep_replaced_ms << pin_of(adapter);
+    for (int i = 0; i < before.chunks; ++i) commit << chunk_key(before.upload, static_cast<std::size_t>(i));
+    commit << field << current->value_or("") << text << adapter.sha256 << old.sha256 << adapter.path << adapter.bytes << options_.keep_replaced_ms << pin_of(adapter)
+           << upload << chunks << before.upload;
     auto done = co_await connection_->execute(std::move(commit), deadline);
     if (!done) co_return done.error();
     if (done->text == "expired") {
@@ -135,7 +156,7 @@ asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::s
     }
     if (done->text != "done") continue;
     (void)co_await sweep(deadline);  // else the next change does it
-    co_return !current->has_value();
+    co_return !replaces;
   }
   co_return Error{Code::kConflict, "'" + adapter.name + "' is changed by others all the time; try again", {}};
 }
@@ -151,7 +172,7 @@ asio::awaitable<Result<Adapter>> Registry::set_pinned(const std::string& tenant,
     const std::string blob = blob_key(adapter.sha256);
     redis::Command commit = eval(commit_script(), 6);
     commit << kNamesKey << kVersionKey << kChangesKey << kGarbageKey << blob << blob << field << text << adapter.to_json() << adapter.sha256 << adapter.sha256
-           << adapter.path << adapter.bytes << "" << 0 << pin_of(adapter);
+           << adapter.path << adapter.bytes << 0 << pin_of(adapter) << "" << 0 << "";
     auto done = co_await connection_->execute(std::move(commit), deadline);
     if (!done) co_return done.error();
     if (done->text == "done") co_return std::move(adapter);
@@ -274,17 +295,12 @@ asio::awaitable<Result<int>> Registry::sweep(Deadline deadline) {
   int gone = 0;
   for (const auto& element : found->elements) {
     const std::string sha256 = element.text;
-    redis::Command get("HMGET");
-    get << blob_key(sha256) << "upload" << "chunks";
-    auto blob = co_await connection_->execute(std::move(get), deadline);
-    if (!blob) co_return blob.error();
-    if (blob->elements.size() != 2) continue;
-    const std::string upload = blob->elements[0].text;
-    const int chunks = upload.empty() ? 0 : number<int>(blob->elements[1].text);
-    redis::Command collect = eval(collect_script(), 2 + static_cast<std::size_t>(chunks));
+    auto bytes = co_await stored(sha256, deadline);
+    if (!bytes) co_return bytes.error();
+    redis::Command collect = eval(collect_script(), 2 + static_cast<std::size_t>(bytes->chunks));
     collect << kGarbageKey << blob_key(sha256);
-    for (int i = 0; i < chunks; ++i) collect << chunk_key(upload, static_cast<std::size_t>(i));
-    collect << sha256 << upload;
+    for (int i = 0; i < bytes->chunks; ++i) collect << chunk_key(bytes->upload, static_cast<std::size_t>(i));
+    collect << sha256 << bytes->upload;
     auto done = co_await connection_->execute(std::move(collect), deadline);
     if (!done) co_return done.error();
     gone += static_cast<int>(done->integer);

@@ -69,6 +69,7 @@ class Registry {
   // Every record of every tenant, by "<tenant>/<name>". Records that cannot be read are left out, with a line in the log.
   asio::awaitable<Result<std::map<std::string, Adapter>>> all(Deadline deadline);
   // Registers or replaces. `upload` (Upload::finish has one) is empty for a file; true: the name was new.
+  // The upload's bytes are kept if Redis lacks any that the digest has, else dropped.
   // kConflict: the condition does not hold. kNotFound: the upload has expired.
   asio::awaitable<Result<bool>> put(const Adapter& adapter, const std::string& upload, PutCondition condition, Deadline deadline);
   // The record as it is then. kNotFound: no such name.
@@ -98,6 +99,11 @@ class Registry {
     std::string text;  // as it is kept: what a change names as the record that it means
     Adapter adapter;
   };
+  struct Stored {
+    std::string upload;  // empty: Redis has no bytes
+    int chunks = 0;
+  };
+  asio::awaitable<Result<Stored>> stored(const std::string& sha256, Deadline deadline);
   asio::awaitable<Result<std::optional<std::string>>> record(const std::string& field, Deadline deadline);
   asio::awaitable<Result<Registered>> registered(const std::string& field, const std::string& name, Deadline deadline);  // kNotFound: none
 

@@ -47,20 +47,26 @@ end
 
 constexpr std::string_view kCommit = R"LUA(
 local names, version, changes, garbage, blob, old_blob = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local field, expected, record, sha, old_sha, path, bytes, upload, keep, pin =
-  ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], tonumber(ARGV[9]), ARGV[10]
+local field, expected, record, sha, old_sha, path, bytes, keep, pin, upload, chunks, before =
+  ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[8]), ARGV[9], ARGV[10], tonumber(ARGV[11]), ARGV[12]
 if (redis.call('HGET', names, field) or '') ~= expected then return 'changed' end
-if upload ~= '' then
-  local have = redis.call('HGET', blob, 'upload')
-  if not have then
-    for i = 7, #KEYS do
-      if redis.call('EXISTS', KEYS[i]) == 0 then return 'expired' end
-    end
-    for i = 7, #KEYS do redis.call('PERSIST', KEYS[i]) end
-    redis.call('HSET', blob, 'upload', upload, 'chunks', string.format('%d', #KEYS - 6))
-  elseif have ~= upload then
-    for i = 7, #KEYS do redis.call('UNLINK', KEYS[i]) end
+if upload ~= '' and upload ~= before then
+  -- The chunks are those of the upload, then those that were here before. One that is lost or too short leaves nothing to be drawn with.
+  if (redis.call('HGET', blob, 'upload') or '') ~= before then return 'changed' end
+  local whole = before ~= '' and #KEYS == 6 + 2 * chunks
+  for i = 7, 6 + chunks do
+    local size = redis.call('STRLEN', KEYS[i])
+    if size == 0 then return 'expired' end
+    whole = whole and redis.call('STRLEN', KEYS[i + chunks]) == size
   end
+  local first, last = 7 + chunks, #KEYS
+  if whole then
+    first, last = 7, 6 + chunks
+  else
+    for i = 7, 6 + chunks do redis.call('PERSIST', KEYS[i]) end
+    redis.call('HSET', blob, 'upload', upload, 'chunks', string.format('%d', chunks))
+  end
+  for i = first, last do redis.call('UNLINK', KEYS[i]) end
 end
 redis.call('HSET', blob, 'bytes', bytes, 'r:' .. field, path)
 redis.call('HDEL', blob, 'until', 'kept', 'p:' .. field)

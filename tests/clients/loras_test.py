@@ -71,6 +71,19 @@ class Uploads(Base):
         self.assertEqual(self.first.get("/v1/loras/a").json()["sha256"], digest(adapter(2)))
         self.assertEqual(self.put("b", adapter(3), **{"If-None-Match": "*"}).status, 201)
 
+    def test_an_upload_again_brings_back_what_redis_lost(self):
+        data = adapter(1, rank=9, width=40_000)
+        self.put("a", data)
+        whole = self.chunk_keys()
+        self.assertEqual(len(whole), 3)
+        for lost, name, status in ((whole[:1], "a", 200), (None, "b", 201)):
+            self.redis("DEL", *(lost or self.chunk_keys()))
+            self.assertEqual(self.put(name, data).status, status)
+            self.assertEqual(self.stored(digest(data)), data)
+            self.assertEqual(len(self.chunk_keys()), 3)
+            for key in self.chunk_keys():
+                self.assertEqual(self.redis("PTTL", key), -1, "kept for good")
+
     def test_parameters(self):
         data = adapter()
         lora = self.put("a", data, query=f"?sha256={digest(data)}&model=tiny&model=small&pinned=true").json()

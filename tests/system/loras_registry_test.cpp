@@ -140,11 +140,58 @@ TEST_F(LorasRegistry, OfWritersAtOnceTheLastWinsWhole) {
   EXPECT_EQ(*fetch(winner->sha256), bytes_of(static_cast<char>('a' + index)));
 }
 
+// What a lost reply looks like to who asks again: the change it wants has been made.
+TEST_F(LorasRegistry, WhoFindsItsChangeMadeIsToldWhetherItReplaced) {
+  put("style", "1");
+  Adapter adapter = record("style", {"", sha256_hex("22"), 2});
+  adapter.path = "/models/style.safetensors";
+  for (const bool created : {false, true}) {
+    if (created) adapter.name = "new";
+    std::vector<bool> told;
+    for (int i = 0; i < 2; ++i) {
+      asio::co_spawn(
+          io_,
+          [&]() -> asio::awaitable<void> {
+            const std::string none;
+            auto put = co_await registry_->put(adapter, none, PutCondition::kAny, soon());
+            EXPECT_TRUE(put.ok());
+            told.push_back(put.ok() && *put);
+          },
+          asio::detached);
+    }
+    io_.restart();
+    while (told.size() < 2 && io_.run_one() > 0) {
+    }
+    EXPECT_EQ(told, std::vector<bool>(2, created));
+  }
+}
+
 TEST_F(LorasRegistry, PutsOnACondition) {
   const Sent sent = send(bytes_of('x'));
   EXPECT_EQ(wait(registry_->put(record("s", sent), sent.id, PutCondition::kPresent, soon())).error().code, Code::kNotFound);
   EXPECT_TRUE(*wait(registry_->put(record("s", sent), sent.id, PutCondition::kAbsent, soon())));
   EXPECT_EQ(wait(registry_->put(record("s", sent), sent.id, PutCondition::kAbsent, soon())).error().code, Code::kConflict);
+}
+
+TEST_F(LorasRegistry, AnUploadBringsBackChunksThatWereLost) {
+  const std::string bytes = bytes_of('x');
+  put("a", bytes);
+  const auto lose = [&](const std::vector<std::string>& command) {
+    const std::string key = redis({"KEYS", "df:{lora}:chunk:*:1"}).elements.at(0).text;
+    std::vector<std::string> words = command;
+    words.insert(words.begin() + 1, key);
+    redis(words);
+    EXPECT_FALSE(fetch(sha256_hex(bytes)).ok());
+  };
+  for (const auto& [damage, name] : {std::pair(std::vector<std::string>{"DEL"}, "a"), std::pair(std::vector<std::string>{"SET", "short"}, "b")}) {
+    lose(damage);
+    put(name, bytes);
+    const auto read = fetch(sha256_hex(bytes));
+    ASSERT_TRUE(read.ok()) << name << ": " << read.error().message;
+    EXPECT_EQ(*read, bytes);
+    EXPECT_EQ(chunk_keys(), 3u);
+    for (const auto& key : redis({"KEYS", "df:{lora}:chunk:*"}).elements) EXPECT_EQ(redis({"PTTL", key.text}).integer, -1);
+  }
 }
 
 TEST_F(LorasRegistry, FilesAreFoundByDigestUnderEveryPath) {
