@@ -2,7 +2,9 @@
 
 #include <curl/curl.h>
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
@@ -150,11 +152,18 @@ Result<json::value> HttpClient::send_file(const std::string& method, const std::
   const auto failed = [&](int e) {
     return Error{e == ENOENT ? Code::kNotFound : Code::kUnavailable, "cannot read '" + file + "': " + std::strerror(e), {}};
   };
-  const std::unique_ptr<std::FILE, Closer> in(std::fopen(file.c_str(), "rb"));
-  if (!in) return failed(errno);
+  const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO must not hold us up
+  if (fd < 0) return failed(errno);
+  const std::unique_ptr<std::FILE, Closer> in(::fdopen(fd, "rb"));
+  if (!in) {
+    const int e = errno;
+    ::close(fd);
+    return failed(e);
+  }
   struct stat info {};
-  if (::fstat(::fileno(in.get()), &info) != 0) return failed(errno);
-  if (!S_ISREG(info.st_mode)) return failed(S_ISDIR(info.st_mode) ? EISDIR : EINVAL);
+  if (::fstat(fd, &info) != 0) return failed(errno);
+  if (S_ISDIR(info.st_mode)) return failed(EISDIR);
+  if (!S_ISREG(info.st_mode)) return invalid_argument("'" + file + "' is not a regular file, whose size is known before it is sent");
   HttpResponse response;
   CURL* curl = handle_->curl;
   handle_->prepare(target_, path);

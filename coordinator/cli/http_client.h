@@ -39,7 +39,7 @@ class HttpClient {
                            const std::vector<std::string>& headers = {});
 
   // Sends a file as it is (application/octet-stream), of any size, with more headers ("Name: value"); errors as json(). One
-  // that cannot be read: kNotFound, kUnavailable. Gives up when nothing moves for a minute.
+  // that cannot be read: kNotFound, kUnavailable; kInvalidArgument for a pipe or a device. Gives up when nothing moves for a minute.
   Result<json::value> send_file(const std::string& method, const std::string& path, const std::string& file,
                                 const std::vector<std::string>& headers = {});
 

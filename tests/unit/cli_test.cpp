@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -349,6 +350,18 @@ TEST_F(Plans, SayWhatIsWrong) {
   const auto external = plan_up(f);
   ASSERT_TRUE(external.ok());
   EXPECT_TRUE(external->redis.argv.empty());
+}
+
+TEST(HttpClient, RefusesToSendAPipeAtOnce) {
+  const fs::path pipe = fs::temp_directory_path() / ("ditfleet_cli_pipe_" + std::to_string(::getpid()));
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  Target target;
+  target.url = "http://127.0.0.1:1";
+  const auto sent = HttpClient(target).send_file("PUT", "/v1/loras/x", pipe.string());
+  fs::remove(pipe);
+  ASSERT_FALSE(sent.ok());
+  EXPECT_EQ(sent.error().code, Code::kInvalidArgument);
+  EXPECT_THAT(sent.error().message, HasSubstr("not a regular file"));
 }
 
 // Of the codes that share a status (503, 500) the client takes the one that the status alone stands for.
