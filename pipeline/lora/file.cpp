@@ -11,10 +11,11 @@
 #include <optional>
 #include <tuple>
 
+#include "pipeline/lora/finite.h"
 #include "pipeline/lora/keys.h"
 #include "pipeline/lora/scaling.h"
-#include "pipeline/lora/finite.h"
 #include "shared/core/excerpt.h"
+#include "shared/safetensors/pickle.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -28,14 +29,13 @@ std::string list(const std::vector<std::string>& names) {
   return names.size() > kListed ? text + " and " + std::to_string(names.size() - kListed) + " more" : text;
 }
 
-// torch.save writes a zip archive, or, long ago, a bare pickle.
 bool is_pickle(const std::string& path) {
   std::error_code ignored;
   if (!std::filesystem::is_regular_file(path, ignored)) return false;
-  std::array<char, 9> head{};
-  std::ifstream(path, std::ios::binary).read(head.data(), head.size());
-  if (head[8] == '{') return false;  // a safetensors header, whose length may begin with the same bytes
-  return std::string_view(head.data(), 4) == "PK\x03\x04" || (head[0] == '\x80' && head[1] >= 2 && head[1] <= 5);
+  std::array<char, safetensors::kPickleBegin> head{};
+  std::ifstream in(path, std::ios::binary);
+  in.read(head.data(), head.size());
+  return safetensors::is_pickle({head.data(), static_cast<std::size_t>(in.gcount())});
 }
 
 template <class Word>

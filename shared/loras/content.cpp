@@ -15,18 +15,12 @@
 #include "shared/core/excerpt.h"
 #include "shared/core/sha256.h"
 #include "shared/safetensors/header.h"
+#include "shared/safetensors/pickle.h"
 
 namespace ditfleet::loras {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::size_t kLengthBytes = 8;
-
-bool is_pickle(std::string_view begin) {
-  // A ZIP archive, as torch.save makes one, or a pickle's protocol opcode; the length of a true header has its high bytes 0.
-  return begin.starts_with(std::string_view("PK\x03\x04", 4)) || (begin.size() >= 2 && begin[0] == '\x80' && begin[1] >= 1 && begin[1] <= 5 && begin.substr(2, 6) != std::string_view("\0\0\0\0\0\0", 6));
-}
 
 // Names of LoRA's first matrix, whose rows are the rank.
 bool is_down(std::string_view name) {
@@ -59,7 +53,7 @@ std::vector<fs::path> folders_of(std::string_view list) {
 ContentCheck::ContentCheck(std::string what, std::optional<std::uint64_t> file_bytes) : what_(std::move(what)), file_bytes_(file_bytes) {}
 
 Result<void> ContentCheck::begin() {
-  if (is_pickle(head_)) {
+  if (safetensors::is_pickle(head_)) {
     return invalid_argument(what_ + " is a pickle (.bin, .pt, .ckpt), which may run code when it is read; adapters must be safetensors: convert it first");
   }
   const auto end = safetensors::safetensors_header_end(head_, what_);
@@ -106,15 +100,15 @@ Result<void> ContentCheck::inspect(std::uint64_t file_bytes) {
 Result<void> ContentCheck::feed(std::string_view bytes) {
   seen_ += bytes.size();
   if (content_) return {};
-  const std::size_t wanted = header_end_ ? static_cast<std::size_t>(header_end_) : kLengthBytes;
+  const std::size_t wanted = header_end_ ? static_cast<std::size_t>(header_end_) : safetensors::kPickleBegin;
   const std::size_t take = std::min(bytes.size(), wanted - std::min(wanted, head_.size()));
   head_.append(bytes.substr(0, take));
   bytes.remove_prefix(take);
   if (header_end_ == 0) {
-    if (head_.size() < kLengthBytes) return {};
+    if (head_.size() < safetensors::kPickleBegin) return {};
     if (auto good = begin(); !good) return good;
-    const std::size_t more = std::min<std::size_t>(bytes.size(), static_cast<std::size_t>(header_end_) - head_.size());
-    head_.append(bytes.substr(0, more));
+    const auto end = static_cast<std::size_t>(header_end_);  // of a header of no bytes before what was read
+    head_.append(bytes.substr(0, end - std::min(end, head_.size())));
   }
   if (head_.size() < header_end_ || !file_bytes_) return {};
   return inspect(*file_bytes_);

@@ -72,7 +72,7 @@ TEST(LoraContent, KnowsTheUsualNames) {
 TEST(LoraContent, RefusesALieBeforeTheRestIsSent) {
   // The first bytes say that the header, or the data, is longer than the whole.
   ContentCheck header("the upload", 1000);
-  const auto refused = header.feed(std::string("\xff\xff\0\0\0\0\0\0", 8));
+  const auto refused = header.feed(std::string("\xff\xff\0\0\0\0\0\0{", 9));
   ASSERT_FALSE(refused.ok());
   EXPECT_THAT(refused.error().message, HasSubstr("1000 in all"));
   ContentCheck data("the upload", 100'000);
@@ -83,7 +83,15 @@ TEST(LoraContent, RefusesALieBeforeTheRestIsSent) {
   ContentCheck honest("the upload");
   EXPECT_TRUE(honest.feed(std::string("\x80\x02\0\0\0\0\0\0{", 9)).ok());
   ContentCheck pickle("the upload");
-  EXPECT_FALSE(pickle.feed(std::string("\x80\x02}q\0(X\0", 8)).ok());
+  EXPECT_FALSE(pickle.feed(std::string("\x80\x02}q\0(X\0\0", 9)).ok());
+  // So is one of 0x010280 bytes, and one of none is neither.
+  const std::string json = adapter_file().substr(8, adapter_file().size() - 8 - 192);
+  EXPECT_TRUE(check(file_of(json + std::string(0x010280 - json.size(), ' '), std::string(192, 'x')), 1000, true).ok());
+  for (const bool told : {false, true}) {
+    const auto none = check(std::string(8, '\0') + "{}", 100, told);
+    ASSERT_FALSE(none.ok());
+    EXPECT_THAT(none.error().message, HasSubstr("does not begin with '{'"));
+  }
 }
 
 class LoraPaths : public ditfleet::testing::FolderTest {
