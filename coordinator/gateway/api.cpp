@@ -59,11 +59,16 @@ std::int64_t now_s() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-std::optional<Response> refuse_body(const Request& request) {
+std::optional<Response> refuse_coding(const Request& request) {
   if (const auto coding = request.header("Content-Encoding"); !coding.empty() && media_type_of(coding) != "identity") {
     return status_response(415, "the body is encoded as '" + excerpt(coding, 100) + "'; send it as it is, without Content-Encoding",
                            "unsupported_media_type");
   }
+  return std::nullopt;
+}
+
+std::optional<Response> refuse_body(const Request& request) {
+  if (auto refused = refuse_coding(request)) return refused;
   const std::string type = media_type_of(request.header("Content-Type"));
   if (!type.empty() && type != "application/json" && !type.ends_with("+json")) {
     return status_response(415, "the body is '" + excerpt(type, 100) +

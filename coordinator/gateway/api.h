@@ -7,6 +7,7 @@
 #include <boost/asio/thread_pool.hpp>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,8 +19,13 @@
 #include "coordinator/gateway/job_service.h"
 #include "coordinator/gateway/openai_images.h"
 #include "coordinator/gateway/routes.h"
+#include "shared/loras/content.h"
 #include "shared/loras/directory.h"
 #include "shared/loras/registry.h"
+
+namespace ditfleet::loras {
+class Upload;
+}
 
 namespace ditfleet::gateway {
 
@@ -82,9 +88,18 @@ class Api {
   asio::awaitable<Response> put_lora(CallPtr call);
   asio::awaitable<Response> patch_lora(CallPtr call);
   asio::awaitable<Response> remove_lora(CallPtr call);
-  asio::awaitable<Response> put_lora_bytes(CallPtr call, std::string tenant, std::string name, loras::PutCondition condition);
-  asio::awaitable<Response> put_lora_file(CallPtr call, std::string tenant, std::string name, loras::PutCondition condition);
-  asio::awaitable<Response> store_lora(loras::Adapter adapter, std::string upload, loras::PutCondition condition);
+  struct LoraCondition {
+    loras::Condition::Kind kind = loras::Condition::kAny;
+    std::optional<loras::Adapter> record;  // as it was found
+    bool any = false;                      // any record will do
+    loras::Condition now() const { return {kind, record && !any ? &*record : nullptr}; }
+  };
+  // What If-Match and If-None-Match: * ask of the name. kConflict: it stands for something else than If-Match says even now.
+  asio::awaitable<Result<LoraCondition>> lora_condition(CallPtr call, std::string tenant);
+  asio::awaitable<Response> put_lora_bytes(CallPtr call, std::string tenant, std::string name, loras::Condition condition);
+  asio::awaitable<Result<loras::Content>> receive_lora(CallPtr call, loras::Upload& upload);
+  asio::awaitable<Response> put_lora_file(CallPtr call, std::string tenant, std::string name, loras::Condition condition);
+  asio::awaitable<Response> store_lora(CallPtr call, loras::Adapter adapter, std::string upload, loras::Condition condition);
   // The view holds what was acknowledged before.
   asio::awaitable<Result<void>> refresh_loras();
   Result<std::string> resolve_lora(const std::string& tenant, const job::LoraUse& use, const job::ModelEntry& model) const;
@@ -109,6 +124,8 @@ class Api {
 
 // What is wrong with the headers or the bytes of a JSON request, if anything: 415, or 400 for invalid UTF-8.
 std::optional<Response> refuse_body(const Request& request);
+// 415 for a body that is compressed.
+std::optional<Response> refuse_coding(const Request& request);
 
 std::int64_t now_s();
 

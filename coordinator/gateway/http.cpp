@@ -125,14 +125,14 @@ Result<void> parse_target(std::string_view target, Request& request) {
   return {};
 }
 
-bool names_etag(std::string_view field, std::string_view etag) {
+bool names_etag(std::string_view field, std::string_view etag, bool strongly) {
   while (!field.empty()) {
     const auto comma = field.find(',');
     std::string_view one = field.substr(0, comma);
     field.remove_prefix(comma == std::string_view::npos ? field.size() : comma + 1);
     while (!one.empty() && (one.front() == ' ' || one.front() == '\t')) one.remove_prefix(1);
     while (!one.empty() && (one.back() == ' ' || one.back() == '\t')) one.remove_suffix(1);
-    if (one.starts_with("W/")) one.remove_prefix(2);
+    if (!strongly && one.starts_with("W/")) one.remove_prefix(2);
     if (one == etag || one == "*") return true;
   }
   return false;

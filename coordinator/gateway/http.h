@@ -85,8 +85,9 @@ struct Response {
   }
 };
 
-// Whether an If-None-Match field names the quoted tag: a list, weak tags, or * (RFC 9110 §13.1.2).
-bool names_etag(std::string_view field, std::string_view etag);
+// Whether an If-None-Match field names the quoted tag: a list, weak tags, or * (RFC 9110 §13.1.2). An If-Match field must name it
+// itself, `strongly`: what was made weak on its way is not it (§13.1.1).
+bool names_etag(std::string_view field, std::string_view etag, bool strongly = false);
 
 // "Application/JSON ; charset=utf-8" → "application/json"
 std::string media_type_of(std::string_view content_type);

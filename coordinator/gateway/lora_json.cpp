@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "shared/core/bytes.h"
 #include "shared/core/excerpt.h"
 #include "shared/core/ids.h"
 #include "shared/core/nearest_name.h"
@@ -65,6 +66,14 @@ json::object lora_json(const loras::Adapter& adapter) {
   return out;
 }
 
+std::string lora_etag(const loras::Adapter& adapter) {
+  return '"' + adapter.sha256 + '.' + sha256_hex(json::serialize(lora_json(adapter))).substr(0, 16) + '"';
+}
+
+bool matches_lora(std::string_view if_match, const loras::Adapter& adapter) {
+  return names_etag(if_match, lora_etag(adapter), true) || names_etag(if_match, '"' + adapter.sha256 + '"', true);
+}
+
 Result<LoraRequest> parse_lora_body(std::string_view body, const job::Catalogue& catalogue) {
   static const std::vector<std::string> kKnown = {"path", "sha256", "model", "models", "pinned"};
   const auto object = object_of(body);
@@ -104,7 +113,7 @@ Result<LoraRequest> parse_lora_body(std::string_view body, const job::Catalogue&
 }
 
 Result<LoraRequest> parse_lora_query(const Request& request, const job::Catalogue& catalogue) {
-  static const std::vector<std::string> kKnown = {"sha256", "model", "pinned", "tenant"};
+  if (auto known = check_lora_query(request, {"sha256", "model", "pinned"}); !known) return known.error();
   LoraRequest out;
   for (const auto& [name, value] : request.query) {
     if (name == "sha256") {
@@ -114,8 +123,6 @@ Result<LoraRequest> parse_lora_query(const Request& request, const job::Catalogu
     } else if (name == "pinned") {
       if (value != "true" && value != "false") return invalid_argument("pinned must be true or false", "pinned");
       out.pinned = value == "true";
-    } else if (name != "tenant") {
-      return invalid_argument("'" + excerpt(name, 64) + "' is not a parameter of an upload" + suggestion(name, kKnown), excerpt(name, 64));
     }
   }
   if (auto good = check(out, catalogue); !good) return good.error();
@@ -136,6 +143,18 @@ Result<bool> parse_lora_patch(std::string_view body) {
   return flag_of(*pinned);
 }
 
+Result<void> check_lora_query(const Request& request, const std::vector<std::string>& more) {
+  std::vector<std::string> known = more;
+  known.emplace_back("tenant");
+  for (const auto& [name, unused] : request.query) {
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    std::string list;
+    for (const std::string& one : known) list += (list.empty() ? "" : ", ") + one;
+    return invalid_argument("'" + excerpt(name, 64) + "' is not a parameter here, " + list + (known.size() > 1 ? " are" : " is") + suggestion(name, known), excerpt(name, 64));
+  }
+  return {};
+}
+
 Result<std::string> lora_tenant(const Request& request, const Caller& caller) {
   const auto named = request.query_value("tenant");
   if (!named || *named == caller.tenant) return caller.tenant;
@@ -143,6 +162,5 @@ Result<std::string> lora_tenant(const Request& request, const Caller& caller) {
   if (!caller.sees_all) return Error{Code::kPermissionDenied, "this key is for the adapters of its own tenant; an administrator's is for all", "tenant"};
   return *named;
 }
-
 
 }  // namespace ditfleet::gateway

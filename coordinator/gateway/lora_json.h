@@ -31,6 +31,13 @@ Result<LoraRequest> parse_lora_query(const Request& request, const job::Catalogu
 // {"pinned": true|false}
 Result<bool> parse_lora_patch(std::string_view body);
 
+// Of the record as lora_json() shows it, quoted: another after every change that can be seen.
+std::string lora_etag(const loras::Adapter& adapter);
+// Whether an If-Match field names the record: its tag, its digest alone (whatever else was changed), or *.
+bool matches_lora(std::string_view if_match, const loras::Adapter& adapter);
+
+// kInvalidArgument, with the name as param, for a parameter that is neither "tenant" nor any of `more`.
+Result<void> check_lora_query(const Request& request, const std::vector<std::string>& more = {});
 // Whose adapters the request is about: the caller's, or those that ?tenant= names, which only an administrator may.
 Result<std::string> lora_tenant(const Request& request, const Caller& caller);
 

@@ -1,7 +1,6 @@
 // The registry of LoRA adapters over HTTP: put (by upload or by path), list, show, pin, remove.
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -10,6 +9,7 @@
 #include "coordinator/gateway/error_body.h"
 #include "coordinator/gateway/lora_json.h"
 #include "shared/core/excerpt.h"
+#include "shared/core/wall_clock.h"
 #include "shared/loras/content.h"
 #include "shared/loras/upload.h"
 
@@ -22,10 +22,6 @@ using loras::Adapter;
 constexpr auto kCall = 5s;  // of one command; a chunk of an upload among them
 
 Deadline soon() { return Deadline::after(kCall); }
-
-std::int64_t now_ms() {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 // Errors of Redis in the words of the other routes.
 Error told(const Error& error) {
@@ -42,6 +38,13 @@ Error no_such_lora(const std::string& name) {
   return {Code::kNotFound, "there is no adapter '" + excerpt(name, 128) + "'; GET /v1/loras lists those there are", {}};
 }
 
+// A change that did not come about.
+Response refused(const Request& request, const std::string& name, const Error& error) {
+  if (error.code == Code::kNotFound) return error_response(no_such_lora(name));
+  if (error.code == Code::kConflict && request.has_header("If-Match")) return status_response(412, error.message, "precondition_failed");
+  return error_response(told(error));
+}
+
 bool is_bytes(std::string_view type) { return type.empty() || type == "application/octet-stream" || type == "application/x-safetensors"; }
 
 Error digest_differs(const std::string& expected, const std::string& found) {
@@ -54,7 +57,7 @@ Adapter adapter_of(const std::string& tenant, const std::string& name, const Lor
   out.name = name;
   out.models = asked.models;
   out.pinned = asked.pinned.value_or(false);
-  out.created_ms = now_ms();
+  out.created_ms = unix_ms();
   out.tensors = content.tensors;
   out.parameters = content.parameters;
   out.rank = content.rank;
@@ -93,9 +96,7 @@ Result<std::string> Api::resolve_lora(const std::string& tenant, const job::Lora
 
 asio::awaitable<Response> Api::list_loras(CallPtr call) {
   if (!options_.lora_directory) co_return no_registry();
-  for (const auto& [name, value] : call->request.query) {
-    if (name != "tenant") co_return error_response(invalid_argument("'" + name + "' is not a parameter of this list; it takes tenant", name));
-  }
+  if (auto known = check_lora_query(call->request); !known) co_return error_response(known.error());
   const auto tenant = lora_tenant(call->request, call->caller);
   if (!tenant) co_return error_response(tenant.error());
   auto fresh = co_await refresh_loras();
@@ -108,23 +109,52 @@ asio::awaitable<Response> Api::list_loras(CallPtr call) {
 asio::awaitable<Response> Api::get_lora(CallPtr call) {
   if (!options_.loras) co_return no_registry();
   const std::string& name = call->match.params[0];
+  if (auto known = check_lora_query(call->request); !known) co_return error_response(known.error());
   const auto tenant = lora_tenant(call->request, call->caller);
   if (!tenant) co_return error_response(tenant.error());
   if (!loras::check_name(name)) co_return error_response(no_such_lora(name));
   auto found = co_await options_.loras->find(*tenant, name, soon());
   if (!found) co_return error_response(told(found.error()));
   if (!*found) co_return error_response(no_such_lora(name));
-  co_return json_response(200, json::serialize(lora_json(**found))).with("ETag", "\"" + (*found)->sha256 + "\"").with("Cache-Control", "no-store");
+  const std::string etag = lora_etag(**found);
+  Response response = json_response(200, json::serialize(lora_json(**found)));
+  if (names_etag(call->request.header("If-None-Match"), etag)) {
+    response = {};
+    response.status = 304;
+  }
+  co_return response.with("ETag", etag).with("Cache-Control", "private, no-cache");
+}
+
+asio::awaitable<Result<Api::LoraCondition>> Api::lora_condition(CallPtr call, std::string tenant) {
+  const std::string& name = call->match.params[0];
+  const std::string_view match = call->request.header("If-Match"), unless = call->request.header("If-None-Match");
+  LoraCondition out;
+  if (match.empty() && unless.empty()) co_return out;
+  if (!unless.empty() && (unless != "*" || !match.empty())) {
+    co_return invalid_argument("If-None-Match takes * alone, and no If-Match beside it: change the adapter only if its name is not taken");
+  }
+  auto found = co_await options_.loras->find(tenant, name, soon());
+  if (!found) co_return found.error();
+  out.record = std::move(*found);
+  out.kind = match.empty() ? loras::Condition::kAbsent : loras::Condition::kPresent;
+  out.any = match == "*";
+  if (out.record && !match.empty() && !matches_lora(match, *out.record)) {
+    co_return Error{Code::kConflict, "'" + name + "' is not what If-Match says; its ETag is " + lora_etag(*out.record) + " now", {}};
+  }
+  co_return out;
 }
 
 asio::awaitable<Response> Api::remove_lora(CallPtr call) {
   if (!options_.loras) co_return no_registry();
   const std::string& name = call->match.params[0];
+  if (auto known = check_lora_query(call->request); !known) co_return error_response(known.error());
   const auto tenant = lora_tenant(call->request, call->caller);
   if (!tenant) co_return error_response(tenant.error());
   if (!loras::check_name(name)) co_return error_response(no_such_lora(name));
-  auto removed = co_await options_.loras->remove(*tenant, name, soon());
-  if (!removed) co_return error_response(removed.error().code == Code::kNotFound ? no_such_lora(name) : told(removed.error()));
+  const auto condition = co_await lora_condition(call, *tenant);
+  if (!condition) co_return refused(call->request, name, condition.error());
+  auto removed = co_await options_.loras->remove(*tenant, name, soon(), condition->now());
+  if (!removed) co_return refused(call->request, name, removed.error());
   json::object body = lora_json(*removed);
   body["deleted"] = true;
   co_return json_response(200, json::serialize(body));
@@ -133,15 +163,18 @@ asio::awaitable<Response> Api::remove_lora(CallPtr call) {
 asio::awaitable<Response> Api::patch_lora(CallPtr call) {
   if (!options_.loras) co_return no_registry();
   const std::string& name = call->match.params[0];
-  if (auto refused = refuse_body(call->request)) co_return std::move(*refused);
+  if (auto bad = refuse_body(call->request)) co_return std::move(*bad);
+  if (auto known = check_lora_query(call->request); !known) co_return error_response(known.error());
   const auto tenant = lora_tenant(call->request, call->caller);
   if (!tenant) co_return error_response(tenant.error());
   const auto pinned = parse_lora_patch(call->request.body);
   if (!pinned) co_return error_response(pinned.error());
   if (!loras::check_name(name)) co_return error_response(no_such_lora(name));
-  auto changed = co_await options_.loras->set_pinned(*tenant, name, *pinned, soon());
-  if (!changed) co_return error_response(changed.error().code == Code::kNotFound ? no_such_lora(name) : told(changed.error()));
-  co_return json_response(200, json::serialize(lora_json(*changed)));
+  const auto condition = co_await lora_condition(call, *tenant);
+  if (!condition) co_return refused(call->request, name, condition.error());
+  auto changed = co_await options_.loras->set_pinned(*tenant, name, *pinned, soon(), condition->now());
+  if (!changed) co_return refused(call->request, name, changed.error());
+  co_return json_response(200, json::serialize(lora_json(*changed))).with("ETag", lora_etag(*changed));
 }
 
 asio::awaitable<Response> Api::put_lora(CallPtr call) {
@@ -149,34 +182,33 @@ asio::awaitable<Response> Api::put_lora(CallPtr call) {
   const std::string& name = call->match.params[0];
   auto good = loras::check_name(name);
   if (!good) co_return error_response(good.error());
+  if (auto bad = call->request.stream ? refuse_coding(call->request) : refuse_body(call->request)) co_return std::move(*bad);
+  if (call->request.has_header("Content-Range")) {
+    co_return error_response(invalid_argument("the body is a part of the adapter (Content-Range); send all of it, without that header"));
+  }
   const auto tenant = lora_tenant(call->request, call->caller);
   if (!tenant) co_return error_response(tenant.error());
-  const std::string_view unless = call->request.header("If-None-Match");
-  if (!unless.empty() && unless != "*") {
-    co_return error_response(invalid_argument("If-None-Match takes * alone: put the adapter only if its name is not taken"));
-  }
-  const auto condition = unless.empty() ? loras::PutCondition::kAny : loras::PutCondition::kAbsent;
-  if (condition == loras::PutCondition::kAbsent) {  // before gigabytes are sent; asked again at the end
-    auto there = co_await options_.loras->find(*tenant, name, soon());
-    if (!there) co_return error_response(told(there.error()));
-    if (*there) co_return error_response({Code::kConflict, "there is an adapter '" + name + "' already; remove it first, or put without If-None-Match", {}});
-  }
-  if (call->request.stream) co_return co_await put_lora_bytes(call, *tenant, name, condition);
-  if (auto refused = refuse_body(call->request)) co_return std::move(*refused);
-  co_return co_await put_lora_file(call, *tenant, name, condition);
+  const auto condition = co_await lora_condition(call, *tenant);
+  if (!condition) co_return refused(call->request, name, condition.error());
+  // Before gigabytes are sent; asked again at the end.
+  if (auto holds = condition->now().check(name, condition->record ? &*condition->record : nullptr); !holds) co_return refused(call->request, name, holds.error());
+  if (call->request.stream) co_return co_await put_lora_bytes(call, *tenant, name, condition->now());
+  co_return co_await put_lora_file(call, *tenant, name, condition->now());
 }
 
-asio::awaitable<Response> Api::store_lora(loras::Adapter adapter, std::string upload, loras::PutCondition condition) {
+asio::awaitable<Response> Api::store_lora(CallPtr call, loras::Adapter adapter, std::string upload, loras::Condition condition) {
   auto created = co_await options_.loras->put(adapter, upload, condition, soon());
+  if (!created && created.error().code == Code::kConflict) co_return refused(call->request, adapter.name, created.error());
   if (!created) co_return error_response(told(created.error()));
   auto fresh = co_await refresh_loras();  // else within a second
   (void)fresh;
   co_return json_response(*created ? 201 : 200, json::serialize(lora_json(adapter)))
       .with("Location", "/v1/loras/" + adapter.name)
-      .with("ETag", "\"" + adapter.sha256 + "\"");
+      .with("ETag", lora_etag(adapter));
 }
 
-asio::awaitable<Response> Api::put_lora_file(CallPtr call, std::string tenant, std::string name, loras::PutCondition condition) {
+asio::awaitable<Response> Api::put_lora_file(CallPtr call, std::string tenant, std::string name, loras::Condition condition) {
+  if (auto known = check_lora_query(call->request); !known) co_return error_response(known.error());
   const auto asked = parse_lora_body(call->request.body, options_.catalogue);
   if (!asked) co_return error_response(asked.error());
   // Gigabytes may have to be read: on a thread of its own.
@@ -197,10 +229,10 @@ asio::awaitable<Response> Api::put_lora_file(CallPtr call, std::string tenant, s
   adapter.sha256 = file.sha256;
   adapter.bytes = file.bytes;
   const std::string no_upload;
-  co_return co_await store_lora(std::move(adapter), no_upload, condition);
+  co_return co_await store_lora(call, std::move(adapter), no_upload, condition);
 }
 
-asio::awaitable<Response> Api::put_lora_bytes(CallPtr call, std::string tenant, std::string name, loras::PutCondition condition) {
+asio::awaitable<Response> Api::put_lora_bytes(CallPtr call, std::string tenant, std::string name, loras::Condition condition) {
   const std::string type = media_type_of(call->request.header("Content-Type"));
   if (!is_bytes(type)) {
     co_return status_response(415, "the body is '" + excerpt(type, 100) + "'; send a safetensors file with 'Content-Type: application/octet-stream', or "
@@ -208,55 +240,47 @@ asio::awaitable<Response> Api::put_lora_bytes(CallPtr call, std::string tenant, 
   }
   const auto asked = parse_lora_query(call->request, options_.catalogue);
   if (!asked) co_return error_response(asked.error());
-  BodyReader& body = *call->request.stream;
-  const auto most = static_cast<std::uint64_t>(options_.settings.loras.max_upload_bytes);
-  const auto too_large = [&](std::uint64_t bytes, bool at_least) {
-    return Error{Code::kPayloadTooLarge, "the upload has " + std::string(at_least ? "at least " : "") + std::to_string(bytes) + " bytes; at most " +
-                                             std::to_string(most) + " are taken (loras.max_upload_bytes)", {}};
-  };
-  if (body.length() && *body.length() > most) co_return error_response(too_large(*body.length(), false));
-
   loras::Upload upload(*options_.loras);
-  loras::ContentCheck check("the upload", body.length());
-  std::optional<Error> wrong;
-  bool late = false;
-  for (;;) {
-    auto piece = co_await body.read();
-    late = !piece && piece.error().code == Code::kDeadlineExceeded;
-    if (!piece) wrong = piece.error().code == Code::kUnavailable ? Error{Code::kCanceled, piece.error().message, {}} : piece.error();
-    if (wrong || piece->empty()) break;
-    if (static_cast<std::uint64_t>(upload.bytes()) + piece->size() > most) wrong = too_large(static_cast<std::uint64_t>(upload.bytes()) + piece->size(), true);
-    if (!wrong) {
-      if (auto looked = check.feed(*piece); !looked) wrong = looked.error();
-    }
-    if (!wrong) {
-      auto written = co_await upload.write(*piece, soon());
-      if (!written) wrong = told(written.error());
-    }
-    if (wrong) break;
-  }
-  std::optional<loras::Content> content;
-  if (!wrong) {
-    auto checked = check.finish();
-    if (checked) content = std::move(*checked);
-    else wrong = checked.error();
-  }
-  if (!wrong) {
-    auto finished = co_await upload.finish(soon());
-    if (!finished) wrong = told(finished.error());
-  }
-  if (!wrong && !asked->sha256.empty() && asked->sha256 != upload.sha256()) wrong = digest_differs(asked->sha256, upload.sha256());
-  if (wrong) {
+  auto content = co_await receive_lora(call, upload);
+  if (content && !asked->sha256.empty() && asked->sha256 != upload.sha256()) content = digest_differs(asked->sha256, upload.sha256());
+  if (!content) {
     co_await upload.discard(soon());
-    if (late) co_return status_response(408, wrong->message, "request_timeout");
-    co_return error_response(*wrong);
+    if (content.error().code == Code::kDeadlineExceeded) co_return status_response(408, content.error().message, "request_timeout");
+    co_return error_response(content.error());
   }
   Adapter adapter = adapter_of(tenant, name, *asked, *content);
   adapter.sha256 = upload.sha256();
   adapter.bytes = upload.bytes();
-  auto response = co_await store_lora(std::move(adapter), upload.id(), condition);
-  if (response.status == 409) co_await upload.discard(soon());
+  auto response = co_await store_lora(call, std::move(adapter), upload.id(), condition);
+  if (response.status == 409 || response.status == 412) co_await upload.discard(soon());
   co_return response;
+}
+
+// All of the body, checked as it comes. kDeadlineExceeded: the client was too slow.
+asio::awaitable<Result<loras::Content>> Api::receive_lora(CallPtr call, loras::Upload& upload) {
+  BodyReader& body = *call->request.stream;
+  const auto most = static_cast<std::uint64_t>(options_.settings.loras.max_upload_bytes);
+  const auto too_large = [&](std::uint64_t bytes, const char* at_least) {
+    return Error{Code::kPayloadTooLarge, std::string("the upload has ") + at_least + std::to_string(bytes) + " bytes; at most " + std::to_string(most) +
+                                             " are taken (loras.max_upload_bytes)", {}};
+  };
+  if (body.length() && *body.length() > most) co_return too_large(*body.length(), "");
+  loras::ContentCheck check("the upload", body.length());
+  for (;;) {
+    auto piece = co_await body.read();
+    if (!piece) co_return piece.error().code == Code::kUnavailable ? Error{Code::kCanceled, piece.error().message, {}} : piece.error();
+    if (piece->empty()) break;
+    const std::uint64_t bytes = static_cast<std::uint64_t>(upload.bytes()) + piece->size();
+    if (bytes > most) co_return too_large(bytes, "at least ");
+    if (auto looked = check.feed(*piece); !looked) co_return looked.error();
+    auto written = co_await upload.write(*piece, soon());
+    if (!written) co_return told(written.error());
+  }
+  auto content = check.finish();
+  if (!content) co_return content.error();
+  auto finished = co_await upload.finish(soon());
+  if (!finished) co_return told(finished.error());
+  co_return std::move(*content);
 }
 
 }  // namespace ditfleet::gateway

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <charconv>
-#include <chrono>
 #include <string_view>
 
 #include "shared/core/excerpt.h"
 #include "shared/core/sha256.h"
+#include "shared/core/wall_clock.h"
 #include "shared/loras/keys.h"
 #include "shared/loras/scripts.h"
 #include "shared/redis/connection.h"
@@ -34,10 +34,6 @@ redis::Command eval(std::string_view script, std::size_t keys) {
   redis::Command command("EVAL");
   command << script << static_cast<std::int64_t>(keys);
   return command;
-}
-
-std::int64_t now_ms() {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 // As the commit script has it.
@@ -103,6 +99,17 @@ asio::awaitable<Result<std::map<std::string, Adapter>>> Registry::all(Deadline d
   co_return out;
 }
 
+Result<void> Condition::check(const std::string& name, const Adapter* record) const {
+  if (kind == kAbsent && record) {
+    return Error{Code::kConflict, "there is an adapter '" + name + "' already; remove it first, or put without If-None-Match", "name"};
+  }
+  if (kind == kPresent && !record) return Error{Code::kConflict, "there is no adapter '" + name + "' (any more), but If-Match asks for one", "name"};
+  if (kind == kPresent && is && *record != *is) {
+    return Error{Code::kConflict, "'" + name + "' is not what If-Match says, but the adapter " + record->sha256 + "; somebody has changed it", "name"};
+  }
+  return {};
+}
+
 asio::awaitable<Result<Registry::Stored>> Registry::stored(const std::string& sha256, Deadline deadline) {
   redis::Command get("HMGET");
   get << blob_key(sha256) << "upload" << "chunks";
@@ -114,7 +121,7 @@ asio::awaitable<Result<Registry::Stored>> Registry::stored(const std::string& sh
   co_return out;
 }
 
-asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::string& upload, PutCondition condition, Deadline deadline) {
+asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::string& upload, Condition condition, Deadline deadline) {
   if (auto good = check_name(adapter.name); !good) co_return good.error();
   if (!is_sha256_hex(adapter.sha256) || adapter.bytes <= 0) co_return internal_error("[loras] a record without digest or bytes");
   const std::string field = field_of(adapter.tenant, adapter.name);
@@ -132,10 +139,7 @@ asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::s
       // A record that cannot be read is replaced; what it held on to stays until somebody looks.
       if (auto parsed = Adapter::parse(**current)) old = std::move(*parsed);
     }
-    if (condition == PutCondition::kAbsent && replaces) {
-      co_return Error{Code::kConflict, "there is an adapter '" + adapter.name + "' already; remove it first, or put without If-None-Match", "name"};
-    }
-    if (condition == PutCondition::kPresent && !replaces) co_return not_registered(adapter.name);
+    if (auto holds = condition.check(adapter.name, replaces ? &old : nullptr); !holds) co_return holds.error();
     Stored before;
     if (!upload.empty()) {
       auto found = co_await stored(adapter.sha256, deadline);
@@ -161,12 +165,13 @@ asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::s
   co_return Error{Code::kConflict, "'" + adapter.name + "' is changed by others all the time; try again", {}};
 }
 
-asio::awaitable<Result<Adapter>> Registry::set_pinned(const std::string& tenant, const std::string& name, bool pinned, Deadline deadline) {
+asio::awaitable<Result<Adapter>> Registry::set_pinned(const std::string& tenant, const std::string& name, bool pinned, Deadline deadline, Condition condition) {
   const std::string field = field_of(tenant, name);
   for (int attempt = 0; attempt < kTries; ++attempt) {
     auto current = co_await registered(field, name, deadline);
     if (!current) co_return current.error();
     auto& [text, adapter] = *current;
+    if (auto holds = condition.check(name, &adapter); !holds) co_return holds.error();
     if (adapter.pinned == pinned) co_return std::move(adapter);
     adapter.pinned = pinned;
     const std::string blob = blob_key(adapter.sha256);
@@ -180,12 +185,13 @@ asio::awaitable<Result<Adapter>> Registry::set_pinned(const std::string& tenant,
   co_return Error{Code::kConflict, "'" + name + "' is changed by others all the time; try again", {}};
 }
 
-asio::awaitable<Result<Adapter>> Registry::remove(const std::string& tenant, const std::string& name, Deadline deadline) {
+asio::awaitable<Result<Adapter>> Registry::remove(const std::string& tenant, const std::string& name, Deadline deadline, Condition condition) {
   const std::string field = field_of(tenant, name);
   for (int attempt = 0; attempt < kTries; ++attempt) {
     auto current = co_await registered(field, name, deadline);
     if (!current) co_return current.error();
     auto& [text, adapter] = *current;
+    if (auto holds = condition.check(name, &adapter); !holds) co_return holds.error();
     redis::Command remove = eval(remove_script(), 5);
     remove << kNamesKey << kVersionKey << kChangesKey << kGarbageKey << blob_key(adapter.sha256) << field << text << adapter.sha256;
     auto done = co_await connection_->execute(std::move(remove), deadline);
@@ -289,7 +295,7 @@ asio::awaitable<Result<std::string>> Registry::read_chunk(const Location& locati
 
 asio::awaitable<Result<int>> Registry::sweep(Deadline deadline) {
   redis::Command due("ZRANGEBYSCORE");
-  due << kGarbageKey << "-inf" << now_ms() + 1000 << "LIMIT" << 0 << 100;  // the script asks Redis' own clock
+  due << kGarbageKey << "-inf" << unix_ms() + 1000 << "LIMIT" << 0 << 100;  // the script asks Redis' own clock
   auto found = co_await connection_->execute(std::move(due), deadline);
   if (!found) co_return found.error();
   int gone = 0;

@@ -54,10 +54,15 @@ struct RegistryOptions {
   std::int64_t upload_ms = 3'600'000;  // pieces of an upload that was not finished vanish after this
 };
 
-enum class PutCondition {
-  kAny,
-  kAbsent,   // only if the name is not taken (If-None-Match: *)
-  kPresent,  // only if it is
+// What must be so of a name for it to be changed: HTTP's If-None-Match: * and If-Match.
+struct Condition {
+  enum Kind { kAny, kAbsent, kPresent };
+  Condition(Kind kind = kAny, const Adapter* is = nullptr) : kind(kind), is(is) {}
+
+  Kind kind;
+  const Adapter* is;  // kPresent: the record that the name must have, alive until the call has ended; null: any
+  // kConflict, for a name that has this record, or none.
+  Result<void> check(const std::string& name, const Adapter* record) const;
 };
 
 class Registry {
@@ -71,11 +76,12 @@ class Registry {
   // Registers or replaces. `upload` (Upload::finish has one) is empty for a file; true: the name was new.
   // The upload's bytes are kept if Redis lacks any that the digest has, else dropped.
   // kConflict: the condition does not hold. kNotFound: the upload has expired.
-  asio::awaitable<Result<bool>> put(const Adapter& adapter, const std::string& upload, PutCondition condition, Deadline deadline);
-  // The record as it is then. kNotFound: no such name.
-  asio::awaitable<Result<Adapter>> set_pinned(const std::string& tenant, const std::string& name, bool pinned, Deadline deadline);
-  // The name goes, and bytes that no other record has go with it. The record that was. kNotFound: no such name.
-  asio::awaitable<Result<Adapter>> remove(const std::string& tenant, const std::string& name, Deadline deadline);
+  asio::awaitable<Result<bool>> put(const Adapter& adapter, const std::string& upload, Condition condition, Deadline deadline);
+  // The record as it is then. kNotFound: no such name. kConflict: the condition does not hold.
+  asio::awaitable<Result<Adapter>> set_pinned(const std::string& tenant, const std::string& name, bool pinned, Deadline deadline, Condition condition = {});
+  // The name goes, and bytes that no other record has go with it. The record that was. kNotFound: no such name. kConflict: the
+  // condition does not hold.
+  asio::awaitable<Result<Adapter>> remove(const std::string& tenant, const std::string& name, Deadline deadline, Condition condition = {});
   // 0 of a registry where nothing ever happened.
   asio::awaitable<Result<std::int64_t>> version(Deadline deadline);
   // Nothing: too much has happened since (1,000 names have changed), or in another registry; read all().

@@ -37,7 +37,7 @@ class Uploads(Base):
         self.assertEqual((lora["name"], lora["tenant"], lora["source"], lora["path"]), ("style.v1", "first", "upload", None))
         self.assertEqual((lora["sha256"], lora["bytes"]), (digest(data), len(data)))
         self.assertEqual((lora["tensors"], lora["rank"], lora["parameters"], lora["dtype"]), (2, 9, 2 * 9 * 40_000, "F32"))
-        self.assertEqual(answer.headers["ETag"], f'"{digest(data)}"')
+        self.assertEqual(self.first.get("/v1/loras/style.v1").headers["ETag"], answer.headers["ETag"])
         self.assertEqual(self.first.get("/v1/loras/style.v1").json(), lora)
         self.assertEqual(self.first.get("/v1/loras").json()["loras"], [lora])
         self.assertEqual(self.stored(lora["sha256"]), data)
@@ -71,6 +71,31 @@ class Uploads(Base):
         self.assertEqual(self.first.get("/v1/loras/a").json()["sha256"], digest(adapter(2)))
         self.assertEqual(self.put("b", adapter(3), **{"If-None-Match": "*"}).status, 201)
 
+    def test_conditions(self):
+        one, two = adapter(1), adapter(2)
+        absent = self.put("a", one, **{"If-Match": "*"})
+        self.assertEqual((absent.status, absent.error["code"]), (412, "precondition_failed"))
+        tag = self.put("a", one).headers["ETag"]
+        get = lambda tag: self.first.request("GET", "/v1/loras/a", headers={"If-None-Match": tag})
+        self.assertEqual((get(tag).status, get(tag).body, get(tag).headers["ETag"]), (304, b"", tag))
+        self.assertEqual(get('"nope"').status, 200)
+        # The tag is of all that is shown, the digest of the bytes alone.
+        self.first.request("PATCH", "/v1/loras/a", {"pinned": True})
+        pinned = get(tag)
+        self.assertEqual((pinned.status, pinned.json()["pinned"]), (200, True))
+        for stale in ('"nope"', tag, f'W/{pinned.headers["ETag"]}', f'"{digest(two)}"'):
+            with self.subTest(stale):
+                for answer in (self.put("a", two, **{"If-Match": stale}), self.first.request("DELETE", "/v1/loras/a", headers={"If-Match": stale}),
+                               self.first.request("PATCH", "/v1/loras/a", {"pinned": False}, {"If-Match": stale})):
+                    self.assertEqual((answer.status, answer.error["code"]), (412, "precondition_failed"), answer)
+        self.assertEqual(self.first.get("/v1/loras/a").json(), pinned.json())
+        self.assertEqual(len(self.chunk_keys()), 1)
+        self.assertEqual(self.put("a", one, **{"If-Match": '"x", ' + pinned.headers["ETag"]}).status, 200)
+        self.assertEqual(self.put("a", two, **{"If-Match": f'"{digest(one)}"'}).status, 200)
+        self.assertEqual(self.put("a", one, **{"If-Match": "*", "If-None-Match": "*"}).status, 400)
+        self.assertEqual(self.first.request("DELETE", "/v1/loras/none", headers={"If-Match": "*"}).status, 404)
+        self.assertEqual(self.first.request("DELETE", "/v1/loras/a", headers={"If-Match": "*"}).status, 200)
+
     def test_an_upload_again_brings_back_what_redis_lost(self):
         data = adapter(1, rank=9, width=40_000)
         self.put("a", data)
@@ -101,6 +126,11 @@ class Uploads(Base):
         self.refused(self.put("a", data, query="?pined=true"), 400, "'pinned'", param="pined")
         self.refused(self.put("a", data, **{"Content-Type": "text/plain"}), 415, "application/octet-stream")
         self.refused(self.put("a", data, **{"If-None-Match": '"x"'}), 400, "*")
+        self.refused(self.put("a", data, **{"Content-Encoding": "gzip"}), 415, "gzip")
+        self.refused(self.put("a", data, **{"Content-Range": f"bytes 0-9/{len(data)}"}), 400, "Content-Range")
+        for method, body in (("GET", None), ("DELETE", None), ("PATCH", {"pinned": True}), ("PUT", {"path": "x"})):
+            self.refused(self.first.request(method, "/v1/loras/a?tenent=first", body), 400, "'tenant'", param="tenent")
+        self.refused(self.first.request("PUT", "/v1/loras/a?pinned=true", {"path": "x"}), 400, "'pinned'", param="pinned")
         self.assertEqual(self.chunk_keys(), [])
 
     def test_one_digest_is_stored_once(self):

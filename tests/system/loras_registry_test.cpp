@@ -11,7 +11,7 @@ namespace ditfleet::testing {
 namespace {
 
 using loras::Adapter;
-using loras::PutCondition;
+using loras::Condition;
 
 class LorasRegistry : public QueueTest {
  protected:
@@ -34,7 +34,7 @@ class LorasRegistry : public QueueTest {
   }
   bool put(const std::string& name, const std::string& bytes, const std::string& tenant = "ada") {
     const Sent sent = send(bytes);
-    auto done = wait(registry_->put(record(name, sent, tenant), sent.id, PutCondition::kAny, soon()));
+    auto done = wait(registry_->put(record(name, sent, tenant), sent.id, Condition::kAny, soon()));
     EXPECT_TRUE(done.ok()) << (done ? "" : done.error().message);
     return done.ok() && *done;
   }
@@ -73,7 +73,7 @@ TEST_F(LorasRegistry, AnUploadThatIsNotFinishedExpiresAndPointsNowhere) {
   for (const auto& key : redis({"KEYS", "df:{lora}:*"}).elements) EXPECT_GT(redis({"PTTL", key.text}).integer, 0) << key.text;
   EXPECT_EQ(wait(registry_->lookup(sent.sha256, soon())).error().code, Code::kNotFound);
   redis({"DEL", loras::chunk_key(sent.id, 0)});
-  const auto put = wait(registry_->put(record("late", sent), sent.id, PutCondition::kAny, soon()));
+  const auto put = wait(registry_->put(record("late", sent), sent.id, Condition::kAny, soon()));
   ASSERT_FALSE(put.ok());
   EXPECT_NE(put.error().message.find("expired"), std::string::npos) << put.error().message;
   EXPECT_FALSE(*wait(registry_->find("ada", "late", soon())));
@@ -122,7 +122,7 @@ TEST_F(LorasRegistry, OfWritersAtOnceTheLastWinsWhole) {
         [&, i]() -> asio::awaitable<void> {
           Adapter adapter = record("style", sent[static_cast<std::size_t>(i)]);
           adapter.rank = i + 1;
-          auto put = co_await registry_->put(adapter, sent[static_cast<std::size_t>(i)].id, PutCondition::kAny, soon());
+          auto put = co_await registry_->put(adapter, sent[static_cast<std::size_t>(i)].id, Condition::kAny, soon());
           EXPECT_TRUE(put.ok()) << (put ? "" : put.error().message);
           created += put && *put ? 1 : 0;
           ++done;
@@ -153,7 +153,7 @@ TEST_F(LorasRegistry, WhoFindsItsChangeMadeIsToldWhetherItReplaced) {
           io_,
           [&]() -> asio::awaitable<void> {
             const std::string none;
-            auto put = co_await registry_->put(adapter, none, PutCondition::kAny, soon());
+            auto put = co_await registry_->put(adapter, none, Condition::kAny, soon());
             EXPECT_TRUE(put.ok());
             told.push_back(put.ok() && *put);
           },
@@ -168,9 +168,16 @@ TEST_F(LorasRegistry, WhoFindsItsChangeMadeIsToldWhetherItReplaced) {
 
 TEST_F(LorasRegistry, PutsOnACondition) {
   const Sent sent = send(bytes_of('x'));
-  EXPECT_EQ(wait(registry_->put(record("s", sent), sent.id, PutCondition::kPresent, soon())).error().code, Code::kNotFound);
-  EXPECT_TRUE(*wait(registry_->put(record("s", sent), sent.id, PutCondition::kAbsent, soon())));
-  EXPECT_EQ(wait(registry_->put(record("s", sent), sent.id, PutCondition::kAbsent, soon())).error().code, Code::kConflict);
+  const Adapter first = record("s", sent), other = record("s", send("other"));
+  EXPECT_EQ(wait(registry_->put(first, sent.id, Condition::kPresent, soon())).error().code, Code::kConflict);
+  EXPECT_TRUE(*wait(registry_->put(first, sent.id, Condition::kAbsent, soon())));
+  EXPECT_EQ(wait(registry_->put(first, sent.id, Condition::kAbsent, soon())).error().code, Code::kConflict);
+  const Condition is_other(Condition::kPresent, &other), is_first(Condition::kPresent, &first);
+  EXPECT_EQ(wait(registry_->put(first, sent.id, is_other, soon())).error().code, Code::kConflict);
+  EXPECT_EQ(wait(registry_->set_pinned("ada", "s", true, soon(), is_other)).error().code, Code::kConflict);
+  EXPECT_EQ(wait(registry_->remove("ada", "s", soon(), is_other)).error().code, Code::kConflict);
+  EXPECT_FALSE(*wait(registry_->put(first, sent.id, is_first, soon())));
+  EXPECT_TRUE(wait(registry_->remove("ada", "s", soon(), is_first)).ok());
 }
 
 TEST_F(LorasRegistry, AnUploadBringsBackChunksThatWereLost) {
@@ -197,7 +204,7 @@ TEST_F(LorasRegistry, AnUploadBringsBackChunksThatWereLost) {
 TEST_F(LorasRegistry, FilesAreFoundByDigestUnderEveryPath) {
   Adapter a = record("a", {"", sha256_hex("x"), 1}), b = record("b", {"", sha256_hex("x"), 1});
   a.path = "/models/a.safetensors", b.path = "/models/b.safetensors";
-  for (const Adapter& adapter : {a, b}) ASSERT_TRUE(wait(registry_->put(adapter, "", PutCondition::kAny, soon())).ok());
+  for (const Adapter& adapter : {a, b}) ASSERT_TRUE(wait(registry_->put(adapter, "", Condition::kAny, soon())).ok());
   auto found = wait(registry_->lookup(a.sha256, soon()));
   ASSERT_TRUE(found.ok());
   EXPECT_EQ(found->paths, (std::vector<std::string>{a.path, b.path}));
@@ -207,7 +214,7 @@ TEST_F(LorasRegistry, FilesAreFoundByDigestUnderEveryPath) {
   ASSERT_TRUE(wait(registry_->remove("ada", "b", soon())).ok());
   Adapter other = record("a", {"", sha256_hex("y"), 1});
   other.path = "/models/c.safetensors";
-  ASSERT_TRUE(wait(registry_->put(other, "", PutCondition::kAny, soon())).ok());
+  ASSERT_TRUE(wait(registry_->put(other, "", Condition::kAny, soon())).ok());
   found = wait(registry_->lookup(a.sha256, soon()));
   ASSERT_TRUE(found.ok()) << found.error().message;
   EXPECT_EQ(found->paths, std::vector<std::string>{a.path});
@@ -229,7 +236,7 @@ TEST_F(LorasRegistry, TellsWorkersWhatIsPinned) {
   const Sent sent = send("3");
   Adapter adapter = record("c", sent);
   adapter.pinned = true;
-  ASSERT_TRUE(wait(registry_->put(adapter, sent.id, PutCondition::kAny, soon())).ok());
+  ASSERT_TRUE(wait(registry_->put(adapter, sent.id, Condition::kAny, soon())).ok());
   put("d", "3");
   EXPECT_TRUE(pinned("3"));
   ASSERT_TRUE(wait(registry_->remove("ada", "c", soon())).ok());
@@ -296,7 +303,7 @@ TEST_F(LorasRegistry, ADirectoryReadsWhatChangedAloneUnlessItIsFarBehind) {
   adapter.path = "/x";
   for (int i = 0; i < 1100; ++i) {
     adapter.name = "x" + std::to_string(i);
-    ASSERT_TRUE(wait(registry_->put(adapter, "", PutCondition::kAny, soon())).ok());
+    ASSERT_TRUE(wait(registry_->put(adapter, "", Condition::kAny, soon())).ok());
   }
   EXPECT_EQ(redis({"ZCARD", std::string(loras::kChangesKey)}).integer, 1000);
   for (loras::Directory* directory : {&near, &far}) {
@@ -322,7 +329,7 @@ TEST_F(LorasRegistry, RefusesWhatIsTooMuchForRedisAndCanStillDelete) {
   const Sent sent = send(bytes_of('x'));
   const std::string used = "1mb";
   redis({"CONFIG", "SET", "maxmemory", used});
-  EXPECT_EQ(wait(registry_->put(record("more", sent), sent.id, PutCondition::kAny, soon())).error().code, Code::kResourceExhausted);
+  EXPECT_EQ(wait(registry_->put(record("more", sent), sent.id, Condition::kAny, soon())).error().code, Code::kResourceExhausted);
   EXPECT_TRUE(wait(registry_->remove("ada", "kept", soon())).ok());
   EXPECT_EQ(fetch(sha256_hex(bytes_of('k'))).error().code, Code::kNotFound);
   redis({"CONFIG", "SET", "maxmemory", "0"});

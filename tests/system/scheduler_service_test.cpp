@@ -211,7 +211,7 @@ TEST_F(SchedulerServiceTest, names_of_adapters_mean_what_they_mean_at_admission)
     loras::Adapter adapter;
     adapter.tenant = "default", adapter.name = name, adapter.path = "/adapters/" + name, adapter.bytes = 1;
     adapter.sha256 = std::string(64, digit);
-    ASSERT_TRUE(wait(registry.put(adapter, "", loras::PutCondition::kAny, soon())).ok());
+    ASSERT_TRUE(wait(registry.put(adapter, "", loras::Condition::kAny, soon())).ok());
   };
   const auto naming = [&](const std::string& name) {
     return submit_tiny(R"({"model":"tiny","prompt":"x","seed":1,"loras":[{"name":")" + name + R"("}]})");

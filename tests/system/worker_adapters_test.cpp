@@ -39,7 +39,7 @@ class WorkerAdapters : public WorkerTest {
       EXPECT_TRUE(wait(upload.write(content, soon())).ok());
       EXPECT_TRUE(wait(upload.finish(soon())).ok());
     }
-    auto done = wait(registry_.put(record, path.empty() ? upload.id() : std::string(), loras::PutCondition::kAny, soon()));
+    auto done = wait(registry_.put(record, path.empty() ? upload.id() : std::string(), loras::Condition::kAny, soon()));
     EXPECT_TRUE(done.ok()) << (done ? "" : done.error().message);
     return record.sha256;
   }

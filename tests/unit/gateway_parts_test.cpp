@@ -51,6 +51,8 @@ TEST(GatewayRequest, EntityTagsAreAList) {
   EXPECT_TRUE(names_etag("\"b\" , W/\"a\"", "\"a\""));  // a proxy that compressed it made it weak
   EXPECT_TRUE(names_etag("*", "\"a\""));
   EXPECT_FALSE(names_etag("", "\"a\""));
+  EXPECT_FALSE(names_etag("W/\"a\"", "\"a\"", true));
+  EXPECT_TRUE(names_etag("W/\"a\", \"a\"", "\"a\"", true));
   EXPECT_FALSE(names_etag("\"b\", a, ,", "\"a\""));
 }
 
