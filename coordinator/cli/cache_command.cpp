@@ -163,24 +163,28 @@ Result<int> list(const CacheFlags& flags, Opened& opened) {
 
 // Good only if every value of both tiers is; changes nothing.
 Result<int> verify(const CacheFlags& flags, Opened& opened) {
-  json::array bad;
+  json::array bad, of_others;
   std::size_t checked = 0;
   auto done = opened.inventory->each(flags.disk(), flags.redis(), [&](const Stored& stored) {
     ++checked;
     if (stored.decoded) return;
-    bad.push_back(to_json(stored));
+    (stored.of_others() ? of_others : bad).push_back(to_json(stored));
     if (!flags.json) {
       std::printf("%s  %s  %s: %s\n", stored.key.hex().c_str(), std::string(kernel_cache::tier_name(stored.tier)).c_str(),
                   std::string(kernel_cache::refusal_name(stored.decoded.refused().why)).c_str(), stored.decoded.refused().message.c_str());
     }
   });
-  const std::size_t wrong = bad.size();
-  if (flags.json)
-    print(json::object{{"ok", wrong == 0 && done.ok()}, {"checked", checked}, {"bad", std::move(bad)}});
-  else
+  const std::size_t wrong = bad.size(), foreign = of_others.size();
+  if (flags.json) {
+    print(json::object{{"ok", wrong + foreign == 0 && done.ok()}, {"checked", checked}, {"bad", std::move(bad)}, {"of_another_secret", std::move(of_others)}});
+  } else {
     std::printf("%zu checked, %zu bad%s\n", checked, wrong, wrong ? "; `ditfleet cache purge --bad` removes them" : "");
+    if (foreign)
+      std::printf("%zu of another secret, right for the nodes that have it: nothing to remove. Is cache.secret here (id %s) that of the fleet?\n", foreign,
+                  opened.options.secret->id_text().c_str());
+  }
   if (!done) return done.error();
-  return wrong == 0 ? kExitOk : kExitFailure;
+  return wrong + foreign == 0 ? kExitOk : kExitFailure;
 }
 
 Result<int> export_to(const CacheFlags& flags, Opened& opened) {
@@ -252,20 +256,27 @@ Result<int> import_from(const CacheFlags& flags, Opened& opened) {
 }
 
 Result<int> purge(const CacheFlags& flags, Opened& opened) {
-  std::size_t disk = 0, redis = 0;
+  std::size_t disk = 0, redis = 0, of_others = 0;
   Result<void> removed;
   auto done = opened.inventory->each(flags.disk(), flags.redis(), [&](const Stored& stored) {
     if (!wanted(flags, stored) || !removed) return;
+    // That it does not verify here says nothing against it. Who means it leaves out --bad.
+    if (flags.bad && stored.of_others()) {
+      ++of_others;
+      return;
+    }
     removed = opened.inventory->remove(stored);
     if (removed) ++(stored.tier == kernel_cache::Tier::kDisk ? disk : redis);
   });
   if (!removed) return removed.error();
   const bool all = flags.arch.empty() && flags.key.empty() && flags.disk();
   const std::size_t quarantine = all ? opened.inventory->empty_quarantine() : 0;
-  if (flags.json)
-    print(json::object{{"removed", json::object{{"disk", disk}, {"redis", redis}, {"quarantine", quarantine}}}});
-  else
+  if (flags.json) {
+    print(json::object{{"removed", json::object{{"disk", disk}, {"redis", redis}, {"quarantine", quarantine}}}, {"of_another_secret", of_others}});
+  } else {
     std::printf("removed %zu on disk, %zu in Redis, %zu in quarantine\n", disk, redis, quarantine);
+    if (of_others) std::printf("%zu of another secret left alone: they are right for the nodes that have it\n", of_others);
+  }
   if (!done) return done.error();
   return kExitOk;
 }
@@ -287,7 +298,7 @@ void add_cache(CLI::App& app, Invocation& run) {
       sub->add_option("--arch", flags->arch, "Only programs for this architecture, as sm_90a");
       sub->add_option("--key", flags->key, "Only the program with this key")->type_name("HEX");
     }
-    if (filters && std::string_view(name) != "export") sub->add_flag("--bad", flags->bad, "Only what does not verify");
+    if (filters && std::string_view(name) != "export") sub->add_flag("--bad", flags->bad, std::string_view(name) == "purge" ? "Only what is wrong for everybody; what another secret has signed stays" : "Only what does not verify");
     if (file) sub->add_option("file", flags->file, file)->required();
     sub->callback([flags, action, name, &run] {
       run = [flags, action, name] {

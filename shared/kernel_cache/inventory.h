@@ -27,6 +27,12 @@ struct Stored {
   std::int64_t used_ms = 0;
   std::string bytes;
   Decoded decoded{Refused{}};
+
+  // Of another secret, where a value of that secret has its place: this node can neither check nor use it, and to those who can it
+  // may be right (README.md, "Replacing in Redis").
+  bool of_others() const {
+    return tier == Tier::kRedis && name == RedisTier::Name::kShared && !decoded && decoded.refused().why == Refusal::kForeignSecret;
+  }
 };
 
 // Not thread safe. All calls block.

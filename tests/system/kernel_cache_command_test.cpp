@@ -127,6 +127,32 @@ TEST_F(KernelCacheCommand, VerifyWithAnotherSecretFindsNothingGood) {
   EXPECT_EQ(answer.json.at("bad").at(0).at("problem").as_string(), "foreign_secret");
 }
 
+// Whoever has the wrong secret must not be led to remove what is right for all others.
+TEST_F(KernelCacheCommand, AnotherSecretsProgramsInRedisAreToldApartAndLeftAlone) {
+  const RedisServer redis({.appendfsync = "no"});
+  fill(&redis);
+  RedisView view(redis.endpoint());
+  ASSERT_EQ(view({"SET", redis_name(4), "junk"}), "OK");
+  dir = folder.path() + "/of-the-wrong-node";
+  const std::string wrong = "the secret of someone else";
+  const auto verified = ask({"verify", "--json"}, &redis, wrong);
+  EXPECT_EQ(verified.exit, 1) << "four could not be checked";
+  EXPECT_EQ(verified.json.at("checked").as_int64(), 5);
+  ASSERT_EQ(verified.json.at("bad").as_array().size(), 1u);
+  EXPECT_EQ(verified.json.at("bad").at(0).at("key").as_string(), key_of(4).hex());
+  EXPECT_EQ(verified.json.at("of_another_secret").as_array().size(), 4u);
+  EXPECT_THAT(ask({"verify"}, &redis, wrong).out, AllOf(HasSubstr("5 checked, 1 bad;"), HasSubstr("4 of another secret, right for the nodes that have it")));
+
+  const auto purged = ask({"purge", "--bad", "--json"}, &redis, wrong);
+  EXPECT_EQ(purged.exit, 0) << purged.err;
+  EXPECT_EQ(purged.json.at("removed").at("redis").as_int64(), 1);
+  EXPECT_EQ(purged.json.at("of_another_secret").as_int64(), 4);
+  const auto cache = KernelCache::create(options_of("", &redis));
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(compiler.get(*cache, i).ok());
+  EXPECT_EQ(cache->counts().redis_hits, 4u) << "the fleet's programs went";
+  EXPECT_EQ(ask({"purge", "--json"}, &redis, wrong).json.at("removed").at("redis").as_int64(), 4) << "without --bad all is meant";
+}
+
 TEST_F(KernelCacheCommand, AnExportFillsAnotherNode) {
   fill();
   const auto exported = ask({"export", file, "--json"});
