@@ -255,28 +255,38 @@ Result<int> import_from(const CacheFlags& flags, Opened& opened) {
   return wrong == 0 ? kExitOk : kExitFailure;
 }
 
+// Counts only what went; one that stays does not keep the others.
 Result<int> purge(const CacheFlags& flags, Opened& opened) {
-  std::size_t disk = 0, redis = 0, of_others = 0;
-  Result<void> removed;
+  std::size_t disk = 0, redis = 0, of_others = 0, stayed = 0;
+  Error why;
   auto done = opened.inventory->each(flags.disk(), flags.redis(), [&](const Stored& stored) {
-    if (!wanted(flags, stored) || !removed) return;
+    if (!wanted(flags, stored)) return;
     // That it does not verify here says nothing against it. Who means it leaves out --bad.
     if (flags.bad && stored.of_others()) {
       ++of_others;
       return;
     }
-    removed = opened.inventory->remove(stored);
-    if (removed) ++(stored.tier == kernel_cache::Tier::kDisk ? disk : redis);
+    const auto removed = opened.inventory->remove(stored);
+    if (!removed) {
+      ++stayed;
+      why = removed.error();
+    } else if (*removed) {
+      ++(stored.tier == kernel_cache::Tier::kDisk ? disk : redis);
+    }
   });
-  if (!removed) return removed.error();
   const bool all = flags.arch.empty() && flags.key.empty() && flags.disk();
-  const std::size_t quarantine = all ? opened.inventory->empty_quarantine() : 0;
+  Result<void> emptied;
+  const std::size_t quarantine = all ? opened.inventory->empty_quarantine(emptied) : 0;
   if (flags.json) {
-    print(json::object{{"removed", json::object{{"disk", disk}, {"redis", redis}, {"quarantine", quarantine}}}, {"of_another_secret", of_others}});
+    print(json::object{{"removed", json::object{{"disk", disk}, {"redis", redis}, {"quarantine", quarantine}}},
+                       {"of_another_secret", of_others},
+                       {"stayed", stayed}});
   } else {
     std::printf("removed %zu on disk, %zu in Redis, %zu in quarantine\n", disk, redis, quarantine);
     if (of_others) std::printf("%zu of another secret left alone: they are right for the nodes that have it\n", of_others);
   }
+  if (stayed > 0) return Error{why.code, std::to_string(stayed) + " program(s) could not be removed: " + why.message, {}};
+  if (!emptied) return emptied.error();
   if (!done) return done.error();
   return kExitOk;
 }

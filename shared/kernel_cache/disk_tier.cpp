@@ -49,6 +49,9 @@ bool abandoned(const Found& file, seconds age) {
   return std::chrono::system_clock::to_time_t(std::chrono::system_clock::now()) - file.used.tv_sec > age.count();
 }
 
+// By errno.
+Error cannot_remove(const std::string& path) { return unavailable("cannot remove '" + path + "': " + std::strerror(errno)); }
+
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
@@ -123,7 +126,12 @@ Result<void> DiskTier::write(const Key& key, std::string_view bytes) {
   return {};
 }
 
-void DiskTier::remove(const Key& key) { ::unlink(path_of(key).c_str()); }
+Result<bool> DiskTier::remove(const Key& key) {
+  const std::string path = path_of(key);
+  if (::unlink(path.c_str()) == 0) return true;
+  if (errno == ENOENT || errno == ENOTDIR) return false;
+  return cannot_remove(path);
+}
 
 void DiskTier::trim() {
   std::vector<Found> values;
@@ -213,9 +221,12 @@ std::vector<std::string> DiskTier::quarantined() const {
   return names;
 }
 
-std::size_t DiskTier::empty_quarantine() {
+std::size_t DiskTier::empty_quarantine(Result<void>& emptied) {
   std::size_t removed = 0;
-  each_file(dir_ + "/quarantine", 0, [&](const Found& file) { removed += ::unlink(file.path.c_str()) == 0 ? 1 : 0; });
+  each_file(dir_ + "/quarantine", 0, [&](const Found& file) {
+    if (::unlink(file.path.c_str()) == 0) ++removed;
+    else if (errno != ENOENT) emptied = cannot_remove(file.path);
+  });
   return removed;
 }
 

@@ -39,7 +39,8 @@ class DiskTier {
   // Whole or not at all, and replacing what is there; then the least recently used go until the folder is below
   // its bound. kPayloadTooLarge: alone it is above the bound; kUnavailable: full, read-only, …
   Result<void> write(const Key& key, std::string_view bytes);
-  void remove(const Key& key);
+  // Whether there was one. kUnavailable: it is still there (the folder is read-only, …).
+  Result<bool> remove(const Key& key);
 
   // Moves the file away, so that it is seen once. False if it could not be: the folder is read-only, or
   // another process was faster.
@@ -51,9 +52,10 @@ class DiskTier {
 
   // What is there, in the order of keys.
   std::vector<File> list() const;
-  // Names of the files in quarantine, and removing them.
+  // Names of the files in quarantine.
   std::vector<std::string> quarantined() const;
-  std::size_t empty_quarantine();
+  // Removes them; how many went. The error is of the last that stayed.
+  std::size_t empty_quarantine(Result<void>& emptied);
   // Removes what is above the bound, and what crashed writers left. Called by write().
   void trim();
 

@@ -73,14 +73,8 @@ Result<void> Inventory::put(Tier tier, const Key& key, std::string_view bytes) {
   return {};
 }
 
-Result<void> Inventory::remove(const Stored& stored) {
-  if (stored.tier == Tier::kDisk) {
-    disk_->remove(stored.key);
-    return {};
-  }
-  auto removed = redis_->remove(stored.key, stored.name);
-  if (!removed) return removed.error();
-  return {};
+Result<bool> Inventory::remove(const Stored& stored) {
+  return stored.tier == Tier::kDisk ? disk_->remove(stored.key) : redis_->remove(stored.key, stored.name);
 }
 
 }  // namespace ditfleet::kernel_cache

@@ -49,8 +49,9 @@ class Inventory {
   Result<void> each(bool with_disk, bool with_redis, const std::function<void(const Stored&)>& visit);
   // Adds a value that has been verified, replacing what is there on disk; a good one in Redis stays.
   Result<void> put(Tier tier, const Key& key, std::string_view bytes);
-  Result<void> remove(const Stored& stored);
-  std::size_t empty_quarantine() { return disk_ ? disk_->empty_quarantine() : 0; }
+  // Whether it was still there. An error: it still is.
+  Result<bool> remove(const Stored& stored);
+  std::size_t empty_quarantine(Result<void>& emptied) { return disk_ ? disk_->empty_quarantine(emptied) : 0; }
 
  private:
   std::shared_ptr<const Secret> secret_;

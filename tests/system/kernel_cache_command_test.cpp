@@ -226,6 +226,28 @@ TEST_F(KernelCacheCommand, PurgeRemovesWhatItIsAskedTo) {
   EXPECT_EQ(view({"DBSIZE"}), "0");
 }
 
+// As nobody, for whom a folder's mode counts; nobody must be able to run the program for that.
+TEST_F(KernelCacheCommand, APurgeOfAReadOnlyFolderRemovesNothingAndSaysSo) {
+  fill();
+  fs::create_directories(dir + "/quarantine");
+  std::ofstream(dir + "/quarantine/bad") << "x";
+  std::vector<fs::path> all = {folder.path()};
+  for (const auto& entry : fs::recursive_directory_iterator(folder.path())) all.push_back(entry.path());
+  for (const auto& path : all) ::chmod(path.c_str(), fs::is_directory(path) ? 0555 : 0444);
+  Process process([&]() -> std::string {
+    if (::geteuid() == 0 && (::setgid(65534) != 0 || ::setuid(65534) != 0)) return "skip";
+    if (::access(DITFLEET_BIN_DIR "/ditfleet", X_OK) != 0) return "skip";
+    const auto answer = ask({"purge", "--json"});
+    return std::to_string(answer.exit) + " " + answer.out + answer.err;
+  });
+  const std::string said = process.wait();
+  for (const auto& path : all) ::chmod(path.c_str(), 0777);
+  if (said == "skip") GTEST_SKIP() << "nobody cannot run the program here";
+  EXPECT_THAT(said, AllOf(::testing::StartsWith("1 "), HasSubstr(R"("removed":{"disk":0,"redis":0,"quarantine":0})"), HasSubstr(R"("stayed":5)"),
+                          HasSubstr("5 program(s) could not be removed: cannot remove '" + dir)));
+  EXPECT_EQ(ask({"stats", "--json"}).json.at("disk").at("entries").as_int64(), 5);
+}
+
 TEST_F(KernelCacheCommand, WrongUse) {
   EXPECT_EQ(ask({"list", "--key", "abc"}).exit, 2);
   EXPECT_EQ(ask({"list", "--tier", "tape"}).exit, 2);

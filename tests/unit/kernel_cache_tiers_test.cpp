@@ -96,8 +96,19 @@ TEST_F(KernelCacheDisk, ReadsWhatWasWritten) {
   EXPECT_EQ(**disk.read(key_of(1)), "another");
   ASSERT_EQ(disk.list().size(), 1u);
   EXPECT_EQ(disk.list()[0].key, key_of(1));
-  disk.remove(key_of(1));
+  EXPECT_TRUE(*disk.remove(key_of(1)));
   EXPECT_FALSE(*disk.read(key_of(1)));
+  EXPECT_FALSE(*disk.remove(key_of(1))) << "there was nothing left to remove";
+}
+
+// A folder in the value's place stands for a folder that is read-only: that it stays must not be reported as success.
+TEST_F(KernelCacheDisk, WhatCannotBeRemovedIsAnError) {
+  DiskTier disk(dir, 1 << 20);
+  fs::create_directories(disk.path_of(key_of(1)));
+  const auto removed = disk.remove(key_of(1));
+  ASSERT_FALSE(removed.ok());
+  EXPECT_EQ(removed.error().code, Code::kUnavailable);
+  EXPECT_NE(removed.error().message.find(disk.path_of(key_of(1))), std::string::npos);
 }
 
 TEST_F(KernelCacheDisk, StaysBelowItsBoundAndKeepsWhatIsUsed) {
@@ -145,7 +156,9 @@ TEST_F(KernelCacheDisk, QuarantineMovesAndIsBounded) {
 
   for (int i = 0; i < 200; ++i) disk.quarantine(key_of(i), "redis", "unsigned", "bad");
   EXPECT_EQ(disk.quarantined().size(), DiskTier::kQuarantineFiles);
-  EXPECT_EQ(disk.empty_quarantine(), DiskTier::kQuarantineFiles);
+  Result<void> emptied;
+  EXPECT_EQ(disk.empty_quarantine(emptied), DiskTier::kQuarantineFiles);
+  EXPECT_TRUE(emptied.ok());
   EXPECT_TRUE(disk.quarantined().empty());
 }
 
