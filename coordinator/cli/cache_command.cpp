@@ -212,12 +212,30 @@ Result<int> export_to(const CacheFlags& flags, Opened& opened) {
   return kExitOk;
 }
 
-// Takes what verifies and refuses the rest; all must be good for an exit status of 0.
+// What one tier made of an import.
+struct Import {
+  kernel_cache::Tier tier;
+  std::size_t taken = 0, failed = 0;
+  Error why = {};  // of the first that failed
+};
+
+// "3 on disk, 0 in Redis (3 failed)"
+std::string in_words(const std::vector<Import>& imports) {
+  std::string out;
+  for (const Import& one : imports) {
+    out += (out.empty() ? "" : ", ") + std::to_string(one.taken) + (one.tier == kernel_cache::Tier::kDisk ? " on disk" : " in Redis");
+    if (one.failed > 0) out += " (" + std::to_string(one.failed) + " failed)";
+  }
+  return out;
+}
+
+// Takes what verifies and refuses the rest. A tier that fails does not keep the others from theirs; all must be good, and every tier have
+// taken it, for an exit status of 0.
 Result<int> import_from(const CacheFlags& flags, Opened& opened) {
-  std::vector<kernel_cache::Tier> tiers;
-  if (flags.disk() && opened.inventory->disk()) tiers.push_back(kernel_cache::Tier::kDisk);
-  if (flags.redis() && opened.inventory->redis()) tiers.push_back(kernel_cache::Tier::kRedis);
-  if (tiers.empty()) return invalid_argument("there is neither a disk nor a Redis tier to import to; cache.dir names a folder");
+  std::vector<Import> imports;
+  if (flags.disk() && opened.inventory->disk()) imports.push_back({kernel_cache::Tier::kDisk});
+  if (flags.redis() && opened.inventory->redis()) imports.push_back({kernel_cache::Tier::kRedis});
+  if (imports.empty()) return invalid_argument("there is neither a disk nor a Redis tier to import to; cache.dir names a folder");
   auto archive = kernel_cache::ArchiveReader::open(flags.file);
   if (!archive) return archive.error();
   std::size_t entries = 0;
@@ -241,17 +259,30 @@ Result<int> import_from(const CacheFlags& flags, Opened& opened) {
       refuse(key->hex(), kernel_cache::refusal_name(decoded.refused().why), decoded.refused().message);
       continue;
     }
-    for (const auto tier : tiers) {
-      if (auto put = opened.inventory->put(tier, *key, **value); !put) return put.error();
+    for (Import& one : imports) {
+      const auto put = opened.inventory->put(one.tier, *key, **value);
+      if (!put && one.failed == 0) one.why = put.error();
+      ++(put ? one.taken : one.failed);
     }
     ++entries;
   }
   const std::size_t wrong = refused.size();
-  if (flags.json)
-    print(json::object{{"file", flags.file}, {"entries", entries}, {"refused", std::move(refused)}, {"whole", ended.ok()}});
-  else
-    std::printf("%s: %zu program(s) taken, %zu refused\n", flags.file.c_str(), entries, wrong);
+  if (flags.json) {
+    json::object taken, failed;
+    for (const Import& one : imports) {
+      taken[kernel_cache::tier_name(one.tier)] = one.taken;
+      failed[kernel_cache::tier_name(one.tier)] = one.failed;
+    }
+    print(json::object{{"file", flags.file}, {"entries", entries}, {"taken", std::move(taken)}, {"failed", std::move(failed)}, {"refused", std::move(refused)},
+                       {"whole", ended.ok()}});
+  } else {
+    std::printf("%s: %zu good program(s), %s, %zu refused\n", flags.file.c_str(), entries, in_words(imports).c_str(), wrong);
+  }
   if (!ended) return ended.error();
+  for (const Import& one : imports)
+    if (one.failed > 0)
+      return Error{one.why.code, std::to_string(one.failed) + " of " + std::to_string(entries) + " program(s) were not taken" +
+                                     (one.tier == kernel_cache::Tier::kDisk ? " on disk: " : " in Redis: ") + one.why.message, {}};
   return wrong == 0 ? kExitOk : kExitFailure;
 }
 

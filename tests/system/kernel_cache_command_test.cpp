@@ -172,6 +172,40 @@ TEST_F(KernelCacheCommand, AnExportFillsAnotherNode) {
   }
 }
 
+// Each tier for itself: what one cannot take the other gets, and both are told.
+TEST_F(KernelCacheCommand, AnImportGoesOnWhereATierFails) {
+  fill();
+  ASSERT_EQ(ask({"export", file}).exit, 0);
+  RedisServer redis({.appendfsync = "no"});
+  const auto import_to = [&](const std::string& name) {
+    dir = folder.path() + "/" + name;
+    return ask({"import", file, "--json"}, &redis);
+  };
+  const auto expect = [](const Answer& answer, int on_disk, int in_redis) {
+    EXPECT_EQ(answer.exit, on_disk + in_redis == 10 ? 0 : 1) << answer.err;
+    EXPECT_EQ(answer.json.at("entries").as_int64(), 5);
+    EXPECT_EQ(answer.json.at("taken").at("disk").as_int64(), on_disk);
+    EXPECT_EQ(answer.json.at("failed").at("disk").as_int64(), 5 - on_disk);
+    EXPECT_EQ(answer.json.at("taken").at("redis").as_int64(), in_redis);
+    EXPECT_EQ(answer.json.at("failed").at("redis").as_int64(), 5 - in_redis);
+  };
+  std::ofstream(folder.path() + "/file") << "x";
+  const auto no_folder = import_to("file/kernels");
+  expect(no_folder, 0, 5);
+  EXPECT_THAT(no_folder.err, HasSubstr("5 of 5 program(s) were not taken on disk"));
+
+  RedisView view(redis.endpoint());
+  ASSERT_EQ(view({"FLUSHALL"}), "OK");
+  ASSERT_EQ(view({"CONFIG", "SET", "maxmemory", "1"}), "OK");
+  const auto full = import_to("full");
+  expect(full, 5, 0);
+  EXPECT_THAT(full.err, HasSubstr("5 of 5 program(s) were not taken in Redis"));
+  redis.stop();
+  expect(import_to("gone"), 5, 0);
+  EXPECT_THAT(ask({"import", file}, &redis).out, HasSubstr("5 good program(s), 5 on disk, 0 in Redis (5 failed), 0 refused"));
+  EXPECT_EQ(ask({"verify", "--json", "--tier", "disk"}).json.at("checked").as_int64(), 5);
+}
+
 TEST_F(KernelCacheCommand, AnImportTakesOnlyWhatIsSignedByThisCluster) {
   fill();
   ASSERT_EQ(ask({"export", file}).exit, 0);
