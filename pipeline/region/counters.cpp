@@ -6,17 +6,13 @@
 
 namespace ditfleet::region {
 
-void RegionCounters::compiled(std::string_view backend, std::string_view reason) {
-  static auto& total = telemetry::counters("ditfleet_region_compiles_total", "Region programs compiled or taken from the kernel cache");
-  total.Add({{"backend", std::string(backend)}, {"reason", std::string(reason)}}).Increment();
-  compiles_.fetch_add(1, std::memory_order_relaxed);
-}
-
-void RegionCounters::program_took(std::string_view backend, bool built, std::chrono::microseconds time) {
+void RegionCounters::program_took(std::string_view backend, std::string_view reason, bool built, std::chrono::microseconds time) {
   static auto& seconds = telemetry::histograms("ditfleet_region_program_seconds", "Until a region's program was there, by where it came from");
+  static auto& total = telemetry::counters("ditfleet_region_compiles_total", "Programs that a compiler made here, those from the kernel cache left out");
   static const prometheus::Histogram::BucketBoundaries kSeconds{0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30};
   seconds.Add({{"backend", std::string(backend)}, {"source", built ? "compiled" : "cache"}}, kSeconds).Observe(static_cast<double>(time.count()) * 1e-6);
   if (!built) return;
+  total.Add({{"backend", std::string(backend)}, {"reason", std::string(reason)}}).Increment();
   built_.fetch_add(1, std::memory_order_relaxed);
   compile_us_.fetch_add(static_cast<std::uint64_t>(time.count()), std::memory_order_relaxed);
 }

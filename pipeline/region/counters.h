@@ -1,7 +1,8 @@
 // What regions did: a count of each kind for one engine, and the process's Prometheus counters
-//   ditfleet_region_compiles_total{backend,reason}   reason: first, or the guard that failed (shape, dtype, device)
+//   ditfleet_region_compiles_total{backend,reason}   programs that a compiler made here, none that the kernel cache had; reason: first, or
+//                                                    the guard that failed (shape, dtype, device)
 //   ditfleet_region_program_seconds{backend,source}  until a program was there; source: compiled (here) or cache
-//   ditfleet_recompiles_total                        compiles beyond a region's first
+//   ditfleet_recompiles_total                        programs beyond a region's first, wherever they came from
 //   ditfleet_region_variants_total                   sizes seen for the first time: a plan's numbers, no compile
 //   ditfleet_region_fallbacks_total{reason}          calls and regions left to eager
 #pragma once
@@ -17,8 +18,8 @@
 namespace ditfleet::region {
 
 struct RegionCounts {
-  std::uint64_t compiles = 0;    // programs taken from the kernel cache or compiled, first ones included
-  std::uint64_t built = 0;       // of them, those that this process's compiler made
+  std::uint64_t compiles = 0;    // programs of regions, taken from the kernel cache or compiled, first ones included
+  std::uint64_t built = 0;       // programs, also those of no region (fixed ones), that this process's compiler made
   std::uint64_t compile_us = 0;  // time in the compiler, of all threads together
   std::uint64_t recompiles = 0;
   std::uint64_t hits = 0;        // calls whose guard held
@@ -31,9 +32,10 @@ struct RegionCounts {
 // Thread safe.
 class RegionCounters {
  public:
-  void compiled(std::string_view backend, std::string_view reason);
-  // A program took `time` until it was there: `built` by the compiler here and now, else from the kernel cache.
-  void program_took(std::string_view backend, bool built, std::chrono::microseconds time);
+  // A program took `time` until it was there: `built` by the compiler here and now, else from the kernel cache. `reason`: why it was asked for.
+  void program_took(std::string_view backend, std::string_view reason, bool built, std::chrono::microseconds time);
+  // A region runs it.
+  void has_program() { compiles_.fetch_add(1, std::memory_order_relaxed); }
   // Logs a warning that names the region and the guard: in a warm process a recompile is a fault.
   void recompiled(std::string_view region, std::string_view guard);
   void hit() { hits_.fetch_add(1, std::memory_order_relaxed); }

@@ -10,6 +10,7 @@
 #include "pipeline/region/run/interpreter.h"
 #include "shared/kernel_cache/cache.h"
 #include "tests/parity/region_fixture.h"
+#include "tests/unit/process_metrics.h"
 
 namespace ditfleet::region {
 namespace {
@@ -235,14 +236,17 @@ TEST_F(RegionParity, WrongInputsAreNamed) {
 
 TEST_F(RegionParity, RegionsShareACompiledProgramThroughTheCache) {
   const auto cache = make_memory_cache();
-  std::size_t total = 0;
-  for (int engine = 0; engine < 2; ++engine) {
-    const auto shared = make_region_host({.backend = device().is_cpu() ? "cpu_jit" : "nvrtc"}, device(), cache);
+  const std::string backend = device().is_cpu() ? "cpu_jit" : "nvrtc";
+  const auto compiles = [&] { return ditfleet::testing::series("ditfleet_region_compiles_total", {"reason=\"first\"", backend}).value_or(0); };
+  for (const bool first : {true, false}) {
+    const auto shared = make_region_host({.backend = backend}, device(), cache);
     Region region("single", recipe(flux_single_block, 2, 24), shared);
+    const double before = compiles();
     region.prepare(ElementType::kF32, device());
-    total += shared->counters->counts().compiles;
+    EXPECT_EQ(compiles() - before, first ? 1 : 0) << "what the cache had was counted as a compile";
+    EXPECT_EQ(shared->counters->counts().compiles, 1u) << "each engine takes the program once";
+    EXPECT_EQ(shared->counters->counts().built, first ? 1u : 0u);
   }
-  EXPECT_EQ(total, 2u) << "each engine takes the program once";
 }
 
 TEST(RegionBackend, AMissingOneIsAClearError) {

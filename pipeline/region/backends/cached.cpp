@@ -11,16 +11,20 @@ std::shared_ptr<kernel_cache::KernelCache> make_memory_cache() {
 }
 
 Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const Plan& plan, const Source& source, const Compiler& compiler, const std::string& arch) {
-  const std::string& block = plan.program.block;
+  return compile_cached(cache, key_of(identify(plan, source, compiler, arch)), plan.program.block, source, compiler, arch);
+}
+
+Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const kernel_cache::Key& key, const std::string& name, const Source& source,
+                                     const Compiler& compiler, const std::string& arch) {
   bool compiled = false;
-  auto entry = cache.get_or_compile(key_of(identify(plan, source, compiler, arch)), block, arch, [&] {
+  auto entry = cache.get_or_compile(key, name, arch, [&] {
     compiled = true;
     telemetry::ScopedSpan span("region_compile");
-    span.attribute("ditfleet.region", block);
+    span.attribute("ditfleet.region", name);
     span.attribute("ditfleet.arch", arch);
     span.attribute("ditfleet.backend", std::string(compiler.name()));
     span.attribute("ditfleet.source_bytes", static_cast<std::int64_t>(source.text.size()));
-    auto made = compiler.compile(block, source, arch);
+    auto made = compiler.compile(name, source, arch);
     if (!made) span.failed(made.error().message);
     return made;
   });

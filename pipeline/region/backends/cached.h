@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "pipeline/region/backends/compiler.h"
+#include "shared/kernel_cache/key.h"
 
 namespace ditfleet::kernel_cache {
 class KernelCache;
@@ -22,5 +23,8 @@ struct CachedProgram {
 // The program of plan and source for arch, from the nearest tier or the compiler. Errors are the compiler's.
 // Thread safe; blocks as KernelCache::get_or_compile does.
 Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const Plan& plan, const Source& source, const Compiler& compiler, const std::string& arch);
+// The same of any source, whose key and name are the caller's.
+Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const kernel_cache::Key& key, const std::string& name, const Source& source,
+                                     const Compiler& compiler, const std::string& arch);
 
 }  // namespace ditfleet::region

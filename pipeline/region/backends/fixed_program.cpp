@@ -1,7 +1,5 @@
 #include "pipeline/region/backends/fixed_program.h"
 
-#include "shared/kernel_cache/cache.h"
-
 namespace ditfleet::region {
 
 const char* const kElementText = R"(typedef unsigned short bf16;
@@ -24,13 +22,7 @@ kernel_cache::Key key_of(const FixedProgram& program, const Compiler& compiler, 
 }
 
 Result<CachedProgram> compile_fixed(kernel_cache::KernelCache& cache, const FixedProgram& program, const Compiler& compiler, const std::string& arch) {
-  bool compiled = false;
-  auto entry = cache.get_or_compile(key_of(program, compiler, arch), program.name, arch, [&] {
-    compiled = true;
-    return compiler.compile(program.name, program.source, arch);
-  });
-  if (!entry) return entry.error();
-  return CachedProgram{*entry, compiled};
+  return compile_cached(cache, key_of(program, compiler, arch), program.name, program.source, compiler, arch);
 }
 
 }  // namespace ditfleet::region

@@ -43,13 +43,13 @@ std::shared_ptr<const Region::Compiled> Region::eager(Plan plan, ElementType typ
   return std::make_shared<Compiled>(Compiled{type, device, bound, std::move(plan), nullptr});
 }
 
-Result<std::unique_ptr<RowLauncher>> Region::make_launcher(const Plan& plan) const {
+Result<std::unique_ptr<RowLauncher>> Region::make_launcher(const Plan& plan, const std::string& reason) const {
   const bool cubin = host_->compiler->output_kind() == kernel_cache::Kind::kCubin;
   const Source source = cubin ? generate_cuda(plan) : generate_cpp(plan);
   const auto begun = std::chrono::steady_clock::now();
   auto cached = compile_cached(*host_->cache, plan, source, *host_->compiler, host_->arch);
   if (!cached) return cached.error();
-  host_->counters->program_took(host_->compiler->name(), cached->compiled,
+  host_->counters->program_took(host_->compiler->name(), reason, cached->compiled,
                                 std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun));
   if (cubin) {
     auto module = GpuModule::load(*cached->entry, source, host_->device);
@@ -84,12 +84,12 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
     host_->fall_back(block_, "unsupported_op", plan.error().message);
     return eager(std::move(op_by_op), type, device, bound);
   }
-  auto launcher = make_launcher(*plan);
+  auto launcher = make_launcher(*plan, reason);
   if (!launcher) {
     host_->fall_back(block_, "compile_error", launcher.error().message);
     return eager(std::move(op_by_op), type, device, bound);
   }
-  host_->counters->compiled(host_->compiler->name(), reason);
+  host_->counters->has_program();
   if (programs_ > 0) host_->counters->recompiled(block_, guard);
   ++programs_;
   return std::make_shared<Compiled>(Compiled{type, device, bound, std::move(plan).value(), std::move(launcher).value()});

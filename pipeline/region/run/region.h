@@ -90,7 +90,7 @@ class Region {
   std::shared_ptr<const Variant> find(const std::vector<std::int64_t>& descriptor);
   std::shared_ptr<const Variant> add_variant(std::vector<std::int64_t> descriptor, const std::vector<at::Tensor>& inputs);
   std::shared_ptr<const Compiled> compile(ElementType type, c10::DeviceType device, const Sizes& bound, const std::string& guard, const std::string& reason);
-  Result<std::unique_ptr<RowLauncher>> make_launcher(const Plan& plan) const;
+  Result<std::unique_ptr<RowLauncher>> make_launcher(const Plan& plan, const std::string& reason) const;
   std::shared_ptr<const Compiled> eager(Plan plan, ElementType type, c10::DeviceType device, const Sizes& bound);
 
   const std::string block_;
