@@ -12,10 +12,12 @@
 namespace ditfleet::pipeline {
 namespace {
 
-class TorchEngine : public Engine {
+class TorchEngine final : public Engine {
  public:
   TorchEngine(DeviceChoice choice, c10::ScalarType dtype, std::shared_ptr<region::RegionHost> regions, AdapterStore::Limits adapters)
-      : choice_(std::move(choice)), dtype_(dtype), regions_(std::move(regions)), adapters_(adapters) {}
+      : choice_(std::move(choice)), dtype_(dtype), regions_(std::move(regions)), adapters_(adapters) {
+    regions_->counters->show(compile_backend());
+  }
 
   std::string device() const override { return device_text(choice_.device); }
   std::string device_name() const override { return choice_.name; }

@@ -6,33 +6,70 @@
 
 namespace ditfleet::region {
 
-void RegionCounters::program_took(std::string_view backend, std::string_view reason, bool built, std::chrono::microseconds time) {
-  static auto& seconds = telemetry::histograms("ditfleet_region_program_seconds", "Until a region's program was there, by where it came from");
-  static auto& total = telemetry::counters("ditfleet_region_compiles_total", "Programs that a compiler made here, those from the kernel cache left out");
+namespace {
+
+using telemetry::counters;
+
+prometheus::Counter& compiles(std::string_view backend, std::string_view reason) {
+  static auto& family = counters("ditfleet_region_compiles_total", "Programs that a compiler made here, those from the kernel cache left out");
+  return family.Add({{"backend", std::string(backend)}, {"reason", std::string(reason)}});
+}
+
+prometheus::Histogram& seconds(std::string_view backend, bool built) {
+  static auto& family = telemetry::histograms("ditfleet_region_program_seconds", "Until a region's program was there, by where it came from");
   static const prometheus::Histogram::BucketBoundaries kSeconds{0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30};
-  seconds.Add({{"backend", std::string(backend)}, {"source", built ? "compiled" : "cache"}}, kSeconds).Observe(static_cast<double>(time.count()) * 1e-6);
+  return family.Add({{"backend", std::string(backend)}, {"source", built ? "compiled" : "cache"}}, kSeconds);
+}
+
+prometheus::Counter& recompiles(std::string_view reason) {
+  static auto& family = counters("ditfleet_recompiles_total", "Region programs beyond a region's first, by the guard that failed");
+  return family.Add({{"reason", std::string(reason)}});
+}
+
+prometheus::Counter& variants() {
+  static auto& family = counters("ditfleet_region_variants_total", "Sizes that a region met for the first time, without a compile");
+  return family.Add({});
+}
+
+prometheus::Counter& fallbacks(std::string_view reason) {
+  static auto& family = counters("ditfleet_region_fallbacks_total", "Components, programs and requests that run op by op instead, by reason");
+  return family.Add({{"reason", std::string(reason)}});
+}
+
+}  // namespace
+
+void RegionCounters::show(std::string_view backend) const {
+  compiles(backend, "first");
+  for (const char* guard : {"shape", "dtype", "device"}) {
+    compiles(backend, guard);
+    recompiles(guard);
+  }
+  for (const bool built : {true, false}) seconds(backend, built);
+  variants();
+  for (const char* reason : {"no_compiler", "unsupported_device", "unsupported_op", "compile_error", "recompile_limit", "adapters"}) fallbacks(reason);
+}
+
+void RegionCounters::program_took(std::string_view backend, std::string_view reason, bool built, std::chrono::microseconds time) {
+  seconds(backend, built).Observe(static_cast<double>(time.count()) * 1e-6);
   if (!built) return;
-  total.Add({{"backend", std::string(backend)}, {"reason", std::string(reason)}}).Increment();
+  compiles(backend, reason).Increment();
   built_.fetch_add(1, std::memory_order_relaxed);
   compile_us_.fetch_add(static_cast<std::uint64_t>(time.count()), std::memory_order_relaxed);
 }
 
-void RegionCounters::recompiled(std::string_view region, std::string_view guard) {
-  static auto& total = telemetry::counters("ditfleet_recompiles_total", "Region programs beyond a region's first");
-  total.Add({}).Increment();
+void RegionCounters::recompiled(std::string_view region, std::string_view guard, std::string_view reason) {
+  recompiles(reason).Increment();
   recompiles_.fetch_add(1, std::memory_order_relaxed);
   spdlog::warn("region {} is compiled again: {}", std::string(region), std::string(guard));
 }
 
 void RegionCounters::variant() {
-  static auto& total = telemetry::counters("ditfleet_region_variants_total", "Sizes that a region met for the first time, without a compile");
-  total.Add({}).Increment();
+  variants().Increment();
   variants_.fetch_add(1, std::memory_order_relaxed);
 }
 
 void RegionCounters::fell_back(std::string_view region, std::string_view reason, std::string_view message, bool first) {
-  static auto& total = telemetry::counters("ditfleet_region_fallbacks_total", "Calls and regions left to eager, by reason");
-  total.Add({{"reason", std::string(reason)}}).Increment();
+  fallbacks(reason).Increment();
   if (first) spdlog::warn("region {} runs op by op ({}): {}", std::string(region), std::string(reason), std::string(message));
   std::lock_guard lock(mutex_);
   ++fallbacks_[std::string(reason)];

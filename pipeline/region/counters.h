@@ -2,9 +2,12 @@
 //   ditfleet_region_compiles_total{backend,reason}   programs that a compiler made here, none that the kernel cache had; reason: first, or
 //                                                    the guard that failed (shape, dtype, device)
 //   ditfleet_region_program_seconds{backend,source}  until a program was there; source: compiled (here) or cache
-//   ditfleet_recompiles_total                        programs beyond a region's first, wherever they came from
+//   ditfleet_recompiles_total{reason}                programs beyond a region's first, wherever they came from; reason: shape, dtype, device
 //   ditfleet_region_variants_total                   sizes seen for the first time: a plan's numbers, no compile
-//   ditfleet_region_fallbacks_total{reason}          calls and regions left to eager
+//   ditfleet_region_fallbacks_total{reason}          what runs op by op instead, counted when that is decided and not with each call; reason:
+//                                                    no_compiler, unsupported_device (a component), unsupported_op, compile_error,
+//                                                    recompile_limit (a region's program), adapters (a request)
+// An engine shows all of them from its start, at zero: what is absent cannot be told from what is not scraped.
 #pragma once
 
 #include <atomic>
@@ -32,12 +35,14 @@ struct RegionCounts {
 // Thread safe.
 class RegionCounters {
  public:
+  // Adds the process's counters as far as they are not there yet; "eager" is a backend, too.
+  void show(std::string_view backend) const;
   // A program took `time` until it was there: `built` by the compiler here and now, else from the kernel cache. `reason`: why it was asked for.
   void program_took(std::string_view backend, std::string_view reason, bool built, std::chrono::microseconds time);
   // A region runs it.
   void has_program() { compiles_.fetch_add(1, std::memory_order_relaxed); }
   // Logs a warning that names the region and the guard: in a warm process a recompile is a fault.
-  void recompiled(std::string_view region, std::string_view guard);
+  void recompiled(std::string_view region, std::string_view guard, std::string_view reason);
   void hit() { hits_.fetch_add(1, std::memory_order_relaxed); }
   void missed() { misses_.fetch_add(1, std::memory_order_relaxed); }
   void variant();

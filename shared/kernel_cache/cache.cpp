@@ -71,12 +71,8 @@ class Patience {
 class KernelCache::Impl {
  public:
   explicit Impl(CacheOptions options) : options_(std::move(options)), memory_(options_.memory_bytes), background_(kMaxWaitingStores) {
-    if (!options_.secret) return;
-    if (!options_.dir.empty() && options_.disk_bytes > 0) disk_ = std::make_unique<DiskTier>(options_.dir, options_.disk_bytes);
-    if (options_.redis) {
-      redis_ = std::make_unique<RedisTier>(RedisTierOptions{
-          *options_.redis, options_.secret->id_text(), options_.redis_timeout, options_.redis_ttl, options_.lock});
-    }
+    open_tiers();
+    show_counters(disk_ != nullptr, redis_ != nullptr);
   }
 
   Result<Program> get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile) {
@@ -114,6 +110,15 @@ class KernelCache::Impl {
     const Key& key;
     std::string_view region, arch;
   };
+
+  void open_tiers() {
+    if (!options_.secret) return;
+    if (!options_.dir.empty() && options_.disk_bytes > 0) disk_ = std::make_unique<DiskTier>(options_.dir, options_.disk_bytes);
+    if (options_.redis) {
+      redis_ = std::make_unique<RedisTier>(RedisTierOptions{
+          *options_.redis, options_.secret->id_text(), options_.redis_timeout, options_.redis_ttl, options_.lock});
+    }
+  }
 
   // `source`: memory, disk, redis, compiled, or another_thread.
   Result<Program> get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile, const char*& source) {

@@ -6,6 +6,7 @@
 //   ditfleet_kernel_cache_compiles_total{result}         result: ok, error
 //   ditfleet_kernel_cache_waits_total{result}            for another process that compiles: hit, took_over, timeout, error
 //   ditfleet_kernel_cache_breaker_opened_total, ditfleet_kernel_cache_breaker_open (1, 0.5 half open, 0)
+// A cache shows from its start, at zero, what any use of its tiers moves, and the breaker; the rest comes with its first event.
 #pragma once
 
 #include <string_view>
@@ -13,6 +14,7 @@
 namespace ditfleet::kernel_cache {
 
 // Thread safe.
+void show_counters(bool disk, bool redis);
 void count_lookup(std::string_view tier, std::string_view result);
 void count_store(std::string_view tier, std::string_view result);
 void count_quarantined(std::string_view tier, std::string_view reason);

@@ -5,6 +5,7 @@
 #include <ATen/ops/randn.h>
 #include <gmock/gmock.h>
 
+#include "pipeline/engine.h"
 #include "pipeline/region/ir/builder.h"
 #include "pipeline/region/run/graphs.h"
 #include "pipeline/region/run/interpreter.h"
@@ -147,7 +148,10 @@ TEST_F(RegionParity, TunedProductsErrNoMore) {
 
 // --- what the options promise ---------------------------------------------------------------------------------
 
+double recompiles(const std::string& reason) { return ditfleet::testing::series("ditfleet_recompiles_total", {"reason=\"" + reason + "\""}).value_or(0); }
+
 TEST_F(RegionParity, WithoutDynamicEachSizeIsAProgram) {
+  const double before = recompiles("shape");
   const auto shared = host({.dynamic = false, .recompile_limit = 2});
   Region region("single", recipe(flux_single_block, 2, 16), shared);
   const Program program = program_of(flux_single_block, 2, 16, ElementType::kF32);
@@ -162,6 +166,7 @@ TEST_F(RegionParity, WithoutDynamicEachSizeIsAProgram) {
   EXPECT_EQ(counts.built, 2u);
   EXPECT_GT(counts.compile_us, 1000u) << "a compiler takes longer";
   EXPECT_EQ(counts.recompiles, 1u);
+  EXPECT_EQ(recompiles("shape"), before + 1);
   EXPECT_EQ(counts.fallback_reasons.at("recompile_limit"), 1u) << "the third size runs op by op";
 }
 
@@ -175,6 +180,7 @@ TEST_F(RegionParity, ErrorOnRecompileNamesTheGuard) {
 }
 
 TEST_F(RegionParity, AnotherElementTypeIsAnotherProgram) {
+  const double before = recompiles("dtype"), of_shape = recompiles("shape");
   const auto shared = host();
   Region region("flux.single", recipe(flux_single_block, 2, 16), shared);
   ::testing::internal::CaptureStdout();  // where the log goes that nobody has configured
@@ -187,6 +193,8 @@ TEST_F(RegionParity, AnotherElementTypeIsAnotherProgram) {
   EXPECT_EQ(log.find("compiled again"), log.rfind("compiled again")) << "once: the first type's program is still there";
   EXPECT_EQ(shared->counters->counts().compiles, 2u);
   EXPECT_EQ(shared->counters->counts().recompiles, 1u);
+  EXPECT_EQ(recompiles("dtype"), before + 1);
+  EXPECT_EQ(recompiles("shape"), of_shape);
 }
 
 // A block with an op that no kernel has.
@@ -247,6 +255,14 @@ TEST_F(RegionParity, RegionsShareACompiledProgramThroughTheCache) {
     EXPECT_EQ(shared->counters->counts().compiles, 1u) << "each engine takes the program once";
     EXPECT_EQ(shared->counters->counts().built, first ? 1u : 0u);
   }
+}
+
+TEST(RegionBackend, AnEngineShowsItsCountersFromTheStart) {
+  const auto engine = pipeline::Engine::create({.device = "cpu"});
+  ASSERT_TRUE(engine.ok()) << engine.error().message;
+  EXPECT_EQ(ditfleet::testing::series("ditfleet_region_compiles_total", {"\"eager\"", "\"first\""}), 0);
+  EXPECT_EQ(ditfleet::testing::series("ditfleet_recompiles_total", {"\"device\""}), 0);
+  EXPECT_EQ(ditfleet::testing::series("ditfleet_region_fallbacks_total", {"\"adapters\""}), 0);
 }
 
 TEST(RegionBackend, AMissingOneIsAClearError) {

@@ -229,6 +229,11 @@ class LoraFleet : public ServiceTest {
 TEST_F(LoraFleet, RandomRequestsAreDrawnRightWithoutACompileWhereTheirAdaptersAre) {
   start_fleet();
   if (HasFatalFailure()) return;
+  for (const auto& url : metrics_) {
+    const auto answer = http("GET", url);
+    for (const char* line : {"\nditfleet_recompiles_total{reason=\"shape\"} 0\n", "\nditfleet_region_fallbacks_total{reason=\"compile_error\"} 0\n"})
+      EXPECT_NE(answer.body.find(line), std::string::npos) << "a worker that has compiled its blocks does not show" << line;
+  }
   make_adapters();
   draw_references();
   if (HasFatalFailure()) return;

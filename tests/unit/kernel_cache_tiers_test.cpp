@@ -14,10 +14,13 @@
 #include <thread>
 
 #include "shared/core/bytes.h"
+#include "shared/kernel_cache/cache.h"
 #include "shared/kernel_cache/codec.h"
 #include "shared/kernel_cache/disk_tier.h"
 #include "shared/kernel_cache/file_lock.h"
 #include "shared/kernel_cache/memory_tier.h"
+#include "shared/kernel_cache/secret.h"
+#include "tests/unit/process_metrics.h"
 
 namespace ditfleet::kernel_cache {
 namespace {
@@ -286,6 +289,19 @@ TEST_F(KernelCacheDisk, AWriteThatFailsHalfWayLeavesNothing) {
   EXPECT_EQ(status, 0);
   EXPECT_EQ(**disk.read(key_of(1)), "before");
   EXPECT_EQ(std::distance(fs::directory_iterator(fs::path(disk.path_of(key_of(1))).parent_path()), {}), 1);
+}
+
+// What is absent cannot be told from what is not scraped.
+TEST_F(KernelCacheDisk, ACacheShowsItsCountersFromTheStart) {
+  using ditfleet::testing::series;
+  CacheOptions options;
+  options.dir = dir;
+  options.secret = *Secret::from_text("the secret of this cluster");
+  const auto cache = KernelCache::create(options);
+  for (const char* tier : {"memory", "disk"}) EXPECT_EQ(series("ditfleet_kernel_cache_lookups_total", {tier, "\"hit\""}), 0) << tier;
+  EXPECT_EQ(series("ditfleet_kernel_cache_compiles_total", {"ok"}), 0);
+  EXPECT_EQ(series("ditfleet_kernel_cache_stores_total", {"disk", "error"}), 0);
+  EXPECT_FALSE(series("ditfleet_kernel_cache_lookups_total", {"redis"})) << "there is no such tier here";
 }
 
 }  // namespace

@@ -90,7 +90,7 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
     return eager(std::move(op_by_op), type, device, bound);
   }
   host_->counters->has_program();
-  if (programs_ > 0) host_->counters->recompiled(block_, guard);
+  if (programs_ > 0) host_->counters->recompiled(block_, guard, reason);
   ++programs_;
   return std::make_shared<Compiled>(Compiled{type, device, bound, std::move(plan).value(), std::move(launcher).value()});
 }
