@@ -1,6 +1,7 @@
 """One trace from a caller through the gateway, the queue and a worker, as an OpenTelemetry receiver sees it."""
 import http.server
 import json
+import shutil
 import threading
 import unittest
 
@@ -116,11 +117,13 @@ class Tracing(unittest.TestCase):
             self.assertNotIn("parentSpanId", start)
             self.assertEqual(below["load_models"]["parentSpanId"], start["spanId"])
             self.assertEqual(below["warm_up"]["parentSpanId"], start["spanId"])
-            lookups = [s for s in receiver.spans if s["name"] == "kernel_cache_lookup"]
-            if lookups:  # blocks are compiled on this machine
+            if shutil.which("c++"):  # blocks are compiled on this machine
+                lookups = [s for s in receiver.spans if s["name"] == "kernel_cache_lookup"]
+                self.assertTrue(lookups)
                 self.assertEqual({s["parentSpanId"] for s in lookups}, {below["load_models"]["spanId"]})
                 self.assertEqual({s["attributes"]["ditfleet.kernel_cache.source"] for s in lookups}, {"compiled"})
                 compiles = [s for s in receiver.spans if s["name"] == "region_compile"]
+                self.assertEqual(len(compiles), len(lookups))
                 self.assertEqual({s["parentSpanId"] for s in compiles}, {s["spanId"] for s in lookups})
                 self.assertEqual({s["attributes"]["ditfleet.backend"] for s in compiles}, {"cpu_jit"})
             self.assertEqual(receiver.wrong, [])
