@@ -1,6 +1,7 @@
 #include "worker/compile.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
@@ -11,17 +12,32 @@
 #include "shared/kernel_cache/archive.h"
 #include "shared/kernel_cache/codec.h"
 #include "shared/kernel_cache/open.h"
+#include "worker/engine_options.h"
 
 namespace ditfleet::worker {
 namespace {
 
 constexpr const char* kAllGpus = "sm_80,sm_86,sm_89,sm_90a,sm_100a,sm_120a";
 
+// Each word once.
 std::vector<std::string> split(const std::string& list) {
   std::vector<std::string> words;
   std::istringstream in(list);
-  for (std::string word; std::getline(in, word, ',');) words.push_back(word);
+  for (std::string word; std::getline(in, word, ',');)
+    if (std::find(words.begin(), words.end(), word) == words.end()) words.push_back(word);
   return words;
+}
+
+// A run with these settings must ask for what is compiled here.
+Result<void> check_compile(const region::CompileOptions& options) {
+  const auto nothing = [](const std::string& field, const std::string& why) {
+    return invalid_argument("nothing can be compiled ahead with " + field + ": " + why, field.substr(0, field.find('=')));
+  };
+  if (options.backend == "eager") return nothing("compile.backend=eager", "workers that run op by op ask for no program");
+  if (!options.dynamic) return nothing("compile.dynamic=false", "workers then compile a block's program for each size when they meet it");
+  if (!options.transformer && !options.vae.value_or(true))
+    return nothing("compile.components.transformer=false and compile.components.vae=false", "the text encoders' programs are compiled when a worker loads them");
+  return {};
 }
 
 // An archive that `ditfleet cache import` takes: signed with the secret of the fleet it is for.
@@ -79,17 +95,21 @@ Result<void> run(const CompileFlags& flags) {
   if (architectures.empty()) return invalid_argument("--arch names no architecture; it takes a list such as " + std::string(kAllGpus));
   if (!flags.out.empty() && !std::filesystem::is_directory(std::filesystem::absolute(flags.out).parent_path()))
     return invalid_argument("--out is '" + flags.out + "', but there is no such folder");
+  const auto wanted = compile_options(*settings);
+  if (auto checked = check_compile(wanted); !checked) return checked;
   auto options = kernel_cache::cache_options(*settings);
   if (!options) return options.error();
   if (!flags.out.empty() && !options->secret)
     return invalid_argument("--out needs the fleet's secret to sign with: set cache.secret or cache.secret_file");
   auto cache = kernel_cache::KernelCache::create(*options);
-  auto report = pipeline::Engine::compile_regions(flags.model_dir, flags.dtype, architectures, *cache,
-                                                  {.cxx = settings->compile.cxx, .nvrtc = settings->compile.nvrtc});
+  auto report = pipeline::Engine::compile_regions(flags.model_dir, flags.dtype, architectures, *cache, wanted);
   if (!report) {
     if (report.error().param == "arch") return invalid_argument("--arch: " + report.error().message);
     return report.error();
   }
+  if (report->regions.empty())
+    return invalid_argument("there is nothing to compile for '" + flags.architectures + "' with compile.components.transformer=false: on a CPU the VAE runs op by op",
+                            "compile.components.transformer");
   cache->flush();
   if (flags.out.empty()) {
     if (auto kept = check_kept(*report, *options); !kept) return kept;
@@ -128,7 +148,8 @@ void add_compile_flags(CLI::App& command, CompileFlags& flags) {
   command.add_flag("--json", flags.json, "Print JSON");
   add_configuration_flags(command, flags.sources);
   command.footer("Fills the kernel cache (cache.*) under the keys that a worker on such a GPU asks for. Needs no GPU;\n"
-                 "GPUs' programs need NVRTC (deploy/setup.sh installs it), cpu a C++ compiler.");
+                 "GPUs' programs need NVRTC (deploy/setup.sh installs it), cpu a C++ compiler.\n"
+                 "compile.* says what those workers are told: which components have programs.");
 }
 
 int compile(const CompileFlags& flags) {

@@ -87,7 +87,7 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
   std::vector<Program> programs;
   for (const bool adapters : {false, true})
     for (const auto& [wanted, make] : {std::pair(with_double, &flux_double_block), std::pair(with_single, &flux_single_block)}) {
-      if (!wanted) continue;
+      if (!wanted || !options.transformer) continue;
       BlockShape one = shape;
       one.adapters = adapters;
       auto program = make(one);
@@ -98,6 +98,7 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
   std::vector<FixedProgram> fixed;
   if (!host && !programs.empty()) fixed.push_back(matrix_copies_program());  // what brings adapters to the blocks
   if (!host && options.vae.value_or(true)) fixed.push_back(channels_last_program());
+  if (programs.empty() && fixed.empty()) return AheadReport();
   auto compiler = host ? open_cpu_jit(options.cxx) : open_nvrtc(options.nvrtc);
   if (!compiler) return compiler.error();
 

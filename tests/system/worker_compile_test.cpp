@@ -92,6 +92,30 @@ TEST_F(WorkerCompile, BuildsForGpusWithoutOne) {
   }
 }
 
+TEST_F(WorkerCompile, BuildsOnlyWhatWorkersWithTheseSettingsAskFor) {
+  const std::vector<std::string> without_nvrtc = {"no nvrtc"};
+  const auto names = [&](const Words& more) {
+    Words words = compile({"--json"});
+    words.insert(words.end(), more.begin(), more.end());
+    Program program("ditfleet-worker", words);
+    const int status = program.wait();
+    if (status != 0 && program.err().find("libnvrtc.so.13 was not found") != std::string::npos) return without_nvrtc;
+    EXPECT_EQ(status, 0) << program.err();
+    std::vector<std::string> found;
+    if (status != 0) return found;
+    const json::value report = json::parse(program.out());
+    for (const auto& region : report.at("regions").as_array()) found.emplace_back(region.at("name").as_string());
+    return found;
+  };
+  EXPECT_EQ(names({"--arch", "cpu,cpu"}).size(), 4u) << "an architecture that is named twice";
+  const auto vae_alone = names({"--arch", "sm_90a", "--set", "compile.components.transformer=false"});
+  if (vae_alone == without_nvrtc) GTEST_SKIP() << "there is no NVRTC here";
+  EXPECT_THAT(vae_alone, ::testing::ElementsAre("channels_last"));
+  const auto blocks_alone = names({"--arch", "sm_90a", "--set", "compile.components.vae=false"});
+  EXPECT_EQ(blocks_alone.size(), 5u);
+  EXPECT_THAT(blocks_alone, ::testing::Not(::testing::Contains("channels_last")));
+}
+
 TEST_F(WorkerCompile, ExportsWhatAFleetImports) {
   const Words secret = {"--set", "cache.secret=0123456789abcdef0123456789abcdef"};
   Words words = compile({"--arch", "cpu", "--out", dir_ + "/fleet.dfa"});
@@ -138,6 +162,11 @@ TEST_F(WorkerCompile, RefusesWhatItCannotBuild) {
   refused({"--arch", "sm_80", "--set", "compile.nvrtc=/elsewhere/libnvrtc.so.13"}, {"DITFLEET_NVRTC=/nowhere/libnvrtc.so.13"}, 1, "was not found (/elsewhere/libnvrtc.so.13)");
   refused({"--arch", "cpu", "--set", "compile.cxx=/elsewhere/c++"}, {"DITFLEET_CXX=/nowhere/c++"}, 1, "/elsewhere/c++ cannot be used");
   refused({"--arch", "cpu"}, {"DITFLEET_CXX=/nowhere/c++"}, 1, "/nowhere/c++ cannot be used");
+  // Nor what no worker with these settings would ask for.
+  refused({"--arch", "cpu", "--set", "compile.dynamic=false"}, {}, 2, "nothing can be compiled ahead with compile.dynamic=false");
+  refused({"--arch", "cpu", "--set", "compile.backend=eager"}, {}, 2, "nothing can be compiled ahead with compile.backend=eager");
+  refused({"--arch", "sm_90a", "--set", "compile.components.transformer=false", "--set", "compile.components.vae=false"}, {}, 2, "nothing can be compiled ahead");
+  refused({"--arch", "cpu", "--set", "compile.components.transformer=false"}, {}, 2, "there is nothing to compile for 'cpu'");
   // Nor what it could not keep. What it logs goes to standard error.
   refused({"--arch", "cpu", "--json", "--set", "cache.dir=/proc/nowhere"}, {}, 1, "4 of 4 programs were compiled, but not kept");
   refused({"--arch", "cpu", "--model", "/nowhere"}, {}, 2, "");  // --model twice
