@@ -142,6 +142,7 @@ class KernelCache::Impl {
     bool usable = true;        // false after a failure: the rest of this search does without Redis
     bool full = false;         // it takes nothing in
     std::string refused;       // bytes that have been judged already
+    std::string refused_head;  // of a value in chunks, what says where these bytes were
     std::string good;          // bytes that have verified
   };
 
@@ -248,37 +249,39 @@ class KernelCache::Impl {
 
   // What Redis answered. Under the name that all share another secret's value may stand: it is left alone, and this
   // node looks under, and stores under, a name of its own secret.
-  Program judge(const Search& search, RedisView& view, Result<std::optional<std::string>> bytes, bool first) {
-    if (!bytes) {
+  Program judge(const Search& search, RedisView& view, Result<std::optional<RedisTier::Value>> found, bool first) {
+    if (!found) {
       const bool left_out = redis_->breaker_state() != Breaker::State::kClosed;
       count_lookup("redis", left_out ? "left_out" : "error");
-      if (!left_out) complain(redis_complaint_, bytes.error());
+      if (!left_out) complain(redis_complaint_, found.error());
       view.usable = false;
       return nullptr;
     }
-    if (!*bytes) {
+    if (!*found) {
       if (first) count_lookup("redis", "miss");
       return nullptr;
     }
-    if (view.replace && **bytes == view.refused) return nullptr;
-    auto entry = decode(**bytes, search.key, search.arch, *options_.secret);
+    std::string& bytes = (*found)->bytes;
+    if (view.replace && bytes == view.refused) return nullptr;
+    auto entry = decode(bytes, search.key, search.arch, *options_.secret);
     if (entry) {
       count_lookup("redis", "hit");
       ++redis_hits_;
       auto program = std::make_shared<const Entry>(std::move(*entry));
       memory_.put(search.key, program);
-      view.good = std::move(**bytes);
+      view.good = std::move(bytes);
       return program;
     }
     const bool foreign = entry.refused().why == Refusal::kForeignSecret && view.name == RedisTier::Name::kShared;
-    if (disk_ && !foreign) disk_->quarantine(search.key, "redis", refusal_name(entry.refused().why), **bytes);
+    if (disk_ && !foreign) disk_->quarantine(search.key, "redis", refusal_name(entry.refused().why), bytes);
     refuse(search, "redis", entry.refused(), !foreign);
     if (foreign) {
       view.name = RedisTier::Name::kOwn;
       return judge(search, view, redis_->fetch(search.key, view.name), first);
     }
     view.replace = true;
-    view.refused = std::move(**bytes);
+    view.refused = std::move(bytes);
+    view.refused_head = std::move((*found)->head);
     return nullptr;
   }
 
@@ -302,7 +305,7 @@ class KernelCache::Impl {
   Program take_fleet_lock(const Search& search, Deadline deadline, RedisView& view, Held& held) {
     Patience patience(kRedisPollFirst, kRedisPollLast);
     for (bool waited = false; view.usable; waited = true) {
-      auto attempt = redis_->try_lock(search.key, view.name);
+      auto attempt = redis_->try_lock(search.key, view.name, view.refused_head);
       Program program;
       if (!attempt && attempt.error().code == Code::kResourceExhausted) {
         // It takes in nothing now, no lock and no program.
@@ -314,7 +317,7 @@ class KernelCache::Impl {
         (void)judge(search, view, attempt.error(), false);
       } else {
         held.fleet = std::move(attempt->lock);
-        if (attempt->bytes) program = judge(search, view, std::move(attempt->bytes), false);
+        if (attempt->value) program = judge(search, view, std::move(attempt->value), false);
       }
       const bool over = deadline.passed();
       if (waited && (program || held.fleet || over || !view.usable)) count_wait(program ? "hit" : held.fleet ? "took_over" : over ? "timeout" : "error");

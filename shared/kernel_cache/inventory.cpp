@@ -15,26 +15,26 @@ Inventory::Inventory(const CacheOptions& options) : secret_(options.secret) {
 }
 
 Result<void> Inventory::each(bool with_disk, bool with_redis, const std::function<void(const Stored&)>& visit) {
-  Error failure;
-  bool failed = false;
-  const auto take = [&](Stored stored, Result<std::optional<std::string>> bytes) {
-    if (bytes && !*bytes) return true;  // gone meanwhile
-    if (!bytes && bytes.error().code != Code::kDataCorrupt) {
-      failure = bytes.error();
-      failed = true;
-      return false;
-    }
-    if (bytes) stored.bytes = std::move(**bytes);
-    stored.decoded = bytes ? decode(stored.bytes, stored.key, "", *secret_) : Decoded(Refused{Refusal::kCorrupt, bytes.error().message});
+  Result<void> done;
+  const auto show = [&](Stored stored, std::string bytes) {
+    stored.bytes = std::move(bytes);
+    stored.decoded = decode(stored.bytes, stored.key, "", *secret_);
     visit(stored);
-    return true;
   };
   if (with_disk && disk_) {
     for (const DiskTier::File& file : disk_->list()) {
       Stored stored;
       stored.key = file.key;
       stored.used_ms = file.used_ms;
-      take(std::move(stored), disk_->peek(file.key));
+      auto bytes = disk_->peek(file.key);
+      if (bytes) {
+        if (*bytes) show(std::move(stored), std::move(**bytes));
+      } else if (bytes.error().code == Code::kDataCorrupt) {
+        stored.decoded = Refused{Refusal::kCorrupt, bytes.error().message};
+        visit(stored);
+      } else {
+        done = bytes.error();
+      }
     }
   }
   if (with_redis && redis_) {
@@ -46,11 +46,12 @@ Result<void> Inventory::each(bool with_disk, bool with_redis, const std::functio
       stored.name = value.name;
       stored.key = value.key;
       stored.used_ms = value.used_ms;
-      if (!take(std::move(stored), redis_->fetch(value.key, value.name))) return failure;
+      auto found = redis_->fetch(value.key, value.name);
+      if (!found) return found.error();
+      if (*found) show(std::move(stored), std::move((*found)->bytes));
     }
   }
-  if (failed) return failure;
-  return {};
+  return done;
 }
 
 Result<void> Inventory::put(Tier tier, const Key& key, std::string_view bytes) {
@@ -60,7 +61,7 @@ Result<void> Inventory::put(Tier tier, const Key& key, std::string_view bytes) {
   auto there = redis_->fetch(key, name);
   if (!there) return there.error();
   if (*there) {
-    const auto decoded = decode(**there, key, "", *secret_);
+    const auto decoded = decode((*there)->bytes, key, "", *secret_);
     if (decoded) return {};
     if (decoded.refused().why == Refusal::kForeignSecret) {
       name = RedisTier::Name::kOwn;

@@ -123,27 +123,29 @@ class RedisTier::Impl {
     return replies;
   }
 
-  // The value whose head is `head`.
-  Result<std::optional<std::string>> whole(const Key& key, std::string head) {
-    if (head.empty()) return std::optional<std::string>();
+  // The value whose head is `head`. Ends with the first chunk that is not what the head says: a head costs whoever writes it
+  // 33 bytes, and must not cost every reader a command for each MiB that it claims.
+  Result<std::optional<Value>> whole(const Key& key, std::string head) {
+    if (head.empty()) return std::optional<Value>();
     const auto chunks = parse_chunks(head);
-    if (!chunks) return std::optional<std::string>(std::move(head));
+    if (!chunks) return std::optional<Value>(Value{std::move(head), {}});
     std::string bytes;
-    for (std::size_t i = 0; i < chunks->count(); ++i) {
+    while (bytes.size() < chunks->bytes) {
       std::vector<Command> one;
-      one.push_back(head_of(chunk_of(key, *chunks, i)));
+      one.push_back(head_of(chunk_of(key, *chunks, bytes.size() / kChunkBytes)));
       auto replies = exchange(std::move(one));
       if (!replies) return replies.error();
-      if (!replies->front()) return std::optional<std::string>(std::string());
+      const std::size_t wanted = std::min<std::uint64_t>(kChunkBytes, chunks->bytes - bytes.size());
+      if (!replies->front() || replies->front()->text.size() != wanted) return std::optional<Value>(Value{{}, std::move(head)});
       bytes += replies->front()->text;
     }
-    return std::optional<std::string>(std::move(bytes));
+    return std::optional<Value>(Value{std::move(bytes), std::move(head)});
   }
 
   // Of a reply to head_of().
-  Result<std::optional<std::string>> value_of(const Key& key, Result<Reply> reply) {
+  Result<std::optional<Value>> value_of(const Key& key, Result<Reply> reply) {
     if (!reply) {
-      if (is_wrong_type(reply.error())) return std::optional<std::string>(std::string());
+      if (is_wrong_type(reply.error())) return std::optional<Value>(Value());
       return reply.error();
     }
     return whole(key, std::move(reply->text));
@@ -211,7 +213,7 @@ class RedisTier::Impl {
 RedisTier::RedisTier(RedisTierOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
 RedisTier::~RedisTier() = default;
 
-Result<std::optional<std::string>> RedisTier::fetch(const Key& key, Name name) {
+Result<std::optional<RedisTier::Value>> RedisTier::fetch(const Key& key, Name name) {
   std::vector<Command> commands;
   commands.push_back(head_of(impl_->name_of(key, name)));
   auto replies = impl_->exchange(std::move(commands));
@@ -219,7 +221,7 @@ Result<std::optional<std::string>> RedisTier::fetch(const Key& key, Name name) {
   return impl_->value_of(key, std::move(replies->front()));
 }
 
-Result<RedisTier::Attempt> RedisTier::try_lock(const Key& key, Name name) {
+Result<RedisTier::Attempt> RedisTier::try_lock(const Key& key, Name name, std::string_view refused_head) {
   auto lock = std::make_shared<Lock>();
   lock->name_ = impl_->lock_of(key);
   lock->token_ = new_nonce();
@@ -234,9 +236,10 @@ Result<RedisTier::Attempt> RedisTier::try_lock(const Key& key, Name name) {
     attempt.lock = lock;
     asio::co_spawn(impl_->io_, impl_->renew(lock), asio::detached);
   }
-  auto bytes = impl_->value_of(key, std::move(replies->at(1)));
-  if (!bytes) return bytes.error();
-  attempt.bytes = std::move(*bytes);
+  if (!attempt.lock && !refused_head.empty() && replies->at(1) && replies->at(1)->text == refused_head) return attempt;
+  auto value = impl_->value_of(key, std::move(replies->at(1)));
+  if (!value) return value.error();
+  attempt.value = std::move(*value);
   return attempt;
 }
 
@@ -366,11 +369,6 @@ Result<bool> RedisTier::remove(const Key& key, Name name) {
 Breaker::State RedisTier::breaker_state() const {
   const std::lock_guard lock(impl_->mutex_);
   return impl_->breaker_.state();
-}
-
-std::uint64_t RedisTier::breaker_opened() const {
-  const std::lock_guard lock(impl_->mutex_);
-  return impl_->breaker_.opened();
 }
 
 }  // namespace ditfleet::kernel_cache

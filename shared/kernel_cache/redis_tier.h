@@ -58,16 +58,21 @@ class RedisTier {
   RedisTier(const RedisTier&) = delete;
   RedisTier& operator=(const RedisTier&) = delete;
 
+  struct Value {
+    std::string bytes;
+    std::string head;  // of a value in chunks: what stands under its name; else empty
+  };
   // Nothing where there is none. Bytes that make no sense as a value (a key of another type, chunks that are
-  // gone) come back as they are, or empty: the decoder refuses them. At most kMaxValueBytes.
-  Result<std::optional<std::string>> fetch(const Key& key, Name name);
+  // gone or of another size) come back as they are, or empty: the decoder refuses them. At most kMaxValueBytes.
+  Result<std::optional<Value>> fetch(const Key& key, Name name);
 
   struct Attempt {
-    std::shared_ptr<Lock> lock;        // null: another process has it
-    std::optional<std::string> bytes;  // what is there by now
+    std::shared_ptr<Lock> lock;  // null: another process has it
+    std::optional<Value> value;  // what is there by now
   };
-  // Takes the key's lock if it is free and looks for a value in the same round trip.
-  Result<Attempt> try_lock(const Key& key, Name name);
+  // Takes the key's lock if it is free and looks for a value in the same round trip. While another process has the lock, chunks
+  // whose head is `refused_head` are not fetched again: that is what this process waits to be replaced.
+  Result<Attempt> try_lock(const Key& key, Name name, std::string_view refused_head);
   void release(const std::shared_ptr<Lock>& lock);
 
   // Stores under `name`, unless a value is there and not `replace`. kResourceExhausted: Redis is full.
@@ -87,7 +92,6 @@ class RedisTier {
   Result<bool> remove(const Key& key, Name name);
 
   Breaker::State breaker_state() const;
-  std::uint64_t breaker_opened() const;
 
  private:
   class Impl;

@@ -165,6 +165,48 @@ TEST_F(KernelCacheFaults, AHugeValueInRedisIsNotFetched) {
   EXPECT_EQ(cache->counts().refused, 1u);
 }
 
+int commands(RedisView& view, const std::string& name) {
+  const std::string all = view({"INFO", "commandstats"}), wanted = "cmdstat_" + name + ":calls=";
+  const auto at = all.find(wanted);
+  return at == std::string::npos ? 0 : std::stoi(all.substr(at + wanted.size()));
+}
+
+// A head of 33 bytes that claims 80 MiB: what it costs is not what it claims, neither for who looks nor for who waits.
+TEST_F(KernelCacheFaults, AHeadWithoutChunksCostsAFewCommands) {
+  const RedisServer redis({.appendfsync = "no"});
+  RedisView view(redis.endpoint());
+  for (int i = 0; i < 4; ++i) ASSERT_EQ(view({"SET", redis_name(i), "DFCHUNKS 0123456789abcdef 83886080"}), "OK");
+  const auto cache = KernelCache::create(options_of("", &redis));
+  serve(*cache, 0, 4);
+  cache->flush();
+  EXPECT_EQ(cache->counts().refused, 4u);
+  EXPECT_LE(commands(view, "getrange"), 4 * 4);
+  const auto next = KernelCache::create(options_of("", &redis));
+  serve(*next, 0, 4);
+  EXPECT_EQ(next->counts().redis_hits, 4u);
+}
+
+TEST_F(KernelCacheFaults, WhoWaitsDoesNotFetchAgainWhatItRefused) {
+  const RedisServer redis({.appendfsync = "no"});
+  RedisView view(redis.endpoint());
+  // Chunks that are all there and make no value.
+  const std::string head = "DFCHUNKS 0123456789abcdef 3145728";
+  ASSERT_EQ(view({"SET", redis_name(1), head}), "OK");
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(view({"SET", redis_name(1) + ":chunk:0123456789abcdef:" + std::to_string(i), std::string(1 << 20, 'x')}), "OK");
+  // Another process has the lock for all that this one waits.
+  ASSERT_EQ(view({"SET", redis_name(1) + ":" + secret_of(kSecretText)->id_text() + ":lock", "of another process"}), "OK");
+  auto options = options_of("", &redis);
+  options.wait = milliseconds(300);
+  const auto cache = KernelCache::create(options);
+  serve(*cache, 1, 2);
+  cache->flush();
+  EXPECT_EQ(cache->counts().refused, 1u);
+  // One head and its three chunks at first, then one head each time it asks, with the SET of the lock; a last SET is of the good value.
+  const int polls = commands(view, "set") - 5 - 1;
+  EXPECT_GE(polls, 1);
+  EXPECT_LE(commands(view, "getrange"), 4 + polls);
+}
+
 TEST_F(KernelCacheFaults, NodesWithDifferentSecretsDoNotDisturbEachOther) {
   const RedisServer redis({.appendfsync = "no"});
   const auto node = [&](const std::string& secret) {
