@@ -90,10 +90,11 @@ class KernelCache::Impl {
   Result<Program> find(const Key& key, std::string_view arch) {
     if (Program program = from_memory(key, arch, true)) return program;
     const Search search{key, "", arch};
-    if (Program program = from_disk(search, true)) return program;
+    Name on_disk = Name::kShared;
+    if (Program program = from_disk(search, on_disk, true)) return program;
     RedisView view;
     if (Program program = from_redis(search, view)) {
-      keep_redis_hit(key, std::move(view), nullptr);
+      keep_redis_hit(key, on_disk, std::move(view), nullptr);
       return program;
     }
     return Error{Code::kNotFound, "no tier of the kernel cache has " + key.hex(), {}};
@@ -113,7 +114,7 @@ class KernelCache::Impl {
 
   void open_tiers() {
     if (!options_.secret) return;
-    if (!options_.dir.empty() && options_.disk_bytes > 0) disk_ = std::make_unique<DiskTier>(options_.dir, options_.disk_bytes);
+    if (!options_.dir.empty() && options_.disk_bytes > 0) disk_ = std::make_unique<DiskTier>(options_.dir, options_.disk_bytes, options_.secret->id_text());
     if (options_.redis) {
       redis_ = std::make_unique<RedisTier>(RedisTierOptions{
           *options_.redis, options_.secret->id_text(), options_.redis_timeout, options_.redis_ttl, options_.lock});
@@ -137,7 +138,7 @@ class KernelCache::Impl {
 
   // Where this node's value of a key is, or will be, in Redis.
   struct RedisView {
-    RedisTier::Name name = RedisTier::Name::kShared;
+    Name name = Name::kShared;
     bool replace = false;      // what is there did not verify, and is under a name where it should
     bool usable = true;        // false after a failure: the rest of this search does without Redis
     bool full = false;         // it takes nothing in
@@ -161,15 +162,16 @@ class KernelCache::Impl {
   Result<Program> bring(const Search& search, const Compile& compile, const char*& source) {
     const Deadline deadline = Deadline::after(options_.wait);
     source = "disk";
-    if (Program program = from_disk(search, true)) return program;
+    Name on_disk = Name::kShared;
+    if (Program program = from_disk(search, on_disk, true)) return program;
     Held held(*this);
-    if (Program program = take_host_lock(search, deadline, held)) return program;
+    if (Program program = take_host_lock(search, on_disk, deadline, held)) return program;
     source = "redis";
     RedisView view;
     Program program = from_redis(search, view);
     if (!program) program = take_fleet_lock(search, deadline, view, held);
     if (program) {
-      keep_redis_hit(search.key, std::move(view), held.host);
+      keep_redis_hit(search.key, on_disk, std::move(view), held.host);
       return program;
     }
     source = "compiled";
@@ -182,7 +184,7 @@ class KernelCache::Impl {
     }
     program = std::make_shared<const Entry>(std::move(*made));
     memory_.put(search.key, program);
-    store(search.key, program, std::move(view), held);
+    store(search.key, program, on_disk, std::move(view), held);
     return program;
   }
 
@@ -199,13 +201,21 @@ class KernelCache::Impl {
     return program;
   }
 
-  // Takes it into memory. A second look at the same place (`first` false) counts only what it finds.
-  Program from_disk(const Search& search, bool first) {
+  // Takes it into memory. A second look at the same place (`first` false) counts only what it finds. `name`: where this node's value is, or
+  // will be; as in Redis (judge()) another secret's value is left alone, and this node looks and writes beside it.
+  Program from_disk(const Search& search, Name& name, bool first) {
     if (!disk_) return nullptr;
-    auto bytes = disk_->read(search.key);
+    auto bytes = disk_->read(search.key, name);
+    if (bytes && !*bytes && name == Name::kShared) {
+      auto beside = disk_->read(search.key, Name::kOwn);  // what it was put beside may have gone since
+      if (!beside || *beside) {
+        name = Name::kOwn;
+        bytes = std::move(beside);
+      }
+    }
     if (!bytes) {
       if (bytes.error().code == Code::kDataCorrupt) {
-        refuse(search, "disk", {Refusal::kCorrupt, bytes.error().message}, disk_->quarantine(search.key, refusal_name(Refusal::kCorrupt)));
+        refuse(search, "disk", {Refusal::kCorrupt, bytes.error().message}, disk_->quarantine(search.key, name, refusal_name(Refusal::kCorrupt)));
       } else {
         count_lookup("disk", "error");
         complain(disk_complaint_, bytes.error());
@@ -217,12 +227,18 @@ class KernelCache::Impl {
       return nullptr;
     }
     auto entry = decode(**bytes, search.key, search.arch, *options_.secret);
+    if (!entry && entry.refused().why == Refusal::kForeignSecret && name == Name::kShared) {
+      refuse(search, "disk", entry.refused(), false);
+      name = Name::kOwn;
+      return from_disk(search, name, first);
+    }
     if (!entry) {
-      refuse(search, "disk", entry.refused(), disk_->quarantine(search.key, refusal_name(entry.refused().why)));
+      refuse(search, "disk", entry.refused(), disk_->quarantine(search.key, name, refusal_name(entry.refused().why)));
       return nullptr;
     }
     count_lookup("disk", "hit");
     ++disk_hits_;
+    disk_->used(search.key, name);
     auto program = std::make_shared<const Entry>(std::move(*entry));
     memory_.put(search.key, program);
     if (first) publish_again(search.key, std::move(**bytes));
@@ -234,7 +250,7 @@ class KernelCache::Impl {
   void publish_again(const Key& key, std::string bytes) {
     if (!redis_ || !allowance_.take(Deadline::Clock::now())) return;
     background_.offer([this, key, bytes = std::move(bytes)] {
-      const auto there = redis_->refresh(key, RedisTier::Name::kShared);
+      const auto there = redis_->refresh(key, Name::kShared);
       if (there && !*there) write_redis(key, bytes, RedisView());
     });
   }
@@ -272,11 +288,11 @@ class KernelCache::Impl {
       view.good = std::move(bytes);
       return program;
     }
-    const bool foreign = entry.refused().why == Refusal::kForeignSecret && view.name == RedisTier::Name::kShared;
+    const bool foreign = entry.refused().why == Refusal::kForeignSecret && view.name == Name::kShared;
     if (disk_ && !foreign) disk_->quarantine(search.key, "redis", refusal_name(entry.refused().why), bytes);
     refuse(search, "redis", entry.refused(), !foreign);
     if (foreign) {
-      view.name = RedisTier::Name::kOwn;
+      view.name = Name::kOwn;
       return judge(search, view, redis_->fetch(search.key, view.name), first);
     }
     view.replace = true;
@@ -286,7 +302,7 @@ class KernelCache::Impl {
   }
 
   // One process of this host at a time; the others wait, and find on disk what it brought.
-  Program take_host_lock(const Search& search, Deadline deadline, Held& held) {
+  Program take_host_lock(const Search& search, Name& on_disk, Deadline deadline, Held& held) {
     if (!disk_) return nullptr;
     Patience patience(kFilePollFirst, kFilePollLast);
     for (bool waited = false;; waited = true) {
@@ -295,7 +311,7 @@ class KernelCache::Impl {
         patience.wait(deadline);
         continue;
       }
-      Program program = from_disk(search, false);
+      Program program = from_disk(search, on_disk, false);
       if (waited) count_wait(program ? "hit" : outcome == FileLock::Outcome::kTaken ? "took_over" : outcome == FileLock::Outcome::kBusy ? "timeout" : "error");
       return program;
     }
@@ -327,23 +343,23 @@ class KernelCache::Impl {
     return nullptr;
   }
 
-  void keep_redis_hit(const Key& key, RedisView view, const std::shared_ptr<std::optional<FileLock>>& host) {
-    background_.add([this, key, view = std::move(view), host] {
-      if (disk_) write_disk(key, view.good);
+  void keep_redis_hit(const Key& key, Name on_disk, RedisView view, const std::shared_ptr<std::optional<FileLock>>& host) {
+    background_.add([this, key, on_disk, view = std::move(view), host] {
+      if (disk_) write_disk(key, on_disk, view.good);
       if (host) host->reset();
       (void)redis_->refresh(key, view.name);  // else it expires sooner
     });
   }
 
   // The locks go once there is something to be found without them.
-  void store(const Key& key, Program program, RedisView view, Held& held) {
-    background_.add([this, key, program = std::move(program), view = std::move(view), host = std::move(held.host), fleet = std::move(held.fleet)] {
+  void store(const Key& key, Program program, Name on_disk, RedisView view, Held& held) {
+    background_.add([this, key, on_disk, program = std::move(program), view = std::move(view), host = std::move(held.host), fleet = std::move(held.fleet)] {
       if (!disk_ && !redis_) return;
       const auto bytes = encode(*program, key, *options_.secret);
       if (!bytes) {
         spdlog::warn("kernel cache: a program is not kept: {}", bytes.error().message);
       } else {
-        if (disk_ && write_disk(key, *bytes)) host->reset();
+        if (disk_ && write_disk(key, on_disk, *bytes)) host->reset();
         if (redis_ && !view.full) write_redis(key, *bytes, view);  // the compiler took its time: Redis may be back
       }
       host->reset();
@@ -352,8 +368,8 @@ class KernelCache::Impl {
     held.host = std::make_shared<std::optional<FileLock>>();
   }
 
-  bool write_disk(const Key& key, std::string_view bytes) {
-    const auto written = disk_->write(key, bytes);
+  bool write_disk(const Key& key, Name name, std::string_view bytes) {
+    const auto written = disk_->write(key, bytes, name);
     count_store("disk", written ? "stored" : "error");
     if (!written) complain(disk_complaint_, written.error());
     return written.ok();

@@ -49,6 +49,11 @@ bool abandoned(const Found& file, seconds age) {
   return std::chrono::system_clock::to_time_t(std::chrono::system_clock::now()) - file.used.tv_sec > age.count();
 }
 
+void touch(const std::string& path) {
+  const timespec now[2] = {{0, UTIME_NOW}, {0, UTIME_NOW}};
+  (void)::utimensat(AT_FDCWD, path.c_str(), now, AT_SYMLINK_NOFOLLOW);
+}
+
 // By errno.
 Error cannot_remove(const std::string& path) { return unavailable("cannot remove '" + path + "': " + std::strerror(errno)); }
 
@@ -67,9 +72,9 @@ class Descriptor {
 
 }  // namespace
 
-std::string DiskTier::path_of(const Key& key) const {
+std::string DiskTier::path_of(const Key& key, Name name) const {
   const std::string hex = key.hex();
-  return dir_ + "/1/" + hex.substr(0, 2) + "/" + hex;
+  return dir_ + "/1/" + hex.substr(0, 2) + "/" + hex + (name == Name::kOwn ? "." + secret_id_ : "");
 }
 
 bool DiskTier::make_folder(const std::string& path) {
@@ -78,11 +83,8 @@ bool DiskTier::make_folder(const std::string& path) {
   return !ec;
 }
 
-Result<std::optional<std::string>> DiskTier::read(const Key& key) { return read(key, true); }
-Result<std::optional<std::string>> DiskTier::peek(const Key& key) const { return read(key, false); }
-
-Result<std::optional<std::string>> DiskTier::read(const Key& key, bool use) const {
-  const std::string path = path_of(key);
+Result<std::optional<std::string>> DiskTier::read(const Key& key, Name name) const {
+  const std::string path = path_of(key, name);
   const auto failed = [&] { return unavailable("cannot read '" + path + "': " + std::strerror(errno)); };
   // Not blocking: whatever lies there may be a pipe.
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
@@ -105,15 +107,15 @@ Result<std::optional<std::string>> DiskTier::read(const Key& key, bool use) cons
     got += static_cast<std::size_t>(n);
   }
   bytes.resize(got);
-  const timespec now[2] = {{0, UTIME_NOW}, {0, UTIME_NOW}};
-  if (use) (void)::futimens(file.get(), now);  // a folder of someone else's keeps its order of use
   return std::optional<std::string>(std::move(bytes));
 }
 
-Result<void> DiskTier::write(const Key& key, std::string_view bytes) {
+void DiskTier::used(const Key& key, Name name) const { touch(path_of(key, name)); }  // a folder of someone else's keeps its order of use
+
+Result<void> DiskTier::write(const Key& key, std::string_view bytes, Name name) {
   if (bytes.size() > max_bytes_)
     return Error{Code::kPayloadTooLarge, "a program of " + std::to_string(bytes.size()) + " bytes is above cache.disk_bytes (" + std::to_string(max_bytes_) + ")", {}};
-  const std::string path = path_of(key);
+  const std::string path = path_of(key, name);
   if (!make_folder(fs::path(path).parent_path())) return unavailable("cannot make the folder of '" + path + "': " + std::strerror(errno));
   if (auto written = write_file_atomically(path, bytes); !written) return written;
   bool look = false;
@@ -126,8 +128,8 @@ Result<void> DiskTier::write(const Key& key, std::string_view bytes) {
   return {};
 }
 
-Result<bool> DiskTier::remove(const Key& key) {
-  const std::string path = path_of(key);
+Result<bool> DiskTier::remove(const Key& key, Name name) {
+  const std::string path = path_of(key, name);
   if (::unlink(path.c_str()) == 0) return true;
   if (errno == ENOENT || errno == ENOTDIR) return false;
   return cannot_remove(path);
@@ -160,8 +162,8 @@ void DiskTier::trim() {
   writes_until_trim_ = kWritesBetweenLooks;
 }
 
-bool DiskTier::quarantine(const Key& key, std::string_view why) {
-  const std::string path = path_of(key), folder = dir_ + "/quarantine";
+bool DiskTier::quarantine(const Key& key, Name name, std::string_view why) {
+  const std::string path = path_of(key, name), folder = dir_ + "/quarantine";
   if (!make_folder(folder)) return false;
   const std::string target = folder + "/" + key.hex() + ".disk." + std::string(why);
   struct stat info {};
@@ -171,8 +173,7 @@ bool DiskTier::quarantine(const Key& key, std::string_view why) {
     if (!file && fs::remove_all(path, ec) > 0 && !ec) return true;  // a folder or a link where a value belongs
     return false;
   }
-  const timespec now[2] = {{0, UTIME_NOW}, {0, UTIME_NOW}};
-  (void)::utimensat(AT_FDCWD, target.c_str(), now, AT_SYMLINK_NOFOLLOW);
+  touch(target);
   cap_quarantine();
   return true;
 }
@@ -207,10 +208,13 @@ FileLock::Outcome DiskTier::try_lock(const Key& key, std::optional<FileLock>& ou
 std::vector<DiskTier::File> DiskTier::list() const {
   std::vector<File> files;
   each_file(dir_ + "/1", 1, [&](const Found& file) {
-    const auto key = Key::from_hex(file.path.filename().native());
-    if (key) files.push_back({*key, file.bytes, static_cast<std::int64_t>(file.used.tv_sec) * 1000 + file.used.tv_nsec / 1'000'000});
+    const std::string name = file.path.filename().native(), rest = name.substr(std::min<std::size_t>(name.size(), 64));
+    const auto key = Key::from_hex(std::string_view(name).substr(0, 64));
+    const bool own = !secret_id_.empty() && rest == "." + secret_id_;
+    if (!key || !(own || rest.empty())) return;
+    files.push_back({*key, own ? Name::kOwn : Name::kShared, file.bytes, static_cast<std::int64_t>(file.used.tv_sec) * 1000 + file.used.tv_nsec / 1'000'000});
   });
-  std::sort(files.begin(), files.end(), [](const File& a, const File& b) { return a.key < b.key; });
+  std::sort(files.begin(), files.end(), [](const File& a, const File& b) { return std::pair(a.key, a.name) < std::pair(b.key, b.name); });
   return files;
 }
 

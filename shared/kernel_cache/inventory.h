@@ -22,17 +22,15 @@ std::string_view tier_name(Tier tier);  // "disk", "redis"
 // One stored value and what it turned out to be.
 struct Stored {
   Tier tier = Tier::kDisk;
-  RedisTier::Name name = RedisTier::Name::kShared;  // in Redis
+  Name name = Name::kShared;
   Key key;
   std::int64_t used_ms = 0;
   std::string bytes;
   Decoded decoded{Refused{}};
 
   // Of another secret, where a value of that secret has its place: this node can neither check nor use it, and to those who can it
-  // may be right (README.md, "Replacing in Redis").
-  bool of_others() const {
-    return tier == Tier::kRedis && name == RedisTier::Name::kShared && !decoded && decoded.refused().why == Refusal::kForeignSecret;
-  }
+  // may be right (README.md, "Another secret's values").
+  bool of_others() const { return name == Name::kShared && !decoded && decoded.refused().why == Refusal::kForeignSecret; }
 };
 
 // Not thread safe. All calls block.
@@ -47,7 +45,7 @@ class Inventory {
   // Reads and verifies every value, disk first. What another process removes meanwhile is left out. A tier that
   // cannot be read is an error, after what was readable.
   Result<void> each(bool with_disk, bool with_redis, const std::function<void(const Stored&)>& visit);
-  // Adds a value that has been verified, replacing what is there on disk; a good one in Redis stays.
+  // Adds a value that has been verified, replacing what is there on disk; a good one in Redis stays, and another secret's in both.
   Result<void> put(Tier tier, const Key& key, std::string_view bytes);
   // Whether it was still there. An error: it still is.
   Result<bool> remove(const Stored& stored);

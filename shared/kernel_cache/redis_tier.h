@@ -20,6 +20,7 @@
 #include "shared/core/result.h"
 #include "shared/kernel_cache/breaker.h"
 #include "shared/kernel_cache/key.h"
+#include "shared/kernel_cache/name.h"
 #include "shared/redis/connection.h"
 
 namespace ditfleet::kernel_cache {
@@ -38,8 +39,6 @@ class RedisTier {
  public:
   static constexpr std::size_t kChunkBytes = 1u << 20;
 
-  // Which of the two names of a key: the one that all share, or that of this node's secret.
-  enum class Name { kShared, kOwn };
   enum class Stored { kNow, kAlready };
 
   // While it lives the lock is renewed. Released by release(), or by ending: then it expires.

@@ -114,13 +114,28 @@ TEST_F(KernelCacheDisk, WhatCannotBeRemovedIsAnError) {
   EXPECT_NE(removed.error().message.find(disk.path_of(key_of(1))), std::string::npos);
 }
 
+TEST_F(KernelCacheDisk, SecretsHaveNamesOfTheirOwn) {
+  DiskTier one(dir, 1 << 20, "0000000000000001"), other(dir, 1 << 20, "0000000000000002");
+  ASSERT_TRUE(one.write(key_of(1), "shared").ok());
+  ASSERT_TRUE(one.write(key_of(1), "of one", Name::kOwn).ok());
+  ASSERT_TRUE(other.write(key_of(1), "of the other", Name::kOwn).ok());
+  EXPECT_EQ(**one.read(key_of(1)), "shared");
+  EXPECT_EQ(**one.read(key_of(1), Name::kOwn), "of one");
+  EXPECT_EQ(**other.read(key_of(1), Name::kOwn), "of the other");
+  ASSERT_EQ(one.list().size(), 2u) << "what is shared and its own";
+  EXPECT_EQ(one.list()[1].name, Name::kOwn);
+  EXPECT_TRUE(*one.remove(key_of(1), Name::kOwn));
+  EXPECT_EQ(one.list().size(), 1u);
+  EXPECT_TRUE(*other.read(key_of(1), Name::kOwn));
+}
+
 TEST_F(KernelCacheDisk, StaysBelowItsBoundAndKeepsWhatIsUsed) {
   DiskTier disk(dir, 100'000);
   for (int i = 0; i < 10; ++i) {
     ASSERT_TRUE(disk.write(key_of(i), std::string(9'000, 'v')).ok());
     age(disk.path_of(key_of(i)), 100 - i);
   }
-  ASSERT_TRUE(disk.read(key_of(0)).ok());  // the oldest is used
+  disk.used(key_of(0));  // the oldest
   for (int i = 10; i < 14; ++i) ASSERT_TRUE(disk.write(key_of(i), std::string(9'000, 'v')).ok());
   EXPECT_LE(total(disk), 100'000u);
   EXPECT_TRUE(*disk.read(key_of(0)));
@@ -151,11 +166,11 @@ TEST_F(KernelCacheDisk, RefusesOneThatIsAboveTheBoundAlone) {
 TEST_F(KernelCacheDisk, QuarantineMovesAndIsBounded) {
   DiskTier disk(dir, 100 << 20);
   ASSERT_TRUE(disk.write(key_of(1), "bad").ok());
-  EXPECT_TRUE(disk.quarantine(key_of(1), "corrupt"));
+  EXPECT_TRUE(disk.quarantine(key_of(1), Name::kShared, "corrupt"));
   EXPECT_FALSE(*disk.read(key_of(1)));
   ASSERT_THAT(disk.quarantined(), ::testing::ElementsAre(key_of(1).hex() + ".disk.corrupt"));
   EXPECT_EQ(*read_file(dir + "/quarantine/" + disk.quarantined()[0]), "bad");
-  EXPECT_FALSE(disk.quarantine(key_of(1), "corrupt")) << "there was nothing left to move";
+  EXPECT_FALSE(disk.quarantine(key_of(1), Name::kShared, "corrupt")) << "there was nothing left to move";
 
   for (int i = 0; i < 200; ++i) disk.quarantine(key_of(i), "redis", "unsigned", "bad");
   EXPECT_EQ(disk.quarantined().size(), DiskTier::kQuarantineFiles);
@@ -183,7 +198,7 @@ TEST_F(KernelCacheDisk, LivesWithWhateverLiesThere) {
     fs::resize_file(path, kMaxValueBytes + 1);  // sparse
   });
   EXPECT_EQ(disk.read(key_of(1)).error().code, Code::kDataCorrupt);
-  EXPECT_TRUE(disk.quarantine(key_of(1), "corrupt"));
+  EXPECT_TRUE(disk.quarantine(key_of(1), Name::kShared, "corrupt"));
   put([&] { fs::create_symlink("/nonexistent", path); });
   EXPECT_FALSE(*disk.read(key_of(1)));
   std::ofstream(dir + "/1/README") << "a file that is no value";
@@ -211,7 +226,7 @@ TEST_F(KernelCacheDisk, AFolderThatCannotBeIsAnErrorNotACrash) {
   EXPECT_FALSE(*disk.read(key_of(1)));
   std::optional<FileLock> lock;
   EXPECT_EQ(disk.try_lock(key_of(1), lock), FileLock::Outcome::kImpossible);
-  EXPECT_FALSE(disk.quarantine(key_of(1), "corrupt"));
+  EXPECT_FALSE(disk.quarantine(key_of(1), Name::kShared, "corrupt"));
   EXPECT_TRUE(disk.list().empty());
 }
 
