@@ -33,7 +33,9 @@ struct Opened {
   std::unique_ptr<Inventory> inventory;
 };
 
-Result<Opened> open(const CacheFlags& flags) {
+Result<Opened> open(const CacheFlags& flags, kernel_cache::FolderSecret missing) {
+  if (flags.bad && !flags.arch.empty())
+    return invalid_argument("--bad and --arch exclude each other: what does not verify cannot tell its architecture; use --bad alone, or with --key");
   if (!flags.key.empty()) {
     if (auto key = kernel_cache::Key::from_hex(flags.key); !key) return invalid_argument("--key: " + key.error().message);
   }
@@ -49,8 +51,12 @@ Result<Opened> open(const CacheFlags& flags) {
   if (!settings) return settings.error();
   // To stderr: stdout has the answer alone.
   if (auto log = telemetry::configure_log("ditfleet", settings->log.level, settings->log.format); !log) return log.error();
-  auto options = kernel_cache::cache_options(*settings);
+  auto options = kernel_cache::cache_options(*settings, missing);
   if (!options) return options.error();
+  std::error_code ec;
+  if (!options->secret && !options->dir.empty() && std::filesystem::exists(options->dir + "/1", ec))
+    return Error{Code::kNotFound, "'" + options->dir + "' holds programs, but no secret to verify them with ('" + options->dir +
+                                      "/secret'); name the one that they were signed with by cache.secret or cache.secret_file", {}};
   if (flags.tier == "redis" && !options->redis)
     return invalid_argument("there is no Redis tier here: it takes redis.url, and cache.secret or cache.secret_file, or --data of a `ditfleet up`");
   if (flags.tier == "disk" && options->dir.empty()) return invalid_argument("there is no disk tier here: cache.dir says where, cache.disk_bytes how much");
@@ -122,7 +128,9 @@ Result<int> stats(const CacheFlags& flags, Opened& opened) {
                        {"redis", options.redis ? json::value(std::move(redis)) : json::value(nullptr)}});
     return kExitOk;
   }
-  std::printf("secret  %s\n", options.secret ? ("id " + options.secret->id_text()).c_str() : "none: nothing is kept beyond a process");
+  std::printf("secret  %s\n", options.secret        ? ("id " + options.secret->id_text()).c_str()
+                               : options.dir.empty() ? "none: nothing is kept beyond a process"
+                                                     : "none yet: the first process that keeps a program there makes one");
   if (!options.dir.empty()) {
     std::printf("disk    %zu program(s), %s of %s, %zu in quarantine, %s\n", disk_entries, short_bytes(disk_bytes).c_str(), short_bytes(options.disk_bytes).c_str(),
                 quarantined, options.dir.c_str());
@@ -329,6 +337,8 @@ void add_cache(CLI::App& app, Invocation& run) {
   command->require_subcommand(1);
   command->footer("Looks at the folder and the Redis that the configuration names (--config, --set), or those of a `ditfleet up` (--data).");
   const auto add = [&](const char* name, const char* what, Result<int> (*action)(const CacheFlags&, Opened&), bool filters, const char* file) {
+    // Only who brings programs makes a folder for them.
+    const auto missing = std::string_view(name) == "import" ? kernel_cache::FolderSecret::kMake : kernel_cache::FolderSecret::kLeave;
     auto flags = std::make_shared<CacheFlags>();
     auto* sub = command->add_subcommand(name, what);
     add_configuration_flags(*sub, flags->sources);
@@ -339,12 +349,13 @@ void add_cache(CLI::App& app, Invocation& run) {
       sub->add_option("--arch", flags->arch, "Only programs for this architecture, as sm_90a");
       sub->add_option("--key", flags->key, "Only the program with this key")->type_name("HEX");
     }
-    if (filters && std::string_view(name) != "export") sub->add_flag("--bad", flags->bad, std::string_view(name) == "purge" ? "Only what is wrong for everybody; what another secret has signed stays" : "Only what does not verify");
+    if (std::string_view(name) == "list") sub->add_flag("--bad", flags->bad, "Only what does not verify");
+    if (std::string_view(name) == "purge") sub->add_flag("--bad", flags->bad, "Only what is wrong for everybody; what another secret has signed stays");
     if (file) sub->add_option("file", flags->file, file)->required();
-    sub->callback([flags, action, name, &run] {
-      run = [flags, action, name] {
+    sub->callback([flags, action, name, missing, &run] {
+      run = [flags, action, name, missing] {
         const std::string full = "cache " + std::string(name);
-        auto opened = open(*flags);
+        auto opened = open(*flags, missing);
         if (!opened) return report(full, opened.error());
         auto done = action(*flags, *opened);
         return done ? *done : report(full, done.error());
@@ -353,7 +364,7 @@ void add_cache(CLI::App& app, Invocation& run) {
   };
   add("stats", "How much each tier holds", stats, false, nullptr);
   add("list", "Every program: its region, architecture, kernels and size", list, true, nullptr);
-  add("verify", "Check every program's signature; exit status 1 if one is bad", verify, false, nullptr);
+  add("verify", "Check every program on disk, and those that Redis' index lists; exit status 1 if one does not verify", verify, false, nullptr);
   add("export", "Write all good programs to one file", export_to, true, "The file to write");
   add("import", "Take programs from an export; each must have been signed with this configuration's secret", import_from, false, "The file to read");
   add("purge", "Remove programs; workers that run keep what they have loaded", purge, true, nullptr);

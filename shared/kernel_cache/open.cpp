@@ -20,18 +20,19 @@ std::string folder_of(const config::Settings& settings) {
 }
 
 // A secret for one folder. Where none can be kept nothing is: what it had signed nobody could verify.
-std::shared_ptr<const Secret> secret_of_folder(const std::string& dir) {
+std::shared_ptr<const Secret> secret_of_folder(const std::string& dir, FolderSecret missing) {
   std::error_code ec;
-  fs::create_directories(dir, ec);
-  auto secret = Secret::from_file_or_new(dir + "/secret");
+  if (missing == FolderSecret::kMake) fs::create_directories(dir, ec);
+  auto secret = missing == FolderSecret::kMake ? Secret::from_file_or_new(dir + "/secret") : Secret::from_file(dir + "/secret");
   if (secret) return *secret;
+  if (missing == FolderSecret::kLeave && secret.error().code == Code::kNotFound) return nullptr;
   spdlog::warn("kernel cache: compiled programs are kept in memory only: {}", secret.error().message);
   return nullptr;
 }
 
 }  // namespace
 
-Result<CacheOptions> cache_options(const config::Settings& settings) {
+Result<CacheOptions> cache_options(const config::Settings& settings, FolderSecret missing) {
   const auto& cache = settings.cache;
   CacheOptions options;
   options.memory_bytes = static_cast<std::uint64_t>(cache.memory_bytes);
@@ -48,8 +49,8 @@ Result<CacheOptions> cache_options(const config::Settings& settings) {
     if (!secret) return secret.error();
     options.secret = std::move(*secret);
   } else if (!options.dir.empty()) {
-    options.secret = secret_of_folder(options.dir);
-    if (!options.secret) options.dir.clear();
+    options.secret = secret_of_folder(options.dir, missing);
+    if (!options.secret && missing == FolderSecret::kMake) options.dir.clear();
   }
   if (!cache.redis || settings.redis.url.empty()) return options;
   if (!named) {

@@ -56,9 +56,11 @@ std::optional<Chunks> parse_chunks(std::string_view head) {
   return chunks;
 }
 
-// Errors that say something of the server or the way to it, not of one key.
+// Errors that say something of the server or the way to it, not of one key or command: an ACL may forbid EVAL, ZADD or PEXPIRE, and what
+// is left still shares programs.
 bool is_failure(const Error& error) {
-  return error.code == Code::kUnavailable || error.code == Code::kDeadlineExceeded || error.code == Code::kPermissionDenied;
+  if (error.code == Code::kPermissionDenied) return error.message.find("NOPERM") == std::string::npos;
+  return error.code == Code::kUnavailable || error.code == Code::kDeadlineExceeded;
 }
 
 bool is_wrong_type(const Error& error) { return error.message.find("WRONGTYPE") != std::string::npos; }
@@ -256,10 +258,7 @@ Result<RedisTier::Stored> RedisTier::store(const Key& key, Name name, std::strin
   const auto run = [&](std::vector<Command> commands) -> Result<Reply> {
     auto replies = impl_->exchange(std::move(commands));
     if (!replies) return replies.error();
-    for (auto& reply : *replies) {
-      if (!reply) return reply.error();
-    }
-    return std::move(*replies->front());
+    return std::move(replies->front());  // what may follow, the index, is for listing alone
   };
   const auto one = [](Command command) {
     std::vector<Command> list;

@@ -289,6 +289,9 @@ TEST_F(KernelCacheCommand, WrongUse) {
   EXPECT_EQ(ask({"list", "--key", "abc"}).exit, 2);
   EXPECT_EQ(ask({"list", "--tier", "tape"}).exit, 2);
   EXPECT_EQ(ask({"list", "--tier", "redis"}).exit, 2);
+  const auto both = ask({"list", "--bad", "--arch", "cpu"});
+  EXPECT_EQ(both.exit, 2) << "an empty answer would say that nothing is bad";
+  EXPECT_THAT(both.err, HasSubstr("what does not verify cannot tell its architecture"));
   EXPECT_EQ(ask({"export"}).exit, 2);
   EXPECT_EQ(ask({"verfy"}).exit, 2);
   EXPECT_EQ(ask({"stats"}, nullptr, "short").exit, 2);
@@ -309,7 +312,22 @@ TEST_F(KernelCacheCommand, WarningsStayOutOfTheAnswer) {
   Program program("ditfleet", {"cache", "stats", "--json", "--set", "cache.dir=" + dir, "--set", "redis.url=unix:///nonexistent"});
   EXPECT_EQ(program.wait(), 0);
   EXPECT_THAT(program.err(), HasSubstr("cache.secret_file"));
-  EXPECT_TRUE(parse_json(program.out()).ok()) << program.out();
+  const auto answer = parse_json(program.out());
+  ASSERT_TRUE(answer.ok()) << program.out();
+  EXPECT_TRUE(answer->at("secret_id").is_null());
+  EXPECT_EQ(answer->at("disk").at("entries").as_int64(), 0);
+  EXPECT_FALSE(fs::exists(dir)) << "whoever looks must not make what he looks for";
+}
+
+TEST_F(KernelCacheCommand, AFolderWhoseSecretIsGoneIsNotTakenForEmpty) {
+  fill();
+  for (const char* command : {"stats", "verify", "list", "purge"}) {
+    Program program("ditfleet", {"cache", command, "--set", "cache.dir=" + dir, "--set", "redis.url="});
+    EXPECT_EQ(program.wait(), 1) << command;
+    EXPECT_THAT(program.err(), HasSubstr("holds programs, but no secret to verify them with"));
+  }
+  EXPECT_FALSE(fs::exists(dir + "/secret"));
+  EXPECT_EQ(ask({"verify", "--json"}).json.at("checked").as_int64(), 5);
 }
 
 // Which secret a configuration means.

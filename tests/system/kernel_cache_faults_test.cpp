@@ -358,9 +358,17 @@ TEST_F(KernelCacheFaults, RedisThatRefusesSomeCommands) {
   const RedisServer redis({.appendfsync = "no"});
   RedisView view(redis.endpoint());
   ASSERT_EQ(view({"ACL", "SETUSER", "default", "-eval", "-zadd", "-pexpire"}), "OK");
-  const auto cache = KernelCache::create(options_of("", &redis));
-  serve(*cache, 0, 5);
-  EXPECT_EQ(cache->counts().compiles, 5u);
+  const double stored = stores("redis", "stored");
+  for (const bool first : {true, false}) {
+    const auto cache = KernelCache::create(options_of("", &redis));
+    for (int i = 0; i < 5; ++i) {
+      serve(*cache, i, i + 1);
+      cache->flush();
+    }
+    EXPECT_EQ(cache->counts().compiles, first ? 5u : 0u);
+    EXPECT_EQ(cache->counts().redis_hits, first ? 0u : 5u) << "what the first node has stored the second one finds";
+  }
+  EXPECT_EQ(stores("redis", "stored"), stored + 5);
 }
 
 // As nobody, for whom a folder's mode counts.
