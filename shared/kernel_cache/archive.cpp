@@ -11,6 +11,7 @@
 
 #include "shared/core/ids.h"
 #include "shared/kernel_cache/codec.h"
+#include "shared/kernel_cache/little_endian.h"
 
 namespace ditfleet::kernel_cache {
 namespace {
@@ -19,14 +20,8 @@ constexpr std::string_view kHead("DFARCHIV\1\0\0\0\0\0\0\0", 16);
 
 std::string eight(std::uint64_t value) {
   std::string out;
-  for (int i = 0; i < 8; ++i) out += static_cast<char>(value >> (8 * i));
+  append_little_endian(out, value);
   return out;
-}
-
-std::uint64_t from_eight(std::string_view bytes) {
-  std::uint64_t value = 0;
-  for (std::size_t i = 0; i < 8; ++i) value |= static_cast<std::uint64_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
-  return value;
 }
 
 class Checksum {
@@ -145,7 +140,7 @@ Result<std::optional<std::string>> ArchiveReader::next() {
   std::string part;
   const auto ends_early = [this] { return state_->corrupt("ends after " + std::to_string(state_->values) + " programs, before its end: it is not whole"); };
   if (!state_->read(part, 8)) return ends_early();
-  const std::uint64_t size = from_eight(part);
+  const std::uint64_t size = from_little_endian<std::uint64_t>(part);
   state_->checksum.add(part);
   if (size > kMaxValueBytes) return state_->corrupt("has a program of " + std::to_string(size) + " bytes, more than any has");
   if (size > 0) {
@@ -156,7 +151,7 @@ Result<std::optional<std::string>> ArchiveReader::next() {
   }
   if (!state_->read(part, 8)) return ends_early();
   state_->checksum.add(part);
-  const bool counted = from_eight(part) == state_->values;
+  const bool counted = from_little_endian<std::uint64_t>(part) == state_->values;
   if (!state_->read(part, crypto_hash_sha256_BYTES)) return ends_early();
   if (!counted || part != state_->checksum.finish()) return state_->corrupt("does not fit its checksum: it was changed or damaged");
   if (std::fgetc(state_->file) != EOF) return state_->corrupt("goes on after its end");

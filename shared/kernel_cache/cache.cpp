@@ -289,8 +289,7 @@ class KernelCache::Impl {
       return program;
     }
     const bool foreign = entry.refused().why == Refusal::kForeignSecret && view.name == Name::kShared;
-    if (disk_ && !foreign) disk_->quarantine(search.key, "redis", refusal_name(entry.refused().why), bytes);
-    refuse(search, "redis", entry.refused(), !foreign);
+    refuse(search, "redis", entry.refused(), !foreign && disk_ && disk_->quarantine(search.key, "redis", refusal_name(entry.refused().why), bytes));
     if (foreign) {
       view.name = Name::kOwn;
       return judge(search, view, redis_->fetch(search.key, view.name), first);

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include "shared/kernel_cache/little_endian.h"
+
 namespace ditfleet::kernel_cache {
 namespace {
 
@@ -25,7 +27,7 @@ class Writer {
   explicit Writer(std::string& out) : out_(out) {}
   template <class Int>
   void integer(Int value) {
-    for (std::size_t i = 0; i < sizeof value; ++i) out_ += static_cast<char>(static_cast<std::uint64_t>(value) >> (8 * i));
+    append_little_endian(out_, value);
   }
   void text(std::string_view value) {
     integer(static_cast<std::uint32_t>(value.size()));
@@ -42,10 +44,7 @@ class Reader {
   explicit Reader(std::string_view bytes) : left_(bytes) {}
   template <class Int>
   Int integer() {
-    const std::string_view raw = take(sizeof(Int));
-    std::uint64_t value = 0;
-    for (std::size_t i = 0; i < raw.size(); ++i) value |= static_cast<std::uint64_t>(static_cast<unsigned char>(raw[i])) << (8 * i);
-    return static_cast<Int>(value);
+    return from_little_endian<Int>(take(sizeof(Int)));
   }
   std::string_view text() {
     const auto size = integer<std::uint32_t>();

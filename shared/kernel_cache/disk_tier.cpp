@@ -178,11 +178,12 @@ bool DiskTier::quarantine(const Key& key, Name name, std::string_view why) {
   return true;
 }
 
-void DiskTier::quarantine(const Key& key, std::string_view tier, std::string_view why, std::string_view bytes) {
+bool DiskTier::quarantine(const Key& key, std::string_view tier, std::string_view why, std::string_view bytes) {
   const std::string folder = dir_ + "/quarantine";
-  if (!make_folder(folder)) return;
-  (void)write_file_atomically(folder + "/" + key.hex() + "." + std::string(tier) + "." + std::string(why), bytes);
+  if (!make_folder(folder)) return false;
+  const auto written = write_file_atomically(folder + "/" + key.hex() + "." + std::string(tier) + "." + std::string(why), bytes);
   cap_quarantine();
+  return written.ok();
 }
 
 void DiskTier::cap_quarantine() {

@@ -51,8 +51,8 @@ class DiskTier {
   // Moves the file away, so that it is seen once. False if it could not be: the folder is read-only, or
   // another process was faster.
   bool quarantine(const Key& key, Name name, std::string_view why);
-  // The same with bytes of another tier.
-  void quarantine(const Key& key, std::string_view tier, std::string_view why, std::string_view bytes);
+  // The same with bytes of another tier, of which a copy is written.
+  bool quarantine(const Key& key, std::string_view tier, std::string_view why, std::string_view bytes);
 
   FileLock::Outcome try_lock(const Key& key, std::optional<FileLock>& out);
 

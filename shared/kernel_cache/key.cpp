@@ -4,6 +4,8 @@
 
 #include <new>
 
+#include "shared/kernel_cache/little_endian.h"
+
 namespace ditfleet::kernel_cache {
 namespace {
 
@@ -13,8 +15,10 @@ crypto_hash_sha256_state* hash_in(std::array<unsigned char, 128>& place) {
   return std::launder(reinterpret_cast<crypto_hash_sha256_state*>(place.data()));
 }
 
-void little_endian(std::uint64_t value, unsigned char* out) {
-  for (int i = 0; i < 8; ++i) out[i] = static_cast<unsigned char>(value >> (8 * i));
+std::string eight(std::int64_t value) {
+  std::string out;
+  append_little_endian(out, value);
+  return out;
 }
 
 }  // namespace
@@ -46,10 +50,8 @@ void KeyBuilder::restart() {
 }
 
 void KeyBuilder::part(char type, std::string_view bytes) {
-  unsigned char head[9];
-  head[0] = static_cast<unsigned char>(type);
-  little_endian(bytes.size(), head + 1);
-  crypto_hash_sha256_update(hash_in(state_), head, sizeof head);
+  const std::string head = type + eight(static_cast<std::int64_t>(bytes.size()));
+  crypto_hash_sha256_update(hash_in(state_), reinterpret_cast<const unsigned char*>(head.data()), head.size());
   crypto_hash_sha256_update(hash_in(state_), reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
 }
 
@@ -62,17 +64,13 @@ KeyBuilder& KeyBuilder::add(std::string_view name, std::string_view value) {
 
 KeyBuilder& KeyBuilder::add(std::string_view name, std::int64_t value) {
   part('n', name);
-  char bytes[8];
-  little_endian(static_cast<std::uint64_t>(value), reinterpret_cast<unsigned char*>(bytes));
-  part('i', {bytes, sizeof bytes});
+  part('i', eight(value));
   ++pairs_;
   return *this;
 }
 
 Key KeyBuilder::finish() {
-  char count[8];
-  little_endian(static_cast<std::uint64_t>(pairs_), reinterpret_cast<unsigned char*>(count));
-  part('e', {count, sizeof count});
+  part('e', eight(pairs_));
   Key key;
   crypto_hash_sha256_final(hash_in(state_), key.bytes.data());
   restart();

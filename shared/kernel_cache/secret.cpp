@@ -10,6 +10,7 @@
 
 #include "shared/core/bytes.h"
 #include "shared/core/ids.h"
+#include "shared/kernel_cache/little_endian.h"
 
 namespace ditfleet::kernel_cache {
 namespace {
@@ -55,7 +56,7 @@ Result<void> make_secret_file(const std::string& path) {
 Secret::Secret(std::string_view text) {
   key_ = hmac(text, "ditfleet kernel cache: signature, 1");
   const auto id = hmac(text, "ditfleet kernel cache: id, 1");
-  for (int i = 0; i < 8; ++i) id_ |= static_cast<std::uint64_t>(id[static_cast<std::size_t>(i)]) << (8 * i);
+  id_ = from_little_endian<std::uint64_t>({reinterpret_cast<const char*>(id.data()), id.size()});
   if (id_ == 0) id_ = 1;
 }
 

@@ -145,12 +145,14 @@ TEST_F(KernelCacheFaults, AValueOfAnotherTypeInRedisIsReplaced) {
   const RedisServer redis({.appendfsync = "no"});
   RedisView view(redis.endpoint());
   ASSERT_EQ(view({"LPUSH", redis_name(1), "x"}), "1");
-  const double before = lookups("redis", "corrupt");
+  const auto set_aside = [] { return counter("ditfleet_kernel_cache_quarantined_total", "tier=\"redis\",reason=\"corrupt\""); };
+  const double before = lookups("redis", "corrupt"), quarantined = set_aside();
   {
     const auto cache = KernelCache::create(options_of("", &redis));
     serve(*cache, 1, 2);
   }
   EXPECT_EQ(lookups("redis", "corrupt"), before + 1);
+  EXPECT_EQ(set_aside(), quarantined) << "there is no disk to put it aside on";
   const auto next = KernelCache::create(options_of("", &redis));
   serve(*next, 1, 2);
   EXPECT_EQ(next->counts().redis_hits, 1u);

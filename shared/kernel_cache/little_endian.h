@@ -1,0 +1,25 @@
+// Integers as the stored formats have them, whatever the machine's order.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace ditfleet::kernel_cache {
+
+template <class Int>
+void append_little_endian(std::string& out, Int value) {
+  for (std::size_t i = 0; i < sizeof value; ++i) out += static_cast<char>(static_cast<std::uint64_t>(value) >> (8 * i));
+}
+
+// Of the first bytes; those that are missing count as 0.
+template <class Int>
+Int from_little_endian(std::string_view bytes) {
+  std::uint64_t value = 0;
+  for (std::size_t i = 0; i < std::min(bytes.size(), sizeof(Int)); ++i) value |= static_cast<std::uint64_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
+  return static_cast<Int>(value);
+}
+
+}  // namespace ditfleet::kernel_cache
