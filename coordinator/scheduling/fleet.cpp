@@ -55,6 +55,7 @@ void Fleet::begin_update() {
   seen_.assign(workers_.size(), 0);
   for (auto& ids : by_model_) ids.clear();
   for (auto& places : places_) places.clear();
+  for (auto& widths : widths_) widths.clear();
   for (auto& load : loads_) load.limit = 0;  // listed anew
 }
 
@@ -136,24 +137,29 @@ void Fleet::define_class(ClassId c, const std::string& class_key) {
   for (WorkerId w = 0; w < workers_.size(); ++w) warm_[c][w] = workers_[w].warm.contains(class_keys_[c]);
 }
 
-// Keeps `loads_` and `places_` in step with a worker.
+// Keeps `loads_`, `places_` and `widths_` in step with a worker.
 void Fleet::refresh_load(WorkerId w) {
   const auto& worker = workers_[w];
   auto& load = loads_[w];
   const bool was_open = load.ready && load.has_slot();
   const auto was_free_at_us = load.free_at_us;
+  const int had_slots = load.slots;
   load = {.free_at_us = worker.free_at_us,
           .waiting_us = worker.waiting_us,
           .hash = worker.hash,
           .held = static_cast<int>(worker.held.size()),
           .limit = worker.limit,
+          .slots = adapters_.slots(w),
           .ready = worker.standing == Standing::kReady};
   const bool is_open = load.ready && load.has_slot();
-  if (was_open == is_open && was_free_at_us == load.free_at_us) return;
+  if (was_open == is_open && was_free_at_us == load.free_at_us && had_slots == load.slots) return;
   for (const auto m : worker.models) {
     if (m >= places_.size()) places_.resize(m + 1);
-    if (was_open) places_[m].erase({was_free_at_us, w});
-    if (is_open) places_[m].emplace(load.free_at_us, w);
+    if (m >= widths_.size()) widths_.resize(m + 1);
+    if (was_open && places_[m].erase({was_free_at_us, w}) > 0) {
+      if (const auto it = widths_[m].find(had_slots); --it->second == 0) widths_[m].erase(it);
+    }
+    if (is_open && places_[m].emplace(load.free_at_us, w).second) ++widths_[m][load.slots];
   }
 }
 
@@ -215,6 +221,14 @@ void Fleet::started(WorkerId w, const queue::UnitRef& ref, std::int64_t at_us) {
 const Fleet::Places& Fleet::places(ModelId m) const {
   static const Places kNone;
   return m < places_.size() ? places_[m] : kNone;
+}
+
+int Fleet::widest_place(ModelId m) const { return m < widths_.size() && !widths_[m].empty() ? widths_[m].rbegin()->first : -1; }
+
+int Fleet::most_slots(ModelId m) const {
+  int most = -1;
+  for (const auto w : with_model(m)) most = std::max(most, adapters_.slots(w));
+  return most;
 }
 
 const std::vector<WorkerId>& Fleet::with_model(ModelId m) const {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -59,6 +60,7 @@ struct WorkerLoad {
   std::int64_t free_at_us = 0, waiting_us = 0;
   std::uint64_t hash = 0;
   int held = 0, limit = 0;
+  int slots = 0;       // for adapters
   bool ready = false;  // its standing
 
   bool has_slot() const { return held < limit; }
@@ -106,7 +108,10 @@ class Fleet {
   // not begun, only makes it later.
   using Places = std::set<std::pair<std::int64_t, WorkerId>>;
   const Places& places(ModelId m) const;
-  bool has_free_slot(ModelId m) const { return !places(m).empty(); }
+  // The most adapter slots of a worker with a place; -1: there is no place.
+  int widest_place(ModelId m) const;
+  // The same of any worker that is registered, whatever its standing.
+  int most_slots(ModelId m) const;
 
  private:
   void begin_update();
@@ -123,6 +128,7 @@ class Fleet {
   std::vector<Worker> workers_;
   std::vector<WorkerLoad> loads_;
   std::vector<Places> places_;     // by model
+  std::vector<std::map<int, std::size_t>> widths_;  // by model: how many of its places have so many slots; none is 0
   std::vector<WorkerId> free_;
   std::unordered_map<std::string, WorkerId> by_owner_;
   std::vector<std::vector<WorkerId>> by_model_;

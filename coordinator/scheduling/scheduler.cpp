@@ -24,8 +24,17 @@ Scheduler::~Scheduler() = default;
 
 ModelId Scheduler::intern_model(const std::string& name) {
   const auto [it, fresh] = model_ids_.emplace(name, static_cast<ModelId>(models_.size()));
-  if (fresh) models_.push_back(name);
+  if (fresh) {
+    models_.push_back(name);
+    queue_.set_reach(it->second, -1);  // until there is a worker
+  }
   return it->second;
+}
+
+std::vector<WorkerId> Scheduler::update_fleet(const std::vector<queue::WorkerInfo>& workers, std::int64_t now_us) {
+  auto changed = fleet_.update(workers, now_us, [this](const std::string& name) { return intern_model(name); });
+  for (ModelId m = 0; m < models_.size(); ++m) queue_.set_reach(m, fleet_.most_slots(m));
+  return changed;
 }
 
 ClassId Scheduler::intern_class(const std::string& key, const std::string& model) {
@@ -188,6 +197,7 @@ void Scheduler::unit_ready(Job& job, int index, std::int64_t ready_us, std::int6
                              .ready_us = unit.ready_us,
                              .due_us = unit.ready_us + options_.routing->patience_us(cost_us, tail_us(job.model)),
                              .arrival = job.arrival * kUnitsMax + static_cast<std::uint64_t>(index),
+                             .slots = static_cast<int>(lanes_[job.lane].adapters.size()),
                              .prior_us = job.prior_us,
                              .cost_us = cost_us});
   if (unit.handle >= queued_.size()) queued_.resize(unit.handle + 1);
@@ -243,7 +253,7 @@ void Scheduler::unit_ended(Job& job, int index, std::int64_t now_us) {
 void Scheduler::rebuild(std::span<const queue::UnitView> open, const std::map<std::string, std::int64_t>& virtual_times,
                         const std::vector<queue::WorkerInfo>& workers, std::int64_t grace_ms, std::int64_t now_us) {
   grace_until_us_ = now_us + grace_ms * 1000;
-  fleet_.update(workers, now_us, [this](const std::string& name) { return intern_model(name); });
+  update_fleet(workers, now_us);
   // In the order of arrival, so that ties break as before.
   std::vector<const queue::UnitView*> views;
   for (const auto& view : open) views.push_back(&view);

@@ -146,6 +146,7 @@ class Scheduler {
 
   std::int64_t tail_us(ModelId model) const { return model < tails_.size() ? tails_[model].us : 0; }
   ModelId intern_model(const std::string& name);
+  std::vector<WorkerId> update_fleet(const std::vector<queue::WorkerInfo>& workers, std::int64_t now_us);
   ClassId intern_class(const std::string& key, const std::string& model);
   LaneId intern_lane(ClassId cls, const std::vector<std::string>& adapters);
   void forget_job(const Job& job);

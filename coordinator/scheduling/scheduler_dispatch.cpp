@@ -11,8 +11,8 @@ constexpr std::int64_t kRevokeAgainUs = 1'000'000;
 // Moving a unit to an idle worker throws away what its holder has prepared: it must be worth that.
 constexpr std::int64_t kMoveGainUs = 200'000;
 // Lanes that may be told to wait for a holder in one round: what is behind them waits for none, so that affinity bends the
-// fair order no further. Lanes that a round looks at in vain: the rest has to wait for the next.
-constexpr int kMostSkips = 16, kMostLooks = 48;
+// fair order no further.
+constexpr int kMostSkips = 16;
 // Lanes behind a unit that are looked at for one that may pass it.
 constexpr int kMostPassed = 64;
 // Assigned units of which one may yield, and how many that did not may do so later: those that are late come in bursts.
@@ -31,7 +31,7 @@ void Scheduler::dispatch(Actions& actions, std::int64_t now_us) {
   ++round_;
   std::vector<ModelId> open;
   for (ModelId m = 0; m < models_.size(); ++m) {
-    if (queue_.model_work_us(m) > 0 && fleet_.has_free_slot(m)) open.push_back(m);
+    if (queue_.has_work(m, fleet_.widest_place(m))) open.push_back(m);
   }
   skips_ = 0;
   options_.routing->begin_round();
@@ -45,7 +45,7 @@ void Scheduler::dispatch(Actions& actions, std::int64_t now_us) {
     std::size_t chosen = 0;
     std::optional<FairQueue::Candidate> best;
     for (std::size_t i = 0; i < open.size();) {
-      const auto candidate = queue_.next(open[i], now_us, round);
+      const auto candidate = queue_.next(open[i], fleet_.widest_place(open[i]), now_us, round);
       if (!candidate) {
         open.erase(open.begin() + static_cast<std::ptrdiff_t>(i));
         continue;
@@ -61,8 +61,7 @@ void Scheduler::dispatch(Actions& actions, std::int64_t now_us) {
     }
     if (!best) break;
     place(*best, now_us, batches, actions);
-    if (skips_ >= kMostLooks) break;
-    if (!fleet_.has_free_slot(open[chosen])) open.erase(open.begin() + static_cast<std::ptrdiff_t>(chosen));
+    if (fleet_.widest_place(open[chosen]) < 0) open.erase(open.begin() + static_cast<std::ptrdiff_t>(chosen));
   }
 }
 
@@ -85,7 +84,7 @@ std::optional<FairQueue::Handle> Scheduler::pass(FairQueue::Handle handle, Worke
   const auto& queued = queue_.at(handle);
   const auto within_us = options_.routing->reach_us(queued.cost_us, now_us - queued.due_us, tail_us(queued.model));
   if (within_us <= 0) return std::nullopt;
-  return queue_.find_behind(handle, within_us, kMostPassed, [&](const QueuedUnit& unit) {
+  return queue_.find_behind(handle, fleet_.load(to).slots, within_us, kMostPassed, [&](const QueuedUnit& unit) {
     const auto& lane = lanes_[unit.lane];
     return fleet_.is_warm(lane.cls, to) && fleet_.adapters().has(to, lane.adapters);
   });
@@ -116,7 +115,7 @@ void Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us, Batch
     lane.skipped_round = round_;
     lane.lacks_us = chosen.lacks_us;
     ++skips_;
-    // Nobody can take it, so nobody waits for its sake.
+    // It was to go now and nobody took it, so nobody waits for its sake.
     if (!free || chosen.kind != Route::Kind::kWait) lane.closed_round = round_;
     return;
   }
@@ -191,10 +190,9 @@ void Scheduler::revoke_from_absent(std::int64_t now_us) {
 // An idle worker and nothing ready to give it, while a unit waits behind another on a busy one.
 void Scheduler::revoke_for_idle(std::int64_t now_us) {
   for (ModelId m = 0; m < models_.size(); ++m) {
-    if (queue_.model_work_us(m) > 0) continue;
     for (const auto idle : fleet_.with_model(m)) {
       const auto& taker = fleet_.at(idle);
-      if (taker.standing != Standing::kReady || !taker.held.empty()) continue;
+      if (taker.standing != Standing::kReady || !taker.held.empty() || queue_.has_work(m, fleet_.load(idle).slots)) continue;
       const HeldUnit* gain_unit = nullptr;
       std::int64_t most = kMoveGainUs;
       for (const auto w : fleet_.with_model(m)) {

@@ -119,7 +119,7 @@ void Scheduler::learn(const Job& job, Unit& unit, int index, const queue::Event&
 }
 
 void Scheduler::on_workers(const std::vector<queue::WorkerInfo>& workers, std::int64_t now_us) {
-  const auto changed = fleet_.update(workers, now_us, [this](const std::string& name) { return intern_model(name); });
+  const auto changed = update_fleet(workers, now_us);
   for (const auto w : changed) {
     if (fleet_.at(w).owner.empty()) costs_.forget_worker(w);
   }

@@ -12,6 +12,7 @@ namespace ditfleet::scheduling {
 namespace {
 
 constexpr std::int64_t kAgeBound = 60'000'000;
+constexpr int kSlots = 4;  // of the widest worker with a place
 const FairQueue::Round kNoneSkipped{.skipped = [](LaneId) { return false; }};
 
 class FairQueueTest : public ::testing::Test {
@@ -32,7 +33,7 @@ class FairQueueTest : public ::testing::Test {
   }
   // Serves the next unit to its end; returns its handle.
   std::optional<FairQueue::Handle> serve(std::int64_t now = 0) {
-    const auto next = queue.next(0, now, kNoneSkipped);
+    const auto next = queue.next(0, kSlots, now, kNoneSkipped);
     if (!next) return std::nullopt;
     const auto tenant = queue.at(next->handle).tenant;
     const auto cost = costs.at(next->handle);
@@ -135,10 +136,10 @@ TEST_F(FairQueueTest, skipped_lanes_are_passed_over_but_not_for_aged_units) {
   const auto first = push("a", 1, 0, 0, 0, 3);
   const auto second = push("a", 1, 0, 0, 0, 4);
   const FairQueue::Round skip3{.skipped = [](LaneId lane) { return lane == 3; }};
-  EXPECT_EQ(queue.next(0, 0, skip3)->handle, second);
-  EXPECT_FALSE(queue.next(0, 0, skip3)->aged);
-  EXPECT_EQ(queue.next(0, kAgeBound + 1, skip3)->handle, first);
-  EXPECT_TRUE(queue.next(0, kAgeBound + 1, skip3)->aged);
+  EXPECT_EQ(queue.next(0, kSlots, 0, skip3)->handle, second);
+  EXPECT_FALSE(queue.next(0, kSlots, 0, skip3)->aged);
+  EXPECT_EQ(queue.next(0, kSlots, kAgeBound + 1, skip3)->handle, first);
+  EXPECT_TRUE(queue.next(0, kSlots, kAgeBound + 1, skip3)->aged);
 }
 
 TEST_F(FairQueueTest, nobody_gets_far_ahead_of_a_tenant_whose_lanes_are_skipped) {
@@ -148,14 +149,14 @@ TEST_F(FairQueueTest, nobody_gets_far_ahead_of_a_tenant_whose_lanes_are_skipped)
   FairQueue::Round round{.skipped = [](LaneId lane) { return lane != 5; },
                          .lack = [](LaneId lane) { return lane == 3 ? 10 : 5; },
                          .lead_us = 100};
-  EXPECT_EQ(queue.next(0, 0, round)->handle, other);
+  EXPECT_EQ(queue.next(0, kSlots, 0, round)->handle, other);
   queue.charge(queue.at(other).tenant, 101);
-  const auto turn = queue.next(0, 0, round);
+  const auto turn = queue.next(0, kSlots, 0, round);
   ASSERT_TRUE(turn);
   EXPECT_EQ(turn->handle, better);  // what lacks least
   EXPECT_TRUE(turn->behind);
   round.closed = [](LaneId lane) { return lane != 5; };  // nobody can take them
-  EXPECT_EQ(queue.next(0, 0, round)->handle, other);
+  EXPECT_EQ(queue.next(0, kSlots, 0, round)->handle, other);
 }
 
 TEST_F(FairQueueTest, no_place_stays_empty_for_want_of_who_may_pass) {
@@ -165,21 +166,21 @@ TEST_F(FairQueueTest, no_place_stays_empty_for_want_of_who_may_pass) {
   queue.charge(queue.at(waits).tenant, 10);
   queue.charge(b, 70);
   const auto skip_first = [](LaneId lane) { return lane == 3; };
-  EXPECT_EQ(queue.at(queue.next(0, 0, {.skipped = skip_first, .lead_us = 65})->handle).tenant, b);
-  const auto turn = queue.next(0, 0, {.skipped = skip_first, .lead_us = 60});  // b has had 60 more; one unit of it would be too much
+  EXPECT_EQ(queue.at(queue.next(0, kSlots, 0, {.skipped = skip_first, .lead_us = 65})->handle).tenant, b);
+  const auto turn = queue.next(0, kSlots, 0, {.skipped = skip_first, .lead_us = 60});  // b has had 60 more; one unit of it would be too much
   ASSERT_TRUE(turn);
   EXPECT_EQ(turn->handle, waits);
   EXPECT_TRUE(turn->behind);
   const FairQueue::Round alone{.skipped = [](LaneId) { return true; }, .lead_us = 60};
-  EXPECT_FALSE(queue.next(0, 0, alone));  // nobody wants to pass: it may wait
+  EXPECT_FALSE(queue.next(0, kSlots, 0, alone));  // nobody wants to pass: it may wait
 }
 
 TEST_F(FairQueueTest, one_that_is_postponed_comes_later_once_and_never_past_its_age) {
   const auto first = push("a", 1, 0, 0, 0, 3), second = push("a", 1, 0, 0, 10, 4), same_lane = push("a", 1, 0, 0, 20, 3);
-  EXPECT_EQ(queue.next(0, 0, kNoneSkipped)->handle, first);
+  EXPECT_EQ(queue.next(0, kSlots, 0, kNoneSkipped)->handle, first);
   queue.postpone(first, queue.at(first).due_us + 5);
   EXPECT_TRUE(queue.at(first).yielded);
-  EXPECT_EQ(queue.next(0, kAgeBound + 1, kNoneSkipped)->handle, first);
+  EXPECT_EQ(queue.next(0, kSlots, kAgeBound + 1, kNoneSkipped)->handle, first);
   EXPECT_EQ(serve(), second);
   EXPECT_EQ(serve(), same_lane);
   EXPECT_EQ(serve(), first);
@@ -198,7 +199,7 @@ TEST_F(FairQueueTest, those_behind_are_of_one_tenant_priority_and_deadline_and_d
     queue.postpone(due.back(), at);
   }
   const auto find = [&](std::int64_t within_us, int most, const std::set<FairQueue::Handle>& refused = {}) {
-    return queue.find_behind(head, within_us, most, [&](const QueuedUnit& unit) {
+    return queue.find_behind(head, kSlots, within_us, most, [&](const QueuedUnit& unit) {
       return unit.lane != 1 && std::none_of(refused.begin(), refused.end(), [&](auto h) { return queue.at(h).lane == unit.lane; });
     });
   };
@@ -233,7 +234,7 @@ TEST_F(FairQueueTest, whatever_is_skipped_no_gap_is_wider_than_two_of_the_larges
         if (random() % 4 != 0) skipped.insert(lane);
       }
       const FairQueue::Round round{.skipped = [&](LaneId lane) { return skipped.contains(lane); }, .lead_us = kLargest};
-      const auto next = queue.next(0, 0, round);
+      const auto next = queue.next(0, kSlots, 0, round);
       if (!next) continue;  // all of them are better off waiting
       const auto unit = queue.at(next->handle);
       queue.remove(next->handle);

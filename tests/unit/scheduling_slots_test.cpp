@@ -1,0 +1,145 @@
+// Units that need more slots for adapters than any worker has, or has free: they cost a decision nothing and hold nobody up.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "coordinator/scheduling/fair_queue.h"
+#include "tests/unit/scheduler_fixture.h"
+
+namespace ditfleet::scheduling {
+namespace {
+
+constexpr int kMany = 200;  // lanes: more than any bound on what a round looks at
+
+class SlotsTest : public SchedulerTest {
+ protected:
+  void SetUp() override {
+    SchedulerOptions options;
+    options.catalogue = catalogue();
+    options.adapters = [](const std::string&, const job::LoraUse& use, const job::ModelEntry&) { return Result<std::string>(use.name); };
+    options.new_nonce = [this] { return "n" + std::to_string(++nonces); };
+    scheduler = std::make_unique<Scheduler>(options, nullptr);
+  }
+  queue::WorkerInfo with_slots(const std::string& name, int slots) const {
+    auto info = worker(name);
+    info.adapter_slots = slots;
+    info.host_adapter_bytes = 10'000'000'000;
+    return info;
+  }
+  static std::string with(const std::vector<int>& adapters) {
+    std::string loras;
+    for (const int a : adapters) loras += (loras.empty() ? "" : ",") + (R"({"name":"a)" + std::to_string(a) + "\"}");
+    return spec("\"loras\":[" + loras + "]");
+  }
+  // Each in a lane of its own: another set of five adapters.
+  void submit_wide(const std::string& tenant) {
+    for (int i = 0; i < kMany; ++i) submit(tenant + std::to_string(i), with({i % 5, 5 + i / 5 % 5, 10 + i / 25, 20, 21}), tenant);
+  }
+  // Runs all that is assigned, until nothing is; returns how many have ended.
+  int serve() {
+    int ended = 0;
+    for (bool any = true; any;) {
+      any = false;
+      for (const auto& [ref, view] : std::map(store.open)) {
+        if (view.state != job::State::kAssigned) continue;
+        store.start(ref, now);
+        store.finish(ref, now += 500 * kMs);
+        any = true;
+        ++ended;
+      }
+      settle();
+    }
+    return ended;
+  }
+};
+
+TEST_F(SlotsTest, lanes_that_nobody_can_take_do_not_stop_their_own_tenant) {
+  submit_wide("a");
+  for (int i = 0; i < 10; ++i) submit("plain" + std::to_string(i), spec(R"("width":256)"), "a");
+  scheduler->on_workers({with_slots("w", 4)}, now);
+  settle();
+  EXPECT_EQ(serve(), 10);
+  EXPECT_EQ(scheduler->census().ready, static_cast<std::size_t>(kMany));
+}
+
+TEST_F(SlotsTest, lanes_that_nobody_can_take_do_not_stop_another_tenant) {
+  submit_wide("a");
+  submit_wide("b");
+  for (int i = 0; i < 10; ++i) submit("plain" + std::to_string(i), spec(R"("width":256)"), "c");
+  scheduler->on_workers({with_slots("w", 4)}, now);
+  settle();
+  EXPECT_EQ(serve(), 10);
+  scheduler->on_workers({with_slots("w", 4), with_slots("large", 5)}, now);
+  settle();
+  EXPECT_EQ(serve(), 2 * kMany) << "as soon as somebody can";
+}
+
+TEST_F(SlotsTest, a_full_large_worker_keeps_no_small_one_idle) {
+  scheduler->on_workers({with_slots("large", 5), with_slots("small", 1)}, now);
+  submit_wide("a");
+  for (int i = 0; i < 10; ++i) submit("narrow" + std::to_string(i), with({30 + i}), "a");
+  int on_small = 0;
+  for (const auto& [ref, owner] : store.assignments) on_small += owner == "small:1";
+  EXPECT_EQ(on_small, 2) << "its whole look-ahead";
+  EXPECT_EQ(scheduler->census().held, 4u);
+}
+
+TEST_F(SlotsTest, a_worker_that_has_fewer_slots_now_frees_the_round_of_what_needs_more) {
+  scheduler->on_workers({with_slots("w", 5)}, now);
+  submit_wide("a");
+  scheduler->on_workers({with_slots("w", 1)}, now);
+  for (int i = 0; i < 3; ++i) submit("plain" + std::to_string(i), spec(R"("width":256)"), "b");
+  EXPECT_EQ(serve(), 2 + 3) << "what it held already, and what it can take";
+}
+
+TEST_F(SlotsTest, what_nobody_can_take_earns_its_tenant_no_credit) {
+  submit_wide("a");
+  scheduler->on_workers({with_slots("w", 4)}, now);
+  for (int i = 0; i < 40; ++i) submit("b" + std::to_string(i), spec(R"("width":256)"), "b");
+  for (std::size_t i = 0; i < 20; ++i) {  // half of them are served while a has nothing else
+    ASSERT_GT(store.assignments.size(), i);
+    store.start(store.assignments[i].first, now);
+    store.finish(store.assignments[i].first, now += 500 * kMs);
+    settle();
+  }
+  const auto from = store.assignments.size();
+  for (int i = 0; i < 40; ++i) submit("plain" + std::to_string(i), spec(R"("width":256)"), "a");
+  serve();
+  ASSERT_GE(store.assignments.size(), from + 16);
+  int of_a = 0;
+  for (std::size_t i = from; i < from + 16; ++i) of_a += store.assignments[i].first.job.starts_with("plain");
+  EXPECT_NEAR(of_a, 8, 2) << "its share from now on, no more";
+}
+
+TEST_F(SlotsTest, a_unit_moves_to_an_idle_worker_though_others_wait_for_more_slots) {
+  submit_wide("a");
+  scheduler->on_workers({with_slots("w", 4)}, now);
+  settle();
+  submit("1", spec(R"("width":1024,"height":1024,"num_inference_steps":40)"));
+  submit("2", spec(R"("width":1024,"height":1024,"num_inference_steps":40)"));
+  store.start({"1", 0}, now);
+  settle();
+  now += 1'000 * kMs;
+  scheduler->on_workers({with_slots("w", 4), with_slots("idle", 4)}, now);
+  settle();
+  EXPECT_EQ(owner_of("2"), "idle:1");
+}
+
+TEST(FairQueueSlots, an_aged_unit_goes_though_an_older_one_needs_more_slots) {
+  FairQueue queue({}, 1'000);
+  const auto t = queue.tenants().intern("a");
+  queue.tenants().open(t);
+  queue.push({.tenant = t, .lane = 0, .ready_us = 0, .arrival = 1, .slots = 5, .prior_us = 10});
+  queue.push({.tenant = t, .lane = 1, .priority = 9, .ready_us = 1'500, .arrival = 2, .prior_us = 10});
+  const auto aged = queue.push({.tenant = t, .lane = 2, .ready_us = 100, .arrival = 3, .slots = 4, .prior_us = 10});
+  const FairQueue::Round round{.skipped = [](LaneId) { return false; }};
+  const auto next = queue.next(0, 4, 2'000, round);
+  ASSERT_TRUE(next);
+  EXPECT_EQ(next->handle, aged);
+  EXPECT_TRUE(next->aged);
+  EXPECT_FALSE(queue.next(0, -1, 2'000, round));
+  EXPECT_FALSE(queue.has_work(0, -1));
+  EXPECT_TRUE(queue.has_work(0, 0));
+}
+
+}  // namespace
+}  // namespace ditfleet::scheduling
