@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <set>
+
 #include "coordinator/scheduling/cost_model.h"
 #include "shared/job/validate.h"
 
@@ -45,6 +47,17 @@ std::optional<Error> unmet_deadline(const Estimate& estimate, std::int64_t deadl
                            std::max<std::int64_t>(0, deadline_us - now_us) / 1000, estimate.wait_us / 1000,
                            estimate.run_us / 1000),
                "deadline_ms"};
+}
+
+std::optional<Error> unmet_slots(const job::JobSpec& spec, int most_slots) {
+  if (most_slots <= 0 || static_cast<int>(spec.loras.size()) <= most_slots) return std::nullopt;
+  const auto named = adapters_of(spec);
+  const auto needed = std::set(named.begin(), named.end()).size();
+  if (static_cast<int>(needed) <= most_slots) return std::nullopt;
+  return invalid_argument(fmt::format("loras names {} adapters, and no worker of '{}' holds more than {} at once; fewer would do, or a worker "
+                                      "with a higher worker.lora.slots",
+                                      needed, spec.model, most_slots),
+                          "loras");
 }
 
 std::vector<std::string> adapters_of(const job::JobSpec& spec) {

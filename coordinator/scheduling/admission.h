@@ -48,6 +48,9 @@ std::int64_t deadline_us(const queue::IntakeEntry& entry, const job::JobSpec& sp
 // An error if the deadline can't be met. A prior alone never turns a job away.
 std::optional<Error> unmet_deadline(const Estimate& estimate, std::int64_t deadline_us, std::int64_t now_us);
 
+// An error if the job names more adapters than the widest worker that was seen holds at once; 0 or less: nobody knows yet.
+std::optional<Error> unmet_slots(const job::JobSpec& spec, int most_slots);
+
 std::vector<std::string> adapters_of(const job::JobSpec& spec);  // digests, in the order of the request
 queue::Admission make_admission(const queue::IntakeEntry& entry, const Classified& job, std::int64_t cost_us);
 queue::Rejection make_rejection(const queue::IntakeEntry& entry, Error error);

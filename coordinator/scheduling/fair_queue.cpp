@@ -165,6 +165,14 @@ void FairQueue::set_reach(ModelId model_id, int slots) {
   for (const auto& [tenant, units] : begin) wait(tenant, units);
 }
 
+std::size_t FairQueue::out_of_reach() const {
+  std::size_t out = 0;
+  for (const auto& model : models_) {
+    for (auto it = model.units.upper_bound(model.reach); it != model.units.end(); ++it) out += it->second;
+  }
+  return out;
+}
+
 bool FairQueue::has_work(ModelId model, int slots) const {
   return model < models_.size() && !models_[model].units.empty() && models_[model].units.begin()->first <= slots;
 }

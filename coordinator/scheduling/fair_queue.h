@@ -87,6 +87,7 @@ class FairQueue {
   // The most slots that a worker of the model has, -1 if there is none; until told: any number. A tenant whose units all need
   // more waits for nobody, hoards nothing meanwhile, and when there is such a worker it starts among those that wait.
   void set_reach(ModelId model, int slots);
+  std::size_t out_of_reach() const;  // units that need more
 
   // The first of those behind this one that `fits` says yes to: of the same tenant, priority and deadline, first of their
   // lanes, needing at most so many slots, due at most so much later. Looks at so many at most.

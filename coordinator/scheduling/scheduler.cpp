@@ -33,8 +33,22 @@ ModelId Scheduler::intern_model(const std::string& name) {
 
 std::vector<WorkerId> Scheduler::update_fleet(const std::vector<queue::WorkerInfo>& workers, std::int64_t now_us) {
   auto changed = fleet_.update(workers, now_us, [this](const std::string& name) { return intern_model(name); });
-  for (ModelId m = 0; m < models_.size(); ++m) queue_.set_reach(m, fleet_.most_slots(m));
+  slots_seen_.resize(models_.size(), 0);
+  for (ModelId m = 0; m < models_.size(); ++m) {
+    const int slots = fleet_.most_slots(m);
+    queue_.set_reach(m, slots);
+    slots_seen_[m] = std::max(slots_seen_[m], slots);
+  }
   return changed;
+}
+
+// 0: nobody knows, for there was no worker yet, or one that starts may have more.
+int Scheduler::slots_for(const std::string& model) const {
+  const auto it = model_ids_.find(model);
+  if (it == model_ids_.end() || it->second >= slots_seen_.size()) return 0;
+  const auto& workers = fleet_.with_model(it->second);
+  const bool starts = std::any_of(workers.begin(), workers.end(), [this](WorkerId w) { return fleet_.at(w).standing == Standing::kStarting; });
+  return starts ? 0 : slots_seen_[it->second];
 }
 
 ClassId Scheduler::intern_class(const std::string& key, const std::string& model) {
@@ -386,6 +400,7 @@ Estimate Scheduler::estimate(const job::JobSpec& spec, const std::string& tenant
 Census Scheduler::census() const {
   Census out;
   out.jobs = jobs_.size();
+  out.unplaceable = queue_.out_of_reach();
   for (const auto& [id, job] : jobs_) {
     for (const auto& unit : job->units) {
       out.ready += unit.where == Unit::Where::kQueued;

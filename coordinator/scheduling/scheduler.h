@@ -62,6 +62,7 @@ class Observer {
 
 struct Census {
   std::size_t jobs = 0, ready = 0, held = 0, delayed = 0, pending = 0;
+  std::size_t unplaceable = 0;  // ready, and no registered worker has the model, or the slots for their adapters
   std::map<Standing, std::size_t> workers;
 };
 
@@ -146,6 +147,7 @@ class Scheduler {
 
   std::int64_t tail_us(ModelId model) const { return model < tails_.size() ? tails_[model].us : 0; }
   ModelId intern_model(const std::string& name);
+  int slots_for(const std::string& model) const;  // of the widest worker there was
   std::vector<WorkerId> update_fleet(const std::vector<queue::WorkerInfo>& workers, std::int64_t now_us);
   ClassId intern_class(const std::string& key, const std::string& model);
   LaneId intern_lane(ClassId cls, const std::vector<std::string>& adapters);
@@ -188,6 +190,7 @@ class Scheduler {
   FairQueue queue_;
   Fleet fleet_;
   CostModel costs_;
+  std::vector<int> slots_seen_;  // by model: the most slots of any worker so far
   std::unordered_map<std::string, std::unique_ptr<Job>> jobs_;
   std::vector<std::pair<Job*, int>> queued_;  // by FairQueue handle
   std::vector<std::string> models_;

@@ -30,6 +30,12 @@ void Scheduler::on_intake(std::span<const queue::IntakeEntry> entries, std::int6
       pending_.reject.push_back(make_rejection(entry, job.error()));
       continue;
     }
+    if (find_job(entry.id) == nullptr) {
+      if (auto unmet = unmet_slots(job->spec, slots_for(job->spec.model))) {
+        pending_.reject.push_back(make_rejection(entry, std::move(*unmet)));
+        continue;
+      }
+    }
     const auto deadline = deadline_us(entry, job->spec);
     const auto expected = estimate(job->spec, entry.tenant, now_us);
     if (auto unmet = unmet_deadline(expected, deadline, now_us)) {

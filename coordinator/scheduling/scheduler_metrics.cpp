@@ -40,6 +40,11 @@ struct SchedulerMetrics::Families {
   Histogram& decisions = BuildHistogram().Name("ditfleet_scheduler_decision_seconds").Help("Time of one round of decisions").Register(r).Add(
       {}, Histogram::BucketBoundaries{0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05});
   Gauge& ready = BuildGauge().Name("ditfleet_units_ready").Help("Units that wait for a worker").Register(r).Add({});
+  Gauge& unplaceable = BuildGauge()
+                           .Name("ditfleet_units_unplaceable")
+                           .Help("Ready units for which no registered worker has the model, or enough slots for adapters")
+                           .Register(r)
+                           .Add({});
   Gauge& held = BuildGauge().Name("ditfleet_units_held").Help("Units assigned to or running on workers").Register(r).Add({});
   Gauge& delayed = BuildGauge().Name("ditfleet_units_delayed").Help("Units that wait for their retry").Register(r).Add({});
   Gauge& queued_jobs = BuildGauge().Name("ditfleet_jobs_queued").Help("Jobs that are not admitted yet").Register(r).Add({});
@@ -117,6 +122,7 @@ void SchedulerMetrics::jobs(std::int64_t queued, std::int64_t open) {
 
 void SchedulerMetrics::census(const Census& census) {
   families_.ready.Set(static_cast<double>(census.ready));
+  families_.unplaceable.Set(static_cast<double>(census.unplaceable));
   families_.held.Set(static_cast<double>(census.held));
   families_.delayed.Set(static_cast<double>(census.delayed));
   for (const auto standing : {Standing::kStarting, Standing::kReady, Standing::kDraining, Standing::kSilent, Standing::kGone}) {

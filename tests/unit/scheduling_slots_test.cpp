@@ -8,6 +8,8 @@
 namespace ditfleet::scheduling {
 namespace {
 
+using ::testing::HasSubstr;
+
 constexpr int kMany = 200;  // lanes: more than any bound on what a round looks at
 
 class SlotsTest : public SchedulerTest {
@@ -122,6 +124,42 @@ TEST_F(SlotsTest, a_unit_moves_to_an_idle_worker_though_others_wait_for_more_slo
   scheduler->on_workers({with_slots("w", 4), with_slots("idle", 4)}, now);
   settle();
   EXPECT_EQ(owner_of("2"), "idle:1");
+}
+
+TEST_F(SlotsTest, more_adapters_than_any_worker_has_slots_are_rejected_with_both_numbers) {
+  submit("early", with({1, 2, 3, 4, 5}));  // no worker yet: a larger one may come
+  scheduler->on_workers({with_slots("w", 4)}, now);
+  settle();
+  EXPECT_EQ(scheduler->census().unplaceable, 1u);
+  submit("wide", with({1, 2, 3, 4, 5}));
+  submit("fits", with({1, 2, 3, 4}));
+  ASSERT_EQ(store.rejected.size(), 1u);
+  EXPECT_EQ(store.rejected[0].id, "wide");
+  EXPECT_EQ(store.rejected[0].error.code, Code::kInvalidArgument);
+  EXPECT_EQ(store.rejected[0].error.param, "loras");
+  EXPECT_THAT(store.rejected[0].error.message, HasSubstr("names 5 adapters, and no worker of 'tiny' holds more than 4"));
+  EXPECT_EQ(owner_of("fits"), "w:1");
+  EXPECT_EQ(owner_of("early"), "");
+  auto starting = with_slots("large", 0);
+  starting.state = "starting";
+  scheduler->on_workers({with_slots("w", 4), starting}, now);
+  submit("hopeful", with({1, 2, 3, 4, 6}));
+  EXPECT_EQ(store.rejected.size(), 1u) << "what it will have is not known";
+  scheduler->on_workers({with_slots("w", 4), with_slots("large", 6)}, now);
+  settle();
+  EXPECT_EQ(owner_of("early"), "large:1");
+  EXPECT_EQ(owner_of("hopeful"), "large:1");
+  scheduler->on_workers({with_slots("w", 4)}, now);  // it restarts
+  submit("patient", with({1, 2, 3, 4, 7}));
+  EXPECT_EQ(store.rejected.size(), 1u);
+  EXPECT_EQ(owner_of("patient"), "");
+}
+
+TEST_F(SlotsTest, workers_without_slots_reject_nothing) {
+  scheduler->on_workers({with_slots("plain", 0)}, now);
+  submit("1", with({1}));
+  EXPECT_TRUE(store.rejected.empty());
+  EXPECT_EQ(owner_of("1"), "");
 }
 
 TEST(FairQueueSlots, an_aged_unit_goes_though_an_older_one_needs_more_slots) {
