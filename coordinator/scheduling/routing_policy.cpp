@@ -1,5 +1,7 @@
 #include "coordinator/scheduling/routing_policy.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <functional>
 
@@ -23,10 +25,10 @@ const std::vector<Row>& table() {
       {"finish",
        {{"miss_weight", FinishPolicy::Options{}.miss_weight, {0.0, 4.0, 8.0, 16.0}},
         {"wait_runs", FinishPolicy::Options{}.wait_runs, {0.5, 1.0, 1.5, 3.0}},
-        {"tail_part", FinishPolicy::Options{}.tail_part, {0.4, 0.6, 0.8}},
+        {"tail_part", FinishPolicy::Options{}.tail_part, {0.4, 0.6, 0.8}, 0, 10},
         {"patience", FinishPolicy::Options{}.patience},
-        {"reach", FinishPolicy::Options{}.reach},
-        {"yield", FinishPolicy::Options{}.yield}},
+        {"reach", FinishPolicy::Options{}.reach, {}, 0, 10},
+        {"yield", FinishPolicy::Options{}.yield, {}, 0, 10}},
        [](const std::vector<double>& v) {
          return std::make_unique<FinishPolicy>(FinishPolicy::Options{
              .miss_weight = v[0], .wait_runs = v[1], .tail_part = v[2], .patience = v[3], .reach = v[4], .yield = v[5]});
@@ -35,10 +37,10 @@ const std::vector<Row>& table() {
        {{"affinity_weight", 1.0, {0.25, 0.5, 1.0, 2.0, 4.0}}, kPatience},
        [](const std::vector<double>& v) { return std::make_unique<LadderPolicy>(v[0], v[1]); }},
       {"ray_multiplex",
-       {{"matching_timeout_ms", 1000.0, {0.0, 50.0, 250.0, 1000.0}}, kPatience},
+       {{"matching_timeout_ms", 1000.0, {0.0, 50.0, 250.0, 1000.0}, 0, 1e7}, kPatience},
        [](const std::vector<double>& v) { return std::make_unique<MultiplexPolicy>(v[0], v[1]); }},
       {"bounded_rendezvous",
-       {{"bound", 1.25, {1.1, 1.25, 1.5, 2.0, 4.0}}, kPatience},
+       {{"bound", 1.25, {1.1, 1.25, 1.5, 2.0, 4.0}, 1}, kPatience},
        [](const std::vector<double>& v) { return std::make_unique<BoundedRendezvousPolicy>(v[0], v[1]); }},
       {"round_robin", {kPatience}, [](const std::vector<double>& v) { return std::make_unique<RoundRobinPolicy>(v[0]); }},
       {"least_loaded", {kPatience}, [](const std::vector<double>& v) { return std::make_unique<LeastLoadedPolicy>(v[0]); }},
@@ -66,6 +68,9 @@ Result<std::unique_ptr<RoutingPolicy>> make_policy(const PolicyOptions& options)
     if (it == row->tunables.end()) {
       return invalid_argument("the routing policy '" + options.name + "' has no tunable '" + name + "'" +
                               (row->tunables.empty() ? "; it has none" : "; it has " + names_of(row->tunables)));
+    }
+    if (!(value >= it->least && value <= it->most)) {
+      return invalid_argument(fmt::format("the routing policy '{}' has {}={}; it must be a number from {} to {}", options.name, name, value, it->least, it->most));
     }
     values[static_cast<std::size_t>(it - row->tunables.begin())] = value;
   }

@@ -79,9 +79,10 @@ struct Tunable {
   std::string_view name;
   double value = 0;  // by default
   std::vector<double> grid = {};  // empty: it keeps its value
+  double least = 0, most = 1000;
 };
 
-// kInvalidArgument: no such policy, or it has no such tunable; the message names those there are.
+// kInvalidArgument: no such policy, or it has no such tunable, or not with such a value; the message says what there is.
 Result<std::unique_ptr<RoutingPolicy>> make_policy(const PolicyOptions& options);
 std::vector<std::string_view> policy_names();
 const std::vector<Tunable>& policy_tunables(std::string_view name);  // none for what is no policy

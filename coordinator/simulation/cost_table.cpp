@@ -1,14 +1,24 @@
 #include "coordinator/simulation/cost_table.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <variant>
 
+#include "coordinator/simulation/range.h"
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
 #include "shared/core/nearest_name.h"
 
 namespace ditfleet::simulation {
+namespace {
+
+constexpr double kHourUs = 3.6e9;
+constexpr double kLongestUs = 10 * 24 * kHourUs;  // of anything: the clock has a tick for each 0.1 s that jobs wait
+
+}  // namespace
 
 std::int64_t CostTable::run_us(int width, int height, int steps, bool adapter) const {
   const double pixels = static_cast<double>(width) * height, tokens = pixels / 256.0 + text_tokens;
@@ -23,22 +33,26 @@ Result<CostTable> read_cost_table(const std::string& path) {
   if (!parsed) return invalid_argument("the cost table " + path + " is " + parsed.error().message);
   if (!parsed->is_object()) return invalid_argument("the cost table " + path + " is no JSON object");
   CostTable out;
-  std::map<std::string, std::variant<int*, std::int64_t*, double*>> places = {
-      {"text_us", &out.text_us},
-      {"step_us_per_token", &out.step_us_per_token},
-      {"step_us_per_token2", &out.step_us_per_token2},
-      {"text_tokens", &out.text_tokens},
-      {"vae_us_per_pixel", &out.vae_us_per_pixel},
-      {"cold_class_us", &out.cold_class_us},
-      {"run_spread", &out.run_spread},
-      {"adapter_bytes", &out.adapter_bytes},
-      {"adapter_load_bytes_per_s", &out.adapter_load_bytes_per_s},
-      {"adapter_swap_us", &out.adapter_swap_us},
-      {"adapter_resident_us", &out.adapter_resident_us},
-      {"adapter_step_ratio", &out.adapter_step_ratio},
-      {"adapter_slots", &out.adapter_slots},
-      {"host_adapter_bytes", &out.host_adapter_bytes},
-      {"lookahead", &out.lookahead},
+  struct Place {
+    std::variant<int*, std::int64_t*, double*> at;
+    Range range;
+  };
+  std::map<std::string, Place> places = {
+      {"text_us", {&out.text_us, whole(0, kHourUs)}},
+      {"step_us_per_token", {&out.step_us_per_token, real(0, 1e6)}},
+      {"step_us_per_token2", {&out.step_us_per_token2, real(0, 1e3)}},
+      {"text_tokens", {&out.text_tokens, whole(0, 100'000)}},
+      {"vae_us_per_pixel", {&out.vae_us_per_pixel, real(0, 1e4)}},
+      {"cold_class_us", {&out.cold_class_us, whole(0, kHourUs)}},
+      {"run_spread", {&out.run_spread, real(0, 0.99)}},
+      {"adapter_bytes", {&out.adapter_bytes, whole(1, 1e12)}},
+      {"adapter_load_bytes_per_s", {&out.adapter_load_bytes_per_s, real(1, 1e15)}},
+      {"adapter_swap_us", {&out.adapter_swap_us, whole(0, kHourUs)}},
+      {"adapter_resident_us", {&out.adapter_resident_us, whole(0, kHourUs)}},
+      {"adapter_step_ratio", {&out.adapter_step_ratio, real(0.01, 100)}},
+      {"adapter_slots", {&out.adapter_slots, whole(1, 1024)}},
+      {"host_adapter_bytes", {&out.host_adapter_bytes, whole(1, 1e15)}},
+      {"lookahead", {&out.lookahead, whole(1, 64)}},
   };
   std::vector<std::string> names;
   for (const auto& [name, place] : places) names.push_back(name);
@@ -46,16 +60,20 @@ Result<CostTable> read_cost_table(const std::string& path) {
     if (key == "about" || key == "measured") continue;  // for people
     const auto place = places.find(std::string(key));
     if (place == places.end()) return invalid_argument("the cost table " + path + " has an unknown field '" + std::string(key) + "'" + suggestion(key, names));
-    if (!value.is_number() || value.to_number<double>() < 0) {
-      return invalid_argument("the cost table " + path + " has " + std::string(key) + " = " + json::serialize(value) + "; it must be a number of at least 0");
-    }
-    std::visit([&value](auto* at) { *at = static_cast<std::remove_pointer_t<decltype(at)>>(value.to_number<double>()); }, place->second);
+    const double number = value.is_number() ? value.to_number<double>() : std::nan("");
+    if (!place->second.range.has(number)) return place->second.range.error("the cost table " + path + ": " + place->first, json::serialize(value));
+    std::visit([number](auto* at) { *at = static_cast<std::remove_pointer_t<decltype(at)>>(number); }, place->second.at);
     places.erase(place);
   }
   if (!places.empty()) return invalid_argument("the cost table " + path + " lacks " + places.begin()->first);
-  if (out.adapter_load_bytes_per_s < 1 || out.lookahead < 1 || out.adapter_bytes < 1 || out.adapter_slots < 1 ||
-      out.host_adapter_bytes < out.adapter_bytes * out.lookahead) {
-    return invalid_argument("the cost table " + path + " needs positive rates, slots and look-ahead, and host memory for an adapter of each unit that a worker holds");
+  if (out.host_adapter_bytes < out.adapter_bytes * out.lookahead) {
+    return invalid_argument("the cost table " + path + " has too little host_adapter_bytes; a worker needs adapter_bytes for each of the lookahead units it holds");
+  }
+  const auto longest_us = std::max(static_cast<double>(out.run_us(2048, 2048, 200, true)),
+                                   static_cast<double>(out.adapter_bytes) / out.adapter_load_bytes_per_s * 1e6);
+  if (longest_us > kLongestUs) {
+    return invalid_argument(fmt::format("the cost table {} makes 200 steps at 2048 x 2048, or a load of an adapter, take {:.3g} days; it must be at most {:.0f}",
+                                        path, longest_us / kHourUs / 24, kLongestUs / kHourUs / 24));
   }
   return out;
 }

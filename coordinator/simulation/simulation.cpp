@@ -12,6 +12,7 @@
 
 #include "coordinator/scheduling/scheduler.h"
 #include "coordinator/simulation/random.h"
+#include "coordinator/simulation/range.h"
 #include "coordinator/simulation/service_gap.h"
 #include "coordinator/simulation/worker_model.h"
 #include "shared/core/json.h"
@@ -65,10 +66,10 @@ class Simulation {
     latency_us_.resize(trace.jobs.size(), -1);
   }
 
-  void run() {
+  // An error if the scheduler rejects a job: no figure may count what was not served.
+  Result<void> run() {
     heartbeat(kStartUs);
-    at(kStartUs + kHeartbeatUs, What::kHeartbeat, 0);
-    at(kStartUs + kTickUs, What::kTick, 0);
+    at(after_idleness(kStartUs), What::kHeartbeat, 0);
     for (std::size_t i = 0; i < trace_.jobs.size(); ++i) at(kStartUs + trace_.jobs[i].at_us, What::kArrival, i);
     while (ended_ < trace_.jobs.size()) {
       const auto now = events_.top().at_us;
@@ -77,8 +78,9 @@ class Simulation {
         events_.pop();
         happen(event, now);
       }
-      decide(now);
+      if (auto decided = decide(now); !decided) return decided;
     }
+    return {};
   }
 
   std::vector<Figure> figures() const;
@@ -124,13 +126,28 @@ class Simulation {
       case What::kLoaded: start(event.which, now); break;
       case What::kHeartbeat:
         heartbeat(now);
-        at(now + kHeartbeatUs, What::kHeartbeat, 0);
+        at(after_idleness(now), What::kHeartbeat, 0);
         break;
-      case What::kTick: at(now + kTickUs, What::kTick, 0); break;
+      case What::kTick: ticking_ = false; break;
     }
   }
 
+  // The next heartbeat: while nobody has anything to do, the last one before a job comes says all that those before it would.
+  std::int64_t after_idleness(std::int64_t now) const {
+    if (arrived_ != ended_ || arrived_ == trace_.jobs.size()) return now + kHeartbeatUs;
+    const auto beats = (kStartUs + trace_.jobs[arrived_].at_us - now) / kHeartbeatUs;
+    return now + std::max<std::int64_t>(1, beats) * kHeartbeatUs;
+  }
+
+  // While units wait: where none does, time alone changes nothing.
+  void tick(std::int64_t now) {
+    if (ticking_ || scheduler_->ready() == 0) return;
+    ticking_ = true;
+    at(now + kTickUs - (now - kStartUs) % kTickUs, What::kTick, 0);
+  }
+
   void arrive(std::size_t index, std::int64_t now) {
+    ++arrived_;
     const auto& job = trace_.jobs[index];
     json::object spec{{"model", "model"}, {"prompt", ""}, {"seed", 1}, {"width", job.width}, {"height", job.height}, {"num_inference_steps", job.steps}};
     if (!job.adapter.empty()) spec["loras"] = json::array{json::object{{"name", job.adapter}}};
@@ -149,13 +166,16 @@ class Simulation {
   }
 
   // As the shell performs what was decided; Redis refuses nothing here.
-  void decide(std::int64_t now) {
+  Result<void> decide(std::int64_t now) {
     for (;;) {
       const auto queued = scheduler_->ready();
       const auto began = std::chrono::steady_clock::now();
       auto actions = scheduler_->decide(now);
       const double took_us = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - began).count();
-      if (actions.empty()) return;
+      if (actions.empty()) {
+        tick(now);
+        return {};
+      }
       std::size_t units = 0;
       for (const auto& batch : actions.assign) units += batch.units.size();
       if (units > 0) {
@@ -164,11 +184,7 @@ class Simulation {
           if (queued >= depth * 8 / 10 && queued <= depth * 12 / 10) times.push_back(decisions_us_.back());
         }
       }
-      for (const auto& rejected : actions.reject) {  // no trace that was read has such jobs
-        latency_us_[std::stoul(rejected.id)] = 0;
-        ++ended_;
-        ++rejected_;
-      }
+      if (!actions.reject.empty()) return rejection(actions.reject.front());
       for (const auto& admitted : actions.admit) {
         classes_.insert_or_assign(admitted.id, admitted.class_key);
         tell({admitted.id, 0}, "ready", now);
@@ -180,6 +196,12 @@ class Simulation {
         start(worker, now);
       }
     }
+  }
+
+  Error rejection(const queue::Rejection& rejected) const {
+    const auto index = std::stoul(rejected.id);
+    const int line = trace_.jobs[index].line;
+    return invalid_argument(fmt::format("the scheduler rejects the job {}: {}", line > 0 ? fmt::format("in line {}", line) : fmt::format("number {}", index + 1), rejected.error.message));
   }
 
   void assign(std::size_t worker, queue::AssignRequest& unit, std::int64_t now) {
@@ -245,7 +267,8 @@ class Simulation {
   std::vector<double> decisions_us_;  // of each unit that was assigned
   std::map<std::size_t, std::vector<double>> decisions_at_us_ = {{1'000, {}}, {10'000, {}}, {100'000, {}}};  // with about so many queued
   ServiceGap gap_;
-  std::size_t ended_ = 0, rejected_ = 0, revoked_ = 0, counted_ = 0, with_adapter_ = 0, host_misses_ = 0, slot_misses_ = 0, cold_classes_ = 0;
+  bool ticking_ = false;
+  std::size_t arrived_ = 0, ended_ = 0, revoked_ = 0, counted_ = 0, with_adapter_ = 0, host_misses_ = 0, slot_misses_ = 0, cold_classes_ = 0;
   std::int64_t last_end_us_ = 0, gap_at_first_us_ = 0;
 };
 
@@ -285,7 +308,6 @@ std::vector<Figure> Simulation::figures() const {
           {"fairness_gap", static_cast<double>(gap_.widest_us()) / static_cast<double>(longest), "largest jobs"},
           {"fairness_gap_at_first", static_cast<double>(gap_at_first_us_) / static_cast<double>(longest), "largest jobs"},
           {"revoked", static_cast<double>(revoked_), "units"},
-          {"rejected", static_cast<double>(rejected_), "jobs"},
           {"decision_mean", decisions.empty() ? 0 : deciding / static_cast<double>(decisions.size()), "us"},
           {"decision_p99", percentile(decisions, .99), "us"}};
   for (auto times : decisions_at_us_) {
@@ -305,16 +327,19 @@ double Report::figure(const std::string& metric) const {
 }
 
 Result<Report> simulate(const Trace& trace, const CostTable& costs, const SimulationOptions& options) {
-  if (options.workers < 0 || (options.workers == 0 && trace.workers == 0)) {
+  if (trace.jobs.empty()) return invalid_argument("the trace has no jobs");
+  if (options.workers == 0 && trace.workers == 0) {
     return invalid_argument("the trace does not say for how many workers it is; give --workers");
   }
-  if (options.warm_up < 0 || options.warm_up >= 1) return invalid_argument("the warm-up is a part of the jobs, from 0 to below 1");
+  const int workers = options.workers != 0 ? options.workers : trace.workers;
+  if (!kWorkers.has(workers)) return kWorkers.error("the number of workers", std::to_string(workers));
+  if (!(options.warm_up >= 0 && options.warm_up < 1)) return invalid_argument("the warm-up is a part of the jobs, from 0 to below 1");
   auto policy = scheduling::make_policy(options.policy);
   if (!policy) return policy.error();
   Report report{.policy = options.policy.name, .figures = {}};
   for (const auto& [name, value] : options.policy.tunables) report.policy += fmt::format(",{}={}", name, value);
   Simulation simulation(trace, costs, options, std::move(*policy));
-  simulation.run();
+  if (auto served = simulation.run(); !served) return served.error();
   report.figures = simulation.figures();
   return report;
 }

@@ -34,7 +34,7 @@ struct Report {
   double figure(const std::string& metric) const;  // of one that is there
 };
 
-// kInvalidArgument: no such policy or tunable, no number of workers. Takes a while; has no side effects.
+// kInvalidArgument: no such policy or tunable, no number of workers, no jobs, one that the scheduler rejects. Takes a while; has no side effects.
 Result<Report> simulate(const Trace& trace, const CostTable& costs, const SimulationOptions& options);
 
 // With every combination of the policy's grid (routing_policy.h), but for tunables that `options` gives: the report of the

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "coordinator/simulation/random.h"
+#include "coordinator/simulation/range.h"
 #include "shared/core/bytes.h"
 
 namespace ditfleet::simulation {
@@ -20,10 +21,23 @@ constexpr std::array<std::pair<int, int>, 12> kShapes = {{{1024, 1024}, {1216, 8
                                                           {512, 512}, {1152, 896}, {896, 1152}, {768, 512}, {512, 768}, {640, 640}}};
 constexpr double kBurstCycleUs = 60e6, kBurstPart = 0.2;
 
+constexpr std::size_t kMaxNameBytes = 128;  // as the service has it (shared/job/validate.h)
+constexpr double kLongestUs = 10.0 * 365 * 24 * 3.6e9;  // from the first generated arrival to the last, about
+
 bool number(std::string_view text, std::int64_t& out) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
-  return error == std::errc() && end == text.data() + text.size() && out >= 0;
+  return error == std::errc() && end == text.data() + text.size();
 }
+
+bool is_name(std::string_view text) { return text.size() <= kMaxNameBytes && is_valid_utf8(text); }
+
+// The numbers of a line, by their column.
+struct Column {
+  std::size_t at;
+  const char* name;
+  Range range;
+};
+const std::array<Column, 5> kColumns = {{{0, "at_ms", kAtMs}, {2, "width", whole(16, 2048)}, {3, "height", whole(16, 2048)}, {4, "steps", kSteps}, {6, "slo_ms", kSloMs}}};
 
 // Draws an index by Zipf's law.
 class Zipf {
@@ -53,6 +67,7 @@ Result<Trace> read_trace(const std::string& path) {
   while (!rest.empty()) {
     const auto end = std::min(rest.find('\n'), rest.size());
     std::string_view line = rest.substr(0, end);
+    if (line.ends_with('\r')) line.remove_suffix(1);  // of an editor that ends lines so
     rest.remove_prefix(std::min(end + 1, rest.size()));
     ++line_number;
     const auto wrong = [&](const std::string& what) {
@@ -65,7 +80,8 @@ Result<Trace> read_trace(const std::string& path) {
       if (at != std::string_view::npos) {
         std::int64_t workers = 0;
         const auto digits = line.substr(at + 8);
-        if (!number(digits.substr(0, digits.find(' ')), workers) || workers < 1 || workers > 100'000) return wrong("workers= is followed by a number of workers");
+        const auto given = digits.substr(0, digits.find(' '));
+        if (!number(given, workers) || !kWorkers.has(static_cast<double>(workers))) return wrong(kWorkers.error("workers=", std::string(given)).message);
         trace.workers = static_cast<int>(workers);
       }
       continue;
@@ -87,14 +103,17 @@ Result<Trace> read_trace(const std::string& path) {
       }
       line.remove_prefix(comma + 1);
     }
+    if (count != 7 || !line.empty()) return wrong("a job is " + std::string(kHeader));
     std::array<std::int64_t, 5> n{};
-    if (count != 7 || !line.empty() || !number(field[0], n[0]) || !number(field[2], n[1]) || !number(field[3], n[2]) ||
-        !number(field[4], n[3]) || !number(field[6], n[4]) || field[1].empty()) {
-      return wrong("a job is " + std::string(kHeader) + ", numbers of at least 0 and a tenant");
+    for (std::size_t i = 0; i < kColumns.size(); ++i) {
+      const auto& column = kColumns[i];
+      if (!number(field[column.at], n[i]) || !column.range.has(static_cast<double>(n[i]))) {
+        return wrong(column.range.error(column.name, "'" + std::string(field[column.at]) + "'").message);
+      }
     }
-    if (n[1] < 16 || n[1] > 2048 || n[2] < 16 || n[2] > 2048 || n[1] % 16 != 0 || n[2] % 16 != 0 || n[3] < 1 || n[3] > 200) {
-      return wrong("sides are multiples of 16 from 16 to 2048, steps 1 to 200");
-    }
+    if (n[1] % 16 != 0 || n[2] % 16 != 0) return wrong("sides are multiples of 16");
+    if (field[1].empty() || !is_name(field[1])) return wrong(fmt::format("a tenant is 1 to {} bytes of UTF-8", kMaxNameBytes));
+    if (!is_name(field[5])) return wrong(fmt::format("an adapter is at most {} bytes of UTF-8; none is an empty field", kMaxNameBytes));
     if (!trace.jobs.empty() && n[0] * 1000 < trace.jobs.back().at_us) return wrong("jobs are in order of arrival");
     trace.jobs.push_back({.at_us = n[0] * 1000,
                           .tenant = std::string(field[1]),
@@ -102,7 +121,8 @@ Result<Trace> read_trace(const std::string& path) {
                           .height = static_cast<int>(n[2]),
                           .steps = static_cast<int>(n[3]),
                           .adapter = std::string(field[5]),
-                          .slo_us = n[4] * 1000});
+                          .slo_us = n[4] * 1000,
+                          .line = line_number});
   }
   if (trace.jobs.empty()) return invalid_argument(path + " has no jobs; a trace has a line for each, below " + std::string(kHeader));
   return trace;
@@ -117,9 +137,26 @@ Result<void> write_trace(const Trace& trace, const std::string& path) {
 }
 
 Result<Trace> generate_trace(const TraceOptions& o, const CostTable& costs) {
-  if (o.jobs < 1 || o.workers < 1 || o.adapters < 0 || o.tenants < 1 || o.shapes < 1 || o.shapes > static_cast<int>(kShapes.size()) ||
-      o.load <= 0 || o.burst < 1 || o.burst * kBurstPart >= 1 || o.zipf < 0 || o.steps.empty()) {
-    return invalid_argument(fmt::format("a trace has at least one job, worker and tenant, 1 to {} shapes, a load above 0, bursts of 1 to {:.1f} times the mean", kShapes.size(), 0.99 / kBurstPart));
+  struct Given {
+    const char* name;
+    double value;
+    Range range;
+  };
+  std::vector<Given> given = {{"jobs", 1.0 * o.jobs, whole(1, 2'000'000)},
+                              {"workers", 1.0 * o.workers, kWorkers},
+                              {"adapters", 1.0 * o.adapters, whole(0, 1'000'000)},
+                              {"tenants", 1.0 * o.tenants, whole(1, 1000)},
+                              {"shapes", 1.0 * o.shapes, whole(1, kShapes.size())},
+                              {"zipf", o.zipf, real(0, 10)},
+                              {"load", o.load, real(0.001, 1000)},
+                              {"burst", o.burst, real(1, 0.99 / kBurstPart)},
+                              {"without-adapter", o.without_adapter, real(0, 1)},
+                              {"the factor of objectives", o.slo_factor, real(0, 1e6)},
+                              {"the slack of objectives in ms", 1.0 * static_cast<double>(o.slo_slack_ms), whole(0, 1e6)}};
+  for (const int s : o.steps) given.push_back({"steps", 1.0 * s, kSteps});
+  if (o.steps.empty()) return invalid_argument("steps are missing; give at least one number of them");
+  for (const auto& [name, value, range] : given) {
+    if (!range.has(value)) return range.error(name, fmt::format("{}", value));
   }
   Random random(o.seed);
   const Zipf adapter_law(std::max(1, o.adapters), o.zipf), shape_law(o.shapes, 0.8);
@@ -140,6 +177,10 @@ Result<Trace> generate_trace(const TraceOptions& o, const CostTable& costs) {
     trace.jobs.push_back(std::move(job));
   }
   const double mean_gap_us = work_us / o.jobs / o.workers / o.load;
+  if (mean_gap_us * o.jobs > kLongestUs) {
+    return invalid_argument(fmt::format("{} jobs at a load of {} on {} workers take {:.3g} years to arrive; it must be at most 10", o.jobs, o.load, o.workers,
+                                        10 * mean_gap_us * o.jobs / kLongestUs));
+  }
   const double quiet = (1.0 - o.burst * kBurstPart) / (1.0 - kBurstPart);
   double at = 0;
   for (auto& job : trace.jobs) {

@@ -22,6 +22,7 @@ struct TraceJob {
   int width = 0, height = 0, steps = 0;
   std::string adapter;
   std::int64_t slo_us = 0;
+  int line = 0;  // of its file; 0: it was not read from one
 };
 
 struct Trace {

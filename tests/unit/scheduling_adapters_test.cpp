@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -310,6 +312,12 @@ TEST_F(AdapterRouting, rendezvous_keeps_its_worker_within_the_bound) {
 TEST(RoutingPolicies, names_and_tunables_are_checked) {
   EXPECT_THAT(make_policy({"nope", {}}).error().message, HasSubstr("least_loaded"));
   EXPECT_THAT(make_policy({"finish", {{"x", 1.0}}}).error().message, HasSubstr("miss_weight"));
+  EXPECT_THAT(make_policy({"finish", {{"miss_weight", std::nan("")}}}).error().message, HasSubstr("miss_weight=nan; it must be a number from 0 to 1000"));
+  for (const double patience : {-5.0, -1e300, std::numeric_limits<double>::infinity()}) {
+    EXPECT_FALSE(make_policy({"finish", {{"patience", patience}}}).ok()) << patience;
+    EXPECT_FALSE(make_policy({"least_loaded", {{"patience", patience}}}).ok()) << patience;
+  }
+  EXPECT_FALSE(make_policy({"bounded_rendezvous", {{"bound", 0.5}}}).ok()) << "less than the mean is nobody's load";
 }
 
 }  // namespace
