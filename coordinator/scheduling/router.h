@@ -33,10 +33,23 @@
 
 #include <algorithm>
 #include <string_view>
+#include <vector>
 
 #include "coordinator/scheduling/routing_policy.h"
 
 namespace ditfleet::scheduling {
+
+// Work that was told to wait for a worker, this round.
+class Promises {
+ public:
+  std::int64_t us(WorkerId w) const { return w < us_.size() ? us_[w] : 0; }
+  void add(WorkerId w, std::int64_t us);
+  void clear();
+
+ private:
+  std::vector<std::int64_t> us_;
+  std::vector<WorkerId> to_;
+};
 
 class FinishPolicy final : public RoutingPolicy {
  public:
@@ -51,7 +64,7 @@ class FinishPolicy final : public RoutingPolicy {
   explicit FinishPolicy(Options options) : options_(options) {}
   std::string_view name() const override { return "finish"; }
   Route choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) override;
-  void begin_round() override;
+  void begin_round() override { promises_.clear(); }
   std::int64_t patience_us(std::int64_t run_us, std::int64_t tail_us) const override { return patience_of(options_.patience, run_us, tail_us); }
   std::int64_t reach_us(std::int64_t run_us, std::int64_t late_us, std::int64_t tail_us) const override;
   std::int64_t yield_us(std::int64_t run_us, std::int64_t waited_us, std::int64_t tail_us) const override;
@@ -62,9 +75,7 @@ class FinishPolicy final : public RoutingPolicy {
 
  private:
   Options options_;
-  // Work that was told to wait for a worker, this round.
-  std::vector<std::int64_t> promised_us_;
-  std::vector<WorkerId> promised_;
+  Promises promises_;
 };
 
 // As a FinishPolicy with nothing promised.
