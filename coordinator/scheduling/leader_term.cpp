@@ -212,6 +212,7 @@ void LeaderTerm::tell_adapters() {
   if (!directory.loaded() || directory.version() == adapters_version_) return;
   adapters_version_ = directory.version();
   Residency& residency = scheduler_->adapters();
+  residency.forget_sizes();
   for (const auto& [sha256, bytes] : directory.bytes()) residency.set_size(residency.intern(sha256), bytes);
   for (const auto& sha256 : pinned_) {
     if (!directory.pinned().contains(sha256)) residency.pin(residency.intern(sha256), false);

@@ -16,11 +16,40 @@ constexpr double kDemandWindowUs = 300e6;  // demand decays to 1/e in five minut
 
 AdapterId Residency::intern(const std::string& name) {
   const auto [it, fresh] = ids_.emplace(name, static_cast<AdapterId>(adapters_.size()));
-  if (fresh) {
+  if (!fresh) return it->second;
+  if (free_.empty()) {
     adapters_.emplace_back();
-    adapters_.back().name = name;
+  } else {
+    it->second = free_.back();
+    free_.pop_back();
   }
+  adapters_[it->second].name = name;
   return it->second;
+}
+
+void Residency::set_size(AdapterId a, std::int64_t bytes) {
+  adapters_[a].bytes = bytes;
+  adapters_[a].sized = true;
+}
+
+void Residency::forget_sizes() {
+  for (auto& adapter : adapters_) adapter.sized = false;
+}
+
+void Residency::prune() {
+  if (ids_.size() < prune_from_) return;
+  for (auto it = ids_.begin(); it != ids_.end();) {
+    const auto id = it->second;
+    const auto& adapter = adapters_[id];
+    if (adapter.sized || adapter.pinned || adapter.referred > 0 || !adapter.places.empty()) {
+      ++it;
+      continue;
+    }
+    it = ids_.erase(it);
+    adapters_[id] = {};
+    free_.push_back(id);
+  }
+  prune_from_ = std::max<std::size_t>(1024, 2 * ids_.size());
 }
 
 void Residency::asked_for(AdapterId a, std::int64_t now_us) {

@@ -57,9 +57,19 @@ class Residency {
   };
 
  public:
+  // An adapter is known from here on until prune() forgets it.
   AdapterId intern(const std::string& name);
   const std::string& name(AdapterId a) const { return adapters_[a].name; }
-  void set_size(AdapterId a, std::int64_t bytes) { adapters_[a].bytes = bytes; }
+  std::size_t known() const { return ids_.size(); }
+  // Its size is known, as of those that are registered; and of none is it any more, until told anew.
+  void set_size(AdapterId a, std::int64_t bytes);
+  void forget_sizes();
+  // Somebody outside remembers the id.
+  void refer(AdapterId a) { ++adapters_[a].referred; }
+  void unrefer(AdapterId a) { --adapters_[a].referred; }
+  // Forgets adapters that nobody holds, refers to, has pinned or told the size of, once there may be many of them: their ids
+  // will stand for others.
+  void prune();
   // A pinned adapter is never evicted from where it is.
   void pin(AdapterId a, bool pinned) { adapters_[a].pinned = pinned; }
   // A unit asks for it.
@@ -118,7 +128,8 @@ class Residency {
   struct Adapter {
     std::string name;
     std::int64_t bytes = kPriorAdapterBytes;
-    bool pinned = false;
+    bool sized = false, pinned = false;
+    int referred = 0;
     double asked = 0;  // decayed count
     std::int64_t asked_us = 0;
     std::vector<Place> places;
@@ -153,6 +164,8 @@ class Residency {
 
   std::vector<Adapter> adapters_;
   std::unordered_map<std::string, AdapterId> ids_;
+  std::vector<AdapterId> free_;
+  std::size_t prune_from_ = 1024;  // known ones; so that each is looked at a few times only
   std::vector<Holder> workers_;
   mutable std::vector<Found> found_;
   mutable std::uint32_t scans_ = 0;

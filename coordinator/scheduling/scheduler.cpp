@@ -91,7 +91,10 @@ LaneId Scheduler::intern_lane(ClassId cls, const std::vector<std::string>& names
     free_lanes_.pop_back();
   }
   auto hash = classes_[cls].hash;
-  for (const auto a : adapters) hash = mixed(hash ^ rendezvous_hash(fleet_.adapters().name(a)));
+  for (const auto a : adapters) {
+    hash = mixed(hash ^ rendezvous_hash(fleet_.adapters().name(a)));
+    fleet_.adapters().refer(a);
+  }
   lanes_[it->second] = {.cls = cls, .adapters = std::move(adapters), .hash = hash};
   return it->second;
 }
@@ -100,6 +103,7 @@ LaneId Scheduler::intern_lane(ClassId cls, const std::vector<std::string>& names
 void Scheduler::forget_job(const Job& job) {
   auto& lane = lanes_[job.lane];
   if (--lane.open == 0) {
+    for (const auto a : lane.adapters) fleet_.adapters().unrefer(a);
     lane_ids_.erase({lane.cls, lane.adapters});
     lane = {};
     free_lanes_.push_back(job.lane);

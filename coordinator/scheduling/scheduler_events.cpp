@@ -132,6 +132,7 @@ void Scheduler::on_workers(const std::vector<queue::WorkerInfo>& workers, std::i
   revoke_from_absent(now_us);
   revoke_for_idle(now_us);
   queue_.tenants().prune(kTenantsKept);
+  fleet_.adapters().prune();
 }
 
 void Scheduler::on_assign_refused(const queue::UnitRef& ref, const std::string& nonce, std::int64_t now_us) {

@@ -130,6 +130,34 @@ TEST_F(ResidencyTest, demand_fades) {
   EXPECT_LT(residency.demand(a, 3600 * kSecond), 0.001);
 }
 
+TEST_F(ResidencyTest, what_nobody_holds_names_or_registers_is_forgotten) {
+  const auto held = residency.intern("held"), named = residency.intern("named"), pinned = residency.intern("pinned"), sized = residency.intern("sized");
+  worker(0, {}, {held});
+  residency.refer(named);
+  residency.pin(pinned, true);
+  residency.set_size(sized, kSize);
+  for (int i = 0; i < 100; ++i) residency.intern("few" + std::to_string(i));
+  residency.prune();
+  EXPECT_EQ(residency.known(), 104u) << "too few to look for any";
+  for (int round = 0; round < 20; ++round) {
+    for (int i = 0; i < 1'000; ++i) residency.intern("digest" + std::to_string(round) + "." + std::to_string(i));
+    residency.prune();
+    EXPECT_LE(residency.known(), 2'104u);
+  }
+  EXPECT_EQ(residency.intern("held"), held);
+  EXPECT_EQ(residency.intern("named"), named);
+  EXPECT_EQ(residency.intern("pinned"), pinned);
+  EXPECT_EQ(residency.intern("sized"), sized);
+  EXPECT_THAT(residency.holders(held), ElementsAre(0u));
+  residency.unrefer(named);
+  residency.pin(pinned, false);
+  residency.forget_sizes();  // the registry has it no more
+  worker(0, {}, {});
+  while (residency.known() < 1'024) residency.intern("more" + std::to_string(residency.known()));
+  residency.prune();
+  EXPECT_EQ(residency.known(), 0u);
+}
+
 class AdapterRouting : public ::testing::Test {
  protected:
   queue::WorkerInfo info(const std::string& name, std::vector<std::string> slots, std::vector<std::string> host = {}) {
