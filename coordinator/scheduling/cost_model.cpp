@@ -103,6 +103,11 @@ bool CostModel::observed(ModelId m) const {
   return model != nullptr && model->observed;
 }
 
+bool CostModel::confirmed(ModelId m) const {
+  const auto* model = find(models_, m);
+  return model != nullptr && model->confirmed;
+}
+
 void CostModel::observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us, std::int64_t observed_us,
                         bool cold) {
   if (prior_us <= 0) return;
@@ -123,7 +128,7 @@ void CostModel::observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us,
     return;
   }
   if (!cls->observed) cls->overall = {};
-  cls->observed = model->observed = true;
+  cls->observed = model->observed = model->confirmed = true;
   cls->overall.add(observed_ratio, kWeight);
   model->overall.add(observed_ratio, kWeight);
   auto own = std::find_if(cls->variants.begin(), cls->variants.end(), [&](const Variant& v) { return v.prior_us == prior_us; });

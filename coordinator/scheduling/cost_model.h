@@ -60,6 +60,8 @@ class CostModel {
   // guess that lets an idle cold worker win over a queue of one.
   std::int64_t cold_us(ModelId m, std::int64_t run_us) const;
   bool observed(ModelId m) const;
+  // A run on a warm worker stands behind predictions. Before, there are at best first runs, which take more by any factor.
+  bool confirmed(ModelId m) const;
 
   // A unit ran for `observed_us`; `cold` if it was the worker's first of the class.
   void observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us, std::int64_t observed_us, bool cold);
@@ -87,7 +89,7 @@ class CostModel {
     Ewma overall;
     Ewma cold;  // microseconds that first runs took beyond the prediction
     std::vector<Ewma> speeds;  // by worker: observed ÷ what is typical of such runs
-    bool observed = false;
+    bool observed = false, confirmed = false;
   };
   const Variant* variant(ClassId c, std::int64_t prior_us) const;
   double ratio(ClassId c, ModelId m, std::int64_t prior_us) const;

@@ -34,11 +34,11 @@ void FairQueue::settle(TenantId t, std::int64_t predicted_us, std::int64_t actua
   reorder(t, before);
 }
 
-void FairQueue::correct(TenantId t, std::int64_t before_us, std::int64_t after_us, bool guess_before) {
-  if (before_us == after_us && !guess_before) return;
+void FairQueue::correct(TenantId t, std::int64_t before_us, std::int64_t after_us, bool guess_before, bool guess_after) {
+  if (before_us == after_us && guess_before == guess_after) return;
   const auto before = tenants_.virtual_time(t);
   tenants_.settle(t, before_us, 0, guess_before);
-  tenants_.charge(t, after_us);
+  tenants_.charge(t, after_us, guess_after);
   reorder(t, before);
 }
 

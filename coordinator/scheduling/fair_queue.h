@@ -52,8 +52,8 @@ class FairQueue {
   // As in Tenants, but the order follows: never call those for a tenant that may be queued.
   void charge(TenantId t, std::int64_t predicted_us, bool guess = false);
   void settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us, bool guess = false);
-  // Another prediction, no guess any more, of what is charged in advance.
-  void correct(TenantId t, std::int64_t before_us, std::int64_t after_us, bool guess_before = false);
+  // Another prediction of what is charged in advance.
+  void correct(TenantId t, std::int64_t before_us, std::int64_t after_us, bool guess_before = false, bool guess_after = false);
   void restore(const std::map<std::string, std::int64_t>& times);
 
   Handle push(const QueuedUnit& unit);

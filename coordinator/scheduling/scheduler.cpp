@@ -1,6 +1,7 @@
 #include "coordinator/scheduling/scheduler.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "coordinator/scheduling/router.h"
 
@@ -157,10 +158,15 @@ void Scheduler::remove_job(Job& job, std::int64_t now_us) {
   forget_job(job);
 }
 
+// What a unit is predicted to take, and whether that is a mere guess.
+std::pair<std::int64_t, bool> Scheduler::prediction(const Job& job, bool cold) const {
+  const auto run_us = costs_.typical_run_us(job.cls, job.model, job.prior_us);
+  const auto cold_us = costs_.observed_cold_us(job.model);
+  return {run_us + (cold ? cold_us.value_or(0) : 0), !costs_.confirmed(job.model) || (cold && !cold_us)};
+}
+
 void Scheduler::charge(const Job& job, Unit& unit, bool cold) {
-  unit.charged_cold_us = cold ? costs_.observed_cold_us(job.model).value_or(0) : 0;
-  unit.charged_us = costs_.typical_run_us(job.cls, job.model, job.prior_us) + unit.charged_cold_us;
-  unit.guess = !costs_.observed(job.model);
+  std::tie(unit.charged_us, unit.guess) = prediction(job, cold);
   queue_.charge(job.tenant, unit.charged_us, unit.guess);
 }
 
@@ -181,8 +187,8 @@ void Scheduler::recharge(ModelId model) {
       Job* job = nullptr;
       auto* unit = find_unit(held.ref, &job);
       if (unit == nullptr || unit->charged_us == 0 || job->model != model) continue;
-      const auto cost_us = costs_.typical_run_us(job->cls, job->model, job->prior_us) + unit->charged_cold_us;
-      queue_.correct(job->tenant, unit->charged_us, cost_us, std::exchange(unit->guess, false));
+      const auto [cost_us, guess] = prediction(*job, held.cold);
+      queue_.correct(job->tenant, unit->charged_us, cost_us, std::exchange(unit->guess, guess), guess);
       unit->charged_us = cost_us;
     }
   }

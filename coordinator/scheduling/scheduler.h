@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "coordinator/scheduling/admission.h"
@@ -108,8 +109,7 @@ class Scheduler {
     enum class Where { kPending, kQueued, kDelayed, kHeld, kUnknown, kEnded };
     Where where = Where::kPending;
     std::int64_t charged_us = 0;  // in advance, not settled yet
-    std::int64_t charged_cold_us = 0;  // the part of it for its worker's first run of the class
-    bool guess = false;           // no observed run stands behind that
+    bool guess = false;           // no observed run of such a worker, warm or cold, stands behind that
     FairQueue::Handle handle = 0;
     WorkerId worker = 0;
     std::string nonce;
@@ -164,6 +164,7 @@ class Scheduler {
   void unit_delayed(Job& job, int unit, std::int64_t now_us);
   void unit_ended(Job& job, int unit, std::int64_t now_us);
   void leave(Job& job, Unit& unit, int index, std::int64_t now_us);
+  std::pair<std::int64_t, bool> prediction(const Job& job, bool cold) const;
   // Charges the prediction in advance, a cold class's cost with it.
   void charge(const Job& job, Unit& unit, bool cold);
   // Settles what was charged in advance: by `actual_us` of service, or, if negative, by the prediction if it

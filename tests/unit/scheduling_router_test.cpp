@@ -206,6 +206,17 @@ TEST(CostModel, cold_cost_is_what_a_first_run_takes_beyond_the_prediction) {
   EXPECT_EQ(costs.run_us(0, 0, 0, 1'000), 1'000);  // the cold run did not spoil the prediction
 }
 
+TEST(CostModel, a_first_run_confirms_no_prediction) {
+  CostModel costs;
+  costs.seed(0, 0, 1'000'000, 500'000);
+  EXPECT_FALSE(costs.confirmed(0));
+  costs.observe(0, 0, 0, 1'000'000, 900'000, true);  // the worker's first of its class
+  EXPECT_TRUE(costs.observed(0));
+  EXPECT_FALSE(costs.confirmed(0));
+  costs.observe(0, 0, 0, 1'000'000, 400'000, false);
+  EXPECT_TRUE(costs.confirmed(0));
+}
+
 TEST(CostModel, a_seed_gives_way_to_facts) {
   CostModel costs;
   costs.seed(0, 0, 1'000, 9'000);

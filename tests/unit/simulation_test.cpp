@@ -255,7 +255,18 @@ TEST(Simulation, NoTenantGetsFarAhead) {
     options.steps = seed % 2 == 0 ? std::vector<int>{4, 28} : std::vector<int>{4};
     const auto report = simulate(*generate_trace(options, costs()), costs(), {});
     ASSERT_TRUE(report.ok());
-    EXPECT_LE(report->figure("fairness_gap"), 3.0) << "seed " << options.seed;
+    EXPECT_LE(report->figure("fairness_gap_at_first"), 2.0) << "seed " << options.seed;
+    EXPECT_LE(report->figure("fairness_gap"), 2.5) << "seed " << options.seed;
+  }
+}
+
+// While every run is some worker's first, predictions are guesses: nobody gets a lead of them. It was up to 5.3 of the largest job here.
+TEST(Simulation, AColdFleetIsNobodysLead) {
+  for (const std::uint64_t seed : {919, 920, 921}) {
+    const auto report = simulate(*generate_trace({.jobs = 1560, .workers = 16, .burst = 2, .seed = seed}, costs()), costs(), {});
+    ASSERT_TRUE(report.ok());
+    EXPECT_LE(report->figure("fairness_gap_at_first"), 2.0) << "seed " << seed;
+    EXPECT_LE(report->figure("fairness_gap"), 2.0) << "seed " << seed;
   }
 }
 
