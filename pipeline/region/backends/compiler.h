@@ -33,6 +33,9 @@ class Compiler {
   virtual Result<Entry> compile(const std::string& region, const Source& source, const std::string& arch) const = 0;
 };
 
+// Of what a compiler printed, the line that says why it failed: the first with an error in it, else the first.
+std::string first_error(std::string_view output);
+
 // Keeps source that a compiler refused: the path, for the message; "" where nothing can be written.
 std::string keep_source(const std::string& region, const std::string& extension, const std::string& text);
 

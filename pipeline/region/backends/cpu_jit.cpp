@@ -1,6 +1,9 @@
 #include "pipeline/region/backends/cpu_jit.h"
 
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <mutex>
 
 #include "pipeline/region/backends/run_program.h"
@@ -33,7 +36,7 @@ class CpuJit : public Compiler {
   Result<Entry> compile(const std::string& region, const Source& source, const std::string& arch) const override {
     if (arch != kHostArch) return invalid_argument("[cpu_jit] '" + arch + "' is no architecture of this backend; it takes cpu", "arch");
     ScratchFolder folder;
-    if (!folder.ok()) return unavailable("[cpu_jit] no folder can be made below TMPDIR (or /tmp)");
+    if (!folder.ok()) return unavailable("[cpu_jit] region " + region + ": " + folder.why());
     const std::string input = folder.path() + "/region.cpp", object = folder.path() + "/region.so";
     if (auto written = write_file_atomically(input, source.text); !written) return written.error();
     std::vector<std::string> arguments{program_};
@@ -44,9 +47,12 @@ class CpuJit : public Compiler {
     if (!run) return run.error();
     auto code = read_file(object);
     if (run->exit_code != 0 || !code) {
+      if (run->output.find(std::strerror(ENOSPC)) != std::string::npos)
+        return unavailable("[cpu_jit] region " + region + ": " + std::strerror(ENOSPC) + " in " + std::filesystem::path(folder.path()).parent_path().string() +
+                           " for " + program_ + ": " + first_error(run->output));
       const std::string kept = keep_source(region, ".cpp", source.text);
       return internal_error("[cpu_jit] region " + region + ": " + program_ + " ended with " + std::to_string(run->exit_code) + ": " +
-                            first_line(run->output) + (kept.empty() ? "" : "; the source is kept in " + kept));
+                            first_error(run->output) + (kept.empty() ? "" : "; the source is kept in " + kept));
     }
     Entry compiled{.region = region, .arch = arch, .kind = output_kind(), .code = std::move(code).value(), .source_bytes = source.text.size()};
     for (const KernelLaunch& launch : source.kernels)
@@ -58,15 +64,22 @@ class CpuJit : public Compiler {
   const std::string program_, version_, features_;
 };
 
+// GCC's first line begins with the name it was called by, which is no part of what it is: "c++ (Debian 12.2.0-14) 12.2.0".
+std::string version_of(const std::string& program, const std::string& output) {
+  const std::string line = first_line(output), name = std::filesystem::path(program).filename().string();
+  return line.rfind(name + " (", 0) == 0 ? line.substr(name.size() + 1) : line;
+}
+
 Result<std::shared_ptr<const Compiler>> open(const std::string& program) {
   const auto missing = [&](const std::string& why) {
     return unavailable("[cpu_jit] " + program + " cannot be used: " + why + "; install g++ (or name a C++ compiler with compile.cxx or DITFLEET_CXX), or use the backend eager");
   };
   auto version = run_program({program, "--version"}, "", std::chrono::seconds(10));
   if (!version) return missing(version.error().message);
-  if (version->exit_code != 0 || version->output.empty()) return missing("--version ended with " + std::to_string(version->exit_code));
-  // What -march=native means here: GCC prints every option it resolves to.
-  auto target = run_program({program, "-march=native", "-Q", "--help=target"}, "", std::chrono::seconds(10));
+  if (version->exit_code != 0) return missing("--version ended with " + std::to_string(version->exit_code) + ": " + first_error(version->output));
+  if (version->output.empty()) return missing("--version says nothing");
+  // What -march=native means here: GCC prints every option it resolves to. Without -o it would want a file in TMPDIR, to write nothing to it.
+  auto target = run_program({program, "-march=native", "-Q", "--help=target", "-S", "-o", "/dev/null"}, "", std::chrono::seconds(10));
   std::string features = target && target->exit_code == 0 ? target->output : std::string();
   if (features.empty()) {  // Clang: the processor's own list
     auto processor = read_file("/proc/cpuinfo");
@@ -74,7 +87,7 @@ Result<std::shared_ptr<const Compiler>> open(const std::string& program) {
     for (const char* field : {"model name", "flags"})
       if (const auto at = processor->find(field); at != std::string::npos) features += first_line(processor->substr(at)) + "\n";
   }
-  return std::shared_ptr<const Compiler>(std::make_shared<CpuJit>(program, first_line(version->output), sha256_hex(features).substr(0, 32)));
+  return std::shared_ptr<const Compiler>(std::make_shared<CpuJit>(program, version_of(program, version->output), sha256_hex(features).substr(0, 32)));
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ class Nvrtc : public Compiler {
     if (result != 0) {
       const std::string kept = keep_source(region, ".cu", source.text);
       return internal_error("[nvrtc] region " + region + " for " + arch + ": " + nvrtc_.error_text(result) + ": " +
-                            log.substr(0, log.find('\n')) + (kept.empty() ? "" : "; the source is kept in " + kept));
+                            first_error(log) + (kept.empty() ? "" : "; the source is kept in " + kept));
     }
     Entry compiled{.region = region, .arch = arch, .kind = kernel_cache::Kind::kCubin, .source_bytes = source.text.size()};
     if (nvrtc_.cubin_size(program, &size) != 0 || size == 0) return internal_error("[nvrtc] region " + region + " for " + arch + ": no cubin was made");

@@ -1,0 +1,17 @@
+#include "pipeline/region/backends/compiler.h"
+
+namespace ditfleet::region {
+
+std::string first_error(std::string_view output) {
+  const std::string_view first = output.substr(0, output.find('\n'));
+  while (!output.empty()) {
+    const auto end = output.find('\n');
+    const std::string_view line = output.substr(0, end);
+    for (const char* word : {"error", "Error"})  // compilers; assemblers
+      if (line.find(word) != std::string_view::npos) return std::string(line);
+    output = end == std::string_view::npos ? std::string_view() : output.substr(end + 1);
+  }
+  return std::string(first);
+}
+
+}  // namespace ditfleet::region
