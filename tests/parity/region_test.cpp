@@ -98,6 +98,25 @@ TEST_F(RegionParity, OneTemporalProgramForEveryFrameCount) {
   EXPECT_EQ(shared->counters->counts().variants, 4u);
 }
 
+// Rows longer than a kernel takes go through it in tiles; what is broadcast to them too.
+TEST_F(RegionParity, LongRowsAreTakenInTiles) {
+  const Region::Recipe wide = [](ElementType type) {
+    const Dim batch = Dim::symbol("batch"), tokens = Dim::symbol("tokens"), width = 5 * kMaxRowWidth / 4;
+    Builder b("wide", type);
+    const auto x = b.activation("x", {batch, tokens, width});
+    return b.finish({b.modulate("y", b.silu("bent", x), b.table("scale", type, {batch, 1, width}), b.table("shift", type, {batch, 1, width}))});
+  };
+  const auto shared = host({.fullgraph = true});
+  Region region("wide", wide, shared);
+  const Program program = *wide(ElementType::kF32);
+  for (const bool strided : {false, true}) {
+    const auto inputs = inputs_for(program, {{"batch", 2}, {"tokens", 3}}, 4, {.strided = strided});
+    Outputs got;
+    region.run(inputs, got);
+    EXPECT_LE(relative_error(got[0], interpret(program, inputs)[0]), 2e-6) << strided;
+  }
+}
+
 // What is not a number stays so, and large arguments of exp do no harm.
 TEST_F(RegionParity, GeluKeepsItsEnds) {
   const Region::Recipe gelu = [](ElementType type) {

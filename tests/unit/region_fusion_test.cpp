@@ -191,10 +191,34 @@ TEST(RegionFusion, NamesTheOpThatHasNoKernel) {
 }
 
 TEST(RegionFusion, RefusesRowsThatAreTooLong) {
-  Builder b("wide", ElementType::kF32);
-  const auto program = b.finish({b.silu("y", b.activation("x", {Dim::symbol("rows"), kMaxRowWidth + 1}))});
-  ASSERT_TRUE(program);
-  EXPECT_THAT(fuse(*program).error().message, HasSubstr("too much for one kernel"));
+  const auto refusal = [](std::int64_t width, bool norm) {
+    Builder b("wide", ElementType::kF32);
+    const auto x = b.activation("x", {Dim::symbol("rows"), width});
+    const auto plan = fuse(*b.finish({norm ? b.layer_norm("y", x, 1e-6) : b.silu("y", x)}));
+    return plan ? "" : plan.error().message;
+  };
+  EXPECT_EQ(refusal(kMaxRowWidth, true), "");
+  EXPECT_THAT(refusal(2 * kMaxRowWidth, true), HasSubstr("too much for one kernel")) << "a norm needs its row";
+  EXPECT_THAT(refusal(kMaxRowWidth + 3, false), HasSubstr("too much for one kernel")) << "a prime number has no tiles";
+}
+
+// Chains without a norm take long rows in tiles; a GELU that rides its product is no kernel at all.
+TEST(RegionFusion, LongRowsAreTakenInTiles) {
+  const BlockShape large{.heads = 72, .head_dim = 128, .type = ElementType::kBF16};
+  for (const auto& program : {flux_double_block(large), flux_single_block(large)}) {
+    const Plan plan = plan_of(program);
+    EXPECT_THAT(kernel_names(plan), ::testing::Contains("gelu_tanh_18432"));
+    for (const RowStep* step : steps_of<RowStep>(plan)) {
+      if (plan.kernels[static_cast<std::size_t>(step->kernel)].name != "gelu_tanh_18432") continue;
+      for (const auto& instance : step->instances) {
+        EXPECT_EQ(instance.extents[kOuterAxes - 1], Dim(2)) << print(plan);
+        for (const auto& operand : instance.operands) EXPECT_EQ(operand.strides[kOuterAxes - 1], Dim(18432));
+      }
+    }
+    const auto riding = fuse(*program, {.gelu_in_gemm = true, .attention_pitch = true, .copies_in_rows = true});
+    ASSERT_TRUE(riding) << riding.error().message;
+    EXPECT_THAT(kernel_names(*riding), Not(::testing::Contains(HasSubstr("gelu"))));
+  }
 }
 
 TEST(RegionSource, IsTheSameEveryTimeAndHasNoHeader) {

@@ -76,23 +76,34 @@ class Planner {
     return made;
   }
 
+  // Rows as a kernel of `width` takes them: longer ones in tiles, which are an axis more.
+  static Shape in_tiles(Shape shape, std::int64_t width) {
+    const std::int64_t tiles = shape.back().value() / width;
+    if (tiles == 1) return shape;
+    shape.back() = tiles;
+    shape.push_back(width);
+    return shape;
+  }
+
   void add_rows(int g) {
     const Group& group = groups_[static_cast<std::size_t>(g)];
+    const std::int64_t width = group.front().kernel.width;
+    const auto tiled = [&](const View& view) { return *reshaped(view, in_tiles(view.shape, width)); };  // splits an axis, which always can be done
     RowStep step;
     step.kernel = kernel_index(group.front().kernel, static_cast<int>(group.size()));
     // All reads are resolved before the first result is placed: results may take their memory.
     std::vector<std::vector<View>> reads;
     for (const Unit& unit : group) {
       reads.emplace_back();
-      for (int read : unit.reads) reads.back().push_back(storage_.view_of(read));
+      for (int read : unit.reads) reads.back().push_back(tiled(storage_.view_of(read)));
     }
     for (std::size_t u = 0; u < group.size(); ++u) {
       const Unit& unit = group[u];
       RowStep::Instance instance;
-      instance.extents = outer(value(unit.writes.front()).shape);
+      instance.extents = outer(in_tiles(value(unit.writes.front()).shape, width));
       for (const View& view : reads[u]) instance.operands.push_back(operand(view, instance.extents));
       for (int written : unit.writes) {
-        instance.operands.push_back(operand(storage_.place(written, g, unit), instance.extents));
+        instance.operands.push_back(operand(tiled(storage_.place(written, g, unit)), instance.extents));
         step.name += (step.name.empty() ? "" : ", ") + value(written).name;
       }
       step.instances.push_back(std::move(instance));

@@ -36,6 +36,8 @@ class Order {
   int units_ = 0;
 };
 
+constexpr std::int64_t kLeastTile = 1024;  // of a long row: shorter ones would be mostly addresses
+
 bool has_kernel(OpCode code) { return is_row_op(code) && code != OpCode::kGeluErf; }
 
 // Adds nodes to a kernel; what rounds is a cast.
@@ -67,9 +69,27 @@ class OpNodes {
 // A layer norm's own weight and bias, which its operator applies before it rounds.
 bool is_affine(const Program& p, const Op& op) { return op.code == OpCode::kModulate && value_at(p, op.inputs[1]).kind == ValueKind::kParameter; }
 
+// How wide a kernel's rows are for a chain: whole rows, or equal tiles of long ones where each element is on its own.
+Result<std::int64_t> row_width(const Program& p, const std::vector<int>& ops) {
+  const Op& last = op_at(p, ops.back());
+  const Value& made = value_at(p, last.output);
+  const std::int64_t width = made.shape.back().value();
+  const bool elementwise = std::none_of(ops.begin(), ops.end(), [&](int op) {
+    const OpCode code = op_at(p, op).code;
+    return code == OpCode::kLayerNorm || code == OpCode::kRmsNorm || code == OpCode::kRope;
+  });
+  std::int64_t tiles = 1;
+  if (elementwise)
+    while (width / tiles >= kLeastTile && (width % tiles != 0 || width / tiles > kMaxRowWidth)) ++tiles;
+  if (width % tiles == 0 && width / tiles <= kMaxRowWidth && made.shape.size() + (tiles > 1 ? 1 : 0) <= kOuterAxes + 1) return width / tiles;
+  return invalid_argument("[" + p.block + "] " + made.name + " = " + std::string(name_of(last.code)) + ": rows of " + text_of(made.shape) +
+                          " are too much for one kernel; it takes " + std::to_string(kOuterAxes + 1) + " axes, the last up to " + std::to_string(kMaxRowWidth));
+}
+
 // The kernel of a chain: its loads in the order of use, its nodes, and as outputs what others read.
-void build_kernel(const Program& p, const std::set<int>& read_elsewhere, bool rounds, Unit& unit) {
+void build_kernel(const Program& p, const std::set<int>& read_elsewhere, bool rounds, std::int64_t width, Unit& unit) {
   RowKernel& k = unit.kernel;
+  k.width = width;
   OpNodes nodes(k);
   const auto norm_of_affine = [&](const Op& op) {
     return op.code == OpCode::kLayerNorm && std::any_of(unit.ops.begin(), unit.ops.end(), [&](int other) {
@@ -100,7 +120,6 @@ void build_kernel(const Program& p, const std::set<int>& read_elsewhere, bool ro
                      : is_affine(p, op) ? nodes.rounded(nodes.push(std::move(node)), ElementType::kBF16) : nodes.push_rounded(std::move(node));
     node_of.emplace_back(op.output, made);
     k.name += (k.name.empty() ? "" : "_") + std::string(name_of(op.code));
-    k.width = value_at(p, op.output).shape.back().value();
     if (read_elsewhere.contains(op.output)) {
       k.outputs.push_back({made, value_at(p, op.output).type});
       unit.writes.push_back(op.output);
@@ -211,10 +230,6 @@ Result<std::vector<Group>> group_ops(const Program& p, const FuseOptions& option
       if (!has_kernel(op.code))
         return invalid_argument("[" + p.block + "] " + made.name + " = " + std::string(name_of(op.code)) +
                                 ": no generated kernel has this op; the backend eager computes it");
-      if (made.shape.back().value() > kMaxRowWidth || made.shape.size() > kOuterAxes + 1)
-        return invalid_argument("[" + p.block + "] " + made.name + " = " + std::string(name_of(op.code)) + ": rows of " + text_of(made.shape) +
-                                " are too much for one kernel; it takes " + std::to_string(kOuterAxes + 1) + " axes, the last up to " +
-                                std::to_string(kMaxRowWidth));
       // Joins the chain that makes one of its operands, unless another operand waits for that chain.
       int home = -1;
       for (int input : op.inputs) {
@@ -247,7 +262,9 @@ Result<std::vector<Group>> group_ops(const Program& p, const FuseOptions& option
     std::set<int> read_elsewhere(p.outputs.begin(), p.outputs.end());
     for (std::size_t i = 0; i < p.ops.size(); ++i)
       if (std::find(units[u].ops.begin(), units[u].ops.end(), static_cast<int>(i)) == units[u].ops.end()) read_elsewhere.insert(p.ops[i].inputs.begin(), p.ops[i].inputs.end());
-    build_kernel(p, read_elsewhere, options.rounds_results, units[u]);
+    const auto width = row_width(p, units[u].ops);
+    if (!width) return width.error();
+    build_kernel(p, read_elsewhere, options.rounds_results, *width, units[u]);
   }
 
   // Chains of one structure become one launch where no circle comes of it.
