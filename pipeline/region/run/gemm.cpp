@@ -69,9 +69,12 @@ class LtGemm : public Gemm {
   }
 
   std::optional<GemmAlgorithm> tuned(const GemmShape& shape, const GemmOperands& operands) const {
-    const auto found = cache_->get_or_compile(plan_key(shape), "gemm", arch_, [&]() -> Result<kernel_cache::Entry> {
+    const auto key = plan_key(shape);
+    // Where workspaces cannot be tried out, somebody else's choice or the first suggestion: what was timed without them would be
+    // kept as if it were the best with them.
+    const auto found = !room_to_tune() ? cache_->find(key, arch_) : cache_->get_or_compile(key, "gemm", arch_, [&]() -> Result<kernel_cache::Entry> {
       const auto best = measure(shape, operands);
-      if (!best) return Error{Code::kNotFound, "no algorithm for this shape", {}};
+      if (!best) return Error{Code::kNotFound, "nothing to time for this shape", {}};
       kernel_cache::Entry entry{.region = "gemm", .arch = arch_, .kind = kernel_cache::Kind::kPlan};
       entry.code.resize(sizeof best->words + sizeof best->workspace_bytes);
       std::memcpy(entry.code.data(), best->words.data(), sizeof best->words);
@@ -97,15 +100,18 @@ class LtGemm : public Gemm {
     return key.finish();
   }
 
+  static bool room_to_tune() {
+    std::size_t free = 0, total = 0;
+    return pipeline::unwrap(driver())->memory_info(&free, &total) == 0 && free > kFreeFloor + kWorkspaceBytes;
+  }
+
   // Short runs. Long ones under full load, where the GPU's power limit takes a fifth of its clock, chose no better on an H200.
   std::optional<GemmAlgorithm> measure(const GemmShape& shape, const GemmOperands& operands) const {
     const Driver* cuda = pipeline::unwrap(driver());
-    std::size_t free = 0, total = 0;
-    const bool room = cuda->memory_info(&free, &total) == 0 && free > kFreeFloor + kWorkspaceBytes;
-    auto found = library_->algorithms(shape, room ? kWorkspaceBytes : 0, kCandidates);
-    if (!found) return first(shape);
+    auto found = library_->algorithms(shape, kWorkspaceBytes, kCandidates);
+    if (!found) return {};
     void *begin = nullptr, *end = nullptr;
-    if (cuda->event_create(&begin, 0) != 0 || cuda->event_create(&end, 0) != 0) return found->front();
+    if (cuda->event_create(&begin, 0) != 0 || cuda->event_create(&end, 0) != 0) return {};
     const auto milliseconds = [&](const GemmAlgorithm& algorithm, int runs) {
       cuda->event_record(begin, stream());
       for (int n = 0; n < runs; ++n) start(shape, operands, algorithm);
