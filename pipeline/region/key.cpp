@@ -15,9 +15,7 @@ ProgramIdentity identify(const Plan& plan, const Source& source, const Compiler&
   for (const KernelLaunch& launch : source.kernels) id.vectors.push_back(launch.vector);
   for (int input : plan.program.inputs()) id.element_types += std::string(name_of(plan.program.values[static_cast<std::size_t>(input)].type)) + " ";
   id.layouts = "rows contiguous, outer axes strided";
-  id.numerics = "f32 inside, rounded where stored";
-  id.quantization = "none";
-  id.slots = "none";
+  id.numerics = "f32 inside, rounded where stored or cast";
   return id;
 }
 
@@ -32,7 +30,6 @@ kernel_cache::Key key_of(const ProgramIdentity& id) {
   key.add("vectors", static_cast<std::int64_t>(id.vectors.size()));
   for (std::int64_t vector : id.vectors) key.add("vector", vector);
   key.add("element_types", id.element_types).add("layouts", id.layouts).add("numerics", id.numerics);
-  key.add("quantization", id.quantization).add("slots", id.slots);
   return key.finish();
 }
 

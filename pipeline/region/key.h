@@ -12,7 +12,7 @@ namespace ditfleet::region {
 // Everything that decides the program's bytes, or what they mean to their caller. Never in it: weights, pointers,
 // symbolic sizes, adapter ranks, device index, host, paths.
 struct ProgramIdentity {
-  std::int64_t schema = 1;
+  std::int64_t schema = 2;
   std::string ir;          // canonical bytes
   std::string generator;   // kGeneratorId
   std::string source;      // the whole text
@@ -25,8 +25,6 @@ struct ProgramIdentity {
   std::string element_types;          // of each input, in order
   std::string layouts;                // what the program takes of its inputs' layouts
   std::string numerics;               // where it rounds
-  std::string quantization;           // of the weights
-  std::string slots;                  // the adapter slots' layout
 };
 
 ProgramIdentity identify(const Plan& plan, const Source& source, const Compiler& compiler, const std::string& arch);
