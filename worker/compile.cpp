@@ -1,5 +1,7 @@
 #include "worker/compile.h"
 
+#include <spdlog/spdlog.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -118,6 +120,7 @@ Result<void> run(const CompileFlags& flags) {
     if (!written) return written.error();
     if (!flags.json) std::cout << flags.out << ": " << *written << " programs, for `ditfleet cache import`\n";
   }
+  for (const auto& line : region::spill_warnings(*report)) spdlog::warn("{}", line);
   if (flags.json) {
     json::array regions;
     for (const auto& made : report->regions) regions.push_back(to_json(made, flags.explain));

@@ -64,6 +64,16 @@ std::uint32_t AheadRegion::spill_bytes() const {
   return sum;
 }
 
+std::vector<std::string> spill_warnings(const AheadReport& report) {
+  std::vector<std::string> lines;
+  for (const AheadRegion& region : report.regions)
+    for (const auto& kernel : region.program->kernels)
+      if (kernel.spill_bytes > 0)
+        lines.push_back("kernel " + kernel.name + " of region " + region.name + " for " + region.arch + " spills " + std::to_string(kernel.spill_bytes) +
+                        " bytes of its registers to memory: it computes the same, but slower");
+  return lines;
+}
+
 std::vector<std::string> ahead_architectures() {
   auto known = gpu_architectures();
   known.push_back(kHostArch);
@@ -73,11 +83,7 @@ std::vector<std::string> ahead_architectures() {
 Result<void> check_architectures(const std::vector<std::string>& architectures) {
   const auto known = ahead_architectures();
   for (const auto& arch : architectures)
-    if (std::find(known.begin(), known.end(), arch) == known.end()) {
-      std::string list;
-      for (const auto& one : known) list += (list.empty() ? "" : ", ") + one;
-      return invalid_argument("'" + arch + "' is no architecture that regions are built for; known are " + list, "arch");
-    }
+    if (auto checked = check_architecture(arch, known); !checked) return checked;
   return {};
 }
 

@@ -36,6 +36,9 @@ struct AheadReport {
   int compiled = 0, hits = 0;
 };
 
+// A line for each kernel that keeps some of its registers in memory, which none is meant to.
+std::vector<std::string> spill_warnings(const AheadReport& report);
+
 // The architectures that can be asked for: gpu_architectures(), and cpu.
 std::vector<std::string> ahead_architectures();
 // kInvalidArgument names the first that is not one of them.

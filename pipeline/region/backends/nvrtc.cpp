@@ -41,12 +41,7 @@ class Nvrtc : public Compiler {
   }
 
   Result<Entry> compile(const std::string& region, const Source& source, const std::string& arch) const override {
-    const auto& known = gpu_architectures();
-    if (std::find(known.begin(), known.end(), arch) == known.end()) {
-      std::string list;
-      for (const auto& one : known) list += (list.empty() ? "" : ", ") + one;
-      return invalid_argument("[nvrtc] '" + arch + "' is no architecture that regions are built for; known are " + list, "arch");
-    }
+    if (auto known = check_architecture(arch, gpu_architectures()); !known) return invalid_argument("[nvrtc] " + known.error().message, "arch");
     NvrtcLibrary::Program program = nullptr;
     int result = nvrtc_.create(&program, source.text.c_str(), (region + ".cu").c_str(), 0, nullptr, nullptr);
     if (result != 0) return internal_error("[nvrtc] cannot begin a program: " + std::string(nvrtc_.error_text(result)));
@@ -95,6 +90,13 @@ class Nvrtc : public Compiler {
 const std::vector<std::string>& gpu_architectures() {
   static const std::vector<std::string> known = {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"};
   return known;
+}
+
+Result<void> check_architecture(const std::string& arch, const std::vector<std::string>& known) {
+  if (std::find(known.begin(), known.end(), arch) != known.end()) return {};
+  std::string list;
+  for (const auto& one : known) list += (list.empty() ? "" : ", ") + one;
+  return invalid_argument("'" + arch + "' is no architecture that regions are built for; known are " + list, "arch");
 }
 
 void read_ptxas_log(std::string_view log, std::vector<KernelInfo>& kernels) {
