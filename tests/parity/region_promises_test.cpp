@@ -5,8 +5,12 @@
 #include <ATen/ops/randn.h>
 #include <gmock/gmock.h>
 
+#include <filesystem>
+#include <fstream>
+
 #include "pipeline/engine.h"
 #include "pipeline/region/ir/builder.h"
+#include "pipeline/region/key.h"
 #include "pipeline/region/run/graphs.h"
 #include "pipeline/region/run/interpreter.h"
 #include "shared/kernel_cache/cache.h"
@@ -280,31 +284,100 @@ TEST(RegionBackend, AMissingOneIsAClearError) {
   EXPECT_THAT(failure_of([] { make_region_host({.backend = "cpu_jit", .fullgraph = true, .vae = true}, kCpu, nullptr); }), HasSubstr("on a CPU the VAE runs op by op"));
 }
 
-TEST(RegionBackend, ACompilerThatFailsLeavesTheRegionToEager) {
-  // A compiler that answers for its version and then refuses the source.
-  const std::string path = ::testing::TempDir() + "/ditfleet-failing-cxx";
-  {
-    FILE* file = std::fopen(path.c_str(), "w");
-    ASSERT_TRUE(file);
-    std::fputs("#!/bin/sh\ncase \"$*\" in *--version*|*--help=target*) echo failing 1.0; exit 0;; esac\necho 'error: no'; exit 1\n", file);
-    std::fclose(file);
-    ASSERT_EQ(std::system(("chmod +x '" + path + "'").c_str()), 0);
+// A compiler that answers for its version and fails as long as a file is there.
+class FailingCompiler {
+ public:
+  FailingCompiler() {
+    write(path_, "#!/bin/sh\ncase \"$*\" in *--version*|*--help=target*) echo failing 1.0; exit 0;; esac\ntest -e '" + path_ + ".on' || exec c++ \"$@\"\necho 'error: no'; exit 1\n");
+    std::filesystem::permissions(path_, std::filesystem::perms::owner_all);
+    write(path_ + ".on", "");
+    ::setenv("DITFLEET_CXX", path_.c_str(), 1);
   }
-  ::setenv("DITFLEET_CXX", path.c_str(), 1);
-  const auto shared = host();
+  ~FailingCompiler() {
+    ::unsetenv("DITFLEET_CXX");
+    recover();
+    std::filesystem::remove(path_);
+  }
+  void recover() { std::filesystem::remove(path_ + ".on"); }
+
+ private:
+  static void write(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
+  const std::string path_ = ::testing::TempDir() + "/ditfleet-failing-cxx";
+};
+
+TEST(RegionBackend, ACompilerThatFailsLeavesTheRegionToEager) {
+  const FailingCompiler compiler;
+  const auto shared = make_region_host({.backend = "cpu_jit"}, kCpu, nullptr);
   Region region("single", recipe(flux_single_block, 2, 16), shared);
   const Program program = program_of(flux_single_block, 2, 16, ElementType::kF32);
-  const auto inputs = inputs_for(program, {{"batch", 1}, {"tokens", 8}}, 1);
+  const auto inputs = testing::random_inputs(program, {{"batch", 1}, {"tokens", 8}}, 1);
   Outputs got;
   region.run(inputs, got);
   EXPECT_TRUE(got[0].equal(interpret(program, inputs)[0]));
   EXPECT_EQ(shared->counters->counts().fallback_reasons.at("compile_error"), 1u);
-  Region strict("single", recipe(flux_single_block, 2, 16), host({.fullgraph = true}));
-  const std::string message = failure_of([&] { strict.prepare(ElementType::kF32, device()); });
+  Region strict("single", recipe(flux_single_block, 2, 16), make_region_host({.backend = "cpu_jit", .fullgraph = true}, kCpu, nullptr));
+  const std::string message = failure_of([&] { strict.prepare(ElementType::kF32, kCpu); });
   EXPECT_THAT(message, HasSubstr("error: no; the source is kept in "));
-  ::unsetenv("DITFLEET_CXX");
-  std::remove(message.substr(message.rfind(' ') + 1).c_str());
-  std::remove(path.c_str());
+  std::filesystem::remove(message.substr(message.rfind(' ') + 1));
+}
+
+// What was in a compiler's way may pass: it is asked again after a pause, not at every call, and not for another size either.
+TEST(RegionBackend, ACompilerThatFailedIsAskedAgainLater) {
+  FailingCompiler compiler;
+  const auto shared = make_region_host({.backend = "cpu_jit"}, kCpu, nullptr);
+  auto now = std::chrono::steady_clock::time_point();
+  shared->now = [&] { return now; };
+  Region region("single", recipe(flux_single_block, 2, 16), shared);
+  const auto run = [&](ElementType type, std::int64_t tokens) {
+    Outputs got;
+    region.run(testing::random_inputs(program_of(flux_single_block, 2, 16, type), {{"batch", 1}, {"tokens", tokens}}, 1), got);
+  };
+  const auto failures = [&] { return shared->cache->counts().failed_compiles; };
+  run(ElementType::kF32, 8);
+  run(ElementType::kF32, 9);
+  run(ElementType::kBF16, 9);
+  region.prepare(ElementType::kF32, kCpu);
+  EXPECT_EQ(failures(), 1u) << "once, whoever asks";
+  now += std::chrono::seconds(31);
+  run(ElementType::kF32, 8);
+  EXPECT_EQ(failures(), 2u);
+  compiler.recover();
+  now += std::chrono::seconds(31);
+  run(ElementType::kF32, 8);
+  EXPECT_EQ(shared->counters->counts().compiles, 0u) << "the second pause is twice as long";
+  now += std::chrono::seconds(30);
+  run(ElementType::kF32, 8);
+  run(ElementType::kF32, 9);
+  run(ElementType::kBF16, 9);
+  EXPECT_EQ(failures(), 2u);
+  EXPECT_EQ(shared->counters->counts().compiles, 2u) << "one for each element type";
+}
+
+TEST(RegionBackend, PausesGrow) {
+  using std::chrono::seconds;
+  EXPECT_EQ(pause_after(1, seconds(0)), seconds(30));
+  EXPECT_EQ(pause_after(3, seconds(0)), seconds(120));
+  EXPECT_EQ(pause_after(1, seconds(60)), seconds(600)) << "a compiler that hangs holds calls up for a tenth of the time at most";
+  EXPECT_EQ(pause_after(1000, seconds(0)), std::chrono::hours(1));
+}
+
+// What a cache vouches for may still be no program for this machine.
+TEST(RegionBackend, AProgramThatDoesNotLoadIsCompiled) {
+  if (auto compiler = open_cpu_jit(); !compiler) GTEST_SKIP() << compiler.error().message;
+  const auto shared = make_region_host({.backend = "cpu_jit", .fullgraph = true}, kCpu, nullptr);
+  const Program program = program_of(flux_single_block, 2, 16, ElementType::kF32);
+  const Plan plan = *fuse(program, shared->compiler->fuse_options());
+  const auto key = key_of(identify(plan, generate_cpp(plan), *shared->compiler, shared->arch));
+  ASSERT_TRUE(shared->cache->get_or_compile(key, "flux.single", shared->arch, [&]() -> Result<Entry> {
+    return Entry{.region = "flux.single", .arch = shared->arch, .kind = kernel_cache::Kind::kSharedObject, .code = "no program"};
+  }));
+  Region region("single", recipe(flux_single_block, 2, 16), shared);
+  const auto inputs = testing::random_inputs(program, {{"batch", 1}, {"tokens", 8}}, 1);
+  Outputs got;
+  region.run(inputs, got);
+  EXPECT_LE(relative_error(got[0], interpret(program, inputs)[0]), 2e-6);
+  EXPECT_EQ(shared->counters->counts().compiles, 1u);
+  EXPECT_EQ(shared->counters->counts().fallbacks, 0u);
 }
 
 }  // namespace

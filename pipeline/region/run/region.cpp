@@ -1,7 +1,10 @@
 #include "pipeline/region/run/region.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/region/run/interpreter.h"
@@ -28,6 +31,12 @@ ElementType element_type(c10::ScalarType type, const std::string& block) {
 
 }  // namespace
 
+std::chrono::steady_clock::duration pause_after(int failures, std::chrono::steady_clock::duration attempt) {
+  constexpr std::chrono::steady_clock::duration kFirst = std::chrono::seconds(30), kLongest = std::chrono::hours(1);
+  const auto doubled = kFirst * (1 << std::clamp(failures - 1, 0, 10));
+  return std::min(kLongest, std::max(doubled, 10 * attempt));
+}
+
 Region::Region(std::string block, Recipe recipe, std::shared_ptr<RegionHost> host)
     : block_(std::move(block)), recipe_(std::move(recipe)), host_(std::move(host)) {}
 
@@ -46,17 +55,31 @@ std::shared_ptr<const Region::Compiled> Region::eager(Plan plan, ElementType typ
 Result<std::unique_ptr<RowLauncher>> Region::make_launcher(const Plan& plan, const std::string& reason) const {
   const bool cubin = host_->compiler->output_kind() == kernel_cache::Kind::kCubin;
   const Source source = cubin ? generate_cuda(plan) : generate_cpp(plan);
-  const auto begun = std::chrono::steady_clock::now();
+  auto begun = std::chrono::steady_clock::now();
+  const auto took = [&](bool built) {
+    host_->counters->program_took(host_->compiler->name(), reason, built, std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun));
+  };
   auto cached = compile_cached(*host_->cache, plan, source, *host_->compiler, host_->arch);
   if (!cached) return cached.error();
-  host_->counters->program_took(host_->compiler->name(), reason, cached->compiled,
-                                std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun));
-  if (cubin) {
-    auto module = GpuModule::load(*cached->entry, source, host_->device);
+  took(cached->compiled);
+  auto loaded = load(plan, source, *cached->entry);
+  if (loaded || cached->compiled || loaded.error().code != Code::kDataCorrupt) return loaded;
+  // A program from the cache that verified, but is none: made anew for this process.
+  spdlog::warn("region {} is compiled again, since what the kernel cache has does not load: {}", block_, loaded.error().message);
+  begun = std::chrono::steady_clock::now();
+  auto made = host_->compiler->compile(plan.program.block, source, host_->arch);
+  if (!made) return made.error();
+  took(true);
+  return load(plan, source, *made);
+}
+
+Result<std::unique_ptr<RowLauncher>> Region::load(const Plan& plan, const Source& source, const Entry& entry) const {
+  if (entry.kind == kernel_cache::Kind::kCubin) {
+    auto module = GpuModule::load(entry, source, host_->device);
     if (!module) return module.error();
     return gpu_launcher(*module, plan.kernels);
   }
-  auto module = HostModule::load(*cached->entry);
+  auto module = HostModule::load(entry);
   if (!module) return module.error();
   std::vector<std::int64_t> widths;
   for (const RowKernel& kernel : plan.kernels) widths.push_back(kernel.width);
@@ -84,20 +107,38 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
     host_->fall_back(block_, "unsupported_op", plan.error().message);
     return eager(std::move(op_by_op), type, device, bound);
   }
+  const auto failed = [&](const std::string& message) {
+    host_->fall_back(block_, "compile_error", message);
+    return std::make_shared<Compiled>(Compiled{.type = type, .device = device, .bound = bound, .plan = std::move(op_by_op), .failed = true});
+  };
+  const auto begun = host_->now();
+  if (ask_again_ && begun < *ask_again_) return failed("its compiler failed a short time ago");
   auto launcher = make_launcher(*plan, reason);
   if (!launcher) {
-    host_->fall_back(block_, "compile_error", launcher.error().message);
-    return eager(std::move(op_by_op), type, device, bound);
+    auto op_by_op_for_now = failed(launcher.error().message);
+    const auto ended = host_->now();
+    ask_again_ = ended + pause_after(++failures_, ended - begun);
+    return op_by_op_for_now;
   }
+  if (failures_ > 0) spdlog::info("region {} is compiled after {} failures", block_, std::exchange(failures_, 0));
   host_->counters->has_program();
   if (programs_ > 0) host_->counters->recompiled(block_, guard, reason);
   ++programs_;
   return std::make_shared<Compiled>(Compiled{type, device, bound, std::move(plan).value(), std::move(launcher).value()});
 }
 
+void Region::forget_failed() {
+  if (!ask_again_ || host_->now() < *ask_again_) return;
+  ask_again_.reset();
+  last_.reset();
+  std::erase_if(compiled_, [](const auto& one) { return one->failed; });
+  std::erase_if(variants_, [](const auto& one) { return one->compiled->failed; });
+}
+
 void Region::prepare(ElementType type, c10::Device device) {
   if (!host_->options.dynamic) return;
   std::lock_guard lock(mutex_);
+  forget_failed();
   for (const auto& one : compiled_)
     if (one->type == type && one->device == device.type()) return;
   compiled_.push_back(compile(type, device.type(), {}, "element type or device", compiled_.empty() ? "first" : "dtype"));
@@ -115,7 +156,7 @@ void Region::expect(ElementType type, c10::Device device, const Sizes& sizes) {
   expect_attention(*host_->direct_attention, compiled->plan, resolve(compiled->plan, sizes));
 }
 
-// Everything that a guard may depend on: device, and each input's element type, sizes and whether rows lie flat.
+// Everything that a guard may depend on: device, and each input's element type and sizes. Strides are each call's own (execute()).
 std::vector<std::int64_t> Region::describe(const std::vector<at::Tensor>& inputs) {
   std::vector<std::int64_t> d;
   d.reserve(inputs.size() * 5 + 1);
@@ -172,7 +213,7 @@ std::shared_ptr<const Region::Variant> Region::add_variant(std::vector<std::int6
       }
     }
     compiled = compile(type, device, bound, guard, reason);
-    compiled_.push_back(compiled);
+    if (compiled->launcher || bound.empty()) compiled_.push_back(compiled);  // else there would be one for every size
   }
   auto variant = std::make_shared<Variant>();
   variant->descriptor = std::move(descriptor);
@@ -189,6 +230,7 @@ void Region::run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>&
   std::shared_ptr<const Variant> variant;
   {
     std::lock_guard lock(mutex_);
+    forget_failed();
     variant = find(descriptor);
     if (variant) {
       host_->counters->hit();

@@ -3,9 +3,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -31,6 +33,8 @@ struct RegionHost {
   AttentionBackend attention = AttentionBackend::kAuto;
   std::shared_ptr<const DirectAttention> direct_attention;  // null: LibTorch's alone
   WorkspacePool pool;
+  // When a failed compiler may be asked again; tests bring their own time.
+  std::function<std::chrono::steady_clock::time_point()> now = &std::chrono::steady_clock::now;
 
   // What a region that cannot run compiled comes to: with fullgraph an error (Failure, kInvalidArgument, param "compile.fullgraph"), else it
   // is counted, and logged the first time for this region and reason. Thread safe.
@@ -45,6 +49,10 @@ struct RegionHost {
 // for an unknown backend, mode or limit; kUnavailable where a backend that is asked for by name cannot be had. auto
 // falls back to eager, counted.
 std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device device, std::shared_ptr<kernel_cache::KernelCache> cache);
+
+// How long a region whose compiler failed, for the nth time in a row, runs op by op before it is asked again: half a minute that doubles up
+// to an hour, and ten times what the attempt took, since a call waits for the next one.
+std::chrono::steady_clock::duration pause_after(int failures, std::chrono::steady_clock::duration attempt);
 
 class Region {
  public:
@@ -62,7 +70,7 @@ class Region {
   void expect(ElementType type, c10::Device device, const Sizes& sizes);
 
   // inputs and outputs: see execute(). A call whose guard fails (another element type, with dynamic off another size)
-  // compiles once more as far as the options allow, else runs op by op. Throws pipeline::Failure: kInvalidArgument
+  // compiles once more as far as the options allow, else runs op by op; so it does after a failed compile, until pause_after() has passed. Throws pipeline::Failure: kInvalidArgument
   // for inputs that are no call of this block; with fullgraph or error_on_recompile what they promise; and what LibTorch
   // throws. Thread safe.
   void run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs, Mode mode = Mode::kDefault);
@@ -78,6 +86,7 @@ class Region {
     Sizes bound;  // with dynamic off
     Plan plan;
     std::unique_ptr<RowLauncher> launcher;  // null: this program runs op by op
+    bool failed = false;                    // because its compiler failed, which may pass
   };
   // A compiled program with its numbers for one descriptor.
   struct Variant {
@@ -91,6 +100,8 @@ class Region {
   std::shared_ptr<const Variant> add_variant(std::vector<std::int64_t> descriptor, const std::vector<at::Tensor>& inputs);
   std::shared_ptr<const Compiled> compile(ElementType type, c10::DeviceType device, const Sizes& bound, const std::string& guard, const std::string& reason);
   Result<std::unique_ptr<RowLauncher>> make_launcher(const Plan& plan, const std::string& reason) const;
+  Result<std::unique_ptr<RowLauncher>> load(const Plan& plan, const Source& source, const Entry& entry) const;
+  void forget_failed();  // once the pause is over
   std::shared_ptr<const Compiled> eager(Plan plan, ElementType type, c10::DeviceType device, const Sizes& bound);
 
   const std::string block_;
@@ -101,6 +112,8 @@ class Region {
   std::vector<std::shared_ptr<const Variant>> variants_;  // most recently added first
   std::shared_ptr<const Variant> last_;
   int programs_ = 0;                      // compiled ones, which recompile_limit bounds
+  int failures_ = 0;                      // of the compiler, in a row
+  std::optional<std::chrono::steady_clock::time_point> ask_again_;  // where some of compiled_ have failed
 };
 
 }  // namespace ditfleet::region
