@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <set>
 
 #include "pipeline/region/codegen/phases.h"
@@ -16,14 +17,23 @@ static inline float bits_to_float(unsigned u) { float f; __builtin_memcpy(&f, &u
 static inline unsigned float_to_bits(float f) { unsigned u; __builtin_memcpy(&u, &f, 4); return u; }
 static inline float load(float v) { return v; }
 static inline float load(bf16 v) { return bits_to_float((unsigned)v << 16); }
-static inline bf16 to_bf16(float f) {
-  const unsigned u = float_to_bits(f);
-  const unsigned rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  return (bf16)((u & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+// To nearest, ties to even. What is not a number may overflow to one where bits of its lower half are set: round_any sets all its
+// bits instead. Processors make none with such bits, nor does bf16 have them.
+static inline float round_bf16(float v) {
+  const unsigned u = float_to_bits(v);
+  return bits_to_float((u + (u >> 16 & 1u) + 0x7fffu) & 0xffff0000u);
 }
+static inline float round_any(float v) { return bits_to_float(float_to_bits(round_bf16(v)) | (v != v ? 0xffffffffu : 0u)); }
+// What is stored as bf16 is rounded already: its upper half is all there is.
 static inline void store(float* p, float v) { *p = v; }
-static inline void store(bf16* p, float v) { *p = to_bf16(v); }
-static inline float round_bf16(float v) { return load(to_bf16(v)); }
+static inline void store(bf16* p, float v) { *p = (bf16)(float_to_bits(v) >> 16); }
+static inline unsigned word(const bf16* p) { unsigned u; __builtin_memcpy(&u, p, 4); return u; }
+static inline float low(unsigned w) { return bits_to_float(w << 16); }
+static inline float high(unsigned w) { return bits_to_float(w & 0xffff0000u); }
+static inline void store_word(bf16* p, float v, float w) {
+  const unsigned u = float_to_bits(v) >> 16 | (float_to_bits(w) & 0xffff0000u);
+  __builtin_memcpy(p, &u, 4);
+}
 static inline float exp_of(float x) {
   const unsigned u = float_to_bits(x), size = u & 0x7fffffffu;
   x = bits_to_float((size < 0x42ae0000u ? size : 0x42ae0000u) | (u & 0x80000000u));
@@ -46,12 +56,15 @@ static inline float quick_gelu(float x) { return x / (1.0f + exp_of(-1.702f * x)
 
 constexpr const char* type_name(ElementType type) { return type == ElementType::kF32 ? "float" : "bf16"; }
 
+// A loop's step takes two elements where it can, each an expression of its own: sums are two then, and do not wait for each other
+// as one would. Of bf16 they are neighbours, read and written as one 32-bit word: all is 32 bits wide, and vectors need no packing and
+// unpacking between two widths. Ropes rotate neighbours. Else they are half a row apart.
 class Function {
  public:
-  explicit Function(const RowKernel& kernel) : k_(kernel), phases_(kernel), step_(phases_.pairs ? 2 : 1) {}
+  explicit Function(const RowKernel& kernel)
+      : k_(kernel), phases_(kernel), lanes_(kernel.width % 2 == 0 ? 2 : 1), neighbours_(phases_.pairs || has_bf16(kernel)) {}
 
   void write(Text& out) {
-    const std::string width = std::to_string(k_.width);
     out("");
     out("extern \"C\" void " + k_.name + "(const i64* a, i64 first, i64 end) {");
     out("i64 i3 = first % a[3], i2 = first / a[3] % a[2], i1 = first / a[3] / a[2] % a[1], i0 = first / a[3] / a[2] / a[1];");
@@ -67,8 +80,9 @@ class Function {
     }
     out("}");
     for (std::size_t n = 0; n < k_.nodes.size(); ++n)
-      if (saved(static_cast<int>(n))) out("float s" + std::to_string(n) + "[" + width + "];");
-    for (int p = 0; p < phases_.count; ++p) write_phase(out, p, width);
+      if (saved(static_cast<int>(n)))
+        for (int lane = 0; lane < lanes_; ++lane) out("float " + name("s", static_cast<int>(n), lane) + "[" + steps() + "];");
+    for (int p = 0; p < phases_.count; ++p) write_phase(out, p);
     // The next row: most often the next one along the last axis.
     out("moved = ++i3 == a[3];");
     out("if (moved) {");
@@ -83,91 +97,135 @@ class Function {
   }
 
  private:
+  static bool has_bf16(const RowKernel& kernel) {
+    return std::count(kernel.inputs.begin(), kernel.inputs.end(), ElementType::kBF16) > 0 ||
+           std::any_of(kernel.outputs.begin(), kernel.outputs.end(), [](const RowOutput& o) { return o.type == ElementType::kBF16; });
+  }
+  static std::string name(const std::string& prefix, int n, int lane) { return prefix + std::to_string(n) + "_" + std::to_string(lane); }
+  std::string steps() const { return std::to_string(k_.width / lanes_); }
   std::string pointer(std::size_t o) const { return (o < k_.inputs.size() ? "x" : "y") + std::to_string(o < k_.inputs.size() ? o : o - k_.inputs.size()); }
   std::string pointer_type(std::size_t o) const {
     return o < k_.inputs.size() ? std::string("const ") + type_name(k_.inputs[o]) + "* "
                                 : std::string(type_name(k_.outputs[o - k_.inputs.size()].type)) + "* ";
   }
+  const RowNode& node(int n) const { return k_.nodes[static_cast<std::size_t>(n)]; }
+  bool in_words(const RowNode& load) const { return lanes_ == 2 && neighbours_ && k_.inputs[static_cast<std::size_t>(load.input)] == ElementType::kBF16; }
   // Computed values that a later phase needs wait in an array; loads are loaded again.
-  bool saved(int n) const {
-    const auto i = static_cast<std::size_t>(n);
-    return !k_.nodes[i].load && phases_.last_use[i] > phases_.of_node[i];
+  bool saved(int n) const { return !node(n).load && phases_.last_use[static_cast<std::size_t>(n)] > phases_.of_node[static_cast<std::size_t>(n)]; }
+  // Whether a value is one of bf16's already.
+  bool is_rounded(int n) const {
+    const RowNode& made = node(n);
+    return made.load ? k_.inputs[static_cast<std::size_t>(made.input)] == ElementType::kBF16 : made.code == OpCode::kCast && made.type == ElementType::kBF16;
+  }
+  bool reads_f32(int n) const {
+    if (node(n).load) return k_.inputs[static_cast<std::size_t>(node(n).input)] == ElementType::kF32;
+    return std::any_of(node(n).operands.begin(), node(n).operands.end(), [&](int o) { return reads_f32(o); });
+  }
+  std::string rounded(int n, int phase, int lane) const { return (reads_f32(n) ? "round_any(" : "round_bf16(") + element(n, phase, lane) + ")"; }
+  std::string at(int lane) const {
+    if (lanes_ == 1 || (!neighbours_ && lane == 0)) return "c";
+    return !neighbours_ ? "c + " + steps() : lane == 0 ? "2 * c" : "2 * c + 1";
   }
   std::string element(int n, int phase, int lane) const {
-    const auto i = static_cast<std::size_t>(n);
-    const RowNode& node = k_.nodes[i];
-    const std::string at = lane == 0 ? "[c]" : "[c + 1]";
-    if (node.load) return "load(x" + std::to_string(node.input) + at + ")";
-    if (phases_.of_node[i] == phase) return "v" + std::to_string(n) + (step_ == 2 ? "_" + std::to_string(lane) : "");
-    return "s" + std::to_string(n) + at;
+    const RowNode& made = node(n);
+    if (made.load) return in_words(made) ? (lane == 0 ? "low(w" : "high(w") + std::to_string(n) + ")" : "load(x" + std::to_string(made.input) + "[" + at(lane) + "])";
+    return phases_.of_node[static_cast<std::size_t>(n)] == phase ? name("v", n, lane) : name("s", n, lane) + "[c]";
   }
-  void open_loop(Text& out, const std::string& width, const std::string& sums) const {
+  // A sum over the row is one of each lane until the loop has ended.
+  std::string begin_sums(Text& out, const std::string& prefix, int n) const {
+    std::string names;
+    for (int lane = 0; lane < lanes_; ++lane) {
+      out("float " + name(prefix, n, lane) + " = 0.0f;");
+      names += (lane ? ", " : "") + name(prefix, n, lane);
+    }
+    return names;
+  }
+  std::string sum(const std::string& prefix, int n) const { return lanes_ == 1 ? name(prefix, n, 0) : "(" + name(prefix, n, 0) + " + " + name(prefix, n, 1) + ")"; }
+  // A loop over the row, which begins with the words of what it reads.
+  void open_loop(Text& out, const std::string& sums, const std::set<int>& reads) const {
     out("#pragma omp simd" + (sums.empty() ? "" : " reduction(+:" + sums + ")"));
-    out("for (int c = 0; c < " + width + "; c += " + std::to_string(step_) + ") {");
+    out("for (int c = 0; c < " + steps() + "; ++c) {");
+    for (int n : reads)
+      if (node(n).load && in_words(node(n))) out("const unsigned w" + std::to_string(n) + " = word(x" + std::to_string(node(n).input) + " + 2 * c);");
   }
 
-  void write_phase(Text& out, int p, const std::string& width) const {
+  void write_phase(Text& out, int p) const {
     const auto nodes = phases_.computed_in(k_, p);
     const auto sums = phases_.summed_after(k_, p);
     const bool last = p + 1 == phases_.count;
     std::string names;
+    std::set<int> reads;
+    for (int n : nodes) reads.insert(node(n).operands.begin(), node(n).operands.end());
     for (int n : sums) {
-      out("float sum" + std::to_string(n) + " = 0.0f;");
-      names += (names.empty() ? "sum" : ", sum") + std::to_string(n);
+      names += (names.empty() ? "" : ", ") + begin_sums(out, "sum", n);
+      reads.insert(node(n).operands[0]);
     }
-    open_loop(out, width, names);
+    if (last)
+      for (const RowOutput& o : k_.outputs) reads.insert(o.node);
+    open_loop(out, names, reads);
     for (int n : nodes)
-      for (int lane = 0; lane < step_; ++lane) {
-        const RowNode& node = k_.nodes[static_cast<std::size_t>(n)];
-        const std::string value =
-            node.code == OpCode::kRope
-                ? rope_expression(node, lane == 1, [&](int o, bool second) { return element(o, p, second ? 1 : 0); })
-                : expression(k_, n, [&](int o) { return element(o, p, lane); });
-        out("const float " + element(n, p, lane) + " = " + value + ";");
+      for (int lane = 0; lane < lanes_; ++lane) {
+        const bool rounds = node(n).code == OpCode::kCast && node(n).type == ElementType::kBF16;
+        const std::string value = node(n).code == OpCode::kRope
+                                      ? rope_expression(node(n), lane == 1, [&](int o, bool second) { return element(o, p, second ? 1 : 0); })
+                                  : rounds ? rounded(node(n).operands[0], p, lane)
+                                           : expression(k_, n, [&](int o) { return element(o, p, lane); });
+        out("const float " + name("v", n, lane) + " = " + value + ";");
       }
     for (int n : nodes)
       if (saved(n))
-        for (int lane = 0; lane < step_; ++lane) out("s" + std::to_string(n) + (lane ? "[c + 1] = " : "[c] = ") + element(n, p, lane) + ";");
+        for (int lane = 0; lane < lanes_; ++lane) out(name("s", n, lane) + "[c] = " + element(n, p, lane) + ";");
     for (int n : sums)
-      for (int lane = 0; lane < step_; ++lane) {
-        const RowNode& node = k_.nodes[static_cast<std::size_t>(n)];
-        const std::string x = element(node.operands[0], p, lane);
-        out("sum" + std::to_string(n) + " += " + (node.code == OpCode::kRmsNorm ? x + " * " + x : x) + ";");
+      for (int lane = 0; lane < lanes_; ++lane) {
+        const std::string x = element(node(n).operands[0], p, lane);
+        out(name("sum", n, lane) + " += " + (node(n).code == OpCode::kRmsNorm ? x + " * " + x : x) + ";");
       }
-    if (last)  // all loads of an element come before its stores: a result may take an operand's memory
-      for (int lane = 0; lane < step_; ++lane)
-        for (std::size_t o = 0; o < k_.outputs.size(); ++o)
-          out("const float r" + std::to_string(o) + "_" + std::to_string(lane) + " = " + element(k_.outputs[o].node, p, lane) + ";");
-    if (last)
-      for (int lane = 0; lane < step_; ++lane)
-        for (std::size_t o = 0; o < k_.outputs.size(); ++o)
-          out("store(y" + std::to_string(o) + (lane ? " + c + 1, r" : " + c, r") + std::to_string(o) + "_" + std::to_string(lane) + ");");
+    if (last) write_stores(out, p);
     out("}");
-    const std::string inverse = float_literal(1.0 / static_cast<double>(k_.width));
-    for (int n : sums) {
-      const RowNode& node = k_.nodes[static_cast<std::size_t>(n)];
-      const std::string id = std::to_string(n), eps = float_literal(node.eps);
-      if (node.code == OpCode::kRmsNorm) {
-        out("const float scale" + id + " = 1.0f / __builtin_sqrtf(sum" + id + " * " + inverse + " + " + eps + ");");
+    for (int n : sums) write_norm(out, n, p);
+  }
+
+  // All loads of an element come before its stores: a result may take an operand's memory.
+  void write_stores(Text& out, int p) const {
+    for (std::size_t o = 0; o < k_.outputs.size(); ++o)
+      for (int lane = 0; lane < lanes_; ++lane) {
+        const int n = k_.outputs[o].node;
+        const bool rounds = k_.outputs[o].type == ElementType::kBF16 && !is_rounded(n);
+        out("const float " + name("r", static_cast<int>(o), lane) + " = " + (rounds ? rounded(n, p, lane) : element(n, p, lane)) + ";");
+      }
+    for (std::size_t o = 0; o < k_.outputs.size(); ++o) {
+      const std::string y = "y" + std::to_string(o), r = "r" + std::to_string(o) + "_";
+      if (lanes_ == 2 && neighbours_ && k_.outputs[o].type == ElementType::kBF16) {
+        out("store_word(" + y + " + 2 * c, " + r + "0, " + r + "1);");
         continue;
       }
-      out("const float mean" + id + " = sum" + id + " * " + inverse + ";");
-      out("float squares" + id + " = 0.0f;");
-      open_loop(out, width, "squares" + id);
-      for (int lane = 0; lane < step_; ++lane) {
-        // The phase's own values are out of scope here: what norms read is saved.
-        const std::string d = "d" + std::to_string(lane);
-        out("const float " + d + " = " + element(node.operands[0], p + 1, lane) + " - mean" + id + ";");
-        out("squares" + id + " += " + d + " * " + d + ";");
-      }
-      out("}");
-      out("const float scale" + id + " = 1.0f / __builtin_sqrtf(squares" + id + " * " + inverse + " + " + eps + ");");
+      for (int lane = 0; lane < lanes_; ++lane) out("store(" + y + " + " + at(lane) + ", " + r + std::to_string(lane) + ");");
     }
+  }
+
+  // From a norm's sum to what its expression takes.
+  void write_norm(Text& out, int n, int p) const {
+    const std::string inverse = float_literal(1.0 / static_cast<double>(k_.width)), id = std::to_string(n), eps = float_literal(node(n).eps);
+    if (node(n).code == OpCode::kRmsNorm) {
+      out("const float scale" + id + " = 1.0f / __builtin_sqrtf(" + sum("sum", n) + " * " + inverse + " + " + eps + ");");
+      return;
+    }
+    out("const float mean" + id + " = " + sum("sum", n) + " * " + inverse + ";");
+    open_loop(out, begin_sums(out, "squares", n), {node(n).operands[0]});
+    for (int lane = 0; lane < lanes_; ++lane) {
+      // The phase's own values are out of scope here: what norms read is saved.
+      const std::string d = "d" + std::to_string(lane);
+      out("const float " + d + " = " + element(node(n).operands[0], p + 1, lane) + " - mean" + id + ";");
+      out(name("squares", n, lane) + " += " + d + " * " + d + ";");
+    }
+    out("}");
+    out("const float scale" + id + " = 1.0f / __builtin_sqrtf(" + sum("squares", n) + " * " + inverse + " + " + eps + ");");
   }
 
   const RowKernel& k_;
   const Phases phases_;
-  const int step_;
+  const int lanes_;  // elements that a step of a loop takes
+  const bool neighbours_;
 };
 
 }  // namespace
@@ -181,7 +239,7 @@ Source generate_cpp(const Plan& plan) {
     Function(kernel).write(out);
     source.kernels.push_back({.name = kernel.name, .argument_words = instance_words(kernel)});
   }
-  source.text = "// DiTFleet " + std::string(kGeneratorId) + ", region " + plan.program.block + "\n" + kPrelude + out.take();
+  source.text = "// DiTFleet " + std::string(kGeneratorId) + "\n" + kPrelude + out.take();  // no block's name: blocks with the same kernels are one program
   return source;
 }
 

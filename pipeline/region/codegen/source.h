@@ -28,7 +28,7 @@ struct Source {
 };
 
 // The id of the generators: part of every key, raised when they make other text that computes the same name.
-inline constexpr std::string_view kGeneratorId = "rows-4";
+inline constexpr std::string_view kGeneratorId = "rows-5";
 
 // CUDA C++. The argument: row_end[instances], then the instances. An instance: extents[kOuterAxes], then for each
 // operand its pointer and kOuterAxes strides in elements. Variants: v where pointers and strides allow whole vectors,
