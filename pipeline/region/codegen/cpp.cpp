@@ -239,7 +239,7 @@ Source generate_cpp(const Plan& plan) {
     Function(kernel).write(out);
     source.kernels.push_back({.name = kernel.name, .argument_words = instance_words(kernel)});
   }
-  source.text = "// DiTFleet " + std::string(kGeneratorId) + "\n" + kPrelude + out.take();  // no block's name: blocks with the same kernels are one program
+  source.text = "// DiTFleet " + std::string(kGeneratorId) + "\n" + kPrelude + out.take();  // no block's name: the same kernels are the same text
   return source;
 }
 

@@ -130,10 +130,12 @@ class Kernel {
     open_body(out, "small_", "typename I, bool kAligned, int kWidth");
     for (int p = 0; p < phases_.count; ++p) write_small_phase(out, p);
     out("}");
-    const std::string vector = std::to_string(l_.vector), single = phases_.pairs ? "2" : "1";
-    write_entry(out, "_i32_v", "fast_", "int, true");
-    write_entry(out, "_i64_v", "small_", "i64, true, " + vector);
-    write_entry(out, "_i64_s", "small_", "i64, false, " + single);
+    // Asked for one block at least a multiprocessor, ptxas takes the registers that a loop needs; left to itself it aims at more blocks,
+    // and for some widths spilled to have them.
+    const std::string vector = std::to_string(l_.vector), single = phases_.pairs ? "2" : "1", threads = std::to_string(l_.threads_per_row * l_.rows_per_block);
+    write_entry(out, "_i32_v", threads, "fast_", "int, true");
+    write_entry(out, "_i64_v", threads + ", 1", "small_", "i64, true, " + vector);
+    write_entry(out, "_i64_s", threads + ", 1", "small_", "i64, false, " + single);
   }
 
  private:
@@ -143,8 +145,8 @@ class Kernel {
     out("__device__ __forceinline__ void " + prefix + k_.name + "(const " + arguments() + "& a) {");
     write_addresses(out);
   }
-  void write_entry(Text& out, const std::string& suffix, const std::string& prefix, const std::string& parameters) const {
-    out("extern \"C\" __global__ void __launch_bounds__(" + std::to_string(l_.threads_per_row * l_.rows_per_block) + ") " + k_.name + suffix +
+  void write_entry(Text& out, const std::string& suffix, const std::string& bounds, const std::string& prefix, const std::string& parameters) const {
+    out("extern \"C\" __global__ void __launch_bounds__(" + bounds + ") " + k_.name + suffix +
         "(const __grid_constant__ " + arguments() + " a) { " + prefix + k_.name + "<" + parameters + ">(a); }");
   }
 
@@ -378,7 +380,7 @@ Source generate_cuda(const Plan& plan) {
     writer.write(out);
     source.kernels.push_back(writer.launch());
   }
-  source.text = "// DiTFleet " + std::string(kGeneratorId) + ", region " + plan.program.block + "\n" + kPrelude + out.take();
+  source.text = "// DiTFleet " + std::string(kGeneratorId) + "\n" + kPrelude + out.take();  // no block's name: the same kernels are the same text
   return source;
 }
 
