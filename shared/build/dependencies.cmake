@@ -30,6 +30,12 @@ if(DITFLEET_PIPELINE AND NOT DITFLEET_FUZZ)
   # torch_cpu alone: the CUDA libraries are loaded at run time where there is a GPU (pipeline/README.md).
   target_link_options(ditfleet_torch INTERFACE LINKER:--allow-shlib-undefined)
   target_link_libraries(ditfleet_torch INTERFACE -Wl,--no-as-needed torch_cpu c10 -Wl,--as-needed)
+  # OpenMP as LibTorch has it, so that there is one pool of threads: the copy that its wheel brings, else the system's.
+  file(GLOB ditfleet_openmp "${DITFLEET_LIBTORCH}/lib/libgomp*.so*")
+  if(NOT ditfleet_openmp)
+    set(ditfleet_openmp gomp)
+  endif()
+  target_link_libraries(ditfleet_torch INTERFACE ${ditfleet_openmp})
 endif()
 
 if(DITFLEET_TESTS AND NOT DITFLEET_FUZZ)

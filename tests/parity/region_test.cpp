@@ -1,4 +1,5 @@
 // Compiled regions (cpu_jit, or nvrtc on a GPU) against eager and a wide reference, over random shapes, batches, strides and types.
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_as_complex.h>
@@ -96,6 +97,29 @@ TEST_F(RegionParity, OneTemporalProgramForEveryFrameCount) {
   }
   EXPECT_EQ(shared->counters->counts().compiles, 1u);
   EXPECT_EQ(shared->counters->counts().variants, 4u);
+}
+
+// A kernel that notes which rows it was called for: with two threads there are two calls at least.
+TEST_F(RegionParity, RowsAreSharedOutToLibTorchsThreads) {
+  Source source;
+  source.text = "extern \"C\" void note(const long long* a, long long first, long long end) { ((long long*)a[0])[first] = end; }\n";
+  source.kernels.push_back({.name = "note", .argument_words = 1});
+  const auto compiled = (*open_cpu_jit())->compile("note", source, kHostArch);
+  ASSERT_TRUE(compiled) << compiled.error().message;
+  constexpr std::int64_t kRows = 64;
+  const auto launcher = host_launcher(*HostModule::load(*compiled), {65536});  // each worth a thread
+  std::vector<long long> ends(kRows, 0);
+  ResolvedRows step{.kernel = 0, .instances = {{.rows = kRows}}, .rows = kRows};
+  const int before = at::get_num_threads();
+  at::set_num_threads(2);
+  launcher->launch(step, {{reinterpret_cast<long long>(ends.data())}});
+  at::set_num_threads(before);
+  std::int64_t at = 0, calls = 0;
+  for (; at < kRows && ends[static_cast<std::size_t>(at)] > at; ++calls) at = ends[static_cast<std::size_t>(at)];
+  EXPECT_EQ(at, kRows) << "every row once";
+#ifndef __clang__  // whose OpenMP is another
+  EXPECT_EQ(calls, 2);
+#endif
 }
 
 // Rows longer than a kernel takes go through it in tiles; what is broadcast to them too.
