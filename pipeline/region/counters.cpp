@@ -21,9 +21,9 @@ prometheus::Histogram& seconds(std::string_view backend, bool built) {
   return family.Add({{"backend", std::string(backend)}, {"source", built ? "compiled" : "cache"}}, kSeconds);
 }
 
-prometheus::Counter& recompiles(std::string_view reason) {
-  static auto& family = counters("ditfleet_recompiles_total", "Region programs beyond a region's first, by the guard that failed");
-  return family.Add({{"reason", std::string(reason)}});
+prometheus::Counter& recompiles() {
+  static auto& family = counters("ditfleet_recompiles_total", "Region programs beyond a region's first");
+  return family.Add({});
 }
 
 prometheus::Counter& variants() {
@@ -40,10 +40,8 @@ prometheus::Counter& fallbacks(std::string_view reason) {
 
 void RegionCounters::show(std::string_view backend) const {
   compiles(backend, "first");
-  for (const char* guard : {"shape", "dtype", "device"}) {
-    compiles(backend, guard);
-    recompiles(guard);
-  }
+  for (const char* guard : {"shape", "dtype", "device"}) compiles(backend, guard);
+  recompiles();
   for (const bool built : {true, false}) seconds(backend, built);
   variants();
   for (const char* reason : {"no_compiler", "unsupported_device", "unsupported_op", "compile_error", "recompile_limit", "adapters"}) fallbacks(reason);
@@ -57,8 +55,8 @@ void RegionCounters::program_took(std::string_view backend, std::string_view rea
   compile_us_.fetch_add(static_cast<std::uint64_t>(time.count()), std::memory_order_relaxed);
 }
 
-void RegionCounters::recompiled(std::string_view region, std::string_view guard, std::string_view reason) {
-  recompiles(reason).Increment();
+void RegionCounters::recompiled(std::string_view region, std::string_view guard) {
+  recompiles().Increment();
   recompiles_.fetch_add(1, std::memory_order_relaxed);
   spdlog::warn("region {} is compiled again: {}", std::string(region), std::string(guard));
 }

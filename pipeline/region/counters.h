@@ -2,7 +2,7 @@
 //   ditfleet_region_compiles_total{backend,reason}   programs that a compiler made here, none that the kernel cache had; reason: first, or
 //                                                    the guard that failed (shape, dtype, device)
 //   ditfleet_region_program_seconds{backend,source}  until a program was there; source: compiled (here) or cache
-//   ditfleet_recompiles_total{reason}                programs beyond a region's first, wherever they came from; reason: shape, dtype, device
+//   ditfleet_recompiles_total                        programs beyond a region's first, wherever they came from; a warning names the guard
 //   ditfleet_region_variants_total                   sizes seen for the first time: a plan's numbers, no compile
 //   ditfleet_region_fallbacks_total{reason}          what runs op by op instead, counted when that is decided and not with each call; reason:
 //                                                    no_compiler, unsupported_device (a component), unsupported_op, compile_error,
@@ -42,7 +42,7 @@ class RegionCounters {
   // A region runs it.
   void has_program() { compiles_.fetch_add(1, std::memory_order_relaxed); }
   // Logs a warning that names the region and the guard: in a warm process a recompile is a fault.
-  void recompiled(std::string_view region, std::string_view guard, std::string_view reason);
+  void recompiled(std::string_view region, std::string_view guard);
   void hit() { hits_.fetch_add(1, std::memory_order_relaxed); }
   void missed() { misses_.fetch_add(1, std::memory_order_relaxed); }
   void variant();

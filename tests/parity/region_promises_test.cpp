@@ -152,10 +152,10 @@ TEST_F(RegionParity, TunedProductsErrNoMore) {
 
 // --- what the options promise ---------------------------------------------------------------------------------
 
-double recompiles(const std::string& reason) { return ditfleet::testing::series("ditfleet_recompiles_total", {"reason=\"" + reason + "\""}).value_or(0); }
+double recompiles() { return ditfleet::testing::series("ditfleet_recompiles_total").value_or(0); }
 
 TEST_F(RegionParity, WithoutDynamicEachSizeIsAProgram) {
-  const double before = recompiles("shape");
+  const double before = recompiles();
   const auto shared = host({.dynamic = false, .recompile_limit = 2});
   Region region("single", recipe(flux_single_block, 2, 16), shared);
   const Program program = program_of(flux_single_block, 2, 16, ElementType::kF32);
@@ -170,7 +170,7 @@ TEST_F(RegionParity, WithoutDynamicEachSizeIsAProgram) {
   EXPECT_EQ(counts.built, 2u);
   EXPECT_GT(counts.compile_us, 1000u) << "a compiler takes longer";
   EXPECT_EQ(counts.recompiles, 1u);
-  EXPECT_EQ(recompiles("shape"), before + 1);
+  EXPECT_EQ(recompiles(), before + 1);
   EXPECT_EQ(counts.fallback_reasons.at("recompile_limit"), 1u) << "the third size runs op by op";
 }
 
@@ -184,7 +184,7 @@ TEST_F(RegionParity, ErrorOnRecompileNamesTheGuard) {
 }
 
 TEST_F(RegionParity, AnotherElementTypeIsAnotherProgram) {
-  const double before = recompiles("dtype"), of_shape = recompiles("shape");
+  const double before = recompiles();
   const auto shared = host();
   Region region("flux.single", recipe(flux_single_block, 2, 16), shared);
   ::testing::internal::CaptureStdout();  // where the log goes that nobody has configured
@@ -197,8 +197,7 @@ TEST_F(RegionParity, AnotherElementTypeIsAnotherProgram) {
   EXPECT_EQ(log.find("compiled again"), log.rfind("compiled again")) << "once: the first type's program is still there";
   EXPECT_EQ(shared->counters->counts().compiles, 2u);
   EXPECT_EQ(shared->counters->counts().recompiles, 1u);
-  EXPECT_EQ(recompiles("dtype"), before + 1);
-  EXPECT_EQ(recompiles("shape"), of_shape);
+  EXPECT_EQ(recompiles(), before + 1);
 }
 
 // A block with an op that no kernel has.
@@ -265,7 +264,7 @@ TEST(RegionBackend, AnEngineShowsItsCountersFromTheStart) {
   const auto engine = pipeline::Engine::create({.device = "cpu"});
   ASSERT_TRUE(engine.ok()) << engine.error().message;
   EXPECT_EQ(ditfleet::testing::series("ditfleet_region_compiles_total", {"\"eager\"", "\"first\""}), 0);
-  EXPECT_EQ(ditfleet::testing::series("ditfleet_recompiles_total", {"\"device\""}), 0);
+  EXPECT_TRUE(ditfleet::testing::series("ditfleet_recompiles_total").has_value());
   EXPECT_EQ(ditfleet::testing::series("ditfleet_region_fallbacks_total", {"\"adapters\""}), 0);
 }
 

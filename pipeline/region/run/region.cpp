@@ -122,7 +122,7 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
   }
   if (failures_ > 0) spdlog::info("region {} is compiled after {} failures", block_, std::exchange(failures_, 0));
   host_->counters->has_program();
-  if (programs_ > 0) host_->counters->recompiled(block_, guard, reason);
+  if (programs_ > 0) host_->counters->recompiled(block_, guard);
   ++programs_;
   return std::make_shared<Compiled>(Compiled{type, device, bound, std::move(plan).value(), std::move(launcher).value()});
 }
