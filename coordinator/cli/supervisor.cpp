@@ -7,6 +7,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -28,6 +29,7 @@ using std::chrono::seconds;
 constexpr milliseconds kTick{50}, kReadyPoll{100};
 constexpr seconds kEndPatience{10};  // of the coordinator and of Redis, before SIGKILL
 constexpr seconds kStillWaiting{15};
+constexpr seconds kStillFailing{60};
 
 void note(const std::string& message) { std::fprintf(stderr, "up | %s\n", message.c_str()); }
 
@@ -46,7 +48,8 @@ struct Member {
   ChildProcess process;
   RestartPolicy policy;
   Clock::time_point started, start_again;
-  bool waiting = false;  // to be started again
+  bool waiting = false;          // to be started again
+  Clock::time_point told_again;  // when it is next said that it fails again and again
 };
 
 class Supervisor {
@@ -146,17 +149,27 @@ class Supervisor {
       return give_up(spec.label + " " + end.text() + told + " (log: " + spec.log_file + ")",
                      is_worker || end.status == kExitUsage ? end.status : kExitFailure);
     }
-    const auto lived = std::chrono::duration_cast<milliseconds>(Clock::now() - member.started);
-    const auto wait = member.policy.ended(lived, by_itself);
-    if (member.policy.hopeless() && is_worker) {
-      return give_up(
-          spec.label + " " + end.text() + " again and again" + told + " (log: " + spec.log_file + ")",
-          kExitFailure);
-    }
-    note(spec.label + " " + end.text() + told + "; starting it again in " + std::to_string(wait.count()) +
-         " ms");
+    const auto now = Clock::now();
+    const auto wait = member.policy.ended(std::chrono::duration_cast<milliseconds>(now - member.started), by_itself);
     member.waiting = true;
-    member.start_again = Clock::now() + wait;
+    member.start_again = now + wait;
+    const std::string then = "; starting it again in " + std::to_string(wait.count()) + " ms";
+    if (!is_worker || !member.policy.hopeless()) {
+      member.told_again = now;
+      return note(spec.label + " " + end.text() + told + then);
+    }
+    const std::string fault = spec.label + " " + end.text() + " again and again" + told + " (log: " + spec.log_file + ")";
+    if (!ready_ || !any_worker_works()) return give_up(fault, kExitFailure);
+    if (now < member.told_again) return;
+    member.told_again = now + kStillFailing;
+    note(fault + "; the other workers go on" + then);
+  }
+
+  // One that fails again and again runs for a moment, too, at every try.
+  bool any_worker_works() const {
+    return std::any_of(workers_.begin(), workers_.end(), [now = Clock::now()](const Member& worker) {
+      return worker.process.running() && (!worker.policy.hopeless() || now - worker.started >= RestartPolicy::kStable);
+    });
   }
 
   void give_up(const std::string& why, int code) {

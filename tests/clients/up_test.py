@@ -115,6 +115,24 @@ class Life(WithFolder):
             self.assertEqual(client.wait(client.submit(**SMALL))["state"], "succeeded")
 
 
+    def test_a_worker_that_cannot_start_again_leaves_the_others_serving(self):
+        model = self.folder / "model"
+        shutil.copytree(tiny_model(), model)
+        weights_away = weights(model).with_suffix(".away")
+        with Fleet(workers=2, models={"tiny": model}) as fleet:
+            client = Client(fleet.url)
+            broken, healthy = fleet.ready["pids"]["workers"]
+            weights(model).rename(weights_away)
+            os.kill(broken, signal.SIGKILL)
+            until(lambda: "the other workers go on" in fleet.log.read_text(), "it is told", 60)
+            self.assertIn("worker-1 exited with status 1 again and again", fleet.log.read_text())
+            self.assertIsNone(fleet.process.poll(), fleet.tail())
+            self.assertEqual(client.wait(client.submit(**SMALL))["unit_records"][0]["state"], "succeeded")
+            self.assertTrue(alive(healthy))
+            weights_away.rename(weights_away.with_suffix(".safetensors"))
+            until(lambda: len([w for w in client.get("/v1/workers").json()["workers"] if w["state"] == "ready"]) == 2, "it is back", 60)
+
+
 def answers(client, path="/readyz"):
     try:
         return client.get(path).status == 200
