@@ -96,9 +96,12 @@ asio::awaitable<Response> Api::submit_job(CallPtr call) {
   json::object body;
   if (outcome->existed) {
     auto record = co_await service_.job(outcome->id, call->caller.view());
-    if (record) body = job_json(*record, job_links, true);
-  }
-  if (body.empty()) {
+    if (!record) {  // what state it is in is not known: none is made up
+      const bool forgotten = record.error().code == Code::kNotFound;
+      co_return error_response(forgotten ? unavailable("the job of this Idempotency-Key is being forgotten; try again for a new one") : record.error());
+    }
+    body = job_json(*record, job_links, true);
+  } else {
     queue::JobRecord record;
     record.id = outcome->id;
     record.tenant = call->caller.tenant;

@@ -145,6 +145,45 @@ TEST_F(QueueIntake, OneIdempotencyKeyIsOneJobHoweverItComes) {
   EXPECT_NE(submit(s), id);
 }
 
+TEST_F(QueueIntake, AnIdempotencyKeyWhoseJobIsForgottenIsNewAgain) {
+  auto s = submission("first");
+  s.idempotency_key = "once";
+  const auto forget = [&](const std::string& id) {
+    ASSERT_TRUE(wait(client_->cancel(id, "", soon())).ok());
+    ASSERT_EQ(redis({"DEL", keys_.job(id)}).integer, 1) << "what a sweep does after the retention";
+  };
+  submit(s);
+  s.id = "again";
+  EXPECT_EQ(submit(s), "first") << "while it is queued";
+  admit_all();
+  EXPECT_EQ(submit(s), "first") << "while it is open";
+  forget("first");
+  EXPECT_EQ(submit(s), "again");
+  EXPECT_EQ(job("again").state, State::kQueued);
+  s.id = "third";
+  EXPECT_EQ(submit(s), "again") << "the key stands for the new job from now on";
+  admit_all();
+  ASSERT_TRUE(wait(client_->cancel("again", "", soon())).ok());
+  EXPECT_EQ(submit(s), "again") << "ended, not forgotten";
+  ASSERT_EQ(redis({"DEL", keys_.job("again")}).integer, 1);
+  // Whatever its body was; and two of one call are still one job.
+  s.spec = R"({"model":"demo","prompt":"a blue square"})";
+  auto same = s;
+  same.id = "fourth";
+  const std::vector<queue::Submission> twice = {s, same};
+  const auto outcomes = wait(client_->submit_many(twice, soon()));
+  ASSERT_TRUE(outcomes.ok() && (*outcomes)[0].ok() && (*outcomes)[1].ok());
+  EXPECT_EQ((*outcomes)[0]->id + " " + (*outcomes)[1]->id, "third third");
+  // By XADD.
+  admit_all();
+  forget("third");
+  const auto entry = add({"spec", kSpec, "idempotency_key", "once"});
+  const auto repeated = add({"spec", kSpec, "idempotency_key", "once"});
+  admit_all();
+  EXPECT_EQ(job("x-" + entry).state, State::kReady);
+  EXPECT_EQ(job("x-" + repeated).id, "x-" + entry);
+}
+
 TEST_F(QueueIntake, ARepeatedIdIsTheSameJobOrRefused) {
   auto s = submission("job-1");
   EXPECT_EQ(submit(s), "job-1");

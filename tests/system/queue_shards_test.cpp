@@ -23,6 +23,9 @@ class QueueShards : public QueueTest {
     s.idempotency_key = "key";
     s.deadline_ms = 4'000'000'000'000;
     EXPECT_TRUE(wait(client.submit(s, soon())).ok());
+    auto repeated = s;
+    repeated.id = id + "-again";
+    EXPECT_TRUE(wait(client.submit(repeated, soon()))->existed);
     const auto epoch = wait(client.lead("c", 60'000, soon()));
     EXPECT_TRUE(epoch.ok());
     auto entries = wait(client.read_intake(10, std::chrono::milliseconds(1)));

@@ -127,6 +127,15 @@ TEST_F(GatewayApi, TheSameKeyIsTheSameJob) {
   EXPECT_EQ(send("POST", "/v1/jobs", R"({"prompt":"a"})", {{"Idempotency-Key", std::string(256, 'k')}}).status, 400);
 }
 
+TEST_F(GatewayApi, AKeyWhoseJobIsGoneIsNotAnsweredWithAStateThatIsMadeUp) {
+  const Fields key = {{"Idempotency-Key", "k1"}};
+  const auto first = body_of(send("POST", "/v1/jobs", R"({"prompt":"a"})", key));
+  service.jobs.clear();
+  const Response again = send("POST", "/v1/jobs", R"({"prompt":"a"})", key);
+  EXPECT_EQ(again.status, 503) << again.body;
+  EXPECT_EQ(header(again, "Retry-After").empty(), false);
+}
+
 TEST_F(GatewayApi, AdviceAgainstAJobIs429) {
   start({}, [](const job::JobSpec& spec, const std::string& tenant) {
     EXPECT_EQ(spec.width, 256);  // it sees the complete spec

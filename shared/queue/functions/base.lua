@@ -90,6 +90,21 @@ local function same_body(o, tenant, sha)
   return whose == tenant and hash == string.sub(sha, 1, 16)
 end
 
+-- Which job an idempotency key stands for, and whether that was made of the same body; nothing: it stands for none yet,
+-- or for a job that has been forgotten, and from now on for `id`. made: the jobs of this call, which stand nowhere yet.
+-- The key of the job it stood for is derived, not declared; it bears the shard's hash tag like all the others.
+local function claim_key(key, id, sha, keep_ms, made, open)
+  local rc, mine = redis.call, id .. ' ' .. string.sub(sha, 1, 32)
+  local old = rc('SET', key, mine, 'NX', 'GET', 'PX', keep_ms)
+  if not old then return nil end
+  local first = string.match(old, '^%S*')
+  if not made[first] and rc('HEXISTS', open, first) == 0 and rc('EXISTS', prefix_of(open) .. 'job:' .. first) == 0 then
+    rc('SET', key, mine, 'PX', keep_ms)
+    return nil
+  end
+  return first, string.sub(old, -32) == string.sub(sha, 1, 32)
+end
+
 -- What waits in the intake is an entry, and of several jobs that were submitted in one call "<entry>/<which of them>".
 -- The spec of a job that is queued; '' if its entry is gone.
 local function queued_spec(intake, entry)

@@ -36,9 +36,10 @@ local function submit(keys, a)
       elseif o or (not none and rc('EXISTS', job) == 1) then
         verdict = (o and same_body(o, tenant, sha)) and 'existed ' .. id or 'taken'
       else
-        local old = keyed and rc('SET', keys[6 + 2 * i], id .. ' ' .. sub(sha, 1, 32), 'NX', 'GET', 'PX', a[1])
-        if old then
-          verdict = (sub(old, -32) == sub(sha, 1, 32) and 'existed ' or 'mismatch ') .. string.match(old, '^%S+')
+        local other, same = nil, nil
+        if keyed then other, same = claim_key(keys[6 + 2 * i], id, sha, a[1], made, keys[4]) end
+        if other then
+          verdict = (same and 'existed ' or 'mismatch ') .. other
         else
           n = n + 1
           new[n] = p

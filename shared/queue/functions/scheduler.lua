@@ -109,10 +109,10 @@ local function admit_raw(keys, a)
     if was[1] then verdict = 'existed ' .. was[1]
     elseif o then verdict = same_body(o, tenant, sha) and 'existed ' .. id or 'taken'
     else
-      local old = a[p + 12] == '1' and rc('SET', keys[k + 1], id .. ' ' .. string.sub(sha, 1, 32), 'NX', 'GET', 'PX', a[2])
-      if old and string.sub(old, -32) ~= string.sub(sha, 1, 32) then verdict = 'mismatch ' .. string.match(old, '^%S+')
-      elseif old then
-        local first = string.match(old, '^%S+')
+      local first, same = nil, nil
+      if a[p + 12] == '1' then first, same = claim_key(keys[k + 1], id, sha, a[2], made, keys[6]) end
+      if first and not same then verdict = 'mismatch ' .. first
+      elseif first then
         verdict = 'existed ' .. first
         rc('HSET', job, 'same_as', first, 'tenant', tenant)
         rc('PEXPIRE', job, a[3])
