@@ -68,7 +68,7 @@ Result<std::string> parse_event_id(std::string_view text) {
                                 "' is not an event id; send the id of the last event received, such as 1700000000000-0",
                             "last_event_id");
   }
-  return std::string(text);
+  return std::string(text) + (dash == std::string_view::npos ? "-0" : "");
 }
 
 std::string id_before(std::string_view id) {

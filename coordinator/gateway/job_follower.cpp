@@ -48,7 +48,7 @@ asio::awaitable<JobFollower::Batch> JobFollower::next(Deadline deadline) {
         ended_ = std::any_of(events->begin(), events->end(), ends_job);
         co_return Batch{Status::kEvents, std::move(*events)};
       }
-      if ((events && last_look) || (!events && events.error().code == Code::kNotFound)) {
+      if ((events && last_look) || (!events && !is_retryable(events.error().code))) {
         ended_ = true;
         continue;
       }
@@ -79,7 +79,7 @@ asio::awaitable<Result<queue::JobRecord>> wait_for_end(JobService& service, Even
   while (true) {
     auto record = co_await service.job(job, "");
     if (record && job::is_terminal(record->state)) co_return std::move(*record);
-    if (!record && record.error().code == Code::kNotFound) co_return record.error();
+    if (!record && !is_retryable(record.error().code)) co_return record.error();
     const Deadline look_again = Deadline::after(record ? milliseconds(kCheckEvery) : milliseconds(500));
     while (true) {
       const auto wake = co_await subscription.wait(sooner(deadline, look_again));

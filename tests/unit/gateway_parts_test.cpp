@@ -182,8 +182,9 @@ TEST(GatewayEvents, CarryNumbersAsNumbersAndNoSecrets) {
 }
 
 TEST(GatewayEvents, IdsAreCheckedAndOrdered) {
-  EXPECT_TRUE(parse_event_id("0").ok());
-  EXPECT_TRUE(parse_event_id("1700000000000-12").ok());
+  EXPECT_EQ(*parse_event_id("1700000000000-12"), "1700000000000-12");
+  EXPECT_EQ(*parse_event_id("0"), "0-0");
+  EXPECT_EQ(*parse_event_id("5"), "5-0");
   for (const char* bad : {"", "-", "1-", "-1", "1-2-3", "x", "1 ", "$", "99999999999999999999999-1"}) {
     EXPECT_FALSE(parse_event_id(bad).ok()) << bad;
   }

@@ -103,6 +103,16 @@ TEST_F(GatewayApi, AStreamEndsWhenItsClientLeaves) {
   EXPECT_EQ(hub->subscriptions(), 0u);
 }
 
+TEST_F(GatewayApi, AStreamThatCannotBeReadEndsInsteadOfTryingForEver) {
+  send("POST", "/v1/jobs", R"({"prompt":"a"})");
+  Response response = send("GET", "/v1/jobs/job-1/events");
+  ASSERT_TRUE(response.stream);
+  service.down = invalid_argument("'5' is not an event id");
+  drain(response);
+  EXPECT_EQ(sink.ids().size(), 0u);
+  EXPECT_EQ(hub->subscriptions(), 0u);
+}
+
 TEST_F(GatewayApi, PreviewsAreFoundByTheirEvent) {
   send("POST", "/v1/jobs", R"({"prompt":"a"})");
   service.admit("job-1");
