@@ -75,6 +75,10 @@ asio::awaitable<Result<queue::SubmitOutcome>> Api::submit(CallPtr call, job::Job
   // As the client wrote it, not completed: a retry under the same key must be the same body, and a seed
   // that was left out is drawn only once, on admission. There adapters get their digests, too.
   submission.spec = job::to_json(spec);
+  if (submission.spec.size() > job::kMaxSpecBytes) {
+    co_return Error{Code::kPayloadTooLarge, "the job has " + std::to_string(submission.spec.size()) + " bytes in its canonical form; at most " +
+                                                std::to_string(job::kMaxSpecBytes) + " are allowed", {}};
+  }
   submission.idempotency_key = std::string(key);
   submission.traceparent = call->traceparent;
   submission.deadline_in_ms = spec.deadline_ms.value_or(0);

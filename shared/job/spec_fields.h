@@ -12,7 +12,8 @@
 
 namespace ditfleet::job {
 
-inline constexpr std::size_t kMaxSpecBytes = 1u << 20;
+// Of a text field.
+inline constexpr std::size_t kMaxTextBytes = 1u << 20;
 
 std::string_view kind_name(const json::value& v);  // "a string", "an array", …
 std::string number_text(double value);             // the shortest that reads back the same
@@ -30,7 +31,7 @@ class Fields {
   static std::string shown(const json::value& v);  // as a person writes it: 32.5, not 3.25E1
   void fail(std::string_view name, const std::string& message);
 
-  std::optional<std::string> text(std::string_view name, std::size_t max_bytes = kMaxSpecBytes);  // valid UTF-8
+  std::optional<std::string> text(std::string_view name, std::size_t max_bytes = kMaxTextBytes);  // valid UTF-8
   std::optional<std::int64_t> integer(std::string_view name, std::int64_t low, std::int64_t high);  // 4.0 is 4
   std::optional<double> real(std::string_view name, double low, double high);
   void refuse_unknown(const std::vector<std::string>& known);

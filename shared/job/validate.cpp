@@ -222,10 +222,10 @@ std::int64_t random_seed() {
 }  // namespace
 
 Result<JobSpec> parse_spec(std::string_view json_text) {
-  if (json_text.size() > kMaxSpecBytes) {
+  if (json_text.size() > kMaxStoredSpecBytes) {
     return Error{Code::kPayloadTooLarge,
                  "the job has " + std::to_string(json_text.size()) + " bytes; at most " +
-                     std::to_string(kMaxSpecBytes) + " are allowed",
+                     std::to_string(kMaxStoredSpecBytes) + " are allowed",
                  {}};
   }
   const Result<json::value> body = parse_json(json_text);

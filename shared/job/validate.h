@@ -14,7 +14,13 @@
 
 namespace ditfleet::job {
 
-// Body of POST /v1/jobs and of an intake entry's `spec`. Unknown fields, wrong types, invalid UTF-8 and
+// How long a job may be where it enters: over HTTP in canonical form, by XADD as it is.
+inline constexpr std::size_t kMaxSpecBytes = 1u << 20;
+// And on its way: its canonical form is longer than a body that says `size`, its complete form longer still (a seed, a
+// digest for each adapter). What was acknowledged must be read by everyone behind.
+inline constexpr std::size_t kMaxStoredSpecBytes = kMaxSpecBytes + (64u << 10);
+
+// Body of POST /v1/jobs and of an intake entry's `spec`, of at most kMaxStoredSpecBytes: else kPayloadTooLarge. Unknown fields, wrong types, invalid UTF-8 and
 // values outside the service's absolute limits are kInvalidArgument with `param` set and, for an unknown
 // field, the nearest known one in the message.
 Result<JobSpec> parse_spec(std::string_view json_text);

@@ -5,6 +5,7 @@
 
 #include "shared/core/excerpt.h"
 #include "shared/core/ids.h"
+#include "shared/job/validate.h"
 #include "shared/queue/reply_fields.h"
 
 namespace ditfleet::queue {
@@ -36,8 +37,8 @@ std::string problem_of(const redis::Reply& flat, const Fields& fields) {
   if (flat.elements.size() != 2 * fields.size()) return "[queue] the entry has a field twice; each may be there once";
   const auto spec = fields.find("spec");
   if (spec == fields.end()) return "[queue] the entry has no field 'spec' with the job's JSON; " + std::string(kTakes);
-  if (spec->second.size() > kMostSpecBytes) {
-    return "[queue] the entry's spec has " + std::to_string(spec->second.size()) + " bytes; at most " + std::to_string(kMostSpecBytes) + " are taken";
+  if (spec->second.size() > job::kMaxSpecBytes) {
+    return "[queue] the entry's spec has " + std::to_string(spec->second.size()) + " bytes; at most " + std::to_string(job::kMaxSpecBytes) + " are taken";
   }
   if (const auto tenant = fields.find("tenant"); tenant != fields.end() && !tenant->second.empty() && !is_valid_id(std::string(tenant->second))) {
     return "[queue] the entry's tenant '" + excerpt(tenant->second, 64) + "' is not 1 to 64 characters of A-Z a-z 0-9 . _ -";
@@ -123,7 +124,7 @@ std::vector<IntakeEntry> parse_intake(const redis::Reply& entry) {
   const std::string id = text_of(fields, "id"), tenant = text_of(fields, "tenant");
   out.id = is_valid_id(id) ? id : "x-" + out.entry_id;
   if (is_valid_id(tenant)) out.tenant = tenant;
-  if (out.spec.size() > kMostSpecBytes) out.spec.resize(1024);  // to be shown with the rejection
+  if (out.spec.size() > job::kMaxSpecBytes) out.spec.resize(1024);  // to be shown with the rejection
   return {out};
 }
 

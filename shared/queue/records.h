@@ -72,8 +72,6 @@ job::State furthest(const std::vector<UnitRecord>& units);
 // What an open or ended packed unit says of itself.
 UnitRecord unit_record(int unit, const PackedUnit& packed);
 
-// Longer specs of plain entries are rejected.
-inline constexpr std::size_t kMostSpecBytes = 1 << 20;
 // At least one: an entry holds what was submitted in one call. Never fails: what is wrong with an entry is its `problem`.
 // Where there are several jobs, the entry_id of each is "<entry>/<which of them>".
 std::vector<IntakeEntry> parse_intake(const redis::Reply& entry);

@@ -106,6 +106,19 @@ TEST_F(GatewayApi, RefusesBadJobs) {
   EXPECT_TRUE(service.submissions.empty());
 }
 
+TEST_F(GatewayApi, AJobIsMeasuredInItsCanonicalForm) {
+  const std::string small = R"({"prompt":"","size":"64x64"})", canonical = job::to_json(*job::parse_spec(small));
+  ASSERT_GT(canonical.size(), small.size());
+  const auto with_prompt = [](std::size_t bytes) { return R"({"prompt":")" + std::string(bytes, 'x') + R"(","size":"64x64"})"; };
+  const std::size_t most = job::kMaxSpecBytes - canonical.size();
+  EXPECT_EQ(send("POST", "/v1/jobs", with_prompt(most)).status, 202);
+  EXPECT_TRUE(job::parse_spec(service.submissions.back().spec).ok());
+  // A body within the limit whose canonical form is not.
+  ASSERT_LE(with_prompt(most + 1).size(), job::kMaxSpecBytes);
+  EXPECT_EQ(send("POST", "/v1/jobs", with_prompt(most + 1)).status, 413);
+  EXPECT_EQ(send("POST", "/v1/images/generations", with_prompt(most + 1)).status, 413);
+}
+
 TEST_F(GatewayApi, AMediaTypeMayBeSpelledAnyWay) {
   EXPECT_EQ(send("POST", "/v1/jobs", R"({"prompt":"x"})", {{"Content-Type", "Application/JSON ; charset=utf-8"}}).status, 202);
 }

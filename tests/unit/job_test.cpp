@@ -100,6 +100,22 @@ TEST(ParseSpec, NullCountsAsLeftOutAndWholeNumbersAsIntegers) {
   EXPECT_FALSE(spec->seed.has_value());
 }
 
+// What was acknowledged is read again by the scheduler and the workers, in forms that grow.
+TEST(ParseSpec, TheLongestJobStaysReadableInItsCompleteForm) {
+  std::string loras;
+  for (int i = 0; i < 16; ++i) loras += std::string(i ? "," : "") + R"({"name":")" + std::string(127, 'a') + std::string(1, static_cast<char>('a' + i)) + "\"}";
+  auto spec = parse_spec(R"({"prompt":"","size":"256x256","loras":[)" + loras + "]}");
+  ASSERT_TRUE(spec.ok()) << spec.error().message;
+  spec->prompt = std::string(kMaxSpecBytes - to_json(*spec).size(), '\x7f');
+  ASSERT_EQ(to_json(*spec).size(), kMaxSpecBytes);
+  const auto complete = complete_spec(*spec, demo_catalogue(), [](const LoraUse&, const ModelEntry&) { return Result<std::string>(std::string(64, 'a')); });
+  ASSERT_TRUE(complete.ok()) << complete.error().message;
+  EXPECT_GT(to_json(*complete).size(), kMaxSpecBytes + 1000);
+  const auto again = parse_spec(to_json(*complete));
+  ASSERT_TRUE(again.ok()) << again.error().message;
+  EXPECT_EQ(again->prompt, spec->prompt);
+}
+
 TEST(ParseSpec, RefusesWithTheFieldAndWhatWouldBeRight) {
   struct Case {
     const char *text, *param, *says;
@@ -139,7 +155,7 @@ TEST(ParseSpec, RefusesWithTheFieldAndWhatWouldBeRight) {
     EXPECT_EQ(error.param, c.param) << c.text << ": " << error.message;
     EXPECT_THAT(error.message, HasSubstr(c.says)) << c.text;
   }
-  EXPECT_EQ(refused("{\"prompt\":\"" + std::string(1 << 20, 'x') + "\"}").code, Code::kPayloadTooLarge);
+  EXPECT_EQ(refused("{\"prompt\":\"" + std::string(kMaxStoredSpecBytes, 'x') + "\"}").code, Code::kPayloadTooLarge);
   std::string deep;
   for (int i = 0; i < 1000; ++i) deep += "{\"a\":";
   EXPECT_EQ(refused(deep).code, Code::kInvalidArgument);
