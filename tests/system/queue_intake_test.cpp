@@ -211,6 +211,8 @@ TEST_F(QueueIntake, AForeignClientThatCallsWronglyIsToldHowItIsRight) {
   };
   const std::string sha(64, 'a');
   EXPECT_NE(refused(with({"1 day", "a", "default", "{}", sha, "0", "", "0"})).find("argument 1 is a whole number"), std::string::npos);
+  EXPECT_NE(refused(with({"100000000000000000000", "a", "default", "{}", sha, "0", "", "0"})).find("BADARG submit: argument 1"), std::string::npos);
+  EXPECT_NE(refused(with({"0", "a", "default", "{}", sha, "0", "", "0"})).find("BADARG submit: idempotency_ms"), std::string::npos);
   // What concerns one job of a batch is that job's verdict, not the call's error.
   const auto verdict = [&](std::vector<std::string> arguments) { return redis(with(arguments)).elements.at(0).text; };
   EXPECT_NE(verdict({"1000", "b", "default", "{}", sha, "0", "", "0"}).find("invalid keys: they are not those of job b"), std::string::npos);

@@ -87,6 +87,38 @@ TEST_F(QueueLife, OneUnitFromSubmissionToSuccess) {
   EXPECT_EQ(redis({"EXISTS", keys_.units(), keys_.open(), keys_.specs(), keys_.last()}).integer, 0);
 }
 
+TEST_F(QueueLife, AStepThatHoldsALineBreakTellsNothingOfOtherJobs) {
+  const auto attempt = running();
+  const auto other = submit();
+  redis::Command forged("FCALL");
+  forged << "ditfleet_v1_renew" << 4 << keys_.lease() << keys_.units() << keys_.last() << keys_.events() << 60'000 << attempt.ref.job << 0
+         << attempt.nonce << "step 0 {}\n" + other + " - succeeded 0 {}";
+  const auto lease = redis({"ZSCORE", keys_.lease(), attempt.ref.job + ":0"}).text;
+  const auto answer = wait(connection_->execute(std::move(forged), soon()));
+  ASSERT_FALSE(answer.ok());
+  EXPECT_NE(answer.error().message.find("BADARG renew"), std::string::npos) << answer.error().message;
+  EXPECT_EQ(redis({"ZSCORE", keys_.lease(), attempt.ref.job + ":0"}).text, lease) << "nothing was written";
+  EXPECT_EQ(event_types(other), "queued");
+  EXPECT_EQ(renew(attempt), RenewOutcome::kOk);
+}
+
+TEST_F(QueueLife, ARecordThatIsNoWorkersIsLeftOut) {
+  queue::WorkerInfo good;
+  good.name = "good";
+  good.boot = "b1";
+  ASSERT_TRUE(wait(client_->heartbeat(good, soon())).ok());
+  for (const char* info : {"not JSON", "[]", R"({"name":"good"})", "\xff"}) {
+    redis({"FCALL", "ditfleet_v1_heartbeat", "3", keys_.workers(), keys_.worker("bad"), keys_.mailbox("bad:b"), "bad", "b", info, "60000", "60000"});
+    const auto workers = wait(client_->workers(soon()));
+    ASSERT_TRUE(workers.ok()) << workers.error().message;
+    ASSERT_EQ(workers->size(), 1u) << info;
+    EXPECT_EQ(workers->front().name, "good");
+  }
+  redis({"DEL", keys_.worker("bad")});
+  redis({"SET", keys_.worker("bad"), "a string"});
+  EXPECT_EQ(wait(client_->workers(soon()))->size(), 1u);
+}
+
 TEST_F(QueueLife, HintsOnAdaptersReachTheMailbox) {
   const std::string first = submit(), second = submit(), third = submit();
   admit_all();

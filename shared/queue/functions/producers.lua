@@ -6,6 +6,7 @@ local function submit(keys, a)
   local rc, find, sub = redis.call, string.find, string.sub
   local count = (#a - 1) / 7
   if count == 0 then return {} end
+  if not find(a[1], '[1-9]') then return badarg('submit: idempotency_ms is at least 1') end
   local _, t = clock()
   local pre = prefix_of(keys[1])
   local j = journal('feed', {events = keys[6], last = keys[5]})

@@ -12,7 +12,9 @@ local function checked(name, f, keys_fixed, keys_each, args_fixed, args_each, nu
       return badarg(shape .. '; got ' .. int(#keys) .. ' and ' .. int(#a))
     end
     for _, i in ipairs(numbers) do
-      if not string.find(a[i], '^%d+$') then return badarg(name .. ': argument ' .. int(i) .. ' is a whole number of at least 0; got ' .. string.sub(a[i], 1, 40)) end
+      if #a[i] > 15 or not string.find(a[i], '^%d+$') then  -- what is longer Redis takes for no time, in the midst of what is written
+        return badarg(name .. ': argument ' .. int(i) .. ' is a whole number of at most 15 digits; got ' .. string.sub(a[i], 1, 40))
+      end
     end
     return f(keys, a)
   end

@@ -96,6 +96,7 @@ end
 -- entry where it is, for a rejection.
 local function admit_raw(keys, a)
   local rc = redis.call
+  if not string.find(a[2], '[1-9]') then return badarg('admit_raw: idempotency_ms is at least 1') end
   local ms, t = clock()
   local j, all = journal('feed', {events = keys[9], last = keys[8], open = keys[6], specs = keys[7]}), admissions()
   local out, made = {}, {}

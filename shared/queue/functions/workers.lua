@@ -61,6 +61,9 @@ local function renew(keys, a)
   local till, out, leases, z = lease_until(ms, a[1]), {}, {}, 0
   local j = journal('steps', {events = keys[4], last = keys[3]})
   local members = members_of(a, 2, 4)
+  for p = 5, #a, 4 do
+    if string.find(a[p], '\n', 1, true) then return badarg('renew: an event is one line') end
+  end
   local us = read_all(keys[2], members)
   local p = 2
   for i, member in ipairs(members) do
