@@ -55,6 +55,7 @@ class Client::Impl {
   std::unordered_map<std::string, std::set<std::string, std::less<>>> shared_entries_;  // → entry_ids still to be seen to
   std::size_t jobs_an_entry_ = 1;  // of late: a read is limited in jobs
   std::unordered_map<std::string, int> last_steps_;          // nonce → the last step that Redis took
+  std::set<std::string> unreadable_workers_;                 // that it was told of
   std::uint64_t generation_ = 0;
   Deadline::Clock::time_point hold_until_{}, next_sweep_{};
   std::string sweep_cursor_ = "-inf";

@@ -69,6 +69,7 @@ class Client {
   // Events of one job after the entry id `after` ("0": from the first), oldest first.
   asio::awaitable<Result<std::vector<Event>>> events(const std::string& job, const std::string& after, int limit,
                                                      Deadline deadline);
+  // A record that is no worker's is left out, and logged once.
   asio::awaitable<Result<std::vector<WorkerInfo>>> workers(Deadline deadline);
 
   // --- scheduler (each call names the leader's epoch; kConflict once another leads) -----------------

@@ -1,6 +1,9 @@
 // Client: what gateways read.
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 
+#include "shared/core/excerpt.h"
 #include "shared/core/ids.h"
 #include "shared/queue/calls.h"
 #include "shared/queue/records.h"
@@ -217,11 +220,20 @@ asio::awaitable<Result<std::vector<WorkerInfo>>> Client::workers(Deadline deadli
   }
   auto records = co_await impl->connection_->execute_all(std::move(reads), deadline);
   std::vector<WorkerInfo> out;
-  for (auto& record : records) {
-    if (!record) co_return record.error();
-    if (record->elements.size() != 2 || record->elements[0].is_nil()) continue;  // gone meanwhile
-    auto info = parse_worker(record->elements[0].text);
-    if (!info) co_return info.error();
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    const auto& record = records[i];
+    if (!record && is_retryable(record.error().code)) co_return record.error();
+    if (record && (record->elements.size() != 2 || record->elements[0].is_nil())) continue;  // gone meanwhile
+    const std::string& name = names->elements[i].text;
+    auto info = record ? parse_worker(record->elements[0].text) : Result<WorkerInfo>(record.error());
+    if (info && info->name != name) info = invalid_argument("it names the worker '" + excerpt(info->name, 64) + "'");
+    if (!info) {  // anybody may have written it: the fleet does without that one
+      if (impl->unreadable_workers_.insert(name).second) {
+        spdlog::warn("queue: the record of worker '{}' is left out: {}", excerpt(name, 64), info.error().message);
+      }
+      continue;
+    }
+    impl->unreadable_workers_.erase(name);
     info->heartbeat_ms = to_int(record->elements[1].text);
     out.push_back(std::move(*info));
   }
