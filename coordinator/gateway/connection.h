@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "coordinator/gateway/http.h"
 
@@ -38,18 +39,27 @@ class Connection final : public Sink {
   asio::awaitable<bool> write(std::string bytes) override;
   void set_chunked(bool chunked) { chunked_ = chunked; }
 
-  // Watches for the client to close while nothing is read from it. A client that has sent the next request
-  // already is not watched any more.
-  void watch(const std::shared_ptr<Connection>& self);
+  // Watches for the client to go while nothing is read from it. One that has sent the next request already is not watched
+  // any more. One that only sends no more (it shut that side down, or closed: TCP says the same) is sent `probe`, which
+  // its reader passes over; if it is gone its reset follows. With an empty probe that has to wait for the next write.
+  void watch(const std::shared_ptr<Connection>& self, std::string_view probe);
   void unwatch();
   void close();
 
  private:
+  void wait_for_end_of_requests(const std::shared_ptr<Connection>& self, unsigned watch);
+  void wait_for_reset(const std::shared_ptr<Connection>& self, unsigned watch);
+  void leave();
+  void send_probe();
+
   Stream stream_;
   std::chrono::milliseconds write_timeout_;
   boost::beast::flat_buffer buffer_;
   std::function<void()> when_gone_;
-  bool gone_ = false, chunked_ = false;
+  std::string probe_;
+  bool gone_ = false, chunked_ = false, writing_ = false;
+  unsigned watch_ = 0;      // which one: one that has ended changes nothing any more
+  bool probe_due_ = false;  // behind the write in progress
 };
 
 }  // namespace ditfleet::gateway

@@ -52,6 +52,7 @@ asio::awaitable<Response> Api::job_events(CallPtr call) {
   Response response;
   response.content_type = "text/event-stream";
   response.with("Cache-Control", "no-store").with("X-Accel-Buffering", "no");
+  response.filler = format_comment("keep-alive");
   response.stream = [this, call, own_id, after](Sink& sink) { return write_events(call, own_id, after, sink); };
   co_return response;
 }

@@ -78,6 +78,7 @@ struct Response {
   // watched meanwhile); `stream` writes the body piece by piece under this status and these headers.
   std::function<asio::awaitable<Response>(Peer&)> later;
   std::function<asio::awaitable<void>(Sink&)> stream;
+  std::string filler = {};  // of a stream: bytes that its reader passes over; shows whether one that sends no more still reads
 
   Response& with(std::string name, std::string value) {
     headers.emplace_back(std::move(name), std::move(value));

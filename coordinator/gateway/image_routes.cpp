@@ -88,6 +88,7 @@ asio::awaitable<Response> Api::generate_images(CallPtr call) {
   if (image->stream) {
     response.content_type = "text/event-stream";
     response.with("Cache-Control", "no-store").with("X-Accel-Buffering", "no").with("X-Job-Id", job);
+    response.filler = format_comment("keep-alive");
     response.stream = [this, call, image, job](Sink& sink) { return stream_images(call, image, job, sink); };
   } else {
     response.later = [this, call, image, job](Peer& peer) { return wait_for_images(call, image, job, peer); };

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <tuple>
 
 #include "coordinator/gateway/connection.h"
@@ -35,6 +36,7 @@ using boost::system::error_code;
 // the client sees the answer and not a reset.
 constexpr std::chrono::milliseconds kLingerTime{2000};
 constexpr std::size_t kLingerBytes = 8u << 20;
+constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 
 }  // namespace
 
@@ -166,7 +168,8 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       bool keep = incoming->keep;
       Response response = co_await handlers_.request(std::move(incoming->request));
       if (response.later) {
-        connection->watch(connection);
+        // To HTTP/1.0 an interim response means nothing: such a client is found gone when it is answered.
+        connection->watch(connection, http_1_0 ? "" : kContinue);
         // The function must outlive the coroutine that it returns.
         const auto later = std::move(response.later);
         response = co_await later(*connection);
@@ -244,7 +247,6 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     http::request_parser<http::string_body> parser(std::move(head));
     parser.body_limit(options_.max_body_bytes);
     if (beast::iequals(parser.get()[http::field::expect], "100-continue")) {
-      static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
       stream.expires_after(options_.header_timeout);
       std::tie(ec, std::ignore) = co_await asio::async_write(stream, asio::buffer(kContinue), kTuple);
     }
@@ -306,7 +308,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     auto [ec, written] = co_await http::async_write_header(stream, serializer, kTuple);
     stream.expires_never();
     if (ec) co_return false;
-    connection->watch(connection);
+    connection->watch(connection, response.filler);
     co_await response.stream(*connection);
     connection->unwatch();
     if (connection->gone()) co_return false;

@@ -178,6 +178,46 @@ TEST_F(HttpServer, NoticesAClientThatLeaves) {
   });
 }
 
+// As `nc -N` does, and many a script: the request is whole, and nothing follows it.
+TEST_F(HttpServer, AClientThatSendsNoMoreIsStillAnswered) {
+  start();
+  RawClient wait(port_), old(port_), stream(port_);
+  const std::string body = "Content-Length: 14\r\n\r\n{\"prompt\":\"y\"}";
+  const auto subscriptions_become = [&](std::size_t wanted) {
+    std::size_t waiting = 0;
+    for (int i = 0; i < 200 && waiting != wanted; ++i) {
+      std::this_thread::sleep_for(10ms);
+      on_server([&] { waiting = hub_->subscriptions(); });
+    }
+    return waiting == wanted;
+  };
+  wait.send("POST /v1/images/generations HTTP/1.1\r\nHost: x\r\n" + body);
+  wait.finish_sending();
+  ASSERT_TRUE(subscriptions_become(1));
+  old.send("POST /v1/images/generations HTTP/1.0\r\nHost: x\r\n" + body);
+  old.finish_sending();
+  ASSERT_TRUE(subscriptions_become(2));
+  stream.send("GET /v1/jobs/job-1/events HTTP/1.1\r\nHost: x\r\n\r\n");
+  stream.finish_sending();
+  ASSERT_TRUE(subscriptions_become(3));
+  const std::string begin = stream.receive("keep-alive");
+  EXPECT_THAT(wait.receive("\r\n\r\n"), StartsWith("HTTP/1.1 100 Continue\r\n\r\n"));
+  on_server([&] {
+    for (const char* id : {"job-1", "job-2"}) {
+      service_.admit(id);
+      service_.succeed(id, 0, "picture");
+    }
+  });
+  EXPECT_THAT(wait.receive(), StartsWith("HTTP/1.1 200 OK"));
+  EXPECT_THAT(old.receive(), StartsWith("HTTP/1.0 200 OK"));
+  const std::string rest = begin + stream.receive();
+  EXPECT_THAT(rest, HasSubstr("event: queued"));
+  EXPECT_THAT(rest, HasSubstr("event: succeeded"));
+  EXPECT_TRUE(rest.ends_with("\r\n0\r\n\r\n")) << rest;
+  EXPECT_FALSE(wait.timed_out || old.timed_out || stream.timed_out);
+  EXPECT_TRUE(connections_become(0));
+}
+
 TEST_F(HttpServer, StopAnswersThoseWhoWait) {
   start();
   RawClient wait(port_), idle(port_);
