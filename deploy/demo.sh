@@ -68,7 +68,8 @@ while [ ! -f "$ready" ]; do
   fi
   sleep 0.1
 done
-url=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["gateway"])' "$ready")
+from_ready() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])' "$ready" "$1"; }
+url=$(from_ready gateway) redis=$(from_ready redis)
 
 echo "==> Drawing: $prompt"
 name=$(printf '%s' "$prompt" | LC_ALL=C tr -cs 'A-Za-z0-9' '-' | cut -c 1-60 | sed 's/^-*//; s/-*$//')
@@ -76,6 +77,7 @@ picture=$work/pictures/${name:-picture}.png
 build/bin/ditfleet generate --url "$url" --model demo -o "$picture" -- "$prompt" >/dev/null
 echo "==> The picture: $picture"
 echo "==> The console: $url"
+echo "==> Redis listens on: ${redis#unix://}"
 [ $once = no ] || finish 0
 leaving=0
 echo "==> Running until Ctrl-C; another picture: build/bin/ditfleet generate --url $url \"…\""
