@@ -24,20 +24,21 @@ done
 
 model=deploy/demo-model/model
 [ -f $model/model_index.json ] || { echo "demo: $model is not there; is this a whole checkout?" >&2; exit 1; }
-deploy/setup.sh
 
-# One demo of a checkout keeps its data; another beside it works in a folder that goes with it.
-work=$PWD/build/demo
-mkdir -p "$work/pictures"
-run=$work temporary=
-exec 9>"$work/lock"
-if ! flock -n 9; then temporary=$(mktemp -d "$work/beside-XXXXXX") run=$temporary; fi
-ready=$run/ready.json
-rm -f "$ready"
-
-up='' leaving=130
+# A process's children, theirs, and so on.
+descendants() {
+  local child
+  # shellcheck disable=SC2013
+  for child in $(cat "/proc/$1/task/$1/children" 2>/dev/null); do
+    echo "$child"
+    descendants "$child"
+  done
+}
+setup='' up='' temporary='' leaving=130
 finish() {
   trap - EXIT INT TERM HUP
+  # shellcheck disable=SC2046
+  [ -z "$setup" ] || kill -TERM "$setup" $(descendants "$setup") 2>/dev/null || true
   if [ -n "$up" ]; then
     kill -TERM "$up" 2>/dev/null || true
     wait "$up" 2>/dev/null || true
@@ -48,13 +49,37 @@ finish() {
 trap 'finish $?' EXIT
 trap 'finish $leaving' INT TERM HUP
 
+# Beside this shell, which would not see a signal before a command that it runs itself has ended.
+deploy/setup.sh &
+setup=$! status=0
+wait "$setup" || status=$?
+setup=
+[ $status = 0 ] || exit $status
+
+# One demo of a checkout keeps its data; another beside it works in a folder that goes with it, and so does one that
+# finds a service on that data.
+work=$PWD/build/demo
+mkdir -p "$work/pictures"
+run=$work
+exec 9>"$work/lock"
+if ! flock -n 9 || { [ -e "$work/data/up.lock" ] && ! flock -n "$work/data/up.lock" true; }; then
+  temporary=$(mktemp -d "$work/beside-XXXXXX") run=$temporary
+fi
+ready=$run/ready.json
+rm -f "$ready"
+
 listen=127.0.0.1:8780
-if (exec 3<>/dev/tcp/127.0.0.1/8780) 2>/dev/null; then
+if [ -n "$temporary" ]; then
+  listen=127.0.0.1:0  # the first one may not listen yet
+elif (exec 3<>/dev/tcp/127.0.0.1/8780) 2>/dev/null; then
   listen=127.0.0.1:0
   echo "==> Port 8780 is in use; the service gets another"
 fi
 echo "==> Starting the service"
-build/bin/ditfleet up --data "$run/data" --listen "$listen" --model "demo=$model" --ready-file "$ready" >"$run/up.log" 2>&1 9>&- &
+# If this shell is killed the service is to end as well, as with Ctrl-C.
+with_me=()
+! command -v setpriv >/dev/null || with_me=(setpriv --pdeathsig TERM)
+${with_me[@]+"${with_me[@]}"} build/bin/ditfleet up --data "$run/data" --listen "$listen" --model "demo=$model" --ready-file "$ready" >"$run/up.log" 2>&1 9>&- &
 up=$!
 patience=$((SECONDS + 180))
 while [ ! -f "$ready" ]; do
@@ -73,8 +98,9 @@ url=$(from_ready gateway) redis=$(from_ready redis)
 
 echo "==> Drawing: $prompt"
 name=$(printf '%s' "$prompt" | LC_ALL=C tr -cs 'A-Za-z0-9' '-' | cut -c 1-60 | sed 's/^-*//; s/-*$//')
+[ -z "$temporary" ] || name=${name:-picture}-${temporary##*-}  # its own: the same prompt may be drawn beside it
 picture=$work/pictures/${name:-picture}.png
-build/bin/ditfleet generate --url "$url" --model demo -o "$picture" -- "$prompt" >/dev/null
+build/bin/ditfleet generate --url "$url" --model demo -o "$picture" -- "$prompt" >/dev/null 9>&-
 echo "==> The picture: $picture"
 echo "==> The console: $url"
 echo "==> Redis listens on: ${redis#unix://}"
