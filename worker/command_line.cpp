@@ -9,6 +9,7 @@ namespace ditfleet::worker {
 
 void add_configuration_flags(CLI::App& command, config::Sources& sources) {
   command.add_option("--config", sources.file, "YAML configuration (config/REFERENCE.md lists every key)")
+      ->envname("DITFLEET_CONFIG")
       ->type_name("FILE");
   command.add_option("--set", sources.sets, "Set one configuration key; wins over environment and file; repeatable")
       ->type_name("KEY=VALUE")

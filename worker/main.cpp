@@ -42,7 +42,7 @@ int main(int argc, char** argv) {
   CLI::App app("Draws pictures with diffusion transformers: as a worker of DiTFleet, or right here.", "ditfleet-worker");
   app.require_subcommand(1);
   app.footer("Exit codes: 0 done, 1 failed, 2 wrong usage. Every configuration key can also be set by an\n"
-             "environment variable DITFLEET_SECTION__KEY.");
+             "environment variable DITFLEET_SECTION__KEY, or in the file that DITFLEET_CONFIG names.");
   int exit_code = kExitOk;
 
   RunFlags run_flags;

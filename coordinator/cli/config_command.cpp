@@ -73,6 +73,7 @@ int show(const ConfigFlags& flags) {
   return kExitOk;
 }
 
+// Of any configuration the same, so that one that is wrong can be looked up.
 int reference(const ConfigFlags& flags) {
   if (!flags.json) {
     std::fputs(config::reference_markdown().c_str(), stdout);
@@ -95,16 +96,16 @@ int reference(const ConfigFlags& flags) {
 void add_config(CLI::App& app, Invocation& run) {
   auto* command = app.add_subcommand("config", "Check or show the configuration");
   command->require_subcommand(1);
-  const auto add = [&](const char* name, const char* what, int (*action)(const ConfigFlags&), bool reads) {
+  const auto add = [&](const char* name, const char* what, int (*action)(const ConfigFlags&)) {
     auto flags = std::make_shared<ConfigFlags>();
     auto* sub = command->add_subcommand(name, what);
-    if (reads) add_configuration_flags(*sub, flags->sources);
+    add_configuration_flags(*sub, flags->sources);
     sub->add_flag("--json", flags->json, "Print JSON");
     sub->callback([flags, action, &run] { run = [flags, action] { return action(*flags); }; });
   };
-  add("check", "Say what is wrong with a configuration and its models", check, true);
-  add("show", "What is in force, from all sources, as YAML", show, true);
-  add("reference", "Every option, as Markdown", reference, false);
+  add("check", "Say what is wrong with a configuration and its models", check);
+  add("show", "What is in force, from all sources, as YAML", show);
+  add("reference", "Every option, as Markdown", reference);
 }
 
 }  // namespace ditfleet::cli

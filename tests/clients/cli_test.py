@@ -346,6 +346,18 @@ class Config(WithFolder):
         self.assertIn("worker.count", done.stderr)
         done = run(worker, "tokenize", "--model", tiny_model(), env=clean_environment(DITFLEET_WORKER__CUONT="2"))
         self.assertEqual(done.returncode, 2, done.stderr)
+        file = self.write("worker:\n  cuont: 2\n")
+        for argv in (["run"], ["generate", "--model", tiny_model(), "--prompt", "x", "--out", "x.png"]):
+            with self.subTest(argv):
+                done = run(worker, *argv, env=clean_environment(DITFLEET_CONFIG=str(file)))
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertIn("c.yaml:2", done.stderr)
+
+    def test_the_reference_takes_the_flags_of_every_command(self):
+        plain = self.cli("config", "reference").stdout
+        self.assertIn("worker.count", plain)
+        for flags in (["--set", "worker.count=2"], ["--config", self.write("worker:\n  cuont: 2\n")]):
+            self.assertEqual(self.cli("config", "reference", *flags).stdout, plain)
 
 
 if __name__ == "__main__":
