@@ -11,6 +11,7 @@
 
 #include "pipeline/engine.h"
 #include "shared/core/bytes.h"
+#include "shared/job/lora_flag.h"
 #include "shared/job/validate.h"
 #include "worker/engine_options.h"
 #include "worker/request.h"
@@ -226,17 +227,11 @@ Result<job::JobSpec> spec_of(const GenerateFlags& flags, const job::ModelEntry& 
 
 Result<pipeline::LoraRequest> lora_of(const std::string& text) {
   pipeline::LoraRequest lora{text, 1.0};
-  const auto colon = text.rfind(':');
   std::error_code unknown;
-  if (colon != std::string::npos) {
-    const char* end = text.data() + text.size();
-    double scale = 0;
-    const auto [at, error] = std::from_chars(text.data() + colon + 1, end, scale);
-    if (error == std::errc() && at == end && std::abs(scale) <= pipeline::kMostLoraScale) {
-      lora = {text.substr(0, colon), scale};
-    } else if (!std::filesystem::exists(text, unknown)) {
-      return invalid_argument("--lora is '" + text + "'; it takes FILE or FILE:SCALE with a finite number from -100 to 100, such as style.safetensors:0.7");
-    }
+  if (const auto use = job::parse_lora_flag(text)) {
+    lora = {use->name, use->scale};
+  } else if (!std::filesystem::exists(text, unknown)) {  // a file's name may hold a colon
+    return invalid_argument("--lora is '" + text + "'; it takes FILE or FILE:SCALE with a finite number from -100 to 100, such as style.safetensors:0.7");
   }
   if (lora.path.empty()) return invalid_argument("--lora is '" + text + "', which names no file; it takes FILE or FILE:SCALE");
   return lora;

@@ -1,5 +1,6 @@
 #include "coordinator/cli/generate.h"
 
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
@@ -10,6 +11,7 @@
 #include "coordinator/cli/json_fields.h"
 #include "coordinator/cli/terminal.h"
 #include "shared/core/bytes.h"
+#include "shared/job/lora_flag.h"
 
 namespace ditfleet::cli {
 namespace {
@@ -17,7 +19,8 @@ namespace {
 namespace fs = std::filesystem;
 
 Result<std::string> format_of(const std::string& path) {
-  const std::string extension = fs::path(path).extension().string();
+  std::string extension = fs::path(path).extension().string();
+  for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   if (path.empty() || extension == ".png") return std::string("png");
   if (extension == ".jpg" || extension == ".jpeg") return std::string("jpeg");
   if (extension == ".webp") return std::string("webp");
@@ -65,6 +68,15 @@ Error failure_of(const json::value& job) {
       text(error, "code") == "invalid_argument" ? Code::kInvalidArgument : Code::kUnavailable, message, {}};
 }
 
+// Says which flag set the field that the service refused.
+Error name_the_flag(Error error) {
+  static const std::map<std::string, std::string> kFlags = {
+      {"width", "--size"}, {"height", "--size"}, {"size", "--size"}, {"num_inference_steps", "--steps"}, {"guidance_scale", "--guidance"},
+      {"true_cfg_scale", "--true-cfg"}, {"max_sequence_length", "--max-sequence-length"}, {"n", "-n"}};
+  if (const auto flag = kFlags.find(error.param); flag != kFlags.end()) error.message = flag->second + ": " + error.message;
+  return error;
+}
+
 // Downloads every picture. The files' names are reserved for whole pictures: nothing half-written appears.
 Result<json::array> save_pictures(HttpClient& client, const json::value& job, const GenerateFlags& flags) {
   const std::string id = text(job, "id");
@@ -109,7 +121,7 @@ Result<int> generate(const GenerateFlags& flags) {
   const InterruptGuard guard;
   HttpClient client(flags.target);
   const auto submitted = client.json("POST", "/v1/jobs", *body);
-  if (!submitted) return submitted.error();
+  if (!submitted) return name_the_flag(submitted.error());
   const std::string id = text(*submitted, "id");
 
   Progress progress(flags.target.json);
@@ -165,15 +177,9 @@ Result<std::string> job_body(const GenerateFlags& flags) {
   }
   json::array loras;
   for (const std::string& use : flags.loras) {
-    const auto colon = use.rfind(':');
-    double scale = 1.0;
-    if (colon != std::string::npos) {
-      const char* end = use.data() + use.size();
-      const auto parsed = std::from_chars(use.data() + colon + 1, end, scale);
-      if (parsed.ec != std::errc() || parsed.ptr != end)
-        return invalid_argument("--lora is '" + use + "'; it must be NAME or NAME:SCALE, as pixel:0.8");
-    }
-    loras.push_back(json::object{{"name", use.substr(0, colon)}, {"scale", scale}});
+    const auto lora = job::parse_lora_flag(use);
+    if (!lora) return invalid_argument("--lora is '" + use + "'; it must be NAME or NAME:SCALE with a number from -100 to 100, as pixel:0.8");
+    loras.push_back(json::object{{"name", lora->name}, {"scale", lora->scale}});
   }
   if (!loras.empty()) body["loras"] = std::move(loras);
   return json::serialize(body);

@@ -94,13 +94,26 @@ HttpClient::HttpClient(const Target& target) : handle_(std::make_unique<Handle>(
 HttpClient::~HttpClient() = default;
 
 Error error_of(const HttpResponse& response, const std::string& what) {
-  std::string message = what + ": HTTP status " + std::to_string(response.status);
+  std::string message = what + ": HTTP status " + std::to_string(response.status), param;
   if (const auto body = parse_json(response.body); body && body->is_object()) {
     const auto* error = body->get_object().if_contains("error");
     const auto* text = error && error->is_object() ? error->get_object().if_contains("message") : nullptr;
     if (text && text->is_string()) message = std::string(text->get_string());
+    const auto* field = error && error->is_object() ? error->get_object().if_contains("param") : nullptr;
+    if (field && field->is_string()) param = std::string(field->get_string());
   }
-  return {code_from_http_status(static_cast<int>(response.status)), message, {}};
+  return {code_from_http_status(static_cast<int>(response.status)), message, param};
+}
+
+std::string percent_encoded(std::string_view text) {
+  static constexpr char kDigits[] = "0123456789ABCDEF";
+  std::string out;
+  for (const char c : text) {
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+    if (plain) out += c;
+    else out += {'%', kDigits[static_cast<unsigned char>(c) >> 4], kDigits[static_cast<unsigned char>(c) & 15]};
+  }
+  return out;
 }
 
 Result<HttpResponse> HttpClient::request(const std::string& method, const std::string& path,

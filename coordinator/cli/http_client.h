@@ -65,7 +65,10 @@ class InterruptGuard {
   static void clear();
 };
 
-// The message of {"error": {"message": …}}, else of the status alone.
+// The message and param of {"error": {"message": …, "param": …}}, else of the status alone.
 Error error_of(const HttpResponse& response, const std::string& what);
+
+// For one segment of a path, or one value of a query.
+std::string percent_encoded(std::string_view text);
 
 }  // namespace ditfleet::cli

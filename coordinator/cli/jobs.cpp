@@ -47,7 +47,7 @@ Result<void> list(const JobFlags& flags) {
     const int left = flags.limit - static_cast<int>(jobs.size());
     std::string path = "/v1/jobs?limit=" + std::to_string(std::min(left, kMostAPage));
     if (!flags.state.empty()) path += "&state=" + flags.state;
-    if (!next.empty()) path += "&cursor=" + next;
+    if (!next.empty()) path += "&cursor=" + percent_encoded(next);
     const auto page = client.json("GET", path);
     if (!page) return page.error();
     for (const json::value& job : items(*page, "jobs")) jobs.push_back(job);

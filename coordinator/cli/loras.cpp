@@ -20,26 +20,15 @@ struct LoraFlags {
 
 void print(const json::value& value) { std::printf("%s\n", json::serialize(value).c_str()); }
 
-std::string escaped(std::string_view text) {
-  static constexpr char kDigits[] = "0123456789ABCDEF";
-  std::string out;
-  for (const char c : text) {
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
-    if (plain) out += c;
-    else out += {'%', kDigits[static_cast<unsigned char>(c) >> 4], kDigits[static_cast<unsigned char>(c) & 15]};
-  }
-  return out;
-}
-
 // "/v1/loras/NAME?tenant=T&model=M"
 std::string route(const LoraFlags& flags, bool with_name, const std::vector<std::string>& parameters = {}) {
-  std::string out = "/v1/loras" + (with_name ? "/" + escaped(flags.name) : std::string());
+  std::string out = "/v1/loras" + (with_name ? "/" + percent_encoded(flags.name) : std::string());
   char mark = '?';
   const auto add = [&](const std::string& parameter) {
     out += mark + parameter;
     mark = '&';
   };
-  if (!flags.tenant.empty()) add("tenant=" + escaped(flags.tenant));
+  if (!flags.tenant.empty()) add("tenant=" + percent_encoded(flags.tenant));
   for (const std::string& parameter : parameters) add(parameter);
   return out;
 }
@@ -79,7 +68,7 @@ Result<void> add(const LoraFlags& flags) {
   }
   const InterruptGuard guard;
   std::vector<std::string> parameters;
-  for (const std::string& model : flags.models) parameters.push_back("model=" + escaped(model));
+  for (const std::string& model : flags.models) parameters.push_back("model=" + percent_encoded(model));
   if (flags.pin) parameters.push_back("pinned=true");
   return done(flags, client.send_file("PUT", route(flags, true, parameters), flags.file, headers), "added");
 }

@@ -19,7 +19,7 @@ void add_up(CLI::App& app, Invocation& run) {
   command->add_option("--data", flags->data, "Folder for Redis' files, logs and results (data.dir)")
       ->type_name("DIR");
   command->add_option("--workers", flags->workers, "Number of workers (worker.count)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, 256));
   command->add_option("--model", flags->models, "A model to serve, in diffusers' layout; may be repeated")
       ->type_name("NAME=DIR")
       ->allow_extra_args(false);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "shared/core/sha256.h"
+#include "shared/job/lora_flag.h"
 #include "shared/job/spec_fields.h"
 
 namespace ditfleet::job {
@@ -21,7 +22,7 @@ constexpr std::int64_t kMaxImages = 64;
 constexpr std::int64_t kMaxSide = 16384;
 constexpr std::int64_t kMaxSteps = 1000;
 constexpr std::int64_t kMaxSequenceLength = 512;  // T5's, as diffusers' FluxPipeline has it
-constexpr double kMaxScale = 100.0;
+constexpr double kMaxScale = 100.0;  // of guidance
 constexpr std::int64_t kMaxDeadlineMs = 7LL * 24 * 3600 * 1000;
 constexpr std::size_t kMaxLoras = 16;
 constexpr std::size_t kMaxNameBytes = 128;
@@ -98,7 +99,7 @@ void read_loras(Fields& fields, JobSpec& spec) {
     entry.refuse_unknown(std::vector<std::string>{"name", "scale", "sha256"});
     use.name = entry.text("name", kMaxNameBytes).value_or("");
     if (entry.ok() && use.name.empty()) entry.fail("name", "is missing; it names the adapter");
-    use.scale = entry.real("scale", -kMaxScale, kMaxScale).value_or(1.0);
+    use.scale = entry.real("scale", -kMaxLoraScale, kMaxLoraScale).value_or(1.0);
     use.sha256 = entry.text("sha256", kMaxNameBytes).value_or("");
     if (entry.ok() && !use.sha256.empty() && !is_sha256_hex(use.sha256)) {
       entry.fail("sha256", "is '" + use.sha256 + "'; it must be 64 lower-case hexadecimal digits, or left out");

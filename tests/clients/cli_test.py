@@ -113,10 +113,10 @@ class Generate(WithFolder):
 
     def test_wrong_requests(self):
         for argv, code, words in (
-                (["--size", "33x32"], 2, ["multiple"]), (["--size", "wide"], 2, ["size"]), (["--steps", "0"], 2, ["num_inference_steps"]),
+                (["--size", "33x32"], 2, ["multiple"]), (["--size", "wide"], 2, ["size"]), (["--steps", "0"], 2, ["--steps", "num_inference_steps"]),
                 (["-n", "0"], 2, ["1 to 64"]), (["--guidance", "nan"], 2, ["guidance"]), (["--guidance", "1e9"], 2, ["0 to 100"]),
                 (["--seed", "-1"], 2, ["seed"]), (["--seed", "x"], 2, ["seed"]), (["--model", "tinny"], 1, ["tiny"]),
-                (["--lora", "a:b"], 2, ["NAME:SCALE"]), (["-o", "x.gif"], 2, [".webp"]), (["-o", "no/such/x.png"], 2, ["no folder"]),
+                (["--lora", "a:b"], 2, ["NAME:SCALE"]), (["--lora", "a:nan"], 2, ["NAME:SCALE"]), (["-o", "x.gif"], 2, [".webp"]), (["-o", "no/such/x.png"], 2, ["no folder"]),
                 (["--stpes", "3"], 2, ["--steps"]), (["--negative"], 2, ["--negative"])):
             with self.subTest(argv):
                 done = self.cli("generate", "x", *argv, code=code)
@@ -167,6 +167,9 @@ class Jobs(WithFolder):
         self.assertEqual([j["id"] for j in page["jobs"]][:3], ids[::-1])
         self.assertIn("succeeded", self.cli("jobs", "list", "--state", "done", code=2).stderr)
         self.cli("jobs", "list", "--limit", "0", code=2)
+
+    def test_a_cursor_that_is_none(self):
+        self.assertIn("'a b&limit=1' is not a cursor", self.cli("jobs", "list", "--cursor", "a b&limit=1", code=2).stderr)
 
     def test_a_long_list_is_put_together(self):
         lines = "XADD df:{0}:in * spec {}\n" * 230  # each is rejected: it has no prompt

@@ -95,12 +95,28 @@ TEST(Generate, RefusesWhatCannotBeWritten) {
   flags.out = "x.gif";
   EXPECT_THAT(job_body(flags).error().message, HasSubstr(".png, .jpg or .webp"));
   flags.out = "x.png";
-  flags.loras = {"pixel:much"};
-  EXPECT_THAT(job_body(flags).error().message, HasSubstr("NAME:SCALE"));
+  for (const char* lora : {"pixel:much", "pixel:nan", "pixel:inf", "pixel:1e3", "pixel:"}) {
+    flags.loras = {lora};
+    const auto body = job_body(flags);
+    ASSERT_FALSE(body.ok()) << lora;
+    EXPECT_THAT(body.error().message, HasSubstr("NAME:SCALE"));
+  }
   flags.loras.clear();
   flags.prompt = "\xff";
   EXPECT_THAT(job_body(flags).error().message, HasSubstr("UTF-8"));
 }
+
+TEST(Generate, ThePicturesFormatIsThatOfItsNameHoweverItIsSpelled) {
+  GenerateFlags flags;
+  for (const auto& [out, format] : {std::pair{"x.PNG", "png"}, {"x.Jpg", "jpeg"}, {"x.JPEG", "jpeg"}, {"x.webP", "webp"}}) {
+    flags.out = out;
+    const auto body = job_body(flags);
+    ASSERT_TRUE(body.ok()) << body.error().message;
+    EXPECT_THAT(*body, HasSubstr("\"output_format\":\"" + std::string(format) + "\""));
+  }
+}
+
+TEST(HttpClient, WhatGoesIntoAPathIsEncoded) { EXPECT_EQ(percent_encoded("a b&c=%/é.x_-~"), "a%20b%26c%3D%25%2F%C3%A9.x_-%7E"); }
 
 TEST(Generate, SeveralPicturesAreNumbered) {
   EXPECT_EQ(numbered_path("a/out.png", 0, 1), "a/out.png");
