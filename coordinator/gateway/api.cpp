@@ -185,7 +185,10 @@ void Api::finish(const Call& call, Response& response) const {
   const std::string_view route = call.match.pattern.empty() ? std::string_view("none") : call.match.pattern;
   count_request(route, call.request.method, response.status, took.count());
   trace(call, response.status, took);
-  const auto level = response.status >= 500                                   ? spdlog::level::warn
+  // Whoever starts a service asks until it is ready.
+  const bool probe = call.match.route != nullptr && (call.match.route->id == RouteId::kReady || call.match.route->id == RouteId::kHealth);
+  const auto level = probe                                                    ? spdlog::level::debug
+                     : response.status >= 500                                 ? spdlog::level::warn
                      : call.request.method == "GET" || response.status == 404 ? spdlog::level::debug
                                                                               : spdlog::level::info;
   spdlog::log(level, "{} {} {} {:.1f} ms tenant={} request={}", call.request.method, call.request.path(), response.status,

@@ -3,6 +3,7 @@
 Long because every case starts and ends the same real service, whose helpers stand here once."""
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -436,6 +437,9 @@ class RedisAway(WithFolder):
                                          "--ready-file", ready], stdout=log))
         until(lambda: "serving at" in (self.folder / "up.log").read_text(), "it serves")
         self.assertFalse(ready.exists())
+        url = re.search(r"serving at (http://\S+?)[,;]?\s", (self.folder / "up.log").read_text())[1]
+        self.assertEqual(Client(url).get("/readyz").status, 503)
+        self.assertNotIn("/readyz", (self.folder / "up.log").read_text())  # it asks ten times a second
         self.start_redis()
         until(ready.exists, "ready")
         told = json.loads(ready.read_text())
