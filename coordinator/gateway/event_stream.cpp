@@ -14,13 +14,11 @@ bool is_digits(std::string_view text) {
   return !text.empty() && text.size() <= 20 && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-bool ends_with(std::string_view text, std::string_view tail) { return text.ends_with(tail); }
-
 // Fields whose text is a number in JSON. The rest stays text: a nonce may be all digits by chance.
 bool is_numeric_field(std::string_view name) {
   return name == "step" || name == "total" || name == "total_steps" || name == "attempt" || name == "index" ||
-         name == "units" || name == "width" || name == "height" || name == "bytes" || ends_with(name, "_ms") ||
-         ends_with(name, "_us");
+         name == "units" || name == "width" || name == "height" || name == "bytes" || name.ends_with("_ms") ||
+         name.ends_with("_us");
 }
 
 }  // namespace

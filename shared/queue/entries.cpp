@@ -7,20 +7,10 @@
 #include "shared/core/ids.h"
 #include "shared/job/validate.h"
 #include "shared/queue/reply_fields.h"
+#include "shared/telemetry/metrics.h"
 
 namespace ditfleet::queue {
 namespace {
-
-// W3C trace context, version 00: what is not one is ignored, as that specification wants.
-bool is_traceparent(std::string_view text) {
-  if (text.size() != 55) return false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    const bool dash = i == 2 || i == 35 || i == 52;
-    if (dash ? c != '-' : !((c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'))) return false;
-  }
-  return true;
-}
 
 constexpr std::string_view kTakes = "it takes spec, id, tenant, idempotency_key, traceparent, deadline_ms";
 // Behind it Redis adds nothing.
@@ -75,7 +65,10 @@ bool read_submitted(std::string_view rest, IntakeEntry& out) {
   return true;
 }
 
-std::string checked_traceparent(std::string_view text) { return std::string(is_traceparent(text) ? text : std::string_view()); }
+// What is none is ignored, as W3C's specification wants. A later version's may be longer and hold anything: no more than 00's is kept.
+std::string checked_traceparent(std::string_view text) {
+  return std::string(text.size() == 55 && telemetry::is_valid_traceparent(text) ? text : std::string_view());
+}
 
 // The jobs of an entry that several were submitted in: fields submitted, spec and traceparent of each. Nothing: it is
 // not of that form.
