@@ -20,7 +20,6 @@ namespace ditfleet::worker {
 namespace {
 
 constexpr const char* kCommand = "generate";
-constexpr int kQuality = 95;  // of JPEG and WebP
 
 Result<std::pair<int, int>> parse_size(const std::string& text) {
   int width = 0, height = 0;
@@ -136,7 +135,7 @@ Result<void> run(const GenerateFlags& flags) {
     auto image = (*model)->decode(**prepared);
     if (!image) return image.error();
     const std::string path = numbered_path(flags.out, i, count);
-    auto bytes = pipeline::encode_image(*image, format_of(path), kQuality);
+    auto bytes = pipeline::encode_image(*image, format_of(path), quality_of(*spec));
     if (!bytes) return bytes.error();
     if (auto written = write_file_atomically(path, *bytes); !written) return written;
     if (!flags.dump.empty()) {

@@ -23,8 +23,6 @@
 namespace ditfleet::worker {
 namespace {
 
-constexpr const char* kVersion = "0.1.0";
-
 std::string default_name() {
   char host[256] = {};
   if (::gethostname(host, sizeof host - 1) != 0) return "worker-" + std::to_string(::getpid());
@@ -70,7 +68,7 @@ Result<ServiceParts> make_parts(const config::Settings& settings, asio::io_conte
 ServiceOptions service_options(const config::Settings& settings) {
   ServiceOptions options;
   options.name = settings.worker.name.empty() ? default_name() : settings.worker.name;
-  options.version = kVersion;
+  options.version = DITFLEET_VERSION;
   options.capacity = settings.scheduler.lookahead;
   options.timing.lease = std::chrono::milliseconds(settings.queue.lease_ms);
   options.timing.renew = std::chrono::milliseconds(settings.queue.renew_ms);
@@ -103,7 +101,7 @@ Result<int> serve(const RunFlags& flags) {
     metrics = std::move(*server);
     spdlog::info("metrics: {}", metrics->url());
   }
-  auto tracing = telemetry::start_tracing(settings->telemetry.otlp_endpoint, "ditfleet-worker", kVersion);
+  auto tracing = telemetry::start_tracing(settings->telemetry.otlp_endpoint, "ditfleet-worker", DITFLEET_VERSION);
   if (!tracing) return tracing.error();
   asio::io_context io(1);
   auto parts = make_parts(*settings, io);

@@ -7,18 +7,30 @@ import pty
 import re
 import select
 import signal
+import struct
 import subprocess
 import unittest
 from pathlib import Path
 
 from api import Client
-from fleet import DITFLEET, ROOT, Shared, clean_environment, cli, start, tiny_model, until
+from fleet import DITFLEET, ROOT, Shared, clean_environment, cli, run, start, tiny_model, until
 from picture import describe
 
 shared = Shared(workers=1)
 setUpModule, tearDownModule = shared.start, shared.stop
 SMALL = ["--size", "32x16", "--steps", "2", "--max-sequence-length", "16"]
 LONG = ["--size", "128x128", "--steps", "200", "--max-sequence-length", "16"]
+
+
+def jpeg_tables(data):
+    """The quantization tables of a JPEG: what its quality comes down to."""
+    at, tables = 2, []
+    while data[at + 1] != 0xDA:
+        size, = struct.unpack(">H", data[at + 2:at + 4])
+        if data[at + 1] == 0xDB:
+            tables.append(data[at + 4:at + 2 + size])
+        at += 2 + size
+    return tables
 
 
 class WithFolder(unittest.TestCase):
@@ -82,6 +94,15 @@ class Generate(WithFolder):
         name = self.cli("generate", "x", *SMALL).stdout.strip()
         self.assertRegex(name, r"^[0-9A-Z]{26}\.png$")
         self.assertTrue((self.folder / name).exists())
+
+    def test_a_jpeg_is_as_good_as_one_without_the_service(self):
+        self.cli("generate", "x", *SMALL, "--seed", "1", "-o", "service.jpg")
+        done = run(Path(DITFLEET).with_name("ditfleet-worker"), "generate", "--model", tiny_model(), "--prompt", "x", *SMALL, "--seed", "1",
+                   "--device", "cpu", "--out", self.folder / "alone.jpg")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        tables = [jpeg_tables((self.folder / name).read_bytes()) for name in ("service.jpg", "alone.jpg")]
+        self.assertTrue(tables[0])
+        self.assertEqual(*tables)
 
     def test_json(self):
         out = self.json("generate", "x", "-n", "2", "-o", "j.png", "--seed", "8", *SMALL)
@@ -343,7 +364,6 @@ class Config(WithFolder):
 
     def test_the_environment_and_set_work_for_both_programs(self):
         worker = Path(DITFLEET).with_name("ditfleet-worker")
-        from fleet import run
         done = run(worker, "run", "--set", "worker.cuont=2")
         self.assertEqual(done.returncode, 2)
         self.assertIn("worker.count", done.stderr)
