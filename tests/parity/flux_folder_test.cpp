@@ -131,9 +131,6 @@ TEST_F(FluxFolderTest, RefusesWhatDiffusersHasAndThisHasNot) {
   replace("scheduler/scheduler_config.json", "\"stochastic_sampling\": false", "\"stochastic_sampling\": true");
   expect_error(Code::kDataCorrupt, {"scheduler/scheduler_config.json", "stochastic_sampling", "not supported"});
   SetUp();
-  replace("scheduler/scheduler_config.json", "\"use_beta_sigmas\": false", "\"use_beta_sigmas\": true");
-  expect_error(Code::kDataCorrupt, {"scheduler/scheduler_config.json", "use_beta_sigmas", "not supported"});
-  SetUp();
   replace("scheduler/scheduler_config.json", "\"time_shift_type\": \"exponential\"", "\"time_shift_type\": \"cubic\"");
   expect_error(Code::kDataCorrupt, {"scheduler/scheduler_config.json", "cubic", "exponential or linear"});
 }
