@@ -102,6 +102,10 @@ class Bench {
   Result<std::unique_ptr<BenchServer>> server(int index) {
     std::string base = options_.dir.empty() ? "/tmp" : options_.dir;
     auto started = BenchServer::start(base + "/ditfleet-bench-" + std::to_string(::getpid()) + "-" + std::to_string(index), options_.appendfsync);
+    if (started) {
+      (*started)->info();
+      version_ = (*started)->version();
+    }
     return started;
   }
 
@@ -133,8 +137,6 @@ class Bench {
   Result<void> yardstick() {
     auto one = server(0);
     if (!one) return one.error();
-    (*one)->info();
-    version_ = (*one)->version();
     const auto call = (*one)->empty_call_us();
     if (!call) return call.error();
     report("empty_call", *call, "us");
@@ -146,7 +148,6 @@ class Bench {
     if (!one) return one.error();
     BenchServer& redis = **one;
     auto before = redis.info();
-    version_ = redis.version();
     LoadOptions options = load(redis);
     options.seconds = static_cast<double>(options_.duration.count());
     const auto result = run_load(options);
@@ -179,7 +180,6 @@ class Bench {
     double redis_cpu = 0;
     for (int i = 0; i < 2; ++i) {
       auto before = servers[i]->info();
-      version_ = servers[i]->version();
       redis_cpu -= cpu_seconds(before);
       threads.emplace_back([&, i] {
         LoadOptions options = load(*servers[i]);
@@ -209,8 +209,6 @@ class Bench {
   Result<void> latency() {
     auto one = server(0);
     if (!one) return one.error();
-    (*one)->info();
-    version_ = (*one)->version();
     LoadOptions options = load(**one);
     options.batch = 1;
     options.workers = 1;
@@ -231,8 +229,6 @@ class Bench {
     auto one = server(0);
     if (!one) return one.error();
     BenchServer& redis = **one;
-    redis.info();
-    version_ = redis.version();
     LoadOptions options = load(redis);
     options.queue.retention_ms = options.queue.idempotency_ms = 5000;
     options.rate = 4000;  // after 50,000 jobs (12.5 s) as many expire as finish

@@ -1,5 +1,5 @@
 // The kernel cache when something is wrong: whatever lies in a tier and whatever happens to it, the program comes,
-// the event is counted, and nothing is used that this cluster has not signed.
+// the event is counted, and nothing is used that this cluster has not signed. Long because it is the table of faults, tier by tier, on one fixture.
 #include <gmock/gmock.h>
 #include <sodium.h>
 #include <sys/mount.h>

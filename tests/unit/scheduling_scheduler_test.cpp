@@ -1,4 +1,4 @@
-// The whole scheduler as a state machine, against a model of what Redis would answer.
+// The whole scheduler as a state machine, against a model of what Redis would answer. Long because every case runs on that one model.
 #include <algorithm>
 #include <memory>
 #include <random>
