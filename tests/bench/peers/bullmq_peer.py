@@ -84,7 +84,7 @@ def redis_server(folder):
         port = s.getsockname()[1]
     server = subprocess.Popen(
         ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "yes",
-         "--appendfsync", "everysec", "--auto-aof-rewrite-min-size", "512mb", "--dir", folder, "--loglevel", "warning"],
+         "--appendfsync", "everysec", "--auto-aof-rewrite-min-size", "1gb", "--dir", folder, "--loglevel", "warning"],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     for _ in range(200):
         with socket.socket() as s:
