@@ -12,16 +12,14 @@
 #include <sstream>
 
 #include "shared/core/ids.h"
+#include "shared/core/sha256.h"
 
 namespace ditfleet {
 
 std::string sha256_hex(std::string_view bytes) {
-  unsigned char digest[crypto_hash_sha256_BYTES];
-  crypto_hash_sha256(digest, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
-  std::string hex(sizeof digest * 2 + 1, '\0');
-  sodium_bin2hex(hex.data(), hex.size(), digest, sizeof digest);
-  hex.pop_back();
-  return hex;
+  Sha256 hash;
+  hash.update(bytes);
+  return hash.hex();
 }
 
 std::string base64(std::string_view bytes) {

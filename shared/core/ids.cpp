@@ -2,10 +2,12 @@
 
 #include <sodium.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
+#include <span>
 
 namespace ditfleet {
 
@@ -18,11 +20,24 @@ struct LastId {
   std::array<unsigned char, 16> digits{};
 };
 
+// Random bytes for ids and nonces, asked of the system for many at once: a call costs as much as an id. What was handed out is wiped.
+void random_bytes(std::span<unsigned char> out) {
+  static thread_local std::array<unsigned char, 1024> pool;
+  static thread_local std::size_t used = pool.size();
+  if (pool.size() - used < out.size()) {
+    randombytes_buf(pool.data(), pool.size());
+    used = 0;
+  }
+  std::copy_n(pool.begin() + static_cast<std::ptrdiff_t>(used), out.size(), out.begin());
+  sodium_memzero(pool.data() + used, out.size());
+  used += out.size();
+}
+
 // A larger number of the same milliseconds, by a step that nobody guesses: 40 random bits and 1. The first digit's upper half is left free at first,
 // so that there is room for 2³⁹ of them.
 void step_up(std::array<unsigned char, 16>& digits) {
   std::array<unsigned char, 8> step{};
-  randombytes_buf(step.data(), step.size());
+  random_bytes(step);
   unsigned carry = 1;
   for (std::size_t i = 16; i-- > 0;) {
     const unsigned sum = digits[i] + carry + (i >= 8 ? step[i - 8] & 31U : 0U);
@@ -40,7 +55,7 @@ std::string new_id() {
   const std::lock_guard lock(last.mutex);
   if (now > last.ms) {
     last.ms = now;
-    randombytes_buf(last.digits.data(), last.digits.size());
+    random_bytes(last.digits);
     for (auto& digit : last.digits) digit &= 31;
     last.digits[0] &= 15;
   } else {  // also where the clock went back
@@ -55,7 +70,7 @@ std::string new_id() {
 
 std::string new_nonce() {
   std::array<unsigned char, 16> random{};
-  randombytes_buf(random.data(), random.size());
+  random_bytes(random);
   std::string hex(33, '\0');
   sodium_bin2hex(hex.data(), hex.size(), random.data(), random.size());
   hex.resize(32);

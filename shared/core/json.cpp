@@ -2,13 +2,16 @@
 
 #include <boost/json/src.hpp>
 #include <string>
+#include <utility>
 
 namespace ditfleet {
 
-Result<json::value> parse_json(std::string_view text) {
+Result<json::value> parse_json(std::string_view text, json::storage_ptr storage) {
   json::parse_options options;
   options.max_depth = 64;
-  json::stream_parser parser({}, options);
+  unsigned char room[2048];  // what the parser itself needs for a small text
+  json::stream_parser parser({}, options, room);
+  parser.reset(std::move(storage));
   boost::system::error_code ec;
   const std::size_t read = parser.write_some(text.data(), text.size(), ec);
   if (!ec && parser.done() && text.find_first_not_of(" \t\r\n", read) != std::string_view::npos) {

@@ -13,9 +13,19 @@
 
 namespace ditfleet {
 
+namespace {
+
+// Looked up once: EVP_sha256() is looked up by its name at every use. Never freed.
+const EVP_MD* algorithm() {
+  static const EVP_MD* found = EVP_MD_fetch(nullptr, "SHA256", nullptr);
+  return found;
+}
+
+}  // namespace
+
 struct Sha256::State {
   State() : context(EVP_MD_CTX_new()) {
-    if (context == nullptr || EVP_DigestInit_ex(context, EVP_sha256(), nullptr) != 1) throw std::bad_alloc();
+    if (context == nullptr || EVP_DigestInit_ex(context, algorithm(), nullptr) != 1) throw std::bad_alloc();
   }
   ~State() { EVP_MD_CTX_free(context); }
   State(const State&) = delete;
@@ -36,6 +46,7 @@ std::string Sha256::hex() {
   EVP_DigestFinal_ex(state_->context, digest.data(), &size);
   static constexpr char kDigits[] = "0123456789abcdef";
   std::string text;
+  text.reserve(size * std::size_t{2});
   for (unsigned int i = 0; i < size; ++i) {
     text += kDigits[digest[i] >> 4];
     text += kDigits[digest[i] & 15];

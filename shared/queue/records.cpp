@@ -194,7 +194,9 @@ Event make_event(std::string id, std::string job, std::string_view text) {
   event.unit = static_cast<int>(to_int(text.substr(first + 1)));
   const std::string_view data = text.substr(second + 1);
   if (data.size() > 2) {  // "{}" is the usual
-    if (const auto value = parse_json(data); value && value->is_object()) {
+    unsigned char room[2048];  // a step's few fields need no heap
+    json::monotonic_resource small(room);
+    if (const auto value = parse_json(data, &small); value && value->is_object()) {
       for (const auto& [name, field] : value->get_object()) event.fields.emplace(name, value_text(field));
     }
   }

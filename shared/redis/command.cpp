@@ -31,12 +31,9 @@ Command& Command::operator<<(std::int64_t argument) {
   return *this << std::string_view(text, static_cast<std::size_t>(end - text));
 }
 
-std::string Command::wire() const {
-  std::string out;
-  out.reserve(body_.size() + 16);
-  append_header(out, '*', static_cast<std::size_t>(count_));
-  out += body_;
-  return out;
+void Command::append_to(std::string& wire) const {
+  append_header(wire, '*', static_cast<std::size_t>(count_));
+  wire += body_;
 }
 
 }  // namespace ditfleet::redis

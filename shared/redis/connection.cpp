@@ -156,7 +156,7 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
   void flush() {
     if (writing_ || !transport_ || !session_.has_output()) return;
     writing_ = true;
-    writing_bytes_ = session_.take_output();
+    writing_bytes_ = session_.take_output(std::move(writing_bytes_));
     transport_->write(asio::buffer(writing_bytes_), [self = shared_from_this(), epoch = epoch_](error_code error) {
       if (epoch != self->epoch_) return;  // of a connection before this one
       self->writing_ = false;

@@ -42,7 +42,7 @@ class Command {
   Command& operator<<(std::int64_t argument);
   Command& operator<<(int argument) { return *this << static_cast<std::int64_t>(argument); }
   int size() const { return count_; }
-  std::string wire() const;  // the RESP array
+  void append_to(std::string& wire) const;  // as a RESP array
 
  private:
   std::string body_;

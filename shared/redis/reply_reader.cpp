@@ -47,7 +47,9 @@ redisReplyObjectFunctions kFunctions = {create_string, create_array, create_inte
 
 }  // namespace
 
-ReplyReader::ReplyReader() : reader_(redisReaderCreateWithFunctions(&kFunctions)) {}
+ReplyReader::ReplyReader() : reader_(redisReaderCreateWithFunctions(&kFunctions)) {
+  reader_->maxbuf = 256 * 1024;  // an empty buffer is kept up to this; at the default of 16 KB each larger reply allocates anew
+}
 ReplyReader::~ReplyReader() { redisReaderFree(reader_); }
 
 void ReplyReader::feed(std::string_view bytes) { redisReaderFeed(reader_, bytes.data(), bytes.size()); }

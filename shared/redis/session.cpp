@@ -22,7 +22,7 @@ std::string Session::greeting() {
   std::string out;
   greetings_left_ = 0;
   const auto add = [&](const Command& command) {
-    out += command.wire();
+    command.append_to(out);
     ++greetings_left_;
   };
   const Endpoint& endpoint = options_.endpoint;
@@ -178,7 +178,7 @@ Result<Session::Id> Session::submit(const std::vector<Command>& commands) {
   request.commands = commands.size();
   request.replies.reserve(commands.size());
   std::string& wire = ready() ? out_ : request.wire;
-  for (const Command& command : commands) wire += command.wire();
+  for (const Command& command : commands) command.append_to(wire);
   const Id id = request.id;
   if (ready()) {
     in_flight_.push_back(std::move(request));
@@ -203,7 +203,12 @@ Error Session::abandon(Id id) {
   return Error{Code::kDeadlineExceeded, "[redis] no reply from " + options_.endpoint.display() + " in time"};
 }
 
-std::string Session::take_output() { return std::exchange(out_, {}); }
+std::string Session::take_output(std::string spare) {
+  constexpr std::size_t kWorthKeeping = 1 << 20;  // a larger one was for once
+  if (spare.capacity() > kWorthKeeping) spare = {};
+  spare.clear();
+  return std::exchange(out_, std::move(spare));
+}
 std::vector<Session::Done> Session::take_done() { return std::exchange(done_, {}); }
 std::vector<Reply> Session::take_pushes() { return std::exchange(pushes_, {}); }
 

@@ -61,7 +61,8 @@ class Session {
   // True after several requests in a row were given up and not one byte came: the peer is gone silently.
   bool looks_dead() const { return silent_timeouts_ >= kSilentTimeouts; }
 
-  std::string take_output();
+  // The bytes to write. `spare`: a string that is written already, whose memory the next ones may use.
+  std::string take_output(std::string spare = {});
   bool has_output() const { return !out_.empty(); }
   std::vector<Done> take_done();
   std::vector<Reply> take_pushes();
