@@ -57,8 +57,8 @@ if [ "$what" = lora ]; then
   exit
 fi
 
-# A first run that does not count: after it the libraries' files are in memory, as on a machine that has served before.
-"$bench" cold --layers 1,1 > /dev/null 2>> "$log" || true
+# First runs that do not count: after it the libraries' files are in memory, as on a machine that has served before.
+for scenario in cold warm; do "$bench" "$scenario" --layers 1,1 > /dev/null 2>> "$log" || true; done
 for i in 1 2 3; do run "$bench" cold --cache "$work/cold$i"; done
 for i in 1 2; do run "$bench" shared_cache --cache "$work/cold1"; done  # what another process has compiled
 # The clock and the power while a warm step runs: what a power limit takes.
