@@ -60,16 +60,21 @@ class Feed::Impl {
     std::vector<Event> events;
     bool gap = false;
     asio::steady_timer* alarm = nullptr;
+    std::string next_id;  // of the entry whose lines come next; empty: not told
 
     void take(const redis::Reply& push) {
       if (push.elements.size() < 3) return;
-      std::string_view lines = push.elements[2].text;  // "<entry> <event> \n <event> \n": the lines of one entry
-      const std::string id(lines.substr(0, lines.find(' ')));
-      lines.remove_prefix(std::min(id.size() + 1, lines.size()));
-      if (events.size() > kMostWaiting) {
+      std::string_view lines = push.elements[2].text;  // "<event> \n <event> \n": the lines of one entry, whose id came before as a message of its own
+      if (lines.find(' ') == std::string_view::npos) {
+        next_id = lines;
+        return;
+      }
+      const std::string id = std::exchange(next_id, {});
+      if (id.empty() || events.size() > kMostWaiting) {
         events.clear();
         gap = true;
       }
+      if (id.empty()) lines = {};
       while (!lines.empty()) {
         const auto end = lines.find(" \n");
         if (auto event = parse_feed_line(id, lines.substr(0, end))) {

@@ -3,10 +3,7 @@
 -- One event of each job, lines as in the journal, `who` the members in their order: the entry's id. What stands in the
 -- lines already is the event before each.
 local function tell(events, lines, n)
-  local text = table.concat(lines, ' ', 1, n)
-  local at = redis.call('XADD', events, '*', 'e', text)
-  redis.call('PUBLISH', prefix_of(events) .. 'feed', at .. ' ' .. text)
-  return at
+  return publish(events, 'feed', table.concat(lines, ' ', 1, n))
 end
 
 -- A list of any length as arguments of a command; `step` of them belong together.

@@ -3,6 +3,16 @@
 -- which its followers get as one message. At most one line a job, so that the entry's id names the event. Messages
 -- are not kept: who missed one reads the stream.
 
+-- Adds an entry of these lines, and tells its id and its lines as two messages: joined they would be another string, and of every
+-- string that is made Lua hashes every byte.
+local function publish(events, channel, text)
+  local rc, to = redis.call, prefix_of(events) .. channel
+  local at = rc('XADD', events, '*', 'e', text)
+  rc('PUBLISH', to, at)
+  rc('PUBLISH', to, text)
+  return at
+end
+
 -- keys: events, last, and where jobs may end open, specs, deadlines.
 local function journal(channel, keys)
   return {channel = channel, keys = keys, lines = {}, n = 0, told = {}, whose = {}, behind = {}, ended = {}, gone = {}}
@@ -17,8 +27,7 @@ local function write(j, first)
   local before = first and {} or rc('HMGET', keys.last, unpack(j.behind))
   for i = 1, #whose do lines[4 * i - 2] = before[i] or '-' end
   local text = table.concat(lines, ' ', 1, n)
-  local at = rc('XADD', keys.events, '*', 'e', text)
-  rc('PUBLISH', prefix_of(keys.events) .. j.channel, at .. ' ' .. text)
+  local at = publish(keys.events, j.channel, text)
   local last, m, over, gone = {}, 0, {}, 0
   for i = 1, #whose do
     local member = whose[i]

@@ -9,6 +9,7 @@ local function submit(keys, a)
   if not find(a[1], '[1-9]') then return badarg('submit: idempotency_ms is at least 1') end
   local _, t = clock()
   local pre = prefix_of(keys[1])
+  local stem = pre .. 'job:'
   local j = journal('feed', {events = keys[6], last = keys[5]})
   local out, jobs, made = {}, {}, {}
   for i = 1, count do jobs[i] = keys[5 + 2 * i] end
@@ -24,7 +25,7 @@ local function submit(keys, a)
     local verdict
     if not valid_id(id) then verdict = 'invalid id: 1 to 64 characters of A-Z a-z 0-9 . _ -'
     elseif tenant ~= good then verdict = 'invalid tenant: 1 to 64 characters of A-Z a-z 0-9 . _ -'
-    elseif job ~= pre .. 'job:' .. id then verdict = 'invalid keys: they are not those of job ' .. id
+    elseif #job ~= #stem + #id or find(job, stem, 1, true) ~= 1 or find(job, id, #stem + 1, true) ~= #stem + 1 then verdict = 'invalid keys: they are not those of job ' .. id
     elseif #sha ~= 64 or not find(sha, '^%x+$') then verdict = 'invalid sha256: 64 hexadecimal digits of the SHA-256 of spec'
     elseif not keyed and a[p + 4] ~= '0' then verdict = 'invalid has_key: 1 if the second key is that of an idempotency key, else 0'
     elseif keyed and find(keys[6 + 2 * i], begins, 1, true) ~= 1 then verdict = 'invalid keys: an idempotency key of tenant ' .. tenant .. ' is ' .. begins .. '<key>'
