@@ -5,17 +5,16 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
-#include <random>
-#include <thread>
 #include <utility>
 
+#include "shared/kernel_cache/allowance.h"
 #include "shared/kernel_cache/background.h"
 #include "shared/kernel_cache/codec.h"
 #include "shared/kernel_cache/counters.h"
 #include "shared/kernel_cache/disk_tier.h"
 #include "shared/kernel_cache/flights.h"
 #include "shared/kernel_cache/memory_tier.h"
+#include "shared/kernel_cache/patience.h"
 #include "shared/kernel_cache/redis_tier.h"
 #include "shared/kernel_cache/secret.h"
 #include "shared/telemetry/spans.h"
@@ -30,41 +29,6 @@ constexpr milliseconds kFilePollFirst{2}, kFilePollLast{50};
 // Hundreds of nodes may wait for one: what they ask Redis meanwhile must not be felt there.
 constexpr milliseconds kRedisPollFirst{20}, kRedisPollLast{250};
 constexpr milliseconds kComplainAgainAfter{10'000};
-constexpr double kPublishAgainAtOnce = 64, kPublishAgainPerSecond = 8;
-
-// So many at once, so many a second after them.
-class Allowance {
- public:
-  bool take(Deadline::Clock::time_point now) {
-    const std::lock_guard lock(mutex_);
-    left_ = std::min(kPublishAgainAtOnce, left_ + std::chrono::duration<double>(now - last_).count() * kPublishAgainPerSecond);
-    last_ = now;
-    if (left_ < 1) return false;
-    left_ -= 1;
-    return true;
-  }
-
- private:
-  std::mutex mutex_;
-  double left_ = kPublishAgainAtOnce;
-  Deadline::Clock::time_point last_ = Deadline::Clock::now();
-};
-
-// Waits that grow, each between half and all of its time: those who wait must not come back in step.
-class Patience {
- public:
-  Patience(milliseconds first, milliseconds last) : next_(first), last_(last) {}
-  void wait(Deadline until) {
-    thread_local std::minstd_rand engine{std::random_device{}()};
-    const auto full = std::chrono::duration_cast<std::chrono::microseconds>(next_).count();
-    const std::chrono::microseconds pause(std::uniform_int_distribution<std::int64_t>(full / 2, full)(engine));
-    std::this_thread::sleep_for(std::min<Deadline::Clock::duration>(pause, until.left()));
-    next_ = std::min(next_ * 2, last_);
-  }
-
- private:
-  milliseconds next_, last_;
-};
 
 }  // namespace
 
@@ -75,26 +39,28 @@ class KernelCache::Impl {
     show_counters(disk_ != nullptr, redis_ != nullptr);
   }
 
-  Result<Program> get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile) {
+  Result<Program> get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile, const Usable& usable) {
     telemetry::ScopedSpan span("kernel_cache_lookup");
     span.attribute("ditfleet.kernel_cache.key", key.hex());
     span.attribute("ditfleet.region", std::string(region));
     span.attribute("ditfleet.arch", std::string(arch));
     const char* source = "memory";
-    auto found = get_or_compile(key, region, arch, compile, source);
+    Search search{key, region, arch, usable, nullptr, {}};
+    auto found = get_or_compile(search, compile, source);
     span.attribute("ditfleet.kernel_cache.source", std::string(source));
     if (!found) span.failed(found.error().message);
     return found;
   }
 
   Result<Program> find(const Key& key, std::string_view arch) {
-    if (Program program = from_memory(key, arch, true)) return program;
-    const Search search{key, "", arch};
+    const Usable as_it_is;
+    Search search{key, "", arch, as_it_is, nullptr, {}};
+    if (Program program = from_memory(search, true)) return program;
     Name on_disk = Name::kShared;
     if (Program program = from_disk(search, on_disk, true)) return program;
     RedisView view;
     if (Program program = from_redis(search, view)) {
-      keep_redis_hit(key, on_disk, std::move(view), nullptr);
+      keep_redis_hit(search, on_disk, std::move(view), nullptr);
       return program;
     }
     return Error{Code::kNotFound, "no tier of the kernel cache has " + key.hex(), {}};
@@ -110,6 +76,10 @@ class KernelCache::Impl {
   struct Search {
     const Key& key;
     std::string_view region, arch;
+    const Usable& usable;
+    // What verified and cannot be used. A second look passes it over.
+    Program unusable_in_memory;
+    std::string unusable_on_disk;
   };
 
   void open_tiers() {
@@ -122,16 +92,16 @@ class KernelCache::Impl {
   }
 
   // `source`: memory, disk, redis, compiled, or another_thread.
-  Result<Program> get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile, const char*& source) {
-    if (Program program = from_memory(key, arch, true)) return program;
-    auto [leader, outcome] = flights_.join(key);
+  Result<Program> get_or_compile(Search& search, const Compile& compile, const char*& source) {
+    if (Program program = from_memory(search, true)) return program;
+    auto [leader, outcome] = flights_.join(search.key);
     if (outcome) {
       source = "another_thread";
       return *outcome;
     }
     // Another may have landed between our look and our start.
-    Program program = from_memory(key, arch, false);
-    Result<Program> brought = program ? Result<Program>(std::move(program)) : bring({key, region, arch}, compile, source);
+    Program program = from_memory(search, false);
+    Result<Program> brought = program ? Result<Program>(std::move(program)) : bring(search, compile, source);
     leader->land(brought);
     return brought;
   }
@@ -139,7 +109,8 @@ class KernelCache::Impl {
   // Where this node's value of a key is, or will be, in Redis.
   struct RedisView {
     Name name = Name::kShared;
-    bool replace = false;      // what is there did not verify, and is under a name where it should
+    bool replace = false;      // what is there did not verify, and is under a name where it should; or it cannot be used
+    bool unusable = false;     // the latter
     bool usable = true;        // false after a failure: the rest of this search does without Redis
     bool full = false;         // it takes nothing in
     std::string refused;       // bytes that have been judged already
@@ -159,7 +130,7 @@ class KernelCache::Impl {
     std::shared_ptr<RedisTier::Lock> fleet;
   };
 
-  Result<Program> bring(const Search& search, const Compile& compile, const char*& source) {
+  Result<Program> bring(Search& search, const Compile& compile, const char*& source) {
     const Deadline deadline = Deadline::after(options_.wait);
     source = "disk";
     Name on_disk = Name::kShared;
@@ -171,7 +142,7 @@ class KernelCache::Impl {
     Program program = from_redis(search, view);
     if (!program) program = take_fleet_lock(search, deadline, view, held);
     if (program) {
-      keep_redis_hit(search.key, on_disk, std::move(view), held.host);
+      keep_redis_hit(search, on_disk, std::move(view), held.host);
       return program;
     }
     source = "compiled";
@@ -183,17 +154,32 @@ class KernelCache::Impl {
       return internal_error("[kernel_cache] the compiler made a program for '" + made->arch + "', asked for was '" + std::string(search.arch) + "'");
     }
     program = std::make_shared<const Entry>(std::move(*made));
+    if (search.usable)
+      if (auto used = search.usable(*program); !used) return used.error();
     memory_.put(search.key, program);
-    store(search.key, program, on_disk, std::move(view), held);
+    store(search, program, on_disk, std::move(view), held);
     return program;
   }
 
-  Program from_memory(const Key& key, std::string_view arch, bool count) {
-    Program program = memory_.find(key);
-    if (program && program->arch != arch) {
+  // Whether who asks can use what has verified; where not, that is counted and logged.
+  bool can_use(const Search& search, const Entry& entry, std::string_view tier) {
+    if (!search.usable) return true;
+    const auto used = search.usable(entry);
+    if (!used) refuse(search, tier, {Refusal::kUnusable, used.error().message}, false);
+    return used.ok();
+  }
+
+  Program from_memory(Search& search, bool count) {
+    Program program = memory_.find(search.key);
+    if (program && program->arch != search.arch) {
       count_lookup("memory", refusal_name(Refusal::kWrongArch));
       ++refused_;
-      memory_.erase(key);
+      memory_.erase(search.key);
+      return nullptr;
+    }
+    if (program && program == search.unusable_in_memory) return nullptr;
+    if (program && !can_use(search, *program, "memory")) {
+      search.unusable_in_memory = std::move(program);
       return nullptr;
     }
     if (program) ++memory_hits_;
@@ -203,7 +189,7 @@ class KernelCache::Impl {
 
   // Takes it into memory. A second look at the same place (`first` false) counts only what it finds. `name`: where this node's value is, or
   // will be; as in Redis (judge()) another secret's value is left alone, and this node looks and writes beside it.
-  Program from_disk(const Search& search, Name& name, bool first) {
+  Program from_disk(Search& search, Name& name, bool first) {
     if (!disk_) return nullptr;
     auto bytes = disk_->read(search.key, name);
     if (bytes && !*bytes && name == Name::kShared) {
@@ -226,6 +212,7 @@ class KernelCache::Impl {
       if (first) count_lookup("disk", "miss");
       return nullptr;
     }
+    if (!search.unusable_on_disk.empty() && **bytes == search.unusable_on_disk) return nullptr;
     auto entry = decode(**bytes, search.key, search.arch, *options_.secret);
     if (!entry && entry.refused().why == Refusal::kForeignSecret && name == Name::kShared) {
       refuse(search, "disk", entry.refused(), false);
@@ -236,10 +223,15 @@ class KernelCache::Impl {
       refuse(search, "disk", entry.refused(), disk_->quarantine(search.key, name, refusal_name(entry.refused().why)));
       return nullptr;
     }
+    auto program = std::make_shared<const Entry>(std::move(*entry));
+    if (!can_use(search, *program, "disk")) {
+      search.unusable_on_disk = std::move(**bytes);
+      return nullptr;
+    }
+    search.unusable_on_disk.clear();  // another process has replaced it
     count_lookup("disk", "hit");
     ++disk_hits_;
     disk_->used(search.key, name);
-    auto program = std::make_shared<const Entry>(std::move(*entry));
     memory_.put(search.key, program);
     if (first) publish_again(search.key, std::move(**bytes));
     return program;
@@ -280,19 +272,23 @@ class KernelCache::Impl {
     std::string& bytes = (*found)->bytes;
     if (view.replace && bytes == view.refused) return nullptr;
     auto entry = decode(bytes, search.key, search.arch, *options_.secret);
+    view.unusable = entry.ok();
     if (entry) {
-      count_lookup("redis", "hit");
-      ++redis_hits_;
       auto program = std::make_shared<const Entry>(std::move(*entry));
-      memory_.put(search.key, program);
-      view.good = std::move(bytes);
-      return program;
-    }
-    const bool foreign = entry.refused().why == Refusal::kForeignSecret && view.name == Name::kShared;
-    refuse(search, "redis", entry.refused(), !foreign && disk_ && disk_->quarantine(search.key, "redis", refusal_name(entry.refused().why), bytes));
-    if (foreign) {
-      view.name = Name::kOwn;
-      return judge(search, view, redis_->fetch(search.key, view.name), first);
+      if (can_use(search, *program, "redis")) {
+        count_lookup("redis", "hit");
+        ++redis_hits_;
+        memory_.put(search.key, program);
+        view.good = std::move(bytes);
+        return program;
+      }
+    } else {
+      const bool foreign = entry.refused().why == Refusal::kForeignSecret && view.name == Name::kShared;
+      refuse(search, "redis", entry.refused(), !foreign && disk_ && disk_->quarantine(search.key, "redis", refusal_name(entry.refused().why), bytes));
+      if (foreign) {
+        view.name = Name::kOwn;
+        return judge(search, view, redis_->fetch(search.key, view.name), first);
+      }
     }
     view.replace = true;
     view.refused = std::move(bytes);
@@ -301,7 +297,7 @@ class KernelCache::Impl {
   }
 
   // One process of this host at a time; the others wait, and find on disk what it brought.
-  Program take_host_lock(const Search& search, Name& on_disk, Deadline deadline, Held& held) {
+  Program take_host_lock(Search& search, Name& on_disk, Deadline deadline, Held& held) {
     if (!disk_) return nullptr;
     Patience patience(kFilePollFirst, kFilePollLast);
     for (bool waited = false;; waited = true) {
@@ -342,8 +338,9 @@ class KernelCache::Impl {
     return nullptr;
   }
 
-  void keep_redis_hit(const Key& key, Name on_disk, RedisView view, const std::shared_ptr<std::optional<FileLock>>& host) {
-    background_.add([this, key, on_disk, view = std::move(view), host] {
+  void keep_redis_hit(const Search& search, Name on_disk, RedisView view, const std::shared_ptr<std::optional<FileLock>>& host) {
+    background_.add([this, key = search.key, on_disk, unusable = !search.unusable_on_disk.empty(), view = std::move(view), host] {
+      if (unusable) set_aside_on_disk(key, on_disk);
       if (disk_) write_disk(key, on_disk, view.good);
       if (host) host->reset();
       (void)redis_->refresh(key, view.name);  // else it expires sooner
@@ -351,9 +348,13 @@ class KernelCache::Impl {
   }
 
   // The locks go once there is something to be found without them.
-  void store(const Key& key, Program program, Name on_disk, RedisView view, Held& held) {
-    background_.add([this, key, on_disk, program = std::move(program), view = std::move(view), host = std::move(held.host), fleet = std::move(held.fleet)] {
+  void store(const Search& search, Program program, Name on_disk, RedisView view, Held& held) {
+    background_.add([this, key = search.key, on_disk, unusable = !search.unusable_on_disk.empty(), program = std::move(program), view = std::move(view),
+                     host = std::move(held.host), fleet = std::move(held.fleet)] {
       if (!disk_ && !redis_) return;
+      if (unusable) set_aside_on_disk(key, on_disk);
+      if (view.unusable && disk_ && disk_->quarantine(key, "redis", refusal_name(Refusal::kUnusable), view.refused))
+        count_quarantined("redis", refusal_name(Refusal::kUnusable));
       const auto bytes = encode(*program, key, *options_.secret);
       if (!bytes) {
         spdlog::warn("kernel cache: a program is not kept: {}", bytes.error().message);
@@ -365,6 +366,11 @@ class KernelCache::Impl {
       if (fleet) redis_->release(fleet);
     });
     held.host = std::make_shared<std::optional<FileLock>>();
+  }
+
+  // What cannot be used goes once there is what can be: where that is not to be had, nobody knows whose fault it is.
+  void set_aside_on_disk(const Key& key, Name name) {
+    if (disk_->quarantine(key, name, refusal_name(Refusal::kUnusable))) count_quarantined("disk", refusal_name(Refusal::kUnusable));
   }
 
   bool write_disk(const Key& key, Name name, std::string_view bytes) {
@@ -406,7 +412,7 @@ class KernelCache::Impl {
   std::unique_ptr<DiskTier> disk_;
   std::unique_ptr<RedisTier> redis_;
   Flights flights_;
-  Allowance allowance_;
+  Allowance allowance_{64, 8};  // programs published again
   std::atomic<std::uint64_t> memory_hits_{0}, disk_hits_{0}, redis_hits_{0}, compiles_{0}, failed_compiles_{0}, refused_{0};
   std::atomic<std::int64_t> disk_complaint_{0}, redis_complaint_{0};
   Background background_;  // last: ends before what its tasks use
@@ -419,8 +425,9 @@ std::unique_ptr<KernelCache> KernelCache::create(CacheOptions options) {
   return std::unique_ptr<KernelCache>(new KernelCache(std::make_unique<Impl>(std::move(options))));
 }
 
-Result<KernelCache::Program> KernelCache::get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile) {
-  return impl_->get_or_compile(key, region, arch, compile);
+Result<KernelCache::Program> KernelCache::get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile,
+                                                         const Usable& usable) {
+  return impl_->get_or_compile(key, region, arch, compile, usable);
 }
 
 Result<KernelCache::Program> KernelCache::find(const Key& key, std::string_view arch) { return impl_->find(key, arch); }

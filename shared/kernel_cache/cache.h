@@ -39,7 +39,7 @@ struct CacheOptions {
 struct CacheCounts {
   std::uint64_t memory_hits = 0, disk_hits = 0, redis_hits = 0;
   std::uint64_t compiles = 0, failed_compiles = 0;
-  std::uint64_t refused = 0;  // values that did not verify, in any tier
+  std::uint64_t refused = 0;  // values that did not verify or could not be used, in any tier
   std::uint64_t hits() const { return memory_hits + disk_hits + redis_hits; }
 };
 
@@ -49,6 +49,8 @@ class KernelCache {
  public:
   using Program = std::shared_ptr<const Entry>;
   using Compile = std::function<Result<Entry>()>;
+  // Whether who asks can use a program that verified: the error says why it cannot.
+  using Usable = std::function<Result<void>(const Entry&)>;
 
   // Opens no file and waits for nothing: what a tier lacks shows, counted and logged, when it is used.
   static std::unique_ptr<KernelCache> create(CacheOptions options);
@@ -65,8 +67,13 @@ class KernelCache {
   // architecture than `arch`. What it throws goes to the caller; who shared the wait gets kInternal. What is
   // beyond entry.h's limits is returned, but kept in memory only. `region` is for logs.
   //
+  // `usable` is asked on the calling thread, once for each program that a tier has or `compile` makes; without one all can be
+  // used. What cannot be is passed over, and what another process or `compile` brings instead takes its place, in each tier where it lay.
+  // Where that cannot be used either, the fault may be this process's alone: the tiers stay as they are, and the caller gets
+  // `usable`'s error. Threads that shared the wait get the program without having been asked.
+  //
   // A new program is written to disk and to Redis on a thread of the cache after this has returned.
-  Result<Program> get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile);
+  Result<Program> get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile, const Usable& usable = {});
 
   // The same without a compiler: kNotFound if no tier has it. Waits for nobody.
   Result<Program> find(const Key& key, std::string_view arch);

@@ -145,6 +145,8 @@ std::string_view refusal_name(Refusal refusal) {
       return "wrong_key";
     case Refusal::kWrongArch:
       return "wrong_arch";
+    case Refusal::kUnusable:
+      return "unusable";
   }
   return "corrupt";
 }

@@ -20,6 +20,7 @@ enum class Refusal {
   kWrongSignature,  // whole, says that our secret has signed it, which is not so
   kWrongKey,        // signed by us, for another key
   kWrongArch,       // signed by us for this key, for another architecture
+  kUnusable,        // right in all of this, but whoever asked cannot use it: it does not load (never decode()'s)
 };
 std::string_view refusal_name(Refusal refusal);  // "corrupt", "unsigned", "foreign_secret", "wrong_signature", …
 

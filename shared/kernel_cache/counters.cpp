@@ -21,7 +21,7 @@ prometheus::Counter& stores(std::string_view tier, std::string_view result) {
 }
 
 prometheus::Counter& quarantined(std::string_view tier, std::string_view reason) {
-  static auto& family = counters("ditfleet_kernel_cache_quarantined_total", "Values that did not verify and were set aside");
+  static auto& family = counters("ditfleet_kernel_cache_quarantined_total", "Values that did not verify or could not be used and were set aside");
   return family.Add({{"tier", std::string(tier)}, {"reason", std::string(reason)}});
 }
 

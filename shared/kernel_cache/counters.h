@@ -1,6 +1,6 @@
 // What the cache did, as Prometheus counters of the process:
 //   ditfleet_kernel_cache_lookups_total{tier,result}     tier: memory, disk, redis; result: hit, miss, error,
-//                                                        left_out (breaker), or a refusal's name
+//                                                        left_out (breaker), or a refusal's name (codec.h)
 //   ditfleet_kernel_cache_stores_total{tier,result}      result: stored, already, full, error, left_out
 //   ditfleet_kernel_cache_quarantined_total{tier,reason}
 //   ditfleet_kernel_cache_compiles_total{result}         result: ok, error

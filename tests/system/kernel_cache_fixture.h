@@ -57,7 +57,7 @@ using Folder = ditfleet::testing::TemporaryFolder;
 class Compiler {
  public:
   explicit Compiler(std::string log, milliseconds takes = milliseconds(0)) : log_(std::move(log)), takes_(takes) {}
-  Result<KernelCache::Program> get(KernelCache& cache, int number, std::size_t bytes = 2000) const {
+  Result<KernelCache::Program> get(KernelCache& cache, int number, std::size_t bytes = 2000, const KernelCache::Usable& usable = {}) const {
     return cache.get_or_compile(key_of(number), "region-" + std::to_string(number), "sm_90a", [&]() -> Result<Entry> {
       const std::string line = std::to_string(number) + "\n";
       const int fd = ::open(log_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
@@ -65,7 +65,7 @@ class Compiler {
       ::close(fd);
       std::this_thread::sleep_for(takes_);
       return program_of(number, bytes);
-    });
+    }, usable);
   }
   // How often each number was compiled.
   std::map<int, int> compiled() const {

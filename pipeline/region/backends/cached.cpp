@@ -10,12 +10,13 @@ std::shared_ptr<kernel_cache::KernelCache> make_memory_cache() {
   return kernel_cache::KernelCache::create({.memory_bytes = 64u << 20});
 }
 
-Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const Plan& plan, const Source& source, const Compiler& compiler, const std::string& arch) {
-  return compile_cached(cache, key_of(identify(plan, source, compiler, arch)), plan.program.block, source, compiler, arch);
+Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const Plan& plan, const Source& source, const Compiler& compiler, const std::string& arch,
+                                     const Usable& usable) {
+  return compile_cached(cache, key_of(identify(plan, source, compiler, arch)), plan.program.block, source, compiler, arch, usable);
 }
 
 Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const kernel_cache::Key& key, const std::string& name, const Source& source,
-                                     const Compiler& compiler, const std::string& arch) {
+                                     const Compiler& compiler, const std::string& arch, const Usable& usable) {
   bool compiled = false;
   auto entry = cache.get_or_compile(key, name, arch, [&] {
     compiled = true;
@@ -27,7 +28,7 @@ Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const ker
     auto made = compiler.compile(name, source, arch);
     if (!made) span.failed(made.error().message);
     return made;
-  });
+  }, usable);
   if (!entry) return entry.error();
   return CachedProgram{*entry, compiled};
 }

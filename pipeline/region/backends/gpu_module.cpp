@@ -9,6 +9,7 @@ namespace ditfleet::region {
 namespace {
 
 constexpr int kCapabilityMajor = 75, kCapabilityMinor = 76;  // CUdevice_attribute
+constexpr int kOutOfMemory = 2, kFirstFault = 700, kLastFault = 799;  // CUresult; faults: what a kernel before has left behind
 
 }  // namespace
 
@@ -37,6 +38,9 @@ Result<std::shared_ptr<const GpuModule>> GpuModule::load(const kernel_cache::Ent
   module->device_ = device;
   if (int e = (*cuda)->load(&module->module_, entry.code.data()); e != 0) {
     module->module_ = nullptr;
+    const bool memory = e == kOutOfMemory, fault = e >= kFirstFault && e <= kLastFault;
+    if (memory || fault)  // no fault of the program's
+      return Error{memory ? Code::kOutOfMemory : Code::kDeviceFault, "[nvrtc] the program of region " + entry.region + " cannot be loaded now: " + (*cuda)->name_of(e)};
     return corrupt((*cuda)->name_of(e));
   }
   for (const KernelLaunch& launch : source.kernels) {

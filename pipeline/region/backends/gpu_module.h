@@ -21,7 +21,7 @@ class GpuModule {
   enum Variant { kI32Vector, kI64Vector, kI64Scalar, kVariants };
 
   // Into the device's primary context, LibTorch's. kUnavailable: no driver; kDeviceFault: the device cannot be used;
-  // kDataCorrupt: it is no cubin for this device, or lacks a kernel.
+  // kOutOfMemory; kDataCorrupt: it is no cubin for this device, or lacks a kernel.
   static Result<std::shared_ptr<const GpuModule>> load(const kernel_cache::Entry& entry, const Source& source, int device);
   ~GpuModule();
   GpuModule(const GpuModule&) = delete;

@@ -90,7 +90,18 @@ class CudnnAttention : public DirectAttention {
   }
 
   PlanPointer from_cache(const AttentionShape& shape) const {
-    PlanPointer made;
+    PlanPointer made, restored;
+    bool refused = false;
+    const auto usable = [&](const kernel_cache::Entry& entry) -> Result<void> {
+      if (made && !refused) return {};
+      auto plan = library_->restore(entry.code);
+      if (!plan) {
+        refused = true;
+        return plan.error();
+      }
+      restored = *plan;
+      return {};
+    };
     const auto found = cache_->get_or_compile(plan_key(shape), "attention", arch_, [&]() -> Result<kernel_cache::Entry> {
       auto plan = library_->plan(shape);
       if (!plan) return plan.error();
@@ -100,9 +111,10 @@ class CudnnAttention : public DirectAttention {
       kernel_cache::Entry entry{.region = "attention", .arch = arch_, .kind = kernel_cache::Kind::kPlan};
       entry.code.assign(text->begin(), text->end());
       return entry;
-    });
+    }, usable);
     if (made || !found) return made;  // a plan that cannot be saved runs as well
-    if (auto restored = library_->restore(std::string((*found)->code.begin(), (*found)->code.end()))) return *restored;
+    if (restored) return restored;
+    if (auto plan = library_->restore((*found)->code)) return *plan;  // which another thread brought
     auto plan = library_->plan(shape);
     return plan ? *plan : nullptr;
   }

@@ -8,12 +8,15 @@ namespace ditfleet::region {
 namespace {
 
 Result<std::shared_ptr<const GpuModule>> load(RegionHost& host, const FixedProgram& program) {
-  const auto begun = std::chrono::steady_clock::now();
-  auto made = compile_fixed(*host.cache, program, *host.compiler, host.arch);
-  if (!made) return made.error();
-  host.counters->program_took(host.compiler->name(), "first", made->compiled,
-                              std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun));
-  return GpuModule::load(*made->entry, program.source, host.device);
+  const auto compile = [&](const Usable& usable) {
+    const auto begun = std::chrono::steady_clock::now();
+    auto made = compile_fixed(*host.cache, program, *host.compiler, host.arch, usable);
+    if (made)
+      host.counters->program_took(host.compiler->name(), "first", made->compiled,
+                                  std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun));
+    return made;
+  };
+  return load_cached(compile, [&](const Entry& entry) { return GpuModule::load(entry, program.source, host.device); });
 }
 
 }  // namespace

@@ -80,12 +80,17 @@ class LtGemm : public Gemm {
       std::memcpy(entry.code.data(), best->words.data(), sizeof best->words);
       std::memcpy(entry.code.data() + sizeof best->words, &best->workspace_bytes, sizeof best->workspace_bytes);
       return entry;
-    });
+    }, [](const kernel_cache::Entry& entry) { return algorithm_of(entry) ? Result<void>() : Error{Code::kDataCorrupt, "it is no algorithm of a product", {}}; });
+    const auto made = found ? algorithm_of(**found) : std::nullopt;
+    return made ? made : first(shape);
+  }
+
+  static std::optional<GemmAlgorithm> algorithm_of(const kernel_cache::Entry& entry) {
     GemmAlgorithm made;
-    if (!found || (*found)->kind != kernel_cache::Kind::kPlan || (*found)->code.size() != sizeof made.words + sizeof made.workspace_bytes) return first(shape);
-    std::memcpy(made.words.data(), (*found)->code.data(), sizeof made.words);
-    std::memcpy(&made.workspace_bytes, (*found)->code.data() + sizeof made.words, sizeof made.workspace_bytes);
-    return made.workspace_bytes <= kWorkspaceBytes ? std::optional(made) : first(shape);
+    if (entry.kind != kernel_cache::Kind::kPlan || entry.code.size() != sizeof made.words + sizeof made.workspace_bytes) return {};
+    std::memcpy(made.words.data(), entry.code.data(), sizeof made.words);
+    std::memcpy(&made.workspace_bytes, entry.code.data() + sizeof made.words, sizeof made.workspace_bytes);
+    return made.workspace_bytes <= kWorkspaceBytes ? std::optional(made) : std::nullopt;
   }
 
   // The plan key: everything that the measured order may depend on.

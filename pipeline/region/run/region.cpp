@@ -55,22 +55,15 @@ std::shared_ptr<const Region::Compiled> Region::eager(Plan plan, ElementType typ
 Result<std::unique_ptr<RowLauncher>> Region::make_launcher(const Plan& plan, const std::string& reason) const {
   const bool cubin = host_->compiler->output_kind() == kernel_cache::Kind::kCubin;
   const Source source = cubin ? generate_cuda(plan) : generate_cpp(plan);
-  auto begun = std::chrono::steady_clock::now();
-  const auto took = [&](bool built) {
-    host_->counters->program_took(host_->compiler->name(), reason, built, std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun));
+  const auto compile = [&](const Usable& usable) {
+    const auto begun = std::chrono::steady_clock::now();
+    auto made = compile_cached(*host_->cache, plan, source, *host_->compiler, host_->arch, usable);
+    if (made)
+      host_->counters->program_took(host_->compiler->name(), reason, made->compiled,
+                                    std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun));
+    return made;
   };
-  auto cached = compile_cached(*host_->cache, plan, source, *host_->compiler, host_->arch);
-  if (!cached) return cached.error();
-  took(cached->compiled);
-  auto loaded = load(plan, source, *cached->entry);
-  if (loaded || cached->compiled || loaded.error().code != Code::kDataCorrupt) return loaded;
-  // A program from the cache that verified, but is none: made anew for this process.
-  spdlog::warn("region {} is compiled again, since what the kernel cache has does not load: {}", block_, loaded.error().message);
-  begun = std::chrono::steady_clock::now();
-  auto made = host_->compiler->compile(plan.program.block, source, host_->arch);
-  if (!made) return made.error();
-  took(true);
-  return load(plan, source, *made);
+  return load_cached(compile, [&](const Entry& entry) { return load(plan, source, entry); });
 }
 
 Result<std::unique_ptr<RowLauncher>> Region::load(const Plan& plan, const Source& source, const Entry& entry) const {
