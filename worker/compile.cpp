@@ -43,16 +43,19 @@ Result<void> check_compile(const region::CompileOptions& options) {
 }
 
 // An archive that `ditfleet cache import` takes: signed with the secret of the fleet it is for.
-Result<std::uint64_t> write_archive(const std::string& path, const region::AheadReport& report, const kernel_cache::Secret& secret) {
+Result<void> write_archive(const std::string& path, const region::AheadReport& report, const kernel_cache::Secret& secret) {
   auto archive = kernel_cache::ArchiveWriter::create(path);
   if (!archive) return archive.error();
-  for (const auto& made : report.regions) {
-    auto value = kernel_cache::encode(*made.program, made.key, secret);
+  const auto add = [&](const kernel_cache::Key& key, const kernel_cache::Entry& entry) -> Result<void> {
+    auto value = kernel_cache::encode(entry, key, secret);
     if (!value) return value.error();
-    if (auto added = archive->add(*value); !added) return added.error();
-  }
-  if (auto finished = archive->finish(); !finished) return finished.error();
-  return archive->values();
+    return archive->add(*value);
+  };
+  for (const auto& made : report.regions)
+    if (auto added = add(made.key, *made.program); !added) return added.error();
+  for (const auto& [key, note] : report.notes)
+    if (auto added = add(key, *note); !added) return added.error();
+  return archive->finish();
 }
 
 // Programs that ended with this process would have been compiled for nothing, so each must be found without its memory.
@@ -118,7 +121,7 @@ Result<void> run(const CompileFlags& flags) {
   } else {
     auto written = write_archive(flags.out, *report, *options->secret);
     if (!written) return written.error();
-    if (!flags.json) std::cout << flags.out << ": " << *written << " programs, for `ditfleet cache import`\n";
+    if (!flags.json) std::cout << flags.out << ": " << report->regions.size() << " programs, for `ditfleet cache import`\n";
   }
   for (const auto& line : region::spill_warnings(*report)) spdlog::warn("{}", line);
   if (flags.json) {

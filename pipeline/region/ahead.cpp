@@ -8,10 +8,12 @@
 #include "pipeline/region/backends/cached.h"
 #include "pipeline/region/backends/channels_last.h"
 #include "pipeline/region/backends/cpu_jit.h"
+#include "pipeline/region/backends/known_compiler.h"
 #include "pipeline/region/backends/matrix_copies.h"
 #include "pipeline/region/backends/nvrtc.h"
 #include "pipeline/region/blocks/blocks.h"
 #include "pipeline/region/key.h"
+#include "shared/kernel_cache/cache.h"
 
 namespace ditfleet::region {
 namespace {
@@ -138,6 +140,8 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
     ++(region->compiled ? report.compiled : report.hits);
     report.regions.push_back(std::move(*region));
   }
+  if (const auto key = compiler_key(); host && key)
+    if (auto known = cache.find(*key, kHostArch)) report.notes.emplace_back(*key, *known);
   return report;
 }
 

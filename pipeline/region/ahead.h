@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pipeline/region/options.h"
@@ -34,6 +35,8 @@ struct AheadRegion {
 struct AheadReport {
   std::vector<AheadRegion> regions;
   int compiled = 0, hits = 0;
+  // What goes with the programs to whoever takes them: which compiler made the host's (backends/known_compiler.h).
+  std::vector<std::pair<kernel_cache::Key, std::shared_ptr<const kernel_cache::Entry>>> notes;
 };
 
 // A line for each kernel that keeps some of its registers in memory, which none is meant to.

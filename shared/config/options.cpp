@@ -274,7 +274,8 @@ const Option kOptions[] = {
      .high = 1000},
     {.key = "compile.cxx",
      .at = DITFLEET_AT(compile.cxx),
-     .description = "The C++ compiler of cpu_jit: a name that PATH finds or a path. If empty, the variable DITFLEET_CXX, else c++."},
+     .description = "The C++ compiler of cpu_jit: a name that PATH finds or a path. If empty, the variable DITFLEET_CXX, else c++. "
+                    "Where there is none, blocks run compiled as far as the kernel cache has their programs."},
     {.key = "compile.nvrtc",
      .at = DITFLEET_AT(compile.nvrtc),
      .description = "NVIDIA's run-time compiler: the file libnvrtc.so.13. If empty, the variable DITFLEET_NVRTC, else where it is "

@@ -10,7 +10,6 @@
 
 #include "pipeline/engine.h"
 #include "pipeline/region/ir/builder.h"
-#include "pipeline/region/key.h"
 #include "pipeline/region/run/graphs.h"
 #include "pipeline/region/run/interpreter.h"
 #include "shared/kernel_cache/cache.h"
@@ -358,30 +357,6 @@ TEST(RegionBackend, PausesGrow) {
   EXPECT_EQ(pause_after(3, seconds(0)), seconds(120));
   EXPECT_EQ(pause_after(1, seconds(60)), seconds(600)) << "a compiler that hangs holds calls up for a tenth of the time at most";
   EXPECT_EQ(pause_after(1000, seconds(0)), std::chrono::hours(1));
-}
-
-// What a cache vouches for may still be no program for this machine: it is compiled anew, once for all who share the cache.
-TEST(RegionBackend, AProgramThatDoesNotLoadIsReplaced) {
-  if (auto compiler = open_cpu_jit(); !compiler) GTEST_SKIP() << compiler.error().message;
-  const auto shared = make_region_host({.backend = "cpu_jit", .fullgraph = true}, kCpu, nullptr);
-  const Program program = program_of(flux_single_block, 2, 16, ElementType::kF32);
-  const Plan plan = *fuse(program, shared->compiler->fuse_options());
-  const auto key = key_of(identify(plan, generate_cpp(plan), *shared->compiler, shared->arch));
-  ASSERT_TRUE(shared->cache->get_or_compile(key, "flux.single", shared->arch, [&]() -> Result<Entry> {
-    return Entry{.region = "flux.single", .arch = shared->arch, .kind = kernel_cache::Kind::kSharedObject, .code = "no program"};
-  }));
-  const auto next = make_region_host({.backend = "cpu_jit", .fullgraph = true}, kCpu, shared->cache);
-  for (const auto& one : {shared, next}) {
-    Region region("single", recipe(flux_single_block, 2, 16), one);
-    const auto inputs = testing::random_inputs(program, {{"batch", 1}, {"tokens", 8}}, 1);
-    Outputs got;
-    region.run(inputs, got);
-    EXPECT_LE(relative_error(got[0], interpret(program, inputs)[0]), 2e-6);
-    EXPECT_EQ(one->counters->counts().compiles, 1u);
-    EXPECT_EQ(one->counters->counts().built, one == shared ? 1u : 0u) << "the next engine finds what was compiled instead";
-    EXPECT_EQ(one->counters->counts().fallbacks, 0u);
-  }
-  EXPECT_EQ(shared->cache->counts().refused, 1u);
 }
 
 }  // namespace

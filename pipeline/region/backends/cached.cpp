@@ -1,5 +1,6 @@
 #include "pipeline/region/backends/cached.h"
 
+#include "pipeline/region/backends/known_compiler.h"
 #include "pipeline/region/key.h"
 #include "shared/kernel_cache/cache.h"
 #include "shared/telemetry/spans.h"
@@ -30,6 +31,7 @@ Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const ker
     return made;
   }, usable);
   if (!entry) return entry.error();
+  if (compiler.installed() && compiler.output_kind() == kernel_cache::Kind::kSharedObject) remember_compiler(cache, compiler);
   return CachedProgram{*entry, compiled};
 }
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <mutex>
 
+#include "pipeline/region/backends/processor.h"
 #include "pipeline/region/backends/run_program.h"
 #include "shared/core/bytes.h"
 
@@ -18,15 +19,14 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 
 class CpuJit : public Compiler {
  public:
-  CpuJit(std::string program, std::string version, std::string features)
-      : program_(std::move(program)), version_(std::move(version)), features_(std::move(features)) {}
+  CpuJit(std::string program, std::string version, std::string target) : program_(std::move(program)), version_(std::move(version)), target_(std::move(target)) {}
 
   std::string_view name() const override { return "cpu_jit"; }
   kernel_cache::Kind output_kind() const override { return kernel_cache::Kind::kSharedObject; }
   // On a CPU rounding is cheap, and a picture in bf16 is then as near to diffusers' as another order of sums lets it be.
   FuseOptions fuse_options() const override { return {.rounds_results = true}; }
   std::string identity() const override { return version_; }
-  std::string target(const std::string& arch) const override { return arch + " " + features_; }
+  std::string target(const std::string&) const override { return target_; }
   std::vector<std::string> options(const std::string&) const override {
     // The source calls nothing: no library is linked, and sqrt must be the instruction.
     return {"-std=c++17", "-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math",
@@ -61,7 +61,19 @@ class CpuJit : public Compiler {
   }
 
  private:
-  const std::string program_, version_, features_;
+  const std::string program_, version_, target_;
+};
+
+class AbsentCpuJit : public CpuJit {
+ public:
+  AbsentCpuJit(std::string version, std::string target, std::string why) : CpuJit("", std::move(version), std::move(target)), why_(std::move(why)) {}
+  bool installed() const override { return false; }
+  Result<Entry> compile(const std::string& region, const Source&, const std::string&) const override {
+    return unavailable("[cpu_jit] the kernel cache has no program of region " + region + " by " + identity() + ", the compiler it knows, and here " + why_);
+  }
+
+ private:
+  const std::string why_;
 };
 
 // GCC's first line begins with the name it was called by, which is no part of what it is: "c++ (Debian 12.2.0-14) 12.2.0".
@@ -82,12 +94,11 @@ Result<std::shared_ptr<const Compiler>> open(const std::string& program) {
   auto target = run_program({program, "-march=native", "-Q", "--help=target", "-S", "-o", "/dev/null"}, "", std::chrono::seconds(10));
   std::string features = target && target->exit_code == 0 ? target->output : std::string();
   if (features.empty()) {  // Clang: the processor's own list
-    auto processor = read_file("/proc/cpuinfo");
-    if (!processor) return missing("the processor's features are unknown (/proc/cpuinfo)");
-    for (const char* field : {"model name", "flags"})
-      if (const auto at = processor->find(field); at != std::string::npos) features += first_line(processor->substr(at)) + "\n";
+    features = processor_features();
+    if (features.empty()) return missing("the processor's features are unknown (/proc/cpuinfo)");
   }
-  return std::shared_ptr<const Compiler>(std::make_shared<CpuJit>(program, version_of(program, version->output), sha256_hex(features).substr(0, 32)));
+  return std::shared_ptr<const Compiler>(
+      std::make_shared<CpuJit>(program, version_of(program, version->output), std::string(kHostArch) + " " + sha256_hex(features).substr(0, 32)));
 }
 
 }  // namespace
@@ -105,6 +116,10 @@ Result<std::shared_ptr<const Compiler>> open_cpu_jit(const std::string& given) {
   opened = *made;
   opened_for = program;
   return opened;
+}
+
+std::shared_ptr<const Compiler> absent_cpu_jit(const std::string& identity, const std::string& target, const std::string& why) {
+  return std::make_shared<AbsentCpuJit>(identity, target, why);
 }
 
 }  // namespace ditfleet::region

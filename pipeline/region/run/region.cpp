@@ -101,7 +101,7 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
     return eager(std::move(op_by_op), type, device, bound);
   }
   const auto failed = [&](const std::string& message) {
-    host_->fall_back(block_, "compile_error", message);
+    host_->fall_back(block_, host_->compiler->installed() ? "compile_error" : "no_compiler", message);
     return std::make_shared<Compiled>(Compiled{.type = type, .device = device, .bound = bound, .plan = std::move(op_by_op), .failed = true});
   };
   const auto begun = host_->now();

@@ -24,7 +24,7 @@ namespace ditfleet::region {
 // What the regions of one engine share.
 struct RegionHost {
   CompileOptions options;
-  std::shared_ptr<const Compiler> compiler;  // null: eager
+  std::shared_ptr<const Compiler> compiler;  // null: eager; it may not be installed(): then only what the cache has runs compiled
   std::string arch;
   int device = 0;  // a GPU's index
   std::shared_ptr<kernel_cache::KernelCache> cache;
@@ -47,7 +47,7 @@ struct RegionHost {
 
 // The compiler for this backend and device, and a cache in memory if none is given. Throws pipeline::Failure: kInvalidArgument
 // for an unknown backend, mode or limit; kUnavailable where a backend that is asked for by name cannot be had. auto
-// falls back to eager, counted.
+// falls back to eager, counted. Without a C++ compiler cpu_jit can be had where the cache has programs for this processor: only a miss wants one then.
 std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device device, std::shared_ptr<kernel_cache::KernelCache> cache);
 
 // How long a region whose compiler failed, for the nth time in a row, runs op by op before it is asked again: half a minute that doubles up
