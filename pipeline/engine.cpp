@@ -80,9 +80,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options) {
     if (options.threads > 0) at::set_num_threads(options.threads);
     const bool bf16 = options.dtype == "bf16" || (options.dtype == "auto" && !choice.device.is_cpu());
     region::CompileOptions compile = options.compile;
-    // In bf16 a sum in another order moves roundings, and those the whole picture, by 1/255 in the mean. Op by op on a CPU it is diffusers'
-    // own to the bit, and who asks for bf16 there wants that rather than the little that compiling gains.
-    if (compile.backend == "auto" && bf16 && choice.device.is_cpu() && !compile.fullgraph) compile.backend = "eager";
+    if (region::runs_op_by_op(compile, choice.device.is_cpu(), bf16)) compile.backend = "eager";
     auto regions = region::make_region_host(std::move(compile), choice.device, options.kernel_cache);
     return std::unique_ptr<Engine>(std::make_unique<TorchEngine>(
         std::move(choice), bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float, std::move(regions),
@@ -104,6 +102,10 @@ Result<region::AheadReport> Engine::compile_regions(const std::string& dir, cons
     region::AheadReport report;
     for (const auto& arch : architectures) {
       const bool wide = dtype == "fp32" || (dtype == "auto" && arch == "cpu");
+      if (region::runs_op_by_op(options, arch == "cpu", !wide)) {
+        report.op_by_op.push_back(arch);
+        continue;
+      }
       const region::BlockShape shape{
           .heads = config.heads, .head_dim = config.head_dim, .type = wide ? region::ElementType::kF32 : region::ElementType::kBF16};
       auto one = region::compile_ahead(shape, config.num_layers > 0, config.num_single_layers > 0, arch, cache, options);

@@ -167,11 +167,12 @@ class Engine {
   // Loads a diffusers FLUX folder. kNotFound / kDataCorrupt name the file and what is wrong with it.
   virtual Result<std::unique_ptr<Model>> load_model(const std::string& name, const std::string& dir) = 0;
   // The regions of a folder's transformer, compiled into `cache` for these architectures ("sm_90a", "cpu"); reads the
-  // configuration alone and needs no GPU. dtype: auto (bf16 for a GPU, fp32 for cpu), fp32 or bf16. Errors: those of
+  // configuration alone and needs no GPU. dtype: auto (bf16 for a GPU, fp32 for cpu), fp32 or bf16. Where
+  // the options leave blocks to run op by op, as on a CPU in bf16 with auto, nothing is compiled, and the report says so. Errors: those of
   // load_model and region::compile_ahead, which takes the options.
   static Result<region::AheadReport> compile_regions(const std::string& dir, const std::string& dtype,
                                                      const std::vector<std::string>& architectures, kernel_cache::KernelCache& cache,
-                                                     const region::CompileOptions& options = {});
+                                                     const region::CompileOptions& options);
   // The folder's tokenizers alone, without weights.
   static Result<std::unique_ptr<Tokenizers>> load_tokenizers(const std::string& dir);
 };

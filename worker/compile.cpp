@@ -112,6 +112,13 @@ Result<void> run(const CompileFlags& flags) {
     if (report.error().param == "arch") return invalid_argument("--arch: " + report.error().message);
     return report.error();
   }
+  if (!report->op_by_op.empty()) {
+    const std::string why =
+        "nothing is compiled ahead for cpu in bf16 with compile.backend=auto: workers with these settings run it op by op, which is diffusers' own to the "
+        "bit. With compile.backend=cpu_jit or compile.fullgraph=true, here and for the workers, they ask for programs; in fp32 (--dtype) they do with auto";
+    if (report->regions.empty()) return invalid_argument(why, "compile.backend");
+    spdlog::warn("{}", why);
+  }
   if (report->regions.empty())
     return invalid_argument("there is nothing to compile for '" + flags.architectures + "' with compile.components.transformer=false: on a CPU the VAE runs op by op",
                             "compile.components.transformer");
@@ -148,7 +155,7 @@ Result<void> run(const CompileFlags& flags) {
 void add_compile_flags(CLI::App& command, CompileFlags& flags) {
   command.add_option("--model", flags.model_dir, "Model folder in diffusers' layout; its weights are not read")->required()->type_name("DIR");
   command.add_option("--arch", flags.architectures, std::string("Architectures, separated by commas; cpu is this processor. Default: ") + kAllGpus)->type_name("LIST");
-  command.add_option("--dtype", flags.dtype, "auto (bf16 for GPUs, fp32 for cpu), fp32 or bf16, as the workers will have it")->type_name("DTYPE");
+  command.add_option("--dtype", flags.dtype, "auto (bf16 for GPUs, fp32 for cpu), fp32 or bf16, as the workers will have it; cpu in bf16 runs op by op unless compile.backend names cpu_jit")->type_name("DTYPE");
   command.add_option("--out", flags.out, "Also write the programs to a file for `ditfleet cache import`")->type_name("FILE");
   command.add_flag("--explain", flags.explain, "Print the fused steps, and each kernel's registers, spills and bytes moved");
   command.add_flag("--json", flags.json, "Print JSON");

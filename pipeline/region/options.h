@@ -43,6 +43,9 @@ struct CompileOptions {
   std::string cxx, nvrtc;          // the C++ compiler, libnvrtc's file; empty: DITFLEET_CXX, DITFLEET_NVRTC, else looked for
 };
 
+// Whether an engine with these options runs its blocks op by op on such a device, before anyone looks for a compiler.
+bool runs_op_by_op(const CompileOptions& options, bool cpu, bool bf16);
+
 // The mode of a call on `tokens` tokens of the picture (text aside) and `frames` frames (an image has one): that of the first
 // rule whose bounds hold, options.mode where none does. A name that is no mode counts as default (make_region_host
 // refuses it).

@@ -116,6 +116,36 @@ TEST_F(WorkerCompile, BuildsOnlyWhatWorkersWithTheseSettingsAskFor) {
   EXPECT_THAT(blocks_alone, ::testing::Not(::testing::Contains("channels_last")));
 }
 
+// On a CPU in bf16 auto runs op by op: programs for it would lie unused.
+TEST_F(WorkerCompile, BuildsNothingForACpuInBf16UnlessToldTo) {
+  const Words bf16 = {"--arch", "cpu", "--dtype", "bf16", "--json"};
+  const auto regions = [&](const Words& more, int status) {
+    Words words = compile(bf16);
+    words.insert(words.end(), more.begin(), more.end());
+    Program program("ditfleet-worker", words);
+    EXPECT_EQ(program.wait(), status) << program.err();
+    if (status != 0) {
+      EXPECT_THAT(program.err(), HasSubstr("nothing is compiled ahead for cpu in bf16 with compile.backend=auto"));
+      EXPECT_EQ(program.out(), "");
+      EXPECT_FALSE(std::filesystem::exists(dir_ + "/cache/1"));
+      return std::size_t{0};
+    }
+    return json::parse(program.out()).at("regions").as_array().size();
+  };
+  regions({}, 2);
+  EXPECT_EQ(regions({"--set", "compile.backend=cpu_jit"}, 0), 4u);
+  EXPECT_EQ(regions({"--set", "compile.fullgraph=true"}, 0), 4u);
+  // Beside an architecture that has programs it is left out.
+  Program both("ditfleet-worker", compile({"--arch", "cpu,sm_90a", "--dtype", "bf16", "--json", "--set", "compile.components.transformer=false"}));
+  const int status = both.wait();
+  if (status != 0 && both.err().find("libnvrtc.so.13 was not found") != std::string::npos) GTEST_SKIP() << "there is no NVRTC here";
+  ASSERT_EQ(status, 0) << both.err();
+  EXPECT_THAT(both.err(), HasSubstr("nothing is compiled ahead for cpu in bf16"));
+  const json::value report = json::parse(both.out());
+  ASSERT_EQ(report.at("regions").as_array().size(), 1u);
+  EXPECT_EQ(report.at("regions").as_array()[0].at("arch"), "sm_90a");
+}
+
 TEST_F(WorkerCompile, ExportsWhatAFleetImports) {
   const Words secret = {"--set", "cache.secret=0123456789abcdef0123456789abcdef"};
   Words words = compile({"--arch", "cpu", "--out", dir_ + "/fleet.dfa"});
