@@ -36,7 +36,6 @@ Result<void> check_compile(const region::CompileOptions& options) {
     return invalid_argument("nothing can be compiled ahead with " + field + ": " + why, field.substr(0, field.find('=')));
   };
   if (options.backend == "eager") return nothing("compile.backend=eager", "workers that run op by op ask for no program");
-  if (!options.dynamic) return nothing("compile.dynamic=false", "workers then compile a block's program for each size when they meet it");
   if (!options.transformer && !options.vae.value_or(true))
     return nothing("compile.components.transformer=false and compile.components.vae=false", "the text encoders' programs are compiled when a worker loads them");
   return {};

@@ -92,6 +92,7 @@ Result<void> check_architectures(const std::vector<std::string>& architectures) 
 Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, bool with_single, const std::string& arch, kernel_cache::KernelCache& cache,
                                   const CompileOptions& options) {
   if (auto known = check_architectures({arch}); !known) return known.error();
+  const bool host = arch == kHostArch;
   std::vector<Program> programs;
   for (const bool adapters : {false, true})
     for (const auto& [wanted, make] : {std::pair(with_double, &flux_double_block), std::pair(with_single, &flux_single_block)}) {
@@ -102,7 +103,6 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
       if (!program) return program.error();
       programs.push_back(std::move(program).value());
     }
-  const bool host = arch == kHostArch;
   std::vector<FixedProgram> fixed;
   if (!host && !programs.empty()) fixed.push_back(matrix_copies_program());  // what brings adapters to the blocks
   if (!host && options.vae.value_or(true)) fixed.push_back(channels_last_program());
@@ -110,21 +110,33 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
   auto compiler = host ? open_cpu_jit(options.cxx) : open_nvrtc(options.nvrtc);
   if (!compiler) return compiler.error();
 
+  struct Block {
+    Plan plan;
+    Source source;
+    kernel_cache::Key key;
+  };
+  std::vector<Block> blocks;
+  for (const Program& program : programs) {
+    auto plan = fuse(program, (*compiler)->fuse_options());
+    if (!plan) return plan.error();
+    Source source = host ? generate_cpp(*plan) : generate_cuda(*plan);
+    const auto key = key_of(identify(source, **compiler, arch));
+    if (std::any_of(blocks.begin(), blocks.end(), [&](const Block& other) { return other.key == key; })) continue;
+    blocks.push_back({std::move(plan).value(), std::move(source), key});
+  }
+
   using Clock = std::chrono::steady_clock;
   const auto region_of = [&](const std::string& name, Clock::time_point start, const CachedProgram& made, const kernel_cache::Key& key, std::string explained) {
     const auto spent = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
     return AheadRegion{name, arch, std::string(name_of(shape.type)), made.compiled, spent.count(), key, made.entry, std::move(explained)};
   };
   std::vector<std::future<Result<AheadRegion>>> running;  // all at once
-  for (const Program& program : programs)
+  for (const Block& block : blocks)
     running.push_back(std::async(std::launch::async, [&]() -> Result<AheadRegion> {
       const auto start = Clock::now();
-      const auto plan = fuse(program, (*compiler)->fuse_options());
-      if (!plan) return plan.error();
-      const Source source = host ? generate_cpp(*plan) : generate_cuda(*plan);
-      auto made = compile_cached(cache, *plan, source, **compiler, arch);
+      auto made = compile_cached(cache, block.plan, block.source, **compiler, arch);
       if (!made) return made.error();
-      return region_of(program.block, start, *made, key_of(identify(*plan, source, **compiler, arch)), explain(*plan, *made->entry));
+      return region_of(block.plan.program.block, start, *made, block.key, explain(block.plan, *made->entry));
     }));
   for (const FixedProgram& program : fixed)
     running.push_back(std::async(std::launch::async, [&]() -> Result<AheadRegion> {

@@ -9,25 +9,21 @@
 
 namespace ditfleet::region {
 
-// Everything that decides the program's bytes, or what they mean to their caller. Never in it: weights, pointers,
-// symbolic sizes, adapter ranks, device index, host, paths.
+// Everything that decides the program's bytes and the table of its kernels, and nothing else: widths, element types and roundings are in
+// the source, so blocks with the same kernels (with and without room for adapters) are one program. Never in it: the block, weights,
+// pointers, symbolic sizes, adapter ranks, device index, host, paths.
 struct ProgramIdentity {
-  std::int64_t schema = 2;
-  std::string ir;          // canonical bytes
+  std::int64_t schema = 3;
   std::string generator;   // kGeneratorId
   std::string source;      // the whole text
+  std::vector<std::string> kernels;  // of the table: name and words of the argument
   std::string compiler;    // its name, version and build
   std::vector<std::string> options;  // in order
   std::string target;      // the exact architecture; on the host also the processor's features
   std::string output_kind;
-  std::vector<std::int64_t> widths;   // of each kernel's rows
-  std::vector<std::int64_t> vectors;  // elements of one access, of each kernel
-  std::string element_types;          // of each input, in order
-  std::string layouts;                // what the program takes of its inputs' layouts
-  std::string numerics;               // where it rounds
 };
 
-ProgramIdentity identify(const Plan& plan, const Source& source, const Compiler& compiler, const std::string& arch);
+ProgramIdentity identify(const Source& source, const Compiler& compiler, const std::string& arch);
 kernel_cache::Key key_of(const ProgramIdentity& identity);
 
 }  // namespace ditfleet::region

@@ -122,8 +122,11 @@ class Tracing(unittest.TestCase):
                 lookups = [s for s in receiver.spans if s["name"] == "kernel_cache_lookup" and s["attributes"]["ditfleet.region"] != "compiler"]
                 self.assertTrue(lookups)
                 self.assertEqual({s["parentSpanId"] for s in lookups}, {below["load_models"]["spanId"]})
-                self.assertEqual({s["attributes"]["ditfleet.kernel_cache.source"] for s in lookups}, {"compiled"})
                 compiles = [s for s in receiver.spans if s["name"] == "region_compile"]
+                # A block with room for adapters has the kernels of the one without: it finds them in memory, or waits for them.
+                found = [s["attributes"]["ditfleet.kernel_cache.source"] for s in lookups]
+                self.assertLessEqual(set(found), {"compiled", "memory", "another_thread"})
+                lookups = [s for s, source in zip(lookups, found) if source == "compiled"]
                 self.assertEqual(len(compiles), len(lookups))
                 self.assertEqual({s["parentSpanId"] for s in compiles}, {s["spanId"] for s in lookups})
                 self.assertEqual({s["attributes"]["ditfleet.backend"] for s in compiles}, {"cpu_jit"})

@@ -166,7 +166,7 @@ TEST_F(RegionParity, WithoutDynamicEachSizeIsAProgram) {
   }
   const auto counts = shared->counters->counts();
   EXPECT_EQ(counts.compiles, 2u);
-  EXPECT_EQ(counts.built, 2u);
+  EXPECT_EQ(counts.built, 1u) << "sizes are arguments of the kernels, which are the same";
   EXPECT_GT(counts.compile_us, 1000u) << "a compiler takes longer";
   EXPECT_EQ(counts.recompiles, 1u);
   EXPECT_EQ(recompiles(), before + 1);

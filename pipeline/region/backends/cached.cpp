@@ -13,7 +13,7 @@ std::shared_ptr<kernel_cache::KernelCache> make_memory_cache() {
 
 Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const Plan& plan, const Source& source, const Compiler& compiler, const std::string& arch,
                                      const Usable& usable) {
-  return compile_cached(cache, key_of(identify(plan, source, compiler, arch)), plan.program.block, source, compiler, arch, usable);
+  return compile_cached(cache, key_of(identify(source, compiler, arch)), plan.program.block, source, compiler, arch, usable);
 }
 
 Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const kernel_cache::Key& key, const std::string& name, const Source& source,

@@ -1,36 +1,8 @@
 #include "pipeline/region/ir/program.h"
 
-#include <bit>
 #include <cstdio>
 
 namespace ditfleet::region {
-namespace {
-
-// Length-prefixed fields: no two different programs have the same bytes.
-class Writer {
- public:
-  void number(std::int64_t value) {
-    for (int shift = 0; shift < 64; shift += 8) bytes_.push_back(static_cast<char>(static_cast<std::uint64_t>(value) >> shift));
-  }
-  void text(std::string_view value) {
-    number(static_cast<std::int64_t>(value.size()));
-    bytes_.append(value);
-  }
-  void shape(const Shape& value) {
-    number(static_cast<std::int64_t>(value.size()));
-    for (const Dim& d : value) text(d.text());
-  }
-  void list(const std::vector<int>& values) {
-    number(static_cast<std::int64_t>(values.size()));
-    for (int v : values) number(v);
-  }
-  std::string take() { return std::move(bytes_); }
-
- private:
-  std::string bytes_;
-};
-
-}  // namespace
 
 std::string_view name_of(ElementType type) { return type == ElementType::kF32 ? "f32" : "bf16"; }
 std::int64_t bytes_of(ElementType type) { return type == ElementType::kF32 ? 4 : 2; }
@@ -103,34 +75,6 @@ Program Program::bind(const Sizes& sizes) const {
     op.length = op.length.bind(sizes);
   }
   return bound;
-}
-
-std::string canonical_bytes(const Program& program) {
-  Writer w;
-  w.text(program.block);
-  w.number(static_cast<std::int64_t>(program.values.size()));
-  for (const Value& value : program.values) {
-    w.text(value.name);
-    w.number(static_cast<std::int64_t>(value.kind));
-    w.number(static_cast<std::int64_t>(value.type));
-    w.shape(value.shape);
-  }
-  w.number(static_cast<std::int64_t>(program.ops.size()));
-  for (const Op& op : program.ops) {
-    w.text(name_of(op.code));
-    w.list(op.inputs);
-    w.number(op.output);
-    w.number(std::bit_cast<std::int64_t>(op.eps));
-    w.number(op.axis);
-    w.text(op.start.text());
-    w.text(op.length.text());
-    w.list(op.order);
-    w.number(op.causal ? 1 : 0);
-    w.number(std::bit_cast<std::int64_t>(op.scale));
-    w.number(op.pitch);
-  }
-  w.list(program.outputs);
-  return w.take();
 }
 
 std::string print(const Program& program) {

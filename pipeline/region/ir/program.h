@@ -85,10 +85,6 @@ struct Program {
   Program bind(const Sizes& sizes) const;
 };
 
-// Everything that the program's meaning depends on, the same in every process; value names are in it, since
-// pointer tables are filled by them.
-std::string canonical_bytes(const Program& program);
-
 // One line an op: "%7 image_qkv: bf16 [batch, image, 576] = linear(%5 …, %3 …)".
 std::string print(const Program& program);
 
