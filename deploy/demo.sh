@@ -3,8 +3,11 @@
 #   deploy/demo.sh "a red circle above a blue square"          and stays up until Ctrl-C
 #   deploy/demo.sh "a red circle above a blue square" --once   and ends, leaving nothing running
 # Sets the machine up (deploy/setup.sh), starts the service with the demo model and draws the prompt.
-# Pictures are kept in build/demo/pictures. Exit 0 ok, 1 failure, 2 usage, 130 when interrupted.
+# Exit 0 ok, 1 failure, 2 usage, 130 when interrupted. Environment, beside that of setup.sh:
+#   DITFLEET_DEMO_FOLDER   where data and pictures are kept; by default build/demo
+#   DITFLEET_DEMO_PORT     of the console and the API; by default 8780, and 0 is a free one
 set -euo pipefail
+work=${DITFLEET_DEMO_FOLDER:+$(realpath -m -- "$DITFLEET_DEMO_FOLDER")}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage() { echo "demo: $1; usage: deploy/demo.sh \"a red circle above a blue square\" [--once]" >&2; exit 2; }
@@ -12,7 +15,7 @@ prompt='' once=no given=no options=yes
 for argument in "$@"; do
   case $options$argument in
     yes--once) once=yes ;;
-    yes-h | yes--help) sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    yes-h | yes--help) sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     yes--) options=no ;;
     yes--*) usage "unknown option '$argument' (a prompt that begins so comes after --)" ;;
     *)
@@ -58,7 +61,7 @@ setup=
 
 # One demo of a checkout keeps its data; another beside it works in a folder that goes with it, and so does one that
 # finds a service on that data.
-work=$PWD/build/demo
+work=${work:-$PWD/build/demo}
 mkdir -p "$work/pictures"
 run=$work
 exec 9>"$work/lock"
@@ -68,18 +71,18 @@ fi
 ready=$run/ready.json
 rm -f "$ready"
 
-listen=127.0.0.1:8780
+port=${DITFLEET_DEMO_PORT:-8780}
 if [ -n "$temporary" ]; then
-  listen=127.0.0.1:0  # the first one may not listen yet
-elif (exec 3<>/dev/tcp/127.0.0.1/8780) 2>/dev/null; then
-  listen=127.0.0.1:0
-  echo "==> Port 8780 is in use; the service gets another"
+  port=0  # the first one may not listen yet
+elif [ "$port" != 0 ] && (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
+  echo "==> Port $port is in use; the service gets another"
+  port=0
 fi
 echo "==> Starting the service"
 # If this shell is killed the service is to end as well, as with Ctrl-C.
 with_me=()
 ! command -v setpriv >/dev/null || with_me=(setpriv --pdeathsig TERM)
-${with_me[@]+"${with_me[@]}"} build/bin/ditfleet up --data "$run/data" --listen "$listen" --model "demo=$model" --ready-file "$ready" >"$run/up.log" 2>&1 9>&- &
+${with_me[@]+"${with_me[@]}"} build/bin/ditfleet up --data "$run/data" --listen "127.0.0.1:$port" --model "demo=$model" --ready-file "$ready" >"$run/up.log" 2>&1 9>&- &
 up=$!
 patience=$((SECONDS + 180))
 while [ ! -f "$ready" ]; do

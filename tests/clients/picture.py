@@ -1,5 +1,6 @@
 """What a picture's bytes say of themselves."""
 import struct
+import zlib
 
 
 def describe(data):
@@ -25,3 +26,26 @@ def describe(data):
             return "webp", int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
         return "webp", struct.unpack("<H", data[26:28])[0] & 0x3FFF, struct.unpack("<H", data[28:30])[0] & 0x3FFF
     raise AssertionError(f"no picture: {data[:20]!r}")
+
+
+def colours(data):
+    """The different pixels of a PNG of 8 bits RGB that is not interlaced, as triples."""
+    at, packed, header = 8, b"", None
+    while at < len(data):
+        length, kind = struct.unpack(">I4s", data[at:at + 8])
+        body = data[at + 8:at + 8 + length]
+        header, packed = (body if kind == b"IHDR" else header), packed + (body if kind == b"IDAT" else b"")
+        at += 12 + length
+    width, height, depth, colour, _, _, interlaced = struct.unpack(">IIBBBBB", header)
+    assert (depth, colour, interlaced) == (8, 2, 0), "another kind of PNG"
+    raw, stride, found = zlib.decompress(packed), 3 * width, set()
+    above = bytearray(stride)
+    for y in range(height):
+        kind, line = raw[y * (stride + 1)], bytearray(raw[y * (stride + 1) + 1:(y + 1) * (stride + 1)])
+        for x in range(stride):
+            a, b, c = (line[x - 3] if x > 2 else 0), above[x], (above[x - 3] if x > 2 else 0)
+            nearest = min((abs(b - c), 0, a), (abs(a - c), 1, b), (abs(a + b - 2 * c), 2, c))[2]  # Paeth's
+            line[x] = line[x] + (0, a, b, (a + b) // 2, nearest)[kind] & 255
+        found.update(zip(line[0::3], line[1::3], line[2::3]))
+        above = line
+    return found
