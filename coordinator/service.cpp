@@ -128,7 +128,8 @@ class Coordinator {
                                 .loras = std::make_shared<loras::Registry>(uploads_),
                                 .lora_directory = adapters_,
                                 .readiness = [this] { return readiness(); },
-                                .advise = [this](const job::JobSpec& spec, const std::string& tenant) { return advise(spec, tenant); }});
+                                .advise = [this](const job::JobSpec& spec, const std::string& tenant) { return advise(spec, tenant); },
+                                .waits_for = [this](const queue::UnitRef& unit) { return scheduler_->waits_for(unit); }});
     if (auto listening = gateway_->listen(); !listening) return listening.error();
     control_->start();
     data_->start();

@@ -1,4 +1,4 @@
-// `ditfleet explain JOB`: where a job's time went, and why each unit ran where it ran.
+// `ditfleet explain JOB`: where a job's time went, and why each unit ran where it ran, or what it waits for.
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -103,6 +103,7 @@ void explain_text(const json::value& job, const History& history) {
     } else if (const std::string worker = text(unit, "worker"); !worker.empty()) {
       std::printf("  ran on %s\n", worker.c_str());
     }
+    if (const std::string what = text(unit, "waits_for"); !what.empty()) std::printf("  waits for %s\n", what.c_str());
     std::vector<std::vector<std::string>> rows;
     const auto spans = spans_of(job, unit);
     std::int64_t longest = 1;
@@ -134,6 +135,7 @@ json::object explain_json(const json::value& job, const History& history) {
                                  {"attempt", field(unit, "attempt")},
                                  {"worker", field(unit, "worker")},
                                  {"error", field(unit, "error")},
+                                 {"waits_for", field(unit, "waits_for")},
                                  {"assignments", std::move(assignments)},
                                  {"spans_us", std::move(spans)}});
   }

@@ -34,6 +34,7 @@ struct ApiOptions {
   job::Catalogue catalogue;
   std::function<Readiness()> readiness;
   std::function<Advice(const job::JobSpec&, const std::string& tenant)> advise;  // may be empty
+  WaitsFor waits_for = {};                                                       // so may this
   // The registry of adapters and a view of it; null: there is none.
   std::shared_ptr<loras::Registry> loras;
   std::shared_ptr<loras::Directory> lora_directory;

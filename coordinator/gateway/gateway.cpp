@@ -51,6 +51,7 @@ class Gateway::Impl {
     options.settings = settings_;
     options.catalogue = std::move(dependencies_.catalogue);
     options.advise = std::move(dependencies_.advise);
+    options.waits_for = std::move(dependencies_.waits_for);
     options.readiness = std::move(dependencies_.readiness);
     if (!options.readiness) options.readiness = [redis = redis_] { return redis_readiness(*redis); };
     options.loras = dependencies_.loras;

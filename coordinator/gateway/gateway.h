@@ -20,6 +20,7 @@
 
 namespace ditfleet::queue {
 class Client;
+struct UnitRef;
 }
 namespace ditfleet::loras {
 class Directory;
@@ -61,6 +62,8 @@ struct GatewayDependencies {
   std::function<Readiness()> readiness;       // must not block; unset: ready while Redis is connected
   // Queue bound and deadlines that cannot be met. `spec` is complete. Unset: everything is accepted.
   std::function<Advice(const job::JobSpec& spec, const std::string& tenant)> advise;
+  // What a unit that has not started waits for, in words; empty: that is not known here. Unset: it never is.
+  std::function<std::string(const queue::UnitRef&)> waits_for = {};
 };
 
 class Gateway {

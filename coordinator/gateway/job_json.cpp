@@ -40,7 +40,9 @@ std::pair<int, int> steps_of(const queue::UnitRecord& unit, const json::value& s
 }
 
 json::object unit_json(const queue::JobRecord& record, const queue::UnitRecord& unit, const json::value& spec,
-                       const JobLinks& links) {
+                       const JobLinks& links, const WaitsFor& waits_for) {
+  const bool waits = waits_for && (unit.state == job::State::kReady || unit.state == job::State::kAssigned);
+  const std::string what = waits ? waits_for({record.id, unit.unit}) : std::string();
   const auto [step, total_steps] = steps_of(unit, spec);
   json::object phases;
   for (const auto& [name, us] : unit.phases_us) phases[name] = us;
@@ -54,6 +56,7 @@ json::object unit_json(const queue::JobRecord& record, const queue::UnitRecord& 
           {"started_ms", unit.started_ms},
           {"ended_ms", unit.ended_ms},
           {"phases_us", std::move(phases)},
+          {"waits_for", what.empty() ? json::value(nullptr) : json::value(what)},
           {"error", error_value(unit.error)},
           {"result", result_value(record, unit, links)}};
 }
@@ -93,7 +96,7 @@ double progress_of(const queue::JobRecord& record) {
   return std::min(done / record.units, 1.0);
 }
 
-json::object job_json(const queue::JobRecord& record, const JobLinks& links, bool with_units) {
+json::object job_json(const queue::JobRecord& record, const JobLinks& links, bool with_units, const WaitsFor& waits_for) {
   auto spec = parse_json(record.spec);
   json::value spec_value = spec ? *spec : json::value(nullptr);
   const json::value* model = spec_value.is_object() ? spec_value.as_object().if_contains("model") : nullptr;
@@ -122,7 +125,7 @@ json::object job_json(const queue::JobRecord& record, const JobLinks& links, boo
     object["started_ms"] = started_ms;
     object["progress"] = progress_of(record);
     json::array units;
-    for (const auto& unit : record.unit_records) units.push_back(unit_json(record, unit, spec_value, links));
+    for (const auto& unit : record.unit_records) units.push_back(unit_json(record, unit, spec_value, links, waits_for));
     object["unit_records"] = std::move(units);
   }
   object["spec"] = std::move(spec_value);

@@ -24,8 +24,11 @@ struct JobLinks {
   std::string preview(std::string_view id, std::string_view event) const;
 };
 
+// What a unit that has not started waits for, in words; empty: that is not known.
+using WaitsFor = std::function<std::string(const queue::UnitRef&)>;
+
 // A record from list() has no unit records, and the answer then has no "unit_records" either.
-json::object job_json(const queue::JobRecord& record, const JobLinks& links, bool with_units);
+json::object job_json(const queue::JobRecord& record, const JobLinks& links, bool with_units, const WaitsFor& waits_for = {});
 
 // 0 … 1 over all units; 1 for an ended job.
 double progress_of(const queue::JobRecord& record);

@@ -162,7 +162,7 @@ asio::awaitable<Response> Api::get_job(CallPtr call) {
   if (!id) co_return error_response(id.error());
   auto record = co_await service_.job(*id, call->caller.view());
   if (!record) co_return error_response(told(*id, record.error()));
-  co_return json_response(200, json::serialize(job_json(*record, links(*call), true))).with("Cache-Control", "no-store");
+  co_return json_response(200, json::serialize(job_json(*record, links(*call), true, options_.waits_for))).with("Cache-Control", "no-store");
 }
 
 asio::awaitable<Response> Api::cancel_job(CallPtr call) {

@@ -111,6 +111,14 @@ bool Residency::has(WorkerId w, std::span<const AdapterId> wanted) const {
   });
 }
 
+std::size_t Residency::not_there(WorkerId w, std::span<const AdapterId> wanted) const {
+  if (w >= workers_.size()) return wanted.size();
+  const auto& copies = workers_[w].copies;
+  return static_cast<std::size_t>(std::count_if(wanted.begin(), wanted.end(), [&](AdapterId a) {
+    return std::none_of(copies.begin(), copies.end(), [a](const Copy& c) { return c.adapter == a && c.told; });
+  }));
+}
+
 void Residency::report(WorkerId w, const HeldAdapters& held, std::int64_t now_us) {
   if (w >= workers_.size()) workers_.resize(w + 1);
   auto& holder = workers_[w];
@@ -125,7 +133,7 @@ void Residency::report(WorkerId w, const HeldAdapters& held, std::int64_t now_us
       copy.in_slot |= in_slot;
       return;
     }
-    copies.push_back({.adapter = a, .in_slot = in_slot, .ready_us = now_us, .used_us = now_us});
+    copies.push_back({.adapter = a, .in_slot = in_slot, .told = true, .ready_us = now_us, .used_us = now_us});
   };
   for (const auto a : held.in_slots) mention(a, true);
   for (const auto a : held.in_host) mention(a, false);
@@ -145,6 +153,7 @@ void Residency::report(WorkerId w, const HeldAdapters& held, std::int64_t now_us
     if (std::any_of(copies.begin(), copies.end(), [&](const Copy& c) { return c.adapter == old.adapter; })) continue;
     if (old.units > 0) {
       copies.push_back(old);  // on its way
+      copies.back().told = false;
     } else {
       remove_place(w, old.adapter);
     }

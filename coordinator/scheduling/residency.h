@@ -86,6 +86,8 @@ class Residency {
   bool has_spare_slot(WorkerId w) const;
   // All of these are in its host memory or on their way there.
   bool has(WorkerId w, std::span<const AdapterId> adapters) const;
+  // How many of these the worker has not said yet that it has, in host memory or in a slot.
+  std::size_t not_there(WorkerId w, std::span<const AdapterId> adapters) const;
   std::vector<WorkerId> holders(AdapterId a) const;
   bool is_held(AdapterId a) const { return !adapters_[a].places.empty(); }
 
@@ -137,6 +139,7 @@ class Residency {
   struct Copy {
     AdapterId adapter = 0;
     bool in_slot = false;
+    bool told = false;  // the worker has it; else it is on its way
     int units = 0;  // that the worker holds and that need it
     std::int64_t ready_us = 0, used_us = 0;
   };

@@ -102,6 +102,8 @@ class Scheduler {
   Estimate estimate(const job::JobSpec& complete_spec, const std::string& tenant, std::int64_t now_us) const;
   std::map<std::string, std::int64_t> virtual_times() const { return queue_.tenants().times(); }
   Census census() const;
+  // What a unit that has not started waits for, in words; empty: it does not wait, or is none of this scheduler's.
+  std::string waits_for(const queue::UnitRef& ref, std::int64_t now_us) const;
 
  private:
   struct Unit {
@@ -182,6 +184,8 @@ class Scheduler {
   // One behind the unit that may go to this worker in its stead (RoutingPolicy::reach_us).
   std::optional<FairQueue::Handle> pass(FairQueue::Handle handle, WorkerId to, std::int64_t now_us) const;
   void assign(FairQueue::Handle handle, const Route& route, std::int64_t now_us, Batches& batches, Actions& actions);
+  std::string queued_waits_for(const Job& job, std::int64_t now_us) const;
+  std::string held_waits_for(const Unit& unit, const queue::UnitRef& ref, std::int64_t now_us) const;
   void revoke_from_absent(std::int64_t now_us);
   void revoke_for_idle(std::int64_t now_us);
   void ask_revoke(const HeldUnit& held, std::int64_t now_us);

@@ -67,6 +67,7 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
     if (!leading()) return std::nullopt;
     return term_->scheduler().estimate(spec, tenant, now_us());
   }
+  std::string waits_for(const queue::UnitRef& unit) { return leading() ? term_->scheduler().waits_for(unit, now_us()) : std::string(); }
   std::int64_t now_us() { return clock_.now_us(monotonic_us()); }
 
  private:
@@ -217,6 +218,7 @@ std::size_t SchedulerService::queued() const { return impl_->queued(); }
 std::optional<Estimate> SchedulerService::estimate(const job::JobSpec& spec, const std::string& tenant) const {
   return impl_->estimate(spec, tenant);
 }
+std::string SchedulerService::waits_for(const queue::UnitRef& unit) const { return impl_->waits_for(unit); }
 std::int64_t SchedulerService::now_us() const { return impl_->now_us(); }
 
 }  // namespace ditfleet::scheduling

@@ -61,6 +61,8 @@ class SchedulerService {
   std::size_t queued() const;
   // Nothing unless leading. Precondition: a complete spec.
   std::optional<Estimate> estimate(const job::JobSpec& spec, const std::string& tenant) const;
+  // As Scheduler::waits_for(); empty unless leading.
+  std::string waits_for(const queue::UnitRef& unit) const;
   std::int64_t now_us() const;  // Redis' clock
 
  private:

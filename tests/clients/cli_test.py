@@ -267,6 +267,14 @@ class Jobs(WithFolder):
         self.http.wait_event(running, "step")
         self.assertIn("running", self.cli("explain", running).stdout)
         self.http.cancel(running)
+        waiting = self.submit(n=4, num_inference_steps=200, width=128, height=128)
+        self.http.wait_event(waiting, "step")
+        # The worker holds two: one runs, one is behind it.
+        told = [unit["waits_for"] for unit in self.json("explain", waiting)["units"]]
+        self.assertIsNone(told[0])
+        self.assertIn("where 1 unit is before it", told[1])
+        self.assertIn("a place: 1 worker with 'tiny' is full", told[3])
+        self.http.cancel(waiting)
         self.cli("explain", "01ABCDEFGHJKMNPQRSTVWXYZ00", code=1)
 
 

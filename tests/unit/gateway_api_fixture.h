@@ -69,6 +69,7 @@ class GatewayApi : public ::testing::Test {
     options.settings.gateway.request_timeout_ms = 30'000;
     options.readiness = [this] { return readiness; };
     options.advise = std::move(advise);
+    options.waits_for = [](const queue::UnitRef& unit) { return unit.unit == 0 ? "a place for " + unit.job : std::string(); };
     options.local_url = "http://127.0.0.1:1";
     if (hub) hub->stop();
     hub = std::make_shared<EventHub>(context.get_executor(), [this](auto block) { return service.next(block); });

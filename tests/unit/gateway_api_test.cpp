@@ -68,6 +68,18 @@ TEST_F(GatewayApi, SubmitsAJob) {
   EXPECT_THAT(service.submissions[0].spec, Not(HasSubstr("\"seed\"")));
 }
 
+TEST_F(GatewayApi, SaysWhatAUnitWaitsFor) {
+  send("POST", "/v1/jobs", R"({"prompt":"x","n":2})");
+  service.admit("job-1");
+  const auto units = [&] { return body_of(send("GET", "/v1/jobs/job-1")).at("unit_records").as_array(); };
+  EXPECT_EQ(units()[0].at("waits_for").as_string(), "a place for job-1");
+  EXPECT_TRUE(units()[1].at("waits_for").is_null());
+  service.jobs["job-1"].unit_records[0].state = job::State::kAssigned;
+  EXPECT_EQ(units()[0].at("waits_for").as_string(), "a place for job-1");
+  service.step("job-1", 0, 1, 8);
+  EXPECT_TRUE(units()[0].at("waits_for").is_null()) << "it runs";
+}
+
 TEST_F(GatewayApi, RefusesBadJobs) {
   const std::vector<std::pair<std::string, int>> cases = {
       {"", 400},

@@ -1,0 +1,125 @@
+// What a unit waits for, as whoever sent it is told: every reason there is, in the situation that makes it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/scheduler_fixture.h"
+
+namespace ditfleet::scheduling {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+class WaitingTest : public SchedulerTest {
+ protected:
+  void SetUp() override {
+    SchedulerOptions options;
+    options.catalogue = catalogue();
+    options.adapters = [](const std::string&, const job::LoraUse& use, const job::ModelEntry&) { return Result<std::string>(use.name); };
+    options.new_nonce = [this] { return "n" + std::to_string(++nonces); };
+    scheduler = std::make_unique<Scheduler>(options, nullptr);
+  }
+  queue::WorkerInfo with_slots(const std::string& name, int slots, const std::string& state = "ready") const {
+    auto info = worker(name, state);
+    info.adapter_slots = slots;
+    info.host_adapter_bytes = 10'000'000'000;
+    return info;
+  }
+  std::string why(const std::string& job) const { return scheduler->waits_for({job, 0}, now); }
+  const std::string two = spec(R"("loras":[{"name":"ink"},{"name":"oil"}])");
+};
+
+TEST_F(WaitingTest, no_worker_is_there_or_none_is_ready) {
+  submit("1");
+  EXPECT_EQ(why("1"), "a worker with the model 'tiny': none is registered");
+  scheduler->on_workers({worker("a", "starting"), worker("b", "draining")}, now);
+  settle();
+  EXPECT_EQ(why("1"), "a worker that is ready: of 2 workers with 'tiny', 1 starting, 1 draining");
+  EXPECT_EQ(why("no such job"), "");
+}
+
+TEST_F(WaitingTest, its_adapters_need_more_slots_than_there_are) {
+  submit("1", two);
+  scheduler->on_workers({worker("a")}, now);
+  settle();
+  EXPECT_EQ(why("1"), "a worker that takes adapters: none of the 1 worker with 'tiny' does");
+  scheduler->on_workers({worker("a"), with_slots("b", 1)}, now);
+  settle();
+  EXPECT_EQ(why("1"), "a worker with 2 adapter slots, one for each of its adapters: none with 'tiny' has more than 1");
+}
+
+TEST_F(WaitingTest, workers_with_enough_slots_are_full_while_others_have_a_place) {
+  scheduler->on_workers({with_slots("wide", 2)}, now);
+  for (const char* id : {"1", "2", "3"}) submit(id, two);
+  EXPECT_THAT(why("3"), StartsWith("a place: 1 worker with 'tiny' is full, and the next is free in about "));
+  scheduler->on_workers({with_slots("wide", 2), with_slots("narrow", 1)}, now);
+  settle();
+  EXPECT_THAT(why("3"), StartsWith("a place: 1 worker with 'tiny' and 2 adapter slots or more is full"));
+  EXPECT_THAT(why("3"), HasSubstr("; 1 with fewer slots has a place"));
+}
+
+TEST_F(WaitingTest, its_adapters_are_on_their_way) {
+  auto w = with_slots("w", 2);
+  w.host_adapters = {"oil"};
+  w.adapter_load_bytes_per_s = 172'000'000;  // one in a second
+  scheduler->on_workers({w}, now);
+  submit("1", two);
+  ASSERT_EQ(owner_of("1"), "w:1");
+  EXPECT_EQ(why("1"), "1 of its 2 adapters to be loaded on w, about 1007 ms more");
+  now += 300 * kMs;
+  EXPECT_EQ(why("1"), "1 of its 2 adapters to be loaded on w, about 707 ms more");
+  now += 900 * kMs;
+  w.heartbeat_ms = now / 1000;
+  scheduler->on_workers({w}, now);
+  EXPECT_EQ(why("1"), "1 of its 2 adapters to be loaded on w, which takes longer than predicted");
+  w.host_adapters = {"ink", "oil"};
+  scheduler->on_workers({w}, now);
+  EXPECT_EQ(why("1"), "w to start it");
+  store.start({"1", 0}, now);
+  settle();
+  EXPECT_EQ(why("1"), "");
+}
+
+TEST_F(WaitingTest, one_that_another_worker_is_better_for_waits_for_that) {
+  auto holder = with_slots("holder", 2);
+  holder.host_adapters = holder.adapters = {"ink", "oil"};
+  auto far = with_slots("far", 2);
+  far.adapter_load_bytes_per_s = 1'000'000;  // minutes
+  scheduler->on_workers({holder, far}, now);
+  for (const char* id : {"1", "2", "3"}) submit(id, two);
+  ASSERT_EQ(owner_of("3"), "");
+  EXPECT_THAT(why("3"), StartsWith("a worker that has its adapters: to load them where there is a place takes longer (about "));
+}
+
+TEST_F(WaitingTest, behind_another_on_its_worker_and_back_from_one_that_is_silent) {
+  workers({"w"});
+  submit("1");
+  submit("2");
+  store.start({"1", 0}, now);
+  settle();
+  ASSERT_EQ(owner_of("2"), "w:1");
+  EXPECT_EQ(why("1"), "");
+  EXPECT_EQ(why("2"), "w, where 1 unit is before it");
+  auto silent = worker("w");
+  scheduler->grant_grace(60'000, now);
+  now += 10'000 * kMs;
+  scheduler->on_workers({silent}, now);
+  EXPECT_EQ(why("2"), "its way back from w, which is silent");
+}
+
+TEST_F(WaitingTest, a_retry_and_a_deadline_that_has_passed) {
+  workers({"w"});
+  submit("1");
+  store.event({"1", 0}, "ready", now, {{"reason", "retry"}, {"not_before_ms", std::to_string(now / 1000 + 500)}});
+  settle();
+  EXPECT_EQ(why("1"), "its next attempt, after a pause: the last one failed");
+  scheduler->on_workers({}, now);
+  submit("2", spec(R"("deadline_ms":1000)"));
+  now += 2'000 * kMs;
+  workers({"w"});
+  settle();
+  EXPECT_EQ(why("2"), "nothing any more: its deadline has passed");
+}
+
+}  // namespace
+}  // namespace ditfleet::scheduling
