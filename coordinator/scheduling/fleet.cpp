@@ -150,7 +150,7 @@ void Fleet::refresh_load(WorkerId w) {
           .held = static_cast<int>(worker.held.size()),
           .limit = worker.limit,
           .slots = adapters_.slots(w),
-          .ready = worker.standing == Standing::kReady};
+          .ready = worker.standing == Standing::kReady && worker.heartbeat_us > worker.handed_back_us};
   const bool is_open = load.ready && load.has_slot();
   if (was_open == is_open && was_free_at_us == load.free_at_us && had_slots == load.slots) return;
   for (const auto m : worker.models) {
@@ -201,6 +201,11 @@ bool Fleet::release(WorkerId w, const queue::UnitRef& ref, std::int64_t now_us) 
   }
   recompute(worker);
   return true;
+}
+
+void Fleet::handed_back(WorkerId w, std::int64_t at_us) {
+  workers_[w].handed_back_us = std::max(workers_[w].handed_back_us, at_us);
+  refresh_load(w);
 }
 
 HeldUnit* Fleet::find_held(WorkerId w, const queue::UnitRef& ref) {

@@ -46,6 +46,7 @@ struct Worker {
   std::int64_t free_at_us = 0;           // predicted end of all it holds
   std::int64_t waiting_us = 0;           // predicted run of what it holds and has not started
   std::int64_t last_end_us = 0;
+  std::int64_t handed_back_us = -1;      // when it last did so; -1: never
 
   bool has_slot() const { return static_cast<int>(held.size()) < limit; }
   // An overrunning unit keeps what waits behind it waiting.
@@ -61,7 +62,7 @@ struct WorkerLoad {
   std::uint64_t hash = 0;
   int held = 0, limit = 0;
   int slots = 0;       // for adapters
-  bool ready = false;  // its standing
+  bool ready = false;  // takes units: its standing, and it has handed none back since
 
   bool has_slot() const { return held < limit; }
   std::int64_t start_us(std::int64_t now_us) const { return std::max(free_at_us, now_us + waiting_us); }
@@ -90,6 +91,8 @@ class Fleet {
   void hold(WorkerId w, HeldUnit unit);
   // Not an error if it is not held. True: it was.
   bool release(WorkerId w, const queue::UnitRef& ref, std::int64_t now_us);
+  // It handed a unit back: it has no room or goes away, and gets none before a heartbeat after that says that it is ready.
+  void handed_back(WorkerId w, std::int64_t at_us);
   HeldUnit* find_held(WorkerId w, const queue::UnitRef& ref);
   void started(WorkerId w, const queue::UnitRef& ref, std::int64_t at_us);
 

@@ -175,12 +175,13 @@ void Scheduler::ask_revoke(const HeldUnit& held, std::int64_t now_us) {
 }
 
 // What was assigned to a worker that is silent, draining or gone, and not started, goes to another. What it
-// had started is its own until its lease lapses.
+// had started is its own until its lease lapses. The grace is for the silent alone: the registry keeps a worker for a minute
+// after its last heartbeat, so one that is not there has deregistered, or was away for longer than anybody waits.
 void Scheduler::revoke_from_absent(std::int64_t now_us) {
   for (WorkerId w = 0; w < fleet_.slots(); ++w) {
     const auto& worker = fleet_.at(w);
     if (worker.owner.empty() || worker.standing == Standing::kReady || worker.standing == Standing::kStarting) continue;
-    if (worker.standing != Standing::kDraining && now_us < grace_until_us_) continue;
+    if (worker.standing == Standing::kSilent && now_us < grace_until_us_) continue;
     for (const auto& held : worker.held) {
       if (!held.started) ask_revoke(held, now_us);
     }

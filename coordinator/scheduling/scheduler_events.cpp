@@ -84,6 +84,8 @@ void Scheduler::on_unit_event(Job& job, const queue::Event& event, int index, st
   if (unit.where == Unit::Where::kEnded) return;
   const auto nonce = field(event, "nonce");
   if (event.type == "ready") {
+    // Before the registry tells that it drains it would be given the very same again.
+    if (unit.where == Unit::Where::kHeld && field(event, "reason") == "handed back") fleet_.handed_back(unit.worker, event.at_ms * 1000);
     if (event.fields.empty()) {  // it was admitted; it may have been dispatched ahead of that
       if (unit.where == Unit::Where::kPending || unit.where == Unit::Where::kUnknown) unit_ready(job, index, event.at_ms * 1000, now_us);
     } else if (event.fields.contains("not_before_ms")) {

@@ -57,7 +57,7 @@ std::string Scheduler::queued_waits_for(const Job& job, std::int64_t now_us) con
     }
     ++fitting;
     if (!load.ready) {
-      ++standing[worker.standing];
+      ++standing[worker.standing == Standing::kReady ? Standing::kDraining : worker.standing];  // it hands back what it is given
       continue;
     }
     ++ready;

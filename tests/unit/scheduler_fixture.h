@@ -78,13 +78,13 @@ struct Store {
       revoked.push_back(attempt.ref);
     }
   }
-  void ready(const queue::UnitRef& ref, std::int64_t now) {
+  void ready(const queue::UnitRef& ref, std::int64_t now, const std::string& reason = "revoked") {
     auto& view = open.at(ref);
     view.state = job::State::kReady;
     view.owner.clear();
     view.nonce.clear();
     view.ready_ms = now / 1000;
-    event(ref, "ready", now, {{"reason", "revoked"}});
+    event(ref, "ready", now, {{"reason", reason}});
   }
   void start(const queue::UnitRef& ref, std::int64_t now) {
     open.at(ref).state = job::State::kRunning;

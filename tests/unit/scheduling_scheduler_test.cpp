@@ -341,6 +341,39 @@ TEST_F(SchedulerTest, after_a_restart_silent_workers_keep_their_units_for_the_gr
   EXPECT_EQ(owner_of("j", 0), "b:1");
 }
 
+// What a worker was given at the very moment at which it went away, and nobody was there any more to notice.
+TEST_F(SchedulerTest, after_a_restart_units_of_a_worker_that_deregistered_go_to_another_at_once) {
+  workers({"a"});
+  submit("j", spec(R"("n":2)"));
+  store.start({"j", 0}, now);
+  settle();
+  scheduler = make();
+  scheduler->rebuild(store.views(), {}, {}, 5'000, now);
+  workers({"b"});
+  settle();
+  ASSERT_EQ(store.revoked.size(), 1u);
+  EXPECT_EQ(owner_of("j", 1), "b:1");
+  EXPECT_EQ(owner_of("j", 0), "a:1") << "what it had started is its own until its lease lapses";
+}
+
+TEST_F(SchedulerTest, a_worker_that_hands_back_is_given_nothing_before_it_says_that_it_is_ready) {
+  workers({"a"});
+  submit("j");
+  ASSERT_EQ(owner_of("j"), "a:1");
+  const auto before = worker("a");
+  now += 10 * kMs;
+  store.ready({"j", 0}, now, "handed back");
+  settle();
+  EXPECT_EQ(owner_of("j"), "") << "it would be handed back again";
+  scheduler->on_workers({before}, now);
+  settle();
+  EXPECT_EQ(owner_of("j"), "") << "that was said before";
+  now += 10 * kMs;
+  workers({"a"});
+  settle();
+  EXPECT_EQ(owner_of("j"), "a:1");
+}
+
 // Two schedulers, one that lived through everything and one that was built from what is stored, must go on
 // alike. Runs are never observed here: what was learnt from them is the one thing a restart forgets.
 TEST_F(SchedulerTest, one_rebuilt_from_redis_makes_the_same_decisions) {
