@@ -1,5 +1,6 @@
 // `ditfleet explain JOB`: where a job's time went, and why each unit ran where it ran, or what it waits for.
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <map>
 
@@ -27,10 +28,12 @@ struct History {
 History read_history(HttpClient& client, const std::string& id) {
   History history;
   std::string last_id;
-  // Ended jobs' streams end by themselves; of one that runs, what there is by now is enough. Without events
-  // (they expire with the job) the record alone is explained.
+  // Ended jobs' streams end by themselves; of one that runs, what there is by now is enough, though its steps keep coming.
+  // Without events (they expire with the job) the record alone is explained.
+  constexpr std::chrono::milliseconds kEnough(700);
+  const auto until = std::chrono::steady_clock::now() + kEnough;
   (void)client.events(
-      "/v1/jobs/" + id + "/events", last_id, std::chrono::milliseconds(700), [&](const ServerEvent& event) {
+      "/v1/jobs/" + id + "/events", last_id, kEnough, [&](const ServerEvent& event) {
         const auto data = parse_json(event.data);
         if (!data) return HttpClient::Next::kGoOn;
         const auto unit = integer(*data, "unit", -1);
@@ -41,7 +44,7 @@ History read_history(HttpClient& client, const std::string& id) {
               {worker.substr(0, worker.find(':')), text(*data, "reason"), integer(*data, "at_ms")});
         }
         if (event.type == "started") ++history.starts[unit];
-        return is_terminal_event(event) ? HttpClient::Next::kStop : HttpClient::Next::kGoOn;
+        return is_terminal_event(event) || std::chrono::steady_clock::now() > until ? HttpClient::Next::kStop : HttpClient::Next::kGoOn;
       });
   return history;
 }

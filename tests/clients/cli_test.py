@@ -274,6 +274,7 @@ class Jobs(WithFolder):
         self.assertIsNone(told[0])
         self.assertIn("where 1 unit is before it", told[1])
         self.assertIn("a place: 1 worker with 'tiny' is full", told[3])
+        self.assertIn("  waits for a place: ", self.cli("explain", waiting).stdout)
         self.http.cancel(waiting)
         self.cli("explain", "01ABCDEFGHJKMNPQRSTVWXYZ00", code=1)
 
