@@ -28,7 +28,14 @@ std::optional<ReadProblem> problem_of(const http::request_header<>& head) {
   if (coding != head.end() && (head.count(http::field::transfer_encoding) != 1 || !beast::iequals(coding->value(), "chunked"))) {
     return ReadProblem{501, "the only Transfer-Encoding that is understood is chunked", "not_implemented"};
   }
+  if (coding != head.end() && head.version() < 11) {
+    return ReadProblem{400, "HTTP/1.0 has no Transfer-Encoding; send the body with a Content-Length, or HTTP/1.1", "bad_request"};
+  }
   return std::nullopt;
+}
+
+bool expects_continue(const http::request_header<>& head) {
+  return head.version() >= 11 && beast::iequals(head[http::field::expect], "100-continue");
 }
 
 }  // namespace ditfleet::gateway

@@ -246,7 +246,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     bool late = false;
     http::request_parser<http::string_body> parser(std::move(head));
     parser.body_limit(options_.max_body_bytes);
-    if (beast::iequals(parser.get()[http::field::expect], "100-continue")) {
+    if (expects_continue(parser.get())) {
       stream.expires_after(options_.header_timeout);
       std::tie(ec, std::ignore) = co_await asio::async_write(stream, asio::buffer(kContinue), kTuple);
     }

@@ -2,7 +2,6 @@
 
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/write.hpp>
-#include <boost/beast/core/string.hpp>
 #include <boost/beast/http/error.hpp>
 #include <boost/beast/http/read.hpp>
 #include <string_view>
@@ -13,12 +12,11 @@
 
 namespace ditfleet::gateway {
 
-namespace beast = boost::beast;
 namespace http = boost::beast::http;
 using boost::system::error_code;
 
 StreamedBody::StreamedBody(std::shared_ptr<Connection> connection, http::request_parser<http::empty_body>&& head, std::chrono::milliseconds patience)
-    : connection_(std::move(connection)), parser_(std::move(head)), patience_(patience), expects_(beast::iequals(parser_.get()[http::field::expect], "100-continue")) {
+    : connection_(std::move(connection)), parser_(std::move(head)), patience_(patience), expects_(expects_continue(parser_.get())) {
   parser_.body_limit(boost::none);
   if (const auto length = parser_.content_length()) length_ = *length;
   parser_.eager(false);

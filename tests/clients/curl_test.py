@@ -1,4 +1,5 @@
 """curl: the job routes and the event stream, as one types them into a shell."""
+import base64
 import json
 import unittest
 
@@ -85,6 +86,25 @@ class Curl(unittest.TestCase):
         self.assertEqual(status, 200)
         names = [line[7:] for line in stream.splitlines() if line.startswith("event: ")]
         self.assertEqual(names, ["image_generation.completed"])
+
+    def test_http_1_0(self):
+        """Old proxies and small devices: no chunks, no interim answers, a connection for each request."""
+        old = ("--http1.0", "-D", shared.fleet.folder / "head")
+        status, body = curl("/v1/images/generations", "--json", json.dumps({**SMALL, "response_format": "b64_json"}), *old)
+        head = (shared.fleet.folder / "head").read_text().splitlines()
+        self.assertEqual((status, head[0]), (200, "HTTP/1.0 200 OK"))
+        self.assertIn(f"Content-Length: {len(body)}", head)
+        self.assertEqual(describe(base64.b64decode(json.loads(body)["data"][0]["b64_json"])), ("png", 32, 16))
+        status, stream = curl("/v1/images/generations", "-N", "--json", json.dumps({**SMALL, "stream": True}), *old)
+        self.assertEqual(status, 200)
+        self.assertRegex(stream, r"^: job \S+\n\nevent: image_generation.completed\ndata: {")
+        self.assertNotIn("chunked", (shared.fleet.folder / "head").read_text())
+        _, job = post("/v1/jobs", SMALL, *old)
+        status, stream = curl(f"/v1/jobs/{job['id']}/events", "-N", *old)
+        self.assertEqual(parse(stream)[-1][1], "succeeded")
+        picture = shared.fleet.folder / "old.png"
+        done = run("curl", "-sS", "--http1.0", "-o", picture, f"{shared.fleet.url}/v1/jobs/{job['id']}/results/0")
+        self.assertEqual((done.returncode, describe(picture.read_bytes())), (0, ("png", 32, 16)), done.stderr)
 
     def test_workers(self):
         workers = json.loads(curl("/v1/workers")[1])["workers"]

@@ -156,6 +156,55 @@ TEST_F(HttpServer, AStreamToHttp10IsNotChunked) {
   EXPECT_THAT(text, HasSubstr("event: failed"));
 }
 
+// As `curl --http1.0` asks: each connection is closed behind its answer, whose length is told or ends with it.
+TEST_F(HttpServer, Http10ClientsGetWhatTheyCanRead) {
+  start();
+  const auto post = [](const std::string& path, const std::string& body, const std::string& headers = {}) {
+    return "POST " + path + " HTTP/1.0\r\nHost: x\r\n" + headers + "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+  };
+  const auto waiting = [&] {
+    std::size_t found = 0;
+    for (int i = 0; i < 200 && found == 0; ++i) {
+      std::this_thread::sleep_for(10ms);
+      on_server([&] { found = hub_->subscriptions(); });
+    }
+    return found == 1;
+  };
+  int jobs = 0;
+  // A request that draws, and what came of it once its picture is there.
+  const auto draw = [&](const std::string& fields) {
+    RawClient client(port_);
+    client.send(post("/v1/images/generations", "{\"prompt\":\"y\"" + fields + "}"));
+    EXPECT_TRUE(waiting());
+    on_server([&] {
+      const std::string id = "job-" + std::to_string(++jobs);
+      service_.admit(id);
+      service_.succeed(id, 0, "picture");
+    });
+    const std::string text = client.receive();
+    EXPECT_FALSE(client.timed_out) << text;
+    EXPECT_THAT(text, testing::AllOf(StartsWith("HTTP/1.0 200 OK\r\n"), testing::Not(HasSubstr("chunked")), testing::Not(HasSubstr("100 Continue"))));
+    return text;
+  };
+  const std::string image = draw(",\"response_format\":\"b64_json\"");
+  const auto body_at = image.find("\r\n\r\n") + 4;
+  EXPECT_THAT(image, HasSubstr("Content-Length: " + std::to_string(image.size() - body_at) + "\r\n"));
+  EXPECT_THAT(image, HasSubstr("cGljdHVyZQ=="));
+  const std::string events = draw(",\"stream\":true");
+  EXPECT_THAT(events, testing::AllOf(HasSubstr("\r\n\r\n: job job-2\n\nevent: image_generation.completed\ndata: {"), testing::Not(HasSubstr("Content-Length"))));
+  const std::string result = exchange("GET /v1/jobs/job-1/results/0 HTTP/1.0\r\n\r\n");
+  EXPECT_THAT(result, testing::AllOf(StartsWith("HTTP/1.0 200 OK\r\n"), HasSubstr("Content-Length: 7\r\n"), testing::EndsWith("\r\n\r\npicture")));
+  // Who asks for it keeps its connection.
+  RawClient kept(port_);
+  for (int i = 0; i < 2; ++i) {
+    kept.send("GET /healthz HTTP/1.0\r\nConnection: keep-alive\r\n\r\n");
+    EXPECT_THAT(kept.receive("alive\"}\n"), testing::AllOf(StartsWith("HTTP/1.0 200 OK\r\n"), HasSubstr("Connection: keep-alive\r\n")));
+  }
+  // What HTTP/1.0 does not know: an interim answer, which would be taken for the answer, and a body in chunks.
+  EXPECT_THAT(exchange(post("/v1/jobs", "{\"prompt\":\"x\"}", "Expect: 100-continue\r\n")), StartsWith("HTTP/1.0 202 "));
+  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"), testing::AllOf(HasSubstr(" 400 "), HasSubstr("Content-Length")));
+}
+
 TEST_F(HttpServer, NoticesAClientThatLeaves) {
   start();
   exchange("POST /v1/jobs HTTP/1.1\r\nContent-Length: 14\r\n" + kClose + "{\"prompt\":\"x\"}");
