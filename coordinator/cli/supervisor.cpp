@@ -168,7 +168,7 @@ class Supervisor {
   // One that fails again and again runs for a moment, too, at every try.
   bool any_worker_works() const {
     return std::any_of(workers_.begin(), workers_.end(), [now = Clock::now()](const Member& worker) {
-      return worker.process.running() && (!worker.policy.hopeless() || now - worker.started >= RestartPolicy::kStable);
+      return worker.process.running() && worker.policy.works(std::chrono::duration_cast<milliseconds>(now - worker.started));
     });
   }
 

@@ -61,6 +61,27 @@ TEST(RestartPolicy, BacksOffForgivesAndGivesUp) {
   EXPECT_TRUE(policy.hopeless());
 }
 
+// One that was refused and then runs is taken for working as soon as it got clearly further than its tries, not half a minute later:
+// until then another worker's failure would end the service that it serves.
+TEST(RestartPolicy, OneThatRecoveredWorks) {
+  RestartPolicy policy;
+  EXPECT_TRUE(policy.works(milliseconds(0))) << "none has failed";
+  for (int i = 0; i < 5; ++i) policy.ended(milliseconds(1'500), true);
+  EXPECT_FALSE(policy.works(milliseconds(1'400)));
+  EXPECT_FALSE(policy.works(milliseconds(3'900))) << "a slow try";
+  EXPECT_TRUE(policy.works(milliseconds(4'000)));
+  EXPECT_EQ(policy.ended(milliseconds(5'000), false), milliseconds(100)) << "killed when it was well";
+  EXPECT_TRUE(policy.works(milliseconds(0)));
+  for (int i = 0; i < 3; ++i) policy.ended(milliseconds(20'000), true);
+  EXPECT_FALSE(policy.works(milliseconds(29'000)));
+  EXPECT_TRUE(policy.works(RestartPolicy::kStable)) << "however long it was tried";
+  // What crashes a while after each start is not well, and not started ever so often.
+  RestartPolicy crashing;
+  crashing.ended(milliseconds(5'000), false);
+  crashing.ended(milliseconds(5'000), false);
+  EXPECT_GT(crashing.ended(milliseconds(5'000), false), milliseconds(100));
+}
+
 class Children : public testing::Test {
  protected:
   void SetUp() override {
