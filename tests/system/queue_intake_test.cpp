@@ -222,6 +222,8 @@ TEST_F(QueueIntake, AForeignClientThatCallsWronglyIsToldHowItIsRight) {
   EXPECT_NE(verdict({"1000", "a", "default", "{}", sha, "yes", "", "0"}).find("invalid has_key"), std::string::npos);
   EXPECT_NE(verdict({"1000", "a", "default", "{}", sha, "1", "", "0"}).find("invalid keys: an idempotency key"), std::string::npos);
   EXPECT_NE(verdict({"1000", "a", "default", "{}", sha, "0", "", "soon"}).find("invalid deadline_ms"), std::string::npos);
+  // What no sorted set takes as a score would be found out in the midst of what is written.
+  EXPECT_NE(verdict({"1000", "a", "default", "{}", sha, "0", "", "1" + std::string(400, '0')}).find("invalid deadline_ms"), std::string::npos);
   EXPECT_EQ(redis({"KEYS", "*"}).elements.size(), 0u);  // none of these wrote anything
   EXPECT_EQ(verdict({"1000", "a", "default", "{}", sha, "0", "", "0"}), "created");
   // Every Function refuses a call of the wrong shape before it touches anything.

@@ -29,7 +29,7 @@ local function submit(keys, a)
     elseif #sha ~= 64 or not find(sha, '^%x+$') then verdict = 'invalid sha256: 64 hexadecimal digits of the SHA-256 of spec'
     elseif not keyed and a[p + 4] ~= '0' then verdict = 'invalid has_key: 1 if the second key is that of an idempotency key, else 0'
     elseif keyed and find(keys[6 + 2 * i], begins, 1, true) ~= 1 then verdict = 'invalid keys: an idempotency key of tenant ' .. tenant .. ' is ' .. begins .. '<key>'
-    elseif dl ~= '0' and not find(dl, '^%d+$') then verdict = 'invalid deadline_ms: milliseconds since the epoch, 0 for none'
+    elseif dl ~= '0' and (#dl > 15 or not find(dl, '^%d+$')) then verdict = 'invalid deadline_ms: milliseconds since the epoch in at most 15 digits, 0 for none'
     else
       local first = made[id]
       local o = opens[i] or (not none and rc('HGET', job, 'o'))
