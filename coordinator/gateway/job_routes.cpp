@@ -238,7 +238,7 @@ asio::awaitable<Response> Api::get_preview(CallPtr call) {
 asio::awaitable<Response> Api::list_workers(CallPtr call) {
   auto workers = co_await service_.workers();
   if (!workers) co_return error_response(workers.error());
-  // A worker serves every tenant; each sees only its own jobs on it.
+  // A worker serves every tenant; each sees only its own jobs and adapters on it.
   std::set<std::string> hidden;
   if (!call->caller.sees_all) {
     std::set<std::string> ids;
@@ -249,6 +249,16 @@ asio::awaitable<Response> Api::list_workers(CallPtr call) {
       // Named, because GCC 12 destroys a temporary of a co_await inside a condition twice.
       auto seen = co_await service_.job(id, call->caller.view());
       if (!seen) hidden.insert(id);
+    }
+    // An adapter's digest tells whoever has that file who draws with it.
+    std::set<std::string> own;
+    if (options_.lora_directory) {
+      for (const loras::Adapter& adapter : options_.lora_directory->list(call->caller.tenant)) own.insert(adapter.sha256);
+    }
+    for (auto& worker : *workers) {
+      for (auto* digests : {&worker.adapters, &worker.host_adapters}) {
+        std::erase_if(*digests, [&](const std::string& digest) { return !own.contains(digest); });
+      }
     }
   }
   json::array array;

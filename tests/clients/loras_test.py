@@ -285,6 +285,17 @@ class Tenants(Base):
         self.assertEqual(self.admin.request("DELETE", "/v1/loras/style?tenant=first").status, 200)
         self.assertEqual(self.names(), ["other"])
 
+    def test_workers_tell_a_tenant_of_its_own_adapters_alone(self):
+        self.put("mine", adapter(1))
+        self.put("theirs", adapter(2), self.second)
+        both = sorted(digest(adapter(seed)) for seed in (1, 2))
+        info = {"name": "w", "boot": "b", "state": "ready", "models": [], "adapters": both, "host_adapters": both}
+        self.addCleanup(self.redis, "FCALL", "ditfleet_v1_deregister", "3", "df:{0}:workers", "df:{0}:worker:w", "df:{0}:mbox:w:b", "w", "b")
+        self.redis("FCALL", "ditfleet_v1_heartbeat", "3", "df:{0}:workers", "df:{0}:worker:w", "df:{0}:mbox:w:b", "w", "b", json.dumps(info), "60000", "60000")
+        for client, told in ((self.first, [digest(adapter(1))]), (self.second, [digest(adapter(2))]), (self.admin, both)):
+            worker, = client.get("/v1/workers").json()["workers"]
+            self.assertEqual((sorted(worker["adapters"]), sorted(worker["host_adapters"])), (told, told))
+
 
 class Jobs(Base):
     SMALL = {"width": 32, "height": 32, "num_inference_steps": 2}

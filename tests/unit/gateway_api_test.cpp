@@ -243,6 +243,8 @@ TEST_F(GatewayApi, TenantsDoNotSeeEachOther) {
   queue::WorkerInfo worker;
   worker.name = "w1";
   worker.units = {{id, 0}};
+  worker.adapters = {std::string(64, 'a')};
+  worker.host_adapters = {std::string(64, 'a'), std::string(64, 'b')};
   service.worker_infos = {worker};
   const std::string job = "/v1/jobs/" + id;
   for (const std::string& path : {job, job + "/events", job + "/results/0", job + "/previews/1700000000000-1"}) {
@@ -255,6 +257,10 @@ TEST_F(GatewayApi, TenantsDoNotSeeEachOther) {
   EXPECT_EQ(body_of(send("GET", "/v1/workers", {}, b)).at("workers").at(0).at("jobs").as_array().size(), 0u);
   EXPECT_EQ(body_of(send("GET", "/v1/workers", {}, b)).at("workers").at(0).at("busy_units").as_int64(), 1);
   EXPECT_EQ(body_of(send("GET", "/v1/workers", {}, a)).at("workers").at(0).at("jobs").as_array().size(), 1u);
+  for (const char* digests : {"adapters", "host_adapters"}) {
+    EXPECT_EQ(body_of(send("GET", "/v1/workers", {}, b)).at("workers").at(0).at(digests).as_array().size(), 0u) << digests;
+    EXPECT_NE(body_of(send("GET", "/v1/workers", {}, ops)).at("workers").at(0).at(digests).as_array().size(), 0u) << digests;
+  }
   EXPECT_EQ(send("GET", job, {}, ops).status, 200);
   // The link of the owner works without a key, and only as it is.
   const std::string url(body_of(send("GET", job, {}, a)).at("unit_records").at(0).at("result").at("url").as_string());
