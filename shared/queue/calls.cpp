@@ -7,6 +7,13 @@
 #include "shared/queue/records.h"
 
 namespace ditfleet::queue {
+namespace {
+
+std::int64_t monotonic_us() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(Deadline::Clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
 
 redis::Command fcall(std::string_view name, std::size_t keys) {
   redis::Command command("FCALL");
@@ -67,6 +74,20 @@ asio::awaitable<Result<std::vector<redis::Reply>>> Client::Impl::read_stream(std
   co_return std::move(reply->elements[0].elements[1].elements);
 }
 
+asio::awaitable<Result<std::int64_t>> Client::Impl::redis_time(Deadline deadline) {
+  auto time = co_await connection_->execute(redis::Command("TIME"), deadline);
+  if (!time) co_return time.error();
+  if (time->elements.size() != 2) co_return internal_error("[queue] TIME did not answer with seconds and microseconds");
+  const std::int64_t us = to_int(time->elements[0].text) * 1'000'000 + to_int(time->elements[1].text);
+  redis_ahead_us_ = us - monotonic_us();
+  co_return us / 1000;
+}
+
+std::optional<std::int64_t> Client::Impl::reckoned_time() const {
+  if (!redis_ahead_us_) return std::nullopt;
+  return (monotonic_us() + *redis_ahead_us_) / 1000;
+}
+
 void Client::Impl::expect(const std::vector<IntakeEntry>& jobs_of_entry) {
   if (jobs_of_entry.size() < 2) return;
   auto& left = shared_entries_[std::string(stream_id(jobs_of_entry[0].entry_id))];
@@ -116,11 +137,12 @@ asio::awaitable<void> Client::Impl::sweep(Deadline deadline) {
   constexpr std::int64_t kKeepEventsMs = 86'400'000;  // of a job that does not end
   if (Deadline::Clock::now() < next_sweep_) co_return;
   next_sweep_ = Deadline::Clock::now() + std::chrono::milliseconds(200);
-  const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch());
+  const auto now = co_await redis_time(deadline);
+  if (!now) co_return;
   constexpr int kPage = 250, kPages = 40;
   for (int page = 0; page < kPages; ++page) {
     redis::Command range("ZRANGEBYSCORE");
-    range << keys_.jobs() << sweep_cursor_ << now.count() - options_.retention_ms << "WITHSCORES" << "LIMIT" << 0 << kPage;
+    range << keys_.jobs() << sweep_cursor_ << *now - options_.retention_ms << "WITHSCORES" << "LIMIT" << 0 << kPage;
     auto found = co_await connection_->execute(std::move(range), deadline);
     if (!found) co_return;
     const auto& elements = found->elements;

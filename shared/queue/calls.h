@@ -5,6 +5,7 @@
 #include <deque>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -37,6 +38,10 @@ class Client::Impl {
   asio::awaitable<Result<std::vector<redis::Reply>>> read_stream(std::shared_ptr<redis::Connection>& own,
                                                                  const std::string& key, const std::string& after,
                                                                  int limit, std::chrono::milliseconds block);
+  // Redis' clock in milliseconds, asked for now. Nobody else's counts here: a host's own may be hours off.
+  asio::awaitable<Result<std::int64_t>> redis_time(Deadline deadline);
+  // The same as of when it was last asked for, never ahead of it; nothing: it never was.
+  std::optional<std::int64_t> reckoned_time() const;
   // What was read as one entry of several jobs leaves the intake when all of them have been seen to.
   void expect(const std::vector<IntakeEntry>& jobs_of_entry);
   void seen_to(std::span<const std::string_view> entry_ids, Deadline deadline);  // does not wait
@@ -57,6 +62,7 @@ class Client::Impl {
   std::unordered_map<std::string, int> last_steps_;          // nonce → the last step that Redis took
   std::set<std::string> unreadable_workers_;                 // that it was told of
   std::uint64_t generation_ = 0;
+  std::optional<std::int64_t> redis_ahead_us_;  // of the monotonic clock
   Deadline::Clock::time_point hold_until_{}, next_sweep_{};
   std::string sweep_cursor_ = "-inf";
 };

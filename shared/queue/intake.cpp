@@ -16,11 +16,8 @@ std::string own_id(std::string entry_id) {
   return "x-" + entry_id;
 }
 
-// What the producer may have chosen (the entry's id), as a time that has been.
-std::int64_t time_that_has_been(std::int64_t ms) {
-  const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-  return ms <= 0 || ms > now ? now : ms;
-}
+// What the producer may have chosen (the entry's id), as a time that has been by Redis' clock.
+std::int64_t time_that_has_been(std::int64_t ms, std::int64_t now) { return ms <= 0 || ms > now ? now : ms; }
 
 // What a repeated idempotency key is compared by: the spec as the gateway stores it, so that the key means the
 // same job over HTTP and by XADD.
@@ -39,17 +36,23 @@ asio::awaitable<Result<std::vector<IntakeEntry>>> Client::read_intake(int limit,
   auto entries = co_await impl->read_stream(impl->intake_connection_, impl->keys_.in(), impl->intake_cursor_, count, block);
   if (!entries) co_return entries.error();
   std::vector<IntakeEntry> out;
+  if (entries->empty()) co_return out;
+  if (!impl->reckoned_time()) {  // later each sweep asks anew
+    const auto asked = co_await impl->redis_time(Deadline::after(std::chrono::seconds(5)));
+    if (!asked) co_return asked.error();
+  }
+  const std::int64_t now = *impl->reckoned_time();
   for (const redis::Reply& raw : *entries) {
     auto jobs = parse_intake(raw);
     impl->expect(jobs);
     for (IntakeEntry& entry : jobs) {
-      entry.created_ms = time_that_has_been(entry.created_ms);
+      entry.created_ms = time_that_has_been(entry.created_ms, now);
       if (entry.raw) impl->raw_bodies_[entry.entry_id] = body_hash(entry.spec);
       impl->intake_cursor_ = stream_id(entry.entry_id);
       out.push_back(std::move(entry));
     }
   }
-  if (!entries->empty()) impl->jobs_an_entry_ = out.size() / entries->size();
+  impl->jobs_an_entry_ = out.size() / entries->size();
   co_return out;
 }
 

@@ -38,10 +38,9 @@ asio::awaitable<Result<std::vector<Result<SubmitOutcome>>>> Client::submit_many(
   out.reserve(submissions.size());
   std::int64_t now_ms = 0;
   if (std::any_of(submissions.begin(), submissions.end(), [](const Submission& s) { return s.deadline_in_ms > 0; })) {
-    auto time = co_await impl->connection_->execute(redis::Command("TIME"), deadline);
+    const auto time = co_await impl->redis_time(deadline);
     if (!time) co_return time.error();
-    if (time->elements.size() != 2) co_return internal_error("[queue] TIME did not answer with seconds and microseconds");
-    now_ms = to_int(time->elements[0].text) * 1000 + to_int(time->elements[1].text) / 1000;
+    now_ms = *time;
   }
   while (!submissions.empty()) {
     const auto batch = submissions.first(std::min(submissions.size(), kBatch));
