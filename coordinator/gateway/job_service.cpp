@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "shared/redis/connection.h"
+#include "shared/redis/reply_reader.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -60,6 +61,7 @@ class QueueJobService final : public JobService {
     switch (error.code) {
       case Code::kUnavailable:
       case Code::kDeadlineExceeded:
+        if (redis::is_refusal(error)) return unavailable(redis + " answers, but refuses this just now: nothing was changed, try again shortly" + why);
         return unavailable(redis + " does not answer; " + advice + why);
       case Code::kPermissionDenied:
         return unavailable(redis + " does not let this service in: redis.url needs a user and password with the rights for it" + why);

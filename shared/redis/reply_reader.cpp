@@ -45,6 +45,35 @@ void free_object(void* reply) { delete static_cast<Reply*>(reply); }
 
 redisReplyObjectFunctions kFunctions = {create_string, create_array, create_integer, create_nil, free_object};
 
+constexpr std::string_view kOurs = "[redis] ";
+
+// What the first word of an error's text stands for; null: none of these.
+const Code* code_of(std::string_view text) {
+  static constexpr std::array<std::pair<std::string_view, Code>, 16> kCodes = {{
+      {"LOADING", Code::kUnavailable},
+      {"MASTERDOWN", Code::kUnavailable},
+      {"READONLY", Code::kUnavailable},
+      {"CLUSTERDOWN", Code::kUnavailable},
+      {"BUSY", Code::kUnavailable},
+      {"MISCONF", Code::kUnavailable},     // its disk is full
+      {"NOREPLICAS", Code::kUnavailable},  // fewer than min-replicas-to-write
+      {"TRYAGAIN", Code::kUnavailable},
+      {"OOM", Code::kResourceExhausted},
+      {"NOAUTH", Code::kPermissionDenied},
+      {"NOPERM", Code::kPermissionDenied},
+      {"WRONGPASS", Code::kPermissionDenied},
+      {"EPOCH", Code::kConflict},
+      {"CONFLICT", Code::kConflict},
+      {"NOTFOUND", Code::kNotFound},
+      {"BADARG", Code::kInvalidArgument},
+  }};
+  const std::string_view word = text.substr(0, text.find(' '));
+  for (const auto& [prefix, code] : kCodes) {
+    if (word == prefix) return &code;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 ReplyReader::ReplyReader() : reader_(redisReaderCreateWithFunctions(&kFunctions)) {
@@ -66,29 +95,13 @@ Result<std::optional<Reply>> ReplyReader::next() {
 }
 
 Error error_of_reply(std::string_view text) {
-  static constexpr std::array<std::pair<std::string_view, Code>, 16> kCodes = {{
-      {"LOADING", Code::kUnavailable},
-      {"MASTERDOWN", Code::kUnavailable},
-      {"READONLY", Code::kUnavailable},
-      {"CLUSTERDOWN", Code::kUnavailable},
-      {"BUSY", Code::kUnavailable},
-      {"MISCONF", Code::kUnavailable},     // its disk is full
-      {"NOREPLICAS", Code::kUnavailable},  // fewer than min-replicas-to-write
-      {"TRYAGAIN", Code::kUnavailable},
-      {"OOM", Code::kResourceExhausted},
-      {"NOAUTH", Code::kPermissionDenied},
-      {"NOPERM", Code::kPermissionDenied},
-      {"WRONGPASS", Code::kPermissionDenied},
-      {"EPOCH", Code::kConflict},
-      {"CONFLICT", Code::kConflict},
-      {"NOTFOUND", Code::kNotFound},
-      {"BADARG", Code::kInvalidArgument},
-  }};
-  const std::string_view word = text.substr(0, text.find(' '));
-  for (const auto& [prefix, code] : kCodes) {
-    if (word == prefix) return Error{code, "[redis] " + std::string(text)};
-  }
-  return Error{Code::kInternal, "[redis] " + std::string(text)};
+  const Code* code = code_of(text);
+  return Error{code != nullptr ? *code : Code::kInternal, std::string(kOurs) + std::string(text)};
+}
+
+bool is_refusal(const Error& error) {
+  const std::string_view text = error.message;
+  return text.starts_with(kOurs) && code_of(text.substr(kOurs.size())) != nullptr;
 }
 
 }  // namespace ditfleet::redis

@@ -407,6 +407,7 @@ class RedisAway(WithFolder):
                 answer = client.request("POST", "/v1/jobs", {"prompt": "x", **SMALL})
                 self.assertEqual((answer.status, answer.error["code"]), (503, "unavailable"), answer)
                 self.assertIn(word, answer.error["message"])
+                self.assertNotIn("not known", answer.error["message"])  # it was answered: no job was made
                 self.assertIn("Retry-After", answer.headers)
                 until(lambda: word in " ".join(client.get("/readyz").json()["reasons"]), "it says why nobody leads", 10)
                 self.configure(*allow)
