@@ -1,6 +1,7 @@
 #include "pipeline/engine_prompts.h"
 
 #include "pipeline/device/failure.h"
+#include "pipeline/tokenizers/tokenizer_classes.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -15,6 +16,7 @@ std::string cut(const std::string& encoder, int length, std::size_t dropped) {
 }  // namespace
 
 Prompts Prompts::load(const std::string& dir) {
+  unwrap(check_tokenizer_classes(dir));
   return Prompts(unwrap(Tokenizer::load_clip(dir + "/tokenizer")), unwrap(Tokenizer::load_t5(dir + "/tokenizer_2")));
 }
 

@@ -17,7 +17,7 @@ struct PromptIds {
 // Both tokenizers of a folder. Const members may be called from any thread.
 class Prompts {
  public:
-  // Throws Failure, as Tokenizer::load_clip and load_t5 fail.
+  // Throws Failure, as check_tokenizer_classes, Tokenizer::load_clip and load_t5 fail.
   static Prompts load(const std::string& dir);
   int clip_length() const;  // CLIP's model_max_length: ids of every prompt
   // Throws Failure, as Tokenizer::encode fails.

@@ -127,6 +127,15 @@ TEST_F(FluxFolderTest, RefusesATokenizerLongerThanTheEncoder) {
   expect_error(Code::kDataCorrupt, {"tokenizer/tokenizer_config.json", "model_max_length is 78", "positions for 77"});
 }
 
+// Of another class the same files mean other ids.
+TEST_F(FluxFolderTest, RefusesTokenizersOfOtherClasses) {
+  replace("model_index.json", "CLIPTokenizer", "BertTokenizer");
+  expect_error(Code::kDataCorrupt, {"model_index.json", "tokenizer is a BertTokenizer", "CLIPTokenizer"});
+  SetUp();
+  replace("model_index.json", "\"tokenizer_2\"", "\"tokenizer_3\"");
+  expect_error(Code::kDataCorrupt, {"model_index.json", "tokenizer_2 is missing", "T5Tokenizer"});
+}
+
 TEST_F(FluxFolderTest, RefusesWhatDiffusersHasAndThisHasNot) {
   replace("scheduler/scheduler_config.json", "\"stochastic_sampling\": false", "\"stochastic_sampling\": true");
   expect_error(Code::kDataCorrupt, {"scheduler/scheduler_config.json", "stochastic_sampling", "not supported"});
