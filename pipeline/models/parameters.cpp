@@ -50,8 +50,8 @@ at::Tensor copy_to(Placement placement, const TensorView& view) {
 Parameters::Parameters(Checkpoint checkpoint, Placement placement)
     : checkpoint_(std::move(checkpoint)), placement_(placement) {}
 
-Parameters Parameters::open(const std::string& dir, Placement placement) {
-  return Parameters(unwrap(Checkpoint::open(dir)), placement);
+Parameters Parameters::open(const std::string& dir, Library library, Placement placement) {
+  return Parameters(unwrap(Checkpoint::open(dir, library)), placement);
 }
 
 at::Tensor Parameters::tensor(const std::string& name, const Shape& shape) {

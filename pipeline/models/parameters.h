@@ -37,7 +37,7 @@ at::Tensor copy_to(Placement placement, const TensorView& view);
 class Parameters {
  public:
   Parameters(Checkpoint checkpoint, Placement placement);
-  static Parameters open(const std::string& dir, Placement placement);
+  static Parameters open(const std::string& dir, Library library, Placement placement);
 
   bool contains(const std::string& name) const { return checkpoint_.contains(name); }
   std::vector<std::string> names() const { return checkpoint_.names(); }

@@ -1,5 +1,6 @@
 #include "pipeline/weights/checkpoint.h"
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 
@@ -11,8 +12,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// diffusers prefers an index to a single file of the same name, transformers the single file; a folder that
-// has both for one name is only ever met half-converted, and the index is the safer reading.
 constexpr std::array<const char*, 2> kStems = {"diffusion_pytorch_model", "model"};
 
 Error corrupt(const std::string& path, const std::string& what) {
@@ -62,14 +61,17 @@ Result<Weights> find_variant(const std::string& dir) {
   return Error{Code::kNotFound, message};
 }
 
-Result<Weights> find_weights(const std::string& dir) {
+Result<Weights> find_weights(const std::string& dir, Library library) {
   std::error_code ignored;
   if (!fs::is_directory(dir, ignored)) return Error{Code::kNotFound, "[checkpoint] there is no folder " + dir};
-  for (const char* stem : kStems) {
+  auto stems = kStems;
+  if (library == Library::kTransformers) std::reverse(stems.begin(), stems.end());
+  for (const char* stem : stems) {
     const std::string single = dir + "/" + stem + ".safetensors";
     const std::string index = single + ".index.json";
-    if (fs::exists(index, ignored)) return Weights{index, true};
-    if (fs::exists(single, ignored)) return Weights{single, false};
+    const bool whole = fs::exists(single, ignored), sharded = fs::exists(index, ignored);
+    if (sharded && !(whole && library == Library::kTransformers)) return Weights{index, true};
+    if (whole) return Weights{single, false};
   }
   return find_variant(dir);
 }
@@ -102,10 +104,10 @@ Result<std::vector<std::pair<std::string, std::string>>> read_index(const std::s
 
 }  // namespace
 
-Result<Checkpoint> Checkpoint::open(const std::string& dir) {
+Result<Checkpoint> Checkpoint::open(const std::string& dir, Library library) {
   Checkpoint checkpoint;
   checkpoint.dir_ = dir;
-  const auto weights = find_weights(dir);
+  const auto weights = find_weights(dir, library);
   if (!weights) return weights.error();
   if (!weights->is_index) {
     Result<SafetensorsFile> file = SafetensorsFile::open(weights->path);

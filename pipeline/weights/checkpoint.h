@@ -11,6 +11,10 @@
 
 namespace ditfleet::pipeline {
 
+// Whose folder it is, and so which file counts where there are several, as that library chooses: diffusers takes
+// diffusion_pytorch_model and of one name the index, transformers model and of one name the single file.
+enum class Library { kDiffusers, kTransformers };
+
 // Movable; const members may be called from any thread. Views are valid while it lives.
 class Checkpoint {
  public:
@@ -20,7 +24,7 @@ class Checkpoint {
   // kNotFound: none of the names is there (the message lists them), or a shard is missing.
   // kDataCorrupt: what SafetensorsFile::open refuses; an index that is not what it should be, leaves the
   // folder, or says a tensor is in a shard that lacks it.
-  static Result<Checkpoint> open(const std::string& dir);
+  static Result<Checkpoint> open(const std::string& dir, Library library);
 
   const std::string& dir() const { return dir_; }
   std::vector<std::string> names() const;  // sorted

@@ -242,7 +242,7 @@ TEST_F(SafetensorsFiles, OpenNamesWhatIsWrong) {
 
 TEST_F(SafetensorsFiles, CheckpointReadsSingleFilesAndShards) {
   write_tensors("model.safetensors", {"a", "b"});
-  const auto single = Checkpoint::open(dir_.string());
+  const auto single = Checkpoint::open(dir_.string(), Library::kDiffusers);
   ASSERT_TRUE(single.ok()) << single.error().message;
   EXPECT_EQ(single->names(), (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(single->bytes(), 16u);
@@ -253,7 +253,7 @@ TEST_F(SafetensorsFiles, CheckpointReadsSingleFilesAndShards) {
       "diffusion_pytorch_model.safetensors.index.json",
       R"({"metadata":{"total_size":32},"weight_map":{"x":"diffusion_pytorch_model-00001-of-00002.safetensors",
             "y":"diffusion_pytorch_model-00002-of-00002.safetensors","z":"diffusion_pytorch_model-00002-of-00002.safetensors"}})");
-  auto sharded = Checkpoint::open(dir_.string());
+  auto sharded = Checkpoint::open(dir_.string(), Library::kDiffusers);
   ASSERT_TRUE(sharded.ok()) << sharded.error().message;
   EXPECT_EQ(sharded->names(), (std::vector<std::string>{"unlisted", "x", "y", "z"}));
   const Checkpoint moved = std::move(*sharded);
@@ -265,26 +265,48 @@ TEST_F(SafetensorsFiles, CheckpointReadsSingleFilesAndShards) {
   EXPECT_EQ(moved.tensor("a").error().code, Code::kNotFound);
 }
 
+// Of several files each library reads its own.
+TEST_F(SafetensorsFiles, CheckpointTakesWhatTheFoldersLibraryTakes) {
+  const auto names = [&](Library library) {
+    const auto opened = Checkpoint::open(dir_.string(), library);
+    EXPECT_TRUE(opened.ok());
+    return opened.ok() ? opened->names() : std::vector<std::string>();
+  };
+  using Names = std::vector<std::string>;
+  write_tensors("model.safetensors", {"single"});
+  write_tensors("model-00001-of-00001.safetensors", {"shard"});
+  write("model.safetensors.index.json", R"({"weight_map":{"shard":"model-00001-of-00001.safetensors"}})");
+  EXPECT_EQ(names(Library::kTransformers), Names{"single"});
+  EXPECT_EQ(names(Library::kDiffusers), Names{"shard"});
+  write_tensors("diffusion_pytorch_model.safetensors", {"other"});
+  EXPECT_EQ(names(Library::kTransformers), Names{"single"});
+  EXPECT_EQ(names(Library::kDiffusers), Names{"other"});
+  fs::remove(path("model.safetensors"));
+  EXPECT_EQ(names(Library::kTransformers), Names{"shard"});
+  fs::remove(path("model.safetensors.index.json"));
+  EXPECT_EQ(names(Library::kTransformers), Names{"other"});
+}
+
 TEST_F(SafetensorsFiles, CheckpointTakesTheOnlyVariant) {
   write_tensors("model.fp16.safetensors", {"half"});
-  const auto only = Checkpoint::open(dir_.string());
+  const auto only = Checkpoint::open(dir_.string(), Library::kDiffusers);
   ASSERT_TRUE(only.ok()) << only.error().message;
   EXPECT_EQ(only->names(), (std::vector<std::string>{"half"}));
 
   write_tensors("model.bf16-00001-of-00001.safetensors", {"x"});  // a shard is no variant of its own
   write("model.safetensors.index.bf16.json", R"({"weight_map":{"x":"model.bf16-00001-of-00001.safetensors"}})");
-  const auto two = Checkpoint::open(dir_.string());
+  const auto two = Checkpoint::open(dir_.string(), Library::kDiffusers);
   ASSERT_FALSE(two.ok());
   EXPECT_EQ(two.error().code, Code::kNotFound);
   EXPECT_NE(two.error().message.find("only variants (bf16, fp16)"), std::string::npos) << two.error().message;
 
   std::filesystem::remove(path("model.fp16.safetensors"));
-  const auto sharded = Checkpoint::open(dir_.string());
+  const auto sharded = Checkpoint::open(dir_.string(), Library::kDiffusers);
   ASSERT_TRUE(sharded.ok()) << sharded.error().message;
   EXPECT_EQ(sharded->names(), (std::vector<std::string>{"x"}));
 
   write_tensors("model.safetensors", {"whole"});
-  const auto whole = Checkpoint::open(dir_.string());
+  const auto whole = Checkpoint::open(dir_.string(), Library::kDiffusers);
   ASSERT_TRUE(whole.ok()) << whole.error().message;
   EXPECT_EQ(whole->names(), (std::vector<std::string>{"whole"}));
 }
@@ -292,12 +314,12 @@ TEST_F(SafetensorsFiles, CheckpointTakesTheOnlyVariant) {
 TEST_F(SafetensorsFiles, CheckpointRefusesABadIndex) {
   const auto open_with = [&](const std::string& index) {
     write("model.safetensors.index.json", index);
-    return Checkpoint::open(dir_.string());
+    return Checkpoint::open(dir_.string(), Library::kDiffusers);
   };
-  EXPECT_EQ(Checkpoint::open(dir_.string()).error().code, Code::kNotFound);
-  EXPECT_EQ(Checkpoint::open(path("nowhere")).error().code, Code::kNotFound);
+  EXPECT_EQ(Checkpoint::open(dir_.string(), Library::kDiffusers).error().code, Code::kNotFound);
+  EXPECT_EQ(Checkpoint::open(path("nowhere"), Library::kDiffusers).error().code, Code::kNotFound);
   write("pytorch_model.bin", "PK");
-  EXPECT_NE(Checkpoint::open(dir_.string()).error().message.find("pytorch_model.bin is a pickle"), std::string::npos);
+  EXPECT_NE(Checkpoint::open(dir_.string(), Library::kDiffusers).error().message.find("pytorch_model.bin is a pickle"), std::string::npos);
   write_tensors("s1.safetensors", {"a"});
   for (const char* bad :
        {"", "[]", "{}", R"({"weight_map":[]})", R"({"weight_map":{}})", R"({"weight_map":{"a":1}})",

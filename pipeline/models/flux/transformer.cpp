@@ -35,7 +35,7 @@ at::Tensor apply_each(const LinearSlot& shared, const std::vector<LinearSlot>& o
 
 FluxTransformer FluxTransformer::load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions, std::int64_t adapter_rank) {
   const FluxConfig config = read_flux_config(ConfigFile(dir + "/config.json"));
-  auto parameters = Parameters::open(dir, placement);
+  auto parameters = Parameters::open(dir, Library::kDiffusers, placement);
   const bool compiled = regions && regions->compiler && regions->options.transformer;
   if (adapter_rank > region::kMostAdapterColumns)
     fail(Code::kInvalidArgument, "room for adapters of rank " + std::to_string(adapter_rank) + " is asked for; at most " + std::to_string(region::kMostAdapterColumns), "max_lora_rank");

@@ -44,7 +44,7 @@ ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement, std::
   ClipEncoder m;
   m.config_ = read_clip_config(ConfigFile(dir + "/config.json"));
   m.placement_ = placement;
-  auto p = Parameters::open(dir, placement);
+  auto p = Parameters::open(dir, Library::kTransformers, placement);
   // transformers 4 saved the names below "text_model."; 5 saves them bare.
   const std::string at = p.contains("text_model.embeddings.token_embedding.weight") ? "text_model." : "";
   const std::int64_t d = m.config_.hidden_size, inner = m.config_.intermediate_size;

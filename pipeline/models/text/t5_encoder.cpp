@@ -79,7 +79,7 @@ T5Encoder T5Encoder::load(const std::string& dir, Placement placement, std::shar
   T5Encoder m;
   m.config_ = read_t5_config(ConfigFile(dir + "/config.json"));
   m.placement_ = placement;
-  auto p = Parameters::open(dir, placement);
+  auto p = Parameters::open(dir, Library::kTransformers, placement);
   const T5Config& c = m.config_;
   const std::int64_t inner = c.num_heads * c.d_kv;
   const std::string embedding = p.contains("shared.weight") ? "shared.weight" : "encoder.embed_tokens.weight";

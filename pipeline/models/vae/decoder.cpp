@@ -62,7 +62,7 @@ VaeDecoder::VaeDecoder(const VaeConfig& config, VaeSlots slots, std::shared_ptr<
 
 VaeDecoder VaeDecoder::load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions) {
   const VaeConfig config = read_vae_config(ConfigFile(dir + "/config.json"));
-  auto parameters = Parameters::open(dir, placement);
+  auto parameters = Parameters::open(dir, Library::kDiffusers, placement);
   VaeDecoder made(config, bind(parameters, config), std::move(regions));
   made.bytes_ = parameters.bytes();
   return made;
