@@ -3,11 +3,13 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <spdlog/spdlog.h>
 
 #include <cstring>
 #include <optional>
 
 #include "pipeline/device/failure.h"
+#include "shared/core/excerpt.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -66,7 +68,22 @@ at::Tensor Parameters::tensor(const std::string& name, const Shape& shape) {
                                  "; weights must be F32, BF16, F16, F64 or F8");
   at::Tensor out = on_host(view, *type, shape).to(placement_.device, placement_.dtype, /*non_blocking=*/false, /*copy=*/true);
   bytes_ += static_cast<std::int64_t>(out.nbytes());
+  taken_.insert(name);
   return out;
+}
+
+std::vector<std::string> Parameters::unused(std::string_view prefix) const {
+  std::vector<std::string> left;
+  for (const std::string& name : names())
+    if (name.starts_with(prefix) && !taken_.contains(name)) left.push_back(name);
+  return left;
+}
+
+void Parameters::warn_of_unused(std::string_view prefix) const {
+  const auto left = unused(prefix);
+  if (left.empty()) return;
+  spdlog::warn("{}: {} of the weights are not used, such as {}: config.json tells of a smaller model than they are of", dir(), left.size(),
+               excerpt(left.front(), 120));
 }
 
 LinearSlot Parameters::linear(const std::string& prefix, std::int64_t in, std::int64_t out, bool bias, Room room) {

@@ -6,7 +6,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "pipeline/device/device.h"
@@ -51,12 +53,18 @@ class Parameters {
   NormSlot norm(const std::string& prefix, std::int64_t channels);
   ConvSlot conv(const std::string& prefix, std::int64_t in, std::int64_t out, std::int64_t kernel);
 
+  // Tensors whose names begin so that nobody took, in order: config.json tells of a smaller model than the weights are of.
+  std::vector<std::string> unused(std::string_view prefix) const;
+  // Warns in the log where there are any, as diffusers does.
+  void warn_of_unused(std::string_view prefix) const;
+
   std::int64_t bytes() const { return bytes_; }  // of what was taken so far, as it lies in memory
   Placement placement() const { return placement_; }
 
  private:
   Checkpoint checkpoint_;
   Placement placement_;
+  std::set<std::string> taken_;
   std::int64_t bytes_ = 0;
 };
 

@@ -2,6 +2,7 @@
 // right.
 #include <gtest/gtest.h>
 
+#include <ATen/ops/equal.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -10,7 +11,9 @@
 #include <sstream>
 
 #include "pipeline/engine.h"
+#include "pipeline/models/flux/slots.h"
 #include "pipeline/models/text/t5_encoder.h"
+#include "pipeline/weights/safetensors_writer.h"
 #include "tests/parity/flux_golden.h"
 
 namespace ditfleet::pipeline {
@@ -117,9 +120,42 @@ TEST_F(FluxFolderTest, RefusesWeightsThatAreNotNumbersToComputeWith) {
   expect_error(Code::kDataCorrupt, {"transformer", "is of type I32", "weights must be F32, BF16"});
 }
 
+// As diffusers does, with a warning.
 TEST_F(FluxFolderTest, LeavesTensorsAloneThatNobodyAsksFor) {
-  replace("transformer/config.json", "\"num_single_layers\": 2", "\"num_single_layers\": 1");  // as diffusers does
+  const auto unused = [&] {
+    auto parameters = Parameters::open((dir_ / "transformer").string(), Library::kDiffusers, {});
+    bind_flux_slots(read_flux_config(ConfigFile((dir_ / "transformer/config.json").string())), parameters, 0);
+    return parameters.unused("");
+  };
+  EXPECT_EQ(unused(), std::vector<std::string>());
+  replace("transformer/config.json", "\"num_single_layers\": 2", "\"num_single_layers\": 1");
   EXPECT_TRUE(engine_->load_model("smaller", dir_.string()));
+  const auto left = unused();
+  ASSERT_EQ(left.size(), 14u);  // weight and bias of six linears, and two norms
+  for (const std::string& name : left) EXPECT_TRUE(name.starts_with("single_transformer_blocks.1.")) << name;
+}
+
+// A file of both, as it comes of changing one of them, draws with the encoder's own.
+TEST_F(FluxFolderTest, TakesTheEncodersOwnEmbeddingOfTwo) {
+  const std::string t5 = (dir_ / "text_encoder_2").string(), path = t5 + "/model.safetensors";
+  const at::Tensor before = T5Encoder::load(t5, {}).encode({3, 4, 1});
+  const std::string own = "encoder.embed_tokens.weight", shared = "shared.weight";
+  {
+    const auto file = SafetensorsFile::open(path);
+    ASSERT_TRUE(file);
+    std::vector<TensorToWrite> tensors;
+    std::vector<std::byte> other;
+    for (const TensorEntry& entry : file->entries()) {
+      const TensorView view = file->view(entry);
+      const bool embedding = entry.name == own || entry.name == shared;
+      tensors.push_back({embedding ? own : std::string(view.name), view.dtype, {view.shape.begin(), view.shape.end()}, view.bytes});
+      if (!embedding) continue;
+      other.assign(view.bytes.size(), std::byte{0});
+      tensors.push_back({shared, view.dtype, {view.shape.begin(), view.shape.end()}, other});
+    }
+    ASSERT_TRUE(write_safetensors(path, tensors));
+  }
+  EXPECT_TRUE(at::equal(T5Encoder::load(t5, {}).encode({3, 4, 1}), before));
 }
 
 TEST_F(FluxFolderTest, RefusesATokenizerLongerThanTheEncoder) {

@@ -40,6 +40,7 @@ FluxTransformer FluxTransformer::load(const std::string& dir, Placement placemen
   if (adapter_rank > region::kMostAdapterColumns)
     fail(Code::kInvalidArgument, "room for adapters of rank " + std::to_string(adapter_rank) + " is asked for; at most " + std::to_string(region::kMostAdapterColumns), "max_lora_rank");
   FluxSlots slots = bind_flux_slots(config, parameters, compiled ? adapter_rank : 0);
+  parameters.warn_of_unused("");
   return FluxTransformer(config, std::move(slots), parameters.bytes(), placement, std::move(regions));
 }
 

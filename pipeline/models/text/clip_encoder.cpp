@@ -64,6 +64,7 @@ ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement, std::
     m.layers_.push_back(std::move(l));
   }
   m.final_norm_ = p.norm(at + "final_layer_norm", d);
+  p.warn_of_unused(at + "encoder.");
   m.bytes_ = p.bytes();
   const auto activation = activation_op(regions, "clip.layer", m.config_.activation_name);
   if (!activation || m.layers_.empty()) return m;

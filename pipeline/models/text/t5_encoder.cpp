@@ -82,7 +82,8 @@ T5Encoder T5Encoder::load(const std::string& dir, Placement placement, std::shar
   auto p = Parameters::open(dir, Library::kTransformers, placement);
   const T5Config& c = m.config_;
   const std::int64_t inner = c.num_heads * c.d_kv;
-  const std::string embedding = p.contains("shared.weight") ? "shared.weight" : "encoder.embed_tokens.weight";
+  // transformers 5 ties the two only where the file has one of them; the encoder reads its own.
+  const std::string own = "encoder.embed_tokens.weight", embedding = p.contains(own) ? own : "shared.weight";
   m.embedding_ = p.tensor(embedding, {c.vocab_size, c.d_model});
   for (std::int64_t i = 0; i < c.num_layers; ++i) {
     const std::string in = "encoder.block." + std::to_string(i) + ".layer.";
@@ -102,6 +103,7 @@ T5Encoder T5Encoder::load(const std::string& dir, Placement placement, std::shar
   m.relative_bias_ = p.tensor("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
                               {c.relative_attention_num_buckets, c.num_heads});
   m.final_norm_ = p.tensor("encoder.final_layer_norm.weight", {c.d_model});
+  p.warn_of_unused("encoder.");
   m.bytes_ = p.bytes();
   const auto activation = activation_op(regions, "t5.layer", c.activation_name);
   if (!activation) return m;
