@@ -139,9 +139,12 @@ Result<std::unique_ptr<Prepared>> FluxModel::encode(const ImageRequest& request)
                           placement_.dtype);
     p->schedule = make_schedule(folder_.scheduler, request.num_inference_steps, p->rows * p->columns);
     for (float sigma : p->schedule.sigmas)
-      if (!std::isfinite(sigma))  // shift_terminal divides 0 by 0 where there is but one step
-        refuse("num_inference_steps", "is " + std::to_string(request.num_inference_steps) +
-                                          ", of which this model's scheduler makes no schedule; use 2 or more");
+      if (!std::isfinite(sigma)) {
+        // shift_terminal divides 0 by 0 where there is but one step, a shift that is not above 0 with any number of them.
+        if (request.num_inference_steps == 1) refuse("num_inference_steps", "is 1, of which this model's scheduler makes no schedule; use 2 or more");
+        fail(Code::kDataCorrupt, "[encode] this model's scheduler makes no schedule of " + std::to_string(request.num_inference_steps) +
+                                     " steps; shift (above 0) and shift_terminal (below 1) in " + info_.dir + "/scheduler/scheduler_config.json decide it");
+      }
     condition(*p);
     scope.finish();
     p->add_phase("text", start);

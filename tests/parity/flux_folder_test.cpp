@@ -13,6 +13,7 @@
 #include "pipeline/engine.h"
 #include "pipeline/models/flux/slots.h"
 #include "pipeline/models/text/t5_encoder.h"
+#include "pipeline/models/vae/config.h"
 #include "pipeline/weights/safetensors_writer.h"
 #include "tests/parity/flux_golden.h"
 
@@ -205,6 +206,48 @@ TEST_F(FluxFolderTest, ReadsT5sActivationWhereTransformersDoes) {
   EXPECT_FALSE(read_t5_config(ConfigFile((dir_ / "text_encoder_2/config.json").string())).gated);
   replace("text_encoder_2/config.json", "\"dense_act_fn\": \"relu\"", "\"dense_act_fn\": \"rely\"");
   expect_error(Code::kDataCorrupt, {"text_encoder_2/config.json", "dense_act_fn is \"rely\"", "relu"});
+}
+
+TEST_F(FluxFolderTest, TakesNullForFalseWhereDiffusersDoes) {
+  const auto vae = [&] { return read_vae_config(ConfigFile((dir_ / "vae/config.json").string())); };
+  replace("vae/config.json", "\"mid_block_add_attention\": true", "\"mid_block_add_attention\": null");
+  replace("vae/config.json", "\"use_post_quant_conv\": false", "\"use_post_quant_conv\": null");
+  EXPECT_FALSE(vae().mid_block_attention);
+  EXPECT_FALSE(vae().post_quant_conv);
+  replace("vae/config.json", "\"mid_block_add_attention\"", "\"a\"");
+  replace("vae/config.json", "\"use_post_quant_conv\"", "\"b\"");
+  EXPECT_TRUE(vae().mid_block_attention);
+  EXPECT_TRUE(vae().post_quant_conv);
+}
+
+TEST_F(FluxFolderTest, RefusesAT5ThatLooksBackOnly) {
+  replace("text_encoder_2/config.json", "\"is_decoder\": false", "\"is_decoder\": true");
+  expect_error(Code::kDataCorrupt, {"text_encoder_2/config.json", "is_decoder is true", "false"});
+}
+
+TEST_F(FluxFolderTest, RefusesRequestsThatTheFolderHasNoNumbersFor) {
+  const auto encode_error = [&](int tokens, int steps) {
+    auto model = engine_->load_model("broken", dir_.string());
+    EXPECT_TRUE(model);
+    ImageRequest request;
+    request.width = request.height = 16;
+    request.num_inference_steps = steps;
+    request.max_sequence_length = tokens;
+    auto prepared = model ? (*model)->encode(request) : Result<std::unique_ptr<Prepared>>(model.error());
+    return prepared ? Error{Code::kInternal, "it was encoded", {}} : prepared.error();
+  };
+  replace("text_encoder_2/config.json", "\"relative_attention_max_distance\": 128", "\"relative_attention_max_distance\": 8");
+  EXPECT_EQ(encode_error(8, 2).message, "it was encoded");  // these are near enough
+  Error error = encode_error(9, 2);
+  EXPECT_EQ(error.code, Code::kDataCorrupt);
+  EXPECT_NE(error.message.find("relative_attention_max_distance is 8, which leaves distances up to 8 without a bucket; with 32 buckets it must be above 8"),
+            std::string::npos) << error.message;
+  SetUp();
+  replace("scheduler/scheduler_config.json", "\"use_dynamic_shifting\": true", "\"use_dynamic_shifting\": false");
+  replace("scheduler/scheduler_config.json", "\"shift\": 3.0", "\"shift\": 0.0");
+  error = encode_error(8, 3);
+  EXPECT_EQ(error.code, Code::kDataCorrupt);
+  EXPECT_NE(error.message.find("shift (above 0)"), std::string::npos) << error.message;
 }
 
 TEST_F(FluxFolderTest, RefusesPartsThatDoNotFit) {

@@ -6,6 +6,7 @@
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/log.h>
+#include <ATen/ops/min.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/rsqrt.h>
@@ -50,6 +51,8 @@ at::Tensor relative_buckets(std::int64_t length, std::int64_t buckets, std::int6
 
 T5Config read_t5_config(const ConfigFile& file) {
   T5Config c{};
+  if (file.boolean("is_decoder", false))
+    file.refuse("is_decoder is true, which transformers takes for an encoder that looks back only; this one looks both ways, set it to false");
   c.vocab_size = file.integer("vocab_size", 32128, 1, kMost);
   c.d_model = file.integer("d_model", 512, 1, kMost);
   c.d_kv = file.integer("d_kv", 64, 1, kMost);
@@ -138,10 +141,14 @@ std::vector<NamedLinear> T5Encoder::named_linears() {
 }
 
 at::Tensor T5Encoder::position_bias(std::int64_t length) const {
-  const at::Tensor buckets = relative_buckets(length, config_.relative_attention_num_buckets,
-                                              config_.relative_attention_max_distance)
-                                 .to(placement_.device);
-  return at::embedding(relative_bias_, buckets).permute({2, 0, 1}).unsqueeze(0).contiguous();
+  const std::int64_t count = config_.relative_attention_num_buckets, furthest = config_.relative_attention_max_distance;
+  const at::Tensor buckets = relative_buckets(length, count, furthest);
+  // On a GPU a row that is not there ends the process.
+  if (at::min(buckets).item<std::int64_t>() < 0)
+    fail(Code::kDataCorrupt, "[t5] relative_attention_max_distance is " + std::to_string(furthest) + ", which leaves distances up to " +
+                                 std::to_string(length - 1) + " without a bucket; with " + std::to_string(count) + " buckets it must be above " +
+                                 std::to_string(count / 4));
+  return at::embedding(relative_bias_, buckets.to(placement_.device)).permute({2, 0, 1}).unsqueeze(0).contiguous();
 }
 
 at::Tensor T5Encoder::layer(const at::Tensor& hidden, const Layer& s, const at::Tensor& bias) const {

@@ -31,8 +31,10 @@ VaeConfig read_vae_config(const ConfigFile& file) {
       file.refuse("up_block_types holds \"" + type + "\"; known are UpDecoderBlock2D and AttnUpDecoderBlock2D");
     c.up_block_attention.push_back(type == "AttnUpDecoderBlock2D");
   }
-  c.mid_block_attention = file.boolean("mid_block_add_attention", true);
-  c.post_quant_conv = file.boolean("use_post_quant_conv", true);
+  // Null is false, as in Python.
+  const auto true_unless_told = [&](const char* key) { return file.boolean(key, !file.fields().contains(key)); };
+  c.mid_block_attention = true_unless_told("mid_block_add_attention");
+  c.post_quant_conv = true_unless_told("use_post_quant_conv");
   c.scaling_factor = file.number("scaling_factor", 0.18215);
   if (c.scaling_factor == 0) file.refuse("scaling_factor is 0; latents are divided by it");
   c.shift_factor = file.number("shift_factor", 0);
