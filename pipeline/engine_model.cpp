@@ -134,6 +134,8 @@ Result<std::unique_ptr<Prepared>> FluxModel::encode(const ImageRequest& request)
     if (request.true_cfg_scale > 1 && request.negative_prompt) {
       p->negative = embed(*request.negative_prompt, request.max_sequence_length, p->adapted.get());
       for (const auto& warning : p->negative->warnings) p->warnings_.push_back("negative " + warning);
+    } else if (request.true_cfg_scale > 1) {
+      p->warnings_.push_back("true_cfg_scale: without a negative_prompt, which may be empty, it changes nothing");
     }
     p->noise = draw_noise(request.seed, folder_.transformer.config().in_channels / 4, 2 * p->rows, 2 * p->columns,
                           placement_.dtype);

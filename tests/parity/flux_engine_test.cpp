@@ -264,6 +264,17 @@ TEST(FluxEngine, WarnsOfTruncatedPrompts) {
   EXPECT_TRUE(must(model.encode(request))->warnings().empty());
 }
 
+TEST(FluxEngine, WarnsOfATrueCfgScaleWithoutANegativePrompt) {
+  ImageRequest request = golden::load(dev_plain()).request;
+  Model& model = model_of(dev_plain().model_dir(), false);
+  request.true_cfg_scale = 4;
+  const auto warnings = must(model.encode(request))->warnings();
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("true_cfg_scale: without a negative_prompt"), std::string::npos) << warnings[0];
+  request.negative_prompt = "";
+  EXPECT_TRUE(must(model.encode(request))->warnings().empty());
+}
+
 TEST(FluxEngine, RefusesBadRequests) {
   Model& model = model_of(dev_plain().model_dir(), false);
   EXPECT_EQ(model.info().size_multiple, 16);
