@@ -38,7 +38,6 @@ class Tokenizer {
 
   // From tokenizer_config.json; CLIP's default is 77, T5's no limit (empty).
   std::optional<int> model_max_length() const { return model_max_length_; }
-  std::int32_t pad_id() const { return pad_id_; }
   std::optional<std::int32_t> id_of(std::string_view token) const;
 
  private:

@@ -102,14 +102,4 @@ TensorView SafetensorsFile::view(const TensorEntry& entry) const {
       entry.name, entry.dtype, entry.shape, {state_->data + entry.begin, entry.end - entry.begin}};
 }
 
-void SafetensorsFile::advise(const TensorEntry& entry, bool will_need) const {
-  // Whole pages only; for "not again" the pages shared with neighbours stay.
-  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  const std::uint64_t begin = (will_need ? entry.begin : entry.begin + page - 1) / page * page;
-  const std::uint64_t end = will_need ? entry.end : entry.end / page * page;
-  if (begin >= end) return;
-  ::madvise(const_cast<std::byte*>(state_->data) + begin, end - begin,
-            will_need ? MADV_WILLNEED : MADV_DONTNEED);
-}
-
 }  // namespace ditfleet::pipeline

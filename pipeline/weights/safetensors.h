@@ -49,8 +49,6 @@ class SafetensorsFile {
   // kNotFound names the file and the tensor.
   Result<TensorView> tensor(std::string_view name) const;
   TensorView view(const TensorEntry& entry) const;  // entry: one of entries()
-  // Tells the kernel that the tensor will be read soon (true) or not again (false). Advice only.
-  void advise(const TensorEntry& entry, bool will_need) const;
 
  private:
   struct State;
