@@ -11,6 +11,7 @@
 
 #include "pipeline/engine.h"
 #include "shared/core/bytes.h"
+#include "shared/core/output_file.h"
 #include "shared/job/lora_flag.h"
 #include "shared/job/validate.h"
 #include "worker/engine_options.h"
@@ -137,7 +138,7 @@ Result<void> run(const GenerateFlags& flags) {
     const std::string path = numbered_path(flags.out, i, count);
     auto bytes = pipeline::encode_image(*image, format_of(path), quality_of(*spec));
     if (!bytes) return bytes.error();
-    if (auto written = write_file_atomically(path, *bytes); !written) return written;
+    if (auto written = write_output_file(path, *bytes); !written) return written;
     if (!flags.dump.empty()) {
       if (auto dumped = (*prepared)->dump(numbered_path(flags.dump, i, count)); !dumped) return dumped;
     }

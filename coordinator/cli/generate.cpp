@@ -11,6 +11,7 @@
 #include "coordinator/cli/json_fields.h"
 #include "coordinator/cli/terminal.h"
 #include "shared/core/bytes.h"
+#include "shared/core/output_file.h"
 #include "shared/job/lora_flag.h"
 
 namespace ditfleet::cli {
@@ -98,7 +99,7 @@ Result<json::array> save_pictures(HttpClient& client, const json::value& job, co
                    {}};
     }
     const std::string file = numbered_path(path, index, static_cast<int>(units.size()));
-    if (auto written = write_file_atomically(file, picture->body); !written) return written.error();
+    if (auto written = write_output_file(file, picture->body); !written) return written.error();
     images.push_back(json::object{{"path", file},
                                   {"seed", field(result, "seed")},
                                   {"width", field(result, "width")},

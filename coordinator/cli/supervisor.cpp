@@ -17,7 +17,7 @@
 
 #include "coordinator/cli/http_client.h"
 #include "coordinator/cli/restart_policy.h"
-#include "shared/core/bytes.h"
+#include "shared/core/output_file.h"
 
 namespace ditfleet::cli {
 namespace {
@@ -213,7 +213,7 @@ class Supervisor {
     if (plan_.ready_file.empty()) return;
     const std::string text = json::serialize(ready_object()) + "\n";
     if (text == ready_text_) return;
-    if (auto written = write_file_atomically(plan_.ready_file, text); !written)
+    if (auto written = write_output_file(plan_.ready_file, text); !written)
       return give_up("--ready-file: " + written.error().message, kExitFailure);
     ready_text_ = text;
   }

@@ -11,6 +11,7 @@
 #include "coordinator/simulation/random.h"
 #include "coordinator/simulation/range.h"
 #include "shared/core/bytes.h"
+#include "shared/core/output_file.h"
 
 namespace ditfleet::simulation {
 namespace {
@@ -133,7 +134,7 @@ Result<void> write_trace(const Trace& trace, const std::string& path) {
   for (const auto& job : trace.jobs) {
     text += fmt::format("{},{},{},{},{},{},{}\n", job.at_us / 1000, job.tenant, job.width, job.height, job.steps, job.adapter, job.slo_us / 1000);
   }
-  return write_file_atomically(path, text);
+  return write_output_file(path, text);
 }
 
 Result<Trace> generate_trace(const TraceOptions& o, const CostTable& costs) {

@@ -6,6 +6,7 @@
 #include "shared/safetensors/header.h"
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
+#include "shared/core/output_file.h"
 
 namespace ditfleet::pipeline {
 
@@ -71,7 +72,7 @@ Result<void> write_safetensors(const std::string& path, std::vector<TensorToWrit
                                const std::map<std::string, std::string>& metadata) {
   const Result<std::string> file = encode_safetensors(std::move(tensors), metadata);
   if (!file) return file.error();
-  return write_file_atomically(path, *file);
+  return write_output_file(path, *file);
 }
 
 }  // namespace ditfleet::pipeline

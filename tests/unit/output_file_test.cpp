@@ -1,0 +1,69 @@
+// What a person names for output is written to, whatever it is; a device, above all, stays one.
+#include "shared/core/output_file.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "shared/core/bytes.h"
+
+namespace ditfleet {
+namespace {
+
+namespace fs = std::filesystem;
+
+class OutputFile : public ::testing::Test {
+ protected:
+  OutputFile() { fs::create_directories(dir_); }
+  ~OutputFile() override { fs::remove_all(dir_); }
+  std::string path(const char* name) const { return (dir_ / name).string(); }
+
+  const fs::path dir_ = fs::temp_directory_path() / ("ditfleet_output_file_" + std::to_string(::getpid()));
+};
+
+TEST_F(OutputFile, APipeStaysOneAndGetsTheBytes) {
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  const int reader = ::open(path("pipe").c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);  // waits for nobody
+  ASSERT_GE(reader, 0);
+  EXPECT_TRUE(write_output_file(path("pipe"), "picture").ok());
+  EXPECT_TRUE(fs::is_fifo(path("pipe")));
+  std::string got(16, '\0');
+  const ssize_t bytes = ::read(reader, got.data(), got.size());
+  ::close(reader);
+  ASSERT_EQ(bytes, 7);
+  EXPECT_EQ(got.substr(0, 7), "picture");
+}
+
+TEST_F(OutputFile, ADeviceStaysOneThroughALinkToo) {
+  fs::create_symlink("/dev/null", path("null"));
+  EXPECT_TRUE(write_output_file(path("null"), "picture").ok());
+  EXPECT_TRUE(fs::is_symlink(path("null")));
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+  fs::create_symlink("/dev/full", path("full"));
+  const auto full = write_output_file(path("full"), "picture");
+  ASSERT_FALSE(full.ok());
+  EXPECT_NE(full.error().message.find("full': No space left"), std::string::npos) << full.error().message;
+}
+
+TEST_F(OutputFile, ALinksTargetTakesTheBytes) {
+  ASSERT_TRUE(write_output_file(path("target"), "old").ok());
+  fs::create_symlink("target", path("link"));
+  ASSERT_TRUE(write_output_file(path("link"), "new").ok());
+  EXPECT_TRUE(fs::is_symlink(path("link")));
+  EXPECT_EQ(*read_file(path("target")), "new");
+}
+
+TEST_F(OutputFile, OtherFilesAreReplacedAndFoldersAreNot) {
+  ASSERT_TRUE(write_output_file(path("file"), "old").ok());
+  ASSERT_TRUE(write_output_file(path("file"), "new").ok());
+  EXPECT_EQ(*read_file(path("file")), "new");
+  fs::create_directories(path("folder"));
+  EXPECT_FALSE(write_output_file(path("folder"), "x").ok());
+  EXPECT_FALSE(write_output_file(path("nowhere/file"), "x").ok());
+}
+
+}  // namespace
+}  // namespace ditfleet
