@@ -34,6 +34,14 @@ int stop_if_interrupted(void*, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
   return interrupt_flag != 0 ? 1 : 0;
 }
 
+// The URL for messages, which end in logs: without a user and password.
+std::string shown(const std::string& url) {
+  const auto scheme = url.find("://");
+  const auto host = scheme == std::string::npos ? 0 : scheme + 3;
+  const auto at = url.substr(0, url.find_first_of("/?#", host)).rfind('@');
+  return at == std::string::npos || at < host ? url : url.substr(0, host) + "…@" + url.substr(at + 1);
+}
+
 }  // namespace
 
 InterruptGuard::InterruptGuard() {
@@ -79,14 +87,14 @@ struct HttpClient::Handle {
   Error failure(CURLcode code, const Target& target) const {
     if (code == CURLE_ABORTED_BY_CALLBACK) return {Code::kCanceled, "interrupted", {}};
     if (code == CURLE_OPERATION_TIMEDOUT)
-      return {Code::kDeadlineExceeded, target.url + " did not answer in time", {}};
+      return {Code::kDeadlineExceeded, shown(target.url) + " did not answer in time", {}};
     if (code == CURLE_URL_MALFORMAT || code == CURLE_UNSUPPORTED_PROTOCOL) {
-      return invalid_argument("--url is '" + target.url +
+      return invalid_argument("--url is '" + shown(target.url) +
                               "'; it must be a URL such as http://127.0.0.1:8780");
     }
     const std::string hint =
         code == CURLE_COULDNT_CONNECT ? "; is the service up (ditfleet up), and is --url right?" : "";
-    return unavailable("cannot reach " + target.url + ": " + curl_easy_strerror(code) + hint);
+    return unavailable("cannot reach " + shown(target.url) + ": " + curl_easy_strerror(code) + hint);
   }
 };
 

@@ -288,6 +288,9 @@ class NoService(WithFolder):
                 self.assertIn("is the service up", done.stderr)
         self.assertIn("URL", self.cli("workers", "--url", "ftp://x", code=2).stderr)
         self.cli("workers", "--url", "http://no such host", code=2)
+        told = self.cli("workers", "--url", "http://me:hush@127.0.0.1:1/", code=1).stderr
+        self.assertIn("…@127.0.0.1:1", told)
+        self.assertNotIn("hush", told)
 
     def test_usage(self):
         for argv, word in (([], "subcommand"), (["genrate", "x"], "'generate'"), (["jobs"], ""), (["jobs", "lst"], ""),
