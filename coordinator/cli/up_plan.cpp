@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -35,13 +36,16 @@ Result<config::Settings> settings_of(const UpFlags& flags) {
   if (!flags.device.empty()) sources.sets.push_back("worker.device=" + flags.device);
   if (!flags.dtype.empty()) sources.sets.push_back("worker.dtype=" + flags.dtype);
   if (flags.workers >= 0) sources.sets.push_back("worker.count=" + std::to_string(flags.workers));
+  std::set<std::string> named;
   for (const std::string& model : flags.models) {
     const auto equals = model.find('=');
     if (equals == std::string::npos || equals == 0 || equals + 1 == model.size()) {
       return invalid_argument("--model is '" + model +
                               "'; it takes NAME=DIR, as demo=deploy/demo-model/model");
     }
-    sources.sets.push_back("models." + model.substr(0, equals) + ".path=" + model.substr(equals + 1));
+    const std::string name = model.substr(0, equals);
+    if (!named.insert(name).second) return invalid_argument("--model names '" + name + "' twice; give each model a name of its own");
+    sources.sets.push_back("models." + name + ".path=" + model.substr(equals + 1));
   }
   return config::load(sources);
 }

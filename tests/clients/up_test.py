@@ -181,6 +181,7 @@ class Refusals(WithFolder):
     def test_flags(self):
         for flags, word in ((["--listen", "8780"], "HOST:PORT"), (["--listen", "127.0.0.1:99999"], "HOST:PORT"),
                             (["--workers", "-1"], "range 0 to 256"), (["--workers", "two"], "--workers"), (["--model", "tiny"], "NAME=DIR"),
+                            (["--model", "m=/a", "--model", "m=/b"], "names 'm' twice"),
                             (["--redis", "http://x"], "redis://"), (["--device", "tpu"], "cuda"), (["--dtype", "fp8"], "bf16"),
                             (["--set", "worker.cuont=2"], "worker.count"), (["--set", "nonsense"], "key=value")):
             with self.subTest(flags):
