@@ -80,9 +80,9 @@ TEST_F(CoordinatorDeath, a_leader_that_stands_still_is_replaced_and_fenced) {
   for (int i = 0; i < 30; ++i) ids.push_back(submit(4, 1 + i % 2));
   ASSERT_EQ(::kill(pid, SIGSTOP), 0);
   for (int i = 0; i < 15; ++i) ids.push_back(submit(2));
-  const bool taken = until([&] { return !leader().empty() && leader() != first_leader; }, 60s);
-  const auto second_leader = leader();
-  const long second_epoch = epoch();
+  std::string second_leader;
+  const bool taken = until([&] { return !(second_leader = leader()).empty() && second_leader != first_leader; }, 60s);
+  const long second_epoch = std::atol(second_leader.c_str());
   for (int i = 0; i < 15; ++i) ids.push_back(submit(2));
   const bool works = taken && until([&] { return ended(ids.back()); }, 60s);
   ASSERT_EQ(::kill(pid, SIGCONT), 0);
