@@ -79,6 +79,10 @@ class CudnnAttention : public DirectAttention {
   bool open() const {
     if (missing_) return false;
     auto library = Cudnn::open();
+    if (!library && library.error().code != Code::kUnavailable) {  // it may lack memory that LibTorch keeps for nobody
+      pipeline::release_cached_memory(c10::Device(c10::DeviceType::CUDA, device_));
+      library = Cudnn::open();
+    }
     if (!library) {
       missing_ = library.error().code == Code::kUnavailable;
       spdlog::log(missing_ ? spdlog::level::info : spdlog::level::warn, "{}; LibTorch's attention runs{}", library.error().message, missing_ ? "" : " this time");
