@@ -166,4 +166,22 @@ class SchedulerTest : public ::testing::Test {
   std::unique_ptr<Scheduler> scheduler;
 };
 
+// Jobs may name any adapters, whose digests are their names, and workers have slots for them.
+class NamedAdaptersTest : public SchedulerTest {
+ protected:
+  void SetUp() override {
+    SchedulerOptions options;
+    options.catalogue = catalogue();
+    options.adapters = [](const std::string&, const job::LoraUse& use, const job::ModelEntry&) { return Result<std::string>(use.name); };
+    options.new_nonce = [this] { return "n" + std::to_string(++nonces); };
+    scheduler = std::make_unique<Scheduler>(options, nullptr);
+  }
+  queue::WorkerInfo with_slots(const std::string& name, int slots, const std::string& state = "ready") const {
+    auto info = worker(name, state);
+    info.adapter_slots = slots;
+    info.host_adapter_bytes = 10'000'000'000;
+    return info;
+  }
+};
+
 }  // namespace ditfleet::scheduling

@@ -12,21 +12,8 @@ using ::testing::HasSubstr;
 
 constexpr int kMany = 200;  // lanes: more than any bound on what a round looks at
 
-class SlotsTest : public SchedulerTest {
+class SlotsTest : public NamedAdaptersTest {
  protected:
-  void SetUp() override {
-    SchedulerOptions options;
-    options.catalogue = catalogue();
-    options.adapters = [](const std::string&, const job::LoraUse& use, const job::ModelEntry&) { return Result<std::string>(use.name); };
-    options.new_nonce = [this] { return "n" + std::to_string(++nonces); };
-    scheduler = std::make_unique<Scheduler>(options, nullptr);
-  }
-  queue::WorkerInfo with_slots(const std::string& name, int slots) const {
-    auto info = worker(name);
-    info.adapter_slots = slots;
-    info.host_adapter_bytes = 10'000'000'000;
-    return info;
-  }
   static std::string with(const std::vector<int>& adapters) {
     std::string loras;
     for (const int a : adapters) loras += (loras.empty() ? "" : ",") + (R"({"name":"a)" + std::to_string(a) + "\"}");

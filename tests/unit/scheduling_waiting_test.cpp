@@ -10,21 +10,8 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-class WaitingTest : public SchedulerTest {
+class WaitingTest : public NamedAdaptersTest {
  protected:
-  void SetUp() override {
-    SchedulerOptions options;
-    options.catalogue = catalogue();
-    options.adapters = [](const std::string&, const job::LoraUse& use, const job::ModelEntry&) { return Result<std::string>(use.name); };
-    options.new_nonce = [this] { return "n" + std::to_string(++nonces); };
-    scheduler = std::make_unique<Scheduler>(options, nullptr);
-  }
-  queue::WorkerInfo with_slots(const std::string& name, int slots, const std::string& state = "ready") const {
-    auto info = worker(name, state);
-    info.adapter_slots = slots;
-    info.host_adapter_bytes = 10'000'000'000;
-    return info;
-  }
   std::string why(const std::string& job) const { return scheduler->waits_for({job, 0}, now); }
   const std::string two = spec(R"("loras":[{"name":"ink"},{"name":"oil"}])");
 };
