@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "shared/core/ids.h"
+#include "shared/core/write_all.h"
 
 namespace ditfleet::worker {
 namespace {
@@ -187,12 +188,7 @@ Result<void> AdapterCopies::Writer::write(std::string_view bytes) {
   }
   hash_.update(bytes);
   written_ += static_cast<std::int64_t>(bytes.size());
-  while (!bytes.empty()) {
-    const auto done = ::write(fd_, bytes.data(), bytes.size());
-    if (done < 0 && errno == EINTR) continue;
-    if (done <= 0) return cannot_write(copies_.folder_, bytes_, done < 0 ? errno : ENOSPC);
-    bytes.remove_prefix(static_cast<std::size_t>(done));
-  }
+  if (!write_all(fd_, bytes)) return cannot_write(copies_.folder_, bytes_, errno);
   return {};
 }
 

@@ -13,6 +13,7 @@
 
 #include "shared/core/ids.h"
 #include "shared/core/sha256.h"
+#include "shared/core/write_all.h"
 
 namespace ditfleet {
 
@@ -77,15 +78,10 @@ Result<void> write_file_atomically(const std::string& path, std::string_view byt
   };
   const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (fd < 0) return failed("create");
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {
-      const Error error = failed("write");
-      ::close(fd);
-      return error;
-    }
-    bytes.remove_prefix(static_cast<std::size_t>(n));
+  if (!write_all(fd, bytes)) {
+    const Error error = failed("write");
+    ::close(fd);
+    return error;
   }
   if (::fsync(fd) != 0) {
     const Error error = failed("sync");

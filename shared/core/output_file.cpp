@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "shared/core/bytes.h"
+#include "shared/core/write_all.h"
 
 namespace ditfleet {
 namespace {
@@ -17,15 +18,10 @@ Result<void> write_into(const std::string& path, std::string_view bytes) {
   const auto failed = [&](const char* what) { return unavailable(std::string("cannot ") + what + " '" + path + "': " + std::strerror(errno)); };
   const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY);
   if (fd < 0) return failed("open");
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {
-      const Error error = failed("write");
-      ::close(fd);
-      return error;
-    }
-    bytes.remove_prefix(static_cast<std::size_t>(n));
+  if (!write_all(fd, bytes)) {
+    const Error error = failed("write");
+    ::close(fd);
+    return error;
   }
   ::close(fd);
   return {};

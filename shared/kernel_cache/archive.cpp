@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "shared/core/ids.h"
+#include "shared/core/write_all.h"
 #include "shared/kernel_cache/codec.h"
 #include "shared/kernel_cache/little_endian.h"
 
@@ -50,13 +51,7 @@ struct ArchiveWriter::State {
   Result<void> write(std::string_view part) {
     checksum.add(part);
     bytes += part.size();
-    while (!part.empty()) {
-      const ssize_t n = ::write(fd, part.data(), part.size());
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return failed("write");
-      part.remove_prefix(static_cast<std::size_t>(n));
-    }
-    return {};
+    return write_all(fd, part) ? Result<void>() : failed("write");
   }
   std::string path, temporary;
   int fd = -1;

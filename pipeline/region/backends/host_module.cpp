@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "shared/core/write_all.h"
+
 namespace ditfleet::region {
 namespace {
 
@@ -33,12 +35,7 @@ Result<std::shared_ptr<const HostModule>> HostModule::load(const kernel_cache::E
   std::shared_ptr<HostModule> module(new HostModule);
   module->file_ = memfd_create("ditfleet-region", MFD_CLOEXEC);
   if (module->file_ < 0) return unavailable("[cpu_jit] no memory file can be made: " + std::string(std::strerror(errno)));
-  for (std::size_t done = 0; done < entry.code.size();) {
-    const auto wrote = ::write(module->file_, entry.code.data() + done, entry.code.size() - done);
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote <= 0) return Error{Code::kOutOfMemory, "[cpu_jit] no memory for the program of region " + entry.region};
-    done += static_cast<std::size_t>(wrote);
-  }
+  if (!write_all(module->file_, entry.code)) return Error{Code::kOutOfMemory, "[cpu_jit] no memory for the program of region " + entry.region};
   module->library_ = dlopen(("/proc/self/fd/" + std::to_string(module->file_)).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!module->library_) {
     const char* why = dlerror();
