@@ -4,7 +4,9 @@
 
 namespace ditfleet::region {
 
-std::string processor_features() {
+namespace {
+
+std::string read_features() {
   const auto told = read_file("/proc/cpuinfo");
   std::string features;
   if (!told) return features;
@@ -12,6 +14,14 @@ std::string processor_features() {
     const auto at = told->find(field);
     if (at != std::string::npos) features += told->substr(at, told->find('\n', at) - at) + "\n";
   }
+  return features;
+}
+
+}  // namespace
+
+// Read once: each program asks for it, and the kernel takes milliseconds to write that file for many cores.
+const std::string& processor_features() {
+  static const std::string features = read_features();
   return features;
 }
 

@@ -6,6 +6,6 @@
 namespace ditfleet::region {
 
 // Its model and features as /proc/cpuinfo has them, a line each; empty where that says nothing of them.
-std::string processor_features();
+const std::string& processor_features();
 
 }  // namespace ditfleet::region

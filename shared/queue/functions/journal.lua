@@ -1,6 +1,6 @@
 -- ---- the journal: what a call tells ------------------------------------------------------------------------
 -- A call's events are one entry of the stream `events`: lines "<job> <the event before it> <type> <unit> <data>",
--- which its followers get as one message. At most one line a job, so that the entry's id names the event. Messages
+-- which its followers get as two messages, its id and its lines. At most one line a job, so that the entry's id names the event. Messages
 -- are not kept: who missed one reads the stream.
 
 -- Adds an entry of these lines, and tells its id and its lines as two messages: joined they would be another string, and of every
