@@ -250,13 +250,13 @@ const Option kOptions[] = {
      .choices = "auto|nvrtc|cpu_jit|eager"},
     {.key = "compile.mode",
      .at = DITFLEET_AT(compile.mode),
-     .description = "default; reduce-overhead adds CUDA graphs, max-autotune-no-cudagraphs timed GEMMs, max-autotune both. "
+     .description = "default; reduce-overhead adds CUDA graphs, max-autotune-no-cudagraphs timed GEMMs and attention, max-autotune both. "
                     "On a CPU all are default.",
      .choices = "default|reduce-overhead|max-autotune-no-cudagraphs|max-autotune"},
     {.key = "compile.attention",
      .at = DITFLEET_AT(compile.attention),
      .description = "The implementation of attention: cudnn and efficient on a GPU, flash on a CPU or in bf16 on a GPU, math "
-                    "anywhere, or auto: what LibTorch prefers.",
+                    "anywhere, or auto: what LibTorch prefers; with timed GEMMs, the faster of that and flash.",
      .choices = "auto|cudnn|flash|efficient|math"},
     {.key = "compile.fullgraph",
      .at = DITFLEET_AT(compile.fullgraph),

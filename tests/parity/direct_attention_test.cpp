@@ -6,7 +6,10 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/randn.h>
 
+#include <stdexcept>
+
 #include "pipeline/region/backends/gpu_module.h"
+#include "pipeline/region/run/timed_attention.h"
 #include "shared/kernel_cache/cache.h"
 #include "tests/parity/region_fixture.h"
 
@@ -103,6 +106,39 @@ TEST_F(RegionParityAttention, LeavesAloneWhatItCannotDo) {
   const at::Tensor frames = at::randn({1, 5, 32, 2, 64}, q.options());
   EXPECT_FALSE(direct->run(frames, frames, frames, at::full_like(frames, 0), 0));
   EXPECT_EQ(make_direct_attention(0, arch_, AttentionBackend::kFlash, make_memory_cache()), nullptr);
+}
+
+// An attention that is slow, so that whatever else there is wins, or one that the backend refuses.
+TEST_F(RegionParityAttention, TheFastestIsTimedOnceInAFleet) {
+  const std::shared_ptr<kernel_cache::KernelCache> cache = make_memory_cache();
+  const auto operands = columns(1, 256, 3, 64, 3 * 3 * 64);
+  const AttentionShape shape = attention_shape(operands.q, operands.k, operands.v, operands.q);
+  AttentionShape longer = shape;
+  longer.tokens = 512;
+  int started = 0;
+  const auto slow = [&](AttentionBackend backend) {
+    ++started;
+    for (int i = 0; i < (backend == AttentionBackend::kAuto ? 8 : 1); ++i) attend(operands.q, operands.k, operands.v, AttentionBackend::kFlash);
+  };
+  const auto refused = [&](AttentionBackend backend) {
+    if (backend != AttentionBackend::kAuto) throw std::runtime_error("not here");
+    slow(backend);
+  };
+  const auto first = make_timed_attention(0, arch_, true, cache), second = make_timed_attention(0, arch_, true, cache);
+  EXPECT_EQ(first->choose(shape, 0, slow), AttentionBackend::kFlash);
+  EXPECT_EQ(first->choose(longer, 0, refused), AttentionBackend::kAuto);
+  const int before = started;
+  EXPECT_GT(before, 0);
+  for (const auto& tuner : {first, second}) {
+    EXPECT_EQ(tuner->choose(shape, 0, slow), AttentionBackend::kFlash);
+    EXPECT_EQ(tuner->choose(longer, 0, refused), AttentionBackend::kAuto);
+  }
+  EXPECT_EQ(started, before);
+  // Without room for a trial nothing is started, and nothing is kept.
+  longer.tokens = 768;
+  EXPECT_EQ(first->choose(longer, std::uint64_t{1} << 50, slow), AttentionBackend::kAuto);
+  EXPECT_EQ(started, before);
+  EXPECT_EQ(second->choose(longer, 0, slow), AttentionBackend::kFlash);
 }
 
 }  // namespace

@@ -79,19 +79,22 @@ class Call {
 
   void run(const ResolvedAttention& step) {
     const at::Tensor q = tensor(step.q), k = tensor(step.k), v = tensor(step.v);
-    const Buffer& buffer = plan_.buffers[static_cast<std::size_t>(step.out.buffer)];
-    const bool apart = buffer.kind == BufferKind::kLibrary;
-    at::Tensor out = apart ? at::Tensor() : tensor(step.out);
-    if (libraries_.direct_attention && is_direct(step)) {
-      at::Tensor direct = apart ? at::empty(step.out.sizes, q.options()) : out;
-      if (libraries_.direct_attention->run(q, k, v, direct, step.scale)) {
-        if (apart) keep(step.out.buffer, std::move(direct));
-        return;
+    const bool apart = plan_.buffers[static_cast<std::size_t>(step.out.buffer)].kind == BufferKind::kLibrary;
+    const at::Tensor out = apart ? at::Tensor() : tensor(step.out);
+    // The result, made or put where it belongs.
+    const auto by = [&](AttentionBackend backend) {
+      if (backend == libraries_.attention && libraries_.direct_attention && is_direct(step)) {
+        const at::Tensor direct = apart ? at::empty(step.out.sizes, q.options()) : out;
+        if (libraries_.direct_attention->run(q, k, v, direct, step.scale)) return direct;
       }
-    }
-    at::Tensor made = attend(q, k, v, libraries_.attention, {step.bias < 0 ? at::Tensor() : input(step.bias), step.causal, step.scale});
+      at::Tensor made = attend(q, k, v, backend, {step.bias < 0 ? at::Tensor() : input(step.bias), step.causal, step.scale});
+      return apart ? made : out.copy_(made);
+    };
+    AttentionBackend backend = libraries_.attention;
+    if (libraries_.tune && libraries_.timed_attention && is_direct(step) && q.dim() == 4 && q.scalar_type() == c10::ScalarType::BFloat16 && q.numel() > 0)
+      backend = libraries_.timed_attention->choose(attention_shape(q, k, v, apart ? q : out), 4 * q.nbytes(), [&](AttentionBackend one) { by(one); });
+    at::Tensor made = by(backend);
     if (apart) keep(step.out.buffer, std::move(made));
-    else out.copy_(made);
   }
 
   void keep(int buffer, at::Tensor made) {

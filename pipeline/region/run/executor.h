@@ -11,6 +11,7 @@
 #include "pipeline/region/run/gemm.h"
 #include "pipeline/region/run/resolved.h"
 #include "pipeline/region/run/row_launcher.h"
+#include "pipeline/region/run/timed_attention.h"
 
 namespace ditfleet::region {
 
@@ -28,9 +29,10 @@ class WorkspacePool {
 // What a call leaves to libraries, and how.
 struct Libraries {
   const Gemm* gemm = nullptr;  // null: LibTorch's
-  bool tune = false;           // time its algorithms for a shape that is new
+  bool tune = false;           // time its algorithms, and attentions, for a shape that is new
   AttentionBackend attention = AttentionBackend::kAuto;
   const DirectAttention* direct_attention = nullptr;  // null: LibTorch's, whose result is copied if it has to lie elsewhere
+  const TimedAttention* timed_attention = nullptr;    // null: `attention` in any case
 };
 
 // Tells `direct` of the attentions that a call will ask it for.

@@ -12,15 +12,14 @@
 #include "pipeline/device/device.h"
 #include "pipeline/device/failure.h"
 #include "pipeline/region/gpu/driver.h"
+#include "pipeline/region/run/timing.h"
 #include "shared/kernel_cache/cache.h"
 
 namespace ditfleet::region {
 namespace {
 
 constexpr std::uint64_t kWorkspaceBytes = std::uint64_t{32} << 20;  // what NVIDIA advises for Hopper and later
-constexpr std::uint64_t kFreeFloor = std::uint64_t{1} << 30;        // tuning leaves this much of the GPU's memory free
-constexpr int kCandidates = 8, kTimedRuns = 4;
-constexpr float kWorthIt = 0.98f;  // of the first suggestion's time: a smaller gain is noise
+constexpr int kCandidates = 8;
 
 std::uint16_t alignment_of(const void* pointer) {
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
@@ -72,7 +71,7 @@ class LtGemm : public Gemm {
     const auto key = plan_key(shape);
     // Where workspaces cannot be tried out, somebody else's choice or the first suggestion: what was timed without them would be
     // kept as if it were the best with them.
-    const auto found = !room_to_tune() ? cache_->find(key, arch_) : cache_->get_or_compile(key, "gemm", arch_, [&]() -> Result<kernel_cache::Entry> {
+    const auto found = !room_for_trial(kWorkspaceBytes) ? cache_->find(key, arch_) : cache_->get_or_compile(key, "gemm", arch_, [&]() -> Result<kernel_cache::Entry> {
       const auto best = measure(shape, operands);
       if (!best) return Error{Code::kNotFound, "nothing to time for this shape", {}};
       kernel_cache::Entry entry{.region = "gemm", .arch = arch_, .kind = kernel_cache::Kind::kPlan};
@@ -105,41 +104,11 @@ class LtGemm : public Gemm {
     return key.finish();
   }
 
-  static bool room_to_tune() {
-    std::size_t free = 0, total = 0;
-    return pipeline::unwrap(driver())->memory_info(&free, &total) == 0 && free > kFreeFloor + kWorkspaceBytes;
-  }
-
-  // Short runs. Long ones under full load, where the GPU's power limit takes a fifth of its clock, chose no better on an H200.
   std::optional<GemmAlgorithm> measure(const GemmShape& shape, const GemmOperands& operands) const {
-    const Driver* cuda = pipeline::unwrap(driver());
     auto found = library_->algorithms(shape, kWorkspaceBytes, kCandidates);
     if (!found) return {};
-    void *begin = nullptr, *end = nullptr;
-    if (cuda->event_create(&begin, 0) != 0 || cuda->event_create(&end, 0) != 0) return {};
-    const auto milliseconds = [&](const GemmAlgorithm& algorithm, int runs) {
-      cuda->event_record(begin, stream());
-      for (int n = 0; n < runs; ++n) start(shape, operands, algorithm);
-      cuda->event_record(end, stream());
-      cuda->event_synchronize(end);
-      float time = 0;
-      cuda->event_elapsed(&time, begin, end);
-      return time / static_cast<float>(runs);
-    };
-    std::size_t best = 0;
-    float first_time = 0, shortest = 0;
-    for (std::size_t i = 0; i < found->size(); ++i) {
-      milliseconds((*found)[i], 1);  // loads it
-      const float time = milliseconds((*found)[i], kTimedRuns);
-      if (i == 0) first_time = shortest = time;
-      if (time < shortest && time < first_time * kWorthIt) {
-        best = i;
-        shortest = time;
-      }
-    }
-    cuda->event_destroy(begin);
-    cuda->event_destroy(end);
-    return (*found)[best];
+    const auto best = fastest(found->size(), stream(), [&](std::size_t i) { start(shape, operands, (*found)[i]); });
+    return best ? std::optional((*found)[*best]) : std::nullopt;
   }
 
   const c10::DeviceIndex device_;

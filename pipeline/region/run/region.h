@@ -32,6 +32,7 @@ struct RegionHost {
   std::shared_ptr<const Gemm> gemm;  // null: LibTorch's
   AttentionBackend attention = AttentionBackend::kAuto;
   std::shared_ptr<const DirectAttention> direct_attention;  // null: LibTorch's alone
+  std::shared_ptr<const TimedAttention> timed_attention;    // null: an attention is asked for by name, or there is nothing to choose from
   WorkspacePool pool;
   // When a failed compiler may be asked again; tests bring their own time.
   std::function<std::chrono::steady_clock::time_point()> now = &std::chrono::steady_clock::now;
