@@ -35,9 +35,12 @@ class Nvrtc : public Compiler {
   }
   std::string target(const std::string& arch) const override { return arch; }
   std::vector<std::string> options(const std::string& arch) const override {
-    // Split compilation uses all cores; how many there are changes nothing in the cubin. NVRTC's own cache would give
-    // back a cubin without its log, and answer for us where the fleet's cache is to.
-    return {"--gpu-architecture=" + arch, "--std=c++17", "--split-compile=0", "--no-cache", "--ptxas-options=-v"};
+    // NVRTC's own cache would give back a cubin without its log, and answer for us where the fleet's cache is to.
+    std::vector<std::string> options{"--gpu-architecture=" + arch, "--std=c++17", "--no-cache", "--ptxas-options=-v"};
+    // Split compilation uses all cores; how many there are changes nothing in the cubin, up to Hopper. For Blackwell the cubin of a split
+    // compilation depends on where the process's memory lies: registers and spills too.
+    if (!arch.starts_with("sm_1")) options.insert(options.begin() + 2, "--split-compile=0");
+    return options;
   }
 
   Result<Entry> compile(const std::string& region, const Source& source, const std::string& arch) const override {
