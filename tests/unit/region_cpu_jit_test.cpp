@@ -67,6 +67,24 @@ TEST_F(RegionCpuJit, IsKnownByWhatItIsNotByItsName) {
   EXPECT_EQ(identity("clang", "clang version 14.0.6 (x)"), "clang version 14.0.6 (x)") << "whatever the driver is called";
 }
 
+// Which options -march=native comes to is GCC's help text, in the user's language and as wide as the terminal.
+TEST_F(RegionCpuJit, IsTheSameInEveryLanguageAndTerminal) {
+  const auto target = [&](const std::string& name) {
+    const std::string path = compiler(name, "words (x) 1");
+    std::ofstream(path) << "#!/bin/sh\ncase \"$*\" in *--version*) echo 'words (x) 1';; *) echo \"$LC_ALL $LANGUAGE $COLUMNS $HOME\";; esac\n";
+    return (*open_cpu_jit(path))->target(kHostArch);
+  };
+  const std::string plain = target("plain");
+  for (const char* variable : {"LC_ALL", "LANGUAGE", "COLUMNS"}) {
+    const char* old = std::getenv(variable);
+    const std::string before = old ? old : "";
+    ::setenv(variable, "44", 1);
+    EXPECT_EQ(target(variable), plain) << variable;
+    if (old) ::setenv(variable, before.c_str(), 1);
+    else ::unsetenv(variable);
+  }
+}
+
 TEST_F(RegionCpuJit, SaysTheCompilersError) {
   const Error refused = refusal(compiler("c++", "c++ (x) 1", "echo \"<stdin>: In function 'int f()':\"; echo '<stdin>:3:1: error: no return'; echo more; exit 1"));
   EXPECT_EQ(refused.code, Code::kInternal);
@@ -75,6 +93,8 @@ TEST_F(RegionCpuJit, SaysTheCompilersError) {
   EXPECT_EQ(first_error("a.s: Assembler messages:\na.s: Fatal error: can't write"), "a.s: Fatal error: can't write");
   EXPECT_EQ(first_error("killed\nby whom"), "killed");
   EXPECT_EQ(first_error(""), "");
+  EXPECT_EQ(first_error("error: " + std::string(1 << 20, 'x')).size(), 500u);
+  EXPECT_EQ(first_error(std::string(1 << 20, 'x')).size(), 500u);
 }
 
 TEST_F(RegionCpuJit, SaysThatThereIsNoRoom) {

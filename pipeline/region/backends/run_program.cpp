@@ -38,6 +38,16 @@ class Descriptor {
   int fd_;
 };
 
+// Ours, but for what changes a program's words: its language, and the width that GCC breaks lines at. Keys are made of them.
+std::vector<std::string> environment() {
+  std::vector<std::string> made{"LC_ALL=C"};
+  for (char** one = environ; *one; ++one) {
+    const std::string_view variable(*one);
+    if (!variable.starts_with("LC_ALL=") && !variable.starts_with("LANGUAGE=") && !variable.starts_with("COLUMNS=")) made.emplace_back(variable);
+  }
+  return made;
+}
+
 // One read, which poll() has announced. False once nobody can write any more.
 bool take(int fd, std::string& output) {
   char bytes[16384];
@@ -69,6 +79,11 @@ Result<ProgramRun> run_program(const std::vector<std::string>& arguments, const 
   for (const auto& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
 
+  auto variables = environment();
+  std::vector<char*> envp;
+  for (auto& variable : variables) envp.push_back(variable.data());
+  envp.push_back(nullptr);
+
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, input.empty() ? "/dev/null" : input.c_str(), O_RDONLY, 0);
@@ -78,7 +93,7 @@ Result<ProgramRun> run_program(const std::vector<std::string>& arguments, const 
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);  // a group of its own: killed with its children
   pid_t child = 0;
-  const int failed = posix_spawnp(&child, argv[0], &actions, &attributes, argv.data(), environ);
+  const int failed = posix_spawnp(&child, argv[0], &actions, &attributes, argv.data(), envp.data());
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   if (failed) return Error{Code::kNotFound, "[region] cannot run " + arguments[0] + ": " + std::strerror(failed)};
