@@ -132,6 +132,17 @@ TEST_F(RegionNvrtc, BuildsBlocksOfOtherSizes) {
     }
 }
 
+// At these widths ptxas, left to itself, spilled to have more blocks on a multiprocessor of an A100.
+TEST_F(RegionNvrtc, AKernelThatSpillsIsGivenRoom) {
+  for (const auto& [heads, head_dim] : {std::pair<std::int64_t, std::int64_t>{56, 64}, {40, 96}}) {
+    const auto program = flux_single_block({.heads = heads, .head_dim = head_dim, .type = ElementType::kBF16});
+    const Source source = source_of(program);
+    const auto compiled = compiler()->compile(program->block, source, "sm_80");
+    ASSERT_TRUE(compiled) << compiled.error().message;
+    for (const auto& kernel : compiled->kernels) EXPECT_EQ(kernel.spill_bytes, 0u) << kernel.name;
+  }
+}
+
 // Of every program for one architecture.
 std::string digests() {
   std::string text;

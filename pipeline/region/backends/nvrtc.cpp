@@ -45,17 +45,38 @@ class Nvrtc : public Compiler {
 
   Result<Entry> compile(const std::string& region, const Source& source, const std::string& arch) const override {
     if (auto known = check_architecture(arch, gpu_architectures()); !known) return invalid_argument("[nvrtc] " + known.error().message, "arch");
+    auto compiled = attempt(region, source, arch, {});
+    if (!compiled) return compiled;
+    // The same source and compiler spill alike everywhere, so that what follows is no part of the key.
+    std::vector<std::string> room;
+    for (const KernelLaunch& launch : source.kernels)
+      for (const KernelInfo& kernel : compiled->kernels)
+        if (launch.variants && kernel.spill_bytes > 0 && kernel.name == function_names(launch).front()) room.push_back(room_option(launch));
+    if (room.empty()) return compiled;
+    auto roomy = attempt(region, source, arch, room);
+    return roomy && spilled(*roomy) < spilled(*compiled) ? roomy : compiled;
+  }
+
+ private:
+  static std::uint64_t spilled(const Entry& entry) {
+    std::uint64_t bytes = 0;
+    for (const KernelInfo& kernel : entry.kernels) bytes += kernel.spill_bytes;
+    return bytes;
+  }
+
+  Result<Entry> attempt(const std::string& region, const Source& source, const std::string& arch, const std::vector<std::string>& more) const {
     NvrtcLibrary::Program program = nullptr;
-    int result = nvrtc_.create(&program, source.text.c_str(), (region + ".cu").c_str(), 0, nullptr, nullptr);
+    const int result = nvrtc_.create(&program, source.text.c_str(), (region + ".cu").c_str(), 0, nullptr, nullptr);
     if (result != 0) return internal_error("[nvrtc] cannot begin a program: " + std::string(nvrtc_.error_text(result)));
-    auto compiled = run(program, region, source, arch);
+    auto compiled = run(program, region, source, arch, more);
     nvrtc_.destroy(&program);
     return compiled;
   }
 
- private:
-  Result<Entry> run(NvrtcLibrary::Program program, const std::string& region, const Source& source, const std::string& arch) const {
-    const auto texts = options(arch);
+  Result<Entry> run(NvrtcLibrary::Program program, const std::string& region, const Source& source, const std::string& arch,
+                    const std::vector<std::string>& more) const {
+    auto texts = options(arch);
+    texts.insert(texts.end(), more.begin(), more.end());
     std::vector<const char*> pointers;
     for (const auto& text : texts) pointers.push_back(text.c_str());
     const int result = nvrtc_.compile(program, static_cast<int>(pointers.size()), pointers.data());

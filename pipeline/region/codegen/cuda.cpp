@@ -80,6 +80,8 @@ __device__ __forceinline__ float row_sum(float v) {
 
 constexpr const char* type_name(ElementType type) { return type == ElementType::kF32 ? "float" : "bf16"; }
 
+std::string room_of(const std::string& kernel) { return "ROOM_" + kernel; }
+
 // How a row is spread over threads.
 struct Layout {
   int vector, threads_per_row, chunks, rows_per_block;
@@ -131,9 +133,12 @@ class Kernel {
     for (int p = 0; p < phases_.count; ++p) write_small_phase(out, p);
     out("}");
     // Asked for one block at least a multiprocessor, ptxas takes the registers that a loop needs; left to itself it aims at more blocks,
-    // and for some widths spilled to have them.
+    // and for some widths spills to have them. Where the first variant does, it is compiled again so (room_option()).
     const std::string vector = std::to_string(l_.vector), single = phases_.pairs ? "2" : "1", threads = std::to_string(l_.threads_per_row * l_.rows_per_block);
-    write_entry(out, "_i32_v", threads, "fast_", "int, true");
+    out("#ifndef " + room_of(k_.name));
+    out("#define " + room_of(k_.name));
+    out("#endif");
+    write_entry(out, "_i32_v", threads + " " + room_of(k_.name), "fast_", "int, true");
     write_entry(out, "_i64_v", threads + ", 1", "small_", "i64, true, " + vector);
     write_entry(out, "_i64_s", threads + ", 1", "small_", "i64, false, " + single);
   }
@@ -371,6 +376,8 @@ std::vector<std::string> function_names(const KernelLaunch& launch) {
   if (!launch.variants) return {launch.name};
   return {launch.name + "_i32_v", launch.name + "_i64_v", launch.name + "_i64_s"};
 }
+
+std::string room_option(const KernelLaunch& launch) { return "--define-macro=" + room_of(launch.name) + "=,1"; }
 
 Source generate_cuda(const Plan& plan) {
   Text out;

@@ -27,6 +27,9 @@ struct Source {
   std::vector<KernelLaunch> kernels;  // as Plan::kernels
 };
 
+// NVRTC's option with which the first variant of a kernel that has variants is given all the registers that a block may have.
+std::string room_option(const KernelLaunch& launch);
+
 // The id of the generators: part of every key, raised when they make other text that computes the same name.
 inline constexpr std::string_view kGeneratorId = "rows-5";
 
