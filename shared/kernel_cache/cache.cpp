@@ -45,7 +45,7 @@ class KernelCache::Impl {
     span.attribute("ditfleet.region", std::string(region));
     span.attribute("ditfleet.arch", std::string(arch));
     const char* source = "memory";
-    Search search{key, region, arch, usable, nullptr, {}};
+    Search search{key, region, arch, usable, nullptr, {}, {}};
     auto found = get_or_compile(search, compile, source);
     span.attribute("ditfleet.kernel_cache.source", std::string(source));
     if (!found) span.failed(found.error().message);
@@ -54,7 +54,7 @@ class KernelCache::Impl {
 
   Result<Program> find(const Key& key, std::string_view arch) {
     const Usable as_it_is;
-    Search search{key, "", arch, as_it_is, nullptr, {}};
+    Search search{key, "", arch, as_it_is, nullptr, {}, {}};
     if (Program program = from_memory(search, true)) return program;
     Name on_disk = Name::kShared;
     if (Program program = from_disk(search, on_disk, true)) return program;
@@ -80,6 +80,7 @@ class KernelCache::Impl {
     // What verified and cannot be used. A second look passes it over.
     Program unusable_in_memory;
     std::string unusable_on_disk;
+    std::string refused_on_disk;  // what did not verify and could not be moved away; the same
   };
 
   void open_tiers() {
@@ -202,7 +203,7 @@ class KernelCache::Impl {
     if (!bytes) {
       if (bytes.error().code == Code::kDataCorrupt) {
         refuse(search, "disk", {Refusal::kCorrupt, bytes.error().message}, disk_->quarantine(search.key, name, refusal_name(Refusal::kCorrupt)));
-      } else {
+      } else if (first) {
         count_lookup("disk", "error");
         complain(disk_complaint_, bytes.error());
       }
@@ -212,7 +213,8 @@ class KernelCache::Impl {
       if (first) count_lookup("disk", "miss");
       return nullptr;
     }
-    if (!search.unusable_on_disk.empty() && **bytes == search.unusable_on_disk) return nullptr;
+    for (const std::string* known : {&search.unusable_on_disk, &search.refused_on_disk})
+      if (!known->empty() && **bytes == *known) return nullptr;
     auto entry = decode(**bytes, search.key, search.arch, *options_.secret);
     if (!entry && entry.refused().why == Refusal::kForeignSecret && name == Name::kShared) {
       refuse(search, "disk", entry.refused(), false);
@@ -220,7 +222,9 @@ class KernelCache::Impl {
       return from_disk(search, name, first);
     }
     if (!entry) {
-      refuse(search, "disk", entry.refused(), disk_->quarantine(search.key, name, refusal_name(entry.refused().why)));
+      const bool moved = disk_->quarantine(search.key, name, refusal_name(entry.refused().why));
+      refuse(search, "disk", entry.refused(), moved);
+      if (!moved) search.refused_on_disk = std::move(**bytes);
       return nullptr;
     }
     auto program = std::make_shared<const Entry>(std::move(*entry));
@@ -242,8 +246,10 @@ class KernelCache::Impl {
   void publish_again(const Key& key, std::string bytes) {
     if (!redis_ || !allowance_.take(Deadline::Clock::now())) return;
     background_.offer([this, key, bytes = std::move(bytes)] {
-      const auto there = redis_->refresh(key, Name::kShared);
-      if (there && !*there) write_redis(key, bytes, RedisView());
+      RedisView view;
+      auto there = redis_->refresh(key, view.name);
+      if (there && *there == RedisTier::There::kOfAnotherSecret) there = redis_->refresh(key, view.name = Name::kOwn);
+      if (there && *there == RedisTier::There::kNothing) write_redis(key, bytes, view);
     });
   }
 
@@ -252,7 +258,7 @@ class KernelCache::Impl {
       view.usable = false;
       return nullptr;
     }
-    return judge(search, view, redis_->fetch(search.key, view.name), true);
+    return judge(search, view, redis_->find(search.key, view.name), true);
   }
 
   // What Redis answered. Under the name that all share another secret's value may stand: it is left alone, and this

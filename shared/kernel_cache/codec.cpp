@@ -226,6 +226,11 @@ Decoded decode(std::string_view bytes, const Key& key, std::string_view arch, co
   return Decoded(std::move(*entry));
 }
 
+std::optional<std::uint64_t> claimed_signer(std::string_view first) {
+  if (first.size() < kSignerBytes || first.substr(0, kMagic.size()) != kMagic) return std::nullopt;
+  return from_little_endian<std::uint64_t>(first.substr(kSignerBytes - sizeof(std::uint64_t), sizeof(std::uint64_t)));
+}
+
 Result<Key> claimed_key(std::string_view bytes) {
   if (bytes.size() < kHeaderBytes + kTrailerBytes || bytes.substr(0, kMagic.size()) != kMagic)
     return Error{Code::kDataCorrupt, "these " + std::to_string(bytes.size()) + " bytes are no kernel cache value", {}};

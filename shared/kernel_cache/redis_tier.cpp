@@ -20,6 +20,7 @@
 #include "shared/core/ids.h"
 #include "shared/kernel_cache/codec.h"
 #include "shared/kernel_cache/counters.h"
+#include "shared/kernel_cache/secret.h"
 
 namespace ditfleet::kernel_cache {
 namespace {
@@ -223,6 +224,17 @@ Result<std::optional<RedisTier::Value>> RedisTier::fetch(const Key& key, Name na
   return impl_->value_of(key, std::move(replies->front()));
 }
 
+Result<std::optional<RedisTier::Value>> RedisTier::find(const Key& key, Name& name) {
+  std::vector<Command> commands;
+  commands.push_back(head_of(impl_->name_of(key, Name::kShared)));
+  commands.push_back(std::move(Command("EXISTS") << impl_->name_of(key, Name::kOwn)));
+  auto replies = impl_->exchange(std::move(commands));
+  if (!replies) return replies.error();
+  const bool beside = replies->at(0) && replies->at(0)->text.empty() && replies->at(1) && replies->at(1)->integer != 0;
+  name = beside ? Name::kOwn : Name::kShared;
+  return beside ? fetch(key, name) : impl_->value_of(key, std::move(replies->at(0)));
+}
+
 Result<RedisTier::Attempt> RedisTier::try_lock(const Key& key, Name name, std::string_view refused_head) {
   auto lock = std::make_shared<Lock>();
   lock->name_ = impl_->lock_of(key);
@@ -293,23 +305,30 @@ Result<RedisTier::Stored> RedisTier::store(const Key& key, Name name, std::strin
   return stored->is_nil() ? Stored::kAlready : Stored::kNow;
 }
 
-Result<bool> RedisTier::refresh(const Key& key, Name name) {
+Result<RedisTier::There> RedisTier::refresh(const Key& key, Name name) {
   const std::string place = impl_->name_of(key, name);
   const auto ttl = static_cast<std::int64_t>(impl_->options_.ttl.count());
+  const auto first_of = [&](const std::string& what) -> Result<std::string> {
+    std::vector<Command> one;
+    one.push_back(std::move(Command("GETRANGE") << what << 0 << 63));
+    auto replies = impl_->exchange(std::move(one));
+    if (!replies) return replies.error();
+    if (!replies->front()) return replies->front().error();
+    return std::move(replies->front()->text);
+  };
+  auto first = first_of(place);
+  if (!first) return is_wrong_type(first.error()) ? Result<There>(There::kAValue) : Result<There>(first.error());
+  if (first->empty()) return There::kNothing;
+  const auto chunks = parse_chunks(*first);
+  if (chunks) first = first_of(impl_->chunk_of(key, *chunks, 0));
+  const auto signer = first ? claimed_signer(*first) : std::nullopt;
+  if (signer && *signer != 0 && Secret::id_text(*signer) != impl_->options_.secret_id) return There::kOfAnotherSecret;
   std::vector<Command> commands;
-  commands.push_back(std::move(Command("GETRANGE") << place << 0 << 63));
   commands.push_back(std::move(Command("PEXPIRE") << place << ttl));
   commands.push_back(std::move(Command("ZADD") << kIndex << "XX" << now_ms() << place.substr(kPrefix.size())));
-  auto replies = impl_->exchange(std::move(commands));
-  if (!replies) return replies.error();
-  if (!replies->front()) return is_wrong_type(replies->front().error()) ? Result<bool>(true) : Result<bool>(replies->front().error());
-  const bool there = !replies->front()->text.empty();
-  const auto chunks = parse_chunks(replies->front()->text);
-  if (!chunks) return there;
-  commands.clear();
-  for (std::size_t i = 0; i < chunks->count(); ++i) commands.push_back(std::move(Command("PEXPIRE") << impl_->chunk_of(key, *chunks, i) << ttl));
-  (void)impl_->exchange(std::move(commands));  // else they expire with the value
-  return there;
+  for (std::size_t i = 0; chunks && i < chunks->count(); ++i) commands.push_back(std::move(Command("PEXPIRE") << impl_->chunk_of(key, *chunks, i) << ttl));
+  (void)impl_->exchange(std::move(commands));  // else it expires sooner
+  return There::kAValue;
 }
 
 Result<std::vector<RedisTier::Listed>> RedisTier::list() {

@@ -64,6 +64,9 @@ class RedisTier {
   // Nothing where there is none. Bytes that make no sense as a value (a key of another type, chunks that are
   // gone or of another size) come back as they are, or empty: the decoder refuses them. At most kMaxValueBytes.
   Result<std::optional<Value>> fetch(const Key& key, Name name);
+  // The same under the name that all share; where nothing is there (another secret's value, beside which this secret's was put, may have
+  // gone), under this secret's own, and `name` says so.
+  Result<std::optional<Value>> find(const Key& key, Name& name);
 
   struct Attempt {
     std::shared_ptr<Lock> lock;  // null: another process has it
@@ -76,8 +79,9 @@ class RedisTier {
 
   // Stores under `name`, unless a value is there and not `replace`. kResourceExhausted: Redis is full.
   Result<Stored> store(const Key& key, Name name, std::string_view bytes, bool replace);
-  // A value that was used lives on. Whether there is one.
-  Result<bool> refresh(const Key& key, Name name);
+  // A value that was used lives on, unless it is another secret's, which nobody here has used.
+  enum class There { kNothing, kAValue, kOfAnotherSecret };
+  Result<There> refresh(const Key& key, Name name);
 
   // --- for `ditfleet cache` -------------------------------------------------------------------------------
   struct Listed {

@@ -97,9 +97,9 @@ bool Secret::verify(std::string_view bytes, const Signature& signature) const {
   return sodium_memcmp(right.data(), signature.data(), right.size()) == 0;
 }
 
-std::string Secret::id_text() const {
+std::string Secret::id_text(std::uint64_t id) {
   char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(id_));
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(id));
   return text;
 }
 

@@ -33,7 +33,8 @@ class Secret {
   bool verify(std::string_view bytes, const Signature& signature) const;  // in constant time
   // Tells secrets apart without telling anything of them: the same for the same secret. Never 0.
   std::uint64_t id() const { return id_; }
-  std::string id_text() const;  // 16 hexadecimal digits, for logs and `ditfleet cache stats`
+  std::string id_text() const { return id_text(id_); }  // 16 hexadecimal digits, for logs and `ditfleet cache stats`
+  static std::string id_text(std::uint64_t id);
 
  private:
   explicit Secret(std::string_view text);

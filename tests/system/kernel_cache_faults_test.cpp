@@ -227,6 +227,39 @@ TEST_F(KernelCacheFaults, NodesWithDifferentSecretsDoNotDisturbEachOther) {
   EXPECT_EQ(node("the secret of cluster two").redis_hits, 5u) << "the second cluster shares nothing";
 }
 
+// While a secret is changed node by node the new one's programs lie beside the old one's. Their use keeps them, not the old ones, in Redis,
+// also where a node has them on disk; and they are found when the old ones have gone.
+TEST_F(KernelCacheFaults, ASecretThatIsChangedLeavesTheOldProgramsToExpire) {
+  const RedisServer redis({.appendfsync = "no"});
+  RedisView view(redis.endpoint());
+  const auto node = [&](const std::string& secret, const std::string& dir) {
+    const auto cache = KernelCache::create(options_of(dir, &redis, secret));
+    EXPECT_TRUE(compiler.get(*cache, 1).ok());
+    EXPECT_TRUE(compiler.get(*cache, 2, 3u << 20).ok());  // in chunks
+    cache->flush();
+    return cache->counts();
+  };
+  const std::string before = "the secret of last year", now = "the secret of this year", own = ":" + secret_of(now)->id_text();
+  EXPECT_EQ(node(before, "").compiles, 2u);
+  EXPECT_EQ(node(now, folder.path()).compiles, 2u);
+  for (const int program : {1, 2})
+    for (const std::string& name : {redis_name(program), redis_name(program) + own}) ASSERT_EQ(view({"PEXPIRE", name, "100000"}), "1") << name;
+  EXPECT_EQ(node(now, folder.path()).disk_hits, 2u);
+  for (const int program : {1, 2}) {
+    EXPECT_LE(std::stol(view({"PTTL", redis_name(program)})), 100'000) << "whoever does not use it keeps it";
+    EXPECT_GT(std::stol(view({"PTTL", redis_name(program) + own})), 200'000) << "its use has not been told";
+    ASSERT_EQ(view({"DEL", redis_name(program) + own}), "1");
+  }
+  EXPECT_EQ(node(now, folder.path()).disk_hits, 2u);
+  for (const int program : {1, 2}) {
+    EXPECT_EQ(view({"EXISTS", redis_name(program) + own}), "1") << "not published again";
+    ASSERT_EQ(view({"DEL", redis_name(program)}), "1");
+  }
+  const auto found = node(now, "");
+  EXPECT_EQ(found.redis_hits, 2u);
+  EXPECT_EQ(found.compiles, 0u) << "not found beside the place of what has gone";
+}
+
 TEST_F(KernelCacheFaults, ProcessesWithDifferentSecretsShareAFolder) {
   const auto process = [&](const std::string& secret) {
     const auto cache = KernelCache::create(options_of(folder.path(), nullptr, secret));
@@ -399,11 +432,11 @@ TEST_F(KernelCacheFaults, AFolderThatIsReadOnlyIsReadAndNoMore) {
       cache->flush();
       const auto counts = cache->counts();
       std::ostringstream said;
-      said << "hits " << counts.disk_hits << " compiles " << counts.compiles << " errors " << stores("disk", "error") << (took < milliseconds(2000) ? " quick" : " slow");
+      said << "hits " << counts.disk_hits << " refused " << counts.refused << " and " << lookups("disk", "corrupt") << " compiles " << counts.compiles << " errors " << stores("disk", "error") << (took < milliseconds(2000) ? " quick" : " slow");
       return said.str();
     });
   });
-  EXPECT_EQ(process.wait(), "hits 2 compiles 4 errors 4 quick");
+  EXPECT_EQ(process.wait(), "hits 2 refused 1 and 1 compiles 4 errors 4 quick");
   for (const auto& path : all) ::chmod(path.c_str(), 0777);
 }
 
