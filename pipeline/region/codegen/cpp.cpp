@@ -9,8 +9,9 @@ namespace ditfleet::region {
 namespace {
 
 // exp: Cephes' expf (range reduction by ln 2 in two parts, polynomial of degree 5), written so that it vectorizes. The
-// argument is held within ±87 through its bits: comparing floats costs twice as much, since they may be NaN. A NaN comes
-// back out of gelu_tanh, silu and quick_gelu through their numerator.
+// argument is held from -87 to 89 through its bits: positive floats are in the order of integers with a sign, negative ones from -87 on below
+// those of integers without. Comparing floats costs twice as much, since they may be NaN. Of 88.4 and more exp is infinite, so that -3e38
+// and -infinity become 0 and NaN, as eager's do. A NaN comes back out of gelu_tanh, silu and quick_gelu through their numerator.
 constexpr const char* kPrelude = R"(typedef unsigned short bf16;
 typedef long long i64;
 static inline float bits_to_float(unsigned u) { float f; __builtin_memcpy(&f, &u, 4); return f; }
@@ -35,8 +36,9 @@ static inline void store_word(bf16* p, float v, float w) {
   __builtin_memcpy(p, &u, 4);
 }
 static inline float exp_of(float x) {
-  const unsigned u = float_to_bits(x), size = u & 0x7fffffffu;
-  x = bits_to_float((size < 0x42ae0000u ? size : 0x42ae0000u) | (u & 0x80000000u));
+  const int above = (int)float_to_bits(x);
+  const unsigned below = (unsigned)(above < 0x42b20000 ? above : 0x42b20000);
+  x = bits_to_float(below < 0xc2ae0000u ? below : 0xc2ae0000u);
   const float shifted = x * 1.44269504f + 12582912.0f;
   const float n = shifted - 12582912.0f;
   const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
