@@ -31,16 +31,18 @@ struct Found {
   timespec used{};
 };
 
-// Calls `take` with every regular file below `dir`, to `depth` folders down. What vanishes meanwhile is left out.
+// Calls `take` with every regular file below `dir`, to `depth` folders down. What is not there, or vanishes meanwhile, is left out; which
+// folder could not be read, being someone else's or a file, `unread` says.
 template <class Take>
-void each_file(const fs::path& dir, int depth, const Take& take) {
+void each_file(const fs::path& dir, int depth, const Take& take, Result<void>* unread = nullptr) {
   std::error_code ec;
-  for (auto it = fs::directory_iterator(dir, fs::directory_options::skip_permission_denied, ec); !ec && it != fs::directory_iterator(); it.increment(ec)) {
+  for (auto it = fs::directory_iterator(dir, ec); !ec && it != fs::directory_iterator(); it.increment(ec)) {
     struct stat info {};
     if (::lstat(it->path().c_str(), &info) != 0) continue;
-    if (S_ISDIR(info.st_mode) && depth > 0) each_file(it->path(), depth - 1, take);
+    if (S_ISDIR(info.st_mode) && depth > 0) each_file(it->path(), depth - 1, take, unread);
     if (S_ISREG(info.st_mode)) take(Found{it->path(), static_cast<std::uint64_t>(info.st_size), info.st_mtim});
   }
+  if (ec && ec != std::errc::no_such_file_or_directory && unread) *unread = unavailable("cannot read the folder '" + dir.string() + "': " + ec.message());
 }
 
 bool older(const timespec& a, const timespec& b) { return std::pair(a.tv_sec, a.tv_nsec) < std::pair(b.tv_sec, b.tv_nsec); }
@@ -206,7 +208,7 @@ FileLock::Outcome DiskTier::try_lock(const Key& key, std::optional<FileLock>& ou
   return FileLock::try_take(folder + "/" + key.hex(), out);
 }
 
-std::vector<DiskTier::File> DiskTier::list() const {
+std::vector<DiskTier::File> DiskTier::list(Result<void>* unread) const {
   std::vector<File> files;
   each_file(dir_ + "/1", 1, [&](const Found& file) {
     const std::string name = file.path.filename().native(), rest = name.substr(std::min<std::size_t>(name.size(), 64));
@@ -214,7 +216,7 @@ std::vector<DiskTier::File> DiskTier::list() const {
     const bool own = !secret_id_.empty() && rest == "." + secret_id_;
     if (!key || !(own || rest.empty())) return;
     files.push_back({*key, own ? Name::kOwn : Name::kShared, file.bytes, static_cast<std::int64_t>(file.used.tv_sec) * 1000 + file.used.tv_nsec / 1'000'000});
-  });
+  }, unread);
   std::sort(files.begin(), files.end(), [](const File& a, const File& b) { return std::pair(a.key, a.name) < std::pair(b.key, b.name); });
   return files;
 }

@@ -56,8 +56,8 @@ class DiskTier {
 
   FileLock::Outcome try_lock(const Key& key, std::optional<FileLock>& out);
 
-  // What is there, in the order of keys; of other secrets' names none.
-  std::vector<File> list() const;
+  // What is there, in the order of keys; of other secrets' names none. `unread`: a folder that is there and could not be read.
+  std::vector<File> list(Result<void>* unread = nullptr) const;
   // Names of the files in quarantine.
   std::vector<std::string> quarantined() const;
   // Removes them; how many went. The error is of the last that stayed.

@@ -22,7 +22,7 @@ Result<void> Inventory::each(bool with_disk, bool with_redis, const std::functio
     visit(stored);
   };
   if (with_disk && disk_) {
-    for (const DiskTier::File& file : disk_->list()) {
+    for (const DiskTier::File& file : disk_->list(&done)) {
       Stored stored;
       stored.name = file.name;
       stored.key = file.key;

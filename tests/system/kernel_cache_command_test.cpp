@@ -285,6 +285,16 @@ TEST_F(KernelCacheCommand, APurgeOfAReadOnlyFolderRemovesNothingAndSaysSo) {
   EXPECT_EQ(ask({"stats", "--json"}).json.at("disk").at("entries").as_int64(), 5);
 }
 
+TEST_F(KernelCacheCommand, AFolderThatIsAFileIsNotTakenForEmpty) {
+  fs::remove_all(dir);
+  std::ofstream(dir) << "x";
+  for (const char* command : {"stats", "list", "verify", "purge"}) {
+    const auto answer = ask({command});
+    EXPECT_EQ(answer.exit, 1) << command;
+    EXPECT_THAT(answer.err, HasSubstr("cannot read the folder '" + dir)) << command;
+  }
+}
+
 TEST_F(KernelCacheCommand, WrongUse) {
   EXPECT_EQ(ask({"list", "--key", "abc"}).exit, 2);
   EXPECT_EQ(ask({"list", "--tier", "tape"}).exit, 2);

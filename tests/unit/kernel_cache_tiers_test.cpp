@@ -227,7 +227,12 @@ TEST_F(KernelCacheDisk, AFolderThatCannotBeIsAnErrorNotACrash) {
   std::optional<FileLock> lock;
   EXPECT_EQ(disk.try_lock(key_of(1), lock), FileLock::Outcome::kImpossible);
   EXPECT_FALSE(disk.quarantine(key_of(1), Name::kShared, "corrupt"));
-  EXPECT_TRUE(disk.list().empty());
+  Result<void> unread;
+  EXPECT_TRUE(disk.list(&unread).empty());
+  ASSERT_FALSE(unread) << "this is no empty folder";
+  EXPECT_EQ(unread.error().message, "cannot read the folder '" + dir + "/file/1': Not a directory");
+  EXPECT_TRUE(DiskTier(dir + "/nowhere", 1 << 20).list(&(unread = {})).empty());
+  EXPECT_TRUE(unread) << "this is one that nobody has made yet";
 }
 
 TEST_F(KernelCacheDisk, ALockIsOnesUntilItEnds) {
