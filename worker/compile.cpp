@@ -21,12 +21,16 @@ namespace {
 
 constexpr const char* kAllGpus = "sm_80,sm_86,sm_89,sm_90a,sm_100a,sm_120a";
 
-// Each word once.
+// Each word once, without the blanks around it.
 std::vector<std::string> split(const std::string& list) {
+  constexpr const char* kBlanks = " \t\r\n";
   std::vector<std::string> words;
   std::istringstream in(list);
-  for (std::string word; std::getline(in, word, ',');)
+  for (std::string part; std::getline(in, part, ',');) {
+    const auto first = part.find_first_not_of(kBlanks);
+    const std::string word = first == std::string::npos ? "" : part.substr(first, part.find_last_not_of(kBlanks) + 1 - first);
     if (std::find(words.begin(), words.end(), word) == words.end()) words.push_back(word);
+  }
   return words;
 }
 

@@ -8,6 +8,7 @@
 #include "pipeline/region/backends/cached.h"
 #include "pipeline/region/backends/channels_last.h"
 #include "pipeline/region/backends/cpu_jit.h"
+#include "pipeline/region/backends/host_module.h"
 #include "pipeline/region/backends/known_compiler.h"
 #include "pipeline/region/backends/matrix_copies.h"
 #include "pipeline/region/backends/nvrtc.h"
@@ -130,11 +131,18 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
     const auto spent = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
     return AheadRegion{name, arch, std::string(name_of(shape.type)), made.compiled, spent.count(), key, made.entry, std::move(explained)};
   };
+  // What does not load here loads on no worker like this one: it must not go to them as compiled. A cubin nobody here can ask about.
+  Usable loads;
+  if (host)
+    loads = [](const Entry& entry) -> Result<void> {
+      auto module = HostModule::load(entry);
+      return module ? Result<void>() : module.error();
+    };
   std::vector<std::future<Result<AheadRegion>>> running;  // all at once
   for (const Block& block : blocks)
     running.push_back(std::async(std::launch::async, [&]() -> Result<AheadRegion> {
       const auto start = Clock::now();
-      auto made = compile_cached(cache, block.plan, block.source, **compiler, arch);
+      auto made = compile_cached(cache, block.plan, block.source, **compiler, arch, loads);
       if (!made) return made.error();
       return region_of(block.plan.program.block, start, *made, block.key, explain(block.plan, *made->entry));
     }));

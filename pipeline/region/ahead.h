@@ -50,7 +50,8 @@ Result<void> check_architectures(const std::vector<std::string>& architectures);
 
 // FLUX's blocks (double, single: which of them the model has), without and with adapters (one program where the kernels are the same), and a
 // GPU's fixed programs, for one architecture, through the cache, under the keys that a worker there asks for. kInvalidArgument: check_architectures(); kUnavailable
-// names the compiler that is missing; kInternal a source that was refused. Of the options it takes the compilers' files and which
+// names the compiler that is missing; kInternal a source that was refused; kDataCorrupt a program
+// for the host that does not load. Of the options it takes the compilers' files and which
 // components are compiled; where that leaves nothing, the report is empty and no compiler is needed. Blocks for a few seconds.
 Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, bool with_single, const std::string& arch,
                                   kernel_cache::KernelCache& cache, const CompileOptions& options = {});

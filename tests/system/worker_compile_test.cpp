@@ -43,6 +43,12 @@ TEST_F(WorkerCompile, FillsTheCacheOnceForTheHost) {
   }
 }
 
+TEST_F(WorkerCompile, TakesEachArchitectureOnceWithBlanksAroundIt) {
+  Program program("ditfleet-worker", compile({"--arch", " cpu,cpu , cpu", "--json"}));
+  ASSERT_EQ(program.wait(), 0) << program.err();
+  EXPECT_EQ(json::parse(program.out()).as_object().at("regions").as_array().size(), 2u);
+}
+
 // What was compiled ahead is what a worker asks for: its picture compiles nothing. The compiler is out of reach then.
 TEST_F(WorkerCompile, AWorkerFindsWhatWasCompiled) {
   const Words draw = {"generate", "--model", kModel, "--prompt", "x", "--device", "cpu", "--size", "64x64", "--steps", "1", "--seed", "1",
@@ -207,6 +213,15 @@ TEST_F(WorkerCompile, RefusesWhatItCannotBuild) {
   // Nor what it could not keep. What it logs goes to standard error.
   refused({"--arch", "cpu", "--json", "--set", "cache.dir=/proc/nowhere"}, {}, 1, "2 of 2 programs were compiled, but not kept");
   refused({"--arch", "cpu", "--model", "/nowhere"}, {}, 2, "");  // --model twice
+  // Nor what no worker could load.
+  const std::string cut = dir_ + "/cut";
+  std::ofstream(cut) << "#!/bin/sh\nc++ \"$@\" || exit\nfor last; do :; done\ncase $last in *.so) truncate -s 3000 \"$last\";; esac\n";
+  std::filesystem::permissions(cut, std::filesystem::perms::owner_all);
+  refused({"--arch", "cpu", "--set", "cache.dir=" + dir_ + "/cut-cache", "--set", "compile.cxx=" + cut}, {}, 1, "cannot be loaded: it is no whole ELF file");
+  const std::string silent = dir_ + "/silent";
+  std::ofstream(silent) << "#!/bin/sh\ncase \"$*\" in *--version*|*--help=target*) exec c++ \"$@\";; esac\nexit 0\n";
+  std::filesystem::permissions(silent, std::filesystem::perms::owner_all);
+  refused({"--arch", "cpu", "--set", "cache.dir=" + dir_ + "/cut-cache", "--set", "compile.cxx=" + silent}, {"TMPDIR=" + dir_}, 1, "ended with 0: it made nothing; it said nothing");
   Program missing("ditfleet-worker", {"compile", "--model", "/nowhere", "--arch", "cpu", "--set", "cache.dir=" + dir_ + "/cache"});
   EXPECT_EQ(missing.wait(), 1);
   EXPECT_THAT(missing.err(), HasSubstr("/nowhere/transformer/config.json"));

@@ -51,8 +51,9 @@ class CpuJit : public Compiler {
         return unavailable("[cpu_jit] region " + region + ": " + std::strerror(ENOSPC) + " in " + std::filesystem::path(folder.path()).parent_path().string() +
                            " for " + program_ + ": " + first_error(run->output));
       const std::string kept = keep_source(region, ".cpp", source.text);
+      const std::string said = run->output.empty() ? "it said nothing" : first_error(run->output);
       return internal_error("[cpu_jit] region " + region + ": " + program_ + " ended with " + std::to_string(run->exit_code) + ": " +
-                            first_error(run->output) + (kept.empty() ? "" : "; the source is kept in " + kept));
+                            (run->exit_code == 0 ? "it made nothing; " : "") + said + (kept.empty() ? "" : "; the source is kept in " + kept));
     }
     Entry compiled{.region = region, .arch = arch, .kind = output_kind(), .code = std::move(code).value(), .source_bytes = source.text.size()};
     for (const KernelLaunch& launch : source.kernels)
