@@ -65,7 +65,7 @@ Result<Opened> open(const CacheFlags& flags, kernel_cache::FolderSecret missing)
 }
 
 bool wanted(const CacheFlags& flags, const Stored& stored) {
-  if (!flags.key.empty() && stored.key.hex() != flags.key) return false;
+  if (!flags.key.empty() && stored.key != *kernel_cache::Key::from_hex(flags.key)) return false;  // open() has looked whether it is one
   if (!flags.arch.empty() && !(stored.decoded && stored.decoded->arch == flags.arch)) return false;
   return !flags.bad || !stored.decoded;
 }

@@ -254,6 +254,9 @@ TEST_F(KernelCacheCommand, WhatIsBadIsNotExported) {
 TEST_F(KernelCacheCommand, PurgeRemovesWhatItIsAskedTo) {
   const RedisServer redis({.appendfsync = "no"});
   fill(&redis);
+  std::string capitals = key_of(1).hex();
+  for (char& digit : capitals) digit = static_cast<char>(std::toupper(static_cast<unsigned char>(digit)));
+  EXPECT_EQ(ask({"list", "--json", "--key", capitals, "--tier", "disk"}, &redis).json.at("entries").as_array().size(), 1u);
   EXPECT_EQ(ask({"purge", "--json", "--key", key_of(1).hex()}, &redis).json.at("removed").at("disk").as_int64(), 1);
   EXPECT_EQ(ask({"purge", "--json", "--arch", "sm_80"}, &redis).json.at("removed").at("redis").as_int64(), 0);
   EXPECT_EQ(ask({"purge", "--json", "--tier", "disk"}, &redis).json.at("removed").at("disk").as_int64(), 4);
