@@ -17,8 +17,9 @@ at::Tensor room_of(const LinearSlot& slot) {
 
 at::Tensor apply_linear(const LinearSlot& slot, const at::Tensor& x) {
   at::Tensor out = at::linear(x, slot.weight, slot.bias);
+  // Not mul_(): on a CPU that rounds the factor itself to the tensor's type before it multiplies, which Python's operators do not.
   for (const LowRank& term : slot.low_rank)
-    out.narrow(-1, term.first_row, term.up.size(0)).add_(at::linear(at::linear(x, term.down), term.up).mul_(term.scale));
+    out.narrow(-1, term.first_row, term.up.size(0)).add_(at::linear(at::linear(x, term.down), term.up).mul(term.scale));
   return out;
 }
 

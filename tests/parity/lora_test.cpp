@@ -1,5 +1,11 @@
 // Pictures with adapters against those of diffusers with PEFT (tests/fixtures/lora), every format of a file against
 // the first, and that requests with different adapters do not see one another.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -13,6 +19,7 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine.h"
+#include "pipeline/models/linear.h"
 #include "pipeline/weights/safetensors.h"
 #include "pipeline/weights/safetensors_writer.h"
 #include "shared/core/json.h"
@@ -281,6 +288,22 @@ TEST_F(LoraTest, AskedForASmallerLargestRankRefuses) {
   auto refused = model->encode(load("one").request);
   ASSERT_FALSE(refused);
   EXPECT_NE(refused.error().message.find("rank 4; it must be from 1 to 3"), std::string::npos) << refused.error().message;
+}
+
+// The strength 0.7 is 0.69921875 in bf16: PEFT multiplies by 0.7 and rounds the product.
+TEST(ApplyLinear, AStrengthIsNotRoundedToTheModelsType) {
+  at::Generator generator = at::detail::createCPUGenerator(1);
+  const auto draw = [&](std::vector<std::int64_t> shape) { return at::randn(shape, generator).to(at::kBFloat16); };
+  LinearSlot slot{.weight = draw({24, 16}), .bias = draw({24})};
+  const at::Tensor x = draw({1, 40, 16}), down = draw({4, 16}), up = draw({12, 4}), plain = apply_linear(slot, x);
+  const at::Tensor product = at::linear(at::linear(x, down), up).to(at::kFloat);
+  for (const double strength : {0.7, -0.3, 1.0, 0.5}) {
+    slot.low_rank = {{down, up, 12, strength}};
+    const at::Tensor out = apply_linear(slot, x);
+    EXPECT_TRUE(at::equal(out.narrow(-1, 0, 12), plain.narrow(-1, 0, 12)));
+    const at::Tensor term = (product * at::scalar_tensor(strength, at::kFloat)).to(at::kBFloat16);
+    EXPECT_TRUE(at::equal(out.narrow(-1, 12, 12), plain.narrow(-1, 12, 12) + term)) << strength;
+  }
 }
 
 }  // namespace

@@ -22,8 +22,7 @@ class OneByOne : public MatrixCopies {
         copy.to.zero_();
         continue;
       }
-      copy.to.copy_(copy.from);
-      if (copy.scale != 1) copy.to.mul_(copy.scale);
+      copy.to.copy_(copy.scale == 1 ? copy.from : copy.from.mul(copy.scale));  // mul_() would round the scale to the matrix's type first
     }
   }
 
