@@ -76,6 +76,8 @@ ServiceOptions service_options(const config::Settings& settings) {
   options.heartbeat = std::chrono::milliseconds(settings.worker.heartbeat_ms);
   options.drain = std::chrono::milliseconds(settings.worker.drain_ms);
   options.warmup = settings.worker.warmup;
+  for (const auto& [name, model] : settings.models) options.models.push_back(name);
+  options.adapter_slots = settings.worker.lora.slots;
   return options;
 }
 

@@ -199,6 +199,10 @@ asio::awaitable<Result<std::string>> Service::beat() {
   info.device_name = models_.device_name;
   info.precision = models_.precision;
   for (const auto& [name, model] : models_.models) info.models.push_back(name);
+  if (loading_) {
+    info.models = options_.models;
+    info.adapter_slots = options_.adapter_slots;
+  }
   info.warm_classes = runner_.warm_classes();
   info.capacity = options_.capacity;
   info.started_ms = started_ms_;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "shared/core/named_thread.h"
 #include "shared/core/task_group.h"
@@ -31,6 +32,9 @@ struct ServiceOptions {
   std::chrono::milliseconds heartbeat{1000};
   std::chrono::milliseconds drain{30'000};
   bool warmup = true;
+  // What it will have once it is loaded: told from the first heartbeat on, for jobs are judged while models load.
+  std::vector<std::string> models;
+  int adapter_slots = 0;
 };
 
 struct ServiceParts {

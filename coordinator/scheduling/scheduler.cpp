@@ -43,12 +43,12 @@ std::vector<WorkerId> Scheduler::update_fleet(const std::vector<queue::WorkerInf
   return changed;
 }
 
-// 0: nobody knows, for there was no worker yet, or one that starts may have more.
+// 0: nobody knows, for there was no worker yet, or one that starts has not said how many it will have.
 int Scheduler::slots_for(const std::string& model) const {
   const auto it = model_ids_.find(model);
   if (it == model_ids_.end() || it->second >= slots_seen_.size()) return 0;
   const auto& workers = fleet_.with_model(it->second);
-  const bool starts = std::any_of(workers.begin(), workers.end(), [this](WorkerId w) { return fleet_.at(w).standing == Standing::kStarting; });
+  const bool starts = std::any_of(workers.begin(), workers.end(), [this](WorkerId w) { return fleet_.at(w).standing == Standing::kStarting && fleet_.adapters().slots(w) == 0; });
   return starts ? 0 : slots_seen_[it->second];
 }
 

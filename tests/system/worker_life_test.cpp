@@ -20,9 +20,14 @@ TEST_F(WorkerLife, AModelThatDoesNotLoadEndsTheProcess) {
 TEST_F(WorkerLife, WarmsUpBeforeItIsReady) {
   auto options = service_options();
   options.warmup = true;
+  options.models = {"demo"};
+  options.adapter_slots = 3;
   script_->step_ms = 200;
   auto worker = start_worker(options);
   ASSERT_TRUE(until([&] { return worker_state("w1") == "starting"; }));
+  const auto starting = wait(client_->workers(soon()))->at(0);
+  EXPECT_EQ(starting.models, std::vector<std::string>{"demo"}) << "what it will have is told at once";
+  EXPECT_EQ(starting.adapter_slots, 3);
   ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
   EXPECT_TRUE(logged("pixels 0")) << "one real picture";
   const auto workers = *wait(client_->workers(soon()));

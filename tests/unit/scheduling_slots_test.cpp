@@ -142,6 +142,20 @@ TEST_F(SlotsTest, more_adapters_than_any_worker_has_slots_are_rejected_with_both
   EXPECT_EQ(owner_of("patient"), "");
 }
 
+TEST_F(SlotsTest, a_starting_worker_that_tells_its_slots_is_judged_by) {
+  auto starting = with_slots("w", 4);
+  starting.state = "starting";
+  scheduler->on_workers({starting}, now);
+  submit("wide", with({1, 2, 3, 4, 5}));
+  submit("fits", with({1, 2, 3, 4}));
+  ASSERT_EQ(store.rejected.size(), 1u);
+  EXPECT_EQ(store.rejected[0].id, "wide");
+  EXPECT_EQ(owner_of("fits"), "");
+  scheduler->on_workers({with_slots("w", 4)}, now);
+  settle();
+  EXPECT_EQ(owner_of("fits"), "w:1");
+}
+
 TEST_F(SlotsTest, workers_without_slots_reject_nothing) {
   scheduler->on_workers({with_slots("plain", 0)}, now);
   submit("1", with({1}));
