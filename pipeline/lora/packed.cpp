@@ -52,7 +52,8 @@ std::shared_ptr<const PackedAdapter> read_packed_adapter(const std::string& path
 std::int64_t most_packed_elements(const LoraBase& base, std::int64_t max_rank) {
   std::int64_t elements = 0;
   for (const auto* part : {&base.transformer, &base.clip, &base.t5})
-    for (const BaseLinear& linear : *part) elements += aligned(max_rank * linear.in) + aligned(max_rank * linear.out);
+    for (const BaseLinear& linear : *part)  // B may come in two pieces: the last modulation's halves change places in BFL's files
+      elements += aligned(max_rank * linear.in) + aligned(max_rank * linear.out) + kPackedAlignment;
   return elements;
 }
 

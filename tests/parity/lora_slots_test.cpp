@@ -114,6 +114,32 @@ TEST_F(LoraSlots, SwapsLeaveNoTrace) {
   }
 }
 
+// At every linear, at the largest rank, where no size is a multiple of what matrices are aligned to.
+TEST_F(LoraSlots, TheLargestAdapterFitsIntoASlotInEveryNaming) {
+  const auto adapters = fs::path(golden::Case{"dev", "plain"}.model_dir()).parent_path().parent_path().parent_path() / "lora/adapters";
+  std::vector<at::Tensor> values;
+  std::vector<TensorToWrite> tensors;
+  for (const auto& [name, prefix] : std::vector<std::pair<std::string, std::string>>{{"all", "transformer."}, {"clip", "text_encoder."}, {"t5", "text_encoder_2."}}) {
+    const auto file = unwrap(SafetensorsFile::open((adapters / (name + ".safetensors")).string()));
+    for (const auto& view : file.entries()) {
+      if (!view.name.starts_with(prefix)) continue;
+      std::vector<std::int64_t> shape = view.shape;
+      shape[view.name.find("lora_A") == std::string::npos ? 1 : 0] = 1;
+      std::string bfl = view.name;
+      if (const std::string last = "transformer.norm_out.linear"; bfl.starts_with(last)) bfl.replace(0, last.size(), "diffusion_model.final_layer.adaLN_modulation.1");
+      values.push_back(at::full(shape, 0.01, at::kFloat));
+      tensors.push_back({bfl, DType::kF32, shape, {static_cast<const std::byte*>(values.back().const_data_ptr()), values.back().nbytes()}});
+    }
+  }
+  const std::string path = folder_ / "largest.safetensors";
+  unwrap(write_safetensors(path, std::move(tensors), {}));
+  EngineOptions options{golden::test_device(), "fp32", 0, golden::test_compile()};
+  options.lora_slots = options.max_lora_rank = 1;
+  const auto engine = unwrap(Engine::create(options));
+  const auto prepared = load(*engine)->encode(request({{path, 1, "largest"}}));
+  EXPECT_TRUE(prepared) << prepared.error().message;
+}
+
 // Columns that are there for the rounding of ranks hold what was before: times zero that must be nothing.
 TEST_F(LoraSlots, AHugeAdapterLeavesNoTrace) {
   const LoraRequest small = adapter("small", 3), huge = adapter("huge", 16, "", 1, 3e38), beyond = adapter("beyond", 16, "", 1, 1e39, DType::kF64);
