@@ -22,10 +22,13 @@ namespace {
 
 constexpr std::size_t kListed = 6, kLongestName = 120;
 
+// As a message repeats it. A name that was found in the base may still hold anything, as that of a PEFT adapter: .lora_A.NAME.weight.
+std::string shown(std::string_view name) { return excerpt(name, kLongestName); }
+
 // "a, b and 3 more"
 std::string list(const std::vector<std::string>& names) {
   std::string text;
-  for (std::size_t i = 0; i < names.size() && i < kListed; ++i) text += (i == 0 ? "" : ", ") + excerpt(names[i], kLongestName);
+  for (std::size_t i = 0; i < names.size() && i < kListed; ++i) text += (i == 0 ? "" : ", ") + shown(names[i]);
   return names.size() > kListed ? text + " and " + std::to_string(names.size() - kListed) + " more" : text;
 }
 
@@ -116,7 +119,7 @@ class Reader {
       Module& module = modules_[target];
       module.name = key.module;
       const TensorEntry*& place = key.kind == LoraKeyKind::kDown ? module.down : key.kind == LoraKeyKind::kUp ? module.up : module.alpha;
-      if (place) return wrong(place->name + " and " + entry.name + " are the same weight; one of them must go");
+      if (place) return wrong(shown(place->name) + " and " + shown(entry.name) + " are the same weight; one of them must go");
       place = &entry;
     }
     if (!dora.empty()) return wrong("it is a DoRA adapter (" + list(dora) + "); only plain LoRA can be applied");
@@ -159,21 +162,21 @@ class Reader {
     for (std::size_t i = 1; i < all.size(); ++i) {
       const Rows &a = all[i - 1], &b = all[i];
       if (a.part != b.part || a.slot != b.slot || a.end <= b.first) continue;
-      return wrong(a.module->any()->name + " and " + b.module->any()->name + " change the same rows of one matrix; one of them must go");
+      return wrong(shown(a.module->any()->name) + " and " + shown(b.module->any()->name) + " change the same rows of one matrix; one of them must go");
     }
     return {};
   }
 
   Result<LoraTerm> term_of(const LoraTarget& target, const Module& module, const LoraScaling& scaling) const {
     if (!module.down || !module.up) {
-      return wrong(module.any()->name + " is there without its partner; a module has A (down) and B (up)");
+      return wrong(shown(module.any()->name) + " is there without its partner; a module has A (down) and B (up)");
     }
     LoraTerm term{&target, file_.view(*module.down), file_.view(*module.up), 0, 1};
     for (const TensorView* view : {&term.down, &term.up})
-      if (view->shape.size() != 2) return wrong(std::string(view->name) + " is " + shape_of(*view) + "; A must be [rank, in] and B [out, rank]");
+      if (view->shape.size() != 2) return wrong(shown(view->name) + " is " + shape_of(*view) + "; A must be [rank, in] and B [out, rank]");
     term.rank = term.down.shape[0];
     if (term.up.shape[1] != term.rank)
-      return wrong(std::string(term.down.name) + " is " + shape_of(term.down) + " and " + std::string(term.up.name) + " is " + shape_of(term.up) +
+      return wrong(shown(term.down.name) + " is " + shape_of(term.down) + " and " + shown(term.up.name) + " is " + shape_of(term.up) +
                    "; the rank must be the same: A is [rank, in] and B [out, rank]");
     if (term.down.shape[1] != target.in || term.up.shape[0] != target.out)
       return wrong(module.name + " is from " + std::to_string(term.down.shape[1]) + " to " + std::to_string(term.up.shape[0]) + " values, in this model from " +
@@ -183,19 +186,19 @@ class Reader {
     for (const TensorView* view : {&term.down, &term.up}) {
       const auto finite = all_finite(view->dtype, view->bytes);
       if (!finite)
-        return wrong(std::string(view->name) + " is of type " + std::string(dtype_name(view->dtype)) + "; adapters must be F32, BF16, F16 or F64");
-      if (!*finite) return wrong(std::string(view->name) + " holds NaN or infinity; every weight must be finite");
+        return wrong(shown(view->name) + " is of type " + std::string(dtype_name(view->dtype)) + "; adapters must be F32, BF16, F16 or F64");
+      if (!*finite) return wrong(shown(view->name) + " holds NaN or infinity; every weight must be finite");
     }
     std::optional<double> alpha;
     if (module.alpha) {
       alpha = number_of(file_.view(*module.alpha));
-      if (!alpha) return wrong(module.alpha->name + " must be one finite number");
-      if (scaling.gives_alpha(target.part)) return wrong("both " + module.alpha->name + " and lora_adapter_metadata give an alpha; one of them must go");
+      if (!alpha) return wrong(shown(module.alpha->name) + " must be one finite number");
+      if (scaling.gives_alpha(target.part)) return wrong("both " + shown(module.alpha->name) + " and lora_adapter_metadata give an alpha; one of them must go");
     }
     const auto scale = scaling.scale(target.part, LoraNames::split(module.name).rest, term.rank, alpha);
     if (!scale) return wrong(scale.error().message);
     if (!std::isfinite(static_cast<float>(*scale)))
-      return wrong("the alpha of " + excerpt(module.name, kLongestName) + " is so large that its scale (alpha / rank) is more than fp32 holds");
+      return wrong("the alpha of " + shown(module.name) + " is so large that its scale (alpha / rank) is more than fp32 holds");
     term.scale = *scale;
     return term;
   }

@@ -6,6 +6,7 @@
 #include "pipeline/lora/file.h"
 #include "pipeline/lora/finite.h"
 #include "pipeline/models/parameters.h"
+#include "shared/core/excerpt.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -17,7 +18,7 @@ at::Tensor cast(const LoraFile& file, const TensorView& view, c10::ScalarType ty
   at::Tensor out = copy_to({c10::Device(c10::DeviceType::CPU), type}, view);
   const DType to = type == c10::ScalarType::BFloat16 ? DType::kBF16 : DType::kF32;
   if (view.dtype != to && !all_finite(to, {static_cast<const std::byte*>(out.const_data_ptr()), out.nbytes()}).value_or(false))
-    fail(Code::kInvalidArgument, "[lora] " + file.file.path() + ": " + std::string(view.name) + " holds numbers beyond what " + std::string(dtype_name(to)) +
+    fail(Code::kInvalidArgument, "[lora] " + file.file.path() + ": " + excerpt(view.name, 120) + " holds numbers beyond what " + std::string(dtype_name(to)) +
                                      " holds, the model's type (3.4e38 at most); in that type, too, every weight must be finite", "loras");
   return out;
 }

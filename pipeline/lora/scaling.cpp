@@ -62,7 +62,7 @@ Result<LoraScaling> LoraScaling::parse(const std::map<std::string, std::string>&
         if (!patterns) return wrong(shown, value, "an object of numbers");
         for (const auto& [pattern, alpha] : *patterns) {
           const auto number = finite_number(alpha);
-          if (!number) return wrong(shown + "." + std::string(pattern), alpha, "a finite number");
+          if (!number) return wrong(shown + "." + excerpt(std::string_view(pattern), 60), alpha, "a finite number");
           auto parsed_pattern = ModulePattern::parse(pattern);
           if (!parsed_pattern) return wrong_pattern(shown, parsed_pattern.error());
           s.patterns.emplace_back(std::move(*parsed_pattern), *number);

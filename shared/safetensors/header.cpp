@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "shared/core/bytes.h"
+#include "shared/core/excerpt.h"
 #include "shared/core/json.h"
 
 namespace ditfleet::safetensors {
@@ -22,9 +23,7 @@ Error corrupt(std::string_view file_name, const std::string& what) {
 // A tensor's name as a message shows it: a hostile header must not fill the log.
 std::string quoted(std::string_view name) {
   constexpr std::size_t kLongest = 200;
-  std::string text = "\"";
-  text += name.size() <= kLongest ? std::string(name) : std::string(name.substr(0, kLongest)) + "…";
-  return text + "\"";
+  return '"' + excerpt(name, kLongest) + (name.size() <= kLongest ? "\"" : "…\"");
 }
 
 // What boost::json's parser calls as it reads. Depth 1 is the whole header, depth 2 one tensor or the

@@ -201,6 +201,19 @@ TEST_F(LoraFileTest, ListsUnknownKeysShortened) {
   EXPECT_LT(refusal(read()).size(), 1000u);
 }
 
+TEST_F(LoraFileTest, NamesDriveNoTerminal) {
+  EXPECT_SAYS(refusal(read_these({{"lora_\x1b[2J\n", filled({1})}})), R"(lora_\x1b[2J\n)");
+  auto tensors = pair_of(kQ, kWidth, kWidth + 1, 2, ".lora_A.a\x1b[31m.weight", ".lora_B.a\x1b[31m.weight");
+  tensors.begin()->second.values[0] = std::numeric_limits<float>::infinity();
+  for (const std::int64_t width : {kWidth + 1, kWidth}) {  // another base's; not finite
+    tensors.rbegin()->second = filled({width, 2});
+    EXPECT_EQ(refusal(read_these(tensors)).find('\x1b'), std::string::npos);
+  }
+  EXPECT_SAYS(refusal(read()), R"(lora_A.a\x1b[31m.weight holds NaN)");
+  const std::map<std::string, std::string> metadata = {{"lora_adapter_metadata", R"({"alpha_pattern":{"a\u001b[31m":"x"}})"}};
+  EXPECT_SAYS(refusal(read_these(pair_of(kQ, kWidth, kWidth), metadata)), R"(alpha_pattern.a\x1b[31m is)");
+}
+
 TEST_F(LoraFileTest, RefusesBlocksThatAreNotThere) {
   for (const char* module : {"transformer.transformer_blocks.2.attn.to_q", "lora_unet_double_blocks_17_img_attn_proj", "text_encoder.text_model.encoder.layers.9.mlp.fc1"})
     EXPECT_SAYS(refusal(read_these(pair_of(module, kWidth, kWidth))), "blocks that this model lacks");

@@ -112,6 +112,12 @@ TEST(SafetensorsHeader, RefusesWrongFields) {
                  "\"t\" is there twice");
 }
 
+// Whoever reads the message may do so on a terminal.
+TEST(SafetensorsHeader, WritesControlCharactersOfNamesOut) {
+  const std::string name = R"(evil\n\u001b[2J\u0007\u007f\u009b\u00e9)";
+  expect_corrupt(file_bytes("{\"" + name + R"(":{"dtype":"F32","shape":[3],"data_offsets":[0,4]}})", std::string(4, '\0')), R"("evil\n\x1b[2J\x07\x7f\x9bé")");
+}
+
 TEST(SafetensorsHeader, RefusesRangesThatLie) {
   const std::string data(8, '\0');
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1],"data_offsets":[0,8])"), data), "takes 4 bytes");
