@@ -28,6 +28,10 @@ Error told(const Error& error) {
   if (error.code == Code::kPermissionDenied) {
     return unavailable("the registry's Redis does not let this service in: redis.url needs a user and password with the rights for it [" + error.message + "]");
   }
+  if (error.code == Code::kResourceExhausted) {
+    return Error{error.code, "the registry's Redis is at its memory limit, and nothing was changed: raise its maxmemory, remove adapters, or register a file by its path, "
+                             "whose bytes it does not keep [" + error.message + "]", {}};
+  }
   if (error.code != Code::kUnavailable && error.code != Code::kDeadlineExceeded) return error;
   return unavailable("the registry's Redis does not answer; nothing was changed, or all of it: try again shortly [" + error.message + "]");
 }

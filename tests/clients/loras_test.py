@@ -47,6 +47,18 @@ class Uploads(Base):
         self.assertEqual(self.first.request("DELETE", "/v1/loras/style.v1").status, 404)
         self.assertEqual(self.chunk_keys(), [])
 
+    def test_a_redis_that_is_full(self):
+        self.put("there", adapter(1))
+        self.redis("CONFIG", "SET", "maxmemory", "1")
+        self.addCleanup(self.redis, "CONFIG", "SET", "maxmemory", "0")
+        answer = self.put("more", adapter(2))
+        self.assertEqual((answer.status, answer.error["code"]), (429, "resource_exhausted"))
+        for word in ("memory limit", "maxmemory", "by its path"):
+            self.assertIn(word, answer.error["message"])
+        self.assertEqual(self.first.request("DELETE", "/v1/loras/there").status, 200)
+        self.redis("CONFIG", "SET", "maxmemory", "0")
+        self.assertEqual((self.names(), self.chunk_keys()), ([], []))
+
     def test_a_connection_goes_on_after_an_upload(self):
         connection = http.client.HTTPConnection(self.first.host, timeout=20)
         headers = {**BYTES, "Authorization": "Bearer " + KEYS["first"]}
