@@ -253,7 +253,7 @@ asio::awaitable<Response> Api::list_workers(CallPtr call) {
     // An adapter's digest tells whoever has that file who draws with it.
     std::set<std::string> own;
     if (options_.lora_directory) {
-      for (const loras::Adapter& adapter : options_.lora_directory->list(call->caller.tenant)) own.insert(adapter.sha256);
+      for (const loras::Adapter& adapter : options_.lora_directory->list(call->caller.tenant).adapters) own.insert(adapter.sha256);
     }
     for (auto& worker : *workers) {
       for (auto* digests : {&worker.adapters, &worker.host_adapters}) {

@@ -1,6 +1,7 @@
 #include "coordinator/gateway/lora_json.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "shared/core/bytes.h"
 #include "shared/core/excerpt.h"
@@ -11,7 +12,7 @@
 namespace ditfleet::gateway {
 namespace {
 
-constexpr std::size_t kMostModels = 64;
+constexpr std::size_t kMostModels = 64, kMostListed = 1000;
 
 Result<json::object> object_of(std::string_view body) {
   auto value = parse_json(body);
@@ -141,6 +142,23 @@ Result<bool> parse_lora_patch(std::string_view body) {
   const json::value* pinned = object->if_contains("pinned");
   if (!pinned) return invalid_argument("pinned is missing; send {\"pinned\": true} or {\"pinned\": false}", "pinned");
   return flag_of(*pinned);
+}
+
+Result<LoraPage> parse_lora_page(const Request& request) {
+  if (auto known = check_lora_query(request, {"limit", "cursor"}); !known) return known.error();
+  LoraPage page;
+  for (const auto& [name, value] : request.query) {
+    if (name == "limit") {
+      const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), page.most);
+      if (error != std::errc() || end != value.data() + value.size() || page.most < 1 || page.most > kMostListed) {
+        return invalid_argument("'limit' must be a whole number from 1 to " + std::to_string(kMostListed) + "; without it all are listed", "limit");
+      }
+    } else if (name == "cursor" && !value.empty()) {
+      if (!loras::check_name(value)) return invalid_argument("'" + excerpt(value, 64) + "' is no cursor; it must be the next_cursor of the page before", "cursor");
+      page.after = value;
+    }
+  }
+  return page;
 }
 
 Result<void> check_lora_query(const Request& request, const std::vector<std::string>& more) {

@@ -36,6 +36,14 @@ std::string lora_etag(const loras::Adapter& adapter);
 // Whether an If-Match field names the record: its tag, its digest alone (whatever else was changed), or *.
 bool matches_lora(std::string_view if_match, const loras::Adapter& adapter);
 
+// A page of the list: names after this one, so many at most. Without a limit it is all of them.
+struct LoraPage {
+  std::string after;
+  std::size_t most = 0;  // 0: any number
+};
+// kInvalidArgument with param for a limit that is no number from 1 to 1000, a cursor that is no name, and what is no parameter of a list.
+Result<LoraPage> parse_lora_page(const Request& request);
+
 // kInvalidArgument, with the name as param, for a parameter that is neither "tenant" nor any of `more`.
 Result<void> check_lora_query(const Request& request, const std::vector<std::string>& more = {});
 // Whose adapters the request is about: the caller's, or those that ?tenant= names, which only an administrator may.

@@ -100,14 +100,17 @@ Result<std::string> Api::resolve_lora(const std::string& tenant, const job::Lora
 
 asio::awaitable<Response> Api::list_loras(CallPtr call) {
   if (!options_.lora_directory) co_return no_registry();
-  if (auto known = check_lora_query(call->request); !known) co_return error_response(known.error());
+  const auto page = parse_lora_page(call->request);
+  if (!page) co_return error_response(page.error());
   const auto tenant = lora_tenant(call->request, call->caller);
   if (!tenant) co_return error_response(tenant.error());
   auto fresh = co_await refresh_loras();
   if (!fresh) co_return error_response(fresh.error());
+  const auto found = options_.lora_directory->list(*tenant, page->after, page->most);
   json::array list;
-  for (const Adapter& adapter : options_.lora_directory->list(*tenant)) list.push_back(lora_json(adapter));
-  co_return json_response(200, json::serialize(json::object{{"object", "list"}, {"loras", std::move(list)}})).with("Cache-Control", "no-store");
+  for (const Adapter& adapter : found.adapters) list.push_back(lora_json(adapter));
+  const std::string next = found.more ? found.adapters.back().name : std::string();
+  co_return json_response(200, json::serialize(json::object{{"object", "list"}, {"loras", std::move(list)}, {"next_cursor", next}})).with("Cache-Control", "no-store");
 }
 
 asio::awaitable<Response> Api::get_lora(CallPtr call) {

@@ -97,16 +97,20 @@ Result<std::string> Directory::resolve(const std::string& tenant, const std::str
   return adapter->sha256;
 }
 
-std::vector<Adapter> Directory::list(const std::string& tenant) const {
-  std::vector<Adapter> out;
+Directory::Page Directory::list(const std::string& tenant, const std::string& after, std::size_t most) const {
+  Page page;
   const std::string prefix = field_of(tenant, "");
-  for (auto it = records_.lower_bound(prefix); it != records_.end() && it->first.starts_with(prefix); ++it) out.push_back(it->second);
-  return out;
+  for (auto it = records_.upper_bound(prefix + after); it != records_.end() && it->first.starts_with(prefix); ++it) {
+    page.more = most > 0 && page.adapters.size() == most;
+    if (page.more) break;
+    page.adapters.push_back(it->second);
+  }
+  return page;
 }
 
 std::vector<std::string> Directory::names(const std::string& tenant) const {
   std::vector<std::string> out;
-  for (const Adapter& adapter : list(tenant)) out.push_back(adapter.name);
+  for (const Adapter& adapter : list(tenant).adapters) out.push_back(adapter.name);
   return out;
 }
 

@@ -1,6 +1,7 @@
 // All records of the registry in memory, for processes that resolve names at every request.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -30,7 +31,12 @@ class Directory {
   // this model.
   Result<std::string> resolve(const std::string& tenant, const std::string& name, const std::string& sha256, const std::string& model) const;
   std::vector<std::string> names(const std::string& tenant) const;  // sorted
-  std::vector<Adapter> list(const std::string& tenant) const;       // by name
+  struct Page {
+    std::vector<Adapter> adapters;  // by name
+    bool more = false;
+  };
+  // Those whose names come after this one ("": all), as many as `most` (0: all).
+  Page list(const std::string& tenant, const std::string& after = {}, std::size_t most = 0) const;
   // By digest, whoever's: pinned if one record with it is.
   const std::set<std::string>& pinned() const { return pinned_; }
   const std::map<std::string, std::int64_t>& bytes() const { return bytes_; }

@@ -47,6 +47,31 @@ class Uploads(Base):
         self.assertEqual(self.first.request("DELETE", "/v1/loras/style.v1").status, 404)
         self.assertEqual(self.chunk_keys(), [])
 
+    def test_pages(self):
+        names = ["A", "a", "a-1", "a.b", "b", "z" * 128]
+        for name in names:
+            self.put(name, adapter())
+        self.put("other", adapter(), self.second)
+        self.assertEqual(self.names(), names)
+        for limit in (1, 2, 3, 5, 6, 1000):
+            found, cursor = [], ""
+            while True:
+                page = self.first.get(f"/v1/loras?limit={limit}&cursor={cursor}").json()
+                self.assertEqual(len(page["loras"]), min(limit, len(names) - len(found)))
+                found += [lora["name"] for lora in page["loras"]]
+                cursor = page["next_cursor"]
+                if not cursor:
+                    break
+            self.assertEqual(found, names)
+        page = self.first.get("/v1/loras?cursor=a").json()
+        self.assertEqual(([lora["name"] for lora in page["loras"]], page["next_cursor"]), (names[2:], ""))
+        self.first.request("DELETE", "/v1/loras/a")  # a page that begins after what is gone
+        self.assertEqual(self.first.get("/v1/loras?limit=1&cursor=a").json()["loras"][0]["name"], "a-1")
+        for query, param in (("limit=0", "limit"), ("limit=1001", "limit"), ("limit=x", "limit"), ("limit=", "limit"), ("limit=-1", "limit"), ("limit=2.5", "limit"),
+                             ("cursor=/", "cursor"), ("page=2", "page")):
+            answer = self.first.get("/v1/loras?" + query)
+            self.assertEqual((answer.status, answer.error["param"]), (400, param), query)
+
     def test_a_redis_that_is_full(self):
         self.put("there", adapter(1))
         self.redis("CONFIG", "SET", "maxmemory", "1")
