@@ -75,6 +75,7 @@ void Scheduler::on_event(const queue::Event& event, std::int64_t now_us) {
   } else if (event.type == "ready") {
     for (int i = 0; i < static_cast<int>(job->units.size()); ++i) {
       if (job->units[i].where == Unit::Where::kPending) unit_ready(*job, i, event.at_ms * 1000, now_us);
+      else job->units[i].touched_us = now_us;
     }
   }
 }
@@ -87,6 +88,7 @@ void Scheduler::on_unit_event(Job& job, const queue::Event& event, int index, st
     // Before the registry tells that it drains it would be given the very same again.
     if (unit.where == Unit::Where::kHeld && field(event, "reason") == "handed back") fleet_.handed_back(unit.worker, event.at_ms * 1000);
     if (event.fields.empty()) {  // it was admitted; it may have been dispatched ahead of that
+      unit.touched_us = now_us;  // an audit that was asked for before, and has not seen it, must leave it alone
       if (unit.where == Unit::Where::kPending || unit.where == Unit::Where::kUnknown) unit_ready(job, index, event.at_ms * 1000, now_us);
     } else if (event.fields.contains("not_before_ms")) {
       unit_delayed(job, index, now_us);  // another "ready" follows when the retry is due

@@ -305,6 +305,22 @@ TEST_F(SchedulerTest, an_audit_leaves_alone_what_happened_after_it_was_asked_for
   EXPECT_EQ(scheduler->census().held, 1u);
 }
 
+// The open units were asked for between a job's arrival and its admission, and are told after it.
+TEST_F(SchedulerTest, an_audit_that_was_asked_for_before_an_admission_does_not_end_the_job) {
+  for (const std::string id : {"1", "3"}) {
+    scheduler->on_intake(std::vector{entry(id, spec("\"n\":" + id))}, now);
+    const auto asked = now += 1;
+    const auto seen = store.views();
+    now += 1;
+    settle();  // no worker yet: it waits
+    scheduler->audit(seen, asked, ++now);
+    EXPECT_NE(scheduler->waits_for({id, 0}, now), "");
+  }
+  workers({"w"});
+  settle();
+  EXPECT_EQ(owner_of("1"), "w:1");
+}
+
 TEST_F(SchedulerTest, unknown_units_in_the_feed_ask_for_an_audit) {
   scheduler->on_event({.job = "ghost", .type = "ready", .unit = 0}, now);
   EXPECT_TRUE(scheduler->wants_audit());
