@@ -21,6 +21,10 @@ namespace ditfleet::gateway {
 
 constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
 
+// What may lie in a connection's buffer: more than the headers may take. It bounds the lines in a body as well (a chunk's
+// extensions, the trailers), of which the parser takes none before its end.
+constexpr std::size_t kBufferBytes = 64u << 10;
+
 class Connection final : public Sink {
  public:
   using tcp = asio::ip::tcp;
@@ -54,7 +58,7 @@ class Connection final : public Sink {
 
   Stream stream_;
   std::chrono::milliseconds write_timeout_;
-  boost::beast::flat_buffer buffer_;
+  boost::beast::flat_buffer buffer_{kBufferBytes};
   std::function<void()> when_gone_;
   std::string probe_;
   bool gone_ = false, chunked_ = false, writing_ = false;

@@ -15,7 +15,8 @@ bool is_protocol_error(const boost::system::error_code& ec) {
 
 ReadProblem describe(const boost::system::error_code& ec) {
   if (ec == http::error::body_limit) return {413, "the body is larger than this service takes (gateway.max_body_bytes)", "payload_too_large"};
-  if (ec == http::error::header_limit || ec == http::error::buffer_overflow) return {431, "the headers are larger than 16 KiB", "headers_too_large"};
+  if (ec == http::error::header_limit) return {431, "the headers are larger than 16 KiB", "headers_too_large"};
+  if (ec == http::error::buffer_overflow) return {431, "a chunk's extensions, or the trailers, are larger than 64 KiB; send none", "headers_too_large"};
   if (ec == http::error::bad_version) return {505, "this is not HTTP/1.0 or HTTP/1.1", "bad_version"};
   return {400, "this is not a valid HTTP/1.1 request", "bad_request"};
 }

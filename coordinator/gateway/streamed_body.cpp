@@ -46,6 +46,7 @@ asio::awaitable<Result<std::string>> StreamedBody::read() {
   if (ec) {
     failed_ = true;
     if (limit.passed()) co_return Error{Code::kDeadlineExceeded, body_is_late().message, {}};
+    if (ec == http::error::buffer_overflow) co_return invalid_argument(describe(ec).message);
     if (is_protocol_error(ec)) co_return invalid_argument("the body is not valid HTTP/1.1: " + ec.message());
     co_return unavailable("the client went away before the end of the body");
   }

@@ -68,6 +68,23 @@ TEST_F(HttpServer, ABodyThatDoesNotComeInTimeIsAnswered) {
   EXPECT_THAT(exchange("GET /healthz HTTP/1.1\r\n" + kClose), HasSubstr("alive"));
 }
 
+// The parser takes a chunk's extensions and the trailers whole, and what it cannot take yet is kept: not without end.
+TEST_F(HttpServer, WhatIsNoBodyIsNotCollectedWithoutEnd) {
+  start();
+  for (const std::string begin : {"1;", "2\r\n{}\r\n0\r\nX: ", "2\r\n{}\r\n0\r\n"}) {
+    RawClient client(port_);
+    client.send("POST /v1/jobs HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + begin);
+    const std::string more = begin.ends_with("0\r\n") ? "A: b\r\n" : "aaaaaa";
+    std::string piece;
+    for (int i = 0; i < 1 << 15; ++i) piece += more;
+    client.send(piece);
+    const std::string answer = client.receive("}\n");
+    EXPECT_THAT(answer, testing::AllOf(StartsWith("HTTP/1.1 431 "), HasSubstr("Connection: close\r\n"), HasSubstr("the trailers, are larger than 64 KiB")))
+        << begin;
+  }
+  EXPECT_THAT(exchange("GET /healthz HTTP/1.1\r\n" + kClose), HasSubstr("alive"));
+}
+
 // As uploads are read: the handler says what becomes of it, and its answer arrives.
 TEST(HttpStreamedBody, APieceThatDoesNotComeInTimeIsTheHandlersToAnswer) {
   asio::io_context context;
