@@ -173,6 +173,7 @@ asio::awaitable<Response> Api::handle(Request request) {
 Response Api::refuse(int status, const std::string& message, const std::string& code) {
   Response response = status_response(status, message, code);
   response.close = true;
+  if (status == 503) response.with("Retry-After", "1");
   count_request("none", "none", status, 0);
   return response;
 }

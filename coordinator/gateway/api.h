@@ -120,6 +120,7 @@ class Api {
   JobService& service_;
   std::shared_ptr<EventHub> hub_;
   std::int64_t created_s_;
+  int open_streams_ = 0;  // of GET /v1/jobs/{id}/events
   asio::thread_pool disk_{1};  // reads files that are registered by path
 };
 

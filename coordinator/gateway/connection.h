@@ -12,6 +12,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -36,6 +37,8 @@ class Connection final : public Sink {
   Stream& stream() { return stream_; }
   boost::beast::flat_buffer& buffer() { return buffer_; }
   bool idle = false;  // between two requests
+  // Since when it has owed a request's head: the end of the request before, or its beginning. Empty while one is served.
+  std::optional<std::chrono::steady_clock::time_point> waits_since;
 
   // --- Sink ---
   bool gone() const override { return gone_; }

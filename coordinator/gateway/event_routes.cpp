@@ -1,5 +1,7 @@
 // GET /v1/jobs/{id}/events: a job's events as they happen, resumable by event id.
+#include <algorithm>
 #include <chrono>
+#include <string>
 
 #include "coordinator/gateway/api.h"
 #include "coordinator/gateway/error_body.h"
@@ -15,10 +17,11 @@ constexpr std::chrono::seconds kKeepAlive{15};
 
 // Counts a stream for as long as it is open.
 struct OpenStream {
-  OpenStream() { count_event_streams(1); }
-  ~OpenStream() { count_event_streams(-1); }
+  explicit OpenStream(int& open) : open_(open) { ++open_, count_event_streams(1); }
+  ~OpenStream() { --open_, count_event_streams(-1); }
   OpenStream(const OpenStream&) = delete;
   OpenStream& operator=(const OpenStream&) = delete;
+  int& open_;
 };
 
 }  // namespace
@@ -49,6 +52,11 @@ asio::awaitable<Response> Api::job_events(CallPtr call) {
       co_return nothing;
     }
   }
+  // Followers come to stay: a quarter of the connections is left to all other requests.
+  if (const int most = std::max(1, options_.settings.gateway.max_connections / 4 * 3); open_streams_ >= most) {
+    co_return status_response(503, std::to_string(open_streams_) + " event streams are open, as many as gateway.max_connections leaves room for; ask "
+                                   "for the job's state instead, or try again shortly", "too_many_streams").with("Retry-After", "5");
+  }
   Response response;
   response.content_type = "text/event-stream";
   response.with("Cache-Control", "no-store").with("X-Accel-Buffering", "no");
@@ -58,7 +66,7 @@ asio::awaitable<Response> Api::job_events(CallPtr call) {
 }
 
 asio::awaitable<void> Api::write_events(CallPtr call, std::string id, std::string after, Sink& sink) {
-  const OpenStream counted;
+  const OpenStream counted(open_streams_);
   const JobLinks job_links = links(*call);
   JobFollower follower(service_, hub_, id, after);
   sink.when_gone([&follower] { follower.interrupt(); });

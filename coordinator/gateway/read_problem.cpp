@@ -21,6 +21,8 @@ ReadProblem describe(const boost::system::error_code& ec) {
   return {400, "this is not a valid HTTP/1.1 request", "bad_request"};
 }
 
+ReadProblem head_is_late() { return {408, "the request's headers did not arrive in time; send them at once", "request_timeout"}; }
+
 ReadProblem body_is_late() { return {408, "the request's body did not arrive in time; send it again, without pauses", "request_timeout"}; }
 
 std::optional<ReadProblem> problem_of(const http::request_header<>& head) {

@@ -18,7 +18,8 @@ struct ReadProblem {
 bool is_protocol_error(const boost::system::error_code& ec);
 ReadProblem describe(const boost::system::error_code& ec);  // of a protocol error
 
-// A head came, and its body did not in time.
+// A head that began did not come in time, or came and its body did not.
+ReadProblem head_is_late();
 ReadProblem body_is_late();
 
 // What is wrong with a head that Beast takes.

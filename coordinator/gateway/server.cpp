@@ -144,12 +144,14 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     const Listed listed(*self, connection);
     Stream& stream = connection->stream();
     const auto most = static_cast<std::size_t>(options_.max_connections);
+    if (connections_.size() > most) make_room(*connection);
     if (connections_.size() > 2 * most) co_return;
     if (connections_.size() > most) {
       co_await refuse(*connection, 503, "too many connections; try again shortly", "too_many_connections");
       co_return;
     }
     while (!stopping_) {
+      connection->waits_since = Deadline::Clock::now();
       if (connection->buffer().size() == 0) {
         connection->idle = true;
         stream.expires_after(options_.idle_timeout);
@@ -158,9 +160,6 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
         if (ec) break;
         connection->buffer().commit(read);
       }
-      // An empty line or two before a request is passed over (RFC 9112 §2.2).
-      for (auto& buffer = connection->buffer(); buffer.size() >= 2 && std::memcmp(buffer.data().data(), "\r\n", 2) == 0;) buffer.consume(2);
-      if (connection->buffer().size() == 0) continue;
       auto incoming = co_await read_request(connection);
       if (!incoming) co_return;
       const bool head = incoming->request.method == "HEAD";
@@ -206,6 +205,33 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     return incoming;
   }
 
+  // Closes the client that has shown no whole head for longest, in favour of `newcomer`: so those that connect and ask nothing,
+  // or ask slowly, shut out nobody. If all are at work none is closed.
+  void make_room(const Connection& newcomer) {
+    std::shared_ptr<Connection> longest;
+    for (const auto& connection : connections_) {
+      if (!connection->waits_since || connection.get() == &newcomer) continue;
+      if (!longest || *connection->waits_since < *longest->waits_since) longest = connection;
+    }
+    if (!longest) return;
+    longest->waits_since.reset();
+    longest->close();
+    connections_.erase(longest);  // its coroutine ends later
+  }
+
+  // An empty line or two before a request is passed over (RFC 9112 §2.2).
+  asio::awaitable<error_code> skip_empty_lines(Connection& connection) {
+    auto& buffer = connection.buffer();
+    for (;;) {
+      while (buffer.size() >= 2 && std::memcmp(buffer.data().data(), "\r\n", 2) == 0) buffer.consume(2);
+      const bool half = buffer.size() == 1 && *static_cast<const char*>(buffer.data().data()) == '\r';
+      if (buffer.size() > 0 && !half) co_return error_code();
+      auto [ec, read] = co_await connection.stream().async_read_some(buffer.prepare(4096), kTuple);
+      if (ec) co_return ec;
+      buffer.commit(read);
+    }
+  }
+
   // Reads one request, or all of it but the body. Empty: the connection is done with, and the client told why where
   // that was possible.
   asio::awaitable<std::optional<Incoming>> read_request(std::shared_ptr<Connection> shared) {
@@ -214,9 +240,21 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     http::request_parser<http::empty_body> head;
     head.header_limit(options_.max_header_bytes);
     head.body_limit(boost::none);
-    stream.expires_after(options_.header_timeout);
-    auto [ec, header_bytes] = co_await http::async_read_header(stream, connection.buffer(), head, kTuple);
-    stream.expires_never();
+    error_code ec;
+    bool late = false;
+    const auto tell_late = [&](const ReadProblem& problem) -> asio::awaitable<std::optional<Incoming>> {
+      co_await refuse(connection, problem.status, problem.message, problem.code);
+      co_return std::nullopt;
+    };
+    {
+      const ReadLimit limit(shared, options_.header_timeout);
+      ec = co_await skip_empty_lines(connection);
+      if (!ec) std::tie(ec, std::ignore) = co_await http::async_read_header(stream, connection.buffer(), head, kTuple);
+      late = ec && limit.passed();
+    }
+    if (!connection.waits_since) co_return std::nullopt;  // another got its place
+    connection.waits_since.reset();
+    if (late) co_return co_await tell_late(head_is_late());
     const auto failed = [&]() -> asio::awaitable<std::optional<Incoming>> {
       if (is_protocol_error(ec)) {
         const ReadProblem problem = describe(ec);
@@ -243,7 +281,6 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       ec = http::error::body_limit;
       co_return co_await failed();
     }
-    bool late = false;
     http::request_parser<http::string_body> parser(std::move(head));
     parser.body_limit(options_.max_body_bytes);
     if (expects_continue(parser.get())) {
@@ -255,11 +292,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       std::tie(ec, std::ignore) = co_await http::async_read(stream, connection.buffer(), parser, kTuple);
       late = ec && limit.passed();
     }
-    if (late) {
-      const ReadProblem problem = body_is_late();
-      co_await refuse(connection, problem.status, problem.message, problem.code);
-      co_return std::nullopt;
-    }
+    if (late) co_return co_await tell_late(body_is_late());
     stream.expires_never();
     if (ec) co_return co_await failed();
     incoming->request.body = std::move(parser.get().body());

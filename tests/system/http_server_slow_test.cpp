@@ -1,5 +1,7 @@
 // The HTTP server and clients that take too long: who is told, and who just loses the connection.
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include "tests/system/http_server_fixture.h"
 
@@ -12,24 +14,61 @@ TEST_F(HttpServer, ASlowClientIsGivenUp) {
   options.header_timeout = 300ms;
   options.body_timeout = 300ms;
   start(options);
-  RawClient idle(port_), header(port_), body(port_);
+  RawClient idle(port_), header(port_), empty_lines(port_), body(port_);
   body.send("POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{");
   // One byte now and then does not keep it alive.
   std::thread drip([&] {
     for (const char c : std::string("GET / HTTP/1.1\r\nHost: slow")) {
       header.send(std::string(1, c));
+      empty_lines.send("\r\n");
       std::this_thread::sleep_for(50ms);
     }
   });
-  for (RawClient* client : {&idle, &header}) {
-    EXPECT_EQ(client->receive({}, 3s), "");
+  EXPECT_EQ(idle.receive({}, 3s), "");
+  EXPECT_FALSE(idle.timed_out);
+  // Who has begun is told: with a head that drips, with empty lines before one, with a body that stands still.
+  for (RawClient* client : {&header, &empty_lines}) {
+    EXPECT_THAT(client->receive("}\n", 3s), testing::AllOf(StartsWith("HTTP/1.1 408 Request Timeout"), HasSubstr("headers did not arrive")));
     EXPECT_FALSE(client->timed_out);
   }
-  // Whose head has arrived is told, with a body that stands still and with one that drips.
   EXPECT_THAT(body.receive({}, 3s), StartsWith("HTTP/1.1 408 Request Timeout"));
   EXPECT_FALSE(body.timed_out);
   drip.join();
   EXPECT_TRUE(connections_become(0));
+}
+
+TEST_F(HttpServer, AnEmptyLineBeforeARequestMayComeInTwo) {
+  start();
+  RawClient client(port_);
+  client.send("\r");
+  std::this_thread::sleep_for(20ms);
+  client.send("\nGET /healthz HTTP/1.1\r\n" + kClose);
+  EXPECT_THAT(client.receive(), testing::AllOf(StartsWith("HTTP/1.1 200 OK"), HasSubstr("alive")));
+}
+
+// Connections that ask nothing, or do not come to the end of their question, shut out nobody.
+TEST_F(HttpServer, WhoAsksNothingMakesRoom) {
+  ServerOptions options;
+  options.max_connections = 4;
+  start(options);
+  std::vector<std::unique_ptr<RawClient>> lazy;
+  for (int i = 0; i < 12; ++i) {
+    lazy.push_back(std::make_unique<RawClient>(port_));
+    if (i % 2 == 1) lazy.back()->send("GET /healthz HTTP/1.1\r\nHo");
+    EXPECT_THAT(exchange("GET /healthz HTTP/1.1\r\n" + kClose), StartsWith("HTTP/1.1 200 OK")) << i;
+  }
+  EXPECT_EQ(lazy.front()->receive({}, 3s), "");
+  EXPECT_FALSE(lazy.front()->timed_out);
+  // Whose request is being read or answered stays, and one more is told that there is no room.
+  std::vector<std::unique_ptr<RawClient>> busy;
+  for (int i = 0; i < 4; ++i) {
+    busy.push_back(std::make_unique<RawClient>(port_));
+    busy.back()->send("POST /v1/jobs HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n");
+    EXPECT_THAT(busy.back()->receive("\r\n\r\n"), StartsWith("HTTP/1.1 100")) << i;
+  }
+  EXPECT_THAT(exchange("GET /healthz HTTP/1.1\r\n" + kClose), testing::AllOf(StartsWith("HTTP/1.1 503 "), HasSubstr("Retry-After: 1\r\n")));
+  busy[0]->send("{}");
+  EXPECT_THAT(busy[0]->receive("}\n"), StartsWith("HTTP/1.1 400"));  // no prompt
 }
 
 TEST_F(HttpServer, ABodyThatDoesNotComeInTimeIsAnswered) {

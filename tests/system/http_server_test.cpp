@@ -118,8 +118,8 @@ TEST_F(HttpServer, ConnectionsAreBounded) {
   std::vector<std::unique_ptr<RawClient>> clients;
   for (int i = 0; i < 3; ++i) {
     clients.push_back(std::make_unique<RawClient>(port_));
-    clients.back()->send("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n");
-    EXPECT_THAT(clients.back()->receive("alive\"}\n"), HasSubstr("200 OK"));
+    clients.back()->send("POST /v1/jobs HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n");
+    EXPECT_THAT(clients.back()->receive("\r\n\r\n"), HasSubstr("100 Continue"));
   }
   {
     RawClient one_more(port_);

@@ -67,6 +67,7 @@ class GatewayApi : public ::testing::Test {
     options.catalogue.default_model = "demo";
     options.settings.keys = std::move(keys);
     options.settings.gateway.request_timeout_ms = 30'000;
+    options.settings.gateway.max_connections = 16;
     options.readiness = [this] { return readiness; };
     options.advise = std::move(advise);
     options.waits_for = [](const queue::UnitRef& unit) { return unit.unit == 0 ? "a place for " + unit.job : std::string(); };

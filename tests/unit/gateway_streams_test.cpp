@@ -103,6 +103,32 @@ TEST_F(GatewayApi, AStreamEndsWhenItsClientLeaves) {
   EXPECT_EQ(hub->subscriptions(), 0u);
 }
 
+// Followers come to stay: they may not take every connection that others ask for their pictures on.
+TEST_F(GatewayApi, StreamsLeaveRoomForOtherRequests) {
+  send("POST", "/v1/jobs", R"({"prompt":"a"})");
+  std::vector<std::unique_ptr<RecordingSink>> sinks;
+  std::vector<Response> followed;
+  followed.reserve(12);
+  for (int i = 0; i < 12; ++i) {  // of 16 connections
+    followed.push_back(send("GET", "/v1/jobs/job-1/events"));
+    ASSERT_TRUE(followed.back().stream) << i << followed.back().body;
+    sinks.push_back(std::make_unique<RecordingSink>());
+    asio::co_spawn(context, followed.back().stream(*sinks.back()), asio::detached);
+  }
+  while (hub->subscriptions() < 12) context.run_one();
+  const Response refused = send("GET", "/v1/jobs/job-1/events");
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_EQ(body_of(refused).at("error").at("code").as_string(), "too_many_streams");
+  EXPECT_FALSE(header(refused, "Retry-After").empty());
+  EXPECT_EQ(send("GET", "/v1/jobs/job-1").status, 200);
+  sinks.back()->leave();
+  while (hub->subscriptions() == 12) context.run_one();
+  sinks.pop_back();
+  EXPECT_TRUE(send("GET", "/v1/jobs/job-1/events").stream);
+  for (auto& one : sinks) one->leave();
+  while (hub->subscriptions() > 0) context.run_one();
+}
+
 TEST_F(GatewayApi, AStreamThatCannotBeReadEndsInsteadOfTryingForEver) {
   send("POST", "/v1/jobs", R"({"prompt":"a"})");
   Response response = send("GET", "/v1/jobs/job-1/events");
