@@ -67,6 +67,14 @@ std::optional<Response> refuse_coding(const Request& request) {
   return std::nullopt;
 }
 
+std::optional<Response> refuse_repeated(const Request& request) {
+  for (const char* name : {"Authorization", "Idempotency-Key", "Content-Type", "Last-Event-ID"}) {
+    if (request.count_headers(name) < 2) continue;
+    return status_response(400, "the request has more than one " + std::string(name) + " header; send the one that is meant", "bad_request");
+  }
+  return std::nullopt;
+}
+
 std::optional<Response> refuse_body(const Request& request) {
   if (auto refused = refuse_coding(request)) return refused;
   const std::string type = media_type_of(request.header("Content-Type"));
@@ -119,7 +127,9 @@ asio::awaitable<Response> Api::handle(Request request) {
   call->match = match_route(call->request);
 
   Response response;
-  if (call->match.route != nullptr) {
+  if (auto refused = refuse_repeated(call->request)) {
+    response = std::move(*refused);
+  } else if (call->match.route != nullptr) {
     auto caller = authenticate(*call);
     if (caller) {
       call->caller = *caller;

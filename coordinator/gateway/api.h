@@ -126,6 +126,8 @@ class Api {
 
 // What is wrong with the headers or the bytes of a JSON request, if anything: 415, or 400 for invalid UTF-8.
 std::optional<Response> refuse_body(const Request& request);
+// 400 for a second line of a header that has one (RFC 9110 §5.3): which of two keys is meant nobody can say.
+std::optional<Response> refuse_repeated(const Request& request);
 // 415 for a body that is compressed.
 std::optional<Response> refuse_coding(const Request& request);
 

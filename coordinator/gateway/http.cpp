@@ -55,11 +55,10 @@ std::string_view Request::header(std::string_view name) const {
   return {};
 }
 
-bool Request::has_header(std::string_view name) const {
-  for (const auto& field : headers) {
-    if (same_name(field.first, name)) return true;
-  }
-  return false;
+std::size_t Request::count_headers(std::string_view name) const {
+  std::size_t count = 0;
+  for (const auto& field : headers) count += same_name(field.first, name) ? 1 : 0;
+  return count;
 }
 
 std::optional<std::string> Request::query_value(std::string_view name) const {

@@ -42,7 +42,8 @@ struct Request {
 
   // The first header of that name, whatever its case; empty if absent.
   std::string_view header(std::string_view name) const;
-  bool has_header(std::string_view name) const;
+  bool has_header(std::string_view name) const { return count_headers(name) > 0; }
+  std::size_t count_headers(std::string_view name) const;  // lines with that name
   std::optional<std::string> query_value(std::string_view name) const;
   std::string path() const;  // for messages
 };

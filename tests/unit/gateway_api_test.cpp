@@ -229,6 +229,27 @@ TEST_F(GatewayApi, CancelsOnce) {
   EXPECT_EQ(send("DELETE", "/v1/jobs/no%2Fsuch%20id").status, 404);
 }
 
+// RFC 9110 §5.3: which of two is meant nobody can say.
+TEST_F(GatewayApi, AHeaderThatHasOneLineIsRefusedWithTwo) {
+  start({{"acme", sha256_hex("a"), false}, {"bolt", sha256_hex("b"), false}});
+  const Fields key = {{"Authorization", "Bearer a"}};
+  for (const char* name : {"Authorization", "Idempotency-Key", "Content-Type", "Last-Event-ID"}) {
+    Fields twice = key;
+    std::string other(name);
+    for (char& c : other) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    twice.emplace_back(name, "Bearer a");
+    twice.emplace_back(other, "Bearer b");
+    const Response refused = send("POST", "/v1/jobs", R"({"prompt":"a"})", twice);
+    EXPECT_EQ(refused.status, 400) << name;
+    EXPECT_THAT(refused.body, HasSubstr("more than one " + std::string(name) + " header"));
+  }
+  EXPECT_TRUE(service.jobs.empty());
+  Fields lists = key;
+  lists.emplace_back("Accept", "image/png");
+  lists.emplace_back("Accept", "image/webp");
+  EXPECT_EQ(send("POST", "/v1/jobs", R"({"prompt":"a"})", lists).status, 202);
+}
+
 TEST_F(GatewayApi, TenantsDoNotSeeEachOther) {
   start({{"acme", sha256_hex("a"), false}, {"bolt", sha256_hex("b"), false}, {"ops", sha256_hex("o"), true}});
   const Fields a = {{"Authorization", "Bearer a"}}, b = {{"Authorization", "Bearer b"}}, ops = {{"Authorization", "Bearer o"}};
