@@ -17,6 +17,7 @@
 #include "coordinator/gateway/gateway.h"
 #include "coordinator/scheduling/scheduler_service.h"
 #include "shared/core/ids.h"
+#include "shared/core/stop_signals.h"
 #include "shared/core/task_group.h"
 #include "shared/job/catalogue.h"
 #include "shared/loras/directory.h"
@@ -222,7 +223,9 @@ int run_coordinator(const config::Settings& settings, ReadyHook on_ready) {
   }
   asio::io_context io(1);
   Coordinator coordinator(io, settings, std::move(on_ready));
+  const bool hangup = hangup_ends();
   asio::signal_set signals(io, SIGTERM, SIGINT);
+  if (hangup) signals.add(SIGHUP);
   if (const auto started = coordinator.start(); !started) {
     spdlog::error("coordinator: {}", started.error().message);
     return 1;

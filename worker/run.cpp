@@ -13,6 +13,7 @@
 #include <sstream>
 #include <thread>
 
+#include "shared/core/stop_signals.h"
 #include "shared/telemetry/log.h"
 #include "shared/telemetry/metrics_server.h"
 #include "shared/telemetry/otlp.h"
@@ -83,7 +84,7 @@ ServiceOptions service_options(const config::Settings& settings) {
 
 asio::awaitable<void> listen_for_signals(asio::signal_set& signals, Service& service) {
   const int first = co_await signals.async_wait(asio::use_awaitable);
-  spdlog::info("{}: draining; once more to end at once", first == SIGINT ? "SIGINT" : "SIGTERM");
+  spdlog::info("{}: draining; once more to end at once", first == SIGINT ? "SIGINT" : first == SIGHUP ? "SIGHUP" : "SIGTERM");
   service.drain();
   co_await signals.async_wait(asio::use_awaitable);
   spdlog::warn("a second signal: ending at once");
@@ -109,7 +110,9 @@ Result<int> serve(const RunFlags& flags) {
   auto parts = make_parts(*settings, io);
   if (!parts) return parts.error();
   Service service(io, service_options(*settings), std::move(*parts));
+  const bool hangup = hangup_ends();
   asio::signal_set signals(io, SIGINT, SIGTERM);
+  if (hangup) signals.add(SIGHUP);
   asio::co_spawn(io, listen_for_signals(signals, service), asio::detached);
   int exit_code = kExitFailure;
   const auto main = [&]() -> asio::awaitable<void> {
@@ -145,7 +148,7 @@ void add_run_flags(CLI::App& command, RunFlags& flags) {
   command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N")->type_name("DEVICE");
   command.add_option("--dtype", flags.dtype, "auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16")->type_name("DTYPE");
   add_configuration_flags(command, flags.sources);
-  command.footer("SIGTERM or SIGINT drains: what has not started is handed back, what runs is finished within\n"
+  command.footer("SIGTERM, SIGINT or SIGHUP drains: what has not started is handed back, what runs is finished within\n"
                  "worker.drain_ms. A second one ends at once.");
 }
 

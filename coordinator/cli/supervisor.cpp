@@ -18,6 +18,7 @@
 #include "coordinator/cli/http_client.h"
 #include "coordinator/cli/restart_policy.h"
 #include "shared/core/output_file.h"
+#include "shared/core/stop_signals.h"
 
 namespace ditfleet::cli {
 namespace {
@@ -78,11 +79,12 @@ class Supervisor {
   void listen_for_signals() {
     sigset_t set;
     sigemptyset(&set);
-    for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&set, signal);
+    for (int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set, signal);
+    if (hangup_ends()) sigaddset(&set, SIGHUP);  // else it stays ignored, here and in the children: nohup means it
     ::sigprocmask(SIG_BLOCK, &set, nullptr);
     std::signal(SIGPIPE, SIG_IGN);
     // A shell starts what runs in the background with SIGINT ignored; an ignored signal is never seen.
-    for (int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_DFL);
+    for (int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
     signals_ = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
   }
 

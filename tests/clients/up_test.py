@@ -86,6 +86,18 @@ class Life(WithFolder):
         with Fleet() as fleet:
             fleet.stop(signal.SIGTERM)
 
+    def test_a_terminal_that_closes_ends_it_unless_nohup_was_asked_for(self):
+        with Fleet() as fleet:
+            fleet.stop(signal.SIGHUP)
+        fleet = Fleet()
+        fleet.argv = ["nohup", *fleet.argv]
+        with fleet:
+            for pid in [fleet.process.pid, *fleet.pids()]:
+                os.kill(pid, signal.SIGHUP)
+            client = Client(fleet.url)
+            self.assertEqual(client.wait(client.submit(width=64, height=64, num_inference_steps=1))["state"], "succeeded")
+            self.assertNotIn("ending:", fleet.tail())
+
     def test_nothing_is_left_when_up_itself_is_killed(self):
         with Fleet() as fleet:
             pids = fleet.pids()

@@ -127,6 +127,13 @@ TEST_F(WorkerRun, SigtermFinishesWhatRunsAndHandsBackTheRest) {
   EXPECT_TRUE(wait(client_->workers(soon()))->empty()) << "it deregisters";
 }
 
+TEST_F(WorkerRun, ATerminalThatClosesDrainsItToo) {
+  auto worker = start_worker();
+  worker->send(SIGHUP);
+  EXPECT_EQ(worker->wait(10s), 0) << worker->err();
+  EXPECT_TRUE(wait(client_->workers(soon()))->empty()) << "it deregisters";
+}
+
 TEST_F(WorkerRun, ASecondSignalEndsItAtOnceAndHandsBackEverything) {
   auto worker = start_worker();
   const std::string id = ready_slow(200);
