@@ -8,6 +8,7 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "shared/core/ids.h"
+#include "shared/core/repeated_complaint.h"
 #include "shared/telemetry/spans.h"
 
 namespace ditfleet::worker {
@@ -291,6 +292,7 @@ void Service::receive(queue::MailboxEntry entry) {
 }
 
 asio::awaitable<void> Service::renewals() {
+  RepeatedComplaint cannot_renew;
   while (!tasks_.stopping()) {
     const auto sent = Clock::now();
     const auto due = holdings_.due_renewals(sent);
@@ -298,9 +300,12 @@ asio::awaitable<void> Service::renewals() {
       // Short of the lease, so that a call that hangs leaves time for another.
       auto outcomes = co_await parts_.queue->renew(due, Deadline::at(sent + options_.timing.lease / 3));
       if (outcomes) {
+        cannot_renew.over();
         holdings_.renewed(due, *outcomes, sent);
       } else {
-        spdlog::warn("cannot renew the leases of {} units: {}", due.size(), outcomes.error().message);
+        if (const auto more = cannot_renew.said()) {
+          spdlog::warn("cannot renew the leases of {} units: {}{}", due.size(), outcomes.error().message, *more);
+        }
         holdings_.renewal_failed(due, Clock::now());
       }
       runner_.publish_leases();

@@ -173,6 +173,7 @@ asio::awaitable<void> UnitRunner::start(UnitPtr unit) {
   while (parts_.holdings.stop_of(nonce) == Stop::kNone && Clock::now() < parts_.holdings.lease_until(nonce)) {
     auto begun = co_await parts_.queue.start(unit->attempt(), Deadline::after(kCallTimeout));
     if (begun) {
+      cannot_start_.over();
       parts_.holdings.started(nonce, first_sent);
       publish_leases();
       parts_.changed();
@@ -183,7 +184,7 @@ asio::awaitable<void> UnitRunner::start(UnitPtr unit) {
       parts_.changed();
       co_return;
     }
-    spdlog::warn("unit {}: cannot start yet: {}", unit->label(), begun.error().message);
+    if (const auto more = cannot_start_.said()) spdlog::warn("unit {}: cannot start yet: {}{}", unit->label(), begun.error().message, *more);
     co_await pause(kPause);
   }
   parts_.holdings.stopped(nonce);
@@ -328,12 +329,15 @@ asio::awaitable<Result<results::Manifest>> UnitRunner::store(UnitPtr unit, std::
   while (true) {
     auto manifest = co_await parts_.store.put(unit->attempt(), *bytes, media_type_of(unit->spec.output_format),
                                               Deadline::after(kStoreTimeout));
+    if (manifest) cannot_store_.over();
     // Without the lease it is somebody else's to store; given up with it, the unit fails and may be tried elsewhere.
     if (manifest || !is_away(manifest.error()) || Clock::now() >= give_up ||
         !parts_.holdings.may_complete(unit->entry.nonce, Clock::now())) {
       co_return manifest;
     }
-    spdlog::warn("unit {}: cannot store the result yet: {}", unit->label(), manifest.error().message);
+    if (const auto more = cannot_store_.said()) {
+      spdlog::warn("unit {}: cannot store the result yet: {}{}", unit->label(), manifest.error().message, *more);
+    }
     co_await pause(kPause);
   }
 }
