@@ -86,7 +86,7 @@ scheduling::SchedulerServiceOptions scheduler_options(const config::Settings& se
   out.scheduler.lookahead = settings.scheduler.lookahead;
   out.scheduler.age_bound_ms = settings.scheduler.age_bound_ms;
   out.scheduler.late_units_yield = settings.scheduler.late_units_yield;
-  out.scheduler.silent_after_ms = 3 * settings.worker.heartbeat_ms + 500;
+  out.scheduler.silent_after_ms = config::silent_after_ms(settings);
   out.scheduler.new_nonce = new_nonce;
   return out;
 }

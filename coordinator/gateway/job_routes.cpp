@@ -262,7 +262,9 @@ asio::awaitable<Response> Api::list_workers(CallPtr call) {
     }
   }
   json::array array;
-  for (const auto& worker : *workers) {
+  for (auto& worker : *workers) {
+    // What it said last is not what it is: it gets no work, and what it held goes to others.
+    if (worker.unheard_ms > config::silent_after_ms(options_.settings)) worker.state = "silent";
     array.push_back(worker_json(worker, [&](const std::string& id) { return !hidden.contains(id); }));
   }
   co_return json_response(200, json::serialize(json::object{{"workers", std::move(array)}})).with("Cache-Control", "no-store");

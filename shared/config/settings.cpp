@@ -227,6 +227,8 @@ Result<Settings> load(const Sources& sources) {
   return settings;
 }
 
+std::int64_t silent_after_ms(const Settings& settings) { return 3 * settings.worker.heartbeat_ms + 500; }
+
 std::string data_folder(const Settings& settings) {
   if (!settings.data.dir.empty()) return settings.data.dir;
   if (const char* state = std::getenv("XDG_STATE_HOME"); state && *state) return std::string(state) + "/ditfleet";

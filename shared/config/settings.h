@@ -143,6 +143,9 @@ Result<Settings> load_text(std::string_view yaml, const std::string& name);
 // Where `ditfleet up` keeps its files: data.dir, else the user's state folder; empty if neither says where.
 std::string data_folder(const Settings& settings);
 
+// After how long without a heartbeat a worker is held for silent: three of them, and half a second for the way.
+std::int64_t silent_after_ms(const Settings& settings);
+
 // Every option as a file that load() reads back. The password in redis.url and cache.secret are shown as *** unless
 // asked for.
 std::string to_yaml(const Settings& settings, bool with_secrets = false);

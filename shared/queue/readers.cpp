@@ -218,9 +218,13 @@ asio::awaitable<Result<std::vector<WorkerInfo>>> Client::workers(Deadline deadli
   for (const redis::Reply& name : names->elements) {
     reads.push_back(redis::Command("HMGET") << keys.worker(name.text) << "info" << "heartbeat");
   }
+  reads.push_back(redis::Command("TIME"));
   auto records = co_await impl->connection_->execute_all(std::move(reads), deadline);
+  if (!records.back()) co_return records.back().error();
+  const auto& time = records.back()->elements;
+  const std::int64_t now_ms = time.size() == 2 ? to_int(time[0].text) * 1000 + to_int(time[1].text) / 1000 : 0;
   std::vector<WorkerInfo> out;
-  for (std::size_t i = 0; i < records.size(); ++i) {
+  for (std::size_t i = 0; i + 1 < records.size(); ++i) {
     const auto& record = records[i];
     if (!record && is_retryable(record.error().code)) co_return record.error();
     if (record && (record->elements.size() != 2 || record->elements[0].is_nil())) continue;  // gone meanwhile
@@ -235,6 +239,7 @@ asio::awaitable<Result<std::vector<WorkerInfo>>> Client::workers(Deadline deadli
     }
     impl->unreadable_workers_.erase(name);
     info->heartbeat_ms = to_int(record->elements[1].text);
+    info->unheard_ms = std::max<std::int64_t>(0, now_ms - info->heartbeat_ms);
     out.push_back(std::move(*info));
   }
   co_return out;

@@ -193,6 +193,7 @@ struct WorkerInfo {
   std::int64_t adapter_swap_us = 0;             // from host memory to a slot, as measured; 0: not yet
   int capacity = 2;                  // units it takes at once, the running one included
   std::int64_t heartbeat_ms = 0;     // set by Redis
+  std::int64_t unheard_ms = 0;       // since then, by Redis' clock, when it was read
   std::int64_t started_ms = 0;
   std::string version;
   std::vector<UnitRef> units;        // what it holds now

@@ -119,6 +119,18 @@ TEST_F(QueueLife, ARecordThatIsNoWorkersIsLeftOut) {
   EXPECT_EQ(wait(client_->workers(soon()))->size(), 1u);
 }
 
+TEST_F(QueueLife, AWorkersRecordSaysHowLongItWasNotHeard) {
+  queue::WorkerInfo worker;
+  worker.name = "w";
+  worker.boot = "b";
+  ASSERT_TRUE(wait(client_->heartbeat(worker, soon())).ok());
+  EXPECT_LT(wait(client_->workers(soon()))->front().unheard_ms, 5'000);
+  redis({"HINCRBY", keys_.worker("w"), "heartbeat", "-60000"});
+  const auto later = wait(client_->workers(soon()));
+  EXPECT_GE(later->front().unheard_ms, 60'000);
+  EXPECT_LT(later->front().unheard_ms, 65'000);
+}
+
 TEST_F(QueueLife, HintsOnAdaptersReachTheMailbox) {
   const std::string first = submit(), second = submit(), third = submit();
   admit_all();

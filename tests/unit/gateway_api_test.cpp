@@ -250,6 +250,18 @@ TEST_F(GatewayApi, AHeaderThatHasOneLineIsRefusedWithTwo) {
   EXPECT_EQ(send("POST", "/v1/jobs", R"({"prompt":"a"})", lists).status, 202);
 }
 
+TEST_F(GatewayApi, AWorkerThatIsNotHeardIsSilentWhateverItSaidLast) {
+  queue::WorkerInfo worker;
+  worker.name = "w1";
+  worker.state = "ready";
+  worker.unheard_ms = 3'500;  // as of worker.heartbeat_ms
+  service.worker_infos = {worker};
+  const auto state = [&] { return std::string(body_of(send("GET", "/v1/workers")).at("workers").at(0).at("state").as_string()); };
+  EXPECT_EQ(state(), "ready");
+  service.worker_infos[0].unheard_ms = 3'501;
+  EXPECT_EQ(state(), "silent");
+}
+
 TEST_F(GatewayApi, TenantsDoNotSeeEachOther) {
   start({{"acme", sha256_hex("a"), false}, {"bolt", sha256_hex("b"), false}, {"ops", sha256_hex("o"), true}});
   const Fields a = {{"Authorization", "Bearer a"}}, b = {{"Authorization", "Bearer b"}}, ops = {{"Authorization", "Bearer o"}};
