@@ -12,6 +12,7 @@
 #include "shared/core/wall_clock.h"
 #include "shared/loras/content.h"
 #include "shared/loras/upload.h"
+#include "shared/redis/reply_reader.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -28,11 +29,14 @@ Error told(const Error& error) {
   if (error.code == Code::kPermissionDenied) {
     return unavailable("the registry's Redis does not let this service in: redis.url needs a user and password with the rights for it [" + error.message + "]");
   }
-  if (error.code == Code::kResourceExhausted) {
+  if (error.code == Code::kResourceExhausted && error.message.find("OOM ") != std::string::npos) {
     return Error{error.code, "the registry's Redis is at its memory limit, and nothing was changed: raise its maxmemory, remove adapters, or register a file by its path, "
                              "whose bytes it does not keep [" + error.message + "]", {}};
   }
   if (error.code != Code::kUnavailable && error.code != Code::kDeadlineExceeded) return error;
+  if (redis::is_refusal(error)) {
+    return unavailable("the registry's Redis answers, but refuses this just now: nothing was changed, try again shortly [" + error.message + "]");
+  }
   return unavailable("the registry's Redis does not answer; nothing was changed, or all of it: try again shortly [" + error.message + "]");
 }
 

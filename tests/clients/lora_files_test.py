@@ -103,6 +103,18 @@ class Files(RegistryCase):
                 self.assertIn(told, done.stderr)
         self.assertEqual(self.names(), ["path"])
 
+    def test_a_redis_that_is_there_and_refuses_is_not_called_away(self):
+        self.addCleanup(self.redis, "REPLICAOF", "NO", "ONE")
+        self.addCleanup(self.redis, "CONFIG", "SET", "maxmemory", "0")
+        self.redis("CONFIG", "SET", "maxmemory", "1")
+        self.refused(self.put("full", adapter(5)), 429, "memory limit", "nothing was changed")
+        self.redis("CONFIG", "SET", "maxmemory", "0")
+        self.redis("REPLICAOF", "127.0.0.1", "1")  # as after a failover
+        self.refused(self.put("replica", adapter(5)), 503, "refuses this just now", "READONLY")
+        self.redis("REPLICAOF", "NO", "ONE")
+        self.assertEqual(self.names(), [])
+        self.assertEqual(self.chunk_keys(), [])
+
     def test_everything_survives_a_restart_of_redis(self):
         self.put("kept", adapter(9))
         pid = self.shared.fleet.ready["pids"]["redis"]
