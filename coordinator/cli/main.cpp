@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "coordinator/cli/command.h"
@@ -11,14 +12,27 @@ namespace {
 
 using ditfleet::cli::Invocation;
 
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(sub->get_name());
+  return names;
+}
+
 // "--stpes" → "; did you mean '--steps'?", from the flags of the command that was typed.
 std::string hint_for(const CLI::App& app, const std::string& message) {
-  const auto dash = message.find("--");
-  if (dash == std::string::npos) return {};
-  const std::string flag = message.substr(dash, message.find_first_of(" =,:", dash) - dash);
-  std::vector<std::string> known;
   const CLI::App* typed = &app;
   while (!typed->get_subcommands().empty()) typed = typed->get_subcommands().front();
+  const auto dash = message.find("--");
+  if (dash == std::string::npos) {
+    const auto colon = message.find("not expected: ");
+    if (colon == std::string::npos) return {};
+    const auto word = colon + std::string_view("not expected: ").size();
+    const std::string near = ditfleet::nearest_name(message.substr(word, message.find(' ', word) - word), command_names(*typed));
+    return near.empty() ? std::string() : "; did you mean '" + near + "'?";
+  }
+  const std::string flag = message.substr(dash, message.find_first_of(" =,:", dash) - dash);
+  std::vector<std::string> known;
   for (const CLI::Option* option : typed->get_options()) {
     for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
   }
@@ -26,11 +40,21 @@ std::string hint_for(const CLI::App& app, const std::string& message) {
   return near.empty() || near == flag ? std::string() : "; did you mean '" + near + "'?";
 }
 
-std::vector<std::string> command_names(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
-    names.push_back(sub->get_name());
-  return names;
+// The command whose own command is missing or unknown: `ditfleet jobs lst`. The word is the first that is no flag behind its name.
+std::string missing_command(const CLI::App& app, int argc, char** argv) {
+  const CLI::App* typed = &app;
+  std::string path;
+  int at = 1;
+  while (!typed->get_subcommands().empty()) {
+    typed = typed->get_subcommands().front();
+    path += (path.empty() ? "" : " ") + typed->get_name();
+    while (at < argc && typed->get_name() != argv[at++]) {
+    }
+  }
+  while (at < argc && argv[at][0] == '-') ++at;
+  const auto names = command_names(*typed);
+  if (at < argc) return "'" + path + "' has no command '" + argv[at] + "'" + ditfleet::suggestion(argv[at], names);
+  return (path.empty() ? "a command is missing" : "'" + path + "' needs a command") + ditfleet::suggestion("", names);
 }
 
 bool has_command(const CLI::App& app, const std::string& word) {
@@ -68,6 +92,10 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help
     std::string message = e.what();
+    if (dynamic_cast<const CLI::RequiredError*>(&e) != nullptr && message.find("subcommand") != std::string::npos) {
+      std::fprintf(stderr, "ditfleet: %s (--help tells more)\n", missing_command(app, argc, argv).c_str());
+      return ditfleet::cli::kExitUsage;
+    }
     std::fprintf(stderr, "ditfleet: %s%s (--help tells more)\n", message.c_str(),
                  hint_for(app, message).c_str());
     return ditfleet::cli::kExitUsage;

@@ -293,7 +293,7 @@ class NoService(WithFolder):
         self.assertNotIn("hush", told)
 
     def test_usage(self):
-        for argv, word in (([], "subcommand"), (["genrate", "x"], "'generate'"), (["jobs"], ""), (["jobs", "lst"], ""),
+        for argv, word in (([], "a command is missing"), (["genrate", "x"], "'generate'"), (["jobs"], ""), (["jobs", "lst"], ""),
                            (["workers", "--jsno"], "--json"), (["explain"], "job"), (["up", "--worker", "2"], "--workers")):
             with self.subTest(argv):
                 self.assertIn(word, self.cli(*argv, code=2).stderr)
@@ -360,6 +360,16 @@ class Config(WithFolder):
                 self.assertNotEqual(done.returncode, 0)
                 for word in words:
                     self.assertIn(word, done.stderr)
+
+    def test_a_misspelt_command_of_a_command(self):
+        for argv, told in ((["jobs", "lst"], "'jobs' has no command 'lst'; did you mean 'list'?"),
+                           (["jobs", "--json", "lst"], "did you mean 'list'?"),
+                           (["loras", "zzzzzz"], "; known are add, list"),
+                           (["cache"], "'cache' needs a command; known are"),
+                           ([], "a command is missing; known are"),
+                           (["sim", "genrate"], "did you mean 'generate'?")):
+            with self.subTest(argv):
+                self.assertIn(told, self.cli(*argv, code=2).stderr)
 
     def test_a_misspelt_key_is_a_usage_error_everywhere(self):
         file = self.write("worker:\n  cuont: 2\n")

@@ -96,7 +96,7 @@ class Files(RegistryCase):
         self.assertEqual((taken.returncode, "already" in taken.stderr), (1, True), taken.stderr)
         self.assertEqual(cli("loras", "remove", "style", *url).returncode, 0)
         for words, status, told in ((("remove", "style"), 1, "no adapter"), (("add", "x", "/no/such"), 1, "/no/such"), (("add", "x", "/tmp"), 1, "/tmp"),
-                                    (("add", "-- -x", file), 2, ""), (("add", "x", "/etc/passwd", "--by-path"), 2, "leaves"), (("lst",), 2, "subcommand")):
+                                    (("add", "-- -x", file), 2, ""), (("add", "x", "/etc/passwd", "--by-path"), 2, "leaves"), (("lst",), 2, "did you mean 'list'")):
             with self.subTest(words):
                 done = cli("loras", *words, *url)
                 self.assertEqual(done.returncode, status, done.stderr)
