@@ -67,12 +67,14 @@ Error name_the_flag(Error error) {
   return error;
 }
 
-pipeline::ImageFormat format_of(const std::string& path) {
+Result<pipeline::ImageFormat> format_of(const std::string& path) {
   std::string extension = std::filesystem::path(path).extension();
   for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   if (extension == ".jpg" || extension == ".jpeg") return pipeline::ImageFormat::kJpeg;
   if (extension == ".webp") return pipeline::ImageFormat::kWebp;
-  return pipeline::ImageFormat::kPng;
+  // A device or a pipe has no extension, nor has a name that somebody gave without one.
+  if (extension.empty() || extension == ".png") return pipeline::ImageFormat::kPng;
+  return invalid_argument("--out is '" + path + "'; pictures are written as .png, .jpg or .webp");
 }
 
 // A picture that cannot be written should be known before it is computed.
@@ -90,6 +92,8 @@ Result<void> check_folder_of(const char* flag, const std::string& path) {
 Result<void> run(const GenerateFlags& flags) {
   auto settings = settings_of(flags.sources);
   if (!settings) return settings.error();
+  const auto format = format_of(flags.out);
+  if (!format) return format.error();
   if (auto checked = check_folder_of("--out", flags.out); !checked) return checked;
   if (!flags.dump.empty()) {
     if (auto checked = check_folder_of("--dump", flags.dump); !checked) return checked;
@@ -136,7 +140,7 @@ Result<void> run(const GenerateFlags& flags) {
     auto image = (*model)->decode(**prepared);
     if (!image) return image.error();
     const std::string path = numbered_path(flags.out, i, count);
-    auto bytes = pipeline::encode_image(*image, format_of(path), quality_of(*spec));
+    auto bytes = pipeline::encode_image(*image, *format, quality_of(*spec));
     if (!bytes) return bytes.error();
     if (auto written = write_output_file(path, *bytes); !written) return written;
     if (!flags.dump.empty()) {

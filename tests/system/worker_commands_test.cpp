@@ -147,6 +147,7 @@ TEST_F(WorkerCommands, AnOverLongPromptIsDrawnWithAWarning) {
 TEST_F(WorkerCommands, WhatCannotBeWrittenIsKnownBeforeItIsDrawn) {
   expect_refused(generate({"--out", dir_ + "/none/x.png"}), {"--out", "no folder"});
   expect_refused(generate({"--out", dir_}), {"--out", "folder"});
+  expect_refused(generate({"--out", dir_ + "/x.gif"}), {"--out", "x.gif", ".png, .jpg or .webp"});
   expect_refused(generate({"--dump", dir_ + "/none/x"}), {"--dump", "no folder"});
   expect_refused(generate({"--out", "/proc/x.png"}), {"/proc"}, 1);
 }
