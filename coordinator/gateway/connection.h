@@ -37,6 +37,9 @@ class Connection final : public Sink {
   Stream& stream() { return stream_; }
   boost::beast::flat_buffer& buffer() { return buffer_; }
   bool idle = false;  // between two requests
+  // Of the answer that is being written, and since when it is.
+  std::size_t unread_bytes = 0;
+  std::chrono::steady_clock::time_point writes_since;
   // Since when it has owed a request's head: the end of the request before, or its beginning. Empty while one is served.
   std::optional<std::chrono::steady_clock::time_point> waits_since;
 

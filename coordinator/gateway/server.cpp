@@ -12,11 +12,11 @@
 #include <array>
 #include <cstring>
 #include <optional>
-#include <set>
 #include <string_view>
 #include <tuple>
 
 #include "coordinator/gateway/connection.h"
+#include "coordinator/gateway/connection_set.h"
 #include "coordinator/gateway/read_limit.h"
 #include "coordinator/gateway/read_problem.h"
 #include "coordinator/gateway/streamed_body.h"
@@ -36,6 +36,7 @@ using boost::system::error_code;
 // the client sees the answer and not a reset.
 constexpr std::chrono::milliseconds kLingerTime{2000};
 constexpr std::size_t kLingerBytes = 8u << 20;
+constexpr std::size_t kSmallAnswer = 64u << 10;  // up to here none is refused for want of room
 constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 
 }  // namespace
@@ -43,7 +44,7 @@ constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
  public:
   Impl(asio::any_io_executor executor, ServerOptions options, ServerHandlers handlers)
-      : executor_(executor), options_(options), handlers_(std::move(handlers)), acceptor_(executor), tasks_(executor) {}
+      : executor_(executor), options_(options), handlers_(std::move(handlers)), acceptor_(executor), connections_(options.max_unread_bytes), tasks_(executor) {}
 
   Result<void> listen(const std::string& text) {
     auto address = ListenAddress::parse(text, "gateway.listen");
@@ -104,7 +105,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     stopping_ = true;
     error_code ignored;
     acceptor_.close(ignored);
-    for (const auto& connection : connections_) {
+    for (const auto& connection : connections_.all()) {
       if (connection->idle) connection->close();
     }
     while (tasks_.running() > 0 && !deadline.passed()) {
@@ -113,7 +114,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     }
     tasks_.stop();
     // What ignores cancellation still ends when its socket is closed.
-    for (const auto& connection : connections_) connection->close();
+    for (const auto& connection : connections_.all()) connection->close();
     co_await tasks_.join();
   }
 
@@ -127,11 +128,11 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
   // Keeps the set of open connections and the gauge right however serve() ends.
   struct Listed {
     Listed(Impl& impl, std::shared_ptr<Connection> c) : impl_(impl), connection_(std::move(c)) {
-      impl_.connections_.insert(connection_);
+      impl_.connections_.add(connection_);
       if (impl_.handlers_.count_connections) impl_.handlers_.count_connections(1);
     }
     ~Listed() {
-      impl_.connections_.erase(connection_);
+      impl_.connections_.remove(connection_);
       if (impl_.handlers_.count_connections) impl_.handlers_.count_connections(-1);
     }
     Listed(const Listed&) = delete;
@@ -144,7 +145,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     const Listed listed(*self, connection);
     Stream& stream = connection->stream();
     const auto most = static_cast<std::size_t>(options_.max_connections);
-    if (connections_.size() > most) make_room(*connection);
+    if (connections_.size() > most) connections_.make_room(*connection);
     if (connections_.size() > 2 * most) co_return;
     if (connections_.size() > most) {
       co_await refuse(*connection, 503, "too many connections; try again shortly", "too_many_connections");
@@ -203,20 +204,6 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     for (const auto& field : message) incoming.request.headers.emplace_back(field.name_string(), field.value());
     if (auto target = parse_target(std::string_view(message.target().data(), message.target().size()), incoming.request); !target) return target.error();
     return incoming;
-  }
-
-  // Closes the client that has shown no whole head for longest, in favour of `newcomer`: so those that connect and ask nothing,
-  // or ask slowly, shut out nobody. If all are at work none is closed.
-  void make_room(const Connection& newcomer) {
-    std::shared_ptr<Connection> longest;
-    for (const auto& connection : connections_) {
-      if (!connection->waits_since || connection.get() == &newcomer) continue;
-      if (!longest || *connection->waits_since < *longest->waits_since) longest = connection;
-    }
-    if (!longest) return;
-    longest->waits_since.reset();
-    longest->close();
-    connections_.erase(longest);  // its coroutine ends later
   }
 
   // An empty line or two before a request is passed over (RFC 9112 §2.2).
@@ -309,8 +296,14 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
   }
 
   asio::awaitable<bool> write_response(Connection& connection, Response& response, bool head, bool keep, bool http_1_0) {
+    const bool refused = !head && response.body.size() > kSmallAnswer && !connections_.make_room_for(response.body.capacity());
+    if (refused) {
+      response = handlers_.refuse(503, "too many answers wait for clients that read slowly; try again shortly", "too_many_unread_answers");
+      keep = false;
+    }
     const bool bodiless = head || response.status == 204 || response.status == 304;
     const std::size_t length = response.body.size();
+    const ConnectionSet::Unread counted(connections_, connection, bodiless ? 0 : response.body.capacity());
     http::response<http::string_body> message;
     fill_head(message, response, http_1_0);
     message.keep_alive(keep);
@@ -326,7 +319,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       std::tie(ec, std::ignore) = co_await http::async_write(stream, serializer, kTuple);
     }
     stream.expires_never();
-    co_return !ec;
+    co_return !ec && !refused;
   }
 
   asio::awaitable<bool> write_stream(std::shared_ptr<Connection> connection, Response& response, bool http_1_0) {
@@ -376,7 +369,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
   ServerOptions options_;
   ServerHandlers handlers_;
   tcp::acceptor acceptor_;
-  std::set<std::shared_ptr<Connection>> connections_;
+  ConnectionSet connections_;
   TaskGroup tasks_;
   bool stopping_ = false;
 };

@@ -20,6 +20,7 @@ namespace ditfleet::gateway {
 struct ServerOptions {
   std::uint64_t max_body_bytes = 1 << 20;
   std::uint32_t max_header_bytes = 16 << 10;
+  std::uint64_t max_unread_bytes = 1u << 30;  // of answers that clients have not read yet, in all
   int max_connections = 1024;  // one more is answered 503 and closed
   std::chrono::milliseconds idle_timeout{75'000};    // between requests on one connection
   std::chrono::milliseconds header_timeout{10'000};  // from the first byte to the end of the headers

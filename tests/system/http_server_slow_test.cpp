@@ -124,6 +124,43 @@ TEST_F(HttpServer, WhatIsNoBodyIsNotCollectedWithoutEnd) {
   EXPECT_THAT(exchange("GET /healthz HTTP/1.1\r\n" + kClose), HasSubstr("alive"));
 }
 
+// A page of jobs with long prompts is megabytes: clients that ask for many and read none may not fill the memory.
+TEST(HttpUnreadAnswers, AreBounded) {
+  asio::io_context context;
+  const auto handle = [](Request request) -> asio::awaitable<Response> {
+    Response response;
+    response.content_type = "text/plain";
+    response.body.assign(request.path() == "/small" ? 100 : 16u << 20, 'x');
+    co_return response;
+  };
+  const auto refuse = [](int status, const std::string& message, const std::string&) {
+    Response response;
+    response.status = status;
+    response.body = message;
+    return response;
+  };
+  ServerOptions options;
+  options.max_unread_bytes = 40u << 20;
+  Server server(context.get_executor(), options, ServerHandlers{.request = handle, .refuse = refuse});
+  ASSERT_TRUE(server.listen("127.0.0.1:0").ok());
+  asio::co_spawn(context, server.run(), asio::detached);
+  std::thread thread([&] { context.run(); });
+  RawClient first(server.port()), second(server.port()), third(server.port()), small(server.port());
+  for (RawClient* client : {&first, &second, &third}) {
+    client->send("GET /large HTTP/1.1\r\nHost: x\r\n\r\n");
+    EXPECT_THAT(client->receive("\r\n\r\n"), StartsWith(client == &third ? "HTTP/1.1 503 " : "HTTP/1.1 200 OK"));
+  }
+  small.send("GET /small HTTP/1.1\r\n" + kClose);
+  EXPECT_THAT(small.receive(), StartsWith("HTTP/1.1 200 OK"));
+  // Who has read the one may have another.
+  while (first.receive("\1", 200ms).size() > 0) {
+  }
+  first.send("GET /large HTTP/1.1\r\n" + kClose);
+  EXPECT_EQ(first.receive().size() >> 20, 16u);
+  asio::post(context, [&] { asio::co_spawn(context, server.stop(Deadline::after(100ms)), [&](std::exception_ptr) { context.stop(); }); });
+  thread.join();
+}
+
 // As uploads are read: the handler says what becomes of it, and its answer arrives.
 TEST(HttpStreamedBody, APieceThatDoesNotComeInTimeIsTheHandlersToAnswer) {
   asio::io_context context;
