@@ -37,6 +37,15 @@ descendants() {
     descendants "$child"
   done
 }
+# Why the service is not there, and what it said.
+last_words() {
+  if [ -f "$run/up.log" ] && [ -s "$run/up.log" ]; then
+    tail -n 20 "$run/up.log" >&2
+    echo "demo: $1; its last words are above" >&2
+  else
+    echo "demo: $1, and left no word in $run/up.log; is there room for it? $(df -Ph "$run" | awk 'NR == 2 { print $4 }') are free there" >&2
+  fi
+}
 setup='' up='' temporary='' leaving=130
 finish() {
   trap - EXIT INT TERM HUP
@@ -62,7 +71,10 @@ setup=
 # One demo of a checkout keeps its data; another beside it works in a folder that goes with it, and so does one that
 # finds a service on that data.
 work=${work:-$PWD/build/demo}
-mkdir -p "$work/pictures"
+if ! mkdir -p "$work/pictures" || ! : >>"$work/lock"; then
+  echo "demo: cannot write to $work (the reason is above); set DITFLEET_DEMO_FOLDER to a folder where that is possible" >&2
+  exit 1
+fi
 run=$work
 exec 9>"$work/lock"
 if ! flock -n 9 || { [ -e "$work/data/up.lock" ] && ! flock -n "$work/data/up.lock" true; }; then
@@ -90,8 +102,7 @@ while [ ! -f "$ready" ]; do
   kill -0 "$up" 2>/dev/null || problem="the service did not start"
   [ $SECONDS -lt $patience ] || problem="the service is not ready after 180 s"
   if [ -n "$problem" ]; then
-    tail -n 20 "$run/up.log" >&2
-    echo "demo: $problem; its last words are above" >&2
+    last_words "$problem"
     exit 1
   fi
   sleep 0.1
@@ -113,6 +124,5 @@ echo "==> Running until Ctrl-C; another picture: build/bin/ditfleet generate --u
 status=0
 wait "$up" || status=$?
 up=
-tail -n 20 "$run/up.log" >&2
-echo "demo: the service ended by itself (status $status); its last words are above" >&2
+last_words "the service ended by itself (status $status)"
 exit 1

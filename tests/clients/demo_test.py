@@ -97,6 +97,31 @@ class Demo(unittest.TestCase):
         self.assertEqual(processes_of(self.folder), {})
         self.assertEqual(list(self.folder.glob("beside-*")), [], "what worked beside it cleans up")
 
+    def test_an_interrupt_ends_all_of_it_whenever_it_comes(self):
+        for moment, signal_ in (("Starting the service", signal.SIGINT), ("Drawing", signal.SIGTERM)):
+            with self.subTest(moment):
+                process = self.demo()
+                while moment not in process.stdout.readline():
+                    self.assertIsNone(process.poll())
+                process.send_signal(signal_)
+                told, _ = process.communicate(timeout=60)
+                self.assertEqual(process.returncode, 130, told)
+                self.assertEqual(processes_of(self.folder), {})
+
+    def test_a_folder_that_cannot_be_written(self):
+        self.environment["DITFLEET_DEMO_FOLDER"] = "/proc/demo"
+        told, _ = self.demo().communicate(timeout=60)
+        self.assertIn("demo: cannot write to /proc/demo", told)
+        self.assertIn("DITFLEET_DEMO_FOLDER", told)
+        self.environment["DITFLEET_DEMO_FOLDER"] = str(self.folder)
+        (self.folder / "data").touch()  # so that the service does not start
+        (self.folder / "up.log").symlink_to("/dev/full")
+        process = self.demo()
+        told, _ = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 1, told)
+        self.assertIn("the service did not start, and left no word in", told)
+        self.assertRegex(told, "is there room for it\\? [0-9.]+[A-Z]? are free there")
+
     def test_what_it_cannot_do_it_says(self):
         for arguments, words in (([], "there is no prompt"), (["a", "b"], "'b' is a second prompt"), (["a", "--onse"], "unknown option '--onse'")):
             done = run(ROOT / "deploy" / "demo.sh", *arguments, env=self.environment)
