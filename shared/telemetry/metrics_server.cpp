@@ -3,15 +3,27 @@
 #include <prometheus/exposer.h>
 
 #include <exception>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "shared/core/listen_address.h"
 #include "shared/telemetry/metrics.h"
 
 namespace ditfleet::telemetry {
 
+namespace {
+
+// A connection takes a thread, also one that asks nothing (a browser opens some in advance): with one thread it would keep
+// scrapes out for as long as it may stay. A scrape asks at once.
+std::vector<std::string> exposer_options(const std::string& listen) {
+  return {"listening_ports", listen, "num_threads", "8", "request_timeout_ms", "2000"};
+}
+
+}  // namespace
+
 struct MetricsServer::State {
-  explicit State(ListenAddress listen) : exposer(listen.text(), 1), address(std::move(listen)) {
+  explicit State(ListenAddress listen) : exposer(exposer_options(listen.text())), address(std::move(listen)) {
     exposer.RegisterCollectable(metrics);
   }
   // The exposer wants shared ownership of what outlives everything.

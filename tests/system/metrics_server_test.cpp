@@ -1,12 +1,17 @@
 // A worker's metrics over HTTP, on a port of the loopback.
 #include "shared/telemetry/metrics_server.h"
 
+#include <arpa/inet.h>
 #include <curl/curl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <prometheus/counter.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <string>
+#include <vector>
 
 #include "shared/telemetry/metrics.h"
 
@@ -26,7 +31,7 @@ Fetched get(const std::string& url) {
   Fetched fetched;
   CURL* curl = curl_easy_init();
   curl_easy_setopt(curl, CURLOPT_URL, url.c_str());
-  curl_easy_setopt(curl, CURLOPT_TIMEOUT, 20L);
+  curl_easy_setopt(curl, CURLOPT_TIMEOUT, 10L);
   curl_easy_setopt(curl, CURLOPT_PROXY, "");
   curl_easy_setopt(curl, CURLOPT_WRITEDATA, &fetched.body);
   curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, +[](char* data, std::size_t size, std::size_t count, void* body) {
@@ -52,6 +57,27 @@ TEST(MetricsServer, ServesWhatTheProcessCounts) {
   EXPECT_THAT(get((*server)->url()).body, HasSubstr("test_things_total{kind=\"good\"} 4"));
   const std::string url = (*server)->url();
   EXPECT_EQ(get(url.substr(0, url.rfind('/')) + "/elsewhere").status, 404);
+}
+
+// As a browser opens some in advance, or as somebody who means harm does.
+TEST(MetricsServer, ConnectionsThatAskNothingKeepNoScrapeOut) {
+  const auto server = MetricsServer::start("127.0.0.1:0");
+  ASSERT_TRUE(server.ok()) << server.error().message;
+  const std::string url = (*server)->url();
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(std::stoi(url.substr(url.rfind(':') + 1))));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::vector<int> idle;
+  for (int i = 0; i < 7; ++i) {
+    idle.push_back(::socket(AF_INET, SOCK_STREAM, 0));
+    ASSERT_EQ(::connect(idle.back(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    if (i % 2 == 1) {
+      ASSERT_EQ(::send(idle.back(), "GET /met", 8, 0), 8);
+    }
+  }
+  EXPECT_EQ(get(url).status, 200);
+  for (const int one : idle) ::close(one);
 }
 
 TEST(MetricsServer, SaysWhereItCannotListen) {
