@@ -19,7 +19,9 @@
 namespace ditfleet::cli {
 namespace {
 
-constexpr long kMaxLogBytes = 16L << 20;
+constexpr std::size_t kMaxLogBytes = 16u << 20;
+constexpr std::size_t kMaxLineBytes = 64u << 10;  // a longer one is cut into several
+constexpr int kReadsAtOnce = 64;                  // more than a pipe holds: a child that never pauses keeps up nobody else
 
 std::vector<char*> pointers(const std::vector<std::string>& texts) {
   std::vector<char*> out;
@@ -42,6 +44,7 @@ ChildProcess::ChildProcess(ChildProcess&& other) noexcept
       pid_(std::exchange(other.pid_, -1)),
       output_(std::exchange(other.output_, -1)),
       log_(std::exchange(other.log_, nullptr)),
+      log_bytes_(other.log_bytes_),
       partial_(std::move(other.partial_)),
       last_line_(std::move(other.last_line_)) {}
 
@@ -52,12 +55,12 @@ ChildProcess::~ChildProcess() {
 
 Result<void> ChildProcess::start() {
   if (!log_) {
-    std::error_code ec;
-    if (const auto size = std::filesystem::file_size(spec_.log_file, ec); !ec && size > kMaxLogBytes) {
-      std::filesystem::rename(spec_.log_file, spec_.log_file + ".1", ec);
-    }
     log_ = std::fopen(spec_.log_file.c_str(), "ae");
     if (!log_) return unavailable("cannot write '" + spec_.log_file + "': " + std::strerror(errno));
+    std::error_code ec;
+    const auto size = std::filesystem::file_size(spec_.log_file, ec);
+    log_bytes_ = ec ? 0 : size;
+    turn_log_over();
   }
   std::array<int, 2> pipe_ends{};
   if (::pipe2(pipe_ends.data(), O_CLOEXEC) != 0)
@@ -113,9 +116,20 @@ std::optional<ChildEnd> ChildProcess::reap() {
   return ChildEnd{WEXITSTATUS(status), 0};
 }
 
+void ChildProcess::turn_log_over() {
+  if (log_bytes_ <= kMaxLogBytes) return;
+  log_bytes_ = 0;  // where it cannot be done it is tried again that much later
+  std::error_code ec;
+  std::filesystem::rename(spec_.log_file, spec_.log_file + ".1", ec);
+  std::FILE* next = ec ? nullptr : std::fopen(spec_.log_file.c_str(), "ae");
+  if (!next) return;
+  std::fclose(log_);
+  log_ = next;
+}
+
 void ChildProcess::drain_output() {
   std::array<char, 8192> buffer{};
-  while (output_ >= 0) {
+  for (int reads = 0; output_ >= 0 && reads < kReadsAtOnce; ++reads) {
     const ssize_t n = ::read(output_, buffer.data(), buffer.size());
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) break;
@@ -129,13 +143,18 @@ void ChildProcess::drain_output() {
       take_line(partial_.substr(0, end));
       partial_.erase(0, end + 1);
     }
+    if (partial_.size() > kMaxLineBytes) take_line(std::exchange(partial_, {}));
   }
   if (output_ < 0 && !partial_.empty()) take_line(std::exchange(partial_, {}));
   if (log_) std::fflush(log_);
 }
 
 void ChildProcess::take_line(std::string line) {
-  if (log_) std::fprintf(log_, "%s\n", line.c_str());
+  if (log_) {
+    std::fprintf(log_, "%s\n", line.c_str());
+    log_bytes_ += line.size() + 1;
+    turn_log_over();
+  }
   if (spec_.echo) std::fprintf(stderr, "%s | %s\n", spec_.label.c_str(), line.c_str());
   if (!line.empty()) last_line_ = std::move(line);
 }

@@ -56,10 +56,12 @@ class ChildProcess {
 
  private:
   void take_line(std::string line);
+  void turn_log_over();  // to FILE.1, once it is 16 MiB
   ChildSpec spec_;
   pid_t pid_ = -1;
   int output_ = -1;
   std::FILE* log_ = nullptr;
+  std::size_t log_bytes_ = 0;
   std::string partial_, last_line_;
 };
 

@@ -120,6 +120,27 @@ TEST_F(Children, OutputGoesToTheLogAndTheEndIsTold) {
   EXPECT_FALSE(child.reap().has_value());
 }
 
+// It may run for months.
+TEST_F(Children, ALogIsTurnedOverWhileTheChildRunsAndALineHasAnEnd) {
+  ChildProcess child(shell("yes 0123456789012345678901234567890123456789 | head -c 20000000; head -c 200000 /dev/zero | tr '\\0' x; echo; echo last"));
+  ASSERT_TRUE(child.start().ok());
+  int turns = 0;
+  while (child.output_fd() >= 0) {
+    pollfd fd{child.output_fd(), POLLIN, 0};
+    ASSERT_EQ(::poll(&fd, 1, 10'000), 1);
+    child.drain_output();
+    ++turns;
+  }
+  EXPECT_TRUE(wait(child).clean());
+  EXPECT_GE(turns, 20'000'000 / (64 * 8192)) << "others are looked after in between";
+  const auto older = fs::file_size(dir_ / "log.1"), newer = fs::file_size(dir_ / "log");
+  EXPECT_GT(older, 16u << 20);
+  EXPECT_LT(older, 17u << 20);
+  EXPECT_GE(older + newer, 20'200'000u);
+  EXPECT_LT(older + newer, 20'201'000u);
+  EXPECT_EQ(child.last_line(), "last");
+}
+
 TEST_F(Children, SignalsAreToldApartAndAChildStartsAgain) {
   ChildProcess child(shell("kill -9 $$"));
   for (int i = 0; i < 2; ++i) {
