@@ -6,6 +6,8 @@
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/mm.h>
 
+#include <algorithm>
+
 namespace ditfleet::region {
 namespace {
 
@@ -43,8 +45,9 @@ class Call {
 
   at::Tensor tensor(int buffer, std::int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides) const {
     const ElementType type = plan_.buffers[static_cast<std::size_t>(buffer)].type;
-    return at::from_blob(base_[static_cast<std::size_t>(buffer)] + offset * bytes_of(type), sizes, strides,
-                         at::TensorOptions(scalar_type(type)).device(device_));
+    const auto options = at::TensorOptions(scalar_type(type)).device(device_);
+    if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return at::empty(sizes, options);  // where it would lie may be no address of the device
+    return at::from_blob(base_[static_cast<std::size_t>(buffer)] + offset * bytes_of(type), sizes, strides, options);
   }
   at::Tensor tensor(const ResolvedView& v) const { return tensor(v.buffer, v.offset, v.sizes, v.strides); }
 
@@ -56,6 +59,7 @@ class Call {
       const bool first = p == 0, last = p + 1 == step.parts.size();
       const at::Tensor gathered = part.gather ? tensor(part.x).contiguous() : at::Tensor();
       for (const auto& rows : part.rows) {
+        if (rows.count == 0) continue;  // libraries refuse it
         const at::Tensor weight = weights.dim() == 3 ? weights.select(0, weights.size(0) == 1 ? 0 : rows.sample) : weights;
         const at::Tensor columns = (step.parts.size() == 1 ? weight : weight.narrow(1, part.first_column, part.columns)).t();
         const at::Tensor x = part.gather ? gathered.as_strided({rows.count, part.columns}, {rows.x_stride, 1}, rows.x_offset)
@@ -90,8 +94,12 @@ class Call {
       at::Tensor made = attend(q, k, v, backend, {step.bias < 0 ? at::Tensor() : input(step.bias), step.causal, step.scale});
       return apart ? made : out.copy_(made);
     };
+    if (q.numel() == 0) {
+      if (apart) keep(step.out.buffer, at::empty(step.out.sizes, q.options()));
+      return;
+    }
     AttentionBackend backend = libraries_.attention;
-    if (libraries_.tune && libraries_.timed_attention && is_direct(step) && q.dim() == 4 && q.scalar_type() == c10::ScalarType::BFloat16 && q.numel() > 0)
+    if (libraries_.tune && libraries_.timed_attention && is_direct(step) && q.dim() == 4 && q.scalar_type() == c10::ScalarType::BFloat16)
       backend = libraries_.timed_attention->choose(attention_shape(q, k, v, apart ? q : out), 4 * q.nbytes(), [&](AttentionBackend one) { by(one); });
     at::Tensor made = by(backend);
     if (apart) keep(step.out.buffer, std::move(made));
