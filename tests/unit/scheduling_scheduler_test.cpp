@@ -1,7 +1,6 @@
-// The whole scheduler as a state machine, against a model of what Redis would answer. Long because every case runs on that one model.
+// The whole scheduler as a state machine, against a model of what Redis would answer.
 #include <algorithm>
 #include <memory>
-#include <random>
 
 #include "coordinator/scheduling/dispatches.h"
 #include "coordinator/scheduling/router.h"
@@ -278,54 +277,6 @@ TEST_F(SchedulerTest, service_that_was_revoked_is_not_charged) {
   EXPECT_EQ(scheduler->virtual_times().at("default"), 0);
 }
 
-TEST_F(SchedulerTest, a_refused_assignment_is_put_right_by_an_audit) {
-  workers({"a"});
-  store.open.clear();
-  submit("j");
-  store.open.at({"j", 0}).owner = "somebody:9";  // another leader was quicker
-  store.open.at({"j", 0}).nonce = "theirs";
-  scheduler->on_assign_refused({"j", 0}, "n1", now);
-  EXPECT_TRUE(scheduler->wants_audit());
-  now += 10 * kMs;
-  scheduler->audit(store.views(), now, now);
-  EXPECT_FALSE(scheduler->wants_audit());
-  EXPECT_EQ(scheduler->census().held, 1u);
-  store.open.clear();
-  now += 10 * kMs;
-  scheduler->audit(store.views(), now, now);
-  EXPECT_EQ(scheduler->census().jobs, 0u);
-}
-
-TEST_F(SchedulerTest, an_audit_leaves_alone_what_happened_after_it_was_asked_for) {
-  workers({"a"});
-  const auto asked = now;
-  now += kMs;
-  submit("j");
-  scheduler->audit({}, asked, now);
-  EXPECT_EQ(scheduler->census().held, 1u);
-}
-
-// The open units were asked for between a job's arrival and its admission, and are told after it.
-TEST_F(SchedulerTest, an_audit_that_was_asked_for_before_an_admission_does_not_end_the_job) {
-  for (const std::string id : {"1", "3"}) {
-    scheduler->on_intake(std::vector{entry(id, spec("\"n\":" + id))}, now);
-    const auto asked = now += 1;
-    const auto seen = store.views();
-    now += 1;
-    settle();  // no worker yet: it waits
-    scheduler->audit(seen, asked, ++now);
-    EXPECT_NE(scheduler->waits_for({id, 0}, now), "");
-  }
-  workers({"w"});
-  settle();
-  EXPECT_EQ(owner_of("1"), "w:1");
-}
-
-TEST_F(SchedulerTest, unknown_units_in_the_feed_ask_for_an_audit) {
-  scheduler->on_event({.job = "ghost", .type = "ready", .unit = 0}, now);
-  EXPECT_TRUE(scheduler->wants_audit());
-}
-
 TEST_F(SchedulerTest, deadlines_that_cannot_be_met_are_turned_away_once_runs_were_observed) {
   workers({"a"});
   submit("hopeful", spec(R"("deadline_ms":1)"));  // nothing observed: a guess turns nobody away
@@ -338,115 +289,6 @@ TEST_F(SchedulerTest, deadlines_that_cannot_be_met_are_turned_away_once_runs_wer
   EXPECT_EQ(store.rejected[0].error.code, Code::kResourceExhausted);
   submit("fine", spec(R"("deadline_ms":5000)"));
   EXPECT_EQ(store.rejected.size(), 1u);
-}
-
-TEST_F(SchedulerTest, after_a_restart_silent_workers_keep_their_units_for_the_grace) {
-  workers({"a"});
-  submit("j", spec(R"("n":2)"));
-  const auto silent = worker("a");
-  now += 60'000 * kMs;  // Redis was away
-  scheduler = make();
-  scheduler->rebuild(store.views(), {}, {silent}, 5'000, now);
-  scheduler->on_workers({silent, worker("b")}, now += 1'000 * kMs);
-  settle();
-  EXPECT_TRUE(store.revoked.empty());
-  EXPECT_EQ(owner_of("j", 0), "a:1");
-  scheduler->on_workers({silent, worker("b")}, now += 5'000 * kMs);
-  settle();
-  EXPECT_EQ(store.revoked.size(), 2u);
-  EXPECT_EQ(owner_of("j", 0), "b:1");
-}
-
-// What a worker was given at the very moment at which it went away, and nobody was there any more to notice.
-TEST_F(SchedulerTest, after_a_restart_units_of_a_worker_that_deregistered_go_to_another_at_once) {
-  workers({"a"});
-  submit("j", spec(R"("n":2)"));
-  store.start({"j", 0}, now);
-  settle();
-  scheduler = make();
-  scheduler->rebuild(store.views(), {}, {}, 5'000, now);
-  workers({"b"});
-  settle();
-  ASSERT_EQ(store.revoked.size(), 1u);
-  EXPECT_EQ(owner_of("j", 1), "b:1");
-  EXPECT_EQ(owner_of("j", 0), "a:1") << "what it had started is its own until its lease lapses";
-}
-
-TEST_F(SchedulerTest, a_worker_that_hands_back_is_given_nothing_before_it_says_that_it_is_ready) {
-  workers({"a"});
-  submit("j");
-  ASSERT_EQ(owner_of("j"), "a:1");
-  const auto before = worker("a");
-  now += 10 * kMs;
-  store.ready({"j", 0}, now, "handed back");
-  settle();
-  EXPECT_EQ(owner_of("j"), "") << "it would be handed back again";
-  scheduler->on_workers({before}, now);
-  settle();
-  EXPECT_EQ(owner_of("j"), "") << "that was said before";
-  now += 10 * kMs;
-  workers({"a"});
-  settle();
-  EXPECT_EQ(owner_of("j"), "a:1");
-}
-
-// Two schedulers, one that lived through everything and one that was built from what is stored, must go on
-// alike. Runs are never observed here: what was learnt from them is the one thing a restart forgets.
-TEST_F(SchedulerTest, one_rebuilt_from_redis_makes_the_same_decisions) {
-  std::mt19937 random(11);
-  const std::vector<std::string> names{"a", "b", "c"};
-  workers(names);
-  for (int i = 0; i < 300; ++i) {
-    now += static_cast<std::int64_t>(random() % 40) * kMs;
-    const auto action = random() % 3;
-    if (action < 2) {
-      submit("j" + std::to_string(1000 + i),
-             spec("\"n\":" + std::to_string(1 + random() % 3) + ",\"priority\":" + std::to_string(random() % 3) +
-                  ",\"num_inference_steps\":" + std::to_string(1 + random() % 30) +
-                  ",\"width\":" + std::to_string(128 << random() % 3)),
-             "t" + std::to_string(random() % 4));
-    } else if (!store.open.empty()) {
-      const auto ref = std::next(store.open.begin(), static_cast<long>(random() % store.open.size()))->first;
-      store.finish(ref, now, "canceled");
-      settle();
-    }
-  }
-  ASSERT_GT(scheduler->census().ready, 50u);
-  now += kMs;
-  workers(names);
-  settle();
-
-  auto rebuilt = make();
-  std::vector<queue::WorkerInfo> infos;
-  for (const auto& name : names) infos.push_back(worker(name));
-  rebuilt->rebuild(store.views(), scheduler->virtual_times(), infos, 0, now);
-  EXPECT_EQ(rebuilt->census().ready, scheduler->census().ready);
-  EXPECT_EQ(rebuilt->census().held, scheduler->census().held);
-  EXPECT_TRUE(rebuilt->decide(now).empty());
-
-  // Let both see the same world: units end in the same order, and the next to be assigned must be the same.
-  Store other = store;
-  int compared = 0;
-  for (int i = 0; i < 200 && !store.open.empty(); ++i) {
-    now += 20 * kMs;
-    std::optional<queue::UnitRef> held;
-    for (const auto& [ref, view] : store.open) {
-      if (view.state == job::State::kAssigned && (!held || random() % 2)) held = ref;
-    }
-    if (!held) break;
-    for (auto* side : {&store, &other}) side->finish(*held, now, "canceled");
-    settle();
-    std::swap(store, other);
-    std::swap(scheduler, rebuilt);
-    settle();
-    std::swap(store, other);
-    std::swap(scheduler, rebuilt);
-    ASSERT_EQ(store.assignments.size(), other.assignments.size()) << "after " << i;
-    if (store.assignments.empty()) continue;
-    ASSERT_EQ(store.assignments.back().first, other.assignments.back().first) << "after " << i;
-    ++compared;
-  }
-  EXPECT_GT(compared, 100);
 }
 
 // The router, and how often it was asked.
