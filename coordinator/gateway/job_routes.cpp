@@ -1,11 +1,11 @@
 // Native jobs: submit, list, read, cancel, results, previews; and the workers.
 #include <algorithm>
-#include <charconv>
 #include <set>
 
 #include "coordinator/gateway/api.h"
 #include "coordinator/gateway/error_body.h"
 #include "coordinator/gateway/event_stream.h"
+#include "coordinator/gateway/query_number.h"
 #include "shared/core/ids.h"
 #include "shared/job/validate.h"
 
@@ -14,13 +14,6 @@ namespace {
 
 constexpr int kListDefault = 50, kListMost = 200;
 constexpr std::size_t kIdempotencyKeyMost = 255;
-
-std::optional<int> parse_number(std::string_view text) {
-  int number = 0;
-  const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (ec != std::errc() || end != text.data() + text.size() || text.empty()) return std::nullopt;
-  return number;
-}
 
 // An id that no job can have need not go to Redis.
 Result<std::string> job_id(const std::string& text) {
@@ -136,11 +129,9 @@ asio::awaitable<Response> Api::list_jobs(CallPtr call) {
                                                   "succeeded, failed, canceled, expired, rejected", "state"));
       }
     } else if (name == "limit") {
-      const auto number = parse_number(value);
-      if (!number || *number < 1 || *number > kListMost) {
-        co_return error_response(invalid_argument("'limit' must be a whole number from 1 to " + std::to_string(kListMost), "limit"));
-      }
-      limit = *number;
+      const auto asked = parse_limit(value, kListMost);
+      if (!asked) co_return error_response(asked.error());
+      limit = *asked;
     } else if (name == "cursor") {
       cursor = value;
     } else {

@@ -1,8 +1,8 @@
 #include "coordinator/gateway/lora_json.h"
 
 #include <algorithm>
-#include <charconv>
 
+#include "coordinator/gateway/query_number.h"
 #include "shared/core/bytes.h"
 #include "shared/core/excerpt.h"
 #include "shared/core/ids.h"
@@ -12,7 +12,8 @@
 namespace ditfleet::gateway {
 namespace {
 
-constexpr std::size_t kMostModels = 64, kMostListed = 1000;
+constexpr std::size_t kMostModels = 64;
+constexpr int kMostListed = 1000;
 
 Result<json::object> object_of(std::string_view body) {
   auto value = parse_json(body);
@@ -149,10 +150,9 @@ Result<LoraPage> parse_lora_page(const Request& request) {
   LoraPage page;
   for (const auto& [name, value] : request.query) {
     if (name == "limit") {
-      const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), page.most);
-      if (error != std::errc() || end != value.data() + value.size() || page.most < 1 || page.most > kMostListed) {
-        return invalid_argument("'limit' must be a whole number from 1 to " + std::to_string(kMostListed) + "; without it all are listed", "limit");
-      }
+      const auto asked = parse_limit(value, kMostListed, "; without it all are listed");
+      if (!asked) return asked.error();
+      page.most = static_cast<std::size_t>(*asked);
     } else if (name == "cursor" && !value.empty()) {
       if (!loras::check_name(value)) return invalid_argument("'" + excerpt(value, 64) + "' is no cursor; it must be the next_cursor of the page before", "cursor");
       page.after = value;
