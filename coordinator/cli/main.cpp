@@ -92,12 +92,9 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help
     std::string message = e.what();
-    if (dynamic_cast<const CLI::RequiredError*>(&e) != nullptr && message.find("subcommand") != std::string::npos) {
-      std::fprintf(stderr, "ditfleet: %s (--help tells more)\n", missing_command(app, argc, argv).c_str());
-      return ditfleet::cli::kExitUsage;
-    }
-    std::fprintf(stderr, "ditfleet: %s%s (--help tells more)\n", message.c_str(),
-                 hint_for(app, message).c_str());
+    const bool lacks_command = dynamic_cast<const CLI::RequiredError*>(&e) != nullptr && message.find("subcommand") != std::string::npos;
+    message = lacks_command ? missing_command(app, argc, argv) : message + hint_for(app, message);
+    std::fprintf(stderr, "ditfleet: %s (--help tells more)\n", message.c_str());
     return ditfleet::cli::kExitUsage;
   }
   return run();
