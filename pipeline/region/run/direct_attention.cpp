@@ -16,6 +16,7 @@
 #include "pipeline/device/failure.h"
 #include "pipeline/region/gpu/cudnn.h"
 #include "pipeline/region/gpu/driver.h"
+#include "pipeline/region/run/plan_key.h"
 #include "shared/kernel_cache/cache.h"
 
 namespace ditfleet::region {
@@ -125,11 +126,9 @@ class CudnnAttention : public DirectAttention {
 
   // Everything that a plan's text depends on: it holds the kernel.
   kernel_cache::Key plan_key(const AttentionShape& s) const {
-    kernel_cache::KeyBuilder key;
-    key.add("plan", "attention").add("schema", 1).add("gpu", gpu_.name).add("multiprocessors", gpu_.multiprocessors).add("driver", gpu_.driver);
+    auto key = plan_key_of("attention", 1, gpu_);
     key.add("arch", arch_).add("library", "cudnn").add("version", static_cast<std::int64_t>(library_->version()));
-    key.add("batch", s.batch).add("tokens", s.tokens).add("heads", s.heads).add("head_dim", s.head_dim);
-    for (const auto* strides : {&s.q, &s.k, &s.v, &s.out}) key.add("batch_stride", strides->batch).add("token_stride", strides->token).add("head_stride", strides->head);
+    add_shape(key, s);
     return key.finish();
   }
 

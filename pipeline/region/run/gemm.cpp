@@ -12,6 +12,7 @@
 #include "pipeline/device/device.h"
 #include "pipeline/device/failure.h"
 #include "pipeline/region/gpu/driver.h"
+#include "pipeline/region/run/plan_key.h"
 #include "pipeline/region/run/timing.h"
 #include "shared/kernel_cache/cache.h"
 
@@ -94,8 +95,7 @@ class LtGemm : public Gemm {
 
   // The plan key: everything that the measured order may depend on.
   kernel_cache::Key plan_key(const GemmShape& s) const {
-    kernel_cache::KeyBuilder key;
-    key.add("plan", "gemm").add("schema", 1).add("gpu", gpu_.name).add("multiprocessors", gpu_.multiprocessors).add("driver", gpu_.driver);
+    auto key = plan_key_of("gemm", 1, gpu_);
     key.add("library", "cublasLt").add("version", static_cast<std::int64_t>(library_->version()));
     key.add("type", name_of(s.type)).add("epilogue", static_cast<int>(s.epilogue)).add("rows", s.rows).add("in", s.in).add("out", s.out);
     key.add("x_stride", s.x_stride).add("weight_stride", s.weight_stride).add("out_stride", s.out_stride);

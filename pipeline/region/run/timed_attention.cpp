@@ -12,6 +12,7 @@
 #include "pipeline/device/device.h"
 #include "pipeline/device/failure.h"
 #include "pipeline/region/gpu/driver.h"
+#include "pipeline/region/run/plan_key.h"
 #include "pipeline/region/run/timing.h"
 #include "shared/kernel_cache/cache.h"
 
@@ -67,11 +68,9 @@ class CachedChoice : public TimedAttention {
 
   // Everything that the measured order may depend on.
   kernel_cache::Key plan_key(const AttentionShape& s) const {
-    kernel_cache::KeyBuilder key;
-    key.add("plan", "attention choice").add("schema", 1).add("gpu", gpu_.name).add("multiprocessors", gpu_.multiprocessors).add("driver", gpu_.driver);
+    auto key = plan_key_of("attention choice", 1, gpu_);
     key.add("torch", TORCH_VERSION).add("cudnn", static_cast<std::int64_t>(at::detail::getCUDAHooks().versionRuntimeCuDNN())).add("direct", direct_ ? 1 : 0);
-    key.add("batch", s.batch).add("tokens", s.tokens).add("heads", s.heads).add("head_dim", s.head_dim);
-    for (const auto* strides : {&s.q, &s.k, &s.v, &s.out}) key.add("batch_stride", strides->batch).add("token_stride", strides->token).add("head_stride", strides->head);
+    add_shape(key, s);
     return key.finish();
   }
 
