@@ -1,5 +1,5 @@
 """Every command of `ditfleet` that asks a running service, and of `ditfleet config`; with and without --json, on a
-terminal and not; exit codes 0 ok, 1 failure, 2 usage."""
+terminal and not; exit codes 0 ok, 1 failure, 2 usage. Long because all of them ask one service, which is started once."""
 import hashlib
 import json
 import os

@@ -1,5 +1,5 @@
 """The registry of LoRA adapters from outside: uploads, what is refused, tenants apart, names in jobs. No worker is needed:
-jobs are admitted, which is where names become digests."""
+jobs are admitted, which is where names become digests. Long because all cases ask one service, which is started once."""
 import hashlib
 import http.client
 import json

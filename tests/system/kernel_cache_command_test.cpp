@@ -1,4 +1,5 @@
-// `ditfleet cache …` on folders and a Redis that a cache has filled, and the secret that `ditfleet up` makes.
+// `ditfleet cache …` on folders and a Redis that a cache has filled, and the secret that `ditfleet up` makes. Long because
+// every case needs that cache, which one fixture fills.
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 
