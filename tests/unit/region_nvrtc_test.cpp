@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "pipeline/region/backends/channels_last.h"
+#include "pipeline/region/backends/grouped_gemm.h"
 #include "pipeline/region/backends/matrix_copies.h"
 #include "pipeline/region/backends/nvrtc.h"
 #include "pipeline/region/blocks/blocks.h"
@@ -151,6 +152,15 @@ std::string digests() {
     text += name + " " + sha256_hex(source.text) + " " + (compiled ? sha256_hex(compiled->code) : compiled.error().message) + "\n";
   }
   return text;
+}
+
+// Its registers are all there are: more, and it would not start.
+TEST_F(RegionNvrtc, ProductsInGroupsAreForHopper) {
+  const auto compiled = compiler()->compile("grouped_gemm", grouped_gemm_program().source, "sm_90a");
+  ASSERT_TRUE(compiled) << compiled.error().message;
+  ASSERT_EQ(compiled->kernels.size(), 1u);
+  EXPECT_EQ(compiled->kernels[0].spill_bytes, 0u);
+  EXPECT_EQ(compiled->kernels[0].registers, 128u);
 }
 
 // Of a small program for those whose compiler has another back end.

@@ -29,7 +29,7 @@ struct BlockShape {
 // each pair in turn, text tokens first) and, for each of image and text, {attention,mlp}_{shift,scale,gate}
 // [batch, 1, D], where scale is 1 + the model's; parameters as in FLUX's StreamSlots, prefixed image. and text. .
 // Outputs: image, text. With adapters, symbols and inputs NAME.rank and NAME.adapter for each linear; a NAME.weight has B's
-// columns behind its own.
+// columns behind its own; for qkv also NAME.apart_rank and NAME.apart, of adapters that change q, k or v alone.
 Result<Program> flux_double_block(const BlockShape& shape);
 
 // FLUX's single-stream block. Symbols: batch, tokens. Activation tokens [batch, tokens, D]; tables rope f32

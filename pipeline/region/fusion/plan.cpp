@@ -33,7 +33,7 @@ class Planner {
   const Value& value(int i) const { return plan_.program.values[static_cast<std::size_t>(i)]; }
 
   void add_gemm(const Op& op, int group, const Unit& unit) {
-    GemmStep step{.weight = op.inputs[1], .bias = op.inputs.size() > 2 ? op.inputs[2] : -1, .per_sample = value(op.inputs[1]).shape.size() == 3, .gelu = unit.ops.size() > 1, .name = value(unit.writes.front()).name};
+    GemmStep step{.weight = op.inputs[1], .bias = op.inputs.size() > 2 ? op.inputs[2] : -1, .per_sample = value(op.inputs[1]).shape.size() == 3, .gelu = unit.ops.size() > 1, .groups = op.groups, .apart = op.apart, .name = value(unit.writes.front()).name};
     if (const Op* join = storage_.split_join(op)) {
       Dim column = 0;
       for (int part : join->inputs) {

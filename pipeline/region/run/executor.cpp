@@ -66,12 +66,20 @@ class Call {
                                          : tensor(part.x.buffer, rows.x_offset, {rows.count, part.columns}, {rows.x_stride, 1});
         at::Tensor out = tensor(step.out.buffer, rows.out_offset, {rows.count, step.out.sizes.back()}, {rows.out_stride, 1});
         const bool apart = step.gelu && !(bias.defined() && first && last);  // a GELU that no epilogue computes
+        if (step.groups > 1 && step.parts.size() == 1 && in_groups(step, x, columns, bias, out)) continue;
         if (libraries_.gemm && !apart && by_library(step, first, x, columns, bias, out)) continue;
         if (first && !bias.defined()) at::mm_out(out, x, columns);
         else at::addmm_out(out, first ? bias : out, x, columns);
         if (step.gelu && last) at::gelu_out(out, out, "tanh");
       }
     }
+  }
+
+  // False where it is no product in groups, or better done as a whole.
+  bool in_groups(const ResolvedGemm& step, const at::Tensor& x, const at::Tensor& columns, const at::Tensor& bias, const at::Tensor& out) const {
+    return libraries_.grouped_gemm && step.apart > 0 && !step.gelu && x.scalar_type() == c10::ScalarType::BFloat16 &&
+           libraries_.grouped_gemm->run(x.size(0), x.size(1), out.size(1), step.groups, step.apart, x.stride(0), columns.stride(1), out.stride(0),
+                                        {x.const_data_ptr(), columns.const_data_ptr(), bias.defined() ? bias.const_data_ptr() : nullptr, out.mutable_data_ptr()});
   }
 
   // False where the library cannot do it.

@@ -9,6 +9,7 @@
 #include "pipeline/region/run/attention.h"
 #include "pipeline/region/run/direct_attention.h"
 #include "pipeline/region/run/gemm.h"
+#include "pipeline/region/run/grouped_gemm.h"
 #include "pipeline/region/run/resolved.h"
 #include "pipeline/region/run/row_launcher.h"
 #include "pipeline/region/run/timed_attention.h"
@@ -29,6 +30,7 @@ class WorkspacePool {
 // What a call leaves to libraries, and how.
 struct Libraries {
   const Gemm* gemm = nullptr;  // null: LibTorch's
+  const GroupedGemm* grouped_gemm = nullptr;  // null: `gemm` multiplies by zeros, too
   bool tune = false;           // time its algorithms, and attentions, for a shape that is new
   AttentionBackend attention = AttentionBackend::kAuto;
   const DirectAttention* direct_attention = nullptr;  // null: LibTorch's, whose result is copied if it has to lie elsewhere
