@@ -131,15 +131,16 @@ asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::s
   for (int attempt = 0; attempt < kTries; ++attempt) {
     auto current = co_await record(field, deadline);
     if (!current) co_return current.error();
-    // What a lost reply had done already.
-    if (attempt > 0 && *current == text) co_return !replaces;
-    replaces = current->has_value();
+    // What a lost reply had done already, or somebody else who put the same: chunks of ours that are not the digest's go all the same.
+    const bool made = attempt > 0 && *current == text;
+    if (made && upload.empty()) co_return !replaces;
+    if (!made) replaces = current->has_value();
     Adapter old;
-    if (replaces) {
+    if (current->has_value()) {
       // A record that cannot be read is replaced; what it held on to stays until somebody looks.
       if (auto parsed = Adapter::parse(**current)) old = std::move(*parsed);
     }
-    if (auto holds = condition.check(adapter.name, replaces ? &old : nullptr); !holds) co_return holds.error();
+    if (auto holds = condition.check(adapter.name, replaces ? &old : nullptr); !made && !holds) co_return holds.error();
     Stored before;
     if (!upload.empty()) {
       auto found = co_await stored(adapter.sha256, deadline);

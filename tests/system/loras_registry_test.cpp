@@ -166,6 +166,28 @@ TEST_F(LorasRegistry, WhoFindsItsChangeMadeIsToldWhetherItReplaced) {
   }
 }
 
+TEST_F(LorasRegistry, OfTwoUploadsOfTheSameAtOnceOneIsKept) {
+  const std::string bytes = bytes_of('x');
+  const Sent sent[] = {send(bytes), send(bytes)};
+  const Adapter adapter = record("style", sent[0]);  // also of the same millisecond
+  int done = 0;
+  for (const Sent& one : sent) {
+    asio::co_spawn(
+        io_,
+        [&]() -> asio::awaitable<void> {
+          auto put = co_await registry_->put(adapter, one.id, Condition::kAbsent, soon());
+          EXPECT_TRUE(put.ok() && *put);
+          ++done;
+        },
+        asio::detached);
+  }
+  io_.restart();
+  while (done < 2 && io_.run_one() > 0) {
+  }
+  EXPECT_EQ(chunk_keys(), 3u);
+  EXPECT_EQ(*fetch(sha256_hex(bytes)), bytes);
+}
+
 TEST_F(LorasRegistry, PutsOnACondition) {
   const Sent sent = send(bytes_of('x'));
   const Adapter first = record("s", sent), other = record("s", send("other"));
