@@ -13,8 +13,7 @@ void add_configuration_flags(CLI::App& command, config::Sources& sources) {
       ->type_name("FILE");
   command.add_option("--set", sources.sets, "Set one configuration key; wins over environment and file; repeatable")
       ->type_name("KEY=VALUE")
-      ->expected(1)
-      ->take_all();
+      ->allow_extra_args(false);
 }
 
 Result<config::Settings> settings_of(const config::Sources& sources) {

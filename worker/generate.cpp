@@ -184,8 +184,7 @@ void add_generate_flags(CLI::App& command, GenerateFlags& flags) {
       .add_option("--lora", flags.loras,
                   "Adapter: a safetensors file of PEFT/diffusers, kohya, BFL or XLabs, for the transformer, CLIP and T5; SCALE (1) may be negative; may be repeated")
       ->type_name("FILE[:SCALE]")
-      ->expected(1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+      ->allow_extra_args(false);
   command.add_option("--dtype", flags.dtype, "auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16")->type_name("DTYPE");
   command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N")->type_name("DEVICE");
   command.add_option("-n", flags.count, "How many pictures")->type_name("N");
@@ -230,15 +229,18 @@ Result<job::JobSpec> spec_of(const GenerateFlags& flags, const job::ModelEntry& 
 }
 
 Result<pipeline::LoraRequest> lora_of(const std::string& text) {
-  pipeline::LoraRequest lora{text, 1.0};
-  std::error_code unknown;
-  if (const auto use = job::parse_lora_flag(text)) {
-    lora = {use->name, use->scale};
-  } else if (!std::filesystem::exists(text, unknown)) {  // a file's name may hold a colon
+  const auto there = [](const std::string& path) {
+    std::error_code unknown;
+    return std::filesystem::exists(path, unknown);
+  };
+  const auto use = job::parse_lora_flag(text);
+  if (use && use->name.empty()) return invalid_argument("--lora is '" + text + "', which names no file; it takes FILE or FILE:SCALE");
+  if (use && there(use->name)) return pipeline::LoraRequest{use->name, use->scale};
+  if (there(text)) return pipeline::LoraRequest{text, 1.0};  // a file's name may hold a colon
+  if (!use && there(text.substr(0, text.rfind(':')))) {
     return invalid_argument("--lora is '" + text + "'; it takes FILE or FILE:SCALE with a finite number from -100 to 100, such as style.safetensors:0.7");
   }
-  if (lora.path.empty()) return invalid_argument("--lora is '" + text + "', which names no file; it takes FILE or FILE:SCALE");
-  return lora;
+  return Error{Code::kNotFound, "--lora is '" + text + "', but there is no file '" + (use ? use->name : text) + "'; it takes FILE or FILE:SCALE", {}};
 }
 
 std::string numbered_path(const std::string& path, int index, int count) {

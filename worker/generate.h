@@ -32,8 +32,8 @@ int generate(const GenerateFlags& flags);
 Result<job::JobSpec> spec_of(const GenerateFlags& flags, const job::ModelEntry& model);
 
 // "style.safetensors:0.7" → that file at 0.7, "style.safetensors" at 1. What follows the last colon is the scale where
-// it is a number; a file whose name ends so needs a scale of its own ("a:2:1"). kInvalidArgument names the flag: a
-// scale that is none (where no file has the whole name), or no file.
+// it is a number and what is before it is there, else the whole is a file's name. All errors name the flag: kInvalidArgument
+// for a scale that is none, or no file's name; kNotFound for a file that is not there, before anything is loaded.
 Result<pipeline::LoraRequest> lora_of(const std::string& text);
 
 // "out.png" of 1 → "out.png"; of 3, the 2nd → "out-2.png" (`index` counts from 0).

@@ -141,8 +141,7 @@ void add_run_flags(CLI::App& command, RunFlags& flags) {
   command.add_option("--redis", flags.redis, "The queue's Redis: redis://, rediss:// or unix:///PATH")->type_name("URL");
   command.add_option("--model", flags.models, "A model to hold: its name in requests and its folder; repeatable")
       ->type_name("NAME=DIR")
-      ->expected(1)
-      ->take_all();
+      ->allow_extra_args(false);
   command.add_option("--name", flags.name, "This worker's name, unique among the living; default: host and process id")
       ->type_name("NAME");
   command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N")->type_name("DEVICE");

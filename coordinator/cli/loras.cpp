@@ -132,7 +132,7 @@ void add_loras(CLI::App& app, Invocation& run) {
     if (action == add) {
       sub->add_option("file", flags->file, "Its safetensors file")->required();
       sub->add_flag("--by-path", flags->by_path, "FILE lies in a folder of loras.folders, on disks that the service and its workers see: it is not uploaded");
-      sub->add_option("--model", flags->models, "A model that it is for; may be repeated. Any, if left out")->take_all();
+      sub->add_option("--model", flags->models, "A model that it is for; may be repeated. Any, if left out")->allow_extra_args(false);
       sub->add_flag("--pin", flags->pin, "Workers do not drop it from memory to make room");
       sub->add_flag("--keep", flags->keep, "Fail if the name is taken, instead of replacing what it stands for");
     }

@@ -80,7 +80,7 @@ class Files(RegistryCase):
     def test_the_command_line(self):
         url = ("--url", self.shared.fleet.url)
         file = os.path.join(self.top.name, "outside", "d.safetensors")
-        added = cli("loras", "add", "style", file, "--pin", "--model", "tiny", *url)
+        added = cli("loras", "add", "--pin", "--model", "tiny", "style", file, *url)
         self.assertEqual(added.returncode, 0, added.stderr)
         self.assertIn(digest(adapter(4)), added.stdout)
         shown = json.loads(cli("loras", "show", "style", "--json", *url).stdout)

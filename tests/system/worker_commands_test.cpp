@@ -126,8 +126,15 @@ TEST_F(WorkerCommands, AdaptersAreAppliedAndBadOnesRefused) {
   expect_refused(generate({"--lora", attention + ":1e300"}), {"--lora", "from -100 to 100"});
   expect_refused(generate({"--lora", attention + ":inf"}), {"--lora", "finite"});
   expect_refused(generate({"--lora", ":1"}), {"--lora", "names no file"});
-  expect_refused(generate({"--lora", dir_ + "/none.safetensors"}), {"--lora", "none.safetensors"}, 1);
+  expect_refused(generate({"--lora", dir_ + "/none.safetensors"}), {"--lora", "no file '" + dir_ + "/none.safetensors'"}, 1);
+  expect_refused(generate({"--lora", dir_ + "/none:a/b.safetensors:0.5"}), {"--lora", "no file '" + dir_ + "/none:a/b.safetensors'"}, 1);
+  Words stray = generate({"--lora", attention});
+  stray.push_back(clip);
+  expect_refused(stray, {clip, "not expected"});
   expect_refused(generate({"--lora", kModel + "/vae/diffusion_pytorch_model.safetensors"}), {"--lora", "no linear of a FLUX model", "more"});
+  std::filesystem::copy_file(attention, dir_ + "/a:0.5");
+  EXPECT_EQ(picture({dir_ + "/a:0.5"}), picture({attention}));
+  EXPECT_EQ(picture({dir_ + "/a:0.5:-0.5"}), picture({attention + ":-0.5"}));
 }
 
 TEST_F(WorkerCommands, AnEmptyPromptIsFine) {
