@@ -67,11 +67,12 @@ struct Descriptor {
 
 Result<AdapterCopyPtr> copy_registered_file(AdapterCopies& copies, const loras::Location& location, const std::string& path,
                                             const std::vector<std::string>& folders) {
+  const std::string its_file = location.one_place ? "its file '" + path + "'" : "its file";
   const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   if (file.fd < 0) {
     const int code = errno;
     return Error{code == ENOENT || code == ENOTDIR ? Code::kNotFound : Code::kUnavailable,
-                 "its file '" + path + "' cannot be read on this worker: " + std::strerror(code), {}};
+                 its_file + " cannot be read on this worker: " + std::strerror(code), {}};
   }
   // What was opened, not what the path names by now, is what must lie in a folder.
   std::error_code ec;
@@ -79,13 +80,13 @@ Result<AdapterCopyPtr> copy_registered_file(AdapterCopies& copies, const loras::
   if (ec || std::none_of(folders.begin(), folders.end(), [&](const std::string& folder) { return is_below(opened, folder); })) {
     std::string list;
     for (const auto& folder : folders) list += (list.empty() ? "" : ", ") + folder;
-    return Error{Code::kPermissionDenied, "its file '" + path + "' is outside the folders that this worker takes adapters from" +
+    return Error{Code::kPermissionDenied, its_file + " is outside the folders that this worker takes adapters from" +
                                               (list.empty() ? "; it takes none, upload the file instead" : ": " + list), {}};
   }
   struct stat found {};
-  if (::fstat(file.fd, &found) != 0 || !S_ISREG(found.st_mode)) return Error{Code::kDataCorrupt, "its file '" + path + "' is no regular file", {}};
+  if (::fstat(file.fd, &found) != 0 || !S_ISREG(found.st_mode)) return Error{Code::kDataCorrupt, its_file + " is no regular file", {}};
   const auto changed = [&](const std::string& what) {
-    return Error{Code::kDataCorrupt, "its file '" + path + "' has changed since it was registered: " + what + ", registered were " +
+    return Error{Code::kDataCorrupt, its_file + " has changed since it was registered: " + what + ", registered were " +
                                          std::to_string(location.bytes) + " bytes with the SHA-256 " + location.sha256 + "; register it again", {}};
   };
   if (found.st_size != location.bytes) return changed("it has " + std::to_string(found.st_size) + " bytes");
@@ -95,7 +96,7 @@ Result<AdapterCopyPtr> copy_registered_file(AdapterCopies& copies, const loras::
   while (true) {
     const auto got = ::read(file.fd, piece.data(), piece.size());
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return unavailable("its file '" + path + "' cannot be read: " + std::strerror(errno));
+    if (got < 0) return unavailable(its_file + " cannot be read: " + std::strerror(errno));
     if (got == 0) break;
     auto written = writer->write(std::string_view(piece).substr(0, static_cast<std::size_t>(got)));
     if (!written) return written.error().code == Code::kDataCorrupt ? changed(written.error().message) : written.error();
@@ -121,38 +122,41 @@ asio::awaitable<void> AdapterFetcher::pause() {
   co_await timer.async_wait(asio::use_awaitable);
 }
 
-asio::awaitable<Result<loras::Location>> AdapterFetcher::locate(std::string sha256, std::string name, std::function<bool()> wanted) {
+asio::awaitable<Result<loras::Location>> AdapterFetcher::locate(std::string sha256, std::function<bool()> wanted) {
   const auto give_up = Deadline::after(kAskFor);
   while (true) {
     auto location = co_await source_->lookup(sha256, Deadline::after(kCallTimeout));
     if (location) co_return location;
-    if (location.error().code == Code::kNotFound) co_return about(name, deleted());
-    if (!is_away(location.error()) || give_up.passed()) co_return about(name, location.error());
+    if (location.error().code == Code::kNotFound) co_return deleted();
+    if (!is_away(location.error()) || give_up.passed()) co_return location.error();
     if (!wanted()) co_return Error{Code::kCanceled, "the adapter is not wanted any more", {}};
     co_await pause();
   }
 }
 
 asio::awaitable<Result<FetchedAdapter>> AdapterFetcher::fetch(std::string sha256, std::string name, std::function<bool()> wanted) {
-  auto location = co_await locate(sha256, name, wanted);
+  auto location = co_await locate(sha256, wanted);
   if (!location) {
     if (location.error().code == Code::kNotFound) copies_.remove(sha256);
-    co_return location.error();
+    co_return about(name, location.error());
   }
-  const bool pinned = location->pinned;
-  const auto told = [pinned](Result<FetchedAdapter> fetched) {
-    if (fetched) fetched->pinned = pinned;
+  const Flight::Source source{location->upload, location->paths};
+  // To each under the name of its own: who waits for the same fetch may be another tenant.
+  const auto told = [pinned = location->pinned, name](Result<FetchedAdapter> fetched) -> Result<FetchedAdapter> {
+    if (!fetched) return about(name, fetched.error());
+    fetched->pinned = pinned;
     return fetched;
   };
   if (auto copy = copies_.find_checked(sha256)) co_return told(FetchedAdapter{std::move(copy), true});
-  if (const auto found = flights_.find(sha256); found != flights_.end()) {
+  for (auto found = flights_.find(sha256); found != flights_.end(); found = flights_.find(sha256)) {
     const FlightPtr flight = found->second;
-    flight->wanted.push_back(std::move(wanted));
+    flight->wanted.push_back(wanted);
     boost::system::error_code ignored;
     while (!flight->result) co_await flight->done.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-    co_return told(*flight->result);
+    // One that began before the adapter was deleted and registered again, or registered elsewhere, too, fails alone.
+    if (*flight->result || flight->source == source) co_return told(*flight->result);
   }
-  auto flight = std::make_shared<Flight>(executor_);
+  auto flight = std::make_shared<Flight>(executor_, source);
   flight->done.expires_at(Deadline::Clock::time_point::max());
   flight->wanted.push_back(std::move(wanted));
   flights_.emplace(sha256, flight);
@@ -167,12 +171,12 @@ asio::awaitable<Result<FetchedAdapter>> AdapterFetcher::fetch(std::string sha256
       flight.done.cancel();
     }
   } landing{*this, sha256, *flight};
-  auto fetched = co_await fly(sha256, std::move(name), flight, std::move(*location));
+  auto fetched = co_await fly(sha256, flight, std::move(*location));
   flight->result = fetched;
   co_return told(std::move(fetched));
 }
 
-asio::awaitable<Result<FetchedAdapter>> AdapterFetcher::fly(std::string sha256, std::string name, FlightPtr flight, loras::Location location) {
+asio::awaitable<Result<FetchedAdapter>> AdapterFetcher::fly(std::string sha256, FlightPtr flight, loras::Location location) {
   const auto never = Deadline::at(Deadline::Clock::time_point::max());
   const std::function<Result<AdapterCopyPtr>()> look = [this, sha256]() -> Result<AdapterCopyPtr> { return copies_.find(sha256); };
   auto here = co_await disk_.run<AdapterCopyPtr>(look, never);
@@ -185,18 +189,19 @@ asio::awaitable<Result<FetchedAdapter>> AdapterFetcher::fly(std::string sha256, 
     const std::function<Result<AdapterCopyPtr>()> work = [this, location, path] { return copy_registered_file(copies_, location, path, folders_); };
     auto copied = co_await disk_.run<AdapterCopyPtr>(work, never);
     if (copied) co_return FetchedAdapter{std::move(*copied), false};
+    if (!location.one_place) spdlog::warn("adapters: {} from '{}': {}", sha256.substr(0, 12), path, copied.error().message);
     note(copied.error());
   }
   if (location.chunks > 0) {
-    auto downloaded = co_await download(std::move(location), name, flight);
+    auto downloaded = co_await download(std::move(location), flight);
     if (downloaded) co_return FetchedAdapter{std::move(*downloaded), false};
     note(downloaded.error());
   }
   if (!failed) failed = Error{Code::kDataCorrupt, "the registry does not say where its bytes are; register it again", {}};
-  co_return about(name, std::move(*failed));
+  co_return std::move(*failed);
 }
 
-asio::awaitable<Result<AdapterCopyPtr>> AdapterFetcher::download(loras::Location location, std::string name, FlightPtr flight) {
+asio::awaitable<Result<AdapterCopyPtr>> AdapterFetcher::download(loras::Location location, FlightPtr flight) {
   const auto never = Deadline::at(Deadline::Clock::time_point::max());
   // Shared with the disk's thread, which has it only while this waits.
   auto writer = std::make_shared<std::optional<AdapterCopies::Writer>>();
@@ -219,7 +224,7 @@ asio::awaitable<Result<AdapterCopyPtr>> AdapterFetcher::download(loras::Location
     if (!chunk) {
       if (chunk.error().code == Code::kNotFound) co_return given_up(deleted());
       if (!is_away(chunk.error()) || give_up.passed()) co_return given_up(chunk.error());
-      spdlog::warn("adapters: '{}' is not read on yet: {}", name, chunk.error().message);
+      spdlog::warn("adapters: {} is not read on yet: {}", location.sha256.substr(0, 12), chunk.error().message);
       co_await pause();
       continue;
     }

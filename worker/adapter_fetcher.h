@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "shared/core/named_thread.h"
@@ -31,8 +32,8 @@ class AdapterFetcher {
   // `folders`: where registered files may lie, all below them included; after symbolic links.
   AdapterFetcher(asio::any_io_executor executor, AdapterSource* source, AdapterCopies& copies, std::vector<std::string> folders);
 
-  // `name` is for messages. `wanted`: false ends what waits for Redis. One fetch a digest at a time; who asks meanwhile
-  // waits for it. Errors, param "loras":
+  // `name` is for messages to whoever asks with it. `wanted`: false ends what waits for Redis. One fetch a digest at a time; who asks meanwhile
+  // waits for it, and tries itself where it failed and the registry told this one of other places. Errors, param "loras":
   // kNotFound: deleted, or a file that is not there. kDataCorrupt: the bytes are not what was registered.
   // kPermissionDenied: a file outside the folders. kResourceExhausted: the disk is full. kUnavailable: Redis is away, or
   // the folder of copies can't be written. kCanceled: not wanted any more.
@@ -40,7 +41,9 @@ class AdapterFetcher {
 
  private:
   struct Flight {
-    explicit Flight(const asio::any_io_executor& executor) : done(executor) {}
+    using Source = std::pair<std::string, std::vector<std::string>>;  // the upload, the paths
+    Flight(const asio::any_io_executor& executor, Source from) : source(std::move(from)), done(executor) {}
+    const Source source;
     asio::steady_timer done;  // expires never, is canceled when the result is there
     std::vector<std::function<bool()>> wanted;
     std::optional<Result<FetchedAdapter>> result;
@@ -48,9 +51,9 @@ class AdapterFetcher {
   };
   using FlightPtr = std::shared_ptr<Flight>;
 
-  asio::awaitable<Result<FetchedAdapter>> fly(std::string sha256, std::string name, FlightPtr flight, loras::Location location);
-  asio::awaitable<Result<loras::Location>> locate(std::string sha256, std::string name, std::function<bool()> wanted);
-  asio::awaitable<Result<AdapterCopyPtr>> download(loras::Location location, std::string name, FlightPtr flight);
+  asio::awaitable<Result<FetchedAdapter>> fly(std::string sha256, FlightPtr flight, loras::Location location);
+  asio::awaitable<Result<loras::Location>> locate(std::string sha256, std::function<bool()> wanted);
+  asio::awaitable<Result<AdapterCopyPtr>> download(loras::Location location, FlightPtr flight);
   asio::awaitable<void> pause();
 
   asio::any_io_executor executor_;

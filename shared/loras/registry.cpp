@@ -247,8 +247,8 @@ asio::awaitable<Result<Location>> Registry::lookup(const std::string& sha256, De
   if (!reply) co_return reply.error();
   Location out;
   out.sha256 = sha256;
-  bool named = false;
-  std::string until, kept;
+  bool named = false, several = false;
+  std::string until, kept, place;
   const auto& fields = reply->elements;
   for (std::size_t i = 0; i + 1 < fields.size(); i += 2) {
     const std::string &key = fields[i].text, &value = fields[i + 1].text;
@@ -259,6 +259,8 @@ asio::awaitable<Result<Location>> Registry::lookup(const std::string& sha256, De
     if (key == "kept") kept = value;
     if (key.starts_with("p:")) out.pinned = true;
     if (!key.starts_with("r:")) continue;
+    several |= named && value != place;
+    place = value;
     named = true;
     if (!value.empty() && std::find(out.paths.begin(), out.paths.end(), value) == out.paths.end()) out.paths.push_back(value);
   }
@@ -266,6 +268,7 @@ asio::awaitable<Result<Location>> Registry::lookup(const std::string& sha256, De
     co_return Error{Code::kNotFound, "[loras] no adapter with the digest " + sha256.substr(0, 12) + "… is registered (any more)", {}};
   }
   if (!named && !kept.empty()) out.paths.push_back(kept);
+  out.one_place = named && !several;
   if (!out.upload.empty() && out.chunks != chunk_count(out.bytes)) {
     co_return Error{Code::kDataCorrupt, "[loras] what Redis says of " + sha256 + " does not fit together: " + std::to_string(out.bytes) + " bytes in " +
                                             std::to_string(out.chunks) + " chunks", {}};

@@ -36,6 +36,7 @@ struct Location {
   std::string sha256;
   std::int64_t bytes = 0;
   std::vector<std::string> paths;  // files said to hold them, each once
+  bool one_place = false;          // all who registered them named the same path: to tell it tells nobody another's
   std::string upload;              // not empty: Redis holds them in `chunks` pieces of kChunkBytes, the last what is left
   int chunks = 0;
   bool pinned = false;  // a record that has this digest is

@@ -230,10 +230,12 @@ TEST_F(LorasRegistry, FilesAreFoundByDigestUnderEveryPath) {
   auto found = wait(registry_->lookup(a.sha256, soon()));
   ASSERT_TRUE(found.ok());
   EXPECT_EQ(found->paths, (std::vector<std::string>{a.path, b.path}));
+  EXPECT_FALSE(found->one_place);
   EXPECT_TRUE(found->upload.empty());
   EXPECT_EQ(wait(registry_->read_chunk(*found, 0, soon())).error().code, Code::kInvalidArgument);
   // Replaced by another file: the old one is where it was.
   ASSERT_TRUE(wait(registry_->remove("ada", "b", soon())).ok());
+  EXPECT_TRUE(wait(registry_->lookup(a.sha256, soon()))->one_place);
   Adapter other = record("a", {"", sha256_hex("y"), 1});
   other.path = "/models/c.safetensors";
   ASSERT_TRUE(wait(registry_->put(other, "", Condition::kAny, soon())).ok());

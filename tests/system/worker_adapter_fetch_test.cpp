@@ -1,5 +1,9 @@
 // Fetching an adapter's bytes from a source that fails now and then.
+#include <gmock/gmock.h>
+
 #include <filesystem>
+#include <functional>
+#include <utility>
 
 #include "shared/core/sha256.h"
 #include "tests/system/temporary_folder.h"
@@ -21,12 +25,13 @@ class FlakySource final : public worker::AdapterSource {
     loras::Location location;
     location.sha256 = sha256;
     location.bytes = static_cast<std::int64_t>(bytes_.size());
-    location.upload = "u";
+    location.upload = upload;
     location.chunks = static_cast<int>((bytes_.size() + loras::kChunkBytes - 1) / loras::kChunkBytes);
     co_return location;
   }
   asio::awaitable<Result<std::string>> read_chunk(const loras::Location&, int index, Deadline) override {
     ++reads;
+    if (const auto call = std::exchange(on_read, nullptr)) call();
     if (failing_reads-- > 0) co_return Error{failure, "Redis is away", {}};
     co_return bytes_.substr(static_cast<std::size_t>(index) * loras::kChunkBytes, loras::kChunkBytes);
   }
@@ -34,6 +39,8 @@ class FlakySource final : public worker::AdapterSource {
 
   int lookups = 0, reads = 0, failing_lookups = 0, failing_reads = 0;
   Code failure = Code::kUnavailable;
+  std::string upload = "u";
+  std::function<void()> on_read;  // once
 
  private:
   std::string bytes_;
@@ -83,6 +90,26 @@ TEST_F(AdapterFetch, OneThatIsDeletedWhileItIsReadIsNotFound) {
   EXPECT_EQ(fetched.error().code, Code::kNotFound);
   EXPECT_EQ(fetched.error().param, "loras");
   EXPECT_TRUE(fs::is_empty(folder_.path()));
+}
+
+// It waits for the fetch of one that was admitted before, which fails for that one alone.
+TEST_F(AdapterFetch, OneThatIsUploadedAgainWhileItIsReadIsThereForWhoCameSince) {
+  std::optional<Result<worker::FetchedAdapter>> second;
+  source_.failing_reads = 1;
+  source_.failure = Code::kNotFound;
+  source_.on_read = [&] {
+    source_.upload = "again";
+    asio::co_spawn(
+        io_, [&]() -> asio::awaitable<void> { second = co_await fetcher_.fetch(sha256_, "anew", [] { return true; }); }, asio::detached);
+  };
+  const auto first = fetch();
+  ASSERT_FALSE(first.ok());
+  EXPECT_THAT(first.error().message, ::testing::HasSubstr("'style': it was deleted"));
+  io_.restart();
+  while (!second && io_.run_one() > 0) {
+  }
+  ASSERT_TRUE(second && second->ok());
+  EXPECT_EQ(*read_file((*second)->copy->path()), bytes_);
 }
 
 }  // namespace

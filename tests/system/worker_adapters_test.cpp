@@ -27,9 +27,9 @@ class WorkerAdapters : public WorkerTest {
   }
 
   // Registered as `name`; its digest. `content` in Redis, or a file that holds it.
-  std::string add(const std::string& name, const std::string& content, const std::string& path = {}) {
+  std::string add(const std::string& name, const std::string& content, const std::string& path = {}, const std::string& tenant = "default") {
     loras::Adapter record;
-    record.tenant = "default";
+    record.tenant = tenant;
     record.name = name;
     record.sha256 = sha256_hex(content);
     record.bytes = static_cast<std::int64_t>(content.size());
@@ -246,6 +246,19 @@ TEST_F(WorkerAdapters, AFileThatChangedIsRefused) {
                                                     ::testing::HasSubstr(style)));
   EXPECT_TRUE(reaches(other, State::kSucceeded));
   EXPECT_EQ(files(), 0u);
+}
+
+TEST_F(WorkerAdapters, AMessageNamesNoOtherTenantsAdapterOrFile) {
+  const std::string path = adapters_.folders[0] + "/plan-b.safetensors", style = add_file("plan-b", path, "a style");
+  fs::remove(path);
+  add("mine", "a style", adapters_.folders[0] + "/mine.safetensors", "bob");
+  auto worker = start_ready_worker();
+  // Both wait for one fetch.
+  const std::string first = ready(with(spec(1), "plan-b", style)), second = ready(with(spec(2), "mine", style));
+  const queue::AssignRequest requests[] = {{{first, 0}, new_nonce(), "warm", {}, {}}, {{second, 0}, new_nonce(), "warm", {}, {}}};
+  ASSERT_TRUE(wait(client_->assign(epoch_, worker->owner(), requests, soon())).ok());
+  EXPECT_THAT(failed(first).error->message, ::testing::HasSubstr("'plan-b': its file cannot be read on this worker: No such file"));
+  EXPECT_THAT(failed(second).error->message, ::testing::HasSubstr("'mine': its file cannot be read on this worker: No such file"));
 }
 
 TEST_F(WorkerAdapters, AFileOutsideTheFoldersIsRefusedHoweverItIsReached) {
