@@ -11,6 +11,8 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <limits>
+#include <numeric>
 #include <utility>
 
 #include "shared/core/ids.h"
@@ -151,10 +153,23 @@ void AdapterCopies::make_room(std::int64_t bytes) {
     return file.part;
   });
   std::sort(files.begin(), files.end(), [](const File& a, const File& b) { return a.used_ns < b.used_ns; });
+  const std::int64_t copies = std::accumulate(files.begin(), files.end(), std::int64_t{0}, [](std::int64_t sum, const File& file) { return sum + file.bytes; });
+  std::int64_t free = free_(folder_);
+  const bool in_vain = free <= bytes && bytes - free >= copies;  // nothing goes for what fits in no case
   for (const File& file : files) {
-    if (used + bytes <= max_bytes_) return;
-    if (remove_unused(file.path)) used -= file.bytes;
+    if (used + bytes <= max_bytes_ && (free > bytes || in_vain)) return;
+    if (!remove_unused(file.path)) continue;
+    used -= file.bytes;
+    free += file.bytes;
   }
+}
+
+std::int64_t AdapterCopies::disk_free(const std::string& folder) {
+  struct statvfs disk {};
+  constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
+  if (::statvfs(folder.c_str(), &disk) != 0) return kMost;
+  const auto blocks = static_cast<std::uint64_t>(disk.f_bavail), size = static_cast<std::uint64_t>(disk.f_frsize);
+  return size > 0 && blocks > kMost / size ? kMost : static_cast<std::int64_t>(blocks * size);
 }
 
 Result<AdapterCopies::Writer> AdapterCopies::begin(const std::string& sha256, std::int64_t bytes) {
@@ -168,8 +183,7 @@ Result<AdapterCopies::Writer> AdapterCopies::begin(const std::string& sha256, st
   if (writer.fd_ < 0) return cannot_write(folder_, bytes, errno);
   ::flock(writer.fd_, LOCK_SH);  // it becomes the copy's; nobody else has it
   // Known before the bytes are fetched.
-  struct statvfs disk {};
-  if (::fstatvfs(writer.fd_, &disk) == 0 && static_cast<std::uint64_t>(bytes) / disk.f_frsize >= disk.f_bavail) return cannot_write(folder_, bytes, ENOSPC);
+  if (free_(folder_) <= bytes) return cannot_write(folder_, bytes, ENOSPC);
   return writer;
 }
 

@@ -1,5 +1,5 @@
 // The files of adapters on this host: a folder of <sha256>.safetensors, of which the least recently used go where it
-// grows too large. Several processes may share it.
+// grows too large or its disk is full. Several processes may share it.
 //
 // What is handed out has been read to its end and compared with its name. A file is written under another name first,
 // so nobody sees a part of one. Whoever uses a copy holds a lock on it; what is in use stays, also if the folder is over
@@ -40,8 +40,11 @@ using AdapterCopyPtr = std::shared_ptr<const AdapterCopy>;
 // Thread safe. Must outlive its writers, not its copies.
 class AdapterCopies {
  public:
+  using DiskFree = std::int64_t (*)(const std::string& folder);  // bytes; as many as there can be where nobody knows
+  static std::int64_t disk_free(const std::string& folder);
+
   // An empty folder: nothing can be kept, and every write says so. The folder is made when it is needed.
-  AdapterCopies(std::string folder, std::int64_t max_bytes) : folder_(std::move(folder)), max_bytes_(max_bytes) {}
+  AdapterCopies(std::string folder, std::int64_t max_bytes, DiskFree free = disk_free) : folder_(std::move(folder)), max_bytes_(max_bytes), free_(free) {}
 
   // A copy that this process has checked before and that has not changed since; else null. Does not block.
   AdapterCopyPtr find_checked(const std::string& sha256);
@@ -88,6 +91,7 @@ class AdapterCopies {
 
   const std::string folder_;
   const std::int64_t max_bytes_;
+  const DiskFree free_;
   std::mutex mutex_;
   std::map<std::string, Identity> checked_;  // by digest
 };

@@ -44,6 +44,26 @@ TEST_F(AdapterFiles, TheLeastRecentlyUsedGoesButNeverWhatIsInUse) {
   EXPECT_EQ(copies_.bytes(), 300);
 }
 
+std::int64_t bytes_in(const std::string& folder) {
+  std::int64_t sum = 0;
+  for (const auto& file : fs::directory_iterator(folder)) sum += static_cast<std::int64_t>(file.file_size());
+  return sum;
+}
+
+TEST_F(AdapterFiles, CopiesOnAFullDiskGoBeforeOneIsRefused) {
+  AdapterCopies copies(cache_, 1 << 30, [](const std::string& folder) { return 350 - bytes_in(folder); });
+  for (const char c : {'a', 'b', 'c'}) keep(content(c), &copies);
+  ASSERT_TRUE(copies.find(sha256_hex(content('a'))));  // b is the oldest now
+  keep(content('d'), &copies);
+  EXPECT_TRUE(has('a') && has('c') && has('d'));
+  EXPECT_FALSE(has('b'));
+  const auto used = copies.find(sha256_hex(content('c')));
+  EXPECT_EQ(copies.begin(sha256_hex("x"), 360).error().code, Code::kResourceExhausted);
+  EXPECT_TRUE(has('a') && has('c') && has('d')) << "it would not fit without them either";
+  EXPECT_TRUE(copies.begin(sha256_hex("x"), 240).ok());
+  EXPECT_TRUE(has('c')) << "in use";
+}
+
 TEST_F(AdapterFiles, WhatAnotherProcessUsesStays) {
   AdapterCopies other(cache_, 250);
   const auto used = keep(content('a'), &other);
