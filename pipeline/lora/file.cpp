@@ -112,7 +112,7 @@ class Reader {
       }
       const LoraTarget* target = key.kind == LoraKeyKind::kUnknown ? nullptr : names_.find(key.module);
       if (!target) {
-        const bool elsewhere = key.kind != LoraKeyKind::kUnknown && names_.knows_in_another_block(key.module);
+        const bool elsewhere = key.kind != LoraKeyKind::kUnknown && names_.knows_elsewhere(key.module);
         (elsewhere ? lacking : unknown).push_back(entry.name);
         continue;
       }
@@ -126,7 +126,7 @@ class Reader {
     if (!unknown.empty())
       return wrong("it has weights that belong to no linear of a FLUX model: " + list(unknown) +
                    "; PEFT's, kohya's, BFL's and XLabs' names are known");
-    if (!lacking.empty()) return wrong("it has weights for blocks that this model lacks: " + list(lacking) + "; is it for another base model?");
+    if (!lacking.empty()) return wrong("it has weights for blocks or layers that this model lacks: " + list(lacking) + "; is it for another base model?");
     if (modules_.empty()) return wrong("it holds no LoRA weights");
     return {};
   }

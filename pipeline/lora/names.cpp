@@ -110,12 +110,23 @@ LoraNames::LoraNames(const LoraBase& base) {
   add_all(LoraPart::kClip, base.clip, {"", "text_model."});
   add_all(LoraPart::kT5, base.t5, {""});
   add_bfl_names(base);
+  // FLUX's own that this model may lack: the guidance embedder of dev, all blocks of a kind.
+  const auto note_all = [&](const std::vector<Alias>& aliases, const std::string& bfl, const std::string& diffusers) {
+    for (const Alias& alias : aliases) {
+      note_shape(LoraPart::kTransformer, bfl + std::string(alias.name));
+      for (const std::string_view linear : alias.linears) note_shape(LoraPart::kTransformer, diffusers + std::string(linear));
+    }
+  };
+  note_all(double_aliases(), "double_blocks.0.", "transformer_blocks.0.");
+  note_all(single_aliases(), "single_blocks.0.", "single_transformer_blocks.0.");
+  note_all(outer_aliases(), "", "");
 }
 
+void LoraNames::note_shape(LoraPart part, const std::string& name) { shapes_of_names_.insert(without_block(flat(part, name))); }
+
 void LoraNames::add(LoraPart part, const std::string& name, LoraTarget target) {
-  std::string key = flat(part, name);
-  shapes_of_names_.insert(without_block(key));
-  targets_.emplace(std::move(key), std::move(target));
+  note_shape(part, name);
+  targets_.emplace(flat(part, name), std::move(target));
 }
 
 void LoraNames::add_bfl_names(const LoraBase& base) {
@@ -171,7 +182,7 @@ const LoraTarget* LoraNames::find(std::string_view module) const {
   return at == targets_.end() ? nullptr : &at->second;
 }
 
-bool LoraNames::knows_in_another_block(std::string_view module) const {
+bool LoraNames::knows_elsewhere(std::string_view module) const {
   const Split s = split(module);
   return shapes_of_names_.count(without_block(flat(s.part, s.rest))) > 0;
 }

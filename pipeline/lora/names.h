@@ -37,8 +37,8 @@ class LoraNames {
 
   // The module whose matrices a key holds ("transformer.transformer_blocks.0.attn.to_q"). Null: none of this base.
   const LoraTarget* find(std::string_view module) const;
-  // Whether the base has such a linear in a block of another number: then the adapter is for a deeper base.
-  bool knows_in_another_block(std::string_view module) const;
+  // Whether the base has such a linear in a block of another number, or another FLUX model has it: then the adapter is for that.
+  bool knows_elsewhere(std::string_view module) const;
 
   struct Split {
     LoraPart part;
@@ -49,6 +49,7 @@ class LoraNames {
  private:
   void add(LoraPart part, const std::string& name, LoraTarget target);
   void add_bfl_names(const LoraBase& base);
+  void note_shape(LoraPart part, const std::string& name);
 
   std::unordered_map<std::string, LoraTarget> targets_;  // by part and flattened name
   std::unordered_set<std::string> shapes_of_names_;      // the same with numbers of blocks left out

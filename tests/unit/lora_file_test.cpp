@@ -214,9 +214,10 @@ TEST_F(LoraFileTest, NamesDriveNoTerminal) {
   EXPECT_SAYS(refusal(read_these(pair_of(kQ, kWidth, kWidth), metadata)), R"(alpha_pattern.a\x1b[31m is)");
 }
 
-TEST_F(LoraFileTest, RefusesBlocksThatAreNotThere) {
-  for (const char* module : {"transformer.transformer_blocks.2.attn.to_q", "lora_unet_double_blocks_17_img_attn_proj", "text_encoder.text_model.encoder.layers.9.mlp.fc1"})
-    EXPECT_SAYS(refusal(read_these(pair_of(module, kWidth, kWidth))), "blocks that this model lacks");
+TEST_F(LoraFileTest, RefusesBlocksAndLayersThatAreNotThere) {
+  for (const char* module : {"transformer.transformer_blocks.2.attn.to_q", "lora_unet_double_blocks_17_img_attn_proj", "text_encoder.text_model.encoder.layers.9.mlp.fc1",
+                             "transformer.time_text_embed.guidance_embedder.linear_1", "lora_unet_guidance_in_out_layer", "single_blocks.99.linear2"})
+    EXPECT_SAYS(refusal(read_these(pair_of(module, kWidth, kWidth))), "blocks or layers that this model lacks");
 }
 
 TEST_F(LoraFileTest, RefusesDora) {
