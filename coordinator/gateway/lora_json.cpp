@@ -166,9 +166,7 @@ Result<void> check_lora_query(const Request& request, const std::vector<std::str
   known.emplace_back("tenant");
   for (const auto& [name, unused] : request.query) {
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-    std::string list;
-    for (const std::string& one : known) list += (list.empty() ? "" : ", ") + one;
-    return invalid_argument("'" + excerpt(name, 64) + "' is not a parameter here, " + list + (known.size() > 1 ? " are" : " is") + suggestion(name, known), excerpt(name, 64));
+    return invalid_argument("'" + excerpt(name, 64) + "' is not a parameter here" + suggestion(name, known), excerpt(name, 64));
   }
   return {};
 }

@@ -45,6 +45,10 @@ std::string Fields::shown(const json::value& v) {
   return v.is_double() ? number_text(v.get_double()) : json::serialize(v);
 }
 
+void Fields::fail(Error error) {
+  if (!error_) error_ = std::move(error);
+}
+
 void Fields::fail(std::string_view name, const std::string& message) {
   if (error_) return;
   const std::string param = prefix_ + std::string(name);

@@ -30,6 +30,7 @@ class Fields {
   const json::value* find(std::string_view name) const;
   static std::string shown(const json::value& v);  // as a person writes it: 32.5, not 3.25E1
   void fail(std::string_view name, const std::string& message);
+  void fail(Error error);  // of an object within, as that says it
 
   std::optional<std::string> text(std::string_view name, std::size_t max_bytes = kMaxTextBytes);  // valid UTF-8
   std::optional<std::int64_t> integer(std::string_view name, std::int64_t low, std::int64_t high);  // 4.0 is 4

@@ -104,11 +104,7 @@ void read_loras(Fields& fields, JobSpec& spec) {
     if (entry.ok() && !use.sha256.empty() && !is_sha256_hex(use.sha256)) {
       entry.fail("sha256", "is '" + use.sha256 + "'; it must be 64 lower-case hexadecimal digits, or left out");
     }
-    if (!entry.ok()) {
-      const Error& e = *entry.error();
-      return fields.fail(e.param, e.message.starts_with(e.param + " ") ? e.message.substr(e.param.size() + 1)
-                                                                       : ": " + e.message);
-    }
+    if (!entry.ok()) return fields.fail(*entry.error());
     spec.loras.push_back(std::move(use));
   }
 }

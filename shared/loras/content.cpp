@@ -117,7 +117,7 @@ Result<void> ContentCheck::feed(std::string_view bytes) {
 Result<Content> ContentCheck::finish() {
   if (seen_ == 0) return invalid_argument(what_ + " is empty; an adapter's safetensors file is wanted");
   if (file_bytes_ && seen_ != *file_bytes_) {
-    return invalid_argument(what_ + " has " + std::to_string(seen_) + " bytes instead of the " + std::to_string(*file_bytes_) + " announced");
+    return invalid_argument(what_ + " has " + std::to_string(seen_) + " bytes, not the " + std::to_string(*file_bytes_) + " that it had at first; was it written to meanwhile?");
   }
   if (!content_) {
     if (header_end_ == 0) return invalid_argument(what_ + " has " + std::to_string(seen_) + " bytes, too few for a safetensors file");

@@ -161,6 +161,7 @@ class Uploads(Base):
         self.refused(self.put("a", data, query="?model=tinny"), 400, "'tiny'", param="model")
         self.refused(self.put("a", data, query="?pinned=1"), 400, param="pinned")
         self.refused(self.put("a", data, query="?pined=true"), 400, "'pinned'", param="pined")
+        self.refused(self.put("a", data, query="?weight=1"), 400, "'weight' is not a parameter here; known are sha256, model, pinned, tenant", param="weight")
         self.refused(self.put("a", data, **{"Content-Type": "text/plain"}), 415, "application/octet-stream")
         self.refused(self.put("a", data, **{"If-None-Match": '"x"'}), 400, "*")
         self.refused(self.put("a", data, **{"Content-Encoding": "gzip"}), 415, "gzip")

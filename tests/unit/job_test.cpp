@@ -155,6 +155,7 @@ TEST(ParseSpec, RefusesWithTheFieldAndWhatWouldBeRight) {
     EXPECT_EQ(error.param, c.param) << c.text << ": " << error.message;
     EXPECT_THAT(error.message, HasSubstr(c.says)) << c.text;
   }
+  EXPECT_EQ(refused(R"({"prompt":"x","loras":[{"name":"a","weight":1}]})").message, "unknown field 'loras[0].weight'; known are name, scale, sha256");
   EXPECT_EQ(refused("{\"prompt\":\"" + std::string(kMaxStoredSpecBytes, 'x') + "\"}").code, Code::kPayloadTooLarge);
   std::string deep;
   for (int i = 0; i < 1000; ++i) deep += "{\"a\":";

@@ -79,6 +79,9 @@ TEST(LoraContent, RefusesALieBeforeTheRestIsSent) {
   EXPECT_FALSE(data.feed(adapter_file().substr(0, 200)).ok());
   ContentCheck fewer("the upload", 20);
   EXPECT_FALSE(fewer.finish().ok());
+  ContentCheck grown("the file", adapter_file().size());
+  ASSERT_TRUE(grown.feed(adapter_file() + "more").ok());
+  EXPECT_THAT(grown.finish().error().message, HasSubstr("written to meanwhile"));
   // A pickle of any protocol is none, a header of 0x0280 bytes is one.
   ContentCheck honest("the upload");
   EXPECT_TRUE(honest.feed(std::string("\x80\x02\0\0\0\0\0\0{", 9)).ok());
