@@ -38,6 +38,10 @@ Error deleted() {
   return {Code::kNotFound, "it was deleted after the job was submitted; register it again and submit the job anew", {}};
 }
 
+Error lost() {
+  return {Code::kDataCorrupt, "it is registered, but Redis has lost some of its bytes (its maxmemory-policy must be noeviction); upload it again", {}};
+}
+
 // Of several sources that failed, the one of which there is most to tell.
 int weight(const Error& error) {
   switch (error.code) {
@@ -193,9 +197,15 @@ asio::awaitable<Result<FetchedAdapter>> AdapterFetcher::fly(std::string sha256, 
     note(copied.error());
   }
   if (location.chunks > 0) {
+    const std::string upload = location.upload;
     auto downloaded = co_await download(std::move(location), flight);
     if (downloaded) co_return FetchedAdapter{std::move(*downloaded), false};
     note(downloaded.error());
+    if (downloaded.error().code == Code::kNotFound) {
+      const std::function<bool()> wanted = [flight] { return flight->is_wanted(); };
+      const auto still = co_await locate(sha256, wanted);
+      if (still && still->upload == upload) note(lost());
+    }
   }
   if (!failed) failed = Error{Code::kDataCorrupt, "the registry does not say where its bytes are; register it again", {}};
   co_return std::move(*failed);

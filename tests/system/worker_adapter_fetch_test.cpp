@@ -21,6 +21,7 @@ class FlakySource final : public worker::AdapterSource {
   explicit FlakySource(std::string bytes) : bytes_(std::move(bytes)) {}
   asio::awaitable<Result<loras::Location>> lookup(const std::string& sha256, Deadline) override {
     ++lookups;
+    if (deleted) co_return Error{Code::kNotFound, "no such digest", {}};
     if (failing_lookups-- > 0) co_return unavailable("Redis is away");
     loras::Location location;
     location.sha256 = sha256;
@@ -40,6 +41,7 @@ class FlakySource final : public worker::AdapterSource {
   int lookups = 0, reads = 0, failing_lookups = 0, failing_reads = 0;
   Code failure = Code::kUnavailable;
   std::string upload = "u";
+  bool deleted = false;
   std::function<void()> on_read;  // once
 
  private:
@@ -82,9 +84,19 @@ TEST_F(AdapterFetch, EndsWhenNobodyWantsItAnyMore) {
   EXPECT_TRUE(fetch().ok()) << "the next one begins anew";
 }
 
+TEST_F(AdapterFetch, OneWhoseBytesAreLostIsNotCalledDeleted) {
+  source_.failing_reads = 1;
+  source_.failure = Code::kNotFound;
+  const auto fetched = fetch();
+  ASSERT_FALSE(fetched.ok());
+  EXPECT_EQ(fetched.error().code, Code::kDataCorrupt);
+  EXPECT_THAT(fetched.error().message, ::testing::HasSubstr("'style': it is registered, but Redis has lost some of its bytes"));
+}
+
 TEST_F(AdapterFetch, OneThatIsDeletedWhileItIsReadIsNotFound) {
   source_.failing_reads = 1;
   source_.failure = Code::kNotFound;
+  source_.on_read = [&] { source_.deleted = true; };
   const auto fetched = fetch();
   ASSERT_FALSE(fetched.ok());
   EXPECT_EQ(fetched.error().code, Code::kNotFound);
