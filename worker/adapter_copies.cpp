@@ -86,7 +86,7 @@ AdapterCopyPtr AdapterCopies::open(const std::string& sha256, Identity* identity
   const timespec times[2] = {{.tv_sec = 0, .tv_nsec = UTIME_NOW}, {.tv_sec = 0, .tv_nsec = UTIME_OMIT}};
   ::futimens(fd, times);  // another user's file keeps its place in the queue of those that go
   *identity = {.device = held.st_dev, .inode = held.st_ino, .bytes = held.st_size, .modified_ns = ns(held.st_mtim)};
-  return std::make_shared<const AdapterCopy>(path, held.st_size, fd);
+  return std::make_shared<const AdapterCopy>(held.st_size, fd);
 }
 
 AdapterCopyPtr AdapterCopies::find_checked(const std::string& sha256) {
@@ -108,7 +108,7 @@ AdapterCopyPtr AdapterCopies::find(const std::string& sha256) {
   if (!copy) return nullptr;
   auto digest = sha256_of_file(copy->path());
   if (!digest || digest->sha256 != sha256) {
-    spdlog::warn("adapters: the copy '{}' is not what its name says, and goes: {}", copy->path(), digest ? "its SHA-256 is " + digest->sha256 : digest.error().message);
+    spdlog::warn("adapters: the copy '{}' is not what its name says, and goes: {}", path_of(sha256), digest ? "its SHA-256 is " + digest->sha256 : digest.error().message);
     remove(sha256);
     return nullptr;
   }
@@ -222,7 +222,7 @@ Result<AdapterCopyPtr> AdapterCopies::Writer::commit() {
     const std::lock_guard lock(copies_.mutex_);
     copies_.checked_[sha256_] = {.device = made.st_dev, .inode = made.st_ino, .bytes = made.st_size, .modified_ns = ns(made.st_mtim)};
   }
-  return AdapterCopyPtr(std::make_shared<const AdapterCopy>(path, written_, std::exchange(fd_, -1)));
+  return AdapterCopyPtr(std::make_shared<const AdapterCopy>(written_, std::exchange(fd_, -1)));
 }
 
 }  // namespace ditfleet::worker

@@ -23,10 +23,11 @@ namespace ditfleet::worker {
 // In use while it lives. Any thread.
 class AdapterCopy {
  public:
-  AdapterCopy(std::string path, std::int64_t bytes, int fd) : path_(std::move(path)), bytes_(bytes), fd_(fd) {}
+  AdapterCopy(std::int64_t bytes, int fd) : path_("/proc/self/fd/" + std::to_string(fd)), bytes_(bytes), fd_(fd) {}
   ~AdapterCopy();
   AdapterCopy(const AdapterCopy&) = delete;
   AdapterCopy& operator=(const AdapterCopy&) = delete;
+  // Of what is open here, in this process alone: what becomes of the name in the folder changes nothing.
   const std::string& path() const { return path_; }
   std::int64_t bytes() const { return bytes_; }
 

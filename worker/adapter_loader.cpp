@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <numeric>
 
 namespace ditfleet::worker {
 namespace {
@@ -30,7 +31,11 @@ AdapterTier tier_of(const pipeline::AdapterHoldings& held, const std::string& sh
 }  // namespace
 
 Error with_names(Error error, const std::vector<job::LoraUse>& uses, const std::vector<pipeline::LoraRequest>& loras) {
-  for (std::size_t i = 0; i < loras.size() && i < uses.size(); ++i) {
+  std::vector<std::size_t> order(std::min(loras.size(), uses.size()));
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  // A path before one that it begins with: /proc/self/fd/31, /proc/self/fd/3.
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return loras[a].path.size() > loras[b].path.size(); });
+  for (const std::size_t i : order) {
     const std::string& path = loras[i].path;
     for (auto at = error.message.find(path); at != std::string::npos; at = error.message.find(path, at + uses[i].name.size())) {
       error.message.replace(at, path.size(), uses[i].name);

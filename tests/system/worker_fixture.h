@@ -120,7 +120,10 @@ class FakeModel final : public pipeline::Model {
     for (const auto& lora : loras) {
       auto content = read_file(lora.path);
       if (!content) return content.error();
-      if (auto error = script_->note("prefetch " + content->substr(0, 40) + drop)) return *error;
+      if (auto error = script_->note("prefetch " + content->substr(0, 40) + drop)) {
+        if (const auto at = error->message.find("PATH"); at != std::string::npos) error->message.replace(at, 4, lora.path);
+        return *error;
+      }
       const std::lock_guard lock(script_->mutex);
       auto& held = script_->adapters;
       for (auto* tier : {&held.in_slots, &held.in_host}) {

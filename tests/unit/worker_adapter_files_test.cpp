@@ -7,6 +7,7 @@
 #include "shared/core/bytes.h"
 #include "tests/system/temporary_folder.h"
 #include "worker/adapter_fetcher.h"
+#include "worker/adapter_loader.h"
 
 namespace ditfleet::worker {
 namespace {
@@ -62,6 +63,13 @@ TEST_F(AdapterFiles, CopiesOnAFullDiskGoBeforeOneIsRefused) {
   EXPECT_TRUE(has('a') && has('c') && has('d')) << "it would not fit without them either";
   EXPECT_TRUE(copies.begin(sha256_hex("x"), 240).ok());
   EXPECT_TRUE(has('c')) << "in use";
+}
+
+TEST_F(AdapterFiles, WhoHasACopyReadsItAlsoAfterItWasRemoved) {
+  const auto made = keep(content('a')), found = copies_.find(sha256_hex(content('a')));
+  copies_.remove(sha256_hex(content('a')));
+  EXPECT_FALSE(has('a'));
+  for (const auto& copy : {made, found}) EXPECT_EQ(*read_file(copy->path()), content('a'));
 }
 
 TEST_F(AdapterFiles, WhatAnotherProcessUsesStays) {
@@ -132,6 +140,12 @@ TEST_F(AdapterFiles, AnAbandonedPartGoes) {
   keep(content('a'));
   EXPECT_FALSE(fs::exists(cache_ + "/old.part"));
   EXPECT_TRUE(fs::exists(cache_ + "/new.part"));
+}
+
+TEST(WithNames, AreThoseOfThePathsAlsoWhereOneBeginsWithAnother) {
+  const std::vector<job::LoraUse> uses = {{"ink", 1, {}}, {"oil", 1, {}}};
+  const std::vector<pipeline::LoraRequest> loras = {{.path = "/fd/3"}, {.path = "/fd/31"}};
+  EXPECT_EQ(with_names(invalid_argument("/fd/31: not as /fd/3"), uses, loras).message, "oil: not as ink");
 }
 
 // What a worker does not take as a registered file.
