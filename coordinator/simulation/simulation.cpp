@@ -302,7 +302,7 @@ std::vector<Figure> Simulation::figures() const {
   for (const auto& worker : workers_) busy += static_cast<double>(worker.busy_us());
   const double span_us = static_cast<double>(last_end_us_ - kStartUs - trace_.jobs.front().at_us);
   const auto part = [](std::size_t of, std::size_t all) { return all == 0 ? 0.0 : static_cast<double>(of) / static_cast<double>(all); };
-  const auto longest = *std::max_element(run_us_.begin(), run_us_.end());
+  const auto longest = *std::max_element(took_us_.begin(), took_us_.end());
   std::vector<Figure> out = {{"latency_p50", percentile(latencies, .50), "s"},
           {"latency_p95", percentile(latencies, .95), "s"},
           {"latency_p99", percentile(latencies, .99), "s"},
