@@ -81,6 +81,7 @@ class Simulation {
         happen(event, now);
       }
       if (auto decided = decide(now); !decided) return decided;
+      gap_.look();
     }
     return {};
   }
@@ -210,7 +211,8 @@ class Simulation {
   void assign(std::size_t worker, queue::AssignRequest& unit, std::int64_t now) {
     const auto job = index_of(unit.ref);
     const auto& adapter = trace_.jobs[job].adapter;
-    gap_.assigned(trace_.jobs[job].tenant, run_us_[job]);
+    took_us_[job] = run_us_[job] + (workers_[worker].is_cold(classes_.at(unit.ref.job)) ? costs_.cold_class_us : 0);
+    gap_.assigned(trace_.jobs[job].tenant, took_us_[job]);
     tell(unit.ref, "assigned", now);
     const bool missed = workers_[worker].take({.ref = unit.ref,
                                                .nonce = unit.nonce,
@@ -230,7 +232,7 @@ class Simulation {
       const auto unit = workers_[w].revoke(attempt);
       if (!unit) continue;
       const auto job = index_of(unit->ref);
-      gap_.returned(trace_.jobs[job].tenant, run_us_[job]);
+      gap_.returned(trace_.jobs[job].tenant, took_us_[job]);
       ++revoked_;
       tell(attempt.ref, "ready", now, {{"reason", "revoked"}});
       start(w, now);  // what was behind it
@@ -256,8 +258,9 @@ class Simulation {
     served.started_us = begun->started_us - kStartUs;
     served.slot_miss = begun->slot_miss;
     served.cold_class = begun->cold_class;
-    took_us_[job] = begun->ends_us - begun->started_us;
-    gap_.corrected(trace_.jobs[job].tenant, took_us_[job] - run_us_[job]);
+    const auto takes_us = begun->ends_us - begun->started_us;
+    gap_.corrected(trace_.jobs[job].tenant, takes_us - took_us_[job]);
+    took_us_[job] = takes_us;
     tell(begun->unit->ref, "started", begun->started_us);
     at(begun->ends_us, What::kEnd, worker);
   }
@@ -272,7 +275,7 @@ class Simulation {
   std::unique_ptr<Scheduler> scheduler_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::uint64_t numbers_ = 0, nonces_ = 0;
-  std::vector<std::int64_t> run_us_, took_us_;  // took: the run, and the worker's first of a shape
+  std::vector<std::int64_t> run_us_, took_us_;  // took, or will take: the run, and the worker's first of a shape
   std::vector<ServedJob> jobs_;
   std::vector<double> decisions_us_;  // of each unit that was assigned
   std::map<std::size_t, std::vector<double>> decisions_at_us_ = {{1'000, {}}, {10'000, {}}, {100'000, {}}};  // with about so many queued
