@@ -1,6 +1,7 @@
 // `ditfleet sim`: routing policies compared on a trace, and traces to compare them on.
 #include <spdlog/fmt/fmt.h>
 
+#include <cmath>
 #include <cstdio>
 #include <memory>
 
@@ -14,7 +15,7 @@ namespace ditfleet::cli {
 namespace {
 
 struct SimOptions {
-  std::string trace, costs;
+  std::string trace, costs, jobs;
   std::vector<std::string> policies = {"all"};
   simulation::SimulationOptions run;
   bool tune = false, json = false;
@@ -33,7 +34,7 @@ Result<scheduling::PolicyOptions> parse_policy(const std::string& text) {
     const std::string value = equals == std::string::npos ? "" : item.substr(equals + 1);
     const double number = std::strtod(value.c_str(), &after);
     if (value.empty() || *after != '\0') return invalid_argument("'" + text + "' is no policy; write NAME or NAME,TUNABLE=NUMBER,…");
-    out.tunables[item.substr(0, equals)] = number;
+    if (!out.tunables.emplace(item.substr(0, equals), number).second) return invalid_argument("'" + text + "' has " + item.substr(0, equals) + " twice");
     from = end;
   }
   return out;
@@ -63,9 +64,11 @@ int run_sim(const SimOptions& options) {
     for (const auto each : scheduling::policy_names()) policies.emplace_back(each);
   }
   std::vector<std::vector<std::string>> rows = {{"POLICY", "P50", "P95", "P99", "SLO", "JOBS/S", "BUSY", "HOST MISSES", "SLOT MISSES", "COLD", "GAP", "DECISION"}};
+  std::vector<simulation::Report> reports;
   for (const auto& name : policies) {
     const auto result = simulate_one(*trace, *costs, options.run, name, options.tune);
     if (!result) return report("sim", result.error());
+    if (!options.jobs.empty()) reports.push_back(*result);
     if (options.json) {
       json::object figures;
       for (const auto& figure : result->figures) figures[figure.metric] = json::object{{"value", figure.value}, {"unit", figure.unit}};
@@ -75,12 +78,14 @@ int run_sim(const SimOptions& options) {
     }
     const auto f = [&](const char* metric) { return result->figure(metric); };
     rows.push_back({result->policy, fmt::format("{:.2f} s", f("latency_p50")), fmt::format("{:.2f} s", f("latency_p95")), fmt::format("{:.2f} s", f("latency_p99")),
-                    fmt::format("{:.2f} %", 100 * f("slo_attained")), fmt::format("{:.2f}", f("throughput")), fmt::format("{:.1f} %", 100 * f("utilisation")),
+                    std::isnan(f("slo_attained")) ? "-" : fmt::format("{:.2f} %", 100 * f("slo_attained")), fmt::format("{:.2f}", f("throughput")), fmt::format("{:.1f} %", 100 * f("utilisation")),
                     fmt::format("{:.0f} ({:.1f} %)", f("host_misses"), 100 * f("host_miss_ratio")),
                     fmt::format("{:.0f} ({:.1f} %)", f("slot_misses"), 100 * f("slot_miss_ratio")), fmt::format("{:.0f}", f("cold_classes")),
                     fmt::format("{:.2f}", f("fairness_gap")), fmt::format("{:.1f} µs", f("decision_mean"))});
   }
   if (!options.json) std::fputs(table(rows).c_str(), stdout);
+  if (options.jobs.empty()) return kExitOk;
+  if (auto written = simulation::write_jobs(*trace, reports, options.jobs); !written) return report("sim", written.error());
   return kExitOk;
 }
 
@@ -108,6 +113,7 @@ void add_sim(CLI::App& app, Invocation& run) {
   sim->add_option("--warm-up", options->run.warm_up, "Part of the jobs, from the first, that no figure counts")->capture_default_str();
   sim->add_option("--seed", options->run.seed, "Of how runs vary")->capture_default_str();
   sim->add_flag("--tune", options->tune, "Try each baseline's grid and show its lowest p95");
+  sim->add_option("--jobs", options->jobs, "Also write when and where each job ran (tests/sim/README.md)")->type_name("FILE");
   sim->add_flag("--json", options->json, "Print one JSON object a policy");
 
   auto* generate = sim->add_subcommand("generate", "Write a trace");

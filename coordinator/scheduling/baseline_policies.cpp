@@ -58,6 +58,8 @@ WorkerId least(const Items& workers, Load load) {
 
 }  // namespace
 
+std::size_t Draws::below(std::size_t n) { return static_cast<std::size_t>(mixed(state_ += 0x9e3779b97f4a7c15ULL) % n); }
+
 Route RoundRobinPolicy::choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) {
   const auto found = candidates(fleet, request, now_us);
   if (found.open.empty()) return nobody(found);
@@ -82,12 +84,17 @@ Route BoundedRendezvousPolicy::choose(const Fleet& fleet, const CostModel& costs
   const auto run = costs.typical_run_us(request.cls, request.model, request.prior_us);
   const double mean = static_cast<double>(found.total_us + run) / static_cast<double>(found.workers);
   const auto bound = std::max(run, static_cast<std::int64_t>(bound_ * mean));
+  auto key = request.class_hash;
+  if (!request.adapters.empty()) {  // whatever the shape: it is the adapters that are to stay where they are
+    key = 0;
+    for (const auto a : request.adapters) key = mixed(key ^ rendezvous_hash(fleet.adapters().name(a)));
+  }
   std::uint64_t highest = 0;
   bool any = false;
   WorkerId chosen = 0;
   for (const auto w : found.open) {
     if (backlog_us(fleet, w, now_us) + run > bound) continue;
-    const auto hash = mixed(request.class_hash ^ fleet.load(w).hash);
+    const auto hash = mixed(key ^ fleet.load(w).hash);
     if (any && hash <= highest) continue;
     any = true;
     highest = hash;
@@ -107,6 +114,7 @@ Route LadderPolicy::choose(const Fleet& fleet, const CostModel& costs, const Rou
     longest = std::max(longest, backlog);
   }
   double best = -1;
+  std::size_t ties = 0;
   WorkerId chosen = 0;
   for (const auto w : found.open) {
     double ladder = 0;
@@ -122,20 +130,21 @@ Route LadderPolicy::choose(const Fleet& fleet, const CostModel& costs, const Rou
     }
     const double queue = longest == shortest ? 1.0 : static_cast<double>(longest - backlog_us(fleet, w, now_us)) / static_cast<double>(longest - shortest);
     const double score = weight_ * ladder + queue;
-    if (score <= best) continue;
+    if (score < best) continue;
+    ties = score > best ? 1 : ties + 1;  // any of the best, as likely as another
     best = score;
-    chosen = w;
+    if (ties == 1 || random_.below(ties) == 0) chosen = w;
   }
   return assign(fleet, costs, request, found, chosen, "highest score", now_us);
 }
-
-std::uint64_t MultiplexPolicy::random() { return mixed(state_ += 0x9e3779b97f4a7c15ULL); }
 
 Route MultiplexPolicy::choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) {
   const auto found = candidates(fleet, request, now_us);
   if (found.open.empty()) return nobody(found);
   const auto of_two = [&](const std::vector<WorkerId>& workers) {
-    const auto a = workers[random() % workers.size()], b = workers[random() % workers.size()];
+    const auto first = random_.below(workers.size());
+    if (workers.size() == 1) return workers[first];
+    const auto a = workers[first], b = workers[(first + 1 + random_.below(workers.size() - 1)) % workers.size()];  // another
     return backlog_us(fleet, a, now_us) <= backlog_us(fleet, b, now_us) ? a : b;
   };
   if (!found.scan.any()) return assign(fleet, costs, request, found, of_two(found.open), "the less loaded of two", now_us);

@@ -20,6 +20,15 @@ class BaselinePolicy : public RoutingPolicy {
   double patience_;
 };
 
+// The same numbers each time. Not for secrets.
+class Draws {
+ public:
+  std::size_t below(std::size_t n);
+
+ private:
+  std::uint64_t state_ = 0;
+};
+
 // The next one in turn.
 class RoundRobinPolicy final : public BaselinePolicy {
  public:
@@ -39,8 +48,8 @@ class LeastLoadedPolicy final : public BaselinePolicy {
   Route choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) override;
 };
 
-// Rendezvous hashing of adapters (or class) and worker with bounded loads: the first in the order of hashes whose load
-// stays within `bound` times the mean.
+// Rendezvous hashing of adapters (without any: of the class) and worker with bounded loads: the first in the order of
+// hashes whose load stays within `bound` times the mean.
 class BoundedRendezvousPolicy final : public BaselinePolicy {
  public:
   BoundedRendezvousPolicy(double bound, double patience) : BaselinePolicy(patience), bound_(bound) {}
@@ -52,7 +61,7 @@ class BoundedRendezvousPolicy final : public BaselinePolicy {
 };
 
 // llm-d's scorers: the LoRA affinity ladder (1.0 active, 0.8 room for another, 0.6 on its way, else 0) times
-// `affinity_weight`, plus how short the worker's queue is between the longest and the shortest.
+// `affinity_weight`, plus how short the worker's queue is between the longest and the shortest; any of equals.
 class LadderPolicy final : public BaselinePolicy {
  public:
   LadderPolicy(double affinity_weight, double patience) : BaselinePolicy(patience), weight_(affinity_weight) {}
@@ -61,9 +70,10 @@ class LadderPolicy final : public BaselinePolicy {
 
  private:
   double weight_;
+  Draws random_;
 };
 
-// Ray Serve's multiplexing: the less loaded of two at random among those that hold the adapter; while all of them are
+// Ray Serve's multiplexing: the less loaded of two, drawn at random, of those that hold the adapter; while all of them are
 // full it waits up to `matching_timeout_ms`, then takes two of those with the fewest adapters, then any two.
 class MultiplexPolicy final : public BaselinePolicy {
  public:
@@ -72,9 +82,8 @@ class MultiplexPolicy final : public BaselinePolicy {
   Route choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) override;
 
  private:
-  std::uint64_t random();
   std::int64_t timeout_us_;
-  std::uint64_t state_ = 0;
+  Draws random_;
 };
 
 }  // namespace ditfleet::scheduling

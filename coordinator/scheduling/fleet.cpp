@@ -74,8 +74,11 @@ void Fleet::apply(const queue::WorkerInfo& info, std::vector<ModelId> models, st
     if (m >= by_model_.size()) by_model_.resize(m + 1);
     by_model_[m].push_back(id);
   }
-  worker.warm.clear();
-  for (const auto& key : info.warm_classes) worker.warm.emplace(without_precision(key));
+  if (worker.told_warm != info.warm_classes) {
+    worker.told_warm = info.warm_classes;
+    worker.warm.clear();
+    for (const auto& key : info.warm_classes) worker.warm.emplace(without_precision(key));
+  }
   refresh_warm(id);
   if (now_us - worker.heartbeat_us > silent_after_us_) {
     worker.standing = Standing::kSilent;
@@ -118,12 +121,18 @@ std::vector<WorkerId> Fleet::end_update() {
 
 void Fleet::refresh_warm(WorkerId w) {
   const auto& worker = workers_[w];
-  for (ClassId c = 0; c < warm_.size(); ++c) {
-    auto& warm = warm_[c];
+  for (auto& warm : warm_) {
     if (w >= warm.size()) warm.resize(w + 1, 0);
-    // What it holds will have warmed it by the time anything else of the class comes up.
-    warm[w] = worker.warm.contains(class_keys_[c]) ||
-              std::any_of(worker.held.begin(), worker.held.end(), [&](const HeldUnit& h) { return h.cls == c; });
+    warm[w] = 0;
+  }
+  for (const auto& key : worker.warm) {
+    const auto it = class_ids_.find(key);
+    if (it == class_ids_.end()) continue;
+    for (const auto c : it->second) warm_[c][w] = 1;
+  }
+  // What it holds will have warmed it by the time anything else of the class comes up.
+  for (const auto& held : worker.held) {
+    if (held.cls < warm_.size()) warm_[held.cls][w] = 1;
   }
 }
 
@@ -132,7 +141,12 @@ void Fleet::define_class(ClassId c, const std::string& class_key) {
     warm_.resize(c + 1);
     class_keys_.resize(c + 1);
   }
+  if (const auto it = class_ids_.find(class_keys_[c]); it != class_ids_.end()) {  // what it stood for
+    std::erase(it->second, c);
+    if (it->second.empty()) class_ids_.erase(it);
+  }
   class_keys_[c] = without_precision(class_key);
+  class_ids_[class_keys_[c]].push_back(c);
   warm_[c].assign(workers_.size(), 0);
   for (WorkerId w = 0; w < workers_.size(); ++w) warm_[c][w] = workers_[w].warm.contains(class_keys_[c]);
 }

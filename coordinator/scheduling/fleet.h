@@ -41,7 +41,8 @@ struct Worker {
   int limit = 0;           // units it may hold
   std::int64_t heartbeat_us = 0;
   std::vector<ModelId> models;
-  std::unordered_set<std::string> warm;  // class keys without their precision
+  std::vector<std::string> told_warm;    // class keys, as it says them
+  std::unordered_set<std::string> warm;  // those without their precision
   std::vector<HeldUnit> held;            // in order of assignment
   std::int64_t free_at_us = 0;           // predicted end of all it holds
   std::int64_t waiting_us = 0;           // predicted run of what it holds and has not started
@@ -136,6 +137,7 @@ class Fleet {
   std::unordered_map<std::string, WorkerId> by_owner_;
   std::vector<std::vector<WorkerId>> by_model_;
   std::vector<std::string> class_keys_;        // without precision
+  std::unordered_map<std::string, std::vector<ClassId>> class_ids_;  // by that
   std::vector<std::vector<std::uint8_t>> warm_;  // [class][worker]
   std::vector<Standing> before_;
   std::vector<std::uint8_t> seen_;

@@ -34,10 +34,10 @@ const std::vector<Row>& table() {
              .miss_weight = v[0], .wait_runs = v[1], .tail_part = v[2], .patience = v[3], .reach = v[4], .yield = v[5]});
        }},
       {"llm_d_ladder",
-       {{"affinity_weight", 1.0, {0.25, 0.5, 1.0, 2.0, 4.0}}, kPatience},
+       {{"affinity_weight", 1.0, {0.1, 0.25, 0.5, 1.0, 2.0, 4.0}}, kPatience},
        [](const std::vector<double>& v) { return std::make_unique<LadderPolicy>(v[0], v[1]); }},
       {"ray_multiplex",
-       {{"matching_timeout_ms", 1000.0, {0.0, 50.0, 250.0, 1000.0}, 0, 1e7}, kPatience},
+       {{"matching_timeout_ms", 1000.0, {0.0, 50.0, 250.0, 1000.0, 4000.0}, 0, 1e7}, kPatience},
        [](const std::vector<double>& v) { return std::make_unique<MultiplexPolicy>(v[0], v[1]); }},
       {"bounded_rendezvous",
        {{"bound", 1.25, {1.1, 1.25, 1.5, 2.0, 4.0}, 1}, kPatience},

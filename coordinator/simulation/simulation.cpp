@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <queue>
 #include <set>
@@ -16,6 +17,7 @@
 #include "coordinator/simulation/service_gap.h"
 #include "coordinator/simulation/worker_model.h"
 #include "shared/core/json.h"
+#include "shared/core/output_file.h"
 
 namespace ditfleet::simulation {
 namespace {
@@ -63,7 +65,7 @@ class Simulation {
       run_us_.push_back(std::max<std::int64_t>(1, std::llround(static_cast<double>(costs.run_us(job.width, job.height, job.steps, !job.adapter.empty())) * spread)));
     }
     took_us_ = run_us_;
-    latency_us_.resize(trace.jobs.size(), -1);
+    jobs_.resize(trace.jobs.size());
   }
 
   // An error if the scheduler rejects a job: no figure may count what was not served.
@@ -79,11 +81,13 @@ class Simulation {
         happen(event, now);
       }
       if (auto decided = decide(now); !decided) return decided;
+      gap_.look();
     }
     return {};
   }
 
   std::vector<Figure> figures() const;
+  std::vector<ServedJob> take_jobs() { return std::move(jobs_); }
 
  private:
   enum class What { kEnd, kLoaded, kHeartbeat, kArrival, kTick };  // in this order at one moment
@@ -116,7 +120,7 @@ class Simulation {
         const auto unit = workers_[event.which].finish(now);
         const auto job = index_of(unit.ref);
         gap_.ended(trace_.jobs[job].tenant, took_us_[job]);
-        latency_us_[job] = now - kStartUs - trace_.jobs[job].at_us;
+        jobs_[job].ended_us = now - kStartUs;
         last_end_us_ = now;
         ++ended_;
         tell(unit.ref, "succeeded", now);
@@ -207,7 +211,8 @@ class Simulation {
   void assign(std::size_t worker, queue::AssignRequest& unit, std::int64_t now) {
     const auto job = index_of(unit.ref);
     const auto& adapter = trace_.jobs[job].adapter;
-    gap_.assigned(trace_.jobs[job].tenant, run_us_[job]);
+    took_us_[job] = run_us_[job] + (workers_[worker].is_cold(classes_.at(unit.ref.job)) ? costs_.cold_class_us : 0);
+    gap_.assigned(trace_.jobs[job].tenant, took_us_[job]);
     tell(unit.ref, "assigned", now);
     const bool missed = workers_[worker].take({.ref = unit.ref,
                                                .nonce = unit.nonce,
@@ -217,6 +222,7 @@ class Simulation {
                                                .drop_from_host = std::move(unit.drop_from_host),
                                                .drop_from_slots = std::move(unit.drop_from_slots)},
                                               now);
+    jobs_[job] = {.worker = worker, .assigned_us = now - kStartUs, .host_misses = jobs_[job].host_misses + missed};
     if (job < counted_from_) return;
     host_misses_ += missed;
   }
@@ -226,7 +232,7 @@ class Simulation {
       const auto unit = workers_[w].revoke(attempt);
       if (!unit) continue;
       const auto job = index_of(unit->ref);
-      gap_.returned(trace_.jobs[job].tenant, run_us_[job]);
+      gap_.returned(trace_.jobs[job].tenant, took_us_[job]);
       ++revoked_;
       tell(attempt.ref, "ready", now, {{"reason", "revoked"}});
       start(w, now);  // what was behind it
@@ -247,8 +253,14 @@ class Simulation {
       cold_classes_ += begun->cold_class;
     }
     const auto job = index_of(begun->unit->ref);
-    took_us_[job] = begun->ends_us - begun->started_us;
-    gap_.corrected(trace_.jobs[job].tenant, took_us_[job] - run_us_[job]);
+    auto& served = jobs_[job];
+    served.began_us = now - kStartUs;
+    served.started_us = begun->started_us - kStartUs;
+    served.slot_miss = begun->slot_miss;
+    served.cold_class = begun->cold_class;
+    const auto takes_us = begun->ends_us - begun->started_us;
+    gap_.corrected(trace_.jobs[job].tenant, takes_us - took_us_[job]);
+    took_us_[job] = takes_us;
     tell(begun->unit->ref, "started", begun->started_us);
     at(begun->ends_us, What::kEnd, worker);
   }
@@ -263,7 +275,8 @@ class Simulation {
   std::unique_ptr<Scheduler> scheduler_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::uint64_t numbers_ = 0, nonces_ = 0;
-  std::vector<std::int64_t> run_us_, took_us_, latency_us_;  // took: the run, and the worker's first of a shape
+  std::vector<std::int64_t> run_us_, took_us_;  // took, or will take: the run, and the worker's first of a shape
+  std::vector<ServedJob> jobs_;
   std::vector<double> decisions_us_;  // of each unit that was assigned
   std::map<std::size_t, std::vector<double>> decisions_at_us_ = {{1'000, {}}, {10'000, {}}, {100'000, {}}};  // with about so many queued
   ServiceGap gap_;
@@ -277,7 +290,7 @@ std::vector<Figure> Simulation::figures() const {
   std::size_t objectives = 0, attained = 0;
   double total = 0;
   for (std::size_t i = counted_from_; i < trace_.jobs.size(); ++i) {
-    const auto us = latency_us_[i];
+    const auto us = jobs_[i].ended_us - trace_.jobs[i].at_us;
     latencies.push_back(static_cast<double>(us) / 1e6);
     total += latencies.back();
     if (trace_.jobs[i].slo_us == 0) continue;
@@ -292,12 +305,11 @@ std::vector<Figure> Simulation::figures() const {
   for (const auto& worker : workers_) busy += static_cast<double>(worker.busy_us());
   const double span_us = static_cast<double>(last_end_us_ - kStartUs - trace_.jobs.front().at_us);
   const auto part = [](std::size_t of, std::size_t all) { return all == 0 ? 0.0 : static_cast<double>(of) / static_cast<double>(all); };
-  const auto longest = *std::max_element(run_us_.begin(), run_us_.end());
+  const auto longest = *std::max_element(took_us_.begin(), took_us_.end());
   std::vector<Figure> out = {{"latency_p50", percentile(latencies, .50), "s"},
           {"latency_p95", percentile(latencies, .95), "s"},
           {"latency_p99", percentile(latencies, .99), "s"},
           {"latency_mean", latencies.empty() ? 0 : total / static_cast<double>(latencies.size()), "s"},
-          {"slo_attained", part(attained, objectives), "1"},
           {"throughput", static_cast<double>(trace_.jobs.size()) / span_us * 1e6, "jobs/s"},
           {"utilisation", busy / span_us / static_cast<double>(workers_.size()), "1"},
           {"host_misses", static_cast<double>(host_misses_), "loads"},
@@ -310,6 +322,7 @@ std::vector<Figure> Simulation::figures() const {
           {"revoked", static_cast<double>(revoked_), "units"},
           {"decision_mean", decisions.empty() ? 0 : deciding / static_cast<double>(decisions.size()), "us"},
           {"decision_p99", percentile(decisions, .99), "us"}};
+  if (objectives > 0) out.push_back({"slo_attained", part(attained, objectives), "1"});
   for (auto times : decisions_at_us_) {
     if (times.second.size() < 100) continue;
     std::sort(times.second.begin(), times.second.end());
@@ -336,12 +349,29 @@ Result<Report> simulate(const Trace& trace, const CostTable& costs, const Simula
   if (!(options.warm_up >= 0 && options.warm_up < 1)) return invalid_argument("the warm-up is a part of the jobs, from 0 to below 1");
   auto policy = scheduling::make_policy(options.policy);
   if (!policy) return policy.error();
-  Report report{.policy = options.policy.name, .figures = {}};
+  Report report{.policy = options.policy.name, .figures = {}, .jobs = {}};
   for (const auto& [name, value] : options.policy.tunables) report.policy += fmt::format(",{}={}", name, value);
   Simulation simulation(trace, costs, options, std::move(*policy));
   if (auto served = simulation.run(); !served) return served.error();
   report.figures = simulation.figures();
+  report.jobs = simulation.take_jobs();
   return report;
+}
+
+Result<void> write_jobs(const Trace& trace, const std::vector<Report>& reports, const std::string& path) {
+  std::string text = "policy,at_ms,tenant,width,height,steps,adapter,slo_ms,worker,assigned_us,began_us,started_us,ended_us,host_misses,slot_miss,cold_class\n";
+  for (const auto& report : reports) {
+    auto policy = report.policy;
+    std::replace(policy.begin(), policy.end(), ',', ' ');
+    for (std::size_t i = 0; i < report.jobs.size(); ++i) {
+      const auto& job = trace.jobs[i];
+      const auto& served = report.jobs[i];
+      fmt::format_to(std::back_inserter(text), "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{:d},{:d}\n", policy, job.at_us / 1000, job.tenant, job.width,
+                     job.height, job.steps, job.adapter, job.slo_us / 1000, served.worker, served.assigned_us, served.began_us, served.started_us,
+                     served.ended_us, served.host_misses, served.slot_miss, served.cold_class);
+    }
+  }
+  return write_output_file(path, text);
 }
 
 Result<Report> simulate_tuned(const Trace& trace, const CostTable& costs, const SimulationOptions& options) {

@@ -28,14 +28,29 @@ struct Figure {
   std::string unit;
 };
 
+// What became of one job. Times are of the trace's clock. Where it was taken back and assigned anew they are of the last
+// assignment, and `host_misses` are the loads of all.
+struct ServedJob {
+  std::size_t worker = 0;
+  // It runs from `started_us`, when its adapter is in a slot, which the worker has waited for since `began_us`.
+  std::int64_t assigned_us = 0, began_us = 0, started_us = 0, ended_us = 0;
+  int host_misses = 0;
+  bool slot_miss = false, cold_class = false;
+};
+
 struct Report {
   std::string policy;  // with its tunables
   std::vector<Figure> figures;
-  double figure(const std::string& metric) const;  // of one that is there
+  std::vector<ServedJob> jobs;  // in the order of the trace
+  double figure(const std::string& metric) const;  // not a number if there is none
 };
 
 // kInvalidArgument: no such policy or tunable, no number of workers, no jobs, one that the scheduler rejects. Takes a while; has no side effects.
 Result<Report> simulate(const Trace& trace, const CostTable& costs, const SimulationOptions& options);
+
+// A file of comma-separated lines, the trace's columns and those of `jobs` (as in tests/sim/README.md): who doubts a figure
+// can count it again. Replaces what was there.
+Result<void> write_jobs(const Trace& trace, const std::vector<Report>& reports, const std::string& path);
 
 // With every combination of the policy's grid (routing_policy.h), but for tunables that `options` gives: the report of the
 // lowest p95.

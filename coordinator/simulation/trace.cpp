@@ -63,6 +63,7 @@ Result<Trace> read_trace(const std::string& path) {
   if (!text) return text.error();
   Trace trace;
   std::string_view rest = *text;
+  if (rest.starts_with("\xef\xbb\xbf")) rest.remove_prefix(3);  // of an editor that marks UTF-8 so
   int line_number = 0;
   bool header = false;
   while (!rest.empty()) {

@@ -21,6 +21,10 @@ WorkerModel::Copy* WorkerModel::victim(bool from_slot, const std::vector<std::st
   return oldest;
 }
 
+bool WorkerModel::is_cold(const std::string& class_key) const {
+  return !warm_.contains(class_key) && std::none_of(units_.begin(), units_.end(), [&](const ModelUnit& u) { return u.class_key == class_key; });
+}
+
 bool WorkerModel::take(ModelUnit unit, std::int64_t now_us) {
   units_.push_back(std::move(unit));
   units_.back().taken_us = now_us;

@@ -27,6 +27,8 @@ class WorkerModel {
  public:
   WorkerModel(std::string name, const CostTable& costs) : name_(std::move(name)), costs_(&costs) {}
 
+  // A unit of this class that comes now would be its first.
+  bool is_cold(const std::string& class_key) const;
   // Appends the unit and begins to load what it needs. True: its adapter was not in host memory, nor on its way.
   bool take(ModelUnit unit, std::int64_t now_us);
   // Gives the unit back if it has not begun.

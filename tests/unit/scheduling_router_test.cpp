@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <set>
 
@@ -155,6 +156,38 @@ TEST_F(RouterTest, places_are_those_of_ready_workers_with_a_slot_by_when_they_ar
       if (fleet.at(each).standing == Standing::kReady && fleet.at(each).has_slot()) expected.emplace(fleet.at(each).free_at_us, each);
     }
     ASSERT_EQ(fleet.places(0), expected) << i;
+  }
+}
+
+TEST_F(RouterTest, a_worker_is_warm_for_what_it_says_and_holds_whatever_classes_come_and_go) {
+  std::mt19937 random(5);
+  const auto key = [](std::size_t i) { return "m/" + std::to_string(64 + 16 * (i / 2)) + "x64x1/none/64/" + (i % 2 == 0 ? "fp32" : "auto"); };  // in pairs, but for the precision
+  std::vector<std::size_t> stands_for(12);
+  const auto define = [&](ClassId c) { fleet.define_class(c, key(stands_for[c] = random() % 20)); };
+  for (ClassId c = 0; c < stands_for.size(); ++c) define(c);
+  for (int round = 0; round < 200; ++round) {
+    define(random() % stands_for.size());
+    std::vector<queue::WorkerInfo> infos;
+    for (int w = 0; w < 3; ++w) {
+      infos.push_back(worker_info("w" + std::to_string(w)));
+      for (std::size_t i = 0; i < 20; ++i) {
+        if (random() % 3 == 0) infos.back().warm_classes.push_back(key(i));
+      }
+    }
+    const auto holder = fleet.intern_owner("w0:b1");
+    const queue::UnitRef ref{"j", round};
+    const ClassId held = random() % stands_for.size();
+    fleet.hold(holder, {.ref = ref, .cls = held, .run_us = 1});
+    update(infos);
+    for (int w = 0; w < 3; ++w) {
+      const auto id = fleet.intern_owner("w" + std::to_string(w) + ":b1");
+      for (ClassId c = 0; c < stands_for.size(); ++c) {
+        const auto& told = infos[static_cast<std::size_t>(w)].warm_classes;
+        const bool warm = std::any_of(told.begin(), told.end(), [&](const auto& k) { return without_precision(k) == without_precision(key(stands_for[c])); });
+        ASSERT_EQ(fleet.is_warm(c, id), warm || (id == holder && c == held)) << round << " w" << w << " class " << c;
+      }
+    }
+    fleet.release(holder, ref, 0);
   }
 }
 
