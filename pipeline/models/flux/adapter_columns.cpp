@@ -89,7 +89,8 @@ AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const Sampl
   if (total > room) fail(Code::kInternal, "adapters of rank " + std::to_string(total) + " have no room beside a matrix");
   const std::int64_t step = column_step(slot.weight.device());
   std::vector<std::int64_t> used;
-  const std::int64_t each = apart_ ? put_apart(columns, slot, step, total, used) : 0, rank = each > 0 ? slot.room.groups * each : std::min(room, (total + step - 1) / step * step);
+  const std::int64_t each = apart_ ? put_apart(columns, slot, step, total, used) : 0;
+  const std::int64_t rank = each > 0 ? slot.room.groups * each : std::min(room, (total + step - 1) / step * step);
   // B lies next to the weight, on the side where the room is. As far as the rank was rounded up A is zeros, and beside them anything finite
   // does for B: what was there before, which is zeros or another adapter's B, and those are finite (PackedAdapter).
   const at::Tensor beside = room_of(slot);
