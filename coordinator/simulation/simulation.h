@@ -48,10 +48,6 @@ struct Report {
 // kInvalidArgument: no such policy or tunable, no number of workers, no jobs, one that the scheduler rejects. Takes a while; has no side effects.
 Result<Report> simulate(const Trace& trace, const CostTable& costs, const SimulationOptions& options);
 
-// A file of comma-separated lines, the trace's columns and those of `jobs` (as in tests/sim/README.md): who doubts a figure
-// can count it again. Replaces what was there.
-Result<void> write_jobs(const Trace& trace, const std::vector<Report>& reports, const std::string& path);
-
 // With every combination of the policy's grid (routing_policy.h), but for tunables that `options` gives: the report of the
 // lowest p95.
 Result<Report> simulate_tuned(const Trace& trace, const CostTable& costs, const SimulationOptions& options);

@@ -6,6 +6,7 @@ namespace {
 // Instructions and layouts: PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions" and "cp.async.bulk.tensor"; CUDA driver API,
 // cuTensorMapEncodeTiled, for the swizzles.
 constexpr int kConsumers = 3;  // warpgroups that multiply, 64 rows each; one more loads
+constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kStages = 4;     // steps in shared memory
 constexpr int kOutBytes = 4096;  // a buffer of 64 x 32 results; each consumer has two
 
@@ -178,13 +179,13 @@ FixedProgram grouped_gemm_program() {
   constant("kTile", kGroupedGemmTile);
   constant("kStep", kGroupedGemmStep);
   constant("kConsumers", kConsumers);
-  constant("kThreads", 128 * (kConsumers + 1));
+  constant("kThreads", kThreads);
   constant("kStages", kStages);
   constant("kStageBytes", kStageBytes);
   constant("kOutBytes", kOutBytes);
   constant("kBand", 6);
   text += multiply() + kText;
-  program.source.kernels.push_back({.name = "grouped_gemm", .variants = false, .threads = 128 * (kConsumers + 1), .rows_per_block = 1, .vector = 1,
+  program.source.kernels.push_back({.name = "grouped_gemm", .variants = false, .threads = kThreads, .rows_per_block = 1, .vector = 1,
                                     .argument_words = sizeof(GroupedGemmArgument) / 8, .shared_bytes = kSharedBytes});
   return program;
 }

@@ -79,14 +79,18 @@ class Call {
   bool in_groups(const ResolvedGemm& step, const at::Tensor& x, const at::Tensor& columns, const at::Tensor& bias, const at::Tensor& out) const {
     return libraries_.grouped_gemm && step.apart > 0 && !step.gelu && x.scalar_type() == c10::ScalarType::BFloat16 &&
            libraries_.grouped_gemm->run(x.size(0), x.size(1), out.size(1), step.groups, step.apart, x.stride(0), columns.stride(1), out.stride(0),
-                                        {x.const_data_ptr(), columns.const_data_ptr(), bias.defined() ? bias.const_data_ptr() : nullptr, out.mutable_data_ptr()});
+                                        operands(x, columns, bias, out));
+  }
+
+  static GemmOperands operands(const at::Tensor& x, const at::Tensor& columns, const at::Tensor& bias, const at::Tensor& out) {
+    return {x.const_data_ptr(), columns.const_data_ptr(), bias.defined() ? bias.const_data_ptr() : nullptr, out.mutable_data_ptr()};
   }
 
   // False where the library cannot do it.
   bool by_library(const ResolvedGemm& step, bool first, const at::Tensor& x, const at::Tensor& columns, const at::Tensor& bias, const at::Tensor& out) const {
     const auto epilogue = step.gelu ? GemmEpilogue::kBiasGelu : !first ? GemmEpilogue::kAdd : bias.defined() ? GemmEpilogue::kBias : GemmEpilogue::kPlain;
     return libraries_.gemm->run(libraries_.tune, epilogue, plan_.buffers[static_cast<std::size_t>(step.out.buffer)].type, x.size(0), x.size(1), out.size(1), x.stride(0), columns.stride(1),
-                      out.stride(0), {x.const_data_ptr(), columns.const_data_ptr(), bias.defined() ? bias.const_data_ptr() : nullptr, out.mutable_data_ptr()});
+                      out.stride(0), operands(x, columns, bias, out));
   }
 
   void run(const ResolvedAttention& step) {
