@@ -8,6 +8,7 @@
 #include "pipeline/region/backends/cached.h"
 #include "pipeline/region/backends/channels_last.h"
 #include "pipeline/region/backends/cpu_jit.h"
+#include "pipeline/region/backends/grouped_gemm.h"
 #include "pipeline/region/backends/host_module.h"
 #include "pipeline/region/backends/known_compiler.h"
 #include "pipeline/region/backends/matrix_copies.h"
@@ -106,6 +107,7 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
     }
   std::vector<FixedProgram> fixed;
   if (!host && !programs.empty()) fixed.push_back(matrix_copies_program());  // what brings adapters to the blocks
+  if (!programs.empty() && arch == kGroupedGemmArch) fixed.push_back(grouped_gemm_program());
   if (!host && options.vae.value_or(true)) fixed.push_back(channels_last_program());
   if (programs.empty() && fixed.empty()) return AheadReport();
   auto compiler = host ? open_cpu_jit(options.cxx) : open_nvrtc(options.nvrtc);

@@ -40,9 +40,6 @@ struct CompileOptions {
   bool transformer = true, text_encoders = false;
   std::optional<bool> vae;
   std::vector<CompileRule> rules;  // by class; see mode_for
-  // On Hopper, adapters of q, k and v apart, by a product that leaves out zeros (run/grouped_gemm.h). Not of the configuration: off until the
-  // whole of it has been measured on a GPU.
-  bool grouped_gemm = false;
   std::string cxx, nvrtc;          // the C++ compiler, libnvrtc's file; empty: DITFLEET_CXX, DITFLEET_NVRTC, else looked for
 };
 

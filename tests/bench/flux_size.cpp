@@ -22,7 +22,7 @@ namespace ditfleet::bench {
 using Clock = std::chrono::steady_clock;
 using c10::ScalarType;
 
-std::map<std::string, std::string> flags{{"--mode", "default"}, {"--cache", ""}, {"--layers", "19,38"}, {"--grouped", "no"}, {"--revision", "unknown"}, {"--machine", "unknown"}};
+std::map<std::string, std::string> flags{{"--mode", "default"}, {"--cache", ""}, {"--layers", "19,38"}, {"--revision", "unknown"}, {"--machine", "unknown"}};
 std::string scenario;
 c10::Device gpu(c10::DeviceType::CPU);
 
@@ -91,7 +91,6 @@ region::CompileOptions options() {
   o.backend = "nvrtc";
   o.mode = flags["--mode"];
   o.fullgraph = true;
-  o.grouped_gemm = flags["--grouped"] == "yes";
   return o;
 }
 
@@ -135,7 +134,7 @@ void run(int argc, char** argv, const std::map<std::string, void (*)()>& scenari
   if (!scenarios.contains(scenario)) {
     std::string known;
     for (const auto& [name, unused] : scenarios) known += (known.empty() ? "" : "|") + name;
-    std::fprintf(stderr, "usage: %s %s [--mode MODE] [--cache DIR] [--layers DOUBLE,SINGLE] [--grouped yes] [--revision TEXT] [--machine TEXT]\n", argv[0], known.c_str());
+    std::fprintf(stderr, "usage: %s %s [--mode MODE] [--cache DIR] [--layers DOUBLE,SINGLE] [--revision TEXT] [--machine TEXT]\n", argv[0], known.c_str());
     status = 2;
   } else {
     try {

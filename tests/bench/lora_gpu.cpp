@@ -1,9 +1,8 @@
 // Adapters on a GPU at FLUX.1-dev's size with random weights, bf16, 1024², 512 text tokens: what a step with one costs, what a
 // swap costs and whether it hides behind the job before, and 50 adapters drawn at random. gpu.sh runs them all.
 //
-//   lora_gpu_bench SCENARIO [--mode MODE] [--cache DIR] [--layers DOUBLE,SINGLE] [--grouped yes] [--revision TEXT] [--machine TEXT]
+//   lora_gpu_bench SCENARIO [--mode MODE] [--cache DIR] [--layers DOUBLE,SINGLE] [--revision TEXT] [--machine TEXT]
 //
-// --grouped yes: adapters of q, k and v apart (run/grouped_gemm.h).
 // SCENARIO: step | swap | cycle
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/randn.h>

@@ -7,7 +7,10 @@
 #include <ATen/ops/randn.h>
 
 #include <limits>
+#include <set>
 
+#include "pipeline/region/run/graphs.h"
+#include "pipeline/region/run/interpreter.h"
 #include "tests/parity/region_fixture.h"
 
 namespace ditfleet::region {
@@ -51,9 +54,11 @@ class RegionParityGroupedGemm : public ::testing::Test {
     }
     return made;
   }
+  static GroupedProduct product(const Shape& s, const Case& c) {
+    return {s.rows, c.x.size(1), s.out, s.groups, s.groups * s.each, c.x.stride(0), c.weight.stride(0), c.out.stride(0)};
+  }
   bool run(const Shape& s, const Case& c) const {
-    return gemm_->run(s.rows, c.x.size(1), s.out, s.groups, s.groups * s.each, c.x.stride(0), c.weight.stride(0), c.out.stride(0),
-                      {c.x.const_data_ptr(), c.weight.const_data_ptr(), c.bias.defined() ? c.bias.const_data_ptr() : nullptr, c.out.mutable_data_ptr()});
+    return gemm_->run(product(s, c), {c.x.const_data_ptr(), c.weight.const_data_ptr(), c.bias.defined() ? c.bias.const_data_ptr() : nullptr, c.out.mutable_data_ptr()});
   }
 
   const c10::InferenceMode inference_{true};
@@ -63,7 +68,7 @@ class RegionParityGroupedGemm : public ::testing::Test {
 
 TEST_F(RegionParityGroupedGemm, ComputesTheProduct) {
   for (const Shape& s : {Shape{4224, 1152, 256, 64, 3, true}, Shape{4200, 1152, 256, 64, 3, true}, Shape{4161, 1152, 64, 128, 3, false}, Shape{4224, 1160, 320, 64, 2, true},
-                         Shape{4097, 1096, 512, 192, 4, true}, Shape{8448, 576, 128, 64, 3, true}, Shape{4608, 9216, 3072, 64, 3, true}}) {
+                         Shape{4097, 1096, 512, 192, 4, true}, Shape{8448, 576, 128, 64, 3, true}, Shape{1, 1152, 256, 64, 3, true}, Shape{193, 8, 64, 64, 2, true}, Shape{4608, 9216, 3072, 64, 3, true}}) {
     const Case c = make(s);
     const std::string what = std::to_string(s.rows) + " x " + std::to_string(s.out) + " x " + std::to_string(s.shared) + " + " + std::to_string(s.groups) + " x " + std::to_string(s.each);
     ASSERT_TRUE(run(s, c)) << what;
@@ -91,15 +96,80 @@ TEST_F(RegionParityGroupedGemm, LeavesOutTheColumnsOfOthers) {
   EXPECT_TRUE(c.out.equal(before));
 }
 
-TEST_F(RegionParityGroupedGemm, LeavesToTheLibraryWhatItDoesNotDoBetter) {
-  for (const Shape& s : {Shape{512, 9216, 3072, 64, 3, true}, Shape{4224, 1152, 256, 32, 3, true}, Shape{4224, 1152, 240, 64, 3, true}, Shape{1, 1152, 256, 64, 3, true}}) {
+TEST_F(RegionParityGroupedGemm, RefusesOperandsThatLieOtherwise) {
+  for (const Shape& s : {Shape{4224, 1152, 256, 32, 3, true}, Shape{4224, 1152, 240, 64, 3, true}, Shape{4224, 1150, 256, 64, 3, true}, Shape{4224, 1152, 256, 0, 3, true}}) {
     const Case c = make(s);
-    EXPECT_FALSE(run(s, c)) << s.rows << " x " << s.shared << " + " << s.each;
+    EXPECT_FALSE(run(s, c)) << s.rows << " x " << s.out << " x " << s.shared << " + " << s.each;
   }
   const Shape s{4224, 1152, 256, 64, 3, true};
   Case odd = make(s);
   odd.out = at::full({s.rows, s.out + 3}, 0, odd.out.options()).narrow(1, 0, s.out);
   EXPECT_FALSE(run(s, odd));
+}
+
+TEST_F(RegionParityGroupedGemm, PaysWithManyRowsAlone) {
+  const auto pays = [&](std::int64_t rows) { return gemm_->pays({rows, 3072 + 3 * 64, 9216, 3, 3 * 64, 4096, 4096, 9216}); };
+  EXPECT_TRUE(pays(65536));
+  for (const std::int64_t rows : {1, 77, 128}) EXPECT_FALSE(pays(rows)) << rows;
+}
+
+// Counts what runs through it, and can be told to leave all to the library.
+class Watched : public GroupedGemm {
+ public:
+  explicit Watched(std::shared_ptr<const GroupedGemm> gemm) : gemm_(std::move(gemm)) {}
+  bool pays(const GroupedProduct&) const override { return on; }
+  bool run(const GroupedProduct& product, const GemmOperands& operands) const override { return gemm_->run(product, operands) && ++runs > 0; }
+  bool on = true;
+  mutable int runs = 0;
+
+ private:
+  const std::shared_ptr<const GroupedGemm> gemm_;
+};
+
+// A block whose adapters of q, k and v stand apart computes what it does without the kernel; recorded as a graph, too.
+TEST_F(RegionParityGroupedGemm, BlocksComputeAsWell) {
+  for (const auto& [make, products] : {std::pair(Make(flux_double_block), 2), std::pair(Make(flux_single_block), 1)}) {
+    const BlockShape shape{.heads = 3, .head_dim = 128, .type = ElementType::kBF16, .adapters = true};
+    const Program program = make(shape).value();
+    Sizes sizes{{"batch", 1}, {"image", 1024}, {"text", 96}, {"tokens", 1120}};
+    for (const auto& symbol : program.symbols())
+      if (symbol.ends_with("rank")) sizes[symbol] = symbol.ends_with("apart_rank") ? 3 * 64 : 0;
+    auto inputs = inputs_for(program, sizes, 23);
+    const auto order = program.inputs();
+    std::set<std::string> apart;
+    for (const int index : order)
+      if (const std::string& name = program.values[static_cast<std::size_t>(index)].name; name.ends_with(".apart")) apart.insert(name.substr(0, name.size() - 5) + "weight");
+    ASSERT_EQ(apart.size(), static_cast<std::size_t>(products));
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      if (!apart.contains(program.values[static_cast<std::size_t>(order[i])].name)) continue;
+      inputs[i] = inputs[i].clone();  // it may be a part of another
+      for (int g = 0; g < 3; ++g)
+        for (int other = 0; other < 3; ++other)
+          if (other != g) inputs[i].narrow(0, g * 384, 384).narrow(1, 384 + other * 64, 64).zero_();
+    }
+    const auto watched = std::make_shared<Watched>(gemm_);
+    host_->grouped_gemm = watched;
+    Region region("adapted", [&](ElementType) { return make(shape); }, host_);
+    const auto run = [&](const std::vector<at::Tensor>& with) {
+      Outputs outputs;
+      region.run(with, outputs);
+      return outputs;
+    };
+    watched->on = false;
+    const Outputs expected = run(inputs);
+    EXPECT_EQ(watched->runs, 0);
+    watched->on = true;
+    const Outputs got = run(inputs);
+    EXPECT_EQ(watched->runs, products);
+    const auto reference = interpret(program, testing::converted(inputs, ScalarType::Double));
+    for (std::size_t o = 0; o < got.size(); ++o)
+      EXPECT_LE(testing::relative_error(got[o], reference[o]), 1.01 * testing::relative_error(expected[o], reference[o])) << program.block << " " << o;
+    const auto graphs = make_graphs(device(), 2);
+    if (!graphs) continue;
+    for (int call = 0; call < 4; ++call)
+      EXPECT_TRUE(graphs->run({1}, inputs, [&](const std::vector<at::Tensor>& recorded) { return run(recorded)[0]; }).equal(got[0])) << program.block << " call " << call;
+    EXPECT_EQ(watched->runs, 3 * products) << "two calls of four replay";
+  }
 }
 
 }  // namespace

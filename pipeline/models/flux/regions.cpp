@@ -140,7 +140,7 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
     }));
   std::shared_ptr<const region::GroupedGemm> grouped;
   if (room) {
-    if (host->options.grouped_gemm) grouped = host->grouped_gemm ? host->grouped_gemm : region::make_grouped_gemm(*host);
+    grouped = host->grouped_gemm ? host->grouped_gemm : region::make_grouped_gemm(*host);
     columns_ = std::make_unique<AdapterColumns>(std::move(linears), of_first, region::make_matrix_copies(*host), grouped != nullptr);
   }
   for (auto& one : running) one.get();

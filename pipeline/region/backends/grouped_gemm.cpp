@@ -43,6 +43,11 @@ __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvt
 __device__ __forceinline__ void wait(u32 barrier, u32 parity) {
   asm volatile("{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra AGAIN;\nDONE:\n}\n" :: "r"(barrier), "r"(parity) : "memory");
 }
+__device__ __forceinline__ bool ready(u32 barrier, u32 parity) {  // the same answer in all of a warp
+  u32 r;
+  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n" : "=r"(r) : "r"(barrier), "r"(parity) : "memory");
+  return __shfl_sync(0xffffffffu, r, 0);
+}
 __device__ __forceinline__ void arrive(u32 barrier, u32 block) {
   asm volatile("{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [r];\n}\n" :: "r"(barrier), "r"(block) : "memory");
 }
@@ -69,7 +74,7 @@ __device__ __forceinline__ Own own_steps(const Args& a, int column) {
   return {(int)a.steps + first * each, (last - first + 1) * each};
 }
 
-extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1) grouped_gemm(const __grid_constant__ Args a) {
+extern "C" __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) grouped_gemm(const __grid_constant__ Args a) {
   extern __shared__ char memory[];
   const u32 base = (shared_address(memory) + 1023) & ~1023u, buffers = base + kStages * kStageBytes;
   const u32 full = buffers + kConsumers * 2 * kOutBytes, empty = full + 8 * kStages;
@@ -79,30 +84,30 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(full + 8 * s));
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(empty + 8 * s), "r"(2 * kConsumers));
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(empty + 8 * s), "r"(kPair * kConsumers));
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   meet_cluster();
-  const int pairs = ((int)a.rows + 2 * kTile - 1) / (2 * kTile), columns = ((int)a.columns + kTile - 1) / kTile;
-  const int tiles = pairs * columns, clusters = gridDim.x / 2;
+  const int pairs = ((int)a.rows + kPair * kTile - 1) / (kPair * kTile), columns = ((int)a.columns + kTile - 1) / kTile;
+  const int tiles = pairs * columns, clusters = gridDim.x / kPair;
   int stage = 0;
   u32 phase = 0;
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
     if (threadIdx.x == 0)
-      for (int t = blockIdx.x / 2; t < tiles; t += clusters) {
+      for (int t = blockIdx.x / kPair; t < tiles; t += clusters) {
         const Tile tile = tile_of(t, pairs, columns);
         const Own own = own_steps(a, tile.column);
         for (int i = 0; i < (int)a.steps + own.count; ++i) {
           const int at = (i < (int)a.steps ? i : own.first + i - (int)a.steps) * kStep;
           wait(empty + 8 * stage, phase ^ 1);
-          const u32 barrier = full + 8 * stage, x = base + stage * kStageBytes, weight = x + kTile * kStep * 2 + rank * (kTile * kStep);
+          const u32 barrier = full + 8 * stage, x = base + stage * kStageBytes, weight = x + kTile * kStep * 2 + rank * (kTile / kPair * kStep * 2);
           asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(kStageBytes) : "memory");
           asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;"
-            :: "r"(weight), "l"(&a.weight), "r"(at), "r"(tile.column * kTile + (int)rank * (kTile / 2)), "r"(barrier), "h"((unsigned short)3) : "memory");
+            :: "r"(weight), "l"(&a.weight), "r"(at), "r"(tile.column * kTile + (int)rank * (kTile / kPair)), "r"(barrier), "h"((unsigned short)((1 << kPair) - 1)) : "memory");
           asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
-            :: "r"(x), "l"(&a.x), "r"(at), "r"((tile.pair * 2 + (int)rank) * kTile), "r"(barrier) : "memory");
+            :: "r"(x), "l"(&a.x), "r"(at), "r"((tile.pair * kPair + (int)rank) * kTile), "r"(barrier) : "memory");
           if (++stage == kStages) { stage = 0; phase ^= 1; }
         }
       }
@@ -111,19 +116,25 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
     const int part = group - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, thread = threadIdx.x % 128;
     const u32 own_buffers = buffers + part * 2 * kOutBytes, own_row = warp * 16 + (lane / 8 & 1) * 8 + lane % 8;
     float d[kTile / 2];
-    for (int t = blockIdx.x / 2; t < tiles; t += clusters) {
+    for (int t = blockIdx.x / kPair; t < tiles; t += clusters) {
       const Tile tile = tile_of(t, pairs, columns);
       const int steps = (int)a.steps + own_steps(a, tile.column).count;
       int before = -1;  // the stage whose products may still run
       for (int i = 0; i < steps; ++i) {
-        wait(full + 8 * stage, phase);
+        if (!ready(full + 8 * stage, phase)) {
+          // Nothing to compute with: what has been read is given back at once, not a step later.
+          asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+          if (before >= 0 && thread < kPair) arrive(empty + 8 * before, thread);
+          before = -1;
+          wait(full + 8 * stage, phase);
+        }
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         const u64 x = matrix(base + stage * kStageBytes + part * 64 * kStep * 2), weight = matrix(base + stage * kStageBytes + kTile * kStep * 2);
 #pragma unroll
         for (int k = 0; k < kStep / 16; ++k) multiply(d, x + 2 * k, weight + 2 * k, i > 0 || k > 0);
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-        if (before >= 0 && thread < 2) arrive(empty + 8 * before, thread);
+        if (before >= 0 && thread < kPair) arrive(empty + 8 * before, thread);
         before = stage;
         if (++stage == kStages) { stage = 0; phase ^= 1; }
       }
@@ -135,8 +146,8 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
         if (a.bias && column < (int)a.columns) asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(bias[b]) : "l"(a.bias + 2 * column));
       }
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-      if (thread < 2) arrive(empty + 8 * before, thread);
-      const int row = (tile.pair * 2 + (int)rank) * kTile + part * 64;
+      if (thread < kPair) arrive(empty + 8 * before, thread);
+      const int row = (tile.pair * kPair + (int)rank) * kTile + part * 64;
 #pragma unroll
       for (int c = 0; c < kTile / 32; ++c) {
         const u32 buffer = own_buffers + (c & 1) * kOutBytes;
@@ -178,6 +189,7 @@ FixedProgram grouped_gemm_program() {
   const auto constant = [&](const char* name, int value) { text += "constexpr int " + std::string(name) + " = " + std::to_string(value) + ";\n"; };
   constant("kTile", kGroupedGemmTile);
   constant("kStep", kGroupedGemmStep);
+  constant("kPair", kGroupedGemmPair);
   constant("kConsumers", kConsumers);
   constant("kThreads", kThreads);
   constant("kStages", kStages);

@@ -20,6 +20,7 @@ struct GroupedGemmArgument {
 };
 static_assert(sizeof(GroupedGemmArgument) == 56 * 8);
 
+inline constexpr const char* kGroupedGemmArch = "sm_90a";
 inline constexpr int kGroupedGemmTile = 192;  // outputs of a block: so many rows and columns
 inline constexpr int kGroupedGemmStep = 64;   // columns of x and the weight at a time
 inline constexpr int kGroupedGemmPair = 2;    // blocks of a cluster, whose tiles lie one above the other and share what is read of the weight

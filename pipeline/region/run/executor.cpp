@@ -77,9 +77,9 @@ class Call {
 
   // False where it is no product in groups, or better done as a whole.
   bool in_groups(const ResolvedGemm& step, const at::Tensor& x, const at::Tensor& columns, const at::Tensor& bias, const at::Tensor& out) const {
-    return libraries_.grouped_gemm && step.apart > 0 && !step.gelu && x.scalar_type() == c10::ScalarType::BFloat16 &&
-           libraries_.grouped_gemm->run(x.size(0), x.size(1), out.size(1), step.groups, step.apart, x.stride(0), columns.stride(1), out.stride(0),
-                                        operands(x, columns, bias, out));
+    if (!libraries_.grouped_gemm || step.apart == 0 || step.gelu || x.scalar_type() != c10::ScalarType::BFloat16) return false;
+    const GroupedProduct product{x.size(0), x.size(1), out.size(1), step.groups, step.apart, x.stride(0), columns.stride(1), out.stride(0)};
+    return libraries_.grouped_gemm->pays(product) && libraries_.grouped_gemm->run(product, operands(x, columns, bias, out));
   }
 
   static GemmOperands operands(const at::Tensor& x, const at::Tensor& columns, const at::Tensor& bias, const at::Tensor& out) {

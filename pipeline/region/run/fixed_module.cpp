@@ -5,9 +5,10 @@
 #include "pipeline/region/run/region.h"
 
 namespace ditfleet::region {
-namespace {
 
-Result<std::shared_ptr<const GpuModule>> load(RegionHost& host, const FixedProgram& program) {
+bool compiles_for_gpu(const RegionHost& host) { return host.compiler && host.compiler->output_kind() == kernel_cache::Kind::kCubin; }
+
+Result<std::shared_ptr<const GpuModule>> load_fixed_module(RegionHost& host, const FixedProgram& program) {
   const auto compile = [&](const Usable& usable) {
     const auto begun = std::chrono::steady_clock::now();
     auto made = compile_fixed(*host.cache, program, *host.compiler, host.arch, usable);
@@ -19,11 +20,9 @@ Result<std::shared_ptr<const GpuModule>> load(RegionHost& host, const FixedProgr
   return load_cached(compile, [&](const Entry& entry) { return GpuModule::load(entry, program.source, host.device); });
 }
 
-}  // namespace
-
 std::shared_ptr<const GpuModule> fixed_module(RegionHost& host, const FixedProgram& program) {
-  if (!host.compiler || host.compiler->output_kind() != kernel_cache::Kind::kCubin) return nullptr;
-  auto module = load(host, program);
+  if (!compiles_for_gpu(host)) return nullptr;
+  auto module = load_fixed_module(host, program);
   if (module) return std::move(*module);
   host.fall_back(program.name, "compile_error", module.error().message);
   return nullptr;
