@@ -113,62 +113,93 @@ TEST_F(RegionParityGroupedGemm, PaysWithManyRowsAlone) {
   for (const std::int64_t rows : {1, 77, 128}) EXPECT_FALSE(pays(rows)) << rows;
 }
 
-// Counts what runs through it, and can be told to leave all to the library.
+// Counts what runs through it, and can be told to leave all to the library, or nothing that can be done.
 class Watched : public GroupedGemm {
  public:
+  enum Use { kNever, kWhereItPays, kAlways };
   explicit Watched(std::shared_ptr<const GroupedGemm> gemm) : gemm_(std::move(gemm)) {}
-  bool pays(const GroupedProduct&) const override { return on; }
+  bool pays(const GroupedProduct& product) const override { return use == kAlways || (use == kWhereItPays && gemm_->pays(product)); }
   bool run(const GroupedProduct& product, const GemmOperands& operands) const override { return gemm_->run(product, operands) && ++runs > 0; }
-  bool on = true;
+  Use use = kAlways;
   mutable int runs = 0;
 
  private:
   const std::shared_ptr<const GroupedGemm> gemm_;
 };
 
-// A block whose adapters of q, k and v stand apart computes what it does without the kernel; recorded as a graph, too.
-TEST_F(RegionParityGroupedGemm, BlocksComputeAsWell) {
-  for (const auto& [make, products] : {std::pair(Make(flux_double_block), 2), std::pair(Make(flux_single_block), 1)}) {
-    const BlockShape shape{.heads = 3, .head_dim = 128, .type = ElementType::kBF16, .adapters = true};
-    const Program program = make(shape).value();
-    Sizes sizes{{"batch", 1}, {"image", 1024}, {"text", 96}, {"tokens", 1120}};
+// A block with adapters of rank 64 for q, k and v, which stand apart.
+struct AdaptedBlock {
+  AdaptedBlock(Make make, std::int64_t heads, std::int64_t image, std::int64_t text) : shape{.heads = heads, .head_dim = 128, .type = ElementType::kBF16, .adapters = true}, program(make(shape).value()) {
+    Sizes sizes{{"batch", 1}, {"image", image}, {"text", text}, {"tokens", image + text}};
     for (const auto& symbol : program.symbols())
       if (symbol.ends_with("rank")) sizes[symbol] = symbol.ends_with("apart_rank") ? 3 * 64 : 0;
-    auto inputs = inputs_for(program, sizes, 23);
+    inputs = testing::random_inputs(program, sizes, 23, {.device = device()});
     const auto order = program.inputs();
     std::set<std::string> apart;
     for (const int index : order)
       if (const std::string& name = program.values[static_cast<std::size_t>(index)].name; name.ends_with(".apart")) apart.insert(name.substr(0, name.size() - 5) + "weight");
-    ASSERT_EQ(apart.size(), static_cast<std::size_t>(products));
-    for (std::size_t i = 0; i < order.size(); ++i) {
-      if (!apart.contains(program.values[static_cast<std::size_t>(order[i])].name)) continue;
-      inputs[i] = inputs[i].clone();  // it may be a part of another
-      for (int g = 0; g < 3; ++g)
+    products = static_cast<int>(apart.size());
+    const std::int64_t width = heads * 128;
+    for (std::size_t i = 0; i < order.size(); ++i)
+      for (int g = 0; g < 3 && apart.contains(program.values[static_cast<std::size_t>(order[i])].name); ++g)
         for (int other = 0; other < 3; ++other)
-          if (other != g) inputs[i].narrow(0, g * 384, 384).narrow(1, 384 + other * 64, 64).zero_();
-    }
-    const auto watched = std::make_shared<Watched>(gemm_);
-    host_->grouped_gemm = watched;
-    Region region("adapted", [&](ElementType) { return make(shape); }, host_);
-    const auto run = [&](const std::vector<at::Tensor>& with) {
-      Outputs outputs;
-      region.run(with, outputs);
-      return outputs;
-    };
-    watched->on = false;
-    const Outputs expected = run(inputs);
-    EXPECT_EQ(watched->runs, 0);
-    watched->on = true;
-    const Outputs got = run(inputs);
-    EXPECT_EQ(watched->runs, products);
+          if (other != g) inputs[i].narrow(0, g * width, width).narrow(1, width + other * 64, 64).zero_();
+  }
+  // How far two runs of it are from the reference.
+  void expect_as_good(const Outputs& got, const Outputs& theirs) const {
     const auto reference = interpret(program, testing::converted(inputs, ScalarType::Double));
     for (std::size_t o = 0; o < got.size(); ++o)
-      EXPECT_LE(testing::relative_error(got[o], reference[o]), 1.01 * testing::relative_error(expected[o], reference[o])) << program.block << " " << o;
+      EXPECT_LE(testing::relative_error(got[o], reference[o]), 1.01 * testing::relative_error(theirs[o], reference[o])) << program.block << " " << o;
+  }
+
+  BlockShape shape;
+  Program program;
+  std::vector<at::Tensor> inputs;
+  int products = 0;  // those of q, k and v
+};
+
+Outputs outputs_of(Region& region, const std::vector<at::Tensor>& inputs) {
+  Outputs outputs;
+  region.run(inputs, outputs);
+  return outputs;
+}
+
+// A block computes what it does without the kernel; recorded as a graph, too.
+TEST_F(RegionParityGroupedGemm, BlocksComputeAsWell) {
+  for (const auto& [make, products] : {std::pair(Make(flux_double_block), 2), std::pair(Make(flux_single_block), 1)}) {
+    const AdaptedBlock block(make, 3, 1024, 96);
+    ASSERT_EQ(block.products, products);
+    const auto watched = std::make_shared<Watched>(gemm_);
+    host_->grouped_gemm = watched;
+    Region region("adapted", [&](ElementType) -> Result<Program> { return block.program; }, host_);
+    watched->use = Watched::kNever;
+    const Outputs theirs = outputs_of(region, block.inputs);
+    EXPECT_EQ(watched->runs, 0);
+    watched->use = Watched::kAlways;
+    const Outputs got = outputs_of(region, block.inputs);
+    EXPECT_EQ(watched->runs, products);
+    block.expect_as_good(got, theirs);
     const auto graphs = make_graphs(device(), 2);
     if (!graphs) continue;
     for (int call = 0; call < 4; ++call)
-      EXPECT_TRUE(graphs->run({1}, inputs, [&](const std::vector<at::Tensor>& recorded) { return run(recorded)[0]; }).equal(got[0])) << program.block << " call " << call;
+      EXPECT_TRUE(graphs->run({1}, block.inputs, [&](const std::vector<at::Tensor>& recorded) { return outputs_of(region, recorded)[0]; }).equal(got[0])) << block.program.block << " call " << call;
     EXPECT_EQ(watched->runs, 3 * products) << "two calls of four replay";
+  }
+}
+
+// FLUX.1-dev's blocks at 1024².
+TEST_F(RegionParityGroupedGemm, BlocksOfFluxComputeAsWell) {
+  for (const Make make : {Make(flux_double_block), Make(flux_single_block)}) {
+    const AdaptedBlock block(make, 24, 4096, 512);
+    const auto watched = std::make_shared<Watched>(gemm_);
+    host_->grouped_gemm = watched;
+    Region region("adapted", [&](ElementType) -> Result<Program> { return block.program; }, host_);
+    watched->use = Watched::kNever;
+    const Outputs theirs = outputs_of(region, block.inputs);
+    watched->use = Watched::kWhereItPays;
+    const Outputs got = outputs_of(region, block.inputs);
+    EXPECT_EQ(watched->runs, 1) << "the picture's tokens, but not the text's alone";
+    block.expect_as_good(got, theirs);
   }
 }
 
