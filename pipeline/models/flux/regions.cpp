@@ -140,8 +140,10 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
     }));
   std::shared_ptr<const region::GroupedGemm> grouped;
   if (room) {
-    grouped = host->grouped_gemm ? host->grouped_gemm : region::make_grouped_gemm(*host);
-    columns_ = std::make_unique<AdapterColumns>(std::move(linears), of_first, region::make_matrix_copies(*host), grouped != nullptr);
+    auto making = std::async(std::launch::async, [&] { return host->grouped_gemm ? host->grouped_gemm : region::make_grouped_gemm(*host); });
+    auto copies = region::make_matrix_copies(*host);
+    grouped = making.get();
+    columns_ = std::make_unique<AdapterColumns>(std::move(linears), of_first, std::move(copies), grouped != nullptr);
   }
   for (auto& one : running) one.get();
   if (grouped) host->grouped_gemm = std::move(grouped);
