@@ -84,7 +84,11 @@ class WorkerAdapters : public WorkerTest {
 };
 
 TEST_F(WorkerAdapters, AreBroughtWhileAnotherUnitDenoises) {
-  script_->step_ms = 50;
+  // The device is busy with the first until the second is ready for it; not for ever, should that never be.
+  script_->on_event = [script = script_.get(), until = std::chrono::steady_clock::now() + 20s](const std::string& event) -> std::optional<Error> {
+    while (event == "step 1/1" && script->index_of("text 2") < 0 && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
+    return std::nullopt;
+  };
   const std::string style = add("style", "STYLE" + std::string(2'500'000, 's'));
   auto worker = start_ready_worker();
   EXPECT_EQ(told().adapter_slots, 2);
@@ -96,9 +100,9 @@ TEST_F(WorkerAdapters, AreBroughtWhileAnotherUnitDenoises) {
   EXPECT_EQ(job(first).state, State::kSucceeded);
   const std::string prefetch = "prefetch STYLE" + std::string(35, 's');
   ASSERT_TRUE(logged(prefetch));
-  EXPECT_LT(script_->index_of(prefetch), script_->index_of("step 1/4"));
+  EXPECT_LT(script_->index_of(prefetch), script_->index_of("step 1/2"));
   EXPECT_LT(script_->index_of(prefetch), script_->index_of("text 2"));
-  EXPECT_LT(script_->index_of("text 2"), script_->index_of("decoded 1"));
+  EXPECT_LT(script_->index_of("text 2"), script_->index_of("step 1/2"));
   EXPECT_TRUE(job(second).unit_records.at(0).phases_us.contains("adapter"));
   EXPECT_FALSE(job(first).unit_records.at(0).phases_us.contains("adapter"));
   // What the router is told.
