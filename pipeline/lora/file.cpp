@@ -11,6 +11,7 @@
 #include <optional>
 #include <tuple>
 
+#include "pipeline/lora/block_diagonal.h"
 #include "pipeline/lora/finite.h"
 #include "pipeline/lora/keys.h"
 #include "pipeline/lora/scaling.h"
@@ -181,6 +182,11 @@ class Reader {
     if (term.down.shape[1] != target.in || term.up.shape[0] != target.out)
       return wrong(module.name + " is from " + std::to_string(term.down.shape[1]) + " to " + std::to_string(term.up.shape[0]) + " values, in this model from " +
                    std::to_string(target.in) + " to " + std::to_string(target.out) + "; the adapter is for another base model");
+    const std::int64_t whole_rank = term.rank;
+    if (is_block_diagonal(term.up, target.linears)) {
+      term.blocks = static_cast<std::int64_t>(target.linears.size());
+      term.rank /= term.blocks;
+    }
     if (term.rank < 1 || term.rank > max_rank_)
       return wrong(module.name + " has rank " + std::to_string(term.rank) + "; it must be from 1 to " + std::to_string(max_rank_) + ", the largest that slots have room for (worker.lora.max_rank)");
     for (const TensorView* view : {&term.down, &term.up}) {
@@ -195,7 +201,7 @@ class Reader {
       if (!alpha) return wrong(shown(module.alpha->name) + " must be one finite number");
       if (scaling.gives_alpha(target.part)) return wrong("both " + shown(module.alpha->name) + " and lora_adapter_metadata give an alpha; one of them must go");
     }
-    const auto scale = scaling.scale(target.part, LoraNames::split(module.name).rest, term.rank, alpha);
+    const auto scale = scaling.scale(target.part, LoraNames::split(module.name).rest, whole_rank, alpha);
     if (!scale) return wrong(scale.error().message);
     if (!std::isfinite(static_cast<float>(*scale)))
       return wrong("the alpha of " + shown(module.name) + " is so large that its scale (alpha / rank) is more than fp32 holds");

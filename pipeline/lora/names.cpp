@@ -150,6 +150,7 @@ void LoraNames::add_bfl_names(const LoraBase& base) {
         target.in = linear.in;
         target.out += linear.out;
         append(target.pieces, {linear.slot, linear.first_row, linear.out});
+        if (alias.linears.size() > 1) target.linears.push_back({linear.slot, linear.first_row, linear.out});
         return true;
       });
       if (whole) add(LoraPart::kTransformer, target.name, target);

@@ -23,6 +23,7 @@ struct LoraTarget {
   std::string name;  // diffusers' or BFL's, for messages
   std::int64_t in, out;
   std::vector<LoraPiece> pieces;
+  std::vector<LoraPiece> linears = {};  // of a fused matrix: the rows of each linear, in the order of B's; else empty
 };
 
 // Knows every linear of the base by diffusers' name, by BFL's (double_blocks.0.img_attn.qkv, single_blocks.0.linear1)

@@ -32,19 +32,24 @@ std::shared_ptr<const PackedAdapter> read_packed_adapter(const std::string& path
   const auto take = [&](std::int64_t elements) { return std::exchange(end, end + aligned(elements)); };
   for (const LoraTerm& term : file.terms) {
     made->changes_text |= term.target->part != LoraPart::kTransformer;
-    const std::int64_t down_at = take(term.rank * term.target->in);  // one A for all pieces
-    for (const LoraPiece& piece : term.target->pieces)
-      made->terms.push_back({term.target->part, piece.slot, down_at, take(term.rank * piece.rows), term.rank, term.target->in, piece.rows, piece.first_row, term.scale});
+    for (std::int64_t block = 0; block < term.blocks; ++block) {
+      const std::int64_t down_at = take(term.rank * term.target->in);  // one A for all pieces
+      for (const LoraPiece& piece : term.pieces(block))
+        made->terms.push_back({term.target->part, piece.slot, down_at, take(term.rank * piece.rows), term.rank, term.target->in, piece.rows, piece.first_row, term.scale});
+    }
   }
   made->values = at::empty({end}, at::TensorOptions(placement.dtype).pinned_memory(!placement.device.is_cpu()));
   auto at = made->terms.cbegin();
   for (const LoraTerm& term : file.terms) {
-    made->values.narrow(0, at->down_at, term.rank * term.target->in).copy_(cast(file, term.down, placement.dtype).view({-1}));
-    const at::Tensor up = cast(file, term.up, placement.dtype);
+    const at::Tensor down = cast(file, term.down, placement.dtype), up = cast(file, term.up, placement.dtype);
+    const auto place = [&](std::int64_t begin, const at::Tensor& matrix) { made->values.narrow(0, begin, matrix.numel()).view(matrix.sizes()).copy_(matrix); };
     std::int64_t row = 0;
-    for (std::size_t piece = 0; piece < term.target->pieces.size(); ++piece, ++at) {
-      made->values.narrow(0, at->up_at, term.rank * at->rows).copy_(up.narrow(0, row, at->rows).view({-1}));
-      row += at->rows;
+    for (std::int64_t block = 0; block < term.blocks; ++block) {
+      place(at->down_at, down.narrow(0, block * term.rank, term.rank));
+      for (std::size_t piece = 0; piece < term.pieces(block).size(); ++piece, ++at) {
+        place(at->up_at, up.narrow(0, row, at->rows).narrow(1, block * term.rank, term.rank));
+        row += at->rows;
+      }
     }
   }
   return made;

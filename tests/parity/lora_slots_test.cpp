@@ -1,12 +1,16 @@
 // Slots: swaps leave no trace, batches hold several adapters, and where adapters are is told as it is.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/block_diag.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 
 #include "pipeline/device/failure.h"
@@ -138,6 +142,43 @@ TEST_F(LoraSlots, TheLargestAdapterFitsIntoASlotInEveryNaming) {
   const auto engine = unwrap(Engine::create(options));
   const auto prepared = load(*engine)->encode(request({{path, 1, "largest"}}));
   EXPECT_TRUE(prepared) << prepared.error().message;
+}
+
+// As kohya's trainer writes linears that it split: their A stacked, their B on the diagonal.
+TEST_F(LoraSlots, ABlockDiagonalAdapterIsThatOfItsLinears) {
+  const LoraRequest apart = adapter("apart", 16, "attn.to_"), mlp = adapter("mlp", 16, "proj_mlp");
+  const std::vector<std::pair<std::string, std::vector<std::string>>> fused = {
+      {"double_blocks.1.img_attn.qkv", {"transformer_blocks.1.attn.to_q", "transformer_blocks.1.attn.to_k", "transformer_blocks.1.attn.to_v"}},
+      {"single_blocks.0.linear1",
+       {"single_transformer_blocks.0.attn.to_q", "single_transformer_blocks.0.attn.to_k", "single_transformer_blocks.0.attn.to_v", "single_transformer_blocks.0.proj_mlp"}}};
+  std::vector<at::Tensor> values;
+  std::vector<TensorToWrite> whole, parts;
+  const auto write = [&](std::vector<TensorToWrite>& out, const std::string& name, const at::Tensor& value) {
+    values.push_back(value.contiguous());
+    out.push_back({name, DType::kF32, value.sizes().vec(), {static_cast<const std::byte*>(values.back().const_data_ptr()), values.back().nbytes()}});
+  };
+  for (const auto& [bfl, linears] : fused) {
+    std::vector<at::Tensor> down, up;
+    for (const std::string& linear : linears) {
+      const std::string file = linear.ends_with("mlp") ? mlp.path : apart.path, name = "transformer." + linear;
+      write(parts, name + ".lora_A.weight", down.emplace_back(golden::read_tensor(file, name + ".lora_A.weight")));
+      write(parts, name + ".lora_B.weight", up.emplace_back(golden::read_tensor(file, name + ".lora_B.weight")));
+    }
+    write(whole, bfl + ".lora_A.weight", at::cat(down));
+    write(whole, bfl + ".lora_B.weight", at::block_diag(up));
+  }
+  const std::string one = folder_ / "whole.safetensors", many = folder_ / "parts.safetensors";
+  unwrap(write_safetensors(one, std::move(whole), {}));
+  unwrap(write_safetensors(many, std::move(parts), {}));
+  auto model = load(1);  // of rank 16: 48 and 64 have no room
+  const Image picture = draw(*model, {{one, 1, "whole"}}), same = draw(*model, {{many, 1, "parts"}}), plain = draw(*model, {});
+  int most = 0, most_to_plain = 0;  // terms are added up in the order of their names, which differs
+  for (std::size_t i = 0; i < picture.rgb.size(); ++i) {
+    most = std::max(most, std::abs(picture.rgb[i] - same.rgb[i]));
+    most_to_plain = std::max(most_to_plain, std::abs(picture.rgb[i] - plain.rgb[i]));
+  }
+  EXPECT_LE(most, 1);
+  EXPECT_GT(most_to_plain, 10);
 }
 
 // Columns that are there for the rounding of ranks hold what was before: times zero that must be nothing.

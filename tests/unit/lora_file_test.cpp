@@ -191,6 +191,39 @@ TEST_F(LoraFileTest, RefusesARankAboveTheLimit) {
   EXPECT_SAYS(refusal(read()), "has rank 0");
 }
 
+TEST_F(LoraFileTest, ABlockDiagonalMatrixIsOneForEachLinear) {
+  const std::string module = "lora_unet_double_blocks_0_img_attn_qkv";
+  auto tensors = pair_of(module, kWidth, 3 * kWidth, 12, ".lora_down.weight", ".lora_up.weight");
+  auto& up = tensors[module + ".lora_up.weight"].values;
+  for (std::size_t row = 0; row < 3 * kWidth; ++row)
+    for (std::size_t column = 0; column < 12; ++column)
+      if (row / kWidth != column / 4) up[row * 12 + column] = column % 2 == 0 ? 0.0F : -0.0F;
+  tensors[module + ".alpha"] = {{}, {6}};
+  const auto split = terms(tensors);
+  ASSERT_EQ(split.size(), 1u);
+  EXPECT_EQ(split[0].blocks, 3);
+  EXPECT_EQ(split[0].rank, 4);
+  EXPECT_EQ(split[0].scale, 0.5);  // of the file's own rank
+  for (std::int64_t block = 0; block < 3; ++block) {
+    ASSERT_EQ(split[0].pieces(block).size(), 1u);
+    EXPECT_EQ(split[0].pieces(block)[0].first_row, block * kWidth);
+    EXPECT_EQ(split[0].pieces(block)[0].rows, kWidth);
+  }
+  EXPECT_TRUE(read(4));
+  EXPECT_SAYS(refusal(read(3)), "has rank 4; it must be from 1 to 3");
+  for (const std::size_t beside : {4, 12 * 8, 12 * 23 + 7}) {
+    auto other = tensors;
+    other[module + ".lora_up.weight"].values[beside] = 1e-30F;
+    const auto whole = terms(other);
+    ASSERT_EQ(whole.size(), 1u);
+    EXPECT_EQ(whole[0].blocks, 1) << beside;
+    EXPECT_EQ(whole[0].rank, 12) << beside;
+  }
+  // No linears of its own, or not as much for each.
+  EXPECT_EQ(terms(pair_of(kQ, kWidth, kWidth, 3))[0].blocks, 1);
+  EXPECT_EQ(terms(pair_of(module, kWidth, 3 * kWidth, 4, ".lora_down.weight", ".lora_up.weight"))[0].blocks, 1);
+}
+
 TEST_F(LoraFileTest, ListsUnknownKeysShortened) {
   auto tensors = pair_of(kQ, kWidth, kWidth);
   for (int i = 0; i < 9; ++i) tensors["lora_unet_nothing_" + std::to_string(i) + ".diff"] = filled({1});
