@@ -28,6 +28,11 @@ AdapterTier tier_of(const pipeline::AdapterHoldings& held, const std::string& sh
   return was_on_disk ? AdapterTier::kDisk : AdapterTier::kSource;
 }
 
+// One that a request names twice is loaded for its first use.
+bool is_again(const std::vector<pipeline::LoraRequest>& loras, std::size_t at) {
+  return std::any_of(loras.begin(), loras.begin() + static_cast<std::ptrdiff_t>(at), [&](const auto& before) { return before.id == loras[at].id; });
+}
+
 }  // namespace
 
 Error with_names(Error error, const std::vector<job::LoraUse>& uses, const std::vector<pipeline::LoraRequest>& loras) {
@@ -101,7 +106,9 @@ asio::awaitable<Result<BroughtAdapters>> AdapterLoader::bring(Wish wish) {
     const std::function<Result<Tiers>()> work = [model = wish.model, loras = brought.loras, drops = wish.drops, tiers]() mutable -> Result<Tiers> {
       // A unit before this one may have brought them since this one came.
       const auto held = model->adapters();
-      for (std::size_t i = 0; i < loras.size(); ++i) tiers[i] = tier_of(held, loras[i].id, tiers[i] != AdapterTier::kSource);
+      for (std::size_t i = 0; i < loras.size(); ++i) {
+        tiers[i] = is_again(loras, i) ? AdapterTier::kSlot : tier_of(held, loras[i].id, tiers[i] != AdapterTier::kSource);
+      }
       auto loaded = model->prefetch(loras, drops);
       if (!loaded) return loaded.error();
       return tiers;

@@ -322,6 +322,23 @@ TEST_F(WorkerAdapters, TwoUnitsThatNeedOneAdapterFetchItOnce) {
   EXPECT_EQ(fetched() - before, 3'000'000);
 }
 
+TEST_F(WorkerAdapters, OneThatARequestNamesTwiceIsLoadedOnce) {
+  const auto loads = [](const std::string& tier) {
+    const std::string metrics = telemetry::render_metrics(), name = "ditfleet_lora_loads_total{result=\"ok\",tier=\"" + tier + "\"} ";
+    const auto at = metrics.find(name);
+    return at == std::string::npos ? 0.0 : std::stod(metrics.substr(at + name.size()));
+  };
+  const double disk = loads("disk"), source = loads("source"), slot = loads("slot");
+  const std::string style = add("style", std::string(3'000'000, 't'));
+  auto worker = start_ready_worker();
+  const std::string id = ready(with(with(spec(1), "style", style), "style", style, 0.5));
+  assign(id, 0, worker->owner());
+  ASSERT_TRUE(reaches(id, State::kSucceeded));
+  EXPECT_EQ(loads("source") - source, 1);
+  EXPECT_EQ(loads("disk") - disk, 0);
+  EXPECT_EQ(loads("slot") - slot, 1);
+}
+
 TEST_F(WorkerAdapters, ACopyThatWasDamagedIsFetchedAgain) {
   const std::string style = add("style", "a style");
   fs::create_directories(adapters_.cache_dir);
