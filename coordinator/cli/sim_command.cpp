@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 
 #include "coordinator/cli/command.h"
@@ -51,7 +52,22 @@ Result<simulation::Report> simulate_one(const simulation::Trace& trace, const si
   return tuned ? simulation::simulate_tuned(trace, costs, options) : simulation::simulate(trace, costs, options);
 }
 
+// Of a file to be written: none of those that are read, in a folder that is there. Found out before minutes of simulation, not after.
+Result<void> check_output(const std::string& out, const std::vector<std::string>& read) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  for (const auto& input : read) {
+    if (fs::equivalent(out, input, ignored)) return invalid_argument("'" + out + "' is read, and would be overwritten; name another file");
+  }
+  const auto folder = fs::absolute(out, ignored).parent_path();
+  if (!fs::is_directory(folder, ignored)) return unavailable("cannot create '" + out + "': there is no folder '" + folder.string() + "'");
+  return {};
+}
+
 int run_sim(const SimOptions& options) {
+  if (!options.jobs.empty()) {
+    if (auto good = check_output(options.jobs, {options.trace, options.costs}); !good) return report("sim", good.error());
+  }
   const auto costs = simulation::read_cost_table(options.costs);
   if (!costs) return report("sim", costs.error());
   const auto trace = simulation::read_trace(options.trace);
@@ -93,6 +109,7 @@ int run_sim(const SimOptions& options) {
 int run_generate(const simulation::TraceOptions& options, const std::string& costs_file, const std::string& out) {
   const auto costs = simulation::read_cost_table(costs_file);
   if (!costs) return report("sim generate", costs.error());
+  if (auto good = check_output(out, {costs_file}); !good) return report("sim generate", good.error());
   const auto trace = simulation::generate_trace(options, *costs);
   if (!trace) return report("sim generate", trace.error());
   const auto written = simulation::write_trace(*trace, out);

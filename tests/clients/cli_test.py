@@ -371,6 +371,24 @@ class Config(WithFolder):
             with self.subTest(argv):
                 self.assertIn(told, self.cli(*argv, code=2).stderr)
 
+    def test_the_simulator_overwrites_nothing_that_it_reads(self):
+        costs, trace = self.folder / "costs.json", self.folder / "trace.csv"
+        costs.write_bytes((ROOT / "tests/sim/h200.json").read_bytes())
+        trace.write_text("# workers=1\nat_ms,tenant,width,height,steps,adapter,slo_ms\n0,t,512,512,4,,0\n")
+        link = self.folder / "link.csv"
+        link.symlink_to(trace)
+        before = costs.read_bytes(), trace.read_bytes()
+        sim = ["sim", "--trace", trace, "--costs", costs, "--policy", "finish"]
+        for out in (trace, link, costs):
+            self.assertIn("would be overwritten", self.cli(*sim, "--jobs", out, code=2).stderr)
+        self.assertIn("would be overwritten", self.cli("sim", "generate", "--costs", costs, "-o", costs, code=2).stderr)
+        done = self.cli(*sim, "--jobs", self.folder / "none" / "jobs.csv", code=1)
+        self.assertIn("there is no folder", done.stderr)
+        self.assertEqual(done.stdout, "")  # told before anything was simulated
+        self.assertEqual((costs.read_bytes(), trace.read_bytes()), before)
+        self.cli(*sim, "--jobs", self.folder / "jobs.csv", code=0)
+        self.assertEqual(len((self.folder / "jobs.csv").read_text().splitlines()), 2)
+
     def test_a_misspelt_key_is_a_usage_error_everywhere(self):
         file = self.write("worker:\n  cuont: 2\n")
         for argv in (["up", "--config", file], ["coordinator", "--config", file], ["config", "show", "--config", file],
