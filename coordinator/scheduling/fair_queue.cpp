@@ -43,11 +43,9 @@ void FairQueue::correct(TenantId t, std::int64_t before_us, std::int64_t after_u
 }
 
 void FairQueue::restore(const std::map<std::string, std::int64_t>& times) {
-  for (const auto& [name, time] : times) {
-    const auto t = tenants_.intern(name);
-    const auto before = tenants_.virtual_time(t);
-    tenants_.restore({{name, time}});
-    reorder(t, before);
+  tenants_.restore(times);
+  for (auto& model : models_) {
+    for (const auto& [before, t] : std::exchange(model.order, {})) model.order.emplace(tenants_.virtual_time(t), t);
   }
 }
 

@@ -259,10 +259,13 @@ asio::awaitable<void> LeaderTerm::keep_virtual_times() {
 
 asio::awaitable<void> LeaderTerm::store_virtual_times(Deadline deadline) {
   const auto times = scheduler_->virtual_times();
-  std::map<std::string, std::int64_t> changed;
+  std::map<std::string, std::optional<std::int64_t>> changed;
   for (const auto& [tenant, time] : times) {
     const auto it = stored_times_.find(tenant);
     if (it == stored_times_.end() || it->second != time) changed.emplace(tenant, time);
+  }
+  for (const auto& [tenant, time] : stored_times_) {
+    if (!times.contains(tenant)) changed.emplace(tenant, std::nullopt);
   }
   if (changed.empty()) co_return;
   const auto stored = co_await context_.client->store_virtual_times(epoch_, changed, deadline);

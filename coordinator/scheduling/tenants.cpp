@@ -50,9 +50,14 @@ void Tenants::wait(TenantId t) {
   if (waiting_.empty()) {
     move(t, std::max<std::int64_t>(0, most_ - tenant.settled()), 0, 0);
   } else {
-    move(t, std::clamp(tenant.known(), waiting_.begin()->first, waiting_.rbegin()->first) - tenant.known(), 0, 0);
+    move_between(t, waiting_.begin()->first, waiting_.rbegin()->first);
   }
   waiting_.emplace(tenant.known(), t);
+}
+
+void Tenants::move_between(TenantId t, std::int64_t least, std::int64_t most) {
+  const auto known = tenants_[t].known();
+  move(t, std::clamp(known, least, most) - known, 0, 0);
 }
 
 void Tenants::leave(TenantId t) {
@@ -86,17 +91,27 @@ void Tenants::settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_
 
 std::map<std::string, std::int64_t> Tenants::times() const {
   std::map<std::string, std::int64_t> out;
-  for (const auto& tenant : tenants_) {
-    if (tenant.used) out.emplace(tenant.name, tenant.virtual_time);
-  }
+  for (const auto& [known, t] : waiting_) out.emplace(tenants_[t].name, tenants_[t].virtual_time);
   return out;
 }
 
 void Tenants::restore(const std::map<std::string, std::int64_t>& times) {
+  std::vector<TenantId> others;
+  std::optional<std::int64_t> least, most;
   for (const auto& [name, time] : times) {
     const auto t = intern(name);
     move(t, time - tenants_[t].virtual_time, 0, 0);
   }
+  for (const auto& [known, t] : waiting_) {  // from the least
+    if (!times.contains(tenants_[t].name)) {
+      others.push_back(t);
+      continue;
+    }
+    least = least.value_or(known);
+    most = known;
+  }
+  if (!least) return;
+  for (const auto t : others) move_between(t, *least, *most);
 }
 
 void Tenants::prune(std::size_t keep) {

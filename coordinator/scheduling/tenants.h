@@ -44,8 +44,9 @@ class Tenants {
   void charge(TenantId t, std::int64_t predicted_us, bool guess = false);
   void settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us, bool guess = false);
 
-  // For storing and restoring. What is charged in advance is part of the stored time: restore() overrides
-  // the time, and leaves open what had been charged before the call.
+  // For storing and restoring: the times of those that wait. No other's means anything, as wait() starts it anew. What is
+  // charged in advance is part of the stored time: restore() overrides the time, and leaves open what had been charged before
+  // the call. Who waits and is not among those that are restored began after they were stored, and starts among them.
   std::map<std::string, std::int64_t> times() const;
   void restore(const std::map<std::string, std::int64_t>& times);
   // Forgets idle tenants that would start afresh anyhow, when there are more than `keep`.
@@ -66,6 +67,8 @@ class Tenants {
   };
   void move(TenantId t, std::int64_t time, std::int64_t in_advance, std::int64_t guessed);
   std::int64_t start_time() const;
+  // No lower than `least` and no higher than `most`.
+  void move_between(TenantId t, std::int64_t least, std::int64_t most);
 
   std::map<std::string, double> weights_;
   std::vector<Tenant> tenants_;

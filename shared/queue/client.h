@@ -96,9 +96,9 @@ class Client {
   asio::awaitable<Result<int>> reap(std::int64_t epoch, int limit, Deadline deadline);
   // Everything that has not ended, to rebuild a scheduler from.
   asio::awaitable<Result<std::vector<UnitView>>> open_units(Deadline deadline);
-  // Virtual times of the tenants (GPU-microseconds), kept so that a new leader goes on fairly.
-  asio::awaitable<Result<void>> store_virtual_times(std::int64_t epoch,
-                                                    const std::map<std::string, std::int64_t>& times, Deadline deadline);
+  // Virtual times of the tenants (GPU-microseconds), kept so that a new leader goes on fairly; none: it is forgotten.
+  asio::awaitable<Result<void>> store_virtual_times(std::int64_t epoch, const std::map<std::string, std::optional<std::int64_t>>& times,
+                                                    Deadline deadline);
   asio::awaitable<Result<std::map<std::string, std::int64_t>>> virtual_times(Deadline deadline);
 
   // --- workers ---------------------------------------------------------------------------------

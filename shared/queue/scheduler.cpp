@@ -246,7 +246,8 @@ asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(Deadline deadl
   co_return out;
 }
 
-asio::awaitable<Result<void>> Client::store_virtual_times(std::int64_t epoch, const std::map<std::string, std::int64_t>& times,
+asio::awaitable<Result<void>> Client::store_virtual_times(std::int64_t epoch,
+                                                          const std::map<std::string, std::optional<std::int64_t>>& times,
                                                           Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
@@ -254,7 +255,7 @@ asio::awaitable<Result<void>> Client::store_virtual_times(std::int64_t epoch, co
   do {
     redis::Command command = fcall("virtual_times", 2);
     command << keys.leader() << keys.tenants() << epoch;
-    for (int i = 0; i < 1000 && next != times.end(); ++i, ++next) command << next->first << next->second;
+    for (int i = 0; i < 1000 && next != times.end(); ++i, ++next) command << next->first << (next->second ? std::to_string(*next->second) : "");
     auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
   } while (next != times.end());

@@ -152,5 +152,23 @@ TEST_F(QueueLife, HintsOnAdaptersReachTheMailbox) {
   for (const auto& entry : *mail) EXPECT_EQ(entry.spec, kSpec);
 }
 
+TEST_F(QueueLife, VirtualTimesAreStoredReadAndForgotten) {
+  using Times = std::map<std::string, std::int64_t>;
+  lead();
+  std::map<std::string, std::optional<std::int64_t>> many;
+  for (int i = 0; i < 1500; ++i) many.emplace("t" + std::to_string(i), i);  // more than one call
+  ASSERT_TRUE(wait(client_->store_virtual_times(epoch_, many, soon())).ok());
+  auto times = wait(client_->virtual_times(soon()));
+  ASSERT_TRUE(times.ok());
+  EXPECT_EQ(times->size(), 1500u);
+  EXPECT_EQ(times->at("t1499"), 1499);
+  for (auto& [tenant, time] : many) time.reset();
+  many["t3"] = 33;
+  ASSERT_TRUE(wait(client_->store_virtual_times(epoch_, many, soon())).ok());
+  times = wait(client_->virtual_times(soon()));
+  ASSERT_TRUE(times.ok());
+  EXPECT_EQ(*times, (Times{{"t3", 33}}));
+}
+
 }  // namespace
 }  // namespace ditfleet::testing

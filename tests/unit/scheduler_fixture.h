@@ -158,6 +158,10 @@ class SchedulerTest : public ::testing::Test {
     const auto it = store.open.find({job, unit});
     return it == store.open.end() ? "ended" : it->second.owner;
   }
+  std::int64_t time_of(const std::string& tenant) const {
+    const auto& tenants = scheduler->tenants();
+    return tenants.virtual_time(tenants.find(tenant).value());
+  }
   static std::string spec(const std::string& fields) { return R"({"model":"tiny","prompt":"x","seed":1,)" + fields + "}"; }
 
   std::int64_t now = kStart;

@@ -164,5 +164,51 @@ TEST_F(SchedulerTest, one_rebuilt_from_redis_makes_the_same_decisions) {
   EXPECT_GT(compared, 100);
 }
 
+// What is stored is up to a second old. Whoever came back within it starts where the living leader had it start: among those
+// that wait, whatever it had had before, more or less than they.
+TEST_F(SchedulerTest, who_came_back_after_the_times_were_stored_is_owed_nothing_and_owes_nothing) {
+  const auto run = [this](const queue::UnitRef& ref) {
+    store.start(ref, now);
+    settle();
+    now += 100 * kMs;
+    store.finish(ref, now);
+    settle();
+  };
+  const auto submit_some = [this](const std::string& tenant) {
+    for (int i = 0; i < 20; ++i) submit(tenant + std::to_string(i), spec("\"n\":1"), tenant);
+  };
+  for (const bool beside : {false, true}) {
+    for (const std::string back : {"little", "much"}) {
+      const std::string other = back == "little" ? "much" : "little";
+      SCOPED_TRACE(back + (beside ? " comes back while the other waits" : " and the other come back"));
+      store = {};
+      scheduler = make();
+      workers({"a"});
+      for (const std::string tenant : {"little", "much"}) {
+        for (int i = 0; i < (tenant == "little" ? 1 : 40); ++i) {
+          submit("past", spec("\"n\":1"), tenant);
+          run({"past", 0});
+        }
+      }
+      ASSERT_GT(time_of("much"), 10 * time_of("little"));
+      auto stored = scheduler->virtual_times();
+      submit_some(other);
+      if (beside) stored = scheduler->virtual_times();
+      submit_some(back);
+      scheduler = make();
+      scheduler->rebuild(store.views(), stored, {worker("a")}, 0, now);
+      settle();
+      std::map<std::string, int> served;
+      for (int i = 0; i < 20; ++i) {
+        const auto held = std::find_if(store.open.begin(), store.open.end(), [](const auto& u) { return !u.second.owner.empty(); });
+        ASSERT_NE(held, store.open.end());
+        ++served[held->second.tenant];
+        run(held->first);
+      }
+      EXPECT_NEAR(served[back], 10, 3);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ditfleet::scheduling

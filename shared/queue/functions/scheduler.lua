@@ -241,7 +241,17 @@ end
 
 -- KEYS leader tenants; ARGV epoch, then (tenant microseconds) each
 local function virtual_times(keys, a)
-  if #a > 1 then redis.call('HSET', keys[2], unpack(a, 2)) end
+  local set, forgotten = {}, {}
+  for i = 2, #a, 2 do
+    if a[i + 1] == '' then
+      forgotten[#forgotten + 1] = a[i]
+    else
+      set[#set + 1] = a[i]
+      set[#set + 1] = a[i + 1]
+    end
+  end
+  if #set > 0 then redis.call('HSET', keys[2], unpack(set)) end
+  if #forgotten > 0 then redis.call('HDEL', keys[2], unpack(forgotten)) end
   return redis.status_reply('OK')
 end
 
