@@ -33,6 +33,21 @@ SchedulerOptions scheduler_options(const SchedulerServiceOptions& options) {
 
 bool may_name_adapters(const queue::IntakeEntry& entry) { return entry.spec.find("\"loras\"") != std::string::npos; }
 
+std::string field(const queue::Event& event, const char* name) {
+  const auto it = event.fields.find(name);
+  return it == event.fields.end() ? std::string() : it->second;
+}
+
+// What a worker that was lost in the midst of a unit cannot say of it any more.
+void log_lost(const queue::Event& event) {
+  if (event.type == "ready" && field(event, "reason") == "lease lapsed") {
+    const auto owner = field(event, "owner");
+    spdlog::warn("scheduler: unit {}/{} is taken from worker '{}', whose lease lapsed", event.job, event.unit, owner.substr(0, owner.find(':')));
+  } else if (event.type == "failed" && event.unit >= 0 && field(event, "message").starts_with("[queue]")) {
+    spdlog::warn("scheduler: unit {}/{} is given up: {}", event.job, event.unit, field(event, "message"));
+  }
+}
+
 }  // namespace
 
 std::int64_t monotonic_us() {
@@ -146,6 +161,7 @@ asio::awaitable<bool> LeaderTerm::rebuild() {
   }
   tell_adapters();
   scheduler_->rebuild(*open, *times, *workers, context_.client->options().lease_ms, now_us());
+  log_fleet();
   stored_times_ = std::move(times).value();
   rewind_ = true;
   // Events that came while the snapshot was read may contradict it; one audit settles that.
@@ -171,6 +187,7 @@ asio::awaitable<void> LeaderTerm::follow_feed() {
     for (const auto& event : batch->events) {
       scheduler_->on_event(event, now);
       context_.metrics->told(event);
+      log_lost(event);
     }
     if (!batch->events.empty() || batch->gap) kick();
   }
@@ -231,6 +248,7 @@ asio::awaitable<void> LeaderTerm::poll_registry() {
     } else {
       tell_adapters();
       scheduler_->on_workers(*workers, now_us());
+      log_fleet();
       kick();
     }
     if (const auto now = monotonic_us(); now - counted_us > 1'000'000) {
@@ -238,6 +256,12 @@ asio::awaitable<void> LeaderTerm::poll_registry() {
       context_.metrics->census(scheduler_->census());
     }
     co_await pause(context_.options->registry_period);
+  }
+}
+
+void LeaderTerm::log_fleet() {
+  for (const auto& line : fleet_log_.look(scheduler_->fleet(), now_us())) {
+    spdlog::log(line.warning ? spdlog::level::warn : spdlog::level::info, "scheduler: {}", line.text);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 
+#include "coordinator/scheduling/fleet_log.h"
 #include "coordinator/scheduling/redis_clock.h"
 #include "coordinator/scheduling/scheduler.h"
 #include "coordinator/scheduling/scheduler_metrics.h"
@@ -64,6 +65,7 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   void tell_adapters();
   void perform(Actions actions);
   void refused(const queue::AssignRequest& unit);
+  void log_fleet();
   void kick();
   void notice_reconnect();
   // Another leads: the term is over. Else the call may or may not have happened: an audit will tell.
@@ -83,6 +85,7 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   std::int64_t audited_us_ = 0;  // monotonic
   std::size_t admitting_ = 0;    // entries under way
   RepeatedComplaint over_memory_;
+  FleetLog fleet_log_;
   std::uint64_t generation_ = 0;
   std::int64_t adapters_version_ = -1;  // that the scheduler was told
   std::set<std::string> pinned_;

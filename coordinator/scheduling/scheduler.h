@@ -102,6 +102,7 @@ class Scheduler {
   Estimate estimate(const job::JobSpec& complete_spec, const std::string& tenant, std::int64_t now_us) const;
   std::map<std::string, std::int64_t> virtual_times() const { return queue_.tenants().times(); }  // of those that wait
   const Tenants& tenants() const { return queue_.tenants(); }
+  const Fleet& fleet() const { return fleet_; }
   Census census() const;
   // What a unit that has not started waits for, in words; empty: it does not wait, or is none of this scheduler's.
   std::string waits_for(const queue::UnitRef& ref, std::int64_t now_us) const;

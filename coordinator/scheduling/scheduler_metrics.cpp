@@ -4,6 +4,8 @@
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 
+#include <algorithm>
+
 #include "shared/job/state.h"
 #include "shared/telemetry/metrics.h"
 
@@ -30,6 +32,8 @@ struct SchedulerMetrics::Families {
   Counter& warm = assignments.Add({{"reason", "warm"}});
   Counter& cold = assignments.Add({{"reason", "cold"}});
   Counter& revocations = BuildCounter().Name("ditfleet_revocations_total").Help("Assigned units asked back before they started").Register(r).Add({});
+  Family<Counter>& returned =
+      BuildCounter().Name("ditfleet_units_returned_total").Help("Units that workers did not run to an end, by why they went back into the queue").Register(r);
   Counter& refused = BuildCounter().Name("ditfleet_assignments_refused_total").Help("Assignments that Redis refused because the unit was not ready").Register(r).Add({});
   Counter& audits = BuildCounter().Name("ditfleet_scheduler_audits_total").Help("Comparisons of the scheduler's state with Redis").Register(r).Add({});
   Family<Histogram>& job_time = BuildHistogram().Name("ditfleet_job_seconds").Help("From submission to the end of a job, by final state").Register(r);
@@ -60,6 +64,7 @@ SchedulerMetrics::SchedulerMetrics()
         return families;
       }()) {
   // A rate needs its zero: a state that was never seen is 0, not absent.
+  for (const char* reason : {"lease_lapsed", "retry", "handed_back", "revoked"}) families_.returned.Add({{"reason", reason}});
   for (const char* state : {"succeeded", "failed", "canceled", "expired", "rejected"}) families_.jobs.Add({{"state", state}});
 }
 
@@ -73,6 +78,7 @@ void SchedulerMetrics::revoked() { families_.revocations.Increment(); }
 void SchedulerMetrics::told(const queue::Event& event) {
   if (event.type == "step" || event.type == "preview") return;
   if (event.unit >= 0) {
+    if (event.type == "ready") count_return(event);
     if (const auto open = open_.find(event.job); open != open_.end()) unit_told(open->second, event);
     return;
   }
@@ -87,6 +93,14 @@ void SchedulerMetrics::told(const queue::Event& event) {
   if (open == open_.end()) return;
   families_.job_time.Add({{"state", event.type}}, kJobSeconds).Observe(static_cast<double>(event.at_ms - open->second.queued_ms) / 1e3);
   open_.erase(open);
+}
+
+void SchedulerMetrics::count_return(const queue::Event& event) {
+  const auto told = event.fields.find("reason");
+  if (told == event.fields.end() || told->second == "retry is due") return;  // that was counted as it failed
+  std::string reason = told->second;
+  std::replace(reason.begin(), reason.end(), ' ', '_');
+  families_.returned.Add({{"reason", reason}}).Increment();
 }
 
 void SchedulerMetrics::unit_told(Open& open, const queue::Event& event) {

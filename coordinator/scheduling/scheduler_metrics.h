@@ -16,7 +16,7 @@ class SchedulerMetrics : public Observer {
   SchedulerMetrics();  // registers the families; one object a process
   void assigned(bool cold, std::int64_t queue_wait_us) override;
   void revoked() override;
-  // Every event of the feed: counts the jobs that end, and times those whose beginning was told as well.
+  // Every event of the feed: counts the jobs that end and the units that have to run again, and times jobs whose beginning is known.
   void told(const queue::Event& event);
   void missed_events() { open_.clear(); }  // what began before is not timed
   void refused_assignment();
@@ -30,9 +30,10 @@ class SchedulerMetrics : public Observer {
  private:
   struct Families;
   struct Open {
-    std::int64_t queued_ms = 0;               // 0: before this coordinator followed the feed
+    std::int64_t queued_ms = 0;
     std::map<int, std::int64_t> started_ms;  // by running unit
   };
+  void count_return(const queue::Event& event);
   void unit_told(Open& open, const queue::Event& event);
 
   Families& families_;

@@ -3,6 +3,10 @@
 #include <iostream>
 #include <map>
 #include <set>
+#include <sstream>
+
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
 
 #include "coordinator/scheduling/scheduler_service.h"
 #include "shared/loras/directory.h"
@@ -274,10 +278,18 @@ TEST_F(SchedulerServiceTest, a_vanished_workers_units_end_elsewhere_once) {
   ASSERT_TRUE(until([&] { return c.service->leading(); }));
   const auto id = submit_tiny(R"({"model":"tiny","prompt":"x","seed":1,"n":2})");
   ASSERT_TRUE(until([&] { return lost.started.size() == 1; }));
+  const auto lapsed = metric(R"(ditfleet_units_returned_total{reason="lease_lapsed"})");
+  std::ostringstream said;
+  const auto sink = std::make_shared<spdlog::sinks::ostream_sink_mt>(said);
+  spdlog::default_logger()->sinks().push_back(sink);
   lost.vanish();
   worker({.name = "other"});
   ASSERT_TRUE(until([&] { return ended(id); }));
+  spdlog::default_logger()->sinks().pop_back();
   EXPECT_EQ(state_of(id), job::State::kSucceeded);
+  EXPECT_EQ(metric(R"(ditfleet_units_returned_total{reason="lease_lapsed"})"), lapsed + 1);
+  EXPECT_NE(said.str().find("worker 'lost' is silent"), std::string::npos) << said.str();
+  EXPECT_NE(said.str().find("unit " + id + "/0 is taken from worker 'lost', whose lease lapsed"), std::string::npos) << said.str();
   EXPECT_EQ(ends(id), 1);
   EXPECT_TRUE(until([&] { return workers_[1]->completed.size() == 2; }));  // it hears later than we do
   // The unit that had started counts a second attempt, the other was only moved.

@@ -1,0 +1,36 @@
+// What the log says of workers that come, go and fall silent: a line for each kind of change, so that a fleet that changes at
+// once is a few lines, not a thousand.
+//
+// Pure and not thread safe.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "coordinator/scheduling/fleet.h"
+
+namespace ditfleet::scheduling {
+
+struct FleetLine {
+  bool warning = false;
+  std::string text;
+};
+
+class FleetLog {
+ public:
+  // What changed since the look before; the first says nothing, for nothing is known to have changed.
+  std::vector<FleetLine> look(const Fleet& fleet, std::int64_t now_us);
+
+ private:
+  struct Seen {
+    std::string name;
+    Standing standing = Standing::kGone;
+    std::size_t held = 0;
+  };
+  std::map<std::string, Seen> seen_;  // by owner
+  bool looked_ = false;
+};
+
+}  // namespace ditfleet::scheduling

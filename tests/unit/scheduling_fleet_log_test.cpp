@@ -1,0 +1,61 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "coordinator/scheduling/fleet_log.h"
+
+namespace ditfleet::scheduling {
+namespace {
+
+constexpr std::int64_t kSecond = 1'000'000;
+
+class FleetLogTest : public ::testing::Test {
+ protected:
+  // These are registered, all in one state but for those that are not heard since second 0.
+  std::vector<std::string> look(int second, const std::vector<std::string>& names, const std::string& state = "ready",
+                                const std::vector<std::string>& mute = {}) {
+    std::vector<queue::WorkerInfo> infos;
+    for (const auto& name : names) {
+      queue::WorkerInfo info;
+      info.name = name;
+      info.boot = "1";
+      info.state = state;
+      const bool is_mute = std::find(mute.begin(), mute.end(), name) != mute.end();
+      info.heartbeat_ms = is_mute ? 0 : second * 1000;
+      infos.push_back(info);
+    }
+    fleet.update(infos, second * kSecond, [](const std::string&) { return 0; });
+    std::vector<std::string> lines;
+    for (const auto& line : log.look(fleet, second * kSecond)) lines.push_back((line.warning ? "! " : "") + line.text);
+    return lines;
+  }
+  using Lines = std::vector<std::string>;
+
+  Fleet fleet{2, 3 * kSecond};
+  FleetLog log;
+};
+
+TEST_F(FleetLogTest, a_workers_life) {
+  EXPECT_EQ(look(0, {"old"}), Lines{});  // it was there before
+  EXPECT_EQ(look(1, {"old"}), Lines{});
+  EXPECT_EQ(look(1, {"old", "w"}, "starting"), (Lines{"2 workers have come and start: 'old', 'w'"}));
+  EXPECT_EQ(look(2, {"w"}), (Lines{"worker 'w' is ready", "worker 'old' is gone"}));
+  fleet.hold(fleet.intern_owner("w:1"), {.ref = {"j", 0}});
+  EXPECT_EQ(look(4, {"w"}, "ready", {"w"}), (Lines{"! worker 'w' is silent: no heartbeat for 4 s, with 1 unit"}));
+  EXPECT_EQ(look(5, {"w"}, "ready", {"w"}), Lines{});
+  EXPECT_EQ(look(6, {"w"}), (Lines{"worker 'w' is heard again"}));
+  fleet.hold(fleet.intern_owner("w:1"), {.ref = {"j", 1}});
+  EXPECT_EQ(look(7, {"w"}, "draining"), (Lines{"worker 'w' drains, with 2 units"}));
+  EXPECT_EQ(look(8, {}), (Lines{"worker 'w' is gone, with 2 units"}));
+  EXPECT_EQ(look(9, {}), Lines{});
+}
+
+TEST_F(FleetLogTest, a_fleet_that_changes_at_once_is_one_line) {
+  std::vector<std::string> names;
+  for (int i = 0; i < 500; ++i) names.push_back("w" + std::to_string(1000 + i));
+  look(0, names);
+  EXPECT_EQ(look(9, names, "ready", names), (Lines{"! 500 workers are silent: 'w1000', 'w1001', 'w1002', 'w1003', 'w1004', …"}));
+}
+
+}  // namespace
+}  // namespace ditfleet::scheduling
