@@ -162,6 +162,7 @@ asio::awaitable<bool> LeaderTerm::rebuild() {
   tell_adapters();
   scheduler_->rebuild(*open, *times, *workers, context_.client->options().lease_ms, now_us());
   log_fleet();
+  for (const auto& view : *open) context_.metrics->open_since(view.ref.job, view.created_ms);
   stored_times_ = std::move(times).value();
   rewind_ = true;
   // Events that came while the snapshot was read may contradict it; one audit settles that.

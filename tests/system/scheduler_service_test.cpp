@@ -318,14 +318,19 @@ TEST_F(SchedulerServiceTest, another_coordinator_takes_over_when_the_leader_dies
   worker({.run = 5ms});
   std::vector<std::string> ids;
   for (int i = 0; i < 100; ++i) ids.push_back(submit_tiny(kTiny, "t" + std::to_string(i % 3)));
-  ASSERT_TRUE(until([&] { return workers_[0]->completed.size() > 20; }));
+  ASSERT_TRUE(until([&] { return workers_[0]->completed.size() > 20 && redis({"XLEN", keys_.in()}).integer == 0; }));
+  const std::string counted = R"(ditfleet_jobs_total{state="succeeded"})", timed = R"(ditfleet_job_seconds_count{state="succeeded"})";
+  const auto counted_before = metric(counted), timed_before = metric(timed);
   drop(first);
   ASSERT_TRUE(until([&] { return second.service->leading(); }));
-  ASSERT_TRUE(until([&] { return workers_[0]->completed.size() == ids.size(); }));
+  ASSERT_TRUE(until([&] { return workers_[0]->completed.size() == ids.size() && metric("ditfleet_jobs_open") == 0; }));
   for (const auto& id : ids) {
     EXPECT_EQ(state_of(id), job::State::kSucceeded);
     EXPECT_EQ(ends(id), 1);
   }
+  // Those that the other had admitted are timed, too.
+  EXPECT_GT(metric(counted), counted_before);
+  EXPECT_EQ(metric(timed) - timed_before, metric(counted) - counted_before);
 }
 
 TEST_F(SchedulerServiceTest, a_leader_that_stops_hands_over_at_once) {
