@@ -10,6 +10,7 @@
 #include "coordinator/cli/json_fields.h"
 #include "coordinator/cli/terminal.h"
 #include "shared/core/ids.h"
+#include "shared/core/wall_clock.h"
 
 namespace ditfleet::cli {
 namespace {
@@ -17,13 +18,18 @@ namespace {
 struct Assignment {
   std::string worker, reason;
   std::int64_t at_ms = 0;
+  std::string back;  // why the unit went back into the queue; empty: it did not
+  std::int64_t back_ms = 0;
 };
 
-// What the events of a job say beyond its record.
-struct History {
-  std::map<std::int64_t, std::vector<Assignment>> assignments;  // by unit, oldest first
-  std::map<std::int64_t, int> starts;
-};
+// What the events of a job say beyond its record: of each unit, to whom it was given, oldest first.
+using History = std::map<std::int64_t, std::vector<Assignment>>;
+
+const std::vector<Assignment>& assignments_of(const History& history, const json::value& unit) {
+  static const std::vector<Assignment> kNone;
+  const auto found = history.find(integer(unit, "unit"));
+  return found == history.end() ? kNone : found->second;
+}
 
 History read_history(HttpClient& client, const std::string& id) {
   History history;
@@ -40,10 +46,14 @@ History read_history(HttpClient& client, const std::string& id) {
         if (event.type == "assigned") {
           std::string worker = text(*data, "worker");
           if (worker.empty()) worker = text(*data, "owner");
-          history.assignments[unit].push_back(
-              {worker.substr(0, worker.find(':')), text(*data, "reason"), integer(*data, "at_ms")});
+          history[unit].push_back({worker.substr(0, worker.find(':')), text(*data, "reason"), integer(*data, "at_ms"), {}, 0});
         }
-        if (event.type == "started") ++history.starts[unit];
+        if (event.type == "ready" && !history[unit].empty() && history[unit].back().back.empty()) {
+          auto& last = history[unit].back();
+          const std::string message = text(*data, "message");
+          last.back = text(*data, "reason") + (message.empty() ? "" : ": " + message);
+          last.back_ms = integer(*data, "at_ms");
+        }
         return is_terminal_event(event) || std::chrono::steady_clock::now() > until ? HttpClient::Next::kStop : HttpClient::Next::kGoOn;
       });
   return history;
@@ -53,13 +63,19 @@ std::int64_t span_us(std::int64_t from_ms, std::int64_t to_ms) {
   return from_ms > 0 && to_ms >= from_ms ? (to_ms - from_ms) * 1000 : -1;
 }
 
-// The spans of one unit, in the order in which they passed; -1 where one has not.
-std::vector<std::pair<std::string, std::int64_t>> spans_of(const json::value& job, const json::value& unit) {
+// The spans of one unit, in the order in which they passed, the last of an open one until now; -1 where one has not.
+std::vector<std::pair<std::string, std::int64_t>> spans_of(const json::value& job, const json::value& unit, const std::vector<Assignment>& given) {
   const auto created = integer(job, "created_ms"), ready = integer(job, "ready_ms");
   const auto assigned = integer(unit, "assigned_ms"), started = integer(unit, "started_ms"),
              ended = integer(unit, "ended_ms");
-  std::vector<std::pair<std::string, std::int64_t>> spans = {
-      {"admission", span_us(created, ready)}, {"queue", span_us(ready, assigned)}};
+  const auto until = ended > 0 ? ended : unix_ms();
+  std::vector<std::pair<std::string, std::int64_t>> spans = {{"admission", span_us(created, ready)}};
+  if (given.size() > 1 || (given.size() == 1 && assigned == 0)) {  // "queue" is the wait for the first, what passed until the last had it is none
+    spans.emplace_back("queue", span_us(ready, given.front().at_ms));
+    spans.emplace_back("tried before", span_us(given.front().at_ms, assigned > 0 ? assigned : until));
+  } else {
+    spans.emplace_back("queue", span_us(ready, assigned > 0 ? assigned : until));
+  }
   std::int64_t in_phases = 0;
   static const std::vector<std::string> kOrder = {"adapter", "text", "wait", "denoise", "vae", "encode", "store"};
   const json::value& phases = field(unit, "phases_us");
@@ -78,7 +94,10 @@ std::vector<std::pair<std::string, std::int64_t>> spans_of(const json::value& jo
     }
   }
   // The worker tells its phases at the end; they begin when it reads its mailbox, before `started`.
-  if (in_phases == 0) spans.emplace_back("until started", span_us(assigned, started));
+  if (in_phases == 0) {
+    spans.emplace_back(started > 0 ? "until started" : "not started", span_us(assigned, started > 0 ? started : until));
+    spans.emplace_back("run", span_us(started, until));
+  }
   if (const std::int64_t held = span_us(assigned, ended); in_phases > 0 && held > in_phases)
     spans.emplace_back("hand-over", held - in_phases);
   return spans;
@@ -94,21 +113,19 @@ void explain_text(const json::value& job, const History& history) {
     std::printf("error: %s\n", why.c_str());
 
   for (const json::value& unit : items(job, "unit_records")) {
-    const auto index = integer(unit, "unit");
     std::printf("\nunit %s: %s, attempt %s\n", text(unit, "unit").c_str(), text(unit, "state").c_str(),
                 text(unit, "attempt").c_str());
     if (const std::string why = text(field(unit, "error"), "message"); !why.empty())
       std::printf("  error: %s\n", why.c_str());
-    if (const auto found = history.assignments.find(index); found != history.assignments.end()) {
-      for (const Assignment& a : found->second) {
-        std::printf("  given to %s%s%s\n", a.worker.c_str(), a.reason.empty() ? "" : ": ", a.reason.c_str());
-      }
-    } else if (const std::string worker = text(unit, "worker"); !worker.empty()) {
-      std::printf("  ran on %s\n", worker.c_str());
+    const auto& given = assignments_of(history, unit);
+    for (const Assignment& a : given) {
+      std::printf("  given to %s%s%s\n", a.worker.c_str(), a.reason.empty() ? "" : ": ", a.reason.c_str());
+      if (!a.back.empty()) std::printf("  back after %s: %s\n", short_duration((a.back_ms - a.at_ms) * 1000).c_str(), a.back.c_str());
     }
+    if (const std::string worker = text(unit, "worker"); given.empty() && !worker.empty()) std::printf("  ran on %s\n", worker.c_str());
     if (const std::string what = text(unit, "waits_for"); !what.empty()) std::printf("  waits for %s\n", what.c_str());
     std::vector<std::vector<std::string>> rows;
-    const auto spans = spans_of(job, unit);
+    const auto spans = spans_of(job, unit, given);
     std::int64_t longest = 1;
     for (const auto& [name, us] : spans) longest = std::max(longest, us);
     for (const auto& [name, us] : spans) {
@@ -123,15 +140,19 @@ void explain_text(const json::value& job, const History& history) {
 json::object explain_json(const json::value& job, const History& history) {
   json::array units;
   for (const json::value& unit : items(job, "unit_records")) {
+    const auto& given = assignments_of(history, unit);
     json::object spans;
-    for (const auto& [name, us] : spans_of(job, unit)) {
+    for (const auto& [name, us] : spans_of(job, unit, given)) {
       if (us >= 0) spans[name] = us;
     }
     json::array assignments;
-    if (const auto found = history.assignments.find(integer(unit, "unit"));
-        found != history.assignments.end()) {
-      for (const Assignment& a : found->second)
-        assignments.push_back(json::object{{"worker", a.worker}, {"reason", a.reason}, {"at_ms", a.at_ms}});
+    for (const Assignment& a : given) {
+      json::object told{{"worker", a.worker}, {"reason", a.reason}, {"at_ms", a.at_ms}};
+      if (!a.back.empty()) {
+        told["back"] = a.back;
+        told["back_ms"] = a.back_ms;
+      }
+      assignments.push_back(std::move(told));
     }
     units.push_back(json::object{{"unit", field(unit, "unit")},
                                  {"state", field(unit, "state")},

@@ -27,10 +27,12 @@ Result<void> check_id(const std::string& id) {
                           "' is no job id; one has 1 to 64 letters, digits, dots, dashes and underscores");
 }
 
+// Of a job that ended without all of its pictures nothing: its progress is 1 as well, for nothing more will come.
 std::string progress_text(const json::value& job) {
-  const auto* progress = field(job, "progress").if_double();
-  if (progress) return std::to_string(static_cast<int>(*progress * 100)) + " %";
-  return field(job, "progress").is_number() ? text(job, "progress") + "00 %" : "";
+  const auto state = job::state_from_name(text(job, "state"));
+  const json::value& progress = field(job, "progress");
+  if (!progress.is_number() || (state && job::is_terminal(*state) && *state != job::State::kSucceeded)) return "";
+  return "  " + std::to_string(static_cast<int>(progress.to_number<double>() * 100)) + " %";
 }
 
 Result<void> list(const JobFlags& flags) {
@@ -72,8 +74,9 @@ void show_units(const json::value& job) {
   std::vector<std::vector<std::string>> rows = {{"UNIT", "STATE", "ATTEMPT", "WORKER", "STEP", "RESULT"}};
   for (const json::value& unit : items(job, "unit_records")) {
     const std::string error = text(field(unit, "error"), "message");
+    const bool stepped = integer(unit, "total_steps") > 0;  // that of a unit which ended otherwise is not kept
     rows.push_back({text(unit, "unit"), text(unit, "state"), text(unit, "attempt"), text(unit, "worker"),
-                    text(unit, "step") + "/" + text(unit, "total_steps"),
+                    stepped ? text(unit, "step") + "/" + text(unit, "total_steps") : "",
                     error.empty() ? text(field(unit, "result"), "url") : one_line(error, 200)});
   }
   if (rows.size() > 1) std::fputs(table(rows).c_str(), stdout);
@@ -88,7 +91,7 @@ Result<void> show(const JobFlags& flags) {
     print(*job);
     return {};
   }
-  std::printf("%s  %s  %s\n", text(*job, "id").c_str(), text(*job, "state").c_str(),
+  std::printf("%s  %s%s\n", text(*job, "id").c_str(), text(*job, "state").c_str(),
               progress_text(*job).c_str());
   std::printf("model    %s\nclass    %s\ncreated  %s\nspec     %s\n", text(*job, "model").c_str(),
               text(*job, "class").c_str(), ago(integer(*job, "created_ms")).c_str(),
