@@ -7,6 +7,7 @@
 #include "coordinator/gateway/event_stream.h"
 #include "coordinator/gateway/query_number.h"
 #include "shared/core/ids.h"
+#include "shared/core/wall_clock.h"
 #include "shared/job/validate.h"
 
 namespace ditfleet::gateway {
@@ -105,7 +106,7 @@ asio::awaitable<Response> Api::submit_job(CallPtr call) {
     record.spec = job::to_json(*spec);
     record.units = units;
     record.traceparent = call->traceparent;
-    record.created_ms = now_s() * 1000;
+    record.created_ms = unix_ms();
     body = job_json(record, job_links, false);
     if (!spec->model.empty() || !options_.catalogue.default_model.empty()) {
       body["model"] = spec->model.empty() ? options_.catalogue.default_model : spec->model;

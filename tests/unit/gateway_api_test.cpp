@@ -1,4 +1,5 @@
 // The gateway's handlers against a queue in memory.
+#include "shared/core/wall_clock.h"
 #include "tests/unit/gateway_api_fixture.h"
 
 namespace ditfleet::gateway {
@@ -51,6 +52,8 @@ TEST_F(GatewayApi, ModelsAreOpenAiObjects) {
 
 TEST_F(GatewayApi, SubmitsAJob) {
   const std::string parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+  auto before = unix_ms();
+  while (before % 1000 == 0) before = unix_ms();
   const Response response = send("POST", "/v1/jobs", R"({"prompt":"a cat","n":3})",
                                  {{"traceparent", parent}, {"X-Request-Id", "r-1"}, {"Content-Type", "application/json; charset=utf-8"}});
   EXPECT_EQ(response.status, 202);
@@ -58,6 +61,7 @@ TEST_F(GatewayApi, SubmitsAJob) {
   EXPECT_EQ(body.at("state").as_string(), "queued");
   EXPECT_EQ(body.at("units").as_int64(), 3);
   EXPECT_EQ(body.at("model").as_string(), "demo");
+  EXPECT_GE(body.at("created_ms").as_int64(), before);  // to the millisecond
   EXPECT_EQ(header(response, "Location"), "/v1/jobs/" + std::string(body.at("id").as_string()));
   EXPECT_EQ(header(response, "X-Request-Id"), "r-1");
   EXPECT_THAT(header(response, "traceparent"), HasSubstr("0af7651916cd43dd8448eb211c80319c"));
