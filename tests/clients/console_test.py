@@ -6,6 +6,7 @@ import unittest
 from pathlib import Path
 
 import browser
+from adapters import BYTES, DOWN, UP, safetensors
 from api import Client
 from browser import Browser
 from fleet import Fleet, Shared, need
@@ -63,6 +64,26 @@ class Console(unittest.TestCase):
         self.assertIn("denoise", self.page.js("document.querySelector('#viewer .facts').textContent"))
         self.shot("viewer")
         self.assertEqual(self.page.errors, [])
+
+    def test_adapters(self):
+        nothing = safetensors({DOWN: ("F32", [4, 40], bytes(640)), UP: ("F32", [40, 4], bytes(640))})
+        for name in ("ink", "night"):
+            self.assertEqual(self.http.request("PUT", f"/v1/loras/{name}", nothing, BYTES).status, 201)
+        self.open()
+        self.page.until("document.getElementById('model').value === 'tiny'")
+        self.page.js("document.getElementById('details').open = true")
+        self.page.until("document.getElementById('adapters').title === 'registered: ink, night'")
+        fill = "document.getElementById('prompt').value = 'x'; document.getElementById('width').value = document.getElementById('height').value = 32;"
+        ask = lambda text: self.page.js(f"(() => {{ {fill} document.getElementById('adapters').value = '{text}'; document.getElementById('submit').click(); }})()")
+        ask("ink:much")
+        self.page.until("/'ink:much' must be NAME/.test(document.getElementById('form-error').textContent)")
+        ask("ikn")
+        self.page.until("/did you mean 'ink'/.test(document.getElementById('form-error').textContent)")
+        ask(" ink:0.7, night")
+        id = self.page.until("[...document.querySelectorAll('article')].find(a => a.textContent.includes('with ink × 0.7, night'))?.dataset.id")
+        job = self.http.wait(id)
+        self.assertEqual(job["state"], "succeeded", job["error"])
+        self.assertEqual([(use["name"], use["scale"]) for use in job["spec"]["loras"]], [("ink", 0.7), ("night", 1)])
 
     def test_progress_previews_and_cancel(self):
         id = self.http.submit(prompt="a long one", **LONG)
