@@ -7,7 +7,8 @@
 namespace ditfleet::cli {
 
 int report(const std::string& command, const Error& error) {
-  std::fprintf(stderr, "ditfleet %s: %s\n", command.c_str(), error.message.c_str());
+  const char* hint = error.code == Code::kUnauthenticated ? " (here: --key KEY, or DITFLEET_KEY)" : "";
+  std::fprintf(stderr, "ditfleet %s: %s%s\n", command.c_str(), error.message.c_str(), hint);
   return error.code == Code::kInvalidArgument ? kExitUsage : kExitFailure;
 }
 

@@ -306,7 +306,7 @@ class NoService(WithFolder):
         from fleet import Fleet
         config = f"keys:\n  - {{tenant: a, sha256: {hashlib.sha256(b'sk-a').hexdigest()}}}\n"
         with Fleet(workers=0, config=config) as fleet:
-            self.assertIn("key", self.cli("jobs", "list", "--url", fleet.url, code=1).stderr)
+            self.assertIn("--key KEY", self.cli("jobs", "list", "--url", fleet.url, code=1).stderr)
             self.cli("jobs", "list", "--url", fleet.url, "--key", "sk-a")
 
 
