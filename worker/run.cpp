@@ -209,8 +209,9 @@ Result<ModelSet> load_models(const config::Settings& settings) {
   }
   const auto counts = set.engine->region_counts();
   if (counts.compiles > 0)
-    spdlog::info("regions: {} programs; {} were compiled here (a GPU's fixed programs among them) in {} ms of compiler time, the others came from the kernel cache",
-                 counts.compiles, counts.built, counts.compile_us / 1000);
+    spdlog::info("regions: {} programs; {} were compiled here{} in {} ms of compiler time, the others came from the kernel cache",
+                 counts.compiles, counts.built, set.device == "cpu" ? "" : " (a GPU's fixed programs among them)",
+                 counts.compile_us / 1000);
   set.catalogue.default_model = settings.default_model;
   for (const auto& one : settings.worker.warmup_classes)
     set.warmup_classes.push_back({one.model, one.width.value(), one.height.value(), one.max_sequence_length, one.true_cfg});
