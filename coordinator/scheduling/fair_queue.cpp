@@ -68,7 +68,7 @@ FairQueue::Handle FairQueue::push(const QueuedUnit& unit) {
     units_[handle] = unit;
   }
   if (unit.model >= models_.size()) models_.resize(unit.model + 1);
-  if (unit.lane >= lane_totals_.size()) lane_totals_.resize(unit.lane + 1);
+  if (unit.lane >= lane_work_us_.size()) lane_work_us_.resize(unit.lane + 1);
 
   auto& model = models_[unit.model];
   if (unit.slots <= model.reach) wait(unit.tenant, 1);
@@ -85,9 +85,7 @@ FairQueue::Handle FairQueue::push(const QueuedUnit& unit) {
   width.by_age.insert({unit.ready_us, unit.arrival, handle});
   ++model.units[unit.slots];
   backlog.prior_us += unit.prior_us;
-  model.prior_us += unit.prior_us;
-  lane_totals_[unit.lane].prior_us += unit.prior_us;
-  ++lane_totals_[unit.lane].units;
+  lane_work_us_[unit.lane] += unit.prior_us;
   ++size_;
   return handle;
 }
@@ -110,9 +108,7 @@ void FairQueue::remove(Handle handle) {
   if (width.by_age.empty()) backlog.widths.erase(unit.slots);
   if (const auto it = model.units.find(unit.slots); --it->second == 0) model.units.erase(it);
   backlog.prior_us -= unit.prior_us;
-  model.prior_us -= unit.prior_us;
-  lane_totals_[unit.lane].prior_us -= unit.prior_us;
-  --lane_totals_[unit.lane].units;
+  lane_work_us_[unit.lane] -= unit.prior_us;
   --size_;
   if (backlog.widths.empty()) {
     model.order.erase({tenants_.virtual_time(unit.tenant), unit.tenant});
@@ -264,15 +260,7 @@ std::optional<FairQueue::Handle> FairQueue::find_behind(Handle handle, int slots
 }
 
 std::int64_t FairQueue::lane_work_us(LaneId lane) const {
-  return lane < lane_totals_.size() ? lane_totals_[lane].prior_us : 0;
-}
-
-std::size_t FairQueue::lane_size(LaneId lane) const {
-  return lane < lane_totals_.size() ? lane_totals_[lane].units : 0;
-}
-
-std::int64_t FairQueue::model_work_us(ModelId model) const {
-  return model < models_.size() ? models_[model].prior_us : 0;
+  return lane < lane_work_us_.size() ? lane_work_us_[lane] : 0;
 }
 
 std::int64_t FairQueue::tenant_work_us(ModelId model, TenantId tenant) const {

@@ -93,11 +93,9 @@ class FairQueue {
   // lanes, needing at most so many slots, due at most so much later. Looks at so many at most.
   std::optional<Handle> find_behind(Handle handle, int slots, std::int64_t within_us, int most, const std::function<bool(const QueuedUnit&)>& fits) const;
 
-  // Work that waits (sum of priors), by lane, by model and by tenant and model.
+  // Work that waits (sum of priors), by lane, and by tenant and model.
   std::int64_t lane_work_us(LaneId lane) const;
-  std::int64_t model_work_us(ModelId model) const;
   std::int64_t tenant_work_us(ModelId model, TenantId tenant) const;
-  std::size_t lane_size(LaneId lane) const;
 
  private:
   struct Order {
@@ -130,11 +128,6 @@ class FairQueue {
     std::set<std::pair<std::int64_t, TenantId>> order;  // by virtual time
     std::map<int, std::size_t> units;  // by the slots they need; none is 0
     int reach = std::numeric_limits<int>::max();
-    std::int64_t prior_us = 0;
-  };
-  struct LaneTotal {
-    std::int64_t prior_us = 0;
-    std::size_t units = 0;
   };
   static Order order_of(const QueuedUnit& unit, Handle handle);
   static const Age* oldest(const Backlog& backlog, int slots);
@@ -150,7 +143,7 @@ class FairQueue {
   std::vector<QueuedUnit> units_;
   std::vector<Handle> free_;
   std::vector<ModelQueue> models_;
-  std::vector<LaneTotal> lane_totals_;
+  std::vector<std::int64_t> lane_work_us_;  // by lane
   std::size_t size_ = 0;
   mutable std::vector<std::pair<Heads::const_iterator, Heads::const_iterator>> cursors_;  // scratch of visit_heads()
 };

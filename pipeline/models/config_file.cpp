@@ -57,11 +57,6 @@ std::int64_t ConfigFile::integer(std::string_view key, std::int64_t fallback, st
   return v ? checked(key, *v, least, most) : fallback;
 }
 
-std::int64_t ConfigFile::required_integer(std::string_view key, std::int64_t least, std::int64_t most) const {
-  if (!find(key)) refuse(std::string(key) + " is missing; it must be an integer from " + std::to_string(least) + " to " + std::to_string(most));
-  return integer(key, 0, least, most);
-}
-
 std::optional<double> ConfigFile::optional_number(std::string_view key) const {
   const json::value* v = find(key);
   if (!v) return {};

@@ -25,7 +25,6 @@ class ConfigFile {
   const json::object& fields() const { return fields_; }
 
   std::int64_t integer(std::string_view key, std::int64_t fallback, std::int64_t least, std::int64_t most) const;
-  std::int64_t required_integer(std::string_view key, std::int64_t least, std::int64_t most) const;
   double number(std::string_view key, double fallback) const;
   std::optional<double> optional_number(std::string_view key) const;
   bool boolean(std::string_view key, bool fallback) const;

@@ -265,17 +265,21 @@ TEST_F(FairQueueTest, totals_follow_every_push_and_remove) {
       live.erase(handle);
     }
   }
-  std::int64_t work = 0;
-  for (const auto handle : live) work += queue.at(handle).prior_us;
+  std::map<LaneId, std::int64_t> by_lane;
+  std::map<TenantId, std::int64_t> by_tenant;
+  for (const auto handle : live) {
+    by_lane[queue.at(handle).lane] += queue.at(handle).prior_us;
+    by_tenant[queue.at(handle).tenant] += queue.at(handle).prior_us;
+  }
   EXPECT_EQ(queue.size(), live.size());
-  EXPECT_EQ(queue.model_work_us(0), work);
-  std::size_t lanes = 0;
-  for (ClassId lane = 0; lane < 5; ++lane) lanes += queue.lane_size(lane);
-  EXPECT_EQ(lanes, live.size());
+  EXPECT_EQ(by_lane.size(), 5u);
+  for (const auto& [lane, work] : by_lane) EXPECT_EQ(queue.lane_work_us(lane), work) << lane;
+  for (const auto& [tenant, work] : by_tenant) EXPECT_EQ(queue.tenant_work_us(0, tenant), work) << tenant;
   std::size_t drained = 0;
   while (serve()) ++drained;
   EXPECT_EQ(drained, live.size());
-  EXPECT_EQ(queue.model_work_us(0), 0);
+  for (const auto& [lane, work] : by_lane) EXPECT_EQ(queue.lane_work_us(lane), 0) << lane;
+  for (const auto& [tenant, work] : by_tenant) EXPECT_EQ(queue.tenant_work_us(0, tenant), 0) << tenant;
 }
 
 TEST(Tenants, nobody_starts_behind_a_mere_prediction) {
