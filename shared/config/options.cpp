@@ -122,7 +122,7 @@ const Option kOptions[] = {
      .high = kManyMs},
     {.key = "queue.max_queued",
      .at = DITFLEET_AT(queue.max_queued),
-     .description = "Jobs that may wait; submissions beyond it get 429.",
+     .description = "Units that may wait, as counted once a second; submissions over HTTP beyond it get 429.",
      .low = 1,
      .high = 100'000'000},
 
