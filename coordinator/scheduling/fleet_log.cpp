@@ -34,11 +34,14 @@ std::string line_of(const Change& change) {
 
 std::vector<FleetLine> FleetLog::look(const Fleet& fleet, std::int64_t now_us) {
   std::map<std::string, Seen> now;
+  std::map<std::string, std::size_t> held;  // by owner, also of those that are gone
   std::string silent_for;
   for (WorkerId w = 0; w < fleet.slots(); ++w) {
     const auto& worker = fleet.at(w);
-    if (worker.owner.empty() || worker.standing == Standing::kGone) continue;
-    now[worker.owner] = {worker.name, worker.standing, worker.held.size()};
+    if (worker.owner.empty()) continue;
+    held[worker.owner] = worker.held.size();
+    if (worker.standing == Standing::kGone) continue;
+    now[worker.owner] = {worker.name, worker.standing};
     if (worker.standing == Standing::kSilent) silent_for = std::to_string((now_us - worker.heartbeat_us) / 1'000'000) + " s";
   }
   std::array<Change, 6> changes{{{"has come and starts", "have come and start", false, false, {}, 0},
@@ -47,23 +50,23 @@ std::vector<FleetLine> FleetLog::look(const Fleet& fleet, std::int64_t now_us) {
                                  {"drains", "drain", false, true, {}, 0},
                                  {"is silent: no heartbeat for " + silent_for, "are silent", true, true, {}, 0},
                                  {"is gone", "are gone", false, true, {}, 0}}};
-  const auto tell = [&](Kind kind, const Seen& worker, std::size_t held) {
+  const auto tell = [&](Kind kind, const std::string& owner, const Seen& worker) {
     changes[kind].names.push_back(worker.name);
-    changes[kind].held += held;
+    changes[kind].held += held[owner];
   };
   for (const auto& [owner, worker] : now) {
     const auto before = seen_.find(owner);
     if (before != seen_.end() && before->second.standing == worker.standing) continue;
     switch (worker.standing) {
-      case Standing::kStarting: tell(kCame, worker, 0); break;
-      case Standing::kReady: tell(before != seen_.end() && before->second.standing == Standing::kSilent ? kHeardAgain : kReady, worker, 0); break;
-      case Standing::kDraining: tell(kDrains, worker, worker.held); break;
-      case Standing::kSilent: tell(kSilent, worker, worker.held); break;
+      case Standing::kStarting: tell(kCame, owner, worker); break;
+      case Standing::kReady: tell(before != seen_.end() && before->second.standing == Standing::kSilent ? kHeardAgain : kReady, owner, worker); break;
+      case Standing::kDraining: tell(kDrains, owner, worker); break;
+      case Standing::kSilent: tell(kSilent, owner, worker); break;
       case Standing::kGone: break;  // not among them
     }
   }
   for (const auto& [owner, worker] : seen_) {
-    if (!now.contains(owner)) tell(kGone, worker, worker.held);
+    if (!now.contains(owner)) tell(kGone, owner, worker);
   }
   seen_ = std::move(now);
   std::vector<FleetLine> lines;

@@ -27,7 +27,6 @@ class FleetLog {
   struct Seen {
     std::string name;
     Standing standing = Standing::kGone;
-    std::size_t held = 0;
   };
   std::map<std::string, Seen> seen_;  // by owner
   bool looked_ = false;

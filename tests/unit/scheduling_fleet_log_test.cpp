@@ -48,6 +48,11 @@ TEST_F(FleetLogTest, a_workers_life) {
   EXPECT_EQ(look(7, {"w"}, "draining"), (Lines{"worker 'w' drains, with 2 units"}));
   EXPECT_EQ(look(8, {}), (Lines{"worker 'w' is gone, with 2 units"}));
   EXPECT_EQ(look(9, {}), Lines{});
+  look(10, {"clean"});
+  fleet.hold(fleet.intern_owner("clean:1"), {.ref = {"k", 0}});
+  look(11, {"clean"});
+  fleet.release(fleet.intern_owner("clean:1"), {"k", 0}, 11 * kSecond);  // ended after the last look
+  EXPECT_EQ(look(12, {}), (Lines{"worker 'clean' is gone"}));
 }
 
 TEST_F(FleetLogTest, a_fleet_that_changes_at_once_is_one_line) {
