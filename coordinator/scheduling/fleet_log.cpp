@@ -30,7 +30,23 @@ std::string line_of(const Change& change) {
   return text;
 }
 
+std::string field(const queue::Event& event, const char* name) {
+  const auto it = event.fields.find(name);
+  return it == event.fields.end() ? std::string() : it->second;
+}
+
 }  // namespace
+
+std::optional<FleetLine> line_of_lost(const queue::Event& event) {
+  const std::string unit = "unit " + event.job + "/" + std::to_string(event.unit);
+  if (event.type == "ready" && field(event, "reason") == "lease lapsed") {
+    const auto owner = field(event, "owner");
+    return FleetLine{true, unit + " is taken from worker '" + owner.substr(0, owner.find(':')) + "', whose lease lapsed"};
+  }
+  const auto message = field(event, "message");
+  if (event.type == "failed" && event.unit >= 0 && message.starts_with("[queue]")) return FleetLine{true, unit + " is given up: " + message};
+  return std::nullopt;
+}
 
 std::vector<FleetLine> FleetLog::look(const Fleet& fleet, std::int64_t now_us) {
   std::map<std::string, Seen> now;

@@ -33,20 +33,7 @@ SchedulerOptions scheduler_options(const SchedulerServiceOptions& options) {
 
 bool may_name_adapters(const queue::IntakeEntry& entry) { return entry.spec.find("\"loras\"") != std::string::npos; }
 
-std::string field(const queue::Event& event, const char* name) {
-  const auto it = event.fields.find(name);
-  return it == event.fields.end() ? std::string() : it->second;
-}
-
-// What a worker that was lost in the midst of a unit cannot say of it any more.
-void log_lost(const queue::Event& event) {
-  if (event.type == "ready" && field(event, "reason") == "lease lapsed") {
-    const auto owner = field(event, "owner");
-    spdlog::warn("scheduler: unit {}/{} is taken from worker '{}', whose lease lapsed", event.job, event.unit, owner.substr(0, owner.find(':')));
-  } else if (event.type == "failed" && event.unit >= 0 && field(event, "message").starts_with("[queue]")) {
-    spdlog::warn("scheduler: unit {}/{} is given up: {}", event.job, event.unit, field(event, "message"));
-  }
-}
+void say(const FleetLine& line) { spdlog::log(line.warning ? spdlog::level::warn : spdlog::level::info, "scheduler: {}", line.text); }
 
 }  // namespace
 
@@ -188,7 +175,7 @@ asio::awaitable<void> LeaderTerm::follow_feed() {
     for (const auto& event : batch->events) {
       scheduler_->on_event(event, now);
       context_.metrics->told(event);
-      log_lost(event);
+      if (const auto lost = line_of_lost(event)) say(*lost);
     }
     if (!batch->events.empty() || batch->gap) kick();
   }
@@ -261,9 +248,7 @@ asio::awaitable<void> LeaderTerm::poll_registry() {
 }
 
 void LeaderTerm::log_fleet() {
-  for (const auto& line : fleet_log_.look(scheduler_->fleet(), now_us())) {
-    spdlog::log(line.warning ? spdlog::level::warn : spdlog::level::info, "scheduler: {}", line.text);
-  }
+  for (const auto& line : fleet_log_.look(scheduler_->fleet(), now_us())) say(line);
 }
 
 asio::awaitable<void> LeaderTerm::reap() {
