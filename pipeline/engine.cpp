@@ -14,8 +14,8 @@ namespace {
 
 class TorchEngine final : public Engine {
  public:
-  TorchEngine(DeviceChoice choice, c10::ScalarType dtype, std::shared_ptr<region::RegionHost> regions, AdapterStore::Limits adapters)
-      : choice_(std::move(choice)), dtype_(dtype), regions_(std::move(regions)), adapters_(adapters) {
+  TorchEngine(DeviceChoice choice, c10::ScalarType dtype, std::shared_ptr<region::RegionHost> regions, AdapterStore::Limits adapters, std::int64_t columns)
+      : choice_(std::move(choice)), dtype_(dtype), regions_(std::move(regions)), adapters_(adapters), columns_(columns) {
     regions_->counters->show(compile_backend());
   }
 
@@ -33,7 +33,7 @@ class TorchEngine final : public Engine {
       const auto begun = std::chrono::steady_clock::now();
       auto prompts = Prompts::load(dir);
       const auto tokenizers_us = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun).count();
-      auto folder = load_flux_folder(dir, placement, regions_, adapters_.slots > 0 ? adapters_.max_rank : 0);
+      auto folder = load_flux_folder(dir, placement, regions_, adapters_.slots > 0 ? columns_ : 0);
       if (prompts.clip_length() > folder.clip.config().max_position_embeddings)
         fail(Code::kDataCorrupt, dir + "/tokenizer/tokenizer_config.json: model_max_length is " +
                                      std::to_string(prompts.clip_length()) + "; text_encoder has positions for " +
@@ -62,6 +62,7 @@ class TorchEngine final : public Engine {
   const c10::ScalarType dtype_;
   const std::shared_ptr<region::RegionHost> regions_;
   const AdapterStore::Limits adapters_;
+  const std::int64_t columns_;  // beside each linear of the blocks
 };
 
 }  // namespace
@@ -74,6 +75,8 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options) {
       fail(Code::kInvalidArgument, "threads is " + std::to_string(options.threads) + "; it takes 0 (all cores) or more", "threads");
     if (options.max_lora_rank < 1)
       fail(Code::kInvalidArgument, "max_lora_rank is " + std::to_string(options.max_lora_rank) + "; it takes 1 or more", "max_lora_rank");
+    if (options.lora_together_rank < 0)
+      fail(Code::kInvalidArgument, "lora_together_rank is " + std::to_string(options.lora_together_rank) + "; it takes 0 (max_lora_rank) or more", "lora_together_rank");
     if (options.lora_slots < 0 || options.lora_host_bytes < 0)
       fail(Code::kInvalidArgument, "lora_slots and lora_host_bytes must not be below 0", options.lora_slots < 0 ? "lora_slots" : "lora_host_bytes");
     DeviceChoice choice = load_device(options.device);
@@ -84,7 +87,8 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options) {
     auto regions = region::make_region_host(std::move(compile), choice.device, options.kernel_cache);
     return std::unique_ptr<Engine>(std::make_unique<TorchEngine>(
         std::move(choice), bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float, std::move(regions),
-        AdapterStore::Limits{options.max_lora_rank, options.lora_slots, options.lora_host_bytes}));
+        AdapterStore::Limits{options.max_lora_rank, options.lora_slots, options.lora_host_bytes},
+        options.lora_together_rank > 0 ? options.lora_together_rank : options.max_lora_rank));
   } catch (...) {
     return error_in_flight("engine");
   }

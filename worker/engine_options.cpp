@@ -37,6 +37,7 @@ Result<pipeline::EngineOptions> engine_options(const config::Settings& settings)
   options.threads = settings.worker.threads;
   options.lora_slots = settings.worker.lora.slots;
   options.max_lora_rank = settings.worker.lora.max_rank;
+  options.lora_together_rank = settings.worker.lora.together_rank;
   options.lora_host_bytes = settings.worker.lora.host_bytes;
   options.compile = compile_options(settings);
   if (settings.compile.backend != "eager") {

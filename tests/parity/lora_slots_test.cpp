@@ -294,6 +294,28 @@ TEST_F(LoraSlots, MoreThanThereIsRoomForRunsOpByOp) {
   EXPECT_NE(refused.error().message.find("in all meet at one matrix, which has room for"), std::string::npos) << refused.error().message;
 }
 
+// As many as there are slots, each of the largest rank, if so much room is asked for: still one compiled program.
+TEST_F(LoraSlots, AdaptersOfTheLargestRankAreUsedTogetherWhereTheirRanksHaveRoom) {
+  const LoraRequest one = adapter("wide", 16, "", 0.5), two = adapter("wide too", 16, "", -0.3), three = adapter("wide, three", 16, "", 0.2);
+  EngineOptions options{golden::test_device(), "fp32", 0, golden::test_compile()};
+  options.lora_slots = 3;
+  options.max_lora_rank = 16;
+  options.lora_together_rank = 48;
+  options.compile.fullgraph = options.compile.backend != "eager";
+  const auto roomy = unwrap(Engine::create(options));
+  auto model = load(*roomy), plain = load(engine(3, {}));
+  const auto denoised = [&](Model& by) {
+    auto prepared = unwrap(by.encode(request({one, two, three})));
+    unwrap(by.denoise(*prepared, nullptr));
+    return latents(*prepared);
+  };
+  EXPECT_LE(golden::distance(denoised(*model), denoised(*plain)), 2e-5);
+  EXPECT_EQ(roomy->region_counts().fallbacks, 0u);
+  const auto wider = model->encode(request({adapter("wider", 17)}));  // slots are no larger by it
+  ASSERT_FALSE(wider);
+  EXPECT_NE(wider.error().message.find("must be from 1 to 16"), std::string::npos) << wider.error().message;
+}
+
 // There a picture is diffusers' own to the bit, which sums in another order would not be.
 TEST_F(LoraSlots, AutoInBf16OnACpuIsEager) {
   if (golden::test_device() != "cpu") GTEST_SKIP() << "of a CPU";

@@ -76,7 +76,7 @@ std::string AdapterColumns::problem(const std::vector<Samples>& samples) const {
     const std::int64_t room = linears_[i].slot.room.columns;
     if (total > room)
       return "adapters of rank " + std::to_string(total) + " in all meet at one matrix, which has room for " + std::to_string(room) +
-             "; use fewer at once, or a larger worker.lora.max_rank";
+             "; use fewer at once, or a larger worker.lora.together_rank";
   }
   return {};
 }
