@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "pipeline/device/failure.h"
@@ -76,7 +77,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options) {
     if (options.max_lora_rank < 1)
       fail(Code::kInvalidArgument, "max_lora_rank is " + std::to_string(options.max_lora_rank) + "; it takes 1 or more", "max_lora_rank");
     if (options.lora_together_rank < 0)
-      fail(Code::kInvalidArgument, "lora_together_rank is " + std::to_string(options.lora_together_rank) + "; it takes 0 (max_lora_rank) or more", "lora_together_rank");
+      fail(Code::kInvalidArgument, "lora_together_rank is " + std::to_string(options.lora_together_rank) + "; it takes 0 or more", "lora_together_rank");
     if (options.lora_slots < 0 || options.lora_host_bytes < 0)
       fail(Code::kInvalidArgument, "lora_slots and lora_host_bytes must not be below 0", options.lora_slots < 0 ? "lora_slots" : "lora_host_bytes");
     DeviceChoice choice = load_device(options.device);
@@ -88,7 +89,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options) {
     return std::unique_ptr<Engine>(std::make_unique<TorchEngine>(
         std::move(choice), bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float, std::move(regions),
         AdapterStore::Limits{options.max_lora_rank, options.lora_slots, options.lora_host_bytes},
-        options.lora_together_rank > 0 ? options.lora_together_rank : options.max_lora_rank));
+        std::max(options.lora_together_rank, options.max_lora_rank)));
   } catch (...) {
     return error_in_flight("engine");
   }

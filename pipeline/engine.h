@@ -34,7 +34,7 @@ struct EngineOptions {
   region::CompileOptions compile;
   std::shared_ptr<kernel_cache::KernelCache> kernel_cache;  // of compiled regions; null: one in memory
   int max_lora_rank = 64;        // of one module of an adapter
-  int lora_together_rank = 0;    // of what a request or batch uses at one linear: columns kept beside each that is compiled; 0: max_lora_rank
+  int lora_together_rank = 0;    // of what a request or batch uses at one linear: columns kept beside each that is compiled; at least max_lora_rank
   int lora_slots = 0;            // of each model: adapters that the device holds at once; 0: none, what has adapters then runs op by op
   std::int64_t lora_host_bytes = std::int64_t{4} << 30;  // of each model: adapters in host memory
 };

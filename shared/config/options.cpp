@@ -204,8 +204,8 @@ const Option kOptions[] = {
     {.key = "worker.lora.together_rank",
      .at = DITFLEET_AT(worker.lora.together_rank),
      .description = "Rank that the adapters used at once, by one request or in one batch, may have in all at one linear layer of a compiled "
-                    "transformer, which keeps that many columns beside its weights; with more its blocks run op by op. 0: worker.lora.max_rank.",
-     .low = 0,
+                    "transformer, which keeps that many columns beside its weights; with more its blocks run op by op. At least worker.lora.max_rank.",
+     .low = 1,
      .high = 1024},
     {.key = "worker.lora.host_bytes",
      .at = DITFLEET_AT(worker.lora.host_bytes),

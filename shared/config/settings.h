@@ -79,7 +79,7 @@ struct Settings {
     std::vector<WarmupClass> warmup_classes;
     std::string metrics_listen;  // empty: not served
     struct {
-      int slots = 4, max_rank = 64, together_rank = 0;  // of each model
+      int slots = 4, max_rank = 64, together_rank = 128;  // of each model
       std::int64_t host_bytes = std::int64_t{4} << 30;
       std::string cache_dir;  // empty: `adapters` in the data folder
       std::int64_t cache_bytes = std::int64_t{16} << 30;
