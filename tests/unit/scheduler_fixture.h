@@ -90,7 +90,8 @@ struct Store {
     open.at(ref).state = job::State::kRunning;
     event(ref, "started", now, {{"attempt", "1"}});
   }
-  void finish(const queue::UnitRef& ref, std::int64_t now, const std::string& type = "succeeded") {
+  // (By value: it may be a key of what is open.)
+  void finish(queue::UnitRef ref, std::int64_t now, const std::string& type = "succeeded") {
     open.erase(ref);
     event(ref, type, now);
     const auto next = open.lower_bound({ref.job, 0});
