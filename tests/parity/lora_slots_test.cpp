@@ -1,4 +1,5 @@
-// Slots: swaps leave no trace, batches hold several adapters, and where adapters are is told as it is.
+// Slots: swaps leave no trace, batches hold several adapters, and where adapters are is told as it is. Long because every case
+// compares engines that one fixture makes, on adapters that it writes.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/block_diag.h>
