@@ -73,7 +73,8 @@ queue::QueueOptions queue_options(const config::Settings& settings) {
           .retry_backoff_max_ms = q.retry_backoff_max_ms};
 }
 
-scheduling::SchedulerServiceOptions scheduler_options(const config::Settings& settings, const job::Catalogue& catalogue) {
+scheduling::SchedulerServiceOptions scheduler_options(const config::Settings& settings,
+                                                      const job::Catalogue& catalogue) {
   char host[256] = "host";
   gethostname(host, sizeof host - 1);
   scheduling::SchedulerServiceOptions out;
@@ -120,17 +121,18 @@ class Coordinator {
         io_.get_executor(), control_, std::make_shared<queue::Client>(control_, queue_options(settings_)),
         std::move(scheduling_options));
     gateway_ = std::make_unique<gateway::Gateway>(
-        io_.get_executor(), gateway::GatewayDependencies{
-                                .settings = settings_,
-                                .catalogue = *catalogue,
-                                .queue = std::make_shared<queue::Client>(data_, queue_options(settings_)),
-                                .store = *store,
-                                .redis = data_,
-                                .loras = std::make_shared<loras::Registry>(uploads_),
-                                .lora_directory = adapters_,
-                                .readiness = [this] { return readiness(); },
-                                .advise = [this](const job::JobSpec& spec, const std::string& tenant) { return advise(spec, tenant); },
-                                .waits_for = [this](const queue::UnitRef& unit) { return scheduler_->waits_for(unit); }});
+        io_.get_executor(),
+        gateway::GatewayDependencies{
+            .settings = settings_,
+            .catalogue = *catalogue,
+            .queue = std::make_shared<queue::Client>(data_, queue_options(settings_)),
+            .store = *store,
+            .redis = data_,
+            .loras = std::make_shared<loras::Registry>(uploads_),
+            .lora_directory = adapters_,
+            .readiness = [this] { return readiness(); },
+            .advise = [this](const job::JobSpec& spec, const std::string& tenant) { return advise(spec, tenant); },
+            .waits_for = [this](const queue::UnitRef& unit) { return scheduler_->waits_for(unit); }});
     if (auto listening = gateway_->listen(); !listening) return listening.error();
     control_->start();
     data_->start();
@@ -174,7 +176,8 @@ class Coordinator {
     const auto queued = scheduler_->queued();
     if (static_cast<std::int64_t>(queued) >= settings_.queue.max_queued) {
       return {.accept = false,
-              .reason = fmt::format("{} units are queued already, and queue.max_queued is {}", queued, settings_.queue.max_queued),
+              .reason = fmt::format("{} units are queued already, and queue.max_queued is {}", queued,
+                                    settings_.queue.max_queued),
               .retry_after_s = 5};
     }
     if (!spec.deadline_ms) return {};

@@ -15,8 +15,13 @@ namespace {
 
 class TorchEngine final : public Engine {
  public:
-  TorchEngine(DeviceChoice choice, c10::ScalarType dtype, std::shared_ptr<region::RegionHost> regions, AdapterStore::Limits adapters, std::int64_t columns)
-      : choice_(std::move(choice)), dtype_(dtype), regions_(std::move(regions)), adapters_(adapters), columns_(columns) {
+  TorchEngine(DeviceChoice choice, c10::ScalarType dtype, std::shared_ptr<region::RegionHost> regions,
+              AdapterStore::Limits adapters, std::int64_t columns)
+      : choice_(std::move(choice)),
+        dtype_(dtype),
+        regions_(std::move(regions)),
+        adapters_(adapters),
+        columns_(columns) {
     regions_->counters->show(compile_backend());
   }
 
@@ -24,7 +29,9 @@ class TorchEngine final : public Engine {
   std::string device_name() const override { return choice_.name; }
   std::string precision() const override { return dtype_ == c10::ScalarType::Float ? "fp32" : "bf16"; }
 
-  std::string compile_backend() const override { return regions_->compiler ? std::string(regions_->compiler->name()) : "eager"; }
+  std::string compile_backend() const override {
+    return regions_->compiler ? std::string(regions_->compiler->name()) : "eager";
+  }
   region::RegionCounts region_counts() const override { return regions_->counters->counts(); }
 
   Result<std::unique_ptr<Model>> load_model(const std::string& name, const std::string& dir) override {
@@ -33,7 +40,8 @@ class TorchEngine final : public Engine {
       StageScope scope(choice_.device);
       const auto begun = std::chrono::steady_clock::now();
       auto prompts = Prompts::load(dir);
-      const auto tokenizers_us = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun).count();
+      const auto tokenizers_us =
+          std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun).count();
       auto folder = load_flux_folder(dir, placement, regions_, adapters_.slots > 0 ? columns_ : 0);
       if (prompts.clip_length() > folder.clip.config().max_position_embeddings)
         fail(Code::kDataCorrupt, dir + "/tokenizer/tokenizer_config.json: model_max_length is " +
@@ -73,13 +81,18 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options) {
     if (options.dtype != "auto" && options.dtype != "fp32" && options.dtype != "bf16")
       fail(Code::kInvalidArgument, "dtype is \"" + options.dtype + "\"; it takes auto, fp32 or bf16", "dtype");
     if (options.threads < 0)
-      fail(Code::kInvalidArgument, "threads is " + std::to_string(options.threads) + "; it takes 0 (all cores) or more", "threads");
+      fail(Code::kInvalidArgument, "threads is " + std::to_string(options.threads) + "; it takes 0 (all cores) or more",
+           "threads");
     if (options.max_lora_rank < 1)
-      fail(Code::kInvalidArgument, "max_lora_rank is " + std::to_string(options.max_lora_rank) + "; it takes 1 or more", "max_lora_rank");
+      fail(Code::kInvalidArgument, "max_lora_rank is " + std::to_string(options.max_lora_rank) + "; it takes 1 or more",
+           "max_lora_rank");
     if (options.lora_together_rank < 0)
-      fail(Code::kInvalidArgument, "lora_together_rank is " + std::to_string(options.lora_together_rank) + "; it takes 0 or more", "lora_together_rank");
+      fail(Code::kInvalidArgument,
+           "lora_together_rank is " + std::to_string(options.lora_together_rank) + "; it takes 0 or more",
+           "lora_together_rank");
     if (options.lora_slots < 0 || options.lora_host_bytes < 0)
-      fail(Code::kInvalidArgument, "lora_slots and lora_host_bytes must not be below 0", options.lora_slots < 0 ? "lora_slots" : "lora_host_bytes");
+      fail(Code::kInvalidArgument, "lora_slots and lora_host_bytes must not be below 0",
+           options.lora_slots < 0 ? "lora_slots" : "lora_host_bytes");
     DeviceChoice choice = load_device(options.device);
     if (options.threads > 0) at::set_num_threads(options.threads);
     const bool bf16 = options.dtype == "bf16" || (options.dtype == "auto" && !choice.device.is_cpu());
@@ -96,7 +109,8 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options) {
 }
 
 Result<region::AheadReport> Engine::compile_regions(const std::string& dir, const std::string& dtype,
-                                                    const std::vector<std::string>& architectures, kernel_cache::KernelCache& cache,
+                                                    const std::vector<std::string>& architectures,
+                                                    kernel_cache::KernelCache& cache,
                                                     const region::CompileOptions& options) {
   try {
     if (dtype != "auto" && dtype != "fp32" && dtype != "bf16")
@@ -111,9 +125,11 @@ Result<region::AheadReport> Engine::compile_regions(const std::string& dir, cons
         report.op_by_op.push_back(arch);
         continue;
       }
-      const region::BlockShape shape{
-          .heads = config.heads, .head_dim = config.head_dim, .type = wide ? region::ElementType::kF32 : region::ElementType::kBF16};
-      auto one = region::compile_ahead(shape, config.num_layers > 0, config.num_single_layers > 0, arch, cache, options);
+      const region::BlockShape shape{.heads = config.heads,
+                                     .head_dim = config.head_dim,
+                                     .type = wide ? region::ElementType::kF32 : region::ElementType::kBF16};
+      auto one =
+          region::compile_ahead(shape, config.num_layers > 0, config.num_single_layers > 0, arch, cache, options);
       if (!one) return one.error();
       report.compiled += one->compiled;
       report.hits += one->hits;

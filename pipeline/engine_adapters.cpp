@@ -35,7 +35,8 @@ LoraBase lora_base(const FluxFolder& folder) {
   return {base_linears(named_linears(slots)), base_linears(clip.named_linears()), base_linears(t5.named_linears())};
 }
 
-std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStore& adapters, const std::vector<LoraRequest>& requests) {
+std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStore& adapters,
+                                           const std::vector<LoraRequest>& requests) {
   std::vector<std::shared_ptr<const Adapter>> held;
   // At strength 0 an adapter must be usable, but adds nothing.
   std::vector<std::pair<std::shared_ptr<const Adapter>, double>> used;
@@ -53,7 +54,10 @@ std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStor
         LowRank low_rank = term.low_rank;
         low_rank.scale *= strength;
         if (!std::isfinite(static_cast<float>(low_rank.scale)))
-          fail(Code::kInvalidArgument, "loras gives an adapter a scale of " + std::to_string(strength) + ", with whose own scale (alpha / rank) that is more than fp32 holds", "loras");
+          fail(Code::kInvalidArgument,
+               "loras gives an adapter a scale of " + std::to_string(strength) +
+                   ", with whose own scale (alpha / rank) that is more than fp32 holds",
+               "loras");
         linears[static_cast<std::size_t>(term.part)][term.slot].slot->low_rank.push_back(std::move(low_rank));
         if (term.part == LoraPart::kClip) clip.run_op_by_op();
         if (term.part == LoraPart::kT5) t5.run_op_by_op();
@@ -62,8 +66,9 @@ std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStor
       held.push_back(adapter);
     }
   }
-  return std::make_shared<const AdaptedModels>(
-      AdaptedModels{folder.transformer.adapted(std::move(slots)), std::move(clip), std::move(t5), std::move(text_key), std::move(held)});
+  return std::make_shared<const AdaptedModels>(AdaptedModels{folder.transformer.adapted(std::move(slots)),
+                                                             std::move(clip), std::move(t5), std::move(text_key),
+                                                             std::move(held)});
 }
 
 }  // namespace ditfleet::pipeline

@@ -12,8 +12,8 @@
 namespace ditfleet::pipeline {
 
 // The folder's networks with low-rank terms on their linears. The weights are the folder's own; nothing of
-// the folder is changed. Text encoders that have terms run op by op, and the transformer where its weights have no room for
-// adapters. Immutable once made.
+// the folder is changed. Text encoders that have terms run op by op, and the transformer where its weights have no room
+// for adapters. Immutable once made.
 struct AdaptedModels {
   FluxTransformer transformer;
   ClipEncoder clip;
@@ -29,6 +29,7 @@ std::vector<BaseLinear> base_linears(const std::vector<NamedLinear>& linears);
 LoraBase lora_base(const FluxFolder& folder);
 
 // Null for a request without adapters, or with all of them at strength 0. Throws what AdapterStore::get throws.
-std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStore& adapters, const std::vector<LoraRequest>& requests);
+std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStore& adapters,
+                                           const std::vector<LoraRequest>& requests);
 
 }  // namespace ditfleet::pipeline

@@ -1,5 +1,5 @@
-// What a picture's steps read that depends on its request alone. Made with its text, while another picture is denoised: a FLUX's
-// modulation weights are 6 GB to read, and adapters of theirs are products of their own.
+// What a picture's steps read that depends on its request alone. Made with its text, while another picture is denoised:
+// a FLUX's modulation weights are 6 GB to read, and adapters of theirs are products of their own.
 #pragma once
 
 #include "pipeline/models/flux/modulation.h"
@@ -17,11 +17,13 @@ struct Conditioning {
   std::int64_t first_step = 0;
 };
 
-// tokens and pooled: the text encoders'; timesteps: all of the request's, [steps] fp32 on the device. In a StageScope. Throws what
-// LibTorch throws.
-Conditioning make_conditioning(const FluxTransformer& flux, const at::Tensor& tokens, const at::Tensor& pooled, const at::Tensor& timesteps, double guidance);
+// tokens and pooled: the text encoders'; timesteps: all of the request's, [steps] fp32 on the device. In a StageScope.
+// Throws what LibTorch throws.
+Conditioning make_conditioning(const FluxTransformer& flux, const at::Tensor& tokens, const at::Tensor& pooled,
+                               const at::Tensor& timesteps, double guidance);
 
 // The rows of a step, after those of the steps before it: in a long schedule the table is made anew now and then.
-StepModulation rows_of(Conditioning& conditioning, const FluxTransformer& flux, std::int64_t step, const at::Tensor& timesteps, double guidance);
+StepModulation rows_of(Conditioning& conditioning, const FluxTransformer& flux, std::int64_t step,
+                       const at::Tensor& timesteps, double guidance);
 
 }  // namespace ditfleet::pipeline

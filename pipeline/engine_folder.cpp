@@ -33,22 +33,27 @@ void check_index(const ConfigFile& index) {
 
 void must_match(const std::string& dir, std::string_view what, std::int64_t a, std::string_view other, std::int64_t b) {
   if (a != b)
-    fail(Code::kDataCorrupt, dir + ": " + std::string(what) + " is " + std::to_string(a) + ", but " + std::string(other) +
-                                 " is " + std::to_string(b) + "; the parts of one model have the same");
+    fail(Code::kDataCorrupt, dir + ": " + std::string(what) + " is " + std::to_string(a) + ", but " +
+                                 std::string(other) + " is " + std::to_string(b) +
+                                 "; the parts of one model have the same");
 }
 
 }  // namespace
 
-FluxFolder load_flux_folder(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions, std::int64_t adapter_rank) {
+FluxFolder load_flux_folder(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions,
+                            std::int64_t adapter_rank) {
   check_index(ConfigFile(dir + "/model_index.json"));
   const auto scheduler = read_scheduler_config(ConfigFile(dir + "/scheduler/scheduler_config.json"));
   const auto clip = read_clip_config(ConfigFile(dir + "/text_encoder/config.json"));
   const auto t5 = read_t5_config(ConfigFile(dir + "/text_encoder_2/config.json"));
   const auto flux = read_flux_config(ConfigFile(dir + "/transformer/config.json"));
   const auto vae = read_vae_config(ConfigFile(dir + "/vae/config.json"));
-  must_match(dir, "transformer's pooled_projection_dim", flux.pooled_projection_dim, "text_encoder's hidden_size", clip.hidden_size);
-  must_match(dir, "transformer's joint_attention_dim", flux.joint_attention_dim, "text_encoder_2's d_model", t5.d_model);
-  must_match(dir, "a quarter of transformer's in_channels", flux.in_channels / 4, "vae's latent_channels", vae.latent_channels);
+  must_match(dir, "transformer's pooled_projection_dim", flux.pooled_projection_dim, "text_encoder's hidden_size",
+             clip.hidden_size);
+  must_match(dir, "transformer's joint_attention_dim", flux.joint_attention_dim, "text_encoder_2's d_model",
+             t5.d_model);
+  must_match(dir, "a quarter of transformer's in_channels", flux.in_channels / 4, "vae's latent_channels",
+             vae.latent_channels);
   auto last = std::chrono::steady_clock::now();
   const auto lap = [&] {
     const auto now = std::chrono::steady_clock::now();
@@ -66,7 +71,10 @@ FluxFolder load_flux_folder(const std::string& dir, Placement placement, std::sh
           std::move(text_encoder_2),
           std::move(transformer),
           std::move(decoder),
-          {{"text_encoders", text_us}, {"transformer", transformer_us - compile_us}, {"compile", compile_us}, {"vae", vae_us}}};
+          {{"text_encoders", text_us},
+           {"transformer", transformer_us - compile_us},
+           {"compile", compile_us},
+           {"vae", vae_us}}};
 }
 
 }  // namespace ditfleet::pipeline

@@ -26,9 +26,10 @@ struct FluxFolder {
   int size_multiple() const { return static_cast<int>(2 * vae.config().factor()); }
 };
 
-// `adapter_rank`: see FluxTransformer::load. Every configuration is read and the parts are compared before the first weight is. Throws Failure: kNotFound
-// names the missing file or tensor, kDataCorrupt the file and what would be right; LibTorch's own exceptions when
-// memory runs out, and what compiling the regions throws.
-FluxFolder load_flux_folder(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions = nullptr, std::int64_t adapter_rank = 0);
+// `adapter_rank`: see FluxTransformer::load. Every configuration is read and the parts are compared before the first
+// weight is. Throws Failure: kNotFound names the missing file or tensor, kDataCorrupt the file and what would be right;
+// LibTorch's own exceptions when memory runs out, and what compiling the regions throws.
+FluxFolder load_flux_folder(const std::string& dir, Placement placement,
+                            std::shared_ptr<region::RegionHost> regions = nullptr, std::int64_t adapter_rank = 0);
 
 }  // namespace ditfleet::pipeline

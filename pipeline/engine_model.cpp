@@ -17,7 +17,7 @@ namespace ditfleet::pipeline {
 namespace {
 
 constexpr int kMaxSide = 16384, kMaxSteps = 1000;
-constexpr int kMaxSequenceLength = 512;      // as in diffusers
+constexpr int kMaxSequenceLength = 512;  // as in diffusers
 constexpr std::size_t kCachedPrompts = 8;
 constexpr std::size_t kMaxLoras = 16;  // of one request
 
@@ -35,7 +35,8 @@ void refuse(const std::string& field, const std::string& message) {
 
 void check_range(const std::string& field, int value, int least, int most) {
   if (value < least || value > most)
-    refuse(field, "is " + std::to_string(value) + "; it must be from " + std::to_string(least) + " to " + std::to_string(most));
+    refuse(field, "is " + std::to_string(value) + "; it must be from " + std::to_string(least) + " to " +
+                      std::to_string(most));
 }
 
 // "100 and 0.5"
@@ -51,24 +52,34 @@ std::string strengths(const std::vector<LoraRequest>& loras) {
 
 // The request asked for something that this model's numbers do not hold.
 [[noreturn]] void no_picture(const ImageRequest& request, const std::string& what) {
-  const bool adapted = std::any_of(request.loras.begin(), request.loras.end(), [](const LoraRequest& lora) { return lora.scale != 0; });
+  const bool adapted =
+      std::any_of(request.loras.begin(), request.loras.end(), [](const LoraRequest& lora) { return lora.scale != 0; });
   if (adapted)
-    fail(Code::kInvalidArgument, "[decode] " + what + " hold NaN or infinity, with adapters at the strengths " + strengths(request.loras) +
-                                     " (in the request's order); smaller ones would do, or another adapter", "loras");
-  fail(Code::kDataCorrupt, "[decode] " + what + " hold NaN or infinity; the model's weights or its precision (worker.dtype) do not hold this request");
+    fail(Code::kInvalidArgument,
+         "[decode] " + what + " hold NaN or infinity, with adapters at the strengths " + strengths(request.loras) +
+             " (in the request's order); smaller ones would do, or another adapter",
+         "loras");
+  fail(Code::kDataCorrupt,
+       "[decode] " + what +
+           " hold NaN or infinity; the model's weights or its precision (worker.dtype) do not hold this request");
 }
 
 }  // namespace
 
-FluxModel::FluxModel(ModelInfo info, Placement placement, FluxFolder folder, Prompts prompts, AdapterStore::Limits adapters)
-    : info_(std::move(info)), placement_(placement), folder_(std::move(folder)), prompts_(std::move(prompts)),
+FluxModel::FluxModel(ModelInfo info, Placement placement, FluxFolder folder, Prompts prompts,
+                     AdapterStore::Limits adapters)
+    : info_(std::move(info)),
+      placement_(placement),
+      folder_(std::move(folder)),
+      prompts_(std::move(prompts)),
       adapters_(lora_base(folder_), placement, adapters) {}
 
 void FluxModel::check(const ImageRequest& r) const {
   for (const auto& [field, value] : {std::pair("width", r.width), std::pair("height", r.height)}) {
     check_range(field, value, info_.size_multiple, kMaxSide);
     if (value % info_.size_multiple != 0)
-      refuse(field, "is " + std::to_string(value) + "; this model takes multiples of " + std::to_string(info_.size_multiple));
+      refuse(field,
+             "is " + std::to_string(value) + "; this model takes multiples of " + std::to_string(info_.size_multiple));
   }
   check_range("num_inference_steps", r.num_inference_steps, 1, kMaxSteps);
   check_range("max_sequence_length", r.max_sequence_length, 1, kMaxSequenceLength);
@@ -77,10 +88,12 @@ void FluxModel::check(const ImageRequest& r) const {
   if (!is_valid_utf8(r.prompt)) refuse("prompt", "is not valid UTF-8");
   if (r.negative_prompt && !is_valid_utf8(*r.negative_prompt)) refuse("negative_prompt", "is not valid UTF-8");
   if (r.loras.size() > kMaxLoras)
-    refuse("loras", "has " + std::to_string(r.loras.size()) + " entries; at most " + std::to_string(kMaxLoras) + " are allowed");
+    refuse("loras",
+           "has " + std::to_string(r.loras.size()) + " entries; at most " + std::to_string(kMaxLoras) + " are allowed");
   for (const LoraRequest& lora : r.loras)
     if (!(std::abs(lora.scale) <= kMostLoraScale))
-      refuse("loras", "gives " + lora.path + " a scale of " + std::to_string(lora.scale) + "; it must be a finite number from -100 to 100");
+      refuse("loras", "gives " + lora.path + " a scale of " + std::to_string(lora.scale) +
+                          "; it must be a finite number from -100 to 100");
 }
 
 TextEmbedding FluxModel::embed(const std::string& prompt, int max_sequence_length, const AdaptedModels* adapted) {
@@ -108,12 +121,16 @@ TextEmbedding FluxModel::embed(const std::string& prompt, int max_sequence_lengt
 
 void FluxModel::condition(FluxPrepared& p) const {
   const auto on_device = [&](const std::vector<float>& values) {
-    return at::from_blob(const_cast<float*>(values.data()), {static_cast<std::int64_t>(values.size())}).clone().to(placement_.device);
+    return at::from_blob(const_cast<float*>(values.data()), {static_cast<std::int64_t>(values.size())})
+        .clone()
+        .to(placement_.device);
   };
   p.sigmas = on_device(p.schedule.sigmas);
   p.timesteps = on_device(p.schedule.timesteps);
   const FluxTransformer& flux = p.adapted ? p.adapted->transformer : folder_.transformer;
-  const auto of = [&](const TextEmbedding& text) { return make_conditioning(flux, text.tokens, text.pooled, p.timesteps, p.request.guidance_scale); };
+  const auto of = [&](const TextEmbedding& text) {
+    return make_conditioning(flux, text.tokens, text.pooled, p.timesteps, p.request.guidance_scale);
+  };
   p.conditioning = of(p.prompt);
   if (p.negative) p.negative_conditioning = of(*p.negative);
 }
@@ -127,7 +144,8 @@ Result<std::unique_ptr<Prepared>> FluxModel::encode(const ImageRequest& request)
     p->request = request;
     p->rows = request.height / info_.size_multiple;
     p->columns = request.width / info_.size_multiple;
-    folder_.transformer.expect(1, request.max_sequence_length, p->rows * p->columns);  // made while the prompt is encoded
+    folder_.transformer.expect(1, request.max_sequence_length,
+                               p->rows * p->columns);  // made while the prompt is encoded
     p->adapted = adapt(folder_, adapters_, request.loras);
     p->prompt = embed(request.prompt, request.max_sequence_length, p->adapted.get());
     p->warnings_ = p->prompt.warnings;
@@ -142,10 +160,14 @@ Result<std::unique_ptr<Prepared>> FluxModel::encode(const ImageRequest& request)
     p->schedule = make_schedule(folder_.scheduler, request.num_inference_steps, p->rows * p->columns);
     for (float sigma : p->schedule.sigmas)
       if (!std::isfinite(sigma)) {
-        // shift_terminal divides 0 by 0 where there is but one step, a shift that is not above 0 with any number of them.
-        if (request.num_inference_steps == 1) refuse("num_inference_steps", "is 1, of which this model's scheduler makes no schedule; use 2 or more");
-        fail(Code::kDataCorrupt, "[encode] this model's scheduler makes no schedule of " + std::to_string(request.num_inference_steps) +
-                                     " steps; shift (above 0) and shift_terminal (below 1) in " + info_.dir + "/scheduler/scheduler_config.json decide it");
+        // shift_terminal divides 0 by 0 where there is but one step, a shift that is not above 0 with any number of
+        // them.
+        if (request.num_inference_steps == 1)
+          refuse("num_inference_steps", "is 1, of which this model's scheduler makes no schedule; use 2 or more");
+        fail(Code::kDataCorrupt, "[encode] this model's scheduler makes no schedule of " +
+                                     std::to_string(request.num_inference_steps) +
+                                     " steps; shift (above 0) and shift_terminal (below 1) in " + info_.dir +
+                                     "/scheduler/scheduler_config.json decide it");
       }
     condition(*p);
     scope.finish();
@@ -158,9 +180,12 @@ Result<std::unique_ptr<Prepared>> FluxModel::encode(const ImageRequest& request)
   }
 }
 
-Result<void> FluxModel::denoise(Prepared& prepared, const StepCallback& on_step) { return denoise_batch({&prepared}, {on_step}).front(); }
+Result<void> FluxModel::denoise(Prepared& prepared, const StepCallback& on_step) {
+  return denoise_batch({&prepared}, {on_step}).front();
+}
 
-std::vector<Result<void>> FluxModel::denoise_batch(const std::vector<Prepared*>& batch, const std::vector<StepCallback>& on_step) {
+std::vector<Result<void>> FluxModel::denoise_batch(const std::vector<Prepared*>& batch,
+                                                   const std::vector<StepCallback>& on_step) {
   try {
     std::vector<FluxPrepared*> pictures;
     for (Prepared* one : batch) pictures.push_back(&own(*one));
@@ -168,7 +193,8 @@ std::vector<Result<void>> FluxModel::denoise_batch(const std::vector<Prepared*>&
     StageScope scope(placement_.device);
     // What adapters a compiled block reads is one for all of the model's.
     std::unique_lock one_at_a_time(adapted_, std::defer_lock);
-    if (std::any_of(pictures.begin(), pictures.end(), [](const FluxPrepared* p) { return p->adapted != nullptr; })) one_at_a_time.lock();
+    if (std::any_of(pictures.begin(), pictures.end(), [](const FluxPrepared* p) { return p->adapted != nullptr; }))
+      one_at_a_time.lock();
     auto results = run_steps(folder_, placement_, pictures, on_step, [&] { scope.finish(); });
     if (one_at_a_time) one_at_a_time.unlock();
     clear_if_asked();

@@ -20,7 +20,8 @@ class FluxModel : public Model {
   const ModelInfo& info() const override { return info_; }
   Result<std::unique_ptr<Prepared>> encode(const ImageRequest& request) override;
   Result<void> denoise(Prepared& prepared, const StepCallback& on_step) override;
-  std::vector<Result<void>> denoise_batch(const std::vector<Prepared*>& batch, const std::vector<StepCallback>& on_step) override;
+  std::vector<Result<void>> denoise_batch(const std::vector<Prepared*>& batch,
+                                          const std::vector<StepCallback>& on_step) override;
   Result<Image> decode(Prepared& prepared) override;
   Result<void> prefetch(const std::vector<LoraRequest>& loras, const AdapterDrops& drops) override;
   void pin_adapters(const std::set<std::string>& ids) override;
@@ -38,7 +39,7 @@ class FluxModel : public Model {
   const FluxFolder folder_;
   const Prompts prompts_;
   AdapterStore adapters_;
-  std::mutex adapted_;  // held while a request with adapters is denoised
+  std::mutex adapted_;                  // held while a request with adapters is denoised
   std::atomic<bool> clearing_ = false;  // what was beside the weights is to be overwritten as soon as none is
 
   // The last few prompts: the units of one job share theirs, and a negative prompt is often the same for years.

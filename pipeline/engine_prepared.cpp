@@ -35,7 +35,9 @@ class Dump {
   Result<void> write(const std::string& path, const std::map<std::string, std::string>& metadata) const {
     std::vector<TensorToWrite> entries;
     for (const auto& [name, t] : tensors_)
-      entries.push_back({name, stored_type(t.scalar_type()), {t.sizes().begin(), t.sizes().end()},
+      entries.push_back({name,
+                         stored_type(t.scalar_type()),
+                         {t.sizes().begin(), t.sizes().end()},
                          {static_cast<const std::byte*>(t.const_data_ptr()), t.nbytes()}});
     return write_safetensors(path, std::move(entries), metadata);
   }

@@ -43,7 +43,8 @@ class FluxPrepared : public Prepared {
   std::optional<TextEmbedding> negative;  // with true CFG
   Schedule schedule;
   at::Tensor sigmas, timesteps;  // the schedule's, on the device
-  std::optional<Conditioning> conditioning, negative_conditioning;  // there after encode(), as far as prompt and negative are
+  std::optional<Conditioning> conditioning,
+      negative_conditioning;           // there after encode(), as far as prompt and negative are
   std::int64_t rows = 0, columns = 0;  // tokens of the picture
   at::Tensor noise;                    // [1, C, 2·rows, 2·columns], on the host
   at::Tensor latents;                  // [1, rows · columns, 4·C], on the device; undefined before denoise()

@@ -9,9 +9,10 @@
 
 namespace ditfleet::pipeline {
 
-// See Model::denoise_batch. `wait` waits for what was enqueued, at each step's end. In a StageScope; while no other call with
-// adapters runs on this folder. Throws what ends all of them: Failure, and what LibTorch throws.
-std::vector<Result<void>> run_steps(const FluxFolder& folder, Placement placement, const std::vector<FluxPrepared*>& batch, const std::vector<StepCallback>& on_step,
+// See Model::denoise_batch. `wait` waits for what was enqueued, at each step's end. In a StageScope; while no other
+// call with adapters runs on this folder. Throws what ends all of them: Failure, and what LibTorch throws.
+std::vector<Result<void>> run_steps(const FluxFolder& folder, Placement placement,
+                                    const std::vector<FluxPrepared*>& batch, const std::vector<StepCallback>& on_step,
                                     const std::function<void()>& wait);
 
 }  // namespace ditfleet::pipeline

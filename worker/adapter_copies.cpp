@@ -31,10 +31,13 @@ std::int64_t ns(const timespec& time) { return std::int64_t{time.tv_sec} * 1'000
 Error cannot_write(const std::string& folder, std::int64_t bytes, int code) {
   const std::string reason = std::strerror(code);
   if (code == ENOSPC || code == EDQUOT) {
-    return {Code::kResourceExhausted, "there is no room for an adapter of " + std::to_string(bytes) + " bytes in '" + folder + "': " + reason +
-                                          "; free some, or set worker.lora.cache_dir to another disk", {}};
+    return {Code::kResourceExhausted,
+            "there is no room for an adapter of " + std::to_string(bytes) + " bytes in '" + folder + "': " + reason +
+                "; free some, or set worker.lora.cache_dir to another disk",
+            {}};
   }
-  return unavailable("an adapter cannot be written into '" + folder + "': " + reason + "; worker.lora.cache_dir must be a folder that this worker may write to");
+  return unavailable("an adapter cannot be written into '" + folder + "': " + reason +
+                     "; worker.lora.cache_dir must be a folder that this worker may write to");
 }
 
 struct File {
@@ -51,7 +54,8 @@ std::vector<File> files_in(const std::string& folder) {
     const std::string path = it->path().string();
     const bool part = path.ends_with(kPart);
     struct stat found {};
-    if ((!part && !path.ends_with(kExtension)) || ::lstat(path.c_str(), &found) != 0 || !S_ISREG(found.st_mode)) continue;
+    if ((!part && !path.ends_with(kExtension)) || ::lstat(path.c_str(), &found) != 0 || !S_ISREG(found.st_mode))
+      continue;
     files.push_back({path, found.st_size, ns(found.st_atim), part});
   }
   return files;
@@ -108,7 +112,8 @@ AdapterCopyPtr AdapterCopies::find(const std::string& sha256) {
   if (!copy) return nullptr;
   auto digest = sha256_of_file(copy->path());
   if (!digest || digest->sha256 != sha256) {
-    spdlog::warn("adapters: the copy '{}' is not what its name says, and goes: {}", path_of(sha256), digest ? "its SHA-256 is " + digest->sha256 : digest.error().message);
+    spdlog::warn("adapters: the copy '{}' is not what its name says, and goes: {}", path_of(sha256),
+                 digest ? "its SHA-256 is " + digest->sha256 : digest.error().message);
     remove(sha256);
     return nullptr;
   }
@@ -145,7 +150,8 @@ std::int64_t AdapterCopies::bytes() const {
 
 void AdapterCopies::make_room(std::int64_t bytes) {
   auto files = files_in(folder_);
-  const auto now = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch());
+  const auto now =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch());
   std::int64_t used = 0;
   std::erase_if(files, [&](const File& file) {
     if (file.part && file.used_ns < (now - kAbandoned).count() && remove_unused(file.path)) return true;
@@ -153,7 +159,8 @@ void AdapterCopies::make_room(std::int64_t bytes) {
     return file.part;
   });
   std::sort(files.begin(), files.end(), [](const File& a, const File& b) { return a.used_ns < b.used_ns; });
-  const std::int64_t copies = std::accumulate(files.begin(), files.end(), std::int64_t{0}, [](std::int64_t sum, const File& file) { return sum + file.bytes; });
+  const std::int64_t copies = std::accumulate(files.begin(), files.end(), std::int64_t{0},
+                                              [](std::int64_t sum, const File& file) { return sum + file.bytes; });
   std::int64_t free = free_(folder_);
   const bool in_vain = free <= bytes && bytes - free >= copies;  // nothing goes for what fits in no case
   for (const File& file : files) {
@@ -173,7 +180,8 @@ std::int64_t AdapterCopies::disk_free(const std::string& folder) {
 }
 
 Result<AdapterCopies::Writer> AdapterCopies::begin(const std::string& sha256, std::int64_t bytes) {
-  if (folder_.empty()) return unavailable("this worker has no folder for adapters: set worker.lora.cache_dir or data.dir");
+  if (folder_.empty())
+    return unavailable("this worker has no folder for adapters: set worker.lora.cache_dir or data.dir");
   std::error_code ec;
   fs::create_directories(folder_, ec);
   make_room(bytes);
@@ -188,8 +196,13 @@ Result<AdapterCopies::Writer> AdapterCopies::begin(const std::string& sha256, st
 }
 
 AdapterCopies::Writer::Writer(Writer&& other) noexcept
-    : copies_(other.copies_), sha256_(std::move(other.sha256_)), path_(std::exchange(other.path_, {})), bytes_(other.bytes_), written_(other.written_),
-      fd_(std::exchange(other.fd_, -1)), hash_(std::move(other.hash_)) {}
+    : copies_(other.copies_),
+      sha256_(std::move(other.sha256_)),
+      path_(std::exchange(other.path_, {})),
+      bytes_(other.bytes_),
+      written_(other.written_),
+      fd_(std::exchange(other.fd_, -1)),
+      hash_(std::move(other.hash_)) {}
 
 AdapterCopies::Writer::~Writer() {
   if (!path_.empty()) ::unlink(path_.c_str());
@@ -198,7 +211,8 @@ AdapterCopies::Writer::~Writer() {
 
 Result<void> AdapterCopies::Writer::write(std::string_view bytes) {
   if (written_ + static_cast<std::int64_t>(bytes.size()) > bytes_) {
-    return Error{Code::kDataCorrupt, "it has more than the " + std::to_string(bytes_) + " bytes that were registered", {}};
+    return Error{
+        Code::kDataCorrupt, "it has more than the " + std::to_string(bytes_) + " bytes that were registered", {}};
   }
   hash_.update(bytes);
   written_ += static_cast<std::int64_t>(bytes.size());
@@ -220,7 +234,8 @@ Result<AdapterCopyPtr> AdapterCopies::Writer::commit() {
   path_.clear();
   {
     const std::lock_guard lock(copies_.mutex_);
-    copies_.checked_[sha256_] = {.device = made.st_dev, .inode = made.st_ino, .bytes = made.st_size, .modified_ns = ns(made.st_mtim)};
+    copies_.checked_[sha256_] = {
+        .device = made.st_dev, .inode = made.st_ino, .bytes = made.st_size, .modified_ns = ns(made.st_mtim)};
   }
   return AdapterCopyPtr(std::make_shared<const AdapterCopy>(written_, std::exchange(fd_, -1)));
 }

@@ -2,8 +2,8 @@
 // grows too large or its disk is full. Several processes may share it.
 //
 // What is handed out has been read to its end and compared with its name. A file is written under another name first,
-// so nobody sees a part of one. Whoever uses a copy holds a lock on it; what is in use stays, also if the folder is over
-// its size by that.
+// so nobody sees a part of one. Whoever uses a copy holds a lock on it; what is in use stays, also if the folder is
+// over its size by that.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,8 @@ class AdapterCopies {
   static std::int64_t disk_free(const std::string& folder);
 
   // An empty folder: nothing can be kept, and every write says so. The folder is made when it is needed.
-  AdapterCopies(std::string folder, std::int64_t max_bytes, DiskFree free = disk_free) : folder_(std::move(folder)), max_bytes_(max_bytes), free_(free) {}
+  AdapterCopies(std::string folder, std::int64_t max_bytes, DiskFree free = disk_free)
+      : folder_(std::move(folder)), max_bytes_(max_bytes), free_(free) {}
 
   // A copy that this process has checked before and that has not changed since; else null. Does not block.
   AdapterCopyPtr find_checked(const std::string& sha256);
@@ -70,7 +71,8 @@ class AdapterCopies {
 
    private:
     friend class AdapterCopies;
-    Writer(AdapterCopies& copies, std::string sha256, std::int64_t bytes) : copies_(copies), sha256_(std::move(sha256)), bytes_(bytes) {}
+    Writer(AdapterCopies& copies, std::string sha256, std::int64_t bytes)
+        : copies_(copies), sha256_(std::move(sha256)), bytes_(bytes) {}
     AdapterCopies& copies_;
     std::string sha256_, path_;
     std::int64_t bytes_, written_ = 0;

@@ -20,8 +20,8 @@ namespace {
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
-constexpr auto kCallTimeout = 5s;    // of one call, a chunk of 1 MiB included
-constexpr auto kAskFor = 10s;        // how long Redis is asked again while it is away
+constexpr auto kCallTimeout = 5s;  // of one call, a chunk of 1 MiB included
+constexpr auto kAskFor = 10s;      // how long Redis is asked again while it is away
 constexpr auto kPause = 200ms;
 constexpr std::size_t kPiece = 1u << 20;
 
@@ -39,7 +39,10 @@ Error deleted() {
 }
 
 Error lost() {
-  return {Code::kDataCorrupt, "it is registered, but Redis has lost some of its bytes (its maxmemory-policy must be noeviction); upload it again", {}};
+  return {Code::kDataCorrupt,
+          "it is registered, but Redis has lost some of its bytes (its maxmemory-policy must be noeviction); upload it "
+          "again",
+          {}};
 }
 
 // Of several sources that failed, the one of which there is most to tell.
@@ -69,29 +72,37 @@ struct Descriptor {
 
 }  // namespace
 
-Result<AdapterCopyPtr> copy_registered_file(AdapterCopies& copies, const loras::Location& location, const std::string& path,
-                                            const std::vector<std::string>& folders) {
+Result<AdapterCopyPtr> copy_registered_file(AdapterCopies& copies, const loras::Location& location,
+                                            const std::string& path, const std::vector<std::string>& folders) {
   const std::string its_file = location.one_place ? "its file '" + path + "'" : "its file";
   const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   if (file.fd < 0) {
     const int code = errno;
     return Error{code == ENOENT || code == ENOTDIR ? Code::kNotFound : Code::kUnavailable,
-                 its_file + " cannot be read on this worker: " + std::strerror(code), {}};
+                 its_file + " cannot be read on this worker: " + std::strerror(code),
+                 {}};
   }
   // What was opened, not what the path names by now, is what must lie in a folder.
   std::error_code ec;
   const fs::path opened = fs::read_symlink("/proc/self/fd/" + std::to_string(file.fd), ec);
-  if (ec || std::none_of(folders.begin(), folders.end(), [&](const std::string& folder) { return is_below(opened, folder); })) {
+  if (ec || std::none_of(folders.begin(), folders.end(),
+                         [&](const std::string& folder) { return is_below(opened, folder); })) {
     std::string list;
     for (const auto& folder : folders) list += (list.empty() ? "" : ", ") + folder;
-    return Error{Code::kPermissionDenied, its_file + " is outside the folders that this worker takes adapters from" +
-                                              (list.empty() ? "; it takes none, upload the file instead" : ": " + list), {}};
+    return Error{Code::kPermissionDenied,
+                 its_file + " is outside the folders that this worker takes adapters from" +
+                     (list.empty() ? "; it takes none, upload the file instead" : ": " + list),
+                 {}};
   }
   struct stat found {};
-  if (::fstat(file.fd, &found) != 0 || !S_ISREG(found.st_mode)) return Error{Code::kDataCorrupt, its_file + " is no regular file", {}};
+  if (::fstat(file.fd, &found) != 0 || !S_ISREG(found.st_mode))
+    return Error{Code::kDataCorrupt, its_file + " is no regular file", {}};
   const auto changed = [&](const std::string& what) {
-    return Error{Code::kDataCorrupt, its_file + " has changed since it was registered: " + what + ", registered were " +
-                                         std::to_string(location.bytes) + " bytes with the SHA-256 " + location.sha256 + "; register it again", {}};
+    return Error{Code::kDataCorrupt,
+                 its_file + " has changed since it was registered: " + what + ", registered were " +
+                     std::to_string(location.bytes) + " bytes with the SHA-256 " + location.sha256 +
+                     "; register it again",
+                 {}};
   };
   if (found.st_size != location.bytes) return changed("it has " + std::to_string(found.st_size) + " bytes");
   auto writer = copies.begin(location.sha256, location.bytes);
@@ -103,7 +114,8 @@ Result<AdapterCopyPtr> copy_registered_file(AdapterCopies& copies, const loras::
     if (got < 0) return unavailable(its_file + " cannot be read: " + std::strerror(errno));
     if (got == 0) break;
     auto written = writer->write(std::string_view(piece).substr(0, static_cast<std::size_t>(got)));
-    if (!written) return written.error().code == Code::kDataCorrupt ? changed(written.error().message) : written.error();
+    if (!written)
+      return written.error().code == Code::kDataCorrupt ? changed(written.error().message) : written.error();
   }
   auto copy = writer->commit();
   if (!copy && copy.error().code == Code::kDataCorrupt) return changed(copy.error().message);
@@ -114,7 +126,8 @@ Result<AdapterCopyPtr> copy_registered_file(AdapterCopies& copies, const loras::
   return copy;
 }
 
-AdapterFetcher::AdapterFetcher(asio::any_io_executor executor, AdapterSource* source, AdapterCopies& copies, std::vector<std::string> folders)
+AdapterFetcher::AdapterFetcher(asio::any_io_executor executor, AdapterSource* source, AdapterCopies& copies,
+                               std::vector<std::string> folders)
     : executor_(std::move(executor)), source_(source), copies_(copies), folders_(std::move(folders)) {}
 
 bool AdapterFetcher::Flight::is_wanted() const {
@@ -138,7 +151,8 @@ asio::awaitable<Result<loras::Location>> AdapterFetcher::locate(std::string sha2
   }
 }
 
-asio::awaitable<Result<FetchedAdapter>> AdapterFetcher::fetch(std::string sha256, std::string name, std::function<bool()> wanted) {
+asio::awaitable<Result<FetchedAdapter>> AdapterFetcher::fetch(std::string sha256, std::string name,
+                                                              std::function<bool()> wanted) {
   auto location = co_await locate(sha256, wanted);
   if (!location) {
     if (location.error().code == Code::kNotFound) copies_.remove(sha256);
@@ -180,9 +194,12 @@ asio::awaitable<Result<FetchedAdapter>> AdapterFetcher::fetch(std::string sha256
   co_return told(std::move(fetched));
 }
 
-asio::awaitable<Result<FetchedAdapter>> AdapterFetcher::fly(std::string sha256, FlightPtr flight, loras::Location location) {
+asio::awaitable<Result<FetchedAdapter>> AdapterFetcher::fly(std::string sha256, FlightPtr flight,
+                                                            loras::Location location) {
   const auto never = Deadline::at(Deadline::Clock::time_point::max());
-  const std::function<Result<AdapterCopyPtr>()> look = [this, sha256]() -> Result<AdapterCopyPtr> { return copies_.find(sha256); };
+  const std::function<Result<AdapterCopyPtr>()> look = [this, sha256]() -> Result<AdapterCopyPtr> {
+    return copies_.find(sha256);
+  };
   auto here = co_await disk_.run<AdapterCopyPtr>(look, never);
   if (here && *here) co_return FetchedAdapter{std::move(*here), true};
   std::optional<Error> failed;
@@ -190,10 +207,13 @@ asio::awaitable<Result<FetchedAdapter>> AdapterFetcher::fly(std::string sha256, 
     if (!failed || weight(error) > weight(*failed)) failed = std::move(error);
   };
   for (const std::string& path : location.paths) {
-    const std::function<Result<AdapterCopyPtr>()> work = [this, location, path] { return copy_registered_file(copies_, location, path, folders_); };
+    const std::function<Result<AdapterCopyPtr>()> work = [this, location, path] {
+      return copy_registered_file(copies_, location, path, folders_);
+    };
     auto copied = co_await disk_.run<AdapterCopyPtr>(work, never);
     if (copied) co_return FetchedAdapter{std::move(*copied), false};
-    if (!location.one_place) spdlog::warn("adapters: {} from '{}': {}", sha256.substr(0, 12), path, copied.error().message);
+    if (!location.one_place)
+      spdlog::warn("adapters: {} from '{}': {}", sha256.substr(0, 12), path, copied.error().message);
     note(copied.error());
   }
   if (location.chunks > 0) {
@@ -207,7 +227,8 @@ asio::awaitable<Result<FetchedAdapter>> AdapterFetcher::fly(std::string sha256, 
       if (still && still->upload == upload) note(lost());
     }
   }
-  if (!failed) failed = Error{Code::kDataCorrupt, "the registry does not say where its bytes are; register it again", {}};
+  if (!failed)
+    failed = Error{Code::kDataCorrupt, "the registry does not say where its bytes are; register it again", {}};
   co_return std::move(*failed);
 }
 
@@ -222,7 +243,8 @@ asio::awaitable<Result<AdapterCopyPtr>> AdapterFetcher::download(loras::Location
     return true;
   };
   if (auto begun = co_await disk_.run<bool>(begin, never); !begun) co_return begun.error();
-  // At once, while the disk's thread has nothing to do with it; its last piece of work may hold on to it a little longer.
+  // At once, while the disk's thread has nothing to do with it; its last piece of work may hold on to it a little
+  // longer.
   const auto given_up = [&writer](Error error) {
     writer->reset();
     return error;
@@ -240,19 +262,24 @@ asio::awaitable<Result<AdapterCopyPtr>> AdapterFetcher::download(loras::Location
     }
     give_up = Deadline::after(kAskFor);
     ++i;
-    const std::function<Result<bool>()> write = [writer, piece = std::make_shared<std::string>(std::move(*chunk))]() -> Result<bool> {
+    const std::function<Result<bool>()> write =
+        [writer, piece = std::make_shared<std::string>(std::move(*chunk))]() -> Result<bool> {
       auto written = (*writer)->write(*piece);
       if (!written) return written.error();
       return true;
     };
     if (auto written = co_await disk_.run<bool>(write, never); !written) co_return given_up(written.error());
   }
-  const std::function<Result<AdapterCopyPtr>()> commit = [this, writer, sha256 = location.sha256]() -> Result<AdapterCopyPtr> {
+  const std::function<Result<AdapterCopyPtr>()> commit = [this, writer,
+                                                          sha256 = location.sha256]() -> Result<AdapterCopyPtr> {
     auto copy = (*writer)->commit();
     writer->reset();
     if (copy) show_adapter_cache(copies_.bytes());
     if (copy || copy.error().code != Code::kDataCorrupt) return copy;
-    return Error{Code::kDataCorrupt, "what Redis holds of it is not what was uploaded: " + copy.error().message + ", not " + sha256 + "; remove it, under every name, and upload it again", {}};
+    return Error{Code::kDataCorrupt,
+                 "what Redis holds of it is not what was uploaded: " + copy.error().message + ", not " + sha256 +
+                     "; remove it, under every name, and upload it again",
+                 {}};
   };
   auto copy = co_await disk_.run<AdapterCopyPtr>(commit, never);
   if (copy) count_adapter_bytes("redis", location.bytes);

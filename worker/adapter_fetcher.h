@@ -1,5 +1,5 @@
-// From a digest to a file of this host that holds it: the copy that is there, else one made from a registered file in an
-// allowed folder or from the chunks in Redis.
+// From a digest to a file of this host that holds it: the copy that is there, else one made from a registered file in
+// an allowed folder or from the chunks in Redis.
 //
 // Every use asks the registry first, so that what was deleted is not drawn with, however many copies there are.
 #pragma once
@@ -25,18 +25,19 @@ struct FetchedAdapter {
   bool pinned = false;    // in the registry, now
 };
 
-// The io thread's. Disk work is done on a thread of its own, one piece at a time; of the bytes no more than a piece is in
-// memory.
+// The io thread's. Disk work is done on a thread of its own, one piece at a time; of the bytes no more than a piece is
+// in memory.
 class AdapterFetcher {
  public:
   // `folders`: where registered files may lie, all below them included; after symbolic links.
-  AdapterFetcher(asio::any_io_executor executor, AdapterSource* source, AdapterCopies& copies, std::vector<std::string> folders);
+  AdapterFetcher(asio::any_io_executor executor, AdapterSource* source, AdapterCopies& copies,
+                 std::vector<std::string> folders);
 
-  // `name` is for messages to whoever asks with it. `wanted`: false ends what waits for Redis. One fetch a digest at a time; who asks meanwhile
-  // waits for it, and tries itself where it failed and the registry told this one of other places. Errors, param "loras":
-  // kNotFound: deleted, or a file that is not there. kDataCorrupt: the bytes are not what was registered.
-  // kPermissionDenied: a file outside the folders. kResourceExhausted: the disk is full. kUnavailable: Redis is away, or
-  // the folder of copies can't be written. kCanceled: not wanted any more.
+  // `name` is for messages to whoever asks with it. `wanted`: false ends what waits for Redis. One fetch a digest at a
+  // time; who asks meanwhile waits for it, and tries itself where it failed and the registry told this one of other
+  // places. Errors, param "loras": kNotFound: deleted, or a file that is not there. kDataCorrupt: the bytes are not
+  // what was registered. kPermissionDenied: a file outside the folders. kResourceExhausted: the disk is full.
+  // kUnavailable: Redis is away, or the folder of copies can't be written. kCanceled: not wanted any more.
   asio::awaitable<Result<FetchedAdapter>> fetch(std::string sha256, std::string name, std::function<bool()> wanted);
 
  private:
@@ -65,7 +66,7 @@ class AdapterFetcher {
 };
 
 // Copies a registered file that lies in one of the folders. Blocks. Errors as AdapterFetcher::fetch's.
-Result<AdapterCopyPtr> copy_registered_file(AdapterCopies& copies, const loras::Location& location, const std::string& path,
-                                            const std::vector<std::string>& folders);
+Result<AdapterCopyPtr> copy_registered_file(AdapterCopies& copies, const loras::Location& location,
+                                            const std::string& path, const std::vector<std::string>& folders);
 
 }  // namespace ditfleet::worker

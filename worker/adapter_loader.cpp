@@ -14,7 +14,9 @@ constexpr auto kWatchEvery = 2s;
 constexpr auto kCallTimeout = 2s;
 constexpr double kKeep = 0.7;  // of the measured rate, with each new measurement
 
-bool contains(const std::vector<std::string>& all, const std::string& one) { return std::find(all.begin(), all.end(), one) != all.end(); }
+bool contains(const std::vector<std::string>& all, const std::string& one) {
+  return std::find(all.begin(), all.end(), one) != all.end();
+}
 
 void add_new(const std::vector<std::string>& from, std::vector<std::string>& to) {
   for (const auto& one : from) {
@@ -30,7 +32,8 @@ AdapterTier tier_of(const pipeline::AdapterHoldings& held, const std::string& sh
 
 // One that a request names twice is loaded for its first use.
 bool is_again(const std::vector<pipeline::LoraRequest>& loras, std::size_t at) {
-  return std::any_of(loras.begin(), loras.begin() + static_cast<std::ptrdiff_t>(at), [&](const auto& before) { return before.id == loras[at].id; });
+  return std::any_of(loras.begin(), loras.begin() + static_cast<std::ptrdiff_t>(at),
+                     [&](const auto& before) { return before.id == loras[at].id; });
 }
 
 }  // namespace
@@ -39,10 +42,12 @@ Error with_names(Error error, const std::vector<job::LoraUse>& uses, const std::
   std::vector<std::size_t> order(std::min(loras.size(), uses.size()));
   std::iota(order.begin(), order.end(), std::size_t{0});
   // A path before one that it begins with: /proc/self/fd/31, /proc/self/fd/3.
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return loras[a].path.size() > loras[b].path.size(); });
+  std::sort(order.begin(), order.end(),
+            [&](std::size_t a, std::size_t b) { return loras[a].path.size() > loras[b].path.size(); });
   for (const std::size_t i : order) {
     const std::string& path = loras[i].path;
-    for (auto at = error.message.find(path); at != std::string::npos; at = error.message.find(path, at + uses[i].name.size())) {
+    for (auto at = error.message.find(path); at != std::string::npos;
+         at = error.message.find(path, at + uses[i].name.size())) {
       error.message.replace(at, path.size(), uses[i].name);
     }
   }
@@ -72,11 +77,14 @@ asio::awaitable<void> AdapterLoader::forget(pipeline::Model& model, std::string 
 }
 
 void AdapterLoader::note_pin(const std::string& sha256, bool pinned) {
-  if (pinned) pinned_.insert(sha256);
-  else pinned_.erase(sha256);
+  if (pinned)
+    pinned_.insert(sha256);
+  else
+    pinned_.erase(sha256);
 }
 
-asio::awaitable<Result<void>> AdapterLoader::fetch(const Wish& wish, BroughtAdapters& brought, std::vector<AdapterTier>& tiers) {
+asio::awaitable<Result<void>> AdapterLoader::fetch(const Wish& wish, BroughtAdapters& brought,
+                                                   std::vector<AdapterTier>& tiers) {
   const auto held = wish.model->adapters();
   for (const auto& use : wish.uses) {
     auto fetched = co_await fetcher_.fetch(use.sha256, use.name, wish.wanted);
@@ -100,14 +108,17 @@ asio::awaitable<Result<BroughtAdapters>> AdapterLoader::bring(Wish wish) {
   std::vector<AdapterTier> tiers;
   auto done = co_await fetch(wish, brought, tiers);
   wish.model->pin_adapters(pinned_);
-  const bool resident = std::all_of(tiers.begin(), tiers.end(), [](AdapterTier tier) { return tier == AdapterTier::kSlot; });
+  const bool resident =
+      std::all_of(tiers.begin(), tiers.end(), [](AdapterTier tier) { return tier == AdapterTier::kSlot; });
   if (done && !resident) {
     using Tiers = std::vector<AdapterTier>;
-    const std::function<Result<Tiers>()> work = [model = wish.model, loras = brought.loras, drops = wish.drops, tiers]() mutable -> Result<Tiers> {
+    const std::function<Result<Tiers>()> work = [model = wish.model, loras = brought.loras, drops = wish.drops,
+                                                 tiers]() mutable -> Result<Tiers> {
       // A unit before this one may have brought them since this one came.
       const auto held = model->adapters();
       for (std::size_t i = 0; i < loras.size(); ++i) {
-        tiers[i] = is_again(loras, i) ? AdapterTier::kSlot : tier_of(held, loras[i].id, tiers[i] != AdapterTier::kSource);
+        tiers[i] =
+            is_again(loras, i) ? AdapterTier::kSlot : tier_of(held, loras[i].id, tiers[i] != AdapterTier::kSource);
       }
       auto loaded = model->prefetch(loras, drops);
       if (!loaded) return loaded.error();
@@ -129,7 +140,8 @@ asio::awaitable<Result<BroughtAdapters>> AdapterLoader::bring(Wish wish) {
   observe_adapter_load(furthest, took);
   if (furthest >= AdapterTier::kDisk) {
     std::int64_t bytes = 0;
-    for (std::size_t i = 0; i < tiers.size(); ++i) bytes += tiers[i] >= AdapterTier::kDisk ? brought.copies[i]->bytes() : 0;
+    for (std::size_t i = 0; i < tiers.size(); ++i)
+      bytes += tiers[i] >= AdapterTier::kDisk ? brought.copies[i]->bytes() : 0;
     const double rate = static_cast<double>(bytes) * 1e6 / static_cast<double>(std::max<std::int64_t>(1, took.count()));
     bytes_per_s_ = bytes_per_s_ > 0 ? kKeep * bytes_per_s_ + (1 - kKeep) * rate : rate;
   }

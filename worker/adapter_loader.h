@@ -54,11 +54,12 @@ class AdapterLoader {
   // Errors (param "loras"): those of AdapterFetcher::fetch and pipeline::Model::prefetch.
   asio::awaitable<Result<BroughtAdapters>> bring(Wish wish);
 
-  // Forgets what is deleted from the registry, wherever it is, and tells the models what is pinned, within seconds. Until it is canceled.
+  // Forgets what is deleted from the registry, wherever it is, and tells the models what is pinned, within seconds.
+  // Until it is canceled.
   asio::awaitable<void> watch(const ModelSet& models, std::function<void()> changed);
 
-  // What this worker tells of its adapters, over all its models; also as metrics. Of slots one model's, not their sum: no
-  // unit may need more. Nothing where it takes none.
+  // What this worker tells of its adapters, over all its models; also as metrics. Of slots one model's, not their sum:
+  // no unit may need more. Nothing where it takes none.
   void describe(const ModelSet& models, queue::WorkerInfo& info) const;
 
  private:
@@ -76,7 +77,7 @@ class AdapterLoader {
   AdapterCopies copies_;
   AdapterFetcher fetcher_;
   std::set<std::string> pinned_;  // of what was looked up, as the registry had it last
-  double bytes_per_s_ = 0;  // from disk or source to host memory, smoothed; 0: not yet
+  double bytes_per_s_ = 0;        // from disk or source to host memory, smoothed; 0: not yet
   NamedThread thread_{"adapters"};
 };
 

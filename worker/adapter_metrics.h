@@ -1,7 +1,9 @@
 // What adapters cost and where they are, as metrics of the process:
-//   ditfleet_lora_loads_total{tier,result}    adapters that units needed, by where the worker had them: slot, host, disk (a
+//   ditfleet_lora_loads_total{tier,result}    adapters that units needed, by where the worker had them: slot, host,
+//   disk (a
 //                                             copy on this host) or source (fetched); result: ok, or the error's code
-//   ditfleet_lora_load_seconds{tier}          of a unit: from its arrival until its adapters were brought, by the tier of
+//   ditfleet_lora_load_seconds{tier}          of a unit: from its arrival until its adapters were brought, by the tier
+//   of
 //                                             the one that was furthest away
 //   ditfleet_lora_swap_seconds{model}         from host memory to a slot, as the engine measured it
 //   ditfleet_lora_slots{model}, ditfleet_lora_slots_used{model}, ditfleet_lora_host_adapters{model}

@@ -10,8 +10,11 @@ class RegistrySource final : public AdapterSource {
   explicit RegistrySource(std::shared_ptr<redis::Connection> connection) : registry_(std::move(connection)) {}
   void start() override { registry_.connection()->start(); }
   void stop() override { registry_.connection()->stop(); }
-  asio::awaitable<Result<loras::Location>> lookup(const std::string& sha256, Deadline deadline) override { return registry_.lookup(sha256, deadline); }
-  asio::awaitable<Result<std::string>> read_chunk(const loras::Location& location, int index, Deadline deadline) override {
+  asio::awaitable<Result<loras::Location>> lookup(const std::string& sha256, Deadline deadline) override {
+    return registry_.lookup(sha256, deadline);
+  }
+  asio::awaitable<Result<std::string>> read_chunk(const loras::Location& location, int index,
+                                                  Deadline deadline) override {
     return registry_.read_chunk(location, index, deadline);
   }
   asio::awaitable<Result<std::int64_t>> version(Deadline deadline) override { return registry_.version(deadline); }

@@ -21,7 +21,8 @@ class AdapterSource {
   virtual void stop() {}
   // kNotFound: registered under no name (any more).
   virtual asio::awaitable<Result<loras::Location>> lookup(const std::string& sha256, Deadline deadline) = 0;
-  virtual asio::awaitable<Result<std::string>> read_chunk(const loras::Location& location, int index, Deadline deadline) = 0;
+  virtual asio::awaitable<Result<std::string>> read_chunk(const loras::Location& location, int index,
+                                                          Deadline deadline) = 0;
   // Another number whenever something was registered, replaced or removed.
   virtual asio::awaitable<Result<std::int64_t>> version(Deadline deadline) = 0;
 };

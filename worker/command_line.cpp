@@ -19,7 +19,8 @@ void add_configuration_flags(CLI::App& command, config::Sources& sources) {
 Result<config::Settings> settings_of(const config::Sources& sources) {
   auto settings = config::load(sources);
   if (!settings) return Error{Code::kInvalidArgument, settings.error().message, settings.error().param};
-  if (auto log = telemetry::configure_log("ditfleet-worker", settings->log.level, settings->log.format); !log) return log.error();
+  if (auto log = telemetry::configure_log("ditfleet-worker", settings->log.level, settings->log.format); !log)
+    return log.error();
   return settings;
 }
 

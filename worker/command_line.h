@@ -19,7 +19,8 @@ inline constexpr int kExitUsage = 2;
 // Adds --config and --set to a command.
 void add_configuration_flags(CLI::App& command, config::Sources& sources);
 
-// The configuration, with the log set as it says, for commands that answer on standard output. kInvalidArgument, with the key as param.
+// The configuration, with the log set as it says, for commands that answer on standard output. kInvalidArgument, with
+// the key as param.
 Result<config::Settings> settings_of(const config::Sources& sources);
 
 // Prints "ditfleet-worker COMMAND: message" to stderr. Returns kExitUsage for what the caller typed wrong

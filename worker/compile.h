@@ -13,7 +13,7 @@ struct CompileFlags {
   std::string model_dir;
   std::string architectures;  // "sm_80,sm_90a"; empty: all GPUs'
   std::string dtype = "auto";
-  std::string out;            // an export file; empty: the cache alone
+  std::string out;  // an export file; empty: the cache alone
   bool explain = false, json = false;
 };
 

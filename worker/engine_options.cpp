@@ -6,19 +6,20 @@ namespace ditfleet::worker {
 
 region::CompileOptions compile_options(const config::Settings& settings) {
   const auto& compile = settings.compile;
-  region::CompileOptions options{.backend = compile.backend,
-                                 .mode = compile.mode,
-                                 .attention = compile.attention,
-                                 .fullgraph = compile.fullgraph,
-                                 .dynamic = compile.dynamic,
-                                 .error_on_recompile = compile.error_on_recompile,
-                                 .recompile_limit = compile.recompile_limit,
-                                 .transformer = compile.components.transformer,
-                                 .text_encoders = compile.components.text_encoders,
-                                 .vae = compile.components.vae == "auto" ? std::nullopt : std::optional(compile.components.vae == "true"),
-                                 .rules = {},
-                                 .cxx = compile.cxx,
-                                 .nvrtc = compile.nvrtc};
+  region::CompileOptions options{
+      .backend = compile.backend,
+      .mode = compile.mode,
+      .attention = compile.attention,
+      .fullgraph = compile.fullgraph,
+      .dynamic = compile.dynamic,
+      .error_on_recompile = compile.error_on_recompile,
+      .recompile_limit = compile.recompile_limit,
+      .transformer = compile.components.transformer,
+      .text_encoders = compile.components.text_encoders,
+      .vae = compile.components.vae == "auto" ? std::nullopt : std::optional(compile.components.vae == "true"),
+      .rules = {},
+      .cxx = compile.cxx,
+      .nvrtc = compile.nvrtc};
   for (const auto& rule : compile.rules) {
     auto& made = options.rules.emplace_back();
     made.min_frames = rule.min_frames.value_or(made.min_frames);

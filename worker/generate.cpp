@@ -43,8 +43,8 @@ Result<std::int64_t> parse_seed(const std::string& text) {
 
 // What JSON, the form that the checks below read, could not carry.
 Result<void> check_values(const GenerateFlags& flags) {
-  for (const auto& [flag, text] : {std::pair<const char*, std::string>{"--prompt", flags.prompt},
-                                   {"--negative", flags.negative.value_or("")}}) {
+  for (const auto& [flag, text] :
+       {std::pair<const char*, std::string>{"--prompt", flags.prompt}, {"--negative", flags.negative.value_or("")}}) {
     if (!is_valid_utf8(text)) return invalid_argument(std::string(flag) + " is not valid UTF-8");
   }
   for (const auto& [flag, number] : {std::pair<const char*, double>{"--guidance", flags.guidance.value_or(0)},
@@ -56,14 +56,20 @@ Result<void> check_values(const GenerateFlags& flags) {
 
 // Says which flag set the field that an error is about.
 Error name_the_flag(Error error) {
-  static const std::map<std::string, std::string> kFlags = {
-      {"width", "--size"},          {"height", "--size"},
-      {"size", "--size"},           {"num_inference_steps", "--steps"},
-      {"guidance_scale", "--guidance"}, {"true_cfg_scale", "--true-cfg"},
-      {"negative_prompt", "--negative"}, {"max_sequence_length", "--max-sequence-length"},
-      {"seed", "--seed"},           {"n", "-n"},
-      {"prompt", "--prompt"},       {"loras", "--lora"}};
-  if (const auto flag = kFlags.find(error.param); flag != kFlags.end()) error.message = flag->second + ": " + error.message;
+  static const std::map<std::string, std::string> kFlags = {{"width", "--size"},
+                                                            {"height", "--size"},
+                                                            {"size", "--size"},
+                                                            {"num_inference_steps", "--steps"},
+                                                            {"guidance_scale", "--guidance"},
+                                                            {"true_cfg_scale", "--true-cfg"},
+                                                            {"negative_prompt", "--negative"},
+                                                            {"max_sequence_length", "--max-sequence-length"},
+                                                            {"seed", "--seed"},
+                                                            {"n", "-n"},
+                                                            {"prompt", "--prompt"},
+                                                            {"loras", "--lora"}};
+  if (const auto flag = kFlags.find(error.param); flag != kFlags.end())
+    error.message = flag->second + ": " + error.message;
   return error;
 }
 
@@ -157,7 +163,10 @@ Result<void> run(const GenerateFlags& flags) {
 void add_generate_flags(CLI::App& command, GenerateFlags& flags) {
   command.add_option("--model", flags.model_dir, "Model folder in diffusers' layout")->required()->type_name("DIR");
   command.add_option("--prompt", flags.prompt, "What to draw")->required()->type_name("TEXT");
-  command.add_option("--out", flags.out, "Where the picture goes; with -n above 1 NAME-1.png, NAME-2.png …; .jpg and .webp choose those formats")
+  command
+      .add_option(
+          "--out", flags.out,
+          "Where the picture goes; with -n above 1 NAME-1.png, NAME-2.png …; .jpg and .webp choose those formats")
       ->required()
       ->type_name("PNG");
   // Not bound to the optional itself: CLI11 reads an empty argument as an empty optional.
@@ -173,7 +182,8 @@ void add_generate_flags(CLI::App& command, GenerateFlags& flags) {
           "Seed of the first picture, the i-th after it has seed + i; default: random")
       ->type_name("N");
   command.add_option("--steps", flags.steps, "Denoising steps")->type_name("N");
-  command.add_option("--guidance", flags.guidance, "Embedded guidance of guidance-distilled models")->type_name("SCALE");
+  command.add_option("--guidance", flags.guidance, "Embedded guidance of guidance-distilled models")
+      ->type_name("SCALE");
   command
       .add_option_function<std::string>(
           "--size", [&flags](const std::string& text) { flags.size = text; }, "Size in pixels")
@@ -182,17 +192,21 @@ void add_generate_flags(CLI::App& command, GenerateFlags& flags) {
       ->type_name("N");
   command
       .add_option("--lora", flags.loras,
-                  "Adapter: a safetensors file of PEFT/diffusers, kohya, BFL or XLabs, for the transformer, CLIP and T5; SCALE (1) may be negative; may be repeated")
+                  "Adapter: a safetensors file of PEFT/diffusers, kohya, BFL or XLabs, for the transformer, CLIP and "
+                  "T5; SCALE (1) may be negative; may be repeated")
       ->type_name("FILE[:SCALE]")
       ->allow_extra_args(false);
   command.add_option("--dtype", flags.dtype, "auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16")->type_name("DTYPE");
   command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N")->type_name("DEVICE");
   command.add_option("-n", flags.count, "How many pictures")->type_name("N");
-  command.add_option("--dump", flags.dump, "Write a safetensors file with every stage's tensors (with -n above 1 NAME-1 …)")
+  command
+      .add_option("--dump", flags.dump,
+                  "Write a safetensors file with every stage's tensors (with -n above 1 NAME-1 …)")
       ->type_name("FILE");
   add_configuration_flags(command, flags.sources);
-  command.footer("Fields that are not given take the model's defaults (ditfleet.json in its folder).\n"
-                 "Prints a line for each picture: its path and its seed.");
+  command.footer(
+      "Fields that are not given take the model's defaults (ditfleet.json in its folder).\n"
+      "Prints a line for each picture: its path and its seed.");
 }
 
 Result<job::JobSpec> spec_of(const GenerateFlags& flags, const job::ModelEntry& model) {
@@ -234,13 +248,19 @@ Result<pipeline::LoraRequest> lora_of(const std::string& text) {
     return std::filesystem::exists(path, unknown);
   };
   const auto use = job::parse_lora_flag(text);
-  if (use && use->name.empty()) return invalid_argument("--lora is '" + text + "', which names no file; it takes FILE or FILE:SCALE");
+  if (use && use->name.empty())
+    return invalid_argument("--lora is '" + text + "', which names no file; it takes FILE or FILE:SCALE");
   if (use && there(use->name)) return pipeline::LoraRequest{use->name, use->scale};
   if (there(text)) return pipeline::LoraRequest{text, 1.0};  // a file's name may hold a colon
   if (!use && there(text.substr(0, text.rfind(':')))) {
-    return invalid_argument("--lora is '" + text + "'; it takes FILE or FILE:SCALE with a finite number from -100 to 100, such as style.safetensors:0.7");
+    return invalid_argument(
+        "--lora is '" + text +
+        "'; it takes FILE or FILE:SCALE with a finite number from -100 to 100, such as style.safetensors:0.7");
   }
-  return Error{Code::kNotFound, "--lora is '" + text + "', but there is no file '" + (use ? use->name : text) + "'; it takes FILE or FILE:SCALE", {}};
+  return Error{
+      Code::kNotFound,
+      "--lora is '" + text + "', but there is no file '" + (use ? use->name : text) + "'; it takes FILE or FILE:SCALE",
+      {}};
 }
 
 std::string numbered_path(const std::string& path, int index, int count) {

@@ -29,7 +29,9 @@ Holdings::Unit* Holdings::find(const std::string& nonce) {
   return at == units_.end() ? nullptr : &*at;
 }
 
-const Holdings::Unit* Holdings::find(const std::string& nonce) const { return const_cast<Holdings*>(this)->find(nonce); }
+const Holdings::Unit* Holdings::find(const std::string& nonce) const {
+  return const_cast<Holdings*>(this)->find(nonce);
+}
 
 void Holdings::erase(const std::string& nonce) {
   std::erase_if(units_, [&](const Unit& unit) { return unit.attempt.nonce == nonce; });
@@ -245,14 +247,16 @@ std::vector<Action> Holdings::decide(Clock::time_point now) {
     }
   }
   if (!device_busy()) {
-    const auto next = std::find_if(units_.begin(), units_.end(), [](const Unit& u) { return u.stage == Stage::kPrepared; });
+    const auto next =
+        std::find_if(units_.begin(), units_.end(), [](const Unit& u) { return u.stage == Stage::kPrepared; });
     if (next != units_.end()) {
       next->stage = Stage::kStarting;
       actions.push_back({Action::Kind::kStart, next->attempt});
     }
   }
   if (!text_busy_) {
-    const auto next = std::find_if(units_.begin(), units_.end(), [](const Unit& u) { return u.stage == Stage::kAssigned && !u.waits; });
+    const auto next = std::find_if(units_.begin(), units_.end(),
+                                   [](const Unit& u) { return u.stage == Stage::kAssigned && !u.waits; });
     if (next != units_.end()) {
       text_busy_ = true;
       next->stage = Stage::kEncoding;

@@ -52,9 +52,9 @@ struct Action {
 
 struct Timing {
   std::chrono::milliseconds lease{5000};
-  std::chrono::milliseconds renew{1000};      // between renewals
-  std::chrono::milliseconds step{100};        // at least, between renewals made to tell of a step
-  std::chrono::milliseconds retry{250};       // after a renewal that failed
+  std::chrono::milliseconds renew{1000};  // between renewals
+  std::chrono::milliseconds step{100};    // at least, between renewals made to tell of a step
+  std::chrono::milliseconds retry{250};   // after a renewal that failed
 };
 
 class Holdings {

@@ -39,10 +39,12 @@ int main(int argc, char** argv) {
   using namespace ditfleet::worker;
   // Over a file size limit a write is to fail, as on a full disk, not to end the process.
   std::signal(SIGXFSZ, SIG_IGN);
-  CLI::App app("Draws pictures with diffusion transformers: as a worker of DiTFleet, or right here.", "ditfleet-worker");
+  CLI::App app("Draws pictures with diffusion transformers: as a worker of DiTFleet, or right here.",
+               "ditfleet-worker");
   app.require_subcommand(1);
-  app.footer("Exit codes: 0 done, 1 failed, 2 wrong usage. Every configuration key can also be set by an\n"
-             "environment variable DITFLEET_SECTION__KEY, or in the file that DITFLEET_CONFIG names.");
+  app.footer(
+      "Exit codes: 0 done, 1 failed, 2 wrong usage. Every configuration key can also be set by an\n"
+      "environment variable DITFLEET_SECTION__KEY, or in the file that DITFLEET_CONFIG names.");
   int exit_code = kExitOk;
 
   RunFlags run_flags;
@@ -67,9 +69,11 @@ int main(int argc, char** argv) {
 
   if (argc > 1 && argv[1][0] != '-') {
     std::vector<std::string> known;
-    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) known.push_back(command->get_name());
+    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+      known.push_back(command->get_name());
     if (std::find(known.begin(), known.end(), argv[1]) == known.end()) {
-      std::cerr << "ditfleet-worker: there is no command '" << argv[1] << "'" << ditfleet::suggestion(argv[1], known) << "\n";
+      std::cerr << "ditfleet-worker: there is no command '" << argv[1] << "'" << ditfleet::suggestion(argv[1], known)
+                << "\n";
       return kExitUsage;
     }
   }

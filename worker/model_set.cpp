@@ -37,7 +37,8 @@ Result<PartTimes> draw(pipeline::Model& model, const job::JobSpec& spec, const I
   PartTimes parts;
   StepTimer timer(spec.model);
   auto denoised = model.denoise(**prepared, [&](const pipeline::StepProgress& progress) {
-    parts.emplace_back(progress.step == 1 ? "transformer_first_step" : "transformer_steady_step", timer.ended(progress.step));
+    parts.emplace_back(progress.step == 1 ? "transformer_first_step" : "transformer_steady_step",
+                       timer.ended(progress.step));
     timer.begin();
     return true;
   });
@@ -71,11 +72,14 @@ Result<job::JobSpec> spec_of(const WarmupClass& one, const std::string& model, c
     spec.true_cfg_scale = 2.0;
   }
   auto complete = job::complete_spec(std::move(spec), set.catalogue);
-  if (!complete) return Error{Code::kInvalidArgument, "worker.warmup_classes: " + complete.error().message, "worker.warmup_classes"};
+  if (!complete)
+    return Error{Code::kInvalidArgument, "worker.warmup_classes: " + complete.error().message, "worker.warmup_classes"};
   return complete;
 }
 
-std::string label_of(const job::JobSpec& spec) { return std::to_string(*spec.width) + "x" + std::to_string(*spec.height); }
+std::string label_of(const job::JobSpec& spec) {
+  return std::to_string(*spec.width) + "x" + std::to_string(*spec.height);
+}
 
 }  // namespace
 
@@ -95,7 +99,10 @@ Result<std::vector<std::string>> warm_up(const ModelSet& set, const ImageEncoder
   for (const job::JobSpec& spec : specs) {
     auto parts = draw(*set.models.at(spec.model), spec, encode_image);
     if (!parts) {
-      return Error{parts.error().code, "the model '" + spec.model + "' failed to draw its warm-up picture of " + label_of(spec) + ": " + parts.error().message, {}};
+      return Error{parts.error().code,
+                   "the model '" + spec.model + "' failed to draw its warm-up picture of " + label_of(spec) + ": " +
+                       parts.error().message,
+                   {}};
     }
     const std::string class_key = job::shape_class_of(spec, set.precision).key();
     show_warm_up(spec.model, class_key, *parts);

@@ -29,7 +29,7 @@ struct WarmupClass {
 struct ModelSet {
   std::unique_ptr<pipeline::Engine> engine;  // null in tests
   std::string device, device_name, precision;
-  job::Catalogue catalogue;                  // of the loaded models
+  job::Catalogue catalogue;  // of the loaded models
   std::map<std::string, std::unique_ptr<pipeline::Model>> models;
   std::vector<WarmupClass> warmup_classes;
 };

@@ -7,29 +7,36 @@ namespace {
 
 double seconds(std::chrono::microseconds time) { return static_cast<double>(time.count()) * 1e-6; }
 
-const prometheus::Histogram::BucketBoundaries kStepSeconds{0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.115, 0.13, 0.15,
-                                                           0.2,   0.3,   0.5,  1,    1.5,  2.5,  5,    10,   20,  40};
+const prometheus::Histogram::BucketBoundaries kStepSeconds{0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08,
+                                                           0.1,   0.115, 0.13, 0.15, 0.2,  0.3,  0.5,  1,
+                                                           1.5,   2.5,   5,    10,   20,   40};
 
 }  // namespace
 
 void show_load(const pipeline::ModelInfo& info) {
-  static auto& family = telemetry::gauges("ditfleet_model_load_seconds", "Time that loading a model took, by part; compile: until its regions' programs were there");
-  for (const auto& [part, us] : info.load_us) family.Add({{"model", info.name}, {"part", part}}).Set(seconds(std::chrono::microseconds(us)));
+  static auto& family =
+      telemetry::gauges("ditfleet_model_load_seconds",
+                        "Time that loading a model took, by part; compile: until its regions' programs were there");
+  for (const auto& [part, us] : info.load_us)
+    family.Add({{"model", info.name}, {"part", part}}).Set(seconds(std::chrono::microseconds(us)));
 }
 
 void show_warm_up(const std::string& model, const std::string& class_key, const PartTimes& parts) {
   static auto& family = telemetry::gauges("ditfleet_warmup_seconds", "Time that a class took in the warm-up, by part");
-  for (const auto& [part, time] : parts) family.Add({{"model", model}, {"class", class_key}, {"part", part}}).Set(seconds(time));
+  for (const auto& [part, time] : parts)
+    family.Add({{"model", model}, {"class", class_key}, {"part", part}}).Set(seconds(time));
 }
 
 std::string text_of(const PartTimes& parts) {
   std::string text;
-  for (const auto& [part, time] : parts) text += (text.empty() ? "" : ", ") + part + " " + std::to_string((time.count() + 500) / 1000) + " ms";
+  for (const auto& [part, time] : parts)
+    text += (text.empty() ? "" : ", ") + part + " " + std::to_string((time.count() + 500) / 1000) + " ms";
   return text;
 }
 
 std::chrono::microseconds StepTimer::ended(int step) {
-  static auto& family = telemetry::histograms("ditfleet_step_seconds", "Time of a denoising step: a unit's first, and its others");
+  static auto& family =
+      telemetry::histograms("ditfleet_step_seconds", "Time of a denoising step: a unit's first, and its others");
   const auto took = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun_);
   family.Add({{"model", model_}, {"phase", step == 1 ? "first" : "steady"}}, kStepSeconds).Observe(seconds(took));
   return took;

@@ -1,7 +1,8 @@
 // How long models take to load, to warm up and to step, as Prometheus metrics of the process:
 //   ditfleet_model_load_seconds{model,part}      part: tokenizers, text_encoders, transformer, vae, compile
-//   ditfleet_warmup_seconds{model,class,part}    part: text_encoders, transformer_first_step, transformer_steady_step, vae, encode
-//   ditfleet_step_seconds{model,phase}           phase: first (of a unit: whatever a new size sets up is in it) or steady
+//   ditfleet_warmup_seconds{model,class,part}    part: text_encoders, transformer_first_step, transformer_steady_step,
+//   vae, encode ditfleet_step_seconds{model,phase}           phase: first (of a unit: whatever a new size sets up is in
+//   it) or steady
 #pragma once
 
 #include <chrono>

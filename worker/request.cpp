@@ -18,7 +18,8 @@ pipeline::ImageRequest request_of(const job::JobSpec& spec, int unit) {
   request.guidance_scale = spec.guidance_scale.value();
   request.true_cfg_scale = spec.true_cfg_scale.value();
   request.max_sequence_length = spec.max_sequence_length.value();
-  request.seed = static_cast<std::int64_t>(static_cast<std::uint64_t>(spec.seed.value()) + static_cast<std::uint64_t>(unit));
+  request.seed =
+      static_cast<std::int64_t>(static_cast<std::uint64_t>(spec.seed.value()) + static_cast<std::uint64_t>(unit));
   return request;
 }
 

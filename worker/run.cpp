@@ -55,7 +55,8 @@ Result<ServiceParts> make_parts(const config::Settings& settings, asio::io_conte
   parts.store = *store;
   parts.adapters.source = registry_source(redis::Connection::create(io.get_executor(), {.endpoint = *endpoint}));
   parts.adapters.cache_dir = settings.worker.lora.cache_dir;
-  if (const std::string data = config::data_folder(settings); parts.adapters.cache_dir.empty() && !data.empty()) parts.adapters.cache_dir = data + "/adapters";
+  if (const std::string data = config::data_folder(settings); parts.adapters.cache_dir.empty() && !data.empty())
+    parts.adapters.cache_dir = data + "/adapters";
   std::istringstream folders(settings.loras.folders);
   for (std::string folder; std::getline(folders, folder, ':');) {
     if (!folder.empty()) parts.adapters.folders.push_back(folder);
@@ -84,7 +85,9 @@ ServiceOptions service_options(const config::Settings& settings) {
 
 asio::awaitable<void> listen_for_signals(asio::signal_set& signals, Service& service) {
   const int first = co_await signals.async_wait(asio::use_awaitable);
-  spdlog::info("{}: draining; once more to end at once", first == SIGINT ? "SIGINT" : first == SIGHUP ? "SIGHUP" : "SIGTERM");
+  spdlog::info("{}: draining; once more to end at once", first == SIGINT   ? "SIGINT"
+                                                         : first == SIGHUP ? "SIGHUP"
+                                                                           : "SIGTERM");
   service.drain();
   co_await signals.async_wait(asio::use_awaitable);
   spdlog::warn("a second signal: ending at once");
@@ -138,7 +141,8 @@ Result<int> serve(const RunFlags& flags) {
 }  // namespace
 
 void add_run_flags(CLI::App& command, RunFlags& flags) {
-  command.add_option("--redis", flags.redis, "The queue's Redis: redis://, rediss:// or unix:///PATH")->type_name("URL");
+  command.add_option("--redis", flags.redis, "The queue's Redis: redis://, rediss:// or unix:///PATH")
+      ->type_name("URL");
   command.add_option("--model", flags.models, "A model to hold: its name in requests and its folder; repeatable")
       ->type_name("NAME=DIR")
       ->allow_extra_args(false);
@@ -147,8 +151,9 @@ void add_run_flags(CLI::App& command, RunFlags& flags) {
   command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N")->type_name("DEVICE");
   command.add_option("--dtype", flags.dtype, "auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16")->type_name("DTYPE");
   add_configuration_flags(command, flags.sources);
-  command.footer("SIGTERM, SIGINT or SIGHUP drains: what has not started is handed back, what runs is finished within\n"
-                 "worker.drain_ms. A second one ends at once.");
+  command.footer(
+      "SIGTERM, SIGINT or SIGHUP drains: what has not started is handed back, what runs is finished within\n"
+      "worker.drain_ms. A second one ends at once.");
 }
 
 Result<config::Settings> settings_of(const RunFlags& flags) {
@@ -172,7 +177,8 @@ Result<config::Settings> settings_of(const RunFlags& flags) {
     settings->models[model.substr(0, at)].path = model.substr(at + 1);
   }
   if (settings->redis.url.empty()) {
-    return invalid_argument("no Redis is named: give --redis URL or set redis.url (`ditfleet up` starts one of its own)");
+    return invalid_argument(
+        "no Redis is named: give --redis URL or set redis.url (`ditfleet up` starts one of its own)");
   }
   if (settings->models.empty()) {
     return invalid_argument("no model is named: give --model NAME=DIR or configure models");
@@ -186,7 +192,8 @@ Result<ModelSet> load_models(const config::Settings& settings) {
   if (!configured) return configured.error();
   pipeline::EngineOptions options = std::move(*configured);
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  options.threads = settings.worker.threads > 0 ? settings.worker.threads : std::max(1, cores / std::max(1, settings.worker.count));
+  options.threads =
+      settings.worker.threads > 0 ? settings.worker.threads : std::max(1, cores / std::max(1, settings.worker.count));
   auto engine = pipeline::Engine::create(options);
   if (!engine) return engine.error();
   set.engine = std::move(*engine);
@@ -203,18 +210,22 @@ Result<ModelSet> load_models(const config::Settings& settings) {
     show_load(info);
     PartTimes parts;
     for (const auto& [part, us] : info.load_us) parts.emplace_back(part, us);
-    spdlog::info("loaded '{}' from {}: {} MiB of weights; {}", name, model.path, info.weight_bytes >> 20, text_of(parts));
+    spdlog::info("loaded '{}' from {}: {} MiB of weights; {}", name, model.path, info.weight_bytes >> 20,
+                 text_of(parts));
     set.catalogue.models.emplace(name, std::move(*entry));
     set.models.emplace(name, std::move(*loaded));
   }
   const auto counts = set.engine->region_counts();
   if (counts.compiles > 0)
-    spdlog::info("regions: {} programs; {} were compiled here{} in {} ms of compiler time, the others came from the kernel cache",
-                 counts.compiles, counts.built, set.device == "cpu" ? "" : " (a GPU's fixed programs among them)",
-                 counts.compile_us / 1000);
+    spdlog::info(
+        "regions: {} programs; {} were compiled here{} in {} ms of compiler time, the others came from the kernel "
+        "cache",
+        counts.compiles, counts.built, set.device == "cpu" ? "" : " (a GPU's fixed programs among them)",
+        counts.compile_us / 1000);
   set.catalogue.default_model = settings.default_model;
   for (const auto& one : settings.worker.warmup_classes)
-    set.warmup_classes.push_back({one.model, one.width.value(), one.height.value(), one.max_sequence_length, one.true_cfg});
+    set.warmup_classes.push_back(
+        {one.model, one.width.value(), one.height.value(), one.max_sequence_length, one.true_cfg});
   return set;
 }
 

@@ -20,8 +20,8 @@ constexpr auto kCallTimeout = 2s;
 constexpr auto kMailboxBlock = 1s;
 constexpr auto kBackoffFirst = 100ms, kBackoffMax = 2000ms;
 constexpr int kMailboxBatch = 64;
-constexpr auto kStopGrace = 5s;     // for a step to end once it was told to, after the drain time
-constexpr auto kFaultGrace = 2s;    // to report a failed device
+constexpr auto kStopGrace = 5s;   // for a step to end once it was told to, after the drain time
+constexpr auto kFaultGrace = 2s;  // to report a failed device
 constexpr auto kGoodbye = 1s;
 
 std::string host_name() {
@@ -45,9 +45,9 @@ Service::Service(asio::io_context& io, ServiceOptions options, ServiceParts part
       parts_(std::move(parts)),
       boot_(new_nonce()),
       owner_(options_.name + ":" + boot_),
-      started_ms_(std::chrono::duration_cast<std::chrono::milliseconds>(
-                      std::chrono::system_clock::now().time_since_epoch())
-                      .count()),
+      started_ms_(
+          std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
+              .count()),
       holdings_(options_.capacity, options_.timing),
       tasks_(io.get_executor()),
       wake_(io),
@@ -221,7 +221,8 @@ asio::awaitable<void> Service::heartbeats() {
   while (true) {
     beat_again_ = false;
     Result<void> sent;
-    if (greeted != parts_.connection->generation()) sent = co_await parts_.queue->load_library(Deadline::after(kCallTimeout));
+    if (greeted != parts_.connection->generation())
+      sent = co_await parts_.queue->load_library(Deadline::after(kCallTimeout));
     if (sent) {
       const auto before = co_await beat();
       if (!before) {
@@ -229,8 +230,10 @@ asio::awaitable<void> Service::heartbeats() {
       } else if (greeted && !told_twin && state_ == "ready" && !before->empty() && *before != boot_) {
         // It took the name after this one did: it lives, and each displaces the other again and again.
         told_twin = true;
-        spdlog::error("another worker calls itself '{}', too (boot {}): units go back and forth between them; give each its own worker.name",
-                      options_.name, *before);
+        spdlog::error(
+            "another worker calls itself '{}', too (boot {}): units go back and forth between them; give each its own "
+            "worker.name",
+            options_.name, *before);
       }
     }
     if (tasks_.stopping()) co_return;
@@ -244,7 +247,8 @@ asio::awaitable<void> Service::heartbeats() {
       told_away = true;
     }
     if (beat_again_ && sent) continue;
-    heartbeat_timer_.expires_after(sent ? options_.heartbeat : std::min<std::chrono::milliseconds>(options_.heartbeat, 250ms));
+    heartbeat_timer_.expires_after(sent ? options_.heartbeat
+                                        : std::min<std::chrono::milliseconds>(options_.heartbeat, 250ms));
     boost::system::error_code ignored;
     co_await heartbeat_timer_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
     if (tasks_.stopping()) co_return;

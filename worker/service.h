@@ -90,7 +90,7 @@ class Service {
   Holdings holdings_;
   ModelSet models_;
   TaskGroup tasks_;
-  std::vector<queue::UnitRef> told_units_;  // by the last heartbeat
+  std::vector<queue::UnitRef> told_units_;                                       // by the last heartbeat
   std::pair<std::vector<std::string>, std::vector<std::string>> told_adapters_;  // in slots, in host memory; sorted
   asio::steady_timer wake_, renew_timer_, heartbeat_timer_;
   NamedThread device_{"device"}, text_{"text"}, encode_{"encode"};

@@ -40,7 +40,8 @@ Result<void> tokenize_lines(const pipeline::Tokenizers& tokenizers, std::istream
       return invalid_argument(where + "is not JSON: " + parsed.error().message +
                               (escapes ? "; an escaped surrogate counts only in a pair, such as \\ud83d\\ude00" : ""));
     }
-    if (!parsed->is_string()) return invalid_argument(where + "is not a JSON string; each line is one prompt, such as \"a red circle\"");
+    if (!parsed->is_string())
+      return invalid_argument(where + "is not a JSON string; each line is one prompt, such as \"a red circle\"");
     auto ids = tokenizers.tokenize(std::string(parsed->get_string()), kMaxSequenceLength);
     if (!ids) return Error{ids.error().code, where + "cannot be tokenized: " + ids.error().message, ids.error().param};
     // Flushed a line at a time: whoever writes prompts through a pipe may wait for each answer.
@@ -53,9 +54,10 @@ Result<void> tokenize_lines(const pipeline::Tokenizers& tokenizers, std::istream
 void add_tokenize_flags(CLI::App& command, TokenizeFlags& flags) {
   command.add_option("--model", flags.model_dir, "Model folder in diffusers' layout")->required()->type_name("DIR");
   add_configuration_flags(command, flags.sources);
-  command.footer("Reads one prompt a line from standard input, as a JSON string, and prints\n"
-                 "{\"clip\":[…],\"t5\":[…]} for each: ids with begin and end marks, not padded, truncated as in\n"
-                 "the pipeline (CLIP at 77, T5 at 512).");
+  command.footer(
+      "Reads one prompt a line from standard input, as a JSON string, and prints\n"
+      "{\"clip\":[…],\"t5\":[…]} for each: ids with begin and end marks, not padded, truncated as in\n"
+      "the pipeline (CLIP at 77, T5 at 512).");
 }
 
 int tokenize(const TokenizeFlags& flags) {

@@ -11,7 +11,8 @@ std::string Unit::label() const {
   constexpr std::size_t kTraceAt = 3, kTraceLength = 32;  // "00-<trace>-<span>-<flags>"
   std::string label = entry.ref.job + "/" + std::to_string(entry.ref.unit);
   // What a client wrote there may be anything.
-  if (telemetry::is_valid_traceparent(entry.traceparent)) label += " [trace " + entry.traceparent.substr(kTraceAt, kTraceLength) + "]";
+  if (telemetry::is_valid_traceparent(entry.traceparent))
+    label += " [trace " + entry.traceparent.substr(kTraceAt, kTraceLength) + "]";
   return label;
 }
 
@@ -22,7 +23,8 @@ Result<std::shared_ptr<Unit>> make_unit(queue::MailboxEntry entry, const ModelSe
   if (model == models.models.end()) {
     std::string held;
     for (const auto& [name, unused] : models.models) held += (held.empty() ? "" : ", ") + name;
-    return Error{Code::kNotFound, "this worker does not hold the model '" + parsed->model + "', it holds " + held, "model"};
+    return Error{Code::kNotFound, "this worker does not hold the model '" + parsed->model + "', it holds " + held,
+                 "model"};
   }
   // A seed drawn here would give each attempt another picture.
   if (!parsed->seed) return invalid_argument("a spec that reaches a worker has a seed", "seed");

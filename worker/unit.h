@@ -22,7 +22,7 @@ struct Unit {
   // Fixed once assigned.
   queue::MailboxEntry entry;
   job::JobSpec spec;
-  pipeline::ImageRequest request;  // its adapters are there before its text is encoded
+  pipeline::ImageRequest request;      // its adapters are there before its text is encoded
   std::vector<AdapterCopyPtr> copies;  // that it may read
   std::vector<int> preview_steps;
   pipeline::Model* model = nullptr;

@@ -15,11 +15,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kCallTimeout = 2s;       // of one queue call
-constexpr auto kStoreTimeout = 30s;     // of storing one result
-constexpr auto kStoreFor = 10s;         // how long storing is tried again on one worker; a full disk stays full
-constexpr auto kReportFor = 60s;        // how long an end is reported while Redis is away
-constexpr auto kPause = 200ms;          // between two tries
+constexpr auto kCallTimeout = 2s;    // of one queue call
+constexpr auto kStoreTimeout = 30s;  // of storing one result
+constexpr auto kStoreFor = 10s;      // how long storing is tried again on one worker; a full disk stays full
+constexpr auto kReportFor = 60s;     // how long an end is reported while Redis is away
+constexpr auto kPause = 200ms;       // between two tries
 constexpr std::size_t kMaxWarmClasses = 64;
 
 Deadline never() { return Deadline::at(Clock::time_point::max()); }
@@ -43,8 +43,8 @@ std::map<std::string, std::string> preview_fields(const Unit& unit, const std::s
 // Whether asking again may get an answer; otherwise the error is the answer. Rights that Redis withholds say nothing of
 // the unit: whoever took them may give them back.
 bool is_away(const Error& error) {
-  return error.code == Code::kUnavailable || error.code == Code::kDeadlineExceeded || error.code == Code::kResourceExhausted ||
-         error.code == Code::kPermissionDenied;
+  return error.code == Code::kUnavailable || error.code == Code::kDeadlineExceeded ||
+         error.code == Code::kResourceExhausted || error.code == Code::kPermissionDenied;
 }
 
 }  // namespace
@@ -76,7 +76,8 @@ void UnitRunner::assign(queue::MailboxEntry entry, const ModelSet& models) {
   const auto now = Clock::now();
   const queue::Attempt attempt{entry.ref, entry.nonce};
   auto made = make_unit(entry, models, now);
-  if (made && !(*made)->spec.loras.empty() && !parts_.adapters.takes_adapters()) made = invalid_argument("this worker takes no adapters", "loras");
+  if (made && !(*made)->spec.loras.empty() && !parts_.adapters.takes_adapters())
+    made = invalid_argument("this worker takes no adapters", "loras");
   if (!made) {
     auto unit = std::make_shared<Unit>();
     unit->entry = std::move(entry);
@@ -93,8 +94,8 @@ void UnitRunner::assign(queue::MailboxEntry entry, const ModelSet& models) {
       return;
     case Holdings::Admitted::kTaken: break;
   }
-  spdlog::info("unit {}: assigned, attempt {}, {}x{}, {} steps", unit->label(), unit->entry.attempt, unit->request.width,
-               unit->request.height, unit->request.num_inference_steps);
+  spdlog::info("unit {}: assigned, attempt {}, {}x{}, {} steps", unit->label(), unit->entry.attempt,
+               unit->request.width, unit->request.height, unit->request.num_inference_steps);
   begin_span(*unit);
   units_.emplace(attempt.nonce, unit);
   // At once, whatever the device and the texts of others are at: this is what the scheduler looks ahead for.
@@ -112,7 +113,9 @@ void UnitRunner::perform(const Action& action) {
     case Action::Kind::kStopDenoising: unit->stop = true; return;
     case Action::Kind::kReportCanceled: spawn("cancel", unit, report_canceled(unit)); break;
     case Action::Kind::kHandBack: spawn("hand back", unit, hand_back(unit, action.why)); break;
-    case Action::Kind::kForget: end_span(*unit, "taken_away"), spdlog::info("unit {}: taken away", unit->label()); break;
+    case Action::Kind::kForget:
+      end_span(*unit, "taken_away"), spdlog::info("unit {}: taken away", unit->label());
+      break;
   }
   unit->stop = true;
   units_.erase(action.attempt.nonce);
@@ -135,7 +138,8 @@ asio::awaitable<void> UnitRunner::bring_adapters(UnitPtr unit) {
   if (!units_.contains(nonce)) co_return;
   if (!brought) {
     Error error = brought.error();
-    if (error.code == Code::kCanceled) error.code = Code::kUnavailable;  // another unit's fetch ended, and this one's with it
+    if (error.code == Code::kCanceled)
+      error.code = Code::kUnavailable;  // another unit's fetch ended, and this one's with it
     co_await fail(unit, std::move(error));
     co_return;
   }
@@ -162,7 +166,8 @@ asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
   auto done = co_await parts_.text.run<bool>(work, never());
   parts_.holdings.encoded(unit->entry.nonce);
   if (!unit->spec.loras.empty()) parts_.adapters_moved();
-  if (!done && units_.contains(unit->entry.nonce)) co_await fail(unit, with_names(done.error(), unit->spec.loras, unit->request.loras));
+  if (!done && units_.contains(unit->entry.nonce))
+    co_await fail(unit, with_names(done.error(), unit->spec.loras, unit->request.loras));
   parts_.changed();
 }
 
@@ -184,7 +189,8 @@ asio::awaitable<void> UnitRunner::start(UnitPtr unit) {
       parts_.changed();
       co_return;
     }
-    if (const auto more = cannot_start_.said()) spdlog::warn("unit {}: cannot start yet: {}{}", unit->label(), begun.error().message, *more);
+    if (const auto more = cannot_start_.said())
+      spdlog::warn("unit {}: cannot start yet: {}{}", unit->label(), begun.error().message, *more);
     co_await pause(kPause);
   }
   parts_.holdings.stopped(nonce);
@@ -208,11 +214,12 @@ Result<pipeline::Image> UnitRunner::draw(const UnitPtr& unit, const telemetry::S
     const auto due = std::find(unit->preview_steps.begin(), unit->preview_steps.end(), progress.step);
     if (due != unit->preview_steps.end() && progress.preview && !unit->must_stop()) {
       if (auto image = progress.preview()) {
-        asio::post(parts_.executor, [this, unit, index = static_cast<int>(due - unit->preview_steps.begin()),
-                                     step = progress.step, image = std::make_shared<pipeline::Image>(std::move(*image))] {
-          ++unit->previews_pending;
-          spawn("preview of", unit, preview(unit, index, step, image));
-        });
+        asio::post(parts_.executor,
+                   [this, unit, index = static_cast<int>(due - unit->preview_steps.begin()), step = progress.step,
+                    image = std::make_shared<pipeline::Image>(std::move(*image))] {
+                     ++unit->previews_pending;
+                     spawn("preview of", unit, preview(unit, index, step, image));
+                   });
       } else {
         spdlog::warn("unit {}: no preview of step {}: {}", unit->label(), progress.step, image.error().message);
       }
@@ -243,7 +250,9 @@ asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
   for (const auto& [phase, us] : unit->phases_us) waited -= us;
   for (const auto& [phase, us] : unit->prepared->phases_us()) waited -= us;
   unit->phases_us["wait"] = std::max<std::int64_t>(0, waited);
-  const std::function<Result<pipeline::Image>()> work = [this, unit, context = unit->span.context()] { return draw(unit, context); };
+  const std::function<Result<pipeline::Image>()> work = [this, unit, context = unit->span.context()] {
+    return draw(unit, context);
+  };
   auto image = co_await parts_.device.run<pipeline::Image>(work, never());
   if (image) {
     parts_.holdings.denoised(nonce);
@@ -269,7 +278,8 @@ asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std
   auto bytes = co_await parts_.encode.run<std::string>(work, never());
   Result<void> told;
   if (bytes) {
-    auto key = co_await parts_.store.put_preview(unit->attempt(), index, std::move(*bytes), Deadline::after(kCallTimeout));
+    auto key =
+        co_await parts_.store.put_preview(unit->attempt(), index, std::move(*bytes), Deadline::after(kCallTimeout));
     if (key) {
       const auto fields = preview_fields(*unit, *key, index, step, *image);
       told = co_await parts_.queue.emit(unit->attempt(), "preview", fields, Deadline::after(kCallTimeout));
@@ -364,7 +374,8 @@ asio::awaitable<void> UnitRunner::complete(UnitPtr unit, results::Manifest manif
     auto completed = co_await parts_.queue.complete(completion, Deadline::after(kCallTimeout));
     if (completed) {
       end_span(*unit, "succeeded");
-      spdlog::info("unit {}: succeeded in {} ms, {} bytes", unit->label(), us_since(unit->received) / 1000, manifest.bytes);
+      spdlog::info("unit {}: succeeded in {} ms, {} bytes", unit->label(), us_since(unit->received) / 1000,
+                   manifest.bytes);
       break;
     }
     if (!is_away(completed.error())) {
@@ -400,7 +411,7 @@ asio::awaitable<void> UnitRunner::let_go(UnitPtr unit) {
 }
 
 asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, Stop why) {
-  const char* reason = why == Stop::kDrained   ? "this worker is going away"
+  const char* reason = why == Stop::kDrained  ? "this worker is going away"
                        : why == Stop::kLapsed ? "its lease could not be renewed in time"
                                               : "there is no room";
   end_span(*unit, "handed_back");
@@ -434,7 +445,8 @@ asio::awaitable<void> UnitRunner::fail(UnitPtr unit, Error error) {
   // Another worker may hold the model, have more memory or a sound device; a bad spec stays bad, and so does an adapter
   // that was deleted.
   const bool elsewhere = error.code == Code::kNotFound && !error.param.starts_with("loras");
-  const bool retryable = fault || elsewhere || error.code == Code::kOutOfMemory || (error.code != Code::kInvalidArgument && is_retryable(error.code));
+  const bool retryable = fault || elsewhere || error.code == Code::kOutOfMemory ||
+                         (error.code != Code::kInvalidArgument && is_retryable(error.code));
   queue::Failure failure;
   failure.attempt = unit->attempt();
   failure.error = error;

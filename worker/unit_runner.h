@@ -33,9 +33,9 @@ class UnitRunner {
     NamedThread &text, &device, &encode;
     AdapterLoader& adapters;
     ImageEncoder encode_image;
-    std::function<void()> adapters_moved;      // the models may hold others than before
-    std::function<void()> changed;             // holdings may have something to decide
-    std::function<void(const Error&)> fault;   // the device failed: begin nothing more, the process must end
+    std::function<void()> adapters_moved;     // the models may hold others than before
+    std::function<void()> changed;            // holdings may have something to decide
+    std::function<void(const Error&)> fault;  // the device failed: begin nothing more, the process must end
   };
   explicit UnitRunner(Parts parts);
 

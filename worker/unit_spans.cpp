@@ -3,7 +3,9 @@
 namespace ditfleet::worker {
 namespace {
 
-std::chrono::system_clock::time_point at_ms(std::int64_t ms) { return std::chrono::system_clock::time_point(std::chrono::milliseconds(ms)); }
+std::chrono::system_clock::time_point at_ms(std::int64_t ms) {
+  return std::chrono::system_clock::time_point(std::chrono::milliseconds(ms));
+}
 
 }  // namespace
 

@@ -20,8 +20,12 @@ void add_bench(CLI::App& app, Invocation& run) {
   queue->add_option("--seconds", *seconds, "How long throughput and shards submit")
       ->check(CLI::Range(1, 3600))
       ->capture_default_str();
-  queue->add_option("--batch", options->batch, "Jobs a Function call")->check(CLI::Range(1, 128))->capture_default_str();
-  queue->add_option("--workers", options->workers, "Null workers a shard")->check(CLI::Range(1, 64))->capture_default_str();
+  queue->add_option("--batch", options->batch, "Jobs a Function call")
+      ->check(CLI::Range(1, 128))
+      ->capture_default_str();
+  queue->add_option("--workers", options->workers, "Null workers a shard")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
   queue->add_option("--window", options->window, "Jobs under way a shard")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();

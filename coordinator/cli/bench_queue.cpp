@@ -26,7 +26,8 @@ namespace {
 
 std::atomic<bool> stop_asked{false};
 std::atomic<int> stop_signal{0};
-static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int>::is_always_lock_free);  // else no signal handler may
+static_assert(std::atomic<bool>::is_always_lock_free &&
+              std::atomic<int>::is_always_lock_free);  // else no signal handler may
 
 void ask_to_stop(int signal) {
   stop_signal = signal;
@@ -79,10 +80,15 @@ class Bench {
   explicit Bench(const BenchQueueOptions& options) : options_(options) {}
 
   int run() {
-    static const std::map<std::string, Result<void> (Bench::*)()> kScenarios = {
-        {"yardstick", &Bench::yardstick}, {"throughput", &Bench::throughput}, {"shards", &Bench::shards}, {"latency", &Bench::latency}, {"memory", &Bench::memory}};
+    static const std::map<std::string, Result<void> (Bench::*)()> kScenarios = {{"yardstick", &Bench::yardstick},
+                                                                                {"throughput", &Bench::throughput},
+                                                                                {"shards", &Bench::shards},
+                                                                                {"latency", &Bench::latency},
+                                                                                {"memory", &Bench::memory}};
     if (options_.scenario != "all" && !kScenarios.contains(options_.scenario)) {
-      std::fprintf(stderr, "bench queue: the scenario is '%s'; it takes all, yardstick, throughput, shards, latency or memory\n", options_.scenario.c_str());
+      std::fprintf(
+          stderr, "bench queue: the scenario is '%s'; it takes all, yardstick, throughput, shards, latency or memory\n",
+          options_.scenario.c_str());
       return 2;
     }
     for (const char* name : {"yardstick", "latency", "throughput", "shards", "memory"}) {
@@ -101,7 +107,8 @@ class Bench {
  private:
   Result<std::unique_ptr<BenchServer>> server(int index) {
     std::string base = options_.dir.empty() ? "/tmp" : options_.dir;
-    auto started = BenchServer::start(base + "/ditfleet-bench-" + std::to_string(::getpid()) + "-" + std::to_string(index), options_.appendfsync);
+    auto started = BenchServer::start(
+        base + "/ditfleet-bench-" + std::to_string(::getpid()) + "-" + std::to_string(index), options_.appendfsync);
     if (started) {
       (*started)->info();
       version_ = (*started)->version();
@@ -120,8 +127,10 @@ class Bench {
   }
 
   void report(const char* metric, double value, const char* unit) {
-    const std::string line = options_.json ? json::serialize(json::object{{"scenario", scenario_}, {"metric", metric}, {"value", value}, {"unit", unit}})
-                                           : fmt::format("{:<12} {:<36} {:>14.2f} {}", scenario_, metric, value, unit);
+    const std::string line = options_.json
+                                 ? json::serialize(json::object{
+                                       {"scenario", scenario_}, {"metric", metric}, {"value", value}, {"unit", unit}})
+                                 : fmt::format("{:<12} {:<36} {:>14.2f} {}", scenario_, metric, value, unit);
     std::fprintf(stdout, "%s\n", line.c_str());
     std::fflush(stdout);
     if (options_.csv.empty()) return;
@@ -131,7 +140,8 @@ class Bench {
     char date[32];
     const std::time_t now = std::time(nullptr);
     std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
-    out << fmt::format("{},{},{},redis {},ditfleet,{},{},{:.3f},{}\n", date, options_.revision, machine_name(), version_, scenario_, metric, value, unit);
+    out << fmt::format("{},{},{},redis {},ditfleet,{},{},{:.3f},{}\n", date, options_.revision, machine_name(),
+                       version_, scenario_, metric, value, unit);
   }
 
   Result<void> yardstick() {

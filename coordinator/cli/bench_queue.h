@@ -8,8 +8,8 @@
 namespace ditfleet::cli {
 
 struct BenchQueueOptions {
-  // all, or one of: yardstick (what a Function that does nothing costs on this machine), throughput (one shard, as fast as it
-  // goes), shards (two shards), latency (idle system), memory (retention of 5 s, paced).
+  // all, or one of: yardstick (what a Function that does nothing costs on this machine), throughput (one shard, as fast
+  // as it goes), shards (two shards), latency (idle system), memory (retention of 5 s, paced).
   std::string scenario = "all";
   std::chrono::seconds duration{60};  // of throughput and of shards
   int batch = 64;                     // jobs a Function call
@@ -18,8 +18,8 @@ struct BenchQueueOptions {
   bool json = false;                  // one JSON object a figure instead of a table
   std::string csv;                    // append rows to this file; empty: none
   std::string appendfsync = "everysec";
-  std::string revision = "unknown";   // for those rows
-  std::string dir;                    // where Redis' files go, removed afterwards; empty: a folder in /tmp
+  std::string revision = "unknown";  // for those rows
+  std::string dir;                   // where Redis' files go, removed afterwards; empty: a folder in /tmp
 };
 
 // 0: measured; 1: something failed or the queue was left in a wrong state (said on stderr); 2: usage. SIGINT, SIGTERM,

@@ -35,7 +35,9 @@ constexpr char kEvents[] = "queued ready assigned started step step step succeed
 double thread_cpu_seconds() {
   rusage usage{};
   ::getrusage(RUSAGE_THREAD, &usage);
-  const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6; };
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
@@ -152,7 +154,8 @@ class Load {
       std::int64_t count = options_.batch;
       if (options_.jobs > 0) count = std::min(count, options_.jobs - submitted_);
       if (options_.rate > 0) {
-        co_await sleep_until(began_ + std::chrono::microseconds(static_cast<std::int64_t>(static_cast<double>(submitted_) * 1e6 / options_.rate)));
+        co_await sleep_until(began_ + std::chrono::microseconds(static_cast<std::int64_t>(
+                                          static_cast<double>(submitted_) * 1e6 / options_.rate)));
         if (options_.jobs > 0) count = std::min(count, options_.jobs - submitted_);
         if (count <= 0) break;
       }
@@ -202,7 +205,8 @@ class Load {
     while (!ended_) {
       co_await sleep_until(Clock::now() + std::chrono::milliseconds(200));
       const int touched = must(co_await client.reap(epoch_, 100, soon()));
-      if (touched > 0) throw Failed(internal_error(std::to_string(touched) + " leases lapsed under workers that renew"));
+      if (touched > 0)
+        throw Failed(internal_error(std::to_string(touched) + " leases lapsed under workers that renew"));
     }
   }
 
@@ -227,7 +231,8 @@ class Load {
     }
   }
 
-  asio::awaitable<void> wave(Client& client, const std::string& owner, std::vector<queue::MailboxEntry> mail, int& waves) {
+  asio::awaitable<void> wave(Client& client, const std::string& owner, std::vector<queue::MailboxEntry> mail,
+                             int& waves) {
     std::vector<queue::Attempt> attempts;
     std::vector<std::string> entries;
     for (const auto& entry : mail) {
@@ -262,7 +267,8 @@ class Load {
     must(co_await client.acknowledge(owner, entries, soon()));
     for (std::size_t i = 0; i < attempts.size(); ++i) {
       ++result_.finished;
-      if (options_.on_mark && std::find(options_.marks.begin(), options_.marks.end(), result_.finished) != options_.marks.end()) {
+      if (options_.on_mark &&
+          std::find(options_.marks.begin(), options_.marks.end(), result_.finished) != options_.marks.end()) {
         options_.on_mark(result_.finished);
       }
     }
@@ -275,20 +281,23 @@ class Load {
   asio::awaitable<void> check(Client& client) {
     const queue::Keys keys(options_.queue.shard);
     auto& connection = *connections_.front();
-    const std::pair<std::string, const char*> empty[] = {{keys.in(), "XLEN"}, {keys.ready(), "ZCARD"}, {keys.lease(), "ZCARD"}, {keys.delayed(), "ZCARD"}};
+    const std::pair<std::string, const char*> empty[] = {
+        {keys.in(), "XLEN"}, {keys.ready(), "ZCARD"}, {keys.lease(), "ZCARD"}, {keys.delayed(), "ZCARD"}};
     for (const auto& [key, command] : empty) {
       const auto left = must(co_await connection.execute(redis::Command(command) << key, soon())).integer;
       if (left != 0) throw Failed(internal_error(std::to_string(left) + " entries are left in " + key));
     }
     for (const std::string& owner : owners_) {
-      const auto left = must(co_await connection.execute(redis::Command("XLEN") << keys.mailbox(owner), soon())).integer;
+      const auto left =
+          must(co_await connection.execute(redis::Command("XLEN") << keys.mailbox(owner), soon())).integer;
       if (left != 0) throw Failed(internal_error(std::to_string(left) + " entries are left in a mailbox"));
     }
     for (const std::string& id : last_ids_) {
       const auto events = must(co_await client.events(id, "0", 100, soon()));
       std::string types;
       for (const auto& event : events) types += event.type + " ";
-      if (types != kEvents) throw Failed(internal_error("job " + id + " has the events " + types + "; it should have " + kEvents));
+      if (types != kEvents)
+        throw Failed(internal_error("job " + id + " has the events " + types + "; it should have " + kEvents));
       const auto record = must(co_await client.job(id, "", soon()));
       if (record.state != job::State::kSucceeded || record.unit_records.at(0).manifest != kManifest) {
         throw Failed(internal_error("job " + id + " did not succeed with its manifest"));

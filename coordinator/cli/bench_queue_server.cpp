@@ -56,11 +56,13 @@ Result<double> BenchServer::empty_call_us() {
   const Error gone{Code::kUnavailable, "the bench's Redis does not answer", {}};
   const auto receive = [&] {
     void* reply = nullptr;
-    const bool good = redisGetReply(connection(), &reply) == REDIS_OK && static_cast<redisReply*>(reply)->type != REDIS_REPLY_ERROR;
+    const bool good =
+        redisGetReply(connection(), &reply) == REDIS_OK && static_cast<redisReply*>(reply)->type != REDIS_REPLY_ERROR;
     freeReplyObject(reply);
     return good;
   };
-  redisAppendCommand(connection(), "FUNCTION LOAD REPLACE %s", "#!lua name=yardstick\nredis.register_function('yardstick', function() return 1 end)");
+  redisAppendCommand(connection(), "FUNCTION LOAD REPLACE %s",
+                     "#!lua name=yardstick\nredis.register_function('yardstick', function() return 1 end)");
   if (!receive()) return gone;
   auto before = info();
   for (int round = 0; round < kRounds; ++round) {
@@ -73,6 +75,8 @@ Result<double> BenchServer::empty_call_us() {
 }
 
 double cpu_seconds(std::map<std::string, double>& info) { return info["used_cpu_user"] + info["used_cpu_sys"]; }
-double main_cpu_seconds(std::map<std::string, double>& info) { return info["used_cpu_user_main_thread"] + info["used_cpu_sys_main_thread"]; }
+double main_cpu_seconds(std::map<std::string, double>& info) {
+  return info["used_cpu_user_main_thread"] + info["used_cpu_sys_main_thread"];
+}
 
 }  // namespace ditfleet::cli

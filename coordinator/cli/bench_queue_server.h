@@ -25,8 +25,8 @@ class BenchServer {
   std::map<std::string, double> info();
   // As the last info() said.
   const std::string& version() const { return version_; }
-  // Microseconds of its main thread that a Function costs which does nothing, 64 calls sent together: how fast this machine's Redis is,
-  // whatever the queue does. kUnavailable: it does not answer.
+  // Microseconds of its main thread that a Function costs which does nothing, 64 calls sent together: how fast this
+  // machine's Redis is, whatever the queue does. kUnavailable: it does not answer.
   Result<double> empty_call_us();
 
  private:

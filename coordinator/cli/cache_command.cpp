@@ -35,9 +35,12 @@ struct Opened {
 
 Result<Opened> open(const CacheFlags& flags, kernel_cache::FolderSecret missing) {
   if (flags.bad && !flags.arch.empty())
-    return invalid_argument("--bad and --arch exclude each other: what does not verify cannot tell its architecture; use --bad alone, or with --key");
+    return invalid_argument(
+        "--bad and --arch exclude each other: what does not verify cannot tell its architecture; use --bad alone, or "
+        "with --key");
   if (!flags.key.empty()) {
-    if (auto key = kernel_cache::Key::from_hex(flags.key); !key) return invalid_argument("--key: " + key.error().message);
+    if (auto key = kernel_cache::Key::from_hex(flags.key); !key)
+      return invalid_argument("--key: " + key.error().message);
   }
   config::Sources sources = flags.sources;
   if (!flags.data.empty()) {
@@ -50,22 +53,29 @@ Result<Opened> open(const CacheFlags& flags, kernel_cache::FolderSecret missing)
   const auto settings = config::load(sources);
   if (!settings) return settings.error();
   // To stderr: stdout has the answer alone.
-  if (auto log = telemetry::configure_log("ditfleet", settings->log.level, settings->log.format); !log) return log.error();
+  if (auto log = telemetry::configure_log("ditfleet", settings->log.level, settings->log.format); !log)
+    return log.error();
   auto options = kernel_cache::cache_options(*settings, missing);
   if (!options) return options.error();
   std::error_code ec;
   if (!options->secret && !options->dir.empty() && std::filesystem::exists(options->dir + "/1", ec))
-    return Error{Code::kNotFound, "'" + options->dir + "' holds programs, but no secret to verify them with ('" + options->dir +
-                                      "/secret'); name the one that they were signed with by cache.secret or cache.secret_file", {}};
+    return Error{Code::kNotFound,
+                 "'" + options->dir + "' holds programs, but no secret to verify them with ('" + options->dir +
+                     "/secret'); name the one that they were signed with by cache.secret or cache.secret_file",
+                 {}};
   if (flags.tier == "redis" && !options->redis)
-    return invalid_argument("there is no Redis tier here: it takes redis.url, and cache.secret or cache.secret_file, or --data of a `ditfleet up`");
-  if (flags.tier == "disk" && options->dir.empty()) return invalid_argument("there is no disk tier here: cache.dir says where, cache.disk_bytes how much");
+    return invalid_argument(
+        "there is no Redis tier here: it takes redis.url, and cache.secret or cache.secret_file, or --data of a "
+        "`ditfleet up`");
+  if (flags.tier == "disk" && options->dir.empty())
+    return invalid_argument("there is no disk tier here: cache.dir says where, cache.disk_bytes how much");
   Opened opened{*options, std::make_unique<Inventory>(*options)};
   return opened;
 }
 
 bool wanted(const CacheFlags& flags, const Stored& stored) {
-  if (!flags.key.empty() && stored.key != *kernel_cache::Key::from_hex(flags.key)) return false;  // open() has looked whether it is one
+  if (!flags.key.empty() && stored.key != *kernel_cache::Key::from_hex(flags.key))
+    return false;  // open() has looked whether it is one
   if (!flags.arch.empty() && !(stored.decoded && stored.decoded->arch == flags.arch)) return false;
   return !flags.bad || !stored.decoded;
 }
@@ -85,7 +95,10 @@ std::string short_bytes(std::uint64_t bytes) {
 }
 
 json::object to_json(const Stored& stored) {
-  json::object out{{"key", stored.key.hex()}, {"tier", kernel_cache::tier_name(stored.tier)}, {"bytes", stored.bytes.size()}, {"used_ms", stored.used_ms}};
+  json::object out{{"key", stored.key.hex()},
+                   {"tier", kernel_cache::tier_name(stored.tier)},
+                   {"bytes", stored.bytes.size()},
+                   {"used_ms", stored.used_ms}};
   if (!stored.decoded) {
     out["problem"] = kernel_cache::refusal_name(stored.decoded.refused().why);
     out["message"] = stored.decoded.refused().message;
@@ -94,8 +107,11 @@ json::object to_json(const Stored& stored) {
   const kernel_cache::Entry& entry = *stored.decoded;
   json::array kernels;
   for (const auto& kernel : entry.kernels) {
-    kernels.push_back(json::object{
-        {"name", kernel.name}, {"parameters", kernel.parameter_bytes.size()}, {"shared_bytes", kernel.shared_bytes}, {"registers", kernel.registers}, {"spill_bytes", kernel.spill_bytes}});
+    kernels.push_back(json::object{{"name", kernel.name},
+                                   {"parameters", kernel.parameter_bytes.size()},
+                                   {"shared_bytes", kernel.shared_bytes},
+                                   {"registers", kernel.registers},
+                                   {"spill_bytes", kernel.spill_bytes}});
   }
   out["region"] = entry.region;
   out["arch"] = entry.arch;
@@ -120,7 +136,11 @@ Result<int> stats(const CacheFlags& flags, Opened& opened) {
   const auto reached = opened.inventory->each(false, true, count(redis_entries, redis_bytes));
   const std::size_t quarantined = opened.inventory->disk() ? opened.inventory->disk()->quarantined().size() : 0;
   if (flags.json) {
-    json::object disk{{"dir", options.dir}, {"entries", disk_entries}, {"bytes", disk_bytes}, {"max_bytes", options.disk_bytes}, {"quarantined", quarantined}};
+    json::object disk{{"dir", options.dir},
+                      {"entries", disk_entries},
+                      {"bytes", disk_bytes},
+                      {"max_bytes", options.disk_bytes},
+                      {"quarantined", quarantined}};
     json::object redis{{"entries", redis_entries}, {"bytes", redis_bytes}, {"reachable", reached.ok()}};
     if (options.redis) redis["endpoint"] = options.redis->display();
     print(json::object{{"secret_id", options.secret ? json::value(options.secret->id_text()) : json::value(nullptr)},
@@ -128,19 +148,22 @@ Result<int> stats(const CacheFlags& flags, Opened& opened) {
                        {"redis", options.redis ? json::value(std::move(redis)) : json::value(nullptr)}});
     return kExitOk;
   }
-  std::printf("secret  %s\n", options.secret        ? ("id " + options.secret->id_text()).c_str()
-                               : options.dir.empty() ? "none: nothing is kept beyond a process"
-                                                     : "none yet: the first process that keeps a program there makes one");
+  std::printf("secret  %s\n", options.secret ? ("id " + options.secret->id_text()).c_str()
+                              : options.dir.empty()
+                                  ? "none: nothing is kept beyond a process"
+                                  : "none yet: the first process that keeps a program there makes one");
   if (!options.dir.empty()) {
-    std::printf("disk    %zu program(s), %s of %s, %zu in quarantine, %s\n", disk_entries, short_bytes(disk_bytes).c_str(), short_bytes(options.disk_bytes).c_str(),
-                quarantined, options.dir.c_str());
+    std::printf("disk    %zu program(s), %s of %s, %zu in quarantine, %s\n", disk_entries,
+                short_bytes(disk_bytes).c_str(), short_bytes(options.disk_bytes).c_str(), quarantined,
+                options.dir.c_str());
   } else {
     std::printf("disk    off\n");
   }
   if (!options.redis) {
     std::printf("redis   off\n");
   } else if (reached) {
-    std::printf("redis   %zu program(s), %s, %s\n", redis_entries, short_bytes(redis_bytes).c_str(), options.redis->display().c_str());
+    std::printf("redis   %zu program(s), %s, %s\n", redis_entries, short_bytes(redis_bytes).c_str(),
+                options.redis->display().c_str());
   } else {
     std::printf("redis   %s\n", reached.error().message.c_str());
   }
@@ -158,8 +181,11 @@ Result<int> list(const CacheFlags& flags, Opened& opened) {
     }
     const bool good = stored.decoded.ok();
     rows.push_back({stored.key.hex().substr(0, 16), std::string(kernel_cache::tier_name(stored.tier)),
-                    good ? one_line(stored.decoded->region, 40) : "! " + std::string(kernel_cache::refusal_name(stored.decoded.refused().why)),
-                    good ? one_line(stored.decoded->arch, 20) : "-", good ? std::to_string(stored.decoded->kernels.size()) : "-", short_bytes(stored.bytes.size()), ago(stored.used_ms)});
+                    good ? one_line(stored.decoded->region, 40)
+                         : "! " + std::string(kernel_cache::refusal_name(stored.decoded.refused().why)),
+                    good ? one_line(stored.decoded->arch, 20) : "-",
+                    good ? std::to_string(stored.decoded->kernels.size()) : "-", short_bytes(stored.bytes.size()),
+                    ago(stored.used_ms)});
   });
   if (flags.json)
     print(json::object{{"entries", std::move(entries)}});
@@ -178,18 +204,25 @@ Result<int> verify(const CacheFlags& flags, Opened& opened) {
     if (stored.decoded) return;
     (stored.of_others() ? of_others : bad).push_back(to_json(stored));
     if (!flags.json) {
-      std::printf("%s  %s  %s: %s\n", stored.key.hex().c_str(), std::string(kernel_cache::tier_name(stored.tier)).c_str(),
-                  std::string(kernel_cache::refusal_name(stored.decoded.refused().why)).c_str(), stored.decoded.refused().message.c_str());
+      std::printf("%s  %s  %s: %s\n", stored.key.hex().c_str(),
+                  std::string(kernel_cache::tier_name(stored.tier)).c_str(),
+                  std::string(kernel_cache::refusal_name(stored.decoded.refused().why)).c_str(),
+                  stored.decoded.refused().message.c_str());
     }
   });
   const std::size_t wrong = bad.size(), foreign = of_others.size();
   if (flags.json) {
-    print(json::object{{"ok", wrong + foreign == 0 && done.ok()}, {"checked", checked}, {"bad", std::move(bad)}, {"of_another_secret", std::move(of_others)}});
+    print(json::object{{"ok", wrong + foreign == 0 && done.ok()},
+                       {"checked", checked},
+                       {"bad", std::move(bad)},
+                       {"of_another_secret", std::move(of_others)}});
   } else {
     std::printf("%zu checked, %zu bad%s\n", checked, wrong, wrong ? "; `ditfleet cache purge --bad` removes them" : "");
     if (foreign)
-      std::printf("%zu of another secret, right for the nodes that have it: nothing to remove. Is cache.secret here (id %s) that of the fleet?\n", foreign,
-                  opened.options.secret->id_text().c_str());
+      std::printf(
+          "%zu of another secret, right for the nodes that have it: nothing to remove. Is cache.secret here (id %s) "
+          "that of the fleet?\n",
+          foreign, opened.options.secret->id_text().c_str());
   }
   if (!done) return done.error();
   return wrong + foreign == 0 ? kExitOk : kExitFailure;
@@ -213,9 +246,11 @@ Result<int> export_to(const CacheFlags& flags, Opened& opened) {
   if (written) written = archive->finish();
   if (!written) return written.error();
   if (flags.json)
-    print(json::object{{"file", flags.file}, {"entries", archive->values()}, {"bytes", archive->bytes()}, {"bad", bad}});
+    print(
+        json::object{{"file", flags.file}, {"entries", archive->values()}, {"bytes", archive->bytes()}, {"bad", bad}});
   else
-    std::printf("%s: %llu program(s), %s%s\n", flags.file.c_str(), static_cast<unsigned long long>(archive->values()), short_bytes(archive->bytes()).c_str(),
+    std::printf("%s: %llu program(s), %s%s\n", flags.file.c_str(), static_cast<unsigned long long>(archive->values()),
+                short_bytes(archive->bytes()).c_str(),
                 bad ? ("; " + std::to_string(bad) + " that did not verify left out").c_str() : "");
   return kExitOk;
 }
@@ -231,26 +266,30 @@ struct Import {
 std::string in_words(const std::vector<Import>& imports) {
   std::string out;
   for (const Import& one : imports) {
-    out += (out.empty() ? "" : ", ") + std::to_string(one.taken) + (one.tier == kernel_cache::Tier::kDisk ? " on disk" : " in Redis");
+    out += (out.empty() ? "" : ", ") + std::to_string(one.taken) +
+           (one.tier == kernel_cache::Tier::kDisk ? " on disk" : " in Redis");
     if (one.failed > 0) out += " (" + std::to_string(one.failed) + " failed)";
   }
   return out;
 }
 
-// Takes what verifies and refuses the rest. A tier that fails does not keep the others from theirs; all must be good, and every tier have
-// taken it, for an exit status of 0.
+// Takes what verifies and refuses the rest. A tier that fails does not keep the others from theirs; all must be good,
+// and every tier have taken it, for an exit status of 0.
 Result<int> import_from(const CacheFlags& flags, Opened& opened) {
   std::vector<Import> imports;
   if (flags.disk() && opened.inventory->disk()) imports.push_back({kernel_cache::Tier::kDisk});
   if (flags.redis() && opened.inventory->redis()) imports.push_back({kernel_cache::Tier::kRedis});
-  if (imports.empty()) return invalid_argument("there is neither a disk nor a Redis tier to import to; cache.dir names a folder");
+  if (imports.empty())
+    return invalid_argument("there is neither a disk nor a Redis tier to import to; cache.dir names a folder");
   auto archive = kernel_cache::ArchiveReader::open(flags.file);
   if (!archive) return archive.error();
   std::size_t entries = 0;
   json::array refused;
   const auto refuse = [&](const std::string& key, std::string_view why, const std::string& message) {
     refused.push_back(json::object{{"key", key}, {"problem", why}, {"message", message}});
-    if (!flags.json) std::fprintf(stderr, "ditfleet cache import: %s is refused: %s: %s\n", key.c_str(), std::string(why).c_str(), message.c_str());
+    if (!flags.json)
+      std::fprintf(stderr, "ditfleet cache import: %s is refused: %s: %s\n", key.c_str(), std::string(why).c_str(),
+                   message.c_str());
   };
   Result<void> ended;
   for (;;) {
@@ -281,16 +320,23 @@ Result<int> import_from(const CacheFlags& flags, Opened& opened) {
       taken[kernel_cache::tier_name(one.tier)] = one.taken;
       failed[kernel_cache::tier_name(one.tier)] = one.failed;
     }
-    print(json::object{{"file", flags.file}, {"entries", entries}, {"taken", std::move(taken)}, {"failed", std::move(failed)}, {"refused", std::move(refused)},
+    print(json::object{{"file", flags.file},
+                       {"entries", entries},
+                       {"taken", std::move(taken)},
+                       {"failed", std::move(failed)},
+                       {"refused", std::move(refused)},
                        {"whole", ended.ok()}});
   } else {
-    std::printf("%s: %zu good program(s), %s, %zu refused\n", flags.file.c_str(), entries, in_words(imports).c_str(), wrong);
+    std::printf("%s: %zu good program(s), %s, %zu refused\n", flags.file.c_str(), entries, in_words(imports).c_str(),
+                wrong);
   }
   if (!ended) return ended.error();
   for (const Import& one : imports)
     if (one.failed > 0)
-      return Error{one.why.code, std::to_string(one.failed) + " of " + std::to_string(entries) + " program(s) were not taken" +
-                                     (one.tier == kernel_cache::Tier::kDisk ? " on disk: " : " in Redis: ") + one.why.message, {}};
+      return Error{one.why.code,
+                   std::to_string(one.failed) + " of " + std::to_string(entries) + " program(s) were not taken" +
+                       (one.tier == kernel_cache::Tier::kDisk ? " on disk: " : " in Redis: ") + one.why.message,
+                   {}};
   return wrong == 0 ? kExitOk : kExitFailure;
 }
 
@@ -322,9 +368,11 @@ Result<int> purge(const CacheFlags& flags, Opened& opened) {
                        {"stayed", stayed}});
   } else {
     std::printf("removed %zu on disk, %zu in Redis, %zu in quarantine\n", disk, redis, quarantine);
-    if (of_others) std::printf("%zu of another secret left alone: they are right for the nodes that have it\n", of_others);
+    if (of_others)
+      std::printf("%zu of another secret left alone: they are right for the nodes that have it\n", of_others);
   }
-  if (stayed > 0) return Error{why.code, std::to_string(stayed) + " program(s) could not be removed: " + why.message, {}};
+  if (stayed > 0)
+    return Error{why.code, std::to_string(stayed) + " program(s) could not be removed: " + why.message, {}};
   if (!emptied) return emptied.error();
   if (!done) return done.error();
   return kExitOk;
@@ -333,24 +381,34 @@ Result<int> purge(const CacheFlags& flags, Opened& opened) {
 }  // namespace
 
 void add_cache(CLI::App& app, Invocation& run) {
-  auto* command = app.add_subcommand("cache", "Look after the compiled programs of the kernel cache, on disk and in Redis");
+  auto* command =
+      app.add_subcommand("cache", "Look after the compiled programs of the kernel cache, on disk and in Redis");
   command->require_subcommand(1);
-  command->footer("Looks at the folder and the Redis that the configuration names (--config, --set), or those of a `ditfleet up` (--data).");
-  const auto add = [&](const char* name, const char* what, Result<int> (*action)(const CacheFlags&, Opened&), bool filters, const char* file) {
+  command->footer(
+      "Looks at the folder and the Redis that the configuration names (--config, --set), or those of a `ditfleet up` "
+      "(--data).");
+  const auto add = [&](const char* name, const char* what, Result<int> (*action)(const CacheFlags&, Opened&),
+                       bool filters, const char* file) {
     // Only who brings programs makes a folder for them.
-    const auto missing = std::string_view(name) == "import" ? kernel_cache::FolderSecret::kMake : kernel_cache::FolderSecret::kLeave;
+    const auto missing =
+        std::string_view(name) == "import" ? kernel_cache::FolderSecret::kMake : kernel_cache::FolderSecret::kLeave;
     auto flags = std::make_shared<CacheFlags>();
     auto* sub = command->add_subcommand(name, what);
     add_configuration_flags(*sub, flags->sources);
-    sub->add_option("--data", flags->data, "Data folder of a `ditfleet up`, whose configuration is taken")->type_name("DIR");
+    sub->add_option("--data", flags->data, "Data folder of a `ditfleet up`, whose configuration is taken")
+        ->type_name("DIR");
     sub->add_flag("--json", flags->json, "Print JSON");
-    if (std::string_view(name) != "stats") sub->add_option("--tier", flags->tier, "disk, redis or all")->check(CLI::IsMember({"disk", "redis", "all"}))->capture_default_str();
+    if (std::string_view(name) != "stats")
+      sub->add_option("--tier", flags->tier, "disk, redis or all")
+          ->check(CLI::IsMember({"disk", "redis", "all"}))
+          ->capture_default_str();
     if (filters) {
       sub->add_option("--arch", flags->arch, "Only programs for this architecture, as sm_90a");
       sub->add_option("--key", flags->key, "Only the program with this key")->type_name("HEX");
     }
     if (std::string_view(name) == "list") sub->add_flag("--bad", flags->bad, "Only what does not verify");
-    if (std::string_view(name) == "purge") sub->add_flag("--bad", flags->bad, "Only what is wrong for everybody; what another secret has signed stays");
+    if (std::string_view(name) == "purge")
+      sub->add_flag("--bad", flags->bad, "Only what is wrong for everybody; what another secret has signed stays");
     if (file) sub->add_option("file", flags->file, file)->required();
     sub->callback([flags, action, name, missing, &run] {
       run = [flags, action, name, missing] {
@@ -364,9 +422,11 @@ void add_cache(CLI::App& app, Invocation& run) {
   };
   add("stats", "How much each tier holds", stats, false, nullptr);
   add("list", "Every program: its region, architecture, kernels and size", list, true, nullptr);
-  add("verify", "Check every program on disk, and those that Redis' index lists; exit status 1 if one does not verify", verify, false, nullptr);
+  add("verify", "Check every program on disk, and those that Redis' index lists; exit status 1 if one does not verify",
+      verify, false, nullptr);
   add("export", "Write all good programs to one file", export_to, true, "The file to write");
-  add("import", "Take programs from an export; each must have been signed with this configuration's secret", import_from, false, "The file to read");
+  add("import", "Take programs from an export; each must have been signed with this configuration's secret",
+      import_from, false, "The file to read");
   add("purge", "Remove programs; workers that run keep what they have loaded", purge, true, nullptr);
 }
 

@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::size_t kMaxLogBytes = 16u << 20;
 constexpr std::size_t kMaxLineBytes = 64u << 10;  // a longer one is cut into several
-constexpr int kReadsAtOnce = 64;                  // more than a pipe holds: a child that never pauses keeps up nobody else
+constexpr int kReadsAtOnce = 64;  // more than a pipe holds: a child that never pauses keeps up nobody else
 
 std::vector<char*> pointers(const std::vector<std::string>& texts) {
   std::vector<char*> out;
@@ -167,8 +167,7 @@ std::optional<std::string> find_program(const std::string& program) {
     const std::string candidate = std::string(rest.substr(0, end)) + "/" + program;
     rest.remove_prefix(std::min(end + 1, rest.size()));
     struct stat info {};
-    if (::stat(candidate.c_str(), &info) == 0 && S_ISREG(info.st_mode) &&
-        ::access(candidate.c_str(), X_OK) == 0)
+    if (::stat(candidate.c_str(), &info) == 0 && S_ISREG(info.st_mode) && ::access(candidate.c_str(), X_OK) == 0)
       return candidate;
   }
   return std::nullopt;

@@ -25,9 +25,7 @@ void add_target_flags(CLI::App& command, Target& target) {
   command.add_option("--url", target.url, "The service's gateway; by default where gateway.listen says")
       ->envname("DITFLEET_URL")
       ->type_name("URL");
-  command.add_option("--key", target.key, "Bearer key of the tenant")
-      ->envname("DITFLEET_KEY")
-      ->type_name("KEY");
+  command.add_option("--key", target.key, "Bearer key of the tenant")->envname("DITFLEET_KEY")->type_name("KEY");
   command.add_flag("--json", target.json, "Print JSON");
   add_configuration_flags(command, target.sources);
 }

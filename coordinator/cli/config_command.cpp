@@ -25,8 +25,7 @@ int check(const ConfigFlags& flags) {
     if (settings.error().code == Code::kInvalidArgument) failure = kExitUsage;  // as of every other command
   } else {
     for (const auto& [name, model] : settings->models) {
-      if (const auto entry = job::read_model_entry(name, model.path); !entry)
-        problems.push_back(entry.error().message);
+      if (const auto entry = job::read_model_entry(name, model.path); !entry) problems.push_back(entry.error().message);
     }
   }
   if (flags.json) {
@@ -38,8 +37,7 @@ int check(const ConfigFlags& flags) {
                 settings->gateway.listen.c_str(),
                 settings->redis.url.empty() ? "a private Redis" : "a configured Redis");
   } else {
-    for (const std::string& problem : problems)
-      std::fprintf(stderr, "ditfleet config check: %s\n", problem.c_str());
+    for (const std::string& problem : problems) std::fprintf(stderr, "ditfleet config check: %s\n", problem.c_str());
   }
   return problems.empty() ? kExitOk : failure;
 }

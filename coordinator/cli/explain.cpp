@@ -34,28 +34,29 @@ const std::vector<Assignment>& assignments_of(const History& history, const json
 History read_history(HttpClient& client, const std::string& id) {
   History history;
   std::string last_id;
-  // Ended jobs' streams end by themselves; of one that runs, what there is by now is enough, though its steps keep coming.
-  // Without events (they expire with the job) the record alone is explained.
+  // Ended jobs' streams end by themselves; of one that runs, what there is by now is enough, though its steps keep
+  // coming. Without events (they expire with the job) the record alone is explained.
   constexpr std::chrono::milliseconds kEnough(700);
   const auto until = std::chrono::steady_clock::now() + kEnough;
-  (void)client.events(
-      "/v1/jobs/" + id + "/events", last_id, kEnough, [&](const ServerEvent& event) {
-        const auto data = parse_json(event.data);
-        if (!data) return HttpClient::Next::kGoOn;
-        const auto unit = integer(*data, "unit", -1);
-        if (event.type == "assigned") {
-          std::string worker = text(*data, "worker");
-          if (worker.empty()) worker = text(*data, "owner");
-          history[unit].push_back({worker.substr(0, worker.find(':')), text(*data, "reason"), integer(*data, "at_ms"), {}, 0});
-        }
-        if (event.type == "ready" && !history[unit].empty() && history[unit].back().back.empty()) {
-          auto& last = history[unit].back();
-          const std::string message = text(*data, "message");
-          last.back = text(*data, "reason") + (message.empty() ? "" : ": " + message);
-          last.back_ms = integer(*data, "at_ms");
-        }
-        return is_terminal_event(event) || std::chrono::steady_clock::now() > until ? HttpClient::Next::kStop : HttpClient::Next::kGoOn;
-      });
+  (void)client.events("/v1/jobs/" + id + "/events", last_id, kEnough, [&](const ServerEvent& event) {
+    const auto data = parse_json(event.data);
+    if (!data) return HttpClient::Next::kGoOn;
+    const auto unit = integer(*data, "unit", -1);
+    if (event.type == "assigned") {
+      std::string worker = text(*data, "worker");
+      if (worker.empty()) worker = text(*data, "owner");
+      history[unit].push_back(
+          {worker.substr(0, worker.find(':')), text(*data, "reason"), integer(*data, "at_ms"), {}, 0});
+    }
+    if (event.type == "ready" && !history[unit].empty() && history[unit].back().back.empty()) {
+      auto& last = history[unit].back();
+      const std::string message = text(*data, "message");
+      last.back = text(*data, "reason") + (message.empty() ? "" : ": " + message);
+      last.back_ms = integer(*data, "at_ms");
+    }
+    return is_terminal_event(event) || std::chrono::steady_clock::now() > until ? HttpClient::Next::kStop
+                                                                                : HttpClient::Next::kGoOn;
+  });
   return history;
 }
 
@@ -64,13 +65,16 @@ std::int64_t span_us(std::int64_t from_ms, std::int64_t to_ms) {
 }
 
 // The spans of one unit, in the order in which they passed, the last of an open one until now; -1 where one has not.
-std::vector<std::pair<std::string, std::int64_t>> spans_of(const json::value& job, const json::value& unit, const std::vector<Assignment>& given) {
+std::vector<std::pair<std::string, std::int64_t>> spans_of(const json::value& job, const json::value& unit,
+                                                           const std::vector<Assignment>& given) {
   const auto created = integer(job, "created_ms"), ready = integer(job, "ready_ms");
   const auto assigned = integer(unit, "assigned_ms"), started = integer(unit, "started_ms"),
              ended = integer(unit, "ended_ms");
   const auto until = ended > 0 ? ended : unix_ms();
   std::vector<std::pair<std::string, std::int64_t>> spans = {{"admission", span_us(created, ready)}};
-  if (given.size() > 1 || (given.size() == 1 && assigned == 0)) {  // "queue" is the wait for the first, what passed until the last had it is none
+  if (given.size() > 1 ||
+      (given.size() == 1 &&
+       assigned == 0)) {  // "queue" is the wait for the first, what passed until the last had it is none
     spans.emplace_back("queue", span_us(ready, given.front().at_ms));
     spans.emplace_back("tried before", span_us(given.front().at_ms, assigned > 0 ? assigned : until));
   } else {
@@ -89,8 +93,7 @@ std::vector<std::pair<std::string, std::int64_t>> spans_of(const json::value& jo
   if (const auto* object = phases.if_object()) {
     for (const auto& phase : *object) {
       const std::string name(phase.key());
-      if (std::find(kOrder.begin(), kOrder.end(), name) == kOrder.end() && phase.value().is_number())
-        add(name);
+      if (std::find(kOrder.begin(), kOrder.end(), name) == kOrder.end() && phase.value().is_number()) add(name);
     }
   }
   // The worker tells its phases at the end; they begin when it reads its mailbox, before `started`.
@@ -120,9 +123,11 @@ void explain_text(const json::value& job, const History& history) {
     const auto& given = assignments_of(history, unit);
     for (const Assignment& a : given) {
       std::printf("  given to %s%s%s\n", a.worker.c_str(), a.reason.empty() ? "" : ": ", a.reason.c_str());
-      if (!a.back.empty()) std::printf("  back after %s: %s\n", short_duration((a.back_ms - a.at_ms) * 1000).c_str(), a.back.c_str());
+      if (!a.back.empty())
+        std::printf("  back after %s: %s\n", short_duration((a.back_ms - a.at_ms) * 1000).c_str(), a.back.c_str());
     }
-    if (const std::string worker = text(unit, "worker"); given.empty() && !worker.empty()) std::printf("  ran on %s\n", worker.c_str());
+    if (const std::string worker = text(unit, "worker"); given.empty() && !worker.empty())
+      std::printf("  ran on %s\n", worker.c_str());
     if (const std::string what = text(unit, "waits_for"); !what.empty()) std::printf("  waits for %s\n", what.c_str());
     std::vector<std::vector<std::string>> rows;
     const auto spans = spans_of(job, unit, given);
@@ -130,8 +135,7 @@ void explain_text(const json::value& job, const History& history) {
     for (const auto& [name, us] : spans) longest = std::max(longest, us);
     for (const auto& [name, us] : spans) {
       if (us < 0) continue;
-      rows.push_back(
-          {"  " + name, short_duration(us), std::string(static_cast<std::size_t>(us * 40 / longest), '#')});
+      rows.push_back({"  " + name, short_duration(us), std::string(static_cast<std::size_t>(us * 40 / longest), '#')});
     }
     std::fputs(table(rows).c_str(), stdout);
   }
@@ -169,8 +173,7 @@ json::object explain_json(const json::value& job, const History& history) {
 
 Result<void> explain(const Target& target, const std::string& id) {
   if (!is_valid_id(id))
-    return invalid_argument("'" + id +
-                            "' is no job id; one has 1 to 64 letters, digits, dots, dashes and underscores");
+    return invalid_argument("'" + id + "' is no job id; one has 1 to 64 letters, digits, dots, dashes and underscores");
   HttpClient client(target);
   const auto job = client.json("GET", "/v1/jobs/" + id);
   if (!job) return job.error();

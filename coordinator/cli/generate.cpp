@@ -65,16 +65,21 @@ Error failure_of(const json::value& job) {
     if (error.is_null()) error = field(unit, "error");
   }
   if (const std::string why = text(error, "message"); !why.empty()) message += ": " + why;
-  return {
-      text(error, "code") == "invalid_argument" ? Code::kInvalidArgument : Code::kUnavailable, message, {}};
+  return {text(error, "code") == "invalid_argument" ? Code::kInvalidArgument : Code::kUnavailable, message, {}};
 }
 
 // Says which flag set the field that the service refused.
 Error name_the_flag(Error error) {
-  static const std::map<std::string, std::string> kFlags = {
-      {"width", "--size"}, {"height", "--size"}, {"size", "--size"}, {"num_inference_steps", "--steps"}, {"guidance_scale", "--guidance"},
-      {"true_cfg_scale", "--true-cfg"}, {"max_sequence_length", "--max-sequence-length"}, {"n", "-n"}};
-  if (const auto flag = kFlags.find(error.param); flag != kFlags.end()) error.message = flag->second + ": " + error.message;
+  static const std::map<std::string, std::string> kFlags = {{"width", "--size"},
+                                                            {"height", "--size"},
+                                                            {"size", "--size"},
+                                                            {"num_inference_steps", "--steps"},
+                                                            {"guidance_scale", "--guidance"},
+                                                            {"true_cfg_scale", "--true-cfg"},
+                                                            {"max_sequence_length", "--max-sequence-length"},
+                                                            {"n", "-n"}};
+  if (const auto flag = kFlags.find(error.param); flag != kFlags.end())
+    error.message = flag->second + ": " + error.message;
   return error;
 }
 
@@ -87,8 +92,8 @@ Result<json::array> save_pictures(HttpClient& client, const json::value& job, co
   for (std::size_t i = 0; i < units.size(); ++i) {
     const json::value& result = field(units[i], "result");
     const auto index = static_cast<int>(integer(units[i], "unit", static_cast<std::int64_t>(i)));
-    auto picture = client.request("GET", "/v1/jobs/" + id + "/results/" + std::to_string(index), {},
-                                  std::chrono::minutes(2));
+    auto picture =
+        client.request("GET", "/v1/jobs/" + id + "/results/" + std::to_string(index), {}, std::chrono::minutes(2));
     if (!picture) return picture.error();
     if (picture->status != 200) return error_of(*picture, "the picture of unit " + std::to_string(index));
     if (const std::string expected = text(result, "sha256");
@@ -173,13 +178,16 @@ Result<std::string> job_body(const GenerateFlags& flags) {
   if (flags.max_sequence_length) body["max_sequence_length"] = *flags.max_sequence_length;
   for (const auto& [flag, value] : {std::pair{"--guidance", flags.guidance}, std::pair{"--true-cfg", flags.true_cfg}}) {
     if (value && !std::isfinite(*value)) {
-      return invalid_argument(std::string(flag) + " is " + std::to_string(*value) + "; it must be a number, such as 3.5");
+      return invalid_argument(std::string(flag) + " is " + std::to_string(*value) +
+                              "; it must be a number, such as 3.5");
     }
   }
   json::array loras;
   for (const std::string& use : flags.loras) {
     const auto lora = job::parse_lora_flag(use);
-    if (!lora) return invalid_argument("--lora is '" + use + "'; it must be NAME or NAME:SCALE with a number from -100 to 100, as pixel:0.8");
+    if (!lora)
+      return invalid_argument("--lora is '" + use +
+                              "'; it must be NAME or NAME:SCALE with a number from -100 to 100, as pixel:0.8");
     loras.push_back(json::object{{"name", lora->name}, {"scale", lora->scale}});
   }
   if (!loras.empty()) body["loras"] = std::move(loras);
@@ -189,8 +197,7 @@ Result<std::string> job_body(const GenerateFlags& flags) {
 std::string numbered_path(const std::string& path, int index, int count) {
   if (count == 1) return path;
   const fs::path p(path);
-  return (p.parent_path() / (p.stem().string() + "-" + std::to_string(index + 1) + p.extension().string()))
-      .string();
+  return (p.parent_path() / (p.stem().string() + "-" + std::to_string(index + 1) + p.extension().string())).string();
 }
 
 void add_generate(CLI::App& app, Invocation& run) {

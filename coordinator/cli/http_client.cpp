@@ -30,9 +30,7 @@ std::size_t append_body(char* bytes, std::size_t, std::size_t count, void* into)
   return count;
 }
 
-int stop_if_interrupted(void*, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
-  return interrupt_flag != 0 ? 1 : 0;
-}
+int stop_if_interrupted(void*, curl_off_t, curl_off_t, curl_off_t, curl_off_t) { return interrupt_flag != 0 ? 1 : 0; }
 
 // The URL for messages, which end in logs: without a user and password.
 std::string shown(const std::string& url) {
@@ -69,8 +67,7 @@ struct HttpClient::Handle {
     curl_slist_free_all(headers);
     headers = nullptr;
     const bool whole = path.starts_with("http://") || path.starts_with("https://");
-    const std::string base =
-        target.url.ends_with('/') ? target.url.substr(0, target.url.size() - 1) : target.url;
+    const std::string base = target.url.ends_with('/') ? target.url.substr(0, target.url.size() - 1) : target.url;
     curl_easy_setopt(curl, CURLOPT_URL, (whole ? path : base + path).c_str());
     curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
@@ -89,8 +86,7 @@ struct HttpClient::Handle {
     if (code == CURLE_OPERATION_TIMEDOUT)
       return {Code::kDeadlineExceeded, shown(target.url) + " did not answer in time", {}};
     if (code == CURLE_URL_MALFORMAT || code == CURLE_UNSUPPORTED_PROTOCOL) {
-      return invalid_argument("--url is '" + shown(target.url) +
-                              "'; it must be a URL such as http://127.0.0.1:8780");
+      return invalid_argument("--url is '" + shown(target.url) + "'; it must be a URL such as http://127.0.0.1:8780");
     }
     const std::string hint =
         code == CURLE_COULDNT_CONNECT ? "; is the service up (ditfleet up), and is --url right?" : "";
@@ -117,16 +113,18 @@ std::string percent_encoded(std::string_view text) {
   static constexpr char kDigits[] = "0123456789ABCDEF";
   std::string out;
   for (const char c : text) {
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
-    if (plain) out += c;
-    else out += {'%', kDigits[static_cast<unsigned char>(c) >> 4], kDigits[static_cast<unsigned char>(c) & 15]};
+    const bool plain =
+        (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+    if (plain)
+      out += c;
+    else
+      out += {'%', kDigits[static_cast<unsigned char>(c) >> 4], kDigits[static_cast<unsigned char>(c) & 15]};
   }
   return out;
 }
 
-Result<HttpResponse> HttpClient::request(const std::string& method, const std::string& path,
-                                         const std::string& body, std::chrono::milliseconds timeout,
-                                         const std::vector<std::string>& headers) {
+Result<HttpResponse> HttpClient::request(const std::string& method, const std::string& path, const std::string& body,
+                                         std::chrono::milliseconds timeout, const std::vector<std::string>& headers) {
   HttpResponse response;
   CURL* curl = handle_->curl;
   handle_->prepare(target_, path);
@@ -149,19 +147,19 @@ Result<HttpResponse> HttpClient::request(const std::string& method, const std::s
   return response;
 }
 
-Result<json::value> HttpClient::json(const std::string& method, const std::string& path,
-                                     const std::string& body, const std::vector<std::string>& headers) {
+Result<json::value> HttpClient::json(const std::string& method, const std::string& path, const std::string& body,
+                                     const std::vector<std::string>& headers) {
   auto response = request(method, path, body, std::chrono::seconds(30), headers);
   if (!response) return response.error();
   return json_of(*response, method, path);
 }
 
-Result<json::value> HttpClient::json_of(const HttpResponse& response, const std::string& method, const std::string& path) const {
+Result<json::value> HttpClient::json_of(const HttpResponse& response, const std::string& method,
+                                        const std::string& path) const {
   if (response.status >= 400) return error_of(response, method + " " + path);
   auto value = parse_json(response.body);
   if (!value)
-    return Error{
-        Code::kDataCorrupt, target_.url + path + " did not answer in JSON; is --url a DiTFleet gateway?", {}};
+    return Error{Code::kDataCorrupt, target_.url + path + " did not answer in JSON; is --url a DiTFleet gateway?", {}};
   return std::move(*value);
 }
 
@@ -171,7 +169,8 @@ Result<json::value> HttpClient::send_file(const std::string& method, const std::
     void operator()(std::FILE* f) const { std::fclose(f); }
   };
   const auto failed = [&](int e) {
-    return Error{e == ENOENT ? Code::kNotFound : Code::kUnavailable, "cannot read '" + file + "': " + std::strerror(e), {}};
+    return Error{
+        e == ENOENT ? Code::kNotFound : Code::kUnavailable, "cannot read '" + file + "': " + std::strerror(e), {}};
   };
   const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO must not hold us up
   if (fd < 0) return failed(errno);
@@ -184,7 +183,8 @@ Result<json::value> HttpClient::send_file(const std::string& method, const std::
   struct stat info {};
   if (::fstat(fd, &info) != 0) return failed(errno);
   if (S_ISDIR(info.st_mode)) return failed(EISDIR);
-  if (!S_ISREG(info.st_mode)) return invalid_argument("'" + file + "' is not a regular file, whose size is known before it is sent");
+  if (!S_ISREG(info.st_mode))
+    return invalid_argument("'" + file + "' is not a regular file, whose size is known before it is sent");
   HttpResponse response;
   CURL* curl = handle_->curl;
   handle_->prepare(target_, path);
@@ -245,8 +245,7 @@ int on_stream_tick(void* from, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
 
 }  // namespace
 
-Result<void> HttpClient::events(const std::string& path, std::string& last_event_id,
-                                std::chrono::milliseconds silence,
+Result<void> HttpClient::events(const std::string& path, std::string& last_event_id, std::chrono::milliseconds silence,
                                 const std::function<Next(const ServerEvent&)>& on_event) {
   Stream stream;
   CURL* curl = handle_->curl;

@@ -29,8 +29,7 @@ class HttpClient {
 
   // `path` starts at the service ("/v1/jobs") or is a whole URL. Any status is a response. kUnavailable: no
   // answer, with the address; kDeadlineExceeded; kCanceled: interrupted() was true.
-  Result<HttpResponse> request(const std::string& method, const std::string& path,
-                               const std::string& body = {},
+  Result<HttpResponse> request(const std::string& method, const std::string& path, const std::string& body = {},
                                std::chrono::milliseconds timeout = std::chrono::seconds(30),
                                const std::vector<std::string>& headers = {});
   // The same where an answer in JSON is expected: a status from 400 on is an Error with the service's
@@ -38,8 +37,9 @@ class HttpClient {
   Result<json::value> json(const std::string& method, const std::string& path, const std::string& body = {},
                            const std::vector<std::string>& headers = {});
 
-  // Sends a file as it is (application/octet-stream), of any size, with more headers ("Name: value"); errors as json(). One
-  // that cannot be read: kNotFound, kUnavailable; kInvalidArgument for a pipe or a device. Gives up when nothing moves for a minute.
+  // Sends a file as it is (application/octet-stream), of any size, with more headers ("Name: value"); errors as json().
+  // One that cannot be read: kNotFound, kUnavailable; kInvalidArgument for a pipe or a device. Gives up when nothing
+  // moves for a minute.
   Result<json::value> send_file(const std::string& method, const std::string& path, const std::string& file,
                                 const std::vector<std::string>& headers = {});
 

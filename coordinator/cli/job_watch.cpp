@@ -19,8 +19,8 @@ std::string clock_text(std::int64_t ms) {
   std::tm local{};
   ::localtime_r(&seconds, &local);
   std::array<char, 48> buffer{};
-  std::snprintf(buffer.data(), buffer.size(), "%02d:%02d:%02d.%03d", local.tm_hour, local.tm_min,
-                local.tm_sec, static_cast<int>(ms % 1000));
+  std::snprintf(buffer.data(), buffer.size(), "%02d:%02d:%02d.%03d", local.tm_hour, local.tm_min, local.tm_sec,
+                static_cast<int>(ms % 1000));
   return buffer.data();
 }
 
@@ -50,8 +50,7 @@ Result<void> watch_job(HttpClient& client, const std::string& id,
     if (!followed && !is_retryable(followed.error().code)) return followed.error();
     if (deadline.passed()) {
       if (!followed) return followed.error();
-      return unavailable("the service ends the event stream of job " + id +
-                         " again and again before the job ends");
+      return unavailable("the service ends the event stream of job " + id + " again and again before the job ends");
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     if (InterruptGuard::interrupted()) return Error{Code::kCanceled, "interrupted", {}};

@@ -23,8 +23,7 @@ void print(const json::value& value) { std::printf("%s\n", json::serialize(value
 
 Result<void> check_id(const std::string& id) {
   if (is_valid_id(id)) return {};
-  return invalid_argument("'" + id +
-                          "' is no job id; one has 1 to 64 letters, digits, dots, dashes and underscores");
+  return invalid_argument("'" + id + "' is no job id; one has 1 to 64 letters, digits, dots, dashes and underscores");
 }
 
 // Of a job that ended without all of its pictures nothing: its progress is 1 as well, for nothing more will come.
@@ -65,8 +64,7 @@ Result<void> list(const JobFlags& flags) {
                     ago(integer(job, "created_ms")), one_line(text(field(job, "spec"), "prompt"), 60)});
   }
   std::fputs(table(rows).c_str(), stdout);
-  if (!next.empty())
-    std::printf("more: --cursor %s\n", next.c_str());
+  if (!next.empty()) std::printf("more: --cursor %s\n", next.c_str());
   return {};
 }
 
@@ -91,8 +89,7 @@ Result<void> show(const JobFlags& flags) {
     print(*job);
     return {};
   }
-  std::printf("%s  %s%s\n", text(*job, "id").c_str(), text(*job, "state").c_str(),
-              progress_text(*job).c_str());
+  std::printf("%s  %s%s\n", text(*job, "id").c_str(), text(*job, "state").c_str(), progress_text(*job).c_str());
   std::printf("model    %s\nclass    %s\ncreated  %s\nspec     %s\n", text(*job, "model").c_str(),
               text(*job, "class").c_str(), ago(integer(*job, "created_ms")).c_str(),
               json::serialize(field(*job, "spec")).c_str());
@@ -117,8 +114,7 @@ Result<void> watch(const JobFlags& flags) {
     last = event.type;
     const auto data = parse_json(event.data);
     if (flags.target.json) {
-      print(json::object{
-          {"id", event.id}, {"event", event.type}, {"data", data ? *data : json::value(event.data)}});
+      print(json::object{{"id", event.id}, {"event", event.type}, {"data", data ? *data : json::value(event.data)}});
     } else if (event.type == "step" && progress.shown() && data) {
       progress.draw(static_cast<int>(integer(*data, "step")), static_cast<int>(integer(*data, "total")),
                     "unit " + text(*data, "unit"));
@@ -168,7 +164,8 @@ Result<void> workers(const Target& target) {
     std::string loras = "-";
     if (const auto slots = integer(worker, "adapter_slots"); slots > 0) {
       const auto taken = items(worker, "adapters").size(), in_host = items(worker, "host_adapters").size();
-      loras = std::to_string(taken) + "/" + std::to_string(slots) + (in_host > taken ? "+" + std::to_string(in_host - taken) : "");
+      loras = std::to_string(taken) + "/" + std::to_string(slots) +
+              (in_host > taken ? "+" + std::to_string(in_host - taken) : "");
     }
     rows.push_back({text(worker, "name"), text(worker, "pid"), text(worker, "state"), text(worker, "device"),
                     text(worker, "precision"), models, loras, jobs.empty() ? "-" : jobs,
@@ -183,8 +180,7 @@ Result<void> workers(const Target& target) {
 void add_jobs(CLI::App& app, Invocation& run) {
   auto* jobs = app.add_subcommand("jobs", "List, show, watch or cancel jobs");
   jobs->require_subcommand(1);
-  const auto add = [&](const char* name, const char* what, Result<void> (*action)(const JobFlags&),
-                       bool takes_id) {
+  const auto add = [&](const char* name, const char* what, Result<void> (*action)(const JobFlags&), bool takes_id) {
     auto flags = std::make_shared<JobFlags>();
     auto* command = jobs->add_subcommand(name, what);
     add_target_flags(*command, flags->target);
@@ -192,9 +188,7 @@ void add_jobs(CLI::App& app, Invocation& run) {
       command->add_option("job", flags->id, "The job's id")->required();
     } else {
       command->add_option("--state", flags->state, "Only jobs in this state");
-      command->add_option("--limit", flags->limit, "Jobs a page")
-          ->check(CLI::Range(1, 1000))
-          ->capture_default_str();
+      command->add_option("--limit", flags->limit, "Jobs a page")->check(CLI::Range(1, 1000))->capture_default_str();
       command->add_option("--cursor", flags->cursor, "Where a page before ended");
     }
     command->callback([flags, action, name, &run] {

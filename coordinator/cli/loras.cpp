@@ -35,8 +35,10 @@ std::string route(const LoraFlags& flags, bool with_name, const std::vector<std:
 
 std::string size_text(std::int64_t bytes) {
   char text[32];
-  if (bytes < 1'000'000) std::snprintf(text, sizeof text, "%.1f kB", static_cast<double>(bytes) / 1e3);
-  else std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
+  if (bytes < 1'000'000)
+    std::snprintf(text, sizeof text, "%.1f kB", static_cast<double>(bytes) / 1e3);
+  else
+    std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
   return text;
 }
 
@@ -52,14 +54,18 @@ bool is_pinned(const json::value& lora) { return field(lora, "pinned").is_bool()
 
 Result<void> done(const LoraFlags& flags, const Result<json::value>& answer, const char* what) {
   if (!answer) return answer.error();
-  if (flags.target.json) print(*answer);
-  else std::printf("%s %s  %s  %s\n", what, text(*answer, "name").c_str(), size_text(integer(*answer, "bytes")).c_str(), text(*answer, "sha256").c_str());
+  if (flags.target.json)
+    print(*answer);
+  else
+    std::printf("%s %s  %s  %s\n", what, text(*answer, "name").c_str(), size_text(integer(*answer, "bytes")).c_str(),
+                text(*answer, "sha256").c_str());
   return {};
 }
 
 Result<void> add(const LoraFlags& flags) {
   HttpClient client(flags.target);
-  const std::vector<std::string> headers = flags.keep ? std::vector<std::string>{"If-None-Match: *"} : std::vector<std::string>();
+  const std::vector<std::string> headers =
+      flags.keep ? std::vector<std::string>{"If-None-Match: *"} : std::vector<std::string>();
   if (flags.by_path) {
     json::array models;
     for (const std::string& model : flags.models) models.emplace_back(model);
@@ -81,10 +87,12 @@ Result<void> list(const LoraFlags& flags) {
     print(*answer);
     return {};
   }
-  std::vector<std::vector<std::string>> rows = {{"NAME", "SIZE", "RANK", "DTYPE", "MODELS", "PINNED", "CREATED", "SHA256"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"NAME", "SIZE", "RANK", "DTYPE", "MODELS", "PINNED", "CREATED", "SHA256"}};
   for (const json::value& lora : items(*answer, "loras")) {
-    rows.push_back({text(lora, "name"), size_text(integer(lora, "bytes")), text(lora, "rank"), text(lora, "dtype"), names_of(field(lora, "models"), "any"),
-                    is_pinned(lora) ? "yes" : "", ago(integer(lora, "created_ms")), text(lora, "sha256").substr(0, 12)});
+    rows.push_back({text(lora, "name"), size_text(integer(lora, "bytes")), text(lora, "rank"), text(lora, "dtype"),
+                    names_of(field(lora, "models"), "any"), is_pinned(lora) ? "yes" : "",
+                    ago(integer(lora, "created_ms")), text(lora, "sha256").substr(0, 12)});
   }
   std::fputs(table(rows).c_str(), stdout);
   return {};
@@ -99,10 +107,14 @@ Result<void> show(const LoraFlags& flags) {
     return {};
   }
   const std::string path = text(*lora, "path"), rank = text(*lora, "rank");
-  std::printf("%s%s\nsha256   %s\nsize     %s, %s tensors, %s parameters in %s\nrank     %s\nmodels   %s\nsource   %s\ncreated  %s\n", text(*lora, "name").c_str(),
-              is_pinned(*lora) ? "  pinned" : "", text(*lora, "sha256").c_str(), size_text(integer(*lora, "bytes")).c_str(), text(*lora, "tensors").c_str(),
-              text(*lora, "parameters").c_str(), text(*lora, "dtype").c_str(), rank.empty() ? "not told by the names" : rank.c_str(),
-              names_of(field(*lora, "models"), "any").c_str(), path.empty() ? "an upload" : path.c_str(), ago(integer(*lora, "created_ms")).c_str());
+  std::printf(
+      "%s%s\nsha256   %s\nsize     %s, %s tensors, %s parameters in %s\nrank     %s\nmodels   %s\nsource   %s\ncreated "
+      " %s\n",
+      text(*lora, "name").c_str(), is_pinned(*lora) ? "  pinned" : "", text(*lora, "sha256").c_str(),
+      size_text(integer(*lora, "bytes")).c_str(), text(*lora, "tensors").c_str(), text(*lora, "parameters").c_str(),
+      text(*lora, "dtype").c_str(), rank.empty() ? "not told by the names" : rank.c_str(),
+      names_of(field(*lora, "models"), "any").c_str(), path.empty() ? "an upload" : path.c_str(),
+      ago(integer(*lora, "created_ms")).c_str());
   return {};
 }
 
@@ -113,7 +125,8 @@ Result<void> remove(const LoraFlags& flags) {
 
 Result<void> set_pinned(const LoraFlags& flags, bool pinned) {
   HttpClient client(flags.target);
-  return done(flags, client.json("PATCH", route(flags, true), json::serialize(json::object{{"pinned", pinned}})), pinned ? "pinned" : "unpinned");
+  return done(flags, client.json("PATCH", route(flags, true), json::serialize(json::object{{"pinned", pinned}})),
+              pinned ? "pinned" : "unpinned");
 }
 Result<void> pin(const LoraFlags& flags) { return set_pinned(flags, true); }
 Result<void> unpin(const LoraFlags& flags) { return set_pinned(flags, false); }
@@ -131,8 +144,11 @@ void add_loras(CLI::App& app, Invocation& run) {
     if (action != list) sub->add_option("name", flags->name, "The adapter's name")->required();
     if (action == add) {
       sub->add_option("file", flags->file, "Its safetensors file")->required();
-      sub->add_flag("--by-path", flags->by_path, "FILE lies in a folder of loras.folders, on disks that the service and its workers see: it is not uploaded");
-      sub->add_option("--model", flags->models, "A model that it is for; may be repeated. Any, if left out")->allow_extra_args(false);
+      sub->add_flag(
+          "--by-path", flags->by_path,
+          "FILE lies in a folder of loras.folders, on disks that the service and its workers see: it is not uploaded");
+      sub->add_option("--model", flags->models, "A model that it is for; may be repeated. Any, if left out")
+          ->allow_extra_args(false);
       sub->add_flag("--pin", flags->pin, "Workers do not drop it from memory to make room");
       sub->add_flag("--keep", flags->keep, "Fail if the name is taken, instead of replacing what it stands for");
     }

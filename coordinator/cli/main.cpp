@@ -28,7 +28,8 @@ std::string hint_for(const CLI::App& app, const std::string& message) {
     const auto colon = message.find("not expected: ");
     if (colon == std::string::npos) return {};
     const auto word = colon + std::string_view("not expected: ").size();
-    const std::string near = ditfleet::nearest_name(message.substr(word, message.find(' ', word) - word), command_names(*typed));
+    const std::string near =
+        ditfleet::nearest_name(message.substr(word, message.find(' ', word) - word), command_names(*typed));
     return near.empty() ? std::string() : "; did you mean '" + near + "'?";
   }
   const std::string flag = message.substr(dash, message.find_first_of(" =,:", dash) - dash);
@@ -40,7 +41,8 @@ std::string hint_for(const CLI::App& app, const std::string& message) {
   return near.empty() || near == flag ? std::string() : "; did you mean '" + near + "'?";
 }
 
-// The command whose own command is missing or unknown: `ditfleet jobs lst`. The word is the first that is no flag behind its name.
+// The command whose own command is missing or unknown: `ditfleet jobs lst`. The word is the first that is no flag
+// behind its name.
 std::string missing_command(const CLI::App& app, int argc, char** argv) {
   const CLI::App* typed = &app;
   std::string path;
@@ -92,7 +94,8 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help
     std::string message = e.what();
-    const bool lacks_command = dynamic_cast<const CLI::RequiredError*>(&e) != nullptr && message.find("subcommand") != std::string::npos;
+    const bool lacks_command =
+        dynamic_cast<const CLI::RequiredError*>(&e) != nullptr && message.find("subcommand") != std::string::npos;
     message = lacks_command ? missing_command(app, argc, argv) : message + hint_for(app, message);
     std::fprintf(stderr, "ditfleet: %s (--help tells more)\n", message.c_str());
     return ditfleet::cli::kExitUsage;

@@ -14,8 +14,8 @@ class RestartPolicy {
   static constexpr Duration kStable{30'000};  // having run this long forgives what was before
   static constexpr int kHopeless = 3;         // quick failures at its own choice in a row
 
-  // Whether one that runs for so long now got further than its earlier tries did: more than twice as far as the longest of
-  // them, and a second. One that is never refused works from its start.
+  // Whether one that runs for so long now got further than its earlier tries did: more than twice as far as the longest
+  // of them, and a second. One that is never refused works from its start.
   bool works(Duration alive) const { return !hopeless() || got_further(alive); }
 
   // It ended after `lived`; `by_itself`: it exited with a failure, as opposed to being killed, so that it
@@ -33,7 +33,9 @@ class RestartPolicy {
   bool hopeless() const { return refusals_ >= kHopeless; }
 
  private:
-  bool got_further(Duration lived) const { return lived >= std::min<Duration>(kStable, 2 * longest_ + std::chrono::seconds(1)); }
+  bool got_further(Duration lived) const {
+    return lived >= std::min<Duration>(kStable, 2 * longest_ + std::chrono::seconds(1));
+  }
 
   Duration delay_ = kFirst;
   Duration longest_{0};  // that it lived, of late

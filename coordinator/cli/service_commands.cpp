@@ -14,8 +14,7 @@ void add_coordinator(CLI::App& app, Invocation& run) {
     bool json = false;
   };
   auto flags = std::make_shared<Flags>();
-  auto* command =
-      app.add_subcommand("coordinator", "Serve the gateway and schedule, on a Redis that is already there");
+  auto* command = app.add_subcommand("coordinator", "Serve the gateway and schedule, on a Redis that is already there");
   add_configuration_flags(*command, flags->sources);
   command->add_option("--listen", flags->listen, "Address of the gateway")->type_name("HOST:PORT");
   command->add_option("--redis", flags->redis, "The queue's Redis")->type_name("URL");

@@ -35,15 +35,17 @@ Result<scheduling::PolicyOptions> parse_policy(const std::string& text) {
     char* after = nullptr;
     const std::string value = equals == std::string::npos ? "" : item.substr(equals + 1);
     const double number = std::strtod(value.c_str(), &after);
-    if (value.empty() || *after != '\0') return invalid_argument("'" + text + "' is no policy; write NAME or NAME,TUNABLE=NUMBER,…");
-    if (!out.tunables.emplace(item.substr(0, equals), number).second) return invalid_argument("'" + text + "' has " + item.substr(0, equals) + " twice");
+    if (value.empty() || *after != '\0')
+      return invalid_argument("'" + text + "' is no policy; write NAME or NAME,TUNABLE=NUMBER,…");
+    if (!out.tunables.emplace(item.substr(0, equals), number).second)
+      return invalid_argument("'" + text + "' has " + item.substr(0, equals) + " twice");
     from = end;
   }
   return out;
 }
 
-Result<simulation::Report> simulate_one(const simulation::Trace& trace, const simulation::CostTable& costs, simulation::SimulationOptions options,
-                                        const std::string& text, bool tune) {
+Result<simulation::Report> simulate_one(const simulation::Trace& trace, const simulation::CostTable& costs,
+                                        simulation::SimulationOptions options, const std::string& text, bool tune) {
   auto policy = parse_policy(text);
   if (!policy) return policy.error();
   // The service's own router keeps its defaults: it has no trace to be tuned on.
@@ -52,21 +54,25 @@ Result<simulation::Report> simulate_one(const simulation::Trace& trace, const si
   return tuned ? simulation::simulate_tuned(trace, costs, options) : simulation::simulate(trace, costs, options);
 }
 
-// Of a file to be written: none of those that are read, in a folder that is there. Found out before minutes of simulation, not after.
+// Of a file to be written: none of those that are read, in a folder that is there. Found out before minutes of
+// simulation, not after.
 Result<void> check_output(const std::string& out, const std::vector<std::string>& read) {
   namespace fs = std::filesystem;
   std::error_code ignored;
   for (const auto& input : read) {
-    if (fs::equivalent(out, input, ignored)) return invalid_argument("'" + out + "' is read, and would be overwritten; name another file");
+    if (fs::equivalent(out, input, ignored))
+      return invalid_argument("'" + out + "' is read, and would be overwritten; name another file");
   }
   const auto folder = fs::absolute(out, ignored).parent_path();
-  if (!fs::is_directory(folder, ignored)) return unavailable("cannot create '" + out + "': there is no folder '" + folder.string() + "'");
+  if (!fs::is_directory(folder, ignored))
+    return unavailable("cannot create '" + out + "': there is no folder '" + folder.string() + "'");
   return {};
 }
 
 int run_sim(const SimOptions& options) {
   if (!options.jobs.empty()) {
-    if (auto good = check_output(options.jobs, {options.trace, options.costs}); !good) return report("sim", good.error());
+    if (auto good = check_output(options.jobs, {options.trace, options.costs}); !good)
+      return report("sim", good.error());
   }
   const auto costs = simulation::read_cost_table(options.costs);
   if (!costs) return report("sim", costs.error());
@@ -80,7 +86,8 @@ int run_sim(const SimOptions& options) {
     }
     for (const auto each : scheduling::policy_names()) policies.emplace_back(each);
   }
-  std::vector<std::vector<std::string>> rows = {{"POLICY", "P50", "P95", "P99", "SLO", "JOBS/S", "BUSY", "HOST MISSES", "SLOT MISSES", "COLD", "GAP", "DECISION"}};
+  std::vector<std::vector<std::string>> rows = {{"POLICY", "P50", "P95", "P99", "SLO", "JOBS/S", "BUSY", "HOST MISSES",
+                                                 "SLOT MISSES", "COLD", "GAP", "DECISION"}};
   std::vector<simulation::Report> reports;
   for (const auto& name : policies) {
     const auto result = simulate_one(*trace, *costs, options.run, name, options.tune);
@@ -88,21 +95,26 @@ int run_sim(const SimOptions& options) {
     if (!options.jobs.empty()) reports.push_back(*result);
     if (options.json) {
       json::object figures;
-      for (const auto& figure : result->figures) figures[figure.metric] = json::object{{"value", figure.value}, {"unit", figure.unit}};
+      for (const auto& figure : result->figures)
+        figures[figure.metric] = json::object{{"value", figure.value}, {"unit", figure.unit}};
       fmt::print("{}\n", json::serialize(json::object{{"policy", result->policy}, {"figures", std::move(figures)}}));
       std::fflush(stdout);
       continue;
     }
     const auto f = [&](const char* metric) { return result->figure(metric); };
-    rows.push_back({result->policy, fmt::format("{:.2f} s", f("latency_p50")), fmt::format("{:.2f} s", f("latency_p95")), fmt::format("{:.2f} s", f("latency_p99")),
-                    std::isnan(f("slo_attained")) ? "-" : fmt::format("{:.2f} %", 100 * f("slo_attained")), fmt::format("{:.2f}", f("throughput")), fmt::format("{:.1f} %", 100 * f("utilisation")),
+    rows.push_back({result->policy, fmt::format("{:.2f} s", f("latency_p50")),
+                    fmt::format("{:.2f} s", f("latency_p95")), fmt::format("{:.2f} s", f("latency_p99")),
+                    std::isnan(f("slo_attained")) ? "-" : fmt::format("{:.2f} %", 100 * f("slo_attained")),
+                    fmt::format("{:.2f}", f("throughput")), fmt::format("{:.1f} %", 100 * f("utilisation")),
                     fmt::format("{:.0f} ({:.1f} %)", f("host_misses"), 100 * f("host_miss_ratio")),
-                    fmt::format("{:.0f} ({:.1f} %)", f("slot_misses"), 100 * f("slot_miss_ratio")), fmt::format("{:.0f}", f("cold_classes")),
-                    fmt::format("{:.2f}", f("fairness_gap")), fmt::format("{:.1f} µs", f("decision_mean"))});
+                    fmt::format("{:.0f} ({:.1f} %)", f("slot_misses"), 100 * f("slot_miss_ratio")),
+                    fmt::format("{:.0f}", f("cold_classes")), fmt::format("{:.2f}", f("fairness_gap")),
+                    fmt::format("{:.1f} µs", f("decision_mean"))});
   }
   if (!options.json) std::fputs(table(rows).c_str(), stdout);
   if (options.jobs.empty()) return kExitOk;
-  if (auto written = simulation::write_jobs(*trace, reports, options.jobs); !written) return report("sim", written.error());
+  if (auto written = simulation::write_jobs(*trace, reports, options.jobs); !written)
+    return report("sim", written.error());
   return kExitOk;
 }
 
@@ -120,24 +132,31 @@ int run_generate(const simulation::TraceOptions& options, const std::string& cos
 }  // namespace
 
 void add_sim(CLI::App& app, Invocation& run) {
-  auto* sim = app.add_subcommand("sim", "Routing policies on a trace, with the service's scheduler and pretended workers");
+  auto* sim =
+      app.add_subcommand("sim", "Routing policies on a trace, with the service's scheduler and pretended workers");
   auto options = std::make_shared<SimOptions>();
   auto* trace = sim->add_option("--trace", options->trace, "The jobs (tests/sim/README.md)")->type_name("FILE");
   auto* costs = sim->add_option("--costs", options->costs, "What things cost")->type_name("FILE");
-  sim->add_option("--policy", options->policies, "NAME or NAME,TUNABLE=NUMBER,…; may be repeated; all: each with its defaults")
+  sim->add_option("--policy", options->policies,
+                  "NAME or NAME,TUNABLE=NUMBER,…; may be repeated; all: each with its defaults")
       ->type_name("POLICY")
       ->allow_extra_args(false);
-  sim->add_option("--workers", options->run.workers, "Workers; by default as many as the trace is for")->check(CLI::Range(1, 100'000));
-  sim->add_option("--warm-up", options->run.warm_up, "Part of the jobs, from the first, that no figure counts")->capture_default_str();
+  sim->add_option("--workers", options->run.workers, "Workers; by default as many as the trace is for")
+      ->check(CLI::Range(1, 100'000));
+  sim->add_option("--warm-up", options->run.warm_up, "Part of the jobs, from the first, that no figure counts")
+      ->capture_default_str();
   sim->add_option("--seed", options->run.seed, "Of how runs vary")->capture_default_str();
   sim->add_flag("--tune", options->tune, "Try each baseline's grid and show its lowest p95");
-  sim->add_option("--jobs", options->jobs, "Also write when and where each job ran (tests/sim/README.md)")->type_name("FILE");
+  sim->add_option("--jobs", options->jobs, "Also write when and where each job ran (tests/sim/README.md)")
+      ->type_name("FILE");
   sim->add_flag("--json", options->json, "Print one JSON object a policy");
 
   auto* generate = sim->add_subcommand("generate", "Write a trace");
   auto making = std::make_shared<simulation::TraceOptions>();
   auto file = std::make_shared<std::string>(), table_file = std::make_shared<std::string>();
-  generate->add_option("--costs", *table_file, "What things cost: they say how many jobs are the load")->type_name("FILE")->required();
+  generate->add_option("--costs", *table_file, "What things cost: they say how many jobs are the load")
+      ->type_name("FILE")
+      ->required();
   generate->add_option("-o,--output", *file, "Where it goes")->type_name("FILE")->required();
   generate->add_option("--jobs", making->jobs)->capture_default_str();
   generate->add_option("--workers", making->workers, "The fleet it is meant for")->capture_default_str();
@@ -150,7 +169,9 @@ void add_sim(CLI::App& app, Invocation& run) {
   generate->add_option("--tenants", making->tenants)->capture_default_str();
   generate->add_option("--burst", making->burst, "Times the mean rate, for a fifth of the time")->capture_default_str();
   generate->add_option("--seed", making->seed)->capture_default_str();
-  generate->callback([making, file, table_file, &run] { run = [making, file, table_file] { return run_generate(*making, *table_file, *file); }; });
+  generate->callback([making, file, table_file, &run] {
+    run = [making, file, table_file] { return run_generate(*making, *table_file, *file); };
+  });
 
   sim->require_subcommand(0, 1);
   sim->callback([sim, trace, costs, options, &run] {

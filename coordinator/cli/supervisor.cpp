@@ -55,8 +55,7 @@ struct Member {
 
 class Supervisor {
  public:
-  explicit Supervisor(UpPlan plan)
-      : plan_(std::move(plan)), client_(Target{plan_.address.local_url(), {}, false}) {
+  explicit Supervisor(UpPlan plan) : plan_(std::move(plan)), client_(Target{plan_.address.local_url(), {}, false}) {
     if (!plan_.redis.argv.empty()) redis_.emplace_back(plan_.redis);
     coordinator_.emplace_back(plan_.coordinator);
     for (const ChildSpec& spec : plan_.workers) workers_.emplace_back(spec);
@@ -142,8 +141,7 @@ class Supervisor {
     const ChildSpec& spec = member.process.spec();
     const bool by_itself = end.signal == 0 && end.status != 0;
     const bool first = !ready_ && by_itself;
-    const std::string told =
-        spec.echo || member.process.last_line().empty() ? "" : ": " + member.process.last_line();
+    const std::string told = spec.echo || member.process.last_line().empty() ? "" : ": " + member.process.last_line();
     // What refuses to start would refuse again: the coordinator and Redis at once, a worker that was asked
     // for the impossible at once, another after a few tries.
     const bool is_worker = &member != &coordinator_.front() && (redis_.empty() || &member != &redis_.front());
@@ -160,7 +158,8 @@ class Supervisor {
       member.told_again = now;
       return note(spec.label + " " + end.text() + told + then);
     }
-    const std::string fault = spec.label + " " + end.text() + " again and again" + told + " (log: " + spec.log_file + ")";
+    const std::string fault =
+        spec.label + " " + end.text() + " again and again" + told + " (log: " + spec.log_file + ")";
     if (!ready_ || !any_worker_works()) return give_up(fault, kExitFailure);
     if (now < member.told_again) return;
     member.told_again = now + kStillFailing;
@@ -170,7 +169,8 @@ class Supervisor {
   // One that fails again and again runs for a moment, too, at every try.
   bool any_worker_works() const {
     return std::any_of(workers_.begin(), workers_.end(), [now = Clock::now()](const Member& worker) {
-      return worker.process.running() && worker.policy.works(std::chrono::duration_cast<milliseconds>(now - worker.started));
+      return worker.process.running() &&
+             worker.policy.works(std::chrono::duration_cast<milliseconds>(now - worker.started));
     });
   }
 

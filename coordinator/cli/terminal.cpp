@@ -14,8 +14,7 @@ bool continues(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; 
 
 // Code points, which is close enough to columns for names and numbers.
 std::size_t width_of(const std::string& text) {
-  return static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return !continues(c); }));
+  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) { return !continues(c); }));
 }
 
 std::string format(const char* pattern, double value) {
@@ -80,9 +79,9 @@ std::string short_duration(std::int64_t us) {
 
 std::string ago(std::int64_t then_ms) {
   if (then_ms <= 0) return {};
-  const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(
-                       std::chrono::system_clock::now().time_since_epoch())
-                       .count();
+  const auto now =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
+          .count();
   return short_duration(std::max<std::int64_t>(0, now - then_ms) * 1000) + " ago";
 }
 
@@ -94,7 +93,8 @@ std::string one_line(const std::string& text, std::size_t max_characters) {
     while (end < text.size() && continues(text[end])) ++end;
     if (characters == max_characters) return out + "…";
     const auto byte = static_cast<unsigned char>(text[i]);
-    const bool c1 = end == i + 2 && byte == 0xC2 && static_cast<unsigned char>(text[i + 1]) < 0xA0;  // U+009B begins an escape sequence, too
+    const bool c1 = end == i + 2 && byte == 0xC2 &&
+                    static_cast<unsigned char>(text[i + 1]) < 0xA0;  // U+009B begins an escape sequence, too
     if (c1 || (end == i + 1 && (byte < 0x20 || byte == 0x7F)))
       out += ' ';
     else

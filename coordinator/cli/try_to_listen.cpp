@@ -15,10 +15,8 @@ Result<ListenAddress> try_to_listen(ListenAddress address) {
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE;
   addrinfo* found = nullptr;
-  const int failed =
-      ::getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
-  if (failed != 0)
-    return invalid_argument("cannot listen on '" + address.text() + "': " + ::gai_strerror(failed));
+  const int failed = ::getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
+  if (failed != 0) return invalid_argument("cannot listen on '" + address.text() + "': " + ::gai_strerror(failed));
   const int fd = ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int on = 1;
   ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
@@ -30,9 +28,9 @@ Result<ListenAddress> try_to_listen(ListenAddress address) {
   if (fd >= 0) ::close(fd);
   ::freeaddrinfo(found);
   if (!ok) {
-    const std::string hint =
-        e == EADDRINUSE ? "the port is in use; give another with --listen, or port 0 for any free one"
-                        : std::strerror(e);
+    const std::string hint = e == EADDRINUSE
+                                 ? "the port is in use; give another with --listen, or port 0 for any free one"
+                                 : std::strerror(e);
     return unavailable("cannot listen on " + address.text() + ": " + hint);
   }
   address.port = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port

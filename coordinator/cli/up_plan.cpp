@@ -40,11 +40,11 @@ Result<config::Settings> settings_of(const UpFlags& flags) {
   for (const std::string& model : flags.models) {
     const auto equals = model.find('=');
     if (equals == std::string::npos || equals == 0 || equals + 1 == model.size()) {
-      return invalid_argument("--model is '" + model +
-                              "'; it takes NAME=DIR, as demo=deploy/demo-model/model");
+      return invalid_argument("--model is '" + model + "'; it takes NAME=DIR, as demo=deploy/demo-model/model");
     }
     const std::string name = model.substr(0, equals);
-    if (!named.insert(name).second) return invalid_argument("--model names '" + name + "' twice; give each model a name of its own");
+    if (!named.insert(name).second)
+      return invalid_argument("--model names '" + name + "' twice; give each model a name of its own");
     sources.sets.push_back("models." + name + ".path=" + model.substr(equals + 1));
   }
   return config::load(sources);
@@ -65,13 +65,11 @@ void add_demo_model(config::Settings& settings) {
 
 Result<void> check_models(config::Settings& settings) {
   if (settings.models.empty()) {
-    return invalid_argument(
-        "no model is configured; name one with --model NAME=DIR, a folder in diffusers' layout");
+    return invalid_argument("no model is configured; name one with --model NAME=DIR, a folder in diffusers' layout");
   }
   for (auto& [name, model] : settings.models) {
     std::error_code ec;
-    if (const fs::path whole = fs::absolute(model.path, ec); !ec)
-      model.path = whole.lexically_normal().string();
+    if (const fs::path whole = fs::absolute(model.path, ec); !ec) model.path = whole.lexically_normal().string();
     if (const auto entry = job::read_model_entry(name, model.path); !entry) return entry.error();
   }
   return {};
@@ -86,23 +84,20 @@ Result<std::string> make_data_folder(const config::Settings& settings) {
   if (!ec) fs::create_directories(fs::path(dir) / "logs", ec);
   if (!ec) fs::create_directories(fs::path(dir) / "redis", ec);
   if (ec)
-    return unavailable("cannot make the data folder '" + dir + "': " + ec.message() +
-                       "; name another with --data");
+    return unavailable("cannot make the data folder '" + dir + "': " + ec.message() + "; name another with --data");
   return dir;
 }
 
 std::string holder_of(const std::string& path) {
   const auto text = read_file(path);
-  return text && !text->empty() && text->size() < 16 ? " (pid " + text->substr(0, text->find('\n')) + ")"
-                                                     : "";
+  return text && !text->empty() && text->size() < 16 ? " (pid " + text->substr(0, text->find('\n')) + ")" : "";
 }
 
 // A socket's path has at most 107 bytes: of a data folder with a long name it lies in a short one.
 Result<std::string> socket_path(const std::string& data_dir) {
   std::string path = data_dir + "/redis/redis.sock";
   if (path.size() < sizeof(sockaddr_un::sun_path)) return path;
-  const std::string dir =
-      "/tmp/ditfleet-" + std::to_string(::getuid()) + "-" + sha256_hex(data_dir).substr(0, 16);
+  const std::string dir = "/tmp/ditfleet-" + std::to_string(::getuid()) + "-" + sha256_hex(data_dir).substr(0, 16);
   struct stat info {};
   if (::mkdir(dir.c_str(), 0700) != 0 && errno != EEXIST)
     return unavailable("cannot make '" + dir + "': " + std::strerror(errno));
@@ -120,8 +115,8 @@ std::vector<std::string> child_environment() {
     const std::string_view text(*variable);
     const std::string_view name = text.substr(0, text.find('='));
     const bool setting =
-        name.starts_with("DITFLEET_") && (name.find("__") != std::string_view::npos ||
-                                          name == "DITFLEET_CONFIG" || name == "DITFLEET_DEFAULT_MODEL");
+        name.starts_with("DITFLEET_") &&
+        (name.find("__") != std::string_view::npos || name == "DITFLEET_CONFIG" || name == "DITFLEET_DEFAULT_MODEL");
     if (!setting) out.emplace_back(text);
   }
   return out;
@@ -138,10 +133,9 @@ std::vector<std::string> worker_environment() {
 Result<void> plan_redis(UpPlan& plan) {
   const auto server = find_program("redis-server");
   if (!server)
-    return Error{
-        Code::kNotFound,
-        "redis-server is not on PATH; install it (apt-get install redis-server) or name a Redis with --redis",
-        {}};
+    return Error{Code::kNotFound,
+                 "redis-server is not on PATH; install it (apt-get install redis-server) or name a Redis with --redis",
+                 {}};
   const std::string dir = plan.data_dir + "/redis";
 
   // The lock is held by Redis itself: whatever happens to its `up`, two never write the same files.
@@ -153,9 +147,8 @@ Result<void> plan_redis(UpPlan& plan) {
   }
   if (!lock) {
     if (lock.error().code != Code::kConflict) return lock.error();
-    return Error{Code::kConflict,
-                 "a redis-server of an earlier run still uses " + dir + "; end it, or give another --data",
-                 {}};
+    return Error{
+        Code::kConflict, "a redis-server of an earlier run still uses " + dir + "; end it, or give another --data", {}};
   }
   plan.redis_lock = std::move(*lock);
 
@@ -173,8 +166,7 @@ Result<void> plan_redis(UpPlan& plan) {
   config.appendfsync = plan.settings.redis.appendfsync;
   config.maxmemory = plan.settings.redis.maxmemory;
   const std::string file = dir + "/redis.conf";
-  if (auto written = write_file_atomically(file, redis::redis_server_config(config)); !written)
-    return written;
+  if (auto written = write_file_atomically(file, redis::redis_server_config(config)); !written) return written;
   // SIGTERM, not SIGKILL: it writes what it has before it goes.
   plan.redis = {"redis", {*server, file},      child_environment(),
                 SIGTERM, plan.redis_lock.fd(), plan.data_dir + "/logs/redis.log",
@@ -238,7 +230,8 @@ Result<void> plan_children(UpPlan& plan) {
       spec.argv.push_back("--set");
       spec.argv.push_back("worker.name=" + plan.settings.worker.name + "-" + std::to_string(i));
     }
-    if (const auto metrics = ListenAddress::parse(plan.settings.worker.metrics_listen, "worker.metrics_listen"); count > 1 && metrics && metrics->port != 0) {
+    if (const auto metrics = ListenAddress::parse(plan.settings.worker.metrics_listen, "worker.metrics_listen");
+        count > 1 && metrics && metrics->port != 0) {
       const ListenAddress own{metrics->host, metrics->port + i - 1};
       spec.argv.push_back("--set");
       spec.argv.push_back("worker.metrics_listen=" + own.text());
@@ -293,8 +286,7 @@ Result<UpPlan> plan_up(const UpFlags& flags) {
   }
   plan.data_lock = std::move(*lock);
   const std::string pid = std::to_string(::getpid()) + "\n";
-  if (::ftruncate(plan.data_lock.fd(), 0) == 0)
-    (void)!::pwrite(plan.data_lock.fd(), pid.data(), pid.size(), 0);
+  if (::ftruncate(plan.data_lock.fd(), 0) == 0) (void)!::pwrite(plan.data_lock.fd(), pid.data(), pid.size(), 0);
 
   auto wanted = ListenAddress::parse(plan.settings.gateway.listen, "gateway.listen");
   if (!wanted) return wanted.error();

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "coordinator/cli/child_process.h"
-#include "shared/core/listen_address.h"
 #include "shared/config/settings.h"
+#include "shared/core/listen_address.h"
 #include "shared/core/result.h"
 
 namespace ditfleet::cli {

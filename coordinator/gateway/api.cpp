@@ -50,7 +50,8 @@ Response console_page() {
 
 Response unexpected(const std::exception& thrown, const std::string& request_id) {
   spdlog::error("request {} ended with an exception: {}", request_id, thrown.what());
-  return error_response(internal_error("an error that was not foreseen; request " + request_id + " in the service's log says more"));
+  return error_response(
+      internal_error("an error that was not foreseen; request " + request_id + " in the service's log says more"));
 }
 
 }  // namespace
@@ -61,8 +62,9 @@ std::int64_t now_s() {
 
 std::optional<Response> refuse_coding(const Request& request) {
   if (const auto coding = request.header("Content-Encoding"); !coding.empty() && media_type_of(coding) != "identity") {
-    return status_response(415, "the body is encoded as '" + excerpt(coding, 100) + "'; send it as it is, without Content-Encoding",
-                           "unsupported_media_type");
+    return status_response(
+        415, "the body is encoded as '" + excerpt(coding, 100) + "'; send it as it is, without Content-Encoding",
+        "unsupported_media_type");
   }
   return std::nullopt;
 }
@@ -70,7 +72,9 @@ std::optional<Response> refuse_coding(const Request& request) {
 std::optional<Response> refuse_repeated(const Request& request) {
   for (const char* name : {"Authorization", "Idempotency-Key", "Content-Type", "Last-Event-ID"}) {
     if (request.count_headers(name) < 2) continue;
-    return status_response(400, "the request has more than one " + std::string(name) + " header; send the one that is meant", "bad_request");
+    return status_response(400,
+                           "the request has more than one " + std::string(name) + " header; send the one that is meant",
+                           "bad_request");
   }
   return std::nullopt;
 }
@@ -79,8 +83,9 @@ std::optional<Response> refuse_body(const Request& request) {
   if (auto refused = refuse_coding(request)) return refused;
   const std::string type = media_type_of(request.header("Content-Type"));
   if (!type.empty() && type != "application/json" && !type.ends_with("+json")) {
-    return status_response(415, "the body is '" + excerpt(type, 100) +
-                                    "'; send JSON with 'Content-Type: application/json'", "unsupported_media_type");
+    return status_response(415,
+                           "the body is '" + excerpt(type, 100) + "'; send JSON with 'Content-Type: application/json'",
+                           "unsupported_media_type");
   }
   if (!is_valid_utf8(request.body)) {
     return error_response(invalid_argument("the body is not valid UTF-8; send JSON encoded as UTF-8"));
@@ -89,7 +94,11 @@ std::optional<Response> refuse_body(const Request& request) {
 }
 
 Api::Api(ApiOptions options, JobService& service, std::shared_ptr<EventHub> hub)
-    : options_(std::move(options)), keys_(options_.settings.keys), service_(service), hub_(std::move(hub)), created_s_(now_s()) {}
+    : options_(std::move(options)),
+      keys_(options_.settings.keys),
+      service_(service),
+      hub_(std::move(hub)),
+      created_s_(now_s()) {}
 
 JobLinks Api::links(const Call& call) const {
   JobLinks links;
@@ -113,7 +122,8 @@ Result<Caller> Api::authenticate(const Call& call) const {
     const auto expires = call.request.query_value("expires");
     if (keys_.verify(call.request.path(), expires.value_or(""), *signature, now_s())) return Caller{"", true};
     if (!keys_.open() && !call.request.has_header("Authorization")) {
-      return Error{Code::kUnauthenticated, "this link has expired or was changed; ask /v1/jobs/{id} for a fresh one", {}};
+      return Error{
+          Code::kUnauthenticated, "this link has expired or was changed; ask /v1/jobs/{id} for a fresh one", {}};
     }
   }
   return keys_.authenticate(call.request.header("Authorization"));
@@ -152,11 +162,13 @@ asio::awaitable<Response> Api::handle(Request request) {
     response.content_type.clear();
     response.with("Allow", call->match.allow);
   } else if (!call->match.allow.empty()) {
-    response = status_response(405, call->request.path() + " does not take " + call->request.method + "; it takes " +
-                                        call->match.allow, "method_not_allowed");
+    response = status_response(
+        405, call->request.path() + " does not take " + call->request.method + "; it takes " + call->match.allow,
+        "method_not_allowed");
     response.with("Allow", call->match.allow);
   } else {
-    response = status_response(404, "there is no " + call->request.path() + "; /openapi.json lists what there is", "not_found");
+    response = status_response(404, "there is no " + call->request.path() + "; /openapi.json lists what there is",
+                               "not_found");
   }
 
   if (response.later) {
@@ -197,13 +209,14 @@ void Api::finish(const Call& call, Response& response) const {
   count_request(route, call.request.method, response.status, took.count());
   trace(call, response.status, took);
   // Whoever starts a service asks until it is ready.
-  const bool probe = call.match.route != nullptr && (call.match.route->id == RouteId::kReady || call.match.route->id == RouteId::kHealth);
+  const bool probe = call.match.route != nullptr &&
+                     (call.match.route->id == RouteId::kReady || call.match.route->id == RouteId::kHealth);
   const auto level = probe                                                    ? spdlog::level::debug
                      : response.status >= 500                                 ? spdlog::level::warn
                      : call.request.method == "GET" || response.status == 404 ? spdlog::level::debug
                                                                               : spdlog::level::info;
-  spdlog::log(level, "{} {} {} {:.1f} ms tenant={} request={}", call.request.method, call.request.path(), response.status,
-              took.count() * 1e3, call.caller.tenant, call.request_id);
+  spdlog::log(level, "{} {} {} {:.1f} ms tenant={} request={}", call.request.method, call.request.path(),
+              response.status, took.count() * 1e3, call.caller.tenant, call.request_id);
 }
 
 // A span of its own for what changes something, and for what came with a trace: not for every poll.
@@ -211,8 +224,9 @@ void Api::trace(const Call& call, int status, std::chrono::duration<double> took
   const auto caller_span = telemetry::SpanContext::parse(call.request.header("traceparent"));
   const bool reads = call.request.method == "GET" || call.request.method == "HEAD" || call.request.method == "OPTIONS";
   if (!telemetry::spans_wanted() || (reads && !caller_span.valid()) || call.match.route == nullptr) return;
-  auto span = telemetry::SpanTimer::of(call.request.method + " " + std::string(call.match.pattern), telemetry::SpanContext::parse(call.traceparent),
-                                       caller_span.span_id, telemetry::SpanKind::kServer);
+  auto span = telemetry::SpanTimer::of(call.request.method + " " + std::string(call.match.pattern),
+                                       telemetry::SpanContext::parse(call.traceparent), caller_span.span_id,
+                                       telemetry::SpanKind::kServer);
   span.began(std::chrono::system_clock::now() - std::chrono::duration_cast<std::chrono::system_clock::duration>(took));
   span.attribute("http.request.method", call.request.method);
   span.attribute("http.route", std::string(call.match.pattern));
@@ -232,7 +246,8 @@ asio::awaitable<Response> Api::dispatch(CallPtr call) {
     case RouteId::kOpenApi: co_return text_response("application/json", kOpenApiJson);
     case RouteId::kHealth: co_return health();
     case RouteId::kReady: co_return ready();
-    case RouteId::kMetrics: co_return text_response("text/plain; version=0.0.4; charset=utf-8", telemetry::render_metrics());
+    case RouteId::kMetrics:
+      co_return text_response("text/plain; version=0.0.4; charset=utf-8", telemetry::render_metrics());
     case RouteId::kListModels: co_return list_models();
     case RouteId::kGetModel: co_return get_model(*call);
     case RouteId::kGenerateImages: co_return co_await generate_images(call);
@@ -259,8 +274,9 @@ Response Api::ready() const {
   const Readiness readiness = options_.readiness ? options_.readiness() : Readiness{true, {}};
   json::array reasons;
   for (const auto& reason : readiness.reasons) reasons.emplace_back(reason);
-  Response response = json_response(readiness.ready ? 200 : 503,
-                                    json::serialize(json::object{{"ready", readiness.ready}, {"reasons", std::move(reasons)}}));
+  Response response =
+      json_response(readiness.ready ? 200 : 503,
+                    json::serialize(json::object{{"ready", readiness.ready}, {"reasons", std::move(reasons)}}));
   response.with("Cache-Control", "no-store");
   if (!readiness.ready) response.with("Retry-After", "1");
   return response;
@@ -269,15 +285,16 @@ Response Api::ready() const {
 Response Api::list_models() const {
   json::array models;
   for (const auto& [name, model] : options_.catalogue.models) models.push_back(model_json(model, created_s_));
-  return json_response(200, json::serialize(json::object{{"object", "list"},
-                                                         {"data", std::move(models)},
-                                                         {"default", options_.catalogue.default_model}}));
+  return json_response(
+      200, json::serialize(json::object{
+               {"object", "list"}, {"data", std::move(models)}, {"default", options_.catalogue.default_model}}));
 }
 
 Response Api::get_model(const Call& call) const {
   const auto found = options_.catalogue.models.find(call.match.params[0]);
   if (found == options_.catalogue.models.end()) {
-    return status_response(404, "there is no model '" + call.match.params[0] + "'; /v1/models lists those there are", "model_not_found");
+    return status_response(404, "there is no model '" + call.match.params[0] + "'; /v1/models lists those there are",
+                           "model_not_found");
   }
   return json_response(200, json::serialize(model_json(found->second, created_s_)));
 }

@@ -95,32 +95,40 @@ class Api {
     bool any = false;                      // any record will do
     loras::Condition now() const { return {kind, record && !any ? &*record : nullptr}; }
   };
-  // What If-Match and If-None-Match: * ask of the name. kConflict: it stands for something else than If-Match says even now.
+  // What If-Match and If-None-Match: * ask of the name. kConflict: it stands for something else than If-Match says even
+  // now.
   asio::awaitable<Result<LoraCondition>> lora_condition(CallPtr call, std::string tenant);
-  asio::awaitable<Response> put_lora_bytes(CallPtr call, std::string tenant, std::string name, loras::Condition condition);
+  asio::awaitable<Response> put_lora_bytes(CallPtr call, std::string tenant, std::string name,
+                                           loras::Condition condition);
   asio::awaitable<Result<loras::Content>> receive_lora(CallPtr call, loras::Upload& upload);
-  asio::awaitable<Response> put_lora_file(CallPtr call, std::string tenant, std::string name, loras::Condition condition);
-  asio::awaitable<Response> store_lora(CallPtr call, loras::Adapter adapter, std::string upload, loras::Condition condition);
+  asio::awaitable<Response> put_lora_file(CallPtr call, std::string tenant, std::string name,
+                                          loras::Condition condition);
+  asio::awaitable<Response> store_lora(CallPtr call, loras::Adapter adapter, std::string upload,
+                                       loras::Condition condition);
   // The view holds what was acknowledged before.
   asio::awaitable<Result<void>> refresh_loras();
-  Result<std::string> resolve_lora(const std::string& tenant, const job::LoraUse& use, const job::ModelEntry& model) const;
+  Result<std::string> resolve_lora(const std::string& tenant, const job::LoraUse& use,
+                                   const job::ModelEntry& model) const;
 
   asio::awaitable<Response> job_events(CallPtr call);
   asio::awaitable<void> write_events(CallPtr call, std::string job, std::string after, Sink& sink);
 
   asio::awaitable<Response> generate_images(CallPtr call);
-  asio::awaitable<Response> wait_for_images(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job, Peer& peer);
-  asio::awaitable<void> stream_images(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job, Sink& sink);
+  asio::awaitable<Response> wait_for_images(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job,
+                                            Peer& peer);
+  asio::awaitable<void> stream_images(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job,
+                                      Sink& sink);
   asio::awaitable<std::string> completed_event(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job,
                                                int unit, std::int64_t created_s);
-  asio::awaitable<Result<ImagePart>> image_part(CallPtr call, const queue::JobRecord& record, int unit, bool with_bytes);
+  asio::awaitable<Result<ImagePart>> image_part(CallPtr call, const queue::JobRecord& record, int unit,
+                                                bool with_bytes);
 
   ApiOptions options_;
   KeyRing keys_;
   JobService& service_;
   std::shared_ptr<EventHub> hub_;
   std::int64_t created_s_;
-  int open_streams_ = 0;  // of GET /v1/jobs/{id}/events
+  int open_streams_ = 0;       // of GET /v1/jobs/{id}/events
   asio::thread_pool disk_{1};  // reads files that are registered by path
 };
 

@@ -66,7 +66,8 @@ void Connection::wait_for_reset(const std::shared_ptr<Connection>& self, unsigne
 // Between two writes, whole: so few bytes fit or the client has not read for long, which its write's time-out sees.
 void Connection::send_probe() {
   probe_due_ = false;
-  if (!probe_.empty()) (void)!::send(stream_.socket().native_handle(), probe_.data(), probe_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (!probe_.empty())
+    (void)!::send(stream_.socket().native_handle(), probe_.data(), probe_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 void Connection::leave() {

@@ -22,8 +22,8 @@ namespace ditfleet::gateway {
 
 constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
 
-// What may lie in a connection's buffer: more than the headers may take. It bounds the lines in a body as well (a chunk's
-// extensions, the trailers), of which the parser takes none before its end.
+// What may lie in a connection's buffer: more than the headers may take. It bounds the lines in a body as well (a
+// chunk's extensions, the trailers), of which the parser takes none before its end.
 constexpr std::size_t kBufferBytes = 64u << 10;
 
 class Connection final : public Sink {
@@ -32,7 +32,8 @@ class Connection final : public Sink {
   using Stream = boost::beast::basic_stream<tcp, asio::any_io_executor, boost::beast::unlimited_rate_policy>;
 
   // write_timeout: of one write().
-  Connection(tcp::socket socket, std::chrono::milliseconds write_timeout) : stream_(std::move(socket)), write_timeout_(write_timeout) {}
+  Connection(tcp::socket socket, std::chrono::milliseconds write_timeout)
+      : stream_(std::move(socket)), write_timeout_(write_timeout) {}
 
   Stream& stream() { return stream_; }
   boost::beast::flat_buffer& buffer() { return buffer_; }
@@ -40,7 +41,8 @@ class Connection final : public Sink {
   // Of the answer that is being written, and since when it is.
   std::size_t unread_bytes = 0;
   std::chrono::steady_clock::time_point writes_since;
-  // Since when it has owed a request's head: the end of the request before, or its beginning. Empty while one is served.
+  // Since when it has owed a request's head: the end of the request before, or its beginning. Empty while one is
+  // served.
   std::optional<std::chrono::steady_clock::time_point> waits_since;
 
   // --- Sink ---
@@ -49,9 +51,10 @@ class Connection final : public Sink {
   asio::awaitable<bool> write(std::string bytes) override;
   void set_chunked(bool chunked) { chunked_ = chunked; }
 
-  // Watches for the client to go while nothing is read from it. One that has sent the next request already is not watched
-  // any more. One that only sends no more (it shut that side down, or closed: TCP says the same) is sent `probe`, which
-  // its reader passes over; if it is gone its reset follows. With an empty probe that has to wait for the next write.
+  // Watches for the client to go while nothing is read from it. One that has sent the next request already is not
+  // watched any more. One that only sends no more (it shut that side down, or closed: TCP says the same) is sent
+  // `probe`, which its reader passes over; if it is gone its reset follows. With an empty probe that has to wait for
+  // the next write.
   void watch(const std::shared_ptr<Connection>& self, std::string_view probe);
   void unwatch();
   void close();

@@ -25,7 +25,9 @@ void ConnectionSet::make_room(const Connection& newcomer) {
 }
 
 bool ConnectionSet::make_room_for(std::size_t bytes) {
-  const auto is_slow = [now = Clock::now()](const Connection& c) { return c.unread_bytes > 0 && now - c.writes_since > kReadingPatience; };
+  const auto is_slow = [now = Clock::now()](const Connection& c) {
+    return c.unread_bytes > 0 && now - c.writes_since > kReadingPatience;
+  };
   while (unread_bytes_ > 0 && unread_bytes_ + bytes > max_unread_bytes_) {
     std::shared_ptr<Connection> slowest;
     for (const auto& connection : all_) {
@@ -38,7 +40,8 @@ bool ConnectionSet::make_room_for(std::size_t bytes) {
   return true;
 }
 
-ConnectionSet::Unread::Unread(ConnectionSet& set, Connection& connection, std::size_t bytes) : set_(set), connection_(connection) {
+ConnectionSet::Unread::Unread(ConnectionSet& set, Connection& connection, std::size_t bytes)
+    : set_(set), connection_(connection) {
   connection_.unread_bytes = bytes;
   connection_.writes_since = Clock::now();
   set_.unread_bytes_ += bytes;

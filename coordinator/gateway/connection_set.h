@@ -1,5 +1,5 @@
-// The open connections, and which of them go where there is no room for all: so that clients that ask nothing, ask slowly or
-// read slowly shut out nobody, and what waits for them to read is bounded.
+// The open connections, and which of them go where there is no room for all: so that clients that ask nothing, ask
+// slowly or read slowly shut out nobody, and what waits for them to read is bounded.
 //
 // Threads: those of the server (server.h).
 #pragma once
@@ -23,11 +23,12 @@ class ConnectionSet {
   std::size_t size() const { return all_.size(); }
   const std::set<std::shared_ptr<Connection>>& all() const { return all_; }
 
-  // Closes and removes the one that has shown no whole head for longest, in favour of `newcomer`. If all are at work none.
+  // Closes and removes the one that has shown no whole head for longest, in favour of `newcomer`. If all are at work
+  // none.
   void make_room(const Connection& newcomer);
 
-  // Whether an answer of this size may be held until its client has read it. To that end those are closed that have read at
-  // theirs for longest, and for a while already. One alone may be of any size.
+  // Whether an answer of this size may be held until its client has read it. To that end those are closed that have
+  // read at theirs for longest, and for a while already. One alone may be of any size.
   bool make_room_for(std::size_t bytes);
 
   // Counts an answer's bytes for as long as it is being written.

@@ -5,7 +5,7 @@
 
 namespace ditfleet::gateway {
 
-extern const std::string_view kConsolePage;   // console.html
-extern const std::string_view kOpenApiJson;   // openapi.json
+extern const std::string_view kConsolePage;  // console.html
+extern const std::string_view kOpenApiJson;  // openapi.json
 
 }  // namespace ditfleet::gateway

@@ -15,18 +15,15 @@ std::string_view error_type(int status) {
   return "invalid_request_error";
 }
 
-json::value text_or_null(std::string_view text) {
-  return text.empty() ? json::value(nullptr) : json::value(text);
-}
+json::value text_or_null(std::string_view text) { return text.empty() ? json::value(nullptr) : json::value(text); }
 
 }  // namespace
 
-std::string error_json(std::string_view message, std::string_view type, std::string_view param,
-                       std::string_view code) {
-  return json::serialize(json::object{{"error", json::object{{"message", message},
-                                                             {"type", type},
-                                                             {"param", text_or_null(param)},
-                                                             {"code", text_or_null(code)}}}});
+std::string error_json(std::string_view message, std::string_view type, std::string_view param, std::string_view code) {
+  return json::serialize(json::object{
+      {"error",
+       json::object{
+           {"message", message}, {"type", type}, {"param", text_or_null(param)}, {"code", text_or_null(code)}}}});
 }
 
 Response error_response(const Error& error) {
@@ -44,7 +41,8 @@ Response status_response(int status, std::string_view message, std::string_view 
 
 Error no_such_job(std::string_view id) {
   return {Code::kNotFound,
-          "there is no job '" + excerpt(id, 100) + "'; it never was, has expired, or is another tenant's", {}};
+          "there is no job '" + excerpt(id, 100) + "'; it never was, has expired, or is another tenant's",
+          {}};
 }
 
 }  // namespace ditfleet::gateway

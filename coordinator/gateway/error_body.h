@@ -10,8 +10,7 @@
 namespace ditfleet::gateway {
 
 // {"error":{"message","type","param","code"}}; an empty param or code is null.
-std::string error_json(std::string_view message, std::string_view type, std::string_view param,
-                       std::string_view code);
+std::string error_json(std::string_view message, std::string_view type, std::string_view param, std::string_view code);
 
 // The response of a failed call: the status of its code, Retry-After where another try can help.
 Response error_response(const Error& error);

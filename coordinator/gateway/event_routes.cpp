@@ -54,8 +54,12 @@ asio::awaitable<Response> Api::job_events(CallPtr call) {
   }
   // Followers come to stay: a quarter of the connections is left to all other requests.
   if (const int most = std::max(1, options_.settings.gateway.max_connections / 4 * 3); open_streams_ >= most) {
-    co_return status_response(503, std::to_string(open_streams_) + " event streams are open, as many as gateway.max_connections leaves room for; ask "
-                                   "for the job's state instead, or try again shortly", "too_many_streams").with("Retry-After", "5");
+    co_return status_response(503,
+                              std::to_string(open_streams_) +
+                                  " event streams are open, as many as gateway.max_connections leaves room for; ask "
+                                  "for the job's state instead, or try again shortly",
+                              "too_many_streams")
+        .with("Retry-After", "5");
   }
   Response response;
   response.content_type = "text/event-stream";
@@ -91,8 +95,7 @@ asio::awaitable<void> Api::write_events(CallPtr call, std::string id, std::strin
         co_await sink.write(format_comment("this gateway is stopping; reconnect"));
         co_return;
       case JobFollower::Status::kEnd:
-      case JobFollower::Status::kGone:
-        co_return;
+      case JobFollower::Status::kGone: co_return;
     }
   }
 }

@@ -60,7 +60,8 @@ std::string event_json(const queue::Event& event, std::string_view preview_url) 
 
 Result<std::string> parse_event_id(std::string_view text) {
   const auto dash = text.find('-');
-  const bool ok = is_digits(text.substr(0, dash)) && (dash == std::string_view::npos || is_digits(text.substr(dash + 1)));
+  const bool ok =
+      is_digits(text.substr(0, dash)) && (dash == std::string_view::npos || is_digits(text.substr(dash + 1)));
   if (!ok) {
     return invalid_argument("'" + excerpt(text, 64) +
                                 "' is not an event id; send the id of the last event received, such as 1700000000000-0",

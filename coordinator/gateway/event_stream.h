@@ -19,8 +19,8 @@ std::string format_comment(std::string_view text);
 // The data of a native event: one JSON object (README.md). `preview_url` is added where it is not empty.
 std::string event_json(const queue::Event& event, std::string_view preview_url);
 
-// "1700000000000-3", or "1700000000000" which is given as "1700000000000-0", "0" for the first event; so made whole, since
-// the queue takes no other. kInvalidArgument otherwise.
+// "1700000000000-3", or "1700000000000" which is given as "1700000000000-0", "0" for the first event; so made whole,
+// since the queue takes no other. kInvalidArgument otherwise.
 Result<std::string> parse_event_id(std::string_view text);
 
 // The greatest id below `id` (a valid one that is not 0-0): reading after it starts with `id` itself.

@@ -38,9 +38,8 @@ class Gateway::Impl {
         tasks_(executor),
         server_(executor, server_options(settings_),
                 {.request = [this](Request request) { return api_->handle(std::move(request)); },
-                 .refuse = [this](int status, const std::string& message, const std::string& code) {
-                   return api_->refuse(status, message, code);
-                 },
+                 .refuse = [this](int status, const std::string& message,
+                                  const std::string& code) { return api_->refuse(status, message, code); },
                  .streams = Api::wants_stream,
                  .count_connections = count_connections}),
         dependencies_(std::move(dependencies)) {}

@@ -21,11 +21,11 @@
 namespace ditfleet::queue {
 class Client;
 struct UnitRef;
-}
+}  // namespace ditfleet::queue
 namespace ditfleet::loras {
 class Directory;
 class Registry;
-}
+}  // namespace ditfleet::loras
 namespace ditfleet::results {
 class Store;
 }
@@ -46,20 +46,20 @@ struct Readiness {
 // What the scheduler thinks of a job that is about to be submitted.
 struct Advice {
   bool accept = true;
-  std::string reason;       // why not: the message of the 429
-  std::string param = {};   // the field of the request that makes it so, if one does
-  int retry_after_s = 1;    // the Retry-After of the 429
+  std::string reason;      // why not: the message of the 429
+  std::string param = {};  // the field of the request that makes it so, if one does
+  int retry_after_s = 1;   // the Retry-After of the 429
 };
 
 struct GatewayDependencies {
-  config::Settings settings;                  // gateway.*, queue.max_queued, keys
+  config::Settings settings;  // gateway.*, queue.max_queued, keys
   job::Catalogue catalogue;
-  std::shared_ptr<queue::Client> queue;       // its library is loaded by whoever made it
+  std::shared_ptr<queue::Client> queue;  // its library is loaded by whoever made it
   std::shared_ptr<results::Store> store;
-  std::shared_ptr<redis::Connection> redis;   // the queue's; the feed opens another like it
-  std::shared_ptr<loras::Registry> loras = {};  // null: /v1/loras answers 503
+  std::shared_ptr<redis::Connection> redis;               // the queue's; the feed opens another like it
+  std::shared_ptr<loras::Registry> loras = {};            // null: /v1/loras answers 503
   std::shared_ptr<loras::Directory> lora_directory = {};  // somebody lets it follow
-  std::function<Readiness()> readiness;       // must not block; unset: ready while Redis is connected
+  std::function<Readiness()> readiness;                   // must not block; unset: ready while Redis is connected
   // Queue bound and deadlines that cannot be met. `spec` is complete. Unset: everything is accepted.
   std::function<Advice(const job::JobSpec& spec, const std::string& tenant)> advise;
   // What a unit that has not started waits for, in words; empty: that is not known here. Unset: it never is.

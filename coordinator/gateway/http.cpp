@@ -81,7 +81,8 @@ Result<void> parse_target(std::string_view target, Request& request) {
     if (!same_name(target.substr(0, scheme.size()), scheme)) continue;
     target.remove_prefix(scheme.size());
     const std::string_view authority = target.substr(0, target.find_first_of("/?"));
-    const bool opened = authority.find('[') != std::string_view::npos, closed = authority.find(']') != std::string_view::npos;
+    const bool opened = authority.find('[') != std::string_view::npos,
+               closed = authority.find(']') != std::string_view::npos;
     if (authority.empty() || opened != closed) {
       return invalid_argument("the request target names no host between '//' and the path");
     }

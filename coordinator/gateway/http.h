@@ -26,8 +26,8 @@ class BodyReader {
   virtual ~BodyReader() = default;
   // As the request announces it; nothing for a chunked body.
   virtual std::optional<std::uint64_t> length() const = 0;
-  // The next bytes, at most 256 KiB; empty: the end. kUnavailable: the client is gone. kDeadlineExceeded: it is too slow;
-  // to be answered 408. kInvalidArgument: what it sends is no HTTP.
+  // The next bytes, at most 256 KiB; empty: the end. kUnavailable: the client is gone. kDeadlineExceeded: it is too
+  // slow; to be answered 408. kInvalidArgument: what it sends is no HTTP.
   virtual asio::awaitable<Result<std::string>> read() = 0;
 };
 
@@ -35,7 +35,7 @@ struct Request {
   std::string method;                 // "GET", as sent
   std::vector<std::string> segments;  // of the path, percent-decoded; "/" has none
   bool trailing_slash = false;
-  Fields query;                       // percent-decoded, in order
+  Fields query;  // percent-decoded, in order
   Fields headers;
   std::string body;
   std::shared_ptr<BodyReader> stream = {};  // set: `body` is empty, and this has it
@@ -79,7 +79,8 @@ struct Response {
   // watched meanwhile); `stream` writes the body piece by piece under this status and these headers.
   std::function<asio::awaitable<Response>(Peer&)> later;
   std::function<asio::awaitable<void>(Sink&)> stream;
-  std::string filler = {};  // of a stream: bytes that its reader passes over; shows whether one that sends no more still reads
+  std::string filler =
+      {};  // of a stream: bytes that its reader passes over; shows whether one that sends no more still reads
 
   Response& with(std::string name, std::string value) {
     headers.emplace_back(std::move(name), std::move(value));
@@ -87,8 +88,8 @@ struct Response {
   }
 };
 
-// Whether an If-None-Match field names the quoted tag: a list, weak tags, or * (RFC 9110 §13.1.2). An If-Match field must name it
-// itself, `strongly`: what was made weak on its way is not it (§13.1.1).
+// Whether an If-None-Match field names the quoted tag: a list, weak tags, or * (RFC 9110 §13.1.2). An If-Match field
+// must name it itself, `strongly`: what was made weak on its way is not it (§13.1.1).
 bool names_etag(std::string_view field, std::string_view etag, bool strongly = false);
 
 // "Application/JSON ; charset=utf-8" → "application/json"

@@ -12,8 +12,10 @@ namespace ditfleet::gateway {
 namespace {
 
 struct Families {
-  prometheus::Family<prometheus::Counter>& requests =
-      prometheus::BuildCounter().Name("ditfleet_http_requests_total").Help("HTTP requests answered").Register(telemetry::registry());
+  prometheus::Family<prometheus::Counter>& requests = prometheus::BuildCounter()
+                                                          .Name("ditfleet_http_requests_total")
+                                                          .Help("HTTP requests answered")
+                                                          .Register(telemetry::registry());
   prometheus::Family<prometheus::Histogram>& durations =
       prometheus::BuildHistogram()
           .Name("ditfleet_http_request_duration_seconds")
@@ -52,7 +54,10 @@ std::string_view known_method(std::string_view method) {
 
 void count_request(std::string_view route, std::string_view method, int status, double seconds) {
   families()
-      .requests.Add({{"route", std::string(route)}, {"method", std::string(known_method(method))}, {"code", std::to_string(status)}})
+      .requests
+      .Add({{"route", std::string(route)},
+            {"method", std::string(known_method(method))},
+            {"code", std::to_string(status)}})
       .Increment();
   families().durations.Add({{"route", std::string(route)}}, kBoundaries).Observe(seconds);
 }

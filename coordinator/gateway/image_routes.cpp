@@ -96,7 +96,8 @@ asio::awaitable<Response> Api::generate_images(CallPtr call) {
   co_return response;
 }
 
-asio::awaitable<Result<ImagePart>> Api::image_part(CallPtr call, const queue::JobRecord& record, int unit, bool with_bytes) {
+asio::awaitable<Result<ImagePart>> Api::image_part(CallPtr call, const queue::JobRecord& record, int unit,
+                                                   bool with_bytes) {
   const queue::UnitRecord* found = find_unit(record, unit);
   if (found == nullptr) co_return internal_error("job " + record.id + " has no unit " + std::to_string(unit));
   auto manifest = results::Manifest::parse(found->manifest);
@@ -116,7 +117,8 @@ asio::awaitable<Result<ImagePart>> Api::image_part(CallPtr call, const queue::Jo
   co_return part;
 }
 
-asio::awaitable<Response> Api::wait_for_images(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job, Peer& peer) {
+asio::awaitable<Response> Api::wait_for_images(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job,
+                                               Peer& peer) {
   auto subscription = hub_->subscribe(job);
   peer.when_gone([waiter = subscription.get()] { waiter->interrupt(); });
   const auto patience = std::chrono::milliseconds(options_.settings.gateway.request_timeout_ms);
@@ -137,7 +139,8 @@ asio::awaitable<Response> Api::wait_for_images(CallPtr call, std::shared_ptr<con
   co_return json_response(200, images_json(*image, job, record->created_ms / 1000, parts)).with("X-Job-Id", job);
 }
 
-asio::awaitable<void> Api::stream_images(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job, Sink& sink) {
+asio::awaitable<void> Api::stream_images(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job,
+                                         Sink& sink) {
   JobFollower follower(service_, hub_, job, "0");
   sink.when_gone([&follower] { follower.interrupt(); });
   std::map<int, int> partials;  // given so far, by unit
@@ -149,7 +152,8 @@ asio::awaitable<void> Api::stream_images(CallPtr call, std::shared_ptr<const Ima
     auto batch = co_await follower.next(Deadline::after(kKeepAlive));
     if (batch.status == JobFollower::Status::kGone) co_return;
     if (batch.status == JobFollower::Status::kStopped) {
-      co_await sink.write(error_event(unavailable("this gateway is stopping; job " + job + " goes on, ask for it at /v1/jobs/" + job)));
+      co_await sink.write(
+          error_event(unavailable("this gateway is stopping; job " + job + " goes on, ask for it at /v1/jobs/" + job)));
       co_return;
     }
     if (batch.status == JobFollower::Status::kEnd) break;
@@ -175,8 +179,10 @@ asio::awaitable<void> Api::stream_images(CallPtr call, std::shared_ptr<const Ima
       if (!co_await sink.write(std::move(text))) co_return;
     }
     if (patience.passed()) {
-      co_await sink.write(error_event(Error{Code::kDeadlineExceeded, "the picture was not ready in time; job " + job +
-                                            " goes on, ask for it at /v1/jobs/" + job, {}}));
+      co_await sink.write(
+          error_event(Error{Code::kDeadlineExceeded,
+                            "the picture was not ready in time; job " + job + " goes on, ask for it at /v1/jobs/" + job,
+                            {}}));
       co_return;
     }
   }

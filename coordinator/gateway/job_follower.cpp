@@ -60,7 +60,8 @@ asio::awaitable<JobFollower::Batch> JobFollower::next(Deadline deadline) {
       if (!events) {
         must_read_ = true;
         check_state_ = Deadline::after(Deadline::Clock::duration::zero());
-        if (co_await subscription_->wait(sooner(deadline, Deadline::after(milliseconds(500)))) == EventHub::Wake::kStopped) {
+        if (co_await subscription_->wait(sooner(deadline, Deadline::after(milliseconds(500)))) ==
+            EventHub::Wake::kStopped) {
           co_return Batch{Status::kStopped, {}};
         }
         if (deadline.passed()) co_return Batch{Status::kIdle, {}};
@@ -89,7 +90,8 @@ asio::awaitable<Result<queue::JobRecord>> wait_for_end(JobService& service, Even
       if (subscription.interrupted()) co_return Error{Code::kCanceled, "the client closed its connection", {}};
       if (deadline.passed()) {
         co_return Error{Code::kDeadlineExceeded,
-                        "the picture was not ready in time; job " + job + " goes on, ask for it at /v1/jobs/" + job, {}};
+                        "the picture was not ready in time; job " + job + " goes on, ask for it at /v1/jobs/" + job,
+                        {}};
       }
       if (wake == EventHub::Wake::kTimeout || subscription.take_may_have_ended()) break;
     }

@@ -16,9 +16,10 @@ namespace ditfleet::gateway {
 class JobFollower {
  public:
   enum class Status {
-    kEvents,   // `events` has at least one
-    kIdle,     // the deadline passed
-    kEnd,      // the job has ended and all its events were given; or they have expired, or can't be read however often it is tried
+    kEvents,  // `events` has at least one
+    kIdle,    // the deadline passed
+    kEnd,  // the job has ended and all its events were given; or they have expired, or can't be read however often it
+           // is tried
     kStopped,  // the gateway ends
     kGone,     // interrupt()
   };
@@ -45,8 +46,8 @@ class JobFollower {
 };
 
 // The job's record once it has ended. kDeadlineExceeded when it has not by then, kUnavailable when the
-// gateway stops, kCanceled when the client is gone, kNotFound when it expired. A Redis that is away meanwhile is waited for;
-// an error that would come again is the answer.
+// gateway stops, kCanceled when the client is gone, kNotFound when it expired. A Redis that is away meanwhile is waited
+// for; an error that would come again is the answer.
 asio::awaitable<Result<queue::JobRecord>> wait_for_end(JobService& service, EventHub::Subscription& subscription,
                                                        std::string job, Deadline deadline);
 

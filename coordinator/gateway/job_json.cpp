@@ -90,13 +90,16 @@ double progress_of(const queue::JobRecord& record) {
   if (record.units <= 0) return 0.0;
   double done = 0;
   for (const auto& unit : record.unit_records) {
-    if (job::is_terminal(unit.state)) done += 1;
-    else if (unit.total_steps > 0) done += std::clamp(static_cast<double>(unit.step) / unit.total_steps, 0.0, 1.0);
+    if (job::is_terminal(unit.state))
+      done += 1;
+    else if (unit.total_steps > 0)
+      done += std::clamp(static_cast<double>(unit.step) / unit.total_steps, 0.0, 1.0);
   }
   return std::min(done / record.units, 1.0);
 }
 
-json::object job_json(const queue::JobRecord& record, const JobLinks& links, bool with_units, const WaitsFor& waits_for) {
+json::object job_json(const queue::JobRecord& record, const JobLinks& links, bool with_units,
+                      const WaitsFor& waits_for) {
   auto spec = parse_json(record.spec);
   json::value spec_value = spec ? *spec : json::value(nullptr);
   const json::value* model = spec_value.is_object() ? spec_value.as_object().if_contains("model") : nullptr;
@@ -173,14 +176,11 @@ json::object model_json(const job::ModelEntry& model, std::int64_t created_s) {
                         {"true_cfg_scale", model.true_cfg_scale},
                         {"max_sequence_length", model.max_sequence_length}};
   if (model.has_negative_prompt) defaults["negative_prompt"] = model.negative_prompt;
-  json::object limits{{"size_multiple", model.size_multiple},
-                      {"min_side", model.min_side},
-                      {"max_side", model.max_side},
-                      {"max_pixels", model.max_pixels},
-                      {"max_steps", model.max_steps},
-                      {"max_sequence_length", model.max_sequence_length_limit}};
-  return {{"id", model.name},     {"object", "model"},          {"created", created_s},
-          {"owned_by", "ditfleet"}, {"kind", model.kind},       {"defaults", std::move(defaults)},
+  json::object limits{{"size_multiple", model.size_multiple}, {"min_side", model.min_side},
+                      {"max_side", model.max_side},           {"max_pixels", model.max_pixels},
+                      {"max_steps", model.max_steps},         {"max_sequence_length", model.max_sequence_length_limit}};
+  return {{"id", model.name},           {"object", "model"},  {"created", created_s},
+          {"owned_by", "ditfleet"},     {"kind", model.kind}, {"defaults", std::move(defaults)},
           {"limits", std::move(limits)}};
 }
 

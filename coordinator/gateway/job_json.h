@@ -14,7 +14,7 @@ namespace ditfleet::gateway {
 
 // Makes the URLs of a job, as one client sees them.
 struct JobLinks {
-  std::string base;            // "http://host:port", no slash at the end
+  std::string base;  // "http://host:port", no slash at the end
   const KeyRing* keys = nullptr;
   std::int64_t expires_s = 0;  // until when a signed link holds
 
@@ -28,7 +28,8 @@ struct JobLinks {
 using WaitsFor = std::function<std::string(const queue::UnitRef&)>;
 
 // A record from list() has no unit records, and the answer then has no "unit_records" either.
-json::object job_json(const queue::JobRecord& record, const JobLinks& links, bool with_units, const WaitsFor& waits_for = {});
+json::object job_json(const queue::JobRecord& record, const JobLinks& links, bool with_units,
+                      const WaitsFor& waits_for = {});
 
 // 0 … 1 over all units; 1 for an ended job.
 double progress_of(const queue::JobRecord& record);

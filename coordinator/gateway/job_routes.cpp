@@ -22,7 +22,9 @@ Result<std::string> job_id(const std::string& text) {
   return text;
 }
 
-Error told(const std::string& id, const Error& error) { return error.code == Code::kNotFound ? no_such_job(id) : error; }
+Error told(const std::string& id, const Error& error) {
+  return error.code == Code::kNotFound ? no_such_job(id) : error;
+}
 
 Response bytes_response(const Request& request, std::string bytes, std::string media_type, const std::string& etag) {
   Response response;
@@ -49,9 +51,10 @@ asio::awaitable<Result<queue::SubmitOutcome>> Api::submit(CallPtr call, job::Job
     auto fresh = co_await refresh_loras();
     if (!fresh) co_return fresh.error();
   }
-  auto complete = job::complete_spec(spec, options_.catalogue, [&](const job::LoraUse& use, const job::ModelEntry& model) {
-    return resolve_lora(call->caller.tenant, use, model);
-  });
+  auto complete =
+      job::complete_spec(spec, options_.catalogue, [&](const job::LoraUse& use, const job::ModelEntry& model) {
+        return resolve_lora(call->caller.tenant, use, model);
+      });
   if (!complete) co_return complete.error();
   if (options_.advise) {
     const Advice advice = options_.advise(*complete, call->caller.tenant);
@@ -70,8 +73,10 @@ asio::awaitable<Result<queue::SubmitOutcome>> Api::submit(CallPtr call, job::Job
   // that was left out is drawn only once, on admission. There adapters get their digests, too.
   submission.spec = job::to_json(spec);
   if (submission.spec.size() > job::kMaxSpecBytes) {
-    co_return Error{Code::kPayloadTooLarge, "the job has " + std::to_string(submission.spec.size()) + " bytes in its canonical form; at most " +
-                                                std::to_string(job::kMaxSpecBytes) + " are allowed", {}};
+    co_return Error{Code::kPayloadTooLarge,
+                    "the job has " + std::to_string(submission.spec.size()) + " bytes in its canonical form; at most " +
+                        std::to_string(job::kMaxSpecBytes) + " are allowed",
+                    {}};
   }
   submission.idempotency_key = std::string(key);
   submission.traceparent = call->traceparent;
@@ -96,7 +101,9 @@ asio::awaitable<Response> Api::submit_job(CallPtr call) {
     auto record = co_await service_.job(outcome->id, call->caller.view());
     if (!record) {  // what state it is in is not known: none is made up
       const bool forgotten = record.error().code == Code::kNotFound;
-      co_return error_response(forgotten ? unavailable("the job of this Idempotency-Key is being forgotten; try again for a new one") : record.error());
+      co_return error_response(
+          forgotten ? unavailable("the job of this Idempotency-Key is being forgotten; try again for a new one")
+                    : record.error());
     }
     body = job_json(*record, job_links, true);
   } else {
@@ -126,8 +133,11 @@ asio::awaitable<Response> Api::list_jobs(CallPtr call) {
     if (name == "state") {
       state = job::state_from_name(value);
       if (!state) {
-        co_return error_response(invalid_argument("'" + value + "' is not a state; it is one of queued, ready, assigned, running, "
-                                                  "succeeded, failed, canceled, expired, rejected", "state"));
+        co_return error_response(
+            invalid_argument("'" + value +
+                                 "' is not a state; it is one of queued, ready, assigned, running, "
+                                 "succeeded, failed, canceled, expired, rejected",
+                             "state"));
       }
     } else if (name == "limit") {
       const auto asked = parse_limit(value, kListMost);
@@ -136,7 +146,8 @@ asio::awaitable<Response> Api::list_jobs(CallPtr call) {
     } else if (name == "cursor") {
       cursor = value;
     } else {
-      co_return error_response(invalid_argument("'" + name + "' is not a parameter of this list; it takes state, limit and cursor", name));
+      co_return error_response(
+          invalid_argument("'" + name + "' is not a parameter of this list; it takes state, limit and cursor", name));
     }
   }
   auto page = co_await service_.list(call->caller.view(), state, limit, cursor);
@@ -144,9 +155,8 @@ asio::awaitable<Response> Api::list_jobs(CallPtr call) {
   json::array jobs;
   const JobLinks job_links = links(*call);
   for (const auto& record : page->jobs) jobs.push_back(job_json(record, job_links, false));
-  co_return json_response(200, json::serialize(json::object{{"object", "list"},
-                                                            {"jobs", std::move(jobs)},
-                                                            {"next_cursor", page->next_cursor}}));
+  co_return json_response(200, json::serialize(json::object{
+                                   {"object", "list"}, {"jobs", std::move(jobs)}, {"next_cursor", page->next_cursor}}));
 }
 
 asio::awaitable<Response> Api::get_job(CallPtr call) {
@@ -154,7 +164,8 @@ asio::awaitable<Response> Api::get_job(CallPtr call) {
   if (!id) co_return error_response(id.error());
   auto record = co_await service_.job(*id, call->caller.view());
   if (!record) co_return error_response(told(*id, record.error()));
-  co_return json_response(200, json::serialize(job_json(*record, links(*call), true, options_.waits_for))).with("Cache-Control", "no-store");
+  co_return json_response(200, json::serialize(job_json(*record, links(*call), true, options_.waits_for)))
+      .with("Cache-Control", "no-store");
 }
 
 asio::awaitable<Response> Api::cancel_job(CallPtr call) {
@@ -163,7 +174,8 @@ asio::awaitable<Response> Api::cancel_job(CallPtr call) {
   auto outcome = co_await service_.cancel(*id, call->caller.view());
   if (!outcome) co_return error_response(told(*id, outcome.error()));
   if (*outcome == queue::CancelOutcome::kAlreadyEnded) {
-    co_return error_response(Error{Code::kConflict, "job '" + *id + "' has already ended; there is nothing left to cancel", {}});
+    co_return error_response(
+        Error{Code::kConflict, "job '" + *id + "' has already ended; there is nothing left to cancel", {}});
   }
   auto record = co_await service_.job(*id, call->caller.view());
   json::object body{{"id", *id}, {"object", "job"}, {"state", "canceled"}};
@@ -179,15 +191,21 @@ asio::awaitable<Response> Api::get_result(CallPtr call) {
   if (!record) co_return error_response(told(*id, record.error()));
   const auto index = parse_number(call->match.params[1]);
   if (!index || *index < 0 || *index >= record->units) {
-    co_return error_response(Error{Code::kNotFound, "job '" + *id + "' has no result '" + call->match.params[1] +
-                                                        "'; its results are 0 to " + std::to_string(record->units - 1), {}});
+    co_return error_response(Error{Code::kNotFound,
+                                   "job '" + *id + "' has no result '" + call->match.params[1] +
+                                       "'; its results are 0 to " + std::to_string(record->units - 1),
+                                   {}});
   }
   const auto unit = std::find_if(record->unit_records.begin(), record->unit_records.end(),
                                  [&](const queue::UnitRecord& u) { return u.unit == *index; });
   const job::State state = unit == record->unit_records.end() ? record->state : unit->state;
   if (state != job::State::kSucceeded || unit == record->unit_records.end()) {
-    const std::string now = "result " + call->match.params[1] + " of job '" + *id + "' is " + std::string(job::state_name(state));
-    co_return error_response(Error{Code::kConflict, now + (job::is_terminal(state) ? "; it has no picture" : "; ask again when it has succeeded"), {}});
+    const std::string now =
+        "result " + call->match.params[1] + " of job '" + *id + "' is " + std::string(job::state_name(state));
+    co_return error_response(
+        Error{Code::kConflict,
+              now + (job::is_terminal(state) ? "; it has no picture" : "; ask again when it has succeeded"),
+              {}});
   }
   auto manifest = results::Manifest::parse(unit->manifest);
   if (!manifest) co_return error_response(manifest.error());
@@ -196,7 +214,8 @@ asio::awaitable<Response> Api::get_result(CallPtr call) {
   if (!names_etag(call->request.header("If-None-Match"), etag)) {
     auto read = co_await service_.result(*manifest);
     if (!read && read.error().code == Code::kNotFound) {
-      co_return status_response(410, "result " + call->match.params[1] + " of job '" + *id + "' is no longer kept", "gone");
+      co_return status_response(410, "result " + call->match.params[1] + " of job '" + *id + "' is no longer kept",
+                                "gone");
     }
     if (!read) co_return error_response(read.error());
     bytes = std::move(*read);
@@ -245,7 +264,8 @@ asio::awaitable<Response> Api::list_workers(CallPtr call) {
     // An adapter's digest tells whoever has that file who draws with it.
     std::set<std::string> own;
     if (options_.lora_directory) {
-      for (const loras::Adapter& adapter : options_.lora_directory->list(call->caller.tenant).adapters) own.insert(adapter.sha256);
+      for (const loras::Adapter& adapter : options_.lora_directory->list(call->caller.tenant).adapters)
+        own.insert(adapter.sha256);
     }
     for (auto& worker : *workers) {
       for (auto* digests : {&worker.adapters, &worker.host_adapters}) {
@@ -259,7 +279,8 @@ asio::awaitable<Response> Api::list_workers(CallPtr call) {
     if (worker.unheard_ms > config::silent_after_ms(options_.settings)) worker.state = "silent";
     array.push_back(worker_json(worker, [&](const std::string& id) { return !hidden.contains(id); }));
   }
-  co_return json_response(200, json::serialize(json::object{{"workers", std::move(array)}})).with("Cache-Control", "no-store");
+  co_return json_response(200, json::serialize(json::object{{"workers", std::move(array)}}))
+      .with("Cache-Control", "no-store");
 }
 
 }  // namespace ditfleet::gateway

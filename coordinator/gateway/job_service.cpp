@@ -19,7 +19,8 @@ class QueueJobService final : public JobService {
     auto outcome = co_await queue_->submit(submission, deadline());
     // Sent and not answered: it may have been taken.
     co_return told(std::move(outcome), submission.idempotency_key.empty()
-                                           ? "whether it took the job is not known: /v1/jobs will show it, and an Idempotency-Key makes asking again safe"
+                                           ? "whether it took the job is not known: /v1/jobs will show it, and an "
+                                             "Idempotency-Key makes asking again safe"
                                            : "ask again with the same Idempotency-Key");
   }
   asio::awaitable<Result<queue::CancelOutcome>> cancel(const std::string& id, const std::string& view) override {
@@ -57,18 +58,26 @@ class QueueJobService final : public JobService {
   Result<T> told(Result<T> result, const char* advice = "nothing was lost, try again shortly") const {
     if (result) return result;
     const Error error = result.error();
-    const std::string redis = "the queue's Redis (" + redis_->options().endpoint.display() + ")", why = " [" + error.message + "]";
+    const std::string redis = "the queue's Redis (" + redis_->options().endpoint.display() + ")",
+                      why = " [" + error.message + "]";
     switch (error.code) {
       case Code::kUnavailable:
       case Code::kDeadlineExceeded:
-        if (redis::is_refusal(error)) return unavailable(redis + " answers, but refuses this just now: nothing was changed, try again shortly" + why);
+        if (redis::is_refusal(error))
+          return unavailable(redis + " answers, but refuses this just now: nothing was changed, try again shortly" +
+                             why);
         return unavailable(redis + " does not answer; " + advice + why);
       case Code::kPermissionDenied:
-        return unavailable(redis + " does not let this service in: redis.url needs a user and password with the rights for it" + why);
+        return unavailable(
+            redis + " does not let this service in: redis.url needs a user and password with the rights for it" + why);
       case Code::kResourceExhausted:
-        return Error{error.code, redis + " is at its memory limit; raise its maxmemory, or wait until ended jobs are forgotten (queue.retention_ms)" + why, {}};
-      default:
-        return error;
+        return Error{error.code,
+                     redis +
+                         " is at its memory limit; raise its maxmemory, or wait until ended jobs are forgotten "
+                         "(queue.retention_ms)" +
+                         why,
+                     {}};
+      default: return error;
     }
   }
 
@@ -86,7 +95,8 @@ class QueueJobService final : public JobService {
 
 }  // namespace
 
-std::unique_ptr<JobService> make_job_service(std::shared_ptr<queue::Client> queue, std::shared_ptr<results::Store> store,
+std::unique_ptr<JobService> make_job_service(std::shared_ptr<queue::Client> queue,
+                                             std::shared_ptr<results::Store> store,
                                              std::shared_ptr<redis::Connection> redis) {
   return std::make_unique<QueueJobService>(std::move(queue), std::move(store), std::move(redis));
 }

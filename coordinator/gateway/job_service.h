@@ -36,7 +36,8 @@ class JobService {
 };
 
 // Over Redis. A call takes at most 5 s, 1 s while Redis is not connected.
-std::unique_ptr<JobService> make_job_service(std::shared_ptr<queue::Client> queue, std::shared_ptr<results::Store> store,
+std::unique_ptr<JobService> make_job_service(std::shared_ptr<queue::Client> queue,
+                                             std::shared_ptr<results::Store> store,
                                              std::shared_ptr<redis::Connection> redis);
 
 }  // namespace ditfleet::gateway

@@ -18,7 +18,8 @@ constexpr int kMostListed = 1000;
 Result<json::object> object_of(std::string_view body) {
   auto value = parse_json(body);
   if (!value) return value.error();
-  if (!value->is_object()) return invalid_argument("the body must be a JSON object such as {\"path\": \"/adapters/style.safetensors\"}");
+  if (!value->is_object())
+    return invalid_argument("the body must be a JSON object such as {\"path\": \"/adapters/style.safetensors\"}");
   return std::move(value->get_object());
 }
 
@@ -34,9 +35,11 @@ Result<bool> flag_of(const json::value& value) {
 
 Result<void> check(const LoraRequest& request, const job::Catalogue& catalogue) {
   if (!request.sha256.empty() && !is_sha256_hex(request.sha256)) {
-    return invalid_argument("sha256 is '" + excerpt(request.sha256, 80) + "'; it must be 64 lower-case hexadecimal digits", "sha256");
+    return invalid_argument(
+        "sha256 is '" + excerpt(request.sha256, 80) + "'; it must be 64 lower-case hexadecimal digits", "sha256");
   }
-  if (request.models.size() > kMostModels) return invalid_argument("at most " + std::to_string(kMostModels) + " models may be named", "model");
+  if (request.models.size() > kMostModels)
+    return invalid_argument("at most " + std::to_string(kMostModels) + " models may be named", "model");
   for (const std::string& model : request.models) {
     if (catalogue.models.contains(model)) continue;
     std::vector<std::string> known;
@@ -88,9 +91,12 @@ Result<LoraRequest> parse_lora_body(std::string_view body, const job::Catalogue&
     if (name == "path" || name == "sha256" || name == "model") {
       auto text = text_of(name, value);
       if (!text) return text.error();
-      if (name == "path") out.path = std::move(*text);
-      else if (name == "sha256") out.sha256 = std::move(*text);
-      else out.models.push_back(std::move(*text));
+      if (name == "path")
+        out.path = std::move(*text);
+      else if (name == "sha256")
+        out.sha256 = std::move(*text);
+      else
+        out.models.push_back(std::move(*text));
     } else if (name == "models") {
       if (!value.is_array()) return invalid_argument("models must be an array of names", "models");
       for (const json::value& model : value.get_array()) {
@@ -103,12 +109,16 @@ Result<LoraRequest> parse_lora_body(std::string_view body, const job::Catalogue&
       if (!flag) return flag.error();
       out.pinned = *flag;
     } else {
-      return invalid_argument("unknown field '" + excerpt(name, 64) + "'" + suggestion(name, kKnown), excerpt(name, 64));
+      return invalid_argument("unknown field '" + excerpt(name, 64) + "'" + suggestion(name, kKnown),
+                              excerpt(name, 64));
     }
   }
   if (out.path.empty()) {
-    return invalid_argument("path is missing; it names a file in a folder of loras.folders (to upload a file, send its bytes with 'Content-Type: "
-                            "application/octet-stream')", "path");
+    return invalid_argument(
+        "path is missing; it names a file in a folder of loras.folders (to upload a file, send its bytes with "
+        "'Content-Type: "
+        "application/octet-stream')",
+        "path");
   }
   if (auto good = check(out, catalogue); !good) return good.error();
   return out;
@@ -137,7 +147,8 @@ Result<bool> parse_lora_patch(std::string_view body) {
   for (const auto& member : *object) {
     if (member.key() != "pinned") {
       const std::string name = excerpt(std::string_view(member.key().data(), member.key().size()), 64);
-      return invalid_argument("'" + name + "' cannot be changed; pinned can, everything else by putting the adapter anew", name);
+      return invalid_argument(
+          "'" + name + "' cannot be changed; pinned can, everything else by putting the adapter anew", name);
     }
   }
   const json::value* pinned = object->if_contains("pinned");
@@ -154,7 +165,9 @@ Result<LoraPage> parse_lora_page(const Request& request) {
       if (!asked) return asked.error();
       page.most = static_cast<std::size_t>(*asked);
     } else if (name == "cursor" && !value.empty()) {
-      if (!loras::check_name(value)) return invalid_argument("'" + excerpt(value, 64) + "' is no cursor; it must be the next_cursor of the page before", "cursor");
+      if (!loras::check_name(value))
+        return invalid_argument(
+            "'" + excerpt(value, 64) + "' is no cursor; it must be the next_cursor of the page before", "cursor");
       page.after = value;
     }
   }
@@ -166,7 +179,8 @@ Result<void> check_lora_query(const Request& request, const std::vector<std::str
   known.emplace_back("tenant");
   for (const auto& [name, unused] : request.query) {
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-    return invalid_argument("'" + excerpt(name, 64) + "' is not a parameter here" + suggestion(name, known), excerpt(name, 64));
+    return invalid_argument("'" + excerpt(name, 64) + "' is not a parameter here" + suggestion(name, known),
+                            excerpt(name, 64));
   }
   return {};
 }
@@ -175,7 +189,9 @@ Result<std::string> lora_tenant(const Request& request, const Caller& caller) {
   const auto named = request.query_value("tenant");
   if (!named || *named == caller.tenant) return caller.tenant;
   if (!is_valid_id(*named)) return invalid_argument("'" + excerpt(*named, 100) + "' is no tenant's name", "tenant");
-  if (!caller.sees_all) return Error{Code::kPermissionDenied, "this key is for the adapters of its own tenant; an administrator's is for all", "tenant"};
+  if (!caller.sees_all)
+    return Error{Code::kPermissionDenied,
+                 "this key is for the adapters of its own tenant; an administrator's is for all", "tenant"};
   return *named;
 }
 

@@ -41,7 +41,8 @@ struct LoraPage {
   std::string after;
   std::size_t most = 0;  // 0: any number
 };
-// kInvalidArgument with param for a limit that is no number from 1 to 1000, a cursor that is no name, and what is no parameter of a list.
+// kInvalidArgument with param for a limit that is no number from 1 to 1000, a cursor that is no name, and what is no
+// parameter of a list.
 Result<LoraPage> parse_lora_page(const Request& request);
 
 // kInvalidArgument, with the name as param, for a parameter that is neither "tenant" nor any of `more`.

@@ -27,17 +27,27 @@ Deadline soon() { return Deadline::after(kCall); }
 // Errors of Redis in the words of the other routes.
 Error told(const Error& error) {
   if (error.code == Code::kPermissionDenied) {
-    return unavailable("the registry's Redis does not let this service in: redis.url needs a user and password with the rights for it [" + error.message + "]");
+    return unavailable(
+        "the registry's Redis does not let this service in: redis.url needs a user and password with the rights for it "
+        "[" +
+        error.message + "]");
   }
   if (error.code == Code::kResourceExhausted && error.message.find("OOM ") != std::string::npos) {
-    return Error{error.code, "the registry's Redis is at its memory limit, and nothing was changed: raise its maxmemory, remove adapters, or register a file by its path, "
-                             "whose bytes it does not keep [" + error.message + "]", {}};
+    return Error{error.code,
+                 "the registry's Redis is at its memory limit, and nothing was changed: raise its maxmemory, remove "
+                 "adapters, or register a file by its path, "
+                 "whose bytes it does not keep [" +
+                     error.message + "]",
+                 {}};
   }
   if (error.code != Code::kUnavailable && error.code != Code::kDeadlineExceeded) return error;
   if (redis::is_refusal(error)) {
-    return unavailable("the registry's Redis answers, but refuses this just now: nothing was changed, try again shortly [" + error.message + "]");
+    return unavailable(
+        "the registry's Redis answers, but refuses this just now: nothing was changed, try again shortly [" +
+        error.message + "]");
   }
-  return unavailable("the registry's Redis does not answer; nothing was changed, or all of it: try again shortly [" + error.message + "]");
+  return unavailable("the registry's Redis does not answer; nothing was changed, or all of it: try again shortly [" +
+                     error.message + "]");
 }
 
 Response no_registry() { return error_response(unavailable("this gateway has no registry of adapters")); }
@@ -49,17 +59,22 @@ Error no_such_lora(const std::string& name) {
 // A change that did not come about.
 Response refused(const Request& request, const std::string& name, const Error& error) {
   if (error.code == Code::kNotFound) return error_response(no_such_lora(name));
-  if (error.code == Code::kConflict && request.has_header("If-Match")) return status_response(412, error.message, "precondition_failed");
+  if (error.code == Code::kConflict && request.has_header("If-Match"))
+    return status_response(412, error.message, "precondition_failed");
   return error_response(told(error));
 }
 
-bool is_bytes(std::string_view type) { return type.empty() || type == "application/octet-stream" || type == "application/x-safetensors"; }
-
-Error digest_differs(const std::string& expected, const std::string& found) {
-  return invalid_argument("the bytes have the digest " + found + ", not " + expected + "; were they damaged on their way?", "sha256");
+bool is_bytes(std::string_view type) {
+  return type.empty() || type == "application/octet-stream" || type == "application/x-safetensors";
 }
 
-Adapter adapter_of(const std::string& tenant, const std::string& name, const LoraRequest& asked, const loras::Content& content) {
+Error digest_differs(const std::string& expected, const std::string& found) {
+  return invalid_argument(
+      "the bytes have the digest " + found + ", not " + expected + "; were they damaged on their way?", "sha256");
+}
+
+Adapter adapter_of(const std::string& tenant, const std::string& name, const LoraRequest& asked,
+                   const loras::Content& content) {
   Adapter out;
   out.tenant = tenant;
   out.name = name;
@@ -97,7 +112,8 @@ asio::awaitable<Result<void>> Api::refresh_loras() {
   co_return Result<void>();
 }
 
-Result<std::string> Api::resolve_lora(const std::string& tenant, const job::LoraUse& use, const job::ModelEntry& model) const {
+Result<std::string> Api::resolve_lora(const std::string& tenant, const job::LoraUse& use,
+                                      const job::ModelEntry& model) const {
   if (options_.lora_directory) return options_.lora_directory->resolve(tenant, use.name, use.sha256, model.name);
   return invalid_argument("there is no LoRA adapter '" + use.name + "': this gateway has no registry of them", "name");
 }
@@ -114,7 +130,9 @@ asio::awaitable<Response> Api::list_loras(CallPtr call) {
   json::array list;
   for (const Adapter& adapter : found.adapters) list.push_back(lora_json(adapter));
   const std::string next = found.more ? found.adapters.back().name : std::string();
-  co_return json_response(200, json::serialize(json::object{{"object", "list"}, {"loras", std::move(list)}, {"next_cursor", next}})).with("Cache-Control", "no-store");
+  co_return json_response(
+      200, json::serialize(json::object{{"object", "list"}, {"loras", std::move(list)}, {"next_cursor", next}}))
+      .with("Cache-Control", "no-store");
 }
 
 asio::awaitable<Response> Api::get_lora(CallPtr call) {
@@ -142,7 +160,8 @@ asio::awaitable<Result<Api::LoraCondition>> Api::lora_condition(CallPtr call, st
   LoraCondition out;
   if (match.empty() && unless.empty()) co_return out;
   if (!unless.empty() && (unless != "*" || !match.empty())) {
-    co_return invalid_argument("If-None-Match takes * alone, and no If-Match beside it: change the adapter only if its name is not taken");
+    co_return invalid_argument(
+        "If-None-Match takes * alone, and no If-Match beside it: change the adapter only if its name is not taken");
   }
   auto found = co_await options_.loras->find(tenant, name, soon());
   if (!found) co_return found.error();
@@ -150,7 +169,9 @@ asio::awaitable<Result<Api::LoraCondition>> Api::lora_condition(CallPtr call, st
   out.kind = match.empty() ? loras::Condition::kAbsent : loras::Condition::kPresent;
   out.any = match == "*";
   if (out.record && !match.empty() && !matches_lora(match, *out.record)) {
-    co_return Error{Code::kConflict, "'" + name + "' is not what If-Match says; its ETag is " + lora_etag(*out.record) + " now", {}};
+    co_return Error{Code::kConflict,
+                    "'" + name + "' is not what If-Match says; its ETag is " + lora_etag(*out.record) + " now",
+                    {}};
   }
   co_return out;
 }
@@ -193,23 +214,28 @@ asio::awaitable<Response> Api::put_lora(CallPtr call) {
   const std::string& name = call->match.params[0];
   auto good = loras::check_name(name);
   if (!good) co_return error_response(good.error());
-  if (auto bad = call->request.stream ? refuse_coding(call->request) : refuse_body(call->request)) co_return std::move(*bad);
+  if (auto bad = call->request.stream ? refuse_coding(call->request) : refuse_body(call->request))
+    co_return std::move(*bad);
   if (call->request.has_header("Content-Range")) {
-    co_return error_response(invalid_argument("the body is a part of the adapter (Content-Range); send all of it, without that header"));
+    co_return error_response(
+        invalid_argument("the body is a part of the adapter (Content-Range); send all of it, without that header"));
   }
   const auto tenant = lora_tenant(call->request, call->caller);
   if (!tenant) co_return error_response(tenant.error());
   const auto condition = co_await lora_condition(call, *tenant);
   if (!condition) co_return refused(call->request, name, condition.error());
   // Before gigabytes are sent; asked again at the end.
-  if (auto holds = condition->now().check(name, condition->record ? &*condition->record : nullptr); !holds) co_return refused(call->request, name, holds.error());
+  if (auto holds = condition->now().check(name, condition->record ? &*condition->record : nullptr); !holds)
+    co_return refused(call->request, name, holds.error());
   if (call->request.stream) co_return co_await put_lora_bytes(call, *tenant, name, condition->now());
   co_return co_await put_lora_file(call, *tenant, name, condition->now());
 }
 
-asio::awaitable<Response> Api::store_lora(CallPtr call, loras::Adapter adapter, std::string upload, loras::Condition condition) {
+asio::awaitable<Response> Api::store_lora(CallPtr call, loras::Adapter adapter, std::string upload,
+                                          loras::Condition condition) {
   auto created = co_await options_.loras->put(adapter, upload, condition, soon());
-  if (!created && created.error().code == Code::kConflict) co_return refused(call->request, adapter.name, created.error());
+  if (!created && created.error().code == Code::kConflict)
+    co_return refused(call->request, adapter.name, created.error());
   if (!created) co_return error_response(told(created.error()));
   auto fresh = co_await refresh_loras();  // else within a second
   (void)fresh;
@@ -218,7 +244,8 @@ asio::awaitable<Response> Api::store_lora(CallPtr call, loras::Adapter adapter, 
       .with("ETag", lora_etag(adapter));
 }
 
-asio::awaitable<Response> Api::put_lora_file(CallPtr call, std::string tenant, std::string name, loras::Condition condition) {
+asio::awaitable<Response> Api::put_lora_file(CallPtr call, std::string tenant, std::string name,
+                                             loras::Condition condition) {
   if (auto known = check_lora_query(call->request); !known) co_return error_response(known.error());
   const auto asked = parse_lora_body(call->request.body, options_.catalogue);
   if (!asked) co_return error_response(asked.error());
@@ -234,7 +261,8 @@ asio::awaitable<Response> Api::put_lora_file(CallPtr call, std::string tenant, s
   const Found& found = **answer;
   if (!found) co_return error_response(found.error());
   const auto& [path, file] = *found;
-  if (!asked->sha256.empty() && asked->sha256 != file.sha256) co_return error_response(digest_differs(asked->sha256, file.sha256));
+  if (!asked->sha256.empty() && asked->sha256 != file.sha256)
+    co_return error_response(digest_differs(asked->sha256, file.sha256));
   Adapter adapter = adapter_of(tenant, name, *asked, file.content);
   adapter.path = path;
   adapter.sha256 = file.sha256;
@@ -243,20 +271,26 @@ asio::awaitable<Response> Api::put_lora_file(CallPtr call, std::string tenant, s
   co_return co_await store_lora(call, std::move(adapter), no_upload, condition);
 }
 
-asio::awaitable<Response> Api::put_lora_bytes(CallPtr call, std::string tenant, std::string name, loras::Condition condition) {
+asio::awaitable<Response> Api::put_lora_bytes(CallPtr call, std::string tenant, std::string name,
+                                              loras::Condition condition) {
   const std::string type = media_type_of(call->request.header("Content-Type"));
   if (!is_bytes(type)) {
-    co_return status_response(415, "the body is '" + excerpt(type, 100) + "'; send a safetensors file with 'Content-Type: application/octet-stream', or "
-                              "{\"path\": …} with 'Content-Type: application/json'", "unsupported_media_type");
+    co_return status_response(415,
+                              "the body is '" + excerpt(type, 100) +
+                                  "'; send a safetensors file with 'Content-Type: application/octet-stream', or "
+                                  "{\"path\": …} with 'Content-Type: application/json'",
+                              "unsupported_media_type");
   }
   const auto asked = parse_lora_query(call->request, options_.catalogue);
   if (!asked) co_return error_response(asked.error());
   loras::Upload upload(*options_.loras);
   auto content = co_await receive_lora(call, upload);
-  if (content && !asked->sha256.empty() && asked->sha256 != upload.sha256()) content = digest_differs(asked->sha256, upload.sha256());
+  if (content && !asked->sha256.empty() && asked->sha256 != upload.sha256())
+    content = digest_differs(asked->sha256, upload.sha256());
   if (!content) {
     co_await upload.discard(soon());
-    if (content.error().code == Code::kDeadlineExceeded) co_return status_response(408, content.error().message, "request_timeout");
+    if (content.error().code == Code::kDeadlineExceeded)
+      co_return status_response(408, content.error().message, "request_timeout");
     co_return error_response(content.error());
   }
   Adapter adapter = adapter_of(tenant, name, *asked, *content);
@@ -272,14 +306,18 @@ asio::awaitable<Result<loras::Content>> Api::receive_lora(CallPtr call, loras::U
   BodyReader& body = *call->request.stream;
   const auto most = static_cast<std::uint64_t>(options_.settings.loras.max_upload_bytes);
   const auto too_large = [&](std::uint64_t bytes, const char* at_least) {
-    return Error{Code::kPayloadTooLarge, std::string("the upload has ") + at_least + std::to_string(bytes) + " bytes; at most " + std::to_string(most) +
-                                             " are taken (loras.max_upload_bytes)", {}};
+    return Error{Code::kPayloadTooLarge,
+                 std::string("the upload has ") + at_least + std::to_string(bytes) + " bytes; at most " +
+                     std::to_string(most) + " are taken (loras.max_upload_bytes)",
+                 {}};
   };
   if (body.length() && *body.length() > most) co_return too_large(*body.length(), "");
   loras::ContentCheck check("the upload", body.length());
   for (;;) {
     auto piece = co_await body.read();
-    if (!piece) co_return piece.error().code == Code::kUnavailable ? Error{Code::kCanceled, piece.error().message, {}} : piece.error();
+    if (!piece)
+      co_return piece.error().code == Code::kUnavailable ? Error{Code::kCanceled, piece.error().message, {}}
+                                                         : piece.error();
     if (piece->empty()) break;
     const std::uint64_t bytes = static_cast<std::uint64_t>(upload.bytes()) + piece->size();
     if (bytes > most) co_return too_large(bytes, "at least ");

@@ -12,10 +12,22 @@ namespace ditfleet::gateway {
 namespace {
 
 // Fields that a job has under the same name. "user" and "partial_images" are OpenAI's too.
-constexpr std::array<std::string_view, 16> kJobFields = {
-    "model",           "prompt",           "n",          "output_format", "output_compression", "partial_images",
-    "user",            "seed",             "num_inference_steps", "guidance_scale", "negative_prompt",
-    "true_cfg_scale",  "max_sequence_length", "loras",   "priority",      "deadline_ms"};
+constexpr std::array<std::string_view, 16> kJobFields = {"model",
+                                                         "prompt",
+                                                         "n",
+                                                         "output_format",
+                                                         "output_compression",
+                                                         "partial_images",
+                                                         "user",
+                                                         "seed",
+                                                         "num_inference_steps",
+                                                         "guidance_scale",
+                                                         "negative_prompt",
+                                                         "true_cfg_scale",
+                                                         "max_sequence_length",
+                                                         "loras",
+                                                         "priority",
+                                                         "deadline_ms"};
 
 Error wrong(std::string message, std::string param) { return invalid_argument(std::move(message), std::move(param)); }
 
@@ -102,7 +114,8 @@ Result<ImageCall> parse_image_call(std::string_view body) {
       auto background = read_choice(name, value, {"auto", "opaque", "transparent"});
       if (!background) return background.error();
       if (*background == "transparent") {
-        return wrong("'background' cannot be transparent: these models draw opaque pictures; use auto or opaque", "background");
+        return wrong("'background' cannot be transparent: these models draw opaque pictures; use auto or opaque",
+                     "background");
       }
     } else if (name == "moderation") {
       if (auto m = read_choice(name, value, {"auto", "low"}); !m) return m.error();
@@ -118,11 +131,13 @@ Result<ImageCall> parse_image_call(std::string_view body) {
       if (!value.is_string()) return wrong("'safety_identifier' must be a string", "safety_identifier");
       call.safety_identifier = value.as_string();
     } else if (name == "frame_count" || name == "frame_duration_ms" || name == "svg") {
-      return wrong("'" + std::string(name) + "' is for gif and svg output; these models draw png, jpeg and webp", std::string(name));
+      return wrong("'" + std::string(name) + "' is for gif and svg output; these models draw png, jpeg and webp",
+                   std::string(name));
     } else if (std::find(kJobFields.begin(), kJobFields.end(), name) != kJobFields.end()) {
       job[name] = value;
     } else {
-      return wrong("'" + std::string(name) + "' is not a field of an image request; see /openapi.json", std::string(name));
+      return wrong("'" + std::string(name) + "' is not a field of an image request; see /openapi.json",
+                   std::string(name));
     }
   }
   if (!call.safety_identifier.empty()) job["user"] = call.safety_identifier;
@@ -144,8 +159,10 @@ std::string images_json(const ImageCall& call, const std::string& job, std::int6
   json::array data;
   for (const auto& part : parts) {
     json::object item;
-    if (call.b64_json) item["b64_json"] = base64(part.bytes);
-    else item["url"] = part.url;
+    if (call.b64_json)
+      item["b64_json"] = base64(part.bytes);
+    else
+      item["url"] = part.url;
     item["seed"] = part.seed;
     data.push_back(std::move(item));
   }
@@ -158,8 +175,11 @@ std::string images_json(const ImageCall& call, const std::string& job, std::int6
 
 std::string partial_image_json(const ImageCall& call, std::int64_t created_s, int partial_index, int unit,
                                std::string_view bytes) {
-  json::object object{{"type", "image_generation.partial_image"}, {"b64_json", base64(bytes)}, {"created_at", created_s},
-                      {"partial_image_index", partial_index},     {"image_index", unit}};
+  json::object object{{"type", "image_generation.partial_image"},
+                      {"b64_json", base64(bytes)},
+                      {"created_at", created_s},
+                      {"partial_image_index", partial_index},
+                      {"image_index", unit}};
   echo_event(object, call, format_of(sniff_media_type(bytes)));
   object["size"] = call.size;
   return json::serialize(object);

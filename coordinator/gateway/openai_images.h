@@ -14,8 +14,8 @@ namespace ditfleet::gateway {
 
 // A body of POST /v1/images/generations: the job it asks for, and how its pictures are to be handed over.
 struct ImageCall {
-  job::JobSpec spec;        // parsed, not completed
-  bool b64_json = false;    // else URLs
+  job::JobSpec spec;      // parsed, not completed
+  bool b64_json = false;  // else URLs
   bool stream = false;
   std::string quality;            // echoed; empty: not given
   std::string safety_identifier;  // echoed; becomes the spec's user, as OpenAI lets it replace that field

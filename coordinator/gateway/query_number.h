@@ -19,7 +19,8 @@ inline std::optional<int> parse_number(std::string_view text) {
   return number;
 }
 
-// ?limit= of a list whose pages hold `most` at most. `without` ends the message: what a list does without one. kInvalidArgument.
+// ?limit= of a list whose pages hold `most` at most. `without` ends the message: what a list does without one.
+// kInvalidArgument.
 inline Result<int> parse_limit(std::string_view text, int most, const std::string& without = {}) {
   const auto number = parse_number(text);
   if (!number || *number < 1 || *number > most) {

@@ -12,7 +12,8 @@ constexpr std::chrono::milliseconds kOnceMore{20};
 }  // namespace
 
 struct ReadLimit::Timer : std::enable_shared_from_this<Timer> {
-  explicit Timer(std::shared_ptr<Connection> c) : connection(std::move(c)), timer(connection->stream().get_executor()) {}
+  explicit Timer(std::shared_ptr<Connection> c)
+      : connection(std::move(c)), timer(connection->stream().get_executor()) {}
   void wait(std::chrono::milliseconds time) {
     timer.expires_after(time);
     timer.async_wait([self = shared_from_this()](const boost::system::error_code& ec) {
@@ -28,7 +29,8 @@ struct ReadLimit::Timer : std::enable_shared_from_this<Timer> {
   bool passed = false, over = false;
 };
 
-ReadLimit::ReadLimit(std::shared_ptr<Connection> connection, std::chrono::milliseconds limit) : timer_(std::make_shared<Timer>(std::move(connection))) {
+ReadLimit::ReadLimit(std::shared_ptr<Connection> connection, std::chrono::milliseconds limit)
+    : timer_(std::make_shared<Timer>(std::move(connection))) {
   timer_->connection->stream().expires_never();
   timer_->wait(limit);
 }

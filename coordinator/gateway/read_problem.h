@@ -25,8 +25,8 @@ ReadProblem body_is_late();
 // What is wrong with a head that Beast takes.
 std::optional<ReadProblem> problem_of(const boost::beast::http::request_header<>& head);
 
-// Whether the client holds its body back until it is told to go on. HTTP/1.0 knows nothing of that, whatever it sends: the
-// interim answer would be taken for the answer (RFC 9110 §10.1.1).
+// Whether the client holds its body back until it is told to go on. HTTP/1.0 knows nothing of that, whatever it sends:
+// the interim answer would be taken for the answer (RFC 9110 §10.1.1).
 bool expects_continue(const boost::beast::http::request_header<>& head);
 
 }  // namespace ditfleet::gateway

@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <array>
 #include <boost/asio/bind_executor.hpp>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -9,7 +10,6 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/http.hpp>
-#include <array>
 #include <cstring>
 #include <optional>
 #include <string_view>
@@ -44,7 +44,12 @@ constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
  public:
   Impl(asio::any_io_executor executor, ServerOptions options, ServerHandlers handlers)
-      : executor_(executor), options_(options), handlers_(std::move(handlers)), acceptor_(executor), connections_(options.max_unread_bytes), tasks_(executor) {}
+      : executor_(executor),
+        options_(options),
+        handlers_(std::move(handlers)),
+        acceptor_(executor),
+        connections_(options.max_unread_bytes),
+        tasks_(executor) {}
 
   Result<void> listen(const std::string& text) {
     auto address = ListenAddress::parse(text, "gateway.listen");
@@ -52,7 +57,8 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     error_code ec;
     tcp::resolver resolver(executor_);
     const auto found = resolver.resolve(address->host, std::to_string(address->port), tcp::resolver::passive, ec);
-    if (ec || found.empty()) return unavailable("cannot listen on '" + text + "': the host is not known (" + ec.message() + ")");
+    if (ec || found.empty())
+      return unavailable("cannot listen on '" + text + "': the host is not known (" + ec.message() + ")");
     const tcp::endpoint endpoint = found.begin()->endpoint();
     acceptor_.open(endpoint.protocol(), ec);
     if (!ec) acceptor_.set_option(asio::socket_base::reuse_address(true), ec);
@@ -61,7 +67,8 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     if (ec) {
       error_code ignored;
       acceptor_.close(ignored);
-      const char* advice = ec == asio::error::address_in_use  ? "; another program listens there: choose another port, or 0 for a free one"
+      const char* advice = ec == asio::error::address_in_use
+                               ? "; another program listens there: choose another port, or 0 for a free one"
                            : ec == asio::error::access_denied ? "; ports below 1024 need more rights: choose another"
                                                               : "";
       return unavailable("cannot listen on '" + text + "': " + ec.message() + advice);
@@ -202,7 +209,10 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     incoming.http_1_0 = message.version() == 10;
     incoming.request.method = std::string(message.method_string());
     for (const auto& field : message) incoming.request.headers.emplace_back(field.name_string(), field.value());
-    if (auto target = parse_target(std::string_view(message.target().data(), message.target().size()), incoming.request); !target) return target.error();
+    if (auto target =
+            parse_target(std::string_view(message.target().data(), message.target().size()), incoming.request);
+        !target)
+      return target.error();
     return incoming;
   }
 
@@ -295,10 +305,13 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     for (const auto& [name, value] : response.headers) message.set(name, value);
   }
 
-  asio::awaitable<bool> write_response(Connection& connection, Response& response, bool head, bool keep, bool http_1_0) {
-    const bool refused = !head && response.body.size() > kSmallAnswer && !connections_.make_room_for(response.body.capacity());
+  asio::awaitable<bool> write_response(Connection& connection, Response& response, bool head, bool keep,
+                                       bool http_1_0) {
+    const bool refused =
+        !head && response.body.size() > kSmallAnswer && !connections_.make_room_for(response.body.capacity());
     if (refused) {
-      response = handlers_.refuse(503, "too many answers wait for clients that read slowly; try again shortly", "too_many_unread_answers");
+      response = handlers_.refuse(503, "too many answers wait for clients that read slowly; try again shortly",
+                                  "too_many_unread_answers");
       keep = false;
     }
     const bool bodiless = head || response.status == 204 || response.status == 304;
@@ -345,7 +358,8 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     co_return !ec;
   }
 
-  asio::awaitable<void> refuse(Connection& connection, int status, const std::string& message, const std::string& code) {
+  asio::awaitable<void> refuse(Connection& connection, int status, const std::string& message,
+                               const std::string& code) {
     Response response = handlers_.refuse(status, message, code);
     if (co_await write_response(connection, response, false, false, false)) co_await linger(connection);
   }

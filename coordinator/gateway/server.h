@@ -20,8 +20,8 @@ namespace ditfleet::gateway {
 struct ServerOptions {
   std::uint64_t max_body_bytes = 1 << 20;
   std::uint32_t max_header_bytes = 16 << 10;
-  std::uint64_t max_unread_bytes = 1u << 30;  // of answers that clients have not read yet, in all
-  int max_connections = 1024;  // one more is answered 503 and closed
+  std::uint64_t max_unread_bytes = 1u << 30;         // of answers that clients have not read yet, in all
+  int max_connections = 1024;                        // one more is answered 503 and closed
   std::chrono::milliseconds idle_timeout{75'000};    // between requests on one connection
   std::chrono::milliseconds header_timeout{10'000};  // from the first byte to the end of the headers
   std::chrono::milliseconds body_timeout{30'000};    // of the whole body
@@ -33,8 +33,8 @@ struct ServerHandlers {
   std::function<asio::awaitable<Response>(Request)> request;
   // The answer to what is not a request: broken HTTP, too much of it, too many connections.
   std::function<Response(int status, const std::string& message, const std::string& code)> refuse;
-  // Whether the handler of this request, of which all but the body is there, reads the body itself (Request::stream), of
-  // whatever size. May be empty: never. If it answers before the end, the connection closes.
+  // Whether the handler of this request, of which all but the body is there, reads the body itself (Request::stream),
+  // of whatever size. May be empty: never. If it answers before the end, the connection closes.
   std::function<bool(const Request& head)> streams = {};
   std::function<void(int change)> count_connections = {};  // may be empty
 };

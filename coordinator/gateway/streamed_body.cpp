@@ -15,8 +15,12 @@ namespace ditfleet::gateway {
 namespace http = boost::beast::http;
 using boost::system::error_code;
 
-StreamedBody::StreamedBody(std::shared_ptr<Connection> connection, http::request_parser<http::empty_body>&& head, std::chrono::milliseconds patience)
-    : connection_(std::move(connection)), parser_(std::move(head)), patience_(patience), expects_(expects_continue(parser_.get())) {
+StreamedBody::StreamedBody(std::shared_ptr<Connection> connection, http::request_parser<http::empty_body>&& head,
+                           std::chrono::milliseconds patience)
+    : connection_(std::move(connection)),
+      parser_(std::move(head)),
+      patience_(patience),
+      expects_(expects_continue(parser_.get())) {
   parser_.body_limit(boost::none);
   if (const auto length = parser_.content_length()) length_ = *length;
   parser_.eager(false);

@@ -18,7 +18,8 @@ namespace ditfleet::gateway {
 class StreamedBody final : public BodyReader {
  public:
   // head: what has been read of the request; patience: for each piece.
-  StreamedBody(std::shared_ptr<Connection> connection, boost::beast::http::request_parser<boost::beast::http::empty_body>&& head,
+  StreamedBody(std::shared_ptr<Connection> connection,
+               boost::beast::http::request_parser<boost::beast::http::empty_body>&& head,
                std::chrono::milliseconds patience);
 
   std::optional<std::uint64_t> length() const override { return length_; }

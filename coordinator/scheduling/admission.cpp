@@ -24,10 +24,12 @@ Result<Classified> examine(const queue::IntakeEntry& entry, const job::Catalogue
   if (!entry.problem.empty()) return invalid_argument(entry.problem);
   auto parsed = job::parse_spec(std::string_view(entry.spec));
   if (!parsed) return parsed.error();
-  auto complete = job::complete_spec(std::move(parsed).value(), catalogue, [&](const job::LoraUse& use, const job::ModelEntry& model) {
-    if (adapters) return adapters(entry.tenant, use, model);
-    return Result<std::string>(invalid_argument("there is no LoRA adapter '" + use.name + "': this scheduler has no registry of them"));
-  });
+  auto complete = job::complete_spec(
+      std::move(parsed).value(), catalogue, [&](const job::LoraUse& use, const job::ModelEntry& model) {
+        if (adapters) return adapters(entry.tenant, use, model);
+        return Result<std::string>(
+            invalid_argument("there is no LoRA adapter '" + use.name + "': this scheduler has no registry of them"));
+      });
   if (!complete) return complete.error();
   return classify(std::move(complete).value(), precision);
 }
@@ -54,10 +56,12 @@ std::optional<Error> unmet_slots(const job::JobSpec& spec, int most_slots) {
   const auto named = adapters_of(spec);
   const auto needed = std::set(named.begin(), named.end()).size();
   if (static_cast<int>(needed) <= most_slots) return std::nullopt;
-  return invalid_argument(fmt::format("loras names {} adapters, and no worker of '{}' holds more than {} at once; fewer would do, or a worker "
-                                      "with a higher worker.lora.slots",
-                                      needed, spec.model, most_slots),
-                          "loras");
+  return invalid_argument(
+      fmt::format(
+          "loras names {} adapters, and no worker of '{}' holds more than {} at once; fewer would do, or a worker "
+          "with a higher worker.lora.slots",
+          needed, spec.model, most_slots),
+      "loras");
 }
 
 std::vector<std::string> adapters_of(const job::JobSpec& spec) {

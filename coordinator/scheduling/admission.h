@@ -29,8 +29,8 @@ Classified classify(job::JobSpec spec, const std::string& precision);
 
 // The digest of an adapter that this tenant names for this model; an error where there is none. Unset: there are no
 // adapters.
-using TenantAdapters =
-    std::function<Result<std::string>(const std::string& tenant, const job::LoraUse& use, const job::ModelEntry& model)>;
+using TenantAdapters = std::function<Result<std::string>(const std::string& tenant, const job::LoraUse& use,
+                                                         const job::ModelEntry& model)>;
 
 // What is wrong with the entry itself or its spec, in the words of job/validate.h.
 Result<Classified> examine(const queue::IntakeEntry& entry, const job::Catalogue& catalogue,
@@ -48,7 +48,8 @@ std::int64_t deadline_us(const queue::IntakeEntry& entry, const job::JobSpec& sp
 // An error if the deadline can't be met. A prior alone never turns a job away.
 std::optional<Error> unmet_deadline(const Estimate& estimate, std::int64_t deadline_us, std::int64_t now_us);
 
-// An error if the job names more adapters than the widest worker that was seen holds at once; 0 or less: nobody knows yet.
+// An error if the job names more adapters than the widest worker that was seen holds at once; 0 or less: nobody knows
+// yet.
 std::optional<Error> unmet_slots(const job::JobSpec& spec, int most_slots);
 
 std::vector<std::string> adapters_of(const job::JobSpec& spec);  // digests, in the order of the request

@@ -10,9 +10,9 @@ namespace {
 
 // Every policy sees the model's ready workers with room for the adapters through this.
 struct Candidates {
-  std::vector<WorkerId> open;   // that have a slot
+  std::vector<WorkerId> open;  // that have a slot
   std::size_t workers = 0;
-  std::int64_t total_us = 0;    // predicted backlog of all
+  std::int64_t total_us = 0;  // predicted backlog of all
   Residency::Scan scan;
 };
 
@@ -29,7 +29,9 @@ Candidates candidates(const Fleet& fleet, const RouteRequest& request, std::int6
   return out;
 }
 
-std::int64_t backlog_us(const Fleet& fleet, WorkerId w, std::int64_t now_us) { return fleet.load(w).start_us(now_us) - now_us; }
+std::int64_t backlog_us(const Fleet& fleet, WorkerId w, std::int64_t now_us) {
+  return fleet.load(w).start_us(now_us) - now_us;
+}
 
 Route nobody(const Candidates& found) {
   Route route;
@@ -37,8 +39,8 @@ Route nobody(const Candidates& found) {
   return route;
 }
 
-Route assign(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, const Candidates& found, WorkerId w,
-             std::string_view why, std::int64_t now_us) {
+Route assign(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, const Candidates& found,
+             WorkerId w, std::string_view why, std::int64_t now_us) {
   Route route;
   route.kind = Route::Kind::kAssign;
   route.worker = w;
@@ -60,7 +62,8 @@ WorkerId least(const Items& workers, Load load) {
 
 std::size_t Draws::below(std::size_t n) { return static_cast<std::size_t>(mixed(state_ += 0x9e3779b97f4a7c15ULL) % n); }
 
-Route RoundRobinPolicy::choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) {
+Route RoundRobinPolicy::choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request,
+                               std::int64_t now_us) {
   const auto found = candidates(fleet, request, now_us);
   if (found.open.empty()) return nobody(found);
   // The first at or behind the turn, in the order of their numbers.
@@ -71,14 +74,16 @@ Route RoundRobinPolicy::choose(const Fleet& fleet, const CostModel& costs, const
   return assign(fleet, costs, request, found, *next, "in turn", now_us);
 }
 
-Route LeastLoadedPolicy::choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) {
+Route LeastLoadedPolicy::choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request,
+                                std::int64_t now_us) {
   const auto found = candidates(fleet, request, now_us);
   if (found.open.empty()) return nobody(found);
   const auto w = least(found.open, [&](WorkerId c) { return backlog_us(fleet, c, now_us); });
   return assign(fleet, costs, request, found, w, "least loaded", now_us);
 }
 
-Route BoundedRendezvousPolicy::choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) {
+Route BoundedRendezvousPolicy::choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request,
+                                      std::int64_t now_us) {
   const auto found = candidates(fleet, request, now_us);
   if (found.open.empty()) return nobody(found);
   const auto run = costs.typical_run_us(request.cls, request.model, request.prior_us);
@@ -104,7 +109,8 @@ Route BoundedRendezvousPolicy::choose(const Fleet& fleet, const CostModel& costs
   return assign(fleet, costs, request, found, chosen, any ? "highest hash within the bound" : "least loaded", now_us);
 }
 
-Route LadderPolicy::choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) {
+Route LadderPolicy::choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request,
+                           std::int64_t now_us) {
   const auto found = candidates(fleet, request, now_us);
   if (found.open.empty()) return nobody(found);
   std::int64_t shortest = std::numeric_limits<std::int64_t>::max(), longest = 0;
@@ -128,7 +134,9 @@ Route LadderPolicy::choose(const Fleet& fleet, const CostModel& costs, const Rou
         ladder = 0.6;
       }
     }
-    const double queue = longest == shortest ? 1.0 : static_cast<double>(longest - backlog_us(fleet, w, now_us)) / static_cast<double>(longest - shortest);
+    const double queue = longest == shortest ? 1.0
+                                             : static_cast<double>(longest - backlog_us(fleet, w, now_us)) /
+                                                   static_cast<double>(longest - shortest);
     const double score = weight_ * ladder + queue;
     if (score < best) continue;
     ties = score > best ? 1 : ties + 1;  // any of the best, as likely as another
@@ -138,21 +146,25 @@ Route LadderPolicy::choose(const Fleet& fleet, const CostModel& costs, const Rou
   return assign(fleet, costs, request, found, chosen, "highest score", now_us);
 }
 
-Route MultiplexPolicy::choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) {
+Route MultiplexPolicy::choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request,
+                              std::int64_t now_us) {
   const auto found = candidates(fleet, request, now_us);
   if (found.open.empty()) return nobody(found);
   const auto of_two = [&](const std::vector<WorkerId>& workers) {
     const auto first = random_.below(workers.size());
     if (workers.size() == 1) return workers[first];
-    const auto a = workers[first], b = workers[(first + 1 + random_.below(workers.size() - 1)) % workers.size()];  // another
+    const auto a = workers[first],
+               b = workers[(first + 1 + random_.below(workers.size() - 1)) % workers.size()];  // another
     return backlog_us(fleet, a, now_us) <= backlog_us(fleet, b, now_us) ? a : b;
   };
-  if (!found.scan.any()) return assign(fleet, costs, request, found, of_two(found.open), "the less loaded of two", now_us);
+  if (!found.scan.any())
+    return assign(fleet, costs, request, found, of_two(found.open), "the less loaded of two", now_us);
   std::vector<WorkerId> holders;
   for (const auto w : found.open) {
     if (found.scan.at(w).load_us == 0) holders.push_back(w);
   }
-  if (!holders.empty()) return assign(fleet, costs, request, found, of_two(holders), "the less loaded of two holders", now_us);
+  if (!holders.empty())
+    return assign(fleet, costs, request, found, of_two(holders), "the less loaded of two holders", now_us);
   const bool held = std::any_of(request.adapters.begin(), request.adapters.end(),
                                 [&](AdapterId a) { return fleet.adapters().is_held(a); });
   if (held && request.may_wait && request.waited_us < timeout_us_) {
@@ -165,7 +177,8 @@ Route MultiplexPolicy::choose(const Fleet& fleet, const CostModel& costs, const 
   for (const auto w : found.open) {
     if (fleet.adapters().held_count(w) == fewest) holders.push_back(w);
   }
-  return assign(fleet, costs, request, found, of_two(holders), "the less loaded of two with the fewest adapters", now_us);
+  return assign(fleet, costs, request, found, of_two(holders), "the less loaded of two with the fewest adapters",
+                now_us);
 }
 
 }  // namespace ditfleet::scheduling

@@ -1,7 +1,7 @@
 // What others route by, behind the interface of the service's own router, with the same predicted costs as measure of
 // load and the same bounds (ready workers with the model, room for the adapters and a slot in their look-ahead).
-// Written from their documentation, to be compared with; workers drop what they used least recently. They keep the order
-// of arrival, unless given the router's `patience` (router.h).
+// Written from their documentation, to be compared with; workers drop what they used least recently. They keep the
+// order of arrival, unless given the router's `patience` (router.h).
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,9 @@ namespace ditfleet::scheduling {
 class BaselinePolicy : public RoutingPolicy {
  public:
   explicit BaselinePolicy(double patience) : patience_(patience) {}
-  std::int64_t patience_us(std::int64_t run_us, std::int64_t tail_us) const override { return patience_of(patience_, run_us, tail_us); }
+  std::int64_t patience_us(std::int64_t run_us, std::int64_t tail_us) const override {
+    return patience_of(patience_, run_us, tail_us);
+  }
 
  private:
   double patience_;
@@ -73,11 +75,12 @@ class LadderPolicy final : public BaselinePolicy {
   Draws random_;
 };
 
-// Ray Serve's multiplexing: the less loaded of two, drawn at random, of those that hold the adapter; while all of them are
-// full it waits up to `matching_timeout_ms`, then takes two of those with the fewest adapters, then any two.
+// Ray Serve's multiplexing: the less loaded of two, drawn at random, of those that hold the adapter; while all of them
+// are full it waits up to `matching_timeout_ms`, then takes two of those with the fewest adapters, then any two.
 class MultiplexPolicy final : public BaselinePolicy {
  public:
-  MultiplexPolicy(double matching_timeout_ms, double patience) : BaselinePolicy(patience), timeout_us_(static_cast<std::int64_t>(matching_timeout_ms * 1000)) {}
+  MultiplexPolicy(double matching_timeout_ms, double patience)
+      : BaselinePolicy(patience), timeout_us_(static_cast<std::int64_t>(matching_timeout_ms * 1000)) {}
   std::string_view name() const override { return "ray_multiplex"; }
   Route choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) override;
 

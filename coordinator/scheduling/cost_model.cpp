@@ -81,7 +81,9 @@ std::int64_t CostModel::Runs::operator()(WorkerId w) const {
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(prior_us * ratio + 0.5));
 }
 
-std::int64_t CostModel::run_us(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us) const { return runs(c, m, prior_us)(w); }
+std::int64_t CostModel::run_us(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us) const {
+  return runs(c, m, prior_us)(w);
+}
 
 std::int64_t CostModel::typical_run_us(ClassId c, ModelId m, std::int64_t prior_us) const {
   return scaled(prior_us, ratio(c, m, prior_us));
@@ -108,8 +110,7 @@ bool CostModel::confirmed(ModelId m) const {
   return model != nullptr && model->confirmed;
 }
 
-void CostModel::observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us, std::int64_t observed_us,
-                        bool cold) {
+void CostModel::observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us, std::int64_t observed_us, bool cold) {
   if (prior_us <= 0) return;
   observed_us = std::max<std::int64_t>(1, observed_us);
   const double observed_ratio = static_cast<double>(observed_us) / static_cast<double>(prior_us);
@@ -131,7 +132,8 @@ void CostModel::observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us,
   cls->observed = model->observed = model->confirmed = true;
   cls->overall.add(observed_ratio, kWeight);
   model->overall.add(observed_ratio, kWeight);
-  auto own = std::find_if(cls->variants.begin(), cls->variants.end(), [&](const Variant& v) { return v.prior_us == prior_us; });
+  auto own = std::find_if(cls->variants.begin(), cls->variants.end(),
+                          [&](const Variant& v) { return v.prior_us == prior_us; });
   if (own == cls->variants.end()) {
     if (cls->variants.size() >= kVariantsMost) cls->variants.erase(cls->variants.begin());
     cls->variants.push_back({.prior_us = prior_us});

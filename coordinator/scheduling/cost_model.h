@@ -60,7 +60,8 @@ class CostModel {
   // guess that lets an idle cold worker win over a queue of one.
   std::int64_t cold_us(ModelId m, std::int64_t run_us) const;
   bool observed(ModelId m) const;
-  // A run on a warm worker stands behind predictions. Before, there are at best first runs, which take more by any factor.
+  // A run on a warm worker stands behind predictions. Before, there are at best first runs, which take more by any
+  // factor.
   bool confirmed(ModelId m) const;
 
   // A unit ran for `observed_us`; `cold` if it was the worker's first of the class.
@@ -81,13 +82,13 @@ class CostModel {
     std::vector<Ewma> by_worker;
   };
   struct ClassCosts {
-    Ewma overall;  // observed ÷ prior
+    Ewma overall;           // observed ÷ prior
     bool observed = false;  // false: overall is at best a seed
     std::vector<Variant> variants;
   };
   struct ModelCosts {
     Ewma overall;
-    Ewma cold;  // microseconds that first runs took beyond the prediction
+    Ewma cold;                 // microseconds that first runs took beyond the prediction
     std::vector<Ewma> speeds;  // by worker: observed ÷ what is typical of such runs
     bool observed = false, confirmed = false;
   };

@@ -34,7 +34,8 @@ void FairQueue::settle(TenantId t, std::int64_t predicted_us, std::int64_t actua
   reorder(t, before);
 }
 
-void FairQueue::correct(TenantId t, std::int64_t before_us, std::int64_t after_us, bool guess_before, bool guess_after) {
+void FairQueue::correct(TenantId t, std::int64_t before_us, std::int64_t after_us, bool guess_before,
+                        bool guess_after) {
   if (before_us == after_us && guess_before == guess_after) return;
   const auto before = tenants_.virtual_time(t);
   tenants_.settle(t, before_us, 0, guess_before);
@@ -147,7 +148,8 @@ void FairQueue::set_reach(ModelId model_id, int slots) {
   for (const auto& [time, tenant] : model.order) {
     const auto& widths = model.backlogs.at(tenant).widths;
     std::size_t units = 0;
-    for (auto it = widths.upper_bound(std::min(before, slots)), end = widths.upper_bound(std::max(before, slots)); it != end; ++it) {
+    for (auto it = widths.upper_bound(std::min(before, slots)), end = widths.upper_bound(std::max(before, slots));
+         it != end; ++it) {
       units += it->second.by_age.size();
     }
     if (slots > before) {
@@ -201,7 +203,8 @@ void FairQueue::visit_heads(const Backlog& backlog, int slots, const Heads::valu
   }
 }
 
-std::optional<FairQueue::Candidate> FairQueue::next(ModelId model_id, int slots, std::int64_t now_us, const Round& round) const {
+std::optional<FairQueue::Candidate> FairQueue::next(ModelId model_id, int slots, std::int64_t now_us,
+                                                    const Round& round) const {
   if (model_id >= models_.size()) return std::nullopt;
   const auto is_closed = [&](LaneId lane) { return round.closed && round.closed(lane); };
   std::optional<Candidate> behind;  // of the tenant that has had least: passed over, but somebody can take it
@@ -209,16 +212,20 @@ std::optional<FairQueue::Candidate> FairQueue::next(ModelId model_id, int slots,
   bool kept_back = false;  // somebody who would have passed it, and got too far ahead
   for (const auto& [time, tenant] : models_[model_id].order) {
     if (behind && time - least > round.lead_us) return behind;
-    // Nobody passes the first one, whose lanes are better off waiting for a while, who would get further ahead than that.
+    // Nobody passes the first one, whose lanes are better off waiting for a while, who would get further ahead than
+    // that.
     const auto too_far = [&, at = time, who = tenant](Handle handle) {
-      const bool too = behind && static_cast<double>(at - least) + static_cast<double>(units_[handle].cost_us) / tenants_.weight(who) > static_cast<double>(round.lead_us);
+      const bool too = behind && static_cast<double>(at - least) +
+                                         static_cast<double>(units_[handle].cost_us) / tenants_.weight(who) >
+                                     static_cast<double>(round.lead_us);
       kept_back |= too;
       return too;
     };
     const auto& backlog = models_[model_id].backlogs.at(tenant);
     const auto* longest = oldest(backlog, slots);
     if (longest == nullptr) continue;
-    if (now_us - longest->ready_us > age_bound_us_ && !is_closed(units_[longest->handle].lane) && !too_far(longest->handle)) {
+    if (now_us - longest->ready_us > age_bound_us_ && !is_closed(units_[longest->handle].lane) &&
+        !too_far(longest->handle)) {
       return Candidate{.handle = longest->handle, .aged = true};
     }
     const bool first = !behind;
@@ -251,11 +258,14 @@ std::optional<FairQueue::Handle> FairQueue::find_behind(Handle handle, int slots
   const auto& unit = units_[handle];
   const Heads::value_type own{order_of(unit, handle), unit.lane};
   std::optional<Handle> found;
-  visit_heads(models_[unit.model].backlogs.at(unit.tenant), slots, &own, [&, order = own.first](const Order& other, LaneId) {
-    if (other.negative_priority != order.negative_priority || other.deadline_us != order.deadline_us || other.due_us > order.due_us + within_us) return true;
-    if (fits(units_[other.handle])) found = other.handle;
-    return found || --most <= 0;
-  });
+  visit_heads(models_[unit.model].backlogs.at(unit.tenant), slots, &own,
+              [&, order = own.first](const Order& other, LaneId) {
+                if (other.negative_priority != order.negative_priority || other.deadline_us != order.deadline_us ||
+                    other.due_us > order.due_us + within_us)
+                  return true;
+                if (fits(units_[other.handle])) found = other.handle;
+                return found || --most <= 0;
+              });
   return found;
 }
 

@@ -4,8 +4,8 @@
 // higher priority.
 //
 // Units wait in lanes (one a shape class and set of adapters): the router decides alike for all units of a lane, so one
-// that is better off waiting for its warm worker is skipped as a whole. No call looks at all queued units, nor at any that
-// needs more slots than there are now: those cost nothing, however many they are.
+// that is better off waiting for its warm worker is skipped as a whole. No call looks at all queued units, nor at any
+// that needs more slots than there are now: those cost nothing, however many they are.
 //
 // Pure and not thread safe. Times are microseconds of Redis' clock.
 #pragma once
@@ -53,7 +53,8 @@ class FairQueue {
   void charge(TenantId t, std::int64_t predicted_us, bool guess = false);
   void settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us, bool guess = false);
   // Another prediction of what is charged in advance.
-  void correct(TenantId t, std::int64_t before_us, std::int64_t after_us, bool guess_before = false, bool guess_after = false);
+  void correct(TenantId t, std::int64_t before_us, std::int64_t after_us, bool guess_before = false,
+               bool guess_after = false);
   void restore(const std::map<std::string, std::int64_t>& times);
 
   Handle push(const QueuedUnit& unit);
@@ -70,28 +71,30 @@ class FairQueue {
   };
   // What a round of decisions knows of the lanes it has looked at.
   struct Round {
-    std::function<bool(LaneId)> skipped;               // it is better off waiting
-    std::function<bool(LaneId)> closed = nullptr;      // nobody took it though it was its turn
+    std::function<bool(LaneId)> skipped;                 // it is better off waiting
+    std::function<bool(LaneId)> closed = nullptr;        // nobody took it though it was its turn
     std::function<std::int64_t(LaneId)> lack = nullptr;  // of a skipped one: what the best there is now lacks for it
     // Virtual time by which a tenant may be ahead, with a unit that goes now, of the one that has had least and whose
     // lanes are skipped: so much wider than without skipping a gap may be.
     std::int64_t lead_us = std::numeric_limits<std::int64_t>::max();
   };
-  // The next unit of a model among those that need at most so many slots and whose lane is not skipped. An aged unit comes
-  // regardless of that, unless its lane is closed. So does, once only tenants that would get too far ahead are left, the one
-  // of the tenant with least that lacks least, among those of its highest priority.
+  // The next unit of a model among those that need at most so many slots and whose lane is not skipped. An aged unit
+  // comes regardless of that, unless its lane is closed. So does, once only tenants that would get too far ahead are
+  // left, the one of the tenant with least that lacks least, among those of its highest priority.
   std::optional<Candidate> next(ModelId model, int slots, std::int64_t now_us, const Round& round) const;
   // There is a unit of the model that needs at most so many slots.
   bool has_work(ModelId model, int slots) const;
 
-  // The most slots that a worker of the model has, -1 if there is none; until told: any number. A tenant whose units all need
-  // more waits for nobody, hoards nothing meanwhile, and when there is such a worker it starts among those that wait.
+  // The most slots that a worker of the model has, -1 if there is none; until told: any number. A tenant whose units
+  // all need more waits for nobody, hoards nothing meanwhile, and when there is such a worker it starts among those
+  // that wait.
   void set_reach(ModelId model, int slots);
   std::size_t out_of_reach() const;  // units that need more
 
-  // The first of those behind this one that `fits` says yes to: of the same tenant, priority and deadline, first of their
-  // lanes, needing at most so many slots, due at most so much later. Looks at so many at most.
-  std::optional<Handle> find_behind(Handle handle, int slots, std::int64_t within_us, int most, const std::function<bool(const QueuedUnit&)>& fits) const;
+  // The first of those behind this one that `fits` says yes to: of the same tenant, priority and deadline, first of
+  // their lanes, needing at most so many slots, due at most so much later. Looks at so many at most.
+  std::optional<Handle> find_behind(Handle handle, int slots, std::int64_t within_us, int most,
+                                    const std::function<bool(const QueuedUnit&)>& fits) const;
 
   // Work that waits (sum of priors), by lane, and by tenant and model.
   std::int64_t lane_work_us(LaneId lane) const;
@@ -126,13 +129,13 @@ class FairQueue {
   struct ModelQueue {
     std::unordered_map<TenantId, Backlog> backlogs;
     std::set<std::pair<std::int64_t, TenantId>> order;  // by virtual time
-    std::map<int, std::size_t> units;  // by the slots they need; none is 0
+    std::map<int, std::size_t> units;                   // by the slots they need; none is 0
     int reach = std::numeric_limits<int>::max();
   };
   static Order order_of(const QueuedUnit& unit, Handle handle);
   static const Age* oldest(const Backlog& backlog, int slots);
-  // Shows `visit` the heads of lanes that need at most so many slots, in order, from the first behind `after` (null: from
-  // the first), until it returns true.
+  // Shows `visit` the heads of lanes that need at most so many slots, in order, from the first behind `after` (null:
+  // from the first), until it returns true.
   template <class Visit>
   void visit_heads(const Backlog& backlog, int slots, const Heads::value_type* after, Visit visit) const;
   void wait(TenantId t, std::size_t units);

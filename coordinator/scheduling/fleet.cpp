@@ -17,9 +17,7 @@ std::string_view standing_name(Standing standing) {
   return "gone";
 }
 
-std::string_view without_precision(std::string_view class_key) {
-  return class_key.substr(0, class_key.rfind('/'));
-}
+std::string_view without_precision(std::string_view class_key) { return class_key.substr(0, class_key.rfind('/')); }
 
 Fleet::Fleet(int lookahead, std::int64_t silent_after_us)
     : lookahead_(std::max(1, lookahead)), silent_after_us_(silent_after_us) {}
@@ -208,7 +206,8 @@ bool Fleet::release(WorkerId w, const queue::UnitRef& ref, std::int64_t now_us) 
   if (!it->started && it->cold && it->cls < warm_.size()) {
     const auto cls = it->cls;
     worker.held.erase(it);
-    const bool another = std::any_of(worker.held.begin(), worker.held.end(), [&](const HeldUnit& h) { return h.cls == cls; });
+    const bool another =
+        std::any_of(worker.held.begin(), worker.held.end(), [&](const HeldUnit& h) { return h.cls == cls; });
     warm_[cls][w] = another || worker.warm.contains(class_keys_[cls]);
   } else {
     worker.held.erase(it);
@@ -242,7 +241,9 @@ const Fleet::Places& Fleet::places(ModelId m) const {
   return m < places_.size() ? places_[m] : kNone;
 }
 
-int Fleet::widest_place(ModelId m) const { return m < widths_.size() && !widths_[m].empty() ? widths_[m].rbegin()->first : -1; }
+int Fleet::widest_place(ModelId m) const {
+  return m < widths_.size() && !widths_[m].empty() ? widths_[m].rbegin()->first : -1;
+}
 
 int Fleet::most_slots(ModelId m) const {
   int most = -1;

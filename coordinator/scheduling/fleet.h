@@ -47,7 +47,7 @@ struct Worker {
   std::int64_t free_at_us = 0;           // predicted end of all it holds
   std::int64_t waiting_us = 0;           // predicted run of what it holds and has not started
   std::int64_t last_end_us = 0;
-  std::int64_t handed_back_us = -1;      // when it last did so; -1: never
+  std::int64_t handed_back_us = -1;  // when it last did so; -1: never
 
   bool has_slot() const { return static_cast<int>(held.size()) < limit; }
   // An overrunning unit keeps what waits behind it waiting.
@@ -92,7 +92,8 @@ class Fleet {
   void hold(WorkerId w, HeldUnit unit);
   // Not an error if it is not held. True: it was.
   bool release(WorkerId w, const queue::UnitRef& ref, std::int64_t now_us);
-  // It handed a unit back: it has no room or goes away, and gets none before a heartbeat after that says that it is ready.
+  // It handed a unit back: it has no room or goes away, and gets none before a heartbeat after that says that it is
+  // ready.
   void handed_back(WorkerId w, std::int64_t at_us);
   HeldUnit* find_held(WorkerId w, const queue::UnitRef& ref);
   void started(WorkerId w, const queue::UnitRef& ref, std::int64_t at_us);
@@ -108,8 +109,8 @@ class Fleet {
   std::size_t slots() const { return workers_.size(); }
   // Workers that have the model, of any standing.
   const std::vector<WorkerId>& with_model(ModelId m) const;
-  // Ready workers with the model and a slot, by when they will have run what they hold, as predicted: what overruns, or has
-  // not begun, only makes it later.
+  // Ready workers with the model and a slot, by when they will have run what they hold, as predicted: what overruns, or
+  // has not begun, only makes it later.
   using Places = std::set<std::pair<std::int64_t, WorkerId>>;
   const Places& places(ModelId m) const;
   // The most adapter slots of a worker with a place; -1: there is no place.
@@ -131,14 +132,14 @@ class Fleet {
   Residency adapters_;
   std::vector<Worker> workers_;
   std::vector<WorkerLoad> loads_;
-  std::vector<Places> places_;     // by model
+  std::vector<Places> places_;                      // by model
   std::vector<std::map<int, std::size_t>> widths_;  // by model: how many of its places have so many slots; none is 0
   std::vector<WorkerId> free_;
   std::unordered_map<std::string, WorkerId> by_owner_;
   std::vector<std::vector<WorkerId>> by_model_;
-  std::vector<std::string> class_keys_;        // without precision
+  std::vector<std::string> class_keys_;                              // without precision
   std::unordered_map<std::string, std::vector<ClassId>> class_ids_;  // by that
-  std::vector<std::vector<std::uint8_t>> warm_;  // [class][worker]
+  std::vector<std::vector<std::uint8_t>> warm_;                      // [class][worker]
   std::vector<Standing> before_;
   std::vector<std::uint8_t> seen_;
 };

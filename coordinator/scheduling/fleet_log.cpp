@@ -21,7 +21,8 @@ enum Kind { kCame, kReady, kHeardAgain, kDrains, kSilent, kGone };
 std::string line_of(const Change& change) {
   std::string text = change.names.size() == 1 ? "worker " : std::to_string(change.names.size()) + " workers ";
   if (change.names.size() > 1) text += change.what_all + ": ";
-  for (std::size_t i = 0; i < change.names.size() && i < kNamed; ++i) text += (i > 0 ? ", '" : "'") + change.names[i] + "'";
+  for (std::size_t i = 0; i < change.names.size() && i < kNamed; ++i)
+    text += (i > 0 ? ", '" : "'") + change.names[i] + "'";
   if (change.names.size() > kNamed) text += ", …";
   if (change.names.size() == 1) text += " " + change.what;
   if (change.tells_held && change.held > 0) {
@@ -41,10 +42,12 @@ std::optional<FleetLine> line_of_lost(const queue::Event& event) {
   const std::string unit = "unit " + event.job + "/" + std::to_string(event.unit);
   if (event.type == "ready" && field(event, "reason") == "lease lapsed") {
     const auto owner = field(event, "owner");
-    return FleetLine{true, unit + " is taken from worker '" + owner.substr(0, owner.find(':')) + "', whose lease lapsed"};
+    return FleetLine{true,
+                     unit + " is taken from worker '" + owner.substr(0, owner.find(':')) + "', whose lease lapsed"};
   }
   const auto message = field(event, "message");
-  if (event.type == "failed" && event.unit >= 0 && message.starts_with("[queue]")) return FleetLine{true, unit + " is given up: " + message};
+  if (event.type == "failed" && event.unit >= 0 && message.starts_with("[queue]"))
+    return FleetLine{true, unit + " is given up: " + message};
   return std::nullopt;
 }
 
@@ -58,7 +61,8 @@ std::vector<FleetLine> FleetLog::look(const Fleet& fleet, std::int64_t now_us) {
     held[worker.owner] = worker.held.size();
     if (worker.standing == Standing::kGone) continue;
     now[worker.owner] = {worker.name, worker.standing};
-    if (worker.standing == Standing::kSilent) silent_for = std::to_string((now_us - worker.heartbeat_us) / 1'000'000) + " s";
+    if (worker.standing == Standing::kSilent)
+      silent_for = std::to_string((now_us - worker.heartbeat_us) / 1'000'000) + " s";
   }
   std::array<Change, 6> changes{{{"has come and starts", "have come and start", false, false, {}, 0},
                                  {"is ready", "are ready", false, false, {}, 0},
@@ -75,7 +79,10 @@ std::vector<FleetLine> FleetLog::look(const Fleet& fleet, std::int64_t now_us) {
     if (before != seen_.end() && before->second.standing == worker.standing) continue;
     switch (worker.standing) {
       case Standing::kStarting: tell(kCame, owner, worker); break;
-      case Standing::kReady: tell(before != seen_.end() && before->second.standing == Standing::kSilent ? kHeardAgain : kReady, owner, worker); break;
+      case Standing::kReady:
+        tell(before != seen_.end() && before->second.standing == Standing::kSilent ? kHeardAgain : kReady, owner,
+             worker);
+        break;
       case Standing::kDraining: tell(kDrains, owner, worker); break;
       case Standing::kSilent: tell(kSilent, owner, worker); break;
       case Standing::kGone: break;  // not among them

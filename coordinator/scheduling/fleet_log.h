@@ -1,5 +1,5 @@
-// What the log says of workers that come, go and fall silent, and of the units that lost ones leave. Of workers a line for each
-// kind of change, so that a fleet that changes at once is a few lines, not a thousand.
+// What the log says of workers that come, go and fall silent, and of the units that lost ones leave. Of workers a line
+// for each kind of change, so that a fleet that changes at once is a few lines, not a thousand.
 //
 // Pure and not thread safe.
 #pragma once

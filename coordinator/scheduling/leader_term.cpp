@@ -2,9 +2,9 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <algorithm>
 
 #include "coordinator/scheduling/dispatches.h"
 #include "shared/loras/directory.h"
@@ -14,9 +14,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kCall = 5s;                     // for one call to Redis
-constexpr auto kBackOff = 100ms;               // after a failed one
-constexpr auto kTick = 100ms;                  // decisions that only time changes: age, deadlines
+constexpr auto kCall = 5s;        // for one call to Redis
+constexpr auto kBackOff = 100ms;  // after a failed one
+constexpr auto kTick = 100ms;     // decisions that only time changes: age, deadlines
 constexpr std::size_t kMostAdmitting = 1024;
 constexpr int kIntakeBatch = 256;
 constexpr std::int64_t kAuditSpacingUs = 200'000;
@@ -24,7 +24,8 @@ constexpr std::int64_t kAuditSpacingUs = 200'000;
 SchedulerOptions scheduler_options(const SchedulerServiceOptions& options) {
   SchedulerOptions out = options.scheduler;
   if (options.adapters && !out.adapters) {
-    out.adapters = [directory = options.adapters](const std::string& tenant, const job::LoraUse& use, const job::ModelEntry& model) {
+    out.adapters = [directory = options.adapters](const std::string& tenant, const job::LoraUse& use,
+                                                  const job::ModelEntry& model) {
       return directory->resolve(tenant, use.name, use.sha256, model.name);
     };
   }
@@ -33,12 +34,15 @@ SchedulerOptions scheduler_options(const SchedulerServiceOptions& options) {
 
 bool may_name_adapters(const queue::IntakeEntry& entry) { return entry.spec.find("\"loras\"") != std::string::npos; }
 
-void say(const FleetLine& line) { spdlog::log(line.warning ? spdlog::level::warn : spdlog::level::info, "scheduler: {}", line.text); }
+void say(const FleetLine& line) {
+  spdlog::log(line.warning ? spdlog::level::warn : spdlog::level::info, "scheduler: {}", line.text);
+}
 
 }  // namespace
 
 std::int64_t monotonic_us() {
-  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 LeaderTerm::LeaderTerm(Context context, std::int64_t epoch)
@@ -50,7 +54,9 @@ LeaderTerm::LeaderTerm(Context context, std::int64_t epoch)
 
 // Every coroutine holds the term, so that a term that ended lives until the last of them has.
 void LeaderTerm::start() {
-  tasks_.spawn("scheduler", [](std::shared_ptr<LeaderTerm> self) -> asio::awaitable<void> { co_await self->run(); }(shared_from_this()));
+  tasks_.spawn("scheduler", [](std::shared_ptr<LeaderTerm> self) -> asio::awaitable<void> {
+    co_await self->run();
+  }(shared_from_this()));
 }
 
 void LeaderTerm::stop() {
@@ -105,9 +111,11 @@ asio::awaitable<void> LeaderTerm::run() {
     kicked_ = false;
     notice_reconnect();
     const auto since_audit_us = monotonic_us() - audited_us_;
-    const auto period_us = std::chrono::duration_cast<std::chrono::microseconds>(context_.options->audit_period).count();
+    const auto period_us =
+        std::chrono::duration_cast<std::chrono::microseconds>(context_.options->audit_period).count();
     if (!auditing_ && since_audit_us > kAuditSpacingUs &&
-        (audit_wanted_ || scheduler_->wants_audit() || since_audit_us > period_us) && context_.connection->connected()) {
+        (audit_wanted_ || scheduler_->wants_audit() || since_audit_us > period_us) &&
+        context_.connection->connected()) {
       auditing_ = true;
       loop("scheduler.audit", &LeaderTerm::audit);
     }
@@ -304,24 +312,28 @@ asio::awaitable<void> LeaderTerm::audit() {
 void LeaderTerm::perform(Actions actions) {
   const auto self = shared_from_this();
   if (auto jobs = take_dispatches(actions); !jobs.empty()) {
-    tasks_.spawn("scheduler.dispatch", [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Dispatch> d) -> asio::awaitable<void> {
-      co_await s->dispatch(std::move(d));
-    }(self, std::move(jobs)));
+    tasks_.spawn("scheduler.dispatch",
+                 [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Dispatch> d) -> asio::awaitable<void> {
+                   co_await s->dispatch(std::move(d));
+                 }(self, std::move(jobs)));
   }
   if (!actions.admit.empty()) {
-    tasks_.spawn("scheduler.admit", [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Admission> a) -> asio::awaitable<void> {
-      co_await s->admit(std::move(a));
-    }(self, std::move(actions.admit)));
+    tasks_.spawn("scheduler.admit",
+                 [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Admission> a) -> asio::awaitable<void> {
+                   co_await s->admit(std::move(a));
+                 }(self, std::move(actions.admit)));
   }
   if (!actions.reject.empty()) {
-    tasks_.spawn("scheduler.reject", [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Rejection> r) -> asio::awaitable<void> {
-      co_await s->reject(std::move(r));
-    }(self, std::move(actions.reject)));
+    tasks_.spawn("scheduler.reject",
+                 [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Rejection> r) -> asio::awaitable<void> {
+                   co_await s->reject(std::move(r));
+                 }(self, std::move(actions.reject)));
   }
   if (!actions.revoke.empty()) {
-    tasks_.spawn("scheduler.revoke", [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Attempt> a) -> asio::awaitable<void> {
-      co_await s->revoke(std::move(a));
-    }(self, std::move(actions.revoke)));
+    tasks_.spawn("scheduler.revoke",
+                 [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Attempt> a) -> asio::awaitable<void> {
+                   co_await s->revoke(std::move(a));
+                 }(self, std::move(actions.revoke)));
   }
   for (auto& assignment : actions.assign) {
     tasks_.spawn("scheduler.assign", [](std::shared_ptr<LeaderTerm> s, Actions::Assignment a) -> asio::awaitable<void> {
@@ -355,7 +367,8 @@ asio::awaitable<void> LeaderTerm::dispatch(std::vector<queue::Dispatch> jobs) {
 asio::awaitable<void> LeaderTerm::admit_again(const Error& error, const char* what) {
   note_failure(error, what);
   if (error.code == Code::kResourceExhausted) {
-    if (const auto more = over_memory_.said()) spdlog::warn("scheduler: Redis is over its memory limit; jobs wait in the intake{}", *more);
+    if (const auto more = over_memory_.said())
+      spdlog::warn("scheduler: Redis is over its memory limit; jobs wait in the intake{}", *more);
     co_await pause(1000ms);
   }
   rewind_ = true;
@@ -370,7 +383,8 @@ asio::awaitable<void> LeaderTerm::reject(std::vector<queue::Rejection> rejection
 }
 
 asio::awaitable<void> LeaderTerm::assign(Actions::Assignment assignment) {
-  const auto done = co_await context_.client->assign(epoch_, assignment.owner, assignment.units, Deadline::after(kCall));
+  const auto done =
+      co_await context_.client->assign(epoch_, assignment.owner, assignment.units, Deadline::after(kCall));
   if (!done) {
     // It may have happened: the audit that follows a failure finds out.
     note_failure(done.error(), "assigning");

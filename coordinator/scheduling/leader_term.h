@@ -80,7 +80,7 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   TaskGroup tasks_;
   asio::steady_timer wake_;
   bool kicked_ = false, rebuilt_ = false;
-  bool rewind_ = false;         // intake entries were not taken: read them again
+  bool rewind_ = false;  // intake entries were not taken: read them again
   bool audit_wanted_ = false, auditing_ = false;
   std::int64_t audited_us_ = 0;  // monotonic
   std::size_t admitting_ = 0;    // entries under way

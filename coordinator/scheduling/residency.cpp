@@ -173,7 +173,8 @@ void Residency::forget(WorkerId w) {
 double Residency::worth(const Copy& copy, std::int64_t now_us) const {
   const auto& adapter = adapters_[copy.adapter];
   const auto holders = static_cast<double>(std::max<std::size_t>(1, adapter.places.size()));
-  return demand(copy.adapter, now_us) * static_cast<double>(adapter.bytes) * std::min(1.0 / holders, std::pow(kBusy, holders - 1.0));
+  return demand(copy.adapter, now_us) * static_cast<double>(adapter.bytes) *
+         std::min(1.0 / holders, std::pow(kBusy, holders - 1.0));
 }
 
 void Residency::weigh(Holder& holder, std::int64_t now_us) {
@@ -192,7 +193,8 @@ void Residency::weigh(Holder& holder, std::int64_t now_us) {
   if (!any) holder.least_worth = std::numeric_limits<double>::max();  // nothing may go
 }
 
-Residency::Dropped Residency::hold(WorkerId w, std::span<const AdapterId> wanted, Eviction eviction, std::int64_t now_us) {
+Residency::Dropped Residency::hold(WorkerId w, std::span<const AdapterId> wanted, Eviction eviction,
+                                   std::int64_t now_us) {
   Dropped dropped;
   if (wanted.empty()) return dropped;
   if (w >= workers_.size()) workers_.resize(w + 1);
@@ -209,7 +211,8 @@ Residency::Dropped Residency::hold(WorkerId w, std::span<const AdapterId> wanted
     double least = 0;
     for (auto& copy : holder.copies) {
       if (copy.units > 0 || (slot && !copy.in_slot) || adapters_[copy.adapter].pinned) continue;
-      const double value = eviction == Eviction::kLeastRecentlyUsed ? static_cast<double>(copy.used_us) : worth(copy, now_us);
+      const double value =
+          eviction == Eviction::kLeastRecentlyUsed ? static_cast<double>(copy.used_us) : worth(copy, now_us);
       if (worst != nullptr && value >= least) continue;
       worst = &copy;
       least = value;
@@ -237,7 +240,8 @@ Residency::Dropped Residency::hold(WorkerId w, std::span<const AdapterId> wanted
     }
     if (copy->in_slot) continue;
     // Units run in order: for whoever comes behind this one it is in a slot.
-    const auto used = std::count_if(holder.copies.begin(), holder.copies.end(), [](const Copy& c) { return c.in_slot; });
+    const auto used =
+        std::count_if(holder.copies.begin(), holder.copies.end(), [](const Copy& c) { return c.in_slot; });
     if (used >= holder.slots) {
       auto* out = victim(true);
       if (out == nullptr) continue;

@@ -28,8 +28,8 @@ inline constexpr std::int64_t kPriorAdapterBytes = 172'000'000;
 struct AdapterNeed {
   // When all are in slots; not after now if they are. Loads and swaps run beside the job in hand.
   std::int64_t ready_us = 0;
-  std::int64_t load_us = 0;   // source → host of what is not there and not on its way
-  std::int64_t swap_us = 0;   // host → slot of what is in none
+  std::int64_t load_us = 0;  // source → host of what is not there and not on its way
+  std::int64_t swap_us = 0;  // host → slot of what is in none
   // How much is lost by what a load pushes out: 1 for the last copy of an adapter, nearly 0 for one of many, which
   // hardly anybody will miss; 0 if there is room.
   double scarcity = 0;
@@ -37,16 +37,17 @@ struct AdapterNeed {
 
 // What a worker says of itself.
 struct HeldAdapters {
-  int slots = 0;                 // 0: it takes no unit with adapters
-  std::int64_t host_bytes = 0;   // room in host memory
-  double load_bytes_per_s = 0;   // measured; 0: not yet
-  std::int64_t swap_us = 0;      // measured; 0: not yet
+  int slots = 0;                // 0: it takes no unit with adapters
+  std::int64_t host_bytes = 0;  // room in host memory
+  double load_bytes_per_s = 0;  // measured; 0: not yet
+  std::int64_t swap_us = 0;     // measured; 0: not yet
   std::vector<AdapterId> in_slots, in_host;
 };
 
 enum class Eviction {
   kLeastRecentlyUsed,
-  kLeastWorth,  // how often it is asked for, times what loading it costs, over its holders (of many even less: one will be idle)
+  kLeastWorth,  // how often it is asked for, times what loading it costs, over its holders (of many even less: one will
+                // be idle)
 };
 
 class Residency {
@@ -67,8 +68,8 @@ class Residency {
   // Somebody outside remembers the id.
   void refer(AdapterId a) { ++adapters_[a].referred; }
   void unrefer(AdapterId a) { --adapters_[a].referred; }
-  // Forgets adapters that nobody holds, refers to, has pinned or told the size of, once there may be many of them: their ids
-  // will stand for others.
+  // Forgets adapters that nobody holds, refers to, has pinned or told the size of, once there may be many of them:
+  // their ids will stand for others.
   void prune();
   // A pinned adapter is never evicted from where it is.
   void pin(AdapterId a, bool pinned) { adapters_[a].pinned = pinned; }
@@ -140,7 +141,7 @@ class Residency {
     AdapterId adapter = 0;
     bool in_slot = false;
     bool told = false;  // the worker has it; else it is on its way
-    int units = 0;  // that the worker holds and that need it
+    int units = 0;      // that the worker holds and that need it
     std::int64_t ready_us = 0, used_us = 0;
   };
   struct Holder {
@@ -148,7 +149,7 @@ class Residency {
     std::int64_t host_bytes = 0, used_bytes = 0;
     double load_us_per_byte = 1e6 / kPriorLoadBytesPerSecond;
     std::int64_t swap_us = kPriorSwapUs;
-    std::int64_t loader_free_us = 0;  // when what it was made to load is there
+    std::int64_t loader_free_us = 0;       // when what it was made to load is there
     double least_worth = 0, scarcity = 0;  // of the copy that would go first
     std::vector<Copy> copies;
   };
@@ -161,7 +162,9 @@ class Residency {
   double worth(const Copy& copy, std::int64_t now_us) const;
   void weigh(Holder& holder, std::int64_t now_us);
   std::int64_t load_us(const Holder& holder, std::int64_t bytes) const;
-  void add_place(WorkerId w, const Copy& copy) { adapters_[copy.adapter].places.push_back({w, copy.in_slot, copy.ready_us}); }
+  void add_place(WorkerId w, const Copy& copy) {
+    adapters_[copy.adapter].places.push_back({w, copy.in_slot, copy.ready_us});
+  }
   void update_place(WorkerId w, const Copy& copy);
   void remove_place(WorkerId w, AdapterId a);
 

@@ -29,7 +29,8 @@ std::string milliseconds(std::int64_t us) {
   return us < 10'000 ? fmt::format("{:.1f} ms", static_cast<double>(us) / 1000.0) : fmt::format("{} ms", us / 1000);
 }
 
-std::string describe(const Option& best, const Option& next, const Fleet& fleet, std::size_t places, std::int64_t now_us) {
+std::string describe(const Option& best, const Option& next, const Fleet& fleet, std::size_t places,
+                     std::int64_t now_us) {
   std::string out = best.warm ? "warm" : "cold (+" + milliseconds(best.cold_us) + ")";
   if (best.need.load_us > 0) out += "; adapter load " + milliseconds(best.need.load_us);
   if (best.need.swap_us > 0) out += "; adapter swap " + milliseconds(best.need.swap_us);
@@ -55,7 +56,8 @@ class Offers {
         runs_(costs.runs(the_request.cls, the_request.model, the_request.prior_us)) {}
 
   Option of(WorkerId w, bool warm) {
-    Option option{.valid = true, .warm = warm, .worker = w, .start_us = fleet.load(w).start_us(now_us), .need = scan.at(w)};
+    Option option{
+        .valid = true, .warm = warm, .worker = w, .start_us = fleet.load(w).start_us(now_us), .need = scan.at(w)};
     option.run_us = runs_(w);
     if (!warm) option.cold_us = cold_us_ ? *cold_us_ : costs_.cold_us(request.model, option.run_us);
     if (warm && option.need.load_us == 0) {
@@ -121,8 +123,8 @@ Soonest soonest_with_place(const FinishPolicy& policy, const FinishPolicy::Optio
   return out;
 }
 
-// Of the workers without a place, the soonest among those that lack nothing, and that lack a swap at most. Those that would
-// have to load are not waited for.
+// Of the workers without a place, the soonest among those that lack nothing, and that lack a swap at most. Those that
+// would have to load are not waited for.
 std::array<Option, 2> soonest_without_place(Offers& offers, const Promises& promises) {
   std::array<Option, 2> full;
   const auto consider = [&](WorkerId w) {
@@ -141,8 +143,8 @@ std::array<Option, 2> soonest_without_place(Offers& offers, const Promises& prom
   return full;
 }
 
-// A full worker is worth it if it lacks less, and if the whole lane would be through on such ones before the best with a
-// place had finished a single unit: then its work is promised to that worker, for this round.
+// A full worker is worth it if it lacks less, and if the whole lane would be through on such ones before the best with
+// a place had finished a single unit: then its work is promised to that worker, for this round.
 bool waits_for_one(const Offers& offers, const std::array<Option, 2>& full, const Option& best, Promises& promises) {
   const auto& request = offers.request;
   for (std::size_t kind = 0; kind < full.size(); ++kind) {
@@ -187,7 +189,8 @@ void Promises::clear() {
 }
 
 std::int64_t FinishPolicy::reach_us(std::int64_t run_us, std::int64_t late_us, std::int64_t tail_us) const {
-  return std::min(static_cast<std::int64_t>(options_.reach * static_cast<double>(tail_us)), run_us / 2 + std::max<std::int64_t>(0, late_us));
+  return std::min(static_cast<std::int64_t>(options_.reach * static_cast<double>(tail_us)),
+                  run_us / 2 + std::max<std::int64_t>(0, late_us));
 }
 
 std::int64_t FinishPolicy::yield_us(std::int64_t run_us, std::int64_t waited_us, std::int64_t tail_us) const {
@@ -195,7 +198,8 @@ std::int64_t FinishPolicy::yield_us(std::int64_t run_us, std::int64_t waited_us,
   return late ? static_cast<std::int64_t>(options_.yield * static_cast<double>(tail_us)) : 0;
 }
 
-Route FinishPolicy::choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) {
+Route FinishPolicy::choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request,
+                           std::int64_t now_us) {
   Offers offers(fleet, costs, request, now_us);
   const auto [best, next, places] = soonest_with_place(*this, options_, offers);
   Route route;

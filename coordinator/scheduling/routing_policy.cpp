@@ -30,8 +30,12 @@ const std::vector<Row>& table() {
         {"reach", FinishPolicy::Options{}.reach, {}, 0, 10},
         {"yield", FinishPolicy::Options{}.yield, {}, 0, 10}},
        [](const std::vector<double>& v) {
-         return std::make_unique<FinishPolicy>(FinishPolicy::Options{
-             .miss_weight = v[0], .wait_runs = v[1], .tail_part = v[2], .patience = v[3], .reach = v[4], .yield = v[5]});
+         return std::make_unique<FinishPolicy>(FinishPolicy::Options{.miss_weight = v[0],
+                                                                     .wait_runs = v[1],
+                                                                     .tail_part = v[2],
+                                                                     .patience = v[3],
+                                                                     .reach = v[4],
+                                                                     .yield = v[5]});
        }},
       {"llm_d_ladder",
        {{"affinity_weight", 1.0, {0.1, 0.25, 0.5, 1.0, 2.0, 4.0}}, kPatience},
@@ -42,8 +46,12 @@ const std::vector<Row>& table() {
       {"bounded_rendezvous",
        {{"bound", 1.25, {1.1, 1.25, 1.5, 2.0, 4.0}, 1}, kPatience},
        [](const std::vector<double>& v) { return std::make_unique<BoundedRendezvousPolicy>(v[0], v[1]); }},
-      {"round_robin", {kPatience}, [](const std::vector<double>& v) { return std::make_unique<RoundRobinPolicy>(v[0]); }},
-      {"least_loaded", {kPatience}, [](const std::vector<double>& v) { return std::make_unique<LeastLoadedPolicy>(v[0]); }},
+      {"round_robin",
+       {kPatience},
+       [](const std::vector<double>& v) { return std::make_unique<RoundRobinPolicy>(v[0]); }},
+      {"least_loaded",
+       {kPatience},
+       [](const std::vector<double>& v) { return std::make_unique<LeastLoadedPolicy>(v[0]); }},
   };
   return rows;
 }
@@ -60,17 +68,20 @@ std::string names_of(const Rows& rows) {
 Result<std::unique_ptr<RoutingPolicy>> make_policy(const PolicyOptions& options) {
   const auto& rows = table();
   const auto row = std::find_if(rows.begin(), rows.end(), [&](const Row& r) { return r.name == options.name; });
-  if (row == rows.end()) return invalid_argument("there is no routing policy '" + options.name + "'; it is one of " + names_of(rows));
+  if (row == rows.end())
+    return invalid_argument("there is no routing policy '" + options.name + "'; it is one of " + names_of(rows));
   std::vector<double> values;
   for (const auto& tunable : row->tunables) values.push_back(tunable.value);
   for (const auto& [name, value] : options.tunables) {
-    const auto it = std::find_if(row->tunables.begin(), row->tunables.end(), [&](const Tunable& t) { return t.name == name; });
+    const auto it =
+        std::find_if(row->tunables.begin(), row->tunables.end(), [&](const Tunable& t) { return t.name == name; });
     if (it == row->tunables.end()) {
       return invalid_argument("the routing policy '" + options.name + "' has no tunable '" + name + "'" +
                               (row->tunables.empty() ? "; it has none" : "; it has " + names_of(row->tunables)));
     }
     if (!(value >= it->least && value <= it->most)) {
-      return invalid_argument(fmt::format("the routing policy '{}' has {}={}; it must be a number from {} to {}", options.name, name, value, it->least, it->most));
+      return invalid_argument(fmt::format("the routing policy '{}' has {}={}; it must be a number from {} to {}",
+                                          options.name, name, value, it->least, it->most));
     }
     values[static_cast<std::size_t>(it - row->tunables.begin())] = value;
   }

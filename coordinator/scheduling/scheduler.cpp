@@ -48,7 +48,9 @@ int Scheduler::slots_for(const std::string& model) const {
   const auto it = model_ids_.find(model);
   if (it == model_ids_.end() || it->second >= slots_seen_.size()) return 0;
   const auto& workers = fleet_.with_model(it->second);
-  const bool starts = std::any_of(workers.begin(), workers.end(), [this](WorkerId w) { return fleet_.at(w).standing == Standing::kStarting && fleet_.adapters().slots(w) == 0; });
+  const bool starts = std::any_of(workers.begin(), workers.end(), [this](WorkerId w) {
+    return fleet_.at(w).standing == Standing::kStarting && fleet_.adapters().slots(w) == 0;
+  });
   return starts ? 0 : slots_seen_[it->second];
 }
 
@@ -254,7 +256,7 @@ void Scheduler::rebuild(std::span<const queue::UnitView> open, const std::map<st
     apply_view(*view, now_us);
   }
   for (auto it = jobs_.begin(); it != jobs_.end();) {  // units that the snapshot lacks have ended
-    auto& job = *(it++)->second;  // which may end the job
+    auto& job = *(it++)->second;                       // which may end the job
     for (int i = 0, n = static_cast<int>(job.units.size()); i < n; ++i) {
       const bool last = job.open == 1;
       if (job.units[i].where != Unit::Where::kPending) continue;
@@ -282,7 +284,8 @@ Scheduler::Job& Scheduler::job_of(const queue::UnitView& view, std::int64_t now_
   job.cost_us = view.cost_us;
   job.deadline_us = view.deadline_ms * 1000;
   const auto key = job::parse_batch_key(view.batch_key);
-  job.prior_us = key ? prior_run_us(key->shape, key->steps, !view.adapters.empty()) : std::max<std::int64_t>(1, view.cost_us);
+  job.prior_us =
+      key ? prior_run_us(key->shape, key->steps, !view.adapters.empty()) : std::max<std::int64_t>(1, view.cost_us);
   costs_.seed(job.cls, job.model, job.prior_us, job.cost_us);
   return job;
 }

@@ -30,9 +30,9 @@ namespace ditfleet::scheduling {
 
 struct SchedulerOptions {
   job::Catalogue catalogue;
-  std::string precision = "auto";          // of shape classes
-  std::map<std::string, double> weights;   // of tenants; others weigh 1
-  int lookahead = 2;                       // units a worker holds, the running one included
+  std::string precision = "auto";         // of shape classes
+  std::map<std::string, double> weights;  // of tenants; others weigh 1
+  int lookahead = 2;                      // units a worker holds, the running one included
   std::int64_t age_bound_ms = 60'000;
   bool late_units_yield = true;            // as the policy says (RoutingPolicy::yield_us); false: none does
   std::int64_t silent_after_ms = 3'500;    // without a heartbeat
@@ -137,13 +137,13 @@ class Scheduler {
     std::string key;
     std::uint64_t hash = 0;
     ModelId model = 0;
-    std::size_t open = 0;              // units that refer to it
+    std::size_t open = 0;  // units that refer to it
   };
   struct Lane {
     ClassId cls = 0;
     std::vector<AdapterId> adapters;
-    std::uint64_t hash = 0;            // of class and adapters
-    std::size_t open = 0;              // jobs that refer to it
+    std::uint64_t hash = 0;  // of class and adapters
+    std::size_t open = 0;    // jobs that refer to it
     // Rounds of decide(): the router would rather wait; nobody can take it.
     std::uint64_t skipped_round = 0, closed_round = 0;
     std::int64_t lacks_us = 0;  // when it was skipped
@@ -210,14 +210,14 @@ class Scheduler {
   std::map<std::pair<ClassId, std::vector<AdapterId>>, LaneId> lane_ids_;
   Actions pending_;
   std::uint64_t arrivals_ = 0, round_ = 0;
-  int skips_ = 0;  // of this round
+  int skips_ = 0;                // of this round
   std::int64_t largest_us_ = 0;  // charge of late
   struct Tail {
     LatencyTail latencies;  // of units, from ready to end
     std::int64_t us = 0;    // one in twenty of them takes longer
   };
-  std::vector<Tail> tails_;      // by model
-  double yields_ = 0;            // that are left: one in twenty assigned units
+  std::vector<Tail> tails_;  // by model
+  double yields_ = 0;        // that are left: one in twenty assigned units
   std::int64_t grace_until_us_ = 0;
   bool wants_audit_ = false;
 };

@@ -10,8 +10,8 @@ namespace {
 constexpr std::int64_t kRevokeAgainUs = 1'000'000;
 // Moving a unit to an idle worker throws away what its holder has prepared: it must be worth that.
 constexpr std::int64_t kMoveGainUs = 200'000;
-// Lanes that may be told to wait for a holder in one round: what is behind them waits for none, so that affinity bends the
-// fair order no further.
+// Lanes that may be told to wait for a holder in one round: what is behind them waits for none, so that affinity bends
+// the fair order no further.
 constexpr int kMostSkips = 16;
 // Lanes behind a unit that are looked at for one that may pass it.
 constexpr int kMostPassed = 64;
@@ -90,7 +90,8 @@ std::optional<FairQueue::Handle> Scheduler::pass(FairQueue::Handle handle, Worke
   });
 }
 
-// Assigns the unit, or one that may pass it, or, if its lane is better off waiting, skips the lane for the rest of this round.
+// Assigns the unit, or one that may pass it, or, if its lane is better off waiting, skips the lane for the rest of this
+// round.
 void Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us, Batches& batches, Actions& actions) {
   const auto& queued = queue_.at(candidate.handle);
   const auto& [job, index] = queued_[candidate.handle];
@@ -122,13 +123,15 @@ void Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us, Batch
   if (free && chosen.need.load_us > 0) {
     if (const auto other = pass(candidate.handle, chosen.worker, now_us)) {
       const auto instead = route(queue_.at(*other), true, now_us);
-      if (instead.kind == Route::Kind::kAssign && instead.need.load_us == 0) return assign(*other, instead, now_us, batches, actions);
+      if (instead.kind == Route::Kind::kAssign && instead.need.load_us == 0)
+        return assign(*other, instead, now_us, batches, actions);
     }
   }
   assign(candidate.handle, chosen, now_us, batches, actions);
 }
 
-void Scheduler::assign(FairQueue::Handle handle, const Route& route, std::int64_t now_us, Batches& batches, Actions& actions) {
+void Scheduler::assign(FairQueue::Handle handle, const Route& route, std::int64_t now_us, Batches& batches,
+                       Actions& actions) {
   const auto& [job, index] = queued_[handle];
   const auto& lane = lanes_[queue_.at(handle).lane];
   auto& unit = job->units[static_cast<std::size_t>(index)];
@@ -175,8 +178,9 @@ void Scheduler::ask_revoke(const HeldUnit& held, std::int64_t now_us) {
 }
 
 // What was assigned to a worker that is silent, draining or gone, and not started, goes to another. What it
-// had started is its own until its lease lapses. The grace is for the silent alone: the registry keeps a worker for a minute
-// after its last heartbeat, so one that is not there has deregistered, or was away for longer than anybody waits.
+// had started is its own until its lease lapses. The grace is for the silent alone: the registry keeps a worker for a
+// minute after its last heartbeat, so one that is not there has deregistered, or was away for longer than anybody
+// waits.
 void Scheduler::revoke_from_absent(std::int64_t now_us) {
   for (WorkerId w = 0; w < fleet_.slots(); ++w) {
     const auto& worker = fleet_.at(w);
@@ -193,7 +197,8 @@ void Scheduler::revoke_for_idle(std::int64_t now_us) {
   for (ModelId m = 0; m < models_.size(); ++m) {
     for (const auto idle : fleet_.with_model(m)) {
       const auto& taker = fleet_.at(idle);
-      if (taker.standing != Standing::kReady || !taker.held.empty() || queue_.has_work(m, fleet_.load(idle).slots)) continue;
+      if (taker.standing != Standing::kReady || !taker.held.empty() || queue_.has_work(m, fleet_.load(idle).slots))
+        continue;
       const HeldUnit* gain_unit = nullptr;
       std::int64_t most = kMoveGainUs;
       for (const auto w : fleet_.with_model(m)) {

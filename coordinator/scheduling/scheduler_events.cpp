@@ -8,9 +8,9 @@ namespace ditfleet::scheduling {
 namespace {
 
 constexpr std::size_t kTenantsKept = 4096;
-// Up to so many new jobs are dispatched with their admission instead of after the event that tells of it. Those that get a
-// worker at once are admitted and assigned in one call; the others' admissions are one call as well, which Redis runs before
-// whatever is assigned later. More at once have no one waiting.
+// Up to so many new jobs are dispatched with their admission instead of after the event that tells of it. Those that
+// get a worker at once are admitted and assigned in one call; the others' admissions are one call as well, which Redis
+// runs before whatever is assigned later. More at once have no one waiting.
 constexpr std::size_t kMostAhead = 128;
 constexpr double kTailPart = 0.05;  // of the units, that take longer than what is called the tail
 // A prediction that was wrong by so much may be wrong for what is under way, too.
@@ -43,7 +43,8 @@ void Scheduler::on_intake(std::span<const queue::IntakeEntry> entries, std::int6
       continue;
     }
     if (find_job(entry.id) == nullptr) {
-      auto& added = add_job(entry.id, entry.tenant, job->spec.model, job->class_key, adapters_of(job->spec), job->spec.n.value_or(1), now_us);
+      auto& added = add_job(entry.id, entry.tenant, job->spec.model, job->class_key, adapters_of(job->spec),
+                            job->spec.n.value_or(1), now_us);
       added.prior_us = job->prior_us;
       added.cost_us = costs_.typical_run_us(added.cls, added.model, added.prior_us);
       added.priority = job->spec.priority;
@@ -74,8 +75,10 @@ void Scheduler::on_event(const queue::Event& event, std::int64_t now_us) {
     remove_job(*job, now_us);
   } else if (event.type == "ready") {
     for (int i = 0; i < static_cast<int>(job->units.size()); ++i) {
-      if (job->units[i].where == Unit::Where::kPending) unit_ready(*job, i, event.at_ms * 1000, now_us);
-      else job->units[i].touched_us = now_us;
+      if (job->units[i].where == Unit::Where::kPending)
+        unit_ready(*job, i, event.at_ms * 1000, now_us);
+      else
+        job->units[i].touched_us = now_us;
     }
   }
 }
@@ -86,10 +89,12 @@ void Scheduler::on_unit_event(Job& job, const queue::Event& event, int index, st
   const auto nonce = field(event, "nonce");
   if (event.type == "ready") {
     // Before the registry tells that it drains it would be given the very same again.
-    if (unit.where == Unit::Where::kHeld && field(event, "reason") == "handed back") fleet_.handed_back(unit.worker, event.at_ms * 1000);
+    if (unit.where == Unit::Where::kHeld && field(event, "reason") == "handed back")
+      fleet_.handed_back(unit.worker, event.at_ms * 1000);
     if (event.fields.empty()) {  // it was admitted; it may have been dispatched ahead of that
       unit.touched_us = now_us;  // an audit that was asked for before, and has not seen it, must leave it alone
-      if (unit.where == Unit::Where::kPending || unit.where == Unit::Where::kUnknown) unit_ready(job, index, event.at_ms * 1000, now_us);
+      if (unit.where == Unit::Where::kPending || unit.where == Unit::Where::kUnknown)
+        unit_ready(job, index, event.at_ms * 1000, now_us);
     } else if (event.fields.contains("not_before_ms")) {
       unit_delayed(job, index, now_us);  // another "ready" follows when the retry is due
     } else {

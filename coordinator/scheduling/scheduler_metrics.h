@@ -16,9 +16,12 @@ class SchedulerMetrics : public Observer {
   SchedulerMetrics();  // registers the families; one object a process
   void assigned(bool cold, std::int64_t queue_wait_us) override;
   void revoked() override;
-  // Every event of the feed: counts the jobs that end and the units that have to run again, and times jobs whose beginning is known.
+  // Every event of the feed: counts the jobs that end and the units that have to run again, and times jobs whose
+  // beginning is known.
   void told(const queue::Event& event);
-  void open_since(const std::string& job, std::int64_t created_ms) { open_[job].queued_ms = created_ms; }  // from before the feed was followed
+  void open_since(const std::string& job, std::int64_t created_ms) {
+    open_[job].queued_ms = created_ms;
+  }                                        // from before the feed was followed
   void missed_events() { open_.clear(); }  // what began before is not timed
   void refused_assignment();
   void audited();

@@ -24,8 +24,8 @@ constexpr std::int64_t kSampleUs = 1'000'000;
 
 class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerService::Impl> {
  public:
-  Impl(asio::any_io_executor executor, std::shared_ptr<redis::Connection> connection, std::shared_ptr<queue::Client> client,
-       SchedulerServiceOptions options)
+  Impl(asio::any_io_executor executor, std::shared_ptr<redis::Connection> connection,
+       std::shared_ptr<queue::Client> client, SchedulerServiceOptions options)
       : executor_(std::move(executor)),
         connection_(std::move(connection)),
         client_(std::move(client)),
@@ -34,7 +34,9 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
         tasks_(executor_) {}
 
   void start() {
-    tasks_.spawn("leadership", [](std::shared_ptr<Impl> self) -> asio::awaitable<void> { co_await self->keep_lead(); }(shared_from_this()));
+    tasks_.spawn("leadership", [](std::shared_ptr<Impl> self) -> asio::awaitable<void> {
+      co_await self->keep_lead();
+    }(shared_from_this()));
   }
 
   void drop() {
@@ -60,14 +62,18 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
 
   bool loaded() const { return loaded_ && connection_->connected() && loaded_generation_ == connection_->generation(); }
   bool leading() const { return term_ != nullptr && term_->rebuilt(); }
-  bool leader_known() const { return leading() || (!leadership_.leading() && leadership_.leader_known(monotonic_us())); }
+  bool leader_known() const {
+    return leading() || (!leadership_.leading() && leadership_.leader_known(monotonic_us()));
+  }
   const std::string& refusal() const { return refusal_; }
   std::size_t queued() const { return queued_; }
   std::optional<Estimate> estimate(const job::JobSpec& spec, const std::string& tenant) {
     if (!leading()) return std::nullopt;
     return term_->scheduler().estimate(spec, tenant, now_us());
   }
-  std::string waits_for(const queue::UnitRef& unit) { return leading() ? term_->scheduler().waits_for(unit, now_us()) : std::string(); }
+  std::string waits_for(const queue::UnitRef& unit) {
+    return leading() ? term_->scheduler().waits_for(unit, now_us()) : std::string();
+  }
   std::int64_t now_us() { return clock_.now_us(monotonic_us()); }
 
  private:
@@ -83,8 +89,9 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
       }
       const auto now = monotonic_us();
       if (now >= leadership_.next_call_us()) {
-        const auto epoch = co_await client_->lead(options_.coordinator, options_.leader_ttl_ms,
-                                                  Deadline::after(std::chrono::milliseconds(options_.leader_ttl_ms / 2)));
+        const auto epoch =
+            co_await client_->lead(options_.coordinator, options_.leader_ttl_ms,
+                                   Deadline::after(std::chrono::milliseconds(options_.leader_ttl_ms / 2)));
         const auto answered = monotonic_us();
         apply(epoch ? leadership_.on_answer(*epoch, now, answered) : leadership_.on_tick(answered));
         if (epoch) {
@@ -99,7 +106,8 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
         sampled_us = monotonic_us();
         co_await sample();
       }
-      const auto left = std::chrono::microseconds(std::max<std::int64_t>(1'000, leadership_.next_call_us() - monotonic_us()));
+      const auto left =
+          std::chrono::microseconds(std::max<std::int64_t>(1'000, leadership_.next_call_us() - monotonic_us()));
       co_await pause(std::min<std::chrono::microseconds>(left, 100ms));
     }
   }
@@ -112,14 +120,16 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
       complained_ = false;
       co_return true;
     }
-    if (!complained_) spdlog::warn("scheduler: Redis at {} can't be used yet: {}", connection_->options().endpoint.display(), done.error().message);
+    if (!complained_)
+      spdlog::warn("scheduler: Redis at {} can't be used yet: {}", connection_->options().endpoint.display(),
+                   done.error().message);
     complained_ = true;
     co_return false;
   }
 
-  // Redis' clock, and how much waits. Of queued jobs `last` holds one event each, of admitted ones one a unit, as `units`
-  // does: so what was submitted together counts as what it is. An entry that came by XADD is a job that Redis knows
-  // nothing else of yet.
+  // Redis' clock, and how much waits. Of queued jobs `last` holds one event each, of admitted ones one a unit, as
+  // `units` does: so what was submitted together counts as what it is. An entry that came by XADD is a job that Redis
+  // knows nothing else of yet.
   asio::awaitable<void> sample() {
     const queue::Keys keys(options_.shard);
     std::vector<redis::Command> commands;
@@ -170,9 +180,11 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
                             .options = &options_,
                             .metrics = &metrics_,
                             .clock = &clock_,
-                            .fenced = [weak = weak_from_this()] {
-                              if (const auto self = weak.lock()) self->apply(self->leadership_.on_fenced(monotonic_us()));
-                            }},
+                            .fenced =
+                                [weak = weak_from_this()] {
+                                  if (const auto self = weak.lock())
+                                    self->apply(self->leadership_.on_fenced(monotonic_us()));
+                                }},
         epoch);
     metrics_.leading(true, epoch);
     term_->start();
@@ -206,7 +218,8 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
 
 SchedulerService::SchedulerService(asio::any_io_executor executor, std::shared_ptr<redis::Connection> connection,
                                    std::shared_ptr<queue::Client> client, SchedulerServiceOptions options)
-    : impl_(std::make_shared<Impl>(std::move(executor), std::move(connection), std::move(client), std::move(options))) {}
+    : impl_(std::make_shared<Impl>(std::move(executor), std::move(connection), std::move(client), std::move(options))) {
+}
 SchedulerService::~SchedulerService() { impl_->drop(); }
 void SchedulerService::start() { impl_->start(); }
 asio::awaitable<void> SchedulerService::stop(Deadline deadline) { return impl_->stop(deadline); }

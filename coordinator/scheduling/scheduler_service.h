@@ -30,11 +30,12 @@ namespace ditfleet::scheduling {
 namespace asio = boost::asio;
 
 struct SchedulerServiceOptions {
-  std::string coordinator;            // unique among coordinators and their restarts
+  std::string coordinator;  // unique among coordinators and their restarts
   std::int64_t leader_ttl_ms = 3000;
   int shard = 0;
-  SchedulerOptions scheduler;           // `adapters` is filled in where it is unset and there is a directory
-  std::shared_ptr<loras::Directory> adapters = {};  // who has which, and what is pinned; somebody lets it follow. Null: nobody has any
+  SchedulerOptions scheduler;  // `adapters` is filled in where it is unset and there is a directory
+  std::shared_ptr<loras::Directory> adapters =
+      {};  // who has which, and what is pinned; somebody lets it follow. Null: nobody has any
   std::chrono::milliseconds registry_period{250}, reap_period{100}, audit_period{30'000};
 };
 
@@ -56,8 +57,8 @@ class SchedulerService {
   bool leading() const;         // and done rebuilding
   bool leader_known() const;
   const std::string& refusal() const;  // why Redis did not say who leads when it was last asked; empty: it did
-  // Units and queued jobs that wait, as of a second ago at most; also where another leads. Of plain XADDs beside jobs that
-  // were submitted several in one call it counts the larger number only.
+  // Units and queued jobs that wait, as of a second ago at most; also where another leads. Of plain XADDs beside jobs
+  // that were submitted several in one call it counts the larger number only.
   std::size_t queued() const;
   // Nothing unless leading. Precondition: a complete spec.
   std::optional<Estimate> estimate(const job::JobSpec& spec, const std::string& tenant) const;

@@ -32,10 +32,10 @@ class Tenants {
   // if none has: time spent idle buys no credit.
   void open(TenantId t);
   void close(TenantId t);
-  // A unit of the tenant waits for a worker / no longer. A tenant whose first unit waits starts among those that wait already,
-  // no lower than the one that has had least and no higher than the one that has had most, or, if none does, level by
-  // settled time with whoever had most: who had little because it asked for little has no claim on others for that, and who
-  // had much while nobody else asked owes them nothing.
+  // A unit of the tenant waits for a worker / no longer. A tenant whose first unit waits starts among those that wait
+  // already, no lower than the one that has had least and no higher than the one that has had most, or, if none does,
+  // level by settled time with whoever had most: who had little because it asked for little has no claim on others for
+  // that, and who had much while nobody else asked owes them nothing.
   void wait(TenantId t);
   void leave(TenantId t);
   // Service is charged in advance by its prediction, and settled by what it was (0: there was none). Until
@@ -44,9 +44,10 @@ class Tenants {
   void charge(TenantId t, std::int64_t predicted_us, bool guess = false);
   void settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us, bool guess = false);
 
-  // For storing and restoring: the times of those that wait. No other's means anything, as wait() starts it anew. What is
-  // charged in advance is part of the stored time: restore() overrides the time, and leaves open what had been charged before
-  // the call. Who waits and is not among those that are restored began after they were stored, and starts among them.
+  // For storing and restoring: the times of those that wait. No other's means anything, as wait() starts it anew. What
+  // is charged in advance is part of the stored time: restore() overrides the time, and leaves open what had been
+  // charged before the call. Who waits and is not among those that are restored began after they were stored, and
+  // starts among them.
   std::map<std::string, std::int64_t> times() const;
   void restore(const std::map<std::string, std::int64_t>& times);
   // Forgets idle tenants that would start afresh anyhow, when there are more than `keep`.
@@ -76,7 +77,7 @@ class Tenants {
   std::unordered_map<std::string, TenantId> by_name_;
   std::set<std::pair<std::int64_t, TenantId>> active_;   // that have open units, by settled time
   std::set<std::pair<std::int64_t, TenantId>> waiting_;  // that have waiting ones, by what of their time is no guess
-  std::int64_t most_ = 0;  // of all virtual times
+  std::int64_t most_ = 0;                                // of all virtual times
 };
 
 }  // namespace ditfleet::scheduling

@@ -22,7 +22,8 @@ constexpr double kLongestUs = 10 * 24 * kHourUs;  // of anything: the clock has 
 
 std::int64_t CostTable::run_us(int width, int height, int steps, bool adapter) const {
   const double pixels = static_cast<double>(width) * height, tokens = pixels / 256.0 + text_tokens;
-  const double step = (tokens * step_us_per_token + tokens * tokens * step_us_per_token2) * (adapter ? adapter_step_ratio : 1.0);
+  const double step =
+      (tokens * step_us_per_token + tokens * tokens * step_us_per_token2) * (adapter ? adapter_step_ratio : 1.0);
   return text_us + std::llround(steps * step + pixels * vae_us_per_pixel);
 }
 
@@ -59,21 +60,29 @@ Result<CostTable> read_cost_table(const std::string& path) {
   for (const auto& [key, value] : parsed->get_object()) {
     if (key == "about" || key == "measured") continue;  // for people
     const auto place = places.find(std::string(key));
-    if (place == places.end()) return invalid_argument("the cost table " + path + " has an unknown field '" + std::string(key) + "'" + suggestion(key, names));
+    if (place == places.end())
+      return invalid_argument("the cost table " + path + " has an unknown field '" + std::string(key) + "'" +
+                              suggestion(key, names));
     const double number = value.is_number() ? value.to_number<double>() : std::nan("");
-    if (!place->second.range.has(number)) return place->second.range.error("the cost table " + path + ": " + place->first, json::serialize(value));
-    std::visit([number](auto* at) { *at = static_cast<std::remove_pointer_t<decltype(at)>>(number); }, place->second.at);
+    if (!place->second.range.has(number))
+      return place->second.range.error("the cost table " + path + ": " + place->first, json::serialize(value));
+    std::visit([number](auto* at) { *at = static_cast<std::remove_pointer_t<decltype(at)>>(number); },
+               place->second.at);
     places.erase(place);
   }
   if (!places.empty()) return invalid_argument("the cost table " + path + " lacks " + places.begin()->first);
   if (out.host_adapter_bytes < out.adapter_bytes * out.lookahead) {
-    return invalid_argument("the cost table " + path + " has too little host_adapter_bytes; a worker needs adapter_bytes for each of the lookahead units it holds");
+    return invalid_argument(
+        "the cost table " + path +
+        " has too little host_adapter_bytes; a worker needs adapter_bytes for each of the lookahead units it holds");
   }
   const auto longest_us = std::max(static_cast<double>(out.run_us(2048, 2048, 200, true)),
                                    static_cast<double>(out.adapter_bytes) / out.adapter_load_bytes_per_s * 1e6);
   if (longest_us > kLongestUs) {
-    return invalid_argument(fmt::format("the cost table {} makes 200 steps at 2048 x 2048, or a load of an adapter, take {:.3g} days; it must be at most {:.0f}",
-                                        path, longest_us / kHourUs / 24, kLongestUs / kHourUs / 24));
+    return invalid_argument(
+        fmt::format("the cost table {} makes 200 steps at 2048 x 2048, or a load of an adapter, take {:.3g} days; it "
+                    "must be at most {:.0f}",
+                    path, longest_us / kHourUs / 24, kLongestUs / kHourUs / 24));
   }
   return out;
 }

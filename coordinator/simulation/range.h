@@ -17,7 +17,8 @@ struct Range {
   bool has(double value) const { return value >= least && value <= most && (!whole || value == std::floor(value)); }
   // "steps is 500; it must be a whole number from 1 to 200"
   Error error(const std::string& what, const std::string& value) const {
-    return invalid_argument(fmt::format("{} is {}; it must be a {}number from {:.12g} to {:.12g}", what, value, whole ? "whole " : "", least, most));
+    return invalid_argument(fmt::format("{} is {}; it must be a {}number from {:.12g} to {:.12g}", what, value,
+                                        whole ? "whole " : "", least, most));
   }
 };
 

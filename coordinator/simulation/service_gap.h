@@ -1,8 +1,9 @@
-// How far one tenant's service runs ahead of another's while both have units waiting, at the widest; all weigh the same.
+// How far one tenant's service runs ahead of another's while both have units waiting, at the widest; all weigh the
+// same.
 //
-// Service counts when a unit leaves the queue for a worker. What a tenant has in flight when a stretch of common waiting
-// begins counts as its lead: the other, who comes to workers that are taken, is meant to catch up with it, and that
-// lead is nobody's fault. What counts is a lead beyond it, at the end of a moment. Pure.
+// Service counts when a unit leaves the queue for a worker. What a tenant has in flight when a stretch of common
+// waiting begins counts as its lead: the other, who comes to workers that are taken, is meant to catch up with it, and
+// that lead is nobody's fault. What counts is a lead beyond it, at the end of a moment. Pure.
 //
 // Whoever begins to wait, and whoever moved in a moment, is held against all that wait: thousands of tenants are fine.
 #pragma once
@@ -22,7 +23,8 @@ class ServiceGap {
   // A unit leaves the queue for a worker, where it will take so long; it comes back; it has ended.
   void assigned(const std::string& tenant, std::int64_t us) { move(id_of(tenant), us, -1); }
   void returned(const std::string& tenant, std::int64_t us) { move(id_of(tenant), -us, 1); }
-  // One that is under way takes so much more, for what was to be its worker's first of a shape before it was taken back.
+  // One that is under way takes so much more, for what was to be its worker's first of a shape before it was taken
+  // back.
   void corrected(const std::string& tenant, std::int64_t us) {
     if (us != 0) move(id_of(tenant), us, 0);
   }
@@ -35,7 +37,8 @@ class ServiceGap {
       own.moved = false;
       if (own.waiting == 0) continue;
       for (const auto other : waiting_) {
-        if (other != id) measure(own.began > tenants_[other].began ? id : other, own.began > tenants_[other].began ? other : id);
+        if (other != id)
+          measure(own.began > tenants_[other].began ? id : other, own.began > tenants_[other].began ? other : id);
       }
     }
     moved_.clear();
@@ -52,8 +55,8 @@ class ServiceGap {
   };
   struct Tenant {
     std::int64_t waiting = 0, service_us = 0, in_flight_us = 0;
-    std::uint64_t began = 0;  // to wait, in the order of all beginnings
-    bool moved = false;       // since look()
+    std::uint64_t began = 0;     // to wait, in the order of all beginnings
+    bool moved = false;          // since look()
     std::vector<Stretch> since;  // by the other's id; of those that waited when it began
   };
 
@@ -65,7 +68,8 @@ class ServiceGap {
   void measure(std::size_t later, std::size_t other) {
     const auto& stretch = tenants_[later].since[other];
     const auto lead = stretch.lead_us + tenants_[later].service_us - tenants_[other].service_us - stretch.begin_us;
-    widest_us_ = std::max({widest_us_, lead - std::max<std::int64_t>(0, stretch.lead_us), -lead - std::max<std::int64_t>(0, -stretch.lead_us)});
+    widest_us_ = std::max({widest_us_, lead - std::max<std::int64_t>(0, stretch.lead_us),
+                           -lead - std::max<std::int64_t>(0, -stretch.lead_us)});
   }
   void wait(std::size_t id, int units) {
     auto& own = tenants_[id];

@@ -34,8 +34,12 @@ double percentile(const std::vector<double>& sorted, double part) {
 
 class Simulation {
  public:
-  Simulation(const Trace& trace, const CostTable& costs, const SimulationOptions& options, std::shared_ptr<scheduling::RoutingPolicy> policy)
-      : trace_(trace), costs_(costs), random_(options.seed), counted_from_(static_cast<std::size_t>(options.warm_up * static_cast<double>(trace.jobs.size()))) {
+  Simulation(const Trace& trace, const CostTable& costs, const SimulationOptions& options,
+             std::shared_ptr<scheduling::RoutingPolicy> policy)
+      : trace_(trace),
+        costs_(costs),
+        random_(options.seed),
+        counted_from_(static_cast<std::size_t>(options.warm_up * static_cast<double>(trace.jobs.size()))) {
     const int workers = options.workers > 0 ? options.workers : trace.workers;
     for (int w = 0; w < workers; ++w) {
       const auto name = fmt::format("w{:04}", w);
@@ -53,14 +57,19 @@ class Simulation {
     scheduler.catalogue.default_model = "model";
     scheduler.lookahead = costs.lookahead;
     // A trace names adapters by any text; here that is their identity.
-    scheduler.adapters = [](const std::string&, const job::LoraUse& use, const job::ModelEntry&) { return Result<std::string>(use.name); };
+    scheduler.adapters = [](const std::string&, const job::LoraUse& use, const job::ModelEntry&) {
+      return Result<std::string>(use.name);
+    };
     scheduler.new_nonce = [this] { return std::to_string(++nonces_); };
     scheduler.routing = std::move(policy);
     scheduler_ = std::make_unique<Scheduler>(std::move(scheduler), nullptr);
-    for (const auto& adapter : adapters) scheduler_->adapters().set_size(scheduler_->adapters().intern(adapter), costs.adapter_bytes);
+    for (const auto& adapter : adapters)
+      scheduler_->adapters().set_size(scheduler_->adapters().intern(adapter), costs.adapter_bytes);
     for (const auto& job : trace.jobs) {
       const double spread = 1.0 + costs.run_spread * (2.0 * random_.unit() - 1.0);
-      run_us_.push_back(std::max<std::int64_t>(1, std::llround(static_cast<double>(costs.run_us(job.width, job.height, job.steps, !job.adapter.empty())) * spread)));
+      run_us_.push_back(std::max<std::int64_t>(
+          1, std::llround(static_cast<double>(costs.run_us(job.width, job.height, job.steps, !job.adapter.empty())) *
+                          spread)));
     }
     took_us_ = run_us_;
     jobs_.resize(trace.jobs.size());
@@ -100,8 +109,10 @@ class Simulation {
   };
   void at(std::int64_t when, What what, std::size_t which) { events_.push({when, what, which, ++numbers_}); }
 
-  void tell(const queue::UnitRef& ref, const char* type, std::int64_t now, std::map<std::string, std::string> fields = {}) {
-    scheduler_->on_event({.job = ref.job, .type = type, .unit = ref.unit, .at_ms = now / 1000, .fields = std::move(fields)}, now);
+  void tell(const queue::UnitRef& ref, const char* type, std::int64_t now,
+            std::map<std::string, std::string> fields = {}) {
+    scheduler_->on_event(
+        {.job = ref.job, .type = type, .unit = ref.unit, .at_ms = now / 1000, .fields = std::move(fields)}, now);
   }
   static std::size_t index_of(const queue::UnitRef& ref) { return std::stoul(ref.job); }
 
@@ -134,7 +145,8 @@ class Simulation {
     }
   }
 
-  // The next heartbeat: while nobody has anything to do, the last one before a job comes says all that those before it would.
+  // The next heartbeat: while nobody has anything to do, the last one before a job comes says all that those before it
+  // would.
   std::int64_t after_idleness(std::int64_t now) const {
     if (arrived_ != ended_ || arrived_ == trace_.jobs.size()) return now + kHeartbeatUs;
     const auto beats = (kStartUs + trace_.jobs[arrived_].at_us - now) / kHeartbeatUs;
@@ -151,7 +163,8 @@ class Simulation {
   void arrive(std::size_t index, std::int64_t now) {
     ++arrived_;
     const auto& job = trace_.jobs[index];
-    json::object spec{{"model", "model"}, {"prompt", ""}, {"seed", 1}, {"width", job.width}, {"height", job.height}, {"num_inference_steps", job.steps}};
+    json::object spec{{"model", "model"},   {"prompt", ""},         {"seed", 1},
+                      {"width", job.width}, {"height", job.height}, {"num_inference_steps", job.steps}};
     if (!job.adapter.empty()) spec["loras"] = json::array{json::object{{"name", job.adapter}}};
     queue::IntakeEntry entry;
     entry.id = std::to_string(index);
@@ -173,7 +186,8 @@ class Simulation {
       const auto queued = scheduler_->ready();
       const auto began = std::chrono::steady_clock::now();
       auto actions = scheduler_->decide(now);
-      const double took_us = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - began).count();
+      const double took_us =
+          std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - began).count();
       if (actions.empty()) {
         tick(now);
         return {};
@@ -203,7 +217,9 @@ class Simulation {
   Error rejection(const queue::Rejection& rejected) const {
     const auto index = std::stoul(rejected.id);
     const int line = trace_.jobs[index].line;
-    return invalid_argument(fmt::format("the scheduler rejects the job {}: {}", line > 0 ? fmt::format("in line {}", line) : fmt::format("number {}", index + 1), rejected.error.message));
+    return invalid_argument(fmt::format(
+        "the scheduler rejects the job {}: {}",
+        line > 0 ? fmt::format("in line {}", line) : fmt::format("number {}", index + 1), rejected.error.message));
   }
 
   void assign(std::size_t worker, queue::AssignRequest& unit, std::int64_t now) {
@@ -276,10 +292,12 @@ class Simulation {
   std::vector<std::int64_t> run_us_, took_us_;  // took, or will take: the run, and the worker's first of a shape
   std::vector<ServedJob> jobs_;
   std::vector<double> decisions_us_;  // of each unit that was assigned
-  std::map<std::size_t, std::vector<double>> decisions_at_us_ = {{1'000, {}}, {10'000, {}}, {100'000, {}}};  // with about so many queued
+  std::map<std::size_t, std::vector<double>> decisions_at_us_ = {
+      {1'000, {}}, {10'000, {}}, {100'000, {}}};  // with about so many queued
   ServiceGap gap_;
   bool ticking_ = false;
-  std::size_t arrived_ = 0, ended_ = 0, revoked_ = 0, counted_ = 0, with_adapter_ = 0, host_misses_ = 0, slot_misses_ = 0, cold_classes_ = 0;
+  std::size_t arrived_ = 0, ended_ = 0, revoked_ = 0, counted_ = 0, with_adapter_ = 0, host_misses_ = 0,
+              slot_misses_ = 0, cold_classes_ = 0;
   std::int64_t last_end_us_ = 0, gap_at_first_us_ = 0;
 };
 
@@ -302,24 +320,27 @@ std::vector<Figure> Simulation::figures() const {
   for (const double us : decisions) deciding += us;
   for (const auto& worker : workers_) busy += static_cast<double>(worker.busy_us());
   const double span_us = static_cast<double>(last_end_us_ - kStartUs - trace_.jobs.front().at_us);
-  const auto part = [](std::size_t of, std::size_t all) { return all == 0 ? 0.0 : static_cast<double>(of) / static_cast<double>(all); };
+  const auto part = [](std::size_t of, std::size_t all) {
+    return all == 0 ? 0.0 : static_cast<double>(of) / static_cast<double>(all);
+  };
   const auto longest = *std::max_element(took_us_.begin(), took_us_.end());
-  std::vector<Figure> out = {{"latency_p50", percentile(latencies, .50), "s"},
-          {"latency_p95", percentile(latencies, .95), "s"},
-          {"latency_p99", percentile(latencies, .99), "s"},
-          {"latency_mean", latencies.empty() ? 0 : total / static_cast<double>(latencies.size()), "s"},
-          {"throughput", static_cast<double>(trace_.jobs.size()) / span_us * 1e6, "jobs/s"},
-          {"utilisation", busy / span_us / static_cast<double>(workers_.size()), "1"},
-          {"host_misses", static_cast<double>(host_misses_), "loads"},
-          {"host_miss_ratio", part(host_misses_, with_adapter_), "1"},
-          {"slot_misses", static_cast<double>(slot_misses_), "swaps"},
-          {"slot_miss_ratio", part(slot_misses_, with_adapter_), "1"},
-          {"cold_classes", static_cast<double>(cold_classes_), "runs"},
-          {"fairness_gap", static_cast<double>(gap_.widest_us()) / static_cast<double>(longest), "largest jobs"},
-          {"fairness_gap_at_first", static_cast<double>(gap_at_first_us_) / static_cast<double>(longest), "largest jobs"},
-          {"revoked", static_cast<double>(revoked_), "units"},
-          {"decision_mean", decisions.empty() ? 0 : deciding / static_cast<double>(decisions.size()), "us"},
-          {"decision_p99", percentile(decisions, .99), "us"}};
+  std::vector<Figure> out = {
+      {"latency_p50", percentile(latencies, .50), "s"},
+      {"latency_p95", percentile(latencies, .95), "s"},
+      {"latency_p99", percentile(latencies, .99), "s"},
+      {"latency_mean", latencies.empty() ? 0 : total / static_cast<double>(latencies.size()), "s"},
+      {"throughput", static_cast<double>(trace_.jobs.size()) / span_us * 1e6, "jobs/s"},
+      {"utilisation", busy / span_us / static_cast<double>(workers_.size()), "1"},
+      {"host_misses", static_cast<double>(host_misses_), "loads"},
+      {"host_miss_ratio", part(host_misses_, with_adapter_), "1"},
+      {"slot_misses", static_cast<double>(slot_misses_), "swaps"},
+      {"slot_miss_ratio", part(slot_misses_, with_adapter_), "1"},
+      {"cold_classes", static_cast<double>(cold_classes_), "runs"},
+      {"fairness_gap", static_cast<double>(gap_.widest_us()) / static_cast<double>(longest), "largest jobs"},
+      {"fairness_gap_at_first", static_cast<double>(gap_at_first_us_) / static_cast<double>(longest), "largest jobs"},
+      {"revoked", static_cast<double>(revoked_), "units"},
+      {"decision_mean", decisions.empty() ? 0 : deciding / static_cast<double>(decisions.size()), "us"},
+      {"decision_p99", percentile(decisions, .99), "us"}};
   if (objectives > 0) out.push_back({"slo_attained", part(attained, objectives), "1"});
   for (auto times : decisions_at_us_) {
     if (times.second.size() < 100) continue;
@@ -344,7 +365,8 @@ Result<Report> simulate(const Trace& trace, const CostTable& costs, const Simula
   }
   const int workers = options.workers != 0 ? options.workers : trace.workers;
   if (!kWorkers.has(workers)) return kWorkers.error("the number of workers", std::to_string(workers));
-  if (!(options.warm_up >= 0 && options.warm_up < 1)) return invalid_argument("the warm-up is a part of the jobs, from 0 to below 1");
+  if (!(options.warm_up >= 0 && options.warm_up < 1))
+    return invalid_argument("the warm-up is a part of the jobs, from 0 to below 1");
   auto policy = scheduling::make_policy(options.policy);
   if (!policy) return policy.error();
   Report report{.policy = options.policy.name, .figures = {}, .jobs = {}};

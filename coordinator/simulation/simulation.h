@@ -16,9 +16,9 @@ namespace ditfleet::simulation {
 
 struct SimulationOptions {
   scheduling::PolicyOptions policy;
-  int workers = 0;        // 0: as many as the trace is meant for
-  double warm_up = 0.2;   // the part of the jobs, from the first, that no figure counts
-  std::uint64_t seed = 1; // of how runs vary
+  int workers = 0;         // 0: as many as the trace is meant for
+  double warm_up = 0.2;    // the part of the jobs, from the first, that no figure counts
+  std::uint64_t seed = 1;  // of how runs vary
 };
 
 // One figure of a report: metric, value and unit, as in tests/bench/results.
@@ -28,8 +28,8 @@ struct Figure {
   std::string unit;
 };
 
-// What became of one job. Times are of the trace's clock. Where it was taken back and assigned anew they are of the last
-// assignment, and `host_misses` are the loads of all.
+// What became of one job. Times are of the trace's clock. Where it was taken back and assigned anew they are of the
+// last assignment, and `host_misses` are the loads of all.
 struct ServedJob {
   std::size_t worker = 0;
   // It runs from `started_us`, when its adapter is in a slot, which the worker has waited for since `began_us`.
@@ -41,15 +41,16 @@ struct ServedJob {
 struct Report {
   std::string policy;  // with its tunables
   std::vector<Figure> figures;
-  std::vector<ServedJob> jobs;  // in the order of the trace
+  std::vector<ServedJob> jobs;                     // in the order of the trace
   double figure(const std::string& metric) const;  // not a number if there is none
 };
 
-// kInvalidArgument: no such policy or tunable, no number of workers, no jobs, one that the scheduler rejects. Takes a while; has no side effects.
+// kInvalidArgument: no such policy or tunable, no number of workers, no jobs, one that the scheduler rejects. Takes a
+// while; has no side effects.
 Result<Report> simulate(const Trace& trace, const CostTable& costs, const SimulationOptions& options);
 
-// With every combination of the policy's grid (routing_policy.h), but for tunables that `options` gives: the report of the
-// lowest p95.
+// With every combination of the policy's grid (routing_policy.h), but for tunables that `options` gives: the report of
+// the lowest p95.
 Result<Report> simulate_tuned(const Trace& trace, const CostTable& costs, const SimulationOptions& options);
 
 }  // namespace ditfleet::simulation

@@ -18,11 +18,21 @@ namespace {
 
 constexpr std::string_view kHeader = "at_ms,tenant,width,height,steps,adapter,slo_ms";
 // 1 megapixel and less, as people ask for them; the most popular first.
-constexpr std::array<std::pair<int, int>, 12> kShapes = {{{1024, 1024}, {1216, 832}, {832, 1216}, {768, 768}, {1344, 768}, {768, 1344},
-                                                          {512, 512}, {1152, 896}, {896, 1152}, {768, 512}, {512, 768}, {640, 640}}};
+constexpr std::array<std::pair<int, int>, 12> kShapes = {{{1024, 1024},
+                                                          {1216, 832},
+                                                          {832, 1216},
+                                                          {768, 768},
+                                                          {1344, 768},
+                                                          {768, 1344},
+                                                          {512, 512},
+                                                          {1152, 896},
+                                                          {896, 1152},
+                                                          {768, 512},
+                                                          {512, 768},
+                                                          {640, 640}}};
 constexpr double kBurstCycleUs = 60e6, kBurstPart = 0.2;
 
-constexpr std::size_t kMaxNameBytes = 128;  // as the service has it (shared/job/validate.h)
+constexpr std::size_t kMaxNameBytes = 128;              // as the service has it (shared/job/validate.h)
 constexpr double kLongestUs = 10.0 * 365 * 24 * 3.6e9;  // from the first generated arrival to the last, about
 
 bool number(std::string_view text, std::int64_t& out) {
@@ -38,7 +48,11 @@ struct Column {
   const char* name;
   Range range;
 };
-const std::array<Column, 5> kColumns = {{{0, "at_ms", kAtMs}, {2, "width", whole(16, 2048)}, {3, "height", whole(16, 2048)}, {4, "steps", kSteps}, {6, "slo_ms", kSloMs}}};
+const std::array<Column, 5> kColumns = {{{0, "at_ms", kAtMs},
+                                         {2, "width", whole(16, 2048)},
+                                         {3, "height", whole(16, 2048)},
+                                         {4, "steps", kSteps},
+                                         {6, "slo_ms", kSloMs}}};
 
 // Draws an index by Zipf's law.
 class Zipf {
@@ -83,7 +97,8 @@ Result<Trace> read_trace(const std::string& path) {
         std::int64_t workers = 0;
         const auto digits = line.substr(at + 8);
         const auto given = digits.substr(0, digits.find(' '));
-        if (!number(given, workers) || !kWorkers.has(static_cast<double>(workers))) return wrong(kWorkers.error("workers=", std::string(given)).message);
+        if (!number(given, workers) || !kWorkers.has(static_cast<double>(workers)))
+          return wrong(kWorkers.error("workers=", std::string(given)).message);
         trace.workers = static_cast<int>(workers);
       }
       continue;
@@ -114,8 +129,10 @@ Result<Trace> read_trace(const std::string& path) {
       }
     }
     if (n[1] % 16 != 0 || n[2] % 16 != 0) return wrong("sides are multiples of 16");
-    if (field[1].empty() || !is_name(field[1])) return wrong(fmt::format("a tenant is 1 to {} bytes of UTF-8", kMaxNameBytes));
-    if (!is_name(field[5])) return wrong(fmt::format("an adapter is at most {} bytes of UTF-8; none is an empty field", kMaxNameBytes));
+    if (field[1].empty() || !is_name(field[1]))
+      return wrong(fmt::format("a tenant is 1 to {} bytes of UTF-8", kMaxNameBytes));
+    if (!is_name(field[5]))
+      return wrong(fmt::format("an adapter is at most {} bytes of UTF-8; none is an empty field", kMaxNameBytes));
     if (!trace.jobs.empty() && n[0] * 1000 < trace.jobs.back().at_us) return wrong("jobs are in order of arrival");
     trace.jobs.push_back({.at_us = n[0] * 1000,
                           .tenant = std::string(field[1]),
@@ -126,14 +143,16 @@ Result<Trace> read_trace(const std::string& path) {
                           .slo_us = n[4] * 1000,
                           .line = line_number});
   }
-  if (trace.jobs.empty()) return invalid_argument(path + " has no jobs; a trace has a line for each, below " + std::string(kHeader));
+  if (trace.jobs.empty())
+    return invalid_argument(path + " has no jobs; a trace has a line for each, below " + std::string(kHeader));
   return trace;
 }
 
 Result<void> write_trace(const Trace& trace, const std::string& path) {
   std::string text = "# " + trace.about + "\n" + std::string(kHeader) + "\n";
   for (const auto& job : trace.jobs) {
-    text += fmt::format("{},{},{},{},{},{},{}\n", job.at_us / 1000, job.tenant, job.width, job.height, job.steps, job.adapter, job.slo_us / 1000);
+    text += fmt::format("{},{},{},{},{},{},{}\n", job.at_us / 1000, job.tenant, job.width, job.height, job.steps,
+                        job.adapter, job.slo_us / 1000);
   }
   return write_output_file(path, text);
 }
@@ -144,17 +163,18 @@ Result<Trace> generate_trace(const TraceOptions& o, const CostTable& costs) {
     double value;
     Range range;
   };
-  std::vector<Given> given = {{"jobs", 1.0 * o.jobs, whole(1, 2'000'000)},
-                              {"workers", 1.0 * o.workers, kWorkers},
-                              {"adapters", 1.0 * o.adapters, whole(0, 1'000'000)},
-                              {"tenants", 1.0 * o.tenants, whole(1, 1000)},
-                              {"shapes", 1.0 * o.shapes, whole(1, kShapes.size())},
-                              {"zipf", o.zipf, real(0, 10)},
-                              {"load", o.load, real(0.001, 1000)},
-                              {"burst", o.burst, real(1, 0.99 / kBurstPart)},
-                              {"without-adapter", o.without_adapter, real(0, 1)},
-                              {"the factor of objectives", o.slo_factor, real(0, 1e6)},
-                              {"the slack of objectives in ms", 1.0 * static_cast<double>(o.slo_slack_ms), whole(0, 1e6)}};
+  std::vector<Given> given = {
+      {"jobs", 1.0 * o.jobs, whole(1, 2'000'000)},
+      {"workers", 1.0 * o.workers, kWorkers},
+      {"adapters", 1.0 * o.adapters, whole(0, 1'000'000)},
+      {"tenants", 1.0 * o.tenants, whole(1, 1000)},
+      {"shapes", 1.0 * o.shapes, whole(1, kShapes.size())},
+      {"zipf", o.zipf, real(0, 10)},
+      {"load", o.load, real(0.001, 1000)},
+      {"burst", o.burst, real(1, 0.99 / kBurstPart)},
+      {"without-adapter", o.without_adapter, real(0, 1)},
+      {"the factor of objectives", o.slo_factor, real(0, 1e6)},
+      {"the slack of objectives in ms", 1.0 * static_cast<double>(o.slo_slack_ms), whole(0, 1e6)}};
   for (const int s : o.steps) given.push_back({"steps", 1.0 * s, kSteps});
   if (o.steps.empty()) return invalid_argument("steps are missing; give at least one number of them");
   for (const auto& [name, value, range] : given) {
@@ -171,17 +191,21 @@ Result<Trace> generate_trace(const TraceOptions& o, const CostTable& costs) {
     const auto [width, height] = kShapes[static_cast<std::size_t>(shape_law.draw(random))];
     TraceJob job{.width = width, .height = height, .steps = o.steps[random.below(o.steps.size())]};
     const double who = random.unit() * tenant_up_to.back();
-    job.tenant = fmt::format("t{}", std::lower_bound(tenant_up_to.begin(), tenant_up_to.end(), who) - tenant_up_to.begin());
-    if (o.adapters > 0 && random.unit() >= o.without_adapter) job.adapter = fmt::format("a{:03}", adapter_law.draw(random));
+    job.tenant =
+        fmt::format("t{}", std::lower_bound(tenant_up_to.begin(), tenant_up_to.end(), who) - tenant_up_to.begin());
+    if (o.adapters > 0 && random.unit() >= o.without_adapter)
+      job.adapter = fmt::format("a{:03}", adapter_law.draw(random));
     const auto run = costs.run_us(width, height, job.steps, !job.adapter.empty());
-    job.slo_us = static_cast<std::int64_t>(o.slo_factor * static_cast<double>(run)) / 1000 * 1000 + o.slo_slack_ms * 1000;
+    job.slo_us =
+        static_cast<std::int64_t>(o.slo_factor * static_cast<double>(run)) / 1000 * 1000 + o.slo_slack_ms * 1000;
     work_us += static_cast<double>(run);
     trace.jobs.push_back(std::move(job));
   }
   const double mean_gap_us = work_us / o.jobs / o.workers / o.load;
   if (mean_gap_us * o.jobs > kLongestUs) {
-    return invalid_argument(fmt::format("{} jobs at a load of {} on {} workers take {:.3g} years to arrive; it must be at most 10", o.jobs, o.load, o.workers,
-                                        10 * mean_gap_us * o.jobs / kLongestUs));
+    return invalid_argument(
+        fmt::format("{} jobs at a load of {} on {} workers take {:.3g} years to arrive; it must be at most 10", o.jobs,
+                    o.load, o.workers, 10 * mean_gap_us * o.jobs / kLongestUs));
   }
   const double quiet = (1.0 - o.burst * kBurstPart) / (1.0 - kBurstPart);
   double at = 0;
@@ -203,8 +227,10 @@ Result<Trace> generate_trace(const TraceOptions& o, const CostTable& costs) {
   }
   std::string steps;
   for (const int s : o.steps) steps += (steps.empty() ? "" : "/") + std::to_string(s);
-  trace.about = fmt::format("workers={} jobs={} load={} steps={} adapters={} zipf={} without_adapter={} shapes={} tenants={} burst={} seed={}", o.workers,
-                            o.jobs, o.load, steps, o.adapters, o.zipf, o.without_adapter, o.shapes, o.tenants, o.burst, o.seed);
+  trace.about = fmt::format(
+      "workers={} jobs={} load={} steps={} adapters={} zipf={} without_adapter={} shapes={} tenants={} burst={} "
+      "seed={}",
+      o.workers, o.jobs, o.load, steps, o.adapters, o.zipf, o.without_adapter, o.shapes, o.tenants, o.burst, o.seed);
   return trace;
 }
 

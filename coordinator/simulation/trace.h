@@ -41,10 +41,10 @@ Result<void> write_trace(const Trace& trace, const std::string& path);
 struct TraceOptions {
   int jobs = 5000, workers = 16, adapters = 200, shapes = 12, tenants = 3;
   double zipf = 0.9, load = 0.8, burst = 1.5;
-  double without_adapter = 0.1;      // part of the jobs
-  std::vector<int> steps = {4};      // drawn evenly
-  double slo_factor = 3.0;           // objective: so many times the best run, and
-  std::int64_t slo_slack_ms = 500;   // this
+  double without_adapter = 0.1;     // part of the jobs
+  std::vector<int> steps = {4};     // drawn evenly
+  double slo_factor = 3.0;          // objective: so many times the best run, and
+  std::int64_t slo_slack_ms = 500;  // this
   std::uint64_t seed = 1;
 };
 // kInvalidArgument: an option makes no sense.

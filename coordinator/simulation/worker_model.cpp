@@ -22,7 +22,8 @@ WorkerModel::Copy* WorkerModel::victim(bool from_slot, const std::vector<std::st
 }
 
 bool WorkerModel::is_cold(const std::string& class_key) const {
-  return !warm_.contains(class_key) && std::none_of(units_.begin(), units_.end(), [&](const ModelUnit& u) { return u.class_key == class_key; });
+  return !warm_.contains(class_key) &&
+         std::none_of(units_.begin(), units_.end(), [&](const ModelUnit& u) { return u.class_key == class_key; });
 }
 
 bool WorkerModel::take(ModelUnit unit, std::int64_t now_us) {
@@ -41,8 +42,9 @@ bool WorkerModel::take(ModelUnit unit, std::int64_t now_us) {
     *out = copies_.back();
     copies_.pop_back();
   }
-  loader_free_us_ = std::max(now_us, loader_free_us_) +
-                    static_cast<std::int64_t>(static_cast<double>(costs_->adapter_bytes) / costs_->adapter_load_bytes_per_s * 1e6);
+  loader_free_us_ =
+      std::max(now_us, loader_free_us_) +
+      static_cast<std::int64_t>(static_cast<double>(costs_->adapter_bytes) / costs_->adapter_load_bytes_per_s * 1e6);
   copies_.push_back({.adapter = held.adapter, .units = 1, .ready_us = loader_free_us_, .used_us = now_us});
   return true;
 }
@@ -90,10 +92,12 @@ std::optional<WorkerModel::Started> WorkerModel::start(std::int64_t now_us) {
   if (!unit.adapter.empty() && put_in_slot(unit, now_us)) {
     out.slot_miss = true;
     // Copied beside the job before, into another slot than its own: only the rest is waited for.
-    const auto began = costs_->adapter_slots > 1 ? std::max(unit.taken_us, *ready) : std::max({unit.taken_us, *ready, last_end_us_});
+    const auto began =
+        costs_->adapter_slots > 1 ? std::max(unit.taken_us, *ready) : std::max({unit.taken_us, *ready, last_end_us_});
     out.started_us = std::max(now_us, began + costs_->adapter_swap_us);
   }
-  if (!out.slot_miss && !unit.adapter.empty() && unit.adapter != last_adapter_) out.started_us += costs_->adapter_resident_us;
+  if (!out.slot_miss && !unit.adapter.empty() && unit.adapter != last_adapter_)
+    out.started_us += costs_->adapter_resident_us;
   out.cold_class = warm_.insert(unit.class_key).second;
   out.ends_us = out.started_us + unit.run_us + (out.cold_class ? costs_->cold_class_us : 0);
   busy_us_ += out.ends_us - now_us;

@@ -9,7 +9,12 @@
 namespace ditfleet::pipeline {
 
 struct Aside::Streams {
-  explicit Streams(c10::Device where) : device(where), guard(where.type()), own(guard.getStreamFromGlobalPool(where)), begin(where.type()), end(where.type()) {}
+  explicit Streams(c10::Device where)
+      : device(where),
+        guard(where.type()),
+        own(guard.getStreamFromGlobalPool(where)),
+        begin(where.type()),
+        end(where.type()) {}
   const c10::Device device;
   const c10::impl::VirtualGuardImpl guard;
   const c10::Stream own;

@@ -77,8 +77,9 @@ std::string load_cuda_part() {
   const auto path = libtorch_folder() / "libtorch_cuda.so";
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) {
-    problem = path.string() + " is missing: this LibTorch has no CUDA part; deploy/setup.sh installs one on a "
-                              "machine with a GPU";
+    problem = path.string() +
+              " is missing: this LibTorch has no CUDA part; deploy/setup.sh installs one on a "
+              "machine with a GPU";
   } else if (!dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL)) {
     problem = path.string() + " does not load: " + last_dl_error() +
               "; install the full torch wheel with its nvidia packages";
@@ -107,21 +108,24 @@ DeviceChoice load_device(const std::string& wanted) {
   const bool automatic = wanted == "auto" || wanted.empty();
   const auto index = automatic ? std::optional<int>(0) : cuda_index(wanted);
   if (!index)
-    fail(Code::kInvalidArgument, "device is \"" + wanted + "\"; it takes auto, cpu, cuda or cuda:N (N from 0)", "device");
+    fail(Code::kInvalidArgument, "device is \"" + wanted + "\"; it takes auto, cpu, cuda or cuda:N (N from 0)",
+         "device");
   const int count = driver_device_count();
   if (count == 0) {
     if (automatic) return cpu;
     fail(Code::kUnavailable,
-         driver_library() ? "device " + wanted + " was asked for, but the NVIDIA driver offers no GPU (see nvidia-smi "
-                                                 "and CUDA_VISIBLE_DEVICES); use device cpu"
-                          : "device " + wanted + " was asked for, but there is no NVIDIA driver (libcuda.so.1 does not "
-                                                 "load); use device cpu",
+         driver_library() ? "device " + wanted +
+                                " was asked for, but the NVIDIA driver offers no GPU (see nvidia-smi "
+                                "and CUDA_VISIBLE_DEVICES); use device cpu"
+                          : "device " + wanted +
+                                " was asked for, but there is no NVIDIA driver (libcuda.so.1 does not "
+                                "load); use device cpu",
          "device");
   }
   if (*index >= count)
     fail(Code::kInvalidArgument,
-         "device " + wanted + " was asked for, but there are " + std::to_string(count) + " GPUs: cuda:0 to cuda:" +
-             std::to_string(count - 1),
+         "device " + wanted + " was asked for, but there are " + std::to_string(count) +
+             " GPUs: cuda:0 to cuda:" + std::to_string(count - 1),
          "device");
   if (std::string problem = load_cuda_part(); !problem.empty()) {
     if (automatic) return cpu;
@@ -129,8 +133,11 @@ DeviceChoice load_device(const std::string& wanted) {
   }
   if (at::detail::getCUDAHooks().getNumGPUs() <= *index) {
     if (automatic) return cpu;
-    fail(Code::kUnavailable, "device " + wanted + " cannot be used: LibTorch finds no GPU; is the driver as new as "
-                                                  "LibTorch's CUDA?", "device");
+    fail(Code::kUnavailable,
+         "device " + wanted +
+             " cannot be used: LibTorch finds no GPU; is the driver as new as "
+             "LibTorch's CUDA?",
+         "device");
   }
   // fp32 means fp32: convolutions would otherwise run in TF32, with errors of 1e-3.
   at::globalContext().setAllowTF32CuDNN(false);
@@ -154,12 +161,15 @@ void synchronize_current(c10::Device device) {
   impl.synchronizeStream(impl.getStream(device));
 }
 
-void* current_stream(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle(); }
+void* current_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
+}
 
 void release_cached_memory(c10::Device device) noexcept {
   if (device.is_cpu()) return;
   try {
-    if (auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()))) allocator->emptyCache();
+    if (auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type())))
+      allocator->emptyCache();
   } catch (...) {
     // Nothing more can be done for memory here; the failure that led here is the one to report.
   }

@@ -42,8 +42,8 @@ Error error_in_flight(const std::string& stage) {
     const std::string_view text = e.what_without_backtrace();
     // The host's allocator and cuBLAS/cuDNN have no exception type of their own for this.
     if (contains_any(text, {"DefaultCPUAllocator", "not enough memory", "out of memory", "ALLOC_FAILED"}))
-      return {Code::kOutOfMemory, where + "out of memory: " + first_line(text) +
-                                      "; a smaller size or fewer jobs at once would fit"};
+      return {Code::kOutOfMemory,
+              where + "out of memory: " + first_line(text) + "; a smaller size or fewer jobs at once would fit"};
     if (contains_any(text, {"CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error", "CUDA driver error"}))
       return {Code::kDeviceFault, where + "the device failed: " + first_line(text)};
     return {Code::kInternal, where + first_line(text)};

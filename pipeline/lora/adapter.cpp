@@ -11,7 +11,8 @@ namespace ditfleet::pipeline {
 namespace {
 
 std::int64_t microseconds_since(std::chrono::steady_clock::time_point begun) {
-  return std::max<std::int64_t>(1, std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun).count());
+  return std::max<std::int64_t>(
+      1, std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun).count());
 }
 
 // Empty for a file that is not there.
@@ -19,8 +20,9 @@ std::string identity_of(const std::string& path) {
   struct stat s = {};
   if (::stat(path.c_str(), &s) != 0) return {};
   std::string identity = path;
-  for (const auto part : {static_cast<std::int64_t>(s.st_dev), static_cast<std::int64_t>(s.st_ino), static_cast<std::int64_t>(s.st_size),
-                          static_cast<std::int64_t>(s.st_mtim.tv_sec), static_cast<std::int64_t>(s.st_mtim.tv_nsec)})
+  for (const auto part :
+       {static_cast<std::int64_t>(s.st_dev), static_cast<std::int64_t>(s.st_ino), static_cast<std::int64_t>(s.st_size),
+        static_cast<std::int64_t>(s.st_mtim.tv_sec), static_cast<std::int64_t>(s.st_mtim.tv_nsec)})
     identity += '\0' + std::to_string(part);
   return identity;
 }
@@ -28,7 +30,10 @@ std::string identity_of(const std::string& path) {
 }  // namespace
 
 AdapterStore::AdapterStore(const LoraBase& base, Placement placement, Limits limits)
-    : names_(base), placement_(placement), limits_(limits), slot_elements_(most_packed_elements(base, limits.max_rank)),
+    : names_(base),
+      placement_(placement),
+      limits_(limits),
+      slot_elements_(most_packed_elements(base, limits.max_rank)),
       slots_(static_cast<std::size_t>(limits.slots)) {}
 
 // Taken before the file is read: one that changes meanwhile is read again next time.
@@ -79,7 +84,8 @@ bool AdapterStore::make_room(std::int64_t bytes, const std::vector<std::string>&
     return host_.erase(at);
   };
   for (const std::string& id : drop_first) {
-    const auto at = std::find_if(host_.begin(), host_.end(), [&](const Kept& kept) { return kept.name.id == id && may_go(kept); });
+    const auto at =
+        std::find_if(host_.begin(), host_.end(), [&](const Kept& kept) { return kept.name.id == id && may_go(kept); });
     if (room < 0 && at != host_.end()) drop(at);
   }
   for (auto at = host_.end(); room < 0;)
@@ -87,7 +93,8 @@ bool AdapterStore::make_room(std::int64_t bytes, const std::vector<std::string>&
   return true;
 }
 
-// An empty one; one that is to be dropped; the least recently used; the least recently used of those that are pinned. None that anybody uses.
+// An empty one; one that is to be dropped; the least recently used; the least recently used of those that are pinned.
+// None that anybody uses.
 AdapterStore::Slot* AdapterStore::choose_slot(const AdapterDrops& drops) {
   std::lock_guard lock(mutex_);
   std::vector<std::string> wanted = drops.from_host;
@@ -142,7 +149,8 @@ std::shared_ptr<const Adapter> AdapterStore::get(const LoraRequest& request) {
   if (auto found = find_in_slot(name)) return found;
   const Kept kept = in_host(request, name, {});
   if (auto adapter = into_slot(kept, {})) return adapter;
-  return copy(kept, at::empty({kept.packed->values.numel()}, at::TensorOptions(placement_.dtype).device(placement_.device)));
+  return copy(kept,
+              at::empty({kept.packed->values.numel()}, at::TensorOptions(placement_.dtype).device(placement_.device)));
 }
 
 void AdapterStore::prefetch(const LoraRequest& request, const AdapterDrops& drops) {
@@ -176,7 +184,12 @@ void AdapterStore::forget(const std::string& id) {
 
 AdapterHoldings AdapterStore::holdings() const {
   std::lock_guard lock(mutex_);
-  AdapterHoldings out{.slots = limits_.slots, .in_slots = {}, .in_host = {}, .host_bytes = limits_.host_bytes, .load_bytes_per_s = load_bytes_per_s_, .swap_us = swap_us_};
+  AdapterHoldings out{.slots = limits_.slots,
+                      .in_slots = {},
+                      .in_host = {},
+                      .host_bytes = limits_.host_bytes,
+                      .load_bytes_per_s = load_bytes_per_s_,
+                      .swap_us = swap_us_};
   std::map<std::uint64_t, std::string, std::greater<>> by_use;
   for (const Slot& slot : slots_)
     if (slot.adapter && !slot.name.id.empty()) by_use[slot.used] = slot.name.id;

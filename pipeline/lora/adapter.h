@@ -27,11 +27,11 @@ struct Adapter {
   bool changes_text;  // has terms for CLIP or T5
 };
 
-// Reads adapters' files for one model, keeps them in host memory as long as there is room, and brings them into slots: as
-// many pieces of device memory, each large enough for any adapter, which are taken when first needed and kept for good.
-// What a slot held is overwritten whole before another adapter is in it. Where room is short the least recently used goes,
-// after those that the caller names; a pinned one leaves host memory never, its slot only if no other may be taken. Thread safe: what is there is given at once, files
-// are read and copied one at a time.
+// Reads adapters' files for one model, keeps them in host memory as long as there is room, and brings them into slots:
+// as many pieces of device memory, each large enough for any adapter, which are taken when first needed and kept for
+// good. What a slot held is overwritten whole before another adapter is in it. Where room is short the least recently
+// used goes, after those that the caller names; a pinned one leaves host memory never, its slot only if no other may be
+// taken. Thread safe: what is there is given at once, files are read and copied one at a time.
 class AdapterStore {
  public:
   struct Limits {
@@ -41,9 +41,9 @@ class AdapterStore {
   };
   AdapterStore(const LoraBase& base, Placement placement, Limits limits);
 
-  // Call them on a thread that is in a StageScope. Throws Failure as read_lora_file() fails, and LibTorch's own exceptions
-  // when memory runs out.
-  // In a slot; where all slots are in use, in memory of its own, which is given back with the adapter.
+  // Call them on a thread that is in a StageScope. Throws Failure as read_lora_file() fails, and LibTorch's own
+  // exceptions when memory runs out. In a slot; where all slots are in use, in memory of its own, which is given back
+  // with the adapter.
   std::shared_ptr<const Adapter> get(const LoraRequest& request);
   // The same ahead of time: into host memory, and into a slot if one is free, where `drops` make room first.
   void prefetch(const LoraRequest& request, const AdapterDrops& drops);
@@ -83,10 +83,10 @@ class AdapterStore {
   const Placement placement_;
   const Limits limits_;
   const std::int64_t slot_elements_;
-  std::mutex loading_;         // held while something is read or copied
-  mutable std::mutex mutex_;   // of what follows; never held for long
+  std::mutex loading_;        // held while something is read or copied
+  mutable std::mutex mutex_;  // of what follows; never held for long
   std::vector<Slot> slots_;
-  std::list<Kept> host_;       // most recently used first
+  std::list<Kept> host_;  // most recently used first
   std::set<std::string> pinned_;
   std::uint64_t clock_ = 0, next_number_ = 1;
   std::int64_t load_bytes_per_s_ = 0, swap_us_ = 0;

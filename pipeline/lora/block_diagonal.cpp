@@ -28,7 +28,8 @@ bool is_block_diagonal(const TensorView& up, std::span<const LoraPiece> linears)
   for (std::size_t linear = 0; linear < linears.size(); ++linear) {
     for (std::int64_t i = 0; i < linears[linear].rows; ++i, begin += row) {
       const auto values = up.bytes.subspan(begin, row);
-      if (!all_zero(values.first(linear * block), element) || !all_zero(values.subspan((linear + 1) * block), element)) return false;
+      if (!all_zero(values.first(linear * block), element) || !all_zero(values.subspan((linear + 1) * block), element))
+        return false;
     }
   }
   return true;

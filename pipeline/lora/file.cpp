@@ -23,7 +23,8 @@ namespace {
 
 constexpr std::size_t kListed = 6, kLongestName = 120;
 
-// As a message repeats it. A name that was found in the base may still hold anything, as that of a PEFT adapter: .lora_A.NAME.weight.
+// As a message repeats it. A name that was found in the base may still hold anything, as that of a PEFT adapter:
+// .lora_A.NAME.weight.
 std::string shown(std::string_view name) { return excerpt(name, kLongestName); }
 
 // "a, b and 3 more"
@@ -83,7 +84,8 @@ struct Module {
 
 class Reader {
  public:
-  Reader(const SafetensorsFile& file, const LoraNames& names, std::int64_t max_rank) : file_(file), names_(names), max_rank_(max_rank) {}
+  Reader(const SafetensorsFile& file, const LoraNames& names, std::int64_t max_rank)
+      : file_(file), names_(names), max_rank_(max_rank) {}
 
   Result<std::vector<LoraTerm>> terms() {
     if (auto sorted = sort_keys(); !sorted) return sorted.error();
@@ -101,7 +103,9 @@ class Reader {
   }
 
  private:
-  Error wrong(const std::string& what) const { return invalid_argument("[lora] " + file_.path() + ": " + what, "loras"); }
+  Error wrong(const std::string& what) const {
+    return invalid_argument("[lora] " + file_.path() + ": " + what, "loras");
+  }
 
   Result<void> sort_keys() {
     std::vector<std::string> unknown, lacking, dora;
@@ -119,15 +123,20 @@ class Reader {
       }
       Module& module = modules_[target];
       module.name = key.module;
-      const TensorEntry*& place = key.kind == LoraKeyKind::kDown ? module.down : key.kind == LoraKeyKind::kUp ? module.up : module.alpha;
-      if (place) return wrong(shown(place->name) + " and " + shown(entry.name) + " are the same weight; one of them must go");
+      const TensorEntry*& place = key.kind == LoraKeyKind::kDown ? module.down
+                                  : key.kind == LoraKeyKind::kUp ? module.up
+                                                                 : module.alpha;
+      if (place)
+        return wrong(shown(place->name) + " and " + shown(entry.name) + " are the same weight; one of them must go");
       place = &entry;
     }
     if (!dora.empty()) return wrong("it is a DoRA adapter (" + list(dora) + "); only plain LoRA can be applied");
     if (!unknown.empty())
       return wrong("it has weights that belong to no linear of a FLUX model: " + list(unknown) +
                    "; PEFT's, kohya's, BFL's and XLabs' names are known");
-    if (!lacking.empty()) return wrong("it has weights for blocks or layers that this model lacks: " + list(lacking) + "; is it for another base model?");
+    if (!lacking.empty())
+      return wrong("it has weights for blocks or layers that this model lacks: " + list(lacking) +
+                   "; is it for another base model?");
     if (modules_.empty()) return wrong("it holds no LoRA weights");
     return {};
   }
@@ -142,8 +151,10 @@ class Reader {
     }
     for (std::size_t part = 0; part < with.size(); ++part) {
       if (with[part].empty() || without[part].empty()) continue;
-      return wrong("it gives " + std::to_string(with[part].size()) + " modules an alpha (" + list(with[part]) + ") and " + std::to_string(without[part].size()) +
-                   " none (" + list(without[part]) + "), which programs take differently; give every module one, or none (its rank is the alpha of a scale of 1)");
+      return wrong(
+          "it gives " + std::to_string(with[part].size()) + " modules an alpha (" + list(with[part]) + ") and " +
+          std::to_string(without[part].size()) + " none (" + list(without[part]) +
+          "), which programs take differently; give every module one, or none (its rank is the alpha of a scale of 1)");
     }
     return {};
   }
@@ -158,12 +169,16 @@ class Reader {
     };
     std::vector<Rows> all;
     for (const auto& [target, module] : modules_)
-      for (const LoraPiece& piece : target->pieces) all.push_back({target->part, piece.slot, piece.first_row, piece.first_row + piece.rows, &module});
-    std::sort(all.begin(), all.end(), [](const Rows& a, const Rows& b) { return std::tie(a.part, a.slot, a.first) < std::tie(b.part, b.slot, b.first); });
+      for (const LoraPiece& piece : target->pieces)
+        all.push_back({target->part, piece.slot, piece.first_row, piece.first_row + piece.rows, &module});
+    std::sort(all.begin(), all.end(), [](const Rows& a, const Rows& b) {
+      return std::tie(a.part, a.slot, a.first) < std::tie(b.part, b.slot, b.first);
+    });
     for (std::size_t i = 1; i < all.size(); ++i) {
       const Rows &a = all[i - 1], &b = all[i];
       if (a.part != b.part || a.slot != b.slot || a.end <= b.first) continue;
-      return wrong(shown(a.module->any()->name) + " and " + shown(b.module->any()->name) + " change the same rows of one matrix; one of them must go");
+      return wrong(shown(a.module->any()->name) + " and " + shown(b.module->any()->name) +
+                   " change the same rows of one matrix; one of them must go");
     }
     return {};
   }
@@ -174,37 +189,44 @@ class Reader {
     }
     LoraTerm term{&target, file_.view(*module.down), file_.view(*module.up), 0, 1};
     for (const TensorView* view : {&term.down, &term.up})
-      if (view->shape.size() != 2) return wrong(shown(view->name) + " is " + shape_of(*view) + "; A must be [rank, in] and B [out, rank]");
+      if (view->shape.size() != 2)
+        return wrong(shown(view->name) + " is " + shape_of(*view) + "; A must be [rank, in] and B [out, rank]");
     term.rank = term.down.shape[0];
     if (term.up.shape[1] != term.rank)
-      return wrong(shown(term.down.name) + " is " + shape_of(term.down) + " and " + shown(term.up.name) + " is " + shape_of(term.up) +
-                   "; the rank must be the same: A is [rank, in] and B [out, rank]");
+      return wrong(shown(term.down.name) + " is " + shape_of(term.down) + " and " + shown(term.up.name) + " is " +
+                   shape_of(term.up) + "; the rank must be the same: A is [rank, in] and B [out, rank]");
     if (term.down.shape[1] != target.in || term.up.shape[0] != target.out)
-      return wrong(module.name + " is from " + std::to_string(term.down.shape[1]) + " to " + std::to_string(term.up.shape[0]) + " values, in this model from " +
-                   std::to_string(target.in) + " to " + std::to_string(target.out) + "; the adapter is for another base model");
+      return wrong(module.name + " is from " + std::to_string(term.down.shape[1]) + " to " +
+                   std::to_string(term.up.shape[0]) + " values, in this model from " + std::to_string(target.in) +
+                   " to " + std::to_string(target.out) + "; the adapter is for another base model");
     const std::int64_t whole_rank = term.rank;
     if (is_block_diagonal(term.up, target.linears)) {
       term.blocks = static_cast<std::int64_t>(target.linears.size());
       term.rank /= term.blocks;
     }
     if (term.rank < 1 || term.rank > max_rank_)
-      return wrong(module.name + " has rank " + std::to_string(term.rank) + "; it must be from 1 to " + std::to_string(max_rank_) + ", the largest that slots have room for (worker.lora.max_rank)");
+      return wrong(module.name + " has rank " + std::to_string(term.rank) + "; it must be from 1 to " +
+                   std::to_string(max_rank_) + ", the largest that slots have room for (worker.lora.max_rank)");
     for (const TensorView* view : {&term.down, &term.up}) {
       const auto finite = all_finite(view->dtype, view->bytes);
       if (!finite)
-        return wrong(shown(view->name) + " is of type " + std::string(dtype_name(view->dtype)) + "; adapters must be F32, BF16, F16 or F64");
+        return wrong(shown(view->name) + " is of type " + std::string(dtype_name(view->dtype)) +
+                     "; adapters must be F32, BF16, F16 or F64");
       if (!*finite) return wrong(shown(view->name) + " holds NaN or infinity; every weight must be finite");
     }
     std::optional<double> alpha;
     if (module.alpha) {
       alpha = number_of(file_.view(*module.alpha));
       if (!alpha) return wrong(shown(module.alpha->name) + " must be one finite number");
-      if (scaling.gives_alpha(target.part)) return wrong("both " + shown(module.alpha->name) + " and lora_adapter_metadata give an alpha; one of them must go");
+      if (scaling.gives_alpha(target.part))
+        return wrong("both " + shown(module.alpha->name) +
+                     " and lora_adapter_metadata give an alpha; one of them must go");
     }
     const auto scale = scaling.scale(target.part, LoraNames::split(module.name).rest, whole_rank, alpha);
     if (!scale) return wrong(scale.error().message);
     if (!std::isfinite(static_cast<float>(*scale)))
-      return wrong("the alpha of " + shown(module.name) + " is so large that its scale (alpha / rank) is more than fp32 holds");
+      return wrong("the alpha of " + shown(module.name) +
+                   " is so large that its scale (alpha / rank) is more than fp32 holds");
     term.scale = *scale;
     return term;
   }
@@ -224,7 +246,10 @@ class Reader {
 
 Result<LoraFile> read_lora_file(const std::string& path, const LoraNames& names, std::int64_t max_rank) {
   if (is_pickle(path))
-    return invalid_argument("[lora] " + path + " is a pickle, which may run code when it is read; adapters must be safetensors (convert it first)", "loras");
+    return invalid_argument(
+        "[lora] " + path +
+            " is a pickle, which may run code when it is read; adapters must be safetensors (convert it first)",
+        "loras");
   auto file = SafetensorsFile::open(path);
   if (!file) return Error{file.error().code, "[lora] " + file.error().message, "loras"};
   auto terms = Reader(*file, names, max_rank).terms();

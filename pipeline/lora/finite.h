@@ -9,7 +9,8 @@
 
 namespace ditfleet::pipeline {
 
-// False: there is a NaN or an infinity. Empty: of an element type that adapters do not come in (F32, BF16, F16 and F64 they do).
+// False: there is a NaN or an infinity. Empty: of an element type that adapters do not come in (F32, BF16, F16 and F64
+// they do).
 std::optional<bool> all_finite(DType dtype, std::span<const std::byte> bytes);
 
 }  // namespace ditfleet::pipeline

@@ -32,7 +32,9 @@ constexpr std::array<std::pair<std::string_view, LoraKeyKind>, 14> kEndings{{
 
 // ".lora_A.NAME.weight": PEFT's, where the adapter has a name.
 constexpr std::array<std::pair<std::string_view, LoraKeyKind>, 3> kNamed{
-    {{".lora_A.", LoraKeyKind::kDown}, {".lora_B.", LoraKeyKind::kUp}, {".lora_magnitude_vector.", LoraKeyKind::kDora}}};
+    {{".lora_A.", LoraKeyKind::kDown},
+     {".lora_B.", LoraKeyKind::kUp},
+     {".lora_magnitude_vector.", LoraKeyKind::kDora}}};
 
 }  // namespace
 
@@ -42,7 +44,8 @@ LoraKey parse_lora_key(std::string_view name) {
   if (std::string_view rest = name; cut_end(rest, ".weight"))
     for (const auto& [middle, kind] : kNamed) {
       const auto at = rest.rfind(middle);
-      if (at != rest.npos && at > 0 && rest.size() > at + middle.size() && rest.find('.', at + middle.size()) == rest.npos)
+      if (at != rest.npos && at > 0 && rest.size() > at + middle.size() &&
+          rest.find('.', at + middle.size()) == rest.npos)
         return {kind, rest.substr(0, at)};
     }
   return {LoraKeyKind::kUnknown, name};

@@ -16,11 +16,13 @@ constexpr std::int32_t kStackBytes = 1 << 20;
 
 // Dots too: as an expression they stand for any character, but no two modules differ in that.
 bool is_plain(std::string_view text) {
-  return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '.'; });
+  return !text.empty() &&
+         std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '.'; });
 }
 
 Error wrong(std::string_view text, const std::string& why) {
-  return invalid_argument("\"" + excerpt(std::string(text), 60) + "\" " + why + "; it takes a module's name, its end, or a regular expression of them");
+  return invalid_argument("\"" + excerpt(std::string(text), 60) + "\" " + why +
+                          "; it takes a module's name, its end, or a regular expression of them");
 }
 
 }  // namespace
@@ -34,7 +36,9 @@ Result<ModulePattern> ModulePattern::parse(std::string_view text) {
   if (is_plain(text)) return ModulePattern(std::string(text), nullptr);
   UErrorCode status = U_ZERO_ERROR;
   UParseError where{};
-  const icu::UnicodeString whole = "(.*\\.)?(" + icu::UnicodeString::fromUTF8(icu::StringPiece(text.data(), static_cast<std::int32_t>(text.size()))) + ")";
+  const icu::UnicodeString whole =
+      "(.*\\.)?(" +
+      icu::UnicodeString::fromUTF8(icu::StringPiece(text.data(), static_cast<std::int32_t>(text.size()))) + ")";
   auto expression = std::make_shared<Expression>();
   expression->pattern.reset(icu::RegexPattern::compile(whole, 0, where, status));
   if (U_FAILURE(status)) return wrong(text, std::string("is no regular expression (") + u_errorName(status) + ")");
@@ -42,9 +46,11 @@ Result<ModulePattern> ModulePattern::parse(std::string_view text) {
 }
 
 Result<bool> ModulePattern::matches(std::string_view module) const {
-  if (!expression_) return module == text_ || (module.ends_with(text_) && module[module.size() - text_.size() - 1] == '.');
+  if (!expression_)
+    return module == text_ || (module.ends_with(text_) && module[module.size() - text_.size() - 1] == '.');
   UErrorCode status = U_ZERO_ERROR;
-  const auto name = icu::UnicodeString::fromUTF8(icu::StringPiece(module.data(), static_cast<std::int32_t>(module.size())));
+  const auto name =
+      icu::UnicodeString::fromUTF8(icu::StringPiece(module.data(), static_cast<std::int32_t>(module.size())));
   const std::unique_ptr<icu::RegexMatcher> matcher(expression_->pattern->matcher(name, status));
   if (U_FAILURE(status)) return wrong(text_, std::string("cannot be matched (") + u_errorName(status) + ")");
   matcher->setTimeLimit(kTimeLimit, status);

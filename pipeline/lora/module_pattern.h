@@ -20,7 +20,8 @@ class ModulePattern {
 
  private:
   struct Expression;
-  ModulePattern(std::string text, std::shared_ptr<const Expression> expression) : text_(std::move(text)), expression_(std::move(expression)) {}
+  ModulePattern(std::string text, std::shared_ptr<const Expression> expression)
+      : text_(std::move(text)), expression_(std::move(expression)) {}
   std::string text_;
   std::shared_ptr<const Expression> expression_;  // null for a plain name
 };

@@ -85,14 +85,16 @@ std::string without_block(const std::string& flattened) {
   for (std::size_t at = flattened.find('_'); at != std::string::npos; at = flattened.find('_', at + 1)) {
     std::size_t end = at + 1;
     while (end < flattened.size() && std::isdigit(static_cast<unsigned char>(flattened[end]))) ++end;
-    if (end > at + 1 && (end == flattened.size() || flattened[end] == '_')) return flattened.substr(0, at + 1) + flattened.substr(end);
+    if (end > at + 1 && (end == flattened.size() || flattened[end] == '_'))
+      return flattened.substr(0, at + 1) + flattened.substr(end);
   }
   return flattened;
 }
 
 // Adjacent rows of one matrix are one piece.
 void append(std::vector<LoraPiece>& pieces, const LoraPiece& next) {
-  if (!pieces.empty() && pieces.back().slot == next.slot && pieces.back().first_row + pieces.back().rows == next.first_row)
+  if (!pieces.empty() && pieces.back().slot == next.slot &&
+      pieces.back().first_row + pieces.back().rows == next.first_row)
     pieces.back().rows += next.rows;
   else
     pieces.push_back(next);
@@ -101,10 +103,12 @@ void append(std::vector<LoraPiece>& pieces, const LoraPiece& next) {
 }  // namespace
 
 LoraNames::LoraNames(const LoraBase& base) {
-  const auto add_all = [&](LoraPart part, const std::vector<BaseLinear>& linears, std::initializer_list<const char*> prefixes) {
+  const auto add_all = [&](LoraPart part, const std::vector<BaseLinear>& linears,
+                           std::initializer_list<const char*> prefixes) {
     for (const BaseLinear& linear : linears)
       for (const char* prefix : prefixes)
-        add(part, prefix + linear.name, {part, linear.name, linear.in, linear.out, {{linear.slot, linear.first_row, linear.out}}});
+        add(part, prefix + linear.name,
+            {part, linear.name, linear.in, linear.out, {{linear.slot, linear.first_row, linear.out}}});
   };
   add_all(LoraPart::kTransformer, base.transformer, {""});
   add_all(LoraPart::kClip, base.clip, {"", "text_model."});
@@ -114,7 +118,8 @@ LoraNames::LoraNames(const LoraBase& base) {
   const auto note_all = [&](const std::vector<Alias>& aliases, const std::string& bfl, const std::string& diffusers) {
     for (const Alias& alias : aliases) {
       note_shape(LoraPart::kTransformer, bfl + std::string(alias.name));
-      for (const std::string_view linear : alias.linears) note_shape(LoraPart::kTransformer, diffusers + std::string(linear));
+      for (const std::string_view linear : alias.linears)
+        note_shape(LoraPart::kTransformer, diffusers + std::string(linear));
     }
   };
   note_all(double_aliases(), "double_blocks.0.", "transformer_blocks.0.");
@@ -122,7 +127,9 @@ LoraNames::LoraNames(const LoraBase& base) {
   note_all(outer_aliases(), "", "");
 }
 
-void LoraNames::note_shape(LoraPart part, const std::string& name) { shapes_of_names_.insert(without_block(flat(part, name))); }
+void LoraNames::note_shape(LoraPart part, const std::string& name) {
+  shapes_of_names_.insert(without_block(flat(part, name)));
+}
 
 void LoraNames::add(LoraPart part, const std::string& name, LoraTarget target) {
   note_shape(part, name);
@@ -133,14 +140,16 @@ void LoraNames::add_bfl_names(const LoraBase& base) {
   std::unordered_map<std::string_view, const BaseLinear*> by_name;
   std::set<std::string> double_blocks, single_blocks;  // "0", "1"
   const auto note_block = [](std::string_view name, std::string_view prefix, std::set<std::string>& blocks) {
-    if (name.rfind(prefix, 0) == 0) blocks.emplace(name.substr(prefix.size(), name.find('.', prefix.size()) - prefix.size()));
+    if (name.rfind(prefix, 0) == 0)
+      blocks.emplace(name.substr(prefix.size(), name.find('.', prefix.size()) - prefix.size()));
   };
   for (const BaseLinear& linear : base.transformer) {
     by_name[linear.name] = &linear;
     note_block(linear.name, "transformer_blocks.", double_blocks);
     note_block(linear.name, "single_transformer_blocks.", single_blocks);
   }
-  const auto add_aliases = [&](const std::vector<Alias>& aliases, const std::string& bfl, const std::string& diffusers) {
+  const auto add_aliases = [&](const std::vector<Alias>& aliases, const std::string& bfl,
+                               const std::string& diffusers) {
     for (const Alias& alias : aliases) {
       LoraTarget target{LoraPart::kTransformer, bfl + std::string(alias.name), 0, 0, {}};
       const bool whole = std::all_of(alias.linears.begin(), alias.linears.end(), [&](std::string_view part) {
@@ -156,7 +165,8 @@ void LoraNames::add_bfl_names(const LoraBase& base) {
       if (whole) add(LoraPart::kTransformer, target.name, target);
     }
   };
-  for (const auto& block : double_blocks) add_aliases(double_aliases(), "double_blocks." + block + ".", "transformer_blocks." + block + ".");
+  for (const auto& block : double_blocks)
+    add_aliases(double_aliases(), "double_blocks." + block + ".", "transformer_blocks." + block + ".");
   for (const auto& block : single_blocks)
     add_aliases(single_aliases(), "single_blocks." + block + ".", "single_transformer_blocks." + block + ".");
   add_aliases(outer_aliases(), "", "");

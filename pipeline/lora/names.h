@@ -38,7 +38,8 @@ class LoraNames {
 
   // The module whose matrices a key holds ("transformer.transformer_blocks.0.attn.to_q"). Null: none of this base.
   const LoraTarget* find(std::string_view module) const;
-  // Whether the base has such a linear in a block of another number, or another FLUX model has it: then the adapter is for that.
+  // Whether the base has such a linear in a block of another number, or another FLUX model has it: then the adapter is
+  // for that.
   bool knows_elsewhere(std::string_view module) const;
 
   struct Split {

@@ -11,21 +11,29 @@
 namespace ditfleet::pipeline {
 namespace {
 
-std::int64_t aligned(std::int64_t elements) { return (elements + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment; }
+std::int64_t aligned(std::int64_t elements) {
+  return (elements + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment;
+}
 
-// A tensor of the file on the host, in the model's element type. Of a type that reaches further a finite number may have become infinite.
+// A tensor of the file on the host, in the model's element type. Of a type that reaches further a finite number may
+// have become infinite.
 at::Tensor cast(const LoraFile& file, const TensorView& view, c10::ScalarType type) {
   at::Tensor out = copy_to({c10::Device(c10::DeviceType::CPU), type}, view);
   const DType to = type == c10::ScalarType::BFloat16 ? DType::kBF16 : DType::kF32;
-  if (view.dtype != to && !all_finite(to, {static_cast<const std::byte*>(out.const_data_ptr()), out.nbytes()}).value_or(false))
-    fail(Code::kInvalidArgument, "[lora] " + file.file.path() + ": " + excerpt(view.name, 120) + " holds numbers beyond what " + std::string(dtype_name(to)) +
-                                     " holds, the model's type (3.4e38 at most); in that type, too, every weight must be finite", "loras");
+  if (view.dtype != to &&
+      !all_finite(to, {static_cast<const std::byte*>(out.const_data_ptr()), out.nbytes()}).value_or(false))
+    fail(Code::kInvalidArgument,
+         "[lora] " + file.file.path() + ": " + excerpt(view.name, 120) + " holds numbers beyond what " +
+             std::string(dtype_name(to)) +
+             " holds, the model's type (3.4e38 at most); in that type, too, every weight must be finite",
+         "loras");
   return out;
 }
 
 }  // namespace
 
-std::shared_ptr<const PackedAdapter> read_packed_adapter(const std::string& path, const LoraNames& names, std::int64_t max_rank, Placement placement) {
+std::shared_ptr<const PackedAdapter> read_packed_adapter(const std::string& path, const LoraNames& names,
+                                                         std::int64_t max_rank, Placement placement) {
   const LoraFile file = unwrap(read_lora_file(path, names, max_rank));
   auto made = std::make_shared<PackedAdapter>();
   std::int64_t end = 0;
@@ -35,14 +43,17 @@ std::shared_ptr<const PackedAdapter> read_packed_adapter(const std::string& path
     for (std::int64_t block = 0; block < term.blocks; ++block) {
       const std::int64_t down_at = take(term.rank * term.target->in);  // one A for all pieces
       for (const LoraPiece& piece : term.pieces(block))
-        made->terms.push_back({term.target->part, piece.slot, down_at, take(term.rank * piece.rows), term.rank, term.target->in, piece.rows, piece.first_row, term.scale});
+        made->terms.push_back({term.target->part, piece.slot, down_at, take(term.rank * piece.rows), term.rank,
+                               term.target->in, piece.rows, piece.first_row, term.scale});
     }
   }
   made->values = at::empty({end}, at::TensorOptions(placement.dtype).pinned_memory(!placement.device.is_cpu()));
   auto at = made->terms.cbegin();
   for (const LoraTerm& term : file.terms) {
     const at::Tensor down = cast(file, term.down, placement.dtype), up = cast(file, term.up, placement.dtype);
-    const auto place = [&](std::int64_t begin, const at::Tensor& matrix) { made->values.narrow(0, begin, matrix.numel()).view(matrix.sizes()).copy_(matrix); };
+    const auto place = [&](std::int64_t begin, const at::Tensor& matrix) {
+      made->values.narrow(0, begin, matrix.numel()).view(matrix.sizes()).copy_(matrix);
+    };
     std::int64_t row = 0;
     for (std::int64_t block = 0; block < term.blocks; ++block) {
       place(at->down_at, down.narrow(0, block * term.rank, term.rank));
@@ -58,7 +69,8 @@ std::shared_ptr<const PackedAdapter> read_packed_adapter(const std::string& path
 std::int64_t most_packed_elements(const LoraBase& base, std::int64_t max_rank) {
   std::int64_t elements = 0;
   for (const auto* part : {&base.transformer, &base.clip, &base.t5})
-    for (const BaseLinear& linear : *part)  // B may come in two pieces: the last modulation's halves change places in BFL's files
+    for (const BaseLinear& linear :
+         *part)  // B may come in two pieces: the last modulation's halves change places in BFL's files
       elements += aligned(max_rank * linear.in) + aligned(max_rank * linear.out) + kPackedAlignment;
   return elements;
 }

@@ -17,8 +17,8 @@ struct PackedAdapter {
   // One A and the rows of B that change one matrix.
   struct Term {
     LoraPart part;
-    std::size_t slot;               // as in the LoraBase
-    std::int64_t down_at, up_at;    // where A [rank, in] and B [rows, rank] begin in `values`, row-major
+    std::size_t slot;             // as in the LoraBase
+    std::int64_t down_at, up_at;  // where A [rank, in] and B [rows, rank] begin in `values`, row-major
     std::int64_t rank, in, rows, first_row;
     double scale;
   };
@@ -32,9 +32,10 @@ struct PackedAdapter {
 // Elements between the beginnings of two matrices are a multiple of this: what a GPU's vectors want.
 inline constexpr std::int64_t kPackedAlignment = 16;
 
-// Reads and checks a file. Throws Failure as read_lora_file() fails and, kInvalidArgument, for weights that are beyond the model's
-// element type; LibTorch's own exceptions when memory runs out.
-std::shared_ptr<const PackedAdapter> read_packed_adapter(const std::string& path, const LoraNames& names, std::int64_t max_rank, Placement placement);
+// Reads and checks a file. Throws Failure as read_lora_file() fails and, kInvalidArgument, for weights that are beyond
+// the model's element type; LibTorch's own exceptions when memory runs out.
+std::shared_ptr<const PackedAdapter> read_packed_adapter(const std::string& path, const LoraNames& names,
+                                                         std::int64_t max_rank, Placement placement);
 
 // Elements that any adapter of this base takes at most, with ranks up to max_rank.
 std::int64_t most_packed_elements(const LoraBase& base, std::int64_t max_rank);

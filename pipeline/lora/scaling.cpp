@@ -11,17 +11,22 @@ namespace ditfleet::pipeline {
 namespace {
 
 constexpr const char* kKey = "lora_adapter_metadata";
-constexpr double kPeftsAlpha = 8;  // peft 0.21.2, LoraConfig.lora_alpha; diffusers 0.42.1 makes one of what the metadata says of a part
+constexpr double kPeftsAlpha =
+    8;  // peft 0.21.2, LoraConfig.lora_alpha; diffusers 0.42.1 makes one of what the metadata says of a part
 constexpr std::array<std::string_view, 3> kPrefixes = {"transformer.", "text_encoder.", "text_encoder_2."};
 
 Error wrong(const std::string& key, const json::value& value, const std::string& right) {
-  return invalid_argument(std::string("its ") + kKey + " says " + key + " is " + excerpt(json::serialize(value), 60) + "; it must be " + right);
+  return invalid_argument(std::string("its ") + kKey + " says " + key + " is " + excerpt(json::serialize(value), 60) +
+                          "; it must be " + right);
 }
 
-Error wrong_pattern(const std::string& key, const Error& why) { return invalid_argument(std::string("its ") + kKey + " says in " + key + " " + why.message); }
+Error wrong_pattern(const std::string& key, const Error& why) {
+  return invalid_argument(std::string("its ") + kKey + " says in " + key + " " + why.message);
+}
 
 bool has_part(std::string_view key) {
-  return std::any_of(kPrefixes.begin(), kPrefixes.end(), [&](std::string_view prefix) { return key.starts_with(prefix); });
+  return std::any_of(kPrefixes.begin(), kPrefixes.end(),
+                     [&](std::string_view prefix) { return key.starts_with(prefix); });
 }
 
 std::optional<double> finite_number(const json::value& value) {
@@ -45,8 +50,10 @@ Result<LoraScaling> LoraScaling::parse(const std::map<std::string, std::string>&
     Settings& s = scaling.parts_[part];
     for (const auto& [name, value] : *fields) {
       std::string_view key = name;
-      if (key.starts_with(kPrefixes[part])) key.remove_prefix(kPrefixes[part].size());
-      else if (part != 0 || has_part(key)) continue;  // a name without a part is the transformer's
+      if (key.starts_with(kPrefixes[part]))
+        key.remove_prefix(kPrefixes[part].size());
+      else if (part != 0 || has_part(key))
+        continue;  // a name without a part is the transformer's
       s.told = true;
       if (value.is_null()) continue;
       const std::string shown(name);
@@ -55,7 +62,8 @@ Result<LoraScaling> LoraScaling::parse(const std::map<std::string, std::string>&
       } else if (key == "use_rslora" || key == "use_dora") {
         const bool* flag = value.if_bool();
         if (!flag) return wrong(shown, value, "true or false");
-        if (key == "use_dora" && *flag) return invalid_argument("it is a DoRA adapter (use_dora); only plain LoRA can be applied");
+        if (key == "use_dora" && *flag)
+          return invalid_argument("it is a DoRA adapter (use_dora); only plain LoRA can be applied");
         if (key == "use_rslora") s.rslora = *flag;
       } else if (key == "alpha_pattern") {
         const json::object* patterns = value.if_object();
@@ -73,7 +81,8 @@ Result<LoraScaling> LoraScaling::parse(const std::map<std::string, std::string>&
   return scaling;
 }
 
-Result<double> LoraScaling::scale(LoraPart part, std::string_view module, std::int64_t rank, std::optional<double> alpha) const {
+Result<double> LoraScaling::scale(LoraPart part, std::string_view module, std::int64_t rank,
+                                  std::optional<double> alpha) const {
   const Settings& s = of(part);
   if (!alpha) {
     alpha = s.alpha;

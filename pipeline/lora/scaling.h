@@ -20,10 +20,12 @@ class LoraScaling {
   // kInvalidArgument (without the file's name) for what is not such JSON or asks for DoRA.
   static Result<LoraScaling> parse(const std::map<std::string, std::string>& metadata);
 
-  // Whether it says an alpha for this part, or for some of its modules. Then alpha tensors beside it would be a second opinion.
+  // Whether it says an alpha for this part, or for some of its modules. Then alpha tensors beside it would be a second
+  // opinion.
   bool gives_alpha(LoraPart part) const { return of(part).alpha.has_value() || !of(part).patterns.empty(); }
   // For a module by its name without the part: alpha / rank, or alpha / √rank with rslora; `alpha` from the file's
-  // tensors, if any. Where nobody says an alpha it is 8, PEFT's default, if the metadata says anything of the part, and else the scale is
+  // tensors, if any. Where nobody says an alpha it is 8, PEFT's default, if the metadata says anything of the part, and
+  // else the scale is
   // 1. kInvalidArgument (without the file's name): a pattern that takes too long.
   Result<double> scale(LoraPart part, std::string_view module, std::int64_t rank, std::optional<double> alpha) const;
 

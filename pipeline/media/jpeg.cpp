@@ -23,8 +23,8 @@ struct Failure {
 }
 
 // libjpeg leaves by longjmp, so nothing in here may have a destructor.
-bool write(jpeg_compress_struct& jpeg, const Image& image, int quality, Failure& failure,
-           unsigned char** bytes, unsigned long* size) {
+bool write(jpeg_compress_struct& jpeg, const Image& image, int quality, Failure& failure, unsigned char** bytes,
+           unsigned long* size) {
   if (setjmp(failure.leave) != 0) return false;
   jpeg_create_compress(&jpeg);
   jpeg_mem_dest(&jpeg, bytes, size);
@@ -37,8 +37,8 @@ bool write(jpeg_compress_struct& jpeg, const Image& image, int quality, Failure&
   jpeg_start_compress(&jpeg, TRUE);
   while (jpeg.next_scanline < jpeg.image_height) {
     // The library reads rows only; its interface predates const.
-    auto* row = const_cast<JSAMPLE*>(image.rgb.data() +
-                                     static_cast<std::size_t>(jpeg.next_scanline) * jpeg.image_width * 3);
+    auto* row =
+        const_cast<JSAMPLE*>(image.rgb.data() + static_cast<std::size_t>(jpeg.next_scanline) * jpeg.image_width * 3);
     jpeg_write_scanlines(&jpeg, &row, 1);
   }
   jpeg_finish_compress(&jpeg);
@@ -49,8 +49,7 @@ bool write(jpeg_compress_struct& jpeg, const Image& image, int quality, Failure&
 
 Result<std::string> encode_jpeg(const Image& image, int quality) {
   if (image.width > JPEG_MAX_DIMENSION || image.height > JPEG_MAX_DIMENSION) {
-    return invalid_argument("[media] JPEG holds at most " + std::to_string(JPEG_MAX_DIMENSION) +
-                            " pixels a side");
+    return invalid_argument("[media] JPEG holds at most " + std::to_string(JPEG_MAX_DIMENSION) + " pixels a side");
   }
   Failure failure;
   jpeg_compress_struct jpeg = {};

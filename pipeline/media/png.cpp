@@ -34,8 +34,7 @@ bool write(png_structp png, png_infop info, const Image& image, Output& output) 
   png_set_filter(png, PNG_FILTER_TYPE_BASE, PNG_FILTER_SUB | PNG_FILTER_UP);
   png_write_info(png, info);
   for (int y = 0; y < image.height; ++y) {
-    png_write_row(png,
-                  image.rgb.data() + static_cast<std::size_t>(y) * static_cast<std::size_t>(image.width) * 3);
+    png_write_row(png, image.rgb.data() + static_cast<std::size_t>(y) * static_cast<std::size_t>(image.width) * 3);
   }
   png_write_end(png, info);
   return true;

@@ -42,7 +42,8 @@ std::int64_t ConfigFile::checked(std::string_view key, const json::value& value,
   std::int64_t n = 0;
   if (value.is_int64()) {
     n = value.get_int64();
-  } else if (value.is_double() && std::abs(value.get_double()) < 1e15 && value.get_double() == std::floor(value.get_double())) {
+  } else if (value.is_double() && std::abs(value.get_double()) < 1e15 &&
+             value.get_double() == std::floor(value.get_double())) {
     n = static_cast<std::int64_t>(value.get_double());
   } else {
     wrong_type(key, "an integer from " + std::to_string(least) + " to " + std::to_string(most));

@@ -17,7 +17,8 @@ at::Tensor room_of(const LinearSlot& slot) {
 
 at::Tensor apply_linear(const LinearSlot& slot, const at::Tensor& x) {
   at::Tensor out = at::linear(x, slot.weight, slot.bias);
-  // Not mul_(): on a CPU that rounds the factor itself to the tensor's type before it multiplies, which Python's operators do not.
+  // Not mul_(): on a CPU that rounds the factor itself to the tensor's type before it multiplies, which Python's
+  // operators do not.
   for (const LowRank& term : slot.low_rank)
     out.narrow(-1, term.first_row, term.up.size(0)).add_(at::linear(at::linear(x, term.down), term.up).mul(term.scale));
   return out;
@@ -26,7 +27,8 @@ at::Tensor apply_linear(const LinearSlot& slot, const at::Tensor& x) {
 void add_stacked(std::vector<NamedLinear>& linears, LinearSlot& slot, const std::vector<std::string>& names) {
   if (!slot.weight.defined()) return;  // a part that this model does without
   const std::int64_t rows = slot.weight.size(0) / static_cast<std::int64_t>(names.size());
-  for (std::size_t i = 0; i < names.size(); ++i) linears.push_back({names[i], &slot, static_cast<std::int64_t>(i) * rows, rows});
+  for (std::size_t i = 0; i < names.size(); ++i)
+    linears.push_back({names[i], &slot, static_cast<std::int64_t>(i) * rows, rows});
 }
 
 }  // namespace ditfleet::pipeline

@@ -25,8 +25,8 @@ struct Room {
 };
 
 struct LinearSlot {
-  at::Tensor weight;  // [out, in]; within `wide` where there is room
-  at::Tensor bias;    // [out], or undefined
+  at::Tensor weight;     // [out, in]; within `wide` where there is room
+  at::Tensor bias;       // [out], or undefined
   at::Tensor wide = {};  // [out, in + room.columns], or undefined; what stands in the room is finite
   Room room = {};
   std::vector<LowRank> low_rank = {};  // of one request's own copy of the slot; a model's slots have none
@@ -37,7 +37,8 @@ LinearSlot slot_with_room(std::int64_t out, std::int64_t in, Room room, const at
 // The columns beside the weight: [out, room.columns].
 at::Tensor room_of(const LinearSlot& slot);
 
-// [..., in] → [..., out]. The product, then each term in turn, rounded where PEFT rounds: after A, B, the scale and the sum.
+// [..., in] → [..., out]. The product, then each term in turn, rounded where PEFT rounds: after A, B, the scale and the
+// sum.
 at::Tensor apply_linear(const LinearSlot& slot, const at::Tensor& x);
 
 // A linear as adapters name it (lora/base.h), and the rows of which slot compute it.
@@ -49,6 +50,8 @@ struct NamedLinear {
 
 // The linears whose rows lie one after the other in `slot`, all of one height.
 void add_stacked(std::vector<NamedLinear>& linears, LinearSlot& slot, const std::vector<std::string>& names);
-inline void add_named(std::vector<NamedLinear>& linears, LinearSlot& slot, const std::string& name) { add_stacked(linears, slot, {name}); }
+inline void add_named(std::vector<NamedLinear>& linears, LinearSlot& slot, const std::string& name) {
+  add_stacked(linears, slot, {name});
+}
 
 }  // namespace ditfleet::pipeline

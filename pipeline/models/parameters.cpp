@@ -66,7 +66,8 @@ at::Tensor Parameters::tensor(const std::string& name, const Shape& shape) {
   if (!type)
     fail(Code::kDataCorrupt, dir() + ": tensor " + name + " is of type " + std::string(dtype_name(view.dtype)) +
                                  "; weights must be F32, BF16, F16, F64 or F8");
-  at::Tensor out = on_host(view, *type, shape).to(placement_.device, placement_.dtype, /*non_blocking=*/false, /*copy=*/true);
+  at::Tensor out =
+      on_host(view, *type, shape).to(placement_.device, placement_.dtype, /*non_blocking=*/false, /*copy=*/true);
   bytes_ += static_cast<std::int64_t>(out.nbytes());
   taken_.insert(name);
   return out;
@@ -82,8 +83,8 @@ std::vector<std::string> Parameters::unused(std::string_view prefix) const {
 void Parameters::warn_of_unused(std::string_view prefix) const {
   const auto left = unused(prefix);
   if (left.empty()) return;
-  spdlog::warn("{}: {} of the weights are not used, such as {}: config.json tells of a smaller model than they are of", dir(), left.size(),
-               excerpt(left.front(), 120));
+  spdlog::warn("{}: {} of the weights are not used, such as {}: config.json tells of a smaller model than they are of",
+               dir(), left.size(), excerpt(left.front(), 120));
 }
 
 LinearSlot Parameters::linear(const std::string& prefix, std::int64_t in, std::int64_t out, bool bias, Room room) {
@@ -102,8 +103,10 @@ LinearSlot Parameters::stacked_linear(const std::vector<std::string>& prefixes, 
   for (std::int64_t i = 0; i < count; ++i) {
     const std::string& prefix = prefixes[static_cast<std::size_t>(i)];
     const at::Tensor weight = tensor(prefix + ".weight", {out_of_each, in});
-    if (slot.wide.defined()) slot.weight.narrow(0, i * out_of_each, out_of_each).copy_(weight);
-    else weights.push_back(weight);
+    if (slot.wide.defined())
+      slot.weight.narrow(0, i * out_of_each, out_of_each).copy_(weight);
+    else
+      weights.push_back(weight);
     if (bias) biases.push_back(tensor(prefix + ".bias", {out_of_each}));
   }
   if (!slot.wide.defined()) slot.weight = count == 1 ? weights.front() : at::cat(weights, 0);

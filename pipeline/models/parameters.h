@@ -53,7 +53,8 @@ class Parameters {
   NormSlot norm(const std::string& prefix, std::int64_t channels);
   ConvSlot conv(const std::string& prefix, std::int64_t in, std::int64_t out, std::int64_t kernel);
 
-  // Tensors whose names begin so that nobody took, in order: config.json tells of a smaller model than the weights are of.
+  // Tensors whose names begin so that nobody took, in order: config.json tells of a smaller model than the weights are
+  // of.
   std::vector<std::string> unused(std::string_view prefix) const;
   // Warns in the log where there are any, as diffusers does.
   void warn_of_unused(std::string_view prefix) const;

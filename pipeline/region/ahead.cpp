@@ -28,15 +28,17 @@ Dim bytes_moved(const Plan& plan, const RowStep& step) {
   Dim bytes;
   for (const auto& instance : step.instances)
     for (const auto& operand : instance.operands)
-      bytes = bytes + elements_of(operand.view.shape) * Dim(bytes_of(plan.buffers[static_cast<std::size_t>(operand.view.buffer)].type));
+      bytes = bytes + elements_of(operand.view.shape) *
+                          Dim(bytes_of(plan.buffers[static_cast<std::size_t>(operand.view.buffer)].type));
   return bytes;
 }
 
 std::string explain_kernels(const Entry& entry) {
   std::string out = "kernels\n";
   for (const auto& kernel : entry.kernels)
-    out += "  " + kernel.name + ": " + std::to_string(kernel.registers) + " registers, " + std::to_string(kernel.spill_bytes) + " bytes spilled, " +
-           std::to_string(kernel.shared_bytes) + " bytes shared\n";
+    out += "  " + kernel.name + ": " + std::to_string(kernel.registers) + " registers, " +
+           std::to_string(kernel.spill_bytes) + " bytes spilled, " + std::to_string(kernel.shared_bytes) +
+           " bytes shared\n";
   return out;
 }
 
@@ -48,8 +50,9 @@ std::string explain(const Plan& plan, const Entry& entry) {
     const auto* rows = std::get_if<RowStep>(&step);
     if (!rows) continue;
     const Dim bytes = bytes_moved(plan, *rows);
-    out += "  " + plan.kernels[static_cast<std::size_t>(rows->kernel)].name + " for " + std::to_string(rows->instances.size()) + ": moves " +
-           std::to_string(bytes.evaluate(sizes)) + " bytes = " + bytes.text() + "\n";
+    out += "  " + plan.kernels[static_cast<std::size_t>(rows->kernel)].name + " for " +
+           std::to_string(rows->instances.size()) + ": moves " + std::to_string(bytes.evaluate(sizes)) +
+           " bytes = " + bytes.text() + "\n";
   }
   return out + explain_kernels(entry);
 }
@@ -73,7 +76,8 @@ std::vector<std::string> spill_warnings(const AheadReport& report) {
   for (const AheadRegion& region : report.regions)
     for (const auto& kernel : region.program->kernels)
       if (kernel.spill_bytes > 0)
-        lines.push_back("kernel " + kernel.name + " of region " + region.name + " for " + region.arch + " spills " + std::to_string(kernel.spill_bytes) +
+        lines.push_back("kernel " + kernel.name + " of region " + region.name + " for " + region.arch + " spills " +
+                        std::to_string(kernel.spill_bytes) +
                         " bytes of its registers to memory: it computes the same, but slower");
   return lines;
 }
@@ -91,13 +95,14 @@ Result<void> check_architectures(const std::vector<std::string>& architectures) 
   return {};
 }
 
-Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, bool with_single, const std::string& arch, kernel_cache::KernelCache& cache,
-                                  const CompileOptions& options) {
+Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, bool with_single, const std::string& arch,
+                                  kernel_cache::KernelCache& cache, const CompileOptions& options) {
   if (auto known = check_architectures({arch}); !known) return known.error();
   const bool host = arch == kHostArch;
   std::vector<Program> programs;
   for (const bool adapters : {false, true})
-    for (const auto& [wanted, make] : {std::pair(with_double, &flux_double_block), std::pair(with_single, &flux_single_block)}) {
+    for (const auto& [wanted, make] :
+         {std::pair(with_double, &flux_double_block), std::pair(with_single, &flux_single_block)}) {
       if (!wanted || !options.transformer) continue;
       BlockShape one = shape;
       one.adapters = adapters;
@@ -129,11 +134,20 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
   }
 
   using Clock = std::chrono::steady_clock;
-  const auto region_of = [&](const std::string& name, Clock::time_point start, const CachedProgram& made, const kernel_cache::Key& key, std::string explained) {
+  const auto region_of = [&](const std::string& name, Clock::time_point start, const CachedProgram& made,
+                             const kernel_cache::Key& key, std::string explained) {
     const auto spent = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
-    return AheadRegion{name, arch, std::string(name_of(shape.type)), made.compiled, spent.count(), key, made.entry, std::move(explained)};
+    return AheadRegion{name,
+                       arch,
+                       std::string(name_of(shape.type)),
+                       made.compiled,
+                       spent.count(),
+                       key,
+                       made.entry,
+                       std::move(explained)};
   };
-  // What does not load here loads on no worker like this one: it must not go to them as compiled. A cubin nobody here can ask about.
+  // What does not load here loads on no worker like this one: it must not go to them as compiled. A cubin nobody here
+  // can ask about.
   Usable loads;
   if (host)
     loads = [](const Entry& entry) -> Result<void> {

@@ -11,12 +11,14 @@ namespace {
 using telemetry::counters;
 
 prometheus::Counter& compiles(std::string_view backend, std::string_view reason) {
-  static auto& family = counters("ditfleet_region_compiles_total", "Programs that a compiler made here, those from the kernel cache left out");
+  static auto& family = counters("ditfleet_region_compiles_total",
+                                 "Programs that a compiler made here, those from the kernel cache left out");
   return family.Add({{"backend", std::string(backend)}, {"reason", std::string(reason)}});
 }
 
 prometheus::Histogram& seconds(std::string_view backend, bool built) {
-  static auto& family = telemetry::histograms("ditfleet_region_program_seconds", "Until a region's program was there, by where it came from");
+  static auto& family = telemetry::histograms("ditfleet_region_program_seconds",
+                                              "Until a region's program was there, by where it came from");
   static const prometheus::Histogram::BucketBoundaries kSeconds{0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30};
   return family.Add({{"backend", std::string(backend)}, {"source", built ? "compiled" : "cache"}}, kSeconds);
 }
@@ -27,12 +29,14 @@ prometheus::Counter& recompiles() {
 }
 
 prometheus::Counter& variants() {
-  static auto& family = counters("ditfleet_region_variants_total", "Sizes that a region met for the first time, without a compile");
+  static auto& family =
+      counters("ditfleet_region_variants_total", "Sizes that a region met for the first time, without a compile");
   return family.Add({});
 }
 
 prometheus::Counter& fallbacks(std::string_view reason) {
-  static auto& family = counters("ditfleet_region_fallbacks_total", "Components, programs and requests that run op by op instead, by reason");
+  static auto& family = counters("ditfleet_region_fallbacks_total",
+                                 "Components, programs and requests that run op by op instead, by reason");
   return family.Add({{"reason", std::string(reason)}});
 }
 
@@ -44,10 +48,13 @@ void RegionCounters::show(std::string_view backend) const {
   recompiles();
   for (const bool built : {true, false}) seconds(backend, built);
   variants();
-  for (const char* reason : {"no_compiler", "unsupported_device", "unsupported_op", "compile_error", "recompile_limit", "adapters"}) fallbacks(reason);
+  for (const char* reason :
+       {"no_compiler", "unsupported_device", "unsupported_op", "compile_error", "recompile_limit", "adapters"})
+    fallbacks(reason);
 }
 
-void RegionCounters::program_took(std::string_view backend, std::string_view reason, bool built, std::chrono::microseconds time) {
+void RegionCounters::program_took(std::string_view backend, std::string_view reason, bool built,
+                                  std::chrono::microseconds time) {
   seconds(backend, built).Observe(static_cast<double>(time.count()) * 1e-6);
   if (!built) return;
   compiles(backend, reason).Increment();
@@ -68,7 +75,8 @@ void RegionCounters::variant() {
 
 void RegionCounters::fell_back(std::string_view region, std::string_view reason, std::string_view message, bool first) {
   fallbacks(reason).Increment();
-  if (first) spdlog::warn("region {} runs op by op ({}): {}", std::string(region), std::string(reason), std::string(message));
+  if (first)
+    spdlog::warn("region {} runs op by op ({}): {}", std::string(region), std::string(reason), std::string(message));
   std::lock_guard lock(mutex_);
   ++fallbacks_[std::string(reason)];
 }

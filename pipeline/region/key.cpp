@@ -6,7 +6,8 @@ ProgramIdentity identify(const Source& source, const Compiler& compiler, const s
   ProgramIdentity id;
   id.generator = kGeneratorId;
   id.source = source.text;
-  for (const KernelLaunch& launch : source.kernels) id.kernels.push_back(launch.name + " " + std::to_string(launch.argument_words));
+  for (const KernelLaunch& launch : source.kernels)
+    id.kernels.push_back(launch.name + " " + std::to_string(launch.argument_words));
   id.compiler = std::string(compiler.name()) + " " + compiler.identity();
   id.options = compiler.options(arch);
   id.target = compiler.target(arch);

@@ -6,11 +6,12 @@
 namespace ditfleet::region {
 namespace {
 
-constexpr std::array<std::pair<Mode, std::string_view>, 5> kModes{{{Mode::kNone, "none"},
-                                                                   {Mode::kDefault, "default"},
-                                                                   {Mode::kReduceOverhead, "reduce-overhead"},
-                                                                   {Mode::kMaxAutotuneNoCudagraphs, "max-autotune-no-cudagraphs"},
-                                                                   {Mode::kMaxAutotune, "max-autotune"}}};
+constexpr std::array<std::pair<Mode, std::string_view>, 5> kModes{
+    {{Mode::kNone, "none"},
+     {Mode::kDefault, "default"},
+     {Mode::kReduceOverhead, "reduce-overhead"},
+     {Mode::kMaxAutotuneNoCudagraphs, "max-autotune-no-cudagraphs"},
+     {Mode::kMaxAutotune, "max-autotune"}}};
 
 }  // namespace
 
@@ -28,15 +29,17 @@ std::optional<Mode> parse_mode(std::string_view name) {
 
 bool runs_op_by_op(const CompileOptions& options, bool cpu, bool bf16) {
   if (options.backend == "eager") return true;
-  // In bf16 a sum in another order moves roundings, and those the whole picture, by 1/255 in the mean. Op by op on a CPU it is diffusers'
-  // own to the bit, and who asks for bf16 there wants that rather than the little that compiling gains.
+  // In bf16 a sum in another order moves roundings, and those the whole picture, by 1/255 in the mean. Op by op on a
+  // CPU it is diffusers' own to the bit, and who asks for bf16 there wants that rather than the little that compiling
+  // gains.
   return options.backend == "auto" && cpu && bf16 && !options.fullgraph;
 }
 
 Mode mode_for(const CompileOptions& options, std::int64_t tokens, std::int64_t frames) {
   const std::string* name = &options.mode;
   for (const CompileRule& rule : options.rules) {
-    if (frames < rule.min_frames || frames > rule.max_frames || tokens < rule.min_tokens || tokens > rule.max_tokens) continue;
+    if (frames < rule.min_frames || frames > rule.max_frames || tokens < rule.min_tokens || tokens > rule.max_tokens)
+      continue;
     name = &rule.mode;
     break;
   }

@@ -26,8 +26,8 @@ struct CompileRule {
 };
 
 struct CompileOptions {
-  // auto: nvrtc on a GPU, cpu_jit on a CPU with a C++ compiler, where that is not to be had (and, without fullgraph, for an engine in bf16 on
-  // a CPU) eager. A backend named here must be there.
+  // auto: nvrtc on a GPU, cpu_jit on a CPU with a C++ compiler, where that is not to be had (and, without fullgraph,
+  // for an engine in bf16 on a CPU) eager. A backend named here must be there.
   std::string backend = "eager";  // auto | nvrtc | cpu_jit | eager
   // default | reduce-overhead | max-autotune-no-cudagraphs | max-autotune
   std::string mode = "default";
@@ -40,15 +40,15 @@ struct CompileOptions {
   bool transformer = true, text_encoders = false;
   std::optional<bool> vae;
   std::vector<CompileRule> rules;  // by class; see mode_for
-  std::string cxx, nvrtc;          // the C++ compiler, libnvrtc's file; empty: DITFLEET_CXX, DITFLEET_NVRTC, else looked for
+  std::string cxx, nvrtc;  // the C++ compiler, libnvrtc's file; empty: DITFLEET_CXX, DITFLEET_NVRTC, else looked for
 };
 
 // Whether an engine with these options runs its blocks op by op on such a device, before anyone looks for a compiler.
 bool runs_op_by_op(const CompileOptions& options, bool cpu, bool bf16);
 
-// The mode of a call on `tokens` tokens of the picture (text aside) and `frames` frames (an image has one): that of the first
-// rule whose bounds hold, options.mode where none does. A name that is no mode counts as default (make_region_host
-// refuses it).
+// The mode of a call on `tokens` tokens of the picture (text aside) and `frames` frames (an image has one): that of the
+// first rule whose bounds hold, options.mode where none does. A name that is no mode counts as default
+// (make_region_host refuses it).
 Mode mode_for(const CompileOptions& options, std::int64_t tokens, std::int64_t frames);
 
 }  // namespace ditfleet::region

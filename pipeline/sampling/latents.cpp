@@ -28,7 +28,8 @@ at::Tensor unpack_latents(const at::Tensor& tokens, std::int64_t rows, std::int6
   return tokens.view({1, rows, columns, c, 2, 2}).permute({0, 3, 1, 4, 2, 5}).reshape({1, c, rows * 2, columns * 2});
 }
 
-at::Tensor euler_step(const at::Tensor& tokens, const at::Tensor& velocity, const at::Tensor& now, const at::Tensor& next) {
+at::Tensor euler_step(const at::Tensor& tokens, const at::Tensor& velocity, const at::Tensor& now,
+                      const at::Tensor& next) {
   return (tokens.to(c10::ScalarType::Float) + (next - now) * velocity).to(velocity.scalar_type());
 }
 
@@ -42,7 +43,8 @@ std::vector<bool> are_finite(const std::vector<at::Tensor>& tensors) {
   const at::Tensor host = at::stack(ends).to(c10::DeviceType::CPU);
   const auto* value = host.const_data_ptr<float>();
   std::vector<bool> finite;
-  for (std::size_t i = 0; i < tensors.size(); ++i) finite.push_back(std::isfinite(value[2 * i]) && std::isfinite(value[2 * i + 1]));
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    finite.push_back(std::isfinite(value[2 * i]) && std::isfinite(value[2 * i + 1]));
   return finite;
 }
 

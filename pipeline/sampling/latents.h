@@ -23,7 +23,8 @@ at::Tensor unpack_latents(const at::Tensor& tokens, std::int64_t rows, std::int6
 
 // One Euler step: tokens + (next − now) · velocity. now and next are 0-dim fp32 tensors on the tokens' device, so
 // that the product is rounded to velocity's type before the fp32 sum, as in diffusers. Returns velocity's type.
-at::Tensor euler_step(const at::Tensor& tokens, const at::Tensor& velocity, const at::Tensor& now, const at::Tensor& next);
+at::Tensor euler_step(const at::Tensor& tokens, const at::Tensor& velocity, const at::Tensor& now,
+                      const at::Tensor& next);
 
 // Of each tensor, whether no element is NaN or infinity. One reduction a tensor, then waits for the device.
 std::vector<bool> are_finite(const std::vector<at::Tensor>& tensors);

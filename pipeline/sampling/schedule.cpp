@@ -107,9 +107,11 @@ SchedulerConfig read_scheduler_config(const ConfigFile& file) {
   c.use_flow_sigmas = file.boolean("use_flow_sigmas", false);
   if (file.boolean("stochastic_sampling", false))
     file.refuse("stochastic_sampling is true, which is not supported: a seed would not decide the picture");
-  const bool karras = file.boolean("use_karras_sigmas", false), exponential = file.boolean("use_exponential_sigmas", false),
-             beta = file.boolean("use_beta_sigmas", false);
-  if (karras + exponential + beta > 1) file.refuse("more than one of use_karras_sigmas, use_exponential_sigmas and use_beta_sigmas is true; only one can be");
+  const bool karras = file.boolean("use_karras_sigmas", false),
+             exponential = file.boolean("use_exponential_sigmas", false), beta = file.boolean("use_beta_sigmas", false);
+  if (karras + exponential + beta > 1)
+    file.refuse(
+        "more than one of use_karras_sigmas, use_exponential_sigmas and use_beta_sigmas is true; only one can be");
   if (karras) c.spacing = SchedulerConfig::Spacing::kKarras;
   if (exponential) c.spacing = SchedulerConfig::Spacing::kExponential;
   if (beta) c.spacing = SchedulerConfig::Spacing::kBeta;

@@ -37,8 +37,8 @@ std::size_t skip_spaces_right(std::string_view text, std::size_t begin) {
 }
 
 bool touches_word(std::string_view text, std::size_t begin, std::size_t end) {
-  const bool before = begin > 0 && unicode::is_word_character(
-                                       unicode::decode(text, previous_character(text, begin)).code_point);
+  const bool before =
+      begin > 0 && unicode::is_word_character(unicode::decode(text, previous_character(text, begin)).code_point);
   const bool after = end < text.size() && unicode::is_word_character(unicode::decode(text, end).code_point);
   return before || after;
 }
@@ -68,8 +68,7 @@ Result<void> AddedTokens::add(const std::vector<AddedToken>& tokens, const TextM
       if (other == pattern) {
         return Error{Code::kDataCorrupt, "the added tokens \"" + token.content + "\" (" + std::to_string(id) +
                                              ") and \"" + token_of_.at(other_id).content + "\" (" +
-                                             std::to_string(other_id) + ") are both found as \"" + pattern +
-                                             "\""};
+                                             std::to_string(other_id) + ") are both found as \"" + pattern + "\""};
       }
     }
     same_start.emplace_back(pattern, id);

@@ -18,7 +18,7 @@ struct AddedToken {
   bool single_word = false;  // only where no word character touches it
   bool lstrip = false;       // takes white space before it
   bool rstrip = false;       // takes white space after it
-  bool normalized = true;  // sought, normalized itself, in normalized text; otherwise in the text as it came
+  bool normalized = true;    // sought, normalized itself, in normalized text; otherwise in the text as it came
   bool special = false;
   bool operator==(const AddedToken&) const = default;
 };

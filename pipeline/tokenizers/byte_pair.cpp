@@ -17,9 +17,7 @@ std::uint64_t pair_key(std::int32_t left, std::int32_t right) {
 
 std::string BytePairEncoder::byte_spelling(unsigned char byte) {
   // openai/gpt-2, encoder.py, bytes_to_unicode: printable Latin-1 as it is, the others from U+0100 in order.
-  const auto printable = [](int b) {
-    return (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-  };
+  const auto printable = [](int b) { return (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE; };
   char32_t c = byte;
   if (!printable(byte)) {
     c = 0x100;
@@ -36,13 +34,11 @@ Result<BytePairEncoder> BytePairEncoder::create(Vocabulary vocabulary, const Mer
   encoder.vocabulary_ = std::move(vocabulary);
   for (std::size_t i = 0; i < merges.size(); ++i) {
     const auto& [left, right] = merges[i];
-    const auto left_id = encoder.id_of(left), right_id = encoder.id_of(right),
-               merged = encoder.id_of(left + right);
+    const auto left_id = encoder.id_of(left), right_id = encoder.id_of(right), merged = encoder.id_of(left + right);
     if (!left_id || !right_id || !merged) {
       const std::string& absent = !left_id ? left : !right_id ? right : left + right;
-      return Error{Code::kDataCorrupt, "merge " + std::to_string(i + 1) + " (\"" + left + " " + right +
-                                           "\") needs \"" + absent +
-                                           "\", which the vocabulary does not have"};
+      return Error{Code::kDataCorrupt, "merge " + std::to_string(i + 1) + " (\"" + left + " " + right + "\") needs \"" +
+                                           absent + "\", which the vocabulary does not have"};
     }
     encoder.merges_[pair_key(*left_id, *right_id)] = {static_cast<std::uint32_t>(i), *merged};
   }

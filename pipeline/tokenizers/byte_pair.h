@@ -22,8 +22,7 @@ class BytePairEncoder {
 
   // Vocabulary entries spell bytes as GPT-2 does (byte_spelling). kDataCorrupt names a merge whose parts or
   // result the vocabulary lacks. `unknown_token` stands for bytes that the vocabulary lacks.
-  static Result<BytePairEncoder> create(Vocabulary vocabulary, const Merges& merges,
-                                        const std::string& unknown_token);
+  static Result<BytePairEncoder> create(Vocabulary vocabulary, const Merges& merges, const std::string& unknown_token);
 
   // Appends the ids of a word, which is not empty. kDataCorrupt: the vocabulary has neither the word's bytes
   // nor the unknown token.

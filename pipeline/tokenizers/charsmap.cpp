@@ -15,14 +15,11 @@ std::uint32_t offset(std::uint32_t unit) { return unit >> 10 << ((unit & 1u << 9
 
 std::uint32_t read_u32(std::string_view bytes, std::size_t at) {
   std::uint32_t number = 0;
-  for (std::size_t i = 0; i < 4; ++i)
-    number |= std::uint32_t{static_cast<unsigned char>(bytes[at + i])} << (8 * i);
+  for (std::size_t i = 0; i < 4; ++i) number |= std::uint32_t{static_cast<unsigned char>(bytes[at + i])} << (8 * i);
   return number;
 }
 
-Error corrupt(const std::string& what) {
-  return Error{Code::kDataCorrupt, "the precompiled charsmap " + what};
-}
+Error corrupt(const std::string& what) { return Error{Code::kDataCorrupt, "the precompiled charsmap " + what}; }
 
 }  // namespace
 

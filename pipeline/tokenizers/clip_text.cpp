@@ -59,8 +59,7 @@ Result<void> ClipText::tokenize(std::string_view text, std::vector<std::int32_t>
       constexpr std::size_t kBracket = 2;  // "<|" and "|>"
       const std::string_view mark = text.substr(at, bytes);
       for (const std::string_view part :
-           {mark.substr(0, kBracket), mark.substr(kBracket, bytes - 2 * kBracket),
-            mark.substr(bytes - kBracket)}) {
+           {mark.substr(0, kBracket), mark.substr(kBracket, bytes - 2 * kBracket), mark.substr(bytes - kBracket)}) {
         if (auto done = encoder_.encode(part, ids); !done) return done;
       }
       at += bytes;

@@ -39,8 +39,7 @@ Result<Vocabulary> read_vocabulary(const json::value* value, const std::string& 
 // "left right".
 std::optional<std::pair<std::string, std::string>> split_merge(std::string_view line) {
   const std::size_t space = line.find(' ');
-  if (space == std::string_view::npos || line.find(' ', space + 1) != std::string_view::npos)
-    return std::nullopt;
+  if (space == std::string_view::npos || line.find(' ', space + 1) != std::string_view::npos) return std::nullopt;
   return std::pair(std::string(line.substr(0, space)), std::string(line.substr(space + 1)));
 }
 
@@ -63,8 +62,7 @@ Result<BytePairs> from_tokenizer_json(const json::object& file, const std::strin
                list != nullptr && list->size() == 2 && (*list)[0].is_string() && (*list)[1].is_string()) {
       pair.emplace((*list)[0].as_string(), (*list)[1].as_string());
     }
-    if (!pair)
-      return corrupt(path, "merge " + std::to_string(pairs.merges.size() + 1) + " is not two tokens");
+    if (!pair) return corrupt(path, "merge " + std::to_string(pairs.merges.size() + 1) + " is not two tokens");
     pairs.merges.push_back(std::move(*pair));
   }
   return pairs;
@@ -92,8 +90,7 @@ Result<BytePairs> from_text_files(const std::string& dir) {
     if (line.starts_with("#version")) continue;
     auto pair = split_merge(line);
     if (!pair)
-      return corrupt(merges_path,
-                     "line " + std::to_string(number) + " is not two tokens with one space between");
+      return corrupt(merges_path, "line " + std::to_string(number) + " is not two tokens with one space between");
     pairs.merges.push_back(std::move(*pair));
   }
   return pairs;
@@ -109,11 +106,10 @@ Result<Tokenizer> Tokenizer::load_clip(const std::string& dir) {
   const auto folder = read_tokenizer_folder(dir, defaults);
   if (!folder) return folder.error();
   std::error_code ignored;
-  const bool has_text_files = std::filesystem::exists(dir + "/vocab.json", ignored) &&
-                              std::filesystem::exists(dir + "/merges.txt", ignored);
+  const bool has_text_files =
+      std::filesystem::exists(dir + "/vocab.json", ignored) && std::filesystem::exists(dir + "/merges.txt", ignored);
   if (!folder->tokenizer_json && !has_text_files) {
-    return Error{Code::kNotFound,
-                 "[tokenizer] " + dir + " has neither tokenizer.json nor vocab.json with merges.txt"};
+    return Error{Code::kNotFound, "[tokenizer] " + dir + " has neither tokenizer.json nor vocab.json with merges.txt"};
   }
   auto pairs = folder->tokenizer_json ? from_tokenizer_json(*folder->tokenizer_json, dir + "/tokenizer.json")
                                       : from_text_files(dir);

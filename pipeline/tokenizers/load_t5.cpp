@@ -48,8 +48,7 @@ Result<std::optional<Charsmap>> read_charsmap(const json::object& file, const st
     const json::object* fields = normalizer->if_object();
     const json::value* type = fields == nullptr ? nullptr : fields->if_contains("type");
     const json::value* blob = fields == nullptr ? nullptr : fields->if_contains("precompiled_charsmap");
-    if (type == nullptr || !type->is_string() || type->as_string() != "Precompiled" || blob == nullptr)
-      continue;
+    if (type == nullptr || !type->is_string() || type->as_string() != "Precompiled" || blob == nullptr) continue;
     const auto bytes = blob->is_string() ? decode_base64(blob->as_string()) : std::nullopt;
     if (!bytes) return corrupt(path, "precompiled_charsmap is not base64");
     if (bytes->empty()) return std::optional<Charsmap>();
@@ -149,8 +148,7 @@ Result<Tokenizer> Tokenizer::load_t5(const std::string& dir) {
 
   auto unigram = Unigram::create(std::move(pieces->vocabulary), kUnknownId);
   if (!unigram) return corrupt(dir, unigram.error().message);
-  return assemble(std::make_unique<T5Text>(std::move(*unigram), std::move(pieces->charsmap)), *folder,
-                  special, false);
+  return assemble(std::make_unique<T5Text>(std::move(*unigram), std::move(pieces->charsmap)), *folder, special, false);
 }
 
 }  // namespace ditfleet::pipeline

@@ -27,12 +27,8 @@ class MessageReader {
     const std::uint64_t tag = varint();
     field.number = static_cast<std::uint32_t>(tag >> 3);
     switch (tag & 7) {
-      case 0:
-        field.varint = varint();
-        break;
-      case 1:
-        field.varint = fixed(8);
-        break;
+      case 0: field.varint = varint(); break;
+      case 1: field.varint = fixed(8); break;
       case 2: {
         const std::uint64_t size = varint();
         if (size > rest_.size()) failed_ = true;
@@ -42,11 +38,8 @@ class MessageReader {
         rest_.remove_prefix(size);
         break;
       }
-      case 5:
-        field.varint = fixed(4);
-        break;
-      default:
-        failed_ = true;
+      case 5: field.varint = fixed(4); break;
+      default: failed_ = true;
     }
     if (failed_ || field.number == 0) {
       failed_ = true;
@@ -75,8 +68,7 @@ class MessageReader {
       return 0;
     }
     std::uint64_t value = 0;
-    for (std::size_t i = 0; i < size; ++i)
-      value |= std::uint64_t{static_cast<unsigned char>(rest_[i])} << (8 * i);
+    for (std::size_t i = 0; i < size; ++i) value |= std::uint64_t{static_cast<unsigned char>(rest_[i])} << (8 * i);
     rest_.remove_prefix(size);
     return value;
   }
@@ -118,8 +110,7 @@ Result<SentencePieceModel> parse_sentencepiece_model(std::string_view bytes) {
     if (!field->is_bytes) continue;
     if (field->number == 1) {
       auto piece = parse_piece(field->bytes);
-      if (!piece)
-        return corrupt("piece " + std::to_string(model.pieces.size()) + ": " + piece.error().message);
+      if (!piece) return corrupt("piece " + std::to_string(model.pieces.size()) + ": " + piece.error().message);
       model.pieces.push_back(std::move(*piece));
     } else if (field->number == 2) {  // TrainerSpec. Its model type does not matter: transformers makes every
       has_trainer = true;             // kind's pieces and scores a unigram model.

@@ -23,9 +23,9 @@ Result<Tokenizer> Tokenizer::assemble(std::unique_ptr<TextModel> model, const To
     const auto content = folder.named_content(key);
     const auto id = content ? tokenizer.id_of(*content) : std::nullopt;
     if (id) return *id;
-    return Error{Code::kDataCorrupt, "[tokenizer] " + folder.dir + "/tokenizer_config.json: " + key +
-                                         (content ? " is \"" + *content + "\", which has no id"
-                                                  : " is null; it must be a token")};
+    return Error{Code::kDataCorrupt,
+                 "[tokenizer] " + folder.dir + "/tokenizer_config.json: " + key +
+                     (content ? " is \"" + *content + "\", which has no id" : " is null; it must be a token")};
   };
   if (has_begin) {
     const auto begin = named_id("bos_token");

@@ -31,8 +31,8 @@ Result<void> check_tokenizer_classes(const std::string& dir) {
     const std::string_view name = is_class ? std::string_view((*pair)[1].as_string()) : std::string_view();
     if (std::find(component.classes.begin(), component.classes.end(), name) == component.classes.end()) {
       return Error{Code::kDataCorrupt, "[tokenizer] " + path + ": " + component.name + " is " +
-                                           (is_class ? "a " + std::string(name) : "missing") +
-                                           "; a FLUX model has a " + std::string(component.classes[0])};
+                                           (is_class ? "a " + std::string(name) : "missing") + "; a FLUX model has a " +
+                                           std::string(component.classes[0])};
     }
   }
   return {};

@@ -14,9 +14,7 @@ namespace {
 constexpr std::array<const char*, 7> kNames = {"bos_token", "eos_token", "unk_token", "sep_token",
                                                "pad_token", "cls_token", "mask_token"};
 
-bool is_standard_name(std::string_view key) {
-  return std::find(kNames.begin(), kNames.end(), key) != kNames.end();
-}
+bool is_standard_name(std::string_view key) { return std::find(kNames.begin(), kNames.end(), key) != kNames.end(); }
 
 Error corrupt(const std::string& path, const std::string& what) {
   return Error{Code::kDataCorrupt, "[tokenizer] " + path + ": " + what};
@@ -66,8 +64,7 @@ Result<TokenSetting> read_token(const json::value& value, bool special, const st
                                    {"normalized", &token.normalized}}) {
     good = read_flag(name, *flag) && good;
   }
-  if (!good)
-    return corrupt(path, key + " (\"" + token.content + "\") has a flag that is neither true nor false");
+  if (!good) return corrupt(path, key + " (\"" + token.content + "\") has a flag that is neither true nor false");
   return setting;
 }
 
@@ -94,8 +91,7 @@ bool is_used(const json::object& object, const char* key) {
 // Collects what the files say, in the order in which transformers lets one override another.
 class FolderReader {
  public:
-  FolderReader(const std::string& dir, const std::map<std::string, std::string>& defaults)
-      : defaults_(defaults) {
+  FolderReader(const std::string& dir, const std::map<std::string, std::string>& defaults) : defaults_(defaults) {
     folder_.dir = dir;
   }
 
@@ -173,8 +169,7 @@ class FolderReader {
       const std::string text(key);
       if (text.empty() || text.size() > 9 || text.find_first_not_of("0123456789") != std::string::npos ||
           !value.is_object()) {
-        return corrupt(
-            file, "added_tokens_decoder has the entry \"" + text + "\"; it must be an id with an object");
+        return corrupt(file, "added_tokens_decoder has the entry \"" + text + "\"; it must be an id with an object");
       }
       auto token = read_token(value, false, file, "added_tokens_decoder " + text);
       if (!token) return token.error();
@@ -214,8 +209,7 @@ class FolderReader {
     auto added = read_object(added_file);
     if (!added) return added.error();
     for (const auto& [content, id] : added->value_or(json::object())) {
-      if (!id.is_int64() || id.as_int64() < 0)
-        return corrupt(added_file, "\"" + std::string(content) + "\" has no id");
+      if (!id.is_int64() || id.as_int64() < 0) return corrupt(added_file, "\"" + std::string(content) + "\" has no id");
       TokenSetting token;
       token.token.content = content;
       token.token.special = is_known_special(content);
@@ -230,8 +224,7 @@ class FolderReader {
     for (const json::value& value : tokens->as_array()) {
       const json::object* object = value.if_object();
       const json::value* id = object == nullptr ? nullptr : object->if_contains("id");
-      if (id == nullptr || !id->is_int64() || id->as_int64() < 0)
-        return corrupt(json_file, "an added token has no id");
+      if (id == nullptr || !id->is_int64() || id->as_int64() < 0) return corrupt(json_file, "an added token has no id");
       auto token = read_token(value, false, json_file, "added_tokens");
       if (!token) return token.error();
       add(id->as_int64(), std::move(*token));
@@ -244,8 +237,7 @@ class FolderReader {
     for (const char* key : {"model_max_length", "max_len"}) {
       const json::value* value = config.if_contains(key);
       if (value == nullptr || value->is_null() || folder_.model_max_length) continue;
-      if (!value->is_number())
-        return corrupt(path("tokenizer_config.json"), std::string(key) + " must be a number");
+      if (!value->is_number()) return corrupt(path("tokenizer_config.json"), std::string(key) + " must be a number");
       // transformers writes 1e30 for "no limit".
       if (value->is_int64() && value->as_int64() > 0) folder_.model_max_length = value->as_int64();
     }
@@ -312,8 +304,7 @@ class FolderReader {
       const auto& token = named_.at(name);
       if (!token) return;
       const auto known = by_content_.find(token->token.content);
-      const bool replace =
-          is_standard_name(name) && !is_default_.contains(name) && known != by_content_.end();
+      const bool replace = is_standard_name(name) && !is_default_.contains(name) && known != by_content_.end();
       folder_.named.emplace_back(name, replace ? known->second : *token);
     };
     for (const char* name : kNames) {
@@ -375,9 +366,8 @@ Result<TokenizerFolder> read_tokenizer_folder(const std::string& dir,
 std::optional<std::string> decode_base64(std::string_view text) {
   std::string bytes(text.size() / 4 * 3 + 3, '\0');
   std::size_t size = 0;
-  const int failed =
-      sodium_base642bin(reinterpret_cast<unsigned char*>(bytes.data()), bytes.size(), text.data(),
-                        text.size(), "\r\n \t", &size, nullptr, sodium_base64_VARIANT_ORIGINAL);
+  const int failed = sodium_base642bin(reinterpret_cast<unsigned char*>(bytes.data()), bytes.size(), text.data(),
+                                       text.size(), "\r\n \t", &size, nullptr, sodium_base64_VARIANT_ORIGINAL);
   if (failed != 0) return std::nullopt;
   bytes.resize(size);
   return bytes;

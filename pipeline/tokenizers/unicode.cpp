@@ -56,10 +56,9 @@ class ClusterState {
     if (last_ == G::kCR) return next == G::kLF;                                 // GB3, GB4
     if (last_ == G::kLF || last_ == G::kControl) return false;                  // GB4
     if (next == G::kCR || next == G::kLF || next == G::kControl) return false;  // GB5
-    if (last_ == G::kL && (next == G::kL || next == G::kV || next == G::kLV || next == G::kLVT))
-      return true;                                                                              // GB6
-    if ((last_ == G::kLV || last_ == G::kV) && (next == G::kV || next == G::kT)) return true;   // GB7
-    if ((last_ == G::kLVT || last_ == G::kT) && next == G::kT) return true;                     // GB8
+    if (last_ == G::kL && (next == G::kL || next == G::kV || next == G::kLV || next == G::kLVT)) return true;  // GB6
+    if ((last_ == G::kLV || last_ == G::kV) && (next == G::kV || next == G::kT)) return true;                  // GB7
+    if ((last_ == G::kLVT || last_ == G::kT) && next == G::kT) return true;                                    // GB8
     if (next == G::kExtend || next == G::kZWJ || next == G::kSpacingMark) return true;          // GB9, GB9a
     if (last_ == G::kPrepend) return true;                                                      // GB9b
     if (conjunct_linked_ && conjunct_class(c) == ConjunctClass::kConsonant) return true;        // GB9c
@@ -98,9 +97,7 @@ class ClusterState {
 }  // namespace
 
 Decoded decode(std::string_view text, std::size_t at) {
-  const auto byte = [&](std::size_t i) {
-    return static_cast<char32_t>(static_cast<unsigned char>(text[at + i]));
-  };
+  const auto byte = [&](std::size_t i) { return static_cast<char32_t>(static_cast<unsigned char>(text[at + i])); };
   const char32_t first = byte(0);
   if (first < 0x80) return {first, 1};
   if (first < 0xE0) return {(first & 0x1F) << 6 | (byte(1) & 0x3F), 2};
@@ -168,9 +165,8 @@ std::string nfc(std::string_view text) {
       if (U_SUCCESS(error)) normalizer = std::make_unique<icu::FilteredNormalizer2>(*newest, assigned);
     }
   };
-  static const Unicode9* const unicode9 = new Unicode9;  // never destroyed: threads may outlive main
-  if (unicode9->normalizer == nullptr)
-    return std::string(text);  // ICU without its data; it is part of the library
+  static const Unicode9* const unicode9 = new Unicode9;           // never destroyed: threads may outlive main
+  if (unicode9->normalizer == nullptr) return std::string(text);  // ICU without its data; it is part of the library
   UErrorCode error = U_ZERO_ERROR;
   const icu::UnicodeString source =
       icu::UnicodeString::fromUTF8(icu::StringPiece(text.data(), static_cast<std::int32_t>(text.size())));

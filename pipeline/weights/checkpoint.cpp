@@ -45,12 +45,16 @@ Result<Weights> find_variant(const std::string& dir) {
     if (name.ends_with(".bin") || name.ends_with(".pt") || name.ends_with(".ckpt")) pickle = name;
     for (const char* stem : kStems) {
       const std::string index = std::string(stem) + ".safetensors.index.", single = std::string(stem) + ".";
-      if (const auto word = between(name, index, ".json"); !word.empty()) variants[std::string(word)] = {entry.path(), true};
-      else if (const auto other = between(name, single, ".safetensors"); !other.empty()) variants.try_emplace(std::string(other), Weights{entry.path()});
+      if (const auto word = between(name, index, ".json"); !word.empty())
+        variants[std::string(word)] = {entry.path(), true};
+      else if (const auto other = between(name, single, ".safetensors"); !other.empty())
+        variants.try_emplace(std::string(other), Weights{entry.path()});
     }
   }
   if (variants.size() == 1) return variants.begin()->second;
-  std::string message = "[checkpoint] " + dir + " has no weights: diffusion_pytorch_model.safetensors, model.safetensors, or one of them with .index.json and its shards";
+  std::string message = "[checkpoint] " + dir +
+                        " has no weights: diffusion_pytorch_model.safetensors, model.safetensors, or one of them with "
+                        ".index.json and its shards";
   if (!variants.empty()) {
     message += "; there are only variants (";
     for (const auto& [name, weights] : variants) message += (name == variants.begin()->first ? "" : ", ") + name;
@@ -85,16 +89,14 @@ Result<std::vector<std::pair<std::string, std::string>>> read_index(const std::s
   const json::object* object = value->if_object();
   const json::value* map_value = object == nullptr ? nullptr : object->if_contains("weight_map");
   const json::object* map = map_value == nullptr ? nullptr : map_value->if_object();
-  if (map == nullptr)
-    return corrupt(path, "it must be an object with the object weight_map (tensor name → file name)");
+  if (map == nullptr) return corrupt(path, "it must be an object with the object weight_map (tensor name → file name)");
   std::vector<std::pair<std::string, std::string>> entries;
   for (const auto& [name, file] : *map) {
     const json::string* file_name = file.if_string();
-    if (file_name == nullptr)
-      return corrupt(path, "weight_map names no file for tensor \"" + std::string(name) + "\"");
+    if (file_name == nullptr) return corrupt(path, "weight_map names no file for tensor \"" + std::string(name) + "\"");
     if (!is_plain_file_name(*file_name)) {
-      return corrupt(path, "weight_map puts tensor \"" + std::string(name) + "\" into \"" +
-                               std::string(*file_name) + "\"; shards must lie in the same folder");
+      return corrupt(path, "weight_map puts tensor \"" + std::string(name) + "\" into \"" + std::string(*file_name) +
+                               "\"; shards must lie in the same folder");
     }
     entries.emplace_back(name, *file_name);
   }
@@ -126,7 +128,8 @@ Result<Checkpoint> Checkpoint::open(const std::string& dir, Library library) {
       Result<SafetensorsFile> file = SafetensorsFile::open(dir + "/" + file_name);
       if (!file) {
         if (file.error().code != Code::kNotFound) return file.error();
-        return Error{Code::kNotFound, "[checkpoint] " + index + " names the shard " + file_name + ", which is not in the folder"};
+        return Error{Code::kNotFound,
+                     "[checkpoint] " + index + " names the shard " + file_name + ", which is not in the folder"};
       }
       checkpoint.files_.push_back(std::move(*file));
     }

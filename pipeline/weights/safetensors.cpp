@@ -72,16 +72,13 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
 
 const std::string& SafetensorsFile::path() const { return state_->path; }
 const std::vector<TensorEntry>& SafetensorsFile::entries() const { return state_->header.tensors; }
-const std::map<std::string, std::string>& SafetensorsFile::metadata() const {
-  return state_->header.metadata;
-}
+const std::map<std::string, std::string>& SafetensorsFile::metadata() const { return state_->header.metadata; }
 
 namespace {
 
 const TensorEntry* find_entry(const std::vector<TensorEntry>& entries, std::string_view name) {
-  const auto it =
-      std::lower_bound(entries.begin(), entries.end(), name,
-                       [](const TensorEntry& entry, std::string_view key) { return entry.name < key; });
+  const auto it = std::lower_bound(entries.begin(), entries.end(), name,
+                                   [](const TensorEntry& entry, std::string_view key) { return entry.name < key; });
   return it != entries.end() && it->name == name ? &*it : nullptr;
 }
 
@@ -98,8 +95,7 @@ Result<TensorView> SafetensorsFile::tensor(std::string_view name) const {
 }
 
 TensorView SafetensorsFile::view(const TensorEntry& entry) const {
-  return TensorView{
-      entry.name, entry.dtype, entry.shape, {state_->data + entry.begin, entry.end - entry.begin}};
+  return TensorView{entry.name, entry.dtype, entry.shape, {state_->data + entry.begin, entry.end - entry.begin}};
 }
 
 }  // namespace ditfleet::pipeline

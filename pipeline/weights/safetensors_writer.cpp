@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "shared/safetensors/header.h"
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
 #include "shared/core/output_file.h"
+#include "shared/safetensors/header.h"
 
 namespace ditfleet::pipeline {
 
@@ -42,9 +42,9 @@ Result<std::string> encode_safetensors(std::vector<TensorToWrite> tensors,
     const Result<std::uint64_t> size = tensor_bytes(tensor.dtype, tensor.shape);
     if (!size) return invalid_argument(where + ": " + size.error().message);
     if (*size != tensor.bytes.size()) {
-      return invalid_argument(where + " is " + std::string(dtype_name(tensor.dtype)) + " " +
-                              shape_text(tensor.shape) + ", which takes " + std::to_string(*size) +
-                              " bytes; " + std::to_string(tensor.bytes.size()) + " were given");
+      return invalid_argument(where + " is " + std::string(dtype_name(tensor.dtype)) + " " + shape_text(tensor.shape) +
+                              ", which takes " + std::to_string(*size) + " bytes; " +
+                              std::to_string(tensor.bytes.size()) + " were given");
     }
     json::array shape(tensor.shape.begin(), tensor.shape.end());
     header[tensor.name] = json::object{{"dtype", dtype_name(tensor.dtype)},
@@ -55,8 +55,8 @@ Result<std::string> encode_safetensors(std::vector<TensorToWrite> tensors,
   std::string text = json::serialize(header);
   text.append((8 - text.size() % 8) % 8, ' ');
   if (text.size() > kMaxSafetensorsHeaderBytes) {
-    return invalid_argument("[safetensors] too many tensors: the header would have " +
-                            std::to_string(text.size()) + " bytes");
+    return invalid_argument("[safetensors] too many tensors: the header would have " + std::to_string(text.size()) +
+                            " bytes");
   }
   std::string file;
   file.reserve(8 + text.size() + at);

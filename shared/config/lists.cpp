@@ -43,12 +43,15 @@ const auto& lists() {
           "compile",
           "rules",
           "Modes by class: the first entry whose bounds hold for a call's image tokens and frames says the mode, "
-          "compile.mode where none does. As \"[{max_frames: 49, mode: reduce-overhead}, {min_frames: 81, mode: none}]\".",
+          "compile.mode where none does. As \"[{max_frames: 49, mode: reduce-overhead}, {min_frames: 81, mode: "
+          "none}]\".",
           +[](Settings& s) -> std::vector<CompileRule>& { return s.compile.rules; },
-          {{"mode", &CompileRule::mode, "The mode; none: op by op.", 0, 0, "none|default|reduce-overhead|max-autotune-no-cudagraphs|max-autotune"},
+          {{"mode", &CompileRule::mode, "The mode; none: op by op.", 0, 0,
+            "none|default|reduce-overhead|max-autotune-no-cudagraphs|max-autotune"},
            {"min_frames", &CompileRule::min_frames, "Fewest frames; an image has one.", 1, kMaxFrames},
            {"max_frames", &CompileRule::max_frames, "Most frames.", 1, kMaxFrames},
-           {"min_tokens", &CompileRule::min_tokens, "Fewest tokens of the picture, text aside: 4096 for 1024x1024.", 1, kMaxTokens},
+           {"min_tokens", &CompileRule::min_tokens, "Fewest tokens of the picture, text aside: 4096 for 1024x1024.", 1,
+            kMaxTokens},
            {"max_tokens", &CompileRule::max_tokens, "Most tokens.", 1, kMaxTokens}}},
       List<WarmupClass>{
           "worker",
@@ -59,7 +62,8 @@ const auto& lists() {
           {{"model", &WarmupClass::model, "One of models; if empty, each of them."},
            {"width", &WarmupClass::width, "Pixels.", 1, kMaxSide},
            {"height", &WarmupClass::height, "Pixels.", 1, kMaxSide},
-           {"max_sequence_length", &WarmupClass::max_sequence_length, "Text tokens; if not given, the model's default.", 1, 512},
+           {"max_sequence_length", &WarmupClass::max_sequence_length, "Text tokens; if not given, the model's default.",
+            1, 512},
            {"true_cfg", &WarmupClass::true_cfg, "With a negative prompt, which runs the transformer twice a step."}}}};
   return all;
 }
@@ -69,7 +73,10 @@ template <class With>
 bool with_list(const std::vector<std::string>& path, With&& with) {
   if (path.size() < 2) return false;
   return std::apply(
-      [&](const auto&... list) { return ((path[0] == list.section && path[1] == list.name ? (with(list), true) : false) || ...); }, lists());
+      [&](const auto&... list) {
+        return ((path[0] == list.section && path[1] == list.name ? (with(list), true) : false) || ...);
+      },
+      lists());
 }
 
 Error wrong(const Assignment& a, const std::string& message) { return invalid_argument(a.where + ": " + message); }
@@ -83,7 +90,8 @@ std::string choices_text(std::string_view choices) {
 template <class Item>
 std::string type_of(const Field<Item>& field) {
   if (std::holds_alternative<bool Item::*>(field.at)) return "true or false";
-  if (std::holds_alternative<std::string Item::*>(field.at)) return field.choices.empty() ? "a name" : choices_text(field.choices);
+  if (std::holds_alternative<std::string Item::*>(field.at))
+    return field.choices.empty() ? "a name" : choices_text(field.choices);
   return "an integer from " + std::to_string(field.low) + " to " + std::to_string(field.high);
 }
 
@@ -100,12 +108,13 @@ template <class Item>
 bool put(const Field<Item>& field, const std::string& text, Item& item) {
   if (const auto* at = std::get_if<bool Item::*>(&field.at)) {
     if (text != "true" && text != "false") return false;
-    item.**at = text == "true";
+    item.** at = text == "true";
     return true;
   }
   if (const auto* at = std::get_if<std::string Item::*>(&field.at)) {
-    if (field.choices.empty() ? !is_valid_utf8(text) || text.size() > 64 : !is_choice(field.choices, text)) return false;
-    item.**at = text;
+    if (field.choices.empty() ? !is_valid_utf8(text) || text.size() > 64 : !is_choice(field.choices, text))
+      return false;
+    item.** at = text;
     return true;
   }
   int value = 0;
@@ -166,10 +175,11 @@ void emit(YAML::Emitter& out, const List<Item>& list, const Settings& settings) 
   out << YAML::EndSeq;
 }
 
-Result<void> ordered(const std::string& at, const char* what, const std::optional<int>& low, const std::optional<int>& high) {
+Result<void> ordered(const std::string& at, const char* what, const std::optional<int>& low,
+                     const std::optional<int>& high) {
   if (!low || !high || *low <= *high) return {};
-  return invalid_argument(at + " has min_" + what + " " + std::to_string(*low) + " and max_" + what + " " + std::to_string(*high) +
-                          "; no call can match it: the minimum must not be above the maximum");
+  return invalid_argument(at + " has min_" + what + " " + std::to_string(*low) + " and max_" + what + " " +
+                          std::to_string(*high) + "; no call can match it: the minimum must not be above the maximum");
 }
 
 }  // namespace
@@ -180,7 +190,9 @@ bool is_list_path(const std::vector<std::string>& path) {
 
 Result<void> apply_list(const Assignment& a, Settings& settings) {
   Result<void> out;
-  with_list(a.path, [&](const auto& list) { out = a.path.size() == 2 ? apply_whole(list, a, settings) : apply_field(list, a, settings); });
+  with_list(a.path, [&](const auto& list) {
+    out = a.path.size() == 2 ? apply_whole(list, a, settings) : apply_field(list, a, settings);
+  });
   return out;
 }
 
@@ -188,14 +200,17 @@ Result<void> check_lists(const Settings& s) {
   for (std::size_t i = 0; i < s.compile.rules.size(); ++i) {
     const auto& rule = s.compile.rules[i];
     const std::string at = "compile.rules." + std::to_string(i);
-    if (rule.mode.empty()) return invalid_argument(at + " has no mode; a rule says one, as {max_frames: 49, mode: reduce-overhead}");
+    if (rule.mode.empty())
+      return invalid_argument(at + " has no mode; a rule says one, as {max_frames: 49, mode: reduce-overhead}");
     if (auto r = ordered(at, "frames", rule.min_frames, rule.max_frames); !r) return r;
     if (auto r = ordered(at, "tokens", rule.min_tokens, rule.max_tokens); !r) return r;
   }
   for (std::size_t i = 0; i < s.worker.warmup_classes.size(); ++i) {
     const auto& one = s.worker.warmup_classes[i];
     const std::string at = "worker.warmup_classes." + std::to_string(i);
-    if (!one.width || !one.height) return invalid_argument(at + " lacks " + (one.width ? "height" : "width") + "; a class is {width: 1024, height: 1024}");
+    if (!one.width || !one.height)
+      return invalid_argument(at + " lacks " + (one.width ? "height" : "width") +
+                              "; a class is {width: 1024, height: 1024}");
     if (!one.model.empty() && !s.models.empty() && !s.models.contains(one.model)) {
       std::vector<std::string> names;
       for (const auto& [name, model] : s.models) names.push_back(name);
@@ -206,7 +221,8 @@ Result<void> check_lists(const Settings& s) {
 }
 
 void emit_lists(YAML::Emitter& out, const Settings& settings, std::string_view section) {
-  std::apply([&](const auto&... list) { ((list.section == section ? emit(out, list, settings) : void()), ...); }, lists());
+  std::apply([&](const auto&... list) { ((list.section == section ? emit(out, list, settings) : void()), ...); },
+             lists());
 }
 
 std::vector<OptionHelp> list_help() {
@@ -215,9 +231,12 @@ std::vector<OptionHelp> list_help() {
       [&](const auto&... list) {
         const auto add = [&](const auto& one) {
           std::string variable = "DITFLEET_" + std::string(one.section) + "__" + std::string(one.name);
-          std::transform(variable.begin(), variable.end(), variable.begin(), [](char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c; });
+          std::transform(variable.begin(), variable.end(), variable.begin(),
+                         [](char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c; });
           rows.push_back({one.key(), "a list of maps", "", std::string(one.description), variable});
-          for (const auto& field : one.fields) rows.push_back({one.key() + "[]." + std::string(field.name), type_of(field), "", std::string(field.description), ""});
+          for (const auto& field : one.fields)
+            rows.push_back(
+                {one.key() + "[]." + std::string(field.name), type_of(field), "", std::string(field.description), ""});
         };
         (add(list), ...);
       },

@@ -46,7 +46,8 @@ const Option kOptions[] = {
      .high = 1 << 30},
     {.key = "gateway.max_connections",
      .at = DITFLEET_AT(gateway.max_connections),
-     .description = "Connections open at once; for one more the one that has asked nothing for longest is closed, or, where all are at work, it is answered 503. Event streams may be three quarters of them.",
+     .description = "Connections open at once; for one more the one that has asked nothing for longest is closed, or, "
+                    "where all are at work, it is answered 503. Event streams may be three quarters of them.",
      .low = 1,
      .high = 1'000'000},
     {.key = "gateway.public_url",
@@ -143,7 +144,8 @@ const Option kOptions[] = {
      .high = kManyMs},
     {.key = "scheduler.late_units_yield",
      .at = DITFLEET_AT(scheduler.late_units_yield),
-     .description = "A unit that has waited so long that it would end later than nineteen in twenty do lets others of its tenant go "
+     .description = "A unit that has waited so long that it would end later than nineteen in twenty do lets others of "
+                    "its tenant go "
                     "first: once, and one unit in twenty at most. Shortens p95, lengthens p99."},
 
     {.key = "worker.count",
@@ -153,8 +155,7 @@ const Option kOptions[] = {
      .high = 256},
     {.key = "worker.name",
      .at = DITFLEET_AT(worker.name),
-     .description =
-         "Name of a worker; if empty, host and pid. `ditfleet up` adds -1, -2 … where there are several.",
+     .description = "Name of a worker; if empty, host and pid. `ditfleet up` adds -1, -2 … where there are several.",
      .form = Form::kName},
     {.key = "worker.device",
      .at = DITFLEET_AT(worker.device),
@@ -176,18 +177,19 @@ const Option kOptions[] = {
      .high = 60'000},
     {.key = "worker.drain_ms",
      .at = DITFLEET_AT(worker.drain_ms),
-     .description =
-         "How long a worker that is asked to end may finish what it runs; what is left is handed back.",
+     .description = "How long a worker that is asked to end may finish what it runs; what is left is handed back.",
      .low = 0,
      .high = kDayMs},
     {.key = "worker.warmup",
      .at = DITFLEET_AT(worker.warmup),
-     .description = "Run one small image of each model after loading it, and worker.warmup_classes, before the worker says that it "
+     .description = "Run one small image of each model after loading it, and worker.warmup_classes, before the worker "
+                    "says that it "
                     "is ready."},
 
     {.key = "worker.metrics_listen",
      .at = DITFLEET_AT(worker.metrics_listen),
-     .description = "Address, as 127.0.0.1:9464, where a worker serves its metrics (/metrics): compiles, the kernel cache. Of several "
+     .description = "Address, as 127.0.0.1:9464, where a worker serves its metrics (/metrics): compiles, the kernel "
+                    "cache. Of several "
                     "that `ditfleet up` starts each takes the next port. If empty, they are not served.",
      .form = Form::kListenIfAny},
 
@@ -203,8 +205,10 @@ const Option kOptions[] = {
      .high = 1024},
     {.key = "worker.lora.together_rank",
      .at = DITFLEET_AT(worker.lora.together_rank),
-     .description = "Rank that the adapters used at once, by one request or in one batch, may have in all at one linear layer of a compiled "
-                    "transformer, which keeps that many columns beside its weights; with more its blocks run op by op. At least worker.lora.max_rank.",
+     .description = "Rank that the adapters used at once, by one request or in one batch, may have in all at one "
+                    "linear layer of a compiled "
+                    "transformer, which keeps that many columns beside its weights; with more its blocks run op by op. "
+                    "At least worker.lora.max_rank.",
      .low = 1,
      .high = 1024},
     {.key = "worker.lora.host_bytes",
@@ -214,8 +218,9 @@ const Option kOptions[] = {
      .high = kManyBytes},
     {.key = "worker.lora.cache_dir",
      .at = DITFLEET_AT(worker.lora.cache_dir),
-     .description = "Folder of the adapters' files that workers have fetched and checked; several workers of a host may share "
-                    "it. If empty, `adapters` in the data folder (data.dir).",
+     .description =
+         "Folder of the adapters' files that workers have fetched and checked; several workers of a host may share "
+         "it. If empty, `adapters` in the data folder (data.dir).",
      .form = Form::kPath},
     {.key = "worker.lora.cache_bytes",
      .at = DITFLEET_AT(worker.lora.cache_bytes),
@@ -239,7 +244,8 @@ const Option kOptions[] = {
 
     {.key = "loras.folders",
      .at = DITFLEET_AT(loras.folders),
-     .description = "Folders whose files may be registered as LoRA adapters by path, with ':' between; on disks that workers see under "
+     .description = "Folders whose files may be registered as LoRA adapters by path, with ':' between; on disks that "
+                    "workers see under "
                     "the same paths, and with this option on workers, too. If empty, adapters are uploaded only.",
      .form = Form::kPath},
     {.key = "loras.max_upload_bytes",
@@ -256,17 +262,20 @@ const Option kOptions[] = {
      .choices = "auto|nvrtc|cpu_jit|eager"},
     {.key = "compile.mode",
      .at = DITFLEET_AT(compile.mode),
-     .description = "default; reduce-overhead adds CUDA graphs, max-autotune-no-cudagraphs timed GEMMs and attention, max-autotune both. "
+     .description = "default; reduce-overhead adds CUDA graphs, max-autotune-no-cudagraphs timed GEMMs and attention, "
+                    "max-autotune both. "
                     "On a CPU all are default.",
      .choices = "default|reduce-overhead|max-autotune-no-cudagraphs|max-autotune"},
     {.key = "compile.attention",
      .at = DITFLEET_AT(compile.attention),
-     .description = "The implementation of attention: cudnn and efficient on a GPU, flash on a CPU or in bf16 on a GPU, math "
-                    "anywhere, or auto: what LibTorch prefers; with timed GEMMs, the faster of that and flash.",
+     .description =
+         "The implementation of attention: cudnn and efficient on a GPU, flash on a CPU or in bf16 on a GPU, math "
+         "anywhere, or auto: what LibTorch prefers; with timed GEMMs, the faster of that and flash.",
      .choices = "auto|cudnn|flash|efficient|math"},
     {.key = "compile.fullgraph",
      .at = DITFLEET_AT(compile.fullgraph),
-     .description = "A block that would run op by op, for an op without a kernel or a compiler that fails, is an error."},
+     .description =
+         "A block that would run op by op, for an op without a kernel or a compiler that fails, is an error."},
     {.key = "compile.dynamic",
      .at = DITFLEET_AT(compile.dynamic),
      .description = "One program for all sizes; false: one for each size."},
@@ -280,12 +289,14 @@ const Option kOptions[] = {
      .high = 1000},
     {.key = "compile.cxx",
      .at = DITFLEET_AT(compile.cxx),
-     .description = "The C++ compiler of cpu_jit: a name that PATH finds or a path. If empty, the variable DITFLEET_CXX, else c++. "
+     .description = "The C++ compiler of cpu_jit: a name that PATH finds or a path. If empty, the variable "
+                    "DITFLEET_CXX, else c++. "
                     "Where there is none, blocks run compiled as far as the kernel cache has their programs."},
     {.key = "compile.nvrtc",
      .at = DITFLEET_AT(compile.nvrtc),
-     .description = "NVIDIA's run-time compiler: the file libnvrtc.so.13. If empty, the variable DITFLEET_NVRTC, else where it is "
-                    "commonly installed.",
+     .description =
+         "NVIDIA's run-time compiler: the file libnvrtc.so.13. If empty, the variable DITFLEET_NVRTC, else where it is "
+         "commonly installed.",
      .form = Form::kPath},
     {.key = "compile.components.transformer",
      .at = DITFLEET_AT(compile.components.transformer),
@@ -295,14 +306,16 @@ const Option kOptions[] = {
      .description = "Compile the layers of the text encoders."},
     {.key = "compile.components.vae",
      .at = DITFLEET_AT(compile.components.vae),
-     .description = "Compile what lies between the VAE's convolutions, on a GPU; auto: where that is to be had. true on a CPU is "
-                    "counted as a fallback, refused with compile.fullgraph.",
+     .description =
+         "Compile what lies between the VAE's convolutions, on a GPU; auto: where that is to be had. true on a CPU is "
+         "counted as a fallback, refused with compile.fullgraph.",
      .choices = "auto|true|false"},
 
     {.key = "cache.dir",
      .at = DITFLEET_AT(cache.dir),
-     .description = "Folder of the kernel cache, which keeps compiled programs; several workers of a host may share it. If "
-                    "empty, `kernels` in the data folder (data.dir).",
+     .description =
+         "Folder of the kernel cache, which keeps compiled programs; several workers of a host may share it. If "
+         "empty, `kernels` in the data folder (data.dir).",
      .form = Form::kPath},
     {.key = "cache.memory_bytes",
      .at = DITFLEET_AT(cache.memory_bytes),
@@ -316,22 +329,26 @@ const Option kOptions[] = {
      .high = kManyBytes},
     {.key = "cache.redis",
      .at = DITFLEET_AT(cache.redis),
-     .description = "Share compiled programs through redis.url. Needs cache.secret or cache.secret_file, which `ditfleet "
-                    "up` sets for its private Redis; without, it is off."},
+     .description =
+         "Share compiled programs through redis.url. Needs cache.secret or cache.secret_file, which `ditfleet "
+         "up` sets for its private Redis; without, it is off."},
     {.key = "cache.secret",
      .at = DITFLEET_AT(cache.secret),
-     .description = "Signs compiled programs; the same on all nodes that share them. At least 16 characters, as `openssl "
-                    "rand -hex 32` makes. A file (cache.secret_file) or the environment keeps it out of sight.",
+     .description =
+         "Signs compiled programs; the same on all nodes that share them. At least 16 characters, as `openssl "
+         "rand -hex 32` makes. A file (cache.secret_file) or the environment keeps it out of sight.",
      .form = Form::kSecret},
     {.key = "cache.secret_file",
      .at = DITFLEET_AT(cache.secret_file),
-     .description = "File with the secret on one line. If both are empty, the file `secret` in cache.dir, made with the "
-                    "folder, signs what is on disk.",
+     .description =
+         "File with the secret on one line. If both are empty, the file `secret` in cache.dir, made with the "
+         "folder, signs what is on disk.",
      .form = Form::kPath},
     {.key = "cache.redis_timeout_ms",
      .at = DITFLEET_AT(cache.redis_timeout_ms),
-     .description = "How long one operation on Redis may take; half of it counts as too slow. After three such in a row Redis "
-                    "is left out for a while.",
+     .description =
+         "How long one operation on Redis may take; half of it counts as too slow. After three such in a row Redis "
+         "is left out for a while.",
      .low = 10,
      .high = 10'000},
     {.key = "cache.redis_ttl_ms",
@@ -346,7 +363,8 @@ const Option kOptions[] = {
      .high = 4500},
     {.key = "cache.wait_ms",
      .at = DITFLEET_AT(cache.wait_ms),
-     .description = "Longest wait for a program that another process compiles; then a worker compiles it itself. 0: no wait.",
+     .description =
+         "Longest wait for a program that another process compiles; then a worker compiles it itself. 0: no wait.",
      .low = 0,
      .high = 9000},
 
@@ -358,8 +376,10 @@ const Option kOptions[] = {
 
     {.key = "telemetry.otlp_endpoint",
      .at = DITFLEET_AT(telemetry.otlp_endpoint),
-     .description = "Where spans go, by OTLP over HTTP with JSON bodies: the receiver's base URL, as http://127.0.0.1:4318. If empty, "
-                    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT; without them no spans are made.",
+     .description =
+         "Where spans go, by OTLP over HTTP with JSON bodies: the receiver's base URL, as http://127.0.0.1:4318. If "
+         "empty, "
+         "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT; without them no spans are made.",
      .form = Form::kHttpUrl},
 
     {.key = "log.level",
@@ -394,15 +414,11 @@ bool has_form(Form form, std::string_view text) {
   if (text.empty()) return form != Form::kListen && form != Form::kDevice;
   switch (form) {
     case Form::kAny:
-    case Form::kPath:
-      return true;
+    case Form::kPath: return true;
     case Form::kListen:
-    case Form::kListenIfAny:
-      return ListenAddress::parse(text).ok();
-    case Form::kHttpUrl:
-      return !http_url_problem(text);
-    case Form::kRedisUrl:
-      return redis::Endpoint::parse(text).ok();
+    case Form::kListenIfAny: return ListenAddress::parse(text).ok();
+    case Form::kHttpUrl: return !http_url_problem(text);
+    case Form::kRedisUrl: return redis::Endpoint::parse(text).ok();
     case Form::kMemory: {
       const auto digits = text.find_first_not_of("0123456789");
       const auto unit = digits == std::string_view::npos ? std::string_view() : text.substr(digits);
@@ -414,33 +430,23 @@ bool has_form(Form form, std::string_view text) {
              (text.starts_with("cuda:") && is_number_between(text.substr(5), 0, 255));
     case Form::kSecret:
       return text.size() >= 16 && text.size() <= 4096 && text.find_first_of("\r\n") == std::string_view::npos;
-    case Form::kName:
-      return text.size() <= 64 && text.find_first_of(" \t\r\n:/{}\"'") == std::string_view::npos;
+    case Form::kName: return text.size() <= 64 && text.find_first_of(" \t\r\n:/{}\"'") == std::string_view::npos;
   }
   return false;
 }
 
 std::string_view form_text(Form form) {
   switch (form) {
-    case Form::kAny:
-      return "text";
-    case Form::kPath:
-      return "path";
+    case Form::kAny: return "text";
+    case Form::kPath: return "path";
     case Form::kListen:
-    case Form::kListenIfAny:
-      return "HOST:PORT";
-    case Form::kHttpUrl:
-      return "http:// or https:// URL";
-    case Form::kRedisUrl:
-      return "redis://, rediss:// or unix:// URL";
-    case Form::kMemory:
-      return "a size such as 512mb or 4gb";
-    case Form::kDevice:
-      return "auto, cpu, cuda or cuda:N";
-    case Form::kSecret:
-      return "16 to 4096 characters on one line";
-    case Form::kName:
-      return "a name of at most 64 characters without spaces, colons, slashes or braces";
+    case Form::kListenIfAny: return "HOST:PORT";
+    case Form::kHttpUrl: return "http:// or https:// URL";
+    case Form::kRedisUrl: return "redis://, rediss:// or unix:// URL";
+    case Form::kMemory: return "a size such as 512mb or 4gb";
+    case Form::kDevice: return "auto, cpu, cuda or cuda:N";
+    case Form::kSecret: return "16 to 4096 characters on one line";
+    case Form::kName: return "a name of at most 64 characters without spaces, colons, slashes or braces";
   }
   return "text";
 }
@@ -471,7 +477,9 @@ bool assign_integer(const Option& option, const std::string& text, Int& out) {
 // Why `text` was not taken, as the end of a sentence. A URL may carry a password: neither it nor a secret is repeated.
 std::string refusal_of(const Option& option, const std::string& text) {
   const std::string right = "; it must be " + type_text(option);
-  if (option.form == Form::kSecret || ((option.form == Form::kRedisUrl || option.form == Form::kHttpUrl) && !is_valid_utf8(text))) return "is malformed" + right;
+  if (option.form == Form::kSecret ||
+      ((option.form == Form::kRedisUrl || option.form == Form::kHttpUrl) && !is_valid_utf8(text)))
+    return "is malformed" + right;
   if (option.form == Form::kRedisUrl) {
     const auto parsed = redis::Endpoint::parse(text);
     if (parsed) return "is malformed" + right;  // a NUL in it
@@ -480,7 +488,8 @@ std::string refusal_of(const Option& option, const std::string& text) {
     return "is malformed: " + std::string(why.starts_with(kPart) ? why.substr(kPart.size()) : why) + right;
   }
   const bool login = option.form == Form::kHttpUrl && text.find('@') != std::string::npos;
-  const std::string why = option.form == Form::kHttpUrl ? http_url_problem(text).value_or(std::string()) : std::string();
+  const std::string why =
+      option.form == Form::kHttpUrl ? http_url_problem(text).value_or(std::string()) : std::string();
   return "is " + (login ? "malformed" : "'" + excerpt(text, 128) + "'") + (why.empty() ? "" : ", which " + why) + right;
 }
 
@@ -530,8 +539,7 @@ Result<void> assign(const Option& option, const std::string& text, Settings& set
         using T = std::remove_reference_t<decltype(value)>;
         if constexpr (std::is_same_v<T, std::string>) {
           if (!is_valid_utf8(text) || text.find('\0') != std::string::npos) return false;
-          if (option.choices.empty() ? !has_form(option.form, text) : !is_one_of(option.choices, text))
-            return false;
+          if (option.choices.empty() ? !has_form(option.form, text) : !is_one_of(option.choices, text)) return false;
           value = text;
           return true;
         } else if constexpr (std::is_same_v<T, bool>) {

@@ -18,12 +18,10 @@ enum class Form { kAny, kPath, kListen, kListenIfAny, kHttpUrl, kRedisUrl, kMemo
 
 struct Option {
   std::string_view key;  // "gateway.listen"; without a dot at the top level
-  std::variant<std::string& (*)(Settings&), std::int64_t& (*)(Settings&), int& (*)(Settings&),
-               bool& (*)(Settings&)>
-      at;
+  std::variant<std::string& (*)(Settings&), std::int64_t& (*)(Settings&), int& (*)(Settings&), bool& (*)(Settings&)> at;
   std::string_view description;
   std::int64_t low = 0, high = 0;  // of numbers, inclusive
-  std::string_view choices = {};      // of strings: "a|b|c"; empty: any of `form`
+  std::string_view choices = {};   // of strings: "a|b|c"; empty: any of `form`
   Form form = Form::kAny;
 };
 

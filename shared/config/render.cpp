@@ -90,7 +90,8 @@ std::vector<OptionHelp> option_table() {
   // Each list after the last option of its section.
   for (const OptionHelp& list : list_help()) {
     const std::string section = section_of(list.key);
-    const auto after = std::find_if(rows.rbegin(), rows.rend(), [&](const OptionHelp& row) { return section_of(row.key) == section; });
+    const auto after =
+        std::find_if(rows.rbegin(), rows.rend(), [&](const OptionHelp& row) { return section_of(row.key) == section; });
     rows.insert(after.base(), list);
   }
   rows.push_back({"models.NAME.path", "path", "",
@@ -98,16 +99,14 @@ std::vector<OptionHelp> option_table() {
                   "models.NAME=FOLDER is the same.",
                   "DITFLEET_MODELS__NAME__PATH"});
   rows.push_back({"tenants.NAME.weight", "a number from 0.001 to 1000", "1",
-                  "A tenant's share of the fleet while others wait as well.",
-                  "DITFLEET_TENANTS__NAME__WEIGHT"});
+                  "A tenant's share of the fleet while others wait as well.", "DITFLEET_TENANTS__NAME__WEIGHT"});
   rows.push_back({"keys[].tenant", "a name", "",
                   "Who the bearer key belongs to. Without any keys there is one tenant, default, and no key "
                   "is asked for.",
                   ""});
   rows.push_back({"keys[].sha256", "64 hexadecimal digits", "",
                   "SHA-256 of the bearer key; keys themselves are never stored.", ""});
-  rows.push_back(
-      {"keys[].admin", "true or false", "false", "The key sees and cancels every tenant's jobs.", ""});
+  rows.push_back({"keys[].admin", "true or false", "false", "The key sees and cancels every tenant's jobs.", ""});
   return rows;
 }
 
@@ -131,8 +130,7 @@ std::string reference_markdown() {
       open = section;
     }
     out += "| `" + row.key + "` | " + row.type + " | " +
-           (row.default_value.empty() ? "" : "`" + row.default_value + "`") + " | " + row.description +
-           " |\n";
+           (row.default_value.empty() ? "" : "`" + row.default_value + "`") + " | " + row.description + " |\n";
   }
   return out;
 }

@@ -36,13 +36,12 @@ std::string resolve_path(const std::string& path, const std::string& base) {
 std::vector<std::string> known_keys() {
   std::vector<std::string> keys;
   for (const Option& option : options()) keys.emplace_back(option.key);
-  for (const char* key : {"models", "tenants", "keys", "compile.rules", "worker.warmup_classes"}) keys.emplace_back(key);
+  for (const char* key : {"models", "tenants", "keys", "compile.rules", "worker.warmup_classes"})
+    keys.emplace_back(key);
   return keys;
 }
 
-Error wrong(const Assignment& a, const std::string& message) {
-  return invalid_argument(a.where + ": " + message);
-}
+Error wrong(const Assignment& a, const std::string& message) { return invalid_argument(a.where + ": " + message); }
 
 // Only the end of the key that is at fault is compared where its section is right.
 Error unknown_key(const Assignment& a) {
@@ -54,14 +53,12 @@ Error unknown_key(const Assignment& a) {
     if (dot != std::string::npos && key.substr(0, dot) == a.path.front()) candidates.push_back(key);
   }
   if (!candidates.empty() && a.path.size() == 1) {
-    return wrong(
-        a, "'" + a.key() + "' is a section, not a value; it holds " + candidates.front() + " and others");
+    return wrong(a, "'" + a.key() + "' is a section, not a value; it holds " + candidates.front() + " and others");
   }
   std::string hint;
   for (const std::string& key : known_keys()) {  // the right key in the wrong section
     const auto dot = key.find('.');
-    if (dot != std::string::npos && key.substr(dot + 1) == a.path.back())
-      hint = "; did you mean '" + key + "'?";
+    if (dot != std::string::npos && key.substr(dot + 1) == a.path.back()) hint = "; did you mean '" + key + "'?";
   }
   if (const std::string near = nearest_name(a.key(), known_keys()); hint.empty() && !near.empty()) {
     const bool variable = a.where.starts_with("DITFLEET_");
@@ -79,8 +76,8 @@ bool is_model_name(const std::string& name) {
 
 Result<void> apply_model(const Assignment& a, const std::string& base, Settings& settings) {
   if (a.path.size() < 2)
-    return wrong(a, "'models' is '" + a.value +
-                        "'; it must be a map, as \"models:\" and below it \"  NAME: {path: FOLDER}\"");
+    return wrong(
+        a, "'models' is '" + a.value + "'; it must be a map, as \"models:\" and below it \"  NAME: {path: FOLDER}\"");
   if (a.path.size() == 3 && a.path[2] != "path")
     return wrong(a, "unknown key '" + a.key() + "'" + suggestion(a.path[2], {"path"}));
   if (!is_model_name(a.path[1]))
@@ -98,8 +95,8 @@ Result<void> apply_tenant(const Assignment& a, Settings& settings) {
     return wrong(a, "tenant name '" + a.path[1] + "' must be 1 to 64 characters of A-Z a-z 0-9 . _ -");
   double weight = 0;
   const auto [end, error] = std::from_chars(a.value.data(), a.value.data() + a.value.size(), weight);
-  if (error != std::errc() || end != a.value.data() + a.value.size() || !std::isfinite(weight) ||
-      weight < 0.001 || weight > 1000) {
+  if (error != std::errc() || end != a.value.data() + a.value.size() || !std::isfinite(weight) || weight < 0.001 ||
+      weight > 1000) {
     return wrong(a, "'" + a.key() + "' is '" + a.value + "'; it must be a number from 0.001 to 1000");
   }
   settings.tenants[a.path[1]].weight = weight;
@@ -162,13 +159,15 @@ Result<void> check_whole(const Settings& s) {
   }
   if (s.queue.retry_backoff_ms > s.queue.retry_backoff_max_ms) {
     return invalid_argument("queue.retry_backoff_ms is " + std::to_string(s.queue.retry_backoff_ms) +
-                            ", more than queue.retry_backoff_max_ms (" +
-                            std::to_string(s.queue.retry_backoff_max_ms) + ")");
+                            ", more than queue.retry_backoff_max_ms (" + std::to_string(s.queue.retry_backoff_max_ms) +
+                            ")");
   }
   if (const auto metrics = ListenAddress::parse(s.worker.metrics_listen);
       metrics && metrics->port != 0 && s.worker.count > 1 && metrics->port + s.worker.count - 1 > 65535) {
-    return invalid_argument("worker.metrics_listen is '" + s.worker.metrics_listen + "' and worker.count " + std::to_string(s.worker.count) +
-                            "; each worker takes the next port, and a port is at most 65535: begin at " + std::to_string(65536 - s.worker.count) + " or below");
+    return invalid_argument("worker.metrics_listen is '" + s.worker.metrics_listen + "' and worker.count " +
+                            std::to_string(s.worker.count) +
+                            "; each worker takes the next port, and a port is at most 65535: begin at " +
+                            std::to_string(65536 - s.worker.count) + " or below");
   }
   if (!s.cache.secret.empty() && !s.cache.secret_file.empty())
     return invalid_argument("cache.secret and cache.secret_file are both set; one of them says the secret");
@@ -200,8 +199,7 @@ Result<void> check_whole(const Settings& s) {
   return {};
 }
 
-Result<void> apply_all(const Result<std::vector<Assignment>>& list, const std::string& base,
-                       Settings& settings) {
+Result<void> apply_all(const Result<std::vector<Assignment>>& list, const std::string& base, Settings& settings) {
   if (!list) return list.error();
   for (const Assignment& a : *list) {
     if (auto r = apply(a, base, settings); !r) return r;

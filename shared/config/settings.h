@@ -105,7 +105,7 @@ struct Settings {
     } components;
   } compile;
   struct {
-    std::string dir;  // empty: `kernels` in the data folder
+    std::string dir;                                                            // empty: `kernels` in the data folder
     std::int64_t memory_bytes = 256 << 20, disk_bytes = std::int64_t{2} << 30;  // 0: without that tier
     bool redis = true;
     std::string secret, secret_file;  // neither: one of this node's own, and no Redis tier
@@ -116,7 +116,8 @@ struct Settings {
     std::string dir;  // of `ditfleet up`: Redis' files, logs, results; empty: $XDG_STATE_HOME/ditfleet
   } data;
   struct {
-    std::string otlp_endpoint;  // http(s)://HOST:PORT of an OTLP/HTTP receiver; empty: OTEL_EXPORTER_OTLP_ENDPOINT's, else no spans
+    std::string otlp_endpoint;  // http(s)://HOST:PORT of an OTLP/HTTP receiver; empty: OTEL_EXPORTER_OTLP_ENDPOINT's,
+                                // else no spans
   } telemetry;
   struct {
     std::string level = "info", format = "text";  // text | json

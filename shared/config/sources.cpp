@@ -31,9 +31,8 @@ class YamlReader {
   Result<std::vector<Assignment>> read(const YAML::Node& root) {
     if (!root.IsDefined() || root.IsNull()) return std::move(out_);
     if (!root.IsMap())
-      return wrong(
-          root,
-          "the file must be a map of sections, as \"gateway:\" and below it \"  listen: 127.0.0.1:8780\"");
+      return wrong(root,
+                   "the file must be a map of sections, as \"gateway:\" and below it \"  listen: 127.0.0.1:8780\"");
     if (auto r = walk(root, {}); !r) return r.error();
     return std::move(out_);
   }
@@ -63,10 +62,12 @@ class YamlReader {
       return {};
     }
     if (node.IsSequence()) {
-      if (!is_list(path)) return wrong(node, "'" + joined(path) + "' is a list; only keys, compile.rules and worker.warmup_classes are");
+      if (!is_list(path))
+        return wrong(node, "'" + joined(path) + "' is a list; only keys, compile.rules and worker.warmup_classes are");
       for (std::size_t i = 0; i < node.size(); ++i) {
         if (!node[i].IsMap() || node[i].size() == 0)
-          return wrong(node[i], "an entry of " + joined(path) + " must be a map" + (path.size() == 1 ? " with tenant and sha256" : ""));
+          return wrong(node[i], "an entry of " + joined(path) + " must be a map" +
+                                    (path.size() == 1 ? " with tenant and sha256" : ""));
         auto below = path;
         below.push_back(std::to_string(i));
         if (auto r = walk(node[i], below); !r) return r;
@@ -74,8 +75,7 @@ class YamlReader {
       return {};
     }
     if (!node.IsMap()) return wrong(node, "'" + joined(path) + "' has no value");
-    if (path == std::vector<std::string>{"keys"})
-      return wrong(node, "keys must be a list of {tenant, sha256}");
+    if (path == std::vector<std::string>{"keys"}) return wrong(node, "keys must be a list of {tenant, sha256}");
     if (is_list(path)) return wrong(node, joined(path) + " must be a list of maps, as [{…}, {…}]");
     std::set<std::string> seen;
     for (const auto& member : node) {
@@ -140,9 +140,13 @@ class ContentStart final : public YAML::EventHandler {
   void OnNull(const YAML::Mark& mark, YAML::anchor_t) override { note(mark); }
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override { note(mark); }
   void OnScalar(const YAML::Mark& mark, const std::string&, YAML::anchor_t, const std::string&) override { note(mark); }
-  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override { note(mark); }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {
+    note(mark);
+  }
   void OnSequenceEnd() override {}
-  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override { note(mark); }
+  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {
+    note(mark);
+  }
   void OnMapEnd() override {}
   YAML::Mark at;
 
@@ -166,12 +170,13 @@ std::optional<YAML::Mark> second_document(std::string_view text) {
 
 Result<std::vector<Assignment>> from_yaml(std::string_view text, const std::string& file) {
   if (text.size() > kMaxYamlBytes)
-    return invalid_argument(file + ": has " + std::to_string(text.size()) +
-                            " bytes; a configuration has at most " + std::to_string(kMaxYamlBytes));
+    return invalid_argument(file + ": has " + std::to_string(text.size()) + " bytes; a configuration has at most " +
+                            std::to_string(kMaxYamlBytes));
   if (!is_valid_utf8(text)) return invalid_argument(file + ": is not valid UTF-8");
   try {
     if (const auto second = second_document(text))
-      return invalid_argument(place(file, *second) + ": a second YAML document begins here; the file must be one, without '---'");
+      return invalid_argument(place(file, *second) +
+                              ": a second YAML document begins here; the file must be one, without '---'");
     return YamlReader(file).read(YAML::Load(std::string(text)));
   } catch (const YAML::Exception& e) {
     // yaml-cpp may quote a byte out of the middle of a character.
@@ -182,11 +187,13 @@ Result<std::vector<Assignment>> from_yaml(std::string_view text, const std::stri
 }
 
 Result<std::vector<Assignment>> from_list_text(const Assignment& list) {
-  if (list.value.size() > kMaxYamlBytes || !is_valid_utf8(list.value)) return invalid_argument(list.where + ": " + list.key() + " is no text of a sensible size");
+  if (list.value.size() > kMaxYamlBytes || !is_valid_utf8(list.value))
+    return invalid_argument(list.where + ": " + list.key() + " is no text of a sensible size");
   try {
     const YAML::Node root = YAML::Load(list.value);
     if (root.IsNull()) return std::vector<Assignment>{};
-    if (!root.IsSequence()) return invalid_argument(list.where + ": " + list.key() + " must be a list of maps, as [{…}, {…}]");
+    if (!root.IsSequence())
+      return invalid_argument(list.where + ": " + list.key() + " must be a list of maps, as [{…}, {…}]");
     auto parts = YamlReader(list.where).read(root, list.path);
     if (!parts) return parts.error();
     for (Assignment& part : *parts) part.where = list.where;
@@ -222,14 +229,12 @@ std::vector<Assignment> from_environment() {
     if (section_end == std::string::npos) {
       if (!find_option(key) && !means_option(key)) continue;  // DITFLEET_LIBTORCH and the like
     } else {
-      for (auto at = key.find("__"); at != std::string::npos; at = key.find("__", at))
-        key.replace(at, 2, ".");
+      for (auto at = key.find("__"); at != std::string::npos; at = key.find("__", at)) key.replace(at, 2, ".");
     }
     out.push_back({split_key(key), std::string(text.substr(equals + 1)), name});
   }
   // The environment's order is chance; errors should not be.
-  std::sort(out.begin(), out.end(),
-            [](const Assignment& a, const Assignment& b) { return a.where < b.where; });
+  std::sort(out.begin(), out.end(), [](const Assignment& a, const Assignment& b) { return a.where < b.where; });
   return out;
 }
 

@@ -25,8 +25,8 @@ std::string sha256_hex(std::string_view bytes) {
 
 std::string base64(std::string_view bytes) {
   std::string text(sodium_base64_encoded_len(bytes.size(), sodium_base64_VARIANT_ORIGINAL), '\0');
-  sodium_bin2base64(text.data(), text.size(), reinterpret_cast<const unsigned char*>(bytes.data()),
-                    bytes.size(), sodium_base64_VARIANT_ORIGINAL);
+  sodium_bin2base64(text.data(), text.size(), reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
+                    sodium_base64_VARIANT_ORIGINAL);
   text.pop_back();
   return text;
 }
@@ -41,10 +41,14 @@ bool is_valid_utf8(std::string_view text) {
     }
     int more = 0;
     std::uint32_t c = 0, least = 0;
-    if ((*p & 0xE0) == 0xC0) more = 1, c = *p & 0x1F, least = 0x80;
-    else if ((*p & 0xF0) == 0xE0) more = 2, c = *p & 0x0F, least = 0x800;
-    else if ((*p & 0xF8) == 0xF0) more = 3, c = *p & 0x07, least = 0x10000;
-    else return false;
+    if ((*p & 0xE0) == 0xC0)
+      more = 1, c = *p & 0x1F, least = 0x80;
+    else if ((*p & 0xF0) == 0xE0)
+      more = 2, c = *p & 0x0F, least = 0x800;
+    else if ((*p & 0xF8) == 0xF0)
+      more = 3, c = *p & 0x07, least = 0x10000;
+    else
+      return false;
     if (end - p <= more) return false;
     for (int i = 1; i <= more; ++i) {
       if ((p[i] & 0xC0) != 0x80) return false;
@@ -60,8 +64,8 @@ Result<std::string> read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) {
     const int e = errno;
-    return Error{e == ENOENT ? Code::kNotFound : Code::kUnavailable,
-                 "cannot read '" + path + "': " + std::strerror(e), {}};
+    return Error{
+        e == ENOENT ? Code::kNotFound : Code::kUnavailable, "cannot read '" + path + "': " + std::strerror(e), {}};
   }
   std::ostringstream out;
   if (in.peek() != std::ifstream::traits_type::eof()) out << in.rdbuf();

@@ -8,21 +8,21 @@
 namespace ditfleet {
 
 enum class Code {
-  kInvalidArgument,     // the caller's input is wrong and stays wrong
-  kUnauthenticated,     // no key, or one that is not known
-  kPermissionDenied,    // known, but not allowed
-  kNotFound,            // no such job, model, route; also what belongs to another tenant
-  kConflict,            // the state does not allow it (job ended, stale attempt)
-  kIdempotencyMismatch, // the same idempotency key with another body
+  kInvalidArgument,      // the caller's input is wrong and stays wrong
+  kUnauthenticated,      // no key, or one that is not known
+  kPermissionDenied,     // known, but not allowed
+  kNotFound,             // no such job, model, route; also what belongs to another tenant
+  kConflict,             // the state does not allow it (job ended, stale attempt)
+  kIdempotencyMismatch,  // the same idempotency key with another body
   kPayloadTooLarge,
-  kResourceExhausted,   // quota, queue bound, deadline that cannot be met
-  kUnavailable,         // Redis or a worker is away; again later
+  kResourceExhausted,  // quota, queue bound, deadline that cannot be met
+  kUnavailable,        // Redis or a worker is away; again later
   kDeadlineExceeded,
   kCanceled,
-  kDataCorrupt,         // a file or a stored value does not hold what it claims
-  kOutOfMemory,         // device or host memory; another try may fit
-  kDeviceFault,         // the device failed; the process must end
-  kInternal,            // a bug
+  kDataCorrupt,  // a file or a stored value does not hold what it claims
+  kOutOfMemory,  // device or host memory; another try may fit
+  kDeviceFault,  // the device failed; the process must end
+  kInternal,     // a bug
 };
 
 // A failure: the code and one sentence that says what was wrong and what would be right.
@@ -32,10 +32,10 @@ struct Error {
   std::string param;  // the request field at fault, if one is; empty otherwise
 };
 
-std::string_view code_name(Code code);   // "invalid_argument": metric label, stored in Redis
+std::string_view code_name(Code code);       // "invalid_argument": metric label, stored in Redis
 Code code_from_name(std::string_view name);  // kInternal for what is not known
 int http_status(Code code);
-Code code_from_http_status(int status);      // of several codes the general one; kInternal for what is not known
+Code code_from_http_status(int status);  // of several codes the general one; kInternal for what is not known
 bool is_retryable(Code code);
 
 Error invalid_argument(std::string message, std::string param = {});

@@ -7,7 +7,9 @@
 namespace ditfleet {
 
 std::optional<std::string> http_url_problem(std::string_view url) {
-  const std::string_view scheme = url.starts_with("http://") ? "http://" : url.starts_with("https://") ? "https://" : "";
+  const std::string_view scheme = url.starts_with("http://")    ? "http://"
+                                  : url.starts_with("https://") ? "https://"
+                                                                : "";
   if (scheme.empty()) return "begins with neither http:// nor https://";
   std::string_view host = url.substr(scheme.size());
   host = host.substr(0, host.find_first_of("/?#"));

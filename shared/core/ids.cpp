@@ -20,7 +20,8 @@ struct LastId {
   std::array<unsigned char, 16> digits{};
 };
 
-// Random bytes for ids and nonces, asked of the system for many at once: a call costs as much as an id. What was handed out is wiped.
+// Random bytes for ids and nonces, asked of the system for many at once: a call costs as much as an id. What was handed
+// out is wiped.
 void random_bytes(std::span<unsigned char> out) {
   static thread_local std::array<unsigned char, 1024> pool;
   static thread_local std::size_t used = pool.size();
@@ -33,8 +34,8 @@ void random_bytes(std::span<unsigned char> out) {
   used += out.size();
 }
 
-// A larger number of the same milliseconds, by a step that nobody guesses: 40 random bits and 1. The first digit's upper half is left free at first,
-// so that there is room for 2³⁹ of them.
+// A larger number of the same milliseconds, by a step that nobody guesses: 40 random bits and 1. The first digit's
+// upper half is left free at first, so that there is room for 2³⁹ of them.
 void step_up(std::array<unsigned char, 16>& digits) {
   std::array<unsigned char, 8> step{};
   random_bytes(step);
@@ -51,7 +52,9 @@ void step_up(std::array<unsigned char, 16>& digits) {
 std::string new_id() {
   static constexpr char kAlphabet[] = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
   static auto& last = *new LastId;
-  const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  const auto now =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
+          .count();
   const std::lock_guard lock(last.mutex);
   if (now > last.ms) {
     last.ms = now;
@@ -80,8 +83,8 @@ std::string new_nonce() {
 bool is_valid_id(std::string_view id) {
   if (id.empty() || id.size() > 64) return false;
   for (char c : id) {
-    const bool ok = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' ||
-                    c == '_' || c == '-';
+    const bool ok =
+        (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' || c == '_' || c == '-';
     if (!ok) return false;
   }
   return true;

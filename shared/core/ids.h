@@ -6,8 +6,8 @@
 
 namespace ditfleet {
 
-// A ULID (26 characters of Crockford base 32, 48 bit milliseconds then 80 random bits): sorts by time, and those of one process in
-// the order in which they were asked for.
+// A ULID (26 characters of Crockford base 32, 48 bit milliseconds then 80 random bits): sorts by time, and those of one
+// process in the order in which they were asked for.
 std::string new_id();
 
 // 128 random bits as 32 hexadecimal digits: an attempt's nonce, a worker's boot id.

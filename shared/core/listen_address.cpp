@@ -28,8 +28,10 @@ Result<ListenAddress> ListenAddress::parse(std::string_view text, std::string_vi
     address.host = host_of(text.substr(0, colon));
   }
   if (address.host.empty() || address.port < 0 || address.port > 65535) {
-    return invalid_argument("'" + excerpt(text, 128) + "' is not an address to listen on; write HOST:PORT, such as 127.0.0.1:8780 "
-                            "or [::1]:8780 (port 0 picks one)", std::string(option));
+    return invalid_argument("'" + excerpt(text, 128) +
+                                "' is not an address to listen on; write HOST:PORT, such as 127.0.0.1:8780 "
+                                "or [::1]:8780 (port 0 picks one)",
+                            std::string(option));
   }
   return address;
 }

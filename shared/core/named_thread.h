@@ -26,7 +26,7 @@ namespace asio = boost::asio;
 class NamedThread {
  public:
   explicit NamedThread(const std::string& name);  // the first 15 characters are kept
-  ~NamedThread();  // waits until all that was given has been done
+  ~NamedThread();                                 // waits until all that was given has been done
   NamedThread(const NamedThread&) = delete;
   NamedThread& operator=(const NamedThread&) = delete;
 
@@ -56,7 +56,8 @@ class NamedThread {
     });
     boost::system::error_code ignored;
     co_await state->done.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-    if (!state->result) co_return Error{Code::kDeadlineExceeded, "the thread '" + name_ + "' did not finish in time", {}};
+    if (!state->result)
+      co_return Error{Code::kDeadlineExceeded, "the thread '" + name_ + "' did not finish in time", {}};
     co_return std::move(*state->result);
   }
 

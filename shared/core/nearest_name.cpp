@@ -43,8 +43,7 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
 }
 
 std::string suggestion(std::string_view name, const std::vector<std::string>& known) {
-  if (const std::string near = nearest_name(name, known); !near.empty())
-    return "; did you mean '" + near + "'?";
+  if (const std::string near = nearest_name(name, known); !near.empty()) return "; did you mean '" + near + "'?";
   std::string list;
   for (const std::string& candidate : known) list += (list.empty() ? "; known are " : ", ") + candidate;
   return list;

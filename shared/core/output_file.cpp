@@ -15,7 +15,9 @@ namespace ditfleet {
 namespace {
 
 Result<void> write_into(const std::string& path, std::string_view bytes) {
-  const auto failed = [&](const char* what) { return unavailable(std::string("cannot ") + what + " '" + path + "': " + std::strerror(errno)); };
+  const auto failed = [&](const char* what) {
+    return unavailable(std::string("cannot ") + what + " '" + path + "': " + std::strerror(errno));
+  };
   const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY);
   if (fd < 0) return failed("open");
   if (!write_all(fd, bytes)) {
@@ -31,7 +33,8 @@ Result<void> write_into(const std::string& path, std::string_view bytes) {
 
 Result<void> write_output_file(const std::string& path, std::string_view bytes) {
   struct stat info = {};
-  if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode)) return write_into(path, bytes);
+  if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode))
+    return write_into(path, bytes);
   std::error_code unknown;
   if (!std::filesystem::is_symlink(path, unknown)) return write_file_atomically(path, bytes);
   const auto target = std::filesystem::canonical(path, unknown);

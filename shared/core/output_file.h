@@ -8,8 +8,8 @@
 
 namespace ditfleet {
 
-// A device or a pipe (/dev/null, /dev/stdout) is written to, never replaced, and a link's target takes the bytes; any other
-// file as write_file_atomically does, whose errors these are. Blocks.
+// A device or a pipe (/dev/null, /dev/stdout) is written to, never replaced, and a link's target takes the bytes; any
+// other file as write_file_atomically does, whose errors these are. Blocks.
 Result<void> write_output_file(const std::string& path, std::string_view bytes);
 
 }  // namespace ditfleet

@@ -20,15 +20,27 @@ class [[nodiscard]] Result {
   explicit operator bool() const { return ok(); }
 
   // Precondition of the value accessors: ok(). Of error(): !ok().
-  T& value() & { assert(ok()); return *std::get_if<0>(&state_); }
-  const T& value() const& { assert(ok()); return *std::get_if<0>(&state_); }
-  T&& value() && { assert(ok()); return std::move(*std::get_if<0>(&state_)); }
+  T& value() & {
+    assert(ok());
+    return *std::get_if<0>(&state_);
+  }
+  const T& value() const& {
+    assert(ok());
+    return *std::get_if<0>(&state_);
+  }
+  T&& value() && {
+    assert(ok());
+    return std::move(*std::get_if<0>(&state_));
+  }
   T& operator*() & { return value(); }
   const T& operator*() const& { return value(); }
   T&& operator*() && { return std::move(*this).value(); }
   T* operator->() { return &value(); }
   const T* operator->() const { return &value(); }
-  const Error& error() const { assert(!ok()); return *std::get_if<1>(&state_); }
+  const Error& error() const {
+    assert(!ok());
+    return *std::get_if<1>(&state_);
+  }
 
  private:
   std::variant<T, Error> state_;
@@ -41,7 +53,10 @@ class [[nodiscard]] Result<void> {
   Result(Error error) : failed_(true), error_(std::move(error)) {}
   bool ok() const { return !failed_; }
   explicit operator bool() const { return ok(); }
-  const Error& error() const { assert(failed_); return error_; }
+  const Error& error() const {
+    assert(failed_);
+    return error_;
+  }
 
  private:
   bool failed_ = false;

@@ -50,9 +50,7 @@ class Defaults {
     if (auto r = real("true_cfg_scale", entry.true_cfg_scale); !r) return r;
     if (auto r = side("width", entry, entry.width); !r) return r;
     if (auto r = side("height", entry, entry.height); !r) return r;
-    if (auto r =
-            integer("max_sequence_length", 1, entry.max_sequence_length_limit, entry.max_sequence_length);
-        !r)
+    if (auto r = integer("max_sequence_length", 1, entry.max_sequence_length_limit, entry.max_sequence_length); !r)
       return r;
     const json::value* negative = object_.if_contains("negative_prompt");
     if (!negative || negative->is_null()) return {};
@@ -68,9 +66,8 @@ class Defaults {
     if (!v) return {};
     const auto* i = v->if_int64();
     if (!i || *i < low || *i > high) {
-      return corrupt(path_, "has " + std::string(name) + " " + json::serialize(*v) +
-                                "; it must be an integer from " + std::to_string(low) + " to " +
-                                std::to_string(high));
+      return corrupt(path_, "has " + std::string(name) + " " + json::serialize(*v) + "; it must be an integer from " +
+                                std::to_string(low) + " to " + std::to_string(high));
     }
     out = static_cast<int>(*i);
     return {};
@@ -79,9 +76,8 @@ class Defaults {
   Result<void> side(std::string_view name, const ModelEntry& entry, int& out) {
     if (auto r = integer(name, entry.min_side, entry.max_side, out); !r) return r;
     if (out % entry.size_multiple == 0) return {};
-    return corrupt(path_, "has " + std::string(name) + " " + std::to_string(out) +
-                              ", which is not a multiple of " + std::to_string(entry.size_multiple) +
-                              " as this model's VAE needs");
+    return corrupt(path_, "has " + std::string(name) + " " + std::to_string(out) + ", which is not a multiple of " +
+                              std::to_string(entry.size_multiple) + " as this model's VAE needs");
   }
 
   Result<void> real(std::string_view name, double& out) {
@@ -89,8 +85,8 @@ class Defaults {
     if (!v) return {};
     const double value = v->is_number() ? v->to_number<double>() : NAN;
     if (!(value >= 0.0 && value <= 100.0)) {
-      return corrupt(path_, "has " + std::string(name) + " " + json::serialize(*v) +
-                                "; it must be a number from 0 to 100");
+      return corrupt(path_,
+                     "has " + std::string(name) + " " + json::serialize(*v) + "; it must be a number from 0 to 100");
     }
     out = value;
     return {};
@@ -111,10 +107,9 @@ Result<ModelEntry> read_model_entry(const std::string& name, const std::string& 
   const auto index = read_object(index_path);
   if (!index) {
     if (index.error().code != Code::kNotFound) return index.error();
-    return Error{
-        Code::kNotFound,
-        "model '" + name + "': " + index.error().message + "; its path must be a folder in diffusers' layout",
-        {}};
+    return Error{Code::kNotFound,
+                 "model '" + name + "': " + index.error().message + "; its path must be a folder in diffusers' layout",
+                 {}};
   }
   const json::value* kind = index->if_contains("_class_name");
   if (!kind || !kind->is_string() || kind->get_string() != "FluxPipeline") {
@@ -126,8 +121,7 @@ Result<ModelEntry> read_model_entry(const std::string& name, const std::string& 
   const auto vae = read_object(vae_path);
   if (!vae) return vae.error();
   const json::value* channels = vae->if_contains("block_out_channels");
-  if (!channels || !channels->is_array() || channels->get_array().empty() ||
-      channels->get_array().size() > 8) {
+  if (!channels || !channels->is_array() || channels->get_array().empty() || channels->get_array().size() > 8) {
     return corrupt(vae_path, "lacks block_out_channels, an array of 1 to 8 channel counts");
   }
   const int factor = 1 << (channels->get_array().size() - 1);

@@ -12,14 +12,14 @@ namespace ditfleet::job {
 // What a request for this model may contain and what it gets where it says nothing.
 struct ModelEntry {
   std::string name;
-  std::string dir;               // diffusers folder; may not exist on the coordinator's host
+  std::string dir;  // diffusers folder; may not exist on the coordinator's host
   std::string kind = "flux";
-  int size_multiple = 16;        // width and height must be multiples (VAE factor × 2)
+  int size_multiple = 16;  // width and height must be multiples (VAE factor × 2)
   int min_side = 16, max_side = 2048;
   long max_pixels = 2048L * 2048L;
   int max_steps = 200;
   int max_sequence_length_limit = 512;
-  bool guidance_embeds = true;   // FLUX.1-dev; schnell ignores guidance_scale
+  bool guidance_embeds = true;  // FLUX.1-dev; schnell ignores guidance_scale
   // Defaults, from the folder's ditfleet.json where there is one, else diffusers' FluxPipeline's.
   int width = 1024, height = 1024;
   int num_inference_steps = 28;

@@ -46,8 +46,8 @@ std::optional<ShapeClass> parse_class_key(std::string_view key) {
   auto size = take_last(key, '/');
   const auto frames = take_last(size, 'x'), height = take_last(size, 'x');
   out.model = key;
-  if (out.model.empty() || out.precision.empty() || !read_int(tokens, out.text_tokens) ||
-      !read_int(size, out.width) || !read_int(height, out.height) || !read_int(frames, out.frames)) {
+  if (out.model.empty() || out.precision.empty() || !read_int(tokens, out.text_tokens) || !read_int(size, out.width) ||
+      !read_int(height, out.height) || !read_int(frames, out.frames)) {
     return std::nullopt;
   }
   for (std::size_t i = 0; i < kGuidanceNames.size(); ++i) {

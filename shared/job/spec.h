@@ -14,8 +14,8 @@ enum class OutputFormat { kPng, kJpeg, kWebp };
 struct LoraUse {
   std::string name;
   double scale = 1.0;
-  // The digest of its file, 64 lower-case hexadecimal digits: which adapter it is, whatever becomes of the name. A client
-  // may leave it out; a complete spec has it.
+  // The digest of its file, 64 lower-case hexadecimal digits: which adapter it is, whatever becomes of the name. A
+  // client may leave it out; a complete spec has it.
   std::string sha256 = {};
 };
 
@@ -33,8 +33,8 @@ struct JobSpec {
   std::optional<int> max_sequence_length;  // T5 tokens, padded to exactly this
   std::optional<std::int64_t> seed;        // 0 … 2^63-1; unset: drawn at random on admission
   std::vector<LoraUse> loras;
-  int priority = 0;                          // -100 … 100, higher first within a tenant
-  std::optional<std::int64_t> deadline_ms;   // from submission, milliseconds
+  int priority = 0;                         // -100 … 100, higher first within a tenant
+  std::optional<std::int64_t> deadline_ms;  // from submission, milliseconds
   OutputFormat output_format = OutputFormat::kPng;
   std::optional<int> output_compression;  // 0–100: JPEG and WebP quality; PNG ignores it
   int partial_images = 0;                 // 0–3 previews while it denoises

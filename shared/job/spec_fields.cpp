@@ -12,20 +12,14 @@ namespace ditfleet::job {
 
 std::string_view kind_name(const json::value& v) {
   switch (v.kind()) {
-    case json::kind::null:
-      return "null";
-    case json::kind::bool_:
-      return "a boolean";
+    case json::kind::null: return "null";
+    case json::kind::bool_: return "a boolean";
     case json::kind::int64:
     case json::kind::uint64:
-    case json::kind::double_:
-      return "a number";
-    case json::kind::string:
-      return "a string";
-    case json::kind::array:
-      return "an array";
-    case json::kind::object:
-      return "an object";
+    case json::kind::double_: return "a number";
+    case json::kind::string: return "a string";
+    case json::kind::array: return "an array";
+    case json::kind::object: return "an object";
   }
   return "something else";
 }
@@ -68,8 +62,7 @@ std::optional<std::string> Fields::text(std::string_view name, std::size_t max_b
     return std::nullopt;
   }
   if (out.size() > max_bytes) {
-    fail(name, "has " + std::to_string(out.size()) + " bytes; at most " + std::to_string(max_bytes) +
-                   " are allowed");
+    fail(name, "has " + std::to_string(out.size()) + " bytes; at most " + std::to_string(max_bytes) + " are allowed");
     return std::nullopt;
   }
   return out;
@@ -119,8 +112,7 @@ void Fields::refuse_unknown(const std::vector<std::string>& known) {
     for (const std::string& k : known) is_known |= k == name;
     if (is_known || error_) continue;
     const std::string shown = excerpt(name, 64);
-    error_ = invalid_argument("unknown field '" + prefix_ + shown + "'" + suggestion(name, known),
-                              prefix_ + shown);
+    error_ = invalid_argument("unknown field '" + prefix_ + shown + "'" + suggestion(name, known), prefix_ + shown);
   }
 }
 

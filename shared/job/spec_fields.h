@@ -32,7 +32,7 @@ class Fields {
   void fail(std::string_view name, const std::string& message);
   void fail(Error error);  // of an object within, as that says it
 
-  std::optional<std::string> text(std::string_view name, std::size_t max_bytes = kMaxTextBytes);  // valid UTF-8
+  std::optional<std::string> text(std::string_view name, std::size_t max_bytes = kMaxTextBytes);    // valid UTF-8
   std::optional<std::int64_t> integer(std::string_view name, std::int64_t low, std::int64_t high);  // 4.0 is 4
   std::optional<double> real(std::string_view name, double low, double high);
   void refuse_unknown(const std::vector<std::string>& known);

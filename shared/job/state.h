@@ -10,7 +10,7 @@ namespace ditfleet::job {
 // failed, else is expired or canceled if any unit was, else has succeeded.
 enum class State { kQueued, kReady, kAssigned, kRunning, kSucceeded, kFailed, kCanceled, kExpired, kRejected };
 
-std::string_view state_name(State state);                      // "queued"
+std::string_view state_name(State state);  // "queued"
 std::optional<State> state_from_name(std::string_view name);
 bool is_terminal(State state);
 

@@ -22,7 +22,7 @@ constexpr std::int64_t kMaxImages = 64;
 constexpr std::int64_t kMaxSide = 16384;
 constexpr std::int64_t kMaxSteps = 1000;
 constexpr std::int64_t kMaxSequenceLength = 512;  // T5's, as diffusers' FluxPipeline has it
-constexpr double kMaxScale = 100.0;  // of guidance
+constexpr double kMaxScale = 100.0;               // of guidance
 constexpr std::int64_t kMaxDeadlineMs = 7LL * 24 * 3600 * 1000;
 constexpr std::size_t kMaxLoras = 16;
 constexpr std::size_t kMaxNameBytes = 128;
@@ -71,8 +71,7 @@ void read_size(Fields& fields, JobSpec& spec) {
   const auto h = middle ? std::from_chars(w.ptr + 1, end, height) : w;
   if (!middle || h.ec != std::errc() || h.ptr != end || width < 1 || height < 1 || width > kMaxSide ||
       height > kMaxSide) {
-    fields.fail("size", "is '" + *size +
-                            "'; it must be WIDTHxHEIGHT in pixels, as 1024x1024, each from 1 to " +
+    fields.fail("size", "is '" + *size + "'; it must be WIDTHxHEIGHT in pixels, as 1024x1024, each from 1 to " +
                             std::to_string(kMaxSide));
     return;
   }
@@ -84,8 +83,7 @@ void read_loras(Fields& fields, JobSpec& spec) {
   const json::value* v = fields.find("loras");
   if (!v || !fields.ok()) return;
   if (!v->is_array())
-    return fields.fail("loras",
-                       "is " + std::string(kind_name(*v)) + "; it must be an array of {\"name\", \"scale\"}");
+    return fields.fail("loras", "is " + std::string(kind_name(*v)) + "; it must be an array of {\"name\", \"scale\"}");
   const json::array& list = v->get_array();
   if (list.size() > kMaxLoras)
     return fields.fail("loras", "has " + std::to_string(list.size()) + " entries; at most " +
@@ -132,21 +130,18 @@ Result<const ModelEntry*> find_model(JobSpec& spec, const Catalogue& catalogue) 
     spec.model = catalogue.default_model;
     if (spec.model.empty() && catalogue.models.size() == 1) spec.model = catalogue.models.begin()->first;
     if (spec.model.empty()) {
-      return invalid_argument("model is missing and there is no default model; " + known_models(catalogue),
-                              "model");
+      return invalid_argument("model is missing and there is no default model; " + known_models(catalogue), "model");
     }
   }
   const auto found = catalogue.models.find(spec.model);
   if (found != catalogue.models.end()) return &found->second;
-  return Error{Code::kNotFound, "there is no model '" + spec.model + "'; " + known_models(catalogue),
-               "model"};
+  return Error{Code::kNotFound, "there is no model '" + spec.model + "'; " + known_models(catalogue), "model"};
 }
 
 std::optional<Error> check_side(const char* name, int side, const ModelEntry& entry) {
   if (side < entry.min_side || side > entry.max_side) {
-    return invalid_argument(std::string(name) + " is " + std::to_string(side) + "; model '" + entry.name +
-                                "' takes " + std::to_string(entry.min_side) + " to " +
-                                std::to_string(entry.max_side) + " pixels",
+    return invalid_argument(std::string(name) + " is " + std::to_string(side) + "; model '" + entry.name + "' takes " +
+                                std::to_string(entry.min_side) + " to " + std::to_string(entry.max_side) + " pixels",
                             name);
   }
   const int multiple = entry.size_multiple;
@@ -155,9 +150,8 @@ std::optional<Error> check_side(const char* name, int side, const ModelEntry& en
   std::string near = std::to_string(above);
   if (below >= entry.min_side)
     near = above <= entry.max_side ? std::to_string(below) + " or " + near : std::to_string(below);
-  return invalid_argument(std::string(name) + " is " + std::to_string(side) +
-                              ", which is not a multiple of " + std::to_string(multiple) + " as model '" +
-                              entry.name + "' needs; " + near + " would do",
+  return invalid_argument(std::string(name) + " is " + std::to_string(side) + ", which is not a multiple of " +
+                              std::to_string(multiple) + " as model '" + entry.name + "' needs; " + near + " would do",
                           name);
 }
 
@@ -171,14 +165,13 @@ std::optional<Error> check_against(const JobSpec& spec, const ModelEntry& entry)
                             "width");
   }
   if (*spec.num_inference_steps > entry.max_steps) {
-    return invalid_argument("num_inference_steps is " + std::to_string(*spec.num_inference_steps) +
-                                "; model '" + entry.name + "' takes 1 to " + std::to_string(entry.max_steps),
+    return invalid_argument("num_inference_steps is " + std::to_string(*spec.num_inference_steps) + "; model '" +
+                                entry.name + "' takes 1 to " + std::to_string(entry.max_steps),
                             "num_inference_steps");
   }
   if (*spec.max_sequence_length > entry.max_sequence_length_limit) {
-    return invalid_argument("max_sequence_length is " + std::to_string(*spec.max_sequence_length) +
-                                "; model '" + entry.name + "' takes 1 to " +
-                                std::to_string(entry.max_sequence_length_limit),
+    return invalid_argument("max_sequence_length is " + std::to_string(*spec.max_sequence_length) + "; model '" +
+                                entry.name + "' takes 1 to " + std::to_string(entry.max_sequence_length_limit),
                             "max_sequence_length");
   }
   if (*spec.seed > kMaxSeed - (*spec.n - 1)) {
@@ -196,7 +189,8 @@ std::optional<Error> pin_adapters(JobSpec& spec, const ModelEntry& entry, const 
     const std::string at = "loras[" + std::to_string(i) + "].";
     if (!resolve) {
       if (!use.sha256.empty()) continue;
-      return invalid_argument(at + "sha256 is missing; a spec that reaches a worker names each adapter by its digest", at + "sha256");
+      return invalid_argument(at + "sha256 is missing; a spec that reaches a worker names each adapter by its digest",
+                              at + "sha256");
     }
     auto digest = resolve(use, entry);
     if (!digest) {

@@ -28,7 +28,9 @@ std::string eight(std::uint64_t value) {
 class Checksum {
  public:
   Checksum() { crypto_hash_sha256_init(&state_); }
-  void add(std::string_view bytes) { crypto_hash_sha256_update(&state_, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size()); }
+  void add(std::string_view bytes) {
+    crypto_hash_sha256_update(&state_, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+  }
   std::string finish() {
     std::string digest(crypto_hash_sha256_BYTES, '\0');
     crypto_hash_sha256_final(&state_, reinterpret_cast<unsigned char*>(digest.data()));
@@ -47,7 +49,9 @@ struct ArchiveWriter::State {
     ::close(fd);
     ::unlink(temporary.c_str());
   }
-  Error failed(const char* what) const { return unavailable(std::string("cannot ") + what + " '" + path + "': " + std::strerror(errno)); }
+  Error failed(const char* what) const {
+    return unavailable(std::string("cannot ") + what + " '" + path + "': " + std::strerror(errno));
+  }
   Result<void> write(std::string_view part) {
     checksum.add(part);
     bytes += part.size();
@@ -123,21 +127,27 @@ Result<ArchiveReader> ArchiveReader::open(const std::string& path) {
   state->file = std::fopen(path.c_str(), "rbe");
   if (!state->file) {
     const int e = errno;
-    return Error{e == ENOENT ? Code::kNotFound : Code::kUnavailable, "cannot read '" + path + "': " + std::strerror(e), {}};
+    return Error{
+        e == ENOENT ? Code::kNotFound : Code::kUnavailable, "cannot read '" + path + "': " + std::strerror(e), {}};
   }
   std::string head;
-  if (!state->read(head, kHead.size()) || head != kHead) return state->corrupt("is no archive of compiled programs, as `ditfleet cache export` writes");
+  if (!state->read(head, kHead.size()) || head != kHead)
+    return state->corrupt("is no archive of compiled programs, as `ditfleet cache export` writes");
   state->checksum.add(head);
   return ArchiveReader(std::move(state));
 }
 
 Result<std::optional<std::string>> ArchiveReader::next() {
   std::string part;
-  const auto ends_early = [this] { return state_->corrupt("ends after " + std::to_string(state_->values) + " programs, before its end: it is not whole"); };
+  const auto ends_early = [this] {
+    return state_->corrupt("ends after " + std::to_string(state_->values) +
+                           " programs, before its end: it is not whole");
+  };
   if (!state_->read(part, 8)) return ends_early();
   const std::uint64_t size = from_little_endian<std::uint64_t>(part);
   state_->checksum.add(part);
-  if (size > kMaxValueBytes) return state_->corrupt("has a program of " + std::to_string(size) + " bytes, more than any has");
+  if (size > kMaxValueBytes)
+    return state_->corrupt("has a program of " + std::to_string(size) + " bytes, more than any has");
   if (size > 0) {
     if (!state_->read(part, size)) return ends_early();
     state_->checksum.add(part);
@@ -148,7 +158,8 @@ Result<std::optional<std::string>> ArchiveReader::next() {
   state_->checksum.add(part);
   const bool counted = from_little_endian<std::uint64_t>(part) == state_->values;
   if (!state_->read(part, crypto_hash_sha256_BYTES)) return ends_early();
-  if (!counted || part != state_->checksum.finish()) return state_->corrupt("does not fit its checksum: it was changed or damaged");
+  if (!counted || part != state_->checksum.finish())
+    return state_->corrupt("does not fit its checksum: it was changed or damaged");
   if (std::fgetc(state_->file) != EOF) return state_->corrupt("goes on after its end");
   return std::optional<std::string>();
 }

@@ -18,9 +18,9 @@ class Breaker {
   using Clock = std::chrono::steady_clock;
 
   struct Options {
-    int failures = 3;                             // in a row
-    std::chrono::milliseconds slow{500};          // an answer that took longer counts as a failure
-    std::chrono::milliseconds open_first{1000};   // the first pause; doubled with each failed probe
+    int failures = 3;                            // in a row
+    std::chrono::milliseconds slow{500};         // an answer that took longer counts as a failure
+    std::chrono::milliseconds open_first{1000};  // the first pause; doubled with each failed probe
     std::chrono::milliseconds open_max{30'000};
     std::chrono::milliseconds probe_limit{5000};  // a probe that has not reported by then is given up
   };

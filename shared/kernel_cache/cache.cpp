@@ -34,12 +34,14 @@ constexpr milliseconds kComplainAgainAfter{10'000};
 
 class KernelCache::Impl {
  public:
-  explicit Impl(CacheOptions options) : options_(std::move(options)), memory_(options_.memory_bytes), background_(kMaxWaitingStores) {
+  explicit Impl(CacheOptions options)
+      : options_(std::move(options)), memory_(options_.memory_bytes), background_(kMaxWaitingStores) {
     open_tiers();
     show_counters(disk_ != nullptr, redis_ != nullptr);
   }
 
-  Result<Program> get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile, const Usable& usable) {
+  Result<Program> get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile,
+                                 const Usable& usable) {
     telemetry::ScopedSpan span("kernel_cache_lookup");
     span.attribute("ditfleet.kernel_cache.key", key.hex());
     span.attribute("ditfleet.region", std::string(region));
@@ -68,9 +70,7 @@ class KernelCache::Impl {
 
   void flush() { background_.flush(); }
 
-  CacheCounts counts() const {
-    return {memory_hits_, disk_hits_, redis_hits_, compiles_, failed_compiles_, refused_};
-  }
+  CacheCounts counts() const { return {memory_hits_, disk_hits_, redis_hits_, compiles_, failed_compiles_, refused_}; }
 
  private:
   struct Search {
@@ -85,10 +85,11 @@ class KernelCache::Impl {
 
   void open_tiers() {
     if (!options_.secret) return;
-    if (!options_.dir.empty() && options_.disk_bytes > 0) disk_ = std::make_unique<DiskTier>(options_.dir, options_.disk_bytes, options_.secret->id_text());
+    if (!options_.dir.empty() && options_.disk_bytes > 0)
+      disk_ = std::make_unique<DiskTier>(options_.dir, options_.disk_bytes, options_.secret->id_text());
     if (options_.redis) {
-      redis_ = std::make_unique<RedisTier>(RedisTierOptions{
-          *options_.redis, options_.secret->id_text(), options_.redis_timeout, options_.redis_ttl, options_.lock});
+      redis_ = std::make_unique<RedisTier>(RedisTierOptions{*options_.redis, options_.secret->id_text(),
+                                                            options_.redis_timeout, options_.redis_ttl, options_.lock});
     }
   }
 
@@ -110,11 +111,11 @@ class KernelCache::Impl {
   // Where this node's value of a key is, or will be, in Redis.
   struct RedisView {
     Name name = Name::kShared;
-    bool replace = false;      // what is there did not verify, and is under a name where it should; or it cannot be used
-    bool unusable = false;     // the latter
-    bool usable = true;        // false after a failure: the rest of this search does without Redis
-    bool full = false;         // it takes nothing in
-    std::string refused;       // bytes that have been judged already
+    bool replace = false;   // what is there did not verify, and is under a name where it should; or it cannot be used
+    bool unusable = false;  // the latter
+    bool usable = true;     // false after a failure: the rest of this search does without Redis
+    bool full = false;      // it takes nothing in
+    std::string refused;    // bytes that have been judged already
     std::string refused_head;  // of a value in chunks, what says where these bytes were
     std::string good;          // bytes that have verified
   };
@@ -152,7 +153,8 @@ class KernelCache::Impl {
     count_compile(made ? "ok" : "error");
     if (!made) return made.error();
     if (made->arch != search.arch) {
-      return internal_error("[kernel_cache] the compiler made a program for '" + made->arch + "', asked for was '" + std::string(search.arch) + "'");
+      return internal_error("[kernel_cache] the compiler made a program for '" + made->arch + "', asked for was '" +
+                            std::string(search.arch) + "'");
     }
     program = std::make_shared<const Entry>(std::move(*made));
     if (search.usable)
@@ -188,8 +190,9 @@ class KernelCache::Impl {
     return program;
   }
 
-  // Takes it into memory. A second look at the same place (`first` false) counts only what it finds. `name`: where this node's value is, or
-  // will be; as in Redis (judge()) another secret's value is left alone, and this node looks and writes beside it.
+  // Takes it into memory. A second look at the same place (`first` false) counts only what it finds. `name`: where this
+  // node's value is, or will be; as in Redis (judge()) another secret's value is left alone, and this node looks and
+  // writes beside it.
   Program from_disk(Search& search, Name& name, bool first) {
     if (!disk_) return nullptr;
     auto bytes = disk_->read(search.key, name);
@@ -202,7 +205,8 @@ class KernelCache::Impl {
     }
     if (!bytes) {
       if (bytes.error().code == Code::kDataCorrupt) {
-        refuse(search, "disk", {Refusal::kCorrupt, bytes.error().message}, disk_->quarantine(search.key, name, refusal_name(Refusal::kCorrupt)));
+        refuse(search, "disk", {Refusal::kCorrupt, bytes.error().message},
+               disk_->quarantine(search.key, name, refusal_name(Refusal::kCorrupt)));
       } else if (first) {
         count_lookup("disk", "error");
         complain(disk_complaint_, bytes.error());
@@ -241,8 +245,8 @@ class KernelCache::Impl {
     return program;
   }
 
-  // A Redis that has lost its data gets back what this node has on disk: one short question a program that was read from
-  // there, in the background and only so often. What it has is marked as used.
+  // A Redis that has lost its data gets back what this node has on disk: one short question a program that was read
+  // from there, in the background and only so often. What it has is marked as used.
   void publish_again(const Key& key, std::string bytes) {
     if (!redis_ || !allowance_.take(Deadline::Clock::now())) return;
     background_.offer([this, key, bytes = std::move(bytes)] {
@@ -290,7 +294,8 @@ class KernelCache::Impl {
       }
     } else {
       const bool foreign = entry.refused().why == Refusal::kForeignSecret && view.name == Name::kShared;
-      refuse(search, "redis", entry.refused(), !foreign && disk_ && disk_->quarantine(search.key, "redis", refusal_name(entry.refused().why), bytes));
+      refuse(search, "redis", entry.refused(),
+             !foreign && disk_ && disk_->quarantine(search.key, "redis", refusal_name(entry.refused().why), bytes));
       if (foreign) {
         view.name = Name::kOwn;
         return judge(search, view, redis_->fetch(search.key, view.name), first);
@@ -313,7 +318,11 @@ class KernelCache::Impl {
         continue;
       }
       Program program = from_disk(search, on_disk, false);
-      if (waited) count_wait(program ? "hit" : outcome == FileLock::Outcome::kTaken ? "took_over" : outcome == FileLock::Outcome::kBusy ? "timeout" : "error");
+      if (waited)
+        count_wait(program                                ? "hit"
+                   : outcome == FileLock::Outcome::kTaken ? "took_over"
+                   : outcome == FileLock::Outcome::kBusy  ? "timeout"
+                                                          : "error");
       return program;
     }
   }
@@ -337,26 +346,30 @@ class KernelCache::Impl {
         if (attempt->value) program = judge(search, view, std::move(attempt->value), false);
       }
       const bool over = deadline.passed();
-      if (waited && (program || held.fleet || over || !view.usable)) count_wait(program ? "hit" : held.fleet ? "took_over" : over ? "timeout" : "error");
+      if (waited && (program || held.fleet || over || !view.usable))
+        count_wait(program ? "hit" : held.fleet ? "took_over" : over ? "timeout" : "error");
       if (program || held.fleet || over) return program;
       if (view.usable) patience.wait(deadline);
     }
     return nullptr;
   }
 
-  void keep_redis_hit(const Search& search, Name on_disk, RedisView view, const std::shared_ptr<std::optional<FileLock>>& host) {
-    background_.add([this, key = search.key, on_disk, unusable = !search.unusable_on_disk.empty(), view = std::move(view), host] {
-      if (unusable) set_aside_on_disk(key, on_disk);
-      if (disk_) write_disk(key, on_disk, view.good);
-      if (host) host->reset();
-      (void)redis_->refresh(key, view.name);  // else it expires sooner
-    });
+  void keep_redis_hit(const Search& search, Name on_disk, RedisView view,
+                      const std::shared_ptr<std::optional<FileLock>>& host) {
+    background_.add(
+        [this, key = search.key, on_disk, unusable = !search.unusable_on_disk.empty(), view = std::move(view), host] {
+          if (unusable) set_aside_on_disk(key, on_disk);
+          if (disk_) write_disk(key, on_disk, view.good);
+          if (host) host->reset();
+          (void)redis_->refresh(key, view.name);  // else it expires sooner
+        });
   }
 
   // The locks go once there is something to be found without them.
   void store(const Search& search, Program program, Name on_disk, RedisView view, Held& held) {
-    background_.add([this, key = search.key, on_disk, unusable = !search.unusable_on_disk.empty(), program = std::move(program), view = std::move(view),
-                     host = std::move(held.host), fleet = std::move(held.fleet)] {
+    background_.add([this, key = search.key, on_disk, unusable = !search.unusable_on_disk.empty(),
+                     program = std::move(program), view = std::move(view), host = std::move(held.host),
+                     fleet = std::move(held.fleet)] {
       if (!disk_ && !redis_) return;
       if (unusable) set_aside_on_disk(key, on_disk);
       if (view.unusable && disk_ && disk_->quarantine(key, "redis", refusal_name(Refusal::kUnusable), view.refused))
@@ -376,7 +389,8 @@ class KernelCache::Impl {
 
   // What cannot be used goes once there is what can be: where that is not to be had, nobody knows whose fault it is.
   void set_aside_on_disk(const Key& key, Name name) {
-    if (disk_->quarantine(key, name, refusal_name(Refusal::kUnusable))) count_quarantined("disk", refusal_name(Refusal::kUnusable));
+    if (disk_->quarantine(key, name, refusal_name(Refusal::kUnusable)))
+      count_quarantined("disk", refusal_name(Refusal::kUnusable));
   }
 
   bool write_disk(const Key& key, Name name, std::string_view bytes) {
@@ -401,8 +415,9 @@ class KernelCache::Impl {
     ++refused_;
     count_lookup(tier, refusal_name(refused.why));
     if (quarantined) count_quarantined(tier, refusal_name(refused.why));
-    spdlog::warn("kernel cache: the program {} ({}, {}) from {} is not used: {}: {}", search.key.hex(), search.region.empty() ? "?" : search.region, search.arch, tier,
-                 refusal_name(refused.why), refused.message);
+    spdlog::warn("kernel cache: the program {} ({}, {}) from {} is not used: {}: {}", search.key.hex(),
+                 search.region.empty() ? "?" : search.region, search.arch, tier, refusal_name(refused.why),
+                 refused.message);
   }
 
   // At most now and then: a disk that is full is full for every program.
@@ -419,7 +434,8 @@ class KernelCache::Impl {
   std::unique_ptr<RedisTier> redis_;
   Flights flights_;
   Allowance allowance_{64, 8};  // programs published again
-  std::atomic<std::uint64_t> memory_hits_{0}, disk_hits_{0}, redis_hits_{0}, compiles_{0}, failed_compiles_{0}, refused_{0};
+  std::atomic<std::uint64_t> memory_hits_{0}, disk_hits_{0}, redis_hits_{0}, compiles_{0}, failed_compiles_{0},
+      refused_{0};
   std::atomic<std::int64_t> disk_complaint_{0}, redis_complaint_{0};
   Background background_;  // last: ends before what its tasks use
 };
@@ -431,8 +447,8 @@ std::unique_ptr<KernelCache> KernelCache::create(CacheOptions options) {
   return std::unique_ptr<KernelCache>(new KernelCache(std::make_unique<Impl>(std::move(options))));
 }
 
-Result<KernelCache::Program> KernelCache::get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile,
-                                                         const Usable& usable) {
+Result<KernelCache::Program> KernelCache::get_or_compile(const Key& key, std::string_view region, std::string_view arch,
+                                                         const Compile& compile, const Usable& usable) {
   return impl_->get_or_compile(key, region, arch, compile, usable);
 }
 

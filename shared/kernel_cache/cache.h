@@ -27,7 +27,7 @@ struct CacheOptions {
   // Signs and verifies what leaves the process. Without it there is the memory tier alone.
   std::shared_ptr<const Secret> secret;
 
-  std::chrono::milliseconds redis_timeout{1000};         // of one operation
+  std::chrono::milliseconds redis_timeout{1000};           // of one operation
   std::chrono::milliseconds redis_ttl{30ll * 86'400'000};  // from the last use
   // A process that compiles holds a lock this long and renews it; if it dies, others wait no longer than this.
   std::chrono::milliseconds lock{2000};
@@ -67,13 +67,15 @@ class KernelCache {
   // architecture than `arch`. What it throws goes to the caller; who shared the wait gets kInternal. What is
   // beyond entry.h's limits is returned, but kept in memory only. `region` is for logs.
   //
-  // `usable` is asked on the calling thread, once for each program that a tier has or `compile` makes; without one all can be
-  // used. What cannot be is passed over, and what another process or `compile` brings instead takes its place, in each tier where it lay.
-  // Where that cannot be used either, the fault may be this process's alone: the tiers stay as they are, and the caller gets
-  // `usable`'s error. Threads that shared the wait get the program without having been asked.
+  // `usable` is asked on the calling thread, once for each program that a tier has or `compile` makes; without one all
+  // can be used. What cannot be is passed over, and what another process or `compile` brings instead takes its place,
+  // in each tier where it lay. Where that cannot be used either, the fault may be this process's alone: the tiers stay
+  // as they are, and the caller gets `usable`'s error. Threads that shared the wait get the program without having been
+  // asked.
   //
   // A new program is written to disk and to Redis on a thread of the cache after this has returned.
-  Result<Program> get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile, const Usable& usable = {});
+  Result<Program> get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile,
+                                 const Usable& usable = {});
 
   // The same without a compiler: kNotFound if no tier has it. Waits for nobody.
   Result<Program> find(const Key& key, std::string_view arch);

@@ -70,7 +70,8 @@ class Reader {
 
 std::string sha256(std::string_view bytes) {
   std::string digest(crypto_hash_sha256_BYTES, '\0');
-  crypto_hash_sha256(reinterpret_cast<unsigned char*>(digest.data()), reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+  crypto_hash_sha256(reinterpret_cast<unsigned char*>(digest.data()),
+                     reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
   return digest;
 }
 
@@ -79,28 +80,33 @@ Decoded refuse(Refusal why, std::string message) { return Decoded(Refused{why, s
 Result<void> check_limits(const Entry& entry) {
   const auto too_large = [](const std::string& what) { return invalid_argument("[kernel_cache] " + what); };
   if (entry.code.size() > kMaxCodeBytes)
-    return too_large("the program has " + std::to_string(entry.code.size()) + " bytes; at most " + std::to_string(kMaxCodeBytes) + " are kept");
+    return too_large("the program has " + std::to_string(entry.code.size()) + " bytes; at most " +
+                     std::to_string(kMaxCodeBytes) + " are kept");
   if (entry.kernels.size() > kMaxKernels)
-    return too_large("the program has " + std::to_string(entry.kernels.size()) + " kernels; at most " + std::to_string(kMaxKernels) + " are kept");
+    return too_large("the program has " + std::to_string(entry.kernels.size()) + " kernels; at most " +
+                     std::to_string(kMaxKernels) + " are kept");
   if (entry.region.size() > kMaxNameBytes || entry.arch.size() > kMaxNameBytes)
     return too_large("a region's or architecture's name has more than " + std::to_string(kMaxNameBytes) + " bytes");
   for (const KernelInfo& kernel : entry.kernels) {
     if (kernel.name.size() > kMaxNameBytes || kernel.parameter_bytes.size() > kMaxParameters)
-      return too_large("a kernel's name has more than " + std::to_string(kMaxNameBytes) + " bytes, or it more than " + std::to_string(kMaxParameters) +
-                       " parameters");
+      return too_large("a kernel's name has more than " + std::to_string(kMaxNameBytes) + " bytes, or it more than " +
+                       std::to_string(kMaxParameters) + " parameters");
   }
   return {};
 }
 
 // What stands between header and trailer. Only of bytes whose signature has been verified.
 Result<Entry> parse_body(std::string_view body) {
-  const auto malformed = [](const char* what) { return Error{Code::kDataCorrupt, std::string("malformed: ") + what, {}}; };
+  const auto malformed = [](const char* what) {
+    return Error{Code::kDataCorrupt, std::string("malformed: ") + what, {}};
+  };
   Reader in(body);
   Entry entry;
   entry.arch = in.text();
   entry.region = in.text();
   const auto kind = in.integer<std::uint8_t>();
-  if (kind < static_cast<std::uint8_t>(Kind::kCubin) || kind > static_cast<std::uint8_t>(Kind::kPlan)) return malformed("unknown kind of code");
+  if (kind < static_cast<std::uint8_t>(Kind::kCubin) || kind > static_cast<std::uint8_t>(Kind::kPlan))
+    return malformed("unknown kind of code");
   entry.kind = static_cast<Kind>(kind);
   entry.source_bytes = in.integer<std::uint64_t>();
   const auto kernels = in.integer<std::uint32_t>();
@@ -113,14 +119,16 @@ Result<Entry> parse_body(std::string_view body) {
     kernel.spill_bytes = in.integer<std::uint32_t>();
     const auto parameters = in.integer<std::uint32_t>();
     if (parameters > kMaxParameters) return malformed("too many parameters");
-    for (std::uint32_t p = 0; p < parameters && !in.failed(); ++p) kernel.parameter_bytes.push_back(in.integer<std::uint32_t>());
+    for (std::uint32_t p = 0; p < parameters && !in.failed(); ++p)
+      kernel.parameter_bytes.push_back(in.integer<std::uint32_t>());
     entry.kernels.push_back(std::move(kernel));
   }
   const auto code_bytes = in.integer<std::uint64_t>();
   if (code_bytes > kMaxCodeBytes) return malformed("the code is too large");
   const std::string_view packed = in.take(in.integer<std::uint64_t>());
   if (in.failed() || !in.at_end()) return malformed("the lengths inside do not add up");
-  if (ZSTD_getFrameContentSize(packed.data(), packed.size()) != code_bytes) return malformed("the code is not what its length says");
+  if (ZSTD_getFrameContentSize(packed.data(), packed.size()) != code_bytes)
+    return malformed("the code is not what its length says");
   entry.code.resize(code_bytes);
   const std::size_t got = ZSTD_decompress(entry.code.data(), entry.code.size(), packed.data(), packed.size());
   if (ZSTD_isError(got) || got != code_bytes) return malformed("the code does not unpack");
@@ -129,24 +137,19 @@ Result<Entry> parse_body(std::string_view body) {
 
 }  // namespace
 
-std::string_view kind_name(Kind kind) { return kind == Kind::kCubin ? "cubin" : kind == Kind::kPlan ? "plan" : "shared_object"; }
+std::string_view kind_name(Kind kind) {
+  return kind == Kind::kCubin ? "cubin" : kind == Kind::kPlan ? "plan" : "shared_object";
+}
 
 std::string_view refusal_name(Refusal refusal) {
   switch (refusal) {
-    case Refusal::kCorrupt:
-      return "corrupt";
-    case Refusal::kUnsigned:
-      return "unsigned";
-    case Refusal::kForeignSecret:
-      return "foreign_secret";
-    case Refusal::kWrongSignature:
-      return "wrong_signature";
-    case Refusal::kWrongKey:
-      return "wrong_key";
-    case Refusal::kWrongArch:
-      return "wrong_arch";
-    case Refusal::kUnusable:
-      return "unusable";
+    case Refusal::kCorrupt: return "corrupt";
+    case Refusal::kUnsigned: return "unsigned";
+    case Refusal::kForeignSecret: return "foreign_secret";
+    case Refusal::kWrongSignature: return "wrong_signature";
+    case Refusal::kWrongKey: return "wrong_key";
+    case Refusal::kWrongArch: return "wrong_arch";
+    case Refusal::kUnusable: return "unusable";
   }
   return "corrupt";
 }
@@ -154,7 +157,8 @@ std::string_view refusal_name(Refusal refusal) {
 Result<std::string> encode(const Entry& entry, const Key& key, const Secret& secret) {
   if (auto fits = check_limits(entry); !fits) return fits.error();
   std::string packed(ZSTD_compressBound(entry.code.size()), '\0');
-  const std::size_t size = ZSTD_compress(packed.data(), packed.size(), entry.code.data(), entry.code.size(), kCompressionLevel);
+  const std::size_t size =
+      ZSTD_compress(packed.data(), packed.size(), entry.code.data(), entry.code.size(), kCompressionLevel);
   if (ZSTD_isError(size)) return internal_error(std::string("[kernel_cache] zstd: ") + ZSTD_getErrorName(size));
   packed.resize(size);
 
@@ -194,15 +198,21 @@ Result<std::string> encode(const Entry& entry, const Key& key, const Secret& sec
 }
 
 Decoded decode(std::string_view bytes, const Key& key, std::string_view arch, const Secret& secret) {
-  if (bytes.size() < kHeaderBytes + kTrailerBytes) return refuse(Refusal::kCorrupt, "truncated: " + std::to_string(bytes.size()) + " bytes");
-  if (bytes.size() > kMaxValueBytes) return refuse(Refusal::kCorrupt, "too large: " + std::to_string(bytes.size()) + " bytes");
+  if (bytes.size() < kHeaderBytes + kTrailerBytes)
+    return refuse(Refusal::kCorrupt, "truncated: " + std::to_string(bytes.size()) + " bytes");
+  if (bytes.size() > kMaxValueBytes)
+    return refuse(Refusal::kCorrupt, "too large: " + std::to_string(bytes.size()) + " bytes");
   Reader header(bytes);
   if (header.take(kMagic.size()) != kMagic) return refuse(Refusal::kCorrupt, "no kernel cache value");
   const auto version = header.integer<std::uint32_t>();
-  if (version != kVersion) return refuse(Refusal::kCorrupt, "format version " + std::to_string(version) + ", this program reads " + std::to_string(kVersion));
+  if (version != kVersion)
+    return refuse(Refusal::kCorrupt,
+                  "format version " + std::to_string(version) + ", this program reads " + std::to_string(kVersion));
   const auto flags = header.integer<std::uint32_t>();
   const auto total = header.integer<std::uint64_t>();
-  if (total != bytes.size()) return refuse(Refusal::kCorrupt, "truncated: " + std::to_string(bytes.size()) + " of " + std::to_string(total) + " bytes");
+  if (total != bytes.size())
+    return refuse(Refusal::kCorrupt,
+                  "truncated: " + std::to_string(bytes.size()) + " of " + std::to_string(total) + " bytes");
   const auto signer = header.integer<std::uint64_t>();
 
   const std::string_view is_signed = bytes.substr(0, bytes.size() - kDigestBytes);
@@ -211,18 +221,22 @@ Decoded decode(std::string_view bytes, const Key& key, std::string_view arch, co
   if (signer != secret.id() || !secret.verify(is_signed, signature)) {
     // The unsigned checksum only tells damage from a signature that is not ours.
     const std::string_view summed = bytes.substr(0, bytes.size() - kTrailerBytes);
-    if (sha256(summed) != bytes.substr(summed.size(), kDigestBytes)) return refuse(Refusal::kCorrupt, "its checksum does not fit: it was changed or damaged");
+    if (sha256(summed) != bytes.substr(summed.size(), kDigestBytes))
+      return refuse(Refusal::kCorrupt, "its checksum does not fit: it was changed or damaged");
     if (signer == 0) return refuse(Refusal::kUnsigned, "it carries no signature");
-    if (signer != secret.id()) return refuse(Refusal::kForeignSecret, "another secret has signed it; is cache.secret the same on all nodes?");
+    if (signer != secret.id())
+      return refuse(Refusal::kForeignSecret, "another secret has signed it; is cache.secret the same on all nodes?");
     return refuse(Refusal::kWrongSignature, "its signature is not this cluster's, though it says so");
   }
 
-  if (header.take(key.bytes.size()) != std::string_view(reinterpret_cast<const char*>(key.bytes.data()), key.bytes.size()))
+  if (header.take(key.bytes.size()) !=
+      std::string_view(reinterpret_cast<const char*>(key.bytes.data()), key.bytes.size()))
     return refuse(Refusal::kWrongKey, "it was signed for another key");
   if (flags != 0) return refuse(Refusal::kCorrupt, "flags that this program does not know");
   auto entry = parse_body(bytes.substr(kHeaderBytes, bytes.size() - kHeaderBytes - kTrailerBytes));
   if (!entry) return refuse(Refusal::kCorrupt, entry.error().message);
-  if (!arch.empty() && entry->arch != arch) return refuse(Refusal::kWrongArch, "it is for " + entry->arch + ", not for " + std::string(arch));
+  if (!arch.empty() && entry->arch != arch)
+    return refuse(Refusal::kWrongArch, "it is for " + entry->arch + ", not for " + std::string(arch));
   return Decoded(std::move(*entry));
 }
 

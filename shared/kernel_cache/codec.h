@@ -60,7 +60,8 @@ Decoded decode(std::string_view bytes, const Key& key, std::string_view arch, co
 // kDataCorrupt where it is no value at all.
 Result<Key> claimed_key(std::string_view bytes);
 
-// The id of the secret that a value says has signed it, unverified; its first bytes are enough. Nothing where they are no value's.
+// The id of the secret that a value says has signed it, unverified; its first bytes are enough. Nothing where they are
+// no value's.
 inline constexpr std::size_t kSignerBytes = 32;
 std::optional<std::uint64_t> claimed_signer(std::string_view first);
 

@@ -11,7 +11,8 @@ namespace {
 using telemetry::counters;
 
 prometheus::Counter& lookups(std::string_view tier, std::string_view result) {
-  static auto& family = counters("ditfleet_kernel_cache_lookups_total", "Lookups of compiled programs, by tier and what came of them");
+  static auto& family =
+      counters("ditfleet_kernel_cache_lookups_total", "Lookups of compiled programs, by tier and what came of them");
   return family.Add({{"tier", std::string(tier)}, {"result", std::string(result)}});
 }
 
@@ -21,27 +22,32 @@ prometheus::Counter& stores(std::string_view tier, std::string_view result) {
 }
 
 prometheus::Counter& quarantined(std::string_view tier, std::string_view reason) {
-  static auto& family = counters("ditfleet_kernel_cache_quarantined_total", "Values that did not verify or could not be used and were set aside");
+  static auto& family = counters("ditfleet_kernel_cache_quarantined_total",
+                                 "Values that did not verify or could not be used and were set aside");
   return family.Add({{"tier", std::string(tier)}, {"reason", std::string(reason)}});
 }
 
 prometheus::Counter& compiles(std::string_view result) {
-  static auto& family = counters("ditfleet_kernel_cache_compiles_total", "Programs that no tier had and that were compiled here");
+  static auto& family =
+      counters("ditfleet_kernel_cache_compiles_total", "Programs that no tier had and that were compiled here");
   return family.Add({{"result", std::string(result)}});
 }
 
 prometheus::Counter& waits(std::string_view result) {
-  static auto& family = counters("ditfleet_kernel_cache_waits_total", "Waits for another process that compiles the same program");
+  static auto& family =
+      counters("ditfleet_kernel_cache_waits_total", "Waits for another process that compiles the same program");
   return family.Add({{"result", std::string(result)}});
 }
 
 prometheus::Counter& breaker_opened() {
-  static auto& family = counters("ditfleet_kernel_cache_breaker_opened_total", "How often the cache began to leave Redis out");
+  static auto& family =
+      counters("ditfleet_kernel_cache_breaker_opened_total", "How often the cache began to leave Redis out");
   return family.Add({});
 }
 
 prometheus::Gauge& breaker_open() {
-  static auto& family = telemetry::gauges("ditfleet_kernel_cache_breaker_open", "Whether the cache leaves Redis out: 1, 0.5 while it probes, 0");
+  static auto& family = telemetry::gauges("ditfleet_kernel_cache_breaker_open",
+                                          "Whether the cache leaves Redis out: 1, 0.5 while it probes, 0");
   return family.Add({});
 }
 

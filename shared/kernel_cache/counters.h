@@ -4,9 +4,10 @@
 //   ditfleet_kernel_cache_stores_total{tier,result}      result: stored, already, full, error, left_out
 //   ditfleet_kernel_cache_quarantined_total{tier,reason}
 //   ditfleet_kernel_cache_compiles_total{result}         result: ok, error
-//   ditfleet_kernel_cache_waits_total{result}            for another process that compiles: hit, took_over, timeout, error
-//   ditfleet_kernel_cache_breaker_opened_total, ditfleet_kernel_cache_breaker_open (1, 0.5 half open, 0)
-// A cache shows from its start, at zero, what any use of its tiers moves, and the breaker; the rest comes with its first event.
+//   ditfleet_kernel_cache_waits_total{result}            for another process that compiles: hit, took_over, timeout,
+//   error ditfleet_kernel_cache_breaker_opened_total, ditfleet_kernel_cache_breaker_open (1, 0.5 half open, 0)
+// A cache shows from its start, at zero, what any use of its tiers moves, and the breaker; the rest comes with its
+// first event.
 #pragma once
 
 #include <string_view>

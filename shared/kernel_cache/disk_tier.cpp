@@ -31,8 +31,8 @@ struct Found {
   timespec used{};
 };
 
-// Calls `take` with every regular file below `dir`, to `depth` folders down. What is not there, or vanishes meanwhile, is left out; which
-// folder could not be read, being someone else's or a file, `unread` says.
+// Calls `take` with every regular file below `dir`, to `depth` folders down. What is not there, or vanishes meanwhile,
+// is left out; which folder could not be read, being someone else's or a file, `unread` says.
 template <class Take>
 void each_file(const fs::path& dir, int depth, const Take& take, Result<void>* unread = nullptr) {
   std::error_code ec;
@@ -42,10 +42,13 @@ void each_file(const fs::path& dir, int depth, const Take& take, Result<void>* u
     if (S_ISDIR(info.st_mode) && depth > 0) each_file(it->path(), depth - 1, take, unread);
     if (S_ISREG(info.st_mode)) take(Found{it->path(), static_cast<std::uint64_t>(info.st_size), info.st_mtim});
   }
-  if (ec && ec != std::errc::no_such_file_or_directory && unread) *unread = unavailable("cannot read the folder '" + dir.string() + "': " + ec.message());
+  if (ec && ec != std::errc::no_such_file_or_directory && unread)
+    *unread = unavailable("cannot read the folder '" + dir.string() + "': " + ec.message());
 }
 
-bool older(const timespec& a, const timespec& b) { return std::pair(a.tv_sec, a.tv_nsec) < std::pair(b.tv_sec, b.tv_nsec); }
+bool older(const timespec& a, const timespec& b) {
+  return std::pair(a.tv_sec, a.tv_nsec) < std::pair(b.tv_sec, b.tv_nsec);
+}
 
 bool abandoned(const Found& file, seconds age) {
   return std::chrono::system_clock::to_time_t(std::chrono::system_clock::now()) - file.used.tv_sec > age.count();
@@ -57,7 +60,9 @@ void touch(const std::string& path) {
 }
 
 // By errno.
-Error cannot_remove(const std::string& path) { return unavailable("cannot remove '" + path + "': " + std::strerror(errno)); }
+Error cannot_remove(const std::string& path) {
+  return unavailable("cannot remove '" + path + "': " + std::strerror(errno));
+}
 
 class Descriptor {
  public:
@@ -98,7 +103,8 @@ Result<std::optional<std::string>> DiskTier::read(const Key& key, Name name) con
   if (::fstat(file.get(), &info) != 0) return failed();
   if (!S_ISREG(info.st_mode)) return Error{Code::kDataCorrupt, "'" + path + "' is no regular file", {}};
   if (static_cast<std::uint64_t>(info.st_size) > kMaxValueBytes)
-    return Error{Code::kDataCorrupt, "'" + path + "' has " + std::to_string(info.st_size) + " bytes, more than any value", {}};
+    return Error{
+        Code::kDataCorrupt, "'" + path + "' has " + std::to_string(info.st_size) + " bytes, more than any value", {}};
   std::string bytes(static_cast<std::size_t>(info.st_size), '\0');
   std::size_t got = 0;
   while (got < bytes.size()) {
@@ -112,13 +118,19 @@ Result<std::optional<std::string>> DiskTier::read(const Key& key, Name name) con
   return std::optional<std::string>(std::move(bytes));
 }
 
-void DiskTier::used(const Key& key, Name name) const { touch(path_of(key, name)); }  // a folder of someone else's keeps its order of use
+void DiskTier::used(const Key& key, Name name) const {
+  touch(path_of(key, name));
+}  // a folder of someone else's keeps its order of use
 
 Result<void> DiskTier::write(const Key& key, std::string_view bytes, Name name) {
   if (bytes.size() > max_bytes_)
-    return Error{Code::kPayloadTooLarge, "a program of " + std::to_string(bytes.size()) + " bytes is above cache.disk_bytes (" + std::to_string(max_bytes_) + ")", {}};
+    return Error{Code::kPayloadTooLarge,
+                 "a program of " + std::to_string(bytes.size()) + " bytes is above cache.disk_bytes (" +
+                     std::to_string(max_bytes_) + ")",
+                 {}};
   const std::string path = path_of(key, name);
-  if (!make_folder(fs::path(path).parent_path())) return unavailable("cannot make the folder of '" + path + "': " + std::strerror(errno));
+  if (!make_folder(fs::path(path).parent_path()))
+    return unavailable("cannot make the folder of '" + path + "': " + std::strerror(errno));
   if (auto written = write_file_atomically(path, bytes); !written) return written;
   bool look = false;
   {
@@ -183,7 +195,8 @@ bool DiskTier::quarantine(const Key& key, Name name, std::string_view why) {
 bool DiskTier::quarantine(const Key& key, std::string_view tier, std::string_view why, std::string_view bytes) {
   const std::string folder = dir_ + "/quarantine";
   if (!make_folder(folder)) return false;
-  const auto written = write_file_atomically(folder + "/" + key.hex() + "." + std::string(tier) + "." + std::string(why), bytes);
+  const auto written =
+      write_file_atomically(folder + "/" + key.hex() + "." + std::string(tier) + "." + std::string(why), bytes);
   cap_quarantine();
   return written.ok();
 }
@@ -210,14 +223,20 @@ FileLock::Outcome DiskTier::try_lock(const Key& key, std::optional<FileLock>& ou
 
 std::vector<DiskTier::File> DiskTier::list(Result<void>* unread) const {
   std::vector<File> files;
-  each_file(dir_ + "/1", 1, [&](const Found& file) {
-    const std::string name = file.path.filename().native(), rest = name.substr(std::min<std::size_t>(name.size(), 64));
-    const auto key = Key::from_hex(std::string_view(name).substr(0, 64));
-    const bool own = !secret_id_.empty() && rest == "." + secret_id_;
-    if (!key || !(own || rest.empty())) return;
-    files.push_back({*key, own ? Name::kOwn : Name::kShared, file.bytes, static_cast<std::int64_t>(file.used.tv_sec) * 1000 + file.used.tv_nsec / 1'000'000});
-  }, unread);
-  std::sort(files.begin(), files.end(), [](const File& a, const File& b) { return std::pair(a.key, a.name) < std::pair(b.key, b.name); });
+  each_file(
+      dir_ + "/1", 1,
+      [&](const Found& file) {
+        const std::string name = file.path.filename().native(),
+                          rest = name.substr(std::min<std::size_t>(name.size(), 64));
+        const auto key = Key::from_hex(std::string_view(name).substr(0, 64));
+        const bool own = !secret_id_.empty() && rest == "." + secret_id_;
+        if (!key || !(own || rest.empty())) return;
+        files.push_back({*key, own ? Name::kOwn : Name::kShared, file.bytes,
+                         static_cast<std::int64_t>(file.used.tv_sec) * 1000 + file.used.tv_nsec / 1'000'000});
+      },
+      unread);
+  std::sort(files.begin(), files.end(),
+            [](const File& a, const File& b) { return std::pair(a.key, a.name) < std::pair(b.key, b.name); });
   return files;
 }
 
@@ -231,8 +250,10 @@ std::vector<std::string> DiskTier::quarantined() const {
 std::size_t DiskTier::empty_quarantine(Result<void>& emptied) {
   std::size_t removed = 0;
   each_file(dir_ + "/quarantine", 0, [&](const Found& file) {
-    if (::unlink(file.path.c_str()) == 0) ++removed;
-    else if (errno != ENOENT) emptied = cannot_remove(file.path);
+    if (::unlink(file.path.c_str()) == 0)
+      ++removed;
+    else if (errno != ENOENT)
+      emptied = cannot_remove(file.path);
   });
   return removed;
 }

@@ -37,8 +37,8 @@ class DiskTier {
   DiskTier(std::string dir, std::uint64_t max_bytes, std::string secret_id = {})
       : dir_(std::move(dir)), max_bytes_(max_bytes), secret_id_(std::move(secret_id)) {}
 
-  // Nothing where there is no such file. kDataCorrupt: it is no regular file, or larger than any value; kUnavailable: it
-  // cannot be read.
+  // Nothing where there is no such file. kDataCorrupt: it is no regular file, or larger than any value; kUnavailable:
+  // it cannot be read.
   Result<std::optional<std::string>> read(const Key& key, Name name = Name::kShared) const;
   // Makes it the most recently used, as far as the folder lets us.
   void used(const Key& key, Name name = Name::kShared) const;
@@ -56,7 +56,8 @@ class DiskTier {
 
   FileLock::Outcome try_lock(const Key& key, std::optional<FileLock>& out);
 
-  // What is there, in the order of keys; of other secrets' names none. `unread`: a folder that is there and could not be read.
+  // What is there, in the order of keys; of other secrets' names none. `unread`: a folder that is there and could not
+  // be read.
   std::vector<File> list(Result<void>* unread = nullptr) const;
   // Names of the files in quarantine.
   std::vector<std::string> quarantined() const;
@@ -77,8 +78,8 @@ class DiskTier {
   const std::uint64_t max_bytes_;
   const std::string secret_id_;
   std::mutex mutex_;
-  std::uint64_t bytes_ = 0;     // at the last look, and what was written since; others' writes are not in it
-  int writes_until_trim_ = 0;   // looks again after this many
+  std::uint64_t bytes_ = 0;    // at the last look, and what was written since; others' writes are not in it
+  int writes_until_trim_ = 0;  // looks again after this many
 };
 
 }  // namespace ditfleet::kernel_cache

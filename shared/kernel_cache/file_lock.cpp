@@ -19,8 +19,10 @@ FileLock::Outcome FileLock::try_take(const std::string& path, std::optional<File
     return busy ? Outcome::kBusy : Outcome::kImpossible;
   }
   // Its holder before may have removed the file between our open and our lock: then this is a lock on nothing.
-  struct stat held {}, there {};
-  if (::fstat(fd, &held) != 0 || ::stat(path.c_str(), &there) != 0 || held.st_ino != there.st_ino || held.st_dev != there.st_dev) {
+  struct stat held {
+  }, there{};
+  if (::fstat(fd, &held) != 0 || ::stat(path.c_str(), &there) != 0 || held.st_ino != there.st_ino ||
+      held.st_dev != there.st_dev) {
     ::close(fd);
     return Outcome::kBusy;
   }

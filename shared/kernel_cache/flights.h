@@ -30,7 +30,8 @@ class Flights {
   // The one that goes. Its destructor ends the flight, if land() has not, with an error for those who wait.
   class Leader {
    public:
-    Leader(Flights& flights, const Key& key, std::shared_ptr<Flight> flight) : flights_(&flights), key_(key), flight_(std::move(flight)) {}
+    Leader(Flights& flights, const Key& key, std::shared_ptr<Flight> flight)
+        : flights_(&flights), key_(key), flight_(std::move(flight)) {}
     Leader(Leader&& other) noexcept : flights_(other.flights_), key_(other.key_), flight_(std::move(other.flight_)) {}
     Leader& operator=(Leader&&) = delete;
     ~Leader() {

@@ -10,7 +10,8 @@ Inventory::Inventory(const CacheOptions& options) : secret_(options.secret) {
   if (!secret_) return;
   if (!options.dir.empty()) disk_ = std::make_unique<DiskTier>(options.dir, options.disk_bytes, secret_->id_text());
   if (options.redis) {
-    redis_ = std::make_unique<RedisTier>(RedisTierOptions{*options.redis, secret_->id_text(), options.redis_timeout, options.redis_ttl, options.lock});
+    redis_ = std::make_unique<RedisTier>(
+        RedisTierOptions{*options.redis, secret_->id_text(), options.redis_timeout, options.redis_ttl, options.lock});
   }
 }
 
@@ -56,10 +57,13 @@ Result<void> Inventory::each(bool with_disk, bool with_redis, const std::functio
 }
 
 Result<void> Inventory::put(Tier tier, const Key& key, std::string_view bytes) {
-  const auto foreign = [&](const Decoded& decoded) { return !decoded && decoded.refused().why == Refusal::kForeignSecret; };
+  const auto foreign = [&](const Decoded& decoded) {
+    return !decoded && decoded.refused().why == Refusal::kForeignSecret;
+  };
   if (tier == Tier::kDisk) {
     const auto there = disk_->read(key);
-    return disk_->write(key, bytes, there && *there && foreign(decode(**there, key, "", *secret_)) ? Name::kOwn : Name::kShared);
+    return disk_->write(key, bytes,
+                        there && *there && foreign(decode(**there, key, "", *secret_)) ? Name::kOwn : Name::kShared);
   }
   auto name = Name::kShared;
   bool replace = false;
@@ -68,8 +72,10 @@ Result<void> Inventory::put(Tier tier, const Key& key, std::string_view bytes) {
   if (*there) {
     const auto decoded = decode((*there)->bytes, key, "", *secret_);
     if (decoded) return {};
-    if (foreign(decoded)) name = Name::kOwn;
-    else replace = true;
+    if (foreign(decoded))
+      name = Name::kOwn;
+    else
+      replace = true;
   }
   auto stored = redis_->store(key, name, bytes, replace);
   if (!stored) return stored.error();

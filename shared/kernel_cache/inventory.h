@@ -28,9 +28,11 @@ struct Stored {
   std::string bytes;
   Decoded decoded{Refused{}};
 
-  // Of another secret, where a value of that secret has its place: this node can neither check nor use it, and to those who can it
-  // may be right (README.md, "Another secret's values").
-  bool of_others() const { return name == Name::kShared && !decoded && decoded.refused().why == Refusal::kForeignSecret; }
+  // Of another secret, where a value of that secret has its place: this node can neither check nor use it, and to those
+  // who can it may be right (README.md, "Another secret's values").
+  bool of_others() const {
+    return name == Name::kShared && !decoded && decoded.refused().why == Refusal::kForeignSecret;
+  }
 };
 
 // Not thread safe. All calls block.
@@ -45,7 +47,8 @@ class Inventory {
   // Reads and verifies every value, disk first. What another process removes meanwhile is left out. A tier that
   // cannot be read is an error, after what was readable.
   Result<void> each(bool with_disk, bool with_redis, const std::function<void(const Stored&)>& visit);
-  // Adds a value that has been verified, replacing what is there on disk; a good one in Redis stays, and another secret's in both.
+  // Adds a value that has been verified, replacing what is there on disk; a good one in Redis stays, and another
+  // secret's in both.
   Result<void> put(Tier tier, const Key& key, std::string_view bytes);
   // Whether it was still there. An error: it still is.
   Result<bool> remove(const Stored& stored);

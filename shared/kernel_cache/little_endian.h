@@ -18,7 +18,8 @@ void append_little_endian(std::string& out, Int value) {
 template <class Int>
 Int from_little_endian(std::string_view bytes) {
   std::uint64_t value = 0;
-  for (std::size_t i = 0; i < std::min(bytes.size(), sizeof(Int)); ++i) value |= static_cast<std::uint64_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
+  for (std::size_t i = 0; i < std::min(bytes.size(), sizeof(Int)); ++i)
+    value |= static_cast<std::uint64_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
   return static_cast<Int>(value);
 }
 

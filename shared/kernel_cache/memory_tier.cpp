@@ -8,7 +8,8 @@ namespace {
 // About what an entry takes: its strings and the maps around it.
 std::uint64_t cost_of(const Entry& entry) {
   std::uint64_t bytes = sizeof(Entry) + 256 + entry.code.size() + entry.region.size() + entry.arch.size();
-  for (const KernelInfo& kernel : entry.kernels) bytes += sizeof kernel + kernel.name.size() + kernel.parameter_bytes.size() * 4;
+  for (const KernelInfo& kernel : entry.kernels)
+    bytes += sizeof kernel + kernel.name.size() + kernel.parameter_bytes.size() * 4;
   return bytes;
 }
 

@@ -23,7 +23,8 @@ std::string folder_of(const config::Settings& settings) {
 std::shared_ptr<const Secret> secret_of_folder(const std::string& dir, FolderSecret missing) {
   std::error_code ec;
   if (missing == FolderSecret::kMake) fs::create_directories(dir, ec);
-  auto secret = missing == FolderSecret::kMake ? Secret::from_file_or_new(dir + "/secret") : Secret::from_file(dir + "/secret");
+  auto secret =
+      missing == FolderSecret::kMake ? Secret::from_file_or_new(dir + "/secret") : Secret::from_file(dir + "/secret");
   if (secret) return *secret;
   if (missing == FolderSecret::kLeave && secret.error().code == Code::kNotFound) return nullptr;
   spdlog::warn("kernel cache: compiled programs are kept in memory only: {}", secret.error().message);
@@ -55,7 +56,8 @@ Result<CacheOptions> cache_options(const config::Settings& settings, FolderSecre
   if (!cache.redis || settings.redis.url.empty()) return options;
   if (!named) {
     spdlog::warn(
-        "kernel cache: compiled programs are not shared through Redis: set cache.secret or cache.secret_file, the same on "
+        "kernel cache: compiled programs are not shared through Redis: set cache.secret or cache.secret_file, the same "
+        "on "
         "all nodes, or cache.redis=false");
     return options;
   }

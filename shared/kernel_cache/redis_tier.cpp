@@ -36,13 +36,17 @@ constexpr std::string_view kIndex = "df:{0}:kernels";
 constexpr std::string_view kChunked = "DFCHUNKS ";
 
 // Only of the holder's: the lock may have expired and be another's by now.
-constexpr std::string_view kRenew = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0";
-constexpr std::string_view kRelease = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
+constexpr std::string_view kRenew =
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0";
+constexpr std::string_view kRelease =
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 
 struct Chunks {
   std::string id;
   std::uint64_t bytes = 0;
-  std::size_t count() const { return static_cast<std::size_t>((bytes + RedisTier::kChunkBytes - 1) / RedisTier::kChunkBytes); }
+  std::size_t count() const {
+    return static_cast<std::size_t>((bytes + RedisTier::kChunkBytes - 1) / RedisTier::kChunkBytes);
+  }
 };
 
 std::optional<Chunks> parse_chunks(std::string_view head) {
@@ -53,12 +57,13 @@ std::optional<Chunks> parse_chunks(std::string_view head) {
   Chunks chunks{std::string(head.substr(0, space)), 0};
   const std::string_view digits = head.substr(space + 1);
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), chunks.bytes);
-  if (error != std::errc() || end != digits.data() + digits.size() || chunks.bytes > kMaxValueBytes) return std::nullopt;
+  if (error != std::errc() || end != digits.data() + digits.size() || chunks.bytes > kMaxValueBytes)
+    return std::nullopt;
   return chunks;
 }
 
-// Errors that say something of the server or the way to it, not of one key or command: an ACL may forbid EVAL, ZADD or PEXPIRE, and what
-// is left still shares programs.
+// Errors that say something of the server or the way to it, not of one key or command: an ACL may forbid EVAL, ZADD or
+// PEXPIRE, and what is left still shares programs.
 bool is_failure(const Error& error) {
   if (error.code == Code::kPermissionDenied) return error.message.find("NOPERM") == std::string::npos;
   return error.code == Code::kUnavailable || error.code == Code::kDeadlineExceeded;
@@ -69,11 +74,14 @@ bool is_wrong_type(const Error& error) { return error.message.find("WRONGTYPE") 
 Error left_out() { return unavailable("[kernel_cache] Redis has failed repeatedly and is left out for now"); }
 
 std::int64_t now_ms() {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
 }
 
 // At most a chunk and a byte: what is longer is no value of ours, and is not fetched whole.
-Command head_of(const std::string& name) { return std::move(Command("GETRANGE") << name << 0 << static_cast<std::int64_t>(RedisTier::kChunkBytes)); }
+Command head_of(const std::string& name) {
+  return std::move(Command("GETRANGE") << name << 0 << static_cast<std::int64_t>(RedisTier::kChunkBytes));
+}
 
 }  // namespace
 
@@ -82,8 +90,9 @@ class RedisTier::Impl {
   explicit Impl(RedisTierOptions options)
       : options_(std::move(options)),
         work_(asio::make_work_guard(io_)),
-        connection_(redis::Connection::create(
-            io_.get_executor(), {.endpoint = options_.endpoint, .connect_timeout = options_.timeout, .max_pending_bytes = std::size_t{256} << 20})),
+        connection_(redis::Connection::create(io_.get_executor(), {.endpoint = options_.endpoint,
+                                                                   .connect_timeout = options_.timeout,
+                                                                   .max_pending_bytes = std::size_t{256} << 20})),
         patience_(Deadline::after(options_.timeout)),
         breaker_({.slow = options_.timeout / 2, .probe_limit = options_.timeout * 4}) {
     asio::post(io_, [connection = connection_] { connection->start(); });
@@ -120,14 +129,15 @@ class RedisTier::Impl {
     }
     if (!ticket) return left_out();
     Replies replies = perform(std::move(commands), Deadline::after(options_.timeout));
-    const auto failed = std::find_if(replies.begin(), replies.end(), [](const auto& reply) { return !reply && is_failure(reply.error()); });
+    const auto failed = std::find_if(replies.begin(), replies.end(),
+                                     [](const auto& reply) { return !reply && is_failure(reply.error()); });
     report(*ticket, failed == replies.end(), failed == replies.end() ? std::string() : failed->error().message);
     if (failed != replies.end()) return failed->error();
     return replies;
   }
 
-  // The value whose head is `head`. Ends with the first chunk that is not what the head says: a head costs whoever writes it
-  // 33 bytes, and must not cost every reader a command for each MiB that it claims.
+  // The value whose head is `head`. Ends with the first chunk that is not what the head says: a head costs whoever
+  // writes it 33 bytes, and must not cost every reader a command for each MiB that it claims.
   Result<std::optional<Value>> whole(const Key& key, std::string head) {
     if (head.empty()) return std::optional<Value>();
     const auto chunks = parse_chunks(head);
@@ -139,7 +149,8 @@ class RedisTier::Impl {
       auto replies = exchange(std::move(one));
       if (!replies) return replies.error();
       const std::size_t wanted = std::min<std::uint64_t>(kChunkBytes, chunks->bytes - bytes.size());
-      if (!replies->front() || replies->front()->text.size() != wanted) return std::optional<Value>(Value{{}, std::move(head)});
+      if (!replies->front() || replies->front()->text.size() != wanted)
+        return std::optional<Value>(Value{{}, std::move(head)});
       bytes += replies->front()->text;
     }
     return std::optional<Value>(Value{std::move(bytes), std::move(head)});
@@ -186,7 +197,8 @@ class RedisTier::Impl {
         io_,
         [this, commands = std::move(commands), deadline]() mutable -> asio::awaitable<Replies> {
           if (!connection_->connected() && connection_->generation() == 0 && patience_.passed()) {
-            co_return Replies(commands.size(), unavailable("[kernel_cache] there is no connection to " + options_.endpoint.display()));
+            co_return Replies(commands.size(),
+                              unavailable("[kernel_cache] there is no connection to " + options_.endpoint.display()));
           }
           co_return co_await connection_->execute_all(std::move(commands), deadline);
         },
@@ -207,7 +219,8 @@ class RedisTier::Impl {
     if (after == Breaker::State::kOpen) count_breaker_opened();
     show_breaker(after == Breaker::State::kOpen ? 1 : 0);
     if (after == Breaker::State::kOpen && before == Breaker::State::kClosed) {
-      spdlog::warn("kernel cache: Redis is left out for now, programs that it would have had are compiled here: {}", why.empty() ? "it answers too slowly" : why);
+      spdlog::warn("kernel cache: Redis is left out for now, programs that it would have had are compiled here: {}",
+                   why.empty() ? "it answers too slowly" : why);
     }
     if (after == Breaker::State::kClosed) spdlog::info("kernel cache: Redis answers again");
   }
@@ -240,7 +253,8 @@ Result<RedisTier::Attempt> RedisTier::try_lock(const Key& key, Name name, std::s
   lock->name_ = impl_->lock_of(key);
   lock->token_ = new_nonce();
   std::vector<Command> commands;
-  commands.push_back(std::move(Command("SET") << lock->name_ << lock->token_ << "NX" << "PX" << static_cast<std::int64_t>(impl_->options_.lock.count())));
+  commands.push_back(std::move(Command("SET") << lock->name_ << lock->token_ << "NX"
+                                              << "PX" << static_cast<std::int64_t>(impl_->options_.lock.count())));
   commands.push_back(head_of(impl_->name_of(key, name)));
   auto replies = impl_->exchange(std::move(commands));
   if (!replies) return replies.error();
@@ -287,7 +301,8 @@ Result<RedisTier::Stored> RedisTier::store(const Key& key, Name name, std::strin
     }
     const Chunks chunks{sha256_hex(bytes).substr(0, 16), bytes.size()};
     for (std::size_t i = 0; i < chunks.count(); ++i) {
-      auto set = run(one(std::move(Command("SET") << impl_->chunk_of(key, chunks, i) << bytes.substr(i * kChunkBytes, kChunkBytes) << "PX" << ttl)));
+      auto set = run(one(std::move(Command("SET") << impl_->chunk_of(key, chunks, i)
+                                                  << bytes.substr(i * kChunkBytes, kChunkBytes) << "PX" << ttl)));
       if (!set) return set.error();
     }
     head = std::string(kChunked) + chunks.id + " " + std::to_string(bytes.size());
@@ -326,7 +341,8 @@ Result<RedisTier::There> RedisTier::refresh(const Key& key, Name name) {
   std::vector<Command> commands;
   commands.push_back(std::move(Command("PEXPIRE") << place << ttl));
   commands.push_back(std::move(Command("ZADD") << kIndex << "XX" << now_ms() << place.substr(kPrefix.size())));
-  for (std::size_t i = 0; chunks && i < chunks->count(); ++i) commands.push_back(std::move(Command("PEXPIRE") << impl_->chunk_of(key, *chunks, i) << ttl));
+  for (std::size_t i = 0; chunks && i < chunks->count(); ++i)
+    commands.push_back(std::move(Command("PEXPIRE") << impl_->chunk_of(key, *chunks, i) << ttl));
   (void)impl_->exchange(std::move(commands));  // else it expires sooner
   return There::kAValue;
 }
@@ -345,7 +361,8 @@ Result<std::vector<RedisTier::Listed>> RedisTier::list() {
     const bool own = member.size() > 64 && std::string_view(member).substr(64) == ":" + impl_->options_.secret_id;
     if (!key || (member.size() > 64 && !own)) continue;
     Listed listed{*key, own ? Name::kOwn : Name::kShared, 0};
-    (void)std::from_chars(members[i + 1].text.data(), members[i + 1].text.data() + members[i + 1].text.size(), listed.used_ms);
+    (void)std::from_chars(members[i + 1].text.data(), members[i + 1].text.data() + members[i + 1].text.size(),
+                          listed.used_ms);
     commands.clear();
     commands.push_back(std::move(Command("EXISTS") << impl_->name_of(*key, listed.name)));
     auto exists = impl_->exchange(std::move(commands));

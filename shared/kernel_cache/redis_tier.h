@@ -3,7 +3,8 @@
 //   df:{0}:kernel:1:<key>:<secret>           the same of a node whose secret is not the one that signed the first
 //   df:{0}:kernel:1:<key>:<secret>:lock      token of the process that compiles it
 //   df:{0}:kernel:1:<key>:chunk:<id>:<i>     chunks of 1 MiB; id: of the bytes, so that two writers never mix
-//   df:{0}:kernels                           zset of what is stored, by the time of its last use: <key> or <key>:<secret>
+//   df:{0}:kernels                           zset of what is stored, by the time of its last use: <key> or
+//   <key>:<secret>
 // They carry the queue's hash tag: whatever serves shard 0 serves these.
 #pragma once
 
@@ -64,16 +65,16 @@ class RedisTier {
   // Nothing where there is none. Bytes that make no sense as a value (a key of another type, chunks that are
   // gone or of another size) come back as they are, or empty: the decoder refuses them. At most kMaxValueBytes.
   Result<std::optional<Value>> fetch(const Key& key, Name name);
-  // The same under the name that all share; where nothing is there (another secret's value, beside which this secret's was put, may have
-  // gone), under this secret's own, and `name` says so.
+  // The same under the name that all share; where nothing is there (another secret's value, beside which this secret's
+  // was put, may have gone), under this secret's own, and `name` says so.
   Result<std::optional<Value>> find(const Key& key, Name& name);
 
   struct Attempt {
     std::shared_ptr<Lock> lock;  // null: another process has it
     std::optional<Value> value;  // what is there by now
   };
-  // Takes the key's lock if it is free and looks for a value in the same round trip. While another process has the lock, chunks
-  // whose head is `refused_head` are not fetched again: that is what this process waits to be replaced.
+  // Takes the key's lock if it is free and looks for a value in the same round trip. While another process has the
+  // lock, chunks whose head is `refused_head` are not fetched again: that is what this process waits to be replaced.
   Result<Attempt> try_lock(const Key& key, Name name, std::string_view refused_head);
   void release(const std::shared_ptr<Lock>& lock);
 

@@ -64,8 +64,9 @@ Secret::~Secret() { sodium_memzero(key_.data(), key_.size()); }
 
 Result<std::shared_ptr<const Secret>> Secret::from_text(std::string_view text) {
   if (text.size() < kMinBytes) {
-    return invalid_argument("the cache's secret has " + std::to_string(text.size()) + " characters; it must have at least " +
-                            std::to_string(kMinBytes) + ", as `openssl rand -hex 32` makes");
+    return invalid_argument("the cache's secret has " + std::to_string(text.size()) +
+                            " characters; it must have at least " + std::to_string(kMinBytes) +
+                            ", as `openssl rand -hex 32` makes");
   }
   return std::shared_ptr<const Secret>(new Secret(text));
 }

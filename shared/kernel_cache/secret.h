@@ -29,7 +29,7 @@ class Secret {
   Secret& operator=(const Secret&) = delete;
   ~Secret();
 
-  Signature sign(std::string_view bytes) const;  // HMAC-SHA-256
+  Signature sign(std::string_view bytes) const;                           // HMAC-SHA-256
   bool verify(std::string_view bytes, const Signature& signature) const;  // in constant time
   // Tells secrets apart without telling anything of them: the same for the same secret. Never 0.
   std::uint64_t id() const { return id_; }

@@ -23,7 +23,9 @@ std::int64_t integer_of(const json::object& object, std::string_view name) {
 
 }  // namespace
 
-bool Adapter::serves(std::string_view model) const { return models.empty() || std::find(models.begin(), models.end(), model) != models.end(); }
+bool Adapter::serves(std::string_view model) const {
+  return models.empty() || std::find(models.begin(), models.end(), model) != models.end();
+}
 
 std::string Adapter::to_json() const {
   json::array names;
@@ -44,7 +46,9 @@ std::string Adapter::to_json() const {
 
 Result<Adapter> Adapter::parse(std::string_view json_text) {
   const auto value = parse_json(json_text);
-  const auto corrupt = [](const std::string& what) { return Error{Code::kDataCorrupt, "[loras] a record in Redis " + what, {}}; };
+  const auto corrupt = [](const std::string& what) {
+    return Error{Code::kDataCorrupt, "[loras] a record in Redis " + what, {}};
+  };
   if (!value || !value->is_object()) return corrupt("is no JSON object");
   const json::object& object = value->get_object();
   Adapter out;
@@ -65,17 +69,22 @@ Result<Adapter> Adapter::parse(std::string_view json_text) {
   out.parameters = integer_of(object, "parameters");
   out.rank = static_cast<int>(integer_of(object, "rank"));
   out.dtype = text_of(object, "dtype");
-  if (!check_name(out.name) || !is_sha256_hex(out.sha256) || out.bytes <= 0) return corrupt("lacks a good name, sha256 or bytes");
+  if (!check_name(out.name) || !is_sha256_hex(out.sha256) || out.bytes <= 0)
+    return corrupt("lacks a good name, sha256 or bytes");
   return out;
 }
 
 Result<void> check_name(std::string_view name) {
   constexpr std::size_t kMostBytes = 128;
   const bool good = !name.empty() && name.size() <= kMostBytes && is_alphanumeric(name.front()) &&
-                    std::all_of(name.begin(), name.end(), [](char c) { return is_alphanumeric(c) || c == '.' || c == '_' || c == '-'; });
+                    std::all_of(name.begin(), name.end(),
+                                [](char c) { return is_alphanumeric(c) || c == '.' || c == '_' || c == '-'; });
   if (good) return {};
-  return invalid_argument("'" + excerpt(name, kMostBytes) + "' is no adapter's name; it must be 1 to 128 letters, digits, '.', '_' and '-', the first of "
-                          "them a letter or a digit", "name");
+  return invalid_argument(
+      "'" + excerpt(name, kMostBytes) +
+          "' is no adapter's name; it must be 1 to 128 letters, digits, '.', '_' and '-', the first of "
+          "them a letter or a digit",
+      "name");
 }
 
 }  // namespace ditfleet::loras

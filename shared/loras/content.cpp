@@ -30,7 +30,8 @@ bool is_down(std::string_view name) {
 
 bool looks_like_lora(std::string_view name) {
   static constexpr std::string_view kWord = "lora";
-  return std::search(name.begin(), name.end(), kWord.begin(), kWord.end(), [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a + 32 : a) == b; }) != name.end();
+  return std::search(name.begin(), name.end(), kWord.begin(), kWord.end(),
+                     [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a + 32 : a) == b; }) != name.end();
 }
 
 bool is_inside(const fs::path& path, const fs::path& folder) {
@@ -50,21 +51,25 @@ std::vector<fs::path> folders_of(std::string_view list) {
 
 }  // namespace
 
-ContentCheck::ContentCheck(std::string what, std::optional<std::uint64_t> file_bytes) : what_(std::move(what)), file_bytes_(file_bytes) {}
+ContentCheck::ContentCheck(std::string what, std::optional<std::uint64_t> file_bytes)
+    : what_(std::move(what)), file_bytes_(file_bytes) {}
 
 Result<void> ContentCheck::begin() {
   if (safetensors::is_pickle(head_)) {
-    return invalid_argument(what_ + " is a pickle (.bin, .pt, .ckpt), which may run code when it is read; adapters must be safetensors: convert it first");
+    return invalid_argument(what_ +
+                            " is a pickle (.bin, .pt, .ckpt), which may run code when it is read; adapters must be "
+                            "safetensors: convert it first");
   }
   const auto end = safetensors::safetensors_header_end(head_, what_);
   if (!end) return invalid_argument(end.error().message);
   if (*end > kMaxHeaderBytes) {
-    return invalid_argument(what_ + " says that its header has " + std::to_string(*end) + " bytes; an adapter's has at most " +
-                            std::to_string(kMaxHeaderBytes) + " (is it a safetensors file?)");
+    return invalid_argument(what_ + " says that its header has " + std::to_string(*end) +
+                            " bytes; an adapter's has at most " + std::to_string(kMaxHeaderBytes) +
+                            " (is it a safetensors file?)");
   }
   if (file_bytes_ && *end > *file_bytes_) {
-    return invalid_argument(what_ + " says that its header has " + std::to_string(*end) + " bytes, but has " + std::to_string(*file_bytes_) +
-                            " in all (is it truncated?)");
+    return invalid_argument(what_ + " says that its header has " + std::to_string(*end) + " bytes, but has " +
+                            std::to_string(*file_bytes_) + " in all (is it truncated?)");
   }
   header_end_ = *end;
   return {};
@@ -78,19 +83,25 @@ Result<void> ContentCheck::inspect(std::uint64_t file_bytes) {
   bool lora = false;
   for (const auto& tensor : header->tensors) {
     ++content.tensors;
-    const auto count = static_cast<std::int64_t>((tensor.end - tensor.begin) * 8 / static_cast<std::uint64_t>(safetensors::dtype_bits(tensor.dtype)));
+    const auto count = static_cast<std::int64_t>((tensor.end - tensor.begin) * 8 /
+                                                 static_cast<std::uint64_t>(safetensors::dtype_bits(tensor.dtype)));
     content.parameters += count;
     elements[tensor.dtype] += count;
     lora = lora || looks_like_lora(tensor.name);
-    if (is_down(tensor.name) && tensor.shape.size() >= 2) content.rank = std::max(content.rank, static_cast<int>(std::min<std::int64_t>(tensor.shape[0], 1 << 20)));
+    if (is_down(tensor.name) && tensor.shape.size() >= 2)
+      content.rank = std::max(content.rank, static_cast<int>(std::min<std::int64_t>(tensor.shape[0], 1 << 20)));
   }
   if (!lora) {
     std::string names;
-    for (std::size_t i = 0; i < header->tensors.size() && i < 3; ++i) names += (i ? ", '" : "'") + excerpt(header->tensors[i].name, 100) + "'";
-    return invalid_argument(what_ + " holds no LoRA adapter: none of its " + std::to_string(header->tensors.size()) + " tensors is named like one" +
-                            (names.empty() ? std::string() : " (it begins with " + names + ")") + "; …lora_A.weight, …lora_down.weight and the like are");
+    for (std::size_t i = 0; i < header->tensors.size() && i < 3; ++i)
+      names += (i ? ", '" : "'") + excerpt(header->tensors[i].name, 100) + "'";
+    return invalid_argument(what_ + " holds no LoRA adapter: none of its " + std::to_string(header->tensors.size()) +
+                            " tensors is named like one" +
+                            (names.empty() ? std::string() : " (it begins with " + names + ")") +
+                            "; …lora_A.weight, …lora_down.weight and the like are");
   }
-  const auto most = std::max_element(elements.begin(), elements.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  const auto most = std::max_element(elements.begin(), elements.end(),
+                                     [](const auto& a, const auto& b) { return a.second < b.second; });
   content.dtype = std::string(safetensors::dtype_name(most->first));
   content_ = content;
   head_ = {};
@@ -117,10 +128,12 @@ Result<void> ContentCheck::feed(std::string_view bytes) {
 Result<Content> ContentCheck::finish() {
   if (seen_ == 0) return invalid_argument(what_ + " is empty; an adapter's safetensors file is wanted");
   if (file_bytes_ && seen_ != *file_bytes_) {
-    return invalid_argument(what_ + " has " + std::to_string(seen_) + " bytes, not the " + std::to_string(*file_bytes_) + " that it had at first; was it written to meanwhile?");
+    return invalid_argument(what_ + " has " + std::to_string(seen_) + " bytes, not the " +
+                            std::to_string(*file_bytes_) + " that it had at first; was it written to meanwhile?");
   }
   if (!content_) {
-    if (header_end_ == 0) return invalid_argument(what_ + " has " + std::to_string(seen_) + " bytes, too few for a safetensors file");
+    if (header_end_ == 0)
+      return invalid_argument(what_ + " has " + std::to_string(seen_) + " bytes, too few for a safetensors file");
     if (auto good = inspect(seen_); !good) return good.error();
   }
   return *content_;
@@ -163,7 +176,8 @@ Result<std::string> resolve_path(const std::string& path, const std::string& fol
   const auto wrong = [](const std::string& message) { return invalid_argument(message, "path"); };
   const std::string shown = excerpt(path, 300);
   const auto allowed = folders_of(folders);
-  if (allowed.empty()) return wrong("no folder is configured whose files may be registered (loras.folders); upload the file instead");
+  if (allowed.empty())
+    return wrong("no folder is configured whose files may be registered (loras.folders); upload the file instead");
   if (path.empty() || path.find('\0') != std::string::npos) return wrong("the path is empty or holds a NUL");
   std::error_code ec;
   std::vector<fs::path> roots;
@@ -171,7 +185,8 @@ Result<std::string> resolve_path(const std::string& path, const std::string& fol
     if (fs::path root = fs::canonical(folder, ec); !ec) roots.push_back(std::move(root));
   }
   const auto is_allowed = [](const fs::path& file, const std::vector<fs::path>& folders) {
-    return std::any_of(folders.begin(), folders.end(), [&](const fs::path& folder) { return is_inside(file, folder.lexically_normal()); });
+    return std::any_of(folders.begin(), folders.end(),
+                       [&](const fs::path& folder) { return is_inside(file, folder.lexically_normal()); });
   };
   bool absent = false, left = false;
   for (const fs::path& root : roots) {
@@ -179,12 +194,18 @@ Result<std::string> resolve_path(const std::string& path, const std::string& fol
     const fs::path asked = root / path;  // an absolute path takes the root's place
     // What lies outside is not even looked at.
     const fs::path plain = asked.lexically_normal();
-    const fs::path real = is_allowed(plain, roots) || is_allowed(plain, allowed) ? fs::canonical(asked, ec) : fs::path();
-    if (real.empty() && !ec) left = true;
-    else if (ec) absent = true;
-    else if (!is_allowed(real, roots)) left = true;
-    else if (!fs::is_regular_file(real, ec)) absent = true;
-    else return real.string();
+    const fs::path real =
+        is_allowed(plain, roots) || is_allowed(plain, allowed) ? fs::canonical(asked, ec) : fs::path();
+    if (real.empty() && !ec)
+      left = true;
+    else if (ec)
+      absent = true;
+    else if (!is_allowed(real, roots))
+      left = true;
+    else if (!fs::is_regular_file(real, ec))
+      absent = true;
+    else
+      return real.string();
   }
   if (absent && !left) return wrong("there is no file '" + shown + "' in the folders of loras.folders");
   return wrong("'" + shown + "' leaves the folders whose files may be registered (loras.folders)");

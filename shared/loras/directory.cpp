@@ -30,8 +30,10 @@ asio::awaitable<Result<void>> Directory::refresh(Deadline deadline) {
     if (!changes) co_return changes.error();
     if (*changes) {
       for (auto& [field, adapter] : (*changes)->records) {
-        if (adapter) records_.insert_or_assign(field, std::move(*adapter));
-        else records_.erase(field);
+        if (adapter)
+          records_.insert_or_assign(field, std::move(*adapter));
+        else
+          records_.erase(field);
       }
       summarize((*changes)->version);
       co_return Result<void>();
@@ -86,13 +88,15 @@ Result<std::string> Directory::resolve(const std::string& tenant, const std::str
     return invalid_argument("there is no LoRA adapter '" + excerpt(name, 128) + "' (any more)" + hint, "name");
   }
   if (!sha256.empty() && sha256 != adapter->sha256) {
-    return invalid_argument("the LoRA adapter '" + name + "' has the digest " + adapter->sha256 + ", not " + sha256 + "; leave sha256 out for whatever it is",
+    return invalid_argument("the LoRA adapter '" + name + "' has the digest " + adapter->sha256 + ", not " + sha256 +
+                                "; leave sha256 out for whatever it is",
                             "sha256");
   }
   if (!adapter->serves(model)) {
     std::string list;
     for (const std::string& one : adapter->models) list += (list.empty() ? "'" : ", '") + one + "'";
-    return invalid_argument("the LoRA adapter '" + name + "' is registered for the model " + list + ", not for '" + model + "'", "name");
+    return invalid_argument(
+        "the LoRA adapter '" + name + "' is registered for the model " + list + ", not for '" + model + "'", "name");
   }
   return adapter->sha256;
 }

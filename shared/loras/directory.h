@@ -26,10 +26,11 @@ class Directory {
 
   // Null: the tenant has no adapter of that name. Valid until the next refresh.
   const Adapter* find(const std::string& tenant, const std::string& name) const;
-  // The digest that a request of this tenant for this model gets by naming an adapter; `sha256`, if not empty, must be it.
-  // kInvalidArgument, with the param "name" or "sha256": no such adapter (near names are told), another digest, not for
-  // this model.
-  Result<std::string> resolve(const std::string& tenant, const std::string& name, const std::string& sha256, const std::string& model) const;
+  // The digest that a request of this tenant for this model gets by naming an adapter; `sha256`, if not empty, must be
+  // it. kInvalidArgument, with the param "name" or "sha256": no such adapter (near names are told), another digest, not
+  // for this model.
+  Result<std::string> resolve(const std::string& tenant, const std::string& name, const std::string& sha256,
+                              const std::string& model) const;
   std::vector<std::string> names(const std::string& tenant) const;  // sorted
   struct Page {
     std::vector<Adapter> adapters;  // by name

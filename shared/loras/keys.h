@@ -7,9 +7,11 @@
 
 namespace ditfleet::loras {
 
-inline constexpr std::string_view kNamesKey = "df:{lora}:names";      // hash: <tenant>/<name> → record (JSON)
-inline constexpr std::string_view kVersionKey = "df:{lora}:version";  // string: one more with every change; begins with the time in µs
-inline constexpr std::string_view kChangesKey = "df:{lora}:changes";  // sorted set: <tenant>/<name> → version of its last change, the last 1,000
+inline constexpr std::string_view kNamesKey = "df:{lora}:names";  // hash: <tenant>/<name> → record (JSON)
+inline constexpr std::string_view kVersionKey =
+    "df:{lora}:version";  // string: one more with every change; begins with the time in µs
+inline constexpr std::string_view kChangesKey =
+    "df:{lora}:changes";  // sorted set: <tenant>/<name> → version of its last change, the last 1,000
 inline constexpr std::string_view kGarbageKey = "df:{lora}:garbage";  // sorted set: digest → when its bytes go (ms)
 
 // hash: `bytes`; `upload` and `chunks` if Redis holds the bytes; `r:<tenant>/<name>` → path ("": an upload) of each
@@ -19,6 +21,8 @@ inline std::string blob_key(std::string_view sha256) { return "df:{lora}:blob:" 
 inline std::string chunk_key(std::string_view upload, std::size_t index) {
   return "df:{lora}:chunk:" + std::string(upload) + ":" + std::to_string(index);
 }
-inline std::string field_of(std::string_view tenant, std::string_view name) { return std::string(tenant) + "/" + std::string(name); }
+inline std::string field_of(std::string_view tenant, std::string_view name) {
+  return std::string(tenant) + "/" + std::string(name);
+}
 
 }  // namespace ditfleet::loras

@@ -19,7 +19,9 @@ namespace {
 // A name that is written by so many at once that a change meets another each time: nothing a tenant does by accident.
 constexpr int kTries = 20;
 
-Error not_registered(const std::string& name) { return Error{Code::kNotFound, "there is no adapter '" + name + "'", "name"}; }
+Error not_registered(const std::string& name) {
+  return Error{Code::kNotFound, "there is no adapter '" + name + "'", "name"};
+}
 
 template <class Int>
 Int number(std::string_view text) {
@@ -28,7 +30,10 @@ Int number(std::string_view text) {
   return value;
 }
 
-int chunk_count(std::int64_t bytes) { return static_cast<int>((bytes + static_cast<std::int64_t>(kChunkBytes) - 1) / static_cast<std::int64_t>(kChunkBytes)); }
+int chunk_count(std::int64_t bytes) {
+  return static_cast<int>((bytes + static_cast<std::int64_t>(kChunkBytes) - 1) /
+                          static_cast<std::int64_t>(kChunkBytes));
+}
 
 redis::Command eval(std::string_view script, std::size_t keys) {
   redis::Command command("EVAL");
@@ -43,7 +48,8 @@ const char* pin_of(const Adapter& adapter) { return adapter.pinned ? "1" : ""; }
 std::optional<Adapter> readable(const std::string& field, const std::string& text) {
   auto adapter = Adapter::parse(text);
   if (adapter && field_of(adapter->tenant, adapter->name) == field) return std::move(*adapter);
-  spdlog::warn("loras: the record '{}' is left out: {}", excerpt(field, 200), adapter ? "it names another adapter" : adapter.error().message);
+  spdlog::warn("loras: the record '{}' is left out: {}", excerpt(field, 200),
+               adapter ? "it names another adapter" : adapter.error().message);
   return std::nullopt;
 }
 
@@ -61,7 +67,8 @@ asio::awaitable<Result<std::optional<std::string>>> Registry::record(const std::
   co_return std::optional<std::string>(std::move(reply->text));
 }
 
-asio::awaitable<Result<Registry::Registered>> Registry::registered(const std::string& field, const std::string& name, Deadline deadline) {
+asio::awaitable<Result<Registry::Registered>> Registry::registered(const std::string& field, const std::string& name,
+                                                                   Deadline deadline) {
   auto text = co_await record(field, deadline);
   if (!text) co_return text.error();
   if (!*text) co_return not_registered(name);
@@ -70,7 +77,8 @@ asio::awaitable<Result<Registry::Registered>> Registry::registered(const std::st
   co_return Registered{std::move(**text), std::move(*adapter)};
 }
 
-asio::awaitable<Result<std::optional<Adapter>>> Registry::find(const std::string& tenant, const std::string& name, Deadline deadline) {
+asio::awaitable<Result<std::optional<Adapter>>> Registry::find(const std::string& tenant, const std::string& name,
+                                                               Deadline deadline) {
   auto text = co_await record(field_of(tenant, name), deadline);
   if (!text) co_return text.error();
   if (!*text) co_return std::optional<Adapter>();
@@ -89,11 +97,13 @@ asio::awaitable<Result<std::map<std::string, Adapter>>> Registry::all(Deadline d
     scan << kNamesKey << cursor << "COUNT" << 500;
     auto reply = co_await connection_->execute(std::move(scan), deadline);
     if (!reply) co_return reply.error();
-    if (!reply->is_array() || reply->elements.size() != 2) co_return internal_error("[loras] HSCAN answered in another form");
+    if (!reply->is_array() || reply->elements.size() != 2)
+      co_return internal_error("[loras] HSCAN answered in another form");
     cursor = reply->elements[0].text;
     const auto& pairs = reply->elements[1].elements;
     for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
-      if (auto adapter = readable(pairs[i].text, pairs[i + 1].text)) out.insert_or_assign(pairs[i].text, std::move(*adapter));
+      if (auto adapter = readable(pairs[i].text, pairs[i + 1].text))
+        out.insert_or_assign(pairs[i].text, std::move(*adapter));
     }
   } while (cursor != "0");
   co_return out;
@@ -101,18 +111,24 @@ asio::awaitable<Result<std::map<std::string, Adapter>>> Registry::all(Deadline d
 
 Result<void> Condition::check(const std::string& name, const Adapter* record) const {
   if (kind == kAbsent && record) {
-    return Error{Code::kConflict, "there is an adapter '" + name + "' already; remove it first, or put without If-None-Match", "name"};
+    return Error{Code::kConflict,
+                 "there is an adapter '" + name + "' already; remove it first, or put without If-None-Match", "name"};
   }
-  if (kind == kPresent && !record) return Error{Code::kConflict, "there is no adapter '" + name + "' (any more), but If-Match asks for one", "name"};
+  if (kind == kPresent && !record)
+    return Error{Code::kConflict, "there is no adapter '" + name + "' (any more), but If-Match asks for one", "name"};
   if (kind == kPresent && is && *record != *is) {
-    return Error{Code::kConflict, "'" + name + "' is not what If-Match says, but the adapter " + record->sha256 + "; somebody has changed it", "name"};
+    return Error{
+        Code::kConflict,
+        "'" + name + "' is not what If-Match says, but the adapter " + record->sha256 + "; somebody has changed it",
+        "name"};
   }
   return {};
 }
 
 asio::awaitable<Result<Registry::Stored>> Registry::stored(const std::string& sha256, Deadline deadline) {
   redis::Command get("HMGET");
-  get << blob_key(sha256) << "upload" << "chunks";
+  get << blob_key(sha256) << "upload"
+      << "chunks";
   auto blob = co_await connection_->execute(std::move(get), deadline);
   if (!blob) co_return blob.error();
   if (blob->elements.size() != 2) co_return internal_error("[loras] HMGET answered in another form");
@@ -121,9 +137,11 @@ asio::awaitable<Result<Registry::Stored>> Registry::stored(const std::string& sh
   co_return out;
 }
 
-asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::string& upload, Condition condition, Deadline deadline) {
+asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::string& upload, Condition condition,
+                                            Deadline deadline) {
   if (auto good = check_name(adapter.name); !good) co_return good.error();
-  if (!is_sha256_hex(adapter.sha256) || adapter.bytes <= 0) co_return internal_error("[loras] a record without digest or bytes");
+  if (!is_sha256_hex(adapter.sha256) || adapter.bytes <= 0)
+    co_return internal_error("[loras] a record without digest or bytes");
   const std::string field = field_of(adapter.tenant, adapter.name);
   const std::string text = adapter.to_json();
   const int chunks = upload.empty() ? 0 : chunk_count(adapter.bytes);
@@ -131,7 +149,8 @@ asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::s
   for (int attempt = 0; attempt < kTries; ++attempt) {
     auto current = co_await record(field, deadline);
     if (!current) co_return current.error();
-    // What a lost reply had done already, or somebody else who put the same: chunks of ours that are not the digest's go all the same.
+    // What a lost reply had done already, or somebody else who put the same: chunks of ours that are not the digest's
+    // go all the same.
     const bool made = attempt > 0 && *current == text;
     if (made && upload.empty()) co_return !replaces;
     if (!made) replaces = current->has_value();
@@ -148,16 +167,20 @@ asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::s
       before = std::move(*found);
     }
     redis::Command commit = eval(commit_script(), 6 + static_cast<std::size_t>(chunks + before.chunks));
-    commit << kNamesKey << kVersionKey << kChangesKey << kGarbageKey << blob_key(adapter.sha256) << blob_key(old.sha256.empty() ? adapter.sha256 : old.sha256);
+    commit << kNamesKey << kVersionKey << kChangesKey << kGarbageKey << blob_key(adapter.sha256)
+           << blob_key(old.sha256.empty() ? adapter.sha256 : old.sha256);
     for (int i = 0; i < chunks; ++i) commit << chunk_key(upload, static_cast<std::size_t>(i));
     for (int i = 0; i < before.chunks; ++i) commit << chunk_key(before.upload, static_cast<std::size_t>(i));
-    commit << field << current->value_or("") << text << adapter.sha256 << old.sha256 << adapter.path << adapter.bytes << options_.keep_replaced_ms << pin_of(adapter)
-           << upload << chunks << before.upload;
+    commit << field << current->value_or("") << text << adapter.sha256 << old.sha256 << adapter.path << adapter.bytes
+           << options_.keep_replaced_ms << pin_of(adapter) << upload << chunks << before.upload;
     auto done = co_await connection_->execute(std::move(commit), deadline);
     if (!done) co_return done.error();
     if (done->text == "expired") {
-      co_return Error{Code::kNotFound, "the upload of '" + adapter.name + "' took longer than " + std::to_string(options_.upload_ms / 1000) +
-                                           " s, and its first bytes have expired; upload it again", {}};
+      co_return Error{Code::kNotFound,
+                      "the upload of '" + adapter.name + "' took longer than " +
+                          std::to_string(options_.upload_ms / 1000) +
+                          " s, and its first bytes have expired; upload it again",
+                      {}};
     }
     if (done->text != "done") continue;
     (void)co_await sweep(deadline);  // else the next change does it
@@ -166,7 +189,8 @@ asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::s
   co_return Error{Code::kConflict, "'" + adapter.name + "' is changed by others all the time; try again", {}};
 }
 
-asio::awaitable<Result<Adapter>> Registry::set_pinned(const std::string& tenant, const std::string& name, bool pinned, Deadline deadline, Condition condition) {
+asio::awaitable<Result<Adapter>> Registry::set_pinned(const std::string& tenant, const std::string& name, bool pinned,
+                                                      Deadline deadline, Condition condition) {
   const std::string field = field_of(tenant, name);
   for (int attempt = 0; attempt < kTries; ++attempt) {
     auto current = co_await registered(field, name, deadline);
@@ -177,8 +201,9 @@ asio::awaitable<Result<Adapter>> Registry::set_pinned(const std::string& tenant,
     adapter.pinned = pinned;
     const std::string blob = blob_key(adapter.sha256);
     redis::Command commit = eval(commit_script(), 6);
-    commit << kNamesKey << kVersionKey << kChangesKey << kGarbageKey << blob << blob << field << text << adapter.to_json() << adapter.sha256 << adapter.sha256
-           << adapter.path << adapter.bytes << 0 << pin_of(adapter) << "" << 0 << "";
+    commit << kNamesKey << kVersionKey << kChangesKey << kGarbageKey << blob << blob << field << text
+           << adapter.to_json() << adapter.sha256 << adapter.sha256 << adapter.path << adapter.bytes << 0
+           << pin_of(adapter) << "" << 0 << "";
     auto done = co_await connection_->execute(std::move(commit), deadline);
     if (!done) co_return done.error();
     if (done->text == "done") co_return std::move(adapter);
@@ -186,7 +211,8 @@ asio::awaitable<Result<Adapter>> Registry::set_pinned(const std::string& tenant,
   co_return Error{Code::kConflict, "'" + name + "' is changed by others all the time; try again", {}};
 }
 
-asio::awaitable<Result<Adapter>> Registry::remove(const std::string& tenant, const std::string& name, Deadline deadline, Condition condition) {
+asio::awaitable<Result<Adapter>> Registry::remove(const std::string& tenant, const std::string& name, Deadline deadline,
+                                                  Condition condition) {
   const std::string field = field_of(tenant, name);
   for (int attempt = 0; attempt < kTries; ++attempt) {
     auto current = co_await registered(field, name, deadline);
@@ -194,7 +220,8 @@ asio::awaitable<Result<Adapter>> Registry::remove(const std::string& tenant, con
     auto& [text, adapter] = *current;
     if (auto holds = condition.check(name, &adapter); !holds) co_return holds.error();
     redis::Command remove = eval(remove_script(), 5);
-    remove << kNamesKey << kVersionKey << kChangesKey << kGarbageKey << blob_key(adapter.sha256) << field << text << adapter.sha256;
+    remove << kNamesKey << kVersionKey << kChangesKey << kGarbageKey << blob_key(adapter.sha256) << field << text
+           << adapter.sha256;
     auto done = co_await connection_->execute(std::move(remove), deadline);
     if (!done) co_return done.error();
     if (done->text != "done") continue;
@@ -240,7 +267,9 @@ asio::awaitable<Result<std::optional<Changes>>> Registry::changes_since(std::int
 }
 
 asio::awaitable<Result<Location>> Registry::lookup(const std::string& sha256, Deadline deadline) {
-  if (!is_sha256_hex(sha256)) co_return invalid_argument("[loras] '" + excerpt(sha256, 80) + "' is no SHA-256; 64 lower-case hexadecimal digits are");
+  if (!is_sha256_hex(sha256))
+    co_return invalid_argument("[loras] '" + excerpt(sha256, 80) +
+                               "' is no SHA-256; 64 lower-case hexadecimal digits are");
   redis::Command get("HGETALL");
   get << blob_key(sha256);
   auto reply = co_await connection_->execute(std::move(get), deadline);
@@ -262,37 +291,47 @@ asio::awaitable<Result<Location>> Registry::lookup(const std::string& sha256, De
     several |= named && value != place;
     place = value;
     named = true;
-    if (!value.empty() && std::find(out.paths.begin(), out.paths.end(), value) == out.paths.end()) out.paths.push_back(value);
+    if (!value.empty() && std::find(out.paths.begin(), out.paths.end(), value) == out.paths.end())
+      out.paths.push_back(value);
   }
   if (!named && (until.empty() || until == "0")) {
-    co_return Error{Code::kNotFound, "[loras] no adapter with the digest " + sha256.substr(0, 12) + "… is registered (any more)", {}};
+    co_return Error{Code::kNotFound,
+                    "[loras] no adapter with the digest " + sha256.substr(0, 12) + "… is registered (any more)",
+                    {}};
   }
   if (!named && !kept.empty()) out.paths.push_back(kept);
   out.one_place = named && !several;
   if (!out.upload.empty() && out.chunks != chunk_count(out.bytes)) {
-    co_return Error{Code::kDataCorrupt, "[loras] what Redis says of " + sha256 + " does not fit together: " + std::to_string(out.bytes) + " bytes in " +
-                                            std::to_string(out.chunks) + " chunks", {}};
+    co_return Error{Code::kDataCorrupt,
+                    "[loras] what Redis says of " + sha256 + " does not fit together: " + std::to_string(out.bytes) +
+                        " bytes in " + std::to_string(out.chunks) + " chunks",
+                    {}};
   }
   co_return out;
 }
 
 asio::awaitable<Result<std::string>> Registry::read_chunk(const Location& location, int index, Deadline deadline) {
   if (location.upload.empty() || index < 0 || index >= location.chunks) {
-    co_return invalid_argument("[loras] there is no chunk " + std::to_string(index) + "; Redis holds " + std::to_string(location.chunks));
+    co_return invalid_argument("[loras] there is no chunk " + std::to_string(index) + "; Redis holds " +
+                               std::to_string(location.chunks));
   }
   redis::Command get("GET");
   get << chunk_key(location.upload, static_cast<std::size_t>(index));
   const std::int64_t begin = static_cast<std::int64_t>(index) * static_cast<std::int64_t>(kChunkBytes);
-  const auto size = static_cast<std::size_t>(std::min<std::int64_t>(static_cast<std::int64_t>(kChunkBytes), location.bytes - begin));
+  const auto size =
+      static_cast<std::size_t>(std::min<std::int64_t>(static_cast<std::int64_t>(kChunkBytes), location.bytes - begin));
   const std::string sha256 = location.sha256;
   auto reply = co_await connection_->execute(std::move(get), deadline);
   if (!reply) co_return reply.error();
   if (reply->is_nil()) {
-    co_return Error{Code::kNotFound, "[loras] the bytes of " + sha256.substr(0, 12) + "… were removed while they were read", {}};
+    co_return Error{
+        Code::kNotFound, "[loras] the bytes of " + sha256.substr(0, 12) + "… were removed while they were read", {}};
   }
   if (reply->text.size() != size) {
-    co_return Error{Code::kDataCorrupt, "[loras] chunk " + std::to_string(index) + " of " + sha256 + " has " + std::to_string(reply->text.size()) +
-                                            " bytes; it must have " + std::to_string(size), {}};
+    co_return Error{Code::kDataCorrupt,
+                    "[loras] chunk " + std::to_string(index) + " of " + sha256 + " has " +
+                        std::to_string(reply->text.size()) + " bytes; it must have " + std::to_string(size),
+                    {}};
   }
   co_return std::move(reply->text);
 }

@@ -37,7 +37,7 @@ struct Location {
   std::int64_t bytes = 0;
   std::vector<std::string> paths;  // files said to hold them, each once
   bool one_place = false;          // all who registered them named the same path: to tell it tells nobody another's
-  std::string upload;              // not empty: Redis holds them in `chunks` pieces of kChunkBytes, the last what is left
+  std::string upload;  // not empty: Redis holds them in `chunks` pieces of kChunkBytes, the last what is left
   int chunks = 0;
   bool pinned = false;  // a record that has this digest is
 };
@@ -71,18 +71,23 @@ class Registry {
   explicit Registry(std::shared_ptr<redis::Connection> connection, RegistryOptions options = {});
 
   // --- by name -----------------------------------------------------------------------------------
-  asio::awaitable<Result<std::optional<Adapter>>> find(const std::string& tenant, const std::string& name, Deadline deadline);
-  // Every record of every tenant, by "<tenant>/<name>". Records that cannot be read are left out, with a line in the log.
+  asio::awaitable<Result<std::optional<Adapter>>> find(const std::string& tenant, const std::string& name,
+                                                       Deadline deadline);
+  // Every record of every tenant, by "<tenant>/<name>". Records that cannot be read are left out, with a line in the
+  // log.
   asio::awaitable<Result<std::map<std::string, Adapter>>> all(Deadline deadline);
   // Registers or replaces. `upload` (Upload::finish has one) is empty for a file; true: the name was new.
   // The upload's bytes are kept if Redis lacks any that the digest has, else dropped.
   // kConflict: the condition does not hold. kNotFound: the upload has expired.
-  asio::awaitable<Result<bool>> put(const Adapter& adapter, const std::string& upload, Condition condition, Deadline deadline);
+  asio::awaitable<Result<bool>> put(const Adapter& adapter, const std::string& upload, Condition condition,
+                                    Deadline deadline);
   // The record as it is then. kNotFound: no such name. kConflict: the condition does not hold.
-  asio::awaitable<Result<Adapter>> set_pinned(const std::string& tenant, const std::string& name, bool pinned, Deadline deadline, Condition condition = {});
-  // The name goes, and bytes that no other record has go with it. The record that was. kNotFound: no such name. kConflict: the
-  // condition does not hold.
-  asio::awaitable<Result<Adapter>> remove(const std::string& tenant, const std::string& name, Deadline deadline, Condition condition = {});
+  asio::awaitable<Result<Adapter>> set_pinned(const std::string& tenant, const std::string& name, bool pinned,
+                                              Deadline deadline, Condition condition = {});
+  // The name goes, and bytes that no other record has go with it. The record that was. kNotFound: no such name.
+  // kConflict: the condition does not hold.
+  asio::awaitable<Result<Adapter>> remove(const std::string& tenant, const std::string& name, Deadline deadline,
+                                          Condition condition = {});
   // 0 of a registry where nothing ever happened.
   asio::awaitable<Result<std::int64_t>> version(Deadline deadline);
   // Nothing: too much has happened since (1,000 names have changed), or in another registry; read all().
@@ -91,7 +96,8 @@ class Registry {
   // --- by digest ---------------------------------------------------------------------------------
   // kNotFound: no record has this digest (any more). kInvalidArgument: not a digest.
   asio::awaitable<Result<Location>> lookup(const std::string& sha256, Deadline deadline);
-  // Piece 0 … location.chunks - 1 of an upload. kNotFound: deleted meanwhile. kDataCorrupt: not of the size it must have.
+  // Piece 0 … location.chunks - 1 of an upload. kNotFound: deleted meanwhile. kDataCorrupt: not of the size it must
+  // have.
   asio::awaitable<Result<std::string>> read_chunk(const Location& location, int index, Deadline deadline);
 
   // --- upkeep ------------------------------------------------------------------------------------
@@ -112,7 +118,8 @@ class Registry {
   };
   asio::awaitable<Result<Stored>> stored(const std::string& sha256, Deadline deadline);
   asio::awaitable<Result<std::optional<std::string>>> record(const std::string& field, Deadline deadline);
-  asio::awaitable<Result<Registered>> registered(const std::string& field, const std::string& name, Deadline deadline);  // kNotFound: none
+  asio::awaitable<Result<Registered>> registered(const std::string& field, const std::string& name,
+                                                 Deadline deadline);  // kNotFound: none
 
   std::shared_ptr<redis::Connection> connection_;
   RegistryOptions options_;

@@ -98,7 +98,9 @@ redis.call('ZREM', garbage, sha)
 return 1
 )LUA";
 
-std::string script(std::string_view flags, std::string_view body) { return "#!lua" + std::string(flags) + "\n" + std::string(kShared) + std::string(body); }
+std::string script(std::string_view flags, std::string_view body) {
+  return "#!lua" + std::string(flags) + "\n" + std::string(kShared) + std::string(body);
+}
 
 }  // namespace
 

@@ -6,8 +6,9 @@
 
 namespace ditfleet::loras {
 
-// KEYS names version changes garbage blob old-blob chunks…; ARGV field expected-record record sha256 old-sha256("" none) path
-// bytes upload("" none) keep_ms. Replies done, changed (the record is not the expected one), expired (a chunk is gone).
+// KEYS names version changes garbage blob old-blob chunks…; ARGV field expected-record record sha256 old-sha256(""
+// none) path bytes upload("" none) keep_ms. Replies done, changed (the record is not the expected one), expired (a
+// chunk is gone).
 std::string_view commit_script();
 // KEYS names version changes garbage blob; ARGV field expected-record sha256. Replies done, changed.
 std::string_view remove_script();

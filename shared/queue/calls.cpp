@@ -47,7 +47,8 @@ asio::awaitable<Result<void>> Client::Impl::load(Deadline deadline) {
   if (version && version->text == library_version()) co_return Result<void>();
   if (!version && version.error().message.find("Function not found") == std::string::npos) co_return version.error();
   redis::Command load("FUNCTION");
-  load << "LOAD" << "REPLACE" << loadable_library();
+  load << "LOAD"
+       << "REPLACE" << loadable_library();
   auto loaded = co_await connection_->execute(std::move(load), deadline);
   if (!loaded) co_return loaded.error();
   co_return Result<void>();
@@ -114,7 +115,8 @@ void Client::Impl::seen_to(std::span<const std::string_view> entry_ids, Deadline
   // If this does not happen, the entry is read again after the reconnect, and each of its jobs found admitted.
   asio::co_spawn(
       connection_->executor(),
-      [](std::shared_ptr<redis::Connection> connection, redis::Command command, Deadline until) -> asio::awaitable<void> {
+      [](std::shared_ptr<redis::Connection> connection, redis::Command command,
+         Deadline until) -> asio::awaitable<void> {
         (void)co_await connection->execute(std::move(command), until);
       }(connection_, std::move(forget), deadline),
       asio::detached);
@@ -142,7 +144,8 @@ asio::awaitable<void> Client::Impl::sweep(Deadline deadline) {
   constexpr int kPage = 250, kPages = 40;
   for (int page = 0; page < kPages; ++page) {
     redis::Command range("ZRANGEBYSCORE");
-    range << keys_.jobs() << sweep_cursor_ << *now - options_.retention_ms << "WITHSCORES" << "LIMIT" << 0 << kPage;
+    range << keys_.jobs() << sweep_cursor_ << *now - options_.retention_ms << "WITHSCORES"
+          << "LIMIT" << 0 << kPage;
     auto found = co_await connection_->execute(std::move(range), deadline);
     if (!found) co_return;
     const auto& elements = found->elements;

@@ -22,7 +22,8 @@ namespace ditfleet::queue {
 redis::Command fcall(std::string_view name, std::size_t keys);
 redis::Command fcall_ro(std::string_view name, std::size_t keys);
 
-// An admission that found its entry to be none of an open job: to be told, or, if the job has just ended, to be dropped.
+// An admission that found its entry to be none of an open job: to be told, or, if the job has just ended, to be
+// dropped.
 Rejection stray(const Admission& a);
 
 class Client::Impl {
@@ -57,10 +58,11 @@ class Client::Impl {
 
   std::string intake_cursor_ = "0";
   std::unordered_map<std::string, std::string> raw_bodies_;  // entry id → SHA-256 of a raw entry's spec
-  std::unordered_map<std::string, std::set<std::string, std::less<>>> shared_entries_;  // → entry_ids still to be seen to
-  std::size_t jobs_an_entry_ = 1;  // of late: a read is limited in jobs
-  std::unordered_map<std::string, int> last_steps_;          // nonce → the last step that Redis took
-  std::set<std::string> unreadable_workers_;                 // that it was told of
+  std::unordered_map<std::string, std::set<std::string, std::less<>>>
+      shared_entries_;                               // → entry_ids still to be seen to
+  std::size_t jobs_an_entry_ = 1;                    // of late: a read is limited in jobs
+  std::unordered_map<std::string, int> last_steps_;  // nonce → the last step that Redis took
+  std::set<std::string> unreadable_workers_;         // that it was told of
   std::uint64_t generation_ = 0;
   std::optional<std::int64_t> redis_ahead_us_;  // of the monotonic clock
   Deadline::Clock::time_point hold_until_{}, next_sweep_{};

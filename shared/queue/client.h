@@ -31,8 +31,8 @@ struct QueueOptions {
   std::int64_t lease_ms = 5000;           // of assigned and running units
   std::int64_t retention_ms = 3'600'000;  // of ended jobs, their events and idempotency keys' jobs
   std::int64_t idempotency_ms = 86'400'000;
-  int max_attempts = 3;   // errors
-  int max_crashes = 2;    // workers a job may take down
+  int max_attempts = 3;                 // errors
+  int max_crashes = 2;                  // workers a job may take down
   std::int64_t retry_backoff_ms = 500;  // doubled each time, with jitter
   std::int64_t retry_backoff_max_ms = 30'000;
 };
@@ -56,8 +56,8 @@ class Client {
   // kResourceExhausted: Redis is over its memory limit.
   asio::awaitable<Result<SubmitOutcome>> submit(const Submission& submission, Deadline deadline);
   // One Function call; the i-th result belongs to the i-th submission.
-  asio::awaitable<Result<std::vector<Result<SubmitOutcome>>>> submit_many(
-      std::span<const Submission> submissions, Deadline deadline);
+  asio::awaitable<Result<std::vector<Result<SubmitOutcome>>>> submit_many(std::span<const Submission> submissions,
+                                                                          Deadline deadline);
   // kNotFound: no such job, or another tenant's (an empty tenant may cancel any).
   asio::awaitable<Result<CancelOutcome>> cancel(const std::string& job, const std::string& tenant, Deadline deadline);
 
@@ -83,13 +83,15 @@ class Client {
   asio::awaitable<Result<void>> admit(std::int64_t epoch, std::span<const Admission> admissions, Deadline deadline);
   // Admits and assigns in one: cheaper than the two, and one way less. The i-th is false if the i-th job is not queued
   // any more (canceled, expired, admitted before): nothing has happened to it then.
-  asio::awaitable<Result<std::vector<bool>>> dispatch(std::int64_t epoch, std::span<const Dispatch> jobs, Deadline deadline);
+  asio::awaitable<Result<std::vector<bool>>> dispatch(std::int64_t epoch, std::span<const Dispatch> jobs,
+                                                      Deadline deadline);
   asio::awaitable<Result<void>> reject(std::int64_t epoch, std::span<const Rejection> rejections, Deadline deadline);
   // Ready units → assigned, one message each to the worker's mailbox. True: done; false: no longer ready.
   asio::awaitable<Result<std::vector<bool>>> assign(std::int64_t epoch, const std::string& worker_owner,
                                                     std::span<const AssignRequest> units, Deadline deadline);
   // Assigned, not started → ready again, and a revoke to the mailbox. False: it had started or ended.
-  asio::awaitable<Result<std::vector<bool>>> revoke(std::int64_t epoch, std::span<const Attempt> units, Deadline deadline);
+  asio::awaitable<Result<std::vector<bool>>> revoke(std::int64_t epoch, std::span<const Attempt> units,
+                                                    Deadline deadline);
   // Lapsed leases → ready, delayed or dead (a crash each if it had started); delayed units that are due →
   // ready; jobs past their deadline → expired. Everything it did comes as events through the feed.
   // Returns how many units it touched.
@@ -97,7 +99,8 @@ class Client {
   // Everything that has not ended, to rebuild a scheduler from.
   asio::awaitable<Result<std::vector<UnitView>>> open_units(Deadline deadline);
   // Virtual times of the tenants (GPU-microseconds), kept so that a new leader goes on fairly; none: it is forgotten.
-  asio::awaitable<Result<void>> store_virtual_times(std::int64_t epoch, const std::map<std::string, std::optional<std::int64_t>>& times,
+  asio::awaitable<Result<void>> store_virtual_times(std::int64_t epoch,
+                                                    const std::map<std::string, std::optional<std::int64_t>>& times,
                                                     Deadline deadline);
   asio::awaitable<Result<std::map<std::string, std::int64_t>>> virtual_times(Deadline deadline);
 

@@ -28,10 +28,13 @@ std::string problem_of(const redis::Reply& flat, const Fields& fields) {
   const auto spec = fields.find("spec");
   if (spec == fields.end()) return "[queue] the entry has no field 'spec' with the job's JSON; " + std::string(kTakes);
   if (spec->second.size() > job::kMaxSpecBytes) {
-    return "[queue] the entry's spec has " + std::to_string(spec->second.size()) + " bytes; at most " + std::to_string(job::kMaxSpecBytes) + " are taken";
+    return "[queue] the entry's spec has " + std::to_string(spec->second.size()) + " bytes; at most " +
+           std::to_string(job::kMaxSpecBytes) + " are taken";
   }
-  if (const auto tenant = fields.find("tenant"); tenant != fields.end() && !tenant->second.empty() && !is_valid_id(std::string(tenant->second))) {
-    return "[queue] the entry's tenant '" + excerpt(tenant->second, 64) + "' is not 1 to 64 characters of A-Z a-z 0-9 . _ -";
+  if (const auto tenant = fields.find("tenant");
+      tenant != fields.end() && !tenant->second.empty() && !is_valid_id(std::string(tenant->second))) {
+    return "[queue] the entry's tenant '" + excerpt(tenant->second, 64) +
+           "' is not 1 to 64 characters of A-Z a-z 0-9 . _ -";
   }
   if (const auto id = fields.find("id"); id != fields.end() && !is_valid_id(std::string(id->second))) {
     return "[queue] the entry's id '" + excerpt(id->second, 64) + "' is not 1 to 64 characters of A-Z a-z 0-9 . _ -";
@@ -40,8 +43,11 @@ std::string problem_of(const redis::Reply& flat, const Fields& fields) {
     return "[queue] the entry's idempotency_key is longer than 255 bytes";
   }
   if (const auto at = fields.find("deadline_ms"); at != fields.end()) {
-    const bool number = !at->second.empty() && at->second.size() <= 15 && at->second.find_first_not_of("0123456789") == std::string_view::npos;
-    if (!number) return "[queue] the entry's deadline_ms '" + excerpt(at->second, 64) + "' is not a time in milliseconds since the epoch, such as 1800000000000 (0: none)";
+    const bool number = !at->second.empty() && at->second.size() <= 15 &&
+                        at->second.find_first_not_of("0123456789") == std::string_view::npos;
+    if (!number)
+      return "[queue] the entry's deadline_ms '" + excerpt(at->second, 64) +
+             "' is not a time in milliseconds since the epoch, such as 1800000000000 (0: none)";
   }
   return {};
 }
@@ -65,7 +71,8 @@ bool read_submitted(std::string_view rest, IntakeEntry& out) {
   return true;
 }
 
-// What is none is ignored, as W3C's specification wants. A later version's may be longer and hold anything: no more than 00's is kept.
+// What is none is ignored, as W3C's specification wants. A later version's may be longer and hold anything: no more
+// than 00's is kept.
 std::string checked_traceparent(std::string_view text) {
   return std::string(text.size() == 55 && telemetry::is_valid_traceparent(text) ? text : std::string_view());
 }
@@ -77,7 +84,9 @@ std::vector<IntakeEntry> several(const std::string& entry_id, const std::vector<
   if (flat.size() < 12 || flat.size() % 6 != 0) return out;
   for (std::size_t i = 0; i < flat.size(); i += 6) {
     IntakeEntry& job = out.emplace_back();
-    if (flat[i].text != "submitted" || flat[i + 2].text != "spec" || flat[i + 4].text != "traceparent" || !read_submitted(flat[i + 1].text, job)) return {};
+    if (flat[i].text != "submitted" || flat[i + 2].text != "spec" || flat[i + 4].text != "traceparent" ||
+        !read_submitted(flat[i + 1].text, job))
+      return {};
     job.entry_id = entry_id + '/' + std::to_string(i / 6 + 1);
     job.created_ms = to_int(entry_id);
     job.spec = flat[i + 3].text;
@@ -89,7 +98,9 @@ std::vector<IntakeEntry> several(const std::string& entry_id, const std::vector<
 }  // namespace
 
 Error imitation_of_submit() {
-  return invalid_argument("[queue] the entry has the field 'submitted', which the Function ditfleet_v1_submit alone writes; " + std::string(kTakes));
+  return invalid_argument(
+      "[queue] the entry has the field 'submitted', which the Function ditfleet_v1_submit alone writes; " +
+      std::string(kTakes));
 }
 
 bool is_last_entry(std::string_view entry_id) { return entry_id == kLastId; }
@@ -109,9 +120,13 @@ std::vector<IntakeEntry> parse_intake(const redis::Reply& entry) {
   out.spec = text_of(fields, "spec");
   out.traceparent = checked_traceparent(text_of(fields, "traceparent"));
   // Else it is a plain entry, with an unknown field.
-  if (const auto submitted = fields.find("submitted"); submitted != fields.end() && read_submitted(submitted->second, out)) return {out};
+  if (const auto submitted = fields.find("submitted");
+      submitted != fields.end() && read_submitted(submitted->second, out))
+    return {out};
   out.raw = true;
-  out.problem = out.entry_id == kLastId ? "[queue] the entry's id is the last that Redis has; add entries with * for the id" : problem_of(entry.elements[1], fields);
+  out.problem = out.entry_id == kLastId
+                    ? "[queue] the entry's id is the last that Redis has; add entries with * for the id"
+                    : problem_of(entry.elements[1], fields);
   out.deadline_ms = to_int(text_of(fields, "deadline_ms"));
   out.idempotency_key = text_of(fields, "idempotency_key");
   const std::string id = text_of(fields, "id"), tenant = text_of(fields, "tenant");
@@ -147,7 +162,8 @@ Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>&
       message.attempt = static_cast<int>(to_int(word[4]));
       continue;
     }
-    if (i == 0) return Error{Code::kDataCorrupt, "[queue] the mailbox entry " + entry_id + " does not begin with its field m"};
+    if (i == 0)
+      return Error{Code::kDataCorrupt, "[queue] the mailbox entry " + entry_id + " does not begin with its field m"};
     if (field == 's') out.back().spec = value;  // of the message before
     if (field == 'd') {
       const std::string_view drops = value;

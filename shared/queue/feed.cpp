@@ -1,9 +1,9 @@
 // Feed: subscribes to the shard's channels on a connection of its own. A message can only be missed while
 // that connection is down or not yet subscribed, which its generation tells: then the next batch has a gap.
+#include <algorithm>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -15,12 +15,14 @@ namespace {
 constexpr std::chrono::milliseconds kSlice{100};
 constexpr std::chrono::seconds kLeastWait{2};
 constexpr std::size_t kMostWaiting = 200'000;  // events nobody fetched; beyond it they are dropped and a gap told
-}
+}  // namespace
 
 class Feed::Impl {
  public:
   Impl(const std::shared_ptr<redis::Connection>& like, int shard, bool with_steps)
-      : keys_(shard), with_steps_(with_steps), connection_(redis::Connection::create(like->executor(), like->options())) {
+      : keys_(shard),
+        with_steps_(with_steps),
+        connection_(redis::Connection::create(like->executor(), like->options())) {
     connection_->on_push([state = state_](redis::Reply push) { state->take(push); });
     connection_->start();
   }
@@ -32,17 +34,20 @@ class Feed::Impl {
     for (;;) {
       if (subscribed_ == 0 || connection_->generation() != subscribed_) {
         // Also the very first time: what happened before is for the follower to read.
-        auto subscribed = co_await subscribe(Deadline::after(std::max<Deadline::Clock::duration>(deadline.left(), kLeastWait)));
+        auto subscribed =
+            co_await subscribe(Deadline::after(std::max<Deadline::Clock::duration>(deadline.left(), kLeastWait)));
         if (!subscribed) co_return subscribed.error();
         state->gap = true;
       }
       if (!state->events.empty() || state->gap) break;
       if (deadline.passed()) {
         if (connection_->connected()) break;
-        co_return Error{Code::kUnavailable, "[queue] the feed lost its connection to " + connection_->options().endpoint.display()};
+        co_return Error{Code::kUnavailable,
+                        "[queue] the feed lost its connection to " + connection_->options().endpoint.display()};
       }
       // In slices, so that a reconnect is seen soon.
-      asio::steady_timer timer(connection_->executor(), std::min(deadline.time_point(), Deadline::Clock::now() + kSlice));
+      asio::steady_timer timer(connection_->executor(),
+                               std::min(deadline.time_point(), Deadline::Clock::now() + kSlice));
       state->alarm = &timer;
       boost::system::error_code ignored;
       co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
@@ -64,7 +69,9 @@ class Feed::Impl {
 
     void take(const redis::Reply& push) {
       if (push.elements.size() < 3) return;
-      std::string_view lines = push.elements[2].text;  // "<event> \n <event> \n": the lines of one entry, whose id came before as a message of its own
+      std::string_view lines =
+          push.elements[2]
+              .text;  // "<event> \n <event> \n": the lines of one entry, whose id came before as a message of its own
       if (lines.find(' ') == std::string_view::npos) {
         next_id = lines;
         return;
@@ -102,7 +109,8 @@ class Feed::Impl {
       if (!second) co_return second.error();
     }
     subscribed_ = connection_->generation() == generation ? generation : 0;
-    if (subscribed_ == 0) co_return Error{Code::kUnavailable, "[queue] the feed lost its connection while it subscribed"};
+    if (subscribed_ == 0)
+      co_return Error{Code::kUnavailable, "[queue] the feed lost its connection while it subscribed"};
     co_return Result<void>();
   }
 

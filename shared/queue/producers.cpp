@@ -15,8 +15,8 @@ Result<SubmitOutcome> outcome_of(const std::string& verdict, const std::string& 
   if (verdict == "created") return SubmitOutcome{id, false};
   if (verdict.starts_with("existed ")) return SubmitOutcome{verdict.substr(8), true};
   if (verdict.starts_with("mismatch ")) {
-    return Error{Code::kIdempotencyMismatch,
-                 "[queue] the idempotency key was used for job " + verdict.substr(9) + " with another body; use a fresh key for a new job"};
+    return Error{Code::kIdempotencyMismatch, "[queue] the idempotency key was used for job " + verdict.substr(9) +
+                                                 " with another body; use a fresh key for a new job"};
   }
   if (verdict == "taken") return Error{Code::kConflict, "[queue] the job id " + id + " is taken by another job"};
   return invalid_argument("[queue] " + verdict);
@@ -30,8 +30,8 @@ asio::awaitable<Result<SubmitOutcome>> Client::submit(const Submission& submissi
   co_return std::move(many->front());
 }
 
-asio::awaitable<Result<std::vector<Result<SubmitOutcome>>>> Client::submit_many(
-    std::span<const Submission> submissions, Deadline deadline) {
+asio::awaitable<Result<std::vector<Result<SubmitOutcome>>>> Client::submit_many(std::span<const Submission> submissions,
+                                                                                Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
   std::vector<Result<SubmitOutcome>> out;
@@ -57,28 +57,31 @@ asio::awaitable<Result<std::vector<Result<SubmitOutcome>>>> Client::submit_many(
     command << impl->options_.idempotency_ms;
     for (std::size_t i = 0; i < batch.size(); ++i) {
       const Submission& s = batch[i];
-      command << ids[i] << s.tenant << s.spec << sha256_hex(s.spec) << (s.idempotency_key.empty() ? 0 : 1) << s.traceparent
-              << (s.deadline_in_ms > 0 ? now_ms + s.deadline_in_ms : s.deadline_ms);
+      command << ids[i] << s.tenant << s.spec << sha256_hex(s.spec) << (s.idempotency_key.empty() ? 0 : 1)
+              << s.traceparent << (s.deadline_in_ms > 0 ? now_ms + s.deadline_in_ms : s.deadline_ms);
     }
     auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
     for (std::size_t i = 0; i < batch.size(); ++i) {
       out.push_back(i < reply->elements.size() ? outcome_of(reply->elements[i].text, ids[i])
-                                               : Result<SubmitOutcome>(internal_error("[queue] submit answered for fewer jobs than it was given")));
+                                               : Result<SubmitOutcome>(internal_error(
+                                                     "[queue] submit answered for fewer jobs than it was given")));
     }
   }
   co_return out;
 }
 
-asio::awaitable<Result<CancelOutcome>> Client::cancel(const std::string& job, const std::string& tenant, Deadline deadline) {
+asio::awaitable<Result<CancelOutcome>> Client::cancel(const std::string& job, const std::string& tenant,
+                                                      Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
   const Error not_found{Code::kNotFound, "[queue] there is no job " + job};
   if (!is_valid_id(job)) co_return not_found;
   // Whose mailboxes to write to must be known before the call. One that changes hands in between tells
   // its worker at the next renewal instead.
-  auto reply = co_await impl->call(
-      fcall_ro("job", 7) << keys.job(job) << keys.in() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events() << job, deadline);
+  auto reply = co_await impl->call(fcall_ro("job", 7) << keys.job(job) << keys.in() << keys.units() << keys.open()
+                                                      << keys.specs() << keys.last() << keys.events() << job,
+                                   deadline);
   if (!reply) co_return reply.error();
   const StoredJob stored = parse_job(job, *reply);
   if (!stored.same_as.empty()) co_return co_await cancel(stored.same_as, tenant, deadline);
@@ -88,8 +91,8 @@ asio::awaitable<Result<CancelOutcome>> Client::cancel(const std::string& job, co
     if (held && std::find(owners.begin(), owners.end(), unit.owner) == owners.end()) owners.push_back(unit.owner);
   }
   redis::Command command = fcall("cancel", 11 + owners.size());
-  command << keys.in() << keys.ready() << keys.delayed() << keys.lease() << keys.deadline()
-          << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events() << keys.job(job);
+  command << keys.in() << keys.ready() << keys.delayed() << keys.lease() << keys.deadline() << keys.units()
+          << keys.open() << keys.specs() << keys.last() << keys.events() << keys.job(job);
   for (const std::string& owner : owners) command << keys.mailbox(owner);
   command << job << tenant;
   for (const std::string& owner : owners) command << owner;

@@ -16,8 +16,8 @@ Error no_such_job(const std::string& id) { return Error{Code::kNotFound, "[queue
 // A job of the index as it was read; views into the replies.
 struct Listed {
   std::string_view id, score;
-  bool shown = false;                // it is there, and the caller may see it
-  std::optional<job::State> ended;   // its state, if it has ended
+  bool shown = false;               // it is there, and the caller may see it
+  std::optional<job::State> ended;  // its state, if it has ended
   PackedJob packed;
   std::string_view spec, ended_ms, first_record;
   const std::string* error = nullptr;  // JSON, if there is one
@@ -25,7 +25,8 @@ struct Listed {
 };
 
 // own: o, state, ended, spec, error, u0 of the job's hash. What ended between the reads is read from its own.
-void read_listed(const redis::Reply& open, const redis::Reply& spec, const std::vector<redis::Reply>& own, Listed& job) {
+void read_listed(const redis::Reply& open, const redis::Reply& spec, const std::vector<redis::Reply>& own,
+                 Listed& job) {
   if (own.size() != 6 || (open.is_nil() && own[0].is_nil())) return;  // forgotten meanwhile
   job.shown = true;
   job.ended = job::state_from_name(own[1].text);
@@ -73,8 +74,9 @@ asio::awaitable<Result<JobRecord>> Client::job(const std::string& id, const std:
   const Keys& keys = impl->keys_;
   std::string name = id;
   for (int hop = 0; hop < 2; ++hop) {
-    auto reply = co_await impl->call(fcall_ro("job", 7) << keys.job(name) << keys.in() << keys.units() << keys.open() << keys.specs()
-                                                            << keys.last() << keys.events() << name, deadline);
+    auto reply = co_await impl->call(fcall_ro("job", 7) << keys.job(name) << keys.in() << keys.units() << keys.open()
+                                                        << keys.specs() << keys.last() << keys.events() << name,
+                                     deadline);
     if (!reply) co_return reply.error();
     if (reply->elements.size() != 5 || (reply->elements[0].elements.empty() && reply->elements[1].text.empty())) break;
     StoredJob stored = parse_job(name, *reply);
@@ -107,7 +109,9 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
   bool last = false;
   for (int pages = 0; pages < kMostPages && !last && page.jobs.size() < want; ++pages) {
     redis::Command range("ZREVRANGEBYSCORE");
-    range << keys.jobs() << from << "-inf" << "WITHSCORES" << "LIMIT" << pages * kPage << kPage;
+    range << keys.jobs() << from << "-inf"
+          << "WITHSCORES"
+          << "LIMIT" << pages * kPage << kPage;
     const auto found = co_await impl->connection_->execute(std::move(range), deadline);
     if (!found) co_return found.error();
     const auto& elements = found->elements;
@@ -124,7 +128,12 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
       jobs.push_back({.id = id, .score = score});
       reads[0] << id;
       reads[1] << id;
-      reads.push_back(redis::Command("HMGET") << keys.job(id) << "o" << "state" << "ended" << "spec" << "error" << "u0");
+      reads.push_back(redis::Command("HMGET") << keys.job(id) << "o"
+                                              << "state"
+                                              << "ended"
+                                              << "spec"
+                                              << "error"
+                                              << "u0");
     }
     if (jobs.empty()) continue;
     const auto records = co_await impl->connection_->execute_all(std::move(reads), deadline);
@@ -195,7 +204,8 @@ asio::awaitable<Result<std::vector<Event>>> Client::events(const std::string& jo
   auto reply = co_await impl->call(
       fcall_ro("events", 4) << keys.job(job) << keys.open() << keys.last() << keys.events() << job << from, deadline);
   if (!reply && reply.error().message.find("BADARG events:") != std::string::npos) {
-    co_return Error{Code::kInvalidArgument, "[queue] '" + after + "' is not an event id; they look like 1763700000000-0", "after"};
+    co_return Error{Code::kInvalidArgument,
+                    "[queue] '" + after + "' is not an event id; they look like 1763700000000-0", "after"};
   }
   if (!reply) co_return reply.error();
   const std::size_t most = static_cast<std::size_t>(std::max(limit, 1));
@@ -216,7 +226,8 @@ asio::awaitable<Result<std::vector<WorkerInfo>>> Client::workers(Deadline deadli
   if (!names) co_return names.error();
   std::vector<redis::Command> reads;
   for (const redis::Reply& name : names->elements) {
-    reads.push_back(redis::Command("HMGET") << keys.worker(name.text) << "info" << "heartbeat");
+    reads.push_back(redis::Command("HMGET") << keys.worker(name.text) << "info"
+                                            << "heartbeat");
   }
   reads.push_back(redis::Command("TIME"));
   auto records = co_await impl->connection_->execute_all(std::move(reads), deadline);

@@ -193,7 +193,7 @@ Event make_event(std::string id, std::string job, std::string_view text) {
   if (second == std::string_view::npos) return event;
   event.unit = static_cast<int>(to_int(text.substr(first + 1)));
   const std::string_view data = text.substr(second + 1);
-  if (data.size() > 2) {  // "{}" is the usual
+  if (data.size() > 2) {       // "{}" is the usual
     unsigned char room[2048];  // a step's few fields need no heap
     json::monotonic_resource small(room);
     if (const auto value = parse_json(data, &small); value && value->is_object()) {
@@ -230,7 +230,8 @@ Result<Event> parse_feed_line(const std::string& id, std::string_view line) {
   const auto first = line.find(' ');
   const auto second = first == std::string_view::npos ? first : line.find(' ', first + 1);
   if (second == std::string_view::npos) {
-    return Error{Code::kDataCorrupt, "[queue] a feed line is not '<job> <id before> <type> <unit> <data>': " + excerpt(line, 80)};
+    return Error{Code::kDataCorrupt,
+                 "[queue] a feed line is not '<job> <id before> <type> <unit> <data>': " + excerpt(line, 80)};
   }
   return make_event(id, std::string(line.substr(0, first)), line.substr(second + 1));
 }
@@ -238,10 +239,12 @@ Result<Event> parse_feed_line(const std::string& id, std::string_view line) {
 StoredJob parse_job(const std::string& id, const redis::Reply& reply) {
   StoredJob stored;
   if (reply.elements.size() != 5) return stored;
-  const Fields fields = fields_of(reply.elements[0]), open = fields_of(reply.elements[2]), steps = fields_of(reply.elements[3]);
+  const Fields fields = fields_of(reply.elements[0]), open = fields_of(reply.elements[2]),
+               steps = fields_of(reply.elements[3]);
   const bool has_ended = reply.elements[1].text.empty();
   const std::string left = text_of(fields, "o");
-  const PackedJob packed = parse_packed_job(has_ended ? std::string_view(left) : std::string_view(reply.elements[1].text));
+  const PackedJob packed =
+      parse_packed_job(has_ended ? std::string_view(left) : std::string_view(reply.elements[1].text));
   stored.same_as = text_of(fields, "same_as");
   JobRecord& record = stored.record;
   record.id = id;
@@ -264,14 +267,17 @@ StoredJob parse_job(const std::string& id, const redis::Reply& reply) {
     const std::string number = std::to_string(i);
     const auto still_open = open.find(number);
     const std::string ended = text_of(fields, indexed('u', i));
-    UnitRecord unit = unit_record(i, parse_packed_unit(still_open != open.end() ? still_open->second : std::string_view(ended)));
+    UnitRecord unit =
+        unit_record(i, parse_packed_unit(still_open != open.end() ? still_open->second : std::string_view(ended)));
     unit.manifest = text_of(fields, indexed('m', i));
     unit.phases_us = parse_phases(text_of(fields, indexed('p', i)));
     if (const auto it = fields.find(indexed('e', i)); it != fields.end()) unit.error = parse_error(it->second);
     if (const auto it = steps.find(number); it != steps.end()) {
       const Event step = make_event("0-0", id, "step 0 " + std::string(it->second));
-      if (const auto f = step.fields.find("step"); f != step.fields.end()) unit.step = static_cast<int>(to_int(f->second));
-      if (const auto f = step.fields.find("total"); f != step.fields.end()) unit.total_steps = static_cast<int>(to_int(f->second));
+      if (const auto f = step.fields.find("step"); f != step.fields.end())
+        unit.step = static_cast<int>(to_int(f->second));
+      if (const auto f = step.fields.find("total"); f != step.fields.end())
+        unit.total_steps = static_cast<int>(to_int(f->second));
     }
     record.ended_ms = std::max(record.ended_ms, unit.ended_ms);
     if (const auto it = fields.find(indexed('w', i)); it != fields.end()) {

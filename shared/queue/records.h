@@ -49,8 +49,9 @@ struct PackedJob {
   std::int64_t ready_ms = 0, cost_us = 0;
   int priority = 0;
   std::int64_t deadline_ms = 0;
-  std::string_view entry, tenant, trace, class_key, batch_key;  // entry: of the intake, whose time is the job's creation
-  std::string_view adapters;                                    // names, with commas between
+  std::string_view entry, tenant, trace, class_key,
+      batch_key;              // entry: of the intake, whose time is the job's creation
+  std::string_view adapters;  // names, with commas between
 };
 PackedJob parse_packed_job(std::string_view record);
 // The end of a packed job: its batch key and, behind a bar if there are any, the adapters that it needs. A name with
@@ -72,8 +73,8 @@ job::State furthest(const std::vector<UnitRecord>& units);
 // What an open or ended packed unit says of itself.
 UnitRecord unit_record(int unit, const PackedUnit& packed);
 
-// At least one: an entry holds what was submitted in one call. Never fails: what is wrong with an entry is its `problem`.
-// Where there are several jobs, the entry_id of each is "<entry>/<which of them>".
+// At least one: an entry holds what was submitted in one call. Never fails: what is wrong with an entry is its
+// `problem`. Where there are several jobs, the entry_id of each is "<entry>/<which of them>".
 std::vector<IntakeEntry> parse_intake(const redis::Reply& entry);
 // The entry in the stream.
 std::string_view stream_id(std::string_view entry_id);

@@ -32,10 +32,12 @@ std::string model_of(std::string_view spec) {
 
 }  // namespace
 
-asio::awaitable<Result<std::int64_t>> Client::lead(const std::string& coordinator, std::int64_t ttl_ms, Deadline deadline) {
+asio::awaitable<Result<std::int64_t>> Client::lead(const std::string& coordinator, std::int64_t ttl_ms,
+                                                   Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
-  auto reply = co_await impl->call(fcall("lead", 2) << keys.leader() << keys.epoch() << coordinator << ttl_ms, deadline);
+  auto reply =
+      co_await impl->call(fcall("lead", 2) << keys.leader() << keys.epoch() << coordinator << ttl_ms, deadline);
   if (!reply) co_return reply.error();
   co_return reply->integer;
 }
@@ -56,10 +58,12 @@ asio::awaitable<Result<std::vector<bool>>> Client::assign(std::int64_t epoch, co
     const auto batch = units.first(std::min(units.size(), kBatch));
     units = units.subspan(batch.size());
     redis::Command command = fcall("assign", 9);
-    command << keys.leader() << keys.ready() << keys.lease() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events() << keys.mailbox(worker_owner);
+    command << keys.leader() << keys.ready() << keys.lease() << keys.units() << keys.open() << keys.specs()
+            << keys.last() << keys.events() << keys.mailbox(worker_owner);
     command << epoch << worker_owner << impl->options_.lease_ms << kMailboxMs;
     for (const AssignRequest& u : batch) {
-      command << u.ref.job << u.ref.unit << u.nonce << assigned_data(worker_owner, u.reason) << packed_drops(u.drop_from_host, u.drop_from_slots);
+      command << u.ref.job << u.ref.unit << u.nonce << assigned_data(worker_owner, u.reason)
+              << packed_drops(u.drop_from_host, u.drop_from_slots);
     }
     auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
@@ -69,7 +73,8 @@ asio::awaitable<Result<std::vector<bool>>> Client::assign(std::int64_t epoch, co
   co_return out;
 }
 
-asio::awaitable<Result<std::vector<bool>>> Client::dispatch(std::int64_t epoch, std::span<const Dispatch> jobs, Deadline deadline) {
+asio::awaitable<Result<std::vector<bool>>> Client::dispatch(std::int64_t epoch, std::span<const Dispatch> jobs,
+                                                            Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
   std::vector<bool> out;
@@ -88,7 +93,8 @@ asio::awaitable<Result<std::vector<bool>>> Client::dispatch(std::int64_t epoch, 
       for (const auto& p : d.placements) place_of(p.owner);
     }
     redis::Command command = fcall("dispatch", 10 + owners.size());
-    command << keys.leader() << keys.in() << keys.ready() << keys.deadline() << keys.lease() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events();
+    command << keys.leader() << keys.in() << keys.ready() << keys.deadline() << keys.lease() << keys.units()
+            << keys.open() << keys.specs() << keys.last() << keys.events();
     for (const auto owner : owners) command << keys.mailbox(owner);
     command << epoch << impl->options_.lease_ms << kMailboxMs << static_cast<std::int64_t>(owners.size());
     for (const auto owner : owners) command << owner;
@@ -96,10 +102,11 @@ asio::awaitable<Result<std::vector<bool>>> Client::dispatch(std::int64_t epoch, 
       const Admission& a = d.admission;
       command << a.entry_id << a.id << a.units << a.spec
               << std::to_string(a.cost_us) + '|' + std::to_string(a.priority) + '|' + std::to_string(a.deadline_ms)
-              << a.class_key + '|' + packed_batch(a.batch_key, a.adapters) << static_cast<std::int64_t>(d.placements.size());
+              << a.class_key + '|' + packed_batch(a.batch_key, a.adapters)
+              << static_cast<std::int64_t>(d.placements.size());
       for (const auto& p : d.placements) {
-        command << p.unit.ref.unit << static_cast<std::int64_t>(place_of(p.owner)) << p.unit.nonce << assigned_data(p.owner, p.unit.reason)
-                << packed_drops(p.unit.drop_from_host, p.unit.drop_from_slots);
+        command << p.unit.ref.unit << static_cast<std::int64_t>(place_of(p.owner)) << p.unit.nonce
+                << assigned_data(p.owner, p.unit.reason) << packed_drops(p.unit.drop_from_host, p.unit.drop_from_slots);
       }
     }
     auto reply = co_await impl->call(std::move(command), deadline);
@@ -108,8 +115,10 @@ asio::awaitable<Result<std::vector<bool>>> Client::dispatch(std::int64_t epoch, 
     out.insert(out.end(), done.begin(), done.end());
     std::vector<std::string_view> entries;
     for (std::size_t i = 0; i < batch.size() && i < reply->elements.size(); ++i) {
-      if (reply->elements[i].integer < 0) strays.push_back(stray(batch[i].admission));
-      else entries.push_back(batch[i].admission.entry_id);
+      if (reply->elements[i].integer < 0)
+        strays.push_back(stray(batch[i].admission));
+      else
+        entries.push_back(batch[i].admission.entry_id);
     }
     impl->seen_to(entries, deadline);
   }
@@ -119,7 +128,8 @@ asio::awaitable<Result<std::vector<bool>>> Client::dispatch(std::int64_t epoch, 
   co_return out;
 }
 
-asio::awaitable<Result<std::vector<bool>>> Client::revoke(std::int64_t epoch, std::span<const Attempt> units, Deadline deadline) {
+asio::awaitable<Result<std::vector<bool>>> Client::revoke(std::int64_t epoch, std::span<const Attempt> units,
+                                                          Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
   if (units.empty()) co_return std::vector<bool>();
@@ -136,7 +146,8 @@ asio::awaitable<Result<std::vector<bool>>> Client::revoke(std::int64_t epoch, st
     command << keys.mailbox(owners.back());
   }
   command << epoch;
-  for (std::size_t i = 0; i < units.size(); ++i) command << units[i].ref.job << units[i].ref.unit << units[i].nonce << owners[i];
+  for (std::size_t i = 0; i < units.size(); ++i)
+    command << units[i].ref.job << units[i].ref.unit << units[i].nonce << owners[i];
   auto reply = co_await impl->call(std::move(command), deadline);
   if (!reply) co_return reply.error();
   co_return flags_of(*reply);
@@ -146,7 +157,8 @@ asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadlin
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
   const bool hold = impl->hold_leases();
-  auto due = co_await impl->call(fcall_ro("due", 3) << keys.lease() << keys.delayed() << keys.deadline() << limit, deadline);
+  auto due =
+      co_await impl->call(fcall_ro("due", 3) << keys.lease() << keys.delayed() << keys.deadline() << limit, deadline);
   if (!due) co_return due.error();
   struct Item {
     const char* kind;
@@ -165,8 +177,8 @@ asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadlin
   do {
     const std::size_t end = std::min(items.size(), begin + kBatch);
     redis::Command command = fcall("reap", 13 + (end - begin));
-    command << keys.leader() << keys.boot() << keys.lease() << keys.delayed() << keys.ready() << keys.deadline() << keys.dead() << keys.in()
-            << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events();
+    command << keys.leader() << keys.boot() << keys.lease() << keys.delayed() << keys.ready() << keys.deadline()
+            << keys.dead() << keys.in() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events();
     for (std::size_t i = begin; i < end; ++i) command << keys.job(items[i].ref.job);
     command << epoch << impl->options_.lease_ms << impl->options_.max_crashes << (hold ? 1 : 0);
     for (std::size_t i = begin; i < end; ++i) command << items[i].kind << items[i].ref.job << items[i].ref.unit;
@@ -182,12 +194,14 @@ asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadlin
 asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
-  auto sets = co_await impl->call(fcall_ro("open", 4) << keys.units() << keys.delayed() << keys.lease() << keys.open(), deadline);
+  auto sets = co_await impl->call(fcall_ro("open", 4) << keys.units() << keys.delayed() << keys.lease() << keys.open(),
+                                  deadline);
   if (!sets) co_return sets.error();
   if (sets->elements.size() != 4) co_return internal_error("[queue] ditfleet_v1_open did not answer with four lists");
   const auto scores_of = [](const redis::Reply& flat) {
     std::map<std::string_view, std::int64_t> scores;
-    for (std::size_t i = 0; i + 1 < flat.elements.size(); i += 2) scores.emplace(flat.elements[i].text, to_int(flat.elements[i + 1].text));
+    for (std::size_t i = 0; i + 1 < flat.elements.size(); i += 2)
+      scores.emplace(flat.elements[i].text, to_int(flat.elements[i + 1].text));
     return scores;
   };
   const auto not_before = scores_of(sets->elements[1]), lease_until = scores_of(sets->elements[2]);
@@ -246,16 +260,16 @@ asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(Deadline deadl
   co_return out;
 }
 
-asio::awaitable<Result<void>> Client::store_virtual_times(std::int64_t epoch,
-                                                          const std::map<std::string, std::optional<std::int64_t>>& times,
-                                                          Deadline deadline) {
+asio::awaitable<Result<void>> Client::store_virtual_times(
+    std::int64_t epoch, const std::map<std::string, std::optional<std::int64_t>>& times, Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
   auto next = times.begin();
   do {
     redis::Command command = fcall("virtual_times", 2);
     command << keys.leader() << keys.tenants() << epoch;
-    for (int i = 0; i < 1000 && next != times.end(); ++i, ++next) command << next->first << (next->second ? std::to_string(*next->second) : "");
+    for (int i = 0; i < 1000 && next != times.end(); ++i, ++next)
+      command << next->first << (next->second ? std::to_string(*next->second) : "");
     auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
   } while (next != times.end());

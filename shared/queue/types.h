@@ -28,11 +28,11 @@ struct Attempt {
 struct Submission {
   std::string id;  // empty: a fresh ULID
   std::string tenant = "default";
-  std::string spec;             // JSON; opaque to Redis
-  std::string idempotency_key;  // empty: none
-  std::string traceparent;      // W3C; empty: none
-  std::int64_t deadline_ms = 0; // absolute; 0: none
-  std::int64_t deadline_in_ms = 0; // instead: from now on, by Redis' clock and not by this host's; 0: none
+  std::string spec;                 // JSON; opaque to Redis
+  std::string idempotency_key;      // empty: none
+  std::string traceparent;          // W3C; empty: none
+  std::int64_t deadline_ms = 0;     // absolute; 0: none
+  std::int64_t deadline_in_ms = 0;  // instead: from now on, by Redis' clock and not by this host's; 0: none
 };
 
 struct SubmitOutcome {
@@ -51,7 +51,7 @@ struct IntakeEntry {
   std::string traceparent;
   std::int64_t created_ms = 0;
   std::int64_t deadline_ms = 0;
-  bool raw = false;  // came by XADD
+  bool raw = false;     // came by XADD
   std::string problem;  // not empty: the entry itself is bad (no spec field, odd id …) and must be rejected
 };
 
@@ -61,7 +61,7 @@ struct Admission {
   std::string spec;  // complete
   std::string class_key, batch_key;
   std::vector<std::string> adapters = {};  // that its units need
-  std::int64_t cost_us = 0;  // predicted, of one unit
+  std::int64_t cost_us = 0;                // predicted, of one unit
   int priority = 0;
   std::int64_t deadline_ms = 0;
   // Only of raw entries, which `admit` turns into jobs:
@@ -143,7 +143,7 @@ struct Failure {
 };
 
 struct Event {
-  std::string id;    // the event stream's entry id: the SSE id
+  std::string id;  // the event stream's entry id: the SSE id
   std::string job;
   std::string type;  // queued ready assigned started step preview succeeded failed canceled expired rejected …
   int unit = -1;     // -1: of the job as a whole
@@ -186,17 +186,17 @@ struct WorkerInfo {
   std::vector<std::string> models, warm_classes;
   // LoRA adapters. A worker without slots takes no unit that needs one.
   int adapter_slots = 0;
-  std::vector<std::string> adapters;            // in slots: a unit that needs only these waits for nothing
-  std::vector<std::string> host_adapters;       // in host memory, a copy away from a slot; may name those in slots too
-  std::int64_t host_adapter_bytes = 0;          // room for adapters in host memory in all
-  std::int64_t adapter_load_bytes_per_s = 0;    // from their source, as measured; 0: not yet
-  std::int64_t adapter_swap_us = 0;             // from host memory to a slot, as measured; 0: not yet
-  int capacity = 2;                  // units it takes at once, the running one included
-  std::int64_t heartbeat_ms = 0;     // set by Redis
-  std::int64_t unheard_ms = 0;       // since then, by Redis' clock, when it was read
+  std::vector<std::string> adapters;          // in slots: a unit that needs only these waits for nothing
+  std::vector<std::string> host_adapters;     // in host memory, a copy away from a slot; may name those in slots too
+  std::int64_t host_adapter_bytes = 0;        // room for adapters in host memory in all
+  std::int64_t adapter_load_bytes_per_s = 0;  // from their source, as measured; 0: not yet
+  std::int64_t adapter_swap_us = 0;           // from host memory to a slot, as measured; 0: not yet
+  int capacity = 2;                           // units it takes at once, the running one included
+  std::int64_t heartbeat_ms = 0;              // set by Redis
+  std::int64_t unheard_ms = 0;                // since then, by Redis' clock, when it was read
   std::int64_t started_ms = 0;
   std::string version;
-  std::vector<UnitRef> units;        // what it holds now
+  std::vector<UnitRef> units;  // what it holds now
   std::string owner() const { return name + ":" + boot; }
 };
 

@@ -73,8 +73,10 @@ Result<WorkerInfo> parse_worker(std::string_view json_text) {
   info.version = text("version");
   if (const json::value* units = object.if_contains("units"); units != nullptr && units->is_array()) {
     for (const json::value& unit : units->get_array()) {
-      if (unit.is_array() && unit.get_array().size() == 2 && unit.get_array()[0].is_string() && unit.get_array()[1].is_int64()) {
-        info.units.push_back({std::string(unit.get_array()[0].get_string()), static_cast<int>(unit.get_array()[1].get_int64())});
+      if (unit.is_array() && unit.get_array().size() == 2 && unit.get_array()[0].is_string() &&
+          unit.get_array()[1].is_int64()) {
+        info.units.push_back(
+            {std::string(unit.get_array()[0].get_string()), static_cast<int>(unit.get_array()[1].get_int64())});
       }
     }
   }

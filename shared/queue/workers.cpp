@@ -27,9 +27,10 @@ Error not_held(const Attempt& attempt) {
 asio::awaitable<Result<std::string>> Client::heartbeat(const WorkerInfo& info, Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
-  auto reply = co_await impl->call(fcall("heartbeat", 3) << keys.workers() << keys.worker(info.name) << keys.mailbox(info.owner())
-                                                          << info.name << info.boot << worker_json(info) << kKeepWorkerMs << kMailboxMs,
-                                    deadline);
+  auto reply = co_await impl->call(fcall("heartbeat", 3)
+                                       << keys.workers() << keys.worker(info.name) << keys.mailbox(info.owner())
+                                       << info.name << info.boot << worker_json(info) << kKeepWorkerMs << kMailboxMs,
+                                   deadline);
   if (!reply) co_return reply.error();
   co_return std::move(reply->text);
 }
@@ -38,13 +39,15 @@ asio::awaitable<Result<void>> Client::deregister(const std::string& name, const 
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
   auto reply = co_await impl->call(
-      fcall("deregister", 3) << keys.workers() << keys.worker(name) << keys.mailbox(name + ":" + boot) << name << boot, deadline);
+      fcall("deregister", 3) << keys.workers() << keys.worker(name) << keys.mailbox(name + ":" + boot) << name << boot,
+      deadline);
   if (!reply) co_return reply.error();
   co_return Result<void>();
 }
 
-asio::awaitable<Result<std::vector<MailboxEntry>>> Client::read_mailbox(const std::string& owner, const std::string& after,
-                                                                        int limit, std::chrono::milliseconds block) {
+asio::awaitable<Result<std::vector<MailboxEntry>>> Client::read_mailbox(const std::string& owner,
+                                                                        const std::string& after, int limit,
+                                                                        std::chrono::milliseconds block) {
   const auto impl = impl_;
   auto entries = co_await impl->read_stream(impl->mailbox_connection_, impl->keys_.mailbox(owner), after, limit, block);
   if (!entries) co_return entries.error();
@@ -74,7 +77,8 @@ asio::awaitable<Result<void>> Client::start(const Attempt& attempt, Deadline dea
   co_return std::move(many->front());
 }
 
-asio::awaitable<Result<std::vector<Result<void>>>> Client::start_many(std::span<const Attempt> attempts, Deadline deadline) {
+asio::awaitable<Result<std::vector<Result<void>>>> Client::start_many(std::span<const Attempt> attempts,
+                                                                      Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
   std::vector<Result<void>> out;
@@ -110,7 +114,8 @@ asio::awaitable<Result<std::vector<RenewOutcome>>> Client::renew(std::span<const
       // A step is an event once; a slow step's further renewals only keep the lease.
       const auto told = impl->last_steps_.find(r.attempt.nonce);
       if (r.step > 0 && (told == impl->last_steps_.end() || told->second < r.step)) {
-        command << "step " + std::to_string(r.attempt.ref.unit) + " {\"step\":" + std::to_string(r.step) + ",\"total\":" + std::to_string(r.total_steps) + "}";
+        command << "step " + std::to_string(r.attempt.ref.unit) + " {\"step\":" + std::to_string(r.step) +
+                       ",\"total\":" + std::to_string(r.total_steps) + "}";
       } else {
         command << "";
       }
@@ -137,9 +142,10 @@ asio::awaitable<Result<void>> Client::emit(const Attempt& attempt, const std::st
   const Keys& keys = impl->keys_;
   json::object data;
   for (const auto& [name, value] : fields) data[name] = value;
-  auto reply = co_await impl->call(fcall("emit", 3) << keys.units() << keys.last() << keys.events() << attempt.ref.job
-                                                     << attempt.ref.unit << attempt.nonce << type << json::serialize(data),
-                                    deadline);
+  auto reply =
+      co_await impl->call(fcall("emit", 3) << keys.units() << keys.last() << keys.events() << attempt.ref.job
+                                           << attempt.ref.unit << attempt.nonce << type << json::serialize(data),
+                          deadline);
   if (!reply) co_return reply.error();
   co_return Result<void>();
 }
@@ -150,7 +156,8 @@ asio::awaitable<Result<void>> Client::complete(const Completion& completion, Dea
   co_return std::move(many->front());
 }
 
-asio::awaitable<Result<std::vector<Result<void>>>> Client::complete_many(std::span<const Completion> completions, Deadline deadline) {
+asio::awaitable<Result<std::vector<Result<void>>>> Client::complete_many(std::span<const Completion> completions,
+                                                                         Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
   std::vector<Result<void>> out;
@@ -158,7 +165,8 @@ asio::awaitable<Result<std::vector<Result<void>>>> Client::complete_many(std::sp
     const auto batch = completions.first(std::min(completions.size(), kBatch));
     completions = completions.subspan(batch.size());
     redis::Command command = fcall("complete", 7 + batch.size());
-    command << keys.lease() << keys.deadline() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events();
+    command << keys.lease() << keys.deadline() << keys.units() << keys.open() << keys.specs() << keys.last()
+            << keys.events();
     for (const Completion& c : batch) command << keys.job(c.attempt.ref.job);
     for (const Completion& c : batch) {
       json::object phases;
@@ -186,10 +194,11 @@ asio::awaitable<Result<void>> Client::fail(const Failure& failure, Deadline dead
   const UnitRef& ref = failure.attempt.ref;
   impl->last_steps_.erase(failure.attempt.nonce);
   redis::Command command = fcall("fail", 10);
-  command << keys.lease() << keys.delayed() << keys.deadline() << keys.dead() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events() << keys.job(ref.job);
-  command << options.max_attempts << options.max_crashes << options.retry_backoff_ms
-          << options.retry_backoff_max_ms << jitter_permille() << ref.job << ref.unit << failure.attempt.nonce
-          << error_json(failure.error) << (failure.retryable ? 1 : 0) << (failure.crash ? 1 : 0);
+  command << keys.lease() << keys.delayed() << keys.deadline() << keys.dead() << keys.units() << keys.open()
+          << keys.specs() << keys.last() << keys.events() << keys.job(ref.job);
+  command << options.max_attempts << options.max_crashes << options.retry_backoff_ms << options.retry_backoff_max_ms
+          << jitter_permille() << ref.job << ref.unit << failure.attempt.nonce << error_json(failure.error)
+          << (failure.retryable ? 1 : 0) << (failure.crash ? 1 : 0);
   auto reply = co_await impl->call(std::move(command), deadline);
   if (!reply) co_return reply.error();
   co_return Result<void>();
@@ -200,7 +209,8 @@ asio::awaitable<Result<void>> Client::hand_back(std::span<const Attempt> attempt
   if (attempts.empty()) co_return Result<void>();
   const Keys& keys = impl->keys_;
   redis::Command command = fcall("hand_back", 8 + attempts.size());
-  command << keys.lease() << keys.ready() << keys.deadline() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events();
+  command << keys.lease() << keys.ready() << keys.deadline() << keys.units() << keys.open() << keys.specs()
+          << keys.last() << keys.events();
   for (const Attempt& a : attempts) command << keys.job(a.ref.job);
   for (const Attempt& a : attempts) {
     command << a.ref.job << a.ref.unit << a.nonce;
@@ -216,9 +226,11 @@ asio::awaitable<Result<void>> Client::canceled(const Attempt& attempt, Deadline 
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
   impl->last_steps_.erase(attempt.nonce);
-  auto reply = co_await impl->call(fcall("canceled", 8) << keys.lease() << keys.deadline() << keys.units() << keys.open() << keys.specs()
-                                                         << keys.last() << keys.events() << keys.job(attempt.ref.job) << attempt.ref.job << attempt.ref.unit << attempt.nonce,
-                                    deadline);
+  auto reply = co_await impl->call(fcall("canceled", 8)
+                                       << keys.lease() << keys.deadline() << keys.units() << keys.open() << keys.specs()
+                                       << keys.last() << keys.events() << keys.job(attempt.ref.job) << attempt.ref.job
+                                       << attempt.ref.unit << attempt.nonce,
+                                   deadline);
   if (!reply) co_return reply.error();
   co_return Result<void>();
 }

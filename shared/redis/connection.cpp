@@ -40,7 +40,11 @@ struct Waiter {
 class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
  public:
   Impl(asio::any_io_executor executor, ConnectionOptions options)
-      : executor_(executor), options_(std::move(options)), session_(options_, random_fraction), alarm_(executor_), greeting_limit_(executor_) {}
+      : executor_(executor),
+        options_(std::move(options)),
+        session_(options_, random_fraction),
+        alarm_(executor_),
+        greeting_limit_(executor_) {}
 
   void start() {
     if (started_) return;
@@ -92,9 +96,7 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
     Step step = session_.start();
     while (step.what != Step::Do::kEnd) {
       switch (step.what) {
-        case Step::Do::kConnect:
-          step = co_await connect();
-          break;
+        case Step::Do::kConnect: step = co_await connect(); break;
         case Step::Do::kRead: {
           flush();
           const auto [error, size] = co_await transport_->read_some(asio::buffer(*buffer_));
@@ -105,9 +107,7 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
           }
           break;
         }
-        case Step::Do::kClose:
-          step = lost(session_.close_reason().message);
-          break;
+        case Step::Do::kClose: step = lost(session_.close_reason().message); break;
         case Step::Do::kWait: {
           alarm_.expires_after(step.wait);
           error_code ignored;
@@ -115,8 +115,7 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
           step = session_.waited();
           break;
         }
-        case Step::Do::kEnd:
-          break;
+        case Step::Do::kEnd: break;
       }
       deliver();
     }
@@ -139,8 +138,8 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
     greeting_limit_.cancel();
     transport_->close();
     const bool timed_out = error == asio::error::operation_aborted;
-    co_return session_.connect_failed(timed_out ? "no answer within " + std::to_string(options_.connect_timeout.count()) + " ms"
-                                                : error.message());
+    co_return session_.connect_failed(
+        timed_out ? "no answer within " + std::to_string(options_.connect_timeout.count()) + " ms" : error.message());
   }
 
   Step lost(const std::string& why) {
@@ -194,8 +193,7 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
 };
 
 std::shared_ptr<Connection> Connection::create(asio::any_io_executor executor, ConnectionOptions options) {
-  return std::shared_ptr<Connection>(
-      new Connection(std::make_shared<Impl>(std::move(executor), std::move(options))));
+  return std::shared_ptr<Connection>(new Connection(std::make_shared<Impl>(std::move(executor), std::move(options))));
 }
 
 Connection::Connection(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}

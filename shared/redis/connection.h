@@ -23,9 +23,9 @@ namespace asio = boost::asio;
 struct Reply {
   enum class Type { kNil, kString, kInteger, kArray, kError, kStatus };
   Type type = Type::kNil;
-  std::string text;            // kString, kStatus, kError
-  std::int64_t integer = 0;    // kInteger
-  std::vector<Reply> elements; // kArray
+  std::string text;             // kString, kStatus, kError
+  std::int64_t integer = 0;     // kInteger
+  std::vector<Reply> elements;  // kArray
 
   bool is_nil() const { return type == Type::kNil; }
   bool is_array() const { return type == Type::kArray; }

@@ -18,7 +18,8 @@ Result<std::string> percent_decoded(std::string_view text, const char* part) {
     unsigned value = 0;
     const char* first = text.data() + i + 1;
     if (i + 2 >= text.size() || std::from_chars(first, first + 2, value, 16).ptr != first + 2) {
-      return invalid_argument(std::string("[redis] the URL's ") + part + " has a % that two hexadecimal digits do not follow");
+      return invalid_argument(std::string("[redis] the URL's ") + part +
+                              " has a % that two hexadecimal digits do not follow");
     }
     out += static_cast<char>(value);
     i += 2;
@@ -33,8 +34,10 @@ std::string percent_encoded(std::string_view text, std::string_view kept) {
     const auto byte = static_cast<unsigned char>(c);
     const bool plain = (byte >= '0' && byte <= '9') || (byte >= 'A' && byte <= 'Z') || (byte >= 'a' && byte <= 'z') ||
                        kept.find(c) != std::string_view::npos;
-    if (plain) out += c;
-    else out += {'%', kHex[byte >> 4], kHex[byte & 15]};
+    if (plain)
+      out += c;
+    else
+      out += {'%', kHex[byte >> 4], kHex[byte & 15]};
   }
   return out;
 }
@@ -62,14 +65,18 @@ Result<Endpoint> Endpoint::parse(std::string_view url) {
     local = true;
   } else if (scheme != "redis") {
     // What stands before "://" may be anything, a password too.
-    const bool plain = std::all_of(scheme.begin(), scheme.end(), [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); });
-    return invalid_argument("[redis] the URL's scheme is " + (plain ? "'" + excerpt(scheme, 64) + "'" : std::string("none that is known")) +
+    const bool plain = std::all_of(scheme.begin(), scheme.end(),
+                                   [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); });
+    return invalid_argument("[redis] the URL's scheme is " +
+                            (plain ? "'" + excerpt(scheme, 64) + "'" : std::string("none that is known")) +
                             "; it takes redis://, rediss:// or unix://");
   }
   std::string_view rest = url.substr(scheme_end + 3);
   // Else the rest of a password would be taken for a database, and told.
-  if (const auto cut = rest.find_first_of(local ? "?" : "/?"); cut != std::string_view::npos && rest.find('@', cut) != std::string_view::npos) {
-    return invalid_argument("[redis] the URL has an @ behind a / or a ?; in a user or password it takes %2F for / and %3F for ?");
+  if (const auto cut = rest.find_first_of(local ? "?" : "/?");
+      cut != std::string_view::npos && rest.find('@', cut) != std::string_view::npos) {
+    return invalid_argument(
+        "[redis] the URL has an @ behind a / or a ?; in a user or password it takes %2F for / and %3F for ?");
   }
 
   if (const auto question = rest.find('?'); question != std::string_view::npos) {
@@ -104,7 +111,8 @@ Result<Endpoint> Endpoint::parse(std::string_view url) {
     auto path = percent_decoded(rest, "path");
     if (!path) return path.error();
     if (!path->starts_with('/')) {
-      return invalid_argument("[redis] the URL's socket path is '" + excerpt(*path, 128) + "'; it must be absolute: unix:///run/redis.sock");
+      return invalid_argument("[redis] the URL's socket path is '" + excerpt(*path, 128) +
+                              "'; it must be absolute: unix:///run/redis.sock");
     }
     endpoint.unix_path = *path;
     endpoint.port = 0;
@@ -132,10 +140,12 @@ Result<Endpoint> Endpoint::parse(std::string_view url) {
     if (colon != std::string_view::npos) port = rest.substr(colon);
   }
   if (endpoint.host.empty()) return invalid_argument("[redis] the URL has no host; it takes redis://host[:port][/db]");
-  if (endpoint.host.find_first_of(" \t\r\n") != std::string::npos) return invalid_argument("[redis] the URL's host has a space in it");
+  if (endpoint.host.find_first_of(" \t\r\n") != std::string::npos)
+    return invalid_argument("[redis] the URL's host has a space in it");
   if (!port.empty()) {
     auto value = port[0] == ':' ? number(port.substr(1), 1, 65535, "port")
-                                : Result<int>(invalid_argument("[redis] the URL has '" + excerpt(port, 64) + "' after the host; a port starts with :"));
+                                : Result<int>(invalid_argument("[redis] the URL has '" + excerpt(port, 64) +
+                                                               "' after the host; a port starts with :"));
     if (!value) return value.error();
     endpoint.port = *value;
   }
@@ -143,7 +153,9 @@ Result<Endpoint> Endpoint::parse(std::string_view url) {
 }
 
 std::string Endpoint::url() const {
-  const std::string login = user.empty() && password.empty() ? std::string() : percent_encoded(user, "-._~") + ":" + percent_encoded(password, "-._~") + "@";
+  const std::string login = user.empty() && password.empty()
+                                ? std::string()
+                                : percent_encoded(user, "-._~") + ":" + percent_encoded(password, "-._~") + "@";
   Endpoint anybody = *this;
   anybody.unix_path = percent_encoded(unix_path, "/-._~");
   const std::string rest = anybody.display();

@@ -1,4 +1,5 @@
-// Where a Redis is, as a URL says it. A library of its own (ditfleet_redis_endpoint): who only checks a URL needs no connection.
+// Where a Redis is, as a URL says it. A library of its own (ditfleet_redis_endpoint): who only checks a URL needs no
+// connection.
 #pragma once
 
 #include <string>

@@ -56,7 +56,7 @@ std::string last_line(const std::string& path) {
 // What the child does; answers only if it could not become redis-server. Between fork and exec: async-signal-safe
 // calls alone.
 [[noreturn]] void become_redis(const char* conf, int log, int null, int tell, pid_t parent) {
-  ::prctl(PR_SET_PDEATHSIG, SIGTERM);  // not SIGKILL: it writes what it has before it goes
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);     // not SIGKILL: it writes what it has before it goes
   if (::getppid() != parent) ::_exit(1);  // it died in between
   // A group of its own: a Ctrl-C at the terminal must not take Redis before those who use it.
   ::setpgid(0, 0);

@@ -20,8 +20,7 @@ class PrivateServer {
   // Writes `config.dir`/redis.conf, starts redis-server (from PATH) on it and waits until its socket or
   // port accepts. kNotFound: no redis-server; kUnavailable: it ended or was not up within `timeout`, with
   // the last line of its log.
-  static Result<PrivateServer> start(ServerConfig config,
-                                     std::chrono::milliseconds timeout = std::chrono::seconds(15));
+  static Result<PrivateServer> start(ServerConfig config, std::chrono::milliseconds timeout = std::chrono::seconds(15));
   PrivateServer(PrivateServer&& other) noexcept;
   PrivateServer& operator=(PrivateServer&& other) noexcept;
   ~PrivateServer();  // stop()

@@ -77,7 +77,8 @@ const Code* code_of(std::string_view text) {
 }  // namespace
 
 ReplyReader::ReplyReader() : reader_(redisReaderCreateWithFunctions(&kFunctions)) {
-  reader_->maxbuf = 256 * 1024;  // an empty buffer is kept up to this; at the default of 16 KB each larger reply allocates anew
+  reader_->maxbuf =
+      256 * 1024;  // an empty buffer is kept up to this; at the default of 16 KB each larger reply allocates anew
 }
 ReplyReader::~ReplyReader() { redisReaderFree(reader_); }
 

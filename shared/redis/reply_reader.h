@@ -33,7 +33,8 @@ class ReplyReader {
 // kNotFound; BADARG → kInvalidArgument.
 Error error_of_reply(std::string_view text);
 // Whether that is where the error comes from, by one of the words that Redis or a Function of ours begins with: it was
-// answered, and what was asked for was not done. False, too, for a connection that broke: what became of it is not known.
+// answered, and what was asked for was not done. False, too, for a connection that broke: what became of it is not
+// known.
 bool is_refusal(const Error& error);
 
 }  // namespace ditfleet::redis

@@ -43,7 +43,7 @@ std::string redis_server_config(const ServerConfig& config) {
   line("appendfsync", config.appendfsync);
   line("auto-aof-rewrite-percentage", "100");
   line("auto-aof-rewrite-min-size", "1gb");  // a rewrite forks and takes a core: not every few seconds
-  line("maxmemory-policy", "noeviction");      // a queue must refuse work, never forget it
+  line("maxmemory-policy", "noeviction");    // a queue must refuse work, never forget it
   if (!config.maxmemory.empty()) line("maxmemory", config.maxmemory);
 
   // A job is a hash with one long field and a short stream: keep both as packed lists.

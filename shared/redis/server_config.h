@@ -9,9 +9,9 @@
 namespace ditfleet::redis {
 
 struct ServerConfig {
-  std::string dir;          // its own folder: append-only file, log; must exist
-  std::string unix_socket;  // empty: none
-  int port = 0;             // on 127.0.0.1; 0: no TCP
+  std::string dir;                       // its own folder: append-only file, log; must exist
+  std::string unix_socket;               // empty: none
+  int port = 0;                          // on 127.0.0.1; 0: no TCP
   std::string appendfsync = "everysec";  // always | everysec | no
   std::string maxmemory;                 // as in redis.conf ("2gb"); empty: no limit
   std::string password;                  // empty: none

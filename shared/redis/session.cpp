@@ -61,7 +61,8 @@ Step Session::retry_later() {
   delay = std::min<std::chrono::milliseconds>(delay, options_.backoff_max);
   ++failures_;
   // Between half and all of it: many clients of one Redis must not come back in step.
-  const auto jittered = std::chrono::milliseconds(static_cast<long>(static_cast<double>(delay.count()) * (0.5 + 0.5 * jitter_())));
+  const auto jittered =
+      std::chrono::milliseconds(static_cast<long>(static_cast<double>(delay.count()) * (0.5 + 0.5 * jitter_())));
   return {Step::Do::kWait, jittered};
 }
 

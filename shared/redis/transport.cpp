@@ -15,8 +15,8 @@
 namespace ditfleet::redis {
 namespace {
 
-using boost::system::error_code;
 using asio::ip::tcp;
+using boost::system::error_code;
 
 asio::awaitable<error_code> connect_tcp(tcp::socket& socket, const Endpoint& endpoint) {
   error_code error;

@@ -64,16 +64,19 @@ Result<void> write_whole(const std::string& path, std::string_view bytes) {
 
 // `limit`: a larger file is not read at all.
 Result<std::string> read_whole(const std::string& path, std::int64_t limit) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);  // nonblocking: a FIFO must not hold up the thread
+  const int fd = ::open(
+      path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);  // nonblocking: a FIFO must not hold up the thread
   if (fd < 0) {
     const int e = errno;
-    if (e == ENOENT) return Error{Code::kNotFound, "the result file is no longer kept: it has expired or was removed", {}};
+    if (e == ENOENT)
+      return Error{Code::kNotFound, "the result file is no longer kept: it has expired or was removed", {}};
     return unavailable("cannot open the result '" + path + "': " + std::strerror(e));
   }
   struct stat status {};
   if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size > limit) {
     ::close(fd);
-    return Error{Code::kDataCorrupt, "the result file '" + path + "' is larger than its manifest says, or not a file", {}};
+    return Error{
+        Code::kDataCorrupt, "the result file '" + path + "' is larger than its manifest says, or not a file", {}};
   }
   std::string bytes(static_cast<std::size_t>(status.st_size), '\0');
   std::size_t have = 0;
@@ -168,7 +171,8 @@ FileStore::~FileStore() {
 asio::awaitable<Result<Manifest>> FileStore::put(const queue::Attempt& attempt, std::string bytes,
                                                  std::string media_type, Deadline deadline) {
   if (auto named = check_names(attempt); !named) co_return named.error();
-  std::function<Result<Manifest>()> work = [attempt, dir = impl_->dir, bytes = std::move(bytes), media_type]() -> Result<Manifest> {
+  std::function<Result<Manifest>()> work = [attempt, dir = impl_->dir, bytes = std::move(bytes),
+                                            media_type]() -> Result<Manifest> {
     Manifest manifest = describe(attempt, bytes, media_type);
     manifest.backend = "file";
     manifest.key = relative_path("results", attempt, extension_of(media_type));
@@ -209,10 +213,11 @@ asio::awaitable<Result<void>> FileStore::remove(const Manifest& manifest, Deadli
   co_return Result<void>();
 }
 
-asio::awaitable<Result<std::string>> FileStore::put_preview(const queue::Attempt& attempt, int index,
-                                                            std::string bytes, Deadline deadline) {
+asio::awaitable<Result<std::string>> FileStore::put_preview(const queue::Attempt& attempt, int index, std::string bytes,
+                                                            Deadline deadline) {
   if (auto named = check_names(attempt); !named) co_return named.error();
-  std::function<Result<std::string>()> work = [attempt, index, dir = impl_->dir, bytes = std::move(bytes)]() -> Result<std::string> {
+  std::function<Result<std::string>()> work = [attempt, index, dir = impl_->dir,
+                                               bytes = std::move(bytes)]() -> Result<std::string> {
     const std::string key = relative_path("previews", attempt, std::to_string(index));
     if (auto written = write_whole(dir + "/" + key, bytes); !written) return written.error();
     return key;
@@ -222,7 +227,9 @@ asio::awaitable<Result<std::string>> FileStore::put_preview(const queue::Attempt
 
 asio::awaitable<Result<std::string>> FileStore::get_preview(const std::string& key, Deadline deadline) {
   if (!is_own_path(key, "previews")) co_return invalid_argument("'" + key + "' is not a preview's key (previews/…)");
-  std::function<Result<std::string>()> work = [path = impl_->path(key)]() -> Result<std::string> { return read_whole(path, kMaxPreviewBytes); };
+  std::function<Result<std::string>()> work = [path = impl_->path(key)]() -> Result<std::string> {
+    return read_whole(path, kMaxPreviewBytes);
+  };
   co_return co_await impl_->disk.run<std::string>(std::move(work), deadline);
 }
 

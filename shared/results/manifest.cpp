@@ -4,9 +4,7 @@
 namespace ditfleet::results {
 namespace {
 
-Error corrupt(const std::string& what) {
-  return Error{Code::kDataCorrupt, "a result's manifest " + what, {}};
-}
+Error corrupt(const std::string& what) { return Error{Code::kDataCorrupt, "a result's manifest " + what, {}}; }
 
 Result<std::string> text_field(const json::object& object, const char* name) {
   const json::value* value = object.if_contains(name);
@@ -46,8 +44,10 @@ Result<Manifest> Manifest::parse(std::string_view json_text) {
   if (!parsed->is_object()) return corrupt("is not a JSON object");
   const json::object& object = parsed->get_object();
   Manifest manifest;
-  for (auto [name, member] : {std::pair{"backend", &Manifest::backend}, {"key", &Manifest::key},
-                              {"media_type", &Manifest::media_type}, {"sha256", &Manifest::sha256},
+  for (auto [name, member] : {std::pair{"backend", &Manifest::backend},
+                              {"key", &Manifest::key},
+                              {"media_type", &Manifest::media_type},
+                              {"sha256", &Manifest::sha256},
                               {"nonce", &Manifest::nonce}}) {
     auto text = text_field(object, name);
     if (!text) return text.error();

@@ -27,10 +27,10 @@ struct Manifest {
   std::string key;      // Redis key, or path relative to the store's folder
   std::string media_type;
   std::int64_t bytes = 0;
-  std::string sha256;   // of the bytes, hexadecimal
+  std::string sha256;  // of the bytes, hexadecimal
   int width = 0, height = 0;
   std::int64_t seed = 0;
-  std::string nonce;    // of the attempt that made it
+  std::string nonce;  // of the attempt that made it
 
   std::string to_json() const;
   static Result<Manifest> parse(std::string_view json_text);
@@ -48,8 +48,8 @@ class Store {
   // Removes what an attempt that lost has stored. Not an error if absent.
   virtual asio::awaitable<Result<void>> remove(const Manifest& manifest, Deadline deadline) = 0;
   // A preview (small, overwritten never, expires soon); returns the key that an event carries.
-  virtual asio::awaitable<Result<std::string>> put_preview(const queue::Attempt& attempt, int index,
-                                                           std::string bytes, Deadline deadline) = 0;
+  virtual asio::awaitable<Result<std::string>> put_preview(const queue::Attempt& attempt, int index, std::string bytes,
+                                                           Deadline deadline) = 0;
   virtual asio::awaitable<Result<std::string>> get_preview(const std::string& key, Deadline deadline) = 0;
 };
 

@@ -92,14 +92,13 @@ class HeaderHandler {
       return true;
     }
     if (in_metadata_) {
-      if (header.metadata.contains(key_))
-        return stop(ec, "__metadata__ has the key " + quoted(key_) + " twice");
+      if (header.metadata.contains(key_)) return stop(ec, "__metadata__ has the key " + quoted(key_) + " twice");
       return true;
     }
     const bool known = key_ == "dtype" || key_ == "shape" || key_ == "data_offsets";
     if (!known) {
-      return stop(ec, where() + " has the field " + quoted(key_) +
-                          "; dtype, shape and data_offsets are all it may have");
+      return stop(ec,
+                  where() + " has the field " + quoted(key_) + "; dtype, shape and data_offsets are all it may have");
     }
     const bool twice = (key_ == "dtype" && entry_.dtype) || (key_ == "shape" && entry_.shape) ||
                        (key_ == "data_offsets" && entry_.offsets);
@@ -140,9 +139,7 @@ class HeaderHandler {
   bool on_double(double, std::string_view, error_code& ec) {
     return stop(ec, where() + " has a number that is not a whole one, or is too large");
   }
-  bool on_bool(bool, error_code& ec) {
-    return stop(ec, where() + " holds true or false where it does not belong");
-  }
+  bool on_bool(bool, error_code& ec) { return stop(ec, where() + " holds true or false where it does not belong"); }
   bool on_null(error_code& ec) { return stop(ec, where() + " holds null where a value belongs"); }
   bool on_comment_part(std::string_view, error_code&) { return true; }
   bool on_comment(std::string_view, error_code&) { return true; }
@@ -166,23 +163,20 @@ class HeaderHandler {
 
   bool finish_tensor(error_code& ec) {
     if (!entry_.dtype || !entry_.shape || !entry_.offsets) {
-      return stop(ec, where() + " lacks " +
-                          (!entry_.dtype   ? "dtype"
-                           : !entry_.shape ? "shape"
-                                           : "data_offsets"));
+      return stop(ec, where() + " lacks " + (!entry_.dtype ? "dtype" : !entry_.shape ? "shape" : "data_offsets"));
     }
     const std::vector<std::int64_t>& offsets = *entry_.offsets;
     if (offsets.size() != 2 || offsets[0] > offsets[1]) {
-      return stop(ec, where() + " has data_offsets " + shape_text(offsets) +
-                          "; they must be [begin, end] with begin ≤ end");
+      return stop(
+          ec, where() + " has data_offsets " + shape_text(offsets) + "; they must be [begin, end] with begin ≤ end");
     }
     const Result<std::uint64_t> size = tensor_bytes(*entry_.dtype, *entry_.shape);
     if (!size) return stop(ec, where() + ": " + size.error().message);
     const auto length = static_cast<std::uint64_t>(offsets[1] - offsets[0]);
     if (length != *size) {
-      return stop(ec, where() + " is " + std::string(dtype_name(*entry_.dtype)) + " " +
-                          shape_text(*entry_.shape) + ", which takes " + std::to_string(*size) +
-                          " bytes, but its range has " + std::to_string(length));
+      return stop(ec, where() + " is " + std::string(dtype_name(*entry_.dtype)) + " " + shape_text(*entry_.shape) +
+                          ", which takes " + std::to_string(*size) + " bytes, but its range has " +
+                          std::to_string(length));
     }
     header.tensors.push_back(TensorEntry{name_, *entry_.dtype, std::move(*entry_.shape),
                                          static_cast<std::uint64_t>(offsets[0]),
@@ -209,9 +203,9 @@ std::optional<std::string> range_problem(const std::vector<TensorEntry>& tensors
   std::uint64_t at = 0;
   for (const TensorEntry* tensor : order) {
     if (tensor->begin != at) {
-      return "tensor " + quoted(tensor->name) + " begins at byte " + std::to_string(tensor->begin) +
-             " of the data, " + (tensor->begin < at ? "inside the tensor before it" : "leaving a hole") +
-             "; it must begin at " + std::to_string(at);
+      return "tensor " + quoted(tensor->name) + " begins at byte " + std::to_string(tensor->begin) + " of the data, " +
+             (tensor->begin < at ? "inside the tensor before it" : "leaving a hole") + "; it must begin at " +
+             std::to_string(at);
     }
     if (tensor->end > data_bytes) {
       return "tensor " + quoted(tensor->name) + " ends at byte " + std::to_string(tensor->end) +
@@ -247,13 +241,11 @@ Result<std::uint64_t> tensor_bytes(DType dtype, const std::vector<std::int64_t>&
   if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return std::uint64_t{0};
   for (const std::int64_t extent : shape) {
     const auto size = static_cast<std::uint64_t>(extent);
-    if (bits > kMost / size)
-      return invalid_argument("the shape " + shape_text(shape) + " is larger than any file");
+    if (bits > kMost / size) return invalid_argument("the shape " + shape_text(shape) + " is larger than any file");
     bits *= size;
   }
   if (bits % 8 != 0)
-    return invalid_argument("the shape " + shape_text(shape) +
-                            " of packed elements does not fill whole bytes");
+    return invalid_argument("the shape " + shape_text(shape) + " of packed elements does not fill whole bytes");
   return bits / 8;
 }
 
@@ -277,13 +269,15 @@ Result<SafetensorsHeader> parse_safetensors_header(std::string_view file, std::s
   return parse_safetensors_header(file, file.size(), file_name);
 }
 
-Result<SafetensorsHeader> parse_safetensors_header(std::string_view begin, std::uint64_t file_bytes, std::string_view file_name) {
+Result<SafetensorsHeader> parse_safetensors_header(std::string_view begin, std::uint64_t file_bytes,
+                                                   std::string_view file_name) {
   const Result<std::uint64_t> data_begin = safetensors_header_end(begin, file_name);
   if (!data_begin) return data_begin.error();
   const std::uint64_t length = *data_begin - kLengthBytes;
   if (*data_begin > file_bytes || *data_begin > begin.size()) {
     return corrupt(file_name, "it says its header has " + std::to_string(length) + " bytes, but only " +
-                                  std::to_string(std::min<std::uint64_t>(file_bytes, begin.size()) - kLengthBytes) + " follow (is it truncated?)");
+                                  std::to_string(std::min<std::uint64_t>(file_bytes, begin.size()) - kLengthBytes) +
+                                  " follow (is it truncated?)");
   }
   const std::string_view text = begin.substr(kLengthBytes, length);
   if (text.empty() || text.front() != '{') return corrupt(file_name, "its header does not begin with '{'");
@@ -296,16 +290,13 @@ Result<SafetensorsHeader> parse_safetensors_header(std::string_view begin, std::
   const std::size_t read = parser.write_some(false, text.data(), text.size(), ec);
   HeaderHandler& handler = parser.handler();
   if (!handler.failure.empty()) return corrupt(file_name, handler.failure);
-  if (ec)
-    return corrupt(file_name,
-                   "its header is not JSON near byte " + std::to_string(read) + ": " + ec.message());
+  if (ec) return corrupt(file_name, "its header is not JSON near byte " + std::to_string(read) + ": " + ec.message());
   if (text.find_first_not_of(" \t\r\n", read) != std::string_view::npos) {
     return corrupt(file_name, "its header goes on after the JSON object");
   }
 
   SafetensorsHeader header = std::move(handler.header);
-  if (auto problem = range_problem(header.tensors, file_bytes - *data_begin))
-    return corrupt(file_name, *problem);
+  if (auto problem = range_problem(header.tensors, file_bytes - *data_begin)) return corrupt(file_name, *problem);
   for (TensorEntry& tensor : header.tensors) {
     tensor.begin += *data_begin;
     tensor.end += *data_begin;

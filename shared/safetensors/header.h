@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
-#include "shared/safetensors/dtype.h"
 #include "shared/core/result.h"
+#include "shared/safetensors/dtype.h"
 
 namespace ditfleet::safetensors {
 
@@ -39,9 +39,10 @@ struct SafetensorsHeader {
 // last byte with neither holes nor overlaps. Thread safe.
 Result<SafetensorsHeader> parse_safetensors_header(std::string_view file, std::string_view file_name);
 
-// The same where only the beginning of a file of `file_bytes` bytes is at hand: `begin` reaches to the end of the header
-// at least (safetensors_header_end), if the file does.
-Result<SafetensorsHeader> parse_safetensors_header(std::string_view begin, std::uint64_t file_bytes, std::string_view file_name);
+// The same where only the beginning of a file of `file_bytes` bytes is at hand: `begin` reaches to the end of the
+// header at least (safetensors_header_end), if the file does.
+Result<SafetensorsHeader> parse_safetensors_header(std::string_view begin, std::uint64_t file_bytes,
+                                                   std::string_view file_name);
 
 // Where the header ends and the data begin, from the first 8 bytes of a file. kDataCorrupt: a length above
 // kMaxSafetensorsHeaderBytes, or fewer bytes.

@@ -31,12 +31,12 @@ class JsonFormatter final : public spdlog::formatter {
 
   void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& out) override {
     const auto level = spdlog::level::to_string_view(message.level);
-    const std::string line = json::serialize(json::object{
-        {"time", utc(message.time)},
-        {"level", std::string(level.data(), level.size())},
-        {"program", program_},
-        {"pid", static_cast<std::int64_t>(::getpid())},
-        {"message", std::string(message.payload.data(), message.payload.size())}});
+    const std::string line =
+        json::serialize(json::object{{"time", utc(message.time)},
+                                     {"level", std::string(level.data(), level.size())},
+                                     {"program", program_},
+                                     {"pid", static_cast<std::int64_t>(::getpid())},
+                                     {"message", std::string(message.payload.data(), message.payload.size())}});
     out.append(line.data(), line.data() + line.size());
     out.push_back('\n');
   }
@@ -54,7 +54,8 @@ class OneLine final : public spdlog::custom_flag_formatter {
     for (std::size_t i = 0; i < text.size(); ++i) {
       const auto c = static_cast<unsigned char>(text[i]);
       // U+0080 to U+009F are controls as well: C2 80 to C2 9F in UTF-8.
-      const bool c1 = c == 0xC2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) >= 0x80 && static_cast<unsigned char>(text[i + 1]) < 0xA0;
+      const bool c1 = c == 0xC2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) >= 0x80 &&
+                      static_cast<unsigned char>(text[i + 1]) < 0xA0;
       if (c == '\n') {
         append("\\n", out);
       } else if ((c < 0x20 && c != '\t') || c == 0x7F) {
@@ -69,7 +70,9 @@ class OneLine final : public spdlog::custom_flag_formatter {
   std::unique_ptr<custom_flag_formatter> clone() const override { return std::make_unique<OneLine>(); }
 
  private:
-  static void append(std::string_view text, spdlog::memory_buf_t& out) { out.append(text.data(), text.data() + text.size()); }
+  static void append(std::string_view text, spdlog::memory_buf_t& out) {
+    out.append(text.data(), text.data() + text.size());
+  }
 };
 
 }  // namespace
@@ -77,7 +80,8 @@ class OneLine final : public spdlog::custom_flag_formatter {
 Result<void> configure_log(const std::string& program, const std::string& level, const std::string& format) {
   const auto parsed = spdlog::level::from_str(level);
   if (parsed == spdlog::level::off && level != "off") {
-    return invalid_argument("log.level is '" + level + "'; it takes trace, debug, info, warn, error or off", "log.level");
+    return invalid_argument("log.level is '" + level + "'; it takes trace, debug, info, warn, error or off",
+                            "log.level");
   }
   auto logger = std::make_shared<spdlog::logger>(program, std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
   if (format == "json") {

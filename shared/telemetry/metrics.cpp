@@ -35,7 +35,8 @@ bool is_valid_traceparent(std::string_view t) {
   const auto version = t.substr(0, 2), trace = t.substr(3, 32), span = t.substr(36, 16), flags = t.substr(53, 2);
   if (!is_lower_hex(version) || !is_lower_hex(trace) || !is_lower_hex(span) || !is_lower_hex(flags)) return false;
   if (version == "ff" || (version == "00" && t.size() != 55) || (t.size() > 55 && t[55] != '-')) return false;
-  return trace.find_first_not_of('0') != std::string_view::npos && span.find_first_not_of('0') != std::string_view::npos;
+  return trace.find_first_not_of('0') != std::string_view::npos &&
+         span.find_first_not_of('0') != std::string_view::npos;
 }
 
 std::string child_traceparent(std::string_view incoming) {

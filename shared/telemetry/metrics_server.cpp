@@ -14,8 +14,8 @@ namespace ditfleet::telemetry {
 
 namespace {
 
-// A connection takes a thread, also one that asks nothing (a browser opens some in advance): with one thread it would keep
-// scrapes out for as long as it may stay. A scrape asks at once.
+// A connection takes a thread, also one that asks nothing (a browser opens some in advance): with one thread it would
+// keep scrapes out for as long as it may stay. A scrape asks at once.
 std::vector<std::string> exposer_options(const std::string& listen) {
   return {"listening_ports", listen, "num_threads", "8", "request_timeout_ms", "2000"};
 }

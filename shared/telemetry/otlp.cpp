@@ -28,7 +28,8 @@ constexpr milliseconds kFlushAtEnd{2000}, kFirstPause{500}, kLongestPause{8000},
 constexpr std::size_t kMaxAnswerBytes = 64 * 1024;
 
 void count(const char* result, std::size_t spans) {
-  static auto& total = counters("ditfleet_spans_total", "Spans exported to the OTLP receiver, and dropped ones by reason");
+  static auto& total =
+      counters("ditfleet_spans_total", "Spans exported to the OTLP receiver, and dropped ones by reason");
   total.Add({{"result", result}}).Increment(static_cast<double>(spans));
 }
 
@@ -53,7 +54,8 @@ std::string percent_decoded(std::string_view text) {
   std::string out;
   for (std::size_t i = 0; i < text.size(); ++i) {
     unsigned value = 0;
-    if (text[i] == '%' && i + 2 < text.size() && std::from_chars(text.data() + i + 1, text.data() + i + 3, value, 16).ptr == text.data() + i + 3) {
+    if (text[i] == '%' && i + 2 < text.size() &&
+        std::from_chars(text.data() + i + 1, text.data() + i + 3, value, 16).ptr == text.data() + i + 3) {
       out += static_cast<char>(value);
       i += 2;
     } else {
@@ -93,7 +95,9 @@ OtlpOptions otlp_options(const std::string& endpoint, const std::string& program
   OtlpOptions options;
   if (variable("OTEL_SDK_DISABLED") == "true" || variable("OTEL_TRACES_EXPORTER") == "none") return options;
   const std::string whole = variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
-  options.url = endpoint.empty() && !whole.empty() ? whole : endpoint.empty() ? variable("OTEL_EXPORTER_OTLP_ENDPOINT") : endpoint;
+  options.url = endpoint.empty() && !whole.empty() ? whole
+                : endpoint.empty()                 ? variable("OTEL_EXPORTER_OTLP_ENDPOINT")
+                                                   : endpoint;
   if (options.url.empty()) return options;
   if (!endpoint.empty() || whole.empty()) {
     while (options.url.ends_with('/')) options.url.pop_back();
@@ -102,18 +106,18 @@ OtlpOptions otlp_options(const std::string& endpoint, const std::string& program
   options.headers = pairs(otlp_variable("HEADERS"));
   const std::string timeout = otlp_variable("TIMEOUT");
   int ms = 0;
-  if (std::from_chars(timeout.data(), timeout.data() + timeout.size(), ms).ec == std::errc() && ms > 0) options.timeout = milliseconds(ms);
+  if (std::from_chars(timeout.data(), timeout.data() + timeout.size(), ms).ec == std::errc() && ms > 0)
+    options.timeout = milliseconds(ms);
   char host[256] = {};
   if (::gethostname(host, sizeof host - 1) != 0) host[0] = 0;
   options.scope_version = version;
-  options.resource = {{"service.name", program},
-                      {"service.namespace", "ditfleet"},
-                      {"service.version", version},
-                      {"service.instance.id", std::string(host) + ":" + std::to_string(::getpid())},
-                      {"host.name", std::string(host)},
-                      {"process.pid", static_cast<std::int64_t>(::getpid())}};
+  options.resource = {
+      {"service.name", program},        {"service.namespace", "ditfleet"},
+      {"service.version", version},     {"service.instance.id", std::string(host) + ":" + std::to_string(::getpid())},
+      {"host.name", std::string(host)}, {"process.pid", static_cast<std::int64_t>(::getpid())}};
   for (auto& [key, value] : pairs(variable("OTEL_RESOURCE_ATTRIBUTES"))) put(options.resource, key, value);
-  if (const std::string name = variable("OTEL_SERVICE_NAME"); !name.empty()) put(options.resource, "service.name", name);
+  if (const std::string name = variable("OTEL_SERVICE_NAME"); !name.empty())
+    put(options.resource, "service.name", name);
   return options;
 }
 
@@ -164,15 +168,18 @@ class OtlpExporter::Impl {
     curl_slist* headers = nullptr;
     headers = curl_slist_append(headers, "Content-Type: application/json");
     headers = curl_slist_append(headers, "Expect:");
-    for (const auto& [name, value] : options_.headers) headers = curl_slist_append(headers, (name + ": " + value).c_str());
+    for (const auto& [name, value] : options_.headers)
+      headers = curl_slist_append(headers, (name + ": " + value).c_str());
     std::unique_lock lock(mutex_);
     for (;;) {
       changed_.wait(lock, [this] { return ending_ || !waiting_.empty(); });
       if (!waiting_.empty() && waiting_.size() < options_.batch_spans)
-        changed_.wait_until(lock, oldest_ + options_.delay, [this] { return ending_ || flushing_ || waiting_.size() >= options_.batch_spans; });
+        changed_.wait_until(lock, oldest_ + options_.delay,
+                            [this] { return ending_ || flushing_ || waiting_.size() >= options_.batch_spans; });
       if (const auto dropped = dropped_.exchange(0)) {
         count("queue_full", dropped);
-        complain("the queue of " + std::to_string(options_.queue_spans) + " spans is full; " + std::to_string(dropped) + " were dropped");
+        complain("the queue of " + std::to_string(options_.queue_spans) + " spans is full; " + std::to_string(dropped) +
+                 " were dropped");
       }
       if (waiting_.empty()) {
         if (ending_) break;
@@ -185,8 +192,10 @@ class OtlpExporter::Impl {
       }
       oldest_ = Clock::now();
       busy_ = true;
-      if (ending_ && Clock::now() >= end_by_) count("unreachable", batch.size());
-      else deliver(lock, batch, headers);
+      if (ending_ && Clock::now() >= end_by_)
+        count("unreachable", batch.size());
+      else
+        deliver(lock, batch, headers);
       busy_ = false;
       changed_.notify_all();
     }
@@ -209,21 +218,23 @@ class OtlpExporter::Impl {
         count("exported", batch.size() - rejected);
         if (rejected > 0) {
           count("refused", rejected);
-          complain("the receiver refused " + std::to_string(rejected) + " of " + std::to_string(batch.size()) + " spans");
+          complain("the receiver refused " + std::to_string(rejected) + " of " + std::to_string(batch.size()) +
+                   " spans");
         }
         return;
       }
       const bool reached = code == CURLE_OK;
       if (reached && !worth_another_try(status)) {
         count("refused", batch.size());
-        complain("the receiver answers " + std::to_string(status) + "; " + std::to_string(batch.size()) + " spans were dropped");
+        complain("the receiver answers " + std::to_string(status) + "; " + std::to_string(batch.size()) +
+                 " spans were dropped");
         return;
       }
       const bool late = ending_ && Clock::now() + pause >= end_by_;
       if (attempt >= options_.attempts || late) {
         count("unreachable", batch.size());
-        complain((reached ? "the receiver answers " + std::to_string(status) : std::string(curl_easy_strerror(code))) + "; " +
-                 std::to_string(batch.size()) + " spans were dropped");
+        complain((reached ? "the receiver answers " + std::to_string(status) : std::string(curl_easy_strerror(code))) +
+                 "; " + std::to_string(batch.size()) + " spans were dropped");
         return;
       }
       changed_.wait_for(lock, pause, [this, was = ending_] { return ending_ && !was; });
@@ -241,20 +252,23 @@ class OtlpExporter::Impl {
     curl_easy_setopt(curl_, CURLOPT_POSTFIELDS, body.data());
     curl_easy_setopt(curl_, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(body.size()));
     curl_easy_setopt(curl_, CURLOPT_TIMEOUT_MS, static_cast<long>(options_.timeout.count()));
-    curl_easy_setopt(curl_, CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(std::min(options_.timeout, milliseconds(3000)).count()));
+    curl_easy_setopt(curl_, CURLOPT_CONNECTTIMEOUT_MS,
+                     static_cast<long>(std::min(options_.timeout, milliseconds(3000)).count()));
     curl_easy_setopt(curl_, CURLOPT_WRITEDATA, &answer);
-    curl_easy_setopt(curl_, CURLOPT_WRITEFUNCTION, +[](char* bytes, std::size_t, std::size_t count, void* into) -> std::size_t {
-      auto& text = *static_cast<std::string*>(into);
-      if (text.size() + count <= kMaxAnswerBytes) text.append(bytes, count);
-      return count;
-    });
+    curl_easy_setopt(
+        curl_, CURLOPT_WRITEFUNCTION, +[](char* bytes, std::size_t, std::size_t count, void* into) -> std::size_t {
+          auto& text = *static_cast<std::string*>(into);
+          if (text.size() + count <= kMaxAnswerBytes) text.append(bytes, count);
+          return count;
+        });
     curl_easy_setopt(curl_, CURLOPT_NOPROGRESS, 0L);
     curl_easy_setopt(curl_, CURLOPT_XFERINFODATA, this);
-    curl_easy_setopt(curl_, CURLOPT_XFERINFOFUNCTION, +[](void* self, curl_off_t, curl_off_t, curl_off_t, curl_off_t) -> int {
-      auto& impl = *static_cast<Impl*>(self);
-      const std::lock_guard lock(impl.mutex_);
-      return impl.ending_ && Clock::now() >= impl.end_by_ ? 1 : 0;
-    });
+    curl_easy_setopt(
+        curl_, CURLOPT_XFERINFOFUNCTION, +[](void* self, curl_off_t, curl_off_t, curl_off_t, curl_off_t) -> int {
+          auto& impl = *static_cast<Impl*>(self);
+          const std::lock_guard lock(impl.mutex_);
+          return impl.ending_ && Clock::now() >= impl.end_by_ ? 1 : 0;
+        });
     const CURLcode code = curl_easy_perform(curl_);
     if (code == CURLE_OK) curl_easy_getinfo(curl_, CURLINFO_RESPONSE_CODE, &status);
     return code;
@@ -286,15 +300,18 @@ void OtlpExporter::flush() { impl_->flush(); }
 
 Result<std::unique_ptr<OtlpExporter>> OtlpExporter::start(OtlpOptions options) {
   if (const auto problem = http_url_problem(options.url)) {
-    const std::string shown = options.url.find('@') == std::string::npos ? " is '" + excerpt(options.url, 128) + "', which " : " ";
-    return invalid_argument("the OTLP endpoint" + shown + *problem + "; it must be a URL such as http://127.0.0.1:4318", "telemetry.otlp_endpoint");
+    const std::string shown =
+        options.url.find('@') == std::string::npos ? " is '" + excerpt(options.url, 128) + "', which " : " ";
+    return invalid_argument("the OTLP endpoint" + shown + *problem + "; it must be a URL such as http://127.0.0.1:4318",
+                            "telemetry.otlp_endpoint");
   }
   static const CURLcode ready = curl_global_init(CURL_GLOBAL_DEFAULT);
   if (ready != CURLE_OK) return internal_error("libcurl cannot begin: " + std::string(curl_easy_strerror(ready)));
   return std::unique_ptr<OtlpExporter>(new OtlpExporter(std::make_unique<Impl>(std::move(options))));
 }
 
-Result<std::unique_ptr<OtlpExporter>> start_tracing(const std::string& endpoint, const std::string& program, const std::string& version) {
+Result<std::unique_ptr<OtlpExporter>> start_tracing(const std::string& endpoint, const std::string& program,
+                                                    const std::string& version) {
   OtlpOptions options = otlp_options(endpoint, program, version);
   if (options.url.empty()) return std::unique_ptr<OtlpExporter>();
   const std::string url = options.url;

@@ -16,23 +16,23 @@ namespace ditfleet::telemetry {
 struct OtlpOptions {
   std::string url;  // of the traces signal: http://127.0.0.1:4318/v1/traces
   std::vector<std::pair<std::string, std::string>> headers;
-  Attributes resource;                      // service.name and the like
+  Attributes resource;  // service.name and the like
   std::string scope_version;
-  std::size_t queue_spans = 4096;           // waiting; more are dropped
-  std::size_t batch_spans = 512;            // of one request at most
-  std::chrono::milliseconds delay{1000};    // a span waits no longer for others
+  std::size_t queue_spans = 4096;             // waiting; more are dropped
+  std::size_t batch_spans = 512;              // of one request at most
+  std::chrono::milliseconds delay{1000};      // a span waits no longer for others
   std::chrono::milliseconds timeout{10'000};  // of one request
-  int attempts = 5;                         // of one batch, with growing pauses; then it is dropped
+  int attempts = 5;                           // of one batch, with growing pauses; then it is dropped
 };
 
-// The receiver that is configured: `endpoint` (telemetry.otlp_endpoint), else OTEL_EXPORTER_OTLP_TRACES_ENDPOINT (used as it
-// is), else OTEL_EXPORTER_OTLP_ENDPOINT; a base URL gets /v1/traces. OTEL_EXPORTER_OTLP_[TRACES_]HEADERS and _TIMEOUT,
-// OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES are heeded. An empty url: none is configured, OTEL_SDK_DISABLED is true or
-// OTEL_TRACES_EXPORTER is none.
+// The receiver that is configured: `endpoint` (telemetry.otlp_endpoint), else OTEL_EXPORTER_OTLP_TRACES_ENDPOINT (used
+// as it is), else OTEL_EXPORTER_OTLP_ENDPOINT; a base URL gets /v1/traces. OTEL_EXPORTER_OTLP_[TRACES_]HEADERS and
+// _TIMEOUT, OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES are heeded. An empty url: none is configured,
+// OTEL_SDK_DISABLED is true or OTEL_TRACES_EXPORTER is none.
 OtlpOptions otlp_options(const std::string& endpoint, const std::string& program, const std::string& version);
 
-// Takes spans, is the process's sink while it lives, and sends batches from a thread of its own. Nobody waits for it: what
-// the queue cannot hold and what the receiver does not take is dropped and counted
+// Takes spans, is the process's sink while it lives, and sends batches from a thread of its own. Nobody waits for it:
+// what the queue cannot hold and what the receiver does not take is dropped and counted
 // (ditfleet_spans_total{result="exported"|"queue_full"|"refused"|"unreachable"}).
 class OtlpExporter final : public SpanSink {
  public:
@@ -52,6 +52,7 @@ class OtlpExporter final : public SpanSink {
 };
 
 // otlp_options and, where a receiver is configured, an exporter, which is logged; null otherwise.
-Result<std::unique_ptr<OtlpExporter>> start_tracing(const std::string& endpoint, const std::string& program, const std::string& version);
+Result<std::unique_ptr<OtlpExporter>> start_tracing(const std::string& endpoint, const std::string& program,
+                                                    const std::string& version);
 
 }  // namespace ditfleet::telemetry

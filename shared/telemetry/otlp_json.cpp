@@ -13,7 +13,9 @@ namespace {
 constexpr int kStatusError = 2;
 
 std::string text_of(std::string text) {
-  if (!is_valid_utf8(text)) std::replace_if(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) >= 0x80; }, '?');
+  if (!is_valid_utf8(text))
+    std::replace_if(
+        text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) >= 0x80; }, '?');
   return text;
 }
 
@@ -26,7 +28,8 @@ json::object value_of(const AttributeValue& value) {
 
 json::array attributes_of(const Attributes& attributes) {
   json::array out;
-  for (const auto& [key, value] : attributes) out.push_back(json::object{{"key", text_of(key)}, {"value", value_of(value)}});
+  for (const auto& [key, value] : attributes)
+    out.push_back(json::object{{"key", text_of(key)}, {"value", value_of(value)}});
   return out;
 }
 
@@ -52,8 +55,10 @@ json::object span_of(const Span& span) {
 std::string otlp_json(std::span<const Span> spans, const Attributes& resource, const std::string& scope_version) {
   json::array list;
   for (const Span& span : spans) list.push_back(span_of(span));
-  const json::object scope_spans{{"scope", json::object{{"name", "ditfleet"}, {"version", scope_version}}}, {"spans", std::move(list)}};
-  const json::object resource_spans{{"resource", json::object{{"attributes", attributes_of(resource)}}}, {"scopeSpans", json::array{scope_spans}}};
+  const json::object scope_spans{{"scope", json::object{{"name", "ditfleet"}, {"version", scope_version}}},
+                                 {"spans", std::move(list)}};
+  const json::object resource_spans{{"resource", json::object{{"attributes", attributes_of(resource)}}},
+                                    {"scopeSpans", json::array{scope_spans}}};
   return json::serialize(json::object{{"resourceSpans", json::array{resource_spans}}});
 }
 

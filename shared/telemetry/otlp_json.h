@@ -10,8 +10,8 @@
 
 namespace ditfleet::telemetry {
 
-// An ExportTraceServiceRequest (opentelemetry-proto, "OTLP/HTTP JSON": ids in hexadecimal, 64-bit integers as strings). Text
-// that is not valid UTF-8 has its bytes above 127 replaced by '?'.
+// An ExportTraceServiceRequest (opentelemetry-proto, "OTLP/HTTP JSON": ids in hexadecimal, 64-bit integers as strings).
+// Text that is not valid UTF-8 has its bytes above 127 replaced by '?'.
 std::string otlp_json(std::span<const Span> spans, const Attributes& resource, const std::string& scope_version);
 
 // partialSuccess.rejectedSpans of an answer; 0 where it says nothing of that.

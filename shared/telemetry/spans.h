@@ -1,5 +1,6 @@
 // Spans: what a process did when, as part of a trace (W3C Trace Context, OpenTelemetry's data model). Without a sink
-// (otlp.h) nothing is recorded and nothing costs more than a look at a flag. Thread safe, but for the objects themselves.
+// (otlp.h) nothing is recorded and nothing costs more than a look at a flag. Thread safe, but for the objects
+// themselves.
 #pragma once
 
 #include <chrono>
@@ -66,7 +67,8 @@ class ContextScope {
   SpanContext before_;
 };
 
-// A span from its making to end(), or to its destruction. For what changes threads, as coroutines do; one thread at a time.
+// A span from its making to end(), or to its destruction. For what changes threads, as coroutines do; one thread at a
+// time.
 class SpanTimer {
  public:
   SpanTimer() = default;  // records nothing

@@ -22,7 +22,8 @@ namespace ditfleet::bench {
 using Clock = std::chrono::steady_clock;
 using c10::ScalarType;
 
-std::map<std::string, std::string> flags{{"--mode", "default"}, {"--cache", ""}, {"--layers", "19,38"}, {"--revision", "unknown"}, {"--machine", "unknown"}};
+std::map<std::string, std::string> flags{
+    {"--mode", "default"}, {"--cache", ""}, {"--layers", "19,38"}, {"--revision", "unknown"}, {"--machine", "unknown"}};
 std::string scenario;
 c10::Device gpu(c10::DeviceType::CPU);
 
@@ -30,8 +31,8 @@ void row(const std::string& metric, double value, const char* unit, const std::s
   char now[32];
   const std::time_t t = std::time(nullptr);
   std::strftime(now, sizeof now, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&t));
-  std::printf("%s,%s,%s,torch 2.11.0,ditfleet %s,%s,%s,%.6g,%s\n", now, flags["--revision"].c_str(), flags["--machine"].c_str(), flags["--mode"].c_str(),
-              in.c_str(), metric.c_str(), value, unit);
+  std::printf("%s,%s,%s,torch 2.11.0,ditfleet %s,%s,%s,%.6g,%s\n", now, flags["--revision"].c_str(),
+              flags["--machine"].c_str(), flags["--mode"].c_str(), in.c_str(), metric.c_str(), value, unit);
   std::fflush(stdout);
 }
 
@@ -55,7 +56,8 @@ pipeline::FluxConfig config() {
 pipeline::FluxSlots random_slots(const pipeline::FluxConfig& c, std::int64_t adapter_rank) {
   const auto options = at::TensorOptions(ScalarType::BFloat16).device(gpu);
   const auto linear = [&](std::int64_t in, std::int64_t out, pipeline::Room room = {}) {
-    pipeline::LinearSlot slot{at::empty({out, in}, options).normal_(0, 0.02), at::empty({out}, options).normal_(0, 0.02)};
+    pipeline::LinearSlot slot{at::empty({out, in}, options).normal_(0, 0.02),
+                              at::empty({out}, options).normal_(0, 0.02)};
     if (room.columns == 0) return slot;
     pipeline::LinearSlot wide = pipeline::slot_with_room(out, in, room, options);
     wide.weight.copy_(slot.weight);
@@ -66,15 +68,27 @@ pipeline::FluxSlots random_slots(const pipeline::FluxConfig& c, std::int64_t ada
   const std::int64_t d = c.width();
   const auto embedder = [&](std::int64_t in) { return pipeline::EmbedderSlots{linear(in, d), linear(d, d)}; };
   const auto stream = [&] {
-    return pipeline::StreamSlots{linear(d, 6 * d), linear(d, 3 * d, three), at::ones({c.head_dim}, options), at::ones({c.head_dim}, options),
-                                 linear(d, d, one), linear(d, 4 * d, one), linear(4 * d, d, one)};
+    return pipeline::StreamSlots{linear(d, 6 * d),
+                                 linear(d, 3 * d, three),
+                                 at::ones({c.head_dim}, options),
+                                 at::ones({c.head_dim}, options),
+                                 linear(d, d, one),
+                                 linear(d, 4 * d, one),
+                                 linear(4 * d, d, one)};
   };
-  pipeline::FluxSlots s{.image_in = linear(c.in_channels, d), .text_in = linear(c.joint_attention_dim, d), .time = embedder(256), .guidance = embedder(256),
-                        .pooled = embedder(c.pooled_projection_dim), .double_blocks = {}, .single_blocks = {}, .final_modulation = linear(d, 2 * d),
+  pipeline::FluxSlots s{.image_in = linear(c.in_channels, d),
+                        .text_in = linear(c.joint_attention_dim, d),
+                        .time = embedder(256),
+                        .guidance = embedder(256),
+                        .pooled = embedder(c.pooled_projection_dim),
+                        .double_blocks = {},
+                        .single_blocks = {},
+                        .final_modulation = linear(d, 2 * d),
                         .image_out = linear(d, c.token_out)};
   for (std::int64_t i = 0; i < c.num_layers; ++i) s.double_blocks.push_back({stream(), stream()});
   for (std::int64_t i = 0; i < c.num_single_layers; ++i)
-    s.single_blocks.push_back({linear(d, 3 * d), linear(d, 3 * d, three), at::ones({c.head_dim}, options), at::ones({c.head_dim}, options), linear(d, 4 * d, before), linear(5 * d, d, one)});
+    s.single_blocks.push_back({linear(d, 3 * d), linear(d, 3 * d, three), at::ones({c.head_dim}, options),
+                               at::ones({c.head_dim}, options), linear(d, 4 * d, before), linear(5 * d, d, one)});
   return s;
 }
 
@@ -134,7 +148,10 @@ void run(int argc, char** argv, const std::map<std::string, void (*)()>& scenari
   if (!scenarios.contains(scenario)) {
     std::string known;
     for (const auto& [name, unused] : scenarios) known += (known.empty() ? "" : "|") + name;
-    std::fprintf(stderr, "usage: %s %s [--mode MODE] [--cache DIR] [--layers DOUBLE,SINGLE] [--revision TEXT] [--machine TEXT]\n", argv[0], known.c_str());
+    std::fprintf(
+        stderr,
+        "usage: %s %s [--mode MODE] [--cache DIR] [--layers DOUBLE,SINGLE] [--revision TEXT] [--machine TEXT]\n",
+        argv[0], known.c_str());
     status = 2;
   } else {
     try {

@@ -1,5 +1,5 @@
-// What the benches on a GPU share: a transformer of FLUX.1-dev's size with random weights, a request's inputs, rows of the
-// result tables.
+// What the benches on a GPU share: a transformer of FLUX.1-dev's size with random weights, a request's inputs, rows of
+// the result tables.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -49,8 +49,8 @@ double median(std::vector<double> values);
 // Median of single steps, from the host's side of a waited step.
 double steady_s(const std::function<void()>& step, int rounds);
 
-// Runs one of the scenarios as the command line says; its exit status. Does not return to main(): CUDA's libraries may be gone
-// before their handles are destroyed.
+// Runs one of the scenarios as the command line says; its exit status. Does not return to main(): CUDA's libraries may
+// be gone before their handles are destroyed.
 [[noreturn]] void run(int argc, char** argv, const std::map<std::string, void (*)()>& scenarios);
 
 }  // namespace ditfleet::bench

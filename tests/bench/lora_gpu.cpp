@@ -1,5 +1,5 @@
-// Adapters on a GPU at FLUX.1-dev's size with random weights, bf16, 1024², 512 text tokens: what a step with one costs, what a
-// swap costs and whether it hides behind the job before, and 50 adapters drawn at random. gpu.sh runs them all.
+// Adapters on a GPU at FLUX.1-dev's size with random weights, bf16, 1024², 512 text tokens: what a step with one costs,
+// what a swap costs and whether it hides behind the job before, and 50 adapters drawn at random. gpu.sh runs them all.
 //
 //   lora_gpu_bench SCENARIO [--mode MODE] [--cache DIR] [--layers DOUBLE,SINGLE] [--revision TEXT] [--machine TEXT]
 //
@@ -41,7 +41,8 @@ class Bench {
     flux.emplace(c, random_slots(c, kRoom), 0, pipeline::Placement{gpu, ScalarType::BFloat16}, host);
     auto slots = flux->slots();
     pipeline::LoraBase base{pipeline::base_linears(pipeline::named_linears(slots)), {}, {}};
-    store.emplace(base, pipeline::Placement{gpu, ScalarType::BFloat16}, pipeline::AdapterStore::Limits{kRoom, kSlots, std::int64_t{64} << 30});
+    store.emplace(base, pipeline::Placement{gpu, ScalarType::BFloat16},
+                  pipeline::AdapterStore::Limits{kRoom, kSlots, std::int64_t{64} << 30});
     in.emplace(*flux, 1024, 1024, 1, kJobSteps);
   }
   ~Bench() {
@@ -56,7 +57,10 @@ class Bench {
     std::vector<pipeline::TensorToWrite> tensors;
     const auto add = [&](const std::string& tensor, std::int64_t rows, std::int64_t columns) {
       values.push_back((at::randn({rows, columns}, at::TensorOptions(ScalarType::BFloat16).device(gpu)) * 0.02).cpu());
-      tensors.push_back({tensor, pipeline::DType::kBF16, {rows, columns}, {static_cast<const std::byte*>(values.back().const_data_ptr()), values.back().nbytes()}});
+      tensors.push_back({tensor,
+                         pipeline::DType::kBF16,
+                         {rows, columns},
+                         {static_cast<const std::byte*>(values.back().const_data_ptr()), values.back().nbytes()}});
     };
     for (const auto& linear : pipeline::named_linears(slots)) {
       if (!wanted(linear.name)) continue;
@@ -82,8 +86,8 @@ class Bench {
     pipeline::ModulationTable modulation;
   };
 
-  // What is done for a job while the one before runs, on a thread and a stream of its own: its adapter, if it has one, comes to a slot, its
-  // columns are planned, its modulation is computed.
+  // What is done for a job while the one before runs, on a thread and a stream of its own: its adapter, if it has one,
+  // comes to a slot, its columns are planned, its modulation is computed.
   std::future<Job> encode(const std::optional<pipeline::LoraRequest>& request) {
     return std::async(std::launch::async, [this, request] {
       pipeline::StageScope scope(gpu);
@@ -132,12 +136,14 @@ bool attention(const std::string& name) {
 void step() {
   Bench b;
   const auto table = b.flux->modulation(b.in->timesteps, 3.5, b.in->pooled);
-  const FluxTransformer qkvo = b.adapted({b.write("qkvo64", 64, attention)}), all = b.adapted({b.write("all64", 64, any)}), all16 = b.adapted({b.write("all16", 16, any)});
+  const FluxTransformer qkvo = b.adapted({b.write("qkvo64", 64, attention)}),
+                        all = b.adapted({b.write("all64", 64, any)}), all16 = b.adapted({b.write("all16", 16, any)});
   std::vector<double> base_times, qkvo_times, all_times, all16_times;
   const auto once = [&](const FluxTransformer& with, std::vector<double>& times) {
     with.load_adapters();
     std::vector<double> runs;
-    for (int i = 0; i < 4; ++i) runs.push_back(first_s([&] { with.velocity(b.in->latents, b.in->text, table.step(0), b.in->rope); }));
+    for (int i = 0; i < 4; ++i)
+      runs.push_back(first_s([&] { with.velocity(b.in->latents, b.in->text, table.step(0), b.in->rope); }));
     runs.erase(runs.begin());
     times.push_back(median(runs));
   };

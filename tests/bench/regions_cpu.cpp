@@ -34,14 +34,16 @@ using region::Dim;
 using region::ElementType;
 
 const c10::Device kCpu(c10::DeviceType::CPU);
-std::map<std::string, std::string> flags{{"--rounds", "21"}, {"--threads", "0"}, {"--revision", "unknown"}, {"--machine", "unknown"}, {"--model", ""}};
+std::map<std::string, std::string> flags{
+    {"--rounds", "21"}, {"--threads", "0"}, {"--revision", "unknown"}, {"--machine", "unknown"}, {"--model", ""}};
 
-void row(const std::string& system, const std::string& scenario, const std::string& metric, double value, const char* unit) {
+void row(const std::string& system, const std::string& scenario, const std::string& metric, double value,
+         const char* unit) {
   char now[32];
   const std::time_t t = std::time(nullptr);
   std::strftime(now, sizeof now, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&t));
-  std::printf("%s,%s,%s,torch 2.11.0,%s,%s,%s,%.6g,%s\n", now, flags["--revision"].c_str(), flags["--machine"].c_str(), system.c_str(), scenario.c_str(),
-              metric.c_str(), value, unit);
+  std::printf("%s,%s,%s,torch 2.11.0,%s,%s,%s,%.6g,%s\n", now, flags["--revision"].c_str(), flags["--machine"].c_str(),
+              system.c_str(), scenario.c_str(), metric.c_str(), value, unit);
   std::fflush(stdout);
 }
 
@@ -82,43 +84,56 @@ std::vector<Chain> chains(std::int64_t heads, std::int64_t head_dim) {
   const std::int64_t d = heads * head_dim;
   const Dim batch = Dim::symbol("batch"), tokens = Dim::symbol("tokens");
   return {
-      {"norm_modulate", [=](ElementType type) {
+      {"norm_modulate",
+       [=](ElementType type) {
          Builder b("norm_modulate", type);
          const auto x = b.activation("x", {batch, tokens, d});
-         return b.finish({b.modulate("y", b.layer_norm("n", x, 1e-6), b.table("scale", type, {batch, 1, d}), b.table("shift", type, {batch, 1, d}))});
+         return b.finish({b.modulate("y", b.layer_norm("n", x, 1e-6), b.table("scale", type, {batch, 1, d}),
+                                     b.table("shift", type, {batch, 1, d}))});
        }},
-      {"residual_norm_modulate", [=](ElementType type) {
+      {"residual_norm_modulate",
+       [=](ElementType type) {
          Builder b("residual_norm_modulate", type);
          const auto x = b.activation("x", {batch, tokens, d}), branch = b.activation("branch", {batch, tokens, d});
          const auto sum = b.gate_residual("sum", x, b.table("gate", type, {batch, 1, d}), branch);
-         return b.finish({sum, b.modulate("y", b.layer_norm("n", sum, 1e-6), b.table("scale", type, {batch, 1, d}), b.table("shift", type, {batch, 1, d}))});
+         return b.finish({sum, b.modulate("y", b.layer_norm("n", sum, 1e-6), b.table("scale", type, {batch, 1, d}),
+                                          b.table("shift", type, {batch, 1, d}))});
        }},
-      {"qk_norm_rope", [=](ElementType type) {
+      {"qk_norm_rope",
+       [=](ElementType type) {
          Builder b("qk_norm_rope", type);
-         const auto rope = b.reshape("rows", b.table("rope", ElementType::kF32, {tokens, head_dim}), {1, tokens, 1, head_dim});
+         const auto rope =
+             b.reshape("rows", b.table("rope", ElementType::kF32, {tokens, head_dim}), {1, tokens, 1, head_dim});
          std::vector<Builder::Ref> made;
          for (const char* name : {"q", "k"}) {
            const auto x = b.activation(std::string(name) + ".in", {batch, tokens, heads, head_dim});
-           made.push_back(b.rope(name, b.rms_norm(std::string(name) + ".n", x, b.parameter(std::string(name) + ".norm", {head_dim}), 1e-6), rope));
+           made.push_back(b.rope(
+               name,
+               b.rms_norm(std::string(name) + ".n", x, b.parameter(std::string(name) + ".norm", {head_dim}), 1e-6),
+               rope));
          }
          return b.finish(made);
        }},
-      {"gelu", [=](ElementType type) {
+      {"gelu",
+       [=](ElementType type) {
          Builder b("gelu", type);
          return b.finish({b.gelu_tanh("y", b.activation("x", {batch, tokens, 4 * d}))});
        }},
   };
 }
 
-void bench_chains(const std::string& where, std::int64_t heads, std::int64_t head_dim, std::int64_t tokens, int rounds) {
+void bench_chains(const std::string& where, std::int64_t heads, std::int64_t head_dim, std::int64_t tokens,
+                  int rounds) {
   for (ElementType type : {ElementType::kF32, ElementType::kBF16}) {
     double eager = 0, compiled = 0, fused_eager = 0, fused_compiled = 0;  // fused: without GELU, which is one op
     for (const Chain& chain : chains(heads, head_dim)) {
       const auto program = pipeline::unwrap(chain.recipe(type));
       const auto inputs = region::testing::random_inputs(program, {{"batch", 1}, {"tokens", tokens}}, 1);
-      region::Region made(chain.name, chain.recipe, region::make_region_host({.backend = "cpu_jit", .fullgraph = true}, kCpu, nullptr));
+      region::Region made(chain.name, chain.recipe,
+                          region::make_region_host({.backend = "cpu_jit", .fullgraph = true}, kCpu, nullptr));
       std::vector<at::Tensor> outputs;  // kept: eager allocates its own anew
-      const Pair p = alternate(rounds, [&] { region::interpret(program, inputs); }, [&] { made.run(inputs, outputs); });
+      const Pair p = alternate(
+          rounds, [&] { region::interpret(program, inputs); }, [&] { made.run(inputs, outputs); });
       const std::string scenario = "chain_" + where + "_" + std::string(region::name_of(type)) + "_" + chain.name;
       row("eager", scenario, "median_ms", p.eager, "ms");
       row("cpu_jit", scenario, "median_ms", p.compiled, "ms");
@@ -129,7 +144,8 @@ void bench_chains(const std::string& where, std::int64_t heads, std::int64_t hea
       fused_eager += p.eager;
       fused_compiled += p.compiled;
     }
-    row("summary", "fused_chains_" + where + "_" + std::string(region::name_of(type)), "speedup", fused_eager / fused_compiled, "x");
+    row("summary", "fused_chains_" + where + "_" + std::string(region::name_of(type)), "speedup",
+        fused_eager / fused_compiled, "x");
     row("summary", "chains_" + where + "_" + std::string(region::name_of(type)), "speedup", eager / compiled, "x");
   }
 }
@@ -151,14 +167,19 @@ void bench_step(const std::string& dir, int rounds) {
     const auto compiled = pipeline::FluxTransformer::load(dir + "/transformer", placement, shared);
     const auto& config = eager.config();
     constexpr std::int64_t kText = 32, kRows = 16, kColumns = 16;  // 256² and the demo's prompts
-    const auto draw = [&](std::vector<std::int64_t> shape) { return at::randn(shape, at::TensorOptions(c10::ScalarType::Float)).to(type); };
-    const at::Tensor latents = draw({1, kRows * kColumns, config.in_channels}), prompt = draw({1, kText, config.joint_attention_dim});
+    const auto draw = [&](std::vector<std::int64_t> shape) {
+      return at::randn(shape, at::TensorOptions(c10::ScalarType::Float)).to(type);
+    };
+    const at::Tensor latents = draw({1, kRows * kColumns, config.in_channels}),
+                     prompt = draw({1, kText, config.joint_attention_dim});
     const at::Tensor rope = pipeline::rope_table(config, kText, kRows, kColumns, placement);
     const auto table = eager.modulation(at::full({1}, 500.0), 3.5, draw({1, config.pooled_projection_dim}));
     const auto rows = table.step(0);
     const at::Tensor text = eager.embed_text(prompt);
     at::Tensor a, b;
-    const Pair p = alternate(rounds, [&] { a = eager.velocity(latents, text, rows, rope); }, [&] { b = compiled.velocity(latents, text, rows, rope); });
+    const Pair p = alternate(
+        rounds, [&] { a = eager.velocity(latents, text, rows, rope); },
+        [&] { b = compiled.velocity(latents, text, rows, rope); });
     row("eager", "demo_step_" + name, "median_ms", p.eager, "ms");
     row("cpu_jit", "demo_step_" + name, "median_ms", p.compiled, "ms");
     row("summary", "demo_step_" + name, "speedup", p.eager / p.compiled, "x");

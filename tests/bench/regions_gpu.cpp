@@ -1,5 +1,6 @@
-// Regions on a GPU at FLUX.1-dev's size with random weights, bf16, 512 text tokens: the times of a first and of a steady
-// step, memory, and numerics beside eager. One scenario a process, since a first step is first but once. gpu.sh runs them all.
+// Regions on a GPU at FLUX.1-dev's size with random weights, bf16, 512 text tokens: the times of a first and of a
+// steady step, memory, and numerics beside eager. One scenario a process, since a first step is first but once. gpu.sh
+// runs them all.
 //
 //   regions_gpu_bench SCENARIO [--mode MODE] [--cache DIR] [--layers DOUBLE,SINGLE] [--revision TEXT] [--machine TEXT]
 //
@@ -36,7 +37,8 @@ void first_forward() {
   const auto c = config();
   auto slots = random_slots(c);
   const auto options_bf16 = at::TensorOptions(ScalarType::BFloat16).device(gpu);
-  const at::Tensor latents = at::randn({1, 4096, 64}, options_bf16), prompt = at::randn({1, kText, 4096}, options_bf16), pooled = at::randn({1, 768}, options_bf16);
+  const at::Tensor latents = at::randn({1, 4096, 64}, options_bf16), prompt = at::randn({1, kText, 4096}, options_bf16),
+                   pooled = at::randn({1, 768}, options_bf16);
   const at::Tensor timesteps = at::linspace(1000, 36, kSteps, at::TensorOptions(ScalarType::Float).device(gpu));
   finish();
 
@@ -46,7 +48,8 @@ void first_forward() {
   const double opened = since(start);
   const FluxTransformer flux(c, std::move(slots), 0, {gpu, ScalarType::BFloat16}, host);
   const double compiled = since(start);
-  const at::Tensor text = flux.embed_text(prompt), rope = pipeline::rope_table(c, kText, 64, 64, {gpu, ScalarType::BFloat16});
+  const at::Tensor text = flux.embed_text(prompt),
+                   rope = pipeline::rope_table(c, kText, 64, 64, {gpu, ScalarType::BFloat16});
   const auto table = flux.modulation(timesteps, 3.5, pooled);
   finish();
   const double prepared = since(start);
@@ -65,9 +68,11 @@ void first_forward() {
 // The layers of a text encoder over one prompt, all with one layer's random weights.
 class EncoderLayers {
  public:
-  EncoderLayers(std::string name, const region::Region::Recipe& recipe, int layers, std::int64_t tokens, std::shared_ptr<region::RegionHost> host)
+  EncoderLayers(std::string name, const region::Region::Recipe& recipe, int layers, std::int64_t tokens,
+                std::shared_ptr<region::RegionHost> host)
       : layers_(layers), layer_(std::move(name), recipe, std::move(host)) {
-    inputs_ = region::testing::random_inputs(pipeline::unwrap(recipe(ElementType::kBF16)), {{"batch", 1}, {"tokens", tokens}}, 1, {.device = gpu});
+    inputs_ = region::testing::random_inputs(pipeline::unwrap(recipe(ElementType::kBF16)),
+                                             {{"batch", 1}, {"tokens", tokens}}, 1, {.device = gpu});
   }
   void run() {
     for (int i = 0; i < layers_; ++i) {
@@ -82,17 +87,31 @@ class EncoderLayers {
   std::vector<at::Tensor> inputs_;
 };
 
-// What a prompt's encoding takes of the GPU, as FLUX's encode() has it: CLIP-L, T5-XXL, and the modulation of all steps.
+// What a prompt's encoding takes of the GPU, as FLUX's encode() has it: CLIP-L, T5-XXL, and the modulation of all
+// steps.
 class TextStage {
  public:
   TextStage(const FluxTransformer& flux, const std::shared_ptr<region::RegionHost>& host)
       : flux_(flux),
-        clip_("clip", [](ElementType type) {
-          return region::clip_layer({.width = 768, .heads = 12, .head_dim = 64, .inner = 3072, .eps = 1e-5, .activation = region::OpCode::kQuickGelu, .type = type});
-        }, 12, 77, host),
-        t5_("t5", [](ElementType type) {
-          return region::t5_layer({.width = 4096, .heads = 64, .head_dim = 64, .inner = 10240, .gated = true, .type = type});
-        }, 24, kText, host) {}
+        clip_(
+            "clip",
+            [](ElementType type) {
+              return region::clip_layer({.width = 768,
+                                         .heads = 12,
+                                         .head_dim = 64,
+                                         .inner = 3072,
+                                         .eps = 1e-5,
+                                         .activation = region::OpCode::kQuickGelu,
+                                         .type = type});
+            },
+            12, 77, host),
+        t5_(
+            "t5",
+            [](ElementType type) {
+              return region::t5_layer(
+                  {.width = 4096, .heads = 64, .head_dim = 64, .inner = 10240, .gated = true, .type = type});
+            },
+            24, kText, host) {}
   void run(const Inputs& in) {
     clip_.run();
     t5_.run();
@@ -129,21 +148,26 @@ void warm() {
   row("image_1024_28_s", steady_s(image, 3), "s");
   std::size_t free = 0, total = 0;
   pipeline::unwrap(region::driver())->memory_info(&free, &total);
-  row(flags["--mode"] == "reduce-overhead" ? "reduce_overhead_peak_gb" : flags["--mode"].rfind("max", 0) == 0 ? "max_autotune_peak_gb" : "default_peak_gb",
+  row(flags["--mode"] == "reduce-overhead"   ? "reduce_overhead_peak_gb"
+      : flags["--mode"].rfind("max", 0) == 0 ? "max_autotune_peak_gb"
+                                             : "default_peak_gb",
       static_cast<double>(total - free) / 1e9, "GB", "memory");
 
   auto eager_options = options();
   eager_options.backend = "eager";
   eager_options.fullgraph = false;
-  const auto op_by_op = region::make_region_host(eager_options, gpu, nullptr);  // as text encoders run unless the configuration says otherwise
+  const auto op_by_op = region::make_region_host(
+      eager_options, gpu, nullptr);  // as text encoders run unless the configuration says otherwise
   TextStage text(flux, op_by_op);
   text.run(at_1024);
   row("text_stage_ms", steady_s([&] { text.run(at_1024); }, 5) * 1e3, "ms");
   const auto compiles = host->counters->counts().compiles;
-  // A size's attention plan is made here, or the cache has it from another process: two figures. As in encode(), it is expected from when the
-  // prompt's encoding begins; or, to see what that hides, it is not.
+  // A size's attention plan is made here, or the cache has it from another process: two figures. As in encode(), it is
+  // expected from when the prompt's encoding begins; or, to see what that hides, it is not.
   const auto plans = host->cache->counts().compiles;
-  const auto extra = [&](const std::string& of) { return of + (host->cache->counts().compiles > plans ? "_extra_s" : "_in_cache_extra_s"); };
+  const auto extra = [&](const std::string& of) {
+    return of + (host->cache->counts().compiles > plans ? "_extra_s" : "_in_cache_extra_s");
+  };
   const auto first_less_steady = [&](int height, int width, std::int64_t batch, bool expected) {
     const Inputs in(flux, height, width, batch);
     if (expected) flux.expect(batch, kText, in.latents.size(1));
@@ -157,8 +181,10 @@ void warm() {
     return first - steady;
   };
   double worst = 0, unexpected = 0;
-  for (const auto& [height, width] : {std::pair(768, 1360), {512, 512}, {832, 1216}, {640, 1536}}) worst = std::max(worst, first_less_steady(height, width, 1, true));
-  for (const auto& [height, width] : {std::pair(896, 1152), {704, 1408}}) unexpected = std::max(unexpected, first_less_steady(height, width, 1, false));
+  for (const auto& [height, width] : {std::pair(768, 1360), {512, 512}, {832, 1216}, {640, 1536}})
+    worst = std::max(worst, first_less_steady(height, width, 1, true));
+  for (const auto& [height, width] : {std::pair(896, 1152), {704, 1408}})
+    unexpected = std::max(unexpected, first_less_steady(height, width, 1, false));
   row(extra("new_resolution"), worst, "s");
   row(extra("new_resolution_unexpected"), unexpected, "s");
   row(extra("new_batch"), first_less_steady(1024, 1024, 2, true), "s");
@@ -169,24 +195,28 @@ void warm() {
   row("compiles_after_warm_up", static_cast<double>(host->counters->counts().compiles - compiles), "programs");
 }
 
-// Relative L2 error to fp32, divided by that of eager bf16: each block on eight inputs, half of them with channels ×100, and a
-// whole step likewise.
+// Relative L2 error to fp32, divided by that of eager bf16: each block on eight inputs, half of them with channels
+// ×100, and a whole step likewise.
 void numerics() {
   auto host = region::make_region_host(options(), gpu, open_cache());
   const region::Sizes sizes{{"batch", 1}, {"image", 4096}, {"text", kText}, {"tokens", 4096 + kText}};
   double worst = 0;
-  for (const auto& [name, make] : {std::pair("double", &region::flux_double_block), std::pair("single", &region::flux_single_block)}) {
+  for (const auto& [name, make] :
+       {std::pair("double", &region::flux_double_block), std::pair("single", &region::flux_single_block)}) {
     const auto recipe = [make = make](ElementType type) { return make({.heads = 24, .head_dim = 128, .type = type}); };
     region::Region block(name, recipe, host);
     const auto program = recipe(ElementType::kBF16).value();
     double of_block = 0;
     for (int i = 0; i < 8; ++i) {
-      const auto inputs = region::testing::random_inputs(program, sizes, static_cast<std::uint64_t>(i), {.outliers = i % 2 == 1, .device = gpu});
+      const auto inputs = region::testing::random_inputs(program, sizes, static_cast<std::uint64_t>(i),
+                                                         {.outliers = i % 2 == 1, .device = gpu});
       std::vector<at::Tensor> got;
       block.run(inputs, got);
-      const auto eager = region::interpret(program, inputs), reference = region::interpret(program, region::testing::converted(inputs, ScalarType::Float));
+      const auto eager = region::interpret(program, inputs),
+                 reference = region::interpret(program, region::testing::converted(inputs, ScalarType::Float));
       for (std::size_t o = 0; o < got.size(); ++o)
-        of_block = std::max(of_block, region::testing::relative_error(got[o], reference[o]) / region::testing::relative_error(eager[o], reference[o]));
+        of_block = std::max(of_block, region::testing::relative_error(got[o], reference[o]) /
+                                          region::testing::relative_error(eager[o], reference[o]));
     }
     row(std::string("rel_l2_ratio_") + name + "_block", of_block, "x");
     worst = std::max(worst, of_block);
@@ -198,8 +228,8 @@ void numerics() {
       l.weight = l.weight.to(ScalarType::Float);
       l.bias = l.bias.to(ScalarType::Float);
     };
-    for (auto* l : {&s.image_in, &s.text_in, &s.time.first, &s.time.second, &s.guidance.first, &s.guidance.second, &s.pooled.first, &s.pooled.second,
-                    &s.final_modulation, &s.image_out})
+    for (auto* l : {&s.image_in, &s.text_in, &s.time.first, &s.time.second, &s.guidance.first, &s.guidance.second,
+                    &s.pooled.first, &s.pooled.second, &s.final_modulation, &s.image_out})
       linear(*l);
     for (auto& b : s.double_blocks)
       for (auto* one : {&b.image, &b.text}) {
@@ -214,16 +244,19 @@ void numerics() {
     }
     return s;
   };
-  const FluxTransformer compiled(c, slots, 0, {gpu, ScalarType::BFloat16}, host), eager(c, slots, 0, {gpu, ScalarType::BFloat16}, nullptr),
+  const FluxTransformer compiled(c, slots, 0, {gpu, ScalarType::BFloat16}, host),
+      eager(c, slots, 0, {gpu, ScalarType::BFloat16}, nullptr),
       reference(c, as_float(slots), 0, {gpu, ScalarType::Float}, nullptr);
   double of_step = 0;
   for (int i = 0; i < 8; ++i) {
     Inputs in(eager, 512, 512, 1);
     if (i % 2 == 1)
       for (std::int64_t channel = 0; channel < 3072; channel += 37) in.text.select(-1, channel).mul_(100);
-    const auto table = eager.modulation(in.timesteps, 3.5, in.pooled), exact = reference.modulation(in.timesteps, 3.5, in.pooled.to(ScalarType::Float));
+    const auto table = eager.modulation(in.timesteps, 3.5, in.pooled),
+               exact = reference.modulation(in.timesteps, 3.5, in.pooled.to(ScalarType::Float));
     const auto rows = table.step(i);
-    const at::Tensor wanted = reference.velocity(in.latents.to(ScalarType::Float), in.text.to(ScalarType::Float), exact.step(i), in.rope);
+    const at::Tensor wanted =
+        reference.velocity(in.latents.to(ScalarType::Float), in.text.to(ScalarType::Float), exact.step(i), in.rope);
     const double mine = region::testing::relative_error(compiled.velocity(in.latents, in.text, rows, in.rope), wanted);
     const double theirs = region::testing::relative_error(eager.velocity(in.latents, in.text, rows, in.rope), wanted);
     of_step = std::max(of_step, mine / theirs);
@@ -240,9 +273,11 @@ void vae() {
   const auto config = pipeline::testing::flux_vae_config();
   const pipeline::Placement bf16{gpu, ScalarType::BFloat16}, fp32{gpu, ScalarType::Float};
   using pipeline::testing::random_vae_slots;
-  const pipeline::VaeDecoder compiled(config, random_vae_slots(config, bf16), host), eager(config, random_vae_slots(config, bf16), nullptr);
+  const pipeline::VaeDecoder compiled(config, random_vae_slots(config, bf16), host),
+      eager(config, random_vae_slots(config, bf16), nullptr);
   for (const int side : {1024, 512}) {
-    const at::Tensor latents = at::randn({1, 16, side / 8, side / 8}, at::TensorOptions(ScalarType::BFloat16).device(gpu));
+    const at::Tensor latents =
+        at::randn({1, 16, side / 8, side / 8}, at::TensorOptions(ScalarType::BFloat16).device(gpu));
     const std::string name = "decode_" + std::to_string(side);
     row(name + "_first_ms", first_s([&] { compiled.decode(latents); }) * 1e3, "ms");
     for (int i = 0; i < 3; ++i) compiled.decode(latents), eager.decode(latents);
@@ -255,7 +290,8 @@ void vae() {
     at::Tensor latents = at::randn({1, 16, 64, 64}, at::TensorOptions(ScalarType::BFloat16).device(gpu));
     if (i % 2 == 1) latents.select(1, i).mul_(100);
     const at::Tensor wanted = reference.decode(latents.to(ScalarType::Float));
-    worst = std::max(worst, region::testing::relative_error(compiled.decode(latents), wanted) / region::testing::relative_error(eager.decode(latents), wanted));
+    worst = std::max(worst, region::testing::relative_error(compiled.decode(latents), wanted) /
+                                region::testing::relative_error(eager.decode(latents), wanted));
   }
   row("rel_l2_ratio_vae", worst, "x", "numerics");
 }
@@ -276,5 +312,11 @@ void profile() {
 
 int main(int argc, char** argv) {
   using namespace ditfleet::bench;
-  run(argc, argv, {{"cold", first_forward}, {"shared_cache", first_forward}, {"warm", warm}, {"numerics", numerics}, {"vae", vae}, {"profile", profile}});
+  run(argc, argv,
+      {{"cold", first_forward},
+       {"shared_cache", first_forward},
+       {"warm", warm},
+       {"numerics", numerics},
+       {"vae", vae},
+       {"profile", profile}});
 }

@@ -20,14 +20,18 @@ class CoordinatorDeath : public ServiceTest {
     if (second_ == 0) {
       ::dup2(log, 1);
       ::dup2(log, 2);
-      ::execl(program.c_str(), program.c_str(), "coordinator", "--config", config.c_str(), "--listen", "127.0.0.1:0", nullptr);
+      ::execl(program.c_str(), program.c_str(), "coordinator", "--config", config.c_str(), "--listen", "127.0.0.1:0",
+              nullptr);
       ::_exit(127);
     }
     ::close(log);
-    ASSERT_TRUE(until([&] {
-      auto text = read_file(dir_ + "/second.log");
-      return text && text->find("ready: http") != std::string::npos;
-    }, 60s)) << "the second coordinator is not ready";
+    ASSERT_TRUE(until(
+        [&] {
+          auto text = read_file(dir_ + "/second.log");
+          return text && text->find("ready: http") != std::string::npos;
+        },
+        60s))
+        << "the second coordinator is not ready";
   }
   void end_second() {
     if (second_ <= 0) return;

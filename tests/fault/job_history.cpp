@@ -46,8 +46,10 @@ std::string follow(UnitHistory& unit, const queue::Event& event, const HistoryRu
     unit.worker = field(event, "worker");
   } else if (event.type == "started") {
     if (from != "assigned") return "follows " + from + ", not assigned";
-    if (field(event, "attempt") != unit.attempt) return "is attempt " + field(event, "attempt") + ", assigned was " + unit.attempt;
-    if (field(event, "worker") != unit.worker) return "is on " + field(event, "worker") + ", assigned was " + unit.worker;
+    if (field(event, "attempt") != unit.attempt)
+      return "is attempt " + field(event, "attempt") + ", assigned was " + unit.attempt;
+    if (field(event, "worker") != unit.worker)
+      return "is on " + field(event, "worker") + ", assigned was " + unit.worker;
     unit.state = event.type;
     unit.step = 0;
     if (++unit.starts > rules.max_attempts) return "is start number " + std::to_string(unit.starts);
@@ -78,7 +80,8 @@ std::string faults_in(const std::vector<queue::Event>& events, const HistoryRule
   std::pair<long long, long long> last{-1, -1};
   for (const auto& event : events) {
     const auto is = [&](const std::string& what) {
-      return "event " + event.id + " " + event.type + " of unit " + std::to_string(event.unit) + " " + what + " (after:" + told + ")";
+      return "event " + event.id + " " + event.type + " of unit " + std::to_string(event.unit) + " " + what +
+             " (after:" + told + ")";
     };
     const auto id = number(event.id);
     if (id <= last) return is("does not grow");

@@ -9,7 +9,7 @@
 namespace ditfleet::testing {
 
 struct HistoryRules {
-  int max_attempts = 5;     // starts of one unit: errors and crashes together
+  int max_attempts = 5;  // starts of one unit: errors and crashes together
   bool must_have_ended = true;
 };
 

@@ -73,7 +73,8 @@ TEST(JobHistory, what_is_not_is_named) {
   std::swap(backwards[4].id, backwards[5].id);
   EXPECT_NE(faults_in(backwards).find("does not grow"), std::string::npos);
   std::string many = "queued";
-  for (int i = 1; i <= 6; ++i) many += " ready:0 assigned:0@a/" + std::to_string(i) + " started:0@a/" + std::to_string(i);
+  for (int i = 1; i <= 6; ++i)
+    many += " ready:0 assigned:0@a/" + std::to_string(i) + " started:0@a/" + std::to_string(i);
   wrong(many, "start number 6");
 }
 

@@ -25,13 +25,15 @@ namespace ditfleet::testing {
 namespace asio = boost::asio;
 
 inline std::string tiny_spec(int seed) {
-  return R"({"model":"tiny","prompt":"a red circle","width":64,"height":64,"num_inference_steps":1,"seed":)" + std::to_string(seed) + "}";
+  return R"({"model":"tiny","prompt":"a red circle","width":64,"height":64,"num_inference_steps":1,"seed":)" +
+         std::to_string(seed) + "}";
 }
 
 // POST /v1/jobs with an Idempotency-Key, from a thread of its own.
 class HttpProducer {
  public:
-  HttpProducer(std::string gateway, std::chrono::milliseconds pause) : url_(std::move(gateway) + "/v1/jobs"), pause_(pause) {
+  HttpProducer(std::string gateway, std::chrono::milliseconds pause)
+      : url_(std::move(gateway) + "/v1/jobs"), pause_(pause) {
     thread_ = std::thread([this] { run(); });
   }
   ~HttpProducer() { stop(); }
@@ -41,7 +43,7 @@ class HttpProducer {
     if (thread_.joinable()) thread_.join();
     return ids_;
   }
-  std::size_t refused() const { return refused_; }   // answers and silences that were no acknowledgement
+  std::size_t refused() const { return refused_; }      // answers and silences that were no acknowledgement
   std::string complaint() const { return complaint_; }  // an answer that should not have come
 
  private:
@@ -65,10 +67,11 @@ class HttpProducer {
     ::curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS, 5000L);
     ::curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
     ::curl_easy_setopt(curl, CURLOPT_WRITEDATA, &answer);
-    ::curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, +[](char* data, std::size_t one, std::size_t count, void* to) {
-      static_cast<std::string*>(to)->append(data, one * count);
-      return one * count;
-    });
+    ::curl_easy_setopt(
+        curl, CURLOPT_WRITEFUNCTION, +[](char* data, std::size_t one, std::size_t count, void* to) {
+          static_cast<std::string*>(to)->append(data, one * count);
+          return one * count;
+        });
     const auto done = ::curl_easy_perform(curl);
     long status = 0;
     ::curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &status);
@@ -101,8 +104,13 @@ class HttpProducer {
 class RedisProducer {
  public:
   enum class Door { kFunction, kStream };
-  RedisProducer(asio::io_context& io, std::shared_ptr<redis::Connection> connection, Door door, std::chrono::milliseconds pause)
-      : io_(io), connection_(std::move(connection)), client_(connection_, queue::QueueOptions{}), door_(door), pause_(pause) {}
+  RedisProducer(asio::io_context& io, std::shared_ptr<redis::Connection> connection, Door door,
+                std::chrono::milliseconds pause)
+      : io_(io),
+        connection_(std::move(connection)),
+        client_(connection_, queue::QueueOptions{}),
+        door_(door),
+        pause_(pause) {}
 
   // Spawn this once, and wait until it has returned before the producer goes.
   asio::awaitable<void> run() {
@@ -135,7 +143,9 @@ class RedisProducer {
       co_return outcome.ok();
     }
     redis::Command add("XADD");
-    add << "df:{0}:in" << "*" << "id" << id << "spec" << spec;
+    add << "df:{0}:in"
+        << "*"
+        << "id" << id << "spec" << spec;
     const auto reply = co_await connection_->execute(std::move(add), Deadline::after(std::chrono::seconds(2)));
     co_return reply.ok();
   }

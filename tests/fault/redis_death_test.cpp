@@ -38,7 +38,8 @@ class RedisDeath : public ServiceTest {
     const pid_t pid = pid_of("redis");
     ASSERT_GT(pid, 1);
     ASSERT_EQ(::kill(pid, SIGKILL), 0);
-    ASSERT_TRUE(until([&] { return pid_of("redis") > 1 && pid_of("redis") != pid; }, 60s)) << "it was not started again";
+    ASSERT_TRUE(until([&] { return pid_of("redis") > 1 && pid_of("redis") != pid; }, 60s))
+        << "it was not started again";
     ASSERT_TRUE(until([&] { return connection_->connected(); }, 60s));
   }
 

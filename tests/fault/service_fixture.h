@@ -44,10 +44,26 @@ class ServiceTest : public ::testing::Test {
     ASSERT_NE(::mkdtemp(folder), nullptr);
     dir_ = folder;
     const std::string ready = dir_ + "/ready.json";
-    std::vector<std::string> words = {std::string(DITFLEET_BIN_DIR) + "/ditfleet", "up", "--listen", "127.0.0.1:0", "--data", dir_ + "/data",
-                                      "--workers", std::to_string(workers), "--model", model, "--device", "cpu",
-                                      "--dtype", "fp32", "--ready-file", ready, "--set", "redis.appendfsync=always",
-                                      "--set", "worker.threads=1"};
+    std::vector<std::string> words = {std::string(DITFLEET_BIN_DIR) + "/ditfleet",
+                                      "up",
+                                      "--listen",
+                                      "127.0.0.1:0",
+                                      "--data",
+                                      dir_ + "/data",
+                                      "--workers",
+                                      std::to_string(workers),
+                                      "--model",
+                                      model,
+                                      "--device",
+                                      "cpu",
+                                      "--dtype",
+                                      "fp32",
+                                      "--ready-file",
+                                      ready,
+                                      "--set",
+                                      "redis.appendfsync=always",
+                                      "--set",
+                                      "worker.threads=1"};
     for (const auto& set : sets) words.insert(words.end(), {"--set", set});
     std::vector<char*> argv;
     for (auto& word : words) argv.push_back(word.data());
@@ -79,10 +95,14 @@ class ServiceTest : public ::testing::Test {
     connection_->start();
     client_ = std::make_unique<queue::Client>(connection_, queue::QueueOptions{});
     // Nothing is assigned before the workers are there.
-    ASSERT_TRUE(until([&] {
-      auto all = wait(client_->workers(soon()));
-      return all && std::count_if(all->begin(), all->end(), [](const auto& w) { return w.state == "ready"; }) >= workers;
-    }, 60s)) << tail_of_log();
+    ASSERT_TRUE(until(
+        [&] {
+          auto all = wait(client_->workers(soon()));
+          return all &&
+                 std::count_if(all->begin(), all->end(), [](const auto& w) { return w.state == "ready"; }) >= workers;
+        },
+        60s))
+        << tail_of_log();
   }
 
   void TearDown() override {
@@ -119,7 +139,8 @@ class ServiceTest : public ::testing::Test {
   std::vector<pid_t> pids_of_workers() const {
     std::vector<pid_t> pids;
     const auto told = ready_file();
-    for (const auto& pid : told.at("pids").at("workers").as_array()) pids.push_back(static_cast<pid_t>(pid.to_number<int>()));
+    for (const auto& pid : told.at("pids").at("workers").as_array())
+      pids.push_back(static_cast<pid_t>(pid.to_number<int>()));
     return pids;
   }
   // Of the worker of that name, as it is registered now.
@@ -151,8 +172,9 @@ class ServiceTest : public ::testing::Test {
   std::string submit(int steps, int n = 1, int side = 64) {
     queue::Submission s;
     s.id = new_id();
-    s.spec = R"({"model":"tiny","prompt":"a red circle","seed":7,"width":)" + std::to_string(side) + R"(,"height":)" + std::to_string(side) +
-             R"(,"n":)" + std::to_string(n) + R"(,"num_inference_steps":)" + std::to_string(steps) + "}";
+    s.spec = R"({"model":"tiny","prompt":"a red circle","seed":7,"width":)" + std::to_string(side) + R"(,"height":)" +
+             std::to_string(side) + R"(,"n":)" + std::to_string(n) + R"(,"num_inference_steps":)" +
+             std::to_string(steps) + "}";
     const auto deadline = Deadline::after(60s);
     for (;;) {
       auto outcome = wait(client_->submit(s, Deadline::after(2s)));
@@ -192,17 +214,23 @@ class ServiceTest : public ::testing::Test {
       if (e.type == "step") continue;
       out += " " + e.type;
       if (const auto it = e.fields.find("worker"); it != e.fields.end()) out += "@" + it->second;
-      if (const auto it = e.fields.find("reason"); it != e.fields.end() && e.type == "ready") out += "(" + it->second + ")";
+      if (const auto it = e.fields.find("reason"); it != e.fields.end() && e.type == "ready")
+        out += "(" + it->second + ")";
     }
     return out;
   }
   // All end within the limit, as `state`, each once, with a history that makes sense (job_history.h).
-  void expect_all_ended_once(const std::vector<std::string>& ids, std::chrono::seconds limit, job::State state = job::State::kSucceeded) {
+  void expect_all_ended_once(const std::vector<std::string>& ids, std::chrono::seconds limit,
+                             job::State state = job::State::kSucceeded) {
     auto open = ids;
-    EXPECT_TRUE(until([&] {
-      std::erase_if(open, [&](const std::string& id) { return ended(id); });
-      return open.empty();
-    }, limit)) << open.size() << " of " << ids.size() << " jobs have not ended; the first, " << (open.empty() ? "" : open.front() + ":" + history(open.front()));
+    EXPECT_TRUE(until(
+        [&] {
+          std::erase_if(open, [&](const std::string& id) { return ended(id); });
+          return open.empty();
+        },
+        limit))
+        << open.size() << " of " << ids.size() << " jobs have not ended; the first, "
+        << (open.empty() ? "" : open.front() + ":" + history(open.front()));
     int told = 0;
     for (const auto& id : ids) {
       const auto record = job(id);

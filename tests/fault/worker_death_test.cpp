@@ -73,7 +73,8 @@ TEST_F(WorkerDeath, all_workers_killed_at_once) {
   std::vector<std::string> ids;
   for (int i = 0; i < 4; ++i) ids.push_back(submit(kLongSteps / 2, 1, kLongSide / 2));
   for (int i = 0; i < 8; ++i) ids.push_back(submit(2, 2));
-  ASSERT_TRUE(until([&] { return events(ids[0], "step").size() + events(ids[1], "step").size() >= 2; }, 60s)) << history(ids[0]);
+  ASSERT_TRUE(until([&] { return events(ids[0], "step").size() + events(ids[1], "step").size() >= 2; }, 60s))
+      << history(ids[0]);
   for (const pid_t pid : pids_of_workers()) EXPECT_EQ(::kill(pid, SIGKILL), 0);
   ids.push_back(submit(2));  // taken while there is no worker
   expect_all_ended_once(ids, 120s);
@@ -87,15 +88,17 @@ TEST_F(WorkerDeath, a_poison_job_is_buried_and_harms_no_other) {
   std::vector<std::string> others;
   for (int i = 0; i < 10; ++i) others.push_back(submit(2));
   std::size_t deaths = 0;
-  const bool buried = until([&] {
-    const auto started = events(poison, "started");
-    if (started.size() > deaths) {
-      const pid_t pid = pid_of_worker(started.back().fields.at("worker"));
-      if (pid > 1 && ::kill(pid, SIGKILL) == 0) ++deaths;
-      others.push_back(submit(2));
-    }
-    return ended(poison);
-  }, 120s);
+  const bool buried = until(
+      [&] {
+        const auto started = events(poison, "started");
+        if (started.size() > deaths) {
+          const pid_t pid = pid_of_worker(started.back().fields.at("worker"));
+          if (pid > 1 && ::kill(pid, SIGKILL) == 0) ++deaths;
+          others.push_back(submit(2));
+        }
+        return ended(poison);
+      },
+      120s);
   ASSERT_TRUE(buried) << history(poison);
   ASSERT_EQ(deaths, 2u) << "queue.max_crashes is 2:" << history(poison);
   const auto record = job(poison);

@@ -35,7 +35,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto entry = decode(value, Key{}, "", *secret);
   if (!entry) {
     // The signature is right: what is wrong is behind it.
-    if (entry.refused().why != Refusal::kCorrupt || entry.refused().message.find("malformed") == std::string::npos) std::abort();
+    if (entry.refused().why != Refusal::kCorrupt || entry.refused().message.find("malformed") == std::string::npos)
+      std::abort();
     return 0;
   }
   if (entry->code.size() > kMaxCodeBytes) std::abort();

@@ -15,8 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::uint64_t total = 0, first = size;
   for (const TensorEntry& tensor : header->tensors) {
     const auto bytes = tensor_bytes(tensor.dtype, tensor.shape);
-    if (!bytes || tensor.begin > tensor.end || tensor.end > size || *bytes != tensor.end - tensor.begin)
-      std::abort();
+    if (!bytes || tensor.begin > tensor.end || tensor.end > size || *bytes != tensor.end - tensor.begin) std::abort();
     total += *bytes;
     if (tensor.begin < first) first = tensor.begin;
   }

@@ -14,7 +14,8 @@ namespace {
 TEST_F(RegionParity, WorkAsideBeginsAfterWhatIsThereAndEndsBeforeWhatJoins) {
   const auto options = at::TensorOptions(c10::ScalarType::Float).device(device());
   const at::Tensor large = at::ones({device().is_cpu() ? 64 : 4096, device().is_cpu() ? 64 : 4096}, options);
-  at::Tensor first = at::zeros({1}, options), second = at::zeros({1}, options), third = at::zeros({1}, options), scratch = at::mm(large, large);
+  at::Tensor first = at::zeros({1}, options), second = at::zeros({1}, options), third = at::zeros({1}, options),
+             scratch = at::mm(large, large);
   const auto slowly = [&] {
     for (int i = 0; i < 8; ++i) at::mm_out(scratch, large, large);
   };

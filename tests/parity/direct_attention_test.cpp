@@ -30,9 +30,13 @@ class RegionParityAttention : public ::testing::Test {
   struct Operands {
     at::Tensor q, k, v;
   };
-  static Operands columns(std::int64_t batch, std::int64_t tokens, std::int64_t heads, std::int64_t size, std::int64_t apart) {
-    const at::Tensor all = at::randn({batch, tokens, apart}, at::TensorOptions(c10::ScalarType::BFloat16).device(device()));
-    const auto part = [&](std::int64_t i) { return all.narrow(2, i * heads * size, heads * size).view({batch, tokens, heads, size}); };
+  static Operands columns(std::int64_t batch, std::int64_t tokens, std::int64_t heads, std::int64_t size,
+                          std::int64_t apart) {
+    const at::Tensor all =
+        at::randn({batch, tokens, apart}, at::TensorOptions(c10::ScalarType::BFloat16).device(device()));
+    const auto part = [&](std::int64_t i) {
+      return all.narrow(2, i * heads * size, heads * size).view({batch, tokens, heads, size});
+    };
     return {part(0), part(1), part(2)};
   }
 
@@ -53,9 +57,11 @@ TEST_F(RegionParityAttention, WritesWhereItIsToldAndNowhereElse) {
     const at::Tensor out = wide.narrow(2, beside, heads * size).view({batch, tokens, heads, size});
     for (const double scale : {0.0, 0.25}) {
       ASSERT_TRUE(direct->run(q, k, v, out, scale)) << tokens;
-      const auto exact = attend(q.to(c10::ScalarType::Double), k.to(c10::ScalarType::Double), v.to(c10::ScalarType::Double), AttentionBackend::kMath, {.scale = scale});
+      const auto exact = attend(q.to(c10::ScalarType::Double), k.to(c10::ScalarType::Double),
+                                v.to(c10::ScalarType::Double), AttentionBackend::kMath, {.scale = scale});
       const auto theirs = attend(q, k, v, AttentionBackend::kAuto, {.scale = scale});
-      EXPECT_LE(testing::relative_error(out, exact), 1.1 * testing::relative_error(theirs, exact)) << tokens << " tokens, scale " << scale;
+      EXPECT_LE(testing::relative_error(out, exact), 1.1 * testing::relative_error(theirs, exact))
+          << tokens << " tokens, scale " << scale;
     }
     EXPECT_TRUE(wide.narrow(2, 0, beside).eq(7).all().item<bool>()) << tokens;
     EXPECT_TRUE(wide.narrow(2, beside + heads * size, 8).eq(7).all().item<bool>()) << tokens;
@@ -67,7 +73,8 @@ TEST_F(RegionParityAttention, PlansAreShared) {
   const std::shared_ptr<kernel_cache::KernelCache> cache = make_memory_cache();
   const auto first = make(cache), second = make(cache);
   const auto [q, k, v] = columns(1, 209, 3, 64, 3 * 3 * 64);
-  const at::Tensor a = at::full(q.sizes(), 0, q.options().memory_format(c10::MemoryFormat::Contiguous)), b = at::full_like(a, 1);
+  const at::Tensor a = at::full(q.sizes(), 0, q.options().memory_format(c10::MemoryFormat::Contiguous)),
+                   b = at::full_like(a, 1);
   ASSERT_TRUE(first->run(q, k, v, a, 0));
   ASSERT_EQ(cache->counts().compiles, 1u);
   ASSERT_TRUE(second->run(q, k, v, b, 0));
@@ -76,12 +83,14 @@ TEST_F(RegionParityAttention, PlansAreShared) {
   EXPECT_TRUE(a.equal(b));
 }
 
-// A plan that is expected is made once, beside whoever is at work; who needs it meanwhile waits for it, and the bytes are the same.
+// A plan that is expected is made once, beside whoever is at work; who needs it meanwhile waits for it, and the bytes
+// are the same.
 TEST_F(RegionParityAttention, ExpectedPlansAreMadeMeanwhile) {
   const std::shared_ptr<kernel_cache::KernelCache> cache = make_memory_cache();
   const auto direct = make(cache), other = make(make_memory_cache());
   const auto [q, k, v] = columns(1, 311, 3, 64, 3 * 3 * 64);
-  const at::Tensor a = at::full(q.sizes(), 0, q.options().memory_format(c10::MemoryFormat::Contiguous)), b = at::full_like(a, 1);
+  const at::Tensor a = at::full(q.sizes(), 0, q.options().memory_format(c10::MemoryFormat::Contiguous)),
+                   b = at::full_like(a, 1);
   const AttentionShape shape = attention_shape(q, k, v, a);
   direct->expect(shape);  // the library is not open: nothing happens
   const auto [q2, k2, v2] = columns(1, 40, 3, 64, 3 * 3 * 64);
@@ -118,7 +127,8 @@ TEST_F(RegionParityAttention, TheFastestIsTimedOnceInAFleet) {
   int started = 0;
   const auto slow = [&](AttentionBackend backend) {
     ++started;
-    for (int i = 0; i < (backend == AttentionBackend::kAuto ? 8 : 1); ++i) attend(operands.q, operands.k, operands.v, AttentionBackend::kFlash);
+    for (int i = 0; i < (backend == AttentionBackend::kAuto ? 8 : 1); ++i)
+      attend(operands.q, operands.k, operands.v, AttentionBackend::kFlash);
   };
   const auto refused = [&](AttentionBackend backend) {
     if (backend != AttentionBackend::kAuto) throw std::runtime_error("not here");

@@ -42,19 +42,31 @@ std::string damage(std::string& bytes, const std::string& other, std::mt19937_64
       for (std::size_t i = 0; i < flips; ++i) bytes[below(reach)] ^= static_cast<char>(1 << below(8));
       return std::to_string(flips) + " bits flipped";
     }
-    case 2:
-      bytes.insert(below(reach), std::string(1 + below(64), static_cast<char>(random())));
-      return "bytes put in";
-    case 3:
-      bytes.erase(below(reach), 1 + below(64));
-      return "bytes taken out";
+    case 2: bytes.insert(below(reach), std::string(1 + below(64), static_cast<char>(random()))); return "bytes put in";
+    case 3: bytes.erase(below(reach), 1 + below(64)); return "bytes taken out";
     case 4: {
       // Another number, often the kind that breaks a size computation.
-      static const char* const kNumbers[] = {"0",          "-1",    "1",           "3",    "7",  "1e30", "9223372036854775807",
-                                             "18446744073709551615", "2147483648", "0.5", "-7", "65536", "null", "true", "\"x\"", "[]"};
+      static const char* const kNumbers[] = {"0",
+                                             "-1",
+                                             "1",
+                                             "3",
+                                             "7",
+                                             "1e30",
+                                             "9223372036854775807",
+                                             "18446744073709551615",
+                                             "2147483648",
+                                             "0.5",
+                                             "-7",
+                                             "65536",
+                                             "null",
+                                             "true",
+                                             "\"x\"",
+                                             "[]"};
       std::vector<std::size_t> starts;
       for (std::size_t i = 1; i < reach; ++i)
-        if (std::isdigit(static_cast<unsigned char>(bytes[i])) && std::string(" [,:").find(bytes[i - 1]) != std::string::npos) starts.push_back(i);
+        if (std::isdigit(static_cast<unsigned char>(bytes[i])) &&
+            std::string(" [,:").find(bytes[i - 1]) != std::string::npos)
+          starts.push_back(i);
       if (starts.empty()) return "nothing";
       const std::size_t at = starts[below(starts.size())];
       std::size_t end = at;
@@ -63,9 +75,7 @@ std::string damage(std::string& bytes, const std::string& other, std::mt19937_64
       bytes.replace(at, end - at, number);
       return "number at " + std::to_string(at) + " is now " + number;
     }
-    case 5:
-      bytes = other;
-      return "another file's bytes";
+    case 5: bytes = other; return "another file's bytes";
     default: {
       const std::size_t at = below(reach), length = std::min(bytes.size() - std::min(at, bytes.size()), 1 + below(256));
       for (std::size_t i = 0; i < length; ++i) bytes[at + i] = static_cast<char>(random());

@@ -96,11 +96,13 @@ TEST_P(FluxPipeline, DrawsWhatDiffusersDraws) {
   must(model.denoise(*prepared, nullptr));
   const Image image = must(model.decode(*prepared));
 
-  const auto dump = std::filesystem::temp_directory_path() / ("ditfleet_dump_" + std::to_string(::getpid()) + ".safetensors");
+  const auto dump =
+      std::filesystem::temp_directory_path() / ("ditfleet_dump_" + std::to_string(::getpid()) + ".safetensors");
   must(prepared->dump(dump.string()));
   for (const char* exact : {"clip_ids", "t5_ids"})
     EXPECT_EQ(golden::distance(golden::read_tensor(dump.string(), exact), golden.tensor(exact)), 0) << exact;
-  for (const char* name : {"pooled_prompt_embeds", "prompt_embeds", "noise", "sigmas", "timesteps", "latents", "image"}) {
+  for (const char* name :
+       {"pooled_prompt_embeds", "prompt_embeds", "noise", "sigmas", "timesteps", "latents", "image"}) {
     const at::Tensor got = golden::read_tensor(dump.string(), name);
     EXPECT_EQ(got.scalar_type(), golden.tensor(name).scalar_type()) << name;
     const double d = golden::distance(got, golden.tensor(name));
@@ -213,7 +215,8 @@ class MemoryShortage {
     }
     for (std::int64_t size = std::int64_t{1} << 34; size >= std::int64_t{1} << 25;) {
       try {
-        ballast_.push_back(at::empty({size}, at::TensorOptions().dtype(c10::ScalarType::Byte).device(c10::DeviceType::CUDA)));
+        ballast_.push_back(
+            at::empty({size}, at::TensorOptions().dtype(c10::ScalarType::Byte).device(c10::DeviceType::CUDA)));
       } catch (const std::exception&) {
         size /= 2;
       }

@@ -48,7 +48,8 @@ class FluxFolderTest : public ::testing::Test {
     ASSERT_FALSE(model);
     EXPECT_EQ(model.error().code, code) << model.error().message;
     for (const char* word : words)
-      EXPECT_NE(model.error().message.find(word), std::string::npos) << "no \"" << word << "\" in: " << model.error().message;
+      EXPECT_NE(model.error().message.find(word), std::string::npos)
+          << "no \"" << word << "\" in: " << model.error().message;
   }
 
   const fs::path dir_ = fs::temp_directory_path() / ("ditfleet_flux_folder_" + std::to_string(::getpid()));
@@ -100,7 +101,8 @@ TEST_F(FluxFolderTest, RefusesHeadersThatCannotBe) {
   const fs::path file = dir_ / "transformer/diffusion_pytorch_model.safetensors";
   const auto begin_with = [&](std::string_view bytes) {
     SetUp();
-    std::fstream(file, std::ios::binary | std::ios::in | std::ios::out).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    std::fstream(file, std::ios::binary | std::ios::in | std::ios::out)
+        .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   };
   using namespace std::string_view_literals;
   begin_with("\xff\xff\xff\xff\xff\xff\xff\xff"sv);
@@ -149,7 +151,8 @@ TEST_F(FluxFolderTest, TakesTheEncodersOwnEmbeddingOfTwo) {
     for (const TensorEntry& entry : file->entries()) {
       const TensorView view = file->view(entry);
       const bool embedding = entry.name == own || entry.name == shared;
-      tensors.push_back({embedding ? own : std::string(view.name), view.dtype, {view.shape.begin(), view.shape.end()}, view.bytes});
+      tensors.push_back(
+          {embedding ? own : std::string(view.name), view.dtype, {view.shape.begin(), view.shape.end()}, view.bytes});
       if (!embedding) continue;
       other.assign(view.bytes.size(), std::byte{0});
       tensors.push_back({shared, view.dtype, {view.shape.begin(), view.shape.end()}, other});
@@ -236,12 +239,15 @@ TEST_F(FluxFolderTest, RefusesRequestsThatTheFolderHasNoNumbersFor) {
     auto prepared = model ? (*model)->encode(request) : Result<std::unique_ptr<Prepared>>(model.error());
     return prepared ? Error{Code::kInternal, "it was encoded", {}} : prepared.error();
   };
-  replace("text_encoder_2/config.json", "\"relative_attention_max_distance\": 128", "\"relative_attention_max_distance\": 8");
+  replace("text_encoder_2/config.json", "\"relative_attention_max_distance\": 128",
+          "\"relative_attention_max_distance\": 8");
   EXPECT_EQ(encode_error(8, 2).message, "it was encoded");  // these are near enough
   Error error = encode_error(9, 2);
   EXPECT_EQ(error.code, Code::kDataCorrupt);
-  EXPECT_NE(error.message.find("relative_attention_max_distance is 8, which leaves distances up to 8 without a bucket; with 32 buckets it must be above 8"),
-            std::string::npos) << error.message;
+  EXPECT_NE(error.message.find("relative_attention_max_distance is 8, which leaves distances up to 8 without a bucket; "
+                               "with 32 buckets it must be above 8"),
+            std::string::npos)
+      << error.message;
   SetUp();
   replace("scheduler/scheduler_config.json", "\"use_dynamic_shifting\": true", "\"use_dynamic_shifting\": false");
   replace("scheduler/scheduler_config.json", "\"shift\": 3.0", "\"shift\": 0.0");

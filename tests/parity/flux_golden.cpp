@@ -20,7 +20,8 @@ namespace {
 // DITFLEET_FIXTURES: where the fixtures are on a machine that has only the test binary.
 std::filesystem::path root() {
   const char* elsewhere = std::getenv("DITFLEET_FIXTURES");
-  return elsewhere ? std::filesystem::path(elsewhere) : std::filesystem::path(DITFLEET_SOURCE_DIR) / "tests/fixtures/flux";
+  return elsewhere ? std::filesystem::path(elsewhere)
+                   : std::filesystem::path(DITFLEET_SOURCE_DIR) / "tests/fixtures/flux";
 }
 
 c10::ScalarType scalar_type(DType dtype) {

@@ -12,7 +12,8 @@ namespace ditfleet::pipeline::golden {
 
 // Where the tests compute: DITFLEET_TEST_DEVICE, or "cpu".
 std::string test_device();
-// DITFLEET_TEST_COMPILE, or "eager": the compile backend; DITFLEET_TEST_MODE, or "default": its mode. Under another than eager, a block that falls back is an error.
+// DITFLEET_TEST_COMPILE, or "eager": the compile backend; DITFLEET_TEST_MODE, or "default": its mode. Under another
+// than eager, a block that falls back is an error.
 region::CompileOptions test_compile();
 
 struct Case {

@@ -30,9 +30,7 @@ class FluxStage : public ::testing::TestWithParam<golden::Case> {
     device_ = load_device(golden::test_device()).device;
     golden_ = golden::load(GetParam());
   }
-  Placement placement() const {
-    return {device_, golden_.bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float};
-  }
+  Placement placement() const { return {device_, golden_.bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float}; }
   at::Tensor input(const char* name) const { return golden_.tensor(name).to(device_); }
   double limit() const { return golden_.bf16 ? kBf16Limit : kLimit; }
   std::string dir(const char* part) const { return GetParam().model_dir() + "/" + part; }
@@ -58,8 +56,9 @@ TEST_P(FluxStage, EncodesWithT5) {
 
 // The same with the encoders' layers compiled.
 TEST_P(FluxStage, EncodesTextWithCompiledLayers) {
-  const auto regions = region::make_region_host({.backend = device_.is_cpu() ? "cpu_jit" : "nvrtc", .error_on_recompile = true, .text_encoders = true},
-                                                device_, nullptr);
+  const auto regions = region::make_region_host(
+      {.backend = device_.is_cpu() ? "cpu_jit" : "nvrtc", .error_on_recompile = true, .text_encoders = true}, device_,
+      nullptr);
   const auto clip = ClipEncoder::load(dir("text_encoder"), placement(), regions);
   const auto t5 = T5Encoder::load(dir("text_encoder_2"), placement(), regions);
   for (int call = 0; call < 2; ++call) {
@@ -75,15 +74,18 @@ TEST_P(FluxStage, EncodesTextWithCompiledLayers) {
 
 TEST_P(FluxStage, DrawsTheNoise) {
   const at::Tensor noise = golden_.tensor("noise");
-  const at::Tensor drawn = draw_noise(golden_.request.seed, noise.size(1), noise.size(2), noise.size(3), placement().dtype);
+  const at::Tensor drawn =
+      draw_noise(golden_.request.seed, noise.size(1), noise.size(2), noise.size(3), placement().dtype);
   EXPECT_EQ(drawn.scalar_type(), noise.scalar_type());
   EXPECT_LE(distance(drawn, noise), 5e-6);  // AVX and scalar code differ by 2e-6
 }
 
 TEST_P(FluxStage, SetsTheSchedule) {
   const auto config = read_scheduler_config(ConfigFile(dir("scheduler") + "/scheduler_config.json"));
-  const at::Tensor noise = golden_.tensor("noise"), sigmas = golden_.tensor("sigmas"), steps = golden_.tensor("timesteps");
-  const Schedule schedule = make_schedule(config, golden_.request.num_inference_steps, noise.size(2) / 2 * (noise.size(3) / 2));
+  const at::Tensor noise = golden_.tensor("noise"), sigmas = golden_.tensor("sigmas"),
+                   steps = golden_.tensor("timesteps");
+  const Schedule schedule =
+      make_schedule(config, golden_.request.num_inference_steps, noise.size(2) / 2 * (noise.size(3) / 2));
   ASSERT_EQ(schedule.sigmas.size(), static_cast<std::size_t>(sigmas.numel()));
   ASSERT_EQ(schedule.timesteps.size(), static_cast<std::size_t>(steps.numel()));
   for (std::size_t i = 0; i < schedule.sigmas.size(); ++i)
@@ -96,10 +98,13 @@ TEST_P(FluxStage, SetsTheSchedule) {
 class FluxDenoising : public FluxStage {};
 
 TEST_P(FluxDenoising, Denoises) {
-  const auto transformer = FluxTransformer::load(dir("transformer"), placement(), region::make_region_host(golden::test_compile(), device_, nullptr));
+  const auto transformer = FluxTransformer::load(dir("transformer"), placement(),
+                                                 region::make_region_host(golden::test_compile(), device_, nullptr));
   const at::Tensor noise = input("noise"), prompt = input("prompt_embeds"), sigmas = input("sigmas");
-  const auto table = transformer.modulation(input("timesteps"), golden_.request.guidance_scale, input("pooled_prompt_embeds"));
-  const at::Tensor rope = rope_table(transformer.config(), prompt.size(1), noise.size(2) / 2, noise.size(3) / 2, placement());
+  const auto table =
+      transformer.modulation(input("timesteps"), golden_.request.guidance_scale, input("pooled_prompt_embeds"));
+  const at::Tensor rope =
+      rope_table(transformer.config(), prompt.size(1), noise.size(2) / 2, noise.size(3) / 2, placement());
   const at::Tensor text = transformer.embed_text(prompt);
   at::Tensor tokens = pack_latents(noise);
   for (int i = 0; i < golden_.request.num_inference_steps; ++i)
@@ -110,7 +115,8 @@ TEST_P(FluxDenoising, Denoises) {
 }
 
 TEST_P(FluxStage, DecodesLatents) {
-  const auto vae = VaeDecoder::load(dir("vae"), placement(), region::make_region_host(golden::test_compile(), device_, nullptr));
+  const auto vae =
+      VaeDecoder::load(dir("vae"), placement(), region::make_region_host(golden::test_compile(), device_, nullptr));
   const at::Tensor noise = golden_.tensor("noise");
   const at::Tensor latents = unpack_latents(input("latents"), noise.size(2) / 2, noise.size(3) / 2);
   const at::Tensor image = unit_range(vae.decode(latents));
@@ -133,7 +139,9 @@ TEST_P(FluxStage, DecodesLatents) {
   }
 }
 
-std::string name_of(const ::testing::TestParamInfo<golden::Case>& info) { return info.param.folder + "_" + info.param.name; }
+std::string name_of(const ::testing::TestParamInfo<golden::Case>& info) {
+  return info.param.folder + "_" + info.param.name;
+}
 
 std::vector<golden::Case> cases_without_cfg() {
   std::vector<golden::Case> cases;

@@ -1,4 +1,5 @@
-// Products that leave out columns of zeros, on a Hopper GPU: against the whole product, at sizes that end within tiles and groups.
+// Products that leave out columns of zeros, on a Hopper GPU: against the whole product, at sizes that end within tiles
+// and groups.
 #include "pipeline/region/run/grouped_gemm.h"
 
 #include <ATen/TensorOperators.h>
@@ -42,7 +43,8 @@ class RegionParityGroupedGemm : public ::testing::Test {
   static Case make(const Shape& s) {
     const std::int64_t in = s.shared + s.groups * s.each;
     const auto within = [](std::int64_t rows, std::int64_t columns) {
-      const at::Tensor all = at::full({rows, columns + 64}, std::numeric_limits<double>::quiet_NaN(), at::TensorOptions(ScalarType::BFloat16).device(device()));
+      const at::Tensor all = at::full({rows, columns + 64}, std::numeric_limits<double>::quiet_NaN(),
+                                      at::TensorOptions(ScalarType::BFloat16).device(device()));
       return all.narrow(1, 8, columns);
     };
     Case made{within(s.rows, in), within(s.out, in), s.bias ? randn(1, s.out)[0] : at::Tensor(), within(s.rows, s.out)};
@@ -50,15 +52,21 @@ class RegionParityGroupedGemm : public ::testing::Test {
     made.weight.narrow(1, 0, s.shared).copy_(randn(s.out, s.shared));
     for (int g = 0; g < s.groups; ++g) {
       const std::int64_t run = s.out / s.groups;
-      made.weight.narrow(1, s.shared, s.groups * s.each).narrow(0, g * run, run).zero_().narrow(1, g * s.each, s.each).copy_(randn(run, s.each));
+      made.weight.narrow(1, s.shared, s.groups * s.each)
+          .narrow(0, g * run, run)
+          .zero_()
+          .narrow(1, g * s.each, s.each)
+          .copy_(randn(run, s.each));
     }
     return made;
   }
   static GroupedProduct product(const Shape& s, const Case& c) {
-    return {s.rows, c.x.size(1), s.out, s.groups, s.groups * s.each, c.x.stride(0), c.weight.stride(0), c.out.stride(0)};
+    return {s.rows,        c.x.size(1),        s.out,          s.groups, s.groups * s.each,
+            c.x.stride(0), c.weight.stride(0), c.out.stride(0)};
   }
   bool run(const Shape& s, const Case& c) const {
-    return gemm_->run(product(s, c), {c.x.const_data_ptr(), c.weight.const_data_ptr(), c.bias.defined() ? c.bias.const_data_ptr() : nullptr, c.out.mutable_data_ptr()});
+    return gemm_->run(product(s, c), {c.x.const_data_ptr(), c.weight.const_data_ptr(),
+                                      c.bias.defined() ? c.bias.const_data_ptr() : nullptr, c.out.mutable_data_ptr()});
   }
 
   const c10::InferenceMode inference_{true};
@@ -67,13 +75,17 @@ class RegionParityGroupedGemm : public ::testing::Test {
 };
 
 TEST_F(RegionParityGroupedGemm, ComputesTheProduct) {
-  for (const Shape& s : {Shape{4224, 1152, 256, 64, 3, true}, Shape{4200, 1152, 256, 64, 3, true}, Shape{4161, 1152, 64, 128, 3, false}, Shape{4224, 1160, 320, 64, 2, true},
-                         Shape{4097, 1096, 512, 192, 4, true}, Shape{8448, 576, 128, 64, 3, true}, Shape{1, 1152, 256, 64, 3, true}, Shape{193, 8, 64, 64, 2, true}, Shape{4608, 9216, 3072, 64, 3, true}}) {
+  for (const Shape& s :
+       {Shape{4224, 1152, 256, 64, 3, true}, Shape{4200, 1152, 256, 64, 3, true}, Shape{4161, 1152, 64, 128, 3, false},
+        Shape{4224, 1160, 320, 64, 2, true}, Shape{4097, 1096, 512, 192, 4, true}, Shape{8448, 576, 128, 64, 3, true},
+        Shape{1, 1152, 256, 64, 3, true}, Shape{193, 8, 64, 64, 2, true}, Shape{4608, 9216, 3072, 64, 3, true}}) {
     const Case c = make(s);
-    const std::string what = std::to_string(s.rows) + " x " + std::to_string(s.out) + " x " + std::to_string(s.shared) + " + " + std::to_string(s.groups) + " x " + std::to_string(s.each);
+    const std::string what = std::to_string(s.rows) + " x " + std::to_string(s.out) + " x " + std::to_string(s.shared) +
+                             " + " + std::to_string(s.groups) + " x " + std::to_string(s.each);
     ASSERT_TRUE(run(s, c)) << what;
     const std::optional<at::Tensor> bias = c.bias.defined() ? std::optional(c.bias) : std::nullopt;
-    const at::Tensor expected = at::linear(c.x.to(ScalarType::Float), c.weight.to(ScalarType::Float), bias ? std::optional(bias->to(ScalarType::Float)) : std::nullopt);
+    const at::Tensor expected = at::linear(c.x.to(ScalarType::Float), c.weight.to(ScalarType::Float),
+                                           bias ? std::optional(bias->to(ScalarType::Float)) : std::nullopt);
     const at::Tensor theirs = at::linear(c.x, c.weight, bias);
     const double mine = testing::relative_error(c.out, expected), library = testing::relative_error(theirs, expected);
     EXPECT_LE(mine, 1.01 * library) << what;
@@ -91,13 +103,17 @@ TEST_F(RegionParityGroupedGemm, LeavesOutTheColumnsOfOthers) {
   const at::Tensor before = c.out.clone();
   for (int g = 0; g < s.groups; ++g)
     for (int other = 0; other < s.groups; ++other)
-      if (other != g) c.weight.narrow(0, g * 384, 384).narrow(1, s.shared + other * s.each, s.each).fill_(std::numeric_limits<double>::quiet_NaN());
+      if (other != g)
+        c.weight.narrow(0, g * 384, 384)
+            .narrow(1, s.shared + other * s.each, s.each)
+            .fill_(std::numeric_limits<double>::quiet_NaN());
   ASSERT_TRUE(run(s, c));
   EXPECT_TRUE(c.out.equal(before));
 }
 
 TEST_F(RegionParityGroupedGemm, RefusesOperandsThatLieOtherwise) {
-  for (const Shape& s : {Shape{4224, 1152, 256, 32, 3, true}, Shape{4224, 1152, 240, 64, 3, true}, Shape{4224, 1150, 256, 64, 3, true}, Shape{4224, 1152, 256, 0, 3, true}}) {
+  for (const Shape& s : {Shape{4224, 1152, 256, 32, 3, true}, Shape{4224, 1152, 240, 64, 3, true},
+                         Shape{4224, 1150, 256, 64, 3, true}, Shape{4224, 1152, 256, 0, 3, true}}) {
     const Case c = make(s);
     EXPECT_FALSE(run(s, c)) << s.rows << " x " << s.out << " x " << s.shared << " + " << s.each;
   }
@@ -108,7 +124,9 @@ TEST_F(RegionParityGroupedGemm, RefusesOperandsThatLieOtherwise) {
 }
 
 TEST_F(RegionParityGroupedGemm, PaysWithManyRowsAlone) {
-  const auto pays = [&](std::int64_t rows) { return gemm_->pays({rows, 3072 + 3 * 64, 9216, 3, 3 * 64, 4096, 4096, 9216}); };
+  const auto pays = [&](std::int64_t rows) {
+    return gemm_->pays({rows, 3072 + 3 * 64, 9216, 3, 3 * 64, 4096, 4096, 9216});
+  };
   EXPECT_TRUE(pays(65536));
   for (const std::int64_t rows : {1, 77, 128}) EXPECT_FALSE(pays(rows)) << rows;
 }
@@ -118,8 +136,12 @@ class Watched : public GroupedGemm {
  public:
   enum Use { kNever, kWhereItPays, kAlways };
   explicit Watched(std::shared_ptr<const GroupedGemm> gemm) : gemm_(std::move(gemm)) {}
-  bool pays(const GroupedProduct& product) const override { return use == kAlways || (use == kWhereItPays && gemm_->pays(product)); }
-  bool run(const GroupedProduct& product, const GemmOperands& operands) const override { return gemm_->run(product, operands) && ++runs > 0; }
+  bool pays(const GroupedProduct& product) const override {
+    return use == kAlways || (use == kWhereItPays && gemm_->pays(product));
+  }
+  bool run(const GroupedProduct& product, const GemmOperands& operands) const override {
+    return gemm_->run(product, operands) && ++runs > 0;
+  }
   Use use = kAlways;
   mutable int runs = 0;
 
@@ -129,7 +151,9 @@ class Watched : public GroupedGemm {
 
 // A block with adapters of rank 64 for q, k and v, which stand apart.
 struct AdaptedBlock {
-  AdaptedBlock(Make make, std::int64_t heads, std::int64_t image, std::int64_t text) : shape{.heads = heads, .head_dim = 128, .type = ElementType::kBF16, .adapters = true}, program(make(shape).value()) {
+  AdaptedBlock(Make make, std::int64_t heads, std::int64_t image, std::int64_t text)
+      : shape{.heads = heads, .head_dim = 128, .type = ElementType::kBF16, .adapters = true},
+        program(make(shape).value()) {
     Sizes sizes{{"batch", 1}, {"image", image}, {"text", text}, {"tokens", image + text}};
     for (const auto& symbol : program.symbols())
       if (symbol.ends_with("rank")) sizes[symbol] = symbol.ends_with("apart_rank") ? 3 * 64 : 0;
@@ -137,7 +161,8 @@ struct AdaptedBlock {
     const auto order = program.inputs();
     std::set<std::string> apart;
     for (const int index : order)
-      if (const std::string& name = program.values[static_cast<std::size_t>(index)].name; name.ends_with(".apart")) apart.insert(name.substr(0, name.size() - 5) + "weight");
+      if (const std::string& name = program.values[static_cast<std::size_t>(index)].name; name.ends_with(".apart"))
+        apart.insert(name.substr(0, name.size() - 5) + "weight");
     products = static_cast<int>(apart.size());
     const std::int64_t width = heads * 128;
     for (std::size_t i = 0; i < order.size(); ++i)
@@ -149,7 +174,8 @@ struct AdaptedBlock {
   void expect_as_good(const Outputs& got, const Outputs& theirs) const {
     const auto reference = interpret(program, testing::converted(inputs, ScalarType::Double));
     for (std::size_t o = 0; o < got.size(); ++o)
-      EXPECT_LE(testing::relative_error(got[o], reference[o]), 1.01 * testing::relative_error(theirs[o], reference[o])) << program.block << " " << o;
+      EXPECT_LE(testing::relative_error(got[o], reference[o]), 1.01 * testing::relative_error(theirs[o], reference[o]))
+          << program.block << " " << o;
   }
 
   BlockShape shape;
@@ -171,7 +197,8 @@ TEST_F(RegionParityGroupedGemm, BlocksComputeAsWell) {
     ASSERT_EQ(block.products, products);
     const auto watched = std::make_shared<Watched>(gemm_);
     host_->grouped_gemm = watched;
-    Region region("adapted", [&](ElementType) -> Result<Program> { return block.program; }, host_);
+    Region region(
+        "adapted", [&](ElementType) -> Result<Program> { return block.program; }, host_);
     watched->use = Watched::kNever;
     const Outputs theirs = outputs_of(region, block.inputs);
     EXPECT_EQ(watched->runs, 0);
@@ -182,7 +209,11 @@ TEST_F(RegionParityGroupedGemm, BlocksComputeAsWell) {
     const auto graphs = make_graphs(device(), 2);
     if (!graphs) continue;
     for (int call = 0; call < 4; ++call)
-      EXPECT_TRUE(graphs->run({1}, block.inputs, [&](const std::vector<at::Tensor>& recorded) { return outputs_of(region, recorded)[0]; }).equal(got[0])) << block.program.block << " call " << call;
+      EXPECT_TRUE(graphs
+                      ->run({1}, block.inputs,
+                            [&](const std::vector<at::Tensor>& recorded) { return outputs_of(region, recorded)[0]; })
+                      .equal(got[0]))
+          << block.program.block << " call " << call;
     EXPECT_EQ(watched->runs, 3 * products) << "two calls of four replay";
   }
 }
@@ -193,7 +224,8 @@ TEST_F(RegionParityGroupedGemm, BlocksOfFluxComputeAsWell) {
     const AdaptedBlock block(make, 24, 4096, 512);
     const auto watched = std::make_shared<Watched>(gemm_);
     host_->grouped_gemm = watched;
-    Region region("adapted", [&](ElementType) -> Result<Program> { return block.program; }, host_);
+    Region region(
+        "adapted", [&](ElementType) -> Result<Program> { return block.program; }, host_);
     watched->use = Watched::kNever;
     const Outputs theirs = outputs_of(region, block.inputs);
     watched->use = Watched::kWhereItPays;

@@ -1,5 +1,5 @@
-// Slots: swaps leave no trace, batches hold several adapters, and where adapters are is told as it is. Long because every case
-// compares engines that one fixture makes, on adapters that it writes.
+// Slots: swaps leave no trace, batches hold several adapters, and where adapters are is told as it is. Long because
+// every case compares engines that one fixture makes, on adapters that it writes.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/block_diag.h>
@@ -30,7 +30,8 @@ using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
 // DITFLEET_TEST_COMPILE names the backend; slots matter most where blocks are compiled.
-Engine& engine(int slots, const region::CompileOptions& compile = golden::test_compile(), const std::string& dtype = "fp32", std::int64_t host_bytes = 1 << 30) {
+Engine& engine(int slots, const region::CompileOptions& compile = golden::test_compile(),
+               const std::string& dtype = "fp32", std::int64_t host_bytes = 1 << 30) {
   static std::vector<std::unique_ptr<Engine>> engines;  // outlive their models
   EngineOptions options{golden::test_device(), dtype, 0, compile};
   options.lora_slots = slots;
@@ -41,7 +42,9 @@ Engine& engine(int slots, const region::CompileOptions& compile = golden::test_c
   engines.push_back(unwrap(Engine::create(options)));
   return *engines.back();
 }
-std::unique_ptr<Model> load(Engine& engine) { return unwrap(engine.load_model("golden", golden::Case{"dev", "plain"}.model_dir())); }
+std::unique_ptr<Model> load(Engine& engine) {
+  return unwrap(engine.load_model("golden", golden::Case{"dev", "plain"}.model_dir()));
+}
 std::unique_ptr<Model> load(int slots) { return load(engine(slots)); }
 
 class LoraSlots : public ::testing::Test {
@@ -53,8 +56,10 @@ class LoraSlots : public ::testing::Test {
   void TearDown() override { fs::remove_all(folder_); }
 
   // Random weights for the modules of the fixture "all" whose name has `part` in it; those of B times `up`.
-  LoraRequest adapter(const std::string& name, std::int64_t rank, const std::string& part = "", double scale = 1, double up = 1, DType dtype = DType::kF32) {
-    const auto all = fs::path(golden::Case{"dev", "plain"}.model_dir()).parent_path().parent_path().parent_path() / "lora/adapters/all.safetensors";
+  LoraRequest adapter(const std::string& name, std::int64_t rank, const std::string& part = "", double scale = 1,
+                      double up = 1, DType dtype = DType::kF32) {
+    const auto all = fs::path(golden::Case{"dev", "plain"}.model_dir()).parent_path().parent_path().parent_path() /
+                     "lora/adapters/all.safetensors";
     const auto file = unwrap(SafetensorsFile::open(all.string()));
     at::Generator generator = at::detail::createCPUGenerator(std::hash<std::string>()(name));
     std::vector<at::Tensor> values;
@@ -67,7 +72,10 @@ class LoraSlots : public ::testing::Test {
       const at::Tensor value = at::randn(shape, generator) * 0.2;
       values.push_back(dtype == DType::kF64 ? value.to(at::kDouble) : value);
       if (!down) values.back().mul_(up);
-      tensors.push_back({view.name, dtype, shape, {static_cast<const std::byte*>(values.back().const_data_ptr()), values.back().nbytes()}});
+      tensors.push_back({view.name,
+                         dtype,
+                         shape,
+                         {static_cast<const std::byte*>(values.back().const_data_ptr()), values.back().nbytes()}});
     }
     EXPECT_FALSE(tensors.empty()) << part;
     const std::string path = folder_ / (name + ".safetensors");
@@ -100,11 +108,12 @@ class LoraSlots : public ::testing::Test {
 };
 
 TEST_F(LoraSlots, SwapsLeaveNoTrace) {
-  const std::vector<std::pair<LoraRequest, LoraRequest>> sequences = {{adapter("a7", 7), adapter("b13", 13)},
-                                                                      {adapter("a13", 13), adapter("b7", 7)},
-                                                                      {adapter("a11", 11), adapter("b11", 11)},
-                                                                      {adapter("few", 9, "attn.to_q"), adapter("many", 5)},
-                                                                      {adapter("all", 16), adapter("fewer", 3, "ff")}};
+  const std::vector<std::pair<LoraRequest, LoraRequest>> sequences = {
+      {adapter("a7", 7), adapter("b13", 13)},
+      {adapter("a13", 13), adapter("b7", 7)},
+      {adapter("a11", 11), adapter("b11", 11)},
+      {adapter("few", 9, "attn.to_q"), adapter("many", 5)},
+      {adapter("all", 16), adapter("fewer", 3, "ff")}};
   for (const int slots : {1, 2}) {
     auto model = load(slots);
     const Image plain = draw(*model, {});
@@ -121,19 +130,25 @@ TEST_F(LoraSlots, SwapsLeaveNoTrace) {
 
 // At every linear, at the largest rank, where no size is a multiple of what matrices are aligned to.
 TEST_F(LoraSlots, TheLargestAdapterFitsIntoASlotInEveryNaming) {
-  const auto adapters = fs::path(golden::Case{"dev", "plain"}.model_dir()).parent_path().parent_path().parent_path() / "lora/adapters";
+  const auto adapters =
+      fs::path(golden::Case{"dev", "plain"}.model_dir()).parent_path().parent_path().parent_path() / "lora/adapters";
   std::vector<at::Tensor> values;
   std::vector<TensorToWrite> tensors;
-  for (const auto& [name, prefix] : std::vector<std::pair<std::string, std::string>>{{"all", "transformer."}, {"clip", "text_encoder."}, {"t5", "text_encoder_2."}}) {
+  for (const auto& [name, prefix] : std::vector<std::pair<std::string, std::string>>{
+           {"all", "transformer."}, {"clip", "text_encoder."}, {"t5", "text_encoder_2."}}) {
     const auto file = unwrap(SafetensorsFile::open((adapters / (name + ".safetensors")).string()));
     for (const auto& view : file.entries()) {
       if (!view.name.starts_with(prefix)) continue;
       std::vector<std::int64_t> shape = view.shape;
       shape[view.name.find("lora_A") == std::string::npos ? 1 : 0] = 1;
       std::string bfl = view.name;
-      if (const std::string last = "transformer.norm_out.linear"; bfl.starts_with(last)) bfl.replace(0, last.size(), "diffusion_model.final_layer.adaLN_modulation.1");
+      if (const std::string last = "transformer.norm_out.linear"; bfl.starts_with(last))
+        bfl.replace(0, last.size(), "diffusion_model.final_layer.adaLN_modulation.1");
       values.push_back(at::full(shape, 0.01, at::kFloat));
-      tensors.push_back({bfl, DType::kF32, shape, {static_cast<const std::byte*>(values.back().const_data_ptr()), values.back().nbytes()}});
+      tensors.push_back({bfl,
+                         DType::kF32,
+                         shape,
+                         {static_cast<const std::byte*>(values.back().const_data_ptr()), values.back().nbytes()}});
     }
   }
   const std::string path = folder_ / "largest.safetensors";
@@ -149,14 +164,19 @@ TEST_F(LoraSlots, TheLargestAdapterFitsIntoASlotInEveryNaming) {
 TEST_F(LoraSlots, ABlockDiagonalAdapterIsThatOfItsLinears) {
   const LoraRequest apart = adapter("apart", 16, "attn.to_"), mlp = adapter("mlp", 16, "proj_mlp");
   const std::vector<std::pair<std::string, std::vector<std::string>>> fused = {
-      {"double_blocks.1.img_attn.qkv", {"transformer_blocks.1.attn.to_q", "transformer_blocks.1.attn.to_k", "transformer_blocks.1.attn.to_v"}},
+      {"double_blocks.1.img_attn.qkv",
+       {"transformer_blocks.1.attn.to_q", "transformer_blocks.1.attn.to_k", "transformer_blocks.1.attn.to_v"}},
       {"single_blocks.0.linear1",
-       {"single_transformer_blocks.0.attn.to_q", "single_transformer_blocks.0.attn.to_k", "single_transformer_blocks.0.attn.to_v", "single_transformer_blocks.0.proj_mlp"}}};
+       {"single_transformer_blocks.0.attn.to_q", "single_transformer_blocks.0.attn.to_k",
+        "single_transformer_blocks.0.attn.to_v", "single_transformer_blocks.0.proj_mlp"}}};
   std::vector<at::Tensor> values;
   std::vector<TensorToWrite> whole, parts;
   const auto write = [&](std::vector<TensorToWrite>& out, const std::string& name, const at::Tensor& value) {
     values.push_back(value.contiguous());
-    out.push_back({name, DType::kF32, value.sizes().vec(), {static_cast<const std::byte*>(values.back().const_data_ptr()), values.back().nbytes()}});
+    out.push_back({name,
+                   DType::kF32,
+                   value.sizes().vec(),
+                   {static_cast<const std::byte*>(values.back().const_data_ptr()), values.back().nbytes()}});
   };
   for (const auto& [bfl, linears] : fused) {
     std::vector<at::Tensor> down, up;
@@ -172,7 +192,8 @@ TEST_F(LoraSlots, ABlockDiagonalAdapterIsThatOfItsLinears) {
   unwrap(write_safetensors(one, std::move(whole), {}));
   unwrap(write_safetensors(many, std::move(parts), {}));
   auto model = load(1);  // of rank 16: 48 and 64 have no room
-  const Image picture = draw(*model, {{one, 1, "whole"}}), same = draw(*model, {{many, 1, "parts"}}), plain = draw(*model, {});
+  const Image picture = draw(*model, {{one, 1, "whole"}}), same = draw(*model, {{many, 1, "parts"}}),
+              plain = draw(*model, {});
   int most = 0, most_to_plain = 0;  // terms are added up in the order of their names, which differs
   for (std::size_t i = 0; i < picture.rgb.size(); ++i) {
     most = std::max(most, std::abs(picture.rgb[i] - same.rgb[i]));
@@ -184,7 +205,8 @@ TEST_F(LoraSlots, ABlockDiagonalAdapterIsThatOfItsLinears) {
 
 // Columns that are there for the rounding of ranks hold what was before: times zero that must be nothing.
 TEST_F(LoraSlots, AHugeAdapterLeavesNoTrace) {
-  const LoraRequest small = adapter("small", 3), huge = adapter("huge", 16, "", 1, 3e38), beyond = adapter("beyond", 16, "", 1, 1e39, DType::kF64);
+  const LoraRequest small = adapter("small", 3), huge = adapter("huge", 16, "", 1, 3e38),
+                    beyond = adapter("beyond", 16, "", 1, 1e39, DType::kF64);
   const Image alone = draw(*load(1), {small});
   auto model = load(1);
   auto own = unwrap(model->encode(request({huge})));
@@ -196,7 +218,8 @@ TEST_F(LoraSlots, AHugeAdapterLeavesNoTrace) {
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, Code::kInvalidArgument);
   EXPECT_EQ(refused.error().param, "loras");
-  EXPECT_THAT(refused.error().message, ::testing::ContainsRegex("lora_B.weight holds numbers beyond what F32 holds, the model's type"));
+  EXPECT_THAT(refused.error().message,
+              ::testing::ContainsRegex("lora_B.weight holds numbers beyond what F32 holds, the model's type"));
   EXPECT_TRUE(draw(*model, {small}).rgb == alone.rgb);
 }
 
@@ -211,7 +234,8 @@ TEST_F(LoraSlots, RefusesWhatIsInfiniteInTheModelsType) {
   for (const auto& entry : file.entries()) {
     const auto view = file.view(entry);
     tensors.push_back({entry.name, view.dtype, entry.shape, view.bytes});
-    if (tensors.size() == 2) tensors.back().bytes = {static_cast<const std::byte*>(values.const_data_ptr()), view.bytes.size()};
+    if (tensors.size() == 2)
+      tensors.back().bytes = {static_cast<const std::byte*>(values.const_data_ptr()), view.bytes.size()};
   }
   unwrap(write_safetensors(folder_ / "spoilt.safetensors", std::move(tensors), {}));
   const auto refused = model->prefetch({{folder_ / "spoilt.safetensors", 1, "spoilt"}});
@@ -224,7 +248,8 @@ TEST_F(LoraSlots, ABatchHoldsAnAdapterForEachPicture) {
   auto model = load(4);
   auto soft = adapter("x", 5);
   soft.scale = -0.3;
-  const std::vector<std::vector<LoraRequest>> each = {{adapter("x", 5)}, {adapter("y", 4, "attn")}, {}, {adapter("z", 3), soft}};
+  const std::vector<std::vector<LoraRequest>> each = {
+      {adapter("x", 5)}, {adapter("y", 4, "attn")}, {}, {adapter("z", 3), soft}};
   std::vector<std::unique_ptr<Prepared>> together;
   std::vector<Prepared*> batch;
   std::vector<at::Tensor> alone;
@@ -238,7 +263,8 @@ TEST_F(LoraSlots, ABatchHoldsAnAdapterForEachPicture) {
   }
   std::vector<int> steps(each.size());
   std::vector<StepCallback> callbacks;
-  for (std::size_t i = 0; i < each.size(); ++i) callbacks.push_back([&steps, i](const StepProgress& p) { return steps[i] = p.step, true; });
+  for (std::size_t i = 0; i < each.size(); ++i)
+    callbacks.push_back([&steps, i](const StepProgress& p) { return steps[i] = p.step, true; });
   for (const auto& result : model->denoise_batch(batch, callbacks)) EXPECT_TRUE(result);
   EXPECT_THAT(steps, ElementsAre(2, 2, 2, 2));
   for (std::size_t i = 0; i < each.size(); ++i) EXPECT_LE(golden::distance(latents(*together[i]), alone[i]), 2e-5) << i;
@@ -248,7 +274,8 @@ TEST_F(LoraSlots, OnePictureOfABatchMayEnd) {
   auto model = load(4);
   const std::vector<LoraRequest> loras[] = {{adapter("x", 5)}, {adapter("y", 4)}};
   auto stays = unwrap(model->encode(request(loras[0]))), goes = unwrap(model->encode(request(loras[1])));
-  const auto results = model->denoise_batch({goes.get(), stays.get()}, {[](const StepProgress&) { return false; }, nullptr});
+  const auto results =
+      model->denoise_batch({goes.get(), stays.get()}, {[](const StepProgress&) { return false; }, nullptr});
   ASSERT_FALSE(results[0]);
   EXPECT_EQ(results[0].error().code, Code::kCanceled);
   ASSERT_TRUE(results[1]);
@@ -292,12 +319,14 @@ TEST_F(LoraSlots, MoreThanThereIsRoomForRunsOpByOp) {
   const auto refused = load(engine(4, strict))->encode(request({one, two}));
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().param, "compile.fullgraph");
-  EXPECT_NE(refused.error().message.find("in all meet at one matrix, which has room for"), std::string::npos) << refused.error().message;
+  EXPECT_NE(refused.error().message.find("in all meet at one matrix, which has room for"), std::string::npos)
+      << refused.error().message;
 }
 
 // As many as there are slots, each of the largest rank, if so much room is asked for: still one compiled program.
 TEST_F(LoraSlots, AdaptersOfTheLargestRankAreUsedTogetherWhereTheirRanksHaveRoom) {
-  const LoraRequest one = adapter("wide", 16, "", 0.5), two = adapter("wide too", 16, "", -0.3), three = adapter("wide, three", 16, "", 0.2);
+  const LoraRequest one = adapter("wide", 16, "", 0.5), two = adapter("wide too", 16, "", -0.3),
+                    three = adapter("wide, three", 16, "", 0.2);
   EngineOptions options{golden::test_device(), "fp32", 0, golden::test_compile()};
   options.lora_slots = 3;
   options.max_lora_rank = 16;
@@ -324,7 +353,8 @@ TEST_F(LoraSlots, AutoInBf16OnACpuIsEager) {
   EXPECT_EQ(chosen.compile_backend(), "eager");
   auto model = load(chosen), plain = load(engine(2, {}, "bf16"));
   const LoraRequest all = adapter("all", 16, "", 0.7), few = adapter("few", 5, "attn", -0.3);
-  for (const auto& loras : {std::vector<LoraRequest>{}, {all}, {all, few}}) EXPECT_TRUE(draw(*model, loras).rgb == draw(*plain, loras).rgb) << loras.size();
+  for (const auto& loras : {std::vector<LoraRequest>{}, {all}, {all, few}})
+    EXPECT_TRUE(draw(*model, loras).rgb == draw(*plain, loras).rgb) << loras.size();
   EXPECT_NE(engine(2, {.backend = "auto", .fullgraph = true}, "bf16").compile_backend(), "eager");
 }
 

@@ -30,7 +30,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path fixtures() { return fs::path(golden::Case{"dev", "plain"}.model_dir()).parent_path().parent_path().parent_path() / "lora"; }
+fs::path fixtures() {
+  return fs::path(golden::Case{"dev", "plain"}.model_dir()).parent_path().parent_path().parent_path() / "lora";
+}
 std::string adapter(const std::string& name) { return (fixtures() / "adapters" / (name + ".safetensors")).string(); }
 
 struct LoraGolden {
@@ -80,7 +82,9 @@ class LoraTest : public ::testing::Test {
     auto prepared = unwrap(model().encode(request));
     unwrap(model().denoise(*prepared, nullptr));
     Drawn drawn{unwrap(model().decode(*prepared)), {}, {}, {}};
-    const std::string dump = (fs::temp_directory_path() / ("ditfleet_lora_" + std::to_string(::getpid()) + "_" + std::to_string(++dumps_) + ".safetensors")).string();
+    const std::string dump = (fs::temp_directory_path() / ("ditfleet_lora_" + std::to_string(::getpid()) + "_" +
+                                                           std::to_string(++dumps_) + ".safetensors"))
+                                 .string();
     unwrap(prepared->dump(dump));
     drawn.latents = golden::read_tensor(dump, "latents");
     drawn.pooled = golden::read_tensor(dump, "pooled_prompt_embeds");
@@ -112,7 +116,8 @@ class LoraTest : public ::testing::Test {
   static double mean_difference(const Image& a, const Image& b) {
     EXPECT_EQ(a.rgb.size(), b.rgb.size());
     double mean = 0;
-    for (std::size_t i = 0; i < a.rgb.size(); ++i) mean += std::abs(int{a.rgb[i]} - int{b.rgb[i]}) / static_cast<double>(a.rgb.size());
+    for (std::size_t i = 0; i < a.rgb.size(); ++i)
+      mean += std::abs(int{a.rgb[i]} - int{b.rgb[i]}) / static_cast<double>(a.rgb.size());
     return mean;
   }
 
@@ -127,13 +132,15 @@ TEST_P(LoraPicture, IsWhatDiffusersDraws) {
   const LoraGolden g = load(GetParam());
   expect_golden(draw(g.request), g);
 }
-INSTANTIATE_TEST_SUITE_P(Cases, LoraPicture, ::testing::Values("one", "two", "all", "clip", "clip_half", "t5", "alpha", "metadata"),
+INSTANTIATE_TEST_SUITE_P(Cases, LoraPicture,
+                         ::testing::Values("one", "two", "all", "clip", "clip_half", "t5", "alpha", "metadata"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_F(LoraTest, EveryFormatOfAFileDrawsTheSame) {
-  for (const auto& [of, formats] : std::map<std::string, std::vector<std::string>>{{"all", {"all_kohya", "all_bfl", "all_kohya_diffusers", "all_named"}},
-                                                                                   {"clip", {"clip_kohya"}},
-                                                                                   {"t5", {"t5_kohya"}}}) {
+  for (const auto& [of, formats] : std::map<std::string, std::vector<std::string>>{
+           {"all", {"all_kohya", "all_bfl", "all_kohya_diffusers", "all_named"}},
+           {"clip", {"clip_kohya"}},
+           {"t5", {"t5_kohya"}}}) {
     LoraGolden g = load(of);
     for (const auto& format : formats) {
       SCOPED_TRACE(format);
@@ -177,7 +184,8 @@ TEST_F(LoraTest, RequestsAtOnceDoNotSeeOneAnother) {
     threads.emplace_back([&, i] {
       for (int round = 0; round < 3; ++round) {
         const Image image = draw(load(names[i]).request).image;
-        EXPECT_LE(mean_difference(image, alone[i]), 0.02) << names[i];  // threads share the cores, and so sums may be split elsewhere
+        EXPECT_LE(mean_difference(image, alone[i]), 0.02)
+            << names[i];  // threads share the cores, and so sums may be split elsewhere
       }
     });
   for (auto& thread : threads) thread.join();
@@ -194,7 +202,8 @@ TEST_F(LoraTest, StagesOfDifferentAdaptersInterleave) {
 }
 
 TEST_F(LoraTest, AFileThatChangesIsReadAgain) {
-  const fs::path file = fs::temp_directory_path() / ("ditfleet_lora_swap_" + std::to_string(::getpid()) + ".safetensors");
+  const fs::path file =
+      fs::temp_directory_path() / ("ditfleet_lora_swap_" + std::to_string(::getpid()) + ".safetensors");
   LoraGolden clip = load("clip"), t5 = load("t5");
   fs::copy_file(adapter("clip"), file, fs::copy_options::overwrite_existing);
   clip.request.loras.at(0).path = file.string();
@@ -222,7 +231,9 @@ TEST_F(LoraTest, RefusesBadRequests) {
     return result.error();
   };
   for (const double scale : {static_cast<double>(NAN), static_cast<double>(INFINITY), 1e300, -1e300, 100.5})
-    EXPECT_NE(refusal([&](auto& r) { r.loras[0].scale = scale; }).message.find("a finite number from -100 to 100"), std::string::npos) << scale;
+    EXPECT_NE(refusal([&](auto& r) { r.loras[0].scale = scale; }).message.find("a finite number from -100 to 100"),
+              std::string::npos)
+        << scale;
   EXPECT_NE(refusal([](auto& r) { r.loras.resize(17, r.loras[0]); }).message.find("at most 16"), std::string::npos);
   EXPECT_EQ(refusal([](auto& r) { r.loras[0].path = "/"; }).code, Code::kDataCorrupt);
   const auto foreign = fs::path(DITFLEET_SOURCE_DIR) / "deploy/demo-model/loras/night.safetensors";
@@ -247,7 +258,8 @@ TEST_F(LoraTest, APictureThatIsNotFiniteIsAnErrorOfItsRequest) {
     tensors.push_back({std::string(entry.name), DType::kF32, {view.shape.begin(), view.shape.end()}, {}});
   }
   for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].bytes = std::as_bytes(std::span(values[i]));
-  const fs::path path = fs::temp_directory_path() / ("ditfleet_lora_large_" + std::to_string(::getpid()) + ".safetensors");
+  const fs::path path =
+      fs::temp_directory_path() / ("ditfleet_lora_large_" + std::to_string(::getpid()) + ".safetensors");
   unwrap(write_safetensors(path.string(), tensors));
   ImageRequest request = g.request;
   request.loras = {{path.string(), 0.5}, {adapter("alpha"), -1}};
@@ -263,7 +275,8 @@ TEST_F(LoraTest, APictureThatIsNotFiniteIsAnErrorOfItsRequest) {
   ASSERT_FALSE(image);
   EXPECT_EQ(image.error().code, Code::kInvalidArgument);
   EXPECT_EQ(image.error().param, "loras");
-  EXPECT_NE(image.error().message.find("NaN or infinity, with adapters at the strengths 0.5 and -1"), std::string::npos) << image.error().message;
+  EXPECT_NE(image.error().message.find("NaN or infinity, with adapters at the strengths 0.5 and -1"), std::string::npos)
+      << image.error().message;
   // Without adapters it is not theirs.
   request.loras.clear();
   request.negative_prompt = "blue";
@@ -273,7 +286,9 @@ TEST_F(LoraTest, APictureThatIsNotFiniteIsAnErrorOfItsRequest) {
   const auto plain = model().decode(*prepared);
   ASSERT_FALSE(plain);
   EXPECT_EQ(plain.error().code, Code::kDataCorrupt);
-  EXPECT_NE(plain.error().message.find("[decode] the latents after denoising hold NaN or infinity; the model's"), std::string::npos) << plain.error().message;
+  EXPECT_NE(plain.error().message.find("[decode] the latents after denoising hold NaN or infinity; the model's"),
+            std::string::npos)
+      << plain.error().message;
   expect_golden(draw(g.request), g);
   fs::remove(path);
 }
@@ -287,7 +302,8 @@ TEST_F(LoraTest, AskedForASmallerLargestRankRefuses) {
   EXPECT_TRUE(model->encode(load("all").request));  // ranks 1 to 3
   auto refused = model->encode(load("one").request);
   ASSERT_FALSE(refused);
-  EXPECT_NE(refused.error().message.find("rank 4; it must be from 1 to 3"), std::string::npos) << refused.error().message;
+  EXPECT_NE(refused.error().message.find("rank 4; it must be from 1 to 3"), std::string::npos)
+      << refused.error().message;
 }
 
 // The strength 0.7 is 0.69921875 in bf16: PEFT multiplies by 0.7 and rounds the product.

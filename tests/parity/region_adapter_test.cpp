@@ -1,4 +1,5 @@
-// FLUX's blocks with room for adapters: one program for any ranks, none included, and for other adapters in each sample.
+// FLUX's blocks with room for adapters: one program for any ranks, none included, and for other adapters in each
+// sample.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros_like.h>
@@ -32,7 +33,9 @@ int input_called(const Program& program, const std::string& name) {
 
 TEST_F(RegionParity, AdaptersOfAnyRankShareOneProgram) {
   std::mt19937_64 random(20261122);
-  const auto between = [&](std::int64_t least, std::int64_t most) { return std::uniform_int_distribution<std::int64_t>(least, most)(random); };
+  const auto between = [&](std::int64_t least, std::int64_t most) {
+    return std::uniform_int_distribution<std::int64_t>(least, most)(random);
+  };
   for (const Make make : kBlocks)
     for (const auto& [heads, head_dim] : {std::pair<std::int64_t, std::int64_t>{6, 32}, {3, 10}, {2, 128}})
       for (ElementType type : {ElementType::kF32, ElementType::kBF16}) {
@@ -43,15 +46,20 @@ TEST_F(RegionParity, AdaptersOfAnyRankShareOneProgram) {
         for (int round = 0; round < 8; ++round) {
           Sizes sizes{{"batch", between(1, 3)}};
           for (const auto& symbol : program.symbols())
-            if (is_rank(symbol)) sizes[symbol] = round == 0 || between(0, 3) == 0 ? 0 : round % 2 ? 16 * between(1, 3) : between(1, 20);
-            else if (symbol != "batch") sizes[symbol] = between(1, 30);
-          const auto inputs = inputs_for(program, sizes, random(), {.strided = round % 3 == 1, .outliers = round % 4 == 2});
+            if (is_rank(symbol))
+              sizes[symbol] = round == 0 || between(0, 3) == 0 ? 0 : round % 2 ? 16 * between(1, 3) : between(1, 20);
+            else if (symbol != "batch")
+              sizes[symbol] = between(1, 30);
+          const auto inputs =
+              inputs_for(program, sizes, random(), {.strided = round % 3 == 1, .outliers = round % 4 == 2});
           Outputs got;
           region.run(inputs, got);
-          const auto eager = interpret(program, inputs), reference = interpret(program, converted(inputs, ScalarType::Double));
+          const auto eager = interpret(program, inputs),
+                     reference = interpret(program, converted(inputs, ScalarType::Double));
           for (std::size_t o = 0; o < got.size(); ++o) {
             const double mine = relative_error(got[o], reference[o]), theirs = relative_error(eager[o], reference[o]);
-            const std::string where = program.block + " " + std::string(name_of(type)) + " heads " + std::to_string(heads) + " round " + std::to_string(round);
+            const std::string where = program.block + " " + std::string(name_of(type)) + " heads " +
+                                      std::to_string(heads) + " round " + std::to_string(round);
             EXPECT_LE(mine, type == ElementType::kBF16 ? 1.1 * theirs : 2e-6) << where;
           }
         }
@@ -83,8 +91,10 @@ TEST_F(RegionParity, AdaptersAddTheirProduct) {
           const std::int64_t rank = a.size(0), in = a.size(1);
           const bool before = value.name == "mlp_in.weight" && plain.block == "flux.single";
           merged.push_back(t.narrow(1, before ? rank : 0, in) + t.narrow(1, before ? 0 : in, rank).mm(a));
-          if (const int apart = input_called(program, value.name.substr(0, value.name.rfind('.')) + ".apart"); apart >= 0)
-            merged.back() += t.narrow(1, in + rank, 3).mm(inputs[static_cast<std::size_t>(apart)].to(ScalarType::Double)[sample]);
+          if (const int apart = input_called(program, value.name.substr(0, value.name.rfind('.')) + ".apart");
+              apart >= 0)
+            merged.back() +=
+                t.narrow(1, in + rank, 3).mm(inputs[static_cast<std::size_t>(apart)].to(ScalarType::Double)[sample]);
         } else if (value.kind == ValueKind::kActivation || (value.kind == ValueKind::kTable && value.name != "rope")) {
           merged.push_back(t.narrow(0, sample, 1));
         } else {
@@ -92,7 +102,8 @@ TEST_F(RegionParity, AdaptersAddTheirProduct) {
         }
       }
       const auto expected = interpret(plain, merged);
-      for (std::size_t o = 0; o < got.size(); ++o) EXPECT_LE(relative_error(got[o].narrow(0, sample, 1), expected[o]), 2e-6) << plain.block;
+      for (std::size_t o = 0; o < got.size(); ++o)
+        EXPECT_LE(relative_error(got[o].narrow(0, sample, 1), expected[o]), 2e-6) << plain.block;
     }
   }
 }
@@ -124,7 +135,8 @@ TEST_F(RegionParity, SamplesOfABatchHaveAdaptersOfTheirOwn) {
       }
       Outputs one;
       region.run(alone, one);
-      for (std::size_t o = 0; o < one.size(); ++o) EXPECT_LE(relative_error(together[o].narrow(0, s, 1), one[o]), 2e-6) << program.block << " " << s;
+      for (std::size_t o = 0; o < one.size(); ++o)
+        EXPECT_LE(relative_error(together[o].narrow(0, s, 1), one[o]), 2e-6) << program.block << " " << s;
     }
   }
 }

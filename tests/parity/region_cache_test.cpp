@@ -18,9 +18,12 @@ using testing::relative_error;
 TEST(RegionCache, AWarmCacheNeedsNoCompiler) {
   if (auto compiler = open_cpu_jit(); !compiler) GTEST_SKIP() << compiler.error().message;
   const std::shared_ptr<kernel_cache::KernelCache> cache = make_memory_cache();
-  Region("single", recipe(flux_single_block, 2, 16), make_region_host({.backend = "cpu_jit"}, kCpu, cache)).prepare(ElementType::kF32, kCpu);
+  Region("single", recipe(flux_single_block, 2, 16), make_region_host({.backend = "cpu_jit"}, kCpu, cache))
+      .prepare(ElementType::kF32, kCpu);
   for (const char* backend : {"cpu_jit", "auto"}) {
-    const auto without = [&](bool fullgraph) { return make_region_host({.backend = backend, .fullgraph = fullgraph, .cxx = "/nowhere/c++"}, kCpu, cache); };
+    const auto without = [&](bool fullgraph) {
+      return make_region_host({.backend = backend, .fullgraph = fullgraph, .cxx = "/nowhere/c++"}, kCpu, cache);
+    };
     const auto strict = without(true), lenient = without(false);
     const auto run = [](const std::shared_ptr<RegionHost>& host, std::int64_t heads) {
       Region region("single", recipe(flux_single_block, heads, 16), host);
@@ -33,14 +36,17 @@ TEST(RegionCache, AWarmCacheNeedsNoCompiler) {
     run(strict, 2);
     EXPECT_EQ(strict->counters->counts().compiles, 1u) << "it runs compiled";
     EXPECT_EQ(strict->counters->counts().built, 0u);
-    EXPECT_THAT(failure_of([&] { run(strict, 3); }), AllOf(HasSubstr("compile.fullgraph is set and region single"), HasSubstr("(no_compiler)"),
-                                                           HasSubstr("the kernel cache has no program of region flux.single by "),
-                                                           HasSubstr("/nowhere/c++ cannot be used"), HasSubstr("install g++")));
+    EXPECT_THAT(failure_of([&] { run(strict, 3); }),
+                AllOf(HasSubstr("compile.fullgraph is set and region single"), HasSubstr("(no_compiler)"),
+                      HasSubstr("the kernel cache has no program of region flux.single by "),
+                      HasSubstr("/nowhere/c++ cannot be used"), HasSubstr("install g++")));
     run(lenient, 3);
     EXPECT_EQ(lenient->counters->counts().fallback_reasons.at("no_compiler"), 1u);
     EXPECT_EQ(lenient->counters->counts().compiles, 0u);
   }
-  EXPECT_THAT(failure_of([] { make_region_host({.backend = "cpu_jit", .cxx = "/nowhere/c++"}, kCpu, make_memory_cache()); }), HasSubstr("/nowhere/c++ cannot be used"))
+  EXPECT_THAT(
+      failure_of([] { make_region_host({.backend = "cpu_jit", .cxx = "/nowhere/c++"}, kCpu, make_memory_cache()); }),
+      HasSubstr("/nowhere/c++ cannot be used"))
       << "a cold cache has nothing to run";
 }
 
@@ -50,7 +56,11 @@ TEST(RegionCache, BlocksWithTheSameKernelsAreOneProgram) {
   const auto shared = make_region_host({.backend = "cpu_jit", .fullgraph = true}, kCpu, nullptr);
   for (const Make make : {flux_double_block, flux_single_block})
     for (const bool adapters : {false, true})
-      Region("block", [&](ElementType type) { return make({.heads = 2, .head_dim = 16, .type = type, .adapters = adapters}); }, shared).prepare(ElementType::kF32, kCpu);
+      Region(
+          "block",
+          [&](ElementType type) { return make({.heads = 2, .head_dim = 16, .type = type, .adapters = adapters}); },
+          shared)
+          .prepare(ElementType::kF32, kCpu);
   EXPECT_EQ(shared->counters->counts().compiles, 4u);
   EXPECT_EQ(shared->counters->counts().built, 2u);
 }
@@ -69,7 +79,8 @@ TEST(RegionCache, TheLastCompilerIsKnown) {
   }
 }
 
-// What a cache vouches for may still be no program for this machine: it is compiled anew, once for all who share the cache.
+// What a cache vouches for may still be no program for this machine: it is compiled anew, once for all who share the
+// cache.
 TEST(RegionCache, AProgramThatDoesNotLoadIsReplaced) {
   if (auto compiler = open_cpu_jit(); !compiler) GTEST_SKIP() << compiler.error().message;
   const auto shared = make_region_host({.backend = "cpu_jit", .fullgraph = true}, kCpu, nullptr);
@@ -77,7 +88,8 @@ TEST(RegionCache, AProgramThatDoesNotLoadIsReplaced) {
   const Plan plan = *fuse(program, shared->compiler->fuse_options());
   const auto key = key_of(identify(generate_cpp(plan), *shared->compiler, shared->arch));
   ASSERT_TRUE(shared->cache->get_or_compile(key, "flux.single", shared->arch, [&]() -> Result<Entry> {
-    return Entry{.region = "flux.single", .arch = shared->arch, .kind = kernel_cache::Kind::kSharedObject, .code = "no program"};
+    return Entry{
+        .region = "flux.single", .arch = shared->arch, .kind = kernel_cache::Kind::kSharedObject, .code = "no program"};
   }));
   const auto next = make_region_host({.backend = "cpu_jit", .fullgraph = true}, kCpu, shared->cache);
   for (const auto& one : {shared, next}) {
@@ -87,7 +99,8 @@ TEST(RegionCache, AProgramThatDoesNotLoadIsReplaced) {
     region.run(inputs, got);
     EXPECT_LE(relative_error(got[0], interpret(program, inputs)[0]), 2e-6);
     EXPECT_EQ(one->counters->counts().compiles, 1u);
-    EXPECT_EQ(one->counters->counts().built, one == shared ? 1u : 0u) << "the next engine finds what was compiled instead";
+    EXPECT_EQ(one->counters->counts().built, one == shared ? 1u : 0u)
+        << "the next engine finds what was compiled instead";
     EXPECT_EQ(one->counters->counts().fallbacks, 0u);
   }
   EXPECT_EQ(shared->cache->counts().refused, 1u);

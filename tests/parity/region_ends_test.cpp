@@ -18,10 +18,13 @@ using testing::relative_error;
 constexpr float kInfinity = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
 
 TEST_F(RegionParity, ActivationsEndAsEagersDo) {
-  const std::vector<float> ends{kNan, kInfinity, -kInfinity, 3e38f, -3e38f, 1e19f, -1e19f, 104.0f, -104.0f, 88.8f, -88.8f, 1e-40f, -1e-40f, 1e-45f, 0.0f, -0.0f};
+  const std::vector<float> ends{kNan,    kInfinity, -kInfinity, 3e38f,  -3e38f,  1e19f,  -1e19f, 104.0f,
+                                -104.0f, 88.8f,     -88.8f,     1e-40f, -1e-40f, 1e-45f, 0.0f,   -0.0f};
   const auto width = static_cast<std::int64_t>(ends.size());
   using Activation = Builder::Ref (Builder::*)(const std::string&, Builder::Ref);
-  for (const auto& [name, activation] : {std::pair<const char*, Activation>{"gelu_tanh", &Builder::gelu_tanh}, {"silu", &Builder::silu}, {"quick_gelu", &Builder::quick_gelu}})
+  for (const auto& [name, activation] : {std::pair<const char*, Activation>{"gelu_tanh", &Builder::gelu_tanh},
+                                         {"silu", &Builder::silu},
+                                         {"quick_gelu", &Builder::quick_gelu}})
     for (ElementType type : {ElementType::kF32, ElementType::kBF16}) {
       const Region::Recipe bent = [width, activation = activation](ElementType t) {
         Builder b("bent", t);
@@ -33,10 +36,12 @@ TEST_F(RegionParity, ActivationsEndAsEagersDo) {
       if (type == ElementType::kBF16) x = x.to(c10::ScalarType::BFloat16);
       Outputs got;
       region.run({x}, got);
-      const at::Tensor mine = got[0].cpu().to(c10::ScalarType::Float), eager = interpret(*bent(type), {x})[0].cpu().to(c10::ScalarType::Float);
+      const at::Tensor mine = got[0].cpu().to(c10::ScalarType::Float),
+                       eager = interpret(*bent(type), {x})[0].cpu().to(c10::ScalarType::Float);
       for (std::size_t i = 0; i < ends.size(); ++i) {
         const float a = mine.const_data_ptr<float>()[i], b = eager.const_data_ptr<float>()[i];
-        EXPECT_TRUE(a == b || (std::isnan(a) && std::isnan(b)) || std::abs(a - b) <= 1e-30f) << name << " of " << ends[i] << " in " << name_of(type) << ": " << a << ", eager " << b;
+        EXPECT_TRUE(a == b || (std::isnan(a) && std::isnan(b)) || std::abs(a - b) <= 1e-30f)
+            << name << " of " << ends[i] << " in " << name_of(type) << ": " << a << ", eager " << b;
       }
     }
 }
@@ -58,7 +63,9 @@ TEST_F(RegionParity, BadTokensSpreadAsEagersDo) {
 
 TEST_F(RegionParity, SizesMayBeNothingOrOne) {
   const auto shared = host({.fullgraph = true});
-  for (const auto& [make, first, second] : {std::tuple{&flux_double_block, "image", "text"}, {&flux_single_block, "tokens", "tokens"}, {&temporal_block, "frames", "places"}}) {
+  for (const auto& [make, first, second] : {std::tuple{&flux_double_block, "image", "text"},
+                                            {&flux_single_block, "tokens", "tokens"},
+                                            {&temporal_block, "frames", "places"}}) {
     Region region("few", recipe(make, 2, 16), shared);
     const Program program = program_of(make, 2, 16, ElementType::kF32);
     for (const auto& [batch, some, others] : {std::tuple{1, 1, 1}, {1, 0, 3}, {1, 3, 0}, {0, 3, 3}, {0, 0, 0}}) {
@@ -70,7 +77,8 @@ TEST_F(RegionParity, SizesMayBeNothingOrOne) {
       for (std::size_t o = 0; o < got.size(); ++o) {
         ASSERT_EQ(got[o].sizes(), eager[o].sizes()) << program.block;
         if (got[o].numel() == 0) continue;
-        EXPECT_LE(relative_error(got[o], eager[o]), 2e-6) << program.block << " " << batch << " " << some << " " << others;
+        EXPECT_LE(relative_error(got[o], eager[o]), 2e-6)
+            << program.block << " " << batch << " " << some << " " << others;
       }
     }
   }

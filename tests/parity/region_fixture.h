@@ -28,7 +28,8 @@ inline c10::Device device() {
   return chosen;
 }
 
-inline std::vector<at::Tensor> inputs_for(const Program& program, const Sizes& sizes, std::uint64_t seed, testing::InputStyle style = {}) {
+inline std::vector<at::Tensor> inputs_for(const Program& program, const Sizes& sizes, std::uint64_t seed,
+                                          testing::InputStyle style = {}) {
   auto inputs = testing::random_inputs(program, sizes, seed, style);
   if (!device().is_cpu())
     for (at::Tensor& t : inputs) t = t.to(device());

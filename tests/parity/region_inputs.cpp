@@ -22,8 +22,10 @@ bool ends_with(const std::string& text, const std::string& end) {
 
 }  // namespace
 
-std::vector<at::Tensor> random_inputs(const Program& program, const Sizes& sizes, std::uint64_t seed, InputStyle style) {
-  at::Generator generator = style.device.is_cpu() ? at::detail::createCPUGenerator(seed) : at::globalContext().defaultGenerator(style.device).clone();
+std::vector<at::Tensor> random_inputs(const Program& program, const Sizes& sizes, std::uint64_t seed,
+                                      InputStyle style) {
+  at::Generator generator = style.device.is_cpu() ? at::detail::createCPUGenerator(seed)
+                                                  : at::globalContext().defaultGenerator(style.device).clone();
   generator.set_current_seed(seed);
   const auto draw = [&](const std::vector<std::int64_t>& shape) {
     return at::randn(shape, generator, at::TensorOptions(c10::ScalarType::Float).device(style.device));
@@ -57,7 +59,9 @@ std::vector<at::Tensor> random_inputs(const Program& program, const Sizes& sizes
     } else if (value.kind == ValueKind::kAdapter) {
       t = (draw(shape) * (1 / std::sqrt(static_cast<double>(shape.back())))).to(type);
     } else if (shape.size() == 2 && style.strided) {  // with room beside it
-      t = (draw({shape[0], shape[1] + 16}) * (1 / std::sqrt(static_cast<double>(shape[1])))).to(type).narrow(1, 8, shape[1]);
+      t = (draw({shape[0], shape[1] + 16}) * (1 / std::sqrt(static_cast<double>(shape[1]))))
+              .to(type)
+              .narrow(1, 8, shape[1]);
     } else if (shape.size() == 2) {
       t = (draw(shape) * (1 / std::sqrt(static_cast<double>(shape[1])))).to(type);
     } else {

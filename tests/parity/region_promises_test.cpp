@@ -1,5 +1,5 @@
-// What regions promise beside their numbers: the checks that diffusers runs on compiled models, as far as they apply; modes
-// and attention backends; options; what happens where something is missing.
+// What regions promise beside their numbers: the checks that diffusers runs on compiled models, as far as they apply;
+// modes and attention backends; options; what happens where something is missing.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/randn.h>
@@ -19,9 +19,9 @@
 namespace ditfleet::region {
 namespace {
 
-using ::testing::HasSubstr;
 using c10::ScalarType;
 using testing::converted;
+using ::testing::HasSubstr;
 using testing::relative_error;
 
 // --- the checks of diffusers' compile tests, one each -----------------------------------------------------------
@@ -29,7 +29,8 @@ using testing::relative_error;
 TEST_F(RegionParity, FullGraphTwiceWithoutARecompile) {
   const auto shared = host({.fullgraph = true, .error_on_recompile = true});
   Region region("single", recipe(flux_single_block, 2, 16), shared);
-  const auto inputs = inputs_for(program_of(flux_single_block, 2, 16, ElementType::kF32), {{"batch", 1}, {"tokens", 8}}, 1);
+  const auto inputs =
+      inputs_for(program_of(flux_single_block, 2, 16, ElementType::kF32), {{"batch", 1}, {"tokens", 8}}, 1);
   Outputs first, second;
   region.run(inputs, first);
   region.run(inputs, second);
@@ -68,25 +69,32 @@ TEST_F(RegionParity, EveryAttentionBackendRunsTheSameProgram) {
   for (const AttentionBackend backend : attention_backends()) {
     const bool gpu_only = backend == AttentionBackend::kCudnn || backend == AttentionBackend::kEfficient;
     if (device().is_cpu() && gpu_only) {
-      EXPECT_THAT(failure_of([&] { host({.attention = std::string(name_of(backend))}); }), HasSubstr("which runs on a GPU, and the device is cpu"));
+      EXPECT_THAT(failure_of([&] { host({.attention = std::string(name_of(backend))}); }),
+                  HasSubstr("which runs on a GPU, and the device is cpu"));
       continue;
     }
-    const auto shared = host({.attention = std::string(name_of(backend)), .fullgraph = true, .error_on_recompile = true, .recompile_limit = 1});
+    const auto shared = host({.attention = std::string(name_of(backend)),
+                              .fullgraph = true,
+                              .error_on_recompile = true,
+                              .recompile_limit = 1});
     Region region("double", recipe(flux_double_block, 3, 64), shared);
     const Program program = program_of(flux_double_block, 3, 64, ElementType::kBF16);
     for (const std::int64_t image : {16, 40}) {
       const auto inputs = inputs_for(program, {{"batch", 2}, {"image", image}, {"text", 9}}, 5);
       Outputs got;
       region.run(inputs, got);
-      const auto eager = interpret(program, inputs), reference = interpret(program, converted(inputs, ScalarType::Double));
+      const auto eager = interpret(program, inputs),
+                 reference = interpret(program, converted(inputs, ScalarType::Double));
       for (std::size_t o = 0; o < got.size(); ++o)
-        EXPECT_LE(relative_error(got[o], reference[o]), 1.1 * relative_error(eager[o], reference[o])) << name_of(backend);
+        EXPECT_LE(relative_error(got[o], reference[o]), 1.1 * relative_error(eager[o], reference[o]))
+            << name_of(backend);
     }
     EXPECT_EQ(shared->counters->counts().compiles, 1u);
   }
 }
 
-// A call is run once as it is, recorded once, then only started; with the inputs of each call, and whoever's turn it is.
+// A call is run once as it is, recorded once, then only started; with the inputs of each call, and whoever's turn it
+// is.
 TEST_F(RegionParity, GraphsComputeWhatTheyRecorded) {
   if (device().is_cpu()) GTEST_SKIP() << "CUDA graphs need a GPU";
   const auto graphs = make_graphs(device(), 2);
@@ -107,7 +115,8 @@ TEST_F(RegionParity, GraphsComputeWhatTheyRecorded) {
   for (std::size_t i = 0; i < got.size(); ++i) EXPECT_LE(relative_error(got[i], wanted[i]), 1e-6) << "call " << i;
   EXPECT_EQ(bodies, 4) << "each of two buckets as it is, then recorded";
   const at::Tensor x = at::randn({3, 3}, at::TensorOptions(ScalarType::Float).device(device()));
-  for (int call = 0; call < 3; ++call) EXPECT_LE(relative_error(graphs->run({3}, {x, x}, body), at::matmul(x, x) + x), 1e-6);
+  for (int call = 0; call < 3; ++call)
+    EXPECT_LE(relative_error(graphs->run({3}, {x, x}, body), at::matmul(x, x) + x), 1e-6);
   EXPECT_EQ(bodies, 6) << "a third bucket takes the place of the one that was used least lately";
 }
 
@@ -117,7 +126,11 @@ TEST_F(RegionParity, WhatCannotBeRecordedRunsAsItIs) {
   if (!graphs) GTEST_SKIP() << "this build lacked CUDA's headers";
   const at::Tensor x = at::randn({4}, at::TensorOptions(ScalarType::Float).device(device()));
   for (int call = 0; call < 4; ++call)
-    EXPECT_LE(relative_error(graphs->run({4}, {x}, [](const std::vector<at::Tensor>& in) { return in[0] * in[0].sum().item<float>(); }), x * x.sum()), 1e-6);
+    EXPECT_LE(
+        relative_error(
+            graphs->run({4}, {x}, [](const std::vector<at::Tensor>& in) { return in[0] * in[0].sum().item<float>(); }),
+            x * x.sum()),
+        1e-6);
 }
 
 // Whatever algorithm is chosen computes the same product; it is timed once and found in the cache by the next process.
@@ -140,7 +153,8 @@ TEST_F(RegionParity, TunedProductsErrNoMore) {
     Region region("single", recipe(flux_single_block, 4, 64), shared);
     const Program program = program_of(flux_single_block, 4, 64, type);
     const auto inputs = inputs_for(program, {{"batch", 2}, {"tokens", 300}}, 6);
-    const auto eager = interpret(program, inputs), reference = interpret(program, converted(inputs, ScalarType::Double));
+    const auto eager = interpret(program, inputs),
+               reference = interpret(program, converted(inputs, ScalarType::Double));
     for (int call = 0; call < 2; ++call) {
       Outputs got;
       region.run(inputs, got, Mode::kMaxAutotuneNoCudagraphs);
@@ -178,8 +192,11 @@ TEST_F(RegionParity, ErrorOnRecompileNamesTheGuard) {
   const Program program = program_of(flux_single_block, 2, 16, ElementType::kF32);
   Outputs got;
   region.run(inputs_for(program, {{"batch", 1}, {"tokens", 4}}, 2), got);
-  EXPECT_THAT(failure_of([&] { region.run(inputs_for(program, {{"batch", 1}, {"tokens", 5}}, 2), got); }),
-              HasSubstr("region flux.single would be compiled again: with compile.dynamic off sizes were batch 1, tokens 4 and are batch 1, tokens 5"));
+  EXPECT_THAT(failure_of([&] {
+                region.run(inputs_for(program, {{"batch", 1}, {"tokens", 5}}, 2), got);
+              }),
+              HasSubstr("region flux.single would be compiled again: with compile.dynamic off sizes were batch 1, "
+                        "tokens 4 and are batch 1, tokens 5"));
 }
 
 TEST_F(RegionParity, AnotherElementTypeIsAnotherProgram) {
@@ -192,7 +209,9 @@ TEST_F(RegionParity, AnotherElementTypeIsAnotherProgram) {
     region.run(inputs_for(program_of(flux_single_block, 2, 16, type), {{"batch", 1}, {"tokens", 4}}, 2), got);
   }
   const std::string log = ::testing::internal::GetCapturedStdout();
-  EXPECT_THAT(log, ::testing::AllOf(HasSubstr("[warning]"), HasSubstr("region flux.single is compiled again: activations were f32 and are bf16")));
+  EXPECT_THAT(log,
+              ::testing::AllOf(HasSubstr("[warning]"),
+                               HasSubstr("region flux.single is compiled again: activations were f32 and are bf16")));
   EXPECT_EQ(log.find("compiled again"), log.rfind("compiled again")) << "once: the first type's program is still there";
   EXPECT_EQ(shared->counters->counts().compiles, 2u);
   EXPECT_EQ(shared->counters->counts().recompiles, 1u);
@@ -219,7 +238,8 @@ TEST_F(RegionParity, AnUnsupportedOpRunsOpByOpAndIsCounted) {
 
 TEST_F(RegionParity, AnUnsupportedOpIsAnErrorUnderFullGraph) {
   Region region("exact", recipe(exact_gelu, 1, 8), host({.fullgraph = true}));
-  EXPECT_THAT(failure_of([&] { region.prepare(ElementType::kF32, device()); }), HasSubstr("[exact] y = gelu_erf: no generated kernel has this op"));
+  EXPECT_THAT(failure_of([&] { region.prepare(ElementType::kF32, device()); }),
+              HasSubstr("[exact] y = gelu_erf: no generated kernel has this op"));
 }
 
 TEST_F(RegionParity, WrongInputsAreNamed) {
@@ -232,7 +252,8 @@ TEST_F(RegionParity, WrongInputsAreNamed) {
   EXPECT_THAT(failure_of([&] { region.run(few, got); }), HasSubstr("[flux.single] has 12 inputs; it takes 13"));
   auto shape = good;
   shape[1] = shape[1].narrow(0, 0, 7);
-  EXPECT_THAT(failure_of([&] { region.run(shape, got); }), HasSubstr("%rope is [7, 16]; it must be [tokens, 16], whose tokens is 8"));
+  EXPECT_THAT(failure_of([&] { region.run(shape, got); }),
+              HasSubstr("%rope is [7, 16]; it must be [tokens, 16], whose tokens is 8"));
   auto type = good;
   type[5] = type[5].to(ScalarType::BFloat16);
   EXPECT_THAT(failure_of([&] { region.run(type, got); }), HasSubstr("it must be f32"));
@@ -247,7 +268,9 @@ TEST_F(RegionParity, WrongInputsAreNamed) {
 TEST_F(RegionParity, RegionsShareACompiledProgramThroughTheCache) {
   const auto cache = make_memory_cache();
   const std::string backend = device().is_cpu() ? "cpu_jit" : "nvrtc";
-  const auto compiles = [&] { return ditfleet::testing::series("ditfleet_region_compiles_total", {"reason=\"first\"", backend}).value_or(0); };
+  const auto compiles = [&] {
+    return ditfleet::testing::series("ditfleet_region_compiles_total", {"reason=\"first\"", backend}).value_or(0);
+  };
   for (const bool first : {true, false}) {
     const auto shared = make_region_host({.backend = backend}, device(), cache);
     Region region("single", recipe(flux_single_block, 2, 24), shared);
@@ -269,24 +292,36 @@ TEST(RegionBackend, AnEngineShowsItsCountersFromTheStart) {
 
 TEST(RegionBackend, AMissingOneIsAClearError) {
   ::setenv("DITFLEET_CXX", "/nowhere/c++", 1);
-  EXPECT_THAT(failure_of([] { make_region_host({.backend = "cpu_jit"}, kCpu, nullptr); }), HasSubstr("/nowhere/c++ cannot be used"));
+  EXPECT_THAT(failure_of([] { make_region_host({.backend = "cpu_jit"}, kCpu, nullptr); }),
+              HasSubstr("/nowhere/c++ cannot be used"));
   EXPECT_EQ(make_region_host({.backend = "auto"}, kCpu, nullptr)->compiler, nullptr) << "auto does without";
-  EXPECT_EQ(make_region_host({.backend = "auto"}, kCpu, nullptr)->counters->counts().fallback_reasons.at("no_compiler"), 1u);
+  EXPECT_EQ(make_region_host({.backend = "auto"}, kCpu, nullptr)->counters->counts().fallback_reasons.at("no_compiler"),
+            1u);
   ::unsetenv("DITFLEET_CXX");
-  EXPECT_THAT(failure_of([] { make_region_host({.backend = "nvrtc"}, kCpu, nullptr); }), HasSubstr("the device is cpu"));
-  EXPECT_THAT(failure_of([] { make_region_host({.backend = "tvm"}, kCpu, nullptr); }), HasSubstr("it takes one of auto, nvrtc, cpu_jit, eager"));
-  EXPECT_THAT(failure_of([] { make_region_host({.mode = "fast"}, kCpu, nullptr); }), HasSubstr("compile.mode is \"fast\""));
-  EXPECT_THAT(failure_of([] { make_region_host({.backend = "cpu_jit", .cxx = "/elsewhere/c++"}, kCpu, nullptr); }), HasSubstr("/elsewhere/c++ cannot be used"));
-  EXPECT_THAT(failure_of([] { make_region_host({.rules = {{.mode = "none"}, {.mode = "fast"}}}, kCpu, nullptr); }), HasSubstr("compile.rules.1.mode is \"fast\""));
+  EXPECT_THAT(failure_of([] { make_region_host({.backend = "nvrtc"}, kCpu, nullptr); }),
+              HasSubstr("the device is cpu"));
+  EXPECT_THAT(failure_of([] { make_region_host({.backend = "tvm"}, kCpu, nullptr); }),
+              HasSubstr("it takes one of auto, nvrtc, cpu_jit, eager"));
+  EXPECT_THAT(failure_of([] { make_region_host({.mode = "fast"}, kCpu, nullptr); }),
+              HasSubstr("compile.mode is \"fast\""));
+  EXPECT_THAT(failure_of([] { make_region_host({.backend = "cpu_jit", .cxx = "/elsewhere/c++"}, kCpu, nullptr); }),
+              HasSubstr("/elsewhere/c++ cannot be used"));
+  EXPECT_THAT(failure_of([] {
+                make_region_host({.rules = {{.mode = "none"}, {.mode = "fast"}}}, kCpu, nullptr);
+              }),
+              HasSubstr("compile.rules.1.mode is \"fast\""));
   EXPECT_THAT(failure_of([] { make_region_host({.recompile_limit = 0}, kCpu, nullptr); }), HasSubstr("at least 1"));
-  EXPECT_THAT(failure_of([] { make_region_host({.backend = "cpu_jit", .fullgraph = true, .vae = true}, kCpu, nullptr); }), HasSubstr("on a CPU the VAE runs op by op"));
+  EXPECT_THAT(
+      failure_of([] { make_region_host({.backend = "cpu_jit", .fullgraph = true, .vae = true}, kCpu, nullptr); }),
+      HasSubstr("on a CPU the VAE runs op by op"));
 }
 
 // A compiler that answers for its version and fails as long as a file is there.
 class FailingCompiler {
  public:
   FailingCompiler() {
-    write(path_, "#!/bin/sh\ncase \"$*\" in *--version*|*--help=target*) echo failing 1.0; exit 0;; esac\ntest -e '" + path_ + ".on' || exec c++ \"$@\"\necho 'error: no'; exit 1\n");
+    write(path_, "#!/bin/sh\ncase \"$*\" in *--version*|*--help=target*) echo failing 1.0; exit 0;; esac\ntest -e '" +
+                     path_ + ".on' || exec c++ \"$@\"\necho 'error: no'; exit 1\n");
     std::filesystem::permissions(path_, std::filesystem::perms::owner_all);
     write(path_ + ".on", "");
     ::setenv("DITFLEET_CXX", path_.c_str(), 1);
@@ -295,7 +330,8 @@ class FailingCompiler {
     ::unsetenv("DITFLEET_CXX");
     recover();
     std::filesystem::remove(path_);
-    for (const auto& file : std::filesystem::directory_iterator(std::filesystem::temp_directory_path()))  // what the compiler refused
+    for (const auto& file :
+         std::filesystem::directory_iterator(std::filesystem::temp_directory_path()))  // what the compiler refused
       if (file.path().filename().string().rfind("ditfleet-flux.single-", 0) == 0) std::filesystem::remove(file.path());
   }
   void recover() { std::filesystem::remove(path_ + ".on"); }
@@ -315,11 +351,14 @@ TEST(RegionBackend, ACompilerThatFailsLeavesTheRegionToEager) {
   region.run(inputs, got);
   EXPECT_TRUE(got[0].equal(interpret(program, inputs)[0]));
   EXPECT_EQ(shared->counters->counts().fallback_reasons.at("compile_error"), 1u);
-  Region strict("single", recipe(flux_single_block, 2, 16), make_region_host({.backend = "cpu_jit", .fullgraph = true}, kCpu, nullptr));
-  EXPECT_THAT(failure_of([&] { strict.prepare(ElementType::kF32, kCpu); }), HasSubstr("error: no; the source is kept in "));
+  Region strict("single", recipe(flux_single_block, 2, 16),
+                make_region_host({.backend = "cpu_jit", .fullgraph = true}, kCpu, nullptr));
+  EXPECT_THAT(failure_of([&] { strict.prepare(ElementType::kF32, kCpu); }),
+              HasSubstr("error: no; the source is kept in "));
 }
 
-// What was in a compiler's way may pass: it is asked again after a pause, not at every call, and not for another size either.
+// What was in a compiler's way may pass: it is asked again after a pause, not at every call, and not for another size
+// either.
 TEST(RegionBackend, ACompilerThatFailedIsAskedAgainLater) {
   FailingCompiler compiler;
   const auto shared = make_region_host({.backend = "cpu_jit"}, kCpu, nullptr);
@@ -328,7 +367,8 @@ TEST(RegionBackend, ACompilerThatFailedIsAskedAgainLater) {
   Region region("single", recipe(flux_single_block, 2, 16), shared);
   const auto run = [&](ElementType type, std::int64_t tokens) {
     Outputs got;
-    region.run(testing::random_inputs(program_of(flux_single_block, 2, 16, type), {{"batch", 1}, {"tokens", tokens}}, 1), got);
+    region.run(
+        testing::random_inputs(program_of(flux_single_block, 2, 16, type), {{"batch", 1}, {"tokens", tokens}}, 1), got);
   };
   const auto failures = [&] { return shared->cache->counts().failed_compiles; };
   run(ElementType::kF32, 8);
@@ -355,7 +395,8 @@ TEST(RegionBackend, PausesGrow) {
   using std::chrono::seconds;
   EXPECT_EQ(pause_after(1, seconds(0)), seconds(30));
   EXPECT_EQ(pause_after(3, seconds(0)), seconds(120));
-  EXPECT_EQ(pause_after(1, seconds(60)), seconds(600)) << "a compiler that hangs holds calls up for a tenth of the time at most";
+  EXPECT_EQ(pause_after(1, seconds(60)), seconds(600))
+      << "a compiler that hangs holds calls up for a tenth of the time at most";
   EXPECT_EQ(pause_after(1000, seconds(0)), std::chrono::hours(1));
 }
 

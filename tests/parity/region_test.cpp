@@ -1,4 +1,5 @@
-// Compiled regions (cpu_jit, or nvrtc on a GPU) against eager and a wide reference, over random shapes, batches, strides and types.
+// Compiled regions (cpu_jit, or nvrtc on a GPU) against eager and a wide reference, over random shapes, batches,
+// strides and types.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/from_blob.h>
@@ -23,15 +24,20 @@ using testing::relative_error;
 
 struct Shape {
   Make make;
-  const char* first;   // the symbols that vary
+  const char* first;  // the symbols that vary
   const char* second;
 };
-const Shape kShapes[] = {{flux_double_block, "image", "text"}, {flux_single_block, "tokens", "tokens"}, {temporal_block, "frames", "places"}};
+const Shape kShapes[] = {{flux_double_block, "image", "text"},
+                         {flux_single_block, "tokens", "tokens"},
+                         {temporal_block, "frames", "places"}};
 
-// One region for each block and type serves every shape: errors are within 1.1 of eager's, and nothing is compiled twice.
+// One region for each block and type serves every shape: errors are within 1.1 of eager's, and nothing is compiled
+// twice.
 TEST_F(RegionParity, ErrsNoMoreThanEagerOverRandomShapes) {
   std::mt19937_64 random(20261121);
-  const auto between = [&](std::int64_t least, std::int64_t most) { return std::uniform_int_distribution<std::int64_t>(least, most)(random); };
+  const auto between = [&](std::int64_t least, std::int64_t most) {
+    return std::uniform_int_distribution<std::int64_t>(least, most)(random);
+  };
   double worst = 0, worst_f32 = 0;
   for (const Shape& shape : kShapes)
     for (const auto& [heads, head_dim] : {std::pair<std::int64_t, std::int64_t>{6, 32}, {3, 10}, {2, 128}})
@@ -45,11 +51,13 @@ TEST_F(RegionParity, ErrsNoMoreThanEagerOverRandomShapes) {
           const auto inputs = inputs_for(program, sizes, random(), style);
           Outputs got;
           region.run(inputs, got);
-          const auto eager = interpret(program, inputs), reference = interpret(program, converted(inputs, ScalarType::Double));
+          const auto eager = interpret(program, inputs),
+                     reference = interpret(program, converted(inputs, ScalarType::Double));
           for (std::size_t o = 0; o < got.size(); ++o) {
             const double mine = relative_error(got[o], reference[o]), theirs = relative_error(eager[o], reference[o]);
-            const std::string where = program.block + " " + std::string(name_of(type)) + " heads " + std::to_string(heads) + "x" +
-                                      std::to_string(head_dim) + " batch " + std::to_string(sizes.at("batch")) + " " + shape.first + " " +
+            const std::string where = program.block + " " + std::string(name_of(type)) + " heads " +
+                                      std::to_string(heads) + "x" + std::to_string(head_dim) + " batch " +
+                                      std::to_string(sizes.at("batch")) + " " + shape.first + " " +
                                       std::to_string(sizes.at(shape.first)) + " round " + std::to_string(round);
             if (type == ElementType::kBF16) {
               EXPECT_LE(mine, 1.1 * theirs) << where;
@@ -80,7 +88,8 @@ TEST_F(RegionParity, RoundsAsEagerDoesOnACpu) {
       Outputs got;
       region.run(inputs, got);
       const auto eager = interpret(program, inputs);
-      for (std::size_t o = 0; o < got.size(); ++o) EXPECT_LE(relative_error(got[o], eager[o]), 1e-3) << program.block << " seed " << seed << " output " << o;
+      for (std::size_t o = 0; o < got.size(); ++o)
+        EXPECT_LE(relative_error(got[o], eager[o]), 1e-3) << program.block << " seed " << seed << " output " << o;
     }
   }
 }
@@ -102,7 +111,9 @@ TEST_F(RegionParity, OneTemporalProgramForEveryFrameCount) {
 // A kernel that notes which rows it was called for: with two threads there are two calls at least.
 TEST_F(RegionParity, RowsAreSharedOutToLibTorchsThreads) {
   Source source;
-  source.text = "extern \"C\" void note(const long long* a, long long first, long long end) { ((long long*)a[0])[first] = end; }\n";
+  source.text =
+      "extern \"C\" void note(const long long* a, long long first, long long end) { ((long long*)a[0])[first] = end; "
+      "}\n";
   source.kernels.push_back({.name = "note", .argument_words = 1});
   const auto compiled = (*open_cpu_jit())->compile("note", source, kHostArch);
   ASSERT_TRUE(compiled) << compiled.error().message;
@@ -128,7 +139,8 @@ TEST_F(RegionParity, LongRowsAreTakenInTiles) {
     const Dim batch = Dim::symbol("batch"), tokens = Dim::symbol("tokens"), width = 5 * kMaxRowWidth / 4;
     Builder b("wide", type);
     const auto x = b.activation("x", {batch, tokens, width});
-    return b.finish({b.modulate("y", b.silu("bent", x), b.table("scale", type, {batch, 1, width}), b.table("shift", type, {batch, 1, width}))});
+    return b.finish({b.modulate("y", b.silu("bent", x), b.table("scale", type, {batch, 1, width}),
+                                b.table("shift", type, {batch, 1, width}))});
   };
   const auto shared = host({.fullgraph = true});
   Region region("wide", wide, shared);
@@ -178,15 +190,26 @@ TEST_F(RegionParity, EagerIsWhatTheModelComputes) {
       ADD_FAILURE() << "no input " << name;
       return at::Tensor();
     };
-    const auto linear = [&](const std::string& name) { return pipeline::LinearSlot{of(name + ".weight"), of(name + ".bias")}; };
-    const auto stream = [&](const std::string& p) {
-      return pipeline::StreamSlots{{}, linear(p + "qkv"), of(p + "norm_q"), of(p + "norm_k"), linear(p + "out"), linear(p + "mlp_in"), linear(p + "mlp_out")};
+    const auto linear = [&](const std::string& name) {
+      return pipeline::LinearSlot{of(name + ".weight"), of(name + ".bias")};
     };
-    const auto rows = [&](const std::string& p) { return pipeline::Modulation{of(p + "shift"), of(p + "scale"), of(p + "gate")}; };
+    const auto stream = [&](const std::string& p) {
+      return pipeline::StreamSlots{{},
+                                   linear(p + "qkv"),
+                                   of(p + "norm_q"),
+                                   of(p + "norm_k"),
+                                   linear(p + "out"),
+                                   linear(p + "mlp_in"),
+                                   linear(p + "mlp_out")};
+    };
+    const auto rows = [&](const std::string& p) {
+      return pipeline::Modulation{of(p + "shift"), of(p + "scale"), of(p + "gate")};
+    };
     at::Tensor x = of("image"), y = of("text");
     const at::Tensor rope = at::view_as_complex(of("rope").unflatten(1, {head_dim / 2, 2})).unsqueeze(0).unsqueeze(2);
     pipeline::double_block(x, y, {stream("image."), stream("text.")},
-                           {rows("image.attention_"), rows("image.mlp_"), rows("text.attention_"), rows("text.mlp_")}, rope, geometry);
+                           {rows("image.attention_"), rows("image.mlp_"), rows("text.attention_"), rows("text.mlp_")},
+                           rope, geometry);
     const auto made = interpret(program, inputs);
     EXPECT_TRUE(made[0].equal(x));
     EXPECT_TRUE(made[1].equal(y));

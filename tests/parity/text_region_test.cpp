@@ -22,8 +22,8 @@
 namespace ditfleet::region {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::converted;
+using ::testing::HasSubstr;
 using testing::random_inputs;
 using testing::relative_error;
 using Outputs = std::vector<at::Tensor>;
@@ -51,19 +51,26 @@ void expect_parity(Make make, const TextLayerShape& like) {
       shape.type = t;
       return make(shape);
     };
-    const auto host = make_region_host({.backend = "cpu_jit", .fullgraph = true, .error_on_recompile = true}, c10::Device(c10::DeviceType::CPU), nullptr);
+    const auto host = make_region_host({.backend = "cpu_jit", .fullgraph = true, .error_on_recompile = true},
+                                       c10::Device(c10::DeviceType::CPU), nullptr);
     Region region("text", recipe, host);
     const Program program = recipe(type).value();
     for (int round = 0; round < 6; ++round) {
-      const auto tokens = std::uniform_int_distribution<std::int64_t>(1, 40)(random), batch = std::uniform_int_distribution<std::int64_t>(1, 3)(random);
-      const auto inputs = random_inputs(program, {{"batch", batch}, {"tokens", tokens}}, random(), {.strided = round % 2 == 1, .outliers = round % 3 == 2});
+      const auto tokens = std::uniform_int_distribution<std::int64_t>(1, 40)(random),
+                 batch = std::uniform_int_distribution<std::int64_t>(1, 3)(random);
+      const auto inputs = random_inputs(program, {{"batch", batch}, {"tokens", tokens}}, random(),
+                                        {.strided = round % 2 == 1, .outliers = round % 3 == 2});
       Outputs got;
       region.run(inputs, got);
-      const auto eager = interpret(program, inputs), reference = interpret(program, converted(inputs, ScalarType::Double));
+      const auto eager = interpret(program, inputs),
+                 reference = interpret(program, converted(inputs, ScalarType::Double));
       const double mine = relative_error(got[0], reference[0]), theirs = relative_error(eager[0], reference[0]);
-      const std::string where = program.block + " " + std::string(name_of(type)) + " tokens " + std::to_string(tokens) + " batch " + std::to_string(batch);
-      if (type == ElementType::kBF16) EXPECT_LE(mine, 1.1 * theirs) << where;
-      else EXPECT_LE(mine, 2e-6) << where;
+      const std::string where = program.block + " " + std::string(name_of(type)) + " tokens " + std::to_string(tokens) +
+                                " batch " + std::to_string(batch);
+      if (type == ElementType::kBF16)
+        EXPECT_LE(mine, 1.1 * theirs) << where;
+      else
+        EXPECT_LE(mine, 2e-6) << where;
     }
     EXPECT_EQ(host->counters->counts().compiles, 1u);
     EXPECT_EQ(host->counters->counts().fallbacks, 0u);
@@ -76,7 +83,8 @@ TEST_F(TextRegion, T5ErrsNoMoreThanEager) {
 }
 
 TEST_F(TextRegion, ClipErrsNoMoreThanEager) {
-  expect_parity(clip_layer, {.width = 48, .heads = 4, .head_dim = 12, .inner = 192, .eps = 1e-5, .activation = OpCode::kQuickGelu});
+  expect_parity(clip_layer,
+                {.width = 48, .heads = 4, .head_dim = 12, .inner = 192, .eps = 1e-5, .activation = OpCode::kQuickGelu});
   expect_parity(clip_layer, {.width = 30, .heads = 3, .head_dim = 10, .inner = 66, .eps = 1e-5});
 }
 
@@ -99,11 +107,13 @@ class Masks : public TextRegion {
     if (IsSkipped()) return;
     const Program program = attending(ElementType::kF32, false).value();
     inputs_ = random_inputs(program, {{"batch", 2}, {"tokens", kTokens}}, 3);
-    Region plain("attending", [](ElementType t) { return attending(t, false); }, shared_);
+    Region plain(
+        "attending", [](ElementType t) { return attending(t, false); }, shared_);
     plain.run(inputs_, without_);
   }
   at::Tensor with(const at::Tensor& mask) {
-    Region region("attending", [](ElementType t) { return attending(t, true); }, shared_);
+    Region region(
+        "attending", [](ElementType t) { return attending(t, true); }, shared_);
     auto inputs = inputs_;
     inputs.push_back(mask);
     Outputs got, again;
@@ -136,7 +146,8 @@ TEST_F(Masks, PaddedIsTheUnpadded) {
   for (const at::Tensor& t : inputs_) shorter.push_back(t.slice(1, 0, kReal));
   const at::Tensor reference = interpret(attending(ElementType::kF32, false).value(), shorter)[0];
   EXPECT_LE(relative_error(with(mask).slice(1, 0, kReal), reference), 2e-6);
-  EXPECT_GT(relative_error(without_[0].slice(1, 0, kReal), reference), 1e-3) << "without the mask the padding is attended to";
+  EXPECT_GT(relative_error(without_[0].slice(1, 0, kReal), reference), 1e-3)
+      << "without the mask the padding is attended to";
 }
 
 TEST_F(Masks, OneThatTheBlockMakesIsLeftToEager) {
@@ -147,7 +158,8 @@ TEST_F(Masks, OneThatTheBlockMakesIsLeftToEager) {
   const auto keys = b.activation("k", {1, 4, 2, 16});
   const auto program = b.finish({b.attention("attended", x, keys, keys, {.bias = b.mul("raw", mask, mask)})});
   ASSERT_TRUE(program) << program.error().message;
-  EXPECT_THAT(fuse(*program).error().message, HasSubstr("[made] attended = attention: the bias %raw is made in the block"));
+  EXPECT_THAT(fuse(*program).error().message,
+              HasSubstr("[made] attended = attention: the bias %raw is made in the block"));
 }
 
 }  // namespace

@@ -66,7 +66,8 @@ TEST_P(TokenizerParity, AShorterSequenceIsTheLongerOneCutWithItsEndMark) {
 }
 
 TEST_P(TokenizerParity, TextThatIsNotUtf8IsRefused) {
-  for (const std::string& bad : {std::string("\xff"), std::string("a\xc3"), std::string("\xed\xa0\x80"), std::string("\xf5\x80\x80\x80")}) {
+  for (const std::string& bad :
+       {std::string("\xff"), std::string("a\xc3"), std::string("\xed\xa0\x80"), std::string("\xf5\x80\x80\x80")}) {
     const auto ids = tokenizers->tokenize(bad, kMaxSequenceLength);
     ASSERT_FALSE(ids);
     EXPECT_EQ(ids.error().code, Code::kInvalidArgument);
@@ -74,7 +75,8 @@ TEST_P(TokenizerParity, TextThatIsNotUtf8IsRefused) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Folders, TokenizerParity, testing::ValuesIn(models()), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Folders, TokenizerParity, testing::ValuesIn(models()),
+                         [](const auto& info) { return info.param; });
 
 // Folders that something is wrong with: each is refused with the file and what is wrong.
 struct TokenizerFolderErrors : testing::Test {

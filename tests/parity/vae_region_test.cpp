@@ -1,5 +1,5 @@
-// What lies between a VAE's convolutions, compiled, against LibTorch's operations and fp64. Needs a GPU: skipped on a CPU, where
-// nothing of a VAE is compiled.
+// What lies between a VAE's convolutions, compiled, against LibTorch's operations and fp64. Needs a GPU: skipped on a
+// CPU, where nothing of a VAE is compiled.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/group_norm.h>
 #include <ATen/ops/randn.h>
@@ -29,7 +29,8 @@ class RegionParityVae : public ::testing::Test {
     ASSERT_TRUE(programs_);
   }
   at::Tensor random(at::IntArrayRef sizes, ScalarType type, double mean = 0, double deviation = 1) {
-    const at::Tensor made = (at::randn(sizes, at::TensorOptions(ScalarType::Float)) * deviation + mean).to(device(), type);
+    const at::Tensor made =
+        (at::randn(sizes, at::TensorOptions(ScalarType::Float)) * deviation + mean).to(device(), type);
     return made.dim() == 4 ? made.contiguous(c10::MemoryFormat::ChannelsLast) : made;
   }
 
@@ -38,25 +39,39 @@ class RegionParityVae : public ::testing::Test {
   std::shared_ptr<const ChannelsLast> programs_;
 };
 
-double distance(const at::Tensor& got, const at::Tensor& wanted) { return testing::relative_error(got.to(ScalarType::Double), wanted); }
+double distance(const at::Tensor& got, const at::Tensor& wanted) {
+  return testing::relative_error(got.to(ScalarType::Double), wanted);
+}
 
-// Channels that whole vectors divide and that they do not, more than a block has threads for, one pixel, groups of one channel and one
-// group, means that are large beside the deviation.
+// Channels that whole vectors divide and that they do not, more than a block has threads for, one pixel, groups of one
+// channel and one group, means that are large beside the deviation.
 TEST_F(RegionParityVae, NormalizesAsEagerDoesOrBetter) {
   struct Case {
     std::int64_t batch, channels, height, width, groups;
     double mean;
   };
-  for (const Case& c : std::initializer_list<Case>{{1, 128, 64, 64, 32, 0}, {2, 512, 24, 40, 32, 0.5}, {1, 256, 96, 32, 32, 300}, {3, 6, 17, 5, 3, 1}, {1, 20, 9, 9, 4, 0},
-                                                   {1, 4096, 8, 8, 32, 0}, {2, 1001, 7, 3, 7, 0}, {1, 64, 1, 1, 2, 0}, {1, 8, 33, 31, 8, 0}, {1, 32, 300, 300, 1, 2}})
+  for (const Case& c : std::initializer_list<Case>{{1, 128, 64, 64, 32, 0},
+                                                   {2, 512, 24, 40, 32, 0.5},
+                                                   {1, 256, 96, 32, 32, 300},
+                                                   {3, 6, 17, 5, 3, 1},
+                                                   {1, 20, 9, 9, 4, 0},
+                                                   {1, 4096, 8, 8, 32, 0},
+                                                   {2, 1001, 7, 3, 7, 0},
+                                                   {1, 64, 1, 1, 2, 0},
+                                                   {1, 8, 33, 31, 8, 0},
+                                                   {1, 32, 300, 300, 1, 2}})
     for (const ScalarType type : {ScalarType::BFloat16, ScalarType::Float})
       for (const bool silu : {false, true}) {
-        SCOPED_TRACE(::testing::Message() << c.batch << "x" << c.channels << "x" << c.height << "x" << c.width << " in " << c.groups << " groups, mean " << c.mean << ", "
-                                          << c10::toString(type) << (silu ? ", SiLU" : ""));
-        const at::Tensor x = random({c.batch, c.channels, c.height, c.width}, type, c.mean), bias = random({c.channels}, type, 0, 0.3);
-        const ChannelsLast::GroupNorm norm{random({c.channels}, type, 1, 0.3), random({c.channels}, type, 0, 0.3), c.groups, 1e-6};
+        SCOPED_TRACE(::testing::Message()
+                     << c.batch << "x" << c.channels << "x" << c.height << "x" << c.width << " in " << c.groups
+                     << " groups, mean " << c.mean << ", " << c10::toString(type) << (silu ? ", SiLU" : ""));
+        const at::Tensor x = random({c.batch, c.channels, c.height, c.width}, type, c.mean),
+                         bias = random({c.channels}, type, 0, 0.3);
+        const ChannelsLast::GroupNorm norm{random({c.channels}, type, 1, 0.3), random({c.channels}, type, 0, 0.3),
+                                           c.groups, 1e-6};
         const auto reference = [&](ScalarType in) {
-          const at::Tensor y = at::group_norm(x.to(in) + bias.to(in).view({1, -1, 1, 1}), c.groups, norm.weight.to(in), norm.bias.to(in), norm.eps);
+          const at::Tensor y = at::group_norm(x.to(in) + bias.to(in).view({1, -1, 1, 1}), c.groups, norm.weight.to(in),
+                                              norm.bias.to(in), norm.eps);
           return silu ? at::silu(y) : y;
         };
         const at::Tensor wanted = reference(ScalarType::Double), eager = reference(type);
@@ -72,23 +87,29 @@ TEST_F(RegionParityVae, NormalizesAsEagerDoesOrBetter) {
 TEST_F(RegionParityVae, AddsAndSumsUp) {
   for (const ScalarType type : {ScalarType::BFloat16, ScalarType::Float})
     for (const std::int64_t channels : {16, 10}) {
-      const at::Tensor x = random({2, channels, 30, 18}, type), bias = random({channels}, type), bias_2 = random({channels}, type);
+      const at::Tensor x = random({2, channels, 30, 18}, type), bias = random({channels}, type),
+                       bias_2 = random({channels}, type);
       at::Tensor y = random({2, channels, 30, 18}, type);
       const auto shaped = [](const at::Tensor& t) { return t.to(ScalarType::Float).view({1, -1, 1, 1}); };
-      const at::Tensor wanted = (x.to(ScalarType::Float) + shaped(bias) + shaped(bias_2) + y.to(ScalarType::Float)).to(type);
+      const at::Tensor wanted =
+          (x.to(ScalarType::Float) + shaped(bias) + shaped(bias_2) + y.to(ScalarType::Float)).to(type);
       const auto sums = programs_->add(x, y, bias, bias_2);
       EXPECT_LE(testing::relative_error(y, wanted), type == ScalarType::Float ? 1e-6 : 1e-3);
       const ChannelsLast::GroupNorm norm{random({channels}, type), random({channels}, type), 2, 1e-6};
-      EXPECT_LE(distance(programs_->normalize(y, sums, {}, norm, false, false), programs_->normalize(y, programs_->sums(y), {}, norm, false, false)), type == ScalarType::Float ? 1e-6 : 1e-3)
+      EXPECT_LE(distance(programs_->normalize(y, sums, {}, norm, false, false),
+                         programs_->normalize(y, programs_->sums(y), {}, norm, false, false)),
+                type == ScalarType::Float ? 1e-6 : 1e-3)
           << "the sums of what was added are those of the result";
     }
 }
 
 TEST_F(RegionParityVae, UpsamplesExactly) {
   for (const ScalarType type : {ScalarType::BFloat16, ScalarType::Float})
-    for (const auto& [batch, channels, height, width] : std::initializer_list<std::array<std::int64_t, 4>>{{1, 128, 16, 24}, {2, 7, 5, 3}, {1, 1, 1, 1}, {3, 512, 9, 40}}) {
+    for (const auto& [batch, channels, height, width] : std::initializer_list<std::array<std::int64_t, 4>>{
+             {1, 128, 16, 24}, {2, 7, 5, 3}, {1, 1, 1, 1}, {3, 512, 9, 40}}) {
       const at::Tensor x = random({batch, channels, height, width}, type);
-      const at::Tensor wanted = at::upsample_nearest2d(x, c10::OptionalArrayRef<std::int64_t>(), std::array<double, 2>{2.0, 2.0});
+      const at::Tensor wanted =
+          at::upsample_nearest2d(x, c10::OptionalArrayRef<std::int64_t>(), std::array<double, 2>{2.0, 2.0});
       EXPECT_TRUE(programs_->upsample(x).equal(wanted));
     }
 }
@@ -103,15 +124,22 @@ TEST_F(RegionParityVae, DecodesAsEagerDoesOrBetter) {
   for (const auto& config : {flux, other})
     for (const ScalarType type : {ScalarType::BFloat16, ScalarType::Float}) {
       const Placement placement{device(), type};
-      const VaeDecoder compiled(config, pipeline::testing::random_vae_slots(config, placement), host_), eager(config, pipeline::testing::random_vae_slots(config, placement), nullptr);
+      const VaeDecoder compiled(config, pipeline::testing::random_vae_slots(config, placement), host_),
+          eager(config, pipeline::testing::random_vae_slots(config, placement), nullptr);
       const at::Tensor latents = random({2, 16, 24, 32}, type);
-      const VaeDecoder fp32(config, pipeline::testing::random_vae_slots(config, {device(), ScalarType::Float}), nullptr);
-      const at::Tensor wanted = fp32.decode(latents.to(ScalarType::Float)), got = compiled.decode(latents), by_eager = eager.decode(latents);
+      const VaeDecoder fp32(config, pipeline::testing::random_vae_slots(config, {device(), ScalarType::Float}),
+                            nullptr);
+      const at::Tensor wanted = fp32.decode(latents.to(ScalarType::Float)), got = compiled.decode(latents),
+                       by_eager = eager.decode(latents);
       EXPECT_GT(wanted.std().item<double>(), 0.1);
-      if (type == ScalarType::BFloat16) EXPECT_LE(testing::relative_error(got, wanted), 1.1 * testing::relative_error(by_eager, wanted));
-      else EXPECT_LE(testing::relative_error(got, wanted), 1e-4);
+      if (type == ScalarType::BFloat16)
+        EXPECT_LE(testing::relative_error(got, wanted), 1.1 * testing::relative_error(by_eager, wanted));
+      else
+        EXPECT_LE(testing::relative_error(got, wanted), 1e-4);
       EXPECT_TRUE(compiled.decode(latents).equal(got)) << "twice the same";
-      EXPECT_LE(testing::relative_error(compiled.decode(latents.narrow(0, 1, 1)), got.narrow(0, 1, 1)), type == ScalarType::Float ? 1e-4 : 2e-2) << "alone as in a batch";
+      EXPECT_LE(testing::relative_error(compiled.decode(latents.narrow(0, 1, 1)), got.narrow(0, 1, 1)),
+                type == ScalarType::Float ? 1e-4 : 2e-2)
+          << "alone as in a batch";
     }
 }
 

@@ -25,19 +25,28 @@ VaeConfig flux_vae_config() {
 VaeSlots random_vae_slots(const VaeConfig& c, Placement placement, std::uint64_t seed) {
   const at::Generator generator = at::detail::createCPUGenerator(seed);
   const auto normal = [&](at::IntArrayRef sizes, double mean, double deviation) {
-    return (at::randn(sizes, generator) * deviation + mean).to(c10::ScalarType::BFloat16).to(placement.device, placement.dtype);
+    return (at::randn(sizes, generator) * deviation + mean)
+        .to(c10::ScalarType::BFloat16)
+        .to(placement.device, placement.dtype);
   };
   const auto conv = [&](std::int64_t in, std::int64_t out, std::int64_t kernel) {
-    return ConvSlot{normal({out, in, kernel, kernel}, 0, 1 / std::sqrt(static_cast<double>(in * kernel * kernel))), normal({out}, 0, 0.2)};
+    return ConvSlot{normal({out, in, kernel, kernel}, 0, 1 / std::sqrt(static_cast<double>(in * kernel * kernel))),
+                    normal({out}, 0, 0.2)};
   };
-  const auto linear = [&](std::int64_t width) { return LinearSlot{normal({width, width}, 0, 1 / std::sqrt(static_cast<double>(width))), normal({width}, 0, 0.2)}; };
-  const auto norm = [&](std::int64_t channels) { return NormSlot{normal({channels}, 1, 0.2), normal({channels}, 0, 0.2)}; };
+  const auto linear = [&](std::int64_t width) {
+    return LinearSlot{normal({width, width}, 0, 1 / std::sqrt(static_cast<double>(width))), normal({width}, 0, 0.2)};
+  };
+  const auto norm = [&](std::int64_t channels) {
+    return NormSlot{normal({channels}, 1, 0.2), normal({channels}, 0, 0.2)};
+  };
   const auto resnet = [&](std::int64_t in, std::int64_t out) {
     VaeResnet made{norm(in), norm(out), conv(in, out, 3), conv(out, out, 3), {}};
     if (in != out) made.shortcut = conv(in, out, 1);
     return made;
   };
-  const auto attention = [&](std::int64_t width) { return VaeAttention{norm(width), linear(width), linear(width), linear(width), linear(width)}; };
+  const auto attention = [&](std::int64_t width) {
+    return VaeAttention{norm(width), linear(width), linear(width), linear(width), linear(width)};
+  };
   const std::int64_t deepest = c.block_out_channels.back();
   VaeSlots made;
   if (c.post_quant_conv) made.post_quant = conv(c.latent_channels, c.latent_channels, 1);

@@ -13,11 +13,25 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Words = std::vector<std::string>;
 
-const std::vector<Words> kCommands = {{"generate", "a red circle"}, {"jobs", "list"},    {"jobs", "show", "a"}, {"jobs", "watch", "a"},
-                                      {"jobs", "cancel", "a"},      {"workers"},         {"explain", "a"},      {"config", "check"},
-                                      {"config", "show"},           {"bench", "queue"},  {"up"},                {"coordinator"},
-                                      {"version"},                  {"cache", "stats"},  {"cache", "list"},    {"cache", "verify"},
-                                      {"cache", "export", "x"},     {"cache", "import", "x"}, {"cache", "purge"}};
+const std::vector<Words> kCommands = {{"generate", "a red circle"},
+                                      {"jobs", "list"},
+                                      {"jobs", "show", "a"},
+                                      {"jobs", "watch", "a"},
+                                      {"jobs", "cancel", "a"},
+                                      {"workers"},
+                                      {"explain", "a"},
+                                      {"config", "check"},
+                                      {"config", "show"},
+                                      {"bench", "queue"},
+                                      {"up"},
+                                      {"coordinator"},
+                                      {"version"},
+                                      {"cache", "stats"},
+                                      {"cache", "list"},
+                                      {"cache", "verify"},
+                                      {"cache", "export", "x"},
+                                      {"cache", "import", "x"},
+                                      {"cache", "purge"}};
 
 struct CliConfiguration : ::testing::TestWithParam<Words> {
   static Words with(Words words, const Words& more) {
@@ -39,7 +53,8 @@ TEST_P(CliConfiguration, AWrongValueIsRefused) {
 }
 
 TEST_P(CliConfiguration, TheEnvironmentCounts) {
-  Program program("ditfleet", GetParam(), {.environment = {"DITFLEET_WORKER__THREDS=1"}, .input = {}, .stdout_path = {}});
+  Program program("ditfleet", GetParam(),
+                  {.environment = {"DITFLEET_WORKER__THREDS=1"}, .input = {}, .stdout_path = {}});
   EXPECT_EQ(program.wait(), 2);
   EXPECT_THAT(program.err(), AllOf(HasSubstr("DITFLEET_WORKER__THREDS"), HasSubstr("DITFLEET_WORKER__THREADS")));
 }
@@ -67,7 +82,8 @@ TEST(CliTarget, TheGatewayIsWhereTheConfigurationSays) {
   expect_asked({"workers", "--set", "gateway.listen=0.0.0.0:9"}, {}, "http://127.0.0.1:9:");
   expect_asked({"jobs", "list"}, {"DITFLEET_GATEWAY__LISTEN=127.0.0.1:10"}, "http://127.0.0.1:10:");
   expect_asked({"jobs", "list", "--set", "gateway.public_url=http://127.0.0.1:11"}, {}, "http://127.0.0.1:11:");
-  expect_asked({"jobs", "list", "--url", "http://127.0.0.1:12"}, {"DITFLEET_GATEWAY__LISTEN=127.0.0.1:10"}, "http://127.0.0.1:12:");
+  expect_asked({"jobs", "list", "--url", "http://127.0.0.1:12"}, {"DITFLEET_GATEWAY__LISTEN=127.0.0.1:10"},
+               "http://127.0.0.1:12:");
   Program program("ditfleet", {"workers", "--set", "gateway.listen=127.0.0.1:0"});
   EXPECT_EQ(program.wait(), 2);
   EXPECT_THAT(program.err(), HasSubstr("--url"));

@@ -56,7 +56,8 @@ class RawClient {
     const auto deadline = std::chrono::steady_clock::now() + patience;
     char buffer[16384];
     while (until.empty() || text.find(until) == std::string::npos) {
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
       pollfd readable{fd_, POLLIN, 0};
       if (left.count() <= 0 || ::poll(&readable, 1, static_cast<int>(left.count())) <= 0) {
         timed_out = true;
@@ -85,10 +86,12 @@ class HttpServer : public ::testing::Test {
     api_options.catalogue.default_model = "demo";
     hub_ = std::make_shared<EventHub>(context_.get_executor(), [this](auto block) { return service_.next(block); });
     api_ = std::make_unique<Api>(std::move(api_options), service_, hub_);
-    server_ = std::make_unique<Server>(context_.get_executor(), options,
-                                       ServerHandlers{.request = [this](Request r) { return api_->handle(std::move(r)); },
-                                                      .refuse = [this](int status, const std::string& m, const std::string& c) { return api_->refuse(status, m, c); },
-                                                      .count_connections = [this](int change) { connections_ += change; }});
+    server_ = std::make_unique<Server>(
+        context_.get_executor(), options,
+        ServerHandlers{.request = [this](Request r) { return api_->handle(std::move(r)); },
+                       .refuse = [this](int status, const std::string& m,
+                                        const std::string& c) { return api_->refuse(status, m, c); },
+                       .count_connections = [this](int change) { connections_ += change; }});
     ASSERT_TRUE(server_->listen("127.0.0.1:0").ok());
     port_ = server_->port();
     asio::co_spawn(context_, EventHub::run(hub_), asio::detached);

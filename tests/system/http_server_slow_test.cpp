@@ -28,7 +28,8 @@ TEST_F(HttpServer, ASlowClientIsGivenUp) {
   EXPECT_FALSE(idle.timed_out);
   // Who has begun is told: with a head that drips, with empty lines before one, with a body that stands still.
   for (RawClient* client : {&header, &empty_lines}) {
-    EXPECT_THAT(client->receive("}\n", 3s), testing::AllOf(StartsWith("HTTP/1.1 408 Request Timeout"), HasSubstr("headers did not arrive")));
+    EXPECT_THAT(client->receive("}\n", 3s),
+                testing::AllOf(StartsWith("HTTP/1.1 408 Request Timeout"), HasSubstr("headers did not arrive")));
     EXPECT_FALSE(client->timed_out);
   }
   EXPECT_THAT(body.receive({}, 3s), StartsWith("HTTP/1.1 408 Request Timeout"));
@@ -66,7 +67,8 @@ TEST_F(HttpServer, WhoAsksNothingMakesRoom) {
     busy.back()->send("POST /v1/jobs HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n");
     EXPECT_THAT(busy.back()->receive("\r\n\r\n"), StartsWith("HTTP/1.1 100")) << i;
   }
-  EXPECT_THAT(exchange("GET /healthz HTTP/1.1\r\n" + kClose), testing::AllOf(StartsWith("HTTP/1.1 503 "), HasSubstr("Retry-After: 1\r\n")));
+  EXPECT_THAT(exchange("GET /healthz HTTP/1.1\r\n" + kClose),
+              testing::AllOf(StartsWith("HTTP/1.1 503 "), HasSubstr("Retry-After: 1\r\n")));
   busy[0]->send("{}");
   EXPECT_THAT(busy[0]->receive("}\n"), StartsWith("HTTP/1.1 400"));  // no prompt
 }
@@ -76,15 +78,18 @@ TEST_F(HttpServer, ABodyThatDoesNotComeInTimeIsAnswered) {
   options.body_timeout = 200ms;
   start(options);
   const std::string head = "POST /v1/jobs HTTP/1.1\r\nHost: x\r\n";
-  for (const std::string rest : {"Content-Length: 100\r\n\r\n", "Content-Length: 100\r\n\r\n{\"prompt\":", "Transfer-Encoding: chunked\r\n\r\n5\r\n{\"pro",
-                                 "Expect: 100-continue\r\nContent-Length: 100\r\n\r\n"}) {
+  for (const std::string rest :
+       {"Content-Length: 100\r\n\r\n", "Content-Length: 100\r\n\r\n{\"prompt\":",
+        "Transfer-Encoding: chunked\r\n\r\n5\r\n{\"pro", "Expect: 100-continue\r\nContent-Length: 100\r\n\r\n"}) {
     RawClient client(port_);
     client.send(head + rest);
     std::string answer = client.receive("}\n");
     if (answer.starts_with("HTTP/1.1 100")) answer = answer.substr(answer.find("\r\n\r\n") + 4);
     EXPECT_THAT(answer, StartsWith("HTTP/1.1 408 Request Timeout\r\n")) << rest;
     EXPECT_THAT(answer, testing::AllOf(HasSubstr("Connection: close\r\n"), HasSubstr("Content-Type: application/json"),
-                                       HasSubstr("\"type\":\"invalid_request_error\""), HasSubstr("\"code\":\"request_timeout\""))) << rest;
+                                       HasSubstr("\"type\":\"invalid_request_error\""),
+                                       HasSubstr("\"code\":\"request_timeout\"")))
+        << rest;
     // What comes after all begins no request.
     client.send("\r\n\r\nGET /healthz HTTP/1.1\r\n" + kClose);
     client.finish_sending();
@@ -118,7 +123,8 @@ TEST_F(HttpServer, WhatIsNoBodyIsNotCollectedWithoutEnd) {
     for (int i = 0; i < 1 << 15; ++i) piece += more;
     client.send(piece);
     const std::string answer = client.receive("}\n");
-    EXPECT_THAT(answer, testing::AllOf(StartsWith("HTTP/1.1 431 "), HasSubstr("Connection: close\r\n"), HasSubstr("the trailers, are larger than 64 KiB")))
+    EXPECT_THAT(answer, testing::AllOf(StartsWith("HTTP/1.1 431 "), HasSubstr("Connection: close\r\n"),
+                                       HasSubstr("the trailers, are larger than 64 KiB")))
         << begin;
   }
   EXPECT_THAT(exchange("GET /healthz HTTP/1.1\r\n" + kClose), HasSubstr("alive"));
@@ -157,7 +163,9 @@ TEST(HttpUnreadAnswers, AreBounded) {
   }
   first.send("GET /large HTTP/1.1\r\n" + kClose);
   EXPECT_EQ(first.receive().size() >> 20, 16u);
-  asio::post(context, [&] { asio::co_spawn(context, server.stop(Deadline::after(100ms)), [&](std::exception_ptr) { context.stop(); }); });
+  asio::post(context, [&] {
+    asio::co_spawn(context, server.stop(Deadline::after(100ms)), [&](std::exception_ptr) { context.stop(); });
+  });
   thread.join();
 }
 
@@ -177,7 +185,8 @@ TEST(HttpStreamedBody, APieceThatDoesNotComeInTimeIsTheHandlersToAnswer) {
   };
   ServerOptions options;
   options.piece_timeout = 200ms;
-  Server server(context.get_executor(), options, ServerHandlers{.request = handle, .refuse = {}, .streams = [](const Request&) { return true; }});
+  Server server(context.get_executor(), options,
+                ServerHandlers{.request = handle, .refuse = {}, .streams = [](const Request&) { return true; }});
   ASSERT_TRUE(server.listen("127.0.0.1:0").ok());
   asio::co_spawn(context, server.run(), asio::detached);
   std::thread thread([&] { context.run(); });
@@ -188,7 +197,9 @@ TEST(HttpStreamedBody, APieceThatDoesNotComeInTimeIsTheHandlersToAnswer) {
   client.finish_sending();
   EXPECT_EQ(client.receive(), "");
   EXPECT_FALSE(client.timed_out);
-  asio::post(context, [&] { asio::co_spawn(context, server.stop(Deadline::after(1s)), [&](std::exception_ptr) { context.stop(); }); });
+  asio::post(context, [&] {
+    asio::co_spawn(context, server.stop(Deadline::after(1s)), [&](std::exception_ptr) { context.stop(); });
+  });
   thread.join();
   ASSERT_TRUE(failed.has_value());
   EXPECT_EQ(failed->code, Code::kDeadlineExceeded);

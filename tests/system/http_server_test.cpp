@@ -36,12 +36,16 @@ TEST_F(HttpServer, RefusesWhatIsTooLarge) {
   EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.1\r\nContent-Length: 100000\r\n" + kClose + std::string(100000, 'x')),
               StartsWith("HTTP/1.1 413"));
   // Without a length in advance.
-  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" + kClose + "800\r\n" + std::string(0x800, 'x') + "\r\n0\r\n\r\n"),
+  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" + kClose + "800\r\n" +
+                       std::string(0x800, 'x') + "\r\n0\r\n\r\n"),
               StartsWith("HTTP/1.1 413"));
   // A polite client asks first, and need not send it.
-  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 100000\r\n" + kClose), StartsWith("HTTP/1.1 413"));
-  EXPECT_THAT(exchange("GET /healthz HTTP/1.1\r\nX: " + std::string(40000, 'x') + "\r\n" + kClose), StartsWith("HTTP/1.1 431"));
-  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.1\r\nContent-Length: 14\r\n" + kClose + "{\"prompt\":\"x\"}"), StartsWith("HTTP/1.1 202"));
+  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 100000\r\n" + kClose),
+              StartsWith("HTTP/1.1 413"));
+  EXPECT_THAT(exchange("GET /healthz HTTP/1.1\r\nX: " + std::string(40000, 'x') + "\r\n" + kClose),
+              StartsWith("HTTP/1.1 431"));
+  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.1\r\nContent-Length: 14\r\n" + kClose + "{\"prompt\":\"x\"}"),
+              StartsWith("HTTP/1.1 202"));
 }
 
 TEST_F(HttpServer, SaysContinueToAClientThatAsks) {
@@ -62,7 +66,8 @@ TEST_F(HttpServer, KeepsToTheFinePrintOfHttp) {
   EXPECT_THAT(exchange("GET /healthz HTTP/1.1\r\nHost: y\r\n" + kClose), StartsWith("HTTP/1.1 400"));
   // What stands in a coding that is not understood is no body, and not the next request either.
   for (const char* coding : {"identity", "gzip, chunked", "gzip"}) {
-    const std::string answer = exchange(std::string("POST /v1/jobs HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: ") + coding + "\r\n\r\nGET /healthz HTTP/1.1\r\n" + kClose);
+    const std::string answer = exchange(std::string("POST /v1/jobs HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: ") +
+                                        coding + "\r\n\r\nGET /healthz HTTP/1.1\r\n" + kClose);
     EXPECT_THAT(answer, testing::AnyOf(StartsWith("HTTP/1.1 501"), StartsWith("HTTP/1.1 400"))) << coding;
     EXPECT_EQ(answer.find("alive"), std::string::npos) << coding;
   }
@@ -93,14 +98,16 @@ TEST_F(HttpServer, JunkIsRefusedAndHarmsNobody) {
     const std::string answer = client.receive();
     EXPECT_FALSE(client.timed_out) << testing::PrintToString(bytes);
     if (!answer.empty()) {
-      EXPECT_THAT(answer, testing::MatchesRegex("HTTP/1\\.1 [45][0-9][0-9] [^\r]*\r\n(.|\n|\r)*\"error\"(.|\n|\r)*")) << testing::PrintToString(bytes);
+      EXPECT_THAT(answer, testing::MatchesRegex("HTTP/1\\.1 [45][0-9][0-9] [^\r]*\r\n(.|\n|\r)*\"error\"(.|\n|\r)*"))
+          << testing::PrintToString(bytes);
     }
   }
   std::mt19937 random(7);
   for (int i = 0; i < 100; ++i) {
     std::string bytes(random() % 600, '\0');
     for (char& c : bytes) c = static_cast<char>(random());
-    if (i % 2 != 0) bytes = "POST /v1/jobs HTTP/1.1\r\nContent-Length: " + std::to_string(bytes.size()) + "\r\n" + kClose + bytes;
+    if (i % 2 != 0)
+      bytes = "POST /v1/jobs HTTP/1.1\r\nContent-Length: " + std::to_string(bytes.size()) + "\r\n" + kClose + bytes;
     RawClient client(port_);
     client.send(bytes);
     client.finish_sending();
@@ -160,7 +167,8 @@ TEST_F(HttpServer, AStreamToHttp10IsNotChunked) {
 TEST_F(HttpServer, Http10ClientsGetWhatTheyCanRead) {
   start();
   const auto post = [](const std::string& path, const std::string& body, const std::string& headers = {}) {
-    return "POST " + path + " HTTP/1.0\r\nHost: x\r\n" + headers + "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+    return "POST " + path + " HTTP/1.0\r\nHost: x\r\n" + headers + "Content-Length: " + std::to_string(body.size()) +
+           "\r\n\r\n" + body;
   };
   const auto waiting = [&] {
     std::size_t found = 0;
@@ -183,7 +191,8 @@ TEST_F(HttpServer, Http10ClientsGetWhatTheyCanRead) {
     });
     const std::string text = client.receive();
     EXPECT_FALSE(client.timed_out) << text;
-    EXPECT_THAT(text, testing::AllOf(StartsWith("HTTP/1.0 200 OK\r\n"), testing::Not(HasSubstr("chunked")), testing::Not(HasSubstr("100 Continue"))));
+    EXPECT_THAT(text, testing::AllOf(StartsWith("HTTP/1.0 200 OK\r\n"), testing::Not(HasSubstr("chunked")),
+                                     testing::Not(HasSubstr("100 Continue"))));
     return text;
   };
   const std::string image = draw(",\"response_format\":\"b64_json\"");
@@ -191,18 +200,23 @@ TEST_F(HttpServer, Http10ClientsGetWhatTheyCanRead) {
   EXPECT_THAT(image, HasSubstr("Content-Length: " + std::to_string(image.size() - body_at) + "\r\n"));
   EXPECT_THAT(image, HasSubstr("cGljdHVyZQ=="));
   const std::string events = draw(",\"stream\":true");
-  EXPECT_THAT(events, testing::AllOf(HasSubstr("\r\n\r\n: job job-2\n\nevent: image_generation.completed\ndata: {"), testing::Not(HasSubstr("Content-Length"))));
+  EXPECT_THAT(events, testing::AllOf(HasSubstr("\r\n\r\n: job job-2\n\nevent: image_generation.completed\ndata: {"),
+                                     testing::Not(HasSubstr("Content-Length"))));
   const std::string result = exchange("GET /v1/jobs/job-1/results/0 HTTP/1.0\r\n\r\n");
-  EXPECT_THAT(result, testing::AllOf(StartsWith("HTTP/1.0 200 OK\r\n"), HasSubstr("Content-Length: 7\r\n"), testing::EndsWith("\r\n\r\npicture")));
+  EXPECT_THAT(result, testing::AllOf(StartsWith("HTTP/1.0 200 OK\r\n"), HasSubstr("Content-Length: 7\r\n"),
+                                     testing::EndsWith("\r\n\r\npicture")));
   // Who asks for it keeps its connection.
   RawClient kept(port_);
   for (int i = 0; i < 2; ++i) {
     kept.send("GET /healthz HTTP/1.0\r\nConnection: keep-alive\r\n\r\n");
-    EXPECT_THAT(kept.receive("alive\"}\n"), testing::AllOf(StartsWith("HTTP/1.0 200 OK\r\n"), HasSubstr("Connection: keep-alive\r\n")));
+    EXPECT_THAT(kept.receive("alive\"}\n"),
+                testing::AllOf(StartsWith("HTTP/1.0 200 OK\r\n"), HasSubstr("Connection: keep-alive\r\n")));
   }
   // What HTTP/1.0 does not know: an interim answer, which would be taken for the answer, and a body in chunks.
-  EXPECT_THAT(exchange(post("/v1/jobs", "{\"prompt\":\"x\"}", "Expect: 100-continue\r\n")), StartsWith("HTTP/1.0 202 "));
-  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"), testing::AllOf(HasSubstr(" 400 "), HasSubstr("Content-Length")));
+  EXPECT_THAT(exchange(post("/v1/jobs", "{\"prompt\":\"x\"}", "Expect: 100-continue\r\n")),
+              StartsWith("HTTP/1.0 202 "));
+  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+              testing::AllOf(HasSubstr(" 400 "), HasSubstr("Content-Length")));
 }
 
 TEST_F(HttpServer, NoticesAClientThatLeaves) {

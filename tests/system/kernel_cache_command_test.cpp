@@ -1,5 +1,5 @@
-// `ditfleet cache …` on folders and a Redis that a cache has filled, and the secret that `ditfleet up` makes. Long because
-// every case needs that cache, which one fixture fills.
+// `ditfleet cache …` on folders and a Redis that a cache has filled, and the secret that `ditfleet up` makes. Long
+// because every case needs that cache, which one fixture fills.
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 
@@ -37,7 +37,8 @@ struct KernelCacheCommand : ::testing::Test {
       words.push_back("--set");
       words.push_back(set);
     }
-    Program program("ditfleet", words, {.environment = {"DITFLEET_CACHE__SECRET=" + secret}, .input = {}, .stdout_path = {}});
+    Program program("ditfleet", words,
+                    {.environment = {"DITFLEET_CACHE__SECRET=" + secret}, .input = {}, .stdout_path = {}});
     Answer answer;
     answer.exit = program.wait();
     answer.out = program.out();
@@ -108,9 +109,11 @@ TEST_F(KernelCacheCommand, VerifyFindsWhatIsBad) {
   EXPECT_EQ(answer.json.at("checked").as_int64(), 10);
   std::map<std::string, std::string> bad;
   for (const auto& entry : answer.json.at("bad").as_array())
-    bad[std::string(entry.at("tier").as_string()) + " " + std::string(entry.at("key").as_string())] = std::string(entry.at("problem").as_string());
-  const std::map<std::string, std::string> expected = {
-      {"disk " + key_of(1).hex(), "corrupt"}, {"disk " + key_of(2).hex(), "wrong_key"}, {"redis " + key_of(4).hex(), "corrupt"}};
+    bad[std::string(entry.at("tier").as_string()) + " " + std::string(entry.at("key").as_string())] =
+        std::string(entry.at("problem").as_string());
+  const std::map<std::string, std::string> expected = {{"disk " + key_of(1).hex(), "corrupt"},
+                                                       {"disk " + key_of(2).hex(), "wrong_key"},
+                                                       {"redis " + key_of(4).hex(), "corrupt"}};
   EXPECT_EQ(bad, expected);
   EXPECT_THAT(ask({"verify"}, &redis).out, HasSubstr("3 bad"));
 
@@ -127,7 +130,9 @@ TEST_F(KernelCacheCommand, VerifyWithAnotherSecretFindsNothingGood) {
   EXPECT_EQ(answer.json.at("bad").as_array().size(), 0u);
   ASSERT_EQ(answer.json.at("of_another_secret").as_array().size(), 5u);
   EXPECT_EQ(answer.json.at("of_another_secret").at(0).at("problem").as_string(), "foreign_secret");
-  EXPECT_EQ(ask({"purge", "--bad", "--json"}, nullptr, "the secret of someone else").json.at("removed").at("disk").as_int64(), 0);
+  EXPECT_EQ(
+      ask({"purge", "--bad", "--json"}, nullptr, "the secret of someone else").json.at("removed").at("disk").as_int64(),
+      0);
   EXPECT_EQ(ask({"verify"}).exit, 0);
 }
 
@@ -145,7 +150,9 @@ TEST_F(KernelCacheCommand, AnotherSecretsProgramsInRedisAreToldApartAndLeftAlone
   ASSERT_EQ(verified.json.at("bad").as_array().size(), 1u);
   EXPECT_EQ(verified.json.at("bad").at(0).at("key").as_string(), key_of(4).hex());
   EXPECT_EQ(verified.json.at("of_another_secret").as_array().size(), 4u);
-  EXPECT_THAT(ask({"verify"}, &redis, wrong).out, AllOf(HasSubstr("5 checked, 1 bad;"), HasSubstr("4 of another secret, right for the nodes that have it")));
+  EXPECT_THAT(
+      ask({"verify"}, &redis, wrong).out,
+      AllOf(HasSubstr("5 checked, 1 bad;"), HasSubstr("4 of another secret, right for the nodes that have it")));
 
   const auto purged = ask({"purge", "--bad", "--json"}, &redis, wrong);
   EXPECT_EQ(purged.exit, 0) << purged.err;
@@ -154,7 +161,8 @@ TEST_F(KernelCacheCommand, AnotherSecretsProgramsInRedisAreToldApartAndLeftAlone
   const auto cache = KernelCache::create(options_of("", &redis));
   for (int i = 0; i < 4; ++i) ASSERT_TRUE(compiler.get(*cache, i).ok());
   EXPECT_EQ(cache->counts().redis_hits, 4u) << "the fleet's programs went";
-  EXPECT_EQ(ask({"purge", "--json"}, &redis, wrong).json.at("removed").at("redis").as_int64(), 4) << "without --bad all is meant";
+  EXPECT_EQ(ask({"purge", "--json"}, &redis, wrong).json.at("removed").at("redis").as_int64(), 4)
+      << "without --bad all is meant";
 }
 
 TEST_F(KernelCacheCommand, AnExportFillsAnotherNode) {
@@ -206,7 +214,8 @@ TEST_F(KernelCacheCommand, AnImportGoesOnWhereATierFails) {
   EXPECT_THAT(full.err, HasSubstr("5 of 5 program(s) were not taken in Redis"));
   redis.stop();
   expect(import_to("gone"), 5, 0);
-  EXPECT_THAT(ask({"import", file}, &redis).out, HasSubstr("5 good program(s), 5 on disk, 0 in Redis (5 failed), 0 refused"));
+  EXPECT_THAT(ask({"import", file}, &redis).out,
+              HasSubstr("5 good program(s), 5 on disk, 0 in Redis (5 failed), 0 refused"));
   EXPECT_EQ(ask({"verify", "--json", "--tier", "disk"}).json.at("checked").as_int64(), 5);
 }
 
@@ -232,7 +241,8 @@ TEST_F(KernelCacheCommand, AnImportTakesOnlyWhatIsSignedByThisCluster) {
   EXPECT_EQ(one_bad.json.at("entries").as_int64(), 4);
   EXPECT_FALSE(one_bad.json.at("whole").as_bool());
 
-  for (const std::size_t size : {std::size_t{0}, std::size_t{10}, std::size_t{20}, whole.size() / 2, whole.size() - 1}) {
+  for (const std::size_t size :
+       {std::size_t{0}, std::size_t{10}, std::size_t{20}, whole.size() / 2, whole.size() - 1}) {
     const auto half = import_of(whole.substr(0, size));
     EXPECT_EQ(half.exit, 1) << size;
     EXPECT_FALSE(half.err.empty()) << size;
@@ -257,7 +267,8 @@ TEST_F(KernelCacheCommand, PurgeRemovesWhatItIsAskedTo) {
   fill(&redis);
   std::string capitals = key_of(1).hex();
   for (char& digit : capitals) digit = static_cast<char>(std::toupper(static_cast<unsigned char>(digit)));
-  EXPECT_EQ(ask({"list", "--json", "--key", capitals, "--tier", "disk"}, &redis).json.at("entries").as_array().size(), 1u);
+  EXPECT_EQ(ask({"list", "--json", "--key", capitals, "--tier", "disk"}, &redis).json.at("entries").as_array().size(),
+            1u);
   EXPECT_EQ(ask({"purge", "--json", "--key", key_of(1).hex()}, &redis).json.at("removed").at("disk").as_int64(), 1);
   EXPECT_EQ(ask({"purge", "--json", "--arch", "sm_80"}, &redis).json.at("removed").at("redis").as_int64(), 0);
   EXPECT_EQ(ask({"purge", "--json", "--tier", "disk"}, &redis).json.at("removed").at("disk").as_int64(), 4);
@@ -284,8 +295,9 @@ TEST_F(KernelCacheCommand, APurgeOfAReadOnlyFolderRemovesNothingAndSaysSo) {
   const std::string said = process.wait();
   for (const auto& path : all) ::chmod(path.c_str(), 0777);
   if (said == "skip") GTEST_SKIP() << "nobody cannot run the program here";
-  EXPECT_THAT(said, AllOf(::testing::StartsWith("1 "), HasSubstr(R"("removed":{"disk":0,"redis":0,"quarantine":0})"), HasSubstr(R"("stayed":5)"),
-                          HasSubstr("5 program(s) could not be removed: cannot remove '" + dir)));
+  EXPECT_THAT(said,
+              AllOf(::testing::StartsWith("1 "), HasSubstr(R"("removed":{"disk":0,"redis":0,"quarantine":0})"),
+                    HasSubstr(R"("stayed":5)"), HasSubstr("5 program(s) could not be removed: cannot remove '" + dir)));
   EXPECT_EQ(ask({"stats", "--json"}).json.at("disk").at("entries").as_int64(), 5);
 }
 
@@ -323,7 +335,8 @@ TEST_F(KernelCacheCommand, ARedisThatIsGoneIsSaid) {
 }
 
 TEST_F(KernelCacheCommand, WarningsStayOutOfTheAnswer) {
-  Program program("ditfleet", {"cache", "stats", "--json", "--set", "cache.dir=" + dir, "--set", "redis.url=unix:///nonexistent"});
+  Program program("ditfleet",
+                  {"cache", "stats", "--json", "--set", "cache.dir=" + dir, "--set", "redis.url=unix:///nonexistent"});
   EXPECT_EQ(program.wait(), 0);
   EXPECT_THAT(program.err(), HasSubstr("cache.secret_file"));
   const auto answer = parse_json(program.out());
@@ -375,8 +388,8 @@ TEST_F(KernelCacheCommand, WithoutANamedSecretTheFolderHasItsOwnAndRedisIsOff) {
 
 TEST_F(KernelCacheCommand, UpMakesASecretForItsOwnRedisThatIsShownNowhere) {
   const std::string data = folder.path() + "/data", ready = folder.path() + "/ready";
-  Program up("ditfleet", {"up", "--workers", "0", "--listen", "127.0.0.1:0", "--data", data, "--ready-file", ready, "--model",
-                          "demo=" + std::string(DITFLEET_SOURCE_DIR) + "/deploy/demo-model/model"});
+  Program up("ditfleet", {"up", "--workers", "0", "--listen", "127.0.0.1:0", "--data", data, "--ready-file", ready,
+                          "--model", "demo=" + std::string(DITFLEET_SOURCE_DIR) + "/deploy/demo-model/model"});
   for (int i = 0; i < 1000 && !fs::exists(ready); ++i) std::this_thread::sleep_for(milliseconds(20));
   ASSERT_TRUE(fs::exists(ready)) << up.err();
   std::string secret = *read_file(data + "/kernels/secret");
@@ -396,7 +409,8 @@ TEST_F(KernelCacheCommand, UpMakesASecretForItsOwnRedisThatIsShownNowhere) {
   EXPECT_EQ(answer->at("secret_id").as_string(), secret_of(secret)->id_text());
   Program alone("ditfleet", {"cache", "stats", "--json", "--set", "data.dir=" + data});
   EXPECT_EQ(alone.wait(), 0);
-  EXPECT_THAT(alone.out(), HasSubstr(secret_of(secret)->id_text())) << "the folder alone is verified with another secret";
+  EXPECT_THAT(alone.out(), HasSubstr(secret_of(secret)->id_text()))
+      << "the folder alone is verified with another secret";
   up.send(SIGTERM);
   EXPECT_EQ(up.wait(std::chrono::seconds(30)), 0);
   EXPECT_THAT(up.out() + up.err(), Not(HasSubstr(secret)));

@@ -1,5 +1,6 @@
 // The kernel cache when something is wrong: whatever lies in a tier and whatever happens to it, the program comes,
-// the event is counted, and nothing is used that this cluster has not signed. Long because it is the table of faults, tier by tier, on one fixture.
+// the event is counted, and nothing is used that this cluster has not signed. Long because it is the table of faults,
+// tier by tier, on one fixture.
 #include <gmock/gmock.h>
 #include <sodium.h>
 #include <sys/mount.h>
@@ -45,21 +46,46 @@ Entry with_evil_code(const char* arch) {
 }
 
 const Damage kDamages[] = {
-    {"OneBitChanged", "corrupt", [] { auto b = value_of(1); b[b.size() / 2] = static_cast<char>(b[b.size() / 2] ^ 1); return b; }},
+    {"OneBitChanged", "corrupt",
+     [] {
+       auto b = value_of(1);
+       b[b.size() / 2] = static_cast<char>(b[b.size() / 2] ^ 1);
+       return b;
+     }},
     {"Truncated", "corrupt", [] { return value_of(1).substr(0, 1000); }},
     {"OneByte", "corrupt", [] { return std::string("x"); }},
     {"Junk", "corrupt", [] { return std::string(5000, '\xa5'); }},
-    {"OldVersion", "corrupt", [] { auto b = value_of(1); b[8] = 0; return b; }},
-    {"Unsigned", "unsigned", [] { const Entry evil = with_evil_code("sm_90a"); auto b = value_of(1, kSecretText, &evil); b.replace(24, 8, 8, '\0'); return with_checksum(b); }},
-    {"WronglySigned", "wrong_signature", [] {
+    {"OldVersion", "corrupt",
+     [] {
+       auto b = value_of(1);
+       b[8] = 0;
+       return b;
+     }},
+    {"Unsigned", "unsigned",
+     [] {
+       const Entry evil = with_evil_code("sm_90a");
+       auto b = value_of(1, kSecretText, &evil);
+       b.replace(24, 8, 8, '\0');
+       return with_checksum(b);
+     }},
+    {"WronglySigned", "wrong_signature",
+     [] {
        const Entry evil = with_evil_code("sm_90a");
        auto b = value_of(1, "the secret of someone else", &evil);
        b.replace(24, 8, value_of(1).substr(24, 8));  // says that it is ours
        return with_checksum(b);
      }},
-    {"OfAnotherSecret", "foreign_secret", [] { const Entry evil = with_evil_code("sm_90a"); return value_of(1, "the secret of someone else", &evil); }},
+    {"OfAnotherSecret", "foreign_secret",
+     [] {
+       const Entry evil = with_evil_code("sm_90a");
+       return value_of(1, "the secret of someone else", &evil);
+     }},
     {"Replayed", "wrong_key", [] { return value_of(2); }},
-    {"WrongArchitecture", "wrong_arch", [] { const Entry other = with_evil_code("sm_80"); return value_of(1, kSecretText, &other); }},
+    {"WrongArchitecture", "wrong_arch",
+     [] {
+       const Entry other = with_evil_code("sm_80");
+       return value_of(1, kSecretText, &other);
+     }},
     {"Bomb", "corrupt", [] { return "DFKERNEL" + std::string("\1\0\0\0\0\0\0\0", 8) + std::string(200, '\xff'); }},
     {"ChunksThatAreNot", "corrupt", [] { return std::string("DFCHUNKS 0123456789abcdef 3000000"); }},
     {"ChunksWithoutEnd", "corrupt", [] { return std::string("DFCHUNKS 0123456789abcdef 18446744073709551615"); }},
@@ -82,7 +108,8 @@ struct KernelCacheDamage : ::testing::TestWithParam<Damage> {
   // It may be right for those who have the secret: it is left alone, and what is compiled lies beside it.
   static bool foreign() { return std::string(GetParam().result) == "foreign_secret"; }
   static double quarantined(const std::string& tier) {
-    return counter("ditfleet_kernel_cache_quarantined_total", "tier=\"" + tier + "\",reason=\"" + GetParam().result + "\"");
+    return counter("ditfleet_kernel_cache_quarantined_total",
+                   "tier=\"" + tier + "\",reason=\"" + GetParam().result + "\"");
   }
   Folder folder, nodes;
   Compiler compiler{nodes.path() + "/compiled"};
@@ -97,7 +124,8 @@ TEST_P(KernelCacheDamage, OnDiskItIsSetAsideAndCompiledAnew) {
     const auto cache = KernelCache::create(options);
     expect_served(*cache, "disk");
   }
-  EXPECT_EQ(*read_file(foreign() ? path : folder.path() + "/quarantine/" + hex + ".disk." + GetParam().result), GetParam().bytes());
+  EXPECT_EQ(*read_file(foreign() ? path : folder.path() + "/quarantine/" + hex + ".disk." + GetParam().result),
+            GetParam().bytes());
   const auto next = KernelCache::create(options);
   ASSERT_TRUE(compiler.get(*next, 1).ok());
   EXPECT_EQ(next->counts().disk_hits, 1u) << "the good one has not taken its place";
@@ -145,7 +173,9 @@ TEST_F(KernelCacheFaults, AValueOfAnotherTypeInRedisIsReplaced) {
   const RedisServer redis({.appendfsync = "no"});
   RedisView view(redis.endpoint());
   ASSERT_EQ(view({"LPUSH", redis_name(1), "x"}), "1");
-  const auto set_aside = [] { return counter("ditfleet_kernel_cache_quarantined_total", "tier=\"redis\",reason=\"corrupt\""); };
+  const auto set_aside = [] {
+    return counter("ditfleet_kernel_cache_quarantined_total", "tier=\"redis\",reason=\"corrupt\"");
+  };
   const double before = lookups("redis", "corrupt"), quarantined = set_aside();
   {
     const auto cache = KernelCache::create(options_of("", &redis));
@@ -194,16 +224,20 @@ TEST_F(KernelCacheFaults, WhoWaitsDoesNotFetchAgainWhatItRefused) {
   // Chunks that are all there and make no value.
   const std::string head = "DFCHUNKS 0123456789abcdef 3145728";
   ASSERT_EQ(view({"SET", redis_name(1), head}), "OK");
-  for (int i = 0; i < 3; ++i) ASSERT_EQ(view({"SET", redis_name(1) + ":chunk:0123456789abcdef:" + std::to_string(i), std::string(1 << 20, 'x')}), "OK");
+  for (int i = 0; i < 3; ++i)
+    ASSERT_EQ(view({"SET", redis_name(1) + ":chunk:0123456789abcdef:" + std::to_string(i), std::string(1 << 20, 'x')}),
+              "OK");
   // Another process has the lock for all that this one waits.
-  ASSERT_EQ(view({"SET", redis_name(1) + ":" + secret_of(kSecretText)->id_text() + ":lock", "of another process"}), "OK");
+  ASSERT_EQ(view({"SET", redis_name(1) + ":" + secret_of(kSecretText)->id_text() + ":lock", "of another process"}),
+            "OK");
   auto options = options_of("", &redis);
   options.wait = milliseconds(300);
   const auto cache = KernelCache::create(options);
   serve(*cache, 1, 2);
   cache->flush();
   EXPECT_EQ(cache->counts().refused, 1u);
-  // One head and its three chunks at first, then one head each time it asks, with the SET of the lock; a last SET is of the good value.
+  // One head and its three chunks at first, then one head each time it asks, with the SET of the lock; a last SET is of
+  // the good value.
   const int polls = commands(view, "set") - 5 - 1;
   EXPECT_GE(polls, 1);
   EXPECT_LE(commands(view, "getrange"), 4 + polls);
@@ -227,8 +261,8 @@ TEST_F(KernelCacheFaults, NodesWithDifferentSecretsDoNotDisturbEachOther) {
   EXPECT_EQ(node("the secret of cluster two").redis_hits, 5u) << "the second cluster shares nothing";
 }
 
-// While a secret is changed node by node the new one's programs lie beside the old one's. Their use keeps them, not the old ones, in Redis,
-// also where a node has them on disk; and they are found when the old ones have gone.
+// While a secret is changed node by node the new one's programs lie beside the old one's. Their use keeps them, not the
+// old ones, in Redis, also where a node has them on disk; and they are found when the old ones have gone.
 TEST_F(KernelCacheFaults, ASecretThatIsChangedLeavesTheOldProgramsToExpire) {
   const RedisServer redis({.appendfsync = "no"});
   RedisView view(redis.endpoint());
@@ -239,11 +273,13 @@ TEST_F(KernelCacheFaults, ASecretThatIsChangedLeavesTheOldProgramsToExpire) {
     cache->flush();
     return cache->counts();
   };
-  const std::string before = "the secret of last year", now = "the secret of this year", own = ":" + secret_of(now)->id_text();
+  const std::string before = "the secret of last year", now = "the secret of this year",
+                    own = ":" + secret_of(now)->id_text();
   EXPECT_EQ(node(before, "").compiles, 2u);
   EXPECT_EQ(node(now, folder.path()).compiles, 2u);
   for (const int program : {1, 2})
-    for (const std::string& name : {redis_name(program), redis_name(program) + own}) ASSERT_EQ(view({"PEXPIRE", name, "100000"}), "1") << name;
+    for (const std::string& name : {redis_name(program), redis_name(program) + own})
+      ASSERT_EQ(view({"PEXPIRE", name, "100000"}), "1") << name;
   EXPECT_EQ(node(now, folder.path()).disk_hits, 2u);
   for (const int program : {1, 2}) {
     EXPECT_LE(std::stol(view({"PTTL", redis_name(program)})), 100'000) << "whoever does not use it keeps it";
@@ -432,7 +468,9 @@ TEST_F(KernelCacheFaults, AFolderThatIsReadOnlyIsReadAndNoMore) {
       cache->flush();
       const auto counts = cache->counts();
       std::ostringstream said;
-      said << "hits " << counts.disk_hits << " refused " << counts.refused << " and " << lookups("disk", "corrupt") << " compiles " << counts.compiles << " errors " << stores("disk", "error") << (took < milliseconds(2000) ? " quick" : " slow");
+      said << "hits " << counts.disk_hits << " refused " << counts.refused << " and " << lookups("disk", "corrupt")
+           << " compiles " << counts.compiles << " errors " << stores("disk", "error")
+           << (took < milliseconds(2000) ? " quick" : " slow");
       return said.str();
     });
   });
@@ -457,7 +495,8 @@ TEST_F(KernelCacheFaults, ADiskThatIsFullByAFileSizeLimit) {
 }
 
 TEST_F(KernelCacheFaults, ADiskThatIsFull) {
-  if (::mount("tmpfs", folder.path().c_str(), "tmpfs", 0, "size=64k") != 0) GTEST_SKIP() << "a small disk cannot be mounted here";
+  if (::mount("tmpfs", folder.path().c_str(), "tmpfs", 0, "size=64k") != 0)
+    GTEST_SKIP() << "a small disk cannot be mounted here";
   {
     const auto cache = KernelCache::create(options_of(folder.path(), nullptr));
     for (int i = 0; i < 10; ++i) EXPECT_TRUE(compiler.get(*cache, i, 20'000).ok());

@@ -57,15 +57,19 @@ using Folder = ditfleet::testing::TemporaryFolder;
 class Compiler {
  public:
   explicit Compiler(std::string log, milliseconds takes = milliseconds(0)) : log_(std::move(log)), takes_(takes) {}
-  Result<KernelCache::Program> get(KernelCache& cache, int number, std::size_t bytes = 2000, const KernelCache::Usable& usable = {}) const {
-    return cache.get_or_compile(key_of(number), "region-" + std::to_string(number), "sm_90a", [&]() -> Result<Entry> {
-      const std::string line = std::to_string(number) + "\n";
-      const int fd = ::open(log_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-      (void)!::write(fd, line.data(), line.size());
-      ::close(fd);
-      std::this_thread::sleep_for(takes_);
-      return program_of(number, bytes);
-    }, usable);
+  Result<KernelCache::Program> get(KernelCache& cache, int number, std::size_t bytes = 2000,
+                                   const KernelCache::Usable& usable = {}) const {
+    return cache.get_or_compile(
+        key_of(number), "region-" + std::to_string(number), "sm_90a",
+        [&]() -> Result<Entry> {
+          const std::string line = std::to_string(number) + "\n";
+          const int fd = ::open(log_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+          (void)!::write(fd, line.data(), line.size());
+          ::close(fd);
+          std::this_thread::sleep_for(takes_);
+          return program_of(number, bytes);
+        },
+        usable);
   }
   // How often each number was compiled.
   std::map<int, int> compiled() const {
@@ -147,7 +151,8 @@ class RedisView {
       argv.push_back(word.data());
       sizes.push_back(word.size());
     }
-    auto* reply = static_cast<redisReply*>(redisCommandArgv(context_, static_cast<int>(argv.size()), argv.data(), sizes.data()));
+    auto* reply =
+        static_cast<redisReply*>(redisCommandArgv(context_, static_cast<int>(argv.size()), argv.data(), sizes.data()));
     const std::string text = reply ? text_of(*reply) : "no reply";
     if (reply) freeReplyObject(reply);
     return text;
@@ -186,7 +191,8 @@ inline double stores(const std::string& tier, const std::string& result) {
   return counter("ditfleet_kernel_cache_stores_total", "tier=\"" + tier + "\",result=\"" + result + "\"");
 }
 
-inline CacheOptions options_of(const std::string& dir, const ditfleet::testing::RedisServer* redis, const std::string& secret = kSecretText) {
+inline CacheOptions options_of(const std::string& dir, const ditfleet::testing::RedisServer* redis,
+                               const std::string& secret = kSecretText) {
   CacheOptions options;
   options.dir = dir;
   if (redis) options.redis = redis->endpoint();

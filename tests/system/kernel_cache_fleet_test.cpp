@@ -31,7 +31,8 @@ struct KernelCacheFleet : ::testing::TestWithParam<Sharing> {
     if (GetParam().redis) redis.emplace(RedisServer::Options{.appendfsync = "no"});
   }
   CacheOptions options(int process) const {
-    const std::string dir = GetParam().one_folder ? folder.path() + "/all" : folder.path() + "/" + std::to_string(process);
+    const std::string dir =
+        GetParam().one_folder ? folder.path() + "/all" : folder.path() + "/" + std::to_string(process);
     return options_of(GetParam().folders ? dir : "", redis ? &*redis : nullptr);
   }
   std::string log() const { return folder.path() + "/compiled"; }
@@ -129,7 +130,8 @@ TEST_P(KernelCacheFleet, ASecondNodeCompilesNothing) {
   EXPECT_EQ(compiler.total(), kPrograms);
 }
 
-INSTANTIATE_TEST_SUITE_P(Sharing, KernelCacheFleet, ::testing::ValuesIn(kSharings), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Sharing, KernelCacheFleet, ::testing::ValuesIn(kSharings),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(KernelCacheStampede, TwoHundredWorkersMissingAtOnceCompileOnceAndLeaveRedisInPeace) {
   const RedisServer redis({.appendfsync = "no"});
@@ -219,7 +221,8 @@ TEST(KernelCacheThreads, AnErrorIsSharedAndNotRemembered) {
 TEST(KernelCacheThreads, AnExceptionReachesTheCallerAndLeavesNoLock) {
   const Folder folder;
   const auto cache = KernelCache::create(options_of(folder.path(), nullptr));
-  EXPECT_THROW((void)cache->get_or_compile(key_of(1), "r", "sm_90a", []() -> Result<Entry> { throw std::bad_alloc(); }), std::bad_alloc);
+  EXPECT_THROW((void)cache->get_or_compile(key_of(1), "r", "sm_90a", []() -> Result<Entry> { throw std::bad_alloc(); }),
+               std::bad_alloc);
   const auto start = steady_clock::now();
   EXPECT_TRUE(cache->get_or_compile(key_of(1), "r", "sm_90a", [] { return Result<Entry>(program_of(1)); }).ok());
   EXPECT_LT(steady_clock::now() - start, milliseconds(1000));

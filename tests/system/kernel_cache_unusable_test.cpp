@@ -1,4 +1,5 @@
-// A program that verifies and that whoever asks cannot use all the same, since it does not load: what is compiled instead takes its place.
+// A program that verifies and that whoever asks cannot use all the same, since it does not load: what is compiled
+// instead takes its place.
 #include <gmock/gmock.h>
 
 #include <atomic>
@@ -21,7 +22,8 @@ Entry bad_program() {
 const std::string kBad = *encode(bad_program(), key_of(1), *secret_of(kSecretText));
 
 Result<void> loads(const Entry& entry) {
-  return entry.code == bad_program().code ? Result<void>(Error{Code::kDataCorrupt, "it does not load", {}}) : Result<void>();
+  return entry.code == bad_program().code ? Result<void>(Error{Code::kDataCorrupt, "it does not load", {}})
+                                          : Result<void>();
 }
 
 std::string disk_path(const std::string& dir) {
@@ -29,7 +31,9 @@ std::string disk_path(const std::string& dir) {
   return dir + "/1/" + hex.substr(0, 2) + "/" + hex;
 }
 
-double set_aside(const std::string& tier) { return counter("ditfleet_kernel_cache_quarantined_total", "tier=\"" + tier + "\",reason=\"unusable\""); }
+double set_aside(const std::string& tier) {
+  return counter("ditfleet_kernel_cache_quarantined_total", "tier=\"" + tier + "\",reason=\"unusable\"");
+}
 
 struct KernelCacheUnusable : ::testing::Test {
   void put_bad(const std::string& dir) const {
@@ -40,7 +44,9 @@ struct KernelCacheUnusable : ::testing::Test {
     RedisView view(redis.endpoint());
     ASSERT_EQ(view({"SET", redis_name(1), kBad}), "OK");
   }
-  std::string quarantine(const std::string& dir, const std::string& tier) const { return dir + "/quarantine/" + key_of(1).hex() + "." + tier + ".unusable"; }
+  std::string quarantine(const std::string& dir, const std::string& tier) const {
+    return dir + "/quarantine/" + key_of(1).hex() + "." + tier + ".unusable";
+  }
 
   const RedisServer redis{{.appendfsync = "no"}};
   Folder folder, notes;
@@ -48,10 +54,12 @@ struct KernelCacheUnusable : ::testing::Test {
 };
 
 TEST_F(KernelCacheUnusable, IsReplacedInEveryTier) {
-  const std::string first = folder.path() + "/first", second = folder.path() + "/second", third = folder.path() + "/third";
+  const std::string first = folder.path() + "/first", second = folder.path() + "/second",
+                    third = folder.path() + "/third";
   put_bad(first);
   put_bad(second);
-  const double disk = set_aside("disk"), in_redis = set_aside("redis"), looked = lookups("disk", "unusable") + lookups("redis", "unusable");
+  const double disk = set_aside("disk"), in_redis = set_aside("redis"),
+               looked = lookups("disk", "unusable") + lookups("redis", "unusable");
   {
     const auto node = KernelCache::create(options_of(first, &redis));
     for (const bool again : {false, true}) {
@@ -78,7 +86,8 @@ TEST_F(KernelCacheUnusable, IsReplacedInEveryTier) {
     EXPECT_EQ(node->counts().refused, dir == second ? 1u : 0u);
   }
   EXPECT_EQ(*read_file(quarantine(second, "disk")), kBad);
-  EXPECT_EQ(decode(*read_file(disk_path(second)), key_of(1), "sm_90a", *secret_of(kSecretText))->code, program_of(1).code);
+  EXPECT_EQ(decode(*read_file(disk_path(second)), key_of(1), "sm_90a", *secret_of(kSecretText))->code,
+            program_of(1).code);
   EXPECT_EQ(compiler.total(), 1);
 }
 
@@ -104,7 +113,9 @@ TEST_F(KernelCacheUnusable, IsReplacedInMemoryByOneThread) {
 TEST_F(KernelCacheUnusable, WhatNothingCanReplaceStays) {
   put_bad(folder.path());
   const double disk = set_aside("disk"), in_redis = set_aside("redis");
-  const auto nothing_loads = [](const Entry&) { return Result<void>(Error{Code::kDataCorrupt, "nothing loads here", {}}); };
+  const auto nothing_loads = [](const Entry&) {
+    return Result<void>(Error{Code::kDataCorrupt, "nothing loads here", {}});
+  };
   {
     const auto node = KernelCache::create(options_of(folder.path(), &redis));
     const auto program = compiler.get(*node, 1, 2000, nothing_loads);

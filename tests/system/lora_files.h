@@ -21,7 +21,8 @@ struct LoraTarget {
 inline std::vector<LoraTarget> single_attention() {
   std::vector<LoraTarget> out;
   for (int block = 0; block < 6; ++block) {
-    for (const char* which : {"to_q", "to_k", "to_v"}) out.push_back({"transformer.single_transformer_blocks." + std::to_string(block) + ".attn." + which, 192, 192});
+    for (const char* which : {"to_q", "to_k", "to_v"})
+      out.push_back({"transformer.single_transformer_blocks." + std::to_string(block) + ".attn." + which, 192, 192});
   }
   return out;
 }
@@ -38,7 +39,8 @@ inline std::vector<LoraTarget> double_blocks() {
   std::vector<LoraTarget> out;
   for (int block = 0; block < 2; ++block) {
     const std::string at = "transformer.transformer_blocks." + std::to_string(block) + ".";
-    for (const char* which : {"attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"})
+    for (const char* which : {"attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj",
+                              "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"})
       out.push_back({at + which, 192, 192});
     for (const char* which : {"ff", "ff_context"}) {
       out.push_back({at + which + ".net.0.proj", 192, 768});
@@ -61,7 +63,8 @@ inline std::vector<LoraTarget> operator+(std::vector<LoraTarget> a, const std::v
 }
 
 // The delta of each linear moves its output by about `strength` times the input's size.
-inline void write_lora(const std::string& path, const std::vector<LoraTarget>& targets, int rank, double strength, unsigned seed) {
+inline void write_lora(const std::string& path, const std::vector<LoraTarget>& targets, int rank, double strength,
+                       unsigned seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
   std::string header = "{", data;
@@ -71,8 +74,9 @@ inline void write_lora(const std::string& path, const std::vector<LoraTarget>& t
       const float value = static_cast<float>(deviation) * normal(random);
       data.append(reinterpret_cast<const char*>(&value), sizeof value);
     }
-    header += (header.size() > 1 ? ",\"" : "\"") + name + "\":{\"dtype\":\"F32\",\"shape\":[" + std::to_string(rows) + "," + std::to_string(columns) +
-              "],\"data_offsets\":[" + std::to_string(begin) + "," + std::to_string(data.size()) + "]}";
+    header += (header.size() > 1 ? ",\"" : "\"") + name + "\":{\"dtype\":\"F32\",\"shape\":[" + std::to_string(rows) +
+              "," + std::to_string(columns) + "],\"data_offsets\":[" + std::to_string(begin) + "," +
+              std::to_string(data.size()) + "]}";
   };
   for (const auto& target : targets) {
     add(target.module + ".lora_A.weight", rank, target.in, 1.0 / std::sqrt(target.in));

@@ -1,5 +1,5 @@
-// LoRA adapters in a whole fleet of real processes: a coordinator, two workers of two slots each, six adapters, requests
-// at random. Every picture is held against the one that `ditfleet-worker generate --lora` draws.
+// LoRA adapters in a whole fleet of real processes: a coordinator, two workers of two slots each, six adapters,
+// requests at random. Every picture is held against the one that `ditfleet-worker generate --lora` draws.
 #include <curl/curl.h>
 #include <gmock/gmock.h>
 #include <png.h>
@@ -27,7 +27,8 @@ struct Answer {
   std::string body;
 };
 
-Answer http(const std::string& method, const std::string& url, const std::string& body = {}, const std::string& type = "application/json") {
+Answer http(const std::string& method, const std::string& url, const std::string& body = {},
+            const std::string& type = "application/json") {
   Answer answer;
   CURL* curl = ::curl_easy_init();
   curl_slist* headers = ::curl_slist_append(nullptr, ("Content-Type: " + type).c_str());
@@ -40,10 +41,11 @@ Answer http(const std::string& method, const std::string& url, const std::string
     ::curl_easy_setopt(curl, CURLOPT_POSTFIELDS, body.data());
     ::curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(body.size()));
   }
-  ::curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, +[](char* bytes, std::size_t, std::size_t size, void* out) {
-    static_cast<std::string*>(out)->append(bytes, size);
-    return size;
-  });
+  ::curl_easy_setopt(
+      curl, CURLOPT_WRITEFUNCTION, +[](char* bytes, std::size_t, std::size_t size, void* out) {
+        static_cast<std::string*>(out)->append(bytes, size);
+        return size;
+      });
   ::curl_easy_setopt(curl, CURLOPT_WRITEDATA, &answer.body);
   ::curl_easy_perform(curl);
   ::curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &answer.status);
@@ -93,7 +95,8 @@ Difference between(const std::string& a, const std::string& b) {
 
 // What a request applies: adapters, by number, each with a strength.
 using Case = std::vector<std::pair<int, double>>;
-const std::vector<Case> kCases = {{{0, 1.0}}, {{1, 0.7}}, {{2, 1.0}}, {{3, -0.5}}, {{4, 0.8}}, {{5, 1.3}}, {{0, -0.4}}, {{4, 0.7}, {2, -0.3}}};
+const std::vector<Case> kCases = {{{0, 1.0}}, {{1, 0.7}}, {{2, 1.0}},  {{3, -0.5}},
+                                  {{4, 0.8}}, {{5, 1.3}}, {{0, -0.4}}, {{4, 0.7}, {2, -0.3}}};
 
 class LoraFleet : public ServiceTest {
  protected:
@@ -104,10 +107,11 @@ class LoraFleet : public ServiceTest {
 
   void start_fleet() {
     const int port = two_free_ports();
-    metrics_ = {"http://127.0.0.1:" + std::to_string(port) + "/metrics", "http://127.0.0.1:" + std::to_string(port + 1) + "/metrics"};
+    metrics_ = {"http://127.0.0.1:" + std::to_string(port) + "/metrics",
+                "http://127.0.0.1:" + std::to_string(port + 1) + "/metrics"};
     start(2,
-          {"worker.lora.slots=2", "worker.metrics_listen=127.0.0.1:" + std::to_string(port), "worker.warmup_classes=[{width: 64, height: 64}]",
-           "cache.secret=" + kSecret},
+          {"worker.lora.slots=2", "worker.metrics_listen=127.0.0.1:" + std::to_string(port),
+           "worker.warmup_classes=[{width: 64, height: 64}]", "cache.secret=" + kSecret},
           "demo=" + kModel);
   }
   static int two_free_ports() {
@@ -125,12 +129,13 @@ class LoraFleet : public ServiceTest {
   }
 
   void make_adapters() {
-    const std::vector<std::pair<std::vector<LoraTarget>, int>> kinds = {{single_attention(), 8},
-                                                                       {single_attention() + single_mlp(), 4},
-                                                                       {double_blocks(), 13},
-                                                                       {single_mlp(), 16},
-                                                                       {single_attention() + single_mlp() + double_blocks(), 7},
-                                                                       {double_blocks() + clip_attention(), 2}};
+    const std::vector<std::pair<std::vector<LoraTarget>, int>> kinds = {
+        {single_attention(), 8},
+        {single_attention() + single_mlp(), 4},
+        {double_blocks(), 13},
+        {single_mlp(), 16},
+        {single_attention() + single_mlp() + double_blocks(), 7},
+        {double_blocks() + clip_attention(), 2}};
     for (std::size_t i = 0; i < kinds.size(); ++i) {
       files_.push_back(dir_ + "/style" + std::to_string(i) + ".safetensors");
       write_lora(files_.back(), kinds[i].first, kinds[i].second, 0.5, static_cast<unsigned>(i) + 1);
@@ -140,10 +145,35 @@ class LoraFleet : public ServiceTest {
   void draw_references() {
     for (std::size_t i = 0; i < kCases.size(); ++i) {
       const std::string out = dir_ + "/reference" + std::to_string(i) + ".png";
-      std::vector<std::string> words = {"generate", "--model", kModel, "--prompt", kPrompt, "--size", "64x64", "--steps", "2", "--seed", "0", "-n",
-                                        std::to_string(kSeeds), "--device", "cpu", "--dtype", "fp32", "--out", out, "--set", "worker.threads=1", "--set",
-                                        "worker.lora.slots=2", "--set", "cache.secret=" + kSecret, "--set", "cache.dir=" + dir_ + "/data/kernels"};
-      for (const auto& [adapter, scale] : kCases[i]) words.insert(words.end(), {"--lora", files_[static_cast<std::size_t>(adapter)] + ":" + std::to_string(scale)});
+      std::vector<std::string> words = {"generate",
+                                        "--model",
+                                        kModel,
+                                        "--prompt",
+                                        kPrompt,
+                                        "--size",
+                                        "64x64",
+                                        "--steps",
+                                        "2",
+                                        "--seed",
+                                        "0",
+                                        "-n",
+                                        std::to_string(kSeeds),
+                                        "--device",
+                                        "cpu",
+                                        "--dtype",
+                                        "fp32",
+                                        "--out",
+                                        out,
+                                        "--set",
+                                        "worker.threads=1",
+                                        "--set",
+                                        "worker.lora.slots=2",
+                                        "--set",
+                                        "cache.secret=" + kSecret,
+                                        "--set",
+                                        "cache.dir=" + dir_ + "/data/kernels"};
+      for (const auto& [adapter, scale] : kCases[i])
+        words.insert(words.end(), {"--lora", files_[static_cast<std::size_t>(adapter)] + ":" + std::to_string(scale)});
       Program generate("ditfleet-worker", words);
       ASSERT_EQ(generate.wait(), 0) << generate.err();
       auto& row = references_.emplace_back();
@@ -154,20 +184,24 @@ class LoraFleet : public ServiceTest {
       }
     }
     for (std::size_t i = 0; i < kCases.size(); ++i) {
-      for (std::size_t j = 0; j < i; ++j) EXPECT_GT(between(references_[i][0], references_[j][0]).mean, 1.0) << "cases " << i << " and " << j << " look the same";
+      for (std::size_t j = 0; j < i; ++j)
+        EXPECT_GT(between(references_[i][0], references_[j][0]).mean, 1.0)
+            << "cases " << i << " and " << j << " look the same";
     }
   }
 
   std::string submit_case(const Asked& asked) {
     std::string loras;
     for (const auto& [adapter, scale] : kCases[asked.of])
-      loras += (loras.empty() ? "" : ",") + ("{\"name\":\"style" + std::to_string(adapter) + "\",\"scale\":" + std::to_string(scale) + "}");
+      loras += (loras.empty() ? "" : ",") +
+               ("{\"name\":\"style" + std::to_string(adapter) + "\",\"scale\":" + std::to_string(scale) + "}");
     const auto answer = http("POST", gateway_ + "/v1/jobs",
-                             R"({"model":"demo","width":64,"height":64,"num_inference_steps":2,"prompt":")" + kPrompt + R"(","seed":)" + std::to_string(asked.seed) +
-                                 ",\"loras\":[" + loras + "]}");
+                             R"({"model":"demo","width":64,"height":64,"num_inference_steps":2,"prompt":")" + kPrompt +
+                                 R"(","seed":)" + std::to_string(asked.seed) + ",\"loras\":[" + loras + "]}");
     EXPECT_EQ(answer.status / 100, 2) << answer.body;
     auto value = parse_json(answer.body);
-    return value && value->is_object() && value->as_object().contains("id") ? std::string(value->at("id").as_string()) : std::string();
+    return value && value->is_object() && value->as_object().contains("id") ? std::string(value->at("id").as_string())
+                                                                            : std::string();
   }
   // The owner's name.
   std::string expect_right(const std::string& id, const Asked& asked) {
@@ -196,15 +230,17 @@ class LoraFleet : public ServiceTest {
     return assigned.empty() ? "" : assigned.front().fields.at("reason");
   }
 
-  // Whether the reason of an assignment, "… free in F ms + run R ms; …, then NAME in N ms", gives all that is to be loaded and done less time than
-  // the next best worker.
+  // Whether the reason of an assignment, "… free in F ms + run R ms; …, then NAME in N ms", gives all that is to be
+  // loaded and done less time than the next best worker.
   static bool finishes_first(const std::string& reason) {
     static const std::regex number(R"((adapter load|adapter swap|free in|run|in) ([0-9.]+) ms)");
     double mine = 0, other = -1;
     for (std::sregex_iterator it(reason.begin(), reason.end(), number), end; it != end; ++it) {
       const double ms = std::stod((*it)[2]);
-      if ((*it)[1] == "in") other = ms;
-      else mine += ms;
+      if ((*it)[1] == "in")
+        other = ms;
+      else
+        mine += ms;
     }
     return mine > 0 && other >= 0 && mine <= other + 1;  // rounded
   }
@@ -218,7 +254,10 @@ class LoraFleet : public ServiceTest {
     }
     return sum;
   }
-  double host_misses() { return in_all("ditfleet_lora_loads_total", "tier=\"source\"") + in_all("ditfleet_lora_loads_total", "tier=\"disk\""); }
+  double host_misses() {
+    return in_all("ditfleet_lora_loads_total", "tier=\"source\"") +
+           in_all("ditfleet_lora_loads_total", "tier=\"disk\"");
+  }
 
   const std::string kSecret = "a secret of this test alone";
   std::vector<std::string> metrics_, files_;
@@ -231,19 +270,24 @@ TEST_F(LoraFleet, RandomRequestsAreDrawnRightWithoutACompileWhereTheirAdaptersAr
   if (HasFatalFailure()) return;
   for (const auto& url : metrics_) {
     const auto answer = http("GET", url);
-    for (const char* line : {"\nditfleet_recompiles_total 0\n", "\nditfleet_region_fallbacks_total{reason=\"compile_error\"} 0\n"})
-      EXPECT_NE(answer.body.find(line), std::string::npos) << "a worker that has compiled its blocks does not show" << line;
+    for (const char* line :
+         {"\nditfleet_recompiles_total 0\n", "\nditfleet_region_fallbacks_total{reason=\"compile_error\"} 0\n"})
+      EXPECT_NE(answer.body.find(line), std::string::npos)
+          << "a worker that has compiled its blocks does not show" << line;
   }
   make_adapters();
   draw_references();
   if (HasFatalFailure()) return;
   for (std::size_t i = 0; i < files_.size(); ++i) {
     const auto bytes = read_file(files_[i]);
-    const auto answer = http("PUT", gateway_ + "/v1/loras/style" + std::to_string(i), *bytes, "application/octet-stream");
+    const auto answer =
+        http("PUT", gateway_ + "/v1/loras/style" + std::to_string(i), *bytes, "application/octet-stream");
     ASSERT_EQ(answer.status, 201) << answer.body;
   }
-  // Wherever they came from: the references above were drawn with the same cache, so a program more need not have been compiled here.
-  const double programs = in_all("ditfleet_region_program_seconds_count"), compiles = in_all("ditfleet_region_compiles_total");
+  // Wherever they came from: the references above were drawn with the same cache, so a program more need not have been
+  // compiled here.
+  const double programs = in_all("ditfleet_region_program_seconds_count"),
+               compiles = in_all("ditfleet_region_compiles_total");
   EXPECT_GT(programs, 0) << "a metric that is not there counts nothing";
   EXPECT_GT(compiles, 0) << "somebody has compiled them";
   std::mt19937 random(7);
@@ -258,17 +302,21 @@ TEST_F(LoraFleet, RandomRequestsAreDrawnRightWithoutACompileWhereTheirAdaptersAr
     const std::string id = submit_case(asked), owner = expect_right(id, asked);
     if (owner.empty()) return;
     // To the scheduler, too, both workers are free.
-    ASSERT_TRUE(until([&] { return metric(http("GET", gateway_ + "/metrics").body, "ditfleet_jobs_total") == i + 1; }, 10s));
+    ASSERT_TRUE(
+        until([&] { return metric(http("GET", gateway_ + "/metrics").body, "ditfleet_jobs_total") == i + 1; }, 10s));
     const auto& adapters = kCases[asked.of];
     if (adapters.size() == 1 && !holders[adapters[0].first].empty()) {
       ++could_follow;
       const bool follows = holders[adapters[0].first].contains(owner);
       followed += follows;
-      // To load an adapter is right where its holder is expected to take longer still: on a machine with other work runs differ by more than a load.
+      // To load an adapter is right where its holder is expected to take longer still: on a machine with other work
+      // runs differ by more than a load.
       if (!follows) {
         const std::string reason = reason_of(id);
         std::printf("request %d did not follow its adapter: %s\n", i, reason.c_str());
-        EXPECT_TRUE(finishes_first(reason)) << "a repeated adapter went to a worker that had to load it and was not expected to finish first: " << reason;
+        EXPECT_TRUE(finishes_first(reason))
+            << "a repeated adapter went to a worker that had to load it and was not expected to finish first: "
+            << reason;
       }
     }
     for (const auto& [adapter, scale] : adapters) {
@@ -281,8 +329,10 @@ TEST_F(LoraFleet, RandomRequestsAreDrawnRightWithoutACompileWhereTheirAdaptersAr
   const double misses = host_misses();
   double at_random = 0;  // expected of two workers that remember everything and are chosen by a coin
   for (const auto& [adapter, count] : uses) at_random += 2 * (1 - std::pow(0.5, count));
-  std::printf("alone: %d requests, %d of %d repeated ones followed their adapter, %g host misses, %.1f expected at random, %g swaps\n", pictures_, followed,
-              could_follow, misses, at_random, in_all("ditfleet_lora_loads_total", "tier=\"host\""));
+  std::printf(
+      "alone: %d requests, %d of %d repeated ones followed their adapter, %g host misses, %.1f expected at random, %g "
+      "swaps\n",
+      pictures_, followed, could_follow, misses, at_random, in_all("ditfleet_lora_loads_total", "tier=\"host\""));
   // Each adapter is loaded once; the pair may bring one of its two to where the other is.
   EXPECT_GE(misses, static_cast<double>(uses.size()));
   EXPECT_LE(misses, static_cast<double>(uses.size()) + 1 + 2 * strayed);  // whoever strays may take a pair along
@@ -302,8 +352,9 @@ TEST_F(LoraFleet, RandomRequestsAreDrawnRightWithoutACompileWhereTheirAdaptersAr
   EXPECT_LE(host_misses(), 12) << "no adapter is loaded twice by one worker, whose host memory has room for all";
   EXPECT_EQ(in_all("ditfleet_region_program_seconds_count"), programs) << "an adapter asked for a program";
   EXPECT_EQ(in_all("ditfleet_region_compiles_total"), compiles) << "an adapter made a program";
-  std::printf("in all: %d pictures, %d identical to the byte, %g host misses, %g swaps, %g in slots\n", pictures_, identical_, host_misses(),
-              in_all("ditfleet_lora_loads_total", "tier=\"host\""), in_all("ditfleet_lora_loads_total", "tier=\"slot\""));
+  std::printf("in all: %d pictures, %d identical to the byte, %g host misses, %g swaps, %g in slots\n", pictures_,
+              identical_, host_misses(), in_all("ditfleet_lora_loads_total", "tier=\"host\""),
+              in_all("ditfleet_lora_loads_total", "tier=\"slot\""));
 
   // As operators see it.
   const auto workers = http("GET", gateway_ + "/v1/workers");
@@ -315,7 +366,8 @@ TEST_F(LoraFleet, RandomRequestsAreDrawnRightWithoutACompileWhereTheirAdaptersAr
     EXPECT_EQ(worker.at("adapter_slots").to_number<int>(), 2);
     EXPECT_LE(worker.at("adapters").as_array().size(), 2u);
     EXPECT_GE(worker.at("host_adapters").as_array().size(), 3u);
-    for (const auto& digest : worker.at("host_adapters").as_array()) EXPECT_TRUE(known.contains(std::string(digest.as_string())));
+    for (const auto& digest : worker.at("host_adapters").as_array())
+      EXPECT_TRUE(known.contains(std::string(digest.as_string())));
   }
 }
 

@@ -65,12 +65,14 @@ TEST_F(LorasRegistry, GivesBackWhatWasUploadedInChunks) {
     ASSERT_TRUE(read.ok()) << read.error().message;
     EXPECT_EQ(*read, bytes);
   }
-  for (const auto& key : redis({"KEYS", "df:{lora}:chunk:*"}).elements) EXPECT_LE(redis({"STRLEN", key.text}).integer, 1 << 20) << key.text;
+  for (const auto& key : redis({"KEYS", "df:{lora}:chunk:*"}).elements)
+    EXPECT_LE(redis({"STRLEN", key.text}).integer, 1 << 20) << key.text;
 }
 
 TEST_F(LorasRegistry, AnUploadThatIsNotFinishedExpiresAndPointsNowhere) {
   const Sent sent = send(bytes_of('x'));
-  for (const auto& key : redis({"KEYS", "df:{lora}:*"}).elements) EXPECT_GT(redis({"PTTL", key.text}).integer, 0) << key.text;
+  for (const auto& key : redis({"KEYS", "df:{lora}:*"}).elements)
+    EXPECT_GT(redis({"PTTL", key.text}).integer, 0) << key.text;
   EXPECT_EQ(wait(registry_->lookup(sent.sha256, soon())).error().code, Code::kNotFound);
   redis({"DEL", loras::chunk_key(sent.id, 0)});
   const auto put = wait(registry_->put(record("late", sent), sent.id, Condition::kAny, soon()));
@@ -212,14 +214,16 @@ TEST_F(LorasRegistry, AnUploadBringsBackChunksThatWereLost) {
     redis(words);
     EXPECT_FALSE(fetch(sha256_hex(bytes)).ok());
   };
-  for (const auto& [damage, name] : {std::pair(std::vector<std::string>{"DEL"}, "a"), std::pair(std::vector<std::string>{"SET", "short"}, "b")}) {
+  for (const auto& [damage, name] :
+       {std::pair(std::vector<std::string>{"DEL"}, "a"), std::pair(std::vector<std::string>{"SET", "short"}, "b")}) {
     lose(damage);
     put(name, bytes);
     const auto read = fetch(sha256_hex(bytes));
     ASSERT_TRUE(read.ok()) << name << ": " << read.error().message;
     EXPECT_EQ(*read, bytes);
     EXPECT_EQ(chunk_keys(), 3u);
-    for (const auto& key : redis({"KEYS", "df:{lora}:chunk:*"}).elements) EXPECT_EQ(redis({"PTTL", key.text}).integer, -1);
+    for (const auto& key : redis({"KEYS", "df:{lora}:chunk:*"}).elements)
+      EXPECT_EQ(redis({"PTTL", key.text}).integer, -1);
   }
 }
 
@@ -245,7 +249,9 @@ TEST_F(LorasRegistry, FilesAreFoundByDigestUnderEveryPath) {
 }
 
 TEST_F(LorasRegistry, TellsWorkersWhatIsPinned) {
-  const auto pinned = [&](const std::string& bytes) { return wait(registry_->lookup(sha256_hex(bytes), soon()))->pinned; };
+  const auto pinned = [&](const std::string& bytes) {
+    return wait(registry_->lookup(sha256_hex(bytes), soon()))->pinned;
+  };
   put("a", "1");
   put("b", "1", "bob");
   EXPECT_FALSE(pinned("1"));
@@ -339,7 +345,8 @@ TEST_F(LorasRegistry, ADirectoryReadsWhatChangedAloneUnlessItIsFarBehind) {
 TEST_F(LorasRegistry, ADamagedRecordHidesNoOther) {
   put("good", "1");
   redis({"HSET", std::string(loras::kNamesKey), "ada/bad", "{"});
-  redis({"HSET", std::string(loras::kNamesKey), "ada/alias", redis({"HGET", std::string(loras::kNamesKey), "ada/good"}).text});
+  redis({"HSET", std::string(loras::kNamesKey), "ada/alias",
+         redis({"HGET", std::string(loras::kNamesKey), "ada/good"}).text});
   const auto all = wait(registry_->all(soon()));
   ASSERT_TRUE(all.ok());
   EXPECT_EQ(all->size(), 1u);
@@ -353,7 +360,8 @@ TEST_F(LorasRegistry, RefusesWhatIsTooMuchForRedisAndCanStillDelete) {
   const Sent sent = send(bytes_of('x'));
   const std::string used = "1mb";
   redis({"CONFIG", "SET", "maxmemory", used});
-  EXPECT_EQ(wait(registry_->put(record("more", sent), sent.id, Condition::kAny, soon())).error().code, Code::kResourceExhausted);
+  EXPECT_EQ(wait(registry_->put(record("more", sent), sent.id, Condition::kAny, soon())).error().code,
+            Code::kResourceExhausted);
   EXPECT_TRUE(wait(registry_->remove("ada", "kept", soon())).ok());
   EXPECT_EQ(fetch(sha256_hex(bytes_of('k'))).error().code, Code::kNotFound);
   redis({"CONFIG", "SET", "maxmemory", "0"});

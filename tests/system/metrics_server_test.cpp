@@ -34,10 +34,11 @@ Fetched get(const std::string& url) {
   curl_easy_setopt(curl, CURLOPT_TIMEOUT, 10L);
   curl_easy_setopt(curl, CURLOPT_PROXY, "");
   curl_easy_setopt(curl, CURLOPT_WRITEDATA, &fetched.body);
-  curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, +[](char* data, std::size_t size, std::size_t count, void* body) {
-    static_cast<std::string*>(body)->append(data, size * count);
-    return size * count;
-  });
+  curl_easy_setopt(
+      curl, CURLOPT_WRITEFUNCTION, +[](char* data, std::size_t size, std::size_t count, void* body) {
+        static_cast<std::string*>(body)->append(data, size * count);
+        return size * count;
+      });
   curl_easy_perform(curl);
   curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &fetched.status);
   curl_easy_cleanup(curl);
@@ -45,7 +46,8 @@ Fetched get(const std::string& url) {
 }
 
 TEST(MetricsServer, ServesWhatTheProcessCounts) {
-  auto& counter = prometheus::BuildCounter().Name("test_things_total").Help("Things").Register(registry()).Add({{"kind", "good"}});
+  auto& counter =
+      prometheus::BuildCounter().Name("test_things_total").Help("Things").Register(registry()).Add({{"kind", "good"}});
   const auto server = MetricsServer::start("127.0.0.1:0");
   ASSERT_TRUE(server.ok()) << server.error().message;
   EXPECT_THAT((*server)->url(), StartsWith("http://127.0.0.1:"));

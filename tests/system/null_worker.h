@@ -34,7 +34,9 @@ class NullWorker {
   };
 
   NullWorker(asio::io_context& io, const redis::Endpoint& endpoint, Options options)
-      : state_(std::make_shared<State>(io, endpoint, std::move(options))), started(state_->started), completed(state_->completed) {
+      : state_(std::make_shared<State>(io, endpoint, std::move(options))),
+        started(state_->started),
+        completed(state_->completed) {
     state_->spawn("heartbeat", &State::heartbeat);
     state_->spawn("mailbox", &State::mailbox);
     state_->spawn("run", &State::run);

@@ -84,7 +84,8 @@ class OtlpReceiver {
       if (n <= 0) return;
       text.append(buffer, static_cast<std::size_t>(n));
       head = text.find("\r\n\r\n");
-      if (const auto at = text.find("Content-Length: "); head != std::string::npos && at < head) length = std::stoul(text.substr(at + 16));
+      if (const auto at = text.find("Content-Length: "); head != std::string::npos && at < head)
+        length = std::stoul(text.substr(at + 16));
     }
     while (held_ && !ending_) std::this_thread::sleep_for(std::chrono::milliseconds(2));
     std::string reply;
@@ -97,7 +98,8 @@ class OtlpReceiver {
         for (const auto& resource : requests_.back().body.at("resourceSpans").as_array())
           for (const auto& scope : resource.at("scopeSpans").as_array())
             for (const auto& span : scope.at("spans").as_array()) spans_.push_back(span.as_object());
-      reply = "HTTP/1.1 " + std::to_string(status) + " X\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: " +
+      reply = "HTTP/1.1 " + std::to_string(status) +
+              " X\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: " +
               std::to_string(body_.size()) + "\r\n\r\n" + body_;
     }
     (void)!::write(peer, reply.data(), reply.size());

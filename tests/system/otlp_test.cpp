@@ -55,9 +55,11 @@ std::unique_ptr<OtlpExporter> exporter_to(const OtlpReceiver& receiver, OtlpOpti
 
 TEST(Otlp, SpansArriveWithTheirParentsTimesAndAttributes) {
   OtlpReceiver receiver;
-  const Variables headers({{"OTEL_EXPORTER_OTLP_HEADERS", "x-token=a%20b,x-more=1"}, {"OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test"}});
+  const Variables headers({{"OTEL_EXPORTER_OTLP_HEADERS", "x-token=a%20b,x-more=1"},
+                           {"OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test"}});
   const auto exporter = exporter_to(receiver);
-  const auto before = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  const auto before =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
   {
     SpanTimer outer("outer", SpanContext::parse(kParent), SpanKind::kConsumer);
     const ContextScope scope(outer.context());
@@ -82,7 +84,8 @@ TEST(Otlp, SpansArriveWithTheirParentsTimesAndAttributes) {
   for (const auto& span : spans) {
     EXPECT_EQ(span.at("traceId"), json::value(kTrace));
     EXPECT_EQ(span.at("spanId").as_string().size(), 16u);
-    const auto start = std::stoll(span.at("startTimeUnixNano").as_string().c_str()), end = std::stoll(span.at("endTimeUnixNano").as_string().c_str());
+    const auto start = std::stoll(span.at("startTimeUnixNano").as_string().c_str()),
+               end = std::stoll(span.at("endTimeUnixNano").as_string().c_str());
     EXPECT_GE(start, before);
     EXPECT_GE(end, start);
   }
@@ -202,7 +205,9 @@ TEST(Otlp, TheReceiverIsTheOptionElseTheVariables) {
   EXPECT_EQ(otlp_options("http://h:1", "p", "1").url, "http://h:1/v1/traces");
   EXPECT_EQ(otlp_options("http://h:1/v1/traces", "p", "1").url, "http://h:1/v1/traces");
   {
-    const Variables general({{"OTEL_EXPORTER_OTLP_ENDPOINT", "http://g:2/base/"}, {"OTEL_EXPORTER_OTLP_TIMEOUT", "1500"}, {"OTEL_SERVICE_NAME", "mine"}});
+    const Variables general({{"OTEL_EXPORTER_OTLP_ENDPOINT", "http://g:2/base/"},
+                             {"OTEL_EXPORTER_OTLP_TIMEOUT", "1500"},
+                             {"OTEL_SERVICE_NAME", "mine"}});
     const auto options = otlp_options("", "p", "1");
     EXPECT_EQ(options.url, "http://g:2/base/v1/traces");
     EXPECT_EQ(options.timeout, 1500ms);

@@ -26,7 +26,8 @@ class Program {
     std::string stdout_path;  // in place of a file that out() reads
   };
 
-  explicit Program(const std::string& name, const std::vector<std::string>& arguments) : Program(name, arguments, Options()) {}
+  explicit Program(const std::string& name, const std::vector<std::string>& arguments)
+      : Program(name, arguments, Options()) {}
   Program(const std::string& name, const std::vector<std::string>& arguments, const Options& options) {
     char folder[] = "/tmp/ditfleet-program-XXXXXX";
     if (::mkdtemp(folder) == nullptr) std::abort();

@@ -114,7 +114,8 @@ TEST_F(QueueDispatch, UnitsOfOneJobGoToSeveralWorkersAndTheRestIsReady) {
   const auto entries = intake();
   std::vector<Dispatch> jobs{dispatch_of(entries.at(0), 4), dispatch_of(entries.at(1))};
   std::vector<queue::Attempt> attempts;
-  for (const auto& [unit, owner] : {std::pair{3, "w1:b"}, {0, "w0:b"}, {1, "w1:b"}}) attempts.push_back(place(jobs[0], unit, owner));
+  for (const auto& [unit, owner] : {std::pair{3, "w1:b"}, {0, "w0:b"}, {1, "w1:b"}})
+    attempts.push_back(place(jobs[0], unit, owner));
   attempts.push_back(place(jobs[1], 0, "w0:b"));
   EXPECT_EQ(dispatch(jobs), (std::vector{true, true}));
 
@@ -139,7 +140,9 @@ TEST_F(QueueDispatch, UnitsOfOneJobGoToSeveralWorkersAndTheRestIsReady) {
   EXPECT_EQ(job("four").state, State::kSucceeded);
   EXPECT_EQ(job("one").state, State::kSucceeded);
   EXPECT_EQ(event_types("one"), "queued ready:0 assigned:0 started:0 succeeded:0 succeeded");
-  EXPECT_EQ(redis({"EXISTS", keys_.units(), keys_.open(), keys_.specs(), keys_.last(), keys_.lease(), keys_.ready()}).integer, 0);
+  EXPECT_EQ(
+      redis({"EXISTS", keys_.units(), keys_.open(), keys_.specs(), keys_.last(), keys_.lease(), keys_.ready()}).integer,
+      0);
 }
 
 TEST_F(QueueDispatch, AJobThatIsNotQueuedAnyMoreIsLeftAlone) {
@@ -220,7 +223,8 @@ TEST_F(QueueDispatch, WhatWasSubmittedTogetherWaitsInOneEntry) {
   for (const std::size_t i : {0, 1, 3, 4}) place(again.emplace_back(dispatch_of(entries[i])), 0);
   EXPECT_EQ(dispatch(again), (std::vector{false, false, false, true}));
   EXPECT_EQ(redis({"XLEN", keys_.in()}).integer, 1);
-  const queue::Rejection rejection{entries[2].entry_id, "c", invalid_argument("no"), false, "default", entries[2].spec, {}};
+  const queue::Rejection rejection{entries[2].entry_id, "c", invalid_argument("no"), false, "default",
+                                   entries[2].spec,     {}};
   ASSERT_TRUE(wait(client_->reject(epoch_, std::span(&rejection, 1), soon())).ok());
   EXPECT_EQ(redis({"XLEN", keys_.in()}).integer, 0);
 
@@ -296,10 +300,12 @@ TEST_F(QueueDispatch, ACallOfAnotherShapeIsRefusedWhole) {
   submit(submission("job-1"));
   const auto entry = intake().at(0);
   const auto was = stored();
-  const std::vector<std::string> keys = {keys_.leader(), keys_.in(),    keys_.ready(), keys_.deadline(), keys_.lease(), keys_.units(),
-                                         keys_.open(),   keys_.specs(), keys_.last(),  keys_.events(),   keys_.mailbox("w0:b")};
+  const std::vector<std::string> keys = {keys_.leader(), keys_.in(),     keys_.ready(),        keys_.deadline(),
+                                         keys_.lease(),  keys_.units(),  keys_.open(),         keys_.specs(),
+                                         keys_.last(),   keys_.events(), keys_.mailbox("w0:b")};
   const std::string epoch = std::to_string(epoch_);
-  const std::vector<std::string> good = {entry.entry_id, "job-1", "1", kSpec, "1|0|0", "c|b", "1", "0", "1", "nonce", "\"worker\":\"w0\"", ""};
+  const std::vector<std::string> good = {
+      entry.entry_id, "job-1", "1", kSpec, "1|0|0", "c|b", "1", "0", "1", "nonce", "\"worker\":\"w0\"", ""};
   const auto call = [&](std::vector<std::string> arguments, std::size_t count) {
     redis::Command command("FCALL");
     command << "ditfleet_v1_dispatch" << static_cast<std::int64_t>(count);
@@ -320,8 +326,14 @@ TEST_F(QueueDispatch, ACallOfAnotherShapeIsRefusedWhole) {
   no_number[2] = "x";
   auto short_one = good;
   short_one.pop_back();
-  for (const auto& bad : {with(head, many), with(head, word), with(head, short_one), with(head, stray), with(head, no_number),
-                          with({epoch, "5000", "60000", "2", "w0:b"}, good), with({epoch, "x", "60000", "1", "w0:b"}, good), {epoch}}) {
+  for (const auto& bad : {with(head, many),
+                          with(head, word),
+                          with(head, short_one),
+                          with(head, stray),
+                          with(head, no_number),
+                          with({epoch, "5000", "60000", "2", "w0:b"}, good),
+                          with({epoch, "x", "60000", "1", "w0:b"}, good),
+                          {epoch}}) {
     const auto reply = call(bad, 11);
     ASSERT_FALSE(reply.ok()) << bad.size();
     EXPECT_NE(reply.error().message.find("BADARG"), std::string::npos) << reply.error().message;

@@ -151,7 +151,8 @@ class QueueTest : public ::testing::Test {
   std::string event_types(const std::string& id) {
     auto events = wait(client_->events(id, "0", 10'000, soon()));
     std::string out;
-    for (const auto& e : *events) out += (out.empty() ? "" : " ") + e.type + (e.unit < 0 ? "" : ":" + std::to_string(e.unit));
+    for (const auto& e : *events)
+      out += (out.empty() ? "" : " ") + e.type + (e.unit < 0 ? "" : ":" + std::to_string(e.unit));
     return out;
   }
   int reap() {

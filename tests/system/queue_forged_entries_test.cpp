@@ -1,5 +1,5 @@
-// Plain XADD entries that say what only the queue itself says: entries that look like those of `submit`, and ids that no
-// clock gave.
+// Plain XADD entries that say what only the queue itself says: entries that look like those of `submit`, and ids that
+// no clock gave.
 #include <chrono>
 
 #include "tests/system/queue_fixture.h"
@@ -20,10 +20,13 @@ class QueueForgedEntries : public QueueTest {
 
 TEST_F(QueueForgedEntries, AnEntryThatLooksSubmittedIsRejectedUnderItsOwnId) {
   const std::string id = submit(submission("real"));
-  // One that names nobody's job, one that names another's, two in one entry; admitted, dispatched and rejected for its spec.
+  // One that names nobody's job, one that names another's, two in one entry; admitted, dispatched and rejected for its
+  // spec.
   const auto unknown = add({"submitted", "mine default 0", "spec", kSpec, "traceparent", ""});
-  const auto another = add({"submitted", id + " default 0", "spec", R"({"model":"demo","prompt":"another"})", "traceparent", ""});
-  const auto two = add({"submitted", "a default 0", "spec", kSpec, "traceparent", "", "submitted", id + " default 0", "spec", kSpec, "traceparent", ""});
+  const auto another =
+      add({"submitted", id + " default 0", "spec", R"({"model":"demo","prompt":"another"})", "traceparent", ""});
+  const auto two = add({"submitted", "a default 0", "spec", kSpec, "traceparent", "", "submitted", id + " default 0",
+                        "spec", kSpec, "traceparent", ""});
   const auto bad = add({"submitted", "mine default 0", "spec", "{"});
   const auto after = add({"spec", kSpec, "id", "after"});
   lead();
@@ -35,7 +38,8 @@ TEST_F(QueueForgedEntries, AnEntryThatLooksSubmittedIsRejectedUnderItsOwnId) {
   placed.admission = admission(entries[2]);
   placed.placements = {{"w:1", {.ref = {id, 0}, .nonce = "n1"}}};
   EXPECT_EQ(*wait(client_->dispatch(epoch_, std::span(&placed, 1), soon())), std::vector{false});
-  const std::vector<queue::Admission> rest = {admission(entries[1]), admission(entries[0]), admission(entries[3]), admission(entries[4]), admission(entries[6])};
+  const std::vector<queue::Admission> rest = {admission(entries[1]), admission(entries[0]), admission(entries[3]),
+                                              admission(entries[4]), admission(entries[6])};
   const auto done = wait(client_->admit(epoch_, rest, soon()));
   ASSERT_TRUE(done.ok()) << done.error().message;
   EXPECT_EQ(job(id).state, State::kReady);
@@ -43,7 +47,9 @@ TEST_F(QueueForgedEntries, AnEntryThatLooksSubmittedIsRejectedUnderItsOwnId) {
   EXPECT_EQ(job("after").state, State::kReady);
   for (const std::string& told : {"x-" + unknown, "x-" + another, "x-" + two + ".1", "x-" + two + ".2", "x-" + bad}) {
     ASSERT_EQ(job(told).state, State::kRejected) << told;
-    EXPECT_NE(job(told).error->message.find("'submitted', which the Function ditfleet_v1_submit alone writes"), std::string::npos) << told << job(told).error->message;
+    EXPECT_NE(job(told).error->message.find("'submitted', which the Function ditfleet_v1_submit alone writes"),
+              std::string::npos)
+        << told << job(told).error->message;
     EXPECT_EQ(event_types(told), "queued rejected") << told;
   }
   EXPECT_FALSE(wait(client_->job("mine", "", soon())).ok());
@@ -76,7 +82,10 @@ TEST_F(QueueForgedEntries, AnEntryWhoseJobHasEndedMeanwhileIsDroppedAndNothingIs
 }
 
 TEST_F(QueueForgedEntries, AnIdOfTheFutureIsAJobOfNow) {
-  const auto now_ms = [] { return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count(); };
+  const auto now_ms = [] {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
+        .count();
+  };
   const auto began = now_ms();
   const auto future = add({"spec", kSpec}, "99999999999999-7");
   const auto bad = add({"spec", "{", "idempotency_key", std::string(256, 'k')});  // by *, behind it

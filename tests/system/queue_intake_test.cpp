@@ -115,7 +115,8 @@ TEST_F(QueueIntake, AdaptersStandWithTheOpenUnits) {
   ASSERT_EQ(open->size(), 2u);
   for (const auto& view : *open) {
     EXPECT_EQ(view.batch_key, "demo/256x256/20");
-    EXPECT_EQ(view.adapters, view.ref.job == "with" ? std::vector<std::string>({"ink", "oil & water"}) : std::vector<std::string>());
+    EXPECT_EQ(view.adapters,
+              view.ref.job == "with" ? std::vector<std::string>({"ink", "oil & water"}) : std::vector<std::string>());
   }
   EXPECT_EQ(job("with").state, State::kReady);
 }
@@ -201,29 +202,42 @@ TEST_F(QueueIntake, ARepeatedIdIsTheSameJobOrRefused) {
 }
 
 TEST_F(QueueIntake, AForeignClientThatCallsWronglyIsToldHowItIsRight) {
-  EXPECT_NE(refused({"FCALL", "ditfleet_v1_submit", "0"}).find("submit takes 6 keys and 2 each, 1 arguments and 7 each; got 0 and 0"), std::string::npos);
-  const std::vector<std::string> submit_keys = {"FCALL", "ditfleet_v1_submit", "8", keys_.in(), keys_.jobs(), keys_.deadline(), keys_.open(),
-                                                keys_.last(), keys_.events(), keys_.job("a"), keys_.job("a")};
+  EXPECT_NE(refused({"FCALL", "ditfleet_v1_submit", "0"})
+                .find("submit takes 6 keys and 2 each, 1 arguments and 7 each; got 0 and 0"),
+            std::string::npos);
+  const std::vector<std::string> submit_keys = {"FCALL",        "ditfleet_v1_submit", "8",           keys_.in(),
+                                                keys_.jobs(),   keys_.deadline(),     keys_.open(),  keys_.last(),
+                                                keys_.events(), keys_.job("a"),       keys_.job("a")};
   const auto with = [&](std::vector<std::string> arguments) {
     auto words = submit_keys;
     words.insert(words.end(), arguments.begin(), arguments.end());
     return words;
   };
   const std::string sha(64, 'a');
-  EXPECT_NE(refused(with({"1 day", "a", "default", "{}", sha, "0", "", "0"})).find("argument 1 is a whole number"), std::string::npos);
-  EXPECT_NE(refused(with({"100000000000000000000", "a", "default", "{}", sha, "0", "", "0"})).find("BADARG submit: argument 1"), std::string::npos);
-  EXPECT_NE(refused(with({"0", "a", "default", "{}", sha, "0", "", "0"})).find("BADARG submit: idempotency_ms"), std::string::npos);
+  EXPECT_NE(refused(with({"1 day", "a", "default", "{}", sha, "0", "", "0"})).find("argument 1 is a whole number"),
+            std::string::npos);
+  EXPECT_NE(refused(with({"100000000000000000000", "a", "default", "{}", sha, "0", "", "0"}))
+                .find("BADARG submit: argument 1"),
+            std::string::npos);
+  EXPECT_NE(refused(with({"0", "a", "default", "{}", sha, "0", "", "0"})).find("BADARG submit: idempotency_ms"),
+            std::string::npos);
   // What concerns one job of a batch is that job's verdict, not the call's error.
   const auto verdict = [&](std::vector<std::string> arguments) { return redis(with(arguments)).elements.at(0).text; };
-  EXPECT_NE(verdict({"1000", "b", "default", "{}", sha, "0", "", "0"}).find("invalid keys: they are not those of job b"), std::string::npos);
+  EXPECT_NE(
+      verdict({"1000", "b", "default", "{}", sha, "0", "", "0"}).find("invalid keys: they are not those of job b"),
+      std::string::npos);
   EXPECT_NE(verdict({"1000", "a/b", "default", "{}", sha, "0", "", "0"}).find("invalid id"), std::string::npos);
   EXPECT_NE(verdict({"1000", "a", "", "{}", sha, "0", "", "0"}).find("invalid tenant"), std::string::npos);
   EXPECT_NE(verdict({"1000", "a", "default", "{}", "sha", "0", "", "0"}).find("invalid sha256"), std::string::npos);
   EXPECT_NE(verdict({"1000", "a", "default", "{}", sha, "yes", "", "0"}).find("invalid has_key"), std::string::npos);
-  EXPECT_NE(verdict({"1000", "a", "default", "{}", sha, "1", "", "0"}).find("invalid keys: an idempotency key"), std::string::npos);
-  EXPECT_NE(verdict({"1000", "a", "default", "{}", sha, "0", "", "soon"}).find("invalid deadline_ms"), std::string::npos);
+  EXPECT_NE(verdict({"1000", "a", "default", "{}", sha, "1", "", "0"}).find("invalid keys: an idempotency key"),
+            std::string::npos);
+  EXPECT_NE(verdict({"1000", "a", "default", "{}", sha, "0", "", "soon"}).find("invalid deadline_ms"),
+            std::string::npos);
   // What no sorted set takes as a score would be found out in the midst of what is written.
-  EXPECT_NE(verdict({"1000", "a", "default", "{}", sha, "0", "", "1" + std::string(400, '0')}).find("invalid deadline_ms"), std::string::npos);
+  EXPECT_NE(
+      verdict({"1000", "a", "default", "{}", sha, "0", "", "1" + std::string(400, '0')}).find("invalid deadline_ms"),
+      std::string::npos);
   EXPECT_EQ(redis({"KEYS", "*"}).elements.size(), 0u);  // none of these wrote anything
   EXPECT_EQ(verdict({"1000", "a", "default", "{}", sha, "0", "", "0"}), "created");
   // Every Function refuses a call of the wrong shape before it touches anything.

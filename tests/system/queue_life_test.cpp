@@ -18,7 +18,9 @@ TEST_F(QueueLife, ADeadlineFromNowCountsByTheClockOfRedis) {
   const auto before = redis({"TIME"});
   const auto id = submit(s);
   const auto after = redis({"TIME"});
-  const auto ms = [](const redis::Reply& time) { return std::stoll(time.elements.at(0).text) * 1000 + std::stoll(time.elements.at(1).text) / 1000; };
+  const auto ms = [](const redis::Reply& time) {
+    return std::stoll(time.elements.at(0).text) * 1000 + std::stoll(time.elements.at(1).text) / 1000;
+  };
   const auto score = redis({"ZSCORE", keys_.deadline(), id});
   EXPECT_GE(std::stoll(score.text), ms(before) + 60'000);
   EXPECT_LE(std::stoll(score.text), ms(after) + 60'000);
@@ -91,8 +93,8 @@ TEST_F(QueueLife, AStepThatHoldsALineBreakTellsNothingOfOtherJobs) {
   const auto attempt = running();
   const auto other = submit();
   redis::Command forged("FCALL");
-  forged << "ditfleet_v1_renew" << 4 << keys_.lease() << keys_.units() << keys_.last() << keys_.events() << 60'000 << attempt.ref.job << 0
-         << attempt.nonce << "step 0 {}\n" + other + " - succeeded 0 {}";
+  forged << "ditfleet_v1_renew" << 4 << keys_.lease() << keys_.units() << keys_.last() << keys_.events() << 60'000
+         << attempt.ref.job << 0 << attempt.nonce << "step 0 {}\n" + other + " - succeeded 0 {}";
   const auto lease = redis({"ZSCORE", keys_.lease(), attempt.ref.job + ":0"}).text;
   const auto answer = wait(connection_->execute(std::move(forged), soon()));
   ASSERT_FALSE(answer.ok());
@@ -108,7 +110,8 @@ TEST_F(QueueLife, ARecordThatIsNoWorkersIsLeftOut) {
   good.boot = "b1";
   ASSERT_TRUE(wait(client_->heartbeat(good, soon())).ok());
   for (const char* info : {"not JSON", "[]", R"({"name":"good"})", "\xff"}) {
-    redis({"FCALL", "ditfleet_v1_heartbeat", "3", keys_.workers(), keys_.worker("bad"), keys_.mailbox("bad:b"), "bad", "b", info, "60000", "60000"});
+    redis({"FCALL", "ditfleet_v1_heartbeat", "3", keys_.workers(), keys_.worker("bad"), keys_.mailbox("bad:b"), "bad",
+           "b", info, "60000", "60000"});
     const auto workers = wait(client_->workers(soon()));
     ASSERT_TRUE(workers.ok()) << workers.error().message;
     ASSERT_EQ(workers->size(), 1u) << info;
@@ -135,9 +138,10 @@ TEST_F(QueueLife, HintsOnAdaptersReachTheMailbox) {
   const std::string first = submit(), second = submit(), third = submit();
   admit_all();
   // A name that the packed form cannot hold is left out; the others arrive.
-  const std::vector<queue::AssignRequest> requests = {{{first, 0}, new_nonce(), "warm", {"h1", "h2"}, {"s1"}},
-                                                      {{second, 0}, new_nonce(), "warm"},
-                                                      {{third, 0}, new_nonce(), "warm", {}, {"a|b", "s2", "c,d", "s3"}}};
+  const std::vector<queue::AssignRequest> requests = {
+      {{first, 0}, new_nonce(), "warm", {"h1", "h2"}, {"s1"}},
+      {{second, 0}, new_nonce(), "warm"},
+      {{third, 0}, new_nonce(), "warm", {}, {"a|b", "s2", "c,d", "s3"}}};
   ASSERT_TRUE(wait(client_->assign(epoch_, "w0:boot0", requests, soon())).ok());
   auto mail = wait(client_->read_mailbox("w0:boot0", "0", 10, std::chrono::milliseconds(1)));
   ASSERT_TRUE(mail.ok());

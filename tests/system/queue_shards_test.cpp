@@ -75,7 +75,8 @@ class QueueShards : public QueueTest {
     }
     return out;
   }
-  static constexpr char kLife[] = "queued ready ready assigned assigned started started step step preview succeeded failed failed ";
+  static constexpr char kLife[] =
+      "queued ready ready assigned assigned started started step step preview succeeded failed failed ";
 };
 
 TEST_F(QueueShards, TwoShardsOfOneRedisDoNotMix) {

@@ -23,11 +23,15 @@ class RedisConnection : public ::testing::Test {
                            std::chrono::milliseconds within = std::chrono::seconds(3)) {
     return ask(*connect(endpoint), command, within);
   }
-  Result<redis::Reply> ask(redis::Connection& connection, const char* command, std::chrono::milliseconds within = std::chrono::seconds(3)) {
+  Result<redis::Reply> ask(redis::Connection& connection, const char* command,
+                           std::chrono::milliseconds within = std::chrono::seconds(3)) {
     std::optional<Result<redis::Reply>> out;
-    asio::co_spawn(io_, [&]() -> asio::awaitable<void> {
-      out.emplace(co_await connection.execute(redis::Command(command), Deadline::after(within)));
-    }, asio::detached);
+    asio::co_spawn(
+        io_,
+        [&]() -> asio::awaitable<void> {
+          out.emplace(co_await connection.execute(redis::Command(command), Deadline::after(within)));
+        },
+        asio::detached);
     io_.restart();
     while (!out && io_.run_one() > 0) {
     }

@@ -59,9 +59,10 @@ class RedisServer {
       config.tls_cert_file = dir_ + "/cert.pem";
       config.tls_key_file = dir_ + "/key.pem";
       config.tls_ca_file = config.tls_cert_file;
-      const std::string command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost "
-                                  "-addext subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout " + config.tls_key_file + " -out " +
-                                  config.tls_cert_file + " 2>/dev/null";
+      const std::string command =
+          "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost "
+          "-addext subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout " +
+          config.tls_key_file + " -out " + config.tls_cert_file + " 2>/dev/null";
       if (std::system(command.c_str()) != 0) throw std::runtime_error("openssl made no certificate");
     }
     auto server = redis::PrivateServer::start(config);

@@ -25,7 +25,8 @@ class ResultsRedis : public QueueTest {
 
 TEST_F(ResultsRedis, GivesBackWhatWasPutInChunks) {
   const std::size_t chunk = results::kChunkBytes;
-  for (const std::size_t size : {std::size_t{0}, std::size_t{1}, chunk - 1, chunk, chunk + 1, 3 * chunk, 3 * chunk + 5}) {
+  for (const std::size_t size :
+       {std::size_t{0}, std::size_t{1}, chunk - 1, chunk, chunk + 1, 3 * chunk, 3 * chunk + 5}) {
     std::string bytes(size, 'x');
     for (std::size_t i = 0; i < size; i += 1000) bytes[i] = static_cast<char>(i / 1000);
     const Manifest manifest = stored(bytes);

@@ -137,7 +137,9 @@ TEST_F(SchedulerLatencyTest, jobs_run_and_the_way_from_submit_to_started_is_shor
   EXPECT_EQ(event_types(first), "queued ready:0 assigned:0 started:0 succeeded:0 succeeded");
 
   using Clock = std::chrono::steady_clock;
-  const auto ms_since = [](Clock::time_point began) { return std::chrono::duration<double, std::milli>(Clock::now() - began).count(); };
+  const auto ms_since = [](Clock::time_point began) {
+    return std::chrono::duration<double, std::milli>(Clock::now() - began).count();
+  };
   std::vector<double> latencies, round_trips;
   for (int i = 0; i < 300; ++i) {
     const auto asked = Clock::now();
@@ -227,7 +229,8 @@ TEST_F(SchedulerServiceTest, names_of_adapters_mean_what_they_mean_at_admission)
   ASSERT_TRUE(wait(registry.remove("default", "ink", soon())).ok());
   put("oil", 'c');
   auto& c = coordinate();
-  ASSERT_TRUE(until([&] { return c.service->leading() && ended(deleted) && state_of(replaced) == job::State::kReady; }));
+  ASSERT_TRUE(
+      until([&] { return c.service->leading() && ended(deleted) && state_of(replaced) == job::State::kReady; }));
   EXPECT_EQ(state_of(deleted), job::State::kRejected);
   EXPECT_NE(job(deleted).error->message.find("'ink' (any more)"), std::string::npos) << job(deleted).error->message;
   EXPECT_EQ(job(deleted).error->param, "loras[0].name");
@@ -289,7 +292,8 @@ TEST_F(SchedulerServiceTest, a_vanished_workers_units_end_elsewhere_once) {
   EXPECT_EQ(state_of(id), job::State::kSucceeded);
   EXPECT_EQ(metric(R"(ditfleet_units_returned_total{reason="lease_lapsed"})"), lapsed + 1);
   EXPECT_NE(said.str().find("worker 'lost' is silent"), std::string::npos) << said.str();
-  EXPECT_NE(said.str().find("unit " + id + "/0 is taken from worker 'lost', whose lease lapsed"), std::string::npos) << said.str();
+  EXPECT_NE(said.str().find("unit " + id + "/0 is taken from worker 'lost', whose lease lapsed"), std::string::npos)
+      << said.str();
   EXPECT_EQ(ends(id), 1);
   EXPECT_TRUE(until([&] { return workers_[1]->completed.size() == 2; }));  // it hears later than we do
   // The unit that had started counts a second attempt, the other was only moved.
@@ -319,7 +323,8 @@ TEST_F(SchedulerServiceTest, another_coordinator_takes_over_when_the_leader_dies
   std::vector<std::string> ids;
   for (int i = 0; i < 100; ++i) ids.push_back(submit_tiny(kTiny, "t" + std::to_string(i % 3)));
   ASSERT_TRUE(until([&] { return workers_[0]->completed.size() > 20 && redis({"XLEN", keys_.in()}).integer == 0; }));
-  const std::string counted = R"(ditfleet_jobs_total{state="succeeded"})", timed = R"(ditfleet_job_seconds_count{state="succeeded"})";
+  const std::string counted = R"(ditfleet_jobs_total{state="succeeded"})",
+                    timed = R"(ditfleet_job_seconds_count{state="succeeded"})";
   const auto counted_before = metric(counted), timed_before = metric(timed);
   drop(first);
   ASSERT_TRUE(until([&] { return second.service->leading(); }));
@@ -367,7 +372,8 @@ TEST_F(SchedulerServiceTest, no_job_is_lost_or_ended_twice_when_redis_dies_and_c
         return open.empty();
       },
       120s))
-      << open.size() << " of " << ids.size() << " are open; the first is " << (open.empty() ? "" : event_types(*open.begin()));
+      << open.size() << " of " << ids.size() << " are open; the first is "
+      << (open.empty() ? "" : event_types(*open.begin()));
   for (const auto& id : ids) {
     EXPECT_EQ(state_of(id), job::State::kSucceeded);
     EXPECT_EQ(ends(id), 1);

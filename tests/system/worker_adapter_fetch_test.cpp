@@ -90,7 +90,8 @@ TEST_F(AdapterFetch, OneWhoseBytesAreLostIsNotCalledDeleted) {
   const auto fetched = fetch();
   ASSERT_FALSE(fetched.ok());
   EXPECT_EQ(fetched.error().code, Code::kDataCorrupt);
-  EXPECT_THAT(fetched.error().message, ::testing::HasSubstr("'style': it is registered, but Redis has lost some of its bytes"));
+  EXPECT_THAT(fetched.error().message,
+              ::testing::HasSubstr("'style': it is registered, but Redis has lost some of its bytes"));
 }
 
 TEST_F(AdapterFetch, OneThatIsDeletedWhileItIsReadIsNotFound) {
@@ -112,7 +113,8 @@ TEST_F(AdapterFetch, OneThatIsUploadedAgainWhileItIsReadIsThereForWhoCameSince) 
   source_.on_read = [&] {
     source_.upload = "again";
     asio::co_spawn(
-        io_, [&]() -> asio::awaitable<void> { second = co_await fetcher_.fetch(sha256_, "anew", [] { return true; }); }, asio::detached);
+        io_, [&]() -> asio::awaitable<void> { second = co_await fetcher_.fetch(sha256_, "anew", [] { return true; }); },
+        asio::detached);
   };
   const auto first = fetch();
   ASSERT_FALSE(first.ok());

@@ -27,7 +27,8 @@ class WorkerAdapters : public WorkerTest {
   }
 
   // Registered as `name`; its digest. `content` in Redis, or a file that holds it.
-  std::string add(const std::string& name, const std::string& content, const std::string& path = {}, const std::string& tenant = "default") {
+  std::string add(const std::string& name, const std::string& content, const std::string& path = {},
+                  const std::string& tenant = "default") {
     loras::Adapter record;
     record.tenant = tenant;
     record.name = name;
@@ -76,7 +77,8 @@ class WorkerAdapters : public WorkerTest {
   }
   std::size_t files() const {
     std::error_code ec;
-    return static_cast<std::size_t>(std::distance(fs::directory_iterator(adapters_.cache_dir, ec), fs::directory_iterator()));
+    return static_cast<std::size_t>(
+        std::distance(fs::directory_iterator(adapters_.cache_dir, ec), fs::directory_iterator()));
   }
 
   TemporaryFolder folder_;
@@ -85,8 +87,10 @@ class WorkerAdapters : public WorkerTest {
 
 TEST_F(WorkerAdapters, AreBroughtWhileAnotherUnitDenoises) {
   // The device is busy with the first until the second is ready for it; not for ever, should that never be.
-  script_->on_event = [script = script_.get(), until = std::chrono::steady_clock::now() + 20s](const std::string& event) -> std::optional<Error> {
-    while (event == "step 1/1" && script->index_of("text 2") < 0 && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
+  script_->on_event = [script = script_.get(), until = std::chrono::steady_clock::now() +
+                                                       20s](const std::string& event) -> std::optional<Error> {
+    while (event == "step 1/1" && script->index_of("text 2") < 0 && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(1ms);
     return std::nullopt;
   };
   const std::string style = add("style", "STYLE" + std::string(2'500'000, 's'));
@@ -181,7 +185,8 @@ TEST_F(WorkerAdapters, ARevokedUnitsAdapterIsLoadedForNobody) {
   ASSERT_TRUE(wait(client_->revoke(epoch_, std::span(&attempt, 1), soon())).ok());
   EXPECT_TRUE(until([&] { return told().units.empty(); }));
   released = true;
-  EXPECT_TRUE(until([&] { return told().adapters == std::vector{style}; })) << "it is there now, for whoever comes next";
+  EXPECT_TRUE(until([&] { return told().adapters == std::vector{style}; }))
+      << "it is there now, for whoever comes next";
   EXPECT_FALSE(logged("text 1"));
   EXPECT_EQ(job(id).state, State::kReady);
 }
@@ -221,7 +226,8 @@ TEST_F(WorkerAdapters, WhatIsDeletedIsForgottenWithoutBeingAskedFor) {
 TEST_F(WorkerAdapters, CopiesThatAProcessBeforeLeftGoWithTheirNames) {
   const std::string kept = add("kept", "still there");
   fs::create_directories(adapters_.cache_dir);
-  for (const auto& sha256 : {kept, sha256_hex("deleted long ago")}) std::ofstream(fs::path(adapters_.cache_dir) / (sha256 + ".safetensors")) << "still there";
+  for (const auto& sha256 : {kept, sha256_hex("deleted long ago")})
+    std::ofstream(fs::path(adapters_.cache_dir) / (sha256 + ".safetensors")) << "still there";
   auto worker = start_ready_worker();
   EXPECT_TRUE(until([&] { return files() == 1; }));
   EXPECT_TRUE(fs::exists(fs::path(adapters_.cache_dir) / (kept + ".safetensors")));
@@ -246,8 +252,9 @@ TEST_F(WorkerAdapters, AFileThatChangedIsRefused) {
   assign(other, 0, worker->owner());
   const auto unit = failed(id);
   EXPECT_EQ(unit.error->code, Code::kDataCorrupt);
-  EXPECT_THAT(unit.error->message, ::testing::AllOf(::testing::HasSubstr("has changed since it was registered"), ::testing::HasSubstr(sha256_hex("another  style")),
-                                                    ::testing::HasSubstr(style)));
+  EXPECT_THAT(unit.error->message,
+              ::testing::AllOf(::testing::HasSubstr("has changed since it was registered"),
+                               ::testing::HasSubstr(sha256_hex("another  style")), ::testing::HasSubstr(style)));
   EXPECT_TRUE(reaches(other, State::kSucceeded));
   EXPECT_EQ(files(), 0u);
 }
@@ -259,10 +266,13 @@ TEST_F(WorkerAdapters, AMessageNamesNoOtherTenantsAdapterOrFile) {
   auto worker = start_ready_worker();
   // Both wait for one fetch.
   const std::string first = ready(with(spec(1), "plan-b", style)), second = ready(with(spec(2), "mine", style));
-  const queue::AssignRequest requests[] = {{{first, 0}, new_nonce(), "warm", {}, {}}, {{second, 0}, new_nonce(), "warm", {}, {}}};
+  const queue::AssignRequest requests[] = {{{first, 0}, new_nonce(), "warm", {}, {}},
+                                           {{second, 0}, new_nonce(), "warm", {}, {}}};
   ASSERT_TRUE(wait(client_->assign(epoch_, worker->owner(), requests, soon())).ok());
-  EXPECT_THAT(failed(first).error->message, ::testing::HasSubstr("'plan-b': its file cannot be read on this worker: No such file"));
-  EXPECT_THAT(failed(second).error->message, ::testing::HasSubstr("'mine': its file cannot be read on this worker: No such file"));
+  EXPECT_THAT(failed(first).error->message,
+              ::testing::HasSubstr("'plan-b': its file cannot be read on this worker: No such file"));
+  EXPECT_THAT(failed(second).error->message,
+              ::testing::HasSubstr("'mine': its file cannot be read on this worker: No such file"));
 }
 
 TEST_F(WorkerAdapters, AFileOutsideTheFoldersIsRefusedHoweverItIsReached) {
@@ -279,7 +289,8 @@ TEST_F(WorkerAdapters, AFileOutsideTheFoldersIsRefusedHoweverItIsReached) {
     assign(id, 0, worker->owner());
     const auto unit = failed(id);
     EXPECT_EQ(unit.error->code, Code::kPermissionDenied) << path << ": " << unit.error->message;
-    EXPECT_THAT(unit.error->message, ::testing::HasSubstr("outside the folders that this worker takes adapters from: " + adapters_.folders[0]));
+    EXPECT_THAT(unit.error->message, ::testing::HasSubstr("outside the folders that this worker takes adapters from: " +
+                                                          adapters_.folders[0]));
   }
   EXPECT_EQ(files(), 0u);
 }
@@ -288,7 +299,8 @@ TEST_F(WorkerAdapters, WhatTheEngineRefusesEndsThatUnitForGood) {
   script_->step_ms = 20;
   const std::string wide = add("wide", "wide"), style = add("style", "a style");
   script_->on_event = [](const std::string& event) -> std::optional<Error> {
-    if (event == "prefetch wide") return invalid_argument("'PATH': transformer_blocks.0.attn.to_q has rank 300; a slot takes 64", "loras");
+    if (event == "prefetch wide")
+      return invalid_argument("'PATH': transformer_blocks.0.attn.to_q has rank 300; a slot takes 64", "loras");
     if (event == "text 3") return Error{Code::kDataCorrupt, "the adapter holds NaN", "loras"};
     return std::nullopt;
   };
@@ -307,7 +319,8 @@ TEST_F(WorkerAdapters, WhatTheEngineRefusesEndsThatUnitForGood) {
 
 TEST_F(WorkerAdapters, TwoUnitsThatNeedOneAdapterFetchItOnce) {
   const auto fetched = [] {
-    const std::string metrics = telemetry::render_metrics(), name = "ditfleet_lora_fetched_bytes_total{source=\"redis\"} ";
+    const std::string metrics = telemetry::render_metrics(),
+                      name = "ditfleet_lora_fetched_bytes_total{source=\"redis\"} ";
     const auto at = metrics.find(name);
     return at == std::string::npos ? 0.0 : std::stod(metrics.substr(at + name.size()));
   };
@@ -324,7 +337,8 @@ TEST_F(WorkerAdapters, TwoUnitsThatNeedOneAdapterFetchItOnce) {
 
 TEST_F(WorkerAdapters, OneThatARequestNamesTwiceIsLoadedOnce) {
   const auto loads = [](const std::string& tier) {
-    const std::string metrics = telemetry::render_metrics(), name = "ditfleet_lora_loads_total{result=\"ok\",tier=\"" + tier + "\"} ";
+    const std::string metrics = telemetry::render_metrics(),
+                      name = "ditfleet_lora_loads_total{result=\"ok\",tier=\"" + tier + "\"} ";
     const auto at = metrics.find(name);
     return at == std::string::npos ? 0.0 : std::stod(metrics.substr(at + name.size()));
   };

@@ -25,9 +25,10 @@ class WorkerCommands : public FolderTest {
  protected:
   // A quick picture into dir_; `more` are flags with their values, which take the place of those given here.
   Words generate(const Words& more) const {
-    std::map<std::string, std::string> flags = {{"--model", kModel}, {"--prompt", "a red circle"}, {"--out", dir_ + "/x.png"},
-                                                {"--device", "cpu"}, {"--size", "64x64"},          {"--steps", "1"},
-                                                {"--seed", "3"}};
+    std::map<std::string, std::string> flags = {
+        {"--model", kModel}, {"--prompt", "a red circle"}, {"--out", dir_ + "/x.png"},
+        {"--device", "cpu"}, {"--size", "64x64"},          {"--steps", "1"},
+        {"--seed", "3"}};
     for (std::size_t i = 0; i + 1 < more.size(); i += 2) flags[more[i]] = more[i + 1];
     Words words = {"generate"};
     for (const auto& [flag, value] : flags) words.insert(words.end(), {flag, value});
@@ -56,8 +57,9 @@ TEST_F(WorkerCommands, GenerateWritesThePictureAndSaysWhere) {
 }
 
 TEST_F(WorkerCommands, GenerateTakesEveryOption) {
-  Program program("ditfleet-worker", generate({"--negative", "", "--true-cfg", "2.5", "--guidance", "3.5", "--max-sequence-length",
-                                               "32", "--dtype", "bf16", "--dump", dir_ + "/x.safetensors"}));
+  Program program("ditfleet-worker",
+                  generate({"--negative", "", "--true-cfg", "2.5", "--guidance", "3.5", "--max-sequence-length", "32",
+                            "--dtype", "bf16", "--dump", dir_ + "/x.safetensors"}));
   ASSERT_EQ(program.wait(), 0) << program.err();
   EXPECT_TRUE(has("x.png"));
   EXPECT_TRUE(has("x.safetensors")) << files();
@@ -115,7 +117,8 @@ TEST_F(WorkerCommands, AdaptersAreAppliedAndBadOnesRefused) {
     std::filesystem::remove(dir_ + "/x.png");
     return bytes;
   };
-  const std::string without = picture({}), attention = adapters + "attention.safetensors", clip = adapters + "clip.safetensors";
+  const std::string without = picture({}), attention = adapters + "attention.safetensors",
+                    clip = adapters + "clip.safetensors";
   EXPECT_NE(picture({attention}), without);
   EXPECT_EQ(picture({attention}), picture({attention + ":1"}));
   EXPECT_NE(picture({attention}), picture({attention + ":-0.5"}));
@@ -126,12 +129,15 @@ TEST_F(WorkerCommands, AdaptersAreAppliedAndBadOnesRefused) {
   expect_refused(generate({"--lora", attention + ":1e300"}), {"--lora", "from -100 to 100"});
   expect_refused(generate({"--lora", attention + ":inf"}), {"--lora", "finite"});
   expect_refused(generate({"--lora", ":1"}), {"--lora", "names no file"});
-  expect_refused(generate({"--lora", dir_ + "/none.safetensors"}), {"--lora", "no file '" + dir_ + "/none.safetensors'"}, 1);
-  expect_refused(generate({"--lora", dir_ + "/none:a/b.safetensors:0.5"}), {"--lora", "no file '" + dir_ + "/none:a/b.safetensors'"}, 1);
+  expect_refused(generate({"--lora", dir_ + "/none.safetensors"}),
+                 {"--lora", "no file '" + dir_ + "/none.safetensors'"}, 1);
+  expect_refused(generate({"--lora", dir_ + "/none:a/b.safetensors:0.5"}),
+                 {"--lora", "no file '" + dir_ + "/none:a/b.safetensors'"}, 1);
   Words stray = generate({"--lora", attention});
   stray.push_back(clip);
   expect_refused(stray, {clip, "not expected"});
-  expect_refused(generate({"--lora", kModel + "/vae/diffusion_pytorch_model.safetensors"}), {"--lora", "no linear of a FLUX model", "more"});
+  expect_refused(generate({"--lora", kModel + "/vae/diffusion_pytorch_model.safetensors"}),
+                 {"--lora", "no linear of a FLUX model", "more"});
   std::filesystem::copy_file(attention, dir_ + "/a:0.5");
   EXPECT_EQ(picture({dir_ + "/a:0.5"}), picture({attention}));
   EXPECT_EQ(picture({dir_ + "/a:0.5:-0.5"}), picture({attention + ":-0.5"}));
@@ -188,14 +194,16 @@ TEST_F(WorkerCommands, AnEndWhileItDrawsLeavesNoPartialFile) {
 }
 
 TEST_F(WorkerCommands, ConfigurationCountsForEveryCommand) {
-  for (const Words& command : {generate({}), Words{"tokenize", "--model", kModel}, Words{"run", "--model", "a=" + kModel, "--redis", "redis://127.0.0.1:1"}}) {
+  for (const Words& command : {generate({}), Words{"tokenize", "--model", kModel},
+                               Words{"run", "--model", "a=" + kModel, "--redis", "redis://127.0.0.1:1"}}) {
     Words misspelt = command;
     misspelt.insert(misspelt.end(), {"--set", "worker.devise=cpu"});
     expect_refused(misspelt, {"worker.devise", "worker.device"});
     Words wrong = command;
     wrong.insert(wrong.end(), {"--set", "worker.threads=lots"});
     expect_refused(wrong, {"worker.threads", "lots"});
-    Program program("ditfleet-worker", command, {.environment = {"DITFLEET_WORKER__THREDS=1"}, .input = {}, .stdout_path = {}});
+    Program program("ditfleet-worker", command,
+                    {.environment = {"DITFLEET_WORKER__THREDS=1"}, .input = {}, .stdout_path = {}});
     EXPECT_EQ(program.wait(), 2) << command[0];
     EXPECT_THAT(program.err(), AllOf(HasSubstr("DITFLEET_WORKER__THREDS"), HasSubstr("DITFLEET_WORKER__THREADS")));
     EXPECT_EQ(files(), "");
@@ -203,7 +211,8 @@ TEST_F(WorkerCommands, ConfigurationCountsForEveryCommand) {
   Words from_environment = generate({});
   std::erase(from_environment, "--device");
   std::erase(from_environment, "cpu");
-  Program program("ditfleet-worker", from_environment, {.environment = {"DITFLEET_WORKER__DEVICE=cuda:63"}, .input = {}, .stdout_path = {}});
+  Program program("ditfleet-worker", from_environment,
+                  {.environment = {"DITFLEET_WORKER__DEVICE=cuda:63"}, .input = {}, .stdout_path = {}});
   EXPECT_EQ(program.wait(), 1);
   EXPECT_THAT(program.err(), HasSubstr("cuda"));
 }
@@ -217,7 +226,8 @@ TEST_F(WorkerCommands, RunSaysWhatItMisses) {
 }
 
 TEST_F(WorkerCommands, TokenizeAnswersEachLine) {
-  Program program("ditfleet-worker", {"tokenize", "--model", kModel}, {.environment = {}, .input = "\"a red circle\"\n\"\"\n\"\\ud83d\\ude00\"", .stdout_path = {}});
+  Program program("ditfleet-worker", {"tokenize", "--model", kModel},
+                  {.environment = {}, .input = "\"a red circle\"\n\"\"\n\"\\ud83d\\ude00\"", .stdout_path = {}});
   ASSERT_EQ(program.wait(), 0) << program.err();
   std::istringstream lines(program.out());
   std::string line;
@@ -233,7 +243,8 @@ TEST_F(WorkerCommands, TokenizeAnswersEachLine) {
 
 TEST_F(WorkerCommands, TokenizeNamesTheBadLine) {
   const auto expect_bad = [&](const std::string& input, const std::string& line, const std::string& why) {
-    Program program("ditfleet-worker", {"tokenize", "--model", kModel}, {.environment = {}, .input = input, .stdout_path = {}});
+    Program program("ditfleet-worker", {"tokenize", "--model", kModel},
+                    {.environment = {}, .input = input, .stdout_path = {}});
     EXPECT_EQ(program.wait(), 2);
     EXPECT_THAT(program.err(), AllOf(HasSubstr(line), HasSubstr(why)));
   };
@@ -247,7 +258,8 @@ TEST_F(WorkerCommands, TokenizeNamesTheBadLine) {
 }
 
 TEST_F(WorkerCommands, TokenizeFailsWhereItsOutputCannotBeWritten) {
-  Program program("ditfleet-worker", {"tokenize", "--model", kModel}, {.environment = {}, .input = "\"a\"\n", .stdout_path = "/dev/full"});
+  Program program("ditfleet-worker", {"tokenize", "--model", kModel},
+                  {.environment = {}, .input = "\"a\"\n", .stdout_path = "/dev/full"});
   EXPECT_EQ(program.wait(), 1);
   EXPECT_THAT(program.err(), HasSubstr("standard output"));
 }

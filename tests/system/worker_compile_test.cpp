@@ -51,8 +51,25 @@ TEST_F(WorkerCompile, TakesEachArchitectureOnceWithBlanksAroundIt) {
 
 // What was compiled ahead is what a worker asks for: its picture compiles nothing. The compiler is out of reach then.
 TEST_F(WorkerCompile, AWorkerFindsWhatWasCompiled) {
-  const Words draw = {"generate", "--model", kModel, "--prompt", "x", "--device", "cpu", "--size", "64x64", "--steps", "1", "--seed", "1",
-                      "--set", "cache.dir=" + dir_ + "/cache", "--set", "compile.backend=cpu_jit", "--set", "compile.fullgraph=true"};
+  const Words draw = {"generate",
+                      "--model",
+                      kModel,
+                      "--prompt",
+                      "x",
+                      "--device",
+                      "cpu",
+                      "--size",
+                      "64x64",
+                      "--steps",
+                      "1",
+                      "--seed",
+                      "1",
+                      "--set",
+                      "cache.dir=" + dir_ + "/cache",
+                      "--set",
+                      "compile.backend=cpu_jit",
+                      "--set",
+                      "compile.fullgraph=true"};
   auto draw_to = [&](const std::string& name) {
     Words words = draw;
     words.insert(words.end(), {"--out", dir_ + "/" + name});
@@ -83,18 +100,24 @@ TEST_F(WorkerCompile, AWorkerFindsWhatWasCompiled) {
 TEST_F(WorkerCompile, BuildsForGpusWithoutOne) {
   Program program("ditfleet-worker", compile({"--arch", "sm_80,sm_90a", "--json", "--explain"}));
   const int status = program.wait();
-  if (status != 0 && program.err().find("libnvrtc.so.13 was not found") != std::string::npos) GTEST_SKIP() << program.err();
+  if (status != 0 && program.err().find("libnvrtc.so.13 was not found") != std::string::npos)
+    GTEST_SKIP() << program.err();
   ASSERT_EQ(status, 0) << program.err();
   const json::object report = json::parse(program.out()).as_object();
-  EXPECT_EQ(report.at("compiled").to_number<int>(), 9);  // two blocks (the same with adapters), what copies these, and the VAE's; for two architectures, one with products in groups
+  EXPECT_EQ(report.at("compiled").to_number<int>(),
+            9);  // two blocks (the same with adapters), what copies these, and the VAE's; for two architectures, one
+                 // with products in groups
   for (const auto& region : report.at("regions").as_array()) {
     EXPECT_EQ(region.at("spills").to_number<int>(), 0);
     EXPECT_GT(region.at("registers").to_number<int>(), 0);
     EXPECT_EQ(region.at("dtype"), "bf16");
     const std::string text(region.at("explain").as_string());
     EXPECT_THAT(text, HasSubstr("bytes spilled"));
-    if (region.at("name") == "matrix_copies" || region.at("name") == "channels_last" || region.at("name") == "grouped_gemm") continue;  // no block
-    for (const char* part : {"gemm       ", "rows       ", "registers", "bytes spilled", "moves "}) EXPECT_THAT(text, HasSubstr(part));
+    if (region.at("name") == "matrix_copies" || region.at("name") == "channels_last" ||
+        region.at("name") == "grouped_gemm")
+      continue;  // no block
+    for (const char* part : {"gemm       ", "rows       ", "registers", "bytes spilled", "moves "})
+      EXPECT_THAT(text, HasSubstr(part));
   }
 }
 
@@ -143,9 +166,11 @@ TEST_F(WorkerCompile, BuildsNothingForACpuInBf16UnlessToldTo) {
   EXPECT_EQ(regions({"--set", "compile.backend=cpu_jit"}, 0), 2u);
   EXPECT_EQ(regions({"--set", "compile.fullgraph=true"}, 0), 2u);
   // Beside an architecture that has programs it is left out.
-  Program both("ditfleet-worker", compile({"--arch", "cpu,sm_90a", "--dtype", "bf16", "--json", "--set", "compile.components.transformer=false"}));
+  Program both("ditfleet-worker", compile({"--arch", "cpu,sm_90a", "--dtype", "bf16", "--json", "--set",
+                                           "compile.components.transformer=false"}));
   const int status = both.wait();
-  if (status != 0 && both.err().find("libnvrtc.so.13 was not found") != std::string::npos) GTEST_SKIP() << "there is no NVRTC here";
+  if (status != 0 && both.err().find("libnvrtc.so.13 was not found") != std::string::npos)
+    GTEST_SKIP() << "there is no NVRTC here";
   ASSERT_EQ(status, 0) << both.err();
   EXPECT_THAT(both.err(), HasSubstr("nothing is compiled ahead for cpu in bf16"));
   const json::value report = json::parse(both.out());
@@ -170,8 +195,25 @@ TEST_F(WorkerCompile, ExportsWhatAFleetImports) {
   ASSERT_EQ(second.wait(), 0) << second.err();
   EXPECT_THAT(second.out(), HasSubstr("0 compiled, 2 in the cache before"));
   // A machine of the same kind without a compiler runs what was imported.
-  Words draw = {"generate", "--model", kModel, "--prompt", "x", "--device", "cpu", "--size", "64x64", "--steps", "1", "--out", dir_ + "/imported.png",
-                "--set", "cache.dir=" + dir_ + "/other", "--set", "compile.backend=cpu_jit", "--set", "compile.fullgraph=true"};
+  Words draw = {"generate",
+                "--model",
+                kModel,
+                "--prompt",
+                "x",
+                "--device",
+                "cpu",
+                "--size",
+                "64x64",
+                "--steps",
+                "1",
+                "--out",
+                dir_ + "/imported.png",
+                "--set",
+                "cache.dir=" + dir_ + "/other",
+                "--set",
+                "compile.backend=cpu_jit",
+                "--set",
+                "compile.fullgraph=true"};
   draw.insert(draw.end(), secret.begin(), secret.end());
   Program drawn("ditfleet-worker", draw, {.environment = {"DITFLEET_CXX=/nowhere/c++"}});
   EXPECT_EQ(drawn.wait(), 0) << drawn.err();
@@ -182,8 +224,10 @@ TEST_F(WorkerCompile, ExportsWhatAFleetImports) {
 TEST_F(WorkerCompile, ASecondNodeCompilesNothing) {
   const RedisServer redis({.appendfsync = "no"});
   for (const bool first : {true, false}) {
-    Words words = compile({"--arch", "cpu", "--json", "--set", "redis.url=" + redis.url(), "--set", "cache.dir=" + dir_ + (first ? "/a" : "/b")});
-    Program program("ditfleet-worker", words, {.environment = {"DITFLEET_CACHE__SECRET=0123456789abcdef0123456789abcdef"}});
+    Words words = compile({"--arch", "cpu", "--json", "--set", "redis.url=" + redis.url(), "--set",
+                           "cache.dir=" + dir_ + (first ? "/a" : "/b")});
+    Program program("ditfleet-worker", words,
+                    {.environment = {"DITFLEET_CACHE__SECRET=0123456789abcdef0123456789abcdef"}});
     ASSERT_EQ(program.wait(), 0) << program.err();
     const json::object report = json::parse(program.out()).as_object();
     EXPECT_EQ(report.at("compiled").to_number<int>(), first ? 2 : 0);
@@ -192,37 +236,52 @@ TEST_F(WorkerCompile, ASecondNodeCompilesNothing) {
 }
 
 TEST_F(WorkerCompile, RefusesWhatItCannotBuild) {
-  const auto refused = [&](const Words& more, const std::vector<std::string>& environment, int status, const std::string& said) {
+  const auto refused = [&](const Words& more, const std::vector<std::string>& environment, int status,
+                           const std::string& said) {
     Program program("ditfleet-worker", compile(more), {.environment = environment});
     EXPECT_EQ(program.wait(), status) << said;
     EXPECT_THAT(program.err(), HasSubstr(said));
     EXPECT_EQ(program.out(), "");
   };
-  refused({"--arch", "cpu,sm_70"}, {}, 2, "'sm_70' is no architecture that regions are built for; known are sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120a, cpu");
+  refused({"--arch", "cpu,sm_70"}, {}, 2,
+          "'sm_70' is no architecture that regions are built for; known are sm_80, sm_86, sm_89, sm_90a, sm_100a, "
+          "sm_120a, cpu");
   refused({"--arch", ","}, {}, 2, "is no architecture");
   refused({"--arch", "cpu", "--dtype", "fp8"}, {}, 2, "dtype is \"fp8\"");
   refused({"--arch", "cpu", "--out", "/nowhere/x"}, {}, 2, "there is no such folder");
-  refused({"--arch", "sm_80"}, {"DITFLEET_NVRTC=/nowhere/libnvrtc.so.13"}, 1, "libnvrtc.so.13 was not found (/nowhere/libnvrtc.so.13)");
-  refused({"--arch", "sm_80", "--set", "compile.nvrtc=/elsewhere/libnvrtc.so.13"}, {"DITFLEET_NVRTC=/nowhere/libnvrtc.so.13"}, 1, "was not found (/elsewhere/libnvrtc.so.13)");
-  refused({"--arch", "cpu", "--set", "compile.cxx=/elsewhere/c++"}, {"DITFLEET_CXX=/nowhere/c++"}, 1, "/elsewhere/c++ cannot be used");
+  refused({"--arch", "sm_80"}, {"DITFLEET_NVRTC=/nowhere/libnvrtc.so.13"}, 1,
+          "libnvrtc.so.13 was not found (/nowhere/libnvrtc.so.13)");
+  refused({"--arch", "sm_80", "--set", "compile.nvrtc=/elsewhere/libnvrtc.so.13"},
+          {"DITFLEET_NVRTC=/nowhere/libnvrtc.so.13"}, 1, "was not found (/elsewhere/libnvrtc.so.13)");
+  refused({"--arch", "cpu", "--set", "compile.cxx=/elsewhere/c++"}, {"DITFLEET_CXX=/nowhere/c++"}, 1,
+          "/elsewhere/c++ cannot be used");
   refused({"--arch", "cpu"}, {"DITFLEET_CXX=/nowhere/c++"}, 1, "/nowhere/c++ cannot be used");
   // Nor what no worker with these settings would ask for.
-  refused({"--arch", "cpu", "--set", "compile.backend=eager"}, {}, 2, "nothing can be compiled ahead with compile.backend=eager");
-  refused({"--arch", "sm_90a", "--set", "compile.components.transformer=false", "--set", "compile.components.vae=false"}, {}, 2, "nothing can be compiled ahead");
-  refused({"--arch", "cpu", "--set", "compile.components.transformer=false"}, {}, 2, "there is nothing to compile for 'cpu'");
+  refused({"--arch", "cpu", "--set", "compile.backend=eager"}, {}, 2,
+          "nothing can be compiled ahead with compile.backend=eager");
+  refused(
+      {"--arch", "sm_90a", "--set", "compile.components.transformer=false", "--set", "compile.components.vae=false"},
+      {}, 2, "nothing can be compiled ahead");
+  refused({"--arch", "cpu", "--set", "compile.components.transformer=false"}, {}, 2,
+          "there is nothing to compile for 'cpu'");
   // Nor what it could not keep. What it logs goes to standard error.
-  refused({"--arch", "cpu", "--json", "--set", "cache.dir=/proc/nowhere"}, {}, 1, "2 of 2 programs were compiled, but not kept");
+  refused({"--arch", "cpu", "--json", "--set", "cache.dir=/proc/nowhere"}, {}, 1,
+          "2 of 2 programs were compiled, but not kept");
   refused({"--arch", "cpu", "--model", "/nowhere"}, {}, 2, "");  // --model twice
   // Nor what no worker could load.
   const std::string cut = dir_ + "/cut";
-  std::ofstream(cut) << "#!/bin/sh\nc++ \"$@\" || exit\nfor last; do :; done\ncase $last in *.so) truncate -s 3000 \"$last\";; esac\n";
+  std::ofstream(cut)
+      << "#!/bin/sh\nc++ \"$@\" || exit\nfor last; do :; done\ncase $last in *.so) truncate -s 3000 \"$last\";; esac\n";
   std::filesystem::permissions(cut, std::filesystem::perms::owner_all);
-  refused({"--arch", "cpu", "--set", "cache.dir=" + dir_ + "/cut-cache", "--set", "compile.cxx=" + cut}, {}, 1, "cannot be loaded: it is no whole ELF file");
+  refused({"--arch", "cpu", "--set", "cache.dir=" + dir_ + "/cut-cache", "--set", "compile.cxx=" + cut}, {}, 1,
+          "cannot be loaded: it is no whole ELF file");
   const std::string silent = dir_ + "/silent";
   std::ofstream(silent) << "#!/bin/sh\ncase \"$*\" in *--version*|*--help=target*) exec c++ \"$@\";; esac\nexit 0\n";
   std::filesystem::permissions(silent, std::filesystem::perms::owner_all);
-  refused({"--arch", "cpu", "--set", "cache.dir=" + dir_ + "/cut-cache", "--set", "compile.cxx=" + silent}, {"TMPDIR=" + dir_}, 1, "ended with 0: it made nothing; it said nothing");
-  Program missing("ditfleet-worker", {"compile", "--model", "/nowhere", "--arch", "cpu", "--set", "cache.dir=" + dir_ + "/cache"});
+  refused({"--arch", "cpu", "--set", "cache.dir=" + dir_ + "/cut-cache", "--set", "compile.cxx=" + silent},
+          {"TMPDIR=" + dir_}, 1, "ended with 0: it made nothing; it said nothing");
+  Program missing("ditfleet-worker",
+                  {"compile", "--model", "/nowhere", "--arch", "cpu", "--set", "cache.dir=" + dir_ + "/cache"});
   EXPECT_EQ(missing.wait(), 1);
   EXPECT_THAT(missing.err(), HasSubstr("/nowhere/transformer/config.json"));
 }

@@ -67,13 +67,16 @@ class FakePrepared final : public pipeline::Prepared {
  public:
   pipeline::ImageRequest request;
   std::vector<std::string> warnings() const override { return {"the prompt was cut"}; }
-  std::vector<std::pair<std::string, std::int64_t>> phases_us() const override { return {{"text", 11}, {"denoise", 22}, {"vae", 33}}; }
+  std::vector<std::pair<std::string, std::int64_t>> phases_us() const override {
+    return {{"text", 11}, {"denoise", 22}, {"vae", 33}};
+  }
   Result<void> dump(const std::string&) const override { return internal_error("not here"); }
 };
 
 // A picture whose every byte is the seed's.
 inline pipeline::Image picture(std::int64_t seed, int width, int height) {
-  return {width, height, std::vector<std::uint8_t>(static_cast<std::size_t>(width) * height * 3, static_cast<std::uint8_t>(seed))};
+  return {width, height,
+          std::vector<std::uint8_t>(static_cast<std::size_t>(width) * height * 3, static_cast<std::uint8_t>(seed))};
 }
 
 class FakeModel final : public pipeline::Model {
@@ -91,7 +94,8 @@ class FakeModel final : public pipeline::Model {
     const auto& request = static_cast<FakePrepared&>(prepared).request;
     for (int step = 1; step <= request.num_inference_steps; ++step) {
       std::this_thread::sleep_for(std::chrono::milliseconds(script_->step_ms));
-      if (auto error = script_->note("step " + std::to_string(request.seed) + "/" + std::to_string(step))) return *error;
+      if (auto error = script_->note("step " + std::to_string(request.seed) + "/" + std::to_string(step)))
+        return *error;
       const pipeline::StepProgress progress{step, request.num_inference_steps,
                                             [&]() -> Result<pipeline::Image> { return picture(100 + step, 2, 2); }};
       if (!on_step(progress)) {
@@ -101,7 +105,8 @@ class FakeModel final : public pipeline::Model {
     }
     return {};
   }
-  std::vector<Result<void>> denoise_batch(const std::vector<pipeline::Prepared*>& batch, const std::vector<pipeline::StepCallback>& on_step) override {
+  std::vector<Result<void>> denoise_batch(const std::vector<pipeline::Prepared*>& batch,
+                                          const std::vector<pipeline::StepCallback>& on_step) override {
     std::vector<Result<void>> results;
     for (std::size_t i = 0; i < batch.size(); ++i) results.push_back(denoise(*batch[i], on_step[i]));
     return results;
@@ -111,17 +116,20 @@ class FakeModel final : public pipeline::Model {
     if (auto error = script_->note("decoded " + std::to_string(request.seed))) return *error;
     return picture(request.seed, request.width, request.height);
   }
-  // "prefetch <what the file holds>[ drop from host <id> …][ drop from slots <id> …]" for each. As many stay in slots as there are, all in host memory.
+  // "prefetch <what the file holds>[ drop from host <id> …][ drop from slots <id> …]" for each. As many stay in slots
+  // as there are, all in host memory.
   Result<void> prefetch(const std::vector<pipeline::LoraRequest>& loras, const pipeline::AdapterDrops& drops) override {
     std::string drop;
-    for (const auto& [tier, ids] : {std::pair(" drop from host", &drops.from_host), std::pair(" drop from slots", &drops.from_slots)}) {
+    for (const auto& [tier, ids] :
+         {std::pair(" drop from host", &drops.from_host), std::pair(" drop from slots", &drops.from_slots)}) {
       for (const auto& id : *ids) drop += (&id == ids->data() ? tier : "") + (" " + id);
     }
     for (const auto& lora : loras) {
       auto content = read_file(lora.path);
       if (!content) return content.error();
       if (auto error = script_->note("prefetch " + content->substr(0, 40) + drop)) {
-        if (const auto at = error->message.find("PATH"); at != std::string::npos) error->message.replace(at, 4, lora.path);
+        if (const auto at = error->message.find("PATH"); at != std::string::npos)
+          error->message.replace(at, 4, lora.path);
         return *error;
       }
       const std::lock_guard lock(script_->mutex);
@@ -130,7 +138,8 @@ class FakeModel final : public pipeline::Model {
         std::erase(*tier, lora.id);
         tier->insert(tier->begin(), lora.id);
       }
-      if (held.in_slots.size() > static_cast<std::size_t>(held.slots)) held.in_slots.resize(static_cast<std::size_t>(held.slots));
+      if (held.in_slots.size() > static_cast<std::size_t>(held.slots))
+        held.in_slots.resize(static_cast<std::size_t>(held.slots));
     }
     return {};
   }
@@ -208,8 +217,12 @@ class RunningWorker {
     }
   }
 
-  void drain() { asio::post(io_, [this] { service_->drain(); }); }
-  void quit() { asio::post(io_, [this] { service_->quit(); }); }
+  void drain() {
+    asio::post(io_, [this] { service_->drain(); });
+  }
+  void quit() {
+    asio::post(io_, [this] { service_->quit(); });
+  }
   int join() {
     thread_.join();
     return exit_code_;
@@ -307,7 +320,9 @@ class WorkerTest : public QueueTest {
     EXPECT_TRUE(bytes.ok()) << (bytes ? "" : bytes.error().message);
     return bytes ? *bytes : "";
   }
-  static std::string expected_bytes(std::int64_t seed) { return "PIXELS" + std::string(32 * 32 * 3, static_cast<char>(seed)); }
+  static std::string expected_bytes(std::int64_t seed) {
+    return "PIXELS" + std::string(32 * 32 * 3, static_cast<char>(seed));
+  }
   std::size_t keys_like(const std::string& pattern) { return redis({"KEYS", pattern}).elements.size(); }
 
   std::shared_ptr<Script> script_ = std::make_shared<Script>();

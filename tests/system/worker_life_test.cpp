@@ -1,5 +1,5 @@
-// The worker service on a real Redis: how a worker starts and ends, and a Redis that is not there meanwhile; the test plays
-// the scheduler.
+// The worker service on a real Redis: how a worker starts and ends, and a Redis that is not there meanwhile; the test
+// plays the scheduler.
 #include "shared/telemetry/metrics.h"
 #include "tests/system/worker_fixture.h"
 
@@ -11,7 +11,9 @@ using job::State;
 class WorkerLife : public WorkerTest {};
 
 TEST_F(WorkerLife, AModelThatDoesNotLoadEndsTheProcess) {
-  script_->on_event = [](const std::string&) -> std::optional<Error> { return Error{Code::kDataCorrupt, "a torn file", {}}; };
+  script_->on_event = [](const std::string&) -> std::optional<Error> {
+    return Error{Code::kDataCorrupt, "a torn file", {}};
+  };
   auto worker = start_worker(service_options());
   EXPECT_EQ(worker->join(), 1);
   EXPECT_EQ(worker_state("w1"), "");
@@ -39,16 +41,22 @@ TEST_F(WorkerLife, WarmsUpBeforeItIsReady) {
 TEST_F(WorkerLife, RunsTheConfiguredClassesBeforeItIsReady) {
   auto options = service_options();
   options.warmup = true;
-  script_->warmup_classes = {{.width = 64, .height = 32}, {.model = "demo", .width = 32, .height = 32, .max_sequence_length = 16, .true_cfg = true}, {.model = "other", .width = 32, .height = 32}};
+  script_->warmup_classes = {{.width = 64, .height = 32},
+                             {.model = "demo", .width = 32, .height = 32, .max_sequence_length = 16, .true_cfg = true},
+                             {.model = "other", .width = 32, .height = 32}};
   auto worker = start_worker(options);
   ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
   EXPECT_EQ(wait(client_->workers(soon()))->at(0).warm_classes,
-            (std::vector<std::string>{"demo/16x16x1/embedded/512/fp32", "demo/64x32x1/embedded/512/fp32", "demo/32x32x1/true_cfg/16/fp32"}));
+            (std::vector<std::string>{"demo/16x16x1/embedded/512/fp32", "demo/64x32x1/embedded/512/fp32",
+                                      "demo/32x32x1/true_cfg/16/fp32"}));
   EXPECT_TRUE(logged("step 0/2")) << "two steps: what is set up on second use is set up, too";
   const std::string metrics = telemetry::render_metrics();
   for (const char* part : {"text_encoders", "transformer_first_step", "transformer_steady_step", "vae", "encode"})
-    EXPECT_NE(metrics.find("ditfleet_warmup_seconds{class=\"demo/64x32x1/embedded/512/fp32\",model=\"demo\",part=\"" + std::string(part) + "\"}"), std::string::npos)
-        << part << "\n" << metrics;
+    EXPECT_NE(metrics.find("ditfleet_warmup_seconds{class=\"demo/64x32x1/embedded/512/fp32\",model=\"demo\",part=\"" +
+                           std::string(part) + "\"}"),
+              std::string::npos)
+        << part << "\n"
+        << metrics;
 }
 
 TEST_F(WorkerLife, AClassThatItsModelDoesNotTakeEndsTheProcess) {

@@ -14,8 +14,8 @@ namespace ditfleet::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::HasSubstr;
 using job::State;
+using ::testing::HasSubstr;
 
 const std::string kModel = std::string(DITFLEET_SOURCE_DIR) + "/tests/fixtures/flux/dev/model";
 
@@ -24,8 +24,9 @@ class WorkerRun : public QueueTest {
   explicit WorkerRun(RedisServer::Options server = {}) : QueueTest(server) {}
 
   std::unique_ptr<Program> start_worker(std::vector<std::string> more = {}) {
-    std::vector<std::string> words = {"run", "--redis", server_.url(), "--model", "tiny=" + kModel, "--device", "cpu", "--dtype", "fp32",
-                                      "--name", "w1", "--set", "worker.threads=1"};
+    std::vector<std::string> words = {"run",      "--redis", server_.url(),     "--model", "tiny=" + kModel,
+                                      "--device", "cpu",     "--dtype",         "fp32",    "--name",
+                                      "w1",       "--set",   "worker.threads=1"};
     if (!server_.ca_file().empty()) words.insert(words.end(), {"--set", "redis.tls_ca_file=" + server_.ca_file()});
     words.insert(words.end(), more.begin(), more.end());
     auto program = std::make_unique<Program>("ditfleet-worker", words);
@@ -47,7 +48,8 @@ class WorkerRun : public QueueTest {
     return true;
   }
   // Admitted; complete, as a worker takes it.
-  std::string ready(int steps, const std::string& prompt = "a red circle", const std::string& traceparent = "", int side = 64) {
+  std::string ready(int steps, const std::string& prompt = "a red circle", const std::string& traceparent = "",
+                    int side = 64) {
     job::JobSpec spec;
     spec.model = "tiny";
     spec.prompt = prompt;
@@ -146,8 +148,8 @@ TEST_F(WorkerRun, ASecondSignalEndsItAtOnceAndHandsBackEverything) {
   EXPECT_EQ(job(id).state, State::kReady);
 }
 
-// The allocator's own ups and downs are some 10 MiB, so the least of a late stretch is held against the most of an early one:
-// what leaks lifts both.
+// The allocator's own ups and downs are some 10 MiB, so the least of a late stretch is held against the most of an
+// early one: what leaks lifts both.
 TEST_F(WorkerRun, MemoryStaysFlatOverManyJobs) {
   auto worker = start_worker();
   constexpr int kJobs = 500, kStretch = 100, kWarm = 100;
@@ -156,7 +158,7 @@ TEST_F(WorkerRun, MemoryStaysFlatOverManyJobs) {
   for (int i = 0; i < kJobs; ++i) {
     open.push_back(ready(1, "a red circle number " + std::to_string(i)));
     assign(open.back(), 0, owner_);
-    if (i % 50 == 0) lead();  // the lease of a leader is not meant for so long a turn
+    if (i % 50 == 0) lead();        // the lease of a leader is not meant for so long a turn
     if (open.size() < 2) continue;  // one ahead, as the scheduler does
     ASSERT_TRUE(until([&] { return job(open.front()).state == State::kSucceeded; })) << worker->err();
     open.erase(open.begin());
@@ -164,19 +166,24 @@ TEST_F(WorkerRun, MemoryStaysFlatOverManyJobs) {
     if (i >= kJobs - kStretch) late = std::min(late, rss_kib(worker->pid()));
   }
   ASSERT_GT(early, 0);
-  std::cout << "resident: at most " << early << " KiB in jobs 100 to 200, at least " << late << " KiB in jobs 400 to 500\n";
+  std::cout << "resident: at most " << early << " KiB in jobs 100 to 200, at least " << late
+            << " KiB in jobs 400 to 500\n";
   EXPECT_LT(late, early + 4 * 1024) << "KiB of resident memory";
 }
 
 TEST_F(WorkerRun, RedisMayComeLater) {
   server_.kill();
-  Program worker("ditfleet-worker", {"run", "--redis", server_.url(), "--model", "tiny=" + kModel, "--device", "cpu", "--name", "w1"});
+  Program worker("ditfleet-worker",
+                 {"run", "--redis", server_.url(), "--model", "tiny=" + kModel, "--device", "cpu", "--name", "w1"});
   ASSERT_TRUE(until([&] { return worker.err().find("cannot register") != std::string::npos; }, 20s));
   server_.restart();
-  EXPECT_TRUE(until([&] {
-    auto all = wait(client_->workers(soon()));
-    return all && all->size() == 1 && all->front().state == "ready";
-  }, 30s)) << worker.err();
+  EXPECT_TRUE(until(
+      [&] {
+        auto all = wait(client_->workers(soon()));
+        return all && all->size() == 1 && all->front().state == "ready";
+      },
+      30s))
+      << worker.err();
   worker.send(SIGINT);
   EXPECT_EQ(worker.wait(10s), 0) << worker.err();
 }

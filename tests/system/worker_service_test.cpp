@@ -24,7 +24,8 @@ TEST_F(WorkerService, DrawsAUnitAndStoresIt) {
   EXPECT_EQ(manifest.seed, 7);
   EXPECT_EQ(manifest.nonce, attempt.nonce);
   EXPECT_EQ(unit.phases_us.at("denoise"), 22);
-  for (const char* phase : {"text", "vae", "encode", "store", "wait"}) EXPECT_TRUE(unit.phases_us.contains(phase)) << phase;
+  for (const char* phase : {"text", "vae", "encode", "store", "wait"})
+    EXPECT_TRUE(unit.phases_us.contains(phase)) << phase;
   EXPECT_EQ(record.warnings, std::vector<std::string>{"the prompt was cut"});
   const auto events = wait(client_->events(id, "0", 1000, soon()));
   ASSERT_TRUE(events.ok());
@@ -61,7 +62,8 @@ TEST_F(WorkerService, ThePictureOfAUnitIsEncodedWhileTheNextOneDenoises) {
   auto worker = start_ready_worker();
   // The first picture's encoding ends only after the second unit's last step: one thread for both never would.
   script_->on_event = [this](const std::string& event) -> std::optional<Error> {
-    if (event == "pixels 1" && !until([&] { return logged("decoded 2"); })) return internal_error("the device stood still");
+    if (event == "pixels 1" && !until([&] { return logged("decoded 2"); }))
+      return internal_error("the device stood still");
     return std::nullopt;
   };
   const std::string first = ready(spec(1)), second = ready(spec(2));
@@ -153,8 +155,9 @@ TEST_F(WorkerService, PoisonFailsWithoutARetryAndHarmsNobody) {
   too_large.width = 1 << 20;
   auto odd = spec(1);
   odd.height = 33;
-  for (const std::string& poison : {std::string("{"), std::string("\xff\xfe"), std::string("[]"), job::to_json(too_large), job::to_json(odd),
-                                    std::string(R"({"model":"demo","prompt":"no seed"})")}) {
+  for (const std::string& poison :
+       {std::string("{"), std::string("\xff\xfe"), std::string("[]"), job::to_json(too_large), job::to_json(odd),
+        std::string(R"({"model":"demo","prompt":"no seed"})")}) {
     const std::string id = ready(poison);
     assign(id, 0, worker->owner());
     ASSERT_TRUE(reaches(id, State::kFailed)) << poison;
@@ -227,7 +230,8 @@ TEST_F(WorkerService, ADeviceFaultIsACrashAndEndsTheProcess) {
 
 TEST_F(WorkerService, FirstAndSteadyStepsAreTimedApart) {
   const auto count = [](const std::string& phase) {
-    const std::string metrics = telemetry::render_metrics(), name = "ditfleet_step_seconds_count{model=\"demo\",phase=\"" + phase + "\"} ";
+    const std::string metrics = telemetry::render_metrics(),
+                      name = "ditfleet_step_seconds_count{model=\"demo\",phase=\"" + phase + "\"} ";
     const auto at = metrics.find(name);
     return at == std::string::npos ? 0 : std::stoi(metrics.substr(at + name.size()));
   };

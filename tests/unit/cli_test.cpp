@@ -23,8 +23,7 @@ std::vector<ServerEvent> parse_in_pieces(const std::string& stream, std::size_t 
   SseParser parser;
   std::vector<ServerEvent> events;
   for (std::size_t i = 0; i < stream.size(); i += piece) {
-    parser.feed(std::string_view(stream).substr(i, piece),
-                [&](const ServerEvent& event) { events.push_back(event); });
+    parser.feed(std::string_view(stream).substr(i, piece), [&](const ServerEvent& event) { events.push_back(event); });
   }
   return events;
 }
@@ -51,8 +50,7 @@ TEST(JobWatch, OnlyTheJobsOwnEndIsTheEnd) {
   EXPECT_TRUE(is_terminal_event({"1", "rejected", R"({})"}));
   EXPECT_FALSE(is_terminal_event({"1", "succeeded", R"({"unit":0})"}));
   EXPECT_FALSE(is_terminal_event({"1", "started", R"({"unit":null})"}));
-  EXPECT_THAT(event_line({"1", "step", R"({"unit":2,"step":3,"total":20,"at_ms":1})"}),
-              HasSubstr("unit 2 step 3/20"));
+  EXPECT_THAT(event_line({"1", "step", R"({"unit":2,"step":3,"total":20,"at_ms":1})"}), HasSubstr("unit 2 step 3/20"));
 }
 
 TEST(Generate, BodySaysWhatWasTypedAndNothingElse) {
@@ -92,7 +90,8 @@ TEST(Generate, RefusesWhatCannotBeWritten) {
 
 TEST(Generate, ThePicturesFormatIsThatOfItsNameHoweverItIsSpelled) {
   GenerateFlags flags;
-  for (const auto& [out, format] : {std::pair{"x.PNG", "png"}, {"x.Jpg", "jpeg"}, {"x.JPEG", "jpeg"}, {"x.webP", "webp"}}) {
+  for (const auto& [out, format] :
+       {std::pair{"x.PNG", "png"}, {"x.Jpg", "jpeg"}, {"x.JPEG", "jpeg"}, {"x.webP", "webp"}}) {
     flags.out = out;
     const auto body = job_body(flags);
     ASSERT_TRUE(body.ok()) << body.error().message;
@@ -100,7 +99,9 @@ TEST(Generate, ThePicturesFormatIsThatOfItsNameHoweverItIsSpelled) {
   }
 }
 
-TEST(HttpClient, WhatGoesIntoAPathIsEncoded) { EXPECT_EQ(percent_encoded("a b&c=%/é.x_-~"), "a%20b%26c%3D%25%2F%C3%A9.x_-%7E"); }
+TEST(HttpClient, WhatGoesIntoAPathIsEncoded) {
+  EXPECT_EQ(percent_encoded("a b&c=%/é.x_-~"), "a%20b%26c%3D%25%2F%C3%A9.x_-%7E");
+}
 
 TEST(Generate, SeveralPicturesAreNumbered) {
   EXPECT_EQ(numbered_path("a/out.png", 0, 1), "a/out.png");
@@ -111,7 +112,10 @@ TEST(Generate, SeveralPicturesAreNumbered) {
 TEST(Terminal, TablesAlignAndTextStaysOnItsLine) {
   EXPECT_EQ(table({{"A", "LONG"}, {"größer", "x"}}), "A       LONG\ngrößer  x\n");
   EXPECT_EQ(one_line("a\nb\x1b[31m", 20), "a b [31m");
-  EXPECT_EQ(one_line("a\xc2\x9b" "31m \xc2\xa9", 20), "a 31m \xc2\xa9");
+  EXPECT_EQ(one_line("a\xc2\x9b"
+                     "31m \xc2\xa9",
+                     20),
+            "a 31m \xc2\xa9");
   EXPECT_EQ(one_line("äöü", 2), "äö…");
   EXPECT_EQ(short_duration(999), "999 µs");
   EXPECT_EQ(short_duration(12'345), "12.3 ms");
@@ -133,11 +137,18 @@ TEST(HttpClient, RefusesToSendAPipeAtOnce) {
 
 // Of the codes that share a status (503, 500) the client takes the one that the status alone stands for.
 TEST(ErrorOf, ReadsTheStatusAndTheMessage) {
-  const std::map<long, Code> codes = {
-      {400, Code::kInvalidArgument},  {401, Code::kUnauthenticated},       {403, Code::kPermissionDenied},
-      {404, Code::kNotFound},         {409, Code::kConflict},              {413, Code::kPayloadTooLarge},
-      {422, Code::kIdempotencyMismatch}, {429, Code::kResourceExhausted},  {500, Code::kInternal},
-      {503, Code::kUnavailable},      {504, Code::kDeadlineExceeded},      {418, Code::kInternal}};
+  const std::map<long, Code> codes = {{400, Code::kInvalidArgument},
+                                      {401, Code::kUnauthenticated},
+                                      {403, Code::kPermissionDenied},
+                                      {404, Code::kNotFound},
+                                      {409, Code::kConflict},
+                                      {413, Code::kPayloadTooLarge},
+                                      {422, Code::kIdempotencyMismatch},
+                                      {429, Code::kResourceExhausted},
+                                      {500, Code::kInternal},
+                                      {503, Code::kUnavailable},
+                                      {504, Code::kDeadlineExceeded},
+                                      {418, Code::kInternal}};
   for (const auto& [status, code] : codes) {
     HttpResponse response;
     response.status = status;

@@ -61,8 +61,8 @@ TEST(RestartPolicy, BacksOffForgivesAndGivesUp) {
   EXPECT_TRUE(policy.hopeless());
 }
 
-// One that was refused and then runs is taken for working as soon as it got clearly further than its tries, not half a minute later:
-// until then another worker's failure would end the service that it serves.
+// One that was refused and then runs is taken for working as soon as it got clearly further than its tries, not half a
+// minute later: until then another worker's failure would end the service that it serves.
 TEST(RestartPolicy, OneThatRecoveredWorks) {
   RestartPolicy policy;
   EXPECT_TRUE(policy.works(milliseconds(0))) << "none has failed";
@@ -91,8 +91,7 @@ class Children : public testing::Test {
   void TearDown() override { fs::remove_all(dir_); }
 
   ChildSpec shell(const std::string& script) {
-    return {"test", {"/bin/sh", "-c", script}, {"PATH=/usr/bin:/bin"}, SIGKILL, -1, (dir_ / "log").string(),
-            false};
+    return {"test", {"/bin/sh", "-c", script}, {"PATH=/usr/bin:/bin"}, SIGKILL, -1, (dir_ / "log").string(), false};
   }
   // Bounded by the child's own end: its output closes then.
   ChildEnd wait(ChildProcess& child) {
@@ -122,7 +121,9 @@ TEST_F(Children, OutputGoesToTheLogAndTheEndIsTold) {
 
 // It may run for months.
 TEST_F(Children, ALogIsTurnedOverWhileTheChildRunsAndALineHasAnEnd) {
-  ChildProcess child(shell("yes 0123456789012345678901234567890123456789 | head -c 20000000; head -c 200000 /dev/zero | tr '\\0' x; echo; echo last"));
+  ChildProcess child(
+      shell("yes 0123456789012345678901234567890123456789 | head -c 20000000; head -c 200000 /dev/zero | tr '\\0' x; "
+            "echo; echo last"));
   ASSERT_TRUE(child.start().ok());
   int turns = 0;
   while (child.output_fd() >= 0) {
@@ -221,17 +222,15 @@ TEST_F(Plans, APrivateRedisAndAFreePort) {
   EXPECT_GT(plan->address.port, 0);
   EXPECT_TRUE(plan->settings.redis.url.starts_with("unix:///")) << plan->settings.redis.url;
   EXPECT_THAT(*read_file(plan->data_dir + "/redis/redis.conf"), HasSubstr("appendonly yes"));
-  const auto children =
-      config::load({.file = plan->data_dir + "/effective.yaml", .sets = {}, .environment = false});
+  const auto children = config::load({.file = plan->data_dir + "/effective.yaml", .sets = {}, .environment = false});
   ASSERT_TRUE(children.ok()) << children.error().message;
   EXPECT_EQ(children->gateway.listen, plan->address.text());
   EXPECT_EQ(children->redis.url, plan->settings.redis.url);
 
   const auto second = plan_up(flags());
   ASSERT_FALSE(second.ok());
-  EXPECT_THAT(second.error().message,
-              testing::AllOf(HasSubstr("another `ditfleet up`"), HasSubstr(std::to_string(::getpid())),
-                             HasSubstr("--data")));
+  EXPECT_THAT(second.error().message, testing::AllOf(HasSubstr("another `ditfleet up`"),
+                                                     HasSubstr(std::to_string(::getpid())), HasSubstr("--data")));
 }
 
 TEST_F(Plans, ALongFolderGetsAShortSocket) {

@@ -118,7 +118,8 @@ TEST(Settings, AVariableWithOneUnderscoreTooFewIsRefusedByItsRightName) {
 }
 
 TEST(Settings, AFileIsOneDocument) {
-  const auto loaded = load({.file = write_config("worker: {count: 2}\n---\nworker: {count: 3}\n"), .environment = false});
+  const auto loaded =
+      load({.file = write_config("worker: {count: 2}\n---\nworker: {count: 3}\n"), .environment = false});
   ASSERT_FALSE(loaded.ok());
   EXPECT_THAT(loaded.error().message, HasSubstr(":3: a second YAML document"));
   EXPECT_TRUE(load({.file = write_config("---\nworker: {count: 2}\n...\n"), .environment = false}).ok());
@@ -141,9 +142,8 @@ TEST(Settings, MissingFileIsNotFound) {
 }
 
 TEST(Settings, UnknownKeysNameTheNearestAndTheLine) {
-  EXPECT_THAT(refusal("gateway:\n  listn: x\n"),
-              testing::AllOf(HasSubstr("fleet.yaml:2"), HasSubstr("'gateway.listn'"),
-                             HasSubstr("did you mean 'gateway.listen'?")));
+  EXPECT_THAT(refusal("gateway:\n  listn: x\n"), testing::AllOf(HasSubstr("fleet.yaml:2"), HasSubstr("'gateway.listn'"),
+                                                                HasSubstr("did you mean 'gateway.listen'?")));
   EXPECT_THAT(refusal("gatway:\n  listen: x\n"), HasSubstr("did you mean 'gateway.listen'?"));
   EXPECT_THAT(refusal("scheduler:\n  lease_ms: 5000\n"), HasSubstr("queue.lease_ms"));
   EXPECT_THAT(refusal("models: {a: {pth: /x}}"), HasSubstr("did you mean 'path'?"));
@@ -152,8 +152,7 @@ TEST(Settings, UnknownKeysNameTheNearestAndTheLine) {
 
   const auto set = load({.sets = {"worker.cuont=2"}});
   ASSERT_FALSE(set.ok());
-  EXPECT_THAT(set.error().message,
-              testing::AllOf(HasSubstr("--set worker.cuont"), HasSubstr("worker.count")));
+  EXPECT_THAT(set.error().message, testing::AllOf(HasSubstr("--set worker.cuont"), HasSubstr("worker.count")));
   const Variable variable("DITFLEET_GATEWAY__LISTN", "x");
   const auto environment = load({});
   ASSERT_FALSE(environment.ok());
@@ -182,7 +181,7 @@ TEST(Settings, InvalidValuesSayWhatWouldBeRight) {
   EXPECT_THAT(refusal("gateway: {listen: [a"), HasSubstr("not valid YAML"));
   EXPECT_THAT(refusal(","), HasSubstr("a second YAML document"));  // yaml-cpp sees empty ones without end
   EXPECT_THAT(refusal("tenants: {é: {weight: 2}}"), HasSubstr("A-Z a-z 0-9 . _ -"));  // as the queue takes them
-  EXPECT_TRUE(is_valid_utf8(refusal("gateway: {listen: \"\\ó\"}")));  // yaml-cpp quotes half of the ó
+  EXPECT_TRUE(is_valid_utf8(refusal("gateway: {listen: \"\\ó\"}")));                  // yaml-cpp quotes half of the ó
   EXPECT_THAT(refusal("a: {b: {c: {d: 1}}}"), HasSubstr("too deep"));
   const auto no_equals = load({.sets = {"worker.count"}});
   ASSERT_FALSE(no_equals.ok());
@@ -193,24 +192,33 @@ TEST(Settings, AWrongRedisUrlIsNotRepeated) {
   const std::string message = refusal("redis: {url: 'http://user:secret@host'}");
   EXPECT_THAT(message, HasSubstr("redis://"));
   EXPECT_THAT(message, testing::Not(HasSubstr("secret")));
-  for (const char* url : {"redis://u:hunter2@h:99999", "redis://u:hun/ter2@h", "redis://u:hun?ter2@h", "u:hunter2@redis://h", "redis://u:hunter2@", "u:hunter2@h", "redis://u:%hunter2@h"})
-    EXPECT_THAT(refusal("redis: {url: '" + std::string(url) + "'}"), testing::AllOf(HasSubstr("redis.url"), testing::Not(HasSubstr("ter2")))) << url;
+  for (const char* url : {"redis://u:hunter2@h:99999", "redis://u:hun/ter2@h", "redis://u:hun?ter2@h",
+                          "u:hunter2@redis://h", "redis://u:hunter2@", "u:hunter2@h", "redis://u:%hunter2@h"})
+    EXPECT_THAT(refusal("redis: {url: '" + std::string(url) + "'}"),
+                testing::AllOf(HasSubstr("redis.url"), testing::Not(HasSubstr("ter2"))))
+        << url;
 }
 
 TEST(Settings, APortThatCannotBeIsRefusedWhereverOneStands) {
-  EXPECT_THAT(refusal("redis: {url: 'redis://127.0.0.1:99999'}"), testing::AllOf(HasSubstr("redis.url"), HasSubstr("port is '99999'"), HasSubstr("1 to 65535")));
+  EXPECT_THAT(refusal("redis: {url: 'redis://127.0.0.1:99999'}"),
+              testing::AllOf(HasSubstr("redis.url"), HasSubstr("port is '99999'"), HasSubstr("1 to 65535")));
   EXPECT_THAT(refusal("redis: {url: 'redis://h:0'}"), HasSubstr("1 to 65535"));
   EXPECT_THAT(refusal("redis: {url: 'rediss://h:tls'}"), HasSubstr("port is 'tls'"));
   EXPECT_THAT(refusal("redis: {url: 'redis://h/first'}"), HasSubstr("database is 'first'"));
   EXPECT_THAT(refusal("redis: {url: 'unix://redis.sock'}"), HasSubstr("must be absolute"));
   EXPECT_THAT(refusal("gateway: {listen: '127.0.0.1:99999'}"), HasSubstr("HOST:PORT"));
   EXPECT_THAT(refusal("worker: {metrics_listen: '127.0.0.1:99999'}"), HasSubstr("HOST:PORT"));
-  EXPECT_THAT(refusal("gateway: {public_url: 'http://h:99999'}"), testing::AllOf(HasSubstr("'http://h:99999', which has port '99999'"), HasSubstr("1 to 65535")));
-  EXPECT_THAT(refusal("telemetry: {otlp_endpoint: 'http://u:hunter2@h:99999'}"), testing::AllOf(HasSubstr("port '99999'"), testing::Not(HasSubstr("hunter2"))));
+  EXPECT_THAT(refusal("gateway: {public_url: 'http://h:99999'}"),
+              testing::AllOf(HasSubstr("'http://h:99999', which has port '99999'"), HasSubstr("1 to 65535")));
+  EXPECT_THAT(refusal("telemetry: {otlp_endpoint: 'http://u:hunter2@h:99999'}"),
+              testing::AllOf(HasSubstr("port '99999'"), testing::Not(HasSubstr("hunter2"))));
   // Each worker serves its metrics on the next port.
-  EXPECT_THAT(refusal("worker: {metrics_listen: '127.0.0.1:65534', count: 3}"), testing::AllOf(HasSubstr("at most 65535"), HasSubstr("begin at 65533")));
-  for (const char* right : {"redis: {url: 'redis://u:p%2Fq@h:65535/3'}", "redis: {url: 'unix:///run/a@b.sock?db=1'}", "gateway: {public_url: 'https://h:443/images'}",
-                            "worker: {metrics_listen: '127.0.0.1:65533', count: 3}", "worker: {metrics_listen: '127.0.0.1:0', count: 3}"}) {
+  EXPECT_THAT(refusal("worker: {metrics_listen: '127.0.0.1:65534', count: 3}"),
+              testing::AllOf(HasSubstr("at most 65535"), HasSubstr("begin at 65533")));
+  for (const char* right :
+       {"redis: {url: 'redis://u:p%2Fq@h:65535/3'}", "redis: {url: 'unix:///run/a@b.sock?db=1'}",
+        "gateway: {public_url: 'https://h:443/images'}", "worker: {metrics_listen: '127.0.0.1:65533', count: 3}",
+        "worker: {metrics_listen: '127.0.0.1:0', count: 3}"}) {
     const auto loaded = load_text(right, "x");
     EXPECT_TRUE(loaded.ok()) << right << ": " << loaded.error().message;
   }
@@ -218,7 +226,9 @@ TEST(Settings, APortThatCannotBeIsRefusedWhereverOneStands) {
 
 TEST(Settings, WhatIsShownLoadsBackAndHidesThePassword) {
   const auto first = load_text(
-      "redis: {url: 'redis://u:hunter2@h'}\ncache: {secret: hunter2hunter2hunter2}\nmodels: {demo: /m}\ntenants: {a: {weight: 3}}\n", "x");
+      "redis: {url: 'redis://u:hunter2@h'}\ncache: {secret: hunter2hunter2hunter2}\nmodels: {demo: /m}\ntenants: {a: "
+      "{weight: 3}}\n",
+      "x");
   ASSERT_TRUE(first.ok()) << first.error().message;
   EXPECT_THAT(to_yaml(*first), testing::AllOf(testing::Not(HasSubstr("hunter2")), HasSubstr("secret: \"***\"")));
   const std::string full = to_yaml(*first, true);
@@ -232,7 +242,8 @@ TEST(Settings, WhatIsShownLoadsBackAndHidesThePassword) {
 }
 
 TEST(Settings, ASecretIsNeverRepeated) {
-  EXPECT_THAT(refusal("cache: {secret: hunter2}"), testing::AllOf(HasSubstr("cache.secret"), HasSubstr("16"), testing::Not(HasSubstr("hunter2"))));
+  EXPECT_THAT(refusal("cache: {secret: hunter2}"),
+              testing::AllOf(HasSubstr("cache.secret"), HasSubstr("16"), testing::Not(HasSubstr("hunter2"))));
   EXPECT_THAT(refusal("cache: {secret: hunter2hunter2hunter2, secret_file: /s}"),
               testing::AllOf(HasSubstr("cache.secret_file"), testing::Not(HasSubstr("hunter2"))));
 }
@@ -256,7 +267,8 @@ TEST(Settings, TheDataFolderIsWhatIsSetOrTheUsers) {
 
 TEST(Settings, ListsOfMapsComeFromEverySource) {
   const std::string file = write_config(
-      "compile:\n  rules:\n    - {max_frames: 49, mode: reduce-overhead}\n    - {min_frames: 81, min_tokens: 2, max_tokens: 9, mode: none}\n"
+      "compile:\n  rules:\n    - {max_frames: 49, mode: reduce-overhead}\n    - {min_frames: 81, min_tokens: 2, "
+      "max_tokens: 9, mode: none}\n"
       "worker: {warmup_classes: [{width: 64, height: 32, true_cfg: true, max_sequence_length: 16}]}\n");
   const auto loaded = load({.file = file, .environment = false});
   ASSERT_TRUE(loaded.ok()) << loaded.error().message;
@@ -281,18 +293,23 @@ TEST(Settings, ListsOfMapsComeFromEverySource) {
 
 TEST(Settings, WrongListsSayWhatWouldBeRight) {
   using testing::AllOf;
-  EXPECT_THAT(refusal("compile:\n  rules:\n    - {max_frmes: 49, mode: none}\n"), AllOf(HasSubstr("fleet.yaml:3"), HasSubstr("did you mean 'max_frames'")));
-  EXPECT_THAT(refusal("compile: {rules: [{mode: fast}]}"), AllOf(HasSubstr("compile.rules.0.mode is 'fast'"), HasSubstr("one of none, default")));
+  EXPECT_THAT(refusal("compile:\n  rules:\n    - {max_frmes: 49, mode: none}\n"),
+              AllOf(HasSubstr("fleet.yaml:3"), HasSubstr("did you mean 'max_frames'")));
+  EXPECT_THAT(refusal("compile: {rules: [{mode: fast}]}"),
+              AllOf(HasSubstr("compile.rules.0.mode is 'fast'"), HasSubstr("one of none, default")));
   EXPECT_THAT(refusal("compile: {rules: [{max_frames: 49}]}"), HasSubstr("compile.rules.0 has no mode"));
-  EXPECT_THAT(refusal("compile: {rules: [{min_frames: 2, max_frames: 1, mode: none}]}"), HasSubstr("min_frames 2 and max_frames 1"));
+  EXPECT_THAT(refusal("compile: {rules: [{min_frames: 2, max_frames: 1, mode: none}]}"),
+              HasSubstr("min_frames 2 and max_frames 1"));
   EXPECT_THAT(refusal("compile: {rules: [{min_tokens: 0, mode: none}]}"), HasSubstr("an integer from 1 to"));
   EXPECT_THAT(refusal("compile: {rules: {mode: none}}"), HasSubstr("must be a list of maps"));
   EXPECT_THAT(refusal("compile: {rules: [none]}"), HasSubstr("an entry of compile.rules must be a map"));
   EXPECT_THAT(refusal("compile: {rules: none}"), HasSubstr("must be a list of maps"));
   EXPECT_THAT(refusal("compile: {rule: [{mode: none}]}"), HasSubstr("is a list; only"));
   EXPECT_THAT(refusal("worker: {warmup_classes: [{width: 64}]}"), HasSubstr("lacks height"));
-  EXPECT_THAT(refusal("models: {demo: /m}\nworker: {warmup_classes: [{model: dem, width: 64, height: 64}]}"), HasSubstr("did you mean 'demo'"));
-  EXPECT_THAT(refusal("worker: {warmup_classes: [{width: 64, height: 64, batch: 2}]}"), HasSubstr("unknown key 'worker.warmup_classes.0.batch'"));
+  EXPECT_THAT(refusal("models: {demo: /m}\nworker: {warmup_classes: [{model: dem, width: 64, height: 64}]}"),
+              HasSubstr("did you mean 'demo'"));
+  EXPECT_THAT(refusal("worker: {warmup_classes: [{width: 64, height: 64, batch: 2}]}"),
+              HasSubstr("unknown key 'worker.warmup_classes.0.batch'"));
   const auto set = load({.sets = {"compile.rules=[{mode: nope}]"}, .environment = false});
   ASSERT_FALSE(set.ok());
   EXPECT_THAT(set.error().message, AllOf(HasSubstr("--set compile.rules"), HasSubstr("'nope'")));
@@ -304,8 +321,7 @@ TEST(Settings, WrongListsSayWhatWouldBeRight) {
 TEST(Reference, IsCurrent) {
   const auto committed = read_file(std::string(DITFLEET_SOURCE_DIR) + "/config/REFERENCE.md");
   ASSERT_TRUE(committed.ok()) << committed.error().message;
-  EXPECT_EQ(*committed, reference_markdown())
-      << "run: build/bin/ditfleet config reference > config/REFERENCE.md";
+  EXPECT_EQ(*committed, reference_markdown()) << "run: build/bin/ditfleet config reference > config/REFERENCE.md";
 }
 
 TEST(Reference, TheDefaultFileSaysTheDefaults) {

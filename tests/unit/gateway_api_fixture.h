@@ -57,7 +57,8 @@ class GatewayApi : public ::testing::Test {
     start({});
   }
 
-  void start(std::vector<config::ApiKey> keys, std::function<Advice(const job::JobSpec&, const std::string&)> advise = {}) {
+  void start(std::vector<config::ApiKey> keys,
+             std::function<Advice(const job::JobSpec&, const std::string&)> advise = {}) {
     ApiOptions options;
     job::ModelEntry model;
     model.name = "demo";
@@ -70,7 +71,9 @@ class GatewayApi : public ::testing::Test {
     options.settings.gateway.max_connections = 16;
     options.readiness = [this] { return readiness; };
     options.advise = std::move(advise);
-    options.waits_for = [](const queue::UnitRef& unit) { return unit.unit == 0 ? "a place for " + unit.job : std::string(); };
+    options.waits_for = [](const queue::UnitRef& unit) {
+      return unit.unit == 0 ? "a place for " + unit.job : std::string();
+    };
     options.local_url = "http://127.0.0.1:1";
     if (hub) hub->stop();
     hub = std::make_shared<EventHub>(context.get_executor(), [this](auto block) { return service.next(block); });

@@ -54,8 +54,9 @@ TEST_F(GatewayApi, SubmitsAJob) {
   const std::string parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
   auto before = unix_ms();
   while (before % 1000 == 0) before = unix_ms();
-  const Response response = send("POST", "/v1/jobs", R"({"prompt":"a cat","n":3})",
-                                 {{"traceparent", parent}, {"X-Request-Id", "r-1"}, {"Content-Type", "application/json; charset=utf-8"}});
+  const Response response =
+      send("POST", "/v1/jobs", R"({"prompt":"a cat","n":3})",
+           {{"traceparent", parent}, {"X-Request-Id", "r-1"}, {"Content-Type", "application/json; charset=utf-8"}});
   EXPECT_EQ(response.status, 202);
   const auto body = body_of(response);
   EXPECT_EQ(body.at("state").as_string(), "queued");
@@ -110,7 +111,8 @@ TEST_F(GatewayApi, RefusesBadJobs) {
     }
   }
   EXPECT_EQ(send("POST", "/v1/jobs", "prompt=x", {{"Content-Type", "application/x-www-form-urlencoded"}}).status, 415);
-  const Response packed = send("POST", "/v1/jobs", "\x1f\x8b", {{"Content-Type", "application/json"}, {"Content-Encoding", "gzip"}});
+  const Response packed =
+      send("POST", "/v1/jobs", "\x1f\x8b", {{"Content-Type", "application/json"}, {"Content-Encoding", "gzip"}});
   EXPECT_EQ(packed.status, 415);
   EXPECT_THAT(packed.body, HasSubstr("gzip"));
   const Response size = send("POST", "/v1/images/generations", R"({"prompt":"x","size":"250x256"})");
@@ -125,7 +127,9 @@ TEST_F(GatewayApi, RefusesBadJobs) {
 TEST_F(GatewayApi, AJobIsMeasuredInItsCanonicalForm) {
   const std::string small = R"({"prompt":"","size":"64x64"})", canonical = job::to_json(*job::parse_spec(small));
   ASSERT_GT(canonical.size(), small.size());
-  const auto with_prompt = [](std::size_t bytes) { return R"({"prompt":")" + std::string(bytes, 'x') + R"(","size":"64x64"})"; };
+  const auto with_prompt = [](std::size_t bytes) {
+    return R"({"prompt":")" + std::string(bytes, 'x') + R"(","size":"64x64"})";
+  };
   const std::size_t most = job::kMaxSpecBytes - canonical.size();
   EXPECT_EQ(send("POST", "/v1/jobs", with_prompt(most)).status, 202);
   EXPECT_TRUE(job::parse_spec(service.submissions.back().spec).ok());
@@ -136,12 +140,12 @@ TEST_F(GatewayApi, AJobIsMeasuredInItsCanonicalForm) {
 }
 
 TEST_F(GatewayApi, AMediaTypeMayBeSpelledAnyWay) {
-  EXPECT_EQ(send("POST", "/v1/jobs", R"({"prompt":"x"})", {{"Content-Type", "Application/JSON ; charset=utf-8"}}).status, 202);
+  EXPECT_EQ(
+      send("POST", "/v1/jobs", R"({"prompt":"x"})", {{"Content-Type", "Application/JSON ; charset=utf-8"}}).status,
+      202);
 }
 
-TEST_F(GatewayApi, AnEmptyPromptIsFine) {
-  EXPECT_EQ(send("POST", "/v1/jobs", R"({"prompt":""})").status, 202);
-}
+TEST_F(GatewayApi, AnEmptyPromptIsFine) { EXPECT_EQ(send("POST", "/v1/jobs", R"({"prompt":""})").status, 202); }
 
 TEST_F(GatewayApi, TheSameKeyIsTheSameJob) {
   const Fields key = {{"Idempotency-Key", "k1"}};
@@ -260,7 +264,9 @@ TEST_F(GatewayApi, AWorkerThatIsNotHeardIsSilentWhateverItSaidLast) {
   worker.state = "ready";
   worker.unheard_ms = 3'500;  // as of worker.heartbeat_ms
   service.worker_infos = {worker};
-  const auto state = [&] { return std::string(body_of(send("GET", "/v1/workers")).at("workers").at(0).at("state").as_string()); };
+  const auto state = [&] {
+    return std::string(body_of(send("GET", "/v1/workers")).at("workers").at(0).at("state").as_string());
+  };
   EXPECT_EQ(state(), "ready");
   service.worker_infos[0].unheard_ms = 3'501;
   EXPECT_EQ(state(), "silent");
@@ -268,7 +274,8 @@ TEST_F(GatewayApi, AWorkerThatIsNotHeardIsSilentWhateverItSaidLast) {
 
 TEST_F(GatewayApi, TenantsDoNotSeeEachOther) {
   start({{"acme", sha256_hex("a"), false}, {"bolt", sha256_hex("b"), false}, {"ops", sha256_hex("o"), true}});
-  const Fields a = {{"Authorization", "Bearer a"}}, b = {{"Authorization", "Bearer b"}}, ops = {{"Authorization", "Bearer o"}};
+  const Fields a = {{"Authorization", "Bearer a"}}, b = {{"Authorization", "Bearer b"}},
+               ops = {{"Authorization", "Bearer o"}};
   EXPECT_EQ(send("GET", "/v1/jobs").status, 401);
   const Response wrong = send("GET", "/v1/jobs", {}, {{"Authorization", "Bearer nope"}});
   EXPECT_EQ(wrong.status, 401);
@@ -295,8 +302,10 @@ TEST_F(GatewayApi, TenantsDoNotSeeEachOther) {
   EXPECT_EQ(body_of(send("GET", "/v1/workers", {}, b)).at("workers").at(0).at("busy_units").as_int64(), 1);
   EXPECT_EQ(body_of(send("GET", "/v1/workers", {}, a)).at("workers").at(0).at("jobs").as_array().size(), 1u);
   for (const char* digests : {"adapters", "host_adapters"}) {
-    EXPECT_EQ(body_of(send("GET", "/v1/workers", {}, b)).at("workers").at(0).at(digests).as_array().size(), 0u) << digests;
-    EXPECT_NE(body_of(send("GET", "/v1/workers", {}, ops)).at("workers").at(0).at(digests).as_array().size(), 0u) << digests;
+    EXPECT_EQ(body_of(send("GET", "/v1/workers", {}, b)).at("workers").at(0).at(digests).as_array().size(), 0u)
+        << digests;
+    EXPECT_NE(body_of(send("GET", "/v1/workers", {}, ops)).at("workers").at(0).at(digests).as_array().size(), 0u)
+        << digests;
   }
   EXPECT_EQ(send("GET", job, {}, ops).status, 200);
   // The link of the owner works without a key, and only as it is.
@@ -328,7 +337,9 @@ TEST_F(GatewayApi, SynchronousGenerationWaitsForItsJob) {
 
 TEST_F(GatewayApi, SynchronousGenerationTellsWhyItFailed) {
   Response response = send("POST", "/v1/images/generations", R"({"prompt":"a"})");
-  const Response done = finish(response, [&] { service.fail("job-1", {Code::kOutOfMemory, "the device is full", {}}); });
+  const Response done = finish(response, [&] {
+    service.fail("job-1", {Code::kOutOfMemory, "the device is full", {}});
+  });
   EXPECT_EQ(done.status, 503);
   EXPECT_THAT(done.body, HasSubstr("job job-1 failed: the device is full"));
   // The job has had its tries; a client that tries again by itself would only make another.
@@ -366,7 +377,8 @@ TEST_F(GatewayApi, CountsRequestsByRoute) {
   send("GET", "/v1/models/demo");
   send("GET", "/no/such/path");
   const Response metrics = send("GET", "/metrics");
-  EXPECT_THAT(metrics.body, HasSubstr(R"(ditfleet_http_requests_total{code="200",method="GET",route="/v1/models/{model}"})"));
+  EXPECT_THAT(metrics.body,
+              HasSubstr(R"(ditfleet_http_requests_total{code="200",method="GET",route="/v1/models/{model}"})"));
   EXPECT_THAT(metrics.body, HasSubstr(R"(ditfleet_http_requests_total{code="404",method="GET",route="none"})"));
   EXPECT_THAT(metrics.body, HasSubstr("ditfleet_http_request_duration_seconds_bucket"));
   EXPECT_THAT(metrics.body, HasSubstr("ditfleet_http_event_streams"));

@@ -33,7 +33,8 @@ class FakeService final : public JobService {
   int event_reads = 0;
 
   // --- what happens to a job -------------------------------------------------------------------
-  void event(const std::string& job, const std::string& type, int unit, std::map<std::string, std::string> fields = {}) {
+  void event(const std::string& job, const std::string& type, int unit,
+             std::map<std::string, std::string> fields = {}) {
     queue::Event event;
     event.id = "1700000000000-" + std::to_string(++sequence_);
     event.job = job;
@@ -118,7 +119,8 @@ class FakeService final : public JobService {
     const std::string slot = s.tenant + ":" + s.idempotency_key;
     if (!s.idempotency_key.empty() && keys_.contains(slot)) {
       const auto first = jobs.find(keys_[slot]);  // a test may have forgotten it
-      if (first != jobs.end() && first->second.spec != s.spec) co_return Error{Code::kIdempotencyMismatch, "the key was used with another body", {}};
+      if (first != jobs.end() && first->second.spec != s.spec)
+        co_return Error{Code::kIdempotencyMismatch, "the key was used with another body", {}};
       co_return queue::SubmitOutcome{keys_[slot], true};
     }
     queue::JobRecord record;
@@ -165,12 +167,14 @@ class FakeService final : public JobService {
     }
     co_return page;
   }
-  asio::awaitable<Result<std::vector<queue::Event>>> events(const std::string& id, const std::string& after, int limit) override {
+  asio::awaitable<Result<std::vector<queue::Event>>> events(const std::string& id, const std::string& after,
+                                                            int limit) override {
     if (down) co_return *down;
     ++event_reads;
     std::vector<queue::Event> events;
     for (const auto& event : streams[id]) {
-      if (sequence_of(event.id) > sequence_of(after) && static_cast<int>(events.size()) < limit) events.push_back(event);
+      if (sequence_of(event.id) > sequence_of(after) && static_cast<int>(events.size()) < limit)
+        events.push_back(event);
     }
     co_return events;
   }
@@ -178,7 +182,9 @@ class FakeService final : public JobService {
     if (down) co_return *down;
     co_return worker_infos;
   }
-  asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) override { co_return blob(manifest.key); }
+  asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) override {
+    co_return blob(manifest.key);
+  }
   asio::awaitable<Result<std::string>> preview(const std::string& key) override { co_return blob(key); }
 
  private:
@@ -189,7 +195,8 @@ class FakeService final : public JobService {
   Result<queue::JobRecord*> find(const std::string& id, const std::string& view) {
     if (down) return *down;
     const auto found = jobs.find(id);
-    if (found == jobs.end() || (!view.empty() && found->second.tenant != view)) return Error{Code::kNotFound, "no such job", {}};
+    if (found == jobs.end() || (!view.empty() && found->second.tenant != view))
+      return Error{Code::kNotFound, "no such job", {}};
     return &found->second;
   }
   Result<std::string> blob(const std::string& key) {

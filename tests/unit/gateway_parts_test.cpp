@@ -63,7 +63,8 @@ TEST(GatewayRequest, MediaTypesIgnoreCaseAndParameters) {
 
 TEST(GatewayTarget, RefusesWhatIsNoPath) {
   Request request;
-  for (const char* bad : {"", "v1/jobs", "*", "http:///v1", "http://[::1/v1", "ftp://host/v1", "/%", "/%4", "/%zz", "/%00", "/%ff", "/a?b=%e0%80"}) {
+  for (const char* bad : {"", "v1/jobs", "*", "http:///v1", "http://[::1/v1", "ftp://host/v1", "/%", "/%4", "/%zz",
+                          "/%00", "/%ff", "/a?b=%e0%80"}) {
     EXPECT_FALSE(parse_target(bad, request).ok()) << bad;
   }
 }
@@ -125,7 +126,8 @@ void check_references(const json::value& value, const json::value& root) {
     for (const auto& [key, element] : value.as_object()) {
       if (key == "$ref") {
         boost::system::error_code ec;
-        EXPECT_NE(root.find_pointer(std::string_view(element.as_string()).substr(1), ec), nullptr) << element.as_string();
+        EXPECT_NE(root.find_pointer(std::string_view(element.as_string()).substr(1), ec), nullptr)
+            << element.as_string();
       } else {
         check_references(element, root);
       }
@@ -149,7 +151,10 @@ TEST(GatewayConsole, LoadsNothingFromElsewhere) {
 TEST(GatewayErrors, HaveOpenAisForm) {
   const Response response = error_response(invalid_argument("'n' must be 1 to 10", "n"));
   EXPECT_EQ(response.status, 400);
-  EXPECT_EQ(response.body, R"({"error":{"message":"'n' must be 1 to 10","type":"invalid_request_error","param":"n","code":"invalid_argument"}})" "\n");
+  EXPECT_EQ(
+      response.body,
+      R"({"error":{"message":"'n' must be 1 to 10","type":"invalid_request_error","param":"n","code":"invalid_argument"}})"
+      "\n");
   const Response away = error_response(unavailable("Redis is away"));
   EXPECT_EQ(away.status, 503);
   EXPECT_THAT(away.headers, ::testing::Contains(std::pair<std::string, std::string>("Retry-After", "1")));
@@ -171,9 +176,16 @@ TEST(GatewayEvents, CarryNumbersAsNumbersAndNoSecrets) {
   event.type = "step";
   event.unit = 2;
   event.at_ms = 9;
-  event.fields = {{"step", "3"}, {"total", "28"}, {"nonce", "123"}, {"worker", "42"}, {"key", "df:x"}, {"manifest", "{}"}};
-  EXPECT_EQ(parse_json(event_json(event, "")).value(),
-            json::value({{"id", "5-1"}, {"job", "j"}, {"type", "step"}, {"unit", 2}, {"at_ms", 9}, {"step", 3}, {"total", 28}, {"worker", "42"}}));
+  event.fields = {{"step", "3"},    {"total", "28"}, {"nonce", "123"},
+                  {"worker", "42"}, {"key", "df:x"}, {"manifest", "{}"}};
+  EXPECT_EQ(parse_json(event_json(event, "")).value(), json::value({{"id", "5-1"},
+                                                                    {"job", "j"},
+                                                                    {"type", "step"},
+                                                                    {"unit", 2},
+                                                                    {"at_ms", 9},
+                                                                    {"step", 3},
+                                                                    {"total", 28},
+                                                                    {"worker", "42"}}));
   event.unit = -1;
   event.fields.clear();
   const auto whole = parse_json(event_json(event, "/p")).value();
@@ -205,9 +217,7 @@ TEST(GatewayEvents, OnlyTheJobsOwnEndEndsIt) {
   EXPECT_FALSE(ends_job(event));
 }
 
-KeyRing ring() {
-  return KeyRing({{"acme", sha256_hex("key-a"), false}, {"ops", sha256_hex("key-o"), true}});
-}
+KeyRing ring() { return KeyRing({{"acme", sha256_hex("key-a"), false}, {"ops", sha256_hex("key-o"), true}}); }
 
 TEST(GatewayKeys, DecideTheTenant) {
   EXPECT_EQ(ring().authenticate("Bearer key-a")->tenant, "acme");
@@ -243,7 +253,8 @@ TEST(GatewayKeys, SignedLinksHoldForOnePathAndATime) {
 }
 
 TEST(GatewayImages, MapsOpenAisFields) {
-  auto call = parse_image_call(R"({"prompt":"a red circle","model":"demo","n":2,"size":"256x128","response_format":"b64_json",
+  auto call =
+      parse_image_call(R"({"prompt":"a red circle","model":"demo","n":2,"size":"256x128","response_format":"b64_json",
     "output_format":"webp","output_compression":80,"stream":true,"partial_images":2,"user":"u1","quality":"high",
     "background":"auto","style":"vivid","moderation":"low","seed":7,"num_inference_steps":4,"guidance_scale":2.5,
     "negative_prompt":"blue","true_cfg_scale":3,"max_sequence_length":64,"priority":5,"deadline_ms":60000})");
@@ -272,7 +283,8 @@ TEST(GatewayImages, MapsOpenAisFields) {
 }
 
 TEST(GatewayImages, DefaultsAndNulls) {
-  auto call = parse_image_call(R"({"prompt":"x","size":"auto","n":null,"response_format":null,"stream":null,"user":null})");
+  auto call =
+      parse_image_call(R"({"prompt":"x","size":"auto","n":null,"response_format":null,"stream":null,"user":null})");
   ASSERT_TRUE(call.ok()) << call.error().message;
   EXPECT_FALSE(call->b64_json);
   EXPECT_FALSE(call->stream);
@@ -281,7 +293,8 @@ TEST(GatewayImages, DefaultsAndNulls) {
 }
 
 TEST(GatewayImages, ASafetyIdentifierReplacesTheUser) {
-  auto call = parse_image_call(R"({"prompt":"x","user":"a","safety_identifier":"b","quality":"max","complexity":"low"})");
+  auto call =
+      parse_image_call(R"({"prompt":"x","user":"a","safety_identifier":"b","quality":"max","complexity":"low"})");
   ASSERT_TRUE(call.ok()) << call.error().message;
   EXPECT_EQ(call->spec.user, "b");
   EXPECT_EQ(parse_image_call(R"({"prompt":"x","user":"a","safety_identifier":""})")->spec.user, "a");

@@ -65,12 +65,13 @@ TEST_F(GatewayApi, AResumedStreamMissesNothingAndDoublesNothing) {
       if (step < 20) {
         service.step("job-1", step % 2, step / 2 + 1, 10);
         ++step;
-      }
-      else if (step++ == 20) service.succeed("job-1", 0, "x");
-      else if (step++ == 22) service.succeed("job-1", 1, "y");
+      } else if (step++ == 20)
+        service.succeed("job-1", 0, "x");
+      else if (step++ == 22)
+        service.succeed("job-1", 1, "y");
     };
-    Response response = send("GET", "/v1/jobs/job-1/events", {},
-                             seen.empty() ? Fields{} : Fields{{"Last-Event-ID", seen.back()}});
+    Response response =
+        send("GET", "/v1/jobs/job-1/events", {}, seen.empty() ? Fields{} : Fields{{"Last-Event-ID", seen.back()}});
     if (response.status == 204) break;
     ASSERT_TRUE(response.stream) << response.body;
     drain(response);

@@ -72,8 +72,7 @@ TEST(ParseSpec, TakesSizeOrItsParts) {
   EXPECT_EQ(sized->height, 256);
   EXPECT_TRUE(parse_spec(R"({"prompt":"x","size":"auto"})").ok());
   EXPECT_THAT(refused(R"({"prompt":"x","size":"512x256","width":3})").message, HasSubstr("one or the other"));
-  for (const char* size :
-       {"512", "x", "512x", "512x256x", "-1x5", "0x0", "512X256", "99999999999x1", "512x 256"}) {
+  for (const char* size : {"512", "x", "512x", "512x256x", "-1x5", "0x0", "512X256", "99999999999x1", "512x 256"}) {
     EXPECT_THAT(refused(std::string(R"({"prompt":"x","size":")") + size + "\"}").param, "size");
   }
 }
@@ -103,12 +102,16 @@ TEST(ParseSpec, NullCountsAsLeftOutAndWholeNumbersAsIntegers) {
 // What was acknowledged is read again by the scheduler and the workers, in forms that grow.
 TEST(ParseSpec, TheLongestJobStaysReadableInItsCompleteForm) {
   std::string loras;
-  for (int i = 0; i < 16; ++i) loras += std::string(i ? "," : "") + R"({"name":")" + std::string(127, 'a') + std::string(1, static_cast<char>('a' + i)) + "\"}";
+  for (int i = 0; i < 16; ++i)
+    loras += std::string(i ? "," : "") + R"({"name":")" + std::string(127, 'a') +
+             std::string(1, static_cast<char>('a' + i)) + "\"}";
   auto spec = parse_spec(R"({"prompt":"","size":"256x256","loras":[)" + loras + "]}");
   ASSERT_TRUE(spec.ok()) << spec.error().message;
   spec->prompt = std::string(kMaxSpecBytes - to_json(*spec).size(), '\x7f');
   ASSERT_EQ(to_json(*spec).size(), kMaxSpecBytes);
-  const auto complete = complete_spec(*spec, demo_catalogue(), [](const LoraUse&, const ModelEntry&) { return Result<std::string>(std::string(64, 'a')); });
+  const auto complete = complete_spec(*spec, demo_catalogue(), [](const LoraUse&, const ModelEntry&) {
+    return Result<std::string>(std::string(64, 'a'));
+  });
   ASSERT_TRUE(complete.ok()) << complete.error().message;
   EXPECT_GT(to_json(*complete).size(), kMaxSpecBytes + 1000);
   const auto again = parse_spec(to_json(*complete));
@@ -155,7 +158,8 @@ TEST(ParseSpec, RefusesWithTheFieldAndWhatWouldBeRight) {
     EXPECT_EQ(error.param, c.param) << c.text << ": " << error.message;
     EXPECT_THAT(error.message, HasSubstr(c.says)) << c.text;
   }
-  EXPECT_EQ(refused(R"({"prompt":"x","loras":[{"name":"a","weight":1}]})").message, "unknown field 'loras[0].weight'; known are name, scale, sha256");
+  EXPECT_EQ(refused(R"({"prompt":"x","loras":[{"name":"a","weight":1}]})").message,
+            "unknown field 'loras[0].weight'; known are name, scale, sha256");
   EXPECT_EQ(refused("{\"prompt\":\"" + std::string(kMaxStoredSpecBytes, 'x') + "\"}").code, Code::kPayloadTooLarge);
   std::string deep;
   for (int i = 0; i < 1000; ++i) deep += "{\"a\":";
@@ -198,8 +202,7 @@ TEST(CompleteSpec, RefusesWhatTheModelCannotMake) {
               testing::AllOf(HasSubstr("multiple of 16"), HasSubstr("240 or 256")));
   EXPECT_EQ(refused_by_model(R"({"prompt":"","height":250})").param, "height");
   EXPECT_THAT(refused_by_model(R"({"prompt":"","width":1024})").message, HasSubstr("16 to 512"));
-  EXPECT_THAT(refused_by_model(R"({"prompt":"","width":512,"height":512})").message,
-              HasSubstr("at most 196608"));
+  EXPECT_THAT(refused_by_model(R"({"prompt":"","width":512,"height":512})").message, HasSubstr("at most 196608"));
   EXPECT_THAT(refused_by_model(R"({"prompt":"","num_inference_steps":201})").param, "num_inference_steps");
   EXPECT_THAT(refused_by_model(R"({"prompt":"","max_sequence_length":129})").param, "max_sequence_length");
   EXPECT_EQ(refused_by_model(R"({"prompt":"","loras":[{"name":"a"}]})").param, "loras[0].sha256");
@@ -213,7 +216,8 @@ TEST(CompleteSpec, PinsAdaptersToTheirDigests) {
     if (use.name == "ink") return digest;
     return invalid_argument("there is no adapter '" + use.name + "'");
   };
-  const auto spec = complete_spec(*parse_spec(R"({"prompt":"","loras":[{"name":"ink","scale":0.5}]})"), demo_catalogue(), resolve);
+  const auto spec =
+      complete_spec(*parse_spec(R"({"prompt":"","loras":[{"name":"ink","scale":0.5}]})"), demo_catalogue(), resolve);
   ASSERT_TRUE(spec.ok()) << spec.error().message;
   EXPECT_EQ(spec->loras[0].sha256, digest);
   // What reaches a worker names it so, and needs no registry any more.
@@ -222,7 +226,8 @@ TEST(CompleteSpec, PinsAdaptersToTheirDigests) {
   EXPECT_EQ(again->loras[0].sha256, digest);
   EXPECT_DOUBLE_EQ(again->loras[0].scale, 0.5);
   EXPECT_EQ(to_json(*complete_spec(*again, demo_catalogue())), to_json(*spec));
-  const auto unknown = complete_spec(*parse_spec(R"({"prompt":"","loras":[{"name":"ink"},{"name":"oil"}]})"), demo_catalogue(), resolve);
+  const auto unknown =
+      complete_spec(*parse_spec(R"({"prompt":"","loras":[{"name":"ink"},{"name":"oil"}]})"), demo_catalogue(), resolve);
   ASSERT_FALSE(unknown.ok());
   EXPECT_EQ(unknown.error().param, "loras[1].name");
   EXPECT_EQ(refused(R"({"prompt":"","loras":[{"name":"ink","sha256":"AB"}]})").param, "loras[0].sha256");

@@ -11,7 +11,11 @@ using State = Breaker::State;
 
 struct KernelCacheBreaker : ::testing::Test {
   Breaker::Clock::time_point now{};
-  Breaker breaker{{.failures = 3, .slow = milliseconds(500), .open_first = milliseconds(1000), .open_max = milliseconds(5000), .probe_limit = milliseconds(4000)}};
+  Breaker breaker{{.failures = 3,
+                   .slow = milliseconds(500),
+                   .open_first = milliseconds(1000),
+                   .open_max = milliseconds(5000),
+                   .probe_limit = milliseconds(4000)}};
 
   // One call that takes `took`; false if it was not let out.
   bool call(bool good, milliseconds took = milliseconds(1)) {

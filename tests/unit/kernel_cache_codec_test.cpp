@@ -5,10 +5,10 @@
 #include <gtest/gtest.h>
 #include <sodium.h>
 
+#include <sys/stat.h>
 #include <filesystem>
 #include <fstream>
 #include <string>
-#include <sys/stat.h>
 #include <thread>
 #include <vector>
 
@@ -39,7 +39,8 @@ std::string encoded(const Entry& entry = entry_of(), const Key& key = kKey, cons
   return *bytes;
 }
 
-Refusal refusal_of(std::string_view bytes, const Key& key = kKey, const Secret& secret = *kSecret, std::string_view arch = "sm_90a") {
+Refusal refusal_of(std::string_view bytes, const Key& key = kKey, const Secret& secret = *kSecret,
+                   std::string_view arch = "sm_90a") {
   const auto decoded = decode(bytes, key, arch, secret);
   EXPECT_FALSE(decoded.ok());
   EXPECT_FALSE(decoded.refused().message.empty());
@@ -48,7 +49,8 @@ Refusal refusal_of(std::string_view bytes, const Key& key = kKey, const Secret& 
 
 std::string sha256(std::string_view bytes) {
   std::string digest(32, '\0');
-  crypto_hash_sha256(reinterpret_cast<unsigned char*>(digest.data()), reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+  crypto_hash_sha256(reinterpret_cast<unsigned char*>(digest.data()),
+                     reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
   return digest;
 }
 
@@ -99,7 +101,8 @@ TEST(KernelCacheCodec, EveryChangedBitIsRefused) {
 
 TEST(KernelCacheCodec, EveryTruncationAndEveryExtensionIsRefused) {
   const std::string good = encoded();
-  for (std::size_t size = 0; size < good.size(); ++size) ASSERT_EQ(refusal_of(good.substr(0, size)), Refusal::kCorrupt) << size;
+  for (std::size_t size = 0; size < good.size(); ++size)
+    ASSERT_EQ(refusal_of(good.substr(0, size)), Refusal::kCorrupt) << size;
   EXPECT_EQ(refusal_of(good + '\0'), Refusal::kCorrupt);
   EXPECT_EQ(refusal_of(good + good), Refusal::kCorrupt);
 }
@@ -117,7 +120,8 @@ TEST(KernelCacheCodec, UnsignedIsToldFromWronglySigned) {
   std::string unsigned_value = encoded();
   unsigned_value.replace(24, 8, 8, '\0');
   EXPECT_EQ(refusal_of(with_checksum(unsigned_value)), Refusal::kUnsigned);
-  EXPECT_EQ(refusal_of(with_signature(unsigned_value)), Refusal::kUnsigned) << "a signature it does not claim to have does not count";
+  EXPECT_EQ(refusal_of(with_signature(unsigned_value)), Refusal::kUnsigned)
+      << "a signature it does not claim to have does not count";
 
   EXPECT_EQ(refusal_of(encoded(entry_of(), kKey, *kOther)), Refusal::kForeignSecret);
 
@@ -164,12 +168,14 @@ TEST(KernelCacheCodec, ABombUnpacksToNoMoreThanItsBound) {
   entry.code = std::string(1 << 20, '\0');
   const std::string good = encoded(entry);
   const std::size_t code_bytes_at = 64 + 4 + 6 + 4 + 0 + 1 + 8 + 4;
-  for (const std::uint64_t claim : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{(1 << 20) + 1}, kMaxCodeBytes, kMaxCodeBytes + 1, ~std::uint64_t{0}}) {
+  for (const std::uint64_t claim : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{(1 << 20) + 1}, kMaxCodeBytes,
+                                    kMaxCodeBytes + 1, ~std::uint64_t{0}}) {
     std::string bad = good;
     for (int i = 0; i < 8; ++i) bad[code_bytes_at + static_cast<std::size_t>(i)] = static_cast<char>(claim >> (8 * i));
     EXPECT_EQ(refusal_of(with_signature(bad)), Refusal::kCorrupt) << claim;
   }
-  EXPECT_TRUE(decode(with_signature(good), kKey, "", *kSecret).ok()) << "the place of the length is wrong: the test tests nothing";
+  EXPECT_TRUE(decode(with_signature(good), kKey, "", *kSecret).ok())
+      << "the place of the length is wrong: the test tests nothing";
 }
 
 TEST(KernelCacheCodec, WhatIsBeyondTheLimitsIsNotEncoded) {

@@ -19,8 +19,9 @@ Key key_of(const Pairs& pairs) {
   return builder.finish();
 }
 
-const Pairs kFields = {{"schema", "1"},          {"ir", std::string("\0\1\2", 3)}, {"source", "extern \"C\" __global__ void k() {}"},
-                       {"compiler", "12.4.131"}, {"options", "-arch=sm_90a"},      {"arch", "sm_90a"}};
+const Pairs kFields = {
+    {"schema", "1"},          {"ir", std::string("\0\1\2", 3)}, {"source", "extern \"C\" __global__ void k() {}"},
+    {"compiler", "12.4.131"}, {"options", "-arch=sm_90a"},      {"arch", "sm_90a"}};
 
 TEST(KernelCacheKey, TheSameFieldsGiveTheSameKey) {
   EXPECT_EQ(key_of(kFields), key_of(kFields));
@@ -31,17 +32,19 @@ TEST(KernelCacheKey, TheSameFieldsGiveTheSameKey) {
   EXPECT_EQ(builder.finish(), first) << "a finished builder is not as new";
 }
 
-// The values are Python's (hashlib), by the format in shared/kernel_cache/README.md. The key of a release must be the key of the next: what a fleet holds is found by it.
+// The values are Python's (hashlib), by the format in shared/kernel_cache/README.md. The key of a release must be the
+// key of the next: what a fleet holds is found by it.
 TEST(KernelCacheKey, IsWhatTheFormatSays) {
   EXPECT_EQ(KeyBuilder().finish().hex(), "a4ec63ebbd6ca66000a619ab91b3271ac20c047872c84c327d94be325931c672");
-  EXPECT_EQ(KeyBuilder().add("arch", "sm_90a").add("width", 3072).finish().hex(), "22803f90894e4d42a2129cdc7104af93daf4f129f5acb2f4a9dc9e4f64cf68b3");
+  EXPECT_EQ(KeyBuilder().add("arch", "sm_90a").add("width", 3072).finish().hex(),
+            "22803f90894e4d42a2129cdc7104af93daf4f129f5acb2f4a9dc9e4f64cf68b3");
 }
 
 TEST(KernelCacheKey, EveryBitOfEveryFieldCounts) {
   std::set<std::string> seen = {key_of(kFields).hex()};
   std::size_t tried = 1;
   for (std::size_t field = 0; field < kFields.size(); ++field) {
-    for (std::string Pairs::value_type::* part : {&Pairs::value_type::first, &Pairs::value_type::second}) {
+    for (std::string Pairs::value_type::*part : {&Pairs::value_type::first, &Pairs::value_type::second}) {
       for (std::size_t bit = 0; bit < (kFields[field].*part).size() * 8; ++bit) {
         Pairs changed = kFields;
         (changed[field].*part)[bit / 8] = static_cast<char>((changed[field].*part)[bit / 8] ^ (1 << (bit % 8)));
@@ -58,9 +61,10 @@ TEST(KernelCacheKey, EveryBitOfEveryFieldCounts) {
 }
 
 TEST(KernelCacheKey, PartsDoNotRunIntoEachOther) {
-  const std::vector<Pairs> lists = {{{"ab", "c"}},           {{"a", "bc"}},           {{"", "abc"}},          {{"abc", ""}},
-                                    {{"a", "b"}, {"c", ""}}, {{"a", ""}, {"b", "c"}}, {{"a", "b"}},           {{"a", "b"}, {"", ""}},
-                                    {{"c", ""}, {"a", "b"}}, {},                      {{"a", "b"}, {"a", "b"}}};
+  const std::vector<Pairs> lists = {
+      {{"ab", "c"}},           {{"a", "bc"}}, {{"", "abc"}},          {{"abc", ""}},           {{"a", "b"}, {"c", ""}},
+      {{"a", ""}, {"b", "c"}}, {{"a", "b"}},  {{"a", "b"}, {"", ""}}, {{"c", ""}, {"a", "b"}}, {},
+      {{"a", "b"}, {"a", "b"}}};
   std::set<std::string> seen;
   for (const Pairs& pairs : lists) seen.insert(key_of(pairs).hex());
   EXPECT_EQ(seen.size(), lists.size());
@@ -82,7 +86,8 @@ TEST(KernelCacheKey, HexIsReadBack) {
   EXPECT_EQ(key.hex().size(), 64u);
   ASSERT_TRUE(Key::from_hex(key.hex()).ok());
   EXPECT_EQ(*Key::from_hex(key.hex()), key);
-  for (const std::string& bad : {std::string(), key.hex().substr(1), key.hex() + "0", "g" + key.hex().substr(1), std::string(64, ' ')})
+  for (const std::string& bad :
+       {std::string(), key.hex().substr(1), key.hex() + "0", "g" + key.hex().substr(1), std::string(64, ' ')})
     EXPECT_FALSE(Key::from_hex(bad).ok()) << bad;
 }
 

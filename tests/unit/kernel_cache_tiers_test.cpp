@@ -318,7 +318,8 @@ TEST_F(KernelCacheDisk, ACacheShowsItsCountersFromTheStart) {
   options.dir = dir;
   options.secret = *Secret::from_text("the secret of this cluster");
   const auto cache = KernelCache::create(options);
-  for (const char* tier : {"memory", "disk"}) EXPECT_EQ(series("ditfleet_kernel_cache_lookups_total", {tier, "\"hit\""}), 0) << tier;
+  for (const char* tier : {"memory", "disk"})
+    EXPECT_EQ(series("ditfleet_kernel_cache_lookups_total", {tier, "\"hit\""}), 0) << tier;
   EXPECT_EQ(series("ditfleet_kernel_cache_compiles_total", {"ok"}), 0);
   EXPECT_EQ(series("ditfleet_kernel_cache_stores_total", {"disk", "error"}), 0);
   EXPECT_FALSE(series("ditfleet_kernel_cache_lookups_total", {"redis"})) << "there is no such tier here";

@@ -44,12 +44,10 @@ const std::map<std::string, std::set<std::string>> kCoordinator = {
 std::pair<std::string, std::string> part_and_module(const std::string& path) {
   const auto first = path.find('/');
   const auto second = path.find('/', first + 1);
-  return {path.substr(0, first),
-          second == std::string::npos ? "" : path.substr(first + 1, second - first - 1)};
+  return {path.substr(0, first), second == std::string::npos ? "" : path.substr(first + 1, second - first - 1)};
 }
 
-bool allows(const std::map<std::string, std::set<std::string>>& rules, const std::string& from,
-            const std::string& to) {
+bool allows(const std::map<std::string, std::set<std::string>>& rules, const std::string& from, const std::string& to) {
   const auto row = rules.find(from);
   return from == to || (row != rules.end() && row->second.contains(to));
 }
@@ -64,10 +62,10 @@ std::optional<std::string> objection(const std::string& file, const std::string&
     return std::nullopt;
   }
   const auto [to_part, to_module] = part_and_module(included);
-  if (std::find(kParts.begin(), kParts.end(), to_part) == kParts.end())
-    return "includes start at the tree's root";
+  if (std::find(kParts.begin(), kParts.end(), to_part) == kParts.end()) return "includes start at the tree's root";
   if (to_part == "shared") {
-    if (part == "shared" && module == "config" && included == "shared/redis/endpoint.h") return std::nullopt;  // what a URL is
+    if (part == "shared" && module == "config" && included == "shared/redis/endpoint.h")
+      return std::nullopt;  // what a URL is
     if (part != "shared" || to_module == "core" || allows(kShared, module, to_module)) return std::nullopt;
     return "shared/" + module + " may not use shared/" + to_module;
   }
@@ -89,8 +87,7 @@ std::vector<std::string> includes_of(const fs::path& file) {
   std::ifstream in(file);
   std::smatch match;
   for (std::string line; std::getline(in, line);) {
-    if (std::regex_match(line, match, kInclude))
-      found.push_back(match[1].matched ? match[1].str() : match[2].str());
+    if (std::regex_match(line, match, kInclude)) found.push_back(match[1].matched ? match[1].str() : match[2].str());
   }
   return found;
 }
@@ -104,9 +101,7 @@ std::vector<fs::path> files_with(const std::string& part, const std::set<std::st
   return files;
 }
 
-std::string shown(const fs::path& path) {
-  return path.lexically_relative(DITFLEET_SOURCE_DIR).generic_string();
-}
+std::string shown(const fs::path& path) { return path.lexically_relative(DITFLEET_SOURCE_DIR).generic_string(); }
 
 TEST(Layering, EveryIncludePointsTheRightWay) {
   std::size_t seen = 0;
@@ -129,8 +124,7 @@ TEST(Layering, OnlyPipelineAndWorkerLinkThePipeline) {
       std::ifstream in(entry.path());
       for (std::string line; std::getline(in, line);) {
         EXPECT_EQ(line.find("ditfleet_torch"), std::string::npos) << shown(entry.path()) << ": " << line;
-        EXPECT_EQ(line.find("ditfleet_pipeline"), std::string::npos)
-            << shown(entry.path()) << ": " << line;
+        EXPECT_EQ(line.find("ditfleet_pipeline"), std::string::npos) << shown(entry.path()) << ": " << line;
       }
     }
   }

@@ -21,7 +21,8 @@ TEST(ListenAddress, WithoutAHostIsEveryInterface) {
 }
 
 TEST(ListenAddress, RefusesWhatIsNone) {
-  for (const char* wrong : {"", "80", "a", "a:", "a:b", "a:65536", "a:-1", "a:1 ", "a b:1", "http://a:1", "::1:80", "[]:80", "[:80"}) {
+  for (const char* wrong :
+       {"", "80", "a", "a:", "a:b", "a:65536", "a:-1", "a:1 ", "a b:1", "http://a:1", "::1:80", "[]:80", "[:80"}) {
     const auto parsed = ListenAddress::parse(wrong, "gateway.listen");
     ASSERT_FALSE(parsed.ok()) << wrong;
     EXPECT_EQ(parsed.error().code, Code::kInvalidArgument);
@@ -30,19 +31,22 @@ TEST(ListenAddress, RefusesWhatIsNone) {
 }
 
 TEST(HttpUrl, TakesAHostWithOrWithoutAPort) {
-  for (const char* right : {"http://a", "https://a.example/x", "http://a:1", "http://a:65535/x?y:99999", "http://[::1]:80", "http://[::1]/", "http://user:p@ss@a:80", "http://a/b@c:99999"})
+  for (const char* right : {"http://a", "https://a.example/x", "http://a:1", "http://a:65535/x?y:99999",
+                            "http://[::1]:80", "http://[::1]/", "http://user:p@ss@a:80", "http://a/b@c:99999"})
     EXPECT_EQ(http_url_problem(right), std::nullopt) << right;
 }
 
 TEST(HttpUrl, SaysWhatIsWrongAndRepeatsNoPassword) {
   const auto problem = [](const char* url) { return http_url_problem(url).value_or("nothing"); };
   EXPECT_EQ(problem("http://a:99999"), "has port '99999'; a port is a number from 1 to 65535");
-  for (const char* wrong : {"http://a:0", "http://a:", "http://a:+1", "http://a:b", "http://[::1]80", "http://u:hunter2@a:99999/"}) {
+  for (const char* wrong :
+       {"http://a:0", "http://a:", "http://a:+1", "http://a:b", "http://[::1]80", "http://u:hunter2@a:99999/"}) {
     EXPECT_NE(problem(wrong).find("a port is a number"), std::string::npos) << wrong << ": " << problem(wrong);
     EXPECT_EQ(problem(wrong).find("hunter2"), std::string::npos);
   }
   EXPECT_EQ(problem("a:80"), "begins with neither http:// nor https://");
-  for (const char* wrong : {"http://", "http:///x", "https://:80", "http://u:p@:80"}) EXPECT_EQ(problem(wrong), "has no host") << wrong;
+  for (const char* wrong : {"http://", "http:///x", "https://:80", "http://u:p@:80"})
+    EXPECT_EQ(problem(wrong), "has no host") << wrong;
   EXPECT_EQ(problem("http://[::1:80"), "has an address without its closing ]");
   EXPECT_EQ(problem("http://a b:80"), "has a space in its host");
 }

@@ -1,5 +1,5 @@
-// Adapters' files made by a test, for a made-up base of two double blocks and one single block, 8 wide, with an encoder layer
-// of each kind.
+// Adapters' files made by a test, for a made-up base of two double blocks and one single block, 8 wide, with an encoder
+// layer of each kind.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,7 +22,9 @@ inline constexpr std::int64_t kWidth = 8;
 inline LoraBase base() {
   LoraBase b;
   std::size_t slot = 0;
-  const auto add = [&](const std::string& name, std::int64_t in, std::int64_t out) { b.transformer.push_back({name, slot++, 0, in, out}); };
+  const auto add = [&](const std::string& name, std::int64_t in, std::int64_t out) {
+    b.transformer.push_back({name, slot++, 0, in, out});
+  };
   const auto add_qkv = [&](const std::string& q, const std::string& k, const std::string& v) {
     std::int64_t row = 0;
     for (const auto& name : {q, k, v}) b.transformer.push_back({name, slot, kWidth * row++, kWidth, kWidth});
@@ -46,7 +48,8 @@ inline LoraBase base() {
   add("norm_out.linear", kWidth, 2 * kWidth);
   add("proj_out", kWidth, 4);
   b.clip = {{"encoder.layers.0.self_attn.q_proj", 0, 0, 6, 6}, {"encoder.layers.0.mlp.fc1", 1, 0, 6, 12}};
-  b.t5 = {{"encoder.block.0.layer.0.SelfAttention.q", 0, 0, 5, 10}, {"encoder.block.0.layer.1.DenseReluDense.wi_0", 1, 0, 5, 15}};
+  b.t5 = {{"encoder.block.0.layer.0.SelfAttention.q", 0, 0, 5, 10},
+          {"encoder.block.0.layer.1.DenseReluDense.wi_0", 1, 0, 5, 15}};
   return b;
 }
 
@@ -67,22 +70,29 @@ inline FileTensor filled(std::vector<std::int64_t> shape, float value = 0.5f) {
 
 class LoraFileTest : public ::testing::Test {
  protected:
-  LoraFileTest() : path_((std::filesystem::temp_directory_path() / ("ditfleet_lora_file_" + std::to_string(::getpid()) + ".safetensors")).string()) {}
+  LoraFileTest()
+      : path_((std::filesystem::temp_directory_path() /
+               ("ditfleet_lora_file_" + std::to_string(::getpid()) + ".safetensors"))
+                  .string()) {}
   ~LoraFileTest() override { std::filesystem::remove(path_); }
 
-  void write(const std::map<std::string, FileTensor>& tensors, const std::map<std::string, std::string>& metadata = {}) const {
+  void write(const std::map<std::string, FileTensor>& tensors,
+             const std::map<std::string, std::string>& metadata = {}) const {
     std::vector<TensorToWrite> out;
-    for (const auto& [name, t] : tensors) out.push_back({name, DType::kF32, t.shape, std::as_bytes(std::span(t.values))});
+    for (const auto& [name, t] : tensors)
+      out.push_back({name, DType::kF32, t.shape, std::as_bytes(std::span(t.values))});
     ASSERT_TRUE(write_safetensors(path_, out, metadata));
   }
   void write_bytes(const std::string& bytes) const { std::ofstream(path_, std::ios::binary) << bytes; }
   Result<LoraFile> read(std::int64_t max_rank = 128) const { return read_lora_file(path_, names(), max_rank); }
-  Result<LoraFile> read_these(const std::map<std::string, FileTensor>& tensors, const std::map<std::string, std::string>& metadata = {}) const {
+  Result<LoraFile> read_these(const std::map<std::string, FileTensor>& tensors,
+                              const std::map<std::string, std::string>& metadata = {}) const {
     write(tensors, metadata);
     return read();
   }
   // The terms of a file that must be accepted.
-  std::vector<LoraTerm> terms(const std::map<std::string, FileTensor>& tensors, const std::map<std::string, std::string>& metadata = {}) {
+  std::vector<LoraTerm> terms(const std::map<std::string, FileTensor>& tensors,
+                              const std::map<std::string, std::string>& metadata = {}) {
     auto file = read_these(tensors, metadata);
     EXPECT_TRUE(file) << file.error().message;
     if (!file) return {};
@@ -106,8 +116,9 @@ class LoraFileTest : public ::testing::Test {
 #define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 inline const std::string kQ = "transformer.transformer_blocks.0.attn.to_q";
-inline std::map<std::string, FileTensor> pair_of(const std::string& module, std::int64_t in, std::int64_t out, std::int64_t rank = 2,
-                                          const std::string& down = ".lora_A.weight", const std::string& up = ".lora_B.weight") {
+inline std::map<std::string, FileTensor> pair_of(const std::string& module, std::int64_t in, std::int64_t out,
+                                                 std::int64_t rank = 2, const std::string& down = ".lora_A.weight",
+                                                 const std::string& up = ".lora_B.weight") {
   return {{module + down, filled({rank, in})}, {module + up, filled({out, rank})}};
 }
 

@@ -13,21 +13,23 @@ namespace ditfleet::pipeline {
 namespace {
 
 TEST(LoraKey, KnowsEveryEnding) {
-  for (const auto& [name, kind] : std::map<std::string, LoraKeyKind>{{"a.b.lora_A.weight", LoraKeyKind::kDown},
-                                                                     {"a.b.lora_B.weight", LoraKeyKind::kUp},
-                                                                     {"a.b.lora_A.default.weight", LoraKeyKind::kDown},
-                                                                     {"a.b.lora_B.my_style.weight", LoraKeyKind::kUp},
-                                                                     {"a.b.lora_down.weight", LoraKeyKind::kDown},
-                                                                     {"a.b.lora_linear_layer.up.weight", LoraKeyKind::kUp},
-                                                                     {"a.b.down.weight", LoraKeyKind::kDown},
-                                                                     {"a.b.alpha", LoraKeyKind::kAlpha},
-                                                                     {"a.b.dora_scale", LoraKeyKind::kDora},
-                                                                     {"a.b.lora_magnitude_vector", LoraKeyKind::kDora},
-                                                                     {"a.b.lora_magnitude_vector.default.weight", LoraKeyKind::kDora}}) {
+  for (const auto& [name, kind] :
+       std::map<std::string, LoraKeyKind>{{"a.b.lora_A.weight", LoraKeyKind::kDown},
+                                          {"a.b.lora_B.weight", LoraKeyKind::kUp},
+                                          {"a.b.lora_A.default.weight", LoraKeyKind::kDown},
+                                          {"a.b.lora_B.my_style.weight", LoraKeyKind::kUp},
+                                          {"a.b.lora_down.weight", LoraKeyKind::kDown},
+                                          {"a.b.lora_linear_layer.up.weight", LoraKeyKind::kUp},
+                                          {"a.b.down.weight", LoraKeyKind::kDown},
+                                          {"a.b.alpha", LoraKeyKind::kAlpha},
+                                          {"a.b.dora_scale", LoraKeyKind::kDora},
+                                          {"a.b.lora_magnitude_vector", LoraKeyKind::kDora},
+                                          {"a.b.lora_magnitude_vector.default.weight", LoraKeyKind::kDora}}) {
     EXPECT_EQ(parse_lora_key(name).kind, kind) << name;
     EXPECT_EQ(parse_lora_key(name).module, "a.b") << name;
   }
-  for (const char* name : {"a.b.diff", "a.b.lora_B.bias", "a.b.lora_mid.weight", "a.b.hada_w1_a", ".lora_A.weight", "", "a.b.lora_A.x.y.weight"})
+  for (const char* name : {"a.b.diff", "a.b.lora_B.bias", "a.b.lora_mid.weight", "a.b.hada_w1_a", ".lora_A.weight", "",
+                           "a.b.lora_A.x.y.weight"})
     EXPECT_EQ(parse_lora_key(name).kind, LoraKeyKind::kUnknown) << name;
 }
 
@@ -41,10 +43,12 @@ TEST_F(LoraFileTest, ReadsPeftsNames) {
     ASSERT_EQ(t[0].target->pieces.size(), 1u);
     EXPECT_EQ(t[0].target->pieces[0].rows, kWidth);
   }
-  EXPECT_EQ(terms(pair_of("transformer.transformer_blocks.1.attn.to_v", kWidth, kWidth))[0].target->pieces[0].first_row, 2 * kWidth);
+  EXPECT_EQ(terms(pair_of("transformer.transformer_blocks.1.attn.to_v", kWidth, kWidth))[0].target->pieces[0].first_row,
+            2 * kWidth);
   EXPECT_EQ(terms(pair_of("text_encoder.text_model.encoder.layers.0.mlp.fc1", 6, 12))[0].target->part, LoraPart::kClip);
   EXPECT_EQ(terms(pair_of("text_encoder.encoder.layers.0.mlp.fc1", 6, 12))[0].target->part, LoraPart::kClip);
-  EXPECT_EQ(terms(pair_of("text_encoder_2.encoder.block.0.layer.1.DenseReluDense.wi_0", 5, 15))[0].target->part, LoraPart::kT5);
+  EXPECT_EQ(terms(pair_of("text_encoder_2.encoder.block.0.layer.1.DenseReluDense.wi_0", 5, 15))[0].target->part,
+            LoraPart::kT5);
 }
 
 TEST_F(LoraFileTest, ReadsKohyasAndBflsNames) {
@@ -61,17 +65,22 @@ TEST_F(LoraFileTest, ReadsKohyasAndBflsNames) {
   EXPECT_EQ(linear1[0].target->pieces[0].rows, 3 * kWidth);
   EXPECT_EQ(linear1[0].target->pieces[1].rows, 4 * kWidth);
   EXPECT_NE(linear1[0].target->pieces[0].slot, linear1[0].target->pieces[1].slot);
-  EXPECT_EQ(kohya("lora_transformer_single_transformer_blocks_0_proj_out", 5 * kWidth, kWidth)[0].target->name, "single_transformer_blocks.0.proj_out");
+  EXPECT_EQ(kohya("lora_transformer_single_transformer_blocks_0_proj_out", 5 * kWidth, kWidth)[0].target->name,
+            "single_transformer_blocks.0.proj_out");
   EXPECT_EQ(kohya("lora_te1_text_model_encoder_layers_0_self_attn_q_proj", 6, 6)[0].target->part, LoraPart::kClip);
   for (const char* prefix : {"lora_te2_", "lora_te3_"})
-    EXPECT_EQ(kohya(prefix + std::string("encoder_block_0_layer_0_SelfAttention_q"), 5, 10)[0].target->part, LoraPart::kT5);
-  EXPECT_EQ(terms(pair_of("diffusion_model.double_blocks.1.txt_attn.proj", kWidth, kWidth))[0].target->pieces[0].rows, kWidth);
-  const auto xlabs = terms(pair_of("double_blocks.0.processor.qkv_lora1", kWidth, 3 * kWidth, 2, ".down.weight", ".up.weight"));
+    EXPECT_EQ(kohya(prefix + std::string("encoder_block_0_layer_0_SelfAttention_q"), 5, 10)[0].target->part,
+              LoraPart::kT5);
+  EXPECT_EQ(terms(pair_of("diffusion_model.double_blocks.1.txt_attn.proj", kWidth, kWidth))[0].target->pieces[0].rows,
+            kWidth);
+  const auto xlabs =
+      terms(pair_of("double_blocks.0.processor.qkv_lora1", kWidth, 3 * kWidth, 2, ".down.weight", ".up.weight"));
   EXPECT_EQ(xlabs[0].target->pieces[0].slot, qkv[0].target->pieces[0].slot);
 }
 
 TEST_F(LoraFileTest, TurnsTheLastModulationAround) {
-  const auto t = terms(pair_of("lora_unet_final_layer_adaLN_modulation_1", kWidth, 2 * kWidth, 2, ".lora_down.weight", ".lora_up.weight"));
+  const auto t = terms(pair_of("lora_unet_final_layer_adaLN_modulation_1", kWidth, 2 * kWidth, 2, ".lora_down.weight",
+                               ".lora_up.weight"));
   ASSERT_EQ(t[0].target->pieces.size(), 2u);
   EXPECT_EQ(t[0].target->pieces[0].first_row, kWidth);  // BFL's shift is diffusers' second half
   EXPECT_EQ(t[0].target->pieces[1].first_row, 0);
@@ -86,7 +95,8 @@ TEST_F(LoraFileTest, RanksMayDiffer) {
 }
 
 TEST_F(LoraFileTest, ReadsEveryElementType) {
-  for (const auto& [dtype, one] : {std::pair(DType::kBF16, std::uint16_t{0x3f80}), std::pair(DType::kF16, std::uint16_t{0x3c00})}) {
+  for (const auto& [dtype, one] :
+       {std::pair(DType::kBF16, std::uint16_t{0x3f80}), std::pair(DType::kF16, std::uint16_t{0x3c00})}) {
     const std::vector<std::uint16_t> values(2 * kWidth, one), alpha = {one};
     const auto bytes = std::as_bytes(std::span(values));
     ASSERT_TRUE(write_safetensors(path_, {{kQ + ".lora_A.weight", dtype, {2, kWidth}, bytes},
@@ -97,8 +107,9 @@ TEST_F(LoraFileTest, ReadsEveryElementType) {
     EXPECT_DOUBLE_EQ(file->terms[0].scale, 0.5);
   }
   const std::vector<std::int8_t> bytes(2 * kWidth);
-  ASSERT_TRUE(write_safetensors(path_, {{kQ + ".lora_A.weight", DType::kI8, {2, kWidth}, std::as_bytes(std::span(bytes))},
-                                        {kQ + ".lora_B.weight", DType::kI8, {kWidth, 2}, std::as_bytes(std::span(bytes))}}));
+  ASSERT_TRUE(
+      write_safetensors(path_, {{kQ + ".lora_A.weight", DType::kI8, {2, kWidth}, std::as_bytes(std::span(bytes))},
+                                {kQ + ".lora_B.weight", DType::kI8, {kWidth, 2}, std::as_bytes(std::span(bytes))}}));
   EXPECT_SAYS(refusal(read()), "F32, BF16, F16 or F64");
 }
 
@@ -152,8 +163,10 @@ TEST_F(LoraFileTest, RefusesAPipeAtOnce) {
 TEST_F(LoraFileTest, SurvivesDamage) {
   auto tensors = pair_of(kQ, kWidth, kWidth, 2);
   tensors[kQ + ".alpha"] = {{}, {2.0f}};
-  tensors.merge(pair_of("lora_te1_text_model_encoder_layers_0_mlp_fc1", 6, 12, 2, ".lora_down.weight", ".lora_up.weight"));
-  write(tensors, {{"lora_adapter_metadata", R"({"text_encoder.lora_alpha":8,"text_encoder.alpha_pattern":{"fc1":3}})"}});
+  tensors.merge(
+      pair_of("lora_te1_text_model_encoder_layers_0_mlp_fc1", 6, 12, 2, ".lora_down.weight", ".lora_up.weight"));
+  write(tensors,
+        {{"lora_adapter_metadata", R"({"text_encoder.lora_alpha":8,"text_encoder.alpha_pattern":{"fc1":3}})"}});
   std::string whole;
   {
     std::ifstream in(path_, std::ios::binary);
@@ -243,13 +256,16 @@ TEST_F(LoraFileTest, NamesDriveNoTerminal) {
     EXPECT_EQ(refusal(read_these(tensors)).find('\x1b'), std::string::npos);
   }
   EXPECT_SAYS(refusal(read()), R"(lora_A.a\x1b[31m.weight holds NaN)");
-  const std::map<std::string, std::string> metadata = {{"lora_adapter_metadata", R"({"alpha_pattern":{"a\u001b[31m":"x"}})"}};
+  const std::map<std::string, std::string> metadata = {
+      {"lora_adapter_metadata", R"({"alpha_pattern":{"a\u001b[31m":"x"}})"}};
   EXPECT_SAYS(refusal(read_these(pair_of(kQ, kWidth, kWidth), metadata)), R"(alpha_pattern.a\x1b[31m is)");
 }
 
 TEST_F(LoraFileTest, RefusesBlocksAndLayersThatAreNotThere) {
-  for (const char* module : {"transformer.transformer_blocks.2.attn.to_q", "lora_unet_double_blocks_17_img_attn_proj", "text_encoder.text_model.encoder.layers.9.mlp.fc1",
-                             "transformer.time_text_embed.guidance_embedder.linear_1", "lora_unet_guidance_in_out_layer", "single_blocks.99.linear2"})
+  for (const char* module :
+       {"transformer.transformer_blocks.2.attn.to_q", "lora_unet_double_blocks_17_img_attn_proj",
+        "text_encoder.text_model.encoder.layers.9.mlp.fc1", "transformer.time_text_embed.guidance_embedder.linear_1",
+        "lora_unet_guidance_in_out_layer", "single_blocks.99.linear2"})
     EXPECT_SAYS(refusal(read_these(pair_of(module, kWidth, kWidth))), "blocks or layers that this model lacks");
 }
 
@@ -259,11 +275,14 @@ TEST_F(LoraFileTest, RefusesDora) {
     tensors[kQ + ending] = filled({kWidth});
     EXPECT_SAYS(refusal(read_these(tensors)), "DoRA");
   }
-  EXPECT_SAYS(refusal(read_these(pair_of(kQ, kWidth, kWidth), {{"lora_adapter_metadata", R"({"transformer.use_dora":true})"}})), "DoRA");
+  EXPECT_SAYS(
+      refusal(read_these(pair_of(kQ, kWidth, kWidth), {{"lora_adapter_metadata", R"({"transformer.use_dora":true})"}})),
+      "DoRA");
 }
 
 TEST_F(LoraFileTest, RefusesWeightsThatAreNotFinite) {
-  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()}) {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                          -std::numeric_limits<float>::infinity()}) {
     for (const char* which : {".lora_A.weight", ".lora_B.weight"}) {
       auto tensors = pair_of(kQ, kWidth, kWidth);
       tensors[kQ + which].values.back() = bad;
@@ -276,9 +295,14 @@ TEST_F(LoraFileTest, RefusesWeightsThatAreNotFinite) {
 }
 
 TEST_F(LoraFileTest, RefusesWrongShapes) {
-  EXPECT_SAYS(refusal(read_these({{kQ + ".lora_A.weight", filled({2, kWidth})}, {kQ + ".lora_B.weight", filled({kWidth, 3})}})), "rank must be the same");
-  EXPECT_SAYS(refusal(read_these({{kQ + ".lora_A.weight", filled({2, kWidth, 1, 1})}, {kQ + ".lora_B.weight", filled({kWidth, 2})}})), "[2, 8, 1, 1]");
-  EXPECT_SAYS(refusal(read_these({{kQ + ".lora_A.weight", filled({2})}, {kQ + ".lora_B.weight", filled({kWidth, 2})}})), "A must be [rank, in]");
+  EXPECT_SAYS(
+      refusal(read_these({{kQ + ".lora_A.weight", filled({2, kWidth})}, {kQ + ".lora_B.weight", filled({kWidth, 3})}})),
+      "rank must be the same");
+  EXPECT_SAYS(refusal(read_these(
+                  {{kQ + ".lora_A.weight", filled({2, kWidth, 1, 1})}, {kQ + ".lora_B.weight", filled({kWidth, 2})}})),
+              "[2, 8, 1, 1]");
+  EXPECT_SAYS(refusal(read_these({{kQ + ".lora_A.weight", filled({2})}, {kQ + ".lora_B.weight", filled({kWidth, 2})}})),
+              "A must be [rank, in]");
   auto tensors = pair_of(kQ, kWidth, kWidth);
   tensors[kQ + ".alpha"] = filled({2});
   EXPECT_SAYS(refusal(read_these(tensors)), "one finite number");
@@ -306,9 +330,12 @@ TEST_F(LoraFileTest, RefusesTheSameWeightTwice) {
 
 // One matrix's rows under two names, one of which may be a fused linear's.
 TEST_F(LoraFileTest, RefusesOverlappingSpellings) {
-  const std::string fused = "double_blocks.0.img_attn.qkv", xlabs = "double_blocks.0.processor.qkv_lora1", k = "transformer.transformer_blocks.0.attn.to_k";
-  const std::string linear1 = "lora_unet_single_blocks_0_linear1", mlp = "transformer.single_transformer_blocks.0.proj_mlp";
-  const auto both = [&](const std::map<std::string, FileTensor>& a, std::map<std::string, FileTensor> b, const std::string& first, const std::string& second) {
+  const std::string fused = "double_blocks.0.img_attn.qkv", xlabs = "double_blocks.0.processor.qkv_lora1",
+                    k = "transformer.transformer_blocks.0.attn.to_k";
+  const std::string linear1 = "lora_unet_single_blocks_0_linear1",
+                    mlp = "transformer.single_transformer_blocks.0.proj_mlp";
+  const auto both = [&](const std::map<std::string, FileTensor>& a, std::map<std::string, FileTensor> b,
+                        const std::string& first, const std::string& second) {
     b.insert(a.begin(), a.end());
     const std::string message = refusal(read_these(b));
     EXPECT_SAYS(message, "change the same rows of one matrix");
@@ -317,9 +344,12 @@ TEST_F(LoraFileTest, RefusesOverlappingSpellings) {
   };
   const auto qkv = pair_of(fused, kWidth, 3 * kWidth);
   both(qkv, pair_of(k, kWidth, kWidth), fused + ".lora_A.weight", k + ".lora_A.weight");
-  both(qkv, pair_of(xlabs, kWidth, 3 * kWidth, 2, ".down.weight", ".up.weight"), fused + ".lora_A.weight", xlabs + ".down.weight");
-  both(pair_of(linear1, kWidth, 7 * kWidth, 2, ".lora_down.weight", ".lora_up.weight"), pair_of(mlp, kWidth, 4 * kWidth), linear1, mlp);
-  both(pair_of("double_blocks.1.img_attn.proj", kWidth, kWidth), pair_of("transformer_blocks.1.attn.to_out.0", kWidth, kWidth), "img_attn.proj", "to_out.0");
+  both(qkv, pair_of(xlabs, kWidth, 3 * kWidth, 2, ".down.weight", ".up.weight"), fused + ".lora_A.weight",
+       xlabs + ".down.weight");
+  both(pair_of(linear1, kWidth, 7 * kWidth, 2, ".lora_down.weight", ".lora_up.weight"),
+       pair_of(mlp, kWidth, 4 * kWidth), linear1, mlp);
+  both(pair_of("double_blocks.1.img_attn.proj", kWidth, kWidth),
+       pair_of("transformer_blocks.1.attn.to_out.0", kWidth, kWidth), "img_attn.proj", "to_out.0");
   // Other rows of the matrix, and the same rows of another block's.
   auto apart = pair_of(k, kWidth, kWidth);
   apart.merge(pair_of(kQ, kWidth, kWidth));
@@ -331,7 +361,8 @@ TEST_F(LoraFileTest, RefusesAnEmptyFileAndTwoOpinionsOnAlpha) {
   EXPECT_SAYS(refusal(read_these({})), "no LoRA weights");
   auto tensors = pair_of(kQ, kWidth, kWidth);
   tensors[kQ + ".alpha"] = {{}, {1.0f}};
-  EXPECT_SAYS(refusal(read_these(tensors, {{"lora_adapter_metadata", R"({"transformer.lora_alpha":8})"}})), "one of them must go");
+  EXPECT_SAYS(refusal(read_these(tensors, {{"lora_adapter_metadata", R"({"transformer.lora_alpha":8})"}})),
+              "one of them must go");
 }
 
 }  // namespace

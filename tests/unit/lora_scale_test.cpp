@@ -15,15 +15,23 @@ TEST_F(LoraFileTest, ScalesByAlpha) {
   EXPECT_DOUBLE_EQ(with(R"({"lora_alpha":8,"use_rslora":true})"), 4.0);
   EXPECT_DOUBLE_EQ(with(R"({"text_encoder.lora_alpha":8})"), 1.0);
   EXPECT_DOUBLE_EQ(with(R"({"transformer.lora_alpha":8,"transformer.alpha_pattern":{"attn.to_q":1}})"), 0.25);
-  EXPECT_DOUBLE_EQ(with(R"({"transformer.lora_alpha":8,"transformer.alpha_pattern":{"to_k":1,"ttn.to_q":1,"^attn.to_q":1}})"), 2.0);
+  EXPECT_DOUBLE_EQ(
+      with(R"({"transformer.lora_alpha":8,"transformer.alpha_pattern":{"to_k":1,"ttn.to_q":1,"^attn.to_q":1}})"), 2.0);
   // Keys are regular expressions of the name or of its end; the first that matches counts.
-  for (const char* pattern : {R"(.*\\.to_q)", R"(attn\\.to_[qk])", R"(transformer_blocks\\.\\d+\\..*)", R"(^transformer_blocks\\.0\\.attn\\.to_q)", "to_k|to_q"})
-    EXPECT_DOUBLE_EQ(with(R"({"transformer.lora_alpha":8,"transformer.alpha_pattern":{"to_v":3,")" + std::string(pattern) + R"(":1,".*":2}})"), 0.25) << pattern;
+  for (const char* pattern : {R"(.*\\.to_q)", R"(attn\\.to_[qk])", R"(transformer_blocks\\.\\d+\\..*)",
+                              R"(^transformer_blocks\\.0\\.attn\\.to_q)", "to_k|to_q"})
+    EXPECT_DOUBLE_EQ(with(R"({"transformer.lora_alpha":8,"transformer.alpha_pattern":{"to_v":3,")" +
+                          std::string(pattern) + R"(":1,".*":2}})"),
+                     0.25)
+        << pattern;
   for (const char* pattern : {R"(to_[kv])", R"(^to_q)", R"(attn\\.to)", R"(single_transformer_blocks\\..*)"})
-    EXPECT_DOUBLE_EQ(with(R"({"transformer.lora_alpha":8,"transformer.alpha_pattern":{")" + std::string(pattern) + R"(":1}})"), 2.0) << pattern;
+    EXPECT_DOUBLE_EQ(
+        with(R"({"transformer.lora_alpha":8,"transformer.alpha_pattern":{")" + std::string(pattern) + R"(":1}})"), 2.0)
+        << pattern;
 }
 
-// diffusers makes PEFT's LoraConfig of what the metadata says of a part, and that has an alpha of 8 where it is told none.
+// diffusers makes PEFT's LoraConfig of what the metadata says of a part, and that has an alpha of 8 where it is told
+// none.
 TEST_F(LoraFileTest, MetadataWithoutAnAlphaMeansPeftsOwn) {
   auto tensors = pair_of(kQ, kWidth, kWidth, 4);
   const auto with = [&](const std::string& json) { return terms(tensors, {{"lora_adapter_metadata", json}})[0].scale; };
@@ -35,13 +43,17 @@ TEST_F(LoraFileTest, MetadataWithoutAnAlphaMeansPeftsOwn) {
   EXPECT_DOUBLE_EQ(with("{}"), 1.0);
   tensors[kQ + ".alpha"] = {{}, {2.0f}};
   EXPECT_DOUBLE_EQ(with(R"({"transformer.r":4})"), 0.5);
-  EXPECT_SAYS(refusal(read_these(tensors, {{"lora_adapter_metadata", R"({"transformer.alpha_pattern":{"to_q":1}})"}})), "one of them must go");
+  EXPECT_SAYS(refusal(read_these(tensors, {{"lora_adapter_metadata", R"({"transformer.alpha_pattern":{"to_q":1}})"}})),
+              "one of them must go");
 }
 
 // diffusers gives those without one the first alpha of the file, others a scale of 1.
 TEST_F(LoraFileTest, RefusesAnAlphaForSomeModulesAndNoneForOthers) {
   const std::string k = "transformer.transformer_blocks.0.attn.to_k";
-  for (const auto& [down, up] : std::map<std::string, std::string>{{".lora_A.weight", ".lora_B.weight"}, {".lora.down.weight", ".lora.up.weight"}, {".lora_A.default.weight", ".lora_B.default.weight"}}) {
+  for (const auto& [down, up] :
+       std::map<std::string, std::string>{{".lora_A.weight", ".lora_B.weight"},
+                                          {".lora.down.weight", ".lora.up.weight"},
+                                          {".lora_A.default.weight", ".lora_B.default.weight"}}) {
     auto tensors = pair_of(kQ, kWidth, kWidth, 2, down, up);
     tensors.merge(pair_of(k, kWidth, kWidth, 2, down, up));
     EXPECT_EQ(terms(tensors).size(), 2u) << down;
@@ -61,8 +73,10 @@ TEST_F(LoraFileTest, RefusesAnAlphaForSomeModulesAndNoneForOthers) {
 }
 
 TEST_F(LoraFileTest, AKohyaModuleWithoutAlphaHasScaleOne) {
-  auto tensors = pair_of("lora_unet_double_blocks_0_img_attn_qkv", kWidth, 3 * kWidth, 4, ".lora_down.weight", ".lora_up.weight");
-  tensors.merge(pair_of("lora_unet_double_blocks_0_img_attn_proj", kWidth, kWidth, 4, ".lora_down.weight", ".lora_up.weight"));
+  auto tensors =
+      pair_of("lora_unet_double_blocks_0_img_attn_qkv", kWidth, 3 * kWidth, 4, ".lora_down.weight", ".lora_up.weight");
+  tensors.merge(
+      pair_of("lora_unet_double_blocks_0_img_attn_proj", kWidth, kWidth, 4, ".lora_down.weight", ".lora_up.weight"));
   tensors["lora_unet_double_blocks_0_img_attn_qkv.alpha"] = {{}, {2.0f}};
   const auto both = terms(tensors);
   ASSERT_EQ(both.size(), 2u);
@@ -70,14 +84,19 @@ TEST_F(LoraFileTest, AKohyaModuleWithoutAlphaHasScaleOne) {
 }
 
 TEST_F(LoraFileTest, RefusesAScaleThatFp32DoesNotHold) {
-  const auto with = [&](const std::string& alpha) { return read_these(pair_of(kQ, kWidth, kWidth), {{"lora_adapter_metadata", R"({"transformer.lora_alpha":)" + alpha + "}"}}); };
+  const auto with = [&](const std::string& alpha) {
+    return read_these(pair_of(kQ, kWidth, kWidth),
+                      {{"lora_adapter_metadata", R"({"transformer.lora_alpha":)" + alpha + "}"}});
+  };
   EXPECT_SAYS(refusal(with("1e300")), "alpha");
   EXPECT_SAYS(refusal(with("-1e300")), "more than fp32 holds");
   EXPECT_TRUE(with("1e30"));
 }
 
 TEST_F(LoraFileTest, RefusesMetadataThatIsWrong) {
-  const auto with = [&](const std::string& json) { return refusal(read_these(pair_of(kQ, kWidth, kWidth), {{"lora_adapter_metadata", json}})); };
+  const auto with = [&](const std::string& json) {
+    return refusal(read_these(pair_of(kQ, kWidth, kWidth), {{"lora_adapter_metadata", json}}));
+  };
   EXPECT_SAYS(with("{"), "not JSON");
   EXPECT_SAYS(with("[]"), "JSON object");
   EXPECT_SAYS(with(R"({"transformer.lora_alpha":"8"})"), "a finite number");

@@ -58,8 +58,9 @@ TEST(LoraContent, IsTheSameHoweverTheBytesCome) {
 }
 
 TEST(LoraContent, KnowsTheUsualNames) {
-  for (const char* down : {"lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight", "x.lora_A.default.weight", "double_blocks.0.processor.qkv_lora1.down.weight",
-                           "x.lora.down.weight", "x.lora_linear_layer.down.weight", "LORA_UNET_x.lora_down.weight"}) {
+  for (const char* down : {"lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight", "x.lora_A.default.weight",
+                           "double_blocks.0.processor.qkv_lora1.down.weight", "x.lora.down.weight",
+                           "x.lora_linear_layer.down.weight", "LORA_UNET_x.lora_down.weight"}) {
     const auto content = check(adapter_file(down), 64, false);
     ASSERT_TRUE(content.ok()) << down << ": " << content.error().message;
     EXPECT_EQ(content->rank, 4) << down;
@@ -101,7 +102,8 @@ class LoraPaths : public ditfleet::testing::FolderTest {
  protected:
   void SetUp() override {
     for (const char* folder : {"one/below", "two", "outside"}) fs::create_directories(dir_ + "/" + folder);
-    for (const char* file : {"one/a", "one/below/b", "two/c", "outside/d"}) std::ofstream(dir_ + "/" + file) << adapter_file();
+    for (const char* file : {"one/a", "one/below/b", "two/c", "outside/d"})
+      std::ofstream(dir_ + "/" + file) << adapter_file();
     fs::create_symlink(dir_ + "/outside/d", dir_ + "/one/link");
     fs::create_symlink(dir_ + "/two/c", dir_ + "/one/inside");
     fs::create_directory_symlink(dir_ + "/one", dir_ + "/alias");
@@ -112,15 +114,21 @@ class LoraPaths : public ditfleet::testing::FolderTest {
 
 TEST_F(LoraPaths, ResolvesWhatLiesInAFolderAndNothingElse) {
   const std::string folders = dir_ + "/one:" + dir_ + "/two/:/no/such/folder";
-  for (const auto& [path, found] : std::map<std::string, std::string>{{dir_ + "/one/a", "/one/a"}, {"a", "/one/a"}, {"below/b", "/one/below/b"}, {"c", "/two/c"},
-                                                                      {"inside", "/two/c"}, {"below/../a", "/one/a"}, {dir_ + "/outside/../two/c", "/two/c"}}) {
+  for (const auto& [path, found] : std::map<std::string, std::string>{{dir_ + "/one/a", "/one/a"},
+                                                                      {"a", "/one/a"},
+                                                                      {"below/b", "/one/below/b"},
+                                                                      {"c", "/two/c"},
+                                                                      {"inside", "/two/c"},
+                                                                      {"below/../a", "/one/a"},
+                                                                      {dir_ + "/outside/../two/c", "/two/c"}}) {
     const auto resolved = resolve_path(path, folders);
     ASSERT_TRUE(resolved.ok()) << path << ": " << resolved.error().message;
     EXPECT_EQ(*resolved, real_ + found) << path;
   }
   // A folder that is a link itself is what it points to.
   EXPECT_EQ(*resolve_path(dir_ + "/alias/a", dir_ + "/alias"), real_ + "/one/a");
-  for (const std::string& path : {dir_ + "/outside/d", std::string("link"), std::string("../outside/d"), std::string("/etc/passwd"), dir_ + "/one-and-more", dir_}) {
+  for (const std::string& path : {dir_ + "/outside/d", std::string("link"), std::string("../outside/d"),
+                                  std::string("/etc/passwd"), dir_ + "/one-and-more", dir_}) {
     const auto resolved = resolve_path(path, folders);
     ASSERT_FALSE(resolved.ok()) << path;
     EXPECT_THAT(resolved.error().message, HasSubstr("leaves")) << path;
@@ -149,15 +157,18 @@ TEST_F(LoraPaths, InspectsAFile) {
 
 TEST(LoraRecord, IsReadBack) {
   Adapter adapter;
-  adapter.tenant = "ada", adapter.name = "ink-1.0_b", adapter.sha256 = std::string(64, 'a'), adapter.bytes = 1LL << 40, adapter.path = "/a \"b\"";
-  adapter.models = {"dev", "schnell"}, adapter.pinned = true, adapter.created_ms = 1'700'000'000'000, adapter.tensors = 3, adapter.parameters = 5, adapter.rank = 7;
+  adapter.tenant = "ada", adapter.name = "ink-1.0_b", adapter.sha256 = std::string(64, 'a'), adapter.bytes = 1LL << 40,
+  adapter.path = "/a \"b\"";
+  adapter.models = {"dev", "schnell"}, adapter.pinned = true, adapter.created_ms = 1'700'000'000'000,
+  adapter.tensors = 3, adapter.parameters = 5, adapter.rank = 7;
   adapter.dtype = "BF16";
   const auto again = Adapter::parse(adapter.to_json());
   ASSERT_TRUE(again.ok()) << again.error().message;
   EXPECT_EQ(*again, adapter);
   EXPECT_TRUE(adapter.serves("dev"));
   EXPECT_FALSE(adapter.serves("other"));
-  for (const char* text : {"", "[]", "{}", R"({"name":"a","sha256":"b","bytes":1})"}) EXPECT_EQ(Adapter::parse(text).error().code, Code::kDataCorrupt) << text;
+  for (const char* text : {"", "[]", "{}", R"({"name":"a","sha256":"b","bytes":1})"})
+    EXPECT_EQ(Adapter::parse(text).error().code, Code::kDataCorrupt) << text;
 }
 
 }  // namespace

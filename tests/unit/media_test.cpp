@@ -62,8 +62,8 @@ Image decode_jpeg(const std::string& bytes) {
 
 Image decode_webp(const std::string& bytes) {
   Image image;
-  std::uint8_t* rgb = WebPDecodeRGB(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size(),
-                                    &image.width, &image.height);
+  std::uint8_t* rgb =
+      WebPDecodeRGB(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size(), &image.width, &image.height);
   if (rgb == nullptr) return image;
   image.rgb.assign(rgb, rgb + std::size_t(image.width) * std::size_t(image.height) * 3);
   WebPFree(rgb);

@@ -16,7 +16,8 @@ std::vector<float> first(const at::Tensor& t, std::size_t n) {
 
 void expect_near(const std::vector<float>& got, const std::vector<float>& want) {
   ASSERT_EQ(got.size(), want.size());
-  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], want[i], 3e-6) << i;  // AVX and scalar code differ by 2e-6
+  for (std::size_t i = 0; i < got.size(); ++i)
+    EXPECT_NEAR(got[i], want[i], 3e-6) << i;  // AVX and scalar code differ by 2e-6
 }
 
 TEST(Noise, IsWhatTorchDraws) {

@@ -166,14 +166,16 @@ TEST(RedisEndpoint, ReadsEveryForm) {
   EXPECT_EQ(tls->db, 3);
   EXPECT_EQ(Endpoint::parse("unix:///run/redis.sock?db=2")->unix_path, "/run/redis.sock");
   EXPECT_EQ(Endpoint::parse("redis://example.com")->port, 6379);
-  for (const char* bad : {"", "example.com", "http://example.com", "redis://", "redis://h:port", "redis://h:0", "redis://h:70000", "redis://h/x", "unix://"}) {
+  for (const char* bad : {"", "example.com", "http://example.com", "redis://", "redis://h:port", "redis://h:0",
+                          "redis://h:70000", "redis://h/x", "unix://"}) {
     const auto endpoint = Endpoint::parse(bad);
     EXPECT_FALSE(endpoint.ok()) << bad;
     if (!endpoint) {
       EXPECT_EQ(endpoint.error().code, Code::kInvalidArgument) << bad;
     }
   }
-  for (const char* url : {"rediss://user:pa%40ss@example.com:7000/3", "unix://:a%2Fb%25@/srv/my%20data%3F/redis.sock?db=2", "redis://[::1]:1"}) {
+  for (const char* url : {"rediss://user:pa%40ss@example.com:7000/3",
+                          "unix://:a%2Fb%25@/srv/my%20data%3F/redis.sock?db=2", "redis://[::1]:1"}) {
     EXPECT_EQ(Endpoint::parse(url)->url(), url);
   }
   EXPECT_EQ(Endpoint::parse("unix://:a%2Fb%25@/srv/my%20data%3F/redis.sock?db=2")->password, "a/b%");

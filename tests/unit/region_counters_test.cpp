@@ -11,8 +11,8 @@
 namespace ditfleet::region {
 namespace {
 
-using std::chrono::microseconds;
 using ditfleet::testing::series;
+using std::chrono::microseconds;
 
 TEST(RegionCounters, CountOnlyWhatWasCompiledHere) {
   RegionCounters counters;
@@ -29,11 +29,14 @@ TEST(RegionCounters, CountOnlyWhatWasCompiledHere) {
 TEST(RegionCounters, AreThereBeforeTheirFirstEvent) {
   RegionCounters counters;
   counters.show("idle");
-  for (const char* reason : {"first", "shape", "dtype", "device"}) EXPECT_EQ(series("ditfleet_region_compiles_total", {"idle", reason}), 0) << reason;
-  for (const char* source : {"compiled", "cache"}) EXPECT_EQ(series("ditfleet_region_program_seconds_count", {"idle", source}), 0) << source;
+  for (const char* reason : {"first", "shape", "dtype", "device"})
+    EXPECT_EQ(series("ditfleet_region_compiles_total", {"idle", reason}), 0) << reason;
+  for (const char* source : {"compiled", "cache"})
+    EXPECT_EQ(series("ditfleet_region_program_seconds_count", {"idle", source}), 0) << source;
   EXPECT_EQ(series("ditfleet_recompiles_total"), 0);
   EXPECT_EQ(series("ditfleet_region_variants_total"), 0);
-  for (const char* reason : {"no_compiler", "unsupported_device", "unsupported_op", "compile_error", "recompile_limit", "adapters"})
+  for (const char* reason :
+       {"no_compiler", "unsupported_device", "unsupported_op", "compile_error", "recompile_limit", "adapters"})
     EXPECT_EQ(series("ditfleet_region_fallbacks_total", {reason}), 0) << reason;
   counters.recompiled("flux.single", "it is made up");
   EXPECT_EQ(series("ditfleet_recompiles_total"), 1);
@@ -79,7 +82,8 @@ TEST(RegionCounters, AFixedProgramIsCompiledOnceUnderASpan) {
   for (const auto& span : spans.taken) names.push_back(span.name);
   ASSERT_THAT(names, ::testing::ElementsAre("region_compile", "kernel_cache_lookup", "kernel_cache_lookup"));
   EXPECT_EQ(spans.taken[0].parent_id, spans.taken[1].span_id);
-  EXPECT_THAT(spans.taken[0].attributes, ::testing::Contains(std::pair<std::string, telemetry::AttributeValue>("ditfleet.region", "copies")));
+  EXPECT_THAT(spans.taken[0].attributes,
+              ::testing::Contains(std::pair<std::string, telemetry::AttributeValue>("ditfleet.region", "copies")));
 }
 
 }  // namespace

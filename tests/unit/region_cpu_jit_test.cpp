@@ -28,8 +28,10 @@ class TemporaryFiles {
     ::setenv("TMPDIR", folder, 1);
   }
   ~TemporaryFiles() {
-    if (before_) ::setenv("TMPDIR", before_->c_str(), 1);
-    else ::unsetenv("TMPDIR");
+    if (before_)
+      ::setenv("TMPDIR", before_->c_str(), 1);
+    else
+      ::unsetenv("TMPDIR");
   }
 
  private:
@@ -38,13 +40,18 @@ class TemporaryFiles {
 
 class RegionCpuJit : public ::testing::Test {
  protected:
-  RegionCpuJit() : folder_(std::filesystem::temp_directory_path() / ("ditfleet-cxx-" + std::to_string(::getpid()))) { std::filesystem::create_directories(folder_); }
+  RegionCpuJit() : folder_(std::filesystem::temp_directory_path() / ("ditfleet-cxx-" + std::to_string(::getpid()))) {
+    std::filesystem::create_directories(folder_);
+  }
   ~RegionCpuJit() override { std::filesystem::remove_all(folder_); }
 
   // A compiler that answers --version with its name and `version`, and a program with `on_source`.
-  std::string compiler(const std::string& name, const std::string& version, const std::string& on_source = "exit 1") const {
+  std::string compiler(const std::string& name, const std::string& version,
+                       const std::string& on_source = "exit 1") const {
     const std::string path = folder_ / name;
-    std::ofstream(path) << "#!/bin/sh\ncase \"$*\" in *--version*) echo \"" << version << "\"; exit 0;; *--help=target*) echo options; exit 0;; esac\n" << on_source << "\n";
+    std::ofstream(path) << "#!/bin/sh\ncase \"$*\" in *--version*) echo \"" << version
+                        << "\"; exit 0;; *--help=target*) echo options; exit 0;; esac\n"
+                        << on_source << "\n";
     std::filesystem::permissions(path, std::filesystem::perms::owner_all);
     return path;
   }
@@ -60,18 +67,22 @@ class RegionCpuJit : public ::testing::Test {
 };
 
 TEST_F(RegionCpuJit, IsKnownByWhatItIsNotByItsName) {
-  const auto identity = [&](const std::string& name, const std::string& version) { return (*open_cpu_jit(compiler(name, version)))->identity(); };
+  const auto identity = [&](const std::string& name, const std::string& version) {
+    return (*open_cpu_jit(compiler(name, version)))->identity();
+  };
   EXPECT_EQ(identity("c++", "c++ (Debian 12.2.0-14) 12.2.0"), "(Debian 12.2.0-14) 12.2.0");
   EXPECT_EQ(identity("g++-12", "g++-12 (Debian 12.2.0-14) 12.2.0"), "(Debian 12.2.0-14) 12.2.0");
   EXPECT_EQ(identity("clang++", "Debian clang version 14.0.6"), "Debian clang version 14.0.6");
-  EXPECT_EQ(identity("clang", "clang version 14.0.6 (x)"), "clang version 14.0.6 (x)") << "whatever the driver is called";
+  EXPECT_EQ(identity("clang", "clang version 14.0.6 (x)"), "clang version 14.0.6 (x)")
+      << "whatever the driver is called";
 }
 
 // Which options -march=native comes to is GCC's help text, in the user's language and as wide as the terminal.
 TEST_F(RegionCpuJit, IsTheSameInEveryLanguageAndTerminal) {
   const auto target = [&](const std::string& name) {
     const std::string path = compiler(name, "words (x) 1");
-    std::ofstream(path) << "#!/bin/sh\ncase \"$*\" in *--version*) echo 'words (x) 1';; *) echo \"$LC_ALL $LANGUAGE $COLUMNS $HOME\";; esac\n";
+    std::ofstream(path) << "#!/bin/sh\ncase \"$*\" in *--version*) echo 'words (x) 1';; *) echo \"$LC_ALL $LANGUAGE "
+                           "$COLUMNS $HOME\";; esac\n";
     return (*open_cpu_jit(path))->target(kHostArch);
   };
   const std::string plain = target("plain");
@@ -80,15 +91,20 @@ TEST_F(RegionCpuJit, IsTheSameInEveryLanguageAndTerminal) {
     const std::string before = old ? old : "";
     ::setenv(variable, "44", 1);
     EXPECT_EQ(target(variable), plain) << variable;
-    if (old) ::setenv(variable, before.c_str(), 1);
-    else ::unsetenv(variable);
+    if (old)
+      ::setenv(variable, before.c_str(), 1);
+    else
+      ::unsetenv(variable);
   }
 }
 
 TEST_F(RegionCpuJit, SaysTheCompilersError) {
-  const Error refused = refusal(compiler("c++", "c++ (x) 1", "echo \"<stdin>: In function 'int f()':\"; echo '<stdin>:3:1: error: no return'; echo more; exit 1"));
+  const Error refused = refusal(
+      compiler("c++", "c++ (x) 1",
+               "echo \"<stdin>: In function 'int f()':\"; echo '<stdin>:3:1: error: no return'; echo more; exit 1"));
   EXPECT_EQ(refused.code, Code::kInternal);
-  EXPECT_THAT(refused.message, AllOf(HasSubstr(" ended with 1: <stdin>:3:1: error: no return; the source is kept in "), Not(HasSubstr("In function"))));
+  EXPECT_THAT(refused.message, AllOf(HasSubstr(" ended with 1: <stdin>:3:1: error: no return; the source is kept in "),
+                                     Not(HasSubstr("In function"))));
   std::filesystem::remove(refused.message.substr(refused.message.rfind(' ') + 1));
   EXPECT_EQ(first_error("a.s: Assembler messages:\na.s: Fatal error: can't write"), "a.s: Fatal error: can't write");
   EXPECT_EQ(first_error("killed\nby whom"), "killed");
@@ -98,9 +114,11 @@ TEST_F(RegionCpuJit, SaysTheCompilersError) {
 }
 
 TEST_F(RegionCpuJit, SaysThatThereIsNoRoom) {
-  const Error refused = refusal(compiler("full", "full (x) 1", "echo 'as: Fatal error: cannot write 46 bytes: No space left on device'; exit 1"));
+  const Error refused = refusal(
+      compiler("full", "full (x) 1", "echo 'as: Fatal error: cannot write 46 bytes: No space left on device'; exit 1"));
   EXPECT_EQ(refused.code, Code::kUnavailable) << "no fault of the source's";
-  EXPECT_THAT(refused.message, AllOf(HasSubstr("region flux.single: No space left on device in "), Not(HasSubstr("kept"))));
+  EXPECT_THAT(refused.message,
+              AllOf(HasSubstr("region flux.single: No space left on device in "), Not(HasSubstr("kept"))));
 }
 
 // A program that was compiled before is found without any room for files; the compiler is only asked what it is.
@@ -141,7 +159,8 @@ TEST(RunProgram, ReadsMoreThanAPipeHoldsAndKeepsABoundedPart) {
 }
 
 TEST(RunProgram, WaitsForTheProgramAlone) {
-  const auto run = run_program({"sh", "-c", "sleep 5 & echo done"}, "", std::chrono::seconds(2));  // its child keeps the pipe
+  const auto run =
+      run_program({"sh", "-c", "sleep 5 & echo done"}, "", std::chrono::seconds(2));  // its child keeps the pipe
   ASSERT_TRUE(run) << run.error().message;
   EXPECT_EQ(run->output, "done\n");
 }

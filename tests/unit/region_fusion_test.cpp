@@ -40,8 +40,9 @@ std::vector<std::string> kernel_names(const Plan& plan) {
 TEST(RegionFusion, DoubleBlockIsFiveKernelsForBothStreams) {
   for (ElementType type : {ElementType::kF32, ElementType::kBF16}) {
     const Plan plan = plan_of(flux_double_block(shape(type)));
-    EXPECT_THAT(kernel_names(plan), ElementsAre("layer_norm_modulate_192", "rms_norm_rope_32", "gate_residual_layer_norm_modulate_192",
-                                                "gelu_tanh_768", "gate_residual_192"));
+    EXPECT_THAT(kernel_names(plan),
+                ElementsAre("layer_norm_modulate_192", "rms_norm_rope_32", "gate_residual_layer_norm_modulate_192",
+                            "gelu_tanh_768", "gate_residual_192"));
     const auto rows = steps_of<RowStep>(plan);
     ASSERT_EQ(rows.size(), 5u);
     for (std::size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(rows[i]->instances.size(), i == 1 ? 4u : 2u) << i;
@@ -76,7 +77,9 @@ TEST(RegionFusion, GeluThatIsNotAloneStaysAKernel) {
     const auto x = b.activation("x", {Dim::symbol("rows"), 8});
     const auto inner = b.linear("inner", x, b.linear_slots("w", 8, 16));
     const auto bent = b.gelu_tanh("bent", inner);
-    return b.finish({second_reader ? b.add("sum", b.cast("copy", inner, ElementType::kF32), b.cast("wide", bent, ElementType::kF32)) : bent});
+    return b.finish(
+        {second_reader ? b.add("sum", b.cast("copy", inner, ElementType::kF32), b.cast("wide", bent, ElementType::kF32))
+                       : bent});
   };
   for (bool second_reader : {false, true}) {
     const auto plan = fuse(*block(second_reader), {.gelu_in_gemm = true});
@@ -113,8 +116,8 @@ TEST(RegionFusion, SingleBlockNeverJoinsInF32AndWritesSlicesInBf16) {
   EXPECT_EQ(steps_of<AttentionStep>(half)[0]->out.buffer, steps_of<GemmStep>(half).back()->parts[0].x.buffer);
 }
 
-// Attention's rows lie where products read them, with room beside them for what is joined to them: one buffer for text and image, and
-// one pitch for all blocks with and without adapters.
+// Attention's rows lie where products read them, with room beside them for what is joined to them: one buffer for text
+// and image, and one pitch for all blocks with and without adapters.
 TEST(RegionFusion, AttentionIsWrittenBesideWhatItIsJoinedWith) {
   for (const bool on_gpu : {true, false})
     for (const bool adapters : {true, false}) {
@@ -135,7 +138,8 @@ TEST(RegionFusion, AttentionIsWrittenBesideWhatItIsJoinedWith) {
         int readers = 0;
         for (const GemmStep* gemm : steps_of<GemmStep>(*plan))
           for (const auto& part : gemm->parts) readers += part.x.buffer == out.buffer;
-        EXPECT_EQ(readers, (program->block.starts_with("flux.double") ? 2 : 1) * (adapters ? 2 : 1)) << "products and those of their adapters read it there: " << print(*plan);
+        EXPECT_EQ(readers, (program->block.starts_with("flux.double") ? 2 : 1) * (adapters ? 2 : 1))
+            << "products and those of their adapters read it there: " << print(*plan);
       }
     }
 }
@@ -223,7 +227,8 @@ TEST(RegionFusion, LongRowsAreTakenInTiles) {
 
 TEST(RegionSource, IsTheSameEveryTimeAndHasNoHeader) {
   for (ElementType type : {ElementType::kF32, ElementType::kBF16}) {
-    const auto cuda = generate_cuda(plan_of(flux_double_block(shape(type)))).text, cpp = generate_cpp(plan_of(flux_double_block(shape(type)))).text;
+    const auto cuda = generate_cuda(plan_of(flux_double_block(shape(type)))).text,
+               cpp = generate_cpp(plan_of(flux_double_block(shape(type)))).text;
     EXPECT_EQ(cuda, generate_cuda(plan_of(flux_double_block(shape(type)))).text);
     EXPECT_EQ(cpp, generate_cpp(plan_of(flux_double_block(shape(type)))).text);
     EXPECT_THAT(cuda, Not(HasSubstr("#include")));

@@ -87,7 +87,9 @@ TEST(RegionVerify, NamesBlockAndOpAndWhatWouldBeRight) {
   EXPECT_THAT(message([](Builder& b, Ref x) { return b.rms_norm("y", x, b.parameter("w", {32}), 1e-6); }),
               HasSubstr("[block] y = rms_norm: the weight is [32]; it must be [64]"));
   EXPECT_THAT(message([](Builder& b, Ref x) { return b.layer_norm("y", x, 0); }), HasSubstr("eps must be above 0"));
-  EXPECT_THAT(message([](Builder& b, Ref x) { return b.mul("y", x, b.activation("z", {kBatch, 2, 64})); }),
+  EXPECT_THAT(message([](Builder& b, Ref x) {
+                return b.mul("y", x, b.activation("z", {kBatch, 2, 64}));
+              }),
               HasSubstr("does not broadcast to [batch, tokens, 64]"));
   EXPECT_THAT(message([](Builder& b, Ref x) { return b.rope("y", x, b.table("t", ElementType::kBF16, {64})); }),
               HasSubstr("[block] y = rope: the table %t must be f32"));
@@ -95,12 +97,22 @@ TEST(RegionVerify, NamesBlockAndOpAndWhatWouldBeRight) {
     const Ref q = b.reshape("q", x, {kBatch, kTokens, 4, 16});
     return b.attention("y", q, q, q, form);
   };
-  EXPECT_THAT(message([&](Builder& b, Ref x) { return attended(b, x, {.bias = b.table("bias", ElementType::kF32, {1, 3, kTokens, kTokens})}); }),
-              HasSubstr("[block] y = attention: the bias is [1, 3, tokens, tokens]; it must be [1 or batch, 1 or heads, tokens of the queries, of the keys], as [1, 4, tokens, tokens]"));
-  EXPECT_THAT(message([&](Builder& b, Ref x) { return attended(b, x, {.bias = b.table("bias", ElementType::kBF16, {1, 4, kTokens, kTokens})}); }), HasSubstr("cast one of them"));
-  EXPECT_THAT(message([&](Builder& b, Ref x) { return attended(b, x, {.bias = b.table("bias", ElementType::kF32, {1, 1, kTokens, kTokens}), .causal = true}); }),
-              HasSubstr("is causal and has a bias; write the mask into the bias"));
-  EXPECT_THAT(message([&](Builder& b, Ref x) { return attended(b, x, {.bias = {}, .scale = -1}); }), HasSubstr("scale must be above 0"));
+  EXPECT_THAT(message([&](Builder& b, Ref x) {
+                return attended(b, x, {.bias = b.table("bias", ElementType::kF32, {1, 3, kTokens, kTokens})});
+              }),
+              HasSubstr("[block] y = attention: the bias is [1, 3, tokens, tokens]; it must be [1 or batch, 1 or "
+                        "heads, tokens of the queries, of the keys], as [1, 4, tokens, tokens]"));
+  EXPECT_THAT(message([&](Builder& b, Ref x) {
+                return attended(b, x, {.bias = b.table("bias", ElementType::kBF16, {1, 4, kTokens, kTokens})});
+              }),
+              HasSubstr("cast one of them"));
+  EXPECT_THAT(
+      message([&](Builder& b, Ref x) {
+        return attended(b, x, {.bias = b.table("bias", ElementType::kF32, {1, 1, kTokens, kTokens}), .causal = true});
+      }),
+      HasSubstr("is causal and has a bias; write the mask into the bias"));
+  EXPECT_THAT(message([&](Builder& b, Ref x) { return attended(b, x, {.bias = {}, .scale = -1}); }),
+              HasSubstr("scale must be above 0"));
 }
 
 TEST(RegionVerify, TheFormOfAttentionIsPartOfTheProgram) {
@@ -110,7 +122,8 @@ TEST(RegionVerify, TheFormOfAttentionIsPartOfTheProgram) {
     if (biased) form.bias = b.table("bias", ElementType::kF32, {kBatch, 4, kTokens, kTokens});
     return b.finish({b.attention("y", x, x, x, form)}).value();
   };
-  const Program plain = program({}, false), causal = program({.bias = {}, .causal = true}, false), scaled = program({.bias = {}, .scale = 1}, false), biased = program({}, true);
+  const Program plain = program({}, false), causal = program({.bias = {}, .causal = true}, false),
+                scaled = program({.bias = {}, .scale = 1}, false), biased = program({}, true);
   EXPECT_THAT(print(causal), HasSubstr("attention(%x, %x, %x, causal)"));
   EXPECT_THAT(print(scaled), HasSubstr("attention(%x, %x, %x, scale 1)"));
   EXPECT_THAT(print(biased), HasSubstr("attention(%x, %x, %x, %bias)"));
@@ -122,7 +135,13 @@ TEST(RegionBlocks, TextLayersVerifyAndFuse) {
     const auto t5 = t5_layer({.width = 4096, .heads = 64, .head_dim = 64, .inner = 10240, .gated = true, .type = type});
     ASSERT_TRUE(t5) << t5.error().message;
     EXPECT_THAT(print(*t5), HasSubstr("attention(%q.heads, %k.heads, %v.heads, %position_bias, scale 1)"));
-    const auto clip = clip_layer({.width = 768, .heads = 12, .head_dim = 64, .inner = 3072, .eps = 1e-5, .activation = OpCode::kQuickGelu, .type = type});
+    const auto clip = clip_layer({.width = 768,
+                                  .heads = 12,
+                                  .head_dim = 64,
+                                  .inner = 3072,
+                                  .eps = 1e-5,
+                                  .activation = OpCode::kQuickGelu,
+                                  .type = type});
     ASSERT_TRUE(clip) << clip.error().message;
     for (const auto& program : {t5, clip}) {
       const auto plan = fuse(*program);
@@ -165,7 +184,8 @@ TEST(RegionVerify, RefusesProgramsThatWereTamperedWith) {
   EXPECT_THAT(verify(early).error().message, HasSubstr("made later or never"));
   Program shape = good;
   shape.values[static_cast<std::size_t>(shape.ops.back().output)].shape.back() = 7;
-  EXPECT_THAT(verify(shape).error().message, HasSubstr("[flux.single] after = gate_residual: is declared f32 [batch, tokens, 7]; it must be"));
+  EXPECT_THAT(verify(shape).error().message,
+              HasSubstr("[flux.single] after = gate_residual: is declared f32 [batch, tokens, 7]; it must be"));
   Program none = good;
   none.outputs.clear();
   EXPECT_THAT(verify(none).error().message, HasSubstr("has no outputs"));

@@ -17,7 +17,9 @@
 namespace ditfleet::region {
 namespace {
 
-Plan plan_of(std::int64_t heads, std::int64_t head_dim, ElementType type) { return *fuse(*flux_single_block({.heads = heads, .head_dim = head_dim, .type = type})); }
+Plan plan_of(std::int64_t heads, std::int64_t head_dim, ElementType type) {
+  return *fuse(*flux_single_block({.heads = heads, .head_dim = head_dim, .type = type}));
+}
 
 std::shared_ptr<const Compiler> compiler() {
   static const auto opened = open_cpu_jit();
@@ -45,12 +47,20 @@ TEST_F(RegionKey, ChangesWithEachField) {
       {"an option", [](ProgramIdentity& id) { id.options[0] += "x"; }},
       {"the options' order", [](ProgramIdentity& id) { std::swap(id.options[0], id.options[1]); }},
       {"one option less", [](ProgramIdentity& id) { id.options.pop_back(); }},
-      {"options run together", [](ProgramIdentity& id) { id.options[0] += id.options[1]; id.options.erase(id.options.begin() + 1); }},
+      {"options run together",
+       [](ProgramIdentity& id) {
+         id.options[0] += id.options[1];
+         id.options.erase(id.options.begin() + 1);
+       }},
       {"target", [](ProgramIdentity& id) { id.target = "sm_90a"; }},
       {"output kind", [](ProgramIdentity& id) { id.output_kind = "cubin"; }},
       {"a kernel", [](ProgramIdentity& id) { id.kernels[0] += "1"; }},
       {"one kernel less", [](ProgramIdentity& id) { id.kernels.pop_back(); }},
-      {"a value that moves to the next field", [](ProgramIdentity& id) { id.target += id.output_kind; id.output_kind.clear(); }},
+      {"a value that moves to the next field",
+       [](ProgramIdentity& id) {
+         id.target += id.output_kind;
+         id.output_kind.clear();
+       }},
   };
   std::set<std::string> keys{key_of(good).hex()};
   for (const auto& [what, change] : changes) {
@@ -71,19 +81,25 @@ TEST_F(RegionKey, IsOfTheProgramAlone) {
   std::filesystem::current_path("/");
   EXPECT_EQ(key_of(identity()).hex(), key);
   std::filesystem::current_path(before);
-  if (old) ::setenv("TMPDIR", kept.c_str(), 1);
-  else ::unsetenv("TMPDIR");
+  if (old)
+    ::setenv("TMPDIR", kept.c_str(), 1);
+  else
+    ::unsetenv("TMPDIR");
 }
 
 TEST_F(RegionKey, DiffersByWidthTypeAndBlock) {
   std::set<std::string> keys;
-  const auto add = [&](const Plan& plan) { return keys.insert(key_of(identify(generate_cpp(plan), *compiler(), kHostArch)).hex()).second; };
+  const auto add = [&](const Plan& plan) {
+    return keys.insert(key_of(identify(generate_cpp(plan), *compiler(), kHostArch)).hex()).second;
+  };
   EXPECT_TRUE(add(plan_of(2, 16, ElementType::kF32)));
   EXPECT_TRUE(add(plan_of(2, 16, ElementType::kBF16)));
   EXPECT_TRUE(add(plan_of(1, 32, ElementType::kBF16))) << "the same width in other heads";
   EXPECT_TRUE(add(*fuse(*flux_double_block({.heads = 2, .head_dim = 16}))));
   EXPECT_FALSE(add(plan_of(2, 16, ElementType::kF32)));
-  EXPECT_FALSE(add(*fuse(*flux_single_block({.heads = 2, .head_dim = 16, .type = ElementType::kF32, .adapters = true})))) << "room for adapters is no kernel's";
+  EXPECT_FALSE(
+      add(*fuse(*flux_single_block({.heads = 2, .head_dim = 16, .type = ElementType::kF32, .adapters = true}))))
+      << "room for adapters is no kernel's";
 }
 
 // Run in a process of its own by the test below.
@@ -105,8 +121,10 @@ TEST_F(RegionKey, BytesAreTheSameInEveryProcess) {
   for (const char* name : {"one", "two"}) {
     const auto own = folder / name;  // also another TMPDIR
     std::filesystem::create_directories(own);
-    const std::string command = "cd '" + own.string() + "' && TMPDIR='" + own.string() + "' DITFLEET_TEST_DIGEST='" + (own / "digest").string() + "' '" + self +
-                                "' --gtest_also_run_disabled_tests --gtest_filter=RegionKey.DISABLED_DigestOfAnotherProcess >/dev/null 2>&1";
+    const std::string command =
+        "cd '" + own.string() + "' && TMPDIR='" + own.string() + "' DITFLEET_TEST_DIGEST='" +
+        (own / "digest").string() + "' '" + self +
+        "' --gtest_also_run_disabled_tests --gtest_filter=RegionKey.DISABLED_DigestOfAnotherProcess >/dev/null 2>&1";
     ASSERT_EQ(std::system(command.c_str()), 0);
     std::ifstream in(own / "digest");
     digests.emplace_back(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());

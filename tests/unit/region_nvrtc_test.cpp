@@ -32,8 +32,15 @@ const BlockShape kFlux{.heads = 24, .head_dim = 128, .type = ElementType::kBF16}
 
 const BlockShape kAdapted{.heads = 24, .head_dim = 128, .type = ElementType::kBF16, .adapters = true};
 
-const TextLayerShape kT5{.width = 4096, .heads = 64, .head_dim = 64, .inner = 10240, .gated = true, .type = ElementType::kBF16};  // XXL
-const TextLayerShape kClip{.width = 768, .heads = 12, .head_dim = 64, .inner = 3072, .eps = 1e-5, .activation = OpCode::kQuickGelu, .type = ElementType::kBF16};
+const TextLayerShape kT5{
+    .width = 4096, .heads = 64, .head_dim = 64, .inner = 10240, .gated = true, .type = ElementType::kBF16};  // XXL
+const TextLayerShape kClip{.width = 768,
+                           .heads = 12,
+                           .head_dim = 64,
+                           .inner = 3072,
+                           .eps = 1e-5,
+                           .activation = OpCode::kQuickGelu,
+                           .type = ElementType::kBF16};
 
 std::shared_ptr<const Compiler> compiler() {
   static const auto opened = open_nvrtc();
@@ -53,7 +60,9 @@ Result<Program> norms_of_odd_widths() {
   for (const std::int64_t width : {34, 126, 250})
     for (const char* stream : {"image", "text"}) {
       const std::string name = stream + std::to_string(width);
-      const auto table = [&](const char* what) { return b.table(name + what, ElementType::kBF16, {Dim::symbol("batch"), 1, width}); };
+      const auto table = [&](const char* what) {
+        return b.table(name + what, ElementType::kBF16, {Dim::symbol("batch"), 1, width});
+      };
       const auto x = b.activation(name, {Dim::symbol("batch"), Dim::symbol(stream), width});
       made.push_back(b.modulate(name + ".y", b.layer_norm(name + ".n", x, 1e-6), table(".scale"), table(".shift")));
     }
@@ -63,10 +72,15 @@ Result<Program> norms_of_odd_widths() {
 // Every program of workers and those above; blocks whose source is another's are that other's program.
 const std::vector<std::pair<std::string, Source>>& programs() {
   static const auto all = [] {
-    std::vector<std::pair<std::string, Source>> made{{"flux.double", source_of(flux_double_block(kFlux))}, {"flux.single", source_of(flux_single_block(kFlux))},
-                                                     {"flux.double adapted", source_of(flux_double_block(kAdapted))}, {"flux.single adapted", source_of(flux_single_block(kAdapted))},
-                                                     {"t5", source_of(t5_layer(kT5))}, {"clip", source_of(clip_layer(kClip))}, {"odd widths", source_of(norms_of_odd_widths())},
-                                                     {"matrix_copies", matrix_copies_program().source}, {"channels_last", channels_last_program().source}};
+    std::vector<std::pair<std::string, Source>> made{{"flux.double", source_of(flux_double_block(kFlux))},
+                                                     {"flux.single", source_of(flux_single_block(kFlux))},
+                                                     {"flux.double adapted", source_of(flux_double_block(kAdapted))},
+                                                     {"flux.single adapted", source_of(flux_single_block(kAdapted))},
+                                                     {"t5", source_of(t5_layer(kT5))},
+                                                     {"clip", source_of(clip_layer(kClip))},
+                                                     {"odd widths", source_of(norms_of_odd_widths())},
+                                                     {"matrix_copies", matrix_copies_program().source},
+                                                     {"channels_last", channels_last_program().source}};
     std::set<std::string> texts;
     std::erase_if(made, [&](const auto& one) { return !texts.insert(one.second.text).second; });
     return made;
@@ -78,7 +92,9 @@ const std::vector<std::pair<std::string, Source>>& programs() {
 const Result<Entry>& compiled_program(const std::string& name, const Source& source, const std::string& arch) {
   static std::map<std::pair<std::string, std::string>, Result<Entry>> known;
   const auto at = known.find({name, arch});
-  return at != known.end() ? at->second : known.emplace(std::pair(name, arch), compiler()->compile("region", source, arch)).first->second;
+  return at != known.end()
+             ? at->second
+             : known.emplace(std::pair(name, arch), compiler()->compile("region", source, arch)).first->second;
 }
 
 class RegionNvrtc : public ::testing::Test {
@@ -100,7 +116,9 @@ TEST_P(RegionCubin, HasEveryKernelWithoutSpills) {
     SCOPED_TRACE(name);
     const auto& compiled = compiled_program(name, source, GetParam());
     ASSERT_TRUE(compiled) << compiled.error().message;
-    EXPECT_EQ(compiled->code.substr(0, 4), "\x7f" "ELF");
+    EXPECT_EQ(compiled->code.substr(0, 4),
+              "\x7f"
+              "ELF");
     std::size_t functions = 0;
     for (const auto& kernel : source.kernels) functions += function_names(kernel).size();
     EXPECT_EQ(compiled->kernels.size(), functions);
@@ -149,7 +167,8 @@ std::string digests() {
   std::string text;
   for (const auto& [name, source] : programs()) {
     const auto& compiled = compiled_program(name, source, "sm_90a");
-    text += name + " " + sha256_hex(source.text) + " " + (compiled ? sha256_hex(compiled->code) : compiled.error().message) + "\n";
+    text += name + " " + sha256_hex(source.text) + " " +
+            (compiled ? sha256_hex(compiled->code) : compiled.error().message) + "\n";
   }
   return text;
 }
@@ -187,9 +206,12 @@ TEST_F(RegionNvrtc, DISABLED_SmallDigestOfAnotherProcess) {
 }
 
 std::string digests_of_another_process(const std::string& test) {
-  const std::string file = (std::filesystem::temp_directory_path() / ("ditfleet-digest-" + std::to_string(::getpid()))).string();
+  const std::string file =
+      (std::filesystem::temp_directory_path() / ("ditfleet-digest-" + std::to_string(::getpid()))).string();
   const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
-  const std::string command = "DITFLEET_TEST_DIGEST=" + file + " '" + self + "' --gtest_also_run_disabled_tests --gtest_filter=RegionNvrtc." + test + " >/dev/null 2>&1";
+  const std::string command = "DITFLEET_TEST_DIGEST=" + file + " '" + self +
+                              "' --gtest_also_run_disabled_tests --gtest_filter=RegionNvrtc." + test +
+                              " >/dev/null 2>&1";
   EXPECT_EQ(std::system(command.c_str()), 0);
   const auto theirs = read_file(file);
   std::filesystem::remove(file);
@@ -205,7 +227,8 @@ TEST_F(RegionNvrtc, BytesAreTheSameInEveryProcess) {
 // Each process has its memory elsewhere, and a split compilation for Blackwell made one of two cubins of it.
 TEST_F(RegionNvrtc, BytesAreTheSameWhereverMemoryLies) {
   const std::string ours = small_digests();
-  for (int process = 0; process < 8; ++process) ASSERT_EQ(digests_of_another_process("DISABLED_SmallDigestOfAnotherProcess"), ours);
+  for (int process = 0; process < 8; ++process)
+    ASSERT_EQ(digests_of_another_process("DISABLED_SmallDigestOfAnotherProcess"), ours);
 }
 
 TEST_F(RegionNvrtc, RefusesAnUnknownArchitecture) {
@@ -224,7 +247,8 @@ TEST_F(RegionNvrtc, KeepsTheSourceThatDoesNotCompile) {
   ASSERT_FALSE(compiled);
   EXPECT_THAT(compiled.error().message, HasSubstr("[nvrtc] region broken for sm_80: NVRTC_ERROR_COMPILATION"));
   std::smatch kept;
-  ASSERT_TRUE(std::regex_search(compiled.error().message, kept, std::regex("kept in (\\S+)"))) << compiled.error().message;
+  ASSERT_TRUE(std::regex_search(compiled.error().message, kept, std::regex("kept in (\\S+)")))
+      << compiled.error().message;
   EXPECT_EQ(*read_file(kept[1]), broken.text);
   std::filesystem::remove(kept[1].str());
 }

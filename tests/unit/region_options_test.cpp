@@ -9,7 +9,9 @@ namespace {
 TEST(RegionOptions, TheFirstRuleThatHoldsSaysTheMode) {
   CompileOptions options;
   options.mode = "max-autotune";
-  options.rules = {{.max_frames = 49, .max_tokens = 4096, .mode = "reduce-overhead"}, {.min_frames = 81, .mode = "none"}, {.mode = "default"}};
+  options.rules = {{.max_frames = 49, .max_tokens = 4096, .mode = "reduce-overhead"},
+                   {.min_frames = 81, .mode = "none"},
+                   {.mode = "default"}};
   EXPECT_EQ(mode_for(options, 4096, 1), Mode::kReduceOverhead);
   EXPECT_EQ(mode_for(options, 4096, 49), Mode::kReduceOverhead) << "bounds are inclusive";
   EXPECT_EQ(mode_for(options, 4097, 49), Mode::kDefault) << "both bounds must hold";
@@ -19,13 +21,15 @@ TEST(RegionOptions, TheFirstRuleThatHoldsSaysTheMode) {
   options.rules.pop_back();
   EXPECT_EQ(mode_for(options, 4096, 60), Mode::kMaxAutotune) << "where no rule holds it is compile.mode";
   options.rules.insert(options.rules.begin(), {.min_tokens = 10, .mode = "max-autotune-no-cudagraphs"});
-  EXPECT_EQ(mode_for(options, 10, 1), Mode::kMaxAutotuneNoCudagraphs) << "the first wins, though a later one holds, too";
+  EXPECT_EQ(mode_for(options, 10, 1), Mode::kMaxAutotuneNoCudagraphs)
+      << "the first wins, though a later one holds, too";
   EXPECT_EQ(mode_for(options, 9, 1), Mode::kReduceOverhead);
   EXPECT_EQ(mode_for({}, 4096, 1), Mode::kDefault);
 }
 
 TEST(RegionOptions, ModesHaveNamesAndParts) {
-  for (const Mode mode : {Mode::kNone, Mode::kDefault, Mode::kReduceOverhead, Mode::kMaxAutotuneNoCudagraphs, Mode::kMaxAutotune})
+  for (const Mode mode :
+       {Mode::kNone, Mode::kDefault, Mode::kReduceOverhead, Mode::kMaxAutotuneNoCudagraphs, Mode::kMaxAutotune})
     EXPECT_EQ(parse_mode(name_of(mode)), mode);
   EXPECT_EQ(parse_mode("fast"), std::nullopt);
   EXPECT_TRUE(uses_graphs(Mode::kReduceOverhead) && uses_graphs(Mode::kMaxAutotune));

@@ -54,15 +54,19 @@ class RegionRounding : public ::testing::TestWithParam<std::int64_t> {
 TEST_P(RegionRounding, CastsEveryFloatToItsNearest) {
   constexpr std::int64_t kRows = 400;
   std::vector<float> x;
-  for (const std::uint32_t bits : {0x00000000u, 0x80000000u, 0x3f808000u, 0x3f818000u, 0x3f808001u, 0x3f807fffu, 0x7f7fffffu, 0x7f7f7fffu, 0x7f800000u, 0xff800000u, 0x7fc00000u,
-                                   0xffc00000u, 0x7fffffffu, 0xffffffffu, 0x7fff8000u, 0x7f800001u, 0xff80ffffu, 0x00000001u, 0x00008000u, 0x00018000u, 0x807fffffu})
+  for (const std::uint32_t bits :
+       {0x00000000u, 0x80000000u, 0x3f808000u, 0x3f818000u, 0x3f808001u, 0x3f807fffu, 0x7f7fffffu,
+        0x7f7f7fffu, 0x7f800000u, 0xff800000u, 0x7fc00000u, 0xffc00000u, 0x7fffffffu, 0xffffffffu,
+        0x7fff8000u, 0x7f800001u, 0xff80ffffu, 0x00000001u, 0x00008000u, 0x00018000u, 0x807fffffu})
     x.push_back(std::bit_cast<float>(bits));
   std::mt19937 random(1);
-  while (static_cast<std::int64_t>(x.size()) < kRows * width()) x.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(random())));
+  while (static_cast<std::int64_t>(x.size()) < kRows * width())
+    x.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(random())));
   std::vector<Bits> y(x.size(), 0x1234);
   Builder b("cast", ElementType::kF32);
   run(b.finish({b.cast("y", b.activation("x", shape()), ElementType::kBF16)}), kRows, x.data(), y.data());
-  for (std::size_t i = 0; i < x.size(); ++i) ASSERT_TRUE(same(y[i], nearest(x[i]))) << std::hex << std::bit_cast<std::uint32_t>(x[i]) << " became " << y[i];
+  for (std::size_t i = 0; i < x.size(); ++i)
+    ASSERT_TRUE(same(y[i], nearest(x[i]))) << std::hex << std::bit_cast<std::uint32_t>(x[i]) << " became " << y[i];
 }
 
 // Each operator's result is rounded, also those that stay in the kernel; infinities and what is no number go through.
@@ -75,10 +79,12 @@ TEST_P(RegionRounding, RoundsEachResultOfAChain) {
   std::vector<Bits> y(x.size(), 0x1234);
   Builder b("residual", ElementType::kBF16);
   const auto base = b.activation("x", shape());
-  run(b.finish({b.gate_residual("y", base, b.activation("gate", shape()), b.activation("branch", shape()))}), kRows, x.data(), gate.data(), branch.data(), y.data());
+  run(b.finish({b.gate_residual("y", base, b.activation("gate", shape()), b.activation("branch", shape()))}), kRows,
+      x.data(), gate.data(), branch.data(), y.data());
   for (std::size_t i = 0; i < x.size(); ++i) {
     const Bits expected = nearest(wide(x[i]) + wide(nearest(wide(gate[i]) * wide(branch[i]))));
-    ASSERT_TRUE(same(y[i], expected)) << std::hex << x[i] << " + " << gate[i] << " * " << branch[i] << " became " << y[i] << ", not " << expected;
+    ASSERT_TRUE(same(y[i], expected)) << std::hex << x[i] << " + " << gate[i] << " * " << branch[i] << " became "
+                                      << y[i] << ", not " << expected;
   }
 }
 

@@ -14,7 +14,8 @@ TEST(RepeatedComplaint, IsSaidOnceAndThenWithGrowingPauses) {
   std::vector<std::pair<std::chrono::milliseconds, std::string>> said;
   const auto from = now;
   for (int i = 0; i < 4 * 60 * 10; ++i, now += 250ms) {
-    if (const auto more = complaint.said(now)) said.emplace_back(std::chrono::duration_cast<std::chrono::milliseconds>(now - from), *more);
+    if (const auto more = complaint.said(now))
+      said.emplace_back(std::chrono::duration_cast<std::chrono::milliseconds>(now - from), *more);
   }
   ASSERT_GE(said.size(), 5u);
   EXPECT_LE(said.size(), 16u);  // in ten minutes

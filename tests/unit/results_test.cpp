@@ -36,8 +36,7 @@ TEST(Manifest, ReadsBackWhatItWrote) {
 }
 
 TEST(Manifest, RefusesWhatIsNotOne) {
-  const std::string good =
-      Manifest{"redis", "k", "image/png", 12, std::string(64, 'a'), 640, 480, 1, "n"}.to_json();
+  const std::string good = Manifest{"redis", "k", "image/png", 12, std::string(64, 'a'), 640, 480, 1, "n"}.to_json();
   const auto with = [&](const std::string& from, const std::string& to) {
     std::string text = good;
     const auto at = text.find(from);
@@ -148,9 +147,9 @@ TEST_F(FileStoreTest, NeverLeavesItsFolder) {
   fs::create_symlink(dir_.string() + "-outside", dir_ / "results" / "ab" / "link");
   Manifest manifest = stored(attempt(), secret);
   for (const std::string& key :
-       {"results/../../" + dir_.filename().string() + "-outside", dir_.string() + "-outside", std::string("results/ab/.."),
-        std::string("results/ab/link"), std::string("results"), std::string(), std::string("previews/ab/x"),
-        "results/ab/../../../" + dir_.filename().string() + "-outside"}) {
+       {"results/../../" + dir_.filename().string() + "-outside", dir_.string() + "-outside",
+        std::string("results/ab/.."), std::string("results/ab/link"), std::string("results"), std::string(),
+        std::string("previews/ab/x"), "results/ab/../../../" + dir_.filename().string() + "-outside"}) {
     manifest.key = key;
     EXPECT_FALSE(run(store_->get(manifest, soon())).ok()) << key;
     EXPECT_FALSE(run(store_->get_preview(key, soon())).ok()) << key;

@@ -28,8 +28,7 @@ void expect_corrupt(const std::string& bytes, const std::string& part) {
   const auto header = parse_safetensors_header(bytes, "weights/a.safetensors");
   ASSERT_FALSE(header.ok()) << "accepted, though: " << part;
   EXPECT_EQ(header.error().code, Code::kDataCorrupt);
-  EXPECT_NE(header.error().message.find("weights/a.safetensors"), std::string::npos)
-      << header.error().message;
+  EXPECT_NE(header.error().message.find("weights/a.safetensors"), std::string::npos) << header.error().message;
   EXPECT_NE(header.error().message.find(part), std::string::npos) << header.error().message;
 }
 
@@ -83,21 +82,16 @@ TEST(SafetensorsHeader, RefusesWrongFields) {
   expect_corrupt(file_bytes(one(R"("shape":[1],"data_offsets":[0,4])"), data), "lacks dtype");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","data_offsets":[0,4])"), data), "lacks shape");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1])"), data), "lacks data_offsets");
-  expect_corrupt(file_bytes(one(R"("dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4])"), data),
-                 "twice");
-  expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1],"shape":[1],"data_offsets":[0,4])"), data),
-                 "twice");
+  expect_corrupt(file_bytes(one(R"("dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4])"), data), "twice");
+  expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1],"shape":[1],"data_offsets":[0,4])"), data), "twice");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[-1],"data_offsets":[0,4])"), data), "negative");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1.0],"data_offsets":[0,4])"), data), "not a whole");
-  expect_corrupt(
-      file_bytes(one(R"("dtype":"F32","shape":[18446744073709551615],"data_offsets":[0,4])"), data),
-      "63 bits");
-  expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1e3],"data_offsets":[0,4])"), data),
-                 "tensor \"t\"");
+  expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[18446744073709551615],"data_offsets":[0,4])"), data),
+                 "63 bits");
+  expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1e3],"data_offsets":[0,4])"), data), "tensor \"t\"");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[[1]],"data_offsets":[0,4])"), data), "list");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":["1"],"data_offsets":[0,4])"), data), "text");
-  expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[true],"data_offsets":[0,4])"), data),
-                 "true or false");
+  expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[true],"data_offsets":[0,4])"), data), "true or false");
   expect_corrupt(file_bytes(one(R"("dtype":null,"shape":[1],"data_offsets":[0,4])"), data), "null");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":1,"data_offsets":[0,4])"), data), "number");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":{},"data_offsets":[0,4])"), data), "object");
@@ -108,14 +102,15 @@ TEST(SafetensorsHeader, RefusesWrongFields) {
   expect_corrupt(file_bytes(R"({"__metadata__":{"a":"1","a":"1"}})", ""), "twice");
   expect_corrupt(file_bytes(R"({"__metadata__":{},"__metadata__":{}})", ""), "twice");
   const std::string entry = R"("dtype":"F32","shape":[0],"data_offsets":[0,0])";
-  expect_corrupt(file_bytes("{\"t\":{" + entry + "},\"\\u0074\":{" + entry + "}}", ""),
-                 "\"t\" is there twice");
+  expect_corrupt(file_bytes("{\"t\":{" + entry + "},\"\\u0074\":{" + entry + "}}", ""), "\"t\" is there twice");
 }
 
 // Whoever reads the message may do so on a terminal.
 TEST(SafetensorsHeader, WritesControlCharactersOfNamesOut) {
   const std::string name = R"(evil\n\u001b[2J\u0007\u007f\u009b\u00e9)";
-  expect_corrupt(file_bytes("{\"" + name + R"(":{"dtype":"F32","shape":[3],"data_offsets":[0,4]}})", std::string(4, '\0')), R"("evil\n\x1b[2J\x07\x7f\x9bé")");
+  expect_corrupt(
+      file_bytes("{\"" + name + R"(":{"dtype":"F32","shape":[3],"data_offsets":[0,4]}})", std::string(4, '\0')),
+      R"("evil\n\x1b[2J\x07\x7f\x9bé")");
 }
 
 TEST(SafetensorsHeader, RefusesRangesThatLie) {
@@ -124,16 +119,13 @@ TEST(SafetensorsHeader, RefusesRangesThatLie) {
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1],"data_offsets":[4,0])"), data), "begin ≤ end");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1],"data_offsets":[0,4,4])"), data), "begin ≤ end");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1],"data_offsets":[4,8])"), data), "hole");
-  expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1],"data_offsets":[0,4])"), data),
-                 "follow the header");
+  expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1],"data_offsets":[0,4])"), data), "follow the header");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[3],"data_offsets":[0,12])"), data), "truncated");
   expect_corrupt(file_bytes(one(R"("dtype":"F4","shape":[3],"data_offsets":[0,2])"), data), "whole bytes");
+  expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0])"), data),
+                 "larger than");
   expect_corrupt(
-      file_bytes(one(R"("dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0])"), data),
-      "larger than");
-  expect_corrupt(
-      file_bytes(one(R"("dtype":"I64","shape":[1],"data_offsets":[9223372036854775800,9223372036854775807])"),
-                 data),
+      file_bytes(one(R"("dtype":"I64","shape":[1],"data_offsets":[9223372036854775800,9223372036854775807])"), data),
       "takes 8 bytes");
   expect_corrupt(file_bytes(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
                             R"("b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})",
@@ -143,8 +135,7 @@ TEST(SafetensorsHeader, RefusesRangesThatLie) {
 
 // Every prefix of a good file is refused, and no single changed header byte crashes.
 TEST(SafetensorsHeader, SurvivesTruncationAndChangedBytes) {
-  const std::string good =
-      file_bytes(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", "12345678");
+  const std::string good = file_bytes(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", "12345678");
   for (std::size_t n = 0; n < good.size(); ++n) {
     EXPECT_FALSE(parse_safetensors_header(good.substr(0, n), "f").ok()) << n;
   }
@@ -255,9 +246,8 @@ TEST_F(SafetensorsFiles, CheckpointReadsSingleFilesAndShards) {
 
   write_tensors("diffusion_pytorch_model-00001-of-00002.safetensors", {"x", "unlisted"});
   write_tensors("diffusion_pytorch_model-00002-of-00002.safetensors", {"y", "z"});
-  write(
-      "diffusion_pytorch_model.safetensors.index.json",
-      R"({"metadata":{"total_size":32},"weight_map":{"x":"diffusion_pytorch_model-00001-of-00002.safetensors",
+  write("diffusion_pytorch_model.safetensors.index.json",
+        R"({"metadata":{"total_size":32},"weight_map":{"x":"diffusion_pytorch_model-00001-of-00002.safetensors",
             "y":"diffusion_pytorch_model-00002-of-00002.safetensors","z":"diffusion_pytorch_model-00002-of-00002.safetensors"}})");
   auto sharded = Checkpoint::open(dir_.string(), Library::kDiffusers);
   ASSERT_TRUE(sharded.ok()) << sharded.error().message;
@@ -325,7 +315,8 @@ TEST_F(SafetensorsFiles, CheckpointRefusesABadIndex) {
   EXPECT_EQ(Checkpoint::open(dir_.string(), Library::kDiffusers).error().code, Code::kNotFound);
   EXPECT_EQ(Checkpoint::open(path("nowhere"), Library::kDiffusers).error().code, Code::kNotFound);
   write("pytorch_model.bin", "PK");
-  EXPECT_NE(Checkpoint::open(dir_.string(), Library::kDiffusers).error().message.find("pytorch_model.bin is a pickle"), std::string::npos);
+  EXPECT_NE(Checkpoint::open(dir_.string(), Library::kDiffusers).error().message.find("pytorch_model.bin is a pickle"),
+            std::string::npos);
   write_tensors("s1.safetensors", {"a"});
   for (const char* bad :
        {"", "[]", "{}", R"({"weight_map":[]})", R"({"weight_map":{}})", R"({"weight_map":{"a":1}})",
@@ -334,8 +325,7 @@ TEST_F(SafetensorsFiles, CheckpointRefusesABadIndex) {
     const auto opened = open_with(bad);
     ASSERT_FALSE(opened.ok()) << bad;
     EXPECT_EQ(opened.error().code, Code::kDataCorrupt) << bad;
-    EXPECT_NE(opened.error().message.find("model.safetensors.index.json"), std::string::npos)
-        << opened.error().message;
+    EXPECT_NE(opened.error().message.find("model.safetensors.index.json"), std::string::npos) << opened.error().message;
   }
   const auto missing = open_with(R"({"weight_map":{"a":"s1.safetensors","b":"s2.safetensors"}})");
   ASSERT_FALSE(missing.ok());

@@ -39,14 +39,17 @@ struct Store {
   std::vector<std::pair<queue::UnitRef, std::string>> assignments;  // and the owner
   std::vector<queue::UnitRef> revoked;
 
-  void event(const queue::UnitRef& ref, std::string type, std::int64_t now, std::map<std::string, std::string> fields = {}) {
-    events.push_back({.job = ref.job, .type = std::move(type), .unit = ref.unit, .at_ms = now / 1000, .fields = std::move(fields)});
+  void event(const queue::UnitRef& ref, std::string type, std::int64_t now,
+             std::map<std::string, std::string> fields = {}) {
+    events.push_back(
+        {.job = ref.job, .type = std::move(type), .unit = ref.unit, .at_ms = now / 1000, .fields = std::move(fields)});
   }
   void perform(const Actions& actions, Scheduler& scheduler, std::int64_t now) {
     for (const auto& r : actions.reject) rejected.push_back(r);
     for (const auto& a : actions.admit) {
       for (int i = 0; i < a.units; ++i) {
-        queue::UnitView view{.ref = {a.id, i}, .tenant = a.tenant, .class_key = a.class_key, .batch_key = a.batch_key, .model = "tiny"};
+        queue::UnitView view{
+            .ref = {a.id, i}, .tenant = a.tenant, .class_key = a.class_key, .batch_key = a.batch_key, .model = "tiny"};
         view.model = a.class_key.substr(0, a.class_key.find('/'));
         view.adapters = a.adapters;
         view.cost_us = a.cost_us;
@@ -68,7 +71,8 @@ struct Store {
         it->second.owner = batch.owner;
         it->second.nonce = unit.nonce;
         assignments.emplace_back(unit.ref, batch.owner);
-        event(unit.ref, "assigned", now, {{"worker", batch.owner.substr(0, batch.owner.find(':'))}, {"reason", unit.reason}});
+        event(unit.ref, "assigned", now,
+              {{"worker", batch.owner.substr(0, batch.owner.find(':'))}, {"reason", unit.reason}});
       }
     }
     for (const auto& attempt : actions.revoke) {
@@ -163,7 +167,9 @@ class SchedulerTest : public ::testing::Test {
     const auto& tenants = scheduler->tenants();
     return tenants.virtual_time(tenants.find(tenant).value());
   }
-  static std::string spec(const std::string& fields) { return R"({"model":"tiny","prompt":"x","seed":1,)" + fields + "}"; }
+  static std::string spec(const std::string& fields) {
+    return R"({"model":"tiny","prompt":"x","seed":1,)" + fields + "}";
+  }
 
   std::int64_t now = kStart;
   int nonces = 0, entries = 0;
@@ -177,7 +183,9 @@ class NamedAdaptersTest : public SchedulerTest {
   void SetUp() override {
     SchedulerOptions options;
     options.catalogue = catalogue();
-    options.adapters = [](const std::string&, const job::LoraUse& use, const job::ModelEntry&) { return Result<std::string>(use.name); };
+    options.adapters = [](const std::string&, const job::LoraUse& use, const job::ModelEntry&) {
+      return Result<std::string>(use.name);
+    };
     options.new_nonce = [this] { return "n" + std::to_string(++nonces); };
     scheduler = std::make_unique<Scheduler>(options, nullptr);
   }

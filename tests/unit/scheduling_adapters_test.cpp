@@ -30,10 +30,20 @@ class ResidencyTest : public ::testing::Test {
     residency.set_size(a, kSize);
     return a;
   }
-  void worker(WorkerId w, std::vector<AdapterId> in_slots, std::vector<AdapterId> in_host, std::int64_t room = 3 * kSize, int slots = 2) {
-    residency.report(w, {.slots = slots, .host_bytes = room, .load_bytes_per_s = 1e9, .swap_us = 10'000, .in_slots = std::move(in_slots), .in_host = std::move(in_host)}, 0);
+  void worker(WorkerId w, std::vector<AdapterId> in_slots, std::vector<AdapterId> in_host,
+              std::int64_t room = 3 * kSize, int slots = 2) {
+    residency.report(w,
+                     {.slots = slots,
+                      .host_bytes = room,
+                      .load_bytes_per_s = 1e9,
+                      .swap_us = 10'000,
+                      .in_slots = std::move(in_slots),
+                      .in_host = std::move(in_host)},
+                     0);
   }
-  AdapterNeed need(WorkerId w, std::vector<AdapterId> adapters, std::int64_t now = 0) { return residency.scan(adapters, now).at(w); }
+  AdapterNeed need(WorkerId w, std::vector<AdapterId> adapters, std::int64_t now = 0) {
+    return residency.scan(adapters, now).at(w);
+  }
   Residency residency;
 };
 
@@ -85,7 +95,8 @@ TEST_F(ResidencyTest, what_is_worth_least_goes_and_pins_and_what_is_needed_stay)
   EXPECT_THAT(residency.hold(0, std::vector{c}, Eviction::kLeastWorth, 2).from_host, ElementsAre(a));
   residency.pin(b, true);
   residency.pin(d, true);
-  EXPECT_THAT(residency.hold(0, std::vector{a}, Eviction::kLeastWorth, 3).from_host, IsEmpty());  // c is needed, the rest pinned
+  EXPECT_THAT(residency.hold(0, std::vector{a}, Eviction::kLeastWorth, 3).from_host,
+              IsEmpty());  // c is needed, the rest pinned
 }
 
 TEST_F(ResidencyTest, a_report_replaces_what_was_predicted_but_not_what_is_on_its_way) {
@@ -131,7 +142,8 @@ TEST_F(ResidencyTest, demand_fades) {
 }
 
 TEST_F(ResidencyTest, what_nobody_holds_names_or_registers_is_forgotten) {
-  const auto held = residency.intern("held"), named = residency.intern("named"), pinned = residency.intern("pinned"), sized = residency.intern("sized");
+  const auto held = residency.intern("held"), named = residency.intern("named"), pinned = residency.intern("pinned"),
+             sized = residency.intern("sized");
   worker(0, {}, {held});
   residency.refer(named);
   residency.pin(pinned, true);
@@ -184,7 +196,8 @@ class AdapterRouting : public ::testing::Test {
     return a;
   }
   RouteRequest request(const std::vector<AdapterId>& adapters, std::int64_t lane_work = kSecond) {
-    return {.class_hash = 7, .prior_us = kSecond, .lane_work_us = lane_work, .adapters = adapters, .tail_us = 10 * kSecond};
+    return {
+        .class_hash = 7, .prior_us = kSecond, .lane_work_us = lane_work, .adapters = adapters, .tail_us = 10 * kSecond};
   }
   void hold(const std::string& name, int unit, std::int64_t run) {
     fleet.hold(fleet.intern_owner(name + ":1"), {.ref = {"j", unit}, .run_us = run});
@@ -192,7 +205,9 @@ class AdapterRouting : public ::testing::Test {
   std::string chosen(RoutingPolicy& policy, const RouteRequest& r) {
     policy.begin_round();
     const auto route = policy.choose(fleet, costs, r, 0);
-    return route.kind == Route::Kind::kAssign ? fleet.at(route.worker).name : route.kind == Route::Kind::kNoWorker ? "nobody" : "wait";
+    return route.kind == Route::Kind::kAssign     ? fleet.at(route.worker).name
+           : route.kind == Route::Kind::kNoWorker ? "nobody"
+                                                  : "wait";
   }
   Fleet fleet{2, 3 * kSecond};
   CostModel costs;
@@ -242,7 +257,7 @@ TEST_F(AdapterRouting, who_would_become_part_of_the_tail_waits_for_no_holder) {
     return r;
   };
   hold("holder", 0, 600'000);
-  EXPECT_EQ(chosen(policy, request(a)), "holder");  // 0.6 s is less than its run of 1 s
+  EXPECT_EQ(chosen(policy, request(a)), "holder");                     // 0.6 s is less than its run of 1 s
   EXPECT_EQ(chosen(policy, waited(300'000, 10 * kSecond)), "holder");  // 0.15 s of load and swap on the other
   EXPECT_EQ(chosen(policy, waited(600'000, 10 * kSecond)), "other");   // with that it would be more than its run
   EXPECT_EQ(chosen(policy, waited(0, 1'500'000)), "other");            // 0.8 of the tail leaves 0.2 s beside the run
@@ -260,7 +275,8 @@ TEST_F(AdapterRouting, short_runs_pass_long_ones_by_no_more_than_the_tail) {
     EXPECT_EQ(baseline->patience_us(kSecond, kSecond), 0) << name;
     EXPECT_EQ(baseline->reach_us(kSecond, kSecond, kSecond), 0) << name;
     EXPECT_EQ(baseline->yield_us(kSecond, 9 * kSecond, kSecond), 0) << name;
-    EXPECT_EQ((*make_policy({std::string(name), {{"patience", 1.5}}}))->patience_us(kSecond, 10 * kSecond), 1'500'000) << name;
+    EXPECT_EQ((*make_policy({std::string(name), {{"patience", 1.5}}}))->patience_us(kSecond, 10 * kSecond), 1'500'000)
+        << name;
   }
 }
 
@@ -301,7 +317,9 @@ TEST_F(AdapterRouting, baselines_do_what_they_are_named_for) {
   for (const char* name : {"a", "b", "c"}) adapter(name);
   update({info("w0", {"b", "c"}, {"b", "c"}), info("w1", {"a"}, {"a"}), info("w2", {"b", "c"}, {"a", "b", "c"})});
   const std::vector<AdapterId> a = {adapter("a")};
-  const auto make = [](const std::string& name, std::map<std::string, double> tunables = {}) { return std::move(*make_policy({name, std::move(tunables)})); };
+  const auto make = [](const std::string& name, std::map<std::string, double> tunables = {}) {
+    return std::move(*make_policy({name, std::move(tunables)}));
+  };
 
   auto turns = make("round_robin");
   std::vector<std::string> order;
@@ -312,7 +330,7 @@ TEST_F(AdapterRouting, baselines_do_what_they_are_named_for) {
   hold("w1", 1, 300'000);
   EXPECT_EQ(chosen(*make("least_loaded"), request(a)), "w2");
 
-  EXPECT_EQ(chosen(*make("llm_d_ladder", {{"affinity_weight", 4.0}}), request(a)), "w1");   // active there
+  EXPECT_EQ(chosen(*make("llm_d_ladder", {{"affinity_weight", 4.0}}), request(a)), "w1");  // active there
   EXPECT_EQ(chosen(*make("llm_d_ladder", {{"affinity_weight", 0.1}}), request(a)), "w2");  // shortest queue
 
   std::set<std::string> seen;
@@ -353,7 +371,8 @@ TEST_F(AdapterRouting, equals_on_the_ladder_get_the_same_share) {
 TEST(RoutingPolicies, names_and_tunables_are_checked) {
   EXPECT_THAT(make_policy({"nope", {}}).error().message, HasSubstr("least_loaded"));
   EXPECT_THAT(make_policy({"finish", {{"x", 1.0}}}).error().message, HasSubstr("miss_weight"));
-  EXPECT_THAT(make_policy({"finish", {{"miss_weight", std::nan("")}}}).error().message, HasSubstr("miss_weight=nan; it must be a number from 0 to 1000"));
+  EXPECT_THAT(make_policy({"finish", {{"miss_weight", std::nan("")}}}).error().message,
+              HasSubstr("miss_weight=nan; it must be a number from 0 to 1000"));
   for (const double patience : {-5.0, -1e300, std::numeric_limits<double>::infinity()}) {
     EXPECT_FALSE(make_policy({"finish", {{"patience", patience}}}).ok()) << patience;
     EXPECT_FALSE(make_policy({"least_loaded", {{"patience", patience}}}).ok()) << patience;

@@ -167,7 +167,8 @@ TEST_F(FairQueueTest, no_place_stays_empty_for_want_of_who_may_pass) {
   queue.charge(b, 70);
   const auto skip_first = [](LaneId lane) { return lane == 3; };
   EXPECT_EQ(queue.at(queue.next(0, kSlots, 0, {.skipped = skip_first, .lead_us = 65})->handle).tenant, b);
-  const auto turn = queue.next(0, kSlots, 0, {.skipped = skip_first, .lead_us = 60});  // b has had 60 more; one unit of it would be too much
+  const auto turn = queue.next(
+      0, kSlots, 0, {.skipped = skip_first, .lead_us = 60});  // b has had 60 more; one unit of it would be too much
   ASSERT_TRUE(turn);
   EXPECT_EQ(turn->handle, waits);
   EXPECT_TRUE(turn->behind);
@@ -176,7 +177,8 @@ TEST_F(FairQueueTest, no_place_stays_empty_for_want_of_who_may_pass) {
 }
 
 TEST_F(FairQueueTest, one_that_is_postponed_comes_later_once_and_never_past_its_age) {
-  const auto first = push("a", 1, 0, 0, 0, 3), second = push("a", 1, 0, 0, 10, 4), same_lane = push("a", 1, 0, 0, 20, 3);
+  const auto first = push("a", 1, 0, 0, 0, 3), second = push("a", 1, 0, 0, 10, 4),
+             same_lane = push("a", 1, 0, 0, 20, 3);
   EXPECT_EQ(queue.next(0, kSlots, 0, kNoneSkipped)->handle, first);
   queue.postpone(first, queue.at(first).due_us + 5);
   EXPECT_TRUE(queue.at(first).yielded);
@@ -200,7 +202,8 @@ TEST_F(FairQueueTest, those_behind_are_of_one_tenant_priority_and_deadline_and_d
   }
   const auto find = [&](std::int64_t within_us, int most, const std::set<FairQueue::Handle>& refused = {}) {
     return queue.find_behind(head, kSlots, within_us, most, [&](const QueuedUnit& unit) {
-      return unit.lane != 1 && std::none_of(refused.begin(), refused.end(), [&](auto h) { return queue.at(h).lane == unit.lane; });
+      return unit.lane != 1 &&
+             std::none_of(refused.begin(), refused.end(), [&](auto h) { return queue.at(h).lane == unit.lane; });
     });
   };
   EXPECT_EQ(find(100, 9), due[0]);
@@ -221,7 +224,11 @@ TEST_F(FairQueueTest, whatever_is_skipped_no_gap_is_wider_than_two_of_the_larges
     const auto add = [&](TenantId t) {
       const auto cost = 1 + static_cast<std::int64_t>(random() % kLargest);
       queue.tenants().open(t);
-      queue.push({.tenant = t, .lane = static_cast<LaneId>(t * 8 + random() % 8), .arrival = ++arrivals_here, .prior_us = cost, .cost_us = cost});
+      queue.push({.tenant = t,
+                  .lane = static_cast<LaneId>(t * 8 + random() % 8),
+                  .arrival = ++arrivals_here,
+                  .prior_us = cost,
+                  .cost_us = cost});
     };
     for (int t = 0; t < 4; ++t) {
       const auto id = queue.tenants().intern("t" + std::to_string(t));
@@ -254,8 +261,8 @@ TEST_F(FairQueueTest, totals_follow_every_push_and_remove) {
   std::set<FairQueue::Handle> live;
   for (int i = 0; i < 5'000; ++i) {
     if (live.empty() || random() % 3 != 0) {
-      live.insert(push("t" + std::to_string(random() % 7), 1 + random() % 100, static_cast<int>(random() % 3), random() % 1'000,
-                       0, random() % 5));
+      live.insert(push("t" + std::to_string(random() % 7), 1 + random() % 100, static_cast<int>(random() % 3),
+                       random() % 1'000, 0, random() % 5));
     } else {
       const auto handle = *std::next(live.begin(), static_cast<long>(random() % live.size()));
       const auto tenant = queue.at(handle).tenant;

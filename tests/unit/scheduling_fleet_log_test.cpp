@@ -59,15 +59,21 @@ TEST_F(FleetLogTest, a_fleet_that_changes_at_once_is_one_line) {
   std::vector<std::string> names;
   for (int i = 0; i < 500; ++i) names.push_back("w" + std::to_string(1000 + i));
   look(0, names);
-  EXPECT_EQ(look(9, names, "ready", names), (Lines{"! 500 workers are silent: 'w1000', 'w1001', 'w1002', 'w1003', 'w1004', …"}));
+  EXPECT_EQ(look(9, names, "ready", names),
+            (Lines{"! 500 workers are silent: 'w1000', 'w1001', 'w1002', 'w1003', 'w1004', …"}));
 }
 
 TEST(FleetLog, units_that_a_lost_worker_leaves) {
   const auto line = [](std::string type, std::map<std::string, std::string> fields) {
-    return line_of_lost({.id = {}, .job = "j", .type = std::move(type), .unit = 1, .at_ms = 0, .fields = std::move(fields)}).value_or(FleetLine{}).text;
+    return line_of_lost(
+               {.id = {}, .job = "j", .type = std::move(type), .unit = 1, .at_ms = 0, .fields = std::move(fields)})
+        .value_or(FleetLine{})
+        .text;
   };
-  EXPECT_EQ(line("ready", {{"reason", "lease lapsed"}, {"owner", "w:1"}}), "unit j/1 is taken from worker 'w', whose lease lapsed");
-  EXPECT_EQ(line("failed", {{"message", "[queue] 2 workers were lost"}}), "unit j/1 is given up: [queue] 2 workers were lost");
+  EXPECT_EQ(line("ready", {{"reason", "lease lapsed"}, {"owner", "w:1"}}),
+            "unit j/1 is taken from worker 'w', whose lease lapsed");
+  EXPECT_EQ(line("failed", {{"message", "[queue] 2 workers were lost"}}),
+            "unit j/1 is given up: [queue] 2 workers were lost");
   EXPECT_EQ(line("ready", {}), "");
   EXPECT_EQ(line("ready", {{"reason", "handed back"}}), "");
   EXPECT_EQ(line("failed", {{"message", "out of memory"}}), "");  // the worker's log has it

@@ -1,4 +1,5 @@
-// Who goes before whom within a tenant, through the whole scheduler: jobs follow their adapters, pass what would load, yield when late.
+// Who goes before whom within a tenant, through the whole scheduler: jobs follow their adapters, pass what would load,
+// yield when late.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -88,7 +89,8 @@ TEST_F(AdapterPassing, nobody_is_passed_by_less_urgent_units) {
 
 TEST_F(AdapterScheduling, a_rebuilt_scheduler_knows_what_units_need) {
   submit("1", with("oil"));
-  auto again = std::make_unique<Scheduler>(SchedulerOptions{.catalogue = catalogue(), .new_nonce = [] { return std::string("n"); }}, nullptr);
+  auto again = std::make_unique<Scheduler>(
+      SchedulerOptions{.catalogue = catalogue(), .new_nonce = [] { return std::string("n"); }}, nullptr);
   again->rebuild(store.views(), {}, {with_slots("i", {"ink"}), with_slots("o", {"oil"})}, 0, now);
   const auto actions = again->decide(now);
   ASSERT_EQ(actions.assign.size(), 1u);
@@ -154,7 +156,8 @@ TEST_F(AdapterScheduling, a_full_worker_that_alone_could_hold_it_stops_nobody) {
   EXPECT_GE(ended, 15u);
 }
 
-// One that is late beyond what one in twenty is lets the next one go, once; and one in twenty may. Here `late` is, of three.
+// One that is late beyond what one in twenty is lets the next one go, once; and one in twenty may. Here `late` is, of
+// three.
 class SchedulerYieldTest : public SchedulerTest {
  protected:
   void late_next_last() {

@@ -164,8 +164,8 @@ TEST_F(SchedulerTest, one_rebuilt_from_redis_makes_the_same_decisions) {
   EXPECT_GT(compared, 100);
 }
 
-// What is stored is up to a second old. Whoever came back within it starts where the living leader had it start: among those
-// that wait, whatever it had had before, more or less than they.
+// What is stored is up to a second old. Whoever came back within it starts where the living leader had it start: among
+// those that wait, whatever it had had before, more or less than they.
 TEST_F(SchedulerTest, who_came_back_after_the_times_were_stored_is_owed_nothing_and_owes_nothing) {
   const auto run = [this](const queue::UnitRef& ref) {
     store.start(ref, now);
@@ -200,7 +200,8 @@ TEST_F(SchedulerTest, who_came_back_after_the_times_were_stored_is_owed_nothing_
       settle();
       std::map<std::string, int> served;
       for (int i = 0; i < 20; ++i) {
-        const auto held = std::find_if(store.open.begin(), store.open.end(), [](const auto& u) { return !u.second.owner.empty(); });
+        const auto held =
+            std::find_if(store.open.begin(), store.open.end(), [](const auto& u) { return !u.second.owner.empty(); });
         ASSERT_NE(held, store.open.end());
         ++served[held->second.tenant];
         run(held->first);

@@ -35,9 +35,10 @@ class RouterTest : public ::testing::Test {
     fleet.update(infos, now, [](const std::string& name) { return name == "m" ? ModelId{0} : ModelId{1}; });
   }
   Route route(std::int64_t now = 0, std::int64_t lane_work = kSecond, bool may_wait = true) {
-    return choose_worker(fleet, costs,
-                         {.class_hash = rendezvous_hash("class"), .prior_us = kSecond, .lane_work_us = lane_work, .may_wait = may_wait},
-                         now);
+    return choose_worker(
+        fleet, costs,
+        {.class_hash = rendezvous_hash("class"), .prior_us = kSecond, .lane_work_us = lane_work, .may_wait = may_wait},
+        now);
   }
   void hold(const std::string& name, int unit, std::int64_t run, std::int64_t now = 0) {
     fleet.hold(fleet.intern_owner(name + ":b1"), {.ref = {"j", unit}, .run_us = run, .assigned_us = now});
@@ -84,10 +85,11 @@ TEST_F(RouterTest, warm_worker_is_preferred_until_its_queue_is_longer_than_the_c
 TEST_F(RouterTest, a_full_warm_worker_is_waited_for_only_while_the_whole_lane_gains) {
   update({worker_info("cold"), worker_info("warm", {"m/256x256x1/none/64/fp32"})});
   costs.observe(0, 0, fleet.intern_owner("warm:b1"), kSecond, kSecond, false);
-  for (int i = 0; i < 2; ++i) costs.observe(0, 0, fleet.intern_owner("cold:b1"), kSecond, 6 * kSecond, true);  // cold: 5 s
+  for (int i = 0; i < 2; ++i)
+    costs.observe(0, 0, fleet.intern_owner("cold:b1"), kSecond, 6 * kSecond, true);  // cold: 5 s
   hold("warm", 0, kSecond);
   hold("warm", 1, kSecond);
-  EXPECT_EQ(route(0, kSecond).kind, Route::Kind::kWait);          // through in 3 s, cold in 6 s
+  EXPECT_EQ(route(0, kSecond).kind, Route::Kind::kWait);           // through in 3 s, cold in 6 s
   EXPECT_EQ(route(0, kSecond, false).kind, Route::Kind::kAssign);  // aged units take any slot
   const auto spilled = route(0, 10 * kSecond);
   EXPECT_EQ(spilled.kind, Route::Kind::kAssign);
@@ -106,7 +108,11 @@ TEST_F(RouterTest, equals_are_parted_by_rendezvous_hashing_and_stay_put_when_oth
   for (int i = 0; i < 8; ++i) infos.push_back(worker_info("w" + std::to_string(i)));
   update(infos);
   const auto pick = [&](const std::string& cls) {
-    return fleet.at(choose_worker(fleet, costs, {.class_hash = rendezvous_hash(cls), .prior_us = kSecond, .lane_work_us = kSecond}, 0).worker).name;
+    return fleet
+        .at(choose_worker(fleet, costs,
+                          {.class_hash = rendezvous_hash(cls), .prior_us = kSecond, .lane_work_us = kSecond}, 0)
+                .worker)
+        .name;
   };
   std::map<std::string, std::string> before;
   std::set<std::string> used;
@@ -119,7 +125,9 @@ TEST_F(RouterTest, equals_are_parted_by_rendezvous_hashing_and_stay_put_when_oth
   infos.erase(infos.begin() + 3);
   update(infos);
   for (const auto& [cls, name] : before) {
-    if (name != "w3") { EXPECT_EQ(pick(cls), name) << cls; }
+    if (name != "w3") {
+      EXPECT_EQ(pick(cls), name) << cls;
+    }
   }
 }
 
@@ -147,13 +155,15 @@ TEST_F(RouterTest, places_are_those_of_ready_workers_with_a_slot_by_when_they_ar
     }
     const auto w = fleet.intern_owner("w" + std::to_string(random() % 6) + ":b1");
     if (random() % 2 == 0) {
-      fleet.hold(w, {.ref = {"j", units++}, .run_us = 1 + static_cast<std::int64_t>(random() % kSecond), .assigned_us = i});
+      fleet.hold(
+          w, {.ref = {"j", units++}, .run_us = 1 + static_cast<std::int64_t>(random() % kSecond), .assigned_us = i});
     } else if (!fleet.at(w).held.empty()) {
       fleet.release(w, fleet.at(w).held.front().ref, i);
     }
     Fleet::Places expected;
     for (const auto each : fleet.with_model(0)) {
-      if (fleet.at(each).standing == Standing::kReady && fleet.at(each).has_slot()) expected.emplace(fleet.at(each).free_at_us, each);
+      if (fleet.at(each).standing == Standing::kReady && fleet.at(each).has_slot())
+        expected.emplace(fleet.at(each).free_at_us, each);
     }
     ASSERT_EQ(fleet.places(0), expected) << i;
   }
@@ -161,7 +171,9 @@ TEST_F(RouterTest, places_are_those_of_ready_workers_with_a_slot_by_when_they_ar
 
 TEST_F(RouterTest, a_worker_is_warm_for_what_it_says_and_holds_whatever_classes_come_and_go) {
   std::mt19937 random(5);
-  const auto key = [](std::size_t i) { return "m/" + std::to_string(64 + 16 * (i / 2)) + "x64x1/none/64/" + (i % 2 == 0 ? "fp32" : "auto"); };  // in pairs, but for the precision
+  const auto key = [](std::size_t i) {
+    return "m/" + std::to_string(64 + 16 * (i / 2)) + "x64x1/none/64/" + (i % 2 == 0 ? "fp32" : "auto");
+  };  // in pairs, but for the precision
   std::vector<std::size_t> stands_for(12);
   const auto define = [&](ClassId c) { fleet.define_class(c, key(stands_for[c] = random() % 20)); };
   for (ClassId c = 0; c < stands_for.size(); ++c) define(c);
@@ -183,7 +195,9 @@ TEST_F(RouterTest, a_worker_is_warm_for_what_it_says_and_holds_whatever_classes_
       const auto id = fleet.intern_owner("w" + std::to_string(w) + ":b1");
       for (ClassId c = 0; c < stands_for.size(); ++c) {
         const auto& told = infos[static_cast<std::size_t>(w)].warm_classes;
-        const bool warm = std::any_of(told.begin(), told.end(), [&](const auto& k) { return without_precision(k) == without_precision(key(stands_for[c])); });
+        const bool warm = std::any_of(told.begin(), told.end(), [&](const auto& k) {
+          return without_precision(k) == without_precision(key(stands_for[c]));
+        });
         ASSERT_EQ(fleet.is_warm(c, id), warm || (id == holder && c == held)) << round << " w" << w << " class " << c;
       }
     }
@@ -218,10 +232,10 @@ TEST(CostModel, observed_runs_correct_the_prior) {
   costs.observe(0, 0, 0, 1'000, 100, false);
   EXPECT_TRUE(costs.observed(0));
   EXPECT_EQ(costs.run_us(0, 0, 0, 1'000), 100);
-  EXPECT_EQ(costs.run_us(5, 0, 3, 1'000), 100);    // an unknown class and worker: the model's mean
-  EXPECT_EQ(costs.run_us(0, 1, 0, 1'000), 100);    // this very class and worker, whatever the model index
+  EXPECT_EQ(costs.run_us(5, 0, 3, 1'000), 100);         // an unknown class and worker: the model's mean
+  EXPECT_EQ(costs.run_us(0, 1, 0, 1'000), 100);         // this very class and worker, whatever the model index
   EXPECT_EQ(costs.typical_run_us(9, 1, 1'000), 1'000);  // another model is not corrected
-  costs.observe(0, 0, 1, 1'000, 400, false);       // a slower worker
+  costs.observe(0, 0, 1, 1'000, 400, false);            // a slower worker
   EXPECT_GT(costs.run_us(7, 0, 1, 1'000), costs.run_us(7, 0, 0, 1'000));
   for (int i = 0; i < 50; ++i) costs.observe(0, 0, 0, 1'000, 50, false);
   EXPECT_NEAR(static_cast<double>(costs.run_us(0, 0, 0, 1'000)), 50.0, 2.0);
@@ -229,8 +243,8 @@ TEST(CostModel, observed_runs_correct_the_prior) {
 
 TEST(CostModel, cold_cost_is_what_a_first_run_takes_beyond_the_prediction) {
   CostModel costs;
-  EXPECT_EQ(costs.cold_us(0, 1'000), 500);  // the guess
-  costs.observe(0, 0, 0, 1'000, 3'000, true);   // nothing to compare with: taken as a run
+  EXPECT_EQ(costs.cold_us(0, 1'000), 500);     // the guess
+  costs.observe(0, 0, 0, 1'000, 3'000, true);  // nothing to compare with: taken as a run
   EXPECT_EQ(costs.typical_run_us(0, 0, 1'000), 3'000);
   costs.observe(0, 0, 0, 1'000, 1'000, false);  // the warm run corrects it
   EXPECT_EQ(costs.run_us(0, 0, 0, 1'000), 1'000);

@@ -84,7 +84,8 @@ TEST_F(SchedulerTest, an_assignment_of_a_job_admitted_before_stays_one) {
     return a;
   };
   actions.admit = {admission("new"), admission("twice"), admission("twice"), admission("waits")};
-  actions.assign = {{"a:1", {{{"old", 0}, "n1", "warm"}, {{"new", 0}, "n2", "warm"}}}, {"b:1", {{{"twice", 0}, "n3", "warm"}}}};
+  actions.assign = {{"a:1", {{{"old", 0}, "n1", "warm"}, {{"new", 0}, "n2", "warm"}}},
+                    {"b:1", {{{"twice", 0}, "n3", "warm"}}}};
   const auto jobs = take_dispatches(actions);
   ASSERT_EQ(jobs.size(), 1u);
   EXPECT_EQ(jobs[0].admission.id, "new");
@@ -178,7 +179,7 @@ TEST_F(SchedulerTest, units_not_started_by_a_silent_worker_go_to_another) {
   settle();
   EXPECT_EQ(store.revoked, (std::vector<queue::UnitRef>{{"j", 1}}));
   EXPECT_EQ(owner_of("j", 1), "b:1");
-  EXPECT_EQ(owner_of("j", 0), "a:1");  // running: until its lease lapses
+  EXPECT_EQ(owner_of("j", 0), "a:1");         // running: until its lease lapses
   store.ready({"j", 0}, now += 1'000 * kMs);  // the reaper's doing
   settle();
   EXPECT_EQ(owner_of("j", 0), "b:1");
@@ -298,9 +299,15 @@ class CountedPolicy final : public RoutingPolicy {
     ++asked;
     return inner_.choose(fleet, costs, request, now_us);
   }
-  std::int64_t patience_us(std::int64_t run_us, std::int64_t tail_us) const override { return inner_.patience_us(run_us, tail_us); }
-  std::int64_t reach_us(std::int64_t run_us, std::int64_t late_us, std::int64_t tail_us) const override { return inner_.reach_us(run_us, late_us, tail_us); }
-  std::int64_t yield_us(std::int64_t run_us, std::int64_t waited_us, std::int64_t tail_us) const override { return inner_.yield_us(run_us, waited_us, tail_us); }
+  std::int64_t patience_us(std::int64_t run_us, std::int64_t tail_us) const override {
+    return inner_.patience_us(run_us, tail_us);
+  }
+  std::int64_t reach_us(std::int64_t run_us, std::int64_t late_us, std::int64_t tail_us) const override {
+    return inner_.reach_us(run_us, late_us, tail_us);
+  }
+  std::int64_t yield_us(std::int64_t run_us, std::int64_t waited_us, std::int64_t tail_us) const override {
+    return inner_.yield_us(run_us, waited_us, tail_us);
+  }
   void begin_round() override { inner_.begin_round(); }
   std::int64_t bias_us(const AdapterNeed& need) const override { return inner_.bias_us(need); }
   Eviction eviction() const override { return inner_.eviction(); }
@@ -310,8 +317,8 @@ class CountedPolicy final : public RoutingPolicy {
   FinishPolicy inner_{{}};
 };
 
-// Ten thousand units of forty shapes wait, a worker has a place: the router is asked about a few lanes. What that takes in
-// microseconds is the bench's (tests/bench/sim.sh).
+// Ten thousand units of forty shapes wait, a worker has a place: the router is asked about a few lanes. What that takes
+// in microseconds is the bench's (tests/bench/sim.sh).
 TEST_F(SchedulerTest, a_decision_asks_the_router_about_few_of_many_lanes) {
   const auto policy = std::make_shared<CountedPolicy>();
   SchedulerOptions options;
@@ -324,7 +331,8 @@ TEST_F(SchedulerTest, a_decision_asks_the_router_about_few_of_many_lanes) {
   scheduler->on_workers(infos, now);
   std::vector<queue::IntakeEntry> intake;
   for (int i = 0; i < 12'000; ++i) {
-    intake.push_back(entry("j" + std::to_string(i), spec("\"width\":" + std::to_string(128 + 16 * (i % 40))), "t" + std::to_string(i % 50)));
+    intake.push_back(entry("j" + std::to_string(i), spec("\"width\":" + std::to_string(128 + 16 * (i % 40))),
+                           "t" + std::to_string(i % 50)));
   }
   scheduler->on_intake(intake, now);
   settle();  // 2,000 are assigned, 10,000 wait

@@ -1,4 +1,5 @@
-// Units that need more slots for adapters than any worker has, or has free: they cost a decision nothing and hold nobody up.
+// Units that need more slots for adapters than any worker has, or has free: they cost a decision nothing and hold
+// nobody up.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -21,7 +22,8 @@ class SlotsTest : public NamedAdaptersTest {
   }
   // Each in a lane of its own: another set of five adapters.
   void submit_wide(const std::string& tenant) {
-    for (int i = 0; i < kMany; ++i) submit(tenant + std::to_string(i), with({i % 5, 5 + i / 5 % 5, 10 + i / 25, 20, 21}), tenant);
+    for (int i = 0; i < kMany; ++i)
+      submit(tenant + std::to_string(i), with({i % 5, 5 + i / 5 % 5, 10 + i / 25, 20, 21}), tenant);
   }
   // Runs all that is assigned, until nothing is; returns how many have ended.
   int serve() {
@@ -124,7 +126,8 @@ TEST_F(SlotsTest, more_adapters_than_any_worker_has_slots_are_rejected_with_both
   EXPECT_EQ(store.rejected[0].id, "wide");
   EXPECT_EQ(store.rejected[0].error.code, Code::kInvalidArgument);
   EXPECT_EQ(store.rejected[0].error.param, "loras");
-  EXPECT_THAT(store.rejected[0].error.message, HasSubstr("names 5 adapters, and no worker of 'tiny' holds more than 4"));
+  EXPECT_THAT(store.rejected[0].error.message,
+              HasSubstr("names 5 adapters, and no worker of 'tiny' holds more than 4"));
   EXPECT_EQ(owner_of("fits"), "w:1");
   EXPECT_EQ(owner_of("early"), "");
   auto starting = with_slots("large", 0);

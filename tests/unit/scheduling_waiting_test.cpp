@@ -75,7 +75,8 @@ TEST_F(WaitingTest, one_that_another_worker_is_better_for_waits_for_that) {
   scheduler->on_workers({holder, far}, now);
   for (const char* id : {"1", "2", "3"}) submit(id, two);
   ASSERT_EQ(owner_of("3"), "");
-  EXPECT_THAT(why("3"), StartsWith("a worker that has its adapters: to load them where there is a place takes longer (about "));
+  EXPECT_THAT(why("3"),
+              StartsWith("a worker that has its adapters: to load them where there is a place takes longer (about "));
 }
 
 TEST_F(WaitingTest, behind_another_on_its_worker_and_back_from_one_that_is_silent) {

@@ -25,7 +25,11 @@ TEST(WorkerModel, LoadsSwapsAndDropsAsTheTableSays) {
   table.adapter_slots = 1;
   WorkerModel worker("w", table);
   const auto unit = [](int i, const char* adapter) {
-    return ModelUnit{.ref = {std::to_string(i), 0}, .nonce = std::to_string(i), .class_key = "c", .adapter = adapter, .run_us = 1'000'000};
+    return ModelUnit{.ref = {std::to_string(i), 0},
+                     .nonce = std::to_string(i),
+                     .class_key = "c",
+                     .adapter = adapter,
+                     .run_us = 1'000'000};
   };
   EXPECT_TRUE(worker.is_cold("c"));
   EXPECT_TRUE(worker.take(unit(1, "a"), 0));
@@ -100,7 +104,9 @@ TEST(Simulation, EveryPolicyServesEveryJobAndRepeats) {
     EXPECT_GE(first->figure("latency_p95"), first->figure("latency_p50")) << name;
     const auto again = simulate(trace, costs(), options);
     for (const auto& figure : first->figures) {
-      if (!figure.metric.starts_with("decision")) { EXPECT_EQ(again->figure(figure.metric), figure.value) << name << ' ' << figure.metric; }
+      if (!figure.metric.starts_with("decision")) {
+        EXPECT_EQ(again->figure(figure.metric), figure.value) << name << ' ' << figure.metric;
+      }
     }
   }
 }
@@ -117,11 +123,13 @@ TEST(Simulation, WhatBecameOfEachJobAddsUpToTheFigures) {
     double host = 0, slot = 0, cold = 0;
     for (std::size_t i = 0; i < trace.jobs.size(); ++i) {
       const auto& job = report->jobs[i];
-      const auto run = static_cast<double>(costs().run_us(trace.jobs[i].width, trace.jobs[i].height, trace.jobs[i].steps, !trace.jobs[i].adapter.empty()));
+      const auto run = static_cast<double>(costs().run_us(trace.jobs[i].width, trace.jobs[i].height,
+                                                          trace.jobs[i].steps, !trace.jobs[i].adapter.empty()));
       EXPECT_LE(trace.jobs[i].at_us, job.assigned_us) << name << i;
       EXPECT_LE(job.assigned_us, job.began_us) << name << i;
       EXPECT_LE(job.began_us, job.started_us) << name << i;
-      EXPECT_NEAR(static_cast<double>(job.ended_us - job.started_us - (job.cold_class ? 65'200 : 0)), run, 0.0251 * run) << name << i;
+      EXPECT_NEAR(static_cast<double>(job.ended_us - job.started_us - (job.cold_class ? 65'200 : 0)), run, 0.0251 * run)
+          << name << i;
       EXPECT_TRUE(ran[job.worker].emplace(job.began_us, job.ended_us).second) << name << i;
       busy += job.ended_us - job.began_us;
       last = std::max(last, job.ended_us);
@@ -139,7 +147,9 @@ TEST(Simulation, WhatBecameOfEachJobAddsUpToTheFigures) {
     EXPECT_EQ(report->figure("host_misses"), host) << name;
     EXPECT_EQ(report->figure("slot_misses"), slot) << name;
     EXPECT_EQ(report->figure("cold_classes"), cold) << name;
-    EXPECT_NEAR(report->figure("utilisation"), static_cast<double>(busy) / static_cast<double>(last - trace.jobs[0].at_us) / 4, 1e-9) << name;
+    EXPECT_NEAR(report->figure("utilisation"),
+                static_cast<double>(busy) / static_cast<double>(last - trace.jobs[0].at_us) / 4, 1e-9)
+        << name;
   }
 }
 
@@ -190,7 +200,8 @@ TEST(Simulation, YieldingShortensTheTailAtItsVeryEndsCost) {
   double p95 = 0, p99 = 0;
   for (std::uint64_t seed = 1; seed <= 8; ++seed) {
     const auto trace = small_trace(seed);
-    const auto with = simulate(trace, costs(), {}), without = simulate(trace, costs(), {.policy = {"finish", {{"yield", 0.0}}}});
+    const auto with = simulate(trace, costs(), {}),
+               without = simulate(trace, costs(), {.policy = {"finish", {{"yield", 0.0}}}});
     p95 += with->figure("latency_p95") / without->figure("latency_p95") / 8;
     p99 += with->figure("latency_p99") / without->figure("latency_p99") / 8;
   }
@@ -208,7 +219,12 @@ TEST(Simulation, TuningKeepsTheTunablesThatAreGiven) {
 // The bound of coordinator/scheduling/README.md, and what predictions err by and what a cold start leaves behind.
 TEST(Simulation, NoTenantGetsFarAhead) {
   for (std::uint64_t seed = 1; seed <= 9; ++seed) {
-    TraceOptions options{.jobs = 1200, .workers = seed % 3 == 0 ? 16 : 8, .adapters = 80, .load = 0.7 + 0.1 * static_cast<double>(seed % 3), .burst = 2, .seed = 1'000 + seed};
+    TraceOptions options{.jobs = 1200,
+                         .workers = seed % 3 == 0 ? 16 : 8,
+                         .adapters = 80,
+                         .load = 0.7 + 0.1 * static_cast<double>(seed % 3),
+                         .burst = 2,
+                         .seed = 1'000 + seed};
     options.steps = seed % 2 == 0 ? std::vector<int>{4, 28} : std::vector<int>{4};
     const auto report = simulate(*generate_trace(options, costs()), costs(), {});
     ASSERT_TRUE(report.ok());
@@ -222,17 +238,24 @@ TEST(Simulation, AThousandTenantsMayWait) {
   Trace trace;
   trace.workers = 16;
   for (int i = 0; i < 4000; ++i) {
-    trace.jobs.push_back({.at_us = i / 10 * 1000, .tenant = "t" + std::to_string(i % 1000), .width = 1024, .height = 1024, .steps = 4, .adapter = "a" + std::to_string(i * 7 % 50)});
+    trace.jobs.push_back({.at_us = i / 10 * 1000,
+                          .tenant = "t" + std::to_string(i % 1000),
+                          .width = 1024,
+                          .height = 1024,
+                          .steps = 4,
+                          .adapter = "a" + std::to_string(i * 7 % 50)});
   }
   const auto report = simulate(trace, costs(), {});
   ASSERT_TRUE(report.ok());
   EXPECT_LE(report->figure("fairness_gap"), 2.0);
 }
 
-// While every run is some worker's first, predictions are guesses: nobody gets a lead of them. It was up to 5.3 of the largest job here.
+// While every run is some worker's first, predictions are guesses: nobody gets a lead of them. It was up to 5.3 of the
+// largest job here.
 TEST(Simulation, AColdFleetIsNobodysLead) {
   for (const std::uint64_t seed : {919, 920, 921}) {
-    const auto report = simulate(*generate_trace({.jobs = 1560, .workers = 16, .burst = 2, .seed = seed}, costs()), costs(), {});
+    const auto report =
+        simulate(*generate_trace({.jobs = 1560, .workers = 16, .burst = 2, .seed = seed}, costs()), costs(), {});
     ASSERT_TRUE(report.ok());
     EXPECT_LE(report->figure("fairness_gap_at_first"), 2.0) << "seed " << seed;
     EXPECT_LE(report->figure("fairness_gap"), 2.0) << "seed " << seed;
@@ -265,7 +288,9 @@ TEST_P(Committed, AsGoodAsTheBestBaselineInTailAndObjectivesWithFewerLoads) {
 }
 
 // The part of the loads of the baseline with the best p95.
-INSTANTIATE_TEST_SUITE_P(Traces, Committed, ::testing::Values(std::pair{"steps4", 0.7}, std::pair{"steps28", 0.7}, std::pair{"mixed", 0.7}),
+INSTANTIATE_TEST_SUITE_P(Traces, Committed,
+                         ::testing::Values(std::pair{"steps4", 0.7}, std::pair{"steps28", 0.7},
+                                           std::pair{"mixed", 0.7}),
                          [](const auto& info) { return std::string(info.param.first); });
 
 TEST(Simulation, SaysWhatItLacks) {
@@ -273,7 +298,8 @@ TEST(Simulation, SaysWhatItLacks) {
   trace.workers = 0;
   EXPECT_THAT(simulate(trace, costs(), {}).error().message, HasSubstr("--workers"));
   EXPECT_THAT(simulate(small_trace(), costs(), {.policy = {"x", {}}}).error().message, HasSubstr("finish"));
-  for (const double part : {std::nan(""), -0.1, 1.0}) EXPECT_THAT(simulate(small_trace(), costs(), {.warm_up = part}).error().message, HasSubstr("warm-up")) << part;
+  for (const double part : {std::nan(""), -0.1, 1.0})
+    EXPECT_THAT(simulate(small_trace(), costs(), {.warm_up = part}).error().message, HasSubstr("warm-up")) << part;
 }
 
 TEST(Simulation, NoFigureCountsAJobThatTheSchedulerRejects) {
@@ -291,7 +317,9 @@ TEST(Simulation, IdleTimeChangesNothingAndCostsNothing) {
   for (auto& job : trace.jobs) job.at_us += 1'763'800'000'000'000;
   const auto later = simulate(trace, costs(), {});
   for (const auto& figure : now->figures) {
-    if (!figure.metric.starts_with("decision")) { EXPECT_EQ(later->figure(figure.metric), figure.value) << figure.metric; }
+    if (!figure.metric.starts_with("decision")) {
+      EXPECT_EQ(later->figure(figure.metric), figure.value) << figure.metric;
+    }
   }
   trace.jobs.back().at_us += 63'000'000'000'000;
   EXPECT_TRUE(simulate(trace, costs(), {}).ok());

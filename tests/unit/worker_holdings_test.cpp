@@ -18,7 +18,8 @@ class HoldingsTest : public testing::Test {
     std::string text;
     for (const Action& action : holdings_.decide(now_)) {
       static constexpr const char* kNames[] = {"encode", "start", "denoise", "stop", "canceled", "hand-back", "forget"};
-      text += (text.empty() ? "" : ", ") + std::string(kNames[static_cast<int>(action.kind)]) + " " + action.attempt.nonce;
+      text +=
+          (text.empty() ? "" : ", ") + std::string(kNames[static_cast<int>(action.kind)]) + " " + action.attempt.nonce;
     }
     return text;
   }

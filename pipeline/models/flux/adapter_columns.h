@@ -15,9 +15,9 @@ namespace ditfleet::pipeline {
 
 class AdapterColumns {
  public:
-  // What a linear is called with: weight and B [out, rank + in] or [out, in + rank], A [1 or batch, rank, in]. Rank is that of all
-  // adapters together, rounded up; 0 for a linear without any. For q, k and v stacked the adapters may stand apart instead, those of each
-  // in as many columns: then `adapter` has none, and `apart` all.
+  // What a linear is called with: weight and B [out, rank + in] or [out, in + rank], A [1 or batch, rank, in]. Rank is
+  // that of all adapters together, rounded up; 0 for a linear without any. For q, k and v stacked the adapters may
+  // stand apart instead, those of each in as many columns: then `adapter` has none, and `apart` all.
   struct Operands {
     at::Tensor weight, adapter;
     at::Tensor apart;       // [1 or batch, 3 · rank of one, in]
@@ -27,7 +27,8 @@ class AdapterColumns {
   // The copies of some linears.
   struct Part {
     std::shared_ptr<const region::MatrixCopies::Ready> terms;
-    std::shared_ptr<const region::MatrixCopies::Ready> rounding;  // zeros for the rows of A behind the terms'; null for a batch, whose terms have them
+    std::shared_ptr<const region::MatrixCopies::Ready>
+        rounding;  // zeros for the rows of A behind the terms'; null for a batch, whose terms have them
   };
   // What some adapters come to, worked out before their request runs.
   struct Layout {
@@ -37,9 +38,11 @@ class AdapterColumns {
   // The terms of one linear in each sample.
   using Samples = std::vector<const std::vector<LowRank>*>;
 
-  // Each linear must have room. Keeps their tensors, and takes as much memory again for A. The first `first` of them are needed before the others.
-  // `apart`: products can leave out what is zeros then, so that it pays to let groups stand apart.
-  AdapterColumns(std::vector<LinearSlot> linears, std::size_t first, std::shared_ptr<const region::MatrixCopies> copies, bool apart = false);
+  // Each linear must have room. Keeps their tensors, and takes as much memory again for A. The first `first` of them
+  // are needed before the others. `apart`: products can leave out what is zeros then, so that it pays to let groups
+  // stand apart.
+  AdapterColumns(std::vector<LinearSlot> linears, std::size_t first, std::shared_ptr<const region::MatrixCopies> copies,
+                 bool apart = false);
 
   std::size_t size() const { return linears_.size(); }
   // Why the terms of each linear (samples[linear]) do not fit side by side; empty if they do. Thread safe.
@@ -47,8 +50,8 @@ class AdapterColumns {
   // Where the terms go, which must fit. A term that several samples have in common (the same B) is there once. Whoever
   // holds the layout keeps the terms' tensors. Thread safe.
   Layout plan(const std::vector<Samples>& samples) const;
-  // Puts them there: the first linears' on the current stream, the others' beside it, for whoever joins. What stood beside them stays, and
-  // nobody reads it. Whoever holds the layout holds it until the next load().
+  // Puts them there: the first linears' on the current stream, the others' beside it, for whoever joins. What stood
+  // beside them stays, and nobody reads it. Whoever holds the layout holds it until the next load().
   void load(const Layout& layout);
   // What comes on the current stream from here on finds all of them.
   void join() { aside_.join(); }
@@ -58,7 +61,7 @@ class AdapterColumns {
  private:
   struct Linear {
     LinearSlot slot;
-    at::Tensor a;  // [room, in], for a batch of one. Its address stays, as graphs want it.
+    at::Tensor a;           // [room, in], for a batch of one. Its address stays, as graphs want it.
     std::int64_t used = 0;  // rows of `a` from which on all are zeros
   };
   struct Copies {

@@ -29,9 +29,8 @@ Heads project(const at::Tensor& x, const LinearSlot& qkv, const at::Tensor& norm
 
 // [1, S, H, head_dim] each → [1, S, D].
 at::Tensor attend(const Heads& h, const at::Tensor& rope) {
-  const at::Tensor out = at::scaled_dot_product_attention(apply_rope(h.query, rope).transpose(1, 2),
-                                                          apply_rope(h.key, rope).transpose(1, 2),
-                                                          h.value.transpose(1, 2));
+  const at::Tensor out = at::scaled_dot_product_attention(
+      apply_rope(h.query, rope).transpose(1, 2), apply_rope(h.key, rope).transpose(1, 2), h.value.transpose(1, 2));
   return out.transpose(1, 2).flatten(2);
 }
 
@@ -56,14 +55,16 @@ void double_block(at::Tensor& image, at::Tensor& text, const DoubleBlockSlots& s
       project(modulated_norm(image, m.image_attention), slots.image.qkv, slots.image.norm_q, slots.image.norm_k, g);
   const Heads of_text =
       project(modulated_norm(text, m.text_attention), slots.text.qkv, slots.text.norm_q, slots.text.norm_k, g);
-  const at::Tensor attended = attend({at::cat({of_text.query, of_image.query}, 1), at::cat({of_text.key, of_image.key}, 1),
-                                      at::cat({of_text.value, of_image.value}, 1)},
-                                     rope);
+  const at::Tensor attended =
+      attend({at::cat({of_text.query, of_image.query}, 1), at::cat({of_text.key, of_image.key}, 1),
+              at::cat({of_text.value, of_image.value}, 1)},
+             rope);
   const std::int64_t text_tokens = text.size(1);
   image = gated_residual(image, m.image_attention.gate,
                          apply_linear(slots.image.out, attended.slice(1, text_tokens).contiguous()));
   image = gated_residual(image, m.image_mlp.gate, mlp(modulated_norm(image, m.image_mlp), slots.image));
-  text = gated_residual(text, m.text_attention.gate, apply_linear(slots.text.out, attended.slice(1, 0, text_tokens).contiguous()));
+  text = gated_residual(text, m.text_attention.gate,
+                        apply_linear(slots.text.out, attended.slice(1, 0, text_tokens).contiguous()));
   text = gated_residual(text, m.text_mlp.gate, mlp(modulated_norm(text, m.text_mlp), slots.text));
 }
 

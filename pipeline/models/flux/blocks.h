@@ -15,8 +15,8 @@ struct BlockGeometry {
 
 // image [1, S_image, D] and text [1, S_text, D] are replaced by the block's outputs. rope: S_text + S_image
 // tokens, text first.
-void double_block(at::Tensor& image, at::Tensor& text, const DoubleBlockSlots& slots, const DoubleModulation& modulation,
-                  const at::Tensor& rope, BlockGeometry geometry);
+void double_block(at::Tensor& image, at::Tensor& text, const DoubleBlockSlots& slots,
+                  const DoubleModulation& modulation, const at::Tensor& rope, BlockGeometry geometry);
 
 // tokens [1, S_text + S_image, D], text first, is replaced by the block's output.
 void single_block(at::Tensor& tokens, const SingleBlockSlots& slots, const Modulation& modulation,

@@ -7,7 +7,8 @@ constexpr std::int64_t kMost = 1 << 20;
 
 FluxConfig read_flux_config(const ConfigFile& file) {
   const std::string kind = file.text("_class_name", "FluxTransformer2DModel");
-  if (kind != "FluxTransformer2DModel") file.refuse("_class_name is \"" + kind + "\"; it must be FluxTransformer2DModel");
+  if (kind != "FluxTransformer2DModel")
+    file.refuse("_class_name is \"" + kind + "\"; it must be FluxTransformer2DModel");
   if (file.has("quantization_config"))
     file.refuse("the weights are quantized (quantization_config), which is not supported; use the bf16 folder");
   FluxConfig c{};
@@ -25,7 +26,8 @@ FluxConfig read_flux_config(const ConfigFile& file) {
   if (axes.size() < 3) file.refuse("axes_dims_rope has " + std::to_string(axes.size()) + " entries; it must have 3");
   std::int64_t sum = 0;
   for (std::size_t i = 0; i < 3; ++i) {
-    if (axes[i] % 2 != 0) file.refuse("axes_dims_rope holds the odd number " + std::to_string(axes[i]) + "; each must be even");
+    if (axes[i] % 2 != 0)
+      file.refuse("axes_dims_rope holds the odd number " + std::to_string(axes[i]) + "; each must be even");
     c.axes_dims_rope[i] = axes[i];
     sum += axes[i];
   }
@@ -33,10 +35,11 @@ FluxConfig read_flux_config(const ConfigFile& file) {
     file.refuse("axes_dims_rope adds up to " + std::to_string(sum) + "; it must be attention_head_dim, " +
                 std::to_string(c.head_dim));
   if (c.in_channels % 4 != 0)
-    file.refuse("in_channels is " + std::to_string(c.in_channels) + "; it must be a multiple of 4 (2 × 2 latent pixels a token)");
+    file.refuse("in_channels is " + std::to_string(c.in_channels) +
+                "; it must be a multiple of 4 (2 × 2 latent pixels a token)");
   if (c.token_out != c.in_channels)
-    file.refuse("patch_size² · out_channels is " + std::to_string(c.token_out) + "; for text to image it must be in_channels, " +
-                std::to_string(c.in_channels));
+    file.refuse("patch_size² · out_channels is " + std::to_string(c.token_out) +
+                "; for text to image it must be in_channels, " + std::to_string(c.in_channels));
   return c;
 }
 

@@ -43,7 +43,9 @@ at::Tensor rows_of(const LinearSlot& slot, const at::Tensor& activated, std::int
 at::Tensor row_of(const at::Tensor& all, std::int64_t i) { return all.narrow(1, i, 1); }
 
 // Rows first, first + 1, first + 2 of a step: shift, scale, gate.
-Modulation triple(const at::Tensor& all, std::int64_t first) { return {row_of(all, first), row_of(all, first + 1), row_of(all, first + 2)}; }
+Modulation triple(const at::Tensor& all, std::int64_t first) {
+  return {row_of(all, first), row_of(all, first + 1), row_of(all, first + 2)};
+}
 
 }  // namespace
 

@@ -36,7 +36,8 @@ class ModulationTable {
   StepModulation step(std::int64_t index) const {  // views into the table
     return views(table_.narrow(0, index, 1), double_blocks_, single_blocks_);
   }
-  // The rows of a step as they lie one after another: of each double block image, text (6 each), of each single block 3, final 2.
+  // The rows of a step as they lie one after another: of each double block image, text (6 each), of each single block
+  // 3, final 2.
   static StepModulation views(const at::Tensor& all, std::size_t double_blocks, std::size_t single_blocks);
 
  private:

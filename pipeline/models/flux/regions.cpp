@@ -48,18 +48,29 @@ Slots slots_of(const SingleBlockSlots& block) {
 }
 
 // What each call gives, in this order.
-const std::vector<std::string> kDoubleCall = {"image", "text", "rope",
-                                              "image.attention_shift", "image.attention_scale", "image.attention_gate",
-                                              "image.mlp_shift", "image.mlp_scale", "image.mlp_gate",
-                                              "text.attention_shift", "text.attention_scale", "text.attention_gate",
-                                              "text.mlp_shift", "text.mlp_scale", "text.mlp_gate"};
+const std::vector<std::string> kDoubleCall = {"image",
+                                              "text",
+                                              "rope",
+                                              "image.attention_shift",
+                                              "image.attention_scale",
+                                              "image.attention_gate",
+                                              "image.mlp_shift",
+                                              "image.mlp_scale",
+                                              "image.mlp_gate",
+                                              "text.attention_shift",
+                                              "text.attention_scale",
+                                              "text.attention_gate",
+                                              "text.mlp_shift",
+                                              "text.mlp_scale",
+                                              "text.mlp_gate"};
 const std::vector<std::string> kSingleCall = {"tokens", "rope", "shift", "scale", "gate"};
 
 // The linears that adapters change, by their names in the programs.
 std::vector<std::pair<std::string, const LinearSlot*>> linears_of(const DoubleBlockSlots& block) {
   std::vector<std::pair<std::string, const LinearSlot*>> linears;
   for (const auto& [prefix, stream] : {std::pair("image.", &block.image), std::pair("text.", &block.text)})
-    for (const auto& [name, slot] : {std::pair("qkv", &stream->qkv), std::pair("out", &stream->out), std::pair("mlp_in", &stream->mlp_in), std::pair("mlp_out", &stream->mlp_out)})
+    for (const auto& [name, slot] : {std::pair("qkv", &stream->qkv), std::pair("out", &stream->out),
+                                     std::pair("mlp_in", &stream->mlp_in), std::pair("mlp_out", &stream->mlp_out)})
       linears.emplace_back(std::string(prefix) + name, slot);
   return linears;
 }
@@ -89,25 +100,29 @@ int position_of(const std::vector<std::string>& names, const std::string& name) 
 }  // namespace
 
 template <class Block>
-void FluxRegions::fill(Table& table, const std::vector<Block>& blocks, const std::vector<std::string>& call, bool adapted) const {
+void FluxRegions::fill(Table& table, const std::vector<Block>& blocks, const std::vector<std::string>& call,
+                       bool adapted) const {
   const auto names = table.region->input_names();
   for (const auto& name : call) table.activations.push_back(position_of(names, name));
   if (adapted && !blocks.empty())
     for (const auto& [name, slot] : linears_of(blocks.front()))
-      table.linears.push_back({position_of(names, name + ".weight"), position_of(names, name + ".adapter"), slot->room.groups > 1 ? position_of(names, name + ".apart") : -1});
+      table.linears.push_back({position_of(names, name + ".weight"), position_of(names, name + ".adapter"),
+                               slot->room.groups > 1 ? position_of(names, name + ".apart") : -1});
   for (const Block& block : blocks) {
     const Slots slots = slots_of(block);
     auto& row = table.rows.emplace_back();
     for (const auto& name : names) {
       const auto at = slots.find(name);
-      const bool later = std::find(call.begin(), call.end(), name) != call.end() || (adapted && (name.ends_with(".adapter") || name.ends_with(".apart")));
+      const bool later = std::find(call.begin(), call.end(), name) != call.end() ||
+                         (adapted && (name.ends_with(".adapter") || name.ends_with(".apart")));
       if (at == slots.end() && !later) fail(Code::kInternal, "no slot is called " + name);
       row.push_back(at == slots.end() ? at::Tensor() : at->second);
     }
   }
 }
 
-FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Placement placement, std::shared_ptr<region::RegionHost> host)
+FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Placement placement,
+                         std::shared_ptr<region::RegionHost> host)
     : host_(host) {
   const auto recipe = [&](auto make, bool adapters) {
     return [=, heads = config.heads, head_dim = config.head_dim](region::ElementType type) {
@@ -116,11 +131,14 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
   };
   std::vector<LinearSlot> linears;
   each_linear(slots, [&](const LinearSlot& slot) { linears.push_back(slot); });
-  const std::size_t of_first = !slots.double_blocks.empty() ? linears_of(slots.double_blocks.front()).size()
-                               : !slots.single_blocks.empty() ? linears_of(slots.single_blocks.front()).size() : 0;
-  const bool room = !linears.empty() && std::all_of(linears.begin(), linears.end(), [](const LinearSlot& slot) { return slot.room.columns > 0; });
+  const std::size_t of_first = !slots.double_blocks.empty()   ? linears_of(slots.double_blocks.front()).size()
+                               : !slots.single_blocks.empty() ? linears_of(slots.single_blocks.front()).size()
+                                                              : 0;
+  const bool room = !linears.empty() && std::all_of(linears.begin(), linears.end(),
+                                                    [](const LinearSlot& slot) { return slot.room.columns > 0; });
   std::vector<Table*> wanted;
-  const auto add = [&](Table& table, const char* name, auto make, const auto& blocks, const std::vector<std::string>& call, bool adapted) {
+  const auto add = [&](Table& table, const char* name, auto make, const auto& blocks,
+                       const std::vector<std::string>& call, bool adapted) {
     table.region = std::make_unique<region::Region>(name, recipe(make, adapted), host);
     fill(table, blocks, call, adapted);
     if (!blocks.empty()) wanted.push_back(&table);
@@ -140,7 +158,8 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
     }));
   std::shared_ptr<const region::GroupedGemm> grouped;
   if (room) {
-    auto making = std::async(std::launch::async, [&] { return host->grouped_gemm ? host->grouped_gemm : region::make_grouped_gemm(*host); });
+    auto making = std::async(
+        std::launch::async, [&] { return host->grouped_gemm ? host->grouped_gemm : region::make_grouped_gemm(*host); });
     auto copies = region::make_matrix_copies(*host);
     grouped = making.get();
     columns_ = std::make_unique<AdapterColumns>(std::move(linears), of_first, std::move(copies), grouped != nullptr);
@@ -149,14 +168,19 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
   if (grouped) host->grouped_gemm = std::move(grouped);
 }
 
-// Blocks with adapters attend at the same strides, and to a library a picture's tokens and both streams' together are one shape.
-void FluxRegions::expect(Placement placement, std::int64_t batch, std::int64_t text_tokens, std::int64_t image_tokens) const {
+// Blocks with adapters attend at the same strides, and to a library a picture's tokens and both streams' together are
+// one shape.
+void FluxRegions::expect(Placement placement, std::int64_t batch, std::int64_t text_tokens,
+                         std::int64_t image_tokens) const {
   const auto type = element_type(placement);
-  if (!double_.rows.empty()) double_.region->expect(type, placement.device, {{"batch", batch}, {"text", text_tokens}, {"image", image_tokens}});
-  if (!single_.rows.empty()) single_.region->expect(type, placement.device, {{"batch", batch}, {"tokens", text_tokens + image_tokens}});
+  if (!double_.rows.empty())
+    double_.region->expect(type, placement.device, {{"batch", batch}, {"text", text_tokens}, {"image", image_tokens}});
+  if (!single_.rows.empty())
+    single_.region->expect(type, placement.device, {{"batch", batch}, {"tokens", text_tokens + image_tokens}});
 }
 
-std::vector<std::vector<at::Tensor>> FluxRegions::bind(const Table& table, const AdapterColumns::Layout& layout, std::size_t& linear) {
+std::vector<std::vector<at::Tensor>> FluxRegions::bind(const Table& table, const AdapterColumns::Layout& layout,
+                                                       std::size_t& linear) {
   std::vector<std::vector<at::Tensor>> rows = table.rows;
   for (auto& row : rows) {
     bool any = false;
@@ -184,7 +208,8 @@ std::vector<AdapterColumns::Samples> FluxRegions::terms_of(const std::vector<con
 std::string FluxRegions::adapter_problem(const std::vector<const FluxSlots*>& samples) const {
   if (columns_) return columns_->problem(terms_of(samples));
   bool any = false;
-  for (const FluxSlots* sample : samples) each_linear(*sample, [&](const LinearSlot& slot) { any = any || !slot.low_rank.empty(); });
+  for (const FluxSlots* sample : samples)
+    each_linear(*sample, [&](const LinearSlot& slot) { any = any || !slot.low_rank.empty(); });
   return any ? "the model was loaded without slots, so there is no room for adapters beside the weights" : "";
 }
 
@@ -193,7 +218,8 @@ std::shared_ptr<const FluxAdapters> FluxRegions::plan(const std::vector<const Fl
   auto made = std::make_shared<FluxAdapters>();
   made->layout = columns_->plan(terms_of(samples));
   made->signature = {static_cast<std::int64_t>(samples.size())};
-  for (const auto& operands : made->layout.operands) made->signature.insert(made->signature.end(), {operands.adapter.size(1), operands.apart.size(1)});
+  for (const auto& operands : made->layout.operands)
+    made->signature.insert(made->signature.end(), {operands.adapter.size(1), operands.apart.size(1)});
   std::size_t linear = 0;
   made->double_rows = bind(adapted_double_, made->layout, linear);
   made->single_rows = bind(adapted_single_, made->layout, linear);
@@ -216,31 +242,45 @@ at::Tensor FluxRegions::rope_rows(const at::Tensor& rope) {
   return at::view_as_real(rope).view({rope.size(1), 2 * rope.size(3)});
 }
 
-void FluxRegions::double_block(std::size_t index, at::Tensor& image, at::Tensor& text, bool text_is_mine, const DoubleModulation& m,
-                               const at::Tensor& rope, region::Mode mode, const FluxAdapters* adapters) const {
+void FluxRegions::double_block(std::size_t index, at::Tensor& image, at::Tensor& text, bool text_is_mine,
+                               const DoubleModulation& m, const at::Tensor& rope, region::Mode mode,
+                               const FluxAdapters* adapters) const {
   if (adapters && index > 0) join_adapters();
   const bool adapted = adapters && !adapters->double_rows[index].empty();
   const Table& table = adapted ? adapted_double_ : double_;
   std::vector<at::Tensor> inputs = adapted ? adapters->double_rows[index] : table.rows[index];
-  const at::Tensor* given[] = {&image, &text, &rope,
-                               &m.image_attention.shift, &m.image_attention.scale, &m.image_attention.gate,
-                               &m.image_mlp.shift, &m.image_mlp.scale, &m.image_mlp.gate,
-                               &m.text_attention.shift, &m.text_attention.scale, &m.text_attention.gate,
-                               &m.text_mlp.shift, &m.text_mlp.scale, &m.text_mlp.gate};
-  for (std::size_t i = 0; i < table.activations.size(); ++i) inputs[static_cast<std::size_t>(table.activations[i])] = *given[i];
+  const at::Tensor* given[] = {&image,
+                               &text,
+                               &rope,
+                               &m.image_attention.shift,
+                               &m.image_attention.scale,
+                               &m.image_attention.gate,
+                               &m.image_mlp.shift,
+                               &m.image_mlp.scale,
+                               &m.image_mlp.gate,
+                               &m.text_attention.shift,
+                               &m.text_attention.scale,
+                               &m.text_attention.gate,
+                               &m.text_mlp.shift,
+                               &m.text_mlp.scale,
+                               &m.text_mlp.gate};
+  for (std::size_t i = 0; i < table.activations.size(); ++i)
+    inputs[static_cast<std::size_t>(table.activations[i])] = *given[i];
   std::vector<at::Tensor> outputs{image, text_is_mine ? text : at::Tensor()};
   table.region->run(inputs, outputs, mode);
   image = std::move(outputs[0]);
   text = std::move(outputs[1]);
 }
 
-void FluxRegions::single_block(std::size_t index, at::Tensor& tokens, const Modulation& m, const at::Tensor& rope, region::Mode mode, const FluxAdapters* adapters) const {
+void FluxRegions::single_block(std::size_t index, at::Tensor& tokens, const Modulation& m, const at::Tensor& rope,
+                               region::Mode mode, const FluxAdapters* adapters) const {
   if (adapters && index + double_.rows.size() > 0) join_adapters();
   const bool adapted = adapters && !adapters->single_rows[index].empty();
   const Table& table = adapted ? adapted_single_ : single_;
   std::vector<at::Tensor> inputs = adapted ? adapters->single_rows[index] : table.rows[index];
   const at::Tensor* given[] = {&tokens, &rope, &m.shift, &m.scale, &m.gate};
-  for (std::size_t i = 0; i < table.activations.size(); ++i) inputs[static_cast<std::size_t>(table.activations[i])] = *given[i];
+  for (std::size_t i = 0; i < table.activations.size(); ++i)
+    inputs[static_cast<std::size_t>(table.activations[i])] = *given[i];
   std::vector<at::Tensor> outputs{tokens};
   table.region->run(inputs, outputs, mode);
   tokens = std::move(outputs[0]);

@@ -1,5 +1,5 @@
-// FLUX's blocks as compiled regions: two programs for all blocks, two more for blocks with adapters, and a pointer table
-// for each block.
+// FLUX's blocks as compiled regions: two programs for all blocks, two more for blocks with adapters, and a pointer
+// table for each block.
 #pragma once
 
 #include <memory>
@@ -15,39 +15,46 @@ namespace ditfleet::pipeline {
 struct FluxAdapters {
   AdapterColumns::Layout layout;
   std::vector<std::vector<at::Tensor>> double_rows, single_rows;  // pointer tables; empty: this block has none
-  std::vector<std::int64_t> signature;  // equal where two have the same shapes throughout
+  std::vector<std::int64_t> signature;                            // equal where two have the same shapes throughout
 };
 
 class FluxRegions {
  public:
   // Keeps the slots' tensors. Compiles all programs (unless the host's options have dynamic off, where the first
   // call does); those with adapters where the slots have room for them. Throws what Region::prepare throws.
-  FluxRegions(const FluxConfig& config, const FluxSlots& slots, Placement placement, std::shared_ptr<region::RegionHost> host);
+  FluxRegions(const FluxConfig& config, const FluxSlots& slots, Placement placement,
+              std::shared_ptr<region::RegionHost> host);
 
   // What calls on so many tokens of the picture and frames are run with.
-  region::Mode mode_for(std::int64_t tokens, std::int64_t frames) const { return region::mode_for(host_->options, tokens, frames); }
+  region::Mode mode_for(std::int64_t tokens, std::int64_t frames) const {
+    return region::mode_for(host_->options, tokens, frames);
+  }
 
-  // A request of these sizes is to come: what the blocks' libraries lack for it is made meanwhile. Does not wait. Thread safe.
+  // A request of these sizes is to come: what the blocks' libraries lack for it is made meanwhile. Does not wait.
+  // Thread safe.
   void expect(Placement placement, std::int64_t batch, std::int64_t text_tokens, std::int64_t image_tokens) const;
 
   // Double block `index`: image and text are replaced by its outputs, in their own memory where *_is_mine says that
   // nobody else reads it. rope: as rope_table() makes it. Thread safe.
   // `adapters`: what load() was called with, or null.
-  void double_block(std::size_t index, at::Tensor& image, at::Tensor& text, bool text_is_mine, const DoubleModulation& modulation,
-                    const at::Tensor& rope_rows, region::Mode mode, const FluxAdapters* adapters) const;
-  void single_block(std::size_t index, at::Tensor& tokens, const Modulation& modulation, const at::Tensor& rope_rows, region::Mode mode,
+  void double_block(std::size_t index, at::Tensor& image, at::Tensor& text, bool text_is_mine,
+                    const DoubleModulation& modulation, const at::Tensor& rope_rows, region::Mode mode,
                     const FluxAdapters* adapters) const;
+  void single_block(std::size_t index, at::Tensor& tokens, const Modulation& modulation, const at::Tensor& rope_rows,
+                    region::Mode mode, const FluxAdapters* adapters) const;
 
   // Why blocks with the terms in these samples' linears would run op by op; empty if they need not. Thread safe.
   std::string adapter_problem(const std::vector<const FluxSlots*>& samples) const;
   // That they do. Throws what RegionHost::fall_back throws.
   void leave_adapters(const std::string& problem) const { host_->fall_back("flux", "adapters", problem); }
-  // Of the terms in these samples' linears, for which there must be room; null without any room for adapters. Thread safe.
+  // Of the terms in these samples' linears, for which there must be room; null without any room for adapters. Thread
+  // safe.
   std::shared_ptr<const FluxAdapters> plan(const std::vector<const FluxSlots*>& samples) const;
-  // Puts them where adapted blocks read them, unless they are there already: on the current stream and, for blocks behind the first, beside it.
-  // While no adapted block runs.
+  // Puts them where adapted blocks read them, unless they are there already: on the current stream and, for blocks
+  // behind the first, beside it. While no adapted block runs.
   void load(const std::shared_ptr<const FluxAdapters>& adapters);
-  // What comes on the current stream from here on finds them at all blocks. Blocks call it themselves, except in a recording.
+  // What comes on the current stream from here on finds them at all blocks. Blocks call it themselves, except in a
+  // recording.
   void join_adapters() const {
     if (columns_) columns_->join();
   }
@@ -72,7 +79,8 @@ class FluxRegions {
   template <class Block>
   void fill(Table& table, const std::vector<Block>& blocks, const std::vector<std::string>& call, bool adapted) const;
   std::vector<AdapterColumns::Samples> terms_of(const std::vector<const FluxSlots*>& samples) const;
-  static std::vector<std::vector<at::Tensor>> bind(const Table& table, const AdapterColumns::Layout& layout, std::size_t& linear);
+  static std::vector<std::vector<at::Tensor>> bind(const Table& table, const AdapterColumns::Layout& layout,
+                                                   std::size_t& linear);
 
   std::shared_ptr<region::RegionHost> host_;
   Table double_, single_, adapted_double_, adapted_single_;

@@ -30,7 +30,9 @@ at::Tensor rope_table(const FluxConfig& config, std::int64_t text, std::int64_t 
   std::vector<at::Tensor> cosines, sines;
   for (std::size_t axis = 0; axis < 3; ++axis) {
     const std::int64_t dim = config.axes_dims_rope[axis];
-    const at::Tensor position = at::cat({before, axis == 0 ? zeros : axis == 1 ? row : column})
+    const at::Tensor position = at::cat({before, axis == 0   ? zeros
+                                                 : axis == 1 ? row
+                                                             : column})
                                     .to(placement.dtype)
                                     .to(ScalarType::Double);
     const at::Tensor exponents = at::arange(0, dim, 2, ScalarType::Double) / static_cast<double>(dim);
@@ -42,8 +44,8 @@ at::Tensor rope_table(const FluxConfig& config, std::int64_t text, std::int64_t 
 }
 
 at::Tensor apply_rope(const at::Tensor& x, const at::Tensor& table) {
-  const at::Tensor pairs = at::view_as_complex(
-      x.to(c10::ScalarType::Float).contiguous().unflatten(-1, {x.size(-1) / 2, 2}));
+  const at::Tensor pairs =
+      at::view_as_complex(x.to(c10::ScalarType::Float).contiguous().unflatten(-1, {x.size(-1) / 2, 2}));
   return at::view_as_real(pairs * table).flatten(3).to(x.scalar_type());
 }
 

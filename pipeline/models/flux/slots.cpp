@@ -36,7 +36,8 @@ FluxSlots bind_flux_slots(const FluxConfig& c, Parameters& p, std::int64_t adapt
     b.image.mlp_in = p.linear(at + "ff.net.0.proj", d, mlp, true, one);
     b.image.mlp_out = p.linear(at + "ff.net.2", mlp, d, true, one);
     b.text.modulation = p.linear(at + "norm1_context.linear", d, 6 * d);
-    b.text.qkv = p.stacked_linear({at + "attn.add_q_proj", at + "attn.add_k_proj", at + "attn.add_v_proj"}, d, d, true, three);
+    b.text.qkv =
+        p.stacked_linear({at + "attn.add_q_proj", at + "attn.add_k_proj", at + "attn.add_v_proj"}, d, d, true, three);
     b.text.norm_q = p.tensor(at + "attn.norm_added_q.weight", {c.head_dim});
     b.text.norm_k = p.tensor(at + "attn.norm_added_k.weight", {c.head_dim});
     b.text.out = p.linear(at + "attn.to_add_out", d, d, true, one);

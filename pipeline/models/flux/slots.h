@@ -11,10 +11,10 @@ namespace ditfleet::pipeline {
 
 // One of the two streams of a double-stream block. D = width.
 struct StreamSlots {
-  LinearSlot modulation;     // D → 6·D: shift, scale, gate of attention, then of the MLP
-  LinearSlot qkv;            // D → 3·D: query, key, value
-  at::Tensor norm_q, norm_k; // [head_dim]
-  LinearSlot out;            // D → D
+  LinearSlot modulation;       // D → 6·D: shift, scale, gate of attention, then of the MLP
+  LinearSlot qkv;              // D → 3·D: query, key, value
+  at::Tensor norm_q, norm_k;   // [head_dim]
+  LinearSlot out;              // D → D
   LinearSlot mlp_in, mlp_out;  // D → 4·D → D
 };
 
@@ -36,16 +36,16 @@ struct EmbedderSlots {
 };
 
 struct FluxSlots {
-  LinearSlot image_in, text_in;  // x_embedder, context_embedder
+  LinearSlot image_in, text_in;          // x_embedder, context_embedder
   EmbedderSlots time, guidance, pooled;  // guidance: undefined tensors without guidance_embeds
   std::vector<DoubleBlockSlots> double_blocks;
   std::vector<SingleBlockSlots> single_blocks;
-  LinearSlot final_modulation;   // D → 2·D: scale, shift (in this order, unlike the blocks)
+  LinearSlot final_modulation;  // D → 2·D: scale, shift (in this order, unlike the blocks)
   LinearSlot image_out;
 };
 
-// With room for adapters of `adapter_rank` beside each linear of the blocks (each of q, k and v its own); behind the weight, but for the single
-// blocks' mlp_in, which reads the same as their qkv. Throws what Parameters throws.
+// With room for adapters of `adapter_rank` beside each linear of the blocks (each of q, k and v its own); behind the
+// weight, but for the single blocks' mlp_in, which reads the same as their qkv. Throws what Parameters throws.
 FluxSlots bind_flux_slots(const FluxConfig& config, Parameters& parameters, std::int64_t adapter_rank = 0);
 
 // Every linear by diffusers' name. Points into `slots`.

@@ -40,10 +40,19 @@ at::Tensor sigmoid(const at::Tensor& x) { return at::sigmoid(x); }
 at::Tensor linear(const at::Tensor& x) { return x; }
 
 constexpr std::pair<const char*, Activation> kActivations[] = {
-    {"gelu", gelu},           {"gelu_fast", gelu_fast}, {"gelu_new", gelu_new}, {"gelu_pytorch_tanh", gelu_tanh},
-    {"linear", linear},       {"mish", mish},           {"quick_gelu", quick_gelu},
-    {"relu", relu},           {"relu2", relu_squared},  {"sigmoid", sigmoid},   {"silu", silu},
-    {"swish", silu},          {"tanh", tanh},
+    {"gelu", gelu},
+    {"gelu_fast", gelu_fast},
+    {"gelu_new", gelu_new},
+    {"gelu_pytorch_tanh", gelu_tanh},
+    {"linear", linear},
+    {"mish", mish},
+    {"quick_gelu", quick_gelu},
+    {"relu", relu},
+    {"relu2", relu_squared},
+    {"sigmoid", sigmoid},
+    {"silu", silu},
+    {"swish", silu},
+    {"tanh", tanh},
 };
 
 }  // namespace

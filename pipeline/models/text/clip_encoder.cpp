@@ -40,7 +40,8 @@ ClipConfig read_clip_config(const ConfigFile& file) {
   return c;
 }
 
-ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions) {
+ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement,
+                              std::shared_ptr<region::RegionHost> regions) {
   ClipEncoder m;
   m.config_ = read_clip_config(ConfigFile(dir + "/config.json"));
   m.placement_ = placement;
@@ -75,14 +76,18 @@ ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement, std::
       one[name + std::string(".weight")] = norm->weight;
       one[name + std::string(".bias")] = norm->bias;
     }
-    for (const auto& [name, linear] : {std::pair("q", &l.q), std::pair("k", &l.k), std::pair("v", &l.v), std::pair("out", &l.out), std::pair("fc1", &l.fc1),
-                                       std::pair("fc2", &l.fc2)}) {
+    for (const auto& [name, linear] : {std::pair("q", &l.q), std::pair("k", &l.k), std::pair("v", &l.v),
+                                       std::pair("out", &l.out), std::pair("fc1", &l.fc1), std::pair("fc2", &l.fc2)}) {
       one[name + std::string(".weight")] = linear->weight;
       one[name + std::string(".bias")] = linear->bias;
     }
   }
-  const region::TextLayerShape shape{.width = d, .heads = m.config_.num_attention_heads, .head_dim = d / m.config_.num_attention_heads, .inner = inner,
-                                     .eps = m.config_.layer_norm_eps, .activation = *activation};
+  const region::TextLayerShape shape{.width = d,
+                                     .heads = m.config_.num_attention_heads,
+                                     .head_dim = d / m.config_.num_attention_heads,
+                                     .inner = inner,
+                                     .eps = m.config_.layer_norm_eps,
+                                     .activation = *activation};
   const auto recipe = [shape](region::ElementType type) {
     region::TextLayerShape typed = shape;
     typed.type = type;
@@ -97,8 +102,9 @@ std::vector<NamedLinear> ClipEncoder::named_linears() {
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const std::string at = "encoder.layers." + std::to_string(i) + ".";
     Layer& l = layers_[i];
-    const std::pair<const char*, LinearSlot*> named[] = {{"self_attn.q_proj", &l.q}, {"self_attn.k_proj", &l.k}, {"self_attn.v_proj", &l.v},
-                                                         {"self_attn.out_proj", &l.out}, {"mlp.fc1", &l.fc1}, {"mlp.fc2", &l.fc2}};
+    const std::pair<const char*, LinearSlot*> named[] = {{"self_attn.q_proj", &l.q}, {"self_attn.k_proj", &l.k},
+                                                         {"self_attn.v_proj", &l.v}, {"self_attn.out_proj", &l.out},
+                                                         {"mlp.fc1", &l.fc1},        {"mlp.fc2", &l.fc2}};
     for (const auto& [name, slot] : named) add_named(all, *slot, at + name);
   }
   return all;
@@ -111,9 +117,10 @@ at::Tensor ClipEncoder::layer(const at::Tensor& hidden, const Layer& s) const {
     return at::layer_norm(x, {d}, n.weight, n.bias, config_.layer_norm_eps);
   };
   const at::Tensor x = norm(hidden, s.norm1);
-  const at::Tensor attended = at::scaled_dot_product_attention(
-      split(apply_linear(s.q, x)), split(apply_linear(s.k, x)), split(apply_linear(s.v, x)), /*attn_mask=*/{}, /*dropout_p=*/0.0,
-      /*is_causal=*/true, 1.0 / std::sqrt(static_cast<double>(d / heads)));
+  const at::Tensor attended =
+      at::scaled_dot_product_attention(split(apply_linear(s.q, x)), split(apply_linear(s.k, x)),
+                                       split(apply_linear(s.v, x)), /*attn_mask=*/{}, /*dropout_p=*/0.0,
+                                       /*is_causal=*/true, 1.0 / std::sqrt(static_cast<double>(d / heads)));
   const at::Tensor after = hidden + apply_linear(s.out, attended.transpose(1, 2).reshape({1, length, d}));
   return after + apply_linear(s.fc2, config_.activation(apply_linear(s.fc1, norm(after, s.norm2))));
 }
@@ -124,11 +131,14 @@ at::Tensor ClipEncoder::pooled(const std::vector<std::int32_t>& ids) const {
     fail(Code::kDataCorrupt, "[clip] the tokenizer gives " + std::to_string(length) + " ids, the text encoder has " +
                                  std::to_string(config_.max_position_embeddings) +
                                  " positions; is tokenizer_config.json's model_max_length right?");
-  at::Tensor hidden = at::embedding(token_embedding_, token_tensor(ids, config_.vocab_size, placement_.device, "clip")) +
-                      position_embedding_.slice(0, 0, length);
+  at::Tensor hidden =
+      at::embedding(token_embedding_, token_tensor(ids, config_.vocab_size, placement_.device, "clip")) +
+      position_embedding_.slice(0, 0, length);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
-    if (region_) region_->run(i, hidden, true, {});  // the sum above is this call's own
-    else hidden = layer(hidden, layers_[i]);
+    if (region_)
+      region_->run(i, hidden, true, {});  // the sum above is this call's own
+    else
+      hidden = layer(hidden, layers_[i]);
   }
   hidden = at::layer_norm(hidden, {config_.hidden_size}, final_norm_.weight, final_norm_.bias, config_.layer_norm_eps);
   auto end = std::find(ids.begin(), ids.end(), static_cast<std::int32_t>(config_.eos_token_id));

@@ -32,7 +32,8 @@ class ClipEncoder {
  public:
   // Reads DIR/config.json and the weights beside it. With a host that compiles text encoders its layers
   // run as a compiled region. Throws what ConfigFile, Parameters and then LayerRegion throw.
-  static ClipEncoder load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions = nullptr);
+  static ClipEncoder load(const std::string& dir, Placement placement,
+                          std::shared_ptr<region::RegionHost> regions = nullptr);
 
   const ClipConfig& config() const { return config_; }
   std::int64_t bytes() const { return bytes_; }

@@ -4,7 +4,8 @@
 
 namespace ditfleet::pipeline {
 
-std::optional<region::OpCode> activation_op(const std::shared_ptr<region::RegionHost>& host, const std::string& block, const std::string& name) {
+std::optional<region::OpCode> activation_op(const std::shared_ptr<region::RegionHost>& host, const std::string& block,
+                                            const std::string& name) {
   if (!host || !host->compiler || !host->options.text_encoders) return {};
   if (name == "gelu_new" || name == "gelu_pytorch_tanh" || name == "gelu_fast") return region::OpCode::kGeluTanh;
   if (name == "quick_gelu") return region::OpCode::kQuickGelu;
@@ -14,8 +15,8 @@ std::optional<region::OpCode> activation_op(const std::shared_ptr<region::Region
   return {};
 }
 
-LayerRegion::LayerRegion(const std::string& name, region::Region::Recipe recipe, const std::vector<Slots>& layers, Placement placement,
-                         std::shared_ptr<region::RegionHost> host)
+LayerRegion::LayerRegion(const std::string& name, region::Region::Recipe recipe, const std::vector<Slots>& layers,
+                         Placement placement, std::shared_ptr<region::RegionHost> host)
     : region_(std::make_unique<region::Region>(name, std::move(recipe), std::move(host))) {
   const auto names = region_->input_names();
   for (std::size_t i = 0; i < names.size(); ++i) {
@@ -31,7 +32,8 @@ LayerRegion::LayerRegion(const std::string& name, region::Region::Recipe recipe,
       row.push_back(given ? at::Tensor() : at->second);
     }
   }
-  region_->prepare(placement.dtype == c10::ScalarType::Float ? region::ElementType::kF32 : region::ElementType::kBF16, placement.device);
+  region_->prepare(placement.dtype == c10::ScalarType::Float ? region::ElementType::kF32 : region::ElementType::kBF16,
+                   placement.device);
 }
 
 void LayerRegion::run(std::size_t layer, at::Tensor& hidden, bool mine, const at::Tensor& bias) const {

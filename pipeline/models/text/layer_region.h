@@ -13,21 +13,22 @@
 
 namespace ditfleet::pipeline {
 
-// The op that computes the activation of this name, where the host compiles text encoders (compile.components). Nothing: layers
-// run op by op, because it does not, or because the IR has no such op, which is counted; with fullgraph that is an error
-// (kInvalidArgument).
-std::optional<region::OpCode> activation_op(const std::shared_ptr<region::RegionHost>& host, const std::string& block, const std::string& name);
+// The op that computes the activation of this name, where the host compiles text encoders (compile.components).
+// Nothing: layers run op by op, because it does not, or because the IR has no such op, which is counted; with fullgraph
+// that is an error (kInvalidArgument).
+std::optional<region::OpCode> activation_op(const std::shared_ptr<region::RegionHost>& host, const std::string& block,
+                                            const std::string& name);
 
 class LayerRegion {
  public:
   using Slots = std::map<std::string, at::Tensor>;
   // `layers`: the parameters of each layer by name. Compiles (unless the host's options have dynamic off). Throws what
   // Region::prepare throws.
-  LayerRegion(const std::string& name, region::Region::Recipe recipe, const std::vector<Slots>& layers, Placement placement,
-              std::shared_ptr<region::RegionHost> host);
+  LayerRegion(const std::string& name, region::Region::Recipe recipe, const std::vector<Slots>& layers,
+              Placement placement, std::shared_ptr<region::RegionHost> host);
 
-  // hidden: replaced by the layer's output, in its own memory where `mine` says that nobody else reads it. bias: the table
-  // position_bias, undefined where the layer has none. Thread safe.
+  // hidden: replaced by the layer's output, in its own memory where `mine` says that nobody else reads it. bias: the
+  // table position_bias, undefined where the layer has none. Thread safe.
   void run(std::size_t layer, at::Tensor& hidden, bool mine, const at::Tensor& bias) const;
 
  private:

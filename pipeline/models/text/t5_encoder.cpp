@@ -38,11 +38,11 @@ at::Tensor relative_buckets(std::int64_t length, std::int64_t buckets, std::int6
   const at::Tensor relative = at.unsqueeze(0) - at.unsqueeze(1);  // key - query
   const std::int64_t half = buckets / 2, exact = half / 2;
   const at::Tensor distance = at::abs(relative);
-  at::Tensor large = (at::log(distance.to(c10::ScalarType::Float) / static_cast<double>(exact)) /
-                      std::log(static_cast<double>(max_distance) / static_cast<double>(exact)) *
-                      static_cast<double>(half - exact))
-                         .to(c10::ScalarType::Long) +
-                     exact;
+  at::Tensor large =
+      (at::log(distance.to(c10::ScalarType::Float) / static_cast<double>(exact)) /
+       std::log(static_cast<double>(max_distance) / static_cast<double>(exact)) * static_cast<double>(half - exact))
+          .to(c10::ScalarType::Long) +
+      exact;
   large = at::minimum(large, at::full_like(large, half - 1));
   return relative.gt(0).to(c10::ScalarType::Long) * half + at::where(distance.lt(exact), distance, large);
 }
@@ -52,7 +52,9 @@ at::Tensor relative_buckets(std::int64_t length, std::int64_t buckets, std::int6
 T5Config read_t5_config(const ConfigFile& file) {
   T5Config c{};
   if (file.boolean("is_decoder", false))
-    file.refuse("is_decoder is true, which transformers takes for an encoder that looks back only; this one looks both ways, set it to false");
+    file.refuse(
+        "is_decoder is true, which transformers takes for an encoder that looks back only; this one looks both ways, "
+        "set it to false");
   c.vocab_size = file.integer("vocab_size", 32128, 1, kMost);
   c.d_model = file.integer("d_model", 512, 1, kMost);
   c.d_kv = file.integer("d_kv", 64, 1, kMost);
@@ -71,7 +73,8 @@ T5Config read_t5_config(const ConfigFile& file) {
   if (file.has("dense_act_fn")) name = file.text("dense_act_fn", name);
   c.activation = find_activation(name);
   c.activation_name = name;
-  if (!c.activation && file.has("dense_act_fn")) file.refuse("dense_act_fn is \"" + name + "\"; known are " + known_activations());
+  if (!c.activation && file.has("dense_act_fn"))
+    file.refuse("dense_act_fn is \"" + name + "\"; known are " + known_activations());
   if (!c.activation)
     file.refuse("feed_forward_proj is \"" + projection + "\"; it takes NAME or gated-NAME, where NAME is one of " +
                 known_activations());
@@ -112,12 +115,23 @@ T5Encoder T5Encoder::load(const std::string& dir, Placement placement, std::shar
   if (!activation) return m;
   std::vector<LayerRegion::Slots> slots;
   for (const Layer& l : m.layers_) {
-    slots.push_back({{"norm1", l.norm1}, {"norm2", l.norm2}, {"q.weight", l.q.weight}, {"k.weight", l.k.weight}, {"v.weight", l.v.weight},
-                     {"o.weight", l.o.weight}, {"wi.weight", l.wi.weight}, {"wo.weight", l.wo.weight}});
+    slots.push_back({{"norm1", l.norm1},
+                     {"norm2", l.norm2},
+                     {"q.weight", l.q.weight},
+                     {"k.weight", l.k.weight},
+                     {"v.weight", l.v.weight},
+                     {"o.weight", l.o.weight},
+                     {"wi.weight", l.wi.weight},
+                     {"wo.weight", l.wo.weight}});
     if (c.gated) slots.back()["wi_gate.weight"] = l.wi_gate.weight;
   }
-  const region::TextLayerShape shape{.width = c.d_model, .heads = c.num_heads, .head_dim = c.d_kv, .inner = c.d_ff, .eps = c.layer_norm_epsilon,
-                                     .activation = *activation, .gated = c.gated};
+  const region::TextLayerShape shape{.width = c.d_model,
+                                     .heads = c.num_heads,
+                                     .head_dim = c.d_kv,
+                                     .inner = c.d_ff,
+                                     .eps = c.layer_norm_epsilon,
+                                     .activation = *activation,
+                                     .gated = c.gated};
   const auto recipe = [shape](region::ElementType type) {
     region::TextLayerShape typed = shape;
     typed.type = type;
@@ -132,9 +146,14 @@ std::vector<NamedLinear> T5Encoder::named_linears() {
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const std::string at = "encoder.block." + std::to_string(i) + ".layer.";
     Layer& l = layers_[i];
-    const std::pair<const char*, LinearSlot*> named[] = {{"0.SelfAttention.q", &l.q}, {"0.SelfAttention.k", &l.k}, {"0.SelfAttention.v", &l.v},
-                                                         {"0.SelfAttention.o", &l.o}, {config_.gated ? "1.DenseReluDense.wi_0" : "1.DenseReluDense.wi", &l.wi},
-                                                         {"1.DenseReluDense.wi_1", &l.wi_gate}, {"1.DenseReluDense.wo", &l.wo}};
+    const std::pair<const char*, LinearSlot*> named[] = {
+        {"0.SelfAttention.q", &l.q},
+        {"0.SelfAttention.k", &l.k},
+        {"0.SelfAttention.v", &l.v},
+        {"0.SelfAttention.o", &l.o},
+        {config_.gated ? "1.DenseReluDense.wi_0" : "1.DenseReluDense.wi", &l.wi},
+        {"1.DenseReluDense.wi_1", &l.wi_gate},
+        {"1.DenseReluDense.wo", &l.wo}};
     for (const auto& [name, slot] : named) add_named(all, *slot, at + name);
   }
   return all;
@@ -145,8 +164,9 @@ at::Tensor T5Encoder::position_bias(std::int64_t length) const {
   const at::Tensor buckets = relative_buckets(length, count, furthest);
   // On a GPU a row that is not there ends the process.
   if (at::min(buckets).item<std::int64_t>() < 0)
-    fail(Code::kDataCorrupt, "[t5] relative_attention_max_distance is " + std::to_string(furthest) + ", which leaves distances up to " +
-                                 std::to_string(length - 1) + " without a bucket; with " + std::to_string(count) + " buckets it must be above " +
+    fail(Code::kDataCorrupt, "[t5] relative_attention_max_distance is " + std::to_string(furthest) +
+                                 ", which leaves distances up to " + std::to_string(length - 1) +
+                                 " without a bucket; with " + std::to_string(count) + " buckets it must be above " +
                                  std::to_string(count / 4));
   return at::embedding(relative_bias_, buckets.to(placement_.device)).permute({2, 0, 1}).unsqueeze(0).contiguous();
 }
@@ -155,10 +175,11 @@ at::Tensor T5Encoder::layer(const at::Tensor& hidden, const Layer& s, const at::
   const std::int64_t length = hidden.size(1), heads = config_.num_heads;
   const auto split = [&](const at::Tensor& x) { return x.view({1, length, heads, config_.d_kv}).transpose(1, 2); };
   at::Tensor x = rms_norm(hidden, s.norm1, config_.layer_norm_epsilon);
-  const at::Tensor attended = at::scaled_dot_product_attention(
-      split(apply_linear(s.q, x)), split(apply_linear(s.k, x)), split(apply_linear(s.v, x)), bias, /*dropout_p=*/0.0,
-      /*is_causal=*/false, /*scale=*/1.0);
-  const at::Tensor after = hidden + apply_linear(s.o, attended.transpose(1, 2).reshape({1, length, heads * config_.d_kv}));
+  const at::Tensor attended = at::scaled_dot_product_attention(split(apply_linear(s.q, x)), split(apply_linear(s.k, x)),
+                                                               split(apply_linear(s.v, x)), bias, /*dropout_p=*/0.0,
+                                                               /*is_causal=*/false, /*scale=*/1.0);
+  const at::Tensor after =
+      hidden + apply_linear(s.o, attended.transpose(1, 2).reshape({1, length, heads * config_.d_kv}));
   x = rms_norm(after, s.norm2, config_.layer_norm_epsilon);
   at::Tensor inner = config_.activation(apply_linear(s.wi, x));
   if (config_.gated) inner = inner * apply_linear(s.wi_gate, x);
@@ -169,8 +190,10 @@ at::Tensor T5Encoder::encode(const std::vector<std::int32_t>& ids) const {
   at::Tensor hidden = at::embedding(embedding_, token_tensor(ids, config_.vocab_size, placement_.device, "t5"));
   const at::Tensor bias = position_bias(static_cast<std::int64_t>(ids.size()));
   for (std::size_t i = 0; i < layers_.size(); ++i) {
-    if (region_) region_->run(i, hidden, i > 0, bias);
-    else hidden = layer(hidden, layers_[i], bias);
+    if (region_)
+      region_->run(i, hidden, i > 0, bias);
+    else
+      hidden = layer(hidden, layers_[i], bias);
   }
   return rms_norm(hidden, final_norm_, config_.layer_norm_epsilon);
 }

@@ -33,7 +33,8 @@ class T5Encoder {
  public:
   // Reads DIR/config.json and the weights beside it. With a host that compiles text encoders its layers
   // run as a compiled region. Throws what ConfigFile, Parameters and then LayerRegion throw.
-  static T5Encoder load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions = nullptr);
+  static T5Encoder load(const std::string& dir, Placement placement,
+                        std::shared_ptr<region::RegionHost> regions = nullptr);
 
   const T5Config& config() const { return config_; }
   std::int64_t bytes() const { return bytes_; }

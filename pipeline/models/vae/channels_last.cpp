@@ -14,18 +14,24 @@ using region::ChannelsLast;
 at::Tensor in_layout(const at::Tensor& x) { return x.contiguous(c10::MemoryFormat::ChannelsLast); }
 
 // Without the slot's bias: LibTorch would add it in a pass of its own.
-at::Tensor product(const at::Tensor& x, const ConvSlot& slot) { return in_layout(at::conv2d(x, slot.weight, {}, /*stride=*/1, /*padding=*/slot.weight.size(2) / 2)); }
-at::Tensor conv(const at::Tensor& x, const ConvSlot& slot) { return in_layout(at::conv2d(x, slot.weight, slot.bias, /*stride=*/1, /*padding=*/slot.weight.size(2) / 2)); }
+at::Tensor product(const at::Tensor& x, const ConvSlot& slot) {
+  return in_layout(at::conv2d(x, slot.weight, {}, /*stride=*/1, /*padding=*/slot.weight.size(2) / 2));
+}
+at::Tensor conv(const at::Tensor& x, const ConvSlot& slot) {
+  return in_layout(at::conv2d(x, slot.weight, slot.bias, /*stride=*/1, /*padding=*/slot.weight.size(2) / 2));
+}
 
 class Decoding {
  public:
-  Decoding(const VaeConfig& config, const ChannelsLast& programs, at::Tensor x) : config_(config), programs_(programs), x_(std::move(x)) {}
+  Decoding(const VaeConfig& config, const ChannelsLast& programs, at::Tensor x)
+      : config_(config), programs_(programs), x_(std::move(x)) {}
 
   void convolve(const ConvSlot& slot) { set(conv(x_, slot)); }
 
   void resnet(const VaeResnet& s) {
     const at::Tensor hidden = product(activated(normalized(s.norm1, silu_)), s.conv1);
-    const at::Tensor inner = programs_.normalize(hidden, programs_.sums(hidden, s.conv1.bias), s.conv1.bias, norm(s.norm2), silu_, /*in_place=*/true);
+    const at::Tensor inner = programs_.normalize(hidden, programs_.sums(hidden, s.conv1.bias), s.conv1.bias,
+                                                 norm(s.norm2), silu_, /*in_place=*/true);
     at::Tensor branch = product(activated(inner), s.conv2);
     const at::Tensor base = s.shortcut ? product(x_, *s.shortcut) : x_;
     add(base, std::move(branch), s.conv2.bias, s.shortcut ? s.shortcut->bias : at::Tensor());
@@ -35,7 +41,9 @@ class Decoding {
     const std::int64_t batch = x_.size(0), channels = x_.size(1);
     // In this layout a picture is its tokens: [N, h · w, C].
     const at::Tensor tokens = normalized(s.norm, false).permute({0, 2, 3, 1}).view({batch, -1, channels});
-    const auto head = [&](const LinearSlot& slot) { return apply_linear(slot, tokens).view({batch, -1, 1, channels}).transpose(1, 2); };
+    const auto head = [&](const LinearSlot& slot) {
+      return apply_linear(slot, tokens).view({batch, -1, 1, channels}).transpose(1, 2);
+    };
     const at::Tensor attended = at::scaled_dot_product_attention(head(s.q), head(s.k), head(s.v));
     LinearSlot out = s.out;
     const at::Tensor bias = std::exchange(out.bias, at::Tensor());
@@ -51,7 +59,9 @@ class Decoding {
   // What SiLU, which the norm's program computes, is not.
   at::Tensor activated(const at::Tensor& x) const { return silu_ ? x : config_.activation(x); }
 
-  ChannelsLast::GroupNorm norm(const NormSlot& slot) const { return {slot.weight, slot.bias, config_.norm_num_groups, kVaeEps}; }
+  ChannelsLast::GroupNorm norm(const NormSlot& slot) const {
+    return {slot.weight, slot.bias, config_.norm_num_groups, kVaeEps};
+  }
 
   at::Tensor normalized(const NormSlot& slot, bool silu) {
     if (!sums_) sums_ = programs_.sums(x_);
@@ -95,7 +105,8 @@ void to_channels_last(VaeSlots& slots) {
   }
 }
 
-at::Tensor decode_channels_last(const VaeConfig& config, const VaeSlots& slots, const ChannelsLast& programs, const at::Tensor& latents) {
+at::Tensor decode_channels_last(const VaeConfig& config, const VaeSlots& slots, const ChannelsLast& programs,
+                                const at::Tensor& latents) {
   Decoding x(config, programs, in_layout(latents));
   if (slots.post_quant) x.convolve(*slots.post_quant);
   x.convolve(slots.in);

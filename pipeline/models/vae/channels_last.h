@@ -1,5 +1,5 @@
-// The decoder in channels-last layout on a GPU: convolutions by cuDNN, which computes in that layout, everything between them by
-// programs of ours.
+// The decoder in channels-last layout on a GPU: convolutions by cuDNN, which computes in that layout, everything
+// between them by programs of ours.
 #pragma once
 
 #include "pipeline/models/vae/config.h"
@@ -13,6 +13,7 @@ void to_channels_last(VaeSlots& slots);
 
 // x: latents with scaling and shift undone. See VaeDecoder::decode. Rounds less often than op by op: a
 // convolution's bias is added by what reads the result, in fp32.
-at::Tensor decode_channels_last(const VaeConfig& config, const VaeSlots& slots, const region::ChannelsLast& programs, const at::Tensor& x);
+at::Tensor decode_channels_last(const VaeConfig& config, const VaeSlots& slots, const region::ChannelsLast& programs,
+                                const at::Tensor& x);
 
 }  // namespace ditfleet::pipeline

@@ -24,7 +24,8 @@ VaeConfig read_vae_config(const ConfigFile& file) {
                   std::to_string(c.norm_num_groups) + ") must divide");
   const auto up = file.texts("up_block_types", {"UpDecoderBlock2D"});
   if (up.size() != c.block_out_channels.size())
-    file.refuse("up_block_types has " + std::to_string(up.size()) + " entries; it must have one for each of block_out_channels (" +
+    file.refuse("up_block_types has " + std::to_string(up.size()) +
+                " entries; it must have one for each of block_out_channels (" +
                 std::to_string(c.block_out_channels.size()) + ")");
   for (const auto& type : up) {
     if (type != "UpDecoderBlock2D" && type != "AttnUpDecoderBlock2D")

@@ -10,8 +10,11 @@ namespace ditfleet::pipeline {
 namespace {
 
 VaeResnet bind_resnet(Parameters& p, const std::string& prefix, std::int64_t in, std::int64_t out) {
-  VaeResnet r{p.norm(prefix + ".norm1", in), p.norm(prefix + ".norm2", out), p.conv(prefix + ".conv1", in, out, 3),
-              p.conv(prefix + ".conv2", out, out, 3), {}};
+  VaeResnet r{p.norm(prefix + ".norm1", in),
+              p.norm(prefix + ".norm2", out),
+              p.conv(prefix + ".conv1", in, out, 3),
+              p.conv(prefix + ".conv2", out, out, 3),
+              {}};
   if (in != out) r.shortcut = p.conv(prefix + ".conv_shortcut", in, out, 1);
   return r;
 }
@@ -42,7 +45,8 @@ VaeSlots bind(Parameters& p, const VaeConfig& c) {
     VaeUpBlock block;
     for (std::int64_t j = 0; j <= c.layers_per_block; ++j) {
       block.resnets.push_back(bind_resnet(p, at + ".resnets." + std::to_string(j), channels, out));
-      if (c.up_block_attention[i]) block.attentions.push_back(bind_attention(p, at + ".attentions." + std::to_string(j), out));
+      if (c.up_block_attention[i])
+        block.attentions.push_back(bind_attention(p, at + ".attentions." + std::to_string(j), out));
       channels = out;
     }
     if (i + 1 < blocks) block.upsample = p.conv(at + ".upsamplers.0.conv", out, out, 3);
@@ -55,7 +59,8 @@ VaeSlots bind(Parameters& p, const VaeConfig& c) {
 
 }  // namespace
 
-VaeDecoder::VaeDecoder(const VaeConfig& config, VaeSlots slots, std::shared_ptr<region::RegionHost> regions) : config_(config), slots_(std::move(slots)) {
+VaeDecoder::VaeDecoder(const VaeConfig& config, VaeSlots slots, std::shared_ptr<region::RegionHost> regions)
+    : config_(config), slots_(std::move(slots)) {
   if (regions) channels_last_ = region::make_channels_last(*regions);
   if (channels_last_) to_channels_last(slots_);
 }
@@ -71,7 +76,8 @@ VaeDecoder VaeDecoder::load(const std::string& dir, Placement placement, std::sh
 
 at::Tensor VaeDecoder::decode(const at::Tensor& latents) const {
   const at::Tensor x = latents / config_.scaling_factor + config_.shift_factor;
-  return channels_last_ ? decode_channels_last(config_, slots_, *channels_last_, x) : decode_op_by_op(config_, slots_, x);
+  return channels_last_ ? decode_channels_last(config_, slots_, *channels_last_, x)
+                        : decode_op_by_op(config_, slots_, x);
 }
 
 }  // namespace ditfleet::pipeline

@@ -16,9 +16,10 @@ namespace ditfleet::pipeline {
 
 class VaeDecoder {
  public:
-  // Reads DIR/config.json and the decoder's weights beside it; the encoder's are left alone. `regions`: what compiles it, null for op
-  // by op. Throws what ConfigFile, Parameters and region::make_channels_last throw.
-  static VaeDecoder load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions = nullptr);
+  // Reads DIR/config.json and the decoder's weights beside it; the encoder's are left alone. `regions`: what compiles
+  // it, null for op by op. Throws what ConfigFile, Parameters and region::make_channels_last throw.
+  static VaeDecoder load(const std::string& dir, Placement placement,
+                         std::shared_ptr<region::RegionHost> regions = nullptr);
   // With parameters from elsewhere.
   VaeDecoder(const VaeConfig& config, VaeSlots slots, std::shared_ptr<region::RegionHost> regions);
 

@@ -39,7 +39,9 @@ class OpByOp {
     const std::int64_t batch = x.size(0), channels = x.size(1);
     // [N, C, h, w] → tokens [N, h · w, C]; normalized per channel group, attended by one head.
     const at::Tensor tokens = norm(x.flatten(2), s.norm).transpose(1, 2);
-    const auto head = [&](const LinearSlot& slot) { return apply_linear(slot, tokens).view({batch, -1, 1, channels}).transpose(1, 2); };
+    const auto head = [&](const LinearSlot& slot) {
+      return apply_linear(slot, tokens).view({batch, -1, 1, channels}).transpose(1, 2);
+    };
     const at::Tensor attended = at::scaled_dot_product_attention(head(s.q), head(s.k), head(s.v));
     const at::Tensor out = apply_linear(s.out, attended.transpose(1, 2).reshape({batch, -1, channels}));
     return out.transpose(1, 2).reshape(x.sizes()) + x;

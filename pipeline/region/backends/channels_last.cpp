@@ -7,9 +7,10 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A thread keeps its channels and walks through pixels. Vectors of 16 bytes where the number of channels allows it, else single
-// elements: tensors of LibTorch begin at multiples of 16 bytes.
-constexpr const char* kText = R"(// By the fast division, of 2 ulp: the exact one calls a function, for which registers spill here.
+// A thread keeps its channels and walks through pixels. Vectors of 16 bytes where the number of channels allows it,
+// else single elements: tensors of LibTorch begin at multiples of 16 bytes.
+constexpr const char* kText =
+    R"(// By the fast division, of 2 ulp: the exact one calls a function, for which registers spill here.
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 template <typename T, int V> struct __align__(sizeof(T) * V) Vector { T e[V]; };
 
@@ -179,18 +180,29 @@ __device__ __forceinline__ void upsample(const Upsample& a) {
 }
 )";
 
-void add_kernel(Source& source, const std::string& name, const std::string& arguments, std::size_t words, const std::string& body) {
-  source.text += "extern \"C\" __global__ void __launch_bounds__(kThreads) " + name + "(const " + arguments + " a) { " + body + " }\n";
-  source.kernels.push_back({.name = name, .variants = false, .threads = kThreads, .rows_per_block = 1, .vector = 1, .argument_words = words});
+void add_kernel(Source& source, const std::string& name, const std::string& arguments, std::size_t words,
+                const std::string& body) {
+  source.text += "extern \"C\" __global__ void __launch_bounds__(kThreads) " + name + "(const " + arguments + " a) { " +
+                 body + " }\n";
+  source.kernels.push_back({.name = name,
+                            .variants = false,
+                            .threads = kThreads,
+                            .rows_per_block = 1,
+                            .vector = 1,
+                            .argument_words = words});
 }
 
 }  // namespace
 
 FixedProgram channels_last_program() {
-  FixedProgram program{"channels_last", {"constexpr unsigned kThreads = " + std::to_string(kThreads) + ";\n" + kElementText + kText, {}}};
-  for (const auto& [type, suffix, vector] : {std::tuple<std::string, std::string, std::string>{"bf16", "_bf16", "8"}, {"float", "_f32", "4"}}) {
+  FixedProgram program{
+      "channels_last",
+      {"constexpr unsigned kThreads = " + std::to_string(kThreads) + ";\n" + kElementText + kText, {}}};
+  for (const auto& [type, suffix, vector] :
+       {std::tuple<std::string, std::string, std::string>{"bf16", "_bf16", "8"}, {"float", "_f32", "4"}}) {
     const auto both = [&](const std::string& call, const std::string& more) {
-      return "if (a.channels % " + vector + " == 0) " + call + "<" + type + ", " + vector + more + ">(a); else " + call + "<" + type + ", 1" + more + ">(a);";
+      return "if (a.channels % " + vector + " == 0) " + call + "<" + type + ", " + vector + more + ">(a); else " +
+             call + "<" + type + ", 1" + more + ">(a);";
     };
     add_kernel(program.source, "sums" + suffix, "AddSums", 11, both("sums", ", false"));
     add_kernel(program.source, "add_sums" + suffix, "AddSums", 11, both("sums", ", true"));

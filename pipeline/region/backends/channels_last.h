@@ -1,20 +1,21 @@
-// A GPU program for what lies between the convolutions of a picture whose channels are adjacent in memory (NHWC): group norm with
-// activation, sums with biases, upsampling. Group norm takes two passes over memory, and one where the sum before it is
-// computed here too.
+// A GPU program for what lies between the convolutions of a picture whose channels are adjacent in memory (NHWC): group
+// norm with activation, sums with biases, upsampling. Group norm takes two passes over memory, and one where the sum
+// before it is computed here too.
 #pragma once
 
 #include "pipeline/region/backends/fixed_program.h"
 
 namespace ditfleet::region {
 
-// Ten kernels, five for each element type in the order of ChannelsLastKernel, bf16 first. Their arguments, words each (an address of 0: not there):
+// Ten kernels, five for each element type in the order of ChannelsLastKernel, bf16 first. Their arguments, words each
+// (an address of 0: not there):
 //   sums      x y bias bias_2 out shifts sums, pixels channels samples chunks; y, bias_2 and out are not looked at
-//             of x + bias, for each channel of each chunk of pixels: Σd and Σd², d = value − shift; a channel's shift is x + bias of
-//             its first pixel
+//             of x + bias, for each channel of each chunk of pixels: Σd and Σd², d = value − shift; a channel's shift
+//             is x + bias of its first pixel
 //   add_sums  the same: out = x + y + bias + bias_2, rounded, and the sums of that; out may be y
 //   scales    shifts sums weight beta bias table, pixels channels samples chunks groups eps (a double's bits)
-//             group norm of what was summed up as value · table[2c] + table[2c + 1], a pair of fp32 for each sample and channel; bias
-//             is added to the value first. One block a sample and group
+//             group norm of what was summed up as value · table[2c] + table[2c + 1], a pair of fp32 for each sample and
+//             channel; bias is added to the value first. One block a sample and group
 //   apply     x table out, pixels channels samples chunks silu
 //             out = x · table[2c] + table[2c + 1], then SiLU if silu is not 0; out may be x
 //   upsample  x out, rows columns channels samples

@@ -16,13 +16,17 @@ __device__ __forceinline__ void put(bf16* p, float v) {
 
 kernel_cache::Key key_of(const FixedProgram& program, const Compiler& compiler, const std::string& arch) {
   kernel_cache::KeyBuilder key;
-  key.add("program", program.name).add("schema", 1).add("source", program.source.text).add("compiler", compiler.identity()).add("target", compiler.target(arch));
+  key.add("program", program.name)
+      .add("schema", 1)
+      .add("source", program.source.text)
+      .add("compiler", compiler.identity())
+      .add("target", compiler.target(arch));
   for (const auto& option : compiler.options(arch)) key.add("option", option);
   return key.finish();
 }
 
-Result<CachedProgram> compile_fixed(kernel_cache::KernelCache& cache, const FixedProgram& program, const Compiler& compiler, const std::string& arch,
-                                    const Usable& usable) {
+Result<CachedProgram> compile_fixed(kernel_cache::KernelCache& cache, const FixedProgram& program,
+                                    const Compiler& compiler, const std::string& arch, const Usable& usable) {
   return compile_cached(cache, key_of(program, compiler, arch), program.name, program.source, compiler, arch, usable);
 }
 

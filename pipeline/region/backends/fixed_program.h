@@ -19,7 +19,7 @@ struct FixedProgram {
 kernel_cache::Key key_of(const FixedProgram& program, const Compiler& compiler, const std::string& arch);
 
 // As compile_cached() for a block.
-Result<CachedProgram> compile_fixed(kernel_cache::KernelCache& cache, const FixedProgram& program, const Compiler& compiler, const std::string& arch,
-                                    const Usable& usable = {});
+Result<CachedProgram> compile_fixed(kernel_cache::KernelCache& cache, const FixedProgram& program,
+                                    const Compiler& compiler, const std::string& arch, const Usable& usable = {});
 
 }  // namespace ditfleet::region

@@ -12,8 +12,8 @@
 
 namespace ditfleet::region {
 
-// The architecture that regions are built for on this device ("sm_90a"). kUnavailable: no driver, no such device, or one
-// that regions are not built for.
+// The architecture that regions are built for on this device ("sm_90a"). kUnavailable: no driver, no such device, or
+// one that regions are not built for.
 Result<std::string> gpu_architecture(int device);
 
 class GpuModule {
@@ -22,14 +22,16 @@ class GpuModule {
 
   // Into the device's primary context, LibTorch's. kUnavailable: no driver; kDeviceFault: the device cannot be used;
   // kOutOfMemory; kDataCorrupt: it is no cubin for this device, or lacks a kernel.
-  static Result<std::shared_ptr<const GpuModule>> load(const kernel_cache::Entry& entry, const Source& source, int device);
+  static Result<std::shared_ptr<const GpuModule>> load(const kernel_cache::Entry& entry, const Source& source,
+                                                       int device);
   ~GpuModule();
   GpuModule(const GpuModule&) = delete;
   GpuModule& operator=(const GpuModule&) = delete;
 
   const KernelLaunch& launch_of(std::size_t kernel) const { return launches_[kernel]; }
   // Starts a kernel on a stream (a CUstream). `argument`: launch_of(kernel).argument_words words. kDeviceFault.
-  Result<void> start(std::size_t kernel, Variant variant, std::int64_t blocks, const std::vector<long long>& argument, void* stream) const;
+  Result<void> start(std::size_t kernel, Variant variant, std::int64_t blocks, const std::vector<long long>& argument,
+                     void* stream) const;
 
  private:
   GpuModule() = default;

@@ -3,11 +3,11 @@
 namespace ditfleet::region {
 namespace {
 
-// Instructions and layouts: PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions" and "cp.async.bulk.tensor"; CUDA driver API,
-// cuTensorMapEncodeTiled, for the swizzles.
+// Instructions and layouts: PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions" and "cp.async.bulk.tensor";
+// CUDA driver API, cuTensorMapEncodeTiled, for the swizzles.
 constexpr int kConsumers = 3;  // warpgroups that multiply, 64 rows each; one more loads
 constexpr int kThreads = 128 * (kConsumers + 1);
-constexpr int kStages = 4;     // steps in shared memory
+constexpr int kStages = 4;       // steps in shared memory
 constexpr int kOutBytes = 4096;  // a buffer of 64 x 32 results; each consumer has two
 
 constexpr int kStageBytes = 2 * kGroupedGemmTile * kGroupedGemmStep * 2;
@@ -23,9 +23,10 @@ std::string multiply() {
     operands += (i ? ", \"+f\"(d[" : "\"+f\"(d[") + std::to_string(i) + "])";
   }
   const auto at = [](int i) { return "%" + std::to_string(kRegisters + i); };
-  return "__device__ __forceinline__ void multiply(float (&d)[" + std::to_string(kRegisters) + "], u64 a, u64 b, int add) {\n  asm volatile(\"{\\n.reg .pred p;\\nsetp.ne.b32 p, " +
-         at(2) + ", 0;\\nwgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" + names + "}, " + at(0) + ", " + at(1) + ", p, 1, 1, 0, 0;\\n}\\n\" : " + operands +
-         " : \"l\"(a), \"l\"(b), \"r\"(add));\n}\n";
+  return "__device__ __forceinline__ void multiply(float (&d)[" + std::to_string(kRegisters) +
+         "], u64 a, u64 b, int add) {\n  asm volatile(\"{\\n.reg .pred p;\\nsetp.ne.b32 p, " + at(2) +
+         ", 0;\\nwgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" + names + "}, " + at(0) + ", " + at(1) +
+         ", p, 1, 1, 0, 0;\\n}\\n\" : " + operands + " : \"l\"(a), \"l\"(b), \"r\"(add));\n}\n";
 }
 
 constexpr const char* kHead = R"(typedef unsigned long long u64;
@@ -35,9 +36,10 @@ struct __align__(64) Map { u64 words[16]; };
 struct Args { Map x, weight, out; u64 bias; i64 rows, columns, steps, groups, own_steps, unused[2]; };
 )";
 
-// The barriers: full[s] when step s is in shared memory, empty[s] when the consumers of both blocks have read it, as a block's loads go to both.
-// Arriving at the other block's barrier must not be a release at the scope of the cluster: that is a fence of all memory, which halves the speed.
-// What it would order is ordered otherwise: the products have ended (wait_group) before.
+// The barriers: full[s] when step s is in shared memory, empty[s] when the consumers of both blocks have read it, as a
+// block's loads go to both. Arriving at the other block's barrier must not be a release at the scope of the cluster:
+// that is a fence of all memory, which halves the speed. What it would order is ordered otherwise: the products have
+// ended (wait_group) before.
 constexpr const char* kText = R"(
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void wait(u32 barrier, u32 parity) {
@@ -186,7 +188,9 @@ extern "C" __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThre
 FixedProgram grouped_gemm_program() {
   FixedProgram program{"grouped_gemm", {kHead, {}}};
   std::string& text = program.source.text;
-  const auto constant = [&](const char* name, int value) { text += "constexpr int " + std::string(name) + " = " + std::to_string(value) + ";\n"; };
+  const auto constant = [&](const char* name, int value) {
+    text += "constexpr int " + std::string(name) + " = " + std::to_string(value) + ";\n";
+  };
   constant("kTile", kGroupedGemmTile);
   constant("kStep", kGroupedGemmStep);
   constant("kPair", kGroupedGemmPair);
@@ -197,8 +201,13 @@ FixedProgram grouped_gemm_program() {
   constant("kOutBytes", kOutBytes);
   constant("kBand", 6);
   text += multiply() + kText;
-  program.source.kernels.push_back({.name = "grouped_gemm", .variants = false, .threads = kThreads, .rows_per_block = 1, .vector = 1,
-                                    .argument_words = sizeof(GroupedGemmArgument) / 8, .shared_bytes = kSharedBytes});
+  program.source.kernels.push_back({.name = "grouped_gemm",
+                                    .variants = false,
+                                    .threads = kThreads,
+                                    .rows_per_block = 1,
+                                    .vector = 1,
+                                    .argument_words = sizeof(GroupedGemmArgument) / 8,
+                                    .shared_bytes = kSharedBytes});
   return program;
 }
 

@@ -34,8 +34,10 @@ Result<std::shared_ptr<const HostModule>> HostModule::load(const kernel_cache::E
   if (!is_whole(entry.code)) return corrupt("it is no whole ELF file");
   std::shared_ptr<HostModule> module(new HostModule);
   module->file_ = memfd_create("ditfleet-region", MFD_CLOEXEC);
-  if (module->file_ < 0) return unavailable("[cpu_jit] no memory file can be made: " + std::string(std::strerror(errno)));
-  if (!write_all(module->file_, entry.code)) return Error{Code::kOutOfMemory, "[cpu_jit] no memory for the program of region " + entry.region};
+  if (module->file_ < 0)
+    return unavailable("[cpu_jit] no memory file can be made: " + std::string(std::strerror(errno)));
+  if (!write_all(module->file_, entry.code))
+    return Error{Code::kOutOfMemory, "[cpu_jit] no memory for the program of region " + entry.region};
   module->library_ = dlopen(("/proc/self/fd/" + std::to_string(module->file_)).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!module->library_) {
     const char* why = dlerror();

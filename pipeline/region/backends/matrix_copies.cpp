@@ -47,8 +47,10 @@ __device__ __forceinline__ void copy_part(const Args& a) {
 )";
 
 void add_kernel(Source& source, const std::string& name, const std::string& type) {
-  source.text += "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(kThreads) + ") " + name + "(const Args a) { copy_part<" + type + ">(a); }\n";
-  source.kernels.push_back({.name = name, .variants = false, .threads = kThreads, .rows_per_block = 1, .vector = 1, .argument_words = 3});
+  source.text += "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(kThreads) + ") " + name +
+                 "(const Args a) { copy_part<" + type + ">(a); }\n";
+  source.kernels.push_back(
+      {.name = name, .variants = false, .threads = kThreads, .rows_per_block = 1, .vector = 1, .argument_words = 3});
 }
 
 }  // namespace

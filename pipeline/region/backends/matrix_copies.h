@@ -10,7 +10,7 @@ namespace ditfleet::region {
 
 // What the kernels read, as they lie in the device's memory.
 struct MatrixCopy {
-  std::int64_t to = 0, from = 0;              // addresses; from 0: zeros
+  std::int64_t to = 0, from = 0;                // addresses; from 0: zeros
   std::int64_t rows = 0, columns = 0;           // fewer than 2^31 elements
   std::int64_t to_stride = 0, from_stride = 0;  // of rows, in elements
   double scale = 1;

@@ -27,7 +27,9 @@ class Nvrtc : public Compiler {
 
   std::string_view name() const override { return "nvrtc"; }
   kernel_cache::Kind output_kind() const override { return kernel_cache::Kind::kCubin; }
-  FuseOptions fuse_options() const override { return {.gelu_in_gemm = true, .attention_pitch = true, .copies_in_rows = true}; }
+  FuseOptions fuse_options() const override {
+    return {.gelu_in_gemm = true, .attention_pitch = true, .copies_in_rows = true};
+  }
   std::string identity() const override {
     int major = 0, minor = 0;
     nvrtc_.version(&major, &minor);
@@ -37,21 +39,23 @@ class Nvrtc : public Compiler {
   std::vector<std::string> options(const std::string& arch) const override {
     // NVRTC's own cache would give back a cubin without its log, and answer for us where the fleet's cache is to.
     std::vector<std::string> options{"--gpu-architecture=" + arch, "--std=c++17", "--no-cache", "--ptxas-options=-v"};
-    // Split compilation uses all cores; how many there are changes nothing in the cubin, up to Hopper. For Blackwell the cubin of a split
-    // compilation depends on where the process's memory lies: registers and spills too.
+    // Split compilation uses all cores; how many there are changes nothing in the cubin, up to Hopper. For Blackwell
+    // the cubin of a split compilation depends on where the process's memory lies: registers and spills too.
     if (!arch.starts_with("sm_1")) options.insert(options.begin() + 2, "--split-compile=0");
     return options;
   }
 
   Result<Entry> compile(const std::string& region, const Source& source, const std::string& arch) const override {
-    if (auto known = check_architecture(arch, gpu_architectures()); !known) return invalid_argument("[nvrtc] " + known.error().message, "arch");
+    if (auto known = check_architecture(arch, gpu_architectures()); !known)
+      return invalid_argument("[nvrtc] " + known.error().message, "arch");
     auto compiled = attempt(region, source, arch, {});
     if (!compiled) return compiled;
     // The same source and compiler spill alike everywhere, so that what follows is no part of the key.
     std::vector<std::string> room;
     for (const KernelLaunch& launch : source.kernels)
       for (const KernelInfo& kernel : compiled->kernels)
-        if (launch.variants && kernel.spill_bytes > 0 && kernel.name == function_names(launch).front()) room.push_back(room_option(launch));
+        if (launch.variants && kernel.spill_bytes > 0 && kernel.name == function_names(launch).front())
+          room.push_back(room_option(launch));
     if (room.empty()) return compiled;
     auto roomy = attempt(region, source, arch, room);
     return roomy && spilled(*roomy) < spilled(*compiled) ? roomy : compiled;
@@ -64,7 +68,8 @@ class Nvrtc : public Compiler {
     return bytes;
   }
 
-  Result<Entry> attempt(const std::string& region, const Source& source, const std::string& arch, const std::vector<std::string>& more) const {
+  Result<Entry> attempt(const std::string& region, const Source& source, const std::string& arch,
+                        const std::vector<std::string>& more) const {
     NvrtcLibrary::Program program = nullptr;
     const int result = nvrtc_.create(&program, source.text.c_str(), (region + ".cu").c_str(), 0, nullptr, nullptr);
     if (result != 0) return internal_error("[nvrtc] cannot begin a program: " + std::string(nvrtc_.error_text(result)));
@@ -73,8 +78,8 @@ class Nvrtc : public Compiler {
     return compiled;
   }
 
-  Result<Entry> run(NvrtcLibrary::Program program, const std::string& region, const Source& source, const std::string& arch,
-                    const std::vector<std::string>& more) const {
+  Result<Entry> run(NvrtcLibrary::Program program, const std::string& region, const Source& source,
+                    const std::string& arch, const std::vector<std::string>& more) const {
     auto texts = options(arch);
     texts.insert(texts.end(), more.begin(), more.end());
     std::vector<const char*> pointers;
@@ -92,17 +97,21 @@ class Nvrtc : public Compiler {
       return internal_error("[nvrtc] region " + region + " for " + arch + ": " + nvrtc_.error_text(result) + ": " +
                             first_error(log) + (kept.empty() ? "" : "; the source is kept in " + kept));
     }
-    Entry compiled{.region = region, .arch = arch, .kind = kernel_cache::Kind::kCubin, .source_bytes = source.text.size()};
-    if (nvrtc_.cubin_size(program, &size) != 0 || size == 0) return internal_error("[nvrtc] region " + region + " for " + arch + ": no cubin was made");
+    Entry compiled{
+        .region = region, .arch = arch, .kind = kernel_cache::Kind::kCubin, .source_bytes = source.text.size()};
+    if (nvrtc_.cubin_size(program, &size) != 0 || size == 0)
+      return internal_error("[nvrtc] region " + region + " for " + arch + ": no cubin was made");
     compiled.code.resize(size);
     nvrtc_.cubin(program, compiled.code.data());
     for (const KernelLaunch& launch : source.kernels)
       for (const std::string& name : function_names(launch))
-        compiled.kernels.push_back({.name = name, .parameter_bytes = {static_cast<std::uint32_t>(launch.argument_words * 8)}});
+        compiled.kernels.push_back(
+            {.name = name, .parameter_bytes = {static_cast<std::uint32_t>(launch.argument_words * 8)}});
     read_ptxas_log(log, compiled.kernels);
     for (const KernelInfo& kernel : compiled.kernels)
       if (kernel.registers == 0)
-        return internal_error("[nvrtc] region " + region + " for " + arch + ": the log says nothing of kernel " + kernel.name);
+        return internal_error("[nvrtc] region " + region + " for " + arch + ": the log says nothing of kernel " +
+                              kernel.name);
     return compiled;
   }
 
@@ -133,7 +142,8 @@ void read_ptxas_log(std::string_view log, std::vector<KernelInfo>& kernels) {
     if (const auto at = line.find("Compiling entry function '"); at != std::string_view::npos) {
       const auto begin = at + 26;
       const std::string_view name = line.substr(begin, line.find('\'', begin) - begin);
-      const auto found = std::find_if(kernels.begin(), kernels.end(), [&](const KernelInfo& k) { return k.name == name; });
+      const auto found =
+          std::find_if(kernels.begin(), kernels.end(), [&](const KernelInfo& k) { return k.name == name; });
       current = found == kernels.end() ? nullptr : &*found;
     } else if (current && line.find("bytes spill stores") != std::string_view::npos) {
       // "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"

@@ -13,9 +13,9 @@ const std::vector<std::string>& gpu_architectures();  // sm_80 sm_86 sm_89 sm_90
 // kInvalidArgument, with all that are known, where `arch` is not among them.
 Result<void> check_architecture(const std::string& arch, const std::vector<std::string>& known);
 
-// Opens libnvrtc.so.13, once a process: the file `given` (compile.nvrtc); that in DITFLEET_NVRTC; beside LibTorch (the wheel nvidia-cuda-nvrtc); where the linker
-// looks; in a CUDA toolkit. kUnavailable says where it looked and what would bring one. The compiler must not outlive
-// the process's main(); it is thread safe.
+// Opens libnvrtc.so.13, once a process: the file `given` (compile.nvrtc); that in DITFLEET_NVRTC; beside LibTorch (the
+// wheel nvidia-cuda-nvrtc); where the linker looks; in a CUDA toolkit. kUnavailable says where it looked and what would
+// bring one. The compiler must not outlive the process's main(); it is thread safe.
 Result<std::shared_ptr<const Compiler>> open_nvrtc(const std::string& given = {});
 
 // Registers, spills and shared memory of each kernel from the log of ptxas -v. Exposed for tests.

@@ -27,7 +27,8 @@ std::vector<std::string> loaded_libraries(const char* name) {
   dl_iterate_phdr(
       [](dl_phdr_info* info, std::size_t, void* data) {
         auto& s = *static_cast<Search*>(data);
-        if (info->dlpi_name && fs::path(info->dlpi_name).filename().string().rfind(s.name, 0) == 0) s.found.push_back(info->dlpi_name);
+        if (info->dlpi_name && fs::path(info->dlpi_name).filename().string().rfind(s.name, 0) == 0)
+          s.found.push_back(info->dlpi_name);
         return 0;
       },
       &search);
@@ -53,7 +54,8 @@ std::vector<std::string> candidates(const std::string& given) {
     if (const char* home = std::getenv(variable); home && *home)
       for (const char* lib : {"lib64", "lib"}) paths.push_back((fs::path(home) / lib / kName).string());
   for (const char* home : {"/usr/local/cuda-13.0", "/usr/local/cuda-13", "/usr/local/cuda"})
-    for (const char* lib : {"lib64", "lib", "targets/x86_64-linux/lib"}) paths.push_back((fs::path(home) / lib / kName).string());
+    for (const char* lib : {"lib64", "lib", "targets/x86_64-linux/lib"})
+      paths.push_back((fs::path(home) / lib / kName).string());
   return paths;
 }
 
@@ -118,7 +120,8 @@ Result<NvrtcLibrary> open(const std::string& given) {
     return l;
   }
   return unavailable("[nvrtc] libnvrtc.so.13 was not found (" + tried +
-                     "); deploy/setup.sh installs it beside LibTorch (the wheel nvidia-cuda-nvrtc 13.0), or name one with compile.nvrtc or DITFLEET_NVRTC");
+                     "); deploy/setup.sh installs it beside LibTorch (the wheel nvidia-cuda-nvrtc 13.0), or name one "
+                     "with compile.nvrtc or DITFLEET_NVRTC");
 }
 
 }  // namespace

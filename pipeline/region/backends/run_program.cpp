@@ -38,12 +38,14 @@ class Descriptor {
   int fd_;
 };
 
-// Ours, but for what changes a program's words: its language, and the width that GCC breaks lines at. Keys are made of them.
+// Ours, but for what changes a program's words: its language, and the width that GCC breaks lines at. Keys are made of
+// them.
 std::vector<std::string> environment() {
   std::vector<std::string> made{"LC_ALL=C"};
   for (char** one = environ; *one; ++one) {
     const std::string_view variable(*one);
-    if (!variable.starts_with("LC_ALL=") && !variable.starts_with("LANGUAGE=") && !variable.starts_with("COLUMNS=")) made.emplace_back(variable);
+    if (!variable.starts_with("LC_ALL=") && !variable.starts_with("LANGUAGE=") && !variable.starts_with("COLUMNS="))
+      made.emplace_back(variable);
   }
   return made;
 }
@@ -61,8 +63,10 @@ bool take(int fd, std::string& output) {
 ScratchFolder::ScratchFolder() {
   const char* parent = std::getenv("TMPDIR");
   std::string path = std::string(parent && *parent ? parent : "/tmp") + "/ditfleet-region-XXXXXX";
-  if (mkdtemp(path.data())) path_ = path;
-  else why_ = "no folder can be made in " + path.substr(0, path.rfind('/')) + ": " + std::strerror(errno);
+  if (mkdtemp(path.data()))
+    path_ = path;
+  else
+    why_ = "no folder can be made in " + path.substr(0, path.rfind('/')) + ": " + std::strerror(errno);
 }
 
 ScratchFolder::~ScratchFolder() {
@@ -70,9 +74,11 @@ ScratchFolder::~ScratchFolder() {
   if (ok()) std::filesystem::remove_all(path_, ignored);
 }
 
-Result<ProgramRun> run_program(const std::vector<std::string>& arguments, const std::string& input, std::chrono::seconds deadline) {
+Result<ProgramRun> run_program(const std::vector<std::string>& arguments, const std::string& input,
+                               std::chrono::seconds deadline) {
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return unavailable("[region] no pipe can be made for " + arguments[0] + ": " + std::strerror(errno));
+  if (pipe2(ends, O_CLOEXEC) != 0)
+    return unavailable("[region] no pipe can be made for " + arguments[0] + ": " + std::strerror(errno));
   const Descriptor from(ends[0]);
   Descriptor to(ends[1]);
   std::vector<char*> argv;
@@ -99,7 +105,8 @@ Result<ProgramRun> run_program(const std::vector<std::string>& arguments, const 
   if (failed) return Error{Code::kNotFound, "[region] cannot run " + arguments[0] + ": " + std::strerror(failed)};
   to.close();
 
-  // Until the program has ended and what it wrote is read. Children of its own may hold the pipe longer: they are not waited for.
+  // Until the program has ended and what it wrote is read. Children of its own may hold the pipe longer: they are not
+  // waited for.
   const auto end = std::chrono::steady_clock::now() + deadline;
   std::string output;
   int status = 0;
@@ -107,7 +114,8 @@ Result<ProgramRun> run_program(const std::vector<std::string>& arguments, const 
   for (bool ended = false, open = true;;) {
     if (!ended) {
       const pid_t done = waitpid(child, &status, WNOHANG);
-      if (done < 0 && errno != EINTR) return internal_error("[region] cannot wait for " + arguments[0] + ": " + std::strerror(errno));
+      if (done < 0 && errno != EINTR)
+        return internal_error("[region] cannot wait for " + arguments[0] + ": " + std::strerror(errno));
       ended = done == child;
     }
     bool wrote = false;
@@ -123,7 +131,8 @@ Result<ProgramRun> run_program(const std::vector<std::string>& arguments, const 
       if (ended) break;
       kill(-child, SIGKILL);
       waitpid(child, &status, 0);
-      return Error{Code::kDeadlineExceeded, "[region] " + arguments[0] + " did not end within " + std::to_string(deadline.count()) + " s"};
+      return Error{Code::kDeadlineExceeded,
+                   "[region] " + arguments[0] + " did not end within " + std::to_string(deadline.count()) + " s"};
     }
     if (!wrote && nap < kLastNap) nap *= 2;
   }

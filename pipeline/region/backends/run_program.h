@@ -17,7 +17,8 @@ struct ProgramRun {
 // arguments[0] is found along PATH. `input` is a file for stdin, or empty. Blocks until the program has ended; past
 // the deadline it and its children are killed: kDeadlineExceeded. kNotFound: there is no such program; kUnavailable: no
 // pipe for its output. Writes no file. Thread safe.
-Result<ProgramRun> run_program(const std::vector<std::string>& arguments, const std::string& input, std::chrono::seconds deadline);
+Result<ProgramRun> run_program(const std::vector<std::string>& arguments, const std::string& input,
+                               std::chrono::seconds deadline);
 
 // A folder of its own below TMPDIR, gone with this object.
 class ScratchFolder {

@@ -19,22 +19,24 @@ struct BlockShape {
 
   std::int64_t width() const { return heads * head_dim; }
   std::int64_t mlp_width() const { return mlp_ratio * width(); }
-  // Tokens of attention's result are so far apart in all FLUX blocks: a single block puts the MLP's hidden rows and the adapters' columns beside
-  // it, a double block the adapters' columns.
-  std::int64_t attention_pitch() const { return width() + mlp_width() + kMostAdapterColumns + 64; }  // no power of two, which memory takes badly
+  // Tokens of attention's result are so far apart in all FLUX blocks: a single block puts the MLP's hidden rows and the
+  // adapters' columns beside it, a double block the adapters' columns.
+  std::int64_t attention_pitch() const {
+    return width() + mlp_width() + kMostAdapterColumns + 64;
+  }  // no power of two, which memory takes badly
 };
 
 // FLUX's double-stream block. Symbols: batch, image, text. D = width.
 // Activations image [batch, image, D], text [batch, text, D]; tables rope f32 [text + image, head_dim] (cos, sin of
 // each pair in turn, text tokens first) and, for each of image and text, {attention,mlp}_{shift,scale,gate}
 // [batch, 1, D], where scale is 1 + the model's; parameters as in FLUX's StreamSlots, prefixed image. and text. .
-// Outputs: image, text. With adapters, symbols and inputs NAME.rank and NAME.adapter for each linear; a NAME.weight has B's
-// columns behind its own; for qkv also NAME.apart_rank and NAME.apart, of adapters that change q, k or v alone.
+// Outputs: image, text. With adapters, symbols and inputs NAME.rank and NAME.adapter for each linear; a NAME.weight has
+// B's columns behind its own; for qkv also NAME.apart_rank and NAME.apart, of adapters that change q, k or v alone.
 Result<Program> flux_double_block(const BlockShape& shape);
 
 // FLUX's single-stream block. Symbols: batch, tokens. Activation tokens [batch, tokens, D]; tables rope f32
-// [tokens, head_dim], shift, scale, gate [batch, 1, D]; parameters as in FLUX's SingleBlockSlots. Output: tokens. With adapters as
-// above, but for mlp_in.weight, which has B's columns in front.
+// [tokens, head_dim], shift, scale, gate [batch, 1, D]; parameters as in FLUX's SingleBlockSlots. Output: tokens. With
+// adapters as above, but for mlp_in.weight, which has B's columns in front.
 Result<Program> flux_single_block(const BlockShape& shape);
 
 // What the model fixes of a text encoder's layer.
@@ -46,12 +48,13 @@ struct TextLayerShape {
   ElementType type = ElementType::kF32;
 };
 
-// A layer of T5's encoder. Symbols: batch, tokens. Activation hidden [batch, tokens, width]; table position_bias [1, heads, tokens,
-// tokens]; parameters norm1, norm2 [width], q.weight, k.weight, v.weight, o.weight, wi.weight, wi_gate.weight (gated), wo.weight:
-// nothing has a bias. Attention is not scaled. Output: hidden.
+// A layer of T5's encoder. Symbols: batch, tokens. Activation hidden [batch, tokens, width]; table position_bias [1,
+// heads, tokens, tokens]; parameters norm1, norm2 [width], q.weight, k.weight, v.weight, o.weight, wi.weight,
+// wi_gate.weight (gated), wo.weight: nothing has a bias. Attention is not scaled. Output: hidden.
 Result<Program> t5_layer(const TextLayerShape& shape);
 
-// A layer of CLIP's text encoder, causal. Symbols: batch, tokens. Activation hidden [batch, tokens, width]; parameters norm1, norm2
+// A layer of CLIP's text encoder, causal. Symbols: batch, tokens. Activation hidden [batch, tokens, width]; parameters
+// norm1, norm2
 // (.weight and .bias), q, k, v, out, fc1, fc2 (.weight and .bias). Output: hidden.
 Result<Program> clip_layer(const TextLayerShape& shape);
 

@@ -10,10 +10,13 @@ Result<Program> t5_layer(const TextLayerShape& s) {
   const std::int64_t attended_width = s.heads * s.head_dim;
   const Ref hidden = b.activation("hidden", {batch, tokens, s.width});
   const Ref bias = b.table("position_bias", s.type, {1, s.heads, tokens, tokens});
-  const auto weight = [&](const std::string& name, std::int64_t in, std::int64_t out) { return Builder::Linear{b.parameter(name + ".weight", {out, in}), {}}; };
+  const auto weight = [&](const std::string& name, std::int64_t in, std::int64_t out) {
+    return Builder::Linear{b.parameter(name + ".weight", {out, in}), {}};
+  };
   const Ref norm1 = b.parameter("norm1", {s.width}), norm2 = b.parameter("norm2", {s.width});
-  const auto q = weight("q", s.width, attended_width), k = weight("k", s.width, attended_width), v = weight("v", s.width, attended_width),
-             o = weight("o", attended_width, s.width), wi = weight("wi", s.width, s.inner);
+  const auto q = weight("q", s.width, attended_width), k = weight("k", s.width, attended_width),
+             v = weight("v", s.width, attended_width), o = weight("o", attended_width, s.width),
+             wi = weight("wi", s.width, s.inner);
   const auto wi_gate = s.gated ? weight("wi_gate", s.width, s.inner) : Builder::Linear{};
   const auto wo = weight("wo", s.inner, s.width);
 

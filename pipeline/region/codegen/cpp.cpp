@@ -9,9 +9,10 @@ namespace ditfleet::region {
 namespace {
 
 // exp: Cephes' expf (range reduction by ln 2 in two parts, polynomial of degree 5), written so that it vectorizes. The
-// argument is held from -87 to 89 through its bits: positive floats are in the order of integers with a sign, negative ones from -87 on below
-// those of integers without. Comparing floats costs twice as much, since they may be NaN. Of 88.4 and more exp is infinite, so that -3e38
-// and -infinity become 0 and NaN, as eager's do. A NaN comes back out of gelu_tanh, silu and quick_gelu through their numerator.
+// argument is held from -87 to 89 through its bits: positive floats are in the order of integers with a sign, negative
+// ones from -87 on below those of integers without. Comparing floats costs twice as much, since they may be NaN.
+// Of 88.4 and more exp is infinite, so that -3e38 and -infinity become 0 and NaN, as eager's do. A NaN comes back out
+// of gelu_tanh, silu and quick_gelu through their numerator.
 constexpr const char* kPrelude = R"(typedef unsigned short bf16;
 typedef long long i64;
 static inline float bits_to_float(unsigned u) { float f; __builtin_memcpy(&f, &u, 4); return f; }
@@ -58,18 +59,22 @@ static inline float quick_gelu(float x) { return x / (1.0f + exp_of(-1.702f * x)
 
 constexpr const char* type_name(ElementType type) { return type == ElementType::kF32 ? "float" : "bf16"; }
 
-// A loop's step takes two elements where it can, each an expression of its own: sums are two then, and do not wait for each other
-// as one would. Of bf16 they are neighbours, read and written as one 32-bit word: all is 32 bits wide, and vectors need no packing and
-// unpacking between two widths. Ropes rotate neighbours. Else they are half a row apart.
+// A loop's step takes two elements where it can, each an expression of its own: sums are two then, and do not wait for
+// each other as one would. Of bf16 they are neighbours, read and written as one 32-bit word: all is 32 bits wide, and
+// vectors need no packing and unpacking between two widths. Ropes rotate neighbours. Else they are half a row apart.
 class Function {
  public:
   explicit Function(const RowKernel& kernel)
-      : k_(kernel), phases_(kernel), lanes_(kernel.width % 2 == 0 ? 2 : 1), neighbours_(phases_.pairs || has_bf16(kernel)) {}
+      : k_(kernel),
+        phases_(kernel),
+        lanes_(kernel.width % 2 == 0 ? 2 : 1),
+        neighbours_(phases_.pairs || has_bf16(kernel)) {}
 
   void write(Text& out) {
     out("");
     out("extern \"C\" void " + k_.name + "(const i64* a, i64 first, i64 end) {");
-    out("i64 i3 = first % a[3], i2 = first / a[3] % a[2], i1 = first / a[3] / a[2] % a[1], i0 = first / a[3] / a[2] / a[1];");
+    out("i64 i3 = first % a[3], i2 = first / a[3] % a[2], i1 = first / a[3] / a[2] % a[1], i0 = first / a[3] / a[2] / "
+        "a[1];");
     for (std::size_t o = 0; o < k_.operands(); ++o) out(pointer_type(o) + pointer(o) + ";");
     out("bool moved = true;");
     out("for (i64 row = first; row < end; ++row) {");
@@ -77,13 +82,14 @@ class Function {
     for (std::size_t o = 0; o < k_.operands(); ++o) {
       const std::size_t at = kOuterAxes + o * (kOuterAxes + 1);
       const auto stride = [&](std::size_t axis) { return "a[" + std::to_string(at + 1 + axis) + "]"; };
-      out(pointer(o) + " = (" + pointer_type(o) + ")a[" + std::to_string(at) + "] + i0 * " + stride(0) + " + i1 * " + stride(1) + " + i2 * " +
-          stride(2) + " + i3 * " + stride(3) + ";");
+      out(pointer(o) + " = (" + pointer_type(o) + ")a[" + std::to_string(at) + "] + i0 * " + stride(0) + " + i1 * " +
+          stride(1) + " + i2 * " + stride(2) + " + i3 * " + stride(3) + ";");
     }
     out("}");
     for (std::size_t n = 0; n < k_.nodes.size(); ++n)
       if (saved(static_cast<int>(n)))
-        for (int lane = 0; lane < lanes_; ++lane) out("float " + name("s", static_cast<int>(n), lane) + "[" + steps() + "];");
+        for (int lane = 0; lane < lanes_; ++lane)
+          out("float " + name("s", static_cast<int>(n), lane) + "[" + steps() + "];");
     for (int p = 0; p < phases_.count; ++p) write_phase(out, p);
     // The next row: most often the next one along the last axis.
     out("moved = ++i3 == a[3];");
@@ -101,36 +107,51 @@ class Function {
  private:
   static bool has_bf16(const RowKernel& kernel) {
     return std::count(kernel.inputs.begin(), kernel.inputs.end(), ElementType::kBF16) > 0 ||
-           std::any_of(kernel.outputs.begin(), kernel.outputs.end(), [](const RowOutput& o) { return o.type == ElementType::kBF16; });
+           std::any_of(kernel.outputs.begin(), kernel.outputs.end(),
+                       [](const RowOutput& o) { return o.type == ElementType::kBF16; });
   }
-  static std::string name(const std::string& prefix, int n, int lane) { return prefix + std::to_string(n) + "_" + std::to_string(lane); }
+  static std::string name(const std::string& prefix, int n, int lane) {
+    return prefix + std::to_string(n) + "_" + std::to_string(lane);
+  }
   std::string steps() const { return std::to_string(k_.width / lanes_); }
-  std::string pointer(std::size_t o) const { return (o < k_.inputs.size() ? "x" : "y") + std::to_string(o < k_.inputs.size() ? o : o - k_.inputs.size()); }
+  std::string pointer(std::size_t o) const {
+    return (o < k_.inputs.size() ? "x" : "y") + std::to_string(o < k_.inputs.size() ? o : o - k_.inputs.size());
+  }
   std::string pointer_type(std::size_t o) const {
     return o < k_.inputs.size() ? std::string("const ") + type_name(k_.inputs[o]) + "* "
                                 : std::string(type_name(k_.outputs[o - k_.inputs.size()].type)) + "* ";
   }
   const RowNode& node(int n) const { return k_.nodes[static_cast<std::size_t>(n)]; }
-  bool in_words(const RowNode& load) const { return lanes_ == 2 && neighbours_ && k_.inputs[static_cast<std::size_t>(load.input)] == ElementType::kBF16; }
+  bool in_words(const RowNode& load) const {
+    return lanes_ == 2 && neighbours_ && k_.inputs[static_cast<std::size_t>(load.input)] == ElementType::kBF16;
+  }
   // Computed values that a later phase needs wait in an array; loads are loaded again.
-  bool saved(int n) const { return !node(n).load && phases_.last_use[static_cast<std::size_t>(n)] > phases_.of_node[static_cast<std::size_t>(n)]; }
+  bool saved(int n) const {
+    return !node(n).load &&
+           phases_.last_use[static_cast<std::size_t>(n)] > phases_.of_node[static_cast<std::size_t>(n)];
+  }
   // Whether a value is one of bf16's already.
   bool is_rounded(int n) const {
     const RowNode& made = node(n);
-    return made.load ? k_.inputs[static_cast<std::size_t>(made.input)] == ElementType::kBF16 : made.code == OpCode::kCast && made.type == ElementType::kBF16;
+    return made.load ? k_.inputs[static_cast<std::size_t>(made.input)] == ElementType::kBF16
+                     : made.code == OpCode::kCast && made.type == ElementType::kBF16;
   }
   bool reads_f32(int n) const {
     if (node(n).load) return k_.inputs[static_cast<std::size_t>(node(n).input)] == ElementType::kF32;
     return std::any_of(node(n).operands.begin(), node(n).operands.end(), [&](int o) { return reads_f32(o); });
   }
-  std::string rounded(int n, int phase, int lane) const { return (reads_f32(n) ? "round_any(" : "round_bf16(") + element(n, phase, lane) + ")"; }
+  std::string rounded(int n, int phase, int lane) const {
+    return (reads_f32(n) ? "round_any(" : "round_bf16(") + element(n, phase, lane) + ")";
+  }
   std::string at(int lane) const {
     if (lanes_ == 1 || (!neighbours_ && lane == 0)) return "c";
     return !neighbours_ ? "c + " + steps() : lane == 0 ? "2 * c" : "2 * c + 1";
   }
   std::string element(int n, int phase, int lane) const {
     const RowNode& made = node(n);
-    if (made.load) return in_words(made) ? (lane == 0 ? "low(w" : "high(w") + std::to_string(n) + ")" : "load(x" + std::to_string(made.input) + "[" + at(lane) + "])";
+    if (made.load)
+      return in_words(made) ? (lane == 0 ? "low(w" : "high(w") + std::to_string(n) + ")"
+                            : "load(x" + std::to_string(made.input) + "[" + at(lane) + "])";
     return phases_.of_node[static_cast<std::size_t>(n)] == phase ? name("v", n, lane) : name("s", n, lane) + "[c]";
   }
   // A sum over the row is one of each lane until the loop has ended.
@@ -142,13 +163,16 @@ class Function {
     }
     return names;
   }
-  std::string sum(const std::string& prefix, int n) const { return lanes_ == 1 ? name(prefix, n, 0) : "(" + name(prefix, n, 0) + " + " + name(prefix, n, 1) + ")"; }
+  std::string sum(const std::string& prefix, int n) const {
+    return lanes_ == 1 ? name(prefix, n, 0) : "(" + name(prefix, n, 0) + " + " + name(prefix, n, 1) + ")";
+  }
   // A loop over the row, which begins with the words of what it reads.
   void open_loop(Text& out, const std::string& sums, const std::set<int>& reads) const {
     out("#pragma omp simd" + (sums.empty() ? "" : " reduction(+:" + sums + ")"));
     out("for (int c = 0; c < " + steps() + "; ++c) {");
     for (int n : reads)
-      if (node(n).load && in_words(node(n))) out("const unsigned w" + std::to_string(n) + " = word(x" + std::to_string(node(n).input) + " + 2 * c);");
+      if (node(n).load && in_words(node(n)))
+        out("const unsigned w" + std::to_string(n) + " = word(x" + std::to_string(node(n).input) + " + 2 * c);");
   }
 
   void write_phase(Text& out, int p) const {
@@ -168,10 +192,11 @@ class Function {
     for (int n : nodes)
       for (int lane = 0; lane < lanes_; ++lane) {
         const bool rounds = node(n).code == OpCode::kCast && node(n).type == ElementType::kBF16;
-        const std::string value = node(n).code == OpCode::kRope
-                                      ? rope_expression(node(n), lane == 1, [&](int o, bool second) { return element(o, p, second ? 1 : 0); })
-                                  : rounds ? rounded(node(n).operands[0], p, lane)
-                                           : expression(k_, n, [&](int o) { return element(o, p, lane); });
+        const std::string value =
+            node(n).code == OpCode::kRope
+                ? rope_expression(node(n), lane == 1, [&](int o, bool second) { return element(o, p, second ? 1 : 0); })
+            : rounds ? rounded(node(n).operands[0], p, lane)
+                     : expression(k_, n, [&](int o) { return element(o, p, lane); });
         out("const float " + name("v", n, lane) + " = " + value + ";");
       }
     for (int n : nodes)
@@ -193,7 +218,8 @@ class Function {
       for (int lane = 0; lane < lanes_; ++lane) {
         const int n = k_.outputs[o].node;
         const bool rounds = k_.outputs[o].type == ElementType::kBF16 && !is_rounded(n);
-        out("const float " + name("r", static_cast<int>(o), lane) + " = " + (rounds ? rounded(n, p, lane) : element(n, p, lane)) + ";");
+        out("const float " + name("r", static_cast<int>(o), lane) + " = " +
+            (rounds ? rounded(n, p, lane) : element(n, p, lane)) + ";");
       }
     for (std::size_t o = 0; o < k_.outputs.size(); ++o) {
       const std::string y = "y" + std::to_string(o), r = "r" + std::to_string(o) + "_";
@@ -201,15 +227,18 @@ class Function {
         out("store_word(" + y + " + 2 * c, " + r + "0, " + r + "1);");
         continue;
       }
-      for (int lane = 0; lane < lanes_; ++lane) out("store(" + y + " + " + at(lane) + ", " + r + std::to_string(lane) + ");");
+      for (int lane = 0; lane < lanes_; ++lane)
+        out("store(" + y + " + " + at(lane) + ", " + r + std::to_string(lane) + ");");
     }
   }
 
   // From a norm's sum to what its expression takes.
   void write_norm(Text& out, int n, int p) const {
-    const std::string inverse = float_literal(1.0 / static_cast<double>(k_.width)), id = std::to_string(n), eps = float_literal(node(n).eps);
+    const std::string inverse = float_literal(1.0 / static_cast<double>(k_.width)), id = std::to_string(n),
+                      eps = float_literal(node(n).eps);
     if (node(n).code == OpCode::kRmsNorm) {
-      out("const float scale" + id + " = 1.0f / __builtin_sqrtf(" + sum("sum", n) + " * " + inverse + " + " + eps + ");");
+      out("const float scale" + id + " = 1.0f / __builtin_sqrtf(" + sum("sum", n) + " * " + inverse + " + " + eps +
+          ");");
       return;
     }
     out("const float mean" + id + " = " + sum("sum", n) + " * " + inverse + ";");
@@ -221,7 +250,8 @@ class Function {
       out(name("squares", n, lane) + " += " + d + " * " + d + ";");
     }
     out("}");
-    out("const float scale" + id + " = 1.0f / __builtin_sqrtf(" + sum("squares", n) + " * " + inverse + " + " + eps + ");");
+    out("const float scale" + id + " = 1.0f / __builtin_sqrtf(" + sum("squares", n) + " * " + inverse + " + " + eps +
+        ");");
   }
 
   const RowKernel& k_;
@@ -241,7 +271,8 @@ Source generate_cpp(const Plan& plan) {
     Function(kernel).write(out);
     source.kernels.push_back({.name = kernel.name, .argument_words = instance_words(kernel)});
   }
-  source.text = "// DiTFleet " + std::string(kGeneratorId) + "\n" + kPrelude + out.take();  // no block's name: the same kernels are the same text
+  source.text = "// DiTFleet " + std::string(kGeneratorId) + "\n" + kPrelude +
+                out.take();  // no block's name: the same kernels are the same text
   return source;
 }
 

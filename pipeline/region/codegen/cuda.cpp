@@ -10,8 +10,8 @@ namespace ditfleet::region {
 namespace {
 
 constexpr int kWarp = 32;
-constexpr int kLeastThreads = 4;  // of a row
-constexpr int kBlock = 256;       // threads, where rows are short
+constexpr int kLeastThreads = 4;                 // of a row
+constexpr int kBlock = 256;                      // threads, where rows are short
 constexpr std::int64_t kElementsPerThread = 32;  // kept in registers; more would spill with three values alive
 
 constexpr const char* kPrelude = R"(typedef unsigned short bf16;
@@ -95,10 +95,13 @@ Layout layout_of(const RowKernel& k) {
   while (k.width % l.vector != 0) l.vector /= 2;
   // Short rows share a warp: a head of 128 in bf16 takes 16 threads.
   while (l.threads_per_row > kLeastThreads && l.vector * l.threads_per_row / 2 >= k.width) l.threads_per_row /= 2;
-  const auto chunks = [&] { return static_cast<int>((k.width + l.vector * l.threads_per_row - 1) / (l.vector * l.threads_per_row)); };
+  const auto chunks = [&] {
+    return static_cast<int>((k.width + l.vector * l.threads_per_row - 1) / (l.vector * l.threads_per_row));
+  };
   while (chunks() * l.vector > kElementsPerThread && l.threads_per_row < 1024) l.threads_per_row *= 2;
   l.chunks = chunks();
-  l.rows_per_block = l.threads_per_row > kWarp ? 1 : kBlock / l.threads_per_row;  // a longer row's sums go through shared memory
+  l.rows_per_block =
+      l.threads_per_row > kWarp ? 1 : kBlock / l.threads_per_row;  // a longer row's sums go through shared memory
   return l;
 }
 
@@ -119,22 +122,26 @@ class Kernel {
     out("");
     out("struct " + arguments() + " {");
     out("i64 row_end[" + instances + "];");
-    out("struct { i64 extent[" + axes + "]; struct { i64 data, stride[" + axes + "]; } operand[" + std::to_string(k_.operands()) + "]; } at[" + instances + "];");
+    out("struct { i64 extent[" + axes + "]; struct { i64 data, stride[" + axes + "]; } operand[" +
+        std::to_string(k_.operands()) + "]; } at[" + instances + "];");
     out("};");
     // What is nearly always launched has its row in registers and its loops unrolled.
     open_body(out, "fast_", "typename I, bool kAligned");
     for (std::size_t n = 0; n < k_.nodes.size(); ++n)
-      if (saved(static_cast<int>(n))) out("float s" + std::to_string(n) + "[" + std::to_string(l_.chunks) + "][" + std::to_string(l_.vector) + "];");
+      if (saved(static_cast<int>(n)))
+        out("float s" + std::to_string(n) + "[" + std::to_string(l_.chunks) + "][" + std::to_string(l_.vector) + "];");
     for (int p = 0; p < phases_.count; ++p) write_phase(out, p);
     out("}");
-    // The others, for tensors beyond 2^31 elements and for rows that are not aligned, reload and recompute in every phase,
-    // in loops: a fraction of the code to compile.
+    // The others, for tensors beyond 2^31 elements and for rows that are not aligned, reload and recompute in every
+    // phase, in loops: a fraction of the code to compile.
     open_body(out, "small_", "typename I, bool kAligned, int kWidth");
     for (int p = 0; p < phases_.count; ++p) write_small_phase(out, p);
     out("}");
-    // Asked for one block at least a multiprocessor, ptxas takes the registers that a loop needs; left to itself it aims at more blocks,
-    // and for some widths spills to have them. Where the first variant does, it is compiled again so (room_option()).
-    const std::string vector = std::to_string(l_.vector), single = phases_.pairs ? "2" : "1", threads = std::to_string(l_.threads_per_row * l_.rows_per_block);
+    // Asked for one block at least a multiprocessor, ptxas takes the registers that a loop needs; left to itself it
+    // aims at more blocks, and for some widths spills to have them. Where the first variant does, it is compiled again
+    // so (room_option()).
+    const std::string vector = std::to_string(l_.vector), single = phases_.pairs ? "2" : "1",
+                      threads = std::to_string(l_.threads_per_row * l_.rows_per_block);
     out("#ifndef " + room_of(k_.name));
     out("#define " + room_of(k_.name));
     out("#endif");
@@ -150,26 +157,29 @@ class Kernel {
     out("__device__ __forceinline__ void " + prefix + k_.name + "(const " + arguments() + "& a) {");
     write_addresses(out);
   }
-  void write_entry(Text& out, const std::string& suffix, const std::string& bounds, const std::string& prefix, const std::string& parameters) const {
+  void write_entry(Text& out, const std::string& suffix, const std::string& bounds, const std::string& prefix,
+                   const std::string& parameters) const {
     out("extern \"C\" __global__ void __launch_bounds__(" + bounds + ") " + k_.name + suffix +
         "(const __grid_constant__ " + arguments() + " a) { " + prefix + k_.name + "<" + parameters + ">(a); }");
   }
 
   // Rows are counted in 32 bits: a grid has no more blocks. Only offsets may need 64.
   void write_addresses(Text& out) const {
-    out(l_.rows_per_block > 1 ? "unsigned row = blockIdx.x * " + std::to_string(l_.rows_per_block) + " + threadIdx.x / " +
-                                    std::to_string(l_.threads_per_row) + ";"
+    out(l_.rows_per_block > 1 ? "unsigned row = blockIdx.x * " + std::to_string(l_.rows_per_block) +
+                                    " + threadIdx.x / " + std::to_string(l_.threads_per_row) + ";"
                               : std::string("unsigned row = blockIdx.x;"));
     out("int k = 0;");
     if (k_.instances > 1) {
       out("unsigned before = 0;");
-      out("while (k < " + std::to_string(k_.instances) + " && row >= (unsigned)a.row_end[k]) before = (unsigned)a.row_end[k++];");
+      out("while (k < " + std::to_string(k_.instances) +
+          " && row >= (unsigned)a.row_end[k]) before = (unsigned)a.row_end[k++];");
       out("if (k == " + std::to_string(k_.instances) + ") return;");
       out("row -= before;");
     } else {
       out("if (row >= (unsigned)a.row_end[0]) return;");
     }
-    out("const unsigned e3 = (unsigned)a.at[k].extent[3], e2 = (unsigned)a.at[k].extent[2], e1 = (unsigned)a.at[k].extent[1];");
+    out("const unsigned e3 = (unsigned)a.at[k].extent[3], e2 = (unsigned)a.at[k].extent[2], e1 = "
+        "(unsigned)a.at[k].extent[1];");
     // Most calls have one axis or two, and a division costs as much as moving the element.
     out("unsigned r3 = row, r2 = 0, r1 = 0, r0 = 0;");
     out("const bool more = e1 != 1 || a.at[k].extent[0] != 1;");
@@ -182,12 +192,14 @@ class Kernel {
       const ElementType type = input ? k_.inputs[o] : k_.outputs[o - k_.inputs.size()].type;
       const std::string at = "a.at[k].operand[" + std::to_string(o) + "]";
       const std::string pointer = std::string(input ? "const " : "") + type_name(type) + "*";
-      out(pointer + " " + name(o) + " = (" + pointer + ")" + at + ".data + (i0 * (I)" + at + ".stride[0] + i1 * (I)" + at + ".stride[1] + i2 * (I)" + at +
-          ".stride[2] + i3 * (I)" + at + ".stride[3]);");
+      out(pointer + " " + name(o) + " = (" + pointer + ")" + at + ".data + (i0 * (I)" + at + ".stride[0] + i1 * (I)" +
+          at + ".stride[1] + i2 * (I)" + at + ".stride[2] + i3 * (I)" + at + ".stride[3]);");
     }
   }
 
-  std::string name(std::size_t o) const { return o < k_.inputs.size() ? "x" + std::to_string(o) : "y" + std::to_string(o - k_.inputs.size()); }
+  std::string name(std::size_t o) const {
+    return o < k_.inputs.size() ? "x" + std::to_string(o) : "y" + std::to_string(o - k_.inputs.size());
+  }
   // What a later phase needs stays in registers.
   bool saved(int n) const {
     const auto i = static_cast<std::size_t>(n);
@@ -253,10 +265,12 @@ class Kernel {
       const std::string x = element(node.operands[0], "e");
       each(out, "sum" + std::to_string(n) + " += " + (node.code == OpCode::kRmsNorm ? x + " * " + x : x) + ";");
     }
-    if (p + 1 == phases_.count)  // all loads of an element come before its stores: a result may take an operand's memory
+    if (p + 1 ==
+        phases_.count)  // all loads of an element come before its stores: a result may take an operand's memory
       for (std::size_t o = 0; o < k_.outputs.size(); ++o) {
         const int n = k_.outputs[o].node;
-        out("set<kAligned, " + vector + ">(y" + std::to_string(o) + " + at, " + (saved(n) ? "s" + std::to_string(n) + "[c]" : "v" + std::to_string(n)) + ");");
+        out("set<kAligned, " + vector + ">(y" + std::to_string(o) + " + at, " +
+            (saved(n) ? "s" + std::to_string(n) + "[c]" : "v" + std::to_string(n)) + ");");
       }
     out("}");
     out("}");
@@ -279,8 +293,8 @@ class Kernel {
         for (int o : k_.nodes[n].operands) in[static_cast<std::size_t>(o)] = true;
     return in;
   }
-  // One pass in loops: the same elements on the same thread in the same order as the fast body's, kWidth at a time; sums
-  // come out alike. `body` is what is done once the targets are there, in v<node>[e].
+  // One pass in loops: the same elements on the same thread in the same order as the fast body's, kWidth at a time;
+  // sums come out alike. `body` is what is done once the targets are there, in v<node>[e].
   void small_pass(Text& out, const std::vector<int>& targets, const std::function<void()>& body) const {
     const std::string threads = std::to_string(l_.threads_per_row), vector = std::to_string(l_.vector);
     out("#pragma unroll 1");
@@ -305,7 +319,8 @@ class Kernel {
         out("}");
       } else {
         out("#pragma unroll");
-        out("for (int e = 0; e < kWidth; ++e) " + element(index, "e") + " = " + expression(k_, index, [&](int o) { return element(o, "e"); }) + ";");
+        out("for (int e = 0; e < kWidth; ++e) " + element(index, "e") + " = " +
+            expression(k_, index, [&](int o) { return element(o, "e"); }) + ";");
       }
     }
     body();
@@ -353,16 +368,19 @@ class Kernel {
   // From a norm's sum over the thread's elements to what its expression takes; `add_squares` writes the pass over them.
   void write_norm(Text& out, int n, const std::function<void()>& add_squares) const {
     const RowNode& node = k_.nodes[static_cast<std::size_t>(n)];
-    const std::string id = std::to_string(n), eps = float_literal(node.eps), threads = std::to_string(l_.threads_per_row);
+    const std::string id = std::to_string(n), eps = float_literal(node.eps),
+                      threads = std::to_string(l_.threads_per_row);
     const std::string inverse = float_literal(1.0 / static_cast<double>(k_.width));
     if (node.code == OpCode::kRmsNorm) {
-      out("const float scale" + id + " = rsqrtf(row_sum<" + threads + ">(sum" + id + ") * " + inverse + " + " + eps + ");");
+      out("const float scale" + id + " = rsqrtf(row_sum<" + threads + ">(sum" + id + ") * " + inverse + " + " + eps +
+          ");");
       return;
     }
     out("const float mean" + id + " = row_sum<" + threads + ">(sum" + id + ") * " + inverse + ";");
     out("float squares" + id + " = 0.0f;");
     add_squares();
-    out("const float scale" + id + " = rsqrtf(row_sum<" + threads + ">(squares" + id + ") * " + inverse + " + " + eps + ");");
+    out("const float scale" + id + " = rsqrtf(row_sum<" + threads + ">(squares" + id + ") * " + inverse + " + " + eps +
+        ");");
   }
 
   const RowKernel& k_;
@@ -387,7 +405,8 @@ Source generate_cuda(const Plan& plan) {
     writer.write(out);
     source.kernels.push_back(writer.launch());
   }
-  source.text = "// DiTFleet " + std::string(kGeneratorId) + "\n" + kPrelude + out.take();  // no block's name: the same kernels are the same text
+  source.text = "// DiTFleet " + std::string(kGeneratorId) + "\n" + kPrelude +
+                out.take();  // no block's name: the same kernels are the same text
   return source;
 }
 

@@ -35,7 +35,8 @@ std::vector<int> Phases::computed_in(const RowKernel& kernel, int p) const {
 std::vector<int> Phases::summed_after(const RowKernel& kernel, int p) const {
   std::vector<int> nodes;
   for (std::size_t n = 0; n < kernel.nodes.size(); ++n)
-    if (!kernel.nodes[n].load && is_norm(kernel.nodes[n].code) && of_node[n] == p + 1) nodes.push_back(static_cast<int>(n));
+    if (!kernel.nodes[n].load && is_norm(kernel.nodes[n].code) && of_node[n] == p + 1)
+      nodes.push_back(static_cast<int>(n));
   return nodes;
 }
 

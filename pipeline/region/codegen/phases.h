@@ -14,9 +14,9 @@ struct Phases {
   explicit Phases(const RowKernel& kernel);
 
   int count = 1;
-  std::vector<int> of_node;        // loads: 0
-  std::vector<int> last_use;       // the last phase that needs the node (stores are in the last one)
-  bool pairs = false;              // there is a rope: elements go two by two
+  std::vector<int> of_node;   // loads: 0
+  std::vector<int> last_use;  // the last phase that needs the node (stores are in the last one)
+  bool pairs = false;         // there is a rope: elements go two by two
 
   // Nodes other than loads that phase p computes, in order; norms among them use the sums of the phase before.
   std::vector<int> computed_in(const RowKernel& kernel, int p) const;

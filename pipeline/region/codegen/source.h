@@ -12,12 +12,12 @@ namespace ditfleet::region {
 
 // How one kernel is launched. Sizes never change the text: they choose one of a GPU kernel's variants and a grid.
 struct KernelLaunch {
-  std::string name;  // of the function
-  bool variants = true;  // GPU: there are NAME_i32_v, NAME_i64_v, NAME_i64_s; else NAME alone
+  std::string name;                     // of the function
+  bool variants = true;                 // GPU: there are NAME_i32_v, NAME_i64_v, NAME_i64_s; else NAME alone
   int threads = 0, rows_per_block = 0;  // GPU
   int vector = 1;  // GPU: elements that one access of the variants _v moves; they need aligned pointers and strides
   std::size_t argument_words = 0;  // int64 words of the kernel's one argument
-  int shared_bytes = 0;  // GPU: of shared memory that the launch asks for
+  int shared_bytes = 0;            // GPU: of shared memory that the launch asks for
 };
 
 // Of a GPU's kernel, in the order of GpuModule::Variant; one name for all where there are no variants.
@@ -28,7 +28,8 @@ struct Source {
   std::vector<KernelLaunch> kernels;  // as Plan::kernels
 };
 
-// NVRTC's option with which the first variant of a kernel that has variants is given all the registers that a block may have.
+// NVRTC's option with which the first variant of a kernel that has variants is given all the registers that a block may
+// have.
 std::string room_option(const KernelLaunch& launch);
 
 // The id of the generators: part of every key, raised when they make other text that computes the same name.

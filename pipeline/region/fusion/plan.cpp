@@ -10,7 +10,8 @@ namespace {
 
 class Planner {
  public:
-  Planner(Plan& plan, const std::vector<Group>& groups, const FuseOptions& options) : plan_(plan), groups_(groups), options_(options), storage_(plan, groups) {}
+  Planner(Plan& plan, const std::vector<Group>& groups, const FuseOptions& options)
+      : plan_(plan), groups_(groups), options_(options), storage_(plan, groups) {}
 
   void run() {
     for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -20,8 +21,10 @@ class Planner {
         continue;
       }
       const Op& op = plan_.program.ops[static_cast<std::size_t>(first.ops.front())];
-      if (op.code == OpCode::kLinear) add_gemm(op, static_cast<int>(g), first);
-      else add_attention(op);
+      if (op.code == OpCode::kLinear)
+        add_gemm(op, static_cast<int>(g), first);
+      else
+        add_attention(op);
     }
     deliver_outputs();
     if (options_.copies_in_rows) copy_in_rows();
@@ -33,7 +36,13 @@ class Planner {
   const Value& value(int i) const { return plan_.program.values[static_cast<std::size_t>(i)]; }
 
   void add_gemm(const Op& op, int group, const Unit& unit) {
-    GemmStep step{.weight = op.inputs[1], .bias = op.inputs.size() > 2 ? op.inputs[2] : -1, .per_sample = value(op.inputs[1]).shape.size() == 3, .gelu = unit.ops.size() > 1, .groups = op.groups, .apart = op.apart, .name = value(unit.writes.front()).name};
+    GemmStep step{.weight = op.inputs[1],
+                  .bias = op.inputs.size() > 2 ? op.inputs[2] : -1,
+                  .per_sample = value(op.inputs[1]).shape.size() == 3,
+                  .gelu = unit.ops.size() > 1,
+                  .groups = op.groups,
+                  .apart = op.apart,
+                  .name = value(unit.writes.front()).name};
     if (const Op* join = storage_.split_join(op)) {
       Dim column = 0;
       for (int part : join->inputs) {
@@ -49,7 +58,10 @@ class Planner {
   }
 
   void add_attention(const Op& op) {
-    AttentionStep step{.bias = op.inputs.size() > 3 ? op.inputs[3] : -1, .causal = op.causal, .scale = op.scale, .name = value(op.output).name};
+    AttentionStep step{.bias = op.inputs.size() > 3 ? op.inputs[3] : -1,
+                       .causal = op.causal,
+                       .scale = op.scale,
+                       .name = value(op.output).name};
     step.q = storage_.view_of(op.inputs[0]);
     step.k = storage_.view_of(op.inputs[1]);
     step.v = storage_.view_of(op.inputs[2]);
@@ -88,7 +100,9 @@ class Planner {
   void add_rows(int g) {
     const Group& group = groups_[static_cast<std::size_t>(g)];
     const std::int64_t width = group.front().kernel.width;
-    const auto tiled = [&](const View& view) { return *reshaped(view, in_tiles(view.shape, width)); };  // splits an axis, which always can be done
+    const auto tiled = [&](const View& view) {
+      return *reshaped(view, in_tiles(view.shape, width));
+    };  // splits an axis, which always can be done
     RowStep step;
     step.kernel = kernel_index(group.front().kernel, static_cast<int>(group.size()));
     // All reads are resolved before the first result is placed: results may take their memory.
@@ -120,8 +134,9 @@ class Planner {
       }
     RowKernel added = kernel;
     added.instances = instances;
-    const int same_name = static_cast<int>(std::count_if(plan_.kernels.begin(), plan_.kernels.end(),
-                                                         [&](const RowKernel& k) { return k.name.rfind(kernel.name, 0) == 0; }));
+    const int same_name =
+        static_cast<int>(std::count_if(plan_.kernels.begin(), plan_.kernels.end(),
+                                       [&](const RowKernel& k) { return k.name.rfind(kernel.name, 0) == 0; }));
     if (same_name > 0) added.name += "_v" + std::to_string(same_name + 1);
     plan_.kernels.push_back(std::move(added));
     return static_cast<int>(plan_.kernels.size()) - 1;
@@ -135,7 +150,8 @@ class Planner {
       const Buffer& buffer = plan_.buffers[static_cast<std::size_t>(at.buffer)];
       if (buffer.kind == BufferKind::kOutput && buffer.value == static_cast<int>(o)) continue;
       plan_.buffers.push_back({BufferKind::kOutput, value(v).type, value(v).shape, static_cast<int>(o)});
-      plan_.steps.push_back(CopyStep{at, whole_buffer(static_cast<int>(plan_.buffers.size()) - 1, value(v).shape), value(v).name});
+      plan_.steps.push_back(
+          CopyStep{at, whole_buffer(static_cast<int>(plan_.buffers.size()) - 1, value(v).shape), value(v).name});
     }
   }
 
@@ -145,13 +161,19 @@ class Planner {
       if (!copy) continue;
       const View from = copy->from, to = copy->to;
       const ElementType type = plan_.buffers[static_cast<std::size_t>(to.buffer)].type;
-      if (!to.shape.back().is_static() || to.shape.size() > kOuterAxes + 1 || to.shape.back().value() > kMaxRowWidth || !(from.strides.back() == Dim(1)) ||
-          !(to.strides.back() == Dim(1)) || plan_.buffers[static_cast<std::size_t>(from.buffer)].type != type)
+      if (!to.shape.back().is_static() || to.shape.size() > kOuterAxes + 1 || to.shape.back().value() > kMaxRowWidth ||
+          !(from.strides.back() == Dim(1)) || !(to.strides.back() == Dim(1)) ||
+          plan_.buffers[static_cast<std::size_t>(from.buffer)].type != type)
         continue;
-      RowKernel kernel{.name = "copy_" + to.shape.back().text(), .width = to.shape.back().value(), .inputs = {type}, .nodes = {{.load = true, .input = 0}},
+      RowKernel kernel{.name = "copy_" + to.shape.back().text(),
+                       .width = to.shape.back().value(),
+                       .inputs = {type},
+                       .nodes = {{.load = true, .input = 0}},
                        .outputs = {{0, type}}};
       const auto extents = outer(to.shape);
-      step = RowStep{.kernel = kernel_index(kernel, 1), .instances = {{extents, {operand(from, extents), operand(to, extents)}}}, .name = copy->name};
+      step = RowStep{.kernel = kernel_index(kernel, 1),
+                     .instances = {{extents, {operand(from, extents), operand(to, extents)}}},
+                     .name = copy->name};
     }
   }
 
@@ -204,9 +226,9 @@ class Planner {
               return o.view.buffer == static_cast<int>(buffer) && o.view.shape == out.shape;
             });
           };
-          const bool reads = std::any_of(instance.operands.begin(), instance.operands.end(), [&](const RowStep::Operand& o) {
-            return o.view.buffer == static_cast<int>(i);
-          });
+          const bool reads =
+              std::any_of(instance.operands.begin(), instance.operands.end(),
+                          [&](const RowStep::Operand& o) { return o.view.buffer == static_cast<int>(i); });
           if (reads && !(has(i) && has(b))) fits = false;
         }
         if (fits) plan_.may_replace[static_cast<std::size_t>(out.value)] = in.value;
@@ -235,18 +257,19 @@ Result<Plan> fuse(const Program& program, const FuseOptions& options) {
 std::string print(const Plan& plan) {
   static constexpr const char* kKinds[] = {"in", "out", "ws", "lib"};
   const auto place = [&](const View& view) {
-    return std::string(kKinds[static_cast<int>(plan.buffers[static_cast<std::size_t>(view.buffer)].kind)]) + std::to_string(view.buffer) +
-           (view.offset == Dim(0) ? "" : "+" + view.offset.text());
+    return std::string(kKinds[static_cast<int>(plan.buffers[static_cast<std::size_t>(view.buffer)].kind)]) +
+           std::to_string(view.buffer) + (view.offset == Dim(0) ? "" : "+" + view.offset.text());
   };
   std::string out;
   for (const Step& step : plan.steps) {
     if (const auto* gemm = std::get_if<GemmStep>(&step)) {
       out += "  gemm       " + gemm->name + ": " + place(gemm->out) + (gemm->gelu ? " = gelu of" : " =");
       for (std::size_t i = 0; i < gemm->parts.size(); ++i)
-        out += (i ? " + " : " ") + place(gemm->parts[i].x) + "·" + plan.program.values[static_cast<std::size_t>(gemm->weight)].name;
+        out += (i ? " + " : " ") + place(gemm->parts[i].x) + "·" +
+               plan.program.values[static_cast<std::size_t>(gemm->weight)].name;
     } else if (const auto* attention = std::get_if<AttentionStep>(&step)) {
-      out += "  attention  " + attention->name + ": " + place(attention->out) + " = " + place(attention->q) + ", " + place(attention->k) +
-             ", " + place(attention->v);
+      out += "  attention  " + attention->name + ": " + place(attention->out) + " = " + place(attention->q) + ", " +
+             place(attention->k) + ", " + place(attention->v);
     } else if (const auto* copy = std::get_if<CopyStep>(&step)) {
       out += "  copy       " + copy->name + ": " + place(copy->to) + " = " + place(copy->from);
     } else if (const auto* rows = std::get_if<RowStep>(&step)) {

@@ -23,11 +23,12 @@ struct Buffer {
   BufferKind kind = BufferKind::kWorkspace;
   ElementType type = ElementType::kF32;
   Shape shape;
-  int value = -1;         // of kInput: the program's value; of kOutput: the index in Program::outputs
+  int value = -1;             // of kInput: the program's value; of kOutput: the index in Program::outputs
   int first = -1, last = -1;  // steps between which it holds something
 };
 
-// out = Σ x · weight[:, first_column …]ᵀ + bias, or GELU of that. More than one part: the operands of a join that never happens.
+// out = Σ x · weight[:, first_column …]ᵀ + bias, or GELU of that. More than one part: the operands of a join that never
+// happens.
 struct GemmStep {
   struct Part {
     View x;
@@ -85,10 +86,13 @@ struct Plan {
 // What is better on a compiler's devices.
 struct FuseOptions {
   bool gelu_in_gemm = false;  // in bf16: the sum is then rounded once, not twice
-  // Every result in bf16 is rounded, also inside a kernel: what LibTorch's operators compute one by one, instead of what errs less.
+  // Every result in bf16 is rounded, also inside a kernel: what LibTorch's operators compute one by one, instead of
+  // what errs less.
   bool rounds_results = false;
-  bool attention_pitch = false;  // attention's library writes rows as far apart as Op::pitch says; else that is ignored where nothing is joined to them
-  bool copies_in_rows = false;  // copies of whole rows are kernels of ours, twice as fast as a GPU library's strided copy
+  bool attention_pitch = false;  // attention's library writes rows as far apart as Op::pitch says; else that is ignored
+                                 // where nothing is joined to them
+  bool copies_in_rows =
+      false;  // copies of whole rows are kernels of ours, twice as fast as a GPU library's strided copy
 };
 
 // kInvalidArgument names the op that has no kernel (`eager` computes it) or what is too large.

@@ -17,8 +17,8 @@ inline constexpr std::int64_t kMaxRowWidth = 32768;
 // but what is stored and what a cast says.
 struct RowNode {
   bool load = false;
-  int input = -1;          // of a load
-  OpCode code{};           // of an op
+  int input = -1;  // of a load
+  OpCode code{};   // of an op
   std::vector<int> operands;
   double eps = 0;
   ElementType type = ElementType::kF32;  // of a cast: what it rounds to

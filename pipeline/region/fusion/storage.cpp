@@ -5,12 +5,15 @@
 namespace ditfleet::region {
 namespace {
 
-bool writes(const Unit& unit, int value) { return std::find(unit.writes.begin(), unit.writes.end(), value) != unit.writes.end(); }
+bool writes(const Unit& unit, int value) {
+  return std::find(unit.writes.begin(), unit.writes.end(), value) != unit.writes.end();
+}
 bool is_chain(const Unit& unit) { return !unit.kernel.nodes.empty(); }
 
 }  // namespace
 
-Storage::Storage(Plan& plan, const std::vector<Group>& groups) : plan_(plan), groups_(groups), producer_(producers(plan.program)) {
+Storage::Storage(Plan& plan, const std::vector<Group>& groups)
+    : plan_(plan), groups_(groups), producer_(producers(plan.program)) {
   for (int input : plan.program.inputs()) {
     const Value& v = value(input);
     placed_[input] = whole_buffer(add_buffer(BufferKind::kInput, v, input), v.shape);
@@ -33,7 +36,8 @@ const Op* Storage::split_join(const Op& linear) const {
   if (!join || join->code != OpCode::kJoin || value(join->output).type != ElementType::kF32) return nullptr;
   if (join->axis != static_cast<int>(value(join->output).shape.size()) - 1) return nullptr;
   int readers = 0;
-  for (const Op& op : plan_.program.ops) readers += static_cast<int>(std::count(op.inputs.begin(), op.inputs.end(), join->output));
+  for (const Op& op : plan_.program.ops)
+    readers += static_cast<int>(std::count(op.inputs.begin(), op.inputs.end(), join->output));
   return readers == 1 ? join : nullptr;
 }
 
@@ -103,7 +107,8 @@ std::optional<int> Storage::output_home(int v) const {
       }
   if (!reader || !is_chain(*reader)) return {};
   for (int written : reader->writes)
-    if (producer(written)->inputs[0] == v && value(written).shape == value(v).shape && value(written).type == value(v).type)
+    if (producer(written)->inputs[0] == v && value(written).shape == value(v).shape &&
+        value(written).type == value(v).type)
       if (auto home = output_home(written)) return home;
   return {};
 }
@@ -155,7 +160,9 @@ bool Storage::joins_in_place(const Op& join) const {
 View Storage::home_of_join(const Op& join) {
   if (const auto at = join_home_.find(join.output); at != join_home_.end()) return at->second;
   const auto within = slice_of_join(join.output);
-  return join_home_[join.output] = within ? *within : whole_buffer(add_buffer(BufferKind::kWorkspace, value(join.output)), value(join.output).shape);
+  return join_home_[join.output] =
+             within ? *within
+                    : whole_buffer(add_buffer(BufferKind::kWorkspace, value(join.output)), value(join.output).shape);
 }
 
 std::optional<View> Storage::slice_of_join(int v) {
@@ -181,8 +188,11 @@ View Storage::place(int v, int group, const Unit& unit) {
   if (auto output = output_home(v)) {
     int buffer = -1;
     for (std::size_t b = 0; b < plan_.buffers.size(); ++b)
-      if (plan_.buffers[b].kind == BufferKind::kOutput && plan_.buffers[b].value == *output) buffer = static_cast<int>(b);
-    if (buffer < 0) buffer = add_buffer(BufferKind::kOutput, value(plan_.program.outputs[static_cast<std::size_t>(*output)]), *output);
+      if (plan_.buffers[b].kind == BufferKind::kOutput && plan_.buffers[b].value == *output)
+        buffer = static_cast<int>(b);
+    if (buffer < 0)
+      buffer =
+          add_buffer(BufferKind::kOutput, value(plan_.program.outputs[static_cast<std::size_t>(*output)]), *output);
     view = whole_buffer(buffer, value(v).shape);
   }
   if (!view) view = slice_of_join(v);
@@ -192,8 +202,9 @@ View Storage::place(int v, int group, const Unit& unit) {
   return placed_[v] = *view;
 }
 
-// The place of an attention's result [.., heads, head size] that is read as rows [.., width]. If these are joined with other columns, all with the
-// same ones or some with these and some with those (text and picture, each with its adapters'), rows are as far apart as all of that needs.
+// The place of an attention's result [.., heads, head size] that is read as rows [.., width]. If these are joined with
+// other columns, all with the same ones or some with these and some with those (text and picture, each with its
+// adapters'), rows are as far apart as all of that needs.
 std::optional<View> Storage::beside_others(const Op& attention, bool pitched) {
   const Program& p = plan_.program;
   const auto readers = [&](int of) {
@@ -212,7 +223,8 @@ std::optional<View> Storage::beside_others(const Op& attention, bool pitched) {
     for (int inner = columns, found = 1; found == 1; inner = around.empty() ? inner : around.back()->output) {
       found = 0;
       for (const Op* reader : readers(inner))
-        if (reader->code == OpCode::kJoin && reader->axis == last && reader->inputs.front() == inner && ++found == 1) around.push_back(reader);
+        if (reader->code == OpCode::kJoin && reader->axis == last && reader->inputs.front() == inner && ++found == 1)
+          around.push_back(reader);
       if (found > 1) around.clear();
     }
     return around;
@@ -222,7 +234,8 @@ std::optional<View> Storage::beside_others(const Op& attention, bool pitched) {
     std::vector<const Op*> joins;
   };
   std::vector<Part> parts;
-  if (auto joins = joins_of(rows); !joins.empty()) parts.push_back({nullptr, std::move(joins)});
+  if (auto joins = joins_of(rows); !joins.empty())
+    parts.push_back({nullptr, std::move(joins)});
   else
     for (const Op* reader : readers(rows))
       if (reader->code == OpCode::kSlice && reader->axis != last)

@@ -18,7 +18,8 @@ class Storage {
   View view_of(int value);
   // Where `unit` of `group` is to put the value; `reads_here` are the views that the unit's kernel loads.
   View place(int value, int group, const Unit& unit);
-  // Where an attention's result goes: in bf16 the place where joins along the last axis want it, else a buffer that its library may allocate.
+  // Where an attention's result goes: in bf16 the place where joins along the last axis want it, else a buffer that its
+  // library may allocate.
   View place_attention(const Op& attention, bool pitched);
   // The join that a linear reads as parts and that therefore never happens.
   const Op* split_join(const Op& linear) const;
@@ -39,8 +40,8 @@ class Storage {
   const std::vector<Group>& groups_;
   const std::vector<int> producer_;
   std::map<int, View> placed_;
-  std::map<int, View> join_home_;                // a join's result → where it is put together
-  std::map<int, std::vector<int>> contents_;     // buffer → values placed in it
+  std::map<int, View> join_home_;             // a join's result → where it is put together
+  std::map<int, std::vector<int>> contents_;  // buffer → values placed in it
 };
 
 }  // namespace ditfleet::region

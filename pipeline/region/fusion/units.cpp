@@ -13,7 +13,8 @@ const Value& value_at(const Program& p, int i) { return p.values[static_cast<std
 // Which units come before which. A unit is an index; ops know theirs.
 class Order {
  public:
-  Order(const Program& p, const std::vector<int>& producer) : program_(p), producer_(producer), unit_of_op_(p.ops.size(), -1) {}
+  Order(const Program& p, const std::vector<int>& producer)
+      : program_(p), producer_(producer), unit_of_op_(p.ops.size(), -1) {}
 
   int add_unit() { return units_++; }
   void put(int op, int unit) { unit_of_op_[static_cast<std::size_t>(op)] = unit; }
@@ -60,14 +61,20 @@ class OpNodes {
   }
 
  private:
-  int product(int a, int b, ElementType type) { return rounded(push({.code = OpCode::kMul, .operands = {a, b}, .type = type}), type); }
-  int sum(int a, int b, ElementType type) { return rounded(push({.code = OpCode::kAdd, .operands = {a, b}, .type = type}), type); }
+  int product(int a, int b, ElementType type) {
+    return rounded(push({.code = OpCode::kMul, .operands = {a, b}, .type = type}), type);
+  }
+  int sum(int a, int b, ElementType type) {
+    return rounded(push({.code = OpCode::kAdd, .operands = {a, b}, .type = type}), type);
+  }
 
   RowKernel& kernel_;
 };
 
 // A layer norm's own weight and bias, which its operator applies before it rounds.
-bool is_affine(const Program& p, const Op& op) { return op.code == OpCode::kModulate && value_at(p, op.inputs[1]).kind == ValueKind::kParameter; }
+bool is_affine(const Program& p, const Op& op) {
+  return op.code == OpCode::kModulate && value_at(p, op.inputs[1]).kind == ValueKind::kParameter;
+}
 
 // How wide a kernel's rows are for a chain: whole rows, or equal tiles of long ones where each element is on its own.
 Result<std::int64_t> row_width(const Program& p, const std::vector<int>& ops) {
@@ -81,9 +88,11 @@ Result<std::int64_t> row_width(const Program& p, const std::vector<int>& ops) {
   std::int64_t tiles = 1;
   if (elementwise)
     while (width / tiles >= kLeastTile && (width % tiles != 0 || width / tiles > kMaxRowWidth)) ++tiles;
-  if (width % tiles == 0 && width / tiles <= kMaxRowWidth && made.shape.size() + (tiles > 1 ? 1 : 0) <= kOuterAxes + 1) return width / tiles;
-  return invalid_argument("[" + p.block + "] " + made.name + " = " + std::string(name_of(last.code)) + ": rows of " + text_of(made.shape) +
-                          " are too much for one kernel; it takes " + std::to_string(kOuterAxes + 1) + " axes, the last up to " + std::to_string(kMaxRowWidth));
+  if (width % tiles == 0 && width / tiles <= kMaxRowWidth && made.shape.size() + (tiles > 1 ? 1 : 0) <= kOuterAxes + 1)
+    return width / tiles;
+  return invalid_argument("[" + p.block + "] " + made.name + " = " + std::string(name_of(last.code)) + ": rows of " +
+                          text_of(made.shape) + " are too much for one kernel; it takes " +
+                          std::to_string(kOuterAxes + 1) + " axes, the last up to " + std::to_string(kMaxRowWidth));
 }
 
 // The kernel of a chain: its loads in the order of use, its nodes, and as outputs what others read.
@@ -116,8 +125,10 @@ void build_kernel(const Program& p, const std::set<int>& read_elsewhere, bool ro
       }
       node.operands.push_back(n);
     }
-    const int made = !rounds || node.type == ElementType::kF32 || op.code == OpCode::kCast || norm_of_affine(op) ? nodes.push(std::move(node))
-                     : is_affine(p, op) ? nodes.rounded(nodes.push(std::move(node)), ElementType::kBF16) : nodes.push_rounded(std::move(node));
+    const int made = !rounds || node.type == ElementType::kF32 || op.code == OpCode::kCast || norm_of_affine(op)
+                         ? nodes.push(std::move(node))
+                     : is_affine(p, op) ? nodes.rounded(nodes.push(std::move(node)), ElementType::kBF16)
+                                        : nodes.push_rounded(std::move(node));
     node_of.emplace_back(op.output, made);
     k.name += (k.name.empty() ? "" : "_") + std::string(name_of(op.code));
     if (read_elsewhere.contains(op.output)) {
@@ -133,14 +144,19 @@ void build_kernel(const Program& p, const std::set<int>& read_elsewhere, bool ro
 void let_gelu_ride(const Program& p, const std::vector<int>& producer, std::vector<Unit>& units) {
   for (std::size_t u = 0; u < units.size();) {
     const Op& gelu = op_at(p, units[u].ops.front());
-    const int from = gelu.code == OpCode::kGeluTanh && units[u].ops.size() == 1 ? producer[static_cast<std::size_t>(gelu.inputs[0])] : -1;
+    const int from = gelu.code == OpCode::kGeluTanh && units[u].ops.size() == 1
+                         ? producer[static_cast<std::size_t>(gelu.inputs[0])]
+                         : -1;
     int readers = static_cast<int>(std::count(p.outputs.begin(), p.outputs.end(), gelu.inputs.front()));
-    for (const Op& op : p.ops) readers += static_cast<int>(std::count(op.inputs.begin(), op.inputs.end(), gelu.inputs.front()));
-    if (from < 0 || op_at(p, from).code != OpCode::kLinear || readers != 1 || value_at(p, gelu.output).type != ElementType::kBF16) {
+    for (const Op& op : p.ops)
+      readers += static_cast<int>(std::count(op.inputs.begin(), op.inputs.end(), gelu.inputs.front()));
+    if (from < 0 || op_at(p, from).code != OpCode::kLinear || readers != 1 ||
+        value_at(p, gelu.output).type != ElementType::kBF16) {
       ++u;
       continue;
     }
-    const auto linear = std::find_if(units.begin(), units.end(), [&](const Unit& unit) { return unit.ops.front() == from; });
+    const auto linear =
+        std::find_if(units.begin(), units.end(), [&](const Unit& unit) { return unit.ops.front() == from; });
     linear->ops.push_back(units[u].ops.front());
     units.erase(units.begin() + static_cast<std::ptrdiff_t>(u));
   }
@@ -152,7 +168,8 @@ std::vector<int> sorted_groups(const Program& p, const std::vector<int>& produce
   std::vector<int> group_of_op(p.ops.size(), -1);
   for (std::size_t g = 0; g < groups.size(); ++g)
     for (int u : groups[g])
-      for (int op : units[static_cast<std::size_t>(u)].ops) group_of_op[static_cast<std::size_t>(op)] = static_cast<int>(g);
+      for (int op : units[static_cast<std::size_t>(u)].ops)
+        group_of_op[static_cast<std::size_t>(op)] = static_cast<int>(g);
   std::vector<std::set<int>> needs(groups.size());
   for (std::size_t g = 0; g < groups.size(); ++g)
     for (int u : groups[g])
@@ -160,7 +177,8 @@ std::vector<int> sorted_groups(const Program& p, const std::vector<int>& produce
         std::vector<int> roots;
         add_roots(p, producer, read, roots);
         for (int root : roots)
-          if (const int op = producer[static_cast<std::size_t>(root)]; op >= 0) needs[g].insert(group_of_op[static_cast<std::size_t>(op)]);
+          if (const int op = producer[static_cast<std::size_t>(root)]; op >= 0)
+            needs[g].insert(group_of_op[static_cast<std::size_t>(op)]);
       }
   std::vector<int> order;
   std::set<int> done;
@@ -201,7 +219,8 @@ std::string RowKernel::structure() const {
 
 std::vector<int> producers(const Program& program) {
   std::vector<int> producer(program.values.size(), -1);
-  for (std::size_t i = 0; i < program.ops.size(); ++i) producer[static_cast<std::size_t>(program.ops[i].output)] = static_cast<int>(i);
+  for (std::size_t i = 0; i < program.ops.size(); ++i)
+    producer[static_cast<std::size_t>(program.ops[i].output)] = static_cast<int>(i);
   return producer;
 }
 
@@ -223,7 +242,8 @@ Result<std::vector<Group>> group_ops(const Program& p, const FuseOptions& option
     const int index = static_cast<int>(i);
     if (is_view(op.code) || op.code == OpCode::kJoin) continue;
     if (op.code == OpCode::kAttention && op.inputs.size() > 3 && value_at(p, op.inputs[3]).kind == ValueKind::kResult)
-      return invalid_argument("[" + p.block + "] " + value_at(p, op.output).name + " = attention: the bias %" + value_at(p, op.inputs[3]).name +
+      return invalid_argument("[" + p.block + "] " + value_at(p, op.output).name + " = attention: the bias %" +
+                              value_at(p, op.inputs[3]).name +
                               " is made in the block; a compiled block takes it as an input");
     if (is_row_op(op.code)) {
       const Value& made = value_at(p, op.output);
@@ -261,7 +281,8 @@ Result<std::vector<Group>> group_ops(const Program& p, const FuseOptions& option
     }
     std::set<int> read_elsewhere(p.outputs.begin(), p.outputs.end());
     for (std::size_t i = 0; i < p.ops.size(); ++i)
-      if (std::find(units[u].ops.begin(), units[u].ops.end(), static_cast<int>(i)) == units[u].ops.end()) read_elsewhere.insert(p.ops[i].inputs.begin(), p.ops[i].inputs.end());
+      if (std::find(units[u].ops.begin(), units[u].ops.end(), static_cast<int>(i)) == units[u].ops.end())
+        read_elsewhere.insert(p.ops[i].inputs.begin(), p.ops[i].inputs.end());
     const auto width = row_width(p, units[u].ops);
     if (!width) return width.error();
     build_kernel(p, read_elsewhere, options.rounds_results, *width, units[u]);

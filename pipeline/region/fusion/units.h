@@ -10,10 +10,10 @@ namespace ditfleet::region {
 
 // One fused chain of row ops, or one attention, or one linear with the GELU that rides it.
 struct Unit {
-  std::vector<int> ops;  // of the program, in order
-  RowKernel kernel;                  // of a chain
-  std::vector<int> reads;            // values the kernel loads, or the op's operands
-  std::vector<int> writes;           // values others read
+  std::vector<int> ops;     // of the program, in order
+  RowKernel kernel;         // of a chain
+  std::vector<int> reads;   // values the kernel loads, or the op's operands
+  std::vector<int> writes;  // values others read
 };
 
 // Units that run as one launch; all but row kernels stand alone.

@@ -1,5 +1,5 @@
-// cuBLASLt as matrix product of a linear: out = x · weightᵀ + bias, with an epilogue. The library is opened at run time,
-// beside LibTorch's CUDA part, which needs it anyway.
+// cuBLASLt as matrix product of a linear: out = x · weightᵀ + bias, with an epilogue. The library is opened at run
+// time, beside LibTorch's CUDA part, which needs it anyway.
 #pragma once
 
 #include <array>
@@ -56,7 +56,8 @@ class CublasLt {
   // there is none for this shape.
   Result<std::vector<GemmAlgorithm>> algorithms(const GemmShape& shape, std::uint64_t workspace_bytes, int most) const;
   // Puts the product into the stream's order. `workspace`: algorithm.workspace_bytes, 256-byte aligned. kDeviceFault.
-  Result<void> run(const GemmShape& shape, const GemmOperands& operands, const GemmAlgorithm& algorithm, void* workspace, void* stream) const;
+  Result<void> run(const GemmShape& shape, const GemmOperands& operands, const GemmAlgorithm& algorithm,
+                   void* workspace, void* stream) const;
 
  private:
   CublasLt() = default;

@@ -11,15 +11,49 @@ namespace {
 
 // Numbers of cudnn_graph.h, the same in all of cuDNN 9.
 enum : int { kFloat = 0, kBFloat16 = 9 };
-enum Type : int { kHandle = 0, kDataType = 1, kBoolean = 2, kInt64 = 3, kPointer = 6, kHeuristicMode = 8, kDescriptor = 15, kChar = 24 };
-enum Kind : int { kEngineConfig = 3, kHeuristic = 4, kPlan = 5, kGraph = 15, kVariantPack = 16, kTensor = 17, kSdpaForward = 41 };
+enum Type : int {
+  kHandle = 0,
+  kDataType = 1,
+  kBoolean = 2,
+  kInt64 = 3,
+  kPointer = 6,
+  kHeuristicMode = 8,
+  kDescriptor = 15,
+  kChar = 24
+};
+enum Kind : int {
+  kEngineConfig = 3,
+  kHeuristic = 4,
+  kPlan = 5,
+  kGraph = 15,
+  kVariantPack = 16,
+  kTensor = 17,
+  kSdpaForward = 41
+};
 enum Attribute : int {
-  kHeuristicModeOf = 200, kHeuristicGraph = 201, kHeuristicResults = 202,
-  kPlanHandle = 400, kPlanConfig = 401, kPlanWorkspace = 402, kPlanJson = 405,
-  kGraphHandle = 800, kGraphOps = 801,
-  kAlignment = 900, kTensorType = 901, kDimensions = 902, kStrides = 903, kUniqueId = 906, kByValue = 908,
-  kPackIds = 1000, kPackPointers = 1001, kPackWorkspace = 1003,
-  kSdpaQ = 2800, kSdpaK = 2801, kSdpaV = 2802, kSdpaOut = 2803, kSdpaScale = 2805,
+  kHeuristicModeOf = 200,
+  kHeuristicGraph = 201,
+  kHeuristicResults = 202,
+  kPlanHandle = 400,
+  kPlanConfig = 401,
+  kPlanWorkspace = 402,
+  kPlanJson = 405,
+  kGraphHandle = 800,
+  kGraphOps = 801,
+  kAlignment = 900,
+  kTensorType = 901,
+  kDimensions = 902,
+  kStrides = 903,
+  kUniqueId = 906,
+  kByValue = 908,
+  kPackIds = 1000,
+  kPackPointers = 1001,
+  kPackWorkspace = 1003,
+  kSdpaQ = 2800,
+  kSdpaK = 2801,
+  kSdpaV = 2802,
+  kSdpaOut = 2803,
+  kSdpaScale = 2805,
 };
 constexpr int kModeA = 3;
 constexpr std::size_t kOldest = 91500;
@@ -46,7 +80,8 @@ struct Cudnn::Library {
 class Cudnn::Descriptor {
  public:
   Descriptor(const Library& lib, int kind) : lib_(&lib) { error_ = lib.make(kind, &object_); }
-  Descriptor(Descriptor&& other) noexcept : lib_(other.lib_), object_(std::exchange(other.object_, nullptr)), error_(other.error_) {}
+  Descriptor(Descriptor&& other) noexcept
+      : lib_(other.lib_), object_(std::exchange(other.object_, nullptr)), error_(other.error_) {}
   Descriptor& operator=(Descriptor&&) = delete;
   ~Descriptor() {
     if (object_) lib_->drop(object_);
@@ -56,7 +91,9 @@ class Cudnn::Descriptor {
     if (!error_) error_ = lib_->set(object_, attribute, type, count, values);
   }
   template <class T>
-  void set(int attribute, int type, const T& value) { set(attribute, type, 1, &value); }
+  void set(int attribute, int type, const T& value) {
+    set(attribute, type, 1, &value);
+  }
   void set(int attribute, const Descriptor& other) {
     if (!error_) error_ = other.error_;
     set(attribute, kDescriptor, 1, &other.object_);
@@ -84,15 +121,17 @@ class Cudnn::Plan {
 Result<const Cudnn::Library*> Cudnn::library() {
   // LibTorch's CUDA part has loaded it already; by its name it is found wherever that lies.
   static const Library* const opened = open_library<Library>("libcudnn.so.9", [](void* library, Library& t) {
-    return bind(library, "cudnnCreate", t.create) && bind(library, "cudnnDestroy", t.destroy) && bind(library, "cudnnGetVersion", t.version) &&
-           bind(library, "cudnnSetStream", t.set_stream) && bind(library, "cudnnBackendCreateDescriptor", t.make) &&
+    return bind(library, "cudnnCreate", t.create) && bind(library, "cudnnDestroy", t.destroy) &&
+           bind(library, "cudnnGetVersion", t.version) && bind(library, "cudnnSetStream", t.set_stream) &&
+           bind(library, "cudnnBackendCreateDescriptor", t.make) &&
            bind(library, "cudnnBackendDestroyDescriptor", t.drop) && bind(library, "cudnnBackendSetAttribute", t.set) &&
            bind(library, "cudnnBackendGetAttribute", t.get) && bind(library, "cudnnBackendFinalize", t.finish) &&
            bind(library, "cudnnBackendExecute", t.execute);
   });
   if (!opened) return unavailable("[nvrtc] libcudnn.so.9 does not load; it comes with LibTorch's CUDA part");
   if (opened->version() < kOldest)
-    return unavailable("[nvrtc] cuDNN is " + std::to_string(opened->version()) + "; attention that writes where it is told needs " + std::to_string(kOldest) + " or newer");
+    return unavailable("[nvrtc] cuDNN is " + std::to_string(opened->version()) +
+                       "; attention that writes where it is told needs " + std::to_string(kOldest) + " or newer");
   return opened;
 }
 
@@ -101,7 +140,8 @@ Result<std::shared_ptr<const Cudnn>> Cudnn::open() {
   if (!lib) return lib.error();
   std::shared_ptr<Cudnn> made(new Cudnn);
   made->library_ = *lib;
-  if (int e = (*lib)->create(&made->handle_); e != 0) return Error{Code::kDeviceFault, "[nvrtc] cuDNN does not start: status " + std::to_string(e)};
+  if (int e = (*lib)->create(&made->handle_); e != 0)
+    return Error{Code::kDeviceFault, "[nvrtc] cuDNN does not start: status " + std::to_string(e)};
   return std::shared_ptr<const Cudnn>(std::move(made));
 }
 
@@ -112,7 +152,8 @@ Cudnn::~Cudnn() {
 
 Result<void*> Cudnn::planner() const {
   if (!planner_)
-    if (const int e = library_->create(&planner_); e != 0) return unavailable("[nvrtc] cuDNN does not start to make a plan: status " + std::to_string(e));
+    if (const int e = library_->create(&planner_); e != 0)
+      return unavailable("[nvrtc] cuDNN does not start to make a plan: status " + std::to_string(e));
   return planner_;
 }
 
@@ -124,7 +165,8 @@ Result<std::shared_ptr<const Cudnn::Plan>> Cudnn::plan(const AttentionShape& s) 
   const auto handle = planner();
   if (!handle) return handle.error();
   const auto tensor = [&](std::int64_t id, const AttentionShape::Strides& strides) {
-    const std::int64_t sizes[] = {s.batch, s.heads, s.tokens, s.head_dim}, steps[] = {strides.batch, strides.head, strides.token, 1};
+    const std::int64_t sizes[] = {s.batch, s.heads, s.tokens, s.head_dim},
+                       steps[] = {strides.batch, strides.head, strides.token, 1};
     Descriptor made(lib, kTensor);
     made.set(kTensorType, kDataType, kBFloat16);
     made.set(kDimensions, kInt64, 4, sizes);
@@ -172,8 +214,9 @@ Result<std::shared_ptr<const Cudnn::Plan>> Cudnn::plan(const AttentionShape& s) 
     plan.set(kPlanConfig, kDescriptor, objects[static_cast<std::size_t>(i)]);
     if (plan.finish() == 0) return finished(std::move(plan));
   }
-  return unavailable("[nvrtc] cuDNN has no attention of " + std::to_string(s.heads) + " heads of " + std::to_string(s.head_dim) + " over " + std::to_string(s.tokens) +
-                     " tokens: status " + std::to_string(error));
+  return unavailable("[nvrtc] cuDNN has no attention of " + std::to_string(s.heads) + " heads of " +
+                     std::to_string(s.head_dim) + " over " + std::to_string(s.tokens) + " tokens: status " +
+                     std::to_string(error));
 }
 
 Result<std::shared_ptr<const Cudnn::Plan>> Cudnn::finished(Descriptor plan) const {
@@ -199,13 +242,15 @@ Result<std::shared_ptr<const Cudnn::Plan>> Cudnn::restore(const std::string& sav
   Descriptor plan(*library_, kPlan);
   plan.set(kPlanJson, kChar, static_cast<std::int64_t>(saved.size()), saved.data());
   plan.set(kPlanHandle, kHandle, *handle);
-  if (const int e = plan.finish(); e != 0) return unavailable("[nvrtc] cuDNN does not take a saved plan: status " + std::to_string(e));
+  if (const int e = plan.finish(); e != 0)
+    return unavailable("[nvrtc] cuDNN does not take a saved plan: status " + std::to_string(e));
   return finished(std::move(plan));
 }
 
 std::int64_t Cudnn::workspace_bytes(const Plan& plan) { return plan.workspace; }
 
-Result<void> Cudnn::run(const Plan& plan, const AttentionOperands& o, float scale, void* workspace, void* stream) const {
+Result<void> Cudnn::run(const Plan& plan, const AttentionOperands& o, float scale, void* workspace,
+                        void* stream) const {
   const std::int64_t ids[] = {kQ, kK, kV, kOut, kScale};
   const void* pointers[] = {o.q, o.k, o.v, o.out, &scale};
   Descriptor pack(*library_, kVariantPack);

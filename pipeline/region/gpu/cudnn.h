@@ -1,5 +1,5 @@
-// cuDNN's attention as one operation whose result may lie anywhere: softmax(q kᵀ · scale) v for each head, in bf16. The library is
-// opened at run time, beside LibTorch's CUDA part, which needs it anyway.
+// cuDNN's attention as one operation whose result may lie anywhere: softmax(q kᵀ · scale) v for each head, in bf16. The
+// library is opened at run time, beside LibTorch's CUDA part, which needs it anyway.
 #pragma once
 
 #include <array>
@@ -36,7 +36,8 @@ class Cudnn {
   // A kernel for one shape, which cuDNN compiles when the plan is made: 60 ms. Immutable.
   class Plan;
 
-  // kUnavailable: the library does not load, or is older than this operation (9.15). kDeviceFault: it does not start on this device.
+  // kUnavailable: the library does not load, or is older than this operation (9.15). kDeviceFault: it does not start on
+  // this device.
   static Result<std::shared_ptr<const Cudnn>> open();
   ~Cudnn();
   Cudnn(const Cudnn&) = delete;
@@ -52,7 +53,8 @@ class Cudnn {
   // Bytes of device memory that run() wants.
   static std::int64_t workspace_bytes(const Plan& plan);
   // Puts the attention into the stream's order. kDeviceFault.
-  Result<void> run(const Plan& plan, const AttentionOperands& operands, float scale, void* workspace, void* stream) const;
+  Result<void> run(const Plan& plan, const AttentionOperands& operands, float scale, void* workspace,
+                   void* stream) const;
 
  private:
   Cudnn() = default;
@@ -63,7 +65,7 @@ class Cudnn {
   Result<void*> planner() const;  // planning_ is held
   const Library* library_ = nullptr;
   void* handle_ = nullptr;
-  mutable std::mutex mutex_;  // a handle is one thread's at a time
+  mutable std::mutex mutex_;         // a handle is one thread's at a time
   mutable void* planner_ = nullptr;  // the handle that plans are made with; null: none was made yet
   mutable std::mutex planning_;
 };

@@ -12,9 +12,9 @@ bool bind(void* library, const char* name, F& function) {
   return function != nullptr;
 }
 
-// A table of functions out of the library of that name, wherever it lies or has been loaded from already. `fill(library, table)`
-// binds them and says whether all are there. Null: there is no such library, or it lacks one. The table and the library stay
-// for as long as the process: ask once.
+// A table of functions out of the library of that name, wherever it lies or has been loaded from already.
+// `fill(library, table)` binds them and says whether all are there. Null: there is no such library, or it lacks one.
+// The table and the library stay for as long as the process: ask once.
 template <class Table, class Fill>
 const Table* open_library(const char* name, Fill fill) {
   void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);

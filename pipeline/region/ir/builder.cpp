@@ -12,7 +12,8 @@ Builder::Linear Builder::linear_slots(const std::string& name, std::int64_t in, 
   return {weight, parameter(name + ".bias", {out})};
 }
 
-Builder::Linear Builder::adapted_slots(const std::string& name, const Dim& batch, std::int64_t in, std::int64_t out, int groups) {
+Builder::Linear Builder::adapted_slots(const std::string& name, const Dim& batch, std::int64_t in, std::int64_t out,
+                                       int groups) {
   Linear made{.rank = Dim::symbol(name + ".rank"), .groups = groups};
   made.adapter = input(name + ".adapter", ValueKind::kAdapter, type_, {batch, made.rank, in});
   if (groups > 1) {
@@ -57,8 +58,12 @@ Builder::Ref Builder::linear(const std::string& name, Ref x, Linear slots) {
   if (slots.bias.value >= 0) operands.push_back(slots.bias);
   return add_op(name, {.code = OpCode::kLinear, .groups = slots.groups, .apart = slots.apart_rank}, operands);
 }
-Builder::Ref Builder::low_rank(const std::string& name, Ref x, Linear slots) { return add_op(name, {.code = OpCode::kLinear}, {x, slots.adapter}); }
-Builder::Ref Builder::low_rank_apart(const std::string& name, Ref x, Linear slots) { return add_op(name, {.code = OpCode::kLinear}, {x, slots.apart}); }
+Builder::Ref Builder::low_rank(const std::string& name, Ref x, Linear slots) {
+  return add_op(name, {.code = OpCode::kLinear}, {x, slots.adapter});
+}
+Builder::Ref Builder::low_rank_apart(const std::string& name, Ref x, Linear slots) {
+  return add_op(name, {.code = OpCode::kLinear}, {x, slots.apart});
+}
 Builder::Ref Builder::adapted_linear(const std::string& name, Ref x, Linear slots) {
   if (slots.adapter.value < 0 || error_) return linear(name, x, slots);
   const int last = static_cast<int>(program_.values[static_cast<std::size_t>(x.value)].shape.size()) - 1;
@@ -78,20 +83,29 @@ Builder::Ref Builder::modulate(const std::string& name, Ref x, Ref scale, Ref sh
 Builder::Ref Builder::gate_residual(const std::string& name, Ref x, Ref gate, Ref branch) {
   return add_op(name, {.code = OpCode::kGateResidual}, {x, gate, branch});
 }
-Builder::Ref Builder::gelu_tanh(const std::string& name, Ref x) { return add_op(name, {.code = OpCode::kGeluTanh}, {x}); }
+Builder::Ref Builder::gelu_tanh(const std::string& name, Ref x) {
+  return add_op(name, {.code = OpCode::kGeluTanh}, {x});
+}
 Builder::Ref Builder::gelu_erf(const std::string& name, Ref x) { return add_op(name, {.code = OpCode::kGeluErf}, {x}); }
 Builder::Ref Builder::silu(const std::string& name, Ref x) { return add_op(name, {.code = OpCode::kSilu}, {x}); }
-Builder::Ref Builder::quick_gelu(const std::string& name, Ref x) { return add_op(name, {.code = OpCode::kQuickGelu}, {x}); }
+Builder::Ref Builder::quick_gelu(const std::string& name, Ref x) {
+  return add_op(name, {.code = OpCode::kQuickGelu}, {x});
+}
 Builder::Ref Builder::rope(const std::string& name, Ref x, Ref table) {
   return add_op(name, {.code = OpCode::kRope}, {x, table});
 }
 Builder::Ref Builder::attention(const std::string& name, Ref q, Ref k, Ref v, const Attention& form) {
   std::vector<Ref> operands{q, k, v};
   if (form.bias.value >= 0) operands.push_back(form.bias);
-  return add_op(name, {.code = OpCode::kAttention, .causal = form.causal, .scale = form.scale, .pitch = form.pitch}, operands);
+  return add_op(name, {.code = OpCode::kAttention, .causal = form.causal, .scale = form.scale, .pitch = form.pitch},
+                operands);
 }
-Builder::Ref Builder::mul(const std::string& name, Ref a, Ref b) { return add_op(name, {.code = OpCode::kMul}, {a, b}); }
-Builder::Ref Builder::add(const std::string& name, Ref a, Ref b) { return add_op(name, {.code = OpCode::kAdd}, {a, b}); }
+Builder::Ref Builder::mul(const std::string& name, Ref a, Ref b) {
+  return add_op(name, {.code = OpCode::kMul}, {a, b});
+}
+Builder::Ref Builder::add(const std::string& name, Ref a, Ref b) {
+  return add_op(name, {.code = OpCode::kAdd}, {a, b});
+}
 Builder::Ref Builder::cast(const std::string& name, Ref x, ElementType type) {
   return add_op(name, {.code = OpCode::kCast}, {x}, {}, type);
 }
@@ -99,7 +113,8 @@ Builder::Ref Builder::reshape(const std::string& name, Ref x, Shape shape) {
   return add_op(name, {.code = OpCode::kReshape}, {x}, shape);
 }
 Builder::Ref Builder::slice(const std::string& name, Ref x, int axis, Dim start, Dim length) {
-  return add_op(name, {.code = OpCode::kSlice, .axis = axis, .start = std::move(start), .length = std::move(length)}, {x});
+  return add_op(name, {.code = OpCode::kSlice, .axis = axis, .start = std::move(start), .length = std::move(length)},
+                {x});
 }
 Builder::Ref Builder::permute(const std::string& name, Ref x, std::vector<int> order) {
   return add_op(name, {.code = OpCode::kPermute, .order = std::move(order)}, {x});

@@ -30,21 +30,27 @@ class Builder {
     int groups = 1;    // of outputs, equal runs
   };
   struct Attention {
-    Ref bias;            // no value: none
+    Ref bias;  // no value: none
     bool causal = false;
-    double scale = 0;    // 0: 1/√ of the head size
+    double scale = 0;        // 0: 1/√ of the head size
     std::int64_t pitch = 0;  // see Op
   };
 
   Builder(std::string block, ElementType type) : type_(type) { program_.block = std::move(block); }
 
-  Ref activation(const std::string& name, Shape shape) { return input(name, ValueKind::kActivation, type_, std::move(shape)); }
-  Ref parameter(const std::string& name, Shape shape) { return input(name, ValueKind::kParameter, type_, std::move(shape)); }
-  Ref table(const std::string& name, ElementType type, Shape shape) { return input(name, ValueKind::kTable, type, std::move(shape)); }
+  Ref activation(const std::string& name, Shape shape) {
+    return input(name, ValueKind::kActivation, type_, std::move(shape));
+  }
+  Ref parameter(const std::string& name, Shape shape) {
+    return input(name, ValueKind::kParameter, type_, std::move(shape));
+  }
+  Ref table(const std::string& name, ElementType type, Shape shape) {
+    return input(name, ValueKind::kTable, type, std::move(shape));
+  }
   Linear linear_slots(const std::string& name, std::int64_t in, std::int64_t out);  // NAME.weight, NAME.bias
-  // With room for low-rank adapters: NAME.adapter [batch, NAME.rank, in] is A, its rows zero where a sample does without;
-  // NAME.weight has NAME.rank more columns, B: behind the model's own for adapted_linear().
-  // With groups also NAME.apart [batch, NAME.apart_rank, in], and behind NAME.weight's other columns those of its B: see Op.
+  // With room for low-rank adapters: NAME.adapter [batch, NAME.rank, in] is A, its rows zero where a sample does
+  // without; NAME.weight has NAME.rank more columns, B: behind the model's own for adapted_linear(). With groups also
+  // NAME.apart [batch, NAME.apart_rank, in], and behind NAME.weight's other columns those of its B: see Op.
   Linear adapted_slots(const std::string& name, const Dim& batch, std::int64_t in, std::int64_t out, int groups = 1);
 
   // `name` is the result's: unique in the block, and what messages and kernels call it.
@@ -52,7 +58,8 @@ class Builder {
   // x · Aᵀ of each sample: [batch, .., rank]; low_rank_apart() for those of one group.
   Ref low_rank(const std::string& name, Ref x, Linear slots);
   Ref low_rank_apart(const std::string& name, Ref x, Linear slots);
-  // [x | x·Aᵀ] · [W | B]ᵀ + bias, with groups [x | x·Aᵀ | x·Aᵀ apart]; linear() where the slots have no room for adapters.
+  // [x | x·Aᵀ] · [W | B]ᵀ + bias, with groups [x | x·Aᵀ | x·Aᵀ apart]; linear() where the slots have no room for
+  // adapters.
   Ref adapted_linear(const std::string& name, Ref x, Linear slots);
   Ref layer_norm(const std::string& name, Ref x, double eps);
   Ref rms_norm(const std::string& name, Ref x, Ref weight, double eps);

@@ -84,8 +84,10 @@ std::string Dim::text() const {
   if (terms_.empty()) return "0";
   std::string out;
   for (const auto& [factors, coefficient] : terms_) {
-    if (!out.empty()) out += coefficient < 0 ? " - " : " + ";
-    else if (coefficient < 0) out += "-";
+    if (!out.empty())
+      out += coefficient < 0 ? " - " : " + ";
+    else if (coefficient < 0)
+      out += "-";
     const std::int64_t size = coefficient < 0 ? -coefficient : coefficient;
     std::string term = size == 1 && !factors.empty() ? "" : std::to_string(size);
     for (const auto& name : factors) term += (term.empty() ? "" : "·") + name;

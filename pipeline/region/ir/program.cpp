@@ -43,9 +43,7 @@ std::string_view name_of(OpCode code) {
   return "?";
 }
 
-bool is_view(OpCode code) {
-  return code == OpCode::kReshape || code == OpCode::kSlice || code == OpCode::kPermute;
-}
+bool is_view(OpCode code) { return code == OpCode::kReshape || code == OpCode::kSlice || code == OpCode::kPermute; }
 
 bool is_row_op(OpCode code) {
   return !is_view(code) && code != OpCode::kLinear && code != OpCode::kAttention && code != OpCode::kJoin;
@@ -86,7 +84,8 @@ std::string print(const Program& program) {
   };
   std::string out = "region " + program.block + "\n";
   for (int index : program.inputs())
-    out += "  " + std::string(name_of(program.values[static_cast<std::size_t>(index)].kind)) + " " + typed(index) + "\n";
+    out +=
+        "  " + std::string(name_of(program.values[static_cast<std::size_t>(index)].kind)) + " " + typed(index) + "\n";
   for (const Op& op : program.ops) {
     out += "  " + typed(op.output) + " = " + std::string(name_of(op.code)) + "(";
     for (std::size_t i = 0; i < op.inputs.size(); ++i) out += (i ? ", " : "") + shown(op.inputs[i]);

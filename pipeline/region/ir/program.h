@@ -31,25 +31,30 @@ enum class ValueKind : std::uint8_t {
 std::string_view name_of(ValueKind kind);
 
 enum class OpCode : std::uint8_t {
-  kLinear,        // x [.., K], weight [N, K], bias [N] or none → [.., N]; or x [batch, .., K], weight [batch, N, K]: each sample by its own
+  kLinear,  // x [.., K], weight [N, K], bias [N] or none → [.., N]; or x [batch, .., K], weight [batch, N, K]: each
+            // sample by its own
   kLayerNorm,     // over the last axis, without parameters
   kRmsNorm,       // x, weight [W]
   kModulate,      // x, scale, shift: x · scale + shift
   kGateResidual,  // x, gate, branch: x + gate · branch
   kGeluTanh,
-  kGeluErf,       // exact GELU: no generated kernel has it yet, `eager` does
+  kGeluErf,  // exact GELU: no generated kernel has it yet, `eager` does
   kSilu,
-  kQuickGelu,     // x · sigmoid(1.702 x)
-  kRope,          // x [.., W], table f32 [.., W] of (cos, sin) for each adjacent pair
-  kAttention,     // q, k, v [.., T, H, hd] → [.., T, H, hd], softmax(q kᵀ · scale + bias) v for each head; the bias, if there is
-                  // one, is [batch or 1, H or 1, T, T of the keys], an input of the program
-  kMul, kAdd,     // the second operand may broadcast
+  kQuickGelu,  // x · sigmoid(1.702 x)
+  kRope,       // x [.., W], table f32 [.., W] of (cos, sin) for each adjacent pair
+  kAttention,  // q, k, v [.., T, H, hd] → [.., T, H, hd], softmax(q kᵀ · scale + bias) v for each head; the bias, if
+               // there is one, is [batch or 1, H or 1, T, T of the keys], an input of the program
+  kMul,
+  kAdd,  // the second operand may broadcast
   kCast,
-  kReshape, kSlice, kPermute, kJoin,  // views; join puts values one after another along an axis
+  kReshape,
+  kSlice,
+  kPermute,
+  kJoin,  // views; join puts values one after another along an axis
 };
 std::string_view name_of(OpCode code);
-bool is_view(OpCode code);     // reshape, slice, permute
-bool is_row_op(OpCode code);   // each row (last axis) of the result depends on the same row of its operands
+bool is_view(OpCode code);    // reshape, slice, permute
+bool is_row_op(OpCode code);  // each row (last axis) of the result depends on the same row of its operands
 
 struct Value {
   std::string name;
@@ -63,16 +68,18 @@ struct Op {
   OpCode code;
   std::vector<int> inputs;  // values, by index
   int output = -1;
-  double eps = 0;             // layer_norm, rms_norm
-  int axis = 0;               // slice, join
-  Dim start, length;          // slice
-  std::vector<int> order;     // permute: result axis i is axis order[i] of the operand
-  bool causal = false;        // attention: a token attends to none after it
-  double scale = 0;           // attention; 0: 1/√hd
-  int groups = 1;             // linear: x's and the weight's last `apart` columns are in so many equal runs, and the weight's are zeros but for
-  Dim apart;                  // where a run meets outputs of the same run of as many: columns that only some outputs read
-  std::int64_t pitch = 0;     // attention in bf16: tokens of the result lie so many elements apart where a library can write them so, as they do
-                              // in other blocks of the model, and one plan of it serves all; 0: wherever it is best for this block
+  double eps = 0;          // layer_norm, rms_norm
+  int axis = 0;            // slice, join
+  Dim start, length;       // slice
+  std::vector<int> order;  // permute: result axis i is axis order[i] of the operand
+  bool causal = false;     // attention: a token attends to none after it
+  double scale = 0;        // attention; 0: 1/√hd
+  int groups = 1;  // linear: x's and the weight's last `apart` columns are in so many equal runs, and the weight's are
+                   // zeros but for
+  Dim apart;       // where a run meets outputs of the same run of as many: columns that only some outputs read
+  std::int64_t pitch =
+      0;  // attention in bf16: tokens of the result lie so many elements apart where a library can write them so, as
+          // they do in other blocks of the model, and one plan of it serves all; 0: wherever it is best for this block
 };
 
 struct Program {
@@ -81,7 +88,7 @@ struct Program {
   std::vector<Op> ops;  // in an order that computes
   std::vector<int> outputs;
 
-  std::vector<int> inputs() const;  // values that no op makes, in order
+  std::vector<int> inputs() const;           // values that no op makes, in order
   std::vector<std::string> symbols() const;  // in order of first use in the inputs
   // The same with some symbols made numbers (compile.dynamic off).
   Program bind(const Sizes& sizes) const;

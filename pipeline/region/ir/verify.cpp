@@ -11,13 +11,16 @@ namespace {
 class Rules {
  public:
   Rules(const std::string& block, const std::string& name, const Op& op, const std::vector<Value>& operands)
-      : prefix_("[" + block + "] " + name + " = " + std::string(name_of(op.code)) + ": "), op_(op), operands_(operands) {}
+      : prefix_("[" + block + "] " + name + " = " + std::string(name_of(op.code)) + ": "),
+        op_(op),
+        operands_(operands) {}
 
   Result<Value> run(const Shape& wanted, ElementType type) {
     const std::size_t count = operands_.size(), least = op_.code == OpCode::kJoin ? 2 : arity();
     const bool one_more = op_.code == OpCode::kLinear || op_.code == OpCode::kAttention;  // a bias
     if (op_.code == OpCode::kJoin ? count < least : count != least && !(one_more && count == least + 1))
-      return wrong("has " + std::to_string(count) + " operands; it takes " + std::to_string(least) + (one_more ? " or " + std::to_string(least + 1) : ""));
+      return wrong("has " + std::to_string(count) + " operands; it takes " + std::to_string(least) +
+                   (one_more ? " or " + std::to_string(least + 1) : ""));
     for (const Value& v : operands_)
       if (v.shape.empty()) return wrong("operand %" + v.name + " has no axes");
     Value made{.type = operands_[0].type, .shape = operands_[0].shape};
@@ -53,7 +56,8 @@ class Rules {
       case OpCode::kAttention: return attention(made);
       case OpCode::kReshape:
         if (!(elements_of(wanted) == elements_of(made.shape)))
-          return wrong(text_of(made.shape) + " cannot become " + text_of(wanted) + ": it has another number of elements");
+          return wrong(text_of(made.shape) + " cannot become " + text_of(wanted) +
+                       ": it has another number of elements");
         made.shape = wanted;
         return made;
       case OpCode::kSlice: return slice(made);
@@ -81,8 +85,8 @@ class Rules {
   }
   std::optional<Error> same_type(std::size_t i) const {
     if (operands_[i].type == operands_[0].type) return {};
-    return wrong("%" + operands_[i].name + " is " + std::string(name_of(operands_[i].type)) + " and %" + operands_[0].name +
-                 " is " + std::string(name_of(operands_[0].type)) + "; cast one of them");
+    return wrong("%" + operands_[i].name + " is " + std::string(name_of(operands_[i].type)) + " and %" +
+                 operands_[0].name + " is " + std::string(name_of(operands_[0].type)) + "; cast one of them");
   }
   // Every axis equal or 1, the last one equal; as many axes as the first operand, or just the last.
   std::optional<Error> broadcasts(std::size_t i) const {
@@ -106,11 +110,14 @@ class Rules {
     for (std::size_t i = 1; i < operands_.size(); ++i)
       if (auto e = same_type(i)) return *e;
     const Shape &x = made.shape, &weight = operands_[1].shape;
-    if (weight.size() != 2 && weight.size() != 3) return wrong("the weight is " + text_of(weight) + "; it must be [out, in] or [batch, out, in]");
+    if (weight.size() != 2 && weight.size() != 3)
+      return wrong("the weight is " + text_of(weight) + "; it must be [out, in] or [batch, out, in]");
     if (weight.size() == 3 && !(x.size() > 2 && x[0] == weight[0]))
-      return wrong("x is " + text_of(x) + " and the weight " + text_of(weight) + "; x must begin with " + weight[0].text() + ", and its rows come after it");
+      return wrong("x is " + text_of(x) + " and the weight " + text_of(weight) + "; x must begin with " +
+                   weight[0].text() + ", and its rows come after it");
     const Dim &out = weight[weight.size() - 2], &in = weight.back();
-    if (!(x.back() == in)) return wrong("x is " + text_of(x) + " and the weight " + text_of(weight) + "; x must end in " + in.text());
+    if (!(x.back() == in))
+      return wrong("x is " + text_of(x) + " and the weight " + text_of(weight) + "; x must end in " + in.text());
     if (operands_.size() > 2 && operands_[2].shape != Shape{out})
       return wrong("the bias is " + text_of(operands_[2].shape) + "; it must be " + text_of({out}));
     made.shape.back() = out;
@@ -125,31 +132,36 @@ class Rules {
     return row(made);
   }
   Result<Value> attention(Value made) const {
-    if (made.shape.size() < 3) return wrong("q is " + text_of(made.shape) + "; it must be [.., tokens, heads, head size]");
+    if (made.shape.size() < 3)
+      return wrong("q is " + text_of(made.shape) + "; it must be [.., tokens, heads, head size]");
     for (std::size_t i = 1; i < 3; ++i) {
       if (auto e = same_type(i)) return *e;
       Shape expected = made.shape;
       // Keys and values may have other tokens than queries (cross attention), but the same as each other.
-      expected[expected.size() - 3] = operands_[1].shape.size() == expected.size() ? operands_[1].shape[expected.size() - 3] : Dim(0);
+      expected[expected.size() - 3] =
+          operands_[1].shape.size() == expected.size() ? operands_[1].shape[expected.size() - 3] : Dim(0);
       if (operands_[i].shape != expected)
         return wrong("%" + operands_[i].name + " is " + text_of(operands_[i].shape) + ", q is " + text_of(made.shape) +
                      "; they must agree in all axes but the tokens");
     }
     if (op_.pitch != 0 && !(made.shape[made.shape.size() - 2].is_static() && made.shape.back().is_static() &&
                             op_.pitch >= made.shape[made.shape.size() - 2].value() * made.shape.back().value()))
-      return wrong("the pitch is " + std::to_string(op_.pitch) + "; it must be 0 or at least the " + text_of(made.shape) + "'s heads times head size");
+      return wrong("the pitch is " + std::to_string(op_.pitch) + "; it must be 0 or at least the " +
+                   text_of(made.shape) + "'s heads times head size");
     if (op_.scale < 0) return wrong("scale must be above 0, or 0 for 1/√ of the head size");
     const std::size_t axes = made.shape.size();
-    if (op_.causal && operands_[1].shape != made.shape) return wrong("is causal; keys must have the tokens of the queries");
+    if (op_.causal && operands_[1].shape != made.shape)
+      return wrong("is causal; keys must have the tokens of the queries");
     if (op_.causal && operands_.size() > 3) return wrong("is causal and has a bias; write the mask into the bias");
     if (operands_.size() > 3) {
       if (auto e = same_type(3)) return *e;
       const Shape& bias = operands_[3].shape;
       const Dim &queries = made.shape[axes - 3], &heads = made.shape[axes - 2], &keys = operands_[1].shape[axes - 3];
-      const bool fits = bias.size() == 4 && (bias[0] == Dim(1) || (axes == 4 && bias[0] == made.shape[0])) && (bias[1] == Dim(1) || bias[1] == heads) &&
-                        bias[2] == queries && bias[3] == keys;
+      const bool fits = bias.size() == 4 && (bias[0] == Dim(1) || (axes == 4 && bias[0] == made.shape[0])) &&
+                        (bias[1] == Dim(1) || bias[1] == heads) && bias[2] == queries && bias[3] == keys;
       if (!fits)
-        return wrong("the bias is " + text_of(bias) + "; it must be [1 or batch, 1 or heads, tokens of the queries, of the keys], as " +
+        return wrong("the bias is " + text_of(bias) +
+                     "; it must be [1 or batch, 1 or heads, tokens of the queries, of the keys], as " +
                      text_of({Dim(1), heads, queries, keys}));
     }
     return made;
@@ -158,7 +170,8 @@ class Rules {
     if (op_.axis < 0 || op_.axis >= static_cast<int>(made.shape.size()))
       return wrong("axis " + std::to_string(op_.axis) + " of " + text_of(made.shape) + " does not exist");
     const Dim& whole = made.shape[static_cast<std::size_t>(op_.axis)];
-    if (!op_.start.never_negative() || !op_.length.never_negative() || !(whole - op_.start - op_.length).never_negative())
+    if (!op_.start.never_negative() || !op_.length.never_negative() ||
+        !(whole - op_.start - op_.length).never_negative())
       return wrong("from " + op_.start.text() + " on " + op_.length.text() + " are not surely within " + whole.text());
     made.shape[static_cast<std::size_t>(op_.axis)] = op_.length;
     return made;
@@ -183,8 +196,9 @@ class Rules {
       Shape expected = made.shape;
       if (operands_[i].shape.size() == expected.size()) expected[axis] = operands_[i].shape[axis];
       if (operands_[i].shape != expected)
-        return wrong("%" + operands_[i].name + " is " + text_of(operands_[i].shape) + " and %" + operands_[0].name + " is " +
-                     text_of(operands_[0].shape) + "; they must agree in all axes but " + std::to_string(op_.axis));
+        return wrong("%" + operands_[i].name + " is " + text_of(operands_[i].shape) + " and %" + operands_[0].name +
+                     " is " + text_of(operands_[0].shape) + "; they must agree in all axes but " +
+                     std::to_string(op_.axis));
       made.shape[axis] = made.shape[axis] + operands_[i].shape[axis];
     }
     return made;
@@ -223,14 +237,16 @@ Result<void> verify(const Program& program) {
     const Value& made = program.values[static_cast<std::size_t>(op.output)];
     std::vector<Value> operands;
     for (int input : op.inputs) {
-      if (!known.contains(input)) return wrong(made.name + " = " + std::string(name_of(op.code)) + ": an operand is made later or never");
+      if (!known.contains(input))
+        return wrong(made.name + " = " + std::string(name_of(op.code)) + ": an operand is made later or never");
       operands.push_back(program.values[static_cast<std::size_t>(input)]);
     }
     auto inferred = infer(program.block, made.name, op, operands, made.shape, made.type);
     if (!inferred) return inferred.error();
     if (inferred->type != made.type || inferred->shape != made.shape)
-      return wrong(made.name + " = " + std::string(name_of(op.code)) + ": is declared " + std::string(name_of(made.type)) + " " +
-                   text_of(made.shape) + "; it must be " + std::string(name_of(inferred->type)) + " " + text_of(inferred->shape));
+      return wrong(made.name + " = " + std::string(name_of(op.code)) + ": is declared " +
+                   std::string(name_of(made.type)) + " " + text_of(made.shape) + "; it must be " +
+                   std::string(name_of(inferred->type)) + " " + text_of(inferred->shape));
     known.insert(op.output);
   }
   if (program.outputs.empty()) return wrong("has no outputs");

@@ -36,17 +36,20 @@ class CudnnAttention : public DirectAttention {
   CudnnAttention(int device, std::string arch, std::shared_ptr<kernel_cache::KernelCache> cache)
       : device_(static_cast<c10::DeviceIndex>(device)), arch_(std::move(arch)), cache_(std::move(cache)) {}
 
-  bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out, double scale) const override {
+  bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
+           double scale) const override {
     if (q.dim() != 4 || q.numel() == 0 || q.scalar_type() != c10::ScalarType::BFloat16) return false;
     for (const at::Tensor* t : {&q, &k, &v, &out})
       if (t->sizes() != q.sizes() || !fits(*t)) return false;
     const auto plan = plan_for(attention_shape(q, k, v, out));
     if (!plan) return false;
     const c10::Device device(c10::DeviceType::CUDA, device_);
-    const at::Tensor workspace = at::empty({Cudnn::workspace_bytes(*plan)}, at::TensorOptions(c10::ScalarType::Byte).device(device));
-    pipeline::unwrap(library_->run(*plan, {q.const_data_ptr(), k.const_data_ptr(), v.const_data_ptr(), out.mutable_data_ptr()},
-                                   static_cast<float>(scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(q.size(3)))), workspace.mutable_data_ptr(),
-                                   pipeline::current_stream(device)));
+    const at::Tensor workspace =
+        at::empty({Cudnn::workspace_bytes(*plan)}, at::TensorOptions(c10::ScalarType::Byte).device(device));
+    pipeline::unwrap(
+        library_->run(*plan, {q.const_data_ptr(), k.const_data_ptr(), v.const_data_ptr(), out.mutable_data_ptr()},
+                      static_cast<float>(scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(q.size(3)))),
+                      workspace.mutable_data_ptr(), pipeline::current_stream(device)));
     return true;
   }
 
@@ -70,7 +73,8 @@ class CudnnAttention : public DirectAttention {
       std::lock_guard lock(mutex_);
       if (!library_ && !open()) return nullptr;
       auto& known = plans_[shape];
-      if (!known.valid()) known = std::async(std::launch::deferred, [this, shape] { return from_cache(shape); }).share();
+      if (!known.valid())
+        known = std::async(std::launch::deferred, [this, shape] { return from_cache(shape); }).share();
       plan = known;
     }
     return plan.get();
@@ -86,7 +90,8 @@ class CudnnAttention : public DirectAttention {
     }
     if (!library) {
       missing_ = library.error().code == Code::kUnavailable;
-      spdlog::log(missing_ ? spdlog::level::info : spdlog::level::warn, "{}; LibTorch's attention runs{}", library.error().message, missing_ ? "" : " this time");
+      spdlog::log(missing_ ? spdlog::level::info : spdlog::level::warn, "{}; LibTorch's attention runs{}",
+                  library.error().message, missing_ ? "" : " this time");
       return false;
     }
     gpu_ = pipeline::unwrap(gpu_identity(device_));
@@ -107,16 +112,19 @@ class CudnnAttention : public DirectAttention {
       restored = *plan;
       return {};
     };
-    const auto found = cache_->get_or_compile(plan_key(shape), "attention", arch_, [&]() -> Result<kernel_cache::Entry> {
-      auto plan = library_->plan(shape);
-      if (!plan) return plan.error();
-      made = *plan;
-      auto text = library_->save(*made);
-      if (!text) return text.error();
-      kernel_cache::Entry entry{.region = "attention", .arch = arch_, .kind = kernel_cache::Kind::kPlan};
-      entry.code.assign(text->begin(), text->end());
-      return entry;
-    }, usable);
+    const auto found = cache_->get_or_compile(
+        plan_key(shape), "attention", arch_,
+        [&]() -> Result<kernel_cache::Entry> {
+          auto plan = library_->plan(shape);
+          if (!plan) return plan.error();
+          made = *plan;
+          auto text = library_->save(*made);
+          if (!text) return text.error();
+          kernel_cache::Entry entry{.region = "attention", .arch = arch_, .kind = kernel_cache::Kind::kPlan};
+          entry.code.assign(text->begin(), text->end());
+          return entry;
+        },
+        usable);
     if (made || !found) return made;  // a plan that cannot be saved runs as well
     if (restored) return restored;
     if (auto plan = library_->restore((*found)->code)) return *plan;  // which another thread brought
@@ -139,7 +147,8 @@ class CudnnAttention : public DirectAttention {
   mutable bool missing_ = false;                  // for good
   mutable std::shared_ptr<const Cudnn> library_;  // null: none yet
   mutable GpuIdentity gpu_;
-  mutable std::map<AttentionShape, std::shared_future<PlanPointer>> plans_;  // null: cuDNN has none. The last: who makes one uses the others
+  mutable std::map<AttentionShape, std::shared_future<PlanPointer>>
+      plans_;  // null: cuDNN has none. The last: who makes one uses the others
 };
 
 }  // namespace
@@ -148,14 +157,16 @@ AttentionShape attention_shape(const at::Tensor& q, const at::Tensor& k, const a
   return {q.size(0), q.size(1), q.size(2), q.size(3), strides_of(q), strides_of(k), strides_of(v), strides_of(out)};
 }
 
-std::shared_ptr<const DirectAttention> make_direct_attention(int device, const std::string& arch, AttentionBackend backend,
+std::shared_ptr<const DirectAttention> make_direct_attention(int device, const std::string& arch,
+                                                             AttentionBackend backend,
                                                              std::shared_ptr<kernel_cache::KernelCache> cache) {
   const bool preferred = arch.starts_with("sm_90") || arch.starts_with("sm_10");  // as LibTorch's auto has it
   if (backend != AttentionBackend::kCudnn && !(backend == AttentionBackend::kAuto && preferred)) return nullptr;
   return std::make_shared<CudnnAttention>(device, arch, std::move(cache));
 }
 
-void open_attention(c10::Device device, c10::ScalarType type, std::int64_t heads, std::int64_t head_dim, AttentionBackend backend, const DirectAttention* direct) {
+void open_attention(c10::Device device, c10::ScalarType type, std::int64_t heads, std::int64_t head_dim,
+                    AttentionBackend backend, const DirectAttention* direct) {
   const c10::InferenceMode inference(true);
   const c10::DeviceGuard guard(device);
   const at::Tensor x = at::zeros({1, 64, heads, head_dim}, at::TensorOptions(type).device(device));

@@ -22,17 +22,26 @@ bool is_direct(const ResolvedAttention& step) { return step.bias < 0 && !step.ca
 
 class Call {
  public:
-  Call(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, const Libraries& libraries, std::vector<at::Tensor>& inputs,
-       std::vector<at::Tensor>& outputs, char* workspace)
-      : plan_(plan), resolved_(resolved), launcher_(launcher), libraries_(libraries), inputs_(inputs), device_(inputs.front().device()), base_(plan.buffers.size()) {
+  Call(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, const Libraries& libraries,
+       std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs, char* workspace)
+      : plan_(plan),
+        resolved_(resolved),
+        launcher_(launcher),
+        libraries_(libraries),
+        inputs_(inputs),
+        device_(inputs.front().device()),
+        base_(plan.buffers.size()) {
     const auto order = plan.program.inputs();
     value_input_.assign(plan.program.values.size(), -1);
-    for (std::size_t i = 0; i < order.size(); ++i) value_input_[static_cast<std::size_t>(order[i])] = static_cast<int>(i);
+    for (std::size_t i = 0; i < order.size(); ++i)
+      value_input_[static_cast<std::size_t>(order[i])] = static_cast<int>(i);
     for (std::size_t b = 0; b < plan.buffers.size(); ++b) {
       const Buffer& buffer = plan.buffers[b];
       if (buffer.kind == BufferKind::kInput) base_[b] = static_cast<char*>(input(buffer.value).data_ptr());
-      if (buffer.kind == BufferKind::kOutput) base_[b] = static_cast<char*>(outputs[static_cast<std::size_t>(buffer.value)].data_ptr());
-      if (buffer.kind == BufferKind::kWorkspace && resolved.workspace_offset[b] >= 0) base_[b] = workspace + resolved.workspace_offset[b];
+      if (buffer.kind == BufferKind::kOutput)
+        base_[b] = static_cast<char*>(outputs[static_cast<std::size_t>(buffer.value)].data_ptr());
+      if (buffer.kind == BufferKind::kWorkspace && resolved.workspace_offset[b] >= 0)
+        base_[b] = workspace + resolved.workspace_offset[b];
     }
   }
 
@@ -41,12 +50,15 @@ class Call {
   }
 
  private:
-  const at::Tensor& input(int value) const { return inputs_[static_cast<std::size_t>(value_input_[static_cast<std::size_t>(value)])]; }
+  const at::Tensor& input(int value) const {
+    return inputs_[static_cast<std::size_t>(value_input_[static_cast<std::size_t>(value)])];
+  }
 
   at::Tensor tensor(int buffer, std::int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides) const {
     const ElementType type = plan_.buffers[static_cast<std::size_t>(buffer)].type;
     const auto options = at::TensorOptions(scalar_type(type)).device(device_);
-    if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return at::empty(sizes, options);  // where it would lie may be no address of the device
+    if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end())
+      return at::empty(sizes, options);  // where it would lie may be no address of the device
     return at::from_blob(base_[static_cast<std::size_t>(buffer)] + offset * bytes_of(type), sizes, strides, options);
   }
   at::Tensor tensor(const ResolvedView& v) const { return tensor(v.buffer, v.offset, v.sizes, v.strides); }
@@ -60,37 +72,54 @@ class Call {
       const at::Tensor gathered = part.gather ? tensor(part.x).contiguous() : at::Tensor();
       for (const auto& rows : part.rows) {
         if (rows.count == 0) continue;  // libraries refuse it
-        const at::Tensor weight = weights.dim() == 3 ? weights.select(0, weights.size(0) == 1 ? 0 : rows.sample) : weights;
-        const at::Tensor columns = (step.parts.size() == 1 ? weight : weight.narrow(1, part.first_column, part.columns)).t();
-        const at::Tensor x = part.gather ? gathered.as_strided({rows.count, part.columns}, {rows.x_stride, 1}, rows.x_offset)
-                                         : tensor(part.x.buffer, rows.x_offset, {rows.count, part.columns}, {rows.x_stride, 1});
-        at::Tensor out = tensor(step.out.buffer, rows.out_offset, {rows.count, step.out.sizes.back()}, {rows.out_stride, 1});
+        const at::Tensor weight =
+            weights.dim() == 3 ? weights.select(0, weights.size(0) == 1 ? 0 : rows.sample) : weights;
+        const at::Tensor columns =
+            (step.parts.size() == 1 ? weight : weight.narrow(1, part.first_column, part.columns)).t();
+        const at::Tensor x = part.gather
+                                 ? gathered.as_strided({rows.count, part.columns}, {rows.x_stride, 1}, rows.x_offset)
+                                 : tensor(part.x.buffer, rows.x_offset, {rows.count, part.columns}, {rows.x_stride, 1});
+        at::Tensor out =
+            tensor(step.out.buffer, rows.out_offset, {rows.count, step.out.sizes.back()}, {rows.out_stride, 1});
         const bool apart = step.gelu && !(bias.defined() && first && last);  // a GELU that no epilogue computes
         if (step.groups > 1 && step.parts.size() == 1 && in_groups(step, x, columns, bias, out)) continue;
         if (libraries_.gemm && !apart && by_library(step, first, x, columns, bias, out)) continue;
-        if (first && !bias.defined()) at::mm_out(out, x, columns);
-        else at::addmm_out(out, first ? bias : out, x, columns);
+        if (first && !bias.defined())
+          at::mm_out(out, x, columns);
+        else
+          at::addmm_out(out, first ? bias : out, x, columns);
         if (step.gelu && last) at::gelu_out(out, out, "tanh");
       }
     }
   }
 
   // False where it is no product in groups, or better done as a whole.
-  bool in_groups(const ResolvedGemm& step, const at::Tensor& x, const at::Tensor& columns, const at::Tensor& bias, const at::Tensor& out) const {
-    if (!libraries_.grouped_gemm || step.apart == 0 || step.gelu || x.scalar_type() != c10::ScalarType::BFloat16) return false;
-    const GroupedProduct product{x.size(0), x.size(1), out.size(1), step.groups, step.apart, x.stride(0), columns.stride(1), out.stride(0)};
-    return libraries_.grouped_gemm->pays(product) && libraries_.grouped_gemm->run(product, operands(x, columns, bias, out));
+  bool in_groups(const ResolvedGemm& step, const at::Tensor& x, const at::Tensor& columns, const at::Tensor& bias,
+                 const at::Tensor& out) const {
+    if (!libraries_.grouped_gemm || step.apart == 0 || step.gelu || x.scalar_type() != c10::ScalarType::BFloat16)
+      return false;
+    const GroupedProduct product{x.size(0),  x.size(1),   out.size(1),       step.groups,
+                                 step.apart, x.stride(0), columns.stride(1), out.stride(0)};
+    return libraries_.grouped_gemm->pays(product) &&
+           libraries_.grouped_gemm->run(product, operands(x, columns, bias, out));
   }
 
-  static GemmOperands operands(const at::Tensor& x, const at::Tensor& columns, const at::Tensor& bias, const at::Tensor& out) {
-    return {x.const_data_ptr(), columns.const_data_ptr(), bias.defined() ? bias.const_data_ptr() : nullptr, out.mutable_data_ptr()};
+  static GemmOperands operands(const at::Tensor& x, const at::Tensor& columns, const at::Tensor& bias,
+                               const at::Tensor& out) {
+    return {x.const_data_ptr(), columns.const_data_ptr(), bias.defined() ? bias.const_data_ptr() : nullptr,
+            out.mutable_data_ptr()};
   }
 
   // False where the library cannot do it.
-  bool by_library(const ResolvedGemm& step, bool first, const at::Tensor& x, const at::Tensor& columns, const at::Tensor& bias, const at::Tensor& out) const {
-    const auto epilogue = step.gelu ? GemmEpilogue::kBiasGelu : !first ? GemmEpilogue::kAdd : bias.defined() ? GemmEpilogue::kBias : GemmEpilogue::kPlain;
-    return libraries_.gemm->run(libraries_.tune, epilogue, plan_.buffers[static_cast<std::size_t>(step.out.buffer)].type, x.size(0), x.size(1), out.size(1), x.stride(0), columns.stride(1),
-                      out.stride(0), operands(x, columns, bias, out));
+  bool by_library(const ResolvedGemm& step, bool first, const at::Tensor& x, const at::Tensor& columns,
+                  const at::Tensor& bias, const at::Tensor& out) const {
+    const auto epilogue = step.gelu        ? GemmEpilogue::kBiasGelu
+                          : !first         ? GemmEpilogue::kAdd
+                          : bias.defined() ? GemmEpilogue::kBias
+                                           : GemmEpilogue::kPlain;
+    return libraries_.gemm->run(
+        libraries_.tune, epilogue, plan_.buffers[static_cast<std::size_t>(step.out.buffer)].type, x.size(0), x.size(1),
+        out.size(1), x.stride(0), columns.stride(1), out.stride(0), operands(x, columns, bias, out));
   }
 
   void run(const ResolvedAttention& step) {
@@ -103,7 +132,8 @@ class Call {
         const at::Tensor direct = apart ? at::empty(step.out.sizes, q.options()) : out;
         if (libraries_.direct_attention->run(q, k, v, direct, step.scale)) return direct;
       }
-      at::Tensor made = attend(q, k, v, backend, {step.bias < 0 ? at::Tensor() : input(step.bias), step.causal, step.scale});
+      at::Tensor made =
+          attend(q, k, v, backend, {step.bias < 0 ? at::Tensor() : input(step.bias), step.causal, step.scale});
       return apart ? made : out.copy_(made);
     };
     if (q.numel() == 0) {
@@ -111,8 +141,10 @@ class Call {
       return;
     }
     AttentionBackend backend = libraries_.attention;
-    if (libraries_.tune && libraries_.timed_attention && is_direct(step) && q.dim() == 4 && q.scalar_type() == c10::ScalarType::BFloat16)
-      backend = libraries_.timed_attention->choose(attention_shape(q, k, v, apart ? q : out), 4 * q.nbytes(), [&](AttentionBackend one) { by(one); });
+    if (libraries_.tune && libraries_.timed_attention && is_direct(step) && q.dim() == 4 &&
+        q.scalar_type() == c10::ScalarType::BFloat16)
+      backend = libraries_.timed_attention->choose(attention_shape(q, k, v, apart ? q : out), 4 * q.nbytes(),
+                                                   [&](AttentionBackend one) { by(one); });
     at::Tensor made = by(backend);
     if (apart) keep(step.out.buffer, std::move(made));
   }
@@ -135,7 +167,8 @@ class Call {
         if (o.input < 0) continue;
         const at::Tensor& t = inputs_[static_cast<std::size_t>(o.input)];
         for (std::size_t a = 0; a < o.axes; ++a)
-          words[o.word + 1 + kOuterAxes - o.axes + a] = t.size(static_cast<std::int64_t>(a)) == 1 ? 0 : t.stride(static_cast<std::int64_t>(a));
+          words[o.word + 1 + kOuterAxes - o.axes + a] =
+              t.size(static_cast<std::int64_t>(a)) == 1 ? 0 : t.stride(static_cast<std::int64_t>(a));
       }
     }
     if (step.rows > 0) launcher_.launch(step, instances);
@@ -175,28 +208,36 @@ void WorkspacePool::give_back(at::Tensor workspace) {
 }
 
 void expect_attention(const DirectAttention& direct, const Plan& plan, const Resolved& resolved) {
-  const auto strides = [](const ResolvedView& v) { return AttentionShape::Strides{v.strides[0], v.strides[1], v.strides[2]}; };
+  const auto strides = [](const ResolvedView& v) {
+    return AttentionShape::Strides{v.strides[0], v.strides[1], v.strides[2]};
+  };
   for (const ResolvedStep& one : resolved.steps) {
     const auto* step = std::get_if<ResolvedAttention>(&one);
     // A result in memory of its own: no block has that whose sizes are known ahead.
-    if (!step || !is_direct(*step) || plan.buffers[static_cast<std::size_t>(step->out.buffer)].kind == BufferKind::kLibrary) continue;
-    direct.expect({step->q.sizes[0], step->q.sizes[1], step->q.sizes[2], step->q.sizes[3], strides(step->q), strides(step->k), strides(step->v), strides(step->out)});
+    if (!step || !is_direct(*step) ||
+        plan.buffers[static_cast<std::size_t>(step->out.buffer)].kind == BufferKind::kLibrary)
+      continue;
+    direct.expect({step->q.sizes[0], step->q.sizes[1], step->q.sizes[2], step->q.sizes[3], strides(step->q),
+                   strides(step->k), strides(step->v), strides(step->out)});
   }
 }
 
-void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, const Libraries& libraries, WorkspacePool& pool,
-             std::vector<at::Tensor> inputs, std::vector<at::Tensor>& outputs) {
+void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, const Libraries& libraries,
+             WorkspacePool& pool, std::vector<at::Tensor> inputs, std::vector<at::Tensor>& outputs) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const at::Tensor& t = inputs[i];
     const bool rows_lie_flat = t.size(-1) == 1 || t.stride(-1) == 1;
-    if (resolved.contiguous_input[i]) inputs[i] = t.expand(resolved.input_sizes[i]).contiguous();
-    else if (!rows_lie_flat) inputs[i] = t.contiguous();
+    if (resolved.contiguous_input[i])
+      inputs[i] = t.expand(resolved.input_sizes[i]).contiguous();
+    else if (!rows_lie_flat)
+      inputs[i] = t.contiguous();
   }
   outputs.resize(plan.program.outputs.size());
   for (std::size_t o = 0; o < outputs.size(); ++o)
     if (!outputs[o].defined()) {
       const ElementType type = plan.program.values[static_cast<std::size_t>(plan.program.outputs[o])].type;
-      outputs[o] = at::empty(resolved.output_sizes[o], at::TensorOptions(scalar_type(type)).device(inputs.front().device()));
+      outputs[o] =
+          at::empty(resolved.output_sizes[o], at::TensorOptions(scalar_type(type)).device(inputs.front().device()));
     }
   at::Tensor workspace = pool.take(resolved.workspace_bytes, inputs.front().device());
   Call(plan, resolved, launcher, libraries, inputs, outputs, static_cast<char*>(workspace.data_ptr())).run();

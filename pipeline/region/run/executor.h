@@ -29,12 +29,13 @@ class WorkspacePool {
 
 // What a call leaves to libraries, and how.
 struct Libraries {
-  const Gemm* gemm = nullptr;  // null: LibTorch's
+  const Gemm* gemm = nullptr;                 // null: LibTorch's
   const GroupedGemm* grouped_gemm = nullptr;  // null: `gemm` multiplies by zeros, too
-  bool tune = false;           // time its algorithms, and attentions, for a shape that is new
+  bool tune = false;                          // time its algorithms, and attentions, for a shape that is new
   AttentionBackend attention = AttentionBackend::kAuto;
-  const DirectAttention* direct_attention = nullptr;  // null: LibTorch's, whose result is copied if it has to lie elsewhere
-  const TimedAttention* timed_attention = nullptr;    // null: `attention` in any case
+  const DirectAttention* direct_attention =
+      nullptr;  // null: LibTorch's, whose result is copied if it has to lie elsewhere
+  const TimedAttention* timed_attention = nullptr;  // null: `attention` in any case
 };
 
 // Tells `direct` of the attentions that a call will ask it for.
@@ -44,7 +45,7 @@ void expect_attention(const DirectAttention& direct, const Plan& plan, const Res
 // tensor is written to, an undefined one is made. A defined one may be the memory of the input that Plan::may_replace
 // names, and of no other. Tables may have an axis of 1 for a longer one; last axes that are not contiguous are copied.
 // Thread safe; throws what LibTorch, the matrix library and the launcher throw.
-void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, const Libraries& libraries, WorkspacePool& pool,
-             std::vector<at::Tensor> inputs, std::vector<at::Tensor>& outputs);
+void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, const Libraries& libraries,
+             WorkspacePool& pool, std::vector<at::Tensor> inputs, std::vector<at::Tensor>& outputs);
 
 }  // namespace ditfleet::region

@@ -6,15 +6,18 @@
 
 namespace ditfleet::region {
 
-bool compiles_for_gpu(const RegionHost& host) { return host.compiler && host.compiler->output_kind() == kernel_cache::Kind::kCubin; }
+bool compiles_for_gpu(const RegionHost& host) {
+  return host.compiler && host.compiler->output_kind() == kernel_cache::Kind::kCubin;
+}
 
 Result<std::shared_ptr<const GpuModule>> load_fixed_module(RegionHost& host, const FixedProgram& program) {
   const auto compile = [&](const Usable& usable) {
     const auto begun = std::chrono::steady_clock::now();
     auto made = compile_fixed(*host.cache, program, *host.compiler, host.arch, usable);
     if (made)
-      host.counters->program_took(host.compiler->name(), "first", made->compiled,
-                                  std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun));
+      host.counters->program_took(
+          host.compiler->name(), "first", made->compiled,
+          std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun));
     return made;
   };
   return load_cached(compile, [&](const Entry& entry) { return GpuModule::load(entry, program.source, host.device); });

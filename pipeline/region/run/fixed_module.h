@@ -16,8 +16,8 @@ Result<std::shared_ptr<const GpuModule>> load_fixed_module(RegionHost& host, con
 // Whether the host's backend is nvrtc.
 bool compiles_for_gpu(const RegionHost& host);
 
-// Compiled through the kernel cache and loaded. Null where the host's backend is not nvrtc, and, counted as a fallback, where the program
-// cannot be had; with fullgraph the latter throws pipeline::Failure.
+// Compiled through the kernel cache and loaded. Null where the host's backend is not nvrtc, and, counted as a fallback,
+// where the program cannot be had; with fullgraph the latter throws pipeline::Failure.
 std::shared_ptr<const GpuModule> fixed_module(RegionHost& host, const FixedProgram& program);
 
 }  // namespace ditfleet::region

@@ -24,17 +24,31 @@ constexpr int kCandidates = 8;
 
 std::uint16_t alignment_of(const void* pointer) {
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
-  return static_cast<std::uint16_t>(address == 0 ? 256 : std::min<std::uintptr_t>(256, std::uintptr_t{1} << std::countr_zero(address)));
+  return static_cast<std::uint16_t>(
+      address == 0 ? 256 : std::min<std::uintptr_t>(256, std::uintptr_t{1} << std::countr_zero(address)));
 }
 
 class LtGemm : public Gemm {
  public:
-  LtGemm(int device, std::string arch, std::shared_ptr<kernel_cache::KernelCache> cache, std::shared_ptr<const CublasLt> library, GpuIdentity gpu)
-      : device_(static_cast<c10::DeviceIndex>(device)), arch_(std::move(arch)), cache_(std::move(cache)), library_(std::move(library)), gpu_(std::move(gpu)) {}
+  LtGemm(int device, std::string arch, std::shared_ptr<kernel_cache::KernelCache> cache,
+         std::shared_ptr<const CublasLt> library, GpuIdentity gpu)
+      : device_(static_cast<c10::DeviceIndex>(device)),
+        arch_(std::move(arch)),
+        cache_(std::move(cache)),
+        library_(std::move(library)),
+        gpu_(std::move(gpu)) {}
 
-  bool run(bool tune, GemmEpilogue epilogue, ElementType type, std::int64_t rows, std::int64_t in, std::int64_t out, std::int64_t x_stride, std::int64_t weight_stride,
-           std::int64_t out_stride, const GemmOperands& operands) const override {
-    const GemmShape shape{type, epilogue, rows, in, out, x_stride, weight_stride, out_stride,
+  bool run(bool tune, GemmEpilogue epilogue, ElementType type, std::int64_t rows, std::int64_t in, std::int64_t out,
+           std::int64_t x_stride, std::int64_t weight_stride, std::int64_t out_stride,
+           const GemmOperands& operands) const override {
+    const GemmShape shape{type,
+                          epilogue,
+                          rows,
+                          in,
+                          out,
+                          x_stride,
+                          weight_stride,
+                          out_stride,
                           {alignment_of(operands.x), alignment_of(operands.weight), alignment_of(operands.out)}};
     const auto algorithm = choose(shape, operands, tune);
     if (!algorithm) return false;
@@ -49,9 +63,11 @@ class LtGemm : public Gemm {
   void start(const GemmShape& shape, const GemmOperands& operands, const GemmAlgorithm& algorithm) const {
     at::Tensor workspace;
     if (algorithm.workspace_bytes > 0)
-      workspace = at::empty({static_cast<std::int64_t>(algorithm.workspace_bytes)},
-                            at::TensorOptions(c10::ScalarType::Byte).device(c10::Device(c10::DeviceType::CUDA, device_)));
-    pipeline::unwrap(library_->run(shape, operands, algorithm, workspace.defined() ? workspace.data_ptr() : nullptr, stream()));
+      workspace =
+          at::empty({static_cast<std::int64_t>(algorithm.workspace_bytes)},
+                    at::TensorOptions(c10::ScalarType::Byte).device(c10::Device(c10::DeviceType::CUDA, device_)));
+    pipeline::unwrap(
+        library_->run(shape, operands, algorithm, workspace.defined() ? workspace.data_ptr() : nullptr, stream()));
   }
 
   std::optional<GemmAlgorithm> choose(const GemmShape& shape, const GemmOperands& operands, bool tune) const {
@@ -70,24 +86,35 @@ class LtGemm : public Gemm {
 
   std::optional<GemmAlgorithm> tuned(const GemmShape& shape, const GemmOperands& operands) const {
     const auto key = plan_key(shape);
-    // Where workspaces cannot be tried out, somebody else's choice or the first suggestion: what was timed without them would be
-    // kept as if it were the best with them.
-    const auto found = !room_for_trial(kWorkspaceBytes) ? cache_->find(key, arch_) : cache_->get_or_compile(key, "gemm", arch_, [&]() -> Result<kernel_cache::Entry> {
-      const auto best = measure(shape, operands);
-      if (!best) return Error{Code::kNotFound, "nothing to time for this shape", {}};
-      kernel_cache::Entry entry{.region = "gemm", .arch = arch_, .kind = kernel_cache::Kind::kPlan};
-      entry.code.resize(sizeof best->words + sizeof best->workspace_bytes);
-      std::memcpy(entry.code.data(), best->words.data(), sizeof best->words);
-      std::memcpy(entry.code.data() + sizeof best->words, &best->workspace_bytes, sizeof best->workspace_bytes);
-      return entry;
-    }, [](const kernel_cache::Entry& entry) { return algorithm_of(entry) ? Result<void>() : Error{Code::kDataCorrupt, "it is no algorithm of a product", {}}; });
+    // Where workspaces cannot be tried out, somebody else's choice or the first suggestion: what was timed without them
+    // would be kept as if it were the best with them.
+    const auto found =
+        !room_for_trial(kWorkspaceBytes)
+            ? cache_->find(key, arch_)
+            : cache_->get_or_compile(
+                  key, "gemm", arch_,
+                  [&]() -> Result<kernel_cache::Entry> {
+                    const auto best = measure(shape, operands);
+                    if (!best) return Error{Code::kNotFound, "nothing to time for this shape", {}};
+                    kernel_cache::Entry entry{.region = "gemm", .arch = arch_, .kind = kernel_cache::Kind::kPlan};
+                    entry.code.resize(sizeof best->words + sizeof best->workspace_bytes);
+                    std::memcpy(entry.code.data(), best->words.data(), sizeof best->words);
+                    std::memcpy(entry.code.data() + sizeof best->words, &best->workspace_bytes,
+                                sizeof best->workspace_bytes);
+                    return entry;
+                  },
+                  [](const kernel_cache::Entry& entry) {
+                    return algorithm_of(entry) ? Result<void>()
+                                               : Error{Code::kDataCorrupt, "it is no algorithm of a product", {}};
+                  });
     const auto made = found ? algorithm_of(**found) : std::nullopt;
     return made ? made : first(shape);
   }
 
   static std::optional<GemmAlgorithm> algorithm_of(const kernel_cache::Entry& entry) {
     GemmAlgorithm made;
-    if (entry.kind != kernel_cache::Kind::kPlan || entry.code.size() != sizeof made.words + sizeof made.workspace_bytes) return {};
+    if (entry.kind != kernel_cache::Kind::kPlan || entry.code.size() != sizeof made.words + sizeof made.workspace_bytes)
+      return {};
     std::memcpy(made.words.data(), entry.code.data(), sizeof made.words);
     std::memcpy(&made.workspace_bytes, entry.code.data() + sizeof made.words, sizeof made.workspace_bytes);
     return made.workspace_bytes <= kWorkspaceBytes ? std::optional(made) : std::nullopt;
@@ -97,10 +124,16 @@ class LtGemm : public Gemm {
   kernel_cache::Key plan_key(const GemmShape& s) const {
     auto key = plan_key_of("gemm", 1, gpu_);
     key.add("library", "cublasLt").add("version", static_cast<std::int64_t>(library_->version()));
-    key.add("type", name_of(s.type)).add("epilogue", static_cast<int>(s.epilogue)).add("rows", s.rows).add("in", s.in).add("out", s.out);
+    key.add("type", name_of(s.type))
+        .add("epilogue", static_cast<int>(s.epilogue))
+        .add("rows", s.rows)
+        .add("in", s.in)
+        .add("out", s.out);
     key.add("x_stride", s.x_stride).add("weight_stride", s.weight_stride).add("out_stride", s.out_stride);
     for (const auto bytes : s.alignment) key.add("alignment", static_cast<int>(bytes));
-    key.add("workspace", static_cast<std::int64_t>(kWorkspaceBytes)).add("tuning", "timed").add("candidates", kCandidates);
+    key.add("workspace", static_cast<std::int64_t>(kWorkspaceBytes))
+        .add("tuning", "timed")
+        .add("candidates", kCandidates);
     return key.finish();
   }
 
@@ -124,7 +157,8 @@ class LtGemm : public Gemm {
 
 std::shared_ptr<const Gemm> make_gemm(int device, std::string arch, std::shared_ptr<kernel_cache::KernelCache> cache) {
   auto library = pipeline::unwrap(CublasLt::open());
-  return std::make_shared<LtGemm>(device, std::move(arch), std::move(cache), std::move(library), pipeline::unwrap(gpu_identity(device)));
+  return std::make_shared<LtGemm>(device, std::move(arch), std::move(cache), std::move(library),
+                                  pipeline::unwrap(gpu_identity(device)));
 }
 
 }  // namespace ditfleet::region

@@ -13,7 +13,8 @@ namespace {
 
 class GpuLauncher : public RowLauncher {
  public:
-  GpuLauncher(std::shared_ptr<const GpuModule> module, std::vector<RowKernel> kernels) : module_(std::move(module)), kernels_(std::move(kernels)) {}
+  GpuLauncher(std::shared_ptr<const GpuModule> module, std::vector<RowKernel> kernels)
+      : module_(std::move(module)), kernels_(std::move(kernels)) {}
 
   void launch(const ResolvedRows& step, const std::vector<std::vector<long long>>& instances) const override {
     const auto index = static_cast<std::size_t>(step.kernel);
@@ -35,7 +36,10 @@ class GpuLauncher : public RowLauncher {
     const auto variant = !vectors ? GpuModule::kI64Scalar : narrow ? GpuModule::kI32Vector : GpuModule::kI64Vector;
     const std::int64_t blocks = (step.rows + launch.rows_per_block - 1) / launch.rows_per_block;
     // A kernel counts rows in 32 bits, and so far as its last block reaches.
-    if (blocks > std::numeric_limits<int>::max() || step.rows + launch.rows_per_block > std::numeric_limits<unsigned>::max()) pipeline::fail(Code::kInvalidArgument, "[region] " + std::to_string(step.rows) + " rows are too many for one launch");
+    if (blocks > std::numeric_limits<int>::max() ||
+        step.rows + launch.rows_per_block > std::numeric_limits<unsigned>::max())
+      pipeline::fail(Code::kInvalidArgument,
+                     "[region] " + std::to_string(step.rows) + " rows are too many for one launch");
     const c10::Device device = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice();
     pipeline::unwrap(module_->start(index, variant, blocks, argument, pipeline::current_stream(device)));
   }
@@ -44,9 +48,11 @@ class GpuLauncher : public RowLauncher {
   static constexpr std::int64_t kMost = std::numeric_limits<int>::max();
 
   // Whether whole vectors may be moved, and offsets fit 31 bits.
-  static void inspect(const RowKernel& kernel, const KernelLaunch& launch, const std::vector<long long>& words, bool& vectors, bool& narrow) {
+  static void inspect(const RowKernel& kernel, const KernelLaunch& launch, const std::vector<long long>& words,
+                      bool& vectors, bool& narrow) {
     for (std::size_t o = 0; o < kernel.operands(); ++o) {
-      const ElementType type = o < kernel.inputs.size() ? kernel.inputs[o] : kernel.outputs[o - kernel.inputs.size()].type;
+      const ElementType type =
+          o < kernel.inputs.size() ? kernel.inputs[o] : kernel.outputs[o - kernel.inputs.size()].type;
       const std::int64_t vector_bytes = std::min<std::int64_t>(16, launch.vector * bytes_of(type));
       const long long* operand = words.data() + kOuterAxes + o * (kOuterAxes + 1);
       vectors = vectors && operand[0] % vector_bytes == 0;

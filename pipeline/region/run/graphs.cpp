@@ -17,8 +17,8 @@
 namespace ditfleet::region {
 namespace {
 
-constexpr int kRelaxed = 2;           // CU_STREAM_CAPTURE_MODE_RELAXED: the allocator may ask the driver for memory meanwhile
-constexpr unsigned kNoTiming = 2;     // CU_EVENT_DISABLE_TIMING
+constexpr int kRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED: the allocator may ask the driver for memory meanwhile
+constexpr unsigned kNoTiming = 2;  // CU_EVENT_DISABLE_TIMING
 
 // A recording, and the memory that it reads and writes.
 struct Recording {
@@ -35,7 +35,8 @@ struct Bucket {
 
 class CudaGraphs : public Graphs {
  public:
-  CudaGraphs(c10::Device device, std::size_t most, const Driver& cuda) : device_(device), most_(most), cuda_(cuda), pool_{0, next_pool()} {
+  CudaGraphs(c10::Device device, std::size_t most, const Driver& cuda)
+      : device_(device), most_(most), cuda_(cuda), pool_{0, next_pool()} {
     pipeline::unwrap(enter_device(cuda_, device.index()));
     cuda_.event_create(&done_, kNoTiming);
   }
@@ -44,7 +45,8 @@ class CudaGraphs : public Graphs {
     if (done_) cuda_.event_destroy(done_);
   }
 
-  at::Tensor run(const std::vector<std::int64_t>& key, const std::vector<at::Tensor>& inputs, const Body& body) override {
+  at::Tensor run(const std::vector<std::int64_t>& key, const std::vector<at::Tensor>& inputs,
+                 const Body& body) override {
     std::unique_lock lock(mutex_);
     Bucket& bucket = find(key);
     if (!bucket.seen || bucket.refused) {
@@ -102,11 +104,12 @@ class CudaGraphs : public Graphs {
   }
 
   // False where the body cannot be recorded; that is logged.
-  bool record(Bucket& bucket, const std::vector<at::Tensor>& inputs, const Body& body, const c10::impl::VirtualGuardImpl& guard) {
+  bool record(Bucket& bucket, const std::vector<at::Tensor>& inputs, const Body& body,
+              const c10::impl::VirtualGuardImpl& guard) {
     Recording made;
     for (const at::Tensor& t : inputs) made.inputs.push_back(t.clone());
-    // Recording needs a stream that nobody else uses. What ordinary calls left in the allocator's hands is given back: from now
-    // on these sizes live in the pool.
+    // Recording needs a stream that nobody else uses. What ordinary calls left in the allocator's hands is given back:
+    // from now on these sizes live in the pool.
     pipeline::synchronize(device_);
     pipeline::release_cached_memory(device_);
     const c10::Stream before = guard.exchangeStream(guard.getNewStream(device_));
@@ -114,7 +117,8 @@ class CudaGraphs : public Graphs {
     void* stream = own.native_handle();
     std::string problem;
     void* graph = nullptr;
-    allocator().beginAllocateToPool(device_.index(), pool_, [stream](cudaStream_t asking) { return static_cast<void*>(asking) == stream; });
+    allocator().beginAllocateToPool(device_.index(), pool_,
+                                    [stream](cudaStream_t asking) { return static_cast<void*>(asking) == stream; });
     if (int e = cuda_.capture_begin(stream, kRelaxed); e != 0) {
       problem = cuda_.name_of(e);
     } else {

@@ -27,11 +27,13 @@ at::Tensor rope(const at::Tensor& x, const at::Tensor& table) {
   return at::view_as_real(pairs(x.to(wide)) * pairs(table.to(wide))).flatten(-2).to(x.scalar_type());
 }
 
-at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& bias, const Op& op) {
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const std::optional<at::Tensor>& bias, const Op& op) {
   const auto heads_first = [](const at::Tensor& t) { return (t.dim() > 4 ? t.flatten(0, -4) : t).transpose(-2, -3); };
-  const at::Tensor out = at::scaled_dot_product_attention(heads_first(q), heads_first(k), heads_first(v), bias, 0.0, op.causal,
-                                                        op.scale != 0 ? std::optional(op.scale) : std::nullopt)
-                             .transpose(-2, -3);
+  const at::Tensor out =
+      at::scaled_dot_product_attention(heads_first(q), heads_first(k), heads_first(v), bias, 0.0, op.causal,
+                                       op.scale != 0 ? std::optional(op.scale) : std::nullopt)
+          .transpose(-2, -3);
   return out.reshape(q.sizes());
 }
 
@@ -54,8 +56,10 @@ std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::
     at::Tensor out;
     switch (op.code) {
       case OpCode::kLinear:
-        if (in(1).dim() == 3) out = at::matmul(in(0).flatten(1, -2), in(1).transpose(1, 2)).view(shape);
-        else out = at::linear(in(0), in(1), op.inputs.size() > 2 ? std::optional(in(2)) : std::nullopt);
+        if (in(1).dim() == 3)
+          out = at::matmul(in(0).flatten(1, -2), in(1).transpose(1, 2)).view(shape);
+        else
+          out = at::linear(in(0), in(1), op.inputs.size() > 2 ? std::optional(in(2)) : std::nullopt);
         break;
       case OpCode::kLayerNorm: out = at::layer_norm(in(0), {in(0).size(-1)}, {}, {}, op.eps); break;
       case OpCode::kRmsNorm: out = at::rms_norm(in(0), {in(0).size(-1)}, in(1), op.eps); break;
@@ -66,11 +70,15 @@ std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::
       case OpCode::kSilu: out = at::silu(in(0)); break;
       case OpCode::kQuickGelu: out = in(0) * at::sigmoid(1.702 * in(0)); break;
       case OpCode::kRope: out = rope(in(0), in(1)); break;
-      case OpCode::kAttention: out = attention(in(0), in(1), in(2), op.inputs.size() > 3 ? std::optional(in(3)) : std::nullopt, op); break;
+      case OpCode::kAttention:
+        out = attention(in(0), in(1), in(2), op.inputs.size() > 3 ? std::optional(in(3)) : std::nullopt, op);
+        break;
       case OpCode::kMul: out = in(0) * in(1); break;
       case OpCode::kAdd: out = in(0) + in(1); break;
       // A reference in wider types stays wide.
-      case OpCode::kCast: out = in(0).scalar_type() == c10::ScalarType::Double ? in(0) : in(0).to(scalar_type(made.type)); break;
+      case OpCode::kCast:
+        out = in(0).scalar_type() == c10::ScalarType::Double ? in(0) : in(0).to(scalar_type(made.type));
+        break;
       case OpCode::kReshape: out = in(0).reshape(shape); break;
       case OpCode::kSlice: out = in(0).narrow(op.axis, op.start.evaluate(sizes), op.length.evaluate(sizes)); break;
       case OpCode::kPermute: out = in(0).permute(std::vector<std::int64_t>(op.order.begin(), op.order.end())); break;

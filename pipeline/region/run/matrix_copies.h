@@ -19,20 +19,24 @@ struct TensorCopy {
 
 class MatrixCopies {
  public:
-  // Copies made ready to be started any number of times; on a GPU their table lies there already. Keeps their tensors. Immutable.
+  // Copies made ready to be started any number of times; on a GPU their table lies there already. Keeps their tensors.
+  // Immutable.
   class Ready {
    public:
     virtual ~Ready() = default;
   };
 
   virtual ~MatrixCopies() = default;
-  // None of them may overlap another. The table is on its way in the calling thread's current stream. Throws what LibTorch throws.
+  // None of them may overlap another. The table is on its way in the calling thread's current stream. Throws what
+  // LibTorch throws.
   virtual std::shared_ptr<const Ready> prepare(std::vector<TensorCopy> copies) const = 0;
-  // On the calling thread's current stream. `ready` is this object's. Throws what LibTorch throws, and pipeline::Failure. Thread safe.
+  // On the calling thread's current stream. `ready` is this object's. Throws what LibTorch throws, and
+  // pipeline::Failure. Thread safe.
   virtual void run(const Ready& ready) const = 0;
 };
 
-// Through the kernel cache on a GPU whose backend is nvrtc. Falls back to LibTorch, counted, where its program cannot be had.
+// Through the kernel cache on a GPU whose backend is nvrtc. Falls back to LibTorch, counted, where its program cannot
+// be had.
 std::shared_ptr<const MatrixCopies> make_matrix_copies(RegionHost& host);
 
 }  // namespace ditfleet::region

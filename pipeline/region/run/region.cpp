@@ -26,7 +26,8 @@ std::string text_of(const Sizes& sizes) {
 ElementType element_type(c10::ScalarType type, const std::string& block) {
   if (type == c10::ScalarType::Float) return ElementType::kF32;
   if (type == c10::ScalarType::BFloat16) return ElementType::kBF16;
-  fail(Code::kInvalidArgument, "[" + block + "] activations are " + c10::toString(type) + "; they must be Float or BFloat16");
+  fail(Code::kInvalidArgument,
+       "[" + block + "] activations are " + c10::toString(type) + "; they must be Float or BFloat16");
 }
 
 }  // namespace
@@ -48,7 +49,8 @@ std::vector<std::string> Region::input_names() const {
 }
 
 // A program without kernels: its plan is the program alone.
-std::shared_ptr<const Region::Compiled> Region::eager(Plan plan, ElementType type, c10::DeviceType device, const Sizes& bound) {
+std::shared_ptr<const Region::Compiled> Region::eager(Plan plan, ElementType type, c10::DeviceType device,
+                                                      const Sizes& bound) {
   return std::make_shared<Compiled>(Compiled{type, device, bound, std::move(plan), nullptr});
 }
 
@@ -59,8 +61,9 @@ Result<std::unique_ptr<RowLauncher>> Region::make_launcher(const Plan& plan, con
     const auto begun = std::chrono::steady_clock::now();
     auto made = compile_cached(*host_->cache, plan, source, *host_->compiler, host_->arch, usable);
     if (made)
-      host_->counters->program_took(host_->compiler->name(), reason, made->compiled,
-                                    std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun));
+      host_->counters->program_took(
+          host_->compiler->name(), reason, made->compiled,
+          std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun));
     return made;
   };
   return load_cached(compile, [&](const Entry& entry) { return load(plan, source, entry); });
@@ -79,8 +82,8 @@ Result<std::unique_ptr<RowLauncher>> Region::load(const Plan& plan, const Source
   return host_launcher(*module, std::move(widths));
 }
 
-std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::DeviceType device, const Sizes& bound, const std::string& guard,
-                                                        const std::string& reason) {
+std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::DeviceType device, const Sizes& bound,
+                                                        const std::string& guard, const std::string& reason) {
   Program program = pipeline::unwrap(recipe_(type));
   if (!bound.empty()) program = program.bind(bound);
   Plan op_by_op;
@@ -88,10 +91,13 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
   if (!host_->compiler) return eager(std::move(op_by_op), type, device, bound);
   if (programs_ > 0) {
     if (host_->options.error_on_recompile)
-      fail(Code::kInvalidArgument, "compile.error_on_recompile is set and region " + block_ + " would be compiled again: " + guard, "compile.error_on_recompile");
+      fail(Code::kInvalidArgument,
+           "compile.error_on_recompile is set and region " + block_ + " would be compiled again: " + guard,
+           "compile.error_on_recompile");
     if (programs_ >= host_->options.recompile_limit) {
-      host_->fall_back(block_, "recompile_limit", "it has " + std::to_string(programs_) + " programs, compile.recompile_limit is " +
-                                       std::to_string(host_->options.recompile_limit) + ", and " + guard);
+      host_->fall_back(block_, "recompile_limit",
+                       "it has " + std::to_string(programs_) + " programs, compile.recompile_limit is " +
+                           std::to_string(host_->options.recompile_limit) + ", and " + guard);
       return eager(std::move(op_by_op), type, device, bound);
     }
   }
@@ -102,7 +108,8 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
   }
   const auto failed = [&](const std::string& message) {
     host_->fall_back(block_, host_->compiler->installed() ? "compile_error" : "no_compiler", message);
-    return std::make_shared<Compiled>(Compiled{.type = type, .device = device, .bound = bound, .plan = std::move(op_by_op), .failed = true});
+    return std::make_shared<Compiled>(
+        Compiled{.type = type, .device = device, .bound = bound, .plan = std::move(op_by_op), .failed = true});
   };
   const auto begun = host_->now();
   if (ask_again_ && begun < *ask_again_) return failed("its compiler failed a short time ago");
@@ -117,7 +124,8 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
   host_->counters->has_program();
   if (programs_ > 0) host_->counters->recompiled(block_, guard);
   ++programs_;
-  return std::make_shared<Compiled>(Compiled{type, device, bound, std::move(plan).value(), std::move(launcher).value()});
+  return std::make_shared<Compiled>(
+      Compiled{type, device, bound, std::move(plan).value(), std::move(launcher).value()});
 }
 
 void Region::forget_failed() {
@@ -134,7 +142,8 @@ void Region::prepare(ElementType type, c10::Device device) {
   forget_failed();
   for (const auto& one : compiled_)
     if (one->type == type && one->device == device.type()) return;
-  compiled_.push_back(compile(type, device.type(), {}, "element type or device", compiled_.empty() ? "first" : "dtype"));
+  compiled_.push_back(
+      compile(type, device.type(), {}, "element type or device", compiled_.empty() ? "first" : "dtype"));
 }
 
 void Region::expect(ElementType type, c10::Device device, const Sizes& sizes) {
@@ -149,7 +158,8 @@ void Region::expect(ElementType type, c10::Device device, const Sizes& sizes) {
   expect_attention(*host_->direct_attention, compiled->plan, resolve(compiled->plan, sizes));
 }
 
-// Everything that a guard may depend on: device, and each input's element type and sizes. Strides are each call's own (execute()).
+// Everything that a guard may depend on: device, and each input's element type and sizes. Strides are each call's own
+// (execute()).
 std::vector<std::int64_t> Region::describe(const std::vector<at::Tensor>& inputs) {
   std::vector<std::int64_t> d;
   d.reserve(inputs.size() * 5 + 1);
@@ -173,12 +183,15 @@ std::shared_ptr<const Region::Variant> Region::find(const std::vector<std::int64
   return nullptr;
 }
 
-std::shared_ptr<const Region::Variant> Region::add_variant(std::vector<std::int64_t> descriptor, const std::vector<at::Tensor>& inputs) {
+std::shared_ptr<const Region::Variant> Region::add_variant(std::vector<std::int64_t> descriptor,
+                                                           const std::vector<at::Tensor>& inputs) {
   // The first activation says which element type the call is in.
   const Program shape_of = pipeline::unwrap(recipe_(ElementType::kF32));
   const auto order = shape_of.inputs();
   std::size_t first = 0;
-  while (first + 1 < order.size() && shape_of.values[static_cast<std::size_t>(order[first])].kind != ValueKind::kActivation) ++first;
+  while (first + 1 < order.size() &&
+         shape_of.values[static_cast<std::size_t>(order[first])].kind != ValueKind::kActivation)
+    ++first;
   if (inputs.size() != order.size()) sizes_of(shape_of, inputs);  // throws
   if (!inputs[first].defined()) sizes_of(shape_of, inputs);
   const ElementType type = element_type(inputs[first].scalar_type(), block_);
@@ -234,15 +247,18 @@ void Region::run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>&
   }
   const Compiled& compiled = *variant->compiled;
   if (compiled.launcher) {
-    const Libraries libraries{host_->gemm.get(), host_->grouped_gemm.get(), autotunes(mode), host_->attention, host_->direct_attention.get(), host_->timed_attention.get()};
+    const Libraries libraries{host_->gemm.get(), host_->grouped_gemm.get(),     autotunes(mode),
+                              host_->attention,  host_->direct_attention.get(), host_->timed_attention.get()};
     execute(compiled.plan, variant->resolved, *compiled.launcher, libraries, host_->pool, inputs, outputs);
     return;
   }
   auto made = interpret(compiled.plan.program, inputs);
   outputs.resize(made.size());
   for (std::size_t o = 0; o < made.size(); ++o) {
-    if (outputs[o].defined()) outputs[o].copy_(made[o]);
-    else outputs[o] = std::move(made[o]);
+    if (outputs[o].defined())
+      outputs[o].copy_(made[o]);
+    else
+      outputs[o] = std::move(made[o]);
   }
 }
 

@@ -18,15 +18,18 @@ void check(const std::string& field, const std::string& value, std::initializer_
     if (value == one) return;
     list += (list.empty() ? "" : ", ") + std::string(one);
   }
-  pipeline::fail(Code::kInvalidArgument, "compile." + field + " is \"" + value + "\"; it takes one of " + list, "compile." + field);
+  pipeline::fail(Code::kInvalidArgument, "compile." + field + " is \"" + value + "\"; it takes one of " + list,
+                 "compile." + field);
 }
 
 AttentionBackend attention_for(const std::string& name, c10::Device device) {
   check("attention", name, {"auto", "cudnn", "flash", "efficient", "math"});
   const AttentionBackend backend = *parse_attention(name);
   if (device.is_cpu() && (backend == AttentionBackend::kCudnn || backend == AttentionBackend::kEfficient))
-    pipeline::fail(Code::kInvalidArgument, "compile.attention is " + name + ", which runs on a GPU, and the device is cpu; use auto, flash or math",
-                   "compile.attention");
+    pipeline::fail(
+        Code::kInvalidArgument,
+        "compile.attention is " + name + ", which runs on a GPU, and the device is cpu; use auto, flash or math",
+        "compile.attention");
   return backend;
 }
 
@@ -39,7 +42,8 @@ Result<void> open_gpu(RegionHost& host, const CompileOptions& options, c10::Devi
   host.arch = *arch;
   host.gemm = make_gemm(host.device, host.arch, host.cache);
   host.direct_attention = make_direct_attention(host.device, host.arch, host.attention, host.cache);
-  if (host.attention == AttentionBackend::kAuto) host.timed_attention = make_timed_attention(host.device, host.arch, host.direct_attention != nullptr, host.cache);
+  if (host.attention == AttentionBackend::kAuto)
+    host.timed_attention = make_timed_attention(host.device, host.arch, host.direct_attention != nullptr, host.cache);
   host.compiler = *compiler;
   return {};
 }
@@ -49,7 +53,8 @@ Result<void> open_host(RegionHost& host, const CompileOptions& options) {
   if (!compiler) {
     auto known = remembered_compiler(*host.cache, compiler.error().message);
     if (!known) return compiler.error();
-    spdlog::warn("blocks run compiled as far as the kernel cache has their programs, made by {}: {}", (*known)->identity(), compiler.error().message);
+    spdlog::warn("blocks run compiled as far as the kernel cache has their programs, made by {}: {}",
+                 (*known)->identity(), compiler.error().message);
     compiler = std::move(known);
   }
   host.compiler = *compiler;
@@ -61,7 +66,9 @@ Result<void> open_host(RegionHost& host, const CompileOptions& options) {
 
 void RegionHost::fall_back(const std::string& region, const std::string& reason, const std::string& message) {
   if (options.fullgraph)
-    pipeline::fail(Code::kInvalidArgument, "compile.fullgraph is set and region " + region + " would run op by op (" + reason + "): " + message, "compile.fullgraph");
+    pipeline::fail(Code::kInvalidArgument,
+                   "compile.fullgraph is set and region " + region + " would run op by op (" + reason + "): " + message,
+                   "compile.fullgraph");
   bool first = false;
   {
     std::lock_guard lock(mutex_);
@@ -70,13 +77,16 @@ void RegionHost::fall_back(const std::string& region, const std::string& reason,
   counters->fell_back(region, reason, message, first);
 }
 
-std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device device, std::shared_ptr<kernel_cache::KernelCache> cache) {
+std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device device,
+                                             std::shared_ptr<kernel_cache::KernelCache> cache) {
   check("backend", options.backend, {"auto", "nvrtc", "cpu_jit", "eager"});
   check("mode", options.mode, {"default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"});
   for (std::size_t i = 0; i < options.rules.size(); ++i)
-    check("rules." + std::to_string(i) + ".mode", options.rules[i].mode, {"none", "default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"});
+    check("rules." + std::to_string(i) + ".mode", options.rules[i].mode,
+          {"none", "default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"});
   if (options.recompile_limit < 1)
-    pipeline::fail(Code::kInvalidArgument, "compile.recompile_limit is " + std::to_string(options.recompile_limit) + "; it must be at least 1",
+    pipeline::fail(Code::kInvalidArgument,
+                   "compile.recompile_limit is " + std::to_string(options.recompile_limit) + "; it must be at least 1",
                    "compile.recompile_limit");
   auto host = std::make_shared<RegionHost>();
   host->cache = std::move(cache);
@@ -85,9 +95,13 @@ std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device
   const bool automatic = options.backend == "auto";
   const std::string backend = !automatic ? options.backend : device.is_cpu() ? "cpu_jit" : "nvrtc";
   if (backend == "cpu_jit" && !device.is_cpu())
-    pipeline::fail(Code::kInvalidArgument, "compile.backend is cpu_jit, which runs on a CPU, and the device is a GPU; use auto, nvrtc or eager", "compile.backend");
+    pipeline::fail(Code::kInvalidArgument,
+                   "compile.backend is cpu_jit, which runs on a CPU, and the device is a GPU; use auto, nvrtc or eager",
+                   "compile.backend");
   if (backend == "nvrtc" && device.is_cpu())
-    pipeline::fail(Code::kInvalidArgument, "compile.backend is nvrtc, which runs on a GPU, and the device is cpu; use auto, cpu_jit or eager", "compile.backend");
+    pipeline::fail(Code::kInvalidArgument,
+                   "compile.backend is nvrtc, which runs on a GPU, and the device is cpu; use auto, cpu_jit or eager",
+                   "compile.backend");
   host->attention = attention_for(options.attention, device);
   if (backend != "eager") {
     auto opened = backend == "nvrtc" ? open_gpu(*host, options, device) : open_host(*host, options);

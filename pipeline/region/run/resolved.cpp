@@ -16,13 +16,15 @@ class Resolver {
   Resolved run() {
     for (int input : plan_.program.inputs()) {
       made_.input_sizes.emplace_back();
-      for (const Dim& d : plan_.program.values[static_cast<std::size_t>(input)].shape) made_.input_sizes.back().push_back(number(d));
+      for (const Dim& d : plan_.program.values[static_cast<std::size_t>(input)].shape)
+        made_.input_sizes.back().push_back(number(d));
     }
     for (const Step& step : plan_.steps) std::visit([&](const auto& one) { add(one); }, step);
     place_buffers();
     for (int output : plan_.program.outputs) {
       made_.output_sizes.emplace_back();
-      for (const Dim& d : plan_.program.values[static_cast<std::size_t>(output)].shape) made_.output_sizes.back().push_back(number(d));
+      for (const Dim& d : plan_.program.values[static_cast<std::size_t>(output)].shape)
+        made_.output_sizes.back().push_back(number(d));
     }
     return std::move(made_);
   }
@@ -46,8 +48,8 @@ class Resolver {
   }
 
   // Row pairs of x and out as evenly spaced runs, axis by axis.
-  static void runs(const ResolvedView& x, const ResolvedView& out, std::size_t axis, std::int64_t x_offset, std::int64_t out_offset,
-                   std::vector<ResolvedGemm::Rows>& rows) {
+  static void runs(const ResolvedView& x, const ResolvedView& out, std::size_t axis, std::int64_t x_offset,
+                   std::int64_t out_offset, std::vector<ResolvedGemm::Rows>& rows) {
     const std::size_t outer = x.sizes.size() - 1;
     std::int64_t count = 1, x_stride = 0, out_stride = 0;
     bool even = true;
@@ -63,14 +65,16 @@ class Resolver {
       count *= x.sizes[a];
     }
     if (even) {
-      rows.push_back({x_offset, count == 1 ? x.sizes.back() : x_stride, out_offset, count == 1 ? out.sizes.back() : out_stride, count});
+      rows.push_back({x_offset, count == 1 ? x.sizes.back() : x_stride, out_offset,
+                      count == 1 ? out.sizes.back() : out_stride, count});
       return;
     }
     for (std::int64_t i = 0; i < x.sizes[axis]; ++i)
       runs(x, out, axis + 1, x_offset + i * x.strides[axis], out_offset + i * out.strides[axis], rows);
   }
 
-  static void add_runs(bool per_sample, const ResolvedView& x, const ResolvedView& out, std::vector<ResolvedGemm::Rows>& rows) {
+  static void add_runs(bool per_sample, const ResolvedView& x, const ResolvedView& out,
+                       std::vector<ResolvedGemm::Rows>& rows) {
     if (!per_sample) return runs(x, out, 0, x.offset, out.offset, rows);
     for (std::int64_t sample = 0; sample < x.sizes[0]; ++sample) {
       const std::size_t first = rows.size();
@@ -80,10 +84,16 @@ class Resolver {
   }
 
   void add(const GemmStep& step) {
-    ResolvedGemm r{.weight = step.weight, .bias = step.bias, .gelu = step.gelu, .groups = step.groups, .apart = number(step.apart), .out = view(step.out)};
+    ResolvedGemm r{.weight = step.weight,
+                   .bias = step.bias,
+                   .gelu = step.gelu,
+                   .groups = step.groups,
+                   .apart = number(step.apart),
+                   .out = view(step.out)};
     if (r.out.sizes.back() == 0) return;  // no adapters there
     for (const auto& part : step.parts) {
-      ResolvedGemm::Part p{.x = view(part.x), .first_column = number(part.first_column), .columns = number(part.columns)};
+      ResolvedGemm::Part p{
+          .x = view(part.x), .first_column = number(part.first_column), .columns = number(part.columns)};
       if (p.columns == 0 && step.parts.size() > 1) continue;
       p.gather = p.x.strides.back() != 1 && p.x.sizes.back() != 1;
       if (p.gather) {  // as the copy will lie
@@ -102,7 +112,10 @@ class Resolver {
     }
     made_.steps.push_back(std::move(r));
   }
-  void add(const AttentionStep& step) { made_.steps.push_back(ResolvedAttention{view(step.q), view(step.k), view(step.v), view(step.out), step.bias, step.causal, step.scale}); }
+  void add(const AttentionStep& step) {
+    made_.steps.push_back(ResolvedAttention{view(step.q), view(step.k), view(step.v), view(step.out), step.bias,
+                                            step.causal, step.scale});
+  }
   void add(const CopyStep& step) { made_.steps.push_back(ResolvedCopy{view(step.from), view(step.to)}); }
 
   void add(const RowStep& step) {
@@ -115,11 +128,14 @@ class Resolver {
       }
       for (const auto& operand : instance.operands) {
         const Buffer& buffer = plan_.buffers[static_cast<std::size_t>(operand.view.buffer)];
-        ResolvedRows::Operand o{.buffer = operand.view.buffer, .offset_bytes = number(operand.view.offset) * bytes_of(buffer.type), .word = made.words.size()};
+        ResolvedRows::Operand o{.buffer = operand.view.buffer,
+                                .offset_bytes = number(operand.view.offset) * bytes_of(buffer.type),
+                                .word = made.words.size()};
         made.words.push_back(0);
         for (const Dim& stride : operand.strides) made.words.push_back(number(stride));
         if (const int input = input_position(operand.view); input >= 0) {
-          const bool whole = operand.view.own_axes && operand.view.shape == buffer.shape && operand.view.offset == Dim(0);
+          const bool whole =
+              operand.view.own_axes && operand.view.shape == buffer.shape && operand.view.offset == Dim(0);
           if (whole) {
             o.input = input;
             o.axes = buffer.shape.size() - 1;
@@ -146,10 +162,12 @@ class Resolver {
     std::vector<std::size_t> order;
     for (std::size_t b = 0; b < plan_.buffers.size(); ++b)
       if (plan_.buffers[b].kind == BufferKind::kWorkspace && plan_.buffers[b].first >= 0) order.push_back(b);
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return plan_.buffers[a].first < plan_.buffers[b].first; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return plan_.buffers[a].first < plan_.buffers[b].first; });
     for (std::size_t b : order) {
       const Buffer& buffer = plan_.buffers[b];
-      const std::int64_t bytes = (number(elements_of(buffer.shape)) * bytes_of(buffer.type) + kAlignment - 1) / kAlignment * kAlignment;
+      const std::int64_t bytes =
+          (number(elements_of(buffer.shape)) * bytes_of(buffer.type) + kAlignment - 1) / kAlignment * kAlignment;
       std::int64_t at = 0;
       for (bool moved = true; moved;) {
         moved = false;

@@ -50,9 +50,9 @@ struct ResolvedRows {
   struct Operand {
     int buffer = -1;
     std::int64_t offset_bytes = 0;
-    std::size_t word = 0;        // where its pointer goes; strides follow
-    int input = -1;              // a whole input: the position among the inputs whose strides hold; else -1
-    std::size_t axes = 0;        // of that input, less the row's
+    std::size_t word = 0;  // where its pointer goes; strides follow
+    int input = -1;        // a whole input: the position among the inputs whose strides hold; else -1
+    std::size_t axes = 0;  // of that input, less the row's
   };
   struct Instance {
     std::vector<long long> words;

@@ -22,7 +22,6 @@ class RowLauncher {
 // Rows are shared out by LibTorch's own threads, so that one setting bounds all of the process's parallelism.
 std::unique_ptr<RowLauncher> host_launcher(std::shared_ptr<const HostModule> module, std::vector<std::int64_t> widths);
 
-
 // Chooses each launch's variant by its offsets and alignment, and its grid by its rows; starts on the calling thread's
 // current stream.
 std::unique_ptr<RowLauncher> gpu_launcher(std::shared_ptr<const GpuModule> module, std::vector<RowKernel> kernels);

@@ -12,7 +12,9 @@ constexpr float kWorthIt = 0.98f;
 
 // Two of a stream's events, gone when it is.
 struct Events {
-  explicit Events(const Driver& driver) : cuda(driver) { made = cuda.event_create(&begin, 0) == 0 && cuda.event_create(&end, 0) == 0; }
+  explicit Events(const Driver& driver) : cuda(driver) {
+    made = cuda.event_create(&begin, 0) == 0 && cuda.event_create(&end, 0) == 0;
+  }
   ~Events() {
     for (void* event : {begin, end})
       if (event) cuda.event_destroy(event);
@@ -32,7 +34,8 @@ bool room_for_trial(std::uint64_t bytes) {
   return pipeline::unwrap(driver())->memory_info(&free, &total) == 0 && free > kFreeFloor + bytes;
 }
 
-std::optional<std::size_t> fastest(std::size_t candidates, void* stream, const std::function<void(std::size_t)>& start) {
+std::optional<std::size_t> fastest(std::size_t candidates, void* stream,
+                                   const std::function<void(std::size_t)>& start) {
   const Driver& cuda = *pipeline::unwrap(driver());
   const Events events(cuda);
   if (!events.made || candidates == 0) return {};
