@@ -15,7 +15,7 @@
 #include <memory>
 
 #include "coordinator/gateway/gateway.h"
-#include "coordinator/scheduling/scheduler_service.h"
+#include "coordinator/scheduling/service/scheduler_service.h"
 #include "shared/core/ids.h"
 #include "shared/core/stop_signals.h"
 #include "shared/core/task_group.h"

@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "shared/core/nearest_name.h"
-#include "worker/command_line.h"
-#include "worker/compile.h"
-#include "worker/generate.h"
-#include "worker/run.h"
-#include "worker/tokenize.h"
+#include "worker/commands/command_line.h"
+#include "worker/commands/compile.h"
+#include "worker/commands/generate.h"
+#include "worker/commands/run.h"
+#include "worker/commands/tokenize.h"
 
 namespace {
 

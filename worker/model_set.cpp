@@ -8,7 +8,7 @@
 #include "shared/job/shape_class.h"
 #include "shared/job/validate.h"
 #include "worker/model_timings.h"
-#include "worker/request.h"
+#include "worker/units/request.h"
 
 namespace ditfleet::worker {
 namespace {

@@ -17,10 +17,10 @@
 #include "shared/queue/client.h"
 #include "shared/redis/connection.h"
 #include "shared/results/store.h"
-#include "worker/adapter_loader.h"
-#include "worker/holdings.h"
+#include "worker/adapters/loader.h"
 #include "worker/model_set.h"
-#include "worker/unit_runner.h"
+#include "worker/units/holdings.h"
+#include "worker/units/unit_runner.h"
 
 namespace ditfleet::worker {
 

@@ -8,7 +8,7 @@
 
 #include "coordinator/cli/command.h"
 #include "coordinator/cli/terminal.h"
-#include "coordinator/scheduling/routing_policy.h"
+#include "coordinator/scheduling/placement/routing_policy.h"
 #include "coordinator/simulation/jobs_file.h"
 #include "coordinator/simulation/simulation.h"
 #include "shared/core/json.h"

@@ -2,11 +2,11 @@
 
 #include <utility>
 
-#include "coordinator/gateway/api.h"
-#include "coordinator/gateway/event_hub.h"
-#include "coordinator/gateway/http_metrics.h"
+#include "coordinator/gateway/events/event_hub.h"
+#include "coordinator/gateway/http/http_metrics.h"
+#include "coordinator/gateway/http/server.h"
 #include "coordinator/gateway/job_service.h"
-#include "coordinator/gateway/server.h"
+#include "coordinator/gateway/routes/api.h"
 #include "shared/core/task_group.h"
 #include "shared/redis/connection.h"
 

@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "coordinator/scheduling/cost_model.h"
+#include "coordinator/scheduling/placement/cost_model.h"
 #include "shared/job/validate.h"
 
 namespace ditfleet::scheduling {

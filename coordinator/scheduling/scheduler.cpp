@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "coordinator/scheduling/router.h"
+#include "coordinator/scheduling/placement/router.h"
 
 namespace ditfleet::scheduling {
 namespace {

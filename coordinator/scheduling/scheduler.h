@@ -18,11 +18,11 @@
 #include <vector>
 
 #include "coordinator/scheduling/admission.h"
-#include "coordinator/scheduling/cost_model.h"
-#include "coordinator/scheduling/fair_queue.h"
-#include "coordinator/scheduling/fleet.h"
-#include "coordinator/scheduling/latency_tail.h"
-#include "coordinator/scheduling/routing_policy.h"
+#include "coordinator/scheduling/order/fair_queue.h"
+#include "coordinator/scheduling/order/latency_tail.h"
+#include "coordinator/scheduling/placement/cost_model.h"
+#include "coordinator/scheduling/placement/fleet.h"
+#include "coordinator/scheduling/placement/routing_policy.h"
 #include "shared/job/catalogue.h"
 #include "shared/queue/types.h"
 

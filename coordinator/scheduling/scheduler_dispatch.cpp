@@ -1,7 +1,7 @@
 // The outputs of Scheduler: who gets which unit, and what is taken back.
 #include <algorithm>
 
-#include "coordinator/scheduling/router.h"
+#include "coordinator/scheduling/placement/router.h"
 #include "coordinator/scheduling/scheduler.h"
 
 namespace ditfleet::scheduling {

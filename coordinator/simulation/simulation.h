@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/scheduling/routing_policy.h"
+#include "coordinator/scheduling/placement/routing_policy.h"
 #include "coordinator/simulation/cost_table.h"
 #include "coordinator/simulation/trace.h"
 #include "shared/core/result.h"

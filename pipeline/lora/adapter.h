@@ -11,7 +11,7 @@
 
 #include "pipeline/engine.h"
 #include "pipeline/lora/packed.h"
-#include "pipeline/models/linear.h"
+#include "pipeline/nn/linear.h"
 
 namespace ditfleet::pipeline {
 

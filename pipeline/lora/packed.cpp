@@ -5,7 +5,7 @@
 #include "pipeline/device/failure.h"
 #include "pipeline/lora/file.h"
 #include "pipeline/lora/finite.h"
-#include "pipeline/models/parameters.h"
+#include "pipeline/nn/parameters.h"
 #include "shared/core/excerpt.h"
 
 namespace ditfleet::pipeline {

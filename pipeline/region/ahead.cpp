@@ -5,16 +5,16 @@
 #include <future>
 #include <numeric>
 
-#include "pipeline/region/backends/cached.h"
-#include "pipeline/region/backends/channels_last.h"
-#include "pipeline/region/backends/cpu_jit.h"
-#include "pipeline/region/backends/grouped_gemm.h"
-#include "pipeline/region/backends/host_module.h"
-#include "pipeline/region/backends/known_compiler.h"
-#include "pipeline/region/backends/matrix_copies.h"
-#include "pipeline/region/backends/nvrtc.h"
 #include "pipeline/region/blocks/blocks.h"
+#include "pipeline/region/compile/cached.h"
+#include "pipeline/region/compile/cpu_jit.h"
+#include "pipeline/region/compile/host_module.h"
+#include "pipeline/region/compile/known_compiler.h"
+#include "pipeline/region/compile/nvrtc.h"
 #include "pipeline/region/key.h"
+#include "pipeline/region/programs/channels_last_source.h"
+#include "pipeline/region/programs/grouped_gemm_source.h"
+#include "pipeline/region/programs/matrix_copies_source.h"
 #include "shared/kernel_cache/cache.h"
 
 namespace ditfleet::region {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "pipeline/region/backends/compiler.h"
+#include "pipeline/region/compile/compiler.h"
 #include "shared/kernel_cache/key.h"
 
 namespace ditfleet::region {

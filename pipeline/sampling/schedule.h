@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "pipeline/models/config_file.h"
+#include "pipeline/nn/config_file.h"
 
 namespace ditfleet::pipeline {
 

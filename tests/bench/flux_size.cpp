@@ -13,7 +13,7 @@
 #include <ctime>
 
 #include "pipeline/device/failure.h"
-#include "pipeline/models/flux/rope.h"
+#include "pipeline/families/flux/rope.h"
 #include "shared/kernel_cache/cache.h"
 #include "shared/kernel_cache/open.h"
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "pipeline/models/flux/transformer.h"
+#include "pipeline/families/flux/transformer.h"
 #include "pipeline/region/options.h"
 
 namespace ditfleet::kernel_cache {

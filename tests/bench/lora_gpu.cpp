@@ -16,7 +16,7 @@
 #include <random>
 
 #include "pipeline/device/failure.h"
-#include "pipeline/engine_adapters.h"
+#include "pipeline/families/flux/adapters.h"
 #include "pipeline/region/run/region.h"
 #include "pipeline/weights/safetensors_writer.h"
 #include "tests/bench/flux_size.h"

@@ -18,8 +18,8 @@
 #include <map>
 
 #include "pipeline/device/failure.h"
-#include "pipeline/models/flux/rope.h"
-#include "pipeline/models/flux/transformer.h"
+#include "pipeline/families/flux/rope.h"
+#include "pipeline/families/flux/transformer.h"
 #include "pipeline/region/ir/builder.h"
 #include "pipeline/region/run/interpreter.h"
 #include "pipeline/region/run/region.h"

@@ -13,10 +13,10 @@
 #include <chrono>
 
 #include "pipeline/device/failure.h"
-#include "pipeline/models/flux/rope.h"
-#include "pipeline/models/vae/decoder.h"
+#include "pipeline/families/flux/rope.h"
+#include "pipeline/nn/vae/decoder.h"
 #include "pipeline/region/blocks/blocks.h"
-#include "pipeline/region/gpu/driver.h"
+#include "pipeline/region/libraries/driver.h"
 #include "pipeline/region/run/interpreter.h"
 #include "pipeline/region/run/region.h"
 #include "shared/kernel_cache/cache.h"

@@ -1,6 +1,6 @@
 // Adapters beside weights whose groups of rows have columns apart: what stands there computes what the terms say, after
 // any others were there.
-#include "pipeline/models/flux/adapter_columns.h"
+#include "pipeline/families/flux/adapter_columns.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>

@@ -1,5 +1,5 @@
 // Attention that writes where it is told, on a GPU: against LibTorch's, and its plans in the kernel cache.
-#include "pipeline/region/run/direct_attention.h"
+#include "pipeline/region/libraries/direct_attention.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
@@ -8,8 +8,8 @@
 
 #include <stdexcept>
 
-#include "pipeline/region/backends/gpu_module.h"
-#include "pipeline/region/run/timed_attention.h"
+#include "pipeline/region/compile/gpu_module.h"
+#include "pipeline/region/libraries/timed_attention.h"
 #include "shared/kernel_cache/cache.h"
 #include "tests/parity/region_fixture.h"
 

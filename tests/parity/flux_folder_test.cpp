@@ -11,9 +11,9 @@
 #include <sstream>
 
 #include "pipeline/engine.h"
-#include "pipeline/models/flux/slots.h"
-#include "pipeline/models/text/t5_encoder.h"
-#include "pipeline/models/vae/config.h"
+#include "pipeline/families/flux/slots.h"
+#include "pipeline/nn/text/t5_encoder.h"
+#include "pipeline/nn/vae/config.h"
 #include "pipeline/weights/safetensors_writer.h"
 #include "tests/parity/flux_golden.h"
 

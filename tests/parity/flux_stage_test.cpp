@@ -6,11 +6,11 @@
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
-#include "pipeline/models/flux/rope.h"
-#include "pipeline/models/flux/transformer.h"
-#include "pipeline/models/text/clip_encoder.h"
-#include "pipeline/models/text/t5_encoder.h"
-#include "pipeline/models/vae/decoder.h"
+#include "pipeline/families/flux/rope.h"
+#include "pipeline/families/flux/transformer.h"
+#include "pipeline/nn/text/clip_encoder.h"
+#include "pipeline/nn/text/t5_encoder.h"
+#include "pipeline/nn/vae/decoder.h"
 #include "pipeline/region/run/region.h"
 #include "pipeline/sampling/latents.h"
 #include "pipeline/sampling/schedule.h"

@@ -1,6 +1,6 @@
 // Products that leave out columns of zeros, on a Hopper GPU: against the whole product, at sizes that end within tiles
 // and groups.
-#include "pipeline/region/run/grouped_gemm.h"
+#include "pipeline/region/programs/grouped_gemm.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>

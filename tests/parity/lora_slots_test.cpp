@@ -16,7 +16,7 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine.h"
-#include "pipeline/region/backends/cached.h"
+#include "pipeline/region/compile/cached.h"
 #include "pipeline/weights/safetensors.h"
 #include "pipeline/weights/safetensors_writer.h"
 #include "tests/parity/flux_golden.h"

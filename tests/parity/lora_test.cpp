@@ -19,7 +19,7 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine.h"
-#include "pipeline/models/linear.h"
+#include "pipeline/nn/linear.h"
 #include "pipeline/weights/safetensors.h"
 #include "pipeline/weights/safetensors_writer.h"
 #include "shared/core/json.h"

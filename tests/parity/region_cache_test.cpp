@@ -1,7 +1,7 @@
 // Regions and what the kernel cache has for them: without a compiler, and where it does not load.
 #include <gmock/gmock.h>
 
-#include "pipeline/region/backends/known_compiler.h"
+#include "pipeline/region/compile/known_compiler.h"
 #include "pipeline/region/key.h"
 #include "pipeline/region/run/interpreter.h"
 #include "shared/kernel_cache/cache.h"

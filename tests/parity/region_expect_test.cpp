@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <set>
 
-#include "pipeline/region/run/direct_attention.h"
+#include "pipeline/region/libraries/direct_attention.h"
 #include "tests/parity/region_fixture.h"
 
 namespace ditfleet::region {

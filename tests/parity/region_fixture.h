@@ -8,8 +8,8 @@
 
 #include "pipeline/device/device.h"
 #include "pipeline/device/failure.h"
-#include "pipeline/region/backends/cpu_jit.h"
 #include "pipeline/region/blocks/blocks.h"
+#include "pipeline/region/compile/cpu_jit.h"
 #include "pipeline/region/run/region.h"
 #include "tests/parity/region_inputs.h"
 

@@ -10,7 +10,7 @@
 #include <limits>
 #include <random>
 
-#include "pipeline/models/flux/blocks.h"
+#include "pipeline/families/flux/blocks.h"
 #include "pipeline/region/ir/builder.h"
 #include "pipeline/region/run/interpreter.h"
 #include "tests/parity/region_fixture.h"
@@ -176,7 +176,7 @@ TEST_F(RegionParity, GeluKeepsItsEnds) {
   EXPECT_NEAR(out[7], 5.5f, 1e-6f);
 }
 
-// The interpreter is the reference: it must be what models/flux/blocks.cpp computes, bit for bit.
+// The interpreter is the reference: it must be what families/flux/blocks.cpp computes, bit for bit.
 TEST_F(RegionParity, EagerIsWhatTheModelComputes) {
   for (ElementType type : {ElementType::kF32, ElementType::kBF16}) {
     const std::int64_t heads = 4, head_dim = 16, text = 5, image = 12;

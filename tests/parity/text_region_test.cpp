@@ -12,8 +12,8 @@
 
 #include "pipeline/device/device.h"
 #include "pipeline/device/failure.h"
-#include "pipeline/region/backends/cpu_jit.h"
 #include "pipeline/region/blocks/blocks.h"
+#include "pipeline/region/compile/cpu_jit.h"
 #include "pipeline/region/ir/builder.h"
 #include "pipeline/region/run/interpreter.h"
 #include "pipeline/region/run/region.h"

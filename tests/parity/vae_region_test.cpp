@@ -8,8 +8,8 @@
 
 #include <array>
 
-#include "pipeline/models/vae/decoder.h"
-#include "pipeline/region/run/channels_last.h"
+#include "pipeline/nn/vae/decoder.h"
+#include "pipeline/region/programs/channels_last.h"
 #include "tests/parity/region_fixture.h"
 #include "tests/parity/vae_slots.h"
 

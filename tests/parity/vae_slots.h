@@ -2,8 +2,8 @@
 #pragma once
 
 #include "pipeline/device/device.h"
-#include "pipeline/models/vae/config.h"
-#include "pipeline/models/vae/slots.h"
+#include "pipeline/nn/vae/config.h"
+#include "pipeline/nn/vae/slots.h"
 
 namespace ditfleet::pipeline::testing {
 

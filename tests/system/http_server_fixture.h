@@ -17,9 +17,9 @@
 #include <string>
 #include <thread>
 
-#include "coordinator/gateway/api.h"
-#include "coordinator/gateway/http_metrics.h"
-#include "coordinator/gateway/server.h"
+#include "coordinator/gateway/http/http_metrics.h"
+#include "coordinator/gateway/http/server.h"
+#include "coordinator/gateway/routes/api.h"
 #include "tests/unit/gateway_fake_service.h"
 
 namespace ditfleet::gateway {

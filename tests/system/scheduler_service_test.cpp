@@ -8,7 +8,7 @@
 #include <spdlog/sinks/ostream_sink.h>
 #include <spdlog/spdlog.h>
 
-#include "coordinator/scheduling/scheduler_service.h"
+#include "coordinator/scheduling/service/scheduler_service.h"
 #include "shared/loras/directory.h"
 #include "shared/loras/registry.h"
 #include "shared/telemetry/metrics.h"

@@ -8,7 +8,7 @@
 #include "shared/core/sha256.h"
 #include "tests/system/temporary_folder.h"
 #include "tests/system/worker_fixture.h"
-#include "worker/adapter_fetcher.h"
+#include "worker/adapters/fetcher.h"
 
 namespace ditfleet::testing {
 namespace {

@@ -15,10 +15,10 @@
 #include <map>
 #include <thread>
 
-#include "coordinator/cli/child_process.h"
-#include "coordinator/cli/restart_policy.h"
-#include "coordinator/cli/try_to_listen.h"
-#include "coordinator/cli/up_plan.h"
+#include "coordinator/cli/up/child_process.h"
+#include "coordinator/cli/up/restart_policy.h"
+#include "coordinator/cli/up/try_to_listen.h"
+#include "coordinator/cli/up/up_plan.h"
 #include "shared/core/bytes.h"
 
 namespace ditfleet::cli {

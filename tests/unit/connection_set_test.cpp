@@ -1,5 +1,5 @@
 // Which connection goes where there is no room for all.
-#include "coordinator/gateway/connection_set.h"
+#include "coordinator/gateway/http/connection_set.h"
 
 #include <gtest/gtest.h>
 

@@ -7,8 +7,8 @@
 
 #include <memory>
 
-#include "coordinator/gateway/api.h"
-#include "coordinator/gateway/job_follower.h"
+#include "coordinator/gateway/events/job_follower.h"
+#include "coordinator/gateway/routes/api.h"
 #include "shared/job/validate.h"
 #include "shared/telemetry/metrics.h"
 #include "tests/unit/gateway_fake_service.h"

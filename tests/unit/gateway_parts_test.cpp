@@ -4,14 +4,14 @@
 
 #include <set>
 
-#include "coordinator/gateway/auth.h"
-#include "coordinator/gateway/embedded.h"
-#include "coordinator/gateway/error_body.h"
-#include "coordinator/gateway/event_stream.h"
-#include "coordinator/gateway/http.h"
-#include "coordinator/gateway/job_json.h"
-#include "coordinator/gateway/openai_images.h"
-#include "coordinator/gateway/routes.h"
+#include "coordinator/gateway/events/event_stream.h"
+#include "coordinator/gateway/http/http.h"
+#include "coordinator/gateway/routes/auth.h"
+#include "coordinator/gateway/routes/embedded.h"
+#include "coordinator/gateway/routes/error_body.h"
+#include "coordinator/gateway/routes/job_json.h"
+#include "coordinator/gateway/routes/openai_images.h"
+#include "coordinator/gateway/routes/routes.h"
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
 

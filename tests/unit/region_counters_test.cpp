@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "pipeline/region/backends/fixed_program.h"
 #include "pipeline/region/counters.h"
+#include "pipeline/region/programs/fixed_program.h"
 #include "shared/kernel_cache/cache.h"
 #include "shared/telemetry/spans.h"
 #include "tests/unit/process_metrics.h"

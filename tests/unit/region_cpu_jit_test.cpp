@@ -7,10 +7,10 @@
 #include <filesystem>
 #include <fstream>
 
-#include "pipeline/region/backends/cached.h"
-#include "pipeline/region/backends/cpu_jit.h"
-#include "pipeline/region/backends/run_program.h"
 #include "pipeline/region/blocks/blocks.h"
+#include "pipeline/region/compile/cached.h"
+#include "pipeline/region/compile/cpu_jit.h"
+#include "pipeline/region/compile/run_program.h"
 #include "pipeline/region/key.h"
 #include "shared/kernel_cache/cache.h"
 

@@ -8,9 +8,9 @@
 #include <functional>
 #include <set>
 
-#include "pipeline/region/backends/cpu_jit.h"
-#include "pipeline/region/backends/host_module.h"
 #include "pipeline/region/blocks/blocks.h"
+#include "pipeline/region/compile/cpu_jit.h"
+#include "pipeline/region/compile/host_module.h"
 #include "pipeline/region/key.h"
 #include "shared/core/bytes.h"
 

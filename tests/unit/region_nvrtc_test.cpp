@@ -12,12 +12,12 @@
 #include <set>
 #include <thread>
 
-#include "pipeline/region/backends/channels_last.h"
-#include "pipeline/region/backends/grouped_gemm.h"
-#include "pipeline/region/backends/matrix_copies.h"
-#include "pipeline/region/backends/nvrtc.h"
 #include "pipeline/region/blocks/blocks.h"
+#include "pipeline/region/compile/nvrtc.h"
 #include "pipeline/region/ir/builder.h"
+#include "pipeline/region/programs/channels_last_source.h"
+#include "pipeline/region/programs/grouped_gemm_source.h"
+#include "pipeline/region/programs/matrix_copies_source.h"
 #include "shared/core/bytes.h"
 
 // NVRTC keeps what it allocates; the leak checker need not tell.

@@ -6,8 +6,8 @@
 #include <limits>
 #include <random>
 
-#include "pipeline/region/backends/cpu_jit.h"
-#include "pipeline/region/backends/host_module.h"
+#include "pipeline/region/compile/cpu_jit.h"
+#include "pipeline/region/compile/host_module.h"
 #include "pipeline/region/ir/builder.h"
 
 namespace ditfleet::region {

@@ -7,9 +7,9 @@
 #include <map>
 #include <set>
 
-#include "coordinator/scheduling/fleet.h"
-#include "coordinator/scheduling/residency.h"
-#include "coordinator/scheduling/router.h"
+#include "coordinator/scheduling/placement/fleet.h"
+#include "coordinator/scheduling/placement/residency.h"
+#include "coordinator/scheduling/placement/router.h"
 #include "tests/unit/scheduler_fixture.h"
 
 namespace ditfleet::scheduling {

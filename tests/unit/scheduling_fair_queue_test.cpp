@@ -5,8 +5,8 @@
 #include <random>
 #include <set>
 
-#include "coordinator/scheduling/fair_queue.h"
-#include "coordinator/scheduling/latency_tail.h"
+#include "coordinator/scheduling/order/fair_queue.h"
+#include "coordinator/scheduling/order/latency_tail.h"
 
 namespace ditfleet::scheduling {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "coordinator/scheduling/fleet_log.h"
+#include "coordinator/scheduling/service/fleet_log.h"
 
 namespace ditfleet::scheduling {
 namespace {

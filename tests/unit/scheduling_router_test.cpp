@@ -4,10 +4,10 @@
 #include <random>
 #include <set>
 
-#include "coordinator/scheduling/cost_model.h"
-#include "coordinator/scheduling/fleet.h"
-#include "coordinator/scheduling/leadership.h"
-#include "coordinator/scheduling/router.h"
+#include "coordinator/scheduling/placement/cost_model.h"
+#include "coordinator/scheduling/placement/fleet.h"
+#include "coordinator/scheduling/placement/router.h"
+#include "coordinator/scheduling/service/leadership.h"
 
 namespace ditfleet::scheduling {
 namespace {

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <memory>
 
-#include "coordinator/scheduling/dispatches.h"
-#include "coordinator/scheduling/router.h"
+#include "coordinator/scheduling/placement/router.h"
+#include "coordinator/scheduling/service/dispatches.h"
 #include "tests/unit/scheduler_fixture.h"
 
 namespace ditfleet::scheduling {

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "coordinator/scheduling/fair_queue.h"
+#include "coordinator/scheduling/order/fair_queue.h"
 #include "tests/unit/scheduler_fixture.h"
 
 namespace ditfleet::scheduling {

@@ -6,8 +6,8 @@
 
 #include "shared/core/bytes.h"
 #include "tests/system/temporary_folder.h"
-#include "worker/adapter_fetcher.h"
-#include "worker/adapter_loader.h"
+#include "worker/adapters/fetcher.h"
+#include "worker/adapters/loader.h"
 
 namespace ditfleet::worker {
 namespace {

@@ -1,7 +1,7 @@
 // The worker's decisions, with a clock that the test moves.
 #include <gtest/gtest.h>
 
-#include "worker/holdings.h"
+#include "worker/units/holdings.h"
 
 namespace ditfleet::worker {
 namespace {

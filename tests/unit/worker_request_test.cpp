@@ -2,7 +2,7 @@
 
 #include <climits>
 
-#include "worker/request.h"
+#include "worker/units/request.h"
 
 namespace ditfleet::worker {
 namespace {

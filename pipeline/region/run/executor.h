@@ -6,13 +6,13 @@
 #include <mutex>
 #include <vector>
 
-#include "pipeline/region/run/attention.h"
-#include "pipeline/region/run/direct_attention.h"
-#include "pipeline/region/run/gemm.h"
-#include "pipeline/region/run/grouped_gemm.h"
+#include "pipeline/region/libraries/attention.h"
+#include "pipeline/region/libraries/direct_attention.h"
+#include "pipeline/region/libraries/gemm.h"
+#include "pipeline/region/libraries/timed_attention.h"
+#include "pipeline/region/programs/grouped_gemm.h"
 #include "pipeline/region/run/resolved.h"
 #include "pipeline/region/run/row_launcher.h"
-#include "pipeline/region/run/timed_attention.h"
 
 namespace ditfleet::region {
 

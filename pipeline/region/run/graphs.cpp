@@ -12,7 +12,7 @@
 
 #include "pipeline/device/device.h"
 #include "pipeline/device/failure.h"
-#include "pipeline/region/gpu/driver.h"
+#include "pipeline/region/libraries/driver.h"
 
 namespace ditfleet::region {
 namespace {

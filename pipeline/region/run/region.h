@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "pipeline/region/backends/cached.h"
+#include "pipeline/region/compile/cached.h"
 #include "pipeline/region/counters.h"
 #include "pipeline/region/ir/program.h"
 #include "pipeline/region/options.h"

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "pipeline/device/failure.h"
-#include "pipeline/region/backends/cpu_jit.h"
-#include "pipeline/region/backends/gpu_module.h"
-#include "pipeline/region/backends/known_compiler.h"
-#include "pipeline/region/backends/nvrtc.h"
+#include "pipeline/region/compile/cpu_jit.h"
+#include "pipeline/region/compile/gpu_module.h"
+#include "pipeline/region/compile/known_compiler.h"
+#include "pipeline/region/compile/nvrtc.h"
 #include "pipeline/region/run/region.h"
 
 namespace ditfleet::region {

@@ -4,9 +4,9 @@
 #include <memory>
 #include <vector>
 
-#include "pipeline/region/backends/gpu_module.h"
-#include "pipeline/region/backends/host_module.h"
 #include "pipeline/region/codegen/source.h"
+#include "pipeline/region/compile/gpu_module.h"
+#include "pipeline/region/compile/host_module.h"
 #include "pipeline/region/run/resolved.h"
 
 namespace ditfleet::region {

@@ -1,0 +1,282 @@
+#include "coordinator/cli/up/supervisor.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <optional>
+
+#include "coordinator/cli/http_client.h"
+#include "coordinator/cli/up/restart_policy.h"
+#include "shared/core/output_file.h"
+#include "shared/core/stop_signals.h"
+
+namespace ditfleet::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr milliseconds kTick{50}, kReadyPoll{100};
+constexpr seconds kEndPatience{10};  // of the coordinator and of Redis, before SIGKILL
+constexpr seconds kStillWaiting{15};
+constexpr seconds kStillFailing{60};
+
+void note(const std::string& message) { std::fprintf(stderr, "up | %s\n", message.c_str()); }
+
+bool accepts(const std::string& socket_path) {
+  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, socket_path.c_str(), sizeof address.sun_path - 1);
+  const bool connected = fd >= 0 && ::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+  if (fd >= 0) ::close(fd);
+  return connected;
+}
+
+struct Member {
+  explicit Member(ChildSpec spec) : process(std::move(spec)) {}
+  ChildProcess process;
+  RestartPolicy policy;
+  Clock::time_point started, start_again;
+  bool waiting = false;          // to be started again
+  Clock::time_point told_again;  // when it is next said that it fails again and again
+};
+
+class Supervisor {
+ public:
+  explicit Supervisor(UpPlan plan) : plan_(std::move(plan)), client_(Target{plan_.address.local_url(), {}, false}) {
+    if (!plan_.redis.argv.empty()) redis_.emplace_back(plan_.redis);
+    coordinator_.emplace_back(plan_.coordinator);
+    for (const ChildSpec& spec : plan_.workers) workers_.emplace_back(spec);
+  }
+
+  int run() {
+    listen_for_signals();
+    if (!plan_.ready_file.empty()) ::unlink(plan_.ready_file.c_str());
+    asked_at_ = Clock::now();
+    if (!redis_.empty()) start(redis_.front());
+    while (!stopping_) turn();
+    stop_all();
+    if (!plan_.ready_file.empty()) ::unlink(plan_.ready_file.c_str());
+    if (!plan_.redis_socket.empty()) ::unlink(plan_.redis_socket.c_str());
+    ::close(signals_);
+    return exit_code_;
+  }
+
+ private:
+  void listen_for_signals() {
+    sigset_t set;
+    sigemptyset(&set);
+    for (int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set, signal);
+    if (hangup_ends()) sigaddset(&set, SIGHUP);  // else it stays ignored, here and in the children: nohup means it
+    ::sigprocmask(SIG_BLOCK, &set, nullptr);
+    std::signal(SIGPIPE, SIG_IGN);
+    // A shell starts what runs in the background with SIGINT ignored; an ignored signal is never seen.
+    for (int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
+    signals_ = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  }
+
+  // One look at everything: output, signals, ends, starts, readiness.
+  void turn() {
+    wait_for_something();
+    for (auto* group : {&redis_, &coordinator_, &workers_}) {
+      for (Member& member : *group) look_after(member);
+    }
+    if (stopping_) return;
+    if (!all_started_ && (redis_.empty() || accepts(plan_.redis_socket))) {
+      all_started_ = true;
+      start(coordinator_.front());
+      for (Member& member : workers_) start(member);
+    }
+    check_ready();
+    if (ready_) write_ready_file();
+  }
+
+  void wait_for_something() {
+    std::vector<pollfd> fds = {{signals_, POLLIN, 0}};
+    std::vector<ChildProcess*> sources = {nullptr};
+    for (auto* group : {&redis_, &coordinator_, &workers_}) {
+      for (Member& member : *group) {
+        if (member.process.output_fd() < 0) continue;
+        fds.push_back({member.process.output_fd(), POLLIN, 0});
+        sources.push_back(&member.process);
+      }
+    }
+    ::poll(fds.data(), fds.size(), static_cast<int>(kTick.count()));
+    for (std::size_t i = 1; i < fds.size(); ++i) {
+      if (fds[i].revents != 0) sources[i]->drain_output();
+    }
+    signalfd_siginfo info{};
+    while (::read(signals_, &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+      if (info.ssi_signo == SIGCHLD) continue;
+      // A second Ctrl-C is impatience; the TERM that a script adds to the first one is not.
+      if (stopping_ && info.ssi_signo == SIGINT) in_a_hurry_ = true;
+      stopping_ = true;
+    }
+  }
+
+  void start(Member& member) {
+    member.waiting = false;
+    member.started = Clock::now();
+    if (auto started = member.process.start(); !started) give_up(started.error().message, kExitFailure);
+  }
+
+  void look_after(Member& member) {
+    if (const auto end = member.process.reap(); end && !stopping_) on_end(member, *end);
+    if (member.waiting && !stopping_ && Clock::now() >= member.start_again) start(member);
+  }
+
+  void on_end(Member& member, const ChildEnd& end) {
+    const ChildSpec& spec = member.process.spec();
+    const bool by_itself = end.signal == 0 && end.status != 0;
+    const bool first = !ready_ && by_itself;
+    const std::string told = spec.echo || member.process.last_line().empty() ? "" : ": " + member.process.last_line();
+    // What refuses to start would refuse again: the coordinator and Redis at once, a worker that was asked
+    // for the impossible at once, another after a few tries.
+    const bool is_worker = &member != &coordinator_.front() && (redis_.empty() || &member != &redis_.front());
+    if (first && (!is_worker || end.status == kExitUsage)) {
+      return give_up(spec.label + " " + end.text() + told + " (log: " + spec.log_file + ")",
+                     is_worker || end.status == kExitUsage ? end.status : kExitFailure);
+    }
+    const auto now = Clock::now();
+    const auto wait = member.policy.ended(std::chrono::duration_cast<milliseconds>(now - member.started), by_itself);
+    member.waiting = true;
+    member.start_again = now + wait;
+    const std::string then = "; starting it again in " + std::to_string(wait.count()) + " ms";
+    if (!is_worker || !member.policy.hopeless()) {
+      member.told_again = now;
+      return note(spec.label + " " + end.text() + told + then);
+    }
+    const std::string fault =
+        spec.label + " " + end.text() + " again and again" + told + " (log: " + spec.log_file + ")";
+    if (!ready_ || !any_worker_works()) return give_up(fault, kExitFailure);
+    if (now < member.told_again) return;
+    member.told_again = now + kStillFailing;
+    note(fault + "; the other workers go on" + then);
+  }
+
+  // One that fails again and again runs for a moment, too, at every try.
+  bool any_worker_works() const {
+    return std::any_of(workers_.begin(), workers_.end(), [now = Clock::now()](const Member& worker) {
+      return worker.process.running() &&
+             worker.policy.works(std::chrono::duration_cast<milliseconds>(now - worker.started));
+    });
+  }
+
+  void give_up(const std::string& why, int code) {
+    std::fprintf(stderr, "ditfleet up: %s\n", why.c_str());
+    exit_code_ = code;
+    stopping_ = true;
+  }
+
+  void check_ready() {
+    const auto now = Clock::now();
+    if (ready_ || !all_started_ || now < next_ready_check_) return;
+    next_ready_check_ = now + kReadyPoll;
+    const auto answer = client_.request("GET", "/readyz", {}, milliseconds(500));
+    if (answer && answer->status == 200) {
+      ready_ = true;
+      write_ready_file();
+      announce();
+    } else if (now - asked_at_ > kStillWaiting) {
+      asked_at_ = now;
+      note("still not ready: " + (answer ? answer->body.substr(0, 300) : answer.error().message));
+    }
+  }
+
+  json::object ready_object() const {
+    const auto pid_of = [](const Member& member) {
+      return member.process.running() ? json::value(member.process.pid()) : json::value(nullptr);
+    };
+    json::array workers;
+    for (const Member& member : workers_) {
+      if (member.process.running()) workers.push_back(member.process.pid());
+    }
+    return {{"gateway", plan_.address.local_url()},
+            {"redis", plan_.settings.redis.url},
+            {"pids", json::object{{"redis", redis_.empty() ? json::value(nullptr) : pid_of(redis_.front())},
+                                  {"coordinator", pid_of(coordinator_.front())},
+                                  {"workers", std::move(workers)}}}};
+  }
+
+  // Only when something in it changed.
+  void write_ready_file() {
+    if (plan_.ready_file.empty()) return;
+    const std::string text = json::serialize(ready_object()) + "\n";
+    if (text == ready_text_) return;
+    if (auto written = write_output_file(plan_.ready_file, text); !written)
+      return give_up("--ready-file: " + written.error().message, kExitFailure);
+    ready_text_ = text;
+  }
+
+  void announce() const {
+    if (plan_.json) {
+      std::printf("%s\n", json::serialize(ready_object()).c_str());
+    } else {
+      std::string models;
+      for (const auto& [name, model] : plan_.settings.models) models += (models.empty() ? "" : ", ") + name;
+      std::printf(
+          "DiTFleet is up: %s (console page and API), models: %s, workers: %zu\nlogs and data: %s; Ctrl-C "
+          "ends it\n",
+          plan_.address.local_url().c_str(), models.c_str(), workers_.size(), plan_.data_dir.c_str());
+    }
+    std::fflush(stdout);
+  }
+
+  // Workers first, so that they can hand back what they hold; Redis last.
+  void stop_all() {
+    note("ending: workers finish or hand back what they run");
+    stop(workers_, milliseconds(plan_.settings.worker.drain_ms) + kEndPatience);
+    stop(coordinator_, kEndPatience);
+    stop(redis_, kEndPatience);
+  }
+
+  void stop(std::deque<Member>& group, milliseconds patience) {
+    const auto running = [&] {
+      bool any = false;
+      for (Member& member : group) {
+        (void)member.process.reap();
+        any |= member.process.running();
+      }
+      return any;
+    };
+    for (Member& member : group) {
+      member.process.send(SIGCONT);  // a stopped process would not see what comes next
+      member.process.send(SIGTERM);
+    }
+    const auto until = Clock::now() + patience;
+    while (running() && Clock::now() < until && !in_a_hurry_) wait_for_something();
+    for (Member& member : group) {
+      if (!member.process.running()) continue;
+      note(member.process.spec().label + (in_a_hurry_ ? " is killed" : " did not end in time and is killed"));
+      member.process.send(SIGKILL);
+    }
+    while (running()) wait_for_something();
+  }
+
+  UpPlan plan_;
+  HttpClient client_;
+  std::deque<Member> redis_, coordinator_, workers_;  // of the first two none or one
+  int signals_ = -1;
+  bool all_started_ = false, ready_ = false, stopping_ = false, in_a_hurry_ = false;
+  int exit_code_ = kExitOk;
+  Clock::time_point next_ready_check_, asked_at_;
+  std::string ready_text_;
+};
+
+}  // namespace
+
+int supervise(UpPlan plan) { return Supervisor(std::move(plan)).run(); }
+
+}  // namespace ditfleet::cli

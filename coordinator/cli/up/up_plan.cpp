@@ -1,0 +1,308 @@
+#include "coordinator/cli/up/up_plan.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "coordinator/cli/up/try_to_listen.h"
+#include "shared/core/bytes.h"
+#include "shared/core/deadline.h"
+#include "shared/job/catalogue.h"
+#include "shared/kernel_cache/secret.h"
+#include "shared/redis/connection.h"
+#include "shared/redis/server_config.h"
+
+namespace ditfleet::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+Result<config::Settings> settings_of(const UpFlags& flags) {
+  config::Sources sources = flags.sources;
+  if (!flags.listen.empty()) sources.sets.push_back("gateway.listen=" + flags.listen);
+  if (!flags.redis.empty()) sources.sets.push_back("redis.url=" + flags.redis);
+  if (!flags.data.empty()) sources.sets.push_back("data.dir=" + flags.data);
+  if (!flags.device.empty()) sources.sets.push_back("worker.device=" + flags.device);
+  if (!flags.dtype.empty()) sources.sets.push_back("worker.dtype=" + flags.dtype);
+  if (flags.workers >= 0) sources.sets.push_back("worker.count=" + std::to_string(flags.workers));
+  std::set<std::string> named;
+  for (const std::string& model : flags.models) {
+    const auto equals = model.find('=');
+    if (equals == std::string::npos || equals == 0 || equals + 1 == model.size()) {
+      return invalid_argument("--model is '" + model + "'; it takes NAME=DIR, as demo=deploy/demo-model/model");
+    }
+    const std::string name = model.substr(0, equals);
+    if (!named.insert(name).second)
+      return invalid_argument("--model names '" + name + "' twice; give each model a name of its own");
+    sources.sets.push_back("models." + name + ".path=" + model.substr(equals + 1));
+  }
+  return config::load(sources);
+}
+
+fs::path own_folder() {
+  std::error_code ec;
+  return fs::read_symlink("/proc/self/exe", ec).parent_path();
+}
+
+// Without any model in the configuration, the demo model beside this build is served.
+void add_demo_model(config::Settings& settings) {
+  if (!settings.models.empty()) return;
+  const fs::path demo = own_folder().parent_path().parent_path() / "deploy" / "demo-model" / "model";
+  std::error_code ec;
+  if (fs::exists(demo / "model_index.json", ec)) settings.models["demo"].path = demo.string();
+}
+
+Result<void> check_models(config::Settings& settings) {
+  if (settings.models.empty()) {
+    return invalid_argument("no model is configured; name one with --model NAME=DIR, a folder in diffusers' layout");
+  }
+  for (auto& [name, model] : settings.models) {
+    std::error_code ec;
+    if (const fs::path whole = fs::absolute(model.path, ec); !ec) model.path = whole.lexically_normal().string();
+    if (const auto entry = job::read_model_entry(name, model.path); !entry) return entry.error();
+  }
+  return {};
+}
+
+Result<std::string> make_data_folder(const config::Settings& settings) {
+  std::string dir = config::data_folder(settings);
+  if (dir.empty())
+    return invalid_argument("neither --data nor HOME says where to keep Redis' files and logs; give --data DIR");
+  std::error_code ec;
+  dir = fs::absolute(dir, ec).lexically_normal().string();
+  if (!ec) fs::create_directories(fs::path(dir) / "logs", ec);
+  if (!ec) fs::create_directories(fs::path(dir) / "redis", ec);
+  if (ec)
+    return unavailable("cannot make the data folder '" + dir + "': " + ec.message() + "; name another with --data");
+  return dir;
+}
+
+std::string holder_of(const std::string& path) {
+  const auto text = read_file(path);
+  return text && !text->empty() && text->size() < 16 ? " (pid " + text->substr(0, text->find('\n')) + ")" : "";
+}
+
+// A socket's path has at most 107 bytes: of a data folder with a long name it lies in a short one.
+Result<std::string> socket_path(const std::string& data_dir) {
+  std::string path = data_dir + "/redis/redis.sock";
+  if (path.size() < sizeof(sockaddr_un::sun_path)) return path;
+  const std::string dir = "/tmp/ditfleet-" + std::to_string(::getuid()) + "-" + sha256_hex(data_dir).substr(0, 16);
+  struct stat info {};
+  if (::mkdir(dir.c_str(), 0700) != 0 && errno != EEXIST)
+    return unavailable("cannot make '" + dir + "': " + std::strerror(errno));
+  if (::lstat(dir.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::getuid() ||
+      (info.st_mode & 077) != 0) {
+    return unavailable("'" + dir + "' belongs to someone else; give --data a folder with a shorter name");
+  }
+  return dir + "/redis.sock";
+}
+
+// The children's environment: ours without what the configuration file for them already says.
+std::vector<std::string> child_environment() {
+  std::vector<std::string> out;
+  for (char** variable = environ; *variable; ++variable) {
+    const std::string_view text(*variable);
+    const std::string_view name = text.substr(0, text.find('='));
+    const bool setting =
+        name.starts_with("DITFLEET_") &&
+        (name.find("__") != std::string_view::npos || name == "DITFLEET_CONFIG" || name == "DITFLEET_DEFAULT_MODEL");
+    if (!setting) out.emplace_back(text);
+  }
+  return out;
+}
+
+// A worker whose environment does not say how OpenMP waits starts itself a second time to say it (worker/main.cpp);
+// one that is told here need not.
+std::vector<std::string> worker_environment() {
+  auto out = child_environment();
+  if (!std::getenv("OMP_WAIT_POLICY")) out.emplace_back("OMP_WAIT_POLICY=passive");
+  return out;
+}
+
+Result<void> plan_redis(UpPlan& plan) {
+  const auto server = find_program("redis-server");
+  if (!server)
+    return Error{Code::kNotFound,
+                 "redis-server is not on PATH; install it (apt-get install redis-server) or name a Redis with --redis",
+                 {}};
+  const std::string dir = plan.data_dir + "/redis";
+
+  // The lock is held by Redis itself: whatever happens to its `up`, two never write the same files.
+  const Deadline deadline = Deadline::after(std::chrono::seconds(15));
+  auto lock = FileLock::take(dir + "/lock");
+  while (!lock && lock.error().code == Code::kConflict && !deadline.passed()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    lock = FileLock::take(dir + "/lock");
+  }
+  if (!lock) {
+    if (lock.error().code != Code::kConflict) return lock.error();
+    return Error{
+        Code::kConflict, "a redis-server of an earlier run still uses " + dir + "; end it, or give another --data", {}};
+  }
+  plan.redis_lock = std::move(*lock);
+
+  auto socket = socket_path(plan.data_dir);
+  if (!socket) return socket.error();
+  plan.redis_socket = *socket;
+  ::unlink(plan.redis_socket.c_str());  // of a run that crashed: we hold the lock, nobody listens on it
+  redis::Endpoint endpoint;
+  endpoint.unix_path = plan.redis_socket;
+  plan.settings.redis.url = endpoint.url();
+
+  redis::ServerConfig config;
+  config.dir = dir;
+  config.unix_socket = plan.redis_socket;
+  config.appendfsync = plan.settings.redis.appendfsync;
+  config.maxmemory = plan.settings.redis.maxmemory;
+  const std::string file = dir + "/redis.conf";
+  if (auto written = write_file_atomically(file, redis::redis_server_config(config)); !written) return written;
+  // SIGTERM, not SIGKILL: it writes what it has before it goes.
+  plan.redis = {"redis", {*server, file},      child_environment(),
+                SIGTERM, plan.redis_lock.fd(), plan.data_dir + "/logs/redis.log",
+                false};
+  return {};
+}
+
+// Whoever can reach a Redis of ours is a process of ours: they share a secret without anyone having to name one.
+// On a Redis that others use, too, someone must say which nodes belong together.
+Result<void> plan_kernel_cache(UpPlan& plan) {
+  auto& cache = plan.settings.cache;
+  if (cache.dir.empty()) cache.dir = plan.data_dir + "/kernels";
+  if (plan.redis_socket.empty() || !cache.redis || !cache.secret.empty() || !cache.secret_file.empty()) return {};
+  // The file that the folder alone would have: `ditfleet cache` finds it without being told.
+  const std::string file = cache.dir + "/secret";
+  std::error_code ec;
+  fs::create_directories(cache.dir, ec);
+  if (auto made = kernel_cache::Secret::from_file_or_new(file); !made) return made.error();
+  cache.secret_file = file;
+  return {};
+}
+
+Result<void> plan_children(UpPlan& plan) {
+  const std::string file = plan.data_dir + "/effective.yaml";
+  if (auto written = write_file_atomically(
+          file, "# Written by `ditfleet up` for its processes.\n" + config::to_yaml(plan.settings, true));
+      !written)
+    return written;
+  const std::string self = (own_folder() / "ditfleet").string();
+  plan.coordinator = {"coordinator",
+                      {self, "coordinator", "--config", file},
+                      child_environment(),
+                      SIGKILL,
+                      -1,
+                      plan.data_dir + "/logs/coordinator.log",
+                      true};
+
+  const int count = plan.settings.worker.count;
+  if (count == 0) return {};
+  std::error_code ec;
+  std::string worker = (own_folder() / "ditfleet-worker").string();
+  if (!fs::exists(worker, ec)) {
+    const auto found = find_program("ditfleet-worker");
+    if (!found)
+      return Error{Code::kNotFound,
+                   "ditfleet-worker is neither beside this program (" + worker +
+                       ") nor on PATH; build it, or run with --workers 0",
+                   {}};
+    worker = *found;
+  }
+  for (int i = 1; i <= count; ++i) {
+    const std::string label = "worker-" + std::to_string(i);
+    ChildSpec spec{label,
+                   {worker, "run", "--config", file},
+                   worker_environment(),
+                   SIGKILL,
+                   -1,
+                   plan.data_dir + "/logs/" + label + ".log",
+                   true};
+    if (count > 1 && !plan.settings.worker.name.empty()) {
+      spec.argv.push_back("--set");
+      spec.argv.push_back("worker.name=" + plan.settings.worker.name + "-" + std::to_string(i));
+    }
+    if (const auto metrics = ListenAddress::parse(plan.settings.worker.metrics_listen, "worker.metrics_listen");
+        count > 1 && metrics && metrics->port != 0) {
+      const ListenAddress own{metrics->host, metrics->port + i - 1};
+      spec.argv.push_back("--set");
+      spec.argv.push_back("worker.metrics_listen=" + own.text());
+    }
+    plan.workers.push_back(std::move(spec));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<FileLock> FileLock::take(const std::string& path) {
+  FileLock lock;
+  lock.fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (lock.fd_ < 0) return unavailable("cannot open '" + path + "': " + std::strerror(errno));
+  if (::flock(lock.fd_, LOCK_EX | LOCK_NB) == 0) return lock;
+  if (errno == EWOULDBLOCK) return Error{Code::kConflict, "'" + path + "' is locked", {}};
+  return unavailable("cannot lock '" + path + "': " + std::strerror(errno));
+}
+
+FileLock::FileLock(FileLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+FileLock& FileLock::operator=(FileLock&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+FileLock::~FileLock() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Result<UpPlan> plan_up(const UpFlags& flags) {
+  auto settings = settings_of(flags);
+  if (!settings) return settings.error();
+  UpPlan plan;
+  plan.settings = std::move(*settings);
+  plan.ready_file = flags.ready_file;
+  plan.json = flags.json;
+  add_demo_model(plan.settings);
+  if (auto checked = check_models(plan.settings); !checked) return checked.error();
+
+  ::umask(077);  // the data folder holds prompts, pictures and perhaps Redis' password
+  auto dir = make_data_folder(plan.settings);
+  if (!dir) return dir.error();
+  plan.data_dir = plan.settings.data.dir = *dir;
+  const std::string lock_path = plan.data_dir + "/up.lock";
+  auto lock = FileLock::take(lock_path);
+  if (!lock) {
+    if (lock.error().code != Code::kConflict) return lock.error();
+    return Error{Code::kConflict,
+                 "another `ditfleet up`" + holder_of(lock_path) + " uses " + plan.data_dir +
+                     "; end it, or give this one another --data",
+                 {}};
+  }
+  plan.data_lock = std::move(*lock);
+  const std::string pid = std::to_string(::getpid()) + "\n";
+  if (::ftruncate(plan.data_lock.fd(), 0) == 0) (void)!::pwrite(plan.data_lock.fd(), pid.data(), pid.size(), 0);
+
+  auto wanted = ListenAddress::parse(plan.settings.gateway.listen, "gateway.listen");
+  if (!wanted) return wanted.error();
+  auto address = try_to_listen(*wanted);
+  if (!address) return address.error();
+  plan.address = *address;
+  plan.settings.gateway.listen = address->text();
+
+  if (plan.settings.results.backend == "file" && plan.settings.results.dir.empty())
+    plan.settings.results.dir = plan.data_dir + "/results";
+  if (plan.settings.redis.url.empty()) {
+    if (auto planned = plan_redis(plan); !planned) return planned.error();
+  }
+  if (auto planned = plan_kernel_cache(plan); !planned) return planned.error();
+  if (auto planned = plan_children(plan); !planned) return planned.error();
+  return plan;
+}
+
+}  // namespace ditfleet::cli

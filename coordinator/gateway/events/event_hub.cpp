@@ -1,0 +1,90 @@
+#include "coordinator/gateway/events/event_hub.h"
+
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <utility>
+
+#include "coordinator/gateway/events/event_stream.h"
+
+namespace ditfleet::gateway {
+
+EventHub::Subscription::Subscription(std::shared_ptr<EventHub> hub, std::string job)
+    : hub_(std::move(hub)), job_(std::move(job)) {
+  hub_->waiters_.emplace(job_, this);
+}
+
+EventHub::Subscription::~Subscription() {
+  const auto [begin, end] = hub_->waiters_.equal_range(job_);
+  for (auto it = begin; it != end; ++it) {
+    if (it->second == this) {
+      hub_->waiters_.erase(it);
+      break;
+    }
+  }
+}
+
+asio::awaitable<EventHub::Wake> EventHub::Subscription::wait(Deadline deadline) {
+  if (!hub_->stopped_ && !woken_ && !interrupted_ && !deadline.passed()) {
+    asio::steady_timer timer(hub_->executor_, deadline.time_point());
+    wake_ = [&timer] { timer.cancel(); };
+    boost::system::error_code ignored;
+    co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+    wake_ = nullptr;
+  }
+  if (hub_->stopped_) co_return Wake::kStopped;
+  co_return std::exchange(woken_, false) ? Wake::kEvents : Wake::kTimeout;
+}
+
+void EventHub::Subscription::interrupt() {
+  interrupted_ = true;
+  if (wake_) wake_();
+}
+
+EventHub::EventHub(asio::any_io_executor executor, Next next)
+    : executor_(std::move(executor)), next_(std::move(next)) {}
+
+std::unique_ptr<EventHub::Subscription> EventHub::subscribe(const std::string& job) {
+  return std::make_unique<Subscription>(shared_from_this(), job);
+}
+
+asio::awaitable<void> EventHub::run(std::shared_ptr<EventHub> self) {
+  bool away = true;  // the first batch tells of a feed that was not followed before
+  while (!self->stopped_) {
+    auto batch = co_await self->next_(std::chrono::milliseconds(1000));
+    if (self->stopped_) break;
+    if (!batch) {
+      away = true;
+      asio::steady_timer pause(self->executor_, std::chrono::milliseconds(500));
+      co_await pause.async_wait(asio::use_awaitable);
+      continue;
+    }
+    if (std::exchange(away, false)) batch->gap = true;
+    self->dispatch(*batch);
+  }
+}
+
+void EventHub::dispatch(const queue::Feed::Batch& batch) {
+  if (batch.gap) wake_all(true);
+  for (const auto& event : batch.events) {
+    const auto [begin, end] = waiters_.equal_range(event.job);
+    for (auto it = begin; it != end; ++it) wake(*it->second, ends_job(event));
+  }
+}
+
+void EventHub::wake(Subscription& subscription, bool may_have_ended) {
+  subscription.woken_ = true;
+  subscription.may_have_ended_ |= may_have_ended;
+  if (subscription.wake_) subscription.wake_();
+}
+
+void EventHub::wake_all(bool may_have_ended) {
+  for (auto& [job, subscription] : waiters_) wake(*subscription, may_have_ended);
+}
+
+void EventHub::stop() {
+  stopped_ = true;
+  wake_all(false);
+}
+
+}  // namespace ditfleet::gateway

@@ -1,0 +1,88 @@
+#include "coordinator/gateway/events/event_stream.h"
+
+#include <charconv>
+#include <cstdint>
+#include <limits>
+
+#include "shared/core/excerpt.h"
+#include "shared/core/json.h"
+
+namespace ditfleet::gateway {
+namespace {
+
+bool is_digits(std::string_view text) {
+  return !text.empty() && text.size() <= 20 && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+// Fields whose text is a number in JSON. The rest stays text: a nonce may be all digits by chance.
+bool is_numeric_field(std::string_view name) {
+  return name == "step" || name == "total" || name == "total_steps" || name == "attempt" || name == "index" ||
+         name == "units" || name == "width" || name == "height" || name == "bytes" || name.ends_with("_ms") ||
+         name.ends_with("_us");
+}
+
+}  // namespace
+
+std::string format_event(std::string_view id, std::string_view type, std::string_view data) {
+  std::string text;
+  text.reserve(id.size() + type.size() + data.size() + 32);
+  if (!id.empty()) text.append("id: ").append(id).append("\n");
+  text.append("event: ").append(type).append("\n");
+  while (true) {
+    const auto line_end = data.find('\n');
+    text.append("data: ").append(data.substr(0, line_end)).append("\n");
+    if (line_end == std::string_view::npos) break;
+    data.remove_prefix(line_end + 1);
+  }
+  return text.append("\n");
+}
+
+std::string format_comment(std::string_view text) { return std::string(": ").append(text).append("\n\n"); }
+
+std::string event_json(const queue::Event& event, std::string_view preview_url) {
+  json::object object{{"id", event.id}, {"job", event.job}, {"type", event.type}};
+  object["unit"] = event.unit < 0 ? json::value(nullptr) : json::value(event.unit);
+  object["at_ms"] = event.at_ms;
+  for (const auto& [name, value] : event.fields) {
+    // What only the service needs: the nonce is a right to act, keys and manifests are storage.
+    if (name == "nonce" || name == "key" || name == "manifest" || object.contains(name)) continue;
+    std::int64_t number = 0;
+    const auto [end, ec] = std::from_chars(value.data(), value.data() + value.size(), number);
+    if (is_numeric_field(name) && ec == std::errc() && end == value.data() + value.size()) {
+      object[name] = number;
+    } else {
+      object[name] = value;
+    }
+  }
+  if (!preview_url.empty()) object["url"] = preview_url;
+  return json::serialize(object);
+}
+
+Result<std::string> parse_event_id(std::string_view text) {
+  const auto dash = text.find('-');
+  const bool ok =
+      is_digits(text.substr(0, dash)) && (dash == std::string_view::npos || is_digits(text.substr(dash + 1)));
+  if (!ok) {
+    return invalid_argument("'" + excerpt(text, 64) +
+                                "' is not an event id; send the id of the last event received, such as 1700000000000-0",
+                            "last_event_id");
+  }
+  return std::string(text) + (dash == std::string_view::npos ? "-0" : "");
+}
+
+std::string id_before(std::string_view id) {
+  const auto dash = id.find('-');
+  std::uint64_t ms = 0, sequence = 0;
+  std::from_chars(id.data(), id.data() + std::min(dash, id.size()), ms);
+  if (dash != std::string_view::npos) std::from_chars(id.data() + dash + 1, id.data() + id.size(), sequence);
+  if (sequence > 0) return std::to_string(ms) + "-" + std::to_string(sequence - 1);
+  if (ms == 0) return "0-0";
+  return std::to_string(ms - 1) + "-" + std::to_string(std::numeric_limits<std::uint64_t>::max());
+}
+
+bool ends_job(const queue::Event& event) {
+  const auto state = job::state_from_name(event.type);
+  return event.unit < 0 && state && job::is_terminal(*state);
+}
+
+}  // namespace ditfleet::gateway

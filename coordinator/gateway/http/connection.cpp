@@ -1,0 +1,90 @@
+#include "coordinator/gateway/http/connection.h"
+
+#include <sys/socket.h>
+
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/core/buffers_to_string.hpp>
+#include <boost/beast/http/chunk_encode.hpp>
+#include <cerrno>
+#include <tuple>
+
+namespace ditfleet::gateway {
+
+namespace http = boost::beast::http;
+using boost::system::error_code;
+
+void Connection::when_gone(std::function<void()> callback) {
+  when_gone_ = std::move(callback);
+  if (gone_ && when_gone_) when_gone_();
+}
+
+asio::awaitable<bool> Connection::write(std::string bytes) {
+  if (gone_ || bytes.empty()) co_return !gone_;
+  stream_.expires_after(write_timeout_);
+  writing_ = true;
+  error_code ec;
+  if (chunked_) {
+    std::tie(ec, std::ignore) = co_await asio::async_write(stream_, http::make_chunk(asio::buffer(bytes)), kTuple);
+  } else {
+    std::tie(ec, std::ignore) = co_await asio::async_write(stream_, asio::buffer(bytes), kTuple);
+  }
+  stream_.expires_never();
+  writing_ = false;
+  if (ec) gone_ = true;
+  if (probe_due_) send_probe();
+  co_return !gone_;
+}
+
+void Connection::watch(const std::shared_ptr<Connection>& self, std::string_view probe) {
+  probe_ = probe;
+  if (chunked_ && !probe.empty()) probe_ = boost::beast::buffers_to_string(http::make_chunk(asio::buffer(probe)));
+  wait_for_end_of_requests(self, ++watch_);
+}
+
+// What a wait finds counts for the watch that it belongs to: it may have found it just before unwatch().
+void Connection::wait_for_end_of_requests(const std::shared_ptr<Connection>& self, unsigned watch) {
+  stream_.socket().async_wait(tcp::socket::wait_read, [self, watch](error_code ec) {
+    if (ec || watch != self->watch_) return;
+    char byte;
+    const auto n = ::recv(self->stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (n > 0) return;
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return self->wait_for_end_of_requests(self, watch);
+    if (n < 0) return self->leave();
+    self->wait_for_reset(self, watch);
+    self->probe_due_ = true;
+    if (!self->writing_) self->send_probe();
+  });
+}
+
+void Connection::wait_for_reset(const std::shared_ptr<Connection>& self, unsigned watch) {
+  stream_.socket().async_wait(tcp::socket::wait_error, [self, watch](error_code ec) {
+    if (!ec && watch == self->watch_) self->leave();
+  });
+}
+
+// Between two writes, whole: so few bytes fit or the client has not read for long, which its write's time-out sees.
+void Connection::send_probe() {
+  probe_due_ = false;
+  if (!probe_.empty())
+    (void)!::send(stream_.socket().native_handle(), probe_.data(), probe_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+void Connection::leave() {
+  gone_ = true;
+  if (when_gone_) when_gone_();
+}
+
+void Connection::unwatch() {
+  ++watch_;
+  when_gone_ = nullptr;
+  error_code ignored;
+  if (!gone_) stream_.socket().cancel(ignored);
+}
+
+void Connection::close() {
+  error_code ignored;
+  stream_.socket().close(ignored);
+}
+
+}  // namespace ditfleet::gateway

@@ -1,0 +1,156 @@
+#include "coordinator/gateway/http/http.h"
+
+#include <algorithm>
+
+#include "shared/core/bytes.h"
+
+namespace ditfleet::gateway {
+namespace {
+
+char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+
+bool same_name(std::string_view a, std::string_view b) {
+  if (a.size() != b.size()) return false;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (lower(a[i]) != lower(b[i])) return false;
+  }
+  return true;
+}
+
+int hex_digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  return -1;
+}
+
+Result<std::string> percent_decode(std::string_view text, bool plus_is_space) {
+  std::string out;
+  out.reserve(text.size());
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '%') {
+      const int high = i + 2 < text.size() ? hex_digit(text[i + 1]) : -1;
+      const int low = i + 2 < text.size() ? hex_digit(text[i + 2]) : -1;
+      if (high < 0 || low < 0) {
+        return invalid_argument("the URL has a '%' that two hexadecimal digits do not follow; write it as %25");
+      }
+      out.push_back(static_cast<char>(high * 16 + low));
+      i += 2;
+    } else {
+      out.push_back(plus_is_space && text[i] == '+' ? ' ' : text[i]);
+    }
+  }
+  if (out.find('\0') != std::string::npos || !is_valid_utf8(out)) {
+    return invalid_argument("the URL decodes to bytes that are not UTF-8 text");
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string_view Request::header(std::string_view name) const {
+  for (const auto& [key, value] : headers) {
+    if (same_name(key, name)) return value;
+  }
+  return {};
+}
+
+std::size_t Request::count_headers(std::string_view name) const {
+  std::size_t count = 0;
+  for (const auto& field : headers) count += same_name(field.first, name) ? 1 : 0;
+  return count;
+}
+
+std::optional<std::string> Request::query_value(std::string_view name) const {
+  for (const auto& [key, value] : query) {
+    if (key == name) return value;
+  }
+  return std::nullopt;
+}
+
+std::string Request::path() const {
+  std::string path;
+  for (const auto& segment : segments) path += "/" + segment;
+  if (path.empty() || trailing_slash) path += "/";
+  return path;
+}
+
+Result<void> parse_target(std::string_view target, Request& request) {
+  // As to a proxy: a server takes that form, too (RFC 9112 §3.2.2).
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (!same_name(target.substr(0, scheme.size()), scheme)) continue;
+    target.remove_prefix(scheme.size());
+    const std::string_view authority = target.substr(0, target.find_first_of("/?"));
+    const bool opened = authority.find('[') != std::string_view::npos,
+               closed = authority.find(']') != std::string_view::npos;
+    if (authority.empty() || opened != closed) {
+      return invalid_argument("the request target names no host between '//' and the path");
+    }
+    target.remove_prefix(authority.size());
+    if (target.empty() || target[0] == '?') return parse_target("/" + std::string(target), request);
+    break;
+  }
+  if (target.empty() || target[0] != '/') {
+    return invalid_argument("the request target must be an absolute path such as /v1/jobs");
+  }
+  request.segments.clear();
+  request.query.clear();
+  request.trailing_slash = false;
+  target = target.substr(0, target.find('#'));
+  const auto mark = target.find('?');
+  std::string_view path = target.substr(1, mark == std::string_view::npos ? mark : mark - 1);
+  std::string_view query = mark == std::string_view::npos ? std::string_view() : target.substr(mark + 1);
+
+  while (!path.empty()) {
+    const auto slash = path.find('/');
+    auto segment = percent_decode(path.substr(0, slash), false);
+    if (!segment) return segment.error();
+    request.segments.push_back(std::move(*segment));
+    if (slash == std::string_view::npos) break;
+    path.remove_prefix(slash + 1);
+    request.trailing_slash = path.empty();
+  }
+  while (!query.empty()) {
+    const auto end = query.find('&');
+    const std::string_view pair = query.substr(0, end);
+    const auto equals = pair.find('=');
+    auto key = percent_decode(pair.substr(0, equals), true);
+    if (!key) return key.error();
+    auto value = percent_decode(equals == std::string_view::npos ? std::string_view() : pair.substr(equals + 1), true);
+    if (!value) return value.error();
+    if (!key->empty()) request.query.emplace_back(std::move(*key), std::move(*value));
+    if (end == std::string_view::npos) break;
+    query.remove_prefix(end + 1);
+  }
+  return {};
+}
+
+bool names_etag(std::string_view field, std::string_view etag, bool strongly) {
+  while (!field.empty()) {
+    const auto comma = field.find(',');
+    std::string_view one = field.substr(0, comma);
+    field.remove_prefix(comma == std::string_view::npos ? field.size() : comma + 1);
+    while (!one.empty() && (one.front() == ' ' || one.front() == '\t')) one.remove_prefix(1);
+    while (!one.empty() && (one.back() == ' ' || one.back() == '\t')) one.remove_suffix(1);
+    if (!strongly && one.starts_with("W/")) one.remove_prefix(2);
+    if (one == etag || one == "*") return true;
+  }
+  return false;
+}
+
+std::string media_type_of(std::string_view content_type) {
+  std::string type(content_type.substr(0, content_type.find(';')));
+  type.erase(type.find_last_not_of(" \t") + 1);
+  std::transform(type.begin(), type.end(), type.begin(), lower);
+  return type;
+}
+
+Response json_response(int status, std::string body) {
+  Response response;
+  response.status = status;
+  response.body = std::move(body);
+  response.body.push_back('\n');
+  return response;
+}
+
+}  // namespace ditfleet::gateway

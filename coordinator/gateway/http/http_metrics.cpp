@@ -1,0 +1,68 @@
+#include "coordinator/gateway/http/http_metrics.h"
+
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+
+#include <string>
+
+#include "shared/telemetry/metrics.h"
+
+namespace ditfleet::gateway {
+namespace {
+
+struct Families {
+  prometheus::Family<prometheus::Counter>& requests = prometheus::BuildCounter()
+                                                          .Name("ditfleet_http_requests_total")
+                                                          .Help("HTTP requests answered")
+                                                          .Register(telemetry::registry());
+  prometheus::Family<prometheus::Histogram>& durations =
+      prometheus::BuildHistogram()
+          .Name("ditfleet_http_request_duration_seconds")
+          .Help("Time from the end of a request to its response (to the first byte of a stream)")
+          .Register(telemetry::registry());
+  prometheus::Gauge& streams = prometheus::BuildGauge()
+                                   .Name("ditfleet_http_event_streams")
+                                   .Help("Server-sent event streams that are open")
+                                   .Register(telemetry::registry())
+                                   .Add({});
+  prometheus::Gauge& connections = prometheus::BuildGauge()
+                                       .Name("ditfleet_http_connections")
+                                       .Help("Open HTTP connections")
+                                       .Register(telemetry::registry())
+                                       .Add({});
+};
+
+Families& families() {
+  static Families instance;
+  return instance;
+}
+
+// A picture takes seconds to minutes, everything else about a millisecond.
+const prometheus::Histogram::BucketBoundaries kBoundaries = {0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
+                                                             0.5,    1,     2.5,    5,     10,   30,    60,   120, 300};
+
+// Methods that clients make up would make labels without end.
+std::string_view known_method(std::string_view method) {
+  for (const std::string_view known : {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}) {
+    if (method == known) return known;
+  }
+  return "other";
+}
+
+}  // namespace
+
+void count_request(std::string_view route, std::string_view method, int status, double seconds) {
+  families()
+      .requests
+      .Add({{"route", std::string(route)},
+            {"method", std::string(known_method(method))},
+            {"code", std::to_string(status)}})
+      .Increment();
+  families().durations.Add({{"route", std::string(route)}}, kBoundaries).Observe(seconds);
+}
+
+void count_event_streams(int change) { families().streams.Increment(change); }
+void count_connections(int change) { families().connections.Increment(change); }
+
+}  // namespace ditfleet::gateway

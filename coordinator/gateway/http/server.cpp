@@ -1,0 +1,400 @@
+#include "coordinator/gateway/http/server.h"
+
+#include <spdlog/spdlog.h>
+
+#include <array>
+#include <boost/asio/bind_executor.hpp>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/http.hpp>
+#include <cstring>
+#include <optional>
+#include <string_view>
+#include <tuple>
+
+#include "coordinator/gateway/http/connection.h"
+#include "coordinator/gateway/http/connection_set.h"
+#include "coordinator/gateway/http/read_limit.h"
+#include "coordinator/gateway/http/read_problem.h"
+#include "coordinator/gateway/http/streamed_body.h"
+#include "shared/core/listen_address.h"
+#include "shared/core/task_group.h"
+
+namespace ditfleet::gateway {
+namespace {
+
+namespace beast = boost::beast;
+namespace http = boost::beast::http;
+using tcp = asio::ip::tcp;
+using Stream = Connection::Stream;
+using boost::system::error_code;
+
+// After an answer to a request that was not read to its end: how long and how much is still taken, so that
+// the client sees the answer and not a reset.
+constexpr std::chrono::milliseconds kLingerTime{2000};
+constexpr std::size_t kLingerBytes = 8u << 20;
+constexpr std::size_t kSmallAnswer = 64u << 10;  // up to here none is refused for want of room
+constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+
+}  // namespace
+
+class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
+ public:
+  Impl(asio::any_io_executor executor, ServerOptions options, ServerHandlers handlers)
+      : executor_(executor),
+        options_(options),
+        handlers_(std::move(handlers)),
+        acceptor_(executor),
+        connections_(options.max_unread_bytes),
+        tasks_(executor) {}
+
+  Result<void> listen(const std::string& text) {
+    auto address = ListenAddress::parse(text, "gateway.listen");
+    if (!address) return address.error();
+    error_code ec;
+    tcp::resolver resolver(executor_);
+    const auto found = resolver.resolve(address->host, std::to_string(address->port), tcp::resolver::passive, ec);
+    if (ec || found.empty())
+      return unavailable("cannot listen on '" + text + "': the host is not known (" + ec.message() + ")");
+    const tcp::endpoint endpoint = found.begin()->endpoint();
+    acceptor_.open(endpoint.protocol(), ec);
+    if (!ec) acceptor_.set_option(asio::socket_base::reuse_address(true), ec);
+    if (!ec) acceptor_.bind(endpoint, ec);
+    if (!ec) acceptor_.listen(asio::socket_base::max_listen_connections, ec);
+    if (ec) {
+      error_code ignored;
+      acceptor_.close(ignored);
+      const char* advice = ec == asio::error::address_in_use
+                               ? "; another program listens there: choose another port, or 0 for a free one"
+                           : ec == asio::error::access_denied ? "; ports below 1024 need more rights: choose another"
+                                                              : "";
+      return unavailable("cannot listen on '" + text + "': " + ec.message() + advice);
+    }
+    return {};
+  }
+
+  int port() const {
+    error_code ec;
+    return acceptor_.local_endpoint(ec).port();
+  }
+
+  std::string local_host() const {
+    error_code ec;
+    const auto address = acceptor_.local_endpoint(ec).address();
+    if (address.is_v6()) return address.is_unspecified() ? "[::1]" : "[" + address.to_string() + "]";
+    return address.is_unspecified() ? "127.0.0.1" : address.to_string();
+  }
+
+  asio::awaitable<void> run() {
+    while (!stopping_) {
+      auto [ec, socket] = co_await acceptor_.async_accept(kTuple);
+      if (stopping_) break;
+      if (ec) {
+        if (ec == asio::error::operation_aborted) break;
+        // Out of file descriptors, most likely: wait for some to come back.
+        spdlog::warn("cannot accept a connection: {}", ec.message());
+        asio::steady_timer pause(executor_, std::chrono::milliseconds(100));
+        co_await pause.async_wait(kTuple);
+        continue;
+      }
+      error_code ignored;
+      socket.set_option(tcp::no_delay(true), ignored);
+      auto connection = std::make_shared<Connection>(std::move(socket), options_.write_timeout);
+      tasks_.spawn("http connection", serve(shared_from_this(), std::move(connection)));
+    }
+    co_await tasks_.join();
+  }
+
+  asio::awaitable<void> stop(Deadline deadline) {
+    stopping_ = true;
+    error_code ignored;
+    acceptor_.close(ignored);
+    for (const auto& connection : connections_.all()) {
+      if (connection->idle) connection->close();
+    }
+    while (tasks_.running() > 0 && !deadline.passed()) {
+      asio::steady_timer pause(executor_, std::chrono::milliseconds(10));
+      co_await pause.async_wait(kTuple);
+    }
+    tasks_.stop();
+    // What ignores cancellation still ends when its socket is closed.
+    for (const auto& connection : connections_.all()) connection->close();
+    co_await tasks_.join();
+  }
+
+ private:
+  struct Incoming {
+    Request request;
+    std::shared_ptr<StreamedBody> streamed = {};
+    bool keep = false, http_1_0 = false;
+  };
+
+  // Keeps the set of open connections and the gauge right however serve() ends.
+  struct Listed {
+    Listed(Impl& impl, std::shared_ptr<Connection> c) : impl_(impl), connection_(std::move(c)) {
+      impl_.connections_.add(connection_);
+      if (impl_.handlers_.count_connections) impl_.handlers_.count_connections(1);
+    }
+    ~Listed() {
+      impl_.connections_.remove(connection_);
+      if (impl_.handlers_.count_connections) impl_.handlers_.count_connections(-1);
+    }
+    Listed(const Listed&) = delete;
+    Listed& operator=(const Listed&) = delete;
+    Impl& impl_;
+    std::shared_ptr<Connection> connection_;
+  };
+
+  asio::awaitable<void> serve(std::shared_ptr<Impl> self, std::shared_ptr<Connection> connection) {
+    const Listed listed(*self, connection);
+    Stream& stream = connection->stream();
+    const auto most = static_cast<std::size_t>(options_.max_connections);
+    if (connections_.size() > most) connections_.make_room(*connection);
+    if (connections_.size() > 2 * most) co_return;
+    if (connections_.size() > most) {
+      co_await refuse(*connection, 503, "too many connections; try again shortly", "too_many_connections");
+      co_return;
+    }
+    while (!stopping_) {
+      connection->waits_since = Deadline::Clock::now();
+      if (connection->buffer().size() == 0) {
+        connection->idle = true;
+        stream.expires_after(options_.idle_timeout);
+        auto [ec, read] = co_await stream.async_read_some(connection->buffer().prepare(4096), kTuple);
+        connection->idle = false;
+        if (ec) break;
+        connection->buffer().commit(read);
+      }
+      auto incoming = co_await read_request(connection);
+      if (!incoming) co_return;
+      const bool head = incoming->request.method == "HEAD";
+      const bool http_1_0 = incoming->http_1_0;
+      bool keep = incoming->keep;
+      Response response = co_await handlers_.request(std::move(incoming->request));
+      if (response.later) {
+        // To HTTP/1.0 an interim response means nothing: such a client is found gone when it is answered.
+        connection->watch(connection, http_1_0 ? "" : kContinue);
+        // The function must outlive the coroutine that it returns.
+        const auto later = std::move(response.later);
+        response = co_await later(*connection);
+        connection->unwatch();
+        if (connection->gone()) break;
+      }
+      // A body that nobody read to its end stands where the next request would.
+      const bool unread = incoming->streamed && !incoming->streamed->done();
+      keep = keep && !response.close && !stopping_ && !unread;
+      if (response.stream) {
+        if (!co_await write_stream(connection, response, http_1_0)) break;
+        // A stream may have lasted long; a fresh connection is simpler than to find out who still listens.
+        break;
+      }
+      if (!co_await write_response(*connection, response, head, keep, http_1_0)) break;
+      if (unread) {
+        co_await linger(*connection);
+        co_return;
+      }
+      if (!keep) break;
+    }
+    error_code ignored;
+    stream.socket().shutdown(tcp::socket::shutdown_both, ignored);
+  }
+
+  template <class Body>
+  static Result<Incoming> incoming_of(const http::request<Body>& message) {
+    Incoming incoming;
+    incoming.keep = message.keep_alive();
+    incoming.http_1_0 = message.version() == 10;
+    incoming.request.method = std::string(message.method_string());
+    for (const auto& field : message) incoming.request.headers.emplace_back(field.name_string(), field.value());
+    if (auto target =
+            parse_target(std::string_view(message.target().data(), message.target().size()), incoming.request);
+        !target)
+      return target.error();
+    return incoming;
+  }
+
+  // An empty line or two before a request is passed over (RFC 9112 §2.2).
+  asio::awaitable<error_code> skip_empty_lines(Connection& connection) {
+    auto& buffer = connection.buffer();
+    for (;;) {
+      while (buffer.size() >= 2 && std::memcmp(buffer.data().data(), "\r\n", 2) == 0) buffer.consume(2);
+      const bool half = buffer.size() == 1 && *static_cast<const char*>(buffer.data().data()) == '\r';
+      if (buffer.size() > 0 && !half) co_return error_code();
+      auto [ec, read] = co_await connection.stream().async_read_some(buffer.prepare(4096), kTuple);
+      if (ec) co_return ec;
+      buffer.commit(read);
+    }
+  }
+
+  // Reads one request, or all of it but the body. Empty: the connection is done with, and the client told why where
+  // that was possible.
+  asio::awaitable<std::optional<Incoming>> read_request(std::shared_ptr<Connection> shared) {
+    Connection& connection = *shared;
+    Stream& stream = connection.stream();
+    http::request_parser<http::empty_body> head;
+    head.header_limit(options_.max_header_bytes);
+    head.body_limit(boost::none);
+    error_code ec;
+    bool late = false;
+    const auto tell_late = [&](const ReadProblem& problem) -> asio::awaitable<std::optional<Incoming>> {
+      co_await refuse(connection, problem.status, problem.message, problem.code);
+      co_return std::nullopt;
+    };
+    {
+      const ReadLimit limit(shared, options_.header_timeout);
+      ec = co_await skip_empty_lines(connection);
+      if (!ec) std::tie(ec, std::ignore) = co_await http::async_read_header(stream, connection.buffer(), head, kTuple);
+      late = ec && limit.passed();
+    }
+    if (!connection.waits_since) co_return std::nullopt;  // another got its place
+    connection.waits_since.reset();
+    if (late) co_return co_await tell_late(head_is_late());
+    const auto failed = [&]() -> asio::awaitable<std::optional<Incoming>> {
+      if (is_protocol_error(ec)) {
+        const ReadProblem problem = describe(ec);
+        co_await refuse(connection, problem.status, problem.message, problem.code);
+      }
+      co_return std::nullopt;
+    };
+    if (ec) co_return co_await failed();
+    if (const auto problem = problem_of(head.get())) {
+      co_await refuse(connection, problem->status, problem->message, problem->code);
+      co_return std::nullopt;
+    }
+    auto incoming = incoming_of(head.get());
+    if (!incoming) {
+      co_await refuse(connection, 400, incoming.error().message, "bad_request");
+      co_return std::nullopt;
+    }
+    if (handlers_.streams && handlers_.streams(incoming->request)) {
+      incoming->streamed = std::make_shared<StreamedBody>(std::move(shared), std::move(head), options_.piece_timeout);
+      incoming->request.stream = incoming->streamed;
+      co_return std::move(*incoming);
+    }
+    if (const auto length = head.content_length(); length && *length > options_.max_body_bytes) {
+      ec = http::error::body_limit;
+      co_return co_await failed();
+    }
+    http::request_parser<http::string_body> parser(std::move(head));
+    parser.body_limit(options_.max_body_bytes);
+    if (expects_continue(parser.get())) {
+      stream.expires_after(options_.header_timeout);
+      std::tie(ec, std::ignore) = co_await asio::async_write(stream, asio::buffer(kContinue), kTuple);
+    }
+    if (!ec && !parser.is_done()) {
+      const ReadLimit limit(shared, options_.body_timeout);
+      std::tie(ec, std::ignore) = co_await http::async_read(stream, connection.buffer(), parser, kTuple);
+      late = ec && limit.passed();
+    }
+    if (late) co_return co_await tell_late(body_is_late());
+    stream.expires_never();
+    if (ec) co_return co_await failed();
+    incoming->request.body = std::move(parser.get().body());
+    co_return std::move(*incoming);
+  }
+
+  template <class Body>
+  static void fill_head(http::response<Body>& message, const Response& response, bool http_1_0) {
+    message.version(http_1_0 ? 10 : 11);
+    message.result(static_cast<unsigned>(response.status));
+    message.set(http::field::server, "ditfleet");
+    if (!response.content_type.empty()) message.set(http::field::content_type, response.content_type);
+    for (const auto& [name, value] : response.headers) message.set(name, value);
+  }
+
+  asio::awaitable<bool> write_response(Connection& connection, Response& response, bool head, bool keep,
+                                       bool http_1_0) {
+    const bool refused =
+        !head && response.body.size() > kSmallAnswer && !connections_.make_room_for(response.body.capacity());
+    if (refused) {
+      response = handlers_.refuse(503, "too many answers wait for clients that read slowly; try again shortly",
+                                  "too_many_unread_answers");
+      keep = false;
+    }
+    const bool bodiless = head || response.status == 204 || response.status == 304;
+    const std::size_t length = response.body.size();
+    const ConnectionSet::Unread counted(connections_, connection, bodiless ? 0 : response.body.capacity());
+    http::response<http::string_body> message;
+    fill_head(message, response, http_1_0);
+    message.keep_alive(keep);
+    if (!bodiless) message.body() = std::move(response.body);
+    if (response.status != 204 && response.status != 304) message.content_length(length);
+    http::response_serializer<http::string_body> serializer(message);
+    Stream& stream = connection.stream();
+    stream.expires_after(options_.write_timeout + std::chrono::seconds(length >> 16));
+    error_code ec;
+    if (bodiless) {
+      std::tie(ec, std::ignore) = co_await http::async_write_header(stream, serializer, kTuple);
+    } else {
+      std::tie(ec, std::ignore) = co_await http::async_write(stream, serializer, kTuple);
+    }
+    stream.expires_never();
+    co_return !ec && !refused;
+  }
+
+  asio::awaitable<bool> write_stream(std::shared_ptr<Connection> connection, Response& response, bool http_1_0) {
+    http::response<http::empty_body> message;
+    fill_head(message, response, http_1_0);
+    message.keep_alive(false);
+    message.chunked(!http_1_0);
+    connection->set_chunked(!http_1_0);
+    http::response_serializer<http::empty_body> serializer(message);
+    Stream& stream = connection->stream();
+    stream.expires_after(options_.write_timeout);
+    auto [ec, written] = co_await http::async_write_header(stream, serializer, kTuple);
+    stream.expires_never();
+    if (ec) co_return false;
+    connection->watch(connection, response.filler);
+    co_await response.stream(*connection);
+    connection->unwatch();
+    if (connection->gone()) co_return false;
+    if (!http_1_0) {
+      stream.expires_after(options_.write_timeout);
+      std::tie(ec, std::ignore) = co_await asio::async_write(stream, http::make_chunk_last(), kTuple);
+    }
+    co_return !ec;
+  }
+
+  asio::awaitable<void> refuse(Connection& connection, int status, const std::string& message,
+                               const std::string& code) {
+    Response response = handlers_.refuse(status, message, code);
+    if (co_await write_response(connection, response, false, false, false)) co_await linger(connection);
+  }
+
+  // Takes for a while what the client still sends, so that it reads the answer before it finds the connection closed.
+  asio::awaitable<void> linger(Connection& connection) {
+    Stream& stream = connection.stream();
+    error_code ignored;
+    stream.socket().shutdown(tcp::socket::shutdown_send, ignored);
+    stream.expires_after(kLingerTime);
+    std::size_t taken = 0;
+    std::array<char, 8192> rest;
+    while (taken < kLingerBytes) {
+      auto [ec, n] = co_await stream.async_read_some(asio::buffer(rest), kTuple);
+      if (ec) break;
+      taken += n;
+    }
+  }
+
+  asio::any_io_executor executor_;
+  ServerOptions options_;
+  ServerHandlers handlers_;
+  tcp::acceptor acceptor_;
+  ConnectionSet connections_;
+  TaskGroup tasks_;
+  bool stopping_ = false;
+};
+
+Server::Server(asio::any_io_executor executor, ServerOptions options, ServerHandlers handlers)
+    : impl_(std::make_shared<Impl>(std::move(executor), options, std::move(handlers))) {}
+Server::~Server() = default;
+Result<void> Server::listen(const std::string& address) { return impl_->listen(address); }
+int Server::port() const { return impl_->port(); }
+std::string Server::local_host() const { return impl_->local_host(); }
+asio::awaitable<void> Server::run() { return impl_->run(); }
+asio::awaitable<void> Server::stop(Deadline deadline) { return impl_->stop(deadline); }
+
+}  // namespace ditfleet::gateway

@@ -1,0 +1,38 @@
+// A request's body that its handler reads itself, of whatever size.
+#pragma once
+
+#include <boost/beast/http/buffer_body.hpp>
+#include <boost/beast/http/empty_body.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "coordinator/gateway/http/connection.h"
+#include "coordinator/gateway/http/http.h"
+
+namespace ditfleet::gateway {
+
+class StreamedBody final : public BodyReader {
+ public:
+  // head: what has been read of the request; patience: for each piece.
+  StreamedBody(std::shared_ptr<Connection> connection,
+               boost::beast::http::request_parser<boost::beast::http::empty_body>&& head,
+               std::chrono::milliseconds patience);
+
+  std::optional<std::uint64_t> length() const override { return length_; }
+  asio::awaitable<Result<std::string>> read() override;
+  bool done() const { return parser_.is_done(); }
+
+ private:
+  static constexpr std::size_t kPieceBytes = 256 << 10;
+  std::shared_ptr<Connection> connection_;
+  boost::beast::http::request_parser<boost::beast::http::buffer_body> parser_;
+  std::chrono::milliseconds patience_;
+  std::optional<std::uint64_t> length_;
+  bool expects_, failed_ = false;
+};
+
+}  // namespace ditfleet::gateway

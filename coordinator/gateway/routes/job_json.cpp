@@ -1,0 +1,187 @@
+#include "coordinator/gateway/routes/job_json.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "shared/results/store.h"
+
+namespace ditfleet::gateway {
+namespace {
+
+json::value error_value(const std::optional<Error>& error) {
+  if (!error) return nullptr;
+  return json::object{{"code", code_name(error->code)},
+                      {"message", error->message},
+                      {"param", error->param.empty() ? json::value(nullptr) : json::value(error->param)}};
+}
+
+json::value result_value(const queue::JobRecord& record, const queue::UnitRecord& unit, const JobLinks& links) {
+  if (unit.state != job::State::kSucceeded) return nullptr;
+  const auto manifest = results::Manifest::parse(unit.manifest);
+  if (!manifest) return nullptr;
+  return json::object{{"url", links.result(record.id, unit.unit)},
+                      {"media_type", manifest->media_type},
+                      {"bytes", manifest->bytes},
+                      {"sha256", manifest->sha256},
+                      {"width", manifest->width},
+                      {"height", manifest->height},
+                      {"seed", manifest->seed}};
+}
+
+// A unit's steps are known while it runs; of one that succeeded it made all that the job asked for.
+std::pair<int, int> steps_of(const queue::UnitRecord& unit, const json::value& spec) {
+  if (unit.state != job::State::kSucceeded || unit.total_steps > 0 || !spec.is_object()) {
+    return {unit.step, unit.total_steps};
+  }
+  const json::value* asked = spec.as_object().if_contains("num_inference_steps");
+  const int steps = asked && asked->is_int64() ? static_cast<int>(asked->as_int64()) : 0;
+  return {steps, steps};
+}
+
+json::object unit_json(const queue::JobRecord& record, const queue::UnitRecord& unit, const json::value& spec,
+                       const JobLinks& links, const WaitsFor& waits_for) {
+  const bool waits = waits_for && (unit.state == job::State::kReady || unit.state == job::State::kAssigned);
+  const std::string what = waits ? waits_for({record.id, unit.unit}) : std::string();
+  const auto [step, total_steps] = steps_of(unit, spec);
+  json::object phases;
+  for (const auto& [name, us] : unit.phases_us) phases[name] = us;
+  return {{"unit", unit.unit},
+          {"state", job::state_name(unit.state)},
+          {"attempt", unit.attempt},
+          {"worker", unit.owner.substr(0, unit.owner.rfind(':'))},
+          {"step", step},
+          {"total_steps", total_steps},
+          {"assigned_ms", unit.assigned_ms},
+          {"started_ms", unit.started_ms},
+          {"ended_ms", unit.ended_ms},
+          {"phases_us", std::move(phases)},
+          {"waits_for", what.empty() ? json::value(nullptr) : json::value(what)},
+          {"error", error_value(unit.error)},
+          {"result", result_value(record, unit, links)}};
+}
+
+template <class Range>
+json::array text_array(const Range& texts) {
+  json::array array;
+  for (const auto& text : texts) array.emplace_back(text);
+  return array;
+}
+
+}  // namespace
+
+std::string JobLinks::job(std::string_view id) const { return base + "/v1/jobs/" + std::string(id); }
+std::string JobLinks::events(std::string_view id) const { return job(id) + "/events"; }
+
+std::string JobLinks::result(std::string_view id, int unit) const {
+  const std::string path = "/v1/jobs/" + std::string(id) + "/results/" + std::to_string(unit);
+  const std::string permission = keys == nullptr ? std::string() : keys->sign(path, expires_s);
+  return base + path + (permission.empty() ? "" : "?" + permission);
+}
+
+std::string JobLinks::preview(std::string_view id, std::string_view event) const {
+  const std::string path = "/v1/jobs/" + std::string(id) + "/previews/" + std::string(event);
+  const std::string permission = keys == nullptr ? std::string() : keys->sign(path, expires_s);
+  return base + path + (permission.empty() ? "" : "?" + permission);
+}
+
+double progress_of(const queue::JobRecord& record) {
+  if (job::is_terminal(record.state)) return 1.0;
+  if (record.units <= 0) return 0.0;
+  double done = 0;
+  for (const auto& unit : record.unit_records) {
+    if (job::is_terminal(unit.state))
+      done += 1;
+    else if (unit.total_steps > 0)
+      done += std::clamp(static_cast<double>(unit.step) / unit.total_steps, 0.0, 1.0);
+  }
+  return std::min(done / record.units, 1.0);
+}
+
+json::object job_json(const queue::JobRecord& record, const JobLinks& links, bool with_units,
+                      const WaitsFor& waits_for) {
+  auto spec = parse_json(record.spec);
+  json::value spec_value = spec ? *spec : json::value(nullptr);
+  const json::value* model = spec_value.is_object() ? spec_value.as_object().if_contains("model") : nullptr;
+  std::int64_t started_ms = 0;
+  for (const auto& unit : record.unit_records) {
+    if (unit.started_ms > 0 && (started_ms == 0 || unit.started_ms < started_ms)) started_ms = unit.started_ms;
+  }
+  json::object object{{"id", record.id},
+                      {"object", "job"},
+                      {"state", job::state_name(record.state)},
+                      {"tenant", record.tenant},
+                      {"model", model == nullptr ? json::value(nullptr) : *model},
+                      {"class", record.class_key},
+                      {"units", record.units},
+                      {"created_ms", record.created_ms},
+                      {"ready_ms", record.ready_ms},
+                      {"ended_ms", record.ended_ms},
+                      {"deadline_ms", record.deadline_ms},
+                      {"cost_us", record.cost_us},
+                      {"warnings", text_array(record.warnings)},
+                      {"error", error_value(record.error)},
+                      {"traceparent", record.traceparent},
+                      {"url", links.job(record.id)},
+                      {"events_url", links.events(record.id)}};
+  if (with_units) {
+    object["started_ms"] = started_ms;
+    object["progress"] = progress_of(record);
+    json::array units;
+    for (const auto& unit : record.unit_records) units.push_back(unit_json(record, unit, spec_value, links, waits_for));
+    object["unit_records"] = std::move(units);
+  }
+  object["spec"] = std::move(spec_value);
+  return object;
+}
+
+json::object worker_json(const queue::WorkerInfo& worker, const std::function<bool(const std::string&)>& visible) {
+  std::set<std::string> jobs;
+  json::array units;
+  for (const auto& unit : worker.units) {
+    if (!visible(unit.job)) continue;
+    jobs.insert(unit.job);
+    units.push_back(json::object{{"job", unit.job}, {"unit", unit.unit}});
+  }
+  return {{"name", worker.name},
+          {"boot", worker.boot},
+          {"host", worker.host},
+          {"pid", worker.pid},
+          {"state", worker.state},
+          {"device", worker.device},
+          {"device_name", worker.device_name},
+          {"precision", worker.precision},
+          {"models", text_array(worker.models)},
+          {"adapters", text_array(worker.adapters)},
+          {"adapter_slots", worker.adapter_slots},
+          {"host_adapters", text_array(worker.host_adapters)},
+          {"host_adapter_bytes", worker.host_adapter_bytes},
+          {"adapter_load_bytes_per_s", worker.adapter_load_bytes_per_s},
+          {"adapter_swap_us", worker.adapter_swap_us},
+          {"warm_classes", text_array(worker.warm_classes)},
+          {"capacity", worker.capacity},
+          {"busy_units", worker.units.size()},
+          {"jobs", text_array(jobs)},
+          {"units", std::move(units)},
+          {"heartbeat_ms", worker.heartbeat_ms},
+          {"started_ms", worker.started_ms},
+          {"version", worker.version}};
+}
+
+json::object model_json(const job::ModelEntry& model, std::int64_t created_s) {
+  json::object defaults{{"width", model.width},
+                        {"height", model.height},
+                        {"num_inference_steps", model.num_inference_steps},
+                        {"guidance_scale", model.guidance_scale},
+                        {"true_cfg_scale", model.true_cfg_scale},
+                        {"max_sequence_length", model.max_sequence_length}};
+  if (model.has_negative_prompt) defaults["negative_prompt"] = model.negative_prompt;
+  json::object limits{{"size_multiple", model.size_multiple}, {"min_side", model.min_side},
+                      {"max_side", model.max_side},           {"max_pixels", model.max_pixels},
+                      {"max_steps", model.max_steps},         {"max_sequence_length", model.max_sequence_length_limit}};
+  return {{"id", model.name},           {"object", "model"},  {"created", created_s},
+          {"owned_by", "ditfleet"},     {"kind", model.kind}, {"defaults", std::move(defaults)},
+          {"limits", std::move(limits)}};
+}
+
+}  // namespace ditfleet::gateway

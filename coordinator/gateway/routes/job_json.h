@@ -1,0 +1,43 @@
+// Jobs, workers and models as the JSON of the native routes (README.md). Pure, thread safe.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "coordinator/gateway/routes/auth.h"
+#include "shared/core/json.h"
+#include "shared/job/catalogue.h"
+#include "shared/queue/types.h"
+
+namespace ditfleet::gateway {
+
+// Makes the URLs of a job, as one client sees them.
+struct JobLinks {
+  std::string base;  // "http://host:port", no slash at the end
+  const KeyRing* keys = nullptr;
+  std::int64_t expires_s = 0;  // until when a signed link holds
+
+  std::string job(std::string_view id) const;
+  std::string events(std::string_view id) const;
+  std::string result(std::string_view id, int unit) const;  // signed where keys are configured
+  std::string preview(std::string_view id, std::string_view event) const;
+};
+
+// What a unit that has not started waits for, in words; empty: that is not known.
+using WaitsFor = std::function<std::string(const queue::UnitRef&)>;
+
+// A record from list() has no unit records, and the answer then has no "unit_records" either.
+json::object job_json(const queue::JobRecord& record, const JobLinks& links, bool with_units,
+                      const WaitsFor& waits_for = {});
+
+// 0 … 1 over all units; 1 for an ended job.
+double progress_of(const queue::JobRecord& record);
+
+// `visible` tells whether the caller may see a job.
+json::object worker_json(const queue::WorkerInfo& worker, const std::function<bool(const std::string&)>& visible);
+
+// OpenAI's model object, with what the model allows and its defaults besides.
+json::object model_json(const job::ModelEntry& model, std::int64_t created_s);
+
+}  // namespace ditfleet::gateway

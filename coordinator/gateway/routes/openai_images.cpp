@@ -1,0 +1,206 @@
+#include "coordinator/gateway/routes/openai_images.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+
+#include "shared/core/bytes.h"
+#include "shared/core/json.h"
+#include "shared/job/validate.h"
+
+namespace ditfleet::gateway {
+namespace {
+
+// Fields that a job has under the same name. "user" and "partial_images" are OpenAI's too.
+constexpr std::array<std::string_view, 16> kJobFields = {"model",
+                                                         "prompt",
+                                                         "n",
+                                                         "output_format",
+                                                         "output_compression",
+                                                         "partial_images",
+                                                         "user",
+                                                         "seed",
+                                                         "num_inference_steps",
+                                                         "guidance_scale",
+                                                         "negative_prompt",
+                                                         "true_cfg_scale",
+                                                         "max_sequence_length",
+                                                         "loras",
+                                                         "priority",
+                                                         "deadline_ms"};
+
+Error wrong(std::string message, std::string param) { return invalid_argument(std::move(message), std::move(param)); }
+
+// "WxH" → width and height; "auto" leaves both to the model.
+Result<void> read_size(const json::value& value, json::object& job) {
+  const Error error = wrong("'size' must be \"auto\" or WIDTHxHEIGHT in pixels, such as \"1024x1024\"", "size");
+  if (!value.is_string()) return error;
+  const std::string_view text = value.as_string();
+  if (text == "auto") return {};
+  const auto x = text.find('x');
+  if (x == std::string_view::npos) return error;
+  const std::string_view parts[2] = {text.substr(0, x), text.substr(x + 1)};
+  int sides[2] = {0, 0};
+  for (int i = 0; i < 2; ++i) {
+    const auto [end, ec] = std::from_chars(parts[i].data(), parts[i].data() + parts[i].size(), sides[i]);
+    if (ec != std::errc() || end != parts[i].data() + parts[i].size() || sides[i] <= 0) return error;
+  }
+  job["width"] = sides[0];
+  job["height"] = sides[1];
+  return {};
+}
+
+Result<std::string> read_choice(std::string_view name, const json::value& value,
+                                std::initializer_list<std::string_view> choices) {
+  std::string known;
+  for (const auto choice : choices) {
+    if (value.is_string() && value.as_string() == choice) return std::string(choice);
+    known += (known.empty() ? "" : ", ") + std::string(choice);
+  }
+  return wrong("'" + std::string(name) + "' must be one of " + known, std::string(name));
+}
+
+std::string_view format_name(job::OutputFormat format) {
+  switch (format) {
+    case job::OutputFormat::kPng: return "png";
+    case job::OutputFormat::kJpeg: return "jpeg";
+    case job::OutputFormat::kWebp: return "webp";
+  }
+  return "png";
+}
+
+std::string size_text(int width, int height) { return std::to_string(width) + "x" + std::to_string(height); }
+
+void echo(json::object& object, const ImageCall& call, std::string_view format) {
+  object["background"] = "opaque";
+  object["output_format"] = format;
+  if (!call.quality.empty()) object["quality"] = call.quality;
+  if (!call.safety_identifier.empty()) object["safety_identifier"] = call.safety_identifier;
+}
+
+// An event always names a quality.
+void echo_event(json::object& object, const ImageCall& call, std::string_view format) {
+  echo(object, call, format);
+  if (call.quality.empty()) object["quality"] = "auto";
+}
+
+std::string_view format_of(std::string_view media_type) {
+  return media_type.starts_with("image/") ? media_type.substr(6) : media_type;
+}
+
+}  // namespace
+
+Result<ImageCall> parse_image_call(std::string_view body) {
+  if (!is_valid_utf8(body)) return wrong("the body is not valid UTF-8; send JSON encoded as UTF-8", {});
+  auto parsed = parse_json(body);
+  if (!parsed) return parsed.error();
+  if (!parsed->is_object()) return wrong("the body must be a JSON object such as {\"prompt\": \"a red circle\"}", {});
+
+  ImageCall call;
+  json::object job;
+  for (const auto& [key, value] : parsed->as_object()) {
+    if (value.is_null()) continue;
+    const std::string_view name = key;
+    if (name == "size") {
+      if (auto size = read_size(value, job); !size) return size.error();
+    } else if (name == "response_format") {
+      auto format = read_choice(name, value, {"url", "b64_json"});
+      if (!format) return format.error();
+      call.b64_json = *format == "b64_json";
+    } else if (name == "stream") {
+      if (!value.is_bool()) return wrong("'stream' must be true or false", "stream");
+      call.stream = value.as_bool();
+    } else if (name == "background") {
+      auto background = read_choice(name, value, {"auto", "opaque", "transparent"});
+      if (!background) return background.error();
+      if (*background == "transparent") {
+        return wrong("'background' cannot be transparent: these models draw opaque pictures; use auto or opaque",
+                     "background");
+      }
+    } else if (name == "moderation") {
+      if (auto m = read_choice(name, value, {"auto", "low"}); !m) return m.error();
+    } else if (name == "style") {
+      if (auto s = read_choice(name, value, {"vivid", "natural"}); !s) return s.error();
+    } else if (name == "quality") {
+      auto quality = read_choice(name, value, {"auto", "standard", "hd", "low", "medium", "high", "xhigh", "max"});
+      if (!quality) return quality.error();
+      call.quality = *quality;
+    } else if (name == "complexity") {
+      if (auto c = read_choice(name, value, {"low", "medium", "high"}); !c) return c.error();
+    } else if (name == "safety_identifier") {
+      if (!value.is_string()) return wrong("'safety_identifier' must be a string", "safety_identifier");
+      call.safety_identifier = value.as_string();
+    } else if (name == "frame_count" || name == "frame_duration_ms" || name == "svg") {
+      return wrong("'" + std::string(name) + "' is for gif and svg output; these models draw png, jpeg and webp",
+                   std::string(name));
+    } else if (std::find(kJobFields.begin(), kJobFields.end(), name) != kJobFields.end()) {
+      job[name] = value;
+    } else {
+      return wrong("'" + std::string(name) + "' is not a field of an image request; see /openapi.json",
+                   std::string(name));
+    }
+  }
+  if (!call.safety_identifier.empty()) job["user"] = call.safety_identifier;
+  if (!job.contains("prompt")) return wrong("'prompt' is missing: say what the picture should show", "prompt");
+
+  auto spec = job::parse_spec(json::value(std::move(job)));
+  if (!spec) {
+    Error error = spec.error();
+    if (error.param == "width" || error.param == "height") error.param = "size";
+    return error;
+  }
+  call.spec = std::move(*spec);
+  if (call.spec.width && call.spec.height) call.size = size_text(*call.spec.width, *call.spec.height);
+  return call;
+}
+
+std::string images_json(const ImageCall& call, const std::string& job, std::int64_t created_s,
+                        const std::vector<ImagePart>& parts) {
+  json::array data;
+  for (const auto& part : parts) {
+    json::object item;
+    if (call.b64_json)
+      item["b64_json"] = base64(part.bytes);
+    else
+      item["url"] = part.url;
+    item["seed"] = part.seed;
+    data.push_back(std::move(item));
+  }
+  json::object object{{"created", created_s}, {"job_id", job}};
+  object["data"] = std::move(data);
+  echo(object, call, format_name(call.spec.output_format));
+  if (!parts.empty()) object["size"] = size_text(parts[0].width, parts[0].height);
+  return json::serialize(object);
+}
+
+std::string partial_image_json(const ImageCall& call, std::int64_t created_s, int partial_index, int unit,
+                               std::string_view bytes) {
+  json::object object{{"type", "image_generation.partial_image"},
+                      {"b64_json", base64(bytes)},
+                      {"created_at", created_s},
+                      {"partial_image_index", partial_index},
+                      {"image_index", unit}};
+  echo_event(object, call, format_of(sniff_media_type(bytes)));
+  object["size"] = call.size;
+  return json::serialize(object);
+}
+
+std::string completed_json(const ImageCall& call, std::int64_t created_s, const ImagePart& part) {
+  json::object object{{"type", "image_generation.completed"},
+                      {"b64_json", base64(part.bytes)},
+                      {"created_at", created_s},
+                      {"image_index", part.unit},
+                      {"seed", part.seed},
+                      {"size", size_text(part.width, part.height)}};
+  echo_event(object, call, format_of(part.media_type));
+  return json::serialize(object);
+}
+
+std::string_view sniff_media_type(std::string_view bytes) {
+  if (bytes.starts_with("\x89PNG\r\n\x1a\n")) return "image/png";
+  if (bytes.starts_with("\xff\xd8\xff")) return "image/jpeg";
+  if (bytes.size() >= 12 && bytes.starts_with("RIFF") && bytes.substr(8, 4) == "WEBP") return "image/webp";
+  return "application/octet-stream";
+}
+
+}  // namespace ditfleet::gateway

@@ -1,0 +1,172 @@
+#include "coordinator/scheduling/placement/cost_model.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace ditfleet::scheduling {
+namespace {
+
+constexpr double kWeight = 0.3;      // of a new observation
+constexpr double kColdWeight = 0.1;  // of a cold run: a small difference of two large times
+constexpr std::int64_t kColdPriorMax = 2'000'000;
+constexpr std::size_t kVariantsMost = 16;  // numbers of steps that a class is remembered with
+
+// A 12-billion-parameter transformer at about 400 Tflop/s: 2 flop a parameter and token, and attention's
+// 4 · tokens² · width flop in 57 blocks.
+constexpr double kUsPerToken = 60.0;
+constexpr double kUsPerTokenSquared = 0.0017;
+constexpr double kUsPerPixelVae = 0.06;
+constexpr double kUsText = 30'000.0;
+constexpr double kWithAdapters = 1.036;  // a step with one adapter to one without (tests/bench/results/lora_h200.csv)
+
+template <class T>
+T* at(std::vector<T>& values, std::uint32_t index) {
+  if (index >= values.size()) values.resize(index + 1);
+  return &values[index];
+}
+
+template <class T>
+const T* find(const std::vector<T>& values, std::uint32_t index) {
+  return index < values.size() ? &values[index] : nullptr;
+}
+
+std::int64_t scaled(std::int64_t prior_us, double ratio) {
+  return std::max<std::int64_t>(1, std::llround(static_cast<double>(prior_us) * ratio));
+}
+
+}  // namespace
+
+std::int64_t prior_run_us(const job::ShapeClass& shape, int steps, bool adapters) {
+  const double pixels = static_cast<double>(shape.width) * shape.height * std::max(1, shape.frames);
+  const double tokens = pixels / 256.0 + shape.text_tokens;
+  const double passes = shape.guidance == job::GuidanceKind::kTrueCfg ? 2.0 : 1.0;
+  const double step = (tokens * kUsPerToken + tokens * tokens * kUsPerTokenSquared) * (adapters ? kWithAdapters : 1.0);
+  return std::llround(passes * (std::max(1, steps) * step + kUsText) + pixels * kUsPerPixelVae);
+}
+
+const CostModel::Variant* CostModel::variant(ClassId c, std::int64_t prior_us) const {
+  const auto* cls = find(classes_, c);
+  if (cls == nullptr) return nullptr;
+  for (const auto& candidate : cls->variants) {
+    if (candidate.prior_us == prior_us) return &candidate;
+  }
+  return nullptr;
+}
+
+double CostModel::ratio(ClassId c, ModelId m, std::int64_t prior_us) const {
+  if (const auto* own = variant(c, prior_us)) return own->overall.value();
+  const auto* cls = find(classes_, c);
+  if (cls != nullptr && cls->overall.known()) return cls->overall.value();
+  const auto* model = find(models_, m);
+  if (model != nullptr && model->overall.known()) return model->overall.value();
+  return 1.0;
+}
+
+CostModel::Runs CostModel::runs(ClassId c, ModelId m, std::int64_t prior_us) const {
+  Runs out;
+  out.prior_us = static_cast<double>(prior_us);
+  out.typical = ratio(c, m, prior_us);
+  if (const auto* own = variant(c, prior_us)) out.own = &own->by_worker;
+  if (const auto* model = find(models_, m)) out.speeds = &model->speeds;
+  return out;
+}
+
+std::int64_t CostModel::Runs::operator()(WorkerId w) const {
+  double ratio = typical;
+  if (own != nullptr && w < own->size() && (*own)[w].known()) {
+    ratio = (*own)[w].value();
+  } else if (speeds != nullptr && w < speeds->size() && (*speeds)[w].known()) {
+    ratio *= (*speeds)[w].value();
+  }
+  return std::max<std::int64_t>(1, static_cast<std::int64_t>(prior_us * ratio + 0.5));
+}
+
+std::int64_t CostModel::run_us(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us) const {
+  return runs(c, m, prior_us)(w);
+}
+
+std::int64_t CostModel::typical_run_us(ClassId c, ModelId m, std::int64_t prior_us) const {
+  return scaled(prior_us, ratio(c, m, prior_us));
+}
+
+std::optional<std::int64_t> CostModel::observed_cold_us(ModelId m) const {
+  const auto* model = find(models_, m);
+  if (model == nullptr || !model->cold.known()) return std::nullopt;
+  return std::max<std::int64_t>(0, std::llround(model->cold.value()));
+}
+
+std::int64_t CostModel::cold_us(ModelId m, std::int64_t run_us) const {
+  const auto observed = observed_cold_us(m);
+  return observed ? *observed : std::min(run_us / 2, kColdPriorMax);
+}
+
+bool CostModel::observed(ModelId m) const {
+  const auto* model = find(models_, m);
+  return model != nullptr && model->observed;
+}
+
+bool CostModel::confirmed(ModelId m) const {
+  const auto* model = find(models_, m);
+  return model != nullptr && model->confirmed;
+}
+
+void CostModel::observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us, std::int64_t observed_us, bool cold) {
+  if (prior_us <= 0) return;
+  observed_us = std::max<std::int64_t>(1, observed_us);
+  const double observed_ratio = static_cast<double>(observed_us) / static_cast<double>(prior_us);
+  auto* cls = at(classes_, c);
+  auto* model = at(models_, m);
+  if (cold && cls->observed) {
+    // Only a prediction that warm runs have confirmed tells the cold class's price from the run itself.
+    // Also where it was less: cut off at 0 each, the errors of the prediction would add up to a price.
+    model->cold.add(static_cast<double>(observed_us - run_us(c, m, w, prior_us)), kColdWeight);
+    return;
+  }
+  if (!model->observed) model->overall = {};  // facts replace a seed
+  if (cold) {
+    if (!model->observed) model->overall.add(observed_ratio, kWeight);
+    model->observed = true;
+    return;
+  }
+  if (!cls->observed) cls->overall = {};
+  cls->observed = model->observed = model->confirmed = true;
+  cls->overall.add(observed_ratio, kWeight);
+  model->overall.add(observed_ratio, kWeight);
+  auto own = std::find_if(cls->variants.begin(), cls->variants.end(),
+                          [&](const Variant& v) { return v.prior_us == prior_us; });
+  if (own == cls->variants.end()) {
+    if (cls->variants.size() >= kVariantsMost) cls->variants.erase(cls->variants.begin());
+    cls->variants.push_back({.prior_us = prior_us});
+    own = cls->variants.end() - 1;
+  } else {
+    at(model->speeds, w)->add(observed_ratio / own->overall.value(), kWeight);
+  }
+  own->overall.add(observed_ratio, kWeight);
+  at(own->by_worker, w)->add(observed_ratio, kWeight);
+}
+
+void CostModel::seed(ClassId c, ModelId m, std::int64_t prior_us, std::int64_t predicted_us) {
+  if (prior_us <= 0 || predicted_us <= 0) return;
+  const double predicted_ratio = static_cast<double>(predicted_us) / static_cast<double>(prior_us);
+  auto* cls = at(classes_, c);
+  if (!cls->overall.known()) cls->overall.add(predicted_ratio, kWeight);
+  auto* model = at(models_, m);
+  if (!model->overall.known()) model->overall.add(predicted_ratio, kWeight);
+}
+
+void CostModel::forget_class(ClassId c) {
+  if (c < classes_.size()) classes_[c] = {};
+}
+
+void CostModel::forget_worker(WorkerId w) {
+  for (auto& cls : classes_) {
+    for (auto& own : cls.variants) {
+      if (w < own.by_worker.size()) own.by_worker[w] = {};
+    }
+  }
+  for (auto& model : models_) {
+    if (w < model.speeds.size()) model.speeds[w] = {};
+  }
+}
+
+}  // namespace ditfleet::scheduling

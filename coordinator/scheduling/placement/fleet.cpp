@@ -1,0 +1,259 @@
+#include "coordinator/scheduling/placement/fleet.h"
+
+#include <algorithm>
+
+#include "coordinator/scheduling/placement/router.h"
+
+namespace ditfleet::scheduling {
+
+std::string_view standing_name(Standing standing) {
+  switch (standing) {
+    case Standing::kStarting: return "starting";
+    case Standing::kReady: return "ready";
+    case Standing::kDraining: return "draining";
+    case Standing::kSilent: return "silent";
+    case Standing::kGone: break;
+  }
+  return "gone";
+}
+
+std::string_view without_precision(std::string_view class_key) { return class_key.substr(0, class_key.rfind('/')); }
+
+Fleet::Fleet(int lookahead, std::int64_t silent_after_us)
+    : lookahead_(std::max(1, lookahead)), silent_after_us_(silent_after_us) {}
+
+WorkerId Fleet::allocate(const std::string& name, const std::string& boot) {
+  WorkerId id;
+  if (free_.empty()) {
+    id = static_cast<WorkerId>(workers_.size());
+    workers_.emplace_back();
+  } else {
+    id = free_.back();
+    free_.pop_back();
+  }
+  if (id >= loads_.size()) loads_.resize(id + 1);
+  loads_[id] = {};
+  workers_[id] = {.name = name, .boot = boot, .owner = name + ":" + boot, .hash = rendezvous_hash(name)};
+  by_owner_.emplace(workers_[id].owner, id);
+  for (auto& warm : warm_) {
+    if (id < warm.size()) warm[id] = 0;
+  }
+  return id;
+}
+
+WorkerId Fleet::intern_owner(const std::string& owner) {
+  if (const auto it = by_owner_.find(owner); it != by_owner_.end()) return it->second;
+  const auto at = owner.rfind(':');
+  return allocate(owner.substr(0, at), at == std::string::npos ? "" : owner.substr(at + 1));
+}
+
+void Fleet::begin_update() {
+  before_.clear();
+  for (const auto& worker : workers_) before_.push_back(worker.standing);
+  seen_.assign(workers_.size(), 0);
+  for (auto& ids : by_model_) ids.clear();
+  for (auto& places : places_) places.clear();
+  for (auto& widths : widths_) widths.clear();
+  for (auto& load : loads_) load.limit = 0;  // listed anew
+}
+
+void Fleet::apply(const queue::WorkerInfo& info, std::vector<ModelId> models, std::int64_t now_us) {
+  const auto id = intern_owner(info.owner());
+  if (id >= seen_.size()) {
+    seen_.resize(id + 1, 0);
+    before_.resize(id + 1, Standing::kGone);
+  }
+  seen_[id] = 1;
+  auto& worker = workers_[id];
+  worker.limit = std::clamp(info.capacity, 1, lookahead_);
+  worker.heartbeat_us = info.heartbeat_ms * 1000;
+  worker.models = std::move(models);
+  for (const auto m : worker.models) {
+    if (m >= by_model_.size()) by_model_.resize(m + 1);
+    by_model_[m].push_back(id);
+  }
+  if (worker.told_warm != info.warm_classes) {
+    worker.told_warm = info.warm_classes;
+    worker.warm.clear();
+    for (const auto& key : info.warm_classes) worker.warm.emplace(without_precision(key));
+  }
+  refresh_warm(id);
+  if (now_us - worker.heartbeat_us > silent_after_us_) {
+    worker.standing = Standing::kSilent;
+  } else if (info.state == "ready") {
+    worker.standing = Standing::kReady;
+  } else {
+    worker.standing = info.state == "draining" ? Standing::kDraining : Standing::kStarting;
+  }
+  HeldAdapters held{.slots = info.adapter_slots,
+                    .host_bytes = info.host_adapter_bytes,
+                    .load_bytes_per_s = static_cast<double>(info.adapter_load_bytes_per_s),
+                    .swap_us = info.adapter_swap_us,
+                    .in_slots = {},
+                    .in_host = {}};
+  for (const auto& name : info.adapters) held.in_slots.push_back(adapters_.intern(name));
+  for (const auto& name : info.host_adapters) held.in_host.push_back(adapters_.intern(name));
+  adapters_.report(id, held, now_us);
+  refresh_load(id);
+}
+
+std::vector<WorkerId> Fleet::end_update() {
+  std::vector<WorkerId> changed;
+  for (WorkerId id = 0; id < workers_.size(); ++id) {
+    auto& worker = workers_[id];
+    if (worker.owner.empty()) continue;  // a free slot
+    const bool seen = id < seen_.size() && seen_[id] != 0;
+    if (!seen) worker.standing = Standing::kGone;
+    const bool freed = !seen && worker.held.empty();
+    if (freed || id >= before_.size() || worker.standing != before_[id]) changed.push_back(id);
+    if (!seen) loads_[id] = {};
+    if (freed) {
+      adapters_.forget(id);
+      by_owner_.erase(worker.owner);
+      worker = {};
+      free_.push_back(id);
+    }
+  }
+  return changed;
+}
+
+void Fleet::refresh_warm(WorkerId w) {
+  const auto& worker = workers_[w];
+  for (auto& warm : warm_) {
+    if (w >= warm.size()) warm.resize(w + 1, 0);
+    warm[w] = 0;
+  }
+  for (const auto& key : worker.warm) {
+    const auto it = class_ids_.find(key);
+    if (it == class_ids_.end()) continue;
+    for (const auto c : it->second) warm_[c][w] = 1;
+  }
+  // What it holds will have warmed it by the time anything else of the class comes up.
+  for (const auto& held : worker.held) {
+    if (held.cls < warm_.size()) warm_[held.cls][w] = 1;
+  }
+}
+
+void Fleet::define_class(ClassId c, const std::string& class_key) {
+  if (c >= warm_.size()) {
+    warm_.resize(c + 1);
+    class_keys_.resize(c + 1);
+  }
+  if (const auto it = class_ids_.find(class_keys_[c]); it != class_ids_.end()) {  // what it stood for
+    std::erase(it->second, c);
+    if (it->second.empty()) class_ids_.erase(it);
+  }
+  class_keys_[c] = without_precision(class_key);
+  class_ids_[class_keys_[c]].push_back(c);
+  warm_[c].assign(workers_.size(), 0);
+  for (WorkerId w = 0; w < workers_.size(); ++w) warm_[c][w] = workers_[w].warm.contains(class_keys_[c]);
+}
+
+// Keeps `loads_`, `places_` and `widths_` in step with a worker.
+void Fleet::refresh_load(WorkerId w) {
+  const auto& worker = workers_[w];
+  auto& load = loads_[w];
+  const bool was_open = load.ready && load.has_slot();
+  const auto was_free_at_us = load.free_at_us;
+  const int had_slots = load.slots;
+  load = {.free_at_us = worker.free_at_us,
+          .waiting_us = worker.waiting_us,
+          .hash = worker.hash,
+          .held = static_cast<int>(worker.held.size()),
+          .limit = worker.limit,
+          .slots = adapters_.slots(w),
+          .ready = worker.standing == Standing::kReady && worker.heartbeat_us > worker.handed_back_us};
+  const bool is_open = load.ready && load.has_slot();
+  if (was_open == is_open && was_free_at_us == load.free_at_us && had_slots == load.slots) return;
+  for (const auto m : worker.models) {
+    if (m >= places_.size()) places_.resize(m + 1);
+    if (m >= widths_.size()) widths_.resize(m + 1);
+    if (was_open && places_[m].erase({was_free_at_us, w}) > 0) {
+      if (const auto it = widths_[m].find(had_slots); --it->second == 0) widths_[m].erase(it);
+    }
+    if (is_open && places_[m].emplace(load.free_at_us, w).second) ++widths_[m][load.slots];
+  }
+}
+
+void Fleet::recompute(Worker& worker) {
+  std::int64_t at = 0, waiting = 0;
+  for (const auto& unit : worker.held) {
+    at = std::max(at, unit.started ? unit.started_us : std::max(unit.assigned_us, unit.ready_us)) + unit.run_us;
+    if (!unit.started) waiting += unit.run_us;
+  }
+  worker.free_at_us = at;
+  worker.waiting_us = waiting;
+  refresh_load(static_cast<WorkerId>(&worker - workers_.data()));
+}
+
+void Fleet::hold(WorkerId w, HeldUnit unit) {
+  auto& worker = workers_[w];
+  if (unit.cls < warm_.size()) {
+    if (w >= warm_[unit.cls].size()) warm_[unit.cls].resize(w + 1, 0);
+    warm_[unit.cls][w] = 1;
+  }
+  worker.held.push_back(std::move(unit));
+  recompute(worker);
+}
+
+bool Fleet::release(WorkerId w, const queue::UnitRef& ref, std::int64_t now_us) {
+  auto& worker = workers_[w];
+  const auto it = std::find_if(worker.held.begin(), worker.held.end(), [&](const HeldUnit& h) { return h.ref == ref; });
+  if (it == worker.held.end()) return false;
+  if (it->started) worker.last_end_us = std::max(worker.last_end_us, now_us);
+  adapters_.release(w, it->adapters, now_us);
+  // A unit that ran has warmed its class; the next heartbeat says so itself, until then this stands.
+  if (!it->started && it->cold && it->cls < warm_.size()) {
+    const auto cls = it->cls;
+    worker.held.erase(it);
+    const bool another =
+        std::any_of(worker.held.begin(), worker.held.end(), [&](const HeldUnit& h) { return h.cls == cls; });
+    warm_[cls][w] = another || worker.warm.contains(class_keys_[cls]);
+  } else {
+    worker.held.erase(it);
+  }
+  recompute(worker);
+  return true;
+}
+
+void Fleet::handed_back(WorkerId w, std::int64_t at_us) {
+  workers_[w].handed_back_us = std::max(workers_[w].handed_back_us, at_us);
+  refresh_load(w);
+}
+
+HeldUnit* Fleet::find_held(WorkerId w, const queue::UnitRef& ref) {
+  for (auto& unit : workers_[w].held) {
+    if (unit.ref == ref) return &unit;
+  }
+  return nullptr;
+}
+
+void Fleet::started(WorkerId w, const queue::UnitRef& ref, std::int64_t at_us) {
+  if (auto* unit = find_held(w, ref)) {
+    unit->started = true;
+    unit->started_us = at_us;
+    recompute(workers_[w]);
+  }
+}
+
+const Fleet::Places& Fleet::places(ModelId m) const {
+  static const Places kNone;
+  return m < places_.size() ? places_[m] : kNone;
+}
+
+int Fleet::widest_place(ModelId m) const {
+  return m < widths_.size() && !widths_[m].empty() ? widths_[m].rbegin()->first : -1;
+}
+
+int Fleet::most_slots(ModelId m) const {
+  int most = -1;
+  for (const auto w : with_model(m)) most = std::max(most, adapters_.slots(w));
+  return most;
+}
+
+const std::vector<WorkerId>& Fleet::with_model(ModelId m) const {
+  static const std::vector<WorkerId> kNone;
+  return m < by_model_.size() ? by_model_[m] : kNone;
+}
+
+}  // namespace ditfleet::scheduling

@@ -1,0 +1,104 @@
+#include "coordinator/scheduling/service/fleet_log.h"
+
+#include <array>
+#include <utility>
+
+namespace ditfleet::scheduling {
+namespace {
+
+constexpr std::size_t kNamed = 5;  // workers that one line names
+
+struct Change {
+  std::string what;      // of one, "is ready"
+  std::string what_all;  // of several
+  bool warning = false;
+  bool tells_held = false;
+  std::vector<std::string> names;
+  std::size_t held = 0;
+};
+enum Kind { kCame, kReady, kHeardAgain, kDrains, kSilent, kGone };
+
+std::string line_of(const Change& change) {
+  std::string text = change.names.size() == 1 ? "worker " : std::to_string(change.names.size()) + " workers ";
+  if (change.names.size() > 1) text += change.what_all + ": ";
+  for (std::size_t i = 0; i < change.names.size() && i < kNamed; ++i)
+    text += (i > 0 ? ", '" : "'") + change.names[i] + "'";
+  if (change.names.size() > kNamed) text += ", …";
+  if (change.names.size() == 1) text += " " + change.what;
+  if (change.tells_held && change.held > 0) {
+    text += ", with " + std::to_string(change.held) + (change.held == 1 ? " unit" : " units");
+  }
+  return text;
+}
+
+std::string field(const queue::Event& event, const char* name) {
+  const auto it = event.fields.find(name);
+  return it == event.fields.end() ? std::string() : it->second;
+}
+
+}  // namespace
+
+std::optional<FleetLine> line_of_lost(const queue::Event& event) {
+  const std::string unit = "unit " + event.job + "/" + std::to_string(event.unit);
+  if (event.type == "ready" && field(event, "reason") == "lease lapsed") {
+    const auto owner = field(event, "owner");
+    return FleetLine{true,
+                     unit + " is taken from worker '" + owner.substr(0, owner.find(':')) + "', whose lease lapsed"};
+  }
+  const auto message = field(event, "message");
+  if (event.type == "failed" && event.unit >= 0 && message.starts_with("[queue]"))
+    return FleetLine{true, unit + " is given up: " + message};
+  return std::nullopt;
+}
+
+std::vector<FleetLine> FleetLog::look(const Fleet& fleet, std::int64_t now_us) {
+  std::map<std::string, Seen> now;
+  std::map<std::string, std::size_t> held;  // by owner, also of those that are gone
+  std::string silent_for;
+  for (WorkerId w = 0; w < fleet.slots(); ++w) {
+    const auto& worker = fleet.at(w);
+    if (worker.owner.empty()) continue;
+    held[worker.owner] = worker.held.size();
+    if (worker.standing == Standing::kGone) continue;
+    now[worker.owner] = {worker.name, worker.standing};
+    if (worker.standing == Standing::kSilent)
+      silent_for = std::to_string((now_us - worker.heartbeat_us) / 1'000'000) + " s";
+  }
+  std::array<Change, 6> changes{{{"has come and starts", "have come and start", false, false, {}, 0},
+                                 {"is ready", "are ready", false, false, {}, 0},
+                                 {"is heard again", "are heard again", false, false, {}, 0},
+                                 {"drains", "drain", false, true, {}, 0},
+                                 {"is silent: no heartbeat for " + silent_for, "are silent", true, true, {}, 0},
+                                 {"is gone", "are gone", false, true, {}, 0}}};
+  const auto tell = [&](Kind kind, const std::string& owner, const Seen& worker) {
+    changes[kind].names.push_back(worker.name);
+    changes[kind].held += held[owner];
+  };
+  for (const auto& [owner, worker] : now) {
+    const auto before = seen_.find(owner);
+    if (before != seen_.end() && before->second.standing == worker.standing) continue;
+    switch (worker.standing) {
+      case Standing::kStarting: tell(kCame, owner, worker); break;
+      case Standing::kReady:
+        tell(before != seen_.end() && before->second.standing == Standing::kSilent ? kHeardAgain : kReady, owner,
+             worker);
+        break;
+      case Standing::kDraining: tell(kDrains, owner, worker); break;
+      case Standing::kSilent: tell(kSilent, owner, worker); break;
+      case Standing::kGone: break;  // not among them
+    }
+  }
+  for (const auto& [owner, worker] : seen_) {
+    if (!now.contains(owner)) tell(kGone, owner, worker);
+  }
+  seen_ = std::move(now);
+  std::vector<FleetLine> lines;
+  if (std::exchange(looked_, true)) {
+    for (const auto& change : changes) {
+      if (!change.names.empty()) lines.push_back({change.warning, line_of(change)});
+    }
+  }
+  return lines;
+}
+
+}  // namespace ditfleet::scheduling

@@ -1,0 +1,409 @@
+#include "coordinator/scheduling/service/leader_term.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
+#include "coordinator/scheduling/service/dispatches.h"
+#include "shared/loras/directory.h"
+
+namespace ditfleet::scheduling {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kCall = 5s;        // for one call to Redis
+constexpr auto kBackOff = 100ms;  // after a failed one
+constexpr auto kTick = 100ms;     // decisions that only time changes: age, deadlines
+constexpr std::size_t kMostAdmitting = 1024;
+constexpr int kIntakeBatch = 256;
+constexpr std::int64_t kAuditSpacingUs = 200'000;
+
+SchedulerOptions scheduler_options(const SchedulerServiceOptions& options) {
+  SchedulerOptions out = options.scheduler;
+  if (options.adapters && !out.adapters) {
+    out.adapters = [directory = options.adapters](const std::string& tenant, const job::LoraUse& use,
+                                                  const job::ModelEntry& model) {
+      return directory->resolve(tenant, use.name, use.sha256, model.name);
+    };
+  }
+  return out;
+}
+
+bool may_name_adapters(const queue::IntakeEntry& entry) { return entry.spec.find("\"loras\"") != std::string::npos; }
+
+void say(const FleetLine& line) {
+  spdlog::log(line.warning ? spdlog::level::warn : spdlog::level::info, "scheduler: {}", line.text);
+}
+
+}  // namespace
+
+std::int64_t monotonic_us() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+LeaderTerm::LeaderTerm(Context context, std::int64_t epoch)
+    : context_(std::move(context)),
+      epoch_(epoch),
+      scheduler_(std::make_unique<Scheduler>(scheduler_options(*context_.options), context_.metrics)),
+      tasks_(context_.executor),
+      wake_(context_.executor) {}
+
+// Every coroutine holds the term, so that a term that ended lives until the last of them has.
+void LeaderTerm::start() {
+  tasks_.spawn("scheduler", [](std::shared_ptr<LeaderTerm> self) -> asio::awaitable<void> {
+    co_await self->run();
+  }(shared_from_this()));
+}
+
+void LeaderTerm::stop() {
+  tasks_.stop();
+  wake_.cancel();
+}
+
+asio::awaitable<void> LeaderTerm::pause(std::chrono::milliseconds time) {
+  asio::steady_timer timer(context_.executor, time);
+  co_await timer.async_wait(asio::use_awaitable);
+}
+
+void LeaderTerm::kick() {
+  kicked_ = true;
+  wake_.cancel();
+}
+
+void LeaderTerm::note_failure(const Error& error, const char* what) {
+  if (tasks_.stopping()) return;
+  if (error.code == Code::kConflict) {
+    spdlog::warn("scheduler: {} was refused: {}", what, error.message);
+    context_.fenced();
+    return;
+  }
+  spdlog::debug("scheduler: {} failed: {}", what, error.message);
+  audit_wanted_ = true;
+}
+
+void LeaderTerm::notice_reconnect() {
+  const auto generation = context_.connection->generation();
+  if (generation == generation_) return;
+  generation_ = generation;
+  spdlog::info("scheduler: Redis is back; comparing with what it has stored");
+  rewind_ = audit_wanted_ = true;
+  scheduler_->grant_grace(context_.client->options().lease_ms, now_us());
+}
+
+asio::awaitable<void> LeaderTerm::run() {
+  while (!co_await rebuild()) co_await pause(kBackOff);
+  using Loop = asio::awaitable<void> (LeaderTerm::*)();
+  const auto loop = [this](const char* name, Loop body) {
+    tasks_.spawn(name, [](std::shared_ptr<LeaderTerm> self, Loop member) -> asio::awaitable<void> {
+      co_await ((*self).*member)();
+    }(shared_from_this(), body));
+  };
+  loop("scheduler.feed", &LeaderTerm::follow_feed);
+  loop("scheduler.intake", &LeaderTerm::read_intake);
+  loop("scheduler.registry", &LeaderTerm::poll_registry);
+  loop("scheduler.reap", &LeaderTerm::reap);
+  loop("scheduler.virtual_times", &LeaderTerm::keep_virtual_times);
+  for (;;) {
+    kicked_ = false;
+    notice_reconnect();
+    const auto since_audit_us = monotonic_us() - audited_us_;
+    const auto period_us =
+        std::chrono::duration_cast<std::chrono::microseconds>(context_.options->audit_period).count();
+    if (!auditing_ && since_audit_us > kAuditSpacingUs &&
+        (audit_wanted_ || scheduler_->wants_audit() || since_audit_us > period_us) &&
+        context_.connection->connected()) {
+      auditing_ = true;
+      loop("scheduler.audit", &LeaderTerm::audit);
+    }
+    const auto began = monotonic_us();
+    auto actions = scheduler_->decide(now_us());
+    if (!actions.empty()) {
+      context_.metrics->decision(static_cast<double>(monotonic_us() - began) / 1e6);
+      perform(std::move(actions));
+    }
+    if (kicked_) continue;
+    wake_.expires_after(kTick);
+    boost::system::error_code ignored;
+    co_await wake_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  }
+}
+
+asio::awaitable<bool> LeaderTerm::rebuild() {
+  const auto deadline = Deadline::after(kCall);
+  generation_ = context_.connection->generation();
+  if (!feed_) feed_ = std::make_unique<queue::Feed>(context_.connection, context_.options->shard, false);
+  // Subscribed first, so that nothing between the snapshot and the first event is missed.
+  const auto subscribed = co_await feed_->next(0ms);
+  if (!subscribed) co_return false;
+  auto open = co_await context_.client->open_units(deadline);
+  if (!open) {
+    note_failure(open.error(), "reading the open units");
+    co_return false;
+  }
+  auto times = co_await context_.client->virtual_times(deadline);
+  if (!times) {
+    note_failure(times.error(), "reading the virtual times");
+    co_return false;
+  }
+  auto workers = co_await context_.client->workers(deadline);
+  if (!workers) {
+    note_failure(workers.error(), "reading the workers");
+    co_return false;
+  }
+  tell_adapters();
+  scheduler_->rebuild(*open, *times, *workers, context_.client->options().lease_ms, now_us());
+  log_fleet();
+  for (const auto& view : *open) context_.metrics->open_since(view.ref.job, view.created_ms);
+  stored_times_ = std::move(times).value();
+  rewind_ = true;
+  // Events that came while the snapshot was read may contradict it; one audit settles that.
+  audit_wanted_ = true;
+  audited_us_ = monotonic_us();
+  rebuilt_ = true;
+  spdlog::info("scheduler: leads with epoch {}, {} open units, {} workers", epoch_, open->size(), workers->size());
+  co_return true;
+}
+
+asio::awaitable<void> LeaderTerm::follow_feed() {
+  for (;;) {
+    auto batch = co_await feed_->next(1s);
+    if (!batch) {
+      co_await pause(kBackOff);
+      continue;
+    }
+    if (batch->gap) {
+      audit_wanted_ = true;
+      context_.metrics->missed_events();
+    }
+    const auto now = now_us();
+    for (const auto& event : batch->events) {
+      scheduler_->on_event(event, now);
+      context_.metrics->told(event);
+      if (const auto lost = line_of_lost(event)) say(*lost);
+    }
+    if (!batch->events.empty() || batch->gap) kick();
+  }
+}
+
+asio::awaitable<void> LeaderTerm::read_intake() {
+  for (;;) {
+    if (rewind_) {
+      rewind_ = false;
+      context_.client->rewind_intake();
+    }
+    auto entries = co_await context_.client->read_intake(kIntakeBatch, 500ms);
+    if (!entries) {
+      rewind_ = true;
+      co_await pause(kBackOff);
+      continue;
+    }
+    if (entries->empty()) continue;
+    if (context_.options->adapters && std::any_of(entries->begin(), entries->end(), may_name_adapters)) {
+      // Names mean what they meant when the job was submitted, or something newer.
+      auto fresh = co_await context_.options->adapters->refresh(Deadline::after(kCall));
+      if (!fresh) {
+        rewind_ = true;
+        co_await pause(kBackOff);
+        continue;
+      }
+      tell_adapters();
+    }
+    admitting_ += entries->size();
+    scheduler_->on_intake(*entries, now_us());
+    kick();
+    while (admitting_ > kMostAdmitting) co_await pause(1ms);
+  }
+}
+
+void LeaderTerm::tell_adapters() {
+  if (!context_.options->adapters) return;
+  const loras::Directory& directory = *context_.options->adapters;
+  if (!directory.loaded() || directory.version() == adapters_version_) return;
+  adapters_version_ = directory.version();
+  Residency& residency = scheduler_->adapters();
+  residency.forget_sizes();
+  for (const auto& [sha256, bytes] : directory.bytes()) residency.set_size(residency.intern(sha256), bytes);
+  for (const auto& sha256 : pinned_) {
+    if (!directory.pinned().contains(sha256)) residency.pin(residency.intern(sha256), false);
+  }
+  for (const auto& sha256 : directory.pinned()) residency.pin(residency.intern(sha256), true);
+  pinned_ = directory.pinned();
+}
+
+asio::awaitable<void> LeaderTerm::poll_registry() {
+  std::int64_t counted_us = 0;
+  for (;;) {
+    notice_reconnect();
+    const auto workers = co_await context_.client->workers(Deadline::after(kCall));
+    if (!workers) {
+      note_failure(workers.error(), "reading the workers");
+    } else {
+      tell_adapters();
+      scheduler_->on_workers(*workers, now_us());
+      log_fleet();
+      kick();
+    }
+    if (const auto now = monotonic_us(); now - counted_us > 1'000'000) {
+      counted_us = now;
+      context_.metrics->census(scheduler_->census());
+    }
+    co_await pause(context_.options->registry_period);
+  }
+}
+
+void LeaderTerm::log_fleet() {
+  for (const auto& line : fleet_log_.look(scheduler_->fleet(), now_us())) say(line);
+}
+
+asio::awaitable<void> LeaderTerm::reap() {
+  for (;;) {
+    co_await pause(context_.options->reap_period);
+    if (!context_.connection->connected()) continue;
+    const auto touched = co_await context_.client->reap(epoch_, 1000, Deadline::after(kCall));
+    if (!touched) note_failure(touched.error(), "reaping");
+  }
+}
+
+asio::awaitable<void> LeaderTerm::keep_virtual_times() {
+  for (;;) {
+    co_await pause(1000ms);
+    if (context_.connection->connected()) co_await store_virtual_times(Deadline::after(kCall));
+  }
+}
+
+asio::awaitable<void> LeaderTerm::store_virtual_times(Deadline deadline) {
+  const auto times = scheduler_->virtual_times();
+  std::map<std::string, std::optional<std::int64_t>> changed;
+  for (const auto& [tenant, time] : times) {
+    const auto it = stored_times_.find(tenant);
+    if (it == stored_times_.end() || it->second != time) changed.emplace(tenant, time);
+  }
+  for (const auto& [tenant, time] : stored_times_) {
+    if (!times.contains(tenant)) changed.emplace(tenant, std::nullopt);
+  }
+  if (changed.empty()) co_return;
+  const auto stored = co_await context_.client->store_virtual_times(epoch_, changed, deadline);
+  if (!stored) {
+    note_failure(stored.error(), "storing the virtual times");
+    co_return;
+  }
+  stored_times_ = times;
+}
+
+asio::awaitable<void> LeaderTerm::audit() {
+  audit_wanted_ = false;
+  const auto asked = now_us();
+  auto open = co_await context_.client->open_units(Deadline::after(kCall));
+  audited_us_ = monotonic_us();
+  auditing_ = false;
+  if (!open) {
+    note_failure(open.error(), "reading the open units");
+    co_return;
+  }
+  scheduler_->audit(*open, asked, now_us());
+  context_.metrics->audited();
+  kick();
+}
+
+void LeaderTerm::perform(Actions actions) {
+  const auto self = shared_from_this();
+  if (auto jobs = take_dispatches(actions); !jobs.empty()) {
+    tasks_.spawn("scheduler.dispatch",
+                 [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Dispatch> d) -> asio::awaitable<void> {
+                   co_await s->dispatch(std::move(d));
+                 }(self, std::move(jobs)));
+  }
+  if (!actions.admit.empty()) {
+    tasks_.spawn("scheduler.admit",
+                 [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Admission> a) -> asio::awaitable<void> {
+                   co_await s->admit(std::move(a));
+                 }(self, std::move(actions.admit)));
+  }
+  if (!actions.reject.empty()) {
+    tasks_.spawn("scheduler.reject",
+                 [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Rejection> r) -> asio::awaitable<void> {
+                   co_await s->reject(std::move(r));
+                 }(self, std::move(actions.reject)));
+  }
+  if (!actions.revoke.empty()) {
+    tasks_.spawn("scheduler.revoke",
+                 [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Attempt> a) -> asio::awaitable<void> {
+                   co_await s->revoke(std::move(a));
+                 }(self, std::move(actions.revoke)));
+  }
+  for (auto& assignment : actions.assign) {
+    tasks_.spawn("scheduler.assign", [](std::shared_ptr<LeaderTerm> s, Actions::Assignment a) -> asio::awaitable<void> {
+      co_await s->assign(std::move(a));
+    }(self, std::move(assignment)));
+  }
+}
+
+asio::awaitable<void> LeaderTerm::admit(std::vector<queue::Admission> admissions) {
+  const auto done = co_await context_.client->admit(epoch_, admissions, Deadline::after(kCall));
+  admitting_ -= std::min(admitting_, admissions.size());
+  if (done) over_memory_.over();
+  if (!done) co_await admit_again(done.error(), "admitting");
+}
+
+asio::awaitable<void> LeaderTerm::dispatch(std::vector<queue::Dispatch> jobs) {
+  const auto done = co_await context_.client->dispatch(epoch_, jobs, Deadline::after(kCall));
+  admitting_ -= std::min(admitting_, jobs.size());
+  if (!done) {
+    // It may have happened: the audit that follows a failure finds out.
+    co_await admit_again(done.error(), "dispatching");
+    co_return;
+  }
+  over_memory_.over();
+  for (std::size_t i = 0; i < jobs.size() && i < done->size(); ++i) {
+    if ((*done)[i]) continue;
+    for (const auto& placement : jobs[i].placements) refused(placement.unit);
+  }
+}
+
+asio::awaitable<void> LeaderTerm::admit_again(const Error& error, const char* what) {
+  note_failure(error, what);
+  if (error.code == Code::kResourceExhausted) {
+    if (const auto more = over_memory_.said())
+      spdlog::warn("scheduler: Redis is over its memory limit; jobs wait in the intake{}", *more);
+    co_await pause(1000ms);
+  }
+  rewind_ = true;
+}
+
+asio::awaitable<void> LeaderTerm::reject(std::vector<queue::Rejection> rejections) {
+  const auto done = co_await context_.client->reject(epoch_, rejections, Deadline::after(kCall));
+  admitting_ -= std::min(admitting_, rejections.size());
+  if (done) co_return;
+  note_failure(done.error(), "rejecting");
+  rewind_ = true;
+}
+
+asio::awaitable<void> LeaderTerm::assign(Actions::Assignment assignment) {
+  const auto done =
+      co_await context_.client->assign(epoch_, assignment.owner, assignment.units, Deadline::after(kCall));
+  if (!done) {
+    // It may have happened: the audit that follows a failure finds out.
+    note_failure(done.error(), "assigning");
+    co_return;
+  }
+  for (std::size_t i = 0; i < assignment.units.size() && i < done->size(); ++i) {
+    if (!(*done)[i]) refused(assignment.units[i]);
+  }
+}
+
+void LeaderTerm::refused(const queue::AssignRequest& unit) {
+  context_.metrics->refused_assignment();
+  scheduler_->on_assign_refused(unit.ref, unit.nonce, now_us());
+  kick();
+}
+
+asio::awaitable<void> LeaderTerm::revoke(std::vector<queue::Attempt> attempts) {
+  const auto done = co_await context_.client->revoke(epoch_, attempts, Deadline::after(kCall));
+  if (!done) note_failure(done.error(), "revoking");
+}
+
+}  // namespace ditfleet::scheduling

@@ -1,0 +1,237 @@
+#include "coordinator/scheduling/service/scheduler_service.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
+#include "coordinator/scheduling/service/leader_term.h"
+#include "coordinator/scheduling/service/leadership.h"
+#include "shared/core/task_group.h"
+#include "shared/queue/keys.h"
+
+namespace ditfleet::scheduling {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kCall = 1s;
+constexpr auto kPause = 50ms;
+constexpr std::int64_t kSampleUs = 1'000'000;
+
+}  // namespace
+
+class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerService::Impl> {
+ public:
+  Impl(asio::any_io_executor executor, std::shared_ptr<redis::Connection> connection,
+       std::shared_ptr<queue::Client> client, SchedulerServiceOptions options)
+      : executor_(std::move(executor)),
+        connection_(std::move(connection)),
+        client_(std::move(client)),
+        options_(std::move(options)),
+        leadership_(options_.leader_ttl_ms * 1000),
+        tasks_(executor_) {}
+
+  void start() {
+    tasks_.spawn("leadership", [](std::shared_ptr<Impl> self) -> asio::awaitable<void> {
+      co_await self->keep_lead();
+    }(shared_from_this()));
+  }
+
+  void drop() {
+    end_term();
+    tasks_.stop();
+  }
+
+  asio::awaitable<void> stop(Deadline deadline) {
+    const auto term = std::exchange(term_, nullptr);
+    const auto epoch = leadership_.epoch();
+    tasks_.stop();
+    if (term) {
+      term->stop();
+      metrics_.leading(false, 0);
+      if (connection_->connected()) {
+        if (term->rebuilt()) co_await term->store_virtual_times(deadline);
+        const auto resigned = co_await client_->resign(options_.coordinator, epoch, deadline);
+        if (resigned) spdlog::info("scheduler: gave up the leadership");
+      }
+    }
+    co_await tasks_.join();
+  }
+
+  bool loaded() const { return loaded_ && connection_->connected() && loaded_generation_ == connection_->generation(); }
+  bool leading() const { return term_ != nullptr && term_->rebuilt(); }
+  bool leader_known() const {
+    return leading() || (!leadership_.leading() && leadership_.leader_known(monotonic_us()));
+  }
+  const std::string& refusal() const { return refusal_; }
+  std::size_t queued() const { return queued_; }
+  std::optional<Estimate> estimate(const job::JobSpec& spec, const std::string& tenant) {
+    if (!leading()) return std::nullopt;
+    return term_->scheduler().estimate(spec, tenant, now_us());
+  }
+  std::string waits_for(const queue::UnitRef& unit) {
+    return leading() ? term_->scheduler().waits_for(unit, now_us()) : std::string();
+  }
+  std::int64_t now_us() { return clock_.now_us(monotonic_us()); }
+
+ private:
+  asio::awaitable<void> keep_lead() {
+    std::int64_t sampled_us = -kSampleUs;
+    for (;;) {
+      apply(leadership_.on_tick(monotonic_us()));
+      if (!loaded()) {
+        if (!co_await load()) {
+          co_await pause(kPause);
+          continue;
+        }
+      }
+      const auto now = monotonic_us();
+      if (now >= leadership_.next_call_us()) {
+        const auto epoch =
+            co_await client_->lead(options_.coordinator, options_.leader_ttl_ms,
+                                   Deadline::after(std::chrono::milliseconds(options_.leader_ttl_ms / 2)));
+        const auto answered = monotonic_us();
+        apply(epoch ? leadership_.on_answer(*epoch, now, answered) : leadership_.on_tick(answered));
+        if (epoch) {
+          refusal_.clear();
+        } else {
+          if (refusal_.empty()) spdlog::warn("scheduler: cannot ask who leads: {}; trying on", epoch.error().message);
+          refusal_ = epoch.error().message;
+          co_await pause(kPause);
+        }
+      }
+      if (monotonic_us() - sampled_us > kSampleUs) {
+        sampled_us = monotonic_us();
+        co_await sample();
+      }
+      const auto left =
+          std::chrono::microseconds(std::max<std::int64_t>(1'000, leadership_.next_call_us() - monotonic_us()));
+      co_await pause(std::min<std::chrono::microseconds>(left, 100ms));
+    }
+  }
+
+  asio::awaitable<bool> load() {
+    const auto done = co_await client_->load_library(Deadline::after(kCall));
+    loaded_ = done.ok();
+    if (done) {
+      loaded_generation_ = connection_->generation();
+      complained_ = false;
+      co_return true;
+    }
+    if (!complained_)
+      spdlog::warn("scheduler: Redis at {} can't be used yet: {}", connection_->options().endpoint.display(),
+                   done.error().message);
+    complained_ = true;
+    co_return false;
+  }
+
+  // Redis' clock, and how much waits. Of queued jobs `last` holds one event each, of admitted ones one a unit, as
+  // `units` does: so what was submitted together counts as what it is. An entry that came by XADD is a job that Redis
+  // knows nothing else of yet.
+  asio::awaitable<void> sample() {
+    const queue::Keys keys(options_.shard);
+    std::vector<redis::Command> commands;
+    commands.push_back(redis::Command("TIME"));
+    commands.push_back(redis::Command("ZCARD") << keys.ready());
+    commands.push_back(redis::Command("XLEN") << keys.in());
+    commands.push_back(redis::Command("HLEN") << keys.last());
+    commands.push_back(redis::Command("HLEN") << keys.units());
+    commands.push_back(redis::Command("HLEN") << keys.open());
+    const auto sent = monotonic_us();
+    const auto replies = co_await connection_->execute_all(std::move(commands), Deadline::after(kCall));
+    for (const auto& reply : replies) {
+      if (!reply) co_return;
+    }
+    if (replies.size() != 6 || replies[0]->elements.size() != 2) co_return;
+    const auto seconds = std::stoll(replies[0]->elements[0].text), micros = std::stoll(replies[0]->elements[1].text);
+    clock_.sync(seconds * 1'000'000 + micros, sent, monotonic_us());
+    clock_known_ = true;
+    const auto count = [&](std::size_t i) { return replies[i]->integer; };
+    const auto submitted = std::max<std::int64_t>(0, count(3) - count(4));
+    const auto queued = std::max(submitted, count(2));
+    queued_ = static_cast<std::size_t>(count(1) + queued);
+    if (term_) metrics_.jobs(queued, count(5) - submitted + queued);
+  }
+
+  void apply(Leadership::Change change) {
+    if (change == Leadership::Change::kLost) {
+      spdlog::warn("scheduler: lost the leadership");
+      end_term();
+    } else if (change == Leadership::Change::kGained) {
+      tasks_.spawn("leadership.begin", [](std::shared_ptr<Impl> self, std::int64_t epoch) -> asio::awaitable<void> {
+        co_await self->begin_term(epoch);
+      }(shared_from_this(), leadership_.epoch()));
+    }
+  }
+
+  asio::awaitable<void> begin_term(std::int64_t epoch) {
+    clock_known_ = false;
+    while (!clock_known_) {  // decisions need Redis' clock
+      co_await sample();
+      if (!clock_known_) co_await pause(kPause);
+    }
+    if (leadership_.epoch() != epoch || term_) co_return;
+    term_ = std::make_shared<LeaderTerm>(
+        LeaderTerm::Context{.executor = executor_,
+                            .connection = connection_,
+                            .client = client_,
+                            .options = &options_,
+                            .metrics = &metrics_,
+                            .clock = &clock_,
+                            .fenced =
+                                [weak = weak_from_this()] {
+                                  if (const auto self = weak.lock())
+                                    self->apply(self->leadership_.on_fenced(monotonic_us()));
+                                }},
+        epoch);
+    metrics_.leading(true, epoch);
+    term_->start();
+  }
+
+  void end_term() {
+    if (!term_) return;
+    std::exchange(term_, nullptr)->stop();
+    metrics_.leading(false, 0);
+  }
+
+  asio::awaitable<void> pause(std::chrono::microseconds time) {
+    asio::steady_timer timer(executor_, time);
+    co_await timer.async_wait(asio::use_awaitable);
+  }
+
+  asio::any_io_executor executor_;
+  std::shared_ptr<redis::Connection> connection_;
+  std::shared_ptr<queue::Client> client_;
+  SchedulerServiceOptions options_;
+  SchedulerMetrics metrics_;
+  RedisClock clock_;
+  Leadership leadership_;
+  std::shared_ptr<LeaderTerm> term_;
+  TaskGroup tasks_;
+  bool loaded_ = false, complained_ = false, clock_known_ = false;
+  std::uint64_t loaded_generation_ = 0;
+  std::size_t queued_ = 0;
+  std::string refusal_;  // why the last question who leads had no answer
+};
+
+SchedulerService::SchedulerService(asio::any_io_executor executor, std::shared_ptr<redis::Connection> connection,
+                                   std::shared_ptr<queue::Client> client, SchedulerServiceOptions options)
+    : impl_(std::make_shared<Impl>(std::move(executor), std::move(connection), std::move(client), std::move(options))) {
+}
+SchedulerService::~SchedulerService() { impl_->drop(); }
+void SchedulerService::start() { impl_->start(); }
+asio::awaitable<void> SchedulerService::stop(Deadline deadline) { return impl_->stop(deadline); }
+bool SchedulerService::library_loaded() const { return impl_->loaded(); }
+bool SchedulerService::leading() const { return impl_->leading(); }
+bool SchedulerService::leader_known() const { return impl_->leader_known(); }
+const std::string& SchedulerService::refusal() const { return impl_->refusal(); }
+std::size_t SchedulerService::queued() const { return impl_->queued(); }
+std::optional<Estimate> SchedulerService::estimate(const job::JobSpec& spec, const std::string& tenant) const {
+  return impl_->estimate(spec, tenant);
+}
+std::string SchedulerService::waits_for(const queue::UnitRef& unit) const { return impl_->waits_for(unit); }
+std::int64_t SchedulerService::now_us() const { return impl_->now_us(); }
+
+}  // namespace ditfleet::scheduling

@@ -1,0 +1,74 @@
+#include "pipeline/families/flux/adapters.h"
+
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "pipeline/device/failure.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+// Exactly this number.
+std::string bits_of(double value) {
+  std::uint64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return std::to_string(bits);
+}
+
+}  // namespace
+
+std::vector<BaseLinear> base_linears(const std::vector<NamedLinear>& linears) {
+  std::vector<BaseLinear> base;
+  for (std::size_t i = 0; i < linears.size(); ++i) {
+    const NamedLinear& l = linears[i];
+    const bool next_rows = i > 0 && linears[i - 1].slot == l.slot;
+    base.push_back({l.name, next_rows ? base.back().slot : i, l.first_row, l.slot->weight.size(1), l.rows});
+  }
+  return base;
+}
+
+LoraBase lora_base(const FluxFolder& folder) {
+  FluxSlots slots = folder.transformer.slots();
+  ClipEncoder clip = folder.clip;
+  T5Encoder t5 = folder.t5;
+  return {base_linears(named_linears(slots)), base_linears(clip.named_linears()), base_linears(t5.named_linears())};
+}
+
+std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStore& adapters,
+                                           const std::vector<LoraRequest>& requests) {
+  std::vector<std::shared_ptr<const Adapter>> held;
+  // At strength 0 an adapter must be usable, but adds nothing.
+  std::vector<std::pair<std::shared_ptr<const Adapter>, double>> used;
+  for (const LoraRequest& request : requests)
+    if (auto adapter = adapters.get(request); request.scale != 0) used.emplace_back(std::move(adapter), request.scale);
+  if (used.empty()) return nullptr;
+  FluxSlots slots = folder.transformer.slots();
+  ClipEncoder clip = folder.clip;
+  T5Encoder t5 = folder.t5;
+  std::string text_key;
+  {
+    const std::vector<NamedLinear> linears[] = {named_linears(slots), clip.named_linears(), t5.named_linears()};
+    for (const auto& [adapter, strength] : used) {
+      for (const Adapter::Term& term : adapter->terms) {
+        LowRank low_rank = term.low_rank;
+        low_rank.scale *= strength;
+        if (!std::isfinite(static_cast<float>(low_rank.scale)))
+          fail(Code::kInvalidArgument,
+               "loras gives an adapter a scale of " + std::to_string(strength) +
+                   ", with whose own scale (alpha / rank) that is more than fp32 holds",
+               "loras");
+        linears[static_cast<std::size_t>(term.part)][term.slot].slot->low_rank.push_back(std::move(low_rank));
+        if (term.part == LoraPart::kClip) clip.run_op_by_op();
+        if (term.part == LoraPart::kT5) t5.run_op_by_op();
+      }
+      if (adapter->changes_text) text_key += std::to_string(adapter->id) + ":" + bits_of(strength) + ";";
+      held.push_back(adapter);
+    }
+  }
+  return std::make_shared<const AdaptedModels>(AdaptedModels{folder.transformer.adapted(std::move(slots)),
+                                                             std::move(clip), std::move(t5), std::move(text_key),
+                                                             std::move(held)});
+}
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,80 @@
+#include "pipeline/families/flux/folder.h"
+
+#include <array>
+#include <chrono>
+#include <utility>
+
+#include "pipeline/device/failure.h"
+#include "shared/core/excerpt.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+// The folder's parts that this pipeline reads, with the classes that it computes as.
+constexpr std::array<std::pair<const char*, const char*>, 5> kParts{{{"scheduler", "FlowMatchEulerDiscreteScheduler"},
+                                                                     {"text_encoder", "CLIPTextModel"},
+                                                                     {"text_encoder_2", "T5EncoderModel"},
+                                                                     {"transformer", "FluxTransformer2DModel"},
+                                                                     {"vae", "AutoencoderKL"}}};
+
+void check_index(const ConfigFile& index) {
+  const std::string kind = index.text("_class_name", "");
+  if (kind != "FluxPipeline") index.refuse("_class_name is \"" + kind + "\"; it must be FluxPipeline");
+  for (const auto& [part, wanted] : kParts) {
+    const json::value* entry = index.fields().if_contains(part);
+    if (!entry) index.refuse(std::string(part) + " is missing; it must be [LIBRARY, \"" + wanted + "\"]");
+    const json::array* pair = entry->if_array();
+    const json::string* name = pair && pair->size() == 2 ? (*pair)[1].if_string() : nullptr;
+    if (!name || *name != wanted)
+      index.refuse(std::string(part) + " is " + excerpt(json::serialize(*entry), 100) + "; it must be [LIBRARY, \"" +
+                   wanted + "\"]");
+  }
+}
+
+void must_match(const std::string& dir, std::string_view what, std::int64_t a, std::string_view other, std::int64_t b) {
+  if (a != b)
+    fail(Code::kDataCorrupt, dir + ": " + std::string(what) + " is " + std::to_string(a) + ", but " +
+                                 std::string(other) + " is " + std::to_string(b) +
+                                 "; the parts of one model have the same");
+}
+
+}  // namespace
+
+FluxFolder load_flux_folder(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions,
+                            std::int64_t adapter_rank) {
+  check_index(ConfigFile(dir + "/model_index.json"));
+  const auto scheduler = read_scheduler_config(ConfigFile(dir + "/scheduler/scheduler_config.json"));
+  const auto clip = read_clip_config(ConfigFile(dir + "/text_encoder/config.json"));
+  const auto t5 = read_t5_config(ConfigFile(dir + "/text_encoder_2/config.json"));
+  const auto flux = read_flux_config(ConfigFile(dir + "/transformer/config.json"));
+  const auto vae = read_vae_config(ConfigFile(dir + "/vae/config.json"));
+  must_match(dir, "transformer's pooled_projection_dim", flux.pooled_projection_dim, "text_encoder's hidden_size",
+             clip.hidden_size);
+  must_match(dir, "transformer's joint_attention_dim", flux.joint_attention_dim, "text_encoder_2's d_model",
+             t5.d_model);
+  must_match(dir, "a quarter of transformer's in_channels", flux.in_channels / 4, "vae's latent_channels",
+             vae.latent_channels);
+  auto last = std::chrono::steady_clock::now();
+  const auto lap = [&] {
+    const auto now = std::chrono::steady_clock::now();
+    return std::chrono::duration_cast<std::chrono::microseconds>(now - std::exchange(last, now)).count();
+  };
+  auto text_encoder = ClipEncoder::load(dir + "/text_encoder", placement, regions);
+  auto text_encoder_2 = T5Encoder::load(dir + "/text_encoder_2", placement, regions);
+  const auto text_us = lap();
+  auto transformer = FluxTransformer::load(dir + "/transformer", placement, regions, adapter_rank);
+  const auto transformer_us = lap(), compile_us = transformer.compile_us();
+  auto decoder = VaeDecoder::load(dir + "/vae", placement, std::move(regions));
+  const auto vae_us = lap();
+  return {scheduler,
+          std::move(text_encoder),
+          std::move(text_encoder_2),
+          std::move(transformer),
+          std::move(decoder),
+          {{"text_encoders", text_us},
+           {"transformer", transformer_us - compile_us},
+           {"compile", compile_us},
+           {"vae", vae_us}}};
+}
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,86 @@
+#include "pipeline/families/flux/modulation.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cos.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/sin.h>
+
+#include <cmath>
+
+namespace ditfleet::pipeline {
+namespace {
+
+constexpr std::int64_t kHalf = 128;  // of the 256 sinusoids
+constexpr double kMaxPeriod = 10000;
+
+at::Tensor embed(const EmbedderSlots& slots, const at::Tensor& x) {
+  return apply_linear(slots.second, at::silu(apply_linear(slots.first, x)));
+}
+
+// [n] → [n, 256] fp32: cosines, then sines.
+at::Tensor sinusoids(const at::Tensor& values) {
+  const auto fp32 = values.options().dtype(c10::ScalarType::Float);
+  const at::Tensor frequencies =
+      at::exp(-std::log(kMaxPeriod) * at::arange(0, kHalf, fp32) / static_cast<double>(kHalf));
+  const at::Tensor angles = values.to(c10::ScalarType::Float).unsqueeze(1) * frequencies.unsqueeze(0);
+  return at::cat({at::cos(angles), at::sin(angles)}, 1);
+}
+
+// linear(silu(conditioning)) as [n, rows, D], with one added to the rows that scale.
+at::Tensor rows_of(const LinearSlot& slot, const at::Tensor& activated, std::int64_t rows,
+                   std::initializer_list<std::int64_t> scales) {
+  const at::Tensor flat = apply_linear(slot, activated);
+  at::Tensor table = flat.view({flat.size(0), rows, flat.size(1) / rows});
+  for (auto row : scales) table.select(1, row).add_(1);
+  return table;
+}
+
+// [batch, rows, D] → row i as [batch, 1, D].
+at::Tensor row_of(const at::Tensor& all, std::int64_t i) { return all.narrow(1, i, 1); }
+
+// Rows first, first + 1, first + 2 of a step: shift, scale, gate.
+Modulation triple(const at::Tensor& all, std::int64_t first) {
+  return {row_of(all, first), row_of(all, first + 1), row_of(all, first + 2)};
+}
+
+}  // namespace
+
+ModulationTable::ModulationTable(const FluxConfig& config, const FluxSlots& slots, const at::Tensor& timesteps,
+                                 double guidance, const at::Tensor& pooled)
+    : double_blocks_(slots.double_blocks.size()), single_blocks_(slots.single_blocks.size()) {
+  const auto type = pooled.scalar_type();
+  const at::Tensor t = (timesteps.to(type) / 1000).to(type) * 1000;
+  at::Tensor conditioning = embed(slots.time, sinusoids(t).to(type));
+  if (config.guidance_embeds) {
+    const at::Tensor g = at::full({1}, guidance, timesteps.options()).to(type) * 1000;
+    conditioning = conditioning + embed(slots.guidance, sinusoids(g).to(type));
+  }
+  conditioning = conditioning + embed(slots.pooled, pooled);
+  const at::Tensor activated = at::silu(conditioning);
+  std::vector<at::Tensor> parts;
+  for (const auto& block : slots.double_blocks) {
+    parts.push_back(rows_of(block.image.modulation, activated, 6, {1, 4}));
+    parts.push_back(rows_of(block.text.modulation, activated, 6, {1, 4}));
+  }
+  for (const auto& block : slots.single_blocks) parts.push_back(rows_of(block.modulation, activated, 3, {1}));
+  parts.push_back(rows_of(slots.final_modulation, activated, 2, {0}));
+  table_ = at::cat(parts, 1);
+}
+
+StepModulation ModulationTable::views(const at::Tensor& all, std::size_t double_blocks, std::size_t single_blocks) {
+  StepModulation m;
+  m.all = all;
+  std::int64_t at = 0;
+  for (std::size_t b = 0; b < double_blocks; ++b, at += 12)
+    m.double_blocks.push_back({triple(all, at), triple(all, at + 3), triple(all, at + 6), triple(all, at + 9)});
+  for (std::size_t b = 0; b < single_blocks; ++b, at += 3) m.single_blocks.push_back(triple(all, at));
+  m.final.scale = row_of(all, at);
+  m.final.shift = row_of(all, at + 1);
+  return m;
+}
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,36 @@
+#include "pipeline/families/flux/prompts.h"
+
+#include "pipeline/device/failure.h"
+#include "pipeline/tokenizers/tokenizer_classes.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+constexpr int kClipLength = 77;  // where a folder sets none
+
+std::string cut(const std::string& encoder, int length, std::size_t dropped) {
+  return "prompt: " + encoder + " takes " + std::to_string(length) + " tokens; the last " + std::to_string(dropped) +
+         " were cut off";
+}
+
+}  // namespace
+
+Prompts Prompts::load(const std::string& dir) {
+  unwrap(check_tokenizer_classes(dir));
+  return Prompts(unwrap(Tokenizer::load_clip(dir + "/tokenizer")), unwrap(Tokenizer::load_t5(dir + "/tokenizer_2")));
+}
+
+int Prompts::clip_length() const { return clip_.model_max_length().value_or(kClipLength); }
+
+PromptIds Prompts::ids(const std::string& prompt, int max_sequence_length) const {
+  Tokenized clip = unwrap(clip_.encode(prompt, clip_length()));
+  Tokenized t5 = unwrap(t5_.encode(prompt, max_sequence_length));
+  PromptIds out;
+  if (clip.dropped > 0) out.warnings.push_back(cut("CLIP", clip_length(), clip.dropped));
+  if (t5.dropped > 0) out.warnings.push_back(cut("T5", max_sequence_length, t5.dropped) + " (see max_sequence_length)");
+  out.clip = clip_.padded(std::move(clip.ids), static_cast<std::size_t>(clip_length()));
+  out.t5 = t5_.padded(std::move(t5.ids), static_cast<std::size_t>(max_sequence_length));
+  return out;
+}
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,289 @@
+#include "pipeline/families/flux/regions.h"
+
+#include <ATen/ops/view_as_real.h>
+
+#include <algorithm>
+#include <future>
+#include <map>
+#include <utility>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/region/blocks/blocks.h"
+#include "shared/telemetry/spans.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+using Slots = std::map<std::string, at::Tensor>;
+
+void add(Slots& slots, const std::string& name, const LinearSlot& linear) {
+  slots[name + ".weight"] = linear.weight;
+  slots[name + ".bias"] = linear.bias;
+}
+
+void add(Slots& slots, const std::string& prefix, const StreamSlots& stream) {
+  add(slots, prefix + "qkv", stream.qkv);
+  slots[prefix + "norm_q"] = stream.norm_q;
+  slots[prefix + "norm_k"] = stream.norm_k;
+  add(slots, prefix + "out", stream.out);
+  add(slots, prefix + "mlp_in", stream.mlp_in);
+  add(slots, prefix + "mlp_out", stream.mlp_out);
+}
+
+Slots slots_of(const DoubleBlockSlots& block) {
+  Slots slots;
+  add(slots, "image.", block.image);
+  add(slots, "text.", block.text);
+  return slots;
+}
+
+Slots slots_of(const SingleBlockSlots& block) {
+  Slots slots;
+  add(slots, "qkv", block.qkv);
+  slots["norm_q"] = block.norm_q;
+  slots["norm_k"] = block.norm_k;
+  add(slots, "mlp_in", block.mlp_in);
+  add(slots, "out", block.out);
+  return slots;
+}
+
+// What each call gives, in this order.
+const std::vector<std::string> kDoubleCall = {"image",
+                                              "text",
+                                              "rope",
+                                              "image.attention_shift",
+                                              "image.attention_scale",
+                                              "image.attention_gate",
+                                              "image.mlp_shift",
+                                              "image.mlp_scale",
+                                              "image.mlp_gate",
+                                              "text.attention_shift",
+                                              "text.attention_scale",
+                                              "text.attention_gate",
+                                              "text.mlp_shift",
+                                              "text.mlp_scale",
+                                              "text.mlp_gate"};
+const std::vector<std::string> kSingleCall = {"tokens", "rope", "shift", "scale", "gate"};
+
+// The linears that adapters change, by their names in the programs.
+std::vector<std::pair<std::string, const LinearSlot*>> linears_of(const DoubleBlockSlots& block) {
+  std::vector<std::pair<std::string, const LinearSlot*>> linears;
+  for (const auto& [prefix, stream] : {std::pair("image.", &block.image), std::pair("text.", &block.text)})
+    for (const auto& [name, slot] : {std::pair("qkv", &stream->qkv), std::pair("out", &stream->out),
+                                     std::pair("mlp_in", &stream->mlp_in), std::pair("mlp_out", &stream->mlp_out)})
+      linears.emplace_back(std::string(prefix) + name, slot);
+  return linears;
+}
+std::vector<std::pair<std::string, const LinearSlot*>> linears_of(const SingleBlockSlots& block) {
+  return {{"qkv", &block.qkv}, {"mlp_in", &block.mlp_in}, {"out", &block.out}};
+}
+
+// Of all blocks, in one order.
+template <class F>
+void each_linear(const FluxSlots& slots, F visit) {
+  for (const auto& block : slots.double_blocks)
+    for (const auto& [name, slot] : linears_of(block)) visit(*slot);
+  for (const auto& block : slots.single_blocks)
+    for (const auto& [name, slot] : linears_of(block)) visit(*slot);
+}
+
+region::ElementType element_type(Placement placement) {
+  return placement.dtype == c10::ScalarType::Float ? region::ElementType::kF32 : region::ElementType::kBF16;
+}
+
+int position_of(const std::vector<std::string>& names, const std::string& name) {
+  const auto at = std::find(names.begin(), names.end(), name);
+  if (at == names.end()) fail(Code::kInternal, "the region has no input " + name);
+  return static_cast<int>(at - names.begin());
+}
+
+}  // namespace
+
+template <class Block>
+void FluxRegions::fill(Table& table, const std::vector<Block>& blocks, const std::vector<std::string>& call,
+                       bool adapted) const {
+  const auto names = table.region->input_names();
+  for (const auto& name : call) table.activations.push_back(position_of(names, name));
+  if (adapted && !blocks.empty())
+    for (const auto& [name, slot] : linears_of(blocks.front()))
+      table.linears.push_back({position_of(names, name + ".weight"), position_of(names, name + ".adapter"),
+                               slot->room.groups > 1 ? position_of(names, name + ".apart") : -1});
+  for (const Block& block : blocks) {
+    const Slots slots = slots_of(block);
+    auto& row = table.rows.emplace_back();
+    for (const auto& name : names) {
+      const auto at = slots.find(name);
+      const bool later = std::find(call.begin(), call.end(), name) != call.end() ||
+                         (adapted && (name.ends_with(".adapter") || name.ends_with(".apart")));
+      if (at == slots.end() && !later) fail(Code::kInternal, "no slot is called " + name);
+      row.push_back(at == slots.end() ? at::Tensor() : at->second);
+    }
+  }
+}
+
+FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Placement placement,
+                         std::shared_ptr<region::RegionHost> host)
+    : host_(host) {
+  const auto recipe = [&](auto make, bool adapters) {
+    return [=, heads = config.heads, head_dim = config.head_dim](region::ElementType type) {
+      return make(region::BlockShape{.heads = heads, .head_dim = head_dim, .type = type, .adapters = adapters});
+    };
+  };
+  std::vector<LinearSlot> linears;
+  each_linear(slots, [&](const LinearSlot& slot) { linears.push_back(slot); });
+  const std::size_t of_first = !slots.double_blocks.empty()   ? linears_of(slots.double_blocks.front()).size()
+                               : !slots.single_blocks.empty() ? linears_of(slots.single_blocks.front()).size()
+                                                              : 0;
+  const bool room = !linears.empty() && std::all_of(linears.begin(), linears.end(),
+                                                    [](const LinearSlot& slot) { return slot.room.columns > 0; });
+  std::vector<Table*> wanted;
+  const auto add = [&](Table& table, const char* name, auto make, const auto& blocks,
+                       const std::vector<std::string>& call, bool adapted) {
+    table.region = std::make_unique<region::Region>(name, recipe(make, adapted), host);
+    fill(table, blocks, call, adapted);
+    if (!blocks.empty()) wanted.push_back(&table);
+  };
+  add(double_, "flux.double", region::flux_double_block, slots.double_blocks, kDoubleCall, false);
+  add(single_, "flux.single", region::flux_single_block, slots.single_blocks, kSingleCall, false);
+  if (room) {
+    add(adapted_double_, "flux.double.adapted", region::flux_double_block, slots.double_blocks, kDoubleCall, true);
+    add(adapted_single_, "flux.single.adapted", region::flux_single_block, slots.single_blocks, kSingleCall, true);
+  }
+  const auto type = element_type(placement);
+  std::vector<std::future<void>> running;  // all at once
+  for (Table* table : wanted)
+    running.push_back(std::async(std::launch::async, [&, table, context = telemetry::current_span()] {
+      const telemetry::ContextScope scope(context);
+      table->region->prepare(type, placement.device);
+    }));
+  std::shared_ptr<const region::GroupedGemm> grouped;
+  if (room) {
+    auto making = std::async(
+        std::launch::async, [&] { return host->grouped_gemm ? host->grouped_gemm : region::make_grouped_gemm(*host); });
+    auto copies = region::make_matrix_copies(*host);
+    grouped = making.get();
+    columns_ = std::make_unique<AdapterColumns>(std::move(linears), of_first, std::move(copies), grouped != nullptr);
+  }
+  for (auto& one : running) one.get();
+  if (grouped) host->grouped_gemm = std::move(grouped);
+}
+
+// Blocks with adapters attend at the same strides, and to a library a picture's tokens and both streams' together are
+// one shape.
+void FluxRegions::expect(Placement placement, std::int64_t batch, std::int64_t text_tokens,
+                         std::int64_t image_tokens) const {
+  const auto type = element_type(placement);
+  if (!double_.rows.empty())
+    double_.region->expect(type, placement.device, {{"batch", batch}, {"text", text_tokens}, {"image", image_tokens}});
+  if (!single_.rows.empty())
+    single_.region->expect(type, placement.device, {{"batch", batch}, {"tokens", text_tokens + image_tokens}});
+}
+
+std::vector<std::vector<at::Tensor>> FluxRegions::bind(const Table& table, const AdapterColumns::Layout& layout,
+                                                       std::size_t& linear) {
+  std::vector<std::vector<at::Tensor>> rows = table.rows;
+  for (auto& row : rows) {
+    bool any = false;
+    for (const auto& [weight, adapter, apart] : table.linears) {
+      const auto& operands = layout.operands[linear++];
+      row[static_cast<std::size_t>(weight)] = operands.weight;
+      row[static_cast<std::size_t>(adapter)] = operands.adapter;
+      if (apart >= 0) row[static_cast<std::size_t>(apart)] = operands.apart;
+      any = any || operands.columns() > 0;
+    }
+    if (!any) row.clear();
+  }
+  return rows;
+}
+
+std::vector<AdapterColumns::Samples> FluxRegions::terms_of(const std::vector<const FluxSlots*>& samples) const {
+  std::vector<AdapterColumns::Samples> terms(columns_->size());
+  for (const FluxSlots* sample : samples) {
+    std::size_t i = 0;
+    each_linear(*sample, [&](const LinearSlot& slot) { terms[i++].push_back(&slot.low_rank); });
+  }
+  return terms;
+}
+
+std::string FluxRegions::adapter_problem(const std::vector<const FluxSlots*>& samples) const {
+  if (columns_) return columns_->problem(terms_of(samples));
+  bool any = false;
+  for (const FluxSlots* sample : samples)
+    each_linear(*sample, [&](const LinearSlot& slot) { any = any || !slot.low_rank.empty(); });
+  return any ? "the model was loaded without slots, so there is no room for adapters beside the weights" : "";
+}
+
+std::shared_ptr<const FluxAdapters> FluxRegions::plan(const std::vector<const FluxSlots*>& samples) const {
+  if (!columns_) return nullptr;
+  auto made = std::make_shared<FluxAdapters>();
+  made->layout = columns_->plan(terms_of(samples));
+  made->signature = {static_cast<std::int64_t>(samples.size())};
+  for (const auto& operands : made->layout.operands)
+    made->signature.insert(made->signature.end(), {operands.adapter.size(1), operands.apart.size(1)});
+  std::size_t linear = 0;
+  made->double_rows = bind(adapted_double_, made->layout, linear);
+  made->single_rows = bind(adapted_single_, made->layout, linear);
+  return made;
+}
+
+void FluxRegions::load(const std::shared_ptr<const FluxAdapters>& adapters) {
+  if (adapters == loaded_) return;
+  const auto before = std::exchange(loaded_, nullptr);  // until all is in place; what was on its way is kept as long
+  columns_->load(adapters->layout);
+  loaded_ = adapters;
+}
+
+void FluxRegions::clear_adapters() {
+  loaded_ = nullptr;
+  if (columns_) columns_->clear();
+}
+
+at::Tensor FluxRegions::rope_rows(const at::Tensor& rope) {
+  return at::view_as_real(rope).view({rope.size(1), 2 * rope.size(3)});
+}
+
+void FluxRegions::double_block(std::size_t index, at::Tensor& image, at::Tensor& text, bool text_is_mine,
+                               const DoubleModulation& m, const at::Tensor& rope, region::Mode mode,
+                               const FluxAdapters* adapters) const {
+  if (adapters && index > 0) join_adapters();
+  const bool adapted = adapters && !adapters->double_rows[index].empty();
+  const Table& table = adapted ? adapted_double_ : double_;
+  std::vector<at::Tensor> inputs = adapted ? adapters->double_rows[index] : table.rows[index];
+  const at::Tensor* given[] = {&image,
+                               &text,
+                               &rope,
+                               &m.image_attention.shift,
+                               &m.image_attention.scale,
+                               &m.image_attention.gate,
+                               &m.image_mlp.shift,
+                               &m.image_mlp.scale,
+                               &m.image_mlp.gate,
+                               &m.text_attention.shift,
+                               &m.text_attention.scale,
+                               &m.text_attention.gate,
+                               &m.text_mlp.shift,
+                               &m.text_mlp.scale,
+                               &m.text_mlp.gate};
+  for (std::size_t i = 0; i < table.activations.size(); ++i)
+    inputs[static_cast<std::size_t>(table.activations[i])] = *given[i];
+  std::vector<at::Tensor> outputs{image, text_is_mine ? text : at::Tensor()};
+  table.region->run(inputs, outputs, mode);
+  image = std::move(outputs[0]);
+  text = std::move(outputs[1]);
+}
+
+void FluxRegions::single_block(std::size_t index, at::Tensor& tokens, const Modulation& m, const at::Tensor& rope,
+                               region::Mode mode, const FluxAdapters* adapters) const {
+  if (adapters && index + double_.rows.size() > 0) join_adapters();
+  const bool adapted = adapters && !adapters->single_rows[index].empty();
+  const Table& table = adapted ? adapted_single_ : single_;
+  std::vector<at::Tensor> inputs = adapted ? adapters->single_rows[index] : table.rows[index];
+  const at::Tensor* given[] = {&tokens, &rope, &m.shift, &m.scale, &m.gate};
+  for (std::size_t i = 0; i < table.activations.size(); ++i)
+    inputs[static_cast<std::size_t>(table.activations[i])] = *given[i];
+  std::vector<at::Tensor> outputs{tokens};
+  table.region->run(inputs, outputs, mode);
+  tokens = std::move(outputs[0]);
+}
+
+}  // namespace ditfleet::pipeline

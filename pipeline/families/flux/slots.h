@@ -1,0 +1,54 @@
+// The parameters of a FLUX transformer as slots, block by block. What a region compiler binds: each struct is one
+// row of its pointer table, in this order.
+#pragma once
+
+#include <vector>
+
+#include "pipeline/families/flux/config.h"
+#include "pipeline/nn/parameters.h"
+
+namespace ditfleet::pipeline {
+
+// One of the two streams of a double-stream block. D = width.
+struct StreamSlots {
+  LinearSlot modulation;       // D → 6·D: shift, scale, gate of attention, then of the MLP
+  LinearSlot qkv;              // D → 3·D: query, key, value
+  at::Tensor norm_q, norm_k;   // [head_dim]
+  LinearSlot out;              // D → D
+  LinearSlot mlp_in, mlp_out;  // D → 4·D → D
+};
+
+struct DoubleBlockSlots {
+  StreamSlots image, text;
+};
+
+struct SingleBlockSlots {
+  LinearSlot modulation;      // D → 3·D: shift, scale, gate
+  LinearSlot qkv;             // D → 3·D
+  at::Tensor norm_q, norm_k;  // [head_dim]
+  LinearSlot mlp_in;          // D → 4·D
+  LinearSlot out;             // 5·D → D: attention's output, then the MLP's
+};
+
+// Two linears with SiLU between.
+struct EmbedderSlots {
+  LinearSlot first, second;
+};
+
+struct FluxSlots {
+  LinearSlot image_in, text_in;          // x_embedder, context_embedder
+  EmbedderSlots time, guidance, pooled;  // guidance: undefined tensors without guidance_embeds
+  std::vector<DoubleBlockSlots> double_blocks;
+  std::vector<SingleBlockSlots> single_blocks;
+  LinearSlot final_modulation;  // D → 2·D: scale, shift (in this order, unlike the blocks)
+  LinearSlot image_out;
+};
+
+// With room for adapters of `adapter_rank` beside each linear of the blocks (each of q, k and v its own); behind the
+// weight, but for the single blocks' mlp_in, which reads the same as their qkv. Throws what Parameters throws.
+FluxSlots bind_flux_slots(const FluxConfig& config, Parameters& parameters, std::int64_t adapter_rank = 0);
+
+// Every linear by diffusers' name. Points into `slots`.
+std::vector<NamedLinear> named_linears(FluxSlots& slots);
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,202 @@
+#include "pipeline/families/flux/transformer.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/InferenceMode.h>
+
+#include <spdlog/spdlog.h>
+
+#include <chrono>
+#include <future>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/families/flux/blocks.h"
+#include "pipeline/families/flux/regions.h"
+#include "pipeline/families/flux/rope.h"
+#include "pipeline/region/blocks/blocks.h"
+#include "pipeline/region/run/graphs.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+constexpr std::size_t kMostGraphs = 16;  // buckets; each keeps its inputs, a few MB
+
+// Sample i by own[i]; all by `shared` where none has its own.
+at::Tensor apply_each(const LinearSlot& shared, const std::vector<LinearSlot>& own, const at::Tensor& x) {
+  if (own.empty()) return apply_linear(shared, x);
+  std::vector<at::Tensor> parts;
+  for (std::size_t i = 0; i < own.size(); ++i)
+    parts.push_back(apply_linear(own[i], x.narrow(0, static_cast<std::int64_t>(i), 1)));
+  return at::cat(parts, 0);
+}
+
+}  // namespace
+
+FluxTransformer FluxTransformer::load(const std::string& dir, Placement placement,
+                                      std::shared_ptr<region::RegionHost> regions, std::int64_t adapter_rank) {
+  const FluxConfig config = read_flux_config(ConfigFile(dir + "/config.json"));
+  auto parameters = Parameters::open(dir, Library::kDiffusers, placement);
+  const bool compiled = regions && regions->compiler && regions->options.transformer;
+  if (adapter_rank > region::kMostAdapterColumns)
+    fail(Code::kInvalidArgument,
+         "room for adapters of rank " + std::to_string(adapter_rank) + " is asked for; at most " +
+             std::to_string(region::kMostAdapterColumns),
+         "max_lora_rank");
+  FluxSlots slots = bind_flux_slots(config, parameters, compiled ? adapter_rank : 0);
+  parameters.warn_of_unused("");
+  return FluxTransformer(config, std::move(slots), parameters.bytes(), placement, std::move(regions));
+}
+
+FluxTransformer::FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_t bytes, Placement placement,
+                                 std::shared_ptr<region::RegionHost> regions)
+    : config_(config), slots_(std::move(slots)), bytes_(bytes) {
+  if (!regions || !regions->compiler || !regions->options.transformer) return;
+  const auto begun = std::chrono::steady_clock::now();
+  std::future<void> libraries;  // they load while the programs compile
+  if (!placement.device.is_cpu())
+    libraries = std::async(std::launch::async, [&, host = regions] {
+      try {
+        open_libraries(placement, *host);
+      } catch (...) {  // no harm: what could not be loaded now is loaded when it is needed, or fails there
+        spdlog::warn("loading the GPU's libraries ahead failed, the first step will take longer: {}",
+                     error_in_flight("libraries").message);
+      }
+    });
+  regions_ = std::make_shared<FluxRegions>(config_, slots_, placement, std::move(regions));
+  if (libraries.valid()) libraries.get();
+  if (!placement.device.is_cpu()) graphs_ = region::make_graphs(placement.device, kMostGraphs);
+  compile_us_ = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun).count();
+}
+
+FluxTransformer FluxTransformer::adapted(FluxSlots slots) const {
+  FluxTransformer made = *this;
+  made.slots_ = std::move(slots);
+  if (!made.regions_) return made;
+  if (const std::string problem = made.regions_->adapter_problem({&made.slots_}); !problem.empty()) {
+    made.regions_->leave_adapters(problem);
+    made.regions_ = nullptr;
+  } else {
+    made.adapters_ = made.regions_->plan({&made.slots_});
+  }
+  return made;
+}
+
+FluxTransformer FluxTransformer::together(const std::vector<const FluxTransformer*>& samples) {
+  FluxTransformer made = *samples.front();
+  std::vector<const FluxSlots*> slots;
+  bool adapters = false, ends = false;
+  for (const FluxTransformer* sample : samples) {
+    slots.push_back(&sample->slots_);
+    adapters = adapters || sample->adapters_;
+    ends = ends || !sample->slots_.image_in.low_rank.empty() || !sample->slots_.image_out.low_rank.empty();
+  }
+  for (const FluxSlots* one : slots) {
+    if (!ends) break;
+    made.image_in_.push_back(one->image_in);
+    made.image_out_.push_back(one->image_out);
+  }
+  if (adapters && samples.size() > 1) made.adapters_ = made.regions_->plan(slots);
+  return made;
+}
+
+bool FluxTransformer::run_together(const std::vector<const FluxTransformer*>& samples, std::int64_t image_tokens) {
+  std::vector<const FluxSlots*> slots;
+  for (const FluxTransformer* one : samples) {
+    if (!one->regions_ || one->regions_->mode_for(image_tokens, 1) == region::Mode::kNone) return false;
+    slots.push_back(&one->slots_);
+  }
+  return samples.size() == 1 || samples.front()->regions_->adapter_problem(slots).empty();
+}
+
+void FluxTransformer::load_adapters() const {
+  if (adapters_) regions_->load(adapters_);
+}
+
+void FluxTransformer::clear_adapters() const {
+  if (regions_) regions_->clear_adapters();
+}
+
+// The first use of cuBLAS, of cuDNN and of each of LibTorch's kernels loads it: half a second in all. So whatever a
+// request needs beside its blocks is done here once, on next to nothing.
+void FluxTransformer::open_libraries(Placement placement, const region::RegionHost& host) const {
+  const c10::InferenceMode inference(true);
+  const c10::DeviceGuard guard(placement.device);
+  region::open_attention(placement.device, placement.dtype, config_.heads, config_.head_dim, host.attention,
+                         host.direct_attention.get());
+  const auto options = at::TensorOptions(placement.dtype).device(placement.device);
+  const at::Tensor text = embed_text(at::zeros({1, 8, config_.joint_attention_dim}, options));
+  const at::Tensor image = apply_linear(slots_.image_in, at::zeros({1, 4, config_.in_channels}, options));
+  const auto rows = modulation(at::ones({1}, options.dtype(c10::ScalarType::Float)), 1,
+                               at::zeros({1, config_.pooled_projection_dim}, options))
+                        .step(0);
+  rope_table(config_, 8, 2, 2, placement);
+  apply_linear(slots_.image_out, modulated_norm(at::cat({text, image}, 1).slice(1, 8), rows.final));
+  synchronize(placement.device);
+}
+
+void FluxTransformer::expect(std::int64_t batch, std::int64_t text_tokens, std::int64_t image_tokens) const {
+  if (!regions_ || regions_->mode_for(image_tokens, 1) == region::Mode::kNone) return;
+  const at::Tensor& weight = slots_.image_in.weight;
+  regions_->expect({weight.device(), weight.scalar_type()}, batch, text_tokens, image_tokens);
+}
+
+ModulationTable FluxTransformer::modulation(const at::Tensor& timesteps, double guidance,
+                                            const at::Tensor& pooled) const {
+  return ModulationTable(config_, slots_, timesteps, guidance, pooled);
+}
+
+at::Tensor FluxTransformer::embed_text(const at::Tensor& prompt_embeds) const {
+  return apply_linear(slots_.text_in, prompt_embeds);
+}
+
+at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor& text,
+                                     const StepModulation& modulation, const at::Tensor& rope) const {
+  // Images have one frame.
+  const region::Mode mode = regions_ ? regions_->mode_for(latents.size(1), 1) : region::Mode::kNone;
+  // A recording keeps addresses: those of A, which for a batch is each time elsewhere, and of adapters at the ends,
+  // which lie in their slots.
+  const bool fleeting =
+      adapters_ && (latents.size(0) > 1 || !slots_.image_in.low_rank.empty() || !slots_.image_out.low_rank.empty());
+  if (!graphs_ || !region::uses_graphs(mode) || fleeting) return velocity(latents, text, modulation, rope, mode);
+  std::vector<std::int64_t> bucket{static_cast<std::int64_t>(mode)};
+  for (const at::Tensor* t : {&latents, &text}) bucket.insert(bucket.end(), t->sizes().begin(), t->sizes().end());
+  if (adapters_) regions_->join_adapters();
+  if (adapters_) bucket.insert(bucket.end(), adapters_->signature.begin(), adapters_->signature.end());
+  return graphs_->run(bucket, {latents, text, modulation.all, rope}, [&](const std::vector<at::Tensor>& in) {
+    return velocity(in[0], in[1],
+                    ModulationTable::views(in[2], slots_.double_blocks.size(), slots_.single_blocks.size()), in[3],
+                    mode);
+  });
+}
+
+at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor& text_tokens,
+                                     const StepModulation& modulation, const at::Tensor& rope,
+                                     region::Mode mode) const {
+  const BlockGeometry geometry{config_.heads, config_.head_dim};
+  const FluxRegions* regions = mode != region::Mode::kNone ? regions_.get() : nullptr;
+  const at::Tensor rope_rows = regions ? FluxRegions::rope_rows(rope) : at::Tensor();
+  at::Tensor image = apply_each(slots_.image_in, image_in_, latents);
+  at::Tensor text = text_tokens;
+  for (std::size_t i = 0; i < slots_.double_blocks.size(); ++i) {
+    // The first block's text is the caller's, who needs it for the next step.
+    if (regions)
+      regions->double_block(i, image, text, i > 0, modulation.double_blocks[i], rope_rows, mode, adapters_.get());
+    else
+      double_block(image, text, slots_.double_blocks[i], modulation.double_blocks[i], rope, geometry);
+  }
+  if (!slots_.single_blocks.empty()) {
+    at::Tensor tokens = at::cat({text, image}, 1);
+    for (std::size_t i = 0; i < slots_.single_blocks.size(); ++i) {
+      if (regions)
+        regions->single_block(i, tokens, modulation.single_blocks[i], rope_rows, mode, adapters_.get());
+      else
+        single_block(tokens, slots_.single_blocks[i], modulation.single_blocks[i], rope, geometry);
+    }
+    image = tokens.slice(1, text.size(1));
+  }
+  return apply_each(slots_.image_out, image_out_, modulated_norm(image, modulation.final));
+}
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,108 @@
+#include "pipeline/nn/config_file.h"
+
+#include <cmath>
+
+#include "pipeline/device/failure.h"
+#include "shared/core/bytes.h"
+#include "shared/core/excerpt.h"
+
+namespace ditfleet::pipeline {
+
+ConfigFile::ConfigFile(std::string path) : path_(std::move(path)) {
+  const std::string bytes = unwrap(read_file(path_));
+  auto value = parse_json(bytes);
+  if (!value) refuse("is not valid JSON: " + value.error().message);
+  if (!value->is_object()) refuse("must hold a JSON object");
+  fields_ = value->get_object();
+}
+
+std::optional<ConfigFile> ConfigFile::child(std::string_view key) const {
+  const json::value* v = find(key);
+  if (!v) return {};
+  if (!v->is_object()) wrong_type(key, "an object");
+  return ConfigFile(path_, v->get_object());
+}
+
+const json::value* ConfigFile::find(std::string_view key) const {
+  const json::value* v = fields_.if_contains(key);
+  return v && !v->is_null() ? v : nullptr;
+}
+
+bool ConfigFile::has(std::string_view key) const { return find(key) != nullptr; }
+
+void ConfigFile::refuse(const std::string& message) const { fail(Code::kDataCorrupt, path_ + ": " + message); }
+
+void ConfigFile::wrong_type(std::string_view key, std::string_view should_be) const {
+  refuse(std::string(key) + " is " + excerpt(json::serialize(fields_.at(key)), 80) + "; it must be " +
+         std::string(should_be));
+}
+
+std::int64_t ConfigFile::checked(std::string_view key, const json::value& value, std::int64_t least,
+                                 std::int64_t most) const {
+  std::int64_t n = 0;
+  if (value.is_int64()) {
+    n = value.get_int64();
+  } else if (value.is_double() && std::abs(value.get_double()) < 1e15 &&
+             value.get_double() == std::floor(value.get_double())) {
+    n = static_cast<std::int64_t>(value.get_double());
+  } else {
+    wrong_type(key, "an integer from " + std::to_string(least) + " to " + std::to_string(most));
+  }
+  if (n < least || n > most) wrong_type(key, "from " + std::to_string(least) + " to " + std::to_string(most));
+  return n;
+}
+
+std::int64_t ConfigFile::integer(std::string_view key, std::int64_t fallback, std::int64_t least,
+                                 std::int64_t most) const {
+  const json::value* v = find(key);
+  return v ? checked(key, *v, least, most) : fallback;
+}
+
+std::optional<double> ConfigFile::optional_number(std::string_view key) const {
+  const json::value* v = find(key);
+  if (!v) return {};
+  if (!v->is_number()) wrong_type(key, "a number");
+  return v->to_number<double>();
+}
+
+double ConfigFile::number(std::string_view key, double fallback) const {
+  return optional_number(key).value_or(fallback);
+}
+
+bool ConfigFile::boolean(std::string_view key, bool fallback) const {
+  const json::value* v = find(key);
+  if (!v) return fallback;
+  if (!v->is_bool()) wrong_type(key, "true or false");
+  return v->get_bool();
+}
+
+std::string ConfigFile::text(std::string_view key, std::string fallback) const {
+  const json::value* v = find(key);
+  if (!v) return fallback;
+  if (!v->is_string()) wrong_type(key, "a string");
+  return std::string(v->get_string());
+}
+
+std::vector<std::int64_t> ConfigFile::integers(std::string_view key, std::vector<std::int64_t> fallback,
+                                               std::int64_t least, std::int64_t most) const {
+  const json::value* v = find(key);
+  if (!v) return fallback;
+  if (!v->is_array()) wrong_type(key, "a list of integers");
+  std::vector<std::int64_t> out;
+  for (const auto& item : v->get_array()) out.push_back(checked(key, item, least, most));
+  return out;
+}
+
+std::vector<std::string> ConfigFile::texts(std::string_view key, std::vector<std::string> fallback) const {
+  const json::value* v = find(key);
+  if (!v) return fallback;
+  if (!v->is_array()) wrong_type(key, "a list of strings");
+  std::vector<std::string> out;
+  for (const auto& item : v->get_array()) {
+    if (!item.is_string()) wrong_type(key, "a list of strings");
+    out.emplace_back(item.get_string());
+  }
+  return out;
+}
+
+}  // namespace ditfleet::pipeline

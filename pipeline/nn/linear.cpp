@@ -1,0 +1,34 @@
+#include "pipeline/nn/linear.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/zeros.h>
+
+namespace ditfleet::pipeline {
+
+LinearSlot slot_with_room(std::int64_t out, std::int64_t in, Room room, const at::TensorOptions& options) {
+  const at::Tensor wide = at::zeros({out, in + room.columns}, options);
+  return {.weight = wide.narrow(1, room.before ? room.columns : 0, in), .bias = {}, .wide = wide, .room = room};
+}
+
+at::Tensor room_of(const LinearSlot& slot) {
+  return slot.wide.narrow(1, slot.room.before ? 0 : slot.weight.size(1), slot.room.columns);
+}
+
+at::Tensor apply_linear(const LinearSlot& slot, const at::Tensor& x) {
+  at::Tensor out = at::linear(x, slot.weight, slot.bias);
+  // Not mul_(): on a CPU that rounds the factor itself to the tensor's type before it multiplies, which Python's
+  // operators do not.
+  for (const LowRank& term : slot.low_rank)
+    out.narrow(-1, term.first_row, term.up.size(0)).add_(at::linear(at::linear(x, term.down), term.up).mul(term.scale));
+  return out;
+}
+
+void add_stacked(std::vector<NamedLinear>& linears, LinearSlot& slot, const std::vector<std::string>& names) {
+  if (!slot.weight.defined()) return;  // a part that this model does without
+  const std::int64_t rows = slot.weight.size(0) / static_cast<std::int64_t>(names.size());
+  for (std::size_t i = 0; i < names.size(); ++i)
+    linears.push_back({names[i], &slot, static_cast<std::int64_t>(i) * rows, rows});
+}
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,125 @@
+#include "pipeline/nn/parameters.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <spdlog/spdlog.h>
+
+#include <cstring>
+#include <optional>
+
+#include "pipeline/device/failure.h"
+#include "shared/core/excerpt.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+// Element types that weights may come in; what is quantized needs more than a cast.
+std::optional<c10::ScalarType> scalar_type(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return c10::ScalarType::Float;
+    case DType::kF16: return c10::ScalarType::Half;
+    case DType::kBF16: return c10::ScalarType::BFloat16;
+    case DType::kF64: return c10::ScalarType::Double;
+    case DType::kF8E4M3: return c10::ScalarType::Float8_e4m3fn;
+    case DType::kF8E5M2: return c10::ScalarType::Float8_e5m2;
+    default: return {};
+  }
+}
+
+// The view's bytes as a tensor on the host: borrowed where the address allows it, copied otherwise.
+at::Tensor on_host(const TensorView& view, c10::ScalarType type, const Shape& shape) {
+  const std::size_t size = c10::elementSize(type);
+  void* bytes = const_cast<std::byte*>(view.bytes.data());
+  const auto options = at::TensorOptions().dtype(type);
+  if (reinterpret_cast<std::uintptr_t>(bytes) % size == 0) return at::from_blob(bytes, shape, options);
+  at::Tensor copy = at::empty(shape, options);
+  std::memcpy(copy.mutable_data_ptr(), bytes, view.bytes.size());
+  return copy;
+}
+
+}  // namespace
+
+at::Tensor copy_to(Placement placement, const TensorView& view) {
+  const auto type = scalar_type(view.dtype);
+  if (!type)
+    fail(Code::kDataCorrupt, "tensor " + std::string(view.name) + " is of type " + std::string(dtype_name(view.dtype)) +
+                                 "; weights must be F32, BF16, F16, F64 or F8");
+  return on_host(view, *type, Shape(view.shape.begin(), view.shape.end()))
+      .to(placement.device, placement.dtype, /*non_blocking=*/false, /*copy=*/true);
+}
+
+Parameters::Parameters(Checkpoint checkpoint, Placement placement)
+    : checkpoint_(std::move(checkpoint)), placement_(placement) {}
+
+Parameters Parameters::open(const std::string& dir, Library library, Placement placement) {
+  return Parameters(unwrap(Checkpoint::open(dir, library)), placement);
+}
+
+at::Tensor Parameters::tensor(const std::string& name, const Shape& shape) {
+  const TensorView view = unwrap(checkpoint_.tensor(name));
+  if (!std::equal(view.shape.begin(), view.shape.end(), shape.begin(), shape.end()))
+    fail(Code::kDataCorrupt, dir() + ": tensor " + name + " has shape " +
+                                 shape_text(Shape(view.shape.begin(), view.shape.end())) + ", config.json says " +
+                                 shape_text(shape));
+  const auto type = scalar_type(view.dtype);
+  if (!type)
+    fail(Code::kDataCorrupt, dir() + ": tensor " + name + " is of type " + std::string(dtype_name(view.dtype)) +
+                                 "; weights must be F32, BF16, F16, F64 or F8");
+  at::Tensor out =
+      on_host(view, *type, shape).to(placement_.device, placement_.dtype, /*non_blocking=*/false, /*copy=*/true);
+  bytes_ += static_cast<std::int64_t>(out.nbytes());
+  taken_.insert(name);
+  return out;
+}
+
+std::vector<std::string> Parameters::unused(std::string_view prefix) const {
+  std::vector<std::string> left;
+  for (const std::string& name : names())
+    if (name.starts_with(prefix) && !taken_.contains(name)) left.push_back(name);
+  return left;
+}
+
+void Parameters::warn_of_unused(std::string_view prefix) const {
+  const auto left = unused(prefix);
+  if (left.empty()) return;
+  spdlog::warn("{}: {} of the weights are not used, such as {}: config.json tells of a smaller model than they are of",
+               dir(), left.size(), excerpt(left.front(), 120));
+}
+
+LinearSlot Parameters::linear(const std::string& prefix, std::int64_t in, std::int64_t out, bool bias, Room room) {
+  return stacked_linear({prefix}, in, out, bias, room);
+}
+
+LinearSlot Parameters::stacked_linear(const std::vector<std::string>& prefixes, std::int64_t in,
+                                      std::int64_t out_of_each, bool bias, Room room) {
+  const auto count = static_cast<std::int64_t>(prefixes.size());
+  LinearSlot slot;
+  if (room.columns > 0) {
+    slot = slot_with_room(count * out_of_each, in, room, at::TensorOptions(placement_.dtype).device(placement_.device));
+    bytes_ += static_cast<std::int64_t>(room_of(slot).nbytes());
+  }
+  std::vector<at::Tensor> weights, biases;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::string& prefix = prefixes[static_cast<std::size_t>(i)];
+    const at::Tensor weight = tensor(prefix + ".weight", {out_of_each, in});
+    if (slot.wide.defined())
+      slot.weight.narrow(0, i * out_of_each, out_of_each).copy_(weight);
+    else
+      weights.push_back(weight);
+    if (bias) biases.push_back(tensor(prefix + ".bias", {out_of_each}));
+  }
+  if (!slot.wide.defined()) slot.weight = count == 1 ? weights.front() : at::cat(weights, 0);
+  if (bias) slot.bias = count == 1 ? biases.front() : at::cat(biases, 0);
+  return slot;
+}
+
+NormSlot Parameters::norm(const std::string& prefix, std::int64_t channels) {
+  return {tensor(prefix + ".weight", {channels}), tensor(prefix + ".bias", {channels})};
+}
+
+ConvSlot Parameters::conv(const std::string& prefix, std::int64_t in, std::int64_t out, std::int64_t kernel) {
+  return {tensor(prefix + ".weight", {out, in, kernel, kernel}), tensor(prefix + ".bias", {out})};
+}
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,83 @@
+#include "pipeline/nn/vae/decoder.h"
+
+#include <ATen/TensorOperators.h>
+
+#include "pipeline/nn/vae/channels_last.h"
+#include "pipeline/nn/vae/op_by_op.h"
+#include "pipeline/region/run/region.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+VaeResnet bind_resnet(Parameters& p, const std::string& prefix, std::int64_t in, std::int64_t out) {
+  VaeResnet r{p.norm(prefix + ".norm1", in),
+              p.norm(prefix + ".norm2", out),
+              p.conv(prefix + ".conv1", in, out, 3),
+              p.conv(prefix + ".conv2", out, out, 3),
+              {}};
+  if (in != out) r.shortcut = p.conv(prefix + ".conv_shortcut", in, out, 1);
+  return r;
+}
+
+VaeAttention bind_attention(Parameters& p, const std::string& prefix, std::int64_t channels) {
+  // Folders of before 2023 use the second names.
+  const bool old = !p.contains(prefix + ".to_q.weight") && p.contains(prefix + ".query.weight");
+  const auto bind = [&](const char* name, const char* before) {
+    return p.linear(prefix + "." + (old ? before : name), channels, channels);
+  };
+  return {p.norm(prefix + ".group_norm", channels), bind("to_q", "query"), bind("to_k", "key"), bind("to_v", "value"),
+          bind("to_out.0", "proj_attn")};
+}
+
+VaeSlots bind(Parameters& p, const VaeConfig& c) {
+  VaeSlots m;
+  const std::int64_t deepest = c.block_out_channels.back();
+  if (c.post_quant_conv) m.post_quant = p.conv("post_quant_conv", c.latent_channels, c.latent_channels, 1);
+  m.in = p.conv("decoder.conv_in", c.latent_channels, deepest, 3);
+  m.mid_first = bind_resnet(p, "decoder.mid_block.resnets.0", deepest, deepest);
+  if (c.mid_block_attention) m.mid_attention = bind_attention(p, "decoder.mid_block.attentions.0", deepest);
+  m.mid_second = bind_resnet(p, "decoder.mid_block.resnets.1", deepest, deepest);
+  std::int64_t channels = deepest;
+  const std::size_t blocks = c.block_out_channels.size();
+  for (std::size_t i = 0; i < blocks; ++i) {
+    const std::string at = "decoder.up_blocks." + std::to_string(i);
+    const std::int64_t out = c.block_out_channels[blocks - 1 - i];
+    VaeUpBlock block;
+    for (std::int64_t j = 0; j <= c.layers_per_block; ++j) {
+      block.resnets.push_back(bind_resnet(p, at + ".resnets." + std::to_string(j), channels, out));
+      if (c.up_block_attention[i])
+        block.attentions.push_back(bind_attention(p, at + ".attentions." + std::to_string(j), out));
+      channels = out;
+    }
+    if (i + 1 < blocks) block.upsample = p.conv(at + ".upsamplers.0.conv", out, out, 3);
+    m.up.push_back(std::move(block));
+  }
+  m.norm_out = p.norm("decoder.conv_norm_out", channels);
+  m.out = p.conv("decoder.conv_out", channels, c.out_channels, 3);
+  return m;
+}
+
+}  // namespace
+
+VaeDecoder::VaeDecoder(const VaeConfig& config, VaeSlots slots, std::shared_ptr<region::RegionHost> regions)
+    : config_(config), slots_(std::move(slots)) {
+  if (regions) channels_last_ = region::make_channels_last(*regions);
+  if (channels_last_) to_channels_last(slots_);
+}
+
+VaeDecoder VaeDecoder::load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions) {
+  const VaeConfig config = read_vae_config(ConfigFile(dir + "/config.json"));
+  auto parameters = Parameters::open(dir, Library::kDiffusers, placement);
+  VaeDecoder made(config, bind(parameters, config), std::move(regions));
+  parameters.warn_of_unused("decoder.");
+  made.bytes_ = parameters.bytes();
+  return made;
+}
+
+at::Tensor VaeDecoder::decode(const at::Tensor& latents) const {
+  const at::Tensor x = latents / config_.scaling_factor + config_.shift_factor;
+  return channels_last_ ? decode_channels_last(config_, slots_, *channels_last_, x)
+                        : decode_op_by_op(config_, slots_, x);
+}
+
+}  // namespace ditfleet::pipeline

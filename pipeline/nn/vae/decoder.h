@@ -1,0 +1,40 @@
+// The AutoencoderKL decoder: latents to pixels.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "pipeline/nn/vae/config.h"
+#include "pipeline/nn/vae/slots.h"
+
+namespace ditfleet::region {
+struct RegionHost;
+class ChannelsLast;
+}  // namespace ditfleet::region
+
+namespace ditfleet::pipeline {
+
+class VaeDecoder {
+ public:
+  // Reads DIR/config.json and the decoder's weights beside it; the encoder's are left alone. `regions`: what compiles
+  // it, null for op by op. Throws what ConfigFile, Parameters and region::make_channels_last throw.
+  static VaeDecoder load(const std::string& dir, Placement placement,
+                         std::shared_ptr<region::RegionHost> regions = nullptr);
+  // With parameters from elsewhere.
+  VaeDecoder(const VaeConfig& config, VaeSlots slots, std::shared_ptr<region::RegionHost> regions);
+
+  const VaeConfig& config() const { return config_; }
+  std::int64_t bytes() const { return bytes_; }
+
+  // latents [N, latent_channels, h, w], as the transformer leaves them (unpacked; scaling and shift are undone
+  // here). Returns [N, out_channels, h · factor, w · factor], about −1…1, in any layout. Const and thread safe.
+  at::Tensor decode(const at::Tensor& latents) const;
+
+ private:
+  VaeConfig config_{};
+  VaeSlots slots_;
+  std::int64_t bytes_ = 0;
+  std::shared_ptr<const region::ChannelsLast> channels_last_;  // null: op by op
+};
+
+}  // namespace ditfleet::pipeline

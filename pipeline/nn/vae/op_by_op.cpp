@@ -1,0 +1,72 @@
+#include "pipeline/nn/vae/op_by_op.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/group_norm.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/upsample_nearest2d.h>
+
+#include <array>
+
+namespace ditfleet::pipeline {
+namespace {
+
+at::Tensor conv(const at::Tensor& x, const ConvSlot& slot) {
+  const std::int64_t pad = slot.weight.size(2) / 2;  // kernels of 3 and 1 that keep the size
+  return at::conv2d(x, slot.weight, slot.bias, /*stride=*/1, /*padding=*/pad);
+}
+
+at::Tensor twice_as_large(const at::Tensor& x) {
+  return at::upsample_nearest2d(x, c10::OptionalArrayRef<std::int64_t>(), std::array<double, 2>{2.0, 2.0});
+}
+
+class OpByOp {
+ public:
+  explicit OpByOp(const VaeConfig& config) : config_(config) {}
+
+  at::Tensor norm(const at::Tensor& x, const NormSlot& slot) const {
+    return at::group_norm(x, config_.norm_num_groups, slot.weight, slot.bias, kVaeEps);
+  }
+
+  at::Tensor resnet(const at::Tensor& x, const VaeResnet& s) const {
+    const at::Tensor hidden = conv(config_.activation(norm(x, s.norm1)), s.conv1);
+    const at::Tensor branch = conv(config_.activation(norm(hidden, s.norm2)), s.conv2);
+    return (s.shortcut ? conv(x, *s.shortcut) : x) + branch;
+  }
+
+  at::Tensor attention(const at::Tensor& x, const VaeAttention& s) const {
+    const std::int64_t batch = x.size(0), channels = x.size(1);
+    // [N, C, h, w] → tokens [N, h · w, C]; normalized per channel group, attended by one head.
+    const at::Tensor tokens = norm(x.flatten(2), s.norm).transpose(1, 2);
+    const auto head = [&](const LinearSlot& slot) {
+      return apply_linear(slot, tokens).view({batch, -1, 1, channels}).transpose(1, 2);
+    };
+    const at::Tensor attended = at::scaled_dot_product_attention(head(s.q), head(s.k), head(s.v));
+    const at::Tensor out = apply_linear(s.out, attended.transpose(1, 2).reshape({batch, -1, channels}));
+    return out.transpose(1, 2).reshape(x.sizes()) + x;
+  }
+
+ private:
+  const VaeConfig& config_;
+};
+
+}  // namespace
+
+at::Tensor decode_op_by_op(const VaeConfig& config, const VaeSlots& slots, at::Tensor x) {
+  const OpByOp ops(config);
+  if (slots.post_quant) x = conv(x, *slots.post_quant);
+  x = ops.resnet(conv(x, slots.in), slots.mid_first);
+  if (slots.mid_attention) x = ops.attention(x, *slots.mid_attention);
+  x = ops.resnet(x, slots.mid_second);
+  for (const VaeUpBlock& block : slots.up) {
+    for (std::size_t i = 0; i < block.resnets.size(); ++i) {
+      x = ops.resnet(x, block.resnets[i]);
+      if (!block.attentions.empty()) x = ops.attention(x, block.attentions[i]);
+    }
+    if (block.upsample) x = conv(twice_as_large(x), *block.upsample);
+  }
+  return conv(at::silu(ops.norm(x, slots.norm_out)), slots.out);
+}
+
+}  // namespace ditfleet::pipeline

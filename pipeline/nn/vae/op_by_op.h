@@ -1,0 +1,12 @@
+// The decoder op by op, as diffusers computes it: the reference, and what runs where nothing is compiled.
+#pragma once
+
+#include "pipeline/nn/vae/config.h"
+#include "pipeline/nn/vae/slots.h"
+
+namespace ditfleet::pipeline {
+
+// x: latents with scaling and shift undone. See VaeDecoder::decode.
+at::Tensor decode_op_by_op(const VaeConfig& config, const VaeSlots& slots, at::Tensor x);
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,40 @@
+// The parameters of a VAE's decoder.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "pipeline/nn/parameters.h"
+
+namespace ditfleet::pipeline {
+
+struct VaeResnet {
+  NormSlot norm1, norm2;
+  ConvSlot conv1, conv2;
+  std::optional<ConvSlot> shortcut;  // where the number of channels changes
+};
+
+struct VaeAttention {  // one head as wide as the channels
+  NormSlot norm;
+  LinearSlot q, k, v, out;
+};
+
+struct VaeUpBlock {
+  std::vector<VaeResnet> resnets;
+  std::vector<VaeAttention> attentions;  // one after each resnet, or none
+  std::optional<ConvSlot> upsample;
+};
+
+struct VaeSlots {
+  std::optional<ConvSlot> post_quant;
+  ConvSlot in, out;
+  VaeResnet mid_first, mid_second;
+  std::optional<VaeAttention> mid_attention;
+  std::vector<VaeUpBlock> up;
+  NormSlot norm_out;
+};
+
+// Every group norm's.
+inline constexpr double kVaeEps = 1e-6;
+
+}  // namespace ditfleet::pipeline

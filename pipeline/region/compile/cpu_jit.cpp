@@ -1,0 +1,147 @@
+#include "pipeline/region/compile/cpu_jit.h"
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <mutex>
+
+#include "pipeline/region/compile/processor.h"
+#include "pipeline/region/compile/run_program.h"
+#include "shared/core/bytes.h"
+
+namespace ditfleet::region {
+namespace {
+
+constexpr std::chrono::seconds kDeadline{60};  // of one compilation; half a second is usual
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+class CpuJit : public Compiler {
+ public:
+  CpuJit(std::string program, std::string version, std::string target)
+      : program_(std::move(program)), version_(std::move(version)), target_(std::move(target)) {}
+
+  std::string_view name() const override { return "cpu_jit"; }
+  kernel_cache::Kind output_kind() const override { return kernel_cache::Kind::kSharedObject; }
+  // On a CPU rounding is cheap, and a picture in bf16 is then as near to diffusers' as another order of sums lets it
+  // be.
+  FuseOptions fuse_options() const override { return {.rounds_results = true}; }
+  std::string identity() const override { return version_; }
+  std::string target(const std::string&) const override { return target_; }
+  std::vector<std::string> options(const std::string&) const override {
+    // The source calls nothing: no library is linked, and sqrt must be the instruction.
+    return {"-std=c++17",           "-O3",   "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math",
+            "-fvisibility=default", "-fPIC", "-shared",       "-nostdlib",     "-fno-exceptions", "-fno-rtti",
+            "-fno-ident",           "-w"};
+  }
+
+  Result<Entry> compile(const std::string& region, const Source& source, const std::string& arch) const override {
+    if (arch != kHostArch)
+      return invalid_argument("[cpu_jit] '" + arch + "' is no architecture of this backend; it takes cpu", "arch");
+    ScratchFolder folder;
+    if (!folder.ok()) return unavailable("[cpu_jit] region " + region + ": " + folder.why());
+    const std::string input = folder.path() + "/region.cpp", object = folder.path() + "/region.so";
+    if (auto written = write_file_atomically(input, source.text); !written) return written.error();
+    std::vector<std::string> arguments{program_};
+    for (auto& option : options(arch)) arguments.push_back(std::move(option));
+    // From stdin: the path is not to be in the object.
+    arguments.insert(arguments.end(), {"-x", "c++", "-", "-o", object});
+    auto run = run_program(arguments, input, kDeadline);
+    if (!run) return run.error();
+    auto code = read_file(object);
+    if (run->exit_code != 0 || !code) {
+      if (run->output.find(std::strerror(ENOSPC)) != std::string::npos)
+        return unavailable("[cpu_jit] region " + region + ": " + std::strerror(ENOSPC) + " in " +
+                           std::filesystem::path(folder.path()).parent_path().string() + " for " + program_ + ": " +
+                           first_error(run->output));
+      const std::string kept = keep_source(region, ".cpp", source.text);
+      const std::string said = run->output.empty() ? "it said nothing" : first_error(run->output);
+      return internal_error("[cpu_jit] region " + region + ": " + program_ + " ended with " +
+                            std::to_string(run->exit_code) + ": " + (run->exit_code == 0 ? "it made nothing; " : "") +
+                            said + (kept.empty() ? "" : "; the source is kept in " + kept));
+    }
+    Entry compiled{.region = region,
+                   .arch = arch,
+                   .kind = output_kind(),
+                   .code = std::move(code).value(),
+                   .source_bytes = source.text.size()};
+    for (const KernelLaunch& launch : source.kernels)
+      compiled.kernels.push_back(
+          {.name = launch.name, .parameter_bytes = {static_cast<std::uint32_t>(launch.argument_words * 8)}});
+    return compiled;
+  }
+
+ private:
+  const std::string program_, version_, target_;
+};
+
+class AbsentCpuJit : public CpuJit {
+ public:
+  AbsentCpuJit(std::string version, std::string target, std::string why)
+      : CpuJit("", std::move(version), std::move(target)), why_(std::move(why)) {}
+  bool installed() const override { return false; }
+  Result<Entry> compile(const std::string& region, const Source&, const std::string&) const override {
+    return unavailable("[cpu_jit] the kernel cache has no program of region " + region + " by " + identity() +
+                       ", the compiler it knows, and here " + why_);
+  }
+
+ private:
+  const std::string why_;
+};
+
+// GCC's first line begins with the name it was called by, which is no part of what it is: "c++
+// (Debian 12.2.0-14) 12.2.0".
+std::string version_of(const std::string& program, const std::string& output) {
+  const std::string line = first_line(output), name = std::filesystem::path(program).filename().string();
+  return line.rfind(name + " (", 0) == 0 ? line.substr(name.size() + 1) : line;
+}
+
+Result<std::shared_ptr<const Compiler>> open(const std::string& program) {
+  const auto missing = [&](const std::string& why) {
+    return unavailable(
+        "[cpu_jit] " + program + " cannot be used: " + why +
+        "; install g++ (or name a C++ compiler with compile.cxx or DITFLEET_CXX), or use the backend eager");
+  };
+  auto version = run_program({program, "--version"}, "", std::chrono::seconds(10));
+  if (!version) return missing(version.error().message);
+  if (version->exit_code != 0)
+    return missing("--version ended with " + std::to_string(version->exit_code) + ": " + first_error(version->output));
+  if (version->output.empty()) return missing("--version says nothing");
+  // What -march=native means here: GCC prints every option it resolves to. Without -o it would want a file in TMPDIR,
+  // to write nothing to it.
+  auto target = run_program({program, "-march=native", "-Q", "--help=target", "-S", "-o", "/dev/null"}, "",
+                            std::chrono::seconds(10));
+  std::string features = target && target->exit_code == 0 ? target->output : std::string();
+  if (features.empty()) {  // Clang: the processor's own list
+    features = processor_features();
+    if (features.empty()) return missing("the processor's features are unknown (/proc/cpuinfo)");
+  }
+  return std::shared_ptr<const Compiler>(
+      std::make_shared<CpuJit>(program, version_of(program, version->output),
+                               std::string(kHostArch) + " " + sha256_hex(features).substr(0, 32)));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const Compiler>> open_cpu_jit(const std::string& given) {
+  static std::mutex mutex;
+  static std::shared_ptr<const Compiler> opened;
+  static std::string opened_for;
+  const char* named = std::getenv("DITFLEET_CXX");
+  const std::string program = !given.empty() ? given : named && *named ? named : "c++";
+  std::lock_guard lock(mutex);
+  if (opened && opened_for == program) return opened;
+  auto made = open(program);
+  if (!made) return made;
+  opened = *made;
+  opened_for = program;
+  return opened;
+}
+
+std::shared_ptr<const Compiler> absent_cpu_jit(const std::string& identity, const std::string& target,
+                                               const std::string& why) {
+  return std::make_shared<AbsentCpuJit>(identity, target, why);
+}
+
+}  // namespace ditfleet::region

@@ -1,0 +1,59 @@
+#include "pipeline/region/libraries/attention.h"
+
+#include <ATen/ops/_scaled_dot_product_attention_math.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+
+namespace ditfleet::region {
+namespace {
+
+// [.., heads, tokens, head size] each. A form of its own is for those that take any.
+at::Tensor heads_first(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend,
+                       const AttentionForm& form) {
+  const std::optional<at::Tensor> bias = form.bias.defined() ? std::optional(form.bias) : std::nullopt;
+  const std::optional<double> scale = form.scale != 0 ? std::optional(form.scale) : std::nullopt;
+  if (backend == AttentionBackend::kMath)
+    return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v, bias, 0.0, form.causal, {}, scale));
+  const bool plain = !bias && !form.causal && !scale;
+  if (plain && backend == AttentionBackend::kCudnn)
+    return std::get<0>(at::_scaled_dot_product_cudnn_attention(q, k, v, {}, false));
+  if (plain && backend == AttentionBackend::kEfficient)
+    return std::get<0>(at::_scaled_dot_product_efficient_attention(q, k, v, {}, false));
+  if (plain && backend == AttentionBackend::kFlash)
+    return q.is_cpu() ? std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v))
+                      : std::get<0>(at::_scaled_dot_product_flash_attention(q, k, v));
+  return at::scaled_dot_product_attention(q, k, v, bias, 0.0, form.causal, scale);
+}
+
+}  // namespace
+
+const std::vector<AttentionBackend>& attention_backends() {
+  static const std::vector<AttentionBackend> all = {AttentionBackend::kAuto, AttentionBackend::kCudnn,
+                                                    AttentionBackend::kFlash, AttentionBackend::kEfficient,
+                                                    AttentionBackend::kMath};
+  return all;
+}
+
+std::string_view name_of(AttentionBackend backend) {
+  static constexpr std::string_view kNames[] = {"auto", "cudnn", "flash", "efficient", "math"};
+  return kNames[static_cast<std::size_t>(backend)];
+}
+
+std::optional<AttentionBackend> parse_attention(std::string_view name) {
+  for (const AttentionBackend backend : attention_backends())
+    if (name_of(backend) == name) return backend;
+  return {};
+}
+
+at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend,
+                  const AttentionForm& form) {
+  const auto turned = [](const at::Tensor& t) {
+    return (t.dim() > 4 ? t.flatten(0, -4) : t.dim() < 4 ? t.unsqueeze(0) : t).transpose(1, 2);
+  };
+  return heads_first(turned(q), turned(k), turned(v), backend, form).transpose(1, 2).contiguous();
+}
+
+}  // namespace ditfleet::region

@@ -1,0 +1,157 @@
+#include "pipeline/region/libraries/cublaslt.h"
+
+#include <cstring>
+
+#include "pipeline/region/libraries/symbols.h"
+
+namespace ditfleet::region {
+namespace {
+
+// Numbers and structures of cublasLt.h and library_types.h, the same since CUDA 11.
+enum : int { kReal32 = 0, kBFloat16 = 14 };
+constexpr int kCompute32 = 68;
+constexpr std::int32_t kTransposed = 1;
+enum DescAttribute : int { kTransA = 3, kEpilogue = 7, kBiasPointer = 8, kBiasType = 26 };
+enum : std::uint32_t { kNoEpilogue = 1, kWithBias = 4, kWithGeluAndBias = 36 };
+enum PreferenceAttribute : int { kWorkspace = 1, kAlignmentA = 5, kAlignmentB = 6, kAlignmentC = 7, kAlignmentD = 8 };
+struct Heuristic {
+  std::uint64_t algorithm[8];
+  std::size_t workspace;
+  int state;
+  float waves;
+  int reserved[4];
+};
+
+int data_type(ElementType type) { return type == ElementType::kF32 ? kReal32 : kBFloat16; }
+
+}  // namespace
+
+struct CublasLt::Library {
+  int (*create)(void** handle);
+  int (*destroy)(void* handle);
+  std::size_t (*version)();
+  int (*desc_create)(void** desc, int compute, int scale);
+  int (*desc_destroy)(void* desc);
+  int (*desc_set)(void* desc, int attribute, const void* value, std::size_t bytes);
+  int (*layout_create)(void** layout, int type, std::uint64_t rows, std::uint64_t columns, std::int64_t stride);
+  int (*layout_destroy)(void* layout);
+  int (*preference_create)(void** preference);
+  int (*preference_destroy)(void* preference);
+  int (*preference_set)(void* preference, int attribute, const void* value, std::size_t bytes);
+  int (*heuristic)(void* handle, void* desc, void* a, void* b, void* c, void* d, void* preference, int wanted,
+                   Heuristic* results, int* found);
+  int (*matmul)(void* handle, void* desc, const void* alpha, const void* a, void* a_layout, const void* b,
+                void* b_layout, const void* beta, const void* c, void* c_layout, void* d, void* d_layout,
+                const void* algorithm, void* workspace, std::size_t workspace_bytes, void* stream);
+};
+
+// One product as the library describes it. It thinks in columns: with row-major data, outᵀ = weight · xᵀ.
+struct CublasLt::Descriptors {
+  Descriptors(const Library& l, const GemmShape& s, const void* bias) : lib(l) {
+    const bool biased = s.epilogue == GemmEpilogue::kBias || s.epilogue == GemmEpilogue::kBiasGelu;
+    const std::uint32_t epilogue = !biased                             ? kNoEpilogue
+                                   : s.epilogue == GemmEpilogue::kBias ? kWithBias
+                                                                       : kWithGeluAndBias;
+    const std::int32_t type = data_type(s.type);
+    const auto u = [](std::int64_t n) { return static_cast<std::uint64_t>(n); };
+    error = lib.desc_create(&desc, kCompute32, kReal32);
+    if (!error) error = lib.desc_set(desc, kTransA, &kTransposed, sizeof kTransposed);
+    if (!error) error = lib.desc_set(desc, kEpilogue, &epilogue, sizeof epilogue);
+    if (!error && biased) error = lib.desc_set(desc, kBiasPointer, &bias, sizeof bias);
+    if (!error && biased) error = lib.desc_set(desc, kBiasType, &type, sizeof type);
+    if (!error) error = lib.layout_create(&weight, type, u(s.in), u(s.out), s.weight_stride);
+    if (!error) error = lib.layout_create(&x, type, u(s.in), u(s.rows), s.x_stride);
+    if (!error) error = lib.layout_create(&out, type, u(s.out), u(s.rows), s.out_stride);
+  }
+  ~Descriptors() {
+    if (out) lib.layout_destroy(out);
+    if (x) lib.layout_destroy(x);
+    if (weight) lib.layout_destroy(weight);
+    if (desc) lib.desc_destroy(desc);
+  }
+  Descriptors(const Descriptors&) = delete;
+  Descriptors& operator=(const Descriptors&) = delete;
+
+  const Library& lib;
+  void *desc = nullptr, *weight = nullptr, *x = nullptr, *out = nullptr;
+  int error = 0;
+};
+
+Result<const CublasLt::Library*> CublasLt::library() {
+  // LibTorch's CUDA part has loaded it already; by its name it is found wherever that lies.
+  static const Library* const opened = open_library<Library>("libcublasLt.so.13", [](void* library, Library& t) {
+    return bind(library, "cublasLtCreate", t.create) && bind(library, "cublasLtDestroy", t.destroy) &&
+           bind(library, "cublasLtGetVersion", t.version) && bind(library, "cublasLtMatmulDescCreate", t.desc_create) &&
+           bind(library, "cublasLtMatmulDescDestroy", t.desc_destroy) &&
+           bind(library, "cublasLtMatmulDescSetAttribute", t.desc_set) &&
+           bind(library, "cublasLtMatrixLayoutCreate", t.layout_create) &&
+           bind(library, "cublasLtMatrixLayoutDestroy", t.layout_destroy) &&
+           bind(library, "cublasLtMatmulPreferenceCreate", t.preference_create) &&
+           bind(library, "cublasLtMatmulPreferenceDestroy", t.preference_destroy) &&
+           bind(library, "cublasLtMatmulPreferenceSetAttribute", t.preference_set) &&
+           bind(library, "cublasLtMatmulAlgoGetHeuristic", t.heuristic) && bind(library, "cublasLtMatmul", t.matmul);
+  });
+  if (!opened) return unavailable("[nvrtc] libcublasLt.so.13 does not load; it comes with LibTorch's CUDA part");
+  return opened;
+}
+
+Result<std::shared_ptr<const CublasLt>> CublasLt::open() {
+  auto lib = library();
+  if (!lib) return lib.error();
+  std::shared_ptr<CublasLt> made(new CublasLt);
+  made->library_ = *lib;
+  if (int e = (*lib)->create(&made->handle_); e != 0)
+    return Error{Code::kDeviceFault, "[nvrtc] cuBLASLt does not start: status " + std::to_string(e)};
+  return std::shared_ptr<const CublasLt>(std::move(made));
+}
+
+CublasLt::~CublasLt() {
+  if (handle_) library_->destroy(handle_);
+}
+
+std::size_t CublasLt::version() const { return library_->version(); }
+
+Result<std::vector<GemmAlgorithm>> CublasLt::algorithms(const GemmShape& s, std::uint64_t workspace_bytes,
+                                                        int most) const {
+  const Descriptors d(*library_, s, nullptr);
+  void* preference = nullptr;
+  int e = d.error ? d.error : library_->preference_create(&preference);
+  const std::size_t cap = workspace_bytes;
+  if (!e) e = library_->preference_set(preference, kWorkspace, &cap, sizeof cap);
+  const std::uint32_t x = s.alignment[0], weight = s.alignment[1], out = s.alignment[2];
+  for (const auto& [attribute, bytes] : {std::pair(kAlignmentA, weight), std::pair(kAlignmentB, x),
+                                         std::pair(kAlignmentC, out), std::pair(kAlignmentD, out)})
+    if (!e) e = library_->preference_set(preference, attribute, &bytes, sizeof bytes);
+  std::vector<Heuristic> found(static_cast<std::size_t>(most));
+  int count = 0;
+  if (!e) e = library_->heuristic(handle_, d.desc, d.weight, d.x, d.out, d.out, preference, most, found.data(), &count);
+  if (preference) library_->preference_destroy(preference);
+  std::vector<GemmAlgorithm> made;
+  for (int i = 0; i < count && !e; ++i) {
+    const Heuristic& one = found[static_cast<std::size_t>(i)];
+    if (one.state != 0) continue;
+    GemmAlgorithm algorithm{.workspace_bytes = one.workspace};
+    std::memcpy(algorithm.words.data(), one.algorithm, sizeof one.algorithm);
+    made.push_back(algorithm);
+  }
+  if (made.empty())
+    return unavailable("[nvrtc] cuBLASLt has no product of [" + std::to_string(s.rows) + ", " + std::to_string(s.in) +
+                       "] and [" + std::to_string(s.out) + ", " + std::to_string(s.in) + "]: status " +
+                       std::to_string(e));
+  return made;
+}
+
+Result<void> CublasLt::run(const GemmShape& s, const GemmOperands& o, const GemmAlgorithm& algorithm, void* workspace,
+                           void* stream) const {
+  const Descriptors d(*library_, s, o.bias);
+  const float one = 1, beta = s.epilogue == GemmEpilogue::kAdd ? 1 : 0;
+  int e = d.error;
+  if (!e)
+    e = library_->matmul(handle_, d.desc, &one, o.weight, d.weight, o.x, d.x, &beta, o.out, d.out, o.out, d.out,
+                         algorithm.words.data(), workspace, algorithm.workspace_bytes, stream);
+  if (e != 0)
+    return Error{Code::kDeviceFault, "[nvrtc] cuBLASLt does not start a product: status " + std::to_string(e)};
+  return {};
+}
+
+}  // namespace ditfleet::region

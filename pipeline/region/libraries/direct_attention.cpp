@@ -1,0 +1,177 @@
+#include "pipeline/region/libraries/direct_attention.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/InferenceMode.h>
+#include <spdlog/spdlog.h>
+
+#include <cmath>
+#include <future>
+#include <map>
+#include <mutex>
+
+#include "pipeline/device/device.h"
+#include "pipeline/device/failure.h"
+#include "pipeline/region/libraries/cudnn.h"
+#include "pipeline/region/libraries/driver.h"
+#include "pipeline/region/libraries/plan_key.h"
+#include "shared/kernel_cache/cache.h"
+
+namespace ditfleet::region {
+namespace {
+
+AttentionShape::Strides strides_of(const at::Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
+
+// Rows as cuDNN wants them: adjacent elements, 16 bytes at a time.
+bool fits(const at::Tensor& t) {
+  bool even = t.stride(3) == 1 && reinterpret_cast<std::uintptr_t>(t.const_data_ptr()) % 16 == 0;
+  for (int axis = 0; axis < 3; ++axis) even = even && t.stride(axis) % 8 == 0;
+  return even;
+}
+
+class CudnnAttention : public DirectAttention {
+ public:
+  CudnnAttention(int device, std::string arch, std::shared_ptr<kernel_cache::KernelCache> cache)
+      : device_(static_cast<c10::DeviceIndex>(device)), arch_(std::move(arch)), cache_(std::move(cache)) {}
+
+  bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
+           double scale) const override {
+    if (q.dim() != 4 || q.numel() == 0 || q.scalar_type() != c10::ScalarType::BFloat16) return false;
+    for (const at::Tensor* t : {&q, &k, &v, &out})
+      if (t->sizes() != q.sizes() || !fits(*t)) return false;
+    const auto plan = plan_for(attention_shape(q, k, v, out));
+    if (!plan) return false;
+    const c10::Device device(c10::DeviceType::CUDA, device_);
+    const at::Tensor workspace =
+        at::empty({Cudnn::workspace_bytes(*plan)}, at::TensorOptions(c10::ScalarType::Byte).device(device));
+    pipeline::unwrap(
+        library_->run(*plan, {q.const_data_ptr(), k.const_data_ptr(), v.const_data_ptr(), out.mutable_data_ptr()},
+                      static_cast<float>(scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(q.size(3)))),
+                      workspace.mutable_data_ptr(), pipeline::current_stream(device)));
+    return true;
+  }
+
+  // Only once the library is open: the first call that needs it takes half a second for that anyway.
+  void expect(const AttentionShape& shape) const override {
+    std::lock_guard lock(mutex_);
+    if (!library_ || plans_.contains(shape)) return;
+    plans_[shape] = std::async(std::launch::async, [this, shape] {
+                      const c10::DeviceGuard guard(c10::Device(c10::DeviceType::CUDA, device_));
+                      return from_cache(shape);
+                    }).share();
+  }
+
+ private:
+  using PlanPointer = std::shared_ptr<const Cudnn::Plan>;
+
+  // Made by whoever asks first, or expected; the others wait for it, but nobody for another shape's.
+  PlanPointer plan_for(const AttentionShape& shape) const {
+    std::shared_future<PlanPointer> plan;
+    {
+      std::lock_guard lock(mutex_);
+      if (!library_ && !open()) return nullptr;
+      auto& known = plans_[shape];
+      if (!known.valid())
+        known = std::async(std::launch::deferred, [this, shape] { return from_cache(shape); }).share();
+      plan = known;
+    }
+    return plan.get();
+  }
+
+  // A device that did not let it start may do so the next time.
+  bool open() const {
+    if (missing_) return false;
+    auto library = Cudnn::open();
+    if (!library && library.error().code != Code::kUnavailable) {  // it may lack memory that LibTorch keeps for nobody
+      pipeline::release_cached_memory(c10::Device(c10::DeviceType::CUDA, device_));
+      library = Cudnn::open();
+    }
+    if (!library) {
+      missing_ = library.error().code == Code::kUnavailable;
+      spdlog::log(missing_ ? spdlog::level::info : spdlog::level::warn, "{}; LibTorch's attention runs{}",
+                  library.error().message, missing_ ? "" : " this time");
+      return false;
+    }
+    gpu_ = pipeline::unwrap(gpu_identity(device_));
+    library_ = std::move(*library);
+    return true;
+  }
+
+  PlanPointer from_cache(const AttentionShape& shape) const {
+    PlanPointer made, restored;
+    bool refused = false;
+    const auto usable = [&](const kernel_cache::Entry& entry) -> Result<void> {
+      if (made && !refused) return {};
+      auto plan = library_->restore(entry.code);
+      if (!plan) {
+        refused = true;
+        return plan.error();
+      }
+      restored = *plan;
+      return {};
+    };
+    const auto found = cache_->get_or_compile(
+        plan_key(shape), "attention", arch_,
+        [&]() -> Result<kernel_cache::Entry> {
+          auto plan = library_->plan(shape);
+          if (!plan) return plan.error();
+          made = *plan;
+          auto text = library_->save(*made);
+          if (!text) return text.error();
+          kernel_cache::Entry entry{.region = "attention", .arch = arch_, .kind = kernel_cache::Kind::kPlan};
+          entry.code.assign(text->begin(), text->end());
+          return entry;
+        },
+        usable);
+    if (made || !found) return made;  // a plan that cannot be saved runs as well
+    if (restored) return restored;
+    if (auto plan = library_->restore((*found)->code)) return *plan;  // which another thread brought
+    auto plan = library_->plan(shape);
+    return plan ? *plan : nullptr;
+  }
+
+  // Everything that a plan's text depends on: it holds the kernel.
+  kernel_cache::Key plan_key(const AttentionShape& s) const {
+    auto key = plan_key_of("attention", 1, gpu_);
+    key.add("arch", arch_).add("library", "cudnn").add("version", static_cast<std::int64_t>(library_->version()));
+    add_shape(key, s);
+    return key.finish();
+  }
+
+  const c10::DeviceIndex device_;
+  const std::string arch_;
+  const std::shared_ptr<kernel_cache::KernelCache> cache_;
+  mutable std::mutex mutex_;
+  mutable bool missing_ = false;                  // for good
+  mutable std::shared_ptr<const Cudnn> library_;  // null: none yet
+  mutable GpuIdentity gpu_;
+  mutable std::map<AttentionShape, std::shared_future<PlanPointer>>
+      plans_;  // null: cuDNN has none. The last: who makes one uses the others
+};
+
+}  // namespace
+
+AttentionShape attention_shape(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out) {
+  return {q.size(0), q.size(1), q.size(2), q.size(3), strides_of(q), strides_of(k), strides_of(v), strides_of(out)};
+}
+
+std::shared_ptr<const DirectAttention> make_direct_attention(int device, const std::string& arch,
+                                                             AttentionBackend backend,
+                                                             std::shared_ptr<kernel_cache::KernelCache> cache) {
+  const bool preferred = arch.starts_with("sm_90") || arch.starts_with("sm_10");  // as LibTorch's auto has it
+  if (backend != AttentionBackend::kCudnn && !(backend == AttentionBackend::kAuto && preferred)) return nullptr;
+  return std::make_shared<CudnnAttention>(device, arch, std::move(cache));
+}
+
+void open_attention(c10::Device device, c10::ScalarType type, std::int64_t heads, std::int64_t head_dim,
+                    AttentionBackend backend, const DirectAttention* direct) {
+  const c10::InferenceMode inference(true);
+  const c10::DeviceGuard guard(device);
+  const at::Tensor x = at::zeros({1, 64, heads, head_dim}, at::TensorOptions(type).device(device));
+  if (!direct || !direct->run(x, x, x, at::empty_like(x), 0)) attend(x, x, x, backend);
+  pipeline::synchronize(device);
+}
+
+}  // namespace ditfleet::region

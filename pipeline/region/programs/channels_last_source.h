@@ -1,0 +1,32 @@
+// A GPU program for what lies between the convolutions of a picture whose channels are adjacent in memory (NHWC): group
+// norm with activation, sums with biases, upsampling. Group norm takes two passes over memory, and one where the sum
+// before it is computed here too.
+#pragma once
+
+#include "pipeline/region/programs/fixed_program.h"
+
+namespace ditfleet::region {
+
+// Ten kernels, five for each element type in the order of ChannelsLastKernel, bf16 first. Their arguments, words each
+// (an address of 0: not there):
+//   sums      x y bias bias_2 out shifts sums, pixels channels samples chunks; y, bias_2 and out are not looked at
+//             of x + bias, for each channel of each chunk of pixels: Σd and Σd², d = value − shift; a channel's shift
+//             is x + bias of its first pixel
+//   add_sums  the same: out = x + y + bias + bias_2, rounded, and the sums of that; out may be y
+//   scales    shifts sums weight beta bias table, pixels channels samples chunks groups eps (a double's bits)
+//             group norm of what was summed up as value · table[2c] + table[2c + 1], a pair of fp32 for each sample and
+//             channel; bias is added to the value first. One block a sample and group
+//   apply     x table out, pixels channels samples chunks silu
+//             out = x · table[2c] + table[2c + 1], then SiLU if silu is not 0; out may be x
+//   upsample  x out, rows columns channels samples
+//             each pixel of `rows` · `columns` four times: nearest neighbour, twice as large
+// shifts: fp32 [samples, channels]; sums: fp32 [samples, chunks, channels, 2]; weights and biases in the element type.
+// sums, add_sums, apply: samples · chunks · channels_last_slices() blocks. upsample: any number.
+FixedProgram channels_last_program();
+
+enum class ChannelsLastKernel { kSums, kAddSums, kScales, kApply, kUpsample, kCount };
+
+// Blocks that share a chunk's pixels, each with as many channels as it has threads for.
+std::int64_t channels_last_slices(std::int64_t channels, std::int64_t bytes_of_element);
+
+}  // namespace ditfleet::region

@@ -1,0 +1,204 @@
+#include "worker/commands/compile.h"
+
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <sstream>
+
+#include "pipeline/engine.h"
+#include "shared/core/json.h"
+#include "shared/kernel_cache/archive.h"
+#include "shared/kernel_cache/codec.h"
+#include "shared/kernel_cache/open.h"
+#include "worker/commands/engine_options.h"
+
+namespace ditfleet::worker {
+namespace {
+
+constexpr const char* kAllGpus = "sm_80,sm_86,sm_89,sm_90a,sm_100a,sm_120a";
+
+// Each word once, without the blanks around it.
+std::vector<std::string> split(const std::string& list) {
+  constexpr const char* kBlanks = " \t\r\n";
+  std::vector<std::string> words;
+  std::istringstream in(list);
+  for (std::string part; std::getline(in, part, ',');) {
+    const auto first = part.find_first_not_of(kBlanks);
+    const std::string word =
+        first == std::string::npos ? "" : part.substr(first, part.find_last_not_of(kBlanks) + 1 - first);
+    if (std::find(words.begin(), words.end(), word) == words.end()) words.push_back(word);
+  }
+  return words;
+}
+
+// A run with these settings must ask for what is compiled here.
+Result<void> check_compile(const region::CompileOptions& options) {
+  const auto nothing = [](const std::string& field, const std::string& why) {
+    return invalid_argument("nothing can be compiled ahead with " + field + ": " + why,
+                            field.substr(0, field.find('=')));
+  };
+  if (options.backend == "eager")
+    return nothing("compile.backend=eager", "workers that run op by op ask for no program");
+  if (!options.transformer && !options.vae.value_or(true))
+    return nothing("compile.components.transformer=false and compile.components.vae=false",
+                   "the text encoders' programs are compiled when a worker loads them");
+  return {};
+}
+
+// An archive that `ditfleet cache import` takes: signed with the secret of the fleet it is for.
+Result<void> write_archive(const std::string& path, const region::AheadReport& report,
+                           const kernel_cache::Secret& secret) {
+  auto archive = kernel_cache::ArchiveWriter::create(path);
+  if (!archive) return archive.error();
+  const auto add = [&](const kernel_cache::Key& key, const kernel_cache::Entry& entry) -> Result<void> {
+    auto value = kernel_cache::encode(entry, key, secret);
+    if (!value) return value.error();
+    return archive->add(*value);
+  };
+  for (const auto& made : report.regions)
+    if (auto added = add(made.key, *made.program); !added) return added.error();
+  for (const auto& [key, note] : report.notes)
+    if (auto added = add(key, *note); !added) return added.error();
+  return archive->finish();
+}
+
+// Programs that ended with this process would have been compiled for nothing, so each must be found without its memory.
+Result<void> check_kept(const region::AheadReport& report, kernel_cache::CacheOptions options) {
+  options.memory_bytes = 0;
+  const std::string dir = options.dir;
+  const auto outside = kernel_cache::KernelCache::create(std::move(options));
+  std::size_t lost = 0;
+  std::string why;
+  for (const auto& made : report.regions) {
+    const auto found = outside->find(made.key, made.arch);
+    if (found) continue;
+    ++lost;
+    why = found.error().message;
+  }
+  if (lost == 0) return {};
+  return unavailable(
+      std::to_string(lost) + " of " + std::to_string(report.regions.size()) +
+      " programs were compiled, but not kept (" + why +
+      "): " + (dir.empty() ? "there is no folder to keep them in." : "is '" + dir + "' writable, and has it room?") +
+      " Name another with cache.dir, a Redis with redis.url and cache.secret, or a file with --out");
+}
+
+json::object to_json(const region::AheadRegion& made, bool explain) {
+  json::object out{{"name", made.name},
+                   {"arch", made.arch},
+                   {"kernels", made.program->kernels.size()},
+                   {"registers", made.registers()},
+                   {"spills", made.spill_bytes()},
+                   {"source_bytes", made.program->source_bytes},
+                   {"cubin_bytes", made.program->code.size()},
+                   {"dtype", made.element_type},
+                   {"key", made.key.hex()},
+                   {"compiled", made.compiled},
+                   {"ms", static_cast<double>(made.compile_us) / 1000}};
+  if (explain) out["explain"] = made.explanation;
+  return out;
+}
+
+Result<void> run(const CompileFlags& flags) {
+  auto settings = settings_of(flags.sources);
+  if (!settings) return settings.error();
+  const auto architectures = split(flags.architectures.empty() ? kAllGpus : flags.architectures);
+  if (architectures.empty())
+    return invalid_argument("--arch names no architecture; it takes a list such as " + std::string(kAllGpus));
+  if (!flags.out.empty() && !std::filesystem::is_directory(std::filesystem::absolute(flags.out).parent_path()))
+    return invalid_argument("--out is '" + flags.out + "', but there is no such folder");
+  const auto wanted = compile_options(*settings);
+  if (auto checked = check_compile(wanted); !checked) return checked;
+  auto options = kernel_cache::cache_options(*settings);
+  if (!options) return options.error();
+  if (!flags.out.empty() && !options->secret)
+    return invalid_argument("--out needs the fleet's secret to sign with: set cache.secret or cache.secret_file");
+  auto cache = kernel_cache::KernelCache::create(*options);
+  auto report = pipeline::Engine::compile_regions(flags.model_dir, flags.dtype, architectures, *cache, wanted);
+  if (!report) {
+    if (report.error().param == "arch") return invalid_argument("--arch: " + report.error().message);
+    return report.error();
+  }
+  if (!report->op_by_op.empty()) {
+    const std::string why =
+        "nothing is compiled ahead for cpu in bf16 with compile.backend=auto: workers with these settings run it op by "
+        "op, which is diffusers' own to the "
+        "bit. With compile.backend=cpu_jit or compile.fullgraph=true, here and for the workers, they ask for programs; "
+        "in fp32 (--dtype) they do with auto";
+    if (report->regions.empty()) return invalid_argument(why, "compile.backend");
+    spdlog::warn("{}", why);
+  }
+  if (report->regions.empty())
+    return invalid_argument("there is nothing to compile for '" + flags.architectures +
+                                "' with compile.components.transformer=false: on a CPU the VAE runs op by op",
+                            "compile.components.transformer");
+  cache->flush();
+  if (flags.out.empty()) {
+    if (auto kept = check_kept(*report, *options); !kept) return kept;
+  } else {
+    auto written = write_archive(flags.out, *report, *options->secret);
+    if (!written) return written.error();
+    if (!flags.json)
+      std::cout << flags.out << ": " << report->regions.size() << " programs, for `ditfleet cache import`\n";
+  }
+  for (const auto& line : region::spill_warnings(*report)) spdlog::warn("{}", line);
+  if (flags.json) {
+    json::array regions;
+    for (const auto& made : report->regions) regions.push_back(to_json(made, flags.explain));
+    std::cout << json::serialize(json::object{
+                     {"regions", std::move(regions)}, {"compiled", report->compiled}, {"hits", report->hits}})
+              << std::endl;
+  } else {
+    for (const auto& made : report->regions) {
+      char line[160];
+      std::snprintf(line, sizeof line,
+                    "%-12s %-8s %-5s %3zu kernels  %3u registers  %u spilled  %7zu bytes  %8.1f ms  %s\n",
+                    made.name.c_str(), made.arch.c_str(), made.element_type.c_str(), made.program->kernels.size(),
+                    made.registers(), made.spill_bytes(), made.program->code.size(),
+                    static_cast<double>(made.compile_us) / 1000, made.compiled ? "compiled" : "was in the cache");
+      std::cout << line;
+      if (flags.explain) std::cout << made.explanation;
+    }
+    std::cout << report->compiled << " compiled, " << report->hits << " in the cache before\n";
+  }
+  if (!std::cout) return internal_error("cannot write to standard output");
+  return {};
+}
+
+}  // namespace
+
+void add_compile_flags(CLI::App& command, CompileFlags& flags) {
+  command.add_option("--model", flags.model_dir, "Model folder in diffusers' layout; its weights are not read")
+      ->required()
+      ->type_name("DIR");
+  command
+      .add_option("--arch", flags.architectures,
+                  std::string("Architectures, separated by commas; cpu is this processor. Default: ") + kAllGpus)
+      ->type_name("LIST");
+  command
+      .add_option("--dtype", flags.dtype,
+                  "auto (bf16 for GPUs, fp32 for cpu), fp32 or bf16, as the workers will have it; cpu in bf16 runs op "
+                  "by op unless compile.backend names cpu_jit")
+      ->type_name("DTYPE");
+  command.add_option("--out", flags.out, "Also write the programs to a file for `ditfleet cache import`")
+      ->type_name("FILE");
+  command.add_flag("--explain", flags.explain,
+                   "Print the fused steps, and each kernel's registers, spills and bytes moved");
+  command.add_flag("--json", flags.json, "Print JSON");
+  add_configuration_flags(command, flags.sources);
+  command.footer(
+      "Fills the kernel cache (cache.*) under the keys that a worker on such a GPU asks for. Needs no GPU;\n"
+      "GPUs' programs need NVRTC (deploy/setup.sh installs it), cpu a C++ compiler.\n"
+      "compile.* says what those workers are told: which components have programs.");
+}
+
+int compile(const CompileFlags& flags) {
+  const auto done = run(flags);
+  return done ? kExitOk : report("compile", done.error());
+}
+
+}  // namespace ditfleet::worker

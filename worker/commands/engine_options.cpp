@@ -1,0 +1,52 @@
+#include "worker/commands/engine_options.h"
+
+#include "shared/kernel_cache/open.h"
+
+namespace ditfleet::worker {
+
+region::CompileOptions compile_options(const config::Settings& settings) {
+  const auto& compile = settings.compile;
+  region::CompileOptions options{
+      .backend = compile.backend,
+      .mode = compile.mode,
+      .attention = compile.attention,
+      .fullgraph = compile.fullgraph,
+      .dynamic = compile.dynamic,
+      .error_on_recompile = compile.error_on_recompile,
+      .recompile_limit = compile.recompile_limit,
+      .transformer = compile.components.transformer,
+      .text_encoders = compile.components.text_encoders,
+      .vae = compile.components.vae == "auto" ? std::nullopt : std::optional(compile.components.vae == "true"),
+      .rules = {},
+      .cxx = compile.cxx,
+      .nvrtc = compile.nvrtc};
+  for (const auto& rule : compile.rules) {
+    auto& made = options.rules.emplace_back();
+    made.min_frames = rule.min_frames.value_or(made.min_frames);
+    made.max_frames = rule.max_frames.value_or(made.max_frames);
+    made.min_tokens = rule.min_tokens.value_or(made.min_tokens);
+    made.max_tokens = rule.max_tokens.value_or(made.max_tokens);
+    made.mode = rule.mode;
+  }
+  return options;
+}
+
+Result<pipeline::EngineOptions> engine_options(const config::Settings& settings) {
+  pipeline::EngineOptions options;
+  options.device = settings.worker.device;
+  options.dtype = settings.worker.dtype;
+  options.threads = settings.worker.threads;
+  options.lora_slots = settings.worker.lora.slots;
+  options.max_lora_rank = settings.worker.lora.max_rank;
+  options.lora_together_rank = settings.worker.lora.together_rank;
+  options.lora_host_bytes = settings.worker.lora.host_bytes;
+  options.compile = compile_options(settings);
+  if (settings.compile.backend != "eager") {
+    auto cache = kernel_cache::open_cache(settings);
+    if (!cache) return cache.error();
+    options.kernel_cache = std::move(*cache);
+  }
+  return options;
+}
+
+}  // namespace ditfleet::worker

@@ -1,0 +1,237 @@
+#include "worker/commands/run.h"
+
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <cstdlib>
+#include <sstream>
+#include <thread>
+
+#include "shared/core/stop_signals.h"
+#include "shared/telemetry/log.h"
+#include "shared/telemetry/metrics_server.h"
+#include "shared/telemetry/otlp.h"
+#include "worker/commands/engine_options.h"
+#include "worker/model_timings.h"
+#include "worker/service.h"
+
+namespace ditfleet::worker {
+namespace {
+
+std::string default_name() {
+  char host[256] = {};
+  if (::gethostname(host, sizeof host - 1) != 0) return "worker-" + std::to_string(::getpid());
+  return std::string(host) + "-" + std::to_string(::getpid());
+}
+
+Result<ServiceParts> make_parts(const config::Settings& settings, asio::io_context& io) {
+  auto endpoint = redis::Endpoint::parse(settings.redis.url);
+  if (!endpoint) return endpoint.error();
+  endpoint->tls_ca_file = settings.redis.tls_ca_file;
+  endpoint->tls_verify = settings.redis.tls_verify;
+  ServiceParts parts;
+  parts.connection = redis::Connection::create(io.get_executor(), {.endpoint = *endpoint});
+  queue::QueueOptions options;
+  options.lease_ms = settings.queue.lease_ms;
+  options.retention_ms = settings.queue.retention_ms;
+  options.idempotency_ms = settings.queue.idempotency_ms;
+  options.max_attempts = settings.queue.max_attempts;
+  options.max_crashes = settings.queue.max_crashes;
+  options.retry_backoff_ms = settings.queue.retry_backoff_ms;
+  options.retry_backoff_max_ms = settings.queue.retry_backoff_max_ms;
+  parts.queue = std::make_shared<queue::Client>(parts.connection, options);
+  auto store = results::open_store({.backend = settings.results.backend,
+                                    .dir = settings.results.dir,
+                                    .retention_ms = settings.queue.retention_ms,
+                                    .preview_ms = settings.results.preview_ms},
+                                   parts.connection);
+  if (!store) return store.error();
+  parts.store = *store;
+  parts.adapters.source = registry_source(redis::Connection::create(io.get_executor(), {.endpoint = *endpoint}));
+  parts.adapters.cache_dir = settings.worker.lora.cache_dir;
+  if (const std::string data = config::data_folder(settings); parts.adapters.cache_dir.empty() && !data.empty())
+    parts.adapters.cache_dir = data + "/adapters";
+  std::istringstream folders(settings.loras.folders);
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    if (!folder.empty()) parts.adapters.folders.push_back(folder);
+  }
+  parts.adapters.cache_bytes = settings.worker.lora.cache_bytes;
+  parts.load = [settings] { return load_models(settings); };
+  parts.encode_image = pipeline::encode_image;
+  return parts;
+}
+
+ServiceOptions service_options(const config::Settings& settings) {
+  ServiceOptions options;
+  options.name = settings.worker.name.empty() ? default_name() : settings.worker.name;
+  options.version = DITFLEET_VERSION;
+  options.capacity = settings.scheduler.lookahead;
+  options.timing.lease = std::chrono::milliseconds(settings.queue.lease_ms);
+  options.timing.renew = std::chrono::milliseconds(settings.queue.renew_ms);
+  options.timing.retry = std::min(options.timing.retry, options.timing.renew);
+  options.heartbeat = std::chrono::milliseconds(settings.worker.heartbeat_ms);
+  options.drain = std::chrono::milliseconds(settings.worker.drain_ms);
+  options.warmup = settings.worker.warmup;
+  for (const auto& [name, model] : settings.models) options.models.push_back(name);
+  options.adapter_slots = settings.worker.lora.slots;
+  return options;
+}
+
+asio::awaitable<void> listen_for_signals(asio::signal_set& signals, Service& service) {
+  const int first = co_await signals.async_wait(asio::use_awaitable);
+  spdlog::info("{}: draining; once more to end at once", first == SIGINT   ? "SIGINT"
+                                                         : first == SIGHUP ? "SIGHUP"
+                                                                           : "SIGTERM");
+  service.drain();
+  co_await signals.async_wait(asio::use_awaitable);
+  spdlog::warn("a second signal: ending at once");
+  service.quit();
+}
+
+Result<int> serve(const RunFlags& flags) {
+  auto settings = settings_of(flags);
+  if (!settings) return settings.error();
+  if (auto log = telemetry::configure_log("ditfleet-worker", settings->log.level, settings->log.format); !log) {
+    return log.error();
+  }
+  std::unique_ptr<telemetry::MetricsServer> metrics;
+  if (!settings->worker.metrics_listen.empty()) {
+    auto server = telemetry::MetricsServer::start(settings->worker.metrics_listen);
+    if (!server) return server.error();
+    metrics = std::move(*server);
+    spdlog::info("metrics: {}", metrics->url());
+  }
+  auto tracing = telemetry::start_tracing(settings->telemetry.otlp_endpoint, "ditfleet-worker", DITFLEET_VERSION);
+  if (!tracing) return tracing.error();
+  asio::io_context io(1);
+  auto parts = make_parts(*settings, io);
+  if (!parts) return parts.error();
+  Service service(io, service_options(*settings), std::move(*parts));
+  const bool hangup = hangup_ends();
+  asio::signal_set signals(io, SIGINT, SIGTERM);
+  if (hangup) signals.add(SIGHUP);
+  asio::co_spawn(io, listen_for_signals(signals, service), asio::detached);
+  int exit_code = kExitFailure;
+  const auto main = [&]() -> asio::awaitable<void> {
+    exit_code = co_await service.run();
+    // A step that cannot be interrupted, a driver that hangs: nothing of it is wanted any more, and the
+    // destructors would wait for it.
+    if (service.busy()) {
+      spdlog::shutdown();
+      std::_Exit(exit_code);
+    }
+    io.stop();  // the queue client's own connections live as long as it does
+  };
+  std::exception_ptr thrown;
+  asio::co_spawn(io, main, [&](std::exception_ptr e) {
+    thrown = e;
+    if (e) io.stop();
+  });
+  io.run();
+  if (thrown) std::rethrow_exception(thrown);
+  return exit_code;
+}
+
+}  // namespace
+
+void add_run_flags(CLI::App& command, RunFlags& flags) {
+  command.add_option("--redis", flags.redis, "The queue's Redis: redis://, rediss:// or unix:///PATH")
+      ->type_name("URL");
+  command.add_option("--model", flags.models, "A model to hold: its name in requests and its folder; repeatable")
+      ->type_name("NAME=DIR")
+      ->allow_extra_args(false);
+  command.add_option("--name", flags.name, "This worker's name, unique among the living; default: host and process id")
+      ->type_name("NAME");
+  command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N")->type_name("DEVICE");
+  command.add_option("--dtype", flags.dtype, "auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16")->type_name("DTYPE");
+  add_configuration_flags(command, flags.sources);
+  command.footer(
+      "SIGTERM, SIGINT or SIGHUP drains: what has not started is handed back, what runs is finished within\n"
+      "worker.drain_ms. A second one ends at once.");
+}
+
+Result<config::Settings> settings_of(const RunFlags& flags) {
+  config::Sources sources = flags.sources;
+  // As --set: the option table checks them like every other source.
+  const auto put = [&](const char* key, const std::string& value) {
+    if (!value.empty()) sources.sets.push_back(std::string(key) + "=" + value);
+  };
+  put("redis.url", flags.redis);
+  put("worker.name", flags.name);
+  put("worker.device", flags.device);
+  put("worker.dtype", flags.dtype);
+  auto settings = config::load(sources);
+  if (!settings) return Error{Code::kInvalidArgument, settings.error().message, settings.error().param};
+  if (!flags.models.empty()) settings->models.clear();
+  for (const std::string& model : flags.models) {
+    const auto at = model.find('=');
+    if (at == 0 || at == std::string::npos || at + 1 == model.size()) {
+      return invalid_argument("--model is '" + model + "'; it takes NAME=DIR, such as demo=models/demo");
+    }
+    settings->models[model.substr(0, at)].path = model.substr(at + 1);
+  }
+  if (settings->redis.url.empty()) {
+    return invalid_argument(
+        "no Redis is named: give --redis URL or set redis.url (`ditfleet up` starts one of its own)");
+  }
+  if (settings->models.empty()) {
+    return invalid_argument("no model is named: give --model NAME=DIR or configure models");
+  }
+  return settings;
+}
+
+Result<ModelSet> load_models(const config::Settings& settings) {
+  ModelSet set;
+  auto configured = engine_options(settings);
+  if (!configured) return configured.error();
+  pipeline::EngineOptions options = std::move(*configured);
+  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  options.threads =
+      settings.worker.threads > 0 ? settings.worker.threads : std::max(1, cores / std::max(1, settings.worker.count));
+  auto engine = pipeline::Engine::create(options);
+  if (!engine) return engine.error();
+  set.engine = std::move(*engine);
+  set.device = set.engine->device();
+  set.device_name = set.engine->device_name();
+  set.precision = set.engine->precision();
+  spdlog::info("blocks run on {}", set.engine->compile_backend());
+  for (const auto& [name, model] : settings.models) {
+    auto entry = job::read_model_entry(name, model.path);
+    if (!entry) return entry.error();
+    auto loaded = set.engine->load_model(name, model.path);
+    if (!loaded) return loaded.error();
+    const auto& info = (*loaded)->info();
+    show_load(info);
+    PartTimes parts;
+    for (const auto& [part, us] : info.load_us) parts.emplace_back(part, us);
+    spdlog::info("loaded '{}' from {}: {} MiB of weights; {}", name, model.path, info.weight_bytes >> 20,
+                 text_of(parts));
+    set.catalogue.models.emplace(name, std::move(*entry));
+    set.models.emplace(name, std::move(*loaded));
+  }
+  const auto counts = set.engine->region_counts();
+  if (counts.compiles > 0)
+    spdlog::info(
+        "regions: {} programs; {} were compiled here{} in {} ms of compiler time, the others came from the kernel "
+        "cache",
+        counts.compiles, counts.built, set.device == "cpu" ? "" : " (a GPU's fixed programs among them)",
+        counts.compile_us / 1000);
+  set.catalogue.default_model = settings.default_model;
+  for (const auto& one : settings.worker.warmup_classes)
+    set.warmup_classes.push_back(
+        {one.model, one.width.value(), one.height.value(), one.max_sequence_length, one.true_cfg});
+  return set;
+}
+
+int run(const RunFlags& flags) {
+  const auto exit_code = serve(flags);
+  return exit_code ? *exit_code : report("run", exit_code.error());
+}
+
+}  // namespace ditfleet::worker

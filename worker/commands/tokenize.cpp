@@ -1,0 +1,68 @@
+#include "worker/commands/tokenize.h"
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+
+#include "pipeline/engine.h"
+#include "shared/core/bytes.h"
+#include "shared/core/json.h"
+
+namespace ditfleet::worker {
+namespace {
+
+constexpr int kMaxSequenceLength = 512;
+
+json::array ids_of(const std::vector<std::int32_t>& ids) {
+  json::array array;
+  array.reserve(ids.size());
+  for (const auto id : ids) array.emplace_back(id);
+  return array;
+}
+
+Result<void> run(const TokenizeFlags& flags) {
+  auto settings = settings_of(flags.sources);
+  if (!settings) return settings.error();
+  auto tokenizers = pipeline::Engine::load_tokenizers(flags.model_dir);
+  if (!tokenizers) return tokenizers.error();
+  return tokenize_lines(**tokenizers, std::cin, std::cout);
+}
+
+}  // namespace
+
+Result<void> tokenize_lines(const pipeline::Tokenizers& tokenizers, std::istream& in, std::ostream& out) {
+  std::string line;
+  for (long number = 1; std::getline(in, line); ++number) {
+    const std::string where = "line " + std::to_string(number) + " of the input ";
+    if (!is_valid_utf8(line)) return invalid_argument(where + "is not UTF-8");
+    auto parsed = parse_json(line);
+    if (!parsed) {
+      const bool escapes = line.find("\\ud") != std::string::npos || line.find("\\uD") != std::string::npos;
+      return invalid_argument(where + "is not JSON: " + parsed.error().message +
+                              (escapes ? "; an escaped surrogate counts only in a pair, such as \\ud83d\\ude00" : ""));
+    }
+    if (!parsed->is_string())
+      return invalid_argument(where + "is not a JSON string; each line is one prompt, such as \"a red circle\"");
+    auto ids = tokenizers.tokenize(std::string(parsed->get_string()), kMaxSequenceLength);
+    if (!ids) return Error{ids.error().code, where + "cannot be tokenized: " + ids.error().message, ids.error().param};
+    // Flushed a line at a time: whoever writes prompts through a pipe may wait for each answer.
+    out << json::serialize(json::object{{"clip", ids_of(ids->clip)}, {"t5", ids_of(ids->t5)}}) << std::endl;
+    if (!out) return internal_error("cannot write the token ids to standard output");
+  }
+  return {};
+}
+
+void add_tokenize_flags(CLI::App& command, TokenizeFlags& flags) {
+  command.add_option("--model", flags.model_dir, "Model folder in diffusers' layout")->required()->type_name("DIR");
+  add_configuration_flags(command, flags.sources);
+  command.footer(
+      "Reads one prompt a line from standard input, as a JSON string, and prints\n"
+      "{\"clip\":[…],\"t5\":[…]} for each: ids with begin and end marks, not padded, truncated as in\n"
+      "the pipeline (CLIP at 77, T5 at 512).");
+}
+
+int tokenize(const TokenizeFlags& flags) {
+  const auto done = run(flags);
+  return done ? kExitOk : report("tokenize", done.error());
+}
+
+}  // namespace ditfleet::worker
