@@ -37,7 +37,7 @@ struct EngineOptions {
   int lora_together_rank = 0;  // of what a request or batch uses at one linear: columns kept beside each that is
                                // compiled; at least max_lora_rank
   int lora_slots =
-      0;  // of each model: adapters that the device holds at once; 0: none, what has adapters then runs op by op
+      0;  // of each model: adapters that the device holds at once; 0: none, what has adapters then runs eagerly
   std::int64_t lora_host_bytes = std::int64_t{4} << 30;  // of each model: adapters in host memory
 };
 
@@ -173,7 +173,7 @@ class Engine {
   virtual Result<std::unique_ptr<Model>> load_model(const std::string& name, const std::string& dir) = 0;
   // The regions of a folder's transformer, compiled into `cache` for these architectures ("sm_90a", "cpu"); reads the
   // configuration alone and needs no GPU. dtype: auto (bf16 for a GPU, fp32 for cpu), fp32 or bf16. Where
-  // the options leave blocks to run op by op, as on a CPU in bf16 with auto, nothing is compiled, and the report says
+  // the options leave blocks to run eagerly, as on a CPU in bf16 with auto, nothing is compiled, and the report says
   // so. Errors: those of load_model and region::compile_ahead, which takes the options.
   static Result<region::AheadReport> compile_regions(const std::string& dir, const std::string& dtype,
                                                      const std::vector<std::string>& architectures,

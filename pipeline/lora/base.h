@@ -1,4 +1,4 @@
-// The linears of a base model as an adapter may name them.
+// The linears of a base model that an adapter can change.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +10,12 @@ namespace ditfleet::pipeline {
 
 enum class LoraPart { kTransformer, kClip, kT5 };
 
-// A linear by the name that diffusers (transformers for the encoders) gives it: "transformer_blocks.0.attn.to_q",
+// A linear by its name in diffusers (transformers for the encoders): "transformer_blocks.0.attn.to_q",
 // "encoder.layers.1.mlp.fc2", "encoder.block.0.layer.0.SelfAttention.q".
 struct BaseLinear {
   std::string name;
-  std::size_t slot;        // which of the part's matrices computes it: several linears may be rows of one
-  std::int64_t first_row;  // of that matrix
+  std::size_t slot;        // index of the part's matrix that computes it; several linears may share a matrix
+  std::int64_t first_row;  // in that matrix
   std::int64_t in, out;
 };
 

@@ -23,8 +23,7 @@ namespace {
 
 constexpr std::size_t kListed = 6, kLongestName = 120;
 
-// As a message repeats it. A name that was found in the base may still hold anything, as that of a PEFT adapter:
-// .lora_A.NAME.weight.
+// A name as shown in messages. Even a name that matches the base may contain anything: .lora_A.NAME.weight of PEFT.
 std::string shown(std::string_view name) { return excerpt(name, kLongestName); }
 
 // "a, b and 3 more"
@@ -56,7 +55,7 @@ double half_to_double(std::uint16_t bits) {
   return bits & 0x8000 ? -size : size;
 }
 
-// The one finite element of an alpha tensor.
+// The single, finite element of an alpha tensor.
 std::optional<double> number_of(const TensorView& view) {
   if (view.bytes.size() * 8 != static_cast<std::size_t>(dtype_bits(view.dtype))) return {};
   if (view.dtype == DType::kI64) return static_cast<double>(word_at<std::int64_t>(view, 0));
@@ -72,9 +71,9 @@ std::optional<double> number_of(const TensorView& view) {
 
 std::string shape_of(const TensorView& view) { return shape_text({view.shape.begin(), view.shape.end()}); }
 
-// What one file holds of one module.
+// The tensors of one module in one file.
 struct Module {
-  std::string name;  // as the file writes it
+  std::string name;  // as in the file
   const TensorEntry* down = nullptr;
   const TensorEntry* up = nullptr;
   const TensorEntry* alpha = nullptr;
@@ -141,10 +140,10 @@ class Reader {
     return {};
   }
 
-  // In files of PEFT's kind diffusers gives modules without an alpha tensor the alpha of whichever comes first, other
-  // programs a scale of 1. kohya's say it for each: there a missing one is a scale of 1 to all.
+  // If only some modules have an alpha tensor, programs disagree for PEFT's format: diffusers uses the first module's
+  // alpha for the others, other programs a scale of 1. For kohya's format all of them use a scale of 1.
   Result<void> every_alpha_or_none() const {
-    std::array<std::vector<std::string>, 3> with, without;  // of each part
+    std::array<std::vector<std::string>, 3> with, without;  // per part
     for (const auto& [target, module] : modules_) {
       if (!module.down || !module.up || module.down->name.ends_with(".lora_down.weight")) continue;
       (module.alpha ? with : without)[static_cast<std::size_t>(target->part)].push_back(module.name);
@@ -159,7 +158,7 @@ class Reader {
     return {};
   }
 
-  // Two spellings of one linear are two targets, and a fused one's rows may be spelt out besides.
+  // A file may name a linear twice in different spellings, or a fused matrix as well as one of its linears.
   Result<void> no_rows_twice() const {
     struct Rows {
       LoraPart part;
@@ -206,7 +205,7 @@ class Reader {
     }
     if (term.rank < 1 || term.rank > max_rank_)
       return wrong(module.name + " has rank " + std::to_string(term.rank) + "; it must be from 1 to " +
-                   std::to_string(max_rank_) + ", the largest that slots have room for (worker.lora.max_rank)");
+                   std::to_string(max_rank_) + ", the largest that slots hold (worker.lora.max_rank)");
     for (const TensorView* view : {&term.down, &term.up}) {
       const auto finite = all_finite(view->dtype, view->bytes);
       if (!finite)

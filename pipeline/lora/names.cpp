@@ -14,7 +14,7 @@ struct Prefix {
   std::string_view text;
   LoraPart part;
 };
-// A longer prefix before one that it begins with.
+// Longer prefixes before their own prefixes.
 constexpr std::array<Prefix, 13> kPrefixes{{{"model.diffusion_model.", LoraPart::kTransformer},
                                             {"diffusion_model.", LoraPart::kTransformer},
                                             {"transformer.", LoraPart::kTransformer},
@@ -80,7 +80,7 @@ std::string flat(LoraPart part, std::string_view name) {
   return text;
 }
 
-// The first number between underscores or dots left out: it is the block's.
+// Removes the block number: the first number between underscores or dots.
 std::string without_block(const std::string& flattened) {
   for (std::size_t at = flattened.find('_'); at != std::string::npos; at = flattened.find('_', at + 1)) {
     std::size_t end = at + 1;
@@ -91,7 +91,7 @@ std::string without_block(const std::string& flattened) {
   return flattened;
 }
 
-// Adjacent rows of one matrix are one piece.
+// Merges adjacent rows of one matrix into one piece.
 void append(std::vector<LoraPiece>& pieces, const LoraPiece& next) {
   if (!pieces.empty() && pieces.back().slot == next.slot &&
       pieces.back().first_row + pieces.back().rows == next.first_row)
@@ -114,7 +114,7 @@ LoraNames::LoraNames(const LoraBase& base) {
   add_all(LoraPart::kClip, base.clip, {"", "text_model."});
   add_all(LoraPart::kT5, base.t5, {""});
   add_bfl_names(base);
-  // FLUX's own that this model may lack: the guidance embedder of dev, all blocks of a kind.
+  // Linears of FLUX that this model may not have: dev's guidance embedder, all blocks of a kind.
   const auto note_all = [&](const std::vector<Alias>& aliases, const std::string& bfl, const std::string& diffusers) {
     for (const Alias& alias : aliases) {
       note_shape(LoraPart::kTransformer, bfl + std::string(alias.name));

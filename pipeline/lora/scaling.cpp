@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kKey = "lora_adapter_metadata";
 constexpr double kPeftsAlpha =
-    8;  // peft 0.21.2, LoraConfig.lora_alpha; diffusers 0.42.1 makes one of what the metadata says of a part
+    8;  // peft 0.21.2, LoraConfig.lora_alpha; diffusers 0.42.1 builds one per part that the metadata mentions
 constexpr std::array<std::string_view, 3> kPrefixes = {"transformer.", "text_encoder.", "text_encoder_2."};
 
 Error wrong(const std::string& key, const json::value& value, const std::string& right) {
@@ -53,8 +53,8 @@ Result<LoraScaling> LoraScaling::parse(const std::map<std::string, std::string>&
       if (key.starts_with(kPrefixes[part]))
         key.remove_prefix(kPrefixes[part].size());
       else if (part != 0 || has_part(key))
-        continue;  // a name without a part is the transformer's
-      s.told = true;
+        continue;  // a key without a part belongs to the transformer
+      s.present = true;
       if (value.is_null()) continue;
       const std::string shown(name);
       if (key == "lora_alpha") {
@@ -86,7 +86,7 @@ Result<double> LoraScaling::scale(LoraPart part, std::string_view module, std::i
   const Settings& s = of(part);
   if (!alpha) {
     alpha = s.alpha;
-    if (!alpha && s.told) alpha = kPeftsAlpha;
+    if (!alpha && s.present) alpha = kPeftsAlpha;
     for (const auto& [pattern, value] : s.patterns) {
       const auto matches = pattern.matches(module);
       if (!matches) return wrong_pattern("alpha_pattern", matches.error());

@@ -156,9 +156,9 @@ void warm() {
   auto eager_options = options();
   eager_options.backend = "eager";
   eager_options.fullgraph = false;
-  const auto op_by_op = region::make_region_host(
-      eager_options, gpu, nullptr);  // as text encoders run unless the configuration says otherwise
-  TextStage text(flux, op_by_op);
+  const auto eager = region::make_region_host(eager_options, gpu,
+                                              nullptr);  // as text encoders run unless the configuration says otherwise
+  TextStage text(flux, eager);
   text.run(at_1024);
   row("text_stage_ms", steady_s([&] { text.run(at_1024); }, 5) * 1e3, "ms");
   const auto compiles = host->counters->counts().compiles;
@@ -170,7 +170,7 @@ void warm() {
   };
   const auto first_less_steady = [&](int height, int width, std::int64_t batch, bool expected) {
     const Inputs in(flux, height, width, batch);
-    if (expected) flux.expect(batch, kText, in.latents.size(1));
+    if (expected) flux.prewarm(batch, kText, in.latents.size(1));
     text.run(in);
     const auto one = steps_of(in, table);
     const double first = first_s(one), steady = steady_s(one, 9);
@@ -267,7 +267,7 @@ void numerics() {
   row("rel_l2_ratio", std::max(worst, of_step), "x");
 }
 
-// The VAE's decoder, compiled and op by op.
+// The VAE's decoder, compiled and eager.
 void vae() {
   auto host = region::make_region_host(options(), gpu, open_cache());
   const auto config = pipeline::testing::flux_vae_config();

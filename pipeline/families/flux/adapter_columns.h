@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "pipeline/device/aside.h"
 #include "pipeline/device/device.h"
+#include "pipeline/device/side_stream.h"
 #include "pipeline/nn/linear.h"
 #include "pipeline/region/programs/matrix_copies.h"
 
@@ -16,13 +16,10 @@ namespace ditfleet::pipeline {
 class AdapterColumns {
  public:
   // What a linear is called with: weight and B [out, rank + in] or [out, in + rank], A [1 or batch, rank, in]. Rank is
-  // that of all adapters together, rounded up; 0 for a linear without any. For q, k and v stacked the adapters may
-  // stand apart instead, those of each in as many columns: then `adapter` has none, and `apart` all.
+  // that of all adapters together, rounded up; 0 for a linear without any.
   struct Operands {
     at::Tensor weight, adapter;
-    at::Tensor apart;       // [1 or batch, 3 · rank of one, in]
     std::int64_t used = 0;  // rows of A that hold a term, before rounding up
-    std::int64_t columns() const { return adapter.size(1) + apart.size(1); }
   };
   // The copies of some linears.
   struct Part {
@@ -39,10 +36,9 @@ class AdapterColumns {
   using Samples = std::vector<const std::vector<LowRank>*>;
 
   // Each linear must have room. Keeps their tensors, and takes as much memory again for A. The first `first` of them
-  // are needed before the others. `apart`: products can leave out what is zeros then, so that it pays to let groups
-  // stand apart.
-  AdapterColumns(std::vector<LinearSlot> linears, std::size_t first, std::shared_ptr<const region::MatrixCopies> copies,
-                 bool apart = false);
+  // are needed before the others.
+  AdapterColumns(std::vector<LinearSlot> linears, std::size_t first,
+                 std::shared_ptr<const region::MatrixCopies> copies);
 
   std::size_t size() const { return linears_.size(); }
   // Why the terms of each linear (samples[linear]) do not fit side by side; empty if they do. Thread safe.
@@ -54,7 +50,7 @@ class AdapterColumns {
   // beside them stays, and nobody reads it. Whoever holds the layout holds it until the next load().
   void load(const Layout& layout);
   // What comes on the current stream from here on finds all of them.
-  void join() { aside_.join(); }
+  void join() { side_stream_.join(); }
   // Overwrites all that was ever loaded with zeros, on the current stream.
   void clear();
 
@@ -70,10 +66,9 @@ class AdapterColumns {
   Operands place(const Linear& linear, const Samples& samples, Copies& copies) const;
 
   const std::shared_ptr<const region::MatrixCopies> copies_;
-  const bool apart_;
   const std::size_t first_;
   std::vector<Linear> linears_;
-  Aside aside_;
+  SideStream side_stream_;
 };
 
 }  // namespace ditfleet::pipeline

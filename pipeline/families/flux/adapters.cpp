@@ -59,8 +59,8 @@ std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStor
                    ", with whose own scale (alpha / rank) that is more than fp32 holds",
                "loras");
         linears[static_cast<std::size_t>(term.part)][term.slot].slot->low_rank.push_back(std::move(low_rank));
-        if (term.part == LoraPart::kClip) clip.run_op_by_op();
-        if (term.part == LoraPart::kT5) t5.run_op_by_op();
+        if (term.part == LoraPart::kClip) clip.run_eagerly();
+        if (term.part == LoraPart::kT5) t5.run_eagerly();
       }
       if (adapter->changes_text) text_key += std::to_string(adapter->id) + ":" + bits_of(strength) + ";";
       held.push_back(adapter);

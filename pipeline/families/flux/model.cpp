@@ -144,8 +144,8 @@ Result<std::unique_ptr<Prepared>> FluxModel::encode(const ImageRequest& request)
     p->request = request;
     p->rows = request.height / info_.size_multiple;
     p->columns = request.width / info_.size_multiple;
-    folder_.transformer.expect(1, request.max_sequence_length,
-                               p->rows * p->columns);  // made while the prompt is encoded
+    folder_.transformer.prewarm(1, request.max_sequence_length,
+                                p->rows * p->columns);  // made while the prompt is encoded
     p->adapted = adapt(folder_, adapters_, request.loras);
     p->prompt = embed(request.prompt, request.max_sequence_length, p->adapted.get());
     p->warnings_ = p->prompt.warnings;

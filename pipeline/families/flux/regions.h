@@ -32,7 +32,7 @@ class FluxRegions {
 
   // A request of these sizes is to come: what the blocks' libraries lack for it is made meanwhile. Does not wait.
   // Thread safe.
-  void expect(Placement placement, std::int64_t batch, std::int64_t text_tokens, std::int64_t image_tokens) const;
+  void prewarm(Placement placement, std::int64_t batch, std::int64_t text_tokens, std::int64_t image_tokens) const;
 
   // Double block `index`: image and text are replaced by its outputs, in their own memory where *_is_mine says that
   // nobody else reads it. rope: as rope_table() makes it. Thread safe.
@@ -43,7 +43,7 @@ class FluxRegions {
   void single_block(std::size_t index, at::Tensor& tokens, const Modulation& modulation, const at::Tensor& rope_rows,
                     region::Mode mode, const FluxAdapters* adapters) const;
 
-  // Why blocks with the terms in these samples' linears would run op by op; empty if they need not. Thread safe.
+  // Why blocks with the terms in these samples' linears would run eagerly; empty if they need not. Thread safe.
   std::string adapter_problem(const std::vector<const FluxSlots*>& samples) const;
   // That they do. Throws what RegionHost::fall_back throws.
   void leave_adapters(const std::string& problem) const { host_->fall_back("flux", "adapters", problem); }
@@ -65,16 +65,12 @@ class FluxRegions {
   static at::Tensor rope_rows(const at::Tensor& rope);
 
  private:
-  // Where a linear's weight and A go among a program's inputs; apart is -1 where it has no groups.
-  struct Places {
-    int weight, adapter, apart;
-  };
   // A region with the parameters of each block where the program wants them; the other inputs are undefined.
   struct Table {
     std::unique_ptr<region::Region> region;
     std::vector<std::vector<at::Tensor>> rows;
-    std::vector<int> activations;  // positions in the order in which they are given
-    std::vector<Places> linears;   // of programs with adapters
+    std::vector<int> activations;              // positions in the order in which they are given
+    std::vector<std::pair<int, int>> linears;  // of programs with adapters: positions of each linear's weight and A
   };
   template <class Block>
   void fill(Table& table, const std::vector<Block>& blocks, const std::vector<std::string>& call, bool adapted) const;

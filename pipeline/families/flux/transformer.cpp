@@ -136,10 +136,10 @@ void FluxTransformer::open_libraries(Placement placement, const region::RegionHo
   synchronize(placement.device);
 }
 
-void FluxTransformer::expect(std::int64_t batch, std::int64_t text_tokens, std::int64_t image_tokens) const {
+void FluxTransformer::prewarm(std::int64_t batch, std::int64_t text_tokens, std::int64_t image_tokens) const {
   if (!regions_ || regions_->mode_for(image_tokens, 1) == region::Mode::kNone) return;
   const at::Tensor& weight = slots_.image_in.weight;
-  regions_->expect({weight.device(), weight.scalar_type()}, batch, text_tokens, image_tokens);
+  regions_->prewarm({weight.device(), weight.scalar_type()}, batch, text_tokens, image_tokens);
 }
 
 ModulationTable FluxTransformer::modulation(const at::Tensor& timesteps, double guidance,

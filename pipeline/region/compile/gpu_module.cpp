@@ -9,9 +9,8 @@ namespace ditfleet::region {
 namespace {
 
 constexpr int kCapabilityMajor = 75, kCapabilityMinor = 76;  // CUdevice_attribute
-constexpr int kMostSharedBytes = 8;                          // CUfunction_attribute: of what a launch asks for
 constexpr int kOutOfMemory = 2, kFirstFault = 700,
-              kLastFault = 799;  // CUresult; faults: what a kernel before has left behind
+              kLastFault = 799;  // CUresult; faults come from earlier kernels
 
 }  // namespace
 
@@ -20,7 +19,7 @@ Result<std::string> gpu_architecture(int index) {
   if (!cuda) return cuda.error();
   int device = 0, major = 0, minor = 0;
   if (int e = (*cuda)->device(&device, index); e != 0)
-    return unavailable("[nvrtc] there is no GPU " + std::to_string(index) + ": " + (*cuda)->name_of(e));
+    return unavailable("[nvrtc] no GPU " + std::to_string(index) + ": " + (*cuda)->name_of(e));
   (*cuda)->attribute(&major, kCapabilityMajor, device);
   (*cuda)->attribute(&minor, kCapabilityMinor, device);
   const std::string plain = "sm_" + std::to_string(major) + std::to_string(minor);
@@ -43,7 +42,7 @@ Result<std::shared_ptr<const GpuModule>> GpuModule::load(const kernel_cache::Ent
   if (int e = (*cuda)->load(&module->module_, entry.code.data()); e != 0) {
     module->module_ = nullptr;
     const bool memory = e == kOutOfMemory, fault = e >= kFirstFault && e <= kLastFault;
-    if (memory || fault)  // no fault of the program's
+    if (memory || fault)  // not the program's fault
       return Error{memory ? Code::kOutOfMemory : Code::kDeviceFault,
                    "[nvrtc] the program of region " + entry.region + " cannot be loaded now: " + (*cuda)->name_of(e)};
     return corrupt((*cuda)->name_of(e));
@@ -51,12 +50,7 @@ Result<std::shared_ptr<const GpuModule>> GpuModule::load(const kernel_cache::Ent
   for (const KernelLaunch& launch : source.kernels) {
     for (const std::string& name : function_names(launch)) {
       void* function = nullptr;
-      if ((*cuda)->function(&function, module->module_, name.c_str()) != 0)
-        return corrupt("it lacks the kernel " + name);
-      if (launch.shared_bytes > 0)
-        if (int e = (*cuda)->set_function_attribute(function, kMostSharedBytes, launch.shared_bytes); e != 0)
-          return corrupt("kernel " + name + " cannot have " + std::to_string(launch.shared_bytes) +
-                         " bytes of shared memory: " + (*cuda)->name_of(e));
+      if ((*cuda)->function(&function, module->module_, name.c_str()) != 0) return corrupt("it has no kernel " + name);
       module->functions_.push_back(function);
     }
     if (!launch.variants)
@@ -67,7 +61,7 @@ Result<std::shared_ptr<const GpuModule>> GpuModule::load(const kernel_cache::Ent
 }
 
 GpuModule::~GpuModule() {
-  // Fails, without harm, where the context went first.
+  // Fails harmlessly if the context was destroyed first.
   if (module_)
     if (auto cuda = driver()) (*cuda)->unload(module_);
 }
@@ -79,8 +73,7 @@ Result<void> GpuModule::start(std::size_t kernel, Variant variant, std::int64_t 
   if (auto entered = enter_device(**cuda, device_); !entered) return entered;
   void* parameters[] = {const_cast<long long*>(argument.data())};
   const int e = (*cuda)->launch(functions_[kernel * kVariants + variant], static_cast<unsigned>(blocks), 1, 1,
-                                static_cast<unsigned>(launches_[kernel].threads), 1, 1,
-                                static_cast<unsigned>(launches_[kernel].shared_bytes), stream, parameters, nullptr);
+                                static_cast<unsigned>(launches_[kernel].threads), 1, 1, 0, stream, parameters, nullptr);
   if (e != 0)
     return Error{Code::kDeviceFault,
                  "[nvrtc] kernel " + launches_[kernel].name + " does not start: " + (*cuda)->name_of(e)};

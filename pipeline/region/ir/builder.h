@@ -5,7 +5,7 @@
 //   auto y = b.modulate(b.layer_norm("norm", x, 1e-6), …);
 //   Result<Program> program = b.finish({y});
 //
-// The first error is kept and returned by finish(); calls after it do nothing. Not for sharing between threads.
+// finish() returns the first error; calls after an error do nothing. Not thread safe.
 #pragma once
 
 #include <optional>
@@ -18,22 +18,19 @@ namespace ditfleet::region {
 
 class Builder {
  public:
-  struct Ref {
+  struct Ref {  // -1: empty
     int value = -1;
   };
   struct Linear {
-    Ref weight, bias;  // a bias that is no value: none
-    Ref adapter;       // A; no value: none
+    Ref weight, bias;  // bias: an empty Ref for none
+    Ref adapter;       // A; an empty Ref for none
     Dim rank;          // of all adapters together
-    Ref apart;         // A of those that change one group of the outputs alone; no value: there are no groups
-    Dim apart_rank;    // of all groups together, each with as many
-    int groups = 1;    // of outputs, equal runs
   };
   struct Attention {
-    Ref bias;  // no value: none
+    Ref bias;  // an empty Ref for none
     bool causal = false;
-    double scale = 0;        // 0: 1/√ of the head size
-    std::int64_t pitch = 0;  // see Op
+    double scale = 0;               // 0: 1/√ of the head size
+    std::int64_t token_stride = 0;  // see Op
   };
 
   Builder(std::string block, ElementType type) : type_(type) { program_.block = std::move(block); }
@@ -48,18 +45,15 @@ class Builder {
     return input(name, ValueKind::kTable, type, std::move(shape));
   }
   Linear linear_slots(const std::string& name, std::int64_t in, std::int64_t out);  // NAME.weight, NAME.bias
-  // With room for low-rank adapters: NAME.adapter [batch, NAME.rank, in] is A, its rows zero where a sample does
-  // without; NAME.weight has NAME.rank more columns, B: behind the model's own for adapted_linear(). With groups also
-  // NAME.apart [batch, NAME.apart_rank, in], and behind NAME.weight's other columns those of its B: see Op.
-  Linear adapted_slots(const std::string& name, const Dim& batch, std::int64_t in, std::int64_t out, int groups = 1);
+  // With low-rank adapters. NAME.adapter [batch, NAME.rank, in] is A; rows that a sample does not use are zero.
+  // NAME.weight has NAME.rank more columns, B. adapted_linear() expects these behind the model's own.
+  Linear adapted_slots(const std::string& name, const Dim& batch, std::int64_t in, std::int64_t out);
 
-  // `name` is the result's: unique in the block, and what messages and kernels call it.
+  // `name` names the result in messages and kernels; it must be unique in the block.
   Ref linear(const std::string& name, Ref x, Linear slots);
-  // x · Aᵀ of each sample: [batch, .., rank]; low_rank_apart() for those of one group.
+  // x · Aᵀ of each sample: [batch, .., rank].
   Ref low_rank(const std::string& name, Ref x, Linear slots);
-  Ref low_rank_apart(const std::string& name, Ref x, Linear slots);
-  // [x | x·Aᵀ] · [W | B]ᵀ + bias, with groups [x | x·Aᵀ | x·Aᵀ apart]; linear() where the slots have no room for
-  // adapters.
+  // [x | x·Aᵀ] · [W | B]ᵀ + bias; linear() where the slots have no columns for adapters.
   Ref adapted_linear(const std::string& name, Ref x, Linear slots);
   Ref layer_norm(const std::string& name, Ref x, double eps);
   Ref rms_norm(const std::string& name, Ref x, Ref weight, double eps);

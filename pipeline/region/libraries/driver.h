@@ -1,8 +1,7 @@
-// libcuda.so.1 as an object: the part of the driver's C interface that is used, as its documentation declares it.
-// Opened at run time, so that nothing here needs CUDA's headers or a driver to build.
+// The functions that we use of libcuda.so.1, declared as in the driver's documentation. Opened at run time, so building
+// needs neither CUDA's headers nor a driver.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "shared/core/result.h"
@@ -21,7 +20,6 @@ struct Driver {
   int (*load)(void** module, const void* image);
   int (*unload)(void* module);
   int (*function)(void** function, void* module, const char* name);
-  int (*set_function_attribute)(void* function, int attribute, int value);
   int (*launch)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                 unsigned block_z, unsigned shared_bytes, void* stream, void** parameters, void** extra);
   int (*event_create)(void** event, unsigned flags);
@@ -39,21 +37,16 @@ struct Driver {
   int (*graph_destroy)(void* graph);
   int (*error_name)(int, const char**);
 
-  // Null in a driver older than CUDA 12. Arrays are of `rank` numbers, `strides` of one fewer.
-  int (*encode_tensor_map)(void* map, int type, unsigned rank, void* address, const std::uint64_t* sizes,
-                           const std::uint64_t* strides, const std::uint32_t* box, const std::uint32_t* element_strides,
-                           int interleave, int swizzle, int promotion, int fill);
-
   std::string name_of(int error) const;
 };
 
-// Opened and started once a process. kUnavailable: no driver, or it does not start.
+// Opened and initialized once per process. kUnavailable: no driver, or it does not initialize.
 Result<const Driver*> driver();
 
-// The device's primary context, which is LibTorch's, made current on a thread that has none yet. kDeviceFault.
+// Makes the device's primary context, which LibTorch uses, current on a thread that has none. kDeviceFault.
 Result<void> enter_device(const Driver& cuda, int index);
 
-// What makes two GPUs take the same time over the same work, for keys of measured choices.
+// GPUs with equal identities run the same work equally fast. Part of the keys of measured choices.
 struct GpuIdentity {
   std::string name;  // "NVIDIA H200"
   int multiprocessors = 0;

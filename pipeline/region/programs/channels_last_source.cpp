@@ -7,8 +7,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A thread keeps its channels and walks through pixels. Vectors of 16 bytes where the number of channels allows it,
-// else single elements: tensors of LibTorch begin at multiples of 16 bytes.
+// A thread keeps its channels and walks through pixels. It moves vectors of 16 bytes if the number of channels allows
+// it (LibTorch's tensors begin at multiples of 16 bytes), else single elements.
 constexpr const char* kText =
     R"(// By the fast division, of 2 ulp: the exact one calls a function, for which registers spill here.
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
@@ -87,12 +87,14 @@ __device__ __forceinline__ void sums(const AddSums& a) {
     const unsigned which = i & 1, channel = i >> 1;
     float total = 0;
     for (unsigned lane = 0; lane < p.lanes; ++lane) total += of_lane[which][lane * p.channels + channel];
-    ((float*)a.sums)[(((i64)p.sample * a.chunks + p.chunk) * a.channels + p.first_channel + channel) * 2 + which] = total;
+    ((float*)a.sums)[(((i64)p.sample * a.chunks + p.chunk) * a.channels + p.first_channel + channel))"
+    R"( * 2 + which] = total;
   }
 }
 
 struct Scales { i64 shifts, sums, weight, beta, bias, table, pixels, channels, samples, chunks, groups; double eps; };
-// A warp adds up one channel; channels and groups are put together in fp64, so that no large mean swallows a small variance.
+// A warp adds up one channel; channels and groups are put together in fp64, so that no large mean)"
+    R"( swallows a small variance.
 template <typename T>
 __device__ __forceinline__ void scales(const Scales& a) {
   __shared__ double of_warp[3][kThreads / 32];
@@ -132,7 +134,8 @@ __device__ __forceinline__ void scales(const Scales& a) {
   const double scale = 1.0 / sqrt((variance > 0 ? variance : 0) + a.eps);
   for (unsigned c = threadIdx.x; c < size; c += kThreads) {
     const i64 channel = first + c;
-    const double bias = a.bias == 0 ? 0 : load(((const T*)a.bias)[channel]), slope = scale * load(((const T*)a.weight)[channel]);
+    const double bias = a.bias == 0 ? 0 : load(((const T*)a.bias)[channel]),)"
+    R"( slope = scale * load(((const T*)a.weight)[channel]);
     float* at = (float*)a.table + (sample * a.channels + channel) * 2;
     at[0] = (float)slope;
     at[1] = (float)(load(((const T*)a.beta)[channel]) + (bias - mean) * slope);
