@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-namespace ditfleet::job {
+#include "shared/job/output_format.h"
 
-enum class OutputFormat { kPng, kJpeg, kWebp };
+namespace ditfleet::job {
 
 // A LoRA adapter on the request, of those that the tenant has registered.
 struct LoraUse {

@@ -30,12 +30,12 @@ std::int64_t us_since(Clock::time_point then) {
 
 // (Not in the coroutine: GCC 12 frees an initializer list there too early.)
 std::map<std::string, std::string> preview_fields(const Unit& unit, const std::string& key, int index, int step,
-                                                  const pipeline::Image& image) {
+                                                  const pipeline::Media& image) {
   return {{"key", key},
           {"index", std::to_string(index)},
           {"step", std::to_string(step)},
           {"total", std::to_string(unit.request.num_inference_steps)},
-          {"media_type", media_type_of(unit.spec.output_format)},
+          {"media_type", std::string(job::row_of(unit.spec.output_format).media_type)},
           {"width", std::to_string(image.width)},
           {"height", std::to_string(image.height)}};
 }
@@ -197,7 +197,7 @@ asio::awaitable<void> UnitRunner::start(UnitPtr unit) {
   parts_.changed();
 }
 
-Result<pipeline::Image> UnitRunner::draw(const UnitPtr& unit, const telemetry::SpanContext& context) {
+Result<pipeline::Media> UnitRunner::draw(const UnitPtr& unit, const telemetry::SpanContext& context) {
   const telemetry::ContextScope scope(context);
   std::optional<telemetry::ScopedSpan> span;
   span.emplace("first_step");
@@ -216,7 +216,7 @@ Result<pipeline::Image> UnitRunner::draw(const UnitPtr& unit, const telemetry::S
       if (auto image = progress.preview()) {
         asio::post(parts_.executor,
                    [this, unit, index = static_cast<int>(due - unit->preview_steps.begin()), step = progress.step,
-                    image = std::make_shared<pipeline::Image>(std::move(*image))] {
+                    image = std::make_shared<pipeline::Media>(std::move(*image))] {
                      ++unit->previews_pending;
                      spawn("preview of", unit, preview(unit, index, step, image));
                    });
@@ -250,14 +250,14 @@ asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
   for (const auto& [phase, us] : unit->phases_us) waited -= us;
   for (const auto& [phase, us] : unit->prepared->phases_us()) waited -= us;
   unit->phases_us["wait"] = std::max<std::int64_t>(0, waited);
-  const std::function<Result<pipeline::Image>()> work = [this, unit, context = unit->span.context()] {
+  const std::function<Result<pipeline::Media>()> work = [this, unit, context = unit->span.context()] {
     return draw(unit, context);
   };
-  auto image = co_await parts_.device.run<pipeline::Image>(work, never());
+  auto image = co_await parts_.device.run<pipeline::Media>(work, never());
   if (image) {
     parts_.holdings.denoised(nonce);
     note_warm(unit->entry.class_key);
-    spawn("finish", unit, finish(unit, std::make_shared<pipeline::Image>(std::move(*image))));
+    spawn("finish", unit, finish(unit, std::make_shared<pipeline::Media>(std::move(*image))));
   } else if (image.error().code == Code::kCanceled) {
     parts_.holdings.stopped(nonce);
   } else {
@@ -266,14 +266,14 @@ asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
   parts_.changed();
 }
 
-asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std::shared_ptr<pipeline::Image> image) {
+asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std::shared_ptr<pipeline::Media> image) {
   struct Guard {
     Unit& unit;
     ~Guard() { --unit.previews_pending; }
   } guard{*unit};
   const auto format = unit->spec.output_format;
   const std::function<Result<std::string>()> work = [this, image, format, unit] {
-    return parts_.encode_image(*image, format_of(format), quality_of(unit->spec));
+    return parts_.encode_image(*image, format, quality_of(unit->spec));
   };
   auto bytes = co_await parts_.encode.run<std::string>(work, never());
   Result<void> told;
@@ -292,11 +292,11 @@ asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std
   if (!told) spdlog::warn("unit {}: the preview of step {} is lost: {}", unit->label(), step, told.error().message);
 }
 
-asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline::Image> image) {
+asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline::Media> image) {
   const auto begun = Clock::now();
   telemetry::SpanTimer encoding("image_encode", unit->span.context());
   const std::function<Result<std::string>()> work = [this, image, unit] {
-    return parts_.encode_image(*image, format_of(unit->spec.output_format), quality_of(unit->spec));
+    return parts_.encode_image(*image, unit->spec.output_format, quality_of(unit->spec));
   };
   auto bytes = co_await parts_.encode.run<std::string>(work, never());
   if (!bytes) {
@@ -305,7 +305,7 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
     co_await fail(unit, bytes.error());
     co_return;
   }
-  encoding.attribute("ditfleet.media_type", media_type_of(unit->spec.output_format));
+  encoding.attribute("ditfleet.media_type", std::string(job::row_of(unit->spec.output_format).media_type));
   encoding.attribute("ditfleet.bytes", static_cast<std::int64_t>(bytes->size()));
   encoding.end();
   unit->phases_us["encode"] = us_since(begun);
@@ -337,7 +337,8 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
 asio::awaitable<Result<results::Manifest>> UnitRunner::store(UnitPtr unit, std::shared_ptr<std::string> bytes) {
   const auto give_up = Clock::now() + kStoreFor;
   while (true) {
-    auto manifest = co_await parts_.store.put(unit->attempt(), *bytes, media_type_of(unit->spec.output_format),
+    auto manifest = co_await parts_.store.put(unit->attempt(), *bytes,
+                                              std::string(job::row_of(unit->spec.output_format).media_type),
                                               Deadline::after(kStoreTimeout));
     if (manifest) cannot_store_.over();
     // Without the lease it is somebody else's to store; given up with it, the unit fails and may be tried elsewhere.

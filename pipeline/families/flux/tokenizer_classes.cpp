@@ -1,4 +1,4 @@
-#include "pipeline/tokenizers/tokenizer_classes.h"
+#include "pipeline/families/flux/tokenizer_classes.h"
 
 #include <algorithm>
 #include <array>
