@@ -13,7 +13,6 @@
 #include "pipeline/region/compile/nvrtc.h"
 #include "pipeline/region/key.h"
 #include "pipeline/region/programs/channels_last_source.h"
-#include "pipeline/region/programs/grouped_gemm_source.h"
 #include "pipeline/region/programs/matrix_copies_source.h"
 #include "shared/kernel_cache/cache.h"
 
@@ -112,7 +111,6 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
     }
   std::vector<FixedProgram> fixed;
   if (!host && !programs.empty()) fixed.push_back(matrix_copies_program());  // what brings adapters to the blocks
-  if (!programs.empty() && arch == kGroupedGemmArch) fixed.push_back(grouped_gemm_program());
   if (!host && options.vae.value_or(true)) fixed.push_back(channels_last_program());
   if (programs.empty() && fixed.empty()) return AheadReport();
   auto compiler = host ? open_cpu_jit(options.cxx) : open_nvrtc(options.nvrtc);
