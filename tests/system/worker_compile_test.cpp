@@ -105,17 +105,14 @@ TEST_F(WorkerCompile, BuildsForGpusWithoutOne) {
   ASSERT_EQ(status, 0) << program.err();
   const json::object report = json::parse(program.out()).as_object();
   EXPECT_EQ(report.at("compiled").to_number<int>(),
-            9);  // two blocks (the same with adapters), what copies these, and the VAE's; for two architectures, one
-                 // with products in groups
+            8);  // two blocks (the same with adapters), what copies these, and the VAE's; for two architectures
   for (const auto& region : report.at("regions").as_array()) {
     EXPECT_EQ(region.at("spills").to_number<int>(), 0);
     EXPECT_GT(region.at("registers").to_number<int>(), 0);
     EXPECT_EQ(region.at("dtype"), "bf16");
     const std::string text(region.at("explain").as_string());
     EXPECT_THAT(text, HasSubstr("bytes spilled"));
-    if (region.at("name") == "matrix_copies" || region.at("name") == "channels_last" ||
-        region.at("name") == "grouped_gemm")
-      continue;  // no block
+    if (region.at("name") == "matrix_copies" || region.at("name") == "channels_last") continue;  // no block
     for (const char* part : {"gemm       ", "rows       ", "registers", "bytes spilled", "moves "})
       EXPECT_THAT(text, HasSubstr(part));
   }

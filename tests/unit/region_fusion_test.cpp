@@ -5,6 +5,7 @@
 #include "pipeline/region/blocks/blocks.h"
 #include "pipeline/region/codegen/source.h"
 #include "pipeline/region/ir/builder.h"
+#include "tests/unit/region_temporal_block.h"
 
 namespace ditfleet::region {
 namespace {

@@ -7,6 +7,7 @@
 #include "pipeline/region/blocks/blocks.h"
 #include "pipeline/region/fusion/plan.h"
 #include "pipeline/region/ir/builder.h"
+#include "tests/unit/region_temporal_block.h"
 
 namespace ditfleet::region {
 namespace {

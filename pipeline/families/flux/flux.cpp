@@ -9,7 +9,6 @@
 #include "pipeline/families/flux/tokenizer_classes.h"
 #include "pipeline/region/blocks/blocks.h"
 #include "pipeline/region/programs/channels_last_source.h"
-#include "pipeline/region/programs/grouped_gemm_source.h"
 #include "pipeline/region/programs/matrix_copies_source.h"
 
 namespace ditfleet::pipeline {

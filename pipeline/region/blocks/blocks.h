@@ -31,7 +31,7 @@ struct BlockShape {
 // each pair in turn, text tokens first) and, for each of image and text, {attention,mlp}_{shift,scale,gate}
 // [batch, 1, D], where scale is 1 + the model's; parameters as in FLUX's StreamSlots, prefixed image. and text. .
 // Outputs: image, text. With adapters, symbols and inputs NAME.rank and NAME.adapter for each linear; a NAME.weight has
-// B's columns behind its own; for qkv also NAME.apart_rank and NAME.apart, of adapters that change q, k or v alone.
+// B's columns behind its own.
 Result<Program> flux_double_block(const BlockShape& shape);
 
 // FLUX's single-stream block. Symbols: batch, tokens. Activation tokens [batch, tokens, D]; tables rope f32
@@ -57,10 +57,5 @@ Result<Program> t5_layer(const TextLayerShape& shape);
 // norm1, norm2
 // (.weight and .bias), q, k, v, out, fc1, fc2 (.weight and .bias). Output: hidden.
 Result<Program> clip_layer(const TextLayerShape& shape);
-
-// Attention over the frames of each place of a video, as video DiTs have it between their spatial blocks. Symbols:
-// batch, frames, places: one program for any number of frames. Activation video [batch, frames, places, D]; tables
-// rope f32 [frames, head_dim], shift, scale, gate [batch, 1, 1, D]; parameters qkv, norm_q, norm_k, out. Output: video.
-Result<Program> temporal_block(const BlockShape& shape);
 
 }  // namespace ditfleet::region

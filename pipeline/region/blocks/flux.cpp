@@ -17,8 +17,8 @@ Rows modulation_rows(Builder& b, const std::string& prefix, ElementType type, co
 }
 
 Builder::Linear linear_slots(Builder& b, const std::string& name, const BlockShape& s, const Dim& batch,
-                             std::int64_t in, std::int64_t out, int groups = 1) {
-  return s.adapters ? b.adapted_slots(name, batch, in, out, groups) : b.linear_slots(name, in, out);
+                             std::int64_t in, std::int64_t out) {
+  return s.adapters ? b.adapted_slots(name, batch, in, out) : b.linear_slots(name, in, out);
 }
 
 struct Stream {
@@ -38,7 +38,7 @@ Stream stream(Builder& b, const std::string& name, const BlockShape& s, const Di
   made.x = b.activation(name, {batch, tokens, d});
   made.attention = modulation_rows(b, made.prefix + "attention_", s.type, {batch, 1, d});
   made.mlp = modulation_rows(b, made.prefix + "mlp_", s.type, {batch, 1, d});
-  made.qkv = linear_slots(b, made.prefix + "qkv", s, batch, d, 3 * d, 3);
+  made.qkv = linear_slots(b, made.prefix + "qkv", s, batch, d, 3 * d);
   made.norm_q = b.parameter(made.prefix + "norm_q", {s.head_dim});
   made.norm_k = b.parameter(made.prefix + "norm_k", {s.head_dim});
   made.out = linear_slots(b, made.prefix + "out", s, batch, d, d);
@@ -119,7 +119,7 @@ Result<Program> flux_single_block(const BlockShape& s) {
   const Ref rope =
       b.reshape("rope.rows", b.table("rope", ElementType::kF32, {tokens, s.head_dim}), {1, tokens, 1, s.head_dim});
   const Rows rows = modulation_rows(b, "", s.type, {batch, 1, d});
-  const auto qkv_slots = linear_slots(b, "qkv", s, batch, d, 3 * d, 3);
+  const auto qkv_slots = linear_slots(b, "qkv", s, batch, d, 3 * d);
   const Ref norm_q = b.parameter("norm_q", {s.head_dim}), norm_k = b.parameter("norm_k", {s.head_dim});
   const auto mlp_in = linear_slots(b, "mlp_in", s, batch, d, s.mlp_width()),
              out = linear_slots(b, "out", s, batch, d + s.mlp_width(), d);
@@ -127,10 +127,9 @@ Result<Program> flux_single_block(const BlockShape& s) {
   const Ref normed = modulated_norm(b, "modulated", x, rows);
   Ref of_qkv = normed, of_mlp = normed;
   if (s.adapters) {  // one copy of what both linears read, with what is theirs on either side
-    const Dim left = mlp_in.rank, right = qkv_slots.rank + qkv_slots.apart_rank;
-    const Ref wide = b.join("wide", 2,
-                            {b.low_rank("mlp_in.low", normed, mlp_in), normed, b.low_rank("qkv.low", normed, qkv_slots),
-                             b.low_rank_apart("qkv.low_apart", normed, qkv_slots)});
+    const Dim left = mlp_in.rank, right = qkv_slots.rank;
+    const Ref wide =
+        b.join("wide", 2, {b.low_rank("mlp_in.low", normed, mlp_in), normed, b.low_rank("qkv.low", normed, qkv_slots)});
     of_mlp = b.slice("mlp_in.wide", wide, 2, 0, left + d);
     of_qkv = b.slice("qkv.wide", wide, 2, left, right + d);
   }

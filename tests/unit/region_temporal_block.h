@@ -1,9 +1,14 @@
+// A block of no model, for tests: attention over the frames of each place of a video. Symbols: batch, frames, places:
+// one program serves any number of frames. Activation video [batch, frames, places, D]; tables rope f32 [frames,
+// head_dim], shift, scale, gate [batch, 1, 1, D]; parameters qkv, norm_q, norm_k, out. Output: video.
+#pragma once
+
 #include "pipeline/region/blocks/blocks.h"
 #include "pipeline/region/ir/builder.h"
 
 namespace ditfleet::region {
 
-Result<Program> temporal_block(const BlockShape& s) {
+inline Result<Program> temporal_block(const BlockShape& s) {
   using Ref = Builder::Ref;
   constexpr double kEps = 1e-6;
   Builder b("temporal", s.type);
