@@ -13,9 +13,10 @@
 #include <chrono>
 
 #include "pipeline/device/failure.h"
+#include "pipeline/families/flux/block_programs.h"
 #include "pipeline/families/flux/rope.h"
+#include "pipeline/nn/text/layer_programs.h"
 #include "pipeline/nn/vae/decoder.h"
-#include "pipeline/region/blocks/blocks.h"
 #include "pipeline/region/libraries/driver.h"
 #include "pipeline/region/run/interpreter.h"
 #include "pipeline/region/run/region.h"

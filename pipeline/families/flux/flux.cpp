@@ -5,9 +5,9 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine/family.h"
+#include "pipeline/families/flux/block_programs.h"
 #include "pipeline/families/flux/model.h"
 #include "pipeline/families/flux/tokenizer_classes.h"
-#include "pipeline/region/blocks/blocks.h"
 #include "pipeline/region/programs/channels_last_source.h"
 #include "pipeline/region/programs/matrix_copies_source.h"
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "pipeline/device/failure.h"
-#include "pipeline/region/blocks/blocks.h"
+#include "pipeline/families/flux/block_programs.h"
 #include "shared/telemetry/spans.h"
 
 namespace ditfleet::pipeline {

@@ -1,4 +1,4 @@
-#include "pipeline/region/blocks/blocks.h"
+#include "pipeline/families/flux/block_programs.h"
 #include "pipeline/region/ir/builder.h"
 
 namespace ditfleet::region {

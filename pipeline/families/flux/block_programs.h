@@ -1,4 +1,4 @@
-// The repeated blocks of the models, each written once in the DSL.
+// FLUX's two repeated blocks, written in the region compiler's IR.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct BlockShape {
 
   std::int64_t width() const { return heads * head_dim; }
   std::int64_t mlp_width() const { return mlp_ratio * width(); }
-  // Tokens of attention's result are so far apart in all FLUX blocks: a single block puts the MLP's hidden rows and the
+  // Tokens of attention's result are so far apart in all blocks: a single block puts the MLP's hidden rows and the
   // adapters' columns beside it, a double block the adapters' columns.
   std::int64_t attention_pitch() const {
     return width() + mlp_width() + kMostAdapterColumns + 64;
@@ -38,24 +38,5 @@ Result<Program> flux_double_block(const BlockShape& shape);
 // [tokens, head_dim], shift, scale, gate [batch, 1, D]; parameters as in FLUX's SingleBlockSlots. Output: tokens. With
 // adapters as above, but for mlp_in.weight, which has B's columns in front.
 Result<Program> flux_single_block(const BlockShape& shape);
-
-// What the model fixes of a text encoder's layer.
-struct TextLayerShape {
-  std::int64_t width = 2, heads = 1, head_dim = 2, inner = 2;
-  double eps = 1e-6;
-  OpCode activation = OpCode::kGeluTanh;  // an op of one operand
-  bool gated = false;                     // T5: the activated branch times another
-  ElementType type = ElementType::kF32;
-};
-
-// A layer of T5's encoder. Symbols: batch, tokens. Activation hidden [batch, tokens, width]; table position_bias [1,
-// heads, tokens, tokens]; parameters norm1, norm2 [width], q.weight, k.weight, v.weight, o.weight, wi.weight,
-// wi_gate.weight (gated), wo.weight: nothing has a bias. Attention is not scaled. Output: hidden.
-Result<Program> t5_layer(const TextLayerShape& shape);
-
-// A layer of CLIP's text encoder, causal. Symbols: batch, tokens. Activation hidden [batch, tokens, width]; parameters
-// norm1, norm2
-// (.weight and .bias), q, k, v, out, fc1, fc2 (.weight and .bias). Output: hidden.
-Result<Program> clip_layer(const TextLayerShape& shape);
 
 }  // namespace ditfleet::region
