@@ -85,8 +85,8 @@ class Field {
   // Precondition: below the number of rows.
   static constexpr Field at(std::size_t row) { return Field(row); }
 
-  const FieldRow& row() const { return kFieldRows[index_]; }
-  std::string_view name() const { return row().name; }
+  constexpr const FieldRow& row() const { return kFieldRows[index_]; }
+  constexpr std::string_view name() const { return row().name; }
   auto operator<=>(const Field&) const = default;
 
  private:

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace ditfleet::job {
@@ -24,6 +25,8 @@ inline constexpr auto kOutputFormats = std::to_array<FormatRow>({
 });
 
 constexpr const FormatRow& row_of(OutputFormat format) { return kOutputFormats[static_cast<std::size_t>(format)]; }
+
+inline std::string media_type_of(OutputFormat format) { return std::string(row_of(format).media_type); }
 
 std::optional<OutputFormat> format_from_name(std::string_view name);
 std::optional<OutputFormat> format_from_media_type(std::string_view media_type);

@@ -295,11 +295,12 @@ class WorkerTest : public QueueTest {
     spec.prompt = "a red circle";
     spec.n = units;
     spec.seed = seed;
-    spec.width = spec.height = 32;
-    spec.num_inference_steps = 4;
-    spec.guidance_scale = 3.5;
-    spec.true_cfg_scale = 1.0;
-    spec.max_sequence_length = 64;
+    spec.fields.set("width", 32);
+    spec.fields.set("height", 32);
+    spec.fields.set("num_inference_steps", 4);
+    spec.fields.set("guidance_scale", 3.5);
+    spec.fields.set("true_cfg_scale", 1.0);
+    spec.fields.set("max_sequence_length", 64);
     return spec;
   }
   // Submitted and admitted, ready to be assigned.

@@ -266,18 +266,18 @@ TEST(GatewayImages, MapsOpenAisFields) {
   EXPECT_EQ(spec.prompt, "a red circle");
   EXPECT_EQ(spec.model, "demo");
   EXPECT_EQ(spec.n, 2);
-  EXPECT_EQ(spec.width, 256);
-  EXPECT_EQ(spec.height, 128);
+  EXPECT_EQ(spec.fields.integer("width"), 256);
+  EXPECT_EQ(spec.fields.integer("height"), 128);
   EXPECT_EQ(spec.output_format, job::OutputFormat::kWebp);
   EXPECT_EQ(spec.output_compression, 80);
   EXPECT_EQ(spec.partial_images, 2);
   EXPECT_EQ(spec.user, "u1");
   EXPECT_EQ(spec.seed, 7);
-  EXPECT_EQ(spec.num_inference_steps, 4);
-  EXPECT_EQ(spec.guidance_scale, 2.5);
-  EXPECT_EQ(spec.negative_prompt, "blue");
-  EXPECT_EQ(spec.true_cfg_scale, 3);
-  EXPECT_EQ(spec.max_sequence_length, 64);
+  EXPECT_EQ(spec.fields.integer("num_inference_steps"), 4);
+  EXPECT_EQ(spec.fields.real("guidance_scale"), 2.5);
+  EXPECT_EQ(*spec.fields.text("negative_prompt"), "blue");
+  EXPECT_EQ(spec.fields.real("true_cfg_scale"), 3);
+  EXPECT_EQ(spec.fields.integer("max_sequence_length"), 64);
   EXPECT_EQ(spec.priority, 5);
   EXPECT_EQ(spec.deadline_ms, 60000);
 }
@@ -288,7 +288,7 @@ TEST(GatewayImages, DefaultsAndNulls) {
   ASSERT_TRUE(call.ok()) << call.error().message;
   EXPECT_FALSE(call->b64_json);
   EXPECT_FALSE(call->stream);
-  EXPECT_FALSE(call->spec.width.has_value());
+  EXPECT_FALSE(call->spec.fields.has("width"));
   EXPECT_FALSE(call->spec.n.has_value());
 }
 

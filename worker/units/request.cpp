@@ -11,13 +11,7 @@ constexpr int kDefaultQuality = 100;
 pipeline::GenerationRequest request_of(const job::JobSpec& spec, int unit) {
   pipeline::GenerationRequest request;
   request.prompt = spec.prompt;
-  if (spec.negative_prompt) request.fields.set("negative_prompt", *spec.negative_prompt);
-  request.fields.set("width", spec.width.value());
-  request.fields.set("height", spec.height.value());
-  request.fields.set("num_inference_steps", spec.num_inference_steps.value());
-  request.fields.set("guidance_scale", spec.guidance_scale.value());
-  request.fields.set("true_cfg_scale", spec.true_cfg_scale.value());
-  request.fields.set("max_sequence_length", spec.max_sequence_length.value());
+  request.fields = spec.fields;
   request.seed =
       static_cast<std::int64_t>(static_cast<std::uint64_t>(spec.seed.value()) + static_cast<std::uint64_t>(unit));
   return request;
