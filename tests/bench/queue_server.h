@@ -6,7 +6,7 @@
 #include <string>
 
 #include "shared/core/result.h"
-#include "shared/redis/private_server.h"
+#include "tests/system/private_redis.h"
 
 struct redisContext;
 
