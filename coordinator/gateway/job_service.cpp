@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "shared/redis/connection.h"
-#include "shared/redis/reply_reader.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -63,7 +62,7 @@ class QueueJobService final : public JobService {
     switch (error.code) {
       case Code::kUnavailable:
       case Code::kDeadlineExceeded:
-        if (redis::is_refusal(error))
+        if (error.source == Source::kRedis)
           return unavailable(redis + " answers, but refuses this just now: nothing was changed, try again shortly" +
                              why);
         return unavailable(redis + " does not answer; " + advice + why);
@@ -84,7 +83,7 @@ class QueueJobService final : public JobService {
   // Results lie in Redis or in a folder; a folder's errors are its own.
   template <class T>
   Result<T> stored(Result<T> result) const {
-    if (result || result.error().message.starts_with("[redis]")) return told(std::move(result));
+    if (result || result.error().source != Source::kHere) return told(std::move(result));
     return result;
   }
 

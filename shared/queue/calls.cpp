@@ -37,7 +37,7 @@ Client::Impl::~Impl() {
 
 asio::awaitable<Result<redis::Reply>> Client::Impl::call(redis::Command command, Deadline deadline) {
   auto reply = co_await connection_->execute(command, deadline);
-  if (reply || reply.error().message.find("Function not found") == std::string::npos) co_return reply;
+  if (reply || reply.error().kind != "NOFUNCTION") co_return reply;
   if (auto loaded = co_await load(deadline); !loaded) co_return loaded.error();
   co_return co_await connection_->execute(std::move(command), deadline);
 }
@@ -45,7 +45,7 @@ asio::awaitable<Result<redis::Reply>> Client::Impl::call(redis::Command command,
 asio::awaitable<Result<void>> Client::Impl::load(Deadline deadline) {
   auto version = co_await connection_->execute(fcall_ro("version", 0), deadline);
   if (version && version->text == library_version()) co_return Result<void>();
-  if (!version && version.error().message.find("Function not found") == std::string::npos) co_return version.error();
+  if (!version && version.error().kind != "NOFUNCTION") co_return version.error();
   redis::Command load("FUNCTION");
   load << "LOAD"
        << "REPLACE" << loadable_library();

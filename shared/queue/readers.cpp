@@ -203,7 +203,7 @@ asio::awaitable<Result<std::vector<Event>>> Client::events(const std::string& jo
   const std::string from = after.empty() || after == "0" ? "0-0" : after;
   auto reply = co_await impl->call(
       fcall_ro("events", 4) << keys.job(job) << keys.open() << keys.last() << keys.events() << job << from, deadline);
-  if (!reply && reply.error().message.find("BADARG events:") != std::string::npos) {
+  if (!reply && reply.error().kind == "BADARG") {
     co_return Error{Code::kInvalidArgument,
                     "[queue] '" + after + "' is not an event id; they look like 1763700000000-0", "after"};
   }

@@ -77,7 +77,7 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
     Error error = session_.abandon(*submitted);
     const auto cancellation = co_await asio::this_coro::cancellation_state;
     if (cancellation.cancelled() != asio::cancellation_type::none) {
-      error = Error{Code::kCanceled, "[redis] the caller was canceled"};
+      error = Error{Code::kCanceled, "[redis] the caller was canceled", {}, Source::kRedisConnection};
     } else if (session_.looks_dead() && transport_) {
       transport_->close();  // its read ends, and run() reconnects
     }
@@ -100,14 +100,14 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
         case Step::Do::kRead: {
           flush();
           const auto [error, size] = co_await transport_->read_some(asio::buffer(*buffer_));
-          step = error ? lost(error.message()) : session_.received({buffer_->data(), size});
+          step = error ? lost(error) : session_.received({buffer_->data(), size});
           if (greeting_ && session_.ready()) {
             greeting_ = false;
             greeting_limit_.cancel();
           }
           break;
         }
-        case Step::Do::kClose: step = lost(session_.close_reason().message); break;
+        case Step::Do::kClose: step = lost(); break;
         case Step::Do::kWait: {
           alarm_.expires_after(step.wait);
           error_code ignored;
@@ -142,11 +142,12 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
         timed_out ? "no answer within " + std::to_string(options_.connect_timeout.count()) + " ms" : error.message());
   }
 
-  Step lost(const std::string& why) {
+  // `error` is the socket's; none if the session asked to close it.
+  Step lost(const error_code& error = {}) {
     transport_->close();
     greeting_limit_.cancel();
     const bool was_ready = session_.ready();
-    const Step step = session_.disconnected(why);
+    const Step step = error ? session_.disconnected(error.message()) : session_.closed();
     if (was_ready && step.what != Step::Do::kEnd) spdlog::warn("{}", session_.close_reason().message);
     return step;
   }

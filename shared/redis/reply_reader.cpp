@@ -45,10 +45,8 @@ void free_object(void* reply) { delete static_cast<Reply*>(reply); }
 
 redisReplyObjectFunctions kFunctions = {create_string, create_array, create_integer, create_nil, free_object};
 
-constexpr std::string_view kOurs = "[redis] ";
-
-// What the first word of an error's text stands for; null: none of these.
-const Code* code_of(std::string_view text) {
+// The code for the first word of an error reply.
+Code code_of(std::string_view word) {
   static constexpr std::array<std::pair<std::string_view, Code>, 16> kCodes = {{
       {"LOADING", Code::kUnavailable},
       {"MASTERDOWN", Code::kUnavailable},
@@ -67,11 +65,10 @@ const Code* code_of(std::string_view text) {
       {"NOTFOUND", Code::kNotFound},
       {"BADARG", Code::kInvalidArgument},
   }};
-  const std::string_view word = text.substr(0, text.find(' '));
-  for (const auto& [prefix, code] : kCodes) {
-    if (word == prefix) return &code;
+  for (const auto& [known, code] : kCodes) {
+    if (word == known) return code;
   }
-  return nullptr;
+  return Code::kInternal;
 }
 
 }  // namespace
@@ -96,13 +93,9 @@ Result<std::optional<Reply>> ReplyReader::next() {
 }
 
 Error error_of_reply(std::string_view text) {
-  const Code* code = code_of(text);
-  return Error{code != nullptr ? *code : Code::kInternal, std::string(kOurs) + std::string(text)};
-}
-
-bool is_refusal(const Error& error) {
-  const std::string_view text = error.message;
-  return text.starts_with(kOurs) && code_of(text.substr(kOurs.size())) != nullptr;
+  const bool no_function = text == "ERR Function not found";  // Redis has no word of its own for it
+  const std::string_view word = no_function ? "NOFUNCTION" : text.substr(0, text.find(' '));
+  return {code_of(word), "[redis] " + std::string(text), {}, Source::kRedis, std::string(word)};
 }
 
 }  // namespace ditfleet::redis

@@ -28,13 +28,9 @@ class ReplyReader {
   redisReader* reader_;
 };
 
-// The Error that a server's error text ("WRONGTYPE Operation against …") stands for; see
-// Connection::execute. Errors of DiTFleet's own Functions: EPOCH, CONFLICT → kConflict; NOTFOUND →
-// kNotFound; BADARG → kInvalidArgument.
+// The Error for an error reply of the server ("WRONGTYPE Operation against …"), with source kRedis and its kind.
+// Connection::execute lists the codes. DiTFleet's own Functions answer EPOCH, CONFLICT (kConflict), NOTFOUND
+// (kNotFound) and BADARG (kInvalidArgument).
 Error error_of_reply(std::string_view text);
-// Whether that is where the error comes from, by one of the words that Redis or a Function of ours begins with: it was
-// answered, and what was asked for was not done. False, too, for a connection that broke: what became of it is not
-// known.
-bool is_refusal(const Error& error);
 
 }  // namespace ditfleet::redis

@@ -23,7 +23,7 @@ struct Step {
   enum class Do {
     kConnect,  // open the socket: connected() or connect_failed()
     kRead,     // write take_output(), wait for bytes: received() or disconnected()
-    kClose,    // close the socket, then disconnected(close_reason())
+    kClose,    // close the socket, then closed(): close_reason() says why
     kWait,     // sleep for `wait`: waited()
     kEnd,      // stopped: close what is open, do nothing more
   };
@@ -47,6 +47,7 @@ class Session {
   Step connect_failed(const std::string& why);
   Step received(std::string_view bytes);
   Step disconnected(const std::string& why);
+  Step closed();
   Step waited();
   Step stop();
   const Error& close_reason() const { return last_error_; }

@@ -12,7 +12,6 @@
 #include "shared/core/wall_clock.h"
 #include "shared/loras/content.h"
 #include "shared/loras/upload.h"
-#include "shared/redis/reply_reader.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -32,7 +31,7 @@ Error told(const Error& error) {
         "[" +
         error.message + "]");
   }
-  if (error.code == Code::kResourceExhausted && error.message.find("OOM ") != std::string::npos) {
+  if (error.code == Code::kResourceExhausted && error.source == Source::kRedis) {
     return Error{error.code,
                  "the registry's Redis is at its memory limit, and nothing was changed: raise its maxmemory, remove "
                  "adapters, or register a file by its path, "
@@ -41,7 +40,7 @@ Error told(const Error& error) {
                  {}};
   }
   if (error.code != Code::kUnavailable && error.code != Code::kDeadlineExceeded) return error;
-  if (redis::is_refusal(error)) {
+  if (error.source == Source::kRedis) {
     return unavailable(
         "the registry's Redis answers, but refuses this just now: nothing was changed, try again shortly [" +
         error.message + "]");

@@ -1,4 +1,4 @@
-#include "shared/redis/private_server.h"
+#include "tests/system/private_redis.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>

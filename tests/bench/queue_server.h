@@ -1,4 +1,4 @@
-// The private Redis of a bench, and what it says of itself.
+// The private Redis of queue_bench and what it reports about itself.
 #pragma once
 
 #include <map>
@@ -6,13 +6,13 @@
 #include <string>
 
 #include "shared/core/result.h"
-#include "shared/redis/private_server.h"
+#include "tests/system/private_redis.h"
 
 struct redisContext;
 
-namespace ditfleet::cli {
+namespace ditfleet::bench {
 
-// In a folder of its own, which goes with it. Blocking, one thread: the load has its own connections.
+// Runs in a folder of its own, which the destructor removes. Blocks; not thread safe.
 class BenchServer {
  public:
   static Result<std::unique_ptr<BenchServer>> start(const std::string& dir, const std::string& appendfsync);
@@ -21,12 +21,12 @@ class BenchServer {
   BenchServer& operator=(const BenchServer&) = delete;
 
   std::string url() const { return server_.url(); }
-  // Redis' INFO, as numbers; empty if it does not answer.
+  // The numbers of Redis' INFO; empty if Redis does not answer.
   std::map<std::string, double> info();
-  // As the last info() said.
+  // As of the last info().
   const std::string& version() const { return version_; }
-  // Microseconds of its main thread that a Function costs which does nothing, 64 calls sent together: how fast this
-  // machine's Redis is, whatever the queue does. kUnavailable: it does not answer.
+  // CPU time of Redis' main thread per call of a Function that does nothing, in microseconds, with 64 calls sent
+  // together. It measures the speed of this machine's Redis. kUnavailable: Redis does not answer.
   Result<double> empty_call_us();
 
  private:
@@ -38,8 +38,8 @@ class BenchServer {
   std::string version_ = "?";
 };
 
-// Of an info(): processor time of all its threads, and of the one that runs commands.
+// CPU time in an info(): of all threads of Redis, and of the thread that runs commands.
 double cpu_seconds(std::map<std::string, double>& info);
 double main_cpu_seconds(std::map<std::string, double>& info);
 
-}  // namespace ditfleet::cli
+}  // namespace ditfleet::bench

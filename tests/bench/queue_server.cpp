@@ -1,4 +1,4 @@
-#include "coordinator/cli/bench_queue_server.h"
+#include "tests/bench/queue_server.h"
 
 #include <hiredis/hiredis.h>
 
@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <string_view>
 
-namespace ditfleet::cli {
+namespace ditfleet::bench {
 
 Result<std::unique_ptr<BenchServer>> BenchServer::start(const std::string& dir, const std::string& appendfsync) {
   std::error_code error;
@@ -22,7 +22,7 @@ Result<std::unique_ptr<BenchServer>> BenchServer::start(const std::string& dir, 
 
 BenchServer::~BenchServer() {
   if (context_ != nullptr) redisFree(context_);
-  server_.kill();  // its files go with it
+  server_.kill();
   std::error_code ignored;
   std::filesystem::remove_all(server_.config().dir, ignored);
 }
@@ -53,7 +53,7 @@ std::map<std::string, double> BenchServer::info() {
 
 Result<double> BenchServer::empty_call_us() {
   constexpr int kRounds = 4000, kTogether = 64;
-  const Error gone{Code::kUnavailable, "the bench's Redis does not answer", {}};
+  const Error gone{Code::kUnavailable, "the private Redis does not answer", {}};
   const auto receive = [&] {
     void* reply = nullptr;
     const bool good =
@@ -79,4 +79,4 @@ double main_cpu_seconds(std::map<std::string, double>& info) {
   return info["used_cpu_user_main_thread"] + info["used_cpu_sys_main_thread"];
 }
 
-}  // namespace ditfleet::cli
+}  // namespace ditfleet::bench

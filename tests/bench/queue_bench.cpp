@@ -1,14 +1,11 @@
-#include "coordinator/cli/bench_queue.h"
-
+// What the queue does on this machine, with workers that run nothing, on a private Redis (append-only, everysec).
+// README.md explains the scenarios and their figures.
 #include <spdlog/fmt/fmt.h>
 #include <unistd.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -17,44 +14,17 @@
 #include <optional>
 #include <thread>
 
-#include "coordinator/cli/bench_queue_load.h"
-#include "coordinator/cli/bench_queue_server.h"
-#include "shared/core/json.h"
+#include "tests/bench/queue_load.h"
+#include "tests/bench/queue_server.h"
 
-namespace ditfleet::cli {
+namespace ditfleet::bench {
 namespace {
 
-std::atomic<bool> stop_asked{false};
-std::atomic<int> stop_signal{0};
-static_assert(std::atomic<bool>::is_always_lock_free &&
-              std::atomic<int>::is_always_lock_free);  // else no signal handler may
-
-void ask_to_stop(int signal) {
-  stop_signal = signal;
-  stop_asked = true;
-}
-
-// While it lives, what would end the process only asks to stop, so that the private Redis and its folder go first. A
-// reader that went away is one of those: `| head` is no failure.
-class StopSignals {
- public:
-  StopSignals() {
-    for (const int signal : kSignals) {
-      struct sigaction action {};
-      action.sa_handler = ask_to_stop;
-      // A second Ctrl-C ends it at once; a second line to a reader that is gone must not.
-      action.sa_flags = SA_RESTART | (signal == SIGPIPE ? 0 : static_cast<int>(SA_RESETHAND));
-      ::sigaction(signal, &action, nullptr);
-    }
-  }
-  ~StopSignals() {
-    for (const int signal : kSignals) std::signal(signal, SIG_DFL);
-  }
-  StopSignals(const StopSignals&) = delete;
-  StopSignals& operator=(const StopSignals&) = delete;
-
- private:
-  static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
+struct Options {
+  std::string scenario = "all";
+  int seconds = 60;
+  int producers = 64, running = 64, workers = 4, window = 1024;
+  std::string csv, appendfsync = "everysec", revision = "unknown", dir = "/tmp";
 };
 
 double percentile(std::vector<double>& sorted, double p) {
@@ -77,7 +47,7 @@ std::string machine_name() {
 
 class Bench {
  public:
-  explicit Bench(const BenchQueueOptions& options) : options_(options) {}
+  explicit Bench(const Options& options) : options_(options) {}
 
   int run() {
     static const std::map<std::string, Result<void> (Bench::*)()> kScenarios = {{"yardstick", &Bench::yardstick},
@@ -85,19 +55,11 @@ class Bench {
                                                                                 {"shards", &Bench::shards},
                                                                                 {"latency", &Bench::latency},
                                                                                 {"memory", &Bench::memory}};
-    if (options_.scenario != "all" && !kScenarios.contains(options_.scenario)) {
-      std::fprintf(
-          stderr, "bench queue: the scenario is '%s'; it takes all, yardstick, throughput, shards, latency or memory\n",
-          options_.scenario.c_str());
-      return 2;
-    }
     for (const char* name : {"yardstick", "latency", "throughput", "shards", "memory"}) {
       if (options_.scenario != "all" && options_.scenario != name) continue;
-      if (stop_asked) return 1;
       scenario_ = name;
       if (auto done = (this->*kScenarios.at(name))(); !done) {
-        if (stop_asked) return 1;
-        std::fprintf(stderr, "bench queue %s: %s\n", name, done.error().message.c_str());
+        std::fprintf(stderr, "queue_bench: %s: %s\n", name, done.error().message.c_str());
         return 1;
       }
     }
@@ -106,9 +68,9 @@ class Bench {
 
  private:
   Result<std::unique_ptr<BenchServer>> server(int index) {
-    std::string base = options_.dir.empty() ? "/tmp" : options_.dir;
-    auto started = BenchServer::start(
-        base + "/ditfleet-bench-" + std::to_string(::getpid()) + "-" + std::to_string(index), options_.appendfsync);
+    auto started =
+        BenchServer::start(options_.dir + "/ditfleet-bench-" + std::to_string(::getpid()) + "-" + std::to_string(index),
+                           options_.appendfsync);
     if (started) {
       (*started)->info();
       version_ = (*started)->version();
@@ -119,19 +81,15 @@ class Bench {
   LoadOptions load(const BenchServer& server) const {
     LoadOptions load;
     load.redis_url = server.url();
-    load.batch = options_.batch;
+    load.producers = options_.producers;
+    load.running = options_.running;
     load.workers = options_.workers;
     load.window = options_.window;
-    load.stop = &stop_asked;
     return load;
   }
 
   void report(const char* metric, double value, const char* unit) {
-    const std::string line = options_.json
-                                 ? json::serialize(json::object{
-                                       {"scenario", scenario_}, {"metric", metric}, {"value", value}, {"unit", unit}})
-                                 : fmt::format("{:<12} {:<36} {:>14.2f} {}", scenario_, metric, value, unit);
-    std::fprintf(stdout, "%s\n", line.c_str());
+    std::fputs(fmt::format("{:<12} {:<36} {:>14.2f} {}\n", scenario_, metric, value, unit).c_str(), stdout);
     std::fflush(stdout);
     if (options_.csv.empty()) return;
     const bool fresh = !std::filesystem::exists(options_.csv);
@@ -159,7 +117,7 @@ class Bench {
     BenchServer& redis = **one;
     auto before = redis.info();
     LoadOptions options = load(redis);
-    options.seconds = static_cast<double>(options_.duration.count());
+    options.seconds = options_.seconds;
     const auto result = run_load(options);
     if (!result) return result.error();
     auto after = redis.info();
@@ -194,7 +152,7 @@ class Bench {
       threads.emplace_back([&, i] {
         LoadOptions options = load(*servers[i]);
         options.queue.shard = i;
-        options.seconds = static_cast<double>(options_.duration.count());
+        options.seconds = options_.seconds;
         results[i].emplace(run_load(options));
       });
     }
@@ -220,10 +178,8 @@ class Bench {
     auto one = server(0);
     if (!one) return one.error();
     LoadOptions options = load(**one);
-    options.batch = 1;
-    options.workers = 1;
-    options.producers = 1;
-    options.rate = 100;  // a job every 10 ms: the one before has long ended
+    options.producers = options.running = options.workers = 1;
+    options.rate = 100;  // per second: the job before has long ended
     options.jobs = 2000;
     auto result = run_load(options);
     if (!result) return result.error();
@@ -241,7 +197,7 @@ class Bench {
     BenchServer& redis = **one;
     LoadOptions options = load(redis);
     options.queue.retention_ms = options.queue.idempotency_ms = 5000;
-    options.rate = 4000;  // after 50,000 jobs (12.5 s) as many expire as finish
+    options.rate = 4000;  // per second: after 50,000 jobs (12.5 s) as many are forgotten as finish
     options.jobs = 200'000;
     options.marks = {50'000, 200'000};
     std::map<std::int64_t, double> used;
@@ -254,21 +210,42 @@ class Bench {
     return {};
   }
 
-  const BenchQueueOptions& options_;
+  const Options& options_;
   std::string scenario_, version_ = "?";
   double one_shard_per_s_ = 0;
 };
 
 }  // namespace
+}  // namespace ditfleet::bench
 
-int run_bench_queue(const BenchQueueOptions& options) {
-  int code = 0;
-  {
-    const StopSignals signals;
-    code = Bench(options).run();
-  }
-  if (stop_asked) std::raise(stop_signal);  // ended as whoever waits for it expects
-  return code;
+int main(int argc, char** argv) {
+  using namespace ditfleet::bench;
+  CLI::App app("Measures the job queue on a private Redis, with workers that run nothing", "queue_bench");
+  Options options;
+  app.add_option("--scenario", options.scenario, "What to measure")
+      ->check(CLI::IsMember({"all", "yardstick", "latency", "throughput", "shards", "memory"}))
+      ->capture_default_str();
+  app.add_option("--seconds", options.seconds, "Seconds that throughput and shards submit jobs")
+      ->check(CLI::Range(1, 3600))
+      ->capture_default_str();
+  app.add_option("--producers", options.producers, "Concurrent producers per shard")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_option("--running", options.running, "Units that run at the same time per shard")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_option("--workers", options.workers, "Workers per shard, which share the running units")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app.add_option("--window", options.window, "Jobs submitted and not ended per shard")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--fsync", options.appendfsync, "appendfsync of Redis")
+      ->check(CLI::IsMember({"always", "everysec", "no"}))
+      ->capture_default_str();
+  app.add_option("--csv", options.csv, "Append the figures to this file")->type_name("FILE");
+  app.add_option("--revision", options.revision, "The revision in the rows of --csv")->capture_default_str();
+  app.add_option("--dir", options.dir, "Folder for the files of Redis")->type_name("DIR")->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  return Bench(options).run();
 }
-
-}  // namespace ditfleet::cli

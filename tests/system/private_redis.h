@@ -1,5 +1,4 @@
-// A redis-server of our own as a child process: for benches, tests and whoever needs one that goes away
-// with it, whatever ends this process. Ended by its pid, never by name.
+// A redis-server as a child process of a test or bench. It ends with the process that started it.
 #pragma once
 
 #include <sys/types.h>
@@ -13,8 +12,7 @@
 
 namespace ditfleet::redis {
 
-// Not thread safe. All calls block. The server gets a SIGTERM when the thread that started it ends: start it on one
-// that lives as long.
+// Not thread safe. All calls block. The server receives SIGTERM when the thread that started it ends.
 class PrivateServer {
  public:
   // Writes `config.dir`/redis.conf, starts redis-server (from PATH) on it and waits until its socket or
