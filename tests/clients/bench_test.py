@@ -1,4 +1,4 @@
-"""`ditfleet bench queue` stops its private Redis and removes its folder, however it ends."""
+"""`ditfleet bench queue`: whatever ends it, its private Redis and that one's folder go with it."""
 import os
 import shutil
 import signal
@@ -16,7 +16,7 @@ class Ends(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder, True)
 
     def bench(self, *flags, **options):
-        """Starts the bench and returns it with the pid of its Redis once that serves."""
+        """The running bench, and the pid of its Redis once that serves."""
         process = start([DITFLEET, "bench", "queue", "--dir", self.folder, *flags], **{"stdout": subprocess.DEVNULL, **options})
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
@@ -37,14 +37,14 @@ class Ends(unittest.TestCase):
             with self.subTest(one.name):
                 process, redis = self.bench("--scenario", "throughput", "--seconds", "60")
                 process.send_signal(one)
-                self.assertEqual(process.wait(20), -one)  # the exit status names the signal, so a shell loop ends too
+                self.assertEqual(process.wait(20), -one)  # so that a shell's loop ends, too
                 self.check_nothing_is_left(redis)
 
-    def test_a_closed_output_pipe(self):
+    def test_a_reader_that_goes_away(self):
         for flags in ((), ("--json",)):
             with self.subTest(flags):
                 process, redis = self.bench("--scenario", "throughput", "--seconds", "1", *flags, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-                process.stdout.close()  # as with `| head -0`
+                process.stdout.close()  # as `| head -0`
                 self.assertEqual(process.wait(30), -signal.SIGPIPE)
                 self.assertEqual(process.stderr.read(), "")
                 process.stderr.close()
@@ -53,7 +53,7 @@ class Ends(unittest.TestCase):
     def test_killed(self):
         process, redis = self.bench("--scenario", "throughput", "--seconds", "60")
         process.kill()
-        until(lambda: not alive(redis), "the private Redis has ended", 10)  # its folder stays: no process is left to remove it
+        until(lambda: not alive(redis), "the private Redis has ended", 10)  # its folder stays: nobody is there to remove it
 
 
 if __name__ == "__main__":
