@@ -13,7 +13,7 @@
 namespace ditfleet::pipeline {
 namespace {
 
-// Smooth colours with a few sharp edges: what lossy formats should keep well.
+// Smooth colours with a few sharp edges, which lossy formats preserve well.
 Image picture(int width, int height) {
   Image image{width, height, {}};
   for (int y = 0; y < height; ++y) {
@@ -76,7 +76,7 @@ double mean_difference(const Image& a, const Image& b) {
   return sum / static_cast<double>(a.rgb.size());
 }
 
-TEST(Media, PngGivesBackEveryPixel) {
+TEST(Media, PngIsLossless) {
   for (const auto& [width, height] : {std::pair{1, 1}, {3, 5}, {64, 48}, {257, 33}}) {
     const Image image = picture(width, height);
     const auto bytes = encode_image(image, ImageFormat::kPng, 100);
@@ -105,7 +105,7 @@ TEST(Media, LossyFormatsStayClose) {
   }
 }
 
-TEST(Media, RefusesWhatIsNoImage) {
+TEST(Media, RefusesInvalidImages) {
   const auto refused = [](const Image& image, ImageFormat format, int quality, const std::string& part) {
     const auto bytes = encode_image(image, format, quality);
     ASSERT_FALSE(bytes.ok());
