@@ -1,5 +1,4 @@
-"""The registry of LoRA adapters and files: what lies in the folders of the configuration, the command line, and what a
-restart of Redis leaves."""
+"""LoRA adapters from files: the configured folders, the command line, and a restart of Redis."""
 import json
 import os
 import tempfile
@@ -10,7 +9,7 @@ from fleet import Shared, cli, tiny_model, until
 
 
 class Files(RegistryCase):
-    """A fleet with folders of its own."""
+    """A fleet with its own adapter folders."""
 
     @classmethod
     def setUpClass(cls):
@@ -43,7 +42,7 @@ class Files(RegistryCase):
     def by_path(self, path, **fields):
         return self.first.request("PUT", "/v1/loras/file", {"path": path, **fields})
 
-    def test_registers_what_lies_in_the_folders(self):
+    def test_registers_files_in_the_configured_folders(self):
         top = os.path.realpath(self.top.name)
         for path, real, seed in ((f"{top}/one/a.safetensors", "one/a.safetensors", 1), ("below/b.safetensors", "one/below/b.safetensors", 2),
                                  ("c.safetensors", "two/c.safetensors", 3), (f"{top}/one/below/../a.safetensors", "one/a.safetensors", 1),
@@ -58,7 +57,7 @@ class Files(RegistryCase):
                 self.assertIn(lora["path"].encode(), blob)
         self.assertEqual(self.chunk_keys(), [])
 
-    def test_refuses_what_does_not(self):
+    def test_refuses_files_outside_the_configured_folders(self):
         top = self.top.name
         outside = ["/etc/passwd", f"{top}/outside/d.safetensors", "../outside/d.safetensors", f"{top}/one/../outside/d.safetensors",
                    f"{top}/one/out.safetensors", "out.safetensors", "outlink/d.safetensors", "/etc/no-such-file", f"{top}/one-more/x", "/"]
@@ -103,7 +102,7 @@ class Files(RegistryCase):
                 self.assertIn(told, done.stderr)
         self.assertEqual(self.names(), ["path"])
 
-    def test_a_redis_that_is_there_and_refuses_is_not_called_away(self):
+    def test_a_redis_that_refuses_is_not_reported_as_unreachable(self):
         self.addCleanup(self.redis, "REPLICAOF", "NO", "ONE")
         self.addCleanup(self.redis, "CONFIG", "SET", "maxmemory", "0")
         self.redis("CONFIG", "SET", "maxmemory", "1")

@@ -14,7 +14,7 @@
 namespace ditfleet::pipeline {
 namespace {
 
-// Smooth colours with a few sharp edges: what lossy formats should keep well.
+// Smooth colours with a few sharp edges, which lossy formats preserve well.
 Media picture(int width, int height) {
   Media image{width, height, 1, 0, {}};
   for (int y = 0; y < height; ++y) {
@@ -77,7 +77,7 @@ double mean_difference(const Media& a, const Media& b) {
   return sum / static_cast<double>(a.rgb.size());
 }
 
-TEST(Media, PngGivesBackEveryPixel) {
+TEST(Media, PngIsLossless) {
   for (const auto& [width, height] : {std::pair{1, 1}, {3, 5}, {64, 48}, {257, 33}}) {
     const Media image = picture(width, height);
     const auto bytes = encode_media(image, job::OutputFormat::kPng, 100);
@@ -106,7 +106,7 @@ TEST(Media, LossyFormatsStayClose) {
   }
 }
 
-TEST(Media, RefusesWhatIsNoImage) {
+TEST(Media, RefusesInvalidImages) {
   const auto refused = [](const Media& image, job::OutputFormat format, int quality, const std::string& part) {
     const auto bytes = encode_media(image, format, quality);
     ASSERT_FALSE(bytes.ok());

@@ -1,10 +1,10 @@
-"""What a picture's bytes say of themselves."""
+"""Reads image files: format, size and colours."""
 import struct
 import zlib
 
 
 def describe(data):
-    """(format, width, height) of PNG, JPEG and WebP files; asserts that the file is whole as far as a header tells."""
+    """Returns (format, width, height) of a PNG, JPEG or WebP file; asserts that its length matches the header."""
     if data[:8] == b"\x89PNG\r\n\x1a\n":
         assert data[-12:] == b"\0\0\0\0IEND\xaeB`\x82", "the PNG does not end"
         return ("png", *struct.unpack(">II", data[16:24]))
@@ -25,11 +25,11 @@ def describe(data):
         if data[12:16] == b"VP8X":
             return "webp", int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
         return "webp", struct.unpack("<H", data[26:28])[0] & 0x3FFF, struct.unpack("<H", data[28:30])[0] & 0x3FFF
-    raise AssertionError(f"no picture: {data[:20]!r}")
+    raise AssertionError(f"not an image: {data[:20]!r}")
 
 
 def colours(data):
-    """The different pixels of a PNG of 8 bits RGB that is not interlaced, as triples."""
+    """Returns the distinct pixels, as triples, of a non-interlaced 8-bit RGB PNG."""
     at, packed, header = 8, b"", None
     while at < len(data):
         length, kind = struct.unpack(">I4s", data[at:at + 8])
