@@ -128,7 +128,7 @@ class KernelCache::Impl {
       if (fleet) owner.background_.add([&impl = owner, lock = std::move(fleet)] { impl.redis_->release(lock); });
     }
     Impl& owner;
-    std::shared_ptr<std::optional<FileLock>> host = std::make_shared<std::optional<FileLock>>();
+    std::shared_ptr<FileLock> host = std::make_shared<FileLock>();
     std::shared_ptr<RedisTier::Lock> fleet;
   };
 
@@ -312,17 +312,15 @@ class KernelCache::Impl {
     if (!disk_) return nullptr;
     Patience patience(kFilePollFirst, kFilePollLast);
     for (bool waited = false;; waited = true) {
-      const auto outcome = disk_->try_lock(search.key, *held.host);
-      if (outcome == FileLock::Outcome::kBusy && !deadline.passed()) {
+      auto lock = disk_->try_lock(search.key);
+      const bool busy = !lock && lock.error().code == Code::kConflict;
+      if (busy && !deadline.passed()) {
         patience.wait(deadline);
         continue;
       }
+      if (lock) *held.host = std::move(*lock);
       Program program = from_disk(search, on_disk, false);
-      if (waited)
-        count_wait(program                                ? "hit"
-                   : outcome == FileLock::Outcome::kTaken ? "took_over"
-                   : outcome == FileLock::Outcome::kBusy  ? "timeout"
-                                                          : "error");
+      if (waited) count_wait(program ? "hit" : held.host->held() ? "took_over" : busy ? "timeout" : "error");
       return program;
     }
   }
@@ -354,13 +352,12 @@ class KernelCache::Impl {
     return nullptr;
   }
 
-  void keep_redis_hit(const Search& search, Name on_disk, RedisView view,
-                      const std::shared_ptr<std::optional<FileLock>>& host) {
+  void keep_redis_hit(const Search& search, Name on_disk, RedisView view, const std::shared_ptr<FileLock>& host) {
     background_.add(
         [this, key = search.key, on_disk, unusable = !search.unusable_on_disk.empty(), view = std::move(view), host] {
           if (unusable) set_aside_on_disk(key, on_disk);
           if (disk_) write_disk(key, on_disk, view.good);
-          if (host) host->reset();
+          if (host) *host = FileLock();
           (void)redis_->refresh(key, view.name);  // else it expires sooner
         });
   }
@@ -378,13 +375,13 @@ class KernelCache::Impl {
       if (!bytes) {
         spdlog::warn("kernel cache: a program is not kept: {}", bytes.error().message);
       } else {
-        if (disk_ && write_disk(key, on_disk, *bytes)) host->reset();
+        if (disk_ && write_disk(key, on_disk, *bytes)) *host = FileLock();
         if (redis_ && !view.full) write_redis(key, *bytes, view);  // the compiler took its time: Redis may be back
       }
-      host->reset();
+      *host = FileLock();
       if (fleet) redis_->release(fleet);
     });
-    held.host = std::make_shared<std::optional<FileLock>>();
+    held.host = std::make_shared<FileLock>();
   }
 
   // What cannot be used goes once there is what can be: where that is not to be had, nobody knows whose fault it is.

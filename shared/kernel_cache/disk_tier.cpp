@@ -215,10 +215,10 @@ void DiskTier::cap_quarantine() {
   }
 }
 
-FileLock::Outcome DiskTier::try_lock(const Key& key, std::optional<FileLock>& out) {
+Result<FileLock> DiskTier::try_lock(const Key& key) {
   const std::string folder = dir_ + "/locks";
-  if (!make_folder(folder)) return FileLock::Outcome::kImpossible;
-  return FileLock::try_take(folder + "/" + key.hex(), out);
+  if (!make_folder(folder)) return unavailable("cannot create '" + folder + "'");
+  return FileLock::try_take(folder + "/" + key.hex(), FileLock::AtEnd::kRemoveFile);
 }
 
 std::vector<DiskTier::File> DiskTier::list(Result<void>* unread) const {

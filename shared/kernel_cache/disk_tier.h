@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "shared/core/file_lock.h"
 #include "shared/core/result.h"
-#include "shared/kernel_cache/file_lock.h"
 #include "shared/kernel_cache/key.h"
 #include "shared/kernel_cache/name.h"
 
@@ -54,7 +54,9 @@ class DiskTier {
   // The same with bytes of another tier, of which a copy is written.
   bool quarantine(const Key& key, std::string_view tier, std::string_view why, std::string_view bytes);
 
-  FileLock::Outcome try_lock(const Key& key, std::optional<FileLock>& out);
+  // The lock of the process of this host that compiles `key`.
+  // Errors: kConflict (another process holds it), kUnavailable (no file can be created there).
+  Result<FileLock> try_lock(const Key& key);
 
   // What is there, in the order of keys; of other secrets' names none. `unread`: a folder that is there and could not
   // be read.

@@ -14,10 +14,10 @@
 #include <thread>
 
 #include "shared/core/bytes.h"
+#include "shared/core/file_lock.h"
 #include "shared/kernel_cache/cache.h"
 #include "shared/kernel_cache/codec.h"
 #include "shared/kernel_cache/disk_tier.h"
-#include "shared/kernel_cache/file_lock.h"
 #include "shared/kernel_cache/memory_tier.h"
 #include "shared/kernel_cache/secret.h"
 #include "tests/unit/process_metrics.h"
@@ -224,8 +224,7 @@ TEST_F(KernelCacheDisk, AFolderThatCannotBeIsAnErrorNotACrash) {
   EXPECT_FALSE(disk.write(key_of(1), "v").ok());
   ASSERT_TRUE(disk.read(key_of(1)).ok());
   EXPECT_FALSE(*disk.read(key_of(1)));
-  std::optional<FileLock> lock;
-  EXPECT_EQ(disk.try_lock(key_of(1), lock), FileLock::Outcome::kImpossible);
+  EXPECT_EQ(disk.try_lock(key_of(1)).error().code, Code::kUnavailable);
   EXPECT_FALSE(disk.quarantine(key_of(1), Name::kShared, "corrupt"));
   Result<void> unread;
   EXPECT_TRUE(disk.list(&unread).empty());
@@ -235,16 +234,15 @@ TEST_F(KernelCacheDisk, AFolderThatCannotBeIsAnErrorNotACrash) {
   EXPECT_TRUE(unread) << "this is one that nobody has made yet";
 }
 
-TEST_F(KernelCacheDisk, ALockIsOnesUntilItEnds) {
+TEST_F(KernelCacheDisk, EachKeyHasALock) {
   DiskTier disk(dir, 1 << 20);
-  std::optional<FileLock> mine, other;
-  ASSERT_EQ(disk.try_lock(key_of(1), mine), FileLock::Outcome::kTaken);
-  EXPECT_EQ(disk.try_lock(key_of(1), other), FileLock::Outcome::kBusy);
-  EXPECT_EQ(disk.try_lock(key_of(2), other), FileLock::Outcome::kTaken);
-  other.reset();
-  mine.reset();
-  EXPECT_EQ(disk.try_lock(key_of(1), other), FileLock::Outcome::kTaken);
-  other.reset();
+  {
+    const auto first = disk.try_lock(key_of(1));
+    ASSERT_TRUE(first.ok());
+    EXPECT_EQ(disk.try_lock(key_of(1)).error().code, Code::kConflict);
+    EXPECT_TRUE(disk.try_lock(key_of(2)).ok());
+  }
+  EXPECT_TRUE(disk.try_lock(key_of(1)).ok());
   EXPECT_TRUE(fs::is_empty(dir + "/locks"));
 }
 
@@ -255,8 +253,8 @@ TEST_F(KernelCacheDisk, ALockHasOneHolderAmongMany) {
   for (int t = 0; t < 8; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 300; ++i) {
-        std::optional<FileLock> lock;
-        if (disk.try_lock(key_of(1), lock) != FileLock::Outcome::kTaken) continue;
+        const auto lock = disk.try_lock(key_of(1));
+        if (!lock) continue;
         ++taken;
         EXPECT_EQ(++inside, 1);
         std::this_thread::yield();
@@ -274,8 +272,8 @@ TEST_F(KernelCacheDisk, ALockEndsWithItsProcess) {
   ASSERT_EQ(::pipe(pipe), 0);
   const pid_t child = ::fork();
   if (child == 0) {
-    std::optional<FileLock> lock;
-    const char taken = disk.try_lock(key_of(1), lock) == FileLock::Outcome::kTaken ? 'y' : 'n';
+    const auto lock = disk.try_lock(key_of(1));
+    const char taken = lock ? 'y' : 'n';
     (void)!::write(pipe[1], &taken, 1);
     ::pause();
     ::_exit(0);
@@ -283,11 +281,10 @@ TEST_F(KernelCacheDisk, ALockEndsWithItsProcess) {
   char taken = 0;
   ASSERT_EQ(::read(pipe[0], &taken, 1), 1);
   EXPECT_EQ(taken, 'y');
-  std::optional<FileLock> lock;
-  EXPECT_EQ(disk.try_lock(key_of(1), lock), FileLock::Outcome::kBusy);
+  EXPECT_EQ(disk.try_lock(key_of(1)).error().code, Code::kConflict);
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
-  EXPECT_EQ(disk.try_lock(key_of(1), lock), FileLock::Outcome::kTaken);
+  EXPECT_TRUE(disk.try_lock(key_of(1)).ok());
   ::close(pipe[0]);
   ::close(pipe[1]);
 }

@@ -1,0 +1,32 @@
+// One process at a time: flock(2) on a file. The kernel releases the lock of a process that dies.
+#pragma once
+
+#include <string>
+
+#include "shared/core/result.h"
+
+namespace ditfleet {
+
+// Movable, not thread safe. Never blocks on the lock, only on the disk.
+class FileLock {
+ public:
+  enum class AtEnd { kKeepFile, kRemoveFile };
+
+  // Locks the file `path`, which is created if it is missing.
+  // Errors: kConflict (another process holds the lock), kUnavailable (the file cannot be opened or locked).
+  static Result<FileLock> try_take(const std::string& path, AtEnd at_end = AtEnd::kKeepFile);
+
+  FileLock() = default;  // holds nothing
+  FileLock(FileLock&& other) noexcept;
+  FileLock& operator=(FileLock&& other) noexcept;
+  // Releases the lock unless a child process has inherited fd(); then the lock ends with the child.
+  ~FileLock();
+  bool held() const { return fd_ >= 0; }
+  int fd() const { return fd_; }
+
+ private:
+  std::string remove_path_;  // empty: the file is kept
+  int fd_ = -1;
+};
+
+}  // namespace ditfleet
