@@ -2,6 +2,7 @@
 // receives it: the HTTP status, whether trying again can help, and the label in metrics.
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <string_view>
 
@@ -30,6 +31,8 @@ struct Error {
   Code code = Code::kInternal;
   std::string message;
   std::string param;  // the request field at fault, if one is; empty otherwise
+  // When a retry is likely to succeed; 0 if unknown.
+  std::chrono::seconds retry_after{0};
 };
 
 std::string_view code_name(Code code);       // "invalid_argument": metric label, stored in Redis
