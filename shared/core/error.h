@@ -2,6 +2,7 @@
 // receives it: the HTTP status, whether trying again can help, and the label in metrics.
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <string_view>
 
@@ -40,6 +41,8 @@ struct Error {
   std::string param;  // the request field at fault, if one is; empty otherwise
   Source source = Source::kHere;
   std::string kind = {};  // of kRedis: the first word of Redis' reply ("OOM", "WRONGTYPE"), or "NOFUNCTION"
+  // When a retry is likely to succeed; 0 if unknown.
+  std::chrono::seconds retry_after{0};
 };
 
 std::string_view code_name(Code code);       // "invalid_argument": metric label, stored in Redis
