@@ -34,7 +34,7 @@ std::map<std::string, std::string> preview_fields(const Unit& unit, const std::s
   return {{"key", key},
           {"index", std::to_string(index)},
           {"step", std::to_string(step)},
-          {"total", std::to_string(unit.request.num_inference_steps)},
+          {"total", std::to_string(unit.request.fields.integer("num_inference_steps").value_or(0))},
           {"media_type", std::string(job::row_of(unit.spec.output_format).media_type)},
           {"width", std::to_string(image.width)},
           {"height", std::to_string(image.height)}};
@@ -94,8 +94,8 @@ void UnitRunner::assign(queue::MailboxEntry entry, const ModelSet& models) {
       return;
     case Holdings::Admitted::kTaken: break;
   }
-  spdlog::info("unit {}: assigned, attempt {}, {}x{}, {} steps", unit->label(), unit->entry.attempt,
-               unit->request.width, unit->request.height, unit->request.num_inference_steps);
+  spdlog::info("unit {}: assigned, attempt {}, class {}, {} steps", unit->label(), unit->entry.attempt,
+               unit->entry.class_key, unit->request.fields.integer("num_inference_steps").value_or(0));
   begin_span(*unit);
   units_.emplace(attempt.nonce, unit);
   // At once, whatever the device and the texts of others are at: this is what the scheduler looks ahead for.
