@@ -53,7 +53,7 @@ TEST(Latents, PacksTwoByTwoPixelsChannelFirst) {
 
 TEST(Latents, PixelsRoundHalfToEvenAndClamp) {
   const at::Tensor unit = (at::arange(4, c10::ScalarType::Float) + 0.5).div(255).view({1, 1, 2, 2});
-  const Image image = to_image(unit);
+  const Media image = to_media(unit);
   EXPECT_EQ(image.width, 2);
   EXPECT_EQ(image.height, 2);
   EXPECT_EQ(image.rgb, (std::vector<std::uint8_t>{0, 0, 0, 2, 2, 2, 2, 2, 2, 4, 4, 4}));
