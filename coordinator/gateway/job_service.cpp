@@ -37,7 +37,7 @@ class QueueJobService final : public JobService {
     co_return told(co_await queue_->events(id, after, limit, deadline()));
   }
   asio::awaitable<Result<std::vector<queue::WorkerInfo>>> workers() override {
-    co_return told(co_await queue_->workers(deadline()));
+    co_return told(co_await queue_->workers(deadline(), true));
   }
   asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) override {
     co_return stored(co_await store_->get(manifest, deadline()));

@@ -29,7 +29,7 @@ class JobService {
                                                        int limit, const std::string& cursor) = 0;
   virtual asio::awaitable<Result<std::vector<queue::Event>>> events(const std::string& id, const std::string& after,
                                                                     int limit) = 0;
-  virtual asio::awaitable<Result<std::vector<queue::WorkerInfo>>> workers() = 0;
+  virtual asio::awaitable<Result<std::vector<queue::WorkerInfo>>> workers() = 0;  // with tenants
   // kNotFound: it has expired.
   virtual asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) = 0;
   virtual asio::awaitable<Result<std::string>> preview(const std::string& key) = 0;

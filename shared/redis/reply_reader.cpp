@@ -8,7 +8,7 @@
 namespace ditfleet::redis {
 namespace {
 
-// hiredis builds replies through these: straight into a Reply, whose elements an array allocates at once.
+// hiredis calls these to build a Reply in place. An array allocates its elements at once.
 Reply* place(const redisReadTask* task) {
   if (task->parent == nullptr) return new Reply;
   auto* parent = static_cast<Reply*>(task->parent->obj);
@@ -40,7 +40,7 @@ void* create_integer(const redisReadTask* task, long long value) {
 
 void* create_nil(const redisReadTask* task) { return place(task); }
 
-// hiredis frees roots only: elements live inside them.
+// hiredis frees only roots, which own their elements.
 void free_object(void* reply) { delete static_cast<Reply*>(reply); }
 
 redisReplyObjectFunctions kFunctions = {create_string, create_array, create_integer, create_nil, free_object};
@@ -74,8 +74,8 @@ Code code_of(std::string_view word) {
 }  // namespace
 
 ReplyReader::ReplyReader() : reader_(redisReaderCreateWithFunctions(&kFunctions)) {
-  reader_->maxbuf =
-      256 * 1024;  // an empty buffer is kept up to this; at the default of 16 KB each larger reply allocates anew
+  // Keeps an empty buffer up to this size. With the default of 16 KB each larger reply allocates again.
+  reader_->maxbuf = 256 * 1024;
 }
 ReplyReader::~ReplyReader() { redisReaderFree(reader_); }
 
@@ -84,7 +84,7 @@ void ReplyReader::feed(std::string_view bytes) { redisReaderFeed(reader_, bytes.
 Result<std::optional<Reply>> ReplyReader::next() {
   void* raw = nullptr;
   if (redisReaderGetReply(reader_, &raw) != REDIS_OK) {
-    return Error{Code::kDataCorrupt, std::string("[redis] what came is not RESP2: ") + reader_->errstr +
+    return Error{Code::kDataCorrupt, std::string("[redis] the reply is not RESP2: ") + reader_->errstr +
                                          "; is this a Redis, and TLS on both sides or neither?"};
   }
   if (raw == nullptr) return std::optional<Reply>();
@@ -95,7 +95,10 @@ Result<std::optional<Reply>> ReplyReader::next() {
 Error error_of_reply(std::string_view text) {
   const bool no_function = text == "ERR Function not found";  // Redis has no word of its own for it
   const std::string_view word = no_function ? "NOFUNCTION" : text.substr(0, text.find(' '));
-  return {code_of(word), "[redis] " + std::string(text), {}, Source::kRedis, std::string(word)};
+  return {.code = code_of(word),
+          .message = "[redis] " + std::string(text),
+          .source = Source::kRedis,
+          .kind = std::string(word)};
 }
 
 }  // namespace ditfleet::redis

@@ -1,4 +1,4 @@
-// Bytes from Redis → Reply values, by hiredis' incremental RESP2 parser.
+// Parses bytes from Redis into Reply values with hiredis' incremental RESP2 parser.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@ struct redisReader;
 
 namespace ditfleet::redis {
 
-// Not thread safe. One per established connection: a parser that saw a protocol error stays broken.
+// Not thread safe. Use one per established connection: after a protocol error the parser stays broken.
 class ReplyReader {
  public:
   ReplyReader();
@@ -19,9 +19,9 @@ class ReplyReader {
   ReplyReader(const ReplyReader&) = delete;
   ReplyReader& operator=(const ReplyReader&) = delete;
 
-  // Feed at most 64 KiB at a time: the parser's buffer handling is quadratic in what is fed at once.
+  // Feed at most 64 KiB at a time: the parser's time is quadratic in the size of a feed.
   void feed(std::string_view bytes);
-  // The next whole reply; nothing when more bytes are needed. kDataCorrupt: not RESP2.
+  // The next complete reply; nothing if more bytes are needed. kDataCorrupt: not RESP2.
   Result<std::optional<Reply>> next();
 
  private:

@@ -6,7 +6,9 @@
 namespace ditfleet::redis {
 namespace {
 
-Error no_answer(Code code, std::string message) { return {code, std::move(message), {}, Source::kRedisConnection}; }
+Error no_answer(Code code, std::string message) {
+  return {.code = code, .message = std::move(message), .source = Source::kRedisConnection};
+}
 
 }  // namespace
 
@@ -21,8 +23,7 @@ Step Session::start() {
   return {Step::Do::kConnect};
 }
 
-// AUTH and SELECT as configured, then PING: a Redis that is still loading its file answers it with LOADING,
-// which must not pass for a connection.
+// AUTH and SELECT as configured, then PING, which a Redis that is still loading its file answers with LOADING.
 std::string Session::greeting() {
   std::string out;
   greetings_left_ = 0;
@@ -57,15 +58,15 @@ Step Session::connect_failed(const std::string& why) {
 }
 
 Step Session::retry_later() {
-  // Before the very first connection callers wait: the service may be starting beside its Redis. Later,
-  // or when Redis refuses the log-in, they are told at once.
+  // Before the first connection callers wait: Redis may still be starting. Later, or if Redis refuses the log-in, their
+  // requests fail.
   if (generation_ > 0 || last_error_.code == Code::kPermissionDenied) fail(waiting_, last_error_);
   phase_ = Phase::kWaiting;
   out_.clear();
   auto delay = options_.backoff_first * (1u << std::min(failures_, 16));
   delay = std::min<std::chrono::milliseconds>(delay, options_.backoff_max);
   ++failures_;
-  // Between half and all of it: many clients of one Redis must not come back in step.
+  // Between half and all of it, so that many clients do not reconnect at the same time.
   const auto jittered =
       std::chrono::milliseconds(static_cast<long>(static_cast<double>(delay.count()) * (0.5 + 0.5 * jitter_())));
   return {Step::Do::kWait, jittered};
@@ -149,7 +150,7 @@ Step Session::closed() {
   // Sent requests are not sent again: they may have run.
   fail(in_flight_, last_error_);
   const bool was_ready = phase_ == Phase::kReady;
-  if (was_ready) {  // the first try comes at once; only failures back off
+  if (was_ready) {  // reconnects at once; only failures back off
     out_.clear();
     phase_ = Phase::kWaiting;
     return {Step::Do::kWait, std::chrono::milliseconds(0)};
@@ -216,7 +217,7 @@ Error Session::abandon(Id id) {
 }
 
 std::string Session::take_output(std::string spare) {
-  constexpr std::size_t kWorthKeeping = 1 << 20;  // a larger one was for once
+  constexpr std::size_t kWorthKeeping = 1 << 20;
   if (spare.capacity() > kWorthKeeping) spare = {};
   spare.clear();
   return std::exchange(out_, std::move(spare));

@@ -388,7 +388,7 @@ class RedisAway(WithFolder):
     def test_the_log_is_as_configured(self):
         log = self.folder / "coordinator.log"
         self.start_coordinator("--set", "log.format=json", "--set", "log.level=warning")
-        until(lambda: "can't be used yet" in log.read_text(), "it says that Redis is away")
+        until(lambda: "cannot use Redis at" in log.read_text(), "it says that Redis is away")
         for line in log.read_text().splitlines():
             told = json.loads(line)
             self.assertEqual((told["program"], told["level"]), ("ditfleet", "warning"))

@@ -28,7 +28,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"shared/config", {"shared/redis/endpoint.h"}},
     {"shared/queue", {"shared/job", "shared/redis", "shared/telemetry"}},
     {"shared/loras", {"shared/redis", "shared/safetensors"}},
-    {"shared/results", {"shared/job", "shared/queue", "shared/redis", "shared/telemetry"}},
+    {"shared/results", {"shared/redis"}},
     {"shared/kernel_cache", {"shared/config", "shared/redis", "shared/telemetry"}},
 
     {"coordinator",

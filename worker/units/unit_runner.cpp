@@ -28,6 +28,10 @@ std::int64_t us_since(Clock::time_point then) {
   return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - then).count();
 }
 
+results::ResultKey result_key_of(const Unit& unit) {
+  return {unit.entry.ref.job, unit.entry.ref.unit, unit.entry.nonce};
+}
+
 // (Not in the coroutine: GCC 12 frees an initializer list there too early.)
 std::map<std::string, std::string> preview_fields(const Unit& unit, const std::string& key, int index, int step,
                                                   const pipeline::Media& image) {
@@ -278,8 +282,8 @@ asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std
   auto bytes = co_await parts_.encode.run<std::string>(work, never());
   Result<void> told;
   if (bytes) {
-    auto key =
-        co_await parts_.store.put_preview(unit->attempt(), index, std::move(*bytes), Deadline::after(kCallTimeout));
+    auto key = co_await parts_.store.put_preview(result_key_of(*unit), index, std::move(*bytes),
+                                                 Deadline::after(kCallTimeout));
     if (key) {
       const auto fields = preview_fields(*unit, *key, index, step, *image);
       told = co_await parts_.queue.emit(unit->attempt(), "preview", fields, Deadline::after(kCallTimeout));
@@ -337,7 +341,7 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
 asio::awaitable<Result<results::Manifest>> UnitRunner::store(UnitPtr unit, std::shared_ptr<std::string> bytes) {
   const auto give_up = Clock::now() + kStoreFor;
   while (true) {
-    auto manifest = co_await parts_.store.put(unit->attempt(), *bytes,
+    auto manifest = co_await parts_.store.put(result_key_of(*unit), *bytes,
                                               std::string(job::row_of(unit->spec.output_format).media_type),
                                               Deadline::after(kStoreTimeout));
     if (manifest) cannot_store_.over();

@@ -250,17 +250,7 @@ asio::awaitable<Response> Api::list_workers(CallPtr call) {
   auto workers = co_await service_.workers();
   if (!workers) co_return error_response(workers.error());
   // A worker serves every tenant; each sees only its own jobs and adapters on it.
-  std::set<std::string> hidden;
   if (!call->caller.sees_all) {
-    std::set<std::string> ids;
-    for (const auto& worker : *workers) {
-      for (const auto& unit : worker.units) ids.insert(unit.job);
-    }
-    for (const auto& id : ids) {
-      // Named, because GCC 12 destroys a temporary of a co_await inside a condition twice.
-      auto seen = co_await service_.job(id, call->caller.view());
-      if (!seen) hidden.insert(id);
-    }
     // An adapter's digest tells whoever has that file who draws with it.
     std::set<std::string> own;
     if (options_.lora_directory) {
@@ -277,7 +267,10 @@ asio::awaitable<Response> Api::list_workers(CallPtr call) {
   for (auto& worker : *workers) {
     // What it said last is not what it is: it gets no work, and what it held goes to others.
     if (worker.unheard_ms > config::silent_after_ms(options_.settings)) worker.state = "silent";
-    array.push_back(worker_json(worker, [&](const std::string& id) { return !hidden.contains(id); }));
+    array.push_back(worker_json(worker, [&](const std::string& id) {
+      const auto tenant = worker.tenants.find(id);
+      return call->caller.sees_all || (tenant != worker.tenants.end() && tenant->second == call->caller.tenant);
+    }));
   }
   co_return json_response(200, json::serialize(json::object{{"workers", std::move(array)}}))
       .with("Cache-Control", "no-store");
