@@ -18,33 +18,14 @@
 #include <utility>
 
 #include "shared/core/named_thread.h"
+#include "shared/core/unique_fd.h"
 
 namespace ditfleet {
 namespace {
 
 constexpr int kPollMs = 5;
 
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  ~Descriptor() { close(); }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-  void close() {
-    if (fd_ >= 0) ::close(release());
-  }
-  void reset(int fd) {
-    close();
-    fd_ = fd;
-  }
-
- private:
-  int fd_;
-};
-
-bool make_pipe(Descriptor& read_end, Descriptor& write_end) {
+bool make_pipe(UniqueFd& read_end, UniqueFd& write_end) {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) return false;
   read_end.reset(ends[0]);
@@ -132,15 +113,15 @@ Result<ChildProcess> ChildProcess::start(const ProcessSpec& spec) {
   const auto failed = [&](const std::string& what) {
     return unavailable("cannot start " + spec.argv[0] + ": " + what + ": " + std::strerror(errno));
   };
-  Descriptor input(::open(spec.input.c_str(), O_RDONLY | O_CLOEXEC));
-  if (input.get() < 0) return failed("cannot read '" + spec.input + "'");
-  Descriptor from, to, failure_from, failure_to;
+  UniqueFd input(::open(spec.input.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!input.valid()) return failed("cannot read '" + spec.input + "'");
+  UniqueFd from, to, failure_from, failure_to;
   if (spec.output_file.empty()) {
     if (!make_pipe(from, to)) return failed("no pipe");
     ::fcntl(from.get(), F_SETFL, O_NONBLOCK);
   } else {
     to.reset(::open(spec.output_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-    if (to.get() < 0) return failed("cannot write '" + spec.output_file + "'");
+    if (!to.valid()) return failed("cannot write '" + spec.output_file + "'");
   }
   if (!make_pipe(failure_from, failure_to)) return failed("no pipe");
 
@@ -164,7 +145,7 @@ Result<ChildProcess> ChildProcess::start(const ProcessSpec& spec) {
     errno = -std::exchange(child.pid_, -1);
     return failed("no process");
   }
-  failure_to.close();
+  failure_to.reset();
   int error = 0;
   ssize_t got = 0;
   while ((got = ::read(failure_from.get(), &error, sizeof error)) < 0 && errno == EINTR) {
@@ -173,23 +154,17 @@ Result<ChildProcess> ChildProcess::start(const ProcessSpec& spec) {
     (void)child.wait();
     return Error{Code::kNotFound, "cannot execute " + spec.argv[0] + ": " + std::strerror(error), {}};
   }
-  child.output_ = from.release();
+  child.output_ = std::move(from);
   return child;
 }
 
-ChildProcess::~ChildProcess() { close_output(); }
-
 ChildProcess::ChildProcess(ChildProcess&& other) noexcept
-    : pid_(std::exchange(other.pid_, -1)), output_(std::exchange(other.output_, -1)) {}
+    : pid_(std::exchange(other.pid_, -1)), output_(std::move(other.output_)) {}
 
 ChildProcess& ChildProcess::operator=(ChildProcess&& other) noexcept {
   std::swap(pid_, other.pid_);
   std::swap(output_, other.output_);
   return *this;
-}
-
-void ChildProcess::close_output() {
-  if (output_ >= 0) ::close(std::exchange(output_, -1));
 }
 
 void ChildProcess::send(int signal) const {

@@ -11,6 +11,7 @@
 
 #include "shared/core/deadline.h"
 #include "shared/core/result.h"
+#include "shared/core/unique_fd.h"
 
 namespace ditfleet {
 
@@ -39,16 +40,16 @@ class ChildProcess {
   // Errors: kNotFound (argv[0] cannot be executed), kUnavailable (no process, pipe or file can be created).
   static Result<ChildProcess> start(const ProcessSpec& spec);
 
-  ChildProcess() = default;  // no process
-  ~ChildProcess();           // closes the pipe and leaves a running child alone
+  ChildProcess() = default;   // no process
+  ~ChildProcess() = default;  // closes the pipe and leaves a running child alone
   ChildProcess(ChildProcess&& other) noexcept;
   ChildProcess& operator=(ChildProcess&& other) noexcept;
 
   // True from start() until reap() or wait() has returned the end.
   bool running() const { return pid_ > 0; }
-  pid_t pid() const { return pid_; }         // -1 unless running()
-  int output_fd() const { return output_; }  // the pipe's end to read, non-blocking; -1: closed or none
-  void close_output();
+  pid_t pid() const { return pid_; }               // -1 unless running()
+  int output_fd() const { return output_.get(); }  // the pipe's end to read, non-blocking; -1: closed or none
+  void close_output() { output_.reset(); }
 
   void send(int signal) const;           // to the process
   void send_to_group(int signal) const;  // to the process and its children
@@ -59,7 +60,7 @@ class ChildProcess {
 
  private:
   pid_t pid_ = -1;
-  int output_ = -1;
+  UniqueFd output_;
 };
 
 struct ProgramRun {

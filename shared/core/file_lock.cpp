@@ -7,7 +7,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <utility>
 
 namespace ditfleet {
 
@@ -17,20 +16,18 @@ Result<FileLock> FileLock::try_take(const std::string& path, AtEnd at_end) {
   };
   const Error busy{Code::kConflict, "'" + path + "' is locked", {}};
   FileLock lock;
-  lock.fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (lock.fd_ < 0) return failed("open");
-  if (::flock(lock.fd_, LOCK_EX | LOCK_NB) != 0) return errno == EWOULDBLOCK ? busy : failed("lock");
+  lock.fd_.reset(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!lock.held()) return failed("open");
+  if (::flock(lock.fd(), LOCK_EX | LOCK_NB) != 0) return errno == EWOULDBLOCK ? busy : failed("lock");
   // The holder before may have removed the file between open() and flock(). Then this lock protects nothing.
   struct stat locked {
   }, named{};
-  if (::fstat(lock.fd_, &locked) != 0 || ::stat(path.c_str(), &named) != 0 || locked.st_ino != named.st_ino ||
+  if (::fstat(lock.fd(), &locked) != 0 || ::stat(path.c_str(), &named) != 0 || locked.st_ino != named.st_ino ||
       locked.st_dev != named.st_dev)
     return busy;
   if (at_end == AtEnd::kRemoveFile) lock.remove_path_ = path;
   return lock;
 }
-
-FileLock::FileLock(FileLock&& other) noexcept { *this = std::move(other); }
 
 FileLock& FileLock::operator=(FileLock&& other) noexcept {
   std::swap(remove_path_, other.remove_path_);
@@ -39,9 +36,7 @@ FileLock& FileLock::operator=(FileLock&& other) noexcept {
 }
 
 FileLock::~FileLock() {
-  if (fd_ < 0) return;
-  if (!remove_path_.empty()) ::unlink(remove_path_.c_str());  // first, while the lock is held
-  ::close(fd_);
+  if (held() && !remove_path_.empty()) ::unlink(remove_path_.c_str());  // while the lock is held
 }
 
 }  // namespace ditfleet

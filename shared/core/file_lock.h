@@ -2,8 +2,10 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include "shared/core/result.h"
+#include "shared/core/unique_fd.h"
 
 namespace ditfleet {
 
@@ -17,16 +19,16 @@ class FileLock {
   static Result<FileLock> try_take(const std::string& path, AtEnd at_end = AtEnd::kKeepFile);
 
   FileLock() = default;  // holds nothing
-  FileLock(FileLock&& other) noexcept;
+  FileLock(FileLock&& other) noexcept { *this = std::move(other); }
   FileLock& operator=(FileLock&& other) noexcept;
   // Releases the lock unless a child process has inherited fd(); then the lock ends with the child.
   ~FileLock();
-  bool held() const { return fd_ >= 0; }
-  int fd() const { return fd_; }
+  bool held() const { return fd_.valid(); }
+  int fd() const { return fd_.get(); }
 
  private:
   std::string remove_path_;  // empty: the file is kept
-  int fd_ = -1;
+  UniqueFd fd_;
 };
 
 }  // namespace ditfleet

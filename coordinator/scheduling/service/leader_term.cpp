@@ -340,12 +340,12 @@ asio::awaitable<void> LeaderTerm::admit(std::vector<queue::Admission> admissions
   const auto done = co_await context_.client->admit(epoch_, admissions, Deadline::after(kCall));
   admitting_ -= std::min(admitting_, admissions.size());
   if (done) {
-    over_memory_.over();
+    over_memory_.reset();
     co_return;
   }
   note_failure(done.error(), "admitting");
   if (done.error().code == Code::kResourceExhausted) {
-    if (const auto more = over_memory_.said())
+    if (const auto more = over_memory_.admit())
       spdlog::warn("scheduler: Redis is at its memory limit; jobs wait in the intake{}", *more);
     co_await pause(1000ms);
   }
