@@ -7,7 +7,7 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "coordinator/scheduling/service/dispatches.h"
-#include "shared/loras/directory.h"
+#include "shared/loras/registry_mirror.h"
 
 namespace ditfleet::scheduling {
 namespace {
@@ -221,7 +221,7 @@ asio::awaitable<void> LeaderTerm::read_intake() {
 
 void LeaderTerm::tell_adapters() {
   if (!context_.options->adapters) return;
-  const loras::Directory& directory = *context_.options->adapters;
+  const loras::RegistryMirror& directory = *context_.options->adapters;
   if (!directory.loaded() || directory.version() == adapters_version_) return;
   adapters_version_ = directory.version();
   Residency& residency = scheduler_->adapters();

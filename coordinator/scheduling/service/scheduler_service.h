@@ -16,7 +16,7 @@
 #include "shared/core/deadline.h"
 
 namespace ditfleet::loras {
-class Directory;
+class RegistryMirror;
 }
 namespace ditfleet::queue {
 class Client;
@@ -34,7 +34,7 @@ struct SchedulerServiceOptions {
   std::int64_t leader_ttl_ms = 3000;
   int shard = 0;
   SchedulerOptions scheduler;  // `adapters` is filled in where it is unset and there is a directory
-  std::shared_ptr<loras::Directory> adapters =
+  std::shared_ptr<loras::RegistryMirror> adapters =
       {};  // who has which, and what is pinned; somebody lets it follow. Null: nobody has any
   std::chrono::milliseconds registry_period{250}, reap_period{100}, audit_period{30'000};
 };
