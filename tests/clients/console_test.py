@@ -33,7 +33,7 @@ class Console(unittest.TestCase):
         self.page.open((url or shared.fleet.url) + "/")
         self.page.until("document.readyState === 'complete' && document.querySelector('#ready .dot.ok') !== null")
 
-    def image_of(self, id, part=".picture img"):
+    def image_of(self, id, part=".image img"):
         """Waits for an image of a job's card to load and returns its bytes."""
         self.page.until(f"{card(id, part)}?.complete && {card(id, part)}.naturalWidth > 0")
         return self.http.get(self.page.js(f"{card(id, part)}.src")).body
@@ -52,14 +52,14 @@ class Console(unittest.TestCase):
             set('n', 2); set('seed', 5); document.getElementById('submit').click(); })()""")
         id = self.page.until("document.querySelector('article')?.dataset.id")
         self.page.until(f"{card(id, '.state')}.textContent === 'succeeded'")
-        self.page.until(f"document.querySelectorAll('article[data-id=\"{id}\"] .picture:not(.partial) img').length === 2")
+        self.page.until(f"document.querySelectorAll('article[data-id=\"{id}\"] .image:not(.partial) img').length === 2")
         self.assertEqual(self.page.js(f"{card(id, '.prompt')}.textContent"), "a red circle <b>above</b> a blue square")
         facts = self.page.js(f"{card(id, '.facts')}.textContent")
-        for words in ("tiny", "64×48", "20 steps", "seed 5", "2 pictures", "took"):
+        for words in ("tiny", "64×48", "20 steps", "seed 5", "2 images", "took"):
             self.assertIn(words, facts)
         self.assertEqual(hashlib.sha256(self.image_of(id)).hexdigest(), self.http.job(id)["unit_records"][0]["result"]["sha256"])
         self.assertTrue(self.page.js(f"{card(id, 'button.small')}.hidden"))  # nothing left to cancel
-        self.page.js(f"{card(id, '.picture')}.click()")
+        self.page.js(f"{card(id, '.image')}.click()")
         self.page.until("document.getElementById('viewer').open && document.querySelector('#viewer img').naturalWidth === 64")
         self.assertIn("denoise", self.page.js("document.querySelector('#viewer .facts').textContent"))
         self.shot("viewer")
@@ -92,7 +92,7 @@ class Console(unittest.TestCase):
         first = self.page.until(f"parseFloat({card(id, '.bar > div')}.style.width)")
         self.page.until(f"parseFloat({card(id, '.bar > div')}.style.width) > {first}")
         self.assertRegex(self.page.until(f"{card(id, '.facts')}.textContent.match(/step \\d+.200/)?.[0]"), r"step \d+/200")
-        describe(self.image_of(id, ".picture.partial img"))  # a preview, while it runs
+        describe(self.image_of(id, ".image.partial img"))  # a preview, while it runs
         self.page.js(f"{card(id, 'button.small')}.click()")
         self.page.until(f"{card(id, '.state')}.textContent === 'canceled'")
         self.assertEqual(self.http.wait(id)["state"], "canceled")

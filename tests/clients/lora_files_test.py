@@ -63,7 +63,7 @@ class Files(RegistryCase):
                    f"{top}/one/out.safetensors", "out.safetensors", "outlink/d.safetensors", "/etc/no-such-file", f"{top}/one-more/x", "/"]
         for path in outside:
             with self.subTest(path):
-                self.refused(self.by_path(path), 400, "leaves the folders", param="path")
+                self.refused(self.by_path(path), 400, "outside loras.folders", param="path")
         for path in ("none.safetensors", f"{top}/one", "below", "fifo", f"{top}/one/a.safetensors/x"):
             with self.subTest(path):
                 self.refused(self.by_path(path), 400, "no file", param="path")
@@ -73,7 +73,7 @@ class Files(RegistryCase):
         self.refused(self.by_path("a.safetensors", modles=["tiny"]), 400, "models", param="modles")
         self.refused(self.by_path(5), 400, "string", param="path")
         self.refused(self.by_path(""), 400, "path", param="path")
-        self.refused(self.first.request("PUT", "/v1/loras/file", {}), 400, "path is missing", param="path")
+        self.refused(self.first.request("PUT", "/v1/loras/file", {}), 400, "'path' is missing", param="path")
         self.refused(self.first.request("PUT", "/v1/loras/file", [], {"Content-Type": "application/json"}), 400, "object")
 
     def test_the_command_line(self):
@@ -94,8 +94,8 @@ class Files(RegistryCase):
         taken = cli("loras", "add", "style", file, "--keep", *url)
         self.assertEqual((taken.returncode, "already" in taken.stderr), (1, True), taken.stderr)
         self.assertEqual(cli("loras", "remove", "style", *url).returncode, 0)
-        for words, status, told in ((("remove", "style"), 1, "no adapter"), (("add", "x", "/no/such"), 1, "/no/such"), (("add", "x", "/tmp"), 1, "/tmp"),
-                                    (("add", "-- -x", file), 2, ""), (("add", "x", "/etc/passwd", "--by-path"), 2, "leaves"), (("lst",), 2, "did you mean 'list'")):
+        for words, status, told in ((("remove", "style"), 1, "not found"), (("add", "x", "/no/such"), 1, "/no/such"), (("add", "x", "/tmp"), 1, "/tmp"),
+                                    (("add", "-- -x", file), 2, ""), (("add", "x", "/etc/passwd", "--by-path"), 2, "outside loras.folders"), (("lst",), 2, "did you mean 'list'")):
             with self.subTest(words):
                 done = cli("loras", *words, *url)
                 self.assertEqual(done.returncode, status, done.stderr)
@@ -109,7 +109,7 @@ class Files(RegistryCase):
         self.refused(self.put("full", adapter(5)), 429, "memory limit", "nothing was changed")
         self.redis("CONFIG", "SET", "maxmemory", "0")
         self.redis("REPLICAOF", "127.0.0.1", "1")  # as after a failover
-        self.refused(self.put("replica", adapter(5)), 503, "refuses this just now", "READONLY")
+        self.refused(self.put("replica", adapter(5)), 503, "refuses commands at the moment", "READONLY")
         self.redis("REPLICAOF", "NO", "ONE")
         self.assertEqual(self.names(), [])
         self.assertEqual(self.chunk_keys(), [])

@@ -78,7 +78,7 @@ class Uploads(Base):
         self.addCleanup(self.redis, "CONFIG", "SET", "maxmemory", "0")
         answer = self.put("more", adapter(2))
         self.assertEqual((answer.status, answer.error["code"]), (429, "resource_exhausted"))
-        for word in ("memory limit", "maxmemory", "by its path"):
+        for word in ("memory limit", "maxmemory", "by path"):
             self.assertIn(word, answer.error["message"])
         self.assertEqual(self.first.request("DELETE", "/v1/loras/there").status, 200)
         self.redis("CONFIG", "SET", "maxmemory", "0")

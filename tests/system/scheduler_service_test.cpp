@@ -9,7 +9,7 @@
 #include <spdlog/spdlog.h>
 
 #include "coordinator/scheduling/service/scheduler_service.h"
-#include "shared/loras/directory.h"
+#include "shared/loras/registry_mirror.h"
 #include "shared/loras/registry.h"
 #include "shared/telemetry/metrics.h"
 #include "tests/system/null_worker.h"
@@ -65,7 +65,7 @@ class SchedulerServiceTest : public QueueTest {
     options.scheduler.catalogue = catalogue();
     options.scheduler.silent_after_ms = 800;
     options.scheduler.new_nonce = new_nonce;
-    options.adapters = std::make_shared<loras::Directory>(std::make_shared<loras::Registry>(c.connection));
+    options.adapters = std::make_shared<loras::RegistryMirror>(std::make_shared<loras::Registry>(c.connection));
     c.service = std::make_unique<SchedulerService>(io_.get_executor(), c.connection,
                                                    std::make_shared<queue::Client>(c.connection, options_), options);
     c.service->start();
@@ -234,7 +234,7 @@ TEST_F(SchedulerServiceTest, names_of_adapters_mean_what_they_mean_at_admission)
   ASSERT_TRUE(
       until([&] { return c.service->leading() && ended(deleted) && state_of(replaced) == job::State::kReady; }));
   EXPECT_EQ(state_of(deleted), job::State::kRejected);
-  EXPECT_NE(job(deleted).error->message.find("'ink' (any more)"), std::string::npos) << job(deleted).error->message;
+  EXPECT_NE(job(deleted).error->message.find("'ink' not found"), std::string::npos) << job(deleted).error->message;
   EXPECT_EQ(job(deleted).error->param, "loras[0].name");
   EXPECT_NE(job(replaced).spec.find(std::string(64, 'c')), std::string::npos) << job(replaced).spec;
   // What is put while it leads is known with the next job, every time.

@@ -6,7 +6,7 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
-#include "shared/loras/directory.h"
+#include "shared/loras/registry_mirror.h"
 
 namespace ditfleet::scheduling {
 namespace {
@@ -220,7 +220,7 @@ asio::awaitable<void> LeaderTerm::read_intake() {
 
 void LeaderTerm::update_adapters() {
   if (!context_.options->adapters) return;
-  const loras::Directory& directory = *context_.options->adapters;
+  const loras::RegistryMirror& directory = *context_.options->adapters;
   if (!directory.loaded() || directory.version() == adapters_version_) return;
   adapters_version_ = directory.version();
   Residency& residency = scheduler_->adapters();

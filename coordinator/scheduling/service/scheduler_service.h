@@ -15,7 +15,7 @@
 #include "shared/core/deadline.h"
 
 namespace ditfleet::loras {
-class Directory;
+class RegistryMirror;
 }
 namespace ditfleet::queue {
 class Client;
@@ -32,8 +32,8 @@ struct SchedulerServiceOptions {
   std::string coordinator;  // unique among coordinators and their restarts
   std::int64_t leader_ttl_ms = 3000;
   int shard = 0;
-  SchedulerOptions scheduler;                       // an unset `adapters` uses the directory below
-  std::shared_ptr<loras::Directory> adapters = {};  // kept current by its owner; null: no tenant has adapters
+  SchedulerOptions scheduler;                            // an unset `adapters` uses the mirror below
+  std::shared_ptr<loras::RegistryMirror> adapters = {};  // kept current by its owner; null: no tenant has adapters
   std::chrono::milliseconds registry_period{250}, reap_period{100}, audit_period{30'000};
 };
 

@@ -1,4 +1,4 @@
-// All records of the registry in memory, for processes that resolve names at every request.
+// An in-memory copy of all records, for processes that resolve names on every request.
 #pragma once
 
 #include <cstddef>
@@ -13,22 +13,24 @@
 
 namespace ditfleet::loras {
 
-// Threads: from the registry's executor.
-class Directory {
+// Threads: the registry's executor.
+class RegistryMirror {
  public:
-  explicit Directory(std::shared_ptr<Registry> registry);
+  explicit RegistryMirror(std::shared_ptr<Registry> registry);
 
-  // Asks for the version (one round trip), and for what changed if it is another one than ours. After it the view holds
-  // every change that was acknowledged before the call. Errors as the registry's; the view stays as it was.
+  // Reads the registry's version (one round trip) and, if it differs, the changes. Afterwards the mirror includes every
+  // change that was acknowledged before the call. Errors: the registry's; the mirror is then unchanged.
   asio::awaitable<Result<void>> refresh(Deadline deadline);
-  // Refreshes every second, sweeps every minute, until the coroutine is canceled. Redis away: the view stays.
+  // Refreshes every second and sweeps every minute until the coroutine is canceled. While Redis is unavailable the
+  // mirror keeps its records.
   asio::awaitable<void> follow();
 
-  // Null: the tenant has no adapter of that name. Valid until the next refresh.
+  // Null if the tenant has no adapter of that name. Valid until the next refresh.
   const Adapter* find(const std::string& tenant, const std::string& name) const;
-  // The digest that a request of this tenant for this model gets by naming an adapter; `sha256`, if not empty, must be
-  // it. kInvalidArgument, with the param "name" or "sha256": no such adapter (near names are told), another digest, not
-  // for this model.
+  // The digest of the adapter that a request of this tenant for this model names. `sha256` is empty or the expected
+  // digest.
+  // kInvalidArgument (param "name" or "sha256"): no such adapter (the message suggests similar names), another digest,
+  // or an adapter that is not registered for the model.
   Result<std::string> resolve(const std::string& tenant, const std::string& name, const std::string& sha256,
                               const std::string& model) const;
   std::vector<std::string> names(const std::string& tenant) const;  // sorted
@@ -36,16 +38,16 @@ class Directory {
     std::vector<Adapter> adapters;  // by name
     bool more = false;
   };
-  // Those whose names come after this one ("": all), as many as `most` (0: all).
+  // At most `most` adapters (0: no limit) whose names sort after `after`.
   Page list(const std::string& tenant, const std::string& after = {}, std::size_t most = 0) const;
-  // By digest, whoever's: pinned if one record with it is.
+  // Of all tenants. A digest is pinned if any record with it is.
   const std::set<std::string>& pinned() const { return pinned_; }
   const std::map<std::string, std::int64_t>& bytes() const { return bytes_; }
-  std::int64_t version() const { return version_; }  // of what is held; -1 before the first refresh
+  std::int64_t version() const { return version_; }  // -1 before the first refresh
   bool loaded() const { return version_ >= 0; }
 
  private:
-  void summarize(std::int64_t version);  // of records_
+  void summarize(std::int64_t version);  // fills pinned_ and bytes_ from records_
 
   std::shared_ptr<Registry> registry_;
   std::map<std::string, Adapter> records_;  // by field_of(tenant, name)

@@ -1,4 +1,4 @@
-#include "shared/loras/directory.h"
+#include "shared/loras/registry_mirror.h"
 
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/this_coro.hpp>
@@ -18,10 +18,10 @@ constexpr int kSweepEvery = 60;  // polls
 
 }  // namespace
 
-Directory::Directory(std::shared_ptr<Registry> registry) : registry_(std::move(registry)) {}
+RegistryMirror::RegistryMirror(std::shared_ptr<Registry> registry) : registry_(std::move(registry)) {}
 
-asio::awaitable<Result<void>> Directory::refresh(Deadline deadline) {
-  // The version is read before the records: what changes in between makes the next refresh read again.
+asio::awaitable<Result<void>> RegistryMirror::refresh(Deadline deadline) {
+  // The version is read before the records, so that the next refresh reads changes made in between.
   const auto version = co_await registry_->version(deadline);
   if (!version) co_return version.error();
   if (*version == version_) co_return Result<void>();
@@ -46,7 +46,7 @@ asio::awaitable<Result<void>> Directory::refresh(Deadline deadline) {
   co_return Result<void>();
 }
 
-asio::awaitable<void> Directory::follow() {
+asio::awaitable<void> RegistryMirror::follow() {
   asio::steady_timer timer(co_await asio::this_coro::executor);
   for (int poll = 1;; ++poll) {
     (void)co_await refresh(Deadline::after(kPatience));
@@ -56,7 +56,7 @@ asio::awaitable<void> Directory::follow() {
   }
 }
 
-void Directory::summarize(std::int64_t version) {
+void RegistryMirror::summarize(std::int64_t version) {
   version_ = version;
   pinned_.clear();
   bytes_.clear();
@@ -66,13 +66,13 @@ void Directory::summarize(std::int64_t version) {
   }
 }
 
-const Adapter* Directory::find(const std::string& tenant, const std::string& name) const {
+const Adapter* RegistryMirror::find(const std::string& tenant, const std::string& name) const {
   const auto found = records_.find(field_of(tenant, name));
   return found == records_.end() ? nullptr : &found->second;
 }
 
-Result<std::string> Directory::resolve(const std::string& tenant, const std::string& name, const std::string& sha256,
-                                       const std::string& model) const {
+Result<std::string> RegistryMirror::resolve(const std::string& tenant, const std::string& name,
+                                            const std::string& sha256, const std::string& model) const {
   constexpr std::size_t kMostShown = 16;
   const Adapter* adapter = find(tenant, name);
   if (adapter == nullptr) {
@@ -83,25 +83,25 @@ Result<std::string> Directory::resolve(const std::string& tenant, const std::str
     } else if (const std::string near = nearest_name(name, known); !near.empty() || known.size() <= kMostShown) {
       hint = suggestion(name, known);
     } else {
-      hint = "; GET /v1/loras lists the " + std::to_string(known.size()) + " there are";
+      hint = "; see GET /v1/loras for the " + std::to_string(known.size()) + " registered adapters";
     }
-    return invalid_argument("there is no LoRA adapter '" + excerpt(name, 128) + "' (any more)" + hint, "name");
+    return invalid_argument("LoRA adapter '" + excerpt(name, 128) + "' not found" + hint, "name");
   }
   if (!sha256.empty() && sha256 != adapter->sha256) {
-    return invalid_argument("the LoRA adapter '" + name + "' has the digest " + adapter->sha256 + ", not " + sha256 +
-                                "; leave sha256 out for whatever it is",
+    return invalid_argument("LoRA adapter '" + name + "' has the SHA-256 " + adapter->sha256 + ", not " + sha256 +
+                                "; omit sha256 to use the current version",
                             "sha256");
   }
   if (!adapter->serves(model)) {
     std::string list;
     for (const std::string& one : adapter->models) list += (list.empty() ? "'" : ", '") + one + "'";
-    return invalid_argument(
-        "the LoRA adapter '" + name + "' is registered for the model " + list + ", not for '" + model + "'", "name");
+    return invalid_argument("LoRA adapter '" + name + "' is registered for model " + list + ", not for '" + model + "'",
+                            "name");
   }
   return adapter->sha256;
 }
 
-Directory::Page Directory::list(const std::string& tenant, const std::string& after, std::size_t most) const {
+RegistryMirror::Page RegistryMirror::list(const std::string& tenant, const std::string& after, std::size_t most) const {
   Page page;
   const std::string prefix = field_of(tenant, "");
   for (auto it = records_.upper_bound(prefix + after); it != records_.end() && it->first.starts_with(prefix); ++it) {
@@ -112,7 +112,7 @@ Directory::Page Directory::list(const std::string& tenant, const std::string& af
   return page;
 }
 
-std::vector<std::string> Directory::names(const std::string& tenant) const {
+std::vector<std::string> RegistryMirror::names(const std::string& tenant) const {
   std::vector<std::string> out;
   for (const Adapter& adapter : list(tenant).adapters) out.push_back(adapter.name);
   return out;
