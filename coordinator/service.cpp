@@ -175,11 +175,10 @@ class Coordinator {
   Result<void> advise(const job::JobSpec& spec, const std::string& tenant) const {
     const auto queued = scheduler_->queued();
     if (static_cast<std::int64_t>(queued) >= settings_.queue.max_queued) {
-      return Error{Code::kResourceExhausted,
-                   fmt::format("the queue is full: {} units are queued and queue.max_queued is {}", queued,
-                               settings_.queue.max_queued),
-                   {},
-                   5s};
+      return Error{.code = Code::kResourceExhausted,
+                   .message = fmt::format("the queue is full: {} units are queued and queue.max_queued is {}", queued,
+                                          settings_.queue.max_queued),
+                   .retry_after = 5s};
     }
     if (!spec.deadline_ms) return {};
     const auto expected = scheduler_->estimate(spec, tenant);
@@ -187,8 +186,11 @@ class Coordinator {
     const auto now = scheduler_->now_us();
     const auto unmet = scheduling::unmet_deadline(*expected, now + *spec.deadline_ms * 1000, now);
     if (!unmet) return {};
-    return Error{Code::kResourceExhausted, unmet->message, unmet->param,
-                 std::clamp<std::chrono::seconds>(std::chrono::seconds(expected->wait_us / 1'000'000), 1s, 1h)};
+    return Error{
+        .code = Code::kResourceExhausted,
+        .message = unmet->message,
+        .param = unmet->param,
+        .retry_after = std::clamp<std::chrono::seconds>(std::chrono::seconds(expected->wait_us / 1'000'000), 1s, 1h)};
   }
 
   asio::awaitable<void> report_ready() {
