@@ -85,6 +85,7 @@ class Bench {
     load.running = options_.running;
     load.workers = options_.workers;
     load.window = options_.window;
+    load.queue.lease_ms = 60'000;  // units wait in the workers' queues without a renewal
     return load;
   }
 
