@@ -9,8 +9,8 @@
 #include <spdlog/spdlog.h>
 
 #include "coordinator/scheduling/service/scheduler_service.h"
-#include "shared/loras/registry_mirror.h"
 #include "shared/loras/registry.h"
+#include "shared/loras/registry_mirror.h"
 #include "shared/telemetry/metrics.h"
 #include "tests/system/null_worker.h"
 #include "tests/system/queue_fixture.h"

@@ -200,7 +200,8 @@ TEST_F(GatewayApi, AdviceAgainstAJobIs429) {
     EXPECT_EQ(tenant, "default");
     if (spec.deadline_ms) return Result<void>(Error{Code::kResourceExhausted, "too soon", "deadline_ms"});
     if (spec.n.value_or(1) < 3) return Result<void>();
-    return Result<void>(Error{Code::kResourceExhausted, "the queue is full", {}, std::chrono::seconds(17)});
+    return Result<void>(Error{
+        .code = Code::kResourceExhausted, .message = "the queue is full", .retry_after = std::chrono::seconds(17)});
   });
   EXPECT_EQ(send("POST", "/v1/jobs", R"({"prompt":"a"})").status, 202);
   for (const char* route : {"/v1/jobs", "/v1/images/generations"}) {

@@ -146,10 +146,9 @@ TEST(GatewayConsole, LoadsNothingFromElsewhere) {
 TEST(GatewayErrors, HaveOpenAisForm) {
   const Response response = error_response(invalid_argument("'n' must be 1 to 10", "n"));
   EXPECT_EQ(response.status, 400);
-  EXPECT_EQ(
-      response.body,
-      R"({"error":{"message":"'n' must be 1 to 10","type":"invalid_request_error","param":"n","code":"invalid_argument"}})"
-      "\n");
+  EXPECT_EQ(response.body, R"({"error":{"message":"'n' must be 1 to 10","type":"invalid_request_error","param":"n",)"
+                           R"("code":"invalid_argument"}})"
+                           "\n");
   const Response away = error_response(unavailable("Redis is away"));
   EXPECT_EQ(away.status, 503);
   EXPECT_THAT(away.headers, ::testing::Contains(std::pair<std::string, std::string>("Retry-After", "1")));
