@@ -50,7 +50,7 @@ TEST_F(ResultsRedis, EveryChunkExpiresAfterTheRetention) {
   for (const auto& key : redis({"KEYS", "df:{0}:blob:*"}).elements) {
     const auto left = redis({"PTTL", key.text}).integer;
     EXPECT_GT(left, 5'000);
-    EXPECT_LE(left, 5'000 + results::kBlobGraceMs);
+    EXPECT_LE(left, 5'000 + results::kExtraRetentionMs);
   }
 }
 
