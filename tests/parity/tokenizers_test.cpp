@@ -135,7 +135,7 @@ TEST_F(TokenizerFolderErrors, LyingFilesAreNamed) {
   write("tokenizer_2/tokenizer.json", R"({"model": {"vocab": {"a": 1}}})");
   expect_error(Code::kDataCorrupt, "tokenizer.json", "unigram");
   copy("bare");
-  write("model_index.json", R"({"tokenizer": ["transformers", "GPT2Tokenizer"]})");
+  write("model_index.json", R"({"_class_name": "FluxPipeline", "tokenizer": ["transformers", "GPT2Tokenizer"]})");
   expect_error(Code::kDataCorrupt, "model_index.json", "CLIPTokenizer");
   copy("published");
   write("tokenizer/tokenizer_config.json", R"({"bos_token": null})");
