@@ -188,7 +188,7 @@ class Refusals(WithFolder):
             self.assertIn("in use", told)
             alone = cli("coordinator", "--redis", "redis://127.0.0.1:9", "--listen", f"127.0.0.1:{port}")
             self.assertEqual(alone.returncode, 1)
-            self.assertIn("another program listens there", alone.stdout + alone.stderr)
+            self.assertIn("another program listens on it", alone.stdout + alone.stderr)
 
     def test_flags(self):
         for flags, word in ((["--listen", "8780"], "HOST:PORT"), (["--listen", "127.0.0.1:99999"], "HOST:PORT"),
