@@ -208,7 +208,7 @@ class Jobs(WithFolder):
         for words in (id, "succeeded", "100 %", "shown", "2/2", f"/v1/jobs/{id}/results/1"):
             self.assertIn(words, out)
         self.assertEqual(self.json("jobs", "show", id)["state"], "succeeded")
-        self.assertIn("no job", self.cli("jobs", "show", "01ABCDEFGHJKMNPQRSTVWXYZ00", code=1).stderr)
+        self.assertIn("not found", self.cli("jobs", "show", "01ABCDEFGHJKMNPQRSTVWXYZ00", code=1).stderr)
         self.assertIn("no job id", self.cli("jobs", "show", "a/b", code=2).stderr)
         self.cli("jobs", "show", code=2)
 
