@@ -235,7 +235,7 @@ class Routes(Base):
         for id in ("01ABCDEFGHJKMNPQRSTVWXYZ00", "x", "a%20b", "%7Bx%7D", "..", "x" * 500, "%C3%A9" * 60):
             for method, rest in (("GET", ""), ("DELETE", ""), ("GET", "/events"), ("GET", "/results/0"), ("GET", "/previews/1-0")):
                 with self.subTest(id=id[:20], method=method, rest=rest):
-                    self.check(self.client.request(method, f"/v1/jobs/{id}{rest}"), 404, ["no job"])
+                    self.check(self.client.request(method, f"/v1/jobs/{id}{rest}"), 404, ["not found"])
 
     def test_no_such_result(self):
         id = self.client.submit(**GOOD)
