@@ -161,7 +161,7 @@ class Uploads(Base):
         self.refused(self.put("a", data, query="?model=tinny"), 400, "'tiny'", param="model")
         self.refused(self.put("a", data, query="?pinned=1"), 400, param="pinned")
         self.refused(self.put("a", data, query="?pined=true"), 400, "'pinned'", param="pined")
-        self.refused(self.put("a", data, query="?weight=1"), 400, "'weight' is not a parameter here; known are sha256, model, pinned, tenant", param="weight")
+        self.refused(self.put("a", data, query="?weight=1"), 400, "unknown parameter 'weight'; known are sha256, model, pinned, tenant", param="weight")
         self.refused(self.put("a", data, **{"Content-Type": "text/plain"}), 415, "application/octet-stream")
         self.refused(self.put("a", data, **{"If-None-Match": '"x"'}), 400, "*")
         self.refused(self.put("a", data, **{"Content-Encoding": "gzip"}), 415, "gzip")
@@ -220,7 +220,7 @@ class Refusals(Base):
         entry = {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}
         cases = [
             ("empty", b"", ["empty"]),
-            ("seven bytes", b"1234567", ["too few"]),
+            ("seven bytes", b"1234567", ["too small"]),
             ("torch.save", b"PK\x03\x04" + b"\0" * 100, ["pickle", "safetensors"]),
             ("pickle", b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00}" + b"." * 100, ["pickle"]),
             ("an image", b"\x89PNG\r\n\x1a\n" + b"\0" * 100, ["safetensors"]),
