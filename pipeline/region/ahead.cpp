@@ -5,15 +5,13 @@
 #include <future>
 #include <numeric>
 
-#include "pipeline/region/blocks/blocks.h"
 #include "pipeline/region/compile/cached.h"
 #include "pipeline/region/compile/cpu_jit.h"
 #include "pipeline/region/compile/host_module.h"
 #include "pipeline/region/compile/known_compiler.h"
 #include "pipeline/region/compile/nvrtc.h"
 #include "pipeline/region/key.h"
-#include "pipeline/region/programs/channels_last_source.h"
-#include "pipeline/region/programs/matrix_copies_source.h"
+#include "shared/core/background_threads.h"
 #include "shared/kernel_cache/cache.h"
 
 namespace ditfleet::region {
@@ -94,25 +92,11 @@ Result<void> check_architectures(const std::vector<std::string>& architectures) 
   return {};
 }
 
-Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, bool with_single, const std::string& arch,
+Result<AheadReport> compile_ahead(const AheadPrograms& programs, ElementType type, const std::string& arch,
                                   kernel_cache::KernelCache& cache, const CompileOptions& options) {
   if (auto known = check_architectures({arch}); !known) return known.error();
+  if (programs.blocks.empty() && programs.fixed.empty()) return AheadReport();
   const bool host = arch == kHostArch;
-  std::vector<Program> programs;
-  for (const bool adapters : {false, true})
-    for (const auto& [wanted, make] :
-         {std::pair(with_double, &flux_double_block), std::pair(with_single, &flux_single_block)}) {
-      if (!wanted || !options.transformer) continue;
-      BlockShape one = shape;
-      one.adapters = adapters;
-      auto program = make(one);
-      if (!program) return program.error();
-      programs.push_back(std::move(program).value());
-    }
-  std::vector<FixedProgram> fixed;
-  if (!host && !programs.empty()) fixed.push_back(matrix_copies_program());  // what brings adapters to the blocks
-  if (!host && options.vae.value_or(true)) fixed.push_back(channels_last_program());
-  if (programs.empty() && fixed.empty()) return AheadReport();
   auto compiler = host ? open_cpu_jit(options.cxx) : open_nvrtc(options.nvrtc);
   if (!compiler) return compiler.error();
 
@@ -122,7 +106,7 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
     kernel_cache::Key key;
   };
   std::vector<Block> blocks;
-  for (const Program& program : programs) {
+  for (const Program& program : programs.blocks) {
     auto plan = fuse(program, (*compiler)->fuse_options());
     if (!plan) return plan.error();
     Source source = host ? generate_cpp(*plan) : generate_cuda(*plan);
@@ -135,14 +119,8 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
   const auto region_of = [&](const std::string& name, Clock::time_point start, const CachedProgram& made,
                              const kernel_cache::Key& key, std::string explained) {
     const auto spent = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
-    return AheadRegion{name,
-                       arch,
-                       std::string(name_of(shape.type)),
-                       made.compiled,
-                       spent.count(),
-                       key,
-                       made.entry,
-                       std::move(explained)};
+    return AheadRegion{name, arch,       std::string(name_of(type)), made.compiled, spent.count(),
+                       key,  made.entry, std::move(explained)};
   };
   // What does not load here loads on no worker like this one: it must not go to them as compiled. A cubin nobody here
   // can ask about.
@@ -152,16 +130,17 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
       auto module = HostModule::load(entry);
       return module ? Result<void>() : module.error();
     };
-  std::vector<std::future<Result<AheadRegion>>> running;  // all at once
+  BackgroundThreads threads("compile_ahead", blocks.size() + programs.fixed.size());  // all at once
+  std::vector<std::future<Result<AheadRegion>>> running;
   for (const Block& block : blocks)
-    running.push_back(std::async(std::launch::async, [&]() -> Result<AheadRegion> {
+    running.push_back(threads.run([&]() -> Result<AheadRegion> {
       const auto start = Clock::now();
       auto made = compile_cached(cache, block.plan, block.source, **compiler, arch, loads);
       if (!made) return made.error();
       return region_of(block.plan.program.block, start, *made, block.key, explain(block.plan, *made->entry));
     }));
-  for (const FixedProgram& program : fixed)
-    running.push_back(std::async(std::launch::async, [&]() -> Result<AheadRegion> {
+  for (const FixedProgram& program : programs.fixed)
+    running.push_back(threads.run([&]() -> Result<AheadRegion> {
       const auto start = Clock::now();
       auto made = compile_fixed(cache, program, **compiler, arch);
       if (!made) return made.error();
@@ -169,7 +148,7 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
     }));
   AheadReport report;
   for (auto& one : running) {
-    auto region = one.get();  // in the order of the plans; of a failure the others' futures are waited for
+    auto region = one.get();  // in the order of the plans; after a failure `threads` finishes the others first
     if (!region) return region.error();
     ++(region->compiled ? report.compiled : report.hits);
     report.regions.push_back(std::move(*region));

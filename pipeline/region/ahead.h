@@ -6,7 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "pipeline/region/ir/program.h"
 #include "pipeline/region/options.h"
+#include "pipeline/region/programs/fixed_program.h"
 #include "shared/core/result.h"
 #include "shared/kernel_cache/entry.h"
 #include "shared/kernel_cache/key.h"
@@ -17,7 +19,11 @@ class KernelCache;
 
 namespace ditfleet::region {
 
-struct BlockShape;
+// What a model family compiles for one architecture.
+struct AheadPrograms {
+  std::vector<Program> blocks;
+  std::vector<FixedProgram> fixed;  // hand-written; for GPUs only
+};
 
 struct AheadRegion {
   std::string name, arch;
@@ -34,8 +40,7 @@ struct AheadRegion {
 
 struct AheadReport {
   std::vector<AheadRegion> regions;
-  std::vector<std::string>
-      op_by_op;  // architectures for which nothing was compiled, since workers ask for nothing there (runs_eagerly())
+  std::vector<std::string> eager;  // architectures on which workers run eagerly (runs_eagerly()): nothing was compiled
   int compiled = 0, hits = 0;
   // What goes with the programs to whoever takes them: which compiler made the host's (compile/known_compiler.h).
   std::vector<std::pair<kernel_cache::Key, std::shared_ptr<const kernel_cache::Entry>>> notes;
@@ -49,13 +54,12 @@ std::vector<std::string> ahead_architectures();
 // kInvalidArgument names the first that is not one of them.
 Result<void> check_architectures(const std::vector<std::string>& architectures);
 
-// FLUX's blocks (double, single: which of them the model has), without and with adapters (one program where the kernels
-// are the same), and a GPU's fixed programs, for one architecture, through the cache, under the keys that a worker
-// there asks for. kInvalidArgument: check_architectures(); kUnavailable names the compiler that is missing; kInternal a
-// source that was refused; kDataCorrupt a program for the host that does not load. Of the options it takes the
-// compilers' files and which components are compiled; where that leaves nothing, the report is empty and no compiler is
-// needed. Blocks for a few seconds.
-Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, bool with_single, const std::string& arch,
+// Compiles a family's programs for one architecture through the cache, under the keys that a worker there looks up.
+// Programs with equal keys are compiled once; without programs the report is empty and no compiler is needed. `type`:
+// the blocks' element type. Of the options it uses the compilers' files. Blocks for a few seconds.
+// Errors: those of check_architectures(); kUnavailable names the compiler that is missing; kInternal: the compiler
+// refused a source; kDataCorrupt: a program for this host does not load.
+Result<AheadReport> compile_ahead(const AheadPrograms& programs, ElementType type, const std::string& arch,
                                   kernel_cache::KernelCache& cache, const CompileOptions& options = {});
 
 }  // namespace ditfleet::region

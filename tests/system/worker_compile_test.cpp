@@ -139,7 +139,7 @@ TEST_F(WorkerCompile, BuildsOnlyWhatWorkersWithTheseSettingsAskFor) {
   if (vae_alone == without_nvrtc) GTEST_SKIP() << "there is no NVRTC here";
   EXPECT_THAT(vae_alone, ::testing::ElementsAre("channels_last"));
   const auto blocks_alone = names({"--arch", "sm_90a", "--set", "compile.components.vae=false"});
-  EXPECT_EQ(blocks_alone.size(), 4u);
+  EXPECT_EQ(blocks_alone.size(), 3u);
   EXPECT_THAT(blocks_alone, ::testing::Not(::testing::Contains("channels_last")));
 }
 
@@ -280,7 +280,7 @@ TEST_F(WorkerCompile, RefusesWhatItCannotBuild) {
   Program missing("ditfleet-worker",
                   {"compile", "--model", "/nowhere", "--arch", "cpu", "--set", "cache.dir=" + dir_ + "/cache"});
   EXPECT_EQ(missing.wait(), 1);
-  EXPECT_THAT(missing.err(), HasSubstr("/nowhere/transformer/config.json"));
+  EXPECT_THAT(missing.err(), HasSubstr("/nowhere/model_index.json"));
 }
 
 }  // namespace

@@ -12,7 +12,8 @@
 #include <set>
 #include <thread>
 
-#include "pipeline/region/blocks/blocks.h"
+#include "pipeline/families/flux/block_programs.h"
+#include "pipeline/nn/text/layer_programs.h"
 #include "pipeline/region/compile/nvrtc.h"
 #include "pipeline/region/ir/builder.h"
 #include "pipeline/region/programs/channels_last_source.h"

@@ -3,7 +3,7 @@
 // head_dim], shift, scale, gate [batch, 1, 1, D]; parameters qkv, norm_q, norm_k, out. Output: video.
 #pragma once
 
-#include "pipeline/region/blocks/blocks.h"
+#include "pipeline/families/flux/block_programs.h"
 #include "pipeline/region/ir/builder.h"
 
 namespace ditfleet::region {

@@ -8,7 +8,8 @@
 #include <utility>
 
 #include "pipeline/device/failure.h"
-#include "pipeline/region/blocks/blocks.h"
+#include "pipeline/families/flux/block_programs.h"
+#include "shared/core/background_threads.h"
 #include "shared/telemetry/spans.h"
 
 namespace ditfleet::pipeline {
@@ -149,9 +150,10 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
     add(adapted_single_, "flux.single.adapted", region::flux_single_block, slots.single_blocks, kSingleCall, true);
   }
   const auto type = element_type(placement);
-  std::vector<std::future<void>> running;  // all at once
+  BackgroundThreads threads("prepare", wanted.size());  // all at once
+  std::vector<std::future<void>> running;
   for (Table* table : wanted)
-    running.push_back(std::async(std::launch::async, [&, table, context = telemetry::current_span()] {
+    running.push_back(threads.run([&, table, context = telemetry::current_span()] {
       const telemetry::ContextScope scope(context);
       table->region->prepare(type, placement.device);
     }));

@@ -12,11 +12,12 @@
 #include <future>
 
 #include "pipeline/device/failure.h"
+#include "pipeline/families/flux/block_programs.h"
 #include "pipeline/families/flux/blocks.h"
 #include "pipeline/families/flux/regions.h"
 #include "pipeline/families/flux/rope.h"
-#include "pipeline/region/blocks/blocks.h"
 #include "pipeline/region/run/graphs.h"
+#include "shared/core/background_threads.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -54,9 +55,10 @@ FluxTransformer::FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_
     : config_(config), slots_(std::move(slots)), bytes_(bytes) {
   if (!regions || !regions->compiler || !regions->options.transformer) return;
   const auto begun = std::chrono::steady_clock::now();
-  std::future<void> libraries;  // they load while the programs compile
+  BackgroundThreads threads("gpu_libraries", 1);  // loads the libraries while the programs compile
+  std::future<void> libraries;
   if (!placement.device.is_cpu())
-    libraries = std::async(std::launch::async, [&, host = regions] {
+    libraries = threads.run([&, host = regions] {
       try {
         open_libraries(placement, *host);
       } catch (...) {  // no harm: what could not be loaded now is loaded when it is needed, or fails there

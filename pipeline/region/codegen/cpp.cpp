@@ -26,8 +26,8 @@ static inline float round_bf16(float v) {
   const unsigned u = float_to_bits(v);
   return bits_to_float((u + (u >> 16 & 1u) + 0x7fffu) & 0xffff0000u);
 }
-static inline float round_any(float v) { return bits_to_float(float_to_bits(round_bf16(v)))"
-                                 R"( | (v != v ? 0xffffffffu : 0u)); }
+static inline float round_any(float v) { return bits_to_float(float_to_bits(round_bf16(v)) | (v != v ?)"
+                                 R"( 0xffffffffu : 0u)); }
 // What is stored as bf16 is rounded already: its upper half is all there is.
 static inline void store(float* p, float v) { *p = v; }
 static inline void store(bf16* p, float v) { *p = (bf16)(float_to_bits(v) >> 16); }

@@ -50,7 +50,8 @@ Result<std::shared_ptr<const GpuModule>> GpuModule::load(const kernel_cache::Ent
   for (const KernelLaunch& launch : source.kernels) {
     for (const std::string& name : function_names(launch)) {
       void* function = nullptr;
-      if ((*cuda)->function(&function, module->module_, name.c_str()) != 0) return corrupt("it has no kernel " + name);
+      if ((*cuda)->function(&function, module->module_, name.c_str()) != 0)
+        return corrupt("it lacks the kernel " + name);
       module->functions_.push_back(function);
     }
     if (!launch.variants)
