@@ -29,11 +29,11 @@ std::string identity_of(const std::string& path) {
 
 }  // namespace
 
-AdapterStore::AdapterStore(const LoraBase& base, Placement placement, Limits limits)
-    : names_(base),
+AdapterStore::AdapterStore(LoraBase base, Placement placement, Limits limits)
+    : names_(std::move(base)),
       placement_(placement),
       limits_(limits),
-      slot_elements_(most_packed_elements(base, limits.max_rank)),
+      slot_elements_(most_packed_elements(names_.base(), limits.max_rank)),
       slots_(static_cast<std::size_t>(limits.slots)) {}
 
 // Computed before the file is read, so that a file that changes meanwhile is read again next time.
@@ -120,7 +120,7 @@ std::shared_ptr<const Adapter> AdapterStore::copy(const Kept& kept, const at::Te
   for (const auto& term : packed.terms) {
     const at::Tensor down = memory.narrow(0, term.down_at, term.rank * term.in).view({term.rank, term.in});
     const at::Tensor up = memory.narrow(0, term.up_at, term.rows * term.rank).view({term.rows, term.rank});
-    adapter->terms.push_back({term.part, term.slot, {down, up, term.first_row, term.scale}});
+    adapter->terms.push_back({term.component, term.slot, {down, up, term.first_row, term.scale}});
   }
   synchronize_current(placement_.device);
   return adapter;

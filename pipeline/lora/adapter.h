@@ -18,13 +18,12 @@ namespace ditfleet::pipeline {
 // An adapter on the device. Its slot stays occupied while anyone holds it.
 struct Adapter {
   struct Term {
-    LoraPart part;
-    std::size_t slot;  // index as in LoraBase
-    LowRank low_rank;  // with the file's scale and strength 1
+    std::size_t component, slot;  // indices in LoraBase
+    LowRank low_rank;             // with the file's scale and strength 1
   };
   std::uint64_t id;  // of this content; a changed file gets another
   std::vector<Term> terms;
-  bool changes_text;  // has terms for CLIP or T5
+  bool changes_text;  // has terms for a text encoder
 };
 
 // Reads the adapter files of one model, caches them in host memory and copies them into slots. A slot is device memory
@@ -39,7 +38,7 @@ class AdapterStore {
     int slots;
     std::int64_t host_bytes;
   };
-  AdapterStore(const LoraBase& base, Placement placement, Limits limits);
+  AdapterStore(LoraBase base, Placement placement, Limits limits);
 
   // Returns the adapter in a slot. If all slots are in use, it gets memory of its own, which is freed with the adapter.
   // The calling thread must be in a StageScope. Throws Failure for the errors of read_lora_file(), and LibTorch's

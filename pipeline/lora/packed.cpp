@@ -38,11 +38,11 @@ std::shared_ptr<const PackedAdapter> read_packed_adapter(const std::string& path
   std::int64_t end = 0;
   const auto take = [&](std::int64_t elements) { return std::exchange(end, end + aligned(elements)); };
   for (const LoraTerm& term : file.terms) {
-    made->changes_text |= term.target->part != LoraPart::kTransformer;
+    made->changes_text |= names.base().components[term.target->component].encodes_text;
     for (std::int64_t block = 0; block < term.blocks; ++block) {
       const std::int64_t down_at = take(term.rank * term.target->in);  // one A for all pieces
       for (const LoraPiece& piece : term.pieces(block))
-        made->terms.push_back({term.target->part, piece.slot, down_at, take(term.rank * piece.rows), term.rank,
+        made->terms.push_back({term.target->component, piece.slot, down_at, take(term.rank * piece.rows), term.rank,
                                term.target->in, piece.rows, piece.first_row, term.scale});
     }
   }
@@ -67,8 +67,8 @@ std::shared_ptr<const PackedAdapter> read_packed_adapter(const std::string& path
 
 std::int64_t most_packed_elements(const LoraBase& base, std::int64_t max_rank) {
   std::int64_t elements = 0;
-  for (const auto* part : {&base.transformer, &base.clip, &base.t5})
-    for (const BaseLinear& linear : *part)  // B has two pieces if BFL's files swap the halves of the last modulation
+  for (const LoraComponent& component : base.components)
+    for (const BaseLinear& linear : component.linears)  // an alias may split B into two pieces
       elements += aligned(max_rank * linear.in) + aligned(max_rank * linear.out) + kPackedAlignment;
   return elements;
 }

@@ -16,15 +16,14 @@ namespace ditfleet::pipeline {
 struct PackedAdapter {
   // One A and the rows of B that change one matrix.
   struct Term {
-    LoraPart part;
-    std::size_t slot;             // index as in LoraBase
+    std::size_t component, slot;  // indices in LoraBase
     std::int64_t down_at, up_at;  // offsets of A [rank, in] and B [rows, rank] in `values`, row-major
     std::int64_t rank, in, rows, first_row;
     double scale;
   };
   at::Tensor values;  // 1-D, in the pipeline's element type, finite; pinned if the device is a GPU
   std::vector<Term> terms;
-  bool changes_text = false;  // has terms for CLIP or T5
+  bool changes_text = false;  // has terms for a text encoder
 
   std::int64_t bytes() const { return static_cast<std::int64_t>(values.nbytes()); }
 };

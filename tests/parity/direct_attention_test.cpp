@@ -2,6 +2,7 @@
 #include "pipeline/region/libraries/direct_attention.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/randn.h>
