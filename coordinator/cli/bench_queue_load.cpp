@@ -189,7 +189,7 @@ class Load {
           job.admission.id = entries[i].id;
           job.admission.spec = entries[i].spec;
           job.admission.class_key = "flux.1-dev/1024x1024x1/cfg/512/bf16";
-          job.admission.batch_key = "flux.1-dev/1024x1024x1/cfg/512/bf16/28/euler";
+          job.admission.steps = 28;
           job.admission.cost_us = 5'123'456;
           job.placements.push_back({owner, {{entries[i].id, 0}, new_nonce(), "warm, free in 0 ms"}});
           jobs.push_back(std::move(job));

@@ -49,14 +49,15 @@ struct PackedJob {
   std::int64_t ready_ms = 0, cost_us = 0;
   int priority = 0;
   std::int64_t deadline_ms = 0;
-  std::string_view entry, tenant, trace, class_key,
-      batch_key;              // entry: of the intake, whose time is the job's creation
+  std::string_view entry;  // of the intake, whose time is the job's creation
+  std::string_view tenant, trace, class_key;
+  int steps = 0;
   std::string_view adapters;  // names, with commas between
 };
 PackedJob parse_packed_job(std::string_view record);
-// The end of a packed job: its batch key and, behind a bar if there are any, the adapters that it needs. A name with
-// a bar or a comma is left out: what is lost is a hint to the router after a restart.
-std::string packed_batch(const std::string& batch_key, const std::vector<std::string>& adapters);
+// The end of a packed job: its steps and, behind a bar if there are any, the adapters that it needs. A name with a bar
+// or a comma is left out: what is lost is a hint to the router after a restart.
+std::string packed_needs(int steps, const std::vector<std::string>& adapters);
 std::vector<std::string> split_adapters(std::string_view packed);
 // What a worker is told to drop, "<of host memory>|<of slots>" with commas between; "": nothing. Names as above.
 std::string packed_drops(const std::vector<std::string>& from_host, const std::vector<std::string>& from_slots);

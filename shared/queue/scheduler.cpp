@@ -102,7 +102,7 @@ asio::awaitable<Result<std::vector<bool>>> Client::dispatch(std::int64_t epoch, 
       const Admission& a = d.admission;
       command << a.entry_id << a.id << a.units << a.spec
               << std::to_string(a.cost_us) + '|' + std::to_string(a.priority) + '|' + std::to_string(a.deadline_ms)
-              << a.class_key + '|' + packed_batch(a.batch_key, a.adapters)
+              << a.class_key + '|' + packed_needs(a.steps, a.adapters)
               << static_cast<std::int64_t>(d.placements.size());
       for (const auto& p : d.placements) {
         command << p.unit.ref.unit << static_cast<std::int64_t>(place_of(p.owner)) << p.unit.nonce
@@ -235,7 +235,7 @@ asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(Deadline deadl
       UnitView& view = out[place];
       view.tenant = job.tenant;
       view.class_key = job.class_key;
-      view.batch_key = job.batch_key;
+      view.steps = job.steps;
       view.adapters = split_adapters(job.adapters);
       view.created_ms = to_int(job.entry);
       view.ready_ms = job.ready_ms;

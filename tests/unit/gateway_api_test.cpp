@@ -171,7 +171,7 @@ TEST_F(GatewayApi, AKeyWhoseJobIsGoneIsNotAnsweredWithAStateThatIsMadeUp) {
 
 TEST_F(GatewayApi, AdviceAgainstAJobIs429) {
   start({}, [](const job::JobSpec& spec, const std::string& tenant) {
-    EXPECT_EQ(spec.width, 256);  // it sees the complete spec
+    EXPECT_EQ(spec.fields.integer("width"), 256);  // it sees the complete spec
     EXPECT_EQ(tenant, "default");
     if (spec.deadline_ms) return Advice{.accept = false, .reason = "too soon", .param = "deadline_ms"};
     return Advice{.accept = spec.n.value_or(1) < 3, .reason = "the queue is full", .retry_after_s = 17};

@@ -11,6 +11,7 @@
 #include "coordinator/gateway/routes/error_body.h"
 #include "coordinator/gateway/routes/job_json.h"
 #include "coordinator/gateway/routes/openai_images.h"
+#include "coordinator/gateway/routes/openapi.h"
 #include "coordinator/gateway/routes/routes.h"
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
@@ -98,7 +99,7 @@ TEST(GatewayRoutes, TellsWhatAPathTakes) {
 }
 
 TEST(GatewayOpenApi, HasEveryRouteAndNoOther) {
-  auto document = parse_json(kOpenApiJson);
+  auto document = parse_json(openapi_document());
   ASSERT_TRUE(document.ok()) << document.error().message;
   const auto& root = document->as_object();
   EXPECT_EQ(root.at("openapi").as_string(), "3.1.0");
@@ -136,9 +137,26 @@ void check_references(const json::value& value, const json::value& root) {
 }
 
 TEST(GatewayOpenApi, ReferencesLeadSomewhere) {
-  auto document = parse_json(kOpenApiJson);
+  auto document = parse_json(openapi_document());
   ASSERT_TRUE(document.ok());
   check_references(*document, *document);
+}
+
+TEST(GatewayOpenApi, DescribesEveryFieldOfAJob) {
+  const auto document = parse_json(openapi_document());
+  ASSERT_TRUE(document.ok());
+  const auto& schemas = document->at("components").at("schemas").as_object();
+  const auto& of_job = schemas.at("JobRequest").at("properties").as_object();
+  EXPECT_EQ(of_job.size(), job::kFieldRows.size());
+  for (const job::FieldRow& row : job::kFieldRows) {
+    ASSERT_TRUE(of_job.contains(row.name)) << row.name;
+    EXPECT_EQ(of_job.at(row.name).at("description").as_string(), row.description);
+  }
+  EXPECT_EQ(of_job.at("width").at("minimum").as_int64(), 1);
+  EXPECT_EQ(of_job.at("guidance_scale").at("type").as_string(), "number");
+  const auto& of_image = schemas.at("ImageRequest").at("properties").as_object();
+  EXPECT_TRUE(of_image.contains("num_inference_steps"));
+  EXPECT_FALSE(of_image.contains("width"));
 }
 
 TEST(GatewayConsole, LoadsNothingFromElsewhere) {
@@ -266,18 +284,18 @@ TEST(GatewayImages, MapsOpenAisFields) {
   EXPECT_EQ(spec.prompt, "a red circle");
   EXPECT_EQ(spec.model, "demo");
   EXPECT_EQ(spec.n, 2);
-  EXPECT_EQ(spec.width, 256);
-  EXPECT_EQ(spec.height, 128);
+  EXPECT_EQ(spec.fields.integer("width"), 256);
+  EXPECT_EQ(spec.fields.integer("height"), 128);
   EXPECT_EQ(spec.output_format, job::OutputFormat::kWebp);
   EXPECT_EQ(spec.output_compression, 80);
   EXPECT_EQ(spec.partial_images, 2);
   EXPECT_EQ(spec.user, "u1");
   EXPECT_EQ(spec.seed, 7);
-  EXPECT_EQ(spec.num_inference_steps, 4);
-  EXPECT_EQ(spec.guidance_scale, 2.5);
-  EXPECT_EQ(spec.negative_prompt, "blue");
-  EXPECT_EQ(spec.true_cfg_scale, 3);
-  EXPECT_EQ(spec.max_sequence_length, 64);
+  EXPECT_EQ(spec.fields.integer("num_inference_steps"), 4);
+  EXPECT_EQ(spec.fields.real("guidance_scale"), 2.5);
+  EXPECT_EQ(*spec.fields.text("negative_prompt"), "blue");
+  EXPECT_EQ(spec.fields.real("true_cfg_scale"), 3);
+  EXPECT_EQ(spec.fields.integer("max_sequence_length"), 64);
   EXPECT_EQ(spec.priority, 5);
   EXPECT_EQ(spec.deadline_ms, 60000);
 }
@@ -288,7 +306,7 @@ TEST(GatewayImages, DefaultsAndNulls) {
   ASSERT_TRUE(call.ok()) << call.error().message;
   EXPECT_FALSE(call->b64_json);
   EXPECT_FALSE(call->stream);
-  EXPECT_FALSE(call->spec.width.has_value());
+  EXPECT_FALSE(call->spec.fields.has("width"));
   EXPECT_FALSE(call->spec.n.has_value());
 }
 

@@ -12,19 +12,19 @@ job::JobSpec complete() {
   spec.model = "flux";
   spec.prompt = "a red circle";
   spec.n = 2;
-  spec.width = 320;
-  spec.height = 192;
-  spec.num_inference_steps = 7;
-  spec.guidance_scale = 3.5;
-  spec.true_cfg_scale = 2.0;
-  spec.max_sequence_length = 128;
+  spec.fields.set("width", 320);
+  spec.fields.set("height", 192);
+  spec.fields.set("num_inference_steps", 7);
+  spec.fields.set("guidance_scale", 3.5);
+  spec.fields.set("true_cfg_scale", 2.0);
+  spec.fields.set("max_sequence_length", 128);
   spec.seed = 41;
   return spec;
 }
 
 TEST(Request, CarriesEveryField) {
   auto spec = complete();
-  spec.negative_prompt = "";
+  spec.fields.set("negative_prompt", "");
   const auto request = request_of(spec, 1);
   EXPECT_EQ(request.prompt, "a red circle");
   ASSERT_TRUE(request.negative_prompt.has_value()) << "an empty negative prompt counts as given";

@@ -12,7 +12,8 @@
 #include "pipeline/engine.h"
 #include "shared/core/bytes.h"
 #include "shared/core/output_file.h"
-#include "shared/job/lora_flag.h"
+#include "shared/families/served.h"
+#include "shared/job/flags.h"
 #include "shared/job/validate.h"
 #include "worker/commands/engine_options.h"
 #include "worker/units/request.h"
@@ -21,17 +22,6 @@ namespace ditfleet::worker {
 namespace {
 
 constexpr const char* kCommand = "generate";
-
-Result<std::pair<int, int>> parse_size(const std::string& text) {
-  int width = 0, height = 0;
-  const char* end = text.data() + text.size();
-  const auto first = std::from_chars(text.data(), end, width);
-  if (first.ec == std::errc() && first.ptr != end && *first.ptr == 'x') {
-    const auto second = std::from_chars(first.ptr + 1, end, height);
-    if (second.ec == std::errc() && second.ptr == end) return std::pair(width, height);
-  }
-  return invalid_argument("--size is '" + text + "'; it takes WIDTHxHEIGHT in pixels, such as 1024x768");
-}
 
 Result<std::int64_t> parse_seed(const std::string& text) {
   std::int64_t seed = 0;
@@ -104,7 +94,7 @@ Result<void> run(const GenerateFlags& flags) {
   if (!flags.dump.empty()) {
     if (auto checked = check_folder_of("--dump", flags.dump); !checked) return checked;
   }
-  auto entry = job::read_model_entry("model", flags.model_dir);
+  auto entry = families::read_model_entry("model", flags.model_dir, families::served());
   if (!entry) return entry.error();
   auto spec = spec_of(flags, *entry);
   if (!spec) return spec.error();
@@ -214,18 +204,20 @@ Result<job::JobSpec> spec_of(const GenerateFlags& flags, const job::ModelEntry& 
   job::JobSpec spec;
   spec.model = model.name;
   spec.prompt = flags.prompt;
-  spec.negative_prompt = flags.negative;
+  if (flags.negative) spec.fields.set("negative_prompt", *flags.negative);
   spec.n = flags.count.value_or(1);
   if (flags.size) {
-    auto size = parse_size(*flags.size);
-    if (!size) return size.error();
-    spec.width = size->first;
-    spec.height = size->second;
+    const auto size = job::parse_size(*flags.size);
+    if (!size) {
+      return invalid_argument("--size is '" + *flags.size + "'; it takes WIDTHxHEIGHT in pixels, such as 1024x768");
+    }
+    spec.fields.set("width", size->first);
+    spec.fields.set("height", size->second);
   }
-  spec.num_inference_steps = flags.steps;
-  spec.guidance_scale = flags.guidance;
-  spec.true_cfg_scale = flags.true_cfg;
-  spec.max_sequence_length = flags.max_sequence_length;
+  if (flags.steps) spec.fields.set("num_inference_steps", *flags.steps);
+  if (flags.guidance) spec.fields.set("guidance_scale", *flags.guidance);
+  if (flags.true_cfg) spec.fields.set("true_cfg_scale", *flags.true_cfg);
+  if (flags.max_sequence_length) spec.fields.set("max_sequence_length", *flags.max_sequence_length);
   if (flags.seed) {
     auto seed = parse_seed(*flags.seed);
     if (!seed) return seed.error();

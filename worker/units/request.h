@@ -14,7 +14,6 @@ namespace ditfleet::worker {
 pipeline::ImageRequest request_of(const job::JobSpec& spec, int unit);
 
 pipeline::ImageFormat format_of(job::OutputFormat format);
-std::string media_type_of(job::OutputFormat format);
 int quality_of(const job::JobSpec& spec);
 
 // After which steps (counted from 1) the `count` previews of a run of `total` steps are made: evenly

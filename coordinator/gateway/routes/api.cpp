@@ -8,6 +8,7 @@
 #include "coordinator/gateway/http/http_metrics.h"
 #include "coordinator/gateway/routes/embedded.h"
 #include "coordinator/gateway/routes/error_body.h"
+#include "coordinator/gateway/routes/openapi.h"
 #include "shared/core/bytes.h"
 #include "shared/core/excerpt.h"
 #include "shared/core/ids.h"
@@ -243,7 +244,7 @@ void Api::trace(const Call& call, int status, std::chrono::duration<double> took
 asio::awaitable<Response> Api::dispatch(CallPtr call) {
   switch (call->match.route->id) {
     case RouteId::kConsole: co_return console_page();
-    case RouteId::kOpenApi: co_return text_response("application/json", kOpenApiJson);
+    case RouteId::kOpenApi: co_return text_response("application/json", openapi_document());
     case RouteId::kHealth: co_return health();
     case RouteId::kReady: co_return ready();
     case RouteId::kMetrics:

@@ -15,8 +15,8 @@
 --   units: <job>:<unit> → state|nonce|started_ms|errors|crashes|owner|assigned_ms|n|deadline
 --     with state ready, delayed (ready, but not before its back-off), assigned, running or canceling (running, asked
 --     to stop). What a worker's calls check stands in front: the usual transitions compare and cut, and never parse.
---   open: <job> → n|ready_ms|cost|priority|deadline|intake entry|tenant|hash|traceparent|class|batch[|adapters]
---     with n units, 0 and no class while it is queued; the scheduler passes adapters as part of the batch.
+--   open: <job> → n|ready_ms|cost|priority|deadline|intake entry|tenant|hash|traceparent|class|steps[|adapters]
+--     with n units, 0 and no class while it is queued; the scheduler passes "steps[|adapters]" as one argument.
 --   specs: <job> → its spec, from admission on.
 --   last: <job>:<unit>, while it is queued <job> → the entry of `events` with its newest event. Every event names the
 --     one before it: so an event is written once, in company, and a job's history is found without a search.

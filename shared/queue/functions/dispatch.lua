@@ -16,7 +16,7 @@ end
 -- KEYS leader in ready deadline lease units open specs last events, then the mailbox of each owner
 -- ARGV epoch lease_ms mailbox_ms owners, then each owner, then of each job
 --      entry id units spec plan class placed, then of each placed unit (unit owner nonce data drop)
--- plan: "<cost>|<priority>|<deadline_ms>"; class: "<class>|<batch>[|<adapters>]"; owner: which one, from 1; data, drop: as of
+-- plan: "<cost>|<priority>|<deadline_ms>"; class: "<class>|<steps>[|<adapters>]"; owner: which one, from 1; data, drop: as of
 -- `assign`. 1: done; 0: the job is not queued any more (admitted before), -1: the entry is none of a job that is open, and stays
 -- where it is, for `reject`; then nothing has happened.
 local function dispatch(keys, a)

@@ -24,7 +24,7 @@ end
 local function admissions() return {places = {}, units = {}, jobs = {}, ids = {}, specs = {}, dues = {}} end
 
 -- A job becomes ready: its plan, its units, their places in the ready set, their events. a[p…]: id units spec class
--- batch cost priority deadline_ms; whose: "intake entry|tenant|hash|traceparent".
+-- steps cost priority deadline_ms; whose: "intake entry|tenant|hash|traceparent".
 local function enter(j, all, a, p, t, whose)
   local id, n, dl = a[p], a[p + 1], a[p + 7]
   local m = #all.jobs
@@ -63,7 +63,7 @@ local function write_admissions(j, all, ready, deadline, units)
 end
 
 -- KEYS leader in ready deadline units open specs last events
--- ARGV epoch, then (entry id units spec class batch cost priority deadline_ms) each
+-- ARGV epoch, then (entry id units spec class steps cost priority deadline_ms) each
 -- each: 1 admitted, 0 admitted before, -1 the entry is none of a job that is open, and stays where it is, for `reject`
 local function admit(keys, a)
   local _, t = clock()
@@ -90,7 +90,7 @@ end
 
 -- Entries that came by XADD become jobs here.
 -- KEYS leader in ready deadline units open specs last events jobs, then (job idem) each
--- ARGV epoch idempotency_ms retention_ms, then (entry id units spec class batch cost priority deadline_ms
+-- ARGV epoch idempotency_ms retention_ms, then (entry id units spec class steps cost priority deadline_ms
 --      tenant traceparent sha256 has_key) each
 -- "created", "existed <id>" (another name of that job), "mismatch <id>", "taken"; the last two leave the
 -- entry where it is, for a rejection.

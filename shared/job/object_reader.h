@@ -1,4 +1,4 @@
-// The fields of one JSON object of a job's specification, read one by one with messages for people.
+// Reads the fields of one JSON object, with error messages for people.
 #pragma once
 
 #include <cstdint>
@@ -9,32 +9,31 @@
 
 #include "shared/core/json.h"
 #include "shared/core/result.h"
+#include "shared/job/fields.h"
 
 namespace ditfleet::job {
-
-// Of a text field.
-inline constexpr std::size_t kMaxTextBytes = 1u << 20;
 
 std::string_view kind_name(const json::value& v);  // "a string", "an array", …
 std::string number_text(double value);             // the shortest that reads back the same
 
-// The first failure is kept and ends the reading: what follows reads as left out. So does null. An error's param is
-// the field with its prefix, and its message begins with that.
-class Fields {
+// Keeps the first error; every later read returns nothing. A field that is null counts as absent. The error's param is
+// the field's name with the prefix, and its message begins with it.
+class ObjectReader {
  public:
-  // `object` must outlive it.
-  Fields(const json::object& object, std::string prefix) : object_(object), prefix_(std::move(prefix)) {}
+  // `object` must outlive the reader.
+  ObjectReader(const json::object& object, std::string prefix) : object_(object), prefix_(std::move(prefix)) {}
 
   const std::optional<Error>& error() const { return error_; }
   bool ok() const { return !error_; }
   const json::value* find(std::string_view name) const;
-  static std::string shown(const json::value& v);  // as a person writes it: 32.5, not 3.25E1
   void fail(std::string_view name, const std::string& message);
-  void fail(Error error);  // of an object within, as that says it
+  void fail(Error error);  // of a nested object, unchanged
 
-  std::optional<std::string> text(std::string_view name, std::size_t max_bytes = kMaxTextBytes);    // valid UTF-8
+  std::optional<std::string> text(std::string_view name, std::size_t max_bytes);                    // valid UTF-8
   std::optional<std::int64_t> integer(std::string_view name, std::int64_t low, std::int64_t high);  // 4.0 is 4
   std::optional<double> real(std::string_view name, double low, double high);
+  // Of the row's type, within its bounds. Precondition: a text or a number.
+  std::optional<FieldValues::Value> value(Field field);
   void refuse_unknown(const std::vector<std::string>& known);
 
  private:

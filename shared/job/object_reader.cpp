@@ -1,4 +1,4 @@
-#include "shared/job/spec_fields.h"
+#include "shared/job/object_reader.h"
 
 #include <array>
 #include <charconv>
@@ -9,6 +9,13 @@
 #include "shared/core/nearest_name.h"
 
 namespace ditfleet::job {
+
+namespace {
+
+// 32.5, not Boost's 3.25E1.
+std::string shown(const json::value& v) { return v.is_double() ? number_text(v.get_double()) : json::serialize(v); }
+
+}  // namespace
 
 std::string_view kind_name(const json::value& v) {
   switch (v.kind()) {
@@ -30,26 +37,22 @@ std::string number_text(double value) {
   return {buffer.data(), end};
 }
 
-const json::value* Fields::find(std::string_view name) const {
+const json::value* ObjectReader::find(std::string_view name) const {
   const json::value* v = object_.if_contains(name);
   return v && !v->is_null() ? v : nullptr;
 }
 
-std::string Fields::shown(const json::value& v) {
-  return v.is_double() ? number_text(v.get_double()) : json::serialize(v);
-}
-
-void Fields::fail(Error error) {
+void ObjectReader::fail(Error error) {
   if (!error_) error_ = std::move(error);
 }
 
-void Fields::fail(std::string_view name, const std::string& message) {
+void ObjectReader::fail(std::string_view name, const std::string& message) {
   if (error_) return;
   const std::string param = prefix_ + std::string(name);
   error_ = invalid_argument(param + " " + message, param);
 }
 
-std::optional<std::string> Fields::text(std::string_view name, std::size_t max_bytes) {
+std::optional<std::string> ObjectReader::text(std::string_view name, std::size_t max_bytes) {
   const json::value* v = find(name);
   if (!v || error_) return std::nullopt;
   if (!v->is_string()) {
@@ -68,7 +71,7 @@ std::optional<std::string> Fields::text(std::string_view name, std::size_t max_b
   return out;
 }
 
-std::optional<std::int64_t> Fields::integer(std::string_view name, std::int64_t low, std::int64_t high) {
+std::optional<std::int64_t> ObjectReader::integer(std::string_view name, std::int64_t low, std::int64_t high) {
   const json::value* v = find(name);
   if (!v || error_) return std::nullopt;
   const std::string range = "an integer from " + std::to_string(low) + " to " + std::to_string(high);
@@ -89,7 +92,7 @@ std::optional<std::int64_t> Fields::integer(std::string_view name, std::int64_t 
   return value;
 }
 
-std::optional<double> Fields::real(std::string_view name, double low, double high) {
+std::optional<double> ObjectReader::real(std::string_view name, double low, double high) {
   const json::value* v = find(name);
   if (!v || error_) return std::nullopt;
   const std::string range = "a number from " + number_text(low) + " to " + number_text(high);
@@ -105,7 +108,16 @@ std::optional<double> Fields::real(std::string_view name, double low, double hig
   return value;
 }
 
-void Fields::refuse_unknown(const std::vector<std::string>& known) {
+std::optional<FieldValues::Value> ObjectReader::value(Field field) {
+  const FieldRow& row = field.row();
+  switch (row.type) {
+    case FieldType::kInteger: return integer(row.name, row.low, row.high);
+    case FieldType::kReal: return real(row.name, static_cast<double>(row.low), static_cast<double>(row.high));
+    default: return text(row.name, static_cast<std::size_t>(row.high));
+  }
+}
+
+void ObjectReader::refuse_unknown(const std::vector<std::string>& known) {
   for (const auto& member : object_) {
     const std::string name(member.key());
     bool is_known = false;
