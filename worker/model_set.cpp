@@ -53,7 +53,7 @@ Result<PartTimes> draw(pipeline::Model& model, const job::JobSpec& spec, const I
     if (phase == "vae") parts.emplace_back("vae", us);
   }
   const auto begun = std::chrono::steady_clock::now();
-  auto bytes = encode_image(*image, pipeline::ImageFormat::kPng, 100);
+  auto bytes = encode_image(*image, job::OutputFormat::kPng, 100);
   if (!bytes) return bytes.error();
   parts.emplace_back("encode", duration_cast<microseconds>(std::chrono::steady_clock::now() - begun));
   return parts;

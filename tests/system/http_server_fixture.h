@@ -80,11 +80,11 @@ class HttpServer : public ::testing::Test {
  protected:
   void start(ServerOptions options = {}) {
     spdlog::set_level(spdlog::level::err);
-    ApiOptions api_options;
-    api_options.catalogue.models["demo"] = job::image_model("demo");
-    api_options.catalogue.default_model = "demo";
+    GatewayDependencies dependencies;
+    dependencies.catalogue.models["demo"] = job::image_model("demo");
+    dependencies.catalogue.default_model = "demo";
     hub_ = std::make_shared<EventHub>(context_.get_executor(), [this](auto block) { return service_.next(block); });
-    api_ = std::make_unique<Api>(std::move(api_options), service_, hub_);
+    api_ = std::make_unique<Api>(std::move(dependencies), service_, hub_, "");
     server_ = std::make_unique<Server>(
         context_.get_executor(), options,
         ServerHandlers{.request = [this](Request r) { return api_->handle(std::move(r)); },

@@ -41,7 +41,8 @@ Error refused_by_model(const std::string& text) {
 TEST(ParseSpec, ReadsEveryField) {
   const auto spec = parse_spec(
       R"({"model":"demo","prompt":"ein roter Kreis \u00e9 \ud83d\ude00","negative_prompt":"","n":4,"width":256,
-    "height":128,"seed":9223372036854775807,"num_inference_steps":7,"guidance_scale":3.5,"true_cfg_scale":2,"max_sequence_length":512,
+    "height":128,"seed":9223372036854775807,"num_inference_steps":7,"guidance_scale":3.5,"true_cfg_scale":2,)"
+      R"("max_sequence_length":512,
     "loras":[{"name":"pixel","scale":-0.5},{"name":"ink"}],"priority":-100,"deadline_ms":1000,"output_format":"webp",
     "output_compression":80,"partial_images":3,"user":"u"})");
   ASSERT_TRUE(spec.ok()) << spec.error().message;
@@ -73,8 +74,10 @@ TEST(ParseSpec, TakesSizeOrItsParts) {
 
 TEST(ParseSpec, ToJsonReadsBackTheSame) {
   const std::string text =
-      R"({"model":"demo","prompt":"a \"b\" \u0001 é","negative_prompt":"","n":2,"width":256,"height":128,"num_inference_steps":7,)"
-      R"("guidance_scale":3.5,"true_cfg_scale":0.1,"max_sequence_length":64,"seed":5,"loras":[{"name":"p","scale":0.5}],"priority":3,)"
+      R"({"model":"demo","prompt":"a \"b\" \u0001 é","negative_prompt":"","n":2,"width":256,"height":128,)"
+      R"("num_inference_steps":7,)"
+      R"("guidance_scale":3.5,"true_cfg_scale":0.1,"max_sequence_length":64,"seed":5,"loras":[{"name":"p",)"
+      R"("scale":0.5}],"priority":3,)"
       R"("deadline_ms":9,"output_format":"jpeg","output_compression":1,"partial_images":2,"user":"me"})";
   const auto first = parse_spec(text);
   ASSERT_TRUE(first.ok());

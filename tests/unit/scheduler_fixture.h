@@ -46,8 +46,7 @@ struct Store {
     for (const auto& r : actions.reject) rejected.push_back(r);
     for (const auto& a : actions.admit) {
       for (int i = 0; i < a.units; ++i) {
-        queue::UnitView view{
-            .ref = {a.id, i}, .tenant = a.tenant, .class_key = a.class_key, .steps = a.steps, .model = "tiny"};
+        queue::UnitView view{.ref = {a.id, i}, .tenant = a.tenant, .class_key = a.class_key, .steps = a.steps};
         view.model = a.class_key.substr(0, a.class_key.find('/'));
         view.adapters = a.adapters;
         view.cost_us = a.cost_us;

@@ -16,6 +16,7 @@
 #include "shared/job/flags.h"
 #include "shared/job/validate.h"
 #include "worker/commands/engine_options.h"
+#include "worker/families.h"
 #include "worker/units/request.h"
 
 namespace ditfleet::worker {
@@ -63,13 +64,13 @@ Error name_the_flag(Error error) {
   return error;
 }
 
-Result<pipeline::ImageFormat> format_of(const std::string& path) {
+Result<job::OutputFormat> format_of(const std::string& path) {
   std::string extension = std::filesystem::path(path).extension();
   for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  if (extension == ".jpg" || extension == ".jpeg") return pipeline::ImageFormat::kJpeg;
-  if (extension == ".webp") return pipeline::ImageFormat::kWebp;
+  if (extension == ".jpg" || extension == ".jpeg") return job::OutputFormat::kJpeg;
+  if (extension == ".webp") return job::OutputFormat::kWebp;
   // A device or a pipe has no extension, nor has a name that somebody gave without one.
-  if (extension.empty() || extension == ".png") return pipeline::ImageFormat::kPng;
+  if (extension.empty() || extension == ".png") return job::OutputFormat::kPng;
   return invalid_argument("--out is '" + path + "'; pictures are written as .png, .jpg or .webp");
 }
 
@@ -112,7 +113,7 @@ Result<void> run(const GenerateFlags& flags) {
   if (!flags.dtype.empty()) options->dtype = flags.dtype;
   // Each in a slot; without any, no room is kept for them and nothing is compiled for them.
   options->lora_slots = static_cast<int>(loras.size());
-  auto engine = pipeline::Engine::create(*options);
+  auto engine = pipeline::Engine::create(*options, families());
   if (!engine) return engine.error();
   auto model = (*engine)->load_model("model", flags.model_dir);
   if (!model) return model.error();
@@ -136,7 +137,7 @@ Result<void> run(const GenerateFlags& flags) {
     auto image = (*model)->decode(**prepared);
     if (!image) return image.error();
     const std::string path = numbered_path(flags.out, i, count);
-    auto bytes = pipeline::encode_image(*image, *format, quality_of(*spec));
+    auto bytes = pipeline::encode_media(*image, *format, quality_of(*spec));
     if (!bytes) return bytes.error();
     if (auto written = write_output_file(path, *bytes); !written) return written;
     if (!flags.dump.empty()) {
