@@ -9,13 +9,11 @@
 
 namespace ditfleet::scheduling {
 
-Classified classify(job::JobSpec spec, const std::string& precision) {
+Classified classify(job::JobSpec spec, const job::ModelEntry& model, const std::string& precision) {
   Classified out;
-  const auto shape = job::shape_class_of(spec, precision);
+  const auto shape = job::shape_class_of(spec, model, precision);
   out.class_key = shape.key();
-  out.batch_key = job::batch_key_of(spec, precision);
-  out.prior_us = prior_run_us(shape, static_cast<int>(spec.fields.integer("num_inference_steps").value_or(1)),
-                              !spec.loras.empty());
+  out.prior_us = prior_run_us(shape, steps_of(spec), !spec.loras.empty());
   out.spec = std::move(spec);
   return out;
 }
@@ -32,7 +30,8 @@ Result<Classified> examine(const queue::IntakeEntry& entry, const job::Catalogue
             invalid_argument("there is no LoRA adapter '" + use.name + "': this scheduler has no registry of them"));
       });
   if (!complete) return complete.error();
-  return classify(std::move(complete).value(), precision);
+  const job::ModelEntry& model = catalogue.models.at(complete->model);
+  return classify(std::move(complete).value(), model, precision);
 }
 
 std::int64_t deadline_us(const queue::IntakeEntry& entry, const job::JobSpec& spec) {
@@ -65,6 +64,10 @@ std::optional<Error> unmet_slots(const job::JobSpec& spec, int most_slots) {
       "loras");
 }
 
+int steps_of(const job::JobSpec& spec) {
+  return static_cast<int>(spec.fields.integer("num_inference_steps").value_or(1));
+}
+
 std::vector<std::string> adapters_of(const job::JobSpec& spec) {
   std::vector<std::string> out;
   for (const auto& use : spec.loras) out.push_back(use.sha256);
@@ -77,7 +80,7 @@ queue::Admission make_admission(const queue::IntakeEntry& entry, const Classifie
           .units = job.spec.n.value_or(1),
           .spec = job::to_json(job.spec),
           .class_key = job.class_key,
-          .batch_key = job.batch_key,
+          .steps = steps_of(job.spec),
           .adapters = adapters_of(job.spec),
           .cost_us = cost_us,
           .priority = job.spec.priority,

@@ -20,12 +20,13 @@ namespace ditfleet::scheduling {
 // A complete spec, classified.
 struct Classified {
   job::JobSpec spec;
-  std::string class_key, batch_key;
+  std::string class_key;
   std::int64_t prior_us = 0;  // of one unit (cost_model.h)
 };
 
-// Precondition: a complete spec.
-Classified classify(job::JobSpec spec, const std::string& precision);
+// Precondition: complete_spec made `spec` with `model`.
+Classified classify(job::JobSpec spec, const job::ModelEntry& model, const std::string& precision);
+int steps_of(const job::JobSpec& spec);
 
 // The digest of an adapter that this tenant names for this model; an error where there is none. Unset: there are no
 // adapters.

@@ -283,9 +283,9 @@ Scheduler::Job& Scheduler::job_of(const queue::UnitView& view, std::int64_t now_
   job.priority = view.priority;
   job.cost_us = view.cost_us;
   job.deadline_us = view.deadline_ms * 1000;
-  const auto key = job::parse_batch_key(view.batch_key);
-  job.prior_us =
-      key ? prior_run_us(key->shape, key->steps, !view.adapters.empty()) : std::max<std::int64_t>(1, view.cost_us);
+  const auto shape = job::parse_class_key(view.class_key);
+  job.prior_us = shape && view.steps > 0 ? prior_run_us(*shape, view.steps, !view.adapters.empty())
+                                         : std::max<std::int64_t>(1, view.cost_us);
   costs_.seed(job.cls, job.model, job.prior_us, job.cost_us);
   return job;
 }
@@ -346,7 +346,9 @@ void Scheduler::audit(std::span<const queue::UnitView> open, std::int64_t asked_
 
 Estimate Scheduler::estimate(const job::JobSpec& spec, const std::string& tenant, std::int64_t now_us) const {
   Estimate out;
-  const auto job = classify(spec, options_.precision);
+  const auto entry = options_.catalogue.models.find(spec.model);
+  if (entry == options_.catalogue.models.end()) return out;
+  const auto job = classify(spec, entry->second, options_.precision);
   const auto model = model_ids_.find(spec.model);
   if (model == model_ids_.end()) {
     out.run_us = job.prior_us;

@@ -49,6 +49,8 @@ class Simulation {
     scheduling::SchedulerOptions scheduler;
     job::ModelEntry model;
     model.name = "model";
+    for (const job::Field field : {job::Field("width"), job::Field("height"), job::Field("num_inference_steps")})
+      model.apply(field);
     std::set<std::string> adapters;
     for (const auto& job : trace.jobs) {
       if (!job.adapter.empty()) adapters.insert(job.adapter);

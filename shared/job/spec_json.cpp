@@ -144,19 +144,11 @@ void read_format(ObjectReader& reader, const FieldRow& row, JobSpec& spec) {
 void read_field(ObjectReader& reader, Field field, JobSpec& spec) {
   const FieldRow& row = field.row();
   switch (row.type) {
-    case FieldType::kText:
-      if (auto text = reader.text(row.name, static_cast<std::size_t>(row.high))) store(spec, field, std::move(*text));
-      break;
-    case FieldType::kInteger:
-      if (const auto value = reader.integer(row.name, row.low, row.high)) store(spec, field, *value);
-      break;
-    case FieldType::kReal:
-      if (const auto value = reader.real(row.name, static_cast<double>(row.low), static_cast<double>(row.high)))
-        store(spec, field, *value);
-      break;
     case FieldType::kSize: return read_size(reader, row, spec);
     case FieldType::kAdapters: return read_adapters(reader, row, spec);
     case FieldType::kFormat: return read_format(reader, row, spec);
+    default:
+      if (auto value = reader.value(field)) store(spec, field, std::move(*value));
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "shared/core/bytes.h"
 #include "shared/job/validate.h"
+#include "tests/fixtures/image_model.h"
 #include "tests/system/queue_fixture.h"
 #include "worker/service.h"
 
@@ -165,13 +166,7 @@ class FakeModel final : public pipeline::Model {
   pipeline::ModelInfo info_{"demo", "", "fp32", "cpu"};
 };
 
-inline job::ModelEntry demo_entry() {
-  job::ModelEntry entry;
-  entry.name = "demo";
-  entry.width = entry.height = 64;
-  entry.num_inference_steps = 4;
-  return entry;
-}
+inline job::ModelEntry demo_entry() { return job::image_model("demo", 64, 4); }
 
 // A service on a thread of its own.
 class RunningWorker {

@@ -58,10 +58,10 @@ TEST(Generate, BodySaysWhatWasTypedAndNothingElse) {
   flags.prompt = "a red circle";
   EXPECT_EQ(*job_body(flags), R"({"prompt":"a red circle","output_format":"png"})");
   flags.out = "x.webp";
-  flags.size = "256x128";
-  flags.count = 2;
-  flags.seed = 7;
-  flags.negative = "";
+  flags.fields = {{job::Field("size"), "256x128"},
+                  {job::Field("n"), "2"},
+                  {job::Field("seed"), "7"},
+                  {job::Field("negative_prompt"), ""}};
   flags.loras = {"pixel:0.5", "ink"};
   const auto body = parse_json(*job_body(flags));
   ASSERT_TRUE(body.ok());

@@ -9,6 +9,7 @@
 #include "coordinator/gateway/routes/errors.h"
 #include "coordinator/gateway/routes/job_json.h"
 #include "coordinator/gateway/routes/openai_images.h"
+#include "coordinator/gateway/routes/openapi.h"
 #include "coordinator/gateway/routes/router.h"
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
@@ -131,9 +132,26 @@ void check_references(const json::value& value, const json::value& root) {
 }
 
 TEST(GatewayOpenApi, ReferencesLeadSomewhere) {
-  auto document = parse_json(kOpenApiJson);
+  auto document = parse_json(openapi_document());
   ASSERT_TRUE(document.ok());
   check_references(*document, *document);
+}
+
+TEST(GatewayOpenApi, DescribesEveryFieldOfAJob) {
+  const auto document = parse_json(openapi_document());
+  ASSERT_TRUE(document.ok());
+  const auto& schemas = document->at("components").at("schemas").as_object();
+  const auto& of_job = schemas.at("JobRequest").at("properties").as_object();
+  EXPECT_EQ(of_job.size(), job::kFieldRows.size());
+  for (const job::FieldRow& row : job::kFieldRows) {
+    ASSERT_TRUE(of_job.contains(row.name)) << row.name;
+    EXPECT_EQ(of_job.at(row.name).at("description").as_string(), row.description);
+  }
+  EXPECT_EQ(of_job.at("width").at("minimum").as_int64(), 1);
+  EXPECT_EQ(of_job.at("guidance_scale").at("type").as_string(), "number");
+  const auto& of_image = schemas.at("ImageRequest").at("properties").as_object();
+  EXPECT_TRUE(of_image.contains("num_inference_steps"));
+  EXPECT_FALSE(of_image.contains("width"));
 }
 
 TEST(GatewayConsole, LoadsNothingFromElsewhere) {

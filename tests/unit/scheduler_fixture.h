@@ -8,6 +8,7 @@
 #include <set>
 
 #include "coordinator/scheduling/scheduler.h"
+#include "tests/fixtures/image_model.h"
 
 namespace ditfleet::scheduling {
 
@@ -16,11 +17,8 @@ constexpr std::int64_t kStart = 1'000'000'000'000;  // some time of Redis' clock
 
 inline job::Catalogue catalogue() {
   job::Catalogue out;
-  job::ModelEntry entry;
-  entry.name = "tiny";
-  entry.width = entry.height = 256;
-  entry.num_inference_steps = 4;
-  entry.max_sequence_length = 64;
+  job::ModelEntry entry = job::image_model("tiny", 256, 4);
+  entry.defaults.set("max_sequence_length", 64);
   out.models["tiny"] = entry;
   entry.name = "other";
   out.models["other"] = entry;
@@ -48,8 +46,7 @@ struct Store {
     for (const auto& r : actions.reject) rejected.push_back(r);
     for (const auto& a : actions.admit) {
       for (int i = 0; i < a.units; ++i) {
-        queue::UnitView view{
-            .ref = {a.id, i}, .tenant = a.tenant, .class_key = a.class_key, .batch_key = a.batch_key, .model = "tiny"};
+        queue::UnitView view{.ref = {a.id, i}, .tenant = a.tenant, .class_key = a.class_key, .steps = a.steps};
         view.model = a.class_key.substr(0, a.class_key.find('/'));
         view.adapters = a.adapters;
         view.cost_us = a.cost_us;

@@ -12,7 +12,8 @@
 #include "pipeline/engine.h"
 #include "shared/core/bytes.h"
 #include "shared/core/output_file.h"
-#include "shared/job/lora_flag.h"
+#include "shared/families/served.h"
+#include "shared/job/flags.h"
 #include "shared/job/validate.h"
 #include "worker/commands/engine_options.h"
 #include "worker/families.h"
@@ -94,7 +95,7 @@ Result<void> run(const GenerateFlags& flags) {
   if (!flags.dump.empty()) {
     if (auto checked = check_folder_of("--dump", flags.dump); !checked) return checked;
   }
-  auto entry = job::read_model_entry("model", flags.model_dir);
+  auto entry = families::read_model_entry("model", flags.model_dir, families::served());
   if (!entry) return entry.error();
   auto spec = spec_of(flags, *entry);
   if (!spec) return spec.error();

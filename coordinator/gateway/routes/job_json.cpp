@@ -169,18 +169,31 @@ json::object worker_json(const queue::WorkerInfo& worker, const std::function<bo
 }
 
 json::object model_json(const job::ModelEntry& model, std::int64_t created_s) {
-  json::object defaults{{"width", model.width},
-                        {"height", model.height},
-                        {"num_inference_steps", model.num_inference_steps},
-                        {"guidance_scale", model.guidance_scale},
-                        {"true_cfg_scale", model.true_cfg_scale},
-                        {"max_sequence_length", model.max_sequence_length}};
-  if (model.has_negative_prompt) defaults["negative_prompt"] = model.negative_prompt;
-  json::object limits{{"size_multiple", model.size_multiple}, {"min_side", model.min_side},
-                      {"max_side", model.max_side},           {"max_pixels", model.max_pixels},
-                      {"max_steps", model.max_steps},         {"max_sequence_length", model.max_sequence_length_limit}};
-  return {{"id", model.name},           {"object", "model"},  {"created", created_s},
-          {"owned_by", "ditfleet"},     {"kind", model.kind}, {"defaults", std::move(defaults)},
+  json::array fields;
+  json::object defaults;
+  for (const job::Field field : job::kFields) {
+    if (!model.applies(field)) continue;
+    fields.emplace_back(field.name());
+    if (const auto* value = model.defaults.find(field))
+      std::visit([&](const auto& v) { defaults[field.name()] = v; }, *value);
+  }
+  json::object limits{{"max_pixels", model.max_pixels}};
+  const auto limit = [&](job::Field field, const char* name, std::int64_t job::FieldLimits::*bound) {
+    if (const auto found = model.fields.find(field); found != model.fields.end()) limits[name] = found->second.*bound;
+  };
+  limit("width", "size_multiple", &job::FieldLimits::multiple_of);
+  limit("width", "min_side", &job::FieldLimits::low);
+  limit("width", "max_side", &job::FieldLimits::high);
+  limit("num_inference_steps", "max_steps", &job::FieldLimits::high);
+  limit("max_sequence_length", "max_sequence_length", &job::FieldLimits::high);
+  return {{"id", model.name},
+          {"object", "model"},
+          {"created", created_s},
+          {"owned_by", "ditfleet"},
+          {"kind", model.kind},
+          {"media", model.media == job::MediaKind::kVideo ? "video" : "image"},
+          {"fields", std::move(fields)},
+          {"defaults", std::move(defaults)},
           {"limits", std::move(limits)}};
 }
 

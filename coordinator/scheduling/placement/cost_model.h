@@ -31,8 +31,8 @@ class Ewma {
   bool known_ = false;
 };
 
-// A FLUX-sized transformer on one data-centre GPU. What it gets wrong (by any factor: a tiny model, a CPU)
-// the first observed run corrects; what matters before that is how it orders shapes.
+// A transformer of 12 billion parameters on one data-centre GPU. What it gets wrong (by any factor: a tiny model, a
+// CPU) the first observed run corrects; what matters before that is how it orders shapes.
 std::int64_t prior_run_us(const job::ShapeClass& shape, int steps, bool adapters = false);
 
 class CostModel {
