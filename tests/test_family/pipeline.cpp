@@ -1,6 +1,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/randn.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/upsample_nearest2d.h>
 
 #include <chrono>
@@ -99,8 +100,7 @@ class TestModel final : public ModelBase {
     made->frame_rate = fields.real("frame_rate").value();
     double mean = 0;
     for (const char c : request.prompt) mean += static_cast<unsigned char>(c) / 255.0 / request.prompt.size();
-    made->text =
-        at::zeros({1, 1, 1, kChannels}, at::TensorOptions(placement().dtype).device(placement().device)) + mean;
+    made->text = at::full({1, 1, 1, kChannels}, mean, at::TensorOptions(placement().dtype).device(placement().device));
     std::vector<at::Tensor> frames;
     for (std::int64_t frame = 0; frame < fields.integer("num_frames").value(); ++frame)
       frames.push_back(draw_noise(request.seed + 1000 * frame, kChannels, *fields.integer("height") / kPatch,
@@ -117,7 +117,9 @@ class TestModel final : public ModelBase {
     for (std::size_t i = 0; i < batch.size(); ++i) {
       const auto begun = Clock::now();
       auto& own = dynamic_cast<TestGeneration&>(*batch[i]);
-      FlowMatchEuler sampler(at::tensor(own.sigmas).to(placement().device));
+      FlowMatchEuler sampler(at::from_blob(own.sigmas.data(), {static_cast<std::int64_t>(own.sigmas.size())})
+                                 .clone()
+                                 .to(placement().device));
       std::vector<DenoiseSample> samples;
       samples.push_back({.latents = own.noise.to(placement().device),
                          .sampler = &sampler,
