@@ -8,6 +8,13 @@
 #include "shared/job/validate.h"
 
 namespace ditfleet::scheduling {
+namespace {
+
+int steps_of(const job::JobSpec& spec) {
+  return static_cast<int>(spec.fields.integer("num_inference_steps").value_or(1));
+}
+
+}  // namespace
 
 Classified classify(job::JobSpec spec, const job::ModelEntry& model, const std::string& precision) {
   Classified out;
@@ -62,10 +69,6 @@ std::optional<Error> unmet_slots(const job::JobSpec& spec, int most_slots) {
           "with a higher worker.lora.slots",
           needed, spec.model, most_slots),
       "loras");
-}
-
-int steps_of(const job::JobSpec& spec) {
-  return static_cast<int>(spec.fields.integer("num_inference_steps").value_or(1));
 }
 
 std::vector<std::string> adapters_of(const job::JobSpec& spec) {

@@ -26,7 +26,6 @@ struct Classified {
 
 // Precondition: complete_spec made `spec` with `model`.
 Classified classify(job::JobSpec spec, const job::ModelEntry& model, const std::string& precision);
-int steps_of(const job::JobSpec& spec);
 
 // The digest of an adapter that this tenant names for this model; an error where there is none. Unset: there are no
 // adapters.

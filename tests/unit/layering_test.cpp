@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "shared/job/fields.h"
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -193,6 +195,49 @@ TEST(Layering, EverySourceIsBuilt) {
       const bool by_name = file.parent_path().filename() == "fuzz";  // ditfleet_fuzzer(NAME …)
       const std::string wanted = by_name ? "(" + file.stem().string() + " " : file.filename().string();
       EXPECT_NE(lists.find(wanted), std::string::npos) << "no target lists " << shown(file);
+    }
+  }
+}
+
+std::string text_of(const fs::path& file) {
+  std::ifstream in(file);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+const std::set<std::string> kNaming = {".cpp", ".h", ".lua", ".json", ".html"};
+
+// A family is its folders and a line in each program's list of families.
+TEST(Layering, NothingElseNamesAFamily) {
+  for (const auto& family : fs::directory_iterator(fs::path(DITFLEET_SOURCE_DIR) / "shared/families")) {
+    if (!family.is_directory()) continue;
+    const std::regex name(family.path().filename().string(), std::regex::icase);
+    for (const std::string part : {"coordinator", "worker", "shared"}) {
+      for (const fs::path& file : files_with(part, kNaming)) {
+        if (file.parent_path() == family.path() || file.filename() == "families.cpp") continue;
+        EXPECT_FALSE(std::regex_search(text_of(file), name)) << shown(file) << " names " << family.path().filename();
+      }
+    }
+  }
+}
+
+// A field that families read is its row in the table, and its use in the families. The service itself reads only what
+// decides the cost and the shape class of a request.
+TEST(Layering, OnlyTheTableAndFamiliesNameAField) {
+  using ditfleet::job::Field;
+  const std::set<Field> of_the_service = {"width", "height", "num_frames", "num_inference_steps",
+                                          "max_sequence_length"};
+  // The console labels the common fields by hand; worker.warmup_classes has a class with true CFG.
+  const std::set<std::string> allowed = {"shared/job/fields.h", "coordinator/gateway/console.html",
+                                         "worker/model_set.cpp"};
+  for (const std::string& part : kParts) {
+    for (const fs::path& file : files_with(part, kNaming)) {
+      const std::string path = shown(file), text = text_of(file);
+      if (allowed.contains(path) || path.find("/families/") != std::string::npos) continue;
+      for (const Field field : ditfleet::job::kFields) {
+        if (field.row().use != ditfleet::job::FieldUse::kGeneration || of_the_service.contains(field)) continue;
+        const std::string quoted = '"' + std::string(field.name()) + '"';
+        EXPECT_EQ(text.find(quoted), std::string::npos) << path << " names " << quoted;
+      }
     }
   }
 }

@@ -18,8 +18,8 @@ namespace ditfleet::scheduling {
 
 using AdapterId = std::uint32_t;
 
-// Until a worker has measured its own: 1 GB/s from the source; a swap and a size as of an adapter of rank 16 for
-// FLUX.1 on an H200 (tests/bench/results/lora_h200.csv).
+// Until a worker has measured its own: 1 GB/s from the source; a swap and a size as of an adapter of rank 16 of a model
+// of 12 billion parameters on an H200 (tests/bench/results/lora_h200.csv).
 inline constexpr double kPriorLoadBytesPerSecond = 1e9;
 inline constexpr std::int64_t kPriorSwapUs = 3'600;
 inline constexpr std::int64_t kPriorAdapterBytes = 172'000'000;
