@@ -71,8 +71,9 @@ class Console(unittest.TestCase):
         fields = self.http.get("/v1/models/tiny").json()["fields"]
         self.assertIn("max_sequence_length", fields)  # the form does not list it
         for name, field in fields.items():
-            at = f"document.getElementById('{name}')"
-            self.assertEqual(self.page.js(f"{at}.placeholder || {at}.value"), str(field.get("default", "")), name)
+            at, default = f"document.getElementById('{name}')", field.get("default", "")
+            shown = default if isinstance(default, str) else f"{default:g}"
+            self.assertEqual(self.page.js(f"{at}.placeholder || {at}.value"), shown, name)
         self.page.js("(() => { const set = (id, v) => document.getElementById(id).value = v; set('width', 32); set('height', 32);"
                      "set('max_sequence_length', 16); document.getElementById('submit').click(); })()")
         id = self.page.until("document.querySelector('article')?.dataset.id")

@@ -190,10 +190,9 @@ TEST(GatewayConsole, OffersTheFieldsOfAJob) {
                 page.find("body." + name + " = ") != std::string::npos || page.find(name + ": ") != std::string::npos)
         << name;
   }
-  const std::regex input(R"( id="\w+" name="(\w+)") ");
-      for (std::sregex_iterator match(page.begin(), page.end(), input), end; match != end; ++match)
-          EXPECT_TRUE(job::find_field((*match)[1].str()))
-      << (*match)[1];
+  const std::regex input(R"re( id="\w+" name="(\w+)")re");
+  for (std::sregex_iterator match(page.begin(), page.end(), input), end; match != end; ++match)
+    EXPECT_TRUE(job::find_field((*match)[1].str())) << (*match)[1];
 }
 
 TEST(GatewayErrors, HaveOpenAisForm) {

@@ -268,6 +268,7 @@ TEST(CompleteSpec, RefusesAFieldThatDoesNotApplyToTheModel) {
   EXPECT_EQ(error.message, "num_frames does not apply to model 'demo'; leave it out");
   Catalogue videos = demo_catalogue();
   ModelEntry& demo = videos.models["demo"];
+  demo.media = MediaKind::kVideo;
   demo.apply("num_frames") = {.low = 1, .high = 81, .multiple_of = 4};
   demo.defaults.set("num_frames", 16);
   const auto spec = complete_spec(*parse_spec(R"({"prompt":""})"), videos);

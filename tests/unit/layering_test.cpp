@@ -210,11 +210,13 @@ const std::set<std::string> kNaming = {".cpp", ".h", ".lua", ".json", ".html"};
 TEST(Layering, NothingElseNamesAFamily) {
   for (const auto& family : fs::directory_iterator(fs::path(DITFLEET_SOURCE_DIR) / "shared/families")) {
     if (!family.is_directory()) continue;
-    const std::regex name(family.path().filename().string(), std::regex::icase);
-    for (const std::string part : {"coordinator", "worker", "shared"}) {
+    const std::string folder = family.path().filename().string();
+    const std::regex name(folder, std::regex::icase);
+    for (const std::string& part : kParts) {
       for (const fs::path& file : files_with(part, kNaming)) {
-        if (file.parent_path() == family.path() || file.filename() == "families.cpp") continue;
-        EXPECT_FALSE(std::regex_search(text_of(file), name)) << shown(file) << " names " << family.path().filename();
+        if (file.filename() == "families.cpp" || shown(file).find("/families/" + folder + "/") != std::string::npos)
+          continue;
+        EXPECT_FALSE(std::regex_search(text_of(file), name)) << shown(file) << " names " << folder;
       }
     }
   }
