@@ -142,11 +142,6 @@ const Option kOptions[] = {
      .description = "A unit that waited this long goes first, whatever its priority.",
      .low = 100,
      .high = kManyMs},
-    {.key = "scheduler.late_units_yield",
-     .at = DITFLEET_AT(scheduler.late_units_yield),
-     .description = "A unit that has waited so long that it would end later than nineteen in twenty do lets others of "
-                    "its tenant go "
-                    "first: once, and one unit in twenty at most. Shortens p95, lengthens p99."},
 
     {.key = "worker.count",
      .at = DITFLEET_AT(worker.count),

@@ -55,13 +55,13 @@ std::vector<FleetLine> FleetLog::look(const Fleet& fleet, std::int64_t now_us) {
   std::map<std::string, Seen> now;
   std::map<std::string, std::size_t> held;  // by owner, also of those that are gone
   std::string silent_for;
-  for (WorkerId w = 0; w < fleet.slots(); ++w) {
+  for (WorkerId w = 0; w < fleet.id_bound(); ++w) {
     const auto& worker = fleet.at(w);
     if (worker.owner.empty()) continue;
     held[worker.owner] = worker.held.size();
-    if (worker.standing == Standing::kGone) continue;
-    now[worker.owner] = {worker.name, worker.standing};
-    if (worker.standing == Standing::kSilent)
+    if (worker.state == WorkerState::kGone) continue;
+    now[worker.owner] = {worker.name, worker.state};
+    if (worker.state == WorkerState::kSilent)
       silent_for = std::to_string((now_us - worker.heartbeat_us) / 1'000'000) + " s";
   }
   std::array<Change, 6> changes{{{"has come and starts", "have come and start", false, false, {}, 0},
@@ -76,16 +76,16 @@ std::vector<FleetLine> FleetLog::look(const Fleet& fleet, std::int64_t now_us) {
   };
   for (const auto& [owner, worker] : now) {
     const auto before = seen_.find(owner);
-    if (before != seen_.end() && before->second.standing == worker.standing) continue;
-    switch (worker.standing) {
-      case Standing::kStarting: tell(kCame, owner, worker); break;
-      case Standing::kReady:
-        tell(before != seen_.end() && before->second.standing == Standing::kSilent ? kHeardAgain : kReady, owner,
+    if (before != seen_.end() && before->second.state == worker.state) continue;
+    switch (worker.state) {
+      case WorkerState::kStarting: tell(kCame, owner, worker); break;
+      case WorkerState::kReady:
+        tell(before != seen_.end() && before->second.state == WorkerState::kSilent ? kHeardAgain : kReady, owner,
              worker);
         break;
-      case Standing::kDraining: tell(kDrains, owner, worker); break;
-      case Standing::kSilent: tell(kSilent, owner, worker); break;
-      case Standing::kGone: break;  // not among them
+      case WorkerState::kDraining: tell(kDrains, owner, worker); break;
+      case WorkerState::kSilent: tell(kSilent, owner, worker); break;
+      case WorkerState::kGone: break;  // not among them
     }
   }
   for (const auto& [owner, worker] : seen_) {

@@ -249,7 +249,7 @@ asio::awaitable<void> LeaderTerm::poll_registry() {
     }
     if (const auto now = monotonic_us(); now - counted_us > 1'000'000) {
       counted_us = now;
-      context_.metrics->census(scheduler_->census());
+      context_.metrics->census(scheduler_->stats());
     }
     co_await pause(context_.options->registry_period);
   }

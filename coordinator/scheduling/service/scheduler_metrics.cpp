@@ -183,15 +183,15 @@ void SchedulerMetrics::jobs(std::int64_t queued, std::int64_t open) {
   families_.open_jobs.Set(static_cast<double>(open));
 }
 
-void SchedulerMetrics::census(const Census& census) {
+void SchedulerMetrics::census(const QueueStats& census) {
   families_.ready.Set(static_cast<double>(census.ready));
   families_.unplaceable.Set(static_cast<double>(census.unplaceable));
   families_.held.Set(static_cast<double>(census.held));
   families_.delayed.Set(static_cast<double>(census.delayed));
-  for (const auto standing :
-       {Standing::kStarting, Standing::kReady, Standing::kDraining, Standing::kSilent, Standing::kGone}) {
+  for (const auto standing : {WorkerState::kStarting, WorkerState::kReady, WorkerState::kDraining, WorkerState::kSilent,
+                              WorkerState::kGone}) {
     const auto it = census.workers.find(standing);
-    families_.workers.Add({{"state", std::string(standing_name(standing))}})
+    families_.workers.Add({{"state", std::string(worker_state_name(standing))}})
         .Set(it == census.workers.end() ? 0.0 : static_cast<double>(it->second));
   }
 }

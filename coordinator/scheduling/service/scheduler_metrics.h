@@ -29,7 +29,7 @@ class SchedulerMetrics : public Observer {
   // The shard's figures are the leader's: who leads no more says 0, so that those of all coordinators add up.
   void leading(bool leads, std::int64_t epoch);
   void jobs(std::int64_t queued, std::int64_t open);
-  void census(const Census& census);
+  void census(const QueueStats& census);
 
  private:
   struct Families;
