@@ -202,7 +202,7 @@ Result<int> verify(const CacheFlags& flags, Opened& opened) {
   auto done = opened.inventory->each(flags.disk(), flags.redis(), [&](const Stored& stored) {
     ++checked;
     if (stored.decoded) return;
-    (stored.of_others() ? of_others : bad).push_back(to_json(stored));
+    (stored.foreign() ? of_others : bad).push_back(to_json(stored));
     if (!flags.json) {
       std::printf("%s  %s  %s: %s\n", stored.key.hex().c_str(),
                   std::string(kernel_cache::tier_name(stored.tier)).c_str(),
@@ -347,7 +347,7 @@ Result<int> purge(const CacheFlags& flags, Opened& opened) {
   auto done = opened.inventory->each(flags.disk(), flags.redis(), [&](const Stored& stored) {
     if (!wanted(flags, stored)) return;
     // That it does not verify here says nothing against it. Who means it leaves out --bad.
-    if (flags.bad && stored.of_others()) {
+    if (flags.bad && stored.foreign()) {
       ++of_others;
       return;
     }

@@ -1,6 +1,5 @@
 #include "shared/kernel_cache/codec.h"
 
-#include <sodium.h>
 #include <zstd.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "shared/core/sha256.h"
 #include "shared/kernel_cache/little_endian.h"
 
 namespace ditfleet::kernel_cache {
@@ -69,10 +69,9 @@ class Reader {
 };
 
 std::string sha256(std::string_view bytes) {
-  std::string digest(crypto_hash_sha256_BYTES, '\0');
-  crypto_hash_sha256(reinterpret_cast<unsigned char*>(digest.data()),
-                     reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
-  return digest;
+  Sha256 hash;
+  hash.update(bytes);
+  return hash.digest();
 }
 
 Decoded refuse(Refusal why, std::string message) { return Decoded(Refused{why, std::move(message)}); }
@@ -238,11 +237,6 @@ Decoded decode(std::string_view bytes, const Key& key, std::string_view arch, co
   if (!arch.empty() && entry->arch != arch)
     return refuse(Refusal::kWrongArch, "it is for " + entry->arch + ", not for " + std::string(arch));
   return Decoded(std::move(*entry));
-}
-
-std::optional<std::uint64_t> claimed_signer(std::string_view first) {
-  if (first.size() < kSignerBytes || first.substr(0, kMagic.size()) != kMagic) return std::nullopt;
-  return from_little_endian<std::uint64_t>(first.substr(kSignerBytes - sizeof(std::uint64_t), sizeof(std::uint64_t)));
 }
 
 Result<Key> claimed_key(std::string_view bytes) {

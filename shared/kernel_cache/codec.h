@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -59,11 +58,6 @@ Decoded decode(std::string_view bytes, const Key& key, std::string_view arch, co
 // The key that a value says it is for, unverified: what to check it against when it comes from an export.
 // kDataCorrupt where it is no value at all.
 Result<Key> claimed_key(std::string_view bytes);
-
-// The id of the secret that a value says has signed it, unverified; its first bytes are enough. Nothing where they are
-// no value's.
-inline constexpr std::size_t kSignerBytes = 32;
-std::optional<std::uint64_t> claimed_signer(std::string_view first);
 
 // No value is larger: above it bytes need not be read at all.
 inline constexpr std::uint64_t kMaxValueBytes = kMaxCodeBytes + (16u << 20);

@@ -34,9 +34,9 @@ void MemoryTier::put(const Key& key, std::shared_ptr<const Entry> entry) {
   while (bytes_ > max_bytes_) erase_locked(Key(slots_.back().key));
 }
 
-void MemoryTier::erase(const Key& key) {
+void MemoryTier::erase(const Key& key, const std::shared_ptr<const Entry>& entry) {
   const std::lock_guard lock(mutex_);
-  erase_locked(key);
+  if (const auto it = by_key_.find(key); it != by_key_.end() && it->second->entry == entry) erase_locked(key);
 }
 
 void MemoryTier::erase_locked(const Key& key) {

@@ -20,7 +20,8 @@ class MemoryTier {
   std::shared_ptr<const Entry> find(const Key& key);  // null if absent
   // Replaces what is there. One that alone is larger than the bound is not kept.
   void put(const Key& key, std::shared_ptr<const Entry> entry);
-  void erase(const Key& key);
+  // Removes `entry` if it is what is stored under `key`.
+  void erase(const Key& key, const std::shared_ptr<const Entry>& entry);
   std::uint64_t bytes() const;
   std::size_t entries() const;
 

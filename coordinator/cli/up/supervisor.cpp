@@ -45,8 +45,8 @@ bool accepts(const std::string& socket_path) {
 }
 
 struct Member {
-  explicit Member(ChildSpec spec) : process(std::move(spec)) {}
-  ChildProcess process;
+  explicit Member(LoggedProcessSpec spec) : process(std::move(spec)) {}
+  LoggedProcess process;
   RestartPolicy policy;
   Clock::time_point started, start_again;
   bool waiting = false;          // to be started again
@@ -58,7 +58,7 @@ class Supervisor {
   explicit Supervisor(UpPlan plan) : plan_(std::move(plan)), client_(Target{plan_.address.local_url(), {}, false}) {
     if (!plan_.redis.argv.empty()) redis_.emplace_back(plan_.redis);
     coordinator_.emplace_back(plan_.coordinator);
-    for (const ChildSpec& spec : plan_.workers) workers_.emplace_back(spec);
+    for (const LoggedProcessSpec& spec : plan_.workers) workers_.emplace_back(spec);
   }
 
   int run() {
@@ -105,7 +105,7 @@ class Supervisor {
 
   void wait_for_something() {
     std::vector<pollfd> fds = {{signals_, POLLIN, 0}};
-    std::vector<ChildProcess*> sources = {nullptr};
+    std::vector<LoggedProcess*> sources = {nullptr};
     for (auto* group : {&redis_, &coordinator_, &workers_}) {
       for (Member& member : *group) {
         if (member.process.output_fd() < 0) continue;
@@ -137,8 +137,8 @@ class Supervisor {
     if (member.waiting && !stopping_ && Clock::now() >= member.start_again) start(member);
   }
 
-  void on_end(Member& member, const ChildEnd& end) {
-    const ChildSpec& spec = member.process.spec();
+  void on_end(Member& member, const ProcessEnd& end) {
+    const LoggedProcessSpec& spec = member.process.spec();
     const bool by_itself = end.signal == 0 && end.status != 0;
     const bool first = !ready_ && by_itself;
     const std::string told = spec.echo || member.process.last_line().empty() ? "" : ": " + member.process.last_line();

@@ -1,7 +1,5 @@
 #include "coordinator/cli/up/up_plan.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -140,10 +138,10 @@ Result<void> plan_redis(UpPlan& plan) {
 
   // The lock is held by Redis itself: whatever happens to its `up`, two never write the same files.
   const Deadline deadline = Deadline::after(std::chrono::seconds(15));
-  auto lock = FileLock::take(dir + "/lock");
+  auto lock = FileLock::try_take(dir + "/lock");
   while (!lock && lock.error().code == Code::kConflict && !deadline.passed()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    lock = FileLock::take(dir + "/lock");
+    lock = FileLock::try_take(dir + "/lock");
   }
   if (!lock) {
     if (lock.error().code != Code::kConflict) return lock.error();
@@ -168,9 +166,8 @@ Result<void> plan_redis(UpPlan& plan) {
   const std::string file = dir + "/redis.conf";
   if (auto written = write_file_atomically(file, redis::redis_server_config(config)); !written) return written;
   // SIGTERM, not SIGKILL: it writes what it has before it goes.
-  plan.redis = {"redis", {*server, file},      child_environment(),
-                SIGTERM, plan.redis_lock.fd(), plan.data_dir + "/logs/redis.log",
-                false};
+  plan.redis = {"redis", {*server, file}, child_environment(), plan.data_dir + "/logs/redis.log",
+                false,   SIGTERM,         plan.redis_lock.fd()};
   return {};
 }
 
@@ -199,10 +196,7 @@ Result<void> plan_children(UpPlan& plan) {
   plan.coordinator = {"coordinator",
                       {self, "coordinator", "--config", file},
                       child_environment(),
-                      SIGKILL,
-                      -1,
-                      plan.data_dir + "/logs/coordinator.log",
-                      true};
+                      plan.data_dir + "/logs/coordinator.log"};
 
   const int count = plan.settings.worker.count;
   if (count == 0) return {};
@@ -219,13 +213,8 @@ Result<void> plan_children(UpPlan& plan) {
   }
   for (int i = 1; i <= count; ++i) {
     const std::string label = "worker-" + std::to_string(i);
-    ChildSpec spec{label,
-                   {worker, "run", "--config", file},
-                   worker_environment(),
-                   SIGKILL,
-                   -1,
-                   plan.data_dir + "/logs/" + label + ".log",
-                   true};
+    LoggedProcessSpec spec{
+        label, {worker, "run", "--config", file}, worker_environment(), plan.data_dir + "/logs/" + label + ".log"};
     if (count > 1 && !plan.settings.worker.name.empty()) {
       spec.argv.push_back("--set");
       spec.argv.push_back("worker.name=" + plan.settings.worker.name + "-" + std::to_string(i));
@@ -243,24 +232,6 @@ Result<void> plan_children(UpPlan& plan) {
 
 }  // namespace
 
-Result<FileLock> FileLock::take(const std::string& path) {
-  FileLock lock;
-  lock.fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (lock.fd_ < 0) return unavailable("cannot open '" + path + "': " + std::strerror(errno));
-  if (::flock(lock.fd_, LOCK_EX | LOCK_NB) == 0) return lock;
-  if (errno == EWOULDBLOCK) return Error{Code::kConflict, "'" + path + "' is locked", {}};
-  return unavailable("cannot lock '" + path + "': " + std::strerror(errno));
-}
-
-FileLock::FileLock(FileLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-FileLock& FileLock::operator=(FileLock&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-FileLock::~FileLock() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
 Result<UpPlan> plan_up(const UpFlags& flags) {
   auto settings = settings_of(flags);
   if (!settings) return settings.error();
@@ -276,7 +247,7 @@ Result<UpPlan> plan_up(const UpFlags& flags) {
   if (!dir) return dir.error();
   plan.data_dir = plan.settings.data.dir = *dir;
   const std::string lock_path = plan.data_dir + "/up.lock";
-  auto lock = FileLock::take(lock_path);
+  auto lock = FileLock::try_take(lock_path);
   if (!lock) {
     if (lock.error().code != Code::kConflict) return lock.error();
     return Error{Code::kConflict,

@@ -1,0 +1,30 @@
+// Exponential backoff with jitter.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "shared/core/deadline.h"
+
+namespace ditfleet::kernel_cache {
+
+// Each pause is twice the one before, up to `last`, and lasts between half and all of that. Not thread safe.
+class Backoff {
+ public:
+  Backoff(std::chrono::milliseconds first, std::chrono::milliseconds last) : next_(first), last_(last) {}
+  // Blocks for the next pause, but not past the deadline.
+  void wait(Deadline until) {
+    thread_local std::minstd_rand engine{std::random_device{}()};
+    const auto full = std::chrono::duration_cast<std::chrono::microseconds>(next_).count();
+    const std::chrono::microseconds pause(std::uniform_int_distribution<std::int64_t>(full / 2, full)(engine));
+    std::this_thread::sleep_for(std::min<Deadline::Clock::duration>(pause, until.left()));
+    next_ = std::min(next_ * 2, last_);
+  }
+
+ private:
+  std::chrono::milliseconds next_, last_;
+};
+
+}  // namespace ditfleet::kernel_cache
