@@ -48,10 +48,8 @@ Result<simulation::Report> simulate_one(const simulation::Trace& trace, const si
                                         simulation::SimulationOptions options, const std::string& text, bool tune) {
   auto policy = parse_policy(text);
   if (!policy) return policy.error();
-  // The service's own policy keeps its defaults: the service has no trace to tune it on.
-  const bool tuned = tune && policy->name != "finish";
   options.policy = *policy;
-  return tuned ? simulation::simulate_tuned(trace, costs, options) : simulation::simulate(trace, costs, options);
+  return tune ? simulation::simulate_tuned(trace, costs, options) : simulation::simulate(trace, costs, options);
 }
 
 // Checks an output file before minutes of simulation: it must not be an input, and its folder must exist.

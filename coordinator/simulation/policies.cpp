@@ -23,8 +23,8 @@ struct Row {
 const std::vector<Row>& table() {
   static const std::vector<Row> rows = {
       {"finish",
-       {{"load_weight", EarliestFinishPolicy::Options{}.load_weight, {0.0, 1.0, 1.5, 2.0, 4.0}},
-        {"due_runs", EarliestFinishPolicy::Options{}.due_runs, {0.0, 0.5, 1.0, 2.0}}},
+       {{"load_weight", EarliestFinishPolicy::Options{}.load_weight},
+        {"due_runs", EarliestFinishPolicy::Options{}.due_runs}},
        [](const std::vector<double>& v) {
          return std::make_unique<EarliestFinishPolicy>(
              EarliestFinishPolicy::Options{.load_weight = v[0], .due_runs = v[1]});

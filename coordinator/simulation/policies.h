@@ -20,7 +20,7 @@ struct PolicyOptions {
 struct Tunable {
   std::string_view name;
   double value = 0;               // default
-  std::vector<double> grid = {};  // values that tuning tries; empty: none but the default
+  std::vector<double> grid = {};  // values that tuning tries; `finish` has none: the service has no trace to tune on
   double least = 0, most = 1000;  // inclusive
 };
 

@@ -378,25 +378,19 @@ Result<Report> simulate(const Trace& trace, const CostTable& costs, const Simula
 }
 
 Result<Report> simulate_tuned(const Trace& trace, const CostTable& costs, const SimulationOptions& options) {
-  std::vector<PolicyOptions> grid = {options.policy};
+  std::vector<SimulationOptions> tries;
   for (const auto& tunable : policy_tunables(options.policy.name)) {
-    if (tunable.grid.empty() || options.policy.tunables.contains(std::string(tunable.name))) continue;
-    std::vector<PolicyOptions> more;
-    for (const auto& base : grid) {
-      for (const double value : tunable.grid) {
-        more.push_back(base);
-        more.back().tunables[std::string(tunable.name)] = value;
-      }
+    if (options.policy.tunables.contains(std::string(tunable.name))) continue;
+    for (const double value : tunable.grid) {
+      tries.push_back(options);
+      tries.back().policy.tunables[std::string(tunable.name)] = value;
     }
-    grid = std::move(more);
   }
-  Result<Report> best = internal_error("an empty grid");
-  for (const auto& candidate : grid) {
-    auto own = options;
-    own.policy = candidate;
-    auto report = simulate(trace, costs, own);
-    if (!report) return report;
-    if (!best || report->figure("latency_p95") < best->figure("latency_p95")) best = std::move(report);
+  if (tries.empty()) return simulate(trace, costs, options);
+  Result<Report> best = simulate(trace, costs, tries.front());
+  for (std::size_t i = 1; i < tries.size() && best; ++i) {
+    auto report = simulate(trace, costs, tries[i]);
+    if (!report || report->figure("latency_p95") < best->figure("latency_p95")) best = std::move(report);
   }
   return best;
 }

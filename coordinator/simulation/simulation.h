@@ -48,8 +48,8 @@ struct Report {
 // kInvalidArgument: unknown policy or tunable, number of workers unknown, no jobs, or a job that the scheduler rejects.
 Result<Report> simulate(const Trace& trace, const CostTable& costs, const SimulationOptions& options);
 
-// Tries every combination of the grids of the policy's tunables (policies.h), except tunables that `options` sets.
-// Returns the report with the lowest p95.
+// Tries the grid of each tunable of the policy (policies.h) that `options` does not set, one tunable at a time. Returns
+// the report with the lowest p95. A policy without a grid keeps its defaults.
 Result<Report> simulate_tuned(const Trace& trace, const CostTable& costs, const SimulationOptions& options);
 
 }  // namespace ditfleet::simulation

@@ -68,12 +68,6 @@ Residency::Copy* Residency::find(Holder& holder, AdapterId a) {
   return nullptr;
 }
 
-std::vector<WorkerId> Residency::holders(AdapterId a) const {
-  std::vector<WorkerId> out;
-  for (const auto& place : adapters_[a].places) out.push_back(place.worker);
-  return out;
-}
-
 void Residency::update_place(WorkerId w, const Copy& copy) {
   for (auto& place : adapters_[copy.adapter].places) {
     if (place.worker == w) place = {w, copy.in_slot, copy.ready_us};

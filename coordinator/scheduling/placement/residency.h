@@ -69,7 +69,7 @@ class Residency {
   void pin(AdapterId a, bool pinned) { adapters_[a].pinned = pinned; }
   // A unit needs the adapter.
   void asked_for(AdapterId a, std::int64_t now_us);
-  // Requests a second, over the last minutes.
+  // Requests per second, over the last minutes.
   double demand(AdapterId a, std::int64_t now_us) const;
 
   // Replaces the state of the worker. Adapters that its held units need and that it does not report yet stay.
@@ -81,7 +81,6 @@ class Residency {
   bool has_spare_slot(WorkerId w) const;
   // How many of these the worker has not reported, in host memory or in a slot.
   std::size_t unreported(WorkerId w, std::span<const AdapterId> adapters) const;
-  std::vector<WorkerId> holders(AdapterId a) const;
   bool is_held(AdapterId a) const { return !adapters_[a].places.empty(); }
 
   // The worker gets a unit that needs these adapters. Predicts its loads and evictions, and returns what it evicts

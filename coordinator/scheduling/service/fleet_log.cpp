@@ -16,7 +16,7 @@ struct Change {
   std::vector<std::string> names;
   std::size_t held = 0;
 };
-enum Kind { kCame, kReady, kHeardAgain, kDrains, kSilent, kGone };
+enum Kind { kRegistered, kReady, kHeartbeatsAgain, kDraining, kSilent, kGone };
 
 std::string line_of(const Change& change) {
   std::string text = change.names.size() == 1 ? "worker " : std::to_string(change.names.size()) + " workers ";
@@ -69,7 +69,7 @@ std::vector<FleetLine> FleetLog::look(const Fleet& fleet, std::int64_t now_us) {
                                  {"is draining", "are draining", false, true, {}, 0},
                                  {"is silent: no heartbeat for " + silent_for, "are silent", true, true, {}, 0},
                                  {"is gone", "are gone", false, true, {}, 0}}};
-  const auto tell = [&](Kind kind, const std::string& owner, const Seen& worker) {
+  const auto add = [&](Kind kind, const std::string& owner, const Seen& worker) {
     changes[kind].names.push_back(worker.name);
     changes[kind].held += held[owner];
   };
@@ -77,18 +77,18 @@ std::vector<FleetLine> FleetLog::look(const Fleet& fleet, std::int64_t now_us) {
     const auto before = seen_.find(owner);
     if (before != seen_.end() && before->second.state == worker.state) continue;
     switch (worker.state) {
-      case WorkerState::kStarting: tell(kCame, owner, worker); break;
+      case WorkerState::kStarting: add(kRegistered, owner, worker); break;
       case WorkerState::kReady:
-        tell(before != seen_.end() && before->second.state == WorkerState::kSilent ? kHeardAgain : kReady, owner,
+        add(before != seen_.end() && before->second.state == WorkerState::kSilent ? kHeartbeatsAgain : kReady, owner,
              worker);
         break;
-      case WorkerState::kDraining: tell(kDrains, owner, worker); break;
-      case WorkerState::kSilent: tell(kSilent, owner, worker); break;
+      case WorkerState::kDraining: add(kDraining, owner, worker); break;
+      case WorkerState::kSilent: add(kSilent, owner, worker); break;
       case WorkerState::kGone: break;  // not among them
     }
   }
   for (const auto& [owner, worker] : seen_) {
-    if (!now.contains(owner)) tell(kGone, owner, worker);
+    if (!now.contains(owner)) add(kGone, owner, worker);
   }
   seen_ = std::move(now);
   std::vector<FleetLine> lines;

@@ -171,7 +171,7 @@ void SchedulerMetrics::leading(bool leads, std::int64_t epoch) {
     return;
   }
   jobs(0, 0);
-  census({});
+  stats({});
 }
 
 void SchedulerMetrics::jobs(std::int64_t queued, std::int64_t open) {
@@ -179,16 +179,16 @@ void SchedulerMetrics::jobs(std::int64_t queued, std::int64_t open) {
   families_.open_jobs.Set(static_cast<double>(open));
 }
 
-void SchedulerMetrics::census(const QueueStats& census) {
-  families_.ready.Set(static_cast<double>(census.ready));
-  families_.unplaceable.Set(static_cast<double>(census.unplaceable));
-  families_.held.Set(static_cast<double>(census.held));
-  families_.delayed.Set(static_cast<double>(census.delayed));
-  for (const auto standing : {WorkerState::kStarting, WorkerState::kReady, WorkerState::kDraining, WorkerState::kSilent,
+void SchedulerMetrics::stats(const QueueStats& stats) {
+  families_.ready.Set(static_cast<double>(stats.ready));
+  families_.unplaceable.Set(static_cast<double>(stats.unplaceable));
+  families_.held.Set(static_cast<double>(stats.held));
+  families_.delayed.Set(static_cast<double>(stats.delayed));
+  for (const auto state : {WorkerState::kStarting, WorkerState::kReady, WorkerState::kDraining, WorkerState::kSilent,
                               WorkerState::kGone}) {
-    const auto it = census.workers.find(standing);
-    families_.workers.Add({{"state", std::string(worker_state_name(standing))}})
-        .Set(it == census.workers.end() ? 0.0 : static_cast<double>(it->second));
+    const auto it = stats.workers.find(state);
+    families_.workers.Add({{"state", std::string(worker_state_name(state))}})
+        .Set(it == stats.workers.end() ? 0.0 : static_cast<double>(it->second));
   }
 }
 
