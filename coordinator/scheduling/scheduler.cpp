@@ -161,7 +161,7 @@ void Scheduler::remove_job(Job& job, std::int64_t now_us) {
   forget_job(job);
 }
 
-// Removes the unit from where it is. The caller sets the new place.
+// Removes the unit from where it is. The caller sets the new `where`.
 void Scheduler::leave(Job& job, Unit& unit, int index, std::int64_t now_us) {
   settle(job, unit, index, -1);
   if (unit.where == Unit::Where::kQueued) {

@@ -109,7 +109,7 @@ class Scheduler {
 
  private:
   struct Unit {
-    // kPending: not admitted yet. kUnknown: an event or an audit will tell.
+    // kPending: not admitted yet. kUnknown: until the next event or audit.
     enum class Where { kPending, kQueued, kDelayed, kHeld, kUnknown, kEnded };
     Where where = Where::kPending;
     std::int64_t charged_us = 0;  // in advance, not settled yet

@@ -35,11 +35,11 @@ Result<CostTable> read_cost_table(const std::string& path) {
   if (!parsed) return invalid_argument("the cost table " + path + " is " + parsed.error().message);
   if (!parsed->is_object()) return invalid_argument("the cost table " + path + " is not a JSON object");
   CostTable out;
-  struct Place {
+  struct Field {
     std::variant<int*, std::int64_t*, double*> at;
     Range range;
   };
-  std::map<std::string, Place> places = {
+  std::map<std::string, Field> fields = {
       {"text_us", {&out.text_us, whole(0, kHourUs)}},
       {"step_us_per_token", {&out.step_us_per_token, real(0, 1e6)}},
       {"step_us_per_token2", {&out.step_us_per_token2, real(0, 1e3)}},
@@ -57,22 +57,22 @@ Result<CostTable> read_cost_table(const std::string& path) {
       {"lookahead", {&out.lookahead, whole(1, 64)}},
   };
   std::vector<std::string> names;
-  for (const auto& [name, place] : places) names.push_back(name);
+  for (const auto& [name, field] : fields) names.push_back(name);
   for (const auto& [key, value] : parsed->get_object()) {
     if (key == "about" || key == "measured") continue;  // documentation
-    const auto place = places.find(std::string(key));
-    if (place == places.end())
+    const auto field = fields.find(std::string(key));
+    if (field == fields.end())
       return invalid_argument("the cost table " + path + " has an unknown field '" + std::string(key) + "'" +
                               suggestion(key, names));
     const double number = value.is_number() ? value.to_number<double>() : std::nan("");
-    if (!place->second.range.has(number))
-      return place->second.range.error("the cost table " + path + ": " + place->first, json::serialize(value));
+    if (!field->second.range.has(number))
+      return field->second.range.error("the cost table " + path + ": " + field->first, json::serialize(value));
     std::visit([number](auto* at) { *at = static_cast<std::remove_pointer_t<decltype(at)>>(number); },
-               place->second.at);
-    places.erase(place);
+               field->second.at);
+    fields.erase(field);
   }
-  if (!places.empty())
-    return invalid_argument("the cost table " + path + " has no field '" + places.begin()->first + "'");
+  if (!fields.empty())
+    return invalid_argument("the cost table " + path + " has no field '" + fields.begin()->first + "'");
   if (out.host_adapter_bytes < out.adapter_bytes * out.lookahead) {
     return invalid_argument("the cost table " + path +
                             " has too small host_adapter_bytes; it must be at least adapter_bytes times lookahead");

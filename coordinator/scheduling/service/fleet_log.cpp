@@ -80,7 +80,7 @@ std::vector<FleetLine> FleetLog::look(const Fleet& fleet, std::int64_t now_us) {
       case WorkerState::kStarting: add(kRegistered, owner, worker); break;
       case WorkerState::kReady:
         add(before != seen_.end() && before->second.state == WorkerState::kSilent ? kHeartbeatsAgain : kReady, owner,
-             worker);
+            worker);
         break;
       case WorkerState::kDraining: add(kDraining, owner, worker); break;
       case WorkerState::kSilent: add(kSilent, owner, worker); break;

@@ -24,7 +24,7 @@ SchedulerOptions scheduler_options(const SchedulerServiceOptions& options) {
   SchedulerOptions out = options.scheduler;
   if (options.adapters && !out.adapters) {
     out.adapters = [mirror = options.adapters](const std::string& tenant, const job::LoraUse& use,
-                                                  const job::ModelEntry& model) {
+                                               const job::ModelEntry& model) {
       return mirror->resolve(tenant, use.name, use.sha256, model.name);
     };
   }

@@ -75,12 +75,11 @@ struct SchedulerMetrics::Families {
           .Register(r)
           .Add({}, Histogram::BucketBoundaries{0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05});
   Gauge& ready = BuildGauge().Name("ditfleet_units_ready").Help("Units waiting for a worker").Register(r).Add({});
-  Gauge& unplaceable =
-      BuildGauge()
-          .Name("ditfleet_units_unplaceable")
-          .Help("Ready units that no registered worker can run: it lacks the model or slots for their adapters")
-          .Register(r)
-          .Add({});
+  Gauge& unplaceable = BuildGauge()
+                           .Name("ditfleet_units_unplaceable")
+                           .Help("Ready units for which no registered worker has the model and enough adapter slots")
+                           .Register(r)
+                           .Add({});
   Gauge& held =
       BuildGauge().Name("ditfleet_units_held").Help("Units assigned to or running on workers").Register(r).Add({});
   Gauge& delayed =
@@ -185,7 +184,7 @@ void SchedulerMetrics::stats(const QueueStats& stats) {
   families_.held.Set(static_cast<double>(stats.held));
   families_.delayed.Set(static_cast<double>(stats.delayed));
   for (const auto state : {WorkerState::kStarting, WorkerState::kReady, WorkerState::kDraining, WorkerState::kSilent,
-                              WorkerState::kGone}) {
+                           WorkerState::kGone}) {
     const auto it = stats.workers.find(state);
     families_.workers.Add({{"state", std::string(worker_state_name(state))}})
         .Set(it == stats.workers.end() ? 0.0 : static_cast<double>(it->second));
