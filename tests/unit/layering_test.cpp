@@ -40,8 +40,8 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
       "shared/families/flux/flux.h", "shared/job", "shared/loras", "shared/queue", "shared/redis", "shared/results",
       "shared/telemetry"}},
     {"coordinator/cli",
-     {"coordinator", "coordinator/scheduling/placement", "coordinator/simulation", "shared/config", "shared/families",
-      "shared/job", "shared/kernel_cache", "shared/queue", "shared/redis", "shared/telemetry"}},
+     {"coordinator", "coordinator/simulation", "shared/config", "shared/families", "shared/job", "shared/kernel_cache",
+      "shared/queue", "shared/redis", "shared/telemetry"}},
     {"coordinator/cli/up",
      {"coordinator/cli", "shared/config", "shared/families", "shared/job", "shared/kernel_cache", "shared/redis"}},
     {"coordinator/gateway",
@@ -271,7 +271,7 @@ TEST(LayeringRules, RefuseWhatTheyShould) {
   EXPECT_TRUE(objection("pipeline/engine/engine.cpp", "worker/units/unit.h"));
   EXPECT_TRUE(objection("coordinator/gateway/routes/api.cpp", "worker/units/unit.h"));
   EXPECT_TRUE(objection("coordinator/gateway/routes/api.cpp", "pipeline/engine.h"));
-  EXPECT_TRUE(objection("coordinator/gateway/routes/api.cpp", "coordinator/scheduling/placement/router.h"));
+  EXPECT_TRUE(objection("coordinator/gateway/routes/api.cpp", "coordinator/scheduling/placement/fleet.h"));
   EXPECT_TRUE(objection("worker/commands/run.cpp", "coordinator/gateway/routes/api.h"));
   EXPECT_TRUE(objection("worker/commands/run.cpp", "<ATen/ATen.h>"));
   EXPECT_TRUE(objection("worker/commands/run.cpp", "<torch/torch.h>"));
