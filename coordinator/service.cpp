@@ -87,7 +87,6 @@ scheduling::SchedulerServiceOptions scheduler_options(const config::Settings& se
   for (const auto& [name, tenant] : settings.tenants) out.scheduler.weights.emplace(name, tenant.weight);
   out.scheduler.lookahead = settings.scheduler.lookahead;
   out.scheduler.age_bound_ms = settings.scheduler.age_bound_ms;
-  out.scheduler.late_units_yield = settings.scheduler.late_units_yield;
   out.scheduler.silent_after_ms = config::silent_after_ms(settings);
   out.scheduler.new_nonce = new_nonce;
   return out;

@@ -59,7 +59,6 @@ Error failure_of(const json::value& job) {
 // Downloads every picture. The files' names are reserved for whole pictures: nothing half-written appears.
 Result<json::array> save_pictures(HttpClient& client, const json::value& job, const GenerateFlags& flags) {
   const std::string id = text(job, "id");
-  const std::string path = flags.out.empty() ? id + ".png" : flags.out;
   const auto& units = items(job, "unit_records");
   json::array images;
   for (std::size_t i = 0; i < units.size(); ++i) {
@@ -76,7 +75,10 @@ Result<json::array> save_pictures(HttpClient& client, const json::value& job, co
                        " did not arrive as it was made; ask again: ditfleet jobs show " + id,
                    {}};
     }
-    const std::string file = numbered_path(path, index, static_cast<int>(units.size()));
+    const auto format = job::format_from_media_type(picture->content_type);
+    const std::string path =
+        !flags.out.empty() ? flags.out : id + std::string(format ? job::row_of(*format).extension : "");
+    const std::string file = job::numbered_path(path, index, static_cast<int>(units.size()));
     if (auto written = write_output_file(file, picture->body); !written) return written.error();
     images.push_back(json::object{{"path", file},
                                   {"seed", field(result, "seed")},
@@ -136,14 +138,10 @@ Result<int> generate(const GenerateFlags& flags) {
 }  // namespace
 
 Result<std::string> job_body(const GenerateFlags& flags) {
-  if (!is_valid_utf8(flags.prompt)) return invalid_argument("the prompt is not valid UTF-8");
-  const auto format = job::format_from_path(flags.out.empty() ? ".png" : flags.out);
-  if (!format) return invalid_argument("-o is '" + flags.out + "'; it must end in .png, .jpg or .webp");
-  auto fields = job::fields_of(flags.fields);
+  auto fields = job::body_of(flags.fields, "-o", flags.out);
   if (!fields) return fields.error();
-  json::object body{{"prompt", flags.prompt}, {"output_format", job::row_of(*format).name}};
+  json::object& body = *fields;
   if (!flags.model.empty()) body["model"] = flags.model;
-  for (auto& [name, value] : *fields) body[name] = std::move(value);
   json::array loras;
   for (const std::string& use : flags.loras) {
     const auto lora = job::parse_lora_flag(use);
@@ -156,16 +154,9 @@ Result<std::string> job_body(const GenerateFlags& flags) {
   return json::serialize(body);
 }
 
-std::string numbered_path(const std::string& path, int index, int count) {
-  if (count == 1) return path;
-  const fs::path p(path);
-  return (p.parent_path() / (p.stem().string() + "-" + std::to_string(index + 1) + p.extension().string())).string();
-}
-
 void add_generate(CLI::App& app, Invocation& run) {
   auto flags = std::make_shared<GenerateFlags>();
   auto* command = app.add_subcommand("generate", "Draw a prompt on a running service and write the pictures");
-  command->add_option("prompt", flags->prompt, "What to draw")->required();
   add_target_flags(*command, flags->target);
   command->add_option("--model", flags->model, "Model; by default the service's");
   job::add_field_flags(*command, flags->fields);
@@ -174,7 +165,7 @@ void add_generate(CLI::App& app, Invocation& run) {
       ->allow_extra_args(false);
   command
       ->add_option("-o,--out", flags->out,
-                   "Picture to write, .png, .jpg or .webp; of several NAME-1.png …; by default the job's id")
+                   "Image file to write: .png, .jpg or .webp; of several NAME-1.png …; by default the job's id")
       ->type_name("FILE");
   command->callback([flags, &run] {
     run = [flags] {

@@ -12,15 +12,12 @@ namespace ditfleet::cli {
 // As typed. The service fills in what was left out.
 struct GenerateFlags {
   Target target;
-  std::string prompt, model, out;
+  std::string model, out;
   std::vector<std::string> loras;  // NAME[:SCALE]
   job::FieldFlags fields;
 };
 
 // The body of POST /v1/jobs. kInvalidArgument names the flag: an -o with an unknown extension, a malformed --lora.
 Result<std::string> job_body(const GenerateFlags& flags);
-
-// "out.png" of 1 → "out.png"; of 3, the 2nd → "out-2.png" (`index` counts from 0).
-std::string numbered_path(const std::string& path, int index, int count);
 
 }  // namespace ditfleet::cli

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 
 #include "shared/core/bytes.h"
 
@@ -22,24 +23,28 @@ Error refused(const FieldRow& row, const std::string& text, std::string_view kin
 
 }  // namespace
 
-Result<json::object> fields_of(const FieldFlags& texts) {
-  json::object out;
+Result<json::object> body_of(const FieldFlags& texts, const std::string& out_flag, const std::string& out) {
+  json::object body;
   for (const auto& [field, text] : texts) {
     const FieldRow& row = field.row();
     if (!is_valid_utf8(text)) return invalid_argument(std::string(row.flag) + " is not valid UTF-8");
     if (row.type == FieldType::kInteger) {
       const auto value = read_number<std::int64_t>(text);
       if (!value) return refused(row, text, "an integer");
-      out[row.name] = *value;
+      body[row.name] = *value;
     } else if (row.type == FieldType::kReal) {
       const auto value = read_number<double>(text);
       if (!value || !std::isfinite(*value)) return refused(row, text, "a number");
-      out[row.name] = *value;
+      body[row.name] = *value;
     } else {
-      out[row.name] = text;
+      body[row.name] = text;
     }
   }
-  return out;
+  if (std::filesystem::path(out).extension().empty()) return body;
+  const auto format = format_from_path(out);
+  if (!format) return invalid_argument(out_flag + " is '" + out + "'; it must end in .png, .jpg or .webp");
+  body["output_format"] = row_of(*format).name;
+  return body;
 }
 
 Error name_the_flag(Error error) {
@@ -57,6 +62,12 @@ std::optional<LoraUse> parse_lora_flag(std::string_view text) {
   if (!scale || !(std::abs(*scale) <= kMaxLoraScale)) return std::nullopt;  // not NaN either
   use.scale = *scale;
   return use;
+}
+
+std::string numbered_path(const std::string& path, int index, int count) {
+  if (count <= 1) return path;
+  const std::filesystem::path p(path);
+  return (p.parent_path() / (p.stem().string() + "-" + std::to_string(index + 1) + p.extension().string())).string();
 }
 
 }  // namespace ditfleet::job

@@ -55,6 +55,14 @@ std::optional<Error> check_last_seed(const JobSpec& spec) {
                           "seed");
 }
 
+std::optional<Error> check_format(const JobSpec& spec) {
+  if (spec.output_format == OutputFormat::kWebp || spec.fields.integer("num_frames").value_or(1) == 1)
+    return std::nullopt;
+  return invalid_argument("output_format is " + std::string(row_of(*spec.output_format).name) +
+                              ", which holds one frame; use webp or num_frames 1",
+                          "output_format");
+}
+
 std::optional<Error> pin_adapters(JobSpec& spec, const ModelEntry& entry, const AdapterResolver& resolve) {
   for (std::size_t i = 0; i < spec.loras.size(); ++i) {
     LoraUse& use = spec.loras[i];
@@ -90,9 +98,12 @@ Result<JobSpec> complete_spec(JobSpec spec, const Catalogue& catalogue, const Ad
   const ModelEntry& entry = **found;
   if (!spec.n) spec.n = 1;
   if (!spec.seed) spec.seed = random_seed();
+  if (!spec.output_format)
+    spec.output_format = entry.media == MediaKind::kVideo ? OutputFormat::kWebp : OutputFormat::kPng;
   if (!spec.output_compression) spec.output_compression = 100;
   if (auto error = complete_fields(spec.fields, entry)) return *error;
   if (auto error = check_last_seed(spec)) return *error;
+  if (auto error = check_format(spec)) return *error;
   if (auto error = pin_adapters(spec, entry, resolve)) return *error;
   return spec;
 }

@@ -296,6 +296,8 @@ class WorkerTest : public QueueTest {
     spec.fields.set("guidance_scale", 3.5);
     spec.fields.set("true_cfg_scale", 1.0);
     spec.fields.set("max_sequence_length", 64);
+    spec.output_format = job::OutputFormat::kPng;
+    spec.output_compression = 100;
     return spec;
   }
   // Submitted and admitted, ready to be assigned.

@@ -77,9 +77,8 @@ TEST_F(ModelFolder, DevAndSchnellGetDiffusersDefaults) {
 }
 
 TEST_F(ModelFolder, ItsOwnFileSetsTheDefaults) {
-  write(
-      "ditfleet.json",
-      R"({"num_inference_steps":20,"guidance_scale":1,"true_cfg_scale":3.0,"negative_prompt":"","width":256,"height":128,"max_sequence_length":64})");
+  write("ditfleet.json", R"({"num_inference_steps":20,"guidance_scale":1,"true_cfg_scale":3.0,"negative_prompt":"",)"
+                         R"("width":256,"height":128,"max_sequence_length":64})");
   const auto entry = read_model_entry("m", dir_, kFamilies);
   ASSERT_TRUE(entry.ok()) << entry.error().message;
   EXPECT_EQ(entry->defaults.integer("num_inference_steps"), 20);
@@ -115,6 +114,9 @@ TEST_F(ModelFolder, IsReadByTheFamilyThatServesItsClass) {
   EXPECT_EQ(entry->defaults.integer("num_frames"), 8);
   EXPECT_EQ(entry->defaults.real("frame_rate"), 12.0);
   EXPECT_FALSE(entry->applies("guidance_scale"));
+  const job::Catalogue catalogue{{{"m", *entry}}, "m"};
+  EXPECT_EQ(job::complete_spec({.prompt = "a"}, catalogue)->output_format, job::OutputFormat::kWebp);
+  EXPECT_EQ(job::complete_spec({.output_format = job::OutputFormat::kPng}, catalogue).error().param, "output_format");
   write("ditfleet.json", R"({"num_inference_steps":8})");
   EXPECT_THAT(refusal().message, HasSubstr("unknown field 'num_inference_steps'"));
   write("ditfleet.json", R"({"num_frames":84})");

@@ -85,8 +85,7 @@ TEST(ParseSpec, ToJsonReadsBackTheSame) {
   ASSERT_TRUE(second.ok()) << second.error().message;
   EXPECT_EQ(to_json(*first), to_json(*second));
   EXPECT_EQ(to_json(*first), text);
-  EXPECT_EQ(to_json(*parse_spec(R"({"prompt":""})")),
-            R"({"prompt":"","priority":0,"output_format":"png","partial_images":0})");
+  EXPECT_EQ(to_json(*parse_spec(R"({"prompt":""})")), R"({"prompt":"","priority":0,"partial_images":0})");
 }
 
 TEST(ParseSpec, FieldsOfVideosComeAfterThoseOfImages) {
@@ -107,7 +106,7 @@ TEST(ParseCompleteSpec, TakesWhatCompleteSpecMadeAndRefusesLess) {
   const auto read = parse_complete_spec(to_json(*complete));
   ASSERT_TRUE(read.ok()) << read.error().message;
   EXPECT_EQ(to_json(*read), to_json(*complete));
-  for (const std::string name : {"model", "n", "seed", "output_compression"}) {
+  for (const std::string name : {"model", "n", "seed", "output_format", "output_compression"}) {
     auto body = json::parse(to_json(*complete)).as_object();
     body.erase(name);
     const auto refused = parse_complete_spec(json::serialize(body));
@@ -269,6 +268,7 @@ TEST(CompleteSpec, RefusesAFieldThatDoesNotApplyToTheModel) {
   EXPECT_EQ(error.message, "num_frames does not apply to model 'demo'; leave it out");
   Catalogue videos = demo_catalogue();
   ModelEntry& demo = videos.models["demo"];
+  demo.media = MediaKind::kVideo;
   demo.apply("num_frames") = {.low = 1, .high = 81, .multiple_of = 4};
   demo.defaults.set("num_frames", 16);
   const auto spec = complete_spec(*parse_spec(R"({"prompt":""})"), videos);

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "shared/job/fields.h"
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -38,8 +40,8 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
       "shared/families/flux/flux.h", "shared/job", "shared/loras", "shared/queue", "shared/redis", "shared/results",
       "shared/telemetry"}},
     {"coordinator/cli",
-     {"coordinator", "coordinator/scheduling/placement", "coordinator/simulation", "shared/config", "shared/families",
-      "shared/job", "shared/kernel_cache", "shared/queue", "shared/redis", "shared/telemetry"}},
+     {"coordinator", "coordinator/simulation", "shared/config", "shared/families", "shared/job", "shared/kernel_cache",
+      "shared/queue", "shared/redis", "shared/telemetry"}},
     {"coordinator/cli/up",
      {"coordinator/cli", "shared/config", "shared/families", "shared/job", "shared/kernel_cache", "shared/redis"}},
     {"coordinator/gateway",
@@ -197,6 +199,51 @@ TEST(Layering, EverySourceIsBuilt) {
   }
 }
 
+std::string text_of(const fs::path& file) {
+  std::ifstream in(file);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+const std::set<std::string> kNaming = {".cpp", ".h", ".lua", ".json", ".html"};
+
+// A family is its folders and a line in each program's list of families.
+TEST(Layering, NothingElseNamesAFamily) {
+  for (const auto& family : fs::directory_iterator(fs::path(DITFLEET_SOURCE_DIR) / "shared/families")) {
+    if (!family.is_directory()) continue;
+    const std::string folder = family.path().filename().string();
+    const std::regex name(folder, std::regex::icase);
+    for (const std::string& part : kParts) {
+      for (const fs::path& file : files_with(part, kNaming)) {
+        if (file.filename() == "families.cpp" || shown(file).find("/families/" + folder + "/") != std::string::npos)
+          continue;
+        EXPECT_FALSE(std::regex_search(text_of(file), name)) << shown(file) << " names " << folder;
+      }
+    }
+  }
+}
+
+// A field that families read is its row in the table, and its use in the families. The service itself reads only what
+// decides the cost and the shape class of a request.
+TEST(Layering, OnlyTheTableAndFamiliesNameAField) {
+  using ditfleet::job::Field;
+  const std::set<Field> of_the_service = {"width", "height", "num_frames", "num_inference_steps",
+                                          "max_sequence_length"};
+  // The console labels the common fields by hand; worker.warmup_classes has a class with true CFG.
+  const std::set<std::string> allowed = {"shared/job/fields.h", "coordinator/gateway/console.html",
+                                         "worker/model_set.cpp"};
+  for (const std::string& part : kParts) {
+    for (const fs::path& file : files_with(part, kNaming)) {
+      const std::string path = shown(file), text = text_of(file);
+      if (allowed.contains(path) || path.find("/families/") != std::string::npos) continue;
+      for (const Field field : ditfleet::job::kFields) {
+        if (field.row().use != ditfleet::job::FieldUse::kGeneration || of_the_service.contains(field)) continue;
+        const std::string quoted = '"' + std::string(field.name()) + '"';
+        EXPECT_EQ(text.find(quoted), std::string::npos) << path << " names " << quoted;
+      }
+    }
+  }
+}
+
 TEST(Layering, TheTopLevelHoldsWhatItShould) {
   const std::set<std::string> allowed = {"CMakeLists.txt", "README.md", "config", "coordinator", "deploy",
                                          "pipeline",       "shared",    "tests",  "worker"};
@@ -224,7 +271,7 @@ TEST(LayeringRules, RefuseWhatTheyShould) {
   EXPECT_TRUE(objection("pipeline/engine/engine.cpp", "worker/units/unit.h"));
   EXPECT_TRUE(objection("coordinator/gateway/routes/api.cpp", "worker/units/unit.h"));
   EXPECT_TRUE(objection("coordinator/gateway/routes/api.cpp", "pipeline/engine.h"));
-  EXPECT_TRUE(objection("coordinator/gateway/routes/api.cpp", "coordinator/scheduling/placement/router.h"));
+  EXPECT_TRUE(objection("coordinator/gateway/routes/api.cpp", "coordinator/scheduling/placement/fleet.h"));
   EXPECT_TRUE(objection("worker/commands/run.cpp", "coordinator/gateway/routes/api.h"));
   EXPECT_TRUE(objection("worker/commands/run.cpp", "<ATen/ATen.h>"));
   EXPECT_TRUE(objection("worker/commands/run.cpp", "<torch/torch.h>"));

@@ -1,4 +1,4 @@
-// The scheduler as a state machine, and a model of what Redis would answer it.
+// A scheduler, and a model of Redis that performs its actions.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace ditfleet::scheduling {
 
 constexpr std::int64_t kMs = 1'000;
-constexpr std::int64_t kStart = 1'000'000'000'000;  // some time of Redis' clock
+constexpr std::int64_t kStart = 1'000'000'000'000;  // any time
 
 inline job::Catalogue catalogue() {
   job::Catalogue out;
@@ -26,11 +26,8 @@ inline job::Catalogue catalogue() {
   return out;
 }
 
-// What is stored, as the queue's Functions would have it, and the events they would send.
+// The stored units, changed as the queue's Functions would change them, and the events they would send.
 struct Store {
-  struct Unit {
-    queue::UnitView view;
-  };
   std::map<queue::UnitRef, queue::UnitView> open;
   std::vector<queue::Event> events;
   std::vector<queue::Rejection> rejected;
@@ -91,7 +88,7 @@ struct Store {
     open.at(ref).state = job::State::kRunning;
     event(ref, "started", now, {{"attempt", "1"}});
   }
-  // (By value: it may be a key of what is open.)
+  // By value: `ref` may be a key of `open`.
   void finish(queue::UnitRef ref, std::int64_t now, const std::string& type = "succeeded") {
     open.erase(ref);
     event(ref, type, now);
@@ -145,7 +142,7 @@ class SchedulerTest : public ::testing::Test {
     out.created_ms = now / 1000;
     return out;
   }
-  // Performs and feeds back until nothing happens any more.
+  // Performs actions and feeds back events until there are none.
   void settle() {
     for (int i = 0; i < 100; ++i) {
       const auto actions = scheduler->decide(now);
@@ -154,7 +151,7 @@ class SchedulerTest : public ::testing::Test {
       for (const auto& event : events) scheduler->on_event(event, now);
       if (actions.empty() && events.empty()) return;
     }
-    FAIL() << "the scheduler does not come to rest";
+    FAIL() << "the scheduler does not settle";
   }
   std::string owner_of(const std::string& job, int unit = 0) const {
     const auto it = store.open.find({job, unit});
@@ -174,7 +171,7 @@ class SchedulerTest : public ::testing::Test {
   std::unique_ptr<Scheduler> scheduler;
 };
 
-// Jobs may name any adapters, whose digests are their names, and workers have slots for them.
+// Jobs may name any adapters; their names serve as digests. Workers have slots for them.
 class NamedAdaptersTest : public SchedulerTest {
  protected:
   void SetUp() override {

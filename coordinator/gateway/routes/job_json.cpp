@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "coordinator/gateway/routes/openapi.h"
 #include "shared/results/store.h"
 
 namespace ditfleet::gateway {
@@ -169,23 +170,20 @@ json::object worker_json(const queue::WorkerInfo& worker, const std::function<bo
 }
 
 json::object model_json(const job::ModelEntry& model, std::int64_t created_s) {
-  json::array fields;
-  json::object defaults;
-  for (const job::Field field : job::kFields) {
-    if (!model.applies(field)) continue;
-    fields.emplace_back(field.name());
-    if (const auto* value = model.defaults.find(field))
-      std::visit([&](const auto& v) { defaults[field.name()] = v; }, *value);
+  json::object fields, defaults;
+  for (const auto& [field, limits] : model.fields) {
+    json::object schema = schema_of(field.row());
+    if (schema.contains("minimum")) {
+      schema["minimum"] = limits.low;
+      schema["maximum"] = limits.high;
+    }
+    if (limits.multiple_of > 1) schema["multipleOf"] = limits.multiple_of;
+    if (const auto* value = model.defaults.find(field)) {
+      std::visit([&](const auto& v) { schema["default"] = v; }, *value);
+      defaults[field.name()] = schema["default"];
+    }
+    fields[field.name()] = std::move(schema);
   }
-  json::object limits{{"max_pixels", model.max_pixels}};
-  const auto limit = [&](job::Field field, const char* name, std::int64_t job::FieldLimits::*bound) {
-    if (const auto found = model.fields.find(field); found != model.fields.end()) limits[name] = found->second.*bound;
-  };
-  limit("width", "size_multiple", &job::FieldLimits::multiple_of);
-  limit("width", "min_side", &job::FieldLimits::low);
-  limit("width", "max_side", &job::FieldLimits::high);
-  limit("num_inference_steps", "max_steps", &job::FieldLimits::high);
-  limit("max_sequence_length", "max_sequence_length", &job::FieldLimits::high);
   return {{"id", model.name},
           {"object", "model"},
           {"created", created_s},
@@ -194,7 +192,7 @@ json::object model_json(const job::ModelEntry& model, std::int64_t created_s) {
           {"media", model.media == job::MediaKind::kVideo ? "video" : "image"},
           {"fields", std::move(fields)},
           {"defaults", std::move(defaults)},
-          {"limits", std::move(limits)}};
+          {"limits", json::object{{"max_pixels", model.max_pixels}}}};
 }
 
 }  // namespace ditfleet::gateway

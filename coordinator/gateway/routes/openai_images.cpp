@@ -1,8 +1,5 @@
 #include "coordinator/gateway/routes/openai_images.h"
 
-#include <algorithm>
-#include <iterator>
-
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
 #include "shared/job/spec_json.h"
@@ -46,10 +43,7 @@ std::string_view format_of(std::string_view media_type) {
 
 }  // namespace
 
-bool is_image_field(job::Field field) {
-  constexpr job::Field kOthers[] = {"width", "height", "num_frames", "frame_rate"};
-  return std::find(std::begin(kOthers), std::end(kOthers), field) == std::end(kOthers);
-}
+bool is_image_field(job::Field field) { return field != job::Field("width") && field != job::Field("height"); }
 
 Result<ImageCall> parse_image_call(std::string_view body) {
   if (!is_valid_utf8(body)) return wrong("the body is not valid UTF-8; send JSON encoded as UTF-8", {});
@@ -128,8 +122,10 @@ std::string images_json(const ImageCall& call, const std::string& job, std::int6
   }
   json::object object{{"created", created_s}, {"job_id", job}};
   object["data"] = std::move(data);
-  echo(object, call, job::row_of(call.spec.output_format).name);
-  if (!parts.empty()) object["size"] = size_text(parts[0].width, parts[0].height);
+  if (!parts.empty()) {
+    echo(object, call, format_of(parts[0].media_type));
+    object["size"] = size_text(parts[0].width, parts[0].height);
+  }
   return json::serialize(object);
 }
 

@@ -22,7 +22,7 @@ struct ImageCall {
   std::string size = "auto";      // echoed in partial images: WIDTHxHEIGHT once it is known
 };
 
-// The fields of a job that an image request may have, too: all but those that `size` replaces and those of videos.
+// The fields of a job that an image request may have, too: all but those that `size` replaces.
 bool is_image_field(job::Field field);
 
 // Takes OpenAI's fields and those above. A null field counts as absent. kInvalidArgument names the field as the client

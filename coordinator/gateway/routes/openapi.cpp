@@ -2,11 +2,9 @@
 
 #include "coordinator/gateway/routes/embedded.h"
 #include "coordinator/gateway/routes/openai_images.h"
-#include "shared/core/json.h"
-#include "shared/job/fields.h"
+#include "shared/job/output_format.h"
 
 namespace ditfleet::gateway {
-namespace {
 
 json::object schema_of(const job::FieldRow& row) {
   json::object out{{"description", row.description}};
@@ -33,8 +31,6 @@ json::object schema_of(const job::FieldRow& row) {
   }
   return out;
 }
-
-}  // namespace
 
 const std::string& openapi_document() {
   static const std::string kDocument = [] {

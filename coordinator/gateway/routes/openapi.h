@@ -3,7 +3,13 @@
 
 #include <string>
 
+#include "shared/core/json.h"
+#include "shared/job/fields.h"
+
 namespace ditfleet::gateway {
+
+// The JSON schema of a field's value.
+json::object schema_of(const job::FieldRow& row);
 
 // JSON. Made once, at the first call; thread safe.
 const std::string& openapi_document();
