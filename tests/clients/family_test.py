@@ -92,7 +92,8 @@ class TestFamily(unittest.TestCase):
         self.assertEqual(self.video(num_inference_steps=1), self.video(num_inference_steps=1, guidance_scale_2=5))
 
     def test_fields_of_other_families_are_refused(self):
-        for field, value in (("true_cfg_scale", 2), ("max_sequence_length", 16), ("num_frames", 10), ("width", 12)):
+        for field, value in (("true_cfg_scale", 2), ("max_sequence_length", 16), ("num_frames", 10), ("width", 12),
+                             ("output_format", "png")):
             with self.subTest(field=field):
                 response = self.client.request("POST", "/v1/jobs", {"prompt": "x", field: value})
                 self.assertEqual((response.status, response.error["param"]), (400, field), response)
