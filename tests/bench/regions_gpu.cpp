@@ -170,7 +170,7 @@ void warm() {
   };
   const auto first_less_steady = [&](int height, int width, std::int64_t batch, bool expected) {
     const Inputs in(flux, height, width, batch);
-    if (expected) flux.prewarm(batch, kText, in.latents.size(1));
+    if (expected) flux.prewarm(kText, in.latents.size(1));
     text.run(in);
     const auto one = steps_of(in, table);
     const double first = first_s(one), steady = steady_s(one, 9);
@@ -192,20 +192,10 @@ void warm() {
   const auto batch_at_512 = steps_of(four, table);
   batch_at_512();
   row("step_512_batch_4_ms", steady_s(batch_at_512, 9) * 1e3, "ms");
-  // A small size, where a batch should pay: one image per step, and four in one step as the denoising loop joins them.
-  const Inputs at_256(flux, 256, 256, 1), four_at_256(flux, 256, 256, 4);
+  const Inputs at_256(flux, 256, 256, 1);
   const auto one_at_256 = steps_of(at_256, table);
   one_at_256();
   row("step_256_ms", steady_s(one_at_256, 21) * 1e3, "ms");
-  const auto joined = FluxTransformer::together({&flux, &flux, &flux, &flux});
-  const auto rows_of_four =
-      pipeline::ModulationTable::views(table.step(0).all.repeat({4, 1, 1}), static_cast<std::size_t>(c.num_layers),
-                                       static_cast<std::size_t>(c.num_single_layers));
-  const auto batch_at_256 = [&] {
-    joined.velocity(four_at_256.latents, four_at_256.text, rows_of_four, four_at_256.rope);
-  };
-  batch_at_256();
-  row("step_256_batch_4_ms", steady_s(batch_at_256, 21) * 1e3, "ms");
   row("compiles_after_warm_up", static_cast<double>(host->counters->counts().compiles - compiles), "programs");
 }
 

@@ -107,12 +107,6 @@ class FakeModel final : public pipeline::Model {
     }
     return {};
   }
-  std::vector<Result<void>> denoise_batch(const std::vector<pipeline::Generation*>& batch,
-                                          const std::vector<pipeline::StepCallback>& on_step) override {
-    std::vector<Result<void>> results;
-    for (std::size_t i = 0; i < batch.size(); ++i) results.push_back(denoise(*batch[i], on_step[i]));
-    return results;
-  }
   Result<pipeline::Media> decode(pipeline::Generation& prepared) override {
     const auto& request = static_cast<FakeGeneration&>(prepared).request;
     if (auto error = script_->note("decoded " + std::to_string(request.seed))) return *error;

@@ -55,11 +55,10 @@ class TestDenoiser final : public Denoiser {
  public:
   TestDenoiser(const TestNetwork& high, const TestNetwork& low, const TestGeneration& generation)
       : high_(high), low_(low), generation_(generation) {}
-  void select(const std::vector<std::size_t>&) override {}
-  std::vector<at::Tensor> velocity(std::int64_t step, const std::vector<at::Tensor>& latents) override {
+  at::Tensor velocity(std::int64_t step, const at::Tensor& latents) override {
     const bool first = 2 * step < static_cast<std::int64_t>(generation_.sigmas.size() - 1);
-    return {(first ? high_ : low_)
-                .velocity(latents.front(), generation_.text, first ? generation_.guidance : generation_.guidance_2)};
+    return (first ? high_ : low_)
+        .velocity(latents, generation_.text, first ? generation_.guidance : generation_.guidance_2);
   }
 
  private:
@@ -111,27 +110,20 @@ class TestModel final : public ModelBase {
     return made;
   }
 
-  std::vector<Result<void>> run_denoise(const std::vector<Generation*>& batch, const std::vector<StepCallback>& on_step,
-                                        const std::function<void()>& wait) override {
-    std::vector<Result<void>> results;
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      const auto begun = Clock::now();
-      auto& own = dynamic_cast<TestGeneration&>(*batch[i]);
-      FlowMatchEuler sampler(at::from_blob(own.sigmas.data(), {static_cast<std::int64_t>(own.sigmas.size())})
-                                 .clone()
-                                 .to(placement().device));
-      std::vector<DenoiseSample> samples;
-      samples.push_back({.latents = own.noise.to(placement().device),
-                         .sampler = &sampler,
-                         .on_step = &on_step[i],
-                         .preview = [](const at::Tensor& estimate) { return to_video(estimate.narrow(0, 0, 1), 0); }});
-      TestDenoiser denoiser(high_, low_, own);
-      denoise_loop(denoiser, samples, static_cast<std::int64_t>(own.sigmas.size()) - 1, wait);
-      own.latents = samples.front().latents;
-      results.push_back(samples.front().result);
-      own.add_phase("denoise", begun);
-    }
-    return results;
+  Result<void> run_denoise(Generation& generation, const StepCallback& on_step,
+                           const std::function<void()>& wait) override {
+    const auto begun = Clock::now();
+    auto& own = dynamic_cast<TestGeneration&>(generation);
+    const auto sigmas = static_cast<std::int64_t>(own.sigmas.size());
+    FlowMatchEuler sampler(at::from_blob(own.sigmas.data(), {sigmas}).clone().to(placement().device));
+    TestDenoiser denoiser(high_, low_, own);
+    auto latents =
+        denoise_loop(denoiser, sampler, own.noise.to(placement().device), sigmas - 1,
+                     {on_step, [](const at::Tensor& estimate) { return to_video(estimate.narrow(0, 0, 1), 0); }, wait});
+    if (!latents) return latents.error();
+    own.latents = std::move(*latents);
+    own.add_phase("denoise", begun);
+    return {};
   }
 
   Media run_decode(Generation& generation) override {
