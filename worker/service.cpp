@@ -7,8 +7,9 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
+#include "shared/core/host_name.h"
 #include "shared/core/ids.h"
-#include "shared/core/repeated_complaint.h"
+#include "shared/core/log_throttle.h"
 #include "shared/telemetry/spans.h"
 
 namespace ditfleet::worker {
@@ -23,11 +24,6 @@ constexpr int kMailboxBatch = 64;
 constexpr auto kStopGrace = 5s;   // for a step to end once it was told to, after the drain time
 constexpr auto kFaultGrace = 2s;  // to report a failed device
 constexpr auto kGoodbye = 1s;
-
-std::string host_name() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
-}
 
 // What is used comes to the front, and that is no news.
 std::pair<std::vector<std::string>, std::vector<std::string>> sorted_adapters(const queue::WorkerInfo& info) {
@@ -164,7 +160,7 @@ asio::awaitable<void> Service::load_models() {
     }
     return loaded;
   };
-  auto loaded = co_await device_.run<std::shared_ptr<Loaded>>(work, Deadline::at(Clock::time_point::max()));
+  auto loaded = co_await device_.run<std::shared_ptr<Loaded>>(work, Deadline::never());
   loading_ = false;
   if (!loaded) {
     fatal_ = loaded.error();
@@ -296,7 +292,7 @@ void Service::receive(queue::MailboxEntry entry) {
 }
 
 asio::awaitable<void> Service::renewals() {
-  RepeatedComplaint cannot_renew;
+  LogThrottle cannot_renew;
   while (!tasks_.stopping()) {
     const auto sent = Clock::now();
     const auto due = holdings_.due_renewals(sent);
@@ -304,10 +300,10 @@ asio::awaitable<void> Service::renewals() {
       // Short of the lease, so that a call that hangs leaves time for another.
       auto outcomes = co_await parts_.queue->renew(due, Deadline::at(sent + options_.timing.lease / 3));
       if (outcomes) {
-        cannot_renew.over();
+        cannot_renew.reset();
         holdings_.renewed(due, *outcomes, sent);
       } else {
-        if (const auto more = cannot_renew.said()) {
+        if (const auto more = cannot_renew.admit()) {
           spdlog::warn("cannot renew the leases of {} units: {}{}", due.size(), outcomes.error().message, *more);
         }
         holdings_.renewal_failed(due, Clock::now());

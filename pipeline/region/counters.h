@@ -7,7 +7,7 @@
 //   warning names the guard ditfleet_region_variants_total                   sizes seen for the first time: a plan's
 //   numbers, no compile ditfleet_region_fallbacks_total{reason}          what runs op by op instead, counted when that
 //   is decided and not with each call; reason:
-//                                                    no_compiler (of everything, or of what the kernel cache lacks),
+//                                                    no_compiler,
 //                                                    unsupported_device (a component), unsupported_op, compile_error,
 //                                                    recompile_limit (a region's program), adapters (a request)
 // An engine shows all of them from its start, at zero: what is absent cannot be told from what is not scraped.

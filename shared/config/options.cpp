@@ -290,8 +290,7 @@ const Option kOptions[] = {
     {.key = "compile.cxx",
      .at = DITFLEET_AT(compile.cxx),
      .description = "The C++ compiler of cpu_jit: a name that PATH finds or a path. If empty, the variable "
-                    "DITFLEET_CXX, else c++. "
-                    "Where there is none, blocks run compiled as far as the kernel cache has their programs."},
+                    "DITFLEET_CXX, else c++."},
     {.key = "compile.nvrtc",
      .at = DITFLEET_AT(compile.nvrtc),
      .description =
@@ -353,7 +352,7 @@ const Option kOptions[] = {
      .high = 10'000},
     {.key = "cache.redis_ttl_ms",
      .at = DITFLEET_AT(cache.redis_ttl_ms),
-     .description = "How long a program stays in Redis after its last use.",
+     .description = "How long a program stays in Redis after it was stored or last read.",
      .low = 60'000,
      .high = kManyMs},
     {.key = "cache.lock_ms",

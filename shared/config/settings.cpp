@@ -14,6 +14,7 @@
 #include "shared/core/ids.h"
 #include "shared/core/listen_address.h"
 #include "shared/core/nearest_name.h"
+#include "shared/redis/endpoint.h"
 
 namespace ditfleet::config {
 namespace {
@@ -226,6 +227,14 @@ Result<Settings> load(const Sources& sources) {
 }
 
 std::int64_t silent_after_ms(const Settings& settings) { return 3 * settings.worker.heartbeat_ms + 500; }
+
+Result<redis::Endpoint> redis_endpoint(const Settings& settings) {
+  auto endpoint = redis::Endpoint::parse(settings.redis.url);
+  if (!endpoint) return endpoint.error();
+  endpoint->tls_ca_file = settings.redis.tls_ca_file;
+  endpoint->tls_verify = settings.redis.tls_verify;
+  return endpoint;
+}
 
 std::string data_folder(const Settings& settings) {
   if (!settings.data.dir.empty()) return settings.data.dir;

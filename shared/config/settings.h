@@ -12,6 +12,10 @@
 
 #include "shared/core/result.h"
 
+namespace ditfleet::redis {
+struct Endpoint;
+}
+
 namespace ditfleet::config {
 
 struct ModelSetting {
@@ -143,6 +147,9 @@ Result<Settings> load_text(std::string_view yaml, const std::string& name);
 
 // Where `ditfleet up` keeps its files: data.dir, else the user's state folder; empty if neither says where.
 std::string data_folder(const Settings& settings);
+
+// redis.url with the TLS options of the section. kInvalidArgument: the URL is invalid.
+Result<redis::Endpoint> redis_endpoint(const Settings& settings);
 
 // After how long without a heartbeat a worker is held for silent: three of them, and half a second for the way.
 std::int64_t silent_after_ms(const Settings& settings);

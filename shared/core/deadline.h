@@ -11,6 +11,8 @@ class Deadline {
 
   static Deadline after(Clock::duration d) { return Deadline(Clock::now() + d); }
   static Deadline at(Clock::time_point t) { return Deadline(t); }
+  // It never passes: for waits that end for another reason.
+  static Deadline never() { return Deadline(Clock::time_point::max()); }
 
   Clock::time_point time_point() const { return at_; }
   bool passed() const { return Clock::now() >= at_; }

@@ -6,10 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <new>
+
+#include "shared/core/unique_fd.h"
 
 namespace ditfleet {
 
@@ -40,16 +41,18 @@ Sha256& Sha256::operator=(Sha256&&) noexcept = default;
 
 void Sha256::update(std::string_view bytes) { EVP_DigestUpdate(state_->context, bytes.data(), bytes.size()); }
 
+std::string Sha256::digest() {
+  std::string digest(32, '\0');
+  EVP_DigestFinal_ex(state_->context, reinterpret_cast<unsigned char*>(digest.data()), nullptr);
+  return digest;
+}
+
 std::string Sha256::hex() {
-  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
-  unsigned int size = 0;
-  EVP_DigestFinal_ex(state_->context, digest.data(), &size);
   static constexpr char kDigits[] = "0123456789abcdef";
   std::string text;
-  text.reserve(size * std::size_t{2});
-  for (unsigned int i = 0; i < size; ++i) {
-    text += kDigits[digest[i] >> 4];
-    text += kDigits[digest[i] & 15];
+  for (const char byte : digest()) {
+    text += kDigits[static_cast<unsigned char>(byte) >> 4];
+    text += kDigits[byte & 15];
   }
   return text;
 }
@@ -64,20 +67,16 @@ Result<FileDigest> sha256_of_file(const std::string& path) {
     return Error{
         e == ENOENT ? Code::kNotFound : Code::kUnavailable, "cannot read '" + path + "': " + std::strerror(e), {}};
   };
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO must not hold us up
-  if (fd < 0) return failed(errno);
-  struct Closer {
-    int fd;
-    ~Closer() { ::close(fd); }
-  } closer{fd};
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // opening a FIFO must not block
+  if (!file.valid()) return failed(errno);
   struct stat info {};
-  if (::fstat(fd, &info) != 0) return failed(errno);
+  if (::fstat(file.get(), &info) != 0) return failed(errno);
   if (!S_ISREG(info.st_mode)) return unavailable("cannot read '" + path + "': it is not a regular file");
   Sha256 hash;
   FileDigest out;
   std::string buffer(1 << 20, '\0');
   for (;;) {
-    const ssize_t n = ::read(fd, buffer.data(), buffer.size());
+    const ssize_t n = ::read(file.get(), buffer.data(), buffer.size());
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return failed(errno);
     if (n == 0) break;

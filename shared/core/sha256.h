@@ -1,4 +1,4 @@
-// SHA-256 of what comes in pieces, and of files.
+// SHA-256 of bytes that arrive in pieces, and of files.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,9 @@ class Sha256 {
   Sha256& operator=(Sha256&&) noexcept;
 
   void update(std::string_view bytes);
-  std::string hex();  // 64 lower-case digits; once, at the end
+  // The end: call one of them, once.
+  std::string digest();  // 32 bytes
+  std::string hex();     // 64 lower-case digits
 
  private:
   struct State;

@@ -5,8 +5,7 @@
 
 namespace ditfleet {
 
-// Writes all of it, also where signals interrupt or a write takes only a part. False: it failed, and errno says why.
-// Blocks.
+// Writes all bytes, also after interruptions and partial writes. False: it failed; errno has the reason. Blocks.
 bool write_all(int fd, std::string_view bytes);
 
 }  // namespace ditfleet

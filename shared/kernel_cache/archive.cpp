@@ -1,13 +1,11 @@
 #include "shared/kernel_cache/archive.h"
 
 #include <fcntl.h>
-#include <sodium.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
-#include <utility>
 
 #include "shared/core/ids.h"
 #include "shared/core/write_all.h"
@@ -18,6 +16,7 @@ namespace ditfleet::kernel_cache {
 namespace {
 
 constexpr std::string_view kHead("DFARCHIV\1\0\0\0\0\0\0\0", 16);
+constexpr std::size_t kDigestBytes = 32;
 
 std::string eight(std::uint64_t value) {
   std::string out;
@@ -25,142 +24,104 @@ std::string eight(std::uint64_t value) {
   return out;
 }
 
-class Checksum {
- public:
-  Checksum() { crypto_hash_sha256_init(&state_); }
-  void add(std::string_view bytes) {
-    crypto_hash_sha256_update(&state_, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
-  }
-  std::string finish() {
-    std::string digest(crypto_hash_sha256_BYTES, '\0');
-    crypto_hash_sha256_final(&state_, reinterpret_cast<unsigned char*>(digest.data()));
-    return digest;
-  }
-
- private:
-  crypto_hash_sha256_state state_;
-};
-
 }  // namespace
 
-struct ArchiveWriter::State {
-  ~State() {
-    if (fd < 0) return;
-    ::close(fd);
-    ::unlink(temporary.c_str());
-  }
-  Error failed(const char* what) const {
-    return unavailable(std::string("cannot ") + what + " '" + path + "': " + std::strerror(errno));
-  }
-  Result<void> write(std::string_view part) {
-    checksum.add(part);
-    bytes += part.size();
-    return write_all(fd, part) ? Result<void>() : failed("write");
-  }
-  std::string path, temporary;
-  int fd = -1;
-  std::uint64_t values = 0, bytes = 0;
-  Checksum checksum;
-};
+ArchiveWriter::ArchiveWriter(const std::string& path)
+    : path_(path),
+      temporary_(path + ".tmp-" + new_nonce()),
+      file_(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644)) {}
 
-ArchiveWriter::ArchiveWriter(std::unique_ptr<State> state) : state_(std::move(state)) {}
-ArchiveWriter::ArchiveWriter(ArchiveWriter&&) noexcept = default;
-ArchiveWriter::~ArchiveWriter() = default;
+ArchiveWriter::~ArchiveWriter() {
+  if (file_.valid()) ::unlink(temporary_.c_str());
+}
+
+Error ArchiveWriter::failed(const char* what) const {
+  return unavailable(std::string("cannot ") + what + " '" + path_ + "': " + std::strerror(errno));
+}
+
+Result<void> ArchiveWriter::write(std::string_view part) {
+  checksum_.update(part);
+  bytes_ += part.size();
+  return write_all(file_.get(), part) ? Result<void>() : failed("write");
+}
 
 Result<ArchiveWriter> ArchiveWriter::create(const std::string& path) {
-  auto state = std::make_unique<State>();
-  state->path = path;
-  state->temporary = path + ".tmp-" + new_nonce();
-  state->fd = ::open(state->temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (state->fd < 0) return state->failed("create");
-  if (auto written = state->write(kHead); !written) return written.error();
-  return ArchiveWriter(std::move(state));
+  ArchiveWriter writer(path);
+  if (!writer.file_.valid()) return writer.failed("create");
+  if (auto written = writer.write(kHead); !written) return written.error();
+  return writer;
 }
 
 Result<void> ArchiveWriter::add(std::string_view value) {
-  if (auto written = state_->write(eight(value.size())); !written) return written;
-  if (auto written = state_->write(value); !written) return written;
-  ++state_->values;
+  if (auto written = write(eight(value.size())); !written) return written;
+  if (auto written = write(value); !written) return written;
+  ++values_;
   return {};
 }
 
 Result<void> ArchiveWriter::finish() {
-  if (auto written = state_->write(eight(0) + eight(state_->values)); !written) return written;
-  if (auto written = state_->write(state_->checksum.finish()); !written) return written;
-  if (::fsync(state_->fd) != 0) return state_->failed("sync");
-  if (::rename(state_->temporary.c_str(), state_->path.c_str()) != 0) return state_->failed("rename to");
-  ::close(std::exchange(state_->fd, -1));
+  if (auto written = write(eight(0) + eight(values_)); !written) return written;
+  const std::string digest = checksum_.digest();
+  bytes_ += digest.size();
+  if (!write_all(file_.get(), digest)) return failed("write");
+  if (::fsync(file_.get()) != 0) return failed("sync");
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) return failed("rename to");
+  file_.reset();
   return {};
 }
 
-std::uint64_t ArchiveWriter::values() const { return state_->values; }
-std::uint64_t ArchiveWriter::bytes() const { return state_->bytes; }
+ArchiveReader::ArchiveReader(const std::string& path) : path_(path), file_(std::fopen(path.c_str(), "rbe")) {}
 
-struct ArchiveReader::State {
-  ~State() {
-    if (file) std::fclose(file);
-  }
-  Error corrupt(const std::string& why) const { return Error{Code::kDataCorrupt, "'" + path + "' " + why, {}}; }
-  bool read(std::string& out, std::size_t size) {
-    // In steps: a size that lies must not be believed before its bytes are there.
-    out.clear();
-    while (out.size() < size) {
-      const std::size_t before = out.size(), step = std::min<std::size_t>(size - before, 1u << 20);
-      out.resize(before + step);
-      if (std::fread(out.data() + before, 1, step, file) != step) return false;
-    }
-    return true;
-  }
-  std::string path;
-  std::FILE* file = nullptr;
-  std::uint64_t values = 0;
-  Checksum checksum;
-};
+Error ArchiveReader::corrupt(const std::string& why) const {
+  return Error{Code::kDataCorrupt, "'" + path_ + "' " + why, {}};
+}
 
-ArchiveReader::ArchiveReader(std::unique_ptr<State> state) : state_(std::move(state)) {}
-ArchiveReader::ArchiveReader(ArchiveReader&&) noexcept = default;
-ArchiveReader::~ArchiveReader() = default;
+// In steps: memory is allocated for bytes that are there, not for a size that the file claims.
+bool ArchiveReader::read(std::string& out, std::size_t size) {
+  out.clear();
+  while (out.size() < size) {
+    const std::size_t before = out.size(), step = std::min<std::size_t>(size - before, 1u << 20);
+    out.resize(before + step);
+    if (std::fread(out.data() + before, 1, step, file_.get()) != step) return false;
+  }
+  return true;
+}
 
 Result<ArchiveReader> ArchiveReader::open(const std::string& path) {
-  auto state = std::make_unique<State>();
-  state->path = path;
-  state->file = std::fopen(path.c_str(), "rbe");
-  if (!state->file) {
+  ArchiveReader reader(path);
+  if (!reader.file_) {
     const int e = errno;
     return Error{
         e == ENOENT ? Code::kNotFound : Code::kUnavailable, "cannot read '" + path + "': " + std::strerror(e), {}};
   }
   std::string head;
-  if (!state->read(head, kHead.size()) || head != kHead)
-    return state->corrupt("is no archive of compiled programs, as `ditfleet cache export` writes");
-  state->checksum.add(head);
-  return ArchiveReader(std::move(state));
+  if (!reader.read(head, kHead.size()) || head != kHead)
+    return reader.corrupt("is not an archive of compiled programs; `ditfleet cache export` writes one");
+  reader.checksum_.update(head);
+  return reader;
 }
 
 Result<std::optional<std::string>> ArchiveReader::next() {
-  std::string part;
   const auto ends_early = [this] {
-    return state_->corrupt("ends after " + std::to_string(state_->values) +
-                           " programs, before its end: it is not whole");
+    return corrupt("is incomplete: it ends after " + std::to_string(values_) + " programs");
   };
-  if (!state_->read(part, 8)) return ends_early();
-  const std::uint64_t size = from_little_endian<std::uint64_t>(part);
-  state_->checksum.add(part);
-  if (size > kMaxValueBytes)
-    return state_->corrupt("has a program of " + std::to_string(size) + " bytes, more than any has");
+  std::string part;
+  if (!read(part, 8)) return ends_early();
+  const auto size = from_little_endian<std::uint64_t>(part);
+  checksum_.update(part);
+  if (size > kMaxValueBytes) return corrupt("has a program of " + std::to_string(size) + " bytes, which is too large");
   if (size > 0) {
-    if (!state_->read(part, size)) return ends_early();
-    state_->checksum.add(part);
-    ++state_->values;
+    if (!read(part, size)) return ends_early();
+    checksum_.update(part);
+    ++values_;
     return std::optional<std::string>(std::move(part));
   }
-  if (!state_->read(part, 8)) return ends_early();
-  state_->checksum.add(part);
-  const bool counted = from_little_endian<std::uint64_t>(part) == state_->values;
-  if (!state_->read(part, crypto_hash_sha256_BYTES)) return ends_early();
-  if (!counted || part != state_->checksum.finish())
-    return state_->corrupt("does not fit its checksum: it was changed or damaged");
-  if (std::fgetc(state_->file) != EOF) return state_->corrupt("goes on after its end");
+  if (!read(part, 8)) return ends_early();
+  checksum_.update(part);
+  const bool counted = from_little_endian<std::uint64_t>(part) == values_;
+  if (!read(part, kDigestBytes)) return ends_early();
+  if (!counted || part != checksum_.digest()) return corrupt("does not match its checksum: it was changed or damaged");
+  if (std::fgetc(file_.get()) != EOF) return corrupt("has bytes after its end");
   return std::optional<std::string>();
 }
 

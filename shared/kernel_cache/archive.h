@@ -1,55 +1,67 @@
-// Many values in one file, to carry from one fleet or machine to another:
+// An export file: many values, to carry from one fleet or machine to another.
 //   "DFARCHIV", version 1 and flags 0 (4 bytes each)
-//   each value: its size (8 bytes) and the value as it is everywhere (README.md), signature included
-//   a size of 0, the number of values (8 bytes), SHA-256 of all before it
-// Each value is verified on its own; the checksum at the end tells a whole archive from half of one.
+//   each value: its size (8 bytes) and the value as every tier stores it (codec.h)
+//   a size of 0, the number of values (8 bytes), SHA-256 of all bytes before it
+// Each value is verified on its own. The checksum at the end shows that the archive is complete.
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "shared/core/result.h"
+#include "shared/core/sha256.h"
+#include "shared/core/unique_fd.h"
 
 namespace ditfleet::kernel_cache {
 
 // Not thread safe. Blocks on the disk.
 class ArchiveWriter {
  public:
-  // Writes beside `path`; finish() puts it in place. kUnavailable: cannot be created.
+  // Writes to a temporary file beside `path`, which finish() renames to `path`. kUnavailable: it cannot be created.
   static Result<ArchiveWriter> create(const std::string& path);
-  ArchiveWriter(ArchiveWriter&&) noexcept;
-  ArchiveWriter& operator=(ArchiveWriter&&) = delete;
-  ~ArchiveWriter();  // without finish() nothing is left
+  ArchiveWriter(ArchiveWriter&&) noexcept = default;
+  ~ArchiveWriter();  // removes the temporary file
   Result<void> add(std::string_view value);
   Result<void> finish();
-  std::uint64_t values() const;
-  std::uint64_t bytes() const;
+  std::uint64_t values() const { return values_; }
+  std::uint64_t bytes() const { return bytes_; }
 
  private:
-  struct State;
-  explicit ArchiveWriter(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  explicit ArchiveWriter(const std::string& path);
+  Error failed(const char* what) const;
+  Result<void> write(std::string_view part);
+
+  std::string path_, temporary_;
+  UniqueFd file_;
+  std::uint64_t values_ = 0, bytes_ = 0;
+  Sha256 checksum_;
 };
 
 // Not thread safe. Blocks on the disk. Holds one value at a time.
 class ArchiveReader {
  public:
-  // kNotFound, kUnavailable; kDataCorrupt: no archive.
+  // kNotFound, kUnavailable; kDataCorrupt: the file is not an archive.
   static Result<ArchiveReader> open(const std::string& path);
-  ArchiveReader(ArchiveReader&&) noexcept;
-  ArchiveReader& operator=(ArchiveReader&&) = delete;
-  ~ArchiveReader();
-  // The next value, unverified; nothing after the last. kDataCorrupt: the file ends too early, or its checksum
-  // does not fit; values before it have been handed out already.
+  // The next value, unverified; nothing after the last. kDataCorrupt: the file ends too early, or its checksum does not
+  // match; the values before it have been returned already.
   Result<std::optional<std::string>> next();
 
  private:
-  struct State;
-  explicit ArchiveReader(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  explicit ArchiveReader(const std::string& path);
+  Error corrupt(const std::string& why) const;
+  bool read(std::string& out, std::size_t size);
+
+  std::string path_;
+  std::unique_ptr<std::FILE, Close> file_;
+  std::uint64_t values_ = 0;
+  Sha256 checksum_;
 };
 
 }  // namespace ditfleet::kernel_cache

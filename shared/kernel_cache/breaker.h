@@ -1,8 +1,8 @@
-// When to leave out a server that fails: a pure state machine, the clock is the caller's.
+// Circuit breaker: leaves out a server that fails. A state machine without a clock.
 //
 //   closed     every call goes out; after a few failures in a row (errors, or answers that were too slow) → open
-//   open       none goes out; after a pause → half open
-//   half open  one call, the probe: good → closed; failed → open again, for twice as long
+//   open       no call goes out; after a pause → half open
+//   half open  one call, the probe, goes out; it succeeds → closed; it fails → open again, for twice as long
 #pragma once
 
 #include <algorithm>
@@ -19,14 +19,13 @@ class Breaker {
 
   struct Options {
     int failures = 3;                            // in a row
-    std::chrono::milliseconds slow{500};         // an answer that took longer counts as a failure
+    std::chrono::milliseconds slow{500};         // a slower answer counts as a failure
     std::chrono::milliseconds open_first{1000};  // the first pause; doubled with each failed probe
     std::chrono::milliseconds open_max{30'000};
-    std::chrono::milliseconds probe_limit{5000};  // a probe that has not reported by then is given up
   };
   enum class State { kClosed, kHalfOpen, kOpen };
 
-  // A call that may go out: when, and under which state of affairs.
+  // A call that went out: when, and in which period between two changes of state.
   struct Ticket {
     std::uint64_t period = 0;
     Clock::time_point at;
@@ -34,20 +33,15 @@ class Breaker {
 
   explicit Breaker(Options options) : options_(options), pause_(options.open_first) {}
 
-  // Nothing: leave the server out. Otherwise report the outcome with the ticket.
+  // Nothing: leave the server out. Otherwise the caller must report the outcome with leave().
   std::optional<Ticket> enter(Clock::time_point now) {
     if (state_ == State::kOpen && now >= until_) become(State::kHalfOpen);
-    if (state_ == State::kOpen) return std::nullopt;
-    if (state_ == State::kHalfOpen) {
-      if (probing_ && now < until_) return std::nullopt;
-      if (probing_) become(State::kHalfOpen);  // what the probe before may yet report no longer counts
-      probing_ = true;
-      until_ = now + options_.probe_limit;
-    }
+    if (state_ == State::kOpen || probing_) return std::nullopt;
+    probing_ = state_ == State::kHalfOpen;
     return Ticket{period_, now};
   }
 
-  // Outcomes of a period that is over (calls sent before it opened, a probe given up) count for nothing.
+  // The outcome of a call that was sent in an earlier period is ignored.
   void leave(const Ticket& ticket, bool good, Clock::time_point now) {
     if (ticket.period != period_) return;
     if (good && now - ticket.at <= options_.slow) {
@@ -79,7 +73,7 @@ class Breaker {
   Options options_;
   State state_ = State::kClosed;
   std::chrono::milliseconds pause_;
-  Clock::time_point until_{};  // open: the end of the pause; half open: when the probe is given up
+  Clock::time_point until_{};  // the end of the pause
   std::uint64_t period_ = 0, opened_ = 0;
   int failures_ = 0;
   bool probing_ = false;

@@ -6,73 +6,62 @@
 
 namespace ditfleet::kernel_cache {
 
-namespace {
-
 using telemetry::counters;
 
-prometheus::Counter& lookups(std::string_view tier, std::string_view result) {
+void count_lookup(std::string_view tier, std::string_view result, double times) {
   static auto& family =
-      counters("ditfleet_kernel_cache_lookups_total", "Lookups of compiled programs, by tier and what came of them");
-  return family.Add({{"tier", std::string(tier)}, {"result", std::string(result)}});
+      counters("ditfleet_kernel_cache_lookups_total", "Lookups of compiled programs, by tier and result");
+  family.Add({{"tier", std::string(tier)}, {"result", std::string(result)}}).Increment(times);
 }
 
-prometheus::Counter& stores(std::string_view tier, std::string_view result) {
+void count_store(std::string_view tier, std::string_view result, double times) {
   static auto& family = counters("ditfleet_kernel_cache_stores_total", "Compiled programs written to a tier");
-  return family.Add({{"tier", std::string(tier)}, {"result", std::string(result)}});
+  family.Add({{"tier", std::string(tier)}, {"result", std::string(result)}}).Increment(times);
 }
 
-prometheus::Counter& quarantined(std::string_view tier, std::string_view reason) {
+void count_quarantined(std::string_view tier, std::string_view reason) {
   static auto& family = counters("ditfleet_kernel_cache_quarantined_total",
-                                 "Values that did not verify or could not be used and were set aside");
-  return family.Add({{"tier", std::string(tier)}, {"reason", std::string(reason)}});
+                                 "Values that failed verification or could not be loaded, copied to quarantine");
+  family.Add({{"tier", std::string(tier)}, {"reason", std::string(reason)}}).Increment();
 }
 
-prometheus::Counter& compiles(std::string_view result) {
-  static auto& family =
-      counters("ditfleet_kernel_cache_compiles_total", "Programs that no tier had and that were compiled here");
-  return family.Add({{"result", std::string(result)}});
+void count_compile(std::string_view result, double times) {
+  static auto& family = counters("ditfleet_kernel_cache_compiles_total", "Programs compiled because no tier had them");
+  family.Add({{"result", std::string(result)}}).Increment(times);
 }
 
-prometheus::Counter& waits(std::string_view result) {
+void count_wait(std::string_view result) {
   static auto& family =
       counters("ditfleet_kernel_cache_waits_total", "Waits for another process that compiles the same program");
-  return family.Add({{"result", std::string(result)}});
+  family.Add({{"result", std::string(result)}}).Increment();
 }
 
-prometheus::Counter& breaker_opened() {
-  static auto& family =
-      counters("ditfleet_kernel_cache_breaker_opened_total", "How often the cache began to leave Redis out");
-  return family.Add({});
+void count_breaker_opened(double times) {
+  static auto& family = counters("ditfleet_kernel_cache_breaker_opened_total",
+                                 "Times the circuit breaker opened, so that the cache stopped using Redis");
+  family.Add({}).Increment(times);
 }
 
-prometheus::Gauge& breaker_open() {
+void show_breaker(double open) {
   static auto& family = telemetry::gauges("ditfleet_kernel_cache_breaker_open",
-                                          "Whether the cache leaves Redis out: 1, 0.5 while it probes, 0");
-  return family.Add({});
+                                          "State of the circuit breaker for Redis: 0 closed, 0.5 half open, 1 open");
+  family.Add({}).Set(open);
 }
-
-}  // namespace
 
 void show_counters(bool disk, bool redis) {
-  for (const char* tier : {"memory", "disk", "redis"}) {
-    const bool memory = tier == std::string_view("memory");
-    if (!memory && !(tier == std::string_view("disk") ? disk : redis)) continue;
-    for (const char* result : {"hit", "miss"}) lookups(tier, result);
-    if (!memory)
-      for (const char* result : {"stored", "error"}) stores(tier, result);
+  for (const char* result : {"hit", "miss"}) {
+    count_lookup("memory", result, 0);
+    if (disk) count_lookup("disk", result, 0);
+    if (redis) count_lookup("redis", result, 0);
   }
-  for (const char* result : {"ok", "error"}) compiles(result);
+  for (const char* result : {"stored", "error"}) {
+    if (disk) count_store("disk", result, 0);
+    if (redis) count_store("redis", result, 0);
+  }
+  for (const char* result : {"ok", "error"}) count_compile(result, 0);
   if (!redis) return;
-  breaker_opened();
-  breaker_open();
+  count_breaker_opened(0);
+  show_breaker(0);
 }
-
-void count_lookup(std::string_view tier, std::string_view result) { lookups(tier, result).Increment(); }
-void count_store(std::string_view tier, std::string_view result) { stores(tier, result).Increment(); }
-void count_quarantined(std::string_view tier, std::string_view reason) { quarantined(tier, reason).Increment(); }
-void count_compile(std::string_view result) { compiles(result).Increment(); }
-void count_wait(std::string_view result) { waits(result).Increment(); }
-void count_breaker_opened() { breaker_opened().Increment(); }
-void show_breaker(double open) { breaker_open().Set(open); }
 
 }  // namespace ditfleet::kernel_cache

@@ -1,8 +1,7 @@
-// Values as files of one folder, which several processes may share:
-//   DIR/1/<hh>/<key>                    hh: first two digits of the key; 1: the format's version
-//   DIR/1/<hh>/<key>.<secret>           the same of a process whose secret is not the one that signed the first
-//   DIR/quarantine/<key>.<tier>.<why>   what did not verify, for a look; at most kQuarantineFiles, newest kept
-//   DIR/locks/<key>                     while a process of this host compiles it
+// Values as files of a folder that several processes may share:
+//   DIR/1/<hh>/<key>                    hh: the first two digits of the key; 1: the format's version
+//   DIR/quarantine/<key>.<tier>.<why>   copies of refused values, for inspection; the newest kQuarantineFiles are kept
+//   DIR/locks/<key>                     exists while a process of this host compiles the program
 #pragma once
 
 #include <cstdint>
@@ -12,15 +11,14 @@
 #include <string_view>
 #include <vector>
 
+#include "shared/core/file_lock.h"
 #include "shared/core/result.h"
-#include "shared/kernel_cache/file_lock.h"
 #include "shared/kernel_cache/key.h"
-#include "shared/kernel_cache/name.h"
 
 namespace ditfleet::kernel_cache {
 
-// Thread safe; other processes may do the same in the same folder. All calls block on the disk. Bytes are
-// bytes here: verifying them is the caller's.
+// Thread safe; other processes may use the same folder at the same time. All calls block on the disk. The caller
+// verifies the values.
 class DiskTier {
  public:
   static constexpr std::size_t kQuarantineFiles = 64;
@@ -28,58 +26,49 @@ class DiskTier {
 
   struct File {
     Key key;
-    Name name = Name::kShared;
     std::uint64_t bytes = 0;
     std::int64_t used_ms = 0;  // since 1970
   };
 
-  // `secret_id`: of this process.
-  DiskTier(std::string dir, std::uint64_t max_bytes, std::string secret_id = {})
-      : dir_(std::move(dir)), max_bytes_(max_bytes), secret_id_(std::move(secret_id)) {}
+  DiskTier(std::string dir, std::uint64_t max_bytes) : dir_(std::move(dir)), max_bytes_(max_bytes) {}
 
-  // Nothing where there is no such file. kDataCorrupt: it is no regular file, or larger than any value; kUnavailable:
-  // it cannot be read.
-  Result<std::optional<std::string>> read(const Key& key, Name name = Name::kShared) const;
-  // Makes it the most recently used, as far as the folder lets us.
-  void used(const Key& key, Name name = Name::kShared) const;
-  // Whole or not at all, and replacing what is there; then the least recently used go until the folder is below
-  // its bound. kPayloadTooLarge: alone it is above the bound; kUnavailable: full, read-only, …
-  Result<void> write(const Key& key, std::string_view bytes, Name name = Name::kShared);
-  // Whether there was one. kUnavailable: it is still there (the folder is read-only, …).
-  Result<bool> remove(const Key& key, Name name = Name::kShared);
+  // Nothing if there is no such file; an empty value for what cannot be one (not a regular file, larger than any
+  // value). Errors: kUnavailable (the file cannot be read).
+  Result<std::optional<std::string>> read(const Key& key) const;
+  // Marks a value as the most recently used, if the folder is writable.
+  void used(const Key& key) const;
+  // Replaces the value atomically, then removes the least recently used values until the folder is below its bound.
+  // Errors: kPayloadTooLarge (the value alone exceeds the bound), kUnavailable (disk full, read-only folder, …).
+  Result<void> write(const Key& key, std::string_view bytes);
+  // True: a file was removed. kUnavailable: it is still there (read-only folder, …).
+  Result<bool> remove(const Key& key);
 
-  // Moves the file away, so that it is seen once. False if it could not be: the folder is read-only, or
-  // another process was faster.
-  bool quarantine(const Key& key, Name name, std::string_view why);
-  // The same with bytes of another tier, of which a copy is written.
+  // Keeps a copy of a refused value of `tier`. False if it cannot be written.
   bool quarantine(const Key& key, std::string_view tier, std::string_view why, std::string_view bytes);
 
-  FileLock::Outcome try_lock(const Key& key, std::optional<FileLock>& out);
+  // The lock of the process of this host that compiles `key`.
+  // Errors: kConflict (another process holds it), kUnavailable (no file can be created there).
+  Result<FileLock> try_lock(const Key& key);
 
-  // What is there, in the order of keys; of other secrets' names none. `unread`: a folder that is there and could not
-  // be read.
+  // All values, ordered by key. `unread`: the error of a folder that exists and cannot be read.
   std::vector<File> list(Result<void>* unread = nullptr) const;
   // Names of the files in quarantine.
   std::vector<std::string> quarantined() const;
-  // Removes them; how many went. The error is of the last that stayed.
+  // Removes them and returns how many it removed. `emptied`: the error of the last file that could not be removed.
   std::size_t empty_quarantine(Result<void>& emptied);
-  // Removes what is above the bound, and what crashed writers left. Called by write().
+  // Removes the least recently used values above the bound, and what crashed writers left. Called by write().
   void trim();
 
-  std::string path_of(const Key& key, Name name = Name::kShared) const;
-  const std::string& dir() const { return dir_; }
-  std::uint64_t max_bytes() const { return max_bytes_; }
+  std::string path_of(const Key& key) const;
 
  private:
   bool make_folder(const std::string& path);
-  void cap_quarantine();
 
   const std::string dir_;
   const std::uint64_t max_bytes_;
-  const std::string secret_id_;
   std::mutex mutex_;
-  std::uint64_t bytes_ = 0;    // at the last look, and what was written since; others' writes are not in it
-  int writes_until_trim_ = 0;  // looks again after this many
+  std::uint64_t bytes_ = 0;    // at the last trim(), plus this process's writes since
+  int writes_until_trim_ = 0;  // trim() also runs after this many writes: other processes write, too
 };
 
 }  // namespace ditfleet::kernel_cache

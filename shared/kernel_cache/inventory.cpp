@@ -8,7 +8,7 @@ std::string_view tier_name(Tier tier) { return tier == Tier::kDisk ? "disk" : "r
 
 Inventory::Inventory(const CacheOptions& options) : secret_(options.secret) {
   if (!secret_) return;
-  if (!options.dir.empty()) disk_ = std::make_unique<DiskTier>(options.dir, options.disk_bytes, secret_->id_text());
+  if (!options.dir.empty()) disk_ = std::make_unique<DiskTier>(options.dir, options.disk_bytes);
   if (options.redis) {
     redis_ = std::make_unique<RedisTier>(
         RedisTierOptions{*options.redis, secret_->id_text(), options.redis_timeout, options.redis_ttl, options.lock});
@@ -25,18 +25,13 @@ Result<void> Inventory::each(bool with_disk, bool with_redis, const std::functio
   if (with_disk && disk_) {
     for (const DiskTier::File& file : disk_->list(&done)) {
       Stored stored;
-      stored.name = file.name;
       stored.key = file.key;
       stored.used_ms = file.used_ms;
-      auto bytes = disk_->read(file.key, file.name);
-      if (bytes) {
-        if (*bytes) show(std::move(stored), std::move(**bytes));
-      } else if (bytes.error().code == Code::kDataCorrupt) {
-        stored.decoded = Refused{Refusal::kCorrupt, bytes.error().message};
-        visit(stored);
-      } else {
+      auto bytes = disk_->read(file.key);
+      if (!bytes)
         done = bytes.error();
-      }
+      else if (*bytes)
+        show(std::move(stored), std::move(**bytes));
     }
   }
   if (with_redis && redis_) {
@@ -45,10 +40,9 @@ Result<void> Inventory::each(bool with_disk, bool with_redis, const std::functio
     for (const RedisTier::Listed& value : *listed) {
       Stored stored;
       stored.tier = Tier::kRedis;
-      stored.name = value.name;
       stored.key = value.key;
       stored.used_ms = value.used_ms;
-      auto found = redis_->fetch(value.key, value.name);
+      auto found = redis_->fetch(value.key);
       if (!found) return found.error();
       if (*found) show(std::move(stored), std::move((*found)->bytes));
     }
@@ -57,33 +51,17 @@ Result<void> Inventory::each(bool with_disk, bool with_redis, const std::functio
 }
 
 Result<void> Inventory::put(Tier tier, const Key& key, std::string_view bytes) {
-  const auto foreign = [&](const Decoded& decoded) {
-    return !decoded && decoded.refused().why == Refusal::kForeignSecret;
-  };
-  if (tier == Tier::kDisk) {
-    const auto there = disk_->read(key);
-    return disk_->write(key, bytes,
-                        there && *there && foreign(decode(**there, key, "", *secret_)) ? Name::kOwn : Name::kShared);
-  }
-  auto name = Name::kShared;
-  bool replace = false;
-  auto there = redis_->fetch(key, name);
-  if (!there) return there.error();
-  if (*there) {
-    const auto decoded = decode((*there)->bytes, key, "", *secret_);
-    if (decoded) return {};
-    if (foreign(decoded))
-      name = Name::kOwn;
-    else
-      replace = true;
-  }
-  auto stored = redis_->store(key, name, bytes, replace);
+  if (tier == Tier::kDisk) return disk_->write(key, bytes);
+  auto found = redis_->fetch(key);
+  if (!found) return found.error();
+  if (*found && decode((*found)->bytes, key, "", *secret_)) return {};
+  auto stored = redis_->store(key, bytes, found->has_value());
   if (!stored) return stored.error();
   return {};
 }
 
 Result<bool> Inventory::remove(const Stored& stored) {
-  return stored.tier == Tier::kDisk ? disk_->remove(stored.key, stored.name) : redis_->remove(stored.key, stored.name);
+  return stored.tier == Tier::kDisk ? disk_->remove(stored.key) : redis_->remove(stored.key);
 }
 
 }  // namespace ditfleet::kernel_cache

@@ -1,4 +1,4 @@
-// What disk and Redis hold, for those who look after a fleet: `ditfleet cache`.
+// The values on disk and in Redis, for `ditfleet cache`.
 #pragma once
 
 #include <cstdint>
@@ -19,20 +19,16 @@ namespace ditfleet::kernel_cache {
 enum class Tier { kDisk, kRedis };
 std::string_view tier_name(Tier tier);  // "disk", "redis"
 
-// One stored value and what it turned out to be.
+// One stored value and what it decodes to.
 struct Stored {
   Tier tier = Tier::kDisk;
-  Name name = Name::kShared;
   Key key;
   std::int64_t used_ms = 0;
   std::string bytes;
   Decoded decoded{Refused{}};
 
-  // Of another secret, where a value of that secret has its place: this node can neither check nor use it, and to those
-  // who can it may be right (README.md, "Another secret's values").
-  bool of_others() const {
-    return name == Name::kShared && !decoded && decoded.refused().why == Refusal::kForeignSecret;
-  }
+  // Signed with another secret: other nodes may be able to use it.
+  bool foreign() const { return !decoded && decoded.refused().why == Refusal::kForeignSecret; }
 };
 
 // Not thread safe. All calls block.
@@ -44,13 +40,12 @@ class Inventory {
   const DiskTier* disk() const { return disk_.get(); }
   const RedisTier* redis() const { return redis_.get(); }
 
-  // Reads and verifies every value, disk first. What another process removes meanwhile is left out. A tier that
-  // cannot be read is an error, after what was readable.
+  // Reads and verifies every value, disk first. A tier that cannot be read is an error, returned after the readable
+  // values have been visited.
   Result<void> each(bool with_disk, bool with_redis, const std::function<void(const Stored&)>& visit);
-  // Adds a value that has been verified, replacing what is there on disk; a good one in Redis stays, and another
-  // secret's in both.
+  // Stores a value that has been verified. It replaces what is on disk, and in Redis a value that does not verify.
   Result<void> put(Tier tier, const Key& key, std::string_view bytes);
-  // Whether it was still there. An error: it still is.
+  // False: it was gone already. An error: it is still there.
   Result<bool> remove(const Stored& stored);
   std::size_t empty_quarantine(Result<void>& emptied) { return disk_ ? disk_->empty_quarantine(emptied) : 0; }
 

@@ -2,18 +2,13 @@
 
 #include <sodium.h>
 
-#include <new>
+#include <cstring>
+#include <utility>
 
 #include "shared/kernel_cache/little_endian.h"
 
 namespace ditfleet::kernel_cache {
 namespace {
-
-static_assert(sizeof(crypto_hash_sha256_state) <= 128);
-
-crypto_hash_sha256_state* hash_in(std::array<unsigned char, 128>& place) {
-  return std::launder(reinterpret_cast<crypto_hash_sha256_state*>(place.data()));
-}
 
 std::string eight(std::int64_t value) {
   std::string out;
@@ -42,17 +37,9 @@ Result<Key> Key::from_hex(std::string_view text) {
   return key;
 }
 
-KeyBuilder::KeyBuilder() { restart(); }
-
-void KeyBuilder::restart() {
-  crypto_hash_sha256_init(new (state_.data()) crypto_hash_sha256_state);
-  pairs_ = 0;
-}
-
 void KeyBuilder::part(char type, std::string_view bytes) {
-  const std::string head = type + eight(static_cast<std::int64_t>(bytes.size()));
-  crypto_hash_sha256_update(hash_in(state_), reinterpret_cast<const unsigned char*>(head.data()), head.size());
-  crypto_hash_sha256_update(hash_in(state_), reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+  hash_.update(type + eight(static_cast<std::int64_t>(bytes.size())));
+  hash_.update(bytes);
 }
 
 KeyBuilder& KeyBuilder::add(std::string_view name, std::string_view value) {
@@ -71,9 +58,9 @@ KeyBuilder& KeyBuilder::add(std::string_view name, std::int64_t value) {
 
 Key KeyBuilder::finish() {
   part('e', eight(pairs_));
+  pairs_ = 0;
   Key key;
-  crypto_hash_sha256_final(hash_in(state_), key.bytes.data());
-  restart();
+  std::memcpy(key.bytes.data(), std::exchange(hash_, Sha256()).digest().data(), key.bytes.size());
   return key;
 }
 

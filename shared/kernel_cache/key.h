@@ -1,4 +1,4 @@
-// What a compiled program is found by: SHA-256 over everything that decides its bytes, and nothing else.
+// A program's key: SHA-256 over everything that decides its bytes, and nothing else.
 #pragma once
 
 #include <array>
@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "shared/core/result.h"
+#include "shared/core/sha256.h"
 
 namespace ditfleet::kernel_cache {
 
@@ -22,26 +23,25 @@ struct Key {
   auto operator<=>(const Key&) const = default;
 };
 
-// Hashes (name, value) pairs in the order added. Each part goes in with its length and each value with its type,
-// so that no two different lists of pairs hash the same bytes: ("ab", "c") is not ("a", "bc"), 1 is not "1".
+// Hashes (name, value) pairs in the order added, then their number. Each part is a type byte, its length in 8 bytes and
+// its bytes: 'n' a name, 's' a text, 'i' an 8-byte number, 'e' the number of pairs; integers are little endian.
+// Different lists of pairs therefore never hash the same bytes: ("ab", "c") differs from ("a", "bc"), and 1 from "1".
 // Not thread safe.
 class KeyBuilder {
  public:
-  KeyBuilder();
   KeyBuilder& add(std::string_view name, std::string_view value);
   KeyBuilder& add(std::string_view name, std::int64_t value);
-  // Without these a literal would convert to something else, or be ambiguous.
+  // Without these overloads a literal would convert to another type or be ambiguous.
   KeyBuilder& add(std::string_view name, const char* value) { return add(name, std::string_view(value)); }
   KeyBuilder& add(std::string_view name, int value) { return add(name, static_cast<std::int64_t>(value)); }
   KeyBuilder& add(std::string_view name, bool value) = delete;  // say which it is: 0 or 1
-  // The key of what was added; the builder is then as new.
+  // The key of the added pairs. The builder is empty again afterwards.
   Key finish();
 
  private:
   void part(char type, std::string_view bytes);
-  void restart();
 
-  alignas(64) std::array<unsigned char, 128> state_{};  // libsodium's hash state, whose header stays out of ours
+  Sha256 hash_;
   std::int64_t pairs_ = 0;
 };
 

@@ -5,7 +5,7 @@
 namespace ditfleet::kernel_cache {
 namespace {
 
-// About what an entry takes: its strings and the maps around it.
+// The approximate size of an entry in memory.
 std::uint64_t cost_of(const Entry& entry) {
   std::uint64_t bytes = sizeof(Entry) + 256 + entry.code.size() + entry.region.size() + entry.arch.size();
   for (const KernelInfo& kernel : entry.kernels)
@@ -34,9 +34,9 @@ void MemoryTier::put(const Key& key, std::shared_ptr<const Entry> entry) {
   while (bytes_ > max_bytes_) erase_locked(Key(slots_.back().key));
 }
 
-void MemoryTier::erase(const Key& key) {
+void MemoryTier::erase(const Key& key, const std::shared_ptr<const Entry>& entry) {
   const std::lock_guard lock(mutex_);
-  erase_locked(key);
+  if (const auto it = by_key_.find(key); it != by_key_.end() && it->second->entry == entry) erase_locked(key);
 }
 
 void MemoryTier::erase_locked(const Key& key) {

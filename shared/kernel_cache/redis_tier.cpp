@@ -18,9 +18,9 @@
 
 #include "shared/core/bytes.h"
 #include "shared/core/ids.h"
+#include "shared/core/wall_clock.h"
 #include "shared/kernel_cache/codec.h"
 #include "shared/kernel_cache/counters.h"
-#include "shared/kernel_cache/secret.h"
 
 namespace ditfleet::kernel_cache {
 namespace {
@@ -32,10 +32,10 @@ using Replies = std::vector<Result<Reply>>;
 
 constexpr std::string_view kPrefix = "df:{0}:kernel:1:";
 constexpr std::string_view kIndex = "df:{0}:kernels";
-// What stands under a key whose value is in chunks: "DFCHUNKS <id> <bytes>".
+// The head of a value in chunks: "DFCHUNKS <id> <bytes>".
 constexpr std::string_view kChunked = "DFCHUNKS ";
 
-// Only of the holder's: the lock may have expired and be another's by now.
+// Both check the token: the lock may have expired and belong to another process by now.
 constexpr std::string_view kRenew =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0";
 constexpr std::string_view kRelease =
@@ -62,8 +62,8 @@ std::optional<Chunks> parse_chunks(std::string_view head) {
   return chunks;
 }
 
-// Errors that say something of the server or the way to it, not of one key or command: an ACL may forbid EVAL, ZADD or
-// PEXPIRE, and what is left still shares programs.
+// Errors of the server or the connection, not of one key or command. An ACL that forbids EVAL, ZADD or PEXPIRE leaves
+// enough to share programs.
 bool is_failure(const Error& error) {
   if (error.code == Code::kPermissionDenied) return error.message.find("NOPERM") == std::string::npos;
   return error.code == Code::kUnavailable || error.code == Code::kDeadlineExceeded;
@@ -71,16 +71,17 @@ bool is_failure(const Error& error) {
 
 bool is_wrong_type(const Error& error) { return error.message.find("WRONGTYPE") != std::string::npos; }
 
-Error left_out() { return unavailable("[kernel_cache] Redis has failed repeatedly and is left out for now"); }
+Error left_out() { return unavailable("[kernel_cache] Redis failed repeatedly and is not used for now"); }
 
-std::int64_t now_ms() {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
-
-// At most a chunk and a byte: what is longer is no value of ours, and is not fetched whole.
+// At most a chunk and a byte: a longer text is not a value, and is not fetched whole.
 Command head_of(const std::string& name) {
   return std::move(Command("GETRANGE") << name << 0 << static_cast<std::int64_t>(RedisTier::kChunkBytes));
+}
+
+std::string name_of(const Key& key) { return std::string(kPrefix) + key.hex(); }
+
+std::string chunk_of(const Key& key, const Chunks& chunks, std::size_t i) {
+  return name_of(key) + ":chunk:" + chunks.id + ":" + std::to_string(i);
 }
 
 }  // namespace
@@ -93,8 +94,8 @@ class RedisTier::Impl {
         connection_(redis::Connection::create(io_.get_executor(), {.endpoint = options_.endpoint,
                                                                    .connect_timeout = options_.timeout,
                                                                    .max_pending_bytes = std::size_t{256} << 20})),
-        patience_(Deadline::after(options_.timeout)),
-        breaker_({.slow = options_.timeout / 2, .probe_limit = options_.timeout * 4}) {
+        first_connection_(Deadline::after(options_.timeout)),
+        breaker_({.slow = options_.timeout / 2}) {
     asio::post(io_, [connection = connection_] { connection->start(); });
     thread_ = std::thread([this] {
       ::pthread_setname_np(::pthread_self(), "kernels-redis");
@@ -105,21 +106,12 @@ class RedisTier::Impl {
   ~Impl() {
     asio::post(io_, [this] { connection_->stop(); });
     work_.reset();
-    // What still waits (renewals of locks nobody released) is dropped: the locks expire.
+    // Pending renewals are dropped: the locks expire.
     asio::post(io_, [this] { io_.stop(); });
     thread_.join();
   }
 
-  std::string name_of(const Key& key, Name name) const {
-    std::string text = std::string(kPrefix) + key.hex();
-    return name == Name::kShared ? text : text + ":" + options_.secret_id;
-  }
-  std::string lock_of(const Key& key) const { return name_of(key, Name::kOwn) + ":lock"; }
-  std::string chunk_of(const Key& key, const Chunks& chunks, std::size_t i) const {
-    return name_of(key, Name::kShared) + ":chunk:" + chunks.id + ":" + std::to_string(i);
-  }
-
-  // One round trip. An Error is one of the server or the way to it; errors of single commands are in the replies.
+  // One round trip. The error is one of the server or the connection; errors of single commands are in the replies.
   Result<Replies> exchange(std::vector<Command> commands) {
     std::optional<Breaker::Ticket> ticket;
     {
@@ -136,22 +128,28 @@ class RedisTier::Impl {
     return replies;
   }
 
-  // The value whose head is `head`. Ends with the first chunk that is not what the head says: a head costs whoever
-  // writes it 33 bytes, and must not cost every reader a command for each MiB that it claims.
+  // One command; its own error, too.
+  Result<Reply> exchange(Command command) {
+    std::vector<Command> commands;
+    commands.push_back(std::move(command));
+    auto replies = exchange(std::move(commands));
+    if (!replies) return replies.error();
+    return std::move(replies->front());
+  }
+
+  // The value whose head is `head`. Stops at the first chunk of a wrong size: a forged head of 33 bytes must not cost
+  // every reader a command for each MiB that it claims.
   Result<std::optional<Value>> whole(const Key& key, std::string head) {
     if (head.empty()) return std::optional<Value>();
     const auto chunks = parse_chunks(head);
     if (!chunks) return std::optional<Value>(Value{std::move(head), {}});
     std::string bytes;
     while (bytes.size() < chunks->bytes) {
-      std::vector<Command> one;
-      one.push_back(head_of(chunk_of(key, *chunks, bytes.size() / kChunkBytes)));
-      auto replies = exchange(std::move(one));
-      if (!replies) return replies.error();
+      auto chunk = exchange(head_of(chunk_of(key, *chunks, bytes.size() / kChunkBytes)));
+      if (!chunk && is_failure(chunk.error())) return chunk.error();
       const std::size_t wanted = std::min<std::uint64_t>(kChunkBytes, chunks->bytes - bytes.size());
-      if (!replies->front() || replies->front()->text.size() != wanted)
-        return std::optional<Value>(Value{{}, std::move(head)});
-      bytes += replies->front()->text;
+      if (!chunk || chunk->text.size() != wanted) return std::optional<Value>(Value{{}, std::move(head)});
+      bytes += chunk->text;
     }
     return std::optional<Value>(Value{std::move(bytes), std::move(head)});
   }
@@ -169,7 +167,7 @@ class RedisTier::Impl {
     asio::steady_timer timer(io_);
     const auto pause = options_.lock / 4;
     std::weak_ptr<Lock> held = lock;
-    lock.reset();  // who compiles may go away; so shall the lock then
+    lock.reset();  // the lock ends with its owner
     for (;;) {
       timer.expires_after(pause);
       co_await timer.async_wait(asio::use_awaitable);
@@ -185,7 +183,7 @@ class RedisTier::Impl {
   asio::io_context io_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;
   const std::shared_ptr<redis::Connection> connection_;
-  const Deadline patience_;  // until then calls wait for the first connection
+  const Deadline first_connection_;  // until then calls wait for the connection
   mutable std::mutex mutex_;
   Breaker breaker_;  // under mutex_
   std::thread thread_;
@@ -196,9 +194,9 @@ class RedisTier::Impl {
     auto running = asio::co_spawn(
         io_,
         [this, commands = std::move(commands), deadline]() mutable -> asio::awaitable<Replies> {
-          if (!connection_->connected() && connection_->generation() == 0 && patience_.passed()) {
+          if (!connection_->connected() && connection_->generation() == 0 && first_connection_.passed()) {
             co_return Replies(commands.size(),
-                              unavailable("[kernel_cache] there is no connection to " + options_.endpoint.display()));
+                              unavailable("[kernel_cache] no connection to " + options_.endpoint.display()));
           }
           co_return co_await connection_->execute_all(std::move(commands), deadline);
         },
@@ -219,43 +217,28 @@ class RedisTier::Impl {
     if (after == Breaker::State::kOpen) count_breaker_opened();
     show_breaker(after == Breaker::State::kOpen ? 1 : 0);
     if (after == Breaker::State::kOpen && before == Breaker::State::kClosed) {
-      spdlog::warn("kernel cache: Redis is left out for now, programs that it would have had are compiled here: {}",
+      spdlog::warn("kernel cache: Redis is not used for now; missing programs are compiled here: {}",
                    why.empty() ? "it answers too slowly" : why);
     }
-    if (after == Breaker::State::kClosed) spdlog::info("kernel cache: Redis answers again");
+    if (after == Breaker::State::kClosed) spdlog::info("kernel cache: Redis is used again");
   }
 };
 
 RedisTier::RedisTier(RedisTierOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
 RedisTier::~RedisTier() = default;
 
-Result<std::optional<RedisTier::Value>> RedisTier::fetch(const Key& key, Name name) {
-  std::vector<Command> commands;
-  commands.push_back(head_of(impl_->name_of(key, name)));
-  auto replies = impl_->exchange(std::move(commands));
-  if (!replies) return replies.error();
-  return impl_->value_of(key, std::move(replies->front()));
+Result<std::optional<RedisTier::Value>> RedisTier::fetch(const Key& key) {
+  return impl_->value_of(key, impl_->exchange(head_of(name_of(key))));
 }
 
-Result<std::optional<RedisTier::Value>> RedisTier::find(const Key& key, Name& name) {
-  std::vector<Command> commands;
-  commands.push_back(head_of(impl_->name_of(key, Name::kShared)));
-  commands.push_back(std::move(Command("EXISTS") << impl_->name_of(key, Name::kOwn)));
-  auto replies = impl_->exchange(std::move(commands));
-  if (!replies) return replies.error();
-  const bool beside = replies->at(0) && replies->at(0)->text.empty() && replies->at(1) && replies->at(1)->integer != 0;
-  name = beside ? Name::kOwn : Name::kShared;
-  return beside ? fetch(key, name) : impl_->value_of(key, std::move(replies->at(0)));
-}
-
-Result<RedisTier::Attempt> RedisTier::try_lock(const Key& key, Name name, std::string_view refused_head) {
+Result<RedisTier::Attempt> RedisTier::try_lock(const Key& key, std::string_view refused_head) {
   auto lock = std::make_shared<Lock>();
-  lock->name_ = impl_->lock_of(key);
+  lock->name_ = name_of(key) + ":" + impl_->options_.secret_id + ":lock";
   lock->token_ = new_nonce();
   std::vector<Command> commands;
   commands.push_back(std::move(Command("SET") << lock->name_ << lock->token_ << "NX"
                                               << "PX" << static_cast<std::int64_t>(impl_->options_.lock.count())));
-  commands.push_back(head_of(impl_->name_of(key, name)));
+  commands.push_back(head_of(name_of(key)));
   auto replies = impl_->exchange(std::move(commands));
   if (!replies) return replies.error();
   if (!replies->at(0)) return replies->at(0).error();
@@ -273,128 +256,86 @@ Result<RedisTier::Attempt> RedisTier::try_lock(const Key& key, Name name, std::s
 
 void RedisTier::release(const std::shared_ptr<Lock>& lock) {
   if (!lock || lock->over_.exchange(true)) return;
-  std::vector<Command> commands;
-  commands.push_back(std::move(Command("EVAL") << kRelease << 1 << lock->name_ << lock->token_));
-  (void)impl_->exchange(std::move(commands));  // else it expires
+  (void)impl_->exchange(std::move(Command("EVAL") << kRelease << 1 << lock->name_ << lock->token_));  // or it expires
 }
 
-Result<RedisTier::Stored> RedisTier::store(const Key& key, Name name, std::string_view bytes, bool replace) {
-  const std::string place = impl_->name_of(key, name);
+Result<RedisTier::Stored> RedisTier::store(const Key& key, std::string_view bytes, bool replace) {
+  const std::string name = name_of(key);
   const auto ttl = static_cast<std::int64_t>(impl_->options_.ttl.count());
-  const auto run = [&](std::vector<Command> commands) -> Result<Reply> {
-    auto replies = impl_->exchange(std::move(commands));
-    if (!replies) return replies.error();
-    return std::move(replies->front());  // what may follow, the index, is for listing alone
-  };
-  const auto one = [](Command command) {
-    std::vector<Command> list;
-    list.push_back(std::move(command));
-    return list;
-  };
-
   std::string head(bytes);
   if (bytes.size() > kChunkBytes) {
     if (!replace) {
-      auto there = run(one(std::move(Command("EXISTS") << place)));
-      if (!there) return there.error();
-      if (there->integer != 0) return Stored::kAlready;
+      auto exists = impl_->exchange(std::move(Command("EXISTS") << name));
+      if (!exists) return exists.error();
+      if (exists->integer != 0) return Stored::kAlready;
     }
     const Chunks chunks{sha256_hex(bytes).substr(0, 16), bytes.size()};
     for (std::size_t i = 0; i < chunks.count(); ++i) {
-      auto set = run(one(std::move(Command("SET") << impl_->chunk_of(key, chunks, i)
-                                                  << bytes.substr(i * kChunkBytes, kChunkBytes) << "PX" << ttl)));
+      auto set = impl_->exchange(std::move(
+          Command("SET") << chunk_of(key, chunks, i) << bytes.substr(i * kChunkBytes, kChunkBytes) << "PX" << ttl));
       if (!set) return set.error();
     }
     head = std::string(kChunked) + chunks.id + " " + std::to_string(bytes.size());
   }
   Command set("SET");
-  set << place << head << "PX" << ttl;
+  set << name << head << "PX" << ttl;
   if (!replace) set << "NX";
   std::vector<Command> commands;
   commands.push_back(std::move(set));
-  commands.push_back(std::move(Command("ZADD") << kIndex << now_ms() << place.substr(kPrefix.size())));
-  // What was stored and not used for longer than a value lives has expired.
-  commands.push_back(std::move(Command("ZREMRANGEBYSCORE") << kIndex << "-inf" << now_ms() - ttl));
-  auto stored = run(std::move(commands));
-  if (!stored) return stored.error();
-  return stored->is_nil() ? Stored::kAlready : Stored::kNow;
+  commands.push_back(std::move(Command("ZADD") << kIndex << unix_ms() << key.hex()));
+  // Values that were not used for their TTL have expired.
+  commands.push_back(std::move(Command("ZREMRANGEBYSCORE") << kIndex << "-inf" << unix_ms() - ttl));
+  auto replies = impl_->exchange(std::move(commands));
+  if (!replies) return replies.error();
+  if (!replies->front()) return replies->front().error();  // errors of the index only affect `ditfleet cache`
+  return replies->front()->is_nil() ? Stored::kAlready : Stored::kNow;
 }
 
-Result<RedisTier::There> RedisTier::refresh(const Key& key, Name name) {
-  const std::string place = impl_->name_of(key, name);
+void RedisTier::refresh(const Key& key, std::string_view head) {
   const auto ttl = static_cast<std::int64_t>(impl_->options_.ttl.count());
-  const auto first_of = [&](const std::string& what) -> Result<std::string> {
-    std::vector<Command> one;
-    one.push_back(std::move(Command("GETRANGE") << what << 0 << 63));
-    auto replies = impl_->exchange(std::move(one));
-    if (!replies) return replies.error();
-    if (!replies->front()) return replies->front().error();
-    return std::move(replies->front()->text);
-  };
-  auto first = first_of(place);
-  if (!first) return is_wrong_type(first.error()) ? Result<There>(There::kAValue) : Result<There>(first.error());
-  if (first->empty()) return There::kNothing;
-  const auto chunks = parse_chunks(*first);
-  if (chunks) first = first_of(impl_->chunk_of(key, *chunks, 0));
-  const auto signer = first ? claimed_signer(*first) : std::nullopt;
-  if (signer && *signer != 0 && Secret::id_text(*signer) != impl_->options_.secret_id) return There::kOfAnotherSecret;
   std::vector<Command> commands;
-  commands.push_back(std::move(Command("PEXPIRE") << place << ttl));
-  commands.push_back(std::move(Command("ZADD") << kIndex << "XX" << now_ms() << place.substr(kPrefix.size())));
-  for (std::size_t i = 0; chunks && i < chunks->count(); ++i)
-    commands.push_back(std::move(Command("PEXPIRE") << impl_->chunk_of(key, *chunks, i) << ttl));
-  (void)impl_->exchange(std::move(commands));  // else it expires sooner
-  return There::kAValue;
+  commands.push_back(std::move(Command("PEXPIRE") << name_of(key) << ttl));
+  commands.push_back(std::move(Command("ZADD") << kIndex << "XX" << unix_ms() << key.hex()));
+  if (const auto chunks = parse_chunks(head))
+    for (std::size_t i = 0; i < chunks->count(); ++i)
+      commands.push_back(std::move(Command("PEXPIRE") << chunk_of(key, *chunks, i) << ttl));
+  (void)impl_->exchange(std::move(commands));  // if this fails, the value expires sooner
 }
 
 Result<std::vector<RedisTier::Listed>> RedisTier::list() {
-  std::vector<Command> commands;
-  commands.push_back(std::move(Command("ZRANGE") << kIndex << 0 << -1 << "WITHSCORES"));
-  auto replies = impl_->exchange(std::move(commands));
-  if (!replies) return replies.error();
-  if (!replies->front()) return replies->front().error();
-  const auto& members = replies->front()->elements;
+  auto indexed = impl_->exchange(std::move(Command("ZRANGE") << kIndex << 0 << -1 << "WITHSCORES"));
+  if (!indexed) return indexed.error();
+  const auto& members = indexed->elements;
   std::vector<Listed> found;
   for (std::size_t i = 0; i + 1 < members.size(); i += 2) {
-    const std::string& member = members[i].text;
-    const auto key = Key::from_hex(std::string_view(member).substr(0, 64));
-    const bool own = member.size() > 64 && std::string_view(member).substr(64) == ":" + impl_->options_.secret_id;
-    if (!key || (member.size() > 64 && !own)) continue;
-    Listed listed{*key, own ? Name::kOwn : Name::kShared, 0};
-    (void)std::from_chars(members[i + 1].text.data(), members[i + 1].text.data() + members[i + 1].text.size(),
-                          listed.used_ms);
-    commands.clear();
-    commands.push_back(std::move(Command("EXISTS") << impl_->name_of(*key, listed.name)));
-    auto exists = impl_->exchange(std::move(commands));
+    const auto key = Key::from_hex(members[i].text);
+    if (!key) continue;
+    Listed listed{*key};
+    const std::string& score = members[i + 1].text;
+    (void)std::from_chars(score.data(), score.data() + score.size(), listed.used_ms);
+    auto exists = impl_->exchange(std::move(Command("EXISTS") << name_of(*key)));
     if (!exists) return exists.error();
-    if (!exists->front()) return exists->front().error();
-    if (exists->front()->integer != 0) {
-      found.push_back(std::move(listed));
-    } else {
-      commands.clear();
-      commands.push_back(std::move(Command("ZREM") << kIndex << member));
-      (void)impl_->exchange(std::move(commands));
-    }
+    if (exists->integer != 0)
+      found.push_back(listed);
+    else
+      (void)impl_->exchange(std::move(Command("ZREM") << kIndex << members[i].text));
   }
   return found;
 }
 
-Result<bool> RedisTier::remove(const Key& key, Name name) {
-  const std::string place = impl_->name_of(key, name);
-  std::vector<Command> commands;
-  commands.push_back(std::move(Command("GETRANGE") << place << 0 << 63));
-  auto head = impl_->exchange(std::move(commands));
-  if (!head) return head.error();
-  commands.clear();
+Result<bool> RedisTier::remove(const Key& key) {
+  auto head = impl_->exchange(std::move(Command("GETRANGE") << name_of(key) << 0 << 63));
+  if (!head && is_failure(head.error())) return head.error();
   Command unlink("UNLINK");
-  unlink << place;
-  if (head->front()) {
-    if (const auto chunks = parse_chunks(head->front()->text)) {
-      for (std::size_t i = 0; i < chunks->count(); ++i) unlink << impl_->chunk_of(key, *chunks, i);
+  unlink << name_of(key);
+  if (head) {
+    if (const auto chunks = parse_chunks(head->text)) {
+      for (std::size_t i = 0; i < chunks->count(); ++i) unlink << chunk_of(key, *chunks, i);
     }
   }
+  std::vector<Command> commands;
   commands.push_back(std::move(unlink));
-  commands.push_back(std::move(Command("ZREM") << kIndex << place.substr(kPrefix.size())));
+  commands.push_back(std::move(Command("ZREM") << kIndex << key.hex()));
   auto replies = impl_->exchange(std::move(commands));
   if (!replies) return replies.error();
   if (!replies->front()) return replies->front().error();

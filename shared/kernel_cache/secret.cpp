@@ -25,7 +25,7 @@ std::array<unsigned char, 32> hmac(std::string_view key, std::string_view bytes)
   return out;
 }
 
-// Makes the file whole or not at all: written under another name, then linked, which fails where one exists.
+// Creates the file atomically: writes a temporary file and links it, which fails if the name exists.
 Result<void> make_secret_file(const std::string& path) {
   unsigned char random[32];
   char text[sizeof random * 2 + 1];
@@ -37,7 +37,7 @@ Result<void> make_secret_file(const std::string& path) {
   const auto failed = [&](const char* what) {
     const int e = errno;
     ::unlink(temporary.c_str());
-    return unavailable(std::string("cannot ") + what + " the secret's file '" + path + "': " + std::strerror(e));
+    return unavailable(std::string("cannot ") + what + " the secret file '" + path + "': " + std::strerror(e));
   };
   const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return failed("create");
@@ -66,7 +66,7 @@ Result<std::shared_ptr<const Secret>> Secret::from_text(std::string_view text) {
   if (text.size() < kMinBytes) {
     return invalid_argument("the cache's secret has " + std::to_string(text.size()) +
                             " characters; it must have at least " + std::to_string(kMinBytes) +
-                            ", as `openssl rand -hex 32` makes");
+                            "; `openssl rand -hex 32` makes one");
   }
   return std::shared_ptr<const Secret>(new Secret(text));
 }

@@ -1,23 +1,17 @@
 #include "shared/redis/private_server.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <netinet/in.h>
-#include <signal.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
-#include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <thread>
 #include <utility>
 
-#include "shared/core/fork_child.h"
 #include "shared/redis/connection.h"
 
 namespace ditfleet::redis {
@@ -53,49 +47,6 @@ std::string last_line(const std::string& path) {
   return last;
 }
 
-// What the child does; answers only if it could not become redis-server. Between fork and exec: async-signal-safe
-// calls alone.
-[[noreturn]] void become_redis(const char* conf, int log, int null, int tell, pid_t parent) {
-  ::prctl(PR_SET_PDEATHSIG, SIGTERM);     // not SIGKILL: it writes what it has before it goes
-  if (::getppid() != parent) ::_exit(1);  // it died in between
-  // A group of its own: a Ctrl-C at the terminal must not take Redis before those who use it.
-  ::setpgid(0, 0);
-  sigset_t none;
-  sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  ::dup2(null, STDIN_FILENO);
-  ::dup2(log, STDOUT_FILENO);
-  ::dup2(log, STDERR_FILENO);
-  ::execlp("redis-server", "redis-server", conf, static_cast<char*>(nullptr));
-  const int why = errno;
-  (void)!::write(tell, &why, sizeof why);
-  ::_exit(127);
-}
-
-// The pid, or in `why` the errno that kept it from starting.
-pid_t spawn_redis(const std::string& conf, const std::string& log_path, int& why) {
-  const int log = ::open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
-  std::array<int, 2> told{-1, -1};  // closed by a successful exec
-  pid_t pid = -1;
-  if (log >= 0 && null >= 0 && ::pipe2(told.data(), O_CLOEXEC) == 0) {
-    const pid_t parent = ::getpid();
-    pid = fork_child([&, name = conf.c_str()] { become_redis(name, log, null, told[1], parent); });
-    why = pid < 0 ? -pid : 0;
-  } else {
-    why = errno;
-  }
-  for (const int fd : {log, null, told[1]}) {
-    if (fd >= 0) ::close(fd);
-  }
-  if (pid > 0 && ::read(told[0], &why, sizeof why) == static_cast<ssize_t>(sizeof why)) {
-    ::waitpid(pid, nullptr, 0);
-    pid = -1;
-  }
-  if (told[0] >= 0) ::close(told[0]);
-  return pid;
-}
-
 }  // namespace
 
 Result<PrivateServer> PrivateServer::start(ServerConfig config, std::chrono::milliseconds timeout) {
@@ -109,15 +60,9 @@ Result<PrivateServer> PrivateServer::start(ServerConfig config, std::chrono::mil
   return server;
 }
 
-PrivateServer::PrivateServer(PrivateServer&& other) noexcept
-    : config_(std::move(other.config_)), pid_(std::exchange(other.pid_, -1)) {}
-
 PrivateServer& PrivateServer::operator=(PrivateServer&& other) noexcept {
-  if (this != &other) {
-    stop();
-    config_ = std::move(other.config_);
-    pid_ = std::exchange(other.pid_, -1);
-  }
+  std::swap(config_, other.config_);
+  std::swap(process_, other.process_);
   return *this;
 }
 
@@ -131,12 +76,14 @@ Result<void> PrivateServer::launch(std::chrono::milliseconds timeout) {
     if (!out.flush()) return Error{Code::kUnavailable, "[redis] cannot write " + conf};
   }
   ::unlink(config_.unix_socket.c_str());  // a killed server leaves its socket behind
-  int why = 0;
-  pid_ = spawn_redis(conf, log, why);
-  if (pid_ < 0) {
-    return Error{Code::kNotFound, std::string("[redis] cannot start redis-server: ") + std::strerror(why) +
-                                      "; install Debian's redis-server or configure redis.url"};
+  // SIGTERM lets Redis save its data. A process group of its own keeps it from Ctrl-C at the terminal.
+  ProcessSpec spec{.argv = {"redis-server", conf}, .output_file = log, .death_signal = SIGTERM};
+  auto started = ChildProcess::start(spec);
+  if (!started) {
+    return Error{started.error().code,
+                 "[redis] " + started.error().message + "; install Debian's redis-server or configure redis.url"};
   }
+  process_ = std::move(*started);
   const auto end = std::chrono::steady_clock::now() + timeout;
   while (!accepts(config_)) {
     if (!running()) {
@@ -158,25 +105,21 @@ Result<void> PrivateServer::restart(std::chrono::milliseconds timeout) {
 }
 
 bool PrivateServer::running() const {
-  if (pid_ <= 0) return false;
   siginfo_t info{};
-  return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0;
+  return process_.running() && ::waitid(P_PID, static_cast<id_t>(pid()), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+         info.si_pid == 0;
 }
 
 void PrivateServer::stop() {
-  if (pid_ <= 0) return;
-  ::kill(pid_, SIGTERM);
+  process_.send(SIGTERM);
   for (int i = 0; i < 2000 && running(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   kill();
 }
 
 void PrivateServer::kill() {
-  if (pid_ <= 0) return;
-  if (running()) ::kill(pid_, SIGKILL);
-  int status = 0;
-  while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
-  }
-  pid_ = -1;
+  if (!process_.running()) return;
+  process_.send(SIGKILL);
+  (void)process_.wait();
 }
 
 std::string PrivateServer::url() const {

@@ -1,27 +1,24 @@
-// A redis-server of our own as a child process: for benches, tests and whoever needs one that goes away
-// with it, whatever ends this process. Ended by its pid, never by name.
+// A private redis-server as a child process, for benchmarks and tests. It ends with this process.
 #pragma once
-
-#include <sys/types.h>
 
 #include <chrono>
 #include <memory>
 #include <string>
 
+#include "shared/core/child_process.h"
 #include "shared/core/result.h"
 #include "shared/redis/server_config.h"
 
 namespace ditfleet::redis {
 
-// Not thread safe. All calls block. The server gets a SIGTERM when the thread that started it ends: start it on one
-// that lives as long.
+// Not thread safe. All calls block.
 class PrivateServer {
  public:
   // Writes `config.dir`/redis.conf, starts redis-server (from PATH) on it and waits until its socket or
   // port accepts. kNotFound: no redis-server; kUnavailable: it ended or was not up within `timeout`, with
   // the last line of its log.
   static Result<PrivateServer> start(ServerConfig config, std::chrono::milliseconds timeout = std::chrono::seconds(15));
-  PrivateServer(PrivateServer&& other) noexcept;
+  PrivateServer(PrivateServer&& other) noexcept = default;
   PrivateServer& operator=(PrivateServer&& other) noexcept;
   ~PrivateServer();  // stop()
 
@@ -31,7 +28,7 @@ class PrivateServer {
   Result<void> restart(std::chrono::milliseconds timeout = std::chrono::seconds(15));
 
   bool running() const;
-  pid_t pid() const { return pid_; }
+  pid_t pid() const { return process_.pid(); }
   const ServerConfig& config() const { return config_; }
   std::string url() const;  // of the unix socket if there is one, else of the port; with the password
 
@@ -39,7 +36,7 @@ class PrivateServer {
   explicit PrivateServer(ServerConfig config) : config_(std::move(config)) {}
   Result<void> launch(std::chrono::milliseconds timeout);
   ServerConfig config_;
-  pid_t pid_ = -1;
+  ChildProcess process_;
 };
 
 }  // namespace ditfleet::redis

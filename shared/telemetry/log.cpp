@@ -24,7 +24,7 @@ std::string utc(spdlog::log_clock::time_point at) {
   return std::string(text.data(), n) + fmt::format(".{:06}Z", us % 1'000'000);
 }
 
-// A pattern cannot escape a message.
+// A class because a spdlog pattern cannot escape the message.
 class JsonFormatter final : public spdlog::formatter {
  public:
   explicit JsonFormatter(std::string program) : program_(std::move(program)) {}
@@ -46,7 +46,7 @@ class JsonFormatter final : public spdlog::formatter {
   std::string program_;
 };
 
-// A message as one line: what strangers named (a path, a prompt) must not forge lines or drive the terminal.
+// A message as one line: a path or a prompt in it must not forge lines or control the terminal.
 class OneLine final : public spdlog::custom_flag_formatter {
  public:
   void format(const spdlog::details::log_msg& message, const std::tm&, spdlog::memory_buf_t& out) override {

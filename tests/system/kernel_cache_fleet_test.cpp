@@ -273,64 +273,6 @@ TEST(KernelCacheLarge, AProgramOfManyMebibytesGoesThroughRedisInChunks) {
   EXPECT_EQ(fourth->counts().redis_hits, 1u);
 }
 
-// A Redis that has lost its data gets the programs back from whoever starts with them on disk.
-TEST(KernelCacheRedis, WhatADiskHasIsPublishedAgain) {
-  const RedisServer redis({.appendfsync = "no"});
-  const Folder folder, other;
-  const Compiler compiler(folder.path() + "/log");
-  RedisView look(redis.endpoint());
-  {
-    auto first = KernelCache::create(options_of(folder.path() + "/a", &redis));
-    for (int i = 0; i < 3; ++i) ASSERT_TRUE(compiler.get(*first, i, i == 2 ? 3u << 20 : 2000u).ok());
-    first->flush();
-  }
-  ASSERT_EQ(look({"FLUSHALL"}), "OK");
-  {
-    auto again = KernelCache::create(options_of(folder.path() + "/a", &redis));
-    const double stored = stores("redis", "stored");
-    for (int i = 0; i < 3; ++i) ASSERT_TRUE(compiler.get(*again, i).ok());
-    again->flush();
-    EXPECT_EQ(stores("redis", "stored") - stored, 3);
-    EXPECT_EQ(again->counts().disk_hits, 3u);
-  }
-  {
-    auto node = KernelCache::create(options_of(other.path() + "/b", &redis));
-    for (int i = 0; i < 3; ++i) ASSERT_TRUE(compiler.get(*node, i).ok());
-    EXPECT_EQ(node->counts().redis_hits, 3u);
-    EXPECT_EQ(node->counts().compiles, 0u);
-  }
-  // What is there is not stored again; that it was used is told.
-  ASSERT_EQ(look({"PEXPIRE", redis_name(0), "100000"}), "1");
-  auto again = KernelCache::create(options_of(folder.path() + "/a", &redis));
-  const double stored = stores("redis", "stored"), already = stores("redis", "already");
-  for (int i = 0; i < 3; ++i) ASSERT_TRUE(compiler.get(*again, i).ok());
-  again->flush();
-  EXPECT_EQ(stores("redis", "stored") + stores("redis", "already"), stored + already);
-  EXPECT_GT(std::stol(look({"PTTL", redis_name(0)})), 200'000);
-}
-
-// However many programs are read from disk at once: a bounded number of questions, none of which anybody waits for.
-TEST(KernelCacheRedis, PublishingAgainIsBounded) {
-  const RedisServer redis({.appendfsync = "no"});
-  const Folder folder;
-  const Compiler compiler(folder.path() + "/log");
-  constexpr int kPrograms = 200;
-  {
-    auto alone = KernelCache::create(options_of(folder.path() + "/a", nullptr));
-    for (int i = 0; i < kPrograms; ++i) ASSERT_TRUE(compiler.get(*alone, i).ok());
-    alone->flush();
-  }
-  auto node = KernelCache::create(options_of(folder.path() + "/a", &redis));
-  const auto begun = steady_clock::now();
-  for (int i = 0; i < kPrograms; ++i) ASSERT_TRUE(compiler.get(*node, i).ok());
-  const double seconds = std::chrono::duration<double>(steady_clock::now() - begun).count();
-  node->flush();
-  EXPECT_EQ(node->counts().disk_hits, static_cast<std::uint64_t>(kPrograms));
-  const int stored = std::stoi(RedisView(redis.endpoint())({"ZCARD", "df:{0}:kernels"}));
-  EXPECT_GE(stored, 1);
-  EXPECT_LE(stored, 65 + static_cast<int>(seconds * 8)) << "64 at once, 8 a second after them";
-}
-
 TEST(KernelCacheRedis, ValuesExpireAndTheirUseRenewsThem) {
   const RedisServer redis({.appendfsync = "no"});
   const Folder folder;

@@ -15,7 +15,7 @@
 #include <map>
 #include <thread>
 
-#include "coordinator/cli/up/child_process.h"
+#include "coordinator/cli/up/logged_process.h"
 #include "coordinator/cli/up/restart_policy.h"
 #include "coordinator/cli/up/try_to_listen.h"
 #include "coordinator/cli/up/up_plan.h"
@@ -90,11 +90,11 @@ class Children : public testing::Test {
   }
   void TearDown() override { fs::remove_all(dir_); }
 
-  ChildSpec shell(const std::string& script) {
-    return {"test", {"/bin/sh", "-c", script}, {"PATH=/usr/bin:/bin"}, SIGKILL, -1, (dir_ / "log").string(), false};
+  LoggedProcessSpec shell(const std::string& script) {
+    return {"test", {"/bin/sh", "-c", script}, {"PATH=/usr/bin:/bin"}, (dir_ / "log").string(), false};
   }
   // Bounded by the child's own end: its output closes then.
-  ChildEnd wait(ChildProcess& child) {
+  ProcessEnd wait(LoggedProcess& child) {
     for (;;) {
       if (child.output_fd() >= 0) {
         pollfd fd{child.output_fd(), POLLIN, 0};
@@ -107,10 +107,10 @@ class Children : public testing::Test {
   fs::path dir_;
 };
 
-TEST_F(Children, OutputGoesToTheLogAndTheEndIsTold) {
-  ChildProcess child(shell("echo one; echo two >&2; printf last; exit 3"));
+TEST_F(Children, OutputGoesToTheLogAndTheEndIsReported) {
+  LoggedProcess child(shell("echo one; echo two >&2; printf last; exit 3"));
   ASSERT_TRUE(child.start().ok());
-  const ChildEnd end = wait(child);
+  const ProcessEnd end = wait(child);
   EXPECT_EQ(end.status, 3);
   EXPECT_EQ(end.text(), "exited with status 3");
   EXPECT_EQ(child.last_line(), "last");
@@ -119,9 +119,8 @@ TEST_F(Children, OutputGoesToTheLogAndTheEndIsTold) {
   EXPECT_FALSE(child.reap().has_value());
 }
 
-// It may run for months.
-TEST_F(Children, ALogIsTurnedOverWhileTheChildRunsAndALineHasAnEnd) {
-  ChildProcess child(
+TEST_F(Children, TheLogIsRotatedWhileTheChildRunsAndLongLinesAreCut) {
+  LoggedProcess child(
       shell("yes 0123456789012345678901234567890123456789 | head -c 20000000; head -c 200000 /dev/zero | tr '\\0' x; "
             "echo; echo last"));
   ASSERT_TRUE(child.start().ok());
@@ -133,7 +132,7 @@ TEST_F(Children, ALogIsTurnedOverWhileTheChildRunsAndALineHasAnEnd) {
     ++turns;
   }
   EXPECT_TRUE(wait(child).clean());
-  EXPECT_GE(turns, 20'000'000 / (64 * 8192)) << "others are looked after in between";
+  EXPECT_GE(turns, 20'000'000 / (64 * 8192)) << "one child must not starve the others";
   const auto older = fs::file_size(dir_ / "log.1"), newer = fs::file_size(dir_ / "log");
   EXPECT_GT(older, 16u << 20);
   EXPECT_LT(older, 17u << 20);
@@ -142,55 +141,23 @@ TEST_F(Children, ALogIsTurnedOverWhileTheChildRunsAndALineHasAnEnd) {
   EXPECT_EQ(child.last_line(), "last");
 }
 
-TEST_F(Children, SignalsAreToldApartAndAChildStartsAgain) {
-  ChildProcess child(shell("kill -9 $$"));
+TEST_F(Children, ASignalIsReportedAndAChildCanStartAgain) {
+  LoggedProcess child(shell("kill -9 $$"));
   for (int i = 0; i < 2; ++i) {
     ASSERT_TRUE(child.start().ok());
-    const ChildEnd end = wait(child);
+    const ProcessEnd end = wait(child);
     EXPECT_EQ(end.signal, SIGKILL);
     EXPECT_FALSE(end.clean());
   }
 }
 
-// The kernel counts the end of the thread that forked as the parent's death.
-TEST_F(Children, AChildOutlivesTheThreadThatStartedIt) {
-  std::array<int, 2> go{};
-  ASSERT_EQ(::pipe2(go.data(), O_CLOEXEC), 0);
-  ChildSpec spec = shell("echo ready; read line <&" + std::to_string(go[0]) + "; echo told");
-  spec.inherited_fd = go[0];
-  ChildProcess child(spec);
-  fs::path thread;
-  std::thread starter([&] {
-    thread = "/proc/self/task/" + std::to_string(::syscall(SYS_gettid));
-    ASSERT_TRUE(child.start().ok());
-    pollfd said{child.output_fd(), POLLIN, 0};  // by then it has asked for its signal
-    ASSERT_EQ(::poll(&said, 1, 10'000), 1);
-  });
-  starter.join();
-  while (fs::exists(thread)) std::this_thread::yield();  // join() is a little ahead of that
-  ASSERT_EQ(::write(go[1], "go\n", 3), 3);
-  const ChildEnd end = wait(child);
-  EXPECT_TRUE(end.clean()) << end.text();
-  EXPECT_EQ(child.last_line(), "told");
-  ::close(go[0]);
-  ::close(go[1]);
-}
-
 TEST_F(Children, AProgramThatIsNotThereEndsWith127) {
-  ChildSpec spec = shell("");
+  LoggedProcessSpec spec = shell("");
   spec.argv = {"/nonexistent/program"};
-  ChildProcess child(spec);
+  LoggedProcess child(spec);
   ASSERT_TRUE(child.start().ok());
   EXPECT_EQ(wait(child).status, 127);
-}
-
-TEST_F(Children, ALockIsHeldOnceAndEndsWithItsFile) {
-  const std::string path = (dir_ / "lock").string();
-  auto first = FileLock::take(path);
-  ASSERT_TRUE(first.ok());
-  EXPECT_EQ(FileLock::take(path).error().code, Code::kConflict);
-  { const FileLock moved = std::move(*first); }
-  EXPECT_TRUE(FileLock::take(path).ok());
+  EXPECT_EQ(child.last_line(), "cannot execute /nonexistent/program: No such file or directory");
 }
 
 class Plans : public Children {

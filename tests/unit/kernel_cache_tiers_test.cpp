@@ -14,10 +14,10 @@
 #include <thread>
 
 #include "shared/core/bytes.h"
+#include "shared/core/file_lock.h"
 #include "shared/kernel_cache/cache.h"
 #include "shared/kernel_cache/codec.h"
 #include "shared/kernel_cache/disk_tier.h"
-#include "shared/kernel_cache/file_lock.h"
 #include "shared/kernel_cache/memory_tier.h"
 #include "shared/kernel_cache/secret.h"
 #include "tests/unit/process_metrics.h"
@@ -52,7 +52,9 @@ TEST(KernelCacheMemory, CountsWhatItReplaces) {
   MemoryTier memory(100'000);
   for (int i = 0; i < 100; ++i) memory.put(key_of(1), program_of(40'000));
   EXPECT_EQ(memory.entries(), 1u);
-  memory.erase(key_of(1));
+  memory.erase(key_of(1), program_of(100));
+  EXPECT_TRUE(memory.find(key_of(1))) << "another program was stored meanwhile";
+  memory.erase(key_of(1), memory.find(key_of(1)));
   EXPECT_EQ(memory.bytes(), 0u);
 }
 
@@ -114,21 +116,6 @@ TEST_F(KernelCacheDisk, WhatCannotBeRemovedIsAnError) {
   EXPECT_NE(removed.error().message.find(disk.path_of(key_of(1))), std::string::npos);
 }
 
-TEST_F(KernelCacheDisk, SecretsHaveNamesOfTheirOwn) {
-  DiskTier one(dir, 1 << 20, "0000000000000001"), other(dir, 1 << 20, "0000000000000002");
-  ASSERT_TRUE(one.write(key_of(1), "shared").ok());
-  ASSERT_TRUE(one.write(key_of(1), "of one", Name::kOwn).ok());
-  ASSERT_TRUE(other.write(key_of(1), "of the other", Name::kOwn).ok());
-  EXPECT_EQ(**one.read(key_of(1)), "shared");
-  EXPECT_EQ(**one.read(key_of(1), Name::kOwn), "of one");
-  EXPECT_EQ(**other.read(key_of(1), Name::kOwn), "of the other");
-  ASSERT_EQ(one.list().size(), 2u) << "what is shared and its own";
-  EXPECT_EQ(one.list()[1].name, Name::kOwn);
-  EXPECT_TRUE(*one.remove(key_of(1), Name::kOwn));
-  EXPECT_EQ(one.list().size(), 1u);
-  EXPECT_TRUE(*other.read(key_of(1), Name::kOwn));
-}
-
 TEST_F(KernelCacheDisk, StaysBelowItsBoundAndKeepsWhatIsUsed) {
   DiskTier disk(dir, 100'000);
   for (int i = 0; i < 10; ++i) {
@@ -163,14 +150,11 @@ TEST_F(KernelCacheDisk, RefusesOneThatIsAboveTheBoundAlone) {
   EXPECT_TRUE(*disk.read(key_of(1)));
 }
 
-TEST_F(KernelCacheDisk, QuarantineMovesAndIsBounded) {
+TEST_F(KernelCacheDisk, QuarantineKeepsABoundedNumberOfCopies) {
   DiskTier disk(dir, 100 << 20);
-  ASSERT_TRUE(disk.write(key_of(1), "bad").ok());
-  EXPECT_TRUE(disk.quarantine(key_of(1), Name::kShared, "corrupt"));
-  EXPECT_FALSE(*disk.read(key_of(1)));
+  EXPECT_TRUE(disk.quarantine(key_of(1), "disk", "corrupt", "bad"));
   ASSERT_THAT(disk.quarantined(), ::testing::ElementsAre(key_of(1).hex() + ".disk.corrupt"));
   EXPECT_EQ(*read_file(dir + "/quarantine/" + disk.quarantined()[0]), "bad");
-  EXPECT_FALSE(disk.quarantine(key_of(1), Name::kShared, "corrupt")) << "there was nothing left to move";
 
   for (int i = 0; i < 200; ++i) disk.quarantine(key_of(i), "redis", "unsigned", "bad");
   EXPECT_EQ(disk.quarantined().size(), DiskTier::kQuarantineFiles);
@@ -189,16 +173,19 @@ TEST_F(KernelCacheDisk, LivesWithWhateverLiesThere) {
     make();
   };
   put([&] { fs::create_directory(path); });
-  EXPECT_EQ(disk.read(key_of(1)).error().code, Code::kDataCorrupt);
+  EXPECT_EQ(**disk.read(key_of(1)), "");
+  EXPECT_TRUE(disk.write(key_of(1), "v").ok());
+  EXPECT_EQ(**disk.read(key_of(1)), "v");
   put([&] { ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0); });
-  EXPECT_EQ(disk.read(key_of(1)).error().code, Code::kDataCorrupt) << "must not wait for a writer";
+  EXPECT_EQ(**disk.read(key_of(1)), "") << "must not wait for a writer";
+  EXPECT_TRUE(disk.write(key_of(1), "v").ok());
+  EXPECT_EQ(**disk.read(key_of(1)), "v");
   put([&] {
     std::ofstream huge(path);
     huge.close();
     fs::resize_file(path, kMaxValueBytes + 1);  // sparse
   });
-  EXPECT_EQ(disk.read(key_of(1)).error().code, Code::kDataCorrupt);
-  EXPECT_TRUE(disk.quarantine(key_of(1), Name::kShared, "corrupt"));
+  EXPECT_EQ(**disk.read(key_of(1)), "");
   put([&] { fs::create_symlink("/nonexistent", path); });
   EXPECT_FALSE(*disk.read(key_of(1)));
   std::ofstream(dir + "/1/README") << "a file that is no value";
@@ -224,9 +211,8 @@ TEST_F(KernelCacheDisk, AFolderThatCannotBeIsAnErrorNotACrash) {
   EXPECT_FALSE(disk.write(key_of(1), "v").ok());
   ASSERT_TRUE(disk.read(key_of(1)).ok());
   EXPECT_FALSE(*disk.read(key_of(1)));
-  std::optional<FileLock> lock;
-  EXPECT_EQ(disk.try_lock(key_of(1), lock), FileLock::Outcome::kImpossible);
-  EXPECT_FALSE(disk.quarantine(key_of(1), Name::kShared, "corrupt"));
+  EXPECT_EQ(disk.try_lock(key_of(1)).error().code, Code::kUnavailable);
+  EXPECT_FALSE(disk.quarantine(key_of(1), "disk", "corrupt", "bad"));
   Result<void> unread;
   EXPECT_TRUE(disk.list(&unread).empty());
   ASSERT_FALSE(unread) << "this is no empty folder";
@@ -235,16 +221,15 @@ TEST_F(KernelCacheDisk, AFolderThatCannotBeIsAnErrorNotACrash) {
   EXPECT_TRUE(unread) << "this is one that nobody has made yet";
 }
 
-TEST_F(KernelCacheDisk, ALockIsOnesUntilItEnds) {
+TEST_F(KernelCacheDisk, EachKeyHasALock) {
   DiskTier disk(dir, 1 << 20);
-  std::optional<FileLock> mine, other;
-  ASSERT_EQ(disk.try_lock(key_of(1), mine), FileLock::Outcome::kTaken);
-  EXPECT_EQ(disk.try_lock(key_of(1), other), FileLock::Outcome::kBusy);
-  EXPECT_EQ(disk.try_lock(key_of(2), other), FileLock::Outcome::kTaken);
-  other.reset();
-  mine.reset();
-  EXPECT_EQ(disk.try_lock(key_of(1), other), FileLock::Outcome::kTaken);
-  other.reset();
+  {
+    const auto first = disk.try_lock(key_of(1));
+    ASSERT_TRUE(first.ok());
+    EXPECT_EQ(disk.try_lock(key_of(1)).error().code, Code::kConflict);
+    EXPECT_TRUE(disk.try_lock(key_of(2)).ok());
+  }
+  EXPECT_TRUE(disk.try_lock(key_of(1)).ok());
   EXPECT_TRUE(fs::is_empty(dir + "/locks"));
 }
 
@@ -255,8 +240,8 @@ TEST_F(KernelCacheDisk, ALockHasOneHolderAmongMany) {
   for (int t = 0; t < 8; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 300; ++i) {
-        std::optional<FileLock> lock;
-        if (disk.try_lock(key_of(1), lock) != FileLock::Outcome::kTaken) continue;
+        const auto lock = disk.try_lock(key_of(1));
+        if (!lock) continue;
         ++taken;
         EXPECT_EQ(++inside, 1);
         std::this_thread::yield();
@@ -274,8 +259,8 @@ TEST_F(KernelCacheDisk, ALockEndsWithItsProcess) {
   ASSERT_EQ(::pipe(pipe), 0);
   const pid_t child = ::fork();
   if (child == 0) {
-    std::optional<FileLock> lock;
-    const char taken = disk.try_lock(key_of(1), lock) == FileLock::Outcome::kTaken ? 'y' : 'n';
+    const auto lock = disk.try_lock(key_of(1));
+    const char taken = lock ? 'y' : 'n';
     (void)!::write(pipe[1], &taken, 1);
     ::pause();
     ::_exit(0);
@@ -283,11 +268,10 @@ TEST_F(KernelCacheDisk, ALockEndsWithItsProcess) {
   char taken = 0;
   ASSERT_EQ(::read(pipe[0], &taken, 1), 1);
   EXPECT_EQ(taken, 'y');
-  std::optional<FileLock> lock;
-  EXPECT_EQ(disk.try_lock(key_of(1), lock), FileLock::Outcome::kBusy);
+  EXPECT_EQ(disk.try_lock(key_of(1)).error().code, Code::kConflict);
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
-  EXPECT_EQ(disk.try_lock(key_of(1), lock), FileLock::Outcome::kTaken);
+  EXPECT_TRUE(disk.try_lock(key_of(1)).ok());
   ::close(pipe[0]);
   ::close(pipe[1]);
 }

@@ -196,11 +196,10 @@ asio::awaitable<Result<FetchedAdapter>> AdapterFetcher::fetch(std::string sha256
 
 asio::awaitable<Result<FetchedAdapter>> AdapterFetcher::fly(std::string sha256, FlightPtr flight,
                                                             loras::Location location) {
-  const auto never = Deadline::at(Deadline::Clock::time_point::max());
   const std::function<Result<AdapterCopyPtr>()> look = [this, sha256]() -> Result<AdapterCopyPtr> {
     return copies_.find(sha256);
   };
-  auto here = co_await disk_.run<AdapterCopyPtr>(look, never);
+  auto here = co_await disk_.run<AdapterCopyPtr>(look, Deadline::never());
   if (here && *here) co_return FetchedAdapter{std::move(*here), true};
   std::optional<Error> failed;
   const auto note = [&failed](Error error) {
@@ -210,7 +209,7 @@ asio::awaitable<Result<FetchedAdapter>> AdapterFetcher::fly(std::string sha256, 
     const std::function<Result<AdapterCopyPtr>()> work = [this, location, path] {
       return copy_registered_file(copies_, location, path, folders_);
     };
-    auto copied = co_await disk_.run<AdapterCopyPtr>(work, never);
+    auto copied = co_await disk_.run<AdapterCopyPtr>(work, Deadline::never());
     if (copied) co_return FetchedAdapter{std::move(*copied), false};
     if (!location.one_place)
       spdlog::warn("adapters: {} from '{}': {}", sha256.substr(0, 12), path, copied.error().message);
@@ -233,7 +232,6 @@ asio::awaitable<Result<FetchedAdapter>> AdapterFetcher::fly(std::string sha256, 
 }
 
 asio::awaitable<Result<AdapterCopyPtr>> AdapterFetcher::download(loras::Location location, FlightPtr flight) {
-  const auto never = Deadline::at(Deadline::Clock::time_point::max());
   // Shared with the disk's thread, which has it only while this waits.
   auto writer = std::make_shared<std::optional<AdapterCopies::Writer>>();
   const std::function<Result<bool>()> begin = [this, writer, location]() -> Result<bool> {
@@ -242,7 +240,7 @@ asio::awaitable<Result<AdapterCopyPtr>> AdapterFetcher::download(loras::Location
     writer->emplace(std::move(*begun));
     return true;
   };
-  if (auto begun = co_await disk_.run<bool>(begin, never); !begun) co_return begun.error();
+  if (auto begun = co_await disk_.run<bool>(begin, Deadline::never()); !begun) co_return begun.error();
   // At once, while the disk's thread has nothing to do with it; its last piece of work may hold on to it a little
   // longer.
   const auto given_up = [&writer](Error error) {
@@ -268,7 +266,8 @@ asio::awaitable<Result<AdapterCopyPtr>> AdapterFetcher::download(loras::Location
       if (!written) return written.error();
       return true;
     };
-    if (auto written = co_await disk_.run<bool>(write, never); !written) co_return given_up(written.error());
+    if (auto written = co_await disk_.run<bool>(write, Deadline::never()); !written)
+      co_return given_up(written.error());
   }
   const std::function<Result<AdapterCopyPtr>()> commit = [this, writer,
                                                           sha256 = location.sha256]() -> Result<AdapterCopyPtr> {
@@ -281,7 +280,7 @@ asio::awaitable<Result<AdapterCopyPtr>> AdapterFetcher::download(loras::Location
                      "; remove it, under every name, and upload it again",
                  {}};
   };
-  auto copy = co_await disk_.run<AdapterCopyPtr>(commit, never);
+  auto copy = co_await disk_.run<AdapterCopyPtr>(commit, Deadline::never());
   if (copy) count_adapter_bytes("redis", location.bytes);
   co_return copy;
 }

@@ -73,7 +73,7 @@ asio::awaitable<void> AdapterLoader::forget(pipeline::Model& model, std::string 
     model.forget_adapter(sha256);
     return true;
   };
-  co_await thread_.run<bool>(work, Deadline::at(Deadline::Clock::time_point::max()));
+  co_await thread_.run<bool>(work, Deadline::never());
 }
 
 void AdapterLoader::note_pin(const std::string& sha256, bool pinned) {
@@ -124,7 +124,7 @@ asio::awaitable<Result<BroughtAdapters>> AdapterLoader::bring(Wish wish) {
       if (!loaded) return loaded.error();
       return tiers;
     };
-    auto loaded = co_await thread_.run<Tiers>(work, Deadline::at(Deadline::Clock::time_point::max()));
+    auto loaded = co_await thread_.run<Tiers>(work, Deadline::never());
     if (loaded) tiers = std::move(*loaded);
     if (!loaded) done = with_names(loaded.error(), wish.uses, brought.loras);
   }
@@ -160,7 +160,7 @@ asio::awaitable<AdapterLoader::Review> AdapterLoader::forget_deleted(const Model
     show_adapter_cache(copies_.bytes());
     return copies_.digests();
   };
-  auto on_disk = co_await thread_.run<std::vector<std::string>>(list, Deadline::at(Deadline::Clock::time_point::max()));
+  auto on_disk = co_await thread_.run<std::vector<std::string>>(list, Deadline::never());
   if (on_disk) add_new(*on_disk, digests);
   for (const std::string& sha256 : digests) {
     auto found = co_await options_.source->lookup(sha256, Deadline::after(kCallTimeout));

@@ -22,8 +22,6 @@ constexpr auto kReportFor = 60s;     // how long an end is reported while Redis 
 constexpr auto kPause = 200ms;       // between two tries
 constexpr std::size_t kMaxWarmClasses = 64;
 
-Deadline never() { return Deadline::at(Clock::time_point::max()); }
-
 std::int64_t us_since(Clock::time_point then) {
   return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - then).count();
 }
@@ -163,7 +161,7 @@ asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
     unit->prepared = std::move(*prepared);
     return true;
   };
-  auto done = co_await parts_.text.run<bool>(work, never());
+  auto done = co_await parts_.text.run<bool>(work, Deadline::never());
   parts_.holdings.encoded(unit->entry.nonce);
   if (!unit->spec.loras.empty()) parts_.adapters_moved();
   if (!done && units_.contains(unit->entry.nonce))
@@ -178,7 +176,7 @@ asio::awaitable<void> UnitRunner::start(UnitPtr unit) {
   while (parts_.holdings.stop_of(nonce) == Stop::kNone && Clock::now() < parts_.holdings.lease_until(nonce)) {
     auto begun = co_await parts_.queue.start(unit->attempt(), Deadline::after(kCallTimeout));
     if (begun) {
-      cannot_start_.over();
+      cannot_start_.reset();
       parts_.holdings.started(nonce, first_sent);
       publish_leases();
       parts_.changed();
@@ -189,7 +187,7 @@ asio::awaitable<void> UnitRunner::start(UnitPtr unit) {
       parts_.changed();
       co_return;
     }
-    if (const auto more = cannot_start_.said())
+    if (const auto more = cannot_start_.admit())
       spdlog::warn("unit {}: cannot start yet: {}{}", unit->label(), begun.error().message, *more);
     co_await pause(kPause);
   }
@@ -253,7 +251,7 @@ asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
   const std::function<Result<pipeline::Image>()> work = [this, unit, context = unit->span.context()] {
     return draw(unit, context);
   };
-  auto image = co_await parts_.device.run<pipeline::Image>(work, never());
+  auto image = co_await parts_.device.run<pipeline::Image>(work, Deadline::never());
   if (image) {
     parts_.holdings.denoised(nonce);
     note_warm(unit->entry.class_key);
@@ -275,7 +273,7 @@ asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std
   const std::function<Result<std::string>()> work = [this, image, format, unit] {
     return parts_.encode_image(*image, format_of(format), quality_of(unit->spec));
   };
-  auto bytes = co_await parts_.encode.run<std::string>(work, never());
+  auto bytes = co_await parts_.encode.run<std::string>(work, Deadline::never());
   Result<void> told;
   if (bytes) {
     auto key =
@@ -298,7 +296,7 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
   const std::function<Result<std::string>()> work = [this, image, unit] {
     return parts_.encode_image(*image, format_of(unit->spec.output_format), quality_of(unit->spec));
   };
-  auto bytes = co_await parts_.encode.run<std::string>(work, never());
+  auto bytes = co_await parts_.encode.run<std::string>(work, Deadline::never());
   if (!bytes) {
     encoding.failed(bytes.error().message);
     encoding.end();
@@ -339,13 +337,13 @@ asio::awaitable<Result<results::Manifest>> UnitRunner::store(UnitPtr unit, std::
   while (true) {
     auto manifest = co_await parts_.store.put(unit->attempt(), *bytes, media_type_of(unit->spec.output_format),
                                               Deadline::after(kStoreTimeout));
-    if (manifest) cannot_store_.over();
+    if (manifest) cannot_store_.reset();
     // Without the lease it is somebody else's to store; given up with it, the unit fails and may be tried elsewhere.
     if (manifest || !is_away(manifest.error()) || Clock::now() >= give_up ||
         !parts_.holdings.may_complete(unit->entry.nonce, Clock::now())) {
       co_return manifest;
     }
-    if (const auto more = cannot_store_.said()) {
+    if (const auto more = cannot_store_.admit()) {
       spdlog::warn("unit {}: cannot store the result yet: {}{}", unit->label(), manifest.error().message, *more);
     }
     co_await pause(kPause);

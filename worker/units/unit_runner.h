@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "shared/core/log_throttle.h"
 #include "shared/core/named_thread.h"
-#include "shared/core/repeated_complaint.h"
 #include "shared/core/task_group.h"
 #include "shared/queue/client.h"
 #include "shared/results/store.h"
@@ -82,7 +82,7 @@ class UnitRunner {
   std::map<std::string, UnitPtr> units_;  // by nonce
   std::vector<std::string> warm_classes_;
   int tasks_running_ = 0;
-  RepeatedComplaint cannot_start_, cannot_store_;  // of any unit: they share the Redis, and the disk
+  LogThrottle cannot_start_, cannot_store_;  // of any unit: they share the Redis, and the disk
 };
 
 }  // namespace ditfleet::worker

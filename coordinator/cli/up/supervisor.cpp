@@ -28,7 +28,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr milliseconds kTick{50}, kReadyPoll{100};
-constexpr seconds kEndPatience{10};  // of the coordinator and of Redis, before SIGKILL
+constexpr seconds kStopTimeout{10};  // of the coordinator and of Redis, before SIGKILL
 constexpr seconds kStillWaiting{15};
 constexpr seconds kStillFailing{60};
 
@@ -45,12 +45,12 @@ bool accepts(const std::string& socket_path) {
 }
 
 struct Member {
-  explicit Member(ChildSpec spec) : process(std::move(spec)) {}
-  ChildProcess process;
+  explicit Member(LoggedProcessSpec spec) : process(std::move(spec)) {}
+  LoggedProcess process;
   RestartPolicy policy;
   Clock::time_point started, start_again;
-  bool waiting = false;          // to be started again
-  Clock::time_point told_again;  // when it is next said that it fails again and again
+  bool waiting = false;           // for its restart
+  Clock::time_point next_report;  // of a worker that keeps failing
 };
 
 class Supervisor {
@@ -58,7 +58,7 @@ class Supervisor {
   explicit Supervisor(UpPlan plan) : plan_(std::move(plan)), client_(Target{plan_.address.local_url(), {}, false}) {
     if (!plan_.redis.argv.empty()) redis_.emplace_back(plan_.redis);
     coordinator_.emplace_back(plan_.coordinator);
-    for (const ChildSpec& spec : plan_.workers) workers_.emplace_back(spec);
+    for (const LoggedProcessSpec& spec : plan_.workers) workers_.emplace_back(spec);
   }
 
   int run() {
@@ -79,15 +79,15 @@ class Supervisor {
     sigset_t set;
     sigemptyset(&set);
     for (int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set, signal);
-    if (hangup_ends()) sigaddset(&set, SIGHUP);  // else it stays ignored, here and in the children: nohup means it
+    if (hangup_ends()) sigaddset(&set, SIGHUP);  // under nohup it stays ignored, here and in the children
     ::sigprocmask(SIG_BLOCK, &set, nullptr);
     std::signal(SIGPIPE, SIG_IGN);
-    // A shell starts what runs in the background with SIGINT ignored; an ignored signal is never seen.
+    // A shell starts background jobs with SIGINT ignored, and signalfd does not receive ignored signals.
     for (int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
     signals_ = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
   }
 
-  // One look at everything: output, signals, ends, starts, readiness.
+  // One round: output, signals, ended processes, restarts, readiness.
   void turn() {
     wait_for_something();
     for (auto* group : {&redis_, &coordinator_, &workers_}) {
@@ -105,7 +105,7 @@ class Supervisor {
 
   void wait_for_something() {
     std::vector<pollfd> fds = {{signals_, POLLIN, 0}};
-    std::vector<ChildProcess*> sources = {nullptr};
+    std::vector<LoggedProcess*> sources = {nullptr};
     for (auto* group : {&redis_, &coordinator_, &workers_}) {
       for (Member& member : *group) {
         if (member.process.output_fd() < 0) continue;
@@ -120,7 +120,7 @@ class Supervisor {
     signalfd_siginfo info{};
     while (::read(signals_, &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
       if (info.ssi_signo == SIGCHLD) continue;
-      // A second Ctrl-C is impatience; the TERM that a script adds to the first one is not.
+      // A second Ctrl-C kills. A SIGTERM after the first Ctrl-C does not: scripts send both.
       if (stopping_ && info.ssi_signo == SIGINT) in_a_hurry_ = true;
       stopping_ = true;
     }
@@ -137,36 +137,35 @@ class Supervisor {
     if (member.waiting && !stopping_ && Clock::now() >= member.start_again) start(member);
   }
 
-  void on_end(Member& member, const ChildEnd& end) {
-    const ChildSpec& spec = member.process.spec();
+  void on_end(Member& member, const ProcessEnd& end) {
+    const LoggedProcessSpec& spec = member.process.spec();
     const bool by_itself = end.signal == 0 && end.status != 0;
     const bool first = !ready_ && by_itself;
-    const std::string told = spec.echo || member.process.last_line().empty() ? "" : ": " + member.process.last_line();
-    // What refuses to start would refuse again: the coordinator and Redis at once, a worker that was asked
-    // for the impossible at once, another after a few tries.
+    const std::string output = spec.echo || member.process.last_line().empty() ? "" : ": " + member.process.last_line();
+    // A process that refuses to start would refuse again. The coordinator, Redis and a worker with a usage error end
+    // `up` at once, another worker after a few tries.
     const bool is_worker = &member != &coordinator_.front() && (redis_.empty() || &member != &redis_.front());
     if (first && (!is_worker || end.status == kExitUsage)) {
-      return give_up(spec.label + " " + end.text() + told + " (log: " + spec.log_file + ")",
+      return give_up(spec.label + " " + end.text() + output + " (log: " + spec.log_file + ")",
                      is_worker || end.status == kExitUsage ? end.status : kExitFailure);
     }
     const auto now = Clock::now();
     const auto wait = member.policy.ended(std::chrono::duration_cast<milliseconds>(now - member.started), by_itself);
     member.waiting = true;
     member.start_again = now + wait;
-    const std::string then = "; starting it again in " + std::to_string(wait.count()) + " ms";
+    const std::string then = "; restarting it in " + std::to_string(wait.count()) + " ms";
     if (!is_worker || !member.policy.hopeless()) {
-      member.told_again = now;
-      return note(spec.label + " " + end.text() + told + then);
+      member.next_report = now;
+      return note(spec.label + " " + end.text() + output + then);
     }
-    const std::string fault =
-        spec.label + " " + end.text() + " again and again" + told + " (log: " + spec.log_file + ")";
+    const std::string fault = spec.label + " " + end.text() + " repeatedly" + output + " (log: " + spec.log_file + ")";
     if (!ready_ || !any_worker_works()) return give_up(fault, kExitFailure);
-    if (now < member.told_again) return;
-    member.told_again = now + kStillFailing;
-    note(fault + "; the other workers go on" + then);
+    if (now < member.next_report) return;
+    member.next_report = now + kStillFailing;
+    note(fault + "; the other workers continue" + then);
   }
 
-  // One that fails again and again runs for a moment, too, at every try.
+  // A worker that keeps failing runs for a moment at every try.
   bool any_worker_works() const {
     return std::any_of(workers_.begin(), workers_.end(), [now = Clock::now()](const Member& worker) {
       return worker.process.running() &&
@@ -210,7 +209,7 @@ class Supervisor {
                                   {"workers", std::move(workers)}}}};
   }
 
-  // Only when something in it changed.
+  // Only if its content has changed.
   void write_ready_file() {
     if (plan_.ready_file.empty()) return;
     const std::string text = json::serialize(ready_object()) + "\n";
@@ -228,21 +227,21 @@ class Supervisor {
       for (const auto& [name, model] : plan_.settings.models) models += (models.empty() ? "" : ", ") + name;
       std::printf(
           "DiTFleet is up: %s (console page and API), models: %s, workers: %zu\nlogs and data: %s; Ctrl-C "
-          "ends it\n",
+          "stops it\n",
           plan_.address.local_url().c_str(), models.c_str(), workers_.size(), plan_.data_dir.c_str());
     }
     std::fflush(stdout);
   }
 
-  // Workers first, so that they can hand back what they hold; Redis last.
+  // Workers first, so that they can return their units to the queue; Redis last.
   void stop_all() {
-    note("ending: workers finish or hand back what they run");
-    stop(workers_, milliseconds(plan_.settings.worker.drain_ms) + kEndPatience);
-    stop(coordinator_, kEndPatience);
-    stop(redis_, kEndPatience);
+    note("stopping: workers finish or return their units");
+    stop(workers_, milliseconds(plan_.settings.worker.drain_ms) + kStopTimeout);
+    stop(coordinator_, kStopTimeout);
+    stop(redis_, kStopTimeout);
   }
 
-  void stop(std::deque<Member>& group, milliseconds patience) {
+  void stop(std::deque<Member>& group, milliseconds timeout) {
     const auto running = [&] {
       bool any = false;
       for (Member& member : group) {
@@ -252,14 +251,14 @@ class Supervisor {
       return any;
     };
     for (Member& member : group) {
-      member.process.send(SIGCONT);  // a stopped process would not see what comes next
+      member.process.send(SIGCONT);  // a stopped process would not handle SIGTERM
       member.process.send(SIGTERM);
     }
-    const auto until = Clock::now() + patience;
+    const auto until = Clock::now() + timeout;
     while (running() && Clock::now() < until && !in_a_hurry_) wait_for_something();
     for (Member& member : group) {
       if (!member.process.running()) continue;
-      note(member.process.spec().label + (in_a_hurry_ ? " is killed" : " did not end in time and is killed"));
+      note(member.process.spec().label + (in_a_hurry_ ? " is killed" : " did not stop in time and is killed"));
       member.process.send(SIGKILL);
     }
     while (running()) wait_for_something();
@@ -267,7 +266,7 @@ class Supervisor {
 
   UpPlan plan_;
   HttpClient client_;
-  std::deque<Member> redis_, coordinator_, workers_;  // of the first two none or one
+  std::deque<Member> redis_, coordinator_, workers_;  // the first two have at most one member
   int signals_ = -1;
   bool all_started_ = false, ready_ = false, stopping_ = false, in_a_hurry_ = false;
   int exit_code_ = kExitOk;

@@ -1,11 +1,12 @@
-// What `ditfleet up` will run, worked out and checked before anything starts.
+// Plans the processes of `ditfleet up` and checks everything before the first one starts.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "coordinator/cli/up/child_process.h"
+#include "coordinator/cli/up/logged_process.h"
 #include "shared/config/settings.h"
+#include "shared/core/file_lock.h"
 #include "shared/core/listen_address.h"
 #include "shared/core/result.h"
 
@@ -19,35 +20,20 @@ struct UpFlags {
   bool json = false;
 };
 
-// An open file whose lock ends with the last process that has it.
-class FileLock {
- public:
-  // kConflict: another process holds it.
-  static Result<FileLock> take(const std::string& path);
-  FileLock() = default;
-  FileLock(FileLock&& other) noexcept;
-  FileLock& operator=(FileLock&& other) noexcept;
-  ~FileLock();
-  int fd() const { return fd_; }
-
- private:
-  int fd_ = -1;
-};
-
 struct UpPlan {
   config::Settings settings;  // complete: port, models' folders, Redis' URL
   ListenAddress address;
   std::string data_dir, ready_file, redis_socket;  // redis_socket is empty with an external Redis
   FileLock data_lock, redis_lock;
-  ChildSpec redis;  // argv empty with an external Redis
-  ChildSpec coordinator;
-  std::vector<ChildSpec> workers;
+  LoggedProcessSpec redis;  // argv empty with an external Redis
+  LoggedProcessSpec coordinator;
+  std::vector<LoggedProcessSpec> workers;
   bool json = false;
 };
 
-// Reads the configuration, checks the models' folders, takes the locks of the data folder, picks the port and
-// writes the files that the children read. Errors say what to change. Blocks on the disk, and up to 15 s on
-// a Redis of an earlier run that is still ending.
+// Reads the configuration, checks the models' folders, locks the data folder, picks the port and writes the files that
+// the children read. Errors say what to change. Blocks on the disk, and up to 15 s while a Redis of an earlier run
+// ends.
 Result<UpPlan> plan_up(const UpFlags& flags);
 
 }  // namespace ditfleet::cli

@@ -345,7 +345,7 @@ void LeaderTerm::perform(Actions actions) {
 asio::awaitable<void> LeaderTerm::admit(std::vector<queue::Admission> admissions) {
   const auto done = co_await context_.client->admit(epoch_, admissions, Deadline::after(kCall));
   admitting_ -= std::min(admitting_, admissions.size());
-  if (done) over_memory_.over();
+  if (done) over_memory_.reset();
   if (!done) co_await admit_again(done.error(), "admitting");
 }
 
@@ -357,7 +357,7 @@ asio::awaitable<void> LeaderTerm::dispatch(std::vector<queue::Dispatch> jobs) {
     co_await admit_again(done.error(), "dispatching");
     co_return;
   }
-  over_memory_.over();
+  over_memory_.reset();
   for (std::size_t i = 0; i < jobs.size() && i < done->size(); ++i) {
     if ((*done)[i]) continue;
     for (const auto& placement : jobs[i].placements) refused(placement.unit);
@@ -367,7 +367,7 @@ asio::awaitable<void> LeaderTerm::dispatch(std::vector<queue::Dispatch> jobs) {
 asio::awaitable<void> LeaderTerm::admit_again(const Error& error, const char* what) {
   note_failure(error, what);
   if (error.code == Code::kResourceExhausted) {
-    if (const auto more = over_memory_.said())
+    if (const auto more = over_memory_.admit())
       spdlog::warn("scheduler: Redis is over its memory limit; jobs wait in the intake{}", *more);
     co_await pause(1000ms);
   }

@@ -14,7 +14,7 @@
 #include "coordinator/scheduling/service/redis_clock.h"
 #include "coordinator/scheduling/service/scheduler_metrics.h"
 #include "coordinator/scheduling/service/scheduler_service.h"
-#include "shared/core/repeated_complaint.h"
+#include "shared/core/log_throttle.h"
 #include "shared/core/task_group.h"
 #include "shared/queue/client.h"
 #include "shared/redis/connection.h"
@@ -84,7 +84,7 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   bool audit_wanted_ = false, auditing_ = false;
   std::int64_t audited_us_ = 0;  // monotonic
   std::size_t admitting_ = 0;    // entries under way
-  RepeatedComplaint over_memory_;
+  LogThrottle over_memory_;
   FleetLog fleet_log_;
   std::uint64_t generation_ = 0;
   std::int64_t adapters_version_ = -1;  // that the scheduler was told

@@ -24,19 +24,19 @@ struct CachedProgram {
   bool compiled = false;  // here and now; else some tier had it
 };
 
-// Whether this process can use a program, as KernelCache::get_or_compile asks it; empty: any.
-using Usable = std::function<Result<void>(const Entry&)>;
+// See KernelCache::Validator; empty: any program is usable.
+using Validator = std::function<Result<void>(const Entry&)>;
 
 // The program of plan and source for arch, from the nearest tier or the compiler. Errors are the compiler's, and
 // usable's of what it made. Thread safe; blocks as KernelCache::get_or_compile does.
 Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const Plan& plan, const Source& source,
-                                     const Compiler& compiler, const std::string& arch, const Usable& usable = {});
+                                     const Compiler& compiler, const std::string& arch, const Validator& usable = {});
 // The same of any source, whose key and name are the caller's.
 Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const kernel_cache::Key& key,
                                      const std::string& name, const Source& source, const Compiler& compiler,
-                                     const std::string& arch, const Usable& usable = {});
+                                     const std::string& arch, const Validator& usable = {});
 
-// What `load`, Entry → Result<Module>, makes of what `compile`, Usable → Result<CachedProgram>, brings. A program from
+// What `load`, Entry → Result<Module>, makes of what `compile`, Validator → Result<CachedProgram>, brings. A program from
 // the cache that `load` refuses as no program (kDataCorrupt) is replaced in the cache by a new one that it takes; its
 // other errors (no memory, a device that fails) are the caller's alone, and say nothing of the program.
 template <class Compile, class Load>

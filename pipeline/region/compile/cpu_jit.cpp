@@ -1,19 +1,44 @@
 #include "pipeline/region/compile/cpu_jit.h"
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <mutex>
+#include <utility>
 
 #include "pipeline/region/compile/processor.h"
-#include "pipeline/region/compile/run_program.h"
+#include "pipeline/region/compile/scratch_folder.h"
 #include "shared/core/bytes.h"
+#include "shared/core/child_process.h"
 
 namespace ditfleet::region {
 namespace {
 
 constexpr std::chrono::seconds kDeadline{60};  // of one compilation; half a second is usual
+
+// This process's environment without what changes a compiler's output: language and line width. The output is part of
+// keys.
+std::vector<std::string> compiler_environment() {
+  std::vector<std::string> variables{"LC_ALL=C"};
+  for (char** one = environ; *one; ++one) {
+    const std::string_view variable(*one);
+    if (!variable.starts_with("LC_ALL=") && !variable.starts_with("LANGUAGE=") && !variable.starts_with("COLUMNS="))
+      variables.emplace_back(variable);
+  }
+  return variables;
+}
+
+Result<ProgramRun> run_compiler(std::vector<std::string> arguments, std::chrono::seconds limit,
+                                const std::string& input = "/dev/null") {
+  ProcessSpec spec;
+  spec.argv = std::move(arguments);
+  spec.environment = compiler_environment();
+  spec.input = input;
+  return run_program(spec, Deadline::after(limit));
+}
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
@@ -47,8 +72,8 @@ class CpuJit : public Compiler {
     for (auto& option : options(arch)) arguments.push_back(std::move(option));
     // From stdin: the path is not to be in the object.
     arguments.insert(arguments.end(), {"-x", "c++", "-", "-o", object});
-    auto run = run_program(arguments, input, kDeadline);
-    if (!run) return run.error();
+    auto run = run_compiler(arguments, kDeadline, input);
+    if (!run) return Error{run.error().code, "[cpu_jit] region " + region + ": " + run.error().message, {}};
     auto code = read_file(object);
     if (run->exit_code != 0 || !code) {
       if (run->output.find(std::strerror(ENOSPC)) != std::string::npos)
@@ -76,20 +101,6 @@ class CpuJit : public Compiler {
   const std::string program_, version_, target_;
 };
 
-class AbsentCpuJit : public CpuJit {
- public:
-  AbsentCpuJit(std::string version, std::string target, std::string why)
-      : CpuJit("", std::move(version), std::move(target)), why_(std::move(why)) {}
-  bool installed() const override { return false; }
-  Result<Entry> compile(const std::string& region, const Source&, const std::string&) const override {
-    return unavailable("[cpu_jit] the kernel cache has no program of region " + region + " by " + identity() +
-                       ", the compiler it knows, and here " + why_);
-  }
-
- private:
-  const std::string why_;
-};
-
 // GCC's first line begins with the name it was called by, which is no part of what it is: "c++
 // (Debian 12.2.0-14) 12.2.0".
 std::string version_of(const std::string& program, const std::string& output) {
@@ -103,15 +114,15 @@ Result<std::shared_ptr<const Compiler>> open(const std::string& program) {
         "[cpu_jit] " + program + " cannot be used: " + why +
         "; install g++ (or name a C++ compiler with compile.cxx or DITFLEET_CXX), or use the backend eager");
   };
-  auto version = run_program({program, "--version"}, "", std::chrono::seconds(10));
+  auto version = run_compiler({program, "--version"}, std::chrono::seconds(10));
   if (!version) return missing(version.error().message);
   if (version->exit_code != 0)
     return missing("--version ended with " + std::to_string(version->exit_code) + ": " + first_error(version->output));
   if (version->output.empty()) return missing("--version says nothing");
   // What -march=native means here: GCC prints every option it resolves to. Without -o it would want a file in TMPDIR,
   // to write nothing to it.
-  auto target = run_program({program, "-march=native", "-Q", "--help=target", "-S", "-o", "/dev/null"}, "",
-                            std::chrono::seconds(10));
+  auto target = run_compiler({program, "-march=native", "-Q", "--help=target", "-S", "-o", "/dev/null"},
+                             std::chrono::seconds(10));
   std::string features = target && target->exit_code == 0 ? target->output : std::string();
   if (features.empty()) {  // Clang: the processor's own list
     features = processor_features();
@@ -137,11 +148,6 @@ Result<std::shared_ptr<const Compiler>> open_cpu_jit(const std::string& given) {
   opened = *made;
   opened_for = program;
   return opened;
-}
-
-std::shared_ptr<const Compiler> absent_cpu_jit(const std::string& identity, const std::string& target,
-                                               const std::string& why) {
-  return std::make_shared<AbsentCpuJit>(identity, target, why);
 }
 
 }  // namespace ditfleet::region

@@ -24,8 +24,7 @@ namespace ditfleet::region {
 // What the regions of one engine share.
 struct RegionHost {
   CompileOptions options;
-  std::shared_ptr<const Compiler>
-      compiler;  // null: eager; it may not be installed(): then only what the cache has runs compiled
+  std::shared_ptr<const Compiler> compiler;  // null: eager
   std::string arch;
   int device = 0;  // a GPU's index
   std::shared_ptr<kernel_cache::KernelCache> cache;

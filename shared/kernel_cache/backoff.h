@@ -1,4 +1,4 @@
-// Waits that grow, each between half and all of its time: those who wait must not come back in step.
+// Exponential backoff with jitter.
 #pragma once
 
 #include <algorithm>
@@ -10,10 +10,11 @@
 
 namespace ditfleet::kernel_cache {
 
-// Not thread safe.
-class Patience {
+// Each pause is twice the one before, up to `last`, and lasts between half and all of that. Not thread safe.
+class Backoff {
  public:
-  Patience(std::chrono::milliseconds first, std::chrono::milliseconds last) : next_(first), last_(last) {}
+  Backoff(std::chrono::milliseconds first, std::chrono::milliseconds last) : next_(first), last_(last) {}
+  // Blocks for the next pause, but not past the deadline.
   void wait(Deadline until) {
     thread_local std::minstd_rand engine{std::random_device{}()};
     const auto full = std::chrono::duration_cast<std::chrono::microseconds>(next_).count();

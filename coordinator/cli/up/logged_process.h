@@ -1,0 +1,58 @@
+// A supervised process whose output lines go to a log file and, with its label, to stderr.
+#pragma once
+
+#include <csignal>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "shared/core/child_process.h"
+
+namespace ditfleet::cli {
+
+struct LoggedProcessSpec {
+  std::string label;              // "worker-1": the prefix of its lines on stderr
+  std::vector<std::string> argv;  // argv[0] is the path of the program
+  std::vector<std::string> environment;
+  std::string log_file;        // every line is appended to it
+  bool echo = true;            // lines go to stderr, too
+  int death_signal = SIGKILL;  // see ProcessSpec
+  int inherited_fd = -1;
+};
+
+// Not thread safe.
+class LoggedProcess {
+ public:
+  explicit LoggedProcess(LoggedProcessSpec spec) : spec_(std::move(spec)) {}
+  ~LoggedProcess();  // a child that still runs is left to its death signal
+  LoggedProcess(const LoggedProcess&) = delete;
+  LoggedProcess& operator=(const LoggedProcess&) = delete;
+
+  // A program that cannot be executed ends with status 127 and a log line that says why.
+  // Errors: kUnavailable (no process or file can be created).
+  Result<void> start();
+  bool running() const { return process_.running() || not_executed_; }
+  pid_t pid() const { return process_.pid(); }
+  void send(int signal) const { process_.send(signal); }
+  // How the process ended, once; nothing while it runs.
+  std::optional<ProcessEnd> reap();
+
+  int output_fd() const { return process_.output_fd(); }  // to poll; -1: none
+  // Reads what the process has printed. Call it when output_fd() is readable.
+  void drain_output();
+  const std::string& last_line() const { return last_line_; }
+  const LoggedProcessSpec& spec() const { return spec_; }
+
+ private:
+  void take_line(std::string line);
+  void rotate_log();  // to FILE.1, once it exceeds 16 MiB
+  LoggedProcessSpec spec_;
+  ChildProcess process_;
+  bool not_executed_ = false;
+  std::FILE* log_ = nullptr;
+  std::size_t log_bytes_ = 0;
+  std::string partial_, last_line_;
+};
+
+}  // namespace ditfleet::cli
