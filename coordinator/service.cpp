@@ -21,8 +21,8 @@
 #include "shared/core/stop_signals.h"
 #include "shared/core/task_group.h"
 #include "shared/job/catalogue.h"
-#include "shared/loras/directory.h"
 #include "shared/loras/registry.h"
+#include "shared/loras/registry_mirror.h"
 #include "shared/queue/client.h"
 #include "shared/redis/connection.h"
 #include "shared/results/store.h"
@@ -48,7 +48,7 @@ Result<job::Catalogue> read_catalogue(const config::Settings& settings) {
   out.default_model = settings.default_model;
   if (out.default_model.empty() && out.models.size() == 1) out.default_model = out.models.begin()->first;
   if (!out.default_model.empty() && !out.models.contains(out.default_model)) {
-    return invalid_argument(fmt::format("default_model is '{}', which models does not name", out.default_model));
+    return invalid_argument(fmt::format("default_model is '{}', but models has no such name", out.default_model));
   }
   return out;
 }
@@ -75,7 +75,7 @@ queue::QueueOptions queue_options(const config::Settings& settings) {
 scheduling::SchedulerServiceOptions scheduler_options(const config::Settings& settings,
                                                       const job::Catalogue& catalogue) {
   scheduling::SchedulerServiceOptions out;
-  // A restarted coordinator is another one: it must not inherit a leadership whose state it lacks.
+  // Unique per start: a restarted coordinator must not inherit a leadership whose state it has lost.
   out.coordinator = fmt::format("{}-{}-{}", host_name(), getpid(), new_nonce().substr(0, 8));
   out.leader_ttl_ms = settings.scheduler.leader_ttl_ms;
   out.scheduler.catalogue = catalogue;
@@ -89,7 +89,7 @@ scheduling::SchedulerServiceOptions scheduler_options(const config::Settings& se
   return out;
 }
 
-// The parts of one running coordinator, all on one executor.
+// The parts of a running coordinator, all on one executor.
 class Coordinator {
  public:
   Coordinator(asio::io_context& io, const config::Settings& settings, ReadyHook on_ready)
@@ -100,7 +100,7 @@ class Coordinator {
     if (!catalogue) return catalogue.error();
     auto connection = connection_options(settings_);
     if (!connection) return connection.error();
-    // Pictures travel on a connection of their own, so that they hold up no assignment.
+    // Images have their own connection, so that they do not delay assignments.
     control_ = redis::Connection::create(io_.get_executor(), *connection);
     data_ = redis::Connection::create(io_.get_executor(), *connection);
     auto store = results::open_store({.backend = settings_.results.backend,
@@ -109,9 +109,9 @@ class Coordinator {
                                       .preview_ms = settings_.results.preview_ms},
                                      data_);
     if (!store) return store.error();
-    // So do adapters; what is asked of their registry all the time is small, and goes with the rest.
+    // So do uploads of adapters. The mirror polls the registry with small commands on the control connection.
     uploads_ = redis::Connection::create(io_.get_executor(), *connection);
-    adapters_ = std::make_shared<loras::Directory>(std::make_shared<loras::Registry>(control_));
+    adapters_ = std::make_shared<loras::RegistryMirror>(std::make_shared<loras::Registry>(control_));
     auto scheduling_options = scheduler_options(settings_, *catalogue);
     scheduling_options.adapters = adapters_;
     scheduler_ = std::make_unique<scheduling::SchedulerService>(
@@ -126,7 +126,7 @@ class Coordinator {
             .store = *store,
             .redis = data_,
             .loras = std::make_shared<loras::Registry>(uploads_),
-            .lora_directory = adapters_,
+            .adapters = adapters_,
             .readiness = [this] { return readiness(); },
             .advise = [this](const job::JobSpec& spec, const std::string& tenant) { return advise(spec, tenant); },
             .waits_for = [this](const queue::UnitRef& unit) { return scheduler_->waits_for(unit); }});
@@ -137,7 +137,7 @@ class Coordinator {
     scheduler_->start();
     tasks_.spawn("adapters", adapters_->follow());
     tasks_.spawn("gateway", gateway_->run());
-    tasks_.spawn("ready", tell_ready());
+    tasks_.spawn("ready", report_ready());
     spdlog::info("coordinator: serving at {}, Redis at {}", gateway_->url(), connection->endpoint.display());
     return {};
   }
@@ -169,13 +169,13 @@ class Coordinator {
     return out;
   }
 
-  gateway::Advice advise(const job::JobSpec& spec, const std::string& tenant) const {
+  Result<void> advise(const job::JobSpec& spec, const std::string& tenant) const {
     const auto queued = scheduler_->queued();
     if (static_cast<std::int64_t>(queued) >= settings_.queue.max_queued) {
-      return {.accept = false,
-              .reason = fmt::format("{} units are queued already, and queue.max_queued is {}", queued,
-                                    settings_.queue.max_queued),
-              .retry_after_s = 5};
+      return Error{.code = Code::kResourceExhausted,
+                   .message = fmt::format("the queue is full: {} units are queued and queue.max_queued is {}", queued,
+                                          settings_.queue.max_queued),
+                   .retry_after = 5s};
     }
     if (!spec.deadline_ms) return {};
     const auto expected = scheduler_->estimate(spec, tenant);
@@ -183,13 +183,14 @@ class Coordinator {
     const auto now = scheduler_->now_us();
     const auto unmet = scheduling::unmet_deadline(*expected, now + *spec.deadline_ms * 1000, now);
     if (!unmet) return {};
-    return {.accept = false,
-            .reason = unmet->message,
-            .param = unmet->param,
-            .retry_after_s = static_cast<int>(std::clamp<std::int64_t>(expected->wait_us / 1'000'000, 1, 3600))};
+    return Error{
+        .code = Code::kResourceExhausted,
+        .message = unmet->message,
+        .param = unmet->param,
+        .retry_after = std::clamp<std::chrono::seconds>(std::chrono::seconds(expected->wait_us / 1'000'000), 1s, 1h)};
   }
 
-  asio::awaitable<void> tell_ready() {
+  asio::awaitable<void> report_ready() {
     asio::steady_timer timer(io_);
     while (!readiness().ready) {
       timer.expires_after(kReadyPoll);
@@ -203,7 +204,7 @@ class Coordinator {
   config::Settings settings_;
   ReadyHook on_ready_;
   std::shared_ptr<redis::Connection> control_, data_, uploads_;
-  std::shared_ptr<loras::Directory> adapters_;
+  std::shared_ptr<loras::RegistryMirror> adapters_;
   std::unique_ptr<scheduling::SchedulerService> scheduler_;
   std::unique_ptr<gateway::Gateway> gateway_;
   TaskGroup tasks_;

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# From a fresh Debian 12 to a picture:
-#   deploy/demo.sh "a red circle above a blue square"          and stays up until Ctrl-C
-#   deploy/demo.sh "a red circle above a blue square" --once   and ends, leaving nothing running
-# Sets the machine up (deploy/setup.sh), starts the service with the demo model and draws the prompt.
-# Exit 0 ok, 1 failure, 2 usage, 130 when interrupted. Environment, beside that of setup.sh:
-#   DITFLEET_DEMO_FOLDER   where data and pictures are kept; by default build/demo
-#   DITFLEET_DEMO_PORT     of the console and the API; by default 8780, and 0 is a free one
+# Generates an image on a fresh Debian 12 machine.
+#   deploy/demo.sh "a red circle above a blue square"          runs until Ctrl-C
+#   deploy/demo.sh "a red circle above a blue square" --once   exits after the image is written and stops the service
+# Runs deploy/setup.sh, starts the service with the demo model and generates the image.
+# Exit status: 0 success, 1 failure, 2 usage error, 130 interrupted. Environment, in addition to that of setup.sh:
+#   DITFLEET_DEMO_FOLDER   folder of data and images; default: build/demo
+#   DITFLEET_DEMO_PORT     port of the console and the API; default: 8780; 0: any free port
 set -euo pipefail
 work=${DITFLEET_DEMO_FOLDER:+$(realpath -m -- "$DITFLEET_DEMO_FOLDER")}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -17,18 +17,18 @@ for argument in "$@"; do
     yes--once) once=yes ;;
     yes-h | yes--help) sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     yes--) options=no ;;
-    yes--*) usage "unknown option '$argument' (a prompt that begins so comes after --)" ;;
+    yes--*) usage "unknown option '$argument' (put -- before a prompt that begins with --)" ;;
     *)
-      [ $given = no ] || usage "'$argument' is a second prompt; give one, in quotes"
+      [ $given = no ] || usage "unexpected argument '$argument'; put the prompt in quotes"
       prompt=$argument given=yes ;;
   esac
 done
-[ $given = yes ] || usage "there is no prompt"
+[ $given = yes ] || usage "no prompt given"
 
 model=deploy/demo-model/model
-[ -f $model/model_index.json ] || { echo "demo: $model is not there; is this a whole checkout?" >&2; exit 1; }
+[ -f $model/model_index.json ] || { echo "demo: $model does not exist; is this a complete checkout?" >&2; exit 1; }
 
-# A process's children, theirs, and so on.
+# Prints the ids of a process's descendants.
 descendants() {
   local child
   # shellcheck disable=SC2013
@@ -37,16 +37,16 @@ descendants() {
     descendants "$child"
   done
 }
-# Why the service is not there, and what it said.
-last_words() {
+# report_failure WHY: prints why the service is not running, with the end of its log.
+report_failure() {
   if [ -f "$run/up.log" ] && [ -s "$run/up.log" ]; then
     tail -n 20 "$run/up.log" >&2
-    echo "demo: $1; its last words are above" >&2
+    echo "demo: $1 (see the end of its log above)" >&2
   else
-    echo "demo: $1, and left no word in $run/up.log; is there room for it? $(df -Ph "$run" | awk 'NR == 2 { print $4 }') are free there" >&2
+    echo "demo: $1 and its log $run/up.log is empty; is the disk full? $(df -Ph "$run" | awk 'NR == 2 { print $4 }') are free" >&2
   fi
 }
-setup='' up='' temporary='' leaving=130
+setup='' up='' temporary='' signal_status=130
 finish() {
   trap - EXIT INT TERM HUP
   # shellcheck disable=SC2046
@@ -59,20 +59,20 @@ finish() {
   exit "$1"
 }
 trap 'finish $?' EXIT
-trap 'finish $leaving' INT TERM HUP
+trap 'finish $signal_status' INT TERM HUP
 
-# Beside this shell, which would not see a signal before a command that it runs itself has ended.
+# In the background, because the shell handles signals only after a foreground command has ended.
 deploy/setup.sh &
 setup=$! status=0
 wait "$setup" || status=$?
 setup=
 [ $status = 0 ] || exit $status
 
-# One demo of a checkout keeps its data; another beside it works in a folder that goes with it, and so does one that
-# finds a service on that data.
+# The first demo of a checkout uses the permanent data folder. If another demo or service already uses that folder,
+# this one works in a temporary folder.
 work=${work:-$PWD/build/demo}
-if ! mkdir -p "$work/pictures" || ! : >>"$work/lock"; then
-  echo "demo: cannot write to $work (the reason is above); set DITFLEET_DEMO_FOLDER to a folder where that is possible" >&2
+if ! mkdir -p "$work/images" || ! : >>"$work/lock"; then
+  echo "demo: cannot write to $work (see the reason above); set DITFLEET_DEMO_FOLDER to a writable folder" >&2
   exit 1
 fi
 run=$work
@@ -85,24 +85,24 @@ rm -f "$ready"
 
 port=${DITFLEET_DEMO_PORT:-8780}
 if [ -n "$temporary" ]; then
-  port=0  # the first one may not listen yet
+  port=0  # the first demo may not listen yet
 elif [ "$port" != 0 ] && (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
-  echo "==> Port $port is in use; the service gets another"
+  echo "==> Port $port is in use; using a free one instead"
   port=0
 fi
 echo "==> Starting the service"
-# If this shell is killed the service is to end as well, as with Ctrl-C.
-with_me=()
-! command -v setpriv >/dev/null || with_me=(setpriv --pdeathsig TERM)
-${with_me[@]+"${with_me[@]}"} build/bin/ditfleet up --data "$run/data" --listen "127.0.0.1:$port" --model "demo=$model" --ready-file "$ready" >"$run/up.log" 2>&1 9>&- &
+# Stops the service if this shell is killed.
+dies_with_shell=()
+! command -v setpriv >/dev/null || dies_with_shell=(setpriv --pdeathsig TERM)
+${dies_with_shell[@]+"${dies_with_shell[@]}"} build/bin/ditfleet up --data "$run/data" --listen "127.0.0.1:$port" --model "demo=$model" --ready-file "$ready" >"$run/up.log" 2>&1 9>&- &
 up=$!
-patience=$((SECONDS + 180))
+give_up=$((SECONDS + 180))
 while [ ! -f "$ready" ]; do
   problem=
   kill -0 "$up" 2>/dev/null || problem="the service did not start"
-  [ $SECONDS -lt $patience ] || problem="the service is not ready after 180 s"
+  [ $SECONDS -lt $give_up ] || problem="the service is not ready after 180 s"
   if [ -n "$problem" ]; then
-    last_words "$problem"
+    report_failure "$problem"
     exit 1
   fi
   sleep 0.1
@@ -110,19 +110,19 @@ done
 from_ready() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])' "$ready" "$1"; }
 url=$(from_ready gateway) redis=$(from_ready redis)
 
-echo "==> Drawing: $prompt"
+echo "==> Generating: $prompt"
 name=$(printf '%s' "$prompt" | LC_ALL=C tr -cs 'A-Za-z0-9' '-' | cut -c 1-60 | sed 's/^-*//; s/-*$//')
-[ -z "$temporary" ] || name=${name:-picture}-${temporary##*-}  # its own: the same prompt may be drawn beside it
-picture=$work/pictures/${name:-picture}.png
-build/bin/ditfleet generate --url "$url" --model demo -o "$picture" -- "$prompt" >/dev/null 9>&-
-echo "==> The picture: $picture"
-echo "==> The console: $url"
-echo "==> Redis listens on: ${redis#unix://}"
+[ -z "$temporary" ] || name=${name:-image}-${temporary##*-}  # the other demo may use the same prompt
+image=$work/images/${name:-image}.png
+build/bin/ditfleet generate --url "$url" --model demo -o "$image" -- "$prompt" >/dev/null 9>&-
+echo "==> Image: $image"
+echo "==> Console: $url"
+echo "==> Redis socket: ${redis#unix://}"
 [ $once = no ] || finish 0
-leaving=0
-echo "==> Running until Ctrl-C; another picture: build/bin/ditfleet generate --url $url \"…\""
+signal_status=0
+echo "==> Running until Ctrl-C; to generate another image: build/bin/ditfleet generate --url $url \"…\""
 status=0
 wait "$up" || status=$?
 up=
-last_words "the service ended by itself (status $status)"
+report_failure "the service exited with status $status"
 exit 1

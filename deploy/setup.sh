@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# Makes a fresh Debian 12 machine ready: system packages, LibTorch, and a build in build/.
-# Run it again whenever you like: what is there is found and nothing is repeated, also without a network.
+# Prepares a fresh Debian 12 machine: installs whatever is missing of the system packages and LibTorch, and builds.
+# Safe to run again: it repeats no finished step, and then needs no network.
 #
-#   deploy/setup.sh            the two programs, build/bin/{ditfleet,ditfleet-worker}
-#   deploy/setup.sh --tests    also what the tests need, and all tests
-#   deploy/setup.sh --no-build packages and LibTorch alone
-# and, for builds of other kinds (tests/run.sh):
-#   --into FOLDER              build there instead of in build/
-#   --target NAME              build this, and what else is named so, instead
-#   -DNAME=VALUE               to CMake
+#   deploy/setup.sh            build the two programs, build/bin/{ditfleet,ditfleet-worker}
+#   deploy/setup.sh --tests    also install the packages that tests need, and build all tests
+#   deploy/setup.sh --no-build install packages and LibTorch only
+# Options for other builds (tests/run.sh uses them):
+#   --into FOLDER              build in FOLDER instead of build/
+#   --target NAME              build this target instead; may be repeated
+#   -DNAME=VALUE               pass a definition to CMake
 #
 # Environment:
-#   DITFLEET_LIBTORCH   a LibTorch 2.11 that is already there (the folder with include/ and lib/)
-#   DITFLEET_FLAVOUR    slim (no GPU) or full (with CUDA's libraries); by default what nvidia-smi says
-#   DITFLEET_SKIP_PACKAGES=1   leave the system's packages alone (another distribution)
-#   XDG_CACHE_HOME      LibTorch is kept in $XDG_CACHE_HOME/ditfleet (~/.cache/ditfleet), for every checkout
-#   JOBS                compilers at once; by default the processors, fewer where memory is short
+#   DITFLEET_LIBTORCH   an existing LibTorch 2.11 (the folder with include/ and lib/)
+#   DITFLEET_FLAVOUR    slim (no GPU) or full (with CUDA's libraries); default: full if nvidia-smi finds a GPU
+#   DITFLEET_SKIP_PACKAGES=1   do not touch system packages (for other distributions)
+#   XDG_CACHE_HOME      LibTorch is stored in $XDG_CACHE_HOME/ditfleet (~/.cache/ditfleet) and shared by all checkouts
+#   JOBS                parallel compiler processes; default: the number of cores, or fewer if memory is short
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -31,7 +31,7 @@ while [ $# -gt 0 ]; do
       shift ;;
     -D?*=*) defines+=("$1") ;;
     -h | --help) sed -n '2,19s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
-    *) echo "setup: unknown argument '$1'; known are --tests, --no-build, --into FOLDER, --target NAME, -DNAME=VALUE, --help" >&2; exit 2 ;;
+    *) echo "setup: unknown argument '$1'; see deploy/setup.sh --help" >&2; exit 2 ;;
   esac
   case $1 in -DDITFLEET_PIPELINE=OFF | -DDITFLEET_FUZZ=ON) with_libtorch=no ;; esac
   shift
@@ -45,16 +45,17 @@ die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 need_space() {
   local free
   free=$(df -Pm "$1" | awk 'NR == 2 { print $4 }')
-  [ "$free" -ge "$2" ] || die "$3 needs about $2 MB under $1, where $free MB are free; make room or set ${4:-XDG_CACHE_HOME} to another disk"
+  [ "$free" -ge "$2" ] ||
+    die "$3 needs about $2 MB under $1, but only $free MB are free; free some space or set ${4:-XDG_CACHE_HOME} to another disk"
 }
 
-[ "$(uname -m)" = x86_64 ] || die "this is $(uname -m); LibTorch and the build are for x86_64"
+[ "$(uname -m)" = x86_64 ] || die "unsupported architecture $(uname -m); LibTorch and the build need x86_64"
 [ -n "${HOME:-}" ] || { HOME=$(getent passwd "$(id -u)" | cut -d: -f6); export HOME; }
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/ditfleet
-mkdir -p "$cache" || die "cannot make $cache; set XDG_CACHE_HOME to a folder that may be written"
+mkdir -p "$cache" || die "cannot create $cache; set XDG_CACHE_HOME to a writable folder"
 
 # --- 1. system packages ----------------------------------------------------------------------------------
-# missing_packages FILE: the names in FILE that are not installed.
+# missing_packages FILE: prints the packages in FILE that are not installed.
 missing_packages() {
   local name
   while read -r name; do
@@ -69,28 +70,31 @@ apt_install() {
 }
 
 if [ "${DITFLEET_SKIP_PACKAGES:-}" = 1 ]; then
-  say "[1/4] System packages: left alone (DITFLEET_SKIP_PACKAGES=1)"
+  say "[1/4] System packages: skipped (DITFLEET_SKIP_PACKAGES=1)"
 else
-  command -v dpkg-query >/dev/null || die "this is not Debian; install what deploy/packages.txt lists in your system's way, then run with DITFLEET_SKIP_PACKAGES=1"
+  command -v dpkg-query >/dev/null ||
+    die "this is not Debian; install the equivalents of deploy/packages.txt, then run with DITFLEET_SKIP_PACKAGES=1"
   missing=$(missing_packages deploy/packages.txt)
   if [ -n "$missing" ]; then
     # shellcheck disable=SC1091
     release=$(. /etc/os-release && echo "${ID:-?} ${VERSION_ID:-?}")
-    [ "$release" = "debian 12" ] || die "this is $release, and deploy/packages.txt is for Debian 12; install the like of: $missing— then run with DITFLEET_SKIP_PACKAGES=1"
-    [ "$(id -u)" = 0 ] || command -v sudo >/dev/null || die "some packages are missing and neither root nor sudo is at hand; as root: apt-get install -y --no-install-recommends $missing"
+    [ "$release" = "debian 12" ] ||
+      die "this is $release, but deploy/packages.txt is for Debian 12; install the equivalents of these, then run with DITFLEET_SKIP_PACKAGES=1: $missing"
+    [ "$(id -u)" = 0 ] || command -v sudo >/dev/null ||
+      die "packages are missing, and installing them needs root or sudo; run as root: apt-get install -y --no-install-recommends $missing"
     need_space /usr 1500 "installing packages" TMPDIR
     say "[1/4] System packages: installing $missing"
     # shellcheck disable=SC2086
-    apt_install $missing || die "apt-get could not install the packages (its message is above); is the network up?"
+    apt_install $missing || die "apt-get failed to install the packages (see its message above); is the network up?"
   else
-    say "[1/4] System packages: all there"
+    say "[1/4] System packages: all installed"
   fi
   if [ $with_tests = yes ]; then
     missing=$(missing_packages tests/packages.txt)
     if [ -n "$missing" ]; then
-      say "      for the tests: installing $missing"
+      say "      For the tests: installing $missing"
       # shellcheck disable=SC2086
-      apt_install $missing || say "      could not install all of them; tests that need what lacks are skipped"
+      apt_install $missing || say "      Could not install all of them; tests that need them are skipped"
     fi
   fi
 fi
@@ -98,23 +102,23 @@ fi
 # --- 2. LibTorch -----------------------------------------------------------------------------------------
 is_libtorch() { [ -e "$1/include/ATen/ATen.h" ] && [ -e "$1/lib/libtorch_cpu.so" ]; }
 
-# The wheels hold all that LibTorch is; only that is kept. A folder gets its name when it is whole, so that
-# what an interrupted run leaves is never taken for it.
+# Extracts LibTorch from the PyPI wheels. The folder is renamed into place once complete, so that an interrupted
+# run leaves nothing that looks like an installation.
 fetch_libtorch() {
   local flavour=$1 target=$2 work
   need_space "$cache" "$([ "$flavour" = full ] && echo 14000 || echo 3500)" "LibTorch ($flavour)"
   rm -rf "$cache"/.partial-libtorch-*
   work=$(mktemp -d "$cache/.partial-libtorch-XXXXXX")
   trap 'rm -rf "$work"' EXIT
-  python3 -m venv "$work/venv" || die "python3 -m venv failed; is the package python3-venv there?"
+  python3 -m venv "$work/venv" || die "python3 -m venv failed; is the package python3-venv installed?"
   local pip=("$work/venv/bin/python" -m pip --disable-pip-version-check download --no-cache-dir --only-binary :all: --dest "$work/wheels")
   if [ "$flavour" = full ]; then
     "${pip[@]}" "torch==$kTorch" nvidia-cuda-crt==13.0.88 </dev/null  # the headers that CUDA's own include
   else
     "${pip[@]}" --no-deps "torch==$kTorch" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85 \
       nvidia-cuda-nvrtc==13.0.88 nvidia-cuda-crt==13.0.88 </dev/null
-  fi || die "could not download LibTorch (pip's message is above); is the network up? A LibTorch that is already there can be named with DITFLEET_LIBTORCH"
-  say "      unpacking"
+  fi || die "could not download LibTorch (see pip's message above); is the network up? DITFLEET_LIBTORCH can name an existing LibTorch"
+  say "      Unpacking"
   python3 - "$work" <<'PY' || die "could not unpack the wheels; is the disk full?"
 import pathlib, sys, zipfile
 work = pathlib.Path(sys.argv[1])
@@ -124,7 +128,7 @@ for wheel in sorted((work / "wheels").glob("*.whl")):
         archive.extractall(work / "tree", [n for n in archive.namelist() if n.startswith(keep)])
     wheel.unlink()
 PY
-  is_libtorch "$work/tree/torch" || die "the wheel of torch $kTorch lacks what was expected of it (torch/include/ATen/ATen.h, torch/lib/libtorch_cpu.so)"
+  is_libtorch "$work/tree/torch" || die "the wheel of torch $kTorch does not contain torch/include/ATen/ATen.h and torch/lib/libtorch_cpu.so"
   mv -T "$work/tree" "$target"
   rm -rf "$work"
   trap - EXIT
@@ -134,17 +138,17 @@ libtorch=
 if [ $with_libtorch = no ]; then
   say "[2/4] LibTorch: not needed for this build"
 elif [ -n "${DITFLEET_LIBTORCH:-}" ]; then
-  is_libtorch "$DITFLEET_LIBTORCH" || die "DITFLEET_LIBTORCH is '$DITFLEET_LIBTORCH', which lacks include/ATen/ATen.h or lib/libtorch_cpu.so; it must be a LibTorch folder"
+  is_libtorch "$DITFLEET_LIBTORCH" || die "DITFLEET_LIBTORCH is '$DITFLEET_LIBTORCH', which has no include/ATen/ATen.h or lib/libtorch_cpu.so; it must be a LibTorch folder"
   libtorch=$(cd "$DITFLEET_LIBTORCH" && pwd)
   found=$(sed -n 's/^#define TORCH_VERSION_\(MAJOR\|MINOR\|PATCH\) //p' "$libtorch/include/torch/headeronly/version.h" 2>/dev/null | paste -sd .)
-  [ "$found" = "$kTorch" ] || say "      note: $libtorch is not version $kTorch, the one that is tested"
+  [ "$found" = "$kTorch" ] || say "      Note: $libtorch is version ${found:-unknown}; only $kTorch is tested"
   say "[2/4] LibTorch: $libtorch (DITFLEET_LIBTORCH)"
 else
   flavour=${DITFLEET_FLAVOUR:-}
   if [ -z "$flavour" ]; then
     if nvidia-smi -L >/dev/null 2>&1; then flavour=full; else flavour=slim; fi
   fi
-  case $flavour in slim | full) ;; *) die "DITFLEET_FLAVOUR is '$flavour'; it takes slim or full" ;; esac
+  case $flavour in slim | full) ;; *) die "DITFLEET_FLAVOUR is '$flavour'; it must be slim or full" ;; esac
   find_libtorch() {
     local candidate
     for candidate in "$flavour" full; do
@@ -155,9 +159,9 @@ else
   }
   if ! find_libtorch; then
     exec 9>"$cache/lock"
-    flock -n 9 || { say "[2/4] LibTorch: another set-up is fetching it; waiting"; flock 9; }
+    flock -n 9 || { say "[2/4] LibTorch: waiting for another setup that is downloading it"; flock 9; }
     if ! find_libtorch; then
-      say "[2/4] LibTorch $kTorch ($flavour): downloading, $([ "$flavour" = full ] && echo "about 2.7 GB" || echo "about 600 MB"), once for all checkouts"
+      say "[2/4] LibTorch $kTorch ($flavour): downloading, $([ "$flavour" = full ] && echo "about 2.7 GB" || echo "about 600 MB") (shared by all checkouts)"
       fetch_libtorch "$flavour" "$cache/libtorch-$kTorch-$flavour"
       find_libtorch || die "LibTorch is not in $cache after its installation; this is a bug"
     fi
@@ -166,7 +170,7 @@ else
   say "[2/4] LibTorch: $libtorch"
 fi
 
-# A network namespace of its own begins with its loopback down, and everything here speaks over it.
+# The service and the tests need the loopback interface. It is down in a new network namespace.
 if ! python3 - <<'PY'
 import fcntl, socket, struct
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
@@ -174,15 +178,15 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
     if not flags & 1:
         fcntl.ioctl(s, 0x8914, struct.pack("16sH14x", b"lo", flags | 1))  # SIOCSIFFLAGS, IFF_UP
 PY
-then say "      note: the loopback interface is down and only root can raise it (ip link set lo up)"; fi
+then say "      Note: the loopback interface is down; as root, run: ip link set lo up"; fi
 
 # --- 3. configure, 4. build ------------------------------------------------------------------------------
 [ $build = yes ] || { say "Ready after $((SECONDS - started)) s (not built)"; exit 0; }
 mkdir -p "$folder"
 exec 8>"$folder/.setup.lock"
-flock -n 8 || { say "another set-up builds in $folder/; waiting"; flock 8; }
+flock -n 8 || { say "Waiting for another setup that is building in $folder/"; flock 8; }
 
-# What the folder was configured for; a folder that was moved or copied cannot be used where it is now.
+# Settings that require a new configuration. The path is one of them: a moved or copied build folder is unusable.
 wanted=$(printf '%s\n' "$PWD" "$libtorch" ${defines[@]+"${defines[@]}"})
 if [ -f "$folder/build.ninja" ] && [ "$(cat "$folder/.configured" 2>/dev/null)" = "$wanted" ]; then
   say "[3/4] Configured: $folder/"
@@ -194,7 +198,7 @@ else
       ${defines[@]+"${defines[@]}"} >"$folder/configure.log" 2>&1; then
     tail -n 25 "$folder/configure.log" >&2
     rm -f "$folder/CMakeCache.txt"
-    die "CMake could not configure the build; the whole log is $folder/configure.log"
+    die "CMake could not configure the build; the full log is $folder/configure.log"
   fi
   printf '%s\n' "$wanted" >"$folder/.configured"
 fi
@@ -208,6 +212,6 @@ fi
 if [ ${#targets[@]} -eq 0 ]; then
   if [ $with_tests = yes ]; then targets=(all); else targets=(ditfleet ditfleet-worker); fi
 fi
-say "[4/4] Building ${targets[*]} in $folder/ with $JOBS compilers at once"
-NINJA_STATUS='[%f/%t, %es] ' cmake --build "$folder" -j "$JOBS" --target "${targets[@]}" || die "the build failed; the compiler's message is above"
+say "[4/4] Building ${targets[*]} in $folder/ with $JOBS parallel compilers"
+NINJA_STATUS='[%f/%t, %es] ' cmake --build "$folder" -j "$JOBS" --target "${targets[@]}" || die "the build failed (see the compiler's message above)"
 say "Ready after $((SECONDS - started)) s: $folder/"

@@ -1,25 +1,26 @@
 #!/usr/bin/env bash
-# Sets the machine up (deploy/setup.sh), builds the tests and runs them.
-#   tests/run.sh            all of them
-#   tests/run.sh LABEL…     those of some labels, and builds only what they need:
+# Installs whatever is missing (deploy/setup.sh), builds the tests and runs them.
+#   tests/run.sh            all labels except tidy
+#   tests/run.sh LABEL…     only tests with these labels; builds only what they need:
 #                           unit parity system fault bench gpu   in build/
-#                           sanitize   unit and service tests under the sanitizers, in build/address, build/thread
-#                           fuzz       a minute of libFuzzer for each edge where foreign bytes enter, in build/fuzz
-# What a machine lacks (a GPU, Chromium, the foreign clients) is said, and its tests are skipped.
-# The last line counts: PASSED passed, FAILED failed, SKIPPED skipped. Exit 0 only if none failed.
+#                           sanitize   unit and service tests under the sanitizers, in build/address and build/thread
+#                           fuzz       libFuzzer on each parser of untrusted input, one minute each, in build/fuzz
+#                           tidy       clang-tidy over the product's sources; takes half an hour on two cores
+# Tests that need something this machine does not have (GPU, Chromium, foreign clients) are skipped with a message.
+# The last line is "PASSED passed, FAILED failed, SKIPPED skipped". The exit status is 0 only if nothing failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-kLabels='unit parity system fault bench gpu sanitize fuzz'
+kLabels='unit parity system fault bench gpu sanitize fuzz tidy'
 for label in "$@"; do
   case $label in
-    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *[!a-z]* | '') known=no ;;
     *) case " $kLabels " in *" $label "*) known=yes ;; *) known=no ;; esac ;;
   esac
-  [ $known = yes ] || { echo "run: unknown label '$label'; known are $kLabels" >&2; exit 2; }
+  [ $known = yes ] || { echo "run: unknown label '$label'; labels: $kLabels" >&2; exit 2; }
 done
-wants() {  # LABEL: whether it was asked for
+wants() {  # LABEL: whether to run it
   local label
   [ ${#asked[@]} -gt 0 ] || return 0
   for label in "${asked[@]}"; do [ "$label" != "$1" ] || return 0; done
@@ -35,19 +36,19 @@ say() { printf '==> %s\n' "$*"; }
 finish() {
   local status=$?
   trap - EXIT
-  [ "$status" = 0 ] || [ "$failed" -gt 0 ] || { failed=1; failures+=("the set-up or a build (its message is above)"); }
+  [ "$status" = 0 ] || [ "$failed" -gt 0 ] || { failed=1; failures+=("setup or a build (see its message above)"); }
   say "Took $((SECONDS - started)) s"
-  for failure in ${failures[@]+"${failures[@]}"}; do say "failed: $failure"; done
+  for failure in ${failures[@]+"${failures[@]}"}; do say "Failed: $failure"; done
   echo "$passed passed, $failed failed, $skipped skipped"
   [ "$failed" = 0 ] || status=1
   exit "$status"
 }
 trap finish EXIT
 
-# count PATTERN FILE: CTest's result lines that match.
+# count PATTERN FILE: counts CTest's result lines that match.
 count() { grep -cE "^ *[0-9]+/[0-9]+ Test +#[0-9]+: .*$1" "$2" || true; }
 
-# run_ctest NAME FOLDER ARGUMENTS…: runs tests of one build and adds up how they ended.
+# run_ctest NAME FOLDER ARGUMENTS…: runs the tests of one build and adds up the results.
 run_ctest() {
   local name=$1 folder=$2 log=$2/ctest.log status=0 bad
   shift 2
@@ -62,7 +63,7 @@ run_ctest() {
 }
 launcher=()
 
-# The foreign clients live in a virtual environment that every checkout finds again.
+# Installs the foreign clients into a virtual environment that all checkouts share.
 foreign_clients() {
   local venv work
   venv=$cache/test-clients-$(sha256sum tests/requirements.txt | cut -c 1-12)
@@ -70,11 +71,12 @@ foreign_clients() {
     say "Foreign clients: installing $(grep -c '^[a-z]' tests/requirements.txt) packages of tests/requirements.txt"
     mkdir -p "$cache"
     work=$(mktemp -d "$cache/.partial-clients-XXXXXX")
-    if python3 -m venv "$work" && "$work/bin/python" -m pip --disable-pip-version-check install --quiet --only-binary :all: -r tests/requirements.txt </dev/null; then
+    if python3 -m venv "$work" && "$work/bin/python" -m pip --disable-pip-version-check install --quiet \
+        --only-binary :all: -r tests/requirements.txt </dev/null; then
       mv -T "$work" "$venv"
     else
       rm -rf "$work"
-      say "Foreign clients: not to be had (pip's message is above); their tests are skipped"
+      say "Foreign clients: not installed (see pip's message above); their tests are skipped"
       return 0
     fi
   fi
@@ -91,23 +93,25 @@ if [ ${#selected[@]} -gt 0 ]; then
   deploy/setup.sh --tests ${targets[@]+"${targets[@]}"}
   if wants system && [ -f tests/requirements.txt ]; then foreign_clients; fi
   if ! nvidia-smi -L >/dev/null 2>&1; then
-    if wants gpu; then say "Skipped: tests labelled gpu, as there is no GPU here"; fi
+    if wants gpu; then say "Skipped: label gpu (no GPU found)"; fi
     selection+=(-LE '^gpu$')
   fi
-  command -v chromium >/dev/null || say "Skipped: the console in a browser, as there is no Chromium here"
+  command -v chromium >/dev/null || say "Skipped: console tests in a browser (chromium is not installed)"
   if [ "${selected[*]}" != gpu ] || nvidia-smi -L >/dev/null 2>&1; then
     run_ctest "${selected[*]}" build "${selection[@]}"
   fi
 fi
 
 # --- sanitizers ------------------------------------------------------------------------------------------
-# Without what links LibTorch, which would double the time; the thread sanitizer where threads are: queue,
-# worker and scheduler on a real Redis.
+# Both builds leave out LibTorch. The thread sanitizer runs the tests that use threads: queue, worker and scheduler
+# on a real Redis.
 if wants sanitize; then
-  deploy/setup.sh --tests --into build/address -DDITFLEET_SANITIZE=address -DDITFLEET_PIPELINE=OFF --target tests_sanitize_address
+  deploy/setup.sh --tests --into build/address -DDITFLEET_SANITIZE=address -DDITFLEET_PIPELINE=OFF \
+    --target tests_sanitize_address
   run_ctest "address and undefined-behaviour sanitizers" build/address -L '^sanitize_address$'
-  deploy/setup.sh --tests --into build/thread -DDITFLEET_SANITIZE=thread -DDITFLEET_PIPELINE=OFF --target tests_sanitize_thread
-  # GCC 12's thread sanitizer cannot live with all of the kernel's address randomization.
+  deploy/setup.sh --tests --into build/thread -DDITFLEET_SANITIZE=thread -DDITFLEET_PIPELINE=OFF \
+    --target tests_sanitize_thread
+  # GCC 12's thread sanitizer fails under the kernel's full address space randomization.
   if setarch "$(uname -m)" -R true 2>/dev/null; then launcher=(setarch "$(uname -m)" -R); fi
   run_ctest "thread sanitizer" build/thread -L '^sanitize_thread$'
   launcher=()
@@ -119,7 +123,21 @@ if wants fuzz; then
     deploy/setup.sh --tests --into build/fuzz -DDITFLEET_FUZZ=ON -DCMAKE_CXX_COMPILER=clang++-16 --target all
     run_ctest "fuzz targets" build/fuzz -j "$(nproc)"
   else
-    say "Skipped: the fuzz targets, as there is no clang++-16 here"
+    say "Skipped: label fuzz (clang++-16 is not installed)"
     skipped=$((skipped + 1))
   fi
+fi
+
+# --- clang-tidy ------------------------------------------------------------------------------------------
+# Only if asked for by name: it takes longer than all tests together and tests no behaviour.
+if [ ${#asked[@]} -gt 0 ] && wants tidy; then
+  deploy/setup.sh --tests --target tests_tidy  # configures build/ for compile_commands.json
+  say "Running clang-tidy"
+  status=0
+  tests/tidy.sh || status=$?
+  case $status in
+    0) passed=$((passed + 1)) ;;
+    77) skipped=$((skipped + 1)) ;;
+    *) failed=$((failed + 1)) failures+=("tidy") ;;
+  esac
 fi

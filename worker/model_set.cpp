@@ -20,11 +20,12 @@ job::JobSpec smallest(const job::ModelEntry& entry) {
   spec.model = entry.name;
   spec.prompt = "a";
   spec.n = 1;
-  spec.width = spec.height = side;
-  spec.num_inference_steps = 1;
-  spec.guidance_scale = entry.guidance_scale;
-  spec.true_cfg_scale = 1.0;
-  spec.max_sequence_length = entry.max_sequence_length;
+  spec.fields.set("width", side);
+  spec.fields.set("height", side);
+  spec.fields.set("num_inference_steps", 1);
+  spec.fields.set("guidance_scale", entry.guidance_scale);
+  spec.fields.set("true_cfg_scale", 1.0);
+  spec.fields.set("max_sequence_length", entry.max_sequence_length);
   spec.seed = 0;
   return spec;
 }
@@ -50,7 +51,7 @@ Result<PartTimes> draw(pipeline::Model& model, const job::JobSpec& spec, const I
     if (phase == "vae") parts.emplace_back("vae", us);
   }
   const auto begun = std::chrono::steady_clock::now();
-  auto bytes = encode_image(*image, pipeline::ImageFormat::kPng, 100);
+  auto bytes = encode_image(*image, job::OutputFormat::kPng, 100);
   if (!bytes) return bytes.error();
   parts.emplace_back("encode", duration_cast<microseconds>(std::chrono::steady_clock::now() - begun));
   return parts;
@@ -62,14 +63,14 @@ Result<job::JobSpec> spec_of(const WarmupClass& one, const std::string& model, c
   spec.model = model;
   spec.prompt = "a";
   spec.n = 1;
-  spec.width = one.width;
-  spec.height = one.height;
-  spec.num_inference_steps = 2;
-  spec.max_sequence_length = one.max_sequence_length;
+  spec.fields.set("width", one.width);
+  spec.fields.set("height", one.height);
+  spec.fields.set("num_inference_steps", 2);
+  if (one.max_sequence_length) spec.fields.set("max_sequence_length", *one.max_sequence_length);
   spec.seed = 0;
   if (one.true_cfg) {
-    spec.negative_prompt = "";
-    spec.true_cfg_scale = 2.0;
+    spec.fields.set("negative_prompt", "");
+    spec.fields.set("true_cfg_scale", 2.0);
   }
   auto complete = job::complete_spec(std::move(spec), set.catalogue);
   if (!complete)
@@ -78,7 +79,8 @@ Result<job::JobSpec> spec_of(const WarmupClass& one, const std::string& model, c
 }
 
 std::string label_of(const job::JobSpec& spec) {
-  return std::to_string(*spec.width) + "x" + std::to_string(*spec.height);
+  return std::to_string(spec.fields.integer("width").value()) + "x" +
+         std::to_string(spec.fields.integer("height").value());
 }
 
 }  // namespace

@@ -14,8 +14,8 @@
 
 namespace ditfleet::worker {
 
-// pipeline::encode_image, or what a test puts in its place.
-using ImageEncoder = std::function<Result<std::string>(const pipeline::Image&, pipeline::ImageFormat, int quality)>;
+// pipeline::encode_media, or what a test puts in its place.
+using ImageEncoder = std::function<Result<std::string>(const pipeline::Media&, job::OutputFormat, int quality)>;
 
 // A class that is to be warm before the worker is ready.
 struct WarmupClass {

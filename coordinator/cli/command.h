@@ -47,7 +47,6 @@ void add_explain(CLI::App& app, Invocation& run);
 void add_cache(CLI::App& app, Invocation& run);
 void add_config(CLI::App& app, Invocation& run);
 void add_sim(CLI::App& app, Invocation& run);
-void add_bench(CLI::App& app, Invocation& run);
 void add_version(CLI::App& app, Invocation& run);
 
 }  // namespace ditfleet::cli

@@ -43,10 +43,7 @@ History read_history(HttpClient& client, const std::string& id) {
     if (!data) return HttpClient::Next::kGoOn;
     const auto unit = integer(*data, "unit", -1);
     if (event.type == "assigned") {
-      std::string worker = text(*data, "worker");
-      if (worker.empty()) worker = text(*data, "owner");
-      history[unit].push_back(
-          {worker.substr(0, worker.find(':')), text(*data, "reason"), integer(*data, "at_ms"), {}, 0});
+      history[unit].push_back({text(*data, "worker"), text(*data, "reason"), integer(*data, "at_ms"), {}, 0});
     }
     if (event.type == "ready" && !history[unit].empty() && history[unit].back().back.empty()) {
       auto& last = history[unit].back();

@@ -13,11 +13,6 @@
 namespace ditfleet::gateway {
 namespace {
 
-Readiness redis_readiness(const redis::Connection& redis) {
-  if (redis.connected()) return {true, {}};
-  return {false, {"Redis (" + redis.options().endpoint.display() + ") is not connected"}};
-}
-
 ServerOptions server_options(const config::Settings& settings) {
   ServerOptions options;
   options.max_body_bytes = static_cast<std::uint64_t>(settings.gateway.max_body_bytes);
@@ -30,33 +25,21 @@ ServerOptions server_options(const config::Settings& settings) {
 class Gateway::Impl {
  public:
   Impl(asio::any_io_executor executor, GatewayDependencies dependencies)
-      : settings_(dependencies.settings),
-        redis_(dependencies.redis),
-        service_(make_job_service(dependencies.queue, dependencies.store, dependencies.redis)),
+      : service_(make_job_service(dependencies.queue, dependencies.store, dependencies.redis)),
         feed_(std::make_shared<queue::Feed>(dependencies.redis, dependencies.queue->options().shard, true)),
         hub_(std::make_shared<EventHub>(executor, [feed = feed_](auto block) { return feed->next(block); })),
         tasks_(executor),
-        server_(executor, server_options(settings_),
+        server_(executor, server_options(dependencies.settings),
                 {.request = [this](Request request) { return api_->handle(std::move(request)); },
                  .refuse = [this](int status, const std::string& message,
                                   const std::string& code) { return api_->refuse(status, message, code); },
-                 .streams = Api::wants_stream,
+                 .streams = [this](const Request& head) { return api_->wants_stream(head); },
                  .count_connections = count_connections}),
         dependencies_(std::move(dependencies)) {}
 
   Result<void> listen() {
-    if (auto listening = server_.listen(settings_.gateway.listen); !listening) return listening;
-    ApiOptions options;
-    options.settings = settings_;
-    options.catalogue = std::move(dependencies_.catalogue);
-    options.advise = std::move(dependencies_.advise);
-    options.waits_for = std::move(dependencies_.waits_for);
-    options.readiness = std::move(dependencies_.readiness);
-    if (!options.readiness) options.readiness = [redis = redis_] { return redis_readiness(*redis); };
-    options.loras = dependencies_.loras;
-    options.lora_directory = dependencies_.lora_directory;
-    options.local_url = url();
-    api_ = std::make_unique<Api>(std::move(options), *service_, hub_);
+    if (auto listening = server_.listen(dependencies_.settings.gateway.listen); !listening) return listening;
+    api_ = std::make_unique<Api>(std::move(dependencies_), *service_, hub_, url());
     return {};
   }
 
@@ -76,15 +59,13 @@ class Gateway::Impl {
   }
 
  private:
-  config::Settings settings_;
-  std::shared_ptr<redis::Connection> redis_;
   std::unique_ptr<JobService> service_;
   std::shared_ptr<queue::Feed> feed_;
   std::shared_ptr<EventHub> hub_;
-  std::unique_ptr<Api> api_;  // made by listen(), which knows the URL; no request comes before
+  std::unique_ptr<Api> api_;  // created by listen(), because it needs the URL; no request arrives earlier
   TaskGroup tasks_;
   Server server_;
-  GatewayDependencies dependencies_;
+  GatewayDependencies dependencies_;  // until listen()
 };
 
 Gateway::Gateway(asio::any_io_executor executor, GatewayDependencies dependencies)

@@ -3,8 +3,8 @@
 #include <chrono>
 #include <utility>
 
+#include "coordinator/gateway/routes/errors.h"
 #include "shared/redis/connection.h"
-#include "shared/redis/reply_reader.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -17,74 +17,54 @@ class QueueJobService final : public JobService {
 
   asio::awaitable<Result<queue::SubmitOutcome>> submit(const queue::Submission& submission) override {
     auto outcome = co_await queue_->submit(submission, deadline());
-    // Sent and not answered: it may have been taken.
-    co_return told(std::move(outcome), submission.idempotency_key.empty()
-                                           ? "whether it took the job is not known: /v1/jobs will show it, and an "
-                                             "Idempotency-Key makes asking again safe"
-                                           : "ask again with the same Idempotency-Key");
+    // Redis may have executed a command that it did not answer.
+    co_return translate(std::move(outcome),
+                        submission.idempotency_key.empty()
+                            ? "it is not known whether the job was submitted: check /v1/jobs, and use an "
+                              "Idempotency-Key to make retries safe"
+                            : "try again with the same Idempotency-Key");
   }
   asio::awaitable<Result<queue::CancelOutcome>> cancel(const std::string& id, const std::string& view) override {
-    co_return told(co_await queue_->cancel(id, view, deadline()));
+    co_return translate(co_await queue_->cancel(id, view, deadline()));
   }
   asio::awaitable<Result<queue::JobRecord>> job(const std::string& id, const std::string& view) override {
-    co_return told(co_await queue_->job(id, view, deadline()));
+    co_return translate(co_await queue_->job(id, view, deadline()));
   }
   asio::awaitable<Result<queue::JobPage>> list(const std::string& view, std::optional<job::State> state, int limit,
                                                const std::string& cursor) override {
-    co_return told(co_await queue_->list(view, state, limit, cursor, deadline()));
+    co_return translate(co_await queue_->list(view, state, limit, cursor, deadline()));
   }
   asio::awaitable<Result<std::vector<queue::Event>>> events(const std::string& id, const std::string& after,
                                                             int limit) override {
-    co_return told(co_await queue_->events(id, after, limit, deadline()));
+    co_return translate(co_await queue_->events(id, after, limit, deadline()));
   }
   asio::awaitable<Result<std::vector<queue::WorkerInfo>>> workers() override {
-    co_return told(co_await queue_->workers(deadline()));
+    co_return translate(co_await queue_->workers(deadline(), true));
   }
   asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) override {
-    co_return stored(co_await store_->get(manifest, deadline()));
+    co_return translate_stored(co_await store_->get(manifest, deadline()));
   }
   asio::awaitable<Result<std::string>> preview(const std::string& key) override {
-    co_return stored(co_await store_->get_preview(key, deadline()));
+    co_return translate_stored(co_await store_->get_preview(key, deadline()));
   }
 
  private:
   Deadline deadline() const {
-    // A short reconnect should not fail a request; a Redis that is away should say so soon.
+    // A short reconnect should not fail a request, but an unavailable Redis should be reported soon.
     return Deadline::after(redis_->connected() ? std::chrono::seconds(5) : std::chrono::seconds(1));
   }
 
-  // What is between this service and its Redis is no fault of the caller's.
   template <class T>
-  Result<T> told(Result<T> result, const char* advice = "nothing was lost, try again shortly") const {
+  Result<T> translate(Result<T> result, const char* unanswered = "nothing was lost, try again shortly") const {
     if (result) return result;
-    const Error error = result.error();
-    const std::string redis = "the queue's Redis (" + redis_->options().endpoint.display() + ")",
-                      why = " [" + error.message + "]";
-    switch (error.code) {
-      case Code::kUnavailable:
-      case Code::kDeadlineExceeded:
-        if (redis::is_refusal(error))
-          return unavailable(redis + " answers, but refuses this just now: nothing was changed, try again shortly" +
-                             why);
-        return unavailable(redis + " does not answer; " + advice + why);
-      case Code::kPermissionDenied:
-        return unavailable(
-            redis + " does not let this service in: redis.url needs a user and password with the rights for it" + why);
-      case Code::kResourceExhausted:
-        return Error{error.code,
-                     redis +
-                         " is at its memory limit; raise its maxmemory, or wait until ended jobs are forgotten "
-                         "(queue.retention_ms)" +
-                         why,
-                     {}};
-      default: return error;
-    }
+    return redis_error(result.error(), "the queue's Redis (" + redis_->options().endpoint.display() + ")", unanswered,
+                       "raise its maxmemory, or wait until ended jobs expire (queue.retention_ms)");
   }
 
-  // Results lie in Redis or in a folder; a folder's errors are its own.
+  // Results are in Redis or in files; errors of files need no translation.
   template <class T>
-  Result<T> stored(Result<T> result) const {
-    if (result || result.error().message.starts_with("[redis]")) return told(std::move(result));
+  Result<T> translate_stored(Result<T> result) const {
+    if (result || result.error().source != Source::kHere) return translate(std::move(result));
     return result;
   }
 

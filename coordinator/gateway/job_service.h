@@ -1,5 +1,5 @@
-// The queue and the result store as the gateway's handlers use them; an interface so that handlers are
-// tested without Redis. All calls from the gateway's executor; nothing blocks.
+// The queue and the result store as the gateway's handlers use them. An interface, so that tests of handlers need no
+// Redis. All calls from the gateway's executor; nothing blocks.
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -17,8 +17,8 @@ namespace ditfleet::gateway {
 
 namespace asio = boost::asio;
 
-// Errors are those of queue::Client and results::Store, with kUnavailable (and where Redis is in the message)
-// for everything that failed because Redis is away. `view` is the tenant to see as; empty: every job.
+// Errors are those of queue::Client and results::Store, with kUnavailable and Redis' address in the message if Redis is
+// unavailable. `view` is the tenant whose jobs are visible; empty: every tenant's.
 class JobService {
  public:
   virtual ~JobService() = default;
@@ -29,7 +29,7 @@ class JobService {
                                                        int limit, const std::string& cursor) = 0;
   virtual asio::awaitable<Result<std::vector<queue::Event>>> events(const std::string& id, const std::string& after,
                                                                     int limit) = 0;
-  virtual asio::awaitable<Result<std::vector<queue::WorkerInfo>>> workers() = 0;
+  virtual asio::awaitable<Result<std::vector<queue::WorkerInfo>>> workers() = 0;  // with tenants
   // kNotFound: it has expired.
   virtual asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) = 0;
   virtual asio::awaitable<Result<std::string>> preview(const std::string& key) = 0;

@@ -14,7 +14,8 @@ Classified classify(job::JobSpec spec, const std::string& precision) {
   const auto shape = job::shape_class_of(spec, precision);
   out.class_key = shape.key();
   out.batch_key = job::batch_key_of(spec, precision);
-  out.prior_us = prior_run_us(shape, spec.num_inference_steps.value_or(1), !spec.loras.empty());
+  out.prior_us = prior_run_us(shape, static_cast<int>(spec.fields.integer("num_inference_steps").value_or(1)),
+                              !spec.loras.empty());
   out.spec = std::move(spec);
   return out;
 }

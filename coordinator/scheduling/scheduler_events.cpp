@@ -8,9 +8,8 @@ namespace ditfleet::scheduling {
 namespace {
 
 constexpr std::size_t kTenantsKept = 4096;
-// Up to so many new jobs are dispatched with their admission instead of after the event that tells of it. Those that
-// get a worker at once are admitted and assigned in one call; the others' admissions are one call as well, which Redis
-// runs before whatever is assigned later. More at once have no one waiting.
+// So many new jobs at most are assigned together with their admission instead of after its event: their admissions fit
+// into one call, which Redis runs before the assignments that follow it.
 constexpr std::size_t kMostAhead = 128;
 constexpr double kTailPart = 0.05;  // of the units, that take longer than what is called the tail
 // A prediction that was wrong by so much may be wrong for what is under way, too.
@@ -91,7 +90,7 @@ void Scheduler::on_unit_event(Job& job, const queue::Event& event, int index, st
     // Before the registry tells that it drains it would be given the very same again.
     if (unit.where == Unit::Where::kHeld && field(event, "reason") == "handed back")
       fleet_.handed_back(unit.worker, event.at_ms * 1000);
-    if (event.fields.empty()) {  // it was admitted; it may have been dispatched ahead of that
+    if (event.fields.empty()) {  // it was admitted; it may have been assigned ahead of that
       unit.touched_us = now_us;  // an audit that was asked for before, and has not seen it, must leave it alone
       if (unit.where == Unit::Where::kPending || unit.where == Unit::Where::kUnknown)
         unit_ready(job, index, event.at_ms * 1000, now_us);

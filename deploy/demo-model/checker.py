@@ -1,4 +1,4 @@
-"""Reads a scene back out of a picture (numpy only) and compares it with what a caption asked for.
+"""Reads a scene back out of an image (numpy only) and compares it with what a caption asked for.
 
 A pixel belongs to the nearest palette colour; a region is a 4-connected set of pixels whose 3x3
 neighbourhood is of one colour, so that blended edges form no region; an object is a region that is not
@@ -59,11 +59,11 @@ def _template(shape, height, width):
     return (rho <= 1) & (rho >= 0.52)  # ring
 
 
-def read(picture):
-    """Picture uint8 [H, W, 3] -> {"background": colour, "objects": [{colour, shape, overlap, x, y, radius}]}."""
-    height, width = picture.shape[:2]
+def read(image):
+    """Image uint8 [H, W, 3] -> {"background": colour, "objects": [{colour, shape, overlap, x, y, radius}]}."""
+    height, width = image.shape[:2]
     scale = scale_of(width, height)
-    pixels = picture.reshape(-1, 3).astype(np.float32)
+    pixels = image.reshape(-1, 3).astype(np.float32)
     distance = (PALETTE * PALETTE).sum(1)[None] - 2.0 * pixels @ PALETTE.T
     labels = distance.argmin(1).reshape(height, width).astype(np.int16)
     border = np.concatenate([labels[0], labels[-1], labels[:, 0], labels[:, -1]])
@@ -146,6 +146,6 @@ def percentages(results):
     return {k: round(100.0 * sum(r[k] for r in results) / len(results), 2) for k in ATTRIBUTES + ["all"]}
 
 
-def score(asked, pictures):
-    """Percentages over pairs of an asked scene and a picture."""
-    return percentages([compare(a, read(p)) for a, p in zip(asked, pictures)])
+def score(asked, images):
+    """Percentages over pairs of an asked scene and an image."""
+    return percentages([compare(a, read(p)) for a, p in zip(asked, images)])

@@ -1,4 +1,4 @@
-"""Scores pictures against the prompts they were drawn from, whatever program drew them.
+"""Scores images against the prompts they were drawn from, whatever program drew them.
 
   evaluate.py --worker build/bin/ditfleet-worker    draws with the worker's `generate`, then scores
   evaluate.py --diffusers                           draws with diffusers' FluxPipeline, then scores
@@ -6,7 +6,7 @@
   evaluate.py --checker 1000                        scores the checker itself: drawn scenes, true and shuffled captions
 
 The prompts are heldout_prompts.jsonl: pairs of (colour, shape) that training never saw together. Settings not given
-are those of the model's ditfleet.json. The i-th picture is drawn with seed SEED + i. --worker and --pictures need
+are those of the model's ditfleet.json. The i-th image is drawn with seed SEED + i. --worker and --pictures need
 numpy and pillow only.
 """
 import argparse
@@ -27,7 +27,7 @@ import scenes
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def picture_path(folder, i):
+def image_path(folder, i):
     return os.path.join(folder, f"{i:03d}.png")
 
 
@@ -36,7 +36,7 @@ def draw_with_worker(a, prompts, settings, folder):
         command = [a.worker, "generate", "--model", a.model, "--prompt", line["prompt"], "--seed", str(a.seed + i),
                    "--steps", str(settings["num_inference_steps"]), "--true-cfg", str(settings["true_cfg_scale"]),
                    "--negative", settings["negative_prompt"], "--size", f"{settings['width']}x{settings['height']}",
-                   "--device", a.device, "--dtype", a.dtype, "--set", f"worker.threads={a.threads}", "--out", picture_path(folder, i)]
+                   "--device", a.device, "--dtype", a.dtype, "--set", f"worker.threads={a.threads}", "--out", image_path(folder, i)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -52,10 +52,10 @@ def draw_with_diffusers(a, prompts, settings, folder):
         pipeline.load_lora_weights(name)
     for i, line in enumerate(prompts):
         drawn = pipeline(prompt=line["prompt"], generator=torch.Generator("cpu").manual_seed(a.seed + i), **settings)
-        drawn.images[0].save(picture_path(folder, i))
+        drawn.images[0].save(image_path(folder, i))
 
 
-def read_picture(path):
+def read_image(path):
     with Image.open(path) as image:
         return np.asarray(image.convert("RGB"))
 
@@ -94,7 +94,7 @@ def main():
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--worker", metavar="PROGRAM", help="draw with this worker")
     source.add_argument("--diffusers", action="store_true", help="draw with diffusers")
-    source.add_argument("--pictures", metavar="FOLDER", help="score these pictures")
+    source.add_argument("--pictures", metavar="FOLDER", help="score these images")
     source.add_argument("--checker", metavar="N", type=int, help="score the checker on N drawn scenes")
     parser.add_argument("--prompts", default=os.path.join(HERE, "heldout_prompts.jsonl"))
     parser.add_argument("--count", type=int, help="only the first N prompts")
@@ -107,7 +107,7 @@ def main():
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto", choices=["auto", "fp32", "bf16"])
     parser.add_argument("--lora", action="append", default=[], metavar="FILE", help="adapter, with --diffusers")
-    parser.add_argument("--keep", metavar="FOLDER", help="keep the pictures here")
+    parser.add_argument("--keep", metavar="FOLDER", help="keep the images here")
     parser.add_argument("--at-least", type=float, default=0.0, help="exit with 1 if fewer percent are all right")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     a = parser.parse_args()
@@ -140,7 +140,7 @@ def main():
         seconds = time.time() - began
         results = []
         for i, line in enumerate(prompts):
-            seen = checker.read(read_picture(picture_path(folder, i)))
+            seen = checker.read(read_image(image_path(folder, i)))
             results.append(checker.compare(checker.asked_of(line), seen))
             if not results[-1]["all"] and not a.json:
                 wrong = ", ".join(k for k in checker.ATTRIBUTES if not results[-1][k])
@@ -151,7 +151,7 @@ def main():
     else:
         print(table({f"{len(prompts)} prompts": score}))
         if not a.pictures:
-            print(f"{seconds / len(prompts):.2f} s a picture")
+            print(f"{seconds / len(prompts):.2f} s per image")
     return 0 if score["all"] >= a.at_least else 1
 
 

@@ -102,11 +102,11 @@ def token_ids(prompts, text_length=TEXT_LENGTH, clip_length=77):
 
 @torch.no_grad()
 def sample(p, prompts, width=256, height=256, steps=20, cfg=4.0, seed=0, text_length=TEXT_LENGTH, batch=256, noise=None):
-    """Pictures uint8 [N, H, W, 3] for prompts, in the parts' own dtype and device, empty negative prompt."""
+    """Images uint8 [N, H, W, 3] for prompts, in the parts' own dtype and device, empty negative prompt."""
     device, dtype = p["transformer"].device, p["transformer"].dtype
     generator = torch.Generator("cpu").manual_seed(seed)
     empty = [x.to(device) for x in token_ids([""], text_length)]
-    pictures = []
+    images = []
     for start in range(0, len(prompts), batch):
         part = prompts[start:start + batch]
         n = len(part)
@@ -131,5 +131,5 @@ def sample(p, prompts, width=256, height=256, steps=20, cfg=4.0, seed=0, text_le
         config = p["vae"].config
         z = unpack(z, height, width) / config.scaling_factor + config.shift_factor
         x = torch.cat([p["vae"].decode(c, return_dict=False)[0] for c in z.split(64)])
-        pictures.append(((x.float() * 0.5 + 0.5).clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu())
-    return torch.cat(pictures).numpy()
+        images.append(((x.float() * 0.5 + 0.5).clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu())
+    return torch.cat(images).numpy()

@@ -42,7 +42,7 @@ def _distance(shape, dx, dy, r):
 
 
 def render(table, width, height, style="flat", origin=None):
-    """Pictures [N, 3, height, width] in [-1, 1] on the table's device. `origin` [N, 2] shifts each window (x, y)."""
+    """Images [N, 3, height, width] in [-1, 1] on the table's device. `origin` [N, 2] shifts each window (x, y)."""
     device, n = table.device, table.shape[0]
     palette = _PALETTE.to(device)
     ys = torch.arange(height, device=device, dtype=torch.float32).view(1, -1, 1) + 0.5
@@ -59,7 +59,7 @@ def render(table, width, height, style="flat", origin=None):
         other = torch.where(ground.mean(1, keepdim=True) > 0, ground - 0.45, ground + 0.45).clamp(-1, 1)
         tile = ((xs / 32).floor() + (ys / 32).floor()).remainder(2).unsqueeze(1)
         ground = ground * (1 - tile) + other * tile
-    picture = ground.expand(n, 3, height, width).clone()
+    image = ground.expand(n, 3, height, width).clone()
     for i in range(2):
         part = table[:, 6 * i:6 * i + 6]
         x, y, r = (part[:, k].view(-1, 1, 1) for k in (3, 4, 5))
@@ -70,12 +70,12 @@ def render(table, width, height, style="flat", origin=None):
             if rows.numel():
                 distance[rows] = _distance(shape, dx[rows].expand(-1, height, width), dy[rows].expand(-1, height, width), r[rows])
         inside = (0.5 - distance).clamp(0, 1).unsqueeze(1) * part[:, 0].view(-1, 1, 1, 1)
-        fill = palette[part[:, 2].long()].view(n, 3, 1, 1).expand_as(picture)
+        fill = palette[part[:, 2].long()].view(n, 3, 1, 1).expand_as(image)
         if style == "outline":  # a dark border, light around black objects
             edge = torch.where(part[:, 2] == _NAMES.index("black"), 0.9, -0.95).view(n, 1, 1, 1)
             core = (0.5 - distance - 6.0).clamp(0, 1).unsqueeze(1)
             fill = fill * core + edge * (1 - core)
-        picture = picture * (1 - inside) + fill * inside
+        image = image * (1 - inside) + fill * inside
     if style == "pastel":
-        picture = 0.45 * picture + 0.42
-    return picture
+        image = 0.45 * image + 0.42
+    return image

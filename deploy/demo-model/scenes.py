@@ -65,7 +65,7 @@ def held_out_pairs(seed=20261121, test=0.10, validation=0.04):
 
 
 def scale_of(width, height):
-    """Pixels of a radius of 1 at this picture size."""
+    """Pixels of a radius of 1 at this image size."""
     return (min(width, height) / 256.0) ** 0.78
 
 

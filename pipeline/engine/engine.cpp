@@ -3,25 +3,49 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "pipeline/device/failure.h"
-#include "pipeline/families/flux/model.h"
-#include "pipeline/region/blocks/blocks.h"
-#include "pipeline/region/run/region.h"
+#include "pipeline/engine/family.h"
+#include "pipeline/nn/config_file.h"
 
 namespace ditfleet::pipeline {
+
+const Family& family_of(const Families& families, const std::string& dir) {
+  const ConfigFile index(dir + "/model_index.json");
+  const std::string name = index.text("_class_name", "");
+  std::string known;
+  int count = 0;
+  for (const Family* family : families)
+    for (const std::string_view one : family->class_names) {
+      if (one == name) return *family;
+      known += (count++ ? ", " : "") + std::string(one);
+    }
+  index.refuse("_class_name is \"" + name + "\"; it must be " + (count > 1 ? "one of " : "") + known);
+}
+
 namespace {
+
+void check_dtype(const std::string& dtype) {
+  if (dtype != "auto" && dtype != "fp32" && dtype != "bf16")
+    fail(Code::kInvalidArgument, "dtype is \"" + dtype + "\"; it takes auto, fp32 or bf16", "dtype");
+}
+
+void check_least(const char* name, std::int64_t value, std::int64_t least) {
+  if (value < least)
+    fail(Code::kInvalidArgument,
+         std::string(name) + " is " + std::to_string(value) + "; it takes " + std::to_string(least) + " or more", name);
+}
 
 class TorchEngine final : public Engine {
  public:
   TorchEngine(DeviceChoice choice, c10::ScalarType dtype, std::shared_ptr<region::RegionHost> regions,
-              AdapterStore::Limits adapters, std::int64_t columns)
+              AdapterStore::Limits adapters, std::int64_t columns, Families families)
       : choice_(std::move(choice)),
         dtype_(dtype),
         regions_(std::move(regions)),
         adapters_(adapters),
-        columns_(columns) {
+        columns_(columns),
+        families_(std::move(families)) {
     regions_->counters->show(compile_backend());
   }
 
@@ -35,30 +59,17 @@ class TorchEngine final : public Engine {
   region::RegionCounts region_counts() const override { return regions_->counters->counts(); }
 
   Result<std::unique_ptr<Model>> load_model(const std::string& name, const std::string& dir) override {
-    const Placement placement{choice_.device, dtype_};
     try {
       StageScope scope(choice_.device);
-      const auto begun = std::chrono::steady_clock::now();
-      auto prompts = Prompts::load(dir);
-      const auto tokenizers_us =
-          std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun).count();
-      auto folder = load_flux_folder(dir, placement, regions_, adapters_.slots > 0 ? columns_ : 0);
-      if (prompts.clip_length() > folder.clip.config().max_position_embeddings)
-        fail(Code::kDataCorrupt, dir + "/tokenizer/tokenizer_config.json: model_max_length is " +
-                                     std::to_string(prompts.clip_length()) + "; text_encoder has positions for " +
-                                     std::to_string(folder.clip.config().max_position_embeddings));
+      auto model = family_of(families_, dir)
+                       .load({.name = name,
+                              .dir = dir,
+                              .placement = {choice_.device, dtype_},
+                              .regions = regions_,
+                              .adapters = adapters_,
+                              .adapter_columns = adapters_.slots > 0 ? columns_ : 0});
       scope.finish();
-      ModelInfo info;
-      info.name = name;
-      info.dir = dir;
-      info.precision = precision();
-      info.device = device();
-      info.size_multiple = folder.size_multiple();
-      info.weight_bytes = folder.weight_bytes();
-      info.load_us = folder.load_us;
-      info.load_us.insert(info.load_us.begin(), {"tokenizers", tokenizers_us});
-      return std::unique_ptr<Model>(
-          std::make_unique<FluxModel>(std::move(info), placement, std::move(folder), std::move(prompts), adapters_));
+      return model;
     } catch (...) {
       const Error error = error_in_flight("load " + dir);
       if (error.code == Code::kOutOfMemory) release_cached_memory(choice_.device);
@@ -72,27 +83,19 @@ class TorchEngine final : public Engine {
   const std::shared_ptr<region::RegionHost> regions_;
   const AdapterStore::Limits adapters_;
   const std::int64_t columns_;  // beside each linear of the blocks
+  const Families families_;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options) {
+Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options, Families families) {
   try {
-    if (options.dtype != "auto" && options.dtype != "fp32" && options.dtype != "bf16")
-      fail(Code::kInvalidArgument, "dtype is \"" + options.dtype + "\"; it takes auto, fp32 or bf16", "dtype");
-    if (options.threads < 0)
-      fail(Code::kInvalidArgument, "threads is " + std::to_string(options.threads) + "; it takes 0 (all cores) or more",
-           "threads");
-    if (options.max_lora_rank < 1)
-      fail(Code::kInvalidArgument, "max_lora_rank is " + std::to_string(options.max_lora_rank) + "; it takes 1 or more",
-           "max_lora_rank");
-    if (options.lora_together_rank < 0)
-      fail(Code::kInvalidArgument,
-           "lora_together_rank is " + std::to_string(options.lora_together_rank) + "; it takes 0 or more",
-           "lora_together_rank");
-    if (options.lora_slots < 0 || options.lora_host_bytes < 0)
-      fail(Code::kInvalidArgument, "lora_slots and lora_host_bytes must not be below 0",
-           options.lora_slots < 0 ? "lora_slots" : "lora_host_bytes");
+    check_dtype(options.dtype);
+    check_least("threads", options.threads, 0);
+    check_least("max_lora_rank", options.max_lora_rank, 1);
+    check_least("lora_together_rank", options.lora_together_rank, 0);
+    check_least("lora_slots", options.lora_slots, 0);
+    check_least("lora_host_bytes", options.lora_host_bytes, 0);
     DeviceChoice choice = load_device(options.device);
     if (options.threads > 0) at::set_num_threads(options.threads);
     const bool bf16 = options.dtype == "bf16" || (options.dtype == "auto" && !choice.device.is_cpu());
@@ -102,34 +105,32 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options) {
     return std::unique_ptr<Engine>(std::make_unique<TorchEngine>(
         std::move(choice), bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float, std::move(regions),
         AdapterStore::Limits{options.max_lora_rank, options.lora_slots, options.lora_host_bytes},
-        std::max(options.lora_together_rank, options.max_lora_rank)));
+        std::max(options.lora_together_rank, options.max_lora_rank), std::move(families)));
   } catch (...) {
     return error_in_flight("engine");
   }
 }
 
-Result<region::AheadReport> Engine::compile_regions(const std::string& dir, const std::string& dtype,
+Result<region::AheadReport> Engine::compile_regions(const Families& families, const std::string& dir,
+                                                    const std::string& dtype,
                                                     const std::vector<std::string>& architectures,
                                                     kernel_cache::KernelCache& cache,
                                                     const region::CompileOptions& options) {
   try {
-    if (dtype != "auto" && dtype != "fp32" && dtype != "bf16")
-      fail(Code::kInvalidArgument, "dtype is \"" + dtype + "\"; it takes auto, fp32 or bf16", "dtype");
-    const FluxConfig config = read_flux_config(ConfigFile(dir + "/transformer/config.json"));
-    // Refuses an architecture that is not known before the first one is compiled.
+    check_dtype(dtype);
+    const Family& family = family_of(families, dir);
+    // Refuses an unknown architecture before the first one is compiled.
     if (auto known = region::check_architectures(architectures); !known) return known.error();
     region::AheadReport report;
     for (const auto& arch : architectures) {
-      const bool wide = dtype == "fp32" || (dtype == "auto" && arch == "cpu");
-      if (region::runs_op_by_op(options, arch == "cpu", !wide)) {
+      const bool host = arch == "cpu";
+      const bool wide = dtype == "fp32" || (dtype == "auto" && host);
+      if (region::runs_op_by_op(options, host, !wide)) {
         report.op_by_op.push_back(arch);
         continue;
       }
-      const region::BlockShape shape{.heads = config.heads,
-                                     .head_dim = config.head_dim,
-                                     .type = wide ? region::ElementType::kF32 : region::ElementType::kBF16};
-      auto one =
-          region::compile_ahead(shape, config.num_layers > 0, config.num_single_layers > 0, arch, cache, options);
+      const auto type = wide ? region::ElementType::kF32 : region::ElementType::kBF16;
+      auto one = region::compile_ahead(family.programs(dir, type, !host, options), type, arch, cache, options);
       if (!one) return one.error();
       report.compiled += one->compiled;
       report.hits += one->hits;
@@ -139,6 +140,14 @@ Result<region::AheadReport> Engine::compile_regions(const std::string& dir, cons
     return report;
   } catch (...) {
     return error_in_flight("compile " + dir);
+  }
+}
+
+Result<std::unique_ptr<Tokenizers>> Engine::load_tokenizers(const Families& families, const std::string& dir) {
+  try {
+    return family_of(families, dir).load_tokenizers(dir);
+  } catch (...) {
+    return error_in_flight("tokenize " + dir);
   }
 }
 

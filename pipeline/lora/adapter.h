@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "pipeline/engine.h"
+#include "pipeline/api/adapters.h"
 #include "pipeline/lora/packed.h"
 #include "pipeline/nn/linear.h"
 

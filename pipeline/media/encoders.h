@@ -1,17 +1,18 @@
-// One encoder a format. The image is checked (encode_image): sides above 0, as many bytes as it says. All are
-// thread safe; the same image gives the same bytes with the same library.
+// One encoder per format, for media that encode_media() has checked. Thread-safe. The same media gives the same bytes
+// with the same library.
 #pragma once
 
 #include <string>
 
-#include "pipeline/engine.h"
+#include "pipeline/api/media.h"
 
 namespace ditfleet::pipeline::media {
 
-Result<std::string> encode_png(const Image& image);  // 8-bit RGB, not interlaced
-Result<std::string> encode_jpeg(const Image& image,
-                                int quality);  // 4:2:0; kInvalidArgument above 65500 a side
-Result<std::string> encode_webp(const Image& image,
-                                int quality);  // lossy; kInvalidArgument above 16383 a side
+Result<std::string> encode_png(const Media& image);  // 8-bit RGB, not interlaced
+// 4:2:0. kInvalidArgument: a side above 65500.
+Result<std::string> encode_jpeg(const Media& image, int quality);
+// Lossy. kInvalidArgument: a side above 16383.
+Result<std::string> encode_webp(const Media& image, int quality);
+Result<std::string> encode_animated_webp(const Media& video, int quality);
 
 }  // namespace ditfleet::pipeline::media

@@ -23,7 +23,7 @@ struct Failure {
 }
 
 // libjpeg leaves by longjmp, so nothing in here may have a destructor.
-bool write(jpeg_compress_struct& jpeg, const Image& image, int quality, Failure& failure, unsigned char** bytes,
+bool write(jpeg_compress_struct& jpeg, const Media& image, int quality, Failure& failure, unsigned char** bytes,
            unsigned long* size) {
   if (setjmp(failure.leave) != 0) return false;
   jpeg_create_compress(&jpeg);
@@ -47,7 +47,7 @@ bool write(jpeg_compress_struct& jpeg, const Image& image, int quality, Failure&
 
 }  // namespace
 
-Result<std::string> encode_jpeg(const Image& image, int quality) {
+Result<std::string> encode_jpeg(const Media& image, int quality) {
   if (image.width > JPEG_MAX_DIMENSION || image.height > JPEG_MAX_DIMENSION) {
     return invalid_argument("[media] JPEG holds at most " + std::to_string(JPEG_MAX_DIMENSION) + " pixels a side");
   }

@@ -24,7 +24,7 @@ void append(png_structp png, png_bytep data, png_size_t size) {
 void ignore_warning(png_structp, png_const_charp) {}
 
 // libpng leaves by longjmp, so nothing in here may have a destructor. False: output.failure says why.
-bool write(png_structp png, png_infop info, const Image& image, Output& output) {
+bool write(png_structp png, png_infop info, const Media& image, Output& output) {
   if (setjmp(png_jmpbuf(png)) != 0) return false;
   png_set_write_fn(png, &output, append, nullptr);
   png_set_IHDR(png, info, static_cast<png_uint_32>(image.width), static_cast<png_uint_32>(image.height), 8,
@@ -42,7 +42,7 @@ bool write(png_structp png, png_infop info, const Image& image, Output& output) 
 
 }  // namespace
 
-Result<std::string> encode_png(const Image& image) {
+Result<std::string> encode_png(const Media& image) {
   Output output;
   png_structp png = png_create_write_struct(PNG_LIBPNG_VER_STRING, &output, fail, ignore_warning);
   if (png == nullptr) return Error{Code::kOutOfMemory, "[media] no memory for a PNG writer"};

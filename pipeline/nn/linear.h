@@ -21,7 +21,6 @@ struct LowRank {
 struct Room {
   std::int64_t columns = 0;
   bool before = false;  // in front of the weight
-  int groups = 1;       // equal runs of rows that adapters change one by one: q, k and v
 };
 
 struct LinearSlot {

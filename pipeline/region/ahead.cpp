@@ -5,15 +5,11 @@
 #include <future>
 #include <numeric>
 
-#include "pipeline/region/blocks/blocks.h"
 #include "pipeline/region/compile/cached.h"
 #include "pipeline/region/compile/cpu_jit.h"
 #include "pipeline/region/compile/host_module.h"
 #include "pipeline/region/compile/nvrtc.h"
 #include "pipeline/region/key.h"
-#include "pipeline/region/programs/channels_last_source.h"
-#include "pipeline/region/programs/grouped_gemm_source.h"
-#include "pipeline/region/programs/matrix_copies_source.h"
 #include "shared/kernel_cache/cache.h"
 
 namespace ditfleet::region {
@@ -94,26 +90,11 @@ Result<void> check_architectures(const std::vector<std::string>& architectures) 
   return {};
 }
 
-Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, bool with_single, const std::string& arch,
+Result<AheadReport> compile_ahead(const AheadPrograms& programs, ElementType type, const std::string& arch,
                                   kernel_cache::KernelCache& cache, const CompileOptions& options) {
   if (auto known = check_architectures({arch}); !known) return known.error();
+  if (programs.blocks.empty() && programs.fixed.empty()) return AheadReport();
   const bool host = arch == kHostArch;
-  std::vector<Program> programs;
-  for (const bool adapters : {false, true})
-    for (const auto& [wanted, make] :
-         {std::pair(with_double, &flux_double_block), std::pair(with_single, &flux_single_block)}) {
-      if (!wanted || !options.transformer) continue;
-      BlockShape one = shape;
-      one.adapters = adapters;
-      auto program = make(one);
-      if (!program) return program.error();
-      programs.push_back(std::move(program).value());
-    }
-  std::vector<FixedProgram> fixed;
-  if (!host && !programs.empty()) fixed.push_back(matrix_copies_program());  // what brings adapters to the blocks
-  if (!programs.empty() && arch == kGroupedGemmArch) fixed.push_back(grouped_gemm_program());
-  if (!host && options.vae.value_or(true)) fixed.push_back(channels_last_program());
-  if (programs.empty() && fixed.empty()) return AheadReport();
   auto compiler = host ? open_cpu_jit(options.cxx) : open_nvrtc(options.nvrtc);
   if (!compiler) return compiler.error();
 
@@ -123,7 +104,7 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
     kernel_cache::Key key;
   };
   std::vector<Block> blocks;
-  for (const Program& program : programs) {
+  for (const Program& program : programs.blocks) {
     auto plan = fuse(program, (*compiler)->fuse_options());
     if (!plan) return plan.error();
     Source source = host ? generate_cpp(*plan) : generate_cuda(*plan);
@@ -136,14 +117,8 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
   const auto region_of = [&](const std::string& name, Clock::time_point start, const CachedProgram& made,
                              const kernel_cache::Key& key, std::string explained) {
     const auto spent = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
-    return AheadRegion{name,
-                       arch,
-                       std::string(name_of(shape.type)),
-                       made.compiled,
-                       spent.count(),
-                       key,
-                       made.entry,
-                       std::move(explained)};
+    return AheadRegion{name, arch,       std::string(name_of(type)), made.compiled, spent.count(),
+                       key,  made.entry, std::move(explained)};
   };
   // What does not load here loads on no worker like this one: it must not go to them as compiled. A cubin nobody here
   // can ask about.
@@ -161,7 +136,7 @@ Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, boo
       if (!made) return made.error();
       return region_of(block.plan.program.block, start, *made, block.key, explain(block.plan, *made->entry));
     }));
-  for (const FixedProgram& program : fixed)
+  for (const FixedProgram& program : programs.fixed)
     running.push_back(std::async(std::launch::async, [&]() -> Result<AheadRegion> {
       const auto start = Clock::now();
       auto made = compile_fixed(cache, program, **compiler, arch);

@@ -6,7 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "pipeline/region/ir/program.h"
 #include "pipeline/region/options.h"
+#include "pipeline/region/programs/fixed_program.h"
 #include "shared/core/result.h"
 #include "shared/kernel_cache/entry.h"
 #include "shared/kernel_cache/key.h"
@@ -17,7 +19,11 @@ class KernelCache;
 
 namespace ditfleet::region {
 
-struct BlockShape;
+// What a model family compiles for one architecture.
+struct AheadPrograms {
+  std::vector<Program> blocks;
+  std::vector<FixedProgram> fixed;  // hand-written; for GPUs only
+};
 
 struct AheadRegion {
   std::string name, arch;
@@ -47,13 +53,12 @@ std::vector<std::string> ahead_architectures();
 // kInvalidArgument names the first that is not one of them.
 Result<void> check_architectures(const std::vector<std::string>& architectures);
 
-// FLUX's blocks (double, single: which of them the model has), without and with adapters (one program where the kernels
-// are the same), and a GPU's fixed programs, for one architecture, through the cache, under the keys that a worker
-// there asks for. kInvalidArgument: check_architectures(); kUnavailable names the compiler that is missing; kInternal a
-// source that was refused; kDataCorrupt a program for the host that does not load. Of the options it takes the
-// compilers' files and which components are compiled; where that leaves nothing, the report is empty and no compiler is
-// needed. Blocks for a few seconds.
-Result<AheadReport> compile_ahead(const BlockShape& shape, bool with_double, bool with_single, const std::string& arch,
+// Compiles a family's programs for one architecture through the cache, under the keys that a worker there looks up.
+// Programs with equal keys are compiled once; without programs the report is empty and no compiler is needed. `type`:
+// the blocks' element type. Of the options it uses the compilers' files. Blocks for a few seconds.
+// Errors: those of check_architectures(); kUnavailable names the compiler that is missing; kInternal: the compiler
+// refused a source; kDataCorrupt: a program for this host does not load.
+Result<AheadReport> compile_ahead(const AheadPrograms& programs, ElementType type, const std::string& arch,
                                   kernel_cache::KernelCache& cache, const CompileOptions& options = {});
 
 }  // namespace ditfleet::region

@@ -50,14 +50,14 @@ std::vector<bool> are_finite(const std::vector<at::Tensor>& tensors) {
 
 at::Tensor unit_range(const at::Tensor& decoded) { return at::clamp(decoded * 0.5 + 0.5, 0, 1); }
 
-Image to_image(const at::Tensor& unit) {
+Media to_media(const at::Tensor& unit) {
   const at::Tensor bytes = at::round(unit.to(c10::ScalarType::Float) * 255)
                                .to(c10::ScalarType::Byte)
                                .expand({1, 3, unit.size(2), unit.size(3)})
                                .permute({0, 2, 3, 1})
                                .contiguous()
                                .to(c10::DeviceType::CPU);
-  Image image;
+  Media image;
   image.width = static_cast<int>(unit.size(3));
   image.height = static_cast<int>(unit.size(2));
   const auto* data = bytes.const_data_ptr<std::uint8_t>();

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "pipeline/api/media.h"
 #include "pipeline/device/device.h"
-#include "pipeline/engine.h"
 
 namespace ditfleet::pipeline {
 
@@ -32,6 +32,6 @@ std::vector<bool> are_finite(const std::vector<at::Tensor>& tensors);
 // Decoder output [1, C, H, W] → [0, 1] in the same type.
 at::Tensor unit_range(const at::Tensor& decoded);
 // [1, 3 or 1, H, W] in [0, 1], no NaN among them → 8 bit RGB, rounded half to even. Waits for the device.
-Image to_image(const at::Tensor& unit);
+Media to_media(const at::Tensor& unit);
 
 }  // namespace ditfleet::pipeline

@@ -9,6 +9,7 @@
 #include <utility>
 #include <variant>
 
+#include "shared/config/options.h"
 #include "shared/core/bytes.h"
 #include "shared/core/excerpt.h"
 #include "shared/core/nearest_name.h"
@@ -24,8 +25,8 @@ struct Field {
   std::string_view name;
   std::variant<std::string Item::*, std::optional<int> Item::*, bool Item::*> at;
   std::string_view description;
-  int low = 0, high = 0;          // of numbers, inclusive
-  std::string_view choices = {};  // of strings: "a|b|c"; empty: any name
+  int low = 0, high = 0;          // bounds of numbers, inclusive
+  std::string_view choices = {};  // values of strings: "a|b|c"; empty: any name
 };
 
 template <class Item>
@@ -42,33 +43,35 @@ const auto& lists() {
       List<CompileRule>{
           "compile",
           "rules",
-          "Modes by class: the first entry whose bounds hold for a call's image tokens and frames says the mode, "
-          "compile.mode where none does. As \"[{max_frames: 49, mode: reduce-overhead}, {min_frames: 81, mode: "
-          "none}]\".",
+          "Compilation modes by class. The first rule whose bounds match a call's image tokens and frames sets the "
+          "mode; if none matches, compile.mode does. Example: \"[{max_frames: 49, mode: reduce-overhead}, "
+          "{min_frames: 81, mode: none}]\".",
           +[](Settings& s) -> std::vector<CompileRule>& { return s.compile.rules; },
-          {{"mode", &CompileRule::mode, "The mode; none: op by op.", 0, 0,
+          {{"mode", &CompileRule::mode, "Mode of matching calls; none runs eagerly.", 0, 0,
             "none|default|reduce-overhead|max-autotune-no-cudagraphs|max-autotune"},
-           {"min_frames", &CompileRule::min_frames, "Fewest frames; an image has one.", 1, kMaxFrames},
-           {"max_frames", &CompileRule::max_frames, "Most frames.", 1, kMaxFrames},
-           {"min_tokens", &CompileRule::min_tokens, "Fewest tokens of the picture, text aside: 4096 for 1024x1024.", 1,
+           {"min_frames", &CompileRule::min_frames, "Minimum number of frames; an image has one.", 1, kMaxFrames},
+           {"max_frames", &CompileRule::max_frames, "Maximum number of frames.", 1, kMaxFrames},
+           {"min_tokens", &CompileRule::min_tokens,
+            "Minimum number of image tokens, without text; 4096 for 1024x1024 at 16x16 pixels per token.", 1,
             kMaxTokens},
-           {"max_tokens", &CompileRule::max_tokens, "Most tokens.", 1, kMaxTokens}}},
+           {"max_tokens", &CompileRule::max_tokens, "Maximum number of image tokens.", 1, kMaxTokens}}},
       List<WarmupClass>{
           "worker",
           "warmup_classes",
-          "Classes that are run before a worker says that it is ready, beside the smallest picture of each model. As "
-          "\"[{width: 1024, height: 1024}, {model: dev, width: 512, height: 512}]\".",
+          "Classes to run before a worker reports ready, in addition to the smallest image of each model. Each one "
+          "delays the start. Example: \"[{width: 1024, height: 1024}, {model: dev, width: 512, height: 512}]\".",
           +[](Settings& s) -> std::vector<WarmupClass>& { return s.worker.warmup_classes; },
-          {{"model", &WarmupClass::model, "One of models; if empty, each of them."},
+          {{"model", &WarmupClass::model, "Name of a model; if empty, every model."},
            {"width", &WarmupClass::width, "Pixels.", 1, kMaxSide},
            {"height", &WarmupClass::height, "Pixels.", 1, kMaxSide},
-           {"max_sequence_length", &WarmupClass::max_sequence_length, "Text tokens; if not given, the model's default.",
-            1, 512},
-           {"true_cfg", &WarmupClass::true_cfg, "With a negative prompt, which runs the transformer twice a step."}}}};
+           {"max_sequence_length", &WarmupClass::max_sequence_length, "Text tokens; if absent, the model's default.", 1,
+            512},
+           {"true_cfg", &WarmupClass::true_cfg,
+            "With a negative prompt, which runs the transformer twice per step."}}}};
   return all;
 }
 
-// Calls `with` for the list of this path; false if there is none.
+// Calls `with` for the list at this path; returns false if the path is not a list.
 template <class With>
 bool with_list(const std::vector<std::string>& path, With&& with) {
   if (path.size() < 2) return false;
@@ -81,27 +84,12 @@ bool with_list(const std::vector<std::string>& path, With&& with) {
 
 Error wrong(const Assignment& a, const std::string& message) { return invalid_argument(a.where + ": " + message); }
 
-std::string choices_text(std::string_view choices) {
-  std::string text = "one of " + std::string(choices);
-  for (auto at = text.find('|'); at != std::string::npos; at = text.find('|', at)) text.replace(at, 1, ", ");
-  return text;
-}
-
 template <class Item>
 std::string type_of(const Field<Item>& field) {
   if (std::holds_alternative<bool Item::*>(field.at)) return "true or false";
   if (std::holds_alternative<std::string Item::*>(field.at))
     return field.choices.empty() ? "a name" : choices_text(field.choices);
   return "an integer from " + std::to_string(field.low) + " to " + std::to_string(field.high);
-}
-
-bool is_choice(std::string_view choices, std::string_view text) {
-  while (!choices.empty()) {
-    const auto end = std::min(choices.find('|'), choices.size());
-    if (choices.substr(0, end) == text) return true;
-    choices.remove_prefix(std::min(end + 1, choices.size()));
-  }
-  return false;
 }
 
 template <class Item>
@@ -112,7 +100,7 @@ bool put(const Field<Item>& field, const std::string& text, Item& item) {
     return true;
   }
   if (const auto* at = std::get_if<std::string Item::*>(&field.at)) {
-    if (field.choices.empty() ? !is_valid_utf8(text) || text.size() > 64 : !is_choice(field.choices, text))
+    if (field.choices.empty() ? !is_valid_utf8(text) || text.size() > 64 : !is_one_of(field.choices, text))
       return false;
     item.** at = text;
     return true;
@@ -131,7 +119,7 @@ Result<void> apply_field(const List<Item>& list, const Assignment& a, Settings& 
   const std::string& place = a.path[2];
   const auto [end, error] = std::from_chars(place.data(), place.data() + place.size(), index);
   if (a.path.size() != 4 || error != std::errc() || end != place.data() + place.size() || index > items.size())
-    return wrong(a, "'" + a.key() + "' is no field of an entry; " + list.key() + " is a list of maps");
+    return wrong(a, "'" + a.key() + "' is not a field of an entry; " + list.key() + " is a list of maps");
   if (index >= kMaxEntries) return wrong(a, list.key() + " has more than " + std::to_string(kMaxEntries) + " entries");
   if (index == items.size()) items.emplace_back();
   std::vector<std::string> known;
@@ -179,7 +167,7 @@ Result<void> ordered(const std::string& at, const char* what, const std::optiona
                      const std::optional<int>& high) {
   if (!low || !high || *low <= *high) return {};
   return invalid_argument(at + " has min_" + what + " " + std::to_string(*low) + " and max_" + what + " " +
-                          std::to_string(*high) + "; no call can match it: the minimum must not be above the maximum");
+                          std::to_string(*high) + "; the minimum must not be above the maximum");
 }
 
 }  // namespace
@@ -201,7 +189,7 @@ Result<void> check_lists(const Settings& s) {
     const auto& rule = s.compile.rules[i];
     const std::string at = "compile.rules." + std::to_string(i);
     if (rule.mode.empty())
-      return invalid_argument(at + " has no mode; a rule says one, as {max_frames: 49, mode: reduce-overhead}");
+      return invalid_argument(at + " has no mode; a rule looks like {max_frames: 49, mode: reduce-overhead}");
     if (auto r = ordered(at, "frames", rule.min_frames, rule.max_frames); !r) return r;
     if (auto r = ordered(at, "tokens", rule.min_tokens, rule.max_tokens); !r) return r;
   }
@@ -209,12 +197,13 @@ Result<void> check_lists(const Settings& s) {
     const auto& one = s.worker.warmup_classes[i];
     const std::string at = "worker.warmup_classes." + std::to_string(i);
     if (!one.width || !one.height)
-      return invalid_argument(at + " lacks " + (one.width ? "height" : "width") +
-                              "; a class is {width: 1024, height: 1024}");
+      return invalid_argument(at + " has no " + (one.width ? "height" : "width") +
+                              "; a class looks like {width: 1024, height: 1024}");
     if (!one.model.empty() && !s.models.empty() && !s.models.contains(one.model)) {
       std::vector<std::string> names;
       for (const auto& [name, model] : s.models) names.push_back(name);
-      return invalid_argument(at + ".model is '" + one.model + "', which models lacks" + suggestion(one.model, names));
+      return invalid_argument(at + ".model is '" + one.model + "', which is not in models" +
+                              suggestion(one.model, names));
     }
   }
   return {};
@@ -230,10 +219,7 @@ std::vector<OptionHelp> list_help() {
   std::apply(
       [&](const auto&... list) {
         const auto add = [&](const auto& one) {
-          std::string variable = "DITFLEET_" + std::string(one.section) + "__" + std::string(one.name);
-          std::transform(variable.begin(), variable.end(), variable.begin(),
-                         [](char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c; });
-          rows.push_back({one.key(), "a list of maps", "", std::string(one.description), variable});
+          rows.push_back({one.key(), "a list of maps", "", std::string(one.description), environment_name(one.key())});
           for (const auto& field : one.fields)
             rows.push_back(
                 {one.key() + "[]." + std::string(field.name), type_of(field), "", std::string(field.description), ""});

@@ -1,4 +1,4 @@
-// Options that are lists of maps: compile.rules and worker.warmup_classes. What the option table is for scalars.
+// The table of options that are lists of maps: compile.rules and worker.warmup_classes.
 #pragma once
 
 #include <string>
@@ -14,17 +14,17 @@ class Emitter;
 
 namespace ditfleet::config {
 
-// Whether this path is such a list ({"compile", "rules"}) or lies in one ({"compile", "rules", "0", "mode"}).
+// Whether the path is such a list ({"compile", "rules"}) or is inside one ({"compile", "rules", "0", "mode"}).
 bool is_list_path(const std::vector<std::string>& path);
 
-// One field of one entry; or, where the path is the list's own, the whole list as YAML text ("[{mode: none}]"), which
-// replaces what weaker sources said. kInvalidArgument names the place, the field and what would be right.
+// Assigns one field of one entry or, if the path is the list itself, the whole list from YAML text ("[{mode: none}]"),
+// which replaces the list of weaker sources. kInvalidArgument names the source, the field and the expected value.
 Result<void> apply_list(const Assignment& assignment, Settings& settings);
 
-// What no field can say alone: an entry without a field that it needs, bounds the wrong way round.
+// Checks rules across fields: required fields, and minimum above maximum.
 Result<void> check_lists(const Settings& settings);
 
-// The lists of a section ("compile") as YAML into the open map, empty ones too.
+// Writes the lists of a section ("compile"), including empty ones, into the open YAML map.
 void emit_lists(YAML::Emitter& out, const Settings& settings, std::string_view section);
 
 std::vector<OptionHelp> list_help();

@@ -1,7 +1,5 @@
-// One table, longer than a file usually is: an option is one row and nowhere else, REFERENCE.md, --help, the
-// environment's names and the suggestions for a misspelt key are made from all rows at once, and who looks for an
-// option finds it by its key in one place. Parted by section it would need as many files as it has sections, each with
-// the same accessors, and an order among them.
+// Longer than 400 lines because the option table is kept in one place: REFERENCE.md, --help, environment variables and
+// suggestions for misspelled keys are all made from it.
 #include "shared/config/options.h"
 
 #include <algorithm>
@@ -23,7 +21,7 @@ constexpr std::int64_t kDayMs = 86'400'000;
 constexpr std::int64_t kManyMs = 365 * kDayMs;
 constexpr std::int64_t kManyBytes = std::int64_t{1} << 50;
 
-// Places in Settings, as plain function pointers.
+// Accessors of Settings members, as plain function pointers.
 #define DITFLEET_AT(member)    \
   +[](Settings & s) -> auto& { \
     return s.member;           \
@@ -32,270 +30,283 @@ constexpr std::int64_t kManyBytes = std::int64_t{1} << 50;
 const Option kOptions[] = {
     {.key = "default_model",
      .at = DITFLEET_AT(default_model),
-     .description = "The model of requests that name none; if empty, the only one of models.",
+     .description = "Model of requests that name none. If empty and only one model is configured, that one.",
      .form = Form::kName},
 
     {.key = "gateway.listen",
      .at = DITFLEET_AT(gateway.listen),
-     .description = "Address of the HTTP gateway; port 0 picks a free one.",
+     .description = "Address of the HTTP gateway. Port 0 picks a free port.",
      .form = Form::kListen},
     {.key = "gateway.max_body_bytes",
      .at = DITFLEET_AT(gateway.max_body_bytes),
-     .description = "Largest request body; larger ones get 413.",
+     .description = "Largest request body; larger ones get 413. A body is held in memory while its request is read. "
+                    "Uploads of adapters have their own limit, loras.max_upload_bytes.",
      .low = 1024,
      .high = 1 << 30},
     {.key = "gateway.max_connections",
      .at = DITFLEET_AT(gateway.max_connections),
-     .description = "Connections open at once; for one more the one that has asked nothing for longest is closed, or, "
-                    "where all are at work, it is answered 503. Event streams may be three quarters of them.",
+     .description =
+         "Maximum number of open connections. When full, the longest-idle connection is closed; if none is idle the "
+         "new one gets 503. At most three quarters may be event streams. Each connection needs a file descriptor.",
      .low = 1,
      .high = 1'000'000},
     {.key = "gateway.public_url",
      .at = DITFLEET_AT(gateway.public_url),
-     .description = "Start of the url fields of results; if empty, from the request's Host.",
+     .description = "Base of the URLs in responses, for gateways behind a proxy. If empty, it is made from the "
+                    "request's Host header.",
      .form = Form::kHttpUrl},
     {.key = "gateway.request_timeout_ms",
      .at = DITFLEET_AT(gateway.request_timeout_ms),
-     .description = "How long a synchronous generation may take.",
+     .description = "How long a synchronous image request waits for its job before it gets 504. The job continues.",
      .low = 1000,
      .high = kDayMs},
 
     {.key = "redis.url",
      .at = DITFLEET_AT(redis.url),
-     .description = "The queue's Redis; if empty, `ditfleet up` starts a private one.",
+     .description = "URL of the queue's Redis. If empty, `ditfleet up` starts a private one.",
      .form = Form::kRedisUrl},
     {.key = "redis.tls_ca_file",
      .at = DITFLEET_AT(redis.tls_ca_file),
-     .description = "Certificates that a rediss:// server's must chain to; if empty, the system's.",
+     .description = "CA certificates that must sign the certificate of a rediss:// server. If empty, the system's.",
      .form = Form::kPath},
     {.key = "redis.tls_verify",
      .at = DITFLEET_AT(redis.tls_verify),
-     .description = "Check a rediss:// server's certificate and name."},
+     .description = "Verify the certificate and host name of a rediss:// server."},
     {.key = "redis.appendfsync",
      .at = DITFLEET_AT(redis.appendfsync),
-     .description = "When the private Redis syncs its append-only file; with always an acknowledged job "
-                    "survives a power cut.",
+     .description =
+         "When the private Redis syncs its append-only file to disk. With everysec a power failure may lose the last "
+         "second of acknowledged jobs. With always it loses none, but every submission waits for the disk.",
      .choices = "always|everysec|no"},
     {.key = "redis.maxmemory",
      .at = DITFLEET_AT(redis.maxmemory),
-     .description = "Memory limit of the private Redis, as in redis.conf (512mb, 4gb); if empty, none.",
+     .description = "Memory limit of the private Redis, as in redis.conf. If empty, unlimited. At the limit, new jobs "
+                    "are refused until old ones expire (queue.retention_ms).",
      .form = Form::kMemory},
 
     {.key = "queue.lease_ms",
      .at = DITFLEET_AT(queue.lease_ms),
-     .description = "A worker that is silent this long loses its units.",
+     .description = "A worker that does not renew its leases for this long loses its units to other workers. Raising "
+                    "it delays recovery from a crash; lowering it takes units away from workers that only stall.",
      .low = 500,
      .high = kDayMs},
     {.key = "queue.renew_ms",
      .at = DITFLEET_AT(queue.renew_ms),
-     .description = "How often workers renew their leases; at most half of queue.lease_ms.",
+     .description =
+         "How often workers renew their leases; at most half of queue.lease_ms. Lowering it costs Redis commands.",
      .low = 50,
      .high = kDayMs},
     {.key = "queue.max_attempts",
      .at = DITFLEET_AT(queue.max_attempts),
-     .description = "Attempts of a unit that ends in errors.",
+     .description = "Maximum attempts of a unit that fails with errors.",
      .low = 1,
      .high = 100},
     {.key = "queue.max_crashes",
      .at = DITFLEET_AT(queue.max_crashes),
-     .description = "Workers that one unit may take down before it is given up.",
+     .description = "How many workers may crash while running a unit before the unit fails. Raising it lets a job that "
+                    "crashes workers take down more of them.",
      .low = 1,
      .high = 100},
     {.key = "queue.retry_backoff_ms",
      .at = DITFLEET_AT(queue.retry_backoff_ms),
-     .description = "Wait before the first retry; doubled each time, with jitter.",
+     .description = "Delay before the first retry. It doubles with each retry and has jitter.",
      .low = 0,
      .high = kDayMs},
     {.key = "queue.retry_backoff_max_ms",
      .at = DITFLEET_AT(queue.retry_backoff_max_ms),
-     .description = "Longest wait before a retry.",
+     .description = "Maximum delay before a retry.",
      .low = 0,
      .high = kDayMs},
     {.key = "queue.retention_ms",
      .at = DITFLEET_AT(queue.retention_ms),
-     .description = "How long ended jobs, their events and results are kept.",
+     .description = "How long ended jobs, their events and their results are kept. Raising it costs memory in Redis, "
+                    "most of it for images if results.backend is redis.",
      .low = 1000,
      .high = kManyMs},
     {.key = "queue.idempotency_ms",
      .at = DITFLEET_AT(queue.idempotency_ms),
-     .description = "How long idempotency keys are remembered; at most until their job is forgotten.",
+     .description = "How long idempotency keys are remembered; never longer than their job.",
      .low = 1000,
      .high = kManyMs},
     {.key = "queue.max_queued",
      .at = DITFLEET_AT(queue.max_queued),
-     .description = "Units that may wait, as counted once a second; submissions over HTTP beyond it get 429.",
+     .description = "Maximum number of queued units, counted once per second. Beyond it, submissions over HTTP get "
+                    "429. Raising it costs memory in Redis and lets waits grow.",
      .low = 1,
      .high = 100'000'000},
 
     {.key = "scheduler.leader_ttl_ms",
      .at = DITFLEET_AT(scheduler.leader_ttl_ms),
-     .description = "A leading coordinator that is silent this long is replaced.",
+     .description = "A leading coordinator that is silent for this long is replaced. Raising it delays failover; "
+                    "lowering it replaces leaders that only stall.",
      .low = 500,
      .high = kDayMs},
     {.key = "scheduler.lookahead",
      .at = DITFLEET_AT(scheduler.lookahead),
-     .description = "Units that a worker holds at once, the running one included.",
+     .description = "Units that a worker holds at once, including the running one. With 2 or more a worker prepares "
+                    "the next unit while the current one runs. Raising it binds units to a worker earlier, when "
+                    "another might become free sooner.",
      .low = 1,
      .high = 64},
     {.key = "scheduler.age_bound_ms",
      .at = DITFLEET_AT(scheduler.age_bound_ms),
-     .description = "A unit that waited this long goes first, whatever its priority.",
+     .description = "A unit that has waited this long goes first, regardless of its priority.",
      .low = 100,
      .high = kManyMs},
     {.key = "scheduler.late_units_yield",
      .at = DITFLEET_AT(scheduler.late_units_yield),
-     .description = "A unit that has waited so long that it would end later than nineteen in twenty do lets others of "
-                    "its tenant go "
-                    "first: once, and one unit in twenty at most. Shortens p95, lengthens p99."},
+     .description = "A unit already past its p95 latency may be overtaken once by others of its tenant; at most one "
+                    "unit in twenty is. This shortens p95 and lengthens p99."},
 
     {.key = "worker.count",
      .at = DITFLEET_AT(worker.count),
-     .description = "Workers that `ditfleet up` starts.",
+     .description = "Number of workers that `ditfleet up` starts. Each one loads its own copy of the models.",
      .low = 0,
      .high = 256},
     {.key = "worker.name",
      .at = DITFLEET_AT(worker.name),
-     .description = "Name of a worker; if empty, host and pid. `ditfleet up` adds -1, -2 … where there are several.",
+     .description = "Name of the worker. If empty, host and pid. With several workers, `ditfleet up` appends -1, -2 ….",
      .form = Form::kName},
     {.key = "worker.device",
      .at = DITFLEET_AT(worker.device),
-     .description = "Where models run: auto (a GPU if there is one), cpu, cuda or cuda:N.",
+     .description = "Device that runs the models: auto (a GPU if available), cpu, cuda or cuda:N.",
      .form = Form::kDevice},
     {.key = "worker.dtype",
      .at = DITFLEET_AT(worker.dtype),
-     .description = "Precision: auto is bf16 on a GPU and fp32 on a CPU.",
+     .description = "Precision of the models. auto is bf16 on a GPU and fp32 on a CPU.",
      .choices = "auto|fp32|bf16"},
     {.key = "worker.threads",
      .at = DITFLEET_AT(worker.threads),
-     .description = "CPU threads of one operation; 0: the cores divided by worker.count.",
+     .description = "CPU threads per operation. 0 divides the cores by worker.count.",
      .low = 0,
      .high = 1024},
     {.key = "worker.heartbeat_ms",
      .at = DITFLEET_AT(worker.heartbeat_ms),
-     .description = "How often a worker tells that it is there.",
+     .description = "How often a worker reports its state. After three missed heartbeats it gets no units. Lowering it "
+                    "costs Redis commands.",
      .low = 50,
      .high = 60'000},
     {.key = "worker.drain_ms",
      .at = DITFLEET_AT(worker.drain_ms),
-     .description = "How long a worker that is asked to end may finish what it runs; what is left is handed back.",
+     .description =
+         "How long a worker that is asked to stop may finish its running units. The rest goes back to the queue.",
      .low = 0,
      .high = kDayMs},
     {.key = "worker.warmup",
      .at = DITFLEET_AT(worker.warmup),
-     .description = "Run one small image of each model after loading it, and worker.warmup_classes, before the worker "
-                    "says that it "
-                    "is ready."},
+     .description = "Run one small image of each model, and worker.warmup_classes, before the worker reports ready. "
+                    "This delays the start, but the first jobs need not wait for compilation."},
 
     {.key = "worker.metrics_listen",
      .at = DITFLEET_AT(worker.metrics_listen),
-     .description = "Address, as 127.0.0.1:9464, where a worker serves its metrics (/metrics): compiles, the kernel "
-                    "cache. Of several "
-                    "that `ditfleet up` starts each takes the next port. If empty, they are not served.",
+     .description = "Address of a worker's /metrics endpoint, such as 127.0.0.1:9464. With several workers, ports are "
+                    "assigned consecutively. If empty, workers serve no metrics.",
      .form = Form::kListenIfAny},
 
     {.key = "worker.lora.slots",
      .at = DITFLEET_AT(worker.lora.slots),
-     .description = "LoRA adapters that each model of a worker holds on its device at once; a request may use as many.",
+     .description = "LoRA adapters that each model holds on its device at once, and the most that one request may use. "
+                    "Each slot reserves device memory for worker.lora.max_rank.",
      .low = 1,
      .high = 64},
     {.key = "worker.lora.max_rank",
      .at = DITFLEET_AT(worker.lora.max_rank),
-     .description = "Largest rank of a LoRA adapter at one linear layer; slots have room for it at every one.",
+     .description = "Maximum rank of a LoRA adapter at one linear layer. Raising it costs device memory in every slot, "
+                    "whatever the rank of the adapters in use.",
      .low = 1,
      .high = 1024},
     {.key = "worker.lora.together_rank",
      .at = DITFLEET_AT(worker.lora.together_rank),
-     .description = "Rank that the adapters used at once, by one request or in one batch, may have in all at one "
-                    "linear layer of a compiled "
-                    "transformer, which keeps that many columns beside its weights; with more its blocks run op by op. "
-                    "At least worker.lora.max_rank.",
+     .description = "Maximum combined rank of the adapters active at one linear layer of a compiled transformer. "
+                    "Beyond it the transformer's blocks run eagerly. At least worker.lora.max_rank. Raising it costs "
+                    "device memory next to the weights of every layer.",
      .low = 1,
      .high = 1024},
     {.key = "worker.lora.host_bytes",
      .at = DITFLEET_AT(worker.lora.host_bytes),
-     .description = "Host memory in which each model of a worker keeps adapters, ready to be copied into a slot.",
+     .description = "Host memory in which each model keeps adapters ready to be copied into a slot. With less, "
+                    "adapters are read from disk more often.",
      .low = 1 << 20,
      .high = kManyBytes},
     {.key = "worker.lora.cache_dir",
      .at = DITFLEET_AT(worker.lora.cache_dir),
-     .description =
-         "Folder of the adapters' files that workers have fetched and checked; several workers of a host may share "
-         "it. If empty, `adapters` in the data folder (data.dir).",
+     .description = "Folder for adapter files that workers have fetched and verified. Workers of one host may share "
+                    "it. If empty, `adapters` in the data folder (data.dir).",
      .form = Form::kPath},
     {.key = "worker.lora.cache_bytes",
      .at = DITFLEET_AT(worker.lora.cache_bytes),
-     .description = "Size of that folder beyond which the least recently used files go; what is in use stays.",
+     .description =
+         "Size of worker.lora.cache_dir above which the least recently used files are deleted. Files in use stay.",
      .low = 0,
      .high = kManyBytes},
 
     {.key = "results.backend",
      .at = DITFLEET_AT(results.backend),
-     .description = "Where finished pictures are kept.",
+     .description = "Where finished images are stored: in Redis, or as files in results.dir. Images in Redis cost its "
+                    "memory for queue.retention_ms.",
      .choices = "redis|file"},
     {.key = "results.dir",
      .at = DITFLEET_AT(results.dir),
-     .description = "Folder of the file backend, shared by all hosts.",
+     .description = "Folder of the file backend. All hosts must share it.",
      .form = Form::kPath},
     {.key = "results.preview_ms",
      .at = DITFLEET_AT(results.preview_ms),
-     .description = "How long previews are kept.",
+     .description = "How long previews are kept. Raising it costs memory in Redis.",
      .low = 1000,
      .high = kManyMs},
 
     {.key = "loras.folders",
      .at = DITFLEET_AT(loras.folders),
-     .description = "Folders whose files may be registered as LoRA adapters by path, with ':' between; on disks that "
-                    "workers see under "
-                    "the same paths, and with this option on workers, too. If empty, adapters are uploaded only.",
+     .description = "Folders whose files may be registered as LoRA adapters by path, separated by ':'. Workers need "
+                    "the same option, and the files under the same paths. If empty, adapters can only be uploaded.",
      .form = Form::kPath},
     {.key = "loras.max_upload_bytes",
      .at = DITFLEET_AT(loras.max_upload_bytes),
-     .description = "Largest adapter that is taken as an upload; larger ones get 413. Uploads are kept in Redis.",
+     .description =
+         "Largest upload of an adapter; larger ones get 413. Uploads are stored in Redis and cost its memory.",
      .low = 1 << 20,
      .high = kManyBytes},
 
     {.key = "compile.backend",
      .at = DITFLEET_AT(compile.backend),
-     .description = "What compiles a model's repeated blocks: nvrtc on a GPU, cpu_jit on a CPU (with the system's C++ "
-                    "compiler), eager (they run op by op), or auto: nvrtc or cpu_jit where it is to be had, else (and "
-                    "in bf16 on a CPU, where eager is diffusers to the bit) eager.",
+     .description = "Compiler for the models' repeated blocks: nvrtc (GPU), cpu_jit (CPU, with the system's C++ "
+                    "compiler) or eager (none). auto uses nvrtc or cpu_jit if available, otherwise eager; in bf16 on a "
+                    "CPU it uses eager, which matches diffusers bit for bit.",
      .choices = "auto|nvrtc|cpu_jit|eager"},
     {.key = "compile.mode",
      .at = DITFLEET_AT(compile.mode),
-     .description = "default; reduce-overhead adds CUDA graphs, max-autotune-no-cudagraphs timed GEMMs and attention, "
-                    "max-autotune both. "
-                    "On a CPU all are default.",
+     .description = "Compilation mode. reduce-overhead adds CUDA graphs, which cost device memory per class. "
+                    "max-autotune-no-cudagraphs times GEMM and attention variants, which delays the first run of a "
+                    "class. max-autotune does both. On a CPU all modes equal default.",
      .choices = "default|reduce-overhead|max-autotune-no-cudagraphs|max-autotune"},
     {.key = "compile.attention",
      .at = DITFLEET_AT(compile.attention),
-     .description =
-         "The implementation of attention: cudnn and efficient on a GPU, flash on a CPU or in bf16 on a GPU, math "
-         "anywhere, or auto: what LibTorch prefers; with timed GEMMs, the faster of that and flash.",
+     .description = "Attention implementation: cudnn and efficient on a GPU, flash on a CPU or in bf16 on a GPU, math "
+                    "anywhere. auto uses LibTorch's choice or, with timed GEMMs, the faster of that and flash.",
      .choices = "auto|cudnn|flash|efficient|math"},
     {.key = "compile.fullgraph",
      .at = DITFLEET_AT(compile.fullgraph),
-     .description =
-         "A block that would run op by op, for an op without a kernel or a compiler that fails, is an error."},
+     .description = "Fail if a block would run eagerly because an op has no kernel or the compiler fails."},
     {.key = "compile.dynamic",
      .at = DITFLEET_AT(compile.dynamic),
-     .description = "One program for all sizes; false: one for each size."},
+     .description = "Compile one program for all sizes. If false, each size is compiled separately."},
     {.key = "compile.error_on_recompile",
      .at = DITFLEET_AT(compile.error_on_recompile),
-     .description = "A second program for a block is an error."},
+     .description = "Fail if a block needs a second program."},
     {.key = "compile.recompile_limit",
      .at = DITFLEET_AT(compile.recompile_limit),
-     .description = "Programs that a block may have; beyond it runs op by op (with compile.fullgraph an error).",
+     .description =
+         "Maximum compiled programs per block. Beyond it the block runs eagerly, or fails with compile.fullgraph.",
      .low = 1,
      .high = 1000},
     {.key = "compile.cxx",
      .at = DITFLEET_AT(compile.cxx),
-     .description = "The C++ compiler of cpu_jit: a name that PATH finds or a path. If empty, the variable "
-                    "DITFLEET_CXX, else c++."},
+     .description = "C++ compiler of cpu_jit: a path, or a name to find in PATH. If empty, the variable DITFLEET_CXX, "
+                    "else c++."},
     {.key = "compile.nvrtc",
      .at = DITFLEET_AT(compile.nvrtc),
-     .description =
-         "NVIDIA's run-time compiler: the file libnvrtc.so.13. If empty, the variable DITFLEET_NVRTC, else where it is "
-         "commonly installed.",
+     .description = "Path of NVIDIA's run-time compiler, libnvrtc.so.13. If empty, the variable DITFLEET_NVRTC, else "
+                    "the usual locations.",
      .form = Form::kPath},
     {.key = "compile.components.transformer",
      .at = DITFLEET_AT(compile.components.transformer),
@@ -305,49 +316,44 @@ const Option kOptions[] = {
      .description = "Compile the layers of the text encoders."},
     {.key = "compile.components.vae",
      .at = DITFLEET_AT(compile.components.vae),
-     .description =
-         "Compile what lies between the VAE's convolutions, on a GPU; auto: where that is to be had. true on a CPU is "
-         "counted as a fallback, refused with compile.fullgraph.",
+     .description = "Compile the operations between the VAE's convolutions, on a GPU. auto: if possible. true on a CPU "
+                    "counts as a fallback, or fails with compile.fullgraph.",
      .choices = "auto|true|false"},
 
     {.key = "cache.dir",
      .at = DITFLEET_AT(cache.dir),
-     .description =
-         "Folder of the kernel cache, which keeps compiled programs; several workers of a host may share it. If "
-         "empty, `kernels` in the data folder (data.dir).",
+     .description = "Folder of the kernel cache, which stores compiled programs. Workers of one host may share it. If "
+                    "empty, `kernels` in the data folder (data.dir).",
      .form = Form::kPath},
     {.key = "cache.memory_bytes",
      .at = DITFLEET_AT(cache.memory_bytes),
-     .description = "Compiled programs that a worker holds in memory; 0: none.",
+     .description = "Memory for compiled programs in each worker; 0 disables this tier.",
      .low = 0,
      .high = kManyBytes},
     {.key = "cache.disk_bytes",
      .at = DITFLEET_AT(cache.disk_bytes),
-     .description = "Size of the folder beyond which the least recently used programs go; 0: nothing on disk.",
+     .description = "Size of cache.dir above which the least recently used programs are deleted; 0 disables this tier.",
      .low = 0,
      .high = kManyBytes},
     {.key = "cache.redis",
      .at = DITFLEET_AT(cache.redis),
-     .description =
-         "Share compiled programs through redis.url. Needs cache.secret or cache.secret_file, which `ditfleet "
-         "up` sets for its private Redis; without, it is off."},
+     .description = "Share compiled programs through redis.url. Without cache.secret or cache.secret_file this is off; "
+                    "`ditfleet up` sets a secret for its private Redis."},
     {.key = "cache.secret",
      .at = DITFLEET_AT(cache.secret),
-     .description =
-         "Signs compiled programs; the same on all nodes that share them. At least 16 characters, as `openssl "
-         "rand -hex 32` makes. A file (cache.secret_file) or the environment keeps it out of sight.",
+     .description = "Signs compiled programs. All nodes that share programs need the same secret. At least 16 "
+                    "characters, such as the output of `openssl rand -hex 32`. Prefer cache.secret_file or the "
+                    "environment, which keep it out of sight.",
      .form = Form::kSecret},
     {.key = "cache.secret_file",
      .at = DITFLEET_AT(cache.secret_file),
-     .description =
-         "File with the secret on one line. If both are empty, the file `secret` in cache.dir, made with the "
-         "folder, signs what is on disk.",
+     .description = "File with the secret on one line. If both are empty, a generated secret in the file `secret` in "
+                    "cache.dir signs the programs on disk.",
      .form = Form::kPath},
     {.key = "cache.redis_timeout_ms",
      .at = DITFLEET_AT(cache.redis_timeout_ms),
-     .description =
-         "How long one operation on Redis may take; half of it counts as too slow. After three such in a row Redis "
-         "is left out for a while.",
+     .description = "Timeout of one operation on Redis; half of it counts as too slow. After three slow operations in "
+                    "a row the cache stops using Redis for a while.",
      .low = 10,
      .high = 10'000},
     {.key = "cache.redis_ttl_ms",
@@ -357,37 +363,37 @@ const Option kOptions[] = {
      .high = kManyMs},
     {.key = "cache.lock_ms",
      .at = DITFLEET_AT(cache.lock_ms),
-     .description = "A process that compiles and is silent this long is taken for dead, and another compiles.",
+     .description =
+         "A compiling process that is silent for this long is considered dead, and another one compiles instead.",
      .low = 100,
      .high = 4500},
     {.key = "cache.wait_ms",
      .at = DITFLEET_AT(cache.wait_ms),
-     .description =
-         "Longest wait for a program that another process compiles; then a worker compiles it itself. 0: no wait.",
+     .description = "Maximum wait for a program that another process is compiling. After it the worker compiles the "
+                    "program itself. 0 disables waiting; otherwise at least twice cache.lock_ms.",
      .low = 0,
      .high = 9000},
 
     {.key = "data.dir",
      .at = DITFLEET_AT(data.dir),
-     .description = "What `ditfleet up` keeps: Redis' files, logs, results; if empty, "
-                    "$XDG_STATE_HOME/ditfleet, else ~/.local/state/ditfleet.",
+     .description = "Where `ditfleet up` stores Redis' files, logs and results. If empty, $XDG_STATE_HOME/ditfleet, "
+                    "else ~/.local/state/ditfleet.",
      .form = Form::kPath},
 
     {.key = "telemetry.otlp_endpoint",
      .at = DITFLEET_AT(telemetry.otlp_endpoint),
      .description =
-         "Where spans go, by OTLP over HTTP with JSON bodies: the receiver's base URL, as http://127.0.0.1:4318. If "
-         "empty, "
-         "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT; without them no spans are made.",
+         "Base URL of an OTLP/HTTP receiver for spans in JSON, such as http://127.0.0.1:4318. If empty, "
+         "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT; without them no spans are recorded.",
      .form = Form::kHttpUrl},
 
     {.key = "log.level",
      .at = DITFLEET_AT(log.level),
-     .description = "Least severity that is logged.",
+     .description = "Minimum severity of logged messages.",
      .choices = "trace|debug|info|warning|error|critical|off"},
     {.key = "log.format",
      .at = DITFLEET_AT(log.format),
-     .description = "Lines to read, or one JSON object a line.",
+     .description = "Plain text, or one JSON object per line.",
      .choices = "text|json"},
 };
 
@@ -450,13 +456,6 @@ std::string_view form_text(Form form) {
   return "text";
 }
 
-bool is_one_of(std::string_view choices, std::string_view text) {
-  for (const std::string& choice : split(choices, '|')) {
-    if (choice == text) return true;
-  }
-  return false;
-}
-
 std::optional<bool> parse_bool(std::string_view text) {
   if (text == "true" || text == "yes" || text == "on" || text == "1") return true;
   if (text == "false" || text == "no" || text == "off" || text == "0") return false;
@@ -473,7 +472,7 @@ bool assign_integer(const Option& option, const std::string& text, Int& out) {
   return true;
 }
 
-// Why `text` was not taken, as the end of a sentence. A URL may carry a password: neither it nor a secret is repeated.
+// Why `text` was refused, as the end of a sentence. Does not repeat secrets or URLs, which may contain a password.
 std::string refusal_of(const Option& option, const std::string& text) {
   const std::string right = "; it must be " + type_text(option);
   if (option.form == Form::kSecret ||
@@ -503,16 +502,23 @@ const Option* find_option(std::string_view key) {
   return nullptr;
 }
 
+bool is_one_of(std::string_view choices, std::string_view text) {
+  const auto all = split(choices, '|');
+  return std::find(all.begin(), all.end(), text) != all.end();
+}
+
+std::string choices_text(std::string_view choices) {
+  std::string text;
+  for (const std::string& choice : split(choices, '|')) text += (text.empty() ? "one of " : ", ") + choice;
+  return text;
+}
+
 std::string type_text(const Option& option) {
   if (std::holds_alternative<bool& (*)(Settings&)>(option.at)) return "true or false";
   if (!std::holds_alternative<std::string& (*)(Settings&)>(option.at)) {
     return "an integer from " + std::to_string(option.low) + " to " + std::to_string(option.high);
   }
-  if (option.choices.empty()) return std::string(form_text(option.form));
-  std::string text = "one of ";
-  const auto choices = split(option.choices, '|');
-  for (std::size_t i = 0; i < choices.size(); ++i) text += (i ? ", " : "") + choices[i];
-  return text;
+  return option.choices.empty() ? std::string(form_text(option.form)) : choices_text(option.choices);
 }
 
 std::string value_text(const Option& option, const Settings& settings) {

@@ -1,5 +1,5 @@
-// The option table: one row for each scalar of Settings. Everything that knows an option's name, type,
-// range or description reads it here.
+// The option table: one row for each scalar of Settings. The only place that defines an option's name, type, range and
+// description. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -13,26 +13,31 @@
 
 namespace ditfleet::config {
 
-// What a string must look like beyond being text.
+// The required form of a string.
 enum class Form { kAny, kPath, kListen, kListenIfAny, kHttpUrl, kRedisUrl, kMemory, kDevice, kName, kSecret };
 
 struct Option {
-  std::string_view key;  // "gateway.listen"; without a dot at the top level
+  std::string_view key;  // "gateway.listen"; no dot at the top level
   std::variant<std::string& (*)(Settings&), std::int64_t& (*)(Settings&), int& (*)(Settings&), bool& (*)(Settings&)> at;
-  std::string_view description;
-  std::int64_t low = 0, high = 0;  // of numbers, inclusive
-  std::string_view choices = {};   // of strings: "a|b|c"; empty: any of `form`
+  std::string_view description;    // what it does and, where it matters, what raising it costs; Markdown
+  std::int64_t low = 0, high = 0;  // bounds of numbers, inclusive
+  std::string_view choices = {};   // values of strings: "a|b|c"; empty: any of `form`
   Form form = Form::kAny;
 };
 
 std::span<const Option> options();
 const Option* find_option(std::string_view key);
 
-// "integer 1…65535", "one of a, b", "true or false": as REFERENCE.md and error messages say it.
+// Choices are "a|b|c". The text is "one of a, b, c".
+bool is_one_of(std::string_view choices, std::string_view text);
+std::string choices_text(std::string_view choices);
+
+// "an integer from 1 to 100", "one of a, b", "true or false": for REFERENCE.md and error messages.
 std::string type_text(const Option& option);
 std::string value_text(const Option& option, const Settings& settings);
 
-// Parses `text` into the option's place. The error is the end of a sentence: "is 'x'; it must be …".
+// Parses `text` into the option's member. kInvalidArgument; the message is the end of a sentence: "is 'x'; it must be
+// …".
 Result<void> assign(const Option& option, const std::string& text, Settings& settings);
 
 // "gateway.max_body_bytes" → "DITFLEET_GATEWAY__MAX_BODY_BYTES".

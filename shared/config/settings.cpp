@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 
 const std::vector<std::string> kKeyFields = {"tenant", "sha256", "admin"};
 
-// "~/x" → the home folder; a relative path of a file → beside that file.
+// Expands "~/x", and makes a relative path relative to `base`, the configuration file's folder.
 std::string resolve_path(const std::string& path, const std::string& base) {
   if (path.empty()) return path;
   if (path.starts_with("~/")) {
@@ -44,7 +44,7 @@ std::vector<std::string> known_keys() {
 
 Error wrong(const Assignment& a, const std::string& message) { return invalid_argument(a.where + ": " + message); }
 
-// Only the end of the key that is at fault is compared where its section is right.
+// Suggests the nearest key: in another section, of the whole table, in the same section, or the nearest section.
 Error unknown_key(const Assignment& a) {
   std::vector<std::string> candidates;
   std::set<std::string> sections;
@@ -54,7 +54,8 @@ Error unknown_key(const Assignment& a) {
     if (dot != std::string::npos && key.substr(0, dot) == a.path.front()) candidates.push_back(key);
   }
   if (!candidates.empty() && a.path.size() == 1) {
-    return wrong(a, "'" + a.key() + "' is a section, not a value; it holds " + candidates.front() + " and others");
+    return wrong(a,
+                 "'" + a.key() + "' is a section, not a value; it contains " + candidates.front() + " and other keys");
   }
   std::string hint;
   for (const std::string& key : known_keys()) {  // the right key in the wrong section
@@ -77,21 +78,21 @@ bool is_model_name(const std::string& name) {
 
 Result<void> apply_model(const Assignment& a, const std::string& base, Settings& settings) {
   if (a.path.size() < 2)
-    return wrong(
-        a, "'models' is '" + a.value + "'; it must be a map, as \"models:\" and below it \"  NAME: {path: FOLDER}\"");
+    return wrong(a, "'models' is '" + a.value +
+                        "'; it must be a map, such as \"models:\" and below it \"  NAME: {path: FOLDER}\"");
   if (a.path.size() == 3 && a.path[2] != "path")
     return wrong(a, "unknown key '" + a.key() + "'" + suggestion(a.path[2], {"path"}));
   if (!is_model_name(a.path[1]))
     return wrong(a, "model name '" + a.path[1] +
                         "' must have 1 to 64 characters, without spaces, colons, slashes, bars, quotes or braces");
-  if (a.value.empty()) return wrong(a, "'" + a.key() + "' is empty; it must be a model's folder");
+  if (a.value.empty()) return wrong(a, "'" + a.key() + "' is empty; it must be a model folder in diffusers' layout");
   settings.models[a.path[1]].path = resolve_path(a.value, base);
   return {};
 }
 
 Result<void> apply_tenant(const Assignment& a, Settings& settings) {
   if (a.path.size() != 3 || a.path[2] != "weight")
-    return wrong(a, "unknown key '" + a.key() + "'; a tenant has tenants.NAME.weight");
+    return wrong(a, "unknown key '" + a.key() + "'; did you mean tenants.NAME.weight?");
   if (!is_valid_id(a.path[1]))
     return wrong(a, "tenant name '" + a.path[1] + "' must be 1 to 64 characters of A-Z a-z 0-9 . _ -");
   double weight = 0;
@@ -112,7 +113,7 @@ Result<void> apply_key(const Assignment& a, Settings& settings) {
     if (error != std::errc() || end != text.data() + text.size() || index > settings.keys.size())
       return wrong(a, "'" + a.key() + "' has no such index");
   } else {
-    return wrong(a, "'keys' is set in the file only, as a list of {tenant, sha256}");
+    return wrong(a, "'keys' can only be set in the file, as a list of {tenant, sha256}");
   }
   if (index == settings.keys.size()) settings.keys.emplace_back();
   ApiKey& key = settings.keys[index];
@@ -151,12 +152,12 @@ Result<void> apply(const Assignment& a, const std::string& base, Settings& setti
   return {};
 }
 
-// Rules that tie options together; they hold whatever the source.
+// Rules across options.
 Result<void> check_whole(const Settings& s) {
   if (s.queue.renew_ms * 2 > s.queue.lease_ms) {
     return invalid_argument("queue.renew_ms is " + std::to_string(s.queue.renew_ms) + " and queue.lease_ms " +
                             std::to_string(s.queue.lease_ms) +
-                            "; a lease must be at least twice the renewal, so that one may be lost");
+                            "; the lease must be at least twice as long, to survive one lost renewal");
   }
   if (s.queue.retry_backoff_ms > s.queue.retry_backoff_max_ms) {
     return invalid_argument("queue.retry_backoff_ms is " + std::to_string(s.queue.retry_backoff_ms) +
@@ -167,26 +168,26 @@ Result<void> check_whole(const Settings& s) {
       metrics && metrics->port != 0 && s.worker.count > 1 && metrics->port + s.worker.count - 1 > 65535) {
     return invalid_argument("worker.metrics_listen is '" + s.worker.metrics_listen + "' and worker.count " +
                             std::to_string(s.worker.count) +
-                            "; each worker takes the next port, and a port is at most 65535: begin at " +
+                            "; ports are assigned consecutively and end at 65535, so start at " +
                             std::to_string(65536 - s.worker.count) + " or below");
   }
   if (!s.cache.secret.empty() && !s.cache.secret_file.empty())
-    return invalid_argument("cache.secret and cache.secret_file are both set; one of them says the secret");
+    return invalid_argument("cache.secret and cache.secret_file are both set; set only one");
   if (s.cache.wait_ms != 0 && s.cache.wait_ms < 2 * s.cache.lock_ms) {
-    return invalid_argument("cache.wait_ms is " + std::to_string(s.cache.wait_ms) + " and cache.lock_ms " +
-                            std::to_string(s.cache.lock_ms) +
-                            "; waiting must be off (0) or at least twice as long as a lock lasts, so that one whose "
-                            "holder has died is outlived");
+    return invalid_argument(
+        "cache.wait_ms is " + std::to_string(s.cache.wait_ms) + " and cache.lock_ms " +
+        std::to_string(s.cache.lock_ms) +
+        "; the wait must be 0 (off) or at least twice as long as the lock, to outlive the lock of a dead process");
   }
   if (!s.default_model.empty() && !s.models.contains(s.default_model)) {
     std::vector<std::string> names;
     for (const auto& [name, model] : s.models) names.push_back(name);
-    return invalid_argument("default_model is '" + s.default_model + "', which models lacks" +
+    return invalid_argument("default_model is '" + s.default_model + "', which is not in models" +
                             suggestion(s.default_model, names));
   }
   for (const auto& [name, model] : s.models) {
     if (model.path.empty())
-      return invalid_argument("models." + name + ".path is missing; it must be the model's folder");
+      return invalid_argument("models." + name + ".path is missing; it must be a model folder in diffusers' layout");
   }
   if (auto r = check_lists(s); !r) return r;
   std::set<std::string> hashes;
@@ -195,7 +196,7 @@ Result<void> check_whole(const Settings& s) {
     if (s.keys[i].tenant.empty()) return invalid_argument(at + " has no tenant");
     if (s.keys[i].sha256.empty()) return invalid_argument(at + " has no sha256");
     if (!hashes.insert(s.keys[i].sha256).second)
-      return invalid_argument(at + " has the sha256 of a key before it; a key belongs to one tenant");
+      return invalid_argument(at + " has the sha256 of an earlier key; a key belongs to one tenant");
   }
   return {};
 }
@@ -214,7 +215,7 @@ Result<Settings> load(const Sources& sources) {
   Settings settings;
   if (!sources.file.empty()) {
     const auto text = read_file(sources.file);
-    if (!text) return Error{text.error().code, "the configuration: " + text.error().message, {}};
+    if (!text) return Error{text.error().code, "cannot read the configuration: " + text.error().message, {}};
     const std::string base = fs::path(sources.file).parent_path().string();
     if (auto r = apply_all(from_yaml(*text, sources.file), base, settings); !r) return r.error();
   }

@@ -1,6 +1,8 @@
-// Everything that can be configured, in one table (options.cpp) that drives YAML, --set, the environment
-// (DITFLEET_SECTION__KEY), --help and config/REFERENCE.md. Precedence: flags and --set, then environment,
-// then the file, then the default.
+// The configuration of every process, with its defaults. config/REFERENCE.md describes each option; the option table
+// (options.cpp) defines its text form. Precedence: flags and --set, then the environment (DITFLEET_SECTION__KEY), then
+// the file, then the default.
+//
+// Functions are thread-safe unless the environment changes during the call. load() reads a file and blocks.
 #pragma once
 
 #include <cstdint>
@@ -19,28 +21,28 @@ struct Endpoint;
 namespace ditfleet::config {
 
 struct ModelSetting {
-  std::string path;
+  std::string path;  // a model folder in diffusers' layout
 };
 
 struct ApiKey {
   std::string tenant;
-  std::string sha256;  // of the bearer key, hexadecimal: keys themselves are never stored
-  bool admin = false;  // sees every tenant's jobs
+  std::string sha256;  // of the bearer key, 64 lower-case hexadecimal digits; keys themselves are never stored
+  bool admin = false;  // may see and cancel every tenant's jobs
 };
 
 struct TenantSetting {
-  double weight = 1.0;
+  double weight = 1.0;  // 0.001 … 1000; shares are proportional
 };
 
-// Bounds are inclusive; where one is not given it is none.
+// Bounds are inclusive; a missing bound is unlimited. The first matching rule applies.
 struct CompileRule {
   std::optional<int> min_frames, max_frames, min_tokens, max_tokens;
-  std::string mode;  // compile.mode's, or none
+  std::string mode;  // a value of compile.mode, or "none" for eager
 };
 
-// A class that is run before a worker is ready.
+// A class that a worker runs before it reports ready. width and height are required.
 struct WarmupClass {
-  std::string model;  // empty: each
+  std::string model;  // empty: every model
   std::optional<int> width, height, max_sequence_length;
   bool true_cfg = false;
 };
@@ -50,26 +52,26 @@ struct Settings {
     std::string listen = "127.0.0.1:8780";
     std::int64_t max_body_bytes = 1 << 20;
     int max_connections = 1024;
-    std::string public_url;                     // in results' url fields; empty: from the request's Host
-    std::int64_t request_timeout_ms = 600'000;  // a synchronous generation
+    std::string public_url;
+    std::int64_t request_timeout_ms = 600'000;
   } gateway;
   struct {
-    std::string url;  // empty: `ditfleet up` starts a private one
+    std::string url;  // empty: `ditfleet up` sets the URL of its private Redis
     std::string tls_ca_file;
     bool tls_verify = true;
-    std::string appendfsync = "everysec";  // of the private one: always | everysec | no
-    std::string maxmemory;                 // of the private one, as in redis.conf; empty: no limit
+    std::string appendfsync = "everysec";
+    std::string maxmemory;
   } redis;
   struct {
     std::int64_t lease_ms = 5000, renew_ms = 1000;
     int max_attempts = 3, max_crashes = 2;
     std::int64_t retry_backoff_ms = 500, retry_backoff_max_ms = 30'000;
     std::int64_t retention_ms = 3'600'000, idempotency_ms = 86'400'000;
-    std::int64_t max_queued = 100'000;  // submissions beyond it get 429
+    std::int64_t max_queued = 100'000;
   } queue;
   struct {
     std::int64_t leader_ttl_ms = 3000;
-    int lookahead = 2;  // units a worker holds, the running one included
+    int lookahead = 2;
     std::int64_t age_bound_ms = 60'000;
     bool late_units_yield = true;
   } scheduler;
@@ -81,11 +83,11 @@ struct Settings {
     std::int64_t heartbeat_ms = 1000, drain_ms = 30'000;
     bool warmup = true;
     std::vector<WarmupClass> warmup_classes;
-    std::string metrics_listen;  // empty: not served
+    std::string metrics_listen;
     struct {
-      int slots = 4, max_rank = 64, together_rank = 128;  // of each model
+      int slots = 4, max_rank = 64, together_rank = 128;
       std::int64_t host_bytes = std::int64_t{4} << 30;
-      std::string cache_dir;  // empty: `adapters` in the data folder
+      std::string cache_dir;  // empty: `adapters` in data_folder()
       std::int64_t cache_bytes = std::int64_t{16} << 30;
     } lora;
   } worker;
@@ -94,73 +96,74 @@ struct Settings {
     std::int64_t preview_ms = 600'000;
   } results;
   struct {
-    std::string folders;  // with ':' between
+    std::string folders;  // separated by ':'
     std::int64_t max_upload_bytes = std::int64_t{2} << 30;
   } loras;
   struct {
     std::string backend = "auto", mode = "default", attention = "auto";
     bool fullgraph = false, dynamic = true, error_on_recompile = false;
     int recompile_limit = 8;
-    std::vector<CompileRule> rules;  // the first that holds; none: mode
-    std::string cxx, nvrtc;          // the C++ compiler, libnvrtc; empty: looked for
+    std::vector<CompileRule> rules;
+    std::string cxx, nvrtc;
     struct {
       bool transformer = true, text_encoders = false;
       std::string vae = "auto";
     } components;
   } compile;
   struct {
-    std::string dir;                                                            // empty: `kernels` in the data folder
-    std::int64_t memory_bytes = 256 << 20, disk_bytes = std::int64_t{2} << 30;  // 0: without that tier
+    std::string dir;  // empty: `kernels` in data_folder()
+    std::int64_t memory_bytes = 256 << 20, disk_bytes = std::int64_t{2} << 30;
     bool redis = true;
-    std::string secret, secret_file;  // neither: one of this node's own, and no Redis tier
+    std::string secret, secret_file;
     std::int64_t redis_timeout_ms = 1000, redis_ttl_ms = 2'592'000'000;
     std::int64_t lock_ms = 2000, wait_ms = 8000;
   } cache;
   struct {
-    std::string dir;  // of `ditfleet up`: Redis' files, logs, results; empty: $XDG_STATE_HOME/ditfleet
+    std::string dir;
   } data;
   struct {
-    std::string otlp_endpoint;  // http(s)://HOST:PORT of an OTLP/HTTP receiver; empty: OTEL_EXPORTER_OTLP_ENDPOINT's,
-                                // else no spans
+    std::string otlp_endpoint;
   } telemetry;
   struct {
-    std::string level = "info", format = "text";  // text | json
+    std::string level = "info", format = "text";
   } log;
-  std::string default_model;  // models' only one if empty
+  std::string default_model;
   std::map<std::string, ModelSetting> models;
   std::vector<ApiKey> keys;
   std::map<std::string, TenantSetting> tenants;
 };
 
 struct Sources {
-  std::string file;               // empty: none
-  std::vector<std::string> sets;  // "section.key=value", in order
+  std::string file;               // empty: no file
+  std::vector<std::string> sets;  // "section.key=value"; later ones win
   bool environment = true;
 };
 
-// kInvalidArgument names the source (file:line, variable or --set), the key, what was wrong, what would be
-// right; an unknown key comes with the nearest known one. kNotFound: the file.
+// Merges the sources and checks the result.
+// Errors: kInvalidArgument (names the source as file:line, variable or --set, the key, the error and the expected
+// value; suggests the nearest key for an unknown one), kNotFound (no such file).
 Result<Settings> load(const Sources& sources);
 
-// The same from YAML text, for tests and for input that is no file; `name` stands for the file in errors.
+// The same for YAML text alone; `name` replaces the file name in errors.
 Result<Settings> load_text(std::string_view yaml, const std::string& name);
 
-// Where `ditfleet up` keeps its files: data.dir, else the user's state folder; empty if neither says where.
+// The folder of `ditfleet up`: data.dir, else the user's state folder ($XDG_STATE_HOME/ditfleet or
+// ~/.local/state/ditfleet). Empty if none is set.
 std::string data_folder(const Settings& settings);
 
 // redis.url with the TLS options of the section. kInvalidArgument: the URL is invalid.
 Result<redis::Endpoint> redis_endpoint(const Settings& settings);
 
-// After how long without a heartbeat a worker is held for silent: three of them, and half a second for the way.
+// How long a worker may go without a heartbeat before it counts as silent: three heartbeats, plus 0.5 s for latency.
 std::int64_t silent_after_ms(const Settings& settings);
 
-// Every option as a file that load() reads back. The password in redis.url and cache.secret are shown as *** unless
-// asked for.
+// All settings as YAML that load() accepts. Unless `with_secrets`, the password in redis.url and cache.secret are
+// replaced by ***, and the text no longer loads if cache.secret was set.
 std::string to_yaml(const Settings& settings, bool with_secrets = false);
 std::string reference_markdown();  // config/REFERENCE.md
 struct OptionHelp {
   std::string key, type, default_value, description;
-  std::string environment;  // the variable's name; empty: in the file alone
+  std::string environment;  // the variable's name; empty: only in the file
 };
 std::vector<OptionHelp> option_table();
 

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::size_t kMaxYamlBytes = 1u << 20;
 
-// "file:12"; yaml-cpp counts lines from 0 and has -1 for what was never in a text.
+// "file:12"; yaml-cpp counts lines from 0 and uses -1 for nodes that are not from a text.
 std::string place(const std::string& file, const YAML::Mark& mark) {
   return mark.line < 0 ? file : file + ":" + std::to_string(mark.line + 1);
 }
@@ -31,8 +31,8 @@ class YamlReader {
   Result<std::vector<Assignment>> read(const YAML::Node& root) {
     if (!root.IsDefined() || root.IsNull()) return std::move(out_);
     if (!root.IsMap())
-      return wrong(root,
-                   "the file must be a map of sections, as \"gateway:\" and below it \"  listen: 127.0.0.1:8780\"");
+      return wrong(
+          root, "the file must be a map of sections, such as \"gateway:\" and below it \"  listen: 127.0.0.1:8780\"");
     if (auto r = walk(root, {}); !r) return r.error();
     return std::move(out_);
   }
@@ -47,7 +47,7 @@ class YamlReader {
   }
 
  public:
-  // What lies below `path`.
+  // The assignments below `path`.
   Result<std::vector<Assignment>> read(const YAML::Node& node, const std::vector<std::string>& path) {
     if (auto r = walk(node, path); !r) return r.error();
     return std::move(out_);
@@ -63,7 +63,8 @@ class YamlReader {
     }
     if (node.IsSequence()) {
       if (!is_list(path))
-        return wrong(node, "'" + joined(path) + "' is a list; only keys, compile.rules and worker.warmup_classes are");
+        return wrong(node,
+                     "'" + joined(path) + "' is a list; only keys, compile.rules and worker.warmup_classes may be");
       for (std::size_t i = 0; i < node.size(); ++i) {
         if (!node[i].IsMap() || node[i].size() == 0)
           return wrong(node[i], "an entry of " + joined(path) + " must be a map" +
@@ -76,7 +77,7 @@ class YamlReader {
     }
     if (!node.IsMap()) return wrong(node, "'" + joined(path) + "' has no value");
     if (path == std::vector<std::string>{"keys"}) return wrong(node, "keys must be a list of {tenant, sha256}");
-    if (is_list(path)) return wrong(node, joined(path) + " must be a list of maps, as [{…}, {…}]");
+    if (is_list(path)) return wrong(node, joined(path) + " must be a list of maps, such as [{…}, {…}]");
     std::set<std::string> seen;
     for (const auto& member : node) {
       if (!member.first.IsScalar()) return wrong(member.first, "a key must be plain text");
@@ -102,7 +103,7 @@ std::string lower(std::string text) {
   return text;
 }
 
-// "worker_count": what was meant is worker.count, and is refused with that name.
+// "worker_count" means worker.count; it is refused with a suggestion of the correct name.
 bool means_option(const std::string& key) {
   return std::any_of(options().begin(), options().end(), [&](const Option& option) {
     std::string name(option.key);
@@ -132,7 +133,7 @@ std::vector<std::string> split_key(std::string_view key) {
 
 namespace {
 
-// Where a document's content begins; the rest is passed over.
+// Finds where a document's content begins.
 class ContentStart final : public YAML::EventHandler {
  public:
   void OnDocumentStart(const YAML::Mark&) override { begun_ = false; }
@@ -157,7 +158,7 @@ class ContentStart final : public YAML::EventHandler {
   bool begun_ = false;
 };
 
-// Not YAML::LoadAll: of text such as "," the library makes empty documents without end.
+// Not YAML::LoadAll, which returns an endless sequence of empty documents for text such as ",".
 std::optional<YAML::Mark> second_document(std::string_view text) {
   std::istringstream in{std::string(text)};
   YAML::Parser parser(in);
@@ -170,16 +171,16 @@ std::optional<YAML::Mark> second_document(std::string_view text) {
 
 Result<std::vector<Assignment>> from_yaml(std::string_view text, const std::string& file) {
   if (text.size() > kMaxYamlBytes)
-    return invalid_argument(file + ": has " + std::to_string(text.size()) + " bytes; a configuration has at most " +
+    return invalid_argument(file + ": has " + std::to_string(text.size()) + " bytes; the limit is " +
                             std::to_string(kMaxYamlBytes));
   if (!is_valid_utf8(text)) return invalid_argument(file + ": is not valid UTF-8");
   try {
     if (const auto second = second_document(text))
       return invalid_argument(place(file, *second) +
-                              ": a second YAML document begins here; the file must be one, without '---'");
+                              ": a second YAML document begins here; the file must have only one");
     return YamlReader(file).read(YAML::Load(std::string(text)));
   } catch (const YAML::Exception& e) {
-    // yaml-cpp may quote a byte out of the middle of a character.
+    // yaml-cpp may quote a single byte of a multi-byte character.
     std::string why = e.msg;
     if (!is_valid_utf8(why)) std::erase_if(why, [](char c) { return static_cast<unsigned char>(c) >= 0x80; });
     return invalid_argument(place(file, e.mark) + ": not valid YAML: " + why);
@@ -188,18 +189,19 @@ Result<std::vector<Assignment>> from_yaml(std::string_view text, const std::stri
 
 Result<std::vector<Assignment>> from_list_text(const Assignment& list) {
   if (list.value.size() > kMaxYamlBytes || !is_valid_utf8(list.value))
-    return invalid_argument(list.where + ": " + list.key() + " is no text of a sensible size");
+    return invalid_argument(list.where + ": " + list.key() + " is too long or not valid UTF-8");
   try {
     const YAML::Node root = YAML::Load(list.value);
     if (root.IsNull()) return std::vector<Assignment>{};
     if (!root.IsSequence())
-      return invalid_argument(list.where + ": " + list.key() + " must be a list of maps, as [{…}, {…}]");
+      return invalid_argument(list.where + ": " + list.key() + " must be a list of maps, such as [{…}, {…}]");
     auto parts = YamlReader(list.where).read(root, list.path);
     if (!parts) return parts.error();
     for (Assignment& part : *parts) part.where = list.where;
     return parts;
   } catch (const YAML::Exception& e) {
-    return invalid_argument(list.where + ": " + list.key() + " is no YAML list; it must be one of maps, as [{…}, {…}]");
+    return invalid_argument(list.where + ": " + list.key() +
+                            " is not a YAML list; it must be a list of maps, such as [{…}, {…}]");
   }
 }
 
@@ -208,7 +210,7 @@ Result<std::vector<Assignment>> from_sets(const std::vector<std::string>& sets) 
   for (const std::string& set : sets) {
     const auto equals = set.find('=');
     if (equals == std::string::npos || equals == 0) {
-      return invalid_argument("--set '" + set + "': it takes key=value, as worker.count=2");
+      return invalid_argument("--set '" + set + "' must be key=value, such as worker.count=2");
     }
     const std::string key = set.substr(0, equals);
     out.push_back({split_key(key), set.substr(equals + 1), "--set " + key});
@@ -233,7 +235,7 @@ std::vector<Assignment> from_environment() {
     }
     out.push_back({split_key(key), std::string(text.substr(equals + 1)), name});
   }
-  // The environment's order is chance; errors should not be.
+  // Makes the order of errors deterministic.
   std::sort(out.begin(), out.end(), [](const Assignment& a, const Assignment& b) { return a.where < b.where; });
   return out;
 }

@@ -1,5 +1,4 @@
-// Where values come from. Each source becomes a flat list of assignments, in its own order; settings.cpp
-// applies them all in the same way.
+// The sources of values. Each one becomes a flat list of assignments in its own order, which settings.cpp applies.
 #pragma once
 
 #include <string>
@@ -19,16 +18,16 @@ struct Assignment {
   std::string key() const;  // joined with dots
 };
 
-// kInvalidArgument: not YAML, a key twice, or a shape that no option has, with FILE:LINE.
+// kInvalidArgument, with FILE:LINE: not YAML, a duplicate key, or a shape that no option has.
 Result<std::vector<Assignment>> from_yaml(std::string_view text, const std::string& file);
-// A list given as text in one value, "[{mode: none}]", as assignments below its path. kInvalidArgument as from_yaml.
+// Expands a list given as text in one value, "[{mode: none}]", into assignments below its path. Errors: as from_yaml.
 Result<std::vector<Assignment>> from_list_text(const Assignment& list);
 // "key=value"; kInvalidArgument without "=".
 Result<std::vector<Assignment>> from_sets(const std::vector<std::string>& sets);
-// Variables DITFLEET_SECTION__KEY and those of top-level options; other DITFLEET_… variables are not ours.
+// Variables DITFLEET_SECTION__KEY and those of top-level options. Other DITFLEET_… variables are ignored.
 std::vector<Assignment> from_environment();
 
-// "models.flux.1-dev.path" → {"models", "flux.1-dev", "path"}: names may contain dots.
+// "models.dev-1.0.path" → {"models", "dev-1.0", "path"}: names may contain dots.
 std::vector<std::string> split_key(std::string_view key);
 
 }  // namespace ditfleet::config

@@ -2,6 +2,7 @@
 // receives it: the HTTP status, whether trying again can help, and the label in metrics.
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <string_view>
 
@@ -25,11 +26,23 @@ enum class Code {
   kInternal,     // a bug
 };
 
-// A failure: the code and one sentence that says what was wrong and what would be right.
+// Who reported an error. Most errors are kHere.
+enum class Source : unsigned char {
+  kHere,
+  kRedisConnection,  // Redis did not answer: not connected, connection lost, deadline passed. The command may have run.
+  kRedis,            // Redis or one of our Functions answered with an error
+};
+
+// A failure: the code and one sentence that says what was wrong and what would be right. Decisions depend on the other
+// members, never on the text of `message`.
 struct Error {
   Code code = Code::kInternal;
   std::string message;
   std::string param;  // the request field at fault, if one is; empty otherwise
+  Source source = Source::kHere;
+  std::string kind = {};  // of kRedis: the first word of Redis' reply ("OOM", "WRONGTYPE"), or "NOFUNCTION"
+  // When a retry is likely to succeed; 0 if unknown.
+  std::chrono::seconds retry_after{0};
 };
 
 std::string_view code_name(Code code);       // "invalid_argument": metric label, stored in Redis

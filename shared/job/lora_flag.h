@@ -8,8 +8,6 @@
 
 namespace ditfleet::job {
 
-inline constexpr double kMaxLoraScale = 100.0;  // either way
-
 // What stands behind the last colon is the scale: nothing if that is no number from -100 to 100. Without a colon it
 // is 1.
 std::optional<LoraUse> parse_lora_flag(std::string_view text);

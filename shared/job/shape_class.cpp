@@ -61,14 +61,15 @@ std::optional<ShapeClass> parse_class_key(std::string_view key) {
 ShapeClass shape_class_of(const JobSpec& spec, const std::string& precision) {
   ShapeClass out;
   out.model = spec.model;
-  out.width = spec.width.value_or(0);
-  out.height = spec.height.value_or(0);
-  out.text_tokens = spec.max_sequence_length.value_or(512);
+  out.width = static_cast<int>(spec.fields.integer("width").value_or(0));
+  out.height = static_cast<int>(spec.fields.integer("height").value_or(0));
+  out.frames = static_cast<int>(spec.fields.integer("num_frames").value_or(1));
+  out.text_tokens = static_cast<int>(spec.fields.integer("max_sequence_length").value_or(512));
   out.precision = precision;
   // As FluxPipeline: true CFG needs both a scale above one and a negative prompt.
-  if (spec.true_cfg_scale.value_or(1.0) > 1.0 && spec.negative_prompt) {
+  if (spec.fields.real("true_cfg_scale").value_or(1.0) > 1.0 && spec.fields.has("negative_prompt")) {
     out.guidance = GuidanceKind::kTrueCfg;
-  } else if (spec.guidance_scale) {
+  } else if (spec.fields.has("guidance_scale")) {
     out.guidance = GuidanceKind::kEmbedded;
   }
   return out;
@@ -77,7 +78,7 @@ ShapeClass shape_class_of(const JobSpec& spec, const std::string& precision) {
 std::string batch_key_of(const JobSpec& spec, const std::string& precision) {
   std::string out = shape_class_of(spec, precision).key();
   out += '/';
-  out += std::to_string(spec.num_inference_steps.value_or(0));
+  out += std::to_string(spec.fields.integer("num_inference_steps").value_or(0));
   out += '/';
   out += kScheduler;
   return out;

@@ -49,7 +49,7 @@ Result<Adapter> Adapter::parse(std::string_view json_text) {
   const auto corrupt = [](const std::string& what) {
     return Error{Code::kDataCorrupt, "[loras] a record in Redis " + what, {}};
   };
-  if (!value || !value->is_object()) return corrupt("is no JSON object");
+  if (!value || !value->is_object()) return corrupt("is not a JSON object");
   const json::object& object = value->get_object();
   Adapter out;
   out.tenant = text_of(object, "tenant");
@@ -70,7 +70,7 @@ Result<Adapter> Adapter::parse(std::string_view json_text) {
   out.rank = static_cast<int>(integer_of(object, "rank"));
   out.dtype = text_of(object, "dtype");
   if (!check_name(out.name) || !is_sha256_hex(out.sha256) || out.bytes <= 0)
-    return corrupt("lacks a good name, sha256 or bytes");
+    return corrupt("has no valid name, sha256 or bytes");
   return out;
 }
 
@@ -82,8 +82,8 @@ Result<void> check_name(std::string_view name) {
   if (good) return {};
   return invalid_argument(
       "'" + excerpt(name, kMostBytes) +
-          "' is no adapter's name; it must be 1 to 128 letters, digits, '.', '_' and '-', the first of "
-          "them a letter or a digit",
+          "' is not a valid adapter name; it must have 1 to 128 letters, digits, '.', '_' and '-' and start with a "
+          "letter or a digit",
       "name");
 }
 

@@ -1,4 +1,4 @@
-// A LoRA adapter as the registry knows it.
+// The registry's record of a LoRA adapter.
 #pragma once
 
 #include <cstdint>
@@ -10,29 +10,29 @@
 
 namespace ditfleet::loras {
 
-// The digest is the adapter's identity everywhere: two names, or two tenants, with one digest share its bytes.
+// The digest identifies the adapter everywhere. Names with the same digest share its bytes, even across tenants.
 struct Adapter {
   std::string tenant, name;
   std::string sha256;               // of the safetensors file, 64 lower-case hexadecimal digits
   std::int64_t bytes = 0;           // of the file
-  std::string path;                 // a file on a disk that workers see, too; empty: an upload, in Redis
-  std::vector<std::string> models;  // that requests may use it with; empty: any
-  bool pinned = false;              // workers do not drop it from host memory to make room
+  std::string path;                 // a file on a disk that workers share; empty: an upload, stored in Redis
+  std::vector<std::string> models;  // models that may use it; empty: any
+  bool pinned = false;              // workers do not evict it from host memory
   std::int64_t created_ms = 0;      // since 1970
-  // As the file's header tells.
+  // From the file's header.
   int tensors = 0;
   std::int64_t parameters = 0;  // elements of all tensors
-  int rank = 0;                 // the largest; 0: not told
-  std::string dtype;            // of most elements: "BF16"
+  int rank = 0;                 // the largest; 0: unknown
+  std::string dtype;            // of most elements, such as "BF16"
 
   bool operator==(const Adapter&) const = default;
   bool serves(std::string_view model) const;
-  // The form in Redis; parse() is kDataCorrupt for anything else.
+  // The form stored in Redis. parse() returns kDataCorrupt for anything else.
   std::string to_json() const;
   static Result<Adapter> parse(std::string_view json_text);
 };
 
-// 1–128 characters of [A-Za-z0-9._-] that begin with a letter or a digit. kInvalidArgument (param "name") says so.
+// 1–128 characters of [A-Za-z0-9._-], the first a letter or a digit; otherwise kInvalidArgument (param "name").
 Result<void> check_name(std::string_view name);
 
 }  // namespace ditfleet::loras

@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Names of LoRA's first matrix, whose rows are the rank.
+// Whether this is a LoRA's first matrix, whose row count is the rank.
 bool is_down(std::string_view name) {
   return name.ends_with(".lora_down.weight") || name.ends_with(".down.weight") || name.ends_with(".lora_A.weight") ||
          (name.ends_with(".weight") && name.find(".lora_A.") != std::string_view::npos);
@@ -57,19 +57,19 @@ ContentCheck::ContentCheck(std::string what, std::optional<std::uint64_t> file_b
 Result<void> ContentCheck::begin() {
   if (safetensors::is_pickle(head_)) {
     return invalid_argument(what_ +
-                            " is a pickle (.bin, .pt, .ckpt), which may run code when it is read; adapters must be "
-                            "safetensors: convert it first");
+                            " is a pickle (.bin, .pt, .ckpt), which may execute code when loaded; convert it to "
+                            "safetensors first");
   }
   const auto end = safetensors::safetensors_header_end(head_, what_);
   if (!end) return invalid_argument(end.error().message);
   if (*end > kMaxHeaderBytes) {
-    return invalid_argument(what_ + " says that its header has " + std::to_string(*end) +
-                            " bytes; an adapter's has at most " + std::to_string(kMaxHeaderBytes) +
+    return invalid_argument(what_ + " claims a header of " + std::to_string(*end) +
+                            " bytes; the limit for adapters is " + std::to_string(kMaxHeaderBytes) +
                             " (is it a safetensors file?)");
   }
   if (file_bytes_ && *end > *file_bytes_) {
-    return invalid_argument(what_ + " says that its header has " + std::to_string(*end) + " bytes, but has " +
-                            std::to_string(*file_bytes_) + " in all (is it truncated?)");
+    return invalid_argument(what_ + " claims a header of " + std::to_string(*end) + " bytes, but has only " +
+                            std::to_string(*file_bytes_) + " in total (is it truncated?)");
   }
   header_end_ = *end;
   return {};
@@ -95,10 +95,9 @@ Result<void> ContentCheck::inspect(std::uint64_t file_bytes) {
     std::string names;
     for (std::size_t i = 0; i < header->tensors.size() && i < 3; ++i)
       names += (i ? ", '" : "'") + excerpt(header->tensors[i].name, 100) + "'";
-    return invalid_argument(what_ + " holds no LoRA adapter: none of its " + std::to_string(header->tensors.size()) +
-                            " tensors is named like one" +
-                            (names.empty() ? std::string() : " (it begins with " + names + ")") +
-                            "; …lora_A.weight, …lora_down.weight and the like are");
+    return invalid_argument(what_ + " contains no LoRA adapter: none of its " + std::to_string(header->tensors.size()) +
+                            " tensors has a LoRA name such as …lora_A.weight or …lora_down.weight" +
+                            (names.empty() ? std::string() : " (the first are " + names + ")"));
   }
   const auto most = std::max_element(elements.begin(), elements.end(),
                                      [](const auto& a, const auto& b) { return a.second < b.second; });
@@ -118,7 +117,7 @@ Result<void> ContentCheck::feed(std::string_view bytes) {
   if (header_end_ == 0) {
     if (head_.size() < safetensors::kPickleBegin) return {};
     if (auto good = begin(); !good) return good;
-    const auto end = static_cast<std::size_t>(header_end_);  // of a header of no bytes before what was read
+    const auto end = static_cast<std::size_t>(header_end_);  // may be less than the bytes read
     head_.append(bytes.substr(0, end - std::min(end, head_.size())));
   }
   if (head_.size() < header_end_ || !file_bytes_) return {};
@@ -128,12 +127,13 @@ Result<void> ContentCheck::feed(std::string_view bytes) {
 Result<Content> ContentCheck::finish() {
   if (seen_ == 0) return invalid_argument(what_ + " is empty; an adapter's safetensors file is wanted");
   if (file_bytes_ && seen_ != *file_bytes_) {
-    return invalid_argument(what_ + " has " + std::to_string(seen_) + " bytes, not the " +
-                            std::to_string(*file_bytes_) + " that it had at first; was it written to meanwhile?");
+    return invalid_argument(what_ + " has " + std::to_string(seen_) + " bytes instead of " +
+                            std::to_string(*file_bytes_) + "; it may have been modified while it was read");
   }
   if (!content_) {
     if (header_end_ == 0)
-      return invalid_argument(what_ + " has " + std::to_string(seen_) + " bytes, too few for a safetensors file");
+      return invalid_argument(what_ + " has " + std::to_string(seen_) +
+                              " bytes, which is too small for a safetensors file");
     if (auto good = inspect(seen_); !good) return good.error();
   }
   return *content_;
@@ -142,7 +142,7 @@ Result<Content> ContentCheck::finish() {
 Result<InspectedFile> inspect_file(const std::string& path) {
   const std::string what = "the file '" + path + "'";
   const auto failed = [&](const std::string& why) { return unavailable(what + " cannot be read: " + why); };
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO must not hold us up
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // O_NONBLOCK: a FIFO must not block
   if (fd < 0) return failed(std::strerror(errno));
   struct Closer {
     int fd;
@@ -177,8 +177,8 @@ Result<std::string> resolve_path(const std::string& path, const std::string& fol
   const std::string shown = excerpt(path, 300);
   const auto allowed = folders_of(folders);
   if (allowed.empty())
-    return wrong("no folder is configured whose files may be registered (loras.folders); upload the file instead");
-  if (path.empty() || path.find('\0') != std::string::npos) return wrong("the path is empty or holds a NUL");
+    return wrong("files cannot be registered by path because loras.folders is empty; upload the file instead");
+  if (path.empty() || path.find('\0') != std::string::npos) return wrong("the path is empty or contains a NUL");
   std::error_code ec;
   std::vector<fs::path> roots;
   for (const fs::path& folder : allowed) {
@@ -191,8 +191,8 @@ Result<std::string> resolve_path(const std::string& path, const std::string& fol
   bool absent = false, left = false;
   for (const fs::path& root : roots) {
     ec.clear();
-    const fs::path asked = root / path;  // an absolute path takes the root's place
-    // What lies outside is not even looked at.
+    const fs::path asked = root / path;  // an absolute path replaces the root
+    // Never access a path outside the folders, not even to see whether it exists.
     const fs::path plain = asked.lexically_normal();
     const fs::path real =
         is_allowed(plain, roots) || is_allowed(plain, allowed) ? fs::canonical(asked, ec) : fs::path();
@@ -207,8 +207,8 @@ Result<std::string> resolve_path(const std::string& path, const std::string& fol
     else
       return real.string();
   }
-  if (absent && !left) return wrong("there is no file '" + shown + "' in the folders of loras.folders");
-  return wrong("'" + shown + "' leaves the folders whose files may be registered (loras.folders)");
+  if (absent && !left) return wrong("no file '" + shown + "' in loras.folders");
+  return wrong("'" + shown + "' is outside loras.folders");
 }
 
 }  // namespace ditfleet::loras

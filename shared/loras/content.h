@@ -1,5 +1,5 @@
-// Whether bytes are a LoRA adapter, as far as they tell without the model that it is for: a safetensors file with an
-// honest header and names that look like LoRA's. What needs the model (layers, shapes, values) a worker checks.
+// Checks that a file is a LoRA adapter, as far as that is possible without its model: a safetensors file with a
+// consistent header and LoRA tensor names. Workers check what needs the model (layers, shapes, values).
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,16 @@ inline constexpr std::uint64_t kMaxHeaderBytes = 32u << 20;
 struct Content {
   int tensors = 0;
   std::int64_t parameters = 0;
-  int rank = 0;  // the largest; 0: no name tells
+  int rank = 0;  // the largest; 0: unknown
   std::string dtype;
 };
 
-// Takes a file from its beginning, in pieces of any size; keeps the header only. Not thread safe.
-// Every error is kInvalidArgument and begins with what it was told to call the file.
+// Checks a file that arrives in pieces of any size; keeps only the header in memory. Not thread-safe.
+// Every error is kInvalidArgument, and its message begins with `what`.
 class ContentCheck {
  public:
-  // `file_bytes`: its size where that is known beforehand; a lie is then found with the header, else at the end.
+  // `what`: the name of the file in messages. `file_bytes`: its size, if known in advance; an inconsistent header is
+  // then detected as soon as it is complete, otherwise at the end.
   explicit ContentCheck(std::string what, std::optional<std::uint64_t> file_bytes = std::nullopt);
 
   Result<void> feed(std::string_view bytes);
@@ -36,7 +37,7 @@ class ContentCheck {
 
   std::string what_, head_;
   std::optional<std::uint64_t> file_bytes_;
-  std::uint64_t seen_ = 0, header_end_ = 0;  // 0: not known yet
+  std::uint64_t seen_ = 0, header_end_ = 0;  // 0: unknown yet
   std::optional<Content> content_;
 };
 
@@ -46,11 +47,13 @@ struct InspectedFile {
   Content content;
 };
 
-// Digest and check of a file in one reading. Errors as above (param "path"); kUnavailable: it cannot be read. Blocks.
+// Hashes and checks a file in one pass. Blocks.
+// Errors: those of ContentCheck (param "path"), kUnavailable (the file cannot be read).
 Result<InspectedFile> inspect_file(const std::string& path);
 
-// The file that `path` names, free of links, if it lies in one of the folders (with ':' between); a relative path is
-// looked for in each. kInvalidArgument, param "path", says why not, and nothing of what lies outside. Blocks.
+// Resolves `path` to a regular file without symbolic links in one of the folders (separated by ':'). A relative path is
+// searched for in each folder. Blocks.
+// kInvalidArgument (param "path") otherwise; the message reveals nothing about files outside the folders.
 Result<std::string> resolve_path(const std::string& path, const std::string& folders);
 
 }  // namespace ditfleet::loras

@@ -1,4 +1,4 @@
-// The names of the registry's keys in Redis. All carry the hash tag {lora}, so that they lie in one slot of a cluster.
+// The registry's keys in Redis. All have the hash tag {lora}, which puts them into one slot of a cluster.
 #pragma once
 
 #include <cstddef>
@@ -8,16 +8,17 @@
 namespace ditfleet::loras {
 
 inline constexpr std::string_view kNamesKey = "df:{lora}:names";  // hash: <tenant>/<name> → record (JSON)
-inline constexpr std::string_view kVersionKey =
-    "df:{lora}:version";  // string: one more with every change; begins with the time in µs
-inline constexpr std::string_view kChangesKey =
-    "df:{lora}:changes";  // sorted set: <tenant>/<name> → version of its last change, the last 1,000
-inline constexpr std::string_view kGarbageKey = "df:{lora}:garbage";  // sorted set: digest → when its bytes go (ms)
+// string: incremented by every change; starts with the time in µs
+inline constexpr std::string_view kVersionKey = "df:{lora}:version";
+// sorted set: <tenant>/<name> → version of its last change; the most recent 1,000
+inline constexpr std::string_view kChangesKey = "df:{lora}:changes";
+inline constexpr std::string_view kGarbageKey = "df:{lora}:garbage";  // sorted set: digest → when to delete it (ms)
 
-// hash: `bytes`; `upload` and `chunks` if Redis holds the bytes; `r:<tenant>/<name>` → path ("": an upload) of each
-// record with this digest; of one without records `until` (0: deleted) and `kept`, the path that it had.
+// hash: `bytes`; `upload` and `chunks` if Redis stores the file; for each record with this digest
+// `r:<tenant>/<name>` → path ("": an upload), and `p:<tenant>/<name>` if it is pinned; without any record `until`
+// (0: deleted) and `kept`, the path of the last record.
 inline std::string blob_key(std::string_view sha256) { return "df:{lora}:blob:" + std::string(sha256); }
-// string: 1 MiB of the bytes, the last one what is left.
+// string: 1 MiB of the file; the last chunk may be shorter.
 inline std::string chunk_key(std::string_view upload, std::size_t index) {
   return "df:{lora}:chunk:" + std::string(upload) + ":" + std::to_string(index);
 }

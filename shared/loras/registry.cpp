@@ -16,11 +16,10 @@
 namespace ditfleet::loras {
 namespace {
 
-// A name that is written by so many at once that a change meets another each time: nothing a tenant does by accident.
-constexpr int kTries = 20;
+constexpr int kTries = 20;  // of a change that meets a concurrent one each time
 
 Error not_registered(const std::string& name) {
-  return Error{Code::kNotFound, "there is no adapter '" + name + "'", "name"};
+  return Error{Code::kNotFound, "adapter '" + name + "' not found", "name"};
 }
 
 template <class Int>
@@ -41,15 +40,15 @@ redis::Command eval(std::string_view script, std::size_t keys) {
   return command;
 }
 
-// As the commit script has it.
+// The commit script's `pin`.
 const char* pin_of(const Adapter& adapter) { return adapter.pinned ? "1" : ""; }
 
-// The record under a field; nothing, and a line in the log, if it is none.
+// The record of a field. If it is unreadable, logs a warning and returns nothing.
 std::optional<Adapter> readable(const std::string& field, const std::string& text) {
   auto adapter = Adapter::parse(text);
   if (adapter && field_of(adapter->tenant, adapter->name) == field) return std::move(*adapter);
-  spdlog::warn("loras: the record '{}' is left out: {}", excerpt(field, 200),
-               adapter ? "it names another adapter" : adapter.error().message);
+  spdlog::warn("loras: skipping the record '{}': {}", excerpt(field, 200),
+               adapter ? "its tenant or name differs" : adapter.error().message);
   return std::nullopt;
 }
 
@@ -87,8 +86,8 @@ asio::awaitable<Result<std::optional<Adapter>>> Registry::find(const std::string
   co_return std::optional<Adapter>(std::move(*adapter));
 }
 
-// In pages, so that thousands of records do not hold Redis up; a change meanwhile is seen or not, and makes another
-// version in any case.
+// Reads pages, so that thousands of records do not block Redis. A concurrent change may be missed, but it changes the
+// version.
 asio::awaitable<Result<std::map<std::string, Adapter>>> Registry::all(Deadline deadline) {
   std::map<std::string, Adapter> out;
   std::string cursor = "0";
@@ -98,7 +97,7 @@ asio::awaitable<Result<std::map<std::string, Adapter>>> Registry::all(Deadline d
     auto reply = co_await connection_->execute(std::move(scan), deadline);
     if (!reply) co_return reply.error();
     if (!reply->is_array() || reply->elements.size() != 2)
-      co_return internal_error("[loras] HSCAN answered in another form");
+      co_return internal_error("[loras] unexpected reply to HSCAN");
     cursor = reply->elements[0].text;
     const auto& pairs = reply->elements[1].elements;
     for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
@@ -112,14 +111,14 @@ asio::awaitable<Result<std::map<std::string, Adapter>>> Registry::all(Deadline d
 Result<void> Condition::check(const std::string& name, const Adapter* record) const {
   if (kind == kAbsent && record) {
     return Error{Code::kConflict,
-                 "there is an adapter '" + name + "' already; remove it first, or put without If-None-Match", "name"};
+                 "adapter '" + name + "' already exists; remove it first, or omit If-None-Match to replace it", "name"};
   }
   if (kind == kPresent && !record)
-    return Error{Code::kConflict, "there is no adapter '" + name + "' (any more), but If-Match asks for one", "name"};
+    return Error{Code::kConflict, "adapter '" + name + "' not found, but If-Match requires it", "name"};
   if (kind == kPresent && is && *record != *is) {
     return Error{
         Code::kConflict,
-        "'" + name + "' is not what If-Match says, but the adapter " + record->sha256 + "; somebody has changed it",
+        "adapter '" + name + "' does not match If-Match: it was changed and now has the SHA-256 " + record->sha256,
         "name"};
   }
   return {};
@@ -131,7 +130,7 @@ asio::awaitable<Result<Registry::Stored>> Registry::stored(const std::string& sh
       << "chunks";
   auto blob = co_await connection_->execute(std::move(get), deadline);
   if (!blob) co_return blob.error();
-  if (blob->elements.size() != 2) co_return internal_error("[loras] HMGET answered in another form");
+  if (blob->elements.size() != 2) co_return internal_error("[loras] unexpected reply to HMGET");
   Stored out{blob->elements[0].text, 0};
   if (!out.upload.empty()) out.chunks = number<int>(blob->elements[1].text);
   co_return out;
@@ -141,7 +140,7 @@ asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::s
                                             Deadline deadline) {
   if (auto good = check_name(adapter.name); !good) co_return good.error();
   if (!is_sha256_hex(adapter.sha256) || adapter.bytes <= 0)
-    co_return internal_error("[loras] a record without digest or bytes");
+    co_return internal_error("[loras] the record has no digest or size");
   const std::string field = field_of(adapter.tenant, adapter.name);
   const std::string text = adapter.to_json();
   const int chunks = upload.empty() ? 0 : chunk_count(adapter.bytes);
@@ -149,14 +148,14 @@ asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::s
   for (int attempt = 0; attempt < kTries; ++attempt) {
     auto current = co_await record(field, deadline);
     if (!current) co_return current.error();
-    // What a lost reply had done already, or somebody else who put the same: chunks of ours that are not the digest's
-    // go all the same.
+    // Either an earlier attempt succeeded and its reply was lost, or someone else put the same record. The script must
+    // run again for an upload, to delete chunks that the digest does not use.
     const bool made = attempt > 0 && *current == text;
     if (made && upload.empty()) co_return !replaces;
     if (!made) replaces = current->has_value();
     Adapter old;
     if (current->has_value()) {
-      // A record that cannot be read is replaced; what it held on to stays until somebody looks.
+      // An unreadable record is replaced; its file then remains, because its digest is unknown.
       if (auto parsed = Adapter::parse(**current)) old = std::move(*parsed);
     }
     if (auto holds = condition.check(adapter.name, replaces ? &old : nullptr); !made && !holds) co_return holds.error();
@@ -178,15 +177,14 @@ asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::s
     if (done->text == "expired") {
       co_return Error{Code::kNotFound,
                       "the upload of '" + adapter.name + "' took longer than " +
-                          std::to_string(options_.upload_ms / 1000) +
-                          " s, and its first bytes have expired; upload it again",
+                          std::to_string(options_.upload_ms / 1000) + " s and has expired; upload it again",
                       {}};
     }
     if (done->text != "done") continue;
-    (void)co_await sweep(deadline);  // else the next change does it
+    (void)co_await sweep(deadline);  // if it fails, the next change sweeps
     co_return !replaces;
   }
-  co_return Error{Code::kConflict, "'" + adapter.name + "' is changed by others all the time; try again", {}};
+  co_return Error{Code::kConflict, "adapter '" + adapter.name + "' is being changed by other clients; try again", {}};
 }
 
 asio::awaitable<Result<Adapter>> Registry::set_pinned(const std::string& tenant, const std::string& name, bool pinned,
@@ -208,7 +206,7 @@ asio::awaitable<Result<Adapter>> Registry::set_pinned(const std::string& tenant,
     if (!done) co_return done.error();
     if (done->text == "done") co_return std::move(adapter);
   }
-  co_return Error{Code::kConflict, "'" + name + "' is changed by others all the time; try again", {}};
+  co_return Error{Code::kConflict, "adapter '" + name + "' is being changed by other clients; try again", {}};
 }
 
 asio::awaitable<Result<Adapter>> Registry::remove(const std::string& tenant, const std::string& name, Deadline deadline,
@@ -228,7 +226,7 @@ asio::awaitable<Result<Adapter>> Registry::remove(const std::string& tenant, con
     (void)co_await sweep(deadline);
     co_return std::move(adapter);
   }
-  co_return Error{Code::kConflict, "'" + name + "' is changed by others all the time; try again", {}};
+  co_return Error{Code::kConflict, "adapter '" + name + "' is being changed by other clients; try again", {}};
 }
 
 asio::awaitable<Result<std::int64_t>> Registry::version(Deadline deadline) {
@@ -241,7 +239,7 @@ asio::awaitable<Result<std::int64_t>> Registry::version(Deadline deadline) {
 
 asio::awaitable<Result<std::optional<Changes>>> Registry::changes_since(std::int64_t version, Deadline deadline) {
   std::vector<redis::Command> ask(3);
-  ask[0] << "GET" << kVersionKey;  // first: what changes from here on is read again by who asks with it
+  ask[0] << "GET" << kVersionKey;  // first, so that a later call with this version returns concurrent changes
   ask[1] << "ZRANGE" << kChangesKey << 0 << 0 << "WITHSCORES";
   ask[2] << "ZRANGEBYSCORE" << kChangesKey << "(" + std::to_string(version) << "+inf";
   auto replies = co_await connection_->execute_all(std::move(ask), deadline);
@@ -269,7 +267,7 @@ asio::awaitable<Result<std::optional<Changes>>> Registry::changes_since(std::int
 asio::awaitable<Result<Location>> Registry::lookup(const std::string& sha256, Deadline deadline) {
   if (!is_sha256_hex(sha256))
     co_return invalid_argument("[loras] '" + excerpt(sha256, 80) +
-                               "' is no SHA-256; 64 lower-case hexadecimal digits are");
+                               "' is not a SHA-256; it must be 64 lower-case hexadecimal digits");
   redis::Command get("HGETALL");
   get << blob_key(sha256);
   auto reply = co_await connection_->execute(std::move(get), deadline);
@@ -295,15 +293,14 @@ asio::awaitable<Result<Location>> Registry::lookup(const std::string& sha256, De
       out.paths.push_back(value);
   }
   if (!named && (until.empty() || until == "0")) {
-    co_return Error{Code::kNotFound,
-                    "[loras] no adapter with the digest " + sha256.substr(0, 12) + "… is registered (any more)",
-                    {}};
+    co_return Error{
+        Code::kNotFound, "[loras] no adapter with the digest " + sha256.substr(0, 12) + "… is registered", {}};
   }
   if (!named && !kept.empty()) out.paths.push_back(kept);
   out.one_place = named && !several;
   if (!out.upload.empty() && out.chunks != chunk_count(out.bytes)) {
     co_return Error{Code::kDataCorrupt,
-                    "[loras] what Redis says of " + sha256 + " does not fit together: " + std::to_string(out.bytes) +
+                    "[loras] the record of " + sha256 + " is inconsistent: " + std::to_string(out.bytes) +
                         " bytes in " + std::to_string(out.chunks) + " chunks",
                     {}};
   }
@@ -312,7 +309,7 @@ asio::awaitable<Result<Location>> Registry::lookup(const std::string& sha256, De
 
 asio::awaitable<Result<std::string>> Registry::read_chunk(const Location& location, int index, Deadline deadline) {
   if (location.upload.empty() || index < 0 || index >= location.chunks) {
-    co_return invalid_argument("[loras] there is no chunk " + std::to_string(index) + "; Redis holds " +
+    co_return invalid_argument("[loras] no chunk " + std::to_string(index) + "; the upload has " +
                                std::to_string(location.chunks));
   }
   redis::Command get("GET");
@@ -325,7 +322,7 @@ asio::awaitable<Result<std::string>> Registry::read_chunk(const Location& locati
   if (!reply) co_return reply.error();
   if (reply->is_nil()) {
     co_return Error{
-        Code::kNotFound, "[loras] the bytes of " + sha256.substr(0, 12) + "… were removed while they were read", {}};
+        Code::kNotFound, "[loras] the bytes of " + sha256.substr(0, 12) + "… were deleted while they were read", {}};
   }
   if (reply->text.size() != size) {
     co_return Error{Code::kDataCorrupt,
@@ -338,7 +335,7 @@ asio::awaitable<Result<std::string>> Registry::read_chunk(const Location& locati
 
 asio::awaitable<Result<int>> Registry::sweep(Deadline deadline) {
   redis::Command due("ZRANGEBYSCORE");
-  due << kGarbageKey << "-inf" << unix_ms() + 1000 << "LIMIT" << 0 << 100;  // the script asks Redis' own clock
+  due << kGarbageKey << "-inf" << unix_ms() + 1000 << "LIMIT" << 0 << 100;  // the script checks Redis' own clock
   auto found = co_await connection_->execute(std::move(due), deadline);
   if (!found) co_return found.error();
   int gone = 0;

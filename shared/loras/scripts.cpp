@@ -5,8 +5,8 @@
 namespace ditfleet::loras {
 namespace {
 
-// What several of them share. A script under "#!lua" is refused whole, before its first command, when Redis is over its
-// memory limit; what gives memory back is allowed there.
+// Shared by the scripts. If Redis is over its memory limit it refuses a script with "#!lua" before the first command;
+// flags=allow-oom exempts the scripts that free memory.
 constexpr std::string_view kShared = R"LUA(
 local function clock()
   local t = redis.call('TIME')
@@ -20,8 +20,9 @@ local function referenced(blob)
   return false
 end
 
--- A registry that begins anew (another Redis, FLUSHALL) begins with the time in microseconds, which no counting of changes overtakes, so that no
--- version is used twice. What is in `changes` with the lowest version tells how far back it reaches: at first to the beginning, which '' stands for.
+-- A new registry (another Redis, FLUSHALL) starts with the time in microseconds, which counting changes never
+-- overtakes, so no version is used twice. The lowest version in `changes` is how far back it reaches; the entry '' is
+-- the beginning.
 local function note(version, changes, field)
   local number = redis.call('INCR', version)
   if number == 1 then
@@ -34,7 +35,8 @@ local function note(version, changes, field)
   redis.call('ZREMRANGEBYRANK', changes, 0, -1001)
 end
 
--- One record less has these bytes. Without any they are due after keep milliseconds, until then found as before.
+-- Removes one record's reference. Without references the bytes are deleted after keep milliseconds and can be found
+-- until then.
 local function release(garbage, blob, sha, field, keep)
   local path = redis.call('HGET', blob, 'r:' .. field) or ''
   redis.call('HDEL', blob, 'r:' .. field, 'p:' .. field)
@@ -47,11 +49,11 @@ end
 
 constexpr std::string_view kCommit = R"LUA(
 local names, version, changes, garbage, blob, old_blob = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local field, expected, record, sha, old_sha, path, bytes, keep, pin, upload, chunks, before =
-  ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[8]), ARGV[9], ARGV[10], tonumber(ARGV[11]), ARGV[12]
+local field, expected, record, sha, old_sha, path, bytes = unpack(ARGV, 1, 7)
+local keep, pin, upload, chunks, before = tonumber(ARGV[8]), ARGV[9], ARGV[10], tonumber(ARGV[11]), ARGV[12]
 if (redis.call('HGET', names, field) or '') ~= expected then return 'changed' end
 if upload ~= '' and upload ~= before then
-  -- The chunks are those of the upload, then those that were here before. One that is lost or too short leaves nothing to be drawn with.
+  -- KEYS has the upload's chunks, then the existing ones. The existing ones stay only if they are complete.
   if (redis.call('HGET', blob, 'upload') or '') ~= before then return 'changed' end
   local whole = before ~= '' and #KEYS == 6 + 2 * chunks
   for i = 7, 6 + chunks do

@@ -1,18 +1,18 @@
-// The registry's changes, in Lua: each is one EVAL and so happens whole or not at all.
-// Rules: keys come in KEYS only; a script checks everything, then writes; numbers are made strings by string.format.
+// The registry's changes as Lua scripts. Each runs as one EVAL and is therefore atomic.
+// Conventions: all keys are in KEYS; a script checks everything before it writes; string.format formats numbers.
 #pragma once
 
 #include <string_view>
 
 namespace ditfleet::loras {
 
-// KEYS names version changes garbage blob old-blob chunks…; ARGV field expected-record record sha256 old-sha256(""
-// none) path bytes upload("" none) keep_ms. Replies done, changed (the record is not the expected one), expired (a
-// chunk is gone).
+// KEYS: names version changes garbage blob old-blob chunks… old-chunks…
+// ARGV: field expected-record record sha256 old-sha256 path bytes keep_ms pin upload chunks old-upload ("" for none)
+// Replies: done, changed (another record or upload than expected), expired (a chunk is missing).
 std::string_view commit_script();
-// KEYS names version changes garbage blob; ARGV field expected-record sha256. Replies done, changed.
+// KEYS: names version changes garbage blob. ARGV: field expected-record sha256. Replies: done, changed.
 std::string_view remove_script();
-// KEYS garbage blob chunks…; ARGV sha256 upload("" none). Replies 1: its bytes went.
+// KEYS: garbage blob chunks…. ARGV: sha256 upload ("" for none). Replies: 1 if it deleted the digest, else 0.
 std::string_view collect_script();
 
 }  // namespace ditfleet::loras

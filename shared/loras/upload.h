@@ -1,5 +1,4 @@
-// An adapter's bytes on their way into Redis, 1 MiB at a time. Nothing points to them until Registry::put does; left
-// alone, they expire.
+// Writes an adapter's bytes to Redis in chunks of 1 MiB. They expire unless Registry::put refers to them.
 #pragma once
 
 #include <string>
@@ -10,16 +9,16 @@
 
 namespace ditfleet::loras {
 
-// One upload; threads as the registry's. Holds at most one chunk.
+// One upload. Threads: the registry's. Keeps at most one chunk in memory.
 class Upload {
  public:
-  explicit Upload(Registry& registry);  // which outlives it
+  explicit Upload(Registry& registry);  // outlives this
 
-  // Takes the next bytes; waits while a full chunk is written.
+  // Appends bytes; waits while a full chunk is written.
   asio::awaitable<Result<void>> write(std::string_view bytes, Deadline deadline);
-  // Writes what is left. Afterwards bytes() and sha256() are the whole's.
+  // Writes the last chunk. Afterwards bytes() and sha256() describe the whole file.
   asio::awaitable<Result<void>> finish(Deadline deadline);
-  // Drops what was written, for an upload that is refused. Without it the chunks expire.
+  // Deletes the chunks at once instead of letting them expire.
   asio::awaitable<void> discard(Deadline deadline);
 
   const std::string& id() const { return id_; }

@@ -1,4 +1,4 @@
-// How the client calls: Function calls as commands, the blocking connections, and what it remembers.
+// The state of a Client and what its calls share.
 #pragma once
 
 #include <chrono>
@@ -18,37 +18,29 @@
 
 namespace ditfleet::queue {
 
-// FCALL ditfleet_v1_<name> <keys>, ready for that many keys and then the arguments.
+// FCALL ditfleet_v2_<name> <keys>. The caller appends that many keys and then the arguments.
 redis::Command fcall(std::string_view name, std::size_t keys);
 redis::Command fcall_ro(std::string_view name, std::size_t keys);
-
-// An admission that found its entry to be none of an open job: to be told, or, if the job has just ended, to be
-// dropped.
-Rejection stray(const Admission& a);
 
 class Client::Impl {
  public:
   Impl(std::shared_ptr<redis::Connection> connection, QueueOptions options);
   ~Impl();
 
-  // Runs a Function; if Redis does not know it (a fresh or flushed server), loads the library and tries
-  // once more.
+  // Calls a Function. If Redis does not have it (a fresh or flushed server), loads the library and calls it again.
   asio::awaitable<Result<redis::Reply>> call(redis::Command command, Deadline deadline);
   asio::awaitable<Result<void>> load(Deadline deadline);
-  // XREAD of one stream on a connection of its own. Empty: the time-out.
+  // XREAD of one stream on the connection `own`, which it creates. Empty: timed out.
   asio::awaitable<Result<std::vector<redis::Reply>>> read_stream(std::shared_ptr<redis::Connection>& own,
                                                                  const std::string& key, const std::string& after,
                                                                  int limit, std::chrono::milliseconds block);
-  // Redis' clock in milliseconds, asked for now. Nobody else's counts here: a host's own may be hours off.
+  // Redis' clock in milliseconds. The clock of this host may be hours off.
   asio::awaitable<Result<std::int64_t>> redis_time(Deadline deadline);
-  // The same as of when it was last asked for, never ahead of it; nothing: it never was.
-  std::optional<std::int64_t> reckoned_time() const;
-  // What was read as one entry of several jobs leaves the intake when all of them have been seen to.
-  void expect(const std::vector<IntakeEntry>& jobs_of_entry);
-  void seen_to(std::span<const std::string_view> entry_ids, Deadline deadline);  // does not wait
-  // True while leases must be left alone because this process has just come back to Redis.
+  // An estimate of it from the latest redis_time(), never ahead of it; nothing before the first one.
+  std::optional<std::int64_t> estimated_time() const;
+  // Whether `reap` must leave leases alone because this process has just reconnected.
   bool hold_leases();
-  // Forgets jobs that ended longer ago than the retention; every 200 ms at most.
+  // Forgets jobs whose retention is over. Does nothing within 200 ms of the call before.
   asio::awaitable<void> sweep(Deadline deadline);
 
   std::shared_ptr<redis::Connection> connection_;
@@ -58,18 +50,15 @@ class Client::Impl {
 
   std::string intake_cursor_ = "0";
   std::unordered_map<std::string, std::string> raw_bodies_;  // entry id → SHA-256 of a raw entry's spec
-  std::unordered_map<std::string, std::set<std::string, std::less<>>>
-      shared_entries_;                               // → entry_ids still to be seen to
-  std::size_t jobs_an_entry_ = 1;                    // of late: a read is limited in jobs
-  std::unordered_map<std::string, int> last_steps_;  // nonce → the last step that Redis took
-  std::set<std::string> unreadable_workers_;         // that it was told of
+  std::unordered_map<std::string, int> last_steps_;          // nonce → the last step that Redis accepted
+  std::set<std::string> unreadable_workers_;                 // whose records were logged
   std::uint64_t generation_ = 0;
   std::optional<std::int64_t> redis_ahead_us_;  // of the monotonic clock
   Deadline::Clock::time_point hold_until_{}, next_sweep_{};
   std::string sweep_cursor_ = "-inf";
 };
 
-// Most units a Function call takes: long enough to be cheap, short enough not to keep others waiting.
+// Maximum units per Function call: a longer one would delay other clients.
 inline constexpr std::size_t kBatch = 128;
 
 }  // namespace ditfleet::queue

@@ -6,6 +6,7 @@
 #include "shared/core/excerpt.h"
 #include "shared/core/ids.h"
 #include "shared/job/validate.h"
+#include "shared/queue/library.h"
 #include "shared/queue/reply_fields.h"
 #include "shared/telemetry/metrics.h"
 
@@ -13,10 +14,10 @@ namespace ditfleet::queue {
 namespace {
 
 constexpr std::string_view kTakes = "it takes spec, id, tenant, idempotency_key, traceparent, deadline_ms";
-// Behind it Redis adds nothing.
+// Redis adds no entry after it.
 constexpr std::string_view kLastId = "18446744073709551615-18446744073709551615";
 
-// Why a plain XADD cannot be taken; empty: it can.
+// Why a plain XADD cannot be accepted; empty: it can.
 std::string problem_of(const redis::Reply& flat, const Fields& fields) {
   constexpr std::string_view kTaken[] = {"spec", "id", "tenant", "idempotency_key", "traceparent", "deadline_ms"};
   for (const auto& [name, value] : fields) {
@@ -52,11 +53,7 @@ std::string problem_of(const redis::Reply& flat, const Fields& fields) {
   return {};
 }
 
-}  // namespace
-
-namespace {
-
-// "<id> <tenant> <deadline>", as ditfleet_v1_submit writes it. False: this is none.
+// Reads "<id> <tenant> <deadline>", which `submit` writes. False: the text has another form.
 bool read_submitted(std::string_view rest, IntakeEntry& out) {
   std::array<std::string_view, 3> word{};
   for (std::string_view& w : word) {
@@ -71,58 +68,35 @@ bool read_submitted(std::string_view rest, IntakeEntry& out) {
   return true;
 }
 
-// What is none is ignored, as W3C's specification wants. A later version's may be longer and hold anything: no more
-// than 00's is kept.
+// An invalid one is ignored, as W3C's specification says. So is one of a later version, which may hold anything.
 std::string checked_traceparent(std::string_view text) {
   return std::string(text.size() == 55 && telemetry::is_valid_traceparent(text) ? text : std::string_view());
-}
-
-// The jobs of an entry that several were submitted in: fields submitted, spec and traceparent of each. Nothing: it is
-// not of that form.
-std::vector<IntakeEntry> several(const std::string& entry_id, const std::vector<redis::Reply>& flat) {
-  std::vector<IntakeEntry> out;
-  if (flat.size() < 12 || flat.size() % 6 != 0) return out;
-  for (std::size_t i = 0; i < flat.size(); i += 6) {
-    IntakeEntry& job = out.emplace_back();
-    if (flat[i].text != "submitted" || flat[i + 2].text != "spec" || flat[i + 4].text != "traceparent" ||
-        !read_submitted(flat[i + 1].text, job))
-      return {};
-    job.entry_id = entry_id + '/' + std::to_string(i / 6 + 1);
-    job.created_ms = to_int(entry_id);
-    job.spec = flat[i + 3].text;
-    job.traceparent = checked_traceparent(flat[i + 5].text);
-  }
-  return out;
 }
 
 }  // namespace
 
 Error imitation_of_submit() {
-  return invalid_argument(
-      "[queue] the entry has the field 'submitted', which the Function ditfleet_v1_submit alone writes; " +
-      std::string(kTakes));
+  return invalid_argument("[queue] the entry has the field 'submitted', which only the Function " +
+                          std::string(kLibraryName) + "_submit writes; " + std::string(kTakes));
 }
 
 bool is_last_entry(std::string_view entry_id) { return entry_id == kLastId; }
 
-std::string_view stream_id(std::string_view entry_id) { return entry_id.substr(0, entry_id.find('/')); }
-
-std::vector<IntakeEntry> parse_intake(const redis::Reply& entry) {
+IntakeEntry parse_intake(const redis::Reply& entry) {
   IntakeEntry out;
   if (entry.elements.size() != 2) {
     out.problem = "[queue] an intake entry is not [id, fields]";
-    return {out};
+    return out;
   }
-  if (auto jobs = several(entry.elements[0].text, entry.elements[1].elements); !jobs.empty()) return jobs;
   out.entry_id = entry.elements[0].text;
   out.created_ms = to_int(out.entry_id);
   const Fields fields = fields_of(entry.elements[1]);
   out.spec = text_of(fields, "spec");
   out.traceparent = checked_traceparent(text_of(fields, "traceparent"));
-  // Else it is a plain entry, with an unknown field.
+  // Otherwise it is a plain entry with an unknown field.
   if (const auto submitted = fields.find("submitted");
       submitted != fields.end() && read_submitted(submitted->second, out))
-    return {out};
+    return out;
   out.raw = true;
   out.problem = out.entry_id == kLastId
                     ? "[queue] the entry's id is the last that Redis has; add entries with * for the id"
@@ -132,8 +106,8 @@ std::vector<IntakeEntry> parse_intake(const redis::Reply& entry) {
   const std::string id = text_of(fields, "id"), tenant = text_of(fields, "tenant");
   out.id = is_valid_id(id) ? id : "x-" + out.entry_id;
   if (is_valid_id(tenant)) out.tenant = tenant;
-  if (out.spec.size() > job::kMaxSpecBytes) out.spec.resize(1024);  // to be shown with the rejection
-  return {out};
+  if (out.spec.size() > job::kMaxSpecBytes) out.spec.resize(1024);  // shown with the rejection
+  return out;
 }
 
 Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>& out) {

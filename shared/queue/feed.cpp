@@ -1,5 +1,5 @@
-// Feed: subscribes to the shard's channels on a connection of its own. A message can only be missed while
-// that connection is down or not yet subscribed, which its generation tells: then the next batch has a gap.
+// Feed: subscribes to the shard's channels on a connection of its own. Messages are missed only while that connection
+// is down or not yet subscribed. Its generation shows that, and the next batch has a gap.
 #include <algorithm>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -14,7 +14,7 @@ namespace ditfleet::queue {
 namespace {
 constexpr std::chrono::milliseconds kSlice{100};
 constexpr std::chrono::seconds kLeastWait{2};
-constexpr std::size_t kMostWaiting = 200'000;  // events nobody fetched; beyond it they are dropped and a gap told
+constexpr std::size_t kMostWaiting = 200'000;  // events that were not fetched; more are dropped, which is a gap
 }  // namespace
 
 class Feed::Impl {
@@ -33,7 +33,7 @@ class Feed::Impl {
     const auto state = state_;
     for (;;) {
       if (subscribed_ == 0 || connection_->generation() != subscribed_) {
-        // Also the very first time: what happened before is for the follower to read.
+        // Also the first time: the follower must read what happened before.
         auto subscribed =
             co_await subscribe(Deadline::after(std::max<Deadline::Clock::duration>(deadline.left(), kLeastWait)));
         if (!subscribed) co_return subscribed.error();
@@ -45,7 +45,7 @@ class Feed::Impl {
         co_return Error{Code::kUnavailable,
                         "[queue] the feed lost its connection to " + connection_->options().endpoint.display()};
       }
-      // In slices, so that a reconnect is seen soon.
+      // Wakes up regularly to notice a reconnect.
       asio::steady_timer timer(connection_->executor(),
                                std::min(deadline.time_point(), Deadline::Clock::now() + kSlice));
       state->alarm = &timer;
@@ -65,32 +65,28 @@ class Feed::Impl {
     std::vector<Event> events;
     bool gap = false;
     asio::steady_timer* alarm = nullptr;
-    std::string next_id;  // of the entry whose lines come next; empty: not told
 
+    // The third element of a message is the entry's id and its events, one per line.
     void take(const redis::Reply& push) {
       if (push.elements.size() < 3) return;
-      std::string_view lines =
-          push.elements[2]
-              .text;  // "<event> \n <event> \n": the lines of one entry, whose id came before as a message of its own
-      if (lines.find(' ') == std::string_view::npos) {
-        next_id = lines;
-        return;
-      }
-      const std::string id = std::exchange(next_id, {});
-      if (id.empty() || events.size() > kMostWaiting) {
+      std::string_view lines = push.elements[2].text;
+      if (events.size() > kMostWaiting) {
         events.clear();
         gap = true;
       }
-      if (id.empty()) lines = {};
+      const auto next_line = [&lines] {
+        const auto end = std::min(lines.find('\n'), lines.size());
+        const std::string_view line = lines.substr(0, end);
+        lines.remove_prefix(std::min(end + 1, lines.size()));
+        return line;
+      };
+      const std::string id(next_line());
       while (!lines.empty()) {
-        const auto end = lines.find(" \n");
-        if (auto event = parse_feed_line(id, lines.substr(0, end))) {
+        if (auto event = parse_feed_line(id, next_line())) {
           append_events(std::move(*event), events);
         } else {
           gap = true;
         }
-        if (end == std::string_view::npos) break;
-        lines.remove_prefix(std::min(end + 3, lines.size()));
       }
       if (alarm != nullptr) alarm->cancel();
     }

@@ -1,4 +1,4 @@
-// Client: the intake, as the scheduler of a shard reads it: what is admitted, what is rejected.
+// Client: reading, admitting and rejecting what waits in the intake.
 #include <algorithm>
 #include <chrono>
 
@@ -10,17 +10,13 @@
 namespace ditfleet::queue {
 namespace {
 
-// The id of an entry that chose none; of one that looks like several jobs', "x-<entry>.<which>".
-std::string own_id(std::string entry_id) {
-  std::replace(entry_id.begin(), entry_id.end(), '/', '.');
-  return "x-" + entry_id;
-}
+// The id of the job of an entry that chose none.
+std::string own_id(const std::string& entry_id) { return "x-" + entry_id; }
 
-// What the producer may have chosen (the entry's id), as a time that has been by Redis' clock.
-std::int64_t time_that_has_been(std::int64_t ms, std::int64_t now) { return ms <= 0 || ms > now ? now : ms; }
+// The time in an entry's id, which its producer may have chosen; `now` if that is not in the past.
+std::int64_t past_time(std::int64_t ms, std::int64_t now) { return ms <= 0 || ms > now ? now : ms; }
 
-// What a repeated idempotency key is compared by: the spec as the gateway stores it, so that the key means the
-// same job over HTTP and by XADD.
+// Hash of the spec as the gateway stores it: an idempotency key names the same job over HTTP and by XADD.
 std::string body_hash(const std::string& spec) {
   const auto parsed = job::parse_spec(spec);
   return sha256_hex(parsed ? job::to_json(*parsed) : spec);
@@ -28,41 +24,30 @@ std::string body_hash(const std::string& spec) {
 
 }  // namespace
 
-Rejection stray(const Admission& a) {
-  return {a.entry_id, a.id, imitation_of_submit(), false, a.tenant, a.spec, a.traceparent};
-}
-
 asio::awaitable<Result<std::vector<IntakeEntry>>> Client::read_intake(int limit, std::chrono::milliseconds block) {
   const auto impl = impl_;
-  const int count = std::max(1, limit / static_cast<int>(impl->jobs_an_entry_));
   auto entries =
-      co_await impl->read_stream(impl->intake_connection_, impl->keys_.in(), impl->intake_cursor_, count, block);
+      co_await impl->read_stream(impl->intake_connection_, impl->keys_.in(), impl->intake_cursor_, limit, block);
   if (!entries) co_return entries.error();
   std::vector<IntakeEntry> out;
   if (entries->empty()) co_return out;
-  if (!impl->reckoned_time()) {  // later each sweep asks anew
+  if (!impl->estimated_time()) {  // later, each sweep updates it
     const auto asked = co_await impl->redis_time(Deadline::after(std::chrono::seconds(5)));
     if (!asked) co_return asked.error();
   }
-  const std::int64_t now = *impl->reckoned_time();
+  const std::int64_t now = *impl->estimated_time();
   for (const redis::Reply& raw : *entries) {
-    auto jobs = parse_intake(raw);
-    impl->expect(jobs);
-    for (IntakeEntry& entry : jobs) {
-      entry.created_ms = time_that_has_been(entry.created_ms, now);
-      if (entry.raw) impl->raw_bodies_[entry.entry_id] = body_hash(entry.spec);
-      impl->intake_cursor_ = stream_id(entry.entry_id);
-      out.push_back(std::move(entry));
-    }
+    IntakeEntry& entry = out.emplace_back(parse_intake(raw));
+    entry.created_ms = past_time(entry.created_ms, now);
+    if (entry.raw) impl->raw_bodies_[entry.entry_id] = body_hash(entry.spec);
+    impl->intake_cursor_ = entry.entry_id;
   }
-  impl->jobs_an_entry_ = out.size() / entries->size();
   co_return out;
 }
 
 void Client::rewind_intake() {
   impl_->intake_cursor_ = "0";
   impl_->raw_bodies_.clear();
-  impl_->shared_entries_.clear();
 }
 
 asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const Admission> admissions,
@@ -85,14 +70,11 @@ asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const 
     for (std::size_t i = begin; i < end; ++i) common(command, *submitted[i]);
     auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
-    std::vector<std::string_view> entries;
     for (std::size_t i = begin; i < end && i - begin < reply->elements.size(); ++i) {
-      if (reply->elements[i - begin].integer < 0)
-        refused.push_back(stray(*submitted[i]));
-      else
-        entries.push_back(submitted[i]->entry_id);
+      const Admission& a = *submitted[i];
+      if (reply->elements[i - begin].integer < 0)  // the job has just ended, or the entry came by XADD
+        refused.push_back({a.entry_id, a.id, imitation_of_submit(), false, a.tenant, a.spec, a.traceparent});
     }
-    impl->seen_to(entries, deadline);
   }
 
   for (std::size_t begin = 0; begin < raw.size(); begin += kBatch) {
@@ -120,11 +102,11 @@ asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const 
       impl->raw_bodies_.erase(a.entry_id);
       const std::string verdict = i - begin < reply->elements.size() ? reply->elements[i - begin].text : std::string();
       if (verdict != "taken" && !verdict.starts_with("mismatch ")) continue;
-      Error why = verdict == "taken" ? Error{Code::kConflict, "[queue] the id " + a.id + " is taken by another job"}
+      Error why = verdict == "taken" ? Error{Code::kConflict, "[queue] the job id " + a.id + " is taken by another job"}
                                      : Error{Code::kIdempotencyMismatch,
                                              "[queue] the idempotency key was used for job " + verdict.substr(9) +
                                                  " with another body; use a fresh key for a new job"};
-      // The chosen id names somebody else's job: this entry's fate is told under its own.
+      // A chosen id that names another job: the rejection becomes a job of its own.
       refused.push_back({a.entry_id, verdict == "taken" ? own_id(a.entry_id) : a.id, std::move(why), true, a.tenant,
                          a.spec, a.traceparent});
     }
@@ -137,7 +119,7 @@ asio::awaitable<Result<void>> Client::reject(std::int64_t epoch, std::span<const
                                              Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
-  constexpr std::size_t kKeptSpec = 65536;  // of an entry nobody may have checked
+  constexpr std::size_t kKeptSpec = 65536;  // bytes of a spec that may not have been checked
   while (!rejections.empty()) {
     const auto batch = rejections.first(std::min(rejections.size(), kBatch));
     rejections = rejections.subspan(batch.size());
@@ -153,15 +135,14 @@ asio::awaitable<Result<void>> Client::reject(std::int64_t epoch, std::span<const
     }
     auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
-    std::vector<std::string_view> entries;
     for (std::size_t i = 0; i < batch.size() && i < reply->elements.size(); ++i) {
-      if (reply->elements[i].integer == 1) entries.push_back(batch[i].entry_id);
-    }
-    impl->seen_to(entries, deadline);
-    // A chosen id that names another job, or an entry that looks like a submitted one: its fate is told under its own
-    // id.
-    for (std::size_t i = 0; i < batch.size() && i < reply->elements.size(); ++i) {
-      if (reply->elements[i].integer == 1 || (batch[i].raw && batch[i].id == own_id(batch[i].entry_id))) continue;
+      if (reply->elements[i].integer == 1) {
+        // The ids of the intake start anew below the last one.
+        if (is_last_entry(batch[i].entry_id)) impl->intake_cursor_ = "0";
+        continue;
+      }
+      if (batch[i].raw && batch[i].id == own_id(batch[i].entry_id)) continue;
+      // The entry chose the id of another job, or looks like a submitted one: its rejection becomes a job of its own.
       Rejection again = batch[i];
       if (!again.raw) again.error = imitation_of_submit();
       again.id = own_id(again.entry_id);

@@ -1,4 +1,4 @@
-// The names of a shard's keys. All carry its hash tag, so that a shard lives on one Cluster slot.
+// The names of a shard's keys. All have its hash tag, so that a shard is in one slot of a Redis Cluster.
 #pragma once
 
 #include <string>
@@ -15,12 +15,12 @@ class Keys {
   std::string units() const { return prefix_ + "units"; }        // hash: every unit that has not ended
   std::string open() const { return prefix_ + "open"; }          // hash: every job that has not ended
   std::string specs() const { return prefix_ + "specs"; }        // hash: their specs, once they are admitted
-  std::string last() const { return prefix_ + "last"; }          // hash: the newest event of all that is open
-  std::string events() const { return prefix_ + "events"; }      // stream: what happened, a call an entry
-  std::string ready() const { return prefix_ + "ready"; }        // zset: units by the time they became so
+  std::string last() const { return prefix_ + "last"; }          // hash: the newest event of open jobs and units
+  std::string events() const { return prefix_ + "events"; }      // stream: the events of a call per entry
+  std::string ready() const { return prefix_ + "ready"; }        // zset: units by the time they became ready
   std::string delayed() const { return prefix_ + "delayed"; }    // zset: units by the time they are due
   std::string lease() const { return prefix_ + "lease"; }        // zset: held units by the end of their lease
-  std::string deadline() const { return prefix_ + "deadline"; }  // zset: jobs that have one
+  std::string deadline() const { return prefix_ + "deadline"; }  // zset: jobs by their deadline
   std::string dead() const { return prefix_ + "dead"; }          // stream: dead letters
   std::string leader() const { return prefix_ + "leader"; }      // string: "<epoch> <coordinator>"
   std::string epoch() const { return prefix_ + "epoch"; }        // counter

@@ -10,9 +10,8 @@ const std::string& library_version() {
 }
 
 std::string loadable_library() {
-  return std::string(library_text()) +
-         "\nredis.register_function{function_name = 'ditfleet_v1_version', callback = function() return '" +
-         library_version() + "' end, flags = {'no-writes'}}\n";
+  return std::string(library_text()) + "\nredis.register_function{function_name = '" + std::string(kLibraryName) +
+         "_version', callback = function() return '" + library_version() + "' end, flags = {'no-writes'}}\n";
 }
 
 }  // namespace ditfleet::queue

@@ -1,4 +1,4 @@
-// Client: submit and cancel.
+// Client: the calls of producers.
 #include <algorithm>
 #include <optional>
 
@@ -10,7 +10,7 @@
 namespace ditfleet::queue {
 namespace {
 
-// "created", "existed <id>", "mismatch <id>", "taken", "invalid …": the words of ditfleet_v1_submit.
+// "created", "existed <id>", "mismatch <id>", "taken", "invalid …": the replies of `submit`.
 Result<SubmitOutcome> outcome_of(const std::string& verdict, const std::string& id) {
   if (verdict == "created") return SubmitOutcome{id, false};
   if (verdict.starts_with("existed ")) return SubmitOutcome{verdict.substr(8), true};
@@ -25,60 +25,35 @@ Result<SubmitOutcome> outcome_of(const std::string& verdict, const std::string& 
 }  // namespace
 
 asio::awaitable<Result<SubmitOutcome>> Client::submit(const Submission& submission, Deadline deadline) {
-  auto many = co_await submit_many(std::span(&submission, 1), deadline);
-  if (!many) co_return many.error();
-  co_return std::move(many->front());
-}
-
-asio::awaitable<Result<std::vector<Result<SubmitOutcome>>>> Client::submit_many(std::span<const Submission> submissions,
-                                                                                Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
-  std::vector<Result<SubmitOutcome>> out;
-  out.reserve(submissions.size());
-  std::int64_t now_ms = 0;
-  if (std::any_of(submissions.begin(), submissions.end(), [](const Submission& s) { return s.deadline_in_ms > 0; })) {
-    const auto time = co_await impl->redis_time(deadline);
-    if (!time) co_return time.error();
-    now_ms = *time;
+  const std::string id = submission.id.empty() ? new_id() : submission.id;
+  std::int64_t deadline_ms = submission.deadline_ms;
+  if (submission.deadline_in_ms > 0) {
+    const auto now_ms = co_await impl->redis_time(deadline);
+    if (!now_ms) co_return now_ms.error();
+    deadline_ms = *now_ms + submission.deadline_in_ms;
   }
-  while (!submissions.empty()) {
-    const auto batch = submissions.first(std::min(submissions.size(), kBatch));
-    submissions = submissions.subspan(batch.size());
-    std::vector<std::string> ids;
-    ids.reserve(batch.size());
-    redis::Command command = fcall("submit", 6 + 2 * batch.size());
-    command << keys.in() << keys.jobs() << keys.deadline() << keys.open() << keys.last() << keys.events();
-    for (const Submission& s : batch) {
-      ids.push_back(s.id.empty() ? new_id() : s.id);
-      const std::string job = keys.job(ids.back());
-      command << job << (s.idempotency_key.empty() ? job : keys.idempotency(s.tenant, s.idempotency_key));
-    }
-    command << impl->options_.idempotency_ms;
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      const Submission& s = batch[i];
-      command << ids[i] << s.tenant << s.spec << sha256_hex(s.spec) << (s.idempotency_key.empty() ? 0 : 1)
-              << s.traceparent << (s.deadline_in_ms > 0 ? now_ms + s.deadline_in_ms : s.deadline_ms);
-    }
-    auto reply = co_await impl->call(std::move(command), deadline);
-    if (!reply) co_return reply.error();
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      out.push_back(i < reply->elements.size() ? outcome_of(reply->elements[i].text, ids[i])
-                                               : Result<SubmitOutcome>(internal_error(
-                                                     "[queue] submit answered for fewer jobs than it was given")));
-    }
-  }
-  co_return out;
+  const bool has_key = !submission.idempotency_key.empty();
+  const std::string job = keys.job(id);
+  redis::Command command = fcall("submit", 8);
+  command << keys.in() << keys.jobs() << keys.deadline() << keys.open() << keys.last() << keys.events() << job
+          << (has_key ? keys.idempotency(submission.tenant, submission.idempotency_key) : job);
+  command << impl->options_.idempotency_ms << id << submission.tenant << submission.spec << sha256_hex(submission.spec)
+          << (has_key ? 1 : 0) << submission.traceparent << deadline_ms;
+  auto reply = co_await impl->call(std::move(command), deadline);
+  if (!reply) co_return reply.error();
+  co_return outcome_of(reply->text, id);
 }
 
 asio::awaitable<Result<CancelOutcome>> Client::cancel(const std::string& job, const std::string& tenant,
                                                       Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
-  const Error not_found{Code::kNotFound, "[queue] there is no job " + job};
+  const Error not_found{Code::kNotFound, "[queue] no such job: " + job};
   if (!is_valid_id(job)) co_return not_found;
-  // Whose mailboxes to write to must be known before the call. One that changes hands in between tells
-  // its worker at the next renewal instead.
+  // The keys of the mailboxes must be known before the call. A worker that is assigned a unit in between is asked to
+  // stop at its next renewal.
   auto reply = co_await impl->call(fcall_ro("job", 7) << keys.job(job) << keys.in() << keys.units() << keys.open()
                                                       << keys.specs() << keys.last() << keys.events() << job,
                                    deadline);

@@ -7,27 +7,28 @@
 #include "shared/core/ids.h"
 #include "shared/queue/calls.h"
 #include "shared/queue/records.h"
+#include "shared/queue/reply_fields.h"
 
 namespace ditfleet::queue {
 namespace {
 
-Error no_such_job(const std::string& id) { return Error{Code::kNotFound, "[queue] there is no job " + id}; }
+Error no_such_job(const std::string& id) { return Error{Code::kNotFound, "[queue] no such job: " + id}; }
 
-// A job of the index as it was read; views into the replies.
+// A job of the index; views into the replies.
 struct Listed {
   std::string_view id, score;
-  bool shown = false;               // it is there, and the caller may see it
+  bool shown = false;               // it exists and the caller may see it
   std::optional<job::State> ended;  // its state, if it has ended
   PackedJob packed;
   std::string_view spec, ended_ms, first_record;
-  const std::string* error = nullptr;  // JSON, if there is one
-  std::size_t first_unit = 0;          // of an open one: where its units stand among those that were read
+  const std::string* error = nullptr;  // JSON; null: none
+  std::size_t first_unit = 0;          // index of its first unit among those that were read; of an open job
 };
 
-// own: o, state, ended, spec, error, u0 of the job's hash. What ended between the reads is read from its own.
+// own: o, state, ended, spec, error, u0 of the job's hash, which has what the others lack if the job has just ended.
 void read_listed(const redis::Reply& open, const redis::Reply& spec, const std::vector<redis::Reply>& own,
                  Listed& job) {
-  if (own.size() != 6 || (open.is_nil() && own[0].is_nil())) return;  // forgotten meanwhile
+  if (own.size() != 6 || (open.is_nil() && own[0].is_nil())) return;  // it was forgotten in between
   job.shown = true;
   job.ended = job::state_from_name(own[1].text);
   job.packed = parse_packed_job(job.ended ? own[0].text : open.text);
@@ -50,7 +51,7 @@ JobRecord listed_record(const Listed& job, const redis::Reply& units) {
     for (int u = 0; u < job.packed.units; ++u) {
       const redis::Reply& unit = units.elements.at(job.first_unit + static_cast<std::size_t>(u));
       unit_records.push_back(unit_record(u, parse_packed_unit(unit.text)));
-      // One that ended a moment ago is not there any more: the job is under way all the same.
+      // A unit that has just ended is gone, but the job still runs.
       if (unit.is_nil()) unit_records.back().state = job::State::kRunning;
     }
     record.state = furthest(unit_records);
@@ -105,7 +106,7 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
   const std::size_t want = static_cast<std::size_t>(std::clamp(limit, 1, 1000));
   constexpr int kPage = 200, kMostPages = 50;
   JobPage page;
-  std::vector<std::string> entries;  // of the page's jobs: where the spec is while the job is queued, else empty
+  std::vector<std::string> entries;  // the intake entries of the page's jobs; empty unless the job is queued
   bool last = false;
   for (int pages = 0; pages < kMostPages && !last && page.jobs.size() < want; ++pages) {
     redis::Command range("ZREVRANGEBYSCORE");
@@ -124,7 +125,7 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
     for (std::size_t i = 0; i + 1 < elements.size(); i += 2) {
       const std::string& id = elements[i].text;
       const std::string& score = elements[i + 1].text;
-      if (score == from && id >= after_id) continue;  // of the page before
+      if (score == from && id >= after_id) continue;  // on the page before
       jobs.push_back({.id = id, .score = score});
       reads[0] << id;
       reads[1] << id;
@@ -171,23 +172,20 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
     }
     if (looked_at < jobs.size()) last = false;
   }
-  if (last) page.next_cursor.clear();  // else the page is full, or a rare filter found fewer: the cursor goes on
+  if (last) page.next_cursor.clear();
 
   std::vector<redis::Command> specs;
   std::vector<JobRecord*> whose;
   for (std::size_t i = 0; i < entries.size(); ++i) {
     if (entries[i].empty()) continue;
-    specs.push_back(redis::Command("XRANGE") << keys.in() << stream_id(entries[i]) << stream_id(entries[i]));
+    specs.push_back(redis::Command("XRANGE") << keys.in() << entries[i] << entries[i]);
     whose.push_back(&page.jobs[i]);
   }
   if (!specs.empty()) {
     const auto read = co_await impl->connection_->execute_all(std::move(specs), deadline);
     for (std::size_t i = 0; i < read.size(); ++i) {
       if (!read[i]) co_return read[i].error();
-      if (read[i]->elements.empty()) continue;
-      for (IntakeEntry& job : parse_intake(read[i]->elements[0])) {
-        if (job.id == whose[i]->id) whose[i]->spec = std::move(job.spec);
-      }
+      if (!read[i]->elements.empty()) whose[i]->spec = parse_intake(read[i]->elements[0]).spec;
     }
   }
   co_return page;
@@ -199,11 +197,11 @@ asio::awaitable<Result<std::vector<Event>>> Client::events(const std::string& jo
   const Keys& keys = impl->keys_;
   std::vector<Event> out;
   if (!is_valid_id(job)) co_return no_such_job(job);
-  // From `after` itself on: it may be the last unit's end, whose entry holds the job's end as well.
+  // Reads `after` itself too: it may be the last unit's end, whose entry also holds the job's end.
   const std::string from = after.empty() || after == "0" ? "0-0" : after;
   auto reply = co_await impl->call(
       fcall_ro("events", 4) << keys.job(job) << keys.open() << keys.last() << keys.events() << job << from, deadline);
-  if (!reply && reply.error().message.find("BADARG events:") != std::string::npos) {
+  if (!reply && reply.error().kind == "BADARG") {
     co_return Error{Code::kInvalidArgument,
                     "[queue] '" + after + "' is not an event id; they look like 1763700000000-0", "after"};
   }
@@ -219,41 +217,52 @@ asio::awaitable<Result<std::vector<Event>>> Client::events(const std::string& jo
   co_return out;
 }
 
-asio::awaitable<Result<std::vector<WorkerInfo>>> Client::workers(Deadline deadline) {
+asio::awaitable<Result<std::vector<WorkerInfo>>> Client::workers(Deadline deadline, bool with_tenants) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
-  auto names = co_await impl->connection_->execute(redis::Command("ZRANGE") << keys.workers() << 0 << -1, deadline);
-  if (!names) co_return names.error();
-  std::vector<redis::Command> reads;
-  for (const redis::Reply& name : names->elements) {
-    reads.push_back(redis::Command("HMGET") << keys.worker(name.text) << "info"
-                                            << "heartbeat");
-  }
-  reads.push_back(redis::Command("TIME"));
-  auto records = co_await impl->connection_->execute_all(std::move(reads), deadline);
-  if (!records.back()) co_return records.back().error();
-  const auto& time = records.back()->elements;
-  const std::int64_t now_ms = time.size() == 2 ? to_int(time[0].text) * 1000 + to_int(time[1].text) / 1000 : 0;
+  auto reply =
+      co_await impl->call(fcall_ro("workers", 2) << keys.workers() << keys.open() << (with_tenants ? 1 : 0), deadline);
+  if (!reply) co_return reply.error();
+  const auto& rows = reply->elements;
+  if (rows.empty()) co_return internal_error("[queue] `workers` did not reply with the time");
   std::vector<WorkerInfo> out;
-  for (std::size_t i = 0; i + 1 < records.size(); ++i) {
-    const auto& record = records[i];
-    if (!record && is_retryable(record.error().code)) co_return record.error();
-    if (record && (record->elements.size() != 2 || record->elements[0].is_nil())) continue;  // gone meanwhile
-    const std::string& name = names->elements[i].text;
-    auto info = record ? parse_worker(record->elements[0].text) : Result<WorkerInfo>(record.error());
+  for (std::size_t i = 1; i < rows.size(); ++i) {
+    const auto& row = rows[i].elements;  // name, record, heartbeat, [job, tenant, …]
+    if (row.size() != 4) co_return internal_error("[queue] `workers` replied with a row of another form");
+    const std::string& name = row[0].text;
+    auto info = parse_worker(row[1].text);
     if (info && info->name != name) info = invalid_argument("it names the worker '" + excerpt(info->name, 64) + "'");
-    if (!info) {  // anybody may have written it: the fleet does without that one
+    if (!info) {  // other clients may write to the registry
       if (impl->unreadable_workers_.insert(name).second) {
-        spdlog::warn("queue: the record of worker '{}' is left out: {}", excerpt(name, 64), info.error().message);
+        spdlog::warn("queue: ignores the record of worker '{}': {}", excerpt(name, 64), info.error().message);
       }
       continue;
     }
     impl->unreadable_workers_.erase(name);
-    info->heartbeat_ms = to_int(record->elements[1].text);
-    info->unheard_ms = std::max<std::int64_t>(0, now_ms - info->heartbeat_ms);
+    info->heartbeat_ms = to_int(row[2].text);
+    info->unheard_ms = std::max<std::int64_t>(0, rows[0].integer - info->heartbeat_ms);
+    for (const auto& [job, tenant] : fields_of(row[3])) info->tenants.emplace(job, tenant);
     out.push_back(std::move(*info));
   }
   co_return out;
+}
+
+asio::awaitable<Result<Depth>> Client::depth(Deadline deadline) {
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
+  std::vector<redis::Command> reads;
+  reads.push_back(redis::Command("TIME"));
+  reads.push_back(redis::Command("XLEN") << keys.in());
+  reads.push_back(redis::Command("HLEN") << keys.specs());
+  reads.push_back(redis::Command("ZCARD") << keys.ready());
+  const auto replies = co_await impl->connection_->execute_all(std::move(reads), deadline);
+  for (const auto& reply : replies) {
+    if (!reply) co_return reply.error();
+  }
+  const auto time_us = parse_time_us(*replies[0]);
+  if (!time_us) co_return time_us.error();
+  const auto count = [&](std::size_t i) { return static_cast<std::size_t>(replies[i]->integer); };
+  co_return Depth{.queued_jobs = count(1), .admitted_jobs = count(2), .ready_units = count(3), .time_us = *time_us};
 }
 
 }  // namespace ditfleet::queue

@@ -35,6 +35,11 @@ std::int64_t to_int(std::string_view text) {
   return value;
 }
 
+Result<std::int64_t> parse_time_us(const redis::Reply& reply) {
+  if (reply.elements.size() != 2) return internal_error("[queue] TIME did not reply with seconds and microseconds");
+  return to_int(reply.elements[0].text) * 1'000'000 + to_int(reply.elements[1].text);
+}
+
 std::vector<std::string> parse_strings(const json::value* value) {
   std::vector<std::string> out;
   if (value == nullptr || !value->is_array()) return out;
@@ -155,7 +160,7 @@ job::State PackedUnit::shown_state() const {
 }
 
 int PackedUnit::attempt() const {
-  const bool counted = state == "failed";  // the failed try is among the errors already
+  const bool counted = state == "failed";  // `errors` includes the failed attempt
   return errors + crashes + (started_ms > 0 && !counted ? 1 : 0);
 }
 
@@ -193,9 +198,9 @@ Event make_event(std::string id, std::string job, std::string_view text) {
   if (second == std::string_view::npos) return event;
   event.unit = static_cast<int>(to_int(text.substr(first + 1)));
   const std::string_view data = text.substr(second + 1);
-  if (data.size() > 2) {       // "{}" is the usual
-    unsigned char room[2048];  // a step's few fields need no heap
-    json::monotonic_resource small(room);
+  if (data.size() > 2) {         // not "{}"
+    unsigned char buffer[2048];  // avoids the heap for the few fields of a step
+    json::monotonic_resource small(buffer);
     if (const auto value = parse_json(data, &small); value && value->is_object()) {
       for (const auto& [name, field] : value->get_object()) event.fields.emplace(name, value_text(field));
     }
@@ -255,7 +260,7 @@ StoredJob parse_job(const std::string& id, const redis::Reply& reply) {
   record.created_ms = to_int(packed.entry);
   record.ready_ms = packed.ready_ms;
   record.ended_ms = to_int(text_of(fields, "ended"));
-  // A producer may have chosen an entry's id that is no time.
+  // A producer may have chosen an entry id that is not a time.
   for (const std::int64_t later : {record.ended_ms, record.ready_ms}) {
     if (later > 0 && (record.created_ms <= 0 || record.created_ms > later)) record.created_ms = later;
   }

@@ -1,4 +1,4 @@
-// Between what Redis stores and the types of types.h. Pure functions.
+// Converts between what Redis stores and types.h. Pure functions.
 #pragma once
 
 #include <string>
@@ -12,21 +12,23 @@
 
 namespace ditfleet::queue {
 
-// A packed unit, open (in the hash `units`) or ended (in its job); functions/base.lua has the two forms.
+// A unit's packed record (functions/base.lua), open or ended.
 struct PackedUnit {
   std::string_view state;  // also "delayed" and "canceling"
   std::string_view nonce, owner;
   int errors = 0, crashes = 0;
   std::int64_t assigned_ms = 0, started_ms = 0;
-  std::int64_t ended_ms = 0;  // of an ended one
+  std::int64_t ended_ms = 0;  // 0: open
 
   job::State shown_state() const;  // delayed → ready, canceling → running
-  int attempt() const;             // of the try that runs, or ran last; 0 before the first
+  int attempt() const;             // number of the current or last attempt; 0 before the first
 };
 PackedUnit parse_packed_unit(std::string_view field);  // views into `field`
 
-std::int64_t to_int(std::string_view text);  // 0 for what is not a number
-// The strings of a JSON array; none if it is not there or no array. Other items are left out.
+std::int64_t to_int(std::string_view text);  // 0 if it is not a number
+// The reply of TIME in microseconds.
+Result<std::int64_t> parse_time_us(const redis::Reply& reply);
+// The strings of a JSON array; empty if `value` is null or no array. Skips other items.
 std::vector<std::string> parse_strings(const json::value* value);
 
 // "<id>:<unit>"
@@ -35,33 +37,33 @@ UnitRef parse_member(std::string_view member);
 std::string error_json(const Error& error);
 Error parse_error(std::string_view json_text);
 
-// `text` as in the stream's field e: "<type> <unit> <data>", data a JSON object.
+// `text` is "<type> <unit> <data>", data a JSON object.
 Event make_event(std::string id, std::string job, std::string_view text);
-// Appends the event, and after the last unit's end the job's end, which is stored in the same entry: it gets
-// the id that follows the entry's, which nothing else can have, for nothing follows a job's end.
+// Appends the event. The last unit's end also carries the job's end, which becomes an event of its own: its id follows
+// the entry's, which no other event of the job can have.
 void append_events(Event event, std::vector<Event>& out);
-// One line of a feed message, which is in the entry `id`: "<job> <id before> <type> <unit> <data>".
+// One event of the entry `id`: "<job> <id before> <type> <unit> <data>".
 Result<Event> parse_feed_line(const std::string& id, std::string_view line);
 
-// An open or ended job's common part, packed as `functions/base.lua` says; views into `record`. units 0: queued.
+// A job's packed record (functions/base.lua); views into `record`. units is 0 while it is queued.
 struct PackedJob {
   int units = 0;
   std::int64_t ready_ms = 0, cost_us = 0;
   int priority = 0;
   std::int64_t deadline_ms = 0;
-  std::string_view entry, tenant, trace, class_key,
-      batch_key;              // entry: of the intake, whose time is the job's creation
-  std::string_view adapters;  // names, with commas between
+  std::string_view entry;  // of the intake; its time is the job's creation
+  std::string_view tenant, trace, class_key, batch_key;
+  std::string_view adapters;  // names, separated by commas
 };
 PackedJob parse_packed_job(std::string_view record);
-// The end of a packed job: its batch key and, behind a bar if there are any, the adapters that it needs. A name with
-// a bar or a comma is left out: what is lost is a hint to the router after a restart.
+// The end of a packed job: its batch key and, after a bar, the adapters it needs. Omits names with a bar or a comma:
+// they are a hint to the router after a restart.
 std::string packed_batch(const std::string& batch_key, const std::vector<std::string>& adapters);
 std::vector<std::string> split_adapters(std::string_view packed);
-// What a worker is told to drop, "<of host memory>|<of slots>" with commas between; "": nothing. Names as above.
+// Adapters to evict: "<from host memory>|<from slots>", separated by commas; "": none. Names as above.
 std::string packed_drops(const std::vector<std::string>& from_host, const std::vector<std::string>& from_slots);
 
-// The reply of ditfleet_v1_job. An alias sets `same_as` and nothing else.
+// The reply of `job`. An alias of another job only sets `same_as`.
 struct StoredJob {
   JobRecord record;
   std::string same_as;
@@ -70,19 +72,15 @@ StoredJob parse_job(const std::string& id, const redis::Reply& reply);
 
 // The state of a job that has not ended, from its units.
 job::State furthest(const std::vector<UnitRecord>& units);
-// What an open or ended packed unit says of itself.
 UnitRecord unit_record(int unit, const PackedUnit& packed);
 
-// At least one: an entry holds what was submitted in one call. Never fails: what is wrong with an entry is its
-// `problem`. Where there are several jobs, the entry_id of each is "<entry>/<which of them>".
-std::vector<IntakeEntry> parse_intake(const redis::Reply& entry);
-// The entry in the stream.
-std::string_view stream_id(std::string_view entry_id);
-// Whether nothing could be added behind it: once it is gone, the intake is numbered by the clock again.
+// Never fails: what is wrong with an entry is its `problem`.
+IntakeEntry parse_intake(const redis::Reply& entry);
+// Whether an entry has the last possible id. Once it is gone, the ids of the intake follow the clock again.
 bool is_last_entry(std::string_view entry_id);
-// What is told of an entry that came by XADD and looks like one of `submit`.
+// Why an entry is rejected that came by XADD and looks like one of `submit`.
 Error imitation_of_submit();
-// Appends what one entry says: several assignments may come in one.
+// Appends the messages of one entry.
 Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>& out);
 
 std::string worker_json(const WorkerInfo& info);

@@ -1,4 +1,4 @@
-// A flat reply [field, value, field, value, …] by its fields.
+// Reads a flat reply [field, value, field, value, …] as a map.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace ditfleet::queue {
 
 using Fields = std::unordered_map<std::string_view, std::string_view>;
 
-// [field, value, field, value, …]; views into the reply.
+// Views into the reply.
 inline Fields fields_of(const redis::Reply& flat) {
   Fields fields;
   for (std::size_t i = 0; i + 1 < flat.elements.size(); i += 2) {

@@ -1,4 +1,4 @@
-// Client: what the scheduler of a shard does, but for the intake (intake.cpp).
+// Client: the calls of a scheduler, except for the intake (intake.cpp).
 #include <algorithm>
 
 #include "shared/core/json.h"
@@ -8,7 +8,7 @@
 namespace ditfleet::queue {
 namespace {
 
-constexpr std::int64_t kMailboxMs = 600'000;  // of a worker that went away without a word
+constexpr std::int64_t kMailboxMs = 600'000;  // of a worker that is gone
 
 std::vector<bool> flags_of(const redis::Reply& reply) {
   std::vector<bool> out;
@@ -16,11 +16,11 @@ std::vector<bool> flags_of(const redis::Reply& reply) {
   return out;
 }
 
-// What the event of an assignment says of it: members of a JSON object.
-std::string assigned_data(const std::string& owner, const std::string& reason) {
-  std::string data = "\"worker\":" + json::serialize(json::string(owner.substr(0, owner.find(':'))));
-  if (!reason.empty()) data += ",\"reason\":" + json::serialize(json::string(reason));
-  return data;
+// The data of an `assigned` event, without the attempt.
+std::string assigned_data(std::string_view owner, const std::string& reason) {
+  json::object data{{"worker", worker_name(owner)}};
+  if (!reason.empty()) data["reason"] = reason;
+  return json::serialize(data);
 }
 
 std::string model_of(std::string_view spec) {
@@ -73,61 +73,6 @@ asio::awaitable<Result<std::vector<bool>>> Client::assign(std::int64_t epoch, co
   co_return out;
 }
 
-asio::awaitable<Result<std::vector<bool>>> Client::dispatch(std::int64_t epoch, std::span<const Dispatch> jobs,
-                                                            Deadline deadline) {
-  const auto impl = impl_;
-  const Keys& keys = impl->keys_;
-  std::vector<bool> out;
-  std::vector<Rejection> strays;
-  while (!jobs.empty()) {
-    const auto batch = jobs.first(std::min(jobs.size(), kBatch));
-    jobs = jobs.subspan(batch.size());
-    std::vector<std::string_view> owners;
-    const auto place_of = [&owners](std::string_view owner) {
-      const auto it = std::find(owners.begin(), owners.end(), owner);
-      if (it != owners.end()) return it - owners.begin() + 1;
-      owners.push_back(owner);
-      return static_cast<std::ptrdiff_t>(owners.size());
-    };
-    for (const Dispatch& d : batch) {
-      for (const auto& p : d.placements) place_of(p.owner);
-    }
-    redis::Command command = fcall("dispatch", 10 + owners.size());
-    command << keys.leader() << keys.in() << keys.ready() << keys.deadline() << keys.lease() << keys.units()
-            << keys.open() << keys.specs() << keys.last() << keys.events();
-    for (const auto owner : owners) command << keys.mailbox(owner);
-    command << epoch << impl->options_.lease_ms << kMailboxMs << static_cast<std::int64_t>(owners.size());
-    for (const auto owner : owners) command << owner;
-    for (const Dispatch& d : batch) {
-      const Admission& a = d.admission;
-      command << a.entry_id << a.id << a.units << a.spec
-              << std::to_string(a.cost_us) + '|' + std::to_string(a.priority) + '|' + std::to_string(a.deadline_ms)
-              << a.class_key + '|' + packed_batch(a.batch_key, a.adapters)
-              << static_cast<std::int64_t>(d.placements.size());
-      for (const auto& p : d.placements) {
-        command << p.unit.ref.unit << static_cast<std::int64_t>(place_of(p.owner)) << p.unit.nonce
-                << assigned_data(p.owner, p.unit.reason) << packed_drops(p.unit.drop_from_host, p.unit.drop_from_slots);
-      }
-    }
-    auto reply = co_await impl->call(std::move(command), deadline);
-    if (!reply) co_return reply.error();
-    const auto done = flags_of(*reply);
-    out.insert(out.end(), done.begin(), done.end());
-    std::vector<std::string_view> entries;
-    for (std::size_t i = 0; i < batch.size() && i < reply->elements.size(); ++i) {
-      if (reply->elements[i].integer < 0)
-        strays.push_back(stray(batch[i].admission));
-      else
-        entries.push_back(batch[i].admission.entry_id);
-    }
-    impl->seen_to(entries, deadline);
-  }
-  if (!strays.empty()) {
-    if (auto told = co_await reject(epoch, strays, deadline); !told) co_return told.error();
-  }
-  co_return out;
-}
-
 asio::awaitable<Result<std::vector<bool>>> Client::revoke(std::int64_t epoch, std::span<const Attempt> units,
                                                           Deadline deadline) {
   const auto impl = impl_;
@@ -172,7 +117,7 @@ asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadlin
     }
   }
   int touched = 0;
-  // Also with nothing due: the first call after a restart of Redis starts the workers' grace.
+  // Called even if nothing is due: the first call after a restart of Redis starts the grace of the leases.
   std::size_t begin = 0;
   do {
     const std::size_t end = std::min(items.size(), begin + kBatch);
@@ -197,7 +142,7 @@ asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(Deadline deadl
   auto sets = co_await impl->call(fcall_ro("open", 4) << keys.units() << keys.delayed() << keys.lease() << keys.open(),
                                   deadline);
   if (!sets) co_return sets.error();
-  if (sets->elements.size() != 4) co_return internal_error("[queue] ditfleet_v1_open did not answer with four lists");
+  if (sets->elements.size() != 4) co_return internal_error("[queue] `open` did not answer with four lists");
   const auto scores_of = [](const redis::Reply& flat) {
     std::map<std::string_view, std::int64_t> scores;
     for (std::size_t i = 0; i + 1 < flat.elements.size(); i += 2)
@@ -223,7 +168,7 @@ asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(Deadline deadl
     of_job[view.ref.job].push_back(out.size());
     out.push_back(std::move(view));
   }
-  // The rest is the jobs'.
+  // Adds what the units share with their job.
   std::vector<std::string> jobs;
   const auto& open = sets->elements[3].elements;
   for (std::size_t i = 0; i + 1 < open.size(); i += 2) {
@@ -244,7 +189,7 @@ asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(Deadline deadl
       view.deadline_ms = job.deadline_ms;
     }
   }
-  // Specs may be long: a page of them at a time. One whose job ended since is gone, and so will be its units.
+  // Specs may be long: a page at a time. A job that has ended in between has none.
   for (std::size_t begin = 0; begin < jobs.size(); begin += kBatch) {
     const std::size_t end = std::min(jobs.size(), begin + kBatch);
     redis::Command read("HMGET");

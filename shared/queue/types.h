@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "shared/core/error.h"
@@ -19,7 +20,7 @@ struct UnitRef {
   auto operator<=>(const UnitRef&) const = default;
 };
 
-// The right to act on a unit: who was assigned it, under which nonce. Stale ones are refused.
+// The right to act on a unit: Redis refuses calls under another nonce than the assignment's.
 struct Attempt {
   UnitRef ref;
   std::string nonce;
@@ -32,16 +33,15 @@ struct Submission {
   std::string idempotency_key;      // empty: none
   std::string traceparent;          // W3C; empty: none
   std::int64_t deadline_ms = 0;     // absolute; 0: none
-  std::int64_t deadline_in_ms = 0;  // instead: from now on, by Redis' clock and not by this host's; 0: none
+  std::int64_t deadline_in_ms = 0;  // instead of deadline_ms: relative to Redis' clock; 0: none
 };
 
 struct SubmitOutcome {
   std::string id;
-  bool existed = false;  // the idempotency key had been used with this very body
+  bool existed = false;  // the idempotency key or the id was used with the same body before
 };
 
-// An intake entry as the scheduler reads it. Entries of `submit` name a stored job; entries of a plain
-// XADD carry the spec themselves and have id "x-<entry>" unless they chose one.
+// An intake entry as the scheduler reads it. An entry of a plain XADD has the id "x-<entry>" unless it chose one.
 struct IntakeEntry {
   std::string entry_id;
   std::string id;
@@ -52,7 +52,7 @@ struct IntakeEntry {
   std::int64_t created_ms = 0;
   std::int64_t deadline_ms = 0;
   bool raw = false;     // came by XADD
-  std::string problem;  // not empty: the entry itself is bad (no spec field, odd id …) and must be rejected
+  std::string problem;  // why the entry must be rejected (no spec field, invalid id …); empty: it is valid
 };
 
 struct Admission {
@@ -60,11 +60,11 @@ struct Admission {
   int units = 1;
   std::string spec;  // complete
   std::string class_key, batch_key;
-  std::vector<std::string> adapters = {};  // that its units need
-  std::int64_t cost_us = 0;                // predicted, of one unit
+  std::vector<std::string> adapters = {};  // needed by its units
+  std::int64_t cost_us = 0;                // predicted, per unit
   int priority = 0;
   std::int64_t deadline_ms = 0;
-  // Only of raw entries, which `admit` turns into jobs:
+  // Of raw entries only:
   bool raw = false;
   std::string tenant, idempotency_key, traceparent;
 };
@@ -76,12 +76,12 @@ struct Rejection {
   std::string tenant, spec, traceparent;
 };
 
-// A ready, delayed, assigned or running unit as the scheduler needs it to decide and to rebuild itself.
+// A ready, delayed, assigned or running unit, for the scheduler.
 struct UnitView {
   UnitRef ref;
   job::State state = job::State::kReady;
   std::string tenant, class_key, batch_key, model;
-  std::vector<std::string> adapters;  // that it needs
+  std::vector<std::string> adapters;  // needed by it
   std::int64_t cost_us = 0, created_ms = 0, ready_ms = 0, deadline_ms = 0, lease_until_ms = 0, not_before_ms = 0;
   int priority = 0, attempt = 0, crashes = 0;
   std::string owner, nonce;  // while assigned or running; owner is "<worker>:<boot>"
@@ -90,19 +90,9 @@ struct UnitView {
 struct AssignRequest {
   UnitRef ref;
   std::string nonce;
-  std::string reason;  // why this worker, for the `assigned` event and `ditfleet explain`; short
-  // Adapters that the worker does best to drop if it needs room for this unit's, in this order.
+  std::string reason;  // why this worker, in a few words, for the `assigned` event and `ditfleet explain`
+  // Adapters to evict, in this order, if the worker needs memory or slots for this unit's.
   std::vector<std::string> drop_from_host = {}, drop_from_slots = {};
-};
-
-// An admission whose units have workers already, at least one of them; the others become ready.
-struct Dispatch {
-  struct Placement {
-    std::string owner;
-    AssignRequest unit;  // of the admission's job
-  };
-  Admission admission;  // not of a raw entry
-  std::vector<Placement> placements;
 };
 
 // One message in a worker's mailbox.
@@ -116,7 +106,7 @@ struct MailboxEntry {
   std::string spec, class_key, batch_key, tenant, traceparent;
   int attempt = 0;
   std::int64_t deadline_ms = 0;
-  std::int64_t created_ms = 0, assigned_ms = 0;  // Redis' time: of the job, and of this message; 0: not known
+  std::int64_t created_ms = 0, assigned_ms = 0;              // of the job, of this message; 0: unknown
   std::vector<std::string> drop_from_host, drop_from_slots;  // as in AssignRequest
 };
 
@@ -127,7 +117,7 @@ struct Renewal {
 
 enum class RenewOutcome { kOk, kLost, kCancelRequested };
 
-// What a finished unit leaves behind; `manifest` is the result store's JSON (results/store.h).
+// The outcome of a finished unit. `manifest` is JSON of results/store.h.
 struct Completion {
   Attempt attempt;
   std::string manifest;
@@ -139,14 +129,14 @@ struct Failure {
   Attempt attempt;
   Error error;
   bool retryable = false;
-  bool crash = false;  // the process or device died, as opposed to an error that was caught
+  bool crash = false;  // the process or device failed; false: the worker caught an error
 };
 
 struct Event {
-  std::string id;  // the event stream's entry id: the SSE id
+  std::string id;  // its entry's id in the stream, which is the SSE id
   std::string job;
   std::string type;  // queued ready assigned started step preview succeeded failed canceled expired rejected …
-  int unit = -1;     // -1: of the job as a whole
+  int unit = -1;     // -1: of the job
   std::int64_t at_ms = 0;
   std::map<std::string, std::string> fields;  // step, total, worker, nonce, attempt, code, message, preview key …
 };
@@ -171,12 +161,23 @@ struct JobRecord {
   std::vector<UnitRecord> unit_records;  // empty until admitted
 };
 
+// How much work a shard has.
+struct Depth {
+  std::size_t queued_jobs = 0;    // in the intake
+  std::size_t admitted_jobs = 0;  // that have not ended
+  std::size_t ready_units = 0;    // that wait for a worker; without units in their back-off
+  std::int64_t time_us = 0;       // Redis' clock when it was read, in microseconds
+};
+
 struct JobPage {
   std::vector<JobRecord> jobs;  // newest first, without unit records
   std::string next_cursor;      // empty: the last page
 };
 
-// Heartbeat of one worker incarnation; how the registry, the router and GET /v1/workers see it.
+// The worker's name in an owner "<name>:<boot>".
+inline std::string_view worker_name(std::string_view owner) { return owner.substr(0, owner.find(':')); }
+
+// The heartbeat of one run of a worker.
 struct WorkerInfo {
   std::string name, boot;
   std::string host;
@@ -184,19 +185,21 @@ struct WorkerInfo {
   std::string state = "starting";  // starting ready draining
   std::string device, device_name, precision;
   std::vector<std::string> models, warm_classes;
-  // LoRA adapters. A worker without slots takes no unit that needs one.
+  // LoRA adapters. A worker without slots runs no unit that needs one.
   int adapter_slots = 0;
-  std::vector<std::string> adapters;          // in slots: a unit that needs only these waits for nothing
-  std::vector<std::string> host_adapters;     // in host memory, a copy away from a slot; may name those in slots too
-  std::int64_t host_adapter_bytes = 0;        // room for adapters in host memory in all
-  std::int64_t adapter_load_bytes_per_s = 0;  // from their source, as measured; 0: not yet
-  std::int64_t adapter_swap_us = 0;           // from host memory to a slot, as measured; 0: not yet
-  int capacity = 2;                           // units it takes at once, the running one included
-  std::int64_t heartbeat_ms = 0;              // set by Redis
-  std::int64_t unheard_ms = 0;                // since then, by Redis' clock, when it was read
+  std::vector<std::string> adapters;          // in slots
+  std::vector<std::string> host_adapters;     // in host memory; may also be in slots
+  std::int64_t host_adapter_bytes = 0;        // capacity for adapters in host memory
+  std::int64_t adapter_load_bytes_per_s = 0;  // measured, from their source; 0: not yet
+  std::int64_t adapter_swap_us = 0;           // measured, from host memory to a slot; 0: not yet
+  int capacity = 2;                           // units it holds at the same time, the running one included
+  std::int64_t heartbeat_ms = 0;              // of the latest heartbeat, by Redis' clock
+  std::int64_t unheard_ms = 0;                // since the latest heartbeat, when it was read
   std::int64_t started_ms = 0;
   std::string version;
-  std::vector<UnitRef> units;  // what it holds now
+  std::vector<UnitRef> units;  // that it holds
+  // Of the jobs in `units` that Redis still has: whose they are. Only if Client::workers was asked for it.
+  std::map<std::string, std::string> tenants;
   std::string owner() const { return name + ":" + boot; }
 };
 

@@ -1,4 +1,4 @@
-// Client: what workers do.
+// Client: the calls of workers.
 #include <algorithm>
 #include <random>
 
@@ -18,8 +18,9 @@ int jitter_permille() {
 }
 
 Error not_held(const Attempt& attempt) {
-  return Error{Code::kConflict, "[queue] unit " + attempt.ref.job + ":" + std::to_string(attempt.ref.unit) +
-                                    " is not held under this nonce any more: revoked, canceled or lapsed"};
+  return Error{Code::kConflict,
+               "[queue] unit " + attempt.ref.job + ":" + std::to_string(attempt.ref.unit) +
+                   " is no longer held under this nonce: it was revoked or canceled, or its lease lapsed"};
 }
 
 }  // namespace
@@ -72,31 +73,15 @@ asio::awaitable<Result<void>> Client::acknowledge(const std::string& owner, std:
 }
 
 asio::awaitable<Result<void>> Client::start(const Attempt& attempt, Deadline deadline) {
-  auto many = co_await start_many(std::span(&attempt, 1), deadline);
-  if (!many) co_return many.error();
-  co_return std::move(many->front());
-}
-
-asio::awaitable<Result<std::vector<Result<void>>>> Client::start_many(std::span<const Attempt> attempts,
-                                                                      Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
-  std::vector<Result<void>> out;
-  while (!attempts.empty()) {
-    const auto batch = attempts.first(std::min(attempts.size(), kBatch));
-    attempts = attempts.subspan(batch.size());
-    redis::Command command = fcall("start", 4);
-    command << keys.lease() << keys.units() << keys.last() << keys.events();
-    command << impl->options_.lease_ms;
-    for (const Attempt& a : batch) command << a.ref.job << a.ref.unit << a.nonce;
-    auto reply = co_await impl->call(std::move(command), deadline);
-    if (!reply) co_return reply.error();
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      const bool ok = i < reply->elements.size() && reply->elements[i].integer == 1;
-      out.push_back(ok ? Result<void>() : Result<void>(not_held(batch[i])));
-    }
-  }
-  co_return out;
+  auto reply = co_await impl->call(fcall("start", 4) << keys.lease() << keys.units() << keys.last() << keys.events()
+                                                     << impl->options_.lease_ms << attempt.ref.job << attempt.ref.unit
+                                                     << attempt.nonce,
+                                   deadline);
+  if (!reply) co_return reply.error();
+  if (reply->integer != 1) co_return not_held(attempt);
+  co_return Result<void>();
 }
 
 asio::awaitable<Result<std::vector<RenewOutcome>>> Client::renew(std::span<const Renewal> renewals, Deadline deadline) {
@@ -111,9 +96,9 @@ asio::awaitable<Result<std::vector<RenewOutcome>>> Client::renew(std::span<const
     command << impl->options_.lease_ms;
     for (const Renewal& r : batch) {
       command << r.attempt.ref.job << r.attempt.ref.unit << r.attempt.nonce;
-      // A step is an event once; a slow step's further renewals only keep the lease.
-      const auto told = impl->last_steps_.find(r.attempt.nonce);
-      if (r.step > 0 && (told == impl->last_steps_.end() || told->second < r.step)) {
+      // Each step is reported once; further renewals only extend the lease.
+      const auto reported = impl->last_steps_.find(r.attempt.nonce);
+      if (r.step > 0 && (reported == impl->last_steps_.end() || reported->second < r.step)) {
         command << "step " + std::to_string(r.attempt.ref.unit) + " {\"step\":" + std::to_string(r.step) +
                        ",\"total\":" + std::to_string(r.total_steps) + "}";
       } else {
@@ -151,40 +136,22 @@ asio::awaitable<Result<void>> Client::emit(const Attempt& attempt, const std::st
 }
 
 asio::awaitable<Result<void>> Client::complete(const Completion& completion, Deadline deadline) {
-  auto many = co_await complete_many(std::span(&completion, 1), deadline);
-  if (!many) co_return many.error();
-  co_return std::move(many->front());
-}
-
-asio::awaitable<Result<std::vector<Result<void>>>> Client::complete_many(std::span<const Completion> completions,
-                                                                         Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
-  std::vector<Result<void>> out;
-  while (!completions.empty()) {
-    const auto batch = completions.first(std::min(completions.size(), kBatch));
-    completions = completions.subspan(batch.size());
-    redis::Command command = fcall("complete", 7 + batch.size());
-    command << keys.lease() << keys.deadline() << keys.units() << keys.open() << keys.specs() << keys.last()
-            << keys.events();
-    for (const Completion& c : batch) command << keys.job(c.attempt.ref.job);
-    for (const Completion& c : batch) {
-      json::object phases;
-      for (const auto& [name, us] : c.phases_us) phases[name] = us;
-      json::array warnings;
-      for (const std::string& warning : c.warnings) warnings.emplace_back(warning);
-      command << c.attempt.ref.job << c.attempt.ref.unit << c.attempt.nonce << c.manifest << json::serialize(phases)
-              << (c.warnings.empty() ? std::string() : json::serialize(warnings));
-    }
-    auto reply = co_await impl->call(std::move(command), deadline);
-    if (!reply) co_return reply.error();
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      impl->last_steps_.erase(batch[i].attempt.nonce);
-      const bool ok = i < reply->elements.size() && reply->elements[i].integer == 1;
-      out.push_back(ok ? Result<void>() : Result<void>(not_held(batch[i].attempt)));
-    }
-  }
-  co_return out;
+  const Attempt& attempt = completion.attempt;
+  json::object phases;
+  for (const auto& [name, us] : completion.phases_us) phases[name] = us;
+  const json::array warnings(completion.warnings.begin(), completion.warnings.end());
+  redis::Command command = fcall("complete", 8);
+  command << keys.lease() << keys.deadline() << keys.units() << keys.open() << keys.specs() << keys.last()
+          << keys.events() << keys.job(attempt.ref.job);
+  command << attempt.ref.job << attempt.ref.unit << attempt.nonce << completion.manifest << json::serialize(phases)
+          << (warnings.empty() ? std::string() : json::serialize(warnings));
+  auto reply = co_await impl->call(std::move(command), deadline);
+  if (!reply) co_return reply.error();
+  impl->last_steps_.erase(attempt.nonce);
+  if (reply->integer != 1) co_return not_held(attempt);
+  co_return Result<void>();
 }
 
 asio::awaitable<Result<void>> Client::fail(const Failure& failure, Deadline deadline) {
@@ -218,7 +185,7 @@ asio::awaitable<Result<void>> Client::hand_back(std::span<const Attempt> attempt
   }
   auto reply = co_await impl->call(std::move(command), deadline);
   if (!reply) co_return reply.error();
-  // A unit that was taken away meanwhile needs no handing back: what the caller wants holds already.
+  // A unit that is no longer held needs no handing back.
   co_return Result<void>();
 }
 

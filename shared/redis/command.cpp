@@ -17,7 +17,7 @@ void append_header(std::string& out, char kind, std::size_t value) {
 
 }  // namespace
 
-// redisFormatCommandArgv wants all arguments at once, in arrays of pointers; this appends in place.
+// Appends in place; redisFormatCommandArgv needs arrays of pointers to all arguments.
 Command& Command::operator<<(std::string_view argument) {
   append_header(body_, '$', argument.size());
   body_.append(argument).append("\r\n");

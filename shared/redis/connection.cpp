@@ -1,4 +1,4 @@
-// The shell: performs what the Session decides. All waiting is here, all deciding there.
+// Performs the steps of a Session.
 #include "shared/redis/connection.h"
 
 #include <spdlog/spdlog.h>
@@ -26,7 +26,7 @@ double random_fraction() {
   return std::uniform_real_distribution<double>(0, 1)(engine);
 }
 
-// One execute(): its timer is both its deadline and its alarm clock.
+// One execute(): its timer is its deadline, and is canceled when the replies are there.
 struct Waiter {
   Waiter(const asio::any_io_executor& executor, Deadline deadline) : timer(executor, deadline.time_point()) {}
   asio::steady_timer timer;
@@ -36,7 +36,7 @@ struct Waiter {
 
 }  // namespace
 
-// Shared with its handlers, so that the Connection may go while they are pending.
+// Shared with its handlers, which may outlive the Connection.
 class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
  public:
   Impl(asio::any_io_executor executor, ConnectionOptions options)
@@ -77,7 +77,8 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
     Error error = session_.abandon(*submitted);
     const auto cancellation = co_await asio::this_coro::cancellation_state;
     if (cancellation.cancelled() != asio::cancellation_type::none) {
-      error = Error{Code::kCanceled, "[redis] the caller was canceled"};
+      error = {
+          .code = Code::kCanceled, .message = "[redis] the caller was canceled", .source = Source::kRedisConnection};
     } else if (session_.looks_dead() && transport_) {
       transport_->close();  // its read ends, and run() reconnects
     }
@@ -100,14 +101,14 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
         case Step::Do::kRead: {
           flush();
           const auto [error, size] = co_await transport_->read_some(asio::buffer(*buffer_));
-          step = error ? lost(error.message()) : session_.received({buffer_->data(), size});
+          step = error ? lost(error) : session_.received({buffer_->data(), size});
           if (greeting_ && session_.ready()) {
             greeting_ = false;
             greeting_limit_.cancel();
           }
           break;
         }
-        case Step::Do::kClose: step = lost(session_.close_reason().message); break;
+        case Step::Do::kClose: step = lost(); break;
         case Step::Do::kWait: {
           alarm_.expires_after(step.wait);
           error_code ignored;
@@ -127,7 +128,7 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
     transport_ = Transport::create(executor_, options_.endpoint);
     ++epoch_;
     writing_ = false;
-    // Covers the greeting too: a peer that accepts and then says nothing is not a connection.
+    // Covers the greeting too: the peer may accept and then send nothing.
     greeting_ = true;
     greeting_limit_.expires_after(options_.connect_timeout);
     greeting_limit_.async_wait([self = shared_from_this(), epoch = epoch_](error_code error) {
@@ -142,22 +143,23 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
         timed_out ? "no answer within " + std::to_string(options_.connect_timeout.count()) + " ms" : error.message());
   }
 
-  Step lost(const std::string& why) {
+  // `error` is the socket's; none if the session asked to close it.
+  Step lost(const error_code& error = {}) {
     transport_->close();
     greeting_limit_.cancel();
     const bool was_ready = session_.ready();
-    const Step step = session_.disconnected(why);
+    const Step step = error ? session_.disconnected(error.message()) : session_.closed();
     if (was_ready && step.what != Step::Do::kEnd) spdlog::warn("{}", session_.close_reason().message);
     return step;
   }
 
-  // One write at a time; what is submitted meanwhile goes out together with the next.
+  // One write at a time; requests submitted in the meantime go out together with the next.
   void flush() {
     if (writing_ || !transport_ || !session_.has_output()) return;
     writing_ = true;
     writing_bytes_ = session_.take_output(std::move(writing_bytes_));
     transport_->write(asio::buffer(writing_bytes_), [self = shared_from_this(), epoch = epoch_](error_code error) {
-      if (epoch != self->epoch_) return;  // of a connection before this one
+      if (epoch != self->epoch_) return;  // of an earlier connection
       self->writing_ = false;
       if (error) {
         self->transport_->close();  // the pending read ends and reports it
@@ -183,7 +185,7 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
 
   bool started_ = false;
   std::unique_ptr<Transport> transport_;
-  std::uint64_t epoch_ = 0;  // counts transports: late handlers of an old one are told by it
+  std::uint64_t epoch_ = 0;  // counts transports: identifies late handlers of an earlier one
   bool greeting_ = false;
   bool writing_ = false;
   std::string writing_bytes_;

@@ -1,5 +1,4 @@
-// A Redis connection on Asio with hiredis as protocol formatter and reader (RESP2): pipelined, with
-// deadlines, reconnecting with back-off.
+// A Redis connection on Asio with hiredis as parser (RESP2): pipelined, with deadlines, reconnecting with back-off.
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
@@ -62,25 +61,25 @@ class Connection : public std::enable_shared_from_this<Connection> {
   static std::shared_ptr<Connection> create(asio::any_io_executor executor, ConnectionOptions options);
   ~Connection();
 
-  // Connects and keeps reconnecting until stop(). Commands given before the first connect wait for it
-  // within their deadline.
+  // Connects, and reconnects until stop(). Commands before the first connection wait for it until their deadline.
   void start();
   void stop();
   bool connected() const;
-  // Grows with every established connection: a caller that sees another number than before re-reads.
+  // Increases with every established connection: a caller that sees it change must read its state again.
   std::uint64_t generation() const;
   asio::any_io_executor executor() const;
   const ConnectionOptions& options() const;
 
-  // Sends and waits for the reply. A server error reply is an Error: kUnavailable for LOADING, MASTERDOWN,
-  // READONLY, CLUSTERDOWN; kResourceExhausted for OOM; kPermissionDenied for NOAUTH, NOPERM, WRONGPASS;
-  // kInternal with Redis' text otherwise. Lost connection: kUnavailable (the command may have run: nothing
-  // is sent twice). Deadline: kDeadlineExceeded, the reply is dropped when it comes.
+  // Sends the command and waits for the reply. Calls do not wait for each other; Redis runs their commands in order.
+  // An error reply becomes an Error with source kRedis: kUnavailable for LOADING, MASTERDOWN, READONLY, CLUSTERDOWN;
+  // kResourceExhausted for OOM; kPermissionDenied for NOAUTH, NOPERM, WRONGPASS; else kInternal.
+  // kUnavailable with source kRedisConnection: no connection, or lost (the command may have run and is not sent again).
+  // kDeadlineExceeded: a late reply is dropped.
   asio::awaitable<Result<Reply>> execute(Command command, Deadline deadline);
   // Pipelined in one write; the i-th result belongs to the i-th command.
   asio::awaitable<std::vector<Result<Reply>>> execute_all(std::vector<Command> commands, Deadline deadline);
 
-  // For pub/sub connections: replies that answer no command (messages) go here. Set before start().
+  // Receives the messages of subscriptions. Set it before start().
   void on_push(std::function<void(Reply)> handler);
 
  private:

@@ -64,7 +64,7 @@ Result<Endpoint> Endpoint::parse(std::string_view url) {
   } else if (scheme == "unix") {
     local = true;
   } else if (scheme != "redis") {
-    // What stands before "://" may be anything, a password too.
+    // The text before "://" may contain a password.
     const bool plain = std::all_of(scheme.begin(), scheme.end(),
                                    [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); });
     return invalid_argument("[redis] the URL's scheme is " +
@@ -72,7 +72,7 @@ Result<Endpoint> Endpoint::parse(std::string_view url) {
                             "; it takes redis://, rediss:// or unix://");
   }
   std::string_view rest = url.substr(scheme_end + 3);
-  // Else the rest of a password would be taken for a database, and told.
+  // Otherwise the rest of a password would become the database and appear in a message.
   if (const auto cut = rest.find_first_of(local ? "?" : "/?");
       cut != std::string_view::npos && rest.find('@', cut) != std::string_view::npos) {
     return invalid_argument(
@@ -89,7 +89,7 @@ Result<Endpoint> Endpoint::parse(std::string_view url) {
     if (!db) return db.error();
     endpoint.db = *db;
   }
-  // The last @ before the path: a password may hold one of its own.
+  // The last @ before the path: a password may contain one.
   const auto at = rest.rfind('@', local ? std::string_view::npos : rest.find('/'));
   if (at != std::string_view::npos && (!local || !rest.starts_with('/'))) {
     const std::string_view login = rest.substr(0, at);

@@ -1,4 +1,4 @@
-// Where a Redis is, as a URL says it. A library of its own (ditfleet_redis_endpoint): who only checks a URL needs no
+// The address of a Redis as a URL. A library of its own (ditfleet_redis_endpoint), because checking a URL needs no
 // connection.
 #pragma once
 
@@ -17,13 +17,13 @@ struct Endpoint {
   int port = 6379;
   int db = 0;
   std::string user, password;
-  std::string tls_ca_file;  // empty: the system's
+  std::string tls_ca_file;  // empty: the system's certificates
   bool tls_verify = true;
 
-  // kInvalidArgument says which part is wrong. The message never repeats a password.
+  // kInvalidArgument names the part that is wrong. The message never contains a password.
   static Result<Endpoint> parse(std::string_view url);
   std::string display() const;  // without credentials
-  std::string url() const;      // what parse() reads back, whatever path and password hold; TLS' files are not in it
+  std::string url() const;      // parse() reads it back; without the TLS files
 };
 
 }  // namespace ditfleet::redis

@@ -8,7 +8,7 @@
 namespace ditfleet::redis {
 namespace {
 
-// hiredis builds replies through these: straight into a Reply, whose elements an array allocates at once.
+// hiredis calls these to build a Reply in place. An array allocates its elements at once.
 Reply* place(const redisReadTask* task) {
   if (task->parent == nullptr) return new Reply;
   auto* parent = static_cast<Reply*>(task->parent->obj);
@@ -40,15 +40,13 @@ void* create_integer(const redisReadTask* task, long long value) {
 
 void* create_nil(const redisReadTask* task) { return place(task); }
 
-// hiredis frees roots only: elements live inside them.
+// hiredis frees only roots, which own their elements.
 void free_object(void* reply) { delete static_cast<Reply*>(reply); }
 
 redisReplyObjectFunctions kFunctions = {create_string, create_array, create_integer, create_nil, free_object};
 
-constexpr std::string_view kOurs = "[redis] ";
-
-// What the first word of an error's text stands for; null: none of these.
-const Code* code_of(std::string_view text) {
+// The code for the first word of an error reply.
+Code code_of(std::string_view word) {
   static constexpr std::array<std::pair<std::string_view, Code>, 16> kCodes = {{
       {"LOADING", Code::kUnavailable},
       {"MASTERDOWN", Code::kUnavailable},
@@ -67,18 +65,17 @@ const Code* code_of(std::string_view text) {
       {"NOTFOUND", Code::kNotFound},
       {"BADARG", Code::kInvalidArgument},
   }};
-  const std::string_view word = text.substr(0, text.find(' '));
-  for (const auto& [prefix, code] : kCodes) {
-    if (word == prefix) return &code;
+  for (const auto& [known, code] : kCodes) {
+    if (word == known) return code;
   }
-  return nullptr;
+  return Code::kInternal;
 }
 
 }  // namespace
 
 ReplyReader::ReplyReader() : reader_(redisReaderCreateWithFunctions(&kFunctions)) {
-  reader_->maxbuf =
-      256 * 1024;  // an empty buffer is kept up to this; at the default of 16 KB each larger reply allocates anew
+  // Keeps an empty buffer up to this size. With the default of 16 KB each larger reply allocates again.
+  reader_->maxbuf = 256 * 1024;
 }
 ReplyReader::~ReplyReader() { redisReaderFree(reader_); }
 
@@ -87,7 +84,7 @@ void ReplyReader::feed(std::string_view bytes) { redisReaderFeed(reader_, bytes.
 Result<std::optional<Reply>> ReplyReader::next() {
   void* raw = nullptr;
   if (redisReaderGetReply(reader_, &raw) != REDIS_OK) {
-    return Error{Code::kDataCorrupt, std::string("[redis] what came is not RESP2: ") + reader_->errstr +
+    return Error{Code::kDataCorrupt, std::string("[redis] the reply is not RESP2: ") + reader_->errstr +
                                          "; is this a Redis, and TLS on both sides or neither?"};
   }
   if (raw == nullptr) return std::optional<Reply>();
@@ -96,13 +93,12 @@ Result<std::optional<Reply>> ReplyReader::next() {
 }
 
 Error error_of_reply(std::string_view text) {
-  const Code* code = code_of(text);
-  return Error{code != nullptr ? *code : Code::kInternal, std::string(kOurs) + std::string(text)};
-}
-
-bool is_refusal(const Error& error) {
-  const std::string_view text = error.message;
-  return text.starts_with(kOurs) && code_of(text.substr(kOurs.size())) != nullptr;
+  const bool no_function = text == "ERR Function not found";  // Redis has no word of its own for it
+  const std::string_view word = no_function ? "NOFUNCTION" : text.substr(0, text.find(' '));
+  return {.code = code_of(word),
+          .message = "[redis] " + std::string(text),
+          .source = Source::kRedis,
+          .kind = std::string(word)};
 }
 
 }  // namespace ditfleet::redis

@@ -1,4 +1,4 @@
-// Bytes from Redis → Reply values, by hiredis' incremental RESP2 parser.
+// Parses bytes from Redis into Reply values with hiredis' incremental RESP2 parser.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@ struct redisReader;
 
 namespace ditfleet::redis {
 
-// Not thread safe. One per established connection: a parser that saw a protocol error stays broken.
+// Not thread safe. Use one per established connection: after a protocol error the parser stays broken.
 class ReplyReader {
  public:
   ReplyReader();
@@ -19,22 +19,18 @@ class ReplyReader {
   ReplyReader(const ReplyReader&) = delete;
   ReplyReader& operator=(const ReplyReader&) = delete;
 
-  // Feed at most 64 KiB at a time: the parser's buffer handling is quadratic in what is fed at once.
+  // Feed at most 64 KiB at a time: the parser's time is quadratic in the size of a feed.
   void feed(std::string_view bytes);
-  // The next whole reply; nothing when more bytes are needed. kDataCorrupt: not RESP2.
+  // The next complete reply; nothing if more bytes are needed. kDataCorrupt: not RESP2.
   Result<std::optional<Reply>> next();
 
  private:
   redisReader* reader_;
 };
 
-// The Error that a server's error text ("WRONGTYPE Operation against …") stands for; see
-// Connection::execute. Errors of DiTFleet's own Functions: EPOCH, CONFLICT → kConflict; NOTFOUND →
-// kNotFound; BADARG → kInvalidArgument.
+// The Error for an error reply of the server ("WRONGTYPE Operation against …"), with source kRedis and its kind.
+// Connection::execute lists the codes. DiTFleet's own Functions answer EPOCH, CONFLICT (kConflict), NOTFOUND
+// (kNotFound) and BADARG (kInvalidArgument).
 Error error_of_reply(std::string_view text);
-// Whether that is where the error comes from, by one of the words that Redis or a Function of ours begins with: it was
-// answered, and what was asked for was not done. False, too, for a connection that broke: what became of it is not
-// known.
-bool is_refusal(const Error& error);
 
 }  // namespace ditfleet::redis

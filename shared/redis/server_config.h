@@ -1,5 +1,4 @@
-// The redis.conf of a Redis that DiTFleet starts itself (`ditfleet up`, benches, tests). The memory and
-// rewrite settings are measured ones; README.md says what each buys.
+// The redis.conf of a Redis that DiTFleet starts (`ditfleet up`, benches, tests). README.md explains the settings.
 #pragma once
 
 #include <cstdint>

@@ -4,11 +4,18 @@
 #include <utility>
 
 namespace ditfleet::redis {
+namespace {
+
+Error no_answer(Code code, std::string message) {
+  return {.code = code, .message = std::move(message), .source = Source::kRedisConnection};
+}
+
+}  // namespace
 
 Session::Session(const ConnectionOptions& options, std::function<double()> jitter)
     : options_(options),
       jitter_(std::move(jitter)),
-      last_error_(unavailable("[redis] not connected to " + options.endpoint.display() + " yet")) {}
+      last_error_(no_answer(Code::kUnavailable, "[redis] not connected to " + options.endpoint.display() + " yet")) {}
 
 Step Session::start() {
   if (phase_ == Phase::kStopped) return {Step::Do::kEnd};
@@ -16,8 +23,7 @@ Step Session::start() {
   return {Step::Do::kConnect};
 }
 
-// AUTH and SELECT as configured, then PING: a Redis that is still loading its file answers it with LOADING,
-// which must not pass for a connection.
+// AUTH and SELECT as configured, then PING, which a Redis that is still loading its file answers with LOADING.
 std::string Session::greeting() {
   std::string out;
   greetings_left_ = 0;
@@ -47,20 +53,20 @@ Step Session::connected() {
 
 Step Session::connect_failed(const std::string& why) {
   if (phase_ == Phase::kStopped) return {Step::Do::kEnd};
-  last_error_ = unavailable("[redis] cannot connect to " + options_.endpoint.display() + ": " + why);
+  last_error_ = no_answer(Code::kUnavailable, "[redis] cannot connect to " + options_.endpoint.display() + ": " + why);
   return retry_later();
 }
 
 Step Session::retry_later() {
-  // Before the very first connection callers wait: the service may be starting beside its Redis. Later,
-  // or when Redis refuses the log-in, they are told at once.
+  // Before the first connection callers wait: Redis may still be starting. Later, or if Redis refuses the log-in, their
+  // requests fail.
   if (generation_ > 0 || last_error_.code == Code::kPermissionDenied) fail(waiting_, last_error_);
   phase_ = Phase::kWaiting;
   out_.clear();
   auto delay = options_.backoff_first * (1u << std::min(failures_, 16));
   delay = std::min<std::chrono::milliseconds>(delay, options_.backoff_max);
   ++failures_;
-  // Between half and all of it: many clients of one Redis must not come back in step.
+  // Between half and all of it, so that many clients do not reconnect at the same time.
   const auto jittered =
       std::chrono::milliseconds(static_cast<long>(static_cast<double>(delay.count()) * (0.5 + 0.5 * jitter_())));
   return {Step::Do::kWait, jittered};
@@ -100,8 +106,7 @@ Step Session::received(std::string_view bytes) {
   for (;;) {
     auto next = reader_->next();
     if (!next) {
-      last_error_ = next.error();
-      last_error_.code = Code::kUnavailable;
+      last_error_ = no_answer(Code::kUnavailable, next.error().message);
       return {Step::Do::kClose};
     }
     if (!next->has_value()) return {Step::Do::kRead};
@@ -135,13 +140,17 @@ void Session::take_reply(Reply reply) {
 
 Step Session::disconnected(const std::string& why) {
   if (phase_ == Phase::kStopped) return {Step::Do::kEnd};
-  if (why != last_error_.message) {
-    last_error_ = unavailable("[redis] lost the connection to " + options_.endpoint.display() + ": " + why);
-  }
-  // What was written may have run: say so rather than send it twice.
-  fail(in_flight_, last_error_.code == Code::kPermissionDenied ? last_error_ : unavailable(last_error_.message));
+  last_error_ =
+      no_answer(Code::kUnavailable, "[redis] lost the connection to " + options_.endpoint.display() + ": " + why);
+  return closed();
+}
+
+Step Session::closed() {
+  if (phase_ == Phase::kStopped) return {Step::Do::kEnd};
+  // Sent requests are not sent again: they may have run.
+  fail(in_flight_, last_error_);
   const bool was_ready = phase_ == Phase::kReady;
-  if (was_ready) {  // the first try comes at once; only failures back off
+  if (was_ready) {  // reconnects at once; only failures back off
     out_.clear();
     phase_ = Phase::kWaiting;
     return {Step::Do::kWait, std::chrono::milliseconds(0)};
@@ -151,7 +160,7 @@ Step Session::disconnected(const std::string& why) {
 
 Step Session::stop() {
   phase_ = Phase::kStopped;
-  last_error_ = unavailable("[redis] the connection was stopped");
+  last_error_ = no_answer(Code::kUnavailable, "[redis] the connection was stopped");
   fail(in_flight_, last_error_);
   fail(waiting_, last_error_);
   out_.clear();
@@ -171,8 +180,9 @@ void Session::fail(std::deque<Request>& requests, const Error& error) {
 Result<Session::Id> Session::submit(const std::vector<Command>& commands) {
   if (phase_ == Phase::kStopped) return last_error_;
   if (out_.size() + waiting_bytes_ > options_.max_pending_bytes) {
-    return unavailable("[redis] " + std::to_string(out_.size() + waiting_bytes_) + " bytes wait to be sent to " +
-                       options_.endpoint.display() + "; Redis is too slow or away");
+    return no_answer(Code::kUnavailable, "[redis] " + std::to_string(out_.size() + waiting_bytes_) +
+                                             " bytes wait to be sent to " + options_.endpoint.display() +
+                                             "; Redis is too slow or down");
   }
   Request request;
   request.id = next_id_++;
@@ -195,17 +205,19 @@ Error Session::abandon(Id id) {
   if (const auto it = std::find_if(waiting_.begin(), waiting_.end(), same); it != waiting_.end()) {
     waiting_bytes_ -= it->wire.size();
     waiting_.erase(it);
-    return unavailable(last_error_.message);
+    Error error = last_error_;
+    error.code = Code::kUnavailable;
+    return error;
   }
   if (const auto it = std::find_if(in_flight_.begin(), in_flight_.end(), same); it != in_flight_.end()) {
     it->abandoned = true;
     ++silent_timeouts_;
   }
-  return Error{Code::kDeadlineExceeded, "[redis] no reply from " + options_.endpoint.display() + " in time"};
+  return no_answer(Code::kDeadlineExceeded, "[redis] no reply from " + options_.endpoint.display() + " in time");
 }
 
 std::string Session::take_output(std::string spare) {
-  constexpr std::size_t kWorthKeeping = 1 << 20;  // a larger one was for once
+  constexpr std::size_t kWorthKeeping = 1 << 20;
   if (spare.capacity() > kWorthKeeping) spare = {};
   spare.clear();
   return std::exchange(out_, std::move(spare));

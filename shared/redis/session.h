@@ -1,6 +1,5 @@
-// What a Redis connection decides, without a socket or a clock: (state, what happened) → what to do next.
-// The shell around it (connection.cpp) only performs. So reconnecting, pipelining, lost replies and
-// failing log-ins are tested by plain calls.
+// The state machine of a Redis connection, without a socket or a clock: (state, event) → next step. connection.cpp
+// performs the steps.
 #pragma once
 
 #include <chrono>
@@ -18,14 +17,14 @@
 
 namespace ditfleet::redis {
 
-// What the shell does next; afterwards it reports back by the function named in the comment.
+// What the shell does next. Afterwards it calls the function named in the comment.
 struct Step {
   enum class Do {
     kConnect,  // open the socket: connected() or connect_failed()
     kRead,     // write take_output(), wait for bytes: received() or disconnected()
-    kClose,    // close the socket, then disconnected(close_reason())
+    kClose,    // close the socket, then closed(): close_reason() says why
     kWait,     // sleep for `wait`: waited()
-    kEnd,      // stopped: close what is open, do nothing more
+    kEnd,      // stopped: close the socket
   };
   Do what = Do::kEnd;
   std::chrono::milliseconds wait{0};
@@ -47,21 +46,21 @@ class Session {
   Step connect_failed(const std::string& why);
   Step received(std::string_view bytes);
   Step disconnected(const std::string& why);
+  Step closed();
   Step waited();
   Step stop();
   const Error& close_reason() const { return last_error_; }
 
-  // Ready: its bytes join take_output(). Not ready: it waits, before the first connection for as long as
-  // its caller does, later until one attempt to reconnect has failed. kUnavailable: stopped, or too many
-  // bytes wait.
+  // Ready: the bytes join take_output(). Otherwise the request waits: before the first connection as long as its caller
+  // does, later until an attempt to reconnect fails. kUnavailable: stopped, or too many bytes wait.
   Result<Id> submit(const std::vector<Command>& commands);
-  // The caller gave up (deadline). Error for it: kDeadlineExceeded, or why there is no connection if it was
-  // never sent. Its replies are dropped when they come.
+  // The caller's deadline has passed. Returns its error: kDeadlineExceeded, or why there is no connection if the
+  // request was never sent. Late replies are dropped.
   Error abandon(Id id);
-  // True after several requests in a row were given up and not one byte came: the peer is gone silently.
+  // True after several abandoned requests in a row without a byte received: the peer is gone.
   bool looks_dead() const { return silent_timeouts_ >= kSilentTimeouts; }
 
-  // The bytes to write. `spare`: a string that is written already, whose memory the next ones may use.
+  // The bytes to write. `spare`: a string whose memory may be reused.
   std::string take_output(std::string spare = {});
   bool has_output() const { return !out_.empty(); }
   std::vector<Done> take_done();
@@ -101,7 +100,7 @@ class Session {
   std::vector<Reply> pushes_;
   bool pushes_wanted_ = false;
   int greetings_left_ = 0;
-  int failures_ = 0;  // in a row, for the back-off
+  int failures_ = 0;  // in a row
   int silent_timeouts_ = 0;
   Id next_id_ = 1;
   std::uint64_t generation_ = 0;

@@ -19,8 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// As long as a blob in Redis outlives its job's record (redis_store.h).
-constexpr std::int64_t kGraceMs = 600'000;
 constexpr std::int64_t kMaxPreviewBytes = 64 << 20;
 
 std::string extension_of(const std::string& media_type) {
@@ -31,13 +29,12 @@ std::string extension_of(const std::string& media_type) {
 }
 
 // "results/3f/<name>"
-std::string relative_path(const char* kind, const queue::Attempt& attempt, const std::string& last) {
-  return std::string(kind) + "/" + sha256_hex(attempt.ref.job).substr(0, 2) + "/" + attempt.ref.job + "." +
-         std::to_string(attempt.ref.unit) + "." + attempt.nonce + "." + last;
+std::string relative_path(const char* kind, const ResultKey& result, const std::string& last) {
+  return std::string(kind) + "/" + sha256_hex(result.job).substr(0, 2) + "/" + result.job + "." +
+         std::to_string(result.unit) + "." + result.nonce + "." + last;
 }
 
-// Only paths of the form that relative_path makes: three parts, none of them special. A manifest comes
-// from Redis and must not be able to name a file elsewhere.
+// Whether relative_path() could have made the path. A manifest comes from Redis and must not name a file elsewhere.
 bool is_own_path(std::string_view path, std::string_view kind) {
   if (!path.starts_with(kind) || path.size() < kind.size() + 5 || path[kind.size()] != '/') return false;
   const auto rest = path.substr(kind.size() + 1);
@@ -53,7 +50,7 @@ Result<void> write_whole(const std::string& path, std::string_view bytes) {
   fs::create_directories(folder, error);
   if (error) return unavailable("cannot create the folder '" + folder + "': " + error.message());
   if (auto written = write_file_atomically(path, bytes); !written) return written;
-  // The rename itself must survive a power cut before a manifest names the file.
+  // The rename must survive a power failure before a manifest names the file.
   const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return unavailable("cannot open the folder '" + folder + "': " + std::strerror(errno));
   const bool synced = ::fsync(fd) == 0;
@@ -62,10 +59,10 @@ Result<void> write_whole(const std::string& path, std::string_view bytes) {
   return {};
 }
 
-// `limit`: a larger file is not read at all.
+// kDataCorrupt: the file is larger than `limit`.
 Result<std::string> read_whole(const std::string& path, std::int64_t limit) {
-  const int fd = ::open(
-      path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);  // nonblocking: a FIFO must not hold up the thread
+  // Nonblocking: opening a FIFO would block the thread.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) {
     const int e = errno;
     if (e == ENOENT)
@@ -118,14 +115,13 @@ int sweep(const std::string& dir, std::chrono::milliseconds age) {
 struct FileStore::Impl {
   std::string dir;
   std::chrono::milliseconds result_age, preview_age;
-  // Touched on the disk thread only; null once the store is closing. Declared before the thread, which
-  // must end first.
+  // Used on the disk thread only; null once the store is closing. The thread must end before it is destroyed.
   std::unique_ptr<asio::steady_timer> next_sweep;
   NamedThread disk{"results-disk"};
 
   std::string path(const std::string& relative) const { return dir + "/" + relative; }
 
-  // Sweeps now and again every quarter of the shorter age.
+  // Sweeps now and then every quarter of the shorter age.
   void keep_sweeping() {
     const int removed = sweep(dir + "/results", result_age) + sweep(dir + "/previews", preview_age);
     if (removed > 0) spdlog::info("removed {} expired files from the results folder '{}'", removed, dir);
@@ -152,7 +148,7 @@ Result<std::shared_ptr<Store>> FileStore::open(const StoreOptions& options) {
   }
   auto impl = std::make_unique<Impl>();
   impl->dir = fs::absolute(options.dir);
-  impl->result_age = std::chrono::milliseconds(options.retention_ms + kGraceMs);
+  impl->result_age = std::chrono::milliseconds(options.retention_ms + kExtraRetentionMs);
   impl->preview_age = std::chrono::milliseconds(options.preview_ms);
   asio::post(impl->disk.executor(), [impl = impl.get()] {
     impl->next_sweep = std::make_unique<asio::steady_timer>(impl->disk.executor());
@@ -164,18 +160,18 @@ Result<std::shared_ptr<Store>> FileStore::open(const StoreOptions& options) {
 FileStore::FileStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 FileStore::~FileStore() {
-  // What was accepted is still written; only the sweeps end here.
+  // Accepted writes are still performed; only the sweeps end here.
   asio::post(impl_->disk.executor(), [impl = impl_.get()] { impl->next_sweep.reset(); });
 }
 
-asio::awaitable<Result<Manifest>> FileStore::put(const queue::Attempt& attempt, std::string bytes,
-                                                 std::string media_type, Deadline deadline) {
-  if (auto named = check_names(attempt); !named) co_return named.error();
-  std::function<Result<Manifest>()> work = [attempt, dir = impl_->dir, bytes = std::move(bytes),
+asio::awaitable<Result<Manifest>> FileStore::put(const ResultKey& result, std::string bytes, std::string media_type,
+                                                 Deadline deadline) {
+  if (auto named = check_names(result); !named) co_return named.error();
+  std::function<Result<Manifest>()> work = [result, dir = impl_->dir, bytes = std::move(bytes),
                                             media_type]() -> Result<Manifest> {
-    Manifest manifest = describe(attempt, bytes, media_type);
+    Manifest manifest = describe(result, bytes, media_type);
     manifest.backend = "file";
-    manifest.key = relative_path("results", attempt, extension_of(media_type));
+    manifest.key = relative_path("results", result, extension_of(media_type));
     if (auto written = write_whole(dir + "/" + manifest.key, bytes); !written) return written.error();
     return manifest;
   };
@@ -213,12 +209,12 @@ asio::awaitable<Result<void>> FileStore::remove(const Manifest& manifest, Deadli
   co_return Result<void>();
 }
 
-asio::awaitable<Result<std::string>> FileStore::put_preview(const queue::Attempt& attempt, int index, std::string bytes,
+asio::awaitable<Result<std::string>> FileStore::put_preview(const ResultKey& result, int index, std::string bytes,
                                                             Deadline deadline) {
-  if (auto named = check_names(attempt); !named) co_return named.error();
-  std::function<Result<std::string>()> work = [attempt, index, dir = impl_->dir,
+  if (auto named = check_names(result); !named) co_return named.error();
+  std::function<Result<std::string>()> work = [result, index, dir = impl_->dir,
                                                bytes = std::move(bytes)]() -> Result<std::string> {
-    const std::string key = relative_path("previews", attempt, std::to_string(index));
+    const std::string key = relative_path("previews", result, std::to_string(index));
     if (auto written = write_whole(dir + "/" + key, bytes); !written) return written.error();
     return key;
   };

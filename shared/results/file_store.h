@@ -1,8 +1,8 @@
 // Results as files in a folder that all hosts share:
 //   results/<hh>/<job>.<unit>.<nonce>.<png|jpg|webp|bin>     hh: first byte of SHA-256(job), hexadecimal
 //   previews/<hh>/<job>.<unit>.<nonce>.<index>
-// A file appears whole (temporary file, fsync, rename, fsync of the folder). Files older than their
-// retention are removed by a sweep that every process makes now and then; two sweeping at once are harmless.
+// Files are written atomically (temporary file, fsync, rename, fsync of the folder). Every process sweeps files that
+// are older than their retention; concurrent sweeps are harmless.
 #pragma once
 
 #include <chrono>
@@ -18,11 +18,11 @@ class FileStore final : public Store {
   static Result<std::shared_ptr<Store>> open(const StoreOptions& options);
   ~FileStore() override;
 
-  asio::awaitable<Result<Manifest>> put(const queue::Attempt& attempt, std::string bytes, std::string media_type,
+  asio::awaitable<Result<Manifest>> put(const ResultKey& result, std::string bytes, std::string media_type,
                                         Deadline deadline) override;
   asio::awaitable<Result<std::string>> get(const Manifest& manifest, Deadline deadline) override;
   asio::awaitable<Result<void>> remove(const Manifest& manifest, Deadline deadline) override;
-  asio::awaitable<Result<std::string>> put_preview(const queue::Attempt& attempt, int index, std::string bytes,
+  asio::awaitable<Result<std::string>> put_preview(const ResultKey& result, int index, std::string bytes,
                                                    Deadline deadline) override;
   asio::awaitable<Result<std::string>> get_preview(const std::string& key, Deadline deadline) override;
 
@@ -32,8 +32,8 @@ class FileStore final : public Store {
   std::unique_ptr<Impl> impl_;
 };
 
-// Removes regular files under `dir` (two levels, as above) whose last change is older than `age`; returns
-// how many. Never follows a link. Blocks.
+// Removes regular files under `dir` (two levels, as above) that were last changed longer than `age` ago and returns how
+// many. Never follows a link. Blocks.
 int sweep(const std::string& dir, std::chrono::milliseconds age);
 
 }  // namespace ditfleet::results

@@ -17,8 +17,8 @@ std::size_t chunk_count(std::int64_t bytes) {
   return std::max<std::size_t>(1, (static_cast<std::size_t>(bytes) + kChunkBytes - 1) / kChunkBytes);
 }
 
-std::string attempt_part(const queue::Attempt& attempt) {
-  return attempt.ref.job + ":" + std::to_string(attempt.ref.unit) + ":" + attempt.nonce;
+std::string key_part(const ResultKey& result) {
+  return result.job + ":" + std::to_string(result.unit) + ":" + result.nonce;
 }
 
 Error gone(const std::string& what) {
@@ -37,7 +37,7 @@ RedisStore::RedisStore(const StoreOptions& options, std::shared_ptr<redis::Conne
 asio::awaitable<Result<void>> RedisStore::write(std::string key, std::string_view bytes, std::int64_t expiry_ms,
                                                 Deadline deadline) {
   const std::size_t chunks = chunk_count(static_cast<std::int64_t>(bytes.size()));
-  // The first chunk last: whoever sees it can read the whole.
+  // Chunk 0 is written last: a reader that finds it finds all of them.
   for (std::size_t i = chunks; i-- > 0;) {
     redis::Command command("SET");
     command << chunk_key(key, i) << bytes.substr(i * kChunkBytes, kChunkBytes) << "PX" << expiry_ms;
@@ -60,13 +60,13 @@ asio::awaitable<Result<std::optional<std::string>>> RedisStore::read_chunk(const
   co_return std::optional<std::string>(std::move(reply->text));
 }
 
-asio::awaitable<Result<Manifest>> RedisStore::put(const queue::Attempt& attempt, std::string bytes,
-                                                  std::string media_type, Deadline deadline) {
-  if (auto named = check_names(attempt); !named) co_return named.error();
-  Manifest manifest = describe(attempt, bytes, std::move(media_type));
+asio::awaitable<Result<Manifest>> RedisStore::put(const ResultKey& result, std::string bytes, std::string media_type,
+                                                  Deadline deadline) {
+  if (auto named = check_names(result); !named) co_return named.error();
+  Manifest manifest = describe(result, bytes, std::move(media_type));
   manifest.backend = "redis";
-  manifest.key = blob_prefix_ + attempt_part(attempt);
-  auto written = co_await write(manifest.key, bytes, retention_ms_ + kBlobGraceMs, deadline);
+  manifest.key = blob_prefix_ + key_part(result);
+  auto written = co_await write(manifest.key, bytes, retention_ms_ + kExtraRetentionMs, deadline);
   if (!written) co_return written.error();
   co_return manifest;
 }
@@ -100,10 +100,10 @@ asio::awaitable<Result<void>> RedisStore::remove(const Manifest& manifest, Deadl
   co_return Result<void>();
 }
 
-asio::awaitable<Result<std::string>> RedisStore::put_preview(const queue::Attempt& attempt, int index,
-                                                             std::string bytes, Deadline deadline) {
-  if (auto named = check_names(attempt); !named) co_return named.error();
-  const std::string key = preview_prefix_ + attempt_part(attempt) + ":" + std::to_string(index);
+asio::awaitable<Result<std::string>> RedisStore::put_preview(const ResultKey& result, int index, std::string bytes,
+                                                             Deadline deadline) {
+  if (auto named = check_names(result); !named) co_return named.error();
+  const std::string key = preview_prefix_ + key_part(result) + ":" + std::to_string(index);
   auto written = co_await write(key, bytes, preview_ms_, deadline);
   if (!written) co_return written.error();
   co_return key;
@@ -114,7 +114,7 @@ asio::awaitable<Result<std::string>> RedisStore::get_preview(const std::string& 
     co_return invalid_argument("'" + key + "' is not a preview's key (" + preview_prefix_ + "…)");
   }
   std::string bytes;
-  // No manifest tells the size: a chunk that is not full is the last.
+  // Without a manifest the size is unknown: the first chunk that is not full is the last.
   for (std::size_t i = 0;; ++i) {
     auto chunk = co_await read_chunk(key, i, deadline);
     if (!chunk) co_return chunk.error();

@@ -1,7 +1,7 @@
-// Results as Redis strings, in chunks of 1 MiB so that no single command stalls the server:
+// Results as Redis strings, in chunks of 1 MiB: a longer command would stall the server.
 //   df:{s}:blob:<job>:<unit>:<nonce>[:<k>]               chunk 0 has no suffix
 //   df:{s}:preview:<job>:<unit>:<nonce>:<index>[:<k>]
-// All expire by themselves.
+// All of them expire.
 #pragma once
 
 #include <memory>
@@ -13,19 +13,15 @@ namespace ditfleet::results {
 
 inline constexpr std::size_t kChunkBytes = 1u << 20;
 
-// A result outlives its job's record by this much: the record's retention counts from the end of the
-// job's last unit, the blob's from the storing of one unit.
-inline constexpr std::int64_t kBlobGraceMs = 600'000;
-
 class RedisStore final : public Store {
  public:
   RedisStore(const StoreOptions& options, std::shared_ptr<redis::Connection> connection);
 
-  asio::awaitable<Result<Manifest>> put(const queue::Attempt& attempt, std::string bytes, std::string media_type,
+  asio::awaitable<Result<Manifest>> put(const ResultKey& result, std::string bytes, std::string media_type,
                                         Deadline deadline) override;
   asio::awaitable<Result<std::string>> get(const Manifest& manifest, Deadline deadline) override;
   asio::awaitable<Result<void>> remove(const Manifest& manifest, Deadline deadline) override;
-  asio::awaitable<Result<std::string>> put_preview(const queue::Attempt& attempt, int index, std::string bytes,
+  asio::awaitable<Result<std::string>> put_preview(const ResultKey& result, int index, std::string bytes,
                                                    Deadline deadline) override;
   asio::awaitable<Result<std::string>> get_preview(const std::string& key, Deadline deadline) override;
 

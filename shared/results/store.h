@@ -1,6 +1,6 @@
-// Where finished pictures and previews live. Bytes are written under the attempt's nonce first; the
-// manifest that names them is what makes them the outcome, created if absent by queue::Client::complete
-// (Redis backend and file backend alike: a manifest is small, so it lives with the unit in Redis).
+// Stores finished images and previews. A worker stores the bytes first, under the nonce of its attempt. The manifest
+// that names them makes them the unit's outcome: queue::Client::complete stores it with the unit in Redis, whatever the
+// backend of the bytes.
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -11,7 +11,6 @@
 
 #include "shared/core/deadline.h"
 #include "shared/core/result.h"
-#include "shared/queue/types.h"
 
 namespace ditfleet::redis {
 class Connection;
@@ -21,7 +20,14 @@ namespace ditfleet::results {
 
 namespace asio = boost::asio;
 
-// What a manifest says (JSON: backend, key, media_type, bytes, sha256, width, height, seed, nonce).
+// Names what one attempt at one unit stores. Two attempts never share bytes.
+struct ResultKey {
+  std::string job;
+  int unit = 0;
+  std::string nonce;  // of the attempt
+};
+
+// Where a result is and what it is (JSON: backend, key, media_type, bytes, sha256, width, height, seed, nonce).
 struct Manifest {
   std::string backend;  // "redis" or "file"
   std::string key;      // Redis key, or path relative to the store's folder
@@ -30,32 +36,37 @@ struct Manifest {
   std::string sha256;  // of the bytes, hexadecimal
   int width = 0, height = 0;
   std::int64_t seed = 0;
-  std::string nonce;  // of the attempt that made it
+  std::string nonce;  // of the attempt that stored it
 
   std::string to_json() const;
   static Result<Manifest> parse(std::string_view json_text);
 };
 
-// Threads: from the connection's executor. The file backend does its disk work on a thread of its own.
+// Threads: from the connection's executor. The file backend uses the disk on a thread of its own.
 class Store {
  public:
   virtual ~Store() = default;
-  // Stores under (job, unit, nonce); nothing points to it yet. Fills backend, key, bytes, sha256, nonce.
-  virtual asio::awaitable<Result<Manifest>> put(const queue::Attempt& attempt, std::string bytes,
-                                                std::string media_type, Deadline deadline) = 0;
-  // Reads and verifies size and SHA-256. kNotFound: expired or removed; kDataCorrupt: not what was stored.
+  // Fills in the manifest's backend, key, media_type, bytes, sha256 and nonce. kInvalidArgument: the job or the nonce
+  // is no valid id.
+  virtual asio::awaitable<Result<Manifest>> put(const ResultKey& result, std::string bytes, std::string media_type,
+                                                Deadline deadline) = 0;
+  // Verifies size and SHA-256. kNotFound: expired or removed. kDataCorrupt: other bytes than were stored.
   virtual asio::awaitable<Result<std::string>> get(const Manifest& manifest, Deadline deadline) = 0;
-  // Removes what an attempt that lost has stored. Not an error if absent.
+  // Removes the bytes of an attempt that lost. Ok also if they are gone.
   virtual asio::awaitable<Result<void>> remove(const Manifest& manifest, Deadline deadline) = 0;
-  // A preview (small, overwritten never, expires soon); returns the key that an event carries.
-  virtual asio::awaitable<Result<std::string>> put_preview(const queue::Attempt& attempt, int index, std::string bytes,
+  // Stores a preview, which expires after StoreOptions::preview_ms. Returns the key for the `preview` event.
+  virtual asio::awaitable<Result<std::string>> put_preview(const ResultKey& result, int index, std::string bytes,
                                                            Deadline deadline) = 0;
   virtual asio::awaitable<Result<std::string>> get_preview(const std::string& key, Deadline deadline) = 0;
 };
 
+// Bytes are kept this much longer than the retention: the retention of a job's record counts from the end of its last
+// unit, that of bytes from their own storing.
+inline constexpr std::int64_t kExtraRetentionMs = 600'000;
+
 struct StoreOptions {
   std::string backend = "redis";  // redis | file
-  std::string dir;                // file: shared by all hosts
+  std::string dir;                // of the file backend; shared by all hosts
   int shard = 0;
   std::int64_t retention_ms = 3'600'000;
   std::int64_t preview_ms = 600'000;

@@ -19,17 +19,17 @@ Result<void> verify(const Manifest& manifest, std::string_view bytes) {
   return {};
 }
 
-Manifest describe(const queue::Attempt& attempt, std::string_view bytes, std::string media_type) {
+Manifest describe(const ResultKey& result, std::string_view bytes, std::string media_type) {
   Manifest manifest;
   manifest.media_type = std::move(media_type);
   manifest.bytes = static_cast<std::int64_t>(bytes.size());
   manifest.sha256 = sha256_hex(bytes);
-  manifest.nonce = attempt.nonce;
+  manifest.nonce = result.nonce;
   return manifest;
 }
 
-Result<void> check_names(const queue::Attempt& attempt) {
-  if (!is_valid_id(attempt.ref.job) || !is_valid_id(attempt.nonce) || attempt.ref.unit < 0) {
+Result<void> check_names(const ResultKey& result) {
+  if (!is_valid_id(result.job) || !is_valid_id(result.nonce) || result.unit < 0) {
     return invalid_argument(
         "a result needs a job id and a nonce of 1 to 64 letters, digits, '.', '_' or '-', and a unit from 0");
   }

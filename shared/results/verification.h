@@ -1,4 +1,4 @@
-// The check every backend makes before it hands bytes out: they are what the manifest says was stored.
+// Checks that every backend makes before it stores or returns bytes.
 #pragma once
 
 #include <string_view>
@@ -10,11 +10,11 @@ namespace ditfleet::results {
 // kDataCorrupt when size or SHA-256 differ from the manifest's. Takes about 3 ms a MiB.
 Result<void> verify(const Manifest& manifest, std::string_view bytes);
 
-// What a manifest says of `bytes` before anything else is known: size and SHA-256.
-Manifest describe(const queue::Attempt& attempt, std::string_view bytes, std::string media_type);
+// A manifest with media type, nonce, and size and SHA-256 of `bytes`.
+Manifest describe(const ResultKey& result, std::string_view bytes, std::string media_type);
 
-// kInvalidArgument unless the attempt's job id and nonce are such that they may stand in a key or a file
-// name (letters, digits, '.', '_', '-') and the unit is not negative.
-Result<void> check_names(const queue::Attempt& attempt);
+// kInvalidArgument unless job and nonce are valid in a key and a file name (letters, digits, '.', '_', '-') and the
+// unit is not negative.
+Result<void> check_names(const ResultKey& result);
 
 }  // namespace ditfleet::results

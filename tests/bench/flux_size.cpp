@@ -64,7 +64,7 @@ pipeline::FluxSlots random_slots(const pipeline::FluxConfig& c, std::int64_t ada
     wide.bias = slot.bias;
     return wide;
   };
-  const pipeline::Room one{adapter_rank}, three{3 * adapter_rank, false, 3}, before{adapter_rank, true};
+  const pipeline::Room one{adapter_rank}, three{3 * adapter_rank}, before{adapter_rank, true};
   const std::int64_t d = c.width();
   const auto embedder = [&](std::int64_t in) { return pipeline::EmbedderSlots{linear(in, d), linear(d, d)}; };
   const auto stream = [&] {

@@ -1,5 +1,4 @@
-// What the benches on a GPU share: a transformer of FLUX.1-dev's size with random weights, a request's inputs, rows of
-// the result tables.
+// Shared by the GPU benches: a transformer of FLUX.1-dev's size with random weights, the inputs of a request, CSV rows.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,16 +26,16 @@ extern std::map<std::string, std::string> flags;  // --mode --cache --layers DOU
 extern std::string scenario;
 extern c10::Device gpu;
 
-// One row of a result table on stdout: date, revision, machine, versions, system, scenario, metric, value, unit.
+// Prints a CSV row: date, revision, machine, versions, system, scenario, metric, value, unit.
 void row(const std::string& metric, double value, const char* unit, const std::string& in = scenario);
 
 pipeline::FluxConfig config();
-// Weights of N(0, 0.02²), as the peer's script draws them; norms are 1. With room for adapters of this rank.
+// Weights from N(0, 0.02²), like those of the peer's script; norms are 1. Reserves columns for adapters of this rank.
 pipeline::FluxSlots random_slots(const pipeline::FluxConfig& config, std::int64_t adapter_rank = 0);
-std::shared_ptr<kernel_cache::KernelCache> open_cache();  // in --cache; null: none
+std::shared_ptr<kernel_cache::KernelCache> open_cache();  // at --cache; null if empty
 region::CompileOptions options();
 
-// One request's inputs at a size in pixels.
+// Inputs of one request; the size is in pixels.
 struct Inputs {
   Inputs(const pipeline::FluxTransformer& flux, int height, int width, std::int64_t batch, int steps = kSteps);
   at::Tensor latents, text, pooled, rope, timesteps;
@@ -44,13 +43,13 @@ struct Inputs {
 
 double since(std::chrono::steady_clock::time_point start);  // seconds
 void finish();                                              // waits for the GPU
-double first_s(const std::function<void()>& step);          // one run, waited for
+double first_s(const std::function<void()>& step);          // seconds of one run, including the wait for the GPU
 double median(std::vector<double> values);
-// Median of single steps, from the host's side of a waited step.
+// Median seconds of single steps, each including the wait for the GPU.
 double steady_s(const std::function<void()>& step, int rounds);
 
-// Runs one of the scenarios as the command line says; its exit status. Does not return to main(): CUDA's libraries may
-// be gone before their handles are destroyed.
+// Runs the scenario that the command line names and exits. Does not return to main(), because CUDA's libraries may be
+// unloaded before their handles are destroyed.
 [[noreturn]] void run(int argc, char** argv, const std::map<std::string, void (*)()>& scenarios);
 
 }  // namespace ditfleet::bench

@@ -1,24 +1,25 @@
 #!/usr/bin/env bash
-# Figures on one NVIDIA H200, with the peer in the same run; appends to results/, the log beside the figures.
+# Takes figures on one NVIDIA H200, with the peer in the same run. Appends rows to results/NAME_h200.csv and the output
+# of every command to BUILD_DIR/NAME_h200.log.
 #
-#   tests/bench/gpu.sh regions [BUILD_DIR]      (default: build)   compiled FLUX blocks; about 5 minutes
-#   tests/bench/gpu.sh lora [BUILD_DIR]         adapters in slots: steps, swaps, 50 adapters at random; about 5 minutes
+#   tests/bench/gpu.sh regions [BUILD_DIR]      compiled FLUX blocks; about 5 minutes (BUILD_DIR: build)
+#   tests/bench/gpu.sh lora [BUILD_DIR]         adapters in slots: steps, swaps, 50 random adapters; about 5 minutes
 #
-#   DITFLEET_BENCH_RESULTS   the folder that is appended to (tests/bench/results)
-#   DITFLEET_BENCH_PEER=0    without the peer
-#   DITFLEET_BENCH_PYTHON    a Python with torch and diffusers for the peer (python3; without them BUILD_DIR/bench-venv is made)
-#   DITFLEET_BENCH_REVISION  what the rows call this revision (git's name for it)
+#   DITFLEET_BENCH_RESULTS   folder of the CSVs (default: tests/bench/results)
+#   DITFLEET_BENCH_PEER=0    skip the peer
+#   DITFLEET_BENCH_PYTHON    Python with torch and diffusers for the peer (default: python3, or BUILD_DIR/bench-venv)
+#   DITFLEET_BENCH_REVISION  revision in the rows (default: git describe)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 what=${1:-}
-case $what in regions | lora) ;; *) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
+case $what in regions | lora) ;; *) sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
 build=$(cd "${2:-$top/build}" && pwd)
 results=${DITFLEET_BENCH_RESULTS:-$here/results}
 mkdir -p "$results"
-csv=$results/${what}_h200.csv log=$results/${what}_h200.log
+csv=$results/${what}_h200.csv log=$build/${what}_h200.log
 bench=$build/tests/${what}_gpu_bench
-[ -x "$bench" ] || { echo "gpu.sh: there is no $bench; build the target ${what}_gpu_bench first" >&2; exit 1; }
+[ -x "$bench" ] || { echo "gpu.sh: $bench does not exist; build the target ${what}_gpu_bench first" >&2; exit 1; }
 name=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1) || true
 [ -n "$name" ] || { echo "gpu.sh: nvidia-smi finds no GPU" >&2; exit 1; }
 
@@ -29,10 +30,11 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 { echo; date -u; echo "$machine, revision $revision"; nvidia-smi --query-gpu=clocks.max.sm,power.limit,temperature.gpu,memory.total --format=csv; } >> "$log"
 
-# run COMMAND…: its rows into the table, all it says into the log and here.
+# run COMMAND…: appends its rows to the CSV and all of its output to the log.
 run() {
   echo "\$ ${*##*/}" >> "$log"
-  timeout 200 "$@" --revision "$revision" --machine "$machine" > "$work/out" 2> "$work/err" || echo "gpu.sh: exit status $? from ${*##*/}" | tee -a "$log" >&2
+  timeout 200 "$@" --revision "$revision" --machine "$machine" > "$work/out" 2> "$work/err" ||
+    echo "gpu.sh: exit status $? from ${*##*/}" | tee -a "$log" >&2
   cat "$work/out" "$work/err" >> "$log"
   grep -E '^[0-9]{4}-[0-9-]+T[0-9:]+Z,' "$work/out" | tee -a "$csv" || true
 }
@@ -42,13 +44,15 @@ peer_python() {
   if ! "$python" -c 'import torch, diffusers' 2>/dev/null; then
     python=$build/bench-venv/bin/python
     [ -x "$python" ] || python3 -m venv "$build/bench-venv"
-    "$python" -c 'import torch, diffusers' 2>/dev/null || "$build/bench-venv/bin/pip" -q install torch==2.11.0 diffusers==0.42.1 transformers accelerate >&2
+    "$python" -c 'import torch, diffusers' 2>/dev/null ||
+      "$build/bench-venv/bin/pip" -q install torch==2.11.0 diffusers==0.42.1 transformers accelerate >&2
   fi
   echo "$python"
 }
 
 if [ "$what" = lora ]; then
-  "$bench" step --layers 1,1 --cache "$work/cache" > /dev/null 2>> "$log" || true  # brings the libraries into memory and the programs into the cache
+  # Warm-up: loads the libraries and fills the kernel cache.
+  "$bench" step --layers 1,1 --cache "$work/cache" > /dev/null 2>> "$log" || true
   for i in 1 2; do
     run "$bench" step --cache "$work/cache"
     run "$bench" swap --cache "$work/cache"
@@ -57,11 +61,11 @@ if [ "$what" = lora ]; then
   exit
 fi
 
-# First runs that do not count: after it the libraries' files are in memory, as on a machine that has served before.
+# Warm-up: brings the libraries' files into memory, as on a machine that has served before.
 for scenario in cold warm; do "$bench" "$scenario" --layers 1,1 > /dev/null 2>> "$log" || true; done
 for i in 1 2 3; do run "$bench" cold --cache "$work/cold$i"; done
-for i in 1 2; do run "$bench" shared_cache --cache "$work/cold1"; done  # what another process has compiled
-# The clock and the power while a warm step runs: what a power limit takes.
+for i in 1 2; do run "$bench" shared_cache --cache "$work/cold1"; done  # with programs of another process
+# Samples clock and power during warm steps, to show the power limit.
 nvidia-smi --query-gpu=clocks.sm,power.draw --format=csv,noheader,nounits -lms 250 > "$work/clocks" &
 sampler=$!
 run "$bench" warm --cache "$work/cold1"
@@ -78,7 +82,7 @@ if [ "${DITFLEET_BENCH_PEER:-1}" != 0 ]; then
 fi
 run "$bench" warm --cache "$work/cold2" --mode reduce-overhead
 run "$bench" warm --cache "$work/cold3" --mode max-autotune
-run "$bench" warm --cache "$work/cold1"  # where another process has seen all sizes before
+run "$bench" warm --cache "$work/cold1"  # another process has seen all sizes
 run "$bench" numerics --cache "$work/cold1"
 run "$bench" vae --cache "$work/cold1"
 [ "${DITFLEET_BENCH_PEER:-1}" = 0 ] || run "$python" "$here/peers/vae_diffusers.py"

@@ -1,5 +1,5 @@
-// Adapters on a GPU at FLUX.1-dev's size with random weights, bf16, 1024², 512 text tokens: what a step with one costs,
-// what a swap costs and whether it hides behind the job before, and 50 adapters drawn at random. gpu.sh runs them all.
+// Measures adapters on a GPU at FLUX.1-dev's size with random weights, bf16, 1024×1024, 512 text tokens: the cost of a
+// step with an adapter, of a swap, of a swap hidden behind the previous job, and of 50 random adapters. gpu.sh runs it.
 //
 //   lora_gpu_bench SCENARIO [--mode MODE] [--cache DIR] [--layers DOUBLE,SINGLE] [--revision TEXT] [--machine TEXT]
 //
@@ -50,7 +50,7 @@ class Bench {
     fs::remove_all(folder_, ignored);
   }
 
-  // PEFT's names and shapes, for the linears that `wanted` accepts.
+  // Writes an adapter file with PEFT's names and shapes for the linears that `wanted` accepts.
   std::string write(const std::string& name, std::int64_t rank, const std::function<bool(const std::string&)>& wanted) {
     auto slots = flux->slots();
     std::vector<at::Tensor> values;
@@ -80,14 +80,14 @@ class Bench {
     return flux->adapted(std::move(slots));
   }
 
-  // A job as the engine's encode() leaves it.
+  // A job after encoding, as the engine's encode() returns it.
   struct Job {
     FluxTransformer flux;
     pipeline::ModulationTable modulation;
   };
 
-  // What is done for a job while the one before runs, on a thread and a stream of its own: its adapter, if it has one,
-  // comes to a slot, its columns are planned, its modulation is computed.
+  // Prepares a job while the previous one runs, on its own thread and stream: copies its adapter, if any, to a slot,
+  // plans its columns and computes its modulation.
   std::future<Job> encode(const std::optional<pipeline::LoraRequest>& request) {
     return std::async(std::launch::async, [this, request] {
       pipeline::StageScope scope(gpu);
@@ -100,7 +100,7 @@ class Bench {
   }
   Job job(const std::optional<pipeline::LoraRequest>& request) { return encode(request).get(); }
 
-  // From the moment the GPU is free for it to its last step's end.
+  // Seconds from the moment the GPU is free for the job to the end of its last step.
   double job_s(const Job& job) {
     return first_s([&] {
       job.flux.load_adapters();
@@ -108,7 +108,7 @@ class Bench {
     });
   }
 
-  // Into a slot alone.
+  // Seconds to copy an adapter to a slot.
   std::future<void> prefetch(const pipeline::LoraRequest& request) {
     return std::async(std::launch::async, [this, request] {
       pipeline::StageScope scope(gpu);
@@ -147,15 +147,16 @@ void step() {
     runs.erase(runs.begin());
     times.push_back(median(runs));
   };
-  for (int round = 0; round < 22; ++round) {  // in turns, so that a chip that gets warm slows all alike
+  for (int round = 0; round < 22; ++round) {  // alternating, so that a warming chip slows all variants alike
     once(*b.flux, base_times);
     once(qkvo, qkvo_times);
     once(all, all_times);
     once(all16, all16_times);
-    if (round == 1)  // those were to warm up
+    if (round == 1)  // round 0 was the warm-up
       for (auto* times : {&base_times, &qkvo_times, &all_times, &all16_times}) times->clear();
   }
-  // To the step without one of the same round: the clock drifts more from round to round than the adapters cost.
+  // Relative to the step without an adapter in the same round. The clock drifts between rounds by more than adapters
+  // cost.
   const auto ratio = [&](const std::vector<double>& times) {
     std::vector<double> ratios;
     for (std::size_t i = 0; i < times.size(); ++i) ratios.push_back(times[i] / base_times[i]);
@@ -175,7 +176,7 @@ void swap() {
   const std::string path = b.write("all16", 16, any);
   row("adapter_bytes", static_cast<double>(fs::file_size(path)), "B");
   const auto named = [&](int i) { return pipeline::LoraRequest{path, 1, "adapter-" + std::to_string(i)}; };
-  constexpr int kAdapters = kSlots + 2;  // so that each comes from host memory again
+  constexpr int kAdapters = kSlots + 2;  // more than the slots, so that each is copied from host memory again
   for (int i = 0; i < kAdapters; ++i) b.prefetch(named(i)).get();
   std::vector<double> idle, busy, same, swapped, resident;
   for (int i = 0; i < 12; ++i) {
@@ -187,7 +188,7 @@ void swap() {
   for (int i = 0; i < 10; ++i) {
     const Bench::Job first = b.job(named(i % kAdapters));
     b.job_s(first);
-    same.push_back(b.job_s(first));  // in place already
+    same.push_back(b.job_s(first));  // resident already
     auto next = std::async(std::launch::async, [&] {
       const auto start = Clock::now();
       b.prefetch(named((i + 1) % kAdapters)).get();
@@ -203,7 +204,7 @@ void swap() {
   row("host_rank16_busy_ms", median(busy) * 1e3, "ms");
   row("added_latency_ms", (median(swapped) - median(same)) * 1e3, "ms");
   row("resident_copies_ms", median(resident) * 1e3, "ms");
-  // From one resident adapter to another: what a first step takes more than one without a change, in turns.
+  // Extra time of the first step after a switch between resident adapters, alternating with steps without a switch.
   const Bench::Job jobs[] = {b.job(named(0)), b.job(named(1))};
   std::vector<double> more;
   for (int i = 0; i < 64; ++i) {
@@ -225,7 +226,7 @@ void cycle() {
   const std::string path = b.write("all16", 16, any);
   const auto named = [&](int i) { return pipeline::LoraRequest{path, 1, "adapter-" + std::to_string(i)}; };
   const auto loading = Clock::now();
-  for (int i = 0; i < 50; ++i) b.prefetch(named(i)).get();  // into host memory
+  for (int i = 0; i < 50; ++i) b.prefetch(named(i)).get();  // to host memory
   row("load_50_adapters_s", since(loading), "s");
   for (int i = 0; i < 3; ++i) {
     b.job_s(b.job({}));
@@ -236,7 +237,7 @@ void cycle() {
   const auto compiles = b.host->counters->counts().compiles;
   double plain = 0, with = 0;
   constexpr int kRounds = 5, kPlain = 12, kWith = 40;
-  // Jobs one after the other, each encoded while the one before runs; the seconds that they take together.
+  // Runs jobs in sequence, each prepared while the previous one runs. Returns the total seconds.
   const auto stream = [&](int jobs, const std::function<std::optional<pipeline::LoraRequest>()>& draw_request) {
     Bench::Job now = b.job(draw_request());
     const auto begun = Clock::now();

@@ -12,11 +12,11 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 build=$(cd "${1:-$top/build}" && pwd)
-bench="$build/bin/ditfleet"
+bench="$build/tests/queue_bench"
 csv=${DITFLEET_BENCH_CSV:-$here/results/queue.csv}
 seconds=${DITFLEET_BENCH_SECONDS:-60}
 repeats=${DITFLEET_BENCH_REPEATS:-3}
-[ -x "$bench" ] || { echo "queue.sh: there is no $bench; build the target ditfleet first" >&2; exit 1; }
+[ -x "$bench" ] || { echo "queue.sh: there is no $bench; build the target queue_bench first" >&2; exit 1; }
 mkdir -p "$(dirname "$csv")"
 
 revision=$(git -C "$top" describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
@@ -29,7 +29,7 @@ row() {  # system scenario metric value unit
   echo "$(date -u +%Y-%m-%dT%H:%M:%SZ),$revision,$machine,-,$1,$2,$3,$4,$5" >> "$csv"
 }
 load() { row machine environment "load_average_$1" "$(cut -d' ' -f1 /proc/loadavg)" processes; }
-ours() { "$bench" bench queue --seconds "$seconds" --csv "$csv" --revision "$revision" --scenario "$1"; }
+ours() { "$bench" --seconds "$seconds" --csv "$csv" --revision "$revision" --scenario "$1"; }
 
 peer_python() {
   local venv=${DITFLEET_BENCH_VENV:-$build/bench-venv}

@@ -1,5 +1,5 @@
-// Compiled regions (cpu_jit) beside eager on a CPU: the chains that fusion makes one kernel of, and a step of a model.
-// Runs alternate, medians count. Prints rows of the benches' long format (tests/bench/README.md).
+// Compares compiled regions (cpu_jit) with eager on a CPU: chains that fusion turns into one kernel, and a step of a
+// model. Runs alternate; prints medians as CSV rows (tests/bench/README.md).
 //
 //   regions_cpu_bench --model DIR [--rounds N] [--threads N] [--revision TEXT] [--machine TEXT]
 #include <ATen/Parallel.h>
@@ -62,7 +62,7 @@ struct Pair {
   double eager = 0, compiled = 0;  // medians, ms
 };
 
-// In turn, after one run of each that does not count.
+// Alternates runs after one warm-up run of each.
 Pair alternate(int rounds, const std::function<void()>& eager, const std::function<void()>& compiled) {
   eager();
   compiled();
@@ -79,7 +79,7 @@ struct Chain {
   region::Region::Recipe recipe;
 };
 
-// The chains of FLUX's blocks between GEMMs and attention, on `width` = heads · head_dim.
+// The chains between GEMMs and attention in FLUX's blocks. `width` = heads · head_dim.
 std::vector<Chain> chains(std::int64_t heads, std::int64_t head_dim) {
   const std::int64_t d = heads * head_dim;
   const Dim batch = Dim::symbol("batch"), tokens = Dim::symbol("tokens");
@@ -125,13 +125,13 @@ std::vector<Chain> chains(std::int64_t heads, std::int64_t head_dim) {
 void bench_chains(const std::string& where, std::int64_t heads, std::int64_t head_dim, std::int64_t tokens,
                   int rounds) {
   for (ElementType type : {ElementType::kF32, ElementType::kBF16}) {
-    double eager = 0, compiled = 0, fused_eager = 0, fused_compiled = 0;  // fused: without GELU, which is one op
+    double eager = 0, compiled = 0, fused_eager = 0, fused_compiled = 0;  // fused_*: without GELU, which is a single op
     for (const Chain& chain : chains(heads, head_dim)) {
       const auto program = pipeline::unwrap(chain.recipe(type));
       const auto inputs = region::testing::random_inputs(program, {{"batch", 1}, {"tokens", tokens}}, 1);
       region::Region made(chain.name, chain.recipe,
                           region::make_region_host({.backend = "cpu_jit", .fullgraph = true}, kCpu, nullptr));
-      std::vector<at::Tensor> outputs;  // kept: eager allocates its own anew
+      std::vector<at::Tensor> outputs;  // reused; eager allocates its own outputs
       const Pair p = alternate(
           rounds, [&] { region::interpret(program, inputs); }, [&] { made.run(inputs, outputs); });
       const std::string scenario = "chain_" + where + "_" + std::string(region::name_of(type)) + "_" + chain.name;
@@ -166,7 +166,7 @@ void bench_step(const std::string& dir, int rounds) {
     const auto eager = pipeline::FluxTransformer::load(dir + "/transformer", placement);
     const auto compiled = pipeline::FluxTransformer::load(dir + "/transformer", placement, shared);
     const auto& config = eager.config();
-    constexpr std::int64_t kText = 32, kRows = 16, kColumns = 16;  // 256² and the demo's prompts
+    constexpr std::int64_t kText = 32, kRows = 16, kColumns = 16;  // 256×256 and the demo's prompt length
     const auto draw = [&](std::vector<std::int64_t> shape) {
       return at::randn(shape, at::TensorOptions(c10::ScalarType::Float)).to(type);
     };

@@ -1,10 +1,10 @@
-// Regions on a GPU at FLUX.1-dev's size with random weights, bf16, 512 text tokens: the times of a first and of a
-// steady step, memory, and numerics beside eager. One scenario a process, since a first step is first but once. gpu.sh
-// runs them all.
+// Measures regions on a GPU at FLUX.1-dev's size with random weights, bf16, 512 text tokens: the first and steady
+// steps, memory, and numerics compared with eager. Runs one scenario per process, because only one step can be the
+// first. gpu.sh runs them all.
 //
 //   regions_gpu_bench SCENARIO [--mode MODE] [--cache DIR] [--layers DOUBLE,SINGLE] [--revision TEXT] [--machine TEXT]
 //
-// SCENARIO: cold | shared_cache (the same two, told apart by what --cache holds) | warm | numerics | vae | profile
+// SCENARIO: cold | shared_cache (the same, with another content of --cache) | warm | numerics | vae | profile
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/linspace.h>
 #include <ATen/ops/randn.h>
@@ -13,9 +13,10 @@
 #include <chrono>
 
 #include "pipeline/device/failure.h"
+#include "pipeline/families/flux/block_programs.h"
 #include "pipeline/families/flux/rope.h"
+#include "pipeline/nn/text/layer_programs.h"
 #include "pipeline/nn/vae/decoder.h"
-#include "pipeline/region/blocks/blocks.h"
 #include "pipeline/region/libraries/driver.h"
 #include "pipeline/region/run/interpreter.h"
 #include "pipeline/region/run/region.h"
@@ -32,7 +33,7 @@ using c10::ScalarType;
 using pipeline::FluxTransformer;
 using region::ElementType;
 
-// Weights resident, then everything to the end of the first step.
+// Times everything from resident weights to the end of the first step.
 void first_forward() {
   const auto c = config();
   auto slots = random_slots(c);
@@ -65,7 +66,7 @@ void first_forward() {
   row("compiles", host->cache ? static_cast<double>(host->cache->counts().compiles) : 0, "programs");
 }
 
-// The layers of a text encoder over one prompt, all with one layer's random weights.
+// The layers of a text encoder over one prompt. All layers share random weights.
 class EncoderLayers {
  public:
   EncoderLayers(std::string name, const region::Region::Recipe& recipe, int layers, std::int64_t tokens,
@@ -87,8 +88,7 @@ class EncoderLayers {
   std::vector<at::Tensor> inputs_;
 };
 
-// What a prompt's encoding takes of the GPU, as FLUX's encode() has it: CLIP-L, T5-XXL, and the modulation of all
-// steps.
+// The GPU work of FLUX's encode(): CLIP-L, T5-XXL, and the modulation of all steps.
 class TextStage {
  public:
   TextStage(const FluxTransformer& flux, const std::shared_ptr<region::RegionHost>& host)
@@ -156,14 +156,14 @@ void warm() {
   auto eager_options = options();
   eager_options.backend = "eager";
   eager_options.fullgraph = false;
-  const auto op_by_op = region::make_region_host(
-      eager_options, gpu, nullptr);  // as text encoders run unless the configuration says otherwise
-  TextStage text(flux, op_by_op);
+  const auto eager = region::make_region_host(eager_options, gpu,
+                                              nullptr);  // as text encoders run unless the configuration says otherwise
+  TextStage text(flux, eager);
   text.run(at_1024);
   row("text_stage_ms", steady_s([&] { text.run(at_1024); }, 5) * 1e3, "ms");
   const auto compiles = host->counters->counts().compiles;
-  // A size's attention plan is made here, or the cache has it from another process: two figures. As in encode(), it is
-  // expected from when the prompt's encoding begins; or, to see what that hides, it is not.
+  // The attention plan of a new size is made here or found in the cache, which are two figures. As in encode(), the
+  // plan is prewarmed when the prompt's encoding begins, except in the "unexpected" figures.
   const auto plans = host->cache->counts().compiles;
   const auto extra = [&](const std::string& of) {
     return of + (host->cache->counts().compiles > plans ? "_extra_s" : "_in_cache_extra_s");
@@ -192,11 +192,25 @@ void warm() {
   const auto batch_at_512 = steps_of(four, table);
   batch_at_512();
   row("step_512_batch_4_ms", steady_s(batch_at_512, 9) * 1e3, "ms");
+  // A small size, where a batch should pay: one image per step, and four in one step as the denoising loop joins them.
+  const Inputs at_256(flux, 256, 256, 1), four_at_256(flux, 256, 256, 4);
+  const auto one_at_256 = steps_of(at_256, table);
+  one_at_256();
+  row("step_256_ms", steady_s(one_at_256, 21) * 1e3, "ms");
+  const auto joined = FluxTransformer::together({&flux, &flux, &flux, &flux});
+  const auto rows_of_four =
+      pipeline::ModulationTable::views(table.step(0).all.repeat({4, 1, 1}), static_cast<std::size_t>(c.num_layers),
+                                       static_cast<std::size_t>(c.num_single_layers));
+  const auto batch_at_256 = [&] {
+    joined.velocity(four_at_256.latents, four_at_256.text, rows_of_four, four_at_256.rope);
+  };
+  batch_at_256();
+  row("step_256_batch_4_ms", steady_s(batch_at_256, 21) * 1e3, "ms");
   row("compiles_after_warm_up", static_cast<double>(host->counters->counts().compiles - compiles), "programs");
 }
 
-// Relative L2 error to fp32, divided by that of eager bf16: each block on eight inputs, half of them with channels
-// ×100, and a whole step likewise.
+// Relative L2 error against fp32, divided by that of eager bf16, of each block and of a whole step. Uses eight inputs,
+// half of them with some channels scaled by 100.
 void numerics() {
   auto host = region::make_region_host(options(), gpu, open_cache());
   const region::Sizes sizes{{"batch", 1}, {"image", 4096}, {"text", kText}, {"tokens", 4096 + kText}};
@@ -267,7 +281,7 @@ void numerics() {
   row("rel_l2_ratio", std::max(worst, of_step), "x");
 }
 
-// The VAE's decoder, compiled and op by op.
+// The VAE's decoder, compiled and eager.
 void vae() {
   auto host = region::make_region_host(options(), gpu, open_cache());
   const auto config = pipeline::testing::flux_vae_config();
@@ -296,7 +310,7 @@ void vae() {
   row("rel_l2_ratio_vae", worst, "x", "numerics");
 }
 
-// A few steps for a profiler.
+// Runs a few steps for a profiler.
 void profile() {
   const auto c = config();
   auto host = region::make_region_host(options(), gpu, open_cache());

@@ -1,4 +1,4 @@
-"""Adapters' files as bytes, and what tests of their registry share."""
+"""Builds adapter files, and holds what the tests of their registry share."""
 import hashlib
 import json
 import socket
@@ -12,7 +12,7 @@ DOWN, UP = "transformer.transformer_blocks.0.attn.to_q.lora_A.weight", "transfor
 
 
 def safetensors(tensors, tail=b""):
-    """{name: (dtype, shape, bytes)} as a file."""
+    """Returns the safetensors file of {name: (dtype, shape, bytes)}."""
     header, data = {}, b""
     for name, (dtype, shape, raw) in tensors.items():
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
@@ -26,7 +26,7 @@ def raw_file(header, data=b""):
 
 
 def adapter(seed=0, rank=4, width=64):
-    """A well-formed adapter; the seed makes its bytes others."""
+    """Returns a well-formed adapter; each seed gives different bytes."""
     fill = lambda n: (hashlib.sha256(str(seed).encode()).digest() * (n // 32 + 1))[:n]
     return safetensors({DOWN: ("F32", [rank, width], fill(rank * width * 4)), UP: ("F32", [width, rank], fill(rank * width * 4))})
 
@@ -36,7 +36,7 @@ def digest(data):
 
 
 class Redis:
-    """Just enough of RESP2 to read bytes."""
+    """A RESP2 client that can read binary values."""
 
     def __init__(self, path):
         self.path = path
@@ -67,7 +67,7 @@ class Redis:
 
 
 class RegistryCase(unittest.TestCase):
-    """A test on a fleet's registry, which is empty when it begins."""
+    """A test of a fleet's registry. The registry is empty when the test begins."""
 
     def connect(self, fleet, first=None, second=None, admin=None):
         self.first, self.second, self.admin = (Client(fleet.url, key) for key in (first, second, admin))
@@ -76,7 +76,7 @@ class RegistryCase(unittest.TestCase):
         self.addCleanup(self.clean)
 
     def clean(self):
-        """An empty registry, without the bytes of replaced adapters that are kept for a while."""
+        """Empties the registry, including the retained bytes of replaced adapters."""
         redis = Redis(self.redis.path)
         self.addCleanup(redis.close)
         keys = redis("KEYS", "df:{lora}:*")
@@ -97,7 +97,7 @@ class RegistryCase(unittest.TestCase):
         return [lora["name"] for lora in (client or self.first).get("/v1/loras").json()["loras"]]
 
     def stored(self, sha256):
-        """The bytes that Redis has under a digest, None if none."""
+        """Returns the bytes stored under a digest, or None."""
         blob = self.redis("HGETALL", "df:{lora}:blob:" + sha256)
         blob = dict(zip(blob[::2], blob[1::2]))
         if b"upload" not in blob:

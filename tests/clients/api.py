@@ -1,4 +1,4 @@
-"""A plain HTTP client for the gateway, on Python's own library: nothing between the test and the bytes."""
+"""A plain HTTP client for the gateway on Python's standard library."""
 import http.client
 import json
 from urllib.parse import urlsplit
@@ -38,7 +38,7 @@ class Event:
 
 
 class EventStream:
-    """The events of one connection, as they come. Close it at any moment."""
+    """Iterates over the events of one connection. May be closed at any time."""
 
     def __init__(self, connection, response):
         self.connection, self.response = connection, response
@@ -98,7 +98,7 @@ class Client:
         return self.request("GET", path, headers=headers)
 
     def submit(self, prompt="a red circle", headers=None, **fields):
-        """The id of a job of POST /v1/jobs."""
+        """Submits a job by POST /v1/jobs and returns its id."""
         response = self.request("POST", "/v1/jobs", {"prompt": prompt, **fields}, headers)
         assert response.status == 202, response
         return response.json()["id"]
@@ -119,7 +119,7 @@ class Client:
         return EventStream(connection, response)
 
     def wait_event(self, id, wanted):
-        """The first event that is of the type `wanted`, or for which the function is true."""
+        """Returns the first event of the type `wanted`, or for which the function `wanted` is true."""
         match = wanted if callable(wanted) else lambda e: e.type == wanted
         with self.events(id) as stream:
             for event in stream:
@@ -129,7 +129,7 @@ class Client:
         raise AssertionError(f"the stream of job {id} ended before {wanted}")
 
     def wait(self, id):
-        """The job once it has ended."""
+        """Waits for the end of the job and returns its record."""
         with self.events(id) as stream:
             for event in stream:
                 if event.ends_job:

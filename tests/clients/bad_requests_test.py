@@ -1,5 +1,5 @@
-"""Every kind of wrong request, in tables: what is sent → the status and words of what would be right.
-After each the service must be as it was: no job made, alive, the next good request served."""
+"""Tables of invalid requests: the request, and the expected status and words of the message.
+After each request the service must be unchanged: no job created, and the next valid request served."""
 import hashlib
 import json
 import socket
@@ -48,10 +48,10 @@ class Base(unittest.TestCase):
             self.assertIn(word, error["message"])
         if param:
             self.assertEqual(error["param"], param)
-        response.body.decode()  # UTF-8, whatever was sent
+        response.body.decode()  # responses are UTF-8 even if the request was not
 
 
-# (what is wrong, fields over GOOD, words of the message, param if it is not the only field)
+# (case, fields that replace those of GOOD, words of the message, param if it is not the only field)
 FIELDS = [
     ("unknown model", {"model": "tinny"}, ["'tinny'", "small, tiny"]),
     ("no model where there is no default", {"model": None}, ["small, tiny"]),
@@ -182,7 +182,7 @@ class Bodies(Base):
     def test_too_large(self):
         for path in ("/v1/jobs", "/v1/images/generations"):
             self.check(self.post(b'{"prompt": "' + b"x" * 65536 + b'"}', path), 413, ["gateway.max_body_bytes"])
-        # Said before the body is sent, too.
+        # A declared length is refused before the body is sent.
         with socket.create_connection(tuple_of(self.client.host), 10) as s:
             s.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
             self.assertIn(b" 413 ", s.recv(4096))
@@ -195,7 +195,7 @@ class Bodies(Base):
 
 
 class Prompts(Base):
-    """An empty and an over-long prompt are fine; what the encoders don't see is told."""
+    """Empty and over-long prompts are accepted; a warning names the part that the encoders ignore."""
 
     def test_empty(self):
         job = self.client.wait(self.client.submit(**{**GOOD, "prompt": ""}))
@@ -235,7 +235,7 @@ class Routes(Base):
         for id in ("01ABCDEFGHJKMNPQRSTVWXYZ00", "x", "a%20b", "%7Bx%7D", "..", "x" * 500, "%C3%A9" * 60):
             for method, rest in (("GET", ""), ("DELETE", ""), ("GET", "/events"), ("GET", "/results/0"), ("GET", "/previews/1-0")):
                 with self.subTest(id=id[:20], method=method, rest=rest):
-                    self.check(self.client.request(method, f"/v1/jobs/{id}{rest}"), 404, ["no job"])
+                    self.check(self.client.request(method, f"/v1/jobs/{id}{rest}"), 404, ["not found"])
 
     def test_no_such_result(self):
         id = self.client.submit(**GOOD)
@@ -262,7 +262,7 @@ def tuple_of(host):
 
 
 class Bytes(Base):
-    """What is hardly HTTP."""
+    """Malformed HTTP."""
 
     def talk(self, data, wait=5):
         with socket.create_connection(tuple_of(self.client.host), wait) as s:
@@ -290,13 +290,13 @@ class Bytes(Base):
                 answer = self.talk(data)
                 self.assertTrue(answer.startswith(b"HTTP/1.1 " + status), answer[:200])
 
-    def test_a_chunked_body_is_fine(self):
+    def test_a_chunked_body_is_accepted(self):
         body = json.dumps(GOOD).encode()
         answer = self.talk(b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer " + KEY.encode() +
                            b"\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
         self.assertTrue(answer.startswith(b"HTTP/1.1 202"), answer[:300])
 
-    def test_a_body_that_never_comes_holds_up_nobody(self):
+    def test_a_body_that_never_arrives_does_not_block_other_requests(self):
         slow = [socket.create_connection(tuple_of(self.client.host), 5) for _ in range(20)]
         for s in slow:
             s.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")

@@ -1,4 +1,4 @@
-"""Headless Chromium, driven through its debugging pipe: a page opened, typed into, clicked, looked at.
+"""Drives headless Chromium through its debugging pipe.
 (https://chromedevtools.github.io/devtools-protocol)"""
 import base64
 import json
@@ -17,7 +17,7 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--
 
 
 class Browser:
-    """One page. `errors` collects what the page's scripts threw or logged as an error."""
+    """One page. `errors` collects the exceptions and error messages of its scripts."""
 
     def __init__(self, width=1280, height=900, dark=False):
         self.profile = tempfile.mkdtemp(prefix="ditfleet-chromium-")
@@ -25,7 +25,7 @@ class Browser:
         self.read_end, to_write = os.pipe()
 
         def place():
-            os.dup2(to_read, 198), os.dup2(to_write, 199)  # first out of the way of 3 and 4
+            os.dup2(to_read, 198), os.dup2(to_write, 199)  # the pipes may occupy 3 and 4 already
             os.dup2(198, 3), os.dup2(199, 4)
             os.close(198), os.close(199)
         self.process = subprocess.Popen([PROGRAM, *FLAGS, "--remote-debugging-pipe", f"--user-data-dir={self.profile}", "about:blank"],
@@ -88,7 +88,7 @@ class Browser:
         self.call("Page.navigate", url=url)
 
     def js(self, expression):
-        """The value of an expression in the page."""
+        """Evaluates a JavaScript expression in the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
@@ -107,7 +107,7 @@ class Browser:
 
 
 def dump_dom(url, folder):
-    """The page's HTML once its scripts have run for some (virtual) seconds, as `chromium --dump-dom` prints it."""
+    """Returns the HTML that `chromium --dump-dom` prints after some seconds of virtual time."""
     done = run(PROGRAM, *FLAGS, "--virtual-time-budget=4000", f"--user-data-dir={folder}", "--dump-dom", url)
     assert done.returncode == 0, done.stderr
     return done.stdout

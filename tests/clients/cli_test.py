@@ -1,5 +1,5 @@
-"""Every command of `ditfleet` that asks a running service, and of `ditfleet config`; with and without --json, on a
-terminal and not; exit codes 0 ok, 1 failure, 2 usage. Long because all of them ask one service, which is started once."""
+"""Every command of `ditfleet` that talks to a service, and `ditfleet config`: with and without --json, on a terminal and
+not, with exit codes 0 (success), 1 (failure) and 2 (usage). One file because all cases share one running service."""
 import hashlib
 import json
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from api import Client
 from fleet import DITFLEET, ROOT, Shared, clean_environment, cli, run, start, tiny_model, until
-from picture import describe
+from image import describe
 
 shared = Shared(workers=1)
 setUpModule, tearDownModule = shared.start, shared.stop
@@ -23,7 +23,7 @@ LONG = ["--size", "128x128", "--steps", "200", "--max-sequence-length", "16"]
 
 
 def jpeg_tables(data):
-    """The quantization tables of a JPEG: what its quality comes down to."""
+    """Returns the quantization tables of a JPEG, which encode its quality."""
     at, tables = 2, []
     while data[at + 1] != 0xDA:
         size, = struct.unpack(">H", data[at + 2:at + 4])
@@ -48,7 +48,7 @@ class WithFolder(unittest.TestCase):
         return done
 
     def json(self, *argv, **options):
-        """The one line that --json prints."""
+        """Runs a command with --json and returns the one line that it prints."""
         out = self.cli(*argv, "--json", **options).stdout
         self.assertEqual(out.count("\n"), 1)
         return json.loads(out)
@@ -57,7 +57,7 @@ class WithFolder(unittest.TestCase):
         return self.http.submit(**{"width": 32, "height": 16, "num_inference_steps": 2, "max_sequence_length": 16, **fields})
 
     def terminal(self, *argv):
-        """What a command writes when its output is a terminal of 100 columns, and its exit code."""
+        """Runs a command on a terminal of 100 columns and returns its output and exit code."""
         leader, follower = pty.openpty()
         process = start([DITFLEET, *argv], stdin=follower, stdout=follower, stderr=follower, cwd=self.folder,
                         env=clean_environment(DITFLEET_URL=shared.fleet.url, TERM="xterm", COLUMNS="100"))
@@ -66,7 +66,7 @@ class WithFolder(unittest.TestCase):
         while select.select([leader], [], [], 60)[0]:
             try:
                 chunk = os.read(leader, 65536)
-            except OSError:  # EIO: the last writer is gone
+            except OSError:  # EIO: the last writer has closed
                 break
             out += chunk
         os.close(leader)
@@ -74,12 +74,12 @@ class WithFolder(unittest.TestCase):
 
 
 class Generate(WithFolder):
-    def test_one_picture(self):
+    def test_one_image(self):
         done = self.cli("generate", "a red circle", "-o", "out.png", *SMALL)
         self.assertEqual((done.stdout, done.stderr), ("out.png\n", ""))
         self.assertEqual(describe((self.folder / "out.png").read_bytes()), ("png", 32, 16))
 
-    def test_three_are_numbered(self):
+    def test_three_images_are_numbered(self):
         done = self.cli("generate", "a red circle", "-n", "3", "-o", "out.png", "--seed", "5", *SMALL)
         self.assertEqual(done.stdout.split(), ["out-1.png", "out-2.png", "out-3.png"])
         self.assertEqual(sorted(os.listdir(self.folder)), ["out-1.png", "out-2.png", "out-3.png"])
@@ -95,7 +95,7 @@ class Generate(WithFolder):
         self.assertRegex(name, r"^[0-9A-Z]{26}\.png$")
         self.assertTrue((self.folder / name).exists())
 
-    def test_a_jpeg_is_as_good_as_one_without_the_service(self):
+    def test_jpeg_quality_equals_that_of_ditfleet_worker_generate(self):
         self.cli("generate", "x", *SMALL, "--seed", "1", "-o", "service.jpg")
         done = run(Path(DITFLEET).with_name("ditfleet-worker"), "generate", "--model", tiny_model(), "--prompt", "x", *SMALL, "--seed", "1",
                    "--device", "cpu", "--out", self.folder / "alone.jpg")
@@ -109,7 +109,7 @@ class Generate(WithFolder):
         self.assertEqual((out["state"], [i["path"] for i in out["images"]], [i["seed"] for i in out["images"]], out["warnings"]),
                          ("succeeded", ["j-1.png", "j-2.png"], [8, 9], []))
 
-    def test_every_flag_arrives(self):
+    def test_every_flag_reaches_the_job(self):
         out = self.json("generate", "x", "--model", "tiny", "--guidance", "2.5", "--negative", "grey", "--true-cfg", "3", "--seed", "1", *SMALL)
         spec = self.http.job(out["id"])["spec"]
         self.assertEqual([spec[k] for k in ("model", "guidance_scale", "negative_prompt", "true_cfg_scale", "seed", "width", "height",
@@ -120,7 +120,7 @@ class Generate(WithFolder):
         self.assertIn("warning: ", done.stderr)
         self.assertEqual(done.stdout, "w.png\n")
 
-    def test_progress_on_a_terminal_alone(self):
+    def test_progress_is_shown_on_a_terminal_only(self):
         out, code = self.terminal("generate", "x", "-o", "t.png", "--size", "64x64", "--steps", "40", "--max-sequence-length", "16")
         self.assertEqual(code, 0)
         bars = re.findall(r"\[([#.]{32})\] (\d+)/40", out)
@@ -163,7 +163,7 @@ class Generate(WithFolder):
         self.assertEqual(self.http.wait(job)["state"], "canceled")
         self.assertEqual(os.listdir(self.folder), [])
 
-    def test_a_job_that_is_canceled_meanwhile_fails(self):
+    def test_generate_fails_when_its_job_is_canceled(self):
         known = {j["id"] for j in self.http.get("/v1/jobs?limit=200").json()["jobs"]}
         process = start([DITFLEET, "generate", "x", "--url", shared.fleet.url, *LONG], cwd=self.folder)
         job = until(lambda: [j["id"] for j in self.http.get("/v1/jobs?limit=200").json()["jobs"] if j["id"] not in known], "the job")[0]
@@ -189,11 +189,11 @@ class Jobs(WithFolder):
         self.assertIn("succeeded", self.cli("jobs", "list", "--state", "done", code=2).stderr)
         self.cli("jobs", "list", "--limit", "0", code=2)
 
-    def test_a_cursor_that_is_none(self):
+    def test_invalid_cursor(self):
         self.assertIn("'a b&limit=1' is not a cursor", self.cli("jobs", "list", "--cursor", "a b&limit=1", code=2).stderr)
 
-    def test_a_long_list_is_put_together(self):
-        lines = "XADD df:{0}:in * spec {}\n" * 230  # each is rejected: it has no prompt
+    def test_a_long_list_spans_pages(self):
+        lines = "XADD df:{0}:in * spec {}\n" * 230  # each is rejected because it has no prompt
         subprocess.run(["redis-cli", "-s", shared.fleet.redis_socket], input=lines, text=True, stdout=subprocess.DEVNULL, check=True)
         until(lambda: len(self.json("jobs", "list", "--state", "rejected", "--limit", "1000")["jobs"]) == 230, "all of them are listed")
         page = self.json("jobs", "list", "--state", "rejected", "--limit", "210")
@@ -208,7 +208,7 @@ class Jobs(WithFolder):
         for words in (id, "succeeded", "100 %", "shown", "2/2", f"/v1/jobs/{id}/results/1"):
             self.assertIn(words, out)
         self.assertEqual(self.json("jobs", "show", id)["state"], "succeeded")
-        self.assertIn("no job", self.cli("jobs", "show", "01ABCDEFGHJKMNPQRSTVWXYZ00", code=1).stderr)
+        self.assertIn("not found", self.cli("jobs", "show", "01ABCDEFGHJKMNPQRSTVWXYZ00", code=1).stderr)
         self.assertIn("no job id", self.cli("jobs", "show", "a/b", code=2).stderr)
         self.cli("jobs", "show", code=2)
 
@@ -262,14 +262,14 @@ class Jobs(WithFolder):
         total = self.http.job(id)
         spent = sum(unit["spans_us"].values())
         real = (total["unit_records"][0]["ended_ms"] - total["created_ms"]) * 1000
-        self.assertAlmostEqual(spent, real, delta=20_000)  # the spans make up the time that passed
+        self.assertAlmostEqual(spent, real, delta=20_000)  # the spans add up to the elapsed time
         running = self.submit(num_inference_steps=200, width=128, height=128)
         self.http.wait_event(running, "step")
         self.assertIn("running", self.cli("explain", running).stdout)
         self.http.cancel(running)
         waiting = self.submit(n=4, num_inference_steps=200, width=128, height=128)
         self.http.wait_event(waiting, "step")
-        # The worker holds two: one runs, one is behind it.
+        # The worker holds two units: one runs and one waits.
         told = [unit["waits_for"] for unit in self.json("explain", waiting)["units"]]
         self.assertIsNone(told[0])
         self.assertIn("where 1 unit is before it", told[1])
@@ -280,7 +280,7 @@ class Jobs(WithFolder):
 
 
 class NoService(WithFolder):
-    def test_nobody_there(self):
+    def test_no_service_is_running(self):
         for argv in (["generate", "x"], ["jobs", "list"], ["jobs", "show", "x"], ["jobs", "watch", "x"], ["jobs", "cancel", "x"],
                      ["workers"], ["explain", "x"]):
             with self.subTest(argv):
@@ -361,7 +361,7 @@ class Config(WithFolder):
                 for word in words:
                     self.assertIn(word, done.stderr)
 
-    def test_a_misspelt_command_of_a_command(self):
+    def test_a_misspelt_subcommand(self):
         for argv, told in ((["jobs", "lst"], "'jobs' has no command 'lst'; did you mean 'list'?"),
                            (["jobs", "--json", "lst"], "did you mean 'list'?"),
                            (["loras", "zzzzzz"], "; known are add, list"),
@@ -371,7 +371,7 @@ class Config(WithFolder):
             with self.subTest(argv):
                 self.assertIn(told, self.cli(*argv, code=2).stderr)
 
-    def test_the_simulator_overwrites_nothing_that_it_reads(self):
+    def test_the_simulator_never_overwrites_its_inputs(self):
         costs, trace = self.folder / "costs.json", self.folder / "trace.csv"
         costs.write_bytes((ROOT / "tests/sim/h200.json").read_bytes())
         trace.write_text("# workers=1\nat_ms,tenant,width,height,steps,adapter,slo_ms\n0,t,512,512,4,,0\n")
@@ -384,7 +384,7 @@ class Config(WithFolder):
         self.assertIn("would be overwritten", self.cli("sim", "generate", "--costs", costs, "-o", costs, code=2).stderr)
         done = self.cli(*sim, "--jobs", self.folder / "none" / "jobs.csv", code=1)
         self.assertIn("there is no folder", done.stderr)
-        self.assertEqual(done.stdout, "")  # told before anything was simulated
+        self.assertEqual(done.stdout, "")  # refused before the simulation starts
         self.assertEqual((costs.read_bytes(), trace.read_bytes()), before)
         self.cli(*sim, "--jobs", self.folder / "jobs.csv", code=0)
         self.assertEqual(len((self.folder / "jobs.csv").read_text().splitlines()), 2)
@@ -402,7 +402,7 @@ class Config(WithFolder):
         missing = self.cli("up", "--config", self.folder / "none.yaml", code=1)
         self.assertIn("none.yaml", missing.stderr)
 
-    def test_the_environment_and_set_work_for_both_programs(self):
+    def test_environment_and_set_work_in_both_programs(self):
         worker = Path(DITFLEET).with_name("ditfleet-worker")
         done = run(worker, "run", "--set", "worker.cuont=2")
         self.assertEqual(done.returncode, 2)
@@ -416,7 +416,7 @@ class Config(WithFolder):
                 self.assertEqual(done.returncode, 2, done.stderr)
                 self.assertIn("c.yaml:2", done.stderr)
 
-    def test_the_reference_takes_the_flags_of_every_command(self):
+    def test_the_reference_accepts_the_flags_of_every_command(self):
         plain = self.cli("config", "reference").stdout
         self.assertIn("worker.count", plain)
         for flags in (["--set", "worker.count=2"], ["--config", self.write("worker:\n  cuont: 2\n")]):

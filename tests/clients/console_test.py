@@ -1,5 +1,5 @@
 """The console page at / in a headless browser: jobs with progress, previews and results; the form; narrow and dark.
-With DITFLEET_SCREENSHOTS=FOLDER it leaves pictures of the page there."""
+DITFLEET_SCREENSHOTS=FOLDER saves screenshots of the page there."""
 import hashlib
 import os
 import unittest
@@ -10,7 +10,7 @@ from adapters import BYTES, DOWN, UP, safetensors
 from api import Client
 from browser import Browser
 from fleet import Fleet, Shared, need
-from picture import describe
+from image import describe
 
 need(browser.PROGRAM, "chromium is not installed (tests/packages.txt)")
 shared = Shared(workers=1)
@@ -33,8 +33,8 @@ class Console(unittest.TestCase):
         self.page.open((url or shared.fleet.url) + "/")
         self.page.until("document.readyState === 'complete' && document.querySelector('#ready .dot.ok') !== null")
 
-    def picture_of(self, id, part=".picture img"):
-        """The bytes that an image of a card shows, once it has loaded."""
+    def image_of(self, id, part=".image img"):
+        """Waits for an image of a job's card to load and returns its bytes."""
         self.page.until(f"{card(id, part)}?.complete && {card(id, part)}.naturalWidth > 0")
         return self.http.get(self.page.js(f"{card(id, part)}.src")).body
 
@@ -44,7 +44,7 @@ class Console(unittest.TestCase):
         self.page.screenshot(path)
         return describe(path.read_bytes())
 
-    def test_a_job_from_the_form_to_its_picture(self):
+    def test_a_job_from_the_form_to_its_image(self):
         self.open()
         self.page.until("document.getElementById('model').value === 'tiny'")
         self.page.js("""(() => { const set = (id, v) => document.getElementById(id).value = v;
@@ -52,14 +52,14 @@ class Console(unittest.TestCase):
             set('n', 2); set('seed', 5); document.getElementById('submit').click(); })()""")
         id = self.page.until("document.querySelector('article')?.dataset.id")
         self.page.until(f"{card(id, '.state')}.textContent === 'succeeded'")
-        self.page.until(f"document.querySelectorAll('article[data-id=\"{id}\"] .picture:not(.partial) img').length === 2")
+        self.page.until(f"document.querySelectorAll('article[data-id=\"{id}\"] .image:not(.partial) img').length === 2")
         self.assertEqual(self.page.js(f"{card(id, '.prompt')}.textContent"), "a red circle <b>above</b> a blue square")
         facts = self.page.js(f"{card(id, '.facts')}.textContent")
-        for words in ("tiny", "64×48", "20 steps", "seed 5", "2 pictures", "took"):
+        for words in ("tiny", "64×48", "20 steps", "seed 5", "2 images", "took"):
             self.assertIn(words, facts)
-        self.assertEqual(hashlib.sha256(self.picture_of(id)).hexdigest(), self.http.job(id)["unit_records"][0]["result"]["sha256"])
+        self.assertEqual(hashlib.sha256(self.image_of(id)).hexdigest(), self.http.job(id)["unit_records"][0]["result"]["sha256"])
         self.assertTrue(self.page.js(f"{card(id, 'button.small')}.hidden"))  # nothing left to cancel
-        self.page.js(f"{card(id, '.picture')}.click()")
+        self.page.js(f"{card(id, '.image')}.click()")
         self.page.until("document.getElementById('viewer').open && document.querySelector('#viewer img').naturalWidth === 64")
         self.assertIn("denoise", self.page.js("document.querySelector('#viewer .facts').textContent"))
         self.shot("viewer")
@@ -92,13 +92,13 @@ class Console(unittest.TestCase):
         first = self.page.until(f"parseFloat({card(id, '.bar > div')}.style.width)")
         self.page.until(f"parseFloat({card(id, '.bar > div')}.style.width) > {first}")
         self.assertRegex(self.page.until(f"{card(id, '.facts')}.textContent.match(/step \\d+.200/)?.[0]"), r"step \d+/200")
-        describe(self.picture_of(id, ".picture.partial img"))  # a preview, while it runs
+        describe(self.image_of(id, ".image.partial img"))  # a preview, while it runs
         self.page.js(f"{card(id, 'button.small')}.click()")
         self.page.until(f"{card(id, '.state')}.textContent === 'canceled'")
         self.assertEqual(self.http.wait(id)["state"], "canceled")
         self.assertEqual(self.page.errors, [])
 
-    def test_what_went_wrong_is_said(self):
+    def test_errors_are_shown(self):
         long_prompt = self.http.submit(prompt="word " * 400, **SMALL)
         self.http.wait(long_prompt)
         self.open()
@@ -118,7 +118,7 @@ class Console(unittest.TestCase):
         self.page.js("(() => { const f = document.getElementById('filter'); f.value = 'failed'; f.onchange(); })()")
         self.page.until("document.querySelectorAll('article').length === 0 && document.querySelector('.empty') !== null")
 
-    def test_many_sizes_and_colours(self):
+    def test_screen_sizes_and_colour_schemes(self):
         for n in (1, 3, 6, 12):
             self.http.wait(self.http.submit(prompt=f"{n} of them " + "and a long description " * (n % 4), n=n, **SMALL))
         running = self.http.submit(prompt="one that runs", n=2, **LONG)
@@ -140,7 +140,7 @@ class Console(unittest.TestCase):
                 self.assertEqual(self.shot(name), ("png", width, 900))
         self.assertEqual(self.page.errors, [])
 
-    def test_a_key_is_asked_for(self):
+    def test_the_page_asks_for_a_key(self):
         config = f"keys:\n  - {{tenant: a, sha256: {hashlib.sha256(b'sk-a').hexdigest()}}}\n"
         with Fleet(workers=0, config=config) as fleet:
             self.open(fleet.url)
@@ -150,8 +150,8 @@ class Console(unittest.TestCase):
             self.page.js("document.getElementById('key').value = 'sk-a'; document.querySelector('#key-dialog button').click()")
             self.page.until("document.getElementById('model').value === 'tiny' && document.querySelector('.empty') !== null")
 
-    def test_without_a_script_that_waits(self):
-        """As `chromium --dump-dom` prints it."""
+    def test_dump_dom(self):
+        """`chromium --dump-dom` waits for no script."""
         id = self.http.submit(prompt="in the dump & <i>no markup</i>", **SMALL)
         self.http.wait(id)
         html = browser.dump_dom(shared.fleet.url + "/", shared.fleet.folder / "profile")

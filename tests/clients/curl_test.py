@@ -1,10 +1,10 @@
-"""curl: the job routes and the event stream, as one types them into a shell."""
+"""The job routes and the event stream through curl."""
 import base64
 import json
 import unittest
 
 from fleet import Shared, need, run
-from picture import describe
+from image import describe
 
 need(run("sh", "-c", "command -v curl").returncode == 0, "curl is not installed")
 shared = Shared(workers=1)
@@ -13,7 +13,7 @@ SMALL = {"prompt": "a red circle", "size": "32x16", "num_inference_steps": 2, "m
 
 
 def curl(path, *arguments):
-    """(status, body) of one call."""
+    """Makes one call and returns (status, body)."""
     done = run("curl", "-sS", "-w", "\n%{http_code}", *arguments, shared.fleet.url + path)
     assert done.returncode == 0, done.stderr
     body, _, status = done.stdout.rpartition("\n")
@@ -26,7 +26,7 @@ def post(path, body, *arguments):
 
 
 def parse(stream):
-    """[(id, event, data)] of server-sent events."""
+    """Parses server-sent events into [(id, event, data)]."""
     out = []
     for block in stream.split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line and not line.startswith(":"))
@@ -36,11 +36,11 @@ def parse(stream):
 
 
 class Curl(unittest.TestCase):
-    def test_a_job_from_submission_to_its_picture(self):
+    def test_a_job_from_submission_to_its_image(self):
         status, job = post("/v1/jobs", SMALL)
         self.assertEqual(status, 202)
         self.assertEqual((job["units"], job["model"]), (1, "tiny"))
-        status, stream = curl(f"/v1/jobs/{job['id']}/events", "-N")  # ends by itself when the job has
+        status, stream = curl(f"/v1/jobs/{job['id']}/events", "-N")  # the stream ends when the job has ended
         events = parse(stream)
         self.assertEqual([e[1] for e in events if e[1] != "step"],
                          ["queued", "ready", "assigned", "started", "succeeded", "succeeded"])
@@ -52,17 +52,17 @@ class Curl(unittest.TestCase):
         for seen in range(len(events)):
             status, rest = curl(f"/v1/jobs/{job['id']}/events", "-N", "-H", f"Last-Event-ID: {events[seen][0]}")
             self.assertEqual(parse(rest), events[seen + 1:])
-        self.assertEqual((status, rest), (204, ""))  # all was told: a browser stops asking
+        self.assertEqual((status, rest), (204, ""))  # no events are left, so a browser stops reconnecting
 
         status, record = curl("/v1/jobs/" + job["id"])
         record = json.loads(record)
         unit = record["unit_records"][0]
         self.assertEqual((record["state"], record["progress"], unit["step"], unit["total_steps"]), ("succeeded", 1, 2, 2))
-        picture = shared.fleet.folder / "curl.png"
-        done = run("curl", "-sS", "-D", "-", "-o", picture, unit["result"]["url"])
+        image = shared.fleet.folder / "curl.png"
+        done = run("curl", "-sS", "-D", "-", "-o", image, unit["result"]["url"])
         self.assertIn("content-type: image/png", done.stdout.lower())
-        self.assertEqual(describe(picture.read_bytes()), ("png", 32, 16))
-        self.assertEqual(picture.stat().st_size, unit["result"]["bytes"])
+        self.assertEqual(describe(image.read_bytes()), ("png", 32, 16))
+        self.assertEqual(image.stat().st_size, unit["result"]["bytes"])
 
     def test_cancel(self):
         _, job = post("/v1/jobs", {**SMALL, "size": "128x128", "num_inference_steps": 200})
@@ -88,7 +88,7 @@ class Curl(unittest.TestCase):
         self.assertEqual(names, ["image_generation.completed"])
 
     def test_http_1_0(self):
-        """Old proxies and small devices: no chunks, no interim answers, a connection for each request."""
+        """No chunks, no interim responses, one connection per request."""
         old = ("--http1.0", "-D", shared.fleet.folder / "head")
         status, body = curl("/v1/images/generations", "--json", json.dumps({**SMALL, "response_format": "b64_json"}), *old)
         head = (shared.fleet.folder / "head").read_text().splitlines()
@@ -102,9 +102,9 @@ class Curl(unittest.TestCase):
         _, job = post("/v1/jobs", SMALL, *old)
         status, stream = curl(f"/v1/jobs/{job['id']}/events", "-N", *old)
         self.assertEqual(parse(stream)[-1][1], "succeeded")
-        picture = shared.fleet.folder / "old.png"
-        done = run("curl", "-sS", "--http1.0", "-o", picture, f"{shared.fleet.url}/v1/jobs/{job['id']}/results/0")
-        self.assertEqual((done.returncode, describe(picture.read_bytes())), (0, ("png", 32, 16)), done.stderr)
+        image = shared.fleet.folder / "old.png"
+        done = run("curl", "-sS", "--http1.0", "-o", image, f"{shared.fleet.url}/v1/jobs/{job['id']}/results/0")
+        self.assertEqual((done.returncode, describe(image.read_bytes())), (0, ("png", 32, 16)), done.stderr)
 
     def test_workers(self):
         workers = json.loads(curl("/v1/workers")[1])["workers"]

@@ -1,5 +1,5 @@
-"""deploy/demo.sh as somebody runs it who has built this checkout: its set-up finds everything there, fetches nothing and builds
-nothing. It works in a folder and on a port of the test's own, so that it disturbs no service and no demo that runs."""
+"""deploy/demo.sh in a checkout that is already built: its setup downloads and builds nothing. The test uses its own folder
+and port, so it does not disturb a running service or demo."""
 import contextlib
 import os
 import re
@@ -10,14 +10,14 @@ import unittest
 from pathlib import Path
 
 from fleet import BIN, ROOT, clean_environment, need, run, start
-from picture import colours, describe
+from image import colours, describe
 
 BUILD = ROOT / "build"
 PROMPT = "a red circle above a blue square"
 
 
 def configured_libtorch():
-    """The LibTorch that setup.sh configured build/ for; None: another configuration, in whose place it would put its own."""
+    """Returns the LibTorch that setup.sh configured build/ for, or None if the demo would configure build/ again."""
     try:
         lines = (BUILD / ".configured").read_text().splitlines()
     except FileNotFoundError:
@@ -26,15 +26,15 @@ def configured_libtorch():
 
 
 LIBTORCH = configured_libtorch()
-need(BIN == BUILD / "bin", f"the demo runs what is in {BUILD}/bin, and this is the test of {BIN}")
-need(LIBTORCH, "build/ is not as deploy/setup.sh configures it, and the demo would configure it anew")
+need(BIN == BUILD / "bin", f"the demo runs {BUILD}/bin, but this test is for {BIN}")
+need(LIBTORCH, "build/ was not configured by deploy/setup.sh, so the demo would configure it again")
 need(shutil.which("ninja") and shutil.which("redis-server"), "ninja or redis-server is not installed")
 need("no work to do" in run("ninja", "-C", BUILD, "-n", "ditfleet", "ditfleet-worker").stdout,
-     "the two programs are older than their sources, and the demo would build them")
+     "the programs are older than their sources, so the demo would build them")
 
 
 def processes_of(folder):
-    """{pid: command line} of those whose environment or command line names the folder: all that a demo in it has started."""
+    """Returns {pid: command line} of the processes whose environment or command line names the folder."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -56,7 +56,7 @@ class Demo(unittest.TestCase):
                                              DITFLEET_DEMO_FOLDER=str(self.folder), DITFLEET_DEMO_PORT="0")
 
     def demo(self):
-        """One that is on its way, from another folder than the checkout."""
+        """Starts a demo from outside the checkout."""
         process = start([ROOT / "deploy" / "demo.sh", PROMPT, "--once"], env=self.environment, cwd=self.folder)
         self.addCleanup(self.end, process)
         return process
@@ -72,58 +72,58 @@ class Demo(unittest.TestCase):
             process.wait(60)
         process.stdout.close()
 
-    def picture_of(self, process):
-        """The path that it printed, of a picture that is one."""
-        told, _ = process.communicate(timeout=200)
-        self.assertEqual(process.returncode, 0, told)
-        self.assertIn("ninja: no work to do", told)
-        printed = re.search(r"^==> The picture: (.*\.png)$", told, re.MULTILINE)
-        self.assertTrue(printed, told)
-        picture = Path(printed[1])
-        data = picture.read_bytes()
+    def image_of(self, process):
+        """Waits for a demo to exit, checks its image and returns the path that it printed."""
+        output, _ = process.communicate(timeout=200)
+        self.assertEqual(process.returncode, 0, output)
+        self.assertIn("ninja: no work to do", output)
+        printed = re.search(r"^==> Image: (.*\.png)$", output, re.MULTILINE)
+        self.assertTrue(printed, output)
+        image = Path(printed[1])
+        data = image.read_bytes()
         self.assertEqual(describe(data), ("png", 256, 256))
-        self.assertGreater(len(colours(data)), 50, "one colour is no drawing")
-        return picture
+        self.assertGreater(len(colours(data)), 50, "the image has hardly any colours")
+        return image
 
     def test_once_again_and_two_at_once(self):
-        first = self.picture_of(self.demo())
-        self.assertEqual(first, self.folder / "pictures" / "a-red-circle-above-a-blue-square.png")
+        first = self.image_of(self.demo())
+        self.assertEqual(first, self.folder / "images" / "a-red-circle-above-a-blue-square.png")
         self.assertEqual(processes_of(self.folder), {})
         first.unlink()
-        both = [self.demo(), self.demo()]  # one of them on the data of the first, the other beside it
-        pictures = {self.picture_of(process) for process in both}
-        self.assertEqual(len(pictures), 2)
-        self.assertIn(first, pictures)
+        both = [self.demo(), self.demo()]  # one uses the data of the first, the other a temporary folder
+        images = {self.image_of(process) for process in both}
+        self.assertEqual(len(images), 2)
+        self.assertIn(first, images)
         self.assertEqual(processes_of(self.folder), {})
-        self.assertEqual(list(self.folder.glob("beside-*")), [], "what worked beside it cleans up")
+        self.assertEqual(list(self.folder.glob("beside-*")), [], "the temporary folder is removed")
 
-    def test_an_interrupt_ends_all_of_it_whenever_it_comes(self):
-        for moment, signal_ in (("Starting the service", signal.SIGINT), ("Drawing", signal.SIGTERM)):
+    def test_a_signal_stops_every_process(self):
+        for moment, signal_ in (("Starting the service", signal.SIGINT), ("Generating", signal.SIGTERM)):
             with self.subTest(moment):
                 process = self.demo()
                 while moment not in process.stdout.readline():
                     self.assertIsNone(process.poll())
                 process.send_signal(signal_)
-                told, _ = process.communicate(timeout=60)
-                self.assertEqual(process.returncode, 130, told)
+                output, _ = process.communicate(timeout=60)
+                self.assertEqual(process.returncode, 130, output)
                 self.assertEqual(processes_of(self.folder), {})
 
     def test_a_folder_that_cannot_be_written(self):
         self.environment["DITFLEET_DEMO_FOLDER"] = "/proc/demo"
-        told, _ = self.demo().communicate(timeout=60)
-        self.assertIn("demo: cannot write to /proc/demo", told)
-        self.assertIn("DITFLEET_DEMO_FOLDER", told)
+        output, _ = self.demo().communicate(timeout=60)
+        self.assertIn("demo: cannot write to /proc/demo", output)
+        self.assertIn("DITFLEET_DEMO_FOLDER", output)
         self.environment["DITFLEET_DEMO_FOLDER"] = str(self.folder)
-        (self.folder / "data").touch()  # so that the service does not start
+        (self.folder / "data").touch()  # prevents the service from starting
         (self.folder / "up.log").symlink_to("/dev/full")
         process = self.demo()
-        told, _ = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 1, told)
-        self.assertIn("the service did not start, and left no word in", told)
-        self.assertRegex(told, "is there room for it\\? [0-9.]+[A-Z]? are free there")
+        output, _ = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 1, output)
+        self.assertIn("the service did not start and its log", output)
+        self.assertRegex(output, "is the disk full\\? [0-9.]+[A-Z]? are free")
 
-    def test_what_it_cannot_do_it_says(self):
-        for arguments, words in (([], "there is no prompt"), (["a", "b"], "'b' is a second prompt"), (["a", "--onse"], "unknown option '--onse'")):
+    def test_usage_errors(self):
+        for arguments, words in (([], "no prompt given"), (["a", "b"], "unexpected argument 'b'"), (["a", "--onse"], "unknown option '--onse'")):
             done = run(ROOT / "deploy" / "demo.sh", *arguments, env=self.environment)
             self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
             self.assertIn(words, done.stderr)

@@ -1,5 +1,5 @@
-"""What `ditfleet explain` and `jobs show` make of records and events that a service seldom has: attempts that were lost, jobs
-that were canceled. The service is pretended."""
+"""`ditfleet explain` and `jobs show` on rare records and events, such as lost attempts and canceled jobs, from a fake
+service."""
 import http.server
 import json
 import threading
@@ -23,7 +23,7 @@ def job(state, record, **fields):
 
 class Pretended(unittest.TestCase):
     def serve(self, record, *events):
-        """The record of the one job there is, and its events as (type, fields)."""
+        """Sets the record of the only job and its events as (type, fields)."""
         stream = "".join(f"id: {i}-0\nevent: {type}\ndata: {json.dumps({'id': f'{i}-0', 'job': ID, 'type': type, 'unit': 0, **fields})}\n\n"
                          for i, (type, fields) in enumerate(events, 1))
         stream += f'id: 999-0\nevent: {record["state"]}\ndata: {{"id": "999-0", "type": "{record["state"]}", "unit": null}}\n\n'

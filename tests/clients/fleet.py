@@ -1,5 +1,5 @@
-"""A running DiTFleet of real processes: `ditfleet up` with a private Redis on a unix socket, on a port of its
-choice, in a folder that goes away. Every wait is for an event and has a deadline."""
+"""Runs DiTFleet as real processes: `ditfleet up` with a private Redis on a unix socket, a free port and a temporary
+folder. Every wait is for an event and has a deadline."""
 import contextlib
 import ctypes
 import json
@@ -20,26 +20,26 @@ SKIPPED = 77  # CTest's SKIP_RETURN_CODE
 
 
 def tiny_model(name="schnell"):
-    """A diffusers folder with tiny random weights (tests/fixtures/flux)."""
+    """Returns a diffusers folder with tiny random weights (tests/fixtures/flux)."""
     return MODELS / name / "model"
 
 
 def need(condition, why):
-    """Ends the test program as skipped, with a line that says what is missing."""
+    """Skips the test program, with a line that says what is missing, unless the condition holds."""
     if not condition:
         print(f"skipped: {why}")
         sys.exit(SKIPPED)
 
 
 def clean_environment(**extra):
-    """This environment without what would configure DiTFleet or send loopback through a proxy."""
+    """Returns the environment without DiTFleet's settings and without proxies."""
     kept = {k: v for k, v in os.environ.items()
             if not k.startswith("DITFLEET_") and k.lower() not in ("http_proxy", "https_proxy", "all_proxy")}
     return {**kept, "NO_PROXY": "*", "LC_ALL": "C.UTF-8", **extra}
 
 
 def until(condition, what, seconds=20.0):
-    """The first true value of `condition`, which is looked at every 20 ms."""
+    """Polls `condition` every 20 ms and returns its first true value."""
     deadline = time.monotonic() + seconds
     while True:
         value = condition()
@@ -51,7 +51,7 @@ def until(condition, what, seconds=20.0):
 
 
 def alive(pid):
-    """Whether the process exists and is no zombie."""
+    """Returns whether the process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -60,11 +60,11 @@ def alive(pid):
 
 
 def _die_with_parent():
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: a test that is killed leaves nothing
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: ends with the test program even if that is killed
 
 
 def start(argv, **options):
-    """A process that ends with this one; its output goes to `stdout`, by default a pipe of text."""
+    """Starts a process that ends with this one. Its output goes to `stdout`, by default a text pipe."""
     options.setdefault("env", clean_environment())
     options.setdefault("stdout", subprocess.PIPE)
     options.setdefault("stderr", subprocess.STDOUT)
@@ -73,7 +73,7 @@ def start(argv, **options):
 
 
 def run(*argv, seconds=60, **options):
-    """The finished process, with stdout and stderr as text."""
+    """Runs a program to its end; stdout and stderr are text."""
     options.setdefault("env", clean_environment())
     options.setdefault("stdin", subprocess.DEVNULL)
     return subprocess.run([str(a) for a in argv], capture_output=True, text=True, timeout=seconds, **options)
@@ -84,7 +84,7 @@ def cli(*argv, **options):
 
 
 class Fleet:
-    """`with Fleet(workers=2) as fleet:` is a service that is ready; leaving it must end every process cleanly."""
+    """`with Fleet(workers=2) as fleet:` starts a service and waits until it is ready. On exit every process must end cleanly."""
 
     def __init__(self, workers=1, models=None, config="", sets=(), flags=(), wait_for_workers=True, data=None):
         self.folder = Path(tempfile.mkdtemp(prefix="ditfleet-"))
@@ -154,7 +154,7 @@ class Fleet:
         return [p for p in [pids["redis"], pids["coordinator"], *pids["workers"]] if p]
 
     def ready_workers(self):
-        """From Redis, so that keys don't matter."""
+        """Read from Redis, which needs no API key."""
         out = run("redis-cli", "-s", self.redis_socket, "--raw", "zrange", "df:{0}:workers", "0", "-1")
         names = out.stdout.split()
         infos = [run("redis-cli", "-s", self.redis_socket, "--raw", "hget", "df:{0}:worker:" + n, "info").stdout
@@ -166,7 +166,7 @@ class Fleet:
         return "\n".join(text.splitlines()[-lines:])
 
     def stop(self, signal_=signal.SIGINT, seconds=60):
-        """Ends it as Ctrl-C does; it must succeed and leave no process."""
+        """Stops the service as Ctrl-C does. It must exit with status 0 and leave no process."""
         if self.process is None or self.process.poll() is not None:
             return
         pids = self.pids() if self.ready_file.exists() else []
@@ -178,13 +178,13 @@ class Fleet:
 
     def kill(self):
         if self.process is not None and self.process.poll() is None:
-            self.process.kill()  # its children die with it
+            self.process.kill()  # its children end with it
             self.process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Shared:
-    """One fleet for all tests of a program: setUpModule = shared.start, tearDownModule = shared.stop."""
+    """One fleet shared by all tests of a program: setUpModule = shared.start, tearDownModule = shared.stop."""
 
     def __init__(self, **options):
         self.options = options

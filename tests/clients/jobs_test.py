@@ -1,5 +1,5 @@
-"""What the service promises of jobs: spread over workers, resumable streams, tenants apart, idempotency, cancels,
-pages, deadlines, priorities."""
+"""Jobs over HTTP: distribution over workers, resumable streams, tenant isolation, idempotency, cancel, pages, deadlines
+and priorities."""
 import hashlib
 import http.client
 import json
@@ -9,7 +9,7 @@ import uuid
 
 from api import Client
 from fleet import Shared, tiny_model, until
-from picture import describe
+from image import describe
 
 KEYS = {"first": "sk-first", "second": "sk-second", "admin": "sk-admin"}
 CONFIG = "keys:\n" + "".join(
@@ -27,7 +27,7 @@ class WithClients(unittest.TestCase):
         self.anonymous = Client(shared.fleet.url)
 
     def start_long(self, client=None, **fields):
-        """A job that is in the middle of its denoising; canceled at the end of the test."""
+        """Submits a job and returns it while it is denoising. The test's cleanup cancels it."""
         client = client or self.first
         id = client.submit(**{**LONG, **fields})
         self.addCleanup(lambda: (client.cancel(id), client.wait(id)))
@@ -35,7 +35,7 @@ class WithClients(unittest.TestCase):
         return id
 
     def occupy(self, units=6):
-        """Keeps every worker busy, with more waiting, so that what comes later is queued. Returns the job."""
+        """Submits a job that keeps every worker busy, so that later jobs wait. Returns its id."""
         id = self.first.submit(**{**LONG, "n": units})
         self.addCleanup(lambda: (self.first.cancel(id), self.first.wait(id)))
         seen = set()
@@ -61,17 +61,17 @@ class Spread(WithClients):
         self.assertEqual(job["state"], "succeeded")
         self.assertEqual(len({u["worker"] for u in job["unit_records"]}), 2)
         self.assertEqual([u["result"]["seed"] for u in job["unit_records"]], [100, 101, 102, 103])
-        # Two at a time: a second worker starts before the first unit has ended.
+        # Both workers run: the second one starts before the first unit has ended.
         kinds = [(e.type, e.data.get("worker")) for e in events if e.unit is not None and e.type in ("started", "succeeded")]
         before = [w for t, w in kinds[:[t for t, _ in kinds].index("succeeded")] if t == "started"]
         self.assertEqual(len(set(before)), 2)
-        pictures = [self.first.get(f"/v1/jobs/{id}/results/{i}").body for i in range(4)]
-        self.assertEqual([describe(p) for p in pictures], [("png", 64, 64)] * 4)
-        self.assertEqual([hashlib.sha256(p).hexdigest() for p in pictures], [u["result"]["sha256"] for u in job["unit_records"]])
-        self.assertEqual(len(set(pictures)), 4)
-        self.assertEqual([e.unit for e in events].count(None), 2)  # queued, succeeded: the job as a whole, once
+        images = [self.first.get(f"/v1/jobs/{id}/results/{i}").body for i in range(4)]
+        self.assertEqual([describe(p) for p in images], [("png", 64, 64)] * 4)
+        self.assertEqual([hashlib.sha256(p).hexdigest() for p in images], [u["result"]["sha256"] for u in job["unit_records"]])
+        self.assertEqual(len(set(images)), 4)
+        self.assertEqual([e.unit for e in events].count(None), 2)  # queued and succeeded are events of the whole job
 
-    def test_a_seed_draws_the_same_anywhere(self):
+    def test_a_seed_gives_the_same_image_on_any_worker(self):
         fields = {**SMALL, "n": 4, "seed": 9}
         results = []
         for _ in range(2):
@@ -86,7 +86,7 @@ class Stream(WithClients):
         got, last, connections = [], None, 0
         while not (got and got[-1].ends_job):
             connections += 1
-            with self.first.events(id, last) as stream:  # leaves in the middle after every fifth event
+            with self.first.events(id, last) as stream:  # disconnects after every fifth event
                 for count, event in enumerate(stream, 1):
                     got.append(event)
                     last = event.id
@@ -96,25 +96,25 @@ class Stream(WithClients):
             whole = [(e.id, e.type, e.data) for e in stream]
         self.assertGreater(connections, 4)
         resumed = [(e.id, e.type, e.data) for e in got]
-        strip = lambda events: [(i, t, {k: v for k, v in d.items() if k != "url"}) for i, t, d in events]  # signed anew
+        strip = lambda events: [(i, t, {k: v for k, v in d.items() if k != "url"}) for i, t, d in events]  # URLs are signed for each response
         self.assertEqual(strip(resumed), strip(whole))
         kinds = [t for _, t, _ in whole]
         self.assertEqual((kinds[0], kinds[-1], kinds.count("preview"), kinds.count("started")), ("queued", "succeeded", 9, 3))
 
-    def test_previews_are_pictures(self):
+    def test_previews_are_images(self):
         id = self.first.submit(**{**SMALL, "num_inference_steps": 40, "width": 64, "height": 64, "partial_images": 2})
         with self.first.events(id) as stream:
             previews = [e for e in stream if e.type == "preview"]
         self.assertEqual([e.data["index"] for e in previews], [0, 1])
         self.assertLess(previews[0].data["step"], previews[1].data["step"])
         for event in previews:
-            picture = self.anonymous.get(event.data["url"])  # the link is signed: an <img> can show it
-            self.assertEqual(picture.status, 200)
-            describe(picture.body)
+            image = self.anonymous.get(event.data["url"])  # the link is signed, so an <img> can show it
+            self.assertEqual(image.status, 200)
+            describe(image.body)
         missing = self.first.get(f"/v1/jobs/{id}/previews/1-1")
         self.assertEqual(missing.status, 404)
 
-    def test_two_clients_see_the_same(self):
+    def test_two_clients_receive_the_same_events(self):
         id = self.first.submit(**{**SMALL, "num_inference_steps": 30})
         seen = [[], []]
 
@@ -148,7 +148,7 @@ class Stream(WithClients):
 
 
 class Tenants(WithClients):
-    def test_another_tenants_job_is_not_there(self):
+    def test_a_job_of_another_tenant_is_not_found(self):
         id = self.start_long()
         for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/events"), ("GET", "/results/0"), ("GET", "/previews/1-1")):
             answers = [c.request(method, f"/v1/jobs/{j}{path}") for c, j in
@@ -156,7 +156,7 @@ class Tenants(WithClients):
             with self.subTest(method=method, path=path):
                 self.assertEqual([a.status for a in answers], [404, 404])
                 texts = [a.error["message"].replace(id, "X").replace("01ABCDEFGHJKMNPQRSTVWXYZ00", "X") for a in answers]
-                self.assertEqual(*texts)  # nor can it be told from one that never was
+                self.assertEqual(*texts)  # indistinguishable from a job that never existed
         self.assertEqual(self.first.job(id)["state"], "running")
         self.assertNotIn(id, [j["id"] for j in self.second.get("/v1/jobs?limit=200").json()["jobs"]])
         self.assertIn(id, [j["id"] for j in self.first.get("/v1/jobs?limit=200").json()["jobs"]])
@@ -173,7 +173,7 @@ class Tenants(WithClients):
         self.assertEqual(self.second.get(url.split("?")[0]).status, 404)
         self.assertEqual(self.anonymous.get(url.split("?")[0]).status, 401)
         self.assertEqual(self.anonymous.get(url).status, 200)
-        # The signature is of this picture alone.
+        # The signature covers this image only.
         other = self.first.submit(**SMALL)
         self.first.wait(other)
         self.assertEqual(self.anonymous.get(url.replace(id, other)).status, 401)
@@ -188,7 +188,7 @@ class Tenants(WithClients):
         for open_path in ("/healthz", "/readyz", "/metrics", "/openapi.json", "/"):
             self.assertEqual(self.anonymous.get(open_path).status, 200)
 
-    def test_idempotency_keys_are_a_tenants_own(self):
+    def test_idempotency_keys_belong_to_a_tenant(self):
         key = {"Idempotency-Key": uuid.uuid4().hex}
         ids = {c.submit(headers=key, **SMALL) for c in (self.first, self.second)}
         self.assertEqual(len(ids), 2)
@@ -257,7 +257,7 @@ class Cancel(WithClients):
     def test_twice(self):
         id = self.start_long()
         self.assertEqual(self.first.cancel(id).status, 202)
-        self.assertIn(self.first.cancel(id).status, (202, 409))  # 409 once the worker has stopped
+        self.assertIn(self.first.cancel(id).status, (202, 409))  # 409 after the worker has stopped
         self.assertEqual(self.first.wait(id)["state"], "canceled")
 
     def test_a_client_that_leaves_does_not_cancel(self):
@@ -284,7 +284,7 @@ class Listing(WithClients):
             cursor = page["next_cursor"]
             if not cursor:
                 break
-        self.assertEqual(got[:7], ids[::-1])  # newest first, none twice, none left out
+        self.assertEqual(got[:7], ids[::-1])  # newest first, each exactly once
         self.assertLessEqual(max(pages), 3)
 
     def test_by_state(self):
@@ -302,8 +302,8 @@ class Listing(WithClients):
 
 
 class Deadline(WithClients):
-    # Of a model whose speed is known a job that cannot make it is refused at once. No picture of "small" is ever
-    # finished here: 200 steps on 1,600 tokens take seconds anywhere.
+    # A job that cannot meet its deadline is refused at once if the model's speed is known. The speed of "small" stays
+    # unknown: none of its images is ever finished, since 200 steps on 1,600 tokens take seconds on any machine.
     def test_a_job_that_waits_too_long_expires(self):
         self.occupy()
         id = self.second.submit(deadline_ms=300, priority=-100, model="small", **{**LONG, "width": 640, "height": 640})
@@ -321,7 +321,7 @@ class Deadline(WithClients):
         self.assertEqual(refused.status, 504)
         self.assertIn("deadline", refused.error["message"])
 
-    def test_what_cannot_be_met_is_refused_at_once(self):
+    def test_a_deadline_that_cannot_be_met_is_refused_at_once(self):
         known = {**LONG, "num_inference_steps": 100}
         self.second.wait(self.second.submit(**known))
         refused = self.second.request("POST", "/v1/jobs", {"prompt": "x", "deadline_ms": 5, **known})
@@ -332,7 +332,7 @@ class Deadline(WithClients):
 
 
 class Priority(WithClients):
-    def test_the_higher_one_first(self):
+    def test_the_higher_priority_runs_first(self):
         blocker = self.occupy()
         low = [self.second.submit(priority=-5, **SMALL) for _ in range(4)]
         high = [self.second.submit(priority=5, **SMALL) for _ in range(4)]

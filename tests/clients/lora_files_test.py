@@ -1,5 +1,4 @@
-"""The registry of LoRA adapters and files: what lies in the folders of the configuration, the command line, and what a
-restart of Redis leaves."""
+"""LoRA adapters from files: the configured folders, the command line, and a restart of Redis."""
 import json
 import os
 import tempfile
@@ -10,7 +9,7 @@ from fleet import Shared, cli, tiny_model, until
 
 
 class Files(RegistryCase):
-    """A fleet with folders of its own."""
+    """A fleet with its own adapter folders."""
 
     @classmethod
     def setUpClass(cls):
@@ -43,7 +42,7 @@ class Files(RegistryCase):
     def by_path(self, path, **fields):
         return self.first.request("PUT", "/v1/loras/file", {"path": path, **fields})
 
-    def test_registers_what_lies_in_the_folders(self):
+    def test_registers_files_in_the_configured_folders(self):
         top = os.path.realpath(self.top.name)
         for path, real, seed in ((f"{top}/one/a.safetensors", "one/a.safetensors", 1), ("below/b.safetensors", "one/below/b.safetensors", 2),
                                  ("c.safetensors", "two/c.safetensors", 3), (f"{top}/one/below/../a.safetensors", "one/a.safetensors", 1),
@@ -58,13 +57,13 @@ class Files(RegistryCase):
                 self.assertIn(lora["path"].encode(), blob)
         self.assertEqual(self.chunk_keys(), [])
 
-    def test_refuses_what_does_not(self):
+    def test_refuses_files_outside_the_configured_folders(self):
         top = self.top.name
         outside = ["/etc/passwd", f"{top}/outside/d.safetensors", "../outside/d.safetensors", f"{top}/one/../outside/d.safetensors",
                    f"{top}/one/out.safetensors", "out.safetensors", "outlink/d.safetensors", "/etc/no-such-file", f"{top}/one-more/x", "/"]
         for path in outside:
             with self.subTest(path):
-                self.refused(self.by_path(path), 400, "leaves the folders", param="path")
+                self.refused(self.by_path(path), 400, "outside loras.folders", param="path")
         for path in ("none.safetensors", f"{top}/one", "below", "fifo", f"{top}/one/a.safetensors/x"):
             with self.subTest(path):
                 self.refused(self.by_path(path), 400, "no file", param="path")
@@ -74,7 +73,7 @@ class Files(RegistryCase):
         self.refused(self.by_path("a.safetensors", modles=["tiny"]), 400, "models", param="modles")
         self.refused(self.by_path(5), 400, "string", param="path")
         self.refused(self.by_path(""), 400, "path", param="path")
-        self.refused(self.first.request("PUT", "/v1/loras/file", {}), 400, "path is missing", param="path")
+        self.refused(self.first.request("PUT", "/v1/loras/file", {}), 400, "'path' is missing", param="path")
         self.refused(self.first.request("PUT", "/v1/loras/file", [], {"Content-Type": "application/json"}), 400, "object")
 
     def test_the_command_line(self):
@@ -95,22 +94,22 @@ class Files(RegistryCase):
         taken = cli("loras", "add", "style", file, "--keep", *url)
         self.assertEqual((taken.returncode, "already" in taken.stderr), (1, True), taken.stderr)
         self.assertEqual(cli("loras", "remove", "style", *url).returncode, 0)
-        for words, status, told in ((("remove", "style"), 1, "no adapter"), (("add", "x", "/no/such"), 1, "/no/such"), (("add", "x", "/tmp"), 1, "/tmp"),
-                                    (("add", "-- -x", file), 2, ""), (("add", "x", "/etc/passwd", "--by-path"), 2, "leaves"), (("lst",), 2, "did you mean 'list'")):
+        for words, status, told in ((("remove", "style"), 1, "not found"), (("add", "x", "/no/such"), 1, "/no/such"), (("add", "x", "/tmp"), 1, "/tmp"),
+                                    (("add", "-- -x", file), 2, ""), (("add", "x", "/etc/passwd", "--by-path"), 2, "outside loras.folders"), (("lst",), 2, "did you mean 'list'")):
             with self.subTest(words):
                 done = cli("loras", *words, *url)
                 self.assertEqual(done.returncode, status, done.stderr)
                 self.assertIn(told, done.stderr)
         self.assertEqual(self.names(), ["path"])
 
-    def test_a_redis_that_is_there_and_refuses_is_not_called_away(self):
+    def test_a_redis_that_refuses_is_not_reported_as_unreachable(self):
         self.addCleanup(self.redis, "REPLICAOF", "NO", "ONE")
         self.addCleanup(self.redis, "CONFIG", "SET", "maxmemory", "0")
         self.redis("CONFIG", "SET", "maxmemory", "1")
         self.refused(self.put("full", adapter(5)), 429, "memory limit", "nothing was changed")
         self.redis("CONFIG", "SET", "maxmemory", "0")
         self.redis("REPLICAOF", "127.0.0.1", "1")  # as after a failover
-        self.refused(self.put("replica", adapter(5)), 503, "refuses this just now", "READONLY")
+        self.refused(self.put("replica", adapter(5)), 503, "refuses commands at the moment", "READONLY")
         self.redis("REPLICAOF", "NO", "ONE")
         self.assertEqual(self.names(), [])
         self.assertEqual(self.chunk_keys(), [])

@@ -1,5 +1,5 @@
-"""The registry of LoRA adapters from outside: uploads, what is refused, tenants apart, names in jobs. No worker is needed:
-jobs are admitted, which is where names become digests. Long because all cases ask one service, which is started once."""
+"""The registry of LoRA adapters over HTTP: uploads, refusals, tenant isolation, names in jobs. Needs no worker, because
+admission resolves names to digests. One file because all cases share one running service."""
 import hashlib
 import http.client
 import json
@@ -65,7 +65,7 @@ class Uploads(Base):
             self.assertEqual(found, names)
         page = self.first.get("/v1/loras?cursor=a").json()
         self.assertEqual(([lora["name"] for lora in page["loras"]], page["next_cursor"]), (names[2:], ""))
-        self.first.request("DELETE", "/v1/loras/a")  # a page that begins after what is gone
+        self.first.request("DELETE", "/v1/loras/a")  # the next page starts after a deleted name
         self.assertEqual(self.first.get("/v1/loras?limit=1&cursor=a").json()["loras"][0]["name"], "a-1")
         for query, param in (("limit=0", "limit"), ("limit=1001", "limit"), ("limit=x", "limit"), ("limit=", "limit"), ("limit=-1", "limit"), ("limit=2.5", "limit"),
                              ("cursor=/", "cursor"), ("page=2", "page")):
@@ -78,13 +78,13 @@ class Uploads(Base):
         self.addCleanup(self.redis, "CONFIG", "SET", "maxmemory", "0")
         answer = self.put("more", adapter(2))
         self.assertEqual((answer.status, answer.error["code"]), (429, "resource_exhausted"))
-        for word in ("memory limit", "maxmemory", "by its path"):
+        for word in ("memory limit", "maxmemory", "by path"):
             self.assertIn(word, answer.error["message"])
         self.assertEqual(self.first.request("DELETE", "/v1/loras/there").status, 200)
         self.redis("CONFIG", "SET", "maxmemory", "0")
         self.assertEqual((self.names(), self.chunk_keys()), ([], []))
 
-    def test_a_connection_goes_on_after_an_upload(self):
+    def test_a_connection_stays_usable_after_an_upload(self):
         connection = http.client.HTTPConnection(self.first.host, timeout=20)
         headers = {**BYTES, "Authorization": "Bearer " + KEYS["first"]}
         data = adapter(1, width=20_000)
@@ -116,7 +116,7 @@ class Uploads(Base):
         get = lambda tag: self.first.request("GET", "/v1/loras/a", headers={"If-None-Match": tag})
         self.assertEqual((get(tag).status, get(tag).body, get(tag).headers["ETag"]), (304, b"", tag))
         self.assertEqual(get('"nope"').status, 200)
-        # The tag is of all that is shown, the digest of the bytes alone.
+        # The tag covers all displayed fields, the digest only the bytes.
         self.first.request("PATCH", "/v1/loras/a", {"pinned": True})
         pinned = get(tag)
         self.assertEqual((pinned.status, pinned.json()["pinned"]), (200, True))
@@ -133,7 +133,7 @@ class Uploads(Base):
         self.assertEqual(self.first.request("DELETE", "/v1/loras/none", headers={"If-Match": "*"}).status, 404)
         self.assertEqual(self.first.request("DELETE", "/v1/loras/a", headers={"If-Match": "*"}).status, 200)
 
-    def test_an_upload_again_brings_back_what_redis_lost(self):
+    def test_a_repeated_upload_restores_bytes_that_redis_lost(self):
         data = adapter(1, rank=9, width=40_000)
         self.put("a", data)
         whole = self.chunk_keys()
@@ -161,7 +161,7 @@ class Uploads(Base):
         self.refused(self.put("a", data, query="?model=tinny"), 400, "'tiny'", param="model")
         self.refused(self.put("a", data, query="?pinned=1"), 400, param="pinned")
         self.refused(self.put("a", data, query="?pined=true"), 400, "'pinned'", param="pined")
-        self.refused(self.put("a", data, query="?weight=1"), 400, "'weight' is not a parameter here; known are sha256, model, pinned, tenant", param="weight")
+        self.refused(self.put("a", data, query="?weight=1"), 400, "unknown parameter 'weight'; known are sha256, model, pinned, tenant", param="weight")
         self.refused(self.put("a", data, **{"Content-Type": "text/plain"}), 415, "application/octet-stream")
         self.refused(self.put("a", data, **{"If-None-Match": '"x"'}), 400, "*")
         self.refused(self.put("a", data, **{"Content-Encoding": "gzip"}), 415, "gzip")
@@ -195,7 +195,7 @@ class Uploads(Base):
             connection.endheaders()
             half = len(datas[i]) // 2
             connection.send(datas[i][:half])
-            together.wait(30)  # all of them are under way
+            together.wait(30)  # all uploads have started
             connection.send(datas[i][half:])
             response = connection.getresponse()
             answers[i] = (response.status, json.loads(response.read()))
@@ -207,7 +207,7 @@ class Uploads(Base):
             t.join()
         self.assertEqual(sorted(a[0] for a in answers), [200, 200, 201])
         for (_, lora), data in zip(answers, datas):
-            self.assertEqual(lora["sha256"], digest(data), "each is told of its own")
+            self.assertEqual(lora["sha256"], digest(data), "each client gets the digest of its own bytes")
         winner = self.first.get("/v1/loras/same").json()
         index = [digest(d) for d in datas].index(winner["sha256"])
         self.assertEqual((winner["rank"], winner["bytes"]), (4 + index, len(datas[index])))
@@ -215,15 +215,15 @@ class Uploads(Base):
 
 
 class Refusals(Base):
-    def test_what_is_no_adapter(self):
+    def test_invalid_adapters(self):
         good = adapter()
         entry = {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}
         cases = [
             ("empty", b"", ["empty"]),
-            ("seven bytes", b"1234567", ["too few"]),
+            ("seven bytes", b"1234567", ["too small"]),
             ("torch.save", b"PK\x03\x04" + b"\0" * 100, ["pickle", "safetensors"]),
             ("pickle", b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00}" + b"." * 100, ["pickle"]),
-            ("a picture", b"\x89PNG\r\n\x1a\n" + b"\0" * 100, ["safetensors"]),
+            ("an image", b"\x89PNG\r\n\x1a\n" + b"\0" * 100, ["safetensors"]),
             ("header beyond the end", struct.pack("<Q", 1 << 20) + b"{}", ["truncated"]),
             ("huge header", struct.pack("<Q", 1 << 40) + b"{}", ["safetensors"]),
             ("no JSON", raw_file(b"{nonsense}"), ["JSON"]),
@@ -254,13 +254,13 @@ class Refusals(Base):
         until(lambda: not self.chunk_keys(), "refused uploads leave nothing")
 
     def test_too_large(self):
-        # By what it says of itself, before a byte of it is sent.
+        # Refused by the declared length, before the body is sent.
         with socket.create_connection(self.first.host.split(":"), timeout=20) as s:
             s.sendall(f"PUT /v1/loras/big HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['first']}\r\nContent-Type: application/octet-stream\r\n"
                       f"Content-Length: {MOST + 1}\r\nExpect: 100-continue\r\n\r\n".encode())
             answer = s.makefile("rb").readline()
         self.assertIn(b" 413 ", answer)
-        # By what comes.
+        # Refused by the number of bytes received.
         big = safetensors({DOWN: ("U8", [1, MOST], b"\0" * MOST)})
         with socket.create_connection(self.first.host.split(":"), timeout=20) as s:
             s.sendall(f"PUT /v1/loras/big HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['first']}\r\nTransfer-Encoding: chunked\r\n"
@@ -275,7 +275,7 @@ class Refusals(Base):
         self.assertEqual(self.names(), [])
         until(lambda: not self.chunk_keys(), "refused uploads leave nothing")
 
-    def test_a_client_that_goes_away(self):
+    def test_a_client_that_disconnects(self):
         data = adapter(7, width=100_000)
         with socket.create_connection(self.first.host.split(":"), timeout=20) as s:
             s.sendall(f"PUT /v1/loras/half HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['first']}\r\nContent-Length: {len(data)}\r\n\r\n".encode())
@@ -302,7 +302,7 @@ class Refusals(Base):
 
 
 class Tenants(Base):
-    def test_names_are_each_tenants_own(self):
+    def test_names_belong_to_a_tenant(self):
         self.put("style", adapter(1))
         self.assertEqual(self.second.get("/v1/loras/style").status, 404)
         self.assertEqual(self.names(self.second), [])
@@ -323,13 +323,13 @@ class Tenants(Base):
         self.assertEqual(self.admin.request("DELETE", "/v1/loras/style?tenant=first").status, 200)
         self.assertEqual(self.names(), ["other"])
 
-    def test_workers_tell_a_tenant_of_its_own_adapters_alone(self):
+    def test_workers_list_only_adapters_of_the_asking_tenant(self):
         self.put("mine", adapter(1))
         self.put("theirs", adapter(2), self.second)
         both = sorted(digest(adapter(seed)) for seed in (1, 2))
         info = {"name": "w", "boot": "b", "state": "ready", "models": [], "adapters": both, "host_adapters": both}
-        self.addCleanup(self.redis, "FCALL", "ditfleet_v1_deregister", "3", "df:{0}:workers", "df:{0}:worker:w", "df:{0}:mbox:w:b", "w", "b")
-        self.redis("FCALL", "ditfleet_v1_heartbeat", "3", "df:{0}:workers", "df:{0}:worker:w", "df:{0}:mbox:w:b", "w", "b", json.dumps(info), "60000", "60000")
+        self.addCleanup(self.redis, "FCALL", "ditfleet_v2_deregister", "3", "df:{0}:workers", "df:{0}:worker:w", "df:{0}:mbox:w:b", "w", "b")
+        self.redis("FCALL", "ditfleet_v2_heartbeat", "3", "df:{0}:workers", "df:{0}:worker:w", "df:{0}:mbox:w:b", "w", "b", json.dumps(info), "60000", "60000")
         for client, told in ((self.first, [digest(adapter(1))]), (self.second, [digest(adapter(2))]), (self.admin, both)):
             worker, = client.get("/v1/workers").json()["workers"]
             self.assertEqual((sorted(worker["adapters"]), sorted(worker["host_adapters"])), (told, told))
@@ -346,7 +346,7 @@ class Jobs(Base):
         return answer
 
     def admitted(self, id, client=None):
-        """The uses in the spec that a worker will get."""
+        """Returns the adapters in the spec that a worker receives."""
         until(lambda: (client or self.first).job(id)["state"] == "ready", "the job is admitted")
         return json.loads(self.redis("HGET", "df:{0}:specs", id))["loras"]
 
@@ -356,7 +356,7 @@ class Jobs(Base):
         id = self.submit({"name": "oil", "scale": 0.7}, {"name": "ink", "scale": -0.3}).json()["id"]
         self.assertEqual(self.admitted(id), [{"name": "oil", "scale": 0.7, "sha256": digest(adapter(2))},
                                              {"name": "ink", "scale": -0.3, "sha256": digest(adapter(1))}])
-        # At once after a change, every time.
+        # A change takes effect immediately, every time.
         for seed in range(10, 16):
             self.put("ink", adapter(seed))
             id = self.submit("ink").json()["id"]
@@ -364,7 +364,7 @@ class Jobs(Base):
         packed = self.redis("HGET", "df:{0}:open", id).decode()
         self.assertTrue(packed.endswith("|" + digest(adapter(15))), "what routing goes by")
 
-    def test_what_may_not_be_used(self):
+    def test_adapters_that_may_not_be_used(self):
         none = self.submit("ink")
         self.assertEqual(none.status, 400)
         self.assertIn("none is registered", none.error["message"])
@@ -388,7 +388,7 @@ class Jobs(Base):
         self.addCleanup(self.second.cancel, "x-" + id)
         return "x-" + id
 
-    def test_entries_of_the_intake(self):
+    def test_intake_entries(self):
         self.put("ink", adapter(1), self.second)
         until(lambda: self.second.get("/v1/jobs").status == 200, "up")
         good, bad = self.xadd(loras=[{"name": "ink"}]), self.xadd(loras=[{"name": "oil"}])

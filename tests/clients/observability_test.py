@@ -1,4 +1,4 @@
-"""/openapi.json against what is served, and /metrics as a Prometheus server reads it."""
+"""Checks responses against /openapi.json, and /metrics against the Prometheus text format."""
 import json
 import re
 import unittest
@@ -12,7 +12,7 @@ SMALL = {"width": 32, "height": 16, "num_inference_steps": 2, "max_sequence_leng
 
 
 class Schema:
-    """The part of JSON Schema that openapi.json uses; a keyword that is not known here fails."""
+    """Validates the subset of JSON Schema that openapi.json uses. Other keywords fail."""
 
     KNOWN = {"type", "properties", "required", "items", "enum", "const", "minimum", "maximum", "additionalProperties", "$ref", "oneOf",
              "anyOf", "allOf", "nullable", "description", "default", "format", "examples", "example", "maxLength", "minLength", "pattern",
@@ -79,7 +79,7 @@ class OpenApi(unittest.TestCase):
         cls.schema = Schema(cls.document)
 
     def served(self, method, path, template, body=None, headers=None):
-        """Asks, and checks status and body against the document."""
+        """Makes a request and checks status and body against the document."""
         answer = self.client.request(method, path, body, headers)
         operation = self.document["paths"][template][method.lower()]
         self.assertIn(str(answer.status), operation["responses"], (method, template, answer))
@@ -109,9 +109,9 @@ class OpenApi(unittest.TestCase):
         self.assertEqual(len(ids), len(set(ids)))
         refs = set(re.findall(r'"\$ref":\s*"([^"]+)"', json.dumps(self.document)))
         for ref in refs:
-            self.schema.resolve({"$ref": ref})  # KeyError: it points nowhere
+            self.schema.resolve({"$ref": ref})  # KeyError: dangling reference
 
-    def test_every_described_route_is_served_and_no_other(self):
+    def test_exactly_the_described_routes_are_served(self):
         for path, item in self.document["paths"].items():
             real = re.sub(r"\{\w+\}", "x", path)
             allow = self.client.request("OPTIONS", real).headers["Allow"]
@@ -119,7 +119,7 @@ class OpenApi(unittest.TestCase):
             served = set(allow.split(", ")) - {"HEAD", "OPTIONS"}
             self.assertEqual(described, served, path)
 
-    def test_answers_are_as_described(self):
+    def test_responses_match_the_document(self):
         for path in ("/", "/healthz", "/readyz", "/metrics", "/openapi.json", "/v1/models", "/v1/workers"):
             self.assertEqual(self.served("GET", path, path).status, 200)
         self.served("GET", "/v1/models/tiny", "/v1/models/{model}")
@@ -146,8 +146,8 @@ class OpenApi(unittest.TestCase):
         self.assertEqual(self.served("POST", "/v1/jobs", "/v1/jobs", {**body, "seed": 5}, {"Idempotency-Key": "k"}).status, 422)
         self.served("POST", "/v1/jobs", "/v1/jobs", "prompt=x", {"Content-Type": "text/plain"})
 
-    def test_the_schema_takes_what_the_service_takes(self):
-        """A request with every field, once as the document has it and once as the service reads it."""
+    def test_the_schema_accepts_what_the_service_accepts(self):
+        """A request with every field is valid for both the document and the service."""
         request = self.document["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
         full = {"model": "tiny", "prompt": "x", "negative_prompt": "y", "n": 1, "width": 32, "height": 16, "seed": 1, "num_inference_steps": 2,
                 "guidance_scale": 1.5, "true_cfg_scale": 2.0, "max_sequence_length": 16, "loras": [], "priority": 1, "deadline_ms": 600_000,
@@ -162,7 +162,7 @@ class OpenApi(unittest.TestCase):
 
 class Metrics(unittest.TestCase):
     def scrape(self):
-        """{family: (type, {labels: value})}; asserts that every line is right."""
+        """Parses metrics into {family: (type, {labels: value})} and asserts that every line is valid."""
         answer = Client(shared.fleet.url).get("/metrics")
         self.assertTrue(answer.headers["Content-Type"].startswith("text/plain; version=0.0.4"))
         families, helped, current = {}, set(), None
@@ -202,7 +202,7 @@ class Metrics(unittest.TestCase):
         family = name if name in families else re.sub("_(count|sum)$", "", name)
         return families.get(family, ("", {}))[1].get((name, labels), 0.0)
 
-    def test_they_count_what_happens(self):
+    def test_metrics_count_events(self):
         client = Client(shared.fleet.url)
         before = self.scrape()
         for _ in range(3):
@@ -250,7 +250,7 @@ class Metrics(unittest.TestCase):
                 self.assertEqual(counts, sorted(counts), name)
                 self.assertEqual(buckets[-1], (float("inf"), samples[(name + "_count", rest)]))
 
-    def test_labels_do_not_grow_with_what_clients_make_up(self):
+    def test_client_input_creates_no_labels(self):
         client = Client(shared.fleet.url)
         for i in range(20):
             client.get(f"/v1/jobs/made-up-{i}")

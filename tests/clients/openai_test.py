@@ -1,4 +1,4 @@
-"""The `openai` client, unmodified, against a running fleet."""
+"""The unmodified `openai` client against a running fleet."""
 import asyncio
 import base64
 import hashlib
@@ -12,10 +12,10 @@ from fleet import Shared, need, until
 try:
     import openai
 except ImportError:
-    need(False, "the openai package is not here; tests/run.sh installs tests/requirements.txt and sets DITFLEET_TEST_PYTHON")
+    need(False, "the openai package is not installed; tests/run.sh installs tests/requirements.txt and sets DITFLEET_TEST_PYTHON")
 
 from api import Client
-from picture import describe
+from image import describe
 
 KEY = "sk-ditfleet-first"
 
@@ -45,7 +45,7 @@ class Generate(unittest.TestCase):
         self.assertEqual((answer.size, answer.output_format, answer.background), ("32x48", "png", "opaque"))
         self.assertGreater(answer.created, 1_600_000_000)
 
-    def test_url_needs_no_key_of_its_own(self):
+    def test_a_url_needs_no_key(self):
         answer = self.generate(response_format="url")
         self.assertIsNone(answer.data[0].b64_json)
         with urllib.request.urlopen(answer.data[0].url) as response:  # as a browser's <img> fetches it
@@ -71,13 +71,13 @@ class Generate(unittest.TestCase):
                                    extra_body={"seed": 1}).data[0].b64_json) for q in (5, 100)]
         self.assertLess(sizes[0], sizes[1])
 
-    def test_four_pictures_differ_and_repeat(self):
+    def test_four_images_differ_and_repeat(self):
         first = self.generate(n=4, response_format="b64_json", extra_body={"seed": 11})
-        pictures = [d.b64_json for d in first.data]
-        self.assertEqual(len(set(pictures)), 4)
-        self.assertEqual([d.seed for d in first.data], [11, 12, 13, 14])  # a field of ours beside OpenAI's
+        images = [d.b64_json for d in first.data]
+        self.assertEqual(len(set(images)), 4)
+        self.assertEqual([d.seed for d in first.data], [11, 12, 13, 14])  # our extension of the OpenAI response
         again = self.generate(response_format="b64_json", extra_body={"seed": 13})
-        self.assertEqual(again.data[0].b64_json, pictures[2])
+        self.assertEqual(again.data[0].b64_json, images[2])
 
     def test_stream_with_partial_images(self):
         with self.generate(stream=True, partial_images=2, size="64x64",
@@ -92,13 +92,13 @@ class Generate(unittest.TestCase):
         self.assertEqual(last.type, "image_generation.completed")
         self.assertEqual(describe(base64.b64decode(last.b64_json)), ("png", 64, 64))
 
-    def test_stream_is_what_the_call_without_it_draws(self):
+    def test_stream_and_plain_call_give_the_same_image(self):
         with self.generate(stream=True, extra_body={"seed": 5}) as stream:
             streamed = [e.b64_json for e in stream]
         plain = self.generate(response_format="b64_json", extra_body={"seed": 5})
         self.assertEqual(streamed, [plain.data[0].b64_json])
 
-    def test_prompt_as_it_is(self):
+    def test_the_prompt_is_unchanged(self):
         for prompt in ("", "雪 🐎 Würfel </s>", "word " * 3000):
             with self.subTest(prompt[:20]):
                 answer = client().images.generate(model="tiny", prompt=prompt, size="16x16", response_format="b64_json",
@@ -123,7 +123,7 @@ class Generate(unittest.TestCase):
 
 
 class Errors(unittest.TestCase):
-    def test_each_wrong_field_is_a_bad_request_that_names_it(self):
+    def test_an_invalid_field_is_a_bad_request_that_names_it(self):
         cases = [
             ({"model": "tinny"}, openai.NotFoundError, "model", "tiny"),
             ({"size": "33x48"}, openai.BadRequestError, "size", "multiple"),
@@ -155,7 +155,7 @@ class Errors(unittest.TestCase):
             client("sk-wrong").images.generate(model="tiny", prompt="x")
         self.assertEqual(refused.exception.code, "invalid_api_key")
 
-    def test_canceled_meanwhile_is_not_tried_again(self):
+    def test_a_canceled_call_is_not_retried(self):
         rest = Client(shared.fleet.url, KEY)
         seen = {j["id"] for j in rest.get("/v1/jobs?limit=200").json()["jobs"]}
         result = {}

@@ -1,4 +1,4 @@
-"""redis-py as a producer and reader: XADD to the intake, the submit Function, events, results."""
+"""redis-py as producer and reader: XADD to the intake, the submit Function, events and results."""
 import hashlib
 import json
 import time
@@ -7,12 +7,12 @@ import uuid
 
 from api import ENDED, Client
 from fleet import Shared, need
-from picture import describe
+from image import describe
 
 try:
     import redis
 except ImportError:
-    need(False, "the redis package is not here; tests/run.sh installs tests/requirements.txt and sets DITFLEET_TEST_PYTHON")
+    need(False, "the redis package is not installed; tests/run.sh installs tests/requirements.txt and sets DITFLEET_TEST_PYTHON")
 
 shared = Shared(workers=1)
 setUpModule, tearDownModule = shared.start, shared.stop
@@ -29,12 +29,12 @@ class WithRedis(unittest.TestCase):
         self.addCleanup(self.bytes.close)
 
     def events(self, job, seconds=30):
-        """Every event of a job up to its last, read as they come: the shard's stream says when to look."""
+        """Returns all events of a job up to the last one, polling whenever the shard's stream grows."""
         keys = [f"df:{{0}}:job:{job}", "df:{0}:open", "df:{0}:last", EVENTS]
         after, seen, out, deadline = "0-0", "0-0", [], time.monotonic() + seconds
         while time.monotonic() < deadline:
-            found = self.redis.fcall_ro("ditfleet_v1_events", len(keys), *keys, job, after)
-            for id, event in zip(found[::2], found[1::2]):  # "<type> <unit> <data>"; the last unit's end tells the job's too
+            found = self.redis.fcall_ro("ditfleet_v2_events", len(keys), *keys, job, after)
+            for id, event in zip(found[::2], found[1::2]):  # "<type> <unit> <data>"; the last unit's end includes the job's
                 if id == after:
                     continue
                 after = id
@@ -51,14 +51,14 @@ class WithRedis(unittest.TestCase):
                 seen = entries[-1][0]
         self.fail(f"job {job} did not end; events: {out}")
 
-    def picture(self, job, unit=0):
+    def image(self, job, unit=0):
         manifest = json.loads(self.redis.hget(f"df:{{0}}:job:{job}", f"m{unit}"))
         data = self.bytes.get(manifest["key"])
         self.assertEqual(hashlib.sha256(data).hexdigest(), manifest["sha256"])
         return data
 
     def add(self, fields):
-        """The id of the job that an intake entry becomes."""
+        """Returns the id of the job created from an intake entry."""
         entry = self.redis.xadd(INTAKE, fields)
         return fields.get("id") or "x-" + entry
 
@@ -66,21 +66,21 @@ class WithRedis(unittest.TestCase):
         keys = [INTAKE, "df:{0}:jobs", "df:{0}:deadline", "df:{0}:open", "df:{0}:last", "df:{0}:events", f"df:{{0}}:job:{id}",
                 f"df:{{0}}:idem:{tenant}:{key}" if key else f"df:{{0}}:job:{id}"]
         sha = hashlib.sha256(spec.encode()).hexdigest()
-        return self.redis.fcall("ditfleet_v1_submit", len(keys), *keys, 86_400_000, id, tenant, spec, sha, 1 if key else 0, "",
-                                deadline_ms)[0]
+        return self.redis.fcall("ditfleet_v2_submit", len(keys), *keys, 86_400_000, id, tenant, spec, sha, 1 if key else 0, "",
+                                deadline_ms)
 
 
 class Xadd(WithRedis):
-    def test_becomes_a_picture(self):
+    def test_an_entry_becomes_an_image(self):
         job = self.add({"spec": json.dumps(SPEC)})
         events = self.events(job)
         self.assertEqual([(t, u) for t, u, _ in events if t not in ("queued", "step")],
                          [("ready", 0), ("assigned", 0), ("started", 0), ("succeeded", 0), ("succeeded", -1)])
-        steps = [d["step"] for t, _, d in events if t == "step"]  # quick ones are told together
+        steps = [d["step"] for t, _, d in events if t == "step"]  # fast steps are reported together
         self.assertEqual((steps, steps[-1]), (sorted(set(steps)), 2))
-        self.assertEqual(describe(self.picture(job)), ("png", 32, 16))
+        self.assertEqual(describe(self.image(job)), ("png", 32, 16))
         over_http = self.http.get(f"/v1/jobs/{job}/results/0")
-        self.assertEqual(over_http.body, self.picture(job))
+        self.assertEqual(over_http.body, self.image(job))
 
     def test_own_id_tenant_and_trace(self):
         trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -131,7 +131,7 @@ class Xadd(WithRedis):
                 self.assertEqual((record["state"], record["error"]["message"]), ("rejected", last[2]["message"]))
         self.assertEqual(self.redis.xlen(INTAKE), 0)
 
-    def test_a_bad_id_is_rejected_under_the_entrys(self):
+    def test_a_bad_id_is_rejected_under_the_entry_id(self):
         entry = self.redis.xadd(INTAKE, {"spec": json.dumps(SPEC), "id": "a/b c"})
         self.assertEqual(self.events("x-" + entry)[-1][0], "rejected")
 
@@ -154,7 +154,7 @@ class Function(WithRedis):
         self.assertEqual(self.submit(id, spec), "created")
         self.assertEqual(self.submit(id, spec), "existed " + id)
         self.assertEqual(self.events(id)[-1][0], "succeeded")
-        self.assertEqual(describe(self.picture(id)), ("webp", 32, 16))
+        self.assertEqual(describe(self.image(id)), ("webp", 32, 16))
 
     def test_idempotency(self):
         key, spec = uuid.uuid4().hex, json.dumps(SPEC)
@@ -173,7 +173,7 @@ class Function(WithRedis):
         self.assertIn("invalid id", self.submit("a b", json.dumps(SPEC)))
         self.assertIn("invalid tenant", self.submit("f-1", json.dumps(SPEC), tenant="a b"))
         with self.assertRaises(redis.ResponseError):
-            self.redis.fcall("ditfleet_v1_submit", 1, INTAKE, 5)
+            self.redis.fcall("ditfleet_v2_submit", 1, INTAKE, 5)
 
     def test_a_bad_spec_is_rejected(self):
         id = "f-" + uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""One trace from a caller through the gateway, the queue and a worker, as an OpenTelemetry receiver sees it."""
+"""One trace from the caller through gateway, queue and worker, as received by an OpenTelemetry collector."""
 import http.server
 import json
 import shutil
@@ -13,7 +13,7 @@ SMALL = {"prompt": "x", "width": 32, "height": 16, "num_inference_steps": 3, "ma
 
 
 class Receiver:
-    """OTLP over HTTP with JSON bodies, as a collector takes it."""
+    """A collector for OTLP over HTTP with JSON bodies."""
 
     def __init__(self):
         self.spans, self.wrong = [], []
@@ -61,7 +61,7 @@ class Tracing(unittest.TestCase):
     def of_trace(self, receiver, trace):
         return {s["name"]: s for s in receiver.spans if s["traceId"] == trace}
 
-    def test_one_trace_from_the_caller_to_the_picture(self):
+    def test_one_trace_from_the_caller_to_the_image(self):
         with Receiver() as receiver, Fleet(sets=["telemetry.otlp_endpoint=" + receiver.url, "worker.threads=1"]) as fleet:
             client = Client(fleet.url)
             answer = client.request("POST", "/v1/jobs", SMALL, {"traceparent": f"00-{TRACE}-{SPAN}-01"})
@@ -79,7 +79,7 @@ class Tracing(unittest.TestCase):
             self.assertEqual(gateway["attributes"]["http.route"], "/v1/jobs")
             self.assertEqual(gateway["attributes"]["url.path"], "/v1/jobs")
             self.assertEqual(gateway["attributes"]["http.response.status_code"], "202")
-            self.assertEqual(answer.headers["traceparent"].split("-")[1:3], [TRACE, gateway["spanId"]], "what the caller was told")
+            self.assertEqual(answer.headers["traceparent"].split("-")[1:3], [TRACE, gateway["spanId"]], "the response names the gateway's span")
             self.assertEqual(unit["parentSpanId"], gateway["spanId"])
             self.assertEqual(spans["queue_wait"]["parentSpanId"], gateway["spanId"])
             self.assertEqual(unit["resource"]["service.name"], "ditfleet-worker")
@@ -98,11 +98,11 @@ class Tracing(unittest.TestCase):
             self.assertLessEqual(last, int(unit["endTimeUnixNano"]))
             self.assertEqual(spans["steady_steps"]["attributes"]["ditfleet.steps"], "2")
 
-            # What a caller does not sample is not exported; nor is a poll.
+            # Traces that the caller does not sample are not exported, and polling is not traced.
             quiet = "5bf92f3577b34da6a3ce929d0e0e4736"
             self.assertEqual(client.request("POST", "/v1/jobs", SMALL, {"traceparent": f"00-{quiet}-{SPAN}-00"}).status, 202)
             client.get(f"/v1/jobs/{job}")
-            # Without a trace the gateway begins one. A failure shows in its span.
+            # Without a caller's trace the gateway starts one. A failure marks its span.
             answer = client.request("POST", "/v1/jobs", SMALL)
             own = answer.headers["traceparent"].split("-")[1]
             client.wait(answer.json()["id"])
@@ -111,19 +111,19 @@ class Tracing(unittest.TestCase):
             self.assertEqual(self.of_trace(receiver, quiet), {})
             self.assertFalse([s for s in receiver.spans if s["name"].startswith("GET")])
 
-            # The worker's own start: what it compiled or found.
+            # The worker's start: programs compiled or found in the cache.
             start = next(s for s in receiver.spans if s["name"] == "worker_start")
             below = {s["name"]: s for s in receiver.spans if s["traceId"] == start["traceId"]}
             self.assertNotIn("parentSpanId", start)
             self.assertEqual(below["load_models"]["parentSpanId"], start["spanId"])
             self.assertEqual(below["warm_up"]["parentSpanId"], start["spanId"])
             if shutil.which("c++"):  # blocks are compiled on this machine
-                # Which compiler it was is looked up, too, and kept beside the programs.
+                # The compiler's identity is looked up and cached, too.
                 lookups = [s for s in receiver.spans if s["name"] == "kernel_cache_lookup" and s["attributes"]["ditfleet.region"] != "compiler"]
                 self.assertTrue(lookups)
                 self.assertEqual({s["parentSpanId"] for s in lookups}, {below["load_models"]["spanId"]})
                 compiles = [s for s in receiver.spans if s["name"] == "region_compile"]
-                # A block with room for adapters has the kernels of the one without: it finds them in memory, or waits for them.
+                # Blocks with and without adapter columns share kernels, so one finds them in memory or waits.
                 found = [s["attributes"]["ditfleet.kernel_cache.source"] for s in lookups]
                 self.assertLessEqual(set(found), {"compiled", "memory", "another_thread"})
                 lookups = [s for s, source in zip(lookups, found) if source == "compiled"]
@@ -132,7 +132,7 @@ class Tracing(unittest.TestCase):
                 self.assertEqual({s["attributes"]["ditfleet.backend"] for s in compiles}, {"cpu_jit"})
             self.assertEqual(receiver.wrong, [])
 
-    def test_a_receiver_that_is_gone_fails_nothing(self):
+    def test_an_unreachable_receiver_fails_no_job(self):
         with Receiver() as receiver:
             url = receiver.url
         with Fleet(sets=["telemetry.otlp_endpoint=" + url, "worker.threads=1"]) as fleet:

@@ -1,6 +1,6 @@
-"""`ditfleet up`: its ready file, how it ends, what it restarts, what it refuses; and a service whose Redis is away.
+"""`ditfleet up`: ready file, shutdown, restarts and refusals, and a service without Redis.
 
-Long because every case starts and ends the same real service, whose helpers stand here once."""
+One file because all cases share the helpers that start and stop the service."""
 import json
 import os
 import re
@@ -48,7 +48,7 @@ class Life(WithFolder):
             fleet.stop()
             self.assertFalse(file.exists(), "a ready file of a service that has ended")
 
-    def test_ctrl_c_lets_what_runs_finish(self):
+    def test_ctrl_c_lets_running_jobs_finish(self):
         with Fleet(data=self.folder / "data") as fleet:
             client = Client(fleet.url)
             running = client.submit(**{**LONG, "width": 64, "height": 64, "num_inference_steps": 150})
@@ -57,17 +57,17 @@ class Life(WithFolder):
             began = time.monotonic()
             fleet.stop(signal.SIGINT)
             self.assertLess(time.monotonic() - began, 30)
-        with Fleet(data=self.folder / "data", workers=0) as fleet:  # the append-only file kept it all
+        with Fleet(data=self.folder / "data", workers=0) as fleet:  # read from the append-only file
             client = Client(fleet.url)
             self.assertEqual(client.job(running)["state"], "succeeded")
-            # What was assigned at the very moment comes back once its worker is known to be gone.
+            # A unit that was just being assigned returns to the queue when its worker's lease ends.
             until(lambda: client.job(waiting)["state"] in ("ready", "running"), "it waits again")
             self.assertEqual(client.job(waiting)["unit_records"][19]["state"], "ready")
 
-    def test_a_second_ctrl_c_hurries(self):
+    def test_a_second_ctrl_c_stops_at_once(self):
         with Fleet(data=self.folder / "data") as fleet:
             client = Client(fleet.url)
-            job = client.submit(**{**LONG, "width": 512, "height": 512})  # a minute
+            job = client.submit(**{**LONG, "width": 512, "height": 512})  # runs for a minute
             client.wait_event(job, "step")
             pids = fleet.pids()
             fleet.process.send_signal(signal.SIGINT)
@@ -79,14 +79,14 @@ class Life(WithFolder):
             self.assertEqual([p for p in pids if alive(p)], [])
         with Fleet(data=self.folder / "data", workers=0) as fleet:
             client = Client(fleet.url)
-            self.assertNotIn(client.job(job)["state"], ("failed", "canceled", "succeeded"))  # not lost: another worker takes it
+            self.assertNotIn(client.job(job)["state"], ("failed", "canceled", "succeeded"))  # another worker will take it
             self.assertEqual(client.cancel(job).status, 202)
 
-    def test_sigterm_ends_it_too(self):
+    def test_sigterm_stops_it_too(self):
         with Fleet() as fleet:
             fleet.stop(signal.SIGTERM)
 
-    def test_a_terminal_that_closes_ends_it_unless_nohup_was_asked_for(self):
+    def test_a_closed_terminal_stops_it_except_under_nohup(self):
         with Fleet() as fleet:
             fleet.stop(signal.SIGHUP)
         fleet = Fleet()
@@ -98,14 +98,14 @@ class Life(WithFolder):
             self.assertEqual(client.wait(client.submit(width=64, height=64, num_inference_steps=1))["state"], "succeeded")
             self.assertNotIn("ending:", fleet.tail())
 
-    def test_nothing_is_left_when_up_itself_is_killed(self):
+    def test_no_process_is_left_when_up_is_killed(self):
         with Fleet() as fleet:
             pids = fleet.pids()
             fleet.process.kill()
             fleet.process.wait()
             until(lambda: not any(map(alive, pids)), "every process has ended")
 
-    def test_what_crashes_is_started_again(self):
+    def test_crashed_processes_are_restarted(self):
         with Fleet(workers=2) as fleet:
             client = Client(fleet.url)
             ready = fleet.ready
@@ -118,7 +118,7 @@ class Life(WithFolder):
             coordinator = ready["pids"]["coordinator"]
             os.kill(coordinator, signal.SIGKILL)
             until(lambda: fleet.ready["pids"]["coordinator"] not in (None, coordinator), "a new coordinator's pid")
-            self.assertEqual(fleet.url, ready["gateway"])  # clients need not learn another address
+            self.assertEqual(fleet.url, ready["gateway"])  # the address stays the same
             until(lambda: answers(client), "the coordinator is ready again")
 
             redis = ready["pids"]["redis"]
@@ -128,7 +128,7 @@ class Life(WithFolder):
             self.assertEqual(client.wait(client.submit(**SMALL))["state"], "succeeded")
 
 
-    def test_a_worker_that_cannot_start_again_leaves_the_others_serving(self):
+    def test_a_worker_that_cannot_restart_does_not_stop_the_others(self):
         model = self.folder / "model"
         shutil.copytree(tiny_model(), model)
         weights_away = weights(model).with_suffix(".away")
@@ -137,7 +137,7 @@ class Life(WithFolder):
             broken, healthy = fleet.ready["pids"]["workers"]
             weights(model).rename(weights_away)
             os.kill(broken, signal.SIGKILL)
-            until(lambda: "the other workers continue" in fleet.log.read_text(), "it is told", 60)
+            until(lambda: "the other workers continue" in fleet.log.read_text(), "the failure is logged", 60)
             self.assertIn("worker-1 exited with status 1 repeatedly", fleet.log.read_text())
             self.assertIsNone(fleet.process.poll(), fleet.tail())
             self.assertEqual(client.wait(client.submit(**SMALL))["unit_records"][0]["state"], "succeeded")
@@ -154,18 +154,18 @@ def answers(client, path="/readyz"):
 
 
 class ResultFiles(WithFolder):
-    def test_an_error_of_the_folder_is_not_blamed_on_redis(self):
+    def test_a_data_folder_error_is_not_reported_as_a_redis_error(self):
         with Fleet(sets=["results.backend=file"]) as fleet:
             client = Client(fleet.url)
             job = client.submit(**SMALL)
             client.wait(job)
-            picture = next(p for p in (fleet.data / "results" / "results").rglob(f"{job}*") if p.is_file())
-            picture.unlink()
+            image = next(p for p in (fleet.data / "results" / "results").rglob(f"{job}*") if p.is_file())
+            image.unlink()
             self.assertEqual(client.get(f"/v1/jobs/{job}/results/0").status, 410)
-            picture.symlink_to("/etc/hostname")
+            image.symlink_to("/etc/hostname")
             answer = client.get(f"/v1/jobs/{job}/results/0")
             self.assertEqual(answer.status, 503, answer)
-            self.assertIn(str(picture), answer.error["message"])
+            self.assertIn(str(image), answer.error["message"])
             self.assertNotIn("Redis", answer.error["message"])
 
 
@@ -188,7 +188,7 @@ class Refusals(WithFolder):
             self.assertIn("in use", told)
             alone = cli("coordinator", "--redis", "redis://127.0.0.1:9", "--listen", f"127.0.0.1:{port}")
             self.assertEqual(alone.returncode, 1)
-            self.assertIn("another program listens there", alone.stdout + alone.stderr)
+            self.assertIn("another program listens on it", alone.stdout + alone.stderr)
 
     def test_flags(self):
         for flags, word in ((["--listen", "8780"], "HOST:PORT"), (["--listen", "127.0.0.1:99999"], "HOST:PORT"),
@@ -213,7 +213,7 @@ class Refusals(WithFolder):
         self.assertIn("--ready-file", told)
 
 
-# (what is wrong with the folder, how it is made so, words of the message)
+# (fault of the folder, how to make it, words of the message)
 def no_folder(m): shutil.rmtree(m)
 def no_index(m): (m / "model_index.json").unlink()
 def broken_index(m): (m / "model_index.json").write_text("{")
@@ -245,7 +245,7 @@ def edit(path, **fields):
 
 
 def header(model, change):
-    """Changes what the weights' header says of its first tensor of two dimensions."""
+    """Changes the header entry of the first two-dimensional tensor."""
     data = weights(model).read_bytes()
     size, = struct.unpack("<Q", data[:8])
     head = json.loads(data[8:8 + size])
@@ -269,7 +269,7 @@ class ModelFolders(WithFolder):
         make(model)
         return model
 
-    def test_what_up_sees_itself(self):
+    def test_faults_that_up_detects(self):
         for make, words in EARLY:
             with self.subTest(make.__name__):
                 done = cli("up", "--data", self.folder / "data", "--listen", "127.0.0.1:0", "--model", f"m={self.broken(make)}")
@@ -278,19 +278,19 @@ class ModelFolders(WithFolder):
                     self.assertIn(word, done.stderr)
                 self.assertFalse((self.folder / "data" / "redis").exists(), "it started something")
 
-    def test_what_a_worker_sees(self):
+    def test_faults_that_a_worker_detects(self):
         for make, words in LATE:
             with self.subTest(make.__name__):
                 done = run(BIN / "ditfleet-worker", "generate", "--model", self.broken(make), "--prompt", "x", "--size", "32x32",
                            "--steps", "1", "--out", self.folder / "x.png", "--device", "cpu")
                 told = done.stdout + done.stderr
                 self.assertEqual(done.returncode, 1, told)
-                self.assertIn(make.__name__, told)  # the folder's name: which model it was
+                self.assertIn(make.__name__, told)  # the message names the model's folder
                 for word in words:
                     self.assertIn(word, told)
                 self.assertFalse((self.folder / "x.png").exists())
 
-    def test_up_gives_up_on_a_worker_that_cannot_load(self):
+    def test_up_exits_if_a_worker_cannot_load_its_model(self):
         done = cli("up", "--data", self.folder / "data", "--listen", "127.0.0.1:0", "--device", "cpu", "--model",
                    f"m={self.broken(truncated)}", seconds=90)
         self.assertEqual(done.returncode, 1)
@@ -349,7 +349,7 @@ class RedisAway(WithFolder):
             self.assertIn("Redis", answer.error["message"])
             self.assertGreaterEqual(int(answer.headers["Retry-After"]), 1)
             self.assertLess(time.monotonic() - began, 6, path)
-        self.assertEqual(client.request("POST", "/v1/jobs", {"prompt": 5}).status, 400)  # what is wrong stays wrong
+        self.assertEqual(client.request("POST", "/v1/jobs", {"prompt": 5}).status, 400)  # an invalid request stays invalid
 
     def test_down_at_the_start_and_later(self):
         client = self.start_coordinator()
@@ -360,7 +360,7 @@ class RedisAway(WithFolder):
         until(lambda: any(w["state"] == "ready" for w in client.get("/v1/workers").json()["workers"]), "the worker too", 60)
         ended = client.submit(**SMALL)
         self.assertEqual(client.wait(ended)["state"], "succeeded")
-        picture = client.get(f"/v1/jobs/{ended}/results/0").body
+        image = client.get(f"/v1/jobs/{ended}/results/0").body
         running = client.submit(**LONG)
         with client.events(running) as stream:
             last = None
@@ -373,12 +373,12 @@ class RedisAway(WithFolder):
         self.check_away(client)
         self.start_redis()
         until(lambda: answers(client), "ready again", 15)
-        self.assertEqual(client.get(f"/v1/jobs/{ended}/results/0").body, picture)
+        self.assertEqual(client.get(f"/v1/jobs/{ended}/results/0").body, image)
         with client.events(running, last) as stream:
             self.assertTrue([e for e in stream][-1].ends_job)
         self.assertEqual(client.job(running)["state"], "succeeded")
 
-    def test_two_workers_of_one_name(self):
+    def test_two_workers_with_one_name(self):
         self.start_redis()
         for log in ("one.log", "two.log"):
             self.start_worker("--set", "worker.name=twin", log=log)
@@ -388,12 +388,12 @@ class RedisAway(WithFolder):
     def test_the_log_is_as_configured(self):
         log = self.folder / "coordinator.log"
         self.start_coordinator("--set", "log.format=json", "--set", "log.level=warning")
-        until(lambda: "can't be used yet" in log.read_text(), "it says that Redis is away")
+        until(lambda: "cannot use Redis at" in log.read_text(), "it says that Redis is away")
         for line in log.read_text().splitlines():
             told = json.loads(line)
             self.assertEqual((told["program"], told["level"]), ("ditfleet", "warning"))
 
-    def test_nobody_forges_lines_of_the_log(self):
+    def test_clients_cannot_forge_log_lines(self):
         client = self.start_coordinator()
         self.assertEqual(client.request("POST", "/v1/models/x%0A2026-11-22%20error%20forged%1b%5B31m%C2%9B1m%7F").status, 405)
         log = self.folder / "coordinator.log"
@@ -405,7 +405,7 @@ class RedisAway(WithFolder):
         self.assertIn(run("redis-cli", "-p", self.port, *words).stdout.strip(), ("OK",))
 
     def test_it_refuses_for_a_while(self):
-        """No room on its disk, too few replicas, a user without rights: nobody's job is at fault."""
+        """A full disk, too few replicas or missing rights are not the fault of a job."""
         self.start_redis()
         client = self.start_coordinator("--set", "scheduler.leader_ttl_ms=600")
         self.start_worker()
@@ -420,7 +420,7 @@ class RedisAway(WithFolder):
                 answer = client.request("POST", "/v1/jobs", {"prompt": "x", **SMALL})
                 self.assertEqual((answer.status, answer.error["code"]), (503, "unavailable"), answer)
                 self.assertIn(word, answer.error["message"])
-                self.assertNotIn("not known", answer.error["message"])  # it was answered: no job was made
+                self.assertNotIn("not known", answer.error["message"])  # the outcome is known: no job was created
                 self.assertIn("Retry-After", answer.headers)
                 until(lambda: word in " ".join(client.get("/readyz").json()["reasons"]), "it says why nobody leads", 10)
                 self.configure(*allow)
@@ -428,22 +428,22 @@ class RedisAway(WithFolder):
         job = client.wait(running)
         self.assertEqual((job["state"], job["unit_records"][0]["attempt"]), ("succeeded", 1))
 
-    def test_a_picture_that_is_done_while_it_refuses(self):
+    def test_an_image_that_is_finished_while_redis_refuses(self):
         self.start_redis()
         client = self.start_coordinator()
         self.start_worker()
         until(lambda: answers(client), "ready")
         until(lambda: any(w["state"] == "ready" for w in client.get("/v1/workers").json()["workers"]), "the worker too", 60)
         done = self.folder / "worker.log"
-        running = client.submit(**LONG)  # not done before Redis refuses
+        running = client.submit(**LONG)  # runs until after Redis refuses
         client.wait_event(running, "step")
         self.configure("config", "set", "min-replicas-to-write", "1")
-        until(lambda: "cannot store the result yet" in done.read_text() or "failed" in done.read_text(), "the picture is done", 60)
+        until(lambda: "cannot store the result yet" in done.read_text() or "failed" in done.read_text(), "the image is done", 60)
         self.configure("config", "set", "min-replicas-to-write", "0")
         job = client.wait(running)
         self.assertEqual((job["state"], job["unit_records"][0]["attempt"]), ("succeeded", 1), done.read_text())
 
-    def test_up_waits_for_a_redis_that_comes(self):
+    def test_up_waits_for_redis(self):
         ready = self.folder / "ready.json"
         with open(self.folder / "up.log", "a") as log:
             self.processes.append(start([DITFLEET, "up", "--redis", f"redis://127.0.0.1:{self.port}", "--data", self.folder / "data",
@@ -453,7 +453,7 @@ class RedisAway(WithFolder):
         self.assertFalse(ready.exists())
         url = re.search(r"serving at (http://\S+?)[,;]?\s", (self.folder / "up.log").read_text())[1]
         self.assertEqual(Client(url).get("/readyz").status, 503)
-        self.assertNotIn("/readyz", (self.folder / "up.log").read_text())  # it asks ten times a second
+        self.assertNotIn("/readyz", (self.folder / "up.log").read_text())  # polled ten times a second
         self.start_redis()
         until(ready.exists, "ready")
         told = json.loads(ready.read_text())

@@ -1,4 +1,4 @@
-// What the service promises when a coordinator dies, stands still, or is not alone: on real binaries.
+// Coordinators are killed or stopped, alone and with a second one.
 #include <iostream>
 
 #include "tests/fault/service_fixture.h"
@@ -12,7 +12,7 @@ class CoordinatorDeath : public ServiceTest {
     end_second();
     ServiceTest::TearDown();
   }
-  // Another coordinator on the same Redis.
+  // Starts a second coordinator on the same Redis.
   void start_second() {
     const int log = ::open((dir_ + "/second.log").c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
     const std::string config = dir_ + "/data/effective.yaml", program = std::string(DITFLEET_BIN_DIR) + "/ditfleet";
@@ -39,7 +39,7 @@ class CoordinatorDeath : public ServiceTest {
     ::waitpid(second_, nullptr, 0);
     second_ = -1;
   }
-  // "<epoch> <coordinator>", empty while nobody leads.
+  // "<epoch> <coordinator>", or empty if there is no leader.
   std::string leader() { return redis({"GET", "df:{0}:leader"}).text; }
   long epoch() { return std::atol(leader().c_str()); }
   std::string log_of(const std::string& name) {
@@ -50,7 +50,7 @@ class CoordinatorDeath : public ServiceTest {
   pid_t second_ = -1;
 };
 
-TEST_F(CoordinatorDeath, killed_again_and_again_and_started_again) {
+TEST_F(CoordinatorDeath, KilledTwiceAndRestarted) {
   start(2);
   if (HasFatalFailure()) return;
   std::vector<std::string> ids;
@@ -59,7 +59,7 @@ TEST_F(CoordinatorDeath, killed_again_and_again_and_started_again) {
     const pid_t pid = pid_of("coordinator");
     ASSERT_GT(pid, 1);
     ASSERT_EQ(::kill(pid, SIGKILL), 0);
-    for (int i = 0; i < 15; ++i) {  // taken while nobody leads
+    for (int i = 0; i < 15; ++i) {  // accepted without a leader
       ids.push_back(submit(2));
       nap(10ms);
     }
@@ -68,9 +68,9 @@ TEST_F(CoordinatorDeath, killed_again_and_again_and_started_again) {
   expect_all_ended_once(ids, 120s);
 }
 
-// The leader stands still past its lease with work in hand, another takes over, and the first goes on: it is fenced
-// by its epoch, and neither coordinator's jobs end twice.
-TEST_F(CoordinatorDeath, a_leader_that_stands_still_is_replaced_and_fenced) {
+// A leader with pending work is stopped past its lease. The other coordinator takes over. When the first one continues,
+// its epoch fences it, and no job ends twice.
+TEST_F(CoordinatorDeath, AStoppedLeaderIsReplacedAndFenced) {
   start(2);
   if (HasFatalFailure()) return;
   start_second();
@@ -91,18 +91,18 @@ TEST_F(CoordinatorDeath, a_leader_that_stands_still_is_replaced_and_fenced) {
   const bool works = taken && until([&] { return ended(ids.back()); }, 60s);
   ASSERT_EQ(::kill(pid, SIGCONT), 0);
   ASSERT_TRUE(taken) << leader();
-  EXPECT_TRUE(works) << "the second coordinator leads and does not schedule: " << history(ids.back());
+  EXPECT_TRUE(works) << "the second coordinator leads but does not schedule: " << history(ids.back());
   EXPECT_EQ(second_epoch, first_epoch + 1);
   for (int i = 0; i < 15; ++i) ids.push_back(submit(2));
   expect_all_ended_once(ids, 120s);
-  EXPECT_EQ(leader(), second_leader) << "the first took the leadership back from one that was alive";
+  EXPECT_EQ(leader(), second_leader) << "the first coordinator took over from a live leader";
 
-  // And back again: the second dies, the first leads as the third epoch.
+  // After the second coordinator is killed, the first leads again with a third epoch.
   end_second();
   ids = {submit(2), submit(2)};
   expect_all_ended_once(ids, 60s);
   EXPECT_EQ(epoch(), second_epoch + 1);
-  EXPECT_EQ(pid_of("coordinator"), pid) << "it was started again meanwhile";
+  EXPECT_EQ(pid_of("coordinator"), pid) << "the first coordinator was restarted";
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace ditfleet::testing {
 namespace {
 
 struct UnitHistory {
-  std::string state = "none";  // none ready delayed assigned started, or an end
+  std::string state = "none";  // none, ready, delayed, assigned, started or a final state
   std::string attempt, worker;
   int step = 0, starts = 0;
   bool ended = false;
@@ -32,7 +32,7 @@ bool is_end(const std::string& type) {
   return state && job::is_terminal(*state);
 }
 
-// What is wrong with the event after what came before; empty: nothing.
+// Applies an event to its unit. Returns the fault, or an empty string.
 std::string follow(UnitHistory& unit, const queue::Event& event, const HistoryRules& rules) {
   if (unit.ended) return "comes after its unit had ended as " + unit.state;
   const auto from = unit.state;
@@ -76,12 +76,12 @@ std::string follow(UnitHistory& unit, const queue::Event& event, const HistoryRu
 std::string faults_in(const std::vector<queue::Event>& events, const HistoryRules& rules) {
   std::map<int, UnitHistory> units;
   bool queued = false;
-  std::string ended, told;
+  std::string ended, seen;
   std::pair<long long, long long> last{-1, -1};
   for (const auto& event : events) {
     const auto is = [&](const std::string& what) {
       return "event " + event.id + " " + event.type + " of unit " + std::to_string(event.unit) + " " + what +
-             " (after:" + told + ")";
+             " (after:" + seen + ")";
     };
     const auto id = number(event.id);
     if (id <= last) return is("does not grow");
@@ -105,10 +105,10 @@ std::string faults_in(const std::vector<queue::Event>& events, const HistoryRule
     } else {
       return is("is no event of a job");
     }
-    if (event.type != "step") told += " " + event.type;
+    if (event.type != "step") seen += " " + event.type;
   }
   if (!queued) return "it was never queued";
-  if (ended.empty() && rules.must_have_ended) return "it has not ended (" + told + " )";
+  if (ended.empty() && rules.must_have_ended) return "it has not ended (" + seen + " )";
   return {};
 }
 

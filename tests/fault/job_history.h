@@ -1,4 +1,4 @@
-// Judges what a job's event stream says happened to it.
+// Judges the event stream of a job.
 #pragma once
 
 #include <string>
@@ -9,15 +9,17 @@
 namespace ditfleet::testing {
 
 struct HistoryRules {
-  int max_attempts = 5;  // starts of one unit: errors and crashes together
+  int max_attempts = 5;  // starts of one unit, after errors and crashes
   bool must_have_ended = true;
 };
 
-// What is wrong with `events`, all that the stream of one job holds, from its beginning; empty: nothing. Right is:
-// ids grow; the job is queued once, first; each unit goes ready → assigned → started → end, or back to ready;
-// only a started unit takes steps, which never go back within an attempt (one is told twice when the answer to its
-// first telling was lost); nothing follows the end of a unit; the job ends
-// exactly once, last, after all of its units, as they ended; `started` agrees with the `assigned` before it.
+// Returns the first fault in `events`, the complete stream of one job, or an empty string. In a valid history:
+// - Ids grow.
+// - The job is queued exactly once, by the first event.
+// - Each unit goes ready → assigned → started → end, or back to ready. `started` matches the `assigned` before it.
+// - Only a started unit has steps. Steps never go back within an attempt; a step may repeat if its reply was lost.
+// - No event of a unit follows its end.
+// - The job ends exactly once, by the last event, after all of its units and in the state of one of them.
 std::string faults_in(const std::vector<queue::Event>& events, const HistoryRules& rules = {});
 
 }  // namespace ditfleet::testing

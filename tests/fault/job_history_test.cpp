@@ -1,4 +1,4 @@
-// The judge of the fault tests must be able to condemn.
+// Checks that the judge of the fault tests rejects invalid histories.
 #include "tests/fault/job_history.h"
 
 #include <gtest/gtest.h>
@@ -8,8 +8,9 @@
 namespace ditfleet::testing {
 namespace {
 
-// "queued ready:0 assigned:0@a/1 started:0@a/1 step:0=3 …": type, unit, worker, attempt or step.
-std::vector<queue::Event> told(const std::string& words) {
+// Makes events from text such as "queued ready:0 assigned:0@a/1 started:0@a/1 step:0=3": TYPE[:UNIT][@WORKER][/ATTEMPT]
+// or TYPE:UNIT=STEP.
+std::vector<queue::Event> history(const std::string& words) {
   std::vector<queue::Event> out;
   std::istringstream in(words);
   int sequence = 0;
@@ -38,19 +39,19 @@ std::vector<queue::Event> told(const std::string& words) {
 
 const std::string kRun = "queued ready:0 assigned:0@a/1 started:0@a/1 step:0=1 step:0=2 ";
 
-TEST(JobHistory, what_is_legal_is_let_pass) {
-  EXPECT_EQ(faults_in(told(kRun + "succeeded:0 succeeded")), "");
-  EXPECT_EQ(faults_in(told(kRun + "step:0=2 succeeded:0 succeeded")), "");
-  EXPECT_EQ(faults_in(told("queued rejected")), "");
-  EXPECT_EQ(faults_in(told("queued ready:0 ready:1 canceled:0 canceled:1 canceled")), "");
-  EXPECT_EQ(faults_in(told(kRun + "ready:0 assigned:0@b/2 started:0@b/2 step:0=1 succeeded:0 succeeded")), "");
-  EXPECT_EQ(faults_in(told(kRun + "delayed:0 ready:0 assigned:0@b/2 started:0@b/2 failed:0 failed")), "");
+TEST(JobHistory, AcceptsValidHistories) {
+  EXPECT_EQ(faults_in(history(kRun + "succeeded:0 succeeded")), "");
+  EXPECT_EQ(faults_in(history(kRun + "step:0=2 succeeded:0 succeeded")), "");
+  EXPECT_EQ(faults_in(history("queued rejected")), "");
+  EXPECT_EQ(faults_in(history("queued ready:0 ready:1 canceled:0 canceled:1 canceled")), "");
+  EXPECT_EQ(faults_in(history(kRun + "ready:0 assigned:0@b/2 started:0@b/2 step:0=1 succeeded:0 succeeded")), "");
+  EXPECT_EQ(faults_in(history(kRun + "delayed:0 ready:0 assigned:0@b/2 started:0@b/2 failed:0 failed")), "");
 }
 
-TEST(JobHistory, what_is_not_is_named) {
+TEST(JobHistory, NamesTheFaultOfInvalidHistories) {
   const auto wrong = [](const std::string& words, const std::string& why) {
-    const auto found = faults_in(told(words));
-    EXPECT_NE(found.find(why), std::string::npos) << words << "\nwas judged: " << found;
+    const auto found = faults_in(history(words));
+    EXPECT_NE(found.find(why), std::string::npos) << words << "\nresult: " << found;
   };
   wrong("", "never queued");
   wrong(kRun, "has not ended");
@@ -69,7 +70,7 @@ TEST(JobHistory, what_is_not_is_named) {
   wrong("queued ready:0 ready:0", "twice in a row");
   wrong("queued queued", "not the first");
   wrong("ready:0", "before the job was queued");
-  auto backwards = told(kRun + "succeeded:0 succeeded");
+  auto backwards = history(kRun + "succeeded:0 succeeded");
   std::swap(backwards[4].id, backwards[5].id);
   EXPECT_NE(faults_in(backwards).find("does not grow"), std::string::npos);
   std::string many = "queued";

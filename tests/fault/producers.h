@@ -1,6 +1,5 @@
-// Producers that go on whatever happens, each by one of the three doors of the service: HTTP, a Function call, a
-// plain XADD. Each names its jobs itself, so that asking again after a failure is the same job, and remembers which
-// of them were acknowledged.
+// Producers that keep submitting during faults, by HTTP, a Function call or a plain XADD. Each chooses its job ids or
+// idempotency keys, so that a retry submits the same job, and records the acknowledged jobs.
 #pragma once
 
 #include <curl/curl.h>
@@ -29,7 +28,7 @@ inline std::string tiny_spec(int seed) {
          std::to_string(seed) + "}";
 }
 
-// POST /v1/jobs with an Idempotency-Key, from a thread of its own.
+// Submits by POST /v1/jobs with an Idempotency-Key, on its own thread.
 class HttpProducer {
  public:
   HttpProducer(std::string gateway, std::chrono::milliseconds pause)
@@ -37,14 +36,14 @@ class HttpProducer {
     thread_ = std::thread([this] { run(); });
   }
   ~HttpProducer() { stop(); }
-  // The jobs acknowledged, once the one under way is too or has been given up.
+  // Waits for the submission in progress and returns the acknowledged jobs.
   const std::vector<std::string>& stop() {
     stopping_ = true;
     if (thread_.joinable()) thread_.join();
     return ids_;
   }
-  std::size_t refused() const { return refused_; }      // answers and silences that were no acknowledgement
-  std::string complaint() const { return complaint_; }  // an answer that should not have come
+  std::size_t refused() const { return refused_; }      // attempts without an acknowledgement
+  std::string complaint() const { return complaint_; }  // an unexpected response
 
  private:
   void run() {
@@ -94,25 +93,25 @@ class HttpProducer {
   std::chrono::milliseconds pause_;
   std::thread thread_;
   std::atomic<bool> stopping_ = false;
-  // Written by the thread, read after stop().
+  // Written by the thread; read only after stop().
   std::vector<std::string> ids_;
   std::size_t refused_ = 0;
   std::string complaint_;
 };
 
-// A Function call (through the queue's client) or a plain XADD a round, until told to stop.
+// Submits by a Function call (through the queue's client) or by a plain XADD until `stopping` is set.
 class RedisProducer {
  public:
-  enum class Door { kFunction, kStream };
-  RedisProducer(asio::io_context& io, std::shared_ptr<redis::Connection> connection, Door door,
+  enum class Route { kFunction, kStream };
+  RedisProducer(asio::io_context& io, std::shared_ptr<redis::Connection> connection, Route route,
                 std::chrono::milliseconds pause)
       : io_(io),
         connection_(std::move(connection)),
         client_(connection_, queue::QueueOptions{}),
-        door_(door),
+        route_(route),
         pause_(pause) {}
 
-  // Spawn this once, and wait until it has returned before the producer goes.
+  // Spawn once. The producer must outlive it; `ended` is set when it returns.
   asio::awaitable<void> run() {
     for (int n = 0; !stopping; ++n) {
       const std::string id = new_id(), spec = tiny_spec(1000 + n);
@@ -135,7 +134,7 @@ class RedisProducer {
 
  private:
   asio::awaitable<bool> once(const std::string& id, const std::string& spec) {
-    if (door_ == Door::kFunction) {
+    if (route_ == Route::kFunction) {
       queue::Submission submission;
       submission.id = id;
       submission.spec = spec;
@@ -157,7 +156,7 @@ class RedisProducer {
   asio::io_context& io_;
   std::shared_ptr<redis::Connection> connection_;
   queue::Client client_;
-  Door door_;
+  Route route_;
   std::chrono::milliseconds pause_;
 };
 

@@ -1,4 +1,4 @@
-// What the service promises when Redis dies (append-only, fsync always) or stands still: on real binaries.
+// Redis (append-only, fsync always) is killed or stopped.
 #include <boost/asio/detached.hpp>
 #include <iostream>
 
@@ -10,15 +10,15 @@ namespace {
 
 class RedisDeath : public ServiceTest {
  protected:
-  // All three kinds of producers, from now until collect().
+  // Starts all three kinds of producers, which run until collect().
   void produce(std::chrono::milliseconds pause) {
     http_ = std::make_unique<HttpProducer>(gateway_, pause);
-    for (const auto door : {RedisProducer::Door::kFunction, RedisProducer::Door::kStream}) {
-      auto& producer = *redis_producers_.emplace_back(std::make_unique<RedisProducer>(io_, connection_, door, pause));
+    for (const auto route : {RedisProducer::Route::kFunction, RedisProducer::Route::kStream}) {
+      auto& producer = *redis_producers_.emplace_back(std::make_unique<RedisProducer>(io_, connection_, route, pause));
       asio::co_spawn(io_, producer.run(), asio::detached);
     }
   }
-  // Every job that was acknowledged.
+  // Stops the producers and returns every acknowledged job.
   std::vector<std::string> collect() {
     for (auto& producer : redis_producers_) producer->stopping = true;
     EXPECT_TRUE(until([&] { return redis_producers_[0]->ended && redis_producers_[1]->ended; }, 30s));
@@ -26,11 +26,11 @@ class RedisDeath : public ServiceTest {
     EXPECT_EQ(http_->complaint(), "");
     std::cout << "acknowledged: http " << ids.size();
     for (const auto& producer : redis_producers_) {
-      std::cout << ", redis " << producer->ids.size() << " (" << producer->refused << " tries failed)";
+      std::cout << ", redis " << producer->ids.size() << " (" << producer->refused << " attempts failed)";
       EXPECT_GT(producer->ids.size(), 5u);
       ids.insert(ids.end(), producer->ids.begin(), producer->ids.end());
     }
-    std::cout << " (http: " << http_->refused() << " tries failed)\n";
+    std::cout << " (http: " << http_->refused() << " attempts failed)\n";
     EXPECT_GT(ids.size(), 15u);
     return ids;
   }
@@ -38,8 +38,7 @@ class RedisDeath : public ServiceTest {
     const pid_t pid = pid_of("redis");
     ASSERT_GT(pid, 1);
     ASSERT_EQ(::kill(pid, SIGKILL), 0);
-    ASSERT_TRUE(until([&] { return pid_of("redis") > 1 && pid_of("redis") != pid; }, 60s))
-        << "it was not started again";
+    ASSERT_TRUE(until([&] { return pid_of("redis") > 1 && pid_of("redis") != pid; }, 60s)) << "Redis was not restarted";
     ASSERT_TRUE(until([&] { return connection_->connected(); }, 60s));
   }
 
@@ -47,7 +46,7 @@ class RedisDeath : public ServiceTest {
   std::vector<std::unique_ptr<RedisProducer>> redis_producers_;
 };
 
-TEST_F(RedisDeath, killed_again_and_again_while_all_kinds_of_producers_go_on) {
+TEST_F(RedisDeath, KilledThreeTimesUnderAllProducers) {
   start(2);
   if (HasFatalFailure()) return;
   produce(40ms);
@@ -61,7 +60,7 @@ TEST_F(RedisDeath, killed_again_and_again_while_all_kinds_of_producers_go_on) {
   expect_all_ended_once(ids, 120s);
 }
 
-TEST_F(RedisDeath, killed_while_a_long_unit_is_denoised) {
+TEST_F(RedisDeath, KilledDuringALongUnit) {
   start(1);
   if (HasFatalFailure()) return;
   const auto id = submit(60, 1, 512);
@@ -69,11 +68,11 @@ TEST_F(RedisDeath, killed_while_a_long_unit_is_denoised) {
   kill_redis();
   if (HasFatalFailure()) return;
   expect_all_ended_once({id}, 120s);
-  // It renewed its lease when Redis was back, and nobody took the unit away meanwhile.
+  // The worker renewed its lease after the restart, so the unit was not assigned again.
   EXPECT_EQ(events(id, "started").size(), 1u) << history(id);
 }
 
-TEST_F(RedisDeath, standing_still_for_five_seconds) {
+TEST_F(RedisDeath, StoppedForFiveSeconds) {
   start(2);
   if (HasFatalFailure()) return;
   const auto id = submit(120, 1, 512);

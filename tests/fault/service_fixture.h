@@ -1,4 +1,4 @@
-// A whole DiTFleet of real processes, `ditfleet up` with a tiny random model, and a queue client beside it.
+// Runs DiTFleet as real processes (`ditfleet up` with a tiny random model) and a queue client.
 #pragma once
 
 #include <fcntl.h>
@@ -37,13 +37,13 @@ inline Deadline soon() { return Deadline::after(10s); }
 
 class ServiceTest : public ::testing::Test {
  protected:
-  // Ends within its time-outs whatever happens; leaves no process and no file.
+  // Starts the service and waits until its workers are ready. TearDown() stops every process and removes all files.
   void start(int workers, const std::vector<std::string>& sets = {},
              const std::string& model = std::string("tiny=") + DITFLEET_SOURCE_DIR + "/tests/fixtures/flux/dev/model") {
     char folder[] = "/tmp/ditfleet-fault-XXXXXX";
     ASSERT_NE(::mkdtemp(folder), nullptr);
     dir_ = folder;
-    const std::string ready = dir_ + "/ready.json";
+    const std::string ready_path = dir_ + "/ready.json";
     std::vector<std::string> words = {std::string(DITFLEET_BIN_DIR) + "/ditfleet",
                                       "up",
                                       "--listen",
@@ -59,7 +59,7 @@ class ServiceTest : public ::testing::Test {
                                       "--dtype",
                                       "fp32",
                                       "--ready-file",
-                                      ready,
+                                      ready_path,
                                       "--set",
                                       "redis.appendfsync=always",
                                       "--set",
@@ -79,22 +79,22 @@ class ServiceTest : public ::testing::Test {
     }
     ::close(log);
     const auto deadline = Deadline::after(180s);
-    while (!std::filesystem::exists(ready)) {
+    while (!std::filesystem::exists(ready_path)) {
       ASSERT_FALSE(deadline.passed()) << tail_of_log();
       ASSERT_EQ(::waitpid(up_, nullptr, WNOHANG), 0) << tail_of_log();
       ::usleep(20'000);
     }
-    const auto told = ready_file();
-    ASSERT_TRUE(told.contains("redis"));
-    gateway_ = std::string(told.at("gateway").as_string());
+    const auto ready = ready_file();
+    ASSERT_TRUE(ready.contains("redis"));
+    gateway_ = std::string(ready.at("gateway").as_string());
     redis::ConnectionOptions options;
-    auto endpoint = redis::Endpoint::parse(std::string_view(told.at("redis").as_string()));
+    auto endpoint = redis::Endpoint::parse(std::string_view(ready.at("redis").as_string()));
     ASSERT_TRUE(endpoint.ok());
     options.endpoint = *endpoint;
     connection_ = redis::Connection::create(io_.get_executor(), options);
     connection_->start();
     client_ = std::make_unique<queue::Client>(connection_, queue::QueueOptions{});
-    // Nothing is assigned before the workers are there.
+    // The scheduler assigns units only after the workers have registered.
     ASSERT_TRUE(until(
         [&] {
           auto all = wait(client_->workers(soon()));
@@ -124,26 +124,26 @@ class ServiceTest : public ::testing::Test {
       }
     }
     if (HasFailure()) std::cerr << tail_of_log();
-    if (HasFailure() && std::getenv("DITFLEET_KEEP") != nullptr) return;  // for a look at the logs
+    if (HasFailure() && std::getenv("DITFLEET_KEEP") != nullptr) return;  // keeps the logs
     std::error_code ignored;
     if (!dir_.empty()) std::filesystem::remove_all(dir_, ignored);
   }
 
-  // As they are now: `ditfleet up` keeps the ready file true. -1 while the process is being started again.
+  // Current pid of a process, or -1 while it is being restarted. `ditfleet up` keeps the ready file up to date.
   pid_t pid_of(const char* part) const {
-    const auto told = ready_file();
-    const auto* pids = told.if_contains("pids");
+    const auto ready = ready_file();
+    const auto* pids = ready.if_contains("pids");
     const auto* pid = pids ? pids->as_object().if_contains(part) : nullptr;
     return pid && pid->is_number() ? static_cast<pid_t>(pid->to_number<int>()) : -1;
   }
   std::vector<pid_t> pids_of_workers() const {
     std::vector<pid_t> pids;
-    const auto told = ready_file();
-    for (const auto& pid : told.at("pids").at("workers").as_array())
+    const auto ready = ready_file();
+    for (const auto& pid : ready.at("pids").at("workers").as_array())
       pids.push_back(static_cast<pid_t>(pid.to_number<int>()));
     return pids;
   }
-  // Of the worker of that name, as it is registered now.
+  // Pid of the registered worker with this name, or -1.
   pid_t pid_of_worker(const std::string& name) {
     auto all = wait(client_->workers(soon()));
     if (!all) return -1;
@@ -168,7 +168,7 @@ class ServiceTest : public ::testing::Test {
   }
   void nap(std::chrono::milliseconds time) { wait(pause(time)); }
 
-  // Acknowledged, however long Redis is away: the id is the caller's, so that asking again is the same job.
+  // Retries until the job is acknowledged. A retry submits the same job, because the caller chooses its id.
   std::string submit(int steps, int n = 1, int side = 64) {
     queue::Submission s;
     s.id = new_id();
@@ -219,7 +219,7 @@ class ServiceTest : public ::testing::Test {
     }
     return out;
   }
-  // All end within the limit, as `state`, each once, with a history that makes sense (job_history.h).
+  // Expects every job to end in `state` within the limit, exactly once and with a valid history (job_history.h).
   void expect_all_ended_once(const std::vector<std::string>& ids, std::chrono::seconds limit,
                              job::State state = job::State::kSucceeded) {
     auto open = ids;
@@ -231,25 +231,25 @@ class ServiceTest : public ::testing::Test {
         limit))
         << open.size() << " of " << ids.size() << " jobs have not ended; the first, "
         << (open.empty() ? "" : open.front() + ":" + history(open.front()));
-    int told = 0;
+    int reported = 0;
     for (const auto& id : ids) {
       const auto record = job(id);
-      EXPECT_TRUE(record.has_value()) << id << " is lost";
+      EXPECT_TRUE(record.has_value()) << id << " does not exist";
       if (!record) continue;
       EXPECT_EQ(record->state, state) << id << history(id) << (record->error ? record->error->message : "");
       EXPECT_EQ(faults_in(events(id)), "") << id;
-      if (::testing::Test::HasFailure() && ++told == 5) break;  // the others say the same
+      if (::testing::Test::HasFailure() && ++reported == 5) break;
     }
   }
-  // Where the worker put them: the manifest says which of the backends.
+  // The store that the manifest names.
   Result<std::shared_ptr<results::Store>> store_of(const results::Manifest& manifest) {
     results::StoreOptions options;
     options.backend = manifest.backend;
     options.dir = dir_ + "/data/results";
     return results::open_store(options, connection_);
   }
-  // The picture's bytes, verified against the manifest.
-  std::string picture(const std::string& id) {
+  // The image's bytes, verified against the manifest.
+  std::string image(const std::string& id) {
     const auto record = job(id);
     if (!record || record->unit_records.empty()) return "no record";
     auto manifest = results::Manifest::parse(record->unit_records[0].manifest);
@@ -267,7 +267,7 @@ class ServiceTest : public ::testing::Test {
   std::string tail_of_log() const {
     auto text = read_file(dir_ + "/up.log");
     if (!text) return {};
-    return "--- the last of up.log\n" + text->substr(text->size() > 6000 ? text->size() - 6000 : 0);
+    return "--- end of up.log\n" + text->substr(text->size() > 6000 ? text->size() - 6000 : 0);
   }
 
   asio::io_context io_;

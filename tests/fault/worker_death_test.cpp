@@ -1,4 +1,4 @@
-// What the service promises when workers die, stand still or cannot store: on real binaries.
+// Workers are killed, stopped or cannot store results.
 #include <sys/resource.h>
 
 #include <iostream>
@@ -9,7 +9,7 @@
 namespace ditfleet::testing {
 namespace {
 
-// Long enough to be hit while it denoises: some five seconds on one core, each time it is run.
+// About five seconds of denoising on one core, so that a fault hits a running unit.
 constexpr int kLongSteps = 120, kLongSide = 512;
 
 class WorkerDeath : public ServiceTest {
@@ -18,7 +18,7 @@ class WorkerDeath : public ServiceTest {
     std::string id, worker;
     pid_t pid = -1;
   };
-  // Two workers, and a job that one of them is denoising.
+  // Starts two workers and a job, and waits until one worker is denoising it.
   void denoise_on_one_of_two(Denoising& job) {
     start(2);
     if (HasFatalFailure()) return;
@@ -26,13 +26,13 @@ class WorkerDeath : public ServiceTest {
     EXPECT_TRUE(until([&] { return events(job.id, "step").size() >= 1; }, 60s)) << history(job.id);
     const auto started = events(job.id, "started");
     if (!started.empty()) job.worker = started.front().fields.at("worker");
-    EXPECT_FALSE(ended(job.id)) << "it ended before the fault: make it longer";
+    EXPECT_FALSE(ended(job.id)) << "the job ended before the fault; give it more steps";
     job.pid = pid_of_worker(job.worker);
     ASSERT_GT(job.pid, 1);
   }
 };
 
-TEST_F(WorkerDeath, a_worker_killed_while_it_denoises) {
+TEST_F(WorkerDeath, AWorkerKilledWhileDenoising) {
   Denoising denoising;
   denoise_on_one_of_two(denoising);
   if (HasFatalFailure()) return;
@@ -41,13 +41,13 @@ TEST_F(WorkerDeath, a_worker_killed_while_it_denoises) {
   ASSERT_EQ(::kill(pid, SIGKILL), 0);
   ASSERT_TRUE(until([&] { return events(id, "started").size() == 2; }, 60s)) << history(id);
   const auto took = std::chrono::duration<double>(Deadline::Clock::now() - began).count();
-  std::cout << "started again after " << took << " s\n";
-  EXPECT_LE(took, 8.0);  // what the service promises: a lease of 5 s and what it takes to notice
+  std::cout << "restarted after " << took << " s\n";
+  EXPECT_LE(took, 8.0);  // the guarantee: a lease of 5 s plus the time to detect its end
   EXPECT_NE(events(id, "started")[1].fields.at("worker"), first) << history(id);
   expect_all_ended_once({id}, 120s);
 }
 
-TEST_F(WorkerDeath, a_worker_that_stands_still_past_its_lease_and_goes_on) {
+TEST_F(WorkerDeath, AWorkerStoppedPastItsLeaseThatContinues) {
   Denoising denoising;
   denoise_on_one_of_two(denoising);
   if (HasFatalFailure()) return;
@@ -56,18 +56,18 @@ TEST_F(WorkerDeath, a_worker_that_stands_still_past_its_lease_and_goes_on) {
   const bool again = until([&] { return events(id, "started").size() == 2; }, 60s);
   const bool done = again && until([&] { return ended(id); }, 120s);
   const auto record = job(id);
-  const auto before = done ? picture(id) : "";
-  ASSERT_EQ(::kill(pid, SIGCONT), 0);  // before anything may fail: a stopped process does not end
+  const auto before = done ? image(id) : "";
+  ASSERT_EQ(::kill(pid, SIGCONT), 0);  // before any assertion, because a stopped process does not exit
   ASSERT_TRUE(done) << history(id);
   ASSERT_EQ(before.substr(1, 3), "PNG") << before.substr(0, 200);
-  nap(5s);  // time to finish what it was at, if it dared
+  nap(5s);  // time to finish the old attempt, if the worker were not fenced
   EXPECT_EQ(job(id)->unit_records[0].manifest, record->unit_records[0].manifest);
-  EXPECT_EQ(picture(id), before);
+  EXPECT_EQ(image(id), before);
   EXPECT_EQ(events(id, "started").size(), 2u) << history(id);
-  expect_all_ended_once({id, submit(2), submit(2), submit(2)}, 120s);  // and it still works
+  expect_all_ended_once({id, submit(2), submit(2), submit(2)}, 120s);  // the service still works
 }
 
-TEST_F(WorkerDeath, all_workers_killed_at_once) {
+TEST_F(WorkerDeath, AllWorkersKilledAtOnce) {
   start(2, {"queue.lease_ms=2000", "queue.renew_ms=400"});
   if (HasFatalFailure()) return;
   std::vector<std::string> ids;
@@ -76,19 +76,19 @@ TEST_F(WorkerDeath, all_workers_killed_at_once) {
   ASSERT_TRUE(until([&] { return events(ids[0], "step").size() + events(ids[1], "step").size() >= 2; }, 60s))
       << history(ids[0]);
   for (const pid_t pid : pids_of_workers()) EXPECT_EQ(::kill(pid, SIGKILL), 0);
-  ids.push_back(submit(2));  // taken while there is no worker
+  ids.push_back(submit(2));  // accepted without a worker
   expect_all_ended_once(ids, 120s);
 }
 
-// It takes every worker down that it starts on; the others' work and the workers survive it.
-TEST_F(WorkerDeath, a_poison_job_is_buried_and_harms_no_other) {
+// The test kills every worker that starts the poison job. Other jobs must succeed.
+TEST_F(WorkerDeath, APoisonJobIsDeadLetteredAndHarmsNoOther) {
   start(2, {"queue.lease_ms=2000", "queue.renew_ms=400"});
   if (HasFatalFailure()) return;
   const auto poison = submit(200, 1, kLongSide);
   std::vector<std::string> others;
   for (int i = 0; i < 10; ++i) others.push_back(submit(2));
   std::size_t deaths = 0;
-  const bool buried = until(
+  const bool dead_lettered = until(
       [&] {
         const auto started = events(poison, "started");
         if (started.size() > deaths) {
@@ -99,7 +99,7 @@ TEST_F(WorkerDeath, a_poison_job_is_buried_and_harms_no_other) {
         return ended(poison);
       },
       120s);
-  ASSERT_TRUE(buried) << history(poison);
+  ASSERT_TRUE(dead_lettered) << history(poison);
   ASSERT_EQ(deaths, 2u) << "queue.max_crashes is 2:" << history(poison);
   const auto record = job(poison);
   ASSERT_EQ(record->state, job::State::kFailed) << history(poison);
@@ -114,9 +114,9 @@ TEST_F(WorkerDeath, a_poison_job_is_buried_and_harms_no_other) {
   expect_all_ended_once(others, 120s);
 }
 
-// A disk that takes no byte more, as the worker sees it: its file size limit. Nothing half-written is served or
-// left, the error says what was wrong, and once there is room again the service works.
-TEST_F(WorkerDeath, results_that_cannot_be_stored_are_errors_and_leave_nothing_half_written) {
+// A file size limit makes the worker see a full disk. No partial result is served or left, the error names the reason,
+// and the service works again once the limit is lifted.
+TEST_F(WorkerDeath, ResultsThatCannotBeStoredFailAndLeaveNoFile) {
   start(1, {"results.backend=file", "queue.retry_backoff_ms=100", "queue.max_attempts=2"});
   if (HasFatalFailure()) return;
   const auto good = submit(2);
@@ -134,11 +134,11 @@ TEST_F(WorkerDeath, results_that_cannot_be_stored_are_errors_and_leave_nothing_h
   rlimit old{}, tiny{};
   ASSERT_EQ(::prlimit(worker, RLIMIT_FSIZE, nullptr, &old), 0);
   tiny = old;
-  tiny.rlim_cur = 64;  // less than any picture: the write ends in the middle of it
+  tiny.rlim_cur = 64;  // less than any image, so the write stops in the middle
   ASSERT_EQ(::prlimit(worker, RLIMIT_FSIZE, &tiny, nullptr), 0);
   const auto bad = submit(2);
   EXPECT_TRUE(until([&] { return ended(bad); }, 120s)) << history(bad);
-  EXPECT_EQ(pids_of_workers(), std::vector<pid_t>{worker}) << "the worker died of it";
+  EXPECT_EQ(pids_of_workers(), std::vector<pid_t>{worker}) << "the worker exited";
   ASSERT_EQ(::prlimit(worker, RLIMIT_FSIZE, &old, nullptr), 0);
   const auto record = job(bad);
   ASSERT_EQ(record->state, job::State::kFailed) << history(bad);
@@ -147,11 +147,11 @@ TEST_F(WorkerDeath, results_that_cannot_be_stored_are_errors_and_leave_nothing_h
   std::cout << record->error->message << "\n";
   EXPECT_TRUE(record->unit_records.at(0).manifest.empty()) << record->unit_records[0].manifest;
   EXPECT_EQ(faults_in(events(bad)), "");
-  EXPECT_EQ(files(), before) << "something half-written was left";
+  EXPECT_EQ(files(), before) << "a partial file was left";
   const auto after = submit(2);
   expect_all_ended_once({after}, 60s);
-  EXPECT_EQ(picture(after), picture(good));  // the same request
-  EXPECT_EQ(picture(after).substr(1, 3), "PNG");
+  EXPECT_EQ(image(after), image(good));  // the same request
+  EXPECT_EQ(image(after).substr(1, 3), "PNG");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// libFuzzer: any fields and values as an entry of the intake stream, as a plain XADD may bring them. Each must
-// become something to admit or a problem to reject it with, under an id that can be stored.
+// libFuzzer: any fields and values as an entry of the intake stream, as a plain XADD may add them. Each becomes a job
+// to admit or a problem to reject it with, under an id that can be stored.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -46,13 +46,8 @@ Reply entry_of(std::string_view input) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace ditfleet;
   static const job::Catalogue catalogue{{{"demo", {.name = "demo", .dir = "/m"}}}, "demo"};
-  const auto jobs = queue::parse_intake(entry_of({reinterpret_cast<const char*>(data), size}));
-  if (jobs.empty()) std::abort();
-  for (const auto& job : jobs) {
-    if (queue::stream_id(job.entry_id) != "1700000000000-0" || !is_valid_id(job.id)) std::abort();
-    if (jobs.size() > 1 && (job.raw || !job.problem.empty())) std::abort();
-  }
-  const auto& entry = jobs.front();
+  const auto entry = queue::parse_intake(entry_of({reinterpret_cast<const char*>(data), size}));
+  if (entry.entry_id != "1700000000000-0" || !is_valid_id(entry.id)) std::abort();
   if (entry.raw && !is_valid_id(entry.tenant)) std::abort();
   Error error{Code::kInvalidArgument, entry.problem};
   if (entry.problem.empty()) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "pipeline/engine.h"
+#include "pipeline/families/flux/flux.h"
 #include "tests/parity/flux_golden.h"
 
 namespace ditfleet::pipeline {
@@ -91,7 +92,7 @@ void damage_and_draw(const golden::Case& which, int cases) {
   for (const auto& entry : fs::recursive_directory_iterator(whole))
     if (entry.is_regular_file()) files.push_back(fs::relative(entry.path(), whole));
   std::sort(files.begin(), files.end());
-  auto engine = Engine::create({"cpu", "fp32", 1});
+  auto engine = Engine::create({"cpu", "fp32", 1}, {&flux_family()});
   ASSERT_TRUE(engine);
   fs::remove_all(dir);
   fs::copy(whole, dir, fs::copy_options::recursive);
@@ -117,12 +118,13 @@ void damage_and_draw(const golden::Case& which, int cases) {
     if (!model) {
       check(model.error());
     } else {
-      ImageRequest request;
+      GenerationRequest request;
       request.prompt = "a red circle above a white star";
-      request.width = request.height = (*model)->info().size_multiple;
-      request.num_inference_steps = 2;
-      request.max_sequence_length = 16;
-      if (request.width <= 512) {
+      request.fields.set("width", (*model)->info().size_multiple);
+      request.fields.set("height", (*model)->info().size_multiple);
+      request.fields.set("num_inference_steps", 2);
+      request.fields.set("max_sequence_length", 16);
+      if (*request.fields.integer("width") <= 512) {
         auto prepared = (*model)->encode(request);
         if (!prepared) {
           check(prepared.error());

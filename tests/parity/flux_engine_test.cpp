@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "pipeline/engine.h"
+#include "pipeline/families/flux/flux.h"
 #include "tests/parity/flux_golden.h"
 
 namespace ditfleet::pipeline {
@@ -41,7 +42,9 @@ class Loaded : public ::testing::Environment {
   }
   Model& model(const std::string& dir, bool bf16) {
     auto& engine = engines_[bf16];
-    if (!engine) engine = must(Engine::create({test_device(), bf16 ? "bf16" : "fp32", 0, golden::test_compile()}));
+    if (!engine)
+      engine =
+          must(Engine::create({test_device(), bf16 ? "bf16" : "fp32", 0, golden::test_compile()}, {&flux_family()}));
     auto& model = models_[{dir, bf16}];
     if (!model) model = must(engine->load_model("golden", dir));
     return *model;
@@ -74,7 +77,7 @@ struct PixelError {
   int most = 0;
   double mean = 0;
 };
-PixelError compare(const Image& image, const at::Tensor& reference) {
+PixelError compare(const Media& image, const at::Tensor& reference) {
   EXPECT_EQ(reference.size(0), image.height);
   EXPECT_EQ(reference.size(1), image.width);
   EXPECT_EQ(image.rgb.size(), static_cast<std::size_t>(reference.numel()));
@@ -94,7 +97,7 @@ TEST_P(FluxPipeline, DrawsWhatDiffusersDraws) {
   Model& model = model_of(GetParam().model_dir(), golden.bf16);
   auto prepared = must(model.encode(golden.request));
   must(model.denoise(*prepared, nullptr));
-  const Image image = must(model.decode(*prepared));
+  const Media image = must(model.decode(*prepared));
 
   const auto dump =
       std::filesystem::temp_directory_path() / ("ditfleet_dump_" + std::to_string(::getpid()) + ".safetensors");
@@ -130,13 +133,13 @@ TEST(FluxEngine, TellsEveryStepAndShowsPreviews) {
   Model& model = model_of(dev_plain().model_dir(), false);
   auto prepared = must(model.encode(golden.request));
   std::vector<int> steps;
-  Image last;
+  Media last;
   must(model.denoise(*prepared, [&](const StepProgress& p) {
     steps.push_back(p.step);
-    EXPECT_EQ(p.total, golden.request.num_inference_steps);
+    EXPECT_EQ(p.total, *golden.request.fields.integer("num_inference_steps"));
     last = must(p.preview());
-    EXPECT_EQ(last.width, golden.request.width);  // small enough to be shown whole
-    EXPECT_EQ(last.height, golden.request.height);
+    EXPECT_EQ(last.width, *golden.request.fields.integer("width"));  // small enough to be shown whole
+    EXPECT_EQ(last.height, *golden.request.fields.integer("height"));
     return true;
   }));
   EXPECT_EQ(steps, (std::vector<int>{1, 2, 3}));
@@ -152,14 +155,14 @@ TEST(FluxEngine, TellsEveryStepAndShowsPreviews) {
 }
 
 TEST(FluxEngine, PreviewsOfLargePicturesAreSmall) {
-  ImageRequest request = golden::load(dev_plain()).request;
-  request.width = 512;
-  request.height = 256;
-  request.num_inference_steps = 1;
+  GenerationRequest request = golden::load(dev_plain()).request;
+  request.fields.set("width", 512);
+  request.fields.set("height", 256);
+  request.fields.set("num_inference_steps", 1);
   Model& model = model_of(dev_plain().model_dir(), false);
   auto prepared = must(model.encode(request));
   must(model.denoise(*prepared, [&](const StepProgress& p) {
-    const Image preview = must(p.preview());
+    const Media preview = must(p.preview());
     EXPECT_EQ(preview.width, 256);
     EXPECT_EQ(preview.height, 128);
     return true;
@@ -185,7 +188,7 @@ TEST(FluxEngine, StagesOfDifferentUnitsRunAtOnce) {
   std::atomic<bool> stop = false;
   std::thread texts([&] {
     for (int i = 0; !stop; ++i) {
-      ImageRequest other = golden.request;
+      GenerationRequest other = golden.request;
       other.prompt = "another prompt " + std::to_string(i);
       EXPECT_TRUE(model.encode(other));
     }
@@ -234,9 +237,10 @@ class MemoryShortage {
 TEST(FluxEngine, SurvivesMemoryThatRunsOut) {
   const golden::Golden golden = golden::load(dev_plain());
   Model& model = model_of(dev_plain().model_dir(), false);
-  ImageRequest large = golden.request;
-  large.width = large.height = 8192;  // 4096 fits into what is left when blocks are compiled
-  large.num_inference_steps = 1;
+  GenerationRequest large = golden.request;
+  large.fields.set("width", 8192);
+  large.fields.set("height", 8192);  // 4096 fits into what is left when blocks are compiled
+  large.fields.set("num_inference_steps", 1);
   auto prepared = must(model.encode(golden.request));
   must(model.denoise(*prepared, nullptr));  // so that every thread and workspace is there
   {
@@ -252,8 +256,8 @@ TEST(FluxEngine, SurvivesMemoryThatRunsOut) {
 #endif
 
 TEST(FluxEngine, WarnsOfTruncatedPrompts) {
-  ImageRequest request = golden::load(dev_plain()).request;
-  request.num_inference_steps = 1;
+  GenerationRequest request = golden::load(dev_plain()).request;
+  request.fields.set("num_inference_steps", 1);
   Model& model = model_of(dev_plain().model_dir(), false);
   EXPECT_TRUE(must(model.encode(request))->warnings().empty());
   std::string longer;
@@ -268,22 +272,23 @@ TEST(FluxEngine, WarnsOfTruncatedPrompts) {
 }
 
 TEST(FluxEngine, WarnsOfATrueCfgScaleWithoutANegativePrompt) {
-  ImageRequest request = golden::load(dev_plain()).request;
+  GenerationRequest request = golden::load(dev_plain()).request;
   Model& model = model_of(dev_plain().model_dir(), false);
-  request.true_cfg_scale = 4;
+  request.fields.set("true_cfg_scale", 4);
   const auto warnings = must(model.encode(request))->warnings();
   ASSERT_EQ(warnings.size(), 1u);
-  EXPECT_NE(warnings[0].find("true_cfg_scale: without a negative_prompt"), std::string::npos) << warnings[0];
-  request.negative_prompt = "";
+  EXPECT_NE(warnings[0].find("true_cfg_scale has no effect without a negative_prompt"), std::string::npos)
+      << warnings[0];
+  request.fields.set("negative_prompt", "");
   EXPECT_TRUE(must(model.encode(request))->warnings().empty());
 }
 
 TEST(FluxEngine, RefusesBadRequests) {
   Model& model = model_of(dev_plain().model_dir(), false);
   EXPECT_EQ(model.info().size_multiple, 16);
-  const ImageRequest good = golden::load(dev_plain()).request;
+  const GenerationRequest good = golden::load(dev_plain()).request;
   const auto refusal = [&](auto&& spoil) {
-    ImageRequest request = good;
+    GenerationRequest request = good;
     spoil(request);
     auto result = model.encode(request);
     EXPECT_FALSE(result);
@@ -291,18 +296,20 @@ TEST(FluxEngine, RefusesBadRequests) {
     EXPECT_EQ(result.error().code, Code::kInvalidArgument);
     return result.error().param + ": " + result.error().message;
   };
-  EXPECT_EQ(refusal([](auto& r) { r.width = 100; }), "width: width is 100; this model takes multiples of 16");
-  EXPECT_NE(refusal([](auto& r) { r.height = 0; }).find("from 16 to"), std::string::npos);
-  EXPECT_NE(refusal([](auto& r) { r.num_inference_steps = 0; }).find("from 1 to 1000"), std::string::npos);
-  EXPECT_NE(refusal([](auto& r) { r.max_sequence_length = 513; }).find("from 1 to 512"), std::string::npos);
-  EXPECT_NE(refusal([](auto& r) { r.guidance_scale = NAN; }).find("guidance_scale"), std::string::npos);
+  EXPECT_EQ(refusal([](auto& r) { r.fields.set("width", 100); }),
+            "width: width is 100; this model takes multiples of 16");
+  EXPECT_NE(refusal([](auto& r) { r.fields.set("height", 0); }).find("from 16 to"), std::string::npos);
+  EXPECT_NE(refusal([](auto& r) { r.fields.set("num_inference_steps", 0); }).find("from 1 to 1000"), std::string::npos);
+  EXPECT_NE(refusal([](auto& r) { r.fields.set("max_sequence_length", 513); }).find("from 1 to 512"),
+            std::string::npos);
+  EXPECT_NE(refusal([](auto& r) { r.fields.set("guidance_scale", NAN); }).find("guidance_scale"), std::string::npos);
   EXPECT_NE(refusal([](auto& r) { r.prompt = "\xff"; }).find("UTF-8"), std::string::npos);
   EXPECT_NE(refusal([](auto& r) { r.loras.push_back({"x", NAN}); }).find("finite"), std::string::npos);
 }
 
 TEST(FluxEngine, RefusesAScheduleThatDividesByZero) {
-  ImageRequest request = golden::load({"single", "plain"}).request;  // a folder with shift_terminal
-  request.num_inference_steps = 1;
+  GenerationRequest request = golden::load({"single", "plain"}).request;  // a folder with shift_terminal
+  request.fields.set("num_inference_steps", 1);
   auto result = model_of(golden::Case{"single", "plain"}.model_dir(), false).encode(request);
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().param, "num_inference_steps");
@@ -311,7 +318,7 @@ TEST(FluxEngine, RefusesAScheduleThatDividesByZero) {
 
 TEST(FluxEngine, RefusesUnknownDevicesAndTypes) {
   const auto error = [](EngineOptions options) {
-    auto engine = Engine::create(options);
+    auto engine = Engine::create(options, {&flux_family()});
     EXPECT_FALSE(engine);
     return engine ? Error{} : engine.error();
   };
@@ -323,7 +330,7 @@ TEST(FluxEngine, RefusesUnknownDevicesAndTypes) {
     const Error none = error({"cuda", "auto", 0});
     EXPECT_EQ(none.code, Code::kUnavailable);
     EXPECT_NE(none.message.find("NVIDIA"), std::string::npos) << none.message;
-    EXPECT_EQ(must(Engine::create({"auto", "auto", 0}))->precision(), "fp32");
+    EXPECT_EQ(must(Engine::create({"auto", "auto", 0}, {&flux_family()}))->precision(), "fp32");
   }
 }
 

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "pipeline/engine.h"
+#include "pipeline/families/flux/flux.h"
 #include "pipeline/families/flux/slots.h"
 #include "pipeline/nn/text/t5_encoder.h"
 #include "pipeline/nn/vae/config.h"
@@ -27,7 +28,7 @@ class FluxFolderTest : public ::testing::Test {
   void SetUp() override {
     fs::remove_all(dir_);
     fs::copy(golden::Case{"dev", "plain"}.model_dir(), dir_, fs::copy_options::recursive);
-    auto engine = Engine::create({"cpu", "fp32", 0});
+    auto engine = Engine::create({"cpu", "fp32", 0}, {&flux_family()});
     ASSERT_TRUE(engine);
     engine_ = std::move(*engine);
   }
@@ -232,11 +233,12 @@ TEST_F(FluxFolderTest, RefusesRequestsThatTheFolderHasNoNumbersFor) {
   const auto encode_error = [&](int tokens, int steps) {
     auto model = engine_->load_model("broken", dir_.string());
     EXPECT_TRUE(model);
-    ImageRequest request;
-    request.width = request.height = 16;
-    request.num_inference_steps = steps;
-    request.max_sequence_length = tokens;
-    auto prepared = model ? (*model)->encode(request) : Result<std::unique_ptr<Prepared>>(model.error());
+    GenerationRequest request;
+    request.fields.set("width", 16);
+    request.fields.set("height", 16);
+    request.fields.set("num_inference_steps", steps);
+    request.fields.set("max_sequence_length", tokens);
+    auto prepared = model ? (*model)->encode(request) : Result<std::unique_ptr<Generation>>(model.error());
     return prepared ? Error{Code::kInternal, "it was encoded", {}} : prepared.error();
   };
   replace("text_encoder_2/config.json", "\"relative_attention_max_distance\": 128",

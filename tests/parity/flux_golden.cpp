@@ -81,15 +81,15 @@ Golden load(const Case& which) {
   const auto number = [&](const char* key, double fallback) {
     return spec.contains(key) ? spec.at(key).to_number<double>() : fallback;
   };
-  ImageRequest& r = golden.request;
+  GenerationRequest& r = golden.request;
   r.prompt = std::string(spec.at("prompt").as_string());
-  if (spec.contains("negative")) r.negative_prompt = std::string(spec.at("negative").as_string());
-  r.width = static_cast<int>(number("width", 0));
-  r.height = static_cast<int>(number("height", 0));
-  r.num_inference_steps = static_cast<int>(number("steps", 0));
-  r.guidance_scale = number("guidance", 3.5);
-  r.true_cfg_scale = number("true_cfg", 1.0);
-  r.max_sequence_length = static_cast<int>(number("max_sequence_length", 512));
+  if (spec.contains("negative")) r.fields.set("negative_prompt", std::string(spec.at("negative").as_string()));
+  r.fields.set("width", static_cast<int>(number("width", 0)));
+  r.fields.set("height", static_cast<int>(number("height", 0)));
+  r.fields.set("num_inference_steps", static_cast<int>(number("steps", 0)));
+  r.fields.set("guidance_scale", number("guidance", 3.5));
+  r.fields.set("true_cfg_scale", number("true_cfg", 1.0));
+  r.fields.set("max_sequence_length", static_cast<int>(number("max_sequence_length", 512)));
   r.seed = spec.at("seed").to_number<std::int64_t>();
   golden.bf16 = spec.contains("bf16");
   return golden;

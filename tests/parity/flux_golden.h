@@ -26,7 +26,7 @@ struct Case {
 std::vector<Case> all_cases();
 
 struct Golden {
-  ImageRequest request;
+  GenerationRequest request;
   bool bf16 = false;
   at::Tensor tensor(const std::string& name) const;  // a copy; throws for a name that is not there
   std::string path;

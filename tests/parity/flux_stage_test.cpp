@@ -84,8 +84,8 @@ TEST_P(FluxStage, SetsTheSchedule) {
   const auto config = read_scheduler_config(ConfigFile(dir("scheduler") + "/scheduler_config.json"));
   const at::Tensor noise = golden_.tensor("noise"), sigmas = golden_.tensor("sigmas"),
                    steps = golden_.tensor("timesteps");
-  const Schedule schedule =
-      make_schedule(config, golden_.request.num_inference_steps, noise.size(2) / 2 * (noise.size(3) / 2));
+  const Schedule schedule = make_schedule(config, *golden_.request.fields.integer("num_inference_steps"),
+                                          noise.size(2) / 2 * (noise.size(3) / 2));
   ASSERT_EQ(schedule.sigmas.size(), static_cast<std::size_t>(sigmas.numel()));
   ASSERT_EQ(schedule.timesteps.size(), static_cast<std::size_t>(steps.numel()));
   for (std::size_t i = 0; i < schedule.sigmas.size(); ++i)
@@ -101,13 +101,13 @@ TEST_P(FluxDenoising, Denoises) {
   const auto transformer = FluxTransformer::load(dir("transformer"), placement(),
                                                  region::make_region_host(golden::test_compile(), device_, nullptr));
   const at::Tensor noise = input("noise"), prompt = input("prompt_embeds"), sigmas = input("sigmas");
-  const auto table =
-      transformer.modulation(input("timesteps"), golden_.request.guidance_scale, input("pooled_prompt_embeds"));
+  const auto table = transformer.modulation(input("timesteps"), *golden_.request.fields.real("guidance_scale"),
+                                            input("pooled_prompt_embeds"));
   const at::Tensor rope =
       rope_table(transformer.config(), prompt.size(1), noise.size(2) / 2, noise.size(3) / 2, placement());
   const at::Tensor text = transformer.embed_text(prompt);
   at::Tensor tokens = pack_latents(noise);
-  for (int i = 0; i < golden_.request.num_inference_steps; ++i)
+  for (int i = 0; i < *golden_.request.fields.integer("num_inference_steps"); ++i)
     tokens = euler_step(tokens, transformer.velocity(tokens, text, table.step(i), rope), sigmas[i], sigmas[i + 1]);
   const double d = distance(tokens, golden_.tensor("latents"));
   RecordProperty("distance", std::to_string(d));
@@ -121,7 +121,7 @@ TEST_P(FluxStage, DecodesLatents) {
   const at::Tensor latents = unpack_latents(input("latents"), noise.size(2) / 2, noise.size(3) / 2);
   const at::Tensor image = unit_range(vae.decode(latents));
   EXPECT_LE(distance(image, golden_.tensor("image")), limit());
-  const Image pixels = to_image(image);
+  const Media pixels = to_media(image);
   const at::Tensor reference = golden_.tensor("pixels");
   ASSERT_EQ(pixels.rgb.size(), static_cast<std::size_t>(reference.numel()));
   int most = 0;
@@ -146,7 +146,7 @@ std::string name_of(const ::testing::TestParamInfo<golden::Case>& info) {
 std::vector<golden::Case> cases_without_cfg() {
   std::vector<golden::Case> cases;
   for (const auto& one : golden::all_cases())
-    if (!golden::load(one).request.negative_prompt) cases.push_back(one);
+    if (!golden::load(one).request.fields.has("negative_prompt")) cases.push_back(one);
   return cases;
 }
 

@@ -16,6 +16,7 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine.h"
+#include "pipeline/families/flux/flux.h"
 #include "pipeline/region/compile/cached.h"
 #include "pipeline/weights/safetensors.h"
 #include "pipeline/weights/safetensors_writer.h"
@@ -39,7 +40,7 @@ Engine& engine(int slots, const region::CompileOptions& compile = golden::test_c
   options.max_lora_rank = 16;
   static const auto cache = region::make_memory_cache();  // so that all run the same programs and timed algorithms
   options.kernel_cache = cache;
-  engines.push_back(unwrap(Engine::create(options)));
+  engines.push_back(unwrap(Engine::create(options, {&flux_family()})));
   return *engines.back();
 }
 std::unique_ptr<Model> load(Engine& engine) {
@@ -83,22 +84,23 @@ class LoraSlots : public ::testing::Test {
     return {path, scale, name};
   }
 
-  static ImageRequest request(const std::vector<LoraRequest>& loras, std::int64_t seed = 3) {
-    ImageRequest r;
+  static GenerationRequest request(const std::vector<LoraRequest>& loras, std::int64_t seed = 3) {
+    GenerationRequest r;
     r.prompt = "a red circle";
-    r.width = r.height = 64;
-    r.num_inference_steps = 2;
-    r.max_sequence_length = 16;
+    r.fields.set("width", 64);
+    r.fields.set("height", 64);
+    r.fields.set("num_inference_steps", 2);
+    r.fields.set("max_sequence_length", 16);
     r.seed = seed;
     r.loras = loras;
     return r;
   }
-  static Image draw(Model& model, const std::vector<LoraRequest>& loras) {
+  static Media draw(Model& model, const std::vector<LoraRequest>& loras) {
     auto prepared = unwrap(model.encode(request(loras)));
     unwrap(model.denoise(*prepared, nullptr));
     return unwrap(model.decode(*prepared));
   }
-  at::Tensor latents(Prepared& prepared) {
+  at::Tensor latents(Generation& prepared) {
     const std::string path = folder_ / "dump.safetensors";
     unwrap(prepared.dump(path));
     return golden::read_tensor(path, "latents");
@@ -116,9 +118,9 @@ TEST_F(LoraSlots, SwapsLeaveNoTrace) {
       {adapter("all", 16), adapter("fewer", 3, "ff")}};
   for (const int slots : {1, 2}) {
     auto model = load(slots);
-    const Image plain = draw(*model, {});
+    const Media plain = draw(*model, {});
     for (const auto& [first, second] : sequences) {
-      const Image one = draw(*model, {first}), two = draw(*model, {second});
+      const Media one = draw(*model, {first}), two = draw(*model, {second});
       auto fresh = load(slots);
       EXPECT_TRUE(two.rgb == draw(*fresh, {second}).rgb) << first.id << ", " << second.id;
       EXPECT_TRUE(one.rgb == draw(*fresh, {first}).rgb) << second.id << ", " << first.id;
@@ -155,7 +157,7 @@ TEST_F(LoraSlots, TheLargestAdapterFitsIntoASlotInEveryNaming) {
   unwrap(write_safetensors(path, std::move(tensors), {}));
   EngineOptions options{golden::test_device(), "fp32", 0, golden::test_compile()};
   options.lora_slots = options.max_lora_rank = 1;
-  const auto engine = unwrap(Engine::create(options));
+  const auto engine = unwrap(Engine::create(options, {&flux_family()}));
   const auto prepared = load(*engine)->encode(request({{path, 1, "largest"}}));
   EXPECT_TRUE(prepared) << prepared.error().message;
 }
@@ -192,7 +194,7 @@ TEST_F(LoraSlots, ABlockDiagonalAdapterIsThatOfItsLinears) {
   unwrap(write_safetensors(one, std::move(whole), {}));
   unwrap(write_safetensors(many, std::move(parts), {}));
   auto model = load(1);  // of rank 16: 48 and 64 have no room
-  const Image picture = draw(*model, {{one, 1, "whole"}}), same = draw(*model, {{many, 1, "parts"}}),
+  const Media picture = draw(*model, {{one, 1, "whole"}}), same = draw(*model, {{many, 1, "parts"}}),
               plain = draw(*model, {});
   int most = 0, most_to_plain = 0;  // terms are added up in the order of their names, which differs
   for (std::size_t i = 0; i < picture.rgb.size(); ++i) {
@@ -207,7 +209,7 @@ TEST_F(LoraSlots, ABlockDiagonalAdapterIsThatOfItsLinears) {
 TEST_F(LoraSlots, AHugeAdapterLeavesNoTrace) {
   const LoraRequest small = adapter("small", 3), huge = adapter("huge", 16, "", 1, 3e38),
                     beyond = adapter("beyond", 16, "", 1, 1e39, DType::kF64);
-  const Image alone = draw(*load(1), {small});
+  const Media alone = draw(*load(1), {small});
   auto model = load(1);
   auto own = unwrap(model->encode(request({huge})));
   unwrap(model->denoise(*own, nullptr));
@@ -250,8 +252,8 @@ TEST_F(LoraSlots, ABatchHoldsAnAdapterForEachPicture) {
   soft.scale = -0.3;
   const std::vector<std::vector<LoraRequest>> each = {
       {adapter("x", 5)}, {adapter("y", 4, "attn")}, {}, {adapter("z", 3), soft}};
-  std::vector<std::unique_ptr<Prepared>> together;
-  std::vector<Prepared*> batch;
+  std::vector<std::unique_ptr<Generation>> together;
+  std::vector<Generation*> batch;
   std::vector<at::Tensor> alone;
   for (std::size_t i = 0; i < each.size(); ++i) {
     const auto r = request(each[i], static_cast<std::int64_t>(i));
@@ -283,8 +285,8 @@ TEST_F(LoraSlots, OnePictureOfABatchMayEnd) {
   unwrap(model->denoise(*alone, nullptr));
   EXPECT_LE(golden::distance(latents(*stays), latents(*alone)), 2e-5);  // its first step was one of two pictures
 
-  ImageRequest other = request({});
-  other.width = 128;
+  GenerationRequest other = request({});
+  other.fields.set("width", 128);
   auto wide = unwrap(model->encode(other));
   for (const auto& result : model->denoise_batch({wide.get(), stays.get()}, {nullptr, nullptr})) {
     ASSERT_FALSE(result);
@@ -332,7 +334,7 @@ TEST_F(LoraSlots, AdaptersOfTheLargestRankAreUsedTogetherWhereTheirRanksHaveRoom
   options.max_lora_rank = 16;
   options.lora_together_rank = 48;
   options.compile.fullgraph = options.compile.backend != "eager";
-  const auto roomy = unwrap(Engine::create(options));
+  const auto roomy = unwrap(Engine::create(options, {&flux_family()}));
   auto model = load(*roomy), plain = load(engine(3, {}));
   const auto denoised = [&](Model& by) {
     auto prepared = unwrap(by.encode(request({one, two, three})));

@@ -19,6 +19,7 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine.h"
+#include "pipeline/families/flux/flux.h"
 #include "pipeline/nn/linear.h"
 #include "pipeline/weights/safetensors.h"
 #include "pipeline/weights/safetensors_writer.h"
@@ -37,7 +38,7 @@ std::string adapter(const std::string& name) { return (fixtures() / "adapters" /
 
 struct LoraGolden {
   std::string path;
-  ImageRequest request;
+  GenerationRequest request;
   at::Tensor tensor(const std::string& name) const { return golden::read_tensor(path, name); }
 };
 
@@ -47,11 +48,11 @@ LoraGolden load(const std::string& name) {
   const json::object spec = unwrap(parse_json(file.metadata().at("request"))).as_object();
   const auto whole = [&](const char* key) { return spec.at(key).to_number<int>(); };
   g.request.prompt = std::string(spec.at("prompt").as_string());
-  g.request.width = whole("width");
-  g.request.height = whole("height");
-  g.request.num_inference_steps = whole("steps");
-  g.request.guidance_scale = spec.at("guidance").to_number<double>();
-  g.request.max_sequence_length = whole("max_sequence_length");
+  g.request.fields.set("width", whole("width"));
+  g.request.fields.set("height", whole("height"));
+  g.request.fields.set("num_inference_steps", whole("steps"));
+  g.request.fields.set("guidance_scale", spec.at("guidance").to_number<double>());
+  g.request.fields.set("max_sequence_length", whole("max_sequence_length"));
   g.request.seed = whole("seed");
   for (const auto& lora : spec.at("loras").as_array())
     g.request.loras.push_back({adapter(std::string(lora.at(0).as_string())), lora.at(1).to_number<double>()});
@@ -59,7 +60,7 @@ LoraGolden load(const std::string& name) {
 }
 
 struct Drawn {
-  Image image;
+  Media image;
   at::Tensor latents, pooled, embeds;
 };
 
@@ -69,7 +70,7 @@ class LoraTest : public ::testing::Test {
     EngineOptions options{golden::test_device(), "fp32", 0, golden::test_compile()};
     options.lora_slots = 4;
     options.max_lora_rank = 16;
-    engine_ = unwrap(Engine::create(options)).release();
+    engine_ = unwrap(Engine::create(options, {&flux_family()})).release();
     model_ = unwrap(engine_->load_model("golden", golden::Case{"dev", "plain"}.model_dir())).release();
   }
   static void TearDownTestSuite() {
@@ -78,7 +79,7 @@ class LoraTest : public ::testing::Test {
   }
   static Model& model() { return *model_; }
 
-  static Drawn draw(const ImageRequest& request) {
+  static Drawn draw(const GenerationRequest& request) {
     auto prepared = unwrap(model().encode(request));
     unwrap(model().denoise(*prepared, nullptr));
     Drawn drawn{unwrap(model().decode(*prepared)), {}, {}, {}};
@@ -113,7 +114,7 @@ class LoraTest : public ::testing::Test {
     EXPECT_LE(mean, 0.02);
   }
 
-  static double mean_difference(const Image& a, const Image& b) {
+  static double mean_difference(const Media& a, const Media& b) {
     EXPECT_EQ(a.rgb.size(), b.rgb.size());
     double mean = 0;
     for (std::size_t i = 0; i < a.rgb.size(); ++i)
@@ -151,22 +152,22 @@ TEST_F(LoraTest, EveryFormatOfAFileDrawsTheSame) {
 }
 
 TEST_F(LoraTest, LeavesTheModelAsItWas) {
-  ImageRequest plain = load("one").request;
+  GenerationRequest plain = load("one").request;
   plain.loras.clear();
-  const Image before = draw(plain).image;
+  const Media before = draw(plain).image;
   for (const char* name : {"all", "clip", "t5"}) {
-    const Image with = draw(load(name).request).image;
+    const Media with = draw(load(name).request).image;
     EXPECT_GT(mean_difference(before, with), 1) << name;
     EXPECT_EQ(draw(plain).image.rgb, before.rgb) << name;
   }
-  ImageRequest none = load("clip").request;
+  GenerationRequest none = load("clip").request;
   none.loras.at(0).scale = 0;
   EXPECT_EQ(draw(none).image.rgb, before.rgb);
 }
 
 // The prompt is the same, so the cache of prompts must tell them apart.
 TEST_F(LoraTest, StrengthsOfATextAdapterAreNotMixedUp) {
-  ImageRequest request = load("clip").request;
+  GenerationRequest request = load("clip").request;
   const Drawn whole = draw(request);
   request.loras.at(0).scale = -0.5;
   const Drawn negative = draw(request);
@@ -177,13 +178,13 @@ TEST_F(LoraTest, StrengthsOfATextAdapterAreNotMixedUp) {
 
 TEST_F(LoraTest, RequestsAtOnceDoNotSeeOneAnother) {
   const std::vector<std::string> names = {"two", "clip", "t5"};
-  std::vector<Image> alone;
+  std::vector<Media> alone;
   for (const auto& name : names) alone.push_back(draw(load(name).request).image);
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < names.size(); ++i)
     threads.emplace_back([&, i] {
       for (int round = 0; round < 3; ++round) {
-        const Image image = draw(load(names[i]).request).image;
+        const Media image = draw(load(names[i]).request).image;
         EXPECT_LE(mean_difference(image, alone[i]), 0.02)
             << names[i];  // threads share the cores, and so sums may be split elsewhere
       }
@@ -222,7 +223,7 @@ TEST_F(LoraTest, AFileThatChangesIsReadAgain) {
 TEST_F(LoraTest, RefusesBadRequests) {
   const LoraGolden g = load("one");
   const auto refusal = [&](auto&& spoil) {
-    ImageRequest request = g.request;
+    GenerationRequest request = g.request;
     spoil(request);
     auto result = model().encode(request);
     EXPECT_FALSE(result);
@@ -261,7 +262,7 @@ TEST_F(LoraTest, APictureThatIsNotFiniteIsAnErrorOfItsRequest) {
   const fs::path path =
       fs::temp_directory_path() / ("ditfleet_lora_large_" + std::to_string(::getpid()) + ".safetensors");
   unwrap(write_safetensors(path.string(), tensors));
-  ImageRequest request = g.request;
+  GenerationRequest request = g.request;
   request.loras = {{path.string(), 0.5}, {adapter("alpha"), -1}};
   auto prepared = unwrap(model().encode(request));
   int previews = 0;
@@ -279,8 +280,8 @@ TEST_F(LoraTest, APictureThatIsNotFiniteIsAnErrorOfItsRequest) {
       << image.error().message;
   // Without adapters it is not theirs.
   request.loras.clear();
-  request.negative_prompt = "blue";
-  request.true_cfg_scale = 1e38;
+  request.fields.set("negative_prompt", "blue");
+  request.fields.set("true_cfg_scale", 1e38);
   prepared = unwrap(model().encode(request));
   unwrap(model().denoise(*prepared, nullptr));
   const auto plain = model().decode(*prepared);
@@ -297,7 +298,7 @@ TEST_F(LoraTest, AskedForASmallerLargestRankRefuses) {
   EngineOptions options{golden::test_device(), "fp32", 0, golden::test_compile()};
   options.max_lora_rank = 3;
   options.lora_slots = 1;
-  auto engine = unwrap(Engine::create(options));
+  auto engine = unwrap(Engine::create(options, {&flux_family()}));
   auto model = unwrap(engine->load_model("golden", golden::Case{"dev", "plain"}.model_dir()));
   EXPECT_TRUE(model->encode(load("all").request));  // ranks 1 to 3
   auto refused = model->encode(load("one").request);

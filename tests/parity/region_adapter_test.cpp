@@ -22,7 +22,7 @@ Region::Recipe adapted(Make make, std::int64_t heads, std::int64_t head_dim) {
   return [=](ElementType type) { return make({.heads = heads, .head_dim = head_dim, .type = type, .adapters = true}); };
 }
 
-bool is_rank(const std::string& symbol) { return symbol.ends_with("rank"); }  // of adapters apart, too
+bool is_rank(const std::string& symbol) { return symbol.ends_with(".rank"); }
 
 int input_called(const Program& program, const std::string& name) {
   const auto order = program.inputs();
@@ -91,10 +91,6 @@ TEST_F(RegionParity, AdaptersAddTheirProduct) {
           const std::int64_t rank = a.size(0), in = a.size(1);
           const bool before = value.name == "mlp_in.weight" && plain.block == "flux.single";
           merged.push_back(t.narrow(1, before ? rank : 0, in) + t.narrow(1, before ? 0 : in, rank).mm(a));
-          if (const int apart = input_called(program, value.name.substr(0, value.name.rfind('.')) + ".apart");
-              apart >= 0)
-            merged.back() +=
-                t.narrow(1, in + rank, 3).mm(inputs[static_cast<std::size_t>(apart)].to(ScalarType::Double)[sample]);
         } else if (value.kind == ValueKind::kActivation || (value.kind == ValueKind::kTable && value.name != "rope")) {
           merged.push_back(t.narrow(0, sample, 1));
         } else {

@@ -46,7 +46,7 @@ TEST_F(RegionParity, WhatIsExpectedIsAskedFor) {
       const Program program = recipe(ElementType::kBF16).value();
       Sizes all = sizes;
       for (const auto& symbol : program.symbols())
-        if (symbol.ends_with("rank")) all[symbol] = 16;
+        if (symbol.ends_with(".rank")) all[symbol] = 16;
       Outputs got;
       region.run(inputs_for(program, all, 1), got);
     }

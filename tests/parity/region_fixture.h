@@ -8,7 +8,7 @@
 
 #include "pipeline/device/device.h"
 #include "pipeline/device/failure.h"
-#include "pipeline/region/blocks/blocks.h"
+#include "pipeline/families/flux/block_programs.h"
 #include "pipeline/region/compile/cpu_jit.h"
 #include "pipeline/region/run/region.h"
 #include "tests/parity/region_inputs.h"

@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "pipeline/engine.h"
+#include "pipeline/families/flux/flux.h"
 #include "pipeline/region/ir/builder.h"
 #include "pipeline/region/run/graphs.h"
 #include "pipeline/region/run/interpreter.h"
@@ -283,7 +284,7 @@ TEST_F(RegionParity, RegionsShareACompiledProgramThroughTheCache) {
 }
 
 TEST(RegionBackend, AnEngineShowsItsCountersFromTheStart) {
-  const auto engine = pipeline::Engine::create({.device = "cpu"});
+  const auto engine = pipeline::Engine::create({.device = "cpu"}, {&pipeline::flux_family()});
   ASSERT_TRUE(engine.ok()) << engine.error().message;
   EXPECT_EQ(ditfleet::testing::series("ditfleet_region_compiles_total", {"\"eager\"", "\"first\""}), 0);
   EXPECT_TRUE(ditfleet::testing::series("ditfleet_recompiles_total").has_value());

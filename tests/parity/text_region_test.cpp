@@ -12,7 +12,7 @@
 
 #include "pipeline/device/device.h"
 #include "pipeline/device/failure.h"
-#include "pipeline/region/blocks/blocks.h"
+#include "pipeline/nn/text/layer_programs.h"
 #include "pipeline/region/compile/cpu_jit.h"
 #include "pipeline/region/ir/builder.h"
 #include "pipeline/region/run/interpreter.h"

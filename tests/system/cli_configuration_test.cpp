@@ -22,7 +22,6 @@ const std::vector<Words> kCommands = {{"generate", "a red circle"},
                                       {"explain", "a"},
                                       {"config", "check"},
                                       {"config", "show"},
-                                      {"bench", "queue"},
                                       {"up"},
                                       {"coordinator"},
                                       {"version"},
@@ -67,7 +66,7 @@ TEST_P(CliConfiguration, AFileThatIsNotThereIsNamed) {
 
 INSTANTIATE_TEST_SUITE_P(Commands, CliConfiguration, ::testing::ValuesIn(kCommands), [](const auto& info) {
   std::string name = info.param[0];
-  if (name == "jobs" || name == "config" || name == "bench" || name == "cache") name += "_" + info.param[1];
+  if (name == "jobs" || name == "config" || name == "cache") name += "_" + info.param[1];
   return name;
 });
 

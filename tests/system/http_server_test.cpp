@@ -303,7 +303,7 @@ TEST(HttpListen, SaysWhyItCannot) {
   const auto taken = second.listen("127.0.0.1:" + std::to_string(first.port()));
   ASSERT_FALSE(taken.ok());
   EXPECT_EQ(taken.error().code, Code::kUnavailable);
-  EXPECT_THAT(taken.error().message, HasSubstr("another program listens there"));
+  EXPECT_THAT(taken.error().message, HasSubstr("another program listens on it"));
   for (const char* bad : {"", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:70000", ":-1"}) {
     const auto result = second.listen(bad);
     ASSERT_FALSE(result.ok()) << bad;

@@ -214,7 +214,7 @@ class LoraFleet : public ServiceTest {
     // Both run the same programs on one thread in fp32, but an adapter may lie in another slot here than there, so the
     // columns that a linear adds up come in another order: a picture may be off in its last bit, which is the limit of
     // tests/parity.
-    const std::string bytes = picture(id), &reference = references_[asked.of][static_cast<std::size_t>(asked.seed)];
+    const std::string bytes = image(id), &reference = references_[asked.of][static_cast<std::size_t>(asked.seed)];
     identical_ += bytes == reference;
     ++pictures_;
     const auto d = between(bytes, reference);

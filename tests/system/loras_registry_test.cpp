@@ -1,9 +1,9 @@
 // The registry of adapters on a real Redis: records, bytes, what several writers do to each other.
 #include "shared/core/bytes.h"
 #include "shared/core/sha256.h"
-#include "shared/loras/directory.h"
 #include "shared/loras/keys.h"
 #include "shared/loras/registry.h"
+#include "shared/loras/registry_mirror.h"
 #include "shared/loras/upload.h"
 #include "tests/system/queue_fixture.h"
 
@@ -274,7 +274,7 @@ TEST_F(LorasRegistry, TellsWorkersWhatIsPinned) {
 }
 
 TEST_F(LorasRegistry, ADirectoryFollows) {
-  loras::Directory directory(registry_);
+  loras::RegistryMirror directory(registry_);
   EXPECT_FALSE(directory.loaded());
   ASSERT_TRUE(wait(directory.refresh(soon())).ok());
   EXPECT_TRUE(directory.loaded());
@@ -311,10 +311,10 @@ TEST_F(LorasRegistry, ADirectoryFollows) {
 }
 
 TEST_F(LorasRegistry, ADirectoryReadsWhatChangedAloneUnlessItIsFarBehind) {
-  loras::Directory near(registry_), far(registry_);
+  loras::RegistryMirror near(registry_), far(registry_);
   put("a", "1");
   put("b", "2");
-  for (loras::Directory* directory : {&near, &far}) ASSERT_TRUE(wait(directory->refresh(soon())).ok());
+  for (loras::RegistryMirror* directory : {&near, &far}) ASSERT_TRUE(wait(directory->refresh(soon())).ok());
   // A record that no change is noted of is not looked at again …
   redis({"HDEL", std::string(loras::kNamesKey), "ada/a"});
   put("b", "3");
@@ -336,7 +336,7 @@ TEST_F(LorasRegistry, ADirectoryReadsWhatChangedAloneUnlessItIsFarBehind) {
     ASSERT_TRUE(wait(registry_->put(adapter, "", Condition::kAny, soon())).ok());
   }
   EXPECT_EQ(redis({"ZCARD", std::string(loras::kChangesKey)}).integer, 1000);
-  for (loras::Directory* directory : {&near, &far}) {
+  for (loras::RegistryMirror* directory : {&near, &far}) {
     ASSERT_TRUE(wait(directory->refresh(soon())).ok());
     EXPECT_EQ(directory->names("ada").size(), 1101u);
   }

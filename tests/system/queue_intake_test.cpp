@@ -167,14 +167,11 @@ TEST_F(QueueIntake, AnIdempotencyKeyWhoseJobIsForgottenIsNewAgain) {
   ASSERT_TRUE(wait(client_->cancel("again", "", soon())).ok());
   EXPECT_EQ(submit(s), "again") << "ended, not forgotten";
   ASSERT_EQ(redis({"DEL", keys_.job("again")}).integer, 1);
-  // Whatever its body was; and two of one call are still one job.
+  // Whatever its body was.
   s.spec = R"({"model":"demo","prompt":"a blue square"})";
-  auto same = s;
-  same.id = "fourth";
-  const std::vector<queue::Submission> twice = {s, same};
-  const auto outcomes = wait(client_->submit_many(twice, soon()));
-  ASSERT_TRUE(outcomes.ok() && (*outcomes)[0].ok() && (*outcomes)[1].ok());
-  EXPECT_EQ((*outcomes)[0]->id + " " + (*outcomes)[1]->id, "third third");
+  EXPECT_EQ(submit(s), "third");
+  s.id = "fourth";
+  EXPECT_EQ(submit(s), "third");
   // By XADD.
   admit_all();
   forget("third");
@@ -188,12 +185,9 @@ TEST_F(QueueIntake, AnIdempotencyKeyWhoseJobIsForgottenIsNewAgain) {
 TEST_F(QueueIntake, ARepeatedIdIsTheSameJobOrRefused) {
   auto s = submission("job-1");
   EXPECT_EQ(submit(s), "job-1");
-  const std::vector<queue::Submission> twice = {s, submission("job-2"), submission("job-2")};
-  auto outcomes = wait(client_->submit_many(twice, soon()));
-  ASSERT_TRUE(outcomes.ok());
-  EXPECT_TRUE((*outcomes)[0]->existed);
-  EXPECT_FALSE((*outcomes)[1]->existed);
-  EXPECT_TRUE((*outcomes)[2]->existed);
+  EXPECT_TRUE(wait(client_->submit(s, soon()))->existed);
+  EXPECT_FALSE(wait(client_->submit(submission("job-2"), soon()))->existed);
+  EXPECT_TRUE(wait(client_->submit(submission("job-2"), soon()))->existed);
   s.spec = R"({"model":"demo","prompt":"another"})";
   auto other = wait(client_->submit(s, soon()));
   ASSERT_FALSE(other.ok());
@@ -202,10 +196,9 @@ TEST_F(QueueIntake, ARepeatedIdIsTheSameJobOrRefused) {
 }
 
 TEST_F(QueueIntake, AForeignClientThatCallsWronglyIsToldHowItIsRight) {
-  EXPECT_NE(refused({"FCALL", "ditfleet_v1_submit", "0"})
-                .find("submit takes 6 keys and 2 each, 1 arguments and 7 each; got 0 and 0"),
+  EXPECT_NE(refused({"FCALL", "ditfleet_v2_submit", "0"}).find("submit takes 8 keys, 8 arguments; got 0 and 0"),
             std::string::npos);
-  const std::vector<std::string> submit_keys = {"FCALL",        "ditfleet_v1_submit", "8",           keys_.in(),
+  const std::vector<std::string> submit_keys = {"FCALL",        "ditfleet_v2_submit", "8",           keys_.in(),
                                                 keys_.jobs(),   keys_.deadline(),     keys_.open(),  keys_.last(),
                                                 keys_.events(), keys_.job("a"),       keys_.job("a")};
   const auto with = [&](std::vector<std::string> arguments) {
@@ -221,8 +214,8 @@ TEST_F(QueueIntake, AForeignClientThatCallsWronglyIsToldHowItIsRight) {
             std::string::npos);
   EXPECT_NE(refused(with({"0", "a", "default", "{}", sha, "0", "", "0"})).find("BADARG submit: idempotency_ms"),
             std::string::npos);
-  // What concerns one job of a batch is that job's verdict, not the call's error.
-  const auto verdict = [&](std::vector<std::string> arguments) { return redis(with(arguments)).elements.at(0).text; };
+  // What is wrong with the job is the reply, not an error of the call.
+  const auto verdict = [&](std::vector<std::string> arguments) { return redis(with(arguments)).text; };
   EXPECT_NE(
       verdict({"1000", "b", "default", "{}", sha, "0", "", "0"}).find("invalid keys: they are not those of job b"),
       std::string::npos);
@@ -241,11 +234,11 @@ TEST_F(QueueIntake, AForeignClientThatCallsWronglyIsToldHowItIsRight) {
   EXPECT_EQ(redis({"KEYS", "*"}).elements.size(), 0u);  // none of these wrote anything
   EXPECT_EQ(verdict({"1000", "a", "default", "{}", sha, "0", "", "0"}), "created");
   // Every Function refuses a call of the wrong shape before it touches anything.
-  auto listed = redis({"FUNCTION", "LIST", "LIBRARYNAME", "ditfleet_v1"});
+  auto listed = redis({"FUNCTION", "LIST", "LIBRARYNAME", "ditfleet_v2"});
   int functions = 0;
   for (const auto& f : listed.elements.at(0).elements.at(5).elements) {
     const std::string name = f.elements.at(1).text;
-    if (name == "ditfleet_v1_version") continue;
+    if (name == "ditfleet_v2_version") continue;
     ++functions;
     const std::string error = refused({"FCALL", name, "1", "df:{0}:nothing", "x", "y", "z", "1", "2", "3", "4"});
     EXPECT_NE(error.find("BADARG"), std::string::npos) << name << ": " << error;

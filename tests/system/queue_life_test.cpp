@@ -93,7 +93,7 @@ TEST_F(QueueLife, AStepThatHoldsALineBreakTellsNothingOfOtherJobs) {
   const auto attempt = running();
   const auto other = submit();
   redis::Command forged("FCALL");
-  forged << "ditfleet_v1_renew" << 4 << keys_.lease() << keys_.units() << keys_.last() << keys_.events() << 60'000
+  forged << "ditfleet_v2_renew" << 4 << keys_.lease() << keys_.units() << keys_.last() << keys_.events() << 60'000
          << attempt.ref.job << 0 << attempt.nonce << "step 0 {}\n" + other + " - succeeded 0 {}";
   const auto lease = redis({"ZSCORE", keys_.lease(), attempt.ref.job + ":0"}).text;
   const auto answer = wait(connection_->execute(std::move(forged), soon()));
@@ -110,7 +110,7 @@ TEST_F(QueueLife, ARecordThatIsNoWorkersIsLeftOut) {
   good.boot = "b1";
   ASSERT_TRUE(wait(client_->heartbeat(good, soon())).ok());
   for (const char* info : {"not JSON", "[]", R"({"name":"good"})", "\xff"}) {
-    redis({"FCALL", "ditfleet_v1_heartbeat", "3", keys_.workers(), keys_.worker("bad"), keys_.mailbox("bad:b"), "bad",
+    redis({"FCALL", "ditfleet_v2_heartbeat", "3", keys_.workers(), keys_.worker("bad"), keys_.mailbox("bad:b"), "bad",
            "b", info, "60000", "60000"});
     const auto workers = wait(client_->workers(soon()));
     ASSERT_TRUE(workers.ok()) << workers.error().message;
@@ -120,6 +120,25 @@ TEST_F(QueueLife, ARecordThatIsNoWorkersIsLeftOut) {
   redis({"DEL", keys_.worker("bad")});
   redis({"SET", keys_.worker("bad"), "a string"});
   EXPECT_EQ(wait(client_->workers(soon()))->size(), 1u);
+}
+
+TEST_F(QueueLife, TheListOfWorkersNamesTheTenantsOfTheirJobs) {
+  auto s = submission("theirs");
+  s.tenant = "acme";
+  submit(s);
+  submit(submission("ended"));
+  admit_all();
+  ASSERT_TRUE(wait(client_->cancel("ended", "", soon())).ok());
+  queue::WorkerInfo worker;
+  worker.name = "w";
+  worker.boot = "b";
+  worker.units = {{"theirs", 0}, {"ended", 0}, {"forgotten", 0}};
+  ASSERT_TRUE(wait(client_->heartbeat(worker, soon())).ok());
+  EXPECT_TRUE(wait(client_->workers(soon()))->at(0).tenants.empty());
+  const auto listed = wait(client_->workers(soon(), true));
+  ASSERT_EQ(listed->size(), 1u);
+  EXPECT_EQ(listed->at(0).tenants, (std::map<std::string, std::string>{{"theirs", "acme"}, {"ended", "default"}}));
+  EXPECT_EQ(listed->at(0).units.size(), 3u);
 }
 
 TEST_F(QueueLife, AWorkersRecordSaysHowLongItWasNotHeard) {

@@ -44,7 +44,13 @@ class QueueShards : public QueueTest {
       EXPECT_EQ(m.spec, kSpec);
     }
     EXPECT_TRUE(wait(client.acknowledge("w:b", ids, soon())).ok());
-    EXPECT_TRUE(wait(client.start_many(attempts, soon()))->at(1).ok());
+    for (const auto& attempt : attempts) EXPECT_TRUE(wait(client.start(attempt, soon())).ok());
+    queue::WorkerInfo worker;
+    worker.name = "w";
+    worker.boot = "b";
+    for (const auto& attempt : attempts) worker.units.push_back(attempt.ref);
+    EXPECT_TRUE(wait(client.heartbeat(worker, soon())).ok());
+    EXPECT_EQ(wait(client.workers(soon(), true))->at(0).tenants.at(id), "default");
     const std::vector<queue::Renewal> renewals = {{attempts[0], 1, 4}, {attempts[1], 1, 4}};
     EXPECT_EQ(wait(client.renew(renewals, soon()))->at(0), queue::RenewOutcome::kOk);
     EXPECT_TRUE(wait(client.emit(attempts[0], "preview", {{"key", "p"}}, soon())).ok());

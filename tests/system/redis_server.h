@@ -14,7 +14,7 @@
 #include <string>
 
 #include "shared/redis/connection.h"
-#include "shared/redis/private_server.h"
+#include "tests/system/private_redis.h"
 
 namespace ditfleet::testing {
 

@@ -15,12 +15,12 @@ class ResultsRedis : public QueueTest {
     return *results::open_store({.retention_ms = retention_ms, .preview_ms = preview_ms}, connection_);
   }
   Manifest stored(const std::string& bytes) {
-    auto manifest = wait(store_->put(attempt_, bytes, "image/png", soon()));
+    auto manifest = wait(store_->put(result_, bytes, "image/png", soon()));
     EXPECT_TRUE(manifest.ok()) << (manifest ? "" : manifest.error().message);
     return *manifest;
   }
   std::shared_ptr<results::Store> store_ = open();
-  queue::Attempt attempt_{{"01JOB", 3}, "n0nce"};
+  results::ResultKey result_{"01JOB", 3, "n0nce"};
 };
 
 TEST_F(ResultsRedis, GivesBackWhatWasPutInChunks) {
@@ -50,7 +50,7 @@ TEST_F(ResultsRedis, EveryChunkExpiresAfterTheRetention) {
   for (const auto& key : redis({"KEYS", "df:{0}:blob:*"}).elements) {
     const auto left = redis({"PTTL", key.text}).integer;
     EXPECT_GT(left, 5'000);
-    EXPECT_LE(left, 5'000 + results::kBlobGraceMs);
+    EXPECT_LE(left, 5'000 + results::kExtraRetentionMs);
   }
 }
 
@@ -75,13 +75,13 @@ TEST_F(ResultsRedis, ReadsAndRemovesNothingButItsOwnKeys) {
   EXPECT_FALSE(wait(store_->remove(manifest, soon())).ok());
   EXPECT_FALSE(wait(store_->get_preview("df:{0}:secret", soon())).ok());
   EXPECT_EQ(redis({"GET", "df:{0}:secret"}).text, "s");
-  EXPECT_EQ(wait(store_->put({{"a b", 0}, "n"}, "x", "image/png", soon())).error().code, Code::kInvalidArgument);
+  EXPECT_EQ(wait(store_->put({"a b", 0, "n"}, "x", "image/png", soon())).error().code, Code::kInvalidArgument);
 }
 
 TEST_F(ResultsRedis, PreviewsOfAnySize) {
   for (const std::size_t size : {std::size_t{7}, results::kChunkBytes, 2 * results::kChunkBytes + 1}) {
     const std::string bytes(size, 'p');
-    const auto key = wait(store_->put_preview(attempt_, static_cast<int>(size % 3), bytes, soon()));
+    const auto key = wait(store_->put_preview(result_, static_cast<int>(size % 3), bytes, soon()));
     ASSERT_TRUE(key.ok());
     EXPECT_EQ(*wait(store_->get_preview(*key, soon())), bytes);
     EXPECT_GT(redis({"PTTL", *key}).integer, 0);
@@ -92,7 +92,7 @@ TEST_F(ResultsRedis, PreviewsOfAnySize) {
 TEST_F(ResultsRedis, ARedisThatIsAwayIsToldAsThat) {
   const Manifest manifest = stored("x");
   server_.kill();
-  const auto put = wait(store_->put(attempt_, "y", "image/png", Deadline::after(std::chrono::milliseconds(300))));
+  const auto put = wait(store_->put(result_, "y", "image/png", Deadline::after(std::chrono::milliseconds(300))));
   ASSERT_FALSE(put.ok());
   EXPECT_TRUE(is_retryable(put.error().code)) << put.error().message;
   server_.restart();

@@ -105,17 +105,14 @@ TEST_F(WorkerCompile, BuildsForGpusWithoutOne) {
   ASSERT_EQ(status, 0) << program.err();
   const json::object report = json::parse(program.out()).as_object();
   EXPECT_EQ(report.at("compiled").to_number<int>(),
-            9);  // two blocks (the same with adapters), what copies these, and the VAE's; for two architectures, one
-                 // with products in groups
+            8);  // two blocks (the same with adapters), what copies these, and the VAE's; for two architectures
   for (const auto& region : report.at("regions").as_array()) {
     EXPECT_EQ(region.at("spills").to_number<int>(), 0);
     EXPECT_GT(region.at("registers").to_number<int>(), 0);
     EXPECT_EQ(region.at("dtype"), "bf16");
     const std::string text(region.at("explain").as_string());
     EXPECT_THAT(text, HasSubstr("bytes spilled"));
-    if (region.at("name") == "matrix_copies" || region.at("name") == "channels_last" ||
-        region.at("name") == "grouped_gemm")
-      continue;  // no block
+    if (region.at("name") == "matrix_copies" || region.at("name") == "channels_last") continue;  // no block
     for (const char* part : {"gemm       ", "rows       ", "registers", "bytes spilled", "moves "})
       EXPECT_THAT(text, HasSubstr(part));
   }
@@ -142,7 +139,7 @@ TEST_F(WorkerCompile, BuildsOnlyWhatWorkersWithTheseSettingsAskFor) {
   if (vae_alone == without_nvrtc) GTEST_SKIP() << "there is no NVRTC here";
   EXPECT_THAT(vae_alone, ::testing::ElementsAre("channels_last"));
   const auto blocks_alone = names({"--arch", "sm_90a", "--set", "compile.components.vae=false"});
-  EXPECT_EQ(blocks_alone.size(), 4u);
+  EXPECT_EQ(blocks_alone.size(), 3u);
   EXPECT_THAT(blocks_alone, ::testing::Not(::testing::Contains("channels_last")));
 }
 
@@ -259,7 +256,7 @@ TEST_F(WorkerCompile, RefusesWhatItCannotBuild) {
   Program missing("ditfleet-worker",
                   {"compile", "--model", "/nowhere", "--arch", "cpu", "--set", "cache.dir=" + dir_ + "/cache"});
   EXPECT_EQ(missing.wait(), 1);
-  EXPECT_THAT(missing.err(), HasSubstr("/nowhere/transformer/config.json"));
+  EXPECT_THAT(missing.err(), HasSubstr("/nowhere/model_index.json"));
 }
 
 }  // namespace

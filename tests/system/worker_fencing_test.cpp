@@ -27,7 +27,7 @@ TEST_F(WorkerFencing, ALeaseThatCannotBeRenewedStopsTheUnitWithoutARedis) {
   script_->step_ms = 20;
   auto worker = start_ready_worker();
   auto slow = spec(1);
-  slow.num_inference_steps = 150;
+  slow.fields.set("num_inference_steps", 150);
   const std::string id = ready(slow);
   assign(id, 0, worker->owner());
   ASSERT_TRUE(until([&] { return logged("step 1/2"); }));

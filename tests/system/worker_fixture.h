@@ -63,9 +63,9 @@ class HeldEncoding {
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
-class FakePrepared final : public pipeline::Prepared {
+class FakeGeneration final : public pipeline::Generation {
  public:
-  pipeline::ImageRequest request;
+  pipeline::GenerationRequest request;
   std::vector<std::string> warnings() const override { return {"the prompt was cut"}; }
   std::vector<std::pair<std::string, std::int64_t>> phases_us() const override {
     return {{"text", 11}, {"denoise", 22}, {"vae", 33}};
@@ -74,8 +74,8 @@ class FakePrepared final : public pipeline::Prepared {
 };
 
 // A picture whose every byte is the seed's.
-inline pipeline::Image picture(std::int64_t seed, int width, int height) {
-  return {width, height,
+inline pipeline::Media picture(std::int64_t seed, int width, int height) {
+  return {width, height, 1, 0,
           std::vector<std::uint8_t>(static_cast<std::size_t>(width) * height * 3, static_cast<std::uint8_t>(seed))};
 }
 
@@ -84,20 +84,21 @@ class FakeModel final : public pipeline::Model {
   explicit FakeModel(std::shared_ptr<Script> script) : script_(std::move(script)) {}
   const pipeline::ModelInfo& info() const override { return info_; }
 
-  Result<std::unique_ptr<pipeline::Prepared>> encode(const pipeline::ImageRequest& request) override {
+  Result<std::unique_ptr<pipeline::Generation>> encode(const pipeline::GenerationRequest& request) override {
     if (auto error = script_->note("text " + std::to_string(request.seed))) return *error;
-    auto prepared = std::make_unique<FakePrepared>();
+    auto prepared = std::make_unique<FakeGeneration>();
     prepared->request = request;
-    return std::unique_ptr<pipeline::Prepared>(std::move(prepared));
+    return std::unique_ptr<pipeline::Generation>(std::move(prepared));
   }
-  Result<void> denoise(pipeline::Prepared& prepared, const pipeline::StepCallback& on_step) override {
-    const auto& request = static_cast<FakePrepared&>(prepared).request;
-    for (int step = 1; step <= request.num_inference_steps; ++step) {
+  Result<void> denoise(pipeline::Generation& prepared, const pipeline::StepCallback& on_step) override {
+    const auto& request = static_cast<FakeGeneration&>(prepared).request;
+    const int steps = static_cast<int>(*request.fields.integer("num_inference_steps"));
+    for (int step = 1; step <= steps; ++step) {
       std::this_thread::sleep_for(std::chrono::milliseconds(script_->step_ms));
       if (auto error = script_->note("step " + std::to_string(request.seed) + "/" + std::to_string(step)))
         return *error;
-      const pipeline::StepProgress progress{step, request.num_inference_steps,
-                                            [&]() -> Result<pipeline::Image> { return picture(100 + step, 2, 2); }};
+      const pipeline::StepProgress progress{step, steps,
+                                            [&]() -> Result<pipeline::Media> { return picture(100 + step, 2, 2); }};
       if (!on_step(progress)) {
         script_->note("stopped " + std::to_string(request.seed));
         return Error{Code::kCanceled, "stopped", {}};
@@ -105,16 +106,17 @@ class FakeModel final : public pipeline::Model {
     }
     return {};
   }
-  std::vector<Result<void>> denoise_batch(const std::vector<pipeline::Prepared*>& batch,
+  std::vector<Result<void>> denoise_batch(const std::vector<pipeline::Generation*>& batch,
                                           const std::vector<pipeline::StepCallback>& on_step) override {
     std::vector<Result<void>> results;
     for (std::size_t i = 0; i < batch.size(); ++i) results.push_back(denoise(*batch[i], on_step[i]));
     return results;
   }
-  Result<pipeline::Image> decode(pipeline::Prepared& prepared) override {
-    const auto& request = static_cast<FakePrepared&>(prepared).request;
+  Result<pipeline::Media> decode(pipeline::Generation& prepared) override {
+    const auto& request = static_cast<FakeGeneration&>(prepared).request;
     if (auto error = script_->note("decoded " + std::to_string(request.seed))) return *error;
-    return picture(request.seed, request.width, request.height);
+    return picture(request.seed, static_cast<int>(*request.fields.integer("width")),
+                   static_cast<int>(*request.fields.integer("height")));
   }
   // "prefetch <what the file holds>[ drop from host <id> …][ drop from slots <id> …]" for each. As many stay in slots
   // as there are, all in host memory.
@@ -196,7 +198,7 @@ class RunningWorker {
       set.warmup_classes = script->warmup_classes;
       return set;
     };
-    parts.encode_image = [script](const pipeline::Image& image, pipeline::ImageFormat, int) -> Result<std::string> {
+    parts.encode_image = [script](const pipeline::Media& image, job::OutputFormat, int) -> Result<std::string> {
       if (auto error = script->note("pixels " + std::to_string(image.rgb.at(0)))) return *error;
       return "PIXELS" + std::string(image.rgb.begin(), image.rgb.end());
     };
@@ -293,11 +295,12 @@ class WorkerTest : public QueueTest {
     spec.prompt = "a red circle";
     spec.n = units;
     spec.seed = seed;
-    spec.width = spec.height = 32;
-    spec.num_inference_steps = 4;
-    spec.guidance_scale = 3.5;
-    spec.true_cfg_scale = 1.0;
-    spec.max_sequence_length = 64;
+    spec.fields.set("width", 32);
+    spec.fields.set("height", 32);
+    spec.fields.set("num_inference_steps", 4);
+    spec.fields.set("guidance_scale", 3.5);
+    spec.fields.set("true_cfg_scale", 1.0);
+    spec.fields.set("max_sequence_length", 64);
     return spec;
   }
   // Submitted and admitted, ready to be assigned.

@@ -93,7 +93,7 @@ TEST_F(WorkerLife, DrainOutOfTimeHandsBackWhatRuns) {
   auto worker = start_worker(options);
   ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
   auto slow = spec(1);
-  slow.num_inference_steps = 150;
+  slow.fields.set("num_inference_steps", 150);
   const std::string id = ready(slow);
   assign(id, 0, worker->owner());
   ASSERT_TRUE(until([&] { return logged("step 1/1"); }));
@@ -116,7 +116,7 @@ TEST_F(WorkerLife, SurvivesARedisThatRestartsWhileItDenoises) {
   script_->step_ms = 100;
   auto worker = start_ready_worker();
   auto slow = spec(1);
-  slow.num_inference_steps = 15;
+  slow.fields.set("num_inference_steps", 15);
   const std::string id = ready(slow);
   assign(id, 0, worker->owner());
   ASSERT_TRUE(until([&] { return logged("step 1/2"); }));

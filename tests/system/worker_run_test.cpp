@@ -55,8 +55,9 @@ class WorkerRun : public QueueTest {
     spec.prompt = prompt;
     spec.n = 1;
     spec.seed = 5;
-    spec.width = spec.height = side;
-    spec.num_inference_steps = steps;
+    spec.fields.set("width", side);
+    spec.fields.set("height", side);
+    spec.fields.set("num_inference_steps", steps);
     queue::Submission s = submission();
     s.spec = job::to_json(spec);
     s.traceparent = traceparent;

@@ -109,7 +109,7 @@ TEST_F(WorkerService, CancelStopsAtTheNextStepAndTheNextUnitRuns) {
   script_->step_ms = 50;
   auto worker = start_ready_worker();
   auto slow = spec(1);
-  slow.num_inference_steps = 100;
+  slow.fields.set("num_inference_steps", 100);
   const std::string first = ready(slow), second = ready(spec(2));
   assign(first, 0, worker->owner());
   assign(second, 0, worker->owner());
@@ -152,9 +152,9 @@ TEST_F(WorkerService, WhatIsOverItsCapacityIsHandedBack) {
 TEST_F(WorkerService, PoisonFailsWithoutARetryAndHarmsNobody) {
   auto worker = start_ready_worker();
   auto too_large = spec(1);
-  too_large.width = 1 << 20;
+  too_large.fields.set("width", 1 << 20);
   auto odd = spec(1);
-  odd.height = 33;
+  odd.fields.set("height", 33);
   for (const std::string& poison :
        {std::string("{"), std::string("\xff\xfe"), std::string("[]"), job::to_json(too_large), job::to_json(odd),
         std::string(R"({"model":"demo","prompt":"no seed"})")}) {
@@ -261,7 +261,7 @@ TEST_F(WorkerService, AnAttemptThatWasTakenAwayStopsAndLeavesNothing) {
   script_->step_ms = 100;
   auto worker = start_ready_worker();
   auto slow = spec(1);
-  slow.num_inference_steps = 50;
+  slow.fields.set("num_inference_steps", 50);
   const std::string id = ready(slow);
   const auto attempt = assign(id, 0, worker->owner());
   ASSERT_TRUE(until([&] { return logged("step 1/2"); }));

@@ -1,4 +1,4 @@
-// shared/config: sources, precedence, what is refused and in which words.
+// shared/config: sources, precedence and error messages.
 #include "shared/config/settings.h"
 
 #include <gmock/gmock.h>
@@ -171,7 +171,7 @@ TEST(Settings, InvalidValuesSayWhatWouldBeRight) {
   EXPECT_THAT(refusal("gateway: {listen: 'localhost:70000'}"), HasSubstr("HOST:PORT"));
   EXPECT_THAT(refusal("redis: {maxmemory: lots}"), HasSubstr("512mb"));
   EXPECT_THAT(refusal("gateway: 5"), HasSubstr("section"));
-  EXPECT_THAT(refusal("default_model: x"), HasSubstr("which models lacks"));
+  EXPECT_THAT(refusal("default_model: x"), HasSubstr("which is not in models"));
   EXPECT_THAT(refusal("queue: {lease_ms: 1500, renew_ms: 1000}"), HasSubstr("twice"));
   EXPECT_THAT(refusal("keys: [{tenant: a, sha256: abc}]"), HasSubstr("64 lower-case"));
   EXPECT_THAT(refusal("keys: [{tenant: a}]"), HasSubstr("no sha256"));
@@ -214,7 +214,7 @@ TEST(Settings, APortThatCannotBeIsRefusedWhereverOneStands) {
               testing::AllOf(HasSubstr("port '99999'"), testing::Not(HasSubstr("hunter2"))));
   // Each worker serves its metrics on the next port.
   EXPECT_THAT(refusal("worker: {metrics_listen: '127.0.0.1:65534', count: 3}"),
-              testing::AllOf(HasSubstr("at most 65535"), HasSubstr("begin at 65533")));
+              testing::AllOf(HasSubstr("end at 65535"), HasSubstr("start at 65533")));
   for (const char* right :
        {"redis: {url: 'redis://u:p%2Fq@h:65535/3'}", "redis: {url: 'unix:///run/a@b.sock?db=1'}",
         "gateway: {public_url: 'https://h:443/images'}", "worker: {metrics_listen: '127.0.0.1:65533', count: 3}",
@@ -305,7 +305,7 @@ TEST(Settings, WrongListsSayWhatWouldBeRight) {
   EXPECT_THAT(refusal("compile: {rules: [none]}"), HasSubstr("an entry of compile.rules must be a map"));
   EXPECT_THAT(refusal("compile: {rules: none}"), HasSubstr("must be a list of maps"));
   EXPECT_THAT(refusal("compile: {rule: [{mode: none}]}"), HasSubstr("is a list; only"));
-  EXPECT_THAT(refusal("worker: {warmup_classes: [{width: 64}]}"), HasSubstr("lacks height"));
+  EXPECT_THAT(refusal("worker: {warmup_classes: [{width: 64}]}"), HasSubstr("has no height"));
   EXPECT_THAT(refusal("models: {demo: /m}\nworker: {warmup_classes: [{model: dem, width: 64, height: 64}]}"),
               HasSubstr("did you mean 'demo'"));
   EXPECT_THAT(refusal("worker: {warmup_classes: [{width: 64, height: 64, batch: 2}]}"),
@@ -315,7 +315,7 @@ TEST(Settings, WrongListsSayWhatWouldBeRight) {
   EXPECT_THAT(set.error().message, AllOf(HasSubstr("--set compile.rules"), HasSubstr("'nope'")));
   const auto broken = load({.sets = {"compile.rules=[{mode"}, .environment = false});
   ASSERT_FALSE(broken.ok());
-  EXPECT_THAT(broken.error().message, HasSubstr("is no YAML list"));
+  EXPECT_THAT(broken.error().message, HasSubstr("is not a YAML list"));
 }
 
 TEST(Reference, IsCurrent) {

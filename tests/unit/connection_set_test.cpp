@@ -27,16 +27,16 @@ class Connections : public ::testing::Test {
 
 TEST_F(Connections, WhoOwesAHeadForLongestMakesRoom) {
   const auto busy = connect(), newer = connect(), older = connect(), newcomer = connect();
-  newer->waits_since = Clock::now() - 1s;
-  older->waits_since = Clock::now() - 2s;
-  newcomer->waits_since = Clock::now() - 3s;
-  set_.make_room(*newcomer);
+  newer->awaits_head_since = Clock::now() - 1s;
+  older->awaits_head_since = Clock::now() - 2s;
+  newcomer->awaits_head_since = Clock::now() - 3s;
+  set_.evict_longest_idle(*newcomer);
   EXPECT_FALSE(open(older));
-  EXPECT_FALSE(older->waits_since) << "so that its coroutine knows";
+  EXPECT_FALSE(older->awaits_head_since) << "so that its coroutine knows";
   EXPECT_EQ(set_.size(), 3u);
-  set_.make_room(*newcomer);
+  set_.evict_longest_idle(*newcomer);
   EXPECT_FALSE(open(newer));
-  set_.make_room(*newcomer);
+  set_.evict_longest_idle(*newcomer);
   EXPECT_TRUE(open(busy) && open(newcomer));
   EXPECT_EQ(set_.size(), 2u);
 }

@@ -58,8 +58,8 @@ class GatewayApi : public ::testing::Test {
   }
 
   void start(std::vector<config::ApiKey> keys,
-             std::function<Advice(const job::JobSpec&, const std::string&)> advise = {}) {
-    ApiOptions options;
+             std::function<Result<void>(const job::JobSpec&, const std::string&)> advise = {}) {
+    GatewayDependencies options;
     job::ModelEntry model;
     model.name = "demo";
     model.width = model.height = 256;
@@ -74,15 +74,15 @@ class GatewayApi : public ::testing::Test {
     options.waits_for = [](const queue::UnitRef& unit) {
       return unit.unit == 0 ? "a place for " + unit.job : std::string();
     };
-    options.local_url = "http://127.0.0.1:1";
     if (hub) hub->stop();
     hub = std::make_shared<EventHub>(context.get_executor(), [this](auto block) { return service.next(block); });
     asio::co_spawn(context, EventHub::run(hub), asio::detached);
-    api = std::make_unique<Api>(std::move(options), service, hub);
+    api = std::make_unique<Api>(std::move(options), service, hub, "http://127.0.0.1:1");
   }
   ~GatewayApi() override { hub->stop(); }
 
-  Request request(const std::string& method, const std::string& target, std::string body = {}, Fields headers = {}) {
+  Request request(const std::string& method, const std::string& target, std::string body = {},
+                  NameValues headers = {}) {
     Request r;
     r.method = method;
     EXPECT_TRUE(parse_target(target, r).ok());
@@ -91,7 +91,7 @@ class GatewayApi : public ::testing::Test {
     r.body = std::move(body);
     return r;
   }
-  Response send(const std::string& method, const std::string& target, std::string body = {}, Fields headers = {}) {
+  Response send(const std::string& method, const std::string& target, std::string body = {}, NameValues headers = {}) {
     return run_task(context, api->handle(request(method, target, std::move(body), std::move(headers))));
   }
   static json::value body_of(const Response& response) {

@@ -1,4 +1,7 @@
 // The gateway's handlers against a queue in memory.
+#include <set>
+
+#include "coordinator/gateway/routes/embedded.h"
 #include "shared/core/wall_clock.h"
 #include "tests/unit/gateway_api_fixture.h"
 
@@ -37,6 +40,28 @@ TEST_F(GatewayApi, UnknownPathsAndMethods) {
   const Response options = send("OPTIONS", "/v1/jobs");
   EXPECT_EQ(options.status, 204);
   EXPECT_EQ(header(options, "Allow"), "POST, GET, HEAD, OPTIONS");
+}
+
+TEST_F(GatewayApi, OpenApiDescribesEveryRouteAndNoOther) {
+  auto document = parse_json(kOpenApiJson);
+  ASSERT_TRUE(document.ok()) << document.error().message;
+  const auto& root = document->as_object();
+  EXPECT_EQ(root.at("openapi").as_string(), "3.1.0");
+  std::set<std::string> described, served;
+  for (const auto& [path, item] : root.at("paths").as_object()) {
+    for (const auto& [method, operation] : item.as_object()) {
+      if (method == "parameters") continue;
+      described.insert(std::string(method) + " " + std::string(path));
+      EXPECT_TRUE(operation.as_object().contains("operationId")) << path;
+      EXPECT_TRUE(operation.as_object().contains("responses")) << path;
+    }
+  }
+  for (const Route& route : api->router().routes()) {
+    std::string method(route.method);
+    for (char& c : method) c = static_cast<char>(std::tolower(c));
+    served.insert(method + " " + std::string(route.pattern));
+  }
+  EXPECT_EQ(described, served);
 }
 
 TEST_F(GatewayApi, ModelsAreOpenAiObjects) {
@@ -148,7 +173,7 @@ TEST_F(GatewayApi, AMediaTypeMayBeSpelledAnyWay) {
 TEST_F(GatewayApi, AnEmptyPromptIsFine) { EXPECT_EQ(send("POST", "/v1/jobs", R"({"prompt":""})").status, 202); }
 
 TEST_F(GatewayApi, TheSameKeyIsTheSameJob) {
-  const Fields key = {{"Idempotency-Key", "k1"}};
+  const NameValues key = {{"Idempotency-Key", "k1"}};
   const auto first = body_of(send("POST", "/v1/jobs", R"({"prompt":"a","n":2})", key));
   // Spelled differently, the same job.
   const Response again = send("POST", "/v1/jobs", R"({ "n": 2, "prompt": "a" })", key);
@@ -161,7 +186,7 @@ TEST_F(GatewayApi, TheSameKeyIsTheSameJob) {
 }
 
 TEST_F(GatewayApi, AKeyWhoseJobIsGoneIsNotAnsweredWithAStateThatIsMadeUp) {
-  const Fields key = {{"Idempotency-Key", "k1"}};
+  const NameValues key = {{"Idempotency-Key", "k1"}};
   const auto first = body_of(send("POST", "/v1/jobs", R"({"prompt":"a"})", key));
   service.jobs.clear();
   const Response again = send("POST", "/v1/jobs", R"({"prompt":"a"})", key);
@@ -171,10 +196,12 @@ TEST_F(GatewayApi, AKeyWhoseJobIsGoneIsNotAnsweredWithAStateThatIsMadeUp) {
 
 TEST_F(GatewayApi, AdviceAgainstAJobIs429) {
   start({}, [](const job::JobSpec& spec, const std::string& tenant) {
-    EXPECT_EQ(spec.width, 256);  // it sees the complete spec
+    EXPECT_EQ(spec.fields.integer("width"), 256);  // it sees the complete spec
     EXPECT_EQ(tenant, "default");
-    if (spec.deadline_ms) return Advice{.accept = false, .reason = "too soon", .param = "deadline_ms"};
-    return Advice{.accept = spec.n.value_or(1) < 3, .reason = "the queue is full", .retry_after_s = 17};
+    if (spec.deadline_ms) return Result<void>(Error{Code::kResourceExhausted, "too soon", "deadline_ms"});
+    if (spec.n.value_or(1) < 3) return Result<void>();
+    return Result<void>(Error{
+        .code = Code::kResourceExhausted, .message = "the queue is full", .retry_after = std::chrono::seconds(17)});
   });
   EXPECT_EQ(send("POST", "/v1/jobs", R"({"prompt":"a"})").status, 202);
   for (const char* route : {"/v1/jobs", "/v1/images/generations"}) {
@@ -240,9 +267,9 @@ TEST_F(GatewayApi, CancelsOnce) {
 // RFC 9110 §5.3: which of two is meant nobody can say.
 TEST_F(GatewayApi, AHeaderThatHasOneLineIsRefusedWithTwo) {
   start({{"acme", sha256_hex("a"), false}, {"bolt", sha256_hex("b"), false}});
-  const Fields key = {{"Authorization", "Bearer a"}};
+  const NameValues key = {{"Authorization", "Bearer a"}};
   for (const char* name : {"Authorization", "Idempotency-Key", "Content-Type", "Last-Event-ID"}) {
-    Fields twice = key;
+    NameValues twice = key;
     std::string other(name);
     for (char& c : other) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     twice.emplace_back(name, "Bearer a");
@@ -252,7 +279,7 @@ TEST_F(GatewayApi, AHeaderThatHasOneLineIsRefusedWithTwo) {
     EXPECT_THAT(refused.body, HasSubstr("more than one " + std::string(name) + " header"));
   }
   EXPECT_TRUE(service.jobs.empty());
-  Fields lists = key;
+  NameValues lists = key;
   lists.emplace_back("Accept", "image/png");
   lists.emplace_back("Accept", "image/webp");
   EXPECT_EQ(send("POST", "/v1/jobs", R"({"prompt":"a"})", lists).status, 202);
@@ -274,8 +301,8 @@ TEST_F(GatewayApi, AWorkerThatIsNotHeardIsSilentWhateverItSaidLast) {
 
 TEST_F(GatewayApi, TenantsDoNotSeeEachOther) {
   start({{"acme", sha256_hex("a"), false}, {"bolt", sha256_hex("b"), false}, {"ops", sha256_hex("o"), true}});
-  const Fields a = {{"Authorization", "Bearer a"}}, b = {{"Authorization", "Bearer b"}},
-               ops = {{"Authorization", "Bearer o"}};
+  const NameValues a = {{"Authorization", "Bearer a"}}, b = {{"Authorization", "Bearer b"}},
+                   ops = {{"Authorization", "Bearer o"}};
   EXPECT_EQ(send("GET", "/v1/jobs").status, 401);
   const Response wrong = send("GET", "/v1/jobs", {}, {{"Authorization", "Bearer nope"}});
   EXPECT_EQ(wrong.status, 401);
@@ -370,7 +397,7 @@ TEST_F(GatewayApi, StoppingAnswersThoseWhoWait) {
   Response response = send("POST", "/v1/images/generations", R"({"prompt":"a"})");
   const Response done = finish(response, [&] { hub->stop(); });
   EXPECT_EQ(done.status, 503);
-  EXPECT_THAT(done.body, HasSubstr("job job-1 goes on"));
+  EXPECT_THAT(done.body, HasSubstr("job job-1 continues"));
 }
 
 TEST_F(GatewayApi, CountsRequestsByRoute) {

@@ -180,7 +180,13 @@ class FakeService final : public JobService {
   }
   asio::awaitable<Result<std::vector<queue::WorkerInfo>>> workers() override {
     if (down) co_return *down;
-    co_return worker_infos;
+    auto infos = worker_infos;
+    for (auto& info : infos) {
+      for (const auto& unit : info.units) {
+        if (const auto job = jobs.find(unit.job); job != jobs.end()) info.tenants[unit.job] = job->second.tenant;
+      }
+    }
+    co_return infos;
   }
   asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) override {
     co_return blob(manifest.key);

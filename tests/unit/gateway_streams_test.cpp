@@ -70,8 +70,8 @@ TEST_F(GatewayApi, AResumedStreamMissesNothingAndDoublesNothing) {
       else if (step++ == 22)
         service.succeed("job-1", 1, "y");
     };
-    Response response =
-        send("GET", "/v1/jobs/job-1/events", {}, seen.empty() ? Fields{} : Fields{{"Last-Event-ID", seen.back()}});
+    Response response = send("GET", "/v1/jobs/job-1/events", {},
+                             seen.empty() ? NameValues{} : NameValues{{"Last-Event-ID", seen.back()}});
     if (response.status == 204) break;
     ASSERT_TRUE(response.stream) << response.body;
     drain(response);

@@ -1,4 +1,4 @@
-// Ids sort by time, and within one millisecond by the order in which they were asked for.
+// Ids sort by time, and within one millisecond in order of creation.
 #include "shared/core/ids.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace ditfleet {
 namespace {
 
-TEST(Ids, SortAsTheyWereAskedFor) {
+TEST(Ids, SortInOrderOfCreation) {
   std::string before;
   int same_millisecond = 0;
   for (int i = 0; i < 20'000; ++i) {
@@ -25,14 +25,14 @@ TEST(Ids, SortAsTheyWereAskedFor) {
   EXPECT_GT(same_millisecond, 0);
 }
 
-// The next one is not to be guessed from the one before: at least the lower half changes as a whole.
-TEST(Ids, StepsDiffer) {
+// An id cannot be guessed from its predecessor: at least the whole lower half changes.
+TEST(Ids, AreUnpredictable) {
   std::set<std::string> ends;
   for (int i = 0; i < 1'000; ++i) ends.insert(new_id().substr(20));
   EXPECT_GT(ends.size(), 990u);
 }
 
-TEST(Ids, ThreadsNeverGetTheSame) {
+TEST(Ids, AreUniqueAmongThreads) {
   std::vector<std::vector<std::string>> made(4);
   std::vector<std::thread> threads;
   for (auto& own : made)

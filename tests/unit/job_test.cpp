@@ -47,17 +47,18 @@ Error refused_by_model(const std::string& text) {
 TEST(ParseSpec, ReadsEveryField) {
   const auto spec = parse_spec(
       R"({"model":"demo","prompt":"ein roter Kreis \u00e9 \ud83d\ude00","negative_prompt":"","n":4,"width":256,
-    "height":128,"seed":9223372036854775807,"num_inference_steps":7,"guidance_scale":3.5,"true_cfg_scale":2,"max_sequence_length":512,
+    "height":128,"seed":9223372036854775807,"num_inference_steps":7,"guidance_scale":3.5,"true_cfg_scale":2,)"
+      R"("max_sequence_length":512,
     "loras":[{"name":"pixel","scale":-0.5},{"name":"ink"}],"priority":-100,"deadline_ms":1000,"output_format":"webp",
     "output_compression":80,"partial_images":3,"user":"u"})");
   ASSERT_TRUE(spec.ok()) << spec.error().message;
   EXPECT_EQ(spec->prompt, "ein roter Kreis é 😀");
-  EXPECT_EQ(spec->negative_prompt, "");
+  EXPECT_EQ(*spec->fields.text("negative_prompt"), "");
   EXPECT_EQ(spec->n, 4);
-  EXPECT_EQ(spec->width, 256);
-  EXPECT_EQ(spec->height, 128);
+  EXPECT_EQ(spec->fields.integer("width"), 256);
+  EXPECT_EQ(spec->fields.integer("height"), 128);
   EXPECT_EQ(spec->seed, 9223372036854775807LL);
-  EXPECT_DOUBLE_EQ(*spec->true_cfg_scale, 2.0);
+  EXPECT_DOUBLE_EQ(*spec->fields.real("true_cfg_scale"), 2.0);
   ASSERT_EQ(spec->loras.size(), 2u);
   EXPECT_DOUBLE_EQ(spec->loras[0].scale, -0.5);
   EXPECT_DOUBLE_EQ(spec->loras[1].scale, 1.0);
@@ -68,8 +69,8 @@ TEST(ParseSpec, ReadsEveryField) {
 TEST(ParseSpec, TakesSizeOrItsParts) {
   const auto sized = parse_spec(R"({"prompt":"x","size":"512x256"})");
   ASSERT_TRUE(sized.ok());
-  EXPECT_EQ(sized->width, 512);
-  EXPECT_EQ(sized->height, 256);
+  EXPECT_EQ(sized->fields.integer("width"), 512);
+  EXPECT_EQ(sized->fields.integer("height"), 256);
   EXPECT_TRUE(parse_spec(R"({"prompt":"x","size":"auto"})").ok());
   EXPECT_THAT(refused(R"({"prompt":"x","size":"512x256","width":3})").message, HasSubstr("one or the other"));
   for (const char* size : {"512", "x", "512x", "512x256x", "-1x5", "0x0", "512X256", "99999999999x1", "512x 256"}) {
@@ -79,8 +80,10 @@ TEST(ParseSpec, TakesSizeOrItsParts) {
 
 TEST(ParseSpec, ToJsonReadsBackTheSame) {
   const std::string text =
-      R"({"model":"demo","prompt":"a \"b\" \u0001 é","negative_prompt":"","n":2,"width":256,"height":128,"num_inference_steps":7,)"
-      R"("guidance_scale":3.5,"true_cfg_scale":0.1,"max_sequence_length":64,"seed":5,"loras":[{"name":"p","scale":0.5}],"priority":3,)"
+      R"({"model":"demo","prompt":"a \"b\" \u0001 é","negative_prompt":"","n":2,"width":256,"height":128,)"
+      R"("num_inference_steps":7,)"
+      R"("guidance_scale":3.5,"true_cfg_scale":0.1,"max_sequence_length":64,"seed":5,"loras":[{"name":"p",)"
+      R"("scale":0.5}],"priority":3,)"
       R"("deadline_ms":9,"output_format":"jpeg","output_compression":1,"partial_images":2,"user":"me"})";
   const auto first = parse_spec(text);
   ASSERT_TRUE(first.ok());
@@ -90,6 +93,38 @@ TEST(ParseSpec, ToJsonReadsBackTheSame) {
   EXPECT_EQ(to_json(*first), text);
   EXPECT_EQ(to_json(*parse_spec(R"({"prompt":""})")),
             R"({"prompt":"","priority":0,"output_format":"png","partial_images":0})");
+}
+
+TEST(ParseSpec, FieldsOfVideosComeAfterThoseOfImages) {
+  const std::string text =
+      R"({"prompt":"","width":64,"height":32,"num_frames":81,"frame_rate":16.5,"guidance_scale":4,)"
+      R"("guidance_scale_2":3,"priority":0,"output_format":"png","partial_images":0})";
+  const auto spec = parse_spec(text);
+  ASSERT_TRUE(spec.ok()) << spec.error().message;
+  EXPECT_EQ(spec->fields.integer("num_frames"), 81);
+  EXPECT_EQ(spec->fields.real("frame_rate"), 16.5);
+  EXPECT_EQ(to_json(*spec), text);
+}
+
+// What a worker reads: nothing is filled in.
+TEST(ParseCompleteSpec, TakesWhatCompleteSpecMadeAndRefusesLess) {
+  const auto complete = complete_spec(*parse_spec(R"({"prompt":"x"})"), demo_catalogue());
+  ASSERT_TRUE(complete.ok()) << complete.error().message;
+  const auto read = parse_complete_spec(to_json(*complete));
+  ASSERT_TRUE(read.ok()) << read.error().message;
+  EXPECT_EQ(to_json(*read), to_json(*complete));
+  for (const std::string name : {"model", "n", "seed", "output_compression"}) {
+    auto body = json::parse(to_json(*complete)).as_object();
+    body.erase(name);
+    const auto refused = parse_complete_spec(json::serialize(body));
+    ASSERT_FALSE(refused.ok()) << name;
+    EXPECT_EQ(refused.error().code, Code::kInvalidArgument);
+    EXPECT_EQ(refused.error().param, name);
+  }
+  auto body = json::parse(to_json(*complete)).as_object();
+  body["loras"] = json::array{json::object{{"name", "ink"}}};
+  EXPECT_EQ(parse_complete_spec(json::serialize(body)).error().param, "loras[0].sha256");
+  EXPECT_EQ(parse_complete_spec("{").error().code, Code::kInvalidArgument);
 }
 
 TEST(ParseSpec, NullCountsAsLeftOutAndWholeNumbersAsIntegers) {
@@ -171,11 +206,11 @@ TEST(CompleteSpec, FillsWhatIsUnset) {
   ASSERT_TRUE(spec.ok()) << spec.error().message;
   EXPECT_EQ(spec->model, "demo");
   EXPECT_EQ(spec->n, 1);
-  EXPECT_EQ(spec->width, 256);
-  EXPECT_EQ(spec->num_inference_steps, 20);
-  EXPECT_DOUBLE_EQ(*spec->true_cfg_scale, 3.0);
-  EXPECT_EQ(spec->negative_prompt, "");
-  EXPECT_EQ(spec->max_sequence_length, 64);
+  EXPECT_EQ(spec->fields.integer("width"), 256);
+  EXPECT_EQ(spec->fields.integer("num_inference_steps"), 20);
+  EXPECT_DOUBLE_EQ(*spec->fields.real("true_cfg_scale"), 3.0);
+  EXPECT_EQ(*spec->fields.text("negative_prompt"), "");
+  EXPECT_EQ(spec->fields.integer("max_sequence_length"), 64);
   ASSERT_TRUE(spec->seed.has_value());
   const auto other = complete_spec(*parse_spec(R"({"prompt":""})"), demo_catalogue());
   EXPECT_NE(*spec->seed, *other->seed);
@@ -188,9 +223,9 @@ TEST(CompleteSpec, KeepsWhatWasGivenAndAnAbsentNegativePromptAbsent) {
       demo_catalogue());
   ASSERT_TRUE(spec.ok()) << spec.error().message;
   EXPECT_EQ(spec->seed, 1);
-  EXPECT_EQ(spec->height, 768);
-  EXPECT_DOUBLE_EQ(*spec->guidance_scale, 0.0);
-  EXPECT_FALSE(spec->negative_prompt.has_value());
+  EXPECT_EQ(spec->fields.integer("height"), 768);
+  EXPECT_DOUBLE_EQ(*spec->fields.real("guidance_scale"), 0.0);
+  EXPECT_FALSE(spec->fields.has("negative_prompt"));
 }
 
 TEST(CompleteSpec, RefusesWhatTheModelCannotMake) {
@@ -293,9 +328,9 @@ TEST_F(ModelFolder, DevAndSchnellGetDiffusersDefaults) {
 }
 
 TEST_F(ModelFolder, ItsOwnFileSetsTheDefaults) {
-  write(
-      "ditfleet.json",
-      R"({"num_inference_steps":20,"guidance_scale":1,"true_cfg_scale":3.0,"negative_prompt":"","width":256,"height":128,"max_sequence_length":64})");
+  write("ditfleet.json",
+        R"({"num_inference_steps":20,"guidance_scale":1,"true_cfg_scale":3.0,"negative_prompt":"","width":256,)"
+        R"("height":128,"max_sequence_length":64})");
   const auto entry = read_model_entry("m", dir_);
   ASSERT_TRUE(entry.ok()) << entry.error().message;
   EXPECT_EQ(entry->num_inference_steps, 20);

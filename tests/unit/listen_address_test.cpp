@@ -1,4 +1,4 @@
-// Addresses as people write them: HOST:PORT to listen on, URLs of HTTP services.
+// HOST:PORT addresses to listen on, and URLs of HTTP services.
 #include <gtest/gtest.h>
 
 #include "shared/core/http_url.h"
@@ -7,7 +7,7 @@
 namespace ditfleet {
 namespace {
 
-TEST(ListenAddress, ParsesAndTellsTheUrl) {
+TEST(ListenAddress, ParsesAndReturnsTheUrl) {
   EXPECT_EQ(ListenAddress::parse("localhost:80")->host, "localhost");
   EXPECT_EQ(ListenAddress::parse("0.0.0.0:80")->local_url(), "http://127.0.0.1:80");
   EXPECT_EQ(ListenAddress::parse("[::]:80")->local_url(), "http://[::1]:80");
@@ -15,12 +15,12 @@ TEST(ListenAddress, ParsesAndTellsTheUrl) {
   EXPECT_EQ(ListenAddress::parse("a:0")->port, 0);
 }
 
-TEST(ListenAddress, WithoutAHostIsEveryInterface) {
+TEST(ListenAddress, NoHostMeansEveryInterface) {
   EXPECT_EQ(ListenAddress::parse(":80")->text(), "0.0.0.0:80");
   EXPECT_EQ(ListenAddress::parse("*:80")->text(), "0.0.0.0:80");
 }
 
-TEST(ListenAddress, RefusesWhatIsNone) {
+TEST(ListenAddress, RefusesInvalidAddresses) {
   for (const char* wrong :
        {"", "80", "a", "a:", "a:b", "a:65536", "a:-1", "a:1 ", "a b:1", "http://a:1", "::1:80", "[]:80", "[:80"}) {
     const auto parsed = ListenAddress::parse(wrong, "gateway.listen");
@@ -30,13 +30,13 @@ TEST(ListenAddress, RefusesWhatIsNone) {
   }
 }
 
-TEST(HttpUrl, TakesAHostWithOrWithoutAPort) {
+TEST(HttpUrl, AcceptsAHostWithOrWithoutAPort) {
   for (const char* right : {"http://a", "https://a.example/x", "http://a:1", "http://a:65535/x?y:99999",
                             "http://[::1]:80", "http://[::1]/", "http://user:p@ss@a:80", "http://a/b@c:99999"})
     EXPECT_EQ(http_url_problem(right), std::nullopt) << right;
 }
 
-TEST(HttpUrl, SaysWhatIsWrongAndRepeatsNoPassword) {
+TEST(HttpUrl, NamesTheFaultWithoutThePassword) {
   const auto problem = [](const char* url) { return http_url_problem(url).value_or("nothing"); };
   EXPECT_EQ(problem("http://a:99999"), "has port '99999'; a port is a number from 1 to 65535");
   for (const char* wrong :

@@ -1,4 +1,4 @@
-// What a person names for output is written to, whatever it is; a device, above all, stays one.
+// Output may go to any kind of file. A device or a pipe is written to and never replaced.
 #include "shared/core/output_file.h"
 
 #include <fcntl.h>
@@ -24,9 +24,9 @@ class OutputFile : public ::testing::Test {
   const fs::path dir_ = fs::temp_directory_path() / ("ditfleet_output_file_" + std::to_string(::getpid()));
 };
 
-TEST_F(OutputFile, APipeStaysOneAndGetsTheBytes) {
+TEST_F(OutputFile, APipeReceivesTheBytes) {
   ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
-  const int reader = ::open(path("pipe").c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);  // waits for nobody
+  const int reader = ::open(path("pipe").c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);  // does not block
   ASSERT_GE(reader, 0);
   EXPECT_TRUE(write_output_file(path("pipe"), "picture").ok());
   EXPECT_TRUE(fs::is_fifo(path("pipe")));
@@ -37,7 +37,7 @@ TEST_F(OutputFile, APipeStaysOneAndGetsTheBytes) {
   EXPECT_EQ(got.substr(0, 7), "picture");
 }
 
-TEST_F(OutputFile, ADeviceStaysOneThroughALinkToo) {
+TEST_F(OutputFile, ADeviceIsNotReplacedEvenThroughALink) {
   fs::create_symlink("/dev/null", path("null"));
   EXPECT_TRUE(write_output_file(path("null"), "picture").ok());
   EXPECT_TRUE(fs::is_symlink(path("null")));
@@ -48,7 +48,7 @@ TEST_F(OutputFile, ADeviceStaysOneThroughALinkToo) {
   EXPECT_NE(full.error().message.find("full': No space left"), std::string::npos) << full.error().message;
 }
 
-TEST_F(OutputFile, ALinksTargetTakesTheBytes) {
+TEST_F(OutputFile, ALinksTargetReceivesTheBytes) {
   ASSERT_TRUE(write_output_file(path("target"), "old").ok());
   fs::create_symlink("target", path("link"));
   ASSERT_TRUE(write_output_file(path("link"), "new").ok());

@@ -1,4 +1,4 @@
-// A look at this process's own metrics.
+// Reads this process's own metrics.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace ditfleet::testing {
 
-// The first series of that name whose labels hold all these texts; nothing if there is none.
+// Returns the first series of that name whose labels contain all these texts, or nullopt.
 inline std::optional<double> series(const std::string& name, const std::vector<std::string>& labels = {}) {
   std::istringstream lines(telemetry::render_metrics());
   for (std::string line; std::getline(lines, line);) {

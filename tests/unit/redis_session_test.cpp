@@ -52,6 +52,8 @@ TEST_F(RedisSession, PipelinedRepliesFindTheirCommands) {
   EXPECT_EQ(done[0].id, *first);
   EXPECT_EQ(done[0].replies.at(0)->integer, 1);
   EXPECT_EQ(done[0].replies.at(1).error().code, Code::kInternal);
+  EXPECT_EQ(done[0].replies.at(1).error().source, Source::kRedis);
+  EXPECT_EQ(done[0].replies.at(1).error().kind, "ERR");
   EXPECT_EQ(done[1].id, *second);
   EXPECT_TRUE(done[1].replies.at(0)->elements.at(0).is_nil());
 }
@@ -66,6 +68,7 @@ TEST_F(RedisSession, WhatWasSentWhenTheConnectionBrokeIsNotSentAgain) {
   auto done = session_.take_done();
   ASSERT_EQ(done.size(), 1u);
   EXPECT_EQ(done[0].replies.at(0).error().code, Code::kUnavailable);
+  EXPECT_EQ(done[0].replies.at(0).error().source, Source::kRedisConnection);
   session_.waited();
   session_.connected();
   EXPECT_EQ(session_.take_output(), "*1\r\n$4\r\nPING\r\n");
@@ -140,7 +143,7 @@ TEST_F(RedisLogin, LogsInAndSelectsBeforeAnythingElse) {
   EXPECT_LT(out.find("SELECT"), out.find("PING"));
   ASSERT_TRUE(session_.submit({Command("GET") << "a"}).ok());
   EXPECT_EQ(session_.received("-WRONGPASS invalid username-password pair\r\n").what, Step::Do::kClose);
-  EXPECT_EQ(session_.disconnected(session_.close_reason().message).what, Step::Do::kWait);
+  EXPECT_EQ(session_.closed().what, Step::Do::kWait);
   auto done = session_.take_done();
   ASSERT_EQ(done.size(), 1u);  // told at once: waiting would not help
   const Error& error = done[0].replies.at(0).error();
@@ -155,6 +158,13 @@ TEST_F(RedisLogin, ARedisThatLoadsItsFileIsNotReady) {
   session_.received("+OK\r\n+OK\r\n");
   EXPECT_EQ(session_.received("-LOADING Redis is loading the dataset in memory\r\n").what, Step::Do::kClose);
   EXPECT_FALSE(session_.ready());
+}
+
+TEST(RedisReply, AnErrorReplyHasACodeAndAKind) {
+  EXPECT_EQ(error_of_reply("OOM command not allowed").code, Code::kResourceExhausted);
+  EXPECT_EQ(error_of_reply("OOM command not allowed").kind, "OOM");
+  EXPECT_EQ(error_of_reply("ERR Function not found").kind, "NOFUNCTION");
+  EXPECT_EQ(error_of_reply("EPOCH 3 does not lead this shard").code, Code::kConflict);
 }
 
 TEST(RedisEndpoint, ReadsEveryForm) {

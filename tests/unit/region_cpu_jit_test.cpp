@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "pipeline/region/blocks/blocks.h"
+#include "pipeline/families/flux/block_programs.h"
 #include "pipeline/region/compile/cached.h"
 #include "pipeline/region/compile/cpu_jit.h"
 #include "pipeline/region/key.h"

@@ -2,9 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "pipeline/region/blocks/blocks.h"
+#include "pipeline/families/flux/block_programs.h"
 #include "pipeline/region/codegen/source.h"
 #include "pipeline/region/ir/builder.h"
+#include "tests/unit/region_temporal_block.h"
 
 namespace ditfleet::region {
 namespace {

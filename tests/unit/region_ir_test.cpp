@@ -4,9 +4,11 @@
 
 #include <set>
 
-#include "pipeline/region/blocks/blocks.h"
+#include "pipeline/families/flux/block_programs.h"
+#include "pipeline/nn/text/layer_programs.h"
 #include "pipeline/region/fusion/plan.h"
 #include "pipeline/region/ir/builder.h"
+#include "tests/unit/region_temporal_block.h"
 
 namespace ditfleet::region {
 namespace {

@@ -8,7 +8,7 @@
 #include <functional>
 #include <set>
 
-#include "pipeline/region/blocks/blocks.h"
+#include "pipeline/families/flux/block_programs.h"
 #include "pipeline/region/compile/cpu_jit.h"
 #include "pipeline/region/compile/host_module.h"
 #include "pipeline/region/key.h"

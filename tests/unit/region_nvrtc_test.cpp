@@ -12,13 +12,14 @@
 #include <set>
 #include <thread>
 
-#include "pipeline/region/blocks/blocks.h"
+#include "pipeline/families/flux/block_programs.h"
+#include "pipeline/nn/text/layer_programs.h"
 #include "pipeline/region/compile/nvrtc.h"
 #include "pipeline/region/ir/builder.h"
 #include "pipeline/region/programs/channels_last_source.h"
-#include "pipeline/region/programs/grouped_gemm_source.h"
 #include "pipeline/region/programs/matrix_copies_source.h"
 #include "shared/core/bytes.h"
+#include "tests/unit/region_temporal_block.h"
 
 // NVRTC keeps what it allocates; the leak checker need not tell.
 extern "C" const char* __lsan_default_suppressions() { return "leak:libnvrtc\n"; }
@@ -171,15 +172,6 @@ std::string digests() {
             (compiled ? sha256_hex(compiled->code) : compiled.error().message) + "\n";
   }
   return text;
-}
-
-// Its registers are all there are: more, and it would not start.
-TEST_F(RegionNvrtc, ProductsInGroupsAreForHopper) {
-  const auto compiled = compiler()->compile("grouped_gemm", grouped_gemm_program().source, "sm_90a");
-  ASSERT_TRUE(compiled) << compiled.error().message;
-  ASSERT_EQ(compiled->kernels.size(), 1u);
-  EXPECT_EQ(compiled->kernels[0].spill_bytes, 0u);
-  EXPECT_EQ(compiled->kernels[0].registers, 128u);
 }
 
 // Of a small program for those whose compiler has another back end.

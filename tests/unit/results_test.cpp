@@ -24,7 +24,7 @@ using namespace std::chrono_literals;
 
 Deadline soon() { return Deadline::after(10s); }
 
-queue::Attempt attempt(const std::string& job = "01JOB", int unit = 0) { return {{job, unit}, new_nonce()}; }
+ResultKey result_key(const std::string& job = "01JOB", int unit = 0) { return {job, unit, new_nonce()}; }
 
 TEST(Manifest, ReadsBackWhatItWrote) {
   const Manifest written{"redis", "df:{0}:blob:j:0:n", "image/png", 12, std::string(64, 'a'), 640, 480, INT64_MAX, "n"};
@@ -89,7 +89,7 @@ class FileStoreTest : public testing::Test {
     return std::move(*result);
   }
 
-  Manifest stored(const queue::Attempt& a, const std::string& bytes) {
+  Manifest stored(const ResultKey& a, const std::string& bytes) {
     auto manifest = run(store_->put(a, bytes, "image/png", soon()));
     EXPECT_TRUE(manifest.ok()) << manifest.error().message;
     return *manifest;
@@ -107,7 +107,7 @@ class FileStoreTest : public testing::Test {
 
 TEST_F(FileStoreTest, GivesBackWhatWasPut) {
   const std::string bytes = std::string("\x89PNG\0", 5) + std::string(3'000'000, 'x');
-  const auto a = attempt();
+  const auto a = result_key();
   const Manifest manifest = stored(a, bytes);
   EXPECT_EQ(manifest.backend, "file");
   EXPECT_EQ(manifest.nonce, a.nonce);
@@ -120,7 +120,7 @@ TEST_F(FileStoreTest, GivesBackWhatWasPut) {
 }
 
 TEST_F(FileStoreTest, KeepsAttemptsApartAndRemovesOnlyTheOneNamed) {
-  const Manifest first = stored(attempt(), "one"), second = stored(attempt(), "two");
+  const Manifest first = stored(result_key(), "one"), second = stored(result_key(), "two");
   EXPECT_NE(first.key, second.key);
   ASSERT_TRUE(run(store_->remove(first, soon())).ok());
   ASSERT_TRUE(run(store_->remove(first, soon())).ok()) << "removing what is absent is not an error";
@@ -129,7 +129,7 @@ TEST_F(FileStoreTest, KeepsAttemptsApartAndRemovesOnlyTheOneNamed) {
 }
 
 TEST_F(FileStoreTest, TellsDamageFromLoss) {
-  const Manifest manifest = stored(attempt(), "a picture");
+  const Manifest manifest = stored(result_key(), "a picture");
   for (const std::string& damaged : {std::string("a Picture"), std::string("a pictur"), std::string("a picture!")}) {
     std::ofstream(dir_ / manifest.key, std::ios::trunc) << damaged;
     EXPECT_EQ(run(store_->get(manifest, soon())).error().code, Code::kDataCorrupt) << damaged;
@@ -145,7 +145,7 @@ TEST_F(FileStoreTest, NeverLeavesItsFolder) {
   std::ofstream(dir_.string() + "-outside") << secret;
   fs::create_directories(dir_ / "results" / "ab");
   fs::create_symlink(dir_.string() + "-outside", dir_ / "results" / "ab" / "link");
-  Manifest manifest = stored(attempt(), secret);
+  Manifest manifest = stored(result_key(), secret);
   for (const std::string& key :
        {"results/../../" + dir_.filename().string() + "-outside", dir_.string() + "-outside",
         std::string("results/ab/.."), std::string("results/ab/link"), std::string("results"), std::string(),
@@ -161,15 +161,15 @@ TEST_F(FileStoreTest, NeverLeavesItsFolder) {
   fs::remove(dir_.string() + "-outside");
   // Ids that a client may choose and that mean something to a file system.
   for (const std::string job : {"..", ".", "a..b"}) {
-    const Manifest kept = stored(attempt(job), "bytes of " + job);
+    const Manifest kept = stored(result_key(job), "bytes of " + job);
     EXPECT_TRUE(kept.key.starts_with("results/"));
     EXPECT_EQ(*run(store_->get(kept, soon())), "bytes of " + job);
   }
-  EXPECT_EQ(run(store_->put(attempt("a/b"), "x", "image/png", soon())).error().code, Code::kInvalidArgument);
+  EXPECT_EQ(run(store_->put(result_key("a/b"), "x", "image/png", soon())).error().code, Code::kInvalidArgument);
 }
 
 TEST_F(FileStoreTest, KeepsPreviews) {
-  const auto a = attempt();
+  const auto a = result_key();
   const auto key = run(store_->put_preview(a, 1, "small", soon()));
   ASSERT_TRUE(key.ok());
   EXPECT_EQ(*run(store_->get_preview(*key, soon())), "small");
@@ -177,7 +177,7 @@ TEST_F(FileStoreTest, KeepsPreviews) {
 }
 
 TEST_F(FileStoreTest, SweepsWhatIsOlderThanItsAgeAndNothingElse) {
-  const Manifest old = stored(attempt(), "old"), fresh = stored(attempt(), "fresh");
+  const Manifest old = stored(result_key(), "old"), fresh = stored(result_key(), "fresh");
   fs::last_write_time(dir_ / old.key, fs::file_time_type::clock::now() - 2h);
   EXPECT_EQ(sweep(dir_ / "results", 1h), 1);
   EXPECT_EQ(run(store_->get(old, soon())).error().code, Code::kNotFound);
@@ -186,7 +186,7 @@ TEST_F(FileStoreTest, SweepsWhatIsOlderThanItsAgeAndNothingElse) {
 }
 
 TEST_F(FileStoreTest, AStoreOpenedOverAnOldFolderSweepsByItself) {
-  const Manifest old = stored(attempt(), "old");
+  const Manifest old = stored(result_key(), "old");
   fs::last_write_time(dir_ / old.key, fs::file_time_type::clock::now() - 24h);
   auto other = open({.backend = "file", .dir = dir_, .retention_ms = 1000});
   // Its sweep was queued before this read, on the same thread.
@@ -201,7 +201,7 @@ TEST_F(FileStoreTest, AFailedWriteIsToldAndLeavesNothing) {
   } else {
     fs::permissions(dir_ / "results", fs::perms::owner_read | fs::perms::owner_exec);
   }
-  const auto put = run(store_->put(attempt(), "x", "image/png", soon()));
+  const auto put = run(store_->put(result_key(), "x", "image/png", soon()));
   ASSERT_FALSE(put.ok());
   EXPECT_EQ(put.error().code, Code::kUnavailable);
   if (::geteuid() != 0) fs::permissions(dir_ / "results", fs::perms::owner_all);

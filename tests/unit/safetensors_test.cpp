@@ -23,10 +23,10 @@ std::string file_bytes(const std::string& header, const std::string& data) {
   return bytes + header + data;
 }
 
-// Expects a refusal whose message names the file and holds `part`.
+// Expects a refusal whose message names the file and contains `part`.
 void expect_corrupt(const std::string& bytes, const std::string& part) {
   const auto header = parse_safetensors_header(bytes, "weights/a.safetensors");
-  ASSERT_FALSE(header.ok()) << "accepted, though: " << part;
+  ASSERT_FALSE(header.ok()) << "accepted, but expected: " << part;
   EXPECT_EQ(header.error().code, Code::kDataCorrupt);
   EXPECT_NE(header.error().message.find("weights/a.safetensors"), std::string::npos) << header.error().message;
   EXPECT_NE(header.error().message.find(part), std::string::npos) << header.error().message;
@@ -36,7 +36,8 @@ std::string one(const std::string& fields) { return "{\"t\":{" + fields + "}}"; 
 
 TEST(SafetensorsHeader, ReadsTensorsAndMetadata) {
   const std::string header =
-      R"({"b":{"dtype":"BF16","shape":[2,3],"data_offsets":[4,16]},"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},)"
+      R"({"b":{"dtype":"BF16","shape":[2,3],"data_offsets":[4,16]},)"
+      R"("a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},)"
       R"("e":{"dtype":"I64","shape":[0,7],"data_offsets":[16,16]},"__metadata__":{"format":"pt","x":"é\u00e9"}}   )";
   const auto parsed = parse_safetensors_header(file_bytes(header, std::string(16, '\0')), "f");
   ASSERT_TRUE(parsed.ok()) << parsed.error().message;
@@ -55,7 +56,7 @@ TEST(SafetensorsHeader, AcceptsAFileWithoutTensors) {
   EXPECT_TRUE(parse_safetensors_header(file_bytes("{}", ""), "f").ok());
 }
 
-TEST(SafetensorsHeader, RefusesALyingLength) {
+TEST(SafetensorsHeader, RefusesAWrongHeaderLength) {
   expect_corrupt("", "too few");
   expect_corrupt("1234567", "too few");
   expect_corrupt(std::string(8, '\xff'), "at most");
@@ -65,7 +66,7 @@ TEST(SafetensorsHeader, RefusesALyingLength) {
   expect_corrupt(big, "at most");
 }
 
-TEST(SafetensorsHeader, RefusesWhatIsNotStrictJson) {
+TEST(SafetensorsHeader, RefusesInvalidJson) {
   expect_corrupt(file_bytes("", ""), "'{'");
   expect_corrupt(file_bytes(" {}", ""), "'{'");
   expect_corrupt(file_bytes("[]", ""), "'{'");
@@ -105,15 +106,15 @@ TEST(SafetensorsHeader, RefusesWrongFields) {
   expect_corrupt(file_bytes("{\"t\":{" + entry + "},\"\\u0074\":{" + entry + "}}", ""), "\"t\" is there twice");
 }
 
-// Whoever reads the message may do so on a terminal.
-TEST(SafetensorsHeader, WritesControlCharactersOfNamesOut) {
+// Messages may be printed on a terminal.
+TEST(SafetensorsHeader, EscapesControlCharactersInNames) {
   const std::string name = R"(evil\n\u001b[2J\u0007\u007f\u009b\u00e9)";
   expect_corrupt(
       file_bytes("{\"" + name + R"(":{"dtype":"F32","shape":[3],"data_offsets":[0,4]}})", std::string(4, '\0')),
       R"("evil\n\x1b[2J\x07\x7f\x9bé")");
 }
 
-TEST(SafetensorsHeader, RefusesRangesThatLie) {
+TEST(SafetensorsHeader, RefusesInvalidRanges) {
   const std::string data(8, '\0');
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1],"data_offsets":[0,8])"), data), "takes 4 bytes");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1],"data_offsets":[4,0])"), data), "begin ≤ end");
@@ -133,7 +134,7 @@ TEST(SafetensorsHeader, RefusesRangesThatLie) {
                  "inside the tensor before it");
 }
 
-// Every prefix of a good file is refused, and no single changed header byte crashes.
+// Every prefix of a valid file is refused. No single changed header byte causes a crash.
 TEST(SafetensorsHeader, SurvivesTruncationAndChangedBytes) {
   const std::string good = file_bytes(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", "12345678");
   for (std::size_t n = 0; n < good.size(); ++n) {
@@ -160,7 +161,7 @@ class SafetensorsFiles : public Test {
   void write(const std::string& name, const std::string& bytes) const {
     std::ofstream(path(name), std::ios::binary) << bytes;
   }
-  // A file with the float tensors named, each [2], filled with its position.
+  // Writes a file with the named float tensors, each of shape [2] and filled with its position.
   void write_tensors(const std::string& name, const std::vector<std::string>& tensors) const {
     std::vector<std::vector<float>> values;
     for (std::size_t i = 0; i < tensors.size(); ++i) values.push_back({float(i), float(i)});
@@ -173,7 +174,7 @@ class SafetensorsFiles : public Test {
   fs::path dir_;
 };
 
-TEST_F(SafetensorsFiles, WritesWhatItReads) {
+TEST_F(SafetensorsFiles, RoundTrips) {
   std::vector<float> floats(6);
   std::iota(floats.begin(), floats.end(), 0.5f);
   const std::vector<std::int64_t> ids = {1, -2, 49407};
@@ -208,7 +209,7 @@ TEST_F(SafetensorsFiles, OrderOfTensorsDoesNotChangeTheBytes) {
   EXPECT_EQ(*encode_safetensors({a, b}), *encode_safetensors({b, a}));
 }
 
-TEST_F(SafetensorsFiles, WriterRefusesWhatDoesNotFit) {
+TEST_F(SafetensorsFiles, WriterRefusesMismatchedData) {
   const std::vector<float> v = {1, 2};
   const auto bytes = std::as_bytes(std::span(v));
   EXPECT_FALSE(encode_safetensors({{"a", DType::kF32, {3}, bytes}}).ok());
@@ -218,7 +219,7 @@ TEST_F(SafetensorsFiles, WriterRefusesWhatDoesNotFit) {
   EXPECT_FALSE(encode_safetensors({{"\xff", DType::kF32, {2}, bytes}}).ok());
 }
 
-TEST_F(SafetensorsFiles, OpenNamesWhatIsWrong) {
+TEST_F(SafetensorsFiles, OpenNamesTheFault) {
   const auto missing = SafetensorsFile::open(path("no.safetensors"));
   ASSERT_FALSE(missing.ok());
   EXPECT_EQ(missing.error().code, Code::kNotFound);
@@ -248,7 +249,8 @@ TEST_F(SafetensorsFiles, CheckpointReadsSingleFilesAndShards) {
   write_tensors("diffusion_pytorch_model-00002-of-00002.safetensors", {"y", "z"});
   write("diffusion_pytorch_model.safetensors.index.json",
         R"({"metadata":{"total_size":32},"weight_map":{"x":"diffusion_pytorch_model-00001-of-00002.safetensors",
-            "y":"diffusion_pytorch_model-00002-of-00002.safetensors","z":"diffusion_pytorch_model-00002-of-00002.safetensors"}})");
+            "y":"diffusion_pytorch_model-00002-of-00002.safetensors",
+            "z":"diffusion_pytorch_model-00002-of-00002.safetensors"}})");
   auto sharded = Checkpoint::open(dir_.string(), Library::kDiffusers);
   ASSERT_TRUE(sharded.ok()) << sharded.error().message;
   EXPECT_EQ(sharded->names(), (std::vector<std::string>{"unlisted", "x", "y", "z"}));
@@ -261,8 +263,8 @@ TEST_F(SafetensorsFiles, CheckpointReadsSingleFilesAndShards) {
   EXPECT_EQ(moved.tensor("a").error().code, Code::kNotFound);
 }
 
-// Of several files each library reads its own.
-TEST_F(SafetensorsFiles, CheckpointTakesWhatTheFoldersLibraryTakes) {
+// If several files exist, diffusers and transformers load different ones.
+TEST_F(SafetensorsFiles, CheckpointLoadsTheFileOfTheFoldersLibrary) {
   const auto names = [&](Library library) {
     const auto opened = Checkpoint::open(dir_.string(), library);
     EXPECT_TRUE(opened.ok());
@@ -283,13 +285,13 @@ TEST_F(SafetensorsFiles, CheckpointTakesWhatTheFoldersLibraryTakes) {
   EXPECT_EQ(names(Library::kTransformers), Names{"other"});
 }
 
-TEST_F(SafetensorsFiles, CheckpointTakesTheOnlyVariant) {
+TEST_F(SafetensorsFiles, CheckpointLoadsTheOnlyVariant) {
   write_tensors("model.fp16.safetensors", {"half"});
   const auto only = Checkpoint::open(dir_.string(), Library::kDiffusers);
   ASSERT_TRUE(only.ok()) << only.error().message;
   EXPECT_EQ(only->names(), (std::vector<std::string>{"half"}));
 
-  write_tensors("model.bf16-00001-of-00001.safetensors", {"x"});  // a shard is no variant of its own
+  write_tensors("model.bf16-00001-of-00001.safetensors", {"x"});  // a shard is not a variant
   write("model.safetensors.index.bf16.json", R"({"weight_map":{"x":"model.bf16-00001-of-00001.safetensors"}})");
   const auto two = Checkpoint::open(dir_.string(), Library::kDiffusers);
   ASSERT_FALSE(two.ok());

@@ -1,5 +1,5 @@
-// The schedule against numbers that diffusers 0.42.1 printed (FlowMatchEulerDiscreteScheduler.set_timesteps with
-// the sigmas and mu that FluxPipeline passes).
+// Compares the schedule with diffusers 0.42.1 (FlowMatchEulerDiscreteScheduler.set_timesteps with the sigmas and mu of
+// FluxPipeline).
 #include "pipeline/sampling/schedule.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ class ScheduleTest : public ::testing::Test {
       read(text);
     } catch (const Failure& e) {
       EXPECT_EQ(e.error().code, Code::kDataCorrupt);
-      EXPECT_NE(e.error().message.find(path_.string()), std::string::npos) << "the file must be named";
+      EXPECT_NE(e.error().message.find(path_.string()), std::string::npos) << "the message must name the file";
       return e.error().message;
     }
     return "";
@@ -45,13 +45,15 @@ struct Known {
 
 const std::vector<Known> kKnown = {
     {"dev_1024",
-     R"({"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15, "use_dynamic_shifting": true, "shift": 3.0})",
+     R"({"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15,
+          "use_dynamic_shifting": true, "shift": 3.0})",
      4,
      4096,
      {1.0f, 0.904530764f, 0.759510934f, 0.512844145f, 0.0f},
      {1000.0f, 904.530762f, 759.510925f, 512.844116f}},
     {"dev_below_base",
-     R"({"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15, "use_dynamic_shifting": true, "shift": 3.0})",
+     R"({"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15,
+          "use_dynamic_shifting": true, "shift": 3.0})",
      3,
      64,
      {1.0f, 0.761450291f, 0.443826348f, 0.0f},
@@ -64,19 +66,22 @@ const std::vector<Known> kKnown = {
      {1.0f, 0.857142806f, 0.599999964f, 0.0f},
      {1000.0f, 857.142822f, 599.999939f}},
     {"one_step",
-     R"({"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15, "use_dynamic_shifting": true, "shift": 3.0})",
+     R"({"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15,
+          "use_dynamic_shifting": true, "shift": 3.0})",
      1,
      256,
      {1.0f, 0.0f},
      {1000.0f}},
     {"linear",
-     R"({"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15, "use_dynamic_shifting": true, "shift": 3.0, "time_shift_type": "linear"})",
+     R"({"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15,
+          "use_dynamic_shifting": true, "shift": 3.0, "time_shift_type": "linear"})",
      3,
      1024,
      {1.0f, 0.557522118f, 0.239543721f, 0.0f},
      {1000.0f, 557.522095f, 239.543716f}},
     {"terminal",
-     R"({"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15, "use_dynamic_shifting": true, "shift": 3.0, "shift_terminal": 0.1})",
+     R"({"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15,
+          "use_dynamic_shifting": true, "shift": 3.0, "shift_terminal": 0.1})",
      3,
      1024,
      {1.0f, 0.63305074f, 0.100000024f, 0.0f},
@@ -88,7 +93,8 @@ const std::vector<Known> kKnown = {
      {1.0f, 0.776407123f, 0.59711194f, 0.454545468f, 0.0f},
      {500.0f, 388.203552f, 298.555969f, 227.272736f}},
     {"exponential",
-     R"({"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15, "use_dynamic_shifting": true, "shift": 3.0, "use_exponential_sigmas": true})",
+     R"({"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15,
+          "use_dynamic_shifting": true, "shift": 3.0, "use_exponential_sigmas": true})",
      4,
      256,
      {1.0f, 0.707844555f, 0.501043916f, 0.354661226f, 0.0f},
@@ -131,7 +137,7 @@ TEST_F(ScheduleTest, MatchesDiffusers) {
   }
 }
 
-TEST_F(ScheduleTest, RefusesWhatItCannotFollow) {
+TEST_F(ScheduleTest, RefusesUnsupportedSettings) {
   EXPECT_NE(refusal(R"({"_class_name": "DDIMScheduler"})").find("FlowMatchEulerDiscreteScheduler"), std::string::npos);
   EXPECT_NE(refusal(R"({"stochastic_sampling": true})").find("stochastic_sampling"), std::string::npos);
   EXPECT_NE(refusal(R"({"use_karras_sigmas": true, "use_exponential_sigmas": true})").find("only one"),

@@ -38,14 +38,14 @@ class FleetLogTest : public ::testing::Test {
 TEST_F(FleetLogTest, a_workers_life) {
   EXPECT_EQ(look(0, {"old"}), Lines{});  // it was there before
   EXPECT_EQ(look(1, {"old"}), Lines{});
-  EXPECT_EQ(look(1, {"old", "w"}, "starting"), (Lines{"2 workers have come and start: 'old', 'w'"}));
+  EXPECT_EQ(look(1, {"old", "w"}, "starting"), (Lines{"2 workers registered and are starting: 'old', 'w'"}));
   EXPECT_EQ(look(2, {"w"}), (Lines{"worker 'w' is ready", "worker 'old' is gone"}));
   fleet.hold(fleet.intern_owner("w:1"), {.ref = {"j", 0}});
   EXPECT_EQ(look(4, {"w"}, "ready", {"w"}), (Lines{"! worker 'w' is silent: no heartbeat for 4 s, with 1 unit"}));
   EXPECT_EQ(look(5, {"w"}, "ready", {"w"}), Lines{});
-  EXPECT_EQ(look(6, {"w"}), (Lines{"worker 'w' is heard again"}));
+  EXPECT_EQ(look(6, {"w"}), (Lines{"worker 'w' sends heartbeats again"}));
   fleet.hold(fleet.intern_owner("w:1"), {.ref = {"j", 1}});
-  EXPECT_EQ(look(7, {"w"}, "draining"), (Lines{"worker 'w' drains, with 2 units"}));
+  EXPECT_EQ(look(7, {"w"}, "draining"), (Lines{"worker 'w' is draining, with 2 units"}));
   EXPECT_EQ(look(8, {}), (Lines{"worker 'w' is gone, with 2 units"}));
   EXPECT_EQ(look(9, {}), Lines{});
   look(10, {"clean"});
@@ -71,9 +71,9 @@ TEST(FleetLog, units_that_a_lost_worker_leaves) {
         .text;
   };
   EXPECT_EQ(line("ready", {{"reason", "lease lapsed"}, {"owner", "w:1"}}),
-            "unit j/1 is taken from worker 'w', whose lease lapsed");
-  EXPECT_EQ(line("failed", {{"message", "[queue] 2 workers were lost"}}),
-            "unit j/1 is given up: [queue] 2 workers were lost");
+            "unit j/1: the lease of worker 'w' lapsed; the unit is ready again");
+  EXPECT_EQ(line("failed", {{"reason", "workers lost"}, {"message", "[queue] 2 workers were lost"}}),
+            "unit j/1 failed: [queue] 2 workers were lost");
   EXPECT_EQ(line("ready", {}), "");
   EXPECT_EQ(line("ready", {{"reason", "handed back"}}), "");
   EXPECT_EQ(line("failed", {{"message", "out of memory"}}), "");  // the worker's log has it

@@ -3,7 +3,6 @@
 #include <memory>
 
 #include "coordinator/scheduling/placement/router.h"
-#include "coordinator/scheduling/service/dispatches.h"
 #include "tests/unit/scheduler_fixture.h"
 
 namespace ditfleet::scheduling {
@@ -40,61 +39,6 @@ TEST_F(SchedulerTest, a_job_is_assigned_with_its_admission) {
   actions = scheduler->decide(now);
   EXPECT_EQ(actions.admit.size(), 1u);
   EXPECT_TRUE(actions.assign.empty());
-}
-
-TEST_F(SchedulerTest, what_is_admitted_and_assigned_in_one_decision_becomes_one_call) {
-  workers({"a", "b"});
-  scheduler->on_intake(std::vector{entry("first")}, now);
-  settle();  // holds a place of one worker, and stays an assignment's business
-  auto plain = entry("x-2-0");
-  plain.raw = true;
-  scheduler->on_intake(std::vector{entry("four", spec(R"("n":4)")), plain}, now);
-  auto actions = scheduler->decide(now);
-  ASSERT_EQ(actions.admit.size(), 2u);
-  std::size_t assigned = 0;
-  for (const auto& a : actions.assign) assigned += a.units.size();
-  ASSERT_EQ(assigned, 3u);  // two places a worker, one is taken
-
-  const auto jobs = take_dispatches(actions);
-  ASSERT_EQ(jobs.size(), 1u);
-  EXPECT_EQ(jobs[0].admission.id, "four");
-  EXPECT_EQ(jobs[0].admission.units, 4);
-  ASSERT_EQ(jobs[0].placements.size(), 3u);
-  std::map<std::string, int> owners;
-  std::set<int> units;
-  for (const auto& p : jobs[0].placements) {
-    ++owners[p.owner];
-    units.insert(p.unit.ref.unit);
-    EXPECT_EQ(p.unit.ref.job, "four");
-    EXPECT_FALSE(p.unit.nonce.empty());
-  }
-  EXPECT_EQ(units.size(), 3u);
-  EXPECT_EQ(owners.size(), 2u);
-  ASSERT_EQ(actions.admit.size(), 1u);
-  EXPECT_EQ(actions.admit[0].id, "x-2-0");
-  EXPECT_TRUE(actions.assign.empty());
-}
-
-TEST_F(SchedulerTest, an_assignment_of_a_job_admitted_before_stays_one) {
-  Actions actions;
-  const auto admission = [](const char* id) {
-    queue::Admission a;
-    a.entry_id = "1-1";
-    a.id = id;
-    return a;
-  };
-  actions.admit = {admission("new"), admission("twice"), admission("twice"), admission("waits")};
-  actions.assign = {{"a:1", {{{"old", 0}, "n1", "warm"}, {{"new", 0}, "n2", "warm"}}},
-                    {"b:1", {{{"twice", 0}, "n3", "warm"}}}};
-  const auto jobs = take_dispatches(actions);
-  ASSERT_EQ(jobs.size(), 1u);
-  EXPECT_EQ(jobs[0].admission.id, "new");
-  EXPECT_EQ(jobs[0].placements.at(0).owner, "a:1");
-  EXPECT_EQ(jobs[0].placements.at(0).unit.nonce, "n2");
-  EXPECT_EQ(actions.admit.size(), 3u);
-  ASSERT_EQ(actions.assign.size(), 2u);
-  EXPECT_EQ(actions.assign[0].units.at(0).ref.job, "old");
-  EXPECT_EQ(actions.assign[1].units.at(0).ref.job, "twice");
 }
 
 TEST_F(SchedulerTest, an_admission_that_failed_takes_its_assignment_back) {

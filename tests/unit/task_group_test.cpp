@@ -1,4 +1,4 @@
-// TaskGroup: tasks end with the group, whoever ends first.
+// Tasks end with their group, in any order.
 #include "shared/core/task_group.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ asio::awaitable<void> sleep_on(asio::steady_timer& timer, bool& ended) {
   ended = true;
 }
 
-TEST(TaskGroup, stop_ends_a_task_that_waits) {
+TEST(TaskGroup, StopEndsAWaitingTask) {
   asio::io_context io;
   asio::steady_timer timer(io, asio::steady_timer::time_point::max());
   TaskGroup group(io.get_executor());
@@ -33,9 +33,9 @@ TEST(TaskGroup, stop_ends_a_task_that_waits) {
   EXPECT_EQ(group.running(), 0u);
 }
 
-// A stop from outside the executor is queued; here the end of the task comes before it. What it refers to must
-// still be there (seen as a crash; an address sanitizer build sees it every time).
-TEST(TaskGroup, a_task_may_end_while_the_stop_is_on_its_way) {
+// A stop from outside the executor is queued. Here the task ends before the queued stop runs, which must not use freed
+// memory (the address sanitizer detects it reliably).
+TEST(TaskGroup, ATaskMayEndBeforeAQueuedStop) {
   asio::io_context io;
   auto group = std::make_unique<TaskGroup>(io.get_executor());
   constexpr int kTasks = 100;
@@ -46,15 +46,15 @@ TEST(TaskGroup, a_task_may_end_while_the_stop_is_on_its_way) {
     group->spawn("sleeper", sleep_on(*timers.back(), ended[i]));
   }
   io.poll();
-  for (auto& timer : timers) timer->cancel();  // queued: the tasks end
-  group->stop();                               // queued behind it
+  for (auto& timer : timers) timer->cancel();  // queued; ends the tasks
+  group->stop();                               // queued after it
   group.reset();
   io.restart();
   io.run();
   for (bool one : ended) EXPECT_TRUE(one);
 }
 
-TEST(TaskGroup, join_waits_for_all_and_a_task_that_throws_harms_none) {
+TEST(TaskGroup, JoinWaitsForAllEvenIfOneThrows) {
   asio::io_context io;
   TaskGroup group(io.get_executor());
   asio::steady_timer timer(io, std::chrono::milliseconds(1));

@@ -12,28 +12,28 @@ job::JobSpec complete() {
   spec.model = "flux";
   spec.prompt = "a red circle";
   spec.n = 2;
-  spec.width = 320;
-  spec.height = 192;
-  spec.num_inference_steps = 7;
-  spec.guidance_scale = 3.5;
-  spec.true_cfg_scale = 2.0;
-  spec.max_sequence_length = 128;
+  spec.fields.set("width", 320);
+  spec.fields.set("height", 192);
+  spec.fields.set("num_inference_steps", 7);
+  spec.fields.set("guidance_scale", 3.5);
+  spec.fields.set("true_cfg_scale", 2.0);
+  spec.fields.set("max_sequence_length", 128);
   spec.seed = 41;
   return spec;
 }
 
 TEST(Request, CarriesEveryField) {
   auto spec = complete();
-  spec.negative_prompt = "";
+  spec.fields.set("negative_prompt", "");
   const auto request = request_of(spec, 1);
   EXPECT_EQ(request.prompt, "a red circle");
-  ASSERT_TRUE(request.negative_prompt.has_value()) << "an empty negative prompt counts as given";
-  EXPECT_EQ(request.width, 320);
-  EXPECT_EQ(request.height, 192);
-  EXPECT_EQ(request.num_inference_steps, 7);
-  EXPECT_EQ(request.guidance_scale, 3.5);
-  EXPECT_EQ(request.true_cfg_scale, 2.0);
-  EXPECT_EQ(request.max_sequence_length, 128);
+  EXPECT_TRUE(request.fields.has("negative_prompt")) << "an empty negative prompt counts as given";
+  EXPECT_EQ(request.fields.integer("width"), 320);
+  EXPECT_EQ(request.fields.integer("height"), 192);
+  EXPECT_EQ(request.fields.integer("num_inference_steps"), 7);
+  EXPECT_EQ(request.fields.real("guidance_scale"), 3.5);
+  EXPECT_EQ(request.fields.real("true_cfg_scale"), 2.0);
+  EXPECT_EQ(request.fields.integer("max_sequence_length"), 128);
   EXPECT_EQ(request.seed, 42);
 }
 
@@ -51,9 +51,7 @@ TEST(Request, PreviewsAreSpreadEvenlyAndNeverAtTheEnd) {
   EXPECT_TRUE(preview_steps(20, 0).empty());
 }
 
-TEST(Request, FormatsAndTheirNames) {
-  EXPECT_EQ(media_type_of(job::OutputFormat::kWebp), "image/webp");
-  EXPECT_EQ(format_of(job::OutputFormat::kJpeg), pipeline::ImageFormat::kJpeg);
+TEST(Request, TheQualityIs100UnlessGiven) {
   auto spec = complete();
   EXPECT_EQ(quality_of(spec), 100);
   spec.output_compression = 0;

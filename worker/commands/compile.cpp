@@ -15,6 +15,7 @@
 #include "shared/kernel_cache/codec.h"
 #include "shared/kernel_cache/open.h"
 #include "worker/commands/engine_options.h"
+#include "worker/families.h"
 
 namespace ditfleet::worker {
 namespace {
@@ -116,7 +117,8 @@ Result<void> run(const CompileFlags& flags) {
   if (!flags.out.empty() && !options->secret)
     return invalid_argument("--out needs the fleet's secret to sign with: set cache.secret or cache.secret_file");
   auto cache = kernel_cache::KernelCache::create(*options);
-  auto report = pipeline::Engine::compile_regions(flags.model_dir, flags.dtype, architectures, *cache, wanted);
+  auto report =
+      pipeline::Engine::compile_regions(families(), flags.model_dir, flags.dtype, architectures, *cache, wanted);
   if (!report) {
     if (report.error().param == "arch") return invalid_argument("--arch: " + report.error().message);
     return report.error();

@@ -15,23 +15,13 @@
 #include "shared/job/lora_flag.h"
 #include "shared/job/validate.h"
 #include "worker/commands/engine_options.h"
+#include "worker/families.h"
 #include "worker/units/request.h"
 
 namespace ditfleet::worker {
 namespace {
 
 constexpr const char* kCommand = "generate";
-
-Result<std::pair<int, int>> parse_size(const std::string& text) {
-  int width = 0, height = 0;
-  const char* end = text.data() + text.size();
-  const auto first = std::from_chars(text.data(), end, width);
-  if (first.ec == std::errc() && first.ptr != end && *first.ptr == 'x') {
-    const auto second = std::from_chars(first.ptr + 1, end, height);
-    if (second.ec == std::errc() && second.ptr == end) return std::pair(width, height);
-  }
-  return invalid_argument("--size is '" + text + "'; it takes WIDTHxHEIGHT in pixels, such as 1024x768");
-}
 
 Result<std::int64_t> parse_seed(const std::string& text) {
   std::int64_t seed = 0;
@@ -73,13 +63,13 @@ Error name_the_flag(Error error) {
   return error;
 }
 
-Result<pipeline::ImageFormat> format_of(const std::string& path) {
+Result<job::OutputFormat> format_of(const std::string& path) {
   std::string extension = std::filesystem::path(path).extension();
   for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  if (extension == ".jpg" || extension == ".jpeg") return pipeline::ImageFormat::kJpeg;
-  if (extension == ".webp") return pipeline::ImageFormat::kWebp;
+  if (extension == ".jpg" || extension == ".jpeg") return job::OutputFormat::kJpeg;
+  if (extension == ".webp") return job::OutputFormat::kWebp;
   // A device or a pipe has no extension, nor has a name that somebody gave without one.
-  if (extension.empty() || extension == ".png") return pipeline::ImageFormat::kPng;
+  if (extension.empty() || extension == ".png") return job::OutputFormat::kPng;
   return invalid_argument("--out is '" + path + "'; pictures are written as .png, .jpg or .webp");
 }
 
@@ -122,7 +112,7 @@ Result<void> run(const GenerateFlags& flags) {
   if (!flags.dtype.empty()) options->dtype = flags.dtype;
   // Each in a slot; without any, no room is kept for them and nothing is compiled for them.
   options->lora_slots = static_cast<int>(loras.size());
-  auto engine = pipeline::Engine::create(*options);
+  auto engine = pipeline::Engine::create(*options, families());
   if (!engine) return engine.error();
   auto model = (*engine)->load_model("model", flags.model_dir);
   if (!model) return model.error();
@@ -146,7 +136,7 @@ Result<void> run(const GenerateFlags& flags) {
     auto image = (*model)->decode(**prepared);
     if (!image) return image.error();
     const std::string path = numbered_path(flags.out, i, count);
-    auto bytes = pipeline::encode_image(*image, *format, quality_of(*spec));
+    auto bytes = pipeline::encode_media(*image, *format, quality_of(*spec));
     if (!bytes) return bytes.error();
     if (auto written = write_output_file(path, *bytes); !written) return written;
     if (!flags.dump.empty()) {
@@ -214,18 +204,20 @@ Result<job::JobSpec> spec_of(const GenerateFlags& flags, const job::ModelEntry& 
   job::JobSpec spec;
   spec.model = model.name;
   spec.prompt = flags.prompt;
-  spec.negative_prompt = flags.negative;
+  if (flags.negative) spec.fields.set("negative_prompt", *flags.negative);
   spec.n = flags.count.value_or(1);
   if (flags.size) {
-    auto size = parse_size(*flags.size);
-    if (!size) return size.error();
-    spec.width = size->first;
-    spec.height = size->second;
+    const auto size = job::parse_size(*flags.size);
+    if (!size) {
+      return invalid_argument("--size is '" + *flags.size + "'; it takes WIDTHxHEIGHT in pixels, such as 1024x768");
+    }
+    spec.fields.set("width", size->first);
+    spec.fields.set("height", size->second);
   }
-  spec.num_inference_steps = flags.steps;
-  spec.guidance_scale = flags.guidance;
-  spec.true_cfg_scale = flags.true_cfg;
-  spec.max_sequence_length = flags.max_sequence_length;
+  if (flags.steps) spec.fields.set("num_inference_steps", *flags.steps);
+  if (flags.guidance) spec.fields.set("guidance_scale", *flags.guidance);
+  if (flags.true_cfg) spec.fields.set("true_cfg_scale", *flags.true_cfg);
+  if (flags.max_sequence_length) spec.fields.set("max_sequence_length", *flags.max_sequence_length);
   if (flags.seed) {
     auto seed = parse_seed(*flags.seed);
     if (!seed) return seed.error();

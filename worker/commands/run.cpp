@@ -19,6 +19,7 @@
 #include "shared/telemetry/metrics_server.h"
 #include "shared/telemetry/otlp.h"
 #include "worker/commands/engine_options.h"
+#include "worker/families.h"
 #include "worker/model_timings.h"
 #include "worker/service.h"
 
@@ -58,7 +59,7 @@ Result<ServiceParts> make_parts(const config::Settings& settings, asio::io_conte
   }
   parts.adapters.cache_bytes = settings.worker.lora.cache_bytes;
   parts.load = [settings] { return load_models(settings); };
-  parts.encode_image = pipeline::encode_image;
+  parts.encode_image = pipeline::encode_media;
   return parts;
 }
 
@@ -189,7 +190,7 @@ Result<ModelSet> load_models(const config::Settings& settings) {
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   options.threads =
       settings.worker.threads > 0 ? settings.worker.threads : std::max(1, cores / std::max(1, settings.worker.count));
-  auto engine = pipeline::Engine::create(options);
+  auto engine = pipeline::Engine::create(options, families());
   if (!engine) return engine.error();
   set.engine = std::move(*engine);
   set.device = set.engine->device();

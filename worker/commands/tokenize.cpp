@@ -6,6 +6,7 @@
 #include "pipeline/engine.h"
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
+#include "worker/families.h"
 
 namespace ditfleet::worker {
 namespace {
@@ -22,7 +23,7 @@ json::array ids_of(const std::vector<std::int32_t>& ids) {
 Result<void> run(const TokenizeFlags& flags) {
   auto settings = settings_of(flags.sources);
   if (!settings) return settings.error();
-  auto tokenizers = pipeline::Engine::load_tokenizers(flags.model_dir);
+  auto tokenizers = pipeline::Engine::load_tokenizers(families(), flags.model_dir);
   if (!tokenizers) return tokenizers.error();
   return tokenize_lines(**tokenizers, std::cin, std::cout);
 }
@@ -45,7 +46,9 @@ Result<void> tokenize_lines(const pipeline::Tokenizers& tokenizers, std::istream
     auto ids = tokenizers.tokenize(std::string(parsed->get_string()), kMaxSequenceLength);
     if (!ids) return Error{ids.error().code, where + "cannot be tokenized: " + ids.error().message, ids.error().param};
     // Flushed a line at a time: whoever writes prompts through a pipe may wait for each answer.
-    out << json::serialize(json::object{{"clip", ids_of(ids->clip)}, {"t5", ids_of(ids->t5)}}) << std::endl;
+    json::object row;
+    for (const auto& [encoder, of_encoder] : *ids) row[encoder] = ids_of(of_encoder);
+    out << json::serialize(row) << std::endl;
     if (!out) return internal_error("cannot write the token ids to standard output");
   }
   return {};

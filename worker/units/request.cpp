@@ -8,37 +8,13 @@ constexpr int kDefaultQuality = 100;
 
 }  // namespace
 
-pipeline::ImageRequest request_of(const job::JobSpec& spec, int unit) {
-  pipeline::ImageRequest request;
+pipeline::GenerationRequest request_of(const job::JobSpec& spec, int unit) {
+  pipeline::GenerationRequest request;
   request.prompt = spec.prompt;
-  request.negative_prompt = spec.negative_prompt;
-  request.width = spec.width.value();
-  request.height = spec.height.value();
-  request.num_inference_steps = spec.num_inference_steps.value();
-  request.guidance_scale = spec.guidance_scale.value();
-  request.true_cfg_scale = spec.true_cfg_scale.value();
-  request.max_sequence_length = spec.max_sequence_length.value();
+  request.fields = spec.fields;
   request.seed =
       static_cast<std::int64_t>(static_cast<std::uint64_t>(spec.seed.value()) + static_cast<std::uint64_t>(unit));
   return request;
-}
-
-pipeline::ImageFormat format_of(job::OutputFormat format) {
-  switch (format) {
-    case job::OutputFormat::kJpeg: return pipeline::ImageFormat::kJpeg;
-    case job::OutputFormat::kWebp: return pipeline::ImageFormat::kWebp;
-    case job::OutputFormat::kPng: break;
-  }
-  return pipeline::ImageFormat::kPng;
-}
-
-std::string media_type_of(job::OutputFormat format) {
-  switch (format) {
-    case job::OutputFormat::kJpeg: return "image/jpeg";
-    case job::OutputFormat::kWebp: return "image/webp";
-    case job::OutputFormat::kPng: break;
-  }
-  return "image/png";
 }
 
 int quality_of(const job::JobSpec& spec) { return spec.output_compression.value_or(kDefaultQuality); }

@@ -11,10 +11,8 @@ namespace ditfleet::worker {
 
 // Precondition: a complete spec (job/validate.h). Unit i is drawn with seed + i; past 2^63-1 the seed goes
 // on as torch reads it, modulo 2^64.
-pipeline::ImageRequest request_of(const job::JobSpec& spec, int unit);
+pipeline::GenerationRequest request_of(const job::JobSpec& spec, int unit);
 
-pipeline::ImageFormat format_of(job::OutputFormat format);
-std::string media_type_of(job::OutputFormat format);
 int quality_of(const job::JobSpec& spec);
 
 // After which steps (counted from 1) the `count` previews of a run of `total` steps are made: evenly

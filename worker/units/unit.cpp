@@ -38,7 +38,8 @@ Result<std::shared_ptr<Unit>> make_unit(queue::MailboxEntry entry, const ModelSe
   unit->entry = std::move(entry);
   unit->spec = std::move(*complete);
   unit->request = request_of(unit->spec, unit->entry.ref.unit);
-  unit->preview_steps = preview_steps(*unit->spec.num_inference_steps, unit->spec.partial_images);
+  unit->preview_steps = preview_steps(static_cast<int>(unit->spec.fields.integer("num_inference_steps").value()),
+                                      unit->spec.partial_images);
   unit->model = model->second.get();
   unit->received = now;
   return unit;

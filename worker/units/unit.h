@@ -22,14 +22,14 @@ struct Unit {
   // Fixed once assigned.
   queue::MailboxEntry entry;
   job::JobSpec spec;
-  pipeline::ImageRequest request;      // its adapters are there before its text is encoded
-  std::vector<AdapterCopyPtr> copies;  // that it may read
+  pipeline::GenerationRequest request;  // its adapters are there before its text is encoded
+  std::vector<AdapterCopyPtr> copies;   // that it may read
   std::vector<int> preview_steps;
   pipeline::Model* model = nullptr;
   Clock::time_point received;
 
   // Handed from stage to stage; only the stage that has the unit touches it.
-  std::unique_ptr<pipeline::Prepared> prepared;
+  std::unique_ptr<pipeline::Generation> prepared;
   std::map<std::string, std::int64_t> phases_us;
 
   // The io thread's; its context does not change and is any thread's.

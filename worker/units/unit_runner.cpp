@@ -26,14 +26,18 @@ std::int64_t us_since(Clock::time_point then) {
   return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - then).count();
 }
 
+results::ResultKey result_key_of(const Unit& unit) {
+  return {unit.entry.ref.job, unit.entry.ref.unit, unit.entry.nonce};
+}
+
 // (Not in the coroutine: GCC 12 frees an initializer list there too early.)
 std::map<std::string, std::string> preview_fields(const Unit& unit, const std::string& key, int index, int step,
-                                                  const pipeline::Image& image) {
+                                                  const pipeline::Media& image) {
   return {{"key", key},
           {"index", std::to_string(index)},
           {"step", std::to_string(step)},
-          {"total", std::to_string(unit.request.num_inference_steps)},
-          {"media_type", media_type_of(unit.spec.output_format)},
+          {"total", std::to_string(unit.request.fields.integer("num_inference_steps").value_or(0))},
+          {"media_type", std::string(job::row_of(unit.spec.output_format).media_type)},
           {"width", std::to_string(image.width)},
           {"height", std::to_string(image.height)}};
 }
@@ -92,8 +96,8 @@ void UnitRunner::assign(queue::MailboxEntry entry, const ModelSet& models) {
       return;
     case Holdings::Admitted::kTaken: break;
   }
-  spdlog::info("unit {}: assigned, attempt {}, {}x{}, {} steps", unit->label(), unit->entry.attempt,
-               unit->request.width, unit->request.height, unit->request.num_inference_steps);
+  spdlog::info("unit {}: assigned, attempt {}, class {}, {} steps", unit->label(), unit->entry.attempt,
+               unit->entry.class_key, unit->request.fields.integer("num_inference_steps").value_or(0));
   begin_span(*unit);
   units_.emplace(attempt.nonce, unit);
   // At once, whatever the device and the texts of others are at: this is what the scheduler looks ahead for.
@@ -195,7 +199,7 @@ asio::awaitable<void> UnitRunner::start(UnitPtr unit) {
   parts_.changed();
 }
 
-Result<pipeline::Image> UnitRunner::draw(const UnitPtr& unit, const telemetry::SpanContext& context) {
+Result<pipeline::Media> UnitRunner::draw(const UnitPtr& unit, const telemetry::SpanContext& context) {
   const telemetry::ContextScope scope(context);
   std::optional<telemetry::ScopedSpan> span;
   span.emplace("first_step");
@@ -214,7 +218,7 @@ Result<pipeline::Image> UnitRunner::draw(const UnitPtr& unit, const telemetry::S
       if (auto image = progress.preview()) {
         asio::post(parts_.executor,
                    [this, unit, index = static_cast<int>(due - unit->preview_steps.begin()), step = progress.step,
-                    image = std::make_shared<pipeline::Image>(std::move(*image))] {
+                    image = std::make_shared<pipeline::Media>(std::move(*image))] {
                      ++unit->previews_pending;
                      spawn("preview of", unit, preview(unit, index, step, image));
                    });
@@ -248,14 +252,14 @@ asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
   for (const auto& [phase, us] : unit->phases_us) waited -= us;
   for (const auto& [phase, us] : unit->prepared->phases_us()) waited -= us;
   unit->phases_us["wait"] = std::max<std::int64_t>(0, waited);
-  const std::function<Result<pipeline::Image>()> work = [this, unit, context = unit->span.context()] {
+  const std::function<Result<pipeline::Media>()> work = [this, unit, context = unit->span.context()] {
     return draw(unit, context);
   };
-  auto image = co_await parts_.device.run<pipeline::Image>(work, Deadline::never());
+  auto image = co_await parts_.device.run<pipeline::Media>(work, Deadline::never());
   if (image) {
     parts_.holdings.denoised(nonce);
     note_warm(unit->entry.class_key);
-    spawn("finish", unit, finish(unit, std::make_shared<pipeline::Image>(std::move(*image))));
+    spawn("finish", unit, finish(unit, std::make_shared<pipeline::Media>(std::move(*image))));
   } else if (image.error().code == Code::kCanceled) {
     parts_.holdings.stopped(nonce);
   } else {
@@ -264,20 +268,20 @@ asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
   parts_.changed();
 }
 
-asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std::shared_ptr<pipeline::Image> image) {
+asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std::shared_ptr<pipeline::Media> image) {
   struct Guard {
     Unit& unit;
     ~Guard() { --unit.previews_pending; }
   } guard{*unit};
   const auto format = unit->spec.output_format;
   const std::function<Result<std::string>()> work = [this, image, format, unit] {
-    return parts_.encode_image(*image, format_of(format), quality_of(unit->spec));
+    return parts_.encode_image(*image, format, quality_of(unit->spec));
   };
   auto bytes = co_await parts_.encode.run<std::string>(work, Deadline::never());
   Result<void> told;
   if (bytes) {
-    auto key =
-        co_await parts_.store.put_preview(unit->attempt(), index, std::move(*bytes), Deadline::after(kCallTimeout));
+    auto key = co_await parts_.store.put_preview(result_key_of(*unit), index, std::move(*bytes),
+                                                 Deadline::after(kCallTimeout));
     if (key) {
       const auto fields = preview_fields(*unit, *key, index, step, *image);
       told = co_await parts_.queue.emit(unit->attempt(), "preview", fields, Deadline::after(kCallTimeout));
@@ -290,11 +294,11 @@ asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std
   if (!told) spdlog::warn("unit {}: the preview of step {} is lost: {}", unit->label(), step, told.error().message);
 }
 
-asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline::Image> image) {
+asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline::Media> image) {
   const auto begun = Clock::now();
   telemetry::SpanTimer encoding("image_encode", unit->span.context());
   const std::function<Result<std::string>()> work = [this, image, unit] {
-    return parts_.encode_image(*image, format_of(unit->spec.output_format), quality_of(unit->spec));
+    return parts_.encode_image(*image, unit->spec.output_format, quality_of(unit->spec));
   };
   auto bytes = co_await parts_.encode.run<std::string>(work, Deadline::never());
   if (!bytes) {
@@ -303,7 +307,7 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
     co_await fail(unit, bytes.error());
     co_return;
   }
-  encoding.attribute("ditfleet.media_type", media_type_of(unit->spec.output_format));
+  encoding.attribute("ditfleet.media_type", std::string(job::row_of(unit->spec.output_format).media_type));
   encoding.attribute("ditfleet.bytes", static_cast<std::int64_t>(bytes->size()));
   encoding.end();
   unit->phases_us["encode"] = us_since(begun);
@@ -335,7 +339,8 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
 asio::awaitable<Result<results::Manifest>> UnitRunner::store(UnitPtr unit, std::shared_ptr<std::string> bytes) {
   const auto give_up = Clock::now() + kStoreFor;
   while (true) {
-    auto manifest = co_await parts_.store.put(unit->attempt(), *bytes, media_type_of(unit->spec.output_format),
+    auto manifest = co_await parts_.store.put(result_key_of(*unit), *bytes,
+                                              std::string(job::row_of(unit->spec.output_format).media_type),
                                               Deadline::after(kStoreTimeout));
     if (manifest) cannot_store_.reset();
     // Without the lease it is somebody else's to store; given up with it, the unit fails and may be tried elsewhere.

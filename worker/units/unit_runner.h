@@ -61,14 +61,14 @@ class UnitRunner {
   asio::awaitable<void> encode_text(UnitPtr unit);
   asio::awaitable<void> start(UnitPtr unit);
   asio::awaitable<void> denoise(UnitPtr unit);
-  asio::awaitable<void> finish(UnitPtr unit, std::shared_ptr<pipeline::Image> image);
-  asio::awaitable<void> preview(UnitPtr unit, int index, int step, std::shared_ptr<pipeline::Image> image);
+  asio::awaitable<void> finish(UnitPtr unit, std::shared_ptr<pipeline::Media> image);
+  asio::awaitable<void> preview(UnitPtr unit, int index, int step, std::shared_ptr<pipeline::Media> image);
   asio::awaitable<void> hand_back(UnitPtr unit, Stop why);
   asio::awaitable<void> report_canceled(UnitPtr unit);
   asio::awaitable<void> fail(UnitPtr unit, Error error);
 
   // On the device thread.
-  Result<pipeline::Image> draw(const UnitPtr& unit, const telemetry::SpanContext& context);
+  Result<pipeline::Media> draw(const UnitPtr& unit, const telemetry::SpanContext& context);
 
   asio::awaitable<Result<results::Manifest>> store(UnitPtr unit, std::shared_ptr<std::string> bytes);
   asio::awaitable<void> complete(UnitPtr unit, results::Manifest manifest);

@@ -27,9 +27,10 @@ void begin_span(Unit& unit) {
   describe(unit.span);
   unit.span.attribute("gen_ai.request.model", unit.spec.model);
   unit.span.attribute("ditfleet.class", entry.class_key);
-  unit.span.attribute("ditfleet.width", std::int64_t{unit.request.width});
-  unit.span.attribute("ditfleet.height", std::int64_t{unit.request.height});
-  unit.span.attribute("ditfleet.steps", std::int64_t{unit.request.num_inference_steps});
+  const job::FieldValues& fields = unit.request.fields;
+  unit.span.attribute("ditfleet.width", fields.integer("width").value_or(0));
+  unit.span.attribute("ditfleet.height", fields.integer("height").value_or(0));
+  unit.span.attribute("ditfleet.steps", fields.integer("num_inference_steps").value_or(0));
 }
 
 void end_span(Unit& unit, const char* outcome) {

@@ -49,7 +49,7 @@ std::unique_ptr<EventHub::Subscription> EventHub::subscribe(const std::string& j
 }
 
 asio::awaitable<void> EventHub::run(std::shared_ptr<EventHub> self) {
-  bool away = true;  // the first batch tells of a feed that was not followed before
+  bool away = true;  // also before the first batch: earlier events were not read
   while (!self->stopped_) {
     auto batch = co_await self->next_(std::chrono::milliseconds(1000));
     if (self->stopped_) break;

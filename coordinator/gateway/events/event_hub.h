@@ -1,7 +1,7 @@
-// One reader of the shard's feed for the whole process; it wakes whoever waits for a job.
+// The process's only reader of the shard's feed. It wakes the subscribers of a job when the job changes.
 //
-// The hub tells *that* something happened, not what: a waiter then reads its job's own event stream from
-// where it stood. So a gap in the feed, a Redis restart or a slow client can neither lose nor double an event.
+// The hub does not pass events on: a woken subscriber reads its job's own event stream from its last position. A gap
+// in the feed, a Redis restart or a slow client therefore neither loses nor duplicates an event.
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
@@ -21,14 +21,14 @@ namespace ditfleet::gateway {
 
 namespace asio = boost::asio;
 
-// Not thread safe: everything from one executor.
+// Not thread-safe: everything from one executor.
 class EventHub : public std::enable_shared_from_this<EventHub> {
  public:
   using Next = std::function<asio::awaitable<Result<queue::Feed::Batch>>(std::chrono::milliseconds block)>;
 
   enum class Wake { kEvents, kTimeout, kStopped };
 
-  // A waiter for one job's events. What came before the wait, but after the subscription, is not missed.
+  // A subscriber of one job's events. Events between the subscription and the wait also wake it.
   class Subscription {
    public:
     Subscription(std::shared_ptr<EventHub> hub, std::string job);
@@ -36,11 +36,11 @@ class EventHub : public std::enable_shared_from_this<EventHub> {
     Subscription(const Subscription&) = delete;
     Subscription& operator=(const Subscription&) = delete;
 
-    // Until something happened to the job or may have (a gap), the deadline, interrupt() or the hub's stop().
+    // Waits until the job may have changed (an event or a gap), the deadline, interrupt() or the hub's stop().
     asio::awaitable<Wake> wait(Deadline deadline);
-    // True if an event that ends the job, or a gap, came since the last call.
+    // Whether an event that ends the job, or a gap, arrived since the last call.
     bool take_may_have_ended() { return std::exchange(may_have_ended_, false); }
-    // Ends a wait as if its deadline had passed (the client is gone).
+    // Ends the wait as if its deadline had passed, because the client is gone.
     void interrupt();
     bool interrupted() const { return interrupted_; }
 
@@ -55,10 +55,10 @@ class EventHub : public std::enable_shared_from_this<EventHub> {
   EventHub(asio::any_io_executor executor, Next next);
 
   std::unique_ptr<Subscription> subscribe(const std::string& job);
-  // Reads the feed until stop(). While Redis is away it tries again twice a second. Static, because a
-  // coroutine begins later than it is called, perhaps when the last other owner has gone.
+  // Reads the feed until stop(). Retries twice a second while Redis is unavailable. Static, so that the coroutine
+  // holds a reference even if it starts after all other owners are gone.
   static asio::awaitable<void> run(std::shared_ptr<EventHub> self);
-  // Every wait, present and future, ends with kStopped.
+  // Ends every present and future wait with kStopped.
   void stop();
   bool stopped() const { return stopped_; }
   std::size_t subscriptions() const { return waiters_.size(); }

@@ -14,7 +14,7 @@ bool is_digits(std::string_view text) {
   return !text.empty() && text.size() <= 20 && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-// Fields whose text is a number in JSON. The rest stays text: a nonce may be all digits by chance.
+// Fields that become numbers in JSON. Others stay text, even if they happen to be all digits.
 bool is_numeric_field(std::string_view name) {
   return name == "step" || name == "total" || name == "total_steps" || name == "attempt" || name == "index" ||
          name == "units" || name == "width" || name == "height" || name == "bytes" || name.ends_with("_ms") ||
@@ -44,7 +44,7 @@ std::string event_json(const queue::Event& event, std::string_view preview_url) 
   object["unit"] = event.unit < 0 ? json::value(nullptr) : json::value(event.unit);
   object["at_ms"] = event.at_ms;
   for (const auto& [name, value] : event.fields) {
-    // What only the service needs: the nonce is a right to act, keys and manifests are storage.
+    // Internal: the nonce authorizes actions, keys and manifests describe storage.
     if (name == "nonce" || name == "key" || name == "manifest" || object.contains(name)) continue;
     std::int64_t number = 0;
     const auto [end, ec] = std::from_chars(value.data(), value.data() + value.size(), number);

@@ -13,7 +13,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr int kEventsAtOnce = 256;
-// The feed tells of every change; this only bounds the harm of one that it should ever miss.
+// The feed reports every change. This bounds the delay if it should ever miss one.
 constexpr seconds kCheckEvery{5};
 
 Deadline sooner(Deadline a, Deadline b) { return a.time_point() < b.time_point() ? a : b; }
@@ -35,7 +35,7 @@ asio::awaitable<bool> JobFollower::has_ended() {
 }
 
 asio::awaitable<JobFollower::Batch> JobFollower::next(Deadline deadline) {
-  bool last_look = false;  // the job was seen ended: what is there now is all
+  bool last_look = false;  // the job has ended, so the next read returns all remaining events
   while (true) {
     if (gone_) co_return Batch{Status::kGone, {}};
     if (ended_) co_return Batch{Status::kEnd, {}};
@@ -85,13 +85,14 @@ asio::awaitable<Result<queue::JobRecord>> wait_for_end(JobService& service, Even
     while (true) {
       const auto wake = co_await subscription.wait(sooner(deadline, look_again));
       if (wake == EventHub::Wake::kStopped) {
-        co_return unavailable("this gateway is stopping; job " + job + " goes on, ask for it again at /v1/jobs/" + job);
+        co_return unavailable("this gateway is stopping; job " + job + " continues, see /v1/jobs/" + job);
       }
       if (subscription.interrupted()) co_return Error{Code::kCanceled, "the client closed its connection", {}};
       if (deadline.passed()) {
-        co_return Error{Code::kDeadlineExceeded,
-                        "the picture was not ready in time; job " + job + " goes on, ask for it at /v1/jobs/" + job,
-                        {}};
+        co_return Error{
+            Code::kDeadlineExceeded,
+            "the image was not ready within gateway.request_timeout_ms; job " + job + " continues, see /v1/jobs/" + job,
+            {}};
       }
       if (wake == EventHub::Wake::kTimeout || subscription.take_may_have_ended()) break;
     }

@@ -1,5 +1,5 @@
-// Reads one job's events in order from a given id on, and waits for those to come. Survives a Redis that
-// goes away and comes back: nothing is missed, nothing comes twice.
+// Reads one job's events in order from a given id, and waits for new ones. Each event is returned exactly once, also
+// if Redis is temporarily unavailable.
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -16,23 +16,22 @@ namespace ditfleet::gateway {
 class JobFollower {
  public:
   enum class Status {
-    kEvents,  // `events` has at least one
-    kIdle,    // the deadline passed
-    kEnd,  // the job has ended and all its events were given; or they have expired, or can't be read however often it
-           // is tried
-    kStopped,  // the gateway ends
-    kGone,     // interrupt()
+    kEvents,   // `events` has at least one
+    kIdle,     // the deadline passed
+    kEnd,      // all events of an ended job were returned, or they have expired or cannot be read
+    kStopped,  // the gateway is stopping
+    kGone,     // interrupt() was called
   };
   struct Batch {
     Status status = Status::kIdle;
     std::vector<queue::Event> events;
   };
 
-  // `service` outlives this. `after`: the id of the last event already known, "0" for none.
+  // `service` outlives this. `after`: the id of the last known event, "0" for none.
   JobFollower(JobService& service, std::shared_ptr<EventHub> hub, std::string job, std::string after);
 
   asio::awaitable<Batch> next(Deadline deadline);
-  // The client is gone: a wait in progress, and every later one, ends.
+  // Ends the current wait and every later one, because the client is gone.
   void interrupt();
 
  private:
@@ -45,9 +44,9 @@ class JobFollower {
   Deadline check_state_ = Deadline::after(Deadline::Clock::duration::zero());
 };
 
-// The job's record once it has ended. kDeadlineExceeded when it has not by then, kUnavailable when the
-// gateway stops, kCanceled when the client is gone, kNotFound when it expired. A Redis that is away meanwhile is waited
-// for; an error that would come again is the answer.
+// Waits for the job to end and returns its record. Retries while Redis is unavailable.
+// Errors: kDeadlineExceeded, kUnavailable (the gateway is stopping), kCanceled (the client is gone), kNotFound (the job
+// expired), and any other error of JobService::job that is not retryable.
 asio::awaitable<Result<queue::JobRecord>> wait_for_end(JobService& service, EventHub::Subscription& subscription,
                                                        std::string job, Deadline deadline);
 

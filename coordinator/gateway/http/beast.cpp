@@ -1,2 +1,2 @@
-// What of Beast is no template, for the whole program.
+// The non-template part of Beast, compiled once for the whole program.
 #include <boost/beast/src.hpp>

@@ -42,7 +42,7 @@ void Connection::watch(const std::shared_ptr<Connection>& self, std::string_view
   wait_for_end_of_requests(self, ++watch_);
 }
 
-// What a wait finds counts for the watch that it belongs to: it may have found it just before unwatch().
+// The handler checks the generation, because it may already be queued when unwatch() is called.
 void Connection::wait_for_end_of_requests(const std::shared_ptr<Connection>& self, unsigned watch) {
   stream_.socket().async_wait(tcp::socket::wait_read, [self, watch](error_code ec) {
     if (ec || watch != self->watch_) return;
@@ -63,7 +63,8 @@ void Connection::wait_for_reset(const std::shared_ptr<Connection>& self, unsigne
   });
 }
 
-// Between two writes, whole: so few bytes fit or the client has not read for long, which its write's time-out sees.
+// Called only between two writes. The few bytes fit into the socket's buffer unless the client has not read for long,
+// which the write timeout detects.
 void Connection::send_probe() {
   probe_due_ = false;
   if (!probe_.empty())

@@ -1,6 +1,6 @@
-// One client of the server: its socket, and what is watched on it while a response takes its time.
+// One client of the server: its socket, and the watch on it while a response takes its time.
 //
-// Threads: those of the server (server.h).
+// Threads: the server's (server.h).
 #pragma once
 
 #include <boost/asio/as_tuple.hpp>
@@ -22,8 +22,8 @@ namespace ditfleet::gateway {
 
 constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
 
-// What may lie in a connection's buffer: more than the headers may take. It bounds the lines in a body as well (a
-// chunk's extensions, the trailers), of which the parser takes none before its end.
+// Size limit of a connection's read buffer. It is larger than the limit for headers, and also bounds the lines within a
+// body (chunk extensions, trailers), because the parser consumes a line only once it is complete.
 constexpr std::size_t kBufferBytes = 64u << 10;
 
 class Connection final : public Sink {
@@ -38,12 +38,11 @@ class Connection final : public Sink {
   Stream& stream() { return stream_; }
   boost::beast::flat_buffer& buffer() { return buffer_; }
   bool idle = false;  // between two requests
-  // Of the answer that is being written, and since when it is.
+  // Size of the answer that is being written, and when the write began.
   std::size_t unread_bytes = 0;
   std::chrono::steady_clock::time_point writes_since;
-  // Since when it has owed a request's head: the end of the request before, or its beginning. Empty while one is
-  // served.
-  std::optional<std::chrono::steady_clock::time_point> waits_since;
+  // When the connection began to wait for a complete request head. Empty while a request is served.
+  std::optional<std::chrono::steady_clock::time_point> awaits_head_since;
 
   // --- Sink ---
   bool gone() const override { return gone_; }
@@ -51,10 +50,10 @@ class Connection final : public Sink {
   asio::awaitable<bool> write(std::string bytes) override;
   void set_chunked(bool chunked) { chunked_ = chunked; }
 
-  // Watches for the client to go while nothing is read from it. One that has sent the next request already is not
-  // watched any more. One that only sends no more (it shut that side down, or closed: TCP says the same) is sent
-  // `probe`, which its reader passes over; if it is gone its reset follows. With an empty probe that has to wait for
-  // the next write.
+  // Detects that the client disconnects while nothing is read from it. The watch ends when the client sends its next
+  // request. A client that shut down its sending side may still read; TCP cannot tell that from a close. Such a client
+  // is sent `probe`, bytes that it ignores: if it is gone, a reset follows. An empty probe defers this to the next
+  // write.
   void watch(const std::shared_ptr<Connection>& self, std::string_view probe);
   void unwatch();
   void close();
@@ -71,8 +70,8 @@ class Connection final : public Sink {
   std::function<void()> when_gone_;
   std::string probe_;
   bool gone_ = false, chunked_ = false, writing_ = false;
-  unsigned watch_ = 0;      // which one: one that has ended changes nothing any more
-  bool probe_due_ = false;  // behind the write in progress
+  unsigned watch_ = 0;      // generation; handlers of an earlier watch do nothing
+  bool probe_due_ = false;  // after the write in progress
 };
 
 }  // namespace ditfleet::gateway

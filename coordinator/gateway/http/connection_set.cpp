@@ -7,21 +7,21 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long a client may read at its answer before it is closed for another's.
+// How long a client may take to read its answer before its connection may be closed in favor of another answer.
 constexpr std::chrono::seconds kReadingPatience{5};
 
 }  // namespace
 
-void ConnectionSet::make_room(const Connection& newcomer) {
+void ConnectionSet::evict_longest_idle(const Connection& newcomer) {
   std::shared_ptr<Connection> longest;
   for (const auto& connection : all_) {
-    if (!connection->waits_since || connection.get() == &newcomer) continue;
-    if (!longest || *connection->waits_since < *longest->waits_since) longest = connection;
+    if (!connection->awaits_head_since || connection.get() == &newcomer) continue;
+    if (!longest || *connection->awaits_head_since < *longest->awaits_head_since) longest = connection;
   }
   if (!longest) return;
-  longest->waits_since.reset();
+  longest->awaits_head_since.reset();
   longest->close();
-  all_.erase(longest);  // its coroutine ends later
+  all_.erase(longest);
 }
 
 bool ConnectionSet::make_room_for(std::size_t bytes) {

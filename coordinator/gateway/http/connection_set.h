@@ -1,7 +1,7 @@
-// The open connections, and which of them go where there is no room for all: so that clients that ask nothing, ask
-// slowly or read slowly shut out nobody, and what waits for them to read is bounded.
+// The open connections, and which of them are closed when there are too many or too many unread bytes. Clients that
+// send or read slowly, or nothing at all, cannot keep others out, and the memory for unread answers is bounded.
 //
-// Threads: those of the server (server.h).
+// Threads: the server's (server.h).
 #pragma once
 
 #include <cstddef>
@@ -23,15 +23,15 @@ class ConnectionSet {
   std::size_t size() const { return all_.size(); }
   const std::set<std::shared_ptr<Connection>>& all() const { return all_; }
 
-  // Closes and removes the one that has shown no whole head for longest, in favour of `newcomer`. If all are at work
-  // none.
-  void make_room(const Connection& newcomer);
+  // Closes and removes the connection, other than `newcomer`, that has waited longest for a complete request head.
+  // Does nothing if all are busy.
+  void evict_longest_idle(const Connection& newcomer);
 
-  // Whether an answer of this size may be held until its client has read it. To that end those are closed that have
-  // read at theirs for longest, and for a while already. One alone may be of any size.
+  // Whether an answer of this size may be buffered until its client has read it. Closes the slowest readers, those of
+  // more than 5 s, if that is needed. A single answer may have any size.
   bool make_room_for(std::size_t bytes);
 
-  // Counts an answer's bytes for as long as it is being written.
+  // Counts an answer's bytes while it is being written.
   class Unread {
    public:
     Unread(ConnectionSet& set, Connection& connection, std::size_t bytes);

@@ -1,6 +1,7 @@
 #include "coordinator/gateway/http/http.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "shared/core/bytes.h"
 
@@ -32,7 +33,7 @@ Result<std::string> percent_decode(std::string_view text, bool plus_is_space) {
       const int high = i + 2 < text.size() ? hex_digit(text[i + 1]) : -1;
       const int low = i + 2 < text.size() ? hex_digit(text[i + 2]) : -1;
       if (high < 0 || low < 0) {
-        return invalid_argument("the URL has a '%' that two hexadecimal digits do not follow; write it as %25");
+        return invalid_argument("the URL has a '%' without two hexadecimal digits after it; write a literal % as %25");
       }
       out.push_back(static_cast<char>(high * 16 + low));
       i += 2;
@@ -41,7 +42,7 @@ Result<std::string> percent_decode(std::string_view text, bool plus_is_space) {
     }
   }
   if (out.find('\0') != std::string::npos || !is_valid_utf8(out)) {
-    return invalid_argument("the URL decodes to bytes that are not UTF-8 text");
+    return invalid_argument("the URL does not decode to valid UTF-8");
   }
   return out;
 }
@@ -76,7 +77,7 @@ std::string Request::path() const {
 }
 
 Result<void> parse_target(std::string_view target, Request& request) {
-  // As to a proxy: a server takes that form, too (RFC 9112 §3.2.2).
+  // A server must also accept the absolute form that clients send to proxies (RFC 9112 §3.2.2).
   for (const std::string_view scheme : {"http://", "https://"}) {
     if (!same_name(target.substr(0, scheme.size()), scheme)) continue;
     target.remove_prefix(scheme.size());
@@ -84,7 +85,7 @@ Result<void> parse_target(std::string_view target, Request& request) {
     const bool opened = authority.find('[') != std::string_view::npos,
                closed = authority.find(']') != std::string_view::npos;
     if (authority.empty() || opened != closed) {
-      return invalid_argument("the request target names no host between '//' and the path");
+      return invalid_argument("the request target has no valid host between '//' and the path");
     }
     target.remove_prefix(authority.size());
     if (target.empty() || target[0] == '?') return parse_target("/" + std::string(target), request);
@@ -123,6 +124,20 @@ Result<void> parse_target(std::string_view target, Request& request) {
     query.remove_prefix(end + 1);
   }
   return {};
+}
+
+std::optional<int> parse_number(std::string_view text) {
+  int number = 0;
+  const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (ec != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+Result<int> parse_limit(std::string_view text, int most, const std::string& note) {
+  const auto number = parse_number(text);
+  if (!number || *number < 1 || *number > most)
+    return invalid_argument("'limit' must be an integer from 1 to " + std::to_string(most) + note, "limit");
+  return *number;
 }
 
 bool names_etag(std::string_view field, std::string_view etag, bool strongly) {

@@ -1,5 +1,5 @@
-// HTTP messages as plain values: what routes and handlers speak. Only server.cpp knows the library that reads
-// and writes them.
+// HTTP messages as plain values, which routes and handlers use. Only the server knows the library that reads and
+// writes them.
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -18,16 +18,17 @@ namespace ditfleet::gateway {
 
 namespace asio = boost::asio;
 
-using Fields = std::vector<std::pair<std::string, std::string>>;
+using NameValues = std::vector<std::pair<std::string, std::string>>;
 
-// A body that is read piece by piece by whoever handles the request, for what is too large to hold.
+// A body too large to hold in memory; the handler reads it piece by piece.
 class BodyReader {
  public:
   virtual ~BodyReader() = default;
-  // As the request announces it; nothing for a chunked body.
+  // As announced by the request; nothing for a chunked body.
   virtual std::optional<std::uint64_t> length() const = 0;
-  // The next bytes, at most 256 KiB; empty: the end. kUnavailable: the client is gone. kDeadlineExceeded: it is too
-  // slow; to be answered 408. kInvalidArgument: what it sends is no HTTP.
+  // The next bytes, at most 256 KiB; empty at the end.
+  // Errors: kUnavailable (the client is gone), kDeadlineExceeded (the client is too slow; answer 408),
+  // kInvalidArgument (not valid HTTP).
   virtual asio::awaitable<Result<std::string>> read() = 0;
 };
 
@@ -35,15 +36,15 @@ struct Request {
   std::string method;                 // "GET", as sent
   std::vector<std::string> segments;  // of the path, percent-decoded; "/" has none
   bool trailing_slash = false;
-  Fields query;  // percent-decoded, in order
-  Fields headers;
+  NameValues query;  // percent-decoded, in order
+  NameValues headers;
   std::string body;
-  std::shared_ptr<BodyReader> stream = {};  // set: `body` is empty, and this has it
+  std::shared_ptr<BodyReader> stream = {};  // if set, the body is read from here and `body` is empty
 
-  // The first header of that name, whatever its case; empty if absent.
+  // The first header of that name, ignoring case; empty if absent.
   std::string_view header(std::string_view name) const;
   bool has_header(std::string_view name) const { return count_headers(name) > 0; }
-  std::size_t count_headers(std::string_view name) const;  // lines with that name
+  std::size_t count_headers(std::string_view name) const;
   std::optional<std::string> query_value(std::string_view name) const;
   std::string path() const;  // for messages
 };
@@ -52,17 +53,22 @@ struct Request {
 // kInvalidArgument: not an absolute path, a broken percent escape, invalid UTF-8 or a NUL.
 Result<void> parse_target(std::string_view target, Request& request);
 
+// The whole text as a decimal integer.
+std::optional<int> parse_number(std::string_view text);
+
+// The value of ?limit= for a list with at most `most` entries per page. `note` ends the error message.
+Result<int> parse_limit(std::string_view text, int most, const std::string& note = {});
+
 // The client of a response that takes its time.
 class Peer {
  public:
   virtual ~Peer() = default;
   virtual bool gone() const = 0;
-  // Called once, from the executor, when the client closes its connection. Replaces an earlier callback;
-  // an empty one removes it.
+  // Sets the callback that runs once, on the executor, when the client disconnects. An empty one removes it.
   virtual void when_gone(std::function<void()> callback) = 0;
 };
 
-// Where a stream's bytes go. False: the client is gone and nothing more will arrive.
+// Receives a stream's bytes. False: the client is gone and nothing more will arrive.
 class Sink : public Peer {
  public:
   virtual asio::awaitable<bool> write(std::string bytes) = 0;
@@ -72,15 +78,15 @@ struct Response {
   int status = 200;
   std::string content_type = "application/json";
   std::string body;
-  Fields headers;
-  bool close = false;  // the connection ends with this response
+  NameValues headers;
+  bool close = false;  // close the connection after this response
 
-  // At most one of these two is set. `later` gives the real response when it is there (the connection is
-  // watched meanwhile); `stream` writes the body piece by piece under this status and these headers.
+  // At most one of these two is set. `later` returns the real response once it is ready; the server watches the
+  // connection meanwhile. `stream` writes the body piece by piece after this status and these headers.
   std::function<asio::awaitable<Response>(Peer&)> later;
   std::function<asio::awaitable<void>(Sink&)> stream;
-  std::string filler =
-      {};  // of a stream: bytes that its reader passes over; shows whether one that sends no more still reads
+  // Keep-alive bytes of a stream, which clients ignore. They detect half-closed clients that stopped reading.
+  std::string filler = {};
 
   Response& with(std::string name, std::string value) {
     headers.emplace_back(std::move(name), std::move(value));
@@ -88,8 +94,8 @@ struct Response {
   }
 };
 
-// Whether an If-None-Match field names the quoted tag: a list, weak tags, or * (RFC 9110 §13.1.2). An If-Match field
-// must name it itself, `strongly`: what was made weak on its way is not it (§13.1.1).
+// Whether an If-None-Match field matches the quoted tag: a list, weak tags or * (RFC 9110 §13.1.2). If-Match compares
+// strongly: a weak tag never matches (§13.1.1).
 bool names_etag(std::string_view field, std::string_view etag, bool strongly = false);
 
 // "Application/JSON ; charset=utf-8" → "application/json"

@@ -12,18 +12,19 @@ namespace ditfleet::gateway {
 namespace {
 
 struct Families {
-  prometheus::Family<prometheus::Counter>& requests = prometheus::BuildCounter()
-                                                          .Name("ditfleet_http_requests_total")
-                                                          .Help("HTTP requests answered")
-                                                          .Register(telemetry::registry());
+  prometheus::Family<prometheus::Counter>& requests =
+      prometheus::BuildCounter()
+          .Name("ditfleet_http_requests_total")
+          .Help("HTTP requests answered, by route, method and status code")
+          .Register(telemetry::registry());
   prometheus::Family<prometheus::Histogram>& durations =
       prometheus::BuildHistogram()
           .Name("ditfleet_http_request_duration_seconds")
-          .Help("Time from the end of a request to its response (to the first byte of a stream)")
+          .Help("Seconds from the end of a request to its response, or to the first byte of a stream")
           .Register(telemetry::registry());
   prometheus::Gauge& streams = prometheus::BuildGauge()
                                    .Name("ditfleet_http_event_streams")
-                                   .Help("Server-sent event streams that are open")
+                                   .Help("Open server-sent event streams")
                                    .Register(telemetry::registry())
                                    .Add({});
   prometheus::Gauge& connections = prometheus::BuildGauge()
@@ -38,11 +39,11 @@ Families& families() {
   return instance;
 }
 
-// A picture takes seconds to minutes, everything else about a millisecond.
+// Generating an image takes seconds to minutes, any other request about a millisecond.
 const prometheus::Histogram::BucketBoundaries kBoundaries = {0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
                                                              0.5,    1,     2.5,    5,     10,   30,    60,   120, 300};
 
-// Methods that clients make up would make labels without end.
+// Bounds the number of label values: clients may send any method.
 std::string_view known_method(std::string_view method) {
   for (const std::string_view known : {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}) {
     if (method == known) return known;

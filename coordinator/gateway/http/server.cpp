@@ -17,8 +17,7 @@
 
 #include "coordinator/gateway/http/connection.h"
 #include "coordinator/gateway/http/connection_set.h"
-#include "coordinator/gateway/http/read_limit.h"
-#include "coordinator/gateway/http/read_problem.h"
+#include "coordinator/gateway/http/reading.h"
 #include "coordinator/gateway/http/streamed_body.h"
 #include "shared/core/listen_address.h"
 #include "shared/core/task_group.h"
@@ -32,11 +31,11 @@ using tcp = asio::ip::tcp;
 using Stream = Connection::Stream;
 using boost::system::error_code;
 
-// After an answer to a request that was not read to its end: how long and how much is still taken, so that
-// the client sees the answer and not a reset.
+// How long and how much is read and discarded after answering a request that was not read completely. Closing at once
+// would send a reset, and the client might lose the answer.
 constexpr std::chrono::milliseconds kLingerTime{2000};
 constexpr std::size_t kLingerBytes = 8u << 20;
-constexpr std::size_t kSmallAnswer = 64u << 10;  // up to here none is refused for want of room
+constexpr std::size_t kSmallAnswer = 64u << 10;  // sent even if too many answers are unread
 constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 
 }  // namespace
@@ -57,8 +56,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     error_code ec;
     tcp::resolver resolver(executor_);
     const auto found = resolver.resolve(address->host, std::to_string(address->port), tcp::resolver::passive, ec);
-    if (ec || found.empty())
-      return unavailable("cannot listen on '" + text + "': the host is not known (" + ec.message() + ")");
+    if (ec || found.empty()) return unavailable("cannot listen on '" + text + "': unknown host (" + ec.message() + ")");
     const tcp::endpoint endpoint = found.begin()->endpoint();
     acceptor_.open(endpoint.protocol(), ec);
     if (!ec) acceptor_.set_option(asio::socket_base::reuse_address(true), ec);
@@ -68,8 +66,8 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       error_code ignored;
       acceptor_.close(ignored);
       const char* advice = ec == asio::error::address_in_use
-                               ? "; another program listens there: choose another port, or 0 for a free one"
-                           : ec == asio::error::access_denied ? "; ports below 1024 need more rights: choose another"
+                               ? "; another program listens on it: choose another port, or 0 for a free one"
+                           : ec == asio::error::access_denied ? "; ports below 1024 need privileges: choose another"
                                                               : "";
       return unavailable("cannot listen on '" + text + "': " + ec.message() + advice);
     }
@@ -94,7 +92,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       if (stopping_) break;
       if (ec) {
         if (ec == asio::error::operation_aborted) break;
-        // Out of file descriptors, most likely: wait for some to come back.
+        // Most likely out of file descriptors; wait until some are free.
         spdlog::warn("cannot accept a connection: {}", ec.message());
         asio::steady_timer pause(executor_, std::chrono::milliseconds(100));
         co_await pause.async_wait(kTuple);
@@ -120,7 +118,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       co_await pause.async_wait(kTuple);
     }
     tasks_.stop();
-    // What ignores cancellation still ends when its socket is closed.
+    // A handler that ignores cancellation still ends when its socket is closed.
     for (const auto& connection : connections_.all()) connection->close();
     co_await tasks_.join();
   }
@@ -132,7 +130,13 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     bool keep = false, http_1_0 = false;
   };
 
-  // Keeps the set of open connections and the gauge right however serve() ends.
+  // What became of reading a request. Neither: the client is gone, or its connection was closed for another one.
+  struct ReadOutcome {
+    std::optional<Incoming> incoming = {};
+    std::optional<ReadProblem> problem = {};
+  };
+
+  // Keeps the set of open connections and the gauge correct however serve() ends.
   struct Listed {
     Listed(Impl& impl, std::shared_ptr<Connection> c) : impl_(impl), connection_(std::move(c)) {
       impl_.connections_.add(connection_);
@@ -152,14 +156,15 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     const Listed listed(*self, connection);
     Stream& stream = connection->stream();
     const auto most = static_cast<std::size_t>(options_.max_connections);
-    if (connections_.size() > most) connections_.make_room(*connection);
+    if (connections_.size() > most) connections_.evict_longest_idle(*connection);
     if (connections_.size() > 2 * most) co_return;
     if (connections_.size() > most) {
-      co_await refuse(*connection, 503, "too many connections; try again shortly", "too_many_connections");
+      const ReadProblem full{503, "too many connections; try again shortly", "too_many_connections"};
+      co_await refuse(*connection, full);
       co_return;
     }
     while (!stopping_) {
-      connection->waits_since = Deadline::Clock::now();
+      connection->awaits_head_since = Deadline::Clock::now();
       if (connection->buffer().size() == 0) {
         connection->idle = true;
         stream.expires_after(options_.idle_timeout);
@@ -168,27 +173,28 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
         if (ec) break;
         connection->buffer().commit(read);
       }
-      auto incoming = co_await read_request(connection);
+      auto [incoming, problem] = co_await read_request(connection);
+      if (problem) co_await refuse(*connection, *problem);
       if (!incoming) co_return;
       const bool head = incoming->request.method == "HEAD";
       const bool http_1_0 = incoming->http_1_0;
       bool keep = incoming->keep;
       Response response = co_await handlers_.request(std::move(incoming->request));
       if (response.later) {
-        // To HTTP/1.0 an interim response means nothing: such a client is found gone when it is answered.
+        // HTTP/1.0 has no interim responses, so such a client is only found gone when it is answered.
         connection->watch(connection, http_1_0 ? "" : kContinue);
-        // The function must outlive the coroutine that it returns.
+        // The function must outlive the coroutine it returns.
         const auto later = std::move(response.later);
         response = co_await later(*connection);
         connection->unwatch();
         if (connection->gone()) break;
       }
-      // A body that nobody read to its end stands where the next request would.
+      // The unread rest of a body would be taken for the next request.
       const bool unread = incoming->streamed && !incoming->streamed->done();
       keep = keep && !response.close && !stopping_ && !unread;
       if (response.stream) {
         if (!co_await write_stream(connection, response, http_1_0)) break;
-        // A stream may have lasted long; a fresh connection is simpler than to find out who still listens.
+        // Opening a new connection is simpler than finding out whether the client still listens.
         break;
       }
       if (!co_await write_response(*connection, response, head, keep, http_1_0)) break;
@@ -216,7 +222,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     return incoming;
   }
 
-  // An empty line or two before a request is passed over (RFC 9112 §2.2).
+  // Skips empty lines before a request (RFC 9112 §2.2).
   asio::awaitable<error_code> skip_empty_lines(Connection& connection) {
     auto& buffer = connection.buffer();
     for (;;) {
@@ -229,55 +235,40 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     }
   }
 
-  // Reads one request, or all of it but the body. Empty: the connection is done with, and the client told why where
-  // that was possible.
-  asio::awaitable<std::optional<Incoming>> read_request(std::shared_ptr<Connection> shared) {
+  // Reads a request, or only its head if the handler streams the body.
+  asio::awaitable<ReadOutcome> read_request(std::shared_ptr<Connection> shared) {
     Connection& connection = *shared;
     Stream& stream = connection.stream();
+    const auto failed = [](const error_code& ec) {
+      ReadOutcome out;
+      if (is_protocol_error(ec)) out.problem = describe(ec);
+      return out;
+    };
     http::request_parser<http::empty_body> head;
     head.header_limit(options_.max_header_bytes);
     head.body_limit(boost::none);
     error_code ec;
     bool late = false;
-    const auto tell_late = [&](const ReadProblem& problem) -> asio::awaitable<std::optional<Incoming>> {
-      co_await refuse(connection, problem.status, problem.message, problem.code);
-      co_return std::nullopt;
-    };
     {
       const ReadLimit limit(shared, options_.header_timeout);
       ec = co_await skip_empty_lines(connection);
       if (!ec) std::tie(ec, std::ignore) = co_await http::async_read_header(stream, connection.buffer(), head, kTuple);
       late = ec && limit.passed();
     }
-    if (!connection.waits_since) co_return std::nullopt;  // another got its place
-    connection.waits_since.reset();
-    if (late) co_return co_await tell_late(head_is_late());
-    const auto failed = [&]() -> asio::awaitable<std::optional<Incoming>> {
-      if (is_protocol_error(ec)) {
-        const ReadProblem problem = describe(ec);
-        co_await refuse(connection, problem.status, problem.message, problem.code);
-      }
-      co_return std::nullopt;
-    };
-    if (ec) co_return co_await failed();
-    if (const auto problem = problem_of(head.get())) {
-      co_await refuse(connection, problem->status, problem->message, problem->code);
-      co_return std::nullopt;
-    }
+    if (!connection.awaits_head_since) co_return ReadOutcome{};  // evicted for a new connection
+    connection.awaits_head_since.reset();
+    if (late) co_return ReadOutcome{.problem = head_is_late()};
+    if (ec) co_return failed(ec);
+    if (auto problem = problem_of(head.get())) co_return ReadOutcome{.problem = std::move(problem)};
     auto incoming = incoming_of(head.get());
-    if (!incoming) {
-      co_await refuse(connection, 400, incoming.error().message, "bad_request");
-      co_return std::nullopt;
-    }
+    if (!incoming) co_return ReadOutcome{.problem = ReadProblem{400, incoming.error().message, "bad_request"}};
     if (handlers_.streams && handlers_.streams(incoming->request)) {
       incoming->streamed = std::make_shared<StreamedBody>(std::move(shared), std::move(head), options_.piece_timeout);
       incoming->request.stream = incoming->streamed;
-      co_return std::move(*incoming);
+      co_return ReadOutcome{.incoming = std::move(*incoming)};
     }
-    if (const auto length = head.content_length(); length && *length > options_.max_body_bytes) {
-      ec = http::error::body_limit;
-      co_return co_await failed();
-    }
+    if (const auto length = head.content_length(); length && *length > options_.max_body_bytes)
+      co_return failed(http::error::body_limit);
     http::request_parser<http::string_body> parser(std::move(head));
     parser.body_limit(options_.max_body_bytes);
     if (expects_continue(parser.get())) {
@@ -289,11 +280,11 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       std::tie(ec, std::ignore) = co_await http::async_read(stream, connection.buffer(), parser, kTuple);
       late = ec && limit.passed();
     }
-    if (late) co_return co_await tell_late(body_is_late());
+    if (late) co_return ReadOutcome{.problem = body_is_late()};
     stream.expires_never();
-    if (ec) co_return co_await failed();
+    if (ec) co_return failed(ec);
     incoming->request.body = std::move(parser.get().body());
-    co_return std::move(*incoming);
+    co_return ReadOutcome{.incoming = std::move(*incoming)};
   }
 
   template <class Body>
@@ -310,7 +301,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     const bool refused =
         !head && response.body.size() > kSmallAnswer && !connections_.make_room_for(response.body.capacity());
     if (refused) {
-      response = handlers_.refuse(503, "too many answers wait for clients that read slowly; try again shortly",
+      response = handlers_.refuse(503, "too many responses are buffered for slow clients; try again shortly",
                                   "too_many_unread_answers");
       keep = false;
     }
@@ -358,13 +349,12 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     co_return !ec;
   }
 
-  asio::awaitable<void> refuse(Connection& connection, int status, const std::string& message,
-                               const std::string& code) {
-    Response response = handlers_.refuse(status, message, code);
+  asio::awaitable<void> refuse(Connection& connection, ReadProblem problem) {
+    Response response = handlers_.refuse(problem.status, problem.message, problem.code);
     if (co_await write_response(connection, response, false, false, false)) co_await linger(connection);
   }
 
-  // Takes for a while what the client still sends, so that it reads the answer before it finds the connection closed.
+  // Reads and discards what the client still sends, so that it reads the answer before the connection closes.
   asio::awaitable<void> linger(Connection& connection) {
     Stream& stream = connection.stream();
     error_code ignored;

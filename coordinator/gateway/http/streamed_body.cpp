@@ -7,8 +7,7 @@
 #include <string_view>
 #include <tuple>
 
-#include "coordinator/gateway/http/read_limit.h"
-#include "coordinator/gateway/http/read_problem.h"
+#include "coordinator/gateway/http/reading.h"
 
 namespace ditfleet::gateway {
 
@@ -27,13 +26,13 @@ StreamedBody::StreamedBody(std::shared_ptr<Connection> connection, http::request
 }
 
 asio::awaitable<Result<std::string>> StreamedBody::read() {
-  if (failed_) co_return unavailable("the client is gone, or was too slow");
+  if (failed_) co_return unavailable("the client has disconnected or was too slow");
   std::string piece;
   if (parser_.is_done()) co_return piece;
   Connection::Stream& stream = connection_->stream();
   error_code ec;
   const ReadLimit limit(connection_, patience_);
-  if (expects_) {  // only now, so that what is refused by its headers is never sent
+  if (expects_) {  // not earlier, so that a request refused by its headers sends no body
     expects_ = false;
     static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
     std::tie(ec, std::ignore) = co_await asio::async_write(stream, asio::buffer(kContinue), kTuple);
@@ -52,7 +51,7 @@ asio::awaitable<Result<std::string>> StreamedBody::read() {
     if (limit.passed()) co_return Error{Code::kDeadlineExceeded, body_is_late().message, {}};
     if (ec == http::error::buffer_overflow) co_return invalid_argument(describe(ec).message);
     if (is_protocol_error(ec)) co_return invalid_argument("the body is not valid HTTP/1.1: " + ec.message());
-    co_return unavailable("the client went away before the end of the body");
+    co_return unavailable("the client disconnected before the end of the body");
   }
   piece.resize(got);
   co_return piece;

@@ -1,4 +1,4 @@
-// A request's body that its handler reads itself, of whatever size.
+// A request's body of any size, read piece by piece by the handler.
 #pragma once
 
 #include <boost/beast/http/buffer_body.hpp>
@@ -17,7 +17,7 @@ namespace ditfleet::gateway {
 
 class StreamedBody final : public BodyReader {
  public:
-  // head: what has been read of the request; patience: for each piece.
+  // head: the parsed part of the request; patience: for each piece.
   StreamedBody(std::shared_ptr<Connection> connection,
                boost::beast::http::request_parser<boost::beast::http::empty_body>&& head,
                std::chrono::milliseconds patience);

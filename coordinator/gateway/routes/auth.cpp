@@ -41,10 +41,10 @@ KeyRing::KeyRing(std::vector<config::ApiKey> keys) : keys_(std::move(keys)) {
 Result<Caller> KeyRing::authenticate(std::string_view authorization) const {
   if (keys_.empty()) return Caller{"default", true};
   if (authorization.empty()) {
-    return Error{Code::kUnauthenticated, "this service needs a key: send the header 'Authorization: Bearer KEY'", {}};
+    return Error{Code::kUnauthenticated, "an API key is required; send the header 'Authorization: Bearer KEY'", {}};
   }
   if (!is_bearer(authorization)) {
-    return Error{Code::kUnauthenticated, "the Authorization header must read 'Bearer KEY'", {}};
+    return Error{Code::kUnauthenticated, "the Authorization header must be 'Bearer KEY'", {}};
   }
   std::string_view key = authorization.substr(7);
   while (!key.empty() && key.front() == ' ') key.remove_prefix(1);
@@ -55,7 +55,7 @@ Result<Caller> KeyRing::authenticate(std::string_view authorization) const {
     if (same_bytes(hash, candidate.sha256)) found = &candidate;
   }
   if (found == nullptr || key.empty()) {
-    return Error{Code::kUnauthenticated, "the key is not one of this service's; ask its operator for one", {}};
+    return Error{Code::kUnauthenticated, "unknown API key", {}};
   }
   return Caller{found->tenant, found->admin};
 }

@@ -1,4 +1,4 @@
-// Who is calling: bearer keys to tenants, and links to results that need no key. Thread safe once made.
+// Authentication: bearer keys, and signed links to results. Thread-safe after construction.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 namespace ditfleet::gateway {
 
 struct Caller {
-  std::string tenant = "default";  // whose jobs its submissions are
+  std::string tenant = "default";  // owns the jobs that the caller submits
   bool sees_all = false;           // an admin's key, or no keys are configured
-  // The tenant to name to the queue's readers: empty sees every job.
+  // The tenant whose jobs the caller may see; empty: every tenant.
   std::string view() const { return sees_all ? std::string() : tenant; }
 };
 
@@ -23,14 +23,13 @@ class KeyRing {
   explicit KeyRing(std::vector<config::ApiKey> keys);
 
   bool open() const { return keys_.empty(); }
-  // `authorization`: the header, "Bearer KEY". Without configured keys everyone is the tenant `default`.
-  // kUnauthenticated otherwise. Compares with every key in constant time.
+  // `authorization`: the header, "Bearer KEY". Without configured keys every caller is the tenant `default`.
+  // kUnauthenticated: no such key. Compares with every key in constant time.
   Result<Caller> authenticate(std::string_view authorization) const;
 
-  // A link to a result is handed to browsers and to clients that fetch it without the key, so where keys are
-  // configured it carries its own permission: an HMAC over path and expiry ("expires=…&sig=…", without '?').
-  // The secret is derived from the configured hashes, so that every coordinator of a fleet accepts the link.
-  // Empty where no keys are configured.
+  // Signs a link to a result, because browsers and many clients fetch it without the key: an HMAC over path and expiry
+  // ("expires=…&sig=…", without '?'), or empty if no keys are configured. The secret is derived from the configured
+  // hashes, so every coordinator of a fleet accepts the link.
   std::string sign(std::string_view path, std::int64_t expires_s) const;
   bool verify(std::string_view path, std::string_view expires, std::string_view signature, std::int64_t now_s) const;
 

@@ -1,4 +1,4 @@
-// Files that are built into the binary (embed.cmake).
+// Files embedded in the binary (embed.cmake).
 #pragma once
 
 #include <string_view>

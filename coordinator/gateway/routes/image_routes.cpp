@@ -1,22 +1,24 @@
-// POST /v1/images/generations: a job, waited for. A client that goes away while it waits does not cancel
-// its job (it may come back with the same Idempotency-Key); DELETE /v1/jobs/{id} does.
+// POST /v1/images/generations: submits a job and waits for it. A client that disconnects does not cancel its job,
+// because it may repeat the request with the same Idempotency-Key; DELETE /v1/jobs/{id} does.
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <set>
 
 #include "coordinator/gateway/events/event_stream.h"
 #include "coordinator/gateway/events/job_follower.h"
-#include "coordinator/gateway/routes/api.h"
-#include "coordinator/gateway/routes/error_body.h"
-#include "shared/core/ids.h"
+#include "coordinator/gateway/routes/api_context.h"
+#include "coordinator/gateway/routes/errors.h"
+#include "coordinator/gateway/routes/openai_images.h"
+#include "shared/core/wall_clock.h"
 
 namespace ditfleet::gateway {
 namespace {
 
 constexpr std::chrono::seconds kKeepAlive{15};
 
-// OpenAI's client tries 5xx, 409 and 429 again by itself: wrong for a job that has run, or still does.
+// OpenAI's client repeats 409, 429 and 5xx by itself, which would submit a job again that has run or still runs.
 Response final_error(const Error& error, const std::string& job) {
   Response response = error_response(error);
   std::erase_if(response.headers, [](const auto& field) { return field.first == "Retry-After"; });
@@ -24,7 +26,7 @@ Response final_error(const Error& error, const std::string& job) {
 }
 
 Error error_of(const queue::JobRecord& record) {
-  Error error{Code::kInternal, "the job has no reason stored", {}};
+  Error error{Code::kInternal, "no reason was recorded", {}};
   if (record.error) {
     error = *record.error;
   } else {
@@ -38,7 +40,7 @@ Error error_of(const queue::JobRecord& record) {
   return error;
 }
 
-// 499 is a proxy's private status; to the client that waits, a cancel by someone else is a conflict.
+// 499 is a proxy's private status. For the client that waits, cancellation by someone else is a conflict.
 Error as_response(Error error) {
   if (error.code == Code::kCanceled) error.code = Code::kConflict;
   return error;
@@ -56,157 +58,171 @@ const queue::UnitRecord* find_unit(const queue::JobRecord& record, int unit) {
   return nullptr;
 }
 
-}  // namespace
+class ImageRoutes {
+ public:
+  explicit ImageRoutes(const ApiContext& context) : context_(context), service_(context.service) {}
 
-asio::awaitable<Response> Api::generate_images(CallPtr call) {
-  if (auto refused = refuse_body(call->request)) co_return std::move(*refused);
-  auto parsed = parse_image_call(call->request.body);
-  if (!parsed) co_return error_response(parsed.error());
-  auto image = std::make_shared<ImageCall>(std::move(*parsed));
+  asio::awaitable<Response> generate(CallPtr call) {
+    if (auto refused = refuse_body_unless_json(call->request)) co_return std::move(*refused);
+    auto parsed = parse_image_call(call->request.body);
+    if (!parsed) co_return error_response(parsed.error());
+    auto image = std::make_shared<ImageCall>(std::move(*parsed));
 
-  if (image->size == "auto") {
-    const std::string& name = image->spec.model.empty() ? options_.catalogue.default_model : image->spec.model;
-    const auto model = options_.catalogue.models.find(name);
-    if (model != options_.catalogue.models.end()) {
-      image->size = std::to_string(model->second.width) + "x" + std::to_string(model->second.height);
+    const job::Catalogue& catalogue = context_.dependencies.catalogue;
+    if (image->size == "auto") {
+      const std::string& name = image->spec.model.empty() ? catalogue.default_model : image->spec.model;
+      const auto model = catalogue.models.find(name);
+      if (model != catalogue.models.end()) {
+        image->size = std::to_string(model->second.width) + "x" + std::to_string(model->second.height);
+      }
     }
-  }
-  Response refusal;
-  auto outcome = co_await submit(call, image->spec, &refusal);
-  if (!outcome) {
-    if (refusal.status != 200) co_return refusal;
-    Error error = outcome.error();
-    if (error.param == "width" || error.param == "height") error.param = "size";
-    Response response = error_response(error);
-    if (error.code == Code::kNotFound && error.param == "model") {
-      response.body = error_json(error.message, "invalid_request_error", "model", "model_not_found") + "\n";
+    auto outcome = co_await context_.submit(call, image->spec);
+    if (!outcome) {
+      Error error = outcome.error();
+      if (error.param == "width" || error.param == "height") error.param = "size";
+      Response response = error_response(error);
+      if (error.code == Code::kNotFound && error.param == "model") {
+        response.body = error_json(error.message, "invalid_request_error", "model", "model_not_found") + "\n";
+      }
+      co_return response;
+    }
+    Response response;
+    const std::string job = outcome->id;
+    if (image->stream) {
+      response.content_type = "text/event-stream";
+      response.with("Cache-Control", "no-store").with("X-Accel-Buffering", "no").with("X-Job-Id", job);
+      response.filler = format_comment("keep-alive");
+      response.stream = [this, call, image, job](Sink& sink) { return stream_images(call, image, job, sink); };
+    } else {
+      response.later = [this, call, image, job](Peer& peer) { return wait_for_images(call, image, job, peer); };
     }
     co_return response;
   }
-  Response response;
-  const std::string job = outcome->id;
-  if (image->stream) {
-    response.content_type = "text/event-stream";
-    response.with("Cache-Control", "no-store").with("X-Accel-Buffering", "no").with("X-Job-Id", job);
-    response.filler = format_comment("keep-alive");
-    response.stream = [this, call, image, job](Sink& sink) { return stream_images(call, image, job, sink); };
-  } else {
-    response.later = [this, call, image, job](Peer& peer) { return wait_for_images(call, image, job, peer); };
-  }
-  co_return response;
-}
 
-asio::awaitable<Result<ImagePart>> Api::image_part(CallPtr call, const queue::JobRecord& record, int unit,
-                                                   bool with_bytes) {
-  const queue::UnitRecord* found = find_unit(record, unit);
-  if (found == nullptr) co_return internal_error("job " + record.id + " has no unit " + std::to_string(unit));
-  auto manifest = results::Manifest::parse(found->manifest);
-  if (!manifest) co_return manifest.error();
-  ImagePart part;
-  part.unit = unit;
-  part.media_type = manifest->media_type;
-  part.width = manifest->width;
-  part.height = manifest->height;
-  part.seed = manifest->seed;
-  part.url = links(*call).result(record.id, unit);
-  if (with_bytes) {
-    auto bytes = co_await service_.result(*manifest);
-    if (!bytes) co_return bytes.error();
-    part.bytes = std::move(*bytes);
+ private:
+  asio::awaitable<Result<ImagePart>> image_part(CallPtr call, const queue::JobRecord& record, int unit,
+                                                bool with_bytes) {
+    const queue::UnitRecord* found = find_unit(record, unit);
+    if (found == nullptr) co_return internal_error("job " + record.id + " has no unit " + std::to_string(unit));
+    auto manifest = results::Manifest::parse(found->manifest);
+    if (!manifest) co_return manifest.error();
+    ImagePart part;
+    part.unit = unit;
+    part.media_type = manifest->media_type;
+    part.width = manifest->width;
+    part.height = manifest->height;
+    part.seed = manifest->seed;
+    part.url = context_.links(*call).result(record.id, unit);
+    if (with_bytes) {
+      auto bytes = co_await service_.result(*manifest);
+      if (!bytes) co_return bytes.error();
+      part.bytes = std::move(*bytes);
+    }
+    co_return part;
   }
-  co_return part;
-}
 
-asio::awaitable<Response> Api::wait_for_images(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job,
-                                               Peer& peer) {
-  auto subscription = hub_->subscribe(job);
-  peer.when_gone([waiter = subscription.get()] { waiter->interrupt(); });
-  const auto patience = std::chrono::milliseconds(options_.settings.gateway.request_timeout_ms);
-  auto record = co_await wait_for_end(service_, *subscription, job, Deadline::after(patience));
-  peer.when_gone({});
-  if (!record) {
-    Error error = record.error();
-    if (!peer.gone()) error = as_response(std::move(error));
-    co_return final_error(error, job);
+  asio::awaitable<Response> wait_for_images(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job,
+                                            Peer& peer) {
+    auto subscription = context_.hub->subscribe(job);
+    peer.when_gone([waiter = subscription.get()] { waiter->interrupt(); });
+    const auto patience = std::chrono::milliseconds(context_.dependencies.settings.gateway.request_timeout_ms);
+    auto record = co_await wait_for_end(service_, *subscription, job, Deadline::after(patience));
+    peer.when_gone({});
+    if (!record) {
+      Error error = record.error();
+      if (!peer.gone()) error = as_response(std::move(error));
+      co_return final_error(error, job);
+    }
+    if (record->state != job::State::kSucceeded) co_return final_error(as_response(error_of(*record)), job);
+    std::vector<ImagePart> parts;
+    for (int unit = 0; unit < record->units; ++unit) {
+      auto part = co_await image_part(call, *record, unit, image->b64_json);
+      if (!part) co_return final_error(part.error(), job);
+      parts.push_back(std::move(*part));
+    }
+    co_return json_response(200, images_json(*image, job, record->created_ms / 1000, parts)).with("X-Job-Id", job);
   }
-  if (record->state != job::State::kSucceeded) co_return final_error(as_response(error_of(*record)), job);
-  std::vector<ImagePart> parts;
-  for (int unit = 0; unit < record->units; ++unit) {
-    auto part = co_await image_part(call, *record, unit, image->b64_json);
-    if (!part) co_return final_error(part.error(), job);
-    parts.push_back(std::move(*part));
-  }
-  co_return json_response(200, images_json(*image, job, record->created_ms / 1000, parts)).with("X-Job-Id", job);
-}
 
-asio::awaitable<void> Api::stream_images(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job,
-                                         Sink& sink) {
-  JobFollower follower(service_, hub_, job, "0");
-  sink.when_gone([&follower] { follower.interrupt(); });
-  std::map<int, int> partials;  // given so far, by unit
-  std::set<int> completed;
-  const Deadline patience = Deadline::after(std::chrono::milliseconds(options_.settings.gateway.request_timeout_ms));
-  const std::int64_t created_s = now_s();
-  if (!co_await sink.write(format_comment("job " + job))) co_return;
-  while (true) {
-    auto batch = co_await follower.next(Deadline::after(kKeepAlive));
-    if (batch.status == JobFollower::Status::kGone) co_return;
-    if (batch.status == JobFollower::Status::kStopped) {
-      co_await sink.write(
-          error_event(unavailable("this gateway is stopping; job " + job + " goes on, ask for it at /v1/jobs/" + job)));
+  asio::awaitable<void> stream_images(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job,
+                                      Sink& sink) {
+    JobFollower follower(service_, context_.hub, job, "0");
+    sink.when_gone([&follower] { follower.interrupt(); });
+    std::map<int, int> partials;  // sent so far, by unit
+    std::set<int> completed;
+    const Deadline patience =
+        Deadline::after(std::chrono::milliseconds(context_.dependencies.settings.gateway.request_timeout_ms));
+    const std::int64_t created_s = unix_ms() / 1000;
+    if (!co_await sink.write(format_comment("job " + job))) co_return;
+    while (true) {
+      auto batch = co_await follower.next(Deadline::after(kKeepAlive));
+      if (batch.status == JobFollower::Status::kGone) co_return;
+      if (batch.status == JobFollower::Status::kStopped) {
+        co_await sink.write(
+            error_event(unavailable("this gateway is stopping; job " + job + " continues, see /v1/jobs/" + job)));
+        co_return;
+      }
+      if (batch.status == JobFollower::Status::kEnd) break;
+      if (batch.status == JobFollower::Status::kIdle) {
+        if (!co_await sink.write(format_comment("keep-alive"))) co_return;
+      }
+      for (const auto& event : batch.events) {
+        std::string text;
+        const auto key = event.fields.find("key");
+        if (event.type == "preview" && key != event.fields.end()) {
+          // A preview that has expired or cannot be read is skipped; the image still follows.
+          auto bytes = co_await service_.preview(key->second);
+          int& index = partials[event.unit];
+          if (bytes && index < image->spec.partial_images) {
+            text = format_event({}, "image_generation.partial_image",
+                                partial_image_json(*image, created_s, index++, event.unit, *bytes));
+          }
+        } else if (event.type == "succeeded" && event.unit >= 0) {
+          text = co_await completed_event(call, image, job, event.unit, created_s);
+          completed.insert(event.unit);
+        }
+        if (text.empty()) continue;
+        if (!co_await sink.write(std::move(text))) co_return;
+      }
+      if (patience.passed()) {
+        co_await sink.write(error_event(Error{
+            Code::kDeadlineExceeded,
+            "the image was not ready within gateway.request_timeout_ms; job " + job + " continues, see /v1/jobs/" + job,
+            {}}));
+        co_return;
+      }
+    }
+    auto record = co_await service_.job(job, "");
+    if (!record || record->state != job::State::kSucceeded) {
+      // Outside the co_await, because GCC 12 evaluates both branches of a conditional inside one.
+      std::string text = error_event(record ? error_of(*record) : record.error());
+      co_await sink.write(std::move(text));
       co_return;
     }
-    if (batch.status == JobFollower::Status::kEnd) break;
-    if (batch.status == JobFollower::Status::kIdle) {
-      if (!co_await sink.write(format_comment("keep-alive"))) co_return;
-    }
-    for (const auto& event : batch.events) {
-      std::string text;
-      const auto key = event.fields.find("key");
-      if (event.type == "preview" && key != event.fields.end()) {
-        // A preview that has expired or can't be read is left out; the picture itself still comes.
-        auto bytes = co_await service_.preview(key->second);
-        int& index = partials[event.unit];
-        if (bytes && index < image->spec.partial_images) {
-          text = format_event({}, "image_generation.partial_image",
-                              partial_image_json(*image, created_s, index++, event.unit, *bytes));
-        }
-      } else if (event.type == "succeeded" && event.unit >= 0) {
-        text = co_await completed_event(call, image, job, event.unit, created_s);
-        completed.insert(event.unit);
-      }
-      if (text.empty()) continue;
+    for (int unit = 0; unit < record->units; ++unit) {
+      if (completed.contains(unit)) continue;
+      std::string text = co_await completed_event(call, image, job, unit, created_s);
       if (!co_await sink.write(std::move(text))) co_return;
     }
-    if (patience.passed()) {
-      co_await sink.write(
-          error_event(Error{Code::kDeadlineExceeded,
-                            "the picture was not ready in time; job " + job + " goes on, ask for it at /v1/jobs/" + job,
-                            {}}));
-      co_return;
-    }
   }
-  auto record = co_await service_.job(job, "");
-  if (!record || record->state != job::State::kSucceeded) {
-    // Outside the co_await, because GCC 12 evaluates both branches of a conditional inside one.
-    std::string text = error_event(record ? error_of(*record) : record.error());
-    co_await sink.write(std::move(text));
-    co_return;
-  }
-  for (int unit = 0; unit < record->units; ++unit) {
-    if (completed.contains(unit)) continue;
-    std::string text = co_await completed_event(call, image, job, unit, created_s);
-    if (!co_await sink.write(std::move(text))) co_return;
-  }
-}
 
-asio::awaitable<std::string> Api::completed_event(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job,
-                                                  int unit, std::int64_t created_s) {
-  auto record = co_await service_.job(job, "");
-  if (!record) co_return error_event(record.error());
-  auto part = co_await image_part(call, *record, unit, true);
-  if (!part) co_return error_event(part.error());
-  co_return format_event({}, "image_generation.completed", completed_json(*image, created_s, *part));
+  asio::awaitable<std::string> completed_event(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job,
+                                               int unit, std::int64_t created_s) {
+    auto record = co_await service_.job(job, "");
+    if (!record) co_return error_event(record.error());
+    auto part = co_await image_part(call, *record, unit, true);
+    if (!part) co_return error_event(part.error());
+    co_return format_event({}, "image_generation.completed", completed_json(*image, created_s, *part));
+  }
+
+  const ApiContext& context_;
+  JobService& service_;
+};
+
+}  // namespace
+
+void add_image_routes(Router& router, const ApiContext& context) {
+  const auto routes = std::make_shared<ImageRoutes>(context);
+  router.add({"POST", "/v1/images/generations", std::bind_front(&ImageRoutes::generate, routes)});
 }
 
 }  // namespace ditfleet::gateway

@@ -49,7 +49,7 @@ json::object unit_json(const queue::JobRecord& record, const queue::UnitRecord& 
   return {{"unit", unit.unit},
           {"state", job::state_name(unit.state)},
           {"attempt", unit.attempt},
-          {"worker", unit.owner.substr(0, unit.owner.rfind(':'))},
+          {"worker", queue::worker_name(unit.owner)},
           {"step", step},
           {"total_steps", total_steps},
           {"assigned_ms", unit.assigned_ms},

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "coordinator/gateway/http/query_number.h"
 #include "shared/core/bytes.h"
 #include "shared/core/excerpt.h"
 #include "shared/core/ids.h"
@@ -25,26 +24,26 @@ Result<json::object> object_of(std::string_view body) {
 
 Result<std::string> text_of(std::string_view name, const json::value& value) {
   if (value.is_string()) return std::string(value.get_string());
-  return invalid_argument(std::string(name) + " must be a string", std::string(name));
+  return invalid_argument("'" + std::string(name) + "' must be a string", std::string(name));
 }
 
 Result<bool> flag_of(const json::value& value) {
   if (value.is_bool()) return value.get_bool();
-  return invalid_argument("pinned must be true or false", "pinned");
+  return invalid_argument("'pinned' must be true or false", "pinned");
 }
 
 Result<void> check(const LoraRequest& request, const job::Catalogue& catalogue) {
   if (!request.sha256.empty() && !is_sha256_hex(request.sha256)) {
     return invalid_argument(
-        "sha256 is '" + excerpt(request.sha256, 80) + "'; it must be 64 lower-case hexadecimal digits", "sha256");
+        "'sha256' is '" + excerpt(request.sha256, 80) + "'; it must be 64 lower-case hexadecimal digits", "sha256");
   }
   if (request.models.size() > kMostModels)
-    return invalid_argument("at most " + std::to_string(kMostModels) + " models may be named", "model");
+    return invalid_argument("'models' must have at most " + std::to_string(kMostModels) + " entries", "model");
   for (const std::string& model : request.models) {
     if (catalogue.models.contains(model)) continue;
     std::vector<std::string> known;
     for (const auto& [name, unused] : catalogue.models) known.push_back(name);
-    return invalid_argument("there is no model '" + excerpt(model, 128) + "'" + suggestion(model, known), "model");
+    return invalid_argument("unknown model '" + excerpt(model, 128) + "'" + suggestion(model, known), "model");
   }
   return {};
 }
@@ -98,7 +97,7 @@ Result<LoraRequest> parse_lora_body(std::string_view body, const job::Catalogue&
       else
         out.models.push_back(std::move(*text));
     } else if (name == "models") {
-      if (!value.is_array()) return invalid_argument("models must be an array of names", "models");
+      if (!value.is_array()) return invalid_argument("'models' must be an array of strings", "models");
       for (const json::value& model : value.get_array()) {
         auto text = text_of(name, model);
         if (!text) return text.error();
@@ -115,9 +114,8 @@ Result<LoraRequest> parse_lora_body(std::string_view body, const job::Catalogue&
   }
   if (out.path.empty()) {
     return invalid_argument(
-        "path is missing; it names a file in a folder of loras.folders (to upload a file, send its bytes with "
-        "'Content-Type: "
-        "application/octet-stream')",
+        "'path' is missing; it must be a file in one of loras.folders (to upload a file, send its bytes with "
+        "'Content-Type: application/octet-stream')",
         "path");
   }
   if (auto good = check(out, catalogue); !good) return good.error();
@@ -133,7 +131,7 @@ Result<LoraRequest> parse_lora_query(const Request& request, const job::Catalogu
     } else if (name == "model") {
       out.models.push_back(value);
     } else if (name == "pinned") {
-      if (value != "true" && value != "false") return invalid_argument("pinned must be true or false", "pinned");
+      if (value != "true" && value != "false") return invalid_argument("'pinned' must be true or false", "pinned");
       out.pinned = value == "true";
     }
   }
@@ -148,11 +146,11 @@ Result<bool> parse_lora_patch(std::string_view body) {
     if (member.key() != "pinned") {
       const std::string name = excerpt(std::string_view(member.key().data(), member.key().size()), 64);
       return invalid_argument(
-          "'" + name + "' cannot be changed; pinned can, everything else by putting the adapter anew", name);
+          "'" + name + "' cannot be changed; only 'pinned' can, register the adapter again for anything else", name);
     }
   }
   const json::value* pinned = object->if_contains("pinned");
-  if (!pinned) return invalid_argument("pinned is missing; send {\"pinned\": true} or {\"pinned\": false}", "pinned");
+  if (!pinned) return invalid_argument("'pinned' is missing; send {\"pinned\": true} or {\"pinned\": false}", "pinned");
   return flag_of(*pinned);
 }
 
@@ -161,13 +159,13 @@ Result<LoraPage> parse_lora_page(const Request& request) {
   LoraPage page;
   for (const auto& [name, value] : request.query) {
     if (name == "limit") {
-      const auto asked = parse_limit(value, kMostListed, "; without it all are listed");
+      const auto asked = parse_limit(value, kMostListed, "; without it the list is complete");
       if (!asked) return asked.error();
       page.most = static_cast<std::size_t>(*asked);
     } else if (name == "cursor" && !value.empty()) {
       if (!loras::check_name(value))
         return invalid_argument(
-            "'" + excerpt(value, 64) + "' is no cursor; it must be the next_cursor of the page before", "cursor");
+            "'" + excerpt(value, 64) + "' is not a cursor; it must be the next_cursor of the previous page", "cursor");
       page.after = value;
     }
   }
@@ -179,7 +177,7 @@ Result<void> check_lora_query(const Request& request, const std::vector<std::str
   known.emplace_back("tenant");
   for (const auto& [name, unused] : request.query) {
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-    return invalid_argument("'" + excerpt(name, 64) + "' is not a parameter here" + suggestion(name, known),
+    return invalid_argument("unknown parameter '" + excerpt(name, 64) + "'" + suggestion(name, known),
                             excerpt(name, 64));
   }
   return {};
@@ -188,10 +186,10 @@ Result<void> check_lora_query(const Request& request, const std::vector<std::str
 Result<std::string> lora_tenant(const Request& request, const Caller& caller) {
   const auto named = request.query_value("tenant");
   if (!named || *named == caller.tenant) return caller.tenant;
-  if (!is_valid_id(*named)) return invalid_argument("'" + excerpt(*named, 100) + "' is no tenant's name", "tenant");
+  if (!is_valid_id(*named))
+    return invalid_argument("'" + excerpt(*named, 100) + "' is not a valid tenant name", "tenant");
   if (!caller.sees_all)
-    return Error{Code::kPermissionDenied,
-                 "this key is for the adapters of its own tenant; an administrator's is for all", "tenant"};
+    return Error{Code::kPermissionDenied, "only an admin key gives access to another tenant's adapters", "tenant"};
   return *named;
 }
 

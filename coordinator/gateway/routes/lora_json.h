@@ -1,4 +1,4 @@
-// Adapters on the wire: their JSON, and what a request to put or change one may say. Pure, thread safe.
+// The JSON of adapters, and the parsing of requests that put, change or list them. Pure, thread-safe.
 #pragma once
 
 #include <optional>
@@ -17,37 +17,37 @@ namespace ditfleet::gateway {
 
 json::object lora_json(const loras::Adapter& adapter);
 
-// What is said of an adapter beside its bytes: the fields of a JSON body, or the parameters of an upload.
+// An adapter's properties besides its bytes: the fields of a JSON body, or the query parameters of an upload.
 struct LoraRequest {
-  std::string path;                 // a JSON body's: a file in an allowed folder
-  std::string sha256;               // that the bytes must have; empty: any
-  std::vector<std::string> models;  // empty: any
+  std::string path;                 // of a JSON body: a file in an allowed folder
+  std::string sha256;               // expected digest; empty: any
+  std::vector<std::string> models;  // models that may use it; empty: any
   std::optional<bool> pinned;
 };
 
-// kInvalidArgument with param for what is unknown, of the wrong type, no model or no digest.
+// kInvalidArgument, with param, for an unknown or mistyped field, an unknown model or a malformed digest.
 Result<LoraRequest> parse_lora_body(std::string_view body, const job::Catalogue& catalogue);
 Result<LoraRequest> parse_lora_query(const Request& request, const job::Catalogue& catalogue);
 // {"pinned": true|false}
 Result<bool> parse_lora_patch(std::string_view body);
 
-// Of the record as lora_json() shows it, quoted: another after every change that can be seen.
+// The quoted ETag of the record. It changes whenever the output of lora_json() does.
 std::string lora_etag(const loras::Adapter& adapter);
-// Whether an If-Match field names the record: its tag, its digest alone (whatever else was changed), or *.
+// Whether an If-Match field matches the record: by its ETag, by its quoted digest alone, or by *.
 bool matches_lora(std::string_view if_match, const loras::Adapter& adapter);
 
-// A page of the list: names after this one, so many at most. Without a limit it is all of them.
+// A page of the list: at most `most` adapters, those whose names sort after `after`.
 struct LoraPage {
   std::string after;
-  std::size_t most = 0;  // 0: any number
+  std::size_t most = 0;  // 0: no limit
 };
-// kInvalidArgument with param for a limit that is no number from 1 to 1000, a cursor that is no name, and what is no
-// parameter of a list.
+// kInvalidArgument, with param, for a limit outside 1 to 1000, a cursor that is not a name, or an unknown parameter.
 Result<LoraPage> parse_lora_page(const Request& request);
 
-// kInvalidArgument, with the name as param, for a parameter that is neither "tenant" nor any of `more`.
+// kInvalidArgument, with the name as param, for a query parameter other than "tenant" and those in `more`.
 Result<void> check_lora_query(const Request& request, const std::vector<std::string>& more = {});
-// Whose adapters the request is about: the caller's, or those that ?tenant= names, which only an administrator may.
+// The tenant whose adapters the request is about: the caller's, or the one in ?tenant=, which requires an admin key
+// (kPermissionDenied).
 Result<std::string> lora_tenant(const Request& request, const Caller& caller);
 
 }  // namespace ditfleet::gateway

@@ -69,7 +69,9 @@ std::string_view format_name(job::OutputFormat format) {
   return "png";
 }
 
-std::string size_text(int width, int height) { return std::to_string(width) + "x" + std::to_string(height); }
+std::string size_text(std::int64_t width, std::int64_t height) {
+  return std::to_string(width) + "x" + std::to_string(height);
+}
 
 void echo(json::object& object, const ImageCall& call, std::string_view format) {
   object["background"] = "opaque";
@@ -150,7 +152,8 @@ Result<ImageCall> parse_image_call(std::string_view body) {
     return error;
   }
   call.spec = std::move(*spec);
-  if (call.spec.width && call.spec.height) call.size = size_text(*call.spec.width, *call.spec.height);
+  const auto width = call.spec.fields.integer("width"), height = call.spec.fields.integer("height");
+  if (width && height) call.size = size_text(*width, *height);
   return call;
 }
 

@@ -6,13 +6,13 @@
 namespace ditfleet::scheduling {
 namespace {
 
-constexpr std::size_t kNamed = 5;  // workers that one line names
+constexpr std::size_t kNamed = 5;  // workers per line
 
 struct Change {
-  std::string what;      // of one, "is ready"
-  std::string what_all;  // of several
+  std::string what;      // "is ready"
+  std::string what_all;  // "are ready"
   bool warning = false;
-  bool tells_held = false;
+  bool counts_held = false;
   std::vector<std::string> names;
   std::size_t held = 0;
 };
@@ -25,7 +25,7 @@ std::string line_of(const Change& change) {
     text += (i > 0 ? ", '" : "'") + change.names[i] + "'";
   if (change.names.size() > kNamed) text += ", …";
   if (change.names.size() == 1) text += " " + change.what;
-  if (change.tells_held && change.held > 0) {
+  if (change.counts_held && change.held > 0) {
     text += ", with " + std::to_string(change.held) + (change.held == 1 ? " unit" : " units");
   }
   return text;
@@ -42,12 +42,11 @@ std::optional<FleetLine> line_of_lost(const queue::Event& event) {
   const std::string unit = "unit " + event.job + "/" + std::to_string(event.unit);
   if (event.type == "ready" && field(event, "reason") == "lease lapsed") {
     const auto owner = field(event, "owner");
-    return FleetLine{true,
-                     unit + " is taken from worker '" + owner.substr(0, owner.find(':')) + "', whose lease lapsed"};
+    return FleetLine{true, unit + ": the lease of worker '" + std::string(queue::worker_name(owner)) +
+                               "' lapsed; the unit is ready again"};
   }
-  const auto message = field(event, "message");
-  if (event.type == "failed" && event.unit >= 0 && message.starts_with("[queue]"))
-    return FleetLine{true, unit + " is given up: " + message};
+  if (event.type == "failed" && field(event, "reason") == "workers lost")
+    return FleetLine{true, unit + " failed: " + field(event, "message")};
   return std::nullopt;
 }
 
@@ -64,10 +63,10 @@ std::vector<FleetLine> FleetLog::look(const Fleet& fleet, std::int64_t now_us) {
     if (worker.standing == Standing::kSilent)
       silent_for = std::to_string((now_us - worker.heartbeat_us) / 1'000'000) + " s";
   }
-  std::array<Change, 6> changes{{{"has come and starts", "have come and start", false, false, {}, 0},
+  std::array<Change, 6> changes{{{"registered and is starting", "registered and are starting", false, false, {}, 0},
                                  {"is ready", "are ready", false, false, {}, 0},
-                                 {"is heard again", "are heard again", false, false, {}, 0},
-                                 {"drains", "drain", false, true, {}, 0},
+                                 {"sends heartbeats again", "send heartbeats again", false, false, {}, 0},
+                                 {"is draining", "are draining", false, true, {}, 0},
                                  {"is silent: no heartbeat for " + silent_for, "are silent", true, true, {}, 0},
                                  {"is gone", "are gone", false, true, {}, 0}}};
   const auto tell = [&](Kind kind, const std::string& owner, const Seen& worker) {

@@ -1,5 +1,5 @@
-// What the log says of workers that come, go and fall silent, and of the units that lost ones leave. Of workers a line
-// for each kind of change, so that a fleet that changes at once is a few lines, not a thousand.
+// Log lines about workers that register, leave or fall silent, and about units of lost workers. Workers that change in
+// the same way share a line, so that a large fleet logs few.
 //
 // Pure and not thread safe.
 #pragma once
@@ -21,7 +21,7 @@ struct FleetLine {
 
 class FleetLog {
  public:
-  // What changed since the look before; the first says nothing, for nothing is known to have changed.
+  // Lines about what changed since the previous call; the first call returns none.
   std::vector<FleetLine> look(const Fleet& fleet, std::int64_t now_us);
 
  private:
@@ -33,7 +33,7 @@ class FleetLog {
   bool looked_ = false;
 };
 
-// What a worker that was lost in the midst of a unit cannot say of it any more; nothing where the event is another.
+// The line for a unit whose worker was lost; nothing for other events.
 std::optional<FleetLine> line_of_lost(const queue::Event& event);
 
 }  // namespace ditfleet::scheduling

@@ -6,8 +6,7 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
-#include "coordinator/scheduling/service/dispatches.h"
-#include "shared/loras/directory.h"
+#include "shared/loras/registry_mirror.h"
 
 namespace ditfleet::scheduling {
 namespace {
@@ -16,7 +15,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kCall = 5s;        // for one call to Redis
 constexpr auto kBackOff = 100ms;  // after a failed one
-constexpr auto kTick = 100ms;     // decisions that only time changes: age, deadlines
+constexpr auto kTick = 100ms;     // between decisions that depend only on time
 constexpr std::size_t kMostAdmitting = 1024;
 constexpr int kIntakeBatch = 256;
 constexpr std::int64_t kAuditSpacingUs = 200'000;
@@ -34,7 +33,7 @@ SchedulerOptions scheduler_options(const SchedulerServiceOptions& options) {
 
 bool may_name_adapters(const queue::IntakeEntry& entry) { return entry.spec.find("\"loras\"") != std::string::npos; }
 
-void say(const FleetLine& line) {
+void log_line(const FleetLine& line) {
   spdlog::log(line.warning ? spdlog::level::warn : spdlog::level::info, "scheduler: {}", line.text);
 }
 
@@ -52,7 +51,7 @@ LeaderTerm::LeaderTerm(Context context, std::int64_t epoch)
       tasks_(context_.executor),
       wake_(context_.executor) {}
 
-// Every coroutine holds the term, so that a term that ended lives until the last of them has.
+// Every coroutine keeps the term alive until it ends.
 void LeaderTerm::start() {
   tasks_.spawn("scheduler", [](std::shared_ptr<LeaderTerm> self) -> asio::awaitable<void> {
     co_await self->run();
@@ -77,7 +76,7 @@ void LeaderTerm::kick() {
 void LeaderTerm::note_failure(const Error& error, const char* what) {
   if (tasks_.stopping()) return;
   if (error.code == Code::kConflict) {
-    spdlog::warn("scheduler: {} was refused: {}", what, error.message);
+    spdlog::warn("scheduler: Redis refused {}: {}", what, error.message);
     context_.fenced();
     return;
   }
@@ -89,7 +88,7 @@ void LeaderTerm::notice_reconnect() {
   const auto generation = context_.connection->generation();
   if (generation == generation_) return;
   generation_ = generation;
-  spdlog::info("scheduler: Redis is back; comparing with what it has stored");
+  spdlog::info("scheduler: reconnected to Redis; comparing the state");
   rewind_ = audit_wanted_ = true;
   scheduler_->grant_grace(context_.client->options().lease_ms, now_us());
 }
@@ -136,7 +135,7 @@ asio::awaitable<bool> LeaderTerm::rebuild() {
   const auto deadline = Deadline::after(kCall);
   generation_ = context_.connection->generation();
   if (!feed_) feed_ = std::make_unique<queue::Feed>(context_.connection, context_.options->shard, false);
-  // Subscribed first, so that nothing between the snapshot and the first event is missed.
+  // Subscribes first, so that no event after the snapshot is missed.
   const auto subscribed = co_await feed_->next(0ms);
   if (!subscribed) co_return false;
   auto open = co_await context_.client->open_units(deadline);
@@ -154,17 +153,17 @@ asio::awaitable<bool> LeaderTerm::rebuild() {
     note_failure(workers.error(), "reading the workers");
     co_return false;
   }
-  tell_adapters();
+  update_adapters();
   scheduler_->rebuild(*open, *times, *workers, context_.client->options().lease_ms, now_us());
   log_fleet();
-  for (const auto& view : *open) context_.metrics->open_since(view.ref.job, view.created_ms);
+  for (const auto& view : *open) context_.metrics->track(view.ref.job, view.created_ms);
   stored_times_ = std::move(times).value();
   rewind_ = true;
-  // Events that came while the snapshot was read may contradict it; one audit settles that.
+  // Events received while the snapshot was read may contradict it: an audit resolves that.
   audit_wanted_ = true;
   audited_us_ = monotonic_us();
   rebuilt_ = true;
-  spdlog::info("scheduler: leads with epoch {}, {} open units, {} workers", epoch_, open->size(), workers->size());
+  spdlog::info("scheduler: leading with epoch {}: {} open units, {} workers", epoch_, open->size(), workers->size());
   co_return true;
 }
 
@@ -177,13 +176,13 @@ asio::awaitable<void> LeaderTerm::follow_feed() {
     }
     if (batch->gap) {
       audit_wanted_ = true;
-      context_.metrics->missed_events();
+      context_.metrics->on_gap();
     }
     const auto now = now_us();
     for (const auto& event : batch->events) {
       scheduler_->on_event(event, now);
-      context_.metrics->told(event);
-      if (const auto lost = line_of_lost(event)) say(*lost);
+      context_.metrics->on_event(event);
+      if (const auto lost = line_of_lost(event)) log_line(*lost);
     }
     if (!batch->events.empty() || batch->gap) kick();
   }
@@ -203,14 +202,14 @@ asio::awaitable<void> LeaderTerm::read_intake() {
     }
     if (entries->empty()) continue;
     if (context_.options->adapters && std::any_of(entries->begin(), entries->end(), may_name_adapters)) {
-      // Names mean what they meant when the job was submitted, or something newer.
+      // The directory must not be older than the submission.
       auto fresh = co_await context_.options->adapters->refresh(Deadline::after(kCall));
       if (!fresh) {
         rewind_ = true;
         co_await pause(kBackOff);
         continue;
       }
-      tell_adapters();
+      update_adapters();
     }
     admitting_ += entries->size();
     scheduler_->on_intake(*entries, now_us());
@@ -219,9 +218,9 @@ asio::awaitable<void> LeaderTerm::read_intake() {
   }
 }
 
-void LeaderTerm::tell_adapters() {
+void LeaderTerm::update_adapters() {
   if (!context_.options->adapters) return;
-  const loras::Directory& directory = *context_.options->adapters;
+  const loras::RegistryMirror& directory = *context_.options->adapters;
   if (!directory.loaded() || directory.version() == adapters_version_) return;
   adapters_version_ = directory.version();
   Residency& residency = scheduler_->adapters();
@@ -242,7 +241,7 @@ asio::awaitable<void> LeaderTerm::poll_registry() {
     if (!workers) {
       note_failure(workers.error(), "reading the workers");
     } else {
-      tell_adapters();
+      update_adapters();
       scheduler_->on_workers(*workers, now_us());
       log_fleet();
       kick();
@@ -256,7 +255,7 @@ asio::awaitable<void> LeaderTerm::poll_registry() {
 }
 
 void LeaderTerm::log_fleet() {
-  for (const auto& line : fleet_log_.look(scheduler_->fleet(), now_us())) say(line);
+  for (const auto& line : fleet_log_.look(scheduler_->fleet(), now_us())) log_line(line);
 }
 
 asio::awaitable<void> LeaderTerm::reap() {
@@ -311,12 +310,7 @@ asio::awaitable<void> LeaderTerm::audit() {
 
 void LeaderTerm::perform(Actions actions) {
   const auto self = shared_from_this();
-  if (auto jobs = take_dispatches(actions); !jobs.empty()) {
-    tasks_.spawn("scheduler.dispatch",
-                 [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Dispatch> d) -> asio::awaitable<void> {
-                   co_await s->dispatch(std::move(d));
-                 }(self, std::move(jobs)));
-  }
+  // Redis runs an admission before the assignments of its units: they follow it on the same connection.
   if (!actions.admit.empty()) {
     tasks_.spawn("scheduler.admit",
                  [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Admission> a) -> asio::awaitable<void> {
@@ -345,30 +339,14 @@ void LeaderTerm::perform(Actions actions) {
 asio::awaitable<void> LeaderTerm::admit(std::vector<queue::Admission> admissions) {
   const auto done = co_await context_.client->admit(epoch_, admissions, Deadline::after(kCall));
   admitting_ -= std::min(admitting_, admissions.size());
-  if (done) over_memory_.reset();
-  if (!done) co_await admit_again(done.error(), "admitting");
-}
-
-asio::awaitable<void> LeaderTerm::dispatch(std::vector<queue::Dispatch> jobs) {
-  const auto done = co_await context_.client->dispatch(epoch_, jobs, Deadline::after(kCall));
-  admitting_ -= std::min(admitting_, jobs.size());
-  if (!done) {
-    // It may have happened: the audit that follows a failure finds out.
-    co_await admit_again(done.error(), "dispatching");
+  if (done) {
+    over_memory_.reset();
     co_return;
   }
-  over_memory_.reset();
-  for (std::size_t i = 0; i < jobs.size() && i < done->size(); ++i) {
-    if ((*done)[i]) continue;
-    for (const auto& placement : jobs[i].placements) refused(placement.unit);
-  }
-}
-
-asio::awaitable<void> LeaderTerm::admit_again(const Error& error, const char* what) {
-  note_failure(error, what);
-  if (error.code == Code::kResourceExhausted) {
+  note_failure(done.error(), "admitting");
+  if (done.error().code == Code::kResourceExhausted) {
     if (const auto more = over_memory_.admit())
-      spdlog::warn("scheduler: Redis is over its memory limit; jobs wait in the intake{}", *more);
+      spdlog::warn("scheduler: Redis is at its memory limit; jobs wait in the intake{}", *more);
     co_await pause(1000ms);
   }
   rewind_ = true;
@@ -386,7 +364,7 @@ asio::awaitable<void> LeaderTerm::assign(Actions::Assignment assignment) {
   const auto done =
       co_await context_.client->assign(epoch_, assignment.owner, assignment.units, Deadline::after(kCall));
   if (!done) {
-    // It may have happened: the audit that follows a failure finds out.
+    // Redis may have assigned them: note_failure() asks for an audit.
     note_failure(done.error(), "assigning");
     co_return;
   }

@@ -1,5 +1,5 @@
-// One leadership of one coordinator: from the epoch it was granted to the loss of it. Owns the Scheduler and
-// the coroutines around it. Internal to SchedulerService.
+// One leadership of a coordinator, under one epoch. Owns the Scheduler and its coroutines. Internal to
+// SchedulerService.
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -32,12 +32,12 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
     const SchedulerServiceOptions* options;
     SchedulerMetrics* metrics;
     RedisClock* clock;
-    std::function<void()> fenced;  // Redis says that another leads
+    std::function<void()> fenced;  // called when another coordinator leads
   };
   LeaderTerm(Context context, std::int64_t epoch);
 
   void start();
-  void stop();  // no more actions; what is under way is dropped
+  void stop();  // cancels its coroutines
   asio::awaitable<void> store_virtual_times(Deadline deadline);
 
   std::int64_t epoch() const { return epoch_; }
@@ -54,21 +54,18 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   asio::awaitable<void> keep_virtual_times();
   asio::awaitable<void> audit();
   asio::awaitable<void> admit(std::vector<queue::Admission> admissions);
-  asio::awaitable<void> dispatch(std::vector<queue::Dispatch> jobs);
-  // An admission or a dispatch failed: its entries are read again.
-  asio::awaitable<void> admit_again(const Error& error, const char* what);
   asio::awaitable<void> reject(std::vector<queue::Rejection> rejections);
   asio::awaitable<void> assign(Actions::Assignment assignment);
   asio::awaitable<void> revoke(std::vector<queue::Attempt> attempts);
 
-  // What the registry of adapters says of sizes and pins, once for each of its versions.
-  void tell_adapters();
+  // Passes sizes and pins of adapters to the scheduler if the directory has a newer version.
+  void update_adapters();
   void perform(Actions actions);
   void refused(const queue::AssignRequest& unit);
   void log_fleet();
   void kick();
   void notice_reconnect();
-  // Another leads: the term is over. Else the call may or may not have happened: an audit will tell.
+  // kConflict ends the term. After any other error the call may have happened: asks for an audit.
   void note_failure(const Error& error, const char* what);
   asio::awaitable<void> pause(std::chrono::milliseconds time);
   std::int64_t now_us() { return context_.clock->now_us(monotonic_us()); }
@@ -80,14 +77,14 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   TaskGroup tasks_;
   asio::steady_timer wake_;
   bool kicked_ = false, rebuilt_ = false;
-  bool rewind_ = false;  // intake entries were not taken: read them again
+  bool rewind_ = false;  // read intake entries again that were not admitted
   bool audit_wanted_ = false, auditing_ = false;
   std::int64_t audited_us_ = 0;  // monotonic
-  std::size_t admitting_ = 0;    // entries under way
+  std::size_t admitting_ = 0;    // entries that were read and not yet admitted or rejected
   LogThrottle over_memory_;
   FleetLog fleet_log_;
   std::uint64_t generation_ = 0;
-  std::int64_t adapters_version_ = -1;  // that the scheduler was told
+  std::int64_t adapters_version_ = -1;  // that the scheduler has
   std::set<std::string> pinned_;
   std::map<std::string, std::int64_t> stored_times_;
 };

@@ -11,7 +11,7 @@ Leadership::Change Leadership::on_answer(std::int64_t epoch, std::int64_t sent_u
   answered_us_ = now_us;
   next_call_us_ = sent_us + ttl_us_ / 3;
   const bool led = leading();
-  if (epoch == 0 || sent_us + ttl_us_ <= now_us) {  // an answer this late grants nothing
+  if (epoch == 0 || sent_us + ttl_us_ <= now_us) {  // too late: the lease is over
     epoch_ = 0;
     next_call_us_ = sent_us + ttl_us_ / 12;
     return led ? Change::kLost : Change::kNone;

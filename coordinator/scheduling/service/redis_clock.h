@@ -1,4 +1,4 @@
-// Redis' clock as seen from here: the monotonic clock plus an offset that is measured now and then.
+// An estimate of Redis' clock: the monotonic clock plus an offset that sync() measures.
 // Pure and not thread safe.
 #pragma once
 
@@ -9,10 +9,10 @@ namespace ditfleet::scheduling {
 
 class RedisClock {
  public:
-  // Redis said `redis_us` to a question sent at `sent_us` and answered at `received_us` (monotonic).
+  // Redis replied `redis_us` to a call sent at `sent_us` and answered at `received_us` (monotonic).
   void sync(std::int64_t redis_us, std::int64_t sent_us, std::int64_t received_us) {
     offset_us_ = redis_us - (sent_us + received_us) / 2;
-    // Small corrections never turn time back; a clock that was set is followed.
+    // Small corrections never turn time back. A clock that was set back by more than a second is followed.
     if (last_us_ - (received_us + offset_us_) > 1'000'000) last_us_ = 0;
   }
   std::int64_t now_us(std::int64_t monotonic_us) {

@@ -32,20 +32,17 @@ struct SchedulerMetrics::Families {
       BuildCounter().Name("ditfleet_jobs_total").Help("Jobs that have ended, by final state").Register(r);
   Family<Counter>& assignments = BuildCounter()
                                      .Name("ditfleet_assignments_total")
-                                     .Help("Units given to workers, by whether the worker was warm for their class")
+                                     .Help("Units assigned to workers, by whether the worker was warm for their class")
                                      .Register(r);
   Counter& warm = assignments.Add({{"reason", "warm"}});
   Counter& cold = assignments.Add({{"reason", "cold"}});
   Counter& revocations = BuildCounter()
                              .Name("ditfleet_revocations_total")
-                             .Help("Assigned units asked back before they started")
+                             .Help("Requests to take back units that have not started")
                              .Register(r)
                              .Add({});
   Family<Counter>& returned =
-      BuildCounter()
-          .Name("ditfleet_units_returned_total")
-          .Help("Units that workers did not run to an end, by why they went back into the queue")
-          .Register(r);
+      BuildCounter().Name("ditfleet_units_returned_total").Help("Units returned to the queue, by reason").Register(r);
   Counter& refused = BuildCounter()
                          .Name("ditfleet_assignments_refused_total")
                          .Help("Assignments that Redis refused because the unit was not ready")
@@ -58,38 +55,37 @@ struct SchedulerMetrics::Families {
                         .Add({});
   Family<Histogram>& job_time = BuildHistogram()
                                     .Name("ditfleet_job_seconds")
-                                    .Help("From submission to the end of a job, by final state")
+                                    .Help("Time from submission to the end of a job, by final state")
                                     .Register(r);
   Histogram& run_time = BuildHistogram()
                             .Name("ditfleet_unit_run_seconds")
-                            .Help("From started to succeeded of a unit")
+                            .Help("Run time of units that succeeded")
                             .Register(r)
                             .Add({}, kJobSeconds);
   Histogram& wait = BuildHistogram()
                         .Name("ditfleet_queue_wait_seconds")
-                        .Help("From ready to assigned")
+                        .Help("Time from ready to assigned")
                         .Register(r)
                         .Add({}, Histogram::BucketBoundaries{0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5,
                                                              10, 30, 60, 300, 1800});
   Histogram& decisions =
       BuildHistogram()
           .Name("ditfleet_scheduler_decision_seconds")
-          .Help("Time of one round of decisions")
+          .Help("Time to make one round of scheduling decisions")
           .Register(r)
           .Add({}, Histogram::BucketBoundaries{0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05});
-  Gauge& ready = BuildGauge().Name("ditfleet_units_ready").Help("Units that wait for a worker").Register(r).Add({});
+  Gauge& ready = BuildGauge().Name("ditfleet_units_ready").Help("Units waiting for a worker").Register(r).Add({});
   Gauge& unplaceable =
       BuildGauge()
           .Name("ditfleet_units_unplaceable")
-          .Help("Ready units for which no registered worker has the model, or enough slots for adapters")
+          .Help("Ready units that no registered worker can run: it lacks the model or slots for their adapters")
           .Register(r)
           .Add({});
   Gauge& held =
       BuildGauge().Name("ditfleet_units_held").Help("Units assigned to or running on workers").Register(r).Add({});
   Gauge& delayed =
-      BuildGauge().Name("ditfleet_units_delayed").Help("Units that wait for their retry").Register(r).Add({});
-  Gauge& queued_jobs =
-      BuildGauge().Name("ditfleet_jobs_queued").Help("Jobs that are not admitted yet").Register(r).Add({});
+      BuildGauge().Name("ditfleet_units_delayed").Help("Units waiting for their retry").Register(r).Add({});
+  Gauge& queued_jobs = BuildGauge().Name("ditfleet_jobs_queued").Help("Jobs waiting for admission").Register(r).Add({});
   Gauge& open_jobs = BuildGauge().Name("ditfleet_jobs_open").Help("Jobs that have not ended").Register(r).Add({});
   Gauge& leads = BuildGauge()
                      .Name("ditfleet_scheduler_leading")
@@ -98,7 +94,7 @@ struct SchedulerMetrics::Families {
                      .Add({});
   Gauge& epoch = BuildGauge()
                      .Name("ditfleet_scheduler_epoch")
-                     .Help("Epoch of this coordinator's last leadership")
+                     .Help("Epoch of this coordinator's latest leadership")
                      .Register(r)
                      .Add({});
   Family<Gauge>& workers = BuildGauge().Name("ditfleet_workers").Help("Registered workers, by state").Register(r);
@@ -109,7 +105,7 @@ SchedulerMetrics::SchedulerMetrics()
         static Families families;
         return families;
       }()) {
-  // A rate needs its zero: a state that was never seen is 0, not absent.
+  // A rate needs a first sample of 0.
   for (const char* reason : {"lease_lapsed", "retry", "handed_back", "revoked"})
     families_.returned.Add({{"reason", reason}});
   for (const char* state : {"succeeded", "failed", "canceled", "expired", "rejected"})
@@ -123,11 +119,11 @@ void SchedulerMetrics::assigned(bool cold, std::int64_t queue_wait_us) {
 
 void SchedulerMetrics::revoked() { families_.revocations.Increment(); }
 
-void SchedulerMetrics::told(const queue::Event& event) {
+void SchedulerMetrics::on_event(const queue::Event& event) {
   if (event.type == "step" || event.type == "preview") return;
   if (event.unit >= 0) {
     if (event.type == "ready") count_return(event);
-    if (const auto open = open_.find(event.job); open != open_.end()) unit_told(open->second, event);
+    if (const auto open = open_.find(event.job); open != open_.end()) on_unit_event(open->second, event);
     return;
   }
   if (event.type == "queued") {
@@ -145,14 +141,14 @@ void SchedulerMetrics::told(const queue::Event& event) {
 }
 
 void SchedulerMetrics::count_return(const queue::Event& event) {
-  const auto told = event.fields.find("reason");
-  if (told == event.fields.end() || told->second == "retry is due") return;  // that was counted as it failed
-  std::string reason = told->second;
+  const auto field = event.fields.find("reason");
+  if (field == event.fields.end() || field->second == "retry is due") return;  // counted when it failed
+  std::string reason = field->second;
   std::replace(reason.begin(), reason.end(), ' ', '_');
   families_.returned.Add({{"reason", reason}}).Increment();
 }
 
-void SchedulerMetrics::unit_told(Open& open, const queue::Event& event) {
+void SchedulerMetrics::on_unit_event(Open& open, const queue::Event& event) {
   if (event.type == "started") {
     open.started_ms[event.unit] = event.at_ms;
     return;
@@ -160,7 +156,7 @@ void SchedulerMetrics::unit_told(Open& open, const queue::Event& event) {
   const auto started = open.started_ms.find(event.unit);
   if (started == open.started_ms.end()) return;
   if (event.type == "succeeded") families_.run_time.Observe(static_cast<double>(event.at_ms - started->second) / 1e3);
-  open.started_ms.erase(started);  // also of a unit that is to run again
+  open.started_ms.erase(started);  // the unit may start again
 }
 
 void SchedulerMetrics::refused_assignment() { families_.refused.Increment(); }
@@ -171,7 +167,7 @@ void SchedulerMetrics::leading(bool leads, std::int64_t epoch) {
   families_.leads.Set(leads ? 1 : 0);
   if (leads) {
     families_.epoch.Set(static_cast<double>(epoch));
-    open_.clear();  // of a term before, and of what ended in between
+    open_.clear();  // of an earlier term
     return;
   }
   jobs(0, 0);

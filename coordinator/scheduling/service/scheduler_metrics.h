@@ -1,4 +1,4 @@
-// What the scheduler tells Prometheus. `told` from one thread; the rest is thread safe, as prometheus-cpp is.
+// The scheduler's metrics. on_event(), track() and on_gap() must be called from one thread; the rest is thread safe.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +13,18 @@ namespace ditfleet::scheduling {
 
 class SchedulerMetrics : public Observer {
  public:
-  SchedulerMetrics();  // registers the families; one object a process
+  SchedulerMetrics();  // registers the metric families; one object per process
   void assigned(bool cold, std::int64_t queue_wait_us) override;
   void revoked() override;
-  // Every event of the feed: counts the jobs that end and the units that have to run again, and times jobs whose
-  // beginning is known.
-  void told(const queue::Event& event);
-  void open_since(const std::string& job, std::int64_t created_ms) {
-    open_[job].queued_ms = created_ms;
-  }                                        // from before the feed was followed
-  void missed_events() { open_.clear(); }  // what began before is not timed
+  // Counts the jobs that end and the units that must run again, and times jobs whose submission is known.
+  void on_event(const queue::Event& event);
+  void track(const std::string& job, std::int64_t created_ms) { open_[job].queued_ms = created_ms; }
+  // Events are missing: jobs that are open now are not timed.
+  void on_gap() { open_.clear(); }
   void refused_assignment();
   void audited();
   void decision(double seconds);
-  // The shard's figures are the leader's: who leads no more says 0, so that those of all coordinators add up.
+  // Without the leadership all gauges of the shard are 0, so that those of all coordinators add up.
   void leading(bool leads, std::int64_t epoch);
   void jobs(std::int64_t queued, std::int64_t open);
   void census(const Census& census);
@@ -35,10 +33,10 @@ class SchedulerMetrics : public Observer {
   struct Families;
   struct Open {
     std::int64_t queued_ms = 0;
-    std::map<int, std::int64_t> started_ms;  // by running unit
+    std::map<int, std::int64_t> started_ms;  // by unit
   };
   void count_return(const queue::Event& event);
-  void unit_told(Open& open, const queue::Event& event);
+  void on_unit_event(Open& open, const queue::Event& event);
 
   Families& families_;
   std::unordered_map<std::string, Open> open_;

@@ -9,7 +9,7 @@
 #include "coordinator/scheduling/service/leader_term.h"
 #include "coordinator/scheduling/service/leadership.h"
 #include "shared/core/task_group.h"
-#include "shared/queue/keys.h"
+#include "shared/queue/client.h"
 
 namespace ditfleet::scheduling {
 namespace {
@@ -54,7 +54,7 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
       if (connection_->connected()) {
         if (term->rebuilt()) co_await term->store_virtual_times(deadline);
         const auto resigned = co_await client_->resign(options_.coordinator, epoch, deadline);
-        if (resigned) spdlog::info("scheduler: gave up the leadership");
+        if (resigned) spdlog::info("scheduler: resigned the leadership");
       }
     }
     co_await tasks_.join();
@@ -97,7 +97,8 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
         if (epoch) {
           refusal_.clear();
         } else {
-          if (refusal_.empty()) spdlog::warn("scheduler: cannot ask who leads: {}; trying on", epoch.error().message);
+          if (refusal_.empty())
+            spdlog::warn("scheduler: cannot ask for the leadership: {}; retrying", epoch.error().message);
           refusal_ = epoch.error().message;
           co_await pause(kPause);
         }
@@ -117,42 +118,24 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
     loaded_ = done.ok();
     if (done) {
       loaded_generation_ = connection_->generation();
-      complained_ = false;
+      warned_ = false;
       co_return true;
     }
-    if (!complained_)
-      spdlog::warn("scheduler: Redis at {} can't be used yet: {}", connection_->options().endpoint.display(),
+    if (!warned_)
+      spdlog::warn("scheduler: cannot use Redis at {} yet: {}", connection_->options().endpoint.display(),
                    done.error().message);
-    complained_ = true;
+    warned_ = true;
     co_return false;
   }
 
-  // Redis' clock, and how much waits. Of queued jobs `last` holds one event each, of admitted ones one a unit, as
-  // `units` does: so what was submitted together counts as what it is. An entry that came by XADD is a job that Redis
-  // knows nothing else of yet.
   asio::awaitable<void> sample() {
-    const queue::Keys keys(options_.shard);
-    std::vector<redis::Command> commands;
-    commands.push_back(redis::Command("TIME"));
-    commands.push_back(redis::Command("ZCARD") << keys.ready());
-    commands.push_back(redis::Command("XLEN") << keys.in());
-    commands.push_back(redis::Command("HLEN") << keys.last());
-    commands.push_back(redis::Command("HLEN") << keys.units());
-    commands.push_back(redis::Command("HLEN") << keys.open());
     const auto sent = monotonic_us();
-    const auto replies = co_await connection_->execute_all(std::move(commands), Deadline::after(kCall));
-    for (const auto& reply : replies) {
-      if (!reply) co_return;
-    }
-    if (replies.size() != 6 || replies[0]->elements.size() != 2) co_return;
-    const auto seconds = std::stoll(replies[0]->elements[0].text), micros = std::stoll(replies[0]->elements[1].text);
-    clock_.sync(seconds * 1'000'000 + micros, sent, monotonic_us());
+    const auto depth = co_await client_->depth(Deadline::after(kCall));
+    if (!depth) co_return;
+    clock_.sync(depth->time_us, sent, monotonic_us());
     clock_known_ = true;
-    const auto count = [&](std::size_t i) { return replies[i]->integer; };
-    const auto submitted = std::max<std::int64_t>(0, count(3) - count(4));
-    const auto queued = std::max(submitted, count(2));
-    queued_ = static_cast<std::size_t>(count(1) + queued);
-    if (term_) metrics_.jobs(queued, count(5) - submitted + queued);
+    queued_ = depth->ready_units + depth->queued_jobs;
+    if (term_) metrics_.jobs(depth->queued_jobs, depth->queued_jobs + depth->admitted_jobs);
   }
 
   void apply(Leadership::Change change) {
@@ -210,10 +193,10 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
   Leadership leadership_;
   std::shared_ptr<LeaderTerm> term_;
   TaskGroup tasks_;
-  bool loaded_ = false, complained_ = false, clock_known_ = false;
+  bool loaded_ = false, warned_ = false, clock_known_ = false;
   std::uint64_t loaded_generation_ = 0;
   std::size_t queued_ = 0;
-  std::string refusal_;  // why the last question who leads had no answer
+  std::string refusal_;  // the error of the latest request for the leadership
 };
 
 SchedulerService::SchedulerService(asio::any_io_executor executor, std::shared_ptr<redis::Connection> connection,

@@ -1,9 +1,8 @@
-// The scheduler's Redis shell: takes and keeps the leadership of a shard, feeds the state machine
-// (scheduler.h) from intake, feed and worker registry, performs its actions, has lapsed leases reaped.
+// Runs the scheduler (scheduler.h) on Redis: keeps the leadership of a shard, passes intake, feed and worker registry
+// to the state machine, performs its actions and reaps lapsed leases. While another coordinator leads, it waits.
 //
-// Threads: everything from `executor`, which is single threaded or a strand; nothing blocks it.
-// Survives Redis being away: keeps what it knows, asks again with back-off, compares with what is stored
-// when it is back. Without the leadership it only waits for it.
+// Threads: all calls from `executor`, which is single threaded or a strand. Nothing blocks it.
+// Survives a Redis that is down: keeps its state, retries with back-off and audits the state after the reconnect.
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
@@ -16,7 +15,7 @@
 #include "shared/core/deadline.h"
 
 namespace ditfleet::loras {
-class Directory;
+class RegistryMirror;
 }
 namespace ditfleet::queue {
 class Client;
@@ -33,16 +32,14 @@ struct SchedulerServiceOptions {
   std::string coordinator;  // unique among coordinators and their restarts
   std::int64_t leader_ttl_ms = 3000;
   int shard = 0;
-  SchedulerOptions scheduler;  // `adapters` is filled in where it is unset and there is a directory
-  std::shared_ptr<loras::Directory> adapters =
-      {};  // who has which, and what is pinned; somebody lets it follow. Null: nobody has any
+  SchedulerOptions scheduler;                            // an unset `adapters` uses the mirror below
+  std::shared_ptr<loras::RegistryMirror> adapters = {};  // kept current by its owner; null: no tenant has adapters
   std::chrono::milliseconds registry_period{250}, reap_period{100}, audit_period{30'000};
 };
 
 class SchedulerService {
  public:
-  // `connection` is started and stopped by its owner; `client` works on it and is used for the scheduler's
-  // intake by nobody else.
+  // The caller starts and stops `connection`. `client` uses it, and no other scheduler may read the intake with it.
   SchedulerService(asio::any_io_executor executor, std::shared_ptr<redis::Connection> connection,
                    std::shared_ptr<queue::Client> client, SchedulerServiceOptions options);
   ~SchedulerService();  // ends without resigning; call stop() first
@@ -50,19 +47,18 @@ class SchedulerService {
   SchedulerService& operator=(const SchedulerService&) = delete;
 
   void start();
-  // Stores the virtual times and resigns if it leads, so that another takes over at once.
+  // If it leads, stores the virtual times and resigns, so that another coordinator takes over at once.
   asio::awaitable<void> stop(Deadline deadline);
 
-  bool library_loaded() const;  // on the connection there is now
-  bool leading() const;         // and done rebuilding
+  bool library_loaded() const;  // since the latest reconnect
+  bool leading() const;         // and its state is rebuilt
   bool leader_known() const;
-  const std::string& refusal() const;  // why Redis did not say who leads when it was last asked; empty: it did
-  // Units and queued jobs that wait, as of a second ago at most; also where another leads. Of plain XADDs beside jobs
-  // that were submitted several in one call it counts the larger number only.
+  const std::string& refusal() const;  // the error of the latest request for the leadership; empty: none
+  // Ready units and queued jobs, at most a second old. Known without the leadership too.
   std::size_t queued() const;
-  // Nothing unless leading. Precondition: a complete spec.
+  // Nothing unless leading. `spec` must be complete.
   std::optional<Estimate> estimate(const job::JobSpec& spec, const std::string& tenant) const;
-  // As Scheduler::waits_for(); empty unless leading.
+  // Scheduler::waits_for(); empty unless leading.
   std::string waits_for(const queue::UnitRef& unit) const;
   std::int64_t now_us() const;  // Redis' clock
 

@@ -1,4 +1,4 @@
-"""How often pictures show what was asked: held-out prompts at a few settings, validation prompts over steps and guidance."""
+"""How often images show what was asked: held-out prompts at a few settings, validation prompts over steps and guidance."""
 import json
 import multiprocessing
 import os
@@ -22,8 +22,8 @@ def half_parts(a, weights, vae):
     return {**p, "vae": vae}
 
 
-def identity_score(asked, picture):
-    return checker.compare(asked, checker.read(picture))
+def identity_score(asked, image):
+    return checker.compare(asked, checker.read(image))
 
 
 def stage_grid(a):
@@ -40,8 +40,8 @@ def stage_grid(a):
     results = []
     with multiprocessing.get_context("spawn").Pool(min(8, a.processes)) as pool:
         for name, prompts, dtype, size, steps, cfg, seed in jobs:
-            pictures = parts.sample(models[dtype], [v["prompt"] for v in prompts], *size, steps=steps, cfg=cfg, seed=seed)
-            right = pool.starmap(identity_score, list(zip(map(checker.asked_of, prompts), pictures)), chunksize=8)
+            images = parts.sample(models[dtype], [v["prompt"] for v in prompts], *size, steps=steps, cfg=cfg, seed=seed)
+            right = pool.starmap(identity_score, list(zip(map(checker.asked_of, prompts), images)), chunksize=8)
             results.append(dict(prompts=name, count_of=len(prompts), dtype=dtype, width=size[0], height=size[1], steps=steps, cfg=cfg,
                                 seed=seed, **checker.percentages(right)))
             say("grid", results[-1])

@@ -1,4 +1,4 @@
-"""The autoencoder: trained on windows around objects and on whole pictures, flat and in the adapters' styles."""
+"""The autoencoder: trained on windows around objects and on whole images, flat and in the adapters' styles."""
 import math
 import random
 import time
@@ -29,7 +29,7 @@ def stage_vae(a):
         whole = step % 5 in (2, 4)
         size = SIZES[0] if not whole or step % 5 == 2 else SIZES[1 + step // 5 % 2]
         if size != SIZES[0] and a.compile:
-            size = SIZES[0]  # one compiled shape for whole pictures
+            size = SIZES[0]  # one compiled shape for whole images
         table = tables[size]
         rows = torch.randint(len(table), (a.vae_batch // 4 if whole else a.vae_batch,), device=a.device)
         picked = table[rows]
@@ -66,7 +66,7 @@ def stage_vae(a):
             curve.append([step, round(time.time() - began, 1), round(10 * math.log10(4 / mse), 2), round(kl_mean, 4)])
             say("vae step, s, dB, kl", curve[-1])
     ms = (synchronized(a) - ready[1]) / max(1, step - ready[0]) * 1000 if ready else None
-    # Latents of unit variance around 0, then what the picture looks like after bf16 weights and arithmetic.
+    # Latents of unit variance around 0, then what the image looks like after bf16 weights and arithmetic.
     with torch.no_grad(), autocast(a):
         sample = torch.cat([encoder(render.render(tables[SIZES[0]][i * 16:i * 16 + 16], 256, 256)
                                     .contiguous(memory_format=torch.channels_last)).float().chunk(2, 1)[0]

@@ -109,9 +109,9 @@ def stage_flow(a):
 
     def validate(share):
         half = half_parts(a, averaged_weights(), vae)
-        pictures = parts.sample(half, [v["prompt"] for v in validation], steps=a.validation_steps, cfg=4.0, seed=1)
+        images = parts.sample(half, [v["prompt"] for v in validation], steps=a.validation_steps, cfg=4.0, seed=1)
         asked = [checker.asked_of(v) for v in validation]
-        waiting.append((step, round(time.time() - began, 1), pool.starmap_async(identity_score, list(zip(asked, pictures)), chunksize=8)))
+        waiting.append((step, round(time.time() - began, 1), pool.starmap_async(identity_score, list(zip(asked, images)), chunksize=8)))
 
     def collect(block=False):
         while waiting and (block or waiting[0][2].ready()):

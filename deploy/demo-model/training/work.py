@@ -1,4 +1,4 @@
-"""What every stage of the training shares: the picture sizes, the seed, the work folder, the clock and the rates."""
+"""What every stage of the training shares: the image sizes, the seed, the work folder, the clock and the rates."""
 import os
 import random
 import time

@@ -41,32 +41,11 @@ std::vector<Column> columns_of(const AdapterColumns::Samples& samples, std::int6
   return columns;
 }
 
-// The columns of each group where every term changes one group alone and they save any, as many for each; 0: they stand
-// together. The terms' columns are then counted within their group, and `used` has each group's.
-std::int64_t put_apart(std::vector<Column>& columns, const LinearSlot& slot, std::int64_t step, std::int64_t total,
-                       std::vector<std::int64_t>& used) {
-  const std::int64_t groups = slot.room.groups, height = slot.weight.size(0) / groups;
-  used.assign(static_cast<std::size_t>(groups), 0);
-  if (groups == 1 || total <= step) return 0;  // as few as one group's
-  std::vector<std::int64_t> first;
-  for (const Column& column : columns) {
-    const std::int64_t group = column.term->first_row / height;
-    if (column.term->first_row + column.term->up.size(0) > (group + 1) * height) return 0;
-    first.push_back(used[static_cast<std::size_t>(group)]);
-    used[static_cast<std::size_t>(group)] += column.term->up.size(1);
-  }
-  const std::int64_t each = (*std::max_element(used.begin(), used.end()) + step - 1) / step * step;
-  if (groups * each > slot.room.columns) return 0;
-  for (std::size_t i = 0; i < columns.size(); ++i)
-    columns[i].first = columns[i].term->first_row / height * each + first[i];
-  return each;
-}
-
 }  // namespace
 
 AdapterColumns::AdapterColumns(std::vector<LinearSlot> linears, std::size_t first,
-                               std::shared_ptr<const region::MatrixCopies> copies, bool apart)
-    : copies_(std::move(copies)), apart_(apart), first_(first), aside_(linears.front().weight.device()) {
+                               std::shared_ptr<const region::MatrixCopies> copies)
+    : copies_(std::move(copies)), first_(first), aside_(linears.front().weight.device()) {
   for (LinearSlot& slot : linears) {
     const at::Tensor a = at::zeros({slot.room.columns, slot.weight.size(1)}, slot.weight.options());
     linears_.push_back({std::move(slot), a});
@@ -87,16 +66,14 @@ std::string AdapterColumns::problem(const std::vector<Samples>& samples) const {
 
 AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const Samples& samples, Copies& copies) const {
   std::int64_t total = 0;
-  auto columns = columns_of(samples, total);
+  const auto columns = columns_of(samples, total);
   const LinearSlot& slot = linear.slot;
   const std::int64_t room = slot.room.columns, in = slot.weight.size(1), out = slot.weight.size(0),
                      batch = static_cast<std::int64_t>(samples.size());
   if (total > room)
     fail(Code::kInternal, "adapters of rank " + std::to_string(total) + " have no room beside a matrix");
   const std::int64_t step = column_step(slot.weight.device());
-  std::vector<std::int64_t> used;
-  const std::int64_t each = apart_ ? put_apart(columns, slot, step, total, used) : 0;
-  const std::int64_t rank = each > 0 ? slot.room.groups * each : std::min(room, (total + step - 1) / step * step);
+  const std::int64_t rank = std::min(room, (total + step - 1) / step * step);
   // B lies next to the weight, on the side where the room is. As far as the rank was rounded up A is zeros, and beside
   // them anything finite does for B: what was there before, which is zeros or another adapter's B, and those are finite
   // (PackedAdapter).
@@ -119,18 +96,9 @@ AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const Sampl
           {a.select(0, s).narrow(0, column.first, n), own ? own->down : at::Tensor(), own ? own->scale : 0});
     }
   }
-  const at::Tensor weight = slot.wide.narrow(1, slot.room.before ? room - rank : 0, in + rank);
-  if (each > 0) {  // what is behind a group's terms stands before another's
-    for (std::int64_t s = 0; s < batch; ++s)
-      for (std::size_t g = 0; g < used.size(); ++g)
-        if (used[g] < each)
-          copies.terms.push_back(
-              {a.select(0, s).narrow(0, static_cast<std::int64_t>(g) * each + used[g], each - used[g]), {}});
-    return {weight, a.narrow(1, 0, 0), a.narrow(1, 0, rank), rank};
-  }
   for (std::int64_t s = 0; s < batch && rank > total; ++s)
     (batch == 1 ? copies.rounding : copies.terms).push_back({a.select(0, s).narrow(0, total, rank - total), {}});
-  return {weight, a.narrow(1, 0, rank), a.narrow(1, 0, 0), total};
+  return {slot.wide.narrow(1, begin, in + rank), a.narrow(1, 0, rank), total};
 }
 
 // Of rank 16 three rows of A in four are there for the rounding alone: they are overwritten only where an adapter of a
@@ -140,7 +108,7 @@ void AdapterColumns::load(const Layout& layout) {
   bool behind = false;
   for (std::size_t i = 0; alone && i < linears_.size(); ++i) {
     const Operands& operands = layout.operands[i];
-    behind = behind || (linears_[i].used > operands.used && operands.columns() > operands.used);
+    behind = behind || (linears_[i].used > operands.used && operands.adapter.size(1) > operands.used);
     linears_[i].used = std::max(linears_[i].used, operands.used);
   }
   const auto copy = [&](const Part& part) {
@@ -150,7 +118,7 @@ void AdapterColumns::load(const Layout& layout) {
   copy(layout.first);
   aside_.start([&] { copy(layout.rest); });
   for (std::size_t i = 0; alone && i < linears_.size(); ++i)
-    if (linears_[i].used <= layout.operands[i].columns()) linears_[i].used = layout.operands[i].used;
+    if (linears_[i].used <= layout.operands[i].adapter.size(1)) linears_[i].used = layout.operands[i].used;
 }
 
 void AdapterColumns::clear() {

@@ -16,13 +16,10 @@ namespace ditfleet::pipeline {
 class AdapterColumns {
  public:
   // What a linear is called with: weight and B [out, rank + in] or [out, in + rank], A [1 or batch, rank, in]. Rank is
-  // that of all adapters together, rounded up; 0 for a linear without any. For q, k and v stacked the adapters may
-  // stand apart instead, those of each in as many columns: then `adapter` has none, and `apart` all.
+  // that of all adapters together, rounded up; 0 for a linear without any.
   struct Operands {
     at::Tensor weight, adapter;
-    at::Tensor apart;       // [1 or batch, 3 · rank of one, in]
     std::int64_t used = 0;  // rows of A that hold a term, before rounding up
-    std::int64_t columns() const { return adapter.size(1) + apart.size(1); }
   };
   // The copies of some linears.
   struct Part {
@@ -39,10 +36,9 @@ class AdapterColumns {
   using Samples = std::vector<const std::vector<LowRank>*>;
 
   // Each linear must have room. Keeps their tensors, and takes as much memory again for A. The first `first` of them
-  // are needed before the others. `apart`: products can leave out what is zeros then, so that it pays to let groups
-  // stand apart.
-  AdapterColumns(std::vector<LinearSlot> linears, std::size_t first, std::shared_ptr<const region::MatrixCopies> copies,
-                 bool apart = false);
+  // are needed before the others.
+  AdapterColumns(std::vector<LinearSlot> linears, std::size_t first,
+                 std::shared_ptr<const region::MatrixCopies> copies);
 
   std::size_t size() const { return linears_.size(); }
   // Why the terms of each linear (samples[linear]) do not fit side by side; empty if they do. Thread safe.
@@ -70,7 +66,6 @@ class AdapterColumns {
   Operands place(const Linear& linear, const Samples& samples, Copies& copies) const;
 
   const std::shared_ptr<const region::MatrixCopies> copies_;
-  const bool apart_;
   const std::size_t first_;
   std::vector<Linear> linears_;
   Aside aside_;

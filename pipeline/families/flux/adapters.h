@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "pipeline/engine.h"
+#include "pipeline/api/adapters.h"
 #include "pipeline/families/flux/folder.h"
 #include "pipeline/lora/adapter.h"
 

@@ -1,42 +1,28 @@
 #include "pipeline/families/flux/model.h"
 
 #include <ATen/ops/from_blob.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/families/flux/steps.h"
 #include "pipeline/sampling/latents.h"
-#include "shared/core/bytes.h"
 
 namespace ditfleet::pipeline {
 namespace {
 
-constexpr int kMaxSide = 16384, kMaxSteps = 1000;
-constexpr int kMaxSequenceLength = 512;  // as in diffusers
 constexpr std::size_t kCachedPrompts = 8;
-constexpr std::size_t kMaxLoras = 16;  // of one request
 
 using Clock = std::chrono::steady_clock;
 
-FluxPrepared& own(Prepared& prepared) {
-  auto* mine = dynamic_cast<FluxPrepared*>(&prepared);
-  if (!mine) fail(Code::kInternal, "this Prepared was made by another kind of model");
+FluxGeneration& own(Generation& generation) {
+  auto* mine = dynamic_cast<FluxGeneration*>(&generation);
+  if (!mine) fail(Code::kInternal, "this Generation was made by a model of another family");
   return *mine;
-}
-
-void refuse(const std::string& field, const std::string& message) {
-  fail(Code::kInvalidArgument, field + " " + message, field);
-}
-
-void check_range(const std::string& field, int value, int least, int most) {
-  if (value < least || value > most)
-    refuse(field, "is " + std::to_string(value) + "; it must be from " + std::to_string(least) + " to " +
-                      std::to_string(most));
 }
 
 // "100 and 0.5"
@@ -50,8 +36,8 @@ std::string strengths(const std::vector<LoraRequest>& loras) {
   return text;
 }
 
-// The request asked for something that this model's numbers do not hold.
-[[noreturn]] void no_picture(const ImageRequest& request, const std::string& what) {
+// The model's numbers overflow for this request.
+[[noreturn]] void not_finite(const FluxRequest& request, const std::string& what) {
   const bool adapted =
       std::any_of(request.loras.begin(), request.loras.end(), [](const LoraRequest& lora) { return lora.scale != 0; });
   if (adapted)
@@ -68,62 +54,30 @@ std::string strengths(const std::vector<LoraRequest>& loras) {
 
 FluxModel::FluxModel(ModelInfo info, Placement placement, FluxFolder folder, Prompts prompts,
                      AdapterStore::Limits adapters)
-    : info_(std::move(info)),
-      placement_(placement),
+    : ModelBase(std::move(info), placement, lora_base(folder), adapters),
       folder_(std::move(folder)),
       prompts_(std::move(prompts)),
-      adapters_(lora_base(folder_), placement, adapters) {}
-
-void FluxModel::check(const ImageRequest& r) const {
-  for (const auto& [field, value] : {std::pair("width", r.width), std::pair("height", r.height)}) {
-    check_range(field, value, info_.size_multiple, kMaxSide);
-    if (value % info_.size_multiple != 0)
-      refuse(field,
-             "is " + std::to_string(value) + "; this model takes multiples of " + std::to_string(info_.size_multiple));
-  }
-  check_range("num_inference_steps", r.num_inference_steps, 1, kMaxSteps);
-  check_range("max_sequence_length", r.max_sequence_length, 1, kMaxSequenceLength);
-  if (!std::isfinite(r.guidance_scale)) refuse("guidance_scale", "must be a finite number");
-  if (!std::isfinite(r.true_cfg_scale)) refuse("true_cfg_scale", "must be a finite number");
-  if (!is_valid_utf8(r.prompt)) refuse("prompt", "is not valid UTF-8");
-  if (r.negative_prompt && !is_valid_utf8(*r.negative_prompt)) refuse("negative_prompt", "is not valid UTF-8");
-  if (r.loras.size() > kMaxLoras)
-    refuse("loras",
-           "has " + std::to_string(r.loras.size()) + " entries; at most " + std::to_string(kMaxLoras) + " are allowed");
-  for (const LoraRequest& lora : r.loras)
-    if (!(std::abs(lora.scale) <= kMostLoraScale))
-      refuse("loras", "gives " + lora.path + " a scale of " + std::to_string(lora.scale) +
-                          "; it must be a finite number from -100 to 100");
-}
+      embeddings_(kCachedPrompts) {}
 
 TextEmbedding FluxModel::embed(const std::string& prompt, int max_sequence_length, const AdaptedModels* adapted) {
   const std::string adapters = adapted ? adapted->text_key : "";
-  {
-    std::lock_guard lock(cache_mutex_);
-    for (auto it = cache_.begin(); it != cache_.end(); ++it)
-      if (it->prompt == prompt && it->max_sequence_length == max_sequence_length && it->adapters == adapters) {
-        cache_.splice(cache_.begin(), cache_, it);
-        return it->text;
-      }
-  }
-  PromptIds ids = prompts_.ids(prompt, max_sequence_length);
-  TextEmbedding text;
-  text.pooled = (adapted ? adapted->clip : folder_.clip).pooled(ids.clip);
-  text.tokens = (adapted ? adapted->t5 : folder_.t5).encode(ids.t5);
-  text.clip_ids = std::move(ids.clip);
-  text.t5_ids = std::move(ids.t5);
-  text.warnings = std::move(ids.warnings);
-  std::lock_guard lock(cache_mutex_);
-  cache_.push_front({prompt, max_sequence_length, adapters, text});
-  if (cache_.size() > kCachedPrompts) cache_.pop_back();
-  return text;
+  return embeddings_.get(std::to_string(max_sequence_length) + "/" + adapters + "/" + prompt, [&] {
+    PromptIds ids = prompts_.ids(prompt, max_sequence_length);
+    TextEmbedding text;
+    text.pooled = (adapted ? adapted->clip : folder_.clip).pooled(ids.clip);
+    text.tokens = (adapted ? adapted->t5 : folder_.t5).encode(ids.t5);
+    text.clip_ids = std::move(ids.clip);
+    text.t5_ids = std::move(ids.t5);
+    text.warnings = std::move(ids.warnings);
+    return text;
+  });
 }
 
-void FluxModel::condition(FluxPrepared& p) const {
+void FluxModel::condition(FluxGeneration& p) const {
   const auto on_device = [&](const std::vector<float>& values) {
     return at::from_blob(const_cast<float*>(values.data()), {static_cast<std::int64_t>(values.size())})
         .clone()
-        .to(placement_.device);
+        .to(placement().device);
   };
   p.sigmas = on_device(p.schedule.sigmas);
   p.timesteps = on_device(p.schedule.timesteps);
@@ -135,130 +89,73 @@ void FluxModel::condition(FluxPrepared& p) const {
   if (p.negative) p.negative_conditioning = of(*p.negative);
 }
 
-Result<std::unique_ptr<Prepared>> FluxModel::encode(const ImageRequest& request) {
-  try {
-    const auto start = Clock::now();
-    check(request);
-    StageScope scope(placement_.device);
-    auto p = std::make_unique<FluxPrepared>();
-    p->request = request;
-    p->rows = request.height / info_.size_multiple;
-    p->columns = request.width / info_.size_multiple;
-    folder_.transformer.expect(1, request.max_sequence_length,
-                               p->rows * p->columns);  // made while the prompt is encoded
-    p->adapted = adapt(folder_, adapters_, request.loras);
-    p->prompt = embed(request.prompt, request.max_sequence_length, p->adapted.get());
-    p->warnings_ = p->prompt.warnings;
-    if (request.true_cfg_scale > 1 && request.negative_prompt) {
-      p->negative = embed(*request.negative_prompt, request.max_sequence_length, p->adapted.get());
-      for (const auto& warning : p->negative->warnings) p->warnings_.push_back("negative " + warning);
-    } else if (request.true_cfg_scale > 1) {
-      p->warnings_.push_back("true_cfg_scale: without a negative_prompt, which may be empty, it changes nothing");
-    }
-    p->noise = draw_noise(request.seed, folder_.transformer.config().in_channels / 4, 2 * p->rows, 2 * p->columns,
-                          placement_.dtype);
-    p->schedule = make_schedule(folder_.scheduler, request.num_inference_steps, p->rows * p->columns);
-    for (float sigma : p->schedule.sigmas)
-      if (!std::isfinite(sigma)) {
-        // shift_terminal divides 0 by 0 where there is but one step, a shift that is not above 0 with any number of
-        // them.
-        if (request.num_inference_steps == 1)
-          refuse("num_inference_steps", "is 1, of which this model's scheduler makes no schedule; use 2 or more");
-        fail(Code::kDataCorrupt, "[encode] this model's scheduler makes no schedule of " +
-                                     std::to_string(request.num_inference_steps) +
-                                     " steps; shift (above 0) and shift_terminal (below 1) in " + info_.dir +
-                                     "/scheduler/scheduler_config.json decide it");
-      }
-    condition(*p);
-    scope.finish();
-    p->add_phase("text", start);
-    return std::unique_ptr<Prepared>(std::move(p));
-  } catch (...) {
-    const Error error = error_in_flight("encode");
-    if (error.code == Code::kOutOfMemory) release_cached_memory(placement_.device);
-    return error;
+Schedule FluxModel::schedule_of(const FluxGeneration& p) const {
+  const int steps = p.request.num_inference_steps;
+  Schedule schedule = make_schedule(folder_.scheduler, steps, p.rows * p.columns);
+  if (std::all_of(schedule.sigmas.begin(), schedule.sigmas.end(), [](float sigma) { return std::isfinite(sigma); }))
+    return schedule;
+  // shift_terminal divides 0 by 0 if there is only one step; a shift that is not above 0 does so with any number.
+  if (steps == 1)
+    fail(Code::kInvalidArgument,
+         "num_inference_steps is 1, for which this model's scheduler makes no schedule; use 2 or more",
+         "num_inference_steps");
+  fail(Code::kDataCorrupt, "[encode] this model's scheduler makes no schedule of " + std::to_string(steps) +
+                               " steps; check shift (above 0) and shift_terminal (below 1) in " + info().dir +
+                               "/scheduler/scheduler_config.json");
+}
+
+std::unique_ptr<Generation> FluxModel::run_encode(const GenerationRequest& asked) {
+  const auto start = Clock::now();
+  auto p = std::make_unique<FluxGeneration>();
+  p->request = read_flux_request(asked, folder_.size_multiple());
+  const FluxRequest& request = p->request;
+  p->rows = request.height / folder_.size_multiple();
+  p->columns = request.width / folder_.size_multiple();
+  // Runs in the background while the prompt is encoded.
+  folder_.transformer.expect(1, request.max_sequence_length, p->rows * p->columns);
+  p->adapted = adapt(folder_, adapter_store(), request.loras);
+  p->prompt = embed(request.prompt, request.max_sequence_length, p->adapted.get());
+  for (const auto& warning : p->prompt.warnings) p->add_warning(warning);
+  if (request.true_cfg_scale > 1 && request.negative_prompt) {
+    p->negative = embed(*request.negative_prompt, request.max_sequence_length, p->adapted.get());
+    for (const auto& warning : p->negative->warnings) p->add_warning("negative " + warning);
+  } else if (request.true_cfg_scale > 1) {
+    p->add_warning("true_cfg_scale has no effect without a negative_prompt (which may be empty)");
   }
+  p->noise = draw_noise(request.seed, folder_.transformer.config().in_channels / 4, 2 * p->rows, 2 * p->columns,
+                        placement().dtype);
+  p->schedule = schedule_of(*p);
+  condition(*p);
+  synchronize_current(placement().device);
+  p->add_phase("text", start);
+  return p;
 }
 
-Result<void> FluxModel::denoise(Prepared& prepared, const StepCallback& on_step) {
-  return denoise_batch({&prepared}, {on_step}).front();
+std::vector<Result<void>> FluxModel::run_denoise(const std::vector<Generation*>& batch,
+                                                 const std::vector<StepCallback>& on_step,
+                                                 const std::function<void()>& wait) {
+  std::vector<FluxGeneration*> generations;
+  for (Generation* one : batch) generations.push_back(&own(*one));
+  return run_steps(folder_, placement(), generations, on_step, wait);
 }
 
-std::vector<Result<void>> FluxModel::denoise_batch(const std::vector<Prepared*>& batch,
-                                                   const std::vector<StepCallback>& on_step) {
-  try {
-    std::vector<FluxPrepared*> pictures;
-    for (Prepared* one : batch) pictures.push_back(&own(*one));
-    if (on_step.size() != batch.size()) fail(Code::kInternal, "denoise_batch takes a callback for each picture");
-    StageScope scope(placement_.device);
-    // What adapters a compiled block reads is one for all of the model's.
-    std::unique_lock one_at_a_time(adapted_, std::defer_lock);
-    if (std::any_of(pictures.begin(), pictures.end(), [](const FluxPrepared* p) { return p->adapted != nullptr; }))
-      one_at_a_time.lock();
-    auto results = run_steps(folder_, placement_, pictures, on_step, [&] { scope.finish(); });
-    if (one_at_a_time) one_at_a_time.unlock();
-    clear_if_asked();
-    return results;
-  } catch (...) {
-    const Error error = error_in_flight("denoise");
-    if (error.code == Code::kOutOfMemory) release_cached_memory(placement_.device);
-    return std::vector<Result<void>>(batch.size(), error);
-  }
+bool FluxModel::uses_adapters(const Generation& generation) const {
+  const auto* mine = dynamic_cast<const FluxGeneration*>(&generation);
+  return mine && mine->adapted;
 }
 
-Result<void> FluxModel::prefetch(const std::vector<LoraRequest>& loras, const AdapterDrops& drops) {
-  try {
-    const StageScope scope(placement_.device);
-    for (const LoraRequest& lora : loras) adapters_.prefetch(lora, drops);
-    return {};
-  } catch (...) {
-    return error_in_flight("prefetch");
-  }
-}
-
-// Whoever asks while a request with adapters is denoised leaves it to that one's end.
-void FluxModel::clear_if_asked() {
-  if (!clearing_) return;
-  const std::unique_lock nobody_reads(adapted_, std::try_to_lock);
-  if (!nobody_reads || !clearing_.exchange(false)) return;
-  folder_.transformer.clear_adapters();
-  synchronize_current(placement_.device);
-}
-
-void FluxModel::forget_adapter(const std::string& id) {
-  try {
-    StageScope scope(placement_.device);
-    adapters_.forget(id);
-    clearing_ = true;
-    clear_if_asked();
-    scope.finish();
-  } catch (...) {  // nobody finds it any more, but its slot may still hold it
-    spdlog::error("overwriting the slot of adapter {} failed: {}", id, error_in_flight("forget").message);
-  }
-}
-void FluxModel::pin_adapters(const std::set<std::string>& ids) { adapters_.pin(ids); }
-AdapterHoldings FluxModel::adapters() const { return adapters_.holdings(); }
-
-Result<Image> FluxModel::decode(Prepared& prepared) {
-  try {
-    const auto start = Clock::now();
-    FluxPrepared& p = own(prepared);
-    if (!p.latents.defined()) fail(Code::kInternal, "[decode] denoise() has not been run");
-    StageScope scope(placement_.device);
-    const at::Tensor decoded = folder_.vae.decode(unpack_latents(p.latents, p.rows, p.columns));
-    const auto finite = are_finite({p.latents, decoded});
-    if (!finite[0]) no_picture(p.request, "the latents after denoising");
-    if (!finite[1]) no_picture(p.request, "the pixels that the VAE decoded");
-    p.image = unit_range(decoded);
-    Image image = to_image(p.image);
-    scope.finish();
-    p.add_phase("vae", start);
-    return image;
-  } catch (...) {
-    const Error error = error_in_flight("decode");
-    if (error.code == Code::kOutOfMemory) release_cached_memory(placement_.device);
-    return error;
-  }
+Media FluxModel::run_decode(Generation& generation) {
+  const auto start = Clock::now();
+  FluxGeneration& p = own(generation);
+  if (!p.latents.defined()) fail(Code::kInternal, "[decode] denoise() has not been run");
+  const at::Tensor decoded = folder_.vae.decode(unpack_latents(p.latents, p.rows, p.columns));
+  const auto finite = are_finite({p.latents, decoded});
+  if (!finite[0]) not_finite(p.request, "the latents after denoising");
+  if (!finite[1]) not_finite(p.request, "the pixels that the VAE decoded");
+  p.image = unit_range(decoded);
+  Media image = to_media(p.image);
+  p.add_phase("vae", start);
+  return image;
 }
 
 }  // namespace ditfleet::pipeline

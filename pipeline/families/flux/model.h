@@ -1,56 +1,33 @@
-// A loaded FLUX folder behind the engine's Model: the three stages.
+// A loaded FLUX folder: the three stages of a generation.
 #pragma once
 
-#include <atomic>
-#include <list>
-#include <memory>
-#include <mutex>
-#include <string>
-
+#include "pipeline/engine/model_base.h"
+#include "pipeline/engine/prompt_cache.h"
 #include "pipeline/families/flux/folder.h"
-#include "pipeline/families/flux/prepared.h"
+#include "pipeline/families/flux/generation.h"
 #include "pipeline/families/flux/prompts.h"
 
 namespace ditfleet::pipeline {
 
-class FluxModel : public Model {
+class FluxModel final : public ModelBase {
  public:
   FluxModel(ModelInfo info, Placement placement, FluxFolder folder, Prompts prompts, AdapterStore::Limits adapters);
 
-  const ModelInfo& info() const override { return info_; }
-  Result<std::unique_ptr<Prepared>> encode(const ImageRequest& request) override;
-  Result<void> denoise(Prepared& prepared, const StepCallback& on_step) override;
-  std::vector<Result<void>> denoise_batch(const std::vector<Prepared*>& batch,
-                                          const std::vector<StepCallback>& on_step) override;
-  Result<Image> decode(Prepared& prepared) override;
-  Result<void> prefetch(const std::vector<LoraRequest>& loras, const AdapterDrops& drops) override;
-  void pin_adapters(const std::set<std::string>& ids) override;
-  void forget_adapter(const std::string& id) override;
-  AdapterHoldings adapters() const override;
-
  private:
-  void clear_if_asked();
-  void check(const ImageRequest& request) const;  // throws Failure, kInvalidArgument with the field
-  void condition(FluxPrepared& prepared) const;
-  TextEmbedding embed(const std::string& prompt, int max_sequence_length, const AdaptedModels* adapted);
+  std::unique_ptr<Generation> run_encode(const GenerationRequest& request) override;
+  std::vector<Result<void>> run_denoise(const std::vector<Generation*>& batch, const std::vector<StepCallback>& on_step,
+                                        const std::function<void()>& wait) override;
+  Media run_decode(Generation& generation) override;
+  bool uses_adapters(const Generation& generation) const override;
+  void clear_adapter_columns() override { folder_.transformer.clear_adapters(); }
 
-  const ModelInfo info_;
-  const Placement placement_;
+  TextEmbedding embed(const std::string& prompt, int max_sequence_length, const AdaptedModels* adapted);
+  Schedule schedule_of(const FluxGeneration& generation) const;
+  void condition(FluxGeneration& generation) const;
+
   const FluxFolder folder_;
   const Prompts prompts_;
-  AdapterStore adapters_;
-  std::mutex adapted_;                  // held while a request with adapters is denoised
-  std::atomic<bool> clearing_ = false;  // what was beside the weights is to be overwritten as soon as none is
-
-  // The last few prompts: the units of one job share theirs, and a negative prompt is often the same for years.
-  struct CachedText {
-    std::string prompt;
-    int max_sequence_length;
-    std::string adapters;  // AdaptedModels::text_key
-    TextEmbedding text;
-  };
-  std::mutex cache_mutex_;
-  std::list<CachedText> cache_;  // most recently used first
+  PromptCache<TextEmbedding> embeddings_;
 };
 
 }  // namespace ditfleet::pipeline

@@ -1,7 +1,7 @@
 #include "pipeline/families/flux/prompts.h"
 
 #include "pipeline/device/failure.h"
-#include "pipeline/tokenizers/tokenizer_classes.h"
+#include "pipeline/families/flux/tokenizer_classes.h"
 
 namespace ditfleet::pipeline {
 namespace {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "pipeline/device/failure.h"
-#include "pipeline/region/blocks/blocks.h"
+#include "pipeline/families/flux/block_programs.h"
 #include "shared/telemetry/spans.h"
 
 namespace ditfleet::pipeline {
@@ -106,15 +106,14 @@ void FluxRegions::fill(Table& table, const std::vector<Block>& blocks, const std
   for (const auto& name : call) table.activations.push_back(position_of(names, name));
   if (adapted && !blocks.empty())
     for (const auto& [name, slot] : linears_of(blocks.front()))
-      table.linears.push_back({position_of(names, name + ".weight"), position_of(names, name + ".adapter"),
-                               slot->room.groups > 1 ? position_of(names, name + ".apart") : -1});
+      table.linears.emplace_back(position_of(names, name + ".weight"), position_of(names, name + ".adapter"));
   for (const Block& block : blocks) {
     const Slots slots = slots_of(block);
     auto& row = table.rows.emplace_back();
     for (const auto& name : names) {
       const auto at = slots.find(name);
-      const bool later = std::find(call.begin(), call.end(), name) != call.end() ||
-                         (adapted && (name.ends_with(".adapter") || name.ends_with(".apart")));
+      const bool later =
+          std::find(call.begin(), call.end(), name) != call.end() || (adapted && name.ends_with(".adapter"));
       if (at == slots.end() && !later) fail(Code::kInternal, "no slot is called " + name);
       row.push_back(at == slots.end() ? at::Tensor() : at->second);
     }
@@ -156,16 +155,9 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
       const telemetry::ContextScope scope(context);
       table->region->prepare(type, placement.device);
     }));
-  std::shared_ptr<const region::GroupedGemm> grouped;
-  if (room) {
-    auto making = std::async(
-        std::launch::async, [&] { return host->grouped_gemm ? host->grouped_gemm : region::make_grouped_gemm(*host); });
-    auto copies = region::make_matrix_copies(*host);
-    grouped = making.get();
-    columns_ = std::make_unique<AdapterColumns>(std::move(linears), of_first, std::move(copies), grouped != nullptr);
-  }
+  if (room)
+    columns_ = std::make_unique<AdapterColumns>(std::move(linears), of_first, region::make_matrix_copies(*host));
   for (auto& one : running) one.get();
-  if (grouped) host->grouped_gemm = std::move(grouped);
 }
 
 // Blocks with adapters attend at the same strides, and to a library a picture's tokens and both streams' together are
@@ -184,12 +176,11 @@ std::vector<std::vector<at::Tensor>> FluxRegions::bind(const Table& table, const
   std::vector<std::vector<at::Tensor>> rows = table.rows;
   for (auto& row : rows) {
     bool any = false;
-    for (const auto& [weight, adapter, apart] : table.linears) {
+    for (const auto& [weight, adapter] : table.linears) {
       const auto& operands = layout.operands[linear++];
       row[static_cast<std::size_t>(weight)] = operands.weight;
       row[static_cast<std::size_t>(adapter)] = operands.adapter;
-      if (apart >= 0) row[static_cast<std::size_t>(apart)] = operands.apart;
-      any = any || operands.columns() > 0;
+      any = any || operands.adapter.size(1) > 0;
     }
     if (!any) row.clear();
   }
@@ -218,8 +209,7 @@ std::shared_ptr<const FluxAdapters> FluxRegions::plan(const std::vector<const Fl
   auto made = std::make_shared<FluxAdapters>();
   made->layout = columns_->plan(terms_of(samples));
   made->signature = {static_cast<std::int64_t>(samples.size())};
-  for (const auto& operands : made->layout.operands)
-    made->signature.insert(made->signature.end(), {operands.adapter.size(1), operands.apart.size(1)});
+  for (const auto& operands : made->layout.operands) made->signature.push_back(operands.adapter.size(1));
   std::size_t linear = 0;
   made->double_rows = bind(adapted_double_, made->layout, linear);
   made->single_rows = bind(adapted_single_, made->layout, linear);

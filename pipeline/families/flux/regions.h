@@ -65,16 +65,12 @@ class FluxRegions {
   static at::Tensor rope_rows(const at::Tensor& rope);
 
  private:
-  // Where a linear's weight and A go among a program's inputs; apart is -1 where it has no groups.
-  struct Places {
-    int weight, adapter, apart;
-  };
   // A region with the parameters of each block where the program wants them; the other inputs are undefined.
   struct Table {
     std::unique_ptr<region::Region> region;
     std::vector<std::vector<at::Tensor>> rows;
-    std::vector<int> activations;  // positions in the order in which they are given
-    std::vector<Places> linears;   // of programs with adapters
+    std::vector<int> activations;              // positions in the order in which they are given
+    std::vector<std::pair<int, int>> linears;  // of programs with adapters: positions of each linear's weight and A
   };
   template <class Block>
   void fill(Table& table, const std::vector<Block>& blocks, const std::vector<std::string>& call, bool adapted) const;

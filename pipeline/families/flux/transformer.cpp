@@ -12,10 +12,10 @@
 #include <future>
 
 #include "pipeline/device/failure.h"
+#include "pipeline/families/flux/block_programs.h"
 #include "pipeline/families/flux/blocks.h"
 #include "pipeline/families/flux/regions.h"
 #include "pipeline/families/flux/rope.h"
-#include "pipeline/region/blocks/blocks.h"
 #include "pipeline/region/run/graphs.h"
 
 namespace ditfleet::pipeline {

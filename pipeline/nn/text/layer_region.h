@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "pipeline/device/device.h"
-#include "pipeline/region/blocks/blocks.h"
+#include "pipeline/nn/text/layer_programs.h"
 #include "pipeline/region/run/region.h"
 
 namespace ditfleet::pipeline {

@@ -19,13 +19,15 @@ static inline float bits_to_float(unsigned u) { float f; __builtin_memcpy(&f, &u
 static inline unsigned float_to_bits(float f) { unsigned u; __builtin_memcpy(&u, &f, 4); return u; }
 static inline float load(float v) { return v; }
 static inline float load(bf16 v) { return bits_to_float((unsigned)v << 16); }
-// To nearest, ties to even. What is not a number may overflow to one where bits of its lower half are set: round_any sets all its
+// To nearest, ties to even. What is not a number may overflow to one where bits of its lower half are set:)"
+                                 R"( round_any sets all its
 // bits instead. Processors make none with such bits, nor does bf16 have them.
 static inline float round_bf16(float v) {
   const unsigned u = float_to_bits(v);
   return bits_to_float((u + (u >> 16 & 1u) + 0x7fffu) & 0xffff0000u);
 }
-static inline float round_any(float v) { return bits_to_float(float_to_bits(round_bf16(v)) | (v != v ? 0xffffffffu : 0u)); }
+static inline float round_any(float v) { return bits_to_float(float_to_bits(round_bf16(v)) | (v != v ?)"
+                                 R"( 0xffffffffu : 0u)); }
 // What is stored as bf16 is rounded already: its upper half is all there is.
 static inline void store(float* p, float v) { *p = v; }
 static inline void store(bf16* p, float v) { *p = (bf16)(float_to_bits(v) >> 16); }

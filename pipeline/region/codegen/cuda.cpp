@@ -26,7 +26,8 @@ __device__ __forceinline__ bf16 to_bf16(float v) {
 __device__ __forceinline__ void put(float* p, float v) { *p = v; }
 __device__ __forceinline__ void put(bf16* p, float v) { *p = to_bf16(v); }
 __device__ __forceinline__ float round_bf16(float v) { return load(to_bf16(v)); }
-__device__ __forceinline__ float gelu_tanh(float x) { return x / (1.0f + expf(-1.5957691216f * (x + 0.044715f * x * x * x))); }
+__device__ __forceinline__ float gelu_tanh(float x) { return x / (1.0f + expf(-1.5957691216f * (x + 0.044715f *)"
+                                 R"( x * x * x))); }
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 __device__ __forceinline__ float quick_gelu(float x) { return x / (1.0f + expf(-1.702f * x)); }
 template <int kBytes> struct Word;

@@ -17,7 +17,6 @@ struct KernelLaunch {
   int threads = 0, rows_per_block = 0;  // GPU
   int vector = 1;  // GPU: elements that one access of the variants _v moves; they need aligned pointers and strides
   std::size_t argument_words = 0;  // int64 words of the kernel's one argument
-  int shared_bytes = 0;            // GPU: of shared memory that the launch asks for
 };
 
 // Of a GPU's kernel, in the order of GpuModule::Variant; one name for all where there are no variants.

@@ -36,9 +36,9 @@ Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const ker
                                      const std::string& name, const Source& source, const Compiler& compiler,
                                      const std::string& arch, const Validator& usable = {});
 
-// What `load`, Entry → Result<Module>, makes of what `compile`, Validator → Result<CachedProgram>, brings. A program from
-// the cache that `load` refuses as no program (kDataCorrupt) is replaced in the cache by a new one that it takes; its
-// other errors (no memory, a device that fails) are the caller's alone, and say nothing of the program.
+// What `load`, Entry → Result<Module>, makes of what `compile`, Validator → Result<CachedProgram>, brings. A program
+// from the cache that `load` refuses as no program (kDataCorrupt) is replaced in the cache by a new one that it takes;
+// its other errors (no memory, a device that fails) are the caller's alone, and say nothing of the program.
 template <class Compile, class Load>
 auto load_cached(const Compile& compile, const Load& load) -> std::invoke_result_t<Load, const Entry&> {
   std::optional<std::invoke_result_t<Load, const Entry&>> module;

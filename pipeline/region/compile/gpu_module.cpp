@@ -9,7 +9,6 @@ namespace ditfleet::region {
 namespace {
 
 constexpr int kCapabilityMajor = 75, kCapabilityMinor = 76;  // CUdevice_attribute
-constexpr int kMostSharedBytes = 8;                          // CUfunction_attribute: of what a launch asks for
 constexpr int kOutOfMemory = 2, kFirstFault = 700,
               kLastFault = 799;  // CUresult; faults: what a kernel before has left behind
 
@@ -53,10 +52,6 @@ Result<std::shared_ptr<const GpuModule>> GpuModule::load(const kernel_cache::Ent
       void* function = nullptr;
       if ((*cuda)->function(&function, module->module_, name.c_str()) != 0)
         return corrupt("it lacks the kernel " + name);
-      if (launch.shared_bytes > 0)
-        if (int e = (*cuda)->set_function_attribute(function, kMostSharedBytes, launch.shared_bytes); e != 0)
-          return corrupt("kernel " + name + " cannot have " + std::to_string(launch.shared_bytes) +
-                         " bytes of shared memory: " + (*cuda)->name_of(e));
       module->functions_.push_back(function);
     }
     if (!launch.variants)
@@ -79,8 +74,7 @@ Result<void> GpuModule::start(std::size_t kernel, Variant variant, std::int64_t 
   if (auto entered = enter_device(**cuda, device_); !entered) return entered;
   void* parameters[] = {const_cast<long long*>(argument.data())};
   const int e = (*cuda)->launch(functions_[kernel * kVariants + variant], static_cast<unsigned>(blocks), 1, 1,
-                                static_cast<unsigned>(launches_[kernel].threads), 1, 1,
-                                static_cast<unsigned>(launches_[kernel].shared_bytes), stream, parameters, nullptr);
+                                static_cast<unsigned>(launches_[kernel].threads), 1, 1, 0, stream, parameters, nullptr);
   if (e != 0)
     return Error{Code::kDeviceFault,
                  "[nvrtc] kernel " + launches_[kernel].name + " does not start: " + (*cuda)->name_of(e)};

@@ -40,8 +40,6 @@ class Planner {
                   .bias = op.inputs.size() > 2 ? op.inputs[2] : -1,
                   .per_sample = value(op.inputs[1]).shape.size() == 3,
                   .gelu = unit.ops.size() > 1,
-                  .groups = op.groups,
-                  .apart = op.apart,
                   .name = value(unit.writes.front()).name};
     if (const Op* join = storage_.split_join(op)) {
       Dim column = 0;

@@ -38,8 +38,6 @@ struct GemmStep {
   int weight = -1, bias = -1;  // the program's values; bias -1: none
   bool per_sample = false;     // the weight is [batch, out, in]
   bool gelu = false;           // of the sum, before it is rounded
-  int groups = 1;              // see Op
-  Dim apart;
   View out;
   std::string name;
 };

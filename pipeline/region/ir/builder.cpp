@@ -12,17 +12,11 @@ Builder::Linear Builder::linear_slots(const std::string& name, std::int64_t in, 
   return {weight, parameter(name + ".bias", {out})};
 }
 
-Builder::Linear Builder::adapted_slots(const std::string& name, const Dim& batch, std::int64_t in, std::int64_t out,
-                                       int groups) {
-  Linear made{.rank = Dim::symbol(name + ".rank"), .groups = groups};
-  made.adapter = input(name + ".adapter", ValueKind::kAdapter, type_, {batch, made.rank, in});
-  if (groups > 1) {
-    made.apart_rank = Dim::symbol(name + ".apart_rank");
-    made.apart = input(name + ".apart", ValueKind::kAdapter, type_, {batch, made.apart_rank, in});
-  }
-  made.weight = parameter(name + ".weight", {out, made.rank + made.apart_rank + in});
-  made.bias = parameter(name + ".bias", {out});
-  return made;
+Builder::Linear Builder::adapted_slots(const std::string& name, const Dim& batch, std::int64_t in, std::int64_t out) {
+  const Dim rank = Dim::symbol(name + ".rank");
+  const Ref adapter = input(name + ".adapter", ValueKind::kAdapter, type_, {batch, rank, in});
+  const Ref weight = parameter(name + ".weight", {out, rank + in});
+  return {weight, parameter(name + ".bias", {out}), adapter, rank};
 }
 
 Builder::Ref Builder::add_op(const std::string& name, Op op, const std::vector<Ref>& operands, const Shape& shape) {
@@ -56,20 +50,15 @@ Builder::Ref Builder::add_op(const std::string& name, Op op, const std::vector<R
 Builder::Ref Builder::linear(const std::string& name, Ref x, Linear slots) {
   std::vector<Ref> operands{x, slots.weight};
   if (slots.bias.value >= 0) operands.push_back(slots.bias);
-  return add_op(name, {.code = OpCode::kLinear, .groups = slots.groups, .apart = slots.apart_rank}, operands);
+  return add_op(name, {.code = OpCode::kLinear}, operands);
 }
 Builder::Ref Builder::low_rank(const std::string& name, Ref x, Linear slots) {
   return add_op(name, {.code = OpCode::kLinear}, {x, slots.adapter});
 }
-Builder::Ref Builder::low_rank_apart(const std::string& name, Ref x, Linear slots) {
-  return add_op(name, {.code = OpCode::kLinear}, {x, slots.apart});
-}
 Builder::Ref Builder::adapted_linear(const std::string& name, Ref x, Linear slots) {
   if (slots.adapter.value < 0 || error_) return linear(name, x, slots);
   const int last = static_cast<int>(program_.values[static_cast<std::size_t>(x.value)].shape.size()) - 1;
-  std::vector<Ref> wide{x, low_rank(name + ".low", x, slots)};
-  if (slots.groups > 1) wide.push_back(low_rank_apart(name + ".low_apart", x, slots));
-  return linear(name, join(name + ".wide", last, wide), slots);
+  return linear(name, join(name + ".wide", last, {x, low_rank(name + ".low", x, slots)}), slots);
 }
 Builder::Ref Builder::layer_norm(const std::string& name, Ref x, double eps) {
   return add_op(name, {.code = OpCode::kLayerNorm, .eps = eps}, {x});

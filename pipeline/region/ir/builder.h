@@ -25,9 +25,6 @@ class Builder {
     Ref weight, bias;  // a bias that is no value: none
     Ref adapter;       // A; no value: none
     Dim rank;          // of all adapters together
-    Ref apart;         // A of those that change one group of the outputs alone; no value: there are no groups
-    Dim apart_rank;    // of all groups together, each with as many
-    int groups = 1;    // of outputs, equal runs
   };
   struct Attention {
     Ref bias;  // no value: none
@@ -49,17 +46,14 @@ class Builder {
   }
   Linear linear_slots(const std::string& name, std::int64_t in, std::int64_t out);  // NAME.weight, NAME.bias
   // With room for low-rank adapters: NAME.adapter [batch, NAME.rank, in] is A, its rows zero where a sample does
-  // without; NAME.weight has NAME.rank more columns, B: behind the model's own for adapted_linear(). With groups also
-  // NAME.apart [batch, NAME.apart_rank, in], and behind NAME.weight's other columns those of its B: see Op.
-  Linear adapted_slots(const std::string& name, const Dim& batch, std::int64_t in, std::int64_t out, int groups = 1);
+  // without; NAME.weight has NAME.rank more columns, B: behind the model's own for adapted_linear().
+  Linear adapted_slots(const std::string& name, const Dim& batch, std::int64_t in, std::int64_t out);
 
   // `name` is the result's: unique in the block, and what messages and kernels call it.
   Ref linear(const std::string& name, Ref x, Linear slots);
-  // x · Aᵀ of each sample: [batch, .., rank]; low_rank_apart() for those of one group.
+  // x · Aᵀ of each sample: [batch, .., rank].
   Ref low_rank(const std::string& name, Ref x, Linear slots);
-  Ref low_rank_apart(const std::string& name, Ref x, Linear slots);
-  // [x | x·Aᵀ] · [W | B]ᵀ + bias, with groups [x | x·Aᵀ | x·Aᵀ apart]; linear() where the slots have no room for
-  // adapters.
+  // [x | x·Aᵀ] · [W | B]ᵀ + bias; linear() where the slots have no columns for adapters.
   Ref adapted_linear(const std::string& name, Ref x, Linear slots);
   Ref layer_norm(const std::string& name, Ref x, double eps);
   Ref rms_norm(const std::string& name, Ref x, Ref weight, double eps);

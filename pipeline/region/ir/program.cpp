@@ -71,7 +71,6 @@ Program Program::bind(const Sizes& sizes) const {
   for (Op& op : bound.ops) {
     op.start = op.start.bind(sizes);
     op.length = op.length.bind(sizes);
-    op.apart = op.apart.bind(sizes);
   }
   return bound;
 }
@@ -104,7 +103,6 @@ std::string print(const Program& program) {
       std::snprintf(scale, sizeof scale, ", scale %g", op.scale);
       out += scale;
     }
-    if (op.groups > 1) out += ", the last " + op.apart.text() + " columns in " + std::to_string(op.groups) + " groups";
     if (op.pitch != 0) out += ", pitch " + std::to_string(op.pitch);
     out += ")\n";
   }

@@ -74,9 +74,6 @@ struct Op {
   std::vector<int> order;  // permute: result axis i is axis order[i] of the operand
   bool causal = false;     // attention: a token attends to none after it
   double scale = 0;        // attention; 0: 1/√hd
-  int groups = 1;  // linear: x's and the weight's last `apart` columns are in so many equal runs, and the weight's are
-                   // zeros but for
-  Dim apart;       // where a run meets outputs of the same run of as many: columns that only some outputs read
   std::int64_t pitch =
       0;  // attention in bf16: tokens of the result lie so many elements apart where a library can write them so, as
           // they do in other blocks of the model, and one plan of it serves all; 0: wherever it is best for this block

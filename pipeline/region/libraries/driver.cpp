@@ -17,14 +17,12 @@ std::string Driver::name_of(int error) const {
 Result<const Driver*> driver() {
   static const Driver* const opened = open_library<Driver>("libcuda.so.1", [](void* library, Driver& t) {
     // Names with a version suffix are those that the headers of CUDA 11 and later map the plain ones to.
-    bind(library, "cuTensorMapEncodeTiled", t.encode_tensor_map);
     return bind(library, "cuInit", t.init) && bind(library, "cuDriverGetVersion", t.version) &&
            bind(library, "cuDeviceGet", t.device) && bind(library, "cuDeviceGetName", t.device_name) &&
            bind(library, "cuDeviceGetAttribute", t.attribute) && bind(library, "cuCtxGetCurrent", t.current) &&
            bind(library, "cuDevicePrimaryCtxRetain", t.retain) && bind(library, "cuCtxSetCurrent", t.set_current) &&
            bind(library, "cuModuleLoadData", t.load) && bind(library, "cuModuleUnload", t.unload) &&
-           bind(library, "cuModuleGetFunction", t.function) &&
-           bind(library, "cuFuncSetAttribute", t.set_function_attribute) && bind(library, "cuLaunchKernel", t.launch) &&
+           bind(library, "cuModuleGetFunction", t.function) && bind(library, "cuLaunchKernel", t.launch) &&
            bind(library, "cuEventCreate", t.event_create) && bind(library, "cuEventDestroy_v2", t.event_destroy) &&
            bind(library, "cuEventRecord", t.event_record) && bind(library, "cuEventSynchronize", t.event_synchronize) &&
            bind(library, "cuEventElapsedTime", t.event_elapsed) && bind(library, "cuStreamWaitEvent", t.stream_wait) &&

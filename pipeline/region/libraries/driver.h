@@ -2,7 +2,6 @@
 // Opened at run time, so that nothing here needs CUDA's headers or a driver to build.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "shared/core/result.h"
@@ -21,7 +20,6 @@ struct Driver {
   int (*load)(void** module, const void* image);
   int (*unload)(void* module);
   int (*function)(void** function, void* module, const char* name);
-  int (*set_function_attribute)(void* function, int attribute, int value);
   int (*launch)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                 unsigned block_z, unsigned shared_bytes, void* stream, void** parameters, void** extra);
   int (*event_create)(void** event, unsigned flags);
@@ -38,11 +36,6 @@ struct Driver {
   int (*graph_executable_destroy)(void* executable);
   int (*graph_destroy)(void* graph);
   int (*error_name)(int, const char**);
-
-  // Null in a driver older than CUDA 12. Arrays are of `rank` numbers, `strides` of one fewer.
-  int (*encode_tensor_map)(void* map, int type, unsigned rank, void* address, const std::uint64_t* sizes,
-                           const std::uint64_t* strides, const std::uint32_t* box, const std::uint32_t* element_strides,
-                           int interleave, int swizzle, int promotion, int fill);
 
   std::string name_of(int error) const;
 };

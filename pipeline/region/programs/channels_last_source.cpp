@@ -87,12 +87,14 @@ __device__ __forceinline__ void sums(const AddSums& a) {
     const unsigned which = i & 1, channel = i >> 1;
     float total = 0;
     for (unsigned lane = 0; lane < p.lanes; ++lane) total += of_lane[which][lane * p.channels + channel];
-    ((float*)a.sums)[(((i64)p.sample * a.chunks + p.chunk) * a.channels + p.first_channel + channel) * 2 + which] = total;
+    ((float*)a.sums)[(((i64)p.sample * a.chunks + p.chunk) * a.channels + p.first_channel + channel) * 2 +)"
+    R"( which] = total;
   }
 }
 
 struct Scales { i64 shifts, sums, weight, beta, bias, table, pixels, channels, samples, chunks, groups; double eps; };
-// A warp adds up one channel; channels and groups are put together in fp64, so that no large mean swallows a small variance.
+// A warp adds up one channel; channels and groups are put together in fp64, so that no large mean swallows a)"
+    R"( small variance.
 template <typename T>
 __device__ __forceinline__ void scales(const Scales& a) {
   __shared__ double of_warp[3][kThreads / 32];
@@ -132,7 +134,8 @@ __device__ __forceinline__ void scales(const Scales& a) {
   const double scale = 1.0 / sqrt((variance > 0 ? variance : 0) + a.eps);
   for (unsigned c = threadIdx.x; c < size; c += kThreads) {
     const i64 channel = first + c;
-    const double bias = a.bias == 0 ? 0 : load(((const T*)a.bias)[channel]), slope = scale * load(((const T*)a.weight)[channel]);
+    const double bias = a.bias == 0 ? 0 : load(((const T*)a.bias)[channel]), slope = scale * load(((const)"
+    R"( T*)a.weight)[channel]);
     float* at = (float*)a.table + (sample * a.channels + channel) * 2;
     at[0] = (float)slope;
     at[1] = (float)(load(((const T*)a.beta)[channel]) + (bias - mean) * slope);

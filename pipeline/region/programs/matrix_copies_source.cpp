@@ -39,7 +39,8 @@ __device__ __forceinline__ void copy_part(const Args& a) {
   if (which >= a.count) return;
   const Copy c = ((const Copy*)a.table)[which];
   const int vector = 16 / sizeof(T);
-  const i64 odd = (c.to | c.from | c.to_stride * (i64)sizeof(T) | c.from_stride * (i64)sizeof(T) | c.columns * (i64)sizeof(T)) & 15;
+  const i64 odd = (c.to | c.from | c.to_stride * (i64)sizeof(T) | c.from_stride * (i64)sizeof(T) | c.columns *)"
+                              R"( (i64)sizeof(T)) & 15;
   const unsigned first = (blockIdx.x - which * parts) * blockDim.x + threadIdx.x, step = parts * blockDim.x;
   if (odd == 0) copy_vectors<T, vector>(c, first, step);
   else copy_vectors<T, 1>(c, first, step);

@@ -82,7 +82,6 @@ class Call {
         at::Tensor out =
             tensor(step.out.buffer, rows.out_offset, {rows.count, step.out.sizes.back()}, {rows.out_stride, 1});
         const bool apart = step.gelu && !(bias.defined() && first && last);  // a GELU that no epilogue computes
-        if (step.groups > 1 && step.parts.size() == 1 && in_groups(step, x, columns, bias, out)) continue;
         if (libraries_.gemm && !apart && by_library(step, first, x, columns, bias, out)) continue;
         if (first && !bias.defined())
           at::mm_out(out, x, columns);
@@ -93,23 +92,6 @@ class Call {
     }
   }
 
-  // False where it is no product in groups, or better done as a whole.
-  bool in_groups(const ResolvedGemm& step, const at::Tensor& x, const at::Tensor& columns, const at::Tensor& bias,
-                 const at::Tensor& out) const {
-    if (!libraries_.grouped_gemm || step.apart == 0 || step.gelu || x.scalar_type() != c10::ScalarType::BFloat16)
-      return false;
-    const GroupedProduct product{x.size(0),  x.size(1),   out.size(1),       step.groups,
-                                 step.apart, x.stride(0), columns.stride(1), out.stride(0)};
-    return libraries_.grouped_gemm->pays(product) &&
-           libraries_.grouped_gemm->run(product, operands(x, columns, bias, out));
-  }
-
-  static GemmOperands operands(const at::Tensor& x, const at::Tensor& columns, const at::Tensor& bias,
-                               const at::Tensor& out) {
-    return {x.const_data_ptr(), columns.const_data_ptr(), bias.defined() ? bias.const_data_ptr() : nullptr,
-            out.mutable_data_ptr()};
-  }
-
   // False where the library cannot do it.
   bool by_library(const ResolvedGemm& step, bool first, const at::Tensor& x, const at::Tensor& columns,
                   const at::Tensor& bias, const at::Tensor& out) const {
@@ -117,9 +99,11 @@ class Call {
                           : !first         ? GemmEpilogue::kAdd
                           : bias.defined() ? GemmEpilogue::kBias
                                            : GemmEpilogue::kPlain;
-    return libraries_.gemm->run(
-        libraries_.tune, epilogue, plan_.buffers[static_cast<std::size_t>(step.out.buffer)].type, x.size(0), x.size(1),
-        out.size(1), x.stride(0), columns.stride(1), out.stride(0), operands(x, columns, bias, out));
+    return libraries_.gemm->run(libraries_.tune, epilogue,
+                                plan_.buffers[static_cast<std::size_t>(step.out.buffer)].type, x.size(0), x.size(1),
+                                out.size(1), x.stride(0), columns.stride(1), out.stride(0),
+                                {x.const_data_ptr(), columns.const_data_ptr(),
+                                 bias.defined() ? bias.const_data_ptr() : nullptr, out.mutable_data_ptr()});
   }
 
   void run(const ResolvedAttention& step) {

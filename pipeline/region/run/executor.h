@@ -10,7 +10,6 @@
 #include "pipeline/region/libraries/direct_attention.h"
 #include "pipeline/region/libraries/gemm.h"
 #include "pipeline/region/libraries/timed_attention.h"
-#include "pipeline/region/programs/grouped_gemm.h"
 #include "pipeline/region/run/resolved.h"
 #include "pipeline/region/run/row_launcher.h"
 
@@ -29,9 +28,8 @@ class WorkspacePool {
 
 // What a call leaves to libraries, and how.
 struct Libraries {
-  const Gemm* gemm = nullptr;                 // null: LibTorch's
-  const GroupedGemm* grouped_gemm = nullptr;  // null: `gemm` multiplies by zeros, too
-  bool tune = false;                          // time its algorithms, and attentions, for a shape that is new
+  const Gemm* gemm = nullptr;  // null: LibTorch's
+  bool tune = false;           // time its algorithms, and attentions, for a shape that is new
   AttentionBackend attention = AttentionBackend::kAuto;
   const DirectAttention* direct_attention =
       nullptr;  // null: LibTorch's, whose result is copied if it has to lie elsewhere

@@ -247,8 +247,8 @@ void Region::run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>&
   }
   const Compiled& compiled = *variant->compiled;
   if (compiled.launcher) {
-    const Libraries libraries{host_->gemm.get(), host_->grouped_gemm.get(),     autotunes(mode),
-                              host_->attention,  host_->direct_attention.get(), host_->timed_attention.get()};
+    const Libraries libraries{host_->gemm.get(), autotunes(mode), host_->attention, host_->direct_attention.get(),
+                              host_->timed_attention.get()};
     execute(compiled.plan, variant->resolved, *compiled.launcher, libraries, host_->pool, inputs, outputs);
     return;
   }

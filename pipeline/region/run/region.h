@@ -29,8 +29,7 @@ struct RegionHost {
   int device = 0;  // a GPU's index
   std::shared_ptr<kernel_cache::KernelCache> cache;
   std::shared_ptr<RegionCounters> counters = std::make_shared<RegionCounters>();
-  std::shared_ptr<const Gemm> gemm;                 // null: LibTorch's
-  std::shared_ptr<const GroupedGemm> grouped_gemm;  // null: none; whoever has columns apart makes it before blocks run
+  std::shared_ptr<const Gemm> gemm;  // null: LibTorch's
   AttentionBackend attention = AttentionBackend::kAuto;
   std::shared_ptr<const DirectAttention> direct_attention;  // null: LibTorch's alone
   std::shared_ptr<const TimedAttention>

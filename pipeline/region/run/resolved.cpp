@@ -84,12 +84,7 @@ class Resolver {
   }
 
   void add(const GemmStep& step) {
-    ResolvedGemm r{.weight = step.weight,
-                   .bias = step.bias,
-                   .gelu = step.gelu,
-                   .groups = step.groups,
-                   .apart = number(step.apart),
-                   .out = view(step.out)};
+    ResolvedGemm r{.weight = step.weight, .bias = step.bias, .gelu = step.gelu, .out = view(step.out)};
     if (r.out.sizes.back() == 0) return;  // no adapters there
     for (const auto& part : step.parts) {
       ResolvedGemm::Part p{

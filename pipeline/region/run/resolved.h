@@ -29,8 +29,6 @@ struct ResolvedGemm {
   std::vector<Part> parts;
   int weight = -1, bias = -1;  // the program's values
   bool gelu = false;
-  int groups = 1;  // see Op
-  std::int64_t apart = 0;
   ResolvedView out;
 };
 

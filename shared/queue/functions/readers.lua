@@ -1,82 +1,123 @@
 -- ---- readers ----------------------------------------------------------------------------------------------
 
--- The event of a job in one entry: the one before it, and "<type> <unit> <data>". Nothing if it was trimmed.
-local function event_at(events, at, id)
-  local entry = redis.call('XRANGE', events, at, at)[1]
-  if not entry then return nil end
-  local text = entry[2][2]
-  local from = 1
-  if string.sub(text, 1, #id + 1) ~= id .. ' ' then
-    from = string.find(text, '\n ' .. id .. ' ', 1, true)
-    if not from then return nil end
-    from = from + 2
+-- The event of a job in one entry: the id of the entry before, and "<type> <unit> <data>". Nothing if it was trimmed.
+local function event_at(events, entry, id)
+  local found = redis.call('XRANGE', events, entry, entry)[1]
+  if not found then return nil end
+  local lines = '\n' .. found[2][2] .. '\n'
+  local _, from = string.find(lines, '\n' .. id .. ' ', 1, true)
+  if not from then return nil end
+  return string.match(lines, '^(%S+) ([^\n]*)', from + 1)
+end
+
+-- Whether one entry id comes before another.
+local function earlier(left, right)
+  local left_ms, left_number = string.match(left, '^(%d+)-(%d+)$')
+  local right_ms, right_number = string.match(right, '^(%d+)-(%d+)$')
+  left_ms, right_ms = tonumber(left_ms), tonumber(right_ms)
+  return left_ms < right_ms or (left_ms == right_ms and tonumber(left_number) < tonumber(right_number))
+end
+
+-- The data of a running unit's latest step; nil: none yet.
+local function latest_step(last, events, id, unit)
+  local entry = redis.call('HGET', last, id .. ':' .. unit)
+  while entry do
+    local before, event = event_at(events, entry, id)
+    local kind, data = string.match(event or 'started', '^(%a+) ?%S* ?(.*)$')
+    if kind == 'step' then return data end
+    if kind == 'started' then return nil end
+    entry = before
   end
-  local line = string.sub(text, from + #id + 1, string.find(text, ' \n', from, true) - 1)
-  return string.match(line, '^(%S+) (.*)$')
 end
 
--- Whether event id x comes before y.
-local function earlier(x, y)
-  local xm, xs = string.match(x, '^(%d+)-(%d+)$')
-  local ym, ys = string.match(y, '^(%d+)-(%d+)$')
-  xm, ym = tonumber(xm), tonumber(ym)
-  return xm < ym or (xm == ym and tonumber(xs) < tonumber(ys))
-end
-
--- KEYS job in units open specs last events; ARGV id. {all fields of the job, its open form, its open units as (unit,
--- packed), the latest step of each running one as (unit, data), its spec while it is open}
-local function job(keys, a)
+-- KEYS job in units open specs last events; ARGV id. {all fields of the job, its open record, its open units as (unit,
+-- record), the latest step of each running one as (unit, data), its spec while it is open}
+local function job(keys, args)
+  local job_key, in_key, units, open, specs, last, events = unpack(keys)
+  local id = args[1]
   local rc = redis.call
-  local id = a[1]
-  local o = rc('HGET', keys[4], id)
-  local all = rc('HGETALL', keys[1])
-  if not o then return {all, '', {}, {}, ''} end
-  local n, _, entry = of_job(o)
-  if n == '0' then return {all, o, {}, {}, queued_spec(keys[2], entry)} end
-  local units, steps = {}, {}
-  for i = 0, tonumber(n) - 1 do
+  local open_record = rc('HGET', open, id)
+  local fields = rc('HGETALL', job_key)
+  if not open_record then return {fields, '', {}, {}, ''} end
+  local record = unpack_job(open_record)
+  if record.units == '0' then return {fields, open_record, {}, {}, queued_spec(in_key, record.entry)} end
+  local open_units, steps = {}, {}
+  for i = 0, tonumber(record.units) - 1 do
     local unit = int(i)
-    local u = rc('HGET', keys[3], id .. ':' .. unit)
-    if u then
-      units[#units + 1] = unit; units[#units + 1] = u
-      if string.match(u, '^running|') or string.match(u, '^canceling|') then
-        local at, event = rc('HGET', keys[6], id .. ':' .. unit) or '-', nil
-        repeat
-          at, event = event_at(keys[7], at, id)
-          local kind, data = string.match(event or 'started', '^(%a+) ?%S* ?(.*)$')
-          if kind == 'step' then steps[#steps + 1] = unit; steps[#steps + 1] = data end
-        until kind == 'step' or kind == 'started'
-      end
+    local unit_record = rc('HGET', units, id .. ':' .. unit)
+    if unit_record then
+      append(open_units, {unit, unit_record})
+      local state = unpack_unit(unit_record).state
+      local step = (state == 'running' or state == 'canceling') and latest_step(last, events, id, unit)
+      if step then append(steps, {unit, step}) end
     end
   end
-  return {all, o, units, steps, rc('HGET', keys[5], id) or ''}
+  return {fields, open_record, open_units, steps, rc('HGET', specs, id) or ''}
 end
 
 -- KEYS job open last events; ARGV id after. The job's events from the id `after` on ("0-0": all), in order, as
--- (id, "<type> <unit> <data>"): followed from each unit's last one backwards, down to where they join.
-local function events(keys, a)
+-- (id, "<type> <unit> <data>"). They are followed backwards from the last one of each unit.
+local function events(keys, args)
+  local job_key, open, last, stream = unpack(keys)
+  local id, after = unpack(args)
   local rc = redis.call
-  local id, after = a[1], a[2]
-  if not string.find(after, '^%d+%-%d+$') then return badarg('events: an event id looks like 1763700000000-0; got ' .. string.sub(after, 1, 40)) end
-  local n = string.match(rc('HGET', keys[2], id) or rc('HGET', keys[1], 'o') or '', '^%d+')
-  if not n then return {} end
-  local heads = {n == '0' and (rc('HGET', keys[3], id) or rc('HGET', keys[1], 'l')) or nil}
-  for i = 0, tonumber(n) - 1 do
-    heads[#heads + 1] = rc('HGET', keys[3], id .. ':' .. int(i)) or
-      string.match(rc('HGET', keys[1], 'u' .. int(i)) or '', '[^|]*$')
+  if not string.find(after, '^%d+%-%d+$') then
+    return badarg('events: an event id looks like 1763700000000-0; got ' .. string.sub(after, 1, 40))
   end
-  local found, out = {}, {}
-  for _, at in ipairs(heads) do
-    while string.find(at, '^%d') and not found[at] and not earlier(at, after) do
-      local before, event = event_at(keys[4], at, id)
+  local units = string.match(rc('HGET', open, id) or rc('HGET', job_key, 'o') or '', '^%d+')
+  if not units then return {} end
+  local newest = {}
+  if units == '0' then newest[1] = rc('HGET', last, id) or rc('HGET', job_key, 'l') or nil end
+  for i = 0, tonumber(units) - 1 do
+    local unit = int(i)
+    newest[#newest + 1] = rc('HGET', last, id .. ':' .. unit) or
+      string.match(rc('HGET', job_key, 'u' .. unit) or '', '[^|]*$')
+  end
+  local found, order = {}, {}
+  for _, entry in ipairs(newest) do
+    while string.find(entry, '^%d') and not found[entry] and not earlier(entry, after) do
+      local before, event = event_at(stream, entry, id)
       if not before then break end
-      found[at] = event
-      out[#out + 1] = at
-      at = before
+      found[entry] = event
+      order[#order + 1] = entry
+      entry = before
     end
   end
-  table.sort(out, earlier)
+  table.sort(order, earlier)
   local flat = {}
-  for _, at in ipairs(out) do flat[#flat + 1] = at; flat[#flat + 1] = found[at] end
+  for _, entry in ipairs(order) do append(flat, {entry, found[entry]}) end
   return flat
+end
+
+-- The jobs that a worker's record says it holds units of.
+local function held_jobs(info)
+  local read, record = pcall(cjson.decode, info)
+  local jobs = {}
+  if read and type(record) == 'table' and type(record.units) == 'table' then
+    for _, unit in ipairs(record.units) do
+      if type(unit) == 'table' and type(unit[1]) == 'string' then jobs[#jobs + 1] = unit[1] end
+    end
+  end
+  return jobs
+end
+
+-- KEYS workers open; ARGV with_tenants (0, 1). The time in milliseconds, then for each worker {name, info_json,
+-- heartbeat_ms, the jobs it holds units of and their tenants as (id, tenant)}. A record that is no hash has info "".
+local function workers(keys, args)
+  local names, open = unpack(keys)
+  local rc, prefix = redis.call, prefix_of(names)
+  local ms = now()
+  local out = {ms}
+  for _, name in ipairs(rc('ZRANGE', names, '0', '-1')) do
+    local worker = redis.pcall('HMGET', prefix .. 'worker:' .. name, 'info', 'heartbeat')
+    local info, tenants = not worker.err and worker[1], {}
+    if info and args[1] == '1' then
+      for _, id in ipairs(held_jobs(info)) do
+        local record = unpack_job(rc('HGET', open, id) or rc('HGET', prefix .. 'job:' .. id, 'o'))
+        if record then append(tenants, {id, record.tenant}) end
+      end
+    end
+    if worker.err or info then out[#out + 1] = {name, info or '', worker[2] or '0', tenants} end
+  end
+  return out
 end

@@ -1,22 +1,24 @@
 -- ---- what time brings: lapsed leases, due retries, missed deadlines, old jobs ------------------------------
 
 -- KEYS lease delayed deadline; ARGV limit. What is due, for `reap`: leases, delayed units, jobs.
-local function due(keys, a)
-  local rc = redis.call
-  local _, t = clock()
-  return {rc('ZRANGEBYSCORE', keys[1], '-inf', t, 'LIMIT', '0', a[1]), rc('ZRANGEBYSCORE', keys[2], '-inf', t, 'LIMIT', '0', a[1]),
-    rc('ZRANGEBYSCORE', keys[3], '-inf', t, 'LIMIT', '0', a[1])}
+local function due(keys, args)
+  local _, at = now()
+  local found = {}
+  for i, key in ipairs(keys) do
+    found[i] = redis.call('ZRANGEBYSCORE', key, '-inf', at, 'LIMIT', '0', args[1])
+  end
+  return found
 end
 
--- After a restart of Redis, which may have taken longer than a lease, workers get one lease time to come back.
-local function in_grace(key, ms, lease_ms)
+-- A restart of Redis may take longer than a lease: workers get one lease time to renew theirs.
+local function in_grace(boot, ms, lease_ms)
   local rc = redis.call
   local run = string.match(rc('INFO', 'server'), 'run_id:(%x+)')
-  local v = rc('GET', key)
-  local was, till = string.match(v or '', '^(%x+) (%d+)$')
-  if was == run then return ms < tonumber(till) end
-  local grace = v and ms + lease_ms or 0
-  rc('SET', key, run .. ' ' .. int(grace))
+  local value = rc('GET', boot)
+  local known, till = string.match(value or '', '^(%x+) (%d+)$')
+  if known == run then return ms < tonumber(till) end
+  local grace = value and ms + lease_ms or 0
+  rc('SET', boot, run .. ' ' .. int(grace))
   return ms < grace
 end
 
@@ -25,112 +27,131 @@ local function is_due(key, member, ms)
   return score and tonumber(score) <= ms
 end
 
--- A unit that will not be tried again.
-local function bury(dead, id, unit, e, c, owner, nonce, err)
-  redis.call('XADD', dead, 'MAXLEN', '~', '10000', '*', 'job', id, 'unit', unit, 'errors', e, 'crashes', c, 'owner', owner, 'nonce', nonce, 'error', err)
+-- Writes a dead letter: the unit is not tried again.
+local function bury(dead, id, unit, record, err)
+  redis.call('XADD', dead, 'MAXLEN', '~', '10000', '*', 'job', id, 'unit', unit, 'errors', record.errors,
+    'crashes', record.crashes, 'owner', record.owner, 'nonce', record.nonce, 'error', err)
 end
 
--- A job's deadline has passed: what is open of it ends. k: the KEYS of `reap`.
-local function expire(j, k, job, id, t)
+local too_late = '{"code":"deadline_exceeded","message":"[queue] the deadline passed before the job ended"}'
+
+-- Ends what is open of a job whose deadline has passed; 1 if anything was. k: the named keys of `reap`.
+local function expire(journal, k, job_key, id, at)
   local rc = redis.call
-  local o = rc('HGET', k[10], id)
-  if not o then return 0 end
-  local n, _, entry = of_job(o)
-  local err = rc('HGET', job, 'error') or '{"code":"deadline_exceeded","message":"[queue] the deadline passed before the job ended"}'
-  if n == '0' then
-    local spec = queued_spec(k[8], entry)
-    forget_entries(k[8], {entry}, 1)
-    end_queued(j, job, id, o, 'expired', t, err, spec)
+  local job_record = rc('HGET', k.open, id)
+  if not job_record then return 0 end
+  local job = unpack_job(job_record)
+  local err = rc('HGET', job_key, 'error') or too_late
+  if job.units == '0' then
+    local spec = queued_spec(k.intake, job.entry)
+    forget_entries(k.intake, {job.entry})
+    end_queued(journal, {job_key = job_key, id = id, record = job_record, state = 'expired', at = at, spec = spec,
+      error = err})
     return 1
   end
-  for i = 0, tonumber(n) - 1 do
+  for i = 0, tonumber(job.units) - 1 do
     local unit = int(i)
     local member = id .. ':' .. unit
-    local u = rc('HGET', k[9], member)
-    if u then
-      local s = string.match(u, '^%a+')
-      rc('ZREM', s == 'ready' and k[5] or s == 'delayed' and k[4] or k[3], member)
-      rc('HDEL', k[9], member)
-      conclude(j, job, id, unit, 'expired', u, t, err, {'error', err}, err)
+    local record = unpack_unit(rc('HGET', k.units, member))
+    if record then
+      rc('ZREM', record.state == 'ready' and k.ready or record.state == 'delayed' and k.delayed or k.lease, member)
+      rc('HDEL', k.units, member)
+      conclude(journal, {job_key = job_key, id = id, unit = unit, record = record, state = 'expired', at = at,
+        data = err, fields = {'error', err}, error = err})
     end
   end
   return 1
 end
 
--- KEYS leader boot lease delayed ready deadline dead in units open specs last events, then job each
--- ARGV epoch lease_ms max_crashes hold (1: leave leases alone), then (kind id unit) each;
--- kind is lease, delayed or deadline (unit "0")
-local function reap(keys, a)
-  local rc = redis.call
-  local ms, t = clock()
-  local units, touched = keys[9], 0
-  local j = journal('feed', {events = keys[13], last = keys[12], open = keys[10], specs = keys[11], deadlines = keys[6]})
-  local hold = in_grace(keys[2], ms, tonumber(a[2])) or a[4] == '1'
-  local p, k = 5, 14
-  while a[p] do
-    local kind, id, unit, job = a[p], a[p + 1], a[p + 2], keys[k]
-    local member = id .. ':' .. unit
-    if kind == 'lease' and not hold and is_due(keys[3], member, ms) then
-      touched = touched + 1
-      local u = rc('HGET', units, member)
-      local s, nonce, st, e, c, owner, as, n, dl
-      if u then s, nonce, st, e, c, owner, as, n, dl = parts(u) end
-      if s == 'running' then c = int(c + 1) end
-      if s == 'canceling' then
-        rc('HDEL', units, member)
-        rc('ZREM', keys[3], member)
-        conclude(j, job, id, unit, 'canceled', u, t, '{}', {})
-      elseif s == 'running' and tonumber(c) >= tonumber(a[3]) then
-        local err = cjson.encode({code = 'unavailable', message = '[queue] ' .. c .. ' workers were lost while they ran this unit, the last was ' .. owner})
-        rc('HDEL', units, member)
-        rc('ZREM', keys[3], member)
-        bury(keys[7], id, unit, e, c, owner, nonce, err)
-        conclude(j, job, id, unit, 'failed', packed(s, nonce, st, e, c, owner, as, n, dl), t, err, {'e' .. unit, err, 'error', err}, err)
-      elseif s == 'running' or s == 'assigned' then
-        release(j, units, keys[3], keys[5], id, unit, u, e, c, t, '{"reason":"lease lapsed","owner":' .. cjson.encode(owner) .. ',"crashes":' .. c .. '}')
-      else
-        rc('ZREM', keys[3], member)
-      end
-    elseif kind == 'delayed' and is_due(keys[4], member, ms) then
-      touched = touched + 1
-      local u = rc('HGET', units, member)
-      if u and string.sub(u, 1, 8) == 'delayed|' then
-        local _, _, _, e, c = parts(u)
-        release(j, units, keys[4], keys[5], id, unit, u, e, c, t, '{"reason":"retry is due"}')
-      else
-        rc('ZREM', keys[4], member)
-      end
-    elseif kind == 'deadline' and is_due(keys[6], id, ms) then
-      -- What this call has told of the job's units must stand in their records first.
-      if j.told[id] then write(j) end
-      rc('ZREM', keys[6], id)
-      touched = touched + expire(j, keys, job, id, t)
+-- The lease of a unit has lapsed: its worker is lost, which counts as a crash if the unit had started.
+local function lapse(journal, k, job_key, id, unit, at, max_crashes)
+  local rc, member = redis.call, id .. ':' .. unit
+  local record = unpack_unit(rc('HGET', k.units, member))
+  local state = record and record.state
+  if state == 'running' then record.crashes = int(record.crashes + 1) end
+  if state == 'running' and tonumber(record.crashes) >= tonumber(max_crashes) then
+    local err = cjson.encode({code = 'unavailable', message = '[queue] ' .. record.crashes ..
+      ' workers were lost while they ran this unit, the last was ' .. record.owner})
+    rc('HDEL', k.units, member)
+    rc('ZREM', k.lease, member)
+    bury(k.dead, id, unit, record, err)
+    conclude(journal, {job_key = job_key, id = id, unit = unit, record = record, state = 'failed', at = at,
+      data = '{"reason":"workers lost",' .. string.sub(err, 2), fields = {'e' .. unit, err, 'error', err}, error = err})
+  elseif state == 'running' or state == 'assigned' then
+    release(journal, {units = k.units, ready = k.ready, from = k.lease}, id, unit, record, at,
+      '{"reason":"lease lapsed","owner":' .. cjson.encode(record.owner) .. ',"crashes":' .. record.crashes .. '}')
+  else
+    rc('ZREM', k.lease, member)
+    if state == 'canceling' then
+      rc('HDEL', k.units, member)
+      conclude(journal, {job_key = job_key, id = id, unit = unit, record = record, state = 'canceled', at = at})
     end
-    p, k = p + 3, k + 1
   end
-  write(j)
+end
+
+-- KEYS leader boot lease delayed ready deadline dead in units open specs last events, then job each
+-- ARGV epoch lease_ms max_crashes hold (1: leaves leases alone), then (kind id unit) each;
+-- kind is lease, delayed or deadline (unit "0"). How many were due.
+local function reap(keys, args)
+  local _, boot, lease, delayed, ready, deadline, dead, intake, units, open, specs, last, events = unpack(keys, 1, 13)
+  local k = {lease = lease, delayed = delayed, ready = ready, deadline = deadline, dead = dead, intake = intake,
+    units = units, open = open}
+  local _, lease_ms, max_crashes, hold = unpack(args, 1, 4)
+  local rc = redis.call
+  local ms, at = now()
+  local touched = 0
+  local journal = new_journal('feed', {events = events, last = last, open = open, specs = specs, deadline = deadline})
+  hold = in_grace(boot, ms, tonumber(lease_ms)) or hold == '1'
+  for i = 1, (#args - 4) / 3 do
+    local job_key = keys[13 + i]
+    local kind, id, unit = unpack(args, 3 * i + 2, 3 * i + 4)
+    local member = id .. ':' .. unit
+    if kind == 'lease' and not hold and is_due(lease, member, ms) then
+      touched = touched + 1
+      lapse(journal, k, job_key, id, unit, at, max_crashes)
+    elseif kind == 'delayed' and is_due(delayed, member, ms) then
+      touched = touched + 1
+      local record = unpack_unit(rc('HGET', units, member))
+      if record and record.state == 'delayed' then
+        release(journal, {units = units, ready = ready, from = delayed}, id, unit, record, at,
+          '{"reason":"retry is due"}')
+      else
+        rc('ZREM', delayed, member)
+      end
+    elseif kind == 'deadline' and is_due(deadline, id, ms) then
+      if journal.told[id] then write(journal) end  -- stores the records of units that ended before
+      rc('ZREM', deadline, id)
+      touched = touched + expire(journal, k, job_key, id, at)
+    end
+  end
+  write(journal)
   return touched
 end
 
--- KEYS jobs open events, then job each; ARGV retention_ms keep_ms, then their ids. Forgets those that ended so long
--- ago, drops from the index what is not there any more, and the events from before the oldest job that is left, or of
--- keep_ms ago: a job that is open for longer than that loses its first ones.
-local function sweep(keys, a)
+-- KEYS jobs open events, then job each; ARGV retention_ms keep_ms, then their ids. How many are forgotten.
+-- Forgets jobs that ended longer than retention_ms ago and removes from the index what is gone. Trims events older than
+-- every job that is left, and all older than keep_ms: a job that is open for longer loses its first ones.
+local function sweep(keys, args)
+  local jobs, open, events = unpack(keys, 1, 3)
+  local retention_ms, keep_ms = tonumber(args[1]), tonumber(args[2])
   local rc = redis.call
-  local ms = clock()
-  local ids, gone, old = ids_of(a, 3, 1), {}, {}
-  local opens = read_all(keys[2], ids)
+  local ms = now()
+  local ids, gone, gone_keys = ids_of(args, 3, 1), {}, {}
+  local records = read_all(open, ids)
   for i, id in ipairs(ids) do
-    local job = keys[3 + i]
-    local ended = not opens[i] and rc('HGET', job, 'ended')
-    if not opens[i] and (not ended or tonumber(ended) <= ms - a[1]) then
+    local job_key = keys[3 + i]
+    local ended = not records[i] and rc('HGET', job_key, 'ended')
+    if not records[i] and (not ended or tonumber(ended) <= ms - retention_ms) then
       gone[#gone + 1] = id
-      old[#old + 1] = job
+      gone_keys[#gone_keys + 1] = job_key
     end
   end
-  if #gone > 0 then rc('UNLINK', unpack(old)); rc('ZREM', keys[1], unpack(gone)) end
-  local oldest = rc('ZRANGE', keys[1], '0', '0', 'WITHSCORES')[2]
-  local from = math.max(tonumber(oldest or ms), ms - math.max(tonumber(a[1]), tonumber(a[2])))
-  rc('XTRIM', keys[3], 'MINID', '~', int(from))
+  if #gone > 0 then
+    rc('UNLINK', unpack(gone_keys))
+    rc('ZREM', jobs, unpack(gone))
+  end
+  local oldest = rc('ZRANGE', jobs, '0', '0', 'WITHSCORES')[2]
+  local from = math.max(tonumber(oldest or ms), ms - math.max(retention_ms, keep_ms))
+  rc('XTRIM', events, 'MINID', '~', int(from))
   return #gone
 end

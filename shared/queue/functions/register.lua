@@ -1,73 +1,71 @@
 -- ---- the library ------------------------------------------------------------------------------------------
 
--- Checks the shape of a call before its Function runs: {fixed, each} keys and arguments, each as many times as
--- the call has jobs or units, and which arguments are numbers.
-local function checked(name, f, keys_fixed, keys_each, args_fixed, args_each, numbers)
-  local shape = name .. ' takes ' .. keys_fixed .. ' keys' .. (keys_each > 0 and ' and ' .. keys_each .. ' each' or '') .. ', ' ..
-    args_fixed .. ' arguments' .. (args_each > 0 and ' and ' .. args_each .. ' each' or '')
-  return function(keys, a)
-    local n = 0
-    if args_each > 0 then n = (#a - args_fixed) / args_each end
-    if n < 0 or n % 1 ~= 0 or #a ~= args_fixed + n * args_each or #keys ~= keys_fixed + n * keys_each then
-      return badarg(shape .. '; got ' .. int(#keys) .. ' and ' .. int(#a))
+-- Checks the shape of a call before its Function runs. shape has
+--   keys, args: how many
+--   keys_each, args_each: how many more for each job or unit of the call
+--   numbers: which arguments are whole numbers
+local function checked(name, run, shape)
+  local keys_each, args_each = shape.keys_each or 0, shape.args_each or 0
+  local function each(count) return count > 0 and ' and ' .. count .. ' each' or '' end
+  local takes = name .. ' takes ' .. shape.keys .. ' keys' .. each(keys_each) .. ', ' ..
+    shape.args .. ' arguments' .. each(args_each)
+  return function(keys, args)
+    local count = args_each > 0 and (#args - shape.args) / args_each or 0
+    if count < 0 or count % 1 ~= 0 or #args ~= shape.args + count * args_each or
+      #keys ~= shape.keys + count * keys_each then
+      return badarg(takes .. '; got ' .. int(#keys) .. ' and ' .. int(#args))
     end
-    for _, i in ipairs(numbers) do
-      if #a[i] > 15 or not string.find(a[i], '^%d+$') then  -- what is longer Redis takes for no time, in the midst of what is written
-        return badarg(name .. ': argument ' .. int(i) .. ' is a whole number of at most 15 digits; got ' .. string.sub(a[i], 1, 40))
+    for _, i in ipairs(shape.numbers or {}) do
+      -- Redis would refuse a longer number as a time after the first write.
+      if #args[i] > 15 or not string.find(args[i], '^%d+$') then
+        return badarg(name .. ': argument ' .. int(i) .. ' is a whole number of at most 15 digits; got ' ..
+          string.sub(args[i], 1, 40))
       end
     end
-    return f(keys, a)
+    return run(keys, args)
   end
 end
 
--- For the leader of the shard alone: the call's first key is its name, its first argument the epoch it leads with.
-local function led(f)
-  return function(keys, a)
-    local v = redis.call('GET', keys[1])
-    if not v or string.match(v, '^(%d+) ') ~= a[1] then
-      return redis.error_reply('EPOCH ' .. a[1] .. ' does not lead this shard' .. (v and (', ' .. v .. ' does') or ''))
+-- For the leader of the shard alone: the first key is that of the leader, the first argument the caller's epoch.
+local function led(run)
+  return function(keys, args)
+    local leader = redis.call('GET', keys[1])
+    if not leader or string.match(leader, '^(%d+) ') ~= args[1] then
+      return redis.error_reply('EPOCH ' .. args[1] .. ' does not lead this shard' ..
+        (leader and (', ' .. leader .. ' does') or ''))
     end
-    return f(keys, a)
+    return run(keys, args)
   end
 end
 
--- Of another shape than the others: it checks its own.
-local function checked_dispatch(keys, a)
-  local owners = tonumber(a[4])
-  if #keys < 10 or not owners or #keys ~= 10 + owners or #a < 4 + owners or not string.find(a[1] .. a[2] .. a[3] .. a[4], '^%d+$') then
-    return badarg('dispatch takes 10 keys and a mailbox for each owner, 4 whole numbers, each owner, then the jobs; got ' .. int(#keys) .. ' and ' .. int(#a))
-  end
-  return led(dispatch)(keys, a)
+local function register(name, run, shape, flag)
+  redis.register_function{function_name = 'ditfleet_v2_' .. name, flags = {flag}, callback = checked(name, run, shape)}
 end
 
--- allow-oom: what ends or keeps work must go on when Redis is at its memory limit; taking new work must not.
-local function register(name, f, shape, numbers, ...)
-  redis.register_function{function_name = 'ditfleet_v1_' .. name, flags = {...},
-    callback = checked(name, f, shape[1], shape[2], shape[3], shape[4], numbers)}
-end
-register('submit', submit, {6, 2, 1, 7}, {1})
-register('cancel', cancel, {11, 1, 2, 1}, {}, 'allow-oom')
-register('lead', lead, {2, 0, 2, 0}, {2}, 'allow-oom')
-register('resign', resign, {1, 0, 2, 0}, {2}, 'allow-oom')
-register('admit', led(admit), {9, 0, 1, 9}, {1})
-register('admit_raw', led(admit_raw), {10, 2, 3, 13}, {1, 2, 3})
-register('reject', led(reject), {8, 1, 1, 7}, {1}, 'allow-oom')
-register('assign', led(assign), {9, 0, 4, 5}, {1, 3, 4})
-redis.register_function{function_name = 'ditfleet_v1_dispatch', callback = checked_dispatch}
-register('revoke', led(revoke), {6, 1, 1, 4}, {1}, 'allow-oom')
-register('due', due, {3, 0, 1, 0}, {1}, 'no-writes')
-register('reap', led(reap), {13, 1, 4, 3}, {1, 2, 3}, 'allow-oom')
-register('sweep', sweep, {3, 1, 2, 1}, {1, 2}, 'allow-oom')
-register('virtual_times', led(virtual_times), {2, 0, 1, 2}, {1}, 'allow-oom')
-register('open', open, {4, 0, 0, 0}, {}, 'no-writes')
-register('heartbeat', heartbeat, {3, 0, 5, 0}, {4, 5}, 'allow-oom')
-register('deregister', deregister, {3, 0, 2, 0}, {}, 'allow-oom')
-register('start', start, {4, 0, 1, 3}, {1}, 'allow-oom')
-register('renew', renew, {4, 0, 1, 4}, {1}, 'allow-oom')
-register('emit', emit, {3, 0, 5, 0}, {}, 'allow-oom')
-register('complete', complete, {7, 1, 0, 6}, {}, 'allow-oom')
-register('fail', fail, {10, 0, 11, 0}, {1, 2, 3, 4, 5}, 'allow-oom')
-register('hand_back', hand_back, {8, 1, 0, 3}, {}, 'allow-oom')
-register('canceled', canceled, {8, 0, 3, 0}, {}, 'allow-oom')
-register('job', job, {7, 0, 1, 0}, {}, 'no-writes')
-register('events', events, {4, 0, 2, 0}, {}, 'no-writes')
+-- allow-oom: what ends or keeps work goes on when Redis is at its memory limit; what takes new work does not.
+register('submit', submit, {keys = 8, args = 8, numbers = {1}})
+register('cancel', cancel, {keys = 11, keys_each = 1, args = 2, args_each = 1}, 'allow-oom')
+register('lead', lead, {keys = 2, args = 2, numbers = {2}}, 'allow-oom')
+register('resign', resign, {keys = 1, args = 2, numbers = {2}}, 'allow-oom')
+register('admit', led(admit), {keys = 9, args = 1, args_each = 9, numbers = {1}})
+register('admit_raw', led(admit_raw), {keys = 10, keys_each = 2, args = 3, args_each = 13, numbers = {1, 2, 3}})
+register('reject', led(reject), {keys = 8, keys_each = 1, args = 1, args_each = 7, numbers = {1}}, 'allow-oom')
+register('assign', led(assign), {keys = 9, args = 4, args_each = 5, numbers = {1, 3, 4}})
+register('revoke', led(revoke), {keys = 6, keys_each = 1, args = 1, args_each = 4, numbers = {1}}, 'allow-oom')
+register('due', due, {keys = 3, args = 1, numbers = {1}}, 'no-writes')
+register('reap', led(reap), {keys = 13, keys_each = 1, args = 4, args_each = 3, numbers = {1, 2, 3}}, 'allow-oom')
+register('sweep', sweep, {keys = 3, keys_each = 1, args = 2, args_each = 1, numbers = {1, 2}}, 'allow-oom')
+register('virtual_times', led(virtual_times), {keys = 2, args = 1, args_each = 2, numbers = {1}}, 'allow-oom')
+register('open', open_units, {keys = 4, args = 0}, 'no-writes')
+register('heartbeat', heartbeat, {keys = 3, args = 5, numbers = {4, 5}}, 'allow-oom')
+register('deregister', deregister, {keys = 3, args = 2}, 'allow-oom')
+register('start', start, {keys = 4, args = 4, numbers = {1}}, 'allow-oom')
+register('renew', renew, {keys = 4, args = 1, args_each = 4, numbers = {1}}, 'allow-oom')
+register('emit', emit, {keys = 3, args = 5}, 'allow-oom')
+register('complete', complete, {keys = 8, args = 6}, 'allow-oom')
+register('fail', fail, {keys = 10, args = 11, numbers = {1, 2, 3, 4, 5}}, 'allow-oom')
+register('hand_back', hand_back, {keys = 8, keys_each = 1, args = 0, args_each = 3}, 'allow-oom')
+register('canceled', canceled, {keys = 8, args = 3}, 'allow-oom')
+register('job', job, {keys = 7, args = 1}, 'no-writes')
+register('events', events, {keys = 4, args = 2}, 'no-writes')
+register('workers', workers, {keys = 2, args = 1}, 'no-writes')

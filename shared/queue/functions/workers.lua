@@ -1,228 +1,213 @@
 -- ---- workers ----------------------------------------------------------------------------------------------
 
--- KEYS workers worker mbox; ARGV name boot info_json keep_ms mailbox_ms. The boot that had the name before.
-local function heartbeat(keys, a)
+-- KEYS workers worker mailbox; ARGV name boot info_json keep_ms mailbox_ms. The boot that had the name before.
+local function heartbeat(keys, args)
+  local workers, worker, mailbox = unpack(keys)
+  local name, boot, info, keep_ms, mailbox_ms = unpack(args)
   local rc = redis.call
-  local ms, t = clock()
-  local was = rc('HGET', keys[2], 'boot')
-  rc('HSET', keys[2], 'boot', a[2], 'info', a[3], 'heartbeat', t)
-  rc('PEXPIRE', keys[2], a[4])
-  rc('ZADD', keys[1], t, a[1])
-  rc('ZREMRANGEBYSCORE', keys[1], '-inf', int(ms - a[4]))
-  rc('PEXPIRE', keys[3], a[5])
-  return was or ''
+  local ms, at = now()
+  local before = rc('HGET', worker, 'boot')
+  rc('HSET', worker, 'boot', boot, 'info', info, 'heartbeat', at)
+  rc('PEXPIRE', worker, keep_ms)
+  rc('ZADD', workers, at, name)
+  rc('ZREMRANGEBYSCORE', workers, '-inf', int(ms - keep_ms))
+  rc('PEXPIRE', mailbox, mailbox_ms)
+  return before or ''
 end
 
--- KEYS workers worker mbox; ARGV name boot
-local function deregister(keys, a)
+-- KEYS workers worker mailbox; ARGV name boot
+local function deregister(keys, args)
+  local workers, worker, mailbox = unpack(keys)
+  local name, boot = unpack(args)
   local rc = redis.call
-  rc('DEL', keys[3])
-  if rc('HGET', keys[2], 'boot') ~= a[2] then return 0 end
-  rc('DEL', keys[2])
-  return rc('ZREM', keys[1], a[1])
+  rc('DEL', mailbox)
+  if rc('HGET', worker, 'boot') ~= boot then return 0 end
+  rc('DEL', worker)
+  return rc('ZREM', workers, name)
 end
 
--- KEYS lease units last events; ARGV lease_ms, then (id unit nonce) each. 1: running under this nonce.
-local function start(keys, a)
-  local rc, find, byte = redis.call, string.find, string.byte
-  local ms, t = clock()
-  local till, out, leases, held, seen = lease_until(ms, a[1]), {}, {}, {}, {}
-  local z = 0
-  local j = journal('feed', {events = keys[4], last = keys[3]})
-  local members = members_of(a, 2, 3)
-  local us = read_all(keys[2], members)
-  local p = 2
-  for i, member in ipairs(members) do
-    local u, nonce, ok = us[i], a[p + 2], 0
-    local rest = 13 + #nonce  -- behind assigned|<nonce>|0|
-    if seen[member] then ok = seen[member] == nonce and 1 or 0
-    elseif u and byte(u, 1) == 97 and find(u, nonce, 10, true) == 10 and find(u, '|0|', rest - 3, true) == rest - 3 then
-      local e, c, worker = string.match(u, '^(%d+)|(%d+)|([^:|]*)', rest)
-      local attempt = e == '0' and c == '0' and '1' or int(e + c + 1)
-      note(j, a[p], member, 'started ' .. a[p + 1] .. ' {"attempt":' .. attempt .. ',"worker":"' .. worker .. '"}')
-      z = z + 2
-      held[z - 1] = member; held[z] = 'running|' .. nonce .. '|' .. t .. '|' .. string.sub(u, rest)
-      leases[z - 1] = till; leases[z] = member
-      seen[member] = nonce
-      ok = 1
-    elseif holds(u, 'running', nonce) then ok = 1 end
-    out[i] = ok
-    p = p + 3
-  end
-  if z > 0 then rc('HSET', keys[2], unpack(held)); rc('ZADD', keys[1], unpack(leases)) end
-  write(j)
-  return out
+-- KEYS lease units last events; ARGV lease_ms id unit nonce. 1: the unit runs under this nonce, now or before; 0: it is
+-- not held under it.
+local function start(keys, args)
+  local lease, units, last, events = unpack(keys)
+  local lease_ms, id, unit, nonce = unpack(args)
+  local rc, member = redis.call, id .. ':' .. unit
+  local record = unpack_unit(rc('HGET', units, member))
+  local state = held_state(record, nonce)
+  if state == 'running' then return 1 end
+  if state ~= 'assigned' then return 0 end
+  local ms, at = now()
+  record.state, record.started = 'running', at
+  rc('HSET', units, member, pack_unit(record))
+  rc('ZADD', lease, lease_until(ms, lease_ms), member)
+  local journal = new_journal('feed', {events = events, last = last})
+  note(journal, id, member, 'started ' .. unit .. ' {"attempt":' .. int(record.errors + record.crashes + 1) ..
+    ',"worker":"' .. string.match(record.owner, '^[^:]*') .. '"}')
+  write(journal)
+  return 1
 end
 
--- KEYS lease units last events; ARGV lease_ms, then (id unit nonce event) each; event "": none, else
--- "step <unit> <data>". 0 renewed, 1 lost, 2 renewed and asked to stop.
-local function renew(keys, a)
-  local ms = clock()
-  local till, out, leases, z = lease_until(ms, a[1]), {}, {}, 0
-  local j = journal('steps', {events = keys[4], last = keys[3]})
-  local members = members_of(a, 2, 4)
-  for p = 5, #a, 4 do
-    if string.find(a[p], '\n', 1, true) then return badarg('renew: an event is one line') end
+-- KEYS lease units last events; ARGV lease_ms, then (id unit nonce event) each; event "": none, else one line
+-- "step <unit> <data>". each: 0 renewed, 1 lost, 2 renewed and asked to stop
+local function renew(keys, args)
+  local lease, units, last, events = unpack(keys)
+  local members = members_of(args, 2, 4)
+  for at = 5, #args, 4 do
+    if string.find(args[at], '\n', 1, true) then return badarg('renew: an event is one line') end
   end
-  local us = read_all(keys[2], members)
-  local p = 2
+  local ms = now()
+  local lease_end, leases, out = lease_until(ms, args[1]), {}, {}
+  local journal = new_journal('steps', {events = events, last = last})
+  local records = read_all(units, members)
   for i, member in ipairs(members) do
-    local u, nonce, event = us[i], a[p + 2], a[p + 3]
-    local verdict = 1
-    if runs(u, nonce) then
-      verdict = 0
-      if event ~= '' then note(j, a[p], member, event) end
-    elseif holds(u, 'assigned', nonce) then verdict = 0
-    elseif holds(u, 'canceling', nonce) then verdict = 2 end
-    if verdict ~= 1 then leases[z + 1] = till; leases[z + 2] = member; z = z + 2 end
-    out[i] = verdict
-    p = p + 4
+    local id, nonce, event = args[4 * i - 2], args[4 * i], args[4 * i + 1]
+    local state = held_state(unpack_unit(records[i]), nonce)
+    out[i] = 1
+    if state == 'running' or state == 'assigned' or state == 'canceling' then
+      if state == 'running' and event ~= '' then note(journal, id, member, event) end
+      leases[#leases + 1] = lease_end
+      leases[#leases + 1] = member
+      out[i] = state == 'canceling' and 2 or 0
+    end
   end
-  if z > 0 then redis.call('ZADD', keys[1], unpack(leases)) end
-  write(j)
+  if #leases > 0 then redis.call('ZADD', lease, unpack(leases)) end
+  write(journal)
   return out
 end
 
 -- KEYS units last events; ARGV id unit nonce type data
-local function emit(keys, a)
-  local member = a[1] .. ':' .. a[2]
-  local u = redis.call('HGET', keys[1], member)
-  if not holds(u, 'running', a[3]) and not holds(u, 'canceling', a[3]) then
+local function emit(keys, args)
+  local units, last, events = unpack(keys)
+  local id, unit, nonce, kind, data = unpack(args)
+  local member = id .. ':' .. unit
+  local state = held_state(unpack_unit(redis.call('HGET', units, member)), nonce)
+  if state ~= 'running' and state ~= 'canceling' then
     return redis.error_reply('CONFLICT unit ' .. member .. ' is not running under this nonce')
   end
-  if string.find(a[4], '%s') or string.find(a[5], '\n') then return badarg('emit: a type is one word, data JSON on one line') end
-  local j = journal('steps', {events = keys[3], last = keys[2]})
-  note(j, a[1], member, a[4] .. ' ' .. a[2] .. ' ' .. a[5])
-  write(j)
+  if string.find(kind, '%s') or string.find(data, '\n') then
+    return badarg('emit: a type is one word, data JSON on one line')
+  end
+  local journal = new_journal('steps', {events = events, last = last})
+  note(journal, id, member, kind .. ' ' .. unit .. ' ' .. data)
+  write(journal)
   return redis.status_reply('OK')
 end
 
--- KEYS lease deadline units open specs last events, then job each
--- ARGV (id unit nonce manifest phases warnings) each; phases and warnings JSON or "".
--- 1: this attempt completed the unit, now or before.
-local function complete(keys, a)
-  local rc = redis.call
-  local _, t = clock()
-  local out, gone, done, z = {}, {}, {}, 0
-  local members, ids = members_of(a, 1, 6), ids_of(a, 1, 6)
-  local j = journal('feed', {events = keys[7], last = keys[6], open = keys[4], specs = keys[5], deadlines = keys[2]})
-  local us, opens, specs = read_all(keys[3], members), read_all(keys[4], ids), read_all(keys[5], ids)
-  local p = 1
-  for i, member in ipairs(members) do
-    local u, unit, nonce, job = us[i], a[p + 1], a[p + 2], keys[7 + i]
-    local ok = 0
-    if done[member] then
-      ok = done[member] == nonce and 1 or 0
-    elseif runs(u, nonce) or holds(u, 'canceling', nonce) then
-      if string.byte(u, 1) == 114 and string.find(u, '|1|0', -4, true) and a[p + 5] == '' and opens[i] and specs[i] then
-        -- The usual case of the general one below: one unit, no deadline, no warnings.
-        note(j, ids[i], member, 'succeeded ' .. unit .. ' {"job":"succeeded"}')
-        j.ended[member] = {job, 'u' .. unit, string.sub(u, 8), 'm' .. unit, a[p + 3], 'p' .. unit, a[p + 4],
-          'state', 'succeeded', 'ended', t, 'o', opens[i], 'spec', specs[i], head = 'succeeded', tail = '|' .. t .. '|'}
-        j.gone[#j.gone + 1] = ids[i]
-      else
-        local more = {'m' .. unit, a[p + 3], 'p' .. unit, a[p + 4]}
-        if a[p + 5] ~= '' then more[5] = 'w' .. unit; more[6] = a[p + 5] end
-        conclude(j, job, ids[i], unit, 'succeeded', u, t, '{}', more, nil, opens[i], specs[i])
-      end
-      z = z + 1
-      gone[z] = member
-      done[member] = nonce
-      ok = 1
-    elseif not u and holds(rc('HGET', job, 'u' .. unit), 'succeeded', nonce) then ok = 1 end
-    out[i] = ok
-    p = p + 6
+-- KEYS lease deadline units open specs last events job; ARGV id unit nonce manifest phases warnings (JSON or "").
+-- 1: this attempt completed the unit, now or before; 0: it does not hold it.
+local function complete(keys, args)
+  local lease, deadline, units, open, specs, last, events, job_key = unpack(keys)
+  local id, unit, nonce, manifest, phases, warnings = unpack(args)
+  local rc, member = redis.call, id .. ':' .. unit
+  local record = unpack_unit(rc('HGET', units, member))
+  local state = held_state(record, nonce)
+  if state ~= 'running' and state ~= 'canceling' then
+    local ended = not record and unpack_unit(rc('HGET', job_key, 'u' .. unit))
+    return held_state(ended, nonce) == 'succeeded' and 1 or 0
   end
-  if z > 0 then rc('HDEL', keys[3], unpack(gone)); rc('ZREM', keys[1], unpack(gone)) end
-  write(j)
-  return out
+  local _, at = now()
+  local journal = new_journal('feed', {events = events, last = last, open = open, specs = specs, deadline = deadline})
+  local fields = {'m' .. unit, manifest, 'p' .. unit, phases}
+  if warnings ~= '' then append(fields, {'w' .. unit, warnings}) end
+  rc('HDEL', units, member)
+  rc('ZREM', lease, member)
+  conclude(journal, {job_key = job_key, id = id, unit = unit, record = record, state = 'succeeded', at = at,
+    fields = fields})
+  write(journal)
+  return 1
 end
 
 -- KEYS lease delayed deadline dead units open specs last events job
--- ARGV max_attempts max_crashes backoff_ms backoff_max_ms jitter (0..1000) id unit nonce
---      error_json retryable crash
-local function fail(keys, a)
-  local rc = redis.call
-  local units, job, id, unit, nonce, err = keys[5], keys[10], a[6], a[7], a[8], a[9]
-  local member = id .. ':' .. unit
-  local u = rc('HGET', units, member)
-  if not (holds(u, 'running', nonce) or holds(u, 'assigned', nonce) or holds(u, 'canceling', nonce)) then
+-- ARGV max_attempts max_crashes backoff_ms backoff_max_ms jitter (0..1000) id unit nonce error_json retryable crash
+local function fail(keys, args)
+  local lease, delayed, deadline, dead, units, open, specs, last, events, job_key = unpack(keys)
+  local max_attempts, max_crashes, backoff_ms, backoff_max_ms, jitter = unpack(args, 1, 5)
+  local id, unit, nonce, err, retryable, crash = unpack(args, 6)
+  local rc, member = redis.call, id .. ':' .. unit
+  local record = unpack_unit(rc('HGET', units, member))
+  local state = held_state(record, nonce)
+  if state ~= 'running' and state ~= 'assigned' and state ~= 'canceling' then
     return redis.error_reply('CONFLICT unit ' .. member .. ' is not held under this nonce')
   end
   if string.find(err, '\n') then return badarg('fail: the error is JSON on one line') end
-  local s, _, st, e, c, owner, as, n, dl = parts(u)
-  local ms, t = clock()
-  local j = journal('feed', {events = keys[9], last = keys[8], open = keys[6], specs = keys[7], deadlines = keys[3]})
-  rc('ZREM', keys[1], member)
-  if s == 'canceling' then
+  local ms, at = now()
+  local journal = new_journal('feed', {events = events, last = last, open = open, specs = specs, deadline = deadline})
+  local ending = {job_key = job_key, id = id, unit = unit, record = record, at = at}
+  rc('ZREM', lease, member)
+  if state == 'canceling' then
     rc('HDEL', units, member)
-    conclude(j, job, id, unit, 'canceled', u, t, '{}', {})
-  else
-    local crash = a[11] == '1'
-    if crash then c = c + 1 else e = e + 1 end
-    local tries = e + c
-    e, c = int(e), int(c)
-    if (crash or a[10] == '1') and tonumber(e) < tonumber(a[1]) and tonumber(c) < tonumber(a[2]) then
-      local wait = math.min(tonumber(a[4]), a[3] * 2 ^ math.min(tries - 1, 30))
-      local at = int(ms + math.floor(wait * (1000 + a[5]) / 2000))
-      rc('HSET', job, 'e' .. unit, err)
-      rc('ZADD', keys[2], at, member)
-      rc('HSET', units, member, waiting('delayed', e, c, n, dl))
-      note(j, id, member, 'ready ' .. unit .. ' {"reason":"retry","not_before_ms":' .. at .. ',"errors":' .. e .. ',"crashes":' .. c .. ',' .. string.sub(err, 2))
-    else
-      rc('HDEL', units, member)
-      bury(keys[4], id, unit, e, c, owner, nonce, err)
-      conclude(j, job, id, unit, 'failed', packed(s, nonce, st, e, c, owner, as, n, dl), t, err, {'e' .. unit, err, 'error', err}, err)
-    end
+    ending.state = 'canceled'
+    conclude(journal, ending)
+    write(journal)
+    return redis.status_reply('OK')
   end
-  write(j)
+  local count = crash == '1' and 'crashes' or 'errors'
+  record[count] = int(record[count] + 1)
+  local left = tonumber(record.errors) < tonumber(max_attempts) and tonumber(record.crashes) < tonumber(max_crashes)
+  if left and (crash == '1' or retryable == '1') then
+    local tries = record.errors + record.crashes
+    local wait = math.min(tonumber(backoff_max_ms), backoff_ms * 2 ^ math.min(tries - 1, 30))
+    local due_at = int(ms + math.floor(wait * (1000 + jitter) / 2000))
+    rc('HSET', job_key, 'e' .. unit, err)
+    rc('ZADD', delayed, due_at, member)
+    rc('HSET', units, member, waiting_unit('delayed', record.errors, record.crashes, record.units, record.deadline))
+    note(journal, id, member, 'ready ' .. unit .. ' {"reason":"retry","not_before_ms":' .. due_at .. ',"errors":' ..
+      record.errors .. ',"crashes":' .. record.crashes .. ',' .. string.sub(err, 2))
+  else
+    rc('HDEL', units, member)
+    bury(dead, id, unit, record, err)
+    ending.state, ending.data, ending.error = 'failed', err, err
+    ending.fields = {'e' .. unit, err, 'error', err}
+    conclude(journal, ending)
+  end
+  write(journal)
   return redis.status_reply('OK')
 end
 
 -- KEYS lease ready deadline units open specs last events, then job each; ARGV (id unit nonce) each.
--- 1: handed back.
-local function hand_back(keys, a)
+-- each: 1 handed back, or canceled if it was asked to stop; 0 it is not held under this nonce
+local function hand_back(keys, args)
+  local lease, ready, deadline, units, open, specs, last, events = unpack(keys, 1, 8)
   local rc = redis.call
-  local _, t = clock()
-  local j = journal('feed', {events = keys[8], last = keys[7], open = keys[5], specs = keys[6], deadlines = keys[3]})
-  local out = {}
-  local p, k = 1, 9
-  while a[p] do
-    local id, unit, nonce, ok = a[p], a[p + 1], a[p + 2], 0
+  local _, at = now()
+  local journal = new_journal('feed', {events = events, last = last, open = open, specs = specs, deadline = deadline})
+  local sets, out = {units = units, ready = ready, from = lease}, {}
+  for i = 1, #args / 3 do
+    local id, unit, nonce = unpack(args, 3 * i - 2, 3 * i)
     local member = id .. ':' .. unit
-    local u = rc('HGET', keys[4], member)
-    if holds(u, 'running', nonce) or holds(u, 'assigned', nonce) then
-      local _, _, _, e, c = parts(u)
-      release(j, keys[4], keys[1], keys[2], id, unit, u, e, c, t, '{"reason":"handed back"}')
-      ok = 1
-    elseif holds(u, 'canceling', nonce) then
-      rc('ZREM', keys[1], member)
-      rc('HDEL', keys[4], member)
-      conclude(j, keys[k], id, unit, 'canceled', u, t, '{}', {})
-      ok = 1
+    local record = unpack_unit(rc('HGET', units, member))
+    local state = held_state(record, nonce)
+    out[i] = 0
+    if state == 'running' or state == 'assigned' then
+      release(journal, sets, id, unit, record, at, '{"reason":"handed back"}')
+      out[i] = 1
+    elseif state == 'canceling' then
+      rc('ZREM', lease, member)
+      rc('HDEL', units, member)
+      conclude(journal, {job_key = keys[8 + i], id = id, unit = unit, record = record, state = 'canceled', at = at})
+      out[i] = 1
     end
-    out[#out + 1] = ok
-    p, k = p + 3, k + 1
   end
-  write(j)
+  write(journal)
   return out
 end
 
 -- KEYS lease deadline units open specs last events job; ARGV id unit nonce
-local function canceled(keys, a)
-  local rc = redis.call
-  local id, unit, nonce, job = a[1], a[2], a[3], keys[8]
-  local member = id .. ':' .. unit
-  local u = rc('HGET', keys[3], member)
-  if not holds(u, 'canceling', nonce) then
-    if not u and holds(rc('HGET', job, 'u' .. unit), 'canceled', nonce) then return redis.status_reply('OK') end
+local function canceled(keys, args)
+  local lease, deadline, units, open, specs, last, events, job_key = unpack(keys)
+  local id, unit, nonce = unpack(args)
+  local rc, member = redis.call, id .. ':' .. unit
+  local record = unpack_unit(rc('HGET', units, member))
+  if held_state(record, nonce) ~= 'canceling' then
+    local ended = not record and unpack_unit(rc('HGET', job_key, 'u' .. unit))
+    if held_state(ended, nonce) == 'canceled' then return redis.status_reply('OK') end
     return redis.error_reply('CONFLICT unit ' .. member .. ' was not asked to stop under this nonce')
   end
-  local _, t = clock()
-  local j = journal('feed', {events = keys[7], last = keys[6], open = keys[4], specs = keys[5], deadlines = keys[2]})
-  rc('ZREM', keys[1], member)
-  rc('HDEL', keys[3], member)
-  conclude(j, job, id, unit, 'canceled', u, t, '{}', {})
-  write(j)
+  local _, at = now()
+  local journal = new_journal('feed', {events = events, last = last, open = open, specs = specs, deadline = deadline})
+  rc('ZREM', lease, member)
+  rc('HDEL', units, member)
+  conclude(journal, {job_key = job_key, id = id, unit = unit, record = record, state = 'canceled', at = at})
+  write(journal)
   return redis.status_reply('OK')
 end

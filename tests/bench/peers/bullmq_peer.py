@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The same work through BullMQ: jobs that do nothing but report progress three times.
+"""The peer of queue.sh: BullMQ with jobs that only report progress three times.
 
   PYTHON bullmq_peer.py [--jobs N] [--processes N] [--concurrency N] [--csv FILE --revision R --machine M]
 
-PYTHON has the packages bullmq, redis and uvloop (queue.sh makes such an environment). A redis-server of its own
-(append-only, everysec, loopback) and the worker processes are started here and ended here. First every job is
-added in bulk, then the workers drain them: the rate is that of the draining alone, which flatters the peer, for
-DiTFleet's figure contains the submitting. Prints one JSON object a figure.
+PYTHON needs the packages bullmq, redis and uvloop; queue.sh makes such an environment. The script starts and stops a
+private redis-server (append-only, everysec, loopback) and the worker processes. It adds all jobs in bulk before the
+workers start and times only the draining. That flatters the peer, because DiTFleet's figure includes submission.
+Prints one JSON object per figure.
 """
 import argparse
 import asyncio
@@ -61,7 +61,7 @@ async def add(port, jobs):
 
 
 async def drain(client, jobs, limit_s):
-    """Waits until all have completed: (seconds from the first to the last completion seen, how many in them)."""
+    """Waits until all jobs have completed. Returns the seconds from the first to the last completion and their number."""
     deadline = time.monotonic() + limit_s
     first_at = first = last = None
     while time.monotonic() < deadline:

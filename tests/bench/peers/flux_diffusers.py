@@ -1,10 +1,10 @@
-"""The peer of gpu.sh regions: diffusers' FLUX transformer at FLUX.1-dev's size with random weights, its repeated blocks compiled
-(compile_repeated_blocks), attention through cuDNN. Prints rows of the benches' long format.
+"""The peer of gpu.sh regions: diffusers' FLUX transformer at FLUX.1-dev's size with random weights, compiled by
+compile_repeated_blocks, with cuDNN attention. Prints CSV rows (tests/bench/README.md).
 
     flux_diffusers.py SCENARIO --revision TEXT --machine TEXT
 
-SCENARIO: cold (first forward with whatever TORCHINDUCTOR_CACHE_DIR holds, then steps, new sizes, a new batch size, memory)
-          shared_cache (first forward alone)
+SCENARIO: cold (first forward with the contents of TORCHINDUCTOR_CACHE_DIR, then steps, new sizes, a new batch size,
+          memory), shared_cache (first forward only)
 """
 import argparse
 import datetime

@@ -1,5 +1,5 @@
-"""The peer of regions_gpu_bench vae: diffusers' AutoencoderKL decoder at FLUX.1's size with random weights, bf16: as it is, and compiled
-(torch.compile) in channels-last layout. Prints rows of the benches' long format.
+"""The peer of regions_gpu_bench vae: diffusers' AutoencoderKL decoder at FLUX.1's size with random weights in bf16,
+eager and with torch.compile in channels-last layout. Prints CSV rows (tests/bench/README.md).
 
     vae_diffusers.py --revision TEXT --machine TEXT
 """

@@ -1,0 +1,47 @@
+// What the handlers of all resources share.
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <memory>
+#include <string>
+
+#include "coordinator/gateway/events/event_hub.h"
+#include "coordinator/gateway/gateway.h"
+#include "coordinator/gateway/job_service.h"
+#include "coordinator/gateway/routes/auth.h"
+#include "coordinator/gateway/routes/job_json.h"
+#include "coordinator/gateway/routes/router.h"
+
+namespace ditfleet::gateway {
+
+struct ApiContext {
+  JobService& service;
+  std::shared_ptr<EventHub> hub;
+  std::string local_url;  // the base of links for requests without a usable Host header
+  KeyRing keys;
+  GatewayDependencies dependencies;
+
+  JobLinks links(const Call& call) const;
+
+  // Submits a job for the caller; `spec` is parsed, not completed.
+  // Errors: those of job::complete_spec, dependencies.advise and JobService::submit, kInvalidArgument for a malformed
+  // Idempotency-Key, kPayloadTooLarge.
+  asio::awaitable<Result<queue::SubmitOutcome>> submit(CallPtr call, job::JobSpec spec) const;
+
+  // Brings the mirror up to date with every change of an adapter that was acknowledged before the call.
+  // Errors: as registry_error() returns them.
+  asio::awaitable<Result<void>> refresh_adapters() const;
+};
+
+// redis_error() for the registry of adapters.
+Error registry_error(const Error& error);
+
+// Each creates the handlers of one resource and adds their routes to the router, which then owns them.
+// The context outlives the router.
+void add_system_routes(Router& router, const ApiContext& context);  // console, metrics, probes, models, workers
+void add_image_routes(Router& router, const ApiContext& context);   // OpenAI's images
+void add_job_routes(Router& router, const ApiContext& context);     // jobs, results, previews
+void add_event_routes(Router& router, const ApiContext& context);   // a job's server-sent events
+void add_lora_routes(Router& router, const ApiContext& context);    // the registry of adapters
+
+}  // namespace ditfleet::gateway

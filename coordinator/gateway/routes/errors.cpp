@@ -1,0 +1,98 @@
+#include "coordinator/gateway/routes/errors.h"
+
+#include "shared/core/bytes.h"
+#include "shared/core/excerpt.h"
+#include "shared/core/json.h"
+
+namespace ditfleet::gateway {
+namespace {
+
+// OpenAI's clients choose the exception by the status; the type is informative.
+std::string_view error_type(int status) {
+  if (status == 401) return "authentication_error";
+  if (status == 403) return "permission_error";
+  if (status == 429) return "rate_limit_error";
+  if (status >= 500) return "server_error";
+  return "invalid_request_error";
+}
+
+json::value text_or_null(std::string_view text) { return text.empty() ? json::value(nullptr) : json::value(text); }
+
+}  // namespace
+
+std::string error_json(std::string_view message, std::string_view type, std::string_view param, std::string_view code) {
+  return json::serialize(json::object{
+      {"error",
+       json::object{
+           {"message", message}, {"type", type}, {"param", text_or_null(param)}, {"code", text_or_null(code)}}}});
+}
+
+Response error_response(const Error& error) {
+  const int status = http_status(error.code);
+  Response response =
+      json_response(status, error_json(error.message, error_type(status), error.param, code_name(error.code)));
+  if (status == 503 || status == 429)
+    response.with("Retry-After", std::to_string(std::max<std::int64_t>(1, error.retry_after.count())));
+  if (status == 401) response.with("WWW-Authenticate", "Bearer");
+  return response;
+}
+
+Response status_response(int status, std::string_view message, std::string_view code) {
+  return json_response(status, error_json(message, error_type(status), {}, code));
+}
+
+Error no_such_job(std::string_view id) {
+  return {Code::kNotFound,
+          "job '" + excerpt(id, 100) + "' not found: it never existed, has expired or belongs to another tenant",
+          {}};
+}
+
+Error redis_error(const Error& error, const std::string& server, std::string_view unanswered, std::string_view full) {
+  const std::string why = " [" + error.message + "]";
+  switch (error.code) {
+    case Code::kUnavailable:
+    case Code::kDeadlineExceeded:
+      if (error.source == Source::kRedis)
+        return unavailable(server + " refuses commands at the moment; nothing was changed, try again shortly" + why);
+      return unavailable(server + " does not answer; " + std::string(unanswered) + why);
+    case Code::kPermissionDenied:
+      return unavailable(server + " denies access; redis.url needs a user and password with sufficient permissions" +
+                         why);
+    case Code::kResourceExhausted:
+      return Error{error.code, server + " has reached its memory limit; " + std::string(full) + why, {}};
+    default: return error;
+  }
+}
+
+std::optional<Response> refuse_repeated_headers(const Request& request) {
+  for (const char* name : {"Authorization", "Idempotency-Key", "Content-Type", "Last-Event-ID"}) {
+    if (request.count_headers(name) < 2) continue;
+    return status_response(400, "the request has more than one " + std::string(name) + " header; send exactly one",
+                           "bad_request");
+  }
+  return std::nullopt;
+}
+
+std::optional<Response> refuse_compressed_body(const Request& request) {
+  const auto coding = request.header("Content-Encoding");
+  if (coding.empty() || media_type_of(coding) == "identity") return std::nullopt;
+  return status_response(
+      415, "the body is encoded as '" + excerpt(coding, 100) + "'; send it uncompressed, without Content-Encoding",
+      "unsupported_media_type");
+}
+
+std::optional<Response> refuse_body_unless_json(const Request& request) {
+  if (auto refused = refuse_compressed_body(request)) return refused;
+  const std::string type = media_type_of(request.header("Content-Type"));
+  if (!type.empty() && type != "application/json" && !type.ends_with("+json")) {
+    return status_response(415,
+                           "the body is '" + excerpt(type, 100) + "'; send JSON with 'Content-Type: application/json'",
+                           "unsupported_media_type");
+  }
+  if (!is_valid_utf8(request.body)) {
+    return error_response(invalid_argument("the body is not valid UTF-8; send JSON encoded as UTF-8"));
+  }
+  return std::nullopt;
+}
+
+}  // namespace ditfleet::gateway

@@ -1,0 +1,38 @@
+// Errors as clients see them (OpenAI's error object on every route), and the checks that all handlers share.
+// Pure, thread-safe.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "coordinator/gateway/http/http.h"
+#include "shared/core/error.h"
+
+namespace ditfleet::gateway {
+
+// {"error":{"message","type","param","code"}}; an empty param or code is null.
+std::string error_json(std::string_view message, std::string_view type, std::string_view param, std::string_view code);
+
+// The response to a failed call: the status of its code, and Retry-After if a retry may succeed.
+Response error_response(const Error& error);
+
+// The same for errors of HTTP itself (404 for a route, 405, 408, 413, 415, 431 …).
+Response status_response(int status, std::string_view message, std::string_view code);
+
+// kNotFound with the same message on every route, whether or not the job belongs to another tenant.
+Error no_such_job(std::string_view id);
+
+// What a client sees of an error from Redis: kUnavailable if Redis did not answer or refused, since that is not the
+// client's fault. Other errors are returned unchanged.
+// server: "the queue's Redis (HOST:PORT)"; unanswered, full: the advice if Redis did not answer or is out of memory.
+Error redis_error(const Error& error, const std::string& server, std::string_view unanswered, std::string_view full);
+
+// 400 for a second line of a header that must occur once (RFC 9110 §5.3): it is ambiguous which one is meant.
+std::optional<Response> refuse_repeated_headers(const Request& request);
+// 415 for a compressed body.
+std::optional<Response> refuse_compressed_body(const Request& request);
+// 415 for a body that is compressed or is not JSON, 400 for invalid UTF-8.
+std::optional<Response> refuse_body_unless_json(const Request& request);
+
+}  // namespace ditfleet::gateway

@@ -1,0 +1,69 @@
+// The table of routes, and what a request carries on its way through a handler.
+//
+// Thread-safe once all routes are added.
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "coordinator/gateway/http/http.h"
+#include "coordinator/gateway/routes/auth.h"
+#include "shared/core/deadline.h"
+
+namespace ditfleet::gateway {
+
+struct Call;
+using CallPtr = std::shared_ptr<const Call>;
+// Never throws because of a client's input.
+using Handler = std::function<asio::awaitable<Response>(CallPtr)>;
+
+// Which requests a route accepts if keys are configured.
+enum class Access {
+  kKey,        // with a key
+  kKeyOrLink,  // with a key or a signed link (KeyRing::sign)
+  kOpen,       // any
+  kOpenProbe,  // any; requested so often that it is logged at debug level only
+};
+
+struct Route {
+  std::string_view method;
+  std::string_view pattern;  // "/v1/jobs/{id}", as in openapi.json
+  Handler handler;
+  Access access = Access::kKey;
+  bool streams_body = false;  // the handler reads any body that is not JSON itself (Request::stream)
+};
+
+struct RouteMatch {
+  const Route* route = nullptr;     // null: no such path, or the path does not support the method
+  std::vector<std::string> params;  // the {…} parts in order
+  std::string allow;                // the path's methods ("GET, HEAD, OPTIONS"); empty: no such path
+  std::string_view pattern;         // of the path, for metrics; empty: no such path
+};
+
+class Router {
+ public:
+  void add(Route route) { routes_.push_back(std::move(route)); }
+  const std::vector<Route>& routes() const { return routes_; }
+  // GET's route also serves HEAD. OPTIONS has no route; `allow` answers it. The result points into this router.
+  RouteMatch match(const Request& request) const;
+
+ private:
+  std::vector<Route> routes_;
+};
+
+// One request. A response that takes its time shares it.
+struct Call {
+  Request request;
+  RouteMatch match;
+  Caller caller;
+  std::string request_id, traceparent;
+  Deadline::Clock::time_point began = Deadline::Clock::now();
+
+  const std::string& param(std::size_t index) const { return match.params[index]; }
+};
+
+}  // namespace ditfleet::gateway

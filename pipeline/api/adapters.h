@@ -1,0 +1,35 @@
+// LoRA adapters as requests name them, and where a model holds them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ditfleet::pipeline {
+
+// A safetensors file in the names of PEFT, kohya, BFL or XLabs, and its strength.
+struct LoraRequest {
+  std::string path;
+  double scale = 1.0;  // from -job::kMaxLoraScale to job::kMaxLoraScale
+  // Identifies the content (a digest), if the caller knows it. The adapter is then cached under it and the file is read
+  // once. If empty, the adapter is cached under the file's path, size, time and inode.
+  std::string id = {};
+};
+
+// Adapters to evict first when room is needed, by LoraRequest::id and in this order. What leaves host memory leaves its
+// slot first.
+struct AdapterDrops {
+  std::vector<std::string> from_host = {}, from_slots = {};
+};
+
+// Where a model's adapters are, by LoraRequest::id. Adapters without an id are not listed.
+struct AdapterHoldings {
+  int slots = 0;
+  std::vector<std::string> in_slots;  // most recently used first
+  std::vector<std::string> in_host;   // most recently used first; includes those in slots if host memory has them
+  std::int64_t host_bytes = 0;        // capacity in host memory
+  std::int64_t load_bytes_per_s = 0;  // measured, from files; 0: not yet
+  std::int64_t swap_us = 0;           // measured, from host memory to a slot; 0: not yet
+};
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,101 @@
+// A loaded model, as the worker uses it. No LibTorch type appears here.
+//
+// A generation runs in three stages. They may run on three threads, so that one unit's text and pixels are encoded
+// while another unit is denoised:
+//   encode()  → Generation   text embeddings, noise, schedule
+//   denoise()                latents in the same Generation
+//   decode()  → Media
+// Each stage runs for one unit at a time; different stages of different units may run at once.
+// Errors of every stage: kInvalidArgument (the request), kOutOfMemory, kDeviceFault (the process must end), kCanceled.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pipeline/api/adapters.h"
+#include "pipeline/api/media.h"
+#include "shared/core/result.h"
+#include "shared/job/fields.h"
+
+namespace ditfleet::pipeline {
+
+struct GenerationRequest {
+  std::string prompt;       // UTF-8
+  job::FieldValues fields;  // what the family reads; a field that is not set gets the family's default
+  std::int64_t seed = 0;
+  std::vector<LoraRequest> loras;  // at most 16, added up; an unusable file is an error with param "loras"
+};
+
+struct StepProgress {
+  int step = 0, total = 0;  // `step` steps are done
+  // Decodes a small preview of the current estimate. Runs on the calling thread; valid during the callback.
+  std::function<Result<Media>()> preview;
+};
+// Called on the denoising thread after each step, until denoise() returns. False cancels: denoise() returns kCanceled.
+using StepCallback = std::function<bool(const StepProgress&)>;
+
+struct ModelInfo {
+  std::string name, dir, precision, device;
+  int size_multiple = 1;  // width and height are multiples of it
+  std::int64_t weight_bytes = 0;
+  // Microseconds that loading took, by part: tokenizers, text_encoders, transformer, vae (weights), compile (programs
+  // of its regions, compiled or taken from the kernel cache).
+  std::vector<std::pair<std::string, std::int64_t>> load_us;
+};
+
+// One request on its way through the stages. One stage at a time touches it.
+class Generation {
+ public:
+  virtual ~Generation() = default;
+  // For the job's warnings, such as a truncated prompt.
+  virtual std::vector<std::string> warnings() const = 0;
+  // Microseconds of each stage so far: "text", "denoise", "vae".
+  virtual std::vector<std::pair<std::string, std::int64_t>> phases_us() const = 0;
+  // Writes a safetensors file with the tensors of every stage so far, for comparison with a reference.
+  virtual Result<void> dump(const std::string& path) const = 0;
+};
+
+// Must not outlive the Engine that loaded it, and must be destroyed before main() returns.
+class Model {
+ public:
+  virtual ~Model() = default;
+  virtual const ModelInfo& info() const = 0;
+  virtual Result<std::unique_ptr<Generation>> encode(const GenerationRequest& request) = 0;
+  virtual Result<void> denoise(Generation& generation, const StepCallback& on_step) = 0;
+  // Denoises several generations of one size, step count and text length, each with its own prompt, seed, guidance and
+  // adapters: in common steps if the family can, else in turn. One result and one callback each. A callback that
+  // returns false ends its own generation alone. Generations that do not match: kInvalidArgument for all.
+  virtual std::vector<Result<void>> denoise_batch(const std::vector<Generation*>& batch,
+                                                  const std::vector<StepCallback>& on_step) = 0;
+  virtual Result<Media> decode(Generation& generation) = 0;
+
+  // Brings adapters into host memory and then into slots, as far as requests under way leave slots free. Makes room by
+  // evicting `drops` first, then the least recently used. encode() does the same for what is still missing. Blocks
+  // while files are read; may run beside all stages, on any thread. Errors: those of encode() about loras.
+  virtual Result<void> prefetch(const std::vector<LoraRequest>& loras, const AdapterDrops& drops = {}) = 0;
+  // Replaces the set of pinned adapters. A pinned adapter never leaves host memory, and leaves its slot only if no
+  // other slot can be taken. Thread-safe, does not block.
+  virtual void pin_adapters(const std::set<std::string>& ids) = 0;
+  // Evicts an adapter as soon as no request uses it, and overwrites its slot and its columns beside the weights.
+  // Thread-safe; waits for a file that is being read.
+  virtual void forget_adapter(const std::string& id) = 0;
+  virtual AdapterHoldings adapters() const = 0;  // thread-safe, does not block
+};
+
+// The token ids of one prompt by text encoder, in the family's order: with begin and end marks, truncated as in the
+// pipeline, not padded.
+using TokenIds = std::vector<std::pair<std::string, std::vector<std::int32_t>>>;
+
+class Tokenizers {
+ public:
+  virtual ~Tokenizers() = default;
+  virtual Result<TokenIds> tokenize(const std::string& prompt, int max_sequence_length) const = 0;
+};
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,39 @@
+// A model family inside the pipeline: how one kind of diffusers pipeline is loaded, compiled ahead of time and run.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pipeline/device/device.h"
+#include "pipeline/engine.h"
+#include "pipeline/lora/adapter.h"
+#include "pipeline/region/run/region.h"
+
+namespace ditfleet::pipeline {
+
+struct LoadContext {
+  std::string name, dir;
+  Placement placement;
+  std::shared_ptr<region::RegionHost> regions;
+  AdapterStore::Limits adapters;
+  std::int64_t adapter_columns = 0;  // reserved beside each linear of the blocks; 0: none
+};
+
+// The functions throw Failure (kNotFound, kDataCorrupt: the file and what is wrong with it) and what LibTorch throws.
+struct Family {
+  std::vector<std::string_view> class_names;  // _class_name in model_index.json
+  std::unique_ptr<Model> (*load)(const LoadContext& context);
+  // The programs that workers ask for, for one architecture. Reads only configuration files.
+  region::AheadPrograms (*programs)(const std::string& dir, region::ElementType type, bool gpu,
+                                    const region::CompileOptions& options);
+  std::unique_ptr<Tokenizers> (*load_tokenizers)(const std::string& dir);
+};
+
+// The family that serves the folder, by its model_index.json. Throws Failure: kNotFound (no such file), kDataCorrupt
+// (no family serves its _class_name; the message lists those that are served).
+const Family& family_of(const Families& families, const std::string& dir);
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,27 @@
+// What the generations of all families share.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pipeline/api/model.h"
+
+namespace ditfleet::pipeline {
+
+class GenerationBase : public Generation {
+ public:
+  std::vector<std::string> warnings() const override { return warnings_; }
+  std::vector<std::pair<std::string, std::int64_t>> phases_us() const override { return phases_; }
+
+  void add_warning(std::string warning) { warnings_.push_back(std::move(warning)); }
+  // Adds the time since `start` to the phase.
+  void add_phase(const std::string& name, std::chrono::steady_clock::time_point start);
+
+ private:
+  std::vector<std::string> warnings_;
+  std::vector<std::pair<std::string, std::int64_t>> phases_;
+};
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,86 @@
+#include "pipeline/engine/model_base.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "pipeline/device/failure.h"
+
+namespace ditfleet::pipeline {
+
+template <class Run>
+auto ModelBase::stage(const char* name, Run run) -> Result<decltype(run(std::declval<StageScope&>()))> {
+  try {
+    StageScope scope(placement_.device);
+    auto out = run(scope);
+    scope.finish();
+    return out;
+  } catch (...) {
+    const Error error = error_in_flight(name);
+    if (error.code == Code::kOutOfMemory) release_cached_memory(placement_.device);
+    return error;
+  }
+}
+
+Result<std::unique_ptr<Generation>> ModelBase::encode(const GenerationRequest& request) {
+  return stage("encode", [&](StageScope&) { return run_encode(request); });
+}
+
+Result<void> ModelBase::denoise(Generation& generation, const StepCallback& on_step) {
+  return denoise_batch({&generation}, {on_step}).front();
+}
+
+std::vector<Result<void>> ModelBase::denoise_batch(const std::vector<Generation*>& batch,
+                                                   const std::vector<StepCallback>& on_step) {
+  auto results = stage("denoise", [&](StageScope& scope) {
+    if (on_step.size() != batch.size()) fail(Code::kInternal, "denoise_batch takes one callback per generation");
+    std::unique_lock one_at_a_time(adapted_, std::defer_lock);
+    if (std::any_of(batch.begin(), batch.end(), [&](const Generation* one) { return uses_adapters(*one); }))
+      one_at_a_time.lock();
+    return run_denoise(batch, on_step, [&] { scope.finish(); });
+  });
+  auto cleared = stage("denoise", [&](StageScope&) {
+    clear_if_asked();
+    return true;
+  });
+  if (!cleared && results) return std::vector<Result<void>>(batch.size(), cleared.error());
+  return results ? std::move(*results) : std::vector<Result<void>>(batch.size(), results.error());
+}
+
+Result<Media> ModelBase::decode(Generation& generation) {
+  return stage("decode", [&](StageScope&) { return run_decode(generation); });
+}
+
+Result<void> ModelBase::prefetch(const std::vector<LoraRequest>& loras, const AdapterDrops& drops) {
+  try {
+    const StageScope scope(placement_.device);
+    for (const LoraRequest& lora : loras) adapters_.prefetch(lora, drops);
+    return {};
+  } catch (...) {
+    return error_in_flight("prefetch");
+  }
+}
+
+// If a request with adapters is being denoised, its end clears the columns.
+void ModelBase::clear_if_asked() {
+  if (!clearing_) return;
+  const std::unique_lock nobody_reads(adapted_, std::try_to_lock);
+  if (!nobody_reads || !clearing_.exchange(false)) return;
+  clear_adapter_columns();
+  synchronize_current(placement_.device);
+}
+
+void ModelBase::forget_adapter(const std::string& id) {
+  try {
+    StageScope scope(placement_.device);
+    adapters_.forget(id);
+    clearing_ = true;
+    clear_if_asked();
+    scope.finish();
+  } catch (...) {  // no request finds it any more, but its slot may still hold it
+    spdlog::error("cannot overwrite the slot of adapter {}: {}", id, error_in_flight("forget").message);
+  }
+}
+
+}  // namespace ditfleet::pipeline

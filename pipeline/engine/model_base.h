@@ -1,0 +1,64 @@
+// What the models of all families share: the boundary where exceptions become errors, the surroundings of a stage, and
+// the adapters' bookkeeping.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "pipeline/api/model.h"
+#include "pipeline/device/device.h"
+#include "pipeline/lora/adapter.h"
+
+namespace ditfleet::pipeline {
+
+// A family derives from it and implements the stages. They run in a StageScope and throw Failure or what LibTorch
+// throws.
+class ModelBase : public Model {
+ public:
+  const ModelInfo& info() const final { return info_; }
+  Result<std::unique_ptr<Generation>> encode(const GenerationRequest& request) final;
+  Result<void> denoise(Generation& generation, const StepCallback& on_step) final;
+  std::vector<Result<void>> denoise_batch(const std::vector<Generation*>& batch,
+                                          const std::vector<StepCallback>& on_step) final;
+  Result<Media> decode(Generation& generation) final;
+  Result<void> prefetch(const std::vector<LoraRequest>& loras, const AdapterDrops& drops) final;
+  void pin_adapters(const std::set<std::string>& ids) final { adapters_.pin(ids); }
+  void forget_adapter(const std::string& id) final;
+  AdapterHoldings adapters() const final { return adapters_.holdings(); }
+
+ protected:
+  ModelBase(ModelInfo info, Placement placement, const LoraBase& linears, AdapterStore::Limits adapters)
+      : info_(std::move(info)), placement_(placement), adapters_(linears, placement, adapters) {}
+
+  virtual std::unique_ptr<Generation> run_encode(const GenerationRequest& request) = 0;
+  // `wait` waits for the device. One result per generation.
+  virtual std::vector<Result<void>> run_denoise(const std::vector<Generation*>& batch,
+                                                const std::vector<StepCallback>& on_step,
+                                                const std::function<void()>& wait) = 0;
+  virtual Media run_decode(Generation& generation) = 0;
+  // Whether denoising it uses what is shared by all requests with adapters. Those are denoised one at a time.
+  virtual bool uses_adapters(const Generation& generation) const = 0;
+  // Overwrites the adapters' columns beside the weights. Called while no request with adapters is denoised.
+  virtual void clear_adapter_columns() = 0;
+
+  Placement placement() const { return placement_; }
+  AdapterStore& adapter_store() { return adapters_; }
+
+ private:
+  template <class Run>
+  auto stage(const char* name, Run run) -> Result<decltype(run(std::declval<StageScope&>()))>;
+  void clear_if_asked();
+
+  const ModelInfo info_;
+  const Placement placement_;
+  AdapterStore adapters_;
+  std::mutex adapted_;                  // held while a request with adapters is denoised
+  std::atomic<bool> clearing_ = false;  // the columns are to be cleared as soon as `adapted_` is free
+};
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,88 @@
+#include "pipeline/families/flux/flux.h"
+
+#include <chrono>
+#include <utility>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/engine/family.h"
+#include "pipeline/families/flux/block_programs.h"
+#include "pipeline/families/flux/model.h"
+#include "pipeline/families/flux/tokenizer_classes.h"
+#include "pipeline/region/programs/channels_last_source.h"
+#include "pipeline/region/programs/matrix_copies_source.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+std::unique_ptr<Model> load(const LoadContext& context) {
+  const std::string& dir = context.dir;
+  const auto begun = std::chrono::steady_clock::now();
+  auto prompts = Prompts::load(dir);
+  const auto tokenizers_us =
+      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun).count();
+  auto folder = load_flux_folder(dir, context.placement, context.regions, context.adapter_columns);
+  if (prompts.clip_length() > folder.clip.config().max_position_embeddings)
+    fail(Code::kDataCorrupt, dir + "/tokenizer/tokenizer_config.json: model_max_length is " +
+                                 std::to_string(prompts.clip_length()) + "; text_encoder has positions for " +
+                                 std::to_string(folder.clip.config().max_position_embeddings));
+  ModelInfo info;
+  info.name = context.name;
+  info.dir = dir;
+  info.precision = context.placement.dtype == c10::ScalarType::Float ? "fp32" : "bf16";
+  info.device = device_text(context.placement.device);
+  info.size_multiple = folder.size_multiple();
+  info.weight_bytes = folder.weight_bytes();
+  info.load_us = folder.load_us;
+  info.load_us.insert(info.load_us.begin(), {"tokenizers", tokenizers_us});
+  return std::make_unique<FluxModel>(std::move(info), context.placement, std::move(folder), std::move(prompts),
+                                     context.adapters);
+}
+
+// The blocks that the folder's transformer has, without and with adapters.
+region::AheadPrograms programs(const std::string& dir, region::ElementType type, bool gpu,
+                               const region::CompileOptions& options) {
+  const FluxConfig config = read_flux_config(ConfigFile(dir + "/transformer/config.json"));
+  region::AheadPrograms made;
+  for (const bool adapters : {false, true}) {
+    const region::BlockShape shape{
+        .heads = config.heads, .head_dim = config.head_dim, .type = type, .adapters = adapters};
+    if (!options.transformer) continue;
+    if (config.num_layers > 0) made.blocks.push_back(unwrap(region::flux_double_block(shape)));
+    if (config.num_single_layers > 0) made.blocks.push_back(unwrap(region::flux_single_block(shape)));
+  }
+  if (!gpu) return made;
+  if (!made.blocks.empty()) made.fixed.push_back(region::matrix_copies_program());  // brings adapters to the blocks
+  if (options.vae.value_or(true)) made.fixed.push_back(region::channels_last_program());
+  return made;
+}
+
+class FluxTokenizers final : public Tokenizers {
+ public:
+  FluxTokenizers(Tokenizer clip, Tokenizer t5) : clip_(std::move(clip)), t5_(std::move(t5)) {}
+
+  Result<TokenIds> tokenize(const std::string& prompt, int max_sequence_length) const override {
+    auto clip = clip_.encode(prompt, *clip_.model_max_length());
+    if (!clip) return clip.error();
+    auto t5 = t5_.encode(prompt, max_sequence_length);
+    if (!t5) return t5.error();
+    return TokenIds{{"clip", std::move(clip->ids)}, {"t5", std::move(t5->ids)}};
+  }
+
+ private:
+  Tokenizer clip_, t5_;
+};
+
+std::unique_ptr<Tokenizers> load_tokenizers(const std::string& dir) {
+  unwrap(check_tokenizer_classes(dir));
+  return std::make_unique<FluxTokenizers>(unwrap(Tokenizer::load_clip(dir + "/tokenizer")),
+                                          unwrap(Tokenizer::load_t5(dir + "/tokenizer_2")));
+}
+
+}  // namespace
+
+const Family& flux_family() {
+  static const Family family{{"FluxPipeline"}, load, programs, load_tokenizers};
+  return family;
+}
+
+}  // namespace ditfleet::pipeline

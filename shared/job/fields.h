@@ -1,0 +1,133 @@
+// The table of fields that a job's spec may have: one row for each. The JSON reader and writer, the checks against a
+// model, the command lines and the OpenAPI schema are driven by it.
+#pragma once
+
+#include <array>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+namespace ditfleet::job {
+
+enum class FieldType { kText, kInteger, kReal, kFormat, kSize, kAdapters };
+
+// A generation field is one that a model family reads: FieldValues holds it, and the model's entry in the catalogue
+// says whether it applies. The other fields are members of JobSpec (spec.h).
+enum class FieldUse { kJob, kGeneration };
+
+struct FieldRow {
+  std::string_view name;  // in JSON
+  FieldType type;
+  FieldUse use;
+  // Absolute bounds, inclusive; a model's own are narrower. Bytes of a text, entries of an array.
+  std::int64_t low, high;
+  std::string_view flag;         // of both programs' `generate`; empty: the commands do not offer the field
+  std::string_view description;  // one or two sentences, with the unit
+};
+
+inline constexpr std::int64_t kMaxNameBytes = 128;
+inline constexpr std::int64_t kMaxTextBytes = 1 << 20;
+inline constexpr std::int64_t kMaxSide = 16384;
+inline constexpr double kMaxLoraScale = 100.0;  // of an adapter, in either direction
+
+// In the order of the canonical JSON.
+inline constexpr auto kFieldRows = std::to_array<FieldRow>({
+    {"model", FieldType::kText, FieldUse::kJob, 0, kMaxNameBytes, "",
+     "One of /v1/models; the default model if left out."},
+    {"prompt", FieldType::kText, FieldUse::kJob, 0, kMaxTextBytes, "", "What the image should show; may be empty."},
+    {"negative_prompt", FieldType::kText, FieldUse::kGeneration, 0, kMaxTextBytes, "--negative",
+     "What the image should not show; takes effect with true_cfg_scale above 1. \"\" counts as given."},
+    {"n", FieldType::kInteger, FieldUse::kJob, 1, 64, "-n", "Number of images; 1 if left out."},
+    {"width", FieldType::kInteger, FieldUse::kGeneration, 1, kMaxSide, "",
+     "Pixels; a multiple of the model's size_multiple."},
+    {"height", FieldType::kInteger, FieldUse::kGeneration, 1, kMaxSide, "",
+     "Pixels; a multiple of the model's size_multiple."},
+    {"size", FieldType::kSize, FieldUse::kJob, 0, 32, "--size",
+     "WIDTHxHEIGHT in pixels instead of width and height, or auto: the model's default."},
+    {"num_frames", FieldType::kInteger, FieldUse::kGeneration, 1, 1024, "--frames", "Number of frames of a video."},
+    {"frame_rate", FieldType::kReal, FieldUse::kGeneration, 1, 240, "--frame-rate", "Frames per second of a video."},
+    {"num_inference_steps", FieldType::kInteger, FieldUse::kGeneration, 1, 1000, "--steps", "Denoising steps."},
+    {"guidance_scale", FieldType::kReal, FieldUse::kGeneration, 0, 100, "--guidance",
+     "Guidance scale; of guidance-distilled models the embedded one."},
+    {"guidance_scale_2", FieldType::kReal, FieldUse::kGeneration, 0, 100, "--guidance-2",
+     "Guidance scale of the second transformer, in models that switch between two."},
+    {"true_cfg_scale", FieldType::kReal, FieldUse::kGeneration, 0, 100, "--true-cfg",
+     "Scale of classifier-free guidance with a second pass per step; 1 is off."},
+    {"max_sequence_length", FieldType::kInteger, FieldUse::kGeneration, 1, 512, "--max-sequence-length",
+     "Text tokens; the prompt is padded to exactly this length."},
+    {"seed", FieldType::kInteger, FieldUse::kJob, 0, std::numeric_limits<std::int64_t>::max(), "--seed",
+     "Seed of the first image; image i has seed + i. Random if left out."},
+    {"loras", FieldType::kAdapters, FieldUse::kJob, 0, 16, "--lora", "LoRA adapters by name."},
+    {"priority", FieldType::kInteger, FieldUse::kJob, -100, 100, "", "Higher first within a tenant; 0 if left out."},
+    {"deadline_ms", FieldType::kInteger, FieldUse::kJob, 1, 7LL * 24 * 3600 * 1000, "",
+     "Milliseconds from submission. A job that cannot meet it is refused with 429; one that misses it expires."},
+    {"output_format", FieldType::kFormat, FieldUse::kJob, 0, 16, "", "File format of the images; png if left out."},
+    {"output_compression", FieldType::kInteger, FieldUse::kJob, 0, 100, "",
+     "Quality of JPEG and WebP; 100 if left out. PNG ignores it."},
+    {"partial_images", FieldType::kInteger, FieldUse::kJob, 0, 3, "",
+     "Number of previews during denoising; 0 if left out."},
+    {"user", FieldType::kText, FieldUse::kJob, 0, 512, "", "Opaque label of the end user, stored with the job."},
+});
+
+// A row of the table. `Field("width")` is resolved at compile time; an unknown name does not compile.
+class Field {
+ public:
+  template <std::size_t N>
+  consteval Field(const char (&name)[N]) : index_(index_of({name, N - 1})) {}
+
+  // Precondition: below the number of rows.
+  static constexpr Field at(std::size_t row) { return Field(row); }
+
+  constexpr const FieldRow& row() const { return kFieldRows[index_]; }
+  constexpr std::string_view name() const { return row().name; }
+  auto operator<=>(const Field&) const = default;
+
+ private:
+  constexpr explicit Field(std::size_t index) : index_(static_cast<std::uint8_t>(index)) {}
+  static consteval std::uint8_t index_of(std::string_view name) {
+    for (std::size_t i = 0; i < kFieldRows.size(); ++i) {
+      if (kFieldRows[i].name == name) return static_cast<std::uint8_t>(i);
+    }
+    throw "not a field of the table";  // at compile time
+  }
+
+  std::uint8_t index_;
+};
+
+// In the table's order.
+inline constexpr auto kFields = []<std::size_t... Row>(std::index_sequence<Row...>) {
+  return std::array{Field::at(Row)...};
+}
+(std::make_index_sequence<kFieldRows.size()>());
+
+std::optional<Field> find_field(std::string_view name);
+
+// The generation fields of one request. A value type; a field that was not set has no value.
+class FieldValues {
+ public:
+  using Value = std::variant<std::int64_t, double, std::string>;
+
+  // Nothing if it is not set. Precondition: the field has this type.
+  std::optional<std::int64_t> integer(Field field) const;
+  std::optional<double> real(Field field) const;
+  const std::string* text(Field field) const;  // valid until the field is set again
+
+  const Value* find(Field field) const;
+  bool has(Field field) const { return find(field) != nullptr; }
+  // Preconditions: a generation field; the value has the field's type, or is an integer for a real field.
+  void set(Field field, Value value);
+
+  bool operator==(const FieldValues&) const = default;
+
+ private:
+  std::map<Field, Value> values_;
+};
+
+}  // namespace ditfleet::job

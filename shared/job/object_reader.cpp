@@ -1,0 +1,122 @@
+#include "shared/job/object_reader.h"
+
+#include <array>
+#include <charconv>
+#include <cmath>
+
+#include "shared/core/bytes.h"
+#include "shared/core/excerpt.h"
+#include "shared/core/nearest_name.h"
+
+namespace ditfleet::job {
+
+namespace {
+
+// 32.5, not Boost's 3.25E1.
+std::string shown(const json::value& v) { return v.is_double() ? number_text(v.get_double()) : json::serialize(v); }
+
+}  // namespace
+
+std::string_view kind_name(const json::value& v) {
+  switch (v.kind()) {
+    case json::kind::null: return "null";
+    case json::kind::bool_: return "a boolean";
+    case json::kind::int64:
+    case json::kind::uint64:
+    case json::kind::double_: return "a number";
+    case json::kind::string: return "a string";
+    case json::kind::array: return "an array";
+    case json::kind::object: return "an object";
+  }
+  return "something else";
+}
+
+std::string number_text(double value) {
+  std::array<char, 32> buffer{};
+  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr;
+  return {buffer.data(), end};
+}
+
+const json::value* ObjectReader::find(std::string_view name) const {
+  const json::value* v = object_.if_contains(name);
+  return v && !v->is_null() ? v : nullptr;
+}
+
+void ObjectReader::fail(Error error) {
+  if (!error_) error_ = std::move(error);
+}
+
+void ObjectReader::fail(std::string_view name, const std::string& message) {
+  if (error_) return;
+  const std::string param = prefix_ + std::string(name);
+  error_ = invalid_argument(param + " " + message, param);
+}
+
+std::optional<std::string> ObjectReader::text(std::string_view name, std::size_t max_bytes) {
+  const json::value* v = find(name);
+  if (!v || error_) return std::nullopt;
+  if (!v->is_string()) {
+    fail(name, "is " + std::string(kind_name(*v)) + "; it must be a string");
+    return std::nullopt;
+  }
+  std::string out(v->get_string());
+  if (!is_valid_utf8(out)) {
+    fail(name, "is not valid UTF-8");
+    return std::nullopt;
+  }
+  if (out.size() > max_bytes) {
+    fail(name, "has " + std::to_string(out.size()) + " bytes; at most " + std::to_string(max_bytes) + " are allowed");
+    return std::nullopt;
+  }
+  return out;
+}
+
+std::optional<std::int64_t> ObjectReader::integer(std::string_view name, std::int64_t low, std::int64_t high) {
+  const json::value* v = find(name);
+  if (!v || error_) return std::nullopt;
+  const std::string range = "an integer from " + std::to_string(low) + " to " + std::to_string(high);
+  if (!v->is_number()) {
+    fail(name, "is " + std::string(kind_name(*v)) + "; it must be " + range);
+    return std::nullopt;
+  }
+  std::optional<std::int64_t> value;
+  if (const auto* i = v->if_int64()) {
+    value = *i;
+  } else if (const auto* d = v->if_double(); d && *d == std::trunc(*d) && std::abs(*d) <= 0x1p53) {
+    value = static_cast<std::int64_t>(*d);  // 4.0 is the integer 4, as in JSON Schema
+  }
+  if (!value || *value < low || *value > high) {
+    fail(name, "is " + shown(*v) + "; it must be " + range);
+    return std::nullopt;
+  }
+  return value;
+}
+
+std::optional<double> ObjectReader::real(std::string_view name, double low, double high) {
+  const json::value* v = find(name);
+  if (!v || error_) return std::nullopt;
+  const std::string range = "a number from " + number_text(low) + " to " + number_text(high);
+  if (!v->is_number()) {
+    fail(name, "is " + std::string(kind_name(*v)) + "; it must be " + range);
+    return std::nullopt;
+  }
+  const double value = v->to_number<double>();
+  if (!std::isfinite(value) || value < low || value > high) {
+    fail(name, "is " + shown(*v) + "; it must be " + range);
+    return std::nullopt;
+  }
+  return value;
+}
+
+void ObjectReader::refuse_unknown(const std::vector<std::string>& known) {
+  for (const auto& member : object_) {
+    const std::string name(member.key());
+    bool is_known = false;
+    for (const std::string& k : known) is_known |= k == name;
+    if (is_known || error_) continue;
+    const std::string shown = excerpt(name, 64);
+    error_ = invalid_argument("unknown field '" + prefix_ + shown + "'" + suggestion(name, known), prefix_ + shown);
+  }
+}
+
+}  // namespace ditfleet::job

@@ -1,0 +1,42 @@
+// Reads the fields of one JSON object, with error messages for people.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shared/core/json.h"
+#include "shared/core/result.h"
+
+namespace ditfleet::job {
+
+std::string_view kind_name(const json::value& v);  // "a string", "an array", …
+std::string number_text(double value);             // the shortest that reads back the same
+
+// Keeps the first error; every later read returns nothing. A field that is null counts as absent. The error's param is
+// the field's name with the prefix, and its message begins with it.
+class ObjectReader {
+ public:
+  // `object` must outlive the reader.
+  ObjectReader(const json::object& object, std::string prefix) : object_(object), prefix_(std::move(prefix)) {}
+
+  const std::optional<Error>& error() const { return error_; }
+  bool ok() const { return !error_; }
+  const json::value* find(std::string_view name) const;
+  void fail(std::string_view name, const std::string& message);
+  void fail(Error error);  // of a nested object, unchanged
+
+  std::optional<std::string> text(std::string_view name, std::size_t max_bytes);                    // valid UTF-8
+  std::optional<std::int64_t> integer(std::string_view name, std::int64_t low, std::int64_t high);  // 4.0 is 4
+  std::optional<double> real(std::string_view name, double low, double high);
+  void refuse_unknown(const std::vector<std::string>& known);
+
+ private:
+  const json::object& object_;
+  std::string prefix_;
+  std::optional<Error> error_;
+};
+
+}  // namespace ditfleet::job

@@ -1,0 +1,36 @@
+// The file formats of results: their names, media types and file name extensions. Pure, thread safe.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace ditfleet::job {
+
+enum class OutputFormat { kPng, kJpeg, kWebp };
+
+struct FormatRow {
+  OutputFormat format;
+  std::string_view name;        // "jpeg", in JSON
+  std::string_view media_type;  // "image/jpeg"
+  std::string_view extension;   // ".jpg"
+};
+
+// In the order of the enumeration.
+inline constexpr auto kOutputFormats = std::to_array<FormatRow>({
+    {OutputFormat::kPng, "png", "image/png", ".png"},
+    {OutputFormat::kJpeg, "jpeg", "image/jpeg", ".jpg"},
+    {OutputFormat::kWebp, "webp", "image/webp", ".webp"},
+});
+
+constexpr const FormatRow& row_of(OutputFormat format) { return kOutputFormats[static_cast<std::size_t>(format)]; }
+
+inline std::string media_type_of(OutputFormat format) { return std::string(row_of(format).media_type); }
+
+std::optional<OutputFormat> format_from_name(std::string_view name);
+std::optional<OutputFormat> format_from_media_type(std::string_view media_type);
+// By the path's extension, in upper or lower case; ".jpeg" is JPEG, too. Nothing if it has another one or none.
+std::optional<OutputFormat> format_from_path(std::string_view path);
+
+}  // namespace ditfleet::job

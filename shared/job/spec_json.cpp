@@ -1,0 +1,265 @@
+#include "shared/job/spec_json.h"
+
+#include <charconv>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+#include "shared/core/sha256.h"
+#include "shared/job/object_reader.h"
+
+namespace ditfleet::job {
+namespace {
+
+using Value = FieldValues::Value;
+using Member = std::variant<std::string JobSpec::*, int JobSpec::*, std::optional<int> JobSpec::*,
+                            std::optional<std::int64_t> JobSpec::*>;
+
+// The members of JobSpec that hold one text or number.
+struct Binding {
+  Field field;
+  Member member;
+};
+constexpr Binding kBindings[] = {
+    {"model", &JobSpec::model},
+    {"prompt", &JobSpec::prompt},
+    {"n", &JobSpec::n},
+    {"seed", &JobSpec::seed},
+    {"priority", &JobSpec::priority},
+    {"deadline_ms", &JobSpec::deadline_ms},
+    {"output_compression", &JobSpec::output_compression},
+    {"partial_images", &JobSpec::partial_images},
+    {"user", &JobSpec::user},
+};
+
+constexpr bool has_value_type(const FieldRow& row) {
+  return row.type == FieldType::kText || row.type == FieldType::kInteger || row.type == FieldType::kReal;
+}
+
+constexpr const Member* member_of(Field field) {
+  for (const Binding& binding : kBindings) {
+    if (binding.field == field) return &binding.member;
+  }
+  return nullptr;
+}
+
+constexpr bool every_field_has_a_place() {
+  for (const Field field : kFields) {
+    const bool bound = member_of(field) != nullptr;
+    if (has_value_type(field.row()) && bound != (field.row().use == FieldUse::kJob)) return false;
+  }
+  return true;
+}
+static_assert(every_field_has_a_place(), "a job field of the table has no member in kBindings");
+
+void store(JobSpec& spec, Field field, Value value) {
+  const Member* member = member_of(field);
+  if (!member) return spec.fields.set(field, std::move(value));
+  std::visit(
+      [&](auto at) {
+        using T = std::remove_reference_t<decltype(spec.*at)>;
+        if constexpr (std::is_same_v<T, std::string>)
+          spec.*at = std::get<std::string>(std::move(value));
+        else if constexpr (std::is_same_v<T, std::optional<std::int64_t>>)
+          spec.*at = std::get<std::int64_t>(value);
+        else
+          spec.*at = static_cast<int>(std::get<std::int64_t>(value));
+      },
+      *member);
+}
+
+// Nothing: unset. An empty text counts as unset, but for the prompt.
+std::optional<Value> load(const JobSpec& spec, Field field) {
+  const Member* member = member_of(field);
+  if (!member) {
+    const Value* value = spec.fields.find(field);
+    return value ? std::optional(*value) : std::nullopt;
+  }
+  return std::visit(
+      [&](auto at) -> std::optional<Value> {
+        const auto& value = spec.*at;
+        using T = std::remove_cvref_t<decltype(value)>;
+        if constexpr (std::is_same_v<T, std::string>)
+          return value.empty() && field != Field("prompt") ? std::nullopt : std::optional<Value>(value);
+        else if constexpr (std::is_same_v<T, int>)
+          return std::int64_t{value};
+        else
+          return value ? std::optional<Value>(std::int64_t{*value}) : std::nullopt;
+      },
+      *member);
+}
+
+void read_size(ObjectReader& reader, const FieldRow& row, JobSpec& spec) {
+  const auto text = reader.text(row.name, static_cast<std::size_t>(row.high));
+  if (!text || *text == "auto") return;
+  if (spec.fields.has("width") || spec.fields.has("height"))
+    return reader.fail(row.name, "is given beside width or height; give one or the other");
+  const auto size = parse_size(*text);
+  if (!size) {
+    return reader.fail(row.name, "is '" + *text +
+                                     "'; it must be WIDTHxHEIGHT in pixels, as 1024x1024, each from 1 to " +
+                                     std::to_string(kMaxSide));
+  }
+  spec.fields.set("width", size->first);
+  spec.fields.set("height", size->second);
+}
+
+void read_adapters(ObjectReader& reader, const FieldRow& row, JobSpec& spec) {
+  const json::value* v = reader.find(row.name);
+  if (!v || !reader.ok()) return;
+  if (!v->is_array())
+    return reader.fail(row.name, "is " + std::string(kind_name(*v)) + "; it must be an array of {\"name\", \"scale\"}");
+  const json::array& list = v->get_array();
+  if (list.size() > static_cast<std::size_t>(row.high))
+    return reader.fail(row.name, "has " + std::to_string(list.size()) + " entries; at most " +
+                                     std::to_string(row.high) + " are allowed");
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const std::string at = std::string(row.name) + "[" + std::to_string(i) + "]";
+    if (!list[i].is_object())
+      return reader.fail(at, "is " + std::string(kind_name(list[i])) + "; it must be {\"name\", \"scale\"}");
+    ObjectReader entry(list[i].get_object(), at + ".");
+    LoraUse use;
+    entry.refuse_unknown({"name", "scale", "sha256"});
+    use.name = entry.text("name", kMaxNameBytes).value_or("");
+    if (entry.ok() && use.name.empty()) entry.fail("name", "is missing; it names the adapter");
+    use.scale = entry.real("scale", -kMaxLoraScale, kMaxLoraScale).value_or(1.0);
+    use.sha256 = entry.text("sha256", kMaxNameBytes).value_or("");
+    if (entry.ok() && !use.sha256.empty() && !is_sha256_hex(use.sha256)) {
+      entry.fail("sha256", "is '" + use.sha256 + "'; it must be 64 lower-case hexadecimal digits, or left out");
+    }
+    if (!entry.ok()) return reader.fail(*entry.error());
+    spec.loras.push_back(std::move(use));
+  }
+}
+
+void read_format(ObjectReader& reader, const FieldRow& row, JobSpec& spec) {
+  const auto name = reader.text(row.name, kMaxNameBytes);
+  if (!name) return;
+  if (const auto format = format_from_name(*name))
+    spec.output_format = *format;
+  else
+    reader.fail(row.name, "is '" + *name + "'; it must be png, jpeg or webp");
+}
+
+void read_field(ObjectReader& reader, Field field, JobSpec& spec) {
+  const FieldRow& row = field.row();
+  switch (row.type) {
+    case FieldType::kText:
+      if (auto text = reader.text(row.name, static_cast<std::size_t>(row.high))) store(spec, field, std::move(*text));
+      break;
+    case FieldType::kInteger:
+      if (const auto value = reader.integer(row.name, row.low, row.high)) store(spec, field, *value);
+      break;
+    case FieldType::kReal:
+      if (const auto value = reader.real(row.name, static_cast<double>(row.low), static_cast<double>(row.high)))
+        store(spec, field, *value);
+      break;
+    case FieldType::kSize: return read_size(reader, row, spec);
+    case FieldType::kAdapters: return read_adapters(reader, row, spec);
+    case FieldType::kFormat: return read_format(reader, row, spec);
+  }
+}
+
+std::string quoted(std::string_view text) { return json::serialize(json::string_view(text.data(), text.size())); }
+
+std::string value_json(const Value& value) {
+  if (const auto* text = std::get_if<std::string>(&value)) return quoted(*text);
+  if (const auto* real = std::get_if<double>(&value)) return number_text(*real);
+  return std::to_string(std::get<std::int64_t>(value));
+}
+
+std::string adapters_json(const std::vector<LoraUse>& loras) {
+  std::string list;
+  for (const LoraUse& use : loras) {
+    list += (list.empty() ? "" : ",") + ("{\"name\":" + quoted(use.name) + ",\"scale\":" + number_text(use.scale) +
+                                         (use.sha256.empty() ? "" : ",\"sha256\":" + quoted(use.sha256)) + "}");
+  }
+  return "[" + list + "]";
+}
+
+// Empty: the field is left out.
+std::string field_json(const JobSpec& spec, Field field) {
+  switch (field.row().type) {
+    case FieldType::kSize: return {};
+    case FieldType::kAdapters: return spec.loras.empty() ? "" : adapters_json(spec.loras);
+    case FieldType::kFormat: return quoted(row_of(spec.output_format).name);
+    default: {
+      const auto value = load(spec, field);
+      return value ? value_json(*value) : "";
+    }
+  }
+}
+
+}  // namespace
+
+Result<JobSpec> parse_spec(std::string_view json_text) {
+  if (json_text.size() > kMaxStoredSpecBytes) {
+    return Error{Code::kPayloadTooLarge,
+                 "the job has " + std::to_string(json_text.size()) + " bytes; at most " +
+                     std::to_string(kMaxStoredSpecBytes) + " are allowed",
+                 {}};
+  }
+  const Result<json::value> body = parse_json(json_text);
+  if (!body) return body.error();
+  return parse_spec(*body);
+}
+
+Result<JobSpec> parse_spec(const json::value& body) {
+  static const std::vector<std::string> kNames = [] {
+    std::vector<std::string> names;
+    for (const FieldRow& row : kFieldRows) names.emplace_back(row.name);
+    return names;
+  }();
+  if (!body.is_object()) {
+    return invalid_argument("the job is " + std::string(kind_name(body)) +
+                            "; it must be a JSON object such as {\"prompt\": \"a red circle\"}");
+  }
+  ObjectReader reader(body.get_object(), "");
+  reader.refuse_unknown(kNames);
+  if (!reader.find("prompt")) reader.fail("prompt", "is missing; it may be empty, but must be there");
+  JobSpec spec;
+  for (const Field field : kFields) read_field(reader, field, spec);
+  if (!reader.ok()) return *reader.error();
+  return spec;
+}
+
+Result<JobSpec> parse_complete_spec(std::string_view json_text) {
+  auto spec = parse_spec(json_text);
+  if (!spec) return spec;
+  for (const Field field : {Field("model"), Field("n"), Field("seed"), Field("output_compression")}) {
+    if (load(*spec, field)) continue;
+    const std::string name(field.name());
+    return invalid_argument(name + " is missing; a complete spec has it", name);
+  }
+  for (std::size_t i = 0; i < spec->loras.size(); ++i) {
+    if (!spec->loras[i].sha256.empty()) continue;
+    const std::string name = "loras[" + std::to_string(i) + "].sha256";
+    return invalid_argument(name + " is missing; a complete spec names each adapter by its digest", name);
+  }
+  return spec;
+}
+
+std::string to_json(const JobSpec& spec) {
+  std::string out;
+  for (const Field field : kFields) {
+    const std::string value = field_json(spec, field);
+    if (value.empty()) continue;
+    out.append(out.empty() ? "{\"" : ",\"").append(field.name()).append("\":").append(value);
+  }
+  return out + "}";
+}
+
+std::optional<std::pair<int, int>> parse_size(std::string_view text) {
+  const auto side = [](std::string_view digits) {
+    int value = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    return error == std::errc() && end == digits.data() + digits.size() && value <= kMaxSide ? value : 0;
+  };
+  const auto x = text.find('x');
+  if (x == std::string_view::npos) return std::nullopt;
+  const int width = side(text.substr(0, x)), height = side(text.substr(x + 1));
+  if (width < 1 || height < 1) return std::nullopt;
+  return std::pair(width, height);
+}
+
+}  // namespace ditfleet::job

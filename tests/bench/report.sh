@@ -1,0 +1,151 @@
+#!/usr/bin/env bash
+# Makes the tables of figures from results/*.csv; figures.csv lists the figures and their targets.
+#
+#   tests/bench/report.sh           print the table of tests/bench/README.md
+#   tests/bench/report.sh --write   replace the tables in README.md and tests/bench/README.md
+#   tests/bench/report.sh --check   exit with status 1 if a table is not up to date; the CTest entry `report`
+#
+# A value is the median of the rows that one run has for it (figures.csv may ask for their maximum instead). A run is
+# a sequence of rows of one revision and machine without a gap of more than 30 minutes. The latest run that measured
+# the figure counts; runs that also measured a peer come first.
+set -euo pipefail
+case ${1:-} in
+  '' | --write | --check) ;;
+  -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  *) echo "report.sh: unknown argument '$1'; usage: tests/bench/report.sh [--write | --check]" >&2; exit 2 ;;
+esac
+cd "$(dirname "$0")"
+exec python3 - "${1:-}" <<'PY'
+import csv
+import datetime
+import pathlib
+import statistics
+import sys
+
+GAP = datetime.timedelta(minutes=30)
+BEGIN = "<!-- figures: made by tests/bench/report.sh --write -->"
+END = "<!-- end of figures -->"
+UNITS = {"x": "×", "us": "µs", "1": "", "programs": ""}
+
+
+def when(row):
+    return datetime.datetime.fromisoformat(row["date"].replace("Z", ""))
+
+
+def runs_of(path):
+    """The file's rows as a list of runs, oldest first."""
+    runs = []
+    with open(path, newline="") as file:
+        for row in csv.DictReader(file):
+            last = runs[-1][-1] if runs else None
+            if last and (row["revision"], row["machine"]) == (last["revision"], last["machine"]) \
+                    and abs(when(row) - when(last)) <= GAP:
+                runs[-1].append(row)
+            else:
+                runs.append([row])
+    return sorted(runs, key=lambda run: when(run[-1]))
+
+
+def rows_of(run, system, scenario, metric):
+    return [r for r in run
+            if r["system"] == system and r["metric"] == metric and scenario in ("*", r["scenario"])]
+
+
+def number(value, unit):
+    if unit in ("1", "x") and abs(value) < 2:
+        digits = f"{value:.3f}".rstrip("0").rstrip(".")
+    elif abs(value) >= 1000:
+        digits = f"{value:,.0f}"
+    else:
+        digits = f"{value:.3g}"
+    if digits == "-0":
+        digits = "0"
+    name = UNITS.get(unit, unit)
+    return digits + ("" if not name or name.startswith("/") else "\N{NO-BREAK SPACE}") + name
+
+
+def met(target, value, peer):
+    sign, _, bound = target.partition(" ")
+    bound = peer if bound == "peer" else float(bound)
+    return bound is None or value <= bound if sign == "≤" else value >= bound
+
+
+def measured(figure, runs, peers):
+    """The cells of a figure's row; None if no run measured it."""
+    key = figure["scenario"], figure["metric"]
+    ours = [run for run in runs if rows_of(run, figure["system"], *key)]
+    if not ours:
+        return None
+    run = ([run for run in ours if any(row["system"] in peers for row in run)] or ours)[-1]
+    rows, peer_rows = rows_of(run, figure["system"], *key), rows_of(run, figure["peer_system"], *key)
+    pick = max if figure["pick"] == "max" else statistics.median
+    value, unit = pick(float(r["value"]) for r in rows), rows[-1]["unit"]
+    peer, peer_text = None, ""
+    if peer_rows:
+        peer = statistics.median(float(r["value"]) for r in peer_rows)
+        peer_text = f"{number(peer, unit)} ({figure['peer']})"
+    shown, target = number(value, unit), figure["target"]
+    if target and not met(target, value, peer):
+        shown = f"**{shown}**, missed"
+    if target and target != "≤ peer":
+        sign, bound = target.split(" ")
+        target = f"{sign}\N{NO-BREAK SPACE}{number(float(bound), unit)}"
+    machine = rows[-1]["machine"].split(" driver ")[0].split(" (driver")[0].replace(" x ", " × ")
+    machine = machine.replace(" ", "\N{NO-BREAK SPACE}")
+    return [figure["figure"].replace(";", ","), target, shown, peer_text, rows[-1]["date"][:10], machine]
+
+
+def table(rows):
+    head = ["figure", "target", "value", "peer", "date", "machine"][:len(rows[0])]
+    lines = [head, ["---"] * len(head), *rows]
+    return [("| " + " | ".join(line) + " |").replace("  ", " ") for line in lines]
+
+
+def tables(figures):
+    """The table of tests/bench/README.md, which names the machine once per file, and the one of README.md."""
+    everything, top, runs = [], [], {}
+    machine = None
+    for figure in figures:
+        name = figure["csv"]
+        if name not in runs:
+            runs[name] = runs_of(f"results/{name}.csv")
+            machine = None
+        peers = {f["peer_system"] for f in figures if f["csv"] == name} - {""}
+        cells = measured(figure, runs[name], peers)
+        if cells is None:
+            print(f"report.sh: {name}.csv has no rows for '{figure['figure']}'", file=sys.stderr)
+            continue
+        if cells[-1] != machine:
+            machine = cells[-1]
+            everything.append([f"[**{name}**](results/{name}.csv), {machine}", "", "", "", ""])
+        everything.append(cells[:-1])
+        if figure["top"]:
+            top.append([figure["top"].replace(";", ","), *cells[1:]])
+    return table(everything), table(top)
+
+
+def between_markers(path, lines, mode):
+    text = path.read_text()
+    before, begin, rest = text.partition(BEGIN + "\n")
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        sys.exit(f"report.sh: {path} has no lines '{BEGIN}' and '{END}'")
+    wanted = before + begin + "\n".join(lines) + "\n" + end + after
+    if mode == "--write":
+        path.write_text(wanted)
+    elif text != wanted:
+        print(f"report.sh: the figures in {path.resolve()} are not up to date; run tests/bench/report.sh --write")
+        return False
+    return True
+
+
+with open("figures.csv", newline="") as file:
+    everything, top = tables(list(csv.DictReader(file)))
+mode = sys.argv[1]
+if not mode:
+    print("\n".join(everything))
+else:
+    fresh = [between_markers(pathlib.Path("README.md"), everything, mode),
+             between_markers(pathlib.Path("../../README.md"), top, mode)]
+    sys.exit(0 if all(fresh) else 1)
+PY
