@@ -210,7 +210,7 @@ Result<ProgramRun> run_program(const ProcessSpec& spec, Deadline deadline) {
       break;
     }
     if (!deadline.passed()) continue;
-    if (end) break;  // a child of the program's still writes
+    if (end) break;  // a child of the program still writes
     child->send_to_group(SIGKILL);
     (void)child->wait();
     return Error{Code::kDeadlineExceeded, spec.argv[0] + " did not end in time", {}};

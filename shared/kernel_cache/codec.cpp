@@ -186,8 +186,7 @@ Result<std::string> encode(const Entry& entry, const Key& key, const Secret& sec
   to.integer(static_cast<std::uint64_t>(packed.size()));
   out += packed;
 
-  std::string total;
-  Writer(total).integer(static_cast<std::uint64_t>(out.size() + kTrailerBytes));
+  const std::string total = little_endian(static_cast<std::uint64_t>(out.size() + kTrailerBytes));
   out.replace(16, total.size(), total);
   out += sha256(out);
   const Secret::Signature signature = secret.sign(out);

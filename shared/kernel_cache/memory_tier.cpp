@@ -47,14 +47,4 @@ void MemoryTier::erase_locked(const Key& key) {
   by_key_.erase(it);
 }
 
-std::uint64_t MemoryTier::bytes() const {
-  const std::lock_guard lock(mutex_);
-  return bytes_;
-}
-
-std::size_t MemoryTier::entries() const {
-  const std::lock_guard lock(mutex_);
-  return slots_.size();
-}
-
 }  // namespace ditfleet::kernel_cache

@@ -22,8 +22,6 @@ class MemoryTier {
   void put(const Key& key, std::shared_ptr<const Entry> entry);
   // Removes `entry` if it is what is stored under `key`.
   void erase(const Key& key, const std::shared_ptr<const Entry>& entry);
-  std::uint64_t bytes() const;
-  std::size_t entries() const;
 
  private:
   struct Slot {
@@ -33,7 +31,7 @@ class MemoryTier {
   };
   void erase_locked(const Key& key);
 
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   const std::uint64_t max_bytes_;
   std::uint64_t bytes_ = 0;
   std::list<Slot> slots_;  // most recently used first

@@ -9,7 +9,9 @@
 #include <cstring>
 
 #include "shared/core/bytes.h"
+#include "shared/core/fd_io.h"
 #include "shared/core/ids.h"
+#include "shared/core/unique_fd.h"
 #include "shared/kernel_cache/little_endian.h"
 
 namespace ditfleet::kernel_cache {
@@ -39,12 +41,11 @@ Result<void> make_secret_file(const std::string& path) {
     ::unlink(temporary.c_str());
     return unavailable(std::string("cannot ") + what + " the secret file '" + path + "': " + std::strerror(e));
   };
-  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (fd < 0) return failed("create");
-  const bool written = ::write(fd, text, sizeof text) == static_cast<ssize_t>(sizeof text) && ::fsync(fd) == 0;
+  const UniqueFd file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!file.valid()) return failed("create");
+  const bool written = write_all(file.get(), {text, sizeof text}) && ::fsync(file.get()) == 0;
   sodium_memzero(random, sizeof random);
   sodium_memzero(text, sizeof text);
-  ::close(fd);
   if (!written) return failed("write");
   if (::link(temporary.c_str(), path.c_str()) != 0 && errno != EEXIST) return failed("create");
   ::unlink(temporary.c_str());

@@ -26,7 +26,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kFlushAtEnd{2000}, kFirstPause{500}, kLongestPause{8000}, kComplainAgainAfter{60'000};
+constexpr milliseconds kFlushAtEnd{2000}, kFirstPause{500}, kLongestPause{8000};
 constexpr std::size_t kMaxAnswerBytes = 64 * 1024;
 
 void count(const char* result, std::size_t spans) {
@@ -304,7 +304,8 @@ Result<std::unique_ptr<OtlpExporter>> OtlpExporter::start(OtlpOptions options) {
                             "telemetry.otlp_endpoint");
   }
   static const CURLcode ready = curl_global_init(CURL_GLOBAL_DEFAULT);
-  if (ready != CURLE_OK) return internal_error("libcurl cannot begin: " + std::string(curl_easy_strerror(ready)));
+  if (ready != CURLE_OK)
+    return internal_error("libcurl cannot be initialized: " + std::string(curl_easy_strerror(ready)));
   return std::unique_ptr<OtlpExporter>(new OtlpExporter(std::make_unique<Impl>(std::move(options))));
 }
 

@@ -30,7 +30,7 @@ struct SpanContext {
 
 using AttributeValue = std::variant<std::string, std::int64_t, double, bool>;
 using Attributes = std::vector<std::pair<std::string, AttributeValue>>;
-enum class SpanKind { kInternal = 1, kServer = 2, kClient = 3, kProducer = 4, kConsumer = 5 };  // numbers of OTLP
+enum class SpanKind { kInternal = 1, kServer = 2, kConsumer = 5 };  // the numbers of OTLP
 
 struct Span {
   std::string name, trace_id, span_id, parent_id;  // parent_id empty: a root

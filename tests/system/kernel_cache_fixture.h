@@ -23,6 +23,7 @@
 
 #include "shared/kernel_cache/cache.h"
 #include "shared/kernel_cache/codec.h"
+#include "shared/kernel_cache/redis_tier.h"
 #include "shared/kernel_cache/secret.h"
 #include "shared/telemetry/metrics.h"
 #include "tests/system/redis_server.h"

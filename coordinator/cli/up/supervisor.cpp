@@ -19,6 +19,7 @@
 #include "coordinator/cli/up/restart_policy.h"
 #include "shared/core/output_file.h"
 #include "shared/core/stop_signals.h"
+#include "shared/core/unique_fd.h"
 
 namespace ditfleet::cli {
 namespace {
@@ -35,13 +36,11 @@ constexpr seconds kStillFailing{60};
 void note(const std::string& message) { std::fprintf(stderr, "up | %s\n", message.c_str()); }
 
 bool accepts(const std::string& socket_path) {
-  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::strncpy(address.sun_path, socket_path.c_str(), sizeof address.sun_path - 1);
-  const bool connected = fd >= 0 && ::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
-  if (fd >= 0) ::close(fd);
-  return connected;
+  return socket.valid() && ::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
 }
 
 struct Member {
@@ -70,7 +69,6 @@ class Supervisor {
     stop_all();
     if (!plan_.ready_file.empty()) ::unlink(plan_.ready_file.c_str());
     if (!plan_.redis_socket.empty()) ::unlink(plan_.redis_socket.c_str());
-    ::close(signals_);
     return exit_code_;
   }
 
@@ -84,7 +82,7 @@ class Supervisor {
     std::signal(SIGPIPE, SIG_IGN);
     // A shell starts background jobs with SIGINT ignored, and signalfd does not receive ignored signals.
     for (int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
-    signals_ = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    signals_.reset(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
   }
 
   // One round: output, signals, ended processes, restarts, readiness.
@@ -104,7 +102,7 @@ class Supervisor {
   }
 
   void wait_for_something() {
-    std::vector<pollfd> fds = {{signals_, POLLIN, 0}};
+    std::vector<pollfd> fds = {{signals_.get(), POLLIN, 0}};
     std::vector<LoggedProcess*> sources = {nullptr};
     for (auto* group : {&redis_, &coordinator_, &workers_}) {
       for (Member& member : *group) {
@@ -118,7 +116,7 @@ class Supervisor {
       if (fds[i].revents != 0) sources[i]->drain_output();
     }
     signalfd_siginfo info{};
-    while (::read(signals_, &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+    while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
       if (info.ssi_signo == SIGCHLD) continue;
       // A second Ctrl-C kills. A SIGTERM after the first Ctrl-C does not: scripts send both.
       if (stopping_ && info.ssi_signo == SIGINT) in_a_hurry_ = true;
@@ -267,7 +265,7 @@ class Supervisor {
   UpPlan plan_;
   HttpClient client_;
   std::deque<Member> redis_, coordinator_, workers_;  // the first two have at most one member
-  int signals_ = -1;
+  UniqueFd signals_;
   bool all_started_ = false, ready_ = false, stopping_ = false, in_a_hurry_ = false;
   int exit_code_ = kExitOk;
   Clock::time_point next_ready_check_, asked_at_;
