@@ -30,13 +30,13 @@ std::string last_dl_error() {
   return text ? text : "unknown error";
 }
 
-// The driver's library, or null. It stays loaded for the life of the process.
+// The driver's library, or null. Never unloaded.
 void* driver_library() {
   static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
   return library;
 }
 
-// Number of GPUs that the driver offers, without LibTorch; 0 without a driver.
+// Number of GPUs according to the driver, without LibTorch; 0 without a driver.
 int driver_device_count() {
   void* driver = driver_library();
   if (!driver) return 0;
@@ -65,8 +65,8 @@ std::filesystem::path libtorch_folder() {
   return (ignored ? std::filesystem::path(info.dli_fname) : real).parent_path();
 }
 
-// Empty when LibTorch's CUDA part is loaded; else why not. The library registers its kernels while loading and
-// is never closed.
+// Loads LibTorch's CUDA part. Returns why that failed; empty on success. The library registers its kernels while
+// loading and is never closed.
 std::string load_cuda_part() {
   static std::mutex mutex;
   static bool done = false;
@@ -89,7 +89,7 @@ std::string load_cuda_part() {
 
 c10::Device cuda_device(int index) { return c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)); }
 
-// The GPU's index of "cuda" or "cuda:N"; nothing for another word.
+// The GPU index of "cuda" or "cuda:N"; empty for another word.
 std::optional<int> cuda_index(const std::string& wanted) {
   if (wanted == "cuda") return 0;
   if (wanted.rfind("cuda:", 0) != 0) return {};
@@ -139,7 +139,7 @@ DeviceChoice load_device(const std::string& wanted) {
              "LibTorch's CUDA?",
          "device");
   }
-  // fp32 means fp32: convolutions would otherwise run in TF32, with errors of 1e-3.
+  // Otherwise fp32 convolutions run in TF32, with errors of 1e-3.
   at::globalContext().setAllowTF32CuDNN(false);
   at::globalContext().setAllowTF32CuBLAS(false);
   at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
@@ -171,14 +171,14 @@ void release_cached_memory(c10::Device device) noexcept {
     if (auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type())))
       allocator->emptyCache();
   } catch (...) {
-    // Nothing more can be done for memory here; the failure that led here is the one to report.
+    // The allocation failure is what the caller reports.
   }
 }
 
 namespace {
 
-// A thread keeps its stream: LibTorch's allocator holds memory for each stream apart, so that a new one for every stage
-// would let a GPU fill up with what other streams have freed.
+// One stream per thread. LibTorch's allocator caches memory per stream, so a new stream for every stage would fill the
+// GPU with memory cached for old streams.
 c10::Stream stream_of_thread(const c10::impl::VirtualGuardImpl& impl, c10::Device device) {
   thread_local std::map<c10::DeviceIndex, c10::Stream> streams;
   auto known = streams.find(device.index());
@@ -202,7 +202,7 @@ struct StageScope::Guards {
       impl->exchangeStream(*previous_stream);
       impl->uncheckedSetDevice(*previous_device);
     } catch (...) {
-      // The device is lost; the stage has reported it.
+      // The device has failed; the stage has reported it.
     }
   }
   c10::Device device;
@@ -212,8 +212,8 @@ struct StageScope::Guards {
   std::optional<c10::Stream> stream, previous_stream;
 };
 
-StageScope::StageScope(c10::Device device) : guards_(new Guards(device)) {}
-StageScope::~StageScope() { delete guards_; }
+StageScope::StageScope(c10::Device device) : guards_(std::make_unique<Guards>(device)) {}
+StageScope::~StageScope() = default;
 
 void StageScope::finish() {
   if (guards_->impl) guards_->impl->synchronizeStream(*guards_->stream);

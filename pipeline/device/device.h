@@ -1,19 +1,20 @@
-// Which device the pipeline runs on, and the surroundings of one stage there.
+// Selects the device and sets up the execution of a stage on it.
 //
-// The programs link LibTorch's CPU part alone. Where a GPU is wanted, load_device() opens LibTorch's CUDA part
-// from beside the CPU part at run time, so that one binary serves a slim install and a GPU host.
+// The programs link only LibTorch's CPU part. For a GPU, load_device() opens LibTorch's CUDA part at run time, so that
+// one binary serves CPU-only installs and GPU hosts.
 #pragma once
 
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/Stream.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 
 namespace ditfleet::pipeline {
 
-// Where tensors live and what their elements are.
+// The device and element type of tensors.
 struct Placement {
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   c10::ScalarType dtype = c10::ScalarType::Float;  // Float or BFloat16
@@ -24,41 +25,41 @@ struct DeviceChoice {
   std::string name;  // "NVIDIA H200", the processor's name
 };
 
-// `wanted`: auto | cpu | cuda | cuda:N. Throws Failure: kInvalidArgument for another word or an N that is not
-// there; kUnavailable when a GPU is asked for by name and there is none, or LibTorch's CUDA part does not load
-// (the message says which file is missing). auto falls back to the CPU. Must be called before any other use
-// of LibTorch in the process that may touch a device. Thread safe; blocks while libraries load.
+// `wanted`: auto | cpu | cuda | cuda:N. auto falls back to the CPU. Throws Failure: kInvalidArgument for another word
+// or an unknown N; kUnavailable if a GPU is requested and there is none, or if LibTorch's CUDA part does not load (the
+// message names the missing file). Call it before anything else in the process uses LibTorch on a device. Blocks while
+// libraries load. Thread safe.
 DeviceChoice load_device(const std::string& wanted);
 
 // "cpu", "cuda:0"
 std::string device_text(c10::Device device);
 
-// Ends all work in flight on the device. Throws what the device reports.
+// Waits for all work on the device. Throws what the device reports.
 void synchronize(c10::Device device);
 
-// The same for the calling thread's current stream alone.
+// The same for the calling thread's current stream.
 void synchronize_current(c10::Device device);
 
-// The calling thread's current stream on a GPU, as CUDA's own functions take it.
+// The calling thread's current stream on a GPU, as a CUstream.
 void* current_stream(c10::Device device);
 
-// Gives cached device memory back after an allocation failed. Does nothing on the CPU; never throws.
+// Releases cached device memory after an allocation failed. Does nothing on the CPU; never throws.
 void release_cached_memory(c10::Device device) noexcept;
 
-// The surroundings of one stage on the calling thread: inference mode, the device made current, and on a GPU a
-// stream of the thread's own, so that the stages of different units overlap. The stage must call finish(), which waits
-// for the stream: what was computed may then be used from any stream. Not for sharing between threads.
+// Sets up the calling thread for one stage: inference mode, the current device, and on a GPU a stream per thread, so
+// that stages of different units overlap. The stage must call finish(), which waits for the stream; afterwards its
+// results may be used on any stream. Not thread safe.
 class StageScope {
  public:
   explicit StageScope(c10::Device device);
-  ~StageScope();  // restores the stream and device that were current
+  ~StageScope();  // restores the previous stream and device
   StageScope(const StageScope&) = delete;
   StageScope& operator=(const StageScope&) = delete;
   void finish();  // throws what the device reports
 
  private:
   struct Guards;
-  Guards* guards_;
+  std::unique_ptr<Guards> guards_;
 };
 
 }  // namespace ditfleet::pipeline

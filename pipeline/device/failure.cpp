@@ -40,7 +40,7 @@ Error error_in_flight(const std::string& stage) {
                 first_line(e.what_without_backtrace())};
   } catch (const c10::Error& e) {
     const std::string_view text = e.what_without_backtrace();
-    // The host's allocator and cuBLAS/cuDNN have no exception type of their own for this.
+    // The host allocator and cuBLAS/cuDNN have no exception type for this.
     if (contains_any(text, {"DefaultCPUAllocator", "not enough memory", "out of memory", "ALLOC_FAILED"}))
       return {Code::kOutOfMemory,
               where + "out of memory: " + first_line(text) + "; a smaller size or fewer jobs at once would fit"};

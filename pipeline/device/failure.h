@@ -1,4 +1,4 @@
-// How errors travel inside pipeline/: by exception up to the engine, which turns them into Result.
+// Errors inside pipeline/ are exceptions; the engine turns them into Result.
 #pragma once
 
 #include <exception>
@@ -9,7 +9,7 @@
 
 namespace ditfleet::pipeline {
 
-// An Error on its way to the engine.
+// Carries an Error to the engine.
 class Failure : public std::exception {
  public:
   explicit Failure(Error error) : error_(std::move(error)) {}
@@ -22,7 +22,7 @@ class Failure : public std::exception {
 
 [[noreturn]] void fail(Code code, std::string message, std::string param = {});
 
-// The value, or the error thrown as a Failure.
+// Returns the value, or throws the error as a Failure.
 template <class T>
 T unwrap(Result<T> result) {
   if (!result) throw Failure(result.error());
@@ -32,9 +32,8 @@ inline void unwrap(const Result<void>& result) {
   if (!result) throw Failure(result.error());
 }
 
-// Call it inside a catch block: what the exception in flight is to a caller of the engine. `stage` ("denoise")
-// begins the message. Memory that ran out is kOutOfMemory, on a device or the host; what the device reports
-// otherwise is kDeviceFault; anything unforeseen is kInternal. Never throws what it caught.
+// Converts the exception of the surrounding catch block into an Error. `stage` ("denoise") begins the message. Out of
+// memory, on a device or the host, is kOutOfMemory; other device errors are kDeviceFault; anything else is kInternal.
 Error error_in_flight(const std::string& stage);
 
 }  // namespace ditfleet::pipeline

@@ -100,7 +100,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options, Fam
     if (options.threads > 0) at::set_num_threads(options.threads);
     const bool bf16 = options.dtype == "bf16" || (options.dtype == "auto" && !choice.device.is_cpu());
     region::CompileOptions compile = options.compile;
-    if (region::runs_op_by_op(compile, choice.device.is_cpu(), bf16)) compile.backend = "eager";
+    if (region::runs_eagerly(compile, choice.device.is_cpu(), bf16)) compile.backend = "eager";
     auto regions = region::make_region_host(std::move(compile), choice.device, options.kernel_cache);
     return std::unique_ptr<Engine>(std::make_unique<TorchEngine>(
         std::move(choice), bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float, std::move(regions),
@@ -125,8 +125,8 @@ Result<region::AheadReport> Engine::compile_regions(const Families& families, co
     for (const auto& arch : architectures) {
       const bool host = arch == "cpu";
       const bool wide = dtype == "fp32" || (dtype == "auto" && host);
-      if (region::runs_op_by_op(options, host, !wide)) {
-        report.op_by_op.push_back(arch);
+      if (region::runs_eagerly(options, host, !wide)) {
+        report.eager.push_back(arch);
         continue;
       }
       const auto type = wide ? region::ElementType::kF32 : region::ElementType::kBF16;
@@ -135,7 +135,6 @@ Result<region::AheadReport> Engine::compile_regions(const Families& families, co
       report.compiled += one->compiled;
       report.hits += one->hits;
       for (auto& made : one->regions) report.regions.push_back(std::move(made));
-      for (auto& note : one->notes) report.notes.push_back(std::move(note));
     }
     return report;
   } catch (...) {

@@ -32,8 +32,8 @@ class ModelBase : public Model {
   AdapterHoldings adapters() const final { return adapters_.holdings(); }
 
  protected:
-  ModelBase(ModelInfo info, Placement placement, const LoraBase& linears, AdapterStore::Limits adapters)
-      : info_(std::move(info)), placement_(placement), adapters_(linears, placement, adapters) {}
+  ModelBase(ModelInfo info, Placement placement, LoraBase linears, AdapterStore::Limits adapters)
+      : info_(std::move(info)), placement_(placement), adapters_(std::move(linears), placement, adapters) {}
 
   virtual std::unique_ptr<Generation> run_encode(const GenerationRequest& request) = 0;
   // `wait` waits for the device. One result per generation.

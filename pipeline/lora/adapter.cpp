@@ -15,7 +15,7 @@ std::int64_t microseconds_since(std::chrono::steady_clock::time_point begun) {
       1, std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun).count());
 }
 
-// Empty for a file that is not there.
+// Empty if the file does not exist.
 std::string identity_of(const std::string& path) {
   struct stat s = {};
   if (::stat(path.c_str(), &s) != 0) return {};
@@ -29,14 +29,14 @@ std::string identity_of(const std::string& path) {
 
 }  // namespace
 
-AdapterStore::AdapterStore(const LoraBase& base, Placement placement, Limits limits)
-    : names_(base),
+AdapterStore::AdapterStore(LoraBase base, Placement placement, Limits limits)
+    : names_(std::move(base)),
       placement_(placement),
       limits_(limits),
-      slot_elements_(most_packed_elements(base, limits.max_rank)),
+      slot_elements_(most_packed_elements(names_.base(), limits.max_rank)),
       slots_(static_cast<std::size_t>(limits.slots)) {}
 
-// Taken before the file is read: one that changes meanwhile is read again next time.
+// Computed before the file is read, so that a file that changes meanwhile is read again next time.
 AdapterStore::Name AdapterStore::name_of(const LoraRequest& request) {
   return {request.id.empty() ? "file:" + identity_of(request.path) : "id:" + request.id, request.id};
 }
@@ -66,35 +66,35 @@ AdapterStore::Kept AdapterStore::in_host(const LoraRequest& request, const Name&
   std::lock_guard lock(mutex_);
   load_bytes_per_s_ = kept.packed->bytes() * 1'000'000 / took;
   kept.number = next_number_++;
-  if (make_room(kept.packed->bytes(), drops.from_host)) host_.push_front(kept);
+  if (reserve(kept.packed->bytes(), drops.from_host)) host_.push_front(kept);
   return kept;
 }
 
-// False: there is not that much beside what is pinned, and nothing was dropped.
-bool AdapterStore::make_room(std::int64_t bytes, const std::vector<std::string>& drop_first) {
-  std::int64_t room = limits_.host_bytes - bytes, droppable = 0;
+// Evicts adapters until `bytes` are free. False, with nothing evicted, if pinned adapters leave too little.
+bool AdapterStore::reserve(std::int64_t bytes, const std::vector<std::string>& drop_first) {
+  std::int64_t free = limits_.host_bytes - bytes, droppable = 0;
   const auto may_go = [&](const Kept& kept) { return !pinned_.contains(kept.name.id); };
   for (const Kept& kept : host_) {
-    room -= kept.packed->bytes();
+    free -= kept.packed->bytes();
     droppable += may_go(kept) ? kept.packed->bytes() : 0;
   }
-  if (room + droppable < 0) return false;
+  if (free + droppable < 0) return false;
   const auto drop = [&](std::list<Kept>::iterator at) {
-    room += at->packed->bytes();
+    free += at->packed->bytes();
     return host_.erase(at);
   };
   for (const std::string& id : drop_first) {
     const auto at =
         std::find_if(host_.begin(), host_.end(), [&](const Kept& kept) { return kept.name.id == id && may_go(kept); });
-    if (room < 0 && at != host_.end()) drop(at);
+    if (free < 0 && at != host_.end()) drop(at);
   }
-  for (auto at = host_.end(); room < 0;)
+  for (auto at = host_.end(); free < 0;)
     if (--at; may_go(*at)) at = drop(at);
   return true;
 }
 
-// An empty one; one that is to be dropped; the least recently used; the least recently used of those that are pinned.
-// None that anybody uses.
+// In this order: an empty slot, one that the caller wants dropped, the least recently used, the least recently used
+// pinned one. Never a slot in use.
 AdapterStore::Slot* AdapterStore::choose_slot(const AdapterDrops& drops) {
   std::lock_guard lock(mutex_);
   std::vector<std::string> wanted = drops.from_host;
@@ -108,7 +108,7 @@ AdapterStore::Slot* AdapterStore::choose_slot(const AdapterDrops& drops) {
   Slot* best = nullptr;
   for (Slot& slot : slots_)
     if ((!slot.adapter || slot.adapter.use_count() == 1) && (!best || rank(slot) < rank(*best))) best = &slot;
-  if (best) best->adapter = nullptr;  // nobody finds it any more
+  if (best) best->adapter = nullptr;  // it can no longer be found
   return best;
 }
 
@@ -120,7 +120,7 @@ std::shared_ptr<const Adapter> AdapterStore::copy(const Kept& kept, const at::Te
   for (const auto& term : packed.terms) {
     const at::Tensor down = memory.narrow(0, term.down_at, term.rank * term.in).view({term.rank, term.in});
     const at::Tensor up = memory.narrow(0, term.up_at, term.rows * term.rank).view({term.rows, term.rank});
-    adapter->terms.push_back({term.part, term.slot, {down, up, term.first_row, term.scale}});
+    adapter->terms.push_back({term.component, term.slot, {down, up, term.first_row, term.scale}});
   }
   synchronize_current(placement_.device);
   return adapter;
@@ -173,7 +173,7 @@ void AdapterStore::forget(const std::string& id) {
     host_.remove_if([&](const Kept& kept) { return kept.name.id == id; });
     for (Slot& slot : slots_)
       if (slot.adapter && slot.name.id == id) {
-        slot.name = {};  // found by nobody; where it is in use, the next who takes the slot overwrites it
+        slot.name = {};  // cannot be found; if it is in use, the next adapter in the slot overwrites it
         if (slot.adapter.use_count() > 1) continue;
         slot.adapter = nullptr;
         unused.push_back(&slot);

@@ -1,4 +1,4 @@
-// A model's adapters: in host memory, and in the slots of its device.
+// A model's adapters, in host memory and in slots on its device.
 #pragma once
 
 #include <cstdint>
@@ -15,23 +15,22 @@
 
 namespace ditfleet::pipeline {
 
-// On the device, ready to be added to linears. Whoever holds one keeps its slot.
+// An adapter on the device. Its slot stays occupied while anyone holds it.
 struct Adapter {
   struct Term {
-    LoraPart part;
-    std::size_t slot;  // as in the LoraBase
-    LowRank low_rank;  // with the file's scale; strength 1
+    std::size_t component, slot;  // indices in LoraBase
+    LowRank low_rank;             // with the file's scale and strength 1
   };
-  std::uint64_t id;  // of this content: another after the file has changed
+  std::uint64_t id;  // of this content; a changed file gets another
   std::vector<Term> terms;
-  bool changes_text;  // has terms for CLIP or T5
+  bool changes_text;  // has terms for a text encoder
 };
 
-// Reads adapters' files for one model, keeps them in host memory as long as there is room, and brings them into slots:
-// as many pieces of device memory, each large enough for any adapter, which are taken when first needed and kept for
-// good. What a slot held is overwritten whole before another adapter is in it. Where room is short the least recently
-// used goes, after those that the caller names; a pinned one leaves host memory never, its slot only if no other may be
-// taken. Thread safe: what is there is given at once, files are read and copied one at a time.
+// Reads the adapter files of one model, caches them in host memory and copies them into slots. A slot is device memory
+// that is large enough for any adapter, allocated on first use and never freed; a new adapter overwrites all of it.
+// Eviction: first what the caller names, then the least recently used. A pinned adapter is never evicted from host
+// memory, and from its slot only if no other slot is available. Thread safe: resident adapters are returned at once,
+// files are read and copied one at a time.
 class AdapterStore {
  public:
   struct Limits {
@@ -39,25 +38,26 @@ class AdapterStore {
     int slots;
     std::int64_t host_bytes;
   };
-  AdapterStore(const LoraBase& base, Placement placement, Limits limits);
+  AdapterStore(LoraBase base, Placement placement, Limits limits);
 
-  // Call them on a thread that is in a StageScope. Throws Failure as read_lora_file() fails, and LibTorch's own
-  // exceptions when memory runs out. In a slot; where all slots are in use, in memory of its own, which is given back
-  // with the adapter.
+  // Returns the adapter in a slot. If all slots are in use, it gets memory of its own, which is freed with the adapter.
+  // The calling thread must be in a StageScope. Throws Failure for the errors of read_lora_file(), and LibTorch's
+  // exceptions when memory runs out.
   std::shared_ptr<const Adapter> get(const LoraRequest& request);
-  // The same ahead of time: into host memory, and into a slot if one is free, where `drops` make room first.
+  // Loads the adapter into host memory, and into a slot if one is free. Evicts `drops` first if needed. As get()
+  // otherwise.
   void prefetch(const LoraRequest& request, const AdapterDrops& drops);
 
-  void pin(const std::set<std::string>& ids);  // instead of those before
+  void pin(const std::set<std::string>& ids);  // replaces the set of pinned adapters
 
-  // On a thread that is in a StageScope, too.
+  // The calling thread must be in a StageScope.
   void forget(const std::string& id);
   AdapterHoldings holdings() const;
 
  private:
-  // By what an adapter is found.
+  // Identifies an adapter.
   struct Name {
-    std::string key;  // the id, or else path, size, time and inode
+    std::string key;  // the id if given, else path, size, time and inode
     std::string id;   // the caller's; may be empty
   };
   struct Kept {
@@ -68,13 +68,13 @@ class AdapterStore {
   struct Slot {
     at::Tensor memory;  // undefined until first used
     Name name;
-    std::shared_ptr<const Adapter> adapter;  // null: nothing
-    std::uint64_t used = 0;                  // when, by clock_
+    std::shared_ptr<const Adapter> adapter;  // null: empty
+    std::uint64_t used = 0;                  // time of the last use, by clock_
   };
   static Name name_of(const LoraRequest& request);
   std::shared_ptr<const Adapter> find_in_slot(const Name& name);
   Kept in_host(const LoraRequest& request, const Name& name, const AdapterDrops& drops);
-  bool make_room(std::int64_t bytes, const std::vector<std::string>& drop_first);  // under mutex_
+  bool reserve(std::int64_t bytes, const std::vector<std::string>& drop_first);  // under mutex_
   Slot* choose_slot(const AdapterDrops& drops);
   std::shared_ptr<const Adapter> copy(const Kept& kept, const at::Tensor& memory) const;
   std::shared_ptr<const Adapter> into_slot(const Kept& kept, const AdapterDrops& drops);
@@ -83,8 +83,8 @@ class AdapterStore {
   const Placement placement_;
   const Limits limits_;
   const std::int64_t slot_elements_;
-  std::mutex loading_;        // held while something is read or copied
-  mutable std::mutex mutex_;  // of what follows; never held for long
+  std::mutex loading_;        // held while reading or copying
+  mutable std::mutex mutex_;  // guards the following members; never held for long
   std::vector<Slot> slots_;
   std::list<Kept> host_;  // most recently used first
   std::set<std::string> pinned_;

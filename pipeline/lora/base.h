@@ -1,4 +1,4 @@
-// The linears of a base model as an adapter may name them.
+// The linears of a base model that an adapter can change, and their names in adapter files.
 #pragma once
 
 #include <cstddef>
@@ -8,19 +8,43 @@
 
 namespace ditfleet::pipeline {
 
-enum class LoraPart { kTransformer, kClip, kT5 };
-
-// A linear by the name that diffusers (transformers for the encoders) gives it: "transformer_blocks.0.attn.to_q",
+// A linear by its name in diffusers (transformers for the encoders): "transformer_blocks.0.attn.to_q",
 // "encoder.layers.1.mlp.fc2", "encoder.block.0.layer.0.SelfAttention.q".
 struct BaseLinear {
   std::string name;
-  std::size_t slot;        // which of the part's matrices computes it: several linears may be rows of one
-  std::int64_t first_row;  // of that matrix
+  std::size_t slot;        // index of the component's matrix that computes it; several linears may share a matrix
+  std::int64_t first_row;  // in that matrix
   std::int64_t in, out;
 };
 
+// Rows of one matrix.
+struct LoraPiece {
+  std::size_t slot;
+  std::int64_t first_row, rows;
+};
+
+// What a pair of A and B changes. The rows of B belong to the pieces, in order.
+struct LoraTarget {
+  std::string name;  // for messages
+  std::int64_t in, out;
+  std::vector<LoraPiece> pieces;
+  std::vector<LoraPiece> linears = {};  // fused matrices: the rows of each linear, in the order of B; else empty
+  std::size_t component = 0;            // index in LoraBase; set by LoraNames
+};
+
+// A network of the model. Module names of files have one of its prefixes, then the linear's name or an alias.
+struct LoraComponent {
+  std::string name;                   // in diffusers ("text_encoder"); also the prefix of its settings in metadata
+  std::vector<std::string> prefixes;  // "transformer.", "lora_unet_"
+  std::vector<BaseLinear> linears;
+  std::vector<LoraTarget> aliases = {};     // names that other trainers use
+  std::vector<std::string> elsewhere = {};  // names of linears that only other models of the family have
+  bool encodes_text = false;
+};
+
 struct LoraBase {
-  std::vector<BaseLinear> transformer, clip, t5;
+  std::string family;                     // for messages
+  std::vector<LoraComponent> components;  // a module without a known prefix belongs to the first
 };
 
 }  // namespace ditfleet::pipeline

@@ -1,4 +1,4 @@
-// Whether a fused matrix's B holds an adapter of each linear's own.
+// Recognizes adapters of fused matrices that consist of one adapter per linear.
 #pragma once
 
 #include <span>
@@ -8,9 +8,9 @@
 
 namespace ditfleet::pipeline {
 
-// Trainers that split a fused linear and write it fused again stack the linears' A and put their B on the diagonal, all
-// with the same rank. True if `up`, of [sum of the linears' rows, a multiple of as many as there are linears], is zeros
-// beside these blocks. False for no linears, and for element types that adapters do not come in.
+// Trainers that split a fused linear and save it fused stack the linears' A and put their B on the diagonal, all with
+// the same rank. True if `up` [sum of the linears' rows, a multiple of the number of linears] is zero outside these
+// blocks. False for no linears, and for element types that adapters do not use.
 bool is_block_diagonal(const TensorView& up, std::span<const LoraPiece> linears);
 
 }  // namespace ditfleet::pipeline

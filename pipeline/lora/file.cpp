@@ -23,8 +23,7 @@ namespace {
 
 constexpr std::size_t kListed = 6, kLongestName = 120;
 
-// As a message repeats it. A name that was found in the base may still hold anything, as that of a PEFT adapter:
-// .lora_A.NAME.weight.
+// A name as shown in messages. Even a name that matches the base may contain anything: .lora_A.NAME.weight of PEFT.
 std::string shown(std::string_view name) { return excerpt(name, kLongestName); }
 
 // "a, b and 3 more"
@@ -56,7 +55,7 @@ double half_to_double(std::uint16_t bits) {
   return bits & 0x8000 ? -size : size;
 }
 
-// The one finite element of an alpha tensor.
+// The single, finite element of an alpha tensor.
 std::optional<double> number_of(const TensorView& view) {
   if (view.bytes.size() * 8 != static_cast<std::size_t>(dtype_bits(view.dtype))) return {};
   if (view.dtype == DType::kI64) return static_cast<double>(word_at<std::int64_t>(view, 0));
@@ -72,9 +71,9 @@ std::optional<double> number_of(const TensorView& view) {
 
 std::string shape_of(const TensorView& view) { return shape_text({view.shape.begin(), view.shape.end()}); }
 
-// What one file holds of one module.
+// The tensors of one module in one file.
 struct Module {
-  std::string name;  // as the file writes it
+  std::string name;  // as in the file
   const TensorEntry* down = nullptr;
   const TensorEntry* up = nullptr;
   const TensorEntry* alpha = nullptr;
@@ -89,7 +88,7 @@ class Reader {
 
   Result<std::vector<LoraTerm>> terms() {
     if (auto sorted = sort_keys(); !sorted) return sorted.error();
-    auto scaling = LoraScaling::parse(file_.metadata());
+    auto scaling = LoraScaling::parse(file_.metadata(), names_.base());
     if (!scaling) return wrong(scaling.error().message);
     if (auto told = every_alpha_or_none(); !told) return told.error();
     if (auto once = no_rows_twice(); !once) return once.error();
@@ -132,7 +131,7 @@ class Reader {
     }
     if (!dora.empty()) return wrong("it is a DoRA adapter (" + list(dora) + "); only plain LoRA can be applied");
     if (!unknown.empty())
-      return wrong("it has weights that belong to no linear of a FLUX model: " + list(unknown) +
+      return wrong("it has weights that belong to no linear of a " + names_.base().family + " model: " + list(unknown) +
                    "; PEFT's, kohya's, BFL's and XLabs' names are known");
     if (!lacking.empty())
       return wrong("it has weights for blocks or layers that this model lacks: " + list(lacking) +
@@ -141,42 +140,41 @@ class Reader {
     return {};
   }
 
-  // In files of PEFT's kind diffusers gives modules without an alpha tensor the alpha of whichever comes first, other
-  // programs a scale of 1. kohya's say it for each: there a missing one is a scale of 1 to all.
+  // If only some modules have an alpha tensor, programs disagree for PEFT's format: diffusers uses the first module's
+  // alpha for the others, other programs a scale of 1. For kohya's format all of them use a scale of 1.
   Result<void> every_alpha_or_none() const {
-    std::array<std::vector<std::string>, 3> with, without;  // of each part
+    std::vector<std::vector<std::string>> with(names_.base().components.size()), without = with;  // by component
     for (const auto& [target, module] : modules_) {
       if (!module.down || !module.up || module.down->name.ends_with(".lora_down.weight")) continue;
-      (module.alpha ? with : without)[static_cast<std::size_t>(target->part)].push_back(module.name);
+      (module.alpha ? with : without)[target->component].push_back(module.name);
     }
-    for (std::size_t part = 0; part < with.size(); ++part) {
-      if (with[part].empty() || without[part].empty()) continue;
+    for (std::size_t i = 0; i < with.size(); ++i) {
+      if (with[i].empty() || without[i].empty()) continue;
       return wrong(
-          "it gives " + std::to_string(with[part].size()) + " modules an alpha (" + list(with[part]) + ") and " +
-          std::to_string(without[part].size()) + " none (" + list(without[part]) +
+          "it gives " + std::to_string(with[i].size()) + " modules an alpha (" + list(with[i]) + ") and " +
+          std::to_string(without[i].size()) + " none (" + list(without[i]) +
           "), which programs take differently; give every module one, or none (its rank is the alpha of a scale of 1)");
     }
     return {};
   }
 
-  // Two spellings of one linear are two targets, and a fused one's rows may be spelt out besides.
+  // A file may name a linear twice in different spellings, or a fused matrix as well as one of its linears.
   Result<void> no_rows_twice() const {
     struct Rows {
-      LoraPart part;
-      std::size_t slot;
+      std::size_t component, slot;
       std::int64_t first, end;
       const Module* module;
     };
     std::vector<Rows> all;
     for (const auto& [target, module] : modules_)
       for (const LoraPiece& piece : target->pieces)
-        all.push_back({target->part, piece.slot, piece.first_row, piece.first_row + piece.rows, &module});
+        all.push_back({target->component, piece.slot, piece.first_row, piece.first_row + piece.rows, &module});
     std::sort(all.begin(), all.end(), [](const Rows& a, const Rows& b) {
-      return std::tie(a.part, a.slot, a.first) < std::tie(b.part, b.slot, b.first);
+      return std::tie(a.component, a.slot, a.first) < std::tie(b.component, b.slot, b.first);
     });
     for (std::size_t i = 1; i < all.size(); ++i) {
       const Rows &a = all[i - 1], &b = all[i];
-      if (a.part != b.part || a.slot != b.slot || a.end <= b.first) continue;
+      if (a.component != b.component || a.slot != b.slot || a.end <= b.first) continue;
       return wrong(shown(a.module->any()->name) + " and " + shown(b.module->any()->name) +
                    " change the same rows of one matrix; one of them must go");
     }
@@ -206,7 +204,7 @@ class Reader {
     }
     if (term.rank < 1 || term.rank > max_rank_)
       return wrong(module.name + " has rank " + std::to_string(term.rank) + "; it must be from 1 to " +
-                   std::to_string(max_rank_) + ", the largest that slots have room for (worker.lora.max_rank)");
+                   std::to_string(max_rank_) + ", the largest that slots hold (worker.lora.max_rank)");
     for (const TensorView* view : {&term.down, &term.up}) {
       const auto finite = all_finite(view->dtype, view->bytes);
       if (!finite)
@@ -218,11 +216,11 @@ class Reader {
     if (module.alpha) {
       alpha = number_of(file_.view(*module.alpha));
       if (!alpha) return wrong(shown(module.alpha->name) + " must be one finite number");
-      if (scaling.gives_alpha(target.part))
+      if (scaling.gives_alpha(target.component))
         return wrong("both " + shown(module.alpha->name) +
                      " and lora_adapter_metadata give an alpha; one of them must go");
     }
-    const auto scale = scaling.scale(target.part, LoraNames::split(module.name).rest, whole_rank, alpha);
+    const auto scale = scaling.scale(target.component, names_.split(module.name).rest, whole_rank, alpha);
     if (!scale) return wrong(scale.error().message);
     if (!std::isfinite(static_cast<float>(*scale)))
       return wrong("the alpha of " + shown(module.name) +
@@ -236,7 +234,7 @@ class Reader {
   const std::int64_t max_rank_;
   struct ByName {
     bool operator()(const LoraTarget* a, const LoraTarget* b) const {
-      return a->part != b->part ? a->part < b->part : a->name < b->name;
+      return a->component != b->component ? a->component < b->component : a->name < b->name;
     }
   };
   std::map<const LoraTarget*, Module, ByName> modules_;

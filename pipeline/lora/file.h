@@ -1,4 +1,4 @@
-// An adapter's file, read and compared with the base model it is to change.
+// Reads an adapter file and checks it against the base model.
 #pragma once
 
 #include <span>
@@ -12,16 +12,16 @@ namespace ditfleet::pipeline {
 
 // output[piece] += scale · (x Aᵀ) Bᵀ
 struct LoraTerm {
-  const LoraTarget* target;  // of the LoraNames that were given
+  const LoraTarget* target;  // owned by the LoraNames
   TensorView down;           // A: [blocks · rank, target->in]
   TensorView up;             // B: [target->out, blocks · rank]
-  std::int64_t rank;         // of one block
+  std::int64_t rank;         // per block
   double scale;
-  // 1, or as many as target->linears: then B is zeros but for a block on the diagonal for each linear, which so has
-  // `rank` rows of A of its own.
+  // 1, or the number of target->linears. Then B is block-diagonal with one block per linear, and each linear has its
+  // own `rank` rows of A.
   std::int64_t blocks = 1;
 
-  // What the rows of a block of B belong to, one after the other.
+  // The pieces that the rows of a block of B belong to, in order.
   std::span<const LoraPiece> pieces(std::int64_t block) const {
     return blocks == 1 ? std::span<const LoraPiece>(target->pieces)
                        : std::span<const LoraPiece>(target->linears).subspan(static_cast<std::size_t>(block), 1);
@@ -29,16 +29,16 @@ struct LoraTerm {
 };
 
 struct LoraFile {
-  SafetensorsFile file;         // what the views point into
-  std::vector<LoraTerm> terms;  // sorted by the modules' names; at least one; no target twice
+  SafetensorsFile file;         // the views point into it
+  std::vector<LoraTerm> terms;  // sorted by module name; at least one; no target twice
 };
 
-// Reads every format that LoraNames and parse_lora_key() know; ranks may differ from module to module. Alphas come
-// from tensors or from the metadata (see LoraScaling). `names` must outlive the result. Reads all weights once.
-// Errors name the file, param is "loras": kNotFound, kUnavailable; kDataCorrupt for a header that lies;
-// kInvalidArgument for a pickle, DoRA, keys that are none of the above, modules or blocks that the base lacks, widths
-// of another base, a rank above `max_rank` (of one linear, where a fused matrix is block-diagonal), a missing partner,
-// a wrong shape or element type, and weights that are not finite.
+// Reads every format that LoraNames and parse_lora_key() support. Modules may have different ranks. Alphas come from
+// tensors or from the metadata (see LoraScaling). `names` must outlive the result. Reads all weights once.
+// Errors name the file; param is "loras". kNotFound, kUnavailable. kDataCorrupt: a wrong header. kInvalidArgument: a
+// pickle, DoRA, unknown keys, modules or blocks that the base does not have, widths of another base, a rank above
+// `max_rank` (per linear if a fused matrix is block-diagonal), A without B or B without A, a wrong shape or element
+// type, weights that are not finite.
 Result<LoraFile> read_lora_file(const std::string& path, const LoraNames& names, std::int64_t max_rank);
 
 }  // namespace ditfleet::pipeline

@@ -1,4 +1,4 @@
-// Whether numbers as they lie in a file or in memory are all finite.
+// Checks raw bytes of a tensor for finite numbers.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace ditfleet::pipeline {
 
-// False: there is a NaN or an infinity. Empty: of an element type that adapters do not come in (F32, BF16, F16 and F64
-// they do).
+// False if there is a NaN or an infinity. Empty for an element type that adapters do not use (they use F32, BF16, F16
+// and F64).
 std::optional<bool> all_finite(DType dtype, std::span<const std::byte> bytes);
 
 }  // namespace ditfleet::pipeline

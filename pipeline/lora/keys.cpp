@@ -12,7 +12,7 @@ bool cut_end(std::string_view& text, std::string_view end) {
   return true;
 }
 
-// Longer endings before what they end in.
+// Longer suffixes before their own suffixes.
 constexpr std::array<std::pair<std::string_view, LoraKeyKind>, 14> kEndings{{
     {".lora_A.weight", LoraKeyKind::kDown},
     {".lora_B.weight", LoraKeyKind::kUp},
@@ -30,7 +30,7 @@ constexpr std::array<std::pair<std::string_view, LoraKeyKind>, 14> kEndings{{
     {".lora_magnitude_vector", LoraKeyKind::kDora},
 }};
 
-// ".lora_A.NAME.weight": PEFT's, where the adapter has a name.
+// ".lora_A.NAME.weight": PEFT's format for named adapters.
 constexpr std::array<std::pair<std::string_view, LoraKeyKind>, 3> kNamed{
     {{".lora_A.", LoraKeyKind::kDown},
      {".lora_B.", LoraKeyKind::kUp},

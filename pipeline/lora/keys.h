@@ -1,4 +1,4 @@
-// What a tensor's name in an adapter's file says: which module, and what of it.
+// Parses tensor names of adapter files: which module, and which of its tensors.
 #pragma once
 
 #include <string_view>
@@ -15,11 +15,11 @@ enum class LoraKeyKind {
 
 struct LoraKey {
   LoraKeyKind kind;
-  std::string_view module;  // the name without what makes the kind; all of it for kUnknown
+  std::string_view module;  // the name without the kind's suffix; the whole name for kUnknown
 };
 
 // PEFT's .lora_A.weight and .lora_A.NAME.weight, kohya's .lora_down.weight, XLabs' .down.weight, diffusers' old
-// .lora.down.weight and .lora_linear_layer.down.weight, each with its partner; .alpha; .dora_scale and
+// .lora.down.weight and .lora_linear_layer.down.weight, each with its counterpart; .alpha; .dora_scale and
 // .lora_magnitude_vector.
 LoraKey parse_lora_key(std::string_view name);
 

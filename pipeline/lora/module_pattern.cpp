@@ -10,11 +10,11 @@
 namespace ditfleet::pipeline {
 namespace {
 
-constexpr std::size_t kLongest = 4096;   // bytes; names of modules are below 100
+constexpr std::size_t kLongest = 4096;   // bytes; module names have fewer than 100
 constexpr std::int32_t kTimeLimit = 50;  // in ICU's units, about a millisecond each
 constexpr std::int32_t kStackBytes = 1 << 20;
 
-// Dots too: as an expression they stand for any character, but no two modules differ in that.
+// Dots count as plain: in an expression they match any character, but no two module names differ only there.
 bool is_plain(std::string_view text) {
   return !text.empty() &&
          std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '.'; });

@@ -1,5 +1,5 @@
-// A pattern of modules' names as PEFT reads the keys of alpha_pattern: a regular expression for the name or for its end
-// after a dot (re.match(rf"(.*\.)?({key})$", name)). Most are plain names.
+// A module name pattern with the semantics of PEFT's alpha_pattern keys: a regular expression that matches the name, or
+// its end after a dot (re.match(rf"(.*\.)?({key})$", name)). Most patterns are plain names.
 #pragma once
 
 #include <memory>
@@ -12,10 +12,10 @@ namespace ditfleet::pipeline {
 
 class ModulePattern {
  public:
-  // kInvalidArgument says why `text` is no regular expression.
+  // kInvalidArgument: `text` is not a regular expression; the message says why.
   static Result<ModulePattern> parse(std::string_view text);
 
-  // kInvalidArgument where an expression takes too long to match (it comes from a stranger's file). Thread safe.
+  // kInvalidArgument: matching takes too long; patterns come from untrusted files. Thread safe.
   Result<bool> matches(std::string_view module) const;
 
  private:

@@ -15,8 +15,7 @@ std::int64_t aligned(std::int64_t elements) {
   return (elements + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment;
 }
 
-// A tensor of the file on the host, in the model's element type. Of a type that reaches further a finite number may
-// have become infinite.
+// A tensor of the file on the host, in the model's element type. A finite number of a wider type may become infinite.
 at::Tensor cast(const LoraFile& file, const TensorView& view, c10::ScalarType type) {
   at::Tensor out = copy_to({c10::Device(c10::DeviceType::CPU), type}, view);
   const DType to = type == c10::ScalarType::BFloat16 ? DType::kBF16 : DType::kF32;
@@ -39,11 +38,11 @@ std::shared_ptr<const PackedAdapter> read_packed_adapter(const std::string& path
   std::int64_t end = 0;
   const auto take = [&](std::int64_t elements) { return std::exchange(end, end + aligned(elements)); };
   for (const LoraTerm& term : file.terms) {
-    made->changes_text |= term.target->part != LoraPart::kTransformer;
+    made->changes_text |= names.base().components[term.target->component].encodes_text;
     for (std::int64_t block = 0; block < term.blocks; ++block) {
       const std::int64_t down_at = take(term.rank * term.target->in);  // one A for all pieces
       for (const LoraPiece& piece : term.pieces(block))
-        made->terms.push_back({term.target->part, piece.slot, down_at, take(term.rank * piece.rows), term.rank,
+        made->terms.push_back({term.target->component, piece.slot, down_at, take(term.rank * piece.rows), term.rank,
                                term.target->in, piece.rows, piece.first_row, term.scale});
     }
   }
@@ -68,9 +67,8 @@ std::shared_ptr<const PackedAdapter> read_packed_adapter(const std::string& path
 
 std::int64_t most_packed_elements(const LoraBase& base, std::int64_t max_rank) {
   std::int64_t elements = 0;
-  for (const auto* part : {&base.transformer, &base.clip, &base.t5})
-    for (const BaseLinear& linear :
-         *part)  // B may come in two pieces: the last modulation's halves change places in BFL's files
+  for (const LoraComponent& component : base.components)
+    for (const BaseLinear& linear : component.linears)  // an alias may split B into two pieces
       elements += aligned(max_rank * linear.in) + aligned(max_rank * linear.out) + kPackedAlignment;
   return elements;
 }

@@ -1,7 +1,6 @@
 #include "pipeline/lora/scaling.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "shared/core/excerpt.h"
@@ -12,8 +11,7 @@ namespace {
 
 constexpr const char* kKey = "lora_adapter_metadata";
 constexpr double kPeftsAlpha =
-    8;  // peft 0.21.2, LoraConfig.lora_alpha; diffusers 0.42.1 makes one of what the metadata says of a part
-constexpr std::array<std::string_view, 3> kPrefixes = {"transformer.", "text_encoder.", "text_encoder_2."};
+    8;  // peft 0.21.2, LoraConfig.lora_alpha; diffusers 0.42.1 builds one per component that the metadata mentions
 
 Error wrong(const std::string& key, const json::value& value, const std::string& right) {
   return invalid_argument(std::string("its ") + kKey + " says " + key + " is " + excerpt(json::serialize(value), 60) +
@@ -22,11 +20,6 @@ Error wrong(const std::string& key, const json::value& value, const std::string&
 
 Error wrong_pattern(const std::string& key, const Error& why) {
   return invalid_argument(std::string("its ") + kKey + " says in " + key + " " + why.message);
-}
-
-bool has_part(std::string_view key) {
-  return std::any_of(kPrefixes.begin(), kPrefixes.end(),
-                     [&](std::string_view prefix) { return key.starts_with(prefix); });
 }
 
 std::optional<double> finite_number(const json::value& value) {
@@ -38,23 +31,30 @@ std::optional<double> finite_number(const json::value& value) {
 
 }  // namespace
 
-Result<LoraScaling> LoraScaling::parse(const std::map<std::string, std::string>& metadata) {
+Result<LoraScaling> LoraScaling::parse(const std::map<std::string, std::string>& metadata, const LoraBase& base) {
   LoraScaling scaling;
+  scaling.components_.resize(base.components.size());
   const auto text = metadata.find(kKey);
   if (text == metadata.end()) return scaling;
   const auto parsed = parse_json(text->second);
   if (!parsed) return invalid_argument(std::string("its ") + kKey + " is not JSON: " + parsed.error().message);
   const json::object* fields = parsed->if_object();
   if (!fields) return invalid_argument(std::string("its ") + kKey + " must be a JSON object");
-  for (std::size_t part = 0; part < kPrefixes.size(); ++part) {
-    Settings& s = scaling.parts_[part];
+  const auto prefix_of = [](const LoraComponent& component) { return component.name + "."; };
+  const auto has_component = [&](std::string_view key) {
+    return std::any_of(base.components.begin(), base.components.end(),
+                       [&](const LoraComponent& component) { return key.starts_with(prefix_of(component)); });
+  };
+  for (std::size_t component = 0; component < base.components.size(); ++component) {
+    const std::string prefix = prefix_of(base.components[component]);
+    Settings& s = scaling.components_[component];
     for (const auto& [name, value] : *fields) {
       std::string_view key = name;
-      if (key.starts_with(kPrefixes[part]))
-        key.remove_prefix(kPrefixes[part].size());
-      else if (part != 0 || has_part(key))
-        continue;  // a name without a part is the transformer's
-      s.told = true;
+      if (key.starts_with(prefix))
+        key.remove_prefix(prefix.size());
+      else if (component != 0 || has_component(key))
+        continue;  // a key without a component belongs to the first
+      s.present = true;
       if (value.is_null()) continue;
       const std::string shown(name);
       if (key == "lora_alpha") {
@@ -81,12 +81,12 @@ Result<LoraScaling> LoraScaling::parse(const std::map<std::string, std::string>&
   return scaling;
 }
 
-Result<double> LoraScaling::scale(LoraPart part, std::string_view module, std::int64_t rank,
+Result<double> LoraScaling::scale(std::size_t component, std::string_view module, std::int64_t rank,
                                   std::optional<double> alpha) const {
-  const Settings& s = of(part);
+  const Settings& s = of(component);
   if (!alpha) {
     alpha = s.alpha;
-    if (!alpha && s.told) alpha = kPeftsAlpha;
+    if (!alpha && s.present) alpha = kPeftsAlpha;
     for (const auto& [pattern, value] : s.patterns) {
       const auto matches = pattern.matches(module);
       if (!matches) return wrong_pattern("alpha_pattern", matches.error());

@@ -1,4 +1,4 @@
-// The factor of an adapter's product, where the file's metadata says it.
+// The scale of an adapter's product according to the file's metadata.
 #pragma once
 
 #include <map>
@@ -13,31 +13,33 @@
 
 namespace ditfleet::pipeline {
 
-// PEFT's configuration as diffusers keeps it under the metadata key "lora_adapter_metadata": JSON whose keys are those
-// of LoraConfig, with the part before them ("transformer.lora_alpha") or, in a file of one model alone, without.
+// PEFT's configuration, which diffusers saves under the metadata key "lora_adapter_metadata": JSON with the keys of
+// LoraConfig, prefixed by the component ("transformer.lora_alpha") or, in a file of a single component, without prefix.
 class LoraScaling {
  public:
-  // kInvalidArgument (without the file's name) for what is not such JSON or asks for DoRA.
-  static Result<LoraScaling> parse(const std::map<std::string, std::string>& metadata);
+  // kInvalidArgument (without the file's name): not such JSON, or it requests DoRA.
+  static Result<LoraScaling> parse(const std::map<std::string, std::string>& metadata, const LoraBase& base);
 
-  // Whether it says an alpha for this part, or for some of its modules. Then alpha tensors beside it would be a second
-  // opinion.
-  bool gives_alpha(LoraPart part) const { return of(part).alpha.has_value() || !of(part).patterns.empty(); }
-  // For a module by its name without the part: alpha / rank, or alpha / √rank with rslora; `alpha` from the file's
-  // tensors, if any. Where nobody says an alpha it is 8, PEFT's default, if the metadata says anything of the part, and
-  // else the scale is
-  // 1. kInvalidArgument (without the file's name): a pattern that takes too long.
-  Result<double> scale(LoraPart part, std::string_view module, std::int64_t rank, std::optional<double> alpha) const;
+  // Whether the metadata gives an alpha for this component or for some of its modules. Alpha tensors would then
+  // conflict.
+  bool gives_alpha(std::size_t component) const {
+    return of(component).alpha.has_value() || !of(component).patterns.empty();
+  }
+  // The scale of a module, named without the component: alpha / rank, or alpha / √rank with rslora. `alpha` comes from
+  // the file's tensors. Without any alpha, it is 8 (PEFT's default) if the metadata has settings for the component;
+  // otherwise the scale is 1. kInvalidArgument (without the file's name): matching a pattern takes too long.
+  Result<double> scale(std::size_t component, std::string_view module, std::int64_t rank,
+                       std::optional<double> alpha) const;
 
  private:
   struct Settings {
     std::optional<double> alpha;
-    std::vector<std::pair<ModulePattern, double>> patterns;  // alphas of some modules; the first that matches counts
+    std::vector<std::pair<ModulePattern, double>> patterns;  // alphas of some modules; the first match counts
     bool rslora = false;
-    bool told = false;  // something, whatever it is
+    bool present = false;  // the metadata has settings for this component
   };
-  const Settings& of(LoraPart part) const { return parts_[static_cast<std::size_t>(part)]; }
-  Settings parts_[3];
+  const Settings& of(std::size_t component) const { return components_[component]; }
+  std::vector<Settings> components_;
 };
 
 }  // namespace ditfleet::pipeline

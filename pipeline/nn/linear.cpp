@@ -6,13 +6,17 @@
 
 namespace ditfleet::pipeline {
 
-LinearSlot slot_with_room(std::int64_t out, std::int64_t in, Room room, const at::TensorOptions& options) {
-  const at::Tensor wide = at::zeros({out, in + room.columns}, options);
-  return {.weight = wide.narrow(1, room.before ? room.columns : 0, in), .bias = {}, .wide = wide, .room = room};
+LinearSlot slot_with_lora_columns(std::int64_t out, std::int64_t in, LoraColumns lora_columns,
+                                  const at::TensorOptions& options) {
+  const at::Tensor wide = at::zeros({out, in + lora_columns.count}, options);
+  return {.weight = wide.narrow(1, lora_columns.before ? lora_columns.count : 0, in),
+          .bias = {},
+          .wide = wide,
+          .lora_columns = lora_columns};
 }
 
-at::Tensor room_of(const LinearSlot& slot) {
-  return slot.wide.narrow(1, slot.room.before ? 0 : slot.weight.size(1), slot.room.columns);
+at::Tensor lora_columns_of(const LinearSlot& slot) {
+  return slot.wide.narrow(1, slot.lora_columns.before ? 0 : slot.weight.size(1), slot.lora_columns.count);
 }
 
 at::Tensor apply_linear(const LinearSlot& slot, const at::Tensor& x) {

@@ -17,24 +17,25 @@ struct LowRank {
   double scale;
 };
 
-// Columns beside a weight for the B of adapters (regions read weight and B as one matrix).
-struct Room {
-  std::int64_t columns = 0;
-  bool before = false;  // in front of the weight
+// Columns reserved next to a weight for the B of adapters: regions read weight and B as one matrix.
+struct LoraColumns {
+  std::int64_t count = 0;
+  bool before = false;  // in front of the weight, else behind it
 };
 
 struct LinearSlot {
-  at::Tensor weight;     // [out, in]; within `wide` where there is room
+  at::Tensor weight;     // [out, in]; part of `wide` if columns are reserved
   at::Tensor bias;       // [out], or undefined
-  at::Tensor wide = {};  // [out, in + room.columns], or undefined; what stands in the room is finite
-  Room room = {};
+  at::Tensor wide = {};  // [out, in + lora_columns.count], or undefined; all finite
+  LoraColumns lora_columns = {};
   std::vector<LowRank> low_rank = {};  // of one request's own copy of the slot; a model's slots have none
 };
 
-// A slot without a bias whose weight is yet to be written; its room holds zeros.
-LinearSlot slot_with_room(std::int64_t out, std::int64_t in, Room room, const at::TensorOptions& options);
-// The columns beside the weight: [out, room.columns].
-at::Tensor room_of(const LinearSlot& slot);
+// A slot without a bias. Its weight is not initialized; its LoRA columns are zeros.
+LinearSlot slot_with_lora_columns(std::int64_t out, std::int64_t in, LoraColumns lora_columns,
+                                  const at::TensorOptions& options);
+// The columns next to the weight: [out, lora_columns.count].
+at::Tensor lora_columns_of(const LinearSlot& slot);
 
 // [..., in] → [..., out]. The product, then each term in turn, rounded where PEFT rounds: after A, B, the scale and the
 // sum.

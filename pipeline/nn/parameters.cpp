@@ -87,17 +87,19 @@ void Parameters::warn_of_unused(std::string_view prefix) const {
                dir(), left.size(), excerpt(left.front(), 120));
 }
 
-LinearSlot Parameters::linear(const std::string& prefix, std::int64_t in, std::int64_t out, bool bias, Room room) {
-  return stacked_linear({prefix}, in, out, bias, room);
+LinearSlot Parameters::linear(const std::string& prefix, std::int64_t in, std::int64_t out, bool bias,
+                              LoraColumns lora_columns) {
+  return stacked_linear({prefix}, in, out, bias, lora_columns);
 }
 
 LinearSlot Parameters::stacked_linear(const std::vector<std::string>& prefixes, std::int64_t in,
-                                      std::int64_t out_of_each, bool bias, Room room) {
+                                      std::int64_t out_of_each, bool bias, LoraColumns lora_columns) {
   const auto count = static_cast<std::int64_t>(prefixes.size());
   LinearSlot slot;
-  if (room.columns > 0) {
-    slot = slot_with_room(count * out_of_each, in, room, at::TensorOptions(placement_.dtype).device(placement_.device));
-    bytes_ += static_cast<std::int64_t>(room_of(slot).nbytes());
+  if (lora_columns.count > 0) {
+    slot = slot_with_lora_columns(count * out_of_each, in, lora_columns,
+                                  at::TensorOptions(placement_.dtype).device(placement_.device));
+    bytes_ += static_cast<std::int64_t>(lora_columns_of(slot).nbytes());
   }
   std::vector<at::Tensor> weights, biases;
   for (std::int64_t i = 0; i < count; ++i) {

@@ -46,10 +46,11 @@ class Parameters {
   const std::string& dir() const { return checkpoint_.dir(); }
 
   at::Tensor tensor(const std::string& name, const Shape& shape);
-  LinearSlot linear(const std::string& prefix, std::int64_t in, std::int64_t out, bool bias = true, Room room = {});
+  LinearSlot linear(const std::string& prefix, std::int64_t in, std::int64_t out, bool bias = true,
+                    LoraColumns lora_columns = {});
   // Several linears of one input as one: their rows one after the other.
   LinearSlot stacked_linear(const std::vector<std::string>& prefixes, std::int64_t in, std::int64_t out_of_each,
-                            bool bias = true, Room room = {});
+                            bool bias = true, LoraColumns lora_columns = {});
   NormSlot norm(const std::string& prefix, std::int64_t channels);
   ConvSlot conv(const std::string& prefix, std::int64_t in, std::int64_t out, std::int64_t kernel);
 

@@ -10,6 +10,7 @@
 #include "pipeline/region/compile/host_module.h"
 #include "pipeline/region/compile/nvrtc.h"
 #include "pipeline/region/key.h"
+#include "shared/core/background_threads.h"
 #include "shared/kernel_cache/cache.h"
 
 namespace ditfleet::region {
@@ -128,16 +129,17 @@ Result<AheadReport> compile_ahead(const AheadPrograms& programs, ElementType typ
       auto module = HostModule::load(entry);
       return module ? Result<void>() : module.error();
     };
-  std::vector<std::future<Result<AheadRegion>>> running;  // all at once
+  BackgroundThreads threads("compile_ahead", blocks.size() + programs.fixed.size());  // all at once
+  std::vector<std::future<Result<AheadRegion>>> running;
   for (const Block& block : blocks)
-    running.push_back(std::async(std::launch::async, [&]() -> Result<AheadRegion> {
+    running.push_back(threads.run([&]() -> Result<AheadRegion> {
       const auto start = Clock::now();
       auto made = compile_cached(cache, block.plan, block.source, **compiler, arch, loads);
       if (!made) return made.error();
       return region_of(block.plan.program.block, start, *made, block.key, explain(block.plan, *made->entry));
     }));
   for (const FixedProgram& program : programs.fixed)
-    running.push_back(std::async(std::launch::async, [&]() -> Result<AheadRegion> {
+    running.push_back(threads.run([&]() -> Result<AheadRegion> {
       const auto start = Clock::now();
       auto made = compile_fixed(cache, program, **compiler, arch);
       if (!made) return made.error();
@@ -145,7 +147,7 @@ Result<AheadReport> compile_ahead(const AheadPrograms& programs, ElementType typ
     }));
   AheadReport report;
   for (auto& one : running) {
-    auto region = one.get();  // in the order of the plans; of a failure the others' futures are waited for
+    auto region = one.get();  // in the order of the plans; after a failure `threads` finishes the others first
     if (!region) return region.error();
     ++(region->compiled ? report.compiled : report.hits);
     report.regions.push_back(std::move(*region));

@@ -40,8 +40,7 @@ struct AheadRegion {
 
 struct AheadReport {
   std::vector<AheadRegion> regions;
-  std::vector<std::string>
-      op_by_op;  // architectures for which nothing was compiled, since workers ask for nothing there (runs_op_by_op())
+  std::vector<std::string> eager;  // architectures on which workers run eagerly (runs_eagerly()): nothing was compiled
   int compiled = 0, hits = 0;
 };
 

@@ -36,7 +36,7 @@ prometheus::Counter& variants() {
 
 prometheus::Counter& fallbacks(std::string_view reason) {
   static auto& family = counters("ditfleet_region_fallbacks_total",
-                                 "Components, programs and requests that run op by op instead, by reason");
+                                 "Components, programs and requests that run eagerly instead, by reason");
   return family.Add({{"reason", std::string(reason)}});
 }
 
@@ -76,7 +76,7 @@ void RegionCounters::variant() {
 void RegionCounters::fell_back(std::string_view region, std::string_view reason, std::string_view message, bool first) {
   fallbacks(reason).Increment();
   if (first)
-    spdlog::warn("region {} runs op by op ({}): {}", std::string(region), std::string(reason), std::string(message));
+    spdlog::warn("region {} runs eagerly ({}): {}", std::string(region), std::string(reason), std::string(message));
   std::lock_guard lock(mutex_);
   ++fallbacks_[std::string(reason)];
 }

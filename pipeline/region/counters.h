@@ -1,16 +1,15 @@
-// What regions did: a count of each kind for one engine, and the process's Prometheus counters
-//   ditfleet_region_compiles_total{backend,reason}   programs that a compiler made here, none that the kernel cache
-//   had; reason: first, or
-//                                                    the guard that failed (shape, dtype, device)
-//   ditfleet_region_program_seconds{backend,source}  until a program was there; source: compiled (here) or cache
-//   ditfleet_recompiles_total                        programs beyond a region's first, wherever they came from; a
-//   warning names the guard ditfleet_region_variants_total                   sizes seen for the first time: a plan's
-//   numbers, no compile ditfleet_region_fallbacks_total{reason}          what runs op by op instead, counted when that
-//   is decided and not with each call; reason:
-//                                                    no_compiler,
+// Counts what regions do, for one engine and as Prometheus counters of the process:
+//
+//   ditfleet_region_compiles_total{backend,reason}   programs compiled here, not found in the kernel cache; reason:
+//                                                    first, or the guard that failed (shape, dtype, device)
+//   ditfleet_region_program_seconds{backend,source}  time until a program was available; source: compiled (here) or
+//   cache ditfleet_recompiles_total                        programs beyond a region's first; a warning names the guard
+//   ditfleet_region_variants_total                   sizes seen for the first time; they need no compilation
+//   ditfleet_region_fallbacks_total{reason}          decisions to run eagerly, not single calls; reason: no_compiler,
 //                                                    unsupported_device (a component), unsupported_op, compile_error,
 //                                                    recompile_limit (a region's program), adapters (a request)
-// An engine shows all of them from its start, at zero: what is absent cannot be told from what is not scraped.
+//
+// An engine exports all of them from its start, at zero: otherwise nobody could tell "none" from "not scraped".
 #pragma once
 
 #include <atomic>
@@ -24,12 +23,12 @@
 namespace ditfleet::region {
 
 struct RegionCounts {
-  std::uint64_t compiles = 0;    // programs of regions, taken from the kernel cache or compiled, first ones included
-  std::uint64_t built = 0;       // programs, also those of no region (fixed ones), that this process's compiler made
-  std::uint64_t compile_us = 0;  // time in the compiler, of all threads together
+  std::uint64_t compiles = 0;    // programs of regions, from the kernel cache or compiled, first ones included
+  std::uint64_t built = 0;       // programs that this process compiled, hand-written ones included
+  std::uint64_t compile_us = 0;  // time in the compiler, summed over threads
   std::uint64_t recompiles = 0;
   std::uint64_t hits = 0;    // calls whose guard held
-  std::uint64_t misses = 0;  // calls whose guard did not: a variant or a compile followed
+  std::uint64_t misses = 0;  // calls whose guard failed; a variant or a compilation followed
   std::uint64_t variants = 0;
   std::uint64_t fallbacks = 0;
   std::map<std::string, std::uint64_t> fallback_reasons;
@@ -38,19 +37,18 @@ struct RegionCounts {
 // Thread safe.
 class RegionCounters {
  public:
-  // Adds the process's counters as far as they are not there yet; "eager" is a backend, too.
+  // Registers the process's counters; `backend` may be "eager".
   void show(std::string_view backend) const;
-  // A program took `time` until it was there: `built` by the compiler here and now, else from the kernel cache.
-  // `reason`: why it was asked for.
+  // A program was available after `time`: `built` here, else from the kernel cache. `reason`: why it was requested.
   void program_took(std::string_view backend, std::string_view reason, bool built, std::chrono::microseconds time);
-  // A region runs it.
+  // A region has a new program.
   void has_program() { compiles_.fetch_add(1, std::memory_order_relaxed); }
-  // Logs a warning that names the region and the guard: in a warm process a recompile is a fault.
+  // Logs a warning that names the region and the guard: a warm process should not recompile.
   void recompiled(std::string_view region, std::string_view guard);
   void hit() { hits_.fetch_add(1, std::memory_order_relaxed); }
   void missed() { misses_.fetch_add(1, std::memory_order_relaxed); }
   void variant();
-  // `first`: the first time for this region and reason, which is logged.
+  // `first`: the first time for this region and reason; logs it.
   void fell_back(std::string_view region, std::string_view reason, std::string_view message, bool first);
   RegionCounts counts() const;
 

@@ -1,4 +1,4 @@
-// What a region's compiled program is found by, in this process and in the fleet.
+// The key of a region's compiled program, in this process and in the fleet.
 #pragma once
 
 #include <string>
@@ -9,17 +9,17 @@
 
 namespace ditfleet::region {
 
-// Everything that decides the program's bytes and the table of its kernels, and nothing else: widths, element types and
-// roundings are in the source, so blocks with the same kernels (with and without room for adapters) are one program.
-// Never in it: the block, weights, pointers, symbolic sizes, adapter ranks, device index, host, paths.
+// Everything that decides the program's bytes and its kernel table, and nothing else. Widths, element types and
+// roundings are in the source, so blocks with the same kernels (with and without adapters) share a program. Never part
+// of it: the block, weights, pointers, symbolic sizes, adapter ranks, device index, host, paths.
 struct ProgramIdentity {
   std::int64_t schema = 3;
   std::string generator;             // kGeneratorId
   std::string source;                // the whole text
-  std::vector<std::string> kernels;  // of the table: name and words of the argument
+  std::vector<std::string> kernels;  // kernel table: name and words of the argument
   std::string compiler;              // its name, version and build
   std::vector<std::string> options;  // in order
-  std::string target;                // the exact architecture; on the host also the processor's features
+  std::string target;                // the exact architecture; on the host the processor's features
   std::string output_kind;
 };
 

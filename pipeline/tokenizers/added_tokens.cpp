@@ -91,7 +91,7 @@ std::optional<std::int32_t> AddedTokens::id_of(std::string_view content) const {
 std::vector<AddedTokens::Piece> AddedTokens::split(std::string_view text, bool normalized) const {
   const Patterns& patterns = normalized ? normalized_ : raw_;
   std::vector<Piece> pieces;
-  std::size_t done = 0;  // everything before it is in pieces
+  std::size_t done = 0;  // end of the last piece
   for (std::size_t at = 0; at < text.size();) {
     const auto same_start = patterns.find(static_cast<unsigned char>(text[at]));
     const std::pair<std::string, std::int32_t>* match = nullptr;
@@ -108,7 +108,7 @@ std::vector<AddedTokens::Piece> AddedTokens::split(std::string_view text, bool n
       continue;
     }
     std::size_t begin = at, end = at + match->first.size();
-    at = end;  // a match that is refused below hides those that begin inside it all the same
+    at = end;  // even a match that is rejected below hides matches that begin inside it
     const AddedToken& token = token_of_.at(match->second);
     if (ignore_special_ && special_.contains(token.content)) continue;
     if (token.single_word && touches_word(text, begin, end)) continue;

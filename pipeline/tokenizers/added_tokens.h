@@ -15,31 +15,31 @@ namespace ditfleet::pipeline {
 
 struct AddedToken {
   std::string content;
-  bool single_word = false;  // only where no word character touches it
-  bool lstrip = false;       // takes white space before it
-  bool rstrip = false;       // takes white space after it
-  bool normalized = true;    // sought, normalized itself, in normalized text; otherwise in the text as it came
+  bool single_word = false;  // matches only between non-word characters
+  bool lstrip = false;       // includes white space before it
+  bool rstrip = false;       // includes white space after it
+  bool normalized = true;    // normalized and matched in normalized text; false: matched in the original text
   bool special = false;
   bool operator==(const AddedToken&) const = default;
 };
 
-// Mutable while a tokenizer is loaded, then const: any thread may call the const members.
+// Modified only while a tokenizer is loaded; const members are thread safe.
 class AddedTokens {
  public:
-  // Adds in order. A token that the model's vocabulary has keeps its id, others are numbered after it; the
-  // same text again replaces what it meant. kDataCorrupt if two tokens become the same text by normalizing.
+  // Adds tokens in order. Tokens in the model's vocabulary keep their ids, others are numbered after it. A repeated
+  // text replaces the earlier token. kDataCorrupt: two tokens have the same normalized text.
   Result<void> add(const std::vector<AddedToken>& tokens, const TextModel& model);
-  // Special tokens in text are then text.
+  // Treats special tokens in the text as plain text.
   void ignore_special(bool value) { ignore_special_ = value; }
 
   std::optional<std::int32_t> id_of(std::string_view content) const;
 
   struct Piece {
     std::string_view text;
-    std::optional<std::int32_t> id;  // empty: ordinary text
+    std::optional<std::int32_t> id;  // empty: plain text
   };
-  // Splits the text into added tokens and what lies between them; empty pieces are left out. `normalized`
-  // says which tokens to seek. The leftmost wins, of those the longest.
+  // Splits the text into added tokens and the text between them, without empty pieces. `normalized` selects the tokens
+  // to match. The leftmost match wins, then the longest.
   std::vector<Piece> split(std::string_view text, bool normalized) const;
 
  private:

@@ -16,7 +16,7 @@ std::uint64_t pair_key(std::int32_t left, std::int32_t right) {
 }  // namespace
 
 std::string BytePairEncoder::byte_spelling(unsigned char byte) {
-  // openai/gpt-2, encoder.py, bytes_to_unicode: printable Latin-1 as it is, the others from U+0100 in order.
+  // openai/gpt-2, encoder.py, bytes_to_unicode: printable Latin-1 unchanged, the others from U+0100 in order.
   const auto printable = [](int b) { return (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE; };
   char32_t c = byte;
   if (!printable(byte)) {
@@ -85,12 +85,12 @@ Result<void> BytePairEncoder::encode(std::string_view word, std::vector<std::int
     symbols.push_back({*id, at - 1, i + 1 == word.size() ? -1 : at + 1});
   }
 
-  // The best-ranked pair first, of equal ones the leftmost. Entries whose pair is gone are dropped when met.
+  // The best-ranked pair first, then the leftmost. Entries whose pair no longer exists are skipped.
   struct Candidate {
     std::uint32_t rank;
     std::ptrdiff_t left;
     std::int32_t id;
-    bool operator<(const Candidate& other) const {  // priority_queue gives the greatest first
+    bool operator<(const Candidate& other) const {  // priority_queue returns the greatest first
       return rank != other.rank ? rank > other.rank : left > other.left;
     }
   };

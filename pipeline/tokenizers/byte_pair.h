@@ -1,4 +1,4 @@
-// Byte-pair encoding over bytes, with "</w>" at the end of a word, as CLIP has it.
+// CLIP's byte-pair encoding over bytes, with "</w>" at the end of a word.
 #pragma once
 
 #include <array>
@@ -14,18 +14,18 @@
 
 namespace ditfleet::pipeline {
 
-// Immutable after create(): any thread may call it.
+// Immutable and thread safe.
 class BytePairEncoder {
  public:
   using Vocabulary = std::unordered_map<std::string, std::int32_t>;
   using Merges = std::vector<std::pair<std::string, std::string>>;  // best first
 
-  // Vocabulary entries spell bytes as GPT-2 does (byte_spelling). kDataCorrupt names a merge whose parts or
-  // result the vocabulary lacks. `unknown_token` stands for bytes that the vocabulary lacks.
+  // Vocabulary entries spell bytes as GPT-2 does (byte_spelling). `unknown_token` replaces bytes that are not in the
+  // vocabulary. kDataCorrupt: a merge's parts or result are not in the vocabulary; the message names it.
   static Result<BytePairEncoder> create(Vocabulary vocabulary, const Merges& merges, const std::string& unknown_token);
 
-  // Appends the ids of a word, which is not empty. kDataCorrupt: the vocabulary has neither the word's bytes
-  // nor the unknown token.
+  // Appends the ids of a non-empty word. kDataCorrupt: the vocabulary has neither the word's bytes nor the unknown
+  // token.
   Result<void> encode(std::string_view word, std::vector<std::int32_t>& ids) const;
   std::optional<std::int32_t> id_of(std::string_view token) const;
   std::int32_t size() const { return static_cast<std::int32_t>(vocabulary_.size()); }

@@ -27,8 +27,8 @@ Result<Charsmap> Charsmap::parse(std::string_view blob) {
   if (blob.size() < 4) return corrupt("is too short");
   const std::size_t trie_bytes = read_u32(blob, 0);
   if (trie_bytes == 0 || trie_bytes % 4 != 0 || trie_bytes > blob.size() - 4) {
-    return corrupt("says its trie has " + std::to_string(trie_bytes) + " bytes; it has " +
-                   std::to_string(blob.size() - 4) + " in all");
+    return corrupt("declares a trie of " + std::to_string(trie_bytes) + " bytes but has only " +
+                   std::to_string(blob.size() - 4));
   }
   Charsmap map;
   map.units_.reserve(trie_bytes / 4);
@@ -58,19 +58,16 @@ std::optional<std::string_view> Charsmap::replacement(std::string_view chunk) co
 }
 
 std::string Charsmap::normalize(std::string_view text) const {
-  // A whole cluster of fewer bytes than this is looked up first, and if only its beginning is in the map, the
-  // replacement stands for all of it: "ﬀ" + U+0324 becomes "ff". SentencePiece would keep the mark.
+  // Clusters of fewer bytes are looked up as a whole. If only a prefix is in the map, its replacement replaces the
+  // whole cluster: "ﬀ" + U+0324 becomes "ff". SentencePiece would keep the mark.
   constexpr std::size_t kWholeClusterLimit = 6;
   std::string normalized;
   normalized.reserve(text.size());
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t bytes = unicode::cluster_bytes(text, at);
-    const std::string_view cluster = text.substr(at, bytes);
-    at += bytes;
-    if (bytes < kWholeClusterLimit) {
+  unicode::for_each_cluster(text, [&](std::string_view cluster) {
+    if (cluster.size() < kWholeClusterLimit) {
       if (const auto whole = replacement(cluster)) {
         normalized += *whole;
-        continue;
+        return;
       }
     }
     for (std::size_t i = 0; i < cluster.size();) {
@@ -78,7 +75,7 @@ std::string Charsmap::normalize(std::string_view text) const {
       normalized += replacement(character).value_or(character);
       i += character.size();
     }
-  }
+  });
   return normalized;
 }
 

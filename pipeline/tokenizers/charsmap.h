@@ -1,5 +1,5 @@
-// The precompiled character map of a SentencePiece model, applied as the `tokenizers` library applies it,
-// which is not how SentencePiece does: see charsmap.cpp.
+// The precompiled character map of a SentencePiece model, applied like in the `tokenizers` library. SentencePiece
+// applies it differently (charsmap.cpp).
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@
 
 namespace ditfleet::pipeline {
 
-// Immutable after parse(): any thread may call it.
+// Immutable and thread safe.
 class Charsmap {
  public:
   // `blob`: u32 little-endian size of the trie in bytes, the trie (double array of u32 units, Darts-clone),
-  // then replacements, each ended by a zero byte. kDataCorrupt if that does not hold.
+  // then replacements, each ended by a zero byte. kDataCorrupt: another format.
   static Result<Charsmap> parse(std::string_view blob);
 
   std::string normalize(std::string_view text) const;  // text: valid UTF-8

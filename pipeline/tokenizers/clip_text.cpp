@@ -22,7 +22,7 @@ std::size_t run_end(std::string_view text, std::size_t at, GeneralClass wanted) 
   return at;
 }
 
-// Length of the first of the words that the text starts with; 0 if none.
+// Length of the first word that the text starts with; 0 if none.
 template <std::size_t kCount>
 std::size_t starting(std::string_view text, const std::array<std::string_view, kCount>& words) {
   for (const std::string_view word : words) {
@@ -51,8 +51,8 @@ std::string ClipText::normalize(std::string_view text) const {
 }
 
 // The words of <\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+
-// (first alternative that matches), each cut once more by the pattern of byte-level pre-tokenizers. The
-// second cut changes only the two marks, which it splits at the borders of letters.
+// (the first matching alternative), each split again by the pattern of byte-level pre-tokenizers. The second split
+// changes only the two marks, which it splits at the borders of letters.
 Result<void> ClipText::tokenize(std::string_view text, std::vector<std::int32_t>& ids) const {
   for (std::size_t at = 0; at < text.size();) {
     if (const std::size_t bytes = starting(text.substr(at), kMarks)) {

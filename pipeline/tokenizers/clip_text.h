@@ -1,4 +1,4 @@
-// CLIP's text model: NFC, one space for white space, lower case, words by CLIP's pattern, byte pairs.
+// CLIP's text model: NFC, white space runs become one space, lower case, words by CLIP's pattern, byte pairs.
 #pragma once
 
 #include "pipeline/tokenizers/byte_pair.h"

@@ -1,5 +1,5 @@
-// JSON with correctly rounded numbers. Boost.JSON 1.81 reads some 17-digit numbers one unit off in the last
-// place, which decides ties between unigram pieces.
+// JSON with correctly rounded numbers. Boost.JSON 1.81 rounds some 17-digit numbers wrongly in the last place, which
+// would decide ties between unigram pieces.
 #pragma once
 
 #include <string_view>
@@ -8,7 +8,7 @@
 
 namespace ditfleet::pipeline {
 
-// As parse_json, but numbers with a fraction or an exponent become the nearest double.
+// Like parse_json(), but numbers with a fraction or an exponent become the nearest double.
 Result<json::value> parse_exact_json(std::string_view text);
 
 }  // namespace ditfleet::pipeline

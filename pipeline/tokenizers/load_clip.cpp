@@ -117,10 +117,10 @@ Result<Tokenizer> Tokenizer::load_clip(const std::string& dir) {
   auto encoder = BytePairEncoder::create(std::move(pairs->vocabulary), pairs->merges,
                                          folder->named_content("unk_token").value_or("None"));
   if (!encoder) return corrupt(dir, encoder.error().message);
-  // Tokens of the model's own class are none.
+  // CLIP's class has no extra tokens of its own.
   auto tokenizer = assemble(std::make_unique<ClipText>(std::move(*encoder)), *folder,
                             folder->additional_special.value_or(std::vector<TokenSetting>()), true);
-  constexpr int kClipLength = 77;  // of every CLIP text encoder; for folders that do not say
+  constexpr int kClipLength = 77;  // of every CLIP text encoder; the default
   if (tokenizer && !tokenizer->model_max_length_) tokenizer->model_max_length_ = kClipLength;
   return tokenizer;
 }

@@ -14,7 +14,7 @@ constexpr std::int32_t kUnknownId = 2;  // fixed in transformers' T5Tokenizer, w
 struct Pieces {
   std::vector<Unigram::Piece> vocabulary;
   std::optional<Charsmap> charsmap;
-  std::vector<TokenSetting> special;  // tokens that the file marks
+  std::vector<TokenSetting> special;  // tokens marked in the file
 };
 
 Error corrupt(const std::string& path, const std::string& what) {
@@ -130,8 +130,8 @@ Result<Tokenizer> Tokenizer::load_t5(const std::string& dir) {
                                        : from_sentencepiece(model_path, extra_id_count);
   if (!pieces) return pieces.error();
 
-  // The special tokens that count where the configuration names no extra_special_tokens: the model file's or
-  // the configuration's, and the extra ids unless they are among them.
+  // The special tokens if the configuration has no extra_special_tokens: the model file's or the configuration's, plus
+  // the extra ids that are not among them.
   std::optional<std::vector<TokenSetting>> listed = folder->additional_special;
   if (!folder->tokenizer_json) listed = pieces->special;
   std::vector<TokenSetting> special = listed.value_or(std::vector<TokenSetting>());

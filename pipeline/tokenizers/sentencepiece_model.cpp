@@ -20,7 +20,7 @@ class MessageReader {
  public:
   explicit MessageReader(std::string_view bytes) : rest_(bytes) {}
 
-  // Empty at the end and when the bytes are no message; then failed() tells which.
+  // Empty at the end and on malformed input; failed() distinguishes the two.
   std::optional<Field> next() {
     if (rest_.empty() || failed_) return std::nullopt;
     Field field;
@@ -112,8 +112,9 @@ Result<SentencePieceModel> parse_sentencepiece_model(std::string_view bytes) {
       auto piece = parse_piece(field->bytes);
       if (!piece) return corrupt("piece " + std::to_string(model.pieces.size()) + ": " + piece.error().message);
       model.pieces.push_back(std::move(*piece));
-    } else if (field->number == 2) {  // TrainerSpec. Its model type does not matter: transformers makes every
-      has_trainer = true;             // kind's pieces and scores a unigram model.
+    } else if (field->number ==
+               2) {  // TrainerSpec; transformers ignores its model type and always builds a unigram model
+      has_trainer = true;
       MessageReader trainer(field->bytes);
       while (trainer.next()) {
       }

@@ -1,6 +1,5 @@
-// What T5 needs of a SentencePiece model file (spiece.model): pieces, their kinds, and the charsmap. The
-// library's own API does not give out the charsmap, so the few fields are read from the protocol buffer
-// (google/sentencepiece, sentencepiece_model.proto).
+// Reads the fields of a SentencePiece model file (spiece.model) that T5 needs: pieces, their kinds, and the charsmap,
+// which the library's API does not expose. Format: google/sentencepiece, sentencepiece_model.proto.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +22,7 @@ struct SentencePieceModel {
   std::string charsmap;  // empty: text is not normalized
 };
 
-// kDataCorrupt: not a protocol buffer, cut short, or no pieces.
+// kDataCorrupt: not a protocol buffer, truncated, or without pieces.
 Result<SentencePieceModel> parse_sentencepiece_model(std::string_view bytes);
 
 }  // namespace ditfleet::pipeline

@@ -1,4 +1,4 @@
-// T5's text model: precompiled charsmap, words by white space, each with "▁" before it, unigram pieces.
+// T5's text model: precompiled charsmap, words split at white space and prefixed by "▁", unigram pieces.
 #pragma once
 
 #include "pipeline/tokenizers/charsmap.h"

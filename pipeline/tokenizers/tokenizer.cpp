@@ -76,11 +76,11 @@ Result<Tokenized> Tokenizer::encode(std::string_view text, int max_length) const
   if (auto done = append_ids(text, ids); !done) return done.error();
 
   Tokenized result;
-  const std::size_t room = static_cast<std::size_t>(max_length) - marks;
-  if (ids.size() > room) {
-    result.dropped = ids.size() - room;
+  const std::size_t space = static_cast<std::size_t>(max_length) - marks;
+  if (ids.size() > space) {
+    result.dropped = ids.size() - space;
     const auto kept_from = ids.begin() + static_cast<std::ptrdiff_t>(truncates_left_ ? result.dropped : 0);
-    ids = std::vector<std::int32_t>(kept_from, kept_from + static_cast<std::ptrdiff_t>(room));
+    ids = std::vector<std::int32_t>(kept_from, kept_from + static_cast<std::ptrdiff_t>(space));
   }
   result.ids = begin_;
   result.ids.insert(result.ids.end(), ids.begin(), ids.end());

@@ -1,4 +1,4 @@
-// A prompt's way to token ids, as diffusers' FluxPipeline gets them from transformers 5.
+// Turns a prompt into token ids, identical to those of transformers 5.
 #pragma once
 
 #include <cstdint>
@@ -17,26 +17,26 @@ namespace ditfleet::pipeline {
 
 struct Tokenized {
   std::vector<std::int32_t> ids;  // with begin and end marks, at most max_length, not padded
-  std::size_t dropped = 0;        // tokens that truncation took away; worth a warning when not 0
+  std::size_t dropped = 0;        // tokens removed by truncation; callers warn about them
 };
 
-// Immutable: any thread may call it. Movable.
+// Immutable and thread safe. Movable.
 class Tokenizer {
  public:
   // CLIP's: dir holds tokenizer.json, or vocab.json and merges.txt.
   // T5's: dir holds tokenizer.json, or spiece.model.
-  // kNotFound names the files that are missing, kDataCorrupt the file and what is wrong with it.
+  // kNotFound: the message names the missing files. kDataCorrupt: it names the file and the problem.
   static Result<Tokenizer> load_clip(const std::string& dir);
   static Result<Tokenizer> load_t5(const std::string& dir);
 
-  // Any text is fine, the empty one and one that is too long too. kInvalidArgument: not UTF-8, or max_length
-  // too small for the marks alone. kDataCorrupt: the vocabulary cannot spell the text.
+  // Accepts empty text; truncates text that is too long. kInvalidArgument: not UTF-8, or max_length is too small for
+  // the marks. kDataCorrupt: the vocabulary cannot represent the text.
   Result<Tokenized> encode(std::string_view text, int max_length) const;
 
-  // Fills up to `length` with the padding token, on the side that the configuration says.
+  // Pads to `length` with the padding token, on the configured side.
   std::vector<std::int32_t> padded(std::vector<std::int32_t> ids, std::size_t length) const;
 
-  // From tokenizer_config.json; CLIP's default is 77, T5's no limit (empty).
+  // From tokenizer_config.json. Default: 77 for CLIP, no limit (empty) for T5.
   std::optional<int> model_max_length() const { return model_max_length_; }
   std::optional<std::int32_t> id_of(std::string_view token) const;
 

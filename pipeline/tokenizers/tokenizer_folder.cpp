@@ -20,7 +20,7 @@ Error corrupt(const std::string& path, const std::string& what) {
   return Error{Code::kDataCorrupt, "[tokenizer] " + path + ": " + what};
 }
 
-// The object in a JSON file; empty if there is no such file.
+// The object in a JSON file; empty if the file does not exist.
 Result<std::optional<json::object>> read_object(const std::string& path) {
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) return std::optional<json::object>();
@@ -32,7 +32,7 @@ Result<std::optional<json::object>> read_object(const std::string& path) {
   return std::optional<json::object>(std::move(value->as_object()));
 }
 
-// "…" or {"content": "…", "lstrip": …}. `special`: what a missing flag `special` means.
+// "…" or {"content": "…", "lstrip": …}. `special`: the default of the flag `special`.
 Result<TokenSetting> read_token(const json::value& value, bool special, const std::string& path,
                                 const std::string& key) {
   TokenSetting setting;
@@ -88,7 +88,7 @@ bool is_used(const json::object& object, const char* key) {
          !(value->is_object() && value->as_object().empty());
 }
 
-// Collects what the files say, in the order in which transformers lets one override another.
+// Merges the files with the precedence of transformers.
 class FolderReader {
  public:
   FolderReader(const std::string& dir, const std::map<std::string, std::string>& defaults) : defaults_(defaults) {
@@ -98,7 +98,7 @@ class FolderReader {
   Result<TokenizerFolder> read() {
     std::error_code ignored;
     if (!std::filesystem::is_directory(folder_.dir, ignored)) {
-      return Error{Code::kNotFound, "[tokenizer] there is no folder " + folder_.dir};
+      return Error{Code::kNotFound, "[tokenizer] no folder " + folder_.dir};
     }
     auto config = read_object(path("tokenizer_config.json"));
     if (!config) return config.error();
@@ -121,7 +121,7 @@ class FolderReader {
   Result<void> read_config_tokens() {
     const std::string file = path("tokenizer_config.json");
     json::object& config = folder_.config;
-    // The older name means the newer one where that is not used. A list that is there but empty counts.
+    // The old name applies if the new one is missing. An empty list counts as present.
     if (config.contains("additional_special_tokens") && !is_used(config, "extra_special_tokens")) {
       json::value tokens = std::move(config["additional_special_tokens"]);
       config.erase("additional_special_tokens");
@@ -178,7 +178,7 @@ class FolderReader {
     return {};
   }
 
-  // What only counts without added_tokens_decoder.
+  // Applies only without added_tokens_decoder.
   Result<void> read_legacy_files() {
     if (folder_.config.if_contains("added_tokens_decoder") != nullptr) return {};
     const std::string map_file = path("special_tokens_map.json");
@@ -275,8 +275,8 @@ class FolderReader {
     folder_.added[id] = std::move(token);
   }
 
-  // For added_tokens.json. transformers compares with the texts that the files give at that point; an object in
-  // tokenizer_config.json is not one yet.
+  // For added_tokens.json. transformers compares with the plain texts known at that point, which do not include objects
+  // in tokenizer_config.json.
   bool is_known_special(std::string_view content) const {
     const auto is_text = [&](const TokenSetting& token, bool from_config) {
       return token.token.content == content && (token.is_plain || !from_config);
@@ -316,7 +316,7 @@ class FolderReader {
   const std::map<std::string, std::string>& defaults_;
   TokenizerFolder folder_;
   std::map<std::string, std::optional<TokenSetting>> named_;  // empty: set to null
-  std::vector<std::string> own_names_;                        // those that are not standard, as they came
+  std::vector<std::string> own_names_;                        // non-standard names, in the files' order
   std::map<std::string, TokenSetting> by_content_;
   std::set<std::string> is_default_, from_map_;
 };
@@ -335,7 +335,7 @@ std::vector<AddedToken> TokenizerFolder::tokens_to_add(const std::vector<TokenSe
   for (const auto& [id, token] : added) settings.push_back(token);
   std::set<std::string> known;
   for (const TokenSetting& token : settings) known.insert(token.token.content);
-  // The same text with other flags is added again, and the last one counts: transformers does so, too.
+  // The same text with other flags is added again and the last one wins, like in transformers.
   const auto offer = [&](const TokenSetting& token) {
     if (known.contains(token.token.content)) return;
     if (std::find(settings.begin(), settings.end(), token) == settings.end()) settings.push_back(token);

@@ -1,6 +1,6 @@
-// The settings of a tokenizer folder (tokenizer/ and tokenizer_2/ of a diffusers model) as transformers 5
-// reads them: tokenizer_config.json, and where that has no added_tokens_decoder, special_tokens_map.json,
-// added_tokens.json and the added tokens of tokenizer.json.
+// Reads the settings of a tokenizer folder (tokenizer/ and tokenizer_2/ of a diffusers model) like transformers 5:
+// tokenizer_config.json and, if that has no added_tokens_decoder, special_tokens_map.json, added_tokens.json and the
+// added tokens of tokenizer.json.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 
 namespace ditfleet::pipeline {
 
-// A token as a file gives it: plain text, or with flags. Plain text is a special token where it is added.
+// A token in a file: plain text, or text with flags. Plain text becomes a special token when it is added.
 struct TokenSetting {
   AddedToken token;
   bool is_plain = false;
@@ -24,11 +24,11 @@ struct TokenSetting {
 
 struct TokenizerFolder {
   std::string dir;
-  json::object config;                         // tokenizer_config.json; empty if there is none
+  json::object config;                         // tokenizer_config.json; empty if missing
   std::optional<json::object> tokenizer_json;  // the whole of tokenizer.json
-  std::map<std::int64_t, TokenSetting> added;  // by the id that the files claim
-  // bos_token, eos_token, unk_token, sep_token, pad_token, cls_token, mask_token, then the model's own, in
-  // this order; those that are set.
+  std::map<std::int64_t, TokenSetting> added;  // by their id in the files
+  // Those that are set, in this order: bos_token, eos_token, unk_token, sep_token, pad_token, cls_token, mask_token,
+  // then the model's own.
   std::vector<std::pair<std::string, TokenSetting>> named;
   std::optional<std::vector<TokenSetting>> extra_special, additional_special;
   std::optional<std::int64_t> model_max_length;
@@ -36,17 +36,16 @@ struct TokenizerFolder {
 
   // Content of a named token; empty if it is not set.
   std::optional<std::string> named_content(const std::string& key) const;
-  // What the tokenizer must be given, in order. The token class's own extra tokens serve where the files name
-  // none.
+  // The tokens to add to the tokenizer, in order. The class's own extra tokens apply if the files name none.
   std::vector<AddedToken> tokens_to_add(const std::vector<TokenSetting>& class_extra) const;
 };
 
-// `defaults`: the named tokens that the tokenizer's class has by itself.
-// kNotFound: no such folder. kDataCorrupt names the file and the key.
+// `defaults`: the named tokens of the tokenizer's class. kNotFound: no such folder. kDataCorrupt: the message names the
+// file and the key.
 Result<TokenizerFolder> read_tokenizer_folder(const std::string& dir,
                                               const std::map<std::string, std::string>& defaults);
 
-// Base64 of RFC 4648 §4; line breaks are skipped. Empty if it is something else.
+// Decodes base64 (RFC 4648 §4), ignoring line breaks. Empty if it is not base64.
 std::optional<std::string> decode_base64(std::string_view text);
 
 }  // namespace ditfleet::pipeline

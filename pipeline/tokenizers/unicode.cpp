@@ -1,134 +1,77 @@
 #include "pipeline/tokenizers/unicode.h"
 
+#include <unicode/brkiter.h>
 #include <unicode/normalizer2.h>
+#include <unicode/uchar.h>
 #include <unicode/uniset.h>
 #include <unicode/unistr.h>
+#include <unicode/utext.h>
+#include <unicode/utf8.h>
 
 #include <algorithm>
 #include <memory>
+#include <span>
 
 namespace ditfleet::pipeline::unicode {
 namespace {
 
-// The range that holds the code point, or null.
-template <class Range>
-const Range* find(std::span<const Range> ranges, char32_t code_point) {
-  const auto it = std::upper_bound(ranges.begin(), ranges.end(), code_point,
-                                   [](char32_t c, const Range& range) { return c < range.first; });
-  if (it == ranges.begin()) return nullptr;
-  const Range& range = *(it - 1);
-  return code_point <= range.last ? &range : nullptr;
-}
-
 constexpr char32_t kDottedCapitalI = 0x130;
 
-GraphemeClass grapheme_class(char32_t c) {
-  if (c >= 0x20 && c < 0x7F) return GraphemeClass::kOther;
-  constexpr char32_t kFirstSyllable = 0xAC00, kLastSyllable = 0xD7A3, kTrailing = 28;
-  if (c >= kFirstSyllable && c <= kLastSyllable) {
-    return (c - kFirstSyllable) % kTrailing == 0 ? GraphemeClass::kLV : GraphemeClass::kLVT;
-  }
-  const auto* range = find(grapheme_ranges(), c);
-  return range == nullptr ? GraphemeClass::kOther : range->value;
+bool is_ascii(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; });
 }
 
-ConjunctClass conjunct_class(char32_t c) {
-  const auto* range = find(conjunct_ranges(), c);
-  return range == nullptr ? ConjunctClass::kNone : range->value;
-}
-
-// What the rules of UAX 29 need to know of the cluster so far.
-class ClusterState {
- public:
-  explicit ClusterState(char32_t first) { take(first, grapheme_class(first)); }
-
-  // Whether c belongs to the cluster; takes it in if so.
-  bool joins(char32_t c) {
-    const GraphemeClass next = grapheme_class(c);
-    if (!no_break(c, next)) return false;
-    take(c, next);
-    return true;
-  }
-
- private:
-  bool no_break(char32_t c, GraphemeClass next) const {
-    using G = GraphemeClass;
-    if (last_ == G::kCR) return next == G::kLF;                                 // GB3, GB4
-    if (last_ == G::kLF || last_ == G::kControl) return false;                  // GB4
-    if (next == G::kCR || next == G::kLF || next == G::kControl) return false;  // GB5
-    if (last_ == G::kL && (next == G::kL || next == G::kV || next == G::kLV || next == G::kLVT)) return true;  // GB6
-    if ((last_ == G::kLV || last_ == G::kV) && (next == G::kV || next == G::kT)) return true;                  // GB7
-    if ((last_ == G::kLVT || last_ == G::kT) && next == G::kT) return true;                                    // GB8
-    if (next == G::kExtend || next == G::kZWJ || next == G::kSpacingMark) return true;          // GB9, GB9a
-    if (last_ == G::kPrepend) return true;                                                      // GB9b
-    if (conjunct_linked_ && conjunct_class(c) == ConjunctClass::kConsonant) return true;        // GB9c
-    if (emoji_joined_ && find(pictographic_ranges(), c) != nullptr) return true;                // GB11
-    return last_ == G::kRegionalIndicator && next == G::kRegionalIndicator && odd_indicators_;  // GB12, GB13
-  }
-
-  void take(char32_t c, GraphemeClass next) {
-    const ConjunctClass conjunct = conjunct_class(c);
-    if (conjunct == ConjunctClass::kConsonant) {
-      conjunct_open_ = true;
-      conjunct_linked_ = false;
-    } else if (conjunct == ConjunctClass::kLinker) {
-      conjunct_linked_ = conjunct_open_;
-    } else if (conjunct == ConjunctClass::kNone) {
-      conjunct_open_ = conjunct_linked_ = false;
-    }
-    emoji_joined_ = emoji_open_ && next == GraphemeClass::kZWJ;
-    if (find(pictographic_ranges(), c) != nullptr) {
-      emoji_open_ = true;
-    } else if (next != GraphemeClass::kExtend) {
-      emoji_open_ = false;
-    }
-    odd_indicators_ = next == GraphemeClass::kRegionalIndicator && !odd_indicators_;
-    last_ = next;
-  }
-
-  GraphemeClass last_ = GraphemeClass::kOther;
-  bool conjunct_open_ = false;    // consonant (extend | linker)*
-  bool conjunct_linked_ = false;  // … with a linker among them
-  bool emoji_open_ = false;       // pictographic extend*
-  bool emoji_joined_ = false;     // … ZWJ
-  bool odd_indicators_ = false;
+// Letters and numbers of Unicode 15.1 and 16, which the `tokenizers` library supports and ICU 72 does not.
+struct Range {
+  char32_t first, last;
 };
+constexpr Range kNewLetters[] = {{0x1C89, 0x1C8A},   {0xA7CB, 0xA7CD},   {0xA7DA, 0xA7DC},   {0x105C0, 0x105F3},
+                                 {0x10D4A, 0x10D65}, {0x10D6F, 0x10D85}, {0x10EC2, 0x10EC4}, {0x11380, 0x11389},
+                                 {0x1138B, 0x1138B}, {0x1138E, 0x1138E}, {0x11390, 0x113B5}, {0x113B7, 0x113B7},
+                                 {0x113D1, 0x113D1}, {0x113D3, 0x113D3}, {0x11BC0, 0x11BE0}, {0x13460, 0x143FA},
+                                 {0x16100, 0x1611D}, {0x16D40, 0x16D6C}, {0x18CFF, 0x18CFF}, {0x1E5D0, 0x1E5ED},
+                                 {0x1E5F0, 0x1E5F0}, {0x2EBF0, 0x2EE5D}};
+constexpr Range kNewNumbers[] = {{0x10D40, 0x10D49}, {0x116D0, 0x116E3}, {0x11BF0, 0x11BF9}, {0x16130, 0x16139},
+                                 {0x16D70, 0x16D79}, {0x1CCF0, 0x1CCF9}, {0x1E5F1, 0x1E5FA}};
+
+bool is_in(std::span<const Range> ranges, char32_t c) {
+  return std::any_of(ranges.begin(), ranges.end(), [c](Range r) { return r.first <= c && c <= r.last; });
+}
+
+bool is_of(char32_t c, std::uint32_t categories) {
+  const std::uint32_t own = U_GET_GC_MASK(static_cast<UChar32>(c));
+  if (own != U_GC_CN_MASK) return (own & categories) != 0;
+  return ((categories & U_GC_L_MASK) != 0 && is_in(kNewLetters, c)) ||
+         ((categories & U_GC_ND_MASK) != 0 && is_in(kNewNumbers, c));
+}
 
 }  // namespace
 
 Decoded decode(std::string_view text, std::size_t at) {
-  const auto byte = [&](std::size_t i) { return static_cast<char32_t>(static_cast<unsigned char>(text[at + i])); };
-  const char32_t first = byte(0);
-  if (first < 0x80) return {first, 1};
-  if (first < 0xE0) return {(first & 0x1F) << 6 | (byte(1) & 0x3F), 2};
-  if (first < 0xF0) return {(first & 0x0F) << 12 | (byte(1) & 0x3F) << 6 | (byte(2) & 0x3F), 3};
-  return {(first & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F), 4};
+  std::size_t end = at;
+  UChar32 c = 0;
+  U8_NEXT_UNSAFE(text.data(), end, c);
+  return {static_cast<char32_t>(c), end - at};
 }
 
 void append(std::string& text, char32_t c) {
-  if (c < 0x80) {
-    text.push_back(static_cast<char>(c));
-  } else if (c < 0x800) {
-    text.push_back(static_cast<char>(0xC0 | c >> 6));
-    text.push_back(static_cast<char>(0x80 | (c & 0x3F)));
-  } else if (c < 0x10000) {
-    text.push_back(static_cast<char>(0xE0 | c >> 12));
-    text.push_back(static_cast<char>(0x80 | (c >> 6 & 0x3F)));
-    text.push_back(static_cast<char>(0x80 | (c & 0x3F)));
-  } else {
-    text.push_back(static_cast<char>(0xF0 | c >> 18));
-    text.push_back(static_cast<char>(0x80 | (c >> 12 & 0x3F)));
-    text.push_back(static_cast<char>(0x80 | (c >> 6 & 0x3F)));
-    text.push_back(static_cast<char>(0x80 | (c & 0x3F)));
-  }
+  char bytes[U8_MAX_LENGTH];
+  std::size_t length = 0;
+  U8_APPEND_UNSAFE(bytes, length, c);
+  text.append(bytes, length);
 }
 
 GeneralClass general_class(char32_t c) {
-  const auto* range = find(general_ranges(), c);
-  return range == nullptr ? GeneralClass::kOther : range->value;
+  if (u_isUWhiteSpace(static_cast<UChar32>(c))) return GeneralClass::kWhiteSpace;
+  if (is_of(c, U_GC_L_MASK)) return GeneralClass::kLetter;
+  return is_of(c, U_GC_N_MASK) ? GeneralClass::kNumber : GeneralClass::kOther;
 }
 
-bool is_word_character(char32_t c) { return find(word_ranges(), c) != nullptr; }
+bool is_word_character(char32_t c) {
+  const auto code_point = static_cast<UChar32>(c);
+  return u_isUAlphabetic(code_point) || is_of(c, U_GC_L_MASK | U_GC_M_MASK | U_GC_ND_MASK | U_GC_PC_MASK) ||
+         u_hasBinaryProperty(code_point, UCHAR_JOIN_CONTROL);
+}
 
 std::string lower_case(std::string_view text) {
   std::string lower;
@@ -136,24 +79,16 @@ std::string lower_case(std::string_view text) {
   for (std::size_t at = 0; at < text.size();) {
     const auto [c, bytes] = decode(text, at);
     at += bytes;
-    if (c == kDottedCapitalI) {
-      append(lower, U'i');
-      append(lower, 0x307);
-      continue;
-    }
-    const LowerRun* run = find(lower_runs(), c);
-    const bool changes = run != nullptr && (c - run->first) % run->stride == 0;
-    append(lower, changes ? static_cast<char32_t>(static_cast<std::int32_t>(c) + run->delta) : c);
+    append(lower, static_cast<char32_t>(u_tolower(static_cast<UChar32>(c))));
+    if (c == kDottedCapitalI) append(lower, 0x307);
   }
   return lower;
 }
 
 std::string nfc(std::string_view text) {
-  if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; })) {
-    return std::string(text);
-  }
-  // Filtered to what Unicode 9 had assigned, as ICU recommends for fixing a version. Both objects live as
-  // long as the program and are safe to share.
+  if (is_ascii(text)) return std::string(text);
+  // Filtered to the characters of Unicode 9, as ICU recommends for a fixed version. Both objects are never destroyed
+  // and thread safe.
   struct Unicode9 {
     icu::UnicodeSet assigned;
     std::unique_ptr<icu::FilteredNormalizer2> normalizer;
@@ -178,16 +113,21 @@ std::string nfc(std::string_view text) {
   return result;
 }
 
-std::size_t cluster_bytes(std::string_view text, std::size_t at) {
-  const Decoded first = decode(text, at);
-  std::size_t end = at + first.bytes;
-  ClusterState cluster(first.code_point);
-  while (end < text.size()) {
-    const Decoded next = decode(text, end);
-    if (!cluster.joins(next.code_point)) break;
-    end += next.bytes;
-  }
-  return end - at;
+void for_each_cluster(std::string_view text, const std::function<void(std::string_view)>& use) {
+  // Iterators have state, so each call clones one.
+  static const icu::BreakIterator* const prototype = [] {
+    UErrorCode error = U_ZERO_ERROR;
+    return icu::BreakIterator::createCharacterInstance(icu::Locale::getRoot(), error);
+  }();
+  if (prototype == nullptr) return use(text);  // ICU without its data
+  const std::unique_ptr<icu::BreakIterator> iterator(prototype->clone());
+  UErrorCode error = U_ZERO_ERROR;
+  UText* const source = utext_openUTF8(nullptr, text.data(), static_cast<std::int64_t>(text.size()), &error);
+  iterator->setText(source, error);
+  std::int32_t begin = iterator->first();
+  for (std::int32_t end = iterator->next(); end != icu::BreakIterator::DONE; begin = end, end = iterator->next())
+    use(text.substr(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin)));
+  utext_close(source);
 }
 
 }  // namespace ditfleet::pipeline::unicode

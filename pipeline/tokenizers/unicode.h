@@ -1,14 +1,16 @@
-// The text functions that tokenizers are made of, each as the `tokenizers` library does it. Text is valid
-// UTF-8 (check before). All functions are thread safe.
+// Text functions that tokenizers are built from, as the `tokenizers` library computes them, through ICU. Text must be
+// valid UTF-8. All functions are thread safe.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 
-#include "pipeline/tokenizers/unicode_tables.h"
-
 namespace ditfleet::pipeline::unicode {
+
+enum class GeneralClass : std::uint8_t { kOther, kLetter, kNumber, kWhiteSpace };
 
 struct Decoded {
   char32_t code_point = 0;
@@ -24,7 +26,7 @@ bool is_word_character(char32_t code_point);  // \w of Rust's regex crate
 std::string lower_case(std::string_view text);
 // Canonical composition by Unicode 9: characters that came later neither compose nor are reordered.
 std::string nfc(std::string_view text);
-// Length in bytes of the extended grapheme cluster (UAX 29) that begins at `at`.
-std::size_t cluster_bytes(std::string_view text, std::size_t at);
+// Calls `use` with each extended grapheme cluster (UAX 29) of the text, in order.
+void for_each_cluster(std::string_view text, const std::function<void(std::string_view)>& use);
 
 }  // namespace ditfleet::pipeline::unicode

@@ -42,8 +42,8 @@ std::optional<std::int32_t> Unigram::id_of(std::string_view text) const {
 }
 
 void Unigram::encode(std::string_view word, std::vector<std::int32_t>& ids) const {
-  // The best way to each byte position. A later candidate must be strictly better: of equal ones the first
-  // found stays, which is the one that begins earliest.
+  // The best path to each byte position. A later candidate must be strictly better, so of equal ones the one that
+  // begins earliest stays.
   struct Best {
     double score = 0;
     std::ptrdiff_t begin = -1;  // -1: not reached yet
@@ -57,7 +57,7 @@ void Unigram::encode(std::string_view word, std::vector<std::int32_t>& ids) cons
   for (std::size_t at = 0; at < word.size();) {
     const double so_far = best[at].score;
     const std::size_t character = unicode::decode(word, at).bytes;
-    bool covered = false;  // by a piece that is this character alone
+    bool covered = false;  // by a piece of exactly this character
     std::uint32_t node = 0;
     for (std::size_t end = at; end < word.size();) {
       const auto child = children_.find(std::uint64_t{node} << 8 | static_cast<unsigned char>(word[end]));
@@ -78,7 +78,7 @@ void Unigram::encode(std::string_view word, std::vector<std::int32_t>& ids) cons
     auto begin = static_cast<std::size_t>(best[end].begin);
     if (best[end].id == unknown_id_) {
       while (begin > 0 && best[begin].id == unknown_id_) begin = static_cast<std::size_t>(best[begin].begin);
-      // Unknown characters together may happen to be a piece too badly scored to be chosen.
+      // Adjacent unknown characters may form a piece whose score is too low to be chosen.
       ids.push_back(id_of(word.substr(begin, end - begin)).value_or(unknown_id_));
     } else {
       ids.push_back(best[end].id);

@@ -1,4 +1,4 @@
-// The unigram language model: the best-scored way to cut a word into pieces of a vocabulary (Viterbi).
+// The unigram language model: splits a word into vocabulary pieces with the best total score (Viterbi).
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,17 @@
 
 namespace ditfleet::pipeline {
 
-// Immutable after create(): any thread may call it.
+// Immutable and thread safe.
 class Unigram {
  public:
   struct Piece {
     std::string text;
     double score = 0;  // log probability
   };
-  // The id of a piece is its position; of two equal texts the last counts. kDataCorrupt if there is no piece
-  // `unknown_id`.
+  // The id of a piece is its position; of two equal texts the last wins. kDataCorrupt: there is no piece `unknown_id`.
   static Result<Unigram> create(std::vector<Piece> pieces, std::int32_t unknown_id);
 
-  // Appends the ids of a word (valid UTF-8). Characters that no piece covers are unknown; neighbours of them
+  // Appends the ids of a word (valid UTF-8). Characters that no piece covers are unknown; adjacent unknown characters
   // become one unknown token.
   void encode(std::string_view word, std::vector<std::int32_t>& ids) const;
   std::optional<std::int32_t> id_of(std::string_view text) const;
@@ -36,7 +35,7 @@ class Unigram {
   };
   // A byte trie: the child of node n by byte b is children_[n << 8 | b].
   struct Node {
-    std::int32_t id = -1;  // of the piece that ends here
+    std::int32_t id = -1;  // the piece that ends here
   };
 
   std::vector<Piece> pieces_;

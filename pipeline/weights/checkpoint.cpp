@@ -28,14 +28,14 @@ struct Weights {
   bool is_index = false;
 };
 
-// The word between `begin` and `end`; empty if the name is another.
+// The word between `begin` and `end`; empty if the name has another form.
 std::string_view between(std::string_view name, std::string_view begin, std::string_view end) {
   if (name.size() <= begin.size() + end.size() || !name.starts_with(begin) || !name.ends_with(end)) return {};
   const std::string_view word = name.substr(begin.size(), name.size() - begin.size() - end.size());
   return word.find_first_of(".-") == std::string_view::npos ? word : std::string_view();  // shards have "-00001-of-"
 }
 
-// Where there is nothing but a variant, as a download of "fp16" alone leaves it, that is the model.
+// The only variant in a folder without plain files, as left by downloading just "fp16", is the model.
 Result<Weights> find_variant(const std::string& dir) {
   std::map<std::string, Weights> variants;  // by the variant's name
   std::string pickle;
@@ -67,7 +67,7 @@ Result<Weights> find_variant(const std::string& dir) {
 
 Result<Weights> find_weights(const std::string& dir, Library library) {
   std::error_code ignored;
-  if (!fs::is_directory(dir, ignored)) return Error{Code::kNotFound, "[checkpoint] there is no folder " + dir};
+  if (!fs::is_directory(dir, ignored)) return Error{Code::kNotFound, "[checkpoint] no folder " + dir};
   auto stems = kStems;
   if (library == Library::kTransformers) std::reverse(stems.begin(), stems.end());
   for (const char* stem : stems) {
@@ -137,7 +137,7 @@ Result<Checkpoint> Checkpoint::open(const std::string& dir, Library library) {
     if (!view) return corrupt(index, "it says tensor \"" + name + "\" is in " + file_name + ", which does not have it");
     checkpoint.tensors_.emplace(name, *view);
   }
-  // Tensors that the index forgot are loaded too, as diffusers does.
+  // Like diffusers, also loads tensors that the index does not list.
   for (const SafetensorsFile& file : checkpoint.files_)
     for (const TensorEntry& entry : file.entries()) checkpoint.tensors_.emplace(entry.name, file.view(entry));
   return checkpoint;

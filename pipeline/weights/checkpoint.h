@@ -11,19 +11,19 @@
 
 namespace ditfleet::pipeline {
 
-// Whose folder it is, and so which file counts where there are several, as that library chooses: diffusers takes
-// diffusion_pytorch_model and of one name the index, transformers model and of one name the single file.
+// The library whose folder it is. If several files exist, the one that this library would load wins: diffusers prefers
+// diffusion_pytorch_model and the index, transformers prefers model and the single file.
 enum class Library { kDiffusers, kTransformers };
 
 // Movable; const members may be called from any thread. Views are valid while it lives.
 class Checkpoint {
  public:
-  // `dir` holds diffusion_pytorch_model.safetensors or model.safetensors, or one of these names with
-  // .index.json and its shards beside it; or, if it has none of them, one variant ("model.fp16.safetensors",
-  // "model.safetensors.index.fp16.json"). Maps every file and checks every header; reads no weights.
-  // kNotFound: none of the names is there (the message lists them), or a shard is missing.
-  // kDataCorrupt: what SafetensorsFile::open refuses; an index that is not what it should be, leaves the
-  // folder, or says a tensor is in a shard that lacks it.
+  // `dir` holds diffusion_pytorch_model.safetensors or model.safetensors, or one of these names with .index.json and
+  // its shards. Otherwise it may hold a single variant ("model.fp16.safetensors", "model.safetensors.index.fp16.json").
+  // Maps every file and checks every header; reads no weights.
+  // kNotFound: none of these files exists (the message lists them), or a shard is missing.
+  // kDataCorrupt: the errors of SafetensorsFile::open; a malformed index, one that leaves the folder, or one that names
+  // a shard without the tensor.
   static Result<Checkpoint> open(const std::string& dir, Library library);
 
   const std::string& dir() const { return dir_; }

@@ -38,7 +38,7 @@ Error failed(const std::string& path, int error) {
 }  // namespace
 
 Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not hold the caller up
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // do not block on a pipe
   if (fd < 0) return failed(path, errno);
   struct stat info = {};
   if (::fstat(fd, &info) != 0) {

@@ -13,7 +13,7 @@
 
 namespace ditfleet::pipeline {
 
-// The format itself is shared/safetensors: the coordinator checks headers, too.
+// shared/safetensors implements the format; the coordinator checks headers with it.
 using safetensors::DType;
 using safetensors::dtype_bits;
 using safetensors::dtype_from_name;
@@ -24,9 +24,9 @@ using safetensors::shape_text;
 using safetensors::tensor_bytes;
 using safetensors::TensorEntry;
 
-// One tensor of an open file. `bytes` points into the mapping: valid while the file is open, read-only,
-// row-major, little-endian, and NOT aligned to the element size (a header may have any length): copy with
-// memcpy, or check the address before casting.
+// One tensor of an open file. `bytes` points into the read-only mapping and is valid while the file is open. Row-major,
+// little-endian, NOT aligned to the element size (a header may have any length): use memcpy, or check the address
+// before casting.
 struct TensorView {
   std::string_view name;
   DType dtype = DType::kF32;
@@ -34,7 +34,7 @@ struct TensorView {
   std::span<const std::byte> bytes;
 };
 
-// Movable; views stay valid when it is moved. Const members may be called from any thread.
+// Movable; moving keeps views valid. Const members may be called from any thread.
 class SafetensorsFile {
  public:
   // Maps the file and checks its header; reads no weights. kNotFound, kUnavailable (unreadable) or

@@ -17,7 +17,7 @@ using safetensors::tensor_bytes;
 
 Result<std::string> encode_safetensors(std::vector<TensorToWrite> tensors,
                                        const std::map<std::string, std::string>& metadata) {
-  // Widest elements first, as the reference writer does: with a padded header every tensor is aligned.
+  // Widest elements first, like the reference writer: with a padded header every tensor is aligned.
   std::sort(tensors.begin(), tensors.end(), [](const TensorToWrite& a, const TensorToWrite& b) {
     const int a_bits = dtype_bits(a.dtype), b_bits = dtype_bits(b.dtype);
     return a_bits != b_bits ? a_bits > b_bits : a.name < b.name;

@@ -21,12 +21,12 @@ struct TensorToWrite {
   std::span<const std::byte> bytes;  // row-major, little-endian; borrowed for the call
 };
 
-// The file's bytes: same tensors, same bytes, whatever their order. kInvalidArgument names the tensor whose
-// bytes do not fit its shape, or whose name is empty, reserved, not UTF-8 or given twice.
+// The file's bytes, independent of the tensors' order. kInvalidArgument: a tensor's bytes do not fit its shape, or its
+// name is empty, reserved, not UTF-8 or used twice; the message names it.
 Result<std::string> encode_safetensors(std::vector<TensorToWrite> tensors,
                                        const std::map<std::string, std::string>& metadata = {});
 
-// The same into a file, which a reader sees whole or not at all. Blocks. Also kUnavailable.
+// Writes the file atomically. Blocks. Also kUnavailable.
 Result<void> write_safetensors(const std::string& path, std::vector<TensorToWrite> tensors,
                                const std::map<std::string, std::string>& metadata = {});
 

@@ -67,6 +67,19 @@ class KernelCache::Impl {
     return found;
   }
 
+  Result<Program> find(const Key& key, std::string_view arch) {
+    const Validator any;
+    Search search{key, "", arch, any, Deadline::never()};
+    if (Program program = from_memory(search, true)) return program;
+    if (Program program = from_disk(search, true)) return program;
+    if (Program program = from_redis(search)) {
+      Locks none(*this);
+      keep(search, program, none);
+      return program;
+    }
+    return Error{Code::kNotFound, "no tier of the kernel cache has " + key.hex(), {}};
+  }
+
   void flush() {
     std::promise<void> done;
     asio::post(background_.executor(), [&done] { done.set_value(); });
@@ -370,6 +383,7 @@ Result<KernelCache::Program> KernelCache::get_or_compile(const Key& key, std::st
   return impl_->get_or_compile(key, region, arch, compile, usable);
 }
 
+Result<KernelCache::Program> KernelCache::find(const Key& key, std::string_view arch) { return impl_->find(key, arch); }
 void KernelCache::flush() { impl_->flush(); }
 CacheCounts KernelCache::counts() const { return impl_->counts(); }
 

@@ -77,6 +77,9 @@ class KernelCache {
   Result<Program> get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile,
                                  const Validator& usable = {});
 
+  // The same without a compiler: kNotFound if no tier has it. Does not wait for other processes.
+  Result<Program> find(const Key& key, std::string_view arch);
+
   // Returns once every program compiled so far has been written or has failed to be written.
   void flush();
 

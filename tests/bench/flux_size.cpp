@@ -55,16 +55,16 @@ pipeline::FluxConfig config() {
 
 pipeline::FluxSlots random_slots(const pipeline::FluxConfig& c, std::int64_t adapter_rank) {
   const auto options = at::TensorOptions(ScalarType::BFloat16).device(gpu);
-  const auto linear = [&](std::int64_t in, std::int64_t out, pipeline::Room room = {}) {
+  const auto linear = [&](std::int64_t in, std::int64_t out, pipeline::LoraColumns lora_columns = {}) {
     pipeline::LinearSlot slot{at::empty({out, in}, options).normal_(0, 0.02),
                               at::empty({out}, options).normal_(0, 0.02)};
-    if (room.columns == 0) return slot;
-    pipeline::LinearSlot wide = pipeline::slot_with_room(out, in, room, options);
+    if (lora_columns.count == 0) return slot;
+    pipeline::LinearSlot wide = pipeline::slot_with_lora_columns(out, in, lora_columns, options);
     wide.weight.copy_(slot.weight);
     wide.bias = slot.bias;
     return wide;
   };
-  const pipeline::Room one{adapter_rank}, three{3 * adapter_rank}, before{adapter_rank, true};
+  const pipeline::LoraColumns one{adapter_rank}, three{3 * adapter_rank}, before{adapter_rank, true};
   const std::int64_t d = c.width();
   const auto embedder = [&](std::int64_t in) { return pipeline::EmbedderSlots{linear(in, d), linear(d, d)}; };
   const auto stream = [&] {

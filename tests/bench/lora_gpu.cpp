@@ -16,6 +16,7 @@
 #include <random>
 
 #include "pipeline/device/failure.h"
+#include "pipeline/families/flux/adapter_names.h"
 #include "pipeline/families/flux/adapters.h"
 #include "pipeline/region/run/region.h"
 #include "pipeline/weights/safetensors_writer.h"
@@ -40,7 +41,7 @@ class Bench {
     host = region::make_region_host(options(), gpu, open_cache());
     flux.emplace(c, random_slots(c, kRoom), 0, pipeline::Placement{gpu, ScalarType::BFloat16}, host);
     auto slots = flux->slots();
-    pipeline::LoraBase base{pipeline::base_linears(pipeline::named_linears(slots)), {}, {}};
+    const auto base = pipeline::flux_lora_base(pipeline::base_linears(pipeline::named_linears(slots)), {}, {});
     store.emplace(base, pipeline::Placement{gpu, ScalarType::BFloat16},
                   pipeline::AdapterStore::Limits{kRoom, kSlots, std::int64_t{64} << 30});
     in.emplace(*flux, 1024, 1024, 1, kJobSteps);

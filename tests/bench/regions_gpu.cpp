@@ -170,7 +170,7 @@ void warm() {
   };
   const auto first_less_steady = [&](int height, int width, std::int64_t batch, bool expected) {
     const Inputs in(flux, height, width, batch);
-    if (expected) flux.expect(batch, kText, in.latents.size(1));
+    if (expected) flux.prewarm(batch, kText, in.latents.size(1));
     text.run(in);
     const auto one = steps_of(in, table);
     const double first = first_s(one), steady = steady_s(one, 9);

@@ -27,7 +27,7 @@ LowRank term(std::int64_t first_row, std::int64_t rows, std::int64_t rank, doubl
 class RegionParityColumns : public ::testing::Test {
  protected:
   RegionParityColumns() {
-    slot_ = slot_with_room(3 * kHeight, kIn, {kRoom}, at::TensorOptions(ScalarType::Float));
+    slot_ = slot_with_lora_columns(3 * kHeight, kIn, {kRoom}, at::TensorOptions(ScalarType::Float));
     slot_.weight.copy_(at::randn({3 * kHeight, kIn}));
     columns_ = std::make_unique<AdapterColumns>(
         std::vector{slot_}, 1,

@@ -2,6 +2,7 @@
 #include "pipeline/region/libraries/direct_attention.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/randn.h>
@@ -68,6 +69,22 @@ TEST_F(RegionParityAttention, WritesWhereItIsToldAndNowhereElse) {
   }
 }
 
+// Keys and values of another length than the queries, read where a product left them.
+TEST_F(RegionParityAttention, KeysMayHaveAnotherLength) {
+  const auto direct = make(make_memory_cache());
+  for (const auto& [queries, keys] : {std::pair(333, 77), std::pair(64, 512), std::pair(1, 40)}) {
+    const auto [q, unused_k, unused_v] = columns(2, queries, 3, 64, 3 * 3 * 64);
+    const auto [unused_q, k, v] = columns(2, keys, 3, 64, 3 * 3 * 64);
+    const at::Tensor out = at::empty(q.sizes(), q.options());
+    ASSERT_TRUE(direct->run(q, k, v, out, 0)) << queries << " on " << keys;
+    const auto exact = attend(q.to(c10::ScalarType::Double), k.to(c10::ScalarType::Double),
+                              v.to(c10::ScalarType::Double), AttentionBackend::kMath);
+    const auto theirs = attend(q, k, v, AttentionBackend::kAuto);
+    EXPECT_LE(testing::relative_error(out, exact), 1.1 * testing::relative_error(theirs, exact))
+        << queries << " on " << keys;
+  }
+}
+
 // What one has planned, another finds: the same bytes come out, and nothing is made a second time.
 TEST_F(RegionParityAttention, PlansAreShared) {
   const std::shared_ptr<kernel_cache::KernelCache> cache = make_memory_cache();
@@ -92,13 +109,13 @@ TEST_F(RegionParityAttention, ExpectedPlansAreMadeMeanwhile) {
   const at::Tensor a = at::full(q.sizes(), 0, q.options().memory_format(c10::MemoryFormat::Contiguous)),
                    b = at::full_like(a, 1);
   const AttentionShape shape = attention_shape(q, k, v, a);
-  direct->expect(shape);  // the library is not open: nothing happens
+  direct->prewarm(shape);  // the library is not open: nothing happens
   const auto [q2, k2, v2] = columns(1, 40, 3, 64, 3 * 3 * 64);
   const at::Tensor small = at::full(q2.sizes(), 0, a.options());
   ASSERT_TRUE(direct->run(q2, k2, v2, small, 0));
   ASSERT_EQ(cache->counts().compiles, 1u);
-  direct->expect(shape);
-  direct->expect(shape);
+  direct->prewarm(shape);
+  direct->prewarm(shape);
   ASSERT_TRUE(direct->run(q2, k2, v2, small, 0));  // of a shape that is known: waits for nothing
   ASSERT_TRUE(direct->run(q, k, v, a, 0));
   EXPECT_EQ(cache->counts().compiles, 2u);

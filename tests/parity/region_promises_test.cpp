@@ -185,7 +185,7 @@ TEST_F(RegionParity, WithoutDynamicEachSizeIsAProgram) {
   EXPECT_GT(counts.compile_us, 1000u) << "a compiler takes longer";
   EXPECT_EQ(counts.recompiles, 1u);
   EXPECT_EQ(recompiles(), before + 1);
-  EXPECT_EQ(counts.fallback_reasons.at("recompile_limit"), 1u) << "the third size runs op by op";
+  EXPECT_EQ(counts.fallback_reasons.at("recompile_limit"), 1u) << "the third size runs eagerly";
 }
 
 TEST_F(RegionParity, ErrorOnRecompileNamesTheGuard) {
@@ -225,7 +225,7 @@ Result<Program> exact_gelu(const BlockShape& s) {
   return b.finish({b.gelu_erf("y", b.activation("x", {Dim::symbol("rows"), s.width()}))});
 }
 
-TEST_F(RegionParity, AnUnsupportedOpRunsOpByOpAndIsCounted) {
+TEST_F(RegionParity, AnUnsupportedOpRunsEagerlyAndIsCounted) {
   const auto shared = host();
   Region region("exact", recipe(exact_gelu, 1, 8), shared);
   const Program program = program_of(exact_gelu, 1, 8, ElementType::kF32);
@@ -314,7 +314,7 @@ TEST(RegionBackend, AMissingOneIsAClearError) {
   EXPECT_THAT(failure_of([] { make_region_host({.recompile_limit = 0}, kCpu, nullptr); }), HasSubstr("at least 1"));
   EXPECT_THAT(
       failure_of([] { make_region_host({.backend = "cpu_jit", .fullgraph = true, .vae = true}, kCpu, nullptr); }),
-      HasSubstr("on a CPU the VAE runs op by op"));
+      HasSubstr("on a CPU the VAE runs eagerly"));
 }
 
 // A compiler that answers for its version and fails as long as a file is there.

@@ -23,7 +23,7 @@ using pipeline::VaeDecoder;
 class RegionParityVae : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (device().is_cpu()) GTEST_SKIP() << "DITFLEET_TEST_DEVICE names no GPU, and on a CPU a VAE runs op by op";
+    if (device().is_cpu()) GTEST_SKIP() << "DITFLEET_TEST_DEVICE names no GPU, and on a CPU a VAE runs eagerly";
     host_ = host();
     programs_ = make_channels_last(*host_);
     ASSERT_TRUE(programs_);

@@ -236,6 +236,13 @@ TEST(KernelCacheThreads, AProgramForAnotherArchitectureIsABug) {
   EXPECT_THAT(program.error().message, HasSubstr("sm_80"));
 }
 
+TEST(KernelCacheThreads, FindCompilesNothing) {
+  const auto cache = KernelCache::create({});
+  EXPECT_EQ(cache->find(key_of(1), "sm_90a").error().code, Code::kNotFound);
+  ASSERT_TRUE(cache->get_or_compile(key_of(1), "r", "sm_90a", [] { return Result<Entry>(program_of(1)); }).ok());
+  EXPECT_TRUE(cache->find(key_of(1), "sm_90a").ok());
+}
+
 TEST(KernelCacheLarge, AProgramOfManyMebibytesGoesThroughRedisInChunks) {
   const RedisServer redis({.appendfsync = "no"});
   constexpr std::size_t kBytes = 3'500'000;

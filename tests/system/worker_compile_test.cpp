@@ -143,7 +143,7 @@ TEST_F(WorkerCompile, BuildsOnlyWhatWorkersWithTheseSettingsAskFor) {
   EXPECT_THAT(blocks_alone, ::testing::Not(::testing::Contains("channels_last")));
 }
 
-// On a CPU in bf16 auto runs op by op: programs for it would lie unused.
+// On a CPU in bf16 auto runs eagerly, so programs for it would be unused.
 TEST_F(WorkerCompile, BuildsNothingForACpuInBf16UnlessToldTo) {
   const Words bf16 = {"--arch", "cpu", "--dtype", "bf16", "--json"};
   const auto regions = [&](const Words& more, int status) {

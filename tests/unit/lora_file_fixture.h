@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "pipeline/families/flux/adapter_names.h"
 #include "pipeline/lora/file.h"
 #include "pipeline/weights/safetensors_writer.h"
 
@@ -20,14 +21,14 @@ namespace ditfleet::pipeline {
 inline constexpr std::int64_t kWidth = 8;
 
 inline LoraBase base() {
-  LoraBase b;
+  std::vector<BaseLinear> transformer;
   std::size_t slot = 0;
   const auto add = [&](const std::string& name, std::int64_t in, std::int64_t out) {
-    b.transformer.push_back({name, slot++, 0, in, out});
+    transformer.push_back({name, slot++, 0, in, out});
   };
   const auto add_qkv = [&](const std::string& q, const std::string& k, const std::string& v) {
     std::int64_t row = 0;
-    for (const auto& name : {q, k, v}) b.transformer.push_back({name, slot, kWidth * row++, kWidth, kWidth});
+    for (const auto& name : {q, k, v}) transformer.push_back({name, slot, kWidth * row++, kWidth, kWidth});
     ++slot;
   };
   add("x_embedder", 4, kWidth);
@@ -47,10 +48,11 @@ inline LoraBase base() {
   add(single + "proj_out", 5 * kWidth, kWidth);
   add("norm_out.linear", kWidth, 2 * kWidth);
   add("proj_out", kWidth, 4);
-  b.clip = {{"encoder.layers.0.self_attn.q_proj", 0, 0, 6, 6}, {"encoder.layers.0.mlp.fc1", 1, 0, 6, 12}};
-  b.t5 = {{"encoder.block.0.layer.0.SelfAttention.q", 0, 0, 5, 10},
-          {"encoder.block.0.layer.1.DenseReluDense.wi_0", 1, 0, 5, 15}};
-  return b;
+  std::vector<BaseLinear> clip = {{"encoder.layers.0.self_attn.q_proj", 0, 0, 6, 6},
+                                  {"encoder.layers.0.mlp.fc1", 1, 0, 6, 12}};
+  std::vector<BaseLinear> t5 = {{"encoder.block.0.layer.0.SelfAttention.q", 0, 0, 5, 10},
+                                {"encoder.block.0.layer.1.DenseReluDense.wi_0", 1, 0, 5, 15}};
+  return flux_lora_base(std::move(transformer), std::move(clip), std::move(t5));
 }
 
 inline const LoraNames& names() {

@@ -39,16 +39,16 @@ TEST_F(LoraFileTest, ReadsPeftsNames) {
     ASSERT_EQ(t.size(), 1u);
     EXPECT_EQ(t[0].rank, 3);
     EXPECT_EQ(t[0].scale, 1);
-    EXPECT_EQ(t[0].target->part, LoraPart::kTransformer);
+    EXPECT_EQ(t[0].target->component, 0u);
     ASSERT_EQ(t[0].target->pieces.size(), 1u);
     EXPECT_EQ(t[0].target->pieces[0].rows, kWidth);
   }
   EXPECT_EQ(terms(pair_of("transformer.transformer_blocks.1.attn.to_v", kWidth, kWidth))[0].target->pieces[0].first_row,
             2 * kWidth);
-  EXPECT_EQ(terms(pair_of("text_encoder.text_model.encoder.layers.0.mlp.fc1", 6, 12))[0].target->part, LoraPart::kClip);
-  EXPECT_EQ(terms(pair_of("text_encoder.encoder.layers.0.mlp.fc1", 6, 12))[0].target->part, LoraPart::kClip);
-  EXPECT_EQ(terms(pair_of("text_encoder_2.encoder.block.0.layer.1.DenseReluDense.wi_0", 5, 15))[0].target->part,
-            LoraPart::kT5);
+  EXPECT_EQ(terms(pair_of("text_encoder.text_model.encoder.layers.0.mlp.fc1", 6, 12))[0].target->component, 1u);
+  EXPECT_EQ(terms(pair_of("text_encoder.encoder.layers.0.mlp.fc1", 6, 12))[0].target->component, 1u);
+  EXPECT_EQ(terms(pair_of("text_encoder_2.encoder.block.0.layer.1.DenseReluDense.wi_0", 5, 15))[0].target->component,
+            2u);
 }
 
 TEST_F(LoraFileTest, ReadsKohyasAndBflsNames) {
@@ -67,10 +67,9 @@ TEST_F(LoraFileTest, ReadsKohyasAndBflsNames) {
   EXPECT_NE(linear1[0].target->pieces[0].slot, linear1[0].target->pieces[1].slot);
   EXPECT_EQ(kohya("lora_transformer_single_transformer_blocks_0_proj_out", 5 * kWidth, kWidth)[0].target->name,
             "single_transformer_blocks.0.proj_out");
-  EXPECT_EQ(kohya("lora_te1_text_model_encoder_layers_0_self_attn_q_proj", 6, 6)[0].target->part, LoraPart::kClip);
+  EXPECT_EQ(kohya("lora_te1_text_model_encoder_layers_0_self_attn_q_proj", 6, 6)[0].target->component, 1u);
   for (const char* prefix : {"lora_te2_", "lora_te3_"})
-    EXPECT_EQ(kohya(prefix + std::string("encoder_block_0_layer_0_SelfAttention_q"), 5, 10)[0].target->part,
-              LoraPart::kT5);
+    EXPECT_EQ(kohya(prefix + std::string("encoder_block_0_layer_0_SelfAttention_q"), 5, 10)[0].target->component, 2u);
   EXPECT_EQ(terms(pair_of("diffusion_model.double_blocks.1.txt_attn.proj", kWidth, kWidth))[0].target->pieces[0].rows,
             kWidth);
   const auto xlabs =

@@ -125,7 +125,8 @@ TEST(RegionFusion, AttentionIsWrittenBesideWhatItIsJoinedWith) {
       auto block = shape(ElementType::kBF16);
       block.adapters = adapters;
       for (const auto& program : {flux_double_block(block), flux_single_block(block)}) {
-        const auto plan = fuse(*program, {.gelu_in_gemm = on_gpu, .attention_pitch = on_gpu, .copies_in_rows = on_gpu});
+        const auto plan =
+            fuse(*program, {.gelu_in_gemm = on_gpu, .attention_token_stride = on_gpu, .copies_in_rows = on_gpu});
         ASSERT_TRUE(plan);
         const bool joined = adapters || program->block == "flux.single";
         EXPECT_TRUE(steps_of<CopyStep>(*plan).empty()) << print(*plan);
@@ -134,7 +135,7 @@ TEST(RegionFusion, AttentionIsWrittenBesideWhatItIsJoinedWith) {
         const Buffer& buffer = plan->buffers[static_cast<std::size_t>(out.buffer)];
         EXPECT_EQ(buffer.kind, joined || on_gpu ? BufferKind::kWorkspace : BufferKind::kLibrary) << print(*plan);
         if (on_gpu) {
-          EXPECT_EQ(out.strides[1], Dim(block.attention_pitch()));
+          EXPECT_EQ(out.strides[1], Dim(block.attention_token_stride()));
         }
         int readers = 0;
         for (const GemmStep* gemm : steps_of<GemmStep>(*plan))
@@ -220,7 +221,7 @@ TEST(RegionFusion, LongRowsAreTakenInTiles) {
         for (const auto& operand : instance.operands) EXPECT_EQ(operand.strides[kOuterAxes - 1], Dim(18432));
       }
     }
-    const auto riding = fuse(*program, {.gelu_in_gemm = true, .attention_pitch = true, .copies_in_rows = true});
+    const auto riding = fuse(*program, {.gelu_in_gemm = true, .attention_token_stride = true, .copies_in_rows = true});
     ASSERT_TRUE(riding) << riding.error().message;
     EXPECT_THAT(kernel_names(*riding), Not(::testing::Contains(HasSubstr("gelu"))));
   }

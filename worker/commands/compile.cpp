@@ -43,7 +43,7 @@ Result<void> check_compile(const region::CompileOptions& options) {
                             field.substr(0, field.find('=')));
   };
   if (options.backend == "eager")
-    return nothing("compile.backend=eager", "workers that run op by op ask for no program");
+    return nothing("compile.backend=eager", "workers that run eagerly ask for no program");
   if (!options.transformer && !options.vae.value_or(true))
     return nothing("compile.components.transformer=false and compile.components.vae=false",
                    "the text encoders' programs are compiled when a worker loads them");
@@ -123,7 +123,7 @@ Result<void> run(const CompileFlags& flags) {
     if (report.error().param == "arch") return invalid_argument("--arch: " + report.error().message);
     return report.error();
   }
-  if (!report->op_by_op.empty()) {
+  if (!report->eager.empty()) {
     const std::string why =
         "nothing is compiled ahead for cpu in bf16 with compile.backend=auto: workers with these settings run it op by "
         "op, which is diffusers' own to the "
@@ -134,7 +134,7 @@ Result<void> run(const CompileFlags& flags) {
   }
   if (report->regions.empty())
     return invalid_argument("there is nothing to compile for '" + flags.architectures +
-                                "' with compile.components.transformer=false: on a CPU the VAE runs op by op",
+                                "' with compile.components.transformer=false: on a CPU the VAE runs eagerly",
                             "compile.components.transformer");
   cache->flush();
   if (flags.out.empty()) {

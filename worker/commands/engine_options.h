@@ -11,7 +11,7 @@ namespace ditfleet::worker {
 region::CompileOptions compile_options(const config::Settings& settings);
 
 // Device, precision, threads as configured (0: the engine's choice), compile.*, and the kernel cache unless blocks run
-// op by op. Errors: those of kernel_cache::open_cache. Blocks on the disk.
+// eagerly. Errors: those of kernel_cache::open_cache. Blocks on the disk.
 Result<pipeline::EngineOptions> engine_options(const config::Settings& settings);
 
 }  // namespace ditfleet::worker

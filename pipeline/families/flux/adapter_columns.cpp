@@ -45,9 +45,9 @@ std::vector<Column> columns_of(const AdapterColumns::Samples& samples, std::int6
 
 AdapterColumns::AdapterColumns(std::vector<LinearSlot> linears, std::size_t first,
                                std::shared_ptr<const region::MatrixCopies> copies)
-    : copies_(std::move(copies)), first_(first), aside_(linears.front().weight.device()) {
+    : copies_(std::move(copies)), first_(first), side_stream_(linears.front().weight.device()) {
   for (LinearSlot& slot : linears) {
-    const at::Tensor a = at::zeros({slot.room.columns, slot.weight.size(1)}, slot.weight.options());
+    const at::Tensor a = at::zeros({slot.lora_columns.count, slot.weight.size(1)}, slot.weight.options());
     linears_.push_back({std::move(slot), a});
   }
 }
@@ -56,7 +56,7 @@ std::string AdapterColumns::problem(const std::vector<Samples>& samples) const {
   for (std::size_t i = 0; i < linears_.size(); ++i) {
     std::int64_t total = 0;
     columns_of(samples[i], total);
-    const std::int64_t room = linears_[i].slot.room.columns;
+    const std::int64_t room = linears_[i].slot.lora_columns.count;
     if (total > room)
       return "adapters of rank " + std::to_string(total) + " in all meet at one matrix, which has room for " +
              std::to_string(room) + "; use fewer at once, or a larger worker.lora.together_rank";
@@ -68,7 +68,7 @@ AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const Sampl
   std::int64_t total = 0;
   const auto columns = columns_of(samples, total);
   const LinearSlot& slot = linear.slot;
-  const std::int64_t room = slot.room.columns, in = slot.weight.size(1), out = slot.weight.size(0),
+  const std::int64_t room = slot.lora_columns.count, in = slot.weight.size(1), out = slot.weight.size(0),
                      batch = static_cast<std::int64_t>(samples.size());
   if (total > room)
     fail(Code::kInternal, "adapters of rank " + std::to_string(total) + " have no room beside a matrix");
@@ -77,8 +77,8 @@ AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const Sampl
   // B lies next to the weight, on the side where the room is. As far as the rank was rounded up A is zeros, and beside
   // them anything finite does for B: what was there before, which is zeros or another adapter's B, and those are finite
   // (PackedAdapter).
-  const at::Tensor beside = room_of(slot);
-  const std::int64_t begin = slot.room.before ? room - rank : 0;
+  const at::Tensor beside = lora_columns_of(slot);
+  const std::int64_t begin = slot.lora_columns.before ? room - rank : 0;
   const auto zeros = [&](std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t n) {
     if (rows > 0 && n > 0) copies.terms.push_back({beside.narrow(0, row, rows).narrow(1, column, n), {}});
   };
@@ -116,7 +116,7 @@ void AdapterColumns::load(const Layout& layout) {
     if (behind) copies_->run(*part.rounding);
   };
   copy(layout.first);
-  aside_.start([&] { copy(layout.rest); });
+  side_stream_.start([&] { copy(layout.rest); });
   for (std::size_t i = 0; alone && i < linears_.size(); ++i)
     if (linears_[i].used <= layout.operands[i].adapter.size(1)) linears_[i].used = layout.operands[i].used;
 }
@@ -124,7 +124,7 @@ void AdapterColumns::load(const Layout& layout) {
 void AdapterColumns::clear() {
   join();
   for (Linear& linear : linears_) {
-    room_of(linear.slot).zero_();
+    lora_columns_of(linear.slot).zero_();
     linear.a.zero_();
     linear.used = 0;
   }

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "pipeline/device/aside.h"
 #include "pipeline/device/device.h"
+#include "pipeline/device/side_stream.h"
 #include "pipeline/nn/linear.h"
 #include "pipeline/region/programs/matrix_copies.h"
 
@@ -50,7 +50,7 @@ class AdapterColumns {
   // beside them stays, and nobody reads it. Whoever holds the layout holds it until the next load().
   void load(const Layout& layout);
   // What comes on the current stream from here on finds all of them.
-  void join() { aside_.join(); }
+  void join() { side_stream_.join(); }
   // Overwrites all that was ever loaded with zeros, on the current stream.
   void clear();
 
@@ -68,7 +68,7 @@ class AdapterColumns {
   const std::shared_ptr<const region::MatrixCopies> copies_;
   const std::size_t first_;
   std::vector<Linear> linears_;
-  Aside aside_;
+  SideStream side_stream_;
 };
 
 }  // namespace ditfleet::pipeline

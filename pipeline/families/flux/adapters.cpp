@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "pipeline/device/failure.h"
+#include "pipeline/families/flux/adapter_names.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -32,7 +33,8 @@ LoraBase lora_base(const FluxFolder& folder) {
   FluxSlots slots = folder.transformer.slots();
   ClipEncoder clip = folder.clip;
   T5Encoder t5 = folder.t5;
-  return {base_linears(named_linears(slots)), base_linears(clip.named_linears()), base_linears(t5.named_linears())};
+  return flux_lora_base(base_linears(named_linears(slots)), base_linears(clip.named_linears()),
+                        base_linears(t5.named_linears()));
 }
 
 std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStore& adapters,
@@ -48,6 +50,7 @@ std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStor
   T5Encoder t5 = folder.t5;
   std::string text_key;
   {
+    // In the order of flux_lora_base().
     const std::vector<NamedLinear> linears[] = {named_linears(slots), clip.named_linears(), t5.named_linears()};
     for (const auto& [adapter, strength] : used) {
       for (const Adapter::Term& term : adapter->terms) {
@@ -58,9 +61,9 @@ std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStor
                "loras gives an adapter a scale of " + std::to_string(strength) +
                    ", with whose own scale (alpha / rank) that is more than fp32 holds",
                "loras");
-        linears[static_cast<std::size_t>(term.part)][term.slot].slot->low_rank.push_back(std::move(low_rank));
-        if (term.part == LoraPart::kClip) clip.run_op_by_op();
-        if (term.part == LoraPart::kT5) t5.run_op_by_op();
+        linears[term.component][term.slot].slot->low_rank.push_back(std::move(low_rank));
+        if (term.component == 1) clip.run_eagerly();
+        if (term.component == 2) t5.run_eagerly();
       }
       if (adapter->changes_text) text_key += std::to_string(adapter->id) + ":" + bits_of(strength) + ";";
       held.push_back(adapter);

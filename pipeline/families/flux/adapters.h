@@ -12,7 +12,7 @@
 namespace ditfleet::pipeline {
 
 // The folder's networks with low-rank terms on their linears. The weights are the folder's own; nothing of
-// the folder is changed. Text encoders that have terms run op by op, and the transformer where its weights have no room
+// the folder is changed. Text encoders that have terms run eagerly, and the transformer where its weights have no room
 // for adapters. Immutable once made.
 struct AdaptedModels {
   FluxTransformer transformer;

@@ -94,7 +94,7 @@ Result<Program> flux_double_block(const BlockShape& s) {
   const Ref attended =
       b.reshape("attended.flat",
                 b.attention("attended", b.join("q", 1, queries), b.join("k", 1, keys),
-                            heads(b, "v", qkv, 2, s, batch, 0, tokens), {.pitch = s.attention_pitch()}),
+                            heads(b, "v", qkv, 2, s, batch, 0, tokens), {.token_stride = s.attention_token_stride()}),
                 {batch, tokens, s.width()});
 
   for (Stream* one : {&of_text, &of_image}) {
@@ -136,10 +136,10 @@ Result<Program> flux_single_block(const BlockShape& s) {
   const Ref qkv = b.linear("qkv_out", of_qkv, qkv_slots);
   const Ref q = normed_and_rotated(b, "q", heads(b, "q_in", qkv, 0, s, batch, 0, tokens), norm_q, rope);
   const Ref k = normed_and_rotated(b, "k", heads(b, "k_in", qkv, 1, s, batch, 0, tokens), norm_k, rope);
-  const Ref attended = b.reshape(
-      "attended.flat",
-      b.attention("attended", q, k, heads(b, "v", qkv, 2, s, batch, 0, tokens), {.pitch = s.attention_pitch()}),
-      {batch, tokens, d});
+  const Ref attended = b.reshape("attended.flat",
+                                 b.attention("attended", q, k, heads(b, "v", qkv, 2, s, batch, 0, tokens),
+                                             {.token_stride = s.attention_token_stride()}),
+                                 {batch, tokens, d});
   const Ref inner = b.gelu_tanh("mlp_hidden", b.linear("mlp_in_out", of_mlp, mlp_in));
   const Ref branch = b.adapted_linear("branch", b.join("attended_and_hidden", 2, {attended, inner}), out);
   return b.finish({b.gate_residual("after", x, rows.gate, branch)});

@@ -19,11 +19,9 @@ struct BlockShape {
 
   std::int64_t width() const { return heads * head_dim; }
   std::int64_t mlp_width() const { return mlp_ratio * width(); }
-  // Tokens of attention's result are so far apart in all blocks: a single block puts the MLP's hidden rows and the
-  // adapters' columns beside it, a double block the adapters' columns.
-  std::int64_t attention_pitch() const {
-    return width() + mlp_width() + kMostAdapterColumns + 64;
-  }  // no power of two, which memory takes badly
+  // The same for all FLUX blocks: a single block writes the MLP's hidden rows and the adapters' columns next to
+  // attention's result, a double block the adapters' columns. Not a power of two, to avoid partition conflicts.
+  std::int64_t attention_token_stride() const { return width() + mlp_width() + kMostAdapterColumns + 64; }
 };
 
 // FLUX's double-stream block. Symbols: batch, image, text. D = width.

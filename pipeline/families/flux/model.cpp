@@ -112,7 +112,7 @@ std::unique_ptr<Generation> FluxModel::run_encode(const GenerationRequest& asked
   p->rows = request.height / folder_.size_multiple();
   p->columns = request.width / folder_.size_multiple();
   // Runs in the background while the prompt is encoded.
-  folder_.transformer.expect(1, request.max_sequence_length, p->rows * p->columns);
+  folder_.transformer.prewarm(1, request.max_sequence_length, p->rows * p->columns);
   p->adapted = adapt(folder_, adapter_store(), request.loras);
   p->prompt = embed(request.prompt, request.max_sequence_length, p->adapted.get());
   for (const auto& warning : p->prompt.warnings) p->add_warning(warning);

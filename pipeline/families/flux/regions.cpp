@@ -9,6 +9,7 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/families/flux/block_programs.h"
+#include "shared/core/background_threads.h"
 #include "shared/telemetry/spans.h"
 
 namespace ditfleet::pipeline {
@@ -101,23 +102,22 @@ int position_of(const std::vector<std::string>& names, const std::string& name) 
 
 template <class Block>
 void FluxRegions::fill(Table& table, const std::vector<Block>& blocks, const std::vector<std::string>& call,
-                       bool adapted) const {
+                       bool adapted) {
   const auto names = table.region->input_names();
   for (const auto& name : call) table.activations.push_back(position_of(names, name));
   if (adapted && !blocks.empty())
     for (const auto& [name, slot] : linears_of(blocks.front()))
       table.linears.emplace_back(position_of(names, name + ".weight"), position_of(names, name + ".adapter"));
+  const auto is_given = [&](const std::string& name) {
+    return std::find(call.begin(), call.end(), name) != call.end() || (adapted && name.ends_with(".adapter"));
+  };
+  std::vector<Slots> weights;
   for (const Block& block : blocks) {
-    const Slots slots = slots_of(block);
-    auto& row = table.rows.emplace_back();
-    for (const auto& name : names) {
-      const auto at = slots.find(name);
-      const bool later =
-          std::find(call.begin(), call.end(), name) != call.end() || (adapted && name.ends_with(".adapter"));
-      if (at == slots.end() && !later) fail(Code::kInternal, "no slot is called " + name);
-      row.push_back(at == slots.end() ? at::Tensor() : at->second);
-    }
+    weights.push_back(slots_of(block));
+    for (const auto& name : names)
+      if (!weights.back().contains(name) && !is_given(name)) fail(Code::kInternal, "no slot is called " + name);
   }
+  table.weights = BlockWeights(names, weights);
 }
 
 FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Placement placement,
@@ -134,7 +134,7 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
                                : !slots.single_blocks.empty() ? linears_of(slots.single_blocks.front()).size()
                                                               : 0;
   const bool room = !linears.empty() && std::all_of(linears.begin(), linears.end(),
-                                                    [](const LinearSlot& slot) { return slot.room.columns > 0; });
+                                                    [](const LinearSlot& slot) { return slot.lora_columns.count > 0; });
   std::vector<Table*> wanted;
   const auto add = [&](Table& table, const char* name, auto make, const auto& blocks,
                        const std::vector<std::string>& call, bool adapted) {
@@ -147,11 +147,13 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
   if (room) {
     add(adapted_double_, "flux.double.adapted", region::flux_double_block, slots.double_blocks, kDoubleCall, true);
     add(adapted_single_, "flux.single.adapted", region::flux_single_block, slots.single_blocks, kSingleCall, true);
+    adapted_single_.first_linear = adapted_double_.weights.size() * adapted_double_.linears.size();
   }
   const auto type = element_type(placement);
-  std::vector<std::future<void>> running;  // all at once
+  BackgroundThreads threads("prepare", wanted.size());  // all at once
+  std::vector<std::future<void>> running;
   for (Table* table : wanted)
-    running.push_back(std::async(std::launch::async, [&, table, context = telemetry::current_span()] {
+    running.push_back(threads.run([&, table, context = telemetry::current_span()] {
       const telemetry::ContextScope scope(context);
       table->region->prepare(type, placement.device);
     }));
@@ -162,29 +164,13 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
 
 // Blocks with adapters attend at the same strides, and to a library a picture's tokens and both streams' together are
 // one shape.
-void FluxRegions::expect(Placement placement, std::int64_t batch, std::int64_t text_tokens,
-                         std::int64_t image_tokens) const {
+void FluxRegions::prewarm(Placement placement, std::int64_t batch, std::int64_t text_tokens,
+                          std::int64_t image_tokens) const {
   const auto type = element_type(placement);
-  if (!double_.rows.empty())
-    double_.region->expect(type, placement.device, {{"batch", batch}, {"text", text_tokens}, {"image", image_tokens}});
-  if (!single_.rows.empty())
-    single_.region->expect(type, placement.device, {{"batch", batch}, {"tokens", text_tokens + image_tokens}});
-}
-
-std::vector<std::vector<at::Tensor>> FluxRegions::bind(const Table& table, const AdapterColumns::Layout& layout,
-                                                       std::size_t& linear) {
-  std::vector<std::vector<at::Tensor>> rows = table.rows;
-  for (auto& row : rows) {
-    bool any = false;
-    for (const auto& [weight, adapter] : table.linears) {
-      const auto& operands = layout.operands[linear++];
-      row[static_cast<std::size_t>(weight)] = operands.weight;
-      row[static_cast<std::size_t>(adapter)] = operands.adapter;
-      any = any || operands.adapter.size(1) > 0;
-    }
-    if (!any) row.clear();
-  }
-  return rows;
+  if (double_.weights.size() > 0)
+    double_.region->prewarm(type, placement.device, {{"batch", batch}, {"text", text_tokens}, {"image", image_tokens}});
+  if (single_.weights.size() > 0)
+    single_.region->prewarm(type, placement.device, {{"batch", batch}, {"tokens", text_tokens + image_tokens}});
 }
 
 std::vector<AdapterColumns::Samples> FluxRegions::terms_of(const std::vector<const FluxSlots*>& samples) const {
@@ -210,9 +196,6 @@ std::shared_ptr<const FluxAdapters> FluxRegions::plan(const std::vector<const Fl
   made->layout = columns_->plan(terms_of(samples));
   made->signature = {static_cast<std::int64_t>(samples.size())};
   for (const auto& operands : made->layout.operands) made->signature.push_back(operands.adapter.size(1));
-  std::size_t linear = 0;
-  made->double_rows = bind(adapted_double_, made->layout, linear);
-  made->single_rows = bind(adapted_single_, made->layout, linear);
   return made;
 }
 
@@ -232,47 +215,43 @@ at::Tensor FluxRegions::rope_rows(const at::Tensor& rope) {
   return at::view_as_real(rope).view({rope.size(1), 2 * rope.size(3)});
 }
 
+void FluxRegions::run(const Table& plain, const Table& adapted, std::size_t index,
+                      std::initializer_list<const at::Tensor*> given, std::vector<at::Tensor>& outputs,
+                      region::Mode mode, const FluxAdapters* adapters) const {
+  const auto* operands =
+      adapters ? &adapters->layout.operands[adapted.first_linear + index * adapted.linears.size()] : nullptr;
+  const bool changed = operands && std::any_of(operands, operands + adapted.linears.size(),
+                                               [](const auto& linear) { return linear.adapter.size(1) > 0; });
+  const Table& table = changed ? adapted : plain;
+  std::vector<at::Tensor> inputs = table.weights.acquire(index);
+  for (const auto& [weight, adapter] : table.linears) {
+    inputs[static_cast<std::size_t>(weight)] = operands->weight;
+    inputs[static_cast<std::size_t>(adapter)] = operands++->adapter;
+  }
+  auto position = table.activations.begin();
+  for (const at::Tensor* tensor : given) inputs[static_cast<std::size_t>(*position++)] = *tensor;
+  table.region->run(inputs, outputs, mode);
+}
+
 void FluxRegions::double_block(std::size_t index, at::Tensor& image, at::Tensor& text, bool text_is_mine,
                                const DoubleModulation& m, const at::Tensor& rope, region::Mode mode,
                                const FluxAdapters* adapters) const {
   if (adapters && index > 0) join_adapters();
-  const bool adapted = adapters && !adapters->double_rows[index].empty();
-  const Table& table = adapted ? adapted_double_ : double_;
-  std::vector<at::Tensor> inputs = adapted ? adapters->double_rows[index] : table.rows[index];
-  const at::Tensor* given[] = {&image,
-                               &text,
-                               &rope,
-                               &m.image_attention.shift,
-                               &m.image_attention.scale,
-                               &m.image_attention.gate,
-                               &m.image_mlp.shift,
-                               &m.image_mlp.scale,
-                               &m.image_mlp.gate,
-                               &m.text_attention.shift,
-                               &m.text_attention.scale,
-                               &m.text_attention.gate,
-                               &m.text_mlp.shift,
-                               &m.text_mlp.scale,
-                               &m.text_mlp.gate};
-  for (std::size_t i = 0; i < table.activations.size(); ++i)
-    inputs[static_cast<std::size_t>(table.activations[i])] = *given[i];
   std::vector<at::Tensor> outputs{image, text_is_mine ? text : at::Tensor()};
-  table.region->run(inputs, outputs, mode);
+  run(double_, adapted_double_, index,
+      {&image, &text, &rope, &m.image_attention.shift, &m.image_attention.scale, &m.image_attention.gate,
+       &m.image_mlp.shift, &m.image_mlp.scale, &m.image_mlp.gate, &m.text_attention.shift, &m.text_attention.scale,
+       &m.text_attention.gate, &m.text_mlp.shift, &m.text_mlp.scale, &m.text_mlp.gate},
+      outputs, mode, adapters);
   image = std::move(outputs[0]);
   text = std::move(outputs[1]);
 }
 
 void FluxRegions::single_block(std::size_t index, at::Tensor& tokens, const Modulation& m, const at::Tensor& rope,
                                region::Mode mode, const FluxAdapters* adapters) const {
-  if (adapters && index + double_.rows.size() > 0) join_adapters();
-  const bool adapted = adapters && !adapters->single_rows[index].empty();
-  const Table& table = adapted ? adapted_single_ : single_;
-  std::vector<at::Tensor> inputs = adapted ? adapters->single_rows[index] : table.rows[index];
-  const at::Tensor* given[] = {&tokens, &rope, &m.shift, &m.scale, &m.gate};
-  for (std::size_t i = 0; i < table.activations.size(); ++i)
-    inputs[static_cast<std::size_t>(table.activations[i])] = *given[i];
+  if (adapters && index + double_.weights.size() > 0) join_adapters();
   std::vector<at::Tensor> outputs{tokens};
-  table.region->run(inputs, outputs, mode);
+  run(single_, adapted_single_, index, {&tokens, &rope, &m.shift, &m.scale, &m.gate}, outputs, mode, adapters);
   tokens = std::move(outputs[0]);
 }
 

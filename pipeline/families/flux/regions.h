@@ -1,12 +1,13 @@
-// FLUX's blocks as compiled regions: two programs for all blocks, two more for blocks with adapters, and a pointer
-// table for each block.
+// FLUX's blocks as compiled regions: two programs for all blocks, and two more for blocks with adapters.
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <vector>
 
 #include "pipeline/families/flux/adapter_columns.h"
 #include "pipeline/families/flux/modulation.h"
+#include "pipeline/nn/block_weights.h"
 #include "pipeline/region/run/region.h"
 
 namespace ditfleet::pipeline {
@@ -14,8 +15,7 @@ namespace ditfleet::pipeline {
 // What the blocks of a request (or batch) with adapters are called with.
 struct FluxAdapters {
   AdapterColumns::Layout layout;
-  std::vector<std::vector<at::Tensor>> double_rows, single_rows;  // pointer tables; empty: this block has none
-  std::vector<std::int64_t> signature;                            // equal where two have the same shapes throughout
+  std::vector<std::int64_t> signature;  // equal where two have the same shapes throughout
 };
 
 class FluxRegions {
@@ -32,7 +32,7 @@ class FluxRegions {
 
   // A request of these sizes is to come: what the blocks' libraries lack for it is made meanwhile. Does not wait.
   // Thread safe.
-  void expect(Placement placement, std::int64_t batch, std::int64_t text_tokens, std::int64_t image_tokens) const;
+  void prewarm(Placement placement, std::int64_t batch, std::int64_t text_tokens, std::int64_t image_tokens) const;
 
   // Double block `index`: image and text are replaced by its outputs, in their own memory where *_is_mine says that
   // nobody else reads it. rope: as rope_table() makes it. Thread safe.
@@ -43,7 +43,7 @@ class FluxRegions {
   void single_block(std::size_t index, at::Tensor& tokens, const Modulation& modulation, const at::Tensor& rope_rows,
                     region::Mode mode, const FluxAdapters* adapters) const;
 
-  // Why blocks with the terms in these samples' linears would run op by op; empty if they need not. Thread safe.
+  // Why blocks with the terms in these samples' linears would run eagerly; empty if they need not. Thread safe.
   std::string adapter_problem(const std::vector<const FluxSlots*>& samples) const;
   // That they do. Throws what RegionHost::fall_back throws.
   void leave_adapters(const std::string& problem) const { host_->fall_back("flux", "adapters", problem); }
@@ -65,18 +65,19 @@ class FluxRegions {
   static at::Tensor rope_rows(const at::Tensor& rope);
 
  private:
-  // A region with the parameters of each block where the program wants them; the other inputs are undefined.
+  // A region and the blocks that run it.
   struct Table {
     std::unique_ptr<region::Region> region;
-    std::vector<std::vector<at::Tensor>> rows;
-    std::vector<int> activations;              // positions in the order in which they are given
+    BlockWeights weights;
+    std::vector<int> activations;              // positions among the inputs, in the order in which they are given
     std::vector<std::pair<int, int>> linears;  // of programs with adapters: positions of each linear's weight and A
+    std::size_t first_linear = 0;              // in AdapterColumns, of the first block
   };
   template <class Block>
-  void fill(Table& table, const std::vector<Block>& blocks, const std::vector<std::string>& call, bool adapted) const;
+  static void fill(Table& table, const std::vector<Block>& blocks, const std::vector<std::string>& call, bool adapted);
+  void run(const Table& plain, const Table& adapted, std::size_t index, std::initializer_list<const at::Tensor*> given,
+           std::vector<at::Tensor>& outputs, region::Mode mode, const FluxAdapters* adapters) const;
   std::vector<AdapterColumns::Samples> terms_of(const std::vector<const FluxSlots*>& samples) const;
-  static std::vector<std::vector<at::Tensor>> bind(const Table& table, const AdapterColumns::Layout& layout,
-                                                   std::size_t& linear);
 
   std::shared_ptr<region::RegionHost> host_;
   Table double_, single_, adapted_double_, adapted_single_;

@@ -18,7 +18,7 @@ void name(std::vector<NamedLinear>& linears, EmbedderSlots& slots, const std::st
 
 FluxSlots bind_flux_slots(const FluxConfig& c, Parameters& p, std::int64_t adapter_rank) {
   const std::int64_t d = c.width(), mlp = c.mlp_width();
-  const Room one{adapter_rank}, three{3 * adapter_rank}, before{adapter_rank, true};
+  const LoraColumns one{adapter_rank}, three{3 * adapter_rank}, before{adapter_rank, true};
   FluxSlots s;
   s.image_in = p.linear("x_embedder", c.in_channels, d);
   s.text_in = p.linear("context_embedder", c.joint_attention_dim, d);

@@ -1,4 +1,4 @@
-// Whether a FLUX folder's tokenizers are those that are built here.
+// Checks that a model folder uses the supported tokenizer classes.
 #pragma once
 
 #include <string>
@@ -7,8 +7,9 @@
 
 namespace ditfleet::pipeline {
 
-// model_index.json in `dir` must name CLIP's and T5's tokenizers: transformers reads the same files to other ids with
-// another class. kNotFound: there is no such file; kDataCorrupt names the tokenizer, its class and the right one.
+// model_index.json in `dir` must name the tokenizer classes of CLIP and T5: with another class transformers produces
+// other ids from the same files. kNotFound: no such file. kDataCorrupt: the message names the tokenizer, its class and
+// the right one.
 Result<void> check_tokenizer_classes(const std::string& dir);
 
 }  // namespace ditfleet::pipeline

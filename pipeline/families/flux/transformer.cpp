@@ -17,6 +17,7 @@
 #include "pipeline/families/flux/regions.h"
 #include "pipeline/families/flux/rope.h"
 #include "pipeline/region/run/graphs.h"
+#include "shared/core/background_threads.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -54,9 +55,10 @@ FluxTransformer::FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_
     : config_(config), slots_(std::move(slots)), bytes_(bytes) {
   if (!regions || !regions->compiler || !regions->options.transformer) return;
   const auto begun = std::chrono::steady_clock::now();
-  std::future<void> libraries;  // they load while the programs compile
+  BackgroundThreads threads("gpu_libraries", 1);  // loads the libraries while the programs compile
+  std::future<void> libraries;
   if (!placement.device.is_cpu())
-    libraries = std::async(std::launch::async, [&, host = regions] {
+    libraries = threads.run([&, host = regions] {
       try {
         open_libraries(placement, *host);
       } catch (...) {  // no harm: what could not be loaded now is loaded when it is needed, or fails there
@@ -136,10 +138,10 @@ void FluxTransformer::open_libraries(Placement placement, const region::RegionHo
   synchronize(placement.device);
 }
 
-void FluxTransformer::expect(std::int64_t batch, std::int64_t text_tokens, std::int64_t image_tokens) const {
+void FluxTransformer::prewarm(std::int64_t batch, std::int64_t text_tokens, std::int64_t image_tokens) const {
   if (!regions_ || regions_->mode_for(image_tokens, 1) == region::Mode::kNone) return;
   const at::Tensor& weight = slots_.image_in.weight;
-  regions_->expect({weight.device(), weight.scalar_type()}, batch, text_tokens, image_tokens);
+  regions_->prewarm({weight.device(), weight.scalar_type()}, batch, text_tokens, image_tokens);
 }
 
 ModulationTable FluxTransformer::modulation(const at::Tensor& timesteps, double guidance,

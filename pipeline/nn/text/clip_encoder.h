@@ -1,4 +1,4 @@
-// CLIP's text encoder (transformers CLIPTextModel): the pooled output that FLUX takes.
+// CLIP's text encoder (transformers CLIPTextModel): the pooled embedding of a prompt.
 #pragma once
 
 #include <memory>
@@ -47,7 +47,7 @@ class ClipEncoder {
   // original, and what is added to the copy's slots (linear.h) is the copy's own.
   std::vector<NamedLinear> named_linears();
   // Without the compiled region, which knows nothing of what was added to slots. Of a copy, its own affair.
-  void run_op_by_op() { region_ = nullptr; }
+  void run_eagerly() { region_ = nullptr; }
 
  private:
   struct Layer {
@@ -60,7 +60,7 @@ class ClipEncoder {
   Placement placement_;
   at::Tensor token_embedding_, position_embedding_;
   std::vector<Layer> layers_;
-  std::shared_ptr<const LayerRegion> region_;  // null: layers run op by op
+  std::shared_ptr<const LayerRegion> region_;  // null: layers run eagerly
   NormSlot final_norm_;
   std::int64_t bytes_ = 0;
 };

@@ -14,7 +14,7 @@
 namespace ditfleet::pipeline {
 
 // The op that computes the activation of this name, where the host compiles text encoders (compile.components).
-// Nothing: layers run op by op, because it does not, or because the IR has no such op, which is counted; with fullgraph
+// Nothing: layers run eagerly, because it does not, or because the IR has no such op, which is counted; with fullgraph
 // that is an error (kInvalidArgument).
 std::optional<region::OpCode> activation_op(const std::shared_ptr<region::RegionHost>& host, const std::string& block,
                                             const std::string& name);

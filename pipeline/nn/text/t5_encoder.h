@@ -1,4 +1,4 @@
-// T5's encoder (transformers T5EncoderModel): the text tokens that FLUX attends to.
+// T5's encoder (transformers T5EncoderModel): an embedding for each token of the prompt.
 #pragma once
 
 #include <memory>
@@ -39,7 +39,7 @@ class T5Encoder {
   const T5Config& config() const { return config_; }
   std::int64_t bytes() const { return bytes_; }
 
-  // ids: padded; padding is attended like any other token, as FLUX wants it. Returns [1, ids.size(), d_model].
+  // ids: padded; padding is attended like any other token. Returns [1, ids.size(), d_model].
   // Const and thread safe.
   at::Tensor encode(const std::vector<std::int32_t>& ids) const;
 
@@ -47,7 +47,7 @@ class T5Encoder {
   // original, and what is added to the copy's slots (linear.h) is the copy's own.
   std::vector<NamedLinear> named_linears();
   // Without the compiled region, which knows nothing of what was added to slots. Of a copy, its own affair.
-  void run_op_by_op() { region_ = nullptr; }
+  void run_eagerly() { region_ = nullptr; }
 
  private:
   struct Layer {
@@ -62,7 +62,7 @@ class T5Encoder {
   Placement placement_;
   at::Tensor embedding_, relative_bias_;
   std::vector<Layer> layers_;
-  std::shared_ptr<const LayerRegion> region_;  // null: layers run op by op
+  std::shared_ptr<const LayerRegion> region_;  // null: layers run eagerly
   at::Tensor final_norm_;
   std::int64_t bytes_ = 0;
 };

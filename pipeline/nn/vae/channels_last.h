@@ -11,7 +11,7 @@ namespace ditfleet::pipeline {
 // The convolutions' weights in that layout, once, after loading.
 void to_channels_last(VaeSlots& slots);
 
-// x: latents with scaling and shift undone. See VaeDecoder::decode. Rounds less often than op by op: a
+// x: latents with scaling and shift undone. See VaeDecoder::decode. Rounds less often than eager mode: a
 // convolution's bias is added by what reads the result, in fp32.
 at::Tensor decode_channels_last(const VaeConfig& config, const VaeSlots& slots, const region::ChannelsLast& programs,
                                 const at::Tensor& x);

@@ -3,7 +3,7 @@
 #include <ATen/TensorOperators.h>
 
 #include "pipeline/nn/vae/channels_last.h"
-#include "pipeline/nn/vae/op_by_op.h"
+#include "pipeline/nn/vae/eager.h"
 #include "pipeline/region/run/region.h"
 
 namespace ditfleet::pipeline {
@@ -76,8 +76,7 @@ VaeDecoder VaeDecoder::load(const std::string& dir, Placement placement, std::sh
 
 at::Tensor VaeDecoder::decode(const at::Tensor& latents) const {
   const at::Tensor x = latents / config_.scaling_factor + config_.shift_factor;
-  return channels_last_ ? decode_channels_last(config_, slots_, *channels_last_, x)
-                        : decode_op_by_op(config_, slots_, x);
+  return channels_last_ ? decode_channels_last(config_, slots_, *channels_last_, x) : decode_eager(config_, slots_, x);
 }
 
 }  // namespace ditfleet::pipeline

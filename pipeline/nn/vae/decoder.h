@@ -17,7 +17,7 @@ namespace ditfleet::pipeline {
 class VaeDecoder {
  public:
   // Reads DIR/config.json and the decoder's weights beside it; the encoder's are left alone. `regions`: what compiles
-  // it, null for op by op. Throws what ConfigFile, Parameters and region::make_channels_last throw.
+  // it, null for eager. Throws what ConfigFile, Parameters and region::make_channels_last throw.
   static VaeDecoder load(const std::string& dir, Placement placement,
                          std::shared_ptr<region::RegionHost> regions = nullptr);
   // With parameters from elsewhere.
@@ -34,7 +34,7 @@ class VaeDecoder {
   VaeConfig config_{};
   VaeSlots slots_;
   std::int64_t bytes_ = 0;
-  std::shared_ptr<const region::ChannelsLast> channels_last_;  // null: op by op
+  std::shared_ptr<const region::ChannelsLast> channels_last_;  // null: eager
 };
 
 }  // namespace ditfleet::pipeline

@@ -9,10 +9,10 @@ namespace ditfleet::region {
 namespace {
 
 // exp: Cephes' expf (range reduction by ln 2 in two parts, polynomial of degree 5), written so that it vectorizes. The
-// argument is held from -87 to 89 through its bits: positive floats are in the order of integers with a sign, negative
-// ones from -87 on below those of integers without. Comparing floats costs twice as much, since they may be NaN.
-// Of 88.4 and more exp is infinite, so that -3e38 and -infinity become 0 and NaN, as eager's do. A NaN comes back out
-// of gelu_tanh, silu and quick_gelu through their numerator.
+// argument is clamped to [-87, 89] by comparing bits: positive floats are ordered like signed integers, negative ones
+// like unsigned integers in reverse. Comparing floats costs twice as much because of NaN.
+// From 88.4 on exp is infinite, so that -3e38 and -infinity become 0 and NaN, as in eager mode. gelu_tanh, silu and
+// quick_gelu return NaN for NaN through their numerator.
 constexpr const char* kPrelude = R"(typedef unsigned short bf16;
 typedef long long i64;
 static inline float bits_to_float(unsigned u) { float f; __builtin_memcpy(&f, &u, 4); return f; }
@@ -61,9 +61,9 @@ static inline float quick_gelu(float x) { return x / (1.0f + exp_of(-1.702f * x)
 
 constexpr const char* type_name(ElementType type) { return type == ElementType::kF32 ? "float" : "bf16"; }
 
-// A loop's step takes two elements where it can, each an expression of its own: sums are two then, and do not wait for
-// each other as one would. Of bf16 they are neighbours, read and written as one 32-bit word: all is 32 bits wide, and
-// vectors need no packing and unpacking between two widths. Ropes rotate neighbours. Else they are half a row apart.
+// A loop iteration computes two elements if it can, each in its own expression. Sums then have two independent
+// accumulators. bf16 elements are neighbors, read and written as one 32-bit word, so that vectors need no packing
+// between two widths. Ropes also take neighbors. Other elements are half a row apart.
 class Function {
  public:
   explicit Function(const RowKernel& kernel)
@@ -93,7 +93,7 @@ class Function {
         for (int lane = 0; lane < lanes_; ++lane)
           out("float " + name("s", static_cast<int>(n), lane) + "[" + steps() + "];");
     for (int p = 0; p < phases_.count; ++p) write_phase(out, p);
-    // The next row: most often the next one along the last axis.
+    // The next row, usually along the last axis.
     out("moved = ++i3 == a[3];");
     out("if (moved) {");
     out("i3 = 0;");
@@ -127,12 +127,12 @@ class Function {
   bool in_words(const RowNode& load) const {
     return lanes_ == 2 && neighbours_ && k_.inputs[static_cast<std::size_t>(load.input)] == ElementType::kBF16;
   }
-  // Computed values that a later phase needs wait in an array; loads are loaded again.
+  // Computed values that a later phase needs are kept in an array; loads are repeated.
   bool saved(int n) const {
     return !node(n).load &&
            phases_.last_use[static_cast<std::size_t>(n)] > phases_.of_node[static_cast<std::size_t>(n)];
   }
-  // Whether a value is one of bf16's already.
+  // Whether a value is already rounded to bf16.
   bool is_rounded(int n) const {
     const RowNode& made = node(n);
     return made.load ? k_.inputs[static_cast<std::size_t>(made.input)] == ElementType::kBF16
@@ -156,7 +156,7 @@ class Function {
                             : "load(x" + std::to_string(made.input) + "[" + at(lane) + "])";
     return phases_.of_node[static_cast<std::size_t>(n)] == phase ? name("v", n, lane) : name("s", n, lane) + "[c]";
   }
-  // A sum over the row is one of each lane until the loop has ended.
+  // Each lane has its own sum until the loop has ended.
   std::string begin_sums(Text& out, const std::string& prefix, int n) const {
     std::string names;
     for (int lane = 0; lane < lanes_; ++lane) {
@@ -168,7 +168,7 @@ class Function {
   std::string sum(const std::string& prefix, int n) const {
     return lanes_ == 1 ? name(prefix, n, 0) : "(" + name(prefix, n, 0) + " + " + name(prefix, n, 1) + ")";
   }
-  // A loop over the row, which begins with the words of what it reads.
+  // A loop over the row; it begins by reading the operands' words.
   void open_loop(Text& out, const std::string& sums, const std::set<int>& reads) const {
     out("#pragma omp simd" + (sums.empty() ? "" : " reduction(+:" + sums + ")"));
     out("for (int c = 0; c < " + steps() + "; ++c) {");
@@ -214,7 +214,7 @@ class Function {
     for (int n : sums) write_norm(out, n, p);
   }
 
-  // All loads of an element come before its stores: a result may take an operand's memory.
+  // All loads of an element precede its stores, because a result may share an operand's memory.
   void write_stores(Text& out, int p) const {
     for (std::size_t o = 0; o < k_.outputs.size(); ++o)
       for (int lane = 0; lane < lanes_; ++lane) {
@@ -234,7 +234,7 @@ class Function {
     }
   }
 
-  // From a norm's sum to what its expression takes.
+  // Turns a norm's sum into the values that its expression uses.
   void write_norm(Text& out, int n, int p) const {
     const std::string inverse = float_literal(1.0 / static_cast<double>(k_.width)), id = std::to_string(n),
                       eps = float_literal(node(n).eps);
@@ -246,7 +246,7 @@ class Function {
     out("const float mean" + id + " = " + sum("sum", n) + " * " + inverse + ";");
     open_loop(out, begin_sums(out, "squares", n), {node(n).operands[0]});
     for (int lane = 0; lane < lanes_; ++lane) {
-      // The phase's own values are out of scope here: what norms read is saved.
+      // The phase's values are out of scope here, so those that norms read have been saved.
       const std::string d = "d" + std::to_string(lane);
       out("const float " + d + " = " + element(node(n).operands[0], p + 1, lane) + " - mean" + id + ";");
       out(name("squares", n, lane) + " += " + d + " * " + d + ";");
@@ -258,7 +258,7 @@ class Function {
 
   const RowKernel& k_;
   const Phases phases_;
-  const int lanes_;  // elements that a step of a loop takes
+  const int lanes_;  // elements per loop iteration
   const bool neighbours_;
 };
 
@@ -274,7 +274,7 @@ Source generate_cpp(const Plan& plan) {
     source.kernels.push_back({.name = kernel.name, .argument_words = instance_words(kernel)});
   }
   source.text = "// DiTFleet " + std::string(kGeneratorId) + "\n" + kPrelude +
-                out.take();  // no block's name: the same kernels are the same text
+                out.take();  // without the block's name, so that equal kernels are equal text
   return source;
 }
 

@@ -10,9 +10,9 @@ namespace ditfleet::region {
 namespace {
 
 constexpr int kWarp = 32;
-constexpr int kLeastThreads = 4;                 // of a row
-constexpr int kBlock = 256;                      // threads, where rows are short
-constexpr std::int64_t kElementsPerThread = 32;  // kept in registers; more would spill with three values alive
+constexpr int kLeastThreads = 4;                 // per row
+constexpr int kBlock = 256;                      // threads, for short rows
+constexpr std::int64_t kElementsPerThread = 32;  // in registers; with three live values more would spill
 
 constexpr const char* kPrelude = R"(typedef unsigned short bf16;
 typedef long long i64;
@@ -81,9 +81,9 @@ __device__ __forceinline__ float row_sum(float v) {
 
 constexpr const char* type_name(ElementType type) { return type == ElementType::kF32 ? "float" : "bf16"; }
 
-std::string room_of(const std::string& kernel) { return "ROOM_" + kernel; }
+std::string all_registers_macro(const std::string& kernel) { return "ROOM_" + kernel; }
 
-// How a row is spread over threads.
+// How a row is distributed over threads.
 struct Layout {
   int vector, threads_per_row, chunks, rows_per_block;
 };
@@ -102,7 +102,7 @@ Layout layout_of(const RowKernel& k) {
   while (chunks() * l.vector > kElementsPerThread && l.threads_per_row < 1024) l.threads_per_row *= 2;
   l.chunks = chunks();
   l.rows_per_block =
-      l.threads_per_row > kWarp ? 1 : kBlock / l.threads_per_row;  // a longer row's sums go through shared memory
+      l.threads_per_row > kWarp ? 1 : kBlock / l.threads_per_row;  // a longer row adds up through shared memory
   return l;
 }
 
@@ -126,27 +126,26 @@ class Kernel {
     out("struct { i64 extent[" + axes + "]; struct { i64 data, stride[" + axes + "]; } operand[" +
         std::to_string(k_.operands()) + "]; } at[" + instances + "];");
     out("};");
-    // What is nearly always launched has its row in registers and its loops unrolled.
+    // The usual variant keeps its row in registers and unrolls its loops.
     open_body(out, "fast_", "typename I, bool kAligned");
     for (std::size_t n = 0; n < k_.nodes.size(); ++n)
       if (saved(static_cast<int>(n)))
         out("float s" + std::to_string(n) + "[" + std::to_string(l_.chunks) + "][" + std::to_string(l_.vector) + "];");
     for (int p = 0; p < phases_.count; ++p) write_phase(out, p);
     out("}");
-    // The others, for tensors beyond 2^31 elements and for rows that are not aligned, reload and recompute in every
-    // phase, in loops: a fraction of the code to compile.
+    // The others, for tensors beyond 2^31 elements and unaligned rows, reload and recompute in every phase, in loops.
+    // That is a fraction of the code to compile.
     open_body(out, "small_", "typename I, bool kAligned, int kWidth");
     for (int p = 0; p < phases_.count; ++p) write_small_phase(out, p);
     out("}");
-    // Asked for one block at least a multiprocessor, ptxas takes the registers that a loop needs; left to itself it
-    // aims at more blocks, and for some widths spills to have them. Where the first variant does, it is compiled again
-    // so (room_option()).
+    // By default ptxas aims at several blocks per multiprocessor and for some widths spills registers. If the first
+    // variant spills, it is compiled again with a minimum of one block (all_registers_option()).
     const std::string vector = std::to_string(l_.vector), single = phases_.pairs ? "2" : "1",
                       threads = std::to_string(l_.threads_per_row * l_.rows_per_block);
-    out("#ifndef " + room_of(k_.name));
-    out("#define " + room_of(k_.name));
+    out("#ifndef " + all_registers_macro(k_.name));
+    out("#define " + all_registers_macro(k_.name));
     out("#endif");
-    write_entry(out, "_i32_v", threads + " " + room_of(k_.name), "fast_", "int, true");
+    write_entry(out, "_i32_v", threads + " " + all_registers_macro(k_.name), "fast_", "int, true");
     write_entry(out, "_i64_v", threads + ", 1", "small_", "i64, true, " + vector);
     write_entry(out, "_i64_s", threads + ", 1", "small_", "i64, false, " + single);
   }
@@ -164,7 +163,7 @@ class Kernel {
         "(const __grid_constant__ " + arguments() + " a) { " + prefix + k_.name + "<" + parameters + ">(a); }");
   }
 
-  // Rows are counted in 32 bits: a grid has no more blocks. Only offsets may need 64.
+  // Row numbers fit 32 bits, as a grid's blocks do. Only offsets may need 64.
   void write_addresses(Text& out) const {
     out(l_.rows_per_block > 1 ? "unsigned row = blockIdx.x * " + std::to_string(l_.rows_per_block) +
                                     " + threadIdx.x / " + std::to_string(l_.threads_per_row) + ";"
@@ -181,7 +180,7 @@ class Kernel {
     }
     out("const unsigned e3 = (unsigned)a.at[k].extent[3], e2 = (unsigned)a.at[k].extent[2], e1 = "
         "(unsigned)a.at[k].extent[1];");
-    // Most calls have one axis or two, and a division costs as much as moving the element.
+    // Most calls have one or two axes, and a division costs as much as moving the element.
     out("unsigned r3 = row, r2 = 0, r1 = 0, r0 = 0;");
     out("const bool more = e1 != 1 || a.at[k].extent[0] != 1;");
     out("if (more || e2 != 1) { r2 = row / e3; r3 = row - r2 * e3; }");
@@ -201,7 +200,7 @@ class Kernel {
   std::string name(std::size_t o) const {
     return o < k_.inputs.size() ? "x" + std::to_string(o) : "y" + std::to_string(o - k_.inputs.size());
   }
-  // What a later phase needs stays in registers.
+  // Values that a later phase needs stay in registers.
   bool saved(int n) const {
     const auto i = static_cast<std::size_t>(n);
     return phases_.last_use[i] > first_phase(n);
@@ -266,8 +265,7 @@ class Kernel {
       const std::string x = element(node.operands[0], "e");
       each(out, "sum" + std::to_string(n) + " += " + (node.code == OpCode::kRmsNorm ? x + " * " + x : x) + ";");
     }
-    if (p + 1 ==
-        phases_.count)  // all loads of an element come before its stores: a result may take an operand's memory
+    if (p + 1 == phases_.count)  // loads precede stores, because a result may share an operand's memory
       for (std::size_t o = 0; o < k_.outputs.size(); ++o) {
         const int n = k_.outputs[o].node;
         out("set<kAligned, " + vector + ">(y" + std::to_string(o) + " + at, " +
@@ -285,7 +283,7 @@ class Kernel {
       });
   }
 
-  // What has to be computed anew for these nodes.
+  // The nodes that must be recomputed for these nodes.
   std::vector<bool> needed(const std::vector<int>& targets) const {
     std::vector<bool> in(k_.nodes.size(), false);
     for (int n : targets) in[static_cast<std::size_t>(n)] = true;
@@ -294,8 +292,8 @@ class Kernel {
         for (int o : k_.nodes[n].operands) in[static_cast<std::size_t>(o)] = true;
     return in;
   }
-  // One pass in loops: the same elements on the same thread in the same order as the fast body's, kWidth at a time;
-  // sums come out alike. `body` is what is done once the targets are there, in v<node>[e].
+  // One pass in loops, kWidth elements at a time. Threads take the same elements in the same order as in the fast body,
+  // so that sums are equal. `body` follows the targets, which are in v<node>[e].
   void small_pass(Text& out, const std::vector<int>& targets, const std::function<void()>& body) const {
     const std::string threads = std::to_string(l_.threads_per_row), vector = std::to_string(l_.vector);
     out("#pragma unroll 1");
@@ -366,7 +364,8 @@ class Kernel {
     const std::string id = std::to_string(n);
     return "squares" + id + " += (" + x + " - mean" + id + ") * (" + x + " - mean" + id + ");";
   }
-  // From a norm's sum over the thread's elements to what its expression takes; `add_squares` writes the pass over them.
+  // Turns a norm's sum over the thread's elements into the values that its expression uses; `add_squares` writes the
+  // pass over them.
   void write_norm(Text& out, int n, const std::function<void()>& add_squares) const {
     const RowNode& node = k_.nodes[static_cast<std::size_t>(n)];
     const std::string id = std::to_string(n), eps = float_literal(node.eps),
@@ -396,7 +395,9 @@ std::vector<std::string> function_names(const KernelLaunch& launch) {
   return {launch.name + "_i32_v", launch.name + "_i64_v", launch.name + "_i64_s"};
 }
 
-std::string room_option(const KernelLaunch& launch) { return "--define-macro=" + room_of(launch.name) + "=,1"; }
+std::string all_registers_option(const KernelLaunch& launch) {
+  return "--define-macro=" + all_registers_macro(launch.name) + "=,1";
+}
 
 Source generate_cuda(const Plan& plan) {
   Text out;
@@ -407,7 +408,7 @@ Source generate_cuda(const Plan& plan) {
     source.kernels.push_back(writer.launch());
   }
   source.text = "// DiTFleet " + std::string(kGeneratorId) + "\n" + kPrelude +
-                out.take();  // no block's name: the same kernels are the same text
+                out.take();  // without the block's name, so that equal kernels are equal text
   return source;
 }
 

@@ -1,5 +1,5 @@
-// The order in which a row kernel's nodes can be computed: a phase is one pass over the row's elements; a norm's
-// sums end a phase, its results begin the next one.
+// The order of a row kernel's computation. A phase is one pass over the row's elements; a norm's sums end a phase, and
+// its results are available in the next one.
 #pragma once
 
 #include <functional>
@@ -15,21 +15,21 @@ struct Phases {
 
   int count = 1;
   std::vector<int> of_node;   // loads: 0
-  std::vector<int> last_use;  // the last phase that needs the node (stores are in the last one)
-  bool pairs = false;         // there is a rope: elements go two by two
+  std::vector<int> last_use;  // the last phase that needs the node; stores are in the last phase
+  bool pairs = false;         // the kernel has a rope, which works on pairs of elements
 
-  // Nodes other than loads that phase p computes, in order; norms among them use the sums of the phase before.
+  // Nodes other than loads that phase p computes, in order. Norms use the sums of the phase before.
   std::vector<int> computed_in(const RowKernel& kernel, int p) const;
-  // Norms whose operand is complete after phase p: their sums are taken there.
+  // Norms whose operand is complete after phase p, where their sums are computed.
   std::vector<int> summed_after(const RowKernel& kernel, int p) const;
 };
 
 bool is_norm(OpCode code);
 
-// The C expression of one element of a node; `of` names an operand's element. Not for loads and ropes.
+// The C expression for one element of a node; `of` names an operand's element. Not for loads and ropes.
 std::string expression(const RowKernel& kernel, int node, const std::function<std::string(int)>& of);
 
-// Of a rope: the expression for the first or second element of a pair; `of(node, second)`.
+// The C expression for the first or second element of a rope's pair; `of(node, second)` names an operand's element.
 std::string rope_expression(const RowNode& node, bool second, const std::function<std::string(int, bool)>& of);
 
 std::string float_literal(double value);

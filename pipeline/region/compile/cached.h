@@ -1,4 +1,4 @@
-// Compiling through the kernel cache. Its own header keeps the cache's (and with it Asio's) out of others.
+// Compiles through the kernel cache. A separate header, so that others need not include the cache and Asio.
 #pragma once
 
 #include <functional>
@@ -16,29 +16,29 @@ class KernelCache;
 
 namespace ditfleet::region {
 
-// A cache in this process's memory alone.
+// A cache in this process's memory only.
 std::shared_ptr<kernel_cache::KernelCache> make_memory_cache();
 
 struct CachedProgram {
   std::shared_ptr<const Entry> entry;
-  bool compiled = false;  // here and now; else some tier had it
+  bool compiled = false;  // by this call; false: a cache tier had it
 };
 
-// See KernelCache::Validator; empty: any program is usable.
+// Whether this process can use a program (see KernelCache::get_or_compile); empty: it can use any.
 using Validator = std::function<Result<void>(const Entry&)>;
 
-// The program of plan and source for arch, from the nearest tier or the compiler. Errors are the compiler's, and
-// usable's of what it made. Thread safe; blocks as KernelCache::get_or_compile does.
+// The program of plan and source for arch, from the nearest tier or the compiler. Returns the compiler's errors, and
+// those of `usable` for a program that was just compiled. Thread safe; blocks as KernelCache::get_or_compile does.
 Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const Plan& plan, const Source& source,
                                      const Compiler& compiler, const std::string& arch, const Validator& usable = {});
-// The same of any source, whose key and name are the caller's.
+// The same for any source, with the caller's key and name.
 Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const kernel_cache::Key& key,
                                      const std::string& name, const Source& source, const Compiler& compiler,
                                      const std::string& arch, const Validator& usable = {});
 
-// What `load`, Entry → Result<Module>, makes of what `compile`, Validator → Result<CachedProgram>, brings. A program
-// from the cache that `load` refuses as no program (kDataCorrupt) is replaced in the cache by a new one that it takes;
-// its other errors (no memory, a device that fails) are the caller's alone, and say nothing of the program.
+// Loads a program: `compile` (Validator → Result<CachedProgram>) finds it, `load` (Entry → Result<Module>) loads it. If
+// `load` rejects a cached program as corrupt (kDataCorrupt), a newly compiled one replaces it in the cache. Other
+// errors of `load` (out of memory, a failed device) are returned and do not affect the cache.
 template <class Compile, class Load>
 auto load_cached(const Compile& compile, const Load& load) -> std::invoke_result_t<Load, const Entry&> {
   std::optional<std::invoke_result_t<Load, const Entry&>> module;
@@ -50,7 +50,7 @@ auto load_cached(const Compile& compile, const Load& load) -> std::invoke_result
     return {};
   });
   if (!made) return made.error();
-  if (loaded != made->entry.get()) module.emplace(load(*made->entry));  // another thread brought it
+  if (loaded != made->entry.get()) module.emplace(load(*made->entry));  // found by another thread
   return std::move(*module);
 }
 

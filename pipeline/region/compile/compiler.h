@@ -1,5 +1,5 @@
-// What turns generated source into a program for one architecture: NVRTC for GPUs, the system's C++ compiler for the
-// host. Both behind one interface, so that the kernel cache and the command line need not know which.
+// Compiles generated source for one architecture: NVRTC for GPUs, the system's C++ compiler for the host. The kernel
+// cache and the command line use both through this interface.
 #pragma once
 
 #include <cstdint>
@@ -21,22 +21,22 @@ class Compiler {
   virtual ~Compiler() = default;
   virtual std::string_view name() const = 0;  // "nvrtc", "cpu_jit"
   virtual kernel_cache::Kind output_kind() const = 0;
-  // What fusion may leave to the matrix library on this compiler's devices.
+  // How fusion should treat programs for this compiler's devices.
   virtual FuseOptions fuse_options() const { return {}; }
-  // What decides the bytes it makes, for the key: version and build of the compiler; what it compiles for (the arch,
-  // on the host the processor's features); the options in order. No path, no host.
+  // Everything that decides the compiled bytes, for the key: version and build of the compiler; the target (the arch,
+  // on the host also the processor's features); the options in order. No paths or host names.
   virtual std::string identity() const = 0;
   virtual std::string target(const std::string& arch) const = 0;
   virtual std::vector<std::string> options(const std::string& arch) const = 0;
-  // Thread safe; blocks for 20 ms to a few seconds. kInvalidArgument: an unknown arch; kInternal: the compiler refuses
-  // the source, whose copy is kept in a file that the message names.
+  // Blocks for 20 ms to a few seconds. kInvalidArgument: an unknown arch. kInternal: the compiler rejects the source;
+  // the message names a file with a copy of it. Thread safe.
   virtual Result<Entry> compile(const std::string& region, const Source& source, const std::string& arch) const = 0;
 };
 
-// Of what a compiler printed, the line that says why it failed: the first with an error in it, else the first.
+// The line of a compiler's output that explains its failure: the first with an error in it, else the first.
 std::string first_error(std::string_view output);
 
-// Keeps source that a compiler refused: the path, for the message; "" where nothing can be written.
+// Saves source that a compiler rejected. Returns the path for the message; empty if the file cannot be written.
 std::string keep_source(const std::string& region, const std::string& extension, const std::string& text);
 
 }  // namespace ditfleet::region

@@ -17,7 +17,7 @@
 namespace ditfleet::region {
 namespace {
 
-constexpr std::chrono::seconds kDeadline{60};  // of one compilation; half a second is usual
+constexpr std::chrono::seconds kDeadline{60};  // per compilation; half a second is usual
 
 // This process's environment without what changes a compiler's output: language and line width. The output is part of
 // keys.
@@ -49,13 +49,12 @@ class CpuJit : public Compiler {
 
   std::string_view name() const override { return "cpu_jit"; }
   kernel_cache::Kind output_kind() const override { return kernel_cache::Kind::kSharedObject; }
-  // On a CPU rounding is cheap, and a picture in bf16 is then as near to diffusers' as another order of sums lets it
-  // be.
+  // On a CPU rounding is cheap, and bf16 images then differ from diffusers' only by the order of sums.
   FuseOptions fuse_options() const override { return {.rounds_results = true}; }
   std::string identity() const override { return version_; }
   std::string target(const std::string&) const override { return target_; }
   std::vector<std::string> options(const std::string&) const override {
-    // The source calls nothing: no library is linked, and sqrt must be the instruction.
+    // The source calls no functions: no library is linked, and sqrt must be the instruction.
     return {"-std=c++17",           "-O3",   "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math",
             "-fvisibility=default", "-fPIC", "-shared",       "-nostdlib",     "-fno-exceptions", "-fno-rtti",
             "-fno-ident",           "-w"};
@@ -70,7 +69,7 @@ class CpuJit : public Compiler {
     if (auto written = write_file_atomically(input, source.text); !written) return written.error();
     std::vector<std::string> arguments{program_};
     for (auto& option : options(arch)) arguments.push_back(std::move(option));
-    // From stdin: the path is not to be in the object.
+    // From stdin, so that the object contains no path.
     arguments.insert(arguments.end(), {"-x", "c++", "-", "-o", object});
     auto run = run_compiler(arguments, kDeadline, input);
     if (!run) return Error{run.error().code, "[cpu_jit] region " + region + ": " + run.error().message, {}};
@@ -101,8 +100,8 @@ class CpuJit : public Compiler {
   const std::string program_, version_, target_;
 };
 
-// GCC's first line begins with the name it was called by, which is no part of what it is: "c++
-// (Debian 12.2.0-14) 12.2.0".
+// GCC's first line begins with the name it was called by, which is not part of its identity: "c++ (Debian 12.2.0-14)
+// 12.2.0".
 std::string version_of(const std::string& program, const std::string& output) {
   const std::string line = first_line(output), name = std::filesystem::path(program).filename().string();
   return line.rfind(name + " (", 0) == 0 ? line.substr(name.size() + 1) : line;

@@ -1,4 +1,4 @@
-// C++ → shared object with the system's compiler: what runs regions without a GPU.
+// Compiles C++ to a shared object with the system's compiler. Runs regions without a GPU.
 #pragma once
 
 #include <memory>

@@ -3,7 +3,7 @@
 
 namespace ditfleet::region {
 
-constexpr std::size_t kMostOfALine = 500;  // bytes: what a compiler prints goes into messages and logs
+constexpr std::size_t kMostOfALine = 500;  // bytes; the line goes into messages and logs
 
 std::string first_error(std::string_view output) {
   const std::string_view first = output.substr(0, output.find('\n'));

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kCapabilityMajor = 75, kCapabilityMinor = 76;  // CUdevice_attribute
 constexpr int kOutOfMemory = 2, kFirstFault = 700,
-              kLastFault = 799;  // CUresult; faults: what a kernel before has left behind
+              kLastFault = 799;  // CUresult; faults come from earlier kernels
 
 }  // namespace
 
@@ -19,7 +19,7 @@ Result<std::string> gpu_architecture(int index) {
   if (!cuda) return cuda.error();
   int device = 0, major = 0, minor = 0;
   if (int e = (*cuda)->device(&device, index); e != 0)
-    return unavailable("[nvrtc] there is no GPU " + std::to_string(index) + ": " + (*cuda)->name_of(e));
+    return unavailable("[nvrtc] no GPU " + std::to_string(index) + ": " + (*cuda)->name_of(e));
   (*cuda)->attribute(&major, kCapabilityMajor, device);
   (*cuda)->attribute(&minor, kCapabilityMinor, device);
   const std::string plain = "sm_" + std::to_string(major) + std::to_string(minor);
@@ -42,7 +42,7 @@ Result<std::shared_ptr<const GpuModule>> GpuModule::load(const kernel_cache::Ent
   if (int e = (*cuda)->load(&module->module_, entry.code.data()); e != 0) {
     module->module_ = nullptr;
     const bool memory = e == kOutOfMemory, fault = e >= kFirstFault && e <= kLastFault;
-    if (memory || fault)  // no fault of the program's
+    if (memory || fault)  // not the program's fault
       return Error{memory ? Code::kOutOfMemory : Code::kDeviceFault,
                    "[nvrtc] the program of region " + entry.region + " cannot be loaded now: " + (*cuda)->name_of(e)};
     return corrupt((*cuda)->name_of(e));
@@ -62,7 +62,7 @@ Result<std::shared_ptr<const GpuModule>> GpuModule::load(const kernel_cache::Ent
 }
 
 GpuModule::~GpuModule() {
-  // Fails, without harm, where the context went first.
+  // Fails harmlessly if the context was destroyed first.
   if (module_)
     if (auto cuda = driver()) (*cuda)->unload(module_);
 }

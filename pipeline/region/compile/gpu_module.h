@@ -1,4 +1,4 @@
-// A cubin loaded into a GPU, through the driver's interface, which is opened at run time.
+// A cubin loaded on a GPU through the driver API, which is opened at run time.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,16 @@
 
 namespace ditfleet::region {
 
-// The architecture that regions are built for on this device ("sm_90a"). kUnavailable: no driver, no such device, or
-// one that regions are not built for.
+// The architecture to compile for on this device ("sm_90a"). kUnavailable: no driver, no such device, or an unsupported
+// architecture.
 Result<std::string> gpu_architecture(int device);
 
 class GpuModule {
  public:
   enum Variant { kI32Vector, kI64Vector, kI64Scalar, kVariants };
 
-  // Into the device's primary context, LibTorch's. kUnavailable: no driver; kDeviceFault: the device cannot be used;
-  // kOutOfMemory; kDataCorrupt: it is no cubin for this device, or lacks a kernel.
+  // Loads into the device's primary context, which LibTorch uses. kUnavailable: no driver. kDeviceFault: the device
+  // cannot be used. kOutOfMemory. kDataCorrupt: not a cubin for this device, or a kernel is missing.
   static Result<std::shared_ptr<const GpuModule>> load(const kernel_cache::Entry& entry, const Source& source,
                                                        int device);
   ~GpuModule();
@@ -38,7 +38,7 @@ class GpuModule {
   int device_ = 0;
   void* module_ = nullptr;
   std::vector<KernelLaunch> launches_;
-  std::vector<void*> functions_;  // kVariants a kernel
+  std::vector<void*> functions_;  // kVariants per kernel
 };
 
 }  // namespace ditfleet::region

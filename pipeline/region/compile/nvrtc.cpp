@@ -8,7 +8,7 @@
 namespace ditfleet::region {
 namespace {
 
-// "… N unit": the number before `unit`, 0 if there is none.
+// The number before `unit` in "… N unit"; 0 if there is none.
 std::uint32_t number_before(std::string_view text, std::string_view unit) {
   const auto at = text.find(unit);
   if (at == std::string_view::npos) return 0;
@@ -28,7 +28,7 @@ class Nvrtc : public Compiler {
   std::string_view name() const override { return "nvrtc"; }
   kernel_cache::Kind output_kind() const override { return kernel_cache::Kind::kCubin; }
   FuseOptions fuse_options() const override {
-    return {.gelu_in_gemm = true, .attention_pitch = true, .copies_in_rows = true};
+    return {.gelu_in_gemm = true, .attention_token_stride = true, .copies_in_rows = true};
   }
   std::string identity() const override {
     int major = 0, minor = 0;
@@ -37,10 +37,10 @@ class Nvrtc : public Compiler {
   }
   std::string target(const std::string& arch) const override { return arch; }
   std::vector<std::string> options(const std::string& arch) const override {
-    // NVRTC's own cache would give back a cubin without its log, and answer for us where the fleet's cache is to.
+    // NVRTC's own cache would return a cubin without its log, and bypass the kernel cache.
     std::vector<std::string> options{"--gpu-architecture=" + arch, "--std=c++17", "--no-cache", "--ptxas-options=-v"};
-    // Split compilation uses all cores; how many there are changes nothing in the cubin, up to Hopper. For Blackwell
-    // the cubin of a split compilation depends on where the process's memory lies: registers and spills too.
+    // Split compilation uses all cores. Up to Hopper their number does not change the cubin. For Blackwell the cubin of
+    // a split compilation depends on memory addresses of the process, registers and spills included.
     if (!arch.starts_with("sm_1")) options.insert(options.begin() + 2, "--split-compile=0");
     return options;
   }
@@ -50,15 +50,15 @@ class Nvrtc : public Compiler {
       return invalid_argument("[nvrtc] " + known.error().message, "arch");
     auto compiled = attempt(region, source, arch, {});
     if (!compiled) return compiled;
-    // The same source and compiler spill alike everywhere, so that what follows is no part of the key.
-    std::vector<std::string> room;
+    // Spills depend on source and compiler only, so this option need not be part of the key.
+    std::vector<std::string> more;
     for (const KernelLaunch& launch : source.kernels)
       for (const KernelInfo& kernel : compiled->kernels)
         if (launch.variants && kernel.spill_bytes > 0 && kernel.name == function_names(launch).front())
-          room.push_back(room_option(launch));
-    if (room.empty()) return compiled;
-    auto roomy = attempt(region, source, arch, room);
-    return roomy && spilled(*roomy) < spilled(*compiled) ? roomy : compiled;
+          more.push_back(all_registers_option(launch));
+    if (more.empty()) return compiled;
+    auto again = attempt(region, source, arch, more);
+    return again && spilled(*again) < spilled(*compiled) ? again : compiled;
   }
 
  private:

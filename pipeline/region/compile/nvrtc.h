@@ -1,4 +1,5 @@
-// CUDA C++ → cubin with NVRTC, which is opened at run time: neither a GPU nor a toolkit is needed to build DiTFleet.
+// Compiles CUDA C++ to a cubin with NVRTC, which is opened at run time: building DiTFleet needs neither a GPU nor a
+// toolkit.
 #pragma once
 
 #include <memory>
@@ -7,15 +8,15 @@
 
 namespace ditfleet::region {
 
-// The architectures that regions are built for.
+// The architectures that regions can be compiled for.
 const std::vector<std::string>& gpu_architectures();  // sm_80 sm_86 sm_89 sm_90a sm_100a sm_120a
 
-// kInvalidArgument, with all that are known, where `arch` is not among them.
+// kInvalidArgument if `arch` is not in `known`; the message lists them.
 Result<void> check_architecture(const std::string& arch, const std::vector<std::string>& known);
 
-// Opens libnvrtc.so.13, once a process: the file `given` (compile.nvrtc); that in DITFLEET_NVRTC; beside LibTorch (the
-// wheel nvidia-cuda-nvrtc); where the linker looks; in a CUDA toolkit. kUnavailable says where it looked and what would
-// bring one. The compiler must not outlive the process's main(); it is thread safe.
+// Opens libnvrtc.so.13 once per process. It looks at the file `given` (compile.nvrtc), DITFLEET_NVRTC, next to LibTorch
+// (the wheel nvidia-cuda-nvrtc), in the linker's path and in a CUDA toolkit. kUnavailable: the message lists these
+// places and how to install it. The compiler must not outlive main(). Thread safe.
 Result<std::shared_ptr<const Compiler>> open_nvrtc(const std::string& given = {});
 
 // Registers, spills and shared memory of each kernel from the log of ptxas -v. Exposed for tests.

@@ -39,14 +39,14 @@ std::vector<std::string> candidates(const std::string& given) {
   std::vector<std::string> paths;
   if (!given.empty()) return {given};
   if (const char* named = std::getenv("DITFLEET_NVRTC"); named && *named) return {named};
-  // Beside LibTorch: site-packages/torch/lib → site-packages/nvidia/cu13/lib.
+  // Next to LibTorch: site-packages/torch/lib → site-packages/nvidia/cu13/lib.
   const auto beside = [&](const fs::path& torch_lib) {
     std::error_code failed;
     const fs::path real = fs::canonical(torch_lib, failed);
     if (!failed) paths.push_back((real.parent_path().parent_path() / "nvidia/cu13/lib" / kName).string());
   };
   for (const auto& library : loaded_libraries("libtorch_cpu.so")) beside(fs::path(library).parent_path());
-#ifdef DITFLEET_LIBTORCH_FOLDER  // of the build, for programs without LibTorch
+#ifdef DITFLEET_LIBTORCH_FOLDER  // from the build, for programs without LibTorch
   beside(fs::path(DITFLEET_LIBTORCH_FOLDER) / "lib");
 #endif
   paths.push_back(kName);
@@ -100,7 +100,7 @@ Result<NvrtcLibrary> open(const std::string& given) {
     if (path.find('/') != std::string::npos) {
       tried += (tried.empty() ? "" : ", ") + path;
       if (!fs::exists(path, ignored)) continue;
-      // NVRTC asks for its built-in declarations by name alone.
+      // NVRTC opens its built-in declarations by file name.
       dlopen((fs::path(path).parent_path() / "libnvrtc-builtins.so.13.0").c_str(), RTLD_NOW | RTLD_GLOBAL);
     } else {
       tried += (tried.empty() ? "" : ", ") + std::string("the linker's folders");

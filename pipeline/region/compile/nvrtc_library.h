@@ -1,4 +1,4 @@
-// libnvrtc.so.13 as an object: found, opened, its functions bound.
+// Finds and opens libnvrtc.so.13 and binds its functions.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace ditfleet::region {
 
-// The part of NVRTC's C interface that is used, as its documentation declares it.
+// The functions that we use, declared as in NVRTC's documentation.
 struct NvrtcLibrary {
   using Program = void*;
   int (*version)(int* major, int* minor);
@@ -22,11 +22,10 @@ struct NvrtcLibrary {
   int (*cubin)(Program, char*);
 
   std::string path;
-  std::string build_id;  // of the file, from its ELF note; the wheel's and the toolkit's may differ
+  std::string build_id;  // from the file's ELF note; the wheel's and the toolkit's differ
 };
 
-// Opened once a process and never closed: of several files that are given the first that opens stays. kUnavailable: see
-// open_nvrtc().
+// Opened once per process and never closed; the first file that opens stays. kUnavailable: see open_nvrtc().
 Result<const NvrtcLibrary*> load_nvrtc(const std::string& given);
 
 }  // namespace ditfleet::region

@@ -19,7 +19,7 @@ std::string read_features() {
 
 }  // namespace
 
-// Read once: each program asks for it, and the kernel takes milliseconds to write that file for many cores.
+// Read once: with many cores the kernel takes milliseconds to produce that file.
 const std::string& processor_features() {
   static const std::string features = read_features();
   return features;

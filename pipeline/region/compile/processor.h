@@ -1,11 +1,11 @@
-// What this machine's processor is.
+// Identifies this machine's processor.
 #pragma once
 
 #include <string>
 
 namespace ditfleet::region {
 
-// Its model and features as /proc/cpuinfo has them, a line each; empty where that says nothing of them.
+// Model and features from /proc/cpuinfo, one line each; empty if it has none.
 const std::string& processor_features();
 
 }  // namespace ditfleet::region

@@ -63,11 +63,11 @@ class Planner {
     step.q = storage_.view_of(op.inputs[0]);
     step.k = storage_.view_of(op.inputs[1]);
     step.v = storage_.view_of(op.inputs[2]);
-    step.out = storage_.place_attention(op, options_.attention_pitch);
+    step.out = storage_.place_attention(op, options_.attention_token_stride);
     plan_.steps.push_back(std::move(step));
   }
 
-  // Right-aligned in kOuterAxes axes, in front of the row's own.
+  // Right-aligned in kOuterAxes axes; the row's own axis is not among them.
   static std::array<Dim, kOuterAxes> outer(const Shape& shape) {
     std::array<Dim, kOuterAxes> axes;
     axes.fill(1);
@@ -86,7 +86,7 @@ class Planner {
     return made;
   }
 
-  // Rows as a kernel of `width` takes them: longer ones in tiles, which are an axis more.
+  // Splits rows that are longer than `width` into tiles along a new axis.
   static Shape in_tiles(Shape shape, std::int64_t width) {
     const std::int64_t tiles = shape.back().value() / width;
     if (tiles == 1) return shape;
@@ -100,10 +100,10 @@ class Planner {
     const std::int64_t width = group.front().kernel.width;
     const auto tiled = [&](const View& view) {
       return *reshaped(view, in_tiles(view.shape, width));
-    };  // splits an axis, which always can be done
+    };  // splitting an axis is always possible
     RowStep step;
     step.kernel = kernel_index(group.front().kernel, static_cast<int>(group.size()));
-    // All reads are resolved before the first result is placed: results may take their memory.
+    // Reads are resolved before results are placed, because results may take their memory.
     std::vector<std::vector<View>> reads;
     for (const Unit& unit : group) {
       reads.emplace_back();
@@ -140,7 +140,7 @@ class Planner {
     return static_cast<int>(plan_.kernels.size()) - 1;
   }
 
-  // Outputs that lie elsewhere (made by a linear, an attention, a view) are copied to the caller.
+  // Copies outputs that are not in the caller's memory yet (made by a linear, an attention or a view).
   void deliver_outputs() {
     for (std::size_t o = 0; o < plan_.program.outputs.size(); ++o) {
       const int v = plan_.program.outputs[o];
@@ -203,8 +203,8 @@ class Planner {
     }
   }
 
-  // An activation's memory may be given for an output if, when the output is first written, that is by a chain which
-  // reads the activation at the same rows, and nothing reads the activation elsewhere then or later.
+  // An output may take an activation's memory if the chain that first writes the output reads the activation at the
+  // same rows, and nothing else reads the activation then or later.
   void find_replaceable() {
     plan_.may_replace.assign(plan_.program.outputs.size(), -1);
     for (std::size_t b = 0; b < plan_.buffers.size(); ++b) {

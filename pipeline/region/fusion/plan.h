@@ -1,5 +1,5 @@
-// What fusion makes of a program: buffers, and steps that are GEMMs, attention, fused row kernels and copies.
-// Sizes stay symbols: one plan serves every size.
+// The result of fusion: buffers, and steps that are GEMMs, attention, fused row kernels and copies. Sizes stay symbols,
+// so one plan serves every size.
 #pragma once
 
 #include <array>
@@ -15,36 +15,36 @@ namespace ditfleet::region {
 enum class BufferKind : std::uint8_t {
   kInput,      // the caller's; never written
   kOutput,     // the caller's, for a result
-  kWorkspace,  // lives between two steps
-  kLibrary,    // made for or by the attention library, contiguous
+  kWorkspace,  // in use between two steps
+  kLibrary,    // attention's result in memory of its own, contiguous
 };
 
 struct Buffer {
   BufferKind kind = BufferKind::kWorkspace;
   ElementType type = ElementType::kF32;
   Shape shape;
-  int value = -1;             // of kInput: the program's value; of kOutput: the index in Program::outputs
-  int first = -1, last = -1;  // steps between which it holds something
+  int value = -1;             // kInput: the program's value; kOutput: the index in Program::outputs
+  int first = -1, last = -1;  // steps between which it is in use
 };
 
-// out = Σ x · weight[:, first_column …]ᵀ + bias, or GELU of that. More than one part: the operands of a join that never
-// happens.
+// out = Σ x · weight[:, first_column …]ᵀ + bias, or GELU of that. Several parts are the operands of a join that is
+// not materialized.
 struct GemmStep {
   struct Part {
     View x;
     Dim first_column, columns;
   };
   std::vector<Part> parts;
-  int weight = -1, bias = -1;  // the program's values; bias -1: none
+  int weight = -1, bias = -1;  // values of the program; bias -1: none
   bool per_sample = false;     // the weight is [batch, out, in]
-  bool gelu = false;           // of the sum, before it is rounded
+  bool gelu = false;           // applied to the sum before it is rounded
   View out;
   std::string name;
 };
 
 struct AttentionStep {
   View q, k, v, out;
-  int bias = -1;  // the program's value, an input; -1: none
+  int bias = -1;  // an input value of the program; -1: none
   bool causal = false;
   double scale = 0;  // 0: 1/√ of the head size
   std::string name;
@@ -55,7 +55,7 @@ struct CopyStep {
   std::string name;
 };
 
-// One launch of a row kernel. Every operand's strides are of kOuterAxes axes, 0 where it broadcasts.
+// One launch of a row kernel. Each operand has kOuterAxes strides; a stride of 0 broadcasts.
 struct RowStep {
   struct Operand {
     View view;
@@ -77,26 +77,28 @@ struct Plan {
   std::vector<Buffer> buffers;
   std::vector<RowKernel> kernels;
   std::vector<Step> steps;
-  // For each output, the activation (a program's value) whose memory may be given for it; -1: none.
+  // For each output, the activation (a value of the program) whose memory it may take; -1: none.
   std::vector<int> may_replace;
 };
 
-// What is better on a compiler's devices.
+// What suits a compiler's devices.
 struct FuseOptions {
-  bool gelu_in_gemm = false;  // in bf16: the sum is then rounded once, not twice
-  // Every result in bf16 is rounded, also inside a kernel: what LibTorch's operators compute one by one, instead of
-  // what errs less.
+  // bf16 only: the GEMM's epilogue computes GELU. The sum is then rounded once, not twice.
+  bool gelu_in_gemm = false;
+  // Rounds every bf16 result, also inside a kernel, as LibTorch's operators do one by one. Without it kernels are more
+  // exact than LibTorch.
   bool rounds_results = false;
-  bool attention_pitch = false;  // attention's library writes rows as far apart as Op::pitch says; else that is ignored
-                                 // where nothing is joined to them
-  bool copies_in_rows =
-      false;  // copies of whole rows are kernels of ours, twice as fast as a GPU library's strided copy
+  // The attention library can write rows at Op::token_stride. Otherwise that is ignored unless columns are joined to
+  // them.
+  bool attention_token_stride = false;
+  // Generated kernels copy whole rows: on a GPU twice as fast as the library's strided copy.
+  bool copies_in_rows = false;
 };
 
-// kInvalidArgument names the op that has no kernel (`eager` computes it) or what is too large.
+// kInvalidArgument: the message names an op without a kernel (`eager` computes it) or a size that is too large.
 Result<Plan> fuse(const Program& program, const FuseOptions& options = {});
 
-// Each step on a line, for --explain.
+// One line per step, for --explain.
 std::string print(const Plan& plan);
 
 }  // namespace ditfleet::region

@@ -1,5 +1,5 @@
-// A fused row kernel: what it computes of each row, without where rows lie. Kernels of one structure are one kernel;
-// its instances (image and text stream, query and key) are launched together.
+// A fused row kernel: what it computes from each row, independent of where rows are in memory. Chains of the same
+// structure share a kernel, and its instances (image and text stream, query and key) one launch.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +13,14 @@ namespace ditfleet::region {
 inline constexpr std::size_t kOuterAxes = 4;  // axes before the row's own
 inline constexpr std::int64_t kMaxRowWidth = 32768;
 
-// One value of a row: an input's elements, or an op on earlier nodes. All arithmetic is fp32; nothing is rounded
-// but what is stored and what a cast says.
+// One value of a row: an input's elements, or an op on earlier nodes. Arithmetic is fp32; only stores and casts round.
 struct RowNode {
   bool load = false;
-  int input = -1;  // of a load
-  OpCode code{};   // of an op
+  int input = -1;  // load
+  OpCode code{};   // op
   std::vector<int> operands;
   double eps = 0;
-  ElementType type = ElementType::kF32;  // of a cast: what it rounds to
+  ElementType type = ElementType::kF32;  // cast: rounds to this
 };
 
 struct RowOutput {
@@ -35,9 +34,9 @@ struct RowKernel {
   std::vector<ElementType> inputs;
   std::vector<RowNode> nodes;
   std::vector<RowOutput> outputs;
-  int instances = 1;  // the most that one launch has
+  int instances = 1;  // at most, in one launch
 
-  std::string structure() const;  // equal for kernels that may share one
+  std::string structure() const;  // equal for kernels that can be shared
   std::size_t operands() const { return inputs.size() + outputs.size(); }
 };
 

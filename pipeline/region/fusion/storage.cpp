@@ -32,7 +32,7 @@ int Storage::add_buffer(BufferKind kind, const Value& like, int of) {
 
 const Op* Storage::split_join(const Op& linear) const {
   const Op* join = producer(linear.inputs[0]);
-  // Adding up the parts rounds once more in bf16: there the parts go into one buffer.
+  // In bf16 adding the parts would round once more, so they go into one buffer.
   if (!join || join->code != OpCode::kJoin || value(join->output).type != ElementType::kF32) return nullptr;
   if (join->axis != static_cast<int>(value(join->output).shape.size()) - 1) return nullptr;
   int readers = 0;
@@ -91,8 +91,8 @@ std::optional<int> Storage::output_home(int v) const {
   const auto& outputs = plan_.program.outputs;
   for (std::size_t o = 0; o < outputs.size(); ++o)
     if (outputs[o] == v) return static_cast<int>(o);
-  // A residual that a later chain adds to and makes an output of, and that nothing reads after it, may wait in that
-  // output's memory. The residual is the first operand, so that no two values claim one output.
+  // A residual may be kept in an output's memory if a later chain adds to it to make that output, and nothing reads it
+  // afterwards. Only the first operand counts, so that no two values claim one output.
   int last_reader = -1;
   const Unit* reader = nullptr;
   for (std::size_t g = 0; g < groups_.size(); ++g)
@@ -130,13 +130,14 @@ std::optional<View> Storage::in_place(int v, int group, const Unit& unit) const 
           if (&other == &unit && place && same_place(*place, *view)) continue;
           for (int root : roots) {
             if (std::find(held->second.begin(), held->second.end(), root) == held->second.end()) continue;
-            // What is read of a join that is not settled yet lies where its parts do.
-            if (!surely_apart(place ? *place : placed_.at(root), *view)) free = false;
+            // A join that has no place yet is read where its parts are.
+            if (!provably_disjoint(place ? *place : placed_.at(root), *view)) free = false;
           }
         }
-    // Another result of this unit may have taken the place.
+    // Another result of this unit may have taken that place.
     for (int written : unit.writes)
-      if (const auto at = placed_.find(written); at != placed_.end() && !surely_apart(at->second, *view)) free = false;
+      if (const auto at = placed_.find(written); at != placed_.end() && !provably_disjoint(at->second, *view))
+        free = false;
     if (free) return view;
   }
   return {};
@@ -156,7 +157,7 @@ bool Storage::joins_in_place(const Op& join) const {
   return joined(parts, join.axis).has_value();
 }
 
-// Within a larger join's, if it is an operand of one.
+// Inside the place of a larger join, if it is an operand of one.
 View Storage::home_of_join(const Op& join) {
   if (const auto at = join_home_.find(join.output); at != join_home_.end()) return at->second;
   const auto within = slice_of_join(join.output);
@@ -202,10 +203,10 @@ View Storage::place(int v, int group, const Unit& unit) {
   return placed_[v] = *view;
 }
 
-// The place of an attention's result [.., heads, head size] that is read as rows [.., width]. If these are joined with
-// other columns, all with the same ones or some with these and some with those (text and picture, each with its
-// adapters'), rows are as far apart as all of that needs.
-std::optional<View> Storage::beside_others(const Op& attention, bool pitched) {
+// The place of an attention's result [.., heads, head size] that is read as rows [.., width]. If other columns are
+// joined to these rows, the row stride leaves space for them. Different rows may have different columns joined: text
+// and image tokens, each with their adapters'.
+std::optional<View> Storage::next_to_joined(const Op& attention, bool fixed_stride) {
   const Program& p = plan_.program;
   const auto readers = [&](int of) {
     std::vector<const Op*> found;
@@ -217,7 +218,7 @@ std::optional<View> Storage::beside_others(const Op& attention, bool pitched) {
   if (only.size() != 1 || only.front()->code != OpCode::kReshape) return {};
   const int rows = only.front()->output, last = static_cast<int>(value(rows).shape.size()) - 1;
   const Dim width = value(rows).shape.back();
-  // The joins that begin with these columns, one around the other; none if the same columns begin several.
+  // The nested joins that begin with these columns; none if the columns begin several joins.
   const auto joins_of = [&](int columns) {
     std::vector<const Op*> around;
     for (int inner = columns, found = 1; found == 1; inner = around.empty() ? inner : around.back()->output) {
@@ -240,13 +241,13 @@ std::optional<View> Storage::beside_others(const Op& attention, bool pitched) {
     for (const Op* reader : readers(rows))
       if (reader->code == OpCode::kSlice && reader->axis != last)
         if (auto of_slice = joins_of(reader->output); !of_slice.empty()) parts.push_back({reader, std::move(of_slice)});
-  pitched = pitched && attention.pitch > 0;
-  if (parts.empty() && !pitched) return {};
+  fixed_stride = fixed_stride && attention.token_stride > 0;
+  if (parts.empty() && !fixed_stride) return {};
 
   Dim wide = width;
   for (const Part& part : parts) wide = wide + (value(part.joins.back()->output).shape.back() - width);
   Value like = value(rows);
-  like.shape.back() = pitched ? Dim(attention.pitch) : wide;
+  like.shape.back() = fixed_stride ? Dim(attention.token_stride) : wide;
   const View whole = whole_buffer(add_buffer(BufferKind::kWorkspace, like), like.shape);
   for (const Part& part : parts)
     for (const Op* join : part.joins) {
@@ -256,11 +257,11 @@ std::optional<View> Storage::beside_others(const Op& attention, bool pitched) {
   return reshaped(sliced(whole, last, 0, width), value(attention.output).shape);
 }
 
-View Storage::place_attention(const Op& attention, bool pitched) {
+View Storage::place_attention(const Op& attention, bool fixed_stride) {
   const int v = attention.output;
-  std::optional<View> beside;
-  if (value(v).type == ElementType::kBF16) beside = beside_others(attention, pitched);
-  const View view = beside ? *beside : whole_buffer(add_buffer(BufferKind::kLibrary, value(v)), value(v).shape);
+  std::optional<View> place;
+  if (value(v).type == ElementType::kBF16) place = next_to_joined(attention, fixed_stride);
+  const View view = place ? *place : whole_buffer(add_buffer(BufferKind::kLibrary, value(v)), value(v).shape);
   contents_[view.buffer].push_back(v);
   return placed_[v] = view;
 }

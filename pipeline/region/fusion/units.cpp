@@ -10,7 +10,7 @@ namespace {
 const Op& op_at(const Program& p, int i) { return p.ops[static_cast<std::size_t>(i)]; }
 const Value& value_at(const Program& p, int i) { return p.values[static_cast<std::size_t>(i)]; }
 
-// Which units come before which. A unit is an index; ops know theirs.
+// The dependencies between units, which are indices here.
 class Order {
  public:
   Order(const Program& p, const std::vector<int>& producer)
@@ -37,11 +37,11 @@ class Order {
   int units_ = 0;
 };
 
-constexpr std::int64_t kLeastTile = 1024;  // of a long row: shorter ones would be mostly addresses
+constexpr std::int64_t kLeastTile = 1024;  // shorter tiles of a long row would spend most work on addresses
 
 bool has_kernel(OpCode code) { return is_row_op(code) && code != OpCode::kGeluErf; }
 
-// Adds nodes to a kernel; what rounds is a cast.
+// Adds nodes to a kernel; casts do the rounding.
 class OpNodes {
  public:
   explicit OpNodes(RowKernel& kernel) : kernel_(kernel) {}
@@ -51,7 +51,7 @@ class OpNodes {
     return static_cast<int>(kernel_.nodes.size()) - 1;
   }
   int rounded(int node, ElementType type) { return push({.code = OpCode::kCast, .operands = {node}, .type = type}); }
-  // Each operator of LibTorch that the op comes to, rounded.
+  // Each operator of LibTorch that computes the op, rounded.
   int push_rounded(RowNode node) {
     const std::vector<int> x = node.operands;
     const ElementType type = node.type;
@@ -71,12 +71,12 @@ class OpNodes {
   RowKernel& kernel_;
 };
 
-// A layer norm's own weight and bias, which its operator applies before it rounds.
+// The weight and bias that layer_norm's operator applies before it rounds.
 bool is_affine(const Program& p, const Op& op) {
   return op.code == OpCode::kModulate && value_at(p, op.inputs[1]).kind == ValueKind::kParameter;
 }
 
-// How wide a kernel's rows are for a chain: whole rows, or equal tiles of long ones where each element is on its own.
+// The row width of a chain's kernel: whole rows, or equal tiles of long rows if the chain is elementwise.
 Result<std::int64_t> row_width(const Program& p, const std::vector<int>& ops) {
   const Op& last = op_at(p, ops.back());
   const Value& made = value_at(p, last.output);
@@ -95,7 +95,7 @@ Result<std::int64_t> row_width(const Program& p, const std::vector<int>& ops) {
                           std::to_string(kOuterAxes + 1) + " axes, the last up to " + std::to_string(kMaxRowWidth));
 }
 
-// The kernel of a chain: its loads in the order of use, its nodes, and as outputs what others read.
+// The kernel of a chain: loads in order of use, nodes, and as outputs the values that others read.
 void build_kernel(const Program& p, const std::set<int>& read_elsewhere, bool rounds, std::int64_t width, Unit& unit) {
   RowKernel& k = unit.kernel;
   k.width = width;
@@ -139,9 +139,9 @@ void build_kernel(const Program& p, const std::set<int>& read_elsewhere, bool ro
   k.name += "_" + std::to_string(k.width);
 }
 
-// A chain that is one GELU of what a linear makes, where nobody else reads that, becomes the linear's epilogue. In bf16
-// alone: there the sum is rounded once instead of twice. In fp32 libraries' GELUs are less exact than ours.
-void let_gelu_ride(const Program& p, const std::vector<int>& producer, std::vector<Unit>& units) {
+// Folds a GELU into the linear before it if nothing else reads the linear's result. Only in bf16, where the sum is then
+// rounded once instead of twice. In fp32 the libraries' GELU is less exact than ours.
+void fold_gelu_epilogue(const Program& p, const std::vector<int>& producer, std::vector<Unit>& units) {
   for (std::size_t u = 0; u < units.size();) {
     const Op& gelu = op_at(p, units[u].ops.front());
     const int from = gelu.code == OpCode::kGeluTanh && units[u].ops.size() == 1
@@ -162,7 +162,7 @@ void let_gelu_ride(const Program& p, const std::vector<int>& producer, std::vect
   }
 }
 
-// The order of groups, or nothing if they wait for one another in a circle.
+// A topological order of the groups; empty if there is a cycle.
 std::vector<int> sorted_groups(const Program& p, const std::vector<int>& producer, const std::vector<Unit>& units,
                                const std::vector<std::vector<int>>& groups) {
   std::vector<int> group_of_op(p.ops.size(), -1);
@@ -250,7 +250,7 @@ Result<std::vector<Group>> group_ops(const Program& p, const FuseOptions& option
       if (!has_kernel(op.code))
         return invalid_argument("[" + p.block + "] " + made.name + " = " + std::string(name_of(op.code)) +
                                 ": no generated kernel has this op; the backend eager computes it");
-      // Joins the chain that makes one of its operands, unless another operand waits for that chain.
+      // Extends the chain that makes one of its operands, unless another operand depends on that chain.
       int home = -1;
       for (int input : op.inputs) {
         const int from = producer[static_cast<std::size_t>(input)];
@@ -271,7 +271,7 @@ Result<std::vector<Group>> group_ops(const Program& p, const FuseOptions& option
     units.push_back({.ops = {index}});
   }
 
-  if (options.gelu_in_gemm) let_gelu_ride(p, producer, units);
+  if (options.gelu_in_gemm) fold_gelu_epilogue(p, producer, units);
   for (std::size_t u = 0; u < units.size(); ++u) {
     const Op& first = op_at(p, units[u].ops.front());
     if (!is_row_op(first.code)) {
@@ -288,7 +288,7 @@ Result<std::vector<Group>> group_ops(const Program& p, const FuseOptions& option
     build_kernel(p, read_elsewhere, options.rounds_results, *width, units[u]);
   }
 
-  // Chains of one structure become one launch where no circle comes of it.
+  // Chains of the same structure share a launch if that creates no cycle.
   std::vector<std::vector<int>> groups;
   for (std::size_t u = 0; u < units.size(); ++u) {
     bool placed = false;

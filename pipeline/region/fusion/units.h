@@ -1,4 +1,4 @@
-// The first half of fuse(): which ops go together, and in which order the groups run.
+// The first half of fuse(): groups ops into launches and orders them.
 #pragma once
 
 #include <vector>
@@ -8,24 +8,24 @@
 
 namespace ditfleet::region {
 
-// One fused chain of row ops, or one attention, or one linear with the GELU that rides it.
+// One fused chain of row ops, or one attention, or one linear with the GELU of its epilogue.
 struct Unit {
   std::vector<int> ops;     // of the program, in order
-  RowKernel kernel;         // of a chain
+  RowKernel kernel;         // chains only
   std::vector<int> reads;   // values the kernel loads, or the op's operands
   std::vector<int> writes;  // values others read
 };
 
-// Units that run as one launch; all but row kernels stand alone.
+// Units that run as one launch. Only row kernels share one.
 using Group = std::vector<Unit>;
 
-// Groups in an order that computes. kInvalidArgument: an op that no generated kernel has.
+// Groups in an executable order. kInvalidArgument: an op that generated kernels do not support.
 Result<std::vector<Group>> group_ops(const Program& program, const FuseOptions& options);
 
-// For each value the op that makes it, -1 for inputs.
+// For each value the index of the op that makes it; -1: an input.
 std::vector<int> producers(const Program& program);
 
-// What a value is made of, seen through views and joins: inputs and results of other ops.
+// Adds the inputs and op results that a value consists of, looking through views and joins.
 void add_roots(const Program& program, const std::vector<int>& producer, int value, std::vector<int>& roots);
 
 }  // namespace ditfleet::region

@@ -32,7 +32,7 @@ View permuted(const View& view, const std::vector<int>& order) {
 
 namespace {
 
-// Axes of length 1 lie anywhere.
+// The stride of an axis of length 1 does not matter.
 struct Axes {
   std::vector<Dim> sizes, strides;
 };
@@ -51,14 +51,14 @@ Axes without_ones(const View& view) {
 std::optional<View> reshaped(const View& view, const Shape& shape) {
   if (shape == view.shape) return view;
   const Axes from = without_ones(view);
-  std::vector<std::size_t> to;  // axes of the result that are not 1
+  std::vector<std::size_t> to;  // axes of the result that are not of length 1
   for (std::size_t i = 0; i < shape.size(); ++i)
     if (!(shape[i] == Dim(1))) to.push_back(i);
   View made = view;
   made.shape = shape;
   made.strides.assign(shape.size(), Dim(0));
   made.own_axes = false;
-  // Groups of old axes against groups of new ones with the same product, smallest groups first.
+  // Matches groups of old axes with groups of new axes of the same product, smallest groups first.
   std::size_t i = 0, j = 0;
   while (i < from.sizes.size() || j < to.size()) {
     bool matched = false;
@@ -96,7 +96,7 @@ std::optional<View> joined(const std::vector<View>& parts, int axis) {
         !(next.offset == whole.offset + whole.shape[a] * whole.strides[a]))
       return {};
     whole.shape[a] = whole.shape[a] + next.shape[a];
-    // The boxes become one where they differ along one axis and touch there.
+    // The boxes merge if they differ along one axis and touch there.
     std::size_t differing = 0, at = 0;
     for (std::size_t x = 0; x < whole.box.size(); ++x)
       if (whole.box[x] != next.box[x]) {
@@ -113,7 +113,7 @@ bool same_place(const View& a, const View& b) {
   return a.buffer == b.buffer && a.offset == b.offset && a.shape == b.shape && a.strides == b.strides;
 }
 
-bool surely_apart(const View& a, const View& b) {
+bool provably_disjoint(const View& a, const View& b) {
   if (a.buffer != b.buffer) return true;
   for (std::size_t x = 0; x < a.box.size() && x < b.box.size(); ++x) {
     const auto& [start_a, length_a] = a.box[x];

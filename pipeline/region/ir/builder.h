@@ -1,11 +1,11 @@
 // The DSL in which a block is written: each call adds an op and infers its type.
 //
-//   Builder b("flux.single", ElementType::kBF16);
+//   Builder b("block", ElementType::kBF16);
 //   auto x = b.activation("tokens", {batch, tokens, width});
 //   auto y = b.modulate(b.layer_norm("norm", x, 1e-6), …);
 //   Result<Program> program = b.finish({y});
 //
-// The first error is kept and returned by finish(); calls after it do nothing. Not for sharing between threads.
+// finish() returns the first error; calls after an error do nothing. Not thread safe.
 #pragma once
 
 #include <optional>
@@ -18,19 +18,19 @@ namespace ditfleet::region {
 
 class Builder {
  public:
-  struct Ref {
+  struct Ref {  // -1: empty
     int value = -1;
   };
   struct Linear {
-    Ref weight, bias;  // a bias that is no value: none
-    Ref adapter;       // A; no value: none
+    Ref weight, bias;  // bias: an empty Ref for none
+    Ref adapter;       // A; an empty Ref for none
     Dim rank;          // of all adapters together
   };
   struct Attention {
-    Ref bias;  // no value: none
+    Ref bias;  // an empty Ref for none
     bool causal = false;
-    double scale = 0;        // 0: 1/√ of the head size
-    std::int64_t pitch = 0;  // see Op
+    double scale = 0;               // 0: 1/√ of the head size
+    std::int64_t token_stride = 0;  // see Op
   };
 
   Builder(std::string block, ElementType type) : type_(type) { program_.block = std::move(block); }
@@ -45,11 +45,11 @@ class Builder {
     return input(name, ValueKind::kTable, type, std::move(shape));
   }
   Linear linear_slots(const std::string& name, std::int64_t in, std::int64_t out);  // NAME.weight, NAME.bias
-  // With room for low-rank adapters: NAME.adapter [batch, NAME.rank, in] is A, its rows zero where a sample does
-  // without; NAME.weight has NAME.rank more columns, B: behind the model's own for adapted_linear().
+  // With low-rank adapters. NAME.adapter [batch, NAME.rank, in] is A; rows that a sample does not use are zero.
+  // NAME.weight has NAME.rank more columns, B. adapted_linear() expects these behind the model's own.
   Linear adapted_slots(const std::string& name, const Dim& batch, std::int64_t in, std::int64_t out);
 
-  // `name` is the result's: unique in the block, and what messages and kernels call it.
+  // `name` names the result in messages and kernels; it must be unique in the block.
   Ref linear(const std::string& name, Ref x, Linear slots);
   // x · Aᵀ of each sample: [batch, .., rank].
   Ref low_rank(const std::string& name, Ref x, Linear slots);

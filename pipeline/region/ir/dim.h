@@ -1,5 +1,5 @@
 // A size in a region's program: a number, or a sum of products of symbols ("text + image", "batch·frames").
-// Kept in one canonical form, so that equal sizes compare equal.
+// The form is canonical: equal sizes compare equal.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 
 namespace ditfleet::region {
 
-// What the symbols are in one call.
+// The symbols' values in one call.
 using Sizes = std::map<std::string, std::int64_t>;
 
 class Dim {
  public:
-  Dim(std::int64_t value = 0);  // implicit: widths are written as numbers
+  Dim(std::int64_t value = 0);  // implicit, so that widths can be written as numbers
   static Dim symbol(const std::string& name);
 
   bool is_static() const;
@@ -25,9 +25,9 @@ class Dim {
   Dim operator*(const Dim& other) const;
   bool operator==(const Dim& other) const { return terms_ == other.terms_; }
 
-  // Provably ≥ 0, given that every symbol is: no term has a negative coefficient.
+  // Provably ≥ 0 if every symbol is: no term has a negative coefficient.
   bool never_negative() const;
-  // The symbols that are in `sizes` replaced by their numbers.
+  // Replaces the symbols in `sizes` by their numbers.
   Dim bind(const Sizes& sizes) const;
   // Precondition: every symbol is in `sizes` (else the result is -1).
   std::int64_t evaluate(const Sizes& sizes) const;

@@ -103,7 +103,7 @@ std::string print(const Program& program) {
       std::snprintf(scale, sizeof scale, ", scale %g", op.scale);
       out += scale;
     }
-    if (op.pitch != 0) out += ", pitch " + std::to_string(op.pitch);
+    if (op.token_stride != 0) out += ", token stride " + std::to_string(op.token_stride);
     out += ")\n";
   }
   out += "  return";

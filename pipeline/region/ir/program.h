@@ -1,8 +1,8 @@
 // A region's program: one transformer block as typed SSA. Built by Builder (builder.h), checked by verify().
 //
-// Weights are slots: a program names its parameters and never holds one, so that all copies of a block share it
-// with a pointer table each. Sizes that differ from call to call (batch, image tokens, text tokens, frames) are
-// symbols; what the model fixes (width, heads, head size) are numbers.
+// Weights are slots: a program names its parameters and holds none, so all copies of a block share the program, each
+// with its own pointer table. Sizes that differ between calls (batch, image tokens, text tokens, frames) are symbols.
+// Sizes that the model fixes (width, heads, head size) are numbers.
 #pragma once
 
 #include <cstdint>
@@ -21,36 +21,36 @@ std::int64_t bytes_of(ElementType type);
 
 // What a value is.
 enum class ValueKind : std::uint8_t {
-  kActivation,  // given anew in each call
+  kActivation,  // differs in each call
   kParameter,   // a slot: one tensor per copy of the block
-  kTable,       // computed once a request: rope, modulation rows
-  kScalar,      // one number a call
+  kTable,       // computed once per request: rope, modulation rows
+  kScalar,      // one number per call
   kAdapter,     // A of the low-rank adapters of a linear; their B are columns of its weight
-  kResult,      // of an op
+  kResult,      // made by an op
 };
 std::string_view name_of(ValueKind kind);
 
 enum class OpCode : std::uint8_t {
-  kLinear,  // x [.., K], weight [N, K], bias [N] or none → [.., N]; or x [batch, .., K], weight [batch, N, K]: each
-            // sample by its own
+  kLinear,        // x [.., K], weight [N, K], bias [N] or none → [.., N]; or x [batch, .., K], weight [batch, N, K]
   kLayerNorm,     // over the last axis, without parameters
   kRmsNorm,       // x, weight [W]
   kModulate,      // x, scale, shift: x · scale + shift
   kGateResidual,  // x, gate, branch: x + gate · branch
   kGeluTanh,
-  kGeluErf,  // exact GELU: no generated kernel has it yet, `eager` does
+  kGeluErf,  // exact GELU; only `eager` computes it
   kSilu,
   kQuickGelu,  // x · sigmoid(1.702 x)
   kRope,       // x [.., W], table f32 [.., W] of (cos, sin) for each adjacent pair
-  kAttention,  // q, k, v [.., T, H, hd] → [.., T, H, hd], softmax(q kᵀ · scale + bias) v for each head; the bias, if
-               // there is one, is [batch or 1, H or 1, T, T of the keys], an input of the program
+  // softmax(q kᵀ · scale + bias) v for each head: q [.., T, H, hd], k and v [.., T of the keys, H, hd] → [.., T, H,
+  // hd]. The optional bias is an input of the program: [batch or 1, H or 1, T, T of the keys].
+  kAttention,
   kMul,
   kAdd,  // the second operand may broadcast
   kCast,
   kReshape,
   kSlice,
   kPermute,
-  kJoin,  // views; join puts values one after another along an axis
+  kJoin,  // puts values one after another along an axis
 };
 std::string_view name_of(OpCode code);
 bool is_view(OpCode code);    // reshape, slice, permute
@@ -72,33 +72,33 @@ struct Op {
   int axis = 0;            // slice, join
   Dim start, length;       // slice
   std::vector<int> order;  // permute: result axis i is axis order[i] of the operand
-  bool causal = false;     // attention: a token attends to none after it
+  bool causal = false;     // attention: a token does not attend to later ones
   double scale = 0;        // attention; 0: 1/√hd
-  std::int64_t pitch =
-      0;  // attention in bf16: tokens of the result lie so many elements apart where a library can write them so, as
-          // they do in other blocks of the model, and one plan of it serves all; 0: wherever it is best for this block
+  // attention in bf16: elements between tokens of the result, if the library can write them so. Blocks of a model that
+  // agree on it share the library's plan. 0: what is best for this block.
+  std::int64_t token_stride = 0;
 };
 
 struct Program {
-  std::string block;  // "flux.double"
+  std::string block;  // its name
   std::vector<Value> values;
-  std::vector<Op> ops;  // in an order that computes
+  std::vector<Op> ops;  // operands before their users
   std::vector<int> outputs;
 
   std::vector<int> inputs() const;           // values that no op makes, in order
   std::vector<std::string> symbols() const;  // in order of first use in the inputs
-  // The same with some symbols made numbers (compile.dynamic off).
+  // Replaces symbols by numbers (compile.dynamic off).
   Program bind(const Sizes& sizes) const;
 };
 
-// One line an op: "%7 image_qkv: bf16 [batch, image, 576] = linear(%5 …, %3 …)".
+// One line per op: "%7 image_qkv: bf16 [batch, image, 576] = linear(%5 …, %3 …)".
 std::string print(const Program& program);
 
-// kInvalidArgument; the message names block, op (by its result) and what would be right.
+// kInvalidArgument: the message names the block, the op (by its result) and what would be right.
 Result<void> verify(const Program& program);
 
-// What an op makes of operands of these types and shapes, or the error of verify(). `block` and `name` are for
-// the message.
+// The type and shape of an op's result, or the error that verify() would return. `block` and `name` are for the
+// message.
 Result<Value> infer(const std::string& block, const std::string& name, const Op& op, const std::vector<Value>& operands,
                     const Shape& wanted, ElementType type);
 

@@ -1,4 +1,4 @@
-// The typing rules of each op, and what a program as a whole must be.
+// The typing rules of each op and of whole programs.
 #include <algorithm>
 #include <optional>
 #include <set>
@@ -137,16 +137,17 @@ class Rules {
     for (std::size_t i = 1; i < 3; ++i) {
       if (auto e = same_type(i)) return *e;
       Shape expected = made.shape;
-      // Keys and values may have other tokens than queries (cross attention), but the same as each other.
+      // Cross attention: keys and values have the same number of tokens, which may differ from that of the queries.
       expected[expected.size() - 3] =
           operands_[1].shape.size() == expected.size() ? operands_[1].shape[expected.size() - 3] : Dim(0);
       if (operands_[i].shape != expected)
         return wrong("%" + operands_[i].name + " is " + text_of(operands_[i].shape) + ", q is " + text_of(made.shape) +
                      "; they must agree in all axes but the tokens");
     }
-    if (op_.pitch != 0 && !(made.shape[made.shape.size() - 2].is_static() && made.shape.back().is_static() &&
-                            op_.pitch >= made.shape[made.shape.size() - 2].value() * made.shape.back().value()))
-      return wrong("the pitch is " + std::to_string(op_.pitch) + "; it must be 0 or at least the " +
+    if (op_.token_stride != 0 &&
+        !(made.shape[made.shape.size() - 2].is_static() && made.shape.back().is_static() &&
+          op_.token_stride >= made.shape[made.shape.size() - 2].value() * made.shape.back().value()))
+      return wrong("the token stride is " + std::to_string(op_.token_stride) + "; it must be 0 or at least the " +
                    text_of(made.shape) + "'s heads times head size");
     if (op_.scale < 0) return wrong("scale must be above 0, or 0 for 1/√ of the head size");
     const std::size_t axes = made.shape.size();

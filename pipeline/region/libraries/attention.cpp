@@ -10,7 +10,7 @@
 namespace ditfleet::region {
 namespace {
 
-// [.., heads, tokens, head size] each. A form of its own is for those that take any.
+// q, k, v: [.., heads, tokens, head size]. Only math and LibTorch's own choice support every form.
 at::Tensor heads_first(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend,
                        const AttentionForm& form) {
   const std::optional<at::Tensor> bias = form.bias.defined() ? std::optional(form.bias) : std::nullopt;

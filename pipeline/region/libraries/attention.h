@@ -10,23 +10,23 @@
 
 namespace ditfleet::region {
 
-// auto: what LibTorch prefers (cuDNN in bf16 on Hopper). Others are its names for them: cudnn and efficient run on a
-// GPU, flash on a GPU in bf16 and on a CPU, math everywhere, with all of the scores in memory.
+// auto: what LibTorch prefers (cuDNN in bf16 on Hopper). The others are LibTorch's names: cudnn and efficient run on a
+// GPU, flash on a CPU or in bf16 on a GPU, math everywhere but with all scores in memory.
 enum class AttentionBackend { kAuto, kCudnn, kFlash, kEfficient, kMath };
 std::string_view name_of(AttentionBackend backend);
 std::optional<AttentionBackend> parse_attention(std::string_view name);
 const std::vector<AttentionBackend>& attention_backends();  // all of them
 
-// What scores are made of beside q kᵀ.
+// How scores are computed from q kᵀ.
 struct AttentionForm {
   at::Tensor bias;  // added to the scores: [1 or batch, 1 or heads, tokens, tokens of the keys]; undefined: none
   bool causal = false;
   double scale = 0;  // 0: 1/√head size
 };
 
-// q, k, v: [.., tokens, heads, head size] with rows that may be strided. softmax(q kᵀ · scale + bias) v for each head,
-// as a new contiguous tensor of q's shape. Throws what LibTorch throws where the backend cannot do it. With a form of
-// its own it is LibTorch's choice, or math.
+// softmax(q kᵀ · scale + bias) v for each head, as a new contiguous tensor of q's shape. q, k, v: [.., tokens, heads,
+// head size], rows may be strided; k and v may have another number of tokens than q. A form other than the default runs
+// with LibTorch's choice, or math. Throws what LibTorch throws if the backend cannot do it.
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend,
                   const AttentionForm& form = {});
 

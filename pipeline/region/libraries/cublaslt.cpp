@@ -7,7 +7,7 @@
 namespace ditfleet::region {
 namespace {
 
-// Numbers and structures of cublasLt.h and library_types.h, the same since CUDA 11.
+// Constants and structures of cublasLt.h and library_types.h, stable since CUDA 11.
 enum : int { kReal32 = 0, kBFloat16 = 14 };
 constexpr int kCompute32 = 68;
 constexpr std::int32_t kTransposed = 1;
@@ -29,7 +29,6 @@ int data_type(ElementType type) { return type == ElementType::kF32 ? kReal32 : k
 struct CublasLt::Library {
   int (*create)(void** handle);
   int (*destroy)(void* handle);
-  std::size_t (*version)();
   int (*desc_create)(void** desc, int compute, int scale);
   int (*desc_destroy)(void* desc);
   int (*desc_set)(void* desc, int attribute, const void* value, std::size_t bytes);
@@ -45,7 +44,7 @@ struct CublasLt::Library {
                 const void* algorithm, void* workspace, std::size_t workspace_bytes, void* stream);
 };
 
-// One product as the library describes it. It thinks in columns: with row-major data, outᵀ = weight · xᵀ.
+// One product as the library describes it. cuBLASLt is column-major: for row-major data it computes outᵀ = weight · xᵀ.
 struct CublasLt::Descriptors {
   Descriptors(const Library& l, const GemmShape& s, const void* bias) : lib(l) {
     const bool biased = s.epilogue == GemmEpilogue::kBias || s.epilogue == GemmEpilogue::kBiasGelu;
@@ -78,10 +77,10 @@ struct CublasLt::Descriptors {
 };
 
 Result<const CublasLt::Library*> CublasLt::library() {
-  // LibTorch's CUDA part has loaded it already; by its name it is found wherever that lies.
+  // LibTorch's CUDA part has loaded it already, so its name alone finds it.
   static const Library* const opened = open_library<Library>("libcublasLt.so.13", [](void* library, Library& t) {
     return bind(library, "cublasLtCreate", t.create) && bind(library, "cublasLtDestroy", t.destroy) &&
-           bind(library, "cublasLtGetVersion", t.version) && bind(library, "cublasLtMatmulDescCreate", t.desc_create) &&
+           bind(library, "cublasLtMatmulDescCreate", t.desc_create) &&
            bind(library, "cublasLtMatmulDescDestroy", t.desc_destroy) &&
            bind(library, "cublasLtMatmulDescSetAttribute", t.desc_set) &&
            bind(library, "cublasLtMatrixLayoutCreate", t.layout_create) &&
@@ -109,10 +108,7 @@ CublasLt::~CublasLt() {
   if (handle_) library_->destroy(handle_);
 }
 
-std::size_t CublasLt::version() const { return library_->version(); }
-
-Result<std::vector<GemmAlgorithm>> CublasLt::algorithms(const GemmShape& s, std::uint64_t workspace_bytes,
-                                                        int most) const {
+Result<GemmAlgorithm> CublasLt::algorithm(const GemmShape& s, std::uint64_t workspace_bytes) const {
   const Descriptors d(*library_, s, nullptr);
   void* preference = nullptr;
   int e = d.error ? d.error : library_->preference_create(&preference);
@@ -122,22 +118,16 @@ Result<std::vector<GemmAlgorithm>> CublasLt::algorithms(const GemmShape& s, std:
   for (const auto& [attribute, bytes] : {std::pair(kAlignmentA, weight), std::pair(kAlignmentB, x),
                                          std::pair(kAlignmentC, out), std::pair(kAlignmentD, out)})
     if (!e) e = library_->preference_set(preference, attribute, &bytes, sizeof bytes);
-  std::vector<Heuristic> found(static_cast<std::size_t>(most));
+  Heuristic found;
   int count = 0;
-  if (!e) e = library_->heuristic(handle_, d.desc, d.weight, d.x, d.out, d.out, preference, most, found.data(), &count);
+  if (!e) e = library_->heuristic(handle_, d.desc, d.weight, d.x, d.out, d.out, preference, 1, &found, &count);
   if (preference) library_->preference_destroy(preference);
-  std::vector<GemmAlgorithm> made;
-  for (int i = 0; i < count && !e; ++i) {
-    const Heuristic& one = found[static_cast<std::size_t>(i)];
-    if (one.state != 0) continue;
-    GemmAlgorithm algorithm{.workspace_bytes = one.workspace};
-    std::memcpy(algorithm.words.data(), one.algorithm, sizeof one.algorithm);
-    made.push_back(algorithm);
-  }
-  if (made.empty())
+  if (e || count == 0 || found.state != 0)
     return unavailable("[nvrtc] cuBLASLt has no product of [" + std::to_string(s.rows) + ", " + std::to_string(s.in) +
                        "] and [" + std::to_string(s.out) + ", " + std::to_string(s.in) + "]: status " +
                        std::to_string(e));
+  GemmAlgorithm made{.workspace_bytes = found.workspace};
+  std::memcpy(made.words.data(), found.algorithm, sizeof found.algorithm);
   return made;
 }
 

@@ -6,7 +6,6 @@
 #include <compare>
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "pipeline/region/ir/program.h"
 #include "shared/core/result.h"
@@ -16,12 +15,12 @@ namespace ditfleet::region {
 enum class GemmEpilogue : std::uint8_t {
   kBias,
   kBiasGelu,  // tanh GELU of the fp32 sum, rounded once
-  kAdd,       // onto what `out` holds; no bias
+  kAdd,       // adds to what `out` holds; no bias
   kPlain,     // no bias
 };
 
-// All that decides which algorithms there are, and how fast they are. Strides in elements; x and out are row-major with
-// rows that far apart, weight is [out, in] with rows that far apart.
+// Everything that decides which algorithm the library picks. Strides between rows, in elements; x, out and weight [out,
+// in] are row-major.
 struct GemmShape {
   ElementType type = ElementType::kBF16;
   GemmEpilogue epilogue = GemmEpilogue::kBias;
@@ -36,7 +35,7 @@ struct GemmOperands {
   void* out = nullptr;
 };
 
-// Which kernel and how, as the library encodes it: valid for its version and the GPU that it was asked on.
+// A kernel and its settings, as the library encodes them; valid for this library version and GPU.
 struct GemmAlgorithm {
   std::array<std::uint64_t, 8> words{};
   std::uint64_t workspace_bytes = 0;
@@ -51,11 +50,10 @@ class CublasLt {
   CublasLt(const CublasLt&) = delete;
   CublasLt& operator=(const CublasLt&) = delete;
 
-  std::size_t version() const;
-  // At most `most` algorithms that need no more workspace, by the library's own estimate of their speed. kUnavailable:
-  // there is none for this shape.
-  Result<std::vector<GemmAlgorithm>> algorithms(const GemmShape& shape, std::uint64_t workspace_bytes, int most) const;
-  // Puts the product into the stream's order. `workspace`: algorithm.workspace_bytes, 256-byte aligned. kDeviceFault.
+  // The algorithm that the library expects to be fastest with at most that much workspace. kUnavailable: the library
+  // has none for this shape.
+  Result<GemmAlgorithm> algorithm(const GemmShape& shape, std::uint64_t workspace_bytes) const;
+  // Enqueues the product on the stream. `workspace`: algorithm.workspace_bytes, 256-byte aligned. kDeviceFault.
   Result<void> run(const GemmShape& shape, const GemmOperands& operands, const GemmAlgorithm& algorithm,
                    void* workspace, void* stream) const;
 

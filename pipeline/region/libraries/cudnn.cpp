@@ -9,7 +9,7 @@
 namespace ditfleet::region {
 namespace {
 
-// Numbers of cudnn_graph.h, the same in all of cuDNN 9.
+// Constants of cudnn_graph.h, stable in cuDNN 9.
 enum : int { kFloat = 0, kBFloat16 = 9 };
 enum Type : int {
   kHandle = 0,
@@ -58,7 +58,7 @@ enum Attribute : int {
 constexpr int kModeA = 3;
 constexpr std::size_t kOldest = 91500;
 constexpr std::int64_t kMostConfigs = 8;
-// Names of the tensors in a plan, its text included.
+// Ids of the tensors in a plan and in its serialized form.
 enum : std::int64_t { kQ = 1, kK = 2, kV = 3, kOut = 4, kScale = 5 };
 
 }  // namespace
@@ -76,7 +76,7 @@ struct Cudnn::Library {
   int (*execute)(void* handle, void* plan, void* pack);
 };
 
-// One of the library's objects, and the first error that befell it.
+// One of the library's objects and the first error that it returned.
 class Cudnn::Descriptor {
  public:
   Descriptor(const Library& lib, int kind) : lib_(&lib) { error_ = lib.make(kind, &object_); }
@@ -119,7 +119,7 @@ class Cudnn::Plan {
 };
 
 Result<const Cudnn::Library*> Cudnn::library() {
-  // LibTorch's CUDA part has loaded it already; by its name it is found wherever that lies.
+  // LibTorch's CUDA part has loaded it already, so its name alone finds it.
   static const Library* const opened = open_library<Library>("libcudnn.so.9", [](void* library, Library& t) {
     return bind(library, "cudnnCreate", t.create) && bind(library, "cudnnDestroy", t.destroy) &&
            bind(library, "cudnnGetVersion", t.version) && bind(library, "cudnnSetStream", t.set_stream) &&
@@ -131,7 +131,7 @@ Result<const Cudnn::Library*> Cudnn::library() {
   if (!opened) return unavailable("[nvrtc] libcudnn.so.9 does not load; it comes with LibTorch's CUDA part");
   if (opened->version() < kOldest)
     return unavailable("[nvrtc] cuDNN is " + std::to_string(opened->version()) +
-                       "; attention that writes where it is told needs " + std::to_string(kOldest) + " or newer");
+                       "; attention with strides of our choice needs " + std::to_string(kOldest) + " or newer");
   return opened;
 }
 
@@ -164,8 +164,8 @@ Result<std::shared_ptr<const Cudnn::Plan>> Cudnn::plan(const AttentionShape& s) 
   std::lock_guard lock(planning_);
   const auto handle = planner();
   if (!handle) return handle.error();
-  const auto tensor = [&](std::int64_t id, const AttentionShape::Strides& strides) {
-    const std::int64_t sizes[] = {s.batch, s.heads, s.tokens, s.head_dim},
+  const auto tensor = [&](std::int64_t id, std::int64_t tokens, const AttentionShape::Strides& strides) {
+    const std::int64_t sizes[] = {s.batch, s.heads, tokens, s.head_dim},
                        steps[] = {strides.batch, strides.head, strides.token, 1};
     Descriptor made(lib, kTensor);
     made.set(kTensorType, kDataType, kBFloat16);
@@ -176,7 +176,8 @@ Result<std::shared_ptr<const Cudnn::Plan>> Cudnn::plan(const AttentionShape& s) 
     made.finish();
     return made;
   };
-  const Descriptor q = tensor(kQ, s.q), k = tensor(kK, s.k), v = tensor(kV, s.v), out = tensor(kOut, s.out);
+  const Descriptor q = tensor(kQ, s.tokens, s.q), k = tensor(kK, s.key_tokens, s.k), v = tensor(kV, s.key_tokens, s.v),
+                   out = tensor(kOut, s.tokens, s.out);
   const std::int64_t ones[] = {1, 1, 1, 1};
   Descriptor scale(lib, kTensor);
   scale.set(kTensorType, kDataType, kFloat);
@@ -215,14 +216,14 @@ Result<std::shared_ptr<const Cudnn::Plan>> Cudnn::plan(const AttentionShape& s) 
     if (plan.finish() == 0) return finished(std::move(plan));
   }
   return unavailable("[nvrtc] cuDNN has no attention of " + std::to_string(s.heads) + " heads of " +
-                     std::to_string(s.head_dim) + " over " + std::to_string(s.tokens) + " tokens: status " +
-                     std::to_string(error));
+                     std::to_string(s.head_dim) + " from " + std::to_string(s.tokens) + " to " +
+                     std::to_string(s.key_tokens) + " tokens: status " + std::to_string(error));
 }
 
 Result<std::shared_ptr<const Cudnn::Plan>> Cudnn::finished(Descriptor plan) const {
   std::int64_t bytes = 0, count = 0;
   if (const int e = library_->get(plan.get(), kPlanWorkspace, kInt64, 1, &count, &bytes); e != 0)
-    return unavailable("[nvrtc] cuDNN does not tell the workspace of a plan: status " + std::to_string(e));
+    return unavailable("[nvrtc] cuDNN does not report the workspace of a plan: status " + std::to_string(e));
   return std::make_shared<const Plan>(std::move(plan), bytes);
 }
 
@@ -243,7 +244,7 @@ Result<std::shared_ptr<const Cudnn::Plan>> Cudnn::restore(const std::string& sav
   plan.set(kPlanJson, kChar, static_cast<std::int64_t>(saved.size()), saved.data());
   plan.set(kPlanHandle, kHandle, *handle);
   if (const int e = plan.finish(); e != 0)
-    return unavailable("[nvrtc] cuDNN does not take a saved plan: status " + std::to_string(e));
+    return unavailable("[nvrtc] cuDNN rejects a saved plan: status " + std::to_string(e));
   return finished(std::move(plan));
 }
 

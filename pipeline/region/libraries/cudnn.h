@@ -1,5 +1,5 @@
-// cuDNN's attention as one operation whose result may lie anywhere: softmax(q kᵀ · scale) v for each head, in bf16. The
-// library is opened at run time, beside LibTorch's CUDA part, which needs it anyway.
+// cuDNN's attention in bf16 with any strides: softmax(q kᵀ · scale) v for each head. The library is opened at run time;
+// LibTorch's CUDA part has loaded it already.
 #pragma once
 
 #include <array>
@@ -13,18 +13,19 @@
 
 namespace ditfleet::region {
 
-// All that a plan depends on. Strides in elements; heads' own elements are adjacent.
+// Everything that a plan depends on. Strides in elements; the elements of a head are contiguous.
 struct AttentionShape {
   struct Strides {
     std::int64_t batch = 0, token = 0, head = 0;
     auto operator<=>(const Strides&) const = default;
   };
-  std::int64_t batch = 0, tokens = 0, heads = 0, head_dim = 0;
+  std::int64_t batch = 0, tokens = 0, key_tokens = 0, heads = 0, head_dim = 0;
   Strides q, k, v, out;
   auto operator<=>(const AttentionShape&) const = default;
 };
 
-// Addresses of [batch, tokens, heads, head_dim], each a multiple of 16 bytes.
+// Addresses, each a multiple of 16 bytes. q and out: [batch, tokens, heads, head_dim]; k and v: [batch, key_tokens,
+// heads, head_dim].
 struct AttentionOperands {
   const void *q = nullptr, *k = nullptr, *v = nullptr;
   void* out = nullptr;
@@ -33,26 +34,26 @@ struct AttentionOperands {
 // For the device that is current when it is opened. Thread safe.
 class Cudnn {
  public:
-  // A kernel for one shape, which cuDNN compiles when the plan is made: 60 ms. Immutable.
+  // A kernel for one shape. cuDNN compiles it when the plan is made, which takes 60 ms. Immutable.
   class Plan;
 
-  // kUnavailable: the library does not load, or is older than this operation (9.15). kDeviceFault: it does not start on
-  // this device.
+  // kUnavailable: the library does not load, or is older than 9.15, which introduced this operation. kDeviceFault: it
+  // does not start on this device.
   static Result<std::shared_ptr<const Cudnn>> open();
   ~Cudnn();
   Cudnn(const Cudnn&) = delete;
   Cudnn& operator=(const Cudnn&) = delete;
 
   std::size_t version() const;  // 91900 is 9.19.0
-  // Plans are made one at a time, and no run() waits for one. kUnavailable: there is none for this shape on this GPU.
+  // Makes one plan at a time; run() does not wait for it. kUnavailable: cuDNN has none for this shape on this GPU.
   Result<std::shared_ptr<const Plan>> plan(const AttentionShape& shape) const;
-  // A plan as text, its kernel included; valid for this version and GPU.
+  // Serializes a plan with its kernel; valid for this version and GPU.
   Result<std::string> save(const Plan& plan) const;
-  // The plan that save() wrote, without compiling. kUnavailable: the library does not take it.
+  // Reads what save() wrote, without compiling. kUnavailable: the library rejects it.
   Result<std::shared_ptr<const Plan>> restore(const std::string& saved) const;
-  // Bytes of device memory that run() wants.
+  // Bytes of device memory that run() needs.
   static std::int64_t workspace_bytes(const Plan& plan);
-  // Puts the attention into the stream's order. kDeviceFault.
+  // Enqueues the attention on the stream. kDeviceFault.
   Result<void> run(const Plan& plan, const AttentionOperands& operands, float scale, void* workspace,
                    void* stream) const;
 
@@ -65,8 +66,8 @@ class Cudnn {
   Result<void*> planner() const;  // planning_ is held
   const Library* library_ = nullptr;
   void* handle_ = nullptr;
-  mutable std::mutex mutex_;         // a handle is one thread's at a time
-  mutable void* planner_ = nullptr;  // the handle that plans are made with; null: none was made yet
+  mutable std::mutex mutex_;         // one thread at a time uses a handle
+  mutable void* planner_ = nullptr;  // the handle for plans; null until the first
   mutable std::mutex planning_;
 };
 

@@ -17,6 +17,7 @@
 #include "pipeline/region/libraries/cudnn.h"
 #include "pipeline/region/libraries/driver.h"
 #include "pipeline/region/libraries/plan_key.h"
+#include "shared/core/background_threads.h"
 #include "shared/kernel_cache/cache.h"
 
 namespace ditfleet::region {
@@ -24,7 +25,7 @@ namespace {
 
 AttentionShape::Strides strides_of(const at::Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
 
-// Rows as cuDNN wants them: adjacent elements, 16 bytes at a time.
+// Whether rows are as cuDNN needs them: contiguous, aligned to 16 bytes.
 bool fits(const at::Tensor& t) {
   bool even = t.stride(3) == 1 && reinterpret_cast<std::uintptr_t>(t.const_data_ptr()) % 16 == 0;
   for (int axis = 0; axis < 3; ++axis) even = even && t.stride(axis) % 8 == 0;
@@ -38,9 +39,9 @@ class CudnnAttention : public DirectAttention {
 
   bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
            double scale) const override {
-    if (q.dim() != 4 || q.numel() == 0 || q.scalar_type() != c10::ScalarType::BFloat16) return false;
+    if (q.dim() != 4 || q.numel() == 0 || k.numel() == 0 || q.scalar_type() != c10::ScalarType::BFloat16) return false;
     for (const at::Tensor* t : {&q, &k, &v, &out})
-      if (t->sizes() != q.sizes() || !fits(*t)) return false;
+      if (!fits(*t)) return false;
     const auto plan = plan_for(attention_shape(q, k, v, out));
     if (!plan) return false;
     const c10::Device device(c10::DeviceType::CUDA, device_);
@@ -53,44 +54,49 @@ class CudnnAttention : public DirectAttention {
     return true;
   }
 
-  // Only once the library is open: the first call that needs it takes half a second for that anyway.
-  void expect(const AttentionShape& shape) const override {
+  // Does nothing until the library is open: opening it costs the first call half a second anyway.
+  void prewarm(const AttentionShape& shape) const override {
     std::lock_guard lock(mutex_);
     if (!library_ || plans_.contains(shape)) return;
-    plans_[shape] = std::async(std::launch::async, [this, shape] {
-                      const c10::DeviceGuard guard(c10::Device(c10::DeviceType::CUDA, device_));
-                      return from_cache(shape);
-                    }).share();
+    plans_[shape] = threads_
+                        .run([this, shape] {
+                          const c10::DeviceGuard guard(c10::Device(c10::DeviceType::CUDA, device_));
+                          return from_cache(shape);
+                        })
+                        .share();
   }
 
  private:
   using PlanPointer = std::shared_ptr<const Cudnn::Plan>;
 
-  // Made by whoever asks first, or expected; the others wait for it, but nobody for another shape's.
+  // The first caller makes the plan unless prewarm() did; callers for the same shape wait for it.
   PlanPointer plan_for(const AttentionShape& shape) const {
     std::shared_future<PlanPointer> plan;
+    std::packaged_task<PlanPointer()> make([this, &shape] { return from_cache(shape); });
+    bool first = false;
     {
       std::lock_guard lock(mutex_);
       if (!library_ && !open()) return nullptr;
       auto& known = plans_[shape];
-      if (!known.valid())
-        known = std::async(std::launch::deferred, [this, shape] { return from_cache(shape); }).share();
+      first = !known.valid();
+      if (first) known = make.get_future().share();
       plan = known;
     }
+    if (first) make();
     return plan.get();
   }
 
-  // A device that did not let it start may do so the next time.
+  // After kDeviceFault the next call tries again.
   bool open() const {
     if (missing_) return false;
     auto library = Cudnn::open();
-    if (!library && library.error().code != Code::kUnavailable) {  // it may lack memory that LibTorch keeps for nobody
+    if (!library && library.error().code != Code::kUnavailable) {  // LibTorch's cached memory may help
       pipeline::release_cached_memory(c10::Device(c10::DeviceType::CUDA, device_));
       library = Cudnn::open();
     }
     if (!library) {
       missing_ = library.error().code == Code::kUnavailable;
-      spdlog::log(missing_ ? spdlog::level::info : spdlog::level::warn, "{}; LibTorch's attention runs{}",
+      spdlog::log(missing_ ? spdlog::level::info : spdlog::level::warn, "{}; LibTorch's attention runs instead{}",
                   library.error().message, missing_ ? "" : " this time");
       return false;
     }
@@ -125,16 +131,16 @@ class CudnnAttention : public DirectAttention {
           return entry;
         },
         usable);
-    if (made || !found) return made;  // a plan that cannot be saved runs as well
+    if (made || !found) return made;  // even if it could not be saved
     if (restored) return restored;
-    if (auto plan = library_->restore((*found)->code)) return *plan;  // which another thread brought
+    if (auto plan = library_->restore((*found)->code)) return *plan;  // made by another thread
     auto plan = library_->plan(shape);
     return plan ? *plan : nullptr;
   }
 
-  // Everything that a plan's text depends on: it holds the kernel.
+  // Everything that a serialized plan depends on; it contains the kernel.
   kernel_cache::Key plan_key(const AttentionShape& s) const {
-    auto key = plan_key_of("attention", 1, gpu_);
+    auto key = plan_key_of("attention", 2, gpu_);
     key.add("arch", arch_).add("library", "cudnn").add("version", static_cast<std::int64_t>(library_->version()));
     add_shape(key, s);
     return key.finish();
@@ -144,23 +150,24 @@ class CudnnAttention : public DirectAttention {
   const std::string arch_;
   const std::shared_ptr<kernel_cache::KernelCache> cache_;
   mutable std::mutex mutex_;
-  mutable bool missing_ = false;                  // for good
-  mutable std::shared_ptr<const Cudnn> library_;  // null: none yet
+  mutable bool missing_ = false;                  // permanently
+  mutable std::shared_ptr<const Cudnn> library_;  // null until open()
   mutable GpuIdentity gpu_;
-  mutable std::map<AttentionShape, std::shared_future<PlanPointer>>
-      plans_;  // null: cuDNN has none. The last: who makes one uses the others
+  mutable std::map<AttentionShape, std::shared_future<PlanPointer>> plans_;  // null: cuDNN has none
+  mutable BackgroundThreads threads_{"attention-plans", 2};                  // last: its work uses the other members
 };
 
 }  // namespace
 
 AttentionShape attention_shape(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out) {
-  return {q.size(0), q.size(1), q.size(2), q.size(3), strides_of(q), strides_of(k), strides_of(v), strides_of(out)};
+  return {q.size(0),     q.size(1),     k.size(1),     q.size(2),      q.size(3),
+          strides_of(q), strides_of(k), strides_of(v), strides_of(out)};
 }
 
 std::shared_ptr<const DirectAttention> make_direct_attention(int device, const std::string& arch,
                                                              AttentionBackend backend,
                                                              std::shared_ptr<kernel_cache::KernelCache> cache) {
-  const bool preferred = arch.starts_with("sm_90") || arch.starts_with("sm_10");  // as LibTorch's auto has it
+  const bool preferred = arch.starts_with("sm_90") || arch.starts_with("sm_10");  // as LibTorch's auto does
   if (backend != AttentionBackend::kCudnn && !(backend == AttentionBackend::kAuto && preferred)) return nullptr;
   return std::make_shared<CudnnAttention>(device, arch, std::move(cache));
 }

@@ -1,5 +1,5 @@
-// libcuda.so.1 as an object: the part of the driver's C interface that is used, as its documentation declares it.
-// Opened at run time, so that nothing here needs CUDA's headers or a driver to build.
+// The functions that we use of libcuda.so.1, declared as in the driver's documentation. Opened at run time, so building
+// needs neither CUDA's headers nor a driver.
 #pragma once
 
 #include <string>
@@ -40,13 +40,13 @@ struct Driver {
   std::string name_of(int error) const;
 };
 
-// Opened and started once a process. kUnavailable: no driver, or it does not start.
+// Opened and initialized once per process. kUnavailable: no driver, or it does not initialize.
 Result<const Driver*> driver();
 
-// The device's primary context, which is LibTorch's, made current on a thread that has none yet. kDeviceFault.
+// Makes the device's primary context, which LibTorch uses, current on a thread that has none. kDeviceFault.
 Result<void> enter_device(const Driver& cuda, int index);
 
-// What makes two GPUs take the same time over the same work, for keys of measured choices.
+// GPUs with equal identities run the same work equally fast. Part of the keys of measured choices.
 struct GpuIdentity {
   std::string name;  // "NVIDIA H200"
   int multiprocessors = 0;

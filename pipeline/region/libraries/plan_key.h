@@ -1,4 +1,4 @@
-// What the keys of measured choices and libraries' plans have in common.
+// What the keys of libraries' plans and of measured choices have in common.
 #pragma once
 
 #include "pipeline/region/libraries/cudnn.h"
@@ -7,7 +7,7 @@
 
 namespace ditfleet::region {
 
-// Of a plan of this kind, on GPUs like this one. The version `schema` is raised when such plans are written otherwise.
+// The key of a plan of this kind on GPUs like this one. Raise `schema` when the format of such plans changes.
 inline kernel_cache::KeyBuilder plan_key_of(const char* kind, int schema, const GpuIdentity& gpu) {
   kernel_cache::KeyBuilder key;
   key.add("plan", kind)
@@ -19,7 +19,8 @@ inline kernel_cache::KeyBuilder plan_key_of(const char* kind, int schema, const 
 }
 
 inline void add_shape(kernel_cache::KeyBuilder& key, const AttentionShape& s) {
-  key.add("batch", s.batch).add("tokens", s.tokens).add("heads", s.heads).add("head_dim", s.head_dim);
+  key.add("batch", s.batch).add("tokens", s.tokens).add("key_tokens", s.key_tokens);
+  key.add("heads", s.heads).add("head_dim", s.head_dim);
   for (const auto* strides : {&s.q, &s.k, &s.v, &s.out})
     key.add("batch_stride", strides->batch).add("token_stride", strides->token).add("head_stride", strides->head);
 }

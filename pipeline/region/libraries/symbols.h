@@ -1,20 +1,20 @@
-// Libraries that are opened at run time, and their functions.
+// Opens libraries at run time and binds their functions.
 #pragma once
 
 #include <dlfcn.h>
 
 namespace ditfleet::region {
 
-// Points `function` at the library's `name`; false where it has none. The type is the caller's to know.
+// Points `function` at the library's symbol `name`; false if there is none. The caller must know its type.
 template <class F>
 bool bind(void* library, const char* name, F& function) {
   function = reinterpret_cast<F>(dlsym(library, name));
   return function != nullptr;
 }
 
-// A table of functions out of the library of that name, wherever it lies or has been loaded from already.
-// `fill(library, table)` binds them and says whether all are there. Null: there is no such library, or it lacks one.
-// The table and the library stay for as long as the process: ask once.
+// Loads the library of that name, unless it is loaded, and fills a table of functions. `fill(library, table)` binds
+// them and returns whether all exist. Null: no such library, or a function is missing. Table and library live as long
+// as the process, so call it once.
 template <class Table, class Fill>
 const Table* open_library(const char* name, Fill fill) {
   void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);

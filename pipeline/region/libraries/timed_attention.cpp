@@ -30,7 +30,7 @@ class CachedChoice : public TimedAttention {
 
   AttentionBackend choose(const AttentionShape& shape, std::uint64_t bytes,
                           const std::function<void(AttentionBackend)>& start) const override {
-    std::lock_guard lock(mutex_);  // also over timing: two threads that time at once would time each other
+    std::lock_guard lock(mutex_);  // held while timing: concurrent timings would disturb each other
     if (const auto known = chosen_.find(shape); known != chosen_.end()) return known->second;
     return chosen_[shape] = look_up(shape, bytes, start);
   }
@@ -39,9 +39,9 @@ class CachedChoice : public TimedAttention {
   AttentionBackend look_up(const AttentionShape& shape, std::uint64_t bytes,
                            const std::function<void(AttentionBackend)>& start) const {
     const auto key = plan_key(shape);
-    // Without the memory for a trial: somebody else's choice, or none.
+    // Without enough memory for a trial only the cache's choice counts.
     const auto found =
-        !room_for_trial(bytes)
+        !memory_for_trial(bytes)
             ? cache_->find(key, arch_)
             : cache_->get_or_compile(
                   key, "attention", arch_,
@@ -54,8 +54,9 @@ class CachedChoice : public TimedAttention {
                     return entry;
                   },
                   [](const kernel_cache::Entry& entry) {
-                    return choice_of(entry) ? Result<void>()
-                                            : Error{Code::kDataCorrupt, "it is no choice of an attention", {}};
+                    return choice_of(entry)
+                               ? Result<void>()
+                               : Error{Code::kDataCorrupt, "it is not a choice of an attention backend", {}};
                   });
     const auto made = found ? choice_of(**found) : std::nullopt;
     return made.value_or(AttentionBackend::kAuto);
@@ -69,7 +70,7 @@ class CachedChoice : public TimedAttention {
   std::optional<AttentionBackend> measure(const std::function<void(AttentionBackend)>& start) const {
     std::vector<AttentionBackend> able{AttentionBackend::kAuto};
     for (const AttentionBackend backend : {AttentionBackend::kFlash, AttentionBackend::kCudnn}) {
-      if (direct_ && backend == AttentionBackend::kCudnn) continue;  // it is what kAuto runs
+      if (direct_ && backend == AttentionBackend::kCudnn) continue;  // the same as kAuto
       try {
         start(backend);
         able.push_back(backend);
@@ -82,9 +83,9 @@ class CachedChoice : public TimedAttention {
     return best ? std::optional(able[*best]) : std::nullopt;
   }
 
-  // Everything that the measured order may depend on.
+  // Everything that the measurement may depend on.
   kernel_cache::Key plan_key(const AttentionShape& s) const {
-    auto key = plan_key_of("attention choice", 1, gpu_);
+    auto key = plan_key_of("attention choice", 2, gpu_);
     key.add("torch", TORCH_VERSION)
         .add("cudnn", static_cast<std::int64_t>(at::detail::getCUDAHooks().versionRuntimeCuDNN()))
         .add("direct", direct_ ? 1 : 0);

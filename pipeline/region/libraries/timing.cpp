@@ -10,7 +10,7 @@ constexpr std::uint64_t kFreeFloor = std::uint64_t{1} << 30;
 constexpr int kTimedRuns = 4;
 constexpr float kWorthIt = 0.98f;
 
-// Two of a stream's events, gone when it is.
+// Two events of a stream.
 struct Events {
   explicit Events(const Driver& driver) : cuda(driver) {
     made = cuda.event_create(&begin, 0) == 0 && cuda.event_create(&end, 0) == 0;
@@ -29,7 +29,7 @@ struct Events {
 
 }  // namespace
 
-bool room_for_trial(std::uint64_t bytes) {
+bool memory_for_trial(std::uint64_t bytes) {
   std::size_t free = 0, total = 0;
   return pipeline::unwrap(driver())->memory_info(&free, &total) == 0 && free > kFreeFloor + bytes;
 }

@@ -15,13 +15,13 @@
 namespace ditfleet::region {
 namespace {
 
-constexpr std::int64_t kMostChunks = 1024, kPixelsOfChunk = 64;  // enough blocks for a large GPU, enough work for each
+constexpr std::int64_t kMostChunks = 1024, kPixelsOfChunk = 64;  // enough blocks for a large GPU, enough work per block
 constexpr std::int64_t kUpsampleBlocks = 4096;
 
 long long address(const at::Tensor& t) { return t.defined() ? reinterpret_cast<long long>(t.const_data_ptr()) : 0; }
 
 std::int64_t pixels(const at::Tensor& x) { return x.size(2) * x.size(3); }
-// Decided by the picture's size alone: the same sums in the same order on every GPU.
+// Depends only on the image size, so that every GPU adds in the same order.
 std::int64_t chunks_of(const at::Tensor& x) {
   return std::clamp<std::int64_t>(pixels(x) / kPixelsOfChunk, 1, kMostChunks);
 }
@@ -87,7 +87,7 @@ at::Tensor ChannelsLast::upsample(const at::Tensor& x) const {
   return out;
 }
 
-std::shared_ptr<const ChannelsLast> make_channels_last(RegionHost& host) {
+std::shared_ptr<const ChannelsLast> make_channels_last(const RegionHost& host) {
   if (!host.options.vae.value_or(true)) return nullptr;
   auto module = fixed_module(host, channels_last_program());
   return module ? std::make_shared<ChannelsLast>(std::move(module)) : nullptr;

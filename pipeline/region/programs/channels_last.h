@@ -1,5 +1,5 @@
-// What lies between the convolutions of a picture in channels-last layout, on a GPU: group norm with activation, sums
-// with biases, upsampling (channels_last_source.h).
+// The operations between a VAE's convolutions in channels-last layout, on a GPU: group norm with activation, sums with
+// biases, upsampling (channels_last_source.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,12 +13,12 @@ namespace ditfleet::region {
 struct RegionHost;
 enum class ChannelsLastKernel;
 
-// Every tensor is [N, C, H, W] in memory as [N, H, W, C], bf16 or fp32, on one GPU; weights and biases are [C] of the
-// same type. Members run on the calling thread's current stream and throw pipeline::Failure and what LibTorch throws.
+// Every tensor is [N, C, H, W], stored as [N, H, W, C], bf16 or fp32, on one GPU. Weights and biases are [C] of the
+// same type. Members run on the calling thread's current stream. They throw pipeline::Failure and what LibTorch throws.
 // Thread safe.
 class ChannelsLast {
  public:
-  // Of a tensor's channels: what its group norm needs of it.
+  // The statistics that a tensor's group norm needs, per channel.
   struct Sums {
     at::Tensor shifts, sums;
     std::int64_t chunks = 0;
@@ -31,14 +31,14 @@ class ChannelsLast {
 
   explicit ChannelsLast(std::shared_ptr<const GpuModule> module) : module_(std::move(module)) {}
 
-  // Of x + bias (undefined: none).
+  // Sums of x + bias (undefined: no bias).
   Sums sums(const at::Tensor& x, const at::Tensor& bias = {}) const;
-  // x + y + bias + bias_2, rounded once, in y's memory; and its sums. bias_2 may be undefined.
+  // Writes x + y + bias + bias_2, rounded once, to y and returns its sums. bias_2 may be undefined.
   Sums add(const at::Tensor& x, at::Tensor& y, const at::Tensor& bias, const at::Tensor& bias_2) const;
-  // The norm of x + bias, whose sums are given, and SiLU after it if wanted. `in_place`: in x's memory.
+  // Group norm of x + bias, given its sums, followed by SiLU if `silu`. `in_place`: overwrites x.
   at::Tensor normalize(const at::Tensor& x, const Sums& sums, const at::Tensor& bias, const GroupNorm& norm, bool silu,
                        bool in_place) const;
-  // Twice as large, each pixel four times.
+  // Doubles height and width (nearest neighbor).
   at::Tensor upsample(const at::Tensor& x) const;
 
  private:
@@ -50,8 +50,8 @@ class ChannelsLast {
   const std::shared_ptr<const GpuModule> module_;
 };
 
-// Null where compile.components does not ask for it or the backend is not nvrtc, and, counted, where the program cannot
-// be had; throws as fixed_module() does.
-std::shared_ptr<const ChannelsLast> make_channels_last(RegionHost& host);
+// Null if compile.components excludes the VAE, the backend is not nvrtc, or the program is not available, which counts
+// as a fallback. Throws as fixed_module() does.
+std::shared_ptr<const ChannelsLast> make_channels_last(const RegionHost& host);
 
 }  // namespace ditfleet::region

@@ -7,8 +7,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A thread keeps its channels and walks through pixels. Vectors of 16 bytes where the number of channels allows it,
-// else single elements: tensors of LibTorch begin at multiples of 16 bytes.
+// A thread keeps its channels and walks through pixels. It moves vectors of 16 bytes if the number of channels allows
+// it (LibTorch's tensors begin at multiples of 16 bytes), else single elements.
 constexpr const char* kText =
     R"(// By the fast division, of 2 ulp: the exact one calls a function, for which registers spill here.
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }

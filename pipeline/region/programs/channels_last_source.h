@@ -1,15 +1,15 @@
-// A GPU program for what lies between the convolutions of a picture whose channels are adjacent in memory (NHWC): group
-// norm with activation, sums with biases, upsampling. Group norm takes two passes over memory, and one where the sum
-// before it is computed here too.
+// The GPU program for the operations between a VAE's convolutions, for tensors in NHWC layout: group norm with
+// activation, sums with biases, upsampling. Group norm takes two passes over memory, or one if the sum before it is
+// computed here.
 #pragma once
 
 #include "pipeline/region/programs/fixed_program.h"
 
 namespace ditfleet::region {
 
-// Ten kernels, five for each element type in the order of ChannelsLastKernel, bf16 first. Their arguments, words each
-// (an address of 0: not there):
-//   sums      x y bias bias_2 out shifts sums, pixels channels samples chunks; y, bias_2 and out are not looked at
+// Ten kernels: five per element type in the order of ChannelsLastKernel, bf16 first. Arguments are words; an address of
+// 0 means that the tensor is absent:
+//   sums      x y bias bias_2 out shifts sums, pixels channels samples chunks; y, bias_2 and out are ignored
 //             of x + bias, for each channel of each chunk of pixels: Σd and Σd², d = value − shift; a channel's shift
 //             is x + bias of its first pixel
 //   add_sums  the same: out = x + y + bias + bias_2, rounded, and the sums of that; out may be y
@@ -21,12 +21,12 @@ namespace ditfleet::region {
 //   upsample  x out, rows columns channels samples
 //             each pixel of `rows` · `columns` four times: nearest neighbour, twice as large
 // shifts: fp32 [samples, channels]; sums: fp32 [samples, chunks, channels, 2]; weights and biases in the element type.
-// sums, add_sums, apply: samples · chunks · channels_last_slices() blocks. upsample: any number.
+// sums, add_sums, apply: samples · chunks · channels_last_slices() blocks. upsample: any number of blocks.
 FixedProgram channels_last_program();
 
 enum class ChannelsLastKernel { kSums, kAddSums, kScales, kApply, kUpsample, kCount };
 
-// Blocks that share a chunk's pixels, each with as many channels as it has threads for.
+// Number of blocks that share a chunk's pixels; each has as many channels as it has threads for.
 std::int64_t channels_last_slices(std::int64_t channels, std::int64_t bytes_of_element);
 
 }  // namespace ditfleet::region

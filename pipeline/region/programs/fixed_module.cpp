@@ -10,7 +10,7 @@ bool compiles_for_gpu(const RegionHost& host) {
   return host.compiler && host.compiler->output_kind() == kernel_cache::Kind::kCubin;
 }
 
-Result<std::shared_ptr<const GpuModule>> load_fixed_module(RegionHost& host, const FixedProgram& program) {
+Result<std::shared_ptr<const GpuModule>> load_fixed_module(const RegionHost& host, const FixedProgram& program) {
   const auto compile = [&](const Validator& usable) {
     const auto begun = std::chrono::steady_clock::now();
     auto made = compile_fixed(*host.cache, program, *host.compiler, host.arch, usable);
@@ -23,7 +23,7 @@ Result<std::shared_ptr<const GpuModule>> load_fixed_module(RegionHost& host, con
   return load_cached(compile, [&](const Entry& entry) { return GpuModule::load(entry, program.source, host.device); });
 }
 
-std::shared_ptr<const GpuModule> fixed_module(RegionHost& host, const FixedProgram& program) {
+std::shared_ptr<const GpuModule> fixed_module(const RegionHost& host, const FixedProgram& program) {
   if (!compiles_for_gpu(host)) return nullptr;
   auto module = load_fixed_module(host, program);
   if (module) return std::move(*module);

@@ -1,4 +1,4 @@
-// A fixed program of region/backends on the host's GPU.
+// A hand-written program, loaded on the host's GPU.
 #pragma once
 
 #include <memory>
@@ -10,14 +10,14 @@ namespace ditfleet::region {
 
 struct RegionHost;
 
-// Compiled through the kernel cache and loaded, for a host that compiles_for_gpu(); what failed otherwise.
-Result<std::shared_ptr<const GpuModule>> load_fixed_module(RegionHost& host, const FixedProgram& program);
+// Compiles through the kernel cache and loads. Precondition: compiles_for_gpu(host).
+Result<std::shared_ptr<const GpuModule>> load_fixed_module(const RegionHost& host, const FixedProgram& program);
 
 // Whether the host's backend is nvrtc.
 bool compiles_for_gpu(const RegionHost& host);
 
-// Compiled through the kernel cache and loaded. Null where the host's backend is not nvrtc, and, counted as a fallback,
-// where the program cannot be had; with fullgraph the latter throws pipeline::Failure.
-std::shared_ptr<const GpuModule> fixed_module(RegionHost& host, const FixedProgram& program);
+// The same, or null: if the host's backend is not nvrtc, or if the program is not available, which counts as a fallback
+// and with fullgraph throws pipeline::Failure.
+std::shared_ptr<const GpuModule> fixed_module(const RegionHost& host, const FixedProgram& program);
 
 }  // namespace ditfleet::region

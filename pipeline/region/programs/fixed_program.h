@@ -1,4 +1,4 @@
-// GPU programs of one source, whatever the model: what is no block, but has to be compiled and shared as blocks are.
+// Hand-written CUDA programs, compiled, cached and shared like generated ones. Their source is the same for all models.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace ditfleet::region {
 
-// What such a source begins with: the types bf16 and i64, load() and put() between an element and a float.
+// The beginning of such a source: the types bf16 and i64; load() and put() convert between an element and a float.
 extern const char* const kElementText;
 
 struct FixedProgram {
-  std::string name;  // stands where a block's name does
+  std::string name;  // used where a block's name would be
   Source source;
 };
 

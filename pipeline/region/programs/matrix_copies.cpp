@@ -10,7 +10,7 @@
 namespace ditfleet::region {
 namespace {
 
-constexpr long long kParts = 8;  // blocks of a copy
+constexpr long long kParts = 8;  // blocks per copy
 
 class OneByOne : public MatrixCopies {
  public:
@@ -74,7 +74,7 @@ class OneLaunch : public MatrixCopies {
 
  private:
   struct Table : Ready {
-    at::Tensor entries;  // MatrixCopy each
+    at::Tensor entries;  // a table of MatrixCopy
     std::vector<TensorCopy> copies;
     long long count = 0;
     bool bf16 = false;
@@ -86,7 +86,7 @@ class OneLaunch : public MatrixCopies {
 
 }  // namespace
 
-std::shared_ptr<const MatrixCopies> make_matrix_copies(RegionHost& host) {
+std::shared_ptr<const MatrixCopies> make_matrix_copies(const RegionHost& host) {
   if (auto module = fixed_module(host, matrix_copies_program())) return std::make_shared<OneLaunch>(std::move(module));
   return std::make_shared<OneByOne>();
 }

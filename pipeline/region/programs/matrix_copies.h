@@ -1,4 +1,4 @@
-// Many strided copies at once: one launch on a GPU that has the program for it, else one by one with LibTorch.
+// Many strided copies at once: one launch on a GPU if its program is available, else one by one with LibTorch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,8 +10,8 @@ namespace ditfleet::region {
 
 struct RegionHost;
 
-// to = from · scale, rounded once; zeros where `from` is undefined. Matrices [rows, columns] of one element type, rows
-// of adjacent elements.
+// to = from · scale, rounded once; zeros if `from` is undefined. Matrices [rows, columns] of one element type,
+// row-major with any row stride.
 struct TensorCopy {
   at::Tensor to, from;
   double scale = 1;
@@ -19,7 +19,7 @@ struct TensorCopy {
 
 class MatrixCopies {
  public:
-  // Copies made ready to be started any number of times; on a GPU their table lies there already. Keeps their tensors.
+  // Prepared copies that can run any number of times; on a GPU their table is in device memory. Keeps their tensors.
   // Immutable.
   class Ready {
    public:
@@ -27,16 +27,15 @@ class MatrixCopies {
   };
 
   virtual ~MatrixCopies() = default;
-  // None of them may overlap another. The table is on its way in the calling thread's current stream. Throws what
-  // LibTorch throws.
+  // Copies must not overlap. The table is uploaded on the calling thread's current stream. Throws what LibTorch throws.
   virtual std::shared_ptr<const Ready> prepare(std::vector<TensorCopy> copies) const = 0;
-  // On the calling thread's current stream. `ready` is this object's. Throws what LibTorch throws, and
+  // Runs on the calling thread's current stream. `ready` must come from this object. Throws what LibTorch throws, and
   // pipeline::Failure. Thread safe.
   virtual void run(const Ready& ready) const = 0;
 };
 
-// Through the kernel cache on a GPU whose backend is nvrtc. Falls back to LibTorch, counted, where its program cannot
-// be had.
-std::shared_ptr<const MatrixCopies> make_matrix_copies(RegionHost& host);
+// With backend nvrtc on a GPU the program comes from the kernel cache. If it is not available, copies run with
+// LibTorch, which counts as a fallback.
+std::shared_ptr<const MatrixCopies> make_matrix_copies(const RegionHost& host);
 
 }  // namespace ditfleet::region

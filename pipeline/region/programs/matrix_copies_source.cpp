@@ -5,7 +5,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Whole vectors of 16 bytes where addresses, strides and width allow it.
+// Moves vectors of 16 bytes if addresses, strides and width allow it.
 constexpr const char* kText = R"(struct Copy { i64 to, from, rows, columns, to_stride, from_stride; double scale; };
 struct Args { i64 table, count, parts; };
 struct __align__(16) Word { unsigned w[4]; };

@@ -1,5 +1,5 @@
-// A GPU program that copies many matrices in one launch, each with strides and a factor of its own: how adapters come
-// into the columns beside a model's weights, which is some thousand copies.
+// A GPU program that copies many matrices in one launch, each with its own strides and factor. Loading an adapter into
+// the columns next to a model's weights is some thousand copies.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace ditfleet::region {
 
-// What the kernels read, as they lie in the device's memory.
+// The table's entries in device memory.
 struct MatrixCopy {
   std::int64_t to = 0, from = 0;                // addresses; from 0: zeros
   std::int64_t rows = 0, columns = 0;           // fewer than 2^31 elements
@@ -17,7 +17,7 @@ struct MatrixCopy {
 };
 static_assert(sizeof(MatrixCopy) == 7 * 8);
 
-// Two kernels, copies_bf16 and copies_f32; the argument: the table's address, how many copies, blocks for each.
+// Two kernels, copies_bf16 and copies_f32. Argument: the table's address, number of copies, blocks per copy.
 FixedProgram matrix_copies_program();
 
 }  // namespace ditfleet::region

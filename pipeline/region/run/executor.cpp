@@ -15,7 +15,7 @@ c10::ScalarType scalar_type(ElementType type) {
   return type == ElementType::kF32 ? c10::ScalarType::Float : c10::ScalarType::BFloat16;
 }
 
-// One large picture must not hold its memory for good; allocating is cheap beside what it computes.
+// A large image must not keep its memory forever; allocating is cheap compared with computing it.
 constexpr std::int64_t kMostKeptBytes = std::int64_t{256} << 20;
 
 bool is_direct(const ResolvedAttention& step) { return step.bias < 0 && !step.causal; }
@@ -58,7 +58,7 @@ class Call {
     const ElementType type = plan_.buffers[static_cast<std::size_t>(buffer)].type;
     const auto options = at::TensorOptions(scalar_type(type)).device(device_);
     if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end())
-      return at::empty(sizes, options);  // where it would lie may be no address of the device
+      return at::empty(sizes, options);  // its address may be outside the buffer
     return at::from_blob(base_[static_cast<std::size_t>(buffer)] + offset * bytes_of(type), sizes, strides, options);
   }
   at::Tensor tensor(const ResolvedView& v) const { return tensor(v.buffer, v.offset, v.sizes, v.strides); }
@@ -71,7 +71,7 @@ class Call {
       const bool first = p == 0, last = p + 1 == step.parts.size();
       const at::Tensor gathered = part.gather ? tensor(part.x).contiguous() : at::Tensor();
       for (const auto& rows : part.rows) {
-        if (rows.count == 0) continue;  // libraries refuse it
+        if (rows.count == 0) continue;  // libraries reject empty products
         const at::Tensor weight =
             weights.dim() == 3 ? weights.select(0, weights.size(0) == 1 ? 0 : rows.sample) : weights;
         const at::Tensor columns =
@@ -81,8 +81,8 @@ class Call {
                                  : tensor(part.x.buffer, rows.x_offset, {rows.count, part.columns}, {rows.x_stride, 1});
         at::Tensor out =
             tensor(step.out.buffer, rows.out_offset, {rows.count, step.out.sizes.back()}, {rows.out_stride, 1});
-        const bool apart = step.gelu && !(bias.defined() && first && last);  // a GELU that no epilogue computes
-        if (libraries_.gemm && !apart && by_library(step, first, x, columns, bias, out)) continue;
+        const bool separate_gelu = step.gelu && !(bias.defined() && first && last);  // no epilogue computes it
+        if (libraries_.gemm && !separate_gelu && by_library(step, first, x, columns, bias, out)) continue;
         if (first && !bias.defined())
           at::mm_out(out, x, columns);
         else
@@ -92,45 +92,44 @@ class Call {
     }
   }
 
-  // False where the library cannot do it.
+  // False if the library cannot do it.
   bool by_library(const ResolvedGemm& step, bool first, const at::Tensor& x, const at::Tensor& columns,
                   const at::Tensor& bias, const at::Tensor& out) const {
     const auto epilogue = step.gelu        ? GemmEpilogue::kBiasGelu
                           : !first         ? GemmEpilogue::kAdd
                           : bias.defined() ? GemmEpilogue::kBias
                                            : GemmEpilogue::kPlain;
-    return libraries_.gemm->run(libraries_.tune, epilogue,
-                                plan_.buffers[static_cast<std::size_t>(step.out.buffer)].type, x.size(0), x.size(1),
-                                out.size(1), x.stride(0), columns.stride(1), out.stride(0),
+    return libraries_.gemm->run(epilogue, plan_.buffers[static_cast<std::size_t>(step.out.buffer)].type, x.size(0),
+                                x.size(1), out.size(1), x.stride(0), columns.stride(1), out.stride(0),
                                 {x.const_data_ptr(), columns.const_data_ptr(),
                                  bias.defined() ? bias.const_data_ptr() : nullptr, out.mutable_data_ptr()});
   }
 
   void run(const ResolvedAttention& step) {
     const at::Tensor q = tensor(step.q), k = tensor(step.k), v = tensor(step.v);
-    const bool apart = plan_.buffers[static_cast<std::size_t>(step.out.buffer)].kind == BufferKind::kLibrary;
-    const at::Tensor out = apart ? at::Tensor() : tensor(step.out);
-    // The result, made or put where it belongs.
+    const bool own_memory = plan_.buffers[static_cast<std::size_t>(step.out.buffer)].kind == BufferKind::kLibrary;
+    const at::Tensor out = own_memory ? at::Tensor() : tensor(step.out);
+    // Computes the result in its place, or copies it there.
     const auto by = [&](AttentionBackend backend) {
       if (backend == libraries_.attention && libraries_.direct_attention && is_direct(step)) {
-        const at::Tensor direct = apart ? at::empty(step.out.sizes, q.options()) : out;
+        const at::Tensor direct = own_memory ? at::empty(step.out.sizes, q.options()) : out;
         if (libraries_.direct_attention->run(q, k, v, direct, step.scale)) return direct;
       }
       at::Tensor made =
           attend(q, k, v, backend, {step.bias < 0 ? at::Tensor() : input(step.bias), step.causal, step.scale});
-      return apart ? made : out.copy_(made);
+      return own_memory ? made : out.copy_(made);
     };
     if (q.numel() == 0) {
-      if (apart) keep(step.out.buffer, at::empty(step.out.sizes, q.options()));
+      if (own_memory) keep(step.out.buffer, at::empty(step.out.sizes, q.options()));
       return;
     }
     AttentionBackend backend = libraries_.attention;
-    if (libraries_.tune && libraries_.timed_attention && is_direct(step) && q.dim() == 4 &&
-        q.scalar_type() == c10::ScalarType::BFloat16)
-      backend = libraries_.timed_attention->choose(attention_shape(q, k, v, apart ? q : out), 4 * q.nbytes(),
-                                                   [&](AttentionBackend one) { by(one); });
+    if (libraries_.timed_attention && is_direct(step) && q.dim() == 4 && q.scalar_type() == c10::ScalarType::BFloat16)
+      backend =
+          libraries_.timed_attention->choose(attention_shape(q, k, v, own_memory ? q : out),
+                                             2 * (q.nbytes() + k.nbytes()), [&](AttentionBackend one) { by(one); });
     at::Tensor made = by(backend);
-    if (apart) keep(step.out.buffer, std::move(made));
+    if (own_memory) keep(step.out.buffer, std::move(made));
   }
 
   void keep(int buffer, at::Tensor made) {
@@ -166,14 +165,14 @@ class Call {
   const c10::Device device_;
   std::vector<int> value_input_;
   std::vector<char*> base_;       // of each buffer
-  std::vector<at::Tensor> kept_;  // what libraries made
+  std::vector<at::Tensor> kept_;  // results that libraries allocated
 };
 
 }  // namespace
 
 at::Tensor WorkspacePool::take(std::int64_t bytes, c10::Device device) {
   const auto options = at::TensorOptions(c10::ScalarType::Byte).device(device);
-  // A GPU's allocator keeps memory itself, and knows which stream may have it.
+  // A GPU's allocator has its own cache, which respects streams.
   if (device.is_cpu()) {
     std::lock_guard lock(mutex_);
     while (!idle_.empty()) {
@@ -191,18 +190,18 @@ void WorkspacePool::give_back(at::Tensor workspace) {
   idle_.push_back(std::move(workspace));
 }
 
-void expect_attention(const DirectAttention& direct, const Plan& plan, const Resolved& resolved) {
+void prewarm_attention(const DirectAttention& direct, const Plan& plan, const Resolved& resolved) {
   const auto strides = [](const ResolvedView& v) {
     return AttentionShape::Strides{v.strides[0], v.strides[1], v.strides[2]};
   };
   for (const ResolvedStep& one : resolved.steps) {
     const auto* step = std::get_if<ResolvedAttention>(&one);
-    // A result in memory of its own: no block has that whose sizes are known ahead.
+    // The strides of a result in memory of its own are not known ahead.
     if (!step || !is_direct(*step) ||
         plan.buffers[static_cast<std::size_t>(step->out.buffer)].kind == BufferKind::kLibrary)
       continue;
-    direct.expect({step->q.sizes[0], step->q.sizes[1], step->q.sizes[2], step->q.sizes[3], strides(step->q),
-                   strides(step->k), strides(step->v), strides(step->out)});
+    direct.prewarm({step->q.sizes[0], step->q.sizes[1], step->k.sizes[1], step->q.sizes[2], step->q.sizes[3],
+                    strides(step->q), strides(step->k), strides(step->v), strides(step->out)});
   }
 }
 

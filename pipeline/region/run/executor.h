@@ -1,4 +1,4 @@
-// Runs a compiled plan on tensors: GEMM and attention through libraries, row kernels through a launcher.
+// Runs a compiled plan on tensors: GEMM and attention by libraries, row kernels by a launcher.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@
 
 namespace ditfleet::region {
 
-// Scratch memory of finished calls, kept for the next ones. One pool serves all regions of a model. Thread safe.
+// Keeps scratch memory of finished calls for later ones. All regions of a model share one pool. Thread safe.
 class WorkspacePool {
  public:
   at::Tensor take(std::int64_t bytes, c10::Device device);
@@ -26,23 +26,22 @@ class WorkspacePool {
   std::vector<at::Tensor> idle_;
 };
 
-// What a call leaves to libraries, and how.
+// The libraries of a call.
 struct Libraries {
   const Gemm* gemm = nullptr;  // null: LibTorch's
-  bool tune = false;           // time its algorithms, and attentions, for a shape that is new
   AttentionBackend attention = AttentionBackend::kAuto;
-  const DirectAttention* direct_attention =
-      nullptr;  // null: LibTorch's, whose result is copied if it has to lie elsewhere
-  const TimedAttention* timed_attention = nullptr;  // null: `attention` in any case
+  const DirectAttention* direct_attention = nullptr;  // null: LibTorch's, whose result may have to be copied
+  const TimedAttention* timed_attention = nullptr;    // null: `attention` without timing
 };
 
-// Tells `direct` of the attentions that a call will ask it for.
-void expect_attention(const DirectAttention& direct, const Plan& plan, const Resolved& resolved);
+// Prewarms `direct` for the attentions of a call.
+void prewarm_attention(const DirectAttention& direct, const Plan& plan, const Resolved& resolved);
 
-// inputs: one for each of Program::inputs(), checked (sizes_of). outputs: one for each of Program::outputs; a defined
-// tensor is written to, an undefined one is made. A defined one may be the memory of the input that Plan::may_replace
-// names, and of no other. Tables may have an axis of 1 for a longer one; last axes that are not contiguous are copied.
-// Thread safe; throws what LibTorch, the matrix library and the launcher throw.
+// inputs: one for each of Program::inputs(), checked by sizes_of(). Table axes of length 1 broadcast; inputs whose last
+// axis is not contiguous are copied.
+// outputs: one for each of Program::outputs. Writes to defined tensors and allocates undefined ones. A defined tensor
+// may share memory with the input that Plan::may_replace names, and with no other. Thread safe. Throws what LibTorch,
+// the matrix library and the launcher throw.
 void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, const Libraries& libraries,
              WorkspacePool& pool, std::vector<at::Tensor> inputs, std::vector<at::Tensor>& outputs);
 

@@ -24,7 +24,7 @@ class GpuLauncher : public RowLauncher {
     std::vector<long long> argument;
     argument.reserve(launch.argument_words);
     std::int64_t end = 0;
-    for (int i = 0; i < kernel.instances; ++i) {  // a launch may have fewer instances than the kernel has room for
+    for (int i = 0; i < kernel.instances; ++i) {  // a launch may have fewer instances than the kernel allows
       if (static_cast<std::size_t>(i) < step.instances.size()) end += step.instances[static_cast<std::size_t>(i)].rows;
       argument.push_back(end);
     }
@@ -35,7 +35,7 @@ class GpuLauncher : public RowLauncher {
     argument.resize(launch.argument_words, 1);
     const auto variant = !vectors ? GpuModule::kI64Scalar : narrow ? GpuModule::kI32Vector : GpuModule::kI64Vector;
     const std::int64_t blocks = (step.rows + launch.rows_per_block - 1) / launch.rows_per_block;
-    // A kernel counts rows in 32 bits, and so far as its last block reaches.
+    // Kernels count rows in 32 bits, up to the end of the last block.
     if (blocks > std::numeric_limits<int>::max() ||
         step.rows + launch.rows_per_block > std::numeric_limits<unsigned>::max())
       pipeline::fail(Code::kInvalidArgument,
@@ -47,7 +47,7 @@ class GpuLauncher : public RowLauncher {
  private:
   static constexpr std::int64_t kMost = std::numeric_limits<int>::max();
 
-  // Whether whole vectors may be moved, and offsets fit 31 bits.
+  // Whether vector accesses are aligned, and whether offsets fit 31 bits.
   static void inspect(const RowKernel& kernel, const KernelLaunch& launch, const std::vector<long long>& words,
                       bool& vectors, bool& narrow) {
     for (std::size_t o = 0; o < kernel.operands(); ++o) {

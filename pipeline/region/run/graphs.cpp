@@ -17,10 +17,10 @@
 namespace ditfleet::region {
 namespace {
 
-constexpr int kRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED: the allocator may ask the driver for memory meanwhile
+constexpr int kRelaxed = 2;        // CU_STREAM_CAPTURE_MODE_RELAXED: lets the allocator request memory
 constexpr unsigned kNoTiming = 2;  // CU_EVENT_DISABLE_TIMING
 
-// A recording, and the memory that it reads and writes.
+// A recording and the memory that it reads and writes.
 struct Recording {
   std::vector<at::Tensor> inputs;
   at::Tensor output;
@@ -41,7 +41,12 @@ class CudaGraphs : public Graphs {
     cuda_.event_create(&done_, kNoTiming);
   }
   ~CudaGraphs() override {
-    for (Bucket& bucket : buckets_) drop(bucket);
+    for (Bucket& bucket : buckets_) {
+      try {
+        drop(bucket);
+      } catch (...) {  // the device has failed, and its memory with it
+      }
+    }
     if (done_) cuda_.event_destroy(done_);
   }
 
@@ -72,7 +77,7 @@ class CudaGraphs : public Graphs {
   }
 
  private:
-  // LibTorch's own graphs and pools count in the first number; ours are told apart by a second one far from its users'.
+  // LibTorch uses the first number for its own graphs and pools. Ours differ in the second number, far from its users'.
   static std::uint64_t next_pool() {
     static std::atomic<std::uint64_t> next{std::uint64_t{0xd1f} << 32};
     return next++;
@@ -103,13 +108,12 @@ class CudaGraphs : public Graphs {
     allocator().releasePool(device_.index(), pool_);
   }
 
-  // False where the body cannot be recorded; that is logged.
+  // Logs and returns false if the body cannot be recorded.
   bool record(Bucket& bucket, const std::vector<at::Tensor>& inputs, const Body& body,
               const c10::impl::VirtualGuardImpl& guard) {
     Recording made;
     for (const at::Tensor& t : inputs) made.inputs.push_back(t.clone());
-    // Recording needs a stream that nobody else uses. What ordinary calls left in the allocator's hands is given back:
-    // from now on these sizes live in the pool.
+    // Recording needs a stream of its own. The allocator's cache is released, since these sizes now come from the pool.
     pipeline::synchronize(device_);
     pipeline::release_cached_memory(device_);
     const c10::Stream before = guard.exchangeStream(guard.getNewStream(device_));
@@ -138,7 +142,7 @@ class CudaGraphs : public Graphs {
     if (!problem.empty()) {
       made = {};
       allocator().releasePool(device_.index(), pool_);
-      spdlog::warn("a step cannot be recorded as a CUDA graph and runs kernel by kernel: {}", problem);
+      spdlog::warn("a step cannot be recorded as a CUDA graph and runs without: {}", problem);
       return false;
     }
     bucket.recording = std::move(made);
@@ -149,7 +153,7 @@ class CudaGraphs : public Graphs {
   const std::size_t most_;
   const Driver& cuda_;
   const c10::MempoolId_t pool_;
-  void* done_ = nullptr;  // the event after which the pool's memory is free for the next recording
+  void* done_ = nullptr;  // event: after it the next recording may use the pool's memory
   std::mutex mutex_;
   std::list<Bucket> buckets_;  // most recently used first
 };

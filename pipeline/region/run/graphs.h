@@ -1,4 +1,4 @@
-// CUDA graphs of one model: a call recorded once for each bucket of sizes, then started by one launch.
+// CUDA graphs of one model: records a call once for each bucket of sizes and replays it with one launch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,18 +14,17 @@ class Graphs {
   using Body = std::function<at::Tensor(const std::vector<at::Tensor>& inputs)>;
 
   virtual ~Graphs() = default;
-  // What `body` makes of the inputs. `bucket` says which calls are alike: same sizes and types of all inputs, same
-  // work. The first call of a bucket runs the body as it is, so that libraries and tuning have done what cannot be
-  // recorded; the second records it on inputs of its own, for which it must make no copy to the host and draw no random
-  // numbers; later ones copy the inputs there and start the recording. The result is the caller's. What cannot be
-  // recorded runs as it is, ever after. Calls wait for one another, on the GPU too: recordings share one pool of
-  // memory. Thread safe.
+  // Returns body(inputs). Calls with equal `bucket` must do the same work on inputs of the same sizes and types.
+  // The first call of a bucket runs the body directly, so that libraries finish what cannot be recorded. The second
+  // call records it on copies of the inputs; the body must then neither copy to the host nor draw random numbers. Later
+  // calls copy their inputs there and replay. The caller owns the result. A body that cannot be recorded always runs
+  // directly. Calls are serialized, also on the GPU, because recordings share a memory pool. Thread safe.
   virtual at::Tensor run(const std::vector<std::int64_t>& bucket, const std::vector<at::Tensor>& inputs,
                          const Body& body) = 0;
 };
 
-// For a GPU; at most `most` recordings, the least recently used goes. Null where this build has none (it lacked CUDA's
-// headers).
+// For a GPU. Keeps at most `most` recordings and evicts the least recently used. Null in a build without CUDA's
+// headers.
 std::unique_ptr<Graphs> make_graphs(c10::Device device, std::size_t most);
 
 }  // namespace ditfleet::region

@@ -7,7 +7,7 @@
 namespace ditfleet::region {
 namespace {
 
-// Elements that are worth waking a thread for (20 to 40 µs of work).
+// Elements per thread that justify waking it (20 to 40 µs of work).
 constexpr std::int64_t kGrainElements = 65536;
 
 class HostLauncher : public RowLauncher {

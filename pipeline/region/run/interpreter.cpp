@@ -19,7 +19,7 @@ namespace ditfleet::region {
 namespace {
 
 at::Tensor rope(const at::Tensor& x, const at::Tensor& table) {
-  // Rotated in fp32 at least, whatever the type.
+  // At least fp32, whatever the type.
   const auto wide = x.scalar_type() == c10::ScalarType::Double ? c10::ScalarType::Double : c10::ScalarType::Float;
   const auto pairs = [](const at::Tensor& t) {
     return at::view_as_complex(t.contiguous().unflatten(-1, {t.size(-1) / 2, 2}));
@@ -75,7 +75,7 @@ std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::
         break;
       case OpCode::kMul: out = in(0) * in(1); break;
       case OpCode::kAdd: out = in(0) + in(1); break;
-      // A reference in wider types stays wide.
+      // A reference in wider types keeps them.
       case OpCode::kCast:
         out = in(0).scalar_type() == c10::ScalarType::Double ? in(0) : in(0).to(scalar_type(made.type));
         break;

@@ -1,5 +1,5 @@
-// The backend eager: a program op by op with LibTorch, each result rounded to its type as in diffusers. The reference
-// for compiled programs, and what runs where none can be had.
+// The backend eager: runs a program's ops one by one with LibTorch and rounds each result to its type, as diffusers
+// does. The reference for compiled programs, and the fallback.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,9 +10,9 @@
 
 namespace ditfleet::region {
 
-// `inputs`: one tensor for each of Program::inputs(), of the declared shapes, on one device. Element types are the
-// tensors' own, not the program's: fp32 or fp64 tensors give a reference for a bf16 program. A table's axis of length
-// batch may be 1. Returns the outputs. Throws what LibTorch throws.
+// `inputs`: one tensor for each of Program::inputs(), of the declared shapes, on one device. Computes in the tensors'
+// element types, not the program's: fp32 or fp64 tensors give a reference for a bf16 program. A table's batch axis may
+// be 1. Returns the outputs. Throws what LibTorch throws.
 std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::Tensor>& inputs);
 
 }  // namespace ditfleet::region

@@ -1,4 +1,4 @@
-// Stands in for graphs.cpp in a build without CUDA's headers.
+// Replaces graphs.cpp in a build without CUDA's headers.
 #include "pipeline/region/run/graphs.h"
 
 namespace ditfleet::region {

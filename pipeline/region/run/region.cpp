@@ -15,7 +15,7 @@ namespace {
 
 using pipeline::fail;
 
-constexpr std::size_t kMaxVariants = 256;  // sizes whose numbers are kept
+constexpr std::size_t kMaxVariants = 256;  // sizes to remember
 
 std::string text_of(const Sizes& sizes) {
   std::string out;
@@ -38,7 +38,7 @@ std::chrono::steady_clock::duration pause_after(int failures, std::chrono::stead
   return std::min(kLongest, std::max(doubled, 10 * attempt));
 }
 
-Region::Region(std::string block, Recipe recipe, std::shared_ptr<RegionHost> host)
+Region::Region(std::string block, Recipe recipe, std::shared_ptr<const RegionHost> host)
     : block_(std::move(block)), recipe_(std::move(recipe)), host_(std::move(host)) {}
 
 std::vector<std::string> Region::input_names() const {
@@ -48,7 +48,7 @@ std::vector<std::string> Region::input_names() const {
   return names;
 }
 
-// A program without kernels: its plan is the program alone.
+// An eager program: its plan has no steps.
 std::shared_ptr<const Region::Compiled> Region::eager(Plan plan, ElementType type, c10::DeviceType device,
                                                       const Sizes& bound) {
   return std::make_shared<Compiled>(Compiled{type, device, bound, std::move(plan), nullptr});
@@ -86,9 +86,9 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
                                                         const std::string& guard, const std::string& reason) {
   Program program = pipeline::unwrap(recipe_(type));
   if (!bound.empty()) program = program.bind(bound);
-  Plan op_by_op;
-  op_by_op.program = program;
-  if (!host_->compiler) return eager(std::move(op_by_op), type, device, bound);
+  Plan uncompiled;
+  uncompiled.program = program;
+  if (!host_->compiler) return eager(std::move(uncompiled), type, device, bound);
   if (programs_ > 0) {
     if (host_->options.error_on_recompile)
       fail(Code::kInvalidArgument,
@@ -98,27 +98,27 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
       host_->fall_back(block_, "recompile_limit",
                        "it has " + std::to_string(programs_) + " programs, compile.recompile_limit is " +
                            std::to_string(host_->options.recompile_limit) + ", and " + guard);
-      return eager(std::move(op_by_op), type, device, bound);
+      return eager(std::move(uncompiled), type, device, bound);
     }
   }
   auto plan = fuse(program, host_->compiler->fuse_options());
   if (!plan) {
     host_->fall_back(block_, "unsupported_op", plan.error().message);
-    return eager(std::move(op_by_op), type, device, bound);
+    return eager(std::move(uncompiled), type, device, bound);
   }
   const auto failed = [&](const std::string& message) {
     host_->fall_back(block_, "compile_error", message);
     return std::make_shared<Compiled>(
-        Compiled{.type = type, .device = device, .bound = bound, .plan = std::move(op_by_op), .failed = true});
+        Compiled{.type = type, .device = device, .bound = bound, .plan = std::move(uncompiled), .failed = true});
   };
   const auto begun = host_->now();
   if (ask_again_ && begun < *ask_again_) return failed("its compiler failed a short time ago");
   auto launcher = make_launcher(*plan, reason);
   if (!launcher) {
-    auto op_by_op_for_now = failed(launcher.error().message);
+    auto eager_for_now = failed(launcher.error().message);
     const auto ended = host_->now();
     ask_again_ = ended + pause_after(++failures_, ended - begun);
-    return op_by_op_for_now;
+    return eager_for_now;
   }
   if (failures_ > 0) spdlog::info("region {} is compiled after {} failures", block_, std::exchange(failures_, 0));
   host_->counters->has_program();
@@ -146,7 +146,7 @@ void Region::prepare(ElementType type, c10::Device device) {
       compile(type, device.type(), {}, "element type or device", compiled_.empty() ? "first" : "dtype"));
 }
 
-void Region::expect(ElementType type, c10::Device device, const Sizes& sizes) {
+void Region::prewarm(ElementType type, c10::Device device, const Sizes& sizes) {
   if (!host_->direct_attention) return;
   std::shared_ptr<const Compiled> compiled;
   {
@@ -155,11 +155,11 @@ void Region::expect(ElementType type, c10::Device device, const Sizes& sizes) {
       if (one->type == type && one->device == device.type() && one->bound.empty() && one->launcher) compiled = one;
   }
   if (!compiled) return;
-  expect_attention(*host_->direct_attention, compiled->plan, resolve(compiled->plan, sizes));
+  prewarm_attention(*host_->direct_attention, compiled->plan, resolve(compiled->plan, sizes));
 }
 
-// Everything that a guard may depend on: device, and each input's element type and sizes. Strides are each call's own
-// (execute()).
+// Everything that the guard checks: the device, and each input's element type and sizes. Strides may differ between
+// calls (execute()).
 std::vector<std::int64_t> Region::describe(const std::vector<at::Tensor>& inputs) {
   std::vector<std::int64_t> d;
   d.reserve(inputs.size() * 5 + 1);
@@ -185,7 +185,7 @@ std::shared_ptr<const Region::Variant> Region::find(const std::vector<std::int64
 
 std::shared_ptr<const Region::Variant> Region::add_variant(std::vector<std::int64_t> descriptor,
                                                            const std::vector<at::Tensor>& inputs) {
-  // The first activation says which element type the call is in.
+  // The first activation decides the call's element type.
   const Program shape_of = pipeline::unwrap(recipe_(ElementType::kF32));
   const auto order = shape_of.inputs();
   std::size_t first = 0;
@@ -219,7 +219,7 @@ std::shared_ptr<const Region::Variant> Region::add_variant(std::vector<std::int6
       }
     }
     compiled = compile(type, device, bound, guard, reason);
-    if (compiled->launcher || bound.empty()) compiled_.push_back(compiled);  // else there would be one for every size
+    if (compiled->launcher || bound.empty()) compiled_.push_back(compiled);  // else every size would add one
   }
   auto variant = std::make_shared<Variant>();
   variant->descriptor = std::move(descriptor);
@@ -247,8 +247,8 @@ void Region::run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>&
   }
   const Compiled& compiled = *variant->compiled;
   if (compiled.launcher) {
-    const Libraries libraries{host_->gemm.get(), autotunes(mode), host_->attention, host_->direct_attention.get(),
-                              host_->timed_attention.get()};
+    const Libraries libraries{host_->gemm.get(), host_->attention, host_->direct_attention.get(),
+                              autotunes(mode) ? host_->timed_attention.get() : nullptr};
     execute(compiled.plan, variant->resolved, *compiled.launcher, libraries, host_->pool, inputs, outputs);
     return;
   }

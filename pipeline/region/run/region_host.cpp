@@ -1,10 +1,9 @@
-#include <algorithm>
+#include "pipeline/region/run/region_host.h"
 
 #include "pipeline/device/failure.h"
 #include "pipeline/region/compile/cpu_jit.h"
 #include "pipeline/region/compile/gpu_module.h"
 #include "pipeline/region/compile/nvrtc.h"
-#include "pipeline/region/run/region.h"
 
 namespace ditfleet::region {
 namespace {
@@ -37,7 +36,7 @@ Result<void> open_gpu(RegionHost& host, const CompileOptions& options, c10::Devi
   auto compiler = open_nvrtc(options.nvrtc);
   if (!compiler) return compiler.error();
   host.arch = *arch;
-  host.gemm = make_gemm(host.device, host.arch, host.cache);
+  host.gemm = make_gemm(host.device);
   host.direct_attention = make_direct_attention(host.device, host.arch, host.attention, host.cache);
   if (host.attention == AttentionBackend::kAuto)
     host.timed_attention = make_timed_attention(host.device, host.arch, host.direct_attention != nullptr, host.cache);
@@ -55,10 +54,10 @@ Result<void> open_host(RegionHost& host, const CompileOptions& options) {
 
 }  // namespace
 
-void RegionHost::fall_back(const std::string& region, const std::string& reason, const std::string& message) {
+void RegionHost::fall_back(const std::string& region, const std::string& reason, const std::string& message) const {
   if (options.fullgraph)
     pipeline::fail(Code::kInvalidArgument,
-                   "compile.fullgraph is set and region " + region + " would run op by op (" + reason + "): " + message,
+                   "compile.fullgraph is set and region " + region + " would run eagerly (" + reason + "): " + message,
                    "compile.fullgraph");
   bool first = false;
   {
@@ -100,7 +99,7 @@ std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device
     if (!opened) host->counters->fell_back("all", "no_compiler", opened.error().message, true);
   }
   if (options.vae.value_or(false) && backend != "eager" && device.is_cpu()) {
-    const std::string message = "compile.components.vae is true, but on a CPU the VAE runs op by op; use auto or false";
+    const std::string message = "compile.components.vae is true, but on a CPU the VAE runs eagerly; use auto or false";
     if (options.fullgraph) pipeline::fail(Code::kInvalidArgument, message, "compile.components.vae");
     host->counters->fell_back("vae", "unsupported_device", message, true);
   }

@@ -5,7 +5,7 @@
 namespace ditfleet::region {
 namespace {
 
-constexpr std::int64_t kAlignment = 64;  // of a buffer in the workspace: a cache line
+constexpr std::int64_t kAlignment = 64;  // of buffers in the workspace: a cache line
 
 class Resolver {
  public:
@@ -47,7 +47,7 @@ class Resolver {
     return r;
   }
 
-  // Row pairs of x and out as evenly spaced runs, axis by axis.
+  // Groups the rows of x and out into evenly spaced runs, axis by axis.
   static void runs(const ResolvedView& x, const ResolvedView& out, std::size_t axis, std::int64_t x_offset,
                    std::int64_t out_offset, std::vector<ResolvedGemm::Rows>& rows) {
     const std::size_t outer = x.sizes.size() - 1;
@@ -85,13 +85,13 @@ class Resolver {
 
   void add(const GemmStep& step) {
     ResolvedGemm r{.weight = step.weight, .bias = step.bias, .gelu = step.gelu, .out = view(step.out)};
-    if (r.out.sizes.back() == 0) return;  // no adapters there
+    if (r.out.sizes.back() == 0) return;  // no adapters
     for (const auto& part : step.parts) {
       ResolvedGemm::Part p{
           .x = view(part.x), .first_column = number(part.first_column), .columns = number(part.columns)};
       if (p.columns == 0 && step.parts.size() > 1) continue;
       p.gather = p.x.strides.back() != 1 && p.x.sizes.back() != 1;
-      if (p.gather) {  // as the copy will lie
+      if (p.gather) {  // the copy's layout
         ResolvedView packed = p.x;
         packed.offset = 0;
         std::int64_t stride = 1;
@@ -146,7 +146,7 @@ class Resolver {
     made_.steps.push_back(std::move(r));
   }
 
-  // Buffers whose lives do not overlap share memory: first fit, in the order in which they begin.
+  // Buffers whose lifetimes do not overlap share memory: first fit, ordered by first use.
   void place_buffers() {
     struct Placed {
       std::int64_t begin, end;

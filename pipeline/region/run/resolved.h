@@ -1,4 +1,4 @@
-// A plan with its numbers filled in for one set of sizes: what a call walks through.
+// A plan with its symbols replaced by one call's sizes.
 #pragma once
 
 #include <variant>
@@ -14,15 +14,15 @@ struct ResolvedView {
   std::vector<std::int64_t> sizes, strides;
 };
 
-// One product of matrices; a view whose rows are not evenly spaced is several.
+// A matrix product. A view whose rows are not evenly spaced takes several products.
 struct ResolvedGemm {
   struct Rows {
     std::int64_t x_offset = 0, x_stride = 0, out_offset = 0, out_stride = 0, count = 0;
-    std::int64_t sample = 0;  // whose weight, where each has its own
+    std::int64_t sample = 0;  // selects the weight if each sample has its own
   };
   struct Part {
     ResolvedView x;
-    bool gather = false;  // x's rows are no matrix at all: copied first
+    bool gather = false;  // x is no matrix with a row stride: copied first
     std::int64_t first_column = 0, columns = 0;
     std::vector<Rows> rows;
   };
@@ -43,14 +43,14 @@ struct ResolvedCopy {
   ResolvedView from, to;
 };
 
-// The words of each instance as the kernels take them, less the pointers.
+// The arguments of each instance as the kernels take them, without the pointers.
 struct ResolvedRows {
   struct Operand {
     int buffer = -1;
     std::int64_t offset_bytes = 0;
-    std::size_t word = 0;  // where its pointer goes; strides follow
-    int input = -1;        // a whole input: the position among the inputs whose strides hold; else -1
-    std::size_t axes = 0;  // of that input, less the row's
+    std::size_t word = 0;  // position of its pointer; the strides follow
+    int input = -1;        // position of the input if the operand is a whole input, whose strides then apply; else -1
+    std::size_t axes = 0;  // axes of that input without the row's
   };
   struct Instance {
     std::vector<long long> words;
@@ -66,10 +66,10 @@ using ResolvedStep = std::variant<ResolvedGemm, ResolvedAttention, ResolvedCopy,
 
 struct Resolved {
   std::vector<ResolvedStep> steps;
-  std::vector<std::int64_t> workspace_offset;  // of each buffer, bytes; -1: not in the workspace
+  std::vector<std::int64_t> workspace_offset;  // of each buffer, in bytes; -1: not in the workspace
   std::int64_t workspace_bytes = 0;
   std::vector<std::vector<std::int64_t>> output_sizes;
-  // Inputs, by position, of which a view other than the whole is taken: they must be contiguous and of these sizes.
+  // Inputs, by position, that are not read as a whole: they must be contiguous and have these sizes.
   std::vector<bool> contiguous_input;
   std::vector<std::vector<std::int64_t>> input_sizes;
 };

@@ -21,8 +21,7 @@ Sizes sizes_of(const Program& program, const std::vector<at::Tensor>& inputs, bo
   if (inputs.size() != order.size())
     refuse("has " + std::to_string(inputs.size()) + " inputs; it takes " + std::to_string(order.size()));
   Sizes sizes;
-  // Lone symbols first: the activations', then the adapters', who may have one batch for all. Then everything is
-  // compared.
+  // Takes single symbols from activations first, then from adapters, whose batch may be 1. Then compares everything.
   for (const ValueKind source : {ValueKind::kActivation, ValueKind::kAdapter, ValueKind::kResult})
     for (std::size_t i = 0; i < order.size(); ++i) {
       const Value& value = program.values[static_cast<std::size_t>(order[i])];

@@ -1,4 +1,4 @@
-// What a program's symbols are in one call, read from the shapes of its inputs.
+// Reads the values of a program's symbols from the shapes of a call's inputs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,9 +9,9 @@
 
 namespace ditfleet::region {
 
-// Throws pipeline::Failure (kInvalidArgument) that names region, input and the shape that would be right: for another
-// number of inputs, another rank, sizes that contradict each other, and, unless any_type, another element type.
-// A table's axis may be 1 where its symbol is more: it broadcasts.
+// Throws pipeline::Failure (kInvalidArgument) for a wrong number of inputs, a wrong rank, contradicting sizes and,
+// unless any_type, a wrong element type. The message names region, input and the right shape. A table's axis of length
+// 1 broadcasts.
 Sizes sizes_of(const Program& program, const std::vector<at::Tensor>& inputs, bool any_type = false);
 
 }  // namespace ditfleet::region

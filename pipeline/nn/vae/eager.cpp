@@ -1,4 +1,4 @@
-#include "pipeline/nn/vae/op_by_op.h"
+#include "pipeline/nn/vae/eager.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/conv2d.h>
@@ -21,9 +21,9 @@ at::Tensor twice_as_large(const at::Tensor& x) {
   return at::upsample_nearest2d(x, c10::OptionalArrayRef<std::int64_t>(), std::array<double, 2>{2.0, 2.0});
 }
 
-class OpByOp {
+class EagerDecoder {
  public:
-  explicit OpByOp(const VaeConfig& config) : config_(config) {}
+  explicit EagerDecoder(const VaeConfig& config) : config_(config) {}
 
   at::Tensor norm(const at::Tensor& x, const NormSlot& slot) const {
     return at::group_norm(x, config_.norm_num_groups, slot.weight, slot.bias, kVaeEps);
@@ -53,8 +53,8 @@ class OpByOp {
 
 }  // namespace
 
-at::Tensor decode_op_by_op(const VaeConfig& config, const VaeSlots& slots, at::Tensor x) {
-  const OpByOp ops(config);
+at::Tensor decode_eager(const VaeConfig& config, const VaeSlots& slots, at::Tensor x) {
+  const EagerDecoder ops(config);
   if (slots.post_quant) x = conv(x, *slots.post_quant);
   x = ops.resnet(conv(x, slots.in), slots.mid_first);
   if (slots.mid_attention) x = ops.attention(x, *slots.mid_attention);

@@ -1,5 +1,5 @@
 // Work beside the current stream keeps the order that start() and join() promise.
-#include "pipeline/device/aside.h"
+#include "pipeline/device/side_stream.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/mm.h>
@@ -19,7 +19,7 @@ TEST_F(RegionParity, WorkAsideBeginsAfterWhatIsThereAndEndsBeforeWhatJoins) {
   const auto slowly = [&] {
     for (int i = 0; i < 8; ++i) at::mm_out(scratch, large, large);
   };
-  pipeline::Aside aside(device());
+  pipeline::SideStream aside(device());
   for (int round = 1; round <= 3; ++round) {
     slowly();
     first.add_(1);

@@ -1,4 +1,4 @@
-#include "pipeline/device/aside.h"
+#include "pipeline/device/side_stream.h"
 
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
@@ -8,7 +8,7 @@
 
 namespace ditfleet::pipeline {
 
-struct Aside::Streams {
+struct SideStream::Streams {
   explicit Streams(c10::Device where)
       : device(where),
         guard(where.type()),
@@ -21,16 +21,16 @@ struct Aside::Streams {
   c10::Event begin, end;
 };
 
-Aside::Aside(c10::Device device) : streams_(device.is_cpu() ? nullptr : std::make_unique<Streams>(device)) {}
+SideStream::SideStream(c10::Device device) : streams_(device.is_cpu() ? nullptr : std::make_unique<Streams>(device)) {}
 
-Aside::~Aside() {
+SideStream::~SideStream() {
   try {
     if (open_) streams_->end.synchronize();
-  } catch (...) {  // the device has failed: nothing runs there any more
+  } catch (...) {  // the device has failed, so nothing runs there
   }
 }
 
-void Aside::start(const std::function<void()>& work) {
+void SideStream::start(const std::function<void()>& work) {
   if (!streams_) return work();
   if (std::exchange(open_, false)) streams_->end.synchronize();
   streams_->begin.record(streams_->guard.getStream(streams_->device));
@@ -41,7 +41,7 @@ void Aside::start(const std::function<void()>& work) {
   open_ = true;
 }
 
-void Aside::join() {
+void SideStream::join() {
   if (std::exchange(open_, false)) streams_->end.block(streams_->guard.getStream(streams_->device));
 }
 

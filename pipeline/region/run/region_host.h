@@ -1,0 +1,54 @@
+// What the regions of one engine share: compiler, kernel cache, libraries, counters.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "pipeline/region/compile/cached.h"
+#include "pipeline/region/counters.h"
+#include "pipeline/region/options.h"
+#include "pipeline/region/run/executor.h"
+
+namespace ditfleet::region {
+
+// make_region_host() fills it in. Users share it as const; all of its const members are thread safe.
+struct RegionHost {
+  CompileOptions options;
+  std::shared_ptr<const Compiler> compiler;  // null: eager
+  std::string arch;
+  int device = 0;  // a GPU's index
+  std::shared_ptr<kernel_cache::KernelCache> cache;
+  std::shared_ptr<RegionCounters> counters = std::make_shared<RegionCounters>();
+  std::shared_ptr<const Gemm> gemm;  // null: LibTorch's
+  AttentionBackend attention = AttentionBackend::kAuto;
+  std::shared_ptr<const DirectAttention> direct_attention;  // null: LibTorch's alone
+  // Null: the configuration names an attention, or there is only one.
+  std::shared_ptr<const TimedAttention> timed_attention;
+  mutable WorkspacePool pool;
+  // For the pause after a failed compilation; tests replace it.
+  std::function<std::chrono::steady_clock::time_point()> now = &std::chrono::steady_clock::now;
+
+  // Counts a region that cannot run compiled, and logs the first one of this region and reason. With fullgraph it
+  // throws a Failure instead: kInvalidArgument, param "compile.fullgraph".
+  void fall_back(const std::string& region, const std::string& reason, const std::string& message) const;
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::set<std::pair<std::string, std::string>> fallen_back_;
+};
+
+// Opens the compiler for this backend and device; makes a cache in memory if none is given. Backend auto falls back to
+// eager, counted.
+// Throws pipeline::Failure: kInvalidArgument for an unknown backend, mode or limit; kUnavailable if a backend that the
+// options name is not available.
+std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device device,
+                                             std::shared_ptr<kernel_cache::KernelCache> cache);
+
+}  // namespace ditfleet::region
