@@ -209,7 +209,7 @@ class Jobs(WithFolder):
             self.assertIn(words, out)
         self.assertEqual(self.json("jobs", "show", id)["state"], "succeeded")
         self.assertIn("not found", self.cli("jobs", "show", "01ABCDEFGHJKMNPQRSTVWXYZ00", code=1).stderr)
-        self.assertIn("no job id", self.cli("jobs", "show", "a/b", code=2).stderr)
+        self.assertIn("not a job id", self.cli("jobs", "show", "a/b", code=2).stderr)
         self.cli("jobs", "show", code=2)
 
     def test_watch(self):
@@ -317,7 +317,7 @@ class Config(WithFolder):
 
     def test_check(self):
         good = self.write(f"models:\n  tiny: {tiny_model()}\nworker:\n  count: 2\n")
-        self.assertIn("right", self.cli("config", "check", "--config", good).stdout)
+        self.assertIn("is valid", self.cli("config", "check", "--config", good).stdout)
         self.assertEqual(self.json("config", "check", "--config", good), {"ok": True, "problems": []})
         self.cli("config", "check", "--config", ROOT / "config" / "ditfleet.yaml")
 

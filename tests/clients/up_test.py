@@ -71,7 +71,7 @@ class Life(WithFolder):
             client.wait_event(job, "step")
             pids = fleet.pids()
             fleet.process.send_signal(signal.SIGINT)
-            until(lambda: "ending:" in fleet.tail(), "it ends")
+            until(lambda: "stopping:" in fleet.tail(), "it ends")
             began = time.monotonic()
             fleet.process.send_signal(signal.SIGINT)
             fleet.process.wait(20)
@@ -96,7 +96,7 @@ class Life(WithFolder):
                 os.kill(pid, signal.SIGHUP)
             client = Client(fleet.url)
             self.assertEqual(client.wait(client.submit(width=64, height=64, num_inference_steps=1))["state"], "succeeded")
-            self.assertNotIn("ending:", fleet.tail())
+            self.assertNotIn("stopping:", fleet.tail())
 
     def test_no_process_is_left_when_up_is_killed(self):
         with Fleet() as fleet:
