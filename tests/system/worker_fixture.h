@@ -9,6 +9,7 @@
 
 #include "shared/core/bytes.h"
 #include "shared/job/validate.h"
+#include "tests/fixtures/image_model.h"
 #include "tests/system/queue_fixture.h"
 #include "worker/service.h"
 
@@ -165,13 +166,7 @@ class FakeModel final : public pipeline::Model {
   pipeline::ModelInfo info_{"demo", "", "fp32", "cpu"};
 };
 
-inline job::ModelEntry demo_entry() {
-  job::ModelEntry entry;
-  entry.name = "demo";
-  entry.width = entry.height = 64;
-  entry.num_inference_steps = 4;
-  return entry;
-}
+inline job::ModelEntry demo_entry() { return job::image_model("demo", 64, 4); }
 
 // A service on a thread of its own.
 class RunningWorker {
@@ -301,6 +296,8 @@ class WorkerTest : public QueueTest {
     spec.fields.set("guidance_scale", 3.5);
     spec.fields.set("true_cfg_scale", 1.0);
     spec.fields.set("max_sequence_length", 64);
+    spec.output_format = job::OutputFormat::kPng;
+    spec.output_compression = 100;
     return spec;
   }
   // Submitted and admitted, ready to be assigned.

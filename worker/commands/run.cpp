@@ -15,6 +15,7 @@
 
 #include "shared/core/host_name.h"
 #include "shared/core/stop_signals.h"
+#include "shared/families/served.h"
 #include "shared/telemetry/log.h"
 #include "shared/telemetry/metrics_server.h"
 #include "shared/telemetry/otlp.h"
@@ -198,7 +199,7 @@ Result<ModelSet> load_models(const config::Settings& settings) {
   set.precision = set.engine->precision();
   spdlog::info("blocks run on {}", set.engine->compile_backend());
   for (const auto& [name, model] : settings.models) {
-    auto entry = job::read_model_entry(name, model.path);
+    auto entry = families::read_model_entry(name, model.path, families::served());
     if (!entry) return entry.error();
     auto loaded = set.engine->load_model(name, model.path);
     if (!loaded) return loaded.error();
