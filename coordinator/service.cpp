@@ -16,6 +16,7 @@
 
 #include "coordinator/gateway/gateway.h"
 #include "coordinator/scheduling/service/scheduler_service.h"
+#include "shared/core/host_name.h"
 #include "shared/core/ids.h"
 #include "shared/core/stop_signals.h"
 #include "shared/core/task_group.h"
@@ -54,12 +55,10 @@ Result<job::Catalogue> read_catalogue(const config::Settings& settings) {
 }
 
 Result<redis::ConnectionOptions> connection_options(const config::Settings& settings) {
-  auto endpoint = redis::Endpoint::parse(settings.redis.url);
+  auto endpoint = config::redis_endpoint(settings);
   if (!endpoint) return endpoint.error();
   redis::ConnectionOptions out;
-  out.endpoint = std::move(endpoint).value();
-  out.endpoint.tls_ca_file = settings.redis.tls_ca_file;
-  out.endpoint.tls_verify = settings.redis.tls_verify;
+  out.endpoint = std::move(*endpoint);
   return out;
 }
 
@@ -76,11 +75,9 @@ queue::QueueOptions queue_options(const config::Settings& settings) {
 
 scheduling::SchedulerServiceOptions scheduler_options(const config::Settings& settings,
                                                       const job::Catalogue& catalogue) {
-  char host[256] = "host";
-  gethostname(host, sizeof host - 1);
   scheduling::SchedulerServiceOptions out;
   // Unique per start: a restarted coordinator must not inherit a leadership whose state it has lost.
-  out.coordinator = fmt::format("{}-{}-{}", host, getpid(), new_nonce().substr(0, 8));
+  out.coordinator = fmt::format("{}-{}-{}", host_name(), getpid(), new_nonce().substr(0, 8));
   out.leader_ttl_ms = settings.scheduler.leader_ttl_ms;
   out.scheduler.catalogue = catalogue;
   out.scheduler.precision = settings.worker.dtype;

@@ -7,6 +7,7 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
+#include "shared/core/host_name.h"
 #include "shared/core/ids.h"
 #include "shared/core/log_throttle.h"
 #include "shared/telemetry/spans.h"
@@ -23,11 +24,6 @@ constexpr int kMailboxBatch = 64;
 constexpr auto kStopGrace = 5s;   // for a step to end once it was told to, after the drain time
 constexpr auto kFaultGrace = 2s;  // to report a failed device
 constexpr auto kGoodbye = 1s;
-
-std::string host_name() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
-}
 
 // What is used comes to the front, and that is no news.
 std::pair<std::vector<std::string>, std::vector<std::string>> sorted_adapters(const queue::WorkerInfo& info) {

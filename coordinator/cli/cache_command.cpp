@@ -1,5 +1,5 @@
-// `ditfleet cache {stats,list,verify,export,import,purge}`: what the kernel cache holds on this host's disk and in
-// the fleet's Redis. Works without a running service; workers may run meanwhile.
+// `ditfleet cache {stats,list,verify,export,import,purge}`: the kernel cache on this host's disk and in the fleet's
+// Redis. Needs no running service; workers may run at the same time.
 #include <cstdio>
 #include <filesystem>
 #include <set>
@@ -36,15 +36,15 @@ struct Opened {
 Result<Opened> open(const CacheFlags& flags, kernel_cache::FolderSecret missing) {
   if (flags.bad && !flags.arch.empty())
     return invalid_argument(
-        "--bad and --arch exclude each other: what does not verify cannot tell its architecture; use --bad alone, or "
-        "with --key");
+        "--bad and --arch exclude each other: a value that does not verify has no known architecture; use --bad alone "
+        "or with --key");
   if (!flags.key.empty()) {
     if (auto key = kernel_cache::Key::from_hex(flags.key); !key)
       return invalid_argument("--key: " + key.error().message);
   }
   config::Sources sources = flags.sources;
   if (!flags.data.empty()) {
-    // What `ditfleet up` has told its processes: where its Redis is, and the secret.
+    // The configuration that `ditfleet up` wrote for its processes, with the URL of its Redis and the secret.
     std::error_code ec;
     const std::string effective = flags.data + "/effective.yaml";
     if (sources.file.empty() && std::filesystem::exists(effective, ec)) sources.file = effective;
@@ -52,7 +52,7 @@ Result<Opened> open(const CacheFlags& flags, kernel_cache::FolderSecret missing)
   }
   const auto settings = config::load(sources);
   if (!settings) return settings.error();
-  // To stderr: stdout has the answer alone.
+  // The log goes to stderr: stdout has only the answer.
   if (auto log = telemetry::configure_log("ditfleet", settings->log.level, settings->log.format); !log)
     return log.error();
   auto options = kernel_cache::cache_options(*settings, missing);
@@ -60,22 +60,22 @@ Result<Opened> open(const CacheFlags& flags, kernel_cache::FolderSecret missing)
   std::error_code ec;
   if (!options->secret && !options->dir.empty() && std::filesystem::exists(options->dir + "/1", ec))
     return Error{Code::kNotFound,
-                 "'" + options->dir + "' holds programs, but no secret to verify them with ('" + options->dir +
-                     "/secret'); name the one that they were signed with by cache.secret or cache.secret_file",
+                 "'" + options->dir + "' holds programs but no secret to verify them ('" + options->dir +
+                     "/secret'); set cache.secret or cache.secret_file to the secret that signed them",
                  {}};
   if (flags.tier == "redis" && !options->redis)
     return invalid_argument(
-        "there is no Redis tier here: it takes redis.url, and cache.secret or cache.secret_file, or --data of a "
+        "no Redis tier is configured: set redis.url and cache.secret or cache.secret_file, or give --data of a "
         "`ditfleet up`");
   if (flags.tier == "disk" && options->dir.empty())
-    return invalid_argument("there is no disk tier here: cache.dir says where, cache.disk_bytes how much");
+    return invalid_argument("no disk tier is configured: set cache.dir and cache.disk_bytes");
   Opened opened{*options, std::make_unique<Inventory>(*options)};
   return opened;
 }
 
 bool wanted(const CacheFlags& flags, const Stored& stored) {
   if (!flags.key.empty() && stored.key != *kernel_cache::Key::from_hex(flags.key))
-    return false;  // open() has looked whether it is one
+    return false;  // open() has checked that it is a key
   if (!flags.arch.empty() && !(stored.decoded && stored.decoded->arch == flags.arch)) return false;
   return !flags.bad || !stored.decoded;
 }
@@ -148,10 +148,9 @@ Result<int> stats(const CacheFlags& flags, Opened& opened) {
                        {"redis", options.redis ? json::value(std::move(redis)) : json::value(nullptr)}});
     return kExitOk;
   }
-  std::printf("secret  %s\n", options.secret ? ("id " + options.secret->id_text()).c_str()
-                              : options.dir.empty()
-                                  ? "none: nothing is kept beyond a process"
-                                  : "none yet: the first process that keeps a program there makes one");
+  std::printf("secret  %s\n", options.secret        ? ("id " + options.secret->id_text()).c_str()
+                              : options.dir.empty() ? "none: programs are kept in memory only"
+                                                    : "none yet: the first process that stores a program creates one");
   if (!options.dir.empty()) {
     std::printf("disk    %zu program(s), %s of %s, %zu in quarantine, %s\n", disk_entries,
                 short_bytes(disk_bytes).c_str(), short_bytes(options.disk_bytes).c_str(), quarantined,
@@ -195,7 +194,7 @@ Result<int> list(const CacheFlags& flags, Opened& opened) {
   return kExitOk;
 }
 
-// Good only if every value of both tiers is; changes nothing.
+// Succeeds if every value of both tiers verifies. Changes nothing.
 Result<int> verify(const CacheFlags& flags, Opened& opened) {
   json::array bad, of_others;
   std::size_t checked = 0;
@@ -220,8 +219,7 @@ Result<int> verify(const CacheFlags& flags, Opened& opened) {
     std::printf("%zu checked, %zu bad%s\n", checked, wrong, wrong ? "; `ditfleet cache purge --bad` removes them" : "");
     if (foreign)
       std::printf(
-          "%zu of another secret, right for the nodes that have it: nothing to remove. Is cache.secret here (id %s) "
-          "that of the fleet?\n",
+          "%zu signed with another secret, which other nodes may have. Is cache.secret here (id %s) the fleet's?\n",
           foreign, opened.options.secret->id_text().c_str());
   }
   if (!done) return done.error();
@@ -251,11 +249,11 @@ Result<int> export_to(const CacheFlags& flags, Opened& opened) {
   else
     std::printf("%s: %llu program(s), %s%s\n", flags.file.c_str(), static_cast<unsigned long long>(archive->values()),
                 short_bytes(archive->bytes()).c_str(),
-                bad ? ("; " + std::to_string(bad) + " that did not verify left out").c_str() : "");
+                bad ? ("; left out " + std::to_string(bad) + " that did not verify").c_str() : "");
   return kExitOk;
 }
 
-// What one tier made of an import.
+// The result of an import in one tier.
 struct Import {
   kernel_cache::Tier tier;
   std::size_t taken = 0, failed = 0;
@@ -273,14 +271,13 @@ std::string in_words(const std::vector<Import>& imports) {
   return out;
 }
 
-// Takes what verifies and refuses the rest. A tier that fails does not keep the others from theirs; all must be good,
-// and every tier have taken it, for an exit status of 0.
+// Stores the values that verify. Succeeds if every value verified and every tier stored it; a tier that fails does not
+// stop the others.
 Result<int> import_from(const CacheFlags& flags, Opened& opened) {
   std::vector<Import> imports;
   if (flags.disk() && opened.inventory->disk()) imports.push_back({kernel_cache::Tier::kDisk});
   if (flags.redis() && opened.inventory->redis()) imports.push_back({kernel_cache::Tier::kRedis});
-  if (imports.empty())
-    return invalid_argument("there is neither a disk nor a Redis tier to import to; cache.dir names a folder");
+  if (imports.empty()) return invalid_argument("there is no disk or Redis tier to import to; set cache.dir");
   auto archive = kernel_cache::ArchiveReader::open(flags.file);
   if (!archive) return archive.error();
   std::size_t entries = 0;
@@ -288,7 +285,7 @@ Result<int> import_from(const CacheFlags& flags, Opened& opened) {
   const auto refuse = [&](const std::string& key, std::string_view why, const std::string& message) {
     refused.push_back(json::object{{"key", key}, {"problem", why}, {"message", message}});
     if (!flags.json)
-      std::fprintf(stderr, "ditfleet cache import: %s is refused: %s: %s\n", key.c_str(), std::string(why).c_str(),
+      std::fprintf(stderr, "ditfleet cache import: refused %s: %s: %s\n", key.c_str(), std::string(why).c_str(),
                    message.c_str());
   };
   Result<void> ended;
@@ -334,19 +331,19 @@ Result<int> import_from(const CacheFlags& flags, Opened& opened) {
   for (const Import& one : imports)
     if (one.failed > 0)
       return Error{one.why.code,
-                   std::to_string(one.failed) + " of " + std::to_string(entries) + " program(s) were not taken" +
+                   std::to_string(one.failed) + " of " + std::to_string(entries) + " program(s) could not be stored" +
                        (one.tier == kernel_cache::Tier::kDisk ? " on disk: " : " in Redis: ") + one.why.message,
                    {}};
   return wrong == 0 ? kExitOk : kExitFailure;
 }
 
-// Counts only what went; one that stays does not keep the others.
+// Counts what was removed. A value that cannot be removed does not stop the others.
 Result<int> purge(const CacheFlags& flags, Opened& opened) {
   std::size_t disk = 0, redis = 0, of_others = 0, stayed = 0;
   Error why;
   auto done = opened.inventory->each(flags.disk(), flags.redis(), [&](const Stored& stored) {
     if (!wanted(flags, stored)) return;
-    // That it does not verify here says nothing against it. Who means it leaves out --bad.
+    // Other nodes may have its secret. A purge without --bad removes it, too.
     if (flags.bad && stored.foreign()) {
       ++of_others;
       return;
@@ -368,8 +365,7 @@ Result<int> purge(const CacheFlags& flags, Opened& opened) {
                        {"stayed", stayed}});
   } else {
     std::printf("removed %zu on disk, %zu in Redis, %zu in quarantine\n", disk, redis, quarantine);
-    if (of_others)
-      std::printf("%zu of another secret left alone: they are right for the nodes that have it\n", of_others);
+    if (of_others) std::printf("kept %zu signed with another secret, which other nodes may have\n", of_others);
   }
   if (stayed > 0)
     return Error{why.code, std::to_string(stayed) + " program(s) could not be removed: " + why.message, {}};
@@ -382,33 +378,31 @@ Result<int> purge(const CacheFlags& flags, Opened& opened) {
 
 void add_cache(CLI::App& app, Invocation& run) {
   auto* command =
-      app.add_subcommand("cache", "Look after the compiled programs of the kernel cache, on disk and in Redis");
+      app.add_subcommand("cache", "Inspect and manage the kernel cache: compiled programs on disk and in Redis");
   command->require_subcommand(1);
   command->footer(
-      "Looks at the folder and the Redis that the configuration names (--config, --set), or those of a `ditfleet up` "
-      "(--data).");
+      "Uses the folder and the Redis of the configuration (--config, --set), or those of a `ditfleet up` (--data).");
   const auto add = [&](const char* name, const char* what, Result<int> (*action)(const CacheFlags&, Opened&),
                        bool filters, const char* file) {
-    // Only who brings programs makes a folder for them.
+    // Only an import creates the folder.
     const auto missing =
         std::string_view(name) == "import" ? kernel_cache::FolderSecret::kMake : kernel_cache::FolderSecret::kLeave;
     auto flags = std::make_shared<CacheFlags>();
     auto* sub = command->add_subcommand(name, what);
     add_configuration_flags(*sub, flags->sources);
-    sub->add_option("--data", flags->data, "Data folder of a `ditfleet up`, whose configuration is taken")
-        ->type_name("DIR");
+    sub->add_option("--data", flags->data, "Data folder of a `ditfleet up`; uses its configuration")->type_name("DIR");
     sub->add_flag("--json", flags->json, "Print JSON");
     if (std::string_view(name) != "stats")
       sub->add_option("--tier", flags->tier, "disk, redis or all")
           ->check(CLI::IsMember({"disk", "redis", "all"}))
           ->capture_default_str();
     if (filters) {
-      sub->add_option("--arch", flags->arch, "Only programs for this architecture, as sm_90a");
+      sub->add_option("--arch", flags->arch, "Only programs for this architecture, for example sm_90a");
       sub->add_option("--key", flags->key, "Only the program with this key")->type_name("HEX");
     }
-    if (std::string_view(name) == "list") sub->add_flag("--bad", flags->bad, "Only what does not verify");
+    if (std::string_view(name) == "list") sub->add_flag("--bad", flags->bad, "Only values that do not verify");
     if (std::string_view(name) == "purge")
-      sub->add_flag("--bad", flags->bad, "Only what is wrong for everybody; what another secret has signed stays");
+      sub->add_flag("--bad", flags->bad, "Only values that do not verify, except those that another secret signed");
     if (file) sub->add_option("file", flags->file, file)->required();
     sub->callback([flags, action, name, missing, &run] {
       run = [flags, action, name, missing] {
@@ -420,14 +414,14 @@ void add_cache(CLI::App& app, Invocation& run) {
       };
     });
   };
-  add("stats", "How much each tier holds", stats, false, nullptr);
-  add("list", "Every program: its region, architecture, kernels and size", list, true, nullptr);
-  add("verify", "Check every program on disk, and those that Redis' index lists; exit status 1 if one does not verify",
-      verify, false, nullptr);
-  add("export", "Write all good programs to one file", export_to, true, "The file to write");
-  add("import", "Take programs from an export; each must have been signed with this configuration's secret",
-      import_from, false, "The file to read");
-  add("purge", "Remove programs; workers that run keep what they have loaded", purge, true, nullptr);
+  add("stats", "Show the size of each tier", stats, false, nullptr);
+  add("list", "List the programs with their region, architecture, kernels and size", list, true, nullptr);
+  add("verify", "Check every program on disk and in the index in Redis; exit with 1 if one does not verify", verify,
+      false, nullptr);
+  add("export", "Write all programs that verify to one file", export_to, true, "The file to write");
+  add("import", "Store the programs of an export; each must be signed with the configured secret", import_from, false,
+      "The file to read");
+  add("purge", "Remove programs; running workers keep what they have loaded", purge, true, nullptr);
 }
 
 }  // namespace ditfleet::cli

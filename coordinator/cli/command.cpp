@@ -7,22 +7,22 @@
 namespace ditfleet::cli {
 
 int report(const std::string& command, const Error& error) {
-  const char* hint = error.code == Code::kUnauthenticated ? " (here: --key KEY, or DITFLEET_KEY)" : "";
+  const char* hint = error.code == Code::kUnauthenticated ? " (give --key KEY or set DITFLEET_KEY)" : "";
   std::fprintf(stderr, "ditfleet %s: %s%s\n", command.c_str(), error.message.c_str(), hint);
   return error.code == Code::kInvalidArgument ? kExitUsage : kExitFailure;
 }
 
 void add_configuration_flags(CLI::App& command, config::Sources& sources) {
-  command.add_option("--config", sources.file, "Configuration file (YAML; config/REFERENCE.md)")
+  command.add_option("--config", sources.file, "Configuration file in YAML; config/REFERENCE.md lists the options")
       ->envname("DITFLEET_CONFIG")
       ->type_name("FILE");
-  command.add_option("--set", sources.sets, "One option, as worker.count=2; may be repeated")
+  command.add_option("--set", sources.sets, "Set one option, for example worker.count=2; repeatable")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
 }
 
 void add_target_flags(CLI::App& command, Target& target) {
-  command.add_option("--url", target.url, "The service's gateway; by default where gateway.listen says")
+  command.add_option("--url", target.url, "URL of the gateway; default: gateway.public_url, else gateway.listen")
       ->envname("DITFLEET_URL")
       ->type_name("URL");
   command.add_option("--key", target.key, "Bearer key of the tenant")->envname("DITFLEET_KEY")->type_name("KEY");
@@ -39,7 +39,7 @@ Result<void> settle(Target& target) {
   const auto address = ListenAddress::parse(settings->gateway.listen, "gateway.listen");
   if (!address) return address.error();
   if (address->port == 0) {
-    return invalid_argument("gateway.listen has port 0, which does not say where the gateway is; give --url");
+    return invalid_argument("gateway.listen has port 0, so the gateway's port is not known; give --url");
   }
   target.url = address->local_url();
   return {};

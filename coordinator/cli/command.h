@@ -1,4 +1,4 @@
-// What all commands of `ditfleet` share: exit codes, how failures are told, the flags that many have.
+// Shared by all commands of `ditfleet`: exit codes, error reports, common flags.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -14,7 +14,7 @@ inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailure = 1;
 inline constexpr int kExitUsage = 2;
 
-// The command that was typed, to be run once the command line is parsed. Returns the exit code.
+// The typed command, to be run after the command line has been parsed. Returns the exit code.
 using Invocation = std::function<int()>;
 
 // Prints "ditfleet COMMAND: message" to stderr. kExitUsage for kInvalidArgument, else kExitFailure.
@@ -23,7 +23,7 @@ int report(const std::string& command, const Error& error);
 // --config, --set; the file may also come from DITFLEET_CONFIG.
 void add_configuration_flags(CLI::App& command, config::Sources& sources);
 
-// Where a running service is and as whom to ask it.
+// A running service and the key to use there.
 struct Target {
   std::string url;  // empty until settle(): from the configuration
   std::string key;  // bearer key; empty: none
@@ -32,11 +32,11 @@ struct Target {
 };
 // --url (DITFLEET_URL), --key (DITFLEET_KEY), --json, --config, --set.
 void add_target_flags(CLI::App& command, Target& target);
-// Reads the configuration and, where no URL was given, takes the gateway's from it: gateway.public_url, else
-// gateway.listen. kInvalidArgument: the configuration is wrong, or its port 0 tells nothing.
+// Reads the configuration. If no URL was given, sets it to gateway.public_url, else to gateway.listen.
+// Errors: kInvalidArgument (the configuration is invalid, or gateway.listen has port 0).
 Result<void> settle(Target& target);
 
-// Each adds its command to `app`; when it is the one that was typed, it sets `run`.
+// Each adds its command to `app`. The one that was typed sets `run`.
 void add_up(CLI::App& app, Invocation& run);
 void add_coordinator(CLI::App& app, Invocation& run);
 void add_generate(CLI::App& app, Invocation& run);

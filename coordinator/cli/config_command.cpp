@@ -15,14 +15,14 @@ struct ConfigFlags {
   bool json = false;
 };
 
-// A configuration is right when it loads and every model's folder can be served.
+// A configuration is valid if it loads and every model's folder can be served.
 int check(const ConfigFlags& flags) {
   std::vector<std::string> problems;
   int failure = kExitFailure;
   const auto settings = config::load(flags.sources);
   if (!settings) {
     problems.push_back(settings.error().message);
-    if (settings.error().code == Code::kInvalidArgument) failure = kExitUsage;  // as of every other command
+    if (settings.error().code == Code::kInvalidArgument) failure = kExitUsage;  // as in every other command
   } else {
     for (const auto& [name, model] : settings->models) {
       const auto entry = families::read_model_entry(name, model.path, families::served());
@@ -34,7 +34,7 @@ int check(const ConfigFlags& flags) {
     for (const std::string& problem : problems) list.emplace_back(problem);
     std::printf("%s\n", json::serialize(json::object{{"ok", problems.empty()}, {"problems", list}}).c_str());
   } else if (problems.empty()) {
-    std::printf("the configuration is right: %zu model(s), gateway %s, %s\n", settings->models.size(),
+    std::printf("the configuration is valid: %zu model(s), gateway %s, %s\n", settings->models.size(),
                 settings->gateway.listen.c_str(),
                 settings->redis.url.empty() ? "a private Redis" : "a configured Redis");
   } else {
@@ -54,7 +54,7 @@ json::value to_json(const YAML::Node& node) {
     for (const auto& element : node) array.push_back(to_json(element));
     return array;
   }
-  // Text is quoted in what config::to_yaml writes (tag "!"); what is not is a number or a truth.
+  // config::to_yaml quotes text (tag "!"). Other scalars are numbers and booleans.
   if (node.Tag() != "!") {
     if (auto value = parse_json(node.Scalar())) return *value;
   }
@@ -72,7 +72,7 @@ int show(const ConfigFlags& flags) {
   return kExitOk;
 }
 
-// Of any configuration the same, so that one that is wrong can be looked up.
+// Reads no configuration, so that it works while the configuration is invalid.
 int reference(const ConfigFlags& flags) {
   if (!flags.json) {
     std::fputs(config::reference_markdown().c_str(), stdout);
@@ -102,9 +102,9 @@ void add_config(CLI::App& app, Invocation& run) {
     sub->add_flag("--json", flags->json, "Print JSON");
     sub->callback([flags, action, &run] { run = [flags, action] { return action(*flags); }; });
   };
-  add("check", "Say what is wrong with a configuration and its models", check);
-  add("show", "What is in force, from all sources, as YAML", show);
-  add("reference", "Every option, as Markdown", reference);
+  add("check", "Validate a configuration and its models", check);
+  add("show", "Print the effective configuration as YAML", show);
+  add("reference", "Print every option as Markdown", reference);
 }
 
 }  // namespace ditfleet::cli

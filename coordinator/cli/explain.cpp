@@ -1,4 +1,4 @@
-// `ditfleet explain JOB`: where a job's time went, and why each unit ran where it ran, or what it waits for.
+// `ditfleet explain JOB`: where a job's time went, why each unit ran on its worker, what a waiting unit waits for.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -18,11 +18,11 @@ namespace {
 struct Assignment {
   std::string worker, reason;
   std::int64_t at_ms = 0;
-  std::string back;  // why the unit went back into the queue; empty: it did not
+  std::string back;  // why the unit was returned to the queue; empty: it was not
   std::int64_t back_ms = 0;
 };
 
-// What the events of a job say beyond its record: of each unit, to whom it was given, oldest first.
+// The assignments of each unit, oldest first. Only the job's events have them.
 using History = std::map<std::int64_t, std::vector<Assignment>>;
 
 const std::vector<Assignment>& assignments_of(const History& history, const json::value& unit) {
@@ -34,8 +34,8 @@ const std::vector<Assignment>& assignments_of(const History& history, const json
 History read_history(HttpClient& client, const std::string& id) {
   History history;
   std::string last_id;
-  // Ended jobs' streams end by themselves; of one that runs, what there is by now is enough, though its steps keep
-  // coming. Without events (they expire with the job) the record alone is explained.
+  // The stream of an ended job ends. For a running job, the events so far are enough. Without events, which expire with
+  // the job, the record alone is explained.
   constexpr std::chrono::milliseconds kEnough(700);
   const auto until = std::chrono::steady_clock::now() + kEnough;
   (void)client.events("/v1/jobs/" + id + "/events", last_id, kEnough, [&](const ServerEvent& event) {
@@ -61,7 +61,7 @@ std::int64_t span_us(std::int64_t from_ms, std::int64_t to_ms) {
   return from_ms > 0 && to_ms >= from_ms ? (to_ms - from_ms) * 1000 : -1;
 }
 
-// The spans of one unit, in the order in which they passed, the last of an open one until now; -1 where one has not.
+// The spans of one unit in order of time; -1: it has not begun. The last span of an unfinished unit ends now.
 std::vector<std::pair<std::string, std::int64_t>> spans_of(const json::value& job, const json::value& unit,
                                                            const std::vector<Assignment>& given) {
   const auto created = integer(job, "created_ms"), ready = integer(job, "ready_ms");
@@ -69,9 +69,7 @@ std::vector<std::pair<std::string, std::int64_t>> spans_of(const json::value& jo
              ended = integer(unit, "ended_ms");
   const auto until = ended > 0 ? ended : unix_ms();
   std::vector<std::pair<std::string, std::int64_t>> spans = {{"admission", span_us(created, ready)}};
-  if (given.size() > 1 ||
-      (given.size() == 1 &&
-       assigned == 0)) {  // "queue" is the wait for the first, what passed until the last had it is none
+  if (given.size() > 1 || (given.size() == 1 && assigned == 0)) {  // "queue" is the wait for the first assignment only
     spans.emplace_back("queue", span_us(ready, given.front().at_ms));
     spans.emplace_back("tried before", span_us(given.front().at_ms, assigned > 0 ? assigned : until));
   } else {
@@ -93,7 +91,7 @@ std::vector<std::pair<std::string, std::int64_t>> spans_of(const json::value& jo
       if (std::find(kOrder.begin(), kOrder.end(), name) == kOrder.end() && phase.value().is_number()) add(name);
     }
   }
-  // The worker tells its phases at the end; they begin when it reads its mailbox, before `started`.
+  // The worker reports its phases at the end. They begin when it reads its mailbox, before `started`.
   if (in_phases == 0) {
     spans.emplace_back(started > 0 ? "until started" : "not started", span_us(assigned, started > 0 ? started : until));
     spans.emplace_back("run", span_us(started, until));
@@ -107,7 +105,7 @@ void explain_text(const json::value& job, const History& history) {
   std::printf("job %s: %s", text(job, "id").c_str(), text(job, "state").c_str());
   const std::int64_t total = span_us(integer(job, "created_ms"), integer(job, "ended_ms"));
   if (total >= 0) std::printf(" after %s", short_duration(total).c_str());
-  std::printf("\nclass %s; predicted cost of a unit %s\n", text(job, "class").c_str(),
+  std::printf("\nclass %s; predicted cost per unit %s\n", text(job, "class").c_str(),
               short_duration(integer(job, "cost_us")).c_str());
   if (const std::string why = text(field(job, "error"), "message"); !why.empty())
     std::printf("error: %s\n", why.c_str());
@@ -119,9 +117,10 @@ void explain_text(const json::value& job, const History& history) {
       std::printf("  error: %s\n", why.c_str());
     const auto& given = assignments_of(history, unit);
     for (const Assignment& a : given) {
-      std::printf("  given to %s%s%s\n", a.worker.c_str(), a.reason.empty() ? "" : ": ", a.reason.c_str());
+      std::printf("  assigned to %s%s%s\n", a.worker.c_str(), a.reason.empty() ? "" : ": ", a.reason.c_str());
       if (!a.back.empty())
-        std::printf("  back after %s: %s\n", short_duration((a.back_ms - a.at_ms) * 1000).c_str(), a.back.c_str());
+        std::printf("  returned to the queue after %s: %s\n", short_duration((a.back_ms - a.at_ms) * 1000).c_str(),
+                    a.back.c_str());
     }
     if (const std::string worker = text(unit, "worker"); given.empty() && !worker.empty())
       std::printf("  ran on %s\n", worker.c_str());
@@ -148,12 +147,12 @@ json::object explain_json(const json::value& job, const History& history) {
     }
     json::array assignments;
     for (const Assignment& a : given) {
-      json::object told{{"worker", a.worker}, {"reason", a.reason}, {"at_ms", a.at_ms}};
+      json::object assignment{{"worker", a.worker}, {"reason", a.reason}, {"at_ms", a.at_ms}};
       if (!a.back.empty()) {
-        told["back"] = a.back;
-        told["back_ms"] = a.back_ms;
+        assignment["back"] = a.back;
+        assignment["back_ms"] = a.back_ms;
       }
-      assignments.push_back(std::move(told));
+      assignments.push_back(std::move(assignment));
     }
     units.push_back(json::object{{"unit", field(unit, "unit")},
                                  {"state", field(unit, "state")},
@@ -170,7 +169,8 @@ json::object explain_json(const json::value& job, const History& history) {
 
 Result<void> explain(const Target& target, const std::string& id) {
   if (!is_valid_id(id))
-    return invalid_argument("'" + id + "' is no job id; one has 1 to 64 letters, digits, dots, dashes and underscores");
+    return invalid_argument("'" + id +
+                            "' is not a job id; it must have 1 to 64 letters, digits, dots, dashes or underscores");
   HttpClient client(target);
   const auto job = client.json("GET", "/v1/jobs/" + id);
   if (!job) return job.error();
@@ -187,7 +187,7 @@ Result<void> explain(const Target& target, const std::string& id) {
 void add_explain(CLI::App& app, Invocation& run) {
   auto target = std::make_shared<Target>();
   auto id = std::make_shared<std::string>();
-  auto* command = app.add_subcommand("explain", "Where a job's time went, and why this worker");
+  auto* command = app.add_subcommand("explain", "Show where a job's time went and why each worker was chosen");
   command->add_option("job", *id, "The job's id")->required();
   add_target_flags(*command, *target);
   command->callback([target, id, &run] {

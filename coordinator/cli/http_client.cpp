@@ -32,7 +32,7 @@ std::size_t append_body(char* bytes, std::size_t, std::size_t count, void* into)
 
 int stop_if_interrupted(void*, curl_off_t, curl_off_t, curl_off_t, curl_off_t) { return interrupt_flag != 0 ? 1 : 0; }
 
-// The URL for messages, which end in logs: without a user and password.
+// The URL without user and password, for messages.
 std::string shown(const std::string& url) {
   const auto scheme = url.find("://");
   const auto host = scheme == std::string::npos ? 0 : scheme + 3;
@@ -61,7 +61,7 @@ struct HttpClient::Handle {
   }
   void add_header(const std::string& header) { headers = curl_slist_append(headers, header.c_str()); }
 
-  // Back to a clean handle that keeps its connection.
+  // Resets the handle but keeps its connection.
   void prepare(const Target& target, const std::string& path) {
     curl_easy_reset(curl);
     curl_slist_free_all(headers);
@@ -75,7 +75,7 @@ struct HttpClient::Handle {
     curl_easy_setopt(curl, CURLOPT_USERAGENT, "ditfleet");
     curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
     curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, stop_if_interrupted);
-    // A key goes to the service alone, never to another host that a result's URL may name.
+    // The key must not reach another host that a result's URL may name.
     if (!target.key.empty() && (!whole || path.starts_with(base + "/")))
       add_header("Authorization: Bearer " + target.key);
     add_header("Expect:");
@@ -89,7 +89,7 @@ struct HttpClient::Handle {
       return invalid_argument("--url is '" + shown(target.url) + "'; it must be a URL such as http://127.0.0.1:8780");
     }
     const std::string hint =
-        code == CURLE_COULDNT_CONNECT ? "; is the service up (ditfleet up), and is --url right?" : "";
+        code == CURLE_COULDNT_CONNECT ? "; is the service running (ditfleet up), and is --url right?" : "";
     return unavailable("cannot reach " + shown(target.url) + ": " + curl_easy_strerror(code) + hint);
   }
 };
@@ -159,7 +159,7 @@ Result<json::value> HttpClient::json_of(const HttpResponse& response, const std:
   if (response.status >= 400) return error_of(response, method + " " + path);
   auto value = parse_json(response.body);
   if (!value)
-    return Error{Code::kDataCorrupt, target_.url + path + " did not answer in JSON; is --url a DiTFleet gateway?", {}};
+    return Error{Code::kDataCorrupt, target_.url + path + " did not return JSON; is --url a DiTFleet gateway?", {}};
   return std::move(*value);
 }
 
@@ -172,7 +172,7 @@ Result<json::value> HttpClient::send_file(const std::string& method, const std::
     return Error{
         e == ENOENT ? Code::kNotFound : Code::kUnavailable, "cannot read '" + file + "': " + std::strerror(e), {}};
   };
-  const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO must not hold us up
+  const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // opening a FIFO must not block
   if (fd < 0) return failed(errno);
   const std::unique_ptr<std::FILE, Closer> in(::fdopen(fd, "rb"));
   if (!in) {
@@ -184,7 +184,7 @@ Result<json::value> HttpClient::send_file(const std::string& method, const std::
   if (::fstat(fd, &info) != 0) return failed(errno);
   if (S_ISDIR(info.st_mode)) return failed(EISDIR);
   if (!S_ISREG(info.st_mode))
-    return invalid_argument("'" + file + "' is not a regular file, whose size is known before it is sent");
+    return invalid_argument("'" + file + "' is not a regular file; its size must be known before the upload");
   HttpResponse response;
   CURL* curl = handle_->curl;
   handle_->prepare(target_, path);
@@ -201,7 +201,7 @@ Result<json::value> HttpClient::send_file(const std::string& method, const std::
   curl_easy_setopt(curl, CURLOPT_HTTPHEADER, handle_->headers);
   const CURLcode code = curl_easy_perform(curl);
   curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &response.status);
-  // A service that refuses by the headers answers before everything is sent.
+  // A service may refuse the request before all of the file is sent.
   if (code != CURLE_OK && response.status < 400) return handle_->failure(code, target_);
   return json_of(response, method, path);
 }

@@ -1,4 +1,4 @@
-// The command line's view of a gateway: plain requests and event streams, blocking, through libcurl.
+// HTTP client of the command line: requests and event streams, through libcurl.
 #pragma once
 
 #include <chrono>
@@ -27,25 +27,25 @@ class HttpClient {
   HttpClient(const HttpClient&) = delete;
   HttpClient& operator=(const HttpClient&) = delete;
 
-  // `path` starts at the service ("/v1/jobs") or is a whole URL. Any status is a response. kUnavailable: no
-  // answer, with the address; kDeadlineExceeded; kCanceled: interrupted() was true.
+  // `path` is relative to the service ("/v1/jobs") or an absolute URL. Returns a response of any status.
+  // Errors: kUnavailable (no connection), kDeadlineExceeded, kCanceled (interrupted() was true).
   Result<HttpResponse> request(const std::string& method, const std::string& path, const std::string& body = {},
                                std::chrono::milliseconds timeout = std::chrono::seconds(30),
                                const std::vector<std::string>& headers = {});
-  // The same where an answer in JSON is expected: a status from 400 on is an Error with the service's
-  // message, its code from the status.
+  // The same for a JSON response. A status of 400 or more is an error with the service's message and a code for the
+  // status.
   Result<json::value> json(const std::string& method, const std::string& path, const std::string& body = {},
                            const std::vector<std::string>& headers = {});
 
-  // Sends a file as it is (application/octet-stream), of any size, with more headers ("Name: value"); errors as json().
-  // One that cannot be read: kNotFound, kUnavailable; kInvalidArgument for a pipe or a device. Gives up when nothing
-  // moves for a minute.
+  // Sends a file of any size as application/octet-stream. `headers` are of the form "Name: value".
+  // Errors: those of json(); kNotFound or kUnavailable (the file cannot be read), kInvalidArgument (a pipe or device).
+  // Gives up after a minute without progress.
   Result<json::value> send_file(const std::string& method, const std::string& path, const std::string& file,
                                 const std::vector<std::string>& headers = {});
 
   enum class Next { kGoOn, kStop };
-  // Follows an event stream from after `last_event_id` (empty: the beginning) until it ends, `on_event` says
-  // kStop, or nothing came for `silence` (0: whatever it takes). Errors as above, and the service's own.
+  // Follows an event stream from the event after `last_event_id` (empty: from the beginning) until it ends, `on_event`
+  // returns kStop, or no event arrives for `silence` (0: no limit). Errors: those of json().
   Result<void> events(const std::string& path, std::string& last_event_id, std::chrono::milliseconds silence,
                       const std::function<Next(const ServerEvent&)>& on_event);
 
@@ -56,7 +56,8 @@ class HttpClient {
   Target target_;
 };
 
-// SIGINT sets a flag instead of ending the process while one of these lives; requests then return kCanceled.
+// While an object of this class lives, SIGINT sets a flag instead of ending the process. Requests then return
+// kCanceled.
 class InterruptGuard {
  public:
   InterruptGuard();
@@ -65,10 +66,10 @@ class InterruptGuard {
   static void clear();
 };
 
-// The message and param of {"error": {"message": …, "param": …}}, else of the status alone.
+// The message and param of {"error": {"message": …, "param": …}}, or the status if the body has none.
 Error error_of(const HttpResponse& response, const std::string& what);
 
-// For one segment of a path, or one value of a query.
+// Encodes one path segment or one query value.
 std::string percent_encoded(std::string_view text);
 
 }  // namespace ditfleet::cli

@@ -12,7 +12,7 @@
 namespace ditfleet::cli {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(30);
+constexpr auto kReconnectFor = std::chrono::seconds(30);
 
 std::string clock_text(std::int64_t ms) {
   const std::time_t seconds = ms / 1000;
@@ -37,7 +37,7 @@ Result<void> watch_job(HttpClient& client, const std::string& id,
                        const std::function<void(const ServerEvent&)>& on_event) {
   std::string last_id;
   bool ended = false;
-  Deadline deadline = Deadline::after(kPatience);
+  Deadline deadline = Deadline::after(kReconnectFor);
   while (!ended) {
     const std::string before = last_id;
     auto followed = client.events("/v1/jobs/" + id + "/events", last_id, {}, [&](const ServerEvent& event) {
@@ -46,11 +46,11 @@ Result<void> watch_job(HttpClient& client, const std::string& id,
       return ended ? HttpClient::Next::kStop : HttpClient::Next::kGoOn;
     });
     if (ended) break;
-    if (last_id != before) deadline = Deadline::after(kPatience);
+    if (last_id != before) deadline = Deadline::after(kReconnectFor);
     if (!followed && !is_retryable(followed.error().code)) return followed.error();
     if (deadline.passed()) {
       if (!followed) return followed.error();
-      return unavailable("the service ends the event stream of job " + id + " again and again before the job ends");
+      return unavailable("the service repeatedly closed the event stream of job " + id + " before the job ended");
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     if (InterruptGuard::interrupted()) return Error{Code::kCanceled, "interrupted", {}};

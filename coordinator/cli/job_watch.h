@@ -1,4 +1,4 @@
-// Follows one job's events to its end, over lost connections.
+// Follows one job's events to its end and reconnects when the connection is lost.
 #pragma once
 
 #include <functional>
@@ -10,8 +10,9 @@ namespace ditfleet::cli {
 
 bool is_terminal_event(const ServerEvent& event);  // of the job as a whole: succeeded failed canceled …
 
-// Calls `on_event` for each event from the job's first, each once, and returns when the job has ended.
-// Reconnects from the last event for up to 30 s of no connection; kCanceled: interrupted.
+// Calls `on_event` once for each event of the job, from the first, and returns when the job has ended. Reconnects after
+// the last event for up to 30 s.
+// Errors: kCanceled (interrupted), those of HttpClient::events().
 Result<void> watch_job(HttpClient& client, const std::string& id,
                        const std::function<void(const ServerEvent&)>& on_event);
 

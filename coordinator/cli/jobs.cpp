@@ -23,10 +23,11 @@ void print(const json::value& value) { std::printf("%s\n", json::serialize(value
 
 Result<void> check_id(const std::string& id) {
   if (is_valid_id(id)) return {};
-  return invalid_argument("'" + id + "' is no job id; one has 1 to 64 letters, digits, dots, dashes and underscores");
+  return invalid_argument("'" + id +
+                          "' is not a job id; it must have 1 to 64 letters, digits, dots, dashes or underscores");
 }
 
-// Of a job that ended without all of its pictures nothing: its progress is 1 as well, for nothing more will come.
+// Empty for a job that ended without all of its images: its progress is 1, too.
 std::string progress_text(const json::value& job) {
   const auto state = job::state_from_name(text(job, "state"));
   const json::value& progress = field(job, "progress");
@@ -40,13 +41,13 @@ Result<void> list(const JobFlags& flags) {
         "--state is '" + flags.state +
         "'; it must be queued, ready, assigned, running, succeeded, failed, canceled, expired or rejected");
   }
-  constexpr int kMostAPage = 200;  // what the service gives at once
+  constexpr int kMaxPage = 200;  // the service's limit
   HttpClient client(flags.target);
   json::array jobs;
   std::string next = flags.cursor;
   do {
     const int left = flags.limit - static_cast<int>(jobs.size());
-    std::string path = "/v1/jobs?limit=" + std::to_string(std::min(left, kMostAPage));
+    std::string path = "/v1/jobs?limit=" + std::to_string(std::min(left, kMaxPage));
     if (!flags.state.empty()) path += "&state=" + flags.state;
     if (!next.empty()) path += "&cursor=" + percent_encoded(next);
     const auto page = client.json("GET", path);
@@ -72,7 +73,7 @@ void show_units(const json::value& job) {
   std::vector<std::vector<std::string>> rows = {{"UNIT", "STATE", "ATTEMPT", "WORKER", "STEP", "RESULT"}};
   for (const json::value& unit : items(job, "unit_records")) {
     const std::string error = text(field(unit, "error"), "message");
-    const bool stepped = integer(unit, "total_steps") > 0;  // that of a unit which ended otherwise is not kept
+    const bool stepped = integer(unit, "total_steps") > 0;  // not kept for a unit that did not succeed
     rows.push_back({text(unit, "unit"), text(unit, "state"), text(unit, "attempt"), text(unit, "worker"),
                     stepped ? text(unit, "step") + "/" + text(unit, "total_steps") : "",
                     error.empty() ? text(field(unit, "result"), "url") : one_line(error, 200)});
@@ -101,12 +102,12 @@ Result<void> show(const JobFlags& flags) {
   return {};
 }
 
-// Ends well for a job that succeeded, otherwise not.
+// Succeeds if the job succeeds.
 Result<void> watch(const JobFlags& flags) {
   if (auto valid = check_id(flags.id); !valid) return valid;
   const InterruptGuard guard;
   HttpClient client(flags.target);
-  // Watching outlasts a service that restarts; one that never answered is told at once.
+  // Watching survives a restart of the service. A service that does not answer the first request is an error.
   if (const auto job = client.json("GET", "/v1/jobs/" + flags.id); !job) return job.error();
   ProgressLine progress(flags.target.json);
   std::string last;
@@ -160,7 +161,7 @@ Result<void> workers(const Target& target) {
     for (const json::value& job : items(worker, "jobs")) {
       if (job.is_string()) jobs += (jobs.empty() ? "" : ",") + std::string(job.get_string());
     }
-    // Of the slots those that are taken, and what else is in host memory.
+    // Used slots / slots, + adapters in host memory only.
     std::string loras = "-";
     if (const auto slots = integer(worker, "adapter_slots"); slots > 0) {
       const auto taken = items(worker, "adapters").size(), in_host = items(worker, "host_adapters").size();
@@ -188,8 +189,10 @@ void add_jobs(CLI::App& app, Invocation& run) {
       command->add_option("job", flags->id, "The job's id")->required();
     } else {
       command->add_option("--state", flags->state, "Only jobs in this state");
-      command->add_option("--limit", flags->limit, "Jobs a page")->check(CLI::Range(1, 1000))->capture_default_str();
-      command->add_option("--cursor", flags->cursor, "Where a page before ended");
+      command->add_option("--limit", flags->limit, "Maximum number of jobs to list")
+          ->check(CLI::Range(1, 1000))
+          ->capture_default_str();
+      command->add_option("--cursor", flags->cursor, "Continue after a previous list");
     }
     command->callback([flags, action, name, &run] {
       run = [flags, action, name] {
@@ -199,15 +202,15 @@ void add_jobs(CLI::App& app, Invocation& run) {
       };
     });
   };
-  add("list", "Jobs, newest first", list, false);
-  add("show", "One job with its units", show, true);
-  add("watch", "A job's events as they come, until it has ended", watch, true);
-  add("cancel", "Stop a job at its next step", cancel, true);
+  add("list", "List jobs, newest first", list, false);
+  add("show", "Show one job and its units", show, true);
+  add("watch", "Print a job's events until it ends", watch, true);
+  add("cancel", "Cancel a job; it stops at its next step", cancel, true);
 }
 
 void add_workers(CLI::App& app, Invocation& run) {
   auto target = std::make_shared<Target>();
-  auto* command = app.add_subcommand("workers", "Workers that are up, and what they hold");
+  auto* command = app.add_subcommand("workers", "List live workers and what they hold");
   add_target_flags(*command, *target);
   command->callback([target, &run] {
     run = [target] {

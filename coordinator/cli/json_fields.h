@@ -1,4 +1,4 @@
-// Fields of the service's answers, with what to take where one is absent.
+// Fields of the service's responses, with defaults for missing ones.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace ditfleet::cli {
 
-// Null where there is none or `from` is no object.
+// Null if it is missing or `from` is not an object.
 inline const json::value& field(const json::value& from, std::string_view name) {
   static const json::value kNone = nullptr;
   const auto* object = from.if_object();

@@ -1,4 +1,4 @@
-// `ditfleet loras {add,list,show,remove,pin,unpin}`: the LoRA adapters that a tenant's requests may name.
+// `ditfleet loras {add,list,show,remove,pin,unpin}`: a tenant's LoRA adapters.
 #include <cstdio>
 #include <memory>
 #include <vector>
@@ -112,7 +112,7 @@ Result<void> show(const LoraFlags& flags) {
       " %s\n",
       text(*lora, "name").c_str(), is_pinned(*lora) ? "  pinned" : "", text(*lora, "sha256").c_str(),
       size_text(integer(*lora, "bytes")).c_str(), text(*lora, "tensors").c_str(), text(*lora, "parameters").c_str(),
-      text(*lora, "dtype").c_str(), rank.empty() ? "not told by the names" : rank.c_str(),
+      text(*lora, "dtype").c_str(), rank.empty() ? "unknown" : rank.c_str(),
       names_of(field(*lora, "models"), "any").c_str(), path.empty() ? "an upload" : path.c_str(),
       ago(integer(*lora, "created_ms")).c_str());
   return {};
@@ -140,17 +140,17 @@ void add_loras(CLI::App& app, Invocation& run) {
     auto flags = std::make_shared<LoraFlags>();
     auto* sub = loras->add_subcommand(name, what);
     add_target_flags(*sub, flags->target);
-    sub->add_option("--tenant", flags->tenant, "Whose adapters, with an administrator's key");
+    sub->add_option("--tenant", flags->tenant, "Tenant that owns the adapters; needs an administrator's key");
     if (action != list) sub->add_option("name", flags->name, "The adapter's name")->required();
     if (action == add) {
-      sub->add_option("file", flags->file, "Its safetensors file")->required();
-      sub->add_flag(
-          "--by-path", flags->by_path,
-          "FILE lies in a folder of loras.folders, on disks that the service and its workers see: it is not uploaded");
-      sub->add_option("--model", flags->models, "A model that it is for; may be repeated. Any, if left out")
+      sub->add_option("file", flags->file, "The safetensors file")->required();
+      sub->add_flag("--by-path", flags->by_path,
+                    "Register FILE instead of uploading it; it must lie in loras.folders, where the service and its "
+                    "workers read it");
+      sub->add_option("--model", flags->models, "A model that the adapter fits; repeatable; default: any")
           ->allow_extra_args(false);
-      sub->add_flag("--pin", flags->pin, "Workers do not drop it from memory to make room");
-      sub->add_flag("--keep", flags->keep, "Fail if the name is taken, instead of replacing what it stands for");
+      sub->add_flag("--pin", flags->pin, "Workers never evict it from memory");
+      sub->add_flag("--keep", flags->keep, "Fail if the name is taken instead of replacing the adapter");
     }
     sub->callback([flags, action, name, &run] {
       run = [flags, action, name] {
@@ -161,11 +161,11 @@ void add_loras(CLI::App& app, Invocation& run) {
     });
   };
   command("add", "Upload an adapter, or register a file by its path", add);
-  command("list", "Adapters by name", list);
-  command("show", "One adapter", show);
-  command("remove", "Remove an adapter; jobs that wait with it fail", remove);
-  command("pin", "Keep an adapter in the memory of workers that have it", pin);
-  command("unpin", "Let workers drop it again", unpin);
+  command("list", "List adapters", list);
+  command("show", "Show one adapter", show);
+  command("remove", "Remove an adapter; waiting jobs that use it fail", remove);
+  command("pin", "Pin an adapter: workers that hold it never evict it", pin);
+  command("unpin", "Unpin an adapter: workers may evict it again", unpin);
 }
 
 }  // namespace ditfleet::cli

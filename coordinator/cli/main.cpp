@@ -19,7 +19,7 @@ std::vector<std::string> command_names(const CLI::App& app) {
   return names;
 }
 
-// "--stpes" → "; did you mean '--steps'?", from the flags of the command that was typed.
+// "--stpes" → "; did you mean '--steps'?", from the flags of the typed command.
 std::string hint_for(const CLI::App& app, const std::string& message) {
   const CLI::App* typed = &app;
   while (!typed->get_subcommands().empty()) typed = typed->get_subcommands().front();
@@ -41,8 +41,8 @@ std::string hint_for(const CLI::App& app, const std::string& message) {
   return near.empty() || near == flag ? std::string() : "; did you mean '" + near + "'?";
 }
 
-// The command whose own command is missing or unknown: `ditfleet jobs lst`. The word is the first that is no flag
-// behind its name.
+// The message for a missing or unknown subcommand: `ditfleet jobs lst`. The subcommand is the first word after the
+// command that is not a flag.
 std::string missing_command(const CLI::App& app, int argc, char** argv) {
   const CLI::App* typed = &app;
   std::string path;
@@ -67,9 +67,9 @@ bool has_command(const CLI::App& app, const std::string& word) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("DiTFleet: images from diffusion transformers, on a fleet of workers", "ditfleet");
+  CLI::App app("DiTFleet: generates images with diffusion transformers on a fleet of workers", "ditfleet");
   app.require_subcommand(1);
-  app.set_help_all_flag("--help-all", "Help of all commands");
+  app.set_help_all_flag("--help-all", "Print the help of all commands");
   Invocation run;
   ditfleet::cli::add_up(app, run);
   ditfleet::cli::add_generate(app, run);
@@ -84,7 +84,7 @@ int main(int argc, char** argv) {
   ditfleet::cli::add_version(app, run);
 
   if (argc > 1 && argv[1][0] != '-' && !has_command(app, argv[1])) {
-    std::fprintf(stderr, "ditfleet: there is no command '%s'%s\n", argv[1],
+    std::fprintf(stderr, "ditfleet: unknown command '%s'%s\n", argv[1],
                  ditfleet::suggestion(argv[1], command_names(app)).c_str());
     return ditfleet::cli::kExitUsage;
   }
@@ -96,7 +96,7 @@ int main(int argc, char** argv) {
     const bool lacks_command =
         dynamic_cast<const CLI::RequiredError*>(&e) != nullptr && message.find("subcommand") != std::string::npos;
     message = lacks_command ? missing_command(app, argc, argv) : message + hint_for(app, message);
-    std::fprintf(stderr, "ditfleet: %s (--help tells more)\n", message.c_str());
+    std::fprintf(stderr, "ditfleet: %s (see --help)\n", message.c_str());
     return ditfleet::cli::kExitUsage;
   }
   return run();

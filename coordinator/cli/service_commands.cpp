@@ -1,4 +1,4 @@
-// `ditfleet coordinator` and `ditfleet version`: commands whose work is elsewhere.
+// `ditfleet coordinator` and `ditfleet version`.
 #include <cstdio>
 
 #include "coordinator/cli/command.h"
@@ -14,11 +14,11 @@ void add_coordinator(CLI::App& app, Invocation& run) {
     bool json = false;
   };
   auto flags = std::make_shared<Flags>();
-  auto* command = app.add_subcommand("coordinator", "Serve the gateway and schedule, on a Redis that is already there");
+  auto* command = app.add_subcommand("coordinator", "Run the gateway and the scheduler on an existing Redis");
   add_configuration_flags(*command, flags->sources);
   command->add_option("--listen", flags->listen, "Address of the gateway")->type_name("HOST:PORT");
-  command->add_option("--redis", flags->redis, "The queue's Redis")->type_name("URL");
-  command->add_flag("--json", flags->json, "Print {\"gateway\": URL} once it is ready");
+  command->add_option("--redis", flags->redis, "URL of the queue's Redis")->type_name("URL");
+  command->add_flag("--json", flags->json, "Print {\"gateway\": URL} once the service is ready");
   command->callback([flags, &run] {
     run = [flags] {
       if (!flags->listen.empty()) flags->sources.sets.push_back("gateway.listen=" + flags->listen);
@@ -26,7 +26,7 @@ void add_coordinator(CLI::App& app, Invocation& run) {
       const auto settings = config::load(flags->sources);
       if (!settings) return report("coordinator", settings.error());
       if (settings->redis.url.empty()) {
-        return report("coordinator", invalid_argument("redis.url is not set; name the queue's Redis with "
+        return report("coordinator", invalid_argument("redis.url is not set; give the queue's Redis with "
                                                       "--redis, or use `ditfleet up`, which starts one"));
       }
       return run_coordinator(*settings, [json = flags->json](const std::string& url) {

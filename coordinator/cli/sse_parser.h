@@ -1,4 +1,4 @@
-// Server-sent events from a stream of bytes (WHATWG HTML §9.2), in whatever pieces they come.
+// Incremental parser of server-sent events (WHATWG HTML §9.2).
 #pragma once
 
 #include <functional>
@@ -8,7 +8,7 @@
 namespace ditfleet::cli {
 
 struct ServerEvent {
-  std::string id, type, data;  // the type is "message" where the stream names none
+  std::string id, type, data;  // the type defaults to "message"
 };
 
 // Not thread safe.
@@ -16,7 +16,7 @@ class SseParser {
  public:
   // Calls `on_event` for each event that `bytes` completes.
   void feed(std::string_view bytes, const std::function<void(const ServerEvent&)>& on_event);
-  // The id of the last complete event that had one: what Last-Event-ID resumes from.
+  // The id of the last complete event that had one, for Last-Event-ID.
   const std::string& last_id() const { return last_id_; }
 
  private:

@@ -4,8 +4,9 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstdio>
+
+#include "shared/core/wall_clock.h"
 
 namespace ditfleet::cli {
 namespace {
@@ -79,10 +80,7 @@ std::string short_duration(std::int64_t us) {
 
 std::string ago(std::int64_t then_ms) {
   if (then_ms <= 0) return {};
-  const auto now =
-      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
-          .count();
-  return short_duration(std::max<std::int64_t>(0, now - then_ms) * 1000) + " ago";
+  return short_duration(std::max<std::int64_t>(0, unix_ms() - then_ms) * 1000) + " ago";
 }
 
 std::string one_line(const std::string& text, std::size_t max_characters) {

@@ -1,4 +1,4 @@
-// What people see: a progress line on a terminal, tables, times.
+// Text for a terminal: a progress line, tables, times.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace ditfleet::cli {
 
-// One line on stderr that is redrawn; on anything but a terminal, and when quiet, nothing.
+// A line on stderr that is redrawn. Draws nothing if stderr is not a terminal or `quiet` is set.
 class ProgressLine {
  public:
   explicit ProgressLine(bool quiet);
@@ -22,12 +22,12 @@ class ProgressLine {
   bool drawn_ = false;
 };
 
-// Columns padded to their widest cell, two spaces between; the first row is the head.
+// Columns padded to their widest cell, with two spaces between them. The first row is the header.
 std::string table(const std::vector<std::vector<std::string>>& rows);
 
 std::string short_duration(std::int64_t us);  // "850 µs", "12.3 ms", "4.21 s", "3 min 5 s"
 std::string ago(std::int64_t then_ms);        // "12 s ago"; empty for 0
 std::string one_line(const std::string& text,
-                     std::size_t max_characters);  // control characters out, cut with …
+                     std::size_t max_characters);  // control characters become spaces; cut with …
 
 }  // namespace ditfleet::cli

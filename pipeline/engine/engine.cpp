@@ -135,7 +135,6 @@ Result<region::AheadReport> Engine::compile_regions(const Families& families, co
       report.compiled += one->compiled;
       report.hits += one->hits;
       for (auto& made : one->regions) report.regions.push_back(std::move(made));
-      for (auto& note : one->notes) report.notes.push_back(std::move(note));
     }
     return report;
   } catch (...) {

@@ -8,7 +8,6 @@
 #include "pipeline/region/compile/cached.h"
 #include "pipeline/region/compile/cpu_jit.h"
 #include "pipeline/region/compile/host_module.h"
-#include "pipeline/region/compile/known_compiler.h"
 #include "pipeline/region/compile/nvrtc.h"
 #include "pipeline/region/key.h"
 #include "shared/core/background_threads.h"
@@ -124,7 +123,7 @@ Result<AheadReport> compile_ahead(const AheadPrograms& programs, ElementType typ
   };
   // What does not load here loads on no worker like this one: it must not go to them as compiled. A cubin nobody here
   // can ask about.
-  Usable loads;
+  Validator loads;
   if (host)
     loads = [](const Entry& entry) -> Result<void> {
       auto module = HostModule::load(entry);
@@ -153,8 +152,6 @@ Result<AheadReport> compile_ahead(const AheadPrograms& programs, ElementType typ
     ++(region->compiled ? report.compiled : report.hits);
     report.regions.push_back(std::move(*region));
   }
-  if (const auto key = compiler_key(); host && key)
-    if (auto known = cache.find(*key, kHostArch)) report.notes.emplace_back(*key, *known);
   return report;
 }
 

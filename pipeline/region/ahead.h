@@ -42,8 +42,6 @@ struct AheadReport {
   std::vector<AheadRegion> regions;
   std::vector<std::string> eager;  // architectures on which workers run eagerly (runs_eagerly()): nothing was compiled
   int compiled = 0, hits = 0;
-  // What goes with the programs to whoever takes them: which compiler made the host's (compile/known_compiler.h).
-  std::vector<std::pair<kernel_cache::Key, std::shared_ptr<const kernel_cache::Entry>>> notes;
 };
 
 // A line for each kernel that keeps some of its registers in memory, which none is meant to.

@@ -298,7 +298,7 @@ const Option kOptions[] = {
     {.key = "compile.cxx",
      .at = DITFLEET_AT(compile.cxx),
      .description = "C++ compiler of cpu_jit: a path, or a name to find in PATH. If empty, the variable DITFLEET_CXX, "
-                    "else c++. Without a compiler only programs in the kernel cache run compiled."},
+                    "else c++."},
     {.key = "compile.nvrtc",
      .at = DITFLEET_AT(compile.nvrtc),
      .description = "Path of NVIDIA's run-time compiler, libnvrtc.so.13. If empty, the variable DITFLEET_NVRTC, else "
@@ -354,7 +354,7 @@ const Option kOptions[] = {
      .high = 10'000},
     {.key = "cache.redis_ttl_ms",
      .at = DITFLEET_AT(cache.redis_ttl_ms),
-     .description = "How long a program stays in Redis after its last use.",
+     .description = "How long a program stays in Redis after it was stored or last read.",
      .low = 60'000,
      .high = kManyMs},
     {.key = "cache.lock_ms",

@@ -14,6 +14,8 @@
 #include "shared/core/ids.h"
 #include "shared/core/listen_address.h"
 #include "shared/core/nearest_name.h"
+#include "shared/core/sha256.h"
+#include "shared/redis/endpoint.h"
 
 namespace ditfleet::config {
 namespace {
@@ -121,7 +123,7 @@ Result<void> apply_key(const Assignment& a, Settings& settings) {
       return wrong(a, "tenant '" + a.value + "' must be 1 to 64 characters of A-Z a-z 0-9 . _ -");
     key.tenant = a.value;
   } else if (a.path[2] == "sha256") {
-    if (a.value.size() != 64 || a.value.find_first_not_of("0123456789abcdef") != std::string::npos) {
+    if (!is_sha256_hex(a.value)) {
       return wrong(a, "'" + a.key() +
                           "' must be the key's SHA-256, 64 lower-case hexadecimal digits (printf %s \"$KEY\" "
                           "| sha256sum)");
@@ -227,6 +229,14 @@ Result<Settings> load(const Sources& sources) {
 }
 
 std::int64_t silent_after_ms(const Settings& settings) { return 3 * settings.worker.heartbeat_ms + 500; }
+
+Result<redis::Endpoint> redis_endpoint(const Settings& settings) {
+  auto endpoint = redis::Endpoint::parse(settings.redis.url);
+  if (!endpoint) return endpoint.error();
+  endpoint->tls_ca_file = settings.redis.tls_ca_file;
+  endpoint->tls_verify = settings.redis.tls_verify;
+  return endpoint;
+}
 
 std::string data_folder(const Settings& settings) {
   if (!settings.data.dir.empty()) return settings.data.dir;

@@ -14,6 +14,10 @@
 
 #include "shared/core/result.h"
 
+namespace ditfleet::redis {
+struct Endpoint;
+}
+
 namespace ditfleet::config {
 
 struct ModelSetting {
@@ -145,6 +149,9 @@ Result<Settings> load_text(std::string_view yaml, const std::string& name);
 // The folder of `ditfleet up`: data.dir, else the user's state folder ($XDG_STATE_HOME/ditfleet or
 // ~/.local/state/ditfleet). Empty if none is set.
 std::string data_folder(const Settings& settings);
+
+// redis.url with the TLS options of the section. kInvalidArgument: the URL is invalid.
+Result<redis::Endpoint> redis_endpoint(const Settings& settings);
 
 // How long a worker may go without a heartbeat before it counts as silent: three heartbeats, plus 0.5 s for latency.
 std::int64_t silent_after_ms(const Settings& settings);

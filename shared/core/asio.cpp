@@ -1,3 +1,3 @@
-// What of Asio is no template, for the whole program.
+// Asio's non-template functions, compiled once for all targets.
 #include <boost/asio/impl/src.hpp>
 #include <boost/asio/ssl/impl/src.hpp>

@@ -1,5 +1,4 @@
-// A few named threads for work whose result is wanted later. For what std::async would do with a thread of its own
-// each.
+// A few named threads for work whose result is needed later. Unlike std::async, it does not start a thread per task.
 #pragma once
 
 #include <condition_variable>
@@ -27,7 +26,7 @@ class BackgroundThreads {
   BackgroundThreads& operator=(const BackgroundThreads&) = delete;
 
   // Work starts in the order in which it was given. The future rethrows what `work` throws. Destroying the future
-  // does not wait, so `work` may only refer to what outlives this object.
+  // does not wait, so `work` must only refer to objects that outlive this one.
   template <class Work>
   std::future<std::invoke_result_t<Work>> run(Work work) {
     auto task = std::make_shared<std::packaged_task<std::invoke_result_t<Work>()>>(std::move(work));

@@ -11,9 +11,10 @@
 #include <fstream>
 #include <sstream>
 
+#include "shared/core/fd_io.h"
 #include "shared/core/ids.h"
 #include "shared/core/sha256.h"
-#include "shared/core/write_all.h"
+#include "shared/core/unique_fd.h"
 
 namespace ditfleet {
 
@@ -80,19 +81,10 @@ Result<void> write_file_atomically(const std::string& path, std::string_view byt
     ::unlink(temporary.c_str());
     return unavailable(std::string("cannot ") + what + " '" + path + "': " + std::strerror(e));
   };
-  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (fd < 0) return failed("create");
-  if (!write_all(fd, bytes)) {
-    const Error error = failed("write");
-    ::close(fd);
-    return error;
-  }
-  if (::fsync(fd) != 0) {
-    const Error error = failed("sync");
-    ::close(fd);
-    return error;
-  }
-  ::close(fd);
+  const UniqueFd file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  if (!file.valid()) return failed("create");
+  if (!write_all(file.get(), bytes)) return failed("write");
+  if (::fsync(file.get()) != 0) return failed("sync");
   if (::rename(temporary.c_str(), path.c_str()) != 0) return failed("rename to");
   return {};
 }

@@ -1,4 +1,4 @@
-// Bytes and their usual spellings. All functions are thread safe.
+// Encodings of bytes, and whole files. All functions are thread safe.
 #pragma once
 
 #include <string>
@@ -12,9 +12,10 @@ std::string sha256_hex(std::string_view bytes);  // 64 lower-case digits
 std::string base64(std::string_view bytes);      // RFC 4648 §4, padded
 bool is_valid_utf8(std::string_view text);       // no overlong forms, no surrogates
 
-// Whole file. kNotFound or kUnavailable (unreadable) with the path in the message. Blocks.
+// Reads a whole file. Errors: kNotFound, kUnavailable (unreadable). Blocks.
 Result<std::string> read_file(const std::string& path);
-// Writes PATH.tmp-… beside it, fsyncs and renames: a reader sees the old or the new file. Blocks.
+// Writes PATH.tmp-…, syncs it and renames it, so that a reader sees the old or the new file. Errors: kUnavailable.
+// Blocks.
 Result<void> write_file_atomically(const std::string& path, std::string_view bytes);
 
 }  // namespace ditfleet

@@ -49,12 +49,12 @@ struct Launch {
   pid_t parent = 0;
 };
 
-// Only async-signal-safe calls are allowed here. vfork() shares the memory: nothing of the parent's is changed.
+// vfork() shares the parent's memory: this function changes none of it and makes async-signal-safe calls only.
 [[noreturn]] void execute(const Launch& launch) {
   ::prctl(PR_SET_PDEATHSIG, launch.death_signal);
   if (::getppid() != launch.parent) ::_exit(1);  // the parent died before prctl()
   ::setpgid(0, 0);
-  // A handler of the parent's must not run in the memory that both share.
+  // A handler of the parent must not run in the shared memory.
   for (int signal = 1; signal < NSIG; ++signal) {
     struct sigaction action {};
     if (::sigaction(signal, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
@@ -210,7 +210,7 @@ Result<ProgramRun> run_program(const ProcessSpec& spec, Deadline deadline) {
       break;
     }
     if (!deadline.passed()) continue;
-    if (end) break;  // a child of the program's still writes
+    if (end) break;  // a child of the program still writes
     child->send_to_group(SIGKILL);
     (void)child->wait();
     return Error{Code::kDeadlineExceeded, spec.argv[0] + " did not end in time", {}};

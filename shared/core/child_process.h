@@ -16,7 +16,7 @@
 namespace ditfleet {
 
 struct ProcessSpec {
-  std::vector<std::string> argv;                        // argv[0]: a path, or a name that PATH finds
+  std::vector<std::string> argv;                        // argv[0]: a path, or a name to find in PATH
   std::optional<std::vector<std::string>> environment;  // NAME=VALUE each; unset: this process's
   std::string input = "/dev/null";                      // the file that becomes stdin
   // stdout and stderr are appended to this file. Empty: they go to one pipe, see output_fd().
@@ -69,11 +69,11 @@ struct ProgramRun {
 };
 inline constexpr std::size_t kMaxProgramOutput = 1 << 20;
 
-// Runs a program to its end, whatever its own children do. Past the deadline the whole process group is killed.
+// Runs a program and waits for its end, not for its children's. Past the deadline it kills the process group.
 // Errors: those of ChildProcess::start(); kDeadlineExceeded. Thread safe. Blocks.
 Result<ProgramRun> run_program(const ProcessSpec& spec, Deadline deadline);
 
-// The full path of `program` in PATH; nothing if it is not there.
+// The full path of `program` in PATH; nothing if PATH has no such program.
 std::optional<std::string> find_program(const std::string& program);
 
 }  // namespace ditfleet

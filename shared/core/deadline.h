@@ -1,4 +1,4 @@
-// A point on the monotonic clock by which something must have happened. Every await has one.
+// A point on the monotonic clock by which an operation must end.
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,7 @@ class Deadline {
 
   static Deadline after(Clock::duration d) { return Deadline(Clock::now() + d); }
   static Deadline at(Clock::time_point t) { return Deadline(t); }
-  // It never passes: for waits that end for another reason.
+  // Never passes: for waits that end for another reason.
   static Deadline never() { return Deadline(Clock::time_point::max()); }
 
   Clock::time_point time_point() const { return at_; }

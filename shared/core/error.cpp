@@ -13,7 +13,7 @@ struct Row {
   bool retryable;
 };
 
-// Of the codes that share a status, the one that the status alone stands for comes first.
+// Of the codes that share a status, the most general one comes first.
 constexpr Row kInternalRow{Code::kInternal, "internal", 500, false};
 constexpr std::array kRows = {
     kInternalRow,

@@ -1,5 +1,5 @@
-// What can go wrong, in one enumeration for the whole service. A code decides three things for whoever
-// receives it: the HTTP status, whether trying again can help, and the label in metrics.
+// The error codes of the whole service. A code determines the HTTP status, whether a retry can help, and the label in
+// metrics.
 #pragma once
 
 #include <chrono>
@@ -9,19 +9,19 @@
 namespace ditfleet {
 
 enum class Code {
-  kInvalidArgument,      // the caller's input is wrong and stays wrong
-  kUnauthenticated,      // no key, or one that is not known
-  kPermissionDenied,     // known, but not allowed
-  kNotFound,             // no such job, model, route; also what belongs to another tenant
+  kInvalidArgument,      // the caller's input is invalid
+  kUnauthenticated,      // no key, or an unknown one
+  kPermissionDenied,     // the key does not permit it
+  kNotFound,             // no such job, model or route, or it belongs to another tenant
   kConflict,             // the state does not allow it (job ended, stale attempt)
   kIdempotencyMismatch,  // the same idempotency key with another body
   kPayloadTooLarge,
   kResourceExhausted,  // quota, queue bound, deadline that cannot be met
-  kUnavailable,        // Redis or a worker is away; again later
+  kUnavailable,        // Redis or a worker is unavailable; retry later
   kDeadlineExceeded,
   kCanceled,
-  kDataCorrupt,  // a file or a stored value does not hold what it claims
-  kOutOfMemory,  // device or host memory; another try may fit
+  kDataCorrupt,  // a file or a stored value is malformed or damaged
+  kOutOfMemory,  // device or host memory; a retry may fit
   kDeviceFault,  // the device failed; the process must end
   kInternal,     // a bug
 };
@@ -46,9 +46,9 @@ struct Error {
 };
 
 std::string_view code_name(Code code);       // "invalid_argument": metric label, stored in Redis
-Code code_from_name(std::string_view name);  // kInternal for what is not known
+Code code_from_name(std::string_view name);  // kInternal for an unknown name
 int http_status(Code code);
-Code code_from_http_status(int status);  // of several codes the general one; kInternal for what is not known
+Code code_from_http_status(int status);  // the most general code; kInternal for an unknown status
 bool is_retryable(Code code);
 
 Error invalid_argument(std::string message, std::string param = {});

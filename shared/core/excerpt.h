@@ -1,4 +1,4 @@
-// What a message may repeat of foreign text.
+// Quotes untrusted text in messages.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,11 @@
 
 namespace ditfleet {
 
-// The first bytes of `text`, cut between characters; "?" if it is not UTF-8. Control characters are written out (\n,
-// \x1b): a message may end on a terminal, and a file's names must not drive that. Thread safe.
+// `text` as one line: control characters are escaped (\n, \x1b), so that the text cannot control a terminal or forge
+// lines of a log. Thread safe.
+std::string escaped(std::string_view text);
+
+// The first bytes of `text`, cut between characters and escaped; "?" if it is not UTF-8. Thread safe.
 std::string excerpt(std::string_view text, std::size_t max_bytes);
 
 }  // namespace ditfleet

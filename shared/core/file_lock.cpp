@@ -19,7 +19,7 @@ Result<FileLock> FileLock::try_take(const std::string& path, AtEnd at_end) {
   lock.fd_.reset(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock.held()) return failed("open");
   if (::flock(lock.fd(), LOCK_EX | LOCK_NB) != 0) return errno == EWOULDBLOCK ? busy : failed("lock");
-  // The holder before may have removed the file between open() and flock(). Then this lock protects nothing.
+  // The previous holder may have removed the file between open() and flock(). Then this lock protects nothing.
   struct stat locked {
   }, named{};
   if (::fstat(lock.fd(), &locked) != 0 || ::stat(path.c_str(), &named) != 0 || locked.st_ino != named.st_ino ||

@@ -20,8 +20,8 @@ struct LastId {
   std::array<unsigned char, 16> digits{};
 };
 
-// Random bytes for ids and nonces, asked of the system for many at once: a call costs as much as an id. What was handed
-// out is wiped.
+// Random bytes for ids and nonces. They are read from the system in large blocks, because a call costs as much as an
+// id. Used bytes are wiped.
 void random_bytes(std::span<unsigned char> out) {
   static thread_local std::array<unsigned char, 1024> pool;
   static thread_local std::size_t used = pool.size();
@@ -34,8 +34,8 @@ void random_bytes(std::span<unsigned char> out) {
   used += out.size();
 }
 
-// A larger number of the same milliseconds, by a step that nobody guesses: 40 random bits and 1. The first digit's
-// upper half is left free at first, so that there is room for 2³⁹ of them.
+// Advances the digits within one millisecond by an unpredictable step: 40 random bits plus 1. The upper half of the
+// first digit starts free, which leaves room for 2³⁹ steps.
 void step_up(std::array<unsigned char, 16>& digits) {
   std::array<unsigned char, 8> step{};
   random_bytes(step);
@@ -61,7 +61,7 @@ std::string new_id() {
     random_bytes(last.digits);
     for (auto& digit : last.digits) digit &= 31;
     last.digits[0] &= 15;
-  } else {  // also where the clock went back
+  } else {  // the same millisecond, or the clock went back
     step_up(last.digits);
   }
   std::string id(26, '0');

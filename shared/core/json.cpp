@@ -9,8 +9,8 @@ namespace ditfleet {
 Result<json::value> parse_json(std::string_view text, json::storage_ptr storage) {
   json::parse_options options;
   options.max_depth = 64;
-  unsigned char room[2048];  // what the parser itself needs for a small text
-  json::stream_parser parser({}, options, room);
+  unsigned char buffer[2048];  // saves the parser an allocation for a small text
+  json::stream_parser parser({}, options, buffer);
   parser.reset(std::move(storage));
   boost::system::error_code ec;
   const std::size_t read = parser.write_some(text.data(), text.size(), ec);

@@ -10,8 +10,8 @@ namespace ditfleet {
 
 namespace json = boost::json;
 
-// Strict JSON, at most 64 levels deep. kInvalidArgument says where it broke. The value lies in `storage`, which must
-// outlive it (default: the heap).
+// Strict JSON, at most 64 levels deep. The message of kInvalidArgument has the position. The value is allocated in
+// `storage`, which must outlive it (default: the heap).
 Result<json::value> parse_json(std::string_view text, json::storage_ptr storage = {});
 
 }  // namespace ditfleet

@@ -1,4 +1,4 @@
-// Where a server listens: HOST:PORT as people write it, and how a client on the same host reaches it.
+// The address of a server: HOST:PORT, and the URL for a client on the same host.
 #pragma once
 
 #include <string>
@@ -9,11 +9,11 @@
 namespace ditfleet {
 
 struct ListenAddress {
-  std::string host;  // as a resolver takes it: without brackets
-  int port = 0;      // 0: any free one
+  std::string host;  // without brackets
+  int port = 0;      // 0: any free port
 
-  // HOST:PORT, [IPv6]:PORT, :PORT or *:PORT; the last two are every IPv4 interface, 0.0.0.0. kInvalidArgument
-  // for anything else, with `option` as its param.
+  // HOST:PORT, [IPv6]:PORT, :PORT or *:PORT; the last two mean every IPv4 interface, 0.0.0.0. Anything else is
+  // kInvalidArgument with `option` as its param.
   static Result<ListenAddress> parse(std::string_view text, std::string_view option = {});
 
   std::string text() const;       // "127.0.0.1:8780", "[::1]:8780"

@@ -1,5 +1,5 @@
-// One thread with a name (as `top -H` shows it) that runs what it is given, in order. For work that
-// blocks: a disk, a device, an encoder.
+// A thread with a name (shown by `top -H`) that runs tasks in order. For work that blocks: a disk, a device, an
+// encoder.
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -26,15 +26,15 @@ namespace asio = boost::asio;
 class NamedThread {
  public:
   explicit NamedThread(const std::string& name);  // the first 15 characters are kept
-  ~NamedThread();                                 // waits until all that was given has been done
+  ~NamedThread();                                 // waits until all tasks are done
   NamedThread(const NamedThread&) = delete;
   NamedThread& operator=(const NamedThread&) = delete;
 
   asio::thread_pool::executor_type executor() { return pool_.get_executor(); }
 
-  // Runs `work` there and returns its value on the caller's executor (single threaded or a strand). Past
-  // the deadline it returns kDeadlineExceeded while the work goes on to its end, unheeded: `work` must own
-  // all it touches. `work` must not throw.
+  // Runs `work` on the thread and returns its value on the caller's executor (single threaded or a strand). Past the
+  // deadline it returns kDeadlineExceeded; the work still runs to its end, so it must own everything it uses. `work`
+  // must not throw.
   template <class T>
   asio::awaitable<Result<T>> run(std::function<Result<T>()> work, Deadline deadline) {
     struct State {
@@ -46,8 +46,8 @@ class NamedThread {
     auto state = std::make_shared<State>(executor);
     state->done.expires_at(deadline.time_point());
     asio::post(pool_, [state, executor, work = std::move(work)]() mutable {
-      // The result travels in the posted handler, and `state` with it: it belongs to the caller's executor, which
-      // may be gone before this thread has let go of a copy.
+      // The handler owns the result and `state`: the caller's executor may be destroyed before this thread drops a
+      // copy.
       auto result = work();
       asio::post(executor, [state = std::move(state), result = std::move(result)]() mutable {
         state->result.emplace(std::move(result));

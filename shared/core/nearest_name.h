@@ -7,11 +7,11 @@
 
 namespace ditfleet {
 
-// The known name with the fewest edits (insert, delete, replace, swap of neighbours; case ignored) from
-// `name`; empty if every one is further than a third of the longer of the two, but at least two edits.
+// The known name with the smallest edit distance to `name` (insert, delete, replace, swap of neighbours; case ignored).
+// Empty if no distance is within max(2, a third of the longer name).
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known);
 
-// "; did you mean 'x'?" where one is near, else "; known are a, b, c" (nothing known: empty).
+// "; did you mean 'x'?" if a name is near, else "; known are a, b, c"; empty if `known` is.
 std::string suggestion(std::string_view name, const std::vector<std::string>& known);
 
 }  // namespace ditfleet

@@ -9,7 +9,8 @@
 #include <filesystem>
 
 #include "shared/core/bytes.h"
-#include "shared/core/write_all.h"
+#include "shared/core/fd_io.h"
+#include "shared/core/unique_fd.h"
 
 namespace ditfleet {
 namespace {
@@ -18,15 +19,9 @@ Result<void> write_into(const std::string& path, std::string_view bytes) {
   const auto failed = [&](const char* what) {
     return unavailable(std::string("cannot ") + what + " '" + path + "': " + std::strerror(errno));
   };
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY);
-  if (fd < 0) return failed("open");
-  if (!write_all(fd, bytes)) {
-    const Error error = failed("write");
-    ::close(fd);
-    return error;
-  }
-  ::close(fd);
-  return {};
+  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY));
+  if (!file.valid()) return failed("open");
+  return write_all(file.get(), bytes) ? Result<void>() : failed("write");
 }
 
 }  // namespace
@@ -38,7 +33,7 @@ Result<void> write_output_file(const std::string& path, std::string_view bytes) 
   std::error_code unknown;
   if (!std::filesystem::is_symlink(path, unknown)) return write_file_atomically(path, bytes);
   const auto target = std::filesystem::canonical(path, unknown);
-  return write_file_atomically(unknown ? path : target.string(), bytes);  // a link to nowhere gives way
+  return write_file_atomically(unknown ? path : target.string(), bytes);  // a dangling link is replaced
 }
 
 }  // namespace ditfleet

@@ -1,4 +1,4 @@
-// A file that a person names for output.
+// Output files named by the user.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace ditfleet {
 
-// A device or a pipe (/dev/null, /dev/stdout) is written to, never replaced, and a link's target takes the bytes; any
-// other file as write_file_atomically does, whose errors these are. Blocks.
+// Writes into a device or a pipe (/dev/null, /dev/stdout) and replaces any other file atomically; a symbolic link
+// stays. Errors: those of write_file_atomically(). Blocks.
 Result<void> write_output_file(const std::string& path, std::string_view bytes);
 
 }  // namespace ditfleet

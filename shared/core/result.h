@@ -1,5 +1,5 @@
-// Result<T>: a value or an Error. What every module boundary returns. (std::expected needs a newer
-// standard library than Debian 12 has.)
+// Result<T>: a value or an Error, the return type of every module boundary. (Debian 12's standard library has no
+// std::expected.)
 #pragma once
 
 #include <cassert>
@@ -19,7 +19,7 @@ class [[nodiscard]] Result {
   bool ok() const { return state_.index() == 0; }
   explicit operator bool() const { return ok(); }
 
-  // Precondition of the value accessors: ok(). Of error(): !ok().
+  // The value accessors require ok(), error() requires !ok().
   T& value() & {
     assert(ok());
     return *std::get_if<0>(&state_);

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <new>
 
+#include "shared/core/fd_io.h"
 #include "shared/core/unique_fd.h"
 
 namespace ditfleet {
@@ -74,14 +75,12 @@ Result<FileDigest> sha256_of_file(const std::string& path) {
   if (!S_ISREG(info.st_mode)) return unavailable("cannot read '" + path + "': it is not a regular file");
   Sha256 hash;
   FileDigest out;
-  std::string buffer(1 << 20, '\0');
   for (;;) {
-    const ssize_t n = ::read(file.get(), buffer.data(), buffer.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return failed(errno);
-    if (n == 0) break;
-    hash.update(std::string_view(buffer.data(), static_cast<std::size_t>(n)));
-    out.bytes += n;
+    const auto piece = read_up_to(file.get(), 1 << 20);
+    if (!piece) return failed(errno);
+    if (piece->empty()) break;
+    hash.update(*piece);
+    out.bytes += static_cast<std::int64_t>(piece->size());
   }
   out.sha256 = hash.hex();
   return out;

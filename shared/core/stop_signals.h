@@ -1,12 +1,12 @@
-// The signals that ask a process to end: SIGINT, SIGTERM, and SIGHUP, which its terminal sends when it closes.
+// The signals that stop a process: SIGINT, SIGTERM, and SIGHUP when its terminal closes.
 #pragma once
 
 #include <csignal>
 
 namespace ditfleet {
 
-// Whether SIGHUP is one of them: not where whoever started the process (nohup) had it ignored, so that it outlives its
-// terminal. To be asked before anything handles the signal.
+// Whether SIGHUP stops this process: not if it was started with SIGHUP ignored (nohup). Call it before the process
+// installs a handler.
 inline bool hangup_ends() {
   struct sigaction action {};
   return ::sigaction(SIGHUP, nullptr, &action) != 0 || action.sa_handler != SIG_IGN;

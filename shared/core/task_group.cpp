@@ -25,8 +25,8 @@ struct TaskGroup::State {
   std::list<asio::cancellation_signal> signals;
   bool stopping = false;
 
-  // A stop() from outside the executor is on its way to the task by a queued handler that refers to the signal
-  // (co_spawn dispatches it), and the task can end before that runs: the signal goes after it.
+  // stop() from outside the executor reaches the task through a queued handler that refers to the signal (co_spawn
+  // dispatches it). The task can end before that handler runs, so the signal is destroyed after it.
   void remove(std::list<asio::cancellation_signal>::iterator signal) {
     std::list<asio::cancellation_signal> gone;
     gone.splice(gone.begin(), signals, signal);
@@ -64,7 +64,7 @@ void TaskGroup::spawn(std::string name, asio::awaitable<void> task) {
 void TaskGroup::stop() {
   if (state_->stopping) return;
   state_->stopping = true;
-  // emit() can end a task at once, which erases its signal: step before emitting.
+  // emit() can end a task at once, which erases its signal: advance the iterator first.
   for (auto it = state_->signals.begin(); it != state_->signals.end();) {
     auto& signal = *it++;
     signal.emit(asio::cancellation_type::terminal);

@@ -1,5 +1,5 @@
-// Coroutines that belong together. A coroutine that throws is logged under its name, never lost;
-// stop() asks all to end and join() waits until they have.
+// A group of coroutines. An exception of a coroutine is logged under its name. stop() cancels all, join() waits for
+// them.
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
@@ -17,7 +17,7 @@ namespace asio = boost::asio;
 class TaskGroup {
  public:
   explicit TaskGroup(asio::any_io_executor executor);
-  ~TaskGroup();  // stops; coroutines still running keep only the group's shared state alive
+  ~TaskGroup();  // stop(); running coroutines keep the group's shared state alive
   TaskGroup(const TaskGroup&) = delete;
   TaskGroup& operator=(const TaskGroup&) = delete;
 
@@ -26,7 +26,7 @@ class TaskGroup {
   void stop();
   bool stopping() const;
   std::size_t running() const;
-  // Completes when none runs any more.
+  // Completes when all coroutines have ended.
   asio::awaitable<void> join();
 
  private:

@@ -1,4 +1,4 @@
-// The time of day, for what is kept or shown. What measures takes a steady clock.
+// The time of day, for stored and displayed times. Measure durations with a steady clock.
 #pragma once
 
 #include <chrono>

@@ -7,8 +7,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "shared/core/fd_io.h"
 #include "shared/core/ids.h"
-#include "shared/core/write_all.h"
 #include "shared/kernel_cache/codec.h"
 #include "shared/kernel_cache/little_endian.h"
 
@@ -17,12 +17,6 @@ namespace {
 
 constexpr std::string_view kHead("DFARCHIV\1\0\0\0\0\0\0\0", 16);
 constexpr std::size_t kDigestBytes = 32;
-
-std::string eight(std::uint64_t value) {
-  std::string out;
-  append_little_endian(out, value);
-  return out;
-}
 
 }  // namespace
 
@@ -53,14 +47,14 @@ Result<ArchiveWriter> ArchiveWriter::create(const std::string& path) {
 }
 
 Result<void> ArchiveWriter::add(std::string_view value) {
-  if (auto written = write(eight(value.size())); !written) return written;
+  if (auto written = write(little_endian(std::uint64_t{value.size()})); !written) return written;
   if (auto written = write(value); !written) return written;
   ++values_;
   return {};
 }
 
 Result<void> ArchiveWriter::finish() {
-  if (auto written = write(eight(0) + eight(values_)); !written) return written;
+  if (auto written = write(little_endian(std::uint64_t{0}) + little_endian(values_)); !written) return written;
   const std::string digest = checksum_.digest();
   bytes_ += digest.size();
   if (!write_all(file_.get(), digest)) return failed("write");

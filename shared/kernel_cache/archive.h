@@ -1,6 +1,6 @@
 // An export file: many values, to carry from one fleet or machine to another.
 //   "DFARCHIV", version 1 and flags 0 (4 bytes each)
-//   each value: its size (8 bytes) and the value as every tier stores it (README.md), signature included
+//   each value: its size (8 bytes) and the value as every tier stores it (codec.h)
 //   a size of 0, the number of values (8 bytes), SHA-256 of all bytes before it
 // Each value is verified on its own. The checksum at the end shows that the archive is complete.
 #pragma once

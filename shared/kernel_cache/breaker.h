@@ -55,12 +55,10 @@ class Breaker {
     if (state_ == State::kClosed && ++failures_ < options_.failures) return;
     if (state_ == State::kHalfOpen) pause_ = std::min(pause_ * 2, options_.open_max);
     until_ = now + pause_;
-    ++opened_;
     become(State::kOpen);
   }
 
   State state() const { return state_; }
-  std::uint64_t opened() const { return opened_; }  // how often
 
  private:
   void become(State state) {
@@ -74,7 +72,7 @@ class Breaker {
   State state_ = State::kClosed;
   std::chrono::milliseconds pause_;
   Clock::time_point until_{};  // the end of the pause
-  std::uint64_t period_ = 0, opened_ = 0;
+  std::uint64_t period_ = 0;
   int failures_ = 0;
   bool probing_ = false;
 };

@@ -54,7 +54,7 @@ class KernelCache::Impl {
   }
 
   Result<Program> get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile,
-                                 const Usable& usable) {
+                                 const Validator& usable) {
     telemetry::ScopedSpan span("kernel_cache_lookup");
     span.attribute("ditfleet.kernel_cache.key", key.hex());
     span.attribute("ditfleet.region", std::string(region));
@@ -68,7 +68,7 @@ class KernelCache::Impl {
   }
 
   Result<Program> find(const Key& key, std::string_view arch) {
-    const Usable any;
+    const Validator any;
     Search search{key, "", arch, any, Deadline::never()};
     if (Program program = from_memory(search, true)) return program;
     if (Program program = from_disk(search, true)) return program;
@@ -92,7 +92,7 @@ class KernelCache::Impl {
   struct Search {
     const Key& key;
     std::string_view region, arch;
-    const Usable& usable;
+    const Validator& usable;
     Deadline deadline;  // of waiting for other processes
     std::optional<RefusedValue> refused_on_disk = {}, refused_in_redis = {};
     std::optional<RedisTier::Value> redis_hit = {};
@@ -379,7 +379,7 @@ std::unique_ptr<KernelCache> KernelCache::create(CacheOptions options) {
 }
 
 Result<KernelCache::Program> KernelCache::get_or_compile(const Key& key, std::string_view region, std::string_view arch,
-                                                         const Compile& compile, const Usable& usable) {
+                                                         const Compile& compile, const Validator& usable) {
   return impl_->get_or_compile(key, region, arch, compile, usable);
 }
 

@@ -50,7 +50,7 @@ class KernelCache {
   using Program = std::shared_ptr<const Entry>;
   using Compile = std::function<Result<Entry>()>;
   // Whether the caller can use a program that verified, for example load it. The error says why it cannot.
-  using Usable = std::function<Result<void>(const Entry&)>;
+  using Validator = std::function<Result<void>(const Entry&)>;
 
   // Opens no file and waits for nothing. Errors of a tier are counted and logged when it is used.
   static std::unique_ptr<KernelCache> create(CacheOptions options);
@@ -75,7 +75,7 @@ class KernelCache {
   //
   // The cache's own thread writes a new program to disk and to Redis after this has returned.
   Result<Program> get_or_compile(const Key& key, std::string_view region, std::string_view arch, const Compile& compile,
-                                 const Usable& usable = {});
+                                 const Validator& usable = {});
 
   // The same without a compiler: kNotFound if no tier has it. Does not wait for other processes.
   Result<Program> find(const Key& key, std::string_view arch);

@@ -38,7 +38,7 @@ class Writer {
   std::string& out_;
 };
 
-// Reads within `bytes` and never past them: after the first failure everything read is empty.
+// Never reads past `bytes`. After the first failure every read returns an empty value.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : left_(bytes) {}
@@ -79,22 +79,22 @@ Decoded refuse(Refusal why, std::string message) { return Decoded(Refused{why, s
 Result<void> check_limits(const Entry& entry) {
   const auto too_large = [](const std::string& what) { return invalid_argument("[kernel_cache] " + what); };
   if (entry.code.size() > kMaxCodeBytes)
-    return too_large("the program has " + std::to_string(entry.code.size()) + " bytes; at most " +
-                     std::to_string(kMaxCodeBytes) + " are kept");
+    return too_large("the program has " + std::to_string(entry.code.size()) + " bytes; the limit is " +
+                     std::to_string(kMaxCodeBytes));
   if (entry.kernels.size() > kMaxKernels)
-    return too_large("the program has " + std::to_string(entry.kernels.size()) + " kernels; at most " +
-                     std::to_string(kMaxKernels) + " are kept");
+    return too_large("the program has " + std::to_string(entry.kernels.size()) + " kernels; the limit is " +
+                     std::to_string(kMaxKernels));
   if (entry.region.size() > kMaxNameBytes || entry.arch.size() > kMaxNameBytes)
     return too_large("a region's or architecture's name has more than " + std::to_string(kMaxNameBytes) + " bytes");
   for (const KernelInfo& kernel : entry.kernels) {
     if (kernel.name.size() > kMaxNameBytes || kernel.parameter_bytes.size() > kMaxParameters)
-      return too_large("a kernel's name has more than " + std::to_string(kMaxNameBytes) + " bytes, or it more than " +
-                       std::to_string(kMaxParameters) + " parameters");
+      return too_large("a kernel's name has more than " + std::to_string(kMaxNameBytes) +
+                       " bytes or the kernel more than " + std::to_string(kMaxParameters) + " parameters");
   }
   return {};
 }
 
-// What stands between header and trailer. Only of bytes whose signature has been verified.
+// Parses the bytes between header and trailer, whose signature has been verified.
 Result<Entry> parse_body(std::string_view body) {
   const auto malformed = [](const char* what) {
     return Error{Code::kDataCorrupt, std::string("malformed: ") + what, {}};
@@ -125,12 +125,11 @@ Result<Entry> parse_body(std::string_view body) {
   const auto code_bytes = in.integer<std::uint64_t>();
   if (code_bytes > kMaxCodeBytes) return malformed("the code is too large");
   const std::string_view packed = in.take(in.integer<std::uint64_t>());
-  if (in.failed() || !in.at_end()) return malformed("the lengths inside do not add up");
-  if (ZSTD_getFrameContentSize(packed.data(), packed.size()) != code_bytes)
-    return malformed("the code is not what its length says");
+  if (in.failed() || !in.at_end()) return malformed("inconsistent lengths");
+  if (ZSTD_getFrameContentSize(packed.data(), packed.size()) != code_bytes) return malformed("wrong code length");
   entry.code.resize(code_bytes);
   const std::size_t got = ZSTD_decompress(entry.code.data(), entry.code.size(), packed.data(), packed.size());
-  if (ZSTD_isError(got) || got != code_bytes) return malformed("the code does not unpack");
+  if (ZSTD_isError(got) || got != code_bytes) return malformed("the code cannot be decompressed");
   return entry;
 }
 
@@ -187,8 +186,7 @@ Result<std::string> encode(const Entry& entry, const Key& key, const Secret& sec
   to.integer(static_cast<std::uint64_t>(packed.size()));
   out += packed;
 
-  std::string total;
-  Writer(total).integer(static_cast<std::uint64_t>(out.size() + kTrailerBytes));
+  const std::string total = little_endian(static_cast<std::uint64_t>(out.size() + kTrailerBytes));
   out.replace(16, total.size(), total);
   out += sha256(out);
   const Secret::Signature signature = secret.sign(out);
@@ -202,11 +200,11 @@ Decoded decode(std::string_view bytes, const Key& key, std::string_view arch, co
   if (bytes.size() > kMaxValueBytes)
     return refuse(Refusal::kCorrupt, "too large: " + std::to_string(bytes.size()) + " bytes");
   Reader header(bytes);
-  if (header.take(kMagic.size()) != kMagic) return refuse(Refusal::kCorrupt, "no kernel cache value");
+  if (header.take(kMagic.size()) != kMagic) return refuse(Refusal::kCorrupt, "not a kernel cache value");
   const auto version = header.integer<std::uint32_t>();
   if (version != kVersion)
     return refuse(Refusal::kCorrupt,
-                  "format version " + std::to_string(version) + ", this program reads " + std::to_string(kVersion));
+                  "format version " + std::to_string(version) + "; this program reads " + std::to_string(kVersion));
   const auto flags = header.integer<std::uint32_t>();
   const auto total = header.integer<std::uint64_t>();
   if (total != bytes.size())
@@ -218,20 +216,21 @@ Decoded decode(std::string_view bytes, const Key& key, std::string_view arch, co
   Secret::Signature signature;
   std::memcpy(signature.data(), bytes.data() + is_signed.size(), kDigestBytes);
   if (signer != secret.id() || !secret.verify(is_signed, signature)) {
-    // The unsigned checksum only tells damage from a signature that is not ours.
+    // The unsigned checksum only distinguishes damage from another signature.
     const std::string_view summed = bytes.substr(0, bytes.size() - kTrailerBytes);
     if (sha256(summed) != bytes.substr(summed.size(), kDigestBytes))
-      return refuse(Refusal::kCorrupt, "its checksum does not fit: it was changed or damaged");
-    if (signer == 0) return refuse(Refusal::kUnsigned, "it carries no signature");
+      return refuse(Refusal::kCorrupt, "its checksum does not match: it was changed or damaged");
+    if (signer == 0) return refuse(Refusal::kUnsigned, "it is not signed");
     if (signer != secret.id())
-      return refuse(Refusal::kForeignSecret, "another secret has signed it; is cache.secret the same on all nodes?");
-    return refuse(Refusal::kWrongSignature, "its signature is not this cluster's, though it says so");
+      return refuse(Refusal::kForeignSecret,
+                    "it was signed with another secret; is cache.secret the same on all nodes?");
+    return refuse(Refusal::kWrongSignature, "it claims this cluster's secret, but its signature is wrong");
   }
 
   if (header.take(key.bytes.size()) !=
       std::string_view(reinterpret_cast<const char*>(key.bytes.data()), key.bytes.size()))
     return refuse(Refusal::kWrongKey, "it was signed for another key");
-  if (flags != 0) return refuse(Refusal::kCorrupt, "flags that this program does not know");
+  if (flags != 0) return refuse(Refusal::kCorrupt, "unknown flags");
   auto entry = parse_body(bytes.substr(kHeaderBytes, bytes.size() - kHeaderBytes - kTrailerBytes));
   if (!entry) return refuse(Refusal::kCorrupt, entry.error().message);
   if (!arch.empty() && entry->arch != arch)
@@ -241,7 +240,8 @@ Decoded decode(std::string_view bytes, const Key& key, std::string_view arch, co
 
 Result<Key> claimed_key(std::string_view bytes) {
   if (bytes.size() < kHeaderBytes + kTrailerBytes || bytes.substr(0, kMagic.size()) != kMagic)
-    return Error{Code::kDataCorrupt, "these " + std::to_string(bytes.size()) + " bytes are no kernel cache value", {}};
+    return Error{
+        Code::kDataCorrupt, "these " + std::to_string(bytes.size()) + " bytes are not a kernel cache value", {}};
   Key key;
   std::memcpy(key.bytes.data(), bytes.data() + kKeyAt, key.bytes.size());
   return key;

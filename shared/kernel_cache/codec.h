@@ -1,4 +1,23 @@
-// An entry as the bytes that disk, Redis and export files hold (README.md has the format), and back.
+// Encodes an entry as a value, the signed bytes on disk, in Redis and in exports, and decodes it. Integers are little
+// endian.
+//   offset     bytes
+//   0          8   "DFKERNEL"
+//   8          4   format version: 1
+//   12         4   flags: 0
+//   16         8   size of the value
+//   24         8   id of the secret that signed it; 0: unsigned
+//   32         32  the key
+//   64             architecture, region: each 4 bytes of length and the text
+//              1   kind: 1 cubin, 2 shared object, 3 plan
+//              8   size of the source
+//              4   number of kernels; each: name (as above), shared memory, registers, spill, number of parameters
+//                  (4 bytes each), their sizes (4 bytes each)
+//              8   size of the code
+//              8   size of the compressed code, then the code as one zstd frame
+//   end - 64   32  SHA-256 of all bytes before it, which distinguishes damage from a foreign signature
+//   end - 32   32  HMAC-SHA-256 of all bytes before it
+// The HMAC's key is HMAC-SHA-256(secret, "ditfleet kernel cache: signature, 1"). The id is the first 8 bytes of
+// HMAC-SHA-256(secret, "ditfleet kernel cache: id, 1").
 #pragma once
 
 #include <cstdint>
@@ -12,15 +31,15 @@
 
 namespace ditfleet::kernel_cache {
 
-// Why bytes were not taken.
+// Why a value was refused.
 enum class Refusal {
-  kCorrupt,         // truncated, changed, or no value of ours
-  kUnsigned,        // whole, but carries no signature
-  kForeignSecret,   // whole, and says that another secret has signed it
-  kWrongSignature,  // whole, says that our secret has signed it, which is not so
-  kWrongKey,        // signed by us, for another key
-  kWrongArch,       // signed by us for this key, for another architecture
-  kUnusable,        // right in all of this, but whoever asked cannot use it: it does not load (never decode()'s)
+  kCorrupt,         // truncated, changed, or not a value
+  kUnsigned,        // complete, but not signed
+  kForeignSecret,   // complete, and claims another secret
+  kWrongSignature,  // complete, and claims this secret, but the signature is wrong
+  kWrongKey,        // signed with this secret, for another key
+  kWrongArch,       // signed with this secret for this key, for another architecture
+  kUnusable,        // verified, but the caller cannot use it, for example load it; decode() never returns this
 };
 std::string_view refusal_name(Refusal refusal);  // "corrupt", "unsigned", "foreign_secret", "wrong_signature", …
 
@@ -29,7 +48,7 @@ struct Refused {
   std::string message;
 };
 
-// Either an entry or why not. (Result's codes do not tell the refusals apart.)
+// An entry or the reason why there is none. (Result has no code per refusal.)
 class Decoded {
  public:
   Decoded(Entry entry) : entry_(std::move(entry)), ok_(true) {}
@@ -48,18 +67,17 @@ class Decoded {
   bool ok_ = false;
 };
 
-// kInvalidArgument for an entry beyond entry.h's limits. Thread safe; takes about 10 ms a MiB of code.
+// kInvalidArgument: the entry exceeds entry.h's limits. Thread safe; takes about 10 ms per MiB of code.
 Result<std::string> encode(const Entry& entry, const Key& key, const Secret& secret);
 
-// The signature is verified over all bytes before any of them is used or decompressed. `arch` empty: any.
-// Never allocates more than the limits of entry.h, whatever the bytes claim. Thread safe.
+// Verifies the signature of all bytes before it uses or decompresses any of them. `arch` empty: any. Never allocates
+// more than the limits of entry.h. Thread safe.
 Decoded decode(std::string_view bytes, const Key& key, std::string_view arch, const Secret& secret);
 
-// The key that a value says it is for, unverified: what to check it against when it comes from an export.
-// kDataCorrupt where it is no value at all.
+// The key that a value claims, unverified. kDataCorrupt: not a value.
 Result<Key> claimed_key(std::string_view bytes);
 
-// No value is larger: above it bytes need not be read at all.
+// No value is larger.
 inline constexpr std::uint64_t kMaxValueBytes = kMaxCodeBytes + (16u << 20);
 
 }  // namespace ditfleet::kernel_cache

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "shared/core/bytes.h"
+#include "shared/core/fd_io.h"
 #include "shared/core/unique_fd.h"
 #include "shared/kernel_cache/codec.h"
 
@@ -82,19 +83,10 @@ Result<std::optional<std::string>> DiskTier::read(const Key& key) const {
   }
   struct stat info {};
   if (::fstat(file.get(), &info) != 0) return failed();
-  std::string bytes;
-  if (S_ISREG(info.st_mode) && static_cast<std::uint64_t>(info.st_size) <= kMaxValueBytes)
-    bytes.resize(static_cast<std::size_t>(info.st_size));
-  std::size_t got = 0;
-  while (got < bytes.size()) {
-    const ssize_t n = ::read(file.get(), bytes.data() + got, bytes.size() - got);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return failed();
-    if (n == 0) break;
-    got += static_cast<std::size_t>(n);
-  }
-  bytes.resize(got);
-  return std::optional<std::string>(std::move(bytes));
+  const bool possible = S_ISREG(info.st_mode) && static_cast<std::uint64_t>(info.st_size) <= kMaxValueBytes;
+  auto bytes = read_up_to(file.get(), possible ? static_cast<std::size_t>(info.st_size) : 0);
+  if (!bytes) return failed();
+  return bytes;
 }
 
 void DiskTier::used(const Key& key) const {

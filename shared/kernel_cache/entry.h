@@ -1,4 +1,4 @@
-// A compiled program, as the cache keeps it.
+// A compiled program.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 
 namespace ditfleet::kernel_cache {
 
-// One function of the program and what a launch must know of it.
+// One function of the program, with what a launch needs.
 struct KernelInfo {
-  std::string name;                            // as the loader finds it
+  std::string name;                            // the symbol
   std::vector<std::uint32_t> parameter_bytes;  // of each parameter, in order
   std::uint32_t shared_bytes = 0;              // static shared memory
-  std::uint32_t registers = 0;                 // of a thread; 0 where that means nothing
-  std::uint32_t spill_bytes = 0;               // of a thread
+  std::uint32_t registers = 0;                 // per thread; 0 if unknown
+  std::uint32_t spill_bytes = 0;               // per thread
 
   bool operator==(const KernelInfo&) const = default;
 };
@@ -23,13 +23,13 @@ struct KernelInfo {
 enum class Kind : std::uint8_t {
   kCubin = 1,         // for one GPU architecture
   kSharedObject = 2,  // for the host's processor
-  kPlan = 3,          // no code: a choice that was measured, as its owner encodes it
+  kPlan = 3,          // no code: a measured choice, encoded by its owner
 };
 
 std::string_view kind_name(Kind kind);  // "cubin", "shared_object", "plan"
 
 struct Entry {
-  std::string region;  // for people: "double_stream"; no part of the identity
+  std::string region;  // "double_stream"; for display, not part of the key
   std::string arch;    // "sm_90a", "cpu"; verified on every lookup
   Kind kind = Kind::kCubin;
   std::vector<KernelInfo> kernels;
@@ -39,7 +39,7 @@ struct Entry {
   bool operator==(const Entry&) const = default;
 };
 
-// What an entry may be at most; a value that claims more is refused before anything is allocated for it.
+// Limits of an entry. A value that claims more is refused before anything is allocated for it.
 inline constexpr std::uint64_t kMaxCodeBytes = 64u << 20;
 inline constexpr std::uint32_t kMaxKernels = 4096;
 inline constexpr std::uint32_t kMaxParameters = 1024;

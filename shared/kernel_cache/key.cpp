@@ -8,15 +8,6 @@
 #include "shared/kernel_cache/little_endian.h"
 
 namespace ditfleet::kernel_cache {
-namespace {
-
-std::string eight(std::int64_t value) {
-  std::string out;
-  append_little_endian(out, value);
-  return out;
-}
-
-}  // namespace
 
 std::string Key::hex() const {
   std::string text(bytes.size() * 2 + 1, '\0');
@@ -38,7 +29,7 @@ Result<Key> Key::from_hex(std::string_view text) {
 }
 
 void KeyBuilder::part(char type, std::string_view bytes) {
-  hash_.update(type + eight(static_cast<std::int64_t>(bytes.size())));
+  hash_.update(type + little_endian(static_cast<std::int64_t>(bytes.size())));
   hash_.update(bytes);
 }
 
@@ -51,13 +42,13 @@ KeyBuilder& KeyBuilder::add(std::string_view name, std::string_view value) {
 
 KeyBuilder& KeyBuilder::add(std::string_view name, std::int64_t value) {
   part('n', name);
-  part('i', eight(value));
+  part('i', little_endian(value));
   ++pairs_;
   return *this;
 }
 
 Key KeyBuilder::finish() {
-  part('e', eight(pairs_));
+  part('e', little_endian(pairs_));
   pairs_ = 0;
   Key key;
   std::memcpy(key.bytes.data(), std::exchange(hash_, Sha256()).digest().data(), key.bytes.size());

@@ -1,4 +1,4 @@
-// Integers as the stored formats have them, whatever the machine's order.
+// The integers of the stored formats: little endian on every machine.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,14 @@ void append_little_endian(std::string& out, Int value) {
   for (std::size_t i = 0; i < sizeof value; ++i) out += static_cast<char>(static_cast<std::uint64_t>(value) >> (8 * i));
 }
 
-// Of the first bytes; those that are missing count as 0.
+template <class Int>
+std::string little_endian(Int value) {
+  std::string out;
+  append_little_endian(out, value);
+  return out;
+}
+
+// Reads the first bytes; missing bytes count as 0.
 template <class Int>
 Int from_little_endian(std::string_view bytes) {
   std::uint64_t value = 0;

@@ -5,7 +5,7 @@
 namespace ditfleet::kernel_cache {
 namespace {
 
-// About what an entry takes: its strings and the maps around it.
+// The approximate size of an entry in memory.
 std::uint64_t cost_of(const Entry& entry) {
   std::uint64_t bytes = sizeof(Entry) + 256 + entry.code.size() + entry.region.size() + entry.arch.size();
   for (const KernelInfo& kernel : entry.kernels)
@@ -45,16 +45,6 @@ void MemoryTier::erase_locked(const Key& key) {
   bytes_ -= it->second->bytes;
   slots_.erase(it->second);
   by_key_.erase(it);
-}
-
-std::uint64_t MemoryTier::bytes() const {
-  const std::lock_guard lock(mutex_);
-  return bytes_;
-}
-
-std::size_t MemoryTier::entries() const {
-  const std::lock_guard lock(mutex_);
-  return slots_.size();
 }
 
 }  // namespace ditfleet::kernel_cache

@@ -1,4 +1,4 @@
-// Programs of this process, least recently used first to go.
+// The programs of this process, evicted least recently used first.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,10 @@ class MemoryTier {
   explicit MemoryTier(std::uint64_t max_bytes) : max_bytes_(max_bytes) {}
 
   std::shared_ptr<const Entry> find(const Key& key);  // null if absent
-  // Replaces what is there. One that alone is larger than the bound is not kept.
+  // Replaces the key's entry. An entry that alone exceeds the bound is not kept.
   void put(const Key& key, std::shared_ptr<const Entry> entry);
   // Removes `entry` if it is what is stored under `key`.
   void erase(const Key& key, const std::shared_ptr<const Entry>& entry);
-  std::uint64_t bytes() const;
-  std::size_t entries() const;
 
  private:
   struct Slot {
@@ -33,7 +31,7 @@ class MemoryTier {
   };
   void erase_locked(const Key& key);
 
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   const std::uint64_t max_bytes_;
   std::uint64_t bytes_ = 0;
   std::list<Slot> slots_;  // most recently used first

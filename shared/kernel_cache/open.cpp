@@ -19,7 +19,7 @@ std::string folder_of(const config::Settings& settings) {
   return data.empty() ? data : data + "/kernels";
 }
 
-// A secret for one folder. Where none can be kept nothing is: what it had signed nobody could verify.
+// The folder's own secret. Without one nothing is stored, because nobody could verify it.
 std::shared_ptr<const Secret> secret_of_folder(const std::string& dir, FolderSecret missing) {
   std::error_code ec;
   if (missing == FolderSecret::kMake) fs::create_directories(dir, ec);
@@ -56,15 +56,12 @@ Result<CacheOptions> cache_options(const config::Settings& settings, FolderSecre
   if (!cache.redis || settings.redis.url.empty()) return options;
   if (!named) {
     spdlog::warn(
-        "kernel cache: compiled programs are not shared through Redis: set cache.secret or cache.secret_file, the same "
-        "on "
-        "all nodes, or cache.redis=false");
+        "kernel cache: compiled programs are not shared through Redis: set cache.secret or cache.secret_file to the "
+        "same secret on all nodes, or set cache.redis=false");
     return options;
   }
-  auto endpoint = redis::Endpoint::parse(settings.redis.url);
+  auto endpoint = config::redis_endpoint(settings);
   if (!endpoint) return endpoint.error();
-  endpoint->tls_ca_file = settings.redis.tls_ca_file;
-  endpoint->tls_verify = settings.redis.tls_verify;
   options.redis = std::move(*endpoint);
   return options;
 }

@@ -1,4 +1,4 @@
-// The cache that a configuration asks for.
+// Opens the configured cache.
 #pragma once
 
 #include <memory>
@@ -9,19 +9,19 @@
 
 namespace ditfleet::kernel_cache {
 
-// What becomes of a folder that has no secret yet.
+// Whether a missing secret of the folder is created.
 enum class FolderSecret { kMake, kLeave };
 
-// What the section `cache` means here: the folder, the secret and the Redis, each left out where it cannot be,
-// which is logged. The secret is, first that is there: cache.secret; cache.secret_file; the file `secret` in the
-// folder, which signs what is on disk while the Redis tier is off: other nodes don't know it. It is made if missing,
-// and so is the folder; with kLeave nothing is written, and the options then name a folder and no secret.
+// The options for the section `cache`: folder, secret, Redis. A tier that cannot be used is left out and logged. The
+// secret is cache.secret, else cache.secret_file, else the file `secret` in the folder. Other nodes do not know the
+// last one, so it signs the disk tier only, and the Redis tier is off. With kMake a missing folder and secret file are
+// created. With kLeave nothing is written; the options then have a folder and no secret.
 //
-// kInvalidArgument, kNotFound or kUnavailable: a secret was named and is not to be had, or redis.url is wrong. A
-// folder that cannot be made or written is no error. Blocks on the disk.
+// Errors: kInvalidArgument, kNotFound or kUnavailable (a configured secret cannot be read, or redis.url is invalid). A
+// folder that cannot be created or written is not an error. Blocks on the disk.
 Result<CacheOptions> cache_options(const config::Settings& settings, FolderSecret missing = FolderSecret::kMake);
 
-// The cache with these options.
+// Creates the cache with these options.
 Result<std::unique_ptr<KernelCache>> open_cache(const config::Settings& settings);
 
 }  // namespace ditfleet::kernel_cache

@@ -65,11 +65,11 @@ std::optional<Chunks> parse_chunks(std::string_view head) {
 // Errors of the server or the connection, not of one key or command. An ACL that forbids EVAL, ZADD or PEXPIRE leaves
 // enough to share programs.
 bool is_failure(const Error& error) {
-  if (error.code == Code::kPermissionDenied) return error.message.find("NOPERM") == std::string::npos;
+  if (error.code == Code::kPermissionDenied) return error.kind != "NOPERM";
   return error.code == Code::kUnavailable || error.code == Code::kDeadlineExceeded;
 }
 
-bool is_wrong_type(const Error& error) { return error.message.find("WRONGTYPE") != std::string::npos; }
+bool is_wrong_type(const Error& error) { return error.kind == "WRONGTYPE"; }
 
 Error left_out() { return unavailable("[kernel_cache] Redis failed repeatedly and is not used for now"); }
 

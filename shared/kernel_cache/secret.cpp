@@ -9,7 +9,9 @@
 #include <cstring>
 
 #include "shared/core/bytes.h"
+#include "shared/core/fd_io.h"
 #include "shared/core/ids.h"
+#include "shared/core/unique_fd.h"
 #include "shared/kernel_cache/little_endian.h"
 
 namespace ditfleet::kernel_cache {
@@ -25,7 +27,7 @@ std::array<unsigned char, 32> hmac(std::string_view key, std::string_view bytes)
   return out;
 }
 
-// Makes the file whole or not at all: written under another name, then linked, which fails where one exists.
+// Creates the file atomically: writes a temporary file and links it, which fails if the name exists.
 Result<void> make_secret_file(const std::string& path) {
   unsigned char random[32];
   char text[sizeof random * 2 + 1];
@@ -37,14 +39,13 @@ Result<void> make_secret_file(const std::string& path) {
   const auto failed = [&](const char* what) {
     const int e = errno;
     ::unlink(temporary.c_str());
-    return unavailable(std::string("cannot ") + what + " the secret's file '" + path + "': " + std::strerror(e));
+    return unavailable(std::string("cannot ") + what + " the secret file '" + path + "': " + std::strerror(e));
   };
-  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (fd < 0) return failed("create");
-  const bool written = ::write(fd, text, sizeof text) == static_cast<ssize_t>(sizeof text) && ::fsync(fd) == 0;
+  const UniqueFd file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!file.valid()) return failed("create");
+  const bool written = write_all(file.get(), {text, sizeof text}) && ::fsync(file.get()) == 0;
   sodium_memzero(random, sizeof random);
   sodium_memzero(text, sizeof text);
-  ::close(fd);
   if (!written) return failed("write");
   if (::link(temporary.c_str(), path.c_str()) != 0 && errno != EEXIST) return failed("create");
   ::unlink(temporary.c_str());
@@ -66,7 +67,7 @@ Result<std::shared_ptr<const Secret>> Secret::from_text(std::string_view text) {
   if (text.size() < kMinBytes) {
     return invalid_argument("the cache's secret has " + std::to_string(text.size()) +
                             " characters; it must have at least " + std::to_string(kMinBytes) +
-                            ", as `openssl rand -hex 32` makes");
+                            "; `openssl rand -hex 32` makes one");
   }
   return std::shared_ptr<const Secret>(new Secret(text));
 }

@@ -1,4 +1,4 @@
-// The cluster's secret: signs what the cache hands out and verifies what it takes in.
+// The cluster's secret: signs and verifies values.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace ditfleet::kernel_cache {
 
-// Immutable, thread safe. The text itself is not kept: only two values derived from it.
+// Immutable, thread safe. Keeps two values derived from the text, not the text itself.
 class Secret {
  public:
   using Signature = std::array<std::uint8_t, 32>;
@@ -19,10 +19,10 @@ class Secret {
 
   // kInvalidArgument for fewer than kMinBytes; the message never repeats the text.
   static Result<std::shared_ptr<const Secret>> from_text(std::string_view text);
-  // The file's text without a newline at its end. kNotFound, kUnavailable, kInvalidArgument name the file. Blocks.
+  // The file's text without the newline at its end. kNotFound, kUnavailable, kInvalidArgument name the file. Blocks.
   static Result<std::shared_ptr<const Secret>> from_file(const std::string& path);
-  // The same, after making the file (mode 0600, 256 random bits as hexadecimal digits) if it is not there. Of
-  // several processes that make it at once one wins, and all read what that one wrote. Blocks.
+  // The same, after creating a missing file (mode 0600, 256 random bits as hexadecimal digits). If several processes
+  // create it at once, all read the same secret. Blocks.
   static Result<std::shared_ptr<const Secret>> from_file_or_new(const std::string& path);
 
   Secret(const Secret&) = delete;
@@ -31,7 +31,7 @@ class Secret {
 
   Signature sign(std::string_view bytes) const;                           // HMAC-SHA-256
   bool verify(std::string_view bytes, const Signature& signature) const;  // in constant time
-  // Tells secrets apart without telling anything of them: the same for the same secret. Never 0.
+  // Identifies the secret without revealing it. Never 0.
   std::uint64_t id() const { return id_; }
   std::string id_text() const { return id_text(id_); }  // 16 hexadecimal digits, for logs and `ditfleet cache stats`
   static std::string id_text(std::uint64_t id);

@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "shared/core/excerpt.h"
+#include "shared/core/fd_io.h"
 #include "shared/core/sha256.h"
+#include "shared/core/unique_fd.h"
 #include "shared/safetensors/header.h"
 #include "shared/safetensors/pickle.h"
 
@@ -142,28 +144,21 @@ Result<Content> ContentCheck::finish() {
 Result<InspectedFile> inspect_file(const std::string& path) {
   const std::string what = "the file '" + path + "'";
   const auto failed = [&](const std::string& why) { return unavailable(what + " cannot be read: " + why); };
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // O_NONBLOCK: a FIFO must not block
-  if (fd < 0) return failed(std::strerror(errno));
-  struct Closer {
-    int fd;
-    ~Closer() { ::close(fd); }
-  } closer{fd};
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // opening a FIFO must not block
+  if (!file.valid()) return failed(std::strerror(errno));
   struct stat info {};
-  if (::fstat(fd, &info) != 0) return failed(std::strerror(errno));
+  if (::fstat(file.get(), &info) != 0) return failed(std::strerror(errno));
   if (!S_ISREG(info.st_mode)) return invalid_argument(what + " is not a regular file", "path");
   InspectedFile out;
   Sha256 hash;
   ContentCheck check(what, static_cast<std::uint64_t>(info.st_size));
-  std::string buffer(1 << 20, '\0');
   for (;;) {
-    const ssize_t n = ::read(fd, buffer.data(), buffer.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return failed(std::strerror(errno));
-    if (n == 0) break;
-    const std::string_view piece(buffer.data(), static_cast<std::size_t>(n));
-    if (auto good = check.feed(piece); !good) return invalid_argument(good.error().message, "path");
-    hash.update(piece);
-    out.bytes += n;
+    const auto piece = read_up_to(file.get(), 1 << 20);
+    if (!piece) return failed(std::strerror(errno));
+    if (piece->empty()) break;
+    if (auto good = check.feed(*piece); !good) return invalid_argument(good.error().message, "path");
+    hash.update(*piece);
+    out.bytes += static_cast<std::int64_t>(piece->size());
   }
   auto content = check.finish();
   if (!content) return invalid_argument(content.error().message, "path");

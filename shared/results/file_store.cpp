@@ -11,7 +11,9 @@
 #include <filesystem>
 
 #include "shared/core/bytes.h"
+#include "shared/core/fd_io.h"
 #include "shared/core/named_thread.h"
+#include "shared/core/unique_fd.h"
 #include "shared/job/output_format.h"
 #include "shared/results/verification.h"
 
@@ -50,46 +52,29 @@ Result<void> write_whole(const std::string& path, std::string_view bytes) {
   if (error) return unavailable("cannot create the folder '" + folder + "': " + error.message());
   if (auto written = write_file_atomically(path, bytes); !written) return written;
   // The rename must survive a power failure before a manifest names the file.
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return unavailable("cannot open the folder '" + folder + "': " + std::strerror(errno));
-  const bool synced = ::fsync(fd) == 0;
-  ::close(fd);
-  if (!synced) return unavailable("cannot sync the folder '" + folder + "'");
+  const UniqueFd opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!opened.valid()) return unavailable("cannot open the folder '" + folder + "': " + std::strerror(errno));
+  if (::fsync(opened.get()) != 0) return unavailable("cannot sync the folder '" + folder + "'");
   return {};
 }
 
 // kDataCorrupt: the file is larger than `limit`.
 Result<std::string> read_whole(const std::string& path, std::int64_t limit) {
   // Nonblocking: opening a FIFO would block the thread.
-  const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-  if (fd < 0) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!file.valid()) {
     const int e = errno;
     if (e == ENOENT)
       return Error{Code::kNotFound, "the result file is no longer kept: it has expired or was removed", {}};
     return unavailable("cannot open the result '" + path + "': " + std::strerror(e));
   }
   struct stat status {};
-  if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size > limit) {
-    ::close(fd);
+  if (::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_size > limit)
     return Error{
         Code::kDataCorrupt, "the result file '" + path + "' is larger than its manifest says, or not a file", {}};
-  }
-  std::string bytes(static_cast<std::size_t>(status.st_size), '\0');
-  std::size_t have = 0;
-  while (have < bytes.size()) {
-    const ssize_t n = ::read(fd, bytes.data() + have, bytes.size() - have);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {
-      const int e = errno;
-      ::close(fd);
-      return unavailable("cannot read the result '" + path + "': " + std::strerror(e));
-    }
-    if (n == 0) break;
-    have += static_cast<std::size_t>(n);
-  }
-  ::close(fd);
-  bytes.resize(have);
-  return bytes;
+  auto bytes = read_up_to(file.get(), static_cast<std::size_t>(status.st_size));
+  if (!bytes) return unavailable("cannot read the result '" + path + "': " + std::strerror(errno));
+  return std::move(*bytes);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include "shared/core/json.h"
+#include "shared/core/sha256.h"
 #include "shared/results/store.h"
 
 namespace ditfleet::results {
@@ -19,10 +20,6 @@ Result<std::int64_t> number_field(const json::object& object, const char* name) 
 }
 
 constexpr std::int64_t kMaxBytes = std::int64_t{4} << 30;
-
-bool is_sha256(const std::string& text) {
-  return text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
-}
 
 }  // namespace
 
@@ -65,7 +62,7 @@ Result<Manifest> Manifest::parse(std::string_view json_text) {
     manifest.*member = static_cast<int>(*number);
   }
   if (manifest.bytes < 0 || manifest.bytes > kMaxBytes) return corrupt("has an impossible size");
-  if (!is_sha256(manifest.sha256)) return corrupt("has a sha256 that is not 64 hexadecimal digits");
+  if (!is_sha256_hex(manifest.sha256)) return corrupt("has a sha256 that is not 64 hexadecimal digits");
   return manifest;
 }
 

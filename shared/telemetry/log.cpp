@@ -9,6 +9,7 @@
 #include <chrono>
 #include <ctime>
 
+#include "shared/core/excerpt.h"
 #include "shared/core/json.h"
 
 namespace ditfleet::telemetry {
@@ -24,7 +25,7 @@ std::string utc(spdlog::log_clock::time_point at) {
   return std::string(text.data(), n) + fmt::format(".{:06}Z", us % 1'000'000);
 }
 
-// A pattern cannot escape a message.
+// A class because a spdlog pattern cannot escape the message.
 class JsonFormatter final : public spdlog::formatter {
  public:
   explicit JsonFormatter(std::string program) : program_(std::move(program)) {}
@@ -46,33 +47,14 @@ class JsonFormatter final : public spdlog::formatter {
   std::string program_;
 };
 
-// A message as one line: what strangers named (a path, a prompt) must not forge lines or drive the terminal.
+// A message as one line: a path or a prompt in it must not forge lines or control the terminal.
 class OneLine final : public spdlog::custom_flag_formatter {
  public:
   void format(const spdlog::details::log_msg& message, const std::tm&, spdlog::memory_buf_t& out) override {
-    const std::string_view text(message.payload.data(), message.payload.size());
-    for (std::size_t i = 0; i < text.size(); ++i) {
-      const auto c = static_cast<unsigned char>(text[i]);
-      // U+0080 to U+009F are controls as well: C2 80 to C2 9F in UTF-8.
-      const bool c1 = c == 0xC2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) >= 0x80 &&
-                      static_cast<unsigned char>(text[i + 1]) < 0xA0;
-      if (c == '\n') {
-        append("\\n", out);
-      } else if ((c < 0x20 && c != '\t') || c == 0x7F) {
-        append(fmt::format("\\x{:02x}", c), out);
-      } else if (c1) {
-        append(fmt::format("\\u00{:02x}", static_cast<unsigned char>(text[++i])), out);
-      } else {
-        out.push_back(text[i]);
-      }
-    }
-  }
-  std::unique_ptr<custom_flag_formatter> clone() const override { return std::make_unique<OneLine>(); }
-
- private:
-  static void append(std::string_view text, spdlog::memory_buf_t& out) {
+    const std::string text = escaped({message.payload.data(), message.payload.size()});
     out.append(text.data(), text.data() + text.size());
   }
+  std::unique_ptr<custom_flag_formatter> clone() const override { return std::make_unique<OneLine>(); }
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The process's log, on standard error: lines for people or one JSON object a line.
+// The process's log on standard error: text lines or one JSON object per line.
 #pragma once
 
 #include <string>
@@ -7,9 +7,9 @@
 
 namespace ditfleet::telemetry {
 
-// A message is one line in either format: control characters are written as escapes.
+// A message is always one line: control characters are escaped.
 // level: trace, debug, info, warn, error or off. format: text or json ({"time","level","program","pid",
-// "message"}, time in UTC with microseconds). kInvalidArgument for others. Call it once, before threads log.
+// "message"}, time in UTC with microseconds). kInvalidArgument for any other value. Call it once, before threads log.
 Result<void> configure_log(const std::string& program, const std::string& level, const std::string& format);
 
 }  // namespace ditfleet::telemetry

@@ -13,10 +13,10 @@
 
 namespace ditfleet::telemetry {
 
-// One for the process; families are made once by the modules that own them.
+// One per process. The module that owns a family registers it once.
 prometheus::Registry& registry();
 
-// A family of that registry. Whoever owns it asks once and keeps it:
+// Registers a family. Its owner calls this once and keeps the reference:
 //   static auto& total = telemetry::counters("ditfleet_things_total", "Things done");
 prometheus::Family<prometheus::Counter>& counters(const std::string& name, const std::string& help);
 prometheus::Family<prometheus::Gauge>& gauges(const std::string& name, const std::string& help);
@@ -25,8 +25,8 @@ prometheus::Family<prometheus::Histogram>& histograms(const std::string& name, c
 // Text exposition format 0.0.4 of everything registered.
 std::string render_metrics();
 
-// A valid traceparent ("00-<32 hex>-<16 hex>-<2 hex>") with a fresh span id that keeps the trace id of
-// `incoming` where that is valid (W3C Trace Context §3.2), else a new trace.
+// A valid traceparent ("00-<32 hex>-<16 hex>-<2 hex>") with a new span id. It keeps the trace id of `incoming` if that
+// is valid (W3C Trace Context §3.2), else it starts a new trace.
 std::string child_traceparent(std::string_view incoming);
 bool is_valid_traceparent(std::string_view text);
 

@@ -14,8 +14,8 @@ namespace ditfleet::telemetry {
 
 namespace {
 
-// A connection takes a thread, also one that asks nothing (a browser opens some in advance): with one thread it would
-// keep scrapes out for as long as it may stay. A scrape asks at once.
+// Each connection occupies a thread, even an idle one that a browser opened in advance. With one thread it would block
+// scrapes.
 std::vector<std::string> exposer_options(const std::string& listen) {
   return {"listening_ports", listen, "num_threads", "8", "request_timeout_ms", "2000"};
 }
@@ -26,7 +26,7 @@ struct MetricsServer::State {
   explicit State(ListenAddress listen) : exposer(exposer_options(listen.text())), address(std::move(listen)) {
     exposer.RegisterCollectable(metrics);
   }
-  // The exposer wants shared ownership of what outlives everything.
+  // The exposer requires a shared_ptr, but the registry outlives it.
   const std::shared_ptr<prometheus::Collectable> metrics{&registry(), [](prometheus::Collectable*) {}};
   prometheus::Exposer exposer;
   ListenAddress address;

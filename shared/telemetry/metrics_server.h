@@ -1,4 +1,4 @@
-// The process's metrics over HTTP, for processes that serve nothing else: GET /metrics.
+// GET /metrics for processes without another HTTP server.
 #pragma once
 
 #include <memory>
@@ -8,17 +8,17 @@
 
 namespace ditfleet::telemetry {
 
-// Serves until it goes. Has threads of its own; scraping never touches the caller's. No TLS, no authentication:
-// listen where only the scraper comes.
+// Serves until it is destroyed, from threads of its own. No TLS and no authentication: listen on an address that only
+// the scraper can reach.
 class MetricsServer {
  public:
-  // `listen`: HOST:PORT; port 0 picks a free one. kInvalidArgument: it is none. kUnavailable: it cannot listen there.
+  // `listen`: HOST:PORT; port 0 picks a free one. kInvalidArgument: not an address. kUnavailable: cannot listen there.
   static Result<std::unique_ptr<MetricsServer>> start(const std::string& listen);
   ~MetricsServer();
   MetricsServer(const MetricsServer&) = delete;
   MetricsServer& operator=(const MetricsServer&) = delete;
 
-  std::string url() const;  // http://HOST:PORT/metrics, with the port that was picked
+  std::string url() const;  // http://HOST:PORT/metrics, with the actual port
 
  private:
   struct State;

@@ -14,7 +14,9 @@
 #include <thread>
 
 #include "shared/core/excerpt.h"
+#include "shared/core/host_name.h"
 #include "shared/core/http_url.h"
+#include "shared/core/log_throttle.h"
 #include "shared/telemetry/metrics.h"
 #include "shared/telemetry/otlp_json.h"
 
@@ -24,7 +26,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kFlushAtEnd{2000}, kFirstPause{500}, kLongestPause{8000}, kComplainAgainAfter{60'000};
+constexpr milliseconds kFlushAtEnd{2000}, kFirstPause{500}, kLongestPause{8000};
 constexpr std::size_t kMaxAnswerBytes = 64 * 1024;
 
 void count(const char* result, std::size_t spans) {
@@ -108,13 +110,11 @@ OtlpOptions otlp_options(const std::string& endpoint, const std::string& program
   int ms = 0;
   if (std::from_chars(timeout.data(), timeout.data() + timeout.size(), ms).ec == std::errc() && ms > 0)
     options.timeout = milliseconds(ms);
-  char host[256] = {};
-  if (::gethostname(host, sizeof host - 1) != 0) host[0] = 0;
+  const std::string host = host_name();
   options.scope_version = version;
-  options.resource = {
-      {"service.name", program},        {"service.namespace", "ditfleet"},
-      {"service.version", version},     {"service.instance.id", std::string(host) + ":" + std::to_string(::getpid())},
-      {"host.name", std::string(host)}, {"process.pid", static_cast<std::int64_t>(::getpid())}};
+  options.resource = {{"service.name", program},    {"service.namespace", "ditfleet"},
+                      {"service.version", version}, {"service.instance.id", host + ":" + std::to_string(::getpid())},
+                      {"host.name", host},          {"process.pid", static_cast<std::int64_t>(::getpid())}};
   for (auto& [key, value] : pairs(variable("OTEL_RESOURCE_ATTRIBUTES"))) put(options.resource, key, value);
   if (const std::string name = variable("OTEL_SERVICE_NAME"); !name.empty())
     put(options.resource, "service.name", name);
@@ -148,7 +148,7 @@ class OtlpExporter::Impl {
         enough = waiting_.size() == options_.batch_spans || waiting_.size() == 1;
       }
       if (enough) changed_.notify_all();
-    } catch (...) {  // no memory: a span is not what to fail for
+    } catch (...) {  // out of memory: the span is dropped
       ++dropped_;
     }
   }
@@ -178,8 +178,8 @@ class OtlpExporter::Impl {
                             [this] { return ending_ || flushing_ || waiting_.size() >= options_.batch_spans; });
       if (const auto dropped = dropped_.exchange(0)) {
         count("queue_full", dropped);
-        complain("the queue of " + std::to_string(options_.queue_spans) + " spans is full; " + std::to_string(dropped) +
-                 " were dropped");
+        warn("the queue of " + std::to_string(options_.queue_spans) + " spans is full; " + std::to_string(dropped) +
+             " were dropped");
       }
       if (waiting_.empty()) {
         if (ending_) break;
@@ -203,7 +203,7 @@ class OtlpExporter::Impl {
     curl_easy_cleanup(curl_);
   }
 
-  // With the lock held at both ends, and given up meanwhile.
+  // Called and returns with the lock held; releases it in between.
   void deliver(std::unique_lock<std::mutex>& lock, const std::vector<Span>& batch, curl_slist* headers) {
     auto pause = kFirstPause;
     for (int attempt = 1;; ++attempt) {
@@ -218,23 +218,23 @@ class OtlpExporter::Impl {
         count("exported", batch.size() - rejected);
         if (rejected > 0) {
           count("refused", rejected);
-          complain("the receiver refused " + std::to_string(rejected) + " of " + std::to_string(batch.size()) +
-                   " spans");
+          warn("the receiver refused " + std::to_string(rejected) + " of " + std::to_string(batch.size()) + " spans");
         }
         return;
       }
       const bool reached = code == CURLE_OK;
       if (reached && !worth_another_try(status)) {
         count("refused", batch.size());
-        complain("the receiver answers " + std::to_string(status) + "; " + std::to_string(batch.size()) +
-                 " spans were dropped");
+        warn("the receiver returned status " + std::to_string(status) + "; " + std::to_string(batch.size()) +
+             " spans were dropped");
         return;
       }
       const bool late = ending_ && Clock::now() + pause >= end_by_;
       if (attempt >= options_.attempts || late) {
         count("unreachable", batch.size());
-        complain((reached ? "the receiver answers " + std::to_string(status) : std::string(curl_easy_strerror(code))) +
-                 "; " + std::to_string(batch.size()) + " spans were dropped");
+        warn((reached ? "the receiver returned status " + std::to_string(status)
+                      : std::string(curl_easy_strerror(code))) +
+             "; " + std::to_string(batch.size()) + " spans were dropped");
         return;
       }
       changed_.wait_for(lock, pause, [this, was = ending_] { return ending_ && !was; });
@@ -274,11 +274,9 @@ class OtlpExporter::Impl {
     return code;
   }
 
-  void complain(const std::string& message) {
-    const auto now = Clock::now();
-    if (complained_ && now - *complained_ < kComplainAgainAfter) return;
-    complained_ = now;
-    spdlog::warn("spans are not delivered to {}: {}", options_.url, message);
+  void warn(const std::string& message) {
+    if (const auto more = throttle_.admit())
+      spdlog::warn("spans are not delivered to {}: {}{}", options_.url, message, *more);
   }
 
   const OtlpOptions options_;
@@ -287,7 +285,7 @@ class OtlpExporter::Impl {
   std::deque<Span> waiting_;
   Clock::time_point oldest_{}, end_by_{};
   std::atomic<std::size_t> dropped_{0};
-  std::optional<Clock::time_point> complained_;
+  LogThrottle throttle_;  // of the thread
   CURL* curl_ = nullptr;
   bool busy_ = false, ending_ = false, flushing_ = false;
   std::thread thread_;  // last: it uses the others
@@ -306,7 +304,8 @@ Result<std::unique_ptr<OtlpExporter>> OtlpExporter::start(OtlpOptions options) {
                             "telemetry.otlp_endpoint");
   }
   static const CURLcode ready = curl_global_init(CURL_GLOBAL_DEFAULT);
-  if (ready != CURLE_OK) return internal_error("libcurl cannot begin: " + std::string(curl_easy_strerror(ready)));
+  if (ready != CURLE_OK)
+    return internal_error("libcurl cannot be initialized: " + std::string(curl_easy_strerror(ready)));
   return std::unique_ptr<OtlpExporter>(new OtlpExporter(std::make_unique<Impl>(std::move(options))));
 }
 

@@ -1,4 +1,4 @@
-// OTLP's JSON encoding of spans, and what a receiver answers. Pure functions.
+// OTLP's JSON encoding of spans, and the receiver's response.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace ditfleet::telemetry {
 // Text that is not valid UTF-8 has its bytes above 127 replaced by '?'.
 std::string otlp_json(std::span<const Span> spans, const Attributes& resource, const std::string& scope_version);
 
-// partialSuccess.rejectedSpans of an answer; 0 where it says nothing of that.
+// partialSuccess.rejectedSpans of a response, or 0.
 std::size_t rejected_spans(std::string_view answer);
 
 }  // namespace ditfleet::telemetry

@@ -1,6 +1,5 @@
-// Spans: what a process did when, as part of a trace (W3C Trace Context, OpenTelemetry's data model). Without a sink
-// (otlp.h) nothing is recorded and nothing costs more than a look at a flag. Thread safe, but for the objects
-// themselves.
+// Spans of a trace (W3C Trace Context, OpenTelemetry's data model). Without a sink (otlp.h) nothing is recorded, and a
+// span costs one check of a flag. The functions are thread safe, the objects are not.
 #pragma once
 
 #include <chrono>
@@ -17,21 +16,21 @@
 namespace ditfleet::telemetry {
 
 struct SpanContext {
-  std::string trace_id;  // 32 hexadecimal digits; empty: none, spans below it are not recorded
+  std::string trace_id;  // 32 hexadecimal digits; empty: none, child spans are not recorded
   std::string span_id;   // 16
   bool sampled = false;
 
   bool valid() const { return !trace_id.empty(); }
   std::string traceparent() const;
-  // What a valid traceparent says; one that is not valid gives no context.
+  // The context of a traceparent; not valid() if the traceparent is invalid.
   static SpanContext parse(std::string_view traceparent);
-  // The beginning of a new trace, sampled where a sink is there.
+  // The root of a new trace, sampled if there is a sink.
   static SpanContext fresh();
 };
 
 using AttributeValue = std::variant<std::string, std::int64_t, double, bool>;
 using Attributes = std::vector<std::pair<std::string, AttributeValue>>;
-enum class SpanKind { kInternal = 1, kServer = 2, kClient = 3, kProducer = 4, kConsumer = 5 };  // numbers of OTLP
+enum class SpanKind { kInternal = 1, kServer = 2, kConsumer = 5 };  // the numbers of OTLP
 
 struct Span {
   std::string name, trace_id, span_id, parent_id;  // parent_id empty: a root
@@ -52,10 +51,10 @@ void set_span_sink(SpanSink* sink);
 bool spans_wanted();
 void record(Span span) noexcept;
 
-// The context of what this thread does just now; not valid where there is none.
+// The context of this thread; not valid() if there is none.
 const SpanContext& current_span();
 
-// Makes a context this thread's until the end of the scope. Contexts do not follow work to other threads: carry them.
+// Sets this thread's context until the end of the scope. A context is not inherited by other threads: pass it along.
 class ContextScope {
  public:
   explicit ContextScope(SpanContext context);
@@ -67,14 +66,14 @@ class ContextScope {
   SpanContext before_;
 };
 
-// A span from its making to end(), or to its destruction. For what changes threads, as coroutines do; one thread at a
-// time.
+// A span from its construction to end() or its destruction. It may move between threads, as coroutines do; one thread
+// at a time uses it.
 class SpanTimer {
  public:
   SpanTimer() = default;  // records nothing
-  // A child of `parent`; records nothing where parent is not valid or not sampled.
+  // A child of `parent`. Records nothing if the parent is not valid or not sampled.
   SpanTimer(std::string name, const SpanContext& parent, SpanKind kind = SpanKind::kInternal);
-  // The span with this very context, whose id others were told already; `parent_id` may be empty.
+  // The span with this context, whose id has been passed on already; `parent_id` may be empty.
   static SpanTimer of(std::string name, const SpanContext& self, std::string parent_id, SpanKind kind);
   ~SpanTimer() { end(); }
   SpanTimer(SpanTimer&& other) noexcept : span_(std::exchange(other.span_, std::nullopt)), context_(other.context_) {}
@@ -85,7 +84,7 @@ class SpanTimer {
     return *this;
   }
 
-  const SpanContext& context() const { return context_; }  // for children; the parent's where nothing is recorded
+  const SpanContext& context() const { return context_; }  // for children; the parent's if nothing is recorded
   void attribute(std::string key, AttributeValue value) {
     if (span_) span_->attributes.emplace_back(std::move(key), std::move(value));
   }
@@ -103,8 +102,7 @@ class SpanTimer {
   SpanContext context_;
 };
 
-// A span of what this thread does until the end of the scope, a child of the thread's context and itself the context
-// meanwhile.
+// A span until the end of the scope: a child of the thread's context, and the thread's context meanwhile.
 class ScopedSpan : public SpanTimer {
  public:
   explicit ScopedSpan(std::string name) : SpanTimer(std::move(name), current_span()), scope_(context()) {}

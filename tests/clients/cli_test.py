@@ -209,7 +209,7 @@ class Jobs(WithFolder):
             self.assertIn(words, out)
         self.assertEqual(self.json("jobs", "show", id)["state"], "succeeded")
         self.assertIn("not found", self.cli("jobs", "show", "01ABCDEFGHJKMNPQRSTVWXYZ00", code=1).stderr)
-        self.assertIn("no job id", self.cli("jobs", "show", "a/b", code=2).stderr)
+        self.assertIn("not a job id", self.cli("jobs", "show", "a/b", code=2).stderr)
         self.cli("jobs", "show", code=2)
 
     def test_watch(self):
@@ -252,7 +252,7 @@ class Jobs(WithFolder):
         id = self.submit(n=2, num_inference_steps=10)
         self.http.wait(id)
         out = self.cli("explain", id).stdout
-        for words in (f"job {id}: succeeded after", "unit 0: succeeded, attempt 1", "unit 1", "given to", "admission", "queue",
+        for words in (f"job {id}: succeeded after", "unit 0: succeeded, attempt 1", "unit 1", "assigned to", "admission", "queue",
                       "text", "denoise", "vae", "encode", "store", "predicted cost"):
             self.assertIn(words, out)
         told = self.json("explain", id)
@@ -285,7 +285,7 @@ class NoService(WithFolder):
                      ["workers"], ["explain", "x"]):
             with self.subTest(argv):
                 done = self.cli(*argv, "--url", "http://127.0.0.1:9", code=1)
-                self.assertIn("is the service up", done.stderr)
+                self.assertIn("is the service running", done.stderr)
         self.assertIn("URL", self.cli("workers", "--url", "ftp://x", code=2).stderr)
         self.cli("workers", "--url", "http://no such host", code=2)
         told = self.cli("workers", "--url", "http://me:hush@127.0.0.1:1/", code=1).stderr
@@ -317,7 +317,7 @@ class Config(WithFolder):
 
     def test_check(self):
         good = self.write(f"models:\n  tiny: {tiny_model()}\nworker:\n  count: 2\n")
-        self.assertIn("right", self.cli("config", "check", "--config", good).stdout)
+        self.assertIn("is valid", self.cli("config", "check", "--config", good).stdout)
         self.assertEqual(self.json("config", "check", "--config", good), {"ok": True, "problems": []})
         self.cli("config", "check", "--config", ROOT / "config" / "ditfleet.yaml")
 

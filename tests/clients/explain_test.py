@@ -66,9 +66,9 @@ class Pretended(unittest.TestCase):
                    ("assigned", {"at_ms": 9000, "worker": "w2", "reason": "warm"}))
         self.assertEqual(self.spans(), {"admission": 10_000, "queue": 990_000, "tried before": 7_000_000, "denoise": 490_000, "hand-over": 10_000})
         lines = [line.strip() for line in self.cli("explain", ID).splitlines()]
-        at = lines.index("given to w1: warm")
-        self.assertEqual(lines[at:at + 5], ["given to w1: warm", "back after 5.00 s: lease lapsed", "given to w3: cold",
-                                            "back after 500.0 ms: retry: out of memory", "given to w2: warm"])
+        at = lines.index("assigned to w1: warm")
+        self.assertEqual(lines[at:at + 5], ["assigned to w1: warm", "returned to the queue after 5.00 s: lease lapsed", "assigned to w3: cold",
+                                            "returned to the queue after 500.0 ms: retry: out of memory", "assigned to w2: warm"])
         told = json.loads(self.cli("explain", ID, "--json"))["units"][0]["assignments"]
         self.assertEqual([a.get("back") for a in told], ["lease lapsed", "retry: out of memory", None])
 

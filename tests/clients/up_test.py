@@ -71,7 +71,7 @@ class Life(WithFolder):
             client.wait_event(job, "step")
             pids = fleet.pids()
             fleet.process.send_signal(signal.SIGINT)
-            until(lambda: "ending:" in fleet.tail(), "it ends")
+            until(lambda: "stopping:" in fleet.tail(), "it ends")
             began = time.monotonic()
             fleet.process.send_signal(signal.SIGINT)
             fleet.process.wait(20)
@@ -96,7 +96,7 @@ class Life(WithFolder):
                 os.kill(pid, signal.SIGHUP)
             client = Client(fleet.url)
             self.assertEqual(client.wait(client.submit(width=64, height=64, num_inference_steps=1))["state"], "succeeded")
-            self.assertNotIn("ending:", fleet.tail())
+            self.assertNotIn("stopping:", fleet.tail())
 
     def test_no_process_is_left_when_up_is_killed(self):
         with Fleet() as fleet:
@@ -137,8 +137,8 @@ class Life(WithFolder):
             broken, healthy = fleet.ready["pids"]["workers"]
             weights(model).rename(weights_away)
             os.kill(broken, signal.SIGKILL)
-            until(lambda: "the other workers go on" in fleet.log.read_text(), "the failure is logged", 60)
-            self.assertIn("worker-1 exited with status 1 again and again", fleet.log.read_text())
+            until(lambda: "the other workers continue" in fleet.log.read_text(), "the failure is logged", 60)
+            self.assertIn("worker-1 exited with status 1 repeatedly", fleet.log.read_text())
             self.assertIsNone(fleet.process.poll(), fleet.tail())
             self.assertEqual(client.wait(client.submit(**SMALL))["unit_records"][0]["state"], "succeeded")
             self.assertTrue(alive(healthy))

@@ -23,6 +23,7 @@
 
 #include "shared/kernel_cache/cache.h"
 #include "shared/kernel_cache/codec.h"
+#include "shared/kernel_cache/redis_tier.h"
 #include "shared/kernel_cache/secret.h"
 #include "shared/telemetry/metrics.h"
 #include "tests/system/redis_server.h"
@@ -58,7 +59,7 @@ class Compiler {
  public:
   explicit Compiler(std::string log, milliseconds takes = milliseconds(0)) : log_(std::move(log)), takes_(takes) {}
   Result<KernelCache::Program> get(KernelCache& cache, int number, std::size_t bytes = 2000,
-                                   const KernelCache::Usable& usable = {}) const {
+                                   const KernelCache::Validator& usable = {}) const {
     return cache.get_or_compile(
         key_of(number), "region-" + std::to_string(number), "sm_90a",
         [&]() -> Result<Entry> {

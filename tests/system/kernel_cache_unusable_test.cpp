@@ -122,7 +122,7 @@ TEST_F(KernelCacheUnusable, WhatNothingCanReplaceStays) {
     ASSERT_FALSE(program.ok());
     EXPECT_EQ(program.error().code, Code::kDataCorrupt);
     EXPECT_THAT(program.error().message, HasSubstr("nothing loads here"));
-    EXPECT_EQ(node->find(key_of(1), "sm_90a").value()->code, bad_program().code) << "as good as any";
+    EXPECT_EQ(compiler.get(*node, 1).value()->code, bad_program().code) << "the tiers have lost it";
   }
   RedisView view(redis.endpoint());
   EXPECT_EQ(*read_file(disk_path(folder.path())), kBad);

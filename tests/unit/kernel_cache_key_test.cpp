@@ -32,7 +32,7 @@ TEST(KernelCacheKey, TheSameFieldsGiveTheSameKey) {
   EXPECT_EQ(builder.finish(), first) << "a finished builder is not as new";
 }
 
-// The values are Python's (hashlib), by the format in shared/kernel_cache/README.md. The key of a release must be the
+// The values are Python's (hashlib), by the format in shared/kernel_cache/key.h. The key of a release must be the
 // key of the next: what a fleet holds is found by it.
 TEST(KernelCacheKey, IsWhatTheFormatSays) {
   EXPECT_EQ(KeyBuilder().finish().hex(), "a4ec63ebbd6ca66000a619ab91b3271ac20c047872c84c327d94be325931c672");

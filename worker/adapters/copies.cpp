@@ -15,8 +15,8 @@
 #include <numeric>
 #include <utility>
 
+#include "shared/core/fd_io.h"
 #include "shared/core/ids.h"
-#include "shared/core/write_all.h"
 
 namespace ditfleet::worker {
 namespace {

@@ -12,6 +12,8 @@
 #include <cstring>
 #include <filesystem>
 
+#include "shared/core/fd_io.h"
+#include "shared/core/unique_fd.h"
 #include "worker/adapters/metrics.h"
 
 namespace ditfleet::worker {
@@ -63,20 +65,13 @@ bool is_below(const fs::path& file, const std::string& folder) {
   return at == root.end();
 }
 
-struct Descriptor {
-  int fd = -1;
-  ~Descriptor() {
-    if (fd >= 0) ::close(fd);
-  }
-};
-
 }  // namespace
 
 Result<AdapterCopyPtr> copy_registered_file(AdapterCopies& copies, const loras::Location& location,
                                             const std::string& path, const std::vector<std::string>& folders) {
   const std::string its_file = location.one_place ? "its file '" + path + "'" : "its file";
-  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-  if (file.fd < 0) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file.valid()) {
     const int code = errno;
     return Error{code == ENOENT || code == ENOTDIR ? Code::kNotFound : Code::kUnavailable,
                  its_file + " cannot be read on this worker: " + std::strerror(code),
@@ -84,7 +79,7 @@ Result<AdapterCopyPtr> copy_registered_file(AdapterCopies& copies, const loras::
   }
   // What was opened, not what the path names by now, is what must lie in a folder.
   std::error_code ec;
-  const fs::path opened = fs::read_symlink("/proc/self/fd/" + std::to_string(file.fd), ec);
+  const fs::path opened = fs::read_symlink("/proc/self/fd/" + std::to_string(file.get()), ec);
   if (ec || std::none_of(folders.begin(), folders.end(),
                          [&](const std::string& folder) { return is_below(opened, folder); })) {
     std::string list;
@@ -95,7 +90,7 @@ Result<AdapterCopyPtr> copy_registered_file(AdapterCopies& copies, const loras::
                  {}};
   }
   struct stat found {};
-  if (::fstat(file.fd, &found) != 0 || !S_ISREG(found.st_mode))
+  if (::fstat(file.get(), &found) != 0 || !S_ISREG(found.st_mode))
     return Error{Code::kDataCorrupt, its_file + " is no regular file", {}};
   const auto changed = [&](const std::string& what) {
     return Error{Code::kDataCorrupt,
@@ -107,13 +102,11 @@ Result<AdapterCopyPtr> copy_registered_file(AdapterCopies& copies, const loras::
   if (found.st_size != location.bytes) return changed("it has " + std::to_string(found.st_size) + " bytes");
   auto writer = copies.begin(location.sha256, location.bytes);
   if (!writer) return writer.error();
-  std::string piece(kPiece, '\0');
   while (true) {
-    const auto got = ::read(file.fd, piece.data(), piece.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return unavailable(its_file + " cannot be read: " + std::strerror(errno));
-    if (got == 0) break;
-    auto written = writer->write(std::string_view(piece).substr(0, static_cast<std::size_t>(got)));
+    const auto piece = read_up_to(file.get(), kPiece);
+    if (!piece) return unavailable(its_file + " cannot be read: " + std::strerror(errno));
+    if (piece->empty()) break;
+    auto written = writer->write(*piece);
     if (!written)
       return written.error().code == Code::kDataCorrupt ? changed(written.error().message) : written.error();
   }

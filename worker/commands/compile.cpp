@@ -62,8 +62,6 @@ Result<void> write_archive(const std::string& path, const region::AheadReport& r
   };
   for (const auto& made : report.regions)
     if (auto added = add(made.key, *made.program); !added) return added.error();
-  for (const auto& [key, note] : report.notes)
-    if (auto added = add(key, *note); !added) return added.error();
   return archive->finish();
 }
 

@@ -13,6 +13,7 @@
 #include <sstream>
 #include <thread>
 
+#include "shared/core/host_name.h"
 #include "shared/core/stop_signals.h"
 #include "shared/families/served.h"
 #include "shared/telemetry/log.h"
@@ -26,17 +27,11 @@
 namespace ditfleet::worker {
 namespace {
 
-std::string default_name() {
-  char host[256] = {};
-  if (::gethostname(host, sizeof host - 1) != 0) return "worker-" + std::to_string(::getpid());
-  return std::string(host) + "-" + std::to_string(::getpid());
-}
+std::string default_name() { return host_name() + "-" + std::to_string(::getpid()); }
 
 Result<ServiceParts> make_parts(const config::Settings& settings, asio::io_context& io) {
-  auto endpoint = redis::Endpoint::parse(settings.redis.url);
+  auto endpoint = config::redis_endpoint(settings);
   if (!endpoint) return endpoint.error();
-  endpoint->tls_ca_file = settings.redis.tls_ca_file;
-  endpoint->tls_verify = settings.redis.tls_verify;
   ServiceParts parts;
   parts.connection = redis::Connection::create(io.get_executor(), {.endpoint = *endpoint});
   queue::QueueOptions options;

@@ -1,4 +1,4 @@
-// When a supervised process that ended is started again, and when that is pointless. Pure: told the times.
+// When to restart a supervised process that ended, and when to give up. A state machine without a clock.
 #pragma once
 
 #include <algorithm>
@@ -11,17 +11,17 @@ class RestartPolicy {
   using Duration = std::chrono::milliseconds;
 
   static constexpr Duration kFirst{100}, kLongest{10'000};
-  static constexpr Duration kStable{30'000};  // having run this long forgives what was before
-  static constexpr int kHopeless = 3;         // quick failures at its own choice in a row
+  static constexpr Duration kStable{30'000};  // running this long clears earlier failures
+  static constexpr int kHopeless = 3;         // consecutive quick exits with a failure
 
-  // Whether one that runs for so long now got further than its earlier tries did: more than twice as far as the longest
-  // of them, and a second. One that is never refused works from its start.
+  // Whether a process that has been running for `alive` works: it has not become hopeless, or it has run for more than
+  // twice as long as its longest earlier try, plus a second.
   bool works(Duration alive) const { return !hopeless() || got_further(alive); }
 
-  // It ended after `lived`; `by_itself`: it exited with a failure, as opposed to being killed, so that it
-  // will most likely do the same again. Returns how long to wait before the next start.
+  // The process ended after `lived`. `by_itself`: it exited with a failure, which it will likely repeat, and was not
+  // killed. Returns how long to wait before the restart.
   Duration ended(Duration lived, bool by_itself) {
-    // What was killed long after its tries had failed was well again: nothing is won by waiting as they had to.
+    // A process that was killed after it had recovered is restarted without the delay of its earlier failures.
     const bool was_well = lived >= kStable || (!by_itself && got_further(lived));
     if (was_well) delay_ = kFirst;
     refusals_ = by_itself && lived < kStable ? refusals_ + 1 : 0;
@@ -38,7 +38,7 @@ class RestartPolicy {
   }
 
   Duration delay_ = kFirst;
-  Duration longest_{0};  // that it lived, of late
+  Duration longest_{0};  // the longest of the recent tries
   int refusals_ = 0;
 };
 

@@ -19,6 +19,7 @@
 #include "coordinator/cli/up/restart_policy.h"
 #include "shared/core/output_file.h"
 #include "shared/core/stop_signals.h"
+#include "shared/core/unique_fd.h"
 
 namespace ditfleet::cli {
 namespace {
@@ -28,20 +29,18 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr milliseconds kTick{50}, kReadyPoll{100};
-constexpr seconds kEndPatience{10};  // of the coordinator and of Redis, before SIGKILL
+constexpr seconds kStopTimeout{10};  // of the coordinator and of Redis, before SIGKILL
 constexpr seconds kStillWaiting{15};
 constexpr seconds kStillFailing{60};
 
 void note(const std::string& message) { std::fprintf(stderr, "up | %s\n", message.c_str()); }
 
 bool accepts(const std::string& socket_path) {
-  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::strncpy(address.sun_path, socket_path.c_str(), sizeof address.sun_path - 1);
-  const bool connected = fd >= 0 && ::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
-  if (fd >= 0) ::close(fd);
-  return connected;
+  return socket.valid() && ::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
 }
 
 struct Member {
@@ -49,8 +48,8 @@ struct Member {
   LoggedProcess process;
   RestartPolicy policy;
   Clock::time_point started, start_again;
-  bool waiting = false;          // to be started again
-  Clock::time_point told_again;  // when it is next said that it fails again and again
+  bool waiting = false;           // for its restart
+  Clock::time_point next_report;  // of a worker that keeps failing
 };
 
 class Supervisor {
@@ -70,7 +69,6 @@ class Supervisor {
     stop_all();
     if (!plan_.ready_file.empty()) ::unlink(plan_.ready_file.c_str());
     if (!plan_.redis_socket.empty()) ::unlink(plan_.redis_socket.c_str());
-    ::close(signals_);
     return exit_code_;
   }
 
@@ -79,15 +77,15 @@ class Supervisor {
     sigset_t set;
     sigemptyset(&set);
     for (int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set, signal);
-    if (hangup_ends()) sigaddset(&set, SIGHUP);  // else it stays ignored, here and in the children: nohup means it
+    if (hangup_ends()) sigaddset(&set, SIGHUP);  // under nohup it stays ignored, here and in the children
     ::sigprocmask(SIG_BLOCK, &set, nullptr);
     std::signal(SIGPIPE, SIG_IGN);
-    // A shell starts what runs in the background with SIGINT ignored; an ignored signal is never seen.
+    // A shell starts background jobs with SIGINT ignored, and signalfd does not receive ignored signals.
     for (int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
-    signals_ = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    signals_.reset(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
   }
 
-  // One look at everything: output, signals, ends, starts, readiness.
+  // One round: output, signals, ended processes, restarts, readiness.
   void turn() {
     wait_for_something();
     for (auto* group : {&redis_, &coordinator_, &workers_}) {
@@ -104,7 +102,7 @@ class Supervisor {
   }
 
   void wait_for_something() {
-    std::vector<pollfd> fds = {{signals_, POLLIN, 0}};
+    std::vector<pollfd> fds = {{signals_.get(), POLLIN, 0}};
     std::vector<LoggedProcess*> sources = {nullptr};
     for (auto* group : {&redis_, &coordinator_, &workers_}) {
       for (Member& member : *group) {
@@ -118,9 +116,9 @@ class Supervisor {
       if (fds[i].revents != 0) sources[i]->drain_output();
     }
     signalfd_siginfo info{};
-    while (::read(signals_, &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+    while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
       if (info.ssi_signo == SIGCHLD) continue;
-      // A second Ctrl-C is impatience; the TERM that a script adds to the first one is not.
+      // A second Ctrl-C kills. A SIGTERM after the first Ctrl-C does not: scripts send both.
       if (stopping_ && info.ssi_signo == SIGINT) in_a_hurry_ = true;
       stopping_ = true;
     }
@@ -141,32 +139,31 @@ class Supervisor {
     const LoggedProcessSpec& spec = member.process.spec();
     const bool by_itself = end.signal == 0 && end.status != 0;
     const bool first = !ready_ && by_itself;
-    const std::string told = spec.echo || member.process.last_line().empty() ? "" : ": " + member.process.last_line();
-    // What refuses to start would refuse again: the coordinator and Redis at once, a worker that was asked
-    // for the impossible at once, another after a few tries.
+    const std::string output = spec.echo || member.process.last_line().empty() ? "" : ": " + member.process.last_line();
+    // A process that refuses to start would refuse again. The coordinator, Redis and a worker with a usage error end
+    // `up` at once, another worker after a few tries.
     const bool is_worker = &member != &coordinator_.front() && (redis_.empty() || &member != &redis_.front());
     if (first && (!is_worker || end.status == kExitUsage)) {
-      return give_up(spec.label + " " + end.text() + told + " (log: " + spec.log_file + ")",
+      return give_up(spec.label + " " + end.text() + output + " (log: " + spec.log_file + ")",
                      is_worker || end.status == kExitUsage ? end.status : kExitFailure);
     }
     const auto now = Clock::now();
     const auto wait = member.policy.ended(std::chrono::duration_cast<milliseconds>(now - member.started), by_itself);
     member.waiting = true;
     member.start_again = now + wait;
-    const std::string then = "; starting it again in " + std::to_string(wait.count()) + " ms";
+    const std::string then = "; restarting it in " + std::to_string(wait.count()) + " ms";
     if (!is_worker || !member.policy.hopeless()) {
-      member.told_again = now;
-      return note(spec.label + " " + end.text() + told + then);
+      member.next_report = now;
+      return note(spec.label + " " + end.text() + output + then);
     }
-    const std::string fault =
-        spec.label + " " + end.text() + " again and again" + told + " (log: " + spec.log_file + ")";
+    const std::string fault = spec.label + " " + end.text() + " repeatedly" + output + " (log: " + spec.log_file + ")";
     if (!ready_ || !any_worker_works()) return give_up(fault, kExitFailure);
-    if (now < member.told_again) return;
-    member.told_again = now + kStillFailing;
-    note(fault + "; the other workers go on" + then);
+    if (now < member.next_report) return;
+    member.next_report = now + kStillFailing;
+    note(fault + "; the other workers continue" + then);
   }
 
-  // One that fails again and again runs for a moment, too, at every try.
+  // A worker that keeps failing runs for a moment at every try.
   bool any_worker_works() const {
     return std::any_of(workers_.begin(), workers_.end(), [now = Clock::now()](const Member& worker) {
       return worker.process.running() &&
@@ -210,7 +207,7 @@ class Supervisor {
                                   {"workers", std::move(workers)}}}};
   }
 
-  // Only when something in it changed.
+  // Only if its content has changed.
   void write_ready_file() {
     if (plan_.ready_file.empty()) return;
     const std::string text = json::serialize(ready_object()) + "\n";
@@ -228,21 +225,21 @@ class Supervisor {
       for (const auto& [name, model] : plan_.settings.models) models += (models.empty() ? "" : ", ") + name;
       std::printf(
           "DiTFleet is up: %s (console page and API), models: %s, workers: %zu\nlogs and data: %s; Ctrl-C "
-          "ends it\n",
+          "stops it\n",
           plan_.address.local_url().c_str(), models.c_str(), workers_.size(), plan_.data_dir.c_str());
     }
     std::fflush(stdout);
   }
 
-  // Workers first, so that they can hand back what they hold; Redis last.
+  // Workers first, so that they can return their units to the queue; Redis last.
   void stop_all() {
-    note("ending: workers finish or hand back what they run");
-    stop(workers_, milliseconds(plan_.settings.worker.drain_ms) + kEndPatience);
-    stop(coordinator_, kEndPatience);
-    stop(redis_, kEndPatience);
+    note("stopping: workers finish or return their units");
+    stop(workers_, milliseconds(plan_.settings.worker.drain_ms) + kStopTimeout);
+    stop(coordinator_, kStopTimeout);
+    stop(redis_, kStopTimeout);
   }
 
-  void stop(std::deque<Member>& group, milliseconds patience) {
+  void stop(std::deque<Member>& group, milliseconds timeout) {
     const auto running = [&] {
       bool any = false;
       for (Member& member : group) {
@@ -252,14 +249,14 @@ class Supervisor {
       return any;
     };
     for (Member& member : group) {
-      member.process.send(SIGCONT);  // a stopped process would not see what comes next
+      member.process.send(SIGCONT);  // a stopped process would not handle SIGTERM
       member.process.send(SIGTERM);
     }
-    const auto until = Clock::now() + patience;
+    const auto until = Clock::now() + timeout;
     while (running() && Clock::now() < until && !in_a_hurry_) wait_for_something();
     for (Member& member : group) {
       if (!member.process.running()) continue;
-      note(member.process.spec().label + (in_a_hurry_ ? " is killed" : " did not end in time and is killed"));
+      note(member.process.spec().label + (in_a_hurry_ ? " is killed" : " did not stop in time and is killed"));
       member.process.send(SIGKILL);
     }
     while (running()) wait_for_something();
@@ -267,8 +264,8 @@ class Supervisor {
 
   UpPlan plan_;
   HttpClient client_;
-  std::deque<Member> redis_, coordinator_, workers_;  // of the first two none or one
-  int signals_ = -1;
+  std::deque<Member> redis_, coordinator_, workers_;  // the first two have at most one member
+  UniqueFd signals_;
   bool all_started_ = false, ready_ = false, stopping_ = false, in_a_hurry_ = false;
   int exit_code_ = kExitOk;
   Clock::time_point next_ready_check_, asked_at_;

@@ -1,13 +1,12 @@
-// Runs what `ditfleet up` planned: starts it in order, starts again what dies, ends it in order.
+// Runs the processes of `ditfleet up`: starts them in order, restarts those that end, stops them in order.
 #pragma once
 
 #include "coordinator/cli/up/up_plan.h"
 
 namespace ditfleet::cli {
 
-// Blocks until SIGINT or SIGTERM, or until there is no point in going on. Returns the exit code. Afterwards
-// none of its processes is left and the ready file is gone.
-// Call it once, from the main thread of a process that has no other.
+// Blocks until SIGINT, SIGTERM or a failure that a restart cannot fix. Returns the exit code. Afterwards all processes
+// have ended and the ready file is removed. Call it once, from the only thread of the process.
 int supervise(UpPlan plan);
 
 }  // namespace ditfleet::cli

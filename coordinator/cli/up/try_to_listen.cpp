@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "shared/core/unique_fd.h"
+
 namespace ditfleet::cli {
 
 Result<ListenAddress> try_to_listen(ListenAddress address) {
@@ -17,15 +19,15 @@ Result<ListenAddress> try_to_listen(ListenAddress address) {
   addrinfo* found = nullptr;
   const int failed = ::getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
   if (failed != 0) return invalid_argument("cannot listen on '" + address.text() + "': " + ::gai_strerror(failed));
-  const int fd = ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const UniqueFd socket(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
-  ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   sockaddr_storage bound{};
   socklen_t size = sizeof bound;
-  const bool ok = fd >= 0 && ::bind(fd, found->ai_addr, found->ai_addrlen) == 0 && ::listen(fd, 1) == 0 &&
-                  ::getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) == 0;
+  const bool ok = socket.valid() && ::bind(socket.get(), found->ai_addr, found->ai_addrlen) == 0 &&
+                  ::listen(socket.get(), 1) == 0 &&
+                  ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound), &size) == 0;
   const int e = errno;
-  if (fd >= 0) ::close(fd);
   ::freeaddrinfo(found);
   if (!ok) {
     const std::string hint = e == EADDRINUSE

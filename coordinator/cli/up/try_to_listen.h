@@ -1,12 +1,12 @@
-// Whether this host can listen somewhere.
+// Checks that an address can be listened on.
 #pragma once
 
 #include "shared/core/listen_address.h"
 
 namespace ditfleet::cli {
 
-// Binds the address for a moment; for port 0 the result has the port that was free. kUnavailable: it is in
-// use or not allowed, kInvalidArgument: no such host.
+// Binds the address and closes it again. For port 0 the result has the free port.
+// Errors: kUnavailable (in use or not permitted), kInvalidArgument (unknown host).
 Result<ListenAddress> try_to_listen(ListenAddress address);
 
 }  // namespace ditfleet::cli

@@ -1,4 +1,4 @@
-// `ditfleet up`: the embedded default. One command runs a private Redis, the coordinator and the workers.
+// `ditfleet up`: one command runs a private Redis, the coordinator and the workers.
 #include "coordinator/cli/command.h"
 #include "coordinator/cli/up/supervisor.h"
 #include "coordinator/cli/up/up_plan.h"
@@ -7,22 +7,23 @@ namespace ditfleet::cli {
 
 void add_up(CLI::App& app, Invocation& run) {
   auto flags = std::make_shared<UpFlags>();
-  auto* command = app.add_subcommand("up", "Run everything here: a private Redis, the coordinator and the workers");
+  auto* command = app.add_subcommand("up", "Run a private Redis, the coordinator and the workers on this machine");
   add_configuration_flags(*command, flags->sources);
   command->add_option("--listen", flags->listen, "Address of the gateway; port 0 picks a free one (gateway.listen)")
       ->type_name("HOST:PORT");
   command->add_option("--redis", flags->redis, "Use this Redis instead of a private one (redis.url)")->type_name("URL");
   command->add_option("--data", flags->data, "Folder for Redis' files, logs and results (data.dir)")->type_name("DIR");
   command->add_option("--workers", flags->workers, "Number of workers (worker.count)")->check(CLI::Range(0, 256));
-  command->add_option("--model", flags->models, "A model to serve, in diffusers' layout; may be repeated")
+  command->add_option("--model", flags->models, "A model folder in the layout of diffusers; repeatable")
       ->type_name("NAME=DIR")
       ->allow_extra_args(false);
   command->add_option("--device", flags->device, "auto, cpu or cuda (worker.device)");
   command->add_option("--dtype", flags->dtype, "auto, fp32 or bf16 (worker.dtype)");
   command
-      ->add_option("--ready-file", flags->ready_file, "Written once the service is ready: its URLs and pids, as JSON")
+      ->add_option("--ready-file", flags->ready_file,
+                   "Write URLs and pids as JSON to this file once the service is ready")
       ->type_name("FILE");
-  command->add_flag("--json", flags->json, "Print the same JSON when it is ready");
+  command->add_flag("--json", flags->json, "Print the same JSON once the service is ready");
   command->callback([flags, &run] {
     run = [flags] {
       auto plan = plan_up(*flags);

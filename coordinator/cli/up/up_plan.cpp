@@ -38,11 +38,12 @@ Result<config::Settings> settings_of(const UpFlags& flags) {
   for (const std::string& model : flags.models) {
     const auto equals = model.find('=');
     if (equals == std::string::npos || equals == 0 || equals + 1 == model.size()) {
-      return invalid_argument("--model is '" + model + "'; it takes NAME=DIR, as demo=deploy/demo-model/model");
+      return invalid_argument("--model is '" + model +
+                              "'; it takes NAME=DIR, for example demo=deploy/demo-model/model");
     }
     const std::string name = model.substr(0, equals);
     if (!named.insert(name).second)
-      return invalid_argument("--model names '" + name + "' twice; give each model a name of its own");
+      return invalid_argument("--model names '" + name + "' twice; give each model its own name");
     sources.sets.push_back("models." + name + ".path=" + model.substr(equals + 1));
   }
   return config::load(sources);
@@ -53,7 +54,7 @@ fs::path own_folder() {
   return fs::read_symlink("/proc/self/exe", ec).parent_path();
 }
 
-// Without any model in the configuration, the demo model beside this build is served.
+// If no model is configured, the demo model beside this build is served.
 void add_demo_model(config::Settings& settings) {
   if (!settings.models.empty()) return;
   const fs::path demo = own_folder().parent_path().parent_path() / "deploy" / "demo-model" / "model";
@@ -63,7 +64,8 @@ void add_demo_model(config::Settings& settings) {
 
 Result<void> check_models(config::Settings& settings) {
   if (settings.models.empty()) {
-    return invalid_argument("no model is configured; name one with --model NAME=DIR, a folder in diffusers' layout");
+    return invalid_argument(
+        "no model is configured; give one with --model NAME=DIR, a folder in the layout of diffusers");
   }
   for (auto& [name, model] : settings.models) {
     std::error_code ec;
@@ -77,13 +79,14 @@ Result<void> check_models(config::Settings& settings) {
 Result<std::string> make_data_folder(const config::Settings& settings) {
   std::string dir = config::data_folder(settings);
   if (dir.empty())
-    return invalid_argument("neither --data nor HOME says where to keep Redis' files and logs; give --data DIR");
+    return invalid_argument(
+        "neither --data nor HOME is set, so there is no folder for Redis' files and logs; give --data DIR");
   std::error_code ec;
   dir = fs::absolute(dir, ec).lexically_normal().string();
   if (!ec) fs::create_directories(fs::path(dir) / "logs", ec);
   if (!ec) fs::create_directories(fs::path(dir) / "redis", ec);
   if (ec)
-    return unavailable("cannot make the data folder '" + dir + "': " + ec.message() + "; name another with --data");
+    return unavailable("cannot create the data folder '" + dir + "': " + ec.message() + "; choose another with --data");
   return dir;
 }
 
@@ -92,22 +95,22 @@ std::string holder_of(const std::string& path) {
   return text && !text->empty() && text->size() < 16 ? " (pid " + text->substr(0, text->find('\n')) + ")" : "";
 }
 
-// A socket's path has at most 107 bytes: of a data folder with a long name it lies in a short one.
+// A socket's path has at most 107 bytes. For a data folder with a longer path the socket is in a folder below /tmp.
 Result<std::string> socket_path(const std::string& data_dir) {
   std::string path = data_dir + "/redis/redis.sock";
   if (path.size() < sizeof(sockaddr_un::sun_path)) return path;
   const std::string dir = "/tmp/ditfleet-" + std::to_string(::getuid()) + "-" + sha256_hex(data_dir).substr(0, 16);
   struct stat info {};
   if (::mkdir(dir.c_str(), 0700) != 0 && errno != EEXIST)
-    return unavailable("cannot make '" + dir + "': " + std::strerror(errno));
+    return unavailable("cannot create '" + dir + "': " + std::strerror(errno));
   if (::lstat(dir.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::getuid() ||
       (info.st_mode & 077) != 0) {
-    return unavailable("'" + dir + "' belongs to someone else; give --data a folder with a shorter name");
+    return unavailable("'" + dir + "' belongs to another user; give --data a folder with a shorter path");
   }
   return dir + "/redis.sock";
 }
 
-// The children's environment: ours without what the configuration file for them already says.
+// The environment without settings: the children read them from their configuration file.
 std::vector<std::string> child_environment() {
   std::vector<std::string> out;
   for (char** variable = environ; *variable; ++variable) {
@@ -121,8 +124,7 @@ std::vector<std::string> child_environment() {
   return out;
 }
 
-// A worker whose environment does not say how OpenMP waits starts itself a second time to say it (worker/main.cpp);
-// one that is told here need not.
+// Without OMP_WAIT_POLICY a worker sets it and executes itself again (worker/main.cpp). Setting it here avoids that.
 std::vector<std::string> worker_environment() {
   auto out = child_environment();
   if (!std::getenv("OMP_WAIT_POLICY")) out.emplace_back("OMP_WAIT_POLICY=passive");
@@ -133,11 +135,11 @@ Result<void> plan_redis(UpPlan& plan) {
   const auto server = find_program("redis-server");
   if (!server)
     return Error{Code::kNotFound,
-                 "redis-server is not on PATH; install it (apt-get install redis-server) or name a Redis with --redis",
+                 "redis-server is not on PATH; install it (apt-get install redis-server) or give a Redis with --redis",
                  {}};
   const std::string dir = plan.data_dir + "/redis";
 
-  // The lock is held by Redis itself: whatever happens to its `up`, two never write the same files.
+  // Redis inherits the lock, so that two servers never write the same files, even if `up` crashes.
   const Deadline deadline = Deadline::after(std::chrono::seconds(15));
   auto lock = FileLock::try_take(dir + "/lock");
   while (!lock && lock.error().code == Code::kConflict && !deadline.passed()) {
@@ -147,14 +149,14 @@ Result<void> plan_redis(UpPlan& plan) {
   if (!lock) {
     if (lock.error().code != Code::kConflict) return lock.error();
     return Error{
-        Code::kConflict, "a redis-server of an earlier run still uses " + dir + "; end it, or give another --data", {}};
+        Code::kConflict, "a redis-server of an earlier run still uses " + dir + "; stop it or give another --data", {}};
   }
   plan.redis_lock = std::move(*lock);
 
   auto socket = socket_path(plan.data_dir);
   if (!socket) return socket.error();
   plan.redis_socket = *socket;
-  ::unlink(plan.redis_socket.c_str());  // of a run that crashed: we hold the lock, nobody listens on it
+  ::unlink(plan.redis_socket.c_str());  // left by a run that crashed: nobody listens on it while the lock is held
   redis::Endpoint endpoint;
   endpoint.unix_path = plan.redis_socket;
   plan.settings.redis.url = endpoint.url();
@@ -166,19 +168,19 @@ Result<void> plan_redis(UpPlan& plan) {
   config.maxmemory = plan.settings.redis.maxmemory;
   const std::string file = dir + "/redis.conf";
   if (auto written = write_file_atomically(file, redis::redis_server_config(config)); !written) return written;
-  // SIGTERM, not SIGKILL: it writes what it has before it goes.
+  // SIGTERM lets Redis save its data.
   plan.redis = {"redis", {*server, file}, child_environment(), plan.data_dir + "/logs/redis.log",
                 false,   SIGTERM,         plan.redis_lock.fd()};
   return {};
 }
 
-// Whoever can reach a Redis of ours is a process of ours: they share a secret without anyone having to name one.
-// On a Redis that others use, too, someone must say which nodes belong together.
+// Only processes of this `up` use its private Redis, so it creates their secret. For an external Redis the operator
+// must say which nodes belong together.
 Result<void> plan_kernel_cache(UpPlan& plan) {
   auto& cache = plan.settings.cache;
   if (cache.dir.empty()) cache.dir = plan.data_dir + "/kernels";
   if (plan.redis_socket.empty() || !cache.redis || !cache.secret.empty() || !cache.secret_file.empty()) return {};
-  // The file that the folder alone would have: `ditfleet cache` finds it without being told.
+  // The folder's default file, which `ditfleet cache` finds without configuration.
   const std::string file = cache.dir + "/secret";
   std::error_code ec;
   fs::create_directories(cache.dir, ec);
@@ -243,7 +245,7 @@ Result<UpPlan> plan_up(const UpFlags& flags) {
   add_demo_model(plan.settings);
   if (auto checked = check_models(plan.settings); !checked) return checked.error();
 
-  ::umask(077);  // the data folder holds prompts, pictures and perhaps Redis' password
+  ::umask(077);  // the data folder holds prompts, images and perhaps Redis' password
   auto dir = make_data_folder(plan.settings);
   if (!dir) return dir.error();
   plan.data_dir = plan.settings.data.dir = *dir;
@@ -251,10 +253,10 @@ Result<UpPlan> plan_up(const UpFlags& flags) {
   auto lock = FileLock::try_take(lock_path);
   if (!lock) {
     if (lock.error().code != Code::kConflict) return lock.error();
-    return Error{Code::kConflict,
-                 "another `ditfleet up`" + holder_of(lock_path) + " uses " + plan.data_dir +
-                     "; end it, or give this one another --data",
-                 {}};
+    return Error{
+        Code::kConflict,
+        "another `ditfleet up`" + holder_of(lock_path) + " uses " + plan.data_dir + "; stop it or give another --data",
+        {}};
   }
   plan.data_lock = std::move(*lock);
   const std::string pid = std::to_string(::getpid()) + "\n";

@@ -1,4 +1,4 @@
-// What `ditfleet up` will run, worked out and checked before anything starts.
+// Plans the processes of `ditfleet up` and checks everything before the first one starts.
 #pragma once
 
 #include <string>
@@ -31,9 +31,9 @@ struct UpPlan {
   bool json = false;
 };
 
-// Reads the configuration, checks the models' folders, takes the locks of the data folder, picks the port and
-// writes the files that the children read. Errors say what to change. Blocks on the disk, and up to 15 s on
-// a Redis of an earlier run that is still ending.
+// Reads the configuration, checks the models' folders, locks the data folder, picks the port and writes the files that
+// the children read. Errors say what to change. Blocks on the disk, and up to 15 s while a Redis of an earlier run
+// ends.
 Result<UpPlan> plan_up(const UpFlags& flags);
 
 }  // namespace ditfleet::cli

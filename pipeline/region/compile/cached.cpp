@@ -1,6 +1,5 @@
 #include "pipeline/region/compile/cached.h"
 
-#include "pipeline/region/compile/known_compiler.h"
 #include "pipeline/region/key.h"
 #include "shared/kernel_cache/cache.h"
 #include "shared/telemetry/spans.h"
@@ -12,14 +11,14 @@ std::shared_ptr<kernel_cache::KernelCache> make_memory_cache() {
 }
 
 Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const Plan& plan, const Source& source,
-                                     const Compiler& compiler, const std::string& arch, const Usable& usable) {
+                                     const Compiler& compiler, const std::string& arch, const Validator& usable) {
   return compile_cached(cache, key_of(identify(source, compiler, arch)), plan.program.block, source, compiler, arch,
                         usable);
 }
 
 Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const kernel_cache::Key& key,
                                      const std::string& name, const Source& source, const Compiler& compiler,
-                                     const std::string& arch, const Usable& usable) {
+                                     const std::string& arch, const Validator& usable) {
   bool compiled = false;
   auto entry = cache.get_or_compile(
       key, name, arch,
@@ -36,8 +35,6 @@ Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const ker
       },
       usable);
   if (!entry) return entry.error();
-  if (compiler.installed() && compiler.output_kind() == kernel_cache::Kind::kSharedObject)
-    remember_compiler(cache, compiler);
   return CachedProgram{*entry, compiled};
 }
 

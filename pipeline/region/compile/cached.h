@@ -25,18 +25,18 @@ struct CachedProgram {
 };
 
 // Whether this process can use a program (see KernelCache::get_or_compile); empty: it can use any.
-using Usable = std::function<Result<void>(const Entry&)>;
+using Validator = std::function<Result<void>(const Entry&)>;
 
 // The program of plan and source for arch, from the nearest tier or the compiler. Returns the compiler's errors, and
 // those of `usable` for a program that was just compiled. Thread safe; blocks as KernelCache::get_or_compile does.
 Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const Plan& plan, const Source& source,
-                                     const Compiler& compiler, const std::string& arch, const Usable& usable = {});
+                                     const Compiler& compiler, const std::string& arch, const Validator& usable = {});
 // The same for any source, with the caller's key and name.
 Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const kernel_cache::Key& key,
                                      const std::string& name, const Source& source, const Compiler& compiler,
-                                     const std::string& arch, const Usable& usable = {});
+                                     const std::string& arch, const Validator& usable = {});
 
-// Loads a program: `compile` (Usable → Result<CachedProgram>) finds it, `load` (Entry → Result<Module>) loads it. If
+// Loads a program: `compile` (Validator → Result<CachedProgram>) finds it, `load` (Entry → Result<Module>) loads it. If
 // `load` rejects a cached program as corrupt (kDataCorrupt), a newly compiled one replaces it in the cache. Other
 // errors of `load` (out of memory, a failed device) are returned and do not affect the cache.
 template <class Compile, class Load>

@@ -21,8 +21,6 @@ class Compiler {
   virtual ~Compiler() = default;
   virtual std::string_view name() const = 0;  // "nvrtc", "cpu_jit"
   virtual kernel_cache::Kind output_kind() const = 0;
-  // False: it stands for one that is not here, so that what that one made can be found.
-  virtual bool installed() const { return true; }
   // How fusion should treat programs for this compiler's devices.
   virtual FuseOptions fuse_options() const { return {}; }
   // Everything that decides the compiled bytes, for the key: version and build of the compiler; the target (the arch,

@@ -100,20 +100,6 @@ class CpuJit : public Compiler {
   const std::string program_, version_, target_;
 };
 
-class AbsentCpuJit : public CpuJit {
- public:
-  AbsentCpuJit(std::string version, std::string target, std::string why)
-      : CpuJit("", std::move(version), std::move(target)), why_(std::move(why)) {}
-  bool installed() const override { return false; }
-  Result<Entry> compile(const std::string& region, const Source&, const std::string&) const override {
-    return unavailable("[cpu_jit] the kernel cache has no program of region " + region + " by " + identity() +
-                       ", the compiler it knows, and here " + why_);
-  }
-
- private:
-  const std::string why_;
-};
-
 // GCC's first line begins with the name it was called by, which is not part of its identity: "c++ (Debian 12.2.0-14)
 // 12.2.0".
 std::string version_of(const std::string& program, const std::string& output) {
@@ -161,11 +147,6 @@ Result<std::shared_ptr<const Compiler>> open_cpu_jit(const std::string& given) {
   opened = *made;
   opened_for = program;
   return opened;
-}
-
-std::shared_ptr<const Compiler> absent_cpu_jit(const std::string& identity, const std::string& target,
-                                               const std::string& why) {
-  return std::make_shared<AbsentCpuJit>(identity, target, why);
 }
 
 }  // namespace ditfleet::region

@@ -15,9 +15,4 @@ inline constexpr const char* kHostArch = "cpu";
 // message says what to install. Blocks for some 50 ms the first time. Thread safe.
 Result<std::shared_ptr<const Compiler>> open_cpu_jit(const std::string& given = {});
 
-// In place of a compiler that made programs for this processor and is not installed here: what it made is found under
-// the same keys. compile() is kUnavailable, and says `why` the compiler cannot be had.
-std::shared_ptr<const Compiler> absent_cpu_jit(const std::string& identity, const std::string& target,
-                                               const std::string& why);
-
 }  // namespace ditfleet::region

@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "shared/core/write_all.h"
+#include "shared/core/fd_io.h"
 
 namespace ditfleet::region {
 namespace {

@@ -11,7 +11,7 @@ bool compiles_for_gpu(const RegionHost& host) {
 }
 
 Result<std::shared_ptr<const GpuModule>> load_fixed_module(const RegionHost& host, const FixedProgram& program) {
-  const auto compile = [&](const Usable& usable) {
+  const auto compile = [&](const Validator& usable) {
     const auto begun = std::chrono::steady_clock::now();
     auto made = compile_fixed(*host.cache, program, *host.compiler, host.arch, usable);
     if (made)

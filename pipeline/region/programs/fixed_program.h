@@ -20,6 +20,6 @@ kernel_cache::Key key_of(const FixedProgram& program, const Compiler& compiler, 
 
 // As compile_cached() for a block.
 Result<CachedProgram> compile_fixed(kernel_cache::KernelCache& cache, const FixedProgram& program,
-                                    const Compiler& compiler, const std::string& arch, const Usable& usable = {});
+                                    const Compiler& compiler, const std::string& arch, const Validator& usable = {});
 
 }  // namespace ditfleet::region

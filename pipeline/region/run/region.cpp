@@ -57,7 +57,7 @@ std::shared_ptr<const Region::Compiled> Region::eager(Plan plan, ElementType typ
 Result<std::unique_ptr<RowLauncher>> Region::make_launcher(const Plan& plan, const std::string& reason) const {
   const bool cubin = host_->compiler->output_kind() == kernel_cache::Kind::kCubin;
   const Source source = cubin ? generate_cuda(plan) : generate_cpp(plan);
-  const auto compile = [&](const Usable& usable) {
+  const auto compile = [&](const Validator& usable) {
     const auto begun = std::chrono::steady_clock::now();
     auto made = compile_cached(*host_->cache, plan, source, *host_->compiler, host_->arch, usable);
     if (made)
@@ -107,7 +107,7 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
     return eager(std::move(uncompiled), type, device, bound);
   }
   const auto failed = [&](const std::string& message) {
-    host_->fall_back(block_, host_->compiler->installed() ? "compile_error" : "no_compiler", message);
+    host_->fall_back(block_, "compile_error", message);
     return std::make_shared<Compiled>(
         Compiled{.type = type, .device = device, .bound = bound, .plan = std::move(uncompiled), .failed = true});
   };

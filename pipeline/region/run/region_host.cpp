@@ -1,11 +1,8 @@
 #include "pipeline/region/run/region_host.h"
 
-#include <spdlog/spdlog.h>
-
 #include "pipeline/device/failure.h"
 #include "pipeline/region/compile/cpu_jit.h"
 #include "pipeline/region/compile/gpu_module.h"
-#include "pipeline/region/compile/known_compiler.h"
 #include "pipeline/region/compile/nvrtc.h"
 
 namespace ditfleet::region {
@@ -49,13 +46,7 @@ Result<void> open_gpu(RegionHost& host, const CompileOptions& options, c10::Devi
 
 Result<void> open_host(RegionHost& host, const CompileOptions& options) {
   auto compiler = open_cpu_jit(options.cxx);
-  if (!compiler) {
-    auto known = remembered_compiler(*host.cache, compiler.error().message);
-    if (!known) return compiler.error();
-    spdlog::warn("blocks run compiled as far as the kernel cache has their programs, made by {}: {}",
-                 (*known)->identity(), compiler.error().message);
-    compiler = std::move(known);
-  }
+  if (!compiler) return compiler.error();
   host.compiler = *compiler;
   host.arch = kHostArch;
   return {};

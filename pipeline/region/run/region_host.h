@@ -21,8 +21,7 @@ namespace ditfleet::region {
 // make_region_host() fills it in. Users share it as const; all of its const members are thread safe.
 struct RegionHost {
   CompileOptions options;
-  // Null: eager. If it is not installed(), only programs that the cache has run compiled.
-  std::shared_ptr<const Compiler> compiler;
+  std::shared_ptr<const Compiler> compiler;  // null: eager
   std::string arch;
   int device = 0;  // a GPU's index
   std::shared_ptr<kernel_cache::KernelCache> cache;
@@ -46,7 +45,7 @@ struct RegionHost {
 };
 
 // Opens the compiler for this backend and device; makes a cache in memory if none is given. Backend auto falls back to
-// eager, counted. cpu_jit without a C++ compiler works as long as the cache has every program.
+// eager, counted.
 // Throws pipeline::Failure: kInvalidArgument for an unknown backend, mode or limit; kUnavailable if a backend that the
 // options name is not available.
 std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device device,
