@@ -14,7 +14,7 @@
 #include "shared/queue/types.h"
 #include "shared/telemetry/spans.h"
 #include "worker/adapters/copies.h"
-#include "worker/units/holdings.h"
+#include "worker/units/unit_table.h"
 
 namespace ditfleet::worker {
 
