@@ -19,6 +19,7 @@
 #include "shared/core/ids.h"
 #include "shared/core/stop_signals.h"
 #include "shared/core/task_group.h"
+#include "shared/families/served.h"
 #include "shared/job/catalogue.h"
 #include "shared/loras/registry.h"
 #include "shared/loras/registry_mirror.h"
@@ -40,7 +41,7 @@ constexpr auto kReadyPoll = 20ms;
 Result<job::Catalogue> read_catalogue(const config::Settings& settings) {
   job::Catalogue out;
   for (const auto& [name, model] : settings.models) {
-    auto entry = job::read_model_entry(name, model.path);
+    auto entry = families::read_model_entry(name, model.path, families::served());
     if (!entry) return entry.error();
     out.models.emplace(name, std::move(entry).value());
   }
@@ -86,7 +87,6 @@ scheduling::SchedulerServiceOptions scheduler_options(const config::Settings& se
   for (const auto& [name, tenant] : settings.tenants) out.scheduler.weights.emplace(name, tenant.weight);
   out.scheduler.lookahead = settings.scheduler.lookahead;
   out.scheduler.age_bound_ms = settings.scheduler.age_bound_ms;
-  out.scheduler.late_units_yield = settings.scheduler.late_units_yield;
   out.scheduler.silent_after_ms = config::silent_after_ms(settings);
   out.scheduler.new_nonce = new_nonce;
   return out;

@@ -13,20 +13,22 @@
 namespace ditfleet::worker {
 namespace {
 
+// The smallest image that the model takes, in one step without true CFG.
 job::JobSpec smallest(const job::ModelEntry& entry) {
-  const int multiple = std::max(1, entry.size_multiple);
-  const int side = (std::max(entry.min_side, multiple) + multiple - 1) / multiple * multiple;
   job::JobSpec spec;
   spec.model = entry.name;
   spec.prompt = "a";
   spec.n = 1;
-  spec.fields.set("width", side);
-  spec.fields.set("height", side);
-  spec.fields.set("num_inference_steps", 1);
-  spec.fields.set("guidance_scale", entry.guidance_scale);
-  spec.fields.set("true_cfg_scale", 1.0);
-  spec.fields.set("max_sequence_length", entry.max_sequence_length);
   spec.seed = 0;
+  spec.fields = entry.defaults;
+  for (const job::Field field :
+       {job::Field("width"), job::Field("height"), job::Field("num_frames"), job::Field("num_inference_steps")}) {
+    const auto limits = entry.fields.find(field);
+    if (limits == entry.fields.end()) continue;
+    const auto multiple = limits->second.multiple_of;
+    spec.fields.set(field, (limits->second.low + multiple - 1) / multiple * multiple);
+  }
+  if (entry.applies("true_cfg_scale")) spec.fields.set("true_cfg_scale", 1.0);
   return spec;
 }
 
@@ -106,7 +108,7 @@ Result<std::vector<std::string>> warm_up(const ModelSet& set, const ImageEncoder
                        parts.error().message,
                    {}};
     }
-    const std::string class_key = job::shape_class_of(spec, set.precision).key();
+    const std::string class_key = job::shape_class_of(spec, set.catalogue.models.at(spec.model), set.precision).key();
     show_warm_up(spec.model, class_key, *parts);
     spdlog::info("model '{}' is warm for {}: {}", spec.model, label_of(spec), text_of(*parts));
     if (std::find(warm.begin(), warm.end(), class_key) == warm.end()) warm.push_back(class_key);

@@ -5,7 +5,7 @@
 
 #include "coordinator/cli/command.h"
 #include "shared/core/json.h"
-#include "shared/job/catalogue.h"
+#include "shared/families/served.h"
 
 namespace ditfleet::cli {
 namespace {
@@ -25,7 +25,8 @@ int check(const ConfigFlags& flags) {
     if (settings.error().code == Code::kInvalidArgument) failure = kExitUsage;  // as of every other command
   } else {
     for (const auto& [name, model] : settings->models) {
-      if (const auto entry = job::read_model_entry(name, model.path); !entry) problems.push_back(entry.error().message);
+      const auto entry = families::read_model_entry(name, model.path, families::served());
+      if (!entry) problems.push_back(entry.error().message);
     }
   }
   if (flags.json) {

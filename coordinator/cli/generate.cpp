@@ -1,8 +1,5 @@
 #include "coordinator/cli/generate.h"
 
-#include <cctype>
-#include <charconv>
-#include <cmath>
 #include <filesystem>
 #include <map>
 
@@ -12,21 +9,12 @@
 #include "coordinator/cli/terminal.h"
 #include "shared/core/bytes.h"
 #include "shared/core/output_file.h"
-#include "shared/job/lora_flag.h"
+#include "shared/job/flags.h"
 
 namespace ditfleet::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-Result<std::string> format_of(const std::string& path) {
-  std::string extension = fs::path(path).extension().string();
-  for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  if (path.empty() || extension == ".png") return std::string("png");
-  if (extension == ".jpg" || extension == ".jpeg") return std::string("jpeg");
-  if (extension == ".webp") return std::string("webp");
-  return invalid_argument("-o is '" + path + "'; it must end in .png, .jpg or .webp");
-}
 
 // What the units have reached, as one progress line.
 class Progress {
@@ -68,25 +56,9 @@ Error failure_of(const json::value& job) {
   return {text(error, "code") == "invalid_argument" ? Code::kInvalidArgument : Code::kUnavailable, message, {}};
 }
 
-// Says which flag set the field that the service refused.
-Error name_the_flag(Error error) {
-  static const std::map<std::string, std::string> kFlags = {{"width", "--size"},
-                                                            {"height", "--size"},
-                                                            {"size", "--size"},
-                                                            {"num_inference_steps", "--steps"},
-                                                            {"guidance_scale", "--guidance"},
-                                                            {"true_cfg_scale", "--true-cfg"},
-                                                            {"max_sequence_length", "--max-sequence-length"},
-                                                            {"n", "-n"}};
-  if (const auto flag = kFlags.find(error.param); flag != kFlags.end())
-    error.message = flag->second + ": " + error.message;
-  return error;
-}
-
 // Downloads every picture. The files' names are reserved for whole pictures: nothing half-written appears.
 Result<json::array> save_pictures(HttpClient& client, const json::value& job, const GenerateFlags& flags) {
   const std::string id = text(job, "id");
-  const std::string path = flags.out.empty() ? id + ".png" : flags.out;
   const auto& units = items(job, "unit_records");
   json::array images;
   for (std::size_t i = 0; i < units.size(); ++i) {
@@ -103,7 +75,10 @@ Result<json::array> save_pictures(HttpClient& client, const json::value& job, co
                        " did not arrive as it was made; ask again: ditfleet jobs show " + id,
                    {}};
     }
-    const std::string file = numbered_path(path, index, static_cast<int>(units.size()));
+    const auto format = job::format_from_media_type(picture->content_type);
+    const std::string path =
+        !flags.out.empty() ? flags.out : id + std::string(format ? job::row_of(*format).extension : "");
+    const std::string file = job::numbered_path(path, index, static_cast<int>(units.size()));
     if (auto written = write_output_file(file, picture->body); !written) return written.error();
     images.push_back(json::object{{"path", file},
                                   {"seed", field(result, "seed")},
@@ -127,7 +102,7 @@ Result<int> generate(const GenerateFlags& flags) {
   const InterruptGuard guard;
   HttpClient client(flags.target);
   const auto submitted = client.json("POST", "/v1/jobs", *body);
-  if (!submitted) return name_the_flag(submitted.error());
+  if (!submitted) return job::name_the_flag(submitted.error());
   const std::string id = text(*submitted, "id");
 
   Progress progress(flags.target.json);
@@ -163,25 +138,10 @@ Result<int> generate(const GenerateFlags& flags) {
 }  // namespace
 
 Result<std::string> job_body(const GenerateFlags& flags) {
-  if (!is_valid_utf8(flags.prompt)) return invalid_argument("the prompt is not valid UTF-8");
-  const auto format = format_of(flags.out);
-  if (!format) return format.error();
-  json::object body{{"prompt", flags.prompt}, {"output_format", *format}};
+  auto fields = job::body_of(flags.fields, "-o", flags.out);
+  if (!fields) return fields.error();
+  json::object& body = *fields;
   if (!flags.model.empty()) body["model"] = flags.model;
-  if (!flags.size.empty()) body["size"] = flags.size;
-  if (flags.negative) body["negative_prompt"] = *flags.negative;
-  if (flags.guidance) body["guidance_scale"] = *flags.guidance;
-  if (flags.true_cfg) body["true_cfg_scale"] = *flags.true_cfg;
-  if (flags.seed) body["seed"] = *flags.seed;
-  if (flags.steps) body["num_inference_steps"] = *flags.steps;
-  if (flags.count) body["n"] = *flags.count;
-  if (flags.max_sequence_length) body["max_sequence_length"] = *flags.max_sequence_length;
-  for (const auto& [flag, value] : {std::pair{"--guidance", flags.guidance}, std::pair{"--true-cfg", flags.true_cfg}}) {
-    if (value && !std::isfinite(*value)) {
-      return invalid_argument(std::string(flag) + " is " + std::to_string(*value) +
-                              "; it must be a number, such as 3.5");
-    }
-  }
   json::array loras;
   for (const std::string& use : flags.loras) {
     const auto lora = job::parse_lora_flag(use);
@@ -194,39 +154,18 @@ Result<std::string> job_body(const GenerateFlags& flags) {
   return json::serialize(body);
 }
 
-std::string numbered_path(const std::string& path, int index, int count) {
-  if (count == 1) return path;
-  const fs::path p(path);
-  return (p.parent_path() / (p.stem().string() + "-" + std::to_string(index + 1) + p.extension().string())).string();
-}
-
 void add_generate(CLI::App& app, Invocation& run) {
   auto flags = std::make_shared<GenerateFlags>();
   auto* command = app.add_subcommand("generate", "Draw a prompt on a running service and write the pictures");
-  command->add_option("prompt", flags->prompt, "What to draw")->required();
   add_target_flags(*command, flags->target);
   command->add_option("--model", flags->model, "Model; by default the service's");
-  command->add_option("--size", flags->size, "WIDTHxHEIGHT in pixels")->type_name("WxH");
-  command->add_option("--steps", flags->steps, "Denoising steps");
-  // CLI11 alone reads a number that is too large as the largest.
-  const std::function<std::string(const std::string&)> check_seed = [](const std::string& text) -> std::string {
-    std::int64_t seed = 0;
-    const auto [at, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
-    const bool good = error == std::errc() && at == text.data() + text.size() && seed >= 0;
-    return good ? "" : "'" + text + "' is no seed; it takes a whole number from 0 to 9223372036854775807";
-  };
-  command->add_option("--seed", flags->seed, "Seed; image i is drawn with seed + i")->check(check_seed);
-  command->add_option("--guidance", flags->guidance, "Guidance of guidance-distilled models");
-  command->add_option("--negative", flags->negative, "Negative prompt, for true CFG");
-  command->add_option("--true-cfg", flags->true_cfg, "Scale of true CFG; on above 1 with a negative prompt");
-  command->add_option("--max-sequence-length", flags->max_sequence_length, "T5 tokens");
+  job::add_field_flags(*command, flags->fields);
   command->add_option("--lora", flags->loras, "LoRA adapter; may be repeated")
       ->type_name("NAME[:SCALE]")
       ->allow_extra_args(false);
-  command->add_option("-n", flags->count, "Number of pictures");
   command
       ->add_option("-o,--out", flags->out,
-                   "Picture to write, .png, .jpg or .webp; of several NAME-1.png …; by default the job's id")
+                   "Image file to write: .png, .jpg or .webp; of several NAME-1.png …; by default the job's id")
       ->type_name("FILE");
   command->callback([flags, &run] {
     run = [flags] {

@@ -1,4 +1,4 @@
-// `ditfleet sim`: routing policies compared on a trace, and traces to compare them on.
+// `ditfleet sim` compares routing policies on a trace; `ditfleet sim generate` writes a trace.
 #include <spdlog/fmt/fmt.h>
 
 #include <cmath>
@@ -8,8 +8,8 @@
 
 #include "coordinator/cli/command.h"
 #include "coordinator/cli/terminal.h"
-#include "coordinator/scheduling/placement/routing_policy.h"
 #include "coordinator/simulation/jobs_file.h"
+#include "coordinator/simulation/policies.h"
 #include "coordinator/simulation/simulation.h"
 #include "shared/core/json.h"
 
@@ -24,8 +24,8 @@ struct SimOptions {
 };
 
 // "name,tunable=value,…"
-Result<scheduling::PolicyOptions> parse_policy(const std::string& text) {
-  scheduling::PolicyOptions out;
+Result<simulation::PolicyOptions> parse_policy(const std::string& text) {
+  simulation::PolicyOptions out;
   std::size_t from = text.find(',');
   out.name = text.substr(0, from);
   while (from != std::string::npos) {
@@ -36,7 +36,7 @@ Result<scheduling::PolicyOptions> parse_policy(const std::string& text) {
     const std::string value = equals == std::string::npos ? "" : item.substr(equals + 1);
     const double number = std::strtod(value.c_str(), &after);
     if (value.empty() || *after != '\0')
-      return invalid_argument("'" + text + "' is no policy; write NAME or NAME,TUNABLE=NUMBER,…");
+      return invalid_argument("'" + text + "' is not a policy; write NAME or NAME,TUNABLE=NUMBER,…");
     if (!out.tunables.emplace(item.substr(0, equals), number).second)
       return invalid_argument("'" + text + "' has " + item.substr(0, equals) + " twice");
     from = end;
@@ -48,20 +48,17 @@ Result<simulation::Report> simulate_one(const simulation::Trace& trace, const si
                                         simulation::SimulationOptions options, const std::string& text, bool tune) {
   auto policy = parse_policy(text);
   if (!policy) return policy.error();
-  // The service's own router keeps its defaults: it has no trace to be tuned on.
-  const bool tuned = tune && policy->name != "finish";
   options.policy = *policy;
-  return tuned ? simulation::simulate_tuned(trace, costs, options) : simulation::simulate(trace, costs, options);
+  return tune ? simulation::simulate_tuned(trace, costs, options) : simulation::simulate(trace, costs, options);
 }
 
-// Of a file to be written: none of those that are read, in a folder that is there. Found out before minutes of
-// simulation, not after.
+// Checks an output file before minutes of simulation: it must not be an input, and its folder must exist.
 Result<void> check_output(const std::string& out, const std::vector<std::string>& read) {
   namespace fs = std::filesystem;
   std::error_code ignored;
   for (const auto& input : read) {
     if (fs::equivalent(out, input, ignored))
-      return invalid_argument("'" + out + "' is read, and would be overwritten; name another file");
+      return invalid_argument("'" + out + "' is an input and would be overwritten; name another file");
   }
   const auto folder = fs::absolute(out, ignored).parent_path();
   if (!fs::is_directory(folder, ignored))
@@ -84,7 +81,7 @@ int run_sim(const SimOptions& options) {
       policies.push_back(name);
       continue;
     }
-    for (const auto each : scheduling::policy_names()) policies.emplace_back(each);
+    for (const auto each : simulation::policy_names()) policies.emplace_back(each);
   }
   std::vector<std::vector<std::string>> rows = {{"POLICY", "P50", "P95", "P99", "SLO", "JOBS/S", "BUSY", "HOST MISSES",
                                                  "SLOT MISSES", "COLD", "GAP", "DECISION"}};
@@ -132,43 +129,47 @@ int run_generate(const simulation::TraceOptions& options, const std::string& cos
 }  // namespace
 
 void add_sim(CLI::App& app, Invocation& run) {
-  auto* sim =
-      app.add_subcommand("sim", "Routing policies on a trace, with the service's scheduler and pretended workers");
+  auto* sim = app.add_subcommand(
+      "sim", "Compare routing policies on a trace, with the service's scheduler and simulated workers");
   auto options = std::make_shared<SimOptions>();
-  auto* trace = sim->add_option("--trace", options->trace, "The jobs (tests/sim/README.md)")->type_name("FILE");
-  auto* costs = sim->add_option("--costs", options->costs, "What things cost")->type_name("FILE");
+  auto* trace = sim->add_option("--trace", options->trace, "Jobs (tests/sim/README.md)")->type_name("FILE");
+  auto* costs = sim->add_option("--costs", options->costs, "Cost table (tests/sim/h200.json)")->type_name("FILE");
   sim->add_option("--policy", options->policies,
-                  "NAME or NAME,TUNABLE=NUMBER,…; may be repeated; all: each with its defaults")
+                  "NAME or NAME,TUNABLE=NUMBER,…; repeatable; all: every policy with its defaults")
       ->type_name("POLICY")
       ->allow_extra_args(false);
-  sim->add_option("--workers", options->run.workers, "Workers; by default as many as the trace is for")
+  sim->add_option("--workers", options->run.workers, "Number of workers; default: as the trace says")
       ->check(CLI::Range(1, 100'000));
-  sim->add_option("--warm-up", options->run.warm_up, "Part of the jobs, from the first, that no figure counts")
+  sim->add_option("--warm-up", options->run.warm_up, "Share of the jobs, from the first, that no figure counts")
       ->capture_default_str();
-  sim->add_option("--seed", options->run.seed, "Of how runs vary")->capture_default_str();
-  sim->add_flag("--tune", options->tune, "Try each baseline's grid and show its lowest p95");
-  sim->add_option("--jobs", options->jobs, "Also write when and where each job ran (tests/sim/README.md)")
+  sim->add_option("--seed", options->run.seed, "Seed of the variation of runs")->capture_default_str();
+  sim->add_flag("--tune", options->tune, "Tune each baseline: try its grid and show the lowest p95");
+  sim->add_option("--jobs", options->jobs, "Write when and where each job ran (tests/sim/README.md)")
       ->type_name("FILE");
-  sim->add_flag("--json", options->json, "Print one JSON object a policy");
+  sim->add_flag("--json", options->json, "Print one JSON object per policy");
 
   auto* generate = sim->add_subcommand("generate", "Write a trace");
   auto making = std::make_shared<simulation::TraceOptions>();
   auto file = std::make_shared<std::string>(), table_file = std::make_shared<std::string>();
-  generate->add_option("--costs", *table_file, "What things cost: they say how many jobs are the load")
+  generate->add_option("--costs", *table_file, "Cost table; it determines the arrival rate for a load")
       ->type_name("FILE")
       ->required();
-  generate->add_option("-o,--output", *file, "Where it goes")->type_name("FILE")->required();
-  generate->add_option("--jobs", making->jobs)->capture_default_str();
-  generate->add_option("--workers", making->workers, "The fleet it is meant for")->capture_default_str();
-  generate->add_option("--load", making->load, "Part of what the fleet can do at best")->capture_default_str();
-  generate->add_option("--steps", making->steps, "Drawn evenly")->delimiter(',')->capture_default_str();
-  generate->add_option("--adapters", making->adapters)->capture_default_str();
-  generate->add_option("--zipf", making->zipf, "Exponent of the adapters' popularity")->capture_default_str();
-  generate->add_option("--without-adapter", making->without_adapter, "Part of the jobs")->capture_default_str();
-  generate->add_option("--shapes", making->shapes)->capture_default_str();
-  generate->add_option("--tenants", making->tenants)->capture_default_str();
-  generate->add_option("--burst", making->burst, "Times the mean rate, for a fifth of the time")->capture_default_str();
-  generate->add_option("--seed", making->seed)->capture_default_str();
+  generate->add_option("-o,--output", *file, "The trace")->type_name("FILE")->required();
+  generate->add_option("--jobs", making->jobs, "Number of jobs")->capture_default_str();
+  generate->add_option("--workers", making->workers, "Number of workers")->capture_default_str();
+  generate->add_option("--load", making->load, "Share of the capacity of the workers")->capture_default_str();
+  generate->add_option("--steps", making->steps, "Numbers of steps, drawn uniformly")
+      ->delimiter(',')
+      ->capture_default_str();
+  generate->add_option("--adapters", making->adapters, "Number of adapters")->capture_default_str();
+  generate->add_option("--zipf", making->zipf, "Exponent of Zipf's law for adapters")->capture_default_str();
+  generate->add_option("--without-adapter", making->without_adapter, "Share of jobs without an adapter")
+      ->capture_default_str();
+  generate->add_option("--shapes", making->shapes, "Number of image sizes")->capture_default_str();
+  generate->add_option("--tenants", making->tenants, "Number of tenants")->capture_default_str();
+  generate->add_option("--burst", making->burst, "Arrival rate in a fifth of the time, relative to the mean")
+      ->capture_default_str();
+  generate->add_option("--seed", making->seed, "Seed of the trace")->capture_default_str();
   generate->callback([making, file, table_file, &run] {
     run = [making, file, table_file] { return run_generate(*making, *table_file, *file); };
   });

@@ -8,14 +8,19 @@
 #include "shared/job/validate.h"
 
 namespace ditfleet::scheduling {
+namespace {
 
-Classified classify(job::JobSpec spec, const std::string& precision) {
+int steps_of(const job::JobSpec& spec) {
+  return static_cast<int>(spec.fields.integer("num_inference_steps").value_or(1));
+}
+
+}  // namespace
+
+Classified classify(job::JobSpec spec, const job::ModelEntry& model, const std::string& precision) {
   Classified out;
-  const auto shape = job::shape_class_of(spec, precision);
+  const auto shape = job::shape_class_of(spec, model, precision);
   out.class_key = shape.key();
-  out.batch_key = job::batch_key_of(spec, precision);
-  out.prior_us = prior_run_us(shape, static_cast<int>(spec.fields.integer("num_inference_steps").value_or(1)),
-                              !spec.loras.empty());
+  out.prior_us = prior_run_us(shape, steps_of(spec), !spec.loras.empty());
   out.spec = std::move(spec);
   return out;
 }
@@ -29,10 +34,11 @@ Result<Classified> examine(const queue::IntakeEntry& entry, const job::Catalogue
       std::move(parsed).value(), catalogue, [&](const job::LoraUse& use, const job::ModelEntry& model) {
         if (adapters) return adapters(entry.tenant, use, model);
         return Result<std::string>(
-            invalid_argument("there is no LoRA adapter '" + use.name + "': this scheduler has no registry of them"));
+            invalid_argument("no LoRA adapter '" + use.name + "': this scheduler has no adapter registry"));
       });
   if (!complete) return complete.error();
-  return classify(std::move(complete).value(), precision);
+  const job::ModelEntry& model = catalogue.models.at(complete->model);
+  return classify(std::move(complete).value(), model, precision);
 }
 
 std::int64_t deadline_us(const queue::IntakeEntry& entry, const job::JobSpec& spec) {
@@ -44,12 +50,13 @@ std::optional<Error> unmet_deadline(const Estimate& estimate, std::int64_t deadl
   if (deadline_us <= 0 || !estimate.observed) return std::nullopt;
   const auto needed = estimate.wait_us + estimate.run_us;
   if (now_us + needed <= deadline_us) return std::nullopt;
-  return Error{Code::kResourceExhausted,
-               fmt::format("the deadline is {} ms away and can't be met: about {} ms of waiting and {} ms of running "
-                           "are predicted; a later deadline or fewer steps would do",
-                           std::max<std::int64_t>(0, deadline_us - now_us) / 1000, estimate.wait_us / 1000,
-                           estimate.run_us / 1000),
-               "deadline_ms"};
+  return Error{
+      Code::kResourceExhausted,
+      fmt::format("the deadline in {} ms cannot be met: the prediction is {} ms of waiting and {} ms of running; "
+                  "set a later deadline or use fewer steps",
+                  std::max<std::int64_t>(0, deadline_us - now_us) / 1000, estimate.wait_us / 1000,
+                  estimate.run_us / 1000),
+      "deadline_ms"};
 }
 
 std::optional<Error> unmet_slots(const job::JobSpec& spec, int most_slots) {
@@ -58,10 +65,9 @@ std::optional<Error> unmet_slots(const job::JobSpec& spec, int most_slots) {
   const auto needed = std::set(named.begin(), named.end()).size();
   if (static_cast<int>(needed) <= most_slots) return std::nullopt;
   return invalid_argument(
-      fmt::format(
-          "loras names {} adapters, and no worker of '{}' holds more than {} at once; fewer would do, or a worker "
-          "with a higher worker.lora.slots",
-          needed, spec.model, most_slots),
+      fmt::format("loras names {} adapters, and no worker of '{}' holds more than {} at once; name fewer or "
+                  "raise worker.lora.slots",
+                  needed, spec.model, most_slots),
       "loras");
 }
 
@@ -77,7 +83,7 @@ queue::Admission make_admission(const queue::IntakeEntry& entry, const Classifie
           .units = job.spec.n.value_or(1),
           .spec = job::to_json(job.spec),
           .class_key = job.class_key,
-          .batch_key = job.batch_key,
+          .steps = steps_of(job.spec),
           .adapters = adapters_of(job.spec),
           .cost_us = cost_us,
           .priority = job.spec.priority,

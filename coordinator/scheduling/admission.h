@@ -1,7 +1,7 @@
-// From an intake entry to an admission or a rejection: the spec is parsed and completed again (an entry may
-// have come by a plain XADD), classified and priced.
+// Turns an intake entry into an admission or a rejection. Parses and completes the spec again, because an entry may
+// come from a plain XADD, then classifies and prices it.
 //
-// Pure; throws nothing.
+// Pure. Does not throw.
 #pragma once
 
 #include <functional>
@@ -20,39 +20,38 @@ namespace ditfleet::scheduling {
 // A complete spec, classified.
 struct Classified {
   job::JobSpec spec;
-  std::string class_key, batch_key;
+  std::string class_key;
   std::int64_t prior_us = 0;  // of one unit (cost_model.h)
 };
 
-// Precondition: a complete spec.
-Classified classify(job::JobSpec spec, const std::string& precision);
+// Precondition: complete_spec made `spec` with `model`.
+Classified classify(job::JobSpec spec, const job::ModelEntry& model, const std::string& precision);
 
-// The digest of an adapter that this tenant names for this model; an error where there is none. Unset: there are no
+// The digest of an adapter that a tenant names for a model, or an error if there is no such adapter. Unset: no
 // adapters.
 using TenantAdapters = std::function<Result<std::string>(const std::string& tenant, const job::LoraUse& use,
                                                          const job::ModelEntry& model)>;
 
-// What is wrong with the entry itself or its spec, in the words of job/validate.h.
+// Errors: those of job/validate.h, and a malformed entry.
 Result<Classified> examine(const queue::IntakeEntry& entry, const job::Catalogue& catalogue,
                            const std::string& precision, const TenantAdapters& adapters);
 
-// When a unit would be through, as far as can be told.
+// A lower bound of when a unit would end.
 struct Estimate {
   std::int64_t wait_us = 0, run_us = 0;
-  bool observed = false;  // the run is corrected by runs of this model, not only a prior
+  bool observed = false;  // the run is based on observed runs of the model
 };
 
 // The deadline of a job in microseconds of Redis' clock; 0: none.
 std::int64_t deadline_us(const queue::IntakeEntry& entry, const job::JobSpec& spec);
 
-// An error if the deadline can't be met. A prior alone never turns a job away.
+// An error if the deadline cannot be met. A prior alone never rejects a job.
 std::optional<Error> unmet_deadline(const Estimate& estimate, std::int64_t deadline_us, std::int64_t now_us);
 
-// An error if the job names more adapters than the widest worker that was seen holds at once; 0 or less: nobody knows
-// yet.
+// An error if the job names more adapters than `most_slots`, the most adapter slots of any worker. 0 or less: unknown.
 std::optional<Error> unmet_slots(const job::JobSpec& spec, int most_slots);
 
-std::vector<std::string> adapters_of(const job::JobSpec& spec);  // digests, in the order of the request
+std::vector<std::string> adapters_of(const job::JobSpec& spec);  // digests in the order of the request
 queue::Admission make_admission(const queue::IntakeEntry& entry, const Classified& job, std::int64_t cost_us);
 queue::Rejection make_rejection(const queue::IntakeEntry& entry, Error error);
 

@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <tuple>
 
-#include "coordinator/scheduling/placement/router.h"
+#include "coordinator/scheduling/placement/earliest_finish_policy.h"
+#include "coordinator/scheduling/placement/rendezvous_hash.h"
 
 namespace ditfleet::scheduling {
 namespace {
 
-constexpr std::size_t kClassesKept = 2048;
-constexpr int kUnitsMax = 1024;  // of a job as stored; the specification's own bound is far lower
+constexpr std::size_t kKeptClasses = 2048;
+constexpr int kMaxUnits = 1024;  // of a stored job; the limit on requests is far lower
 
 }  // namespace
 
@@ -18,7 +19,8 @@ Scheduler::Scheduler(SchedulerOptions options, Observer* observer)
       observer_(observer),
       queue_(options_.weights, options_.age_bound_ms * 1000),
       fleet_(options_.lookahead, options_.silent_after_ms * 1000) {
-  if (options_.routing == nullptr) options_.routing = std::make_shared<FinishPolicy>(FinishPolicy::Options{});
+  if (options_.routing == nullptr)
+    options_.routing = std::make_shared<EarliestFinishPolicy>(EarliestFinishPolicy::Options{});
 }
 
 Scheduler::~Scheduler() = default;
@@ -27,7 +29,7 @@ ModelId Scheduler::intern_model(const std::string& name) {
   const auto [it, fresh] = model_ids_.emplace(name, static_cast<ModelId>(models_.size()));
   if (fresh) {
     models_.push_back(name);
-    queue_.set_reach(it->second, -1);  // until there is a worker
+    queue_.set_most_slots(it->second, -1);  // until there is a worker
   }
   return it->second;
 }
@@ -36,27 +38,26 @@ std::vector<WorkerId> Scheduler::update_fleet(const std::vector<queue::WorkerInf
   auto changed = fleet_.update(workers, now_us, [this](const std::string& name) { return intern_model(name); });
   slots_seen_.resize(models_.size(), 0);
   for (ModelId m = 0; m < models_.size(); ++m) {
-    const int slots = fleet_.most_slots(m);
-    queue_.set_reach(m, slots);
+    const int slots = fleet_.most_adapter_slots(m);
+    queue_.set_most_slots(m, slots);
     slots_seen_[m] = std::max(slots_seen_[m], slots);
   }
   return changed;
 }
 
-// 0: nobody knows, for there was no worker yet, or one that starts has not said how many it will have.
-int Scheduler::slots_for(const std::string& model) const {
+int Scheduler::most_slots_seen(const std::string& model) const {
   const auto it = model_ids_.find(model);
   if (it == model_ids_.end() || it->second >= slots_seen_.size()) return 0;
   const auto& workers = fleet_.with_model(it->second);
-  const bool starts = std::any_of(workers.begin(), workers.end(), [this](WorkerId w) {
-    return fleet_.at(w).standing == Standing::kStarting && fleet_.adapters().slots(w) == 0;
+  const bool unreported = std::any_of(workers.begin(), workers.end(), [this](WorkerId w) {
+    return fleet_.at(w).state == WorkerState::kStarting && fleet_.adapters().slots(w) == 0;
   });
-  return starts ? 0 : slots_seen_[it->second];
+  return unreported ? 0 : slots_seen_[it->second];
 }
 
 ClassId Scheduler::intern_class(const std::string& key, const std::string& model) {
   if (const auto it = class_ids_.find(key); it != class_ids_.end()) return it->second;
-  if (free_classes_.empty() && classes_.size() >= kClassesKept) {
+  if (free_classes_.empty() && classes_.size() >= kKeptClasses) {
     for (ClassId c = 0; c < classes_.size(); ++c) {
       if (classes_[c].open > 0 || classes_[c].key.empty()) continue;
       class_ids_.erase(classes_[c].key);
@@ -73,7 +74,7 @@ ClassId Scheduler::intern_class(const std::string& key, const std::string& model
     id = free_classes_.back();
     free_classes_.pop_back();
   }
-  classes_[id] = {.key = key, .hash = rendezvous_hash(without_precision(key)), .model = intern_model(model)};
+  classes_[id] = {.key = key, .hash = rendezvous_hash(shape_key(key)), .model = intern_model(model)};
   class_ids_.emplace(key, id);
   fleet_.define_class(id, key);
   return id;
@@ -95,14 +96,14 @@ LaneId Scheduler::intern_lane(ClassId cls, const std::vector<std::string>& names
   }
   auto hash = classes_[cls].hash;
   for (const auto a : adapters) {
-    hash = mixed(hash ^ rendezvous_hash(fleet_.adapters().name(a)));
+    hash = mix_bits(hash ^ rendezvous_hash(fleet_.adapters().name(a)));
     fleet_.adapters().refer(a);
   }
   lanes_[it->second] = {.cls = cls, .adapters = std::move(adapters), .hash = hash};
   return it->second;
 }
 
-// Its lane goes with the last job of it.
+// Also forgets the lane with its last job.
 void Scheduler::forget_job(const Job& job) {
   auto& lane = lanes_[job.lane];
   if (--lane.open == 0) {
@@ -111,7 +112,7 @@ void Scheduler::forget_job(const Job& job) {
     lane = {};
     free_lanes_.push_back(job.lane);
   }
-  jobs_.erase(std::string(job.id));  // a copy: erase destroys the key it would be reading
+  jobs_.erase(std::string(job.id));  // a copy: job.id dies during erase
 }
 
 Scheduler::Job* Scheduler::find_job(const std::string& id) const {
@@ -160,7 +161,7 @@ void Scheduler::remove_job(Job& job, std::int64_t now_us) {
   forget_job(job);
 }
 
-// Takes the unit out of where it is; the caller says where it goes.
+// Removes the unit from where it is. The caller sets the new `where`.
 void Scheduler::leave(Job& job, Unit& unit, int index, std::int64_t now_us) {
   settle(job, unit, index, -1);
   if (unit.where == Unit::Where::kQueued) {
@@ -185,16 +186,16 @@ void Scheduler::unit_ready(Job& job, int index, std::int64_t ready_us, std::int6
                              .priority = job.priority,
                              .deadline_us = job.deadline_us,
                              .ready_us = unit.ready_us,
-                             .due_us = unit.ready_us + options_.routing->patience_us(cost_us, tail_us(job.model)),
-                             .arrival = job.arrival * kUnitsMax + static_cast<std::uint64_t>(index),
-                             .slots = static_cast<int>(lanes_[job.lane].adapters.size()),
+                             .due_us = unit.ready_us + options_.routing->due_after_us(cost_us),
+                             .arrival = job.arrival * kMaxUnits + static_cast<std::uint64_t>(index),
+                             .adapter_slots = static_cast<int>(lanes_[job.lane].adapters.size()),
                              .prior_us = job.prior_us,
                              .cost_us = cost_us});
   if (unit.handle >= queued_.size()) queued_.resize(unit.handle + 1);
   queued_[unit.handle] = {&job, index};
 }
 
-// Somebody (this scheduler before a restart, or a leader before it) has assigned the unit.
+// An earlier leader, or this scheduler before a restart, has assigned the unit.
 void Scheduler::unit_held(Job& job, int index, const std::string& owner, const std::string& nonce,
                           std::int64_t now_us) {
   auto& unit = job.units[index];
@@ -244,7 +245,7 @@ void Scheduler::rebuild(std::span<const queue::UnitView> open, const std::map<st
                         const std::vector<queue::WorkerInfo>& workers, std::int64_t grace_ms, std::int64_t now_us) {
   grace_until_us_ = now_us + grace_ms * 1000;
   update_fleet(workers, now_us);
-  // In the order of arrival, so that ties break as before.
+  // In the order of arrival, so that ties break as before the restart.
   std::vector<const queue::UnitView*> views;
   for (const auto& view : open) views.push_back(&view);
   std::stable_sort(views.begin(), views.end(), [](const auto* a, const auto* b) {
@@ -255,8 +256,8 @@ void Scheduler::rebuild(std::span<const queue::UnitView> open, const std::map<st
     if (view->ref.unit < 0 || view->ref.unit >= static_cast<int>(job.units.size())) continue;
     apply_view(*view, now_us);
   }
-  for (auto it = jobs_.begin(); it != jobs_.end();) {  // units that the snapshot lacks have ended
-    auto& job = *(it++)->second;                       // which may end the job
+  for (auto it = jobs_.begin(); it != jobs_.end();) {  // units that are not stored have ended
+    auto& job = *(it++)->second;                       // `job` may be erased below
     for (int i = 0, n = static_cast<int>(job.units.size()); i < n; ++i) {
       const bool last = job.open == 1;
       if (job.units[i].where != Unit::Where::kPending) continue;
@@ -264,14 +265,14 @@ void Scheduler::rebuild(std::span<const queue::UnitView> open, const std::map<st
       if (last) break;
     }
   }
-  // Last: what is held was charged again just now, and the stored times contain it.
+  // Last: the stored times include the charges for held units, which were just made again.
   queue_.restore(virtual_times);
 }
 
 Scheduler::Job& Scheduler::job_of(const queue::UnitView& view, std::int64_t now_us) {
-  const int units = std::clamp(view.ref.unit, 0, kUnitsMax - 1) + 1;
+  const int units = std::clamp(view.ref.unit, 0, kMaxUnits - 1) + 1;
   if (auto* known = find_job(view.ref.job)) {
-    while (static_cast<int>(known->units.size()) < units) {  // a snapshot names one unit at a time
+    while (static_cast<int>(known->units.size()) < units) {  // views come one unit at a time
       known->units.emplace_back().touched_us = now_us;
       ++known->open;
       ++classes_[known->cls].open;
@@ -283,9 +284,9 @@ Scheduler::Job& Scheduler::job_of(const queue::UnitView& view, std::int64_t now_
   job.priority = view.priority;
   job.cost_us = view.cost_us;
   job.deadline_us = view.deadline_ms * 1000;
-  const auto key = job::parse_batch_key(view.batch_key);
-  job.prior_us =
-      key ? prior_run_us(key->shape, key->steps, !view.adapters.empty()) : std::max<std::int64_t>(1, view.cost_us);
+  const auto shape = job::parse_class_key(view.class_key);
+  job.prior_us = shape && view.steps > 0 ? prior_run_us(*shape, view.steps, !view.adapters.empty())
+                                         : std::max<std::int64_t>(1, view.cost_us);
   costs_.seed(job.cls, job.model, job.prior_us, job.cost_us);
   return job;
 }
@@ -324,9 +325,9 @@ void Scheduler::audit(std::span<const queue::UnitView> open, std::int64_t asked_
     for (int i = 0; i < static_cast<int>(job->units.size()); ++i) {
       const auto& unit = job->units[i];
       if (unit.where == Unit::Where::kEnded || unit.touched_us >= asked_us) continue;
-      const bool there = it != stored.end() && std::any_of(it->second.begin(), it->second.end(),
-                                                           [i](const auto* v) { return v->ref.unit == i; });
-      if (!there) vanished.push_back({id, i});
+      const bool is_stored = it != stored.end() && std::any_of(it->second.begin(), it->second.end(),
+                                                               [i](const auto* v) { return v->ref.unit == i; });
+      if (!is_stored) vanished.push_back({id, i});
     }
   }
   for (const auto& ref : vanished) {
@@ -346,7 +347,9 @@ void Scheduler::audit(std::span<const queue::UnitView> open, std::int64_t asked_
 
 Estimate Scheduler::estimate(const job::JobSpec& spec, const std::string& tenant, std::int64_t now_us) const {
   Estimate out;
-  const auto job = classify(spec, options_.precision);
+  const auto entry = options_.catalogue.models.find(spec.model);
+  if (entry == options_.catalogue.models.end()) return out;
+  const auto job = classify(spec, entry->second, options_.precision);
   const auto model = model_ids_.find(spec.model);
   if (model == model_ids_.end()) {
     out.run_us = job.prior_us;
@@ -357,12 +360,11 @@ Estimate Scheduler::estimate(const job::JobSpec& spec, const std::string& tenant
   const auto m = model->second;
   out.run_us = costs_.typical_run_us(c, m, job.prior_us);
   out.observed = costs_.observed(m);
-  // Only the tenant's own queue: others' can't hold it up by more than its fair share, which is not known
-  // until then. So this is what it takes at best.
+  // A lower bound: counts the tenant's own queue only, not the shares of other tenants.
   std::int64_t soonest = -1, workers = 0;
   for (const auto w : fleet_.with_model(m)) {
     const auto& worker = fleet_.at(w);
-    if (worker.standing != Standing::kReady) continue;
+    if (worker.state != WorkerState::kReady) continue;
     ++workers;
     const auto wait = std::max<std::int64_t>(0, worker.start_us(now_us) - now_us);
     soonest = soonest < 0 ? wait : std::min(soonest, wait);
@@ -374,10 +376,10 @@ Estimate Scheduler::estimate(const job::JobSpec& spec, const std::string& tenant
   return out;
 }
 
-Census Scheduler::census() const {
-  Census out;
+QueueStats Scheduler::stats() const {
+  QueueStats out;
   out.jobs = jobs_.size();
-  out.unplaceable = queue_.out_of_reach();
+  out.unplaceable = queue_.unplaceable();
   for (const auto& [id, job] : jobs_) {
     for (const auto& unit : job->units) {
       out.ready += unit.where == Unit::Where::kQueued;
@@ -386,8 +388,8 @@ Census Scheduler::census() const {
       out.pending += unit.where == Unit::Where::kPending || unit.where == Unit::Where::kUnknown;
     }
   }
-  for (WorkerId w = 0; w < fleet_.slots(); ++w) {
-    if (!fleet_.at(w).owner.empty()) ++out.workers[fleet_.at(w).standing];
+  for (WorkerId w = 0; w < fleet_.id_bound(); ++w) {
+    if (!fleet_.at(w).owner.empty()) ++out.workers[fleet_.at(w).state];
   }
   return out;
 }

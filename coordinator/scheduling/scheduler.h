@@ -1,11 +1,11 @@
-// The scheduler of one shard as one state machine: what happened goes in, what to do comes out. It knows no
-// Redis, no clock and no thread; SchedulerService (scheduler_service.h) performs its actions.
+// The scheduler of one shard as a state machine: events go in, actions come out. It uses no Redis, clock or thread;
+// SchedulerService performs its actions.
 //
-// What Redis' feed says is the truth: a unit is ready, started or ended when its event arrives, not when an
-// action was asked for. Actions are safe to be wrong, because Redis checks every transition; a refused one
-// makes the scheduler ask for an audit, which compares what it believes with what is stored.
+// Redis' feed is authoritative: a unit is ready, started or ended when its event arrives, not when an action was
+// requested. Actions may be wrong, because Redis checks every transition. A refused action makes the scheduler request
+// an audit, which compares its state with the stored state.
 //
-// Not thread safe. `now_us` is Redis' clock in microseconds and never goes back.
+// Not thread safe. `now_us` is Redis' clock in microseconds and never decreases.
 #pragma once
 
 #include <functional>
@@ -19,7 +19,6 @@
 
 #include "coordinator/scheduling/admission.h"
 #include "coordinator/scheduling/order/fair_queue.h"
-#include "coordinator/scheduling/order/latency_tail.h"
 #include "coordinator/scheduling/placement/cost_model.h"
 #include "coordinator/scheduling/placement/fleet.h"
 #include "coordinator/scheduling/placement/routing_policy.h"
@@ -31,14 +30,13 @@ namespace ditfleet::scheduling {
 struct SchedulerOptions {
   job::Catalogue catalogue;
   std::string precision = "auto";         // of shape classes
-  std::map<std::string, double> weights;  // of tenants; others weigh 1
-  int lookahead = 2;                      // units a worker holds, the running one included
+  std::map<std::string, double> weights;  // of tenants; the default is 1
+  int lookahead = 2;                      // units a worker holds, including the running one
   std::int64_t age_bound_ms = 60'000;
-  bool late_units_yield = true;            // as the policy says (RoutingPolicy::yield_us); false: none does
   std::int64_t silent_after_ms = 3'500;    // without a heartbeat
-  std::function<std::string()> new_nonce;  // must be set; 128 random bits in service
-  TenantAdapters adapters;                 // unset: jobs that name some are rejected
-  std::shared_ptr<RoutingPolicy> routing;  // of this scheduler alone; null: the router (router.h)
+  std::function<std::string()> new_nonce;  // required; the service draws 128 random bits
+  TenantAdapters adapters;                 // unset: jobs that name adapters are rejected
+  std::shared_ptr<RoutingPolicy> routing;  // used by this scheduler only; null: EarliestFinishPolicy
 };
 
 struct Actions {
@@ -53,7 +51,7 @@ struct Actions {
   bool empty() const { return admit.empty() && reject.empty() && assign.empty() && revoke.empty(); }
 };
 
-// What is worth counting, told as it happens.
+// Receives counts for metrics.
 class Observer {
  public:
   virtual ~Observer() = default;
@@ -61,10 +59,10 @@ class Observer {
   virtual void revoked() = 0;
 };
 
-struct Census {
+struct QueueStats {
   std::size_t jobs = 0, ready = 0, held = 0, delayed = 0, pending = 0;
-  std::size_t unplaceable = 0;  // ready, and no registered worker has the model, or the slots for their adapters
-  std::map<Standing, std::size_t> workers;
+  std::size_t unplaceable = 0;  // ready, but no registered worker has the model and enough adapter slots
+  std::map<WorkerState, std::size_t> workers;
 };
 
 class Scheduler {
@@ -74,52 +72,54 @@ class Scheduler {
   ~Scheduler();
 
   // --- inputs ------------------------------------------------------------------------------------
-  // Start from what is stored: once, on a fresh object. For `grace_ms` workers that are silent lose nothing:
-  // they could not be heard while Redis, or everybody, was away.
+  // Starts from the stored state. Call it once, on a new object. For `grace_ms` silent workers keep their units: their
+  // heartbeats could not arrive while Redis or the coordinator was down.
   void rebuild(std::span<const queue::UnitView> open, const std::map<std::string, std::int64_t>& virtual_times,
                const std::vector<queue::WorkerInfo>& workers, std::int64_t grace_ms, std::int64_t now_us);
-  // As the grace of rebuild(): Redis was away for a while.
+  // The same grace, after Redis was unreachable.
   void grant_grace(std::int64_t grace_ms, std::int64_t now_us) { grace_until_us_ = now_us + grace_ms * 1000; }
-  // Corrects what differs from `open`, read since `asked_us`; what has been touched after that is left alone.
+  // Corrects what differs from `open`, which was requested at `asked_us`. Units touched since then are left alone.
   void audit(std::span<const queue::UnitView> open, std::int64_t asked_us, std::int64_t now_us);
   void on_intake(std::span<const queue::IntakeEntry> entries, std::int64_t now_us);
   void on_event(const queue::Event& event, std::int64_t now_us);
-  // The registry; call it at least every second, it also finds what has become of silent workers.
+  // The registry. Call it at least every second: it also detects silent workers.
   void on_workers(const std::vector<queue::WorkerInfo>& workers, std::int64_t now_us);
-  // Redis refused the assignment: the unit was no longer ready, or not yet.
+  // Redis refused the assignment: the unit was not ready.
   void on_assign_refused(const queue::UnitRef& ref, const std::string& nonce, std::int64_t now_us);
 
   // --- outputs -----------------------------------------------------------------------------------
-  // What to do now. Assigned units count as held from here on.
+  // The actions to perform now. Assigned units count as held from here on.
   Actions decide(std::int64_t now_us);
-  // Something did not fit: read the open units and call audit().
+  // True: the state may differ from the stored one; read the open units and call audit().
   bool wants_audit() const { return wants_audit_; }
   std::size_t ready() const { return queue_.size(); }
 
-  // What is known of adapters beyond what workers report: sizes, pins.
+  // For sizes and pins, which workers do not report.
   Residency& adapters() { return fleet_.adapters(); }
 
   Estimate estimate(const job::JobSpec& complete_spec, const std::string& tenant, std::int64_t now_us) const;
-  std::map<std::string, std::int64_t> virtual_times() const { return queue_.tenants().times(); }  // of those that wait
+  std::map<std::string, std::int64_t> virtual_times() const {
+    return queue_.tenants().times();
+  }  // of tenants with waiting units
   const Tenants& tenants() const { return queue_.tenants(); }
   const Fleet& fleet() const { return fleet_; }
-  Census census() const;
-  // What a unit that has not started waits for, in words; empty: it does not wait, or is none of this scheduler's.
+  QueueStats stats() const;
+  // What a unit that has not started waits for, in words. Empty: it does not wait, or the scheduler does not know it.
   std::string waits_for(const queue::UnitRef& ref, std::int64_t now_us) const;
 
  private:
   struct Unit {
-    // kPending: not admitted yet. kUnknown: waits for an event or an audit.
+    // kPending: not admitted yet. kUnknown: until the next event or audit.
     enum class Where { kPending, kQueued, kDelayed, kHeld, kUnknown, kEnded };
     Where where = Where::kPending;
     std::int64_t charged_us = 0;  // in advance, not settled yet
-    bool guess = false;           // no observed run of such a worker, warm or cold, stands behind that
+    bool guess = false;           // the charge is not based on observed runs
     FairQueue::Handle handle = 0;
     WorkerId worker = 0;
     std::string nonce;
     std::int64_t ready_us = 0;
     std::int64_t touched_us = 0;
-    std::int64_t revoked_us = 0;  // when a revoke was last asked for
+    std::int64_t revoked_us = 0;  // when a revoke was last requested
   };
   struct Job {
     std::string id;
@@ -137,21 +137,21 @@ class Scheduler {
     std::string key;
     std::uint64_t hash = 0;
     ModelId model = 0;
-    std::size_t open = 0;  // units that refer to it
+    std::size_t open = 0;  // units of the class
   };
   struct Lane {
     ClassId cls = 0;
     std::vector<AdapterId> adapters;
     std::uint64_t hash = 0;  // of class and adapters
-    std::size_t open = 0;    // jobs that refer to it
-    // Rounds of decide(): the router would rather wait; nobody can take it.
+    std::size_t open = 0;    // jobs in the lane
+    // The last rounds of decide() in which the lane was skipped and closed (FairQueue::Round).
     std::uint64_t skipped_round = 0, closed_round = 0;
-    std::int64_t lacks_us = 0;  // when it was skipped
+    std::int64_t missing_us = 0;  // when it was skipped
   };
 
-  std::int64_t tail_us(ModelId model) const { return model < tails_.size() ? tails_[model].us : 0; }
   ModelId intern_model(const std::string& name);
-  int slots_for(const std::string& model) const;  // of the widest worker there was
+  // The most adapter slots of any worker of the model so far. 0: unknown.
+  int most_slots_seen(const std::string& model) const;
   std::vector<WorkerId> update_fleet(const std::vector<queue::WorkerInfo>& workers, std::int64_t now_us);
   ClassId intern_class(const std::string& key, const std::string& model);
   LaneId intern_lane(ClassId cls, const std::vector<std::string>& adapters);
@@ -169,35 +169,32 @@ class Scheduler {
   void unit_ended(Job& job, int unit, std::int64_t now_us);
   void leave(Job& job, Unit& unit, int index, std::int64_t now_us);
   std::pair<std::int64_t, bool> prediction(const Job& job, bool cold) const;
-  // Charges the prediction in advance, a cold class's cost with it.
+  // Charges the prediction in advance, including the cost of a cold class.
   void charge(const Job& job, Unit& unit, bool cold);
-  // Settles what was charged in advance: by `actual_us` of service, or, if negative, by the prediction if it
-  // had started and by nothing if it had not.
+  // Replaces the charge made in advance by `actual_us`. If that is negative: by the prediction if the unit has
+  // started, else by 0.
   void settle(const Job& job, Unit& unit, int index, std::int64_t actual_us);
   void recharge(ModelId model);
   void apply_view(const queue::UnitView& view, std::int64_t now_us);
   void learn(const Job& job, Unit& unit, int index, const queue::Event& event);
   void on_unit_event(Job& job, const queue::Event& event, int unit, std::int64_t now_us);
 
-  void dispatch(Actions& actions, std::int64_t now_us);
-  using Batches = std::unordered_map<WorkerId, std::size_t>;  // places in Actions::assign
+  void assign_ready(Actions& actions, std::int64_t now_us);
+  using Batches = std::unordered_map<WorkerId, std::size_t>;  // index in Actions::assign
   void place(FairQueue::Candidate candidate, std::int64_t now_us, Batches& batches, Actions& actions);
-  Route route(const QueuedUnit& queued, bool may_wait, std::int64_t now_us);
-  // One behind the unit that may go to this worker in its stead (RoutingPolicy::reach_us).
-  std::optional<FairQueue::Handle> pass(FairQueue::Handle handle, WorkerId to, std::int64_t now_us) const;
   void assign(FairQueue::Handle handle, const Route& route, std::int64_t now_us, Batches& batches, Actions& actions);
   std::string queued_waits_for(const Job& job, std::int64_t now_us) const;
   std::string held_waits_for(const Unit& unit, const queue::UnitRef& ref, std::int64_t now_us) const;
   void revoke_from_absent(std::int64_t now_us);
   void revoke_for_idle(std::int64_t now_us);
-  void ask_revoke(const HeldUnit& held, std::int64_t now_us);
+  void request_revoke(const HeldUnit& held, std::int64_t now_us);
 
   SchedulerOptions options_;
   Observer* observer_;
   FairQueue queue_;
   Fleet fleet_;
   CostModel costs_;
-  std::vector<int> slots_seen_;  // by model: the most slots of any worker so far
+  std::vector<int> slots_seen_;  // by model
   std::unordered_map<std::string, std::unique_ptr<Job>> jobs_;
   std::vector<std::pair<Job*, int>> queued_;  // by FairQueue handle
   std::vector<std::string> models_;
@@ -210,14 +207,8 @@ class Scheduler {
   std::map<std::pair<ClassId, std::vector<AdapterId>>, LaneId> lane_ids_;
   Actions pending_;
   std::uint64_t arrivals_ = 0, round_ = 0;
-  int skips_ = 0;                // of this round
-  std::int64_t largest_us_ = 0;  // charge of late
-  struct Tail {
-    LatencyTail latencies;  // of units, from ready to end
-    std::int64_t us = 0;    // one in twenty of them takes longer
-  };
-  std::vector<Tail> tails_;  // by model
-  double yields_ = 0;        // that are left: one in twenty assigned units
+  int skips_ = 0;                // in this round
+  std::int64_t largest_us_ = 0;  // recent charge
   std::int64_t grace_until_us_ = 0;
   bool wants_audit_ = false;
 };

@@ -1,4 +1,4 @@
-// Scheduler: what tenants are charged in advance for units under way, and how that follows what is learnt.
+// Scheduler: charging tenants in advance, and correcting the charges as predictions improve.
 #include <tuple>
 #include <utility>
 
@@ -6,7 +6,7 @@
 
 namespace ditfleet::scheduling {
 
-// What a unit is predicted to take, and whether that is a mere guess.
+// The predicted cost of a unit, and whether it is a guess.
 std::pair<std::int64_t, bool> Scheduler::prediction(const Job& job, bool cold) const {
   const auto run_us = costs_.typical_run_us(job.cls, job.model, job.prior_us);
   const auto cold_us = costs_.observed_cold_us(job.model);
@@ -28,7 +28,7 @@ void Scheduler::settle(const Job& job, Unit& unit, int index, std::int64_t actua
   unit.charged_us = 0;
 }
 
-// What is charged in advance follows the predictions, so that a wrong first guess is nobody's lead for long.
+// Applies the current predictions to the charges made in advance, so that a wrong first guess does not last.
 void Scheduler::recharge(ModelId model) {
   for (const auto w : fleet_.with_model(model)) {
     for (const auto& held : fleet_.at(w).held) {

@@ -1,4 +1,4 @@
-// Scheduler: what it is told, by the intake, the feed and the workers' registry.
+// Scheduler: events of the intake, the feed and the registry.
 #include <algorithm>
 #include <cmath>
 
@@ -7,12 +7,11 @@
 namespace ditfleet::scheduling {
 namespace {
 
-constexpr std::size_t kTenantsKept = 4096;
+constexpr std::size_t kKeptTenants = 4096;
 // So many new jobs at most are assigned together with their admission instead of after its event: their admissions fit
 // into one call, which Redis runs before the assignments that follow it.
 constexpr std::size_t kMostAhead = 128;
-constexpr double kTailPart = 0.05;  // of the units, that take longer than what is called the tail
-// A prediction that was wrong by so much may be wrong for what is under way, too.
+// A relative error of a prediction from which on the charges for other held units are corrected too.
 constexpr double kRechargeFrom = 0.1;
 
 std::string field(const queue::Event& event, const char* name) {
@@ -30,7 +29,7 @@ void Scheduler::on_intake(std::span<const queue::IntakeEntry> entries, std::int6
       continue;
     }
     if (find_job(entry.id) == nullptr) {
-      if (auto unmet = unmet_slots(job->spec, slots_for(job->spec.model))) {
+      if (auto unmet = unmet_slots(job->spec, most_slots_seen(job->spec.model))) {
         pending_.reject.push_back(make_rejection(entry, std::move(*unmet)));
         continue;
       }
@@ -61,7 +60,7 @@ void Scheduler::on_intake(std::span<const queue::IntakeEntry> entries, std::int6
 void Scheduler::on_event(const queue::Event& event, std::int64_t now_us) {
   auto* job = find_job(event.job);
   if (job == nullptr) {
-    // A unit of a job this scheduler has not heard of can only come from a hole in what it heard.
+    // The scheduler does not know the job, so it has missed an event.
     if (event.type == "ready" || event.type == "assigned" || event.type == "started") wants_audit_ = true;
     return;
   }
@@ -87,7 +86,7 @@ void Scheduler::on_unit_event(Job& job, const queue::Event& event, int index, st
   if (unit.where == Unit::Where::kEnded) return;
   const auto nonce = field(event, "nonce");
   if (event.type == "ready") {
-    // Before the registry tells that it drains it would be given the very same again.
+    // Until the registry reports that the worker drains, it would get the same unit again.
     if (unit.where == Unit::Where::kHeld && field(event, "reason") == "handed back")
       fleet_.handed_back(unit.worker, event.at_ms * 1000);
     if (event.fields.empty()) {  // it was admitted; it may have been assigned ahead of that
@@ -101,7 +100,7 @@ void Scheduler::on_unit_event(Job& job, const queue::Event& event, int index, st
     }
   } else if (event.type == "assigned" || event.type == "started") {
     if (unit.where != Unit::Where::kHeld || (!nonce.empty() && unit.nonce != nonce)) {
-      wants_audit_ = true;  // not this scheduler's doing; the event does not say enough
+      wants_audit_ = true;  // assigned by another leader; the event has too few fields
       return;
     }
     unit.touched_us = now_us;
@@ -112,19 +111,15 @@ void Scheduler::on_unit_event(Job& job, const queue::Event& event, int index, st
   }
 }
 
-// Corrects the cost model and settles the tenant's bill by the run that was observed.
+// Corrects the cost model by the observed run, and settles the tenant's charge.
 void Scheduler::learn(const Job& job, Unit& unit, int index, const queue::Event& event) {
   if (unit.where != Unit::Where::kHeld) return;
   const auto* held = fleet_.find_held(unit.worker, {job.id, index});
   if (held == nullptr || !held->started) return;
-  // A worker prepares the next unit while it denoises: what overlaps was not this unit's run.
+  // A worker prepares the next unit while the one before runs; the overlap is not part of this run.
   const auto began = std::max(held->started_us, fleet_.at(unit.worker).last_end_us);
   const auto observed = event.at_ms * 1000 - began;
   if (observed <= 0) return;
-  if (job.model >= tails_.size()) tails_.resize(job.model + 1);
-  auto& tail = tails_[job.model];
-  tail.latencies.add(event.at_ms * 1000 - unit.ready_us, event.at_ms * 1000);
-  tail.us = tail.latencies.exceeded_by_us(kTailPart);
   costs_.observe(job.cls, job.model, unit.worker, job.prior_us, observed, held->cold);
   const auto charged = static_cast<double>(unit.charged_us);
   const bool guess = unit.guess;
@@ -139,7 +134,7 @@ void Scheduler::on_workers(const std::vector<queue::WorkerInfo>& workers, std::i
   }
   revoke_from_absent(now_us);
   revoke_for_idle(now_us);
-  queue_.tenants().prune(kTenantsKept);
+  queue_.tenants().prune(kKeptTenants);
   fleet_.adapters().prune();
 }
 

@@ -1,4 +1,4 @@
-// Scheduler: what a unit waits for, in words for whoever sent it. Nothing is decided here.
+// Scheduler: what a unit waits for, in words for the client.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace {
 
 std::string about(std::int64_t us) {
   if (us >= 10'000'000) return fmt::format("about {} s", us / 1'000'000);
-  return us < 1'000 ? "a moment" : fmt::format("about {} ms", us / 1'000);
+  return us < 1'000 ? "less than 1 ms" : fmt::format("about {} ms", us / 1'000);
 }
 
 std::string workers(std::size_t n) { return fmt::format("{} worker{}", n, n == 1 ? "" : "s"); }
@@ -26,9 +26,8 @@ std::string Scheduler::waits_for(const queue::UnitRef& ref, std::int64_t now_us)
     case Unit::Where::kQueued: return queued_waits_for(*job, now_us);
     case Unit::Where::kHeld: return held_waits_for(unit, ref, now_us);
     case Unit::Where::kDelayed:
-      return job->deadline_us > 0 && job->deadline_us <= now_us
-                 ? "nothing any more: its deadline has passed"
-                 : "its next attempt, after a pause: the last one failed";
+      return job->deadline_us > 0 && job->deadline_us <= now_us ? "nothing: its deadline has passed"
+                                                                : "its next attempt: the last one failed";
     case Unit::Where::kPending:
     case Unit::Where::kUnknown:
     case Unit::Where::kEnded: break;
@@ -41,59 +40,59 @@ std::string Scheduler::queued_waits_for(const Job& job, std::int64_t now_us) con
   const auto needs = static_cast<int>(lane.adapters.size());
   const auto& model = models_[job.model];
   const auto& having = fleet_.with_model(job.model);
-  if (having.empty()) return fmt::format("a worker with the model '{}': none is registered", model);
-  if (const int most = fleet_.most_slots(job.model); needs > most) {
+  if (having.empty()) return fmt::format("a worker with the model '{}': no such worker is registered", model);
+  if (const int most = fleet_.most_adapter_slots(job.model); needs > most) {
     if (most <= 0)
-      return fmt::format("a worker that takes adapters: none of the {} with '{}' does", workers(having.size()), model);
-    return fmt::format("a worker with {} adapter slots, one for each of its adapters: none with '{}' has more than {}",
-                       needs, model, most);
+      return fmt::format("a worker that takes adapters: of {} with '{}', none has adapter slots",
+                         workers(having.size()), model);
+    return fmt::format("a worker with {} adapter slots, one per adapter: workers with '{}' have at most {}", needs,
+                       model, most);
   }
-  std::map<Standing, std::size_t> standing;
-  std::size_t fitting = 0, ready = 0, narrow_places = 0;
-  bool place = false;
+  std::map<WorkerState, std::size_t> not_ready;
+  std::size_t fitting = 0, ready = 0, narrow_open = 0;  // narrow: with fewer slots than needed
+  bool any_open = false;
   std::int64_t soonest_us = -1;
   for (const auto w : having) {
     const auto& worker = fleet_.at(w);
     const auto& load = fleet_.load(w);
     if (fleet_.adapters().slots(w) < needs) {
-      narrow_places += load.ready && load.has_slot();
+      narrow_open += load.ready && load.has_capacity();
       continue;
     }
     ++fitting;
     if (!load.ready) {
-      ++standing[worker.standing == Standing::kReady ? Standing::kDraining
-                                                     : worker.standing];  // it hands back what it is given
+      ++not_ready[worker.state == WorkerState::kReady ? WorkerState::kDraining : worker.state];  // it returns units
       continue;
     }
     ++ready;
-    place |= load.has_slot();
+    any_open |= load.has_capacity();
     const auto free_us = load.start_us(now_us) - now_us;
     soonest_us = soonest_us < 0 ? free_us : std::min(soonest_us, free_us);
   }
   const auto able = [&](std::size_t n) {
     return fmt::format("{} with '{}'", workers(n), model) +
-           (narrow_places > 0 ? fmt::format(" and {} adapter slots or more", needs) : "");
+           (narrow_open > 0 ? fmt::format(" and at least {} adapter slots", needs) : "");
   };
   if (ready == 0) {
     std::string how;
-    for (const auto& [what, n] : standing)
-      how += fmt::format("{}{} {}", how.empty() ? "" : ", ", n, standing_name(what));
-    return fmt::format("a worker that is ready: of {}, {}", able(fitting), how);
+    for (const auto& [state, n] : not_ready)
+      how += fmt::format(", {} {} {}", n, n == 1 ? "is" : "are", worker_state_name(state));
+    return fmt::format("a ready worker: of {}{}", able(fitting), how);
   }
-  if (!place) {
-    std::string out = fmt::format("a place: {} {} full, and the next is free in {}", able(ready),
+  if (!any_open) {
+    std::string out = fmt::format("capacity: {} {} full, the next is free in {}", able(ready),
                                   ready == 1 ? "is" : "are", about(soonest_us));
-    if (narrow_places > 0)
-      out += fmt::format("; {} with fewer slots {} a place", narrow_places, narrow_places == 1 ? "has" : "have");
+    if (narrow_open > 0)
+      out += fmt::format("; {} with fewer slots {} not full", narrow_open, narrow_open == 1 ? "is" : "are");
     return out;
   }
-  if (lane.skipped_round == round_ && lane.lacks_us > 0) {
-    return needs > 0
-               ? fmt::format("a worker that has its adapters: to load them where there is a place takes longer ({})",
-                             about(lane.lacks_us))
-               : fmt::format("a worker that is warm for its class: a cold one takes longer ({})", about(lane.lacks_us));
+  if (lane.skipped_round == round_ && lane.missing_us > 0) {
+    return needs > 0 ? fmt::format("a full worker that has its adapters: loading them elsewhere takes longer ({})",
+                                   about(lane.missing_us))
+                     : fmt::format("a full worker that is warm for its class: a cold one takes longer ({})",
+                                   about(lane.missing_us));
   }
-  return "its turn: others are before it";
+  return "its turn";
 }
 
 std::string Scheduler::held_waits_for(const Unit& unit, const queue::UnitRef& ref, std::int64_t now_us) const {
@@ -101,18 +100,18 @@ std::string Scheduler::held_waits_for(const Unit& unit, const queue::UnitRef& re
   const auto at =
       std::find_if(worker.held.begin(), worker.held.end(), [&](const HeldUnit& held) { return held.ref == ref; });
   if (at == worker.held.end() || at->started) return {};
-  if (worker.standing != Standing::kReady && worker.standing != Standing::kStarting) {
-    return fmt::format("its way back from {}, which is {}", worker.name, standing_name(worker.standing));
+  if (worker.state != WorkerState::kReady && worker.state != WorkerState::kStarting) {
+    return fmt::format("its return from {}, which is {}", worker.name, worker_state_name(worker.state));
   }
-  if (const auto missing = fleet_.adapters().not_there(unit.worker, at->adapters); missing > 0) {
+  if (const auto missing = fleet_.adapters().unreported(unit.worker, at->adapters); missing > 0) {
     const std::string left =
-        at->ready_us > now_us ? about(at->ready_us - now_us) + " more" : "which takes longer than predicted";
-    return fmt::format("{} of its {} adapter{} to be loaded on {}, {}", missing, at->adapters.size(),
-                       at->adapters.size() == 1 ? "" : "s", worker.name, left);
+        at->ready_us > now_us ? about(at->ready_us - now_us) + " more" : std::string("longer than predicted");
+    return fmt::format("{} to load {} of {} adapter{}, {}", worker.name, missing, at->adapters.size(),
+                       at->adapters.size() == 1 ? "" : "s", left);
   }
   const auto before = at - worker.held.begin();
   return before == 0 ? fmt::format("{} to start it", worker.name)
-                     : fmt::format("{}, where {} unit{} before it", worker.name, before, before == 1 ? " is" : "s are");
+                     : fmt::format("{}, which runs {} other unit{} first", worker.name, before, before == 1 ? "" : "s");
 }
 
 }  // namespace ditfleet::scheduling

@@ -16,7 +16,8 @@ namespace ditfleet::simulation {
 namespace {
 
 constexpr double kHourUs = 3.6e9;
-constexpr double kLongestUs = 10 * 24 * kHourUs;  // of anything: the clock has a tick for each 0.1 s that jobs wait
+constexpr double kLongestUs =
+    10 * 24 * kHourUs;  // of one operation: the simulation has an event per 0.1 s while jobs wait
 
 }  // namespace
 
@@ -32,13 +33,13 @@ Result<CostTable> read_cost_table(const std::string& path) {
   if (!text) return text.error();
   const auto parsed = parse_json(*text);
   if (!parsed) return invalid_argument("the cost table " + path + " is " + parsed.error().message);
-  if (!parsed->is_object()) return invalid_argument("the cost table " + path + " is no JSON object");
+  if (!parsed->is_object()) return invalid_argument("the cost table " + path + " is not a JSON object");
   CostTable out;
-  struct Place {
+  struct Field {
     std::variant<int*, std::int64_t*, double*> at;
     Range range;
   };
-  std::map<std::string, Place> places = {
+  std::map<std::string, Field> fields = {
       {"text_us", {&out.text_us, whole(0, kHourUs)}},
       {"step_us_per_token", {&out.step_us_per_token, real(0, 1e6)}},
       {"step_us_per_token2", {&out.step_us_per_token2, real(0, 1e3)}},
@@ -56,31 +57,31 @@ Result<CostTable> read_cost_table(const std::string& path) {
       {"lookahead", {&out.lookahead, whole(1, 64)}},
   };
   std::vector<std::string> names;
-  for (const auto& [name, place] : places) names.push_back(name);
+  for (const auto& [name, field] : fields) names.push_back(name);
   for (const auto& [key, value] : parsed->get_object()) {
-    if (key == "about" || key == "measured") continue;  // for people
-    const auto place = places.find(std::string(key));
-    if (place == places.end())
+    if (key == "about" || key == "measured") continue;  // documentation
+    const auto field = fields.find(std::string(key));
+    if (field == fields.end())
       return invalid_argument("the cost table " + path + " has an unknown field '" + std::string(key) + "'" +
                               suggestion(key, names));
     const double number = value.is_number() ? value.to_number<double>() : std::nan("");
-    if (!place->second.range.has(number))
-      return place->second.range.error("the cost table " + path + ": " + place->first, json::serialize(value));
+    if (!field->second.range.has(number))
+      return field->second.range.error("the cost table " + path + ": " + field->first, json::serialize(value));
     std::visit([number](auto* at) { *at = static_cast<std::remove_pointer_t<decltype(at)>>(number); },
-               place->second.at);
-    places.erase(place);
+               field->second.at);
+    fields.erase(field);
   }
-  if (!places.empty()) return invalid_argument("the cost table " + path + " lacks " + places.begin()->first);
+  if (!fields.empty())
+    return invalid_argument("the cost table " + path + " has no field '" + fields.begin()->first + "'");
   if (out.host_adapter_bytes < out.adapter_bytes * out.lookahead) {
-    return invalid_argument(
-        "the cost table " + path +
-        " has too little host_adapter_bytes; a worker needs adapter_bytes for each of the lookahead units it holds");
+    return invalid_argument("the cost table " + path +
+                            " has too small host_adapter_bytes; it must be at least adapter_bytes times lookahead");
   }
   const auto longest_us = std::max(static_cast<double>(out.run_us(2048, 2048, 200, true)),
                                    static_cast<double>(out.adapter_bytes) / out.adapter_load_bytes_per_s * 1e6);
   if (longest_us > kLongestUs) {
     return invalid_argument(
-        fmt::format("the cost table {} makes 200 steps at 2048 x 2048, or a load of an adapter, take {:.3g} days; it "
+        fmt::format("the cost table {} makes 200 steps at 2048 x 2048, or the load of an adapter, take {:.3g} days; it "
                     "must be at most {:.0f}",
                     path, longest_us / kHourUs / 24, kLongestUs / kHourUs / 24));
   }

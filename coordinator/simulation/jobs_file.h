@@ -1,4 +1,4 @@
-// When and where each simulated job ran, as a file.
+// Writes when and where each simulated job ran.
 #pragma once
 
 #include <string>
@@ -8,8 +8,7 @@
 
 namespace ditfleet::simulation {
 
-// A file of comma-separated lines, the trace's columns and those of `jobs` (as in tests/sim/README.md): who doubts a
-// figure can count it again. Replaces what was there.
+// Comma-separated lines with the columns in tests/sim/README.md. Replaces an existing file.
 Result<void> write_jobs(const Trace& trace, const std::vector<Report>& reports, const std::string& path);
 
 }  // namespace ditfleet::simulation

@@ -1,4 +1,4 @@
-// What a number from a file or an option may be. Not a number is in no range.
+// Allowed values of a number from a file or an option. NaN is never in range.
 #pragma once
 
 #include <fmt/format.h>
@@ -25,7 +25,6 @@ struct Range {
 inline Range whole(double least, double most) { return {least, most, true}; }
 inline Range real(double least, double most) { return {least, most, false}; }
 
-// What jobs and fleets may be, whether read or generated.
 inline const Range kSteps = whole(1, 200), kWorkers = whole(1, 100'000), kAtMs = whole(0, 1e13), kSloMs = whole(0, 1e9);
 
 }  // namespace ditfleet::simulation

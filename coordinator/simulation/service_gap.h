@@ -1,11 +1,10 @@
-// How far one tenant's service runs ahead of another's while both have units waiting, at the widest; all weigh the
-// same.
+// Measures fairness: the widest gap in service between two tenants of equal weight while both have units waiting.
 //
-// Service counts when a unit leaves the queue for a worker. What a tenant has in flight when a stretch of common
-// waiting begins counts as its lead: the other, who comes to workers that are taken, is meant to catch up with it, and
-// that lead is nobody's fault. What counts is a lead beyond it, at the end of a moment. Pure.
+// A unit counts as service when a worker gets it. When two tenants begin to wait at the same time, the difference
+// between what they have in flight is the initial lead, which the scheduler is meant to level; only a gap beyond the
+// initial lead counts. The order of events with equal timestamps is ignored.
 //
-// Whoever begins to wait, and whoever moved in a moment, is held against all that wait: thousands of tenants are fine.
+// Pure. look() compares only tenants that changed with all waiting ones, so thousands of tenants are fine.
 #pragma once
 
 #include <algorithm>
@@ -20,17 +19,16 @@ namespace ditfleet::simulation {
 class ServiceGap {
  public:
   void queued(const std::string& tenant) { wait(id_of(tenant), 1); }
-  // A unit leaves the queue for a worker, where it will take so long; it comes back; it has ended.
+  // A worker gets a unit that will take `us`; the unit returns to the queue; the unit ends.
   void assigned(const std::string& tenant, std::int64_t us) { move(id_of(tenant), us, -1); }
   void returned(const std::string& tenant, std::int64_t us) { move(id_of(tenant), -us, 1); }
-  // One that is under way takes so much more, for what was to be its worker's first of a shape before it was taken
-  // back.
+  // A unit in flight takes `us` more than assigned() said.
   void corrected(const std::string& tenant, std::int64_t us) {
     if (us != 0) move(id_of(tenant), us, 0);
   }
   void ended(const std::string& tenant, std::int64_t us) { tenants_[id_of(tenant)].in_flight_us -= us; }
 
-  // A moment is over, and all that was to happen in it has: what went before what at one moment is nobody's lead.
+  // Call it after all events of one timestamp.
   void look() {
     for (const auto id : moved_) {
       auto& own = tenants_[id];
@@ -45,19 +43,19 @@ class ServiceGap {
   }
 
   std::int64_t widest_us() const { return widest_us_; }
-  void forget_widest() { widest_us_ = 0; }  // what comes counts, what was does not
+  void forget_widest() { widest_us_ = 0; }
 
  private:
-  // Of common waiting with another, who waited already.
+  // A stretch of time in which two tenants wait; kept by the tenant that began later.
   struct Stretch {
-    std::int64_t begin_us = 0;  // lead over the other when it began, service and all
-    std::int64_t lead_us = 0;   // what of it counts: by what was in flight
+    std::int64_t begin_us = 0;  // lead in service over the other when it began
+    std::int64_t lead_us = 0;   // initial lead: by units in flight
   };
   struct Tenant {
     std::int64_t waiting = 0, service_us = 0, in_flight_us = 0;
-    std::uint64_t began = 0;     // to wait, in the order of all beginnings
+    std::uint64_t began = 0;     // sequence number of when it began to wait
     bool moved = false;          // since look()
-    std::vector<Stretch> since;  // by the other's id; of those that waited when it began
+    std::vector<Stretch> since;  // by the other tenant's id
   };
 
   std::size_t id_of(const std::string& name) {

@@ -22,9 +22,9 @@ namespace {
 
 using scheduling::Scheduler;
 
-constexpr std::int64_t kStartUs = 1'000'000'000'000;  // of the virtual clock: some time of Redis'
-constexpr std::int64_t kHeartbeatUs = 1'000'000;      // as the service polls the registry
-constexpr std::int64_t kTickUs = 100'000;             // as the service's shell, for decisions that only time changes
+constexpr std::int64_t kStartUs = 1'000'000'000'000;  // of the virtual clock: any time
+constexpr std::int64_t kHeartbeatUs = 1'000'000;      // as often as the service polls the registry
+constexpr std::int64_t kTickUs = 100'000;             // as often as the service decides without an event
 
 double percentile(const std::vector<double>& sorted, double part) {
   if (sorted.empty()) return 0;
@@ -49,6 +49,9 @@ class Simulation {
     scheduling::SchedulerOptions scheduler;
     job::ModelEntry model;
     model.name = "model";
+    for (const job::Field field : {job::Field("width"), job::Field("height"), job::Field("num_inference_steps")})
+      model.apply(field);
+    model.guidance = [](const job::FieldValues&) { return job::GuidanceKind::kEmbedded; };
     std::set<std::string> adapters;
     for (const auto& job : trace.jobs) {
       if (!job.adapter.empty()) adapters.insert(job.adapter);
@@ -56,7 +59,7 @@ class Simulation {
     scheduler.catalogue.models["model"] = model;
     scheduler.catalogue.default_model = "model";
     scheduler.lookahead = costs.lookahead;
-    // A trace names adapters by any text; here that is their identity.
+    // The names in the trace serve as digests.
     scheduler.adapters = [](const std::string&, const job::LoraUse& use, const job::ModelEntry&) {
       return Result<std::string>(use.name);
     };
@@ -75,17 +78,17 @@ class Simulation {
     jobs_.resize(trace.jobs.size());
   }
 
-  // An error if the scheduler rejects a job: no figure may count what was not served.
+  // An error if the scheduler rejects a job: figures must count every job.
   Result<void> run() {
     heartbeat(kStartUs);
-    at(after_idleness(kStartUs), What::kHeartbeat, 0);
+    at(next_heartbeat_us(kStartUs), What::kHeartbeat, 0);
     for (std::size_t i = 0; i < trace_.jobs.size(); ++i) at(kStartUs + trace_.jobs[i].at_us, What::kArrival, i);
     while (ended_ < trace_.jobs.size()) {
       const auto now = events_.top().at_us;
       while (!events_.empty() && events_.top().at_us == now) {
         const auto event = events_.top();
         events_.pop();
-        happen(event, now);
+        process(event, now);
       }
       if (auto decided = decide(now); !decided) return decided;
       gap_.look();
@@ -97,7 +100,7 @@ class Simulation {
   std::vector<ServedJob> take_jobs() { return std::move(jobs_); }
 
  private:
-  enum class What { kEnd, kLoaded, kHeartbeat, kArrival, kTick };  // in this order at one moment
+  enum class What { kEnd, kLoaded, kHeartbeat, kArrival, kTick };  // in this order at equal times
   struct Event {
     std::int64_t at_us = 0;
     What what = What::kTick;
@@ -109,7 +112,7 @@ class Simulation {
   };
   void at(std::int64_t when, What what, std::size_t which) { events_.push({when, what, which, ++numbers_}); }
 
-  void tell(const queue::UnitRef& ref, const char* type, std::int64_t now,
+  void send(const queue::UnitRef& ref, const char* type, std::int64_t now,
             std::map<std::string, std::string> fields = {}) {
     scheduler_->on_event(
         {.job = ref.job, .type = type, .unit = ref.unit, .at_ms = now / 1000, .fields = std::move(fields)}, now);
@@ -122,7 +125,7 @@ class Simulation {
     scheduler_->on_workers(infos, now);
   }
 
-  void happen(const Event& event, std::int64_t now) {
+  void process(const Event& event, std::int64_t now) {
     switch (event.what) {
       case What::kArrival: arrive(event.which, now); break;
       case What::kEnd: {
@@ -132,28 +135,27 @@ class Simulation {
         jobs_[job].ended_us = now - kStartUs;
         last_end_us_ = now;
         ++ended_;
-        tell(unit.ref, "succeeded", now);
+        send(unit.ref, "succeeded", now);
         start(event.which, now);
         break;
       }
       case What::kLoaded: start(event.which, now); break;
       case What::kHeartbeat:
         heartbeat(now);
-        at(after_idleness(now), What::kHeartbeat, 0);
+        at(next_heartbeat_us(now), What::kHeartbeat, 0);
         break;
       case What::kTick: ticking_ = false; break;
     }
   }
 
-  // The next heartbeat: while nobody has anything to do, the last one before a job comes says all that those before it
-  // would.
-  std::int64_t after_idleness(std::int64_t now) const {
+  // The time of the next heartbeat. Skips heartbeats while all workers are idle.
+  std::int64_t next_heartbeat_us(std::int64_t now) const {
     if (arrived_ != ended_ || arrived_ == trace_.jobs.size()) return now + kHeartbeatUs;
     const auto beats = (kStartUs + trace_.jobs[arrived_].at_us - now) / kHeartbeatUs;
     return now + std::max<std::int64_t>(1, beats) * kHeartbeatUs;
   }
 
-  // While units wait: where none does, time alone changes nothing.
+  // Schedules the next decision while units wait.
   void tick(std::int64_t now) {
     if (ticking_ || scheduler_->ready() == 0) return;
     ticking_ = true;
@@ -180,7 +182,7 @@ class Simulation {
     scheduler_->on_intake(std::span(&entry, 1), now);
   }
 
-  // As the shell performs what was decided; Redis refuses nothing here.
+  // Performs actions as the service does, until there are none. No action is refused.
   Result<void> decide(std::int64_t now) {
     for (;;) {
       const auto queued = scheduler_->ready();
@@ -203,7 +205,7 @@ class Simulation {
       if (!actions.reject.empty()) return rejection(actions.reject.front());
       for (const auto& admitted : actions.admit) {
         classes_.insert_or_assign(admitted.id, admitted.class_key);
-        tell({admitted.id, 0}, "ready", now);
+        send({admitted.id, 0}, "ready", now);
       }
       for (const auto& attempt : actions.revoke) revoke(attempt, now);
       for (auto& batch : actions.assign) {
@@ -227,7 +229,7 @@ class Simulation {
     const auto& adapter = trace_.jobs[job].adapter;
     took_us_[job] = run_us_[job] + (workers_[worker].is_cold(classes_.at(unit.ref.job)) ? costs_.cold_class_us : 0);
     gap_.assigned(trace_.jobs[job].tenant, took_us_[job]);
-    tell(unit.ref, "assigned", now);
+    send(unit.ref, "assigned", now);
     const bool missed = workers_[worker].take({.ref = unit.ref,
                                                .nonce = unit.nonce,
                                                .class_key = classes_.at(unit.ref.job),
@@ -248,8 +250,8 @@ class Simulation {
       const auto job = index_of(unit->ref);
       gap_.returned(trace_.jobs[job].tenant, took_us_[job]);
       ++revoked_;
-      tell(attempt.ref, "ready", now, {{"reason", "revoked"}});
-      start(w, now);  // what was behind it
+      send(attempt.ref, "ready", now, {{"reason", "revoked"}});
+      start(w, now);  // the unit behind it
       return;
     }
   }
@@ -275,7 +277,7 @@ class Simulation {
     const auto takes_us = begun->ends_us - begun->started_us;
     gap_.corrected(trace_.jobs[job].tenant, takes_us - took_us_[job]);
     took_us_[job] = takes_us;
-    tell(begun->unit->ref, "started", begun->started_us);
+    send(begun->unit->ref, "started", begun->started_us);
     at(begun->ends_us, What::kEnd, worker);
   }
 
@@ -289,11 +291,11 @@ class Simulation {
   std::unique_ptr<Scheduler> scheduler_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::uint64_t numbers_ = 0, nonces_ = 0;
-  std::vector<std::int64_t> run_us_, took_us_;  // took, or will take: the run, and the worker's first of a shape
+  std::vector<std::int64_t> run_us_, took_us_;  // took_us_ includes the cost of a cold class
   std::vector<ServedJob> jobs_;
-  std::vector<double> decisions_us_;  // of each unit that was assigned
+  std::vector<double> decisions_us_;  // per assigned unit
   std::map<std::size_t, std::vector<double>> decisions_at_us_ = {
-      {1'000, {}}, {10'000, {}}, {100'000, {}}};  // with about so many queued
+      {1'000, {}}, {10'000, {}}, {100'000, {}}};  // by number of queued units, about
   ServiceGap gap_;
   bool ticking_ = false;
   std::size_t arrived_ = 0, ended_ = 0, revoked_ = 0, counted_ = 0, with_adapter_ = 0, host_misses_ = 0,
@@ -361,13 +363,13 @@ double Report::figure(const std::string& metric) const {
 Result<Report> simulate(const Trace& trace, const CostTable& costs, const SimulationOptions& options) {
   if (trace.jobs.empty()) return invalid_argument("the trace has no jobs");
   if (options.workers == 0 && trace.workers == 0) {
-    return invalid_argument("the trace does not say for how many workers it is; give --workers");
+    return invalid_argument("the trace does not name a number of workers; give --workers");
   }
   const int workers = options.workers != 0 ? options.workers : trace.workers;
   if (!kWorkers.has(workers)) return kWorkers.error("the number of workers", std::to_string(workers));
   if (!(options.warm_up >= 0 && options.warm_up < 1))
-    return invalid_argument("the warm-up is a part of the jobs, from 0 to below 1");
-  auto policy = scheduling::make_policy(options.policy);
+    return invalid_argument("the warm-up is a share of the jobs, from 0 to below 1");
+  auto policy = make_policy(options.policy);
   if (!policy) return policy.error();
   Report report{.policy = options.policy.name, .figures = {}, .jobs = {}};
   for (const auto& [name, value] : options.policy.tunables) report.policy += fmt::format(",{}={}", name, value);
@@ -379,25 +381,19 @@ Result<Report> simulate(const Trace& trace, const CostTable& costs, const Simula
 }
 
 Result<Report> simulate_tuned(const Trace& trace, const CostTable& costs, const SimulationOptions& options) {
-  std::vector<scheduling::PolicyOptions> grid = {options.policy};
-  for (const auto& tunable : scheduling::policy_tunables(options.policy.name)) {
-    if (tunable.grid.empty() || options.policy.tunables.contains(std::string(tunable.name))) continue;
-    std::vector<scheduling::PolicyOptions> more;
-    for (const auto& base : grid) {
-      for (const double value : tunable.grid) {
-        more.push_back(base);
-        more.back().tunables[std::string(tunable.name)] = value;
-      }
+  std::vector<SimulationOptions> tries;
+  for (const auto& tunable : policy_tunables(options.policy.name)) {
+    if (options.policy.tunables.contains(std::string(tunable.name))) continue;
+    for (const double value : tunable.grid) {
+      tries.push_back(options);
+      tries.back().policy.tunables[std::string(tunable.name)] = value;
     }
-    grid = std::move(more);
   }
-  Result<Report> best = internal_error("an empty grid");
-  for (const auto& candidate : grid) {
-    auto own = options;
-    own.policy = candidate;
-    auto report = simulate(trace, costs, own);
-    if (!report) return report;
-    if (!best || report->figure("latency_p95") < best->figure("latency_p95")) best = std::move(report);
+  if (tries.empty()) return simulate(trace, costs, options);
+  Result<Report> best = simulate(trace, costs, tries.front());
+  for (std::size_t i = 1; i < tries.size() && best; ++i) {
+    auto report = simulate(trace, costs, tries[i]);
+    if (!report || report->figure("latency_p95") < best->figure("latency_p95")) best = std::move(report);
   }
   return best;
 }

@@ -17,7 +17,7 @@ namespace ditfleet::simulation {
 namespace {
 
 constexpr std::string_view kHeader = "at_ms,tenant,width,height,steps,adapter,slo_ms";
-// 1 megapixel and less, as people ask for them; the most popular first.
+// Common sizes of up to 1 megapixel, the most popular first.
 constexpr std::array<std::pair<int, int>, 12> kShapes = {{{1024, 1024},
                                                           {1216, 832},
                                                           {832, 1216},
@@ -32,8 +32,8 @@ constexpr std::array<std::pair<int, int>, 12> kShapes = {{{1024, 1024},
                                                           {640, 640}}};
 constexpr double kBurstCycleUs = 60e6, kBurstPart = 0.2;
 
-constexpr std::size_t kMaxNameBytes = 128;              // as the service has it (shared/job/validate.h)
-constexpr double kLongestUs = 10.0 * 365 * 24 * 3.6e9;  // from the first generated arrival to the last, about
+constexpr std::size_t kMaxNameBytes = 128;              // as in shared/job/validate.h
+constexpr double kLongestUs = 10.0 * 365 * 24 * 3.6e9;  // between the first and the last generated arrival
 
 bool number(std::string_view text, std::int64_t& out) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
@@ -42,7 +42,7 @@ bool number(std::string_view text, std::int64_t& out) {
 
 bool is_name(std::string_view text) { return text.size() <= kMaxNameBytes && is_valid_utf8(text); }
 
-// The numbers of a line, by their column.
+// The numeric columns of a line.
 struct Column {
   std::size_t at;
   const char* name;
@@ -77,13 +77,13 @@ Result<Trace> read_trace(const std::string& path) {
   if (!text) return text.error();
   Trace trace;
   std::string_view rest = *text;
-  if (rest.starts_with("\xef\xbb\xbf")) rest.remove_prefix(3);  // of an editor that marks UTF-8 so
+  if (rest.starts_with("\xef\xbb\xbf")) rest.remove_prefix(3);  // byte order mark
   int line_number = 0;
   bool header = false;
   while (!rest.empty()) {
     const auto end = std::min(rest.find('\n'), rest.size());
     std::string_view line = rest.substr(0, end);
-    if (line.ends_with('\r')) line.remove_suffix(1);  // of an editor that ends lines so
+    if (line.ends_with('\r')) line.remove_suffix(1);  // Windows line end
     rest.remove_prefix(std::min(end + 1, rest.size()));
     ++line_number;
     const auto wrong = [&](const std::string& what) {
@@ -104,7 +104,7 @@ Result<Trace> read_trace(const std::string& path) {
       continue;
     }
     if (!header) {
-      if (line != kHeader) return wrong("a trace begins with the line " + std::string(kHeader));
+      if (line != kHeader) return wrong("the header line must be " + std::string(kHeader));
       header = true;
       continue;
     }
@@ -120,7 +120,7 @@ Result<Trace> read_trace(const std::string& path) {
       }
       line.remove_prefix(comma + 1);
     }
-    if (count != 7 || !line.empty()) return wrong("a job is " + std::string(kHeader));
+    if (count != 7 || !line.empty()) return wrong("a job has the fields " + std::string(kHeader));
     std::array<std::int64_t, 5> n{};
     for (std::size_t i = 0; i < kColumns.size(); ++i) {
       const auto& column = kColumns[i];
@@ -128,12 +128,13 @@ Result<Trace> read_trace(const std::string& path) {
         return wrong(column.range.error(column.name, "'" + std::string(field[column.at]) + "'").message);
       }
     }
-    if (n[1] % 16 != 0 || n[2] % 16 != 0) return wrong("sides are multiples of 16");
+    if (n[1] % 16 != 0 || n[2] % 16 != 0) return wrong("width and height must be multiples of 16");
     if (field[1].empty() || !is_name(field[1]))
-      return wrong(fmt::format("a tenant is 1 to {} bytes of UTF-8", kMaxNameBytes));
+      return wrong(fmt::format("the tenant must be 1 to {} bytes of UTF-8", kMaxNameBytes));
     if (!is_name(field[5]))
-      return wrong(fmt::format("an adapter is at most {} bytes of UTF-8; none is an empty field", kMaxNameBytes));
-    if (!trace.jobs.empty() && n[0] * 1000 < trace.jobs.back().at_us) return wrong("jobs are in order of arrival");
+      return wrong(fmt::format("the adapter must be at most {} bytes of UTF-8, or empty", kMaxNameBytes));
+    if (!trace.jobs.empty() && n[0] * 1000 < trace.jobs.back().at_us)
+      return wrong("jobs must be in the order of arrival");
     trace.jobs.push_back({.at_us = n[0] * 1000,
                           .tenant = std::string(field[1]),
                           .width = static_cast<int>(n[1]),
@@ -144,7 +145,7 @@ Result<Trace> read_trace(const std::string& path) {
                           .line = line_number});
   }
   if (trace.jobs.empty())
-    return invalid_argument(path + " has no jobs; a trace has a line for each, below " + std::string(kHeader));
+    return invalid_argument(path + " has no jobs; a trace has one line per job below " + std::string(kHeader));
   return trace;
 }
 
@@ -163,20 +164,19 @@ Result<Trace> generate_trace(const TraceOptions& o, const CostTable& costs) {
     double value;
     Range range;
   };
-  std::vector<Given> given = {
-      {"jobs", 1.0 * o.jobs, whole(1, 2'000'000)},
-      {"workers", 1.0 * o.workers, kWorkers},
-      {"adapters", 1.0 * o.adapters, whole(0, 1'000'000)},
-      {"tenants", 1.0 * o.tenants, whole(1, 1000)},
-      {"shapes", 1.0 * o.shapes, whole(1, kShapes.size())},
-      {"zipf", o.zipf, real(0, 10)},
-      {"load", o.load, real(0.001, 1000)},
-      {"burst", o.burst, real(1, 0.99 / kBurstPart)},
-      {"without-adapter", o.without_adapter, real(0, 1)},
-      {"the factor of objectives", o.slo_factor, real(0, 1e6)},
-      {"the slack of objectives in ms", 1.0 * static_cast<double>(o.slo_slack_ms), whole(0, 1e6)}};
+  std::vector<Given> given = {{"jobs", 1.0 * o.jobs, whole(1, 2'000'000)},
+                              {"workers", 1.0 * o.workers, kWorkers},
+                              {"adapters", 1.0 * o.adapters, whole(0, 1'000'000)},
+                              {"tenants", 1.0 * o.tenants, whole(1, 1000)},
+                              {"shapes", 1.0 * o.shapes, whole(1, kShapes.size())},
+                              {"zipf", o.zipf, real(0, 10)},
+                              {"load", o.load, real(0.001, 1000)},
+                              {"burst", o.burst, real(1, 0.99 / kBurstPart)},
+                              {"without-adapter", o.without_adapter, real(0, 1)},
+                              {"slo_factor", o.slo_factor, real(0, 1e6)},
+                              {"slo_slack_ms", 1.0 * static_cast<double>(o.slo_slack_ms), whole(0, 1e6)}};
   for (const int s : o.steps) given.push_back({"steps", 1.0 * s, kSteps});
-  if (o.steps.empty()) return invalid_argument("steps are missing; give at least one number of them");
+  if (o.steps.empty()) return invalid_argument("steps is empty; give at least one number");
   for (const auto& [name, value, range] : given) {
     if (!range.has(value)) return range.error(name, fmt::format("{}", value));
   }
@@ -210,7 +210,7 @@ Result<Trace> generate_trace(const TraceOptions& o, const CostTable& costs) {
   const double quiet = (1.0 - o.burst * kBurstPart) / (1.0 - kBurstPart);
   double at = 0;
   for (auto& job : trace.jobs) {
-    // Unit-rate arrivals, stretched by the rate of the moment.
+    // Arrivals at rate 1, stretched by the current rate.
     double left = -std::log(1.0 - random.unit()) * mean_gap_us;
     while (true) {
       const double phase = std::fmod(at, kBurstCycleUs);
@@ -221,7 +221,7 @@ Result<Trace> generate_trace(const TraceOptions& o, const CostTable& costs) {
         break;
       }
       left -= until * rate;
-      at += until + 1e-3;  // past the edge
+      at += until + 1e-3;  // past the rounding error
     }
     job.at_us = static_cast<std::int64_t>(at) / 1000 * 1000;
   }

@@ -1,10 +1,10 @@
-// Whom a simulation serves: jobs with their arrival, shape and adapter. A file of comma-separated lines,
+// The jobs of a simulation with their arrival, shape and adapter. The file format is comma-separated lines,
 //
-//   # workers=16 load=0.8 …                      what made it; `workers` is the fleet it is meant for
+//   # workers=16 load=0.8 …                      how it was made; `workers` is the size of its fleet
 //   at_ms,tenant,width,height,steps,adapter,slo_ms
 //   12,acme,1024,1024,4,a017,1900
 //
-// in order of arrival; an empty adapter is none, slo_ms 0 is no objective.
+// in the order of arrival. The adapter may be empty. slo_ms 0: no objective.
 #pragma once
 
 #include <cstdint>
@@ -22,32 +22,32 @@ struct TraceJob {
   int width = 0, height = 0, steps = 0;
   std::string adapter;
   std::int64_t slo_us = 0;
-  int line = 0;  // of its file; 0: it was not read from one
+  int line = 0;  // in its file; 0: not read from a file
 };
 
 struct Trace {
-  int workers = 0;    // 0: it does not say
-  std::string about;  // the first line, without its mark
+  int workers = 0;    // 0: unknown
+  std::string about;  // the first line, without "# "
   std::vector<TraceJob> jobs;
 };
 
-// kNotFound: no such file. kInvalidArgument names the line.
+// kNotFound: no such file. kInvalidArgument: a bad line; the message names it.
 Result<Trace> read_trace(const std::string& path);
 Result<void> write_trace(const Trace& trace, const std::string& path);
 
-// Poisson arrivals at `load` of what the workers can do at best (warm, adapters in slots), in bursts: for a fifth of
-// the time `burst` times as many, the rest of it so much fewer that the mean holds. Adapters by Zipf's law, shapes
-// likewise with 1024² first, tenants with unequal shares (4 : 2 : 1 …).
+// Poisson arrivals at `load` times the capacity of the workers, which is computed for warm workers with all adapters in
+// slots. For a fifth of the time the rate is `burst` times the mean, else lower, so that the mean holds. Adapters and
+// shapes follow Zipf's law, with 1024² as the most frequent shape. Tenants have shares of 4 : 2 : 1 : ….
 struct TraceOptions {
   int jobs = 5000, workers = 16, adapters = 200, shapes = 12, tenants = 3;
   double zipf = 0.9, load = 0.8, burst = 1.5;
-  double without_adapter = 0.1;     // part of the jobs
-  std::vector<int> steps = {4};     // drawn evenly
-  double slo_factor = 3.0;          // objective: so many times the best run, and
-  std::int64_t slo_slack_ms = 500;  // this
+  double without_adapter = 0.1;     // share of the jobs
+  std::vector<int> steps = {4};     // drawn uniformly
+  double slo_factor = 3.0;          // objective: this times the best run,
+  std::int64_t slo_slack_ms = 500;  // plus this
   std::uint64_t seed = 1;
 };
-// kInvalidArgument: an option makes no sense.
+// kInvalidArgument: an option is out of range.
 Result<Trace> generate_trace(const TraceOptions& options, const CostTable& costs);
 
 }  // namespace ditfleet::simulation

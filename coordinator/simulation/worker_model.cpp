@@ -9,14 +9,14 @@ WorkerModel::Copy* WorkerModel::find(const std::string& adapter) {
   return it == copies_.end() ? nullptr : &*it;
 }
 
-WorkerModel::Copy* WorkerModel::victim(bool from_slot, const std::vector<std::string>& wanted) {
-  const auto may_go = [&](const Copy& c) { return c.units == 0 && (!from_slot || c.in_slot); };
-  for (const auto& name : wanted) {
-    if (auto* copy = find(name); copy != nullptr && may_go(*copy)) return copy;
+WorkerModel::Copy* WorkerModel::victim(bool from_slot, const std::vector<std::string>& preferred) {
+  const auto evictable = [&](const Copy& c) { return c.units == 0 && (!from_slot || c.in_slot); };
+  for (const auto& name : preferred) {
+    if (auto* copy = find(name); copy != nullptr && evictable(*copy)) return copy;
   }
   Copy* oldest = nullptr;
   for (auto& copy : copies_) {
-    if (may_go(copy) && (oldest == nullptr || copy.used_us < oldest->used_us)) oldest = &copy;
+    if (evictable(copy) && (oldest == nullptr || copy.used_us < oldest->used_us)) oldest = &copy;
   }
   return oldest;
 }
@@ -38,7 +38,7 @@ bool WorkerModel::take(ModelUnit unit, std::int64_t now_us) {
   const auto most = static_cast<std::size_t>(costs_->host_adapter_bytes / costs_->adapter_bytes);
   while (copies_.size() >= most) {
     auto* out = victim(false, held.drop_from_host);
-    if (out == nullptr) break;  // each is needed: it waits for none, and holds one more for a while
+    if (out == nullptr) break;  // all are needed: the worker exceeds its limit for a while
     *out = copies_.back();
     copies_.pop_back();
   }
@@ -67,7 +67,7 @@ bool WorkerModel::put_in_slot(const ModelUnit& unit, std::int64_t now_us) {
   const auto used = std::count_if(copies_.begin(), copies_.end(), [](const Copy& c) { return c.in_slot; });
   if (used >= costs_->adapter_slots) {
     auto* out = victim(true, unit.drop_from_slots);
-    if (out == nullptr) {  // all are needed by what waits here: the one that is needed last makes room
+    if (out == nullptr) {  // all are needed by held units: evict one that is needed late
       out = &*std::find_if(copies_.rbegin(), copies_.rend(), [&](const Copy& c) { return c.in_slot; });
     }
     out->in_slot = false;
@@ -91,7 +91,7 @@ std::optional<WorkerModel::Started> WorkerModel::start(std::int64_t now_us) {
   Started out{.unit = &unit, .started_us = now_us};
   if (!unit.adapter.empty() && put_in_slot(unit, now_us)) {
     out.slot_miss = true;
-    // Copied beside the job before, into another slot than its own: only the rest is waited for.
+    // With another slot free, the copy overlaps the previous job.
     const auto began =
         costs_->adapter_slots > 1 ? std::max(unit.taken_us, *ready) : std::max({unit.taken_us, *ready, last_end_us_});
     out.started_us = std::max(now_us, began + costs_->adapter_swap_us);

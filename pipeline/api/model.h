@@ -68,11 +68,6 @@ class Model {
   virtual const ModelInfo& info() const = 0;
   virtual Result<std::unique_ptr<Generation>> encode(const GenerationRequest& request) = 0;
   virtual Result<void> denoise(Generation& generation, const StepCallback& on_step) = 0;
-  // Denoises several generations of one size, step count and text length, each with its own prompt, seed, guidance and
-  // adapters: in common steps if the family can, else in turn. One result and one callback each. A callback that
-  // returns false ends its own generation alone. Generations that do not match: kInvalidArgument for all.
-  virtual std::vector<Result<void>> denoise_batch(const std::vector<Generation*>& batch,
-                                                  const std::vector<StepCallback>& on_step) = 0;
   virtual Result<Media> decode(Generation& generation) = 0;
 
   // Brings adapters into host memory and then into slots, as far as requests under way leave slots free. Makes room by

@@ -2,7 +2,6 @@
 
 #include <spdlog/spdlog.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "pipeline/device/failure.h"
@@ -28,24 +27,18 @@ Result<std::unique_ptr<Generation>> ModelBase::encode(const GenerationRequest& r
 }
 
 Result<void> ModelBase::denoise(Generation& generation, const StepCallback& on_step) {
-  return denoise_batch({&generation}, {on_step}).front();
-}
-
-std::vector<Result<void>> ModelBase::denoise_batch(const std::vector<Generation*>& batch,
-                                                   const std::vector<StepCallback>& on_step) {
-  auto results = stage("denoise", [&](StageScope& scope) {
-    if (on_step.size() != batch.size()) fail(Code::kInternal, "denoise_batch takes one callback per generation");
+  const auto denoised = stage("denoise", [&](StageScope& scope) {
     std::unique_lock one_at_a_time(adapted_, std::defer_lock);
-    if (std::any_of(batch.begin(), batch.end(), [&](const Generation* one) { return uses_adapters(*one); }))
-      one_at_a_time.lock();
-    return run_denoise(batch, on_step, [&] { scope.finish(); });
+    if (uses_adapters(generation)) one_at_a_time.lock();
+    return run_denoise(generation, on_step, [&] { scope.finish(); });
   });
-  auto cleared = stage("denoise", [&](StageScope&) {
+  const auto cleared = stage("denoise", [&](StageScope&) {
     clear_if_asked();
     return true;
   });
-  if (!cleared && results) return std::vector<Result<void>>(batch.size(), cleared.error());
-  return results ? std::move(*results) : std::vector<Result<void>>(batch.size(), results.error());
+  if (!denoised) return denoised.error();
+  if (!*denoised) return *denoised;
+  return cleared ? Result<void>() : cleared.error();
 }
 
 Result<Media> ModelBase::decode(Generation& generation) {

@@ -23,8 +23,6 @@ class ModelBase : public Model {
   const ModelInfo& info() const final { return info_; }
   Result<std::unique_ptr<Generation>> encode(const GenerationRequest& request) final;
   Result<void> denoise(Generation& generation, const StepCallback& on_step) final;
-  std::vector<Result<void>> denoise_batch(const std::vector<Generation*>& batch,
-                                          const std::vector<StepCallback>& on_step) final;
   Result<Media> decode(Generation& generation) final;
   Result<void> prefetch(const std::vector<LoraRequest>& loras, const AdapterDrops& drops) final;
   void pin_adapters(const std::set<std::string>& ids) final { adapters_.pin(ids); }
@@ -36,10 +34,9 @@ class ModelBase : public Model {
       : info_(std::move(info)), placement_(placement), adapters_(std::move(linears), placement, adapters) {}
 
   virtual std::unique_ptr<Generation> run_encode(const GenerationRequest& request) = 0;
-  // `wait` waits for the device. One result per generation.
-  virtual std::vector<Result<void>> run_denoise(const std::vector<Generation*>& batch,
-                                                const std::vector<StepCallback>& on_step,
-                                                const std::function<void()>& wait) = 0;
+  // `wait` waits for the device.
+  virtual Result<void> run_denoise(Generation& generation, const StepCallback& on_step,
+                                   const std::function<void()>& wait) = 0;
   virtual Media run_decode(Generation& generation) = 0;
   // Whether denoising it uses what is shared by all requests with adapters. Those are denoised one at a time.
   virtual bool uses_adapters(const Generation& generation) const = 0;

@@ -43,7 +43,7 @@ struct LoraComponent {
 };
 
 struct LoraBase {
-  std::string family;                     // for messages: "FLUX"
+  std::string family;                     // for messages
   std::vector<LoraComponent> components;  // a module without a known prefix belongs to the first
 };
 

@@ -15,7 +15,7 @@ std::vector<double> linspace(double first, double last, int n) {
   return out;
 }
 
-// FluxPipeline's calculate_shift: a line through (base_image_seq_len, base_shift) and (max_…, max_…).
+// calculate_shift of diffusers' pipelines: a line through (base_image_seq_len, base_shift) and (max_…, max_…).
 double dynamic_mu(const SchedulerConfig& c, std::int64_t image_tokens) {
   const double slope = (c.max_shift - c.base_shift) / static_cast<double>(c.max_image_seq_len - c.base_image_seq_len);
   const double intercept = c.base_shift - slope * static_cast<double>(c.base_image_seq_len);

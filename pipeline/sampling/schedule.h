@@ -1,5 +1,5 @@
-// The noise levels of a request, as diffusers' FlowMatchEulerDiscreteScheduler sets them for FluxPipeline, with
-// its float32 roundings. No LibTorch here.
+// The noise levels of a request, as diffusers' FlowMatchEulerDiscreteScheduler sets them from N equally
+// spaced sigmas, with its float32 roundings. Uses no LibTorch.
 #pragma once
 
 #include <cstdint>

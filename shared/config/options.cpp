@@ -153,10 +153,6 @@ const Option kOptions[] = {
      .description = "A unit that has waited this long goes first, regardless of its priority.",
      .low = 100,
      .high = kManyMs},
-    {.key = "scheduler.late_units_yield",
-     .at = DITFLEET_AT(scheduler.late_units_yield),
-     .description = "A unit already past its p95 latency may be overtaken once by others of its tenant; at most one "
-                    "unit in twenty is. This shortens p95 and lengthens p99."},
 
     {.key = "worker.count",
      .at = DITFLEET_AT(worker.count),

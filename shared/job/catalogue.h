@@ -1,43 +1,53 @@
-// The models that may be asked for. It comes from the configuration (models.NAME…), not from the workers
-// that happen to be alive, so that a job for a model waits while none is up.
+// The models that a job may name, with what each takes. The configuration lists them (models.NAME…), not the workers
+// that are alive: a job waits for its model while no worker is up.
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <map>
+#include <optional>
 #include <string>
 
-#include "shared/core/result.h"
+#include "shared/core/error.h"
+#include "shared/job/fields.h"
 
 namespace ditfleet::job {
 
-// What a request for this model may contain and what it gets where it says nothing.
+enum class MediaKind { kImage, kVideo };
+
+// What classifier-free guidance a request runs with. With kTrueCfg each step costs two passes.
+enum class GuidanceKind { kNone, kEmbedded, kTrueCfg };
+
+// The values that a model takes for one field; inclusive, and only of numbers.
+struct FieldLimits {
+  std::int64_t low = 0, high = 0;
+  std::int64_t multiple_of = 1;  // of integers
+};
+
+// A model family (shared/families) fills it from the model's folder.
 struct ModelEntry {
   std::string name;
-  std::string dir;  // diffusers folder; may not exist on the coordinator's host
-  std::string kind = "flux";
-  int size_multiple = 16;  // width and height must be multiples (VAE factor × 2)
-  int min_side = 16, max_side = 2048;
-  long max_pixels = 2048L * 2048L;
-  int max_steps = 200;
-  int max_sequence_length_limit = 512;
-  bool guidance_embeds = true;  // FLUX.1-dev; schnell ignores guidance_scale
-  // Defaults, from the folder's ditfleet.json where there is one, else diffusers' FluxPipeline's.
-  int width = 1024, height = 1024;
-  int num_inference_steps = 28;
-  double guidance_scale = 3.5;
-  double true_cfg_scale = 1.0;
-  bool has_negative_prompt = false;
-  std::string negative_prompt;
-  int max_sequence_length = 512;
+  std::string dir;   // diffusers folder; it may not exist on the coordinator's host
+  std::string kind;  // name of the family
+  MediaKind media = MediaKind::kImage;
+  std::map<Field, FieldLimits> fields;  // the generation fields that apply to this model; others are refused
+  FieldValues defaults;                 // a field without a default stays unset
+  std::int64_t max_pixels = std::numeric_limits<std::int64_t>::max();  // width × height
+  GuidanceKind (*guidance)(const FieldValues& complete) = nullptr;     // nullptr: always kNone
+
+  // Adds a field with the table's bounds, and returns them so that the caller may narrow them.
+  FieldLimits& apply(Field field);
+  bool applies(Field field) const { return fields.contains(field); }
 };
+
+// kInvalidArgument names the field and what the model takes: the field does not apply, or a number is outside the
+// model's limits. Pure, thread safe.
+std::optional<Error> check_value(const ModelEntry& model, Field field, const FieldValues::Value& value);
 
 // Ordered by name; the configured default model is `default_model`.
 struct Catalogue {
   std::map<std::string, ModelEntry> models;
   std::string default_model;
 };
-
-// Reads what the folder says (model_index.json, vae/config.json, transformer/config.json, ditfleet.json).
-// kNotFound or kDataCorrupt names the file. Blocks on the disk.
-Result<ModelEntry> read_model_entry(const std::string& name, const std::string& dir);
 
 }  // namespace ditfleet::job

@@ -108,6 +108,15 @@ std::optional<double> ObjectReader::real(std::string_view name, double low, doub
   return value;
 }
 
+std::optional<FieldValues::Value> ObjectReader::value(Field field) {
+  const FieldRow& row = field.row();
+  switch (row.type) {
+    case FieldType::kInteger: return integer(row.name, row.low, row.high);
+    case FieldType::kReal: return real(row.name, static_cast<double>(row.low), static_cast<double>(row.high));
+    default: return text(row.name, static_cast<std::size_t>(row.high));
+  }
+}
+
 void ObjectReader::refuse_unknown(const std::vector<std::string>& known) {
   for (const auto& member : object_) {
     const std::string name(member.key());

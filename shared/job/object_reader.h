@@ -9,6 +9,7 @@
 
 #include "shared/core/json.h"
 #include "shared/core/result.h"
+#include "shared/job/fields.h"
 
 namespace ditfleet::job {
 
@@ -31,6 +32,8 @@ class ObjectReader {
   std::optional<std::string> text(std::string_view name, std::size_t max_bytes);                    // valid UTF-8
   std::optional<std::int64_t> integer(std::string_view name, std::int64_t low, std::int64_t high);  // 4.0 is 4
   std::optional<double> real(std::string_view name, double low, double high);
+  // Of the row's type, within its bounds. Precondition: a text or a number.
+  std::optional<FieldValues::Value> value(Field field);
   void refuse_unknown(const std::vector<std::string>& known);
 
  private:

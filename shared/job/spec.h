@@ -30,7 +30,7 @@ struct JobSpec {
   std::vector<LoraUse> loras;
   int priority = 0;
   std::optional<std::int64_t> deadline_ms;
-  OutputFormat output_format = OutputFormat::kPng;
+  std::optional<OutputFormat> output_format;
   std::optional<int> output_compression;
   int partial_images = 0;
   std::string user;

@@ -89,6 +89,20 @@ std::optional<Value> load(const JobSpec& spec, Field field) {
       *member);
 }
 
+// "1024x768" → width and height. Nothing if the text has another form or a side is not from 1 to kMaxSide.
+std::optional<std::pair<int, int>> parse_size(std::string_view text) {
+  const auto side = [](std::string_view digits) {
+    int value = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    return error == std::errc() && end == digits.data() + digits.size() && value <= kMaxSide ? value : 0;
+  };
+  const auto x = text.find('x');
+  if (x == std::string_view::npos) return std::nullopt;
+  const int width = side(text.substr(0, x)), height = side(text.substr(x + 1));
+  if (width < 1 || height < 1) return std::nullopt;
+  return std::pair(width, height);
+}
+
 void read_size(ObjectReader& reader, const FieldRow& row, JobSpec& spec) {
   const auto text = reader.text(row.name, static_cast<std::size_t>(row.high));
   if (!text || *text == "auto") return;
@@ -135,28 +149,18 @@ void read_adapters(ObjectReader& reader, const FieldRow& row, JobSpec& spec) {
 void read_format(ObjectReader& reader, const FieldRow& row, JobSpec& spec) {
   const auto name = reader.text(row.name, kMaxNameBytes);
   if (!name) return;
-  if (const auto format = format_from_name(*name))
-    spec.output_format = *format;
-  else
-    reader.fail(row.name, "is '" + *name + "'; it must be png, jpeg or webp");
+  spec.output_format = format_from_name(*name);
+  if (!spec.output_format) reader.fail(row.name, "is '" + *name + "'; it must be png, jpeg or webp");
 }
 
 void read_field(ObjectReader& reader, Field field, JobSpec& spec) {
   const FieldRow& row = field.row();
   switch (row.type) {
-    case FieldType::kText:
-      if (auto text = reader.text(row.name, static_cast<std::size_t>(row.high))) store(spec, field, std::move(*text));
-      break;
-    case FieldType::kInteger:
-      if (const auto value = reader.integer(row.name, row.low, row.high)) store(spec, field, *value);
-      break;
-    case FieldType::kReal:
-      if (const auto value = reader.real(row.name, static_cast<double>(row.low), static_cast<double>(row.high)))
-        store(spec, field, *value);
-      break;
     case FieldType::kSize: return read_size(reader, row, spec);
     case FieldType::kAdapters: return read_adapters(reader, row, spec);
     case FieldType::kFormat: return read_format(reader, row, spec);
+    default:
+      if (auto value = reader.value(field)) store(spec, field, std::move(*value));
   }
 }
 
@@ -182,7 +186,7 @@ std::string field_json(const JobSpec& spec, Field field) {
   switch (field.row().type) {
     case FieldType::kSize: return {};
     case FieldType::kAdapters: return spec.loras.empty() ? "" : adapters_json(spec.loras);
-    case FieldType::kFormat: return quoted(row_of(spec.output_format).name);
+    case FieldType::kFormat: return spec.output_format ? quoted(row_of(*spec.output_format).name) : "";
     default: {
       const auto value = load(spec, field);
       return value ? value_json(*value) : "";
@@ -226,8 +230,9 @@ Result<JobSpec> parse_spec(const json::value& body) {
 Result<JobSpec> parse_complete_spec(std::string_view json_text) {
   auto spec = parse_spec(json_text);
   if (!spec) return spec;
-  for (const Field field : {Field("model"), Field("n"), Field("seed"), Field("output_compression")}) {
-    if (load(*spec, field)) continue;
+  for (const Field field :
+       {Field("model"), Field("n"), Field("seed"), Field("output_format"), Field("output_compression")}) {
+    if (!field_json(*spec, field).empty()) continue;
     const std::string name(field.name());
     return invalid_argument(name + " is missing; a complete spec has it", name);
   }
@@ -247,19 +252,6 @@ std::string to_json(const JobSpec& spec) {
     out.append(out.empty() ? "{\"" : ",\"").append(field.name()).append("\":").append(value);
   }
   return out + "}";
-}
-
-std::optional<std::pair<int, int>> parse_size(std::string_view text) {
-  const auto side = [](std::string_view digits) {
-    int value = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    return error == std::errc() && end == digits.data() + digits.size() && value <= kMaxSide ? value : 0;
-  };
-  const auto x = text.find('x');
-  if (x == std::string_view::npos) return std::nullopt;
-  const int width = side(text.substr(0, x)), height = side(text.substr(x + 1));
-  if (width < 1 || height < 1) return std::nullopt;
-  return std::pair(width, height);
 }
 
 }  // namespace ditfleet::job

@@ -1,10 +1,8 @@
 // A job's spec as JSON, in both directions. Pure functions, thread safe.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "shared/core/json.h"
 #include "shared/core/result.h"
@@ -28,13 +26,10 @@ inline Result<JobSpec> parse_spec(const std::string& json_text) { return parse_s
 inline Result<JobSpec> parse_spec(const char* json_text) { return parse_spec(std::string_view(json_text)); }
 
 // The same for a spec that complete_spec has filled, without a catalogue. kInvalidArgument names the field that a
-// complete spec lacks: model, n, seed, output_compression or an adapter's digest.
+// complete spec lacks: model, n, seed, output_format, output_compression or an adapter's digest.
 Result<JobSpec> parse_complete_spec(std::string_view json_text);
 
 // Canonical JSON: the table's order, unset fields left out. parse_spec reads it back.
 std::string to_json(const JobSpec& spec);
-
-// "1024x768" → width and height. Nothing if the text has another form or a side is not from 1 to kMaxSide.
-std::optional<std::pair<int, int>> parse_size(std::string_view text);
 
 }  // namespace ditfleet::job

@@ -12,14 +12,15 @@
 
 namespace ditfleet::job {
 
-// The digest of the adapter that a request for this model names; an error (its param is filled in if empty) if it must
-// not be used, or is not the one whose digest the request gives.
+// Returns the digest of the adapter that a request for this model names. An error if the tenant may not use the
+// adapter, or if the request gives another digest; its param, if empty, becomes the adapter's name.
 using AdapterResolver = std::function<Result<std::string>(const LoraUse& use, const ModelEntry& model)>;
 
-// Checks against the catalogue (unknown model → kNotFound with the known names; size not a multiple of
-// the model's, outside its limits; steps; sequence length) and fills every unset field, also the digest of each
-// adapter. A missing seed is drawn here. Without `resolve` adapters must have their digests, as in a spec that reached
-// a worker.
+// Checks the spec against its model and sets every unset field that has a default, the digest of each adapter included.
+// A missing seed is drawn here, once, so that every attempt yields the same image. Without `resolve` each adapter must
+// have its digest.
+// Errors: kNotFound (unknown model; the message lists the known ones), kInvalidArgument (a field that does not apply to
+// the model or is outside its limits), and those of `resolve`. `param` is the field.
 Result<JobSpec> complete_spec(JobSpec spec, const Catalogue& catalogue, const AdapterResolver& resolve = {});
 
 }  // namespace ditfleet::job

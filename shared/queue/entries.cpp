@@ -150,7 +150,6 @@ Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>&
       out.back().tenant = job.tenant;
       out.back().traceparent = job.trace;
       out.back().class_key = job.class_key;
-      out.back().batch_key = job.batch_key;
       out.back().deadline_ms = job.deadline_ms;
       // Entry ids begin with Redis' milliseconds.
       out.back().created_ms = to_int(job.entry.substr(0, job.entry.find('-')));

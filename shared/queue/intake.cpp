@@ -58,8 +58,8 @@ asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const 
   for (const Admission& a : admissions) (a.raw ? raw : submitted).push_back(&a);
   std::vector<Rejection> refused;
   const auto common = [](redis::Command& command, const Admission& a) {
-    command << a.entry_id << a.id << a.units << a.spec << a.class_key << packed_batch(a.batch_key, a.adapters)
-            << a.cost_us << a.priority << a.deadline_ms;
+    command << a.entry_id << a.id << a.units << a.spec << a.class_key << packed_needs(a.steps, a.adapters) << a.cost_us
+            << a.priority << a.deadline_ms;
   };
 
   for (std::size_t begin = 0; begin < submitted.size(); begin += kBatch) {

@@ -89,13 +89,13 @@ PackedJob parse_packed_job(std::string_view record) {
   job.tenant = part[6];
   job.trace = part[8];
   job.class_key = part[9];
-  job.batch_key = part[10];
+  job.steps = static_cast<int>(to_int(part[10]));
   job.adapters = part[11];
   return job;
 }
 
-std::string packed_batch(const std::string& batch_key, const std::vector<std::string>& adapters) {
-  std::string out = batch_key;
+std::string packed_needs(int steps, const std::vector<std::string>& adapters) {
+  std::string out = std::to_string(steps);
   char mark = '|';
   for (const std::string& name : adapters) {
     if (name.find_first_of("|,") != std::string::npos) continue;

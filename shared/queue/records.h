@@ -52,13 +52,14 @@ struct PackedJob {
   int priority = 0;
   std::int64_t deadline_ms = 0;
   std::string_view entry;  // of the intake; its time is the job's creation
-  std::string_view tenant, trace, class_key, batch_key;
+  std::string_view tenant, trace, class_key;
+  int steps = 0;
   std::string_view adapters;  // names, separated by commas
 };
 PackedJob parse_packed_job(std::string_view record);
-// The end of a packed job: its batch key and, after a bar, the adapters it needs. Omits names with a bar or a comma:
-// they are a hint to the router after a restart.
-std::string packed_batch(const std::string& batch_key, const std::vector<std::string>& adapters);
+// The end of a packed job: its steps and, after a bar, the adapters it needs. Omits names with a bar or a comma: they
+// are a hint to the router after a restart.
+std::string packed_needs(int steps, const std::vector<std::string>& adapters);
 std::vector<std::string> split_adapters(std::string_view packed);
 // Adapters to evict: "<from host memory>|<from slots>", separated by commas; "": none. Names as above.
 std::string packed_drops(const std::vector<std::string>& from_host, const std::vector<std::string>& from_slots);

@@ -180,7 +180,7 @@ asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(Deadline deadl
       UnitView& view = out[place];
       view.tenant = job.tenant;
       view.class_key = job.class_key;
-      view.batch_key = job.batch_key;
+      view.steps = job.steps;
       view.adapters = split_adapters(job.adapters);
       view.created_ms = to_int(job.entry);
       view.ready_ms = job.ready_ms;

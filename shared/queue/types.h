@@ -59,7 +59,8 @@ struct Admission {
   std::string entry_id, id;
   int units = 1;
   std::string spec;  // complete
-  std::string class_key, batch_key;
+  std::string class_key;
+  int steps = 0;                           // denoising steps of a unit
   std::vector<std::string> adapters = {};  // needed by its units
   std::int64_t cost_us = 0;                // predicted, per unit
   int priority = 0;
@@ -80,7 +81,8 @@ struct Rejection {
 struct UnitView {
   UnitRef ref;
   job::State state = job::State::kReady;
-  std::string tenant, class_key, batch_key, model;
+  std::string tenant, class_key, model;
+  int steps = 0;                      // denoising steps; 0: not known
   std::vector<std::string> adapters;  // needed by it
   std::int64_t cost_us = 0, created_ms = 0, ready_ms = 0, deadline_ms = 0, lease_until_ms = 0, not_before_ms = 0;
   int priority = 0, attempt = 0, crashes = 0;
@@ -103,7 +105,7 @@ struct MailboxEntry {
   UnitRef ref;
   std::string nonce;
   // Of kAssign:
-  std::string spec, class_key, batch_key, tenant, traceparent;
+  std::string spec, class_key, tenant, traceparent;
   int attempt = 0;
   std::int64_t deadline_ms = 0;
   std::int64_t created_ms = 0, assigned_ms = 0;              // of the job, of this message; 0: unknown

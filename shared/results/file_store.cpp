@@ -12,6 +12,7 @@
 
 #include "shared/core/bytes.h"
 #include "shared/core/named_thread.h"
+#include "shared/job/output_format.h"
 #include "shared/results/verification.h"
 
 namespace ditfleet::results {
@@ -22,10 +23,8 @@ namespace fs = std::filesystem;
 constexpr std::int64_t kMaxPreviewBytes = 64 << 20;
 
 std::string extension_of(const std::string& media_type) {
-  if (media_type == "image/png") return "png";
-  if (media_type == "image/jpeg") return "jpg";
-  if (media_type == "image/webp") return "webp";
-  return "bin";
+  const auto format = job::format_from_media_type(media_type);
+  return format ? std::string(job::row_of(*format).extension.substr(1)) : "bin";
 }
 
 // "results/3f/<name>"

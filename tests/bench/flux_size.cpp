@@ -108,10 +108,10 @@ region::CompileOptions options() {
   return o;
 }
 
-Inputs::Inputs(const pipeline::FluxTransformer& flux, int height, int width, std::int64_t batch, int steps) {
+Inputs::Inputs(const pipeline::FluxTransformer& flux, int height, int width, int steps) {
   const auto bf16 = at::TensorOptions(ScalarType::BFloat16).device(gpu);
-  latents = at::randn({batch, height / 16 * (width / 16), 64}, bf16);
-  text = flux.embed_text(at::randn({batch, kText, 4096}, bf16));
+  latents = at::randn({1, height / 16 * (width / 16), 64}, bf16);
+  text = flux.embed_text(at::randn({1, kText, 4096}, bf16));
   pooled = at::randn({1, 768}, bf16);
   rope = pipeline::rope_table(flux.config(), kText, height / 16, width / 16, {gpu, ScalarType::BFloat16});
   timesteps = at::linspace(1000, 36, steps, at::TensorOptions(ScalarType::Float).device(gpu));

@@ -37,7 +37,7 @@ region::CompileOptions options();
 
 // Inputs of one request; the size is in pixels.
 struct Inputs {
-  Inputs(const pipeline::FluxTransformer& flux, int height, int width, std::int64_t batch, int steps = kSteps);
+  Inputs(const pipeline::FluxTransformer& flux, int height, int width, int steps = kSteps);
   at::Tensor latents, text, pooled, rope, timesteps;
 };
 

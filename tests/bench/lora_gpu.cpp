@@ -44,7 +44,7 @@ class Bench {
     const auto base = pipeline::flux_lora_base(pipeline::base_linears(pipeline::named_linears(slots)), {}, {});
     store.emplace(base, pipeline::Placement{gpu, ScalarType::BFloat16},
                   pipeline::AdapterStore::Limits{kRoom, kSlots, std::int64_t{64} << 30});
-    in.emplace(*flux, 1024, 1024, 1, kJobSteps);
+    in.emplace(*flux, 1024, 1024, kJobSteps);
   }
   ~Bench() {
     std::error_code ignored;

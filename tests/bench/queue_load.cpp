@@ -217,7 +217,7 @@ class Load {
         admission.id = entry.id;
         admission.spec = entry.spec;
         admission.class_key = "flux.1-dev/1024x1024x1/cfg/512/bf16";
-        admission.batch_key = "flux.1-dev/1024x1024x1/cfg/512/bf16/28/euler";
+        admission.steps = 28;
         admission.cost_us = 5'123'456;
         units[next_worker++ % units.size()].push_back({{entry.id, 0}, new_nonce(), "warm, free in 0 ms"});
       }

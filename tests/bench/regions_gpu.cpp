@@ -131,7 +131,7 @@ void warm() {
   const auto steps_of = [&](const Inputs& in, const pipeline::ModulationTable& table) {
     return [&in, &table, &flux] { flux.velocity(in.latents, in.text, table.step(0), in.rope); };
   };
-  const Inputs at_1024(flux, 1024, 1024, 1);
+  const Inputs at_1024(flux, 1024, 1024);
   const auto table = flux.modulation(at_1024.timesteps, 3.5, at_1024.pooled);
   const auto step = steps_of(at_1024, table);
   for (int i = 0; i < 4; ++i) step();
@@ -168,44 +168,28 @@ void warm() {
   const auto extra = [&](const std::string& of) {
     return of + (host->cache->counts().compiles > plans ? "_extra_s" : "_in_cache_extra_s");
   };
-  const auto first_less_steady = [&](int height, int width, std::int64_t batch, bool expected) {
-    const Inputs in(flux, height, width, batch);
-    if (expected) flux.prewarm(batch, kText, in.latents.size(1));
+  const auto first_less_steady = [&](int height, int width, bool expected) {
+    const Inputs in(flux, height, width);
+    if (expected) flux.prewarm(kText, in.latents.size(1));
     text.run(in);
     const auto one = steps_of(in, table);
     const double first = first_s(one), steady = steady_s(one, 9);
     const std::string size = std::to_string(height) + "x" + std::to_string(width);
-    if (batch == 1) row("first_" + size + "_ms", first * 1e3, "ms");
+    row("first_" + size + "_ms", first * 1e3, "ms");
     if (height == 512) row("step_512_ms", steady * 1e3, "ms");
-    if (batch == 2) row("step_1024_batch_2_ms", steady * 1e3, "ms");
     return first - steady;
   };
   double worst = 0, unexpected = 0;
   for (const auto& [height, width] : {std::pair(768, 1360), {512, 512}, {832, 1216}, {640, 1536}})
-    worst = std::max(worst, first_less_steady(height, width, 1, true));
+    worst = std::max(worst, first_less_steady(height, width, true));
   for (const auto& [height, width] : {std::pair(896, 1152), {704, 1408}})
-    unexpected = std::max(unexpected, first_less_steady(height, width, 1, false));
+    unexpected = std::max(unexpected, first_less_steady(height, width, false));
   row(extra("new_resolution"), worst, "s");
   row(extra("new_resolution_unexpected"), unexpected, "s");
-  row(extra("new_batch"), first_less_steady(1024, 1024, 2, true), "s");
-  const Inputs four(flux, 512, 512, 4);
-  const auto batch_at_512 = steps_of(four, table);
-  batch_at_512();
-  row("step_512_batch_4_ms", steady_s(batch_at_512, 9) * 1e3, "ms");
-  // A small size, where a batch should pay: one image per step, and four in one step as the denoising loop joins them.
-  const Inputs at_256(flux, 256, 256, 1), four_at_256(flux, 256, 256, 4);
+  const Inputs at_256(flux, 256, 256);
   const auto one_at_256 = steps_of(at_256, table);
   one_at_256();
   row("step_256_ms", steady_s(one_at_256, 21) * 1e3, "ms");
-  const auto joined = FluxTransformer::together({&flux, &flux, &flux, &flux});
-  const auto rows_of_four =
-      pipeline::ModulationTable::views(table.step(0).all.repeat({4, 1, 1}), static_cast<std::size_t>(c.num_layers),
-                                       static_cast<std::size_t>(c.num_single_layers));
-  const auto batch_at_256 = [&] {
-    joined.velocity(four_at_256.latents, four_at_256.text, rows_of_four, four_at_256.rope);
-  };
-  batch_at_256();
-  row("step_256_batch_4_ms", steady_s(batch_at_256, 21) * 1e3, "ms");
   row("compiles_after_warm_up", static_cast<double>(host->counters->counts().compiles - compiles), "programs");
 }
 
@@ -263,7 +247,7 @@ void numerics() {
       reference(c, as_float(slots), 0, {gpu, ScalarType::Float}, nullptr);
   double of_step = 0;
   for (int i = 0; i < 8; ++i) {
-    Inputs in(eager, 512, 512, 1);
+    Inputs in(eager, 512, 512);
     if (i % 2 == 1)
       for (std::int64_t channel = 0; channel < 3072; channel += 37) in.text.select(-1, channel).mul_(100);
     const auto table = eager.modulation(in.timesteps, 3.5, in.pooled),
@@ -315,7 +299,7 @@ void profile() {
   const auto c = config();
   auto host = region::make_region_host(options(), gpu, open_cache());
   const FluxTransformer flux(c, random_slots(c), 0, {gpu, ScalarType::BFloat16}, host);
-  const Inputs in(flux, 1024, 1024, 1);
+  const Inputs in(flux, 1024, 1024);
   const auto table = flux.modulation(in.timesteps, 3.5, in.pooled);
   for (int i = 0; i < 3; ++i) flux.velocity(in.latents, in.text, table.step(0), in.rope);
   finish();

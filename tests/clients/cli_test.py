@@ -272,9 +272,9 @@ class Jobs(WithFolder):
         # The worker holds two units: one runs and one waits.
         told = [unit["waits_for"] for unit in self.json("explain", waiting)["units"]]
         self.assertIsNone(told[0])
-        self.assertIn("where 1 unit is before it", told[1])
-        self.assertIn("a place: 1 worker with 'tiny' is full", told[3])
-        self.assertIn("  waits for a place: ", self.cli("explain", waiting).stdout)
+        self.assertIn("which runs 1 other unit first", told[1])
+        self.assertIn("capacity: 1 worker with 'tiny' is full", told[3])
+        self.assertIn("  waits for capacity: ", self.cli("explain", waiting).stdout)
         self.http.cancel(waiting)
         self.cli("explain", "01ABCDEFGHJKMNPQRSTVWXYZ00", code=1)
 

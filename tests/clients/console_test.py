@@ -48,7 +48,7 @@ class Console(unittest.TestCase):
         self.open()
         self.page.until("document.getElementById('model').value === 'tiny'")
         self.page.js("""(() => { const set = (id, v) => document.getElementById(id).value = v;
-            set('prompt', 'a red circle <b>above</b> a blue square'); set('width', 64); set('height', 48); set('steps', 20);
+            set('prompt', 'a red circle <b>above</b> a blue square'); set('width', 64); set('height', 48); set('num_inference_steps', 20);
             set('n', 2); set('seed', 5); document.getElementById('submit').click(); })()""")
         id = self.page.until("document.querySelector('article')?.dataset.id")
         self.page.until(f"{card(id, '.state')}.textContent === 'succeeded'")
@@ -64,6 +64,20 @@ class Console(unittest.TestCase):
         self.assertIn("denoise", self.page.js("document.querySelector('#viewer .facts').textContent"))
         self.shot("viewer")
         self.assertEqual(self.page.errors, [])
+
+    def test_the_form_has_every_field_of_the_model(self):
+        self.open()
+        self.page.until("document.getElementById('model').value === 'tiny'")
+        fields = self.http.get("/v1/models/tiny").json()["fields"]
+        self.assertIn("max_sequence_length", fields)  # the form does not list it
+        for name, field in fields.items():
+            at, default = f"document.getElementById('{name}')", field.get("default", "")
+            shown = default if isinstance(default, str) else f"{default:g}"
+            self.assertEqual(self.page.js(f"{at}.placeholder || {at}.value"), shown, name)
+        self.page.js("(() => { const set = (id, v) => document.getElementById(id).value = v; set('width', 32); set('height', 32);"
+                     "set('max_sequence_length', 16); document.getElementById('submit').click(); })()")
+        id = self.page.until("document.querySelector('article')?.dataset.id")
+        self.assertEqual(self.http.wait(id)["spec"]["max_sequence_length"], 16)
 
     def test_adapters(self):
         nothing = safetensors({DOWN: ("F32", [4, 40], bytes(640)), UP: ("F32", [40, 4], bytes(640))})

@@ -12,6 +12,7 @@
 #include "shared/core/ids.h"
 #include "shared/job/validate.h"
 #include "shared/queue/records.h"
+#include "tests/fixtures/image_model.h"
 
 namespace {
 
@@ -45,7 +46,7 @@ Reply entry_of(std::string_view input) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace ditfleet;
-  static const job::Catalogue catalogue{{{"demo", {.name = "demo", .dir = "/m"}}}, "demo"};
+  static const job::Catalogue catalogue{{{"demo", job::image_model("demo")}}, "demo"};
   const auto entry = queue::parse_intake(entry_of({reinterpret_cast<const char*>(data), size}));
   if (entry.entry_id != "1700000000000-0" || !is_valid_id(entry.id)) std::abort();
   if (entry.raw && !is_valid_id(entry.tenant)) std::abort();

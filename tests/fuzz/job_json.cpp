@@ -6,10 +6,11 @@
 
 #include "shared/core/bytes.h"
 #include "shared/job/validate.h"
+#include "tests/fixtures/image_model.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace ditfleet;
-  static const job::Catalogue catalogue{{{"demo", {.name = "demo", .dir = "/m"}}}, "demo"};
+  static const job::Catalogue catalogue{{{"demo", job::image_model("demo")}}, "demo"};
   const auto spec = job::parse_spec(std::string_view(reinterpret_cast<const char*>(data), size));
   if (!spec) {
     if (spec.error().message.empty() || !is_valid_utf8(spec.error().message)) std::abort();

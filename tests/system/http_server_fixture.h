@@ -20,6 +20,7 @@
 #include "coordinator/gateway/http/http_metrics.h"
 #include "coordinator/gateway/http/server.h"
 #include "coordinator/gateway/routes/api.h"
+#include "tests/fixtures/image_model.h"
 #include "tests/unit/gateway_fake_service.h"
 
 namespace ditfleet::gateway {
@@ -80,9 +81,7 @@ class HttpServer : public ::testing::Test {
   void start(ServerOptions options = {}) {
     spdlog::set_level(spdlog::level::err);
     GatewayDependencies dependencies;
-    job::ModelEntry model;
-    model.name = "demo";
-    dependencies.catalogue.models["demo"] = model;
+    dependencies.catalogue.models["demo"] = job::image_model("demo");
     dependencies.catalogue.default_model = "demo";
     hub_ = std::make_shared<EventHub>(context_.get_executor(), [this](auto block) { return service_.next(block); });
     api_ = std::make_unique<Api>(std::move(dependencies), service_, hub_, "");

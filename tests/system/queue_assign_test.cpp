@@ -75,7 +75,6 @@ TEST_F(QueueAssign, AnAssignmentCarriesEverythingAboutTheJob) {
   EXPECT_EQ(messages[0].tenant, "acme");
   EXPECT_EQ(messages[0].traceparent, s.traceparent);
   EXPECT_EQ(messages[0].class_key, "demo/256x256");
-  EXPECT_EQ(messages[0].batch_key, "demo/256x256/20");
   EXPECT_EQ(messages[0].drop_from_host, std::vector<std::string>{"old"});
   EXPECT_GT(redis({"PTTL", keys_.mailbox("w0:boot0")}).integer, 0);
 

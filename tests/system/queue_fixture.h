@@ -96,7 +96,7 @@ class QueueTest : public ::testing::Test {
     a.units = units;
     a.spec = entry.spec;
     a.class_key = "demo/256x256";
-    a.batch_key = "demo/256x256/20";
+    a.steps = 20;
     a.cost_us = 1'000'000;
     a.deadline_ms = entry.deadline_ms;
     a.raw = entry.raw;

@@ -114,7 +114,7 @@ TEST_F(QueueIntake, AdaptersStandWithTheOpenUnits) {
   const auto open = wait(client_->open_units(soon()));
   ASSERT_EQ(open->size(), 2u);
   for (const auto& view : *open) {
-    EXPECT_EQ(view.batch_key, "demo/256x256/20");
+    EXPECT_EQ(view.steps, 20);
     EXPECT_EQ(view.adapters,
               view.ref.job == "with" ? std::vector<std::string>({"ink", "oil & water"}) : std::vector<std::string>());
   }

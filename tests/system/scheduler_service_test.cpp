@@ -12,6 +12,7 @@
 #include "shared/loras/registry.h"
 #include "shared/loras/registry_mirror.h"
 #include "shared/telemetry/metrics.h"
+#include "tests/fixtures/image_model.h"
 #include "tests/system/null_worker.h"
 #include "tests/system/queue_fixture.h"
 
@@ -24,11 +25,7 @@ constexpr char kTiny[] = R"({"model":"tiny","prompt":"x","seed":1})";
 
 job::Catalogue catalogue() {
   job::Catalogue out;
-  job::ModelEntry entry;
-  entry.name = "tiny";
-  entry.width = entry.height = 256;
-  entry.num_inference_steps = 4;
-  out.models["tiny"] = entry;
+  out.models["tiny"] = job::image_model("tiny", 256, 4);
   out.default_model = "tiny";
   return out;
 }

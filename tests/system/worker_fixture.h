@@ -9,6 +9,7 @@
 
 #include "shared/core/bytes.h"
 #include "shared/job/validate.h"
+#include "tests/fixtures/image_model.h"
 #include "tests/system/queue_fixture.h"
 #include "worker/service.h"
 
@@ -106,12 +107,6 @@ class FakeModel final : public pipeline::Model {
     }
     return {};
   }
-  std::vector<Result<void>> denoise_batch(const std::vector<pipeline::Generation*>& batch,
-                                          const std::vector<pipeline::StepCallback>& on_step) override {
-    std::vector<Result<void>> results;
-    for (std::size_t i = 0; i < batch.size(); ++i) results.push_back(denoise(*batch[i], on_step[i]));
-    return results;
-  }
   Result<pipeline::Media> decode(pipeline::Generation& prepared) override {
     const auto& request = static_cast<FakeGeneration&>(prepared).request;
     if (auto error = script_->note("decoded " + std::to_string(request.seed))) return *error;
@@ -165,13 +160,7 @@ class FakeModel final : public pipeline::Model {
   pipeline::ModelInfo info_{"demo", "", "fp32", "cpu"};
 };
 
-inline job::ModelEntry demo_entry() {
-  job::ModelEntry entry;
-  entry.name = "demo";
-  entry.width = entry.height = 64;
-  entry.num_inference_steps = 4;
-  return entry;
-}
+inline job::ModelEntry demo_entry() { return job::image_model("demo", 64, 4); }
 
 // A service on a thread of its own.
 class RunningWorker {
@@ -301,6 +290,8 @@ class WorkerTest : public QueueTest {
     spec.fields.set("guidance_scale", 3.5);
     spec.fields.set("true_cfg_scale", 1.0);
     spec.fields.set("max_sequence_length", 64);
+    spec.output_format = job::OutputFormat::kPng;
+    spec.output_compression = 100;
     return spec;
   }
   // Submitted and admitted, ready to be assigned.

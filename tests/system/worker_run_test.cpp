@@ -58,6 +58,8 @@ class WorkerRun : public QueueTest {
     spec.fields.set("width", side);
     spec.fields.set("height", side);
     spec.fields.set("num_inference_steps", steps);
+    spec.output_format = job::OutputFormat::kPng;
+    spec.output_compression = 100;
     queue::Submission s = submission();
     s.spec = job::to_json(spec);
     s.traceparent = traceparent;

@@ -55,13 +55,14 @@ TEST(JobWatch, OnlyTheJobsOwnEndIsTheEnd) {
 
 TEST(Generate, BodySaysWhatWasTypedAndNothingElse) {
   GenerateFlags flags;
-  flags.prompt = "a red circle";
-  EXPECT_EQ(*job_body(flags), R"({"prompt":"a red circle","output_format":"png"})");
+  flags.fields = {{job::Field("prompt"), "a red circle"}};
+  EXPECT_EQ(*job_body(flags), R"({"prompt":"a red circle"})");
   flags.out = "x.webp";
-  flags.size = "256x128";
-  flags.count = 2;
-  flags.seed = 7;
-  flags.negative = "";
+  flags.fields = {{job::Field("prompt"), "a red circle"},
+                  {job::Field("size"), "256x128"},
+                  {job::Field("n"), "2"},
+                  {job::Field("seed"), "7"},
+                  {job::Field("negative_prompt"), ""}};
   flags.loras = {"pixel:0.5", "ink"};
   const auto body = parse_json(*job_body(flags));
   ASSERT_TRUE(body.ok());
@@ -84,7 +85,7 @@ TEST(Generate, RefusesWhatCannotBeWritten) {
     EXPECT_THAT(body.error().message, HasSubstr("NAME:SCALE"));
   }
   flags.loras.clear();
-  flags.prompt = "\xff";
+  flags.fields = {{job::Field("prompt"), "\xff"}};
   EXPECT_THAT(job_body(flags).error().message, HasSubstr("UTF-8"));
 }
 
@@ -104,9 +105,9 @@ TEST(HttpClient, WhatGoesIntoAPathIsEncoded) {
 }
 
 TEST(Generate, SeveralPicturesAreNumbered) {
-  EXPECT_EQ(numbered_path("a/out.png", 0, 1), "a/out.png");
-  EXPECT_EQ(numbered_path("a/out.png", 1, 3), "a/out-2.png");
-  EXPECT_EQ(numbered_path("a.b/out.x.webp", 0, 2), "a.b/out.x-1.webp");
+  EXPECT_EQ(job::numbered_path("a/out.png", 0, 1), "a/out.png");
+  EXPECT_EQ(job::numbered_path("a/out.png", 1, 3), "a/out-2.png");
+  EXPECT_EQ(job::numbered_path("a.b/out.x.webp", 0, 2), "a.b/out.x-1.webp");
 }
 
 TEST(Terminal, TablesAlignAndTextStaysOnItsLine) {

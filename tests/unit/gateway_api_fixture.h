@@ -11,6 +11,7 @@
 #include "coordinator/gateway/routes/api.h"
 #include "shared/job/validate.h"
 #include "shared/telemetry/metrics.h"
+#include "tests/fixtures/image_model.h"
 #include "tests/unit/gateway_fake_service.h"
 
 namespace ditfleet::gateway {
@@ -60,11 +61,7 @@ class GatewayApi : public ::testing::Test {
   void start(std::vector<config::ApiKey> keys,
              std::function<Result<void>(const job::JobSpec&, const std::string&)> advise = {}) {
     GatewayDependencies options;
-    job::ModelEntry model;
-    model.name = "demo";
-    model.width = model.height = 256;
-    model.num_inference_steps = 8;
-    options.catalogue.models["demo"] = model;
+    options.catalogue.models["demo"] = job::image_model("demo", 256, 8);
     options.catalogue.default_model = "demo";
     options.settings.keys = std::move(keys);
     options.settings.gateway.request_timeout_ms = 30'000;

@@ -1,7 +1,7 @@
 // The gateway's handlers against a queue in memory.
 #include <set>
 
-#include "coordinator/gateway/routes/embedded.h"
+#include "coordinator/gateway/routes/openapi.h"
 #include "shared/core/wall_clock.h"
 #include "tests/unit/gateway_api_fixture.h"
 
@@ -43,7 +43,7 @@ TEST_F(GatewayApi, UnknownPathsAndMethods) {
 }
 
 TEST_F(GatewayApi, OpenApiDescribesEveryRouteAndNoOther) {
-  auto document = parse_json(kOpenApiJson);
+  auto document = parse_json(openapi_document());
   ASSERT_TRUE(document.ok()) << document.error().message;
   const auto& root = document->as_object();
   EXPECT_EQ(root.at("openapi").as_string(), "3.1.0");

@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <regex>
+#include <set>
+
 #include "coordinator/gateway/events/event_stream.h"
 #include "coordinator/gateway/http/http.h"
 #include "coordinator/gateway/routes/auth.h"
@@ -9,9 +12,11 @@
 #include "coordinator/gateway/routes/errors.h"
 #include "coordinator/gateway/routes/job_json.h"
 #include "coordinator/gateway/routes/openai_images.h"
+#include "coordinator/gateway/routes/openapi.h"
 #include "coordinator/gateway/routes/router.h"
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
+#include "tests/fixtures/image_model.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -131,9 +136,40 @@ void check_references(const json::value& value, const json::value& root) {
 }
 
 TEST(GatewayOpenApi, ReferencesLeadSomewhere) {
-  auto document = parse_json(kOpenApiJson);
+  auto document = parse_json(openapi_document());
   ASSERT_TRUE(document.ok());
   check_references(*document, *document);
+}
+
+TEST(GatewayOpenApi, DescribesEveryFieldOfAJob) {
+  const auto document = parse_json(openapi_document());
+  ASSERT_TRUE(document.ok());
+  const auto& schemas = document->at("components").at("schemas").as_object();
+  const auto& of_job = schemas.at("JobRequest").at("properties").as_object();
+  EXPECT_EQ(of_job.size(), job::kFieldRows.size());
+  for (const job::FieldRow& row : job::kFieldRows) {
+    ASSERT_TRUE(of_job.contains(row.name)) << row.name;
+    EXPECT_EQ(of_job.at(row.name).at("description").as_string(), row.description);
+  }
+  EXPECT_EQ(of_job.at("width").at("minimum").as_int64(), 1);
+  EXPECT_EQ(of_job.at("guidance_scale").at("type").as_string(), "number");
+  const auto& of_image = schemas.at("ImageRequest").at("properties").as_object();
+  EXPECT_TRUE(of_image.contains("num_inference_steps"));
+  EXPECT_FALSE(of_image.contains("width"));
+}
+
+TEST(GatewayModels, SayWhatTheirFieldsTake) {
+  job::ModelEntry model = job::image_model("m");
+  model.apply("guidance_scale_2");
+  const json::object object = model_json(model, 1);
+  const json::value& fields = object.at("fields");
+  EXPECT_EQ(fields.as_object().size(), model.fields.size());
+  EXPECT_EQ(fields.at("width").at("multipleOf").as_int64(), 16);
+  EXPECT_EQ(fields.at("width").at("maximum").as_int64(), 2048);
+  EXPECT_EQ(fields.at("width").at("default").as_int64(), 1024);
+  EXPECT_EQ(fields.at("guidance_scale_2").at("type").as_string(), "number");
+  EXPECT_FALSE(fields.at("guidance_scale_2").as_object().contains("default"));
+  EXPECT_EQ(object.at("defaults").at("num_inference_steps").as_int64(), 28);
 }
 
 TEST(GatewayConsole, LoadsNothingFromElsewhere) {
@@ -141,6 +177,22 @@ TEST(GatewayConsole, LoadsNothingFromElsewhere) {
   for (const char* outside : {"src=\"http", "href=\"http", "@import", "url(http", "//cdn", "import("}) {
     EXPECT_EQ(kConsolePage.find(outside), std::string_view::npos) << outside;
   }
+}
+
+// Fields of the model that the form lacks get an input from its `fields`: tests/clients/console_test.py.
+TEST(GatewayConsole, OffersTheFieldsOfAJob) {
+  const std::string page(kConsolePage);
+  const std::set<job::Field> left_out = {"size", "priority", "deadline_ms", "output_compression", "user"};
+  for (const job::Field field : job::kFields) {
+    if (field.row().use != job::FieldUse::kJob || left_out.contains(field)) continue;
+    const std::string name(field.name());
+    EXPECT_TRUE(page.find(" name=\"" + name + "\"") != std::string::npos ||
+                page.find("body." + name + " = ") != std::string::npos || page.find(name + ": ") != std::string::npos)
+        << name;
+  }
+  const std::regex input(R"re( id="\w+" name="(\w+)")re");
+  for (std::sregex_iterator match(page.begin(), page.end(), input), end; match != end; ++match)
+    EXPECT_TRUE(job::find_field((*match)[1].str())) << (*match)[1];
 }
 
 TEST(GatewayErrors, HaveOpenAisForm) {
@@ -274,6 +326,23 @@ TEST(GatewayImages, MapsOpenAisFields) {
   EXPECT_EQ(spec.fields.integer("max_sequence_length"), 64);
   EXPECT_EQ(spec.priority, 5);
   EXPECT_EQ(spec.deadline_ms, 60000);
+}
+
+TEST(GatewayImages, TakeEveryFieldOfAJob) {
+  for (const job::Field field : job::kFields) {
+    const job::FieldRow& row = field.row();
+    json::object body{{"prompt", "x"}};
+    switch (row.type) {
+      case job::FieldType::kInteger:
+      case job::FieldType::kReal: body[row.name] = row.low; break;
+      case job::FieldType::kText: body[row.name] = "x"; break;
+      case job::FieldType::kFormat: body[row.name] = "webp"; break;
+      case job::FieldType::kSize: body[row.name] = "64x64"; break;
+      case job::FieldType::kAdapters: body[row.name] = json::array(); break;
+    }
+    const bool by_size = field == job::Field("width") || field == job::Field("height");
+    EXPECT_EQ(parse_image_call(json::serialize(body)).ok(), !by_size) << row.name;
+  }
 }
 
 TEST(GatewayImages, DefaultsAndNulls) {

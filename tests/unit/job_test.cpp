@@ -2,11 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
-
 #include "shared/job/catalogue.h"
+#include "shared/job/shape_class.h"
 #include "shared/job/validate.h"
+#include "tests/fixtures/image_model.h"
 
 namespace ditfleet::job {
 namespace {
@@ -14,19 +13,14 @@ namespace {
 using testing::HasSubstr;
 
 Catalogue demo_catalogue() {
-  ModelEntry demo;
-  demo.name = "demo";
-  demo.max_side = 512;
+  ModelEntry demo = image_model("demo", 256, 20);
+  for (const Field side : {Field("width"), Field("height")}) demo.fields.at(side).high = 512;
   demo.max_pixels = 512 * 384;
-  demo.width = demo.height = 256;
-  demo.num_inference_steps = 20;
-  demo.true_cfg_scale = 3.0;
-  demo.has_negative_prompt = true;
-  demo.max_sequence_length = 64;
-  demo.max_sequence_length_limit = 128;
-  ModelEntry dev;
-  dev.name = "flux-dev";
-  return {{{"demo", demo}, {"flux-dev", dev}}, "demo"};
+  demo.fields.at("max_sequence_length").high = 128;
+  demo.defaults.set("max_sequence_length", 64);
+  demo.defaults.set("true_cfg_scale", 3.0);
+  demo.defaults.set("negative_prompt", "");
+  return {{{"demo", demo}, {"large", image_model("large")}}, "demo"};
 }
 
 Error refused(std::string_view text) {
@@ -91,8 +85,7 @@ TEST(ParseSpec, ToJsonReadsBackTheSame) {
   ASSERT_TRUE(second.ok()) << second.error().message;
   EXPECT_EQ(to_json(*first), to_json(*second));
   EXPECT_EQ(to_json(*first), text);
-  EXPECT_EQ(to_json(*parse_spec(R"({"prompt":""})")),
-            R"({"prompt":"","priority":0,"output_format":"png","partial_images":0})");
+  EXPECT_EQ(to_json(*parse_spec(R"({"prompt":""})")), R"({"prompt":"","priority":0,"partial_images":0})");
 }
 
 TEST(ParseSpec, FieldsOfVideosComeAfterThoseOfImages) {
@@ -113,7 +106,7 @@ TEST(ParseCompleteSpec, TakesWhatCompleteSpecMadeAndRefusesLess) {
   const auto read = parse_complete_spec(to_json(*complete));
   ASSERT_TRUE(read.ok()) << read.error().message;
   EXPECT_EQ(to_json(*read), to_json(*complete));
-  for (const std::string name : {"model", "n", "seed", "output_compression"}) {
+  for (const std::string name : {"model", "n", "seed", "output_format", "output_compression"}) {
     auto body = json::parse(to_json(*complete)).as_object();
     body.erase(name);
     const auto refused = parse_complete_spec(json::serialize(body));
@@ -219,7 +212,7 @@ TEST(CompleteSpec, FillsWhatIsUnset) {
 
 TEST(CompleteSpec, KeepsWhatWasGivenAndAnAbsentNegativePromptAbsent) {
   const auto spec = complete_spec(
-      *parse_spec(R"({"prompt":"","model":"flux-dev","seed":1,"width":512,"height":768,"guidance_scale":0})"),
+      *parse_spec(R"({"prompt":"","model":"large","seed":1,"width":512,"height":768,"guidance_scale":0})"),
       demo_catalogue());
   ASSERT_TRUE(spec.ok()) << spec.error().message;
   EXPECT_EQ(spec->seed, 1);
@@ -232,7 +225,7 @@ TEST(CompleteSpec, RefusesWhatTheModelCannotMake) {
   const Error model = refused_by_model(R"({"prompt":"","model":"flx-dev"})");
   EXPECT_EQ(model.code, Code::kNotFound);
   EXPECT_EQ(model.param, "model");
-  EXPECT_THAT(model.message, HasSubstr("demo, flux-dev"));
+  EXPECT_THAT(model.message, HasSubstr("demo, large"));
   EXPECT_THAT(refused_by_model(R"({"prompt":"","width":250})").message,
               testing::AllOf(HasSubstr("multiple of 16"), HasSubstr("240 or 256")));
   EXPECT_EQ(refused_by_model(R"({"prompt":"","height":250})").param, "height");
@@ -268,92 +261,52 @@ TEST(CompleteSpec, PinsAdaptersToTheirDigests) {
   EXPECT_EQ(refused(R"({"prompt":"","loras":[{"name":"ink","sha256":"AB"}]})").param, "loras[0].sha256");
 }
 
+TEST(CompleteSpec, RefusesAFieldThatDoesNotApplyToTheModel) {
+  const Error error = refused_by_model(R"({"prompt":"","num_frames":81})");
+  EXPECT_EQ(error.code, Code::kInvalidArgument);
+  EXPECT_EQ(error.param, "num_frames");
+  EXPECT_EQ(error.message, "num_frames does not apply to model 'demo'; leave it out");
+  Catalogue videos = demo_catalogue();
+  ModelEntry& demo = videos.models["demo"];
+  demo.media = MediaKind::kVideo;
+  demo.apply("num_frames") = {.low = 1, .high = 81, .multiple_of = 4};
+  demo.defaults.set("num_frames", 16);
+  const auto spec = complete_spec(*parse_spec(R"({"prompt":""})"), videos);
+  ASSERT_TRUE(spec.ok()) << spec.error().message;
+  EXPECT_EQ(spec->fields.integer("num_frames"), 16);
+  EXPECT_EQ(complete_spec(*parse_spec(R"({"prompt":"","num_frames":82})"), videos).error().message,
+            "num_frames is 82; model 'demo' takes 1 to 81");
+  EXPECT_EQ(complete_spec(*parse_spec(R"({"prompt":"","num_frames":81})"), videos).error().message,
+            "num_frames is 81, which is not a multiple of 4 as model 'demo' needs; use 80");
+}
+
+TEST(ShapeClass, TakesFramesAndGuidanceFromTheSpecAndItsModel) {
+  ModelEntry model = image_model("demo", 256);
+  const Catalogue catalogue{{{"demo", model}}, "demo"};
+  const auto key = [&](const char* text) {
+    const auto spec = complete_spec(*parse_spec(text), catalogue);
+    return spec.ok() ? shape_class_of(*spec, model, "bf16").key() : spec.error().message;
+  };
+  EXPECT_EQ(key(R"({"prompt":""})"), "demo/256x256x1/embedded/512/bf16");
+  EXPECT_EQ(key(R"({"prompt":"","true_cfg_scale":2})"), "demo/256x256x1/embedded/512/bf16");
+  EXPECT_EQ(key(R"({"prompt":"","true_cfg_scale":2,"negative_prompt":""})"), "demo/256x256x1/true_cfg/512/bf16");
+  JobSpec video;
+  video.model = "clips/v1";
+  video.fields.set("num_frames", 81);
+  model.guidance = nullptr;
+  const std::string frames = shape_class_of(video, model, "auto").key();
+  EXPECT_EQ(frames, "clips/v1/0x0x81/none/512/auto");
+  EXPECT_EQ(parse_class_key(frames), shape_class_of(video, model, "auto"));
+}
+
 TEST(CompleteSpec, WithoutModelsSaysSo) {
   const auto spec = complete_spec(*parse_spec(R"({"prompt":""})"), Catalogue{});
   ASSERT_FALSE(spec.ok());
   EXPECT_THAT(spec.error().message, HasSubstr("none is configured"));
   Catalogue one = demo_catalogue();
   one.default_model.clear();
-  one.models.erase("flux-dev");
+  one.models.erase("large");
   EXPECT_TRUE(complete_spec(*parse_spec(R"({"prompt":""})"), one).ok());
-}
-
-class ModelFolder : public testing::Test {
- protected:
-  void SetUp() override {
-    dir_ = (std::filesystem::path(testing::TempDir()) /
-            ("ditfleet-model-" + std::string(testing::UnitTest::GetInstance()->current_test_info()->name())))
-               .string();
-    std::filesystem::remove_all(dir_);
-    write("model_index.json", R"({"_class_name":"FluxPipeline"})");
-    write("vae/config.json", R"({"block_out_channels":[8,8,8,8]})");
-    write("transformer/config.json", R"({"guidance_embeds":true})");
-    write("scheduler/scheduler_config.json", R"({"use_dynamic_shifting":true})");
-  }
-  void TearDown() override { std::filesystem::remove_all(dir_); }
-
-  void write(const std::string& name, const std::string& text) {
-    const auto path = std::filesystem::path(dir_) / name;
-    std::filesystem::create_directories(path.parent_path());
-    std::ofstream(path) << text;
-  }
-  Error refusal() {
-    const auto entry = read_model_entry("m", dir_);
-    EXPECT_FALSE(entry.ok());
-    return entry.ok() ? Error{} : entry.error();
-  }
-
-  std::string dir_;
-};
-
-TEST_F(ModelFolder, DevAndSchnellGetDiffusersDefaults) {
-  const auto dev = read_model_entry("m", dir_);
-  ASSERT_TRUE(dev.ok()) << dev.error().message;
-  EXPECT_EQ(dev->num_inference_steps, 28);
-  EXPECT_DOUBLE_EQ(dev->guidance_scale, 3.5);
-  EXPECT_EQ(dev->width, 1024);
-  EXPECT_EQ(dev->max_sequence_length, 512);
-  EXPECT_EQ(dev->size_multiple, 16);
-  EXPECT_FALSE(dev->has_negative_prompt);
-
-  write("transformer/config.json", R"({"guidance_embeds":false})");
-  write("scheduler/scheduler_config.json", R"({})");
-  write("vae/config.json", R"({"block_out_channels":[8,8]})");
-  const auto schnell = read_model_entry("m", dir_);
-  ASSERT_TRUE(schnell.ok()) << schnell.error().message;
-  EXPECT_EQ(schnell->num_inference_steps, 4);
-  EXPECT_EQ(schnell->max_sequence_length, 256);
-  EXPECT_EQ(schnell->size_multiple, 4);
-  EXPECT_EQ(schnell->width, 256);
-}
-
-TEST_F(ModelFolder, ItsOwnFileSetsTheDefaults) {
-  write("ditfleet.json",
-        R"({"num_inference_steps":20,"guidance_scale":1,"true_cfg_scale":3.0,"negative_prompt":"","width":256,)"
-        R"("height":128,"max_sequence_length":64})");
-  const auto entry = read_model_entry("m", dir_);
-  ASSERT_TRUE(entry.ok()) << entry.error().message;
-  EXPECT_EQ(entry->num_inference_steps, 20);
-  EXPECT_DOUBLE_EQ(entry->true_cfg_scale, 3.0);
-  EXPECT_TRUE(entry->has_negative_prompt);
-  EXPECT_EQ(entry->height, 128);
-  EXPECT_EQ(entry->max_sequence_length, 64);
-}
-
-TEST_F(ModelFolder, SaysWhichFileIsWrong) {
-  write("ditfleet.json", R"({"width":250})");
-  EXPECT_THAT(refusal().message, testing::AllOf(HasSubstr("ditfleet.json"), HasSubstr("multiple of 16")));
-  write("ditfleet.json", R"({"steps":3})");
-  EXPECT_THAT(refusal().message, HasSubstr("unknown key 'steps'"));
-  write("vae/config.json", R"({"block_out_channels":[]})");
-  EXPECT_EQ(refusal().code, Code::kDataCorrupt);
-  write("vae/config.json", "{");
-  EXPECT_THAT(refusal().message, HasSubstr("vae/config.json"));
-  write("model_index.json", R"({"_class_name":"WanPipeline"})");
-  EXPECT_THAT(refusal().message, testing::AllOf(HasSubstr("WanPipeline"), HasSubstr("FluxPipeline")));
-  std::filesystem::remove(dir_ + "/model_index.json");
-  EXPECT_EQ(refusal().code, Code::kNotFound);
-  EXPECT_THAT(refusal().message, HasSubstr("diffusers"));
 }
 
 }  // namespace

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "shared/job/fields.h"
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -23,21 +25,25 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"shared/core", {}},
     {"shared/telemetry", {}},
     {"shared/job", {}},
+    {"shared/families", {"shared/job"}},
+    {"shared/families/flux", {"shared/families", "shared/job"}},
     {"shared/safetensors", {}},
     {"shared/redis", {"shared/telemetry"}},
     {"shared/config", {"shared/redis/endpoint.h"}},
     {"shared/queue", {"shared/job", "shared/redis", "shared/telemetry"}},
     {"shared/loras", {"shared/redis", "shared/safetensors"}},
-    {"shared/results", {"shared/redis"}},
+    {"shared/results", {"shared/job/output_format.h", "shared/redis"}},
     {"shared/kernel_cache", {"shared/config", "shared/redis", "shared/telemetry"}},
 
     {"coordinator",
-     {"coordinator/gateway", "coordinator/scheduling/service", "shared/config", "shared/job", "shared/loras",
-      "shared/queue", "shared/redis", "shared/results", "shared/telemetry"}},
+     {"coordinator/gateway", "coordinator/scheduling/service", "shared/config", "shared/families",
+      "shared/families/flux/flux.h", "shared/job", "shared/loras", "shared/queue", "shared/redis", "shared/results",
+      "shared/telemetry"}},
     {"coordinator/cli",
-     {"coordinator", "coordinator/scheduling/placement", "coordinator/simulation", "shared/config", "shared/job",
-      "shared/kernel_cache", "shared/queue", "shared/redis", "shared/telemetry"}},
-    {"coordinator/cli/up", {"coordinator/cli", "shared/config", "shared/job", "shared/kernel_cache", "shared/redis"}},
+     {"coordinator", "coordinator/simulation", "shared/config", "shared/families", "shared/job", "shared/kernel_cache",
+      "shared/queue", "shared/redis", "shared/telemetry"}},
+    {"coordinator/cli/up",
+     {"coordinator/cli", "shared/config", "shared/families", "shared/job", "shared/kernel_cache", "shared/redis"}},
     {"coordinator/gateway",
      {"coordinator/gateway/events", "coordinator/gateway/http", "coordinator/gateway/routes", "shared/config",
       "shared/job", "shared/queue", "shared/redis", "shared/results", "shared/telemetry"}},
@@ -93,16 +99,17 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
       "pipeline/sampling"}},
 
     {"worker",
-     {"pipeline/engine.h", "pipeline/families/flux/flux.h", "shared/job", "shared/queue", "shared/redis",
-      "shared/results", "shared/telemetry", "worker/adapters", "worker/commands", "worker/units"}},
+     {"pipeline/engine.h", "pipeline/families/flux/flux.h", "shared/families", "shared/families/flux/flux.h",
+      "shared/job", "shared/queue", "shared/redis", "shared/results", "shared/telemetry", "worker/adapters",
+      "worker/commands", "worker/units"}},
     {"worker/adapters",
      {"pipeline/engine.h", "shared/job", "shared/loras", "shared/queue", "shared/redis", "shared/telemetry", "worker"}},
     {"worker/units",
      {"pipeline/engine.h", "shared/job", "shared/queue", "shared/results", "shared/telemetry", "worker",
       "worker/adapters"}},
     {"worker/commands",
-     {"pipeline/engine.h", "shared/config", "shared/job", "shared/kernel_cache", "shared/loras", "shared/telemetry",
-      "worker", "worker/units"}},
+     {"pipeline/engine.h", "shared/config", "shared/families", "shared/job", "shared/kernel_cache", "shared/loras",
+      "shared/telemetry", "worker", "worker/units"}},
 };
 
 std::string folder_of(const std::string& path) { return path.substr(0, path.rfind('/')); }
@@ -192,6 +199,51 @@ TEST(Layering, EverySourceIsBuilt) {
   }
 }
 
+std::string text_of(const fs::path& file) {
+  std::ifstream in(file);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+const std::set<std::string> kNaming = {".cpp", ".h", ".lua", ".json", ".html"};
+
+// A family is its folders and a line in each program's list of families.
+TEST(Layering, NothingElseNamesAFamily) {
+  for (const auto& family : fs::directory_iterator(fs::path(DITFLEET_SOURCE_DIR) / "shared/families")) {
+    if (!family.is_directory()) continue;
+    const std::string folder = family.path().filename().string();
+    const std::regex name(folder, std::regex::icase);
+    for (const std::string& part : kParts) {
+      for (const fs::path& file : files_with(part, kNaming)) {
+        if (file.filename() == "families.cpp" || shown(file).find("/families/" + folder + "/") != std::string::npos)
+          continue;
+        EXPECT_FALSE(std::regex_search(text_of(file), name)) << shown(file) << " names " << folder;
+      }
+    }
+  }
+}
+
+// A field that families read is its row in the table, and its use in the families. The service itself reads only what
+// decides the cost and the shape class of a request.
+TEST(Layering, OnlyTheTableAndFamiliesNameAField) {
+  using ditfleet::job::Field;
+  const std::set<Field> of_the_service = {"width", "height", "num_frames", "num_inference_steps",
+                                          "max_sequence_length"};
+  // The console labels the common fields by hand; worker.warmup_classes has a class with true CFG.
+  const std::set<std::string> allowed = {"shared/job/fields.h", "coordinator/gateway/console.html",
+                                         "worker/model_set.cpp"};
+  for (const std::string& part : kParts) {
+    for (const fs::path& file : files_with(part, kNaming)) {
+      const std::string path = shown(file), text = text_of(file);
+      if (allowed.contains(path) || path.find("/families/") != std::string::npos) continue;
+      for (const Field field : ditfleet::job::kFields) {
+        if (field.row().use != ditfleet::job::FieldUse::kGeneration || of_the_service.contains(field)) continue;
+        const std::string quoted = '"' + std::string(field.name()) + '"';
+        EXPECT_EQ(text.find(quoted), std::string::npos) << path << " names " << quoted;
+      }
+    }
+  }
+}
+
 TEST(Layering, TheTopLevelHoldsWhatItShould) {
   const std::set<std::string> allowed = {"CMakeLists.txt", "README.md", "config", "coordinator", "deploy",
                                          "pipeline",       "shared",    "tests",  "worker"};
@@ -219,7 +271,7 @@ TEST(LayeringRules, RefuseWhatTheyShould) {
   EXPECT_TRUE(objection("pipeline/engine/engine.cpp", "worker/units/unit.h"));
   EXPECT_TRUE(objection("coordinator/gateway/routes/api.cpp", "worker/units/unit.h"));
   EXPECT_TRUE(objection("coordinator/gateway/routes/api.cpp", "pipeline/engine.h"));
-  EXPECT_TRUE(objection("coordinator/gateway/routes/api.cpp", "coordinator/scheduling/placement/router.h"));
+  EXPECT_TRUE(objection("coordinator/gateway/routes/api.cpp", "coordinator/scheduling/placement/fleet.h"));
   EXPECT_TRUE(objection("worker/commands/run.cpp", "coordinator/gateway/routes/api.h"));
   EXPECT_TRUE(objection("worker/commands/run.cpp", "<ATen/ATen.h>"));
   EXPECT_TRUE(objection("worker/commands/run.cpp", "<torch/torch.h>"));

@@ -1,4 +1,4 @@
-// The scheduler as a state machine, and a model of what Redis would answer it.
+// A scheduler, and a model of Redis that performs its actions.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,19 +8,17 @@
 #include <set>
 
 #include "coordinator/scheduling/scheduler.h"
+#include "tests/fixtures/image_model.h"
 
 namespace ditfleet::scheduling {
 
 constexpr std::int64_t kMs = 1'000;
-constexpr std::int64_t kStart = 1'000'000'000'000;  // some time of Redis' clock
+constexpr std::int64_t kStart = 1'000'000'000'000;  // any time
 
 inline job::Catalogue catalogue() {
   job::Catalogue out;
-  job::ModelEntry entry;
-  entry.name = "tiny";
-  entry.width = entry.height = 256;
-  entry.num_inference_steps = 4;
-  entry.max_sequence_length = 64;
+  job::ModelEntry entry = job::image_model("tiny", 256, 4);
+  entry.defaults.set("max_sequence_length", 64);
   out.models["tiny"] = entry;
   entry.name = "other";
   out.models["other"] = entry;
@@ -28,11 +26,8 @@ inline job::Catalogue catalogue() {
   return out;
 }
 
-// What is stored, as the queue's Functions would have it, and the events they would send.
+// The stored units, changed as the queue's Functions would change them, and the events they would send.
 struct Store {
-  struct Unit {
-    queue::UnitView view;
-  };
   std::map<queue::UnitRef, queue::UnitView> open;
   std::vector<queue::Event> events;
   std::vector<queue::Rejection> rejected;
@@ -48,8 +43,7 @@ struct Store {
     for (const auto& r : actions.reject) rejected.push_back(r);
     for (const auto& a : actions.admit) {
       for (int i = 0; i < a.units; ++i) {
-        queue::UnitView view{
-            .ref = {a.id, i}, .tenant = a.tenant, .class_key = a.class_key, .batch_key = a.batch_key, .model = "tiny"};
+        queue::UnitView view{.ref = {a.id, i}, .tenant = a.tenant, .class_key = a.class_key, .steps = a.steps};
         view.model = a.class_key.substr(0, a.class_key.find('/'));
         view.adapters = a.adapters;
         view.cost_us = a.cost_us;
@@ -94,7 +88,7 @@ struct Store {
     open.at(ref).state = job::State::kRunning;
     event(ref, "started", now, {{"attempt", "1"}});
   }
-  // (By value: it may be a key of what is open.)
+  // By value: `ref` may be a key of `open`.
   void finish(queue::UnitRef ref, std::int64_t now, const std::string& type = "succeeded") {
     open.erase(ref);
     event(ref, type, now);
@@ -148,7 +142,7 @@ class SchedulerTest : public ::testing::Test {
     out.created_ms = now / 1000;
     return out;
   }
-  // Performs and feeds back until nothing happens any more.
+  // Performs actions and feeds back events until there are none.
   void settle() {
     for (int i = 0; i < 100; ++i) {
       const auto actions = scheduler->decide(now);
@@ -157,7 +151,7 @@ class SchedulerTest : public ::testing::Test {
       for (const auto& event : events) scheduler->on_event(event, now);
       if (actions.empty() && events.empty()) return;
     }
-    FAIL() << "the scheduler does not come to rest";
+    FAIL() << "the scheduler does not settle";
   }
   std::string owner_of(const std::string& job, int unit = 0) const {
     const auto it = store.open.find({job, unit});
@@ -177,7 +171,7 @@ class SchedulerTest : public ::testing::Test {
   std::unique_ptr<Scheduler> scheduler;
 };
 
-// Jobs may name any adapters, whose digests are their names, and workers have slots for them.
+// Jobs may name any adapters; their names serve as digests. Workers have slots for them.
 class NamedAdaptersTest : public SchedulerTest {
  protected:
   void SetUp() override {

@@ -6,13 +6,12 @@
 #include <set>
 
 #include "coordinator/scheduling/order/fair_queue.h"
-#include "coordinator/scheduling/order/latency_tail.h"
 
 namespace ditfleet::scheduling {
 namespace {
 
 constexpr std::int64_t kAgeBound = 60'000'000;
-constexpr int kSlots = 4;  // of the widest worker with a place
+constexpr int kSlots = 4;  // the most open adapter slots
 const FairQueue::Round kNoneSkipped{.skipped = [](LaneId) { return false; }};
 
 class FairQueueTest : public ::testing::Test {
@@ -31,7 +30,7 @@ class FairQueueTest : public ::testing::Test {
     costs[handle] = cost;
     return handle;
   }
-  // Serves the next unit to its end; returns its handle.
+  // Serves the next unit until it ends. Returns its handle.
   std::optional<FairQueue::Handle> serve(std::int64_t now = 0) {
     const auto next = queue.next(0, kSlots, now, kNoneSkipped);
     if (!next) return std::nullopt;
@@ -51,7 +50,7 @@ class FairQueueTest : public ::testing::Test {
   std::uint64_t arrivals = 0;
 };
 
-TEST_F(FairQueueTest, gap_between_backlogged_tenants_is_bounded_by_the_largest_unit) {
+TEST_F(FairQueueTest, the_gap_between_backlogged_tenants_is_at_most_the_largest_unit) {
   std::mt19937 random(7);
   constexpr std::int64_t kLargest = 5'000;
   for (int i = 0; i < 2'000; ++i) push("a", 1 + static_cast<std::int64_t>(random() % kLargest));
@@ -72,7 +71,7 @@ TEST_F(FairQueueTest, weights_divide_the_service) {
   EXPECT_NEAR(static_cast<double>(served["gold"]), 3.0 * static_cast<double>(served["silver"]), 400.0);
 }
 
-TEST_F(FairQueueTest, idle_tenants_hoard_no_credit) {
+TEST_F(FairQueueTest, idle_tenants_accumulate_no_credit) {
   for (int i = 0; i < 100; ++i) push("busy", 100);
   for (int i = 0; i < 50; ++i) serve();
   for (int i = 0; i < 100; ++i) push("late", 100);
@@ -82,11 +81,11 @@ TEST_F(FairQueueTest, idle_tenants_hoard_no_credit) {
   EXPECT_NEAR(static_cast<double>(served["late"]), 1'000.0, 100.0);
 }
 
-TEST_F(FairQueueTest, a_tenant_that_returns_after_everybody_was_idle_starts_level) {
+TEST_F(FairQueueTest, a_tenant_that_returns_after_all_were_idle_starts_level) {
   push("a", 1'000);
   serve();
   push("b", 10);
-  serve();  // everybody idle; a has had 1000, b started there
+  serve();  // all are idle; `a` has had 1000, and `b` started there
   for (int i = 0; i < 10; ++i) {
     push("a", 100);
     push("b", 100);
@@ -97,7 +96,7 @@ TEST_F(FairQueueTest, a_tenant_that_returns_after_everybody_was_idle_starts_leve
   EXPECT_EQ(served["b"], 500);
 }
 
-TEST_F(FairQueueTest, within_a_tenant_priority_then_deadline_then_arrival) {
+TEST_F(FairQueueTest, within_a_tenant_priority_then_deadline_then_arrival_decide) {
   const auto plain = push("a", 1);
   const auto later = push("a", 1, 0, 2'000);
   const auto sooner = push("a", 1, 0, 1'000, 0, 1);  // in another lane
@@ -111,7 +110,7 @@ TEST_F(FairQueueTest, within_a_tenant_priority_then_deadline_then_arrival) {
   EXPECT_EQ(serve(), std::nullopt);
 }
 
-TEST_F(FairQueueTest, age_bounds_every_wait_behind_higher_priority) {
+TEST_F(FairQueueTest, the_age_bound_limits_waits_behind_higher_priority) {
   const auto humble = push("a", 100, -100, 0, 0);
   std::int64_t now = 0;
   std::int64_t waited = -1;
@@ -124,15 +123,15 @@ TEST_F(FairQueueTest, age_bounds_every_wait_behind_higher_priority) {
   EXPECT_LE(waited, kAgeBound + 200'000);
 }
 
-TEST_F(FairQueueTest, age_gives_a_tenant_no_more_than_its_share) {
+TEST_F(FairQueueTest, old_units_give_a_tenant_no_more_than_its_share) {
   for (int i = 0; i < 1'000; ++i) push("flood", 100, 0, 0, 0);
-  const std::int64_t now = 10 * kAgeBound;  // the flood is long overdue
+  const std::int64_t now = 10 * kAgeBound;  // the flood is older than the age bound
   for (int i = 0; i < 100; ++i) push("small", 100, 0, 0, now);
   for (int i = 0; i < 100; ++i) serve(now);
   EXPECT_NEAR(static_cast<double>(served["small"]), 5'000.0, 100.0);
 }
 
-TEST_F(FairQueueTest, skipped_lanes_are_passed_over_but_not_for_aged_units) {
+TEST_F(FairQueueTest, skipped_lanes_are_passed_over_except_for_units_past_the_age_bound) {
   const auto first = push("a", 1, 0, 0, 0, 3);
   const auto second = push("a", 1, 0, 0, 0, 4);
   const FairQueue::Round skip3{.skipped = [](LaneId lane) { return lane == 3; }};
@@ -142,79 +141,42 @@ TEST_F(FairQueueTest, skipped_lanes_are_passed_over_but_not_for_aged_units) {
   EXPECT_TRUE(queue.next(0, kSlots, kAgeBound + 1, skip3)->aged);
 }
 
-TEST_F(FairQueueTest, nobody_gets_far_ahead_of_a_tenant_whose_lanes_are_skipped) {
+TEST_F(FairQueueTest, no_tenant_gets_far_ahead_of_one_whose_lanes_are_skipped) {
   push("a", 1, 0, 0, 0, 3);
   const auto better = push("a", 1, 0, 0, 0, 4);
   const auto other = push("b", 1, 0, 0, 0, 5);
   FairQueue::Round round{.skipped = [](LaneId lane) { return lane != 5; },
-                         .lack = [](LaneId lane) { return lane == 3 ? 10 : 5; },
-                         .lead_us = 100};
+                         .missing = [](LaneId lane) { return lane == 3 ? 10 : 5; },
+                         .max_lead_us = 100};
   EXPECT_EQ(queue.next(0, kSlots, 0, round)->handle, other);
   queue.charge(queue.at(other).tenant, 101);
   const auto turn = queue.next(0, kSlots, 0, round);
   ASSERT_TRUE(turn);
-  EXPECT_EQ(turn->handle, better);  // what lacks least
+  EXPECT_EQ(turn->handle, better);  // the least is missing
   EXPECT_TRUE(turn->behind);
-  round.closed = [](LaneId lane) { return lane != 5; };  // nobody can take them
+  round.closed = [](LaneId lane) { return lane != 5; };  // no worker can take them
   EXPECT_EQ(queue.next(0, kSlots, 0, round)->handle, other);
 }
 
-TEST_F(FairQueueTest, no_place_stays_empty_for_want_of_who_may_pass) {
+TEST_F(FairQueueTest, a_skipped_unit_goes_when_no_other_tenant_may_get_ahead) {
   const auto waits = push("a", 1, 0, 0, 0, 3);
   const auto b = queue.tenants().intern("b");
   queue.push({.tenant = b, .lane = 4, .arrival = ++arrivals, .prior_us = 5, .cost_us = 5});
   queue.charge(queue.at(waits).tenant, 10);
   queue.charge(b, 70);
   const auto skip_first = [](LaneId lane) { return lane == 3; };
-  EXPECT_EQ(queue.at(queue.next(0, kSlots, 0, {.skipped = skip_first, .lead_us = 65})->handle).tenant, b);
+  EXPECT_EQ(queue.at(queue.next(0, kSlots, 0, {.skipped = skip_first, .max_lead_us = 65})->handle).tenant, b);
   const auto turn = queue.next(
-      0, kSlots, 0, {.skipped = skip_first, .lead_us = 60});  // b has had 60 more; one unit of it would be too much
+      0, kSlots, 0, {.skipped = skip_first, .max_lead_us = 60});  // `b` has had 60 more; with one more unit, too much
   ASSERT_TRUE(turn);
   EXPECT_EQ(turn->handle, waits);
   EXPECT_TRUE(turn->behind);
-  const FairQueue::Round alone{.skipped = [](LaneId) { return true; }, .lead_us = 60};
-  EXPECT_FALSE(queue.next(0, kSlots, 0, alone));  // nobody wants to pass: it may wait
+  const FairQueue::Round alone{.skipped = [](LaneId) { return true; }, .max_lead_us = 60};
+  EXPECT_FALSE(queue.next(0, kSlots, 0, alone));  // no other tenant is held back: it may wait
 }
 
-TEST_F(FairQueueTest, one_that_is_postponed_comes_later_once_and_never_past_its_age) {
-  const auto first = push("a", 1, 0, 0, 0, 3), second = push("a", 1, 0, 0, 10, 4),
-             same_lane = push("a", 1, 0, 0, 20, 3);
-  EXPECT_EQ(queue.next(0, kSlots, 0, kNoneSkipped)->handle, first);
-  queue.postpone(first, queue.at(first).due_us + 5);
-  EXPECT_TRUE(queue.at(first).yielded);
-  EXPECT_EQ(queue.next(0, kSlots, kAgeBound + 1, kNoneSkipped)->handle, first);
-  EXPECT_EQ(serve(), second);
-  EXPECT_EQ(serve(), same_lane);
-  EXPECT_EQ(serve(), first);
-  EXPECT_EQ(serve(), std::nullopt);
-}
-
-TEST_F(FairQueueTest, those_behind_are_of_one_tenant_priority_and_deadline_and_due_soon) {
-  const auto head = push("a", 1, 0, 0, 0, 1);
-  push("b", 1, 0, 0, 0, 2);
-  push("a", 1, -1, 0, 0, 3);
-  push("a", 1, 0, 5'000, 0, 4);
-  push("a", 1, 0, 0, 0, 1);  // of its own lane
-  std::vector<FairQueue::Handle> due;
-  for (const std::int64_t at : {10, 20, 30}) {
-    due.push_back(push("a", 1, 0, 0, 0, static_cast<LaneId>(5 + at)));
-    queue.postpone(due.back(), at);
-  }
-  const auto find = [&](std::int64_t within_us, int most, const std::set<FairQueue::Handle>& refused = {}) {
-    return queue.find_behind(head, kSlots, within_us, most, [&](const QueuedUnit& unit) {
-      return unit.lane != 1 &&
-             std::none_of(refused.begin(), refused.end(), [&](auto h) { return queue.at(h).lane == unit.lane; });
-    });
-  };
-  EXPECT_EQ(find(100, 9), due[0]);
-  EXPECT_EQ(find(9, 9), std::nullopt);
-  EXPECT_EQ(find(100, 9, {due[0]}), due[1]);
-  EXPECT_EQ(find(20, 9, {due[0], due[1]}), std::nullopt);
-  EXPECT_EQ(find(100, 1, {due[0]}), std::nullopt);
-}
-
-// With every lane skipped at random, as if its adapter's holder were worth waiting for, and units in flight.
-TEST_F(FairQueueTest, whatever_is_skipped_no_gap_is_wider_than_two_of_the_largest) {
+// Lanes are skipped at random, and charges are not settled.
+TEST_F(FairQueueTest, with_skipped_lanes_the_gap_is_at_most_two_of_the_largest_units) {
   constexpr std::int64_t kLargest = 5'000;
   for (unsigned seed = 1; seed <= 20; ++seed) {
     FairQueue queue({}, kAgeBound);
@@ -240,9 +202,10 @@ TEST_F(FairQueueTest, whatever_is_skipped_no_gap_is_wider_than_two_of_the_larges
       for (LaneId lane = 0; lane < 32; ++lane) {
         if (random() % 4 != 0) skipped.insert(lane);
       }
-      const FairQueue::Round round{.skipped = [&](LaneId lane) { return skipped.contains(lane); }, .lead_us = kLargest};
+      const FairQueue::Round round{.skipped = [&](LaneId lane) { return skipped.contains(lane); },
+                                   .max_lead_us = kLargest};
       const auto next = queue.next(0, kSlots, 0, round);
-      if (!next) continue;  // all of them are better off waiting
+      if (!next) continue;  // all wait
       const auto unit = queue.at(next->handle);
       queue.remove(next->handle);
       queue.charge(unit.tenant, unit.cost_us);
@@ -289,7 +252,7 @@ TEST_F(FairQueueTest, totals_follow_every_push_and_remove) {
   for (const auto& [tenant, work] : by_tenant) EXPECT_EQ(queue.tenant_work_us(0, tenant), 0) << tenant;
 }
 
-TEST(Tenants, nobody_starts_behind_a_mere_prediction) {
+TEST(Tenants, no_tenant_starts_behind_a_prediction) {
   Tenants tenants({});
   const auto early = tenants.intern("early"), late = tenants.intern("late");
   tenants.open(early);
@@ -300,7 +263,7 @@ TEST(Tenants, nobody_starts_behind_a_mere_prediction) {
   EXPECT_EQ(tenants.virtual_time(early), 10);
 }
 
-TEST(Tenants, what_a_guess_charged_puts_nobody_behind) {
+TEST(Tenants, no_tenant_starts_behind_a_charge_that_is_a_guess) {
   Tenants tenants({});
   const auto a = tenants.intern("a"), b = tenants.intern("b");
   for (const auto t : {a, b}) tenants.open(t);
@@ -315,7 +278,7 @@ TEST(Tenants, what_a_guess_charged_puts_nobody_behind) {
   EXPECT_EQ(tenants.virtual_time(b), 150);
 }
 
-TEST(Tenants, who_begins_to_wait_comes_among_those_that_do) {
+TEST(Tenants, a_tenant_that_begins_to_wait_starts_among_the_waiting_ones) {
   Tenants tenants({});
   const auto least = tenants.intern("least"), most = tenants.intern("most"), late = tenants.intern("late");
   for (const auto t : {least, most, late}) tenants.open(t);
@@ -328,18 +291,18 @@ TEST(Tenants, who_begins_to_wait_comes_among_those_that_do) {
   served(least, 100);
   served(most, 300);
   tenants.wait(late);
-  EXPECT_EQ(tenants.virtual_time(late), 100);  // no credit for having asked for nothing
+  EXPECT_EQ(tenants.virtual_time(late), 100);  // no credit for idle time
   tenants.leave(late);
   served(late, 50);
   tenants.wait(late);
   EXPECT_EQ(tenants.virtual_time(late), 150);
   tenants.leave(late);
-  served(late, 900);  // while nobody else wanted it
+  served(late, 900);  // while no other tenant waited
   tenants.wait(late);
   EXPECT_EQ(tenants.virtual_time(late), 300);
 }
 
-TEST(Tenants, who_asked_for_little_is_level_when_it_begins_to_wait) {
+TEST(Tenants, a_tenant_that_used_little_starts_level_when_it_begins_to_wait) {
   Tenants tenants({});
   const auto heavy = tenants.intern("heavy"), light = tenants.intern("light");
   for (const auto t : {heavy, light}) tenants.open(t);
@@ -350,35 +313,17 @@ TEST(Tenants, who_asked_for_little_is_level_when_it_begins_to_wait) {
   }
   tenants.charge(light, 100);  // it never waited
   tenants.wait(light);
-  EXPECT_EQ(tenants.virtual_time(light), 1'000);  // what it has in flight is part of that
+  EXPECT_EQ(tenants.virtual_time(light), 1'000);  // including what it has in flight
   tenants.leave(heavy);
   tenants.leave(light);
   tenants.settle(light, 100, 100);
   const auto third = tenants.intern("third");
   tenants.open(third);
-  tenants.wait(third);  // alone: level with who had most
+  tenants.wait(third);  // alone: level with the tenant that had most
   EXPECT_EQ(tenants.virtual_time(third), 1'000);
 }
 
-TEST(LatencyTail, is_what_a_part_exceeds_of_late) {
-  LatencyTail tail;
-  EXPECT_EQ(tail.exceeded_by_us(0.05), 0);
-  std::mt19937 random(5);
-  std::int64_t now = 1'000'000'000'000;
-  for (int i = 0; i < 2'000; ++i) tail.add(1 + static_cast<std::int64_t>(random() % 10'000'000), now += 1'000);
-  EXPECT_NEAR(static_cast<double>(tail.exceeded_by_us(0.05)), 9.5e6, 0.4e6);
-  EXPECT_NEAR(static_cast<double>(tail.exceeded_by_us(0.5)), 5e6, 0.4e6);
-  EXPECT_GE(tail.exceeded_by_us(0), 9'700'000);
-  now += 3'600'000'000;  // an hour on: what was is forgotten
-  for (int i = 0; i < 100; ++i) tail.add(100'000, now += 1'000);
-  EXPECT_NEAR(static_cast<double>(tail.exceeded_by_us(0.05)), 1e5, 5e3);
-  for (int i = 0; i < 50; ++i) tail.add(200'000, now += 86'400'000'000);  // weights are scaled down, and stay finite
-  EXPECT_NEAR(static_cast<double>(tail.exceeded_by_us(0.05)), 2e5, 1e4);
-  tail.add(7'200'000'000, now);  // longer than there are steps for
-  EXPECT_GT(tail.exceeded_by_us(0), 300'000'000);
-}
-
-TEST(Tenants, prune_forgets_only_who_has_no_claim) {
+TEST(Tenants, prune_forgets_only_idle_tenants_that_would_start_afresh) {
   Tenants tenants({});
   for (int i = 0; i < 100; ++i) {
     const auto t = tenants.intern("t" + std::to_string(i));

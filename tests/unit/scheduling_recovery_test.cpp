@@ -1,4 +1,4 @@
-// What the scheduler was not told, or was told too late: audits, restarts, workers that come back.
+// Missed and late events: audits, restarts, workers that return.
 #include <memory>
 #include <random>
 
@@ -7,35 +7,35 @@
 namespace ditfleet::scheduling {
 namespace {
 
-TEST_F(SchedulerTest, a_refused_assignment_is_put_right_by_an_audit) {
+TEST_F(SchedulerTest, an_audit_corrects_a_refused_assignment) {
   workers({"a"});
   store.open.clear();
   submit("j");
-  store.open.at({"j", 0}).owner = "somebody:9";  // another leader was quicker
+  store.open.at({"j", 0}).owner = "somebody:9";  // another leader assigned it first
   store.open.at({"j", 0}).nonce = "theirs";
   scheduler->on_assign_refused({"j", 0}, "n1", now);
   EXPECT_TRUE(scheduler->wants_audit());
   now += 10 * kMs;
   scheduler->audit(store.views(), now, now);
   EXPECT_FALSE(scheduler->wants_audit());
-  EXPECT_EQ(scheduler->census().held, 1u);
+  EXPECT_EQ(scheduler->stats().held, 1u);
   store.open.clear();
   now += 10 * kMs;
   scheduler->audit(store.views(), now, now);
-  EXPECT_EQ(scheduler->census().jobs, 0u);
+  EXPECT_EQ(scheduler->stats().jobs, 0u);
 }
 
-TEST_F(SchedulerTest, an_audit_leaves_alone_what_happened_after_it_was_asked_for) {
+TEST_F(SchedulerTest, an_audit_ignores_units_that_changed_after_it_was_requested) {
   workers({"a"});
   const auto asked = now;
   now += kMs;
   submit("j");
   scheduler->audit({}, asked, now);
-  EXPECT_EQ(scheduler->census().held, 1u);
+  EXPECT_EQ(scheduler->stats().held, 1u);
 }
 
-// The open units were asked for between a job's arrival and its admission, and are told after it.
-TEST_F(SchedulerTest, an_audit_that_was_asked_for_before_an_admission_does_not_end_the_job) {
+// The audit is requested between the arrival and the admission of a job, and its result comes after the admission.
+TEST_F(SchedulerTest, an_audit_requested_before_an_admission_does_not_end_the_job) {
   for (const std::string id : {"1", "3"}) {
     scheduler->on_intake(std::vector{entry(id, spec("\"n\":" + id))}, now);
     const auto asked = now += 1;
@@ -50,7 +50,7 @@ TEST_F(SchedulerTest, an_audit_that_was_asked_for_before_an_admission_does_not_e
   EXPECT_EQ(owner_of("1"), "w:1");
 }
 
-TEST_F(SchedulerTest, unknown_units_in_the_feed_ask_for_an_audit) {
+TEST_F(SchedulerTest, an_unknown_unit_in_the_feed_requests_an_audit) {
   scheduler->on_event({.job = "ghost", .type = "ready", .unit = 0}, now);
   EXPECT_TRUE(scheduler->wants_audit());
 }
@@ -59,7 +59,7 @@ TEST_F(SchedulerTest, after_a_restart_silent_workers_keep_their_units_for_the_gr
   workers({"a"});
   submit("j", spec(R"("n":2)"));
   const auto silent = worker("a");
-  now += 60'000 * kMs;  // Redis was away
+  now += 60'000 * kMs;  // Redis was down
   scheduler = make();
   scheduler->rebuild(store.views(), {}, {silent}, 5'000, now);
   scheduler->on_workers({silent, worker("b")}, now += 1'000 * kMs);
@@ -72,8 +72,8 @@ TEST_F(SchedulerTest, after_a_restart_silent_workers_keep_their_units_for_the_gr
   EXPECT_EQ(owner_of("j", 0), "b:1");
 }
 
-// What a worker was given at the very moment at which it went away, and nobody was there any more to notice.
-TEST_F(SchedulerTest, after_a_restart_units_of_a_worker_that_deregistered_go_to_another_at_once) {
+// A worker gets a unit just as it deregisters, and the coordinator restarts before it notices.
+TEST_F(SchedulerTest, after_a_restart_units_of_a_deregistered_worker_move_at_once) {
   workers({"a"});
   submit("j", spec(R"("n":2)"));
   store.start({"j", 0}, now);
@@ -84,10 +84,10 @@ TEST_F(SchedulerTest, after_a_restart_units_of_a_worker_that_deregistered_go_to_
   settle();
   ASSERT_EQ(store.revoked.size(), 1u);
   EXPECT_EQ(owner_of("j", 1), "b:1");
-  EXPECT_EQ(owner_of("j", 0), "a:1") << "what it had started is its own until its lease lapses";
+  EXPECT_EQ(owner_of("j", 0), "a:1") << "it keeps a started unit until the lease lapses";
 }
 
-TEST_F(SchedulerTest, a_worker_that_hands_back_is_given_nothing_before_it_says_that_it_is_ready) {
+TEST_F(SchedulerTest, a_worker_that_returns_a_unit_gets_none_before_it_reports_ready) {
   workers({"a"});
   submit("j");
   ASSERT_EQ(owner_of("j"), "a:1");
@@ -95,19 +95,19 @@ TEST_F(SchedulerTest, a_worker_that_hands_back_is_given_nothing_before_it_says_t
   now += 10 * kMs;
   store.ready({"j", 0}, now, "handed back");
   settle();
-  EXPECT_EQ(owner_of("j"), "") << "it would be handed back again";
+  EXPECT_EQ(owner_of("j"), "") << "the worker would return it again";
   scheduler->on_workers({before}, now);
   settle();
-  EXPECT_EQ(owner_of("j"), "") << "that was said before";
+  EXPECT_EQ(owner_of("j"), "") << "this heartbeat is older";
   now += 10 * kMs;
   workers({"a"});
   settle();
   EXPECT_EQ(owner_of("j"), "a:1");
 }
 
-// Two schedulers, one that lived through everything and one that was built from what is stored, must go on
-// alike. Runs are never observed here: what was learnt from them is the one thing a restart forgets.
-TEST_F(SchedulerTest, one_rebuilt_from_redis_makes_the_same_decisions) {
+// A scheduler that was rebuilt from the stored state decides as one that saw all events. No runs are observed here: a
+// restart forgets only what was learnt from observed runs.
+TEST_F(SchedulerTest, a_rebuilt_scheduler_makes_the_same_decisions) {
   std::mt19937 random(11);
   const std::vector<std::string> names{"a", "b", "c"};
   workers(names);
@@ -126,7 +126,7 @@ TEST_F(SchedulerTest, one_rebuilt_from_redis_makes_the_same_decisions) {
       settle();
     }
   }
-  ASSERT_GT(scheduler->census().ready, 50u);
+  ASSERT_GT(scheduler->stats().ready, 50u);
   now += kMs;
   workers(names);
   settle();
@@ -135,11 +135,11 @@ TEST_F(SchedulerTest, one_rebuilt_from_redis_makes_the_same_decisions) {
   std::vector<queue::WorkerInfo> infos;
   for (const auto& name : names) infos.push_back(worker(name));
   rebuilt->rebuild(store.views(), scheduler->virtual_times(), infos, 0, now);
-  EXPECT_EQ(rebuilt->census().ready, scheduler->census().ready);
-  EXPECT_EQ(rebuilt->census().held, scheduler->census().held);
+  EXPECT_EQ(rebuilt->stats().ready, scheduler->stats().ready);
+  EXPECT_EQ(rebuilt->stats().held, scheduler->stats().held);
   EXPECT_TRUE(rebuilt->decide(now).empty());
 
-  // Let both see the same world: units end in the same order, and the next to be assigned must be the same.
+  // Units end in the same order for both; both must assign the same unit next.
   Store other = store;
   int compared = 0;
   for (int i = 0; i < 200 && !store.open.empty(); ++i) {
@@ -164,9 +164,9 @@ TEST_F(SchedulerTest, one_rebuilt_from_redis_makes_the_same_decisions) {
   EXPECT_GT(compared, 100);
 }
 
-// What is stored is up to a second old. Whoever came back within it starts where the living leader had it start: among
-// those that wait, whatever it had had before, more or less than they.
-TEST_F(SchedulerTest, who_came_back_after_the_times_were_stored_is_owed_nothing_and_owes_nothing) {
+// Stored virtual times are up to a second old. A tenant that began to wait within that second starts among the waiting
+// ones, whatever its time was before.
+TEST_F(SchedulerTest, a_tenant_that_returns_after_the_times_were_stored_has_neither_credit_nor_debt) {
   const auto run = [this](const queue::UnitRef& ref) {
     store.start(ref, now);
     settle();

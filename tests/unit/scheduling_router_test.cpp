@@ -5,8 +5,9 @@
 #include <set>
 
 #include "coordinator/scheduling/placement/cost_model.h"
+#include "coordinator/scheduling/placement/earliest_finish_policy.h"
 #include "coordinator/scheduling/placement/fleet.h"
-#include "coordinator/scheduling/placement/router.h"
+#include "coordinator/scheduling/placement/rendezvous_hash.h"
 #include "coordinator/scheduling/service/leadership.h"
 
 namespace ditfleet::scheduling {
@@ -35,9 +36,9 @@ class RouterTest : public ::testing::Test {
     fleet.update(infos, now, [](const std::string& name) { return name == "m" ? ModelId{0} : ModelId{1}; });
   }
   Route route(std::int64_t now = 0, std::int64_t lane_work = kSecond, bool may_wait = true) {
-    return choose_worker(
+    return EarliestFinishPolicy({}).choose(
         fleet, costs,
-        {.class_hash = rendezvous_hash("class"), .prior_us = kSecond, .lane_work_us = lane_work, .may_wait = may_wait},
+        {.lane_hash = rendezvous_hash("class"), .prior_us = kSecond, .lane_work_us = lane_work, .may_wait = may_wait},
         now);
   }
   void hold(const std::string& name, int unit, std::int64_t run, std::int64_t now = 0) {
@@ -49,14 +50,14 @@ class RouterTest : public ::testing::Test {
   CostModel costs;
 };
 
-TEST_F(RouterTest, nobody_has_the_model) {
+TEST_F(RouterTest, no_worker_has_the_model) {
   auto other = worker_info("w");
   other.models = {"another"};
   update({other});
   EXPECT_EQ(route().kind, Route::Kind::kNoWorker);
 }
 
-TEST_F(RouterTest, silent_draining_and_starting_workers_get_nothing) {
+TEST_F(RouterTest, silent_draining_and_starting_workers_get_no_unit) {
   auto draining = worker_info("draining"), starting = worker_info("starting"), silent = worker_info("silent");
   draining.state = "draining";
   starting.state = "starting";
@@ -65,8 +66,8 @@ TEST_F(RouterTest, silent_draining_and_starting_workers_get_nothing) {
   EXPECT_EQ(route(10 * kSecond).kind, Route::Kind::kNoWorker);
 }
 
-TEST_F(RouterTest, warm_worker_is_preferred_until_its_queue_is_longer_than_the_cold_cost) {
-  // A cold class costs half a run: 0.5 s here.
+TEST_F(RouterTest, a_warm_worker_is_preferred_until_its_queue_exceeds_the_cold_cost) {
+  // The prior of a cold class is half a run: 0.5 s.
   update({worker_info("cold"), worker_info("warm", {"m/256x256x1/none/64/bf16"})});  // precision does not matter
   EXPECT_EQ(name_of(route()), "warm");
   hold("warm", 0, 400'000);
@@ -89,28 +90,29 @@ TEST_F(RouterTest, a_full_warm_worker_is_waited_for_only_while_the_whole_lane_ga
     costs.observe(0, 0, fleet.intern_owner("cold:b1"), kSecond, 6 * kSecond, true);  // cold: 5 s
   hold("warm", 0, kSecond);
   hold("warm", 1, kSecond);
-  EXPECT_EQ(route(0, kSecond).kind, Route::Kind::kWait);           // through in 3 s, cold in 6 s
-  EXPECT_EQ(route(0, kSecond, false).kind, Route::Kind::kAssign);  // aged units take any slot
+  EXPECT_EQ(route(0, kSecond).kind, Route::Kind::kWait);           // ends in 3 s, cold in 6 s
+  EXPECT_EQ(route(0, kSecond, false).kind, Route::Kind::kAssign);  // must not wait
   const auto spilled = route(0, 10 * kSecond);
   EXPECT_EQ(spilled.kind, Route::Kind::kAssign);
   EXPECT_EQ(name_of(spilled), "cold");
 }
 
-TEST_F(RouterTest, full_workers_have_no_place) {
+TEST_F(RouterTest, full_workers_have_no_capacity) {
   update({worker_info("a")});
   hold("a", 0, 1);
   hold("a", 1, 1);
-  EXPECT_EQ(route().kind, Route::Kind::kNoPlace);
+  EXPECT_EQ(route().kind, Route::Kind::kNoCapacity);
 }
 
-TEST_F(RouterTest, equals_are_parted_by_rendezvous_hashing_and_stay_put_when_others_leave) {
+TEST_F(RouterTest, ties_go_by_rendezvous_hash_and_stay_when_other_workers_leave) {
   std::vector<queue::WorkerInfo> infos;
   for (int i = 0; i < 8; ++i) infos.push_back(worker_info("w" + std::to_string(i)));
   update(infos);
   const auto pick = [&](const std::string& cls) {
     return fleet
-        .at(choose_worker(fleet, costs,
-                          {.class_hash = rendezvous_hash(cls), .prior_us = kSecond, .lane_work_us = kSecond}, 0)
+        .at(EarliestFinishPolicy({})
+                .choose(fleet, costs, {.lane_hash = rendezvous_hash(cls), .prior_us = kSecond, .lane_work_us = kSecond},
+                        0)
                 .worker)
         .name;
   };
@@ -131,7 +133,7 @@ TEST_F(RouterTest, equals_are_parted_by_rendezvous_hashing_and_stay_put_when_oth
   }
 }
 
-TEST_F(RouterTest, an_overrunning_unit_keeps_what_waits_behind_it_waiting) {
+TEST_F(RouterTest, an_overrunning_unit_delays_the_units_behind_it) {
   update({worker_info("a")});
   hold("a", 0, kSecond);
   fleet.started(0, {"j", 0}, 0);
@@ -140,7 +142,7 @@ TEST_F(RouterTest, an_overrunning_unit_keeps_what_waits_behind_it_waiting) {
   EXPECT_EQ(fleet.at(0).start_us(10 * kSecond), 12 * kSecond);
 }
 
-TEST_F(RouterTest, places_are_those_of_ready_workers_with_a_slot_by_when_they_are_free) {
+TEST_F(RouterTest, open_workers_are_ready_have_capacity_and_are_sorted_by_predicted_end) {
   std::mt19937 random(11);
   int units = 0;
   for (int i = 0; i < 300; ++i) {
@@ -160,25 +162,25 @@ TEST_F(RouterTest, places_are_those_of_ready_workers_with_a_slot_by_when_they_ar
     } else if (!fleet.at(w).held.empty()) {
       fleet.release(w, fleet.at(w).held.front().ref, i);
     }
-    Fleet::Places expected;
+    Fleet::OpenWorkers expected;
     for (const auto each : fleet.with_model(0)) {
-      if (fleet.at(each).standing == Standing::kReady && fleet.at(each).has_slot())
+      if (fleet.at(each).state == WorkerState::kReady && fleet.at(each).has_capacity())
         expected.emplace(fleet.at(each).free_at_us, each);
     }
-    ASSERT_EQ(fleet.places(0), expected) << i;
+    ASSERT_EQ(fleet.open_workers(0), expected) << i;
   }
 }
 
-TEST_F(RouterTest, a_worker_is_warm_for_what_it_says_and_holds_whatever_classes_come_and_go) {
+TEST_F(RouterTest, a_worker_is_warm_for_the_classes_it_reports_and_holds) {
   std::mt19937 random(5);
   const auto key = [](std::size_t i) {
     return "m/" + std::to_string(64 + 16 * (i / 2)) + "x64x1/none/64/" + (i % 2 == 0 ? "fp32" : "auto");
-  };  // in pairs, but for the precision
-  std::vector<std::size_t> stands_for(12);
-  const auto define = [&](ClassId c) { fleet.define_class(c, key(stands_for[c] = random() % 20)); };
-  for (ClassId c = 0; c < stands_for.size(); ++c) define(c);
+  };  // pairs that differ in precision only
+  std::vector<std::size_t> shape_of(12);
+  const auto define = [&](ClassId c) { fleet.define_class(c, key(shape_of[c] = random() % 20)); };
+  for (ClassId c = 0; c < shape_of.size(); ++c) define(c);
   for (int round = 0; round < 200; ++round) {
-    define(random() % stands_for.size());
+    define(random() % shape_of.size());
     std::vector<queue::WorkerInfo> infos;
     for (int w = 0; w < 3; ++w) {
       infos.push_back(worker_info("w" + std::to_string(w)));
@@ -188,16 +190,15 @@ TEST_F(RouterTest, a_worker_is_warm_for_what_it_says_and_holds_whatever_classes_
     }
     const auto holder = fleet.intern_owner("w0:b1");
     const queue::UnitRef ref{"j", round};
-    const ClassId held = random() % stands_for.size();
+    const ClassId held = random() % shape_of.size();
     fleet.hold(holder, {.ref = ref, .cls = held, .run_us = 1});
     update(infos);
     for (int w = 0; w < 3; ++w) {
       const auto id = fleet.intern_owner("w" + std::to_string(w) + ":b1");
-      for (ClassId c = 0; c < stands_for.size(); ++c) {
-        const auto& told = infos[static_cast<std::size_t>(w)].warm_classes;
-        const bool warm = std::any_of(told.begin(), told.end(), [&](const auto& k) {
-          return without_precision(k) == without_precision(key(stands_for[c]));
-        });
+      for (ClassId c = 0; c < shape_of.size(); ++c) {
+        const auto& reported = infos[static_cast<std::size_t>(w)].warm_classes;
+        const bool warm = std::any_of(reported.begin(), reported.end(),
+                                      [&](const auto& k) { return shape_key(k) == shape_key(key(shape_of[c])); });
         ASSERT_EQ(fleet.is_warm(c, id), warm || (id == holder && c == held)) << round << " w" << w << " class " << c;
       }
     }
@@ -211,8 +212,8 @@ TEST_F(RouterTest, another_incarnation_of_a_worker_is_another_worker) {
   auto again = worker_info("a");
   again.boot = "b2";
   update({again});
-  EXPECT_EQ(fleet.at(fleet.intern_owner("a:b1")).standing, Standing::kGone);
-  EXPECT_EQ(fleet.at(fleet.intern_owner("a:b2")).standing, Standing::kReady);
+  EXPECT_EQ(fleet.at(fleet.intern_owner("a:b1")).state, WorkerState::kGone);
+  EXPECT_EQ(fleet.at(fleet.intern_owner("a:b2")).state, WorkerState::kReady);
   EXPECT_TRUE(fleet.at(fleet.intern_owner("a:b2")).held.empty());
 }
 
@@ -233,7 +234,7 @@ TEST(CostModel, observed_runs_correct_the_prior) {
   EXPECT_TRUE(costs.observed(0));
   EXPECT_EQ(costs.run_us(0, 0, 0, 1'000), 100);
   EXPECT_EQ(costs.run_us(5, 0, 3, 1'000), 100);         // an unknown class and worker: the model's mean
-  EXPECT_EQ(costs.run_us(0, 1, 0, 1'000), 100);         // this very class and worker, whatever the model index
+  EXPECT_EQ(costs.run_us(0, 1, 0, 1'000), 100);         // the class and worker decide, not the model index
   EXPECT_EQ(costs.typical_run_us(9, 1, 1'000), 1'000);  // another model is not corrected
   costs.observe(0, 0, 1, 1'000, 400, false);            // a slower worker
   EXPECT_GT(costs.run_us(7, 0, 1, 1'000), costs.run_us(7, 0, 0, 1'000));
@@ -243,17 +244,17 @@ TEST(CostModel, observed_runs_correct_the_prior) {
 
 TEST(CostModel, cold_cost_is_what_a_first_run_takes_beyond_the_prediction) {
   CostModel costs;
-  EXPECT_EQ(costs.cold_us(0, 1'000), 500);     // the guess
-  costs.observe(0, 0, 0, 1'000, 3'000, true);  // nothing to compare with: taken as a run
+  EXPECT_EQ(costs.cold_us(0, 1'000), 500);     // the prior
+  costs.observe(0, 0, 0, 1'000, 3'000, true);  // nothing to compare with: counts as a run
   EXPECT_EQ(costs.typical_run_us(0, 0, 1'000), 3'000);
   costs.observe(0, 0, 0, 1'000, 1'000, false);  // the warm run corrects it
   EXPECT_EQ(costs.run_us(0, 0, 0, 1'000), 1'000);
   costs.observe(0, 0, 1, 1'000, 5'000, true);
   EXPECT_GT(costs.cold_us(0, 1'000), 2'000);
-  EXPECT_EQ(costs.run_us(0, 0, 0, 1'000), 1'000);  // the cold run did not spoil the prediction
+  EXPECT_EQ(costs.run_us(0, 0, 0, 1'000), 1'000);  // unchanged by the cold run
 }
 
-TEST(CostModel, a_first_run_confirms_no_prediction) {
+TEST(CostModel, a_cold_run_confirms_no_prediction) {
   CostModel costs;
   costs.seed(0, 0, 1'000'000, 500'000);
   EXPECT_FALSE(costs.confirmed(0));
@@ -264,7 +265,7 @@ TEST(CostModel, a_first_run_confirms_no_prediction) {
   EXPECT_TRUE(costs.confirmed(0));
 }
 
-TEST(CostModel, a_seed_gives_way_to_facts) {
+TEST(CostModel, observed_runs_replace_a_seed) {
   CostModel costs;
   costs.seed(0, 0, 1'000, 9'000);
   EXPECT_EQ(costs.typical_run_us(0, 0, 1'000), 9'000);
@@ -275,7 +276,7 @@ TEST(CostModel, a_seed_gives_way_to_facts) {
   EXPECT_EQ(costs.typical_run_us(0, 0, 1'000), 200);
 }
 
-TEST(Leadership, a_lease_counts_from_before_it_was_asked_for) {
+TEST(Leadership, a_lease_starts_when_it_was_requested) {
   Leadership lead(3'000'000);
   EXPECT_FALSE(lead.leader_known(0));
   EXPECT_EQ(lead.on_answer(7, 0, 500'000), Leadership::Change::kGained);
@@ -304,7 +305,7 @@ TEST(Leadership, a_new_epoch_is_a_loss_before_it_is_a_gain) {
   EXPECT_EQ(lead.on_fenced(1'100'000), Leadership::Change::kLost);
 }
 
-TEST(Leadership, an_answer_that_comes_after_its_lease_grants_nothing) {
+TEST(Leadership, an_answer_after_the_lease_has_ended_grants_nothing) {
   Leadership lead(3'000'000);
   EXPECT_EQ(lead.on_answer(7, 0, 3'100'000), Leadership::Change::kNone);
   EXPECT_FALSE(lead.leading());

@@ -1,8 +1,8 @@
-// The whole scheduler as a state machine, against a model of what Redis would answer.
+// The whole scheduler, against a model of Redis.
 #include <algorithm>
 #include <memory>
 
-#include "coordinator/scheduling/placement/router.h"
+#include "coordinator/scheduling/placement/earliest_finish_policy.h"
 #include "tests/unit/scheduler_fixture.h"
 
 namespace ditfleet::scheduling {
@@ -17,7 +17,7 @@ TEST_F(SchedulerTest, a_job_is_admitted_assigned_and_ends) {
   now += 100 * kMs;
   store.finish({"j", 0}, now);
   settle();
-  EXPECT_EQ(scheduler->census().jobs, 0u);
+  EXPECT_EQ(scheduler->stats().jobs, 0u);
   EXPECT_GT(time_of("default"), 0);
 }
 
@@ -51,8 +51,8 @@ TEST_F(SchedulerTest, an_admission_that_failed_takes_its_assignment_back) {
   EXPECT_TRUE(scheduler->wants_audit());
   now += kMs;
   scheduler->audit(store.views(), now, now);
-  EXPECT_EQ(scheduler->census().jobs, 0u);
-  scheduler->on_intake(std::vector{job}, now);  // read again
+  EXPECT_EQ(scheduler->stats().jobs, 0u);
+  scheduler->on_intake(std::vector{job}, now);  // read a second time
   settle();
   EXPECT_EQ(owner_of("j"), "a:1");
   EXPECT_EQ(store.assignments.size(), 1u);
@@ -67,7 +67,7 @@ TEST_F(SchedulerTest, bad_entries_are_rejected_with_the_reason) {
   EXPECT_NE(store.rejected[0].error.message.find("tiny"), std::string::npos) << store.rejected[0].error.message;
   EXPECT_EQ(store.rejected[1].error.code, Code::kInvalidArgument);
   EXPECT_EQ(store.rejected[2].error.code, Code::kInvalidArgument);
-  EXPECT_EQ(scheduler->census().jobs, 0u);
+  EXPECT_EQ(scheduler->stats().jobs, 0u);
 
   queue::IntakeEntry entry;
   entry.entry_id = "9-1";
@@ -83,7 +83,7 @@ TEST_F(SchedulerTest, bad_entries_are_rejected_with_the_reason) {
 
 TEST_F(SchedulerTest, without_a_worker_for_the_model_a_job_waits_ready) {
   submit("j");
-  EXPECT_EQ(scheduler->census().ready, 1u);
+  EXPECT_EQ(scheduler->stats().ready, 1u);
   EXPECT_TRUE(store.assignments.empty());
   now += 100'000 * kMs;
   workers({"a"});
@@ -112,7 +112,7 @@ TEST_F(SchedulerTest, no_worker_holds_more_than_the_lookahead) {
   EXPECT_EQ(store.assignments.size(), 3u);
 }
 
-TEST_F(SchedulerTest, units_not_started_by_a_silent_worker_go_to_another) {
+TEST_F(SchedulerTest, units_that_a_silent_worker_has_not_started_go_to_another) {
   workers({"a"});
   submit("j", spec(R"("n":2)"));
   store.start({"j", 0}, now);
@@ -123,19 +123,19 @@ TEST_F(SchedulerTest, units_not_started_by_a_silent_worker_go_to_another) {
   settle();
   EXPECT_EQ(store.revoked, (std::vector<queue::UnitRef>{{"j", 1}}));
   EXPECT_EQ(owner_of("j", 1), "b:1");
-  EXPECT_EQ(owner_of("j", 0), "a:1");         // running: until its lease lapses
-  store.ready({"j", 0}, now += 1'000 * kMs);  // the reaper's doing
+  EXPECT_EQ(owner_of("j", 0), "a:1");         // running, until its lease lapses
+  store.ready({"j", 0}, now += 1'000 * kMs);  // by the reaper
   settle();
   EXPECT_EQ(owner_of("j", 0), "b:1");
 }
 
-TEST_F(SchedulerTest, a_draining_worker_gets_nothing_and_loses_what_it_has_not_started) {
+TEST_F(SchedulerTest, a_draining_worker_gets_no_unit_and_loses_those_not_started) {
   workers({"a"});
   submit("j", spec(R"("n":2)"));
   scheduler->on_workers({worker("a", "draining")}, now);
   settle();
   EXPECT_EQ(store.revoked.size(), 2u);
-  EXPECT_EQ(scheduler->census().ready, 2u);
+  EXPECT_EQ(scheduler->stats().ready, 2u);
 }
 
 TEST_F(SchedulerTest, a_unit_behind_a_long_one_moves_to_a_worker_that_became_idle) {
@@ -174,14 +174,14 @@ TEST_F(SchedulerTest, canceled_and_expired_units_leave_the_queue) {
   submit("j", spec(R"("n":3)"));
   store.finish({"j", 0}, now, "canceled");
   settle();
-  EXPECT_EQ(scheduler->census().ready, 2u);
+  EXPECT_EQ(scheduler->stats().ready, 2u);
   store.finish({"j", 1}, now, "expired");
   store.finish({"j", 2}, now, "expired");
   settle();
-  EXPECT_EQ(scheduler->census().jobs, 0u);
+  EXPECT_EQ(scheduler->stats().jobs, 0u);
 }
 
-TEST_F(SchedulerTest, a_unit_past_its_deadline_is_not_given_to_anybody) {
+TEST_F(SchedulerTest, a_unit_past_its_deadline_is_not_assigned) {
   auto late = entry("j");
   late.deadline_ms = now / 1000 + 10;
   scheduler->on_intake(std::vector{late}, now);
@@ -192,7 +192,7 @@ TEST_F(SchedulerTest, a_unit_past_its_deadline_is_not_given_to_anybody) {
   EXPECT_TRUE(store.assignments.empty());
   store.finish({"j", 0}, now, "expired");
   settle();
-  EXPECT_EQ(scheduler->census().jobs, 0u);
+  EXPECT_EQ(scheduler->stats().jobs, 0u);
   submit("k");
   EXPECT_EQ(owner_of("k"), "a:1");
 }
@@ -204,7 +204,7 @@ TEST_F(SchedulerTest, a_retry_waits_for_its_time) {
   settle();
   store.event({"j", 0}, "ready", now, {{"not_before_ms", std::to_string(now / 1000 + 500)}, {"reason", "retry"}});
   settle();
-  EXPECT_EQ(scheduler->census().delayed, 1u);
+  EXPECT_EQ(scheduler->stats().delayed, 1u);
   EXPECT_EQ(store.assignments.size(), 1u);
   now += 500 * kMs;
   store.ready({"j", 0}, now);
@@ -212,7 +212,7 @@ TEST_F(SchedulerTest, a_retry_waits_for_its_time) {
   EXPECT_EQ(store.assignments.size(), 2u);
 }
 
-TEST_F(SchedulerTest, service_that_was_revoked_is_not_charged) {
+TEST_F(SchedulerTest, a_revoked_unit_is_not_charged) {
   workers({"a"});
   submit("j");
   EXPECT_GT(time_of("default"), 0);
@@ -221,9 +221,9 @@ TEST_F(SchedulerTest, service_that_was_revoked_is_not_charged) {
   EXPECT_EQ(time_of("default"), 0);
 }
 
-TEST_F(SchedulerTest, deadlines_that_cannot_be_met_are_turned_away_once_runs_were_observed) {
+TEST_F(SchedulerTest, deadlines_that_cannot_be_met_are_rejected_once_runs_were_observed) {
   workers({"a"});
-  submit("hopeful", spec(R"("deadline_ms":1)"));  // nothing observed: a guess turns nobody away
+  submit("hopeful", spec(R"("deadline_ms":1)"));  // no run observed: a prior rejects nothing
   EXPECT_TRUE(store.rejected.empty());
   store.start({"hopeful", 0}, now);
   store.finish({"hopeful", 0}, now += 900 * kMs);
@@ -235,36 +235,25 @@ TEST_F(SchedulerTest, deadlines_that_cannot_be_met_are_turned_away_once_runs_wer
   EXPECT_EQ(store.rejected.size(), 1u);
 }
 
-// The router, and how often it was asked.
-class CountedPolicy final : public RoutingPolicy {
+// Counts the calls of the service's policy.
+class CountingPolicy final : public RoutingPolicy {
  public:
-  std::string_view name() const override { return inner_.name(); }
   Route choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t now_us) override {
-    ++asked;
+    ++calls;
     return inner_.choose(fleet, costs, request, now_us);
   }
-  std::int64_t patience_us(std::int64_t run_us, std::int64_t tail_us) const override {
-    return inner_.patience_us(run_us, tail_us);
-  }
-  std::int64_t reach_us(std::int64_t run_us, std::int64_t late_us, std::int64_t tail_us) const override {
-    return inner_.reach_us(run_us, late_us, tail_us);
-  }
-  std::int64_t yield_us(std::int64_t run_us, std::int64_t waited_us, std::int64_t tail_us) const override {
-    return inner_.yield_us(run_us, waited_us, tail_us);
-  }
-  void begin_round() override { inner_.begin_round(); }
-  std::int64_t bias_us(const AdapterNeed& need) const override { return inner_.bias_us(need); }
+  std::int64_t due_after_us(std::int64_t run_us) const override { return inner_.due_after_us(run_us); }
+  std::int64_t penalty_us(const AdapterNeed& need) const override { return inner_.penalty_us(need); }
   Eviction eviction() const override { return inner_.eviction(); }
-  int asked = 0;
+  int calls = 0;
 
  private:
-  FinishPolicy inner_{{}};
+  EarliestFinishPolicy inner_{{}};
 };
 
-// Ten thousand units of forty shapes wait, a worker has a place: the router is asked about a few lanes. What that takes
-// in microseconds is the bench's (tests/bench/sim.sh).
-TEST_F(SchedulerTest, a_decision_asks_the_router_about_few_of_many_lanes) {
-  const auto policy = std::make_shared<CountedPolicy>();
+// Ten thousand units of forty shapes wait and one worker has capacity.
+TEST_F(SchedulerTest, a_decision_routes_few_of_many_lanes) {
+  const auto policy = std::make_shared<CountingPolicy>();
   SchedulerOptions options;
   options.catalogue = catalogue();
   options.new_nonce = [this] { return "n" + std::to_string(++nonces); };
@@ -280,7 +269,7 @@ TEST_F(SchedulerTest, a_decision_asks_the_router_about_few_of_many_lanes) {
   }
   scheduler->on_intake(intake, now);
   settle();  // 2,000 are assigned, 10,000 wait
-  ASSERT_EQ(scheduler->census().ready, 10'000u);
+  ASSERT_EQ(scheduler->stats().ready, 10'000u);
   const auto before = store.assignments.size();
   constexpr int kRounds = 500;
   int most = 0;
@@ -288,12 +277,12 @@ TEST_F(SchedulerTest, a_decision_asks_the_router_about_few_of_many_lanes) {
     const auto ref = store.assignments[static_cast<std::size_t>(i)].first;
     store.finish(ref, now += kMs, "canceled");
     for (const auto& event : std::exchange(store.events, {})) scheduler->on_event(event, now);
-    const int asked = policy->asked;
+    const int calls = policy->calls;
     store.perform(scheduler->decide(now), *scheduler, now);
-    most = std::max(most, policy->asked - asked);
+    most = std::max(most, policy->calls - calls);
   }
   ASSERT_EQ(store.assignments.size() - before, static_cast<std::size_t>(kRounds));
-  EXPECT_LE(most, 16 + 1) << "lanes that are told to wait, and the one that goes";
+  EXPECT_LE(most, 16 + 1) << "lanes that may wait, and the one that is assigned";
 }
 
 }  // namespace

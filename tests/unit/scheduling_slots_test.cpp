@@ -1,5 +1,4 @@
-// Units that need more slots for adapters than any worker has, or has free: they cost a decision nothing and hold
-// nobody up.
+// Units that need more adapter slots than any worker has, or any open worker has: they block no other unit.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +10,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int kMany = 200;  // lanes: more than any bound on what a round looks at
+constexpr int kMany = 200;  // lanes: more than one round looks at
 
 class SlotsTest : public NamedAdaptersTest {
  protected:
@@ -20,12 +19,12 @@ class SlotsTest : public NamedAdaptersTest {
     for (const int a : adapters) loras += (loras.empty() ? "" : ",") + (R"({"name":"a)" + std::to_string(a) + "\"}");
     return spec("\"loras\":[" + loras + "]");
   }
-  // Each in a lane of its own: another set of five adapters.
+  // Each has a different set of five adapters, so a lane of its own.
   void submit_wide(const std::string& tenant) {
     for (int i = 0; i < kMany; ++i)
       submit(tenant + std::to_string(i), with({i % 5, 5 + i / 5 % 5, 10 + i / 25, 20, 21}), tenant);
   }
-  // Runs all that is assigned, until nothing is; returns how many have ended.
+  // Runs assigned units until none is left. Returns how many have ended.
   int serve() {
     int ended = 0;
     for (bool any = true; any;) {
@@ -43,16 +42,16 @@ class SlotsTest : public NamedAdaptersTest {
   }
 };
 
-TEST_F(SlotsTest, lanes_that_nobody_can_take_do_not_stop_their_own_tenant) {
+TEST_F(SlotsTest, unplaceable_lanes_do_not_block_their_tenant) {
   submit_wide("a");
   for (int i = 0; i < 10; ++i) submit("plain" + std::to_string(i), spec(R"("width":256)"), "a");
   scheduler->on_workers({with_slots("w", 4)}, now);
   settle();
   EXPECT_EQ(serve(), 10);
-  EXPECT_EQ(scheduler->census().ready, static_cast<std::size_t>(kMany));
+  EXPECT_EQ(scheduler->stats().ready, static_cast<std::size_t>(kMany));
 }
 
-TEST_F(SlotsTest, lanes_that_nobody_can_take_do_not_stop_another_tenant) {
+TEST_F(SlotsTest, unplaceable_lanes_do_not_block_another_tenant) {
   submit_wide("a");
   submit_wide("b");
   for (int i = 0; i < 10; ++i) submit("plain" + std::to_string(i), spec(R"("width":256)"), "c");
@@ -61,32 +60,32 @@ TEST_F(SlotsTest, lanes_that_nobody_can_take_do_not_stop_another_tenant) {
   EXPECT_EQ(serve(), 10);
   scheduler->on_workers({with_slots("w", 4), with_slots("large", 5)}, now);
   settle();
-  EXPECT_EQ(serve(), 2 * kMany) << "as soon as somebody can";
+  EXPECT_EQ(serve(), 2 * kMany) << "once a worker can take them";
 }
 
-TEST_F(SlotsTest, a_full_large_worker_keeps_no_small_one_idle) {
+TEST_F(SlotsTest, a_full_large_worker_does_not_idle_a_small_one) {
   scheduler->on_workers({with_slots("large", 5), with_slots("small", 1)}, now);
   submit_wide("a");
   for (int i = 0; i < 10; ++i) submit("narrow" + std::to_string(i), with({30 + i}), "a");
   int on_small = 0;
   for (const auto& [ref, owner] : store.assignments) on_small += owner == "small:1";
-  EXPECT_EQ(on_small, 2) << "its whole look-ahead";
-  EXPECT_EQ(scheduler->census().held, 4u);
+  EXPECT_EQ(on_small, 2) << "its capacity";
+  EXPECT_EQ(scheduler->stats().held, 4u);
 }
 
-TEST_F(SlotsTest, a_worker_that_has_fewer_slots_now_frees_the_round_of_what_needs_more) {
+TEST_F(SlotsTest, units_become_unplaceable_when_a_worker_reports_fewer_slots) {
   scheduler->on_workers({with_slots("w", 5)}, now);
   submit_wide("a");
   scheduler->on_workers({with_slots("w", 1)}, now);
   for (int i = 0; i < 3; ++i) submit("plain" + std::to_string(i), spec(R"("width":256)"), "b");
-  EXPECT_EQ(serve(), 2 + 3) << "what it held already, and what it can take";
+  EXPECT_EQ(serve(), 2 + 3) << "the units it held already, and those it can take";
 }
 
-TEST_F(SlotsTest, what_nobody_can_take_earns_its_tenant_no_credit) {
+TEST_F(SlotsTest, unplaceable_units_earn_no_credit) {
   submit_wide("a");
   scheduler->on_workers({with_slots("w", 4)}, now);
   for (int i = 0; i < 40; ++i) submit("b" + std::to_string(i), spec(R"("width":256)"), "b");
-  for (std::size_t i = 0; i < 20; ++i) {  // half of them are served while a has nothing else
+  for (std::size_t i = 0; i < 20; ++i) {  // half of them are served while `a` has no other unit
     ASSERT_GT(store.assignments.size(), i);
     store.start(store.assignments[i].first, now);
     store.finish(store.assignments[i].first, now += 500 * kMs);
@@ -98,7 +97,7 @@ TEST_F(SlotsTest, what_nobody_can_take_earns_its_tenant_no_credit) {
   ASSERT_GE(store.assignments.size(), from + 16);
   int of_a = 0;
   for (std::size_t i = from; i < from + 16; ++i) of_a += store.assignments[i].first.job.starts_with("plain");
-  EXPECT_NEAR(of_a, 8, 2) << "its share from now on, no more";
+  EXPECT_NEAR(of_a, 8, 2) << "its share from now on";
 }
 
 TEST_F(SlotsTest, a_unit_moves_to_an_idle_worker_though_others_wait_for_more_slots) {
@@ -115,11 +114,11 @@ TEST_F(SlotsTest, a_unit_moves_to_an_idle_worker_though_others_wait_for_more_slo
   EXPECT_EQ(owner_of("2"), "idle:1");
 }
 
-TEST_F(SlotsTest, more_adapters_than_any_worker_has_slots_are_rejected_with_both_numbers) {
-  submit("early", with({1, 2, 3, 4, 5}));  // no worker yet: a larger one may come
+TEST_F(SlotsTest, a_job_with_more_adapters_than_any_worker_has_slots_is_rejected) {
+  submit("early", with({1, 2, 3, 4, 5}));  // no worker yet
   scheduler->on_workers({with_slots("w", 4)}, now);
   settle();
-  EXPECT_EQ(scheduler->census().unplaceable, 1u);
+  EXPECT_EQ(scheduler->stats().unplaceable, 1u);
   submit("wide", with({1, 2, 3, 4, 5}));
   submit("fits", with({1, 2, 3, 4}));
   ASSERT_EQ(store.rejected.size(), 1u);
@@ -134,7 +133,7 @@ TEST_F(SlotsTest, more_adapters_than_any_worker_has_slots_are_rejected_with_both
   starting.state = "starting";
   scheduler->on_workers({with_slots("w", 4), starting}, now);
   submit("hopeful", with({1, 2, 3, 4, 6}));
-  EXPECT_EQ(store.rejected.size(), 1u) << "what it will have is not known";
+  EXPECT_EQ(store.rejected.size(), 1u) << "its slots are not reported yet";
   scheduler->on_workers({with_slots("w", 4), with_slots("large", 6)}, now);
   settle();
   EXPECT_EQ(owner_of("early"), "large:1");
@@ -145,7 +144,7 @@ TEST_F(SlotsTest, more_adapters_than_any_worker_has_slots_are_rejected_with_both
   EXPECT_EQ(owner_of("patient"), "");
 }
 
-TEST_F(SlotsTest, a_starting_worker_that_tells_its_slots_is_judged_by) {
+TEST_F(SlotsTest, a_starting_worker_that_reports_its_slots_counts) {
   auto starting = with_slots("w", 4);
   starting.state = "starting";
   scheduler->on_workers({starting}, now);
@@ -166,13 +165,14 @@ TEST_F(SlotsTest, workers_without_slots_reject_nothing) {
   EXPECT_EQ(owner_of("1"), "");
 }
 
-TEST(FairQueueSlots, an_aged_unit_goes_though_an_older_one_needs_more_slots) {
+TEST(FairQueueSlots, a_unit_past_the_age_bound_goes_though_an_older_one_needs_more_slots) {
   FairQueue queue({}, 1'000);
   const auto t = queue.tenants().intern("a");
   queue.tenants().open(t);
-  queue.push({.tenant = t, .lane = 0, .ready_us = 0, .arrival = 1, .slots = 5, .prior_us = 10});
+  queue.push({.tenant = t, .lane = 0, .ready_us = 0, .arrival = 1, .adapter_slots = 5, .prior_us = 10});
   queue.push({.tenant = t, .lane = 1, .priority = 9, .ready_us = 1'500, .arrival = 2, .prior_us = 10});
-  const auto aged = queue.push({.tenant = t, .lane = 2, .ready_us = 100, .arrival = 3, .slots = 4, .prior_us = 10});
+  const auto aged =
+      queue.push({.tenant = t, .lane = 2, .ready_us = 100, .arrival = 3, .adapter_slots = 4, .prior_us = 10});
   const FairQueue::Round round{.skipped = [](LaneId) { return false; }};
   const auto next = queue.next(0, 4, 2'000, round);
   ASSERT_TRUE(next);

@@ -1,4 +1,4 @@
-// The simulator's files: what is read comes back as it was written, and a bad one is refused by what is wrong in it.
+// The simulator's files: traces survive writing and reading, and errors name what is wrong.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(CostTable, IsWhatWasMeasured) {
+TEST(CostTable, MatchesTheMeasurements) {
   const auto table = costs();
   // Steps of 121.0 ms at 1024² and 36.2 ms at 512², text 25 ms, VAE 25 ms at 1024².
   EXPECT_NEAR(static_cast<double>(table.run_us(1024, 1024, 28, false)), 28 * 121'040.0 + 25'000 + 25'050, 3'000);
@@ -20,11 +20,12 @@ TEST(CostTable, IsWhatWasMeasured) {
   EXPECT_NEAR(static_cast<double>(table.run_us(1024, 1024, 28, true)), 28 * 121'040.0 * 1.036 + 25'000 + 25'050, 3'000);
 }
 
-TEST(CostTable, RefusesWhatIsNone) {
+TEST(CostTable, RejectsBadFiles) {
   EXPECT_EQ(read_cost_table("/nowhere/x.json").error().code, Code::kNotFound);
   EXPECT_THAT(read_cost_table(scratch("c1.json", "{")).error().message, HasSubstr("JSON"));
   EXPECT_THAT(read_cost_table(scratch("c2.json", R"({"text_uz":1})")).error().message, HasSubstr("text_us"));
-  EXPECT_THAT(read_cost_table(scratch("c3.json", R"({"text_us":1})")).error().message, HasSubstr("lacks"));
+  EXPECT_THAT(read_cost_table(scratch("c3.json", R"({"text_us":1})")).error().message,
+              HasSubstr("has no field 'adapter_bytes'"));
   EXPECT_THAT(read_cost_table(scratch("c4.json", R"({"text_us":-1})")).error().message,
               HasSubstr("a whole number from 0 to 3600000000"));
 }
@@ -39,7 +40,7 @@ Result<CostTable> with_figure(const std::string& name, const std::string& value)
   return read_cost_table(scratch("changed.json", text));
 }
 
-TEST(CostTable, NamesTheFigureThatNoMachineHas) {
+TEST(CostTable, NamesTheFieldThatIsOutOfRange) {
   EXPECT_TRUE(with_figure("text_us", "25001").ok());
   const std::pair<const char*, const char*> kNonsense[] = {{"text_us", "1e300"},
                                                            {"text_us", "1e999"},
@@ -63,7 +64,7 @@ TEST(CostTable, NamesTheFigureThatNoMachineHas) {
     const auto table = with_figure(name, value);
     ASSERT_FALSE(table.ok()) << name << ' ' << value;
     EXPECT_EQ(table.error().code, Code::kInvalidArgument);
-    if (std::string(value) != "1e999") {  // no double: the parser's own complaint
+    if (std::string(value) != "1e999") {  // not a double: the JSON parser reports it
       EXPECT_THAT(table.error().message, HasSubstr(name)) << value;
       EXPECT_THAT(table.error().message, HasSubstr("number from")) << value;
     }
@@ -73,7 +74,7 @@ TEST(CostTable, NamesTheFigureThatNoMachineHas) {
   EXPECT_THAT(with_figure("host_adapter_bytes", "1000").error().message, HasSubstr("lookahead"));
 }
 
-TEST(Traces, ComeBackAsTheyWereWritten) {
+TEST(Traces, SurviveWritingAndReading) {
   const auto trace = small_trace();
   const auto path = ::testing::TempDir() + "trace.csv";
   ASSERT_TRUE(write_trace(trace, path).ok());
@@ -88,7 +89,7 @@ TEST(Traces, ComeBackAsTheyWereWritten) {
   }
 }
 
-TEST(Traces, NameTheLineThatIsWrong) {
+TEST(Traces, ErrorsNameTheLine) {
   const std::string head = "# workers=2\nat_ms,tenant,width,height,steps,adapter,slo_ms\n";
   EXPECT_THAT(read_trace(scratch("t0.csv", "")).error().message, HasSubstr("no jobs"));
   EXPECT_THAT(read_trace(scratch("t1.csv", "1,2,3\n")).error().message, HasSubstr("line 1"));
@@ -105,14 +106,14 @@ TEST(Traces, NameTheLineThatIsWrong) {
   EXPECT_THAT(read_trace(scratch("t8.csv", head + "-5,a,512,512,4,x,1\n")).error().message, HasSubstr("at_ms"));
   const std::string long_name(300, 'n');
   EXPECT_THAT(read_trace(scratch("t9.csv", head + "5,a,512,512,4," + long_name + ",1\n")).error().message,
-              HasSubstr("line 3: an adapter is at most 128 bytes"));
+              HasSubstr("line 3: the adapter must be at most 128 bytes"));
   EXPECT_THAT(read_trace(scratch("ta.csv", head + "5,a,512,512,4,\xff,1\n")).error().message, HasSubstr("UTF-8"));
   EXPECT_THAT(read_trace(scratch("tb.csv", head + "5," + long_name + ",512,512,4,x,1\n")).error().message,
-              HasSubstr("a tenant is 1 to 128"));
+              HasSubstr("the tenant must be 1 to 128"));
   EXPECT_THAT(read_trace(scratch("tc.csv", "# workers=200000\n")).error().message, HasSubstr("100000"));
 }
 
-TEST(Traces, MayEndTheirLinesWithACarriageReturn) {
+TEST(Traces, MayHaveWindowsLineEnds) {
   const auto trace = read_trace(
       scratch("crlf.csv", "# workers=2\r\nat_ms,tenant,width,height,steps,adapter,slo_ms\r\n1,a,512,512,4,x,100\r\n"));
   ASSERT_TRUE(trace.ok()) << trace.error().message;
@@ -120,7 +121,7 @@ TEST(Traces, MayEndTheirLinesWithACarriageReturn) {
   EXPECT_EQ(trace->jobs.at(0).slo_us, 100'000);
 }
 
-TEST(Traces, MayBeginWithAByteOrderMark) {
+TEST(Traces, MayHaveAByteOrderMark) {
   const auto trace = read_trace(scratch("bom.csv",
                                         "\xef\xbb\xbf"
                                         "at_ms,tenant,width,height,steps,adapter,slo_ms\n1,a,512,512,4,x,0\n"));
@@ -128,7 +129,7 @@ TEST(Traces, MayBeginWithAByteOrderMark) {
   EXPECT_EQ(trace->jobs.size(), 1u);
 }
 
-TEST(Traces, AreGeneratedOnlyAsTheyCanBeReadAndServed) {
+TEST(Traces, GenerationRejectsOptionsOutOfRange) {
   const auto nan = std::nan("");
   const auto inf = std::numeric_limits<double>::infinity();
   const auto message = [](auto change) {

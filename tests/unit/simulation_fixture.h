@@ -1,4 +1,4 @@
-// What the tests of the fleet simulator share: the committed costs, a short trace, files.
+// Shared by the simulator's tests: the committed cost table, a short trace, files.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -9,7 +9,7 @@ namespace {
 
 job::JobSpec complete() {
   job::JobSpec spec;
-  spec.model = "flux";
+  spec.model = "m";
   spec.prompt = "a red circle";
   spec.n = 2;
   spec.fields.set("width", 320);
@@ -49,13 +49,6 @@ TEST(Request, PreviewsAreSpreadEvenlyAndNeverAtTheEnd) {
   EXPECT_EQ(preview_steps(2, 3), (std::vector{1}));
   EXPECT_TRUE(preview_steps(1, 3).empty());
   EXPECT_TRUE(preview_steps(20, 0).empty());
-}
-
-TEST(Request, TheQualityIs100UnlessGiven) {
-  auto spec = complete();
-  EXPECT_EQ(quality_of(spec), 100);
-  spec.output_compression = 0;
-  EXPECT_EQ(quality_of(spec), 0);
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // `ditfleet-worker generate`: one request through the pipeline, without any service.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,19 +8,18 @@
 #include "shared/config/settings.h"
 #include "shared/core/result.h"
 #include "shared/job/catalogue.h"
+#include "shared/job/flags.h"
 #include "shared/job/spec.h"
 #include "worker/commands/command_line.h"
 
 namespace ditfleet::worker {
 
-// As typed; what was not stays unset and gets the model's default.
+// As typed. Fields that were left out get the model's defaults.
 struct GenerateFlags {
   config::Sources sources;
-  std::string model_dir, prompt, out, dump;
-  std::string device, dtype;                        // empty: worker.device, worker.dtype
-  std::optional<std::string> negative, size, seed;  // "" counts as given
-  std::optional<double> true_cfg, guidance;
-  std::optional<int> steps, max_sequence_length, count;
+  std::string model_dir, out, dump;
+  std::string device, dtype;  // empty: worker.device, worker.dtype
+  job::FieldFlags fields;
   std::vector<std::string> loras;  // FILE[:SCALE]
 };
 
@@ -36,8 +34,5 @@ Result<job::JobSpec> spec_of(const GenerateFlags& flags, const job::ModelEntry& 
 // kInvalidArgument for a scale that is none, or no file's name; kNotFound for a file that is not there, before anything
 // is loaded.
 Result<pipeline::LoraRequest> lora_of(const std::string& text);
-
-// "out.png" of 1 → "out.png"; of 3, the 2nd → "out-2.png" (`index` counts from 0).
-std::string numbered_path(const std::string& path, int index, int count);
 
 }  // namespace ditfleet::worker

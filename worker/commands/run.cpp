@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "shared/core/stop_signals.h"
+#include "shared/families/served.h"
 #include "shared/loras/content.h"
 #include "shared/telemetry/metrics_server.h"
 #include "shared/telemetry/otlp.h"
@@ -196,7 +197,7 @@ Result<ModelSet> load_models(const config::Settings& settings) {
   set.precision = set.engine->precision();
   spdlog::info("blocks run on {}", set.engine->compile_backend());
   for (const auto& [name, model] : settings.models) {
-    auto entry = job::read_model_entry(name, model.path);
+    auto entry = families::read_model_entry(name, model.path, families::served());
     if (!entry) return entry.error();
     auto loaded = set.engine->load_model(name, model.path);
     if (!loaded) return loaded.error();

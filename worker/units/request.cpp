@@ -1,12 +1,6 @@
 #include "worker/units/request.h"
 
 namespace ditfleet::worker {
-namespace {
-
-// What OpenAI's API takes where output_compression is not given.
-constexpr int kDefaultQuality = 100;
-
-}  // namespace
 
 pipeline::GenerationRequest request_of(const job::JobSpec& spec, int unit) {
   pipeline::GenerationRequest request;
@@ -16,8 +10,6 @@ pipeline::GenerationRequest request_of(const job::JobSpec& spec, int unit) {
       static_cast<std::int64_t>(static_cast<std::uint64_t>(spec.seed.value()) + static_cast<std::uint64_t>(unit));
   return request;
 }
-
-int quality_of(const job::JobSpec& spec) { return spec.output_compression.value_or(kDefaultQuality); }
 
 std::vector<int> preview_steps(int total, int count) {
   std::vector<int> steps;

@@ -9,11 +9,9 @@
 
 namespace ditfleet::worker {
 
-// Precondition: a complete spec (job/validate.h). Unit i is drawn with seed + i; past 2^63-1 the seed goes
-// on as torch reads it, modulo 2^64.
+// Precondition: a complete spec (job/validate.h). Unit i has seed + i; past 2^63-1 it wraps around to the
+// negative seeds, as in torch.
 pipeline::GenerationRequest request_of(const job::JobSpec& spec, int unit);
-
-int quality_of(const job::JobSpec& spec);
 
 // After which steps (counted from 1) the `count` previews of a run of `total` steps are made: evenly
 // spread, ascending, each once, never the last step. Fewer than `count` where there are too few steps.

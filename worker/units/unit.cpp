@@ -1,6 +1,6 @@
 #include "worker/units/unit.h"
 
-#include "shared/job/validate.h"
+#include "shared/job/spec_json.h"
 #include "shared/telemetry/metrics.h"
 #include "worker/model_set.h"
 #include "worker/units/request.h"
@@ -17,28 +17,24 @@ std::string Unit::label() const {
 }
 
 Result<std::shared_ptr<Unit>> make_unit(queue::MailboxEntry entry, const ModelSet& models, Clock::time_point now) {
-  auto parsed = job::parse_spec(entry.spec);
-  if (!parsed) return parsed.error();
-  const auto model = models.models.find(parsed->model);
+  auto spec = job::parse_complete_spec(entry.spec);
+  if (!spec) return spec.error();
+  const auto model = models.models.find(spec->model);
   if (model == models.models.end()) {
     std::string held;
     for (const auto& [name, unused] : models.models) held += (held.empty() ? "" : ", ") + name;
-    return Error{Code::kNotFound, "this worker does not hold the model '" + parsed->model + "', it holds " + held,
+    return Error{Code::kNotFound, "this worker does not hold the model '" + spec->model + "', it holds " + held,
                  "model"};
   }
-  // A seed drawn here would give each attempt another picture.
-  if (!parsed->seed) return invalid_argument("a spec that reaches a worker has a seed", "seed");
-  auto complete = job::complete_spec(std::move(*parsed), models.catalogue);
-  if (!complete) return complete.error();
-  if (entry.ref.unit < 0 || entry.ref.unit >= *complete->n) {
+  if (entry.ref.unit < 0 || entry.ref.unit >= *spec->n) {
     return invalid_argument("unit " + std::to_string(entry.ref.unit) + " is not one of the job's " +
-                            std::to_string(*complete->n));
+                            std::to_string(*spec->n));
   }
   auto unit = std::make_shared<Unit>();
   unit->entry = std::move(entry);
-  unit->spec = std::move(*complete);
+  unit->spec = std::move(*spec);
   unit->request = request_of(unit->spec, unit->entry.ref.unit);
-  unit->preview_steps = preview_steps(static_cast<int>(unit->spec.fields.integer("num_inference_steps").value()),
+  unit->preview_steps = preview_steps(static_cast<int>(unit->spec.fields.integer("num_inference_steps").value_or(0)),
                                       unit->spec.partial_images);
   unit->model = model->second.get();
   unit->received = now;

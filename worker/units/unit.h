@@ -50,7 +50,7 @@ struct Unit {
 
 struct ModelSet;
 
-// The unit that a mailbox entry assigns, checked again: what came through Redis is input.
+// The unit that a mailbox entry assigns, with the spec as it was admitted.
 // kInvalidArgument: the spec is bad and stays bad. kNotFound: this worker does not hold the model.
 Result<std::shared_ptr<Unit>> make_unit(queue::MailboxEntry entry, const ModelSet& models, Clock::time_point now);
 

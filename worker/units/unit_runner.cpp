@@ -36,7 +36,7 @@ std::map<std::string, std::string> preview_fields(const Unit& unit, const std::s
           {"index", std::to_string(index)},
           {"step", std::to_string(step)},
           {"total", std::to_string(unit.request.fields.integer("num_inference_steps").value_or(0))},
-          {"media_type", std::string(job::row_of(unit.spec.output_format).media_type)},
+          {"media_type", job::media_type_of(*unit.spec.output_format)},
           {"width", std::to_string(image.width)},
           {"height", std::to_string(image.height)}};
 }
@@ -274,9 +274,8 @@ asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std
     Unit& unit;
     ~Guard() { --unit.previews_pending; }
   } guard{*unit};
-  const auto format = unit->spec.output_format;
-  const std::function<Result<std::string>()> work = [this, image, format, unit] {
-    return parts_.encode_image(*image, format, quality_of(unit->spec));
+  const std::function<Result<std::string>()> work = [this, image, unit] {
+    return parts_.encode_image(*image, *unit->spec.output_format, *unit->spec.output_compression);
   };
   auto bytes = co_await parts_.encode.run<std::string>(work, Deadline::never());
   Result<void> sent;
@@ -300,7 +299,7 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
   const auto begun = Clock::now();
   telemetry::SpanTimer encoding("image_encode", unit->span.context());
   const std::function<Result<std::string>()> work = [this, image, unit] {
-    return parts_.encode_image(*image, unit->spec.output_format, quality_of(unit->spec));
+    return parts_.encode_image(*image, *unit->spec.output_format, *unit->spec.output_compression);
   };
   auto bytes = co_await parts_.encode.run<std::string>(work, Deadline::never());
   if (!bytes) {
@@ -309,7 +308,7 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
     co_await fail(unit, bytes.error());
     co_return;
   }
-  encoding.attribute("ditfleet.media_type", std::string(job::row_of(unit->spec.output_format).media_type));
+  encoding.attribute("ditfleet.media_type", job::media_type_of(*unit->spec.output_format));
   encoding.attribute("ditfleet.bytes", static_cast<std::int64_t>(bytes->size()));
   encoding.end();
   unit->phases_us["encode"] = us_since(begun);
@@ -341,9 +340,8 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
 asio::awaitable<Result<results::Manifest>> UnitRunner::store(UnitPtr unit, std::shared_ptr<std::string> bytes) {
   const auto give_up = Clock::now() + kStoreLimit;
   while (true) {
-    auto manifest = co_await parts_.store.put(result_key_of(*unit), *bytes,
-                                              std::string(job::row_of(unit->spec.output_format).media_type),
-                                              Deadline::after(kStoreTimeout));
+    auto manifest = co_await parts_.store.put(
+        result_key_of(*unit), *bytes, job::media_type_of(*unit->spec.output_format), Deadline::after(kStoreTimeout));
     if (manifest) store_log_.reset();
     // Without the lease another worker stores the result. With it, the unit fails here and may be retried elsewhere.
     if (manifest || !is_transient(manifest.error()) || Clock::now() >= give_up ||

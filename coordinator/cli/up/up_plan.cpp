@@ -16,7 +16,7 @@
 #include "coordinator/cli/up/try_to_listen.h"
 #include "shared/core/bytes.h"
 #include "shared/core/deadline.h"
-#include "shared/job/catalogue.h"
+#include "shared/families/served.h"
 #include "shared/kernel_cache/secret.h"
 #include "shared/redis/connection.h"
 #include "shared/redis/server_config.h"
@@ -68,7 +68,8 @@ Result<void> check_models(config::Settings& settings) {
   for (auto& [name, model] : settings.models) {
     std::error_code ec;
     if (const fs::path whole = fs::absolute(model.path, ec); !ec) model.path = whole.lexically_normal().string();
-    if (const auto entry = job::read_model_entry(name, model.path); !entry) return entry.error();
+    const auto entry = families::read_model_entry(name, model.path, families::served());
+    if (!entry) return entry.error();
   }
   return {};
 }

@@ -73,7 +73,9 @@ class ImageRoutes {
       const std::string& name = image->spec.model.empty() ? catalogue.default_model : image->spec.model;
       const auto model = catalogue.models.find(name);
       if (model != catalogue.models.end()) {
-        image->size = std::to_string(model->second.width) + "x" + std::to_string(model->second.height);
+        const job::FieldValues& defaults = model->second.defaults;
+        const auto width = defaults.integer("width"), height = defaults.integer("height");
+        if (width && height) image->size = std::to_string(*width) + "x" + std::to_string(*height);
       }
     }
     auto outcome = co_await context_.submit(call, image->spec);

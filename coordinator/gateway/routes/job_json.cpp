@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "coordinator/gateway/routes/openapi.h"
 #include "shared/results/store.h"
 
 namespace ditfleet::gateway {
@@ -169,19 +170,29 @@ json::object worker_json(const queue::WorkerInfo& worker, const std::function<bo
 }
 
 json::object model_json(const job::ModelEntry& model, std::int64_t created_s) {
-  json::object defaults{{"width", model.width},
-                        {"height", model.height},
-                        {"num_inference_steps", model.num_inference_steps},
-                        {"guidance_scale", model.guidance_scale},
-                        {"true_cfg_scale", model.true_cfg_scale},
-                        {"max_sequence_length", model.max_sequence_length}};
-  if (model.has_negative_prompt) defaults["negative_prompt"] = model.negative_prompt;
-  json::object limits{{"size_multiple", model.size_multiple}, {"min_side", model.min_side},
-                      {"max_side", model.max_side},           {"max_pixels", model.max_pixels},
-                      {"max_steps", model.max_steps},         {"max_sequence_length", model.max_sequence_length_limit}};
-  return {{"id", model.name},           {"object", "model"},  {"created", created_s},
-          {"owned_by", "ditfleet"},     {"kind", model.kind}, {"defaults", std::move(defaults)},
-          {"limits", std::move(limits)}};
+  json::object fields, defaults;
+  for (const auto& [field, limits] : model.fields) {
+    json::object schema = schema_of(field.row());
+    if (schema.contains("minimum")) {
+      schema["minimum"] = limits.low;
+      schema["maximum"] = limits.high;
+    }
+    if (limits.multiple_of > 1) schema["multipleOf"] = limits.multiple_of;
+    if (const auto* value = model.defaults.find(field)) {
+      std::visit([&](const auto& v) { schema["default"] = v; }, *value);
+      defaults[field.name()] = schema["default"];
+    }
+    fields[field.name()] = std::move(schema);
+  }
+  return {{"id", model.name},
+          {"object", "model"},
+          {"created", created_s},
+          {"owned_by", "ditfleet"},
+          {"kind", model.kind},
+          {"media", model.media == job::MediaKind::kVideo ? "video" : "image"},
+          {"fields", std::move(fields)},
+          {"defaults", std::move(defaults)},
+          {"limits", json::object{{"max_pixels", model.max_pixels}}}};
 }
 
 }  // namespace ditfleet::gateway

@@ -1,54 +1,13 @@
 #include "coordinator/gateway/routes/openai_images.h"
 
-#include <algorithm>
-#include <array>
-#include <charconv>
-
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
-#include "shared/job/validate.h"
+#include "shared/job/spec_json.h"
 
 namespace ditfleet::gateway {
 namespace {
 
-// Fields that a job has under the same name. "user" and "partial_images" are OpenAI's too.
-constexpr std::array<std::string_view, 16> kJobFields = {"model",
-                                                         "prompt",
-                                                         "n",
-                                                         "output_format",
-                                                         "output_compression",
-                                                         "partial_images",
-                                                         "user",
-                                                         "seed",
-                                                         "num_inference_steps",
-                                                         "guidance_scale",
-                                                         "negative_prompt",
-                                                         "true_cfg_scale",
-                                                         "max_sequence_length",
-                                                         "loras",
-                                                         "priority",
-                                                         "deadline_ms"};
-
 Error wrong(std::string message, std::string param) { return invalid_argument(std::move(message), std::move(param)); }
-
-// "WxH" → width and height; "auto" leaves both to the model.
-Result<void> read_size(const json::value& value, json::object& job) {
-  const Error error = wrong("'size' must be \"auto\" or WIDTHxHEIGHT in pixels, such as \"1024x1024\"", "size");
-  if (!value.is_string()) return error;
-  const std::string_view text = value.as_string();
-  if (text == "auto") return {};
-  const auto x = text.find('x');
-  if (x == std::string_view::npos) return error;
-  const std::string_view parts[2] = {text.substr(0, x), text.substr(x + 1)};
-  int sides[2] = {0, 0};
-  for (int i = 0; i < 2; ++i) {
-    const auto [end, ec] = std::from_chars(parts[i].data(), parts[i].data() + parts[i].size(), sides[i]);
-    if (ec != std::errc() || end != parts[i].data() + parts[i].size() || sides[i] <= 0) return error;
-  }
-  job["width"] = sides[0];
-  job["height"] = sides[1];
-  return {};
-}
 
 Result<std::string> read_choice(std::string_view name, const json::value& value,
                                 std::initializer_list<std::string_view> choices) {
@@ -58,15 +17,6 @@ Result<std::string> read_choice(std::string_view name, const json::value& value,
     known += (known.empty() ? "" : ", ") + std::string(choice);
   }
   return wrong("'" + std::string(name) + "' must be one of " + known, std::string(name));
-}
-
-std::string_view format_name(job::OutputFormat format) {
-  switch (format) {
-    case job::OutputFormat::kPng: return "png";
-    case job::OutputFormat::kJpeg: return "jpeg";
-    case job::OutputFormat::kWebp: return "webp";
-  }
-  return "png";
 }
 
 std::string size_text(std::int64_t width, std::int64_t height) {
@@ -87,10 +37,13 @@ void echo_event(json::object& object, const ImageCall& call, std::string_view fo
 }
 
 std::string_view format_of(std::string_view media_type) {
-  return media_type.starts_with("image/") ? media_type.substr(6) : media_type;
+  const auto format = job::format_from_media_type(media_type);
+  return format ? job::row_of(*format).name : media_type;
 }
 
 }  // namespace
+
+bool is_image_field(job::Field field) { return field != job::Field("width") && field != job::Field("height"); }
 
 Result<ImageCall> parse_image_call(std::string_view body) {
   if (!is_valid_utf8(body)) return wrong("the body is not valid UTF-8; send JSON encoded as UTF-8", {});
@@ -103,9 +56,7 @@ Result<ImageCall> parse_image_call(std::string_view body) {
   for (const auto& [key, value] : parsed->as_object()) {
     if (value.is_null()) continue;
     const std::string_view name = key;
-    if (name == "size") {
-      if (auto size = read_size(value, job); !size) return size.error();
-    } else if (name == "response_format") {
+    if (name == "response_format") {
       auto format = read_choice(name, value, {"url", "b64_json"});
       if (!format) return format.error();
       call.b64_json = *format == "b64_json";
@@ -116,7 +67,7 @@ Result<ImageCall> parse_image_call(std::string_view body) {
       auto background = read_choice(name, value, {"auto", "opaque", "transparent"});
       if (!background) return background.error();
       if (*background == "transparent") {
-        return wrong("'background' cannot be transparent: these models draw opaque pictures; use auto or opaque",
+        return wrong("'background' cannot be transparent: the models make opaque images; use auto or opaque",
                      "background");
       }
     } else if (name == "moderation") {
@@ -133,9 +84,9 @@ Result<ImageCall> parse_image_call(std::string_view body) {
       if (!value.is_string()) return wrong("'safety_identifier' must be a string", "safety_identifier");
       call.safety_identifier = value.as_string();
     } else if (name == "frame_count" || name == "frame_duration_ms" || name == "svg") {
-      return wrong("'" + std::string(name) + "' is for gif and svg output; these models draw png, jpeg and webp",
+      return wrong("'" + std::string(name) + "' is for gif and svg output; supported are png, jpeg and webp",
                    std::string(name));
-    } else if (std::find(kJobFields.begin(), kJobFields.end(), name) != kJobFields.end()) {
+    } else if (const auto field = job::find_field(name); field && is_image_field(*field)) {
       job[name] = value;
     } else {
       return wrong("'" + std::string(name) + "' is not a field of an image request; see /openapi.json",
@@ -143,7 +94,7 @@ Result<ImageCall> parse_image_call(std::string_view body) {
     }
   }
   if (!call.safety_identifier.empty()) job["user"] = call.safety_identifier;
-  if (!job.contains("prompt")) return wrong("'prompt' is missing: say what the picture should show", "prompt");
+  if (!job.contains("prompt")) return wrong("'prompt' is missing: say what the image should show", "prompt");
 
   auto spec = job::parse_spec(json::value(std::move(job)));
   if (!spec) {
@@ -171,8 +122,10 @@ std::string images_json(const ImageCall& call, const std::string& job, std::int6
   }
   json::object object{{"created", created_s}, {"job_id", job}};
   object["data"] = std::move(data);
-  echo(object, call, format_name(call.spec.output_format));
-  if (!parts.empty()) object["size"] = size_text(parts[0].width, parts[0].height);
+  if (!parts.empty()) {
+    echo(object, call, format_of(parts[0].media_type));
+    object["size"] = size_text(parts[0].width, parts[0].height);
+  }
   return json::serialize(object);
 }
 

@@ -12,26 +12,28 @@
 
 namespace ditfleet::gateway {
 
-// A body of POST /v1/images/generations: the job it asks for, and how its pictures are to be handed over.
+// The body of POST /v1/images/generations: the job, and the form of the response.
 struct ImageCall {
-  job::JobSpec spec;      // parsed, not completed
-  bool b64_json = false;  // else URLs
-  bool stream = false;
+  job::JobSpec spec;              // parsed, not completed
+  bool b64_json = false;          // else URLs
+  bool stream = false;            // server-sent events
   std::string quality;            // echoed; empty: not given
-  std::string safety_identifier;  // echoed; becomes the spec's user, as OpenAI lets it replace that field
-  std::string size = "auto";      // of what is drawn, as far as it is known: echoed in partial images
+  std::string safety_identifier;  // echoed; replaces the spec's user, as OpenAI documents
+  std::string size = "auto";      // echoed in partial images: WIDTHxHEIGHT once it is known
 };
 
-// OpenAI's fields and DiTFleet's own (seed, num_inference_steps, guidance_scale, negative_prompt,
-// true_cfg_scale, max_sequence_length, loras, priority, deadline_ms); null is the same as absent.
-// kInvalidArgument names the field as the client knows it ("size", not "width").
+// The fields of a job that an image request may have, too: all but those that `size` replaces.
+bool is_image_field(job::Field field);
+
+// Takes OpenAI's fields and those above. A null field counts as absent. kInvalidArgument names the field as the client
+// knows it ("size", not "width").
 Result<ImageCall> parse_image_call(std::string_view body);
 
-// One picture, ready to be handed over.
+// One image of a response.
 struct ImagePart {
   int unit = 0;
-  std::string url;    // or
-  std::string bytes;  // when the call asked for base64
+  std::string url;    // set, or
+  std::string bytes;  // set if the call asked for base64
   std::string media_type;
   int width = 0, height = 0;
   std::int64_t seed = 0;

@@ -6,6 +6,7 @@
 #include "coordinator/gateway/routes/api_context.h"
 #include "coordinator/gateway/routes/embedded.h"
 #include "coordinator/gateway/routes/errors.h"
+#include "coordinator/gateway/routes/openapi.h"
 #include "shared/core/json.h"
 #include "shared/core/wall_clock.h"
 #include "shared/loras/registry_mirror.h"
@@ -35,7 +36,7 @@ class SystemRoutes {
               "connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'")
         .with("Referrer-Policy", "no-referrer");
   }
-  asio::awaitable<Response> openapi(CallPtr) { co_return text_response("application/json", kOpenApiJson); }
+  asio::awaitable<Response> openapi(CallPtr) { co_return text_response("application/json", openapi_document()); }
   asio::awaitable<Response> metrics(CallPtr) {
     co_return text_response("text/plain; version=0.0.4; charset=utf-8", telemetry::render_metrics());
   }

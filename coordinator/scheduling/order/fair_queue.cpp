@@ -7,7 +7,7 @@
 namespace ditfleet::scheduling {
 namespace {
 
-constexpr int kMostLooks = 16;  // at lanes of a tenant that is not the first
+constexpr int kMaxLooks = 16;  // at lanes of one tenant, except the first tenant
 
 }  // namespace
 
@@ -72,19 +72,19 @@ FairQueue::Handle FairQueue::push(const QueuedUnit& unit) {
   if (unit.lane >= lane_work_us_.size()) lane_work_us_.resize(unit.lane + 1);
 
   auto& model = models_[unit.model];
-  if (unit.slots <= model.reach) wait(unit.tenant, 1);
+  if (unit.adapter_slots <= model.most_slots) wait(unit.tenant, 1);
   auto& backlog = model.backlogs[unit.tenant];
-  if (backlog.widths.empty()) model.order.emplace(tenants_.virtual_time(unit.tenant), unit.tenant);
-  auto& width = backlog.widths[unit.slots];
+  if (backlog.groups.empty()) model.order.emplace(tenants_.virtual_time(unit.tenant), unit.tenant);
+  auto& group = backlog.groups[unit.adapter_slots];
   auto& lane = backlog.lanes[unit.lane];
   const auto order = order_of(unit, handle);
   if (lane.empty() || order < *lane.begin()) {
-    if (!lane.empty()) width.heads.erase({*lane.begin(), unit.lane});
-    width.heads.emplace(order, unit.lane);
+    if (!lane.empty()) group.heads.erase({*lane.begin(), unit.lane});
+    group.heads.emplace(order, unit.lane);
   }
   lane.insert(order);
-  width.by_age.insert({unit.ready_us, unit.arrival, handle});
-  ++model.units[unit.slots];
+  group.by_age.insert({unit.ready_us, unit.arrival, handle});
+  ++model.units[unit.adapter_slots];
   backlog.prior_us += unit.prior_us;
   lane_work_us_[unit.lane] += unit.prior_us;
   ++size_;
@@ -95,64 +95,52 @@ void FairQueue::remove(Handle handle) {
   const auto& unit = units_[handle];
   auto& model = models_[unit.model];
   auto& backlog = model.backlogs[unit.tenant];
-  auto& width = backlog.widths[unit.slots];
+  auto& group = backlog.groups[unit.adapter_slots];
   auto& lane = backlog.lanes[unit.lane];
   const auto order = order_of(unit, handle);
   const bool was_head = *lane.begin() == order;
   lane.erase(order);
   if (was_head) {
-    width.heads.erase({order, unit.lane});
-    if (!lane.empty()) width.heads.emplace(*lane.begin(), unit.lane);
+    group.heads.erase({order, unit.lane});
+    if (!lane.empty()) group.heads.emplace(*lane.begin(), unit.lane);
   }
   if (lane.empty()) backlog.lanes.erase(unit.lane);
-  width.by_age.erase({unit.ready_us, unit.arrival, handle});
-  if (width.by_age.empty()) backlog.widths.erase(unit.slots);
-  if (const auto it = model.units.find(unit.slots); --it->second == 0) model.units.erase(it);
+  group.by_age.erase({unit.ready_us, unit.arrival, handle});
+  if (group.by_age.empty()) backlog.groups.erase(unit.adapter_slots);
+  if (const auto it = model.units.find(unit.adapter_slots); --it->second == 0) model.units.erase(it);
   backlog.prior_us -= unit.prior_us;
   lane_work_us_[unit.lane] -= unit.prior_us;
   --size_;
-  if (backlog.widths.empty()) {
+  if (backlog.groups.empty()) {
     model.order.erase({tenants_.virtual_time(unit.tenant), unit.tenant});
     model.backlogs.erase(unit.tenant);
   }
-  if (unit.slots <= model.reach) tenants_.leave(unit.tenant);
+  if (unit.adapter_slots <= model.most_slots) tenants_.leave(unit.tenant);
   free_.push_back(handle);
 }
 
-void FairQueue::postpone(Handle handle, std::int64_t due_us) {
-  auto& unit = units_[handle];
-  auto& backlog = models_[unit.model].backlogs[unit.tenant];
-  auto& heads = backlog.widths[unit.slots].heads;
-  auto& lane = backlog.lanes[unit.lane];
-  heads.erase({*lane.begin(), unit.lane});
-  lane.erase(order_of(unit, handle));
-  unit.due_us = due_us;
-  unit.yielded = true;
-  lane.insert(order_of(unit, handle));
-  heads.emplace(*lane.begin(), unit.lane);
-}
-
-// Where it was idle, or asked only for what nobody has, its virtual time moves.
+// Moves the tenant's virtual time if it was not waiting.
 void FairQueue::wait(TenantId t, std::size_t units) {
   const auto before = tenants_.virtual_time(t);
   for (; units > 0; --units) tenants_.wait(t);
   reorder(t, before);
 }
 
-void FairQueue::set_reach(ModelId model_id, int slots) {
+void FairQueue::set_most_slots(ModelId model_id, int adapter_slots) {
   if (model_id >= models_.size()) models_.resize(model_id + 1);
   auto& model = models_[model_id];
-  const int before = std::exchange(model.reach, slots);
-  if (before == slots) return;
-  std::vector<std::pair<TenantId, std::size_t>> begin;  // in the order of virtual times, which a wait may move
+  const int before = std::exchange(model.most_slots, adapter_slots);
+  if (before == adapter_slots) return;
+  std::vector<std::pair<TenantId, std::size_t>> begin;  // applied later: wait() changes the order
   for (const auto& [time, tenant] : model.order) {
-    const auto& widths = model.backlogs.at(tenant).widths;
+    const auto& groups = model.backlogs.at(tenant).groups;
     std::size_t units = 0;
-    for (auto it = widths.upper_bound(std::min(before, slots)), end = widths.upper_bound(std::max(before, slots));
+    for (auto it = groups.upper_bound(std::min(before, adapter_slots)),
+              end = groups.upper_bound(std::max(before, adapter_slots));
          it != end; ++it) {
       units += it->second.by_age.size();
     }
-    if (slots > before) {
+    if (adapter_slots > before) {
       begin.emplace_back(tenant, units);
     } else {
       for (; units > 0; --units) tenants_.leave(tenant);
@@ -161,34 +149,34 @@ void FairQueue::set_reach(ModelId model_id, int slots) {
   for (const auto& [tenant, units] : begin) wait(tenant, units);
 }
 
-std::size_t FairQueue::out_of_reach() const {
+std::size_t FairQueue::unplaceable() const {
   std::size_t out = 0;
   for (const auto& model : models_) {
-    for (auto it = model.units.upper_bound(model.reach); it != model.units.end(); ++it) out += it->second;
+    for (auto it = model.units.upper_bound(model.most_slots); it != model.units.end(); ++it) out += it->second;
   }
   return out;
 }
 
-bool FairQueue::has_work(ModelId model, int slots) const {
-  return model < models_.size() && !models_[model].units.empty() && models_[model].units.begin()->first <= slots;
+bool FairQueue::has_work(ModelId model, int adapter_slots) const {
+  return model < models_.size() && !models_[model].units.empty() &&
+         models_[model].units.begin()->first <= adapter_slots;
 }
 
-const FairQueue::Age* FairQueue::oldest(const Backlog& backlog, int slots) {
+const FairQueue::Age* FairQueue::oldest(const Backlog& backlog, int adapter_slots) {
   const Age* out = nullptr;
-  for (const auto& [needs, width] : backlog.widths) {
-    if (needs > slots) break;
-    if (out == nullptr || *width.by_age.begin() < *out) out = &*width.by_age.begin();
+  for (const auto& [needs, group] : backlog.groups) {
+    if (needs > adapter_slots) break;
+    if (out == nullptr || *group.by_age.begin() < *out) out = &*group.by_age.begin();
   }
   return out;
 }
 
 template <class Visit>
-void FairQueue::visit_heads(const Backlog& backlog, int slots, const Heads::value_type* after, Visit visit) const {
+void FairQueue::visit_heads(const Backlog& backlog, int adapter_slots, Visit visit) const {
   cursors_.clear();
-  for (const auto& [needs, width] : backlog.widths) {
-    if (needs > slots) break;
-    const auto from = after == nullptr ? width.heads.begin() : width.heads.upper_bound(*after);
-    if (from != width.heads.end()) cursors_.emplace_back(from, width.heads.end());
+  for (const auto& [needs, group] : backlog.groups) {
+    if (needs > adapter_slots) break;
+    cursors_.emplace_back(group.heads.begin(), group.heads.end());
   }
   while (!cursors_.empty()) {
     const auto by_head = [](const auto& a, const auto& b) { return *a.first < *b.first; };
@@ -203,70 +191,50 @@ void FairQueue::visit_heads(const Backlog& backlog, int slots, const Heads::valu
   }
 }
 
-std::optional<FairQueue::Candidate> FairQueue::next(ModelId model_id, int slots, std::int64_t now_us,
+std::optional<FairQueue::Candidate> FairQueue::next(ModelId model_id, int adapter_slots, std::int64_t now_us,
                                                     const Round& round) const {
   if (model_id >= models_.size()) return std::nullopt;
   const auto is_closed = [&](LaneId lane) { return round.closed && round.closed(lane); };
-  std::optional<Candidate> behind;  // of the tenant that has had least: passed over, but somebody can take it
-  std::int64_t least = 0;
-  bool kept_back = false;  // somebody who would have passed it, and got too far ahead
+  std::optional<Candidate> behind;  // of the tenant that has had least, if its lanes are skipped
+  std::int64_t least = 0;           // virtual time of that tenant
+  bool held_back = false;           // some unit was passed over because its tenant would get too far ahead
   for (const auto& [time, tenant] : models_[model_id].order) {
-    if (behind && time - least > round.lead_us) return behind;
-    // Nobody passes the first one, whose lanes are better off waiting for a while, who would get further ahead than
-    // that.
+    if (behind && time - least > round.max_lead_us) return behind;
     const auto too_far = [&, at = time, who = tenant](Handle handle) {
       const bool too = behind && static_cast<double>(at - least) +
                                          static_cast<double>(units_[handle].cost_us) / tenants_.weight(who) >
-                                     static_cast<double>(round.lead_us);
-      kept_back |= too;
+                                     static_cast<double>(round.max_lead_us);
+      held_back |= too;
       return too;
     };
     const auto& backlog = models_[model_id].backlogs.at(tenant);
-    const auto* longest = oldest(backlog, slots);
+    const auto* longest = oldest(backlog, adapter_slots);
     if (longest == nullptr) continue;
     if (now_us - longest->ready_us > age_bound_us_ && !is_closed(units_[longest->handle].lane) &&
         !too_far(longest->handle)) {
       return Candidate{.handle = longest->handle, .aged = true};
     }
     const bool first = !behind;
-    std::int64_t lack = 0;
+    std::int64_t missing = 0;
     int looks = 0;
     std::optional<Candidate> found;
-    visit_heads(backlog, slots, nullptr, [&, at = time](const Order& order, LaneId lane) {
+    visit_heads(backlog, adapter_slots, [&, at = time](const Order& order, LaneId lane) {
       if (!round.skipped(lane) && (first || !too_far(order.handle))) {
         found = Candidate{.handle = order.handle};
         return true;
       }
-      if (!first) return ++looks >= kMostLooks;
+      if (!first) return ++looks >= kMaxLooks;
       if (is_closed(lane) || (behind && units_[behind->handle].priority != -order.negative_priority)) return false;
-      const auto own = round.lack ? round.lack(lane) : 0;
-      if (behind && own >= lack) return false;
+      const auto own = round.missing ? round.missing(lane) : 0;
+      if (behind && own >= missing) return false;
       behind = Candidate{.handle = order.handle, .behind = true};
-      lack = own;
+      missing = own;
       least = at;
       return false;
     });
     if (found) return found;
   }
-  // Rather than to leave a place empty for which there is work.
-  return kept_back ? behind : std::nullopt;
-}
-
-std::optional<FairQueue::Handle> FairQueue::find_behind(Handle handle, int slots, std::int64_t within_us, int most,
-                                                        const std::function<bool(const QueuedUnit&)>& fits) const {
-  if (most <= 0) return std::nullopt;
-  const auto& unit = units_[handle];
-  const Heads::value_type own{order_of(unit, handle), unit.lane};
-  std::optional<Handle> found;
-  visit_heads(models_[unit.model].backlogs.at(unit.tenant), slots, &own,
-              [&, order = own.first](const Order& other, LaneId) {
-                if (other.negative_priority != order.negative_priority || other.deadline_us != order.deadline_us ||
-                    other.due_us > order.due_us + within_us)
-                  return true;
-                if (fits(units_[other.handle])) found = other.handle;
-                return found || --most <= 0;
-              });
-  return found;
+  return held_back ? behind : std::nullopt;  // rather than leave capacity unused
 }
 
 std::int64_t FairQueue::lane_work_us(LaneId lane) const {

@@ -102,7 +102,7 @@ void Tenants::restore(const std::map<std::string, std::int64_t>& times) {
     const auto t = intern(name);
     move(t, time - tenants_[t].virtual_time, 0, 0);
   }
-  for (const auto& [known, t] : waiting_) {  // from the least
+  for (const auto& [known, t] : waiting_) {  // in ascending order
     if (!times.contains(tenants_[t].name)) {
       others.push_back(t);
       continue;

@@ -7,9 +7,9 @@ namespace ditfleet::scheduling {
 namespace {
 
 constexpr double kWeight = 0.3;      // of a new observation
-constexpr double kColdWeight = 0.1;  // of a cold run: a small difference of two large times
+constexpr double kColdWeight = 0.1;  // of a cold run: the small difference of two large times
 constexpr std::int64_t kColdPriorMax = 2'000'000;
-constexpr std::size_t kVariantsMost = 16;  // numbers of steps that a class is remembered with
+constexpr std::size_t kVariantsMost = 16;  // per class
 
 // A 12-billion-parameter transformer at about 400 Tflop/s: 2 flop a parameter and token, and attention's
 // 4 · tokens² · width flop in 57 blocks.
@@ -17,7 +17,7 @@ constexpr double kUsPerToken = 60.0;
 constexpr double kUsPerTokenSquared = 0.0017;
 constexpr double kUsPerPixelVae = 0.06;
 constexpr double kUsText = 30'000.0;
-constexpr double kWithAdapters = 1.036;  // a step with one adapter to one without (tests/bench/results/lora_h200.csv)
+constexpr double kWithAdapters = 1.036;  // step with an adapter ÷ without (tests/bench/results/lora_h200.csv)
 
 template <class T>
 T* at(std::vector<T>& values, std::uint32_t index) {
@@ -117,12 +117,12 @@ void CostModel::observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us,
   auto* cls = at(classes_, c);
   auto* model = at(models_, m);
   if (cold && cls->observed) {
-    // Only a prediction that warm runs have confirmed tells the cold class's price from the run itself.
-    // Also where it was less: cut off at 0 each, the errors of the prediction would add up to a price.
+    // Only a prediction based on warm runs separates the cold cost from the run. Negative differences count too;
+    // otherwise the errors of predictions would add up to a cost.
     model->cold.add(static_cast<double>(observed_us - run_us(c, m, w, prior_us)), kColdWeight);
     return;
   }
-  if (!model->observed) model->overall = {};  // facts replace a seed
+  if (!model->observed) model->overall = {};  // observed runs replace a seed
   if (cold) {
     if (!model->observed) model->overall.add(observed_ratio, kWeight);
     model->observed = true;

@@ -1,7 +1,7 @@
-// How long a unit will run, and what a cold class costs, in GPU-microseconds: a prior from the shape (pixels,
-// steps, guidance), corrected by the runs that were observed.
+// Predicts runs and the cost of a cold class in GPU-microseconds: a prior from the shape (pixels, steps, guidance),
+// corrected by observed runs.
 //
-// Pure and not thread safe. Classes and workers are dense indices that the scheduler hands out.
+// Pure and not thread safe. Classes, models and workers are dense indices that the scheduler assigns.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ using ClassId = std::uint32_t;
 using ModelId = std::uint32_t;
 using WorkerId = std::uint32_t;
 
-// An exponentially weighted mean whose first value counts whole.
+// An exponentially weighted mean; the first value has full weight.
 class Ewma {
  public:
   void add(double value, double weight) {
@@ -31,51 +31,49 @@ class Ewma {
   bool known_ = false;
 };
 
-// A FLUX-sized transformer on one data-centre GPU. What it gets wrong (by any factor: a tiny model, a CPU)
-// the first observed run corrects; what matters before that is how it orders shapes.
+// The run of a 12-billion-parameter transformer on one data-center GPU. It may be wrong by any factor for other models
+// and devices; the first observed run corrects it. Before that only the order of shapes matters.
 std::int64_t prior_run_us(const job::ShapeClass& shape, int steps, bool adapters = false);
 
 class CostModel {
  public:
-  // Corrected prediction for a unit whose prior is `prior_us`. Without such a run on this worker: the mean of such
-  // runs, else of the class, else of the model, scaled by the worker's speed, as far as these are known.
+  // The corrected prediction for a unit with this prior. If no such run was observed on the worker: the mean of such
+  // runs, else of the class, else of the model, scaled by the worker's speed if known.
   std::int64_t run_us(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us) const;
-  // The same for many workers in a row: run_us(c, m, w, prior) of each w.
+  // run_us(c, m, w, prior_us) for many workers.
   class Runs {
    public:
     std::int64_t operator()(WorkerId w) const;
 
    private:
     friend class CostModel;
-    const std::vector<Ewma>* own = nullptr;     // ratios of such runs
-    const std::vector<Ewma>* speeds = nullptr;  // of the model
+    const std::vector<Ewma>* own = nullptr;     // ratios, by worker
+    const std::vector<Ewma>* speeds = nullptr;  // of the model, by worker
     double prior_us = 0, typical = 1;
   };
   Runs runs(ClassId c, ModelId m, std::int64_t prior_us) const;
-  // The same without naming a worker: what a tenant is charged in advance and a client is told.
+  // The prediction for any worker: charged in advance, and shown to clients.
   std::int64_t typical_run_us(ClassId c, ModelId m, std::int64_t prior_us) const;
-  // cold_us() of many runs in a row: what was observed, or nothing where it was not.
+  // The observed cost of a cold class, if any.
   std::optional<std::int64_t> observed_cold_us(ModelId m) const;
-  // What the first run of a class costs a worker on top. Unobserved: half a run, at most kColdPriorMax: a
-  // guess that lets an idle cold worker win over a queue of one.
+  // What a worker's first run of a class takes in addition. Unobserved: half a run, at most 2 s, so that an idle cold
+  // worker is preferred to a queue of one.
   std::int64_t cold_us(ModelId m, std::int64_t run_us) const;
   bool observed(ModelId m) const;
-  // A run on a warm worker stands behind predictions. Before, there are at best first runs, which take more by any
-  // factor.
+  // True once a run on a warm worker was observed. Cold runs take longer by any factor.
   bool confirmed(ModelId m) const;
 
-  // A unit ran for `observed_us`; `cold` if it was the worker's first of the class.
+  // A unit ran for `observed_us`. cold: it was the worker's first run of the class.
   void observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us, std::int64_t observed_us, bool cold);
-  // What an earlier leader had predicted for a unit of a class nobody has observed yet.
+  // The prediction of an earlier leader. Ignored once a run of the class was observed.
   void seed(ClassId c, ModelId m, std::int64_t prior_us, std::int64_t predicted_us);
 
-  // An index is about to stand for another class or worker.
+  // The index will be reused for another class or worker.
   void forget_class(ClassId c);
   void forget_worker(WorkerId w);
 
  private:
-  // Runs of one class with one prior, which is to say one number of steps, with adapters or without: their ratio to it
-  // is their own.
+  // Runs of one class with one prior: one number of steps, with or without adapters.
   struct Variant {
     std::int64_t prior_us = 0;
     Ewma overall;  // observed ÷ prior
@@ -88,8 +86,8 @@ class CostModel {
   };
   struct ModelCosts {
     Ewma overall;
-    Ewma cold;                 // microseconds that first runs took beyond the prediction
-    std::vector<Ewma> speeds;  // by worker: observed ÷ what is typical of such runs
+    Ewma cold;                 // microseconds beyond the prediction
+    std::vector<Ewma> speeds;  // by worker: observed ÷ typical
     bool observed = false, confirmed = false;
   };
   const Variant* variant(ClassId c, std::int64_t prior_us) const;

@@ -2,22 +2,22 @@
 
 #include <algorithm>
 
-#include "coordinator/scheduling/placement/router.h"
+#include "coordinator/scheduling/placement/rendezvous_hash.h"
 
 namespace ditfleet::scheduling {
 
-std::string_view standing_name(Standing standing) {
-  switch (standing) {
-    case Standing::kStarting: return "starting";
-    case Standing::kReady: return "ready";
-    case Standing::kDraining: return "draining";
-    case Standing::kSilent: return "silent";
-    case Standing::kGone: break;
+std::string_view worker_state_name(WorkerState state) {
+  switch (state) {
+    case WorkerState::kStarting: return "starting";
+    case WorkerState::kReady: return "ready";
+    case WorkerState::kDraining: return "draining";
+    case WorkerState::kSilent: return "silent";
+    case WorkerState::kGone: break;
   }
   return "gone";
 }
 
-std::string_view without_precision(std::string_view class_key) { return class_key.substr(0, class_key.rfind('/')); }
+std::string_view shape_key(std::string_view class_key) { return class_key.substr(0, class_key.rfind('/')); }
 
 Fleet::Fleet(int lookahead, std::int64_t silent_after_us)
     : lookahead_(std::max(1, lookahead)), silent_after_us_(silent_after_us) {}
@@ -48,42 +48,42 @@ WorkerId Fleet::intern_owner(const std::string& owner) {
 }
 
 void Fleet::begin_update() {
-  before_.clear();
-  for (const auto& worker : workers_) before_.push_back(worker.standing);
+  states_before_.clear();
+  for (const auto& worker : workers_) states_before_.push_back(worker.state);
   seen_.assign(workers_.size(), 0);
   for (auto& ids : by_model_) ids.clear();
-  for (auto& places : places_) places.clear();
-  for (auto& widths : widths_) widths.clear();
-  for (auto& load : loads_) load.limit = 0;  // listed anew
+  for (auto& open : open_) open.clear();
+  for (auto& slots : open_slots_) slots.clear();
+  for (auto& load : loads_) load.capacity = 0;  // so that refresh_load() lists it again
 }
 
 void Fleet::apply(const queue::WorkerInfo& info, std::vector<ModelId> models, std::int64_t now_us) {
   const auto id = intern_owner(info.owner());
   if (id >= seen_.size()) {
     seen_.resize(id + 1, 0);
-    before_.resize(id + 1, Standing::kGone);
+    states_before_.resize(id + 1, WorkerState::kGone);
   }
   seen_[id] = 1;
   auto& worker = workers_[id];
-  worker.limit = std::clamp(info.capacity, 1, lookahead_);
+  worker.capacity = std::clamp(info.capacity, 1, lookahead_);
   worker.heartbeat_us = info.heartbeat_ms * 1000;
   worker.models = std::move(models);
   for (const auto m : worker.models) {
     if (m >= by_model_.size()) by_model_.resize(m + 1);
     by_model_[m].push_back(id);
   }
-  if (worker.told_warm != info.warm_classes) {
-    worker.told_warm = info.warm_classes;
+  if (worker.reported_warm != info.warm_classes) {
+    worker.reported_warm = info.warm_classes;
     worker.warm.clear();
-    for (const auto& key : info.warm_classes) worker.warm.emplace(without_precision(key));
+    for (const auto& key : info.warm_classes) worker.warm.emplace(shape_key(key));
   }
   refresh_warm(id);
   if (now_us - worker.heartbeat_us > silent_after_us_) {
-    worker.standing = Standing::kSilent;
+    worker.state = WorkerState::kSilent;
   } else if (info.state == "ready") {
-    worker.standing = Standing::kReady;
+    worker.state = WorkerState::kReady;
   } else {
-    worker.standing = info.state == "draining" ? Standing::kDraining : Standing::kStarting;
+    worker.state = info.state == "draining" ? WorkerState::kDraining : WorkerState::kStarting;
   }
   HeldAdapters held{.slots = info.adapter_slots,
                     .host_bytes = info.host_adapter_bytes,
@@ -101,11 +101,11 @@ std::vector<WorkerId> Fleet::end_update() {
   std::vector<WorkerId> changed;
   for (WorkerId id = 0; id < workers_.size(); ++id) {
     auto& worker = workers_[id];
-    if (worker.owner.empty()) continue;  // a free slot
+    if (worker.owner.empty()) continue;  // a free id
     const bool seen = id < seen_.size() && seen_[id] != 0;
-    if (!seen) worker.standing = Standing::kGone;
+    if (!seen) worker.state = WorkerState::kGone;
     const bool freed = !seen && worker.held.empty();
-    if (freed || id >= before_.size() || worker.standing != before_[id]) changed.push_back(id);
+    if (freed || id >= states_before_.size() || worker.state != states_before_[id]) changed.push_back(id);
     if (!seen) loads_[id] = {};
     if (freed) {
       adapters_.forget(id);
@@ -128,7 +128,7 @@ void Fleet::refresh_warm(WorkerId w) {
     if (it == class_ids_.end()) continue;
     for (const auto c : it->second) warm_[c][w] = 1;
   }
-  // What it holds will have warmed it by the time anything else of the class comes up.
+  // By the time another unit of the class starts, the held one will have warmed the worker.
   for (const auto& held : worker.held) {
     if (held.cls < warm_.size()) warm_[held.cls][w] = 1;
   }
@@ -139,39 +139,39 @@ void Fleet::define_class(ClassId c, const std::string& class_key) {
     warm_.resize(c + 1);
     class_keys_.resize(c + 1);
   }
-  if (const auto it = class_ids_.find(class_keys_[c]); it != class_ids_.end()) {  // what it stood for
+  if (const auto it = class_ids_.find(class_keys_[c]); it != class_ids_.end()) {  // the class that had the id before
     std::erase(it->second, c);
     if (it->second.empty()) class_ids_.erase(it);
   }
-  class_keys_[c] = without_precision(class_key);
+  class_keys_[c] = shape_key(class_key);
   class_ids_[class_keys_[c]].push_back(c);
   warm_[c].assign(workers_.size(), 0);
   for (WorkerId w = 0; w < workers_.size(); ++w) warm_[c][w] = workers_[w].warm.contains(class_keys_[c]);
 }
 
-// Keeps `loads_`, `places_` and `widths_` in step with a worker.
+// Updates `loads_`, `open_` and `open_slots_`.
 void Fleet::refresh_load(WorkerId w) {
   const auto& worker = workers_[w];
   auto& load = loads_[w];
-  const bool was_open = load.ready && load.has_slot();
+  const bool was_open = load.ready && load.has_capacity();
   const auto was_free_at_us = load.free_at_us;
-  const int had_slots = load.slots;
+  const int had_slots = load.adapter_slots;
   load = {.free_at_us = worker.free_at_us,
           .waiting_us = worker.waiting_us,
           .hash = worker.hash,
           .held = static_cast<int>(worker.held.size()),
-          .limit = worker.limit,
-          .slots = adapters_.slots(w),
-          .ready = worker.standing == Standing::kReady && worker.heartbeat_us > worker.handed_back_us};
-  const bool is_open = load.ready && load.has_slot();
-  if (was_open == is_open && was_free_at_us == load.free_at_us && had_slots == load.slots) return;
+          .capacity = worker.capacity,
+          .adapter_slots = adapters_.slots(w),
+          .ready = worker.state == WorkerState::kReady && worker.heartbeat_us > worker.handed_back_us};
+  const bool is_open = load.ready && load.has_capacity();
+  if (was_open == is_open && was_free_at_us == load.free_at_us && had_slots == load.adapter_slots) return;
   for (const auto m : worker.models) {
-    if (m >= places_.size()) places_.resize(m + 1);
-    if (m >= widths_.size()) widths_.resize(m + 1);
-    if (was_open && places_[m].erase({was_free_at_us, w}) > 0) {
-      if (const auto it = widths_[m].find(had_slots); --it->second == 0) widths_[m].erase(it);
+    if (m >= open_.size()) open_.resize(m + 1);
+    if (m >= open_slots_.size()) open_slots_.resize(m + 1);
+    if (was_open && open_[m].erase({was_free_at_us, w}) > 0) {
+      if (const auto it = open_slots_[m].find(had_slots); --it->second == 0) open_slots_[m].erase(it);
     }
-    if (is_open && places_[m].emplace(load.free_at_us, w).second) ++widths_[m][load.slots];
+    if (is_open && open_[m].emplace(load.free_at_us, w).second) ++open_slots_[m][load.adapter_slots];
   }
 }
 
@@ -201,8 +201,8 @@ bool Fleet::release(WorkerId w, const queue::UnitRef& ref, std::int64_t now_us) 
   const auto it = std::find_if(worker.held.begin(), worker.held.end(), [&](const HeldUnit& h) { return h.ref == ref; });
   if (it == worker.held.end()) return false;
   if (it->started) worker.last_end_us = std::max(worker.last_end_us, now_us);
-  adapters_.release(w, it->adapters, now_us);
-  // A unit that ran has warmed its class; the next heartbeat says so itself, until then this stands.
+  adapters_.release(w, it->adapters);
+  // A unit that started has warmed the worker; the next heartbeat will report it.
   if (!it->started && it->cold && it->cls < warm_.size()) {
     const auto cls = it->cls;
     worker.held.erase(it);
@@ -236,16 +236,16 @@ void Fleet::started(WorkerId w, const queue::UnitRef& ref, std::int64_t at_us) {
   }
 }
 
-const Fleet::Places& Fleet::places(ModelId m) const {
-  static const Places kNone;
-  return m < places_.size() ? places_[m] : kNone;
+const Fleet::OpenWorkers& Fleet::open_workers(ModelId m) const {
+  static const OpenWorkers kNone;
+  return m < open_.size() ? open_[m] : kNone;
 }
 
-int Fleet::widest_place(ModelId m) const {
-  return m < widths_.size() && !widths_[m].empty() ? widths_[m].rbegin()->first : -1;
+int Fleet::most_open_slots(ModelId m) const {
+  return m < open_slots_.size() && !open_slots_[m].empty() ? open_slots_[m].rbegin()->first : -1;
 }
 
-int Fleet::most_slots(ModelId m) const {
+int Fleet::most_adapter_slots(ModelId m) const {
   int most = -1;
   for (const auto w : with_model(m)) most = std::max(most, adapters_.slots(w));
   return most;

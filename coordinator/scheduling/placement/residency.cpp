@@ -2,14 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 namespace ditfleet::scheduling {
 namespace {
 
-// That one holder is busy when its adapter is asked for, as in a fleet that is well used: all others of n are with this
-// to the power of n - 1.
-constexpr double kBusy = 0.85;
 constexpr double kDemandWindowUs = 300e6;  // demand decays to 1/e in five minutes
 
 }  // namespace
@@ -72,12 +68,6 @@ Residency::Copy* Residency::find(Holder& holder, AdapterId a) {
   return nullptr;
 }
 
-std::vector<WorkerId> Residency::holders(AdapterId a) const {
-  std::vector<WorkerId> out;
-  for (const auto& place : adapters_[a].places) out.push_back(place.worker);
-  return out;
-}
-
 void Residency::update_place(WorkerId w, const Copy& copy) {
   for (auto& place : adapters_[copy.adapter].places) {
     if (place.worker == w) place = {w, copy.in_slot, copy.ready_us};
@@ -103,19 +93,11 @@ bool Residency::has_spare_slot(WorkerId w) const {
   return used < holder.slots;
 }
 
-bool Residency::has(WorkerId w, std::span<const AdapterId> wanted) const {
-  if (w >= workers_.size()) return wanted.empty();
-  const auto& copies = workers_[w].copies;
-  return std::all_of(wanted.begin(), wanted.end(), [&](AdapterId a) {
-    return std::any_of(copies.begin(), copies.end(), [a](const Copy& c) { return c.adapter == a; });
-  });
-}
-
-std::size_t Residency::not_there(WorkerId w, std::span<const AdapterId> wanted) const {
+std::size_t Residency::unreported(WorkerId w, std::span<const AdapterId> wanted) const {
   if (w >= workers_.size()) return wanted.size();
   const auto& copies = workers_[w].copies;
   return static_cast<std::size_t>(std::count_if(wanted.begin(), wanted.end(), [&](AdapterId a) {
-    return std::none_of(copies.begin(), copies.end(), [a](const Copy& c) { return c.adapter == a && c.told; });
+    return std::none_of(copies.begin(), copies.end(), [a](const Copy& c) { return c.adapter == a && c.reported; });
   }));
 }
 
@@ -133,7 +115,7 @@ void Residency::report(WorkerId w, const HeldAdapters& held, std::int64_t now_us
       copy.in_slot |= in_slot;
       return;
     }
-    copies.push_back({.adapter = a, .in_slot = in_slot, .told = true, .ready_us = now_us, .used_us = now_us});
+    copies.push_back({.adapter = a, .in_slot = in_slot, .reported = true, .ready_us = now_us, .used_us = now_us});
   };
   for (const auto a : held.in_slots) mention(a, true);
   for (const auto a : held.in_host) mention(a, false);
@@ -145,15 +127,15 @@ void Residency::report(WorkerId w, const HeldAdapters& held, std::int64_t now_us
     }
     copy.units = old->units;
     copy.used_us = old->used_us;
-    copy.in_slot |= old->units > 0 && old->in_slot;  // it will be, when its unit's turn comes
+    copy.in_slot |= old->units > 0 && old->in_slot;  // it will be when its unit starts
     copy.ready_us = std::min(old->ready_us, now_us);
     if (copy.in_slot != old->in_slot || copy.ready_us != old->ready_us) update_place(w, copy);
   }
   for (const auto& old : holder.copies) {
     if (std::any_of(copies.begin(), copies.end(), [&](const Copy& c) { return c.adapter == old.adapter; })) continue;
     if (old.units > 0) {
-      copies.push_back(old);  // on its way
-      copies.back().told = false;
+      copies.push_back(old);  // being loaded
+      copies.back().reported = false;
     } else {
       remove_place(w, old.adapter);
     }
@@ -161,7 +143,6 @@ void Residency::report(WorkerId w, const HeldAdapters& held, std::int64_t now_us
   holder.copies = std::move(copies);
   holder.used_bytes = 0;
   for (const auto& copy : holder.copies) holder.used_bytes += adapters_[copy.adapter].bytes;
-  weigh(holder, now_us);
 }
 
 void Residency::forget(WorkerId w) {
@@ -173,24 +154,7 @@ void Residency::forget(WorkerId w) {
 double Residency::worth(const Copy& copy, std::int64_t now_us) const {
   const auto& adapter = adapters_[copy.adapter];
   const auto holders = static_cast<double>(std::max<std::size_t>(1, adapter.places.size()));
-  return demand(copy.adapter, now_us) * static_cast<double>(adapter.bytes) *
-         std::min(1.0 / holders, std::pow(kBusy, holders - 1.0));
-}
-
-void Residency::weigh(Holder& holder, std::int64_t now_us) {
-  holder.least_worth = holder.scarcity = 0;
-  const auto count = static_cast<std::int64_t>(holder.copies.size());
-  if (holder.used_bytes + (count > 0 ? holder.used_bytes / count : 0) <= holder.host_bytes) return;  // room for another
-  bool any = false;
-  for (const auto& copy : holder.copies) {
-    if (copy.units > 0 || adapters_[copy.adapter].pinned) continue;
-    const double value = worth(copy, now_us);
-    if (any && value >= holder.least_worth) continue;
-    holder.least_worth = value;
-    holder.scarcity = std::pow(kBusy, static_cast<double>(adapters_[copy.adapter].places.size()) - 1.0);
-    any = true;
-  }
-  if (!any) holder.least_worth = std::numeric_limits<double>::max();  // nothing may go
+  return demand(copy.adapter, now_us) * static_cast<double>(adapter.bytes) / holders;
 }
 
 Residency::Dropped Residency::hold(WorkerId w, std::span<const AdapterId> wanted, Eviction eviction,
@@ -199,13 +163,13 @@ Residency::Dropped Residency::hold(WorkerId w, std::span<const AdapterId> wanted
   if (wanted.empty()) return dropped;
   if (w >= workers_.size()) workers_.resize(w + 1);
   auto& holder = workers_[w];
-  for (const auto a : wanted) {  // first, so that none of them makes room for another
+  for (const auto a : wanted) {  // first, so that none of them is evicted for another
     if (auto* copy = find(holder, a)) {
       ++copy->units;
       copy->used_us = now_us;
     }
   }
-  // The one that may go and is worth least; none: all are needed.
+  // The copy to evict; null: all are needed or pinned.
   const auto victim = [&](bool slot) -> Copy* {
     Copy* worst = nullptr;
     double least = 0;
@@ -239,7 +203,7 @@ Residency::Dropped Residency::hold(WorkerId w, std::span<const AdapterId> wanted
       add_place(w, *copy);
     }
     if (copy->in_slot) continue;
-    // Units run in order: for whoever comes behind this one it is in a slot.
+    // Units run in order, so it is in a slot for the units behind this one.
     const auto used =
         std::count_if(holder.copies.begin(), holder.copies.end(), [](const Copy& c) { return c.in_slot; });
     if (used >= holder.slots) {
@@ -252,16 +216,14 @@ Residency::Dropped Residency::hold(WorkerId w, std::span<const AdapterId> wanted
     copy->in_slot = true;
     update_place(w, *copy);
   }
-  weigh(holder, now_us);
   return dropped;
 }
 
-void Residency::release(WorkerId w, std::span<const AdapterId> adapters, std::int64_t now_us) {
-  if (w >= workers_.size() || adapters.empty()) return;
+void Residency::release(WorkerId w, std::span<const AdapterId> adapters) {
+  if (w >= workers_.size()) return;
   for (const auto a : adapters) {
     if (auto* copy = find(workers_[w], a); copy != nullptr && copy->units > 0) --copy->units;
   }
-  weigh(workers_[w], now_us);
 }
 
 Residency::Scan Residency::scan(std::span<const AdapterId> adapters, std::int64_t now_us) const {
@@ -298,7 +260,6 @@ AdapterNeed Residency::Scan::at(WorkerId w) const {
   if (here < count_) {
     need.load_us = owner_->load_us(holder, bytes_ - (known ? found.bytes : 0));
     need.ready_us = std::max(now_us_, holder.loader_free_us) + need.load_us;
-    need.scarcity = holder.scarcity;
   }
   need.swap_us = (count_ - in_slots) * holder.swap_us;
   if (need.swap_us > 0) need.ready_us = std::max(now_us_, need.ready_us) + need.swap_us;

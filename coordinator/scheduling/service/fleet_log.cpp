@@ -16,7 +16,7 @@ struct Change {
   std::vector<std::string> names;
   std::size_t held = 0;
 };
-enum Kind { kCame, kReady, kHeardAgain, kDrains, kSilent, kGone };
+enum Kind { kRegistered, kReady, kHeartbeatsAgain, kDraining, kSilent, kGone };
 
 std::string line_of(const Change& change) {
   std::string text = change.names.size() == 1 ? "worker " : std::to_string(change.names.size()) + " workers ";
@@ -54,13 +54,13 @@ std::vector<FleetLine> FleetLog::look(const Fleet& fleet, std::int64_t now_us) {
   std::map<std::string, Seen> now;
   std::map<std::string, std::size_t> held;  // by owner, also of those that are gone
   std::string silent_for;
-  for (WorkerId w = 0; w < fleet.slots(); ++w) {
+  for (WorkerId w = 0; w < fleet.id_bound(); ++w) {
     const auto& worker = fleet.at(w);
     if (worker.owner.empty()) continue;
     held[worker.owner] = worker.held.size();
-    if (worker.standing == Standing::kGone) continue;
-    now[worker.owner] = {worker.name, worker.standing};
-    if (worker.standing == Standing::kSilent)
+    if (worker.state == WorkerState::kGone) continue;
+    now[worker.owner] = {worker.name, worker.state};
+    if (worker.state == WorkerState::kSilent)
       silent_for = std::to_string((now_us - worker.heartbeat_us) / 1'000'000) + " s";
   }
   std::array<Change, 6> changes{{{"registered and is starting", "registered and are starting", false, false, {}, 0},
@@ -69,26 +69,26 @@ std::vector<FleetLine> FleetLog::look(const Fleet& fleet, std::int64_t now_us) {
                                  {"is draining", "are draining", false, true, {}, 0},
                                  {"is silent: no heartbeat for " + silent_for, "are silent", true, true, {}, 0},
                                  {"is gone", "are gone", false, true, {}, 0}}};
-  const auto tell = [&](Kind kind, const std::string& owner, const Seen& worker) {
+  const auto add = [&](Kind kind, const std::string& owner, const Seen& worker) {
     changes[kind].names.push_back(worker.name);
     changes[kind].held += held[owner];
   };
   for (const auto& [owner, worker] : now) {
     const auto before = seen_.find(owner);
-    if (before != seen_.end() && before->second.standing == worker.standing) continue;
-    switch (worker.standing) {
-      case Standing::kStarting: tell(kCame, owner, worker); break;
-      case Standing::kReady:
-        tell(before != seen_.end() && before->second.standing == Standing::kSilent ? kHeardAgain : kReady, owner,
-             worker);
+    if (before != seen_.end() && before->second.state == worker.state) continue;
+    switch (worker.state) {
+      case WorkerState::kStarting: add(kRegistered, owner, worker); break;
+      case WorkerState::kReady:
+        add(before != seen_.end() && before->second.state == WorkerState::kSilent ? kHeartbeatsAgain : kReady, owner,
+            worker);
         break;
-      case Standing::kDraining: tell(kDrains, owner, worker); break;
-      case Standing::kSilent: tell(kSilent, owner, worker); break;
-      case Standing::kGone: break;  // not among them
+      case WorkerState::kDraining: add(kDraining, owner, worker); break;
+      case WorkerState::kSilent: add(kSilent, owner, worker); break;
+      case WorkerState::kGone: break;  // not among them
     }
   }
   for (const auto& [owner, worker] : seen_) {
-    if (!now.contains(owner)) tell(kGone, owner, worker);
+    if (!now.contains(owner)) add(kGone, owner, worker);
   }
   seen_ = std::move(now);
   std::vector<FleetLine> lines;

@@ -27,7 +27,7 @@ class FleetLog {
  private:
   struct Seen {
     std::string name;
-    Standing standing = Standing::kGone;
+    WorkerState state = WorkerState::kGone;
   };
   std::map<std::string, Seen> seen_;  // by owner
   bool looked_ = false;

@@ -23,9 +23,9 @@ constexpr std::int64_t kAuditSpacingUs = 200'000;
 SchedulerOptions scheduler_options(const SchedulerServiceOptions& options) {
   SchedulerOptions out = options.scheduler;
   if (options.adapters && !out.adapters) {
-    out.adapters = [directory = options.adapters](const std::string& tenant, const job::LoraUse& use,
-                                                  const job::ModelEntry& model) {
-      return directory->resolve(tenant, use.name, use.sha256, model.name);
+    out.adapters = [mirror = options.adapters](const std::string& tenant, const job::LoraUse& use,
+                                               const job::ModelEntry& model) {
+      return mirror->resolve(tenant, use.name, use.sha256, model.name);
     };
   }
   return out;
@@ -202,7 +202,7 @@ asio::awaitable<void> LeaderTerm::read_intake() {
     }
     if (entries->empty()) continue;
     if (context_.options->adapters && std::any_of(entries->begin(), entries->end(), may_name_adapters)) {
-      // The directory must not be older than the submission.
+      // The mirror must not be older than the submission.
       auto fresh = co_await context_.options->adapters->refresh(Deadline::after(kCall));
       if (!fresh) {
         rewind_ = true;
@@ -220,17 +220,17 @@ asio::awaitable<void> LeaderTerm::read_intake() {
 
 void LeaderTerm::update_adapters() {
   if (!context_.options->adapters) return;
-  const loras::RegistryMirror& directory = *context_.options->adapters;
-  if (!directory.loaded() || directory.version() == adapters_version_) return;
-  adapters_version_ = directory.version();
+  const loras::RegistryMirror& mirror = *context_.options->adapters;
+  if (!mirror.loaded() || mirror.version() == adapters_version_) return;
+  adapters_version_ = mirror.version();
   Residency& residency = scheduler_->adapters();
   residency.forget_sizes();
-  for (const auto& [sha256, bytes] : directory.bytes()) residency.set_size(residency.intern(sha256), bytes);
+  for (const auto& [sha256, bytes] : mirror.bytes()) residency.set_size(residency.intern(sha256), bytes);
   for (const auto& sha256 : pinned_) {
-    if (!directory.pinned().contains(sha256)) residency.pin(residency.intern(sha256), false);
+    if (!mirror.pinned().contains(sha256)) residency.pin(residency.intern(sha256), false);
   }
-  for (const auto& sha256 : directory.pinned()) residency.pin(residency.intern(sha256), true);
-  pinned_ = directory.pinned();
+  for (const auto& sha256 : mirror.pinned()) residency.pin(residency.intern(sha256), true);
+  pinned_ = mirror.pinned();
 }
 
 asio::awaitable<void> LeaderTerm::poll_registry() {
@@ -248,7 +248,7 @@ asio::awaitable<void> LeaderTerm::poll_registry() {
     }
     if (const auto now = monotonic_us(); now - counted_us > 1'000'000) {
       counted_us = now;
-      context_.metrics->census(scheduler_->census());
+      context_.metrics->stats(scheduler_->stats());
     }
     co_await pause(context_.options->registry_period);
   }

@@ -58,7 +58,7 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   asio::awaitable<void> assign(Actions::Assignment assignment);
   asio::awaitable<void> revoke(std::vector<queue::Attempt> attempts);
 
-  // Passes sizes and pins of adapters to the scheduler if the directory has a newer version.
+  // Passes sizes and pins of adapters to the scheduler if the registry mirror has a newer version.
   void update_adapters();
   void perform(Actions actions);
   void refused(const queue::AssignRequest& unit);

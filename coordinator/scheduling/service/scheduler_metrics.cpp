@@ -75,12 +75,11 @@ struct SchedulerMetrics::Families {
           .Register(r)
           .Add({}, Histogram::BucketBoundaries{0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05});
   Gauge& ready = BuildGauge().Name("ditfleet_units_ready").Help("Units waiting for a worker").Register(r).Add({});
-  Gauge& unplaceable =
-      BuildGauge()
-          .Name("ditfleet_units_unplaceable")
-          .Help("Ready units that no registered worker can run: it lacks the model or slots for their adapters")
-          .Register(r)
-          .Add({});
+  Gauge& unplaceable = BuildGauge()
+                           .Name("ditfleet_units_unplaceable")
+                           .Help("Ready units for which no registered worker has the model and enough adapter slots")
+                           .Register(r)
+                           .Add({});
   Gauge& held =
       BuildGauge().Name("ditfleet_units_held").Help("Units assigned to or running on workers").Register(r).Add({});
   Gauge& delayed =
@@ -171,7 +170,7 @@ void SchedulerMetrics::leading(bool leads, std::int64_t epoch) {
     return;
   }
   jobs(0, 0);
-  census({});
+  stats({});
 }
 
 void SchedulerMetrics::jobs(std::int64_t queued, std::int64_t open) {
@@ -179,16 +178,16 @@ void SchedulerMetrics::jobs(std::int64_t queued, std::int64_t open) {
   families_.open_jobs.Set(static_cast<double>(open));
 }
 
-void SchedulerMetrics::census(const Census& census) {
-  families_.ready.Set(static_cast<double>(census.ready));
-  families_.unplaceable.Set(static_cast<double>(census.unplaceable));
-  families_.held.Set(static_cast<double>(census.held));
-  families_.delayed.Set(static_cast<double>(census.delayed));
-  for (const auto standing :
-       {Standing::kStarting, Standing::kReady, Standing::kDraining, Standing::kSilent, Standing::kGone}) {
-    const auto it = census.workers.find(standing);
-    families_.workers.Add({{"state", std::string(standing_name(standing))}})
-        .Set(it == census.workers.end() ? 0.0 : static_cast<double>(it->second));
+void SchedulerMetrics::stats(const QueueStats& stats) {
+  families_.ready.Set(static_cast<double>(stats.ready));
+  families_.unplaceable.Set(static_cast<double>(stats.unplaceable));
+  families_.held.Set(static_cast<double>(stats.held));
+  families_.delayed.Set(static_cast<double>(stats.delayed));
+  for (const auto state : {WorkerState::kStarting, WorkerState::kReady, WorkerState::kDraining, WorkerState::kSilent,
+                           WorkerState::kGone}) {
+    const auto it = stats.workers.find(state);
+    families_.workers.Add({{"state", std::string(worker_state_name(state))}})
+        .Set(it == stats.workers.end() ? 0.0 : static_cast<double>(it->second));
   }
 }
 

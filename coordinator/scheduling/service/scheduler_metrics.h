@@ -27,7 +27,7 @@ class SchedulerMetrics : public Observer {
   // Without the leadership all gauges of the shard are 0, so that those of all coordinators add up.
   void leading(bool leads, std::int64_t epoch);
   void jobs(std::int64_t queued, std::int64_t open);
-  void census(const Census& census);
+  void stats(const QueueStats& stats);
 
  private:
   struct Families;

@@ -1,6 +1,5 @@
 #include "pipeline/families/flux/adapter_columns.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -14,31 +13,10 @@ namespace {
 // a GPU so that rows of [x | x·Aᵀ] stay whole lines of 128 bytes: with 16 columns a step took longer than with 64.
 std::int64_t column_step(c10::Device device) { return device.is_cpu() ? 16 : 64; }
 
-// Which columns belong to which term.
-struct Column {
-  const LowRank* term;
-  std::int64_t first;
-  std::vector<const LowRank*> of_sample;  // the same adapter's term there, null where the sample does without
-};
-
-std::vector<Column> columns_of(const AdapterColumns::Samples& samples, std::int64_t& total) {
-  std::vector<Column> columns;
-  total = 0;
-  for (std::size_t s = 0; s < samples.size(); ++s)
-    for (const LowRank& term : *samples[s]) {
-      const auto same = std::find_if(columns.begin(), columns.end(), [&](const Column& c) {
-        return !c.of_sample[s] && c.term->up.const_data_ptr() == term.up.const_data_ptr() &&
-               c.term->first_row == term.first_row;
-      });
-      if (same != columns.end()) {
-        same->of_sample[s] = &term;
-        continue;
-      }
-      columns.push_back({&term, total, std::vector<const LowRank*>(samples.size())});
-      columns.back().of_sample[s] = &term;
-      total += term.up.size(1);
-    }
-  return columns;
+std::int64_t rank_of(const std::vector<LowRank>& terms) {
+  std::int64_t total = 0;
+  for (const LowRank& term : terms) total += term.up.size(1);
+  return total;
 }
 
 }  // namespace
@@ -52,11 +30,9 @@ AdapterColumns::AdapterColumns(std::vector<LinearSlot> linears, std::size_t firs
   }
 }
 
-std::string AdapterColumns::problem(const std::vector<Samples>& samples) const {
+std::string AdapterColumns::problem(const Terms& terms) const {
   for (std::size_t i = 0; i < linears_.size(); ++i) {
-    std::int64_t total = 0;
-    columns_of(samples[i], total);
-    const std::int64_t room = linears_[i].slot.lora_columns.count;
+    const std::int64_t total = rank_of(*terms[i]), room = linears_[i].slot.lora_columns.count;
     if (total > room)
       return "adapters of rank " + std::to_string(total) + " in all meet at one matrix, which has room for " +
              std::to_string(room) + "; use fewer at once, or a larger worker.lora.together_rank";
@@ -64,12 +40,11 @@ std::string AdapterColumns::problem(const std::vector<Samples>& samples) const {
   return {};
 }
 
-AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const Samples& samples, Copies& copies) const {
-  std::int64_t total = 0;
-  const auto columns = columns_of(samples, total);
+AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const std::vector<LowRank>& terms,
+                                               Copies& copies) const {
   const LinearSlot& slot = linear.slot;
-  const std::int64_t room = slot.lora_columns.count, in = slot.weight.size(1), out = slot.weight.size(0),
-                     batch = static_cast<std::int64_t>(samples.size());
+  const std::int64_t total = rank_of(terms), room = slot.lora_columns.count, in = slot.weight.size(1),
+                     out = slot.weight.size(0);
   if (total > room)
     fail(Code::kInternal, "adapters of rank " + std::to_string(total) + " have no room beside a matrix");
   const std::int64_t step = column_step(slot.weight.device());
@@ -82,31 +57,24 @@ AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const Sampl
   const auto zeros = [&](std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t n) {
     if (rows > 0 && n > 0) copies.terms.push_back({beside.narrow(0, row, rows).narrow(1, column, n), {}});
   };
-  const at::Tensor a =
-      batch == 1 || rank == 0 ? linear.a.unsqueeze(0) : at::empty({batch, rank, in}, slot.weight.options());
-  for (const Column& column : columns) {
-    const at::Tensor& up = column.term->up;
-    const std::int64_t first = begin + column.first, n = up.size(1), row = column.term->first_row, rows = up.size(0);
-    zeros(0, row, first, n);
-    copies.terms.push_back({beside.narrow(0, row, rows).narrow(1, first, n), up});
-    zeros(row + rows, out - row - rows, first, n);
-    for (std::int64_t s = 0; s < batch; ++s) {
-      const LowRank* own = column.of_sample[static_cast<std::size_t>(s)];
-      copies.terms.push_back(
-          {a.select(0, s).narrow(0, column.first, n), own ? own->down : at::Tensor(), own ? own->scale : 0});
-    }
+  std::int64_t first = 0;
+  for (const LowRank& term : terms) {
+    const std::int64_t n = term.up.size(1), row = term.first_row, rows = term.up.size(0);
+    zeros(0, row, begin + first, n);
+    copies.terms.push_back({beside.narrow(0, row, rows).narrow(1, begin + first, n), term.up});
+    zeros(row + rows, out - row - rows, begin + first, n);
+    copies.terms.push_back({linear.a.narrow(0, first, n), term.down, term.scale});
+    first += n;
   }
-  for (std::int64_t s = 0; s < batch && rank > total; ++s)
-    (batch == 1 ? copies.rounding : copies.terms).push_back({a.select(0, s).narrow(0, total, rank - total), {}});
-  return {slot.wide.narrow(1, begin, in + rank), a.narrow(1, 0, rank), total};
+  if (rank > total) copies.rounding.push_back({linear.a.narrow(0, total, rank - total), {}});
+  return {slot.wide.narrow(1, begin, in + rank), linear.a.narrow(0, 0, rank).unsqueeze(0), total};
 }
 
 // Of rank 16 three rows of A in four are there for the rounding alone: they are overwritten only where an adapter of a
 // larger rank was before.
 void AdapterColumns::load(const Layout& layout) {
-  const bool alone = layout.first.rounding != nullptr;
   bool behind = false;
-  for (std::size_t i = 0; alone && i < linears_.size(); ++i) {
+  for (std::size_t i = 0; i < linears_.size(); ++i) {
     const Operands& operands = layout.operands[i];
     behind = behind || (linears_[i].used > operands.used && operands.adapter.size(1) > operands.used);
     linears_[i].used = std::max(linears_[i].used, operands.used);
@@ -117,7 +85,7 @@ void AdapterColumns::load(const Layout& layout) {
   };
   copy(layout.first);
   side_stream_.start([&] { copy(layout.rest); });
-  for (std::size_t i = 0; alone && i < linears_.size(); ++i)
+  for (std::size_t i = 0; i < linears_.size(); ++i)
     if (linears_[i].used <= layout.operands[i].adapter.size(1)) linears_[i].used = layout.operands[i].used;
 }
 
@@ -130,15 +98,13 @@ void AdapterColumns::clear() {
   }
 }
 
-AdapterColumns::Layout AdapterColumns::plan(const std::vector<Samples>& samples) const {
-  const bool alone = samples.empty() || samples.front().size() == 1;
+AdapterColumns::Layout AdapterColumns::plan(const Terms& terms) const {
   Layout layout;
   std::size_t i = 0;
   const auto part = [&](std::size_t end) {
     Copies copies;
-    for (; i < end; ++i) layout.operands.push_back(place(linears_[i], samples[i], copies));
-    return Part{copies_->prepare(std::move(copies.terms)),
-                alone ? copies_->prepare(std::move(copies.rounding)) : nullptr};
+    for (; i < end; ++i) layout.operands.push_back(place(linears_[i], *terms[i], copies));
+    return Part{copies_->prepare(std::move(copies.terms)), copies_->prepare(std::move(copies.rounding))};
   };
   layout.first = part(first_);
   layout.rest = part(linears_.size());

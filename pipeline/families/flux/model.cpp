@@ -112,7 +112,7 @@ std::unique_ptr<Generation> FluxModel::run_encode(const GenerationRequest& asked
   p->rows = request.height / folder_.size_multiple();
   p->columns = request.width / folder_.size_multiple();
   // Runs in the background while the prompt is encoded.
-  folder_.transformer.prewarm(1, request.max_sequence_length, p->rows * p->columns);
+  folder_.transformer.prewarm(request.max_sequence_length, p->rows * p->columns);
   p->adapted = adapt(folder_, adapter_store(), request.loras);
   p->prompt = embed(request.prompt, request.max_sequence_length, p->adapted.get());
   for (const auto& warning : p->prompt.warnings) p->add_warning(warning);
@@ -131,12 +131,9 @@ std::unique_ptr<Generation> FluxModel::run_encode(const GenerationRequest& asked
   return p;
 }
 
-std::vector<Result<void>> FluxModel::run_denoise(const std::vector<Generation*>& batch,
-                                                 const std::vector<StepCallback>& on_step,
-                                                 const std::function<void()>& wait) {
-  std::vector<FluxGeneration*> generations;
-  for (Generation* one : batch) generations.push_back(&own(*one));
-  return run_steps(folder_, placement(), generations, on_step, wait);
+Result<void> FluxModel::run_denoise(Generation& generation, const StepCallback& on_step,
+                                    const std::function<void()>& wait) {
+  return run_steps(folder_, placement(), own(generation), on_step, wait);
 }
 
 bool FluxModel::uses_adapters(const Generation& generation) const {

@@ -15,8 +15,8 @@ class FluxModel final : public ModelBase {
 
  private:
   std::unique_ptr<Generation> run_encode(const GenerationRequest& request) override;
-  std::vector<Result<void>> run_denoise(const std::vector<Generation*>& batch, const std::vector<StepCallback>& on_step,
-                                        const std::function<void()>& wait) override;
+  Result<void> run_denoise(Generation& generation, const StepCallback& on_step,
+                           const std::function<void()>& wait) override;
   Media run_decode(Generation& generation) override;
   bool uses_adapters(const Generation& generation) const override;
   void clear_adapter_columns() override { folder_.transformer.clear_adapters(); }

@@ -88,6 +88,12 @@ void each_linear(const FluxSlots& slots, F visit) {
     for (const auto& [name, slot] : linears_of(block)) visit(*slot);
 }
 
+AdapterColumns::Terms terms_of(const FluxSlots& slots) {
+  AdapterColumns::Terms terms;
+  each_linear(slots, [&](const LinearSlot& slot) { terms.push_back(&slot.low_rank); });
+  return terms;
+}
+
 region::ElementType element_type(Placement placement) {
   return placement.dtype == c10::ScalarType::Float ? region::ElementType::kF32 : region::ElementType::kBF16;
 }
@@ -164,37 +170,25 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
 
 // Blocks with adapters attend at the same strides, and to a library a picture's tokens and both streams' together are
 // one shape.
-void FluxRegions::prewarm(Placement placement, std::int64_t batch, std::int64_t text_tokens,
-                          std::int64_t image_tokens) const {
+void FluxRegions::prewarm(Placement placement, std::int64_t text_tokens, std::int64_t image_tokens) const {
   const auto type = element_type(placement);
   if (double_.weights.size() > 0)
-    double_.region->prewarm(type, placement.device, {{"batch", batch}, {"text", text_tokens}, {"image", image_tokens}});
+    double_.region->prewarm(type, placement.device, {{"batch", 1}, {"text", text_tokens}, {"image", image_tokens}});
   if (single_.weights.size() > 0)
-    single_.region->prewarm(type, placement.device, {{"batch", batch}, {"tokens", text_tokens + image_tokens}});
+    single_.region->prewarm(type, placement.device, {{"batch", 1}, {"tokens", text_tokens + image_tokens}});
 }
 
-std::vector<AdapterColumns::Samples> FluxRegions::terms_of(const std::vector<const FluxSlots*>& samples) const {
-  std::vector<AdapterColumns::Samples> terms(columns_->size());
-  for (const FluxSlots* sample : samples) {
-    std::size_t i = 0;
-    each_linear(*sample, [&](const LinearSlot& slot) { terms[i++].push_back(&slot.low_rank); });
-  }
-  return terms;
-}
-
-std::string FluxRegions::adapter_problem(const std::vector<const FluxSlots*>& samples) const {
-  if (columns_) return columns_->problem(terms_of(samples));
-  bool any = false;
-  for (const FluxSlots* sample : samples)
-    each_linear(*sample, [&](const LinearSlot& slot) { any = any || !slot.low_rank.empty(); });
+std::string FluxRegions::adapter_problem(const FluxSlots& slots) const {
+  const auto terms = terms_of(slots);
+  if (columns_) return columns_->problem(terms);
+  const bool any = std::any_of(terms.begin(), terms.end(), [](const auto* of_linear) { return !of_linear->empty(); });
   return any ? "the model was loaded without slots, so there is no room for adapters beside the weights" : "";
 }
 
-std::shared_ptr<const FluxAdapters> FluxRegions::plan(const std::vector<const FluxSlots*>& samples) const {
+std::shared_ptr<const FluxAdapters> FluxRegions::plan(const FluxSlots& slots) const {
   if (!columns_) return nullptr;
   auto made = std::make_shared<FluxAdapters>();
-  made->layout = columns_->plan(terms_of(samples));
-  made->signature = {static_cast<std::int64_t>(samples.size())};
+  made->layout = columns_->plan(terms_of(slots));
   for (const auto& operands : made->layout.operands) made->signature.push_back(operands.adapter.size(1));
   return made;
 }

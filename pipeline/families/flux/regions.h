@@ -12,7 +12,7 @@
 
 namespace ditfleet::pipeline {
 
-// What the blocks of a request (or batch) with adapters are called with.
+// What the blocks of a request with adapters are called with.
 struct FluxAdapters {
   AdapterColumns::Layout layout;
   std::vector<std::int64_t> signature;  // equal where two have the same shapes throughout
@@ -32,7 +32,7 @@ class FluxRegions {
 
   // A request of these sizes is to come: what the blocks' libraries lack for it is made meanwhile. Does not wait.
   // Thread safe.
-  void prewarm(Placement placement, std::int64_t batch, std::int64_t text_tokens, std::int64_t image_tokens) const;
+  void prewarm(Placement placement, std::int64_t text_tokens, std::int64_t image_tokens) const;
 
   // Double block `index`: image and text are replaced by its outputs, in their own memory where *_is_mine says that
   // nobody else reads it. rope: as rope_table() makes it. Thread safe.
@@ -43,13 +43,12 @@ class FluxRegions {
   void single_block(std::size_t index, at::Tensor& tokens, const Modulation& modulation, const at::Tensor& rope_rows,
                     region::Mode mode, const FluxAdapters* adapters) const;
 
-  // Why blocks with the terms in these samples' linears would run eagerly; empty if they need not. Thread safe.
-  std::string adapter_problem(const std::vector<const FluxSlots*>& samples) const;
+  // Why blocks with the terms in these slots would run eagerly; empty if they need not. Thread safe.
+  std::string adapter_problem(const FluxSlots& slots) const;
   // That they do. Throws what RegionHost::fall_back throws.
   void leave_adapters(const std::string& problem) const { host_->fall_back("flux", "adapters", problem); }
-  // Of the terms in these samples' linears, for which there must be room; null without any room for adapters. Thread
-  // safe.
-  std::shared_ptr<const FluxAdapters> plan(const std::vector<const FluxSlots*>& samples) const;
+  // Of the terms in these slots, which must fit into the columns; null without columns. Thread safe.
+  std::shared_ptr<const FluxAdapters> plan(const FluxSlots& slots) const;
   // Puts them where adapted blocks read them, unless they are there already: on the current stream and, for blocks
   // behind the first, beside it. While no adapted block runs.
   void load(const std::shared_ptr<const FluxAdapters>& adapters);
@@ -77,7 +76,6 @@ class FluxRegions {
   static void fill(Table& table, const std::vector<Block>& blocks, const std::vector<std::string>& call, bool adapted);
   void run(const Table& plain, const Table& adapted, std::size_t index, std::initializer_list<const at::Tensor*> given,
            std::vector<at::Tensor>& outputs, region::Mode mode, const FluxAdapters* adapters) const;
-  std::vector<AdapterColumns::Samples> terms_of(const std::vector<const FluxSlots*>& samples) const;
 
   std::shared_ptr<region::RegionHost> host_;
   Table double_, single_, adapted_double_, adapted_single_;

@@ -24,15 +24,6 @@ namespace {
 
 constexpr std::size_t kMostGraphs = 16;  // buckets; each keeps its inputs, a few MB
 
-// Sample i by own[i]; all by `shared` where none has its own.
-at::Tensor apply_each(const LinearSlot& shared, const std::vector<LinearSlot>& own, const at::Tensor& x) {
-  if (own.empty()) return apply_linear(shared, x);
-  std::vector<at::Tensor> parts;
-  for (std::size_t i = 0; i < own.size(); ++i)
-    parts.push_back(apply_linear(own[i], x.narrow(0, static_cast<std::int64_t>(i), 1)));
-  return at::cat(parts, 0);
-}
-
 }  // namespace
 
 FluxTransformer FluxTransformer::load(const std::string& dir, Placement placement,
@@ -76,40 +67,13 @@ FluxTransformer FluxTransformer::adapted(FluxSlots slots) const {
   FluxTransformer made = *this;
   made.slots_ = std::move(slots);
   if (!made.regions_) return made;
-  if (const std::string problem = made.regions_->adapter_problem({&made.slots_}); !problem.empty()) {
+  if (const std::string problem = made.regions_->adapter_problem(made.slots_); !problem.empty()) {
     made.regions_->leave_adapters(problem);
     made.regions_ = nullptr;
   } else {
-    made.adapters_ = made.regions_->plan({&made.slots_});
+    made.adapters_ = made.regions_->plan(made.slots_);
   }
   return made;
-}
-
-FluxTransformer FluxTransformer::together(const std::vector<const FluxTransformer*>& samples) {
-  FluxTransformer made = *samples.front();
-  std::vector<const FluxSlots*> slots;
-  bool adapters = false, ends = false;
-  for (const FluxTransformer* sample : samples) {
-    slots.push_back(&sample->slots_);
-    adapters = adapters || sample->adapters_;
-    ends = ends || !sample->slots_.image_in.low_rank.empty() || !sample->slots_.image_out.low_rank.empty();
-  }
-  for (const FluxSlots* one : slots) {
-    if (!ends) break;
-    made.image_in_.push_back(one->image_in);
-    made.image_out_.push_back(one->image_out);
-  }
-  if (adapters && samples.size() > 1) made.adapters_ = made.regions_->plan(slots);
-  return made;
-}
-
-bool FluxTransformer::run_together(const std::vector<const FluxTransformer*>& samples, std::int64_t image_tokens) {
-  std::vector<const FluxSlots*> slots;
-  for (const FluxTransformer* one : samples) {
-    if (!one->regions_ || one->regions_->mode_for(image_tokens, 1) == region::Mode::kNone) return false;
-    slots.push_back(&one->slots_);
-  }
-  return samples.size() == 1 || samples.front()->regions_->adapter_problem(slots).empty();
 }
 
 void FluxTransformer::load_adapters() const {
@@ -138,10 +102,10 @@ void FluxTransformer::open_libraries(Placement placement, const region::RegionHo
   synchronize(placement.device);
 }
 
-void FluxTransformer::prewarm(std::int64_t batch, std::int64_t text_tokens, std::int64_t image_tokens) const {
+void FluxTransformer::prewarm(std::int64_t text_tokens, std::int64_t image_tokens) const {
   if (!regions_ || regions_->mode_for(image_tokens, 1) == region::Mode::kNone) return;
   const at::Tensor& weight = slots_.image_in.weight;
-  regions_->prewarm({weight.device(), weight.scalar_type()}, batch, text_tokens, image_tokens);
+  regions_->prewarm({weight.device(), weight.scalar_type()}, text_tokens, image_tokens);
 }
 
 ModulationTable FluxTransformer::modulation(const at::Tensor& timesteps, double guidance,
@@ -157,11 +121,9 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
                                      const StepModulation& modulation, const at::Tensor& rope) const {
   // Images have one frame.
   const region::Mode mode = regions_ ? regions_->mode_for(latents.size(1), 1) : region::Mode::kNone;
-  // A recording keeps addresses: those of A, which for a batch is each time elsewhere, and of adapters at the ends,
-  // which lie in their slots.
-  const bool fleeting =
-      adapters_ && (latents.size(0) > 1 || !slots_.image_in.low_rank.empty() || !slots_.image_out.low_rank.empty());
-  if (!graphs_ || !region::uses_graphs(mode) || fleeting) return velocity(latents, text, modulation, rope, mode);
+  // A recording keeps addresses. Adapters of the first and the last linear are read from their slots, which change.
+  const bool reads_slots = !slots_.image_in.low_rank.empty() || !slots_.image_out.low_rank.empty();
+  if (!graphs_ || !region::uses_graphs(mode) || reads_slots) return velocity(latents, text, modulation, rope, mode);
   std::vector<std::int64_t> bucket{static_cast<std::int64_t>(mode)};
   for (const at::Tensor* t : {&latents, &text}) bucket.insert(bucket.end(), t->sizes().begin(), t->sizes().end());
   if (adapters_) regions_->join_adapters();
@@ -179,7 +141,7 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
   const BlockGeometry geometry{config_.heads, config_.head_dim};
   const FluxRegions* regions = mode != region::Mode::kNone ? regions_.get() : nullptr;
   const at::Tensor rope_rows = regions ? FluxRegions::rope_rows(rope) : at::Tensor();
-  at::Tensor image = apply_each(slots_.image_in, image_in_, latents);
+  at::Tensor image = apply_linear(slots_.image_in, latents);
   at::Tensor text = text_tokens;
   for (std::size_t i = 0; i < slots_.double_blocks.size(); ++i) {
     // The first block's text is the caller's, who needs it for the next step.
@@ -198,7 +160,7 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
     }
     image = tokens.slice(1, text.size(1));
   }
-  return apply_each(slots_.image_out, image_out_, modulated_norm(image, modulation.final));
+  return apply_linear(slots_.image_out, modulated_norm(image, modulation.final));
 }
 
 }  // namespace ditfleet::pipeline

@@ -31,12 +31,6 @@ class FluxTransformer {
   // The same with other slots: this one's with terms of adapters added. Blocks that run as regions and have no room
   // for them run eagerly instead: throws what RegionHost::fall_back throws.
   FluxTransformer adapted(FluxSlots slots) const;
-  // Several as one, sample i by samples[i]: weights that come of one load(), adapters of each one's own. For those that
-  // run_together() allows.
-  static FluxTransformer together(const std::vector<const FluxTransformer*>& samples);
-  // Whether velocity() takes these as one, of so many tokens each: blocks that run eagerly do not, nor do adapters
-  // that have room alone, but not together.
-  static bool run_together(const std::vector<const FluxTransformer*>& samples, std::int64_t image_tokens);
   // Puts the adapters where the blocks read them. Call it before velocity(), on the same stream; one request at a time
   // for all that come of one load().
   void load_adapters() const;
@@ -48,9 +42,8 @@ class FluxTransformer {
   std::int64_t bytes() const { return bytes_; }
   std::int64_t compile_us() const { return compile_us_; }  // of load(): until the regions' programs were there
 
-  // velocity() is to come for `batch` pictures of so many tokens: what a new size lacks (attention's plan) is made
-  // meanwhile, and finds time beside the text encoders. Does not wait, changes no result. Thread safe.
-  void prewarm(std::int64_t batch, std::int64_t text_tokens, std::int64_t image_tokens) const;
+  // Prepares in the background what velocity() needs for a new size (attention's plan). Does not wait. Thread safe.
+  void prewarm(std::int64_t text_tokens, std::int64_t image_tokens) const;
 
   // Rows for `timesteps` ([n] fp32, on the device), see ModulationTable.
   ModulationTable modulation(const at::Tensor& timesteps, double guidance, const at::Tensor& pooled) const;
@@ -71,7 +64,6 @@ class FluxTransformer {
   std::shared_ptr<FluxRegions> regions_;    // null: blocks run eagerly (blocks.h)
   std::shared_ptr<region::Graphs> graphs_;  // null: none on this device or in this build
   std::int64_t bytes_ = 0, compile_us_ = 0;
-  std::vector<LinearSlot> image_in_, image_out_;  // of each sample of a batch; empty: slots_' for all
   std::shared_ptr<const FluxAdapters> adapters_;  // null: none, or they are added eagerly
 };
 

@@ -1,4 +1,4 @@
-// CLIP's text encoder (transformers CLIPTextModel): the pooled output that FLUX takes.
+// CLIP's text encoder (transformers CLIPTextModel): the pooled embedding of a prompt.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// T5's encoder (transformers T5EncoderModel): the text tokens that FLUX attends to.
+// T5's encoder (transformers T5EncoderModel): an embedding for each token of the prompt.
 #pragma once
 
 #include <memory>
@@ -39,7 +39,7 @@ class T5Encoder {
   const T5Config& config() const { return config_; }
   std::int64_t bytes() const { return bytes_; }
 
-  // ids: padded; padding is attended like any other token, as FLUX wants it. Returns [1, ids.size(), d_model].
+  // ids: padded; padding is attended like any other token. Returns [1, ids.size(), d_model].
   // Const and thread safe.
   at::Tensor encode(const std::vector<std::int32_t>& ids) const;
 

@@ -1,6 +1,6 @@
 // The DSL in which a block is written: each call adds an op and infers its type.
 //
-//   Builder b("flux.single", ElementType::kBF16);
+//   Builder b("block", ElementType::kBF16);
 //   auto x = b.activation("tokens", {batch, tokens, width});
 //   auto y = b.modulate(b.layer_norm("norm", x, 1e-6), …);
 //   Result<Program> program = b.finish({y});

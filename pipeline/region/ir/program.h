@@ -80,7 +80,7 @@ struct Op {
 };
 
 struct Program {
-  std::string block;  // "flux.double"
+  std::string block;  // its name
   std::vector<Value> values;
   std::vector<Op> ops;  // operands before their users
   std::vector<int> outputs;

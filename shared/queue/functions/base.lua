@@ -63,7 +63,7 @@ end
 local function held_state(unit, nonce) return unit and unit.nonce == nonce and unit.state end
 
 -- A job's record. units is 0 while it is queued. entry: of the intake. body: the first 16 digits of the SHA-256 of its
--- spec. class: class|batch[|adapters].
+-- spec. class: class|steps[|adapters].
 local job_form = '^(%d+)|(%d+)|(%d+)|(%-?%d+)|(%d+)|([^|]*)|([^|]*)|(%x*)|([^|]*)|(.*)$'
 local function unpack_job(text)
   if not text then return nil end

@@ -29,11 +29,11 @@ end
 local function new_admissions() return {places = {}, units = {}, jobs = {}, ids = {}, specs = {}, deadlines = {}} end
 
 -- Admits a queued job (unpacked): its plan, its units, their places among the ready ones, their events.
--- plan: units spec class batch cost priority deadline_ms
+-- plan: units spec class steps cost priority deadline_ms
 local function admit_job(journal, admissions, id, job, plan, at)
-  local spec, batch
-  job.units, spec, job.class, batch, job.cost, job.priority, job.deadline = unpack(plan)
-  job.ready, job.class = at, job.class .. '|' .. batch
+  local spec, steps
+  job.units, spec, job.class, steps, job.cost, job.priority, job.deadline = unpack(plan)
+  job.ready, job.class = at, job.class .. '|' .. steps
   append(admissions.ids, {id})
   append(admissions.jobs, {id, pack_job(job)})
   append(admissions.specs, {id, spec})
@@ -67,7 +67,7 @@ local function write_admissions(journal, admissions, ready, deadline, units)
 end
 
 -- KEYS leader in ready deadline units open specs last events
--- ARGV epoch, then (entry id units spec class batch cost priority deadline_ms) each
+-- ARGV epoch, then (entry id units spec class steps cost priority deadline_ms) each
 -- each: 1 admitted, 0 admitted before, -1 the entry is not that of an open job and stays where it is, for `reject`
 local function admit(keys, args)
   local _, in_key, ready, deadline, units, open, specs, last, events = unpack(keys)
@@ -98,7 +98,7 @@ end
 
 -- Entries that came by XADD become jobs.
 -- KEYS leader in ready deadline units open specs last events jobs, then (job idem) each
--- ARGV epoch idempotency_ms retention_ms, then (entry id units spec class batch cost priority deadline_ms
+-- ARGV epoch idempotency_ms retention_ms, then (entry id units spec class steps cost priority deadline_ms
 --      tenant traceparent sha256 has_key) each
 -- "created", "existed <id>" (another name of that job), "mismatch <id>", "taken"; the last two leave the entry where it
 -- is, for `reject`

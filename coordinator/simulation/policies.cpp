@@ -1,15 +1,18 @@
-#include "coordinator/scheduling/placement/routing_policy.h"
+#include "coordinator/simulation/policies.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <functional>
 
-#include "coordinator/scheduling/placement/baseline_policies.h"
-#include "coordinator/scheduling/placement/router.h"
+#include "coordinator/scheduling/placement/earliest_finish_policy.h"
+#include "coordinator/simulation/baseline_policies.h"
 
-namespace ditfleet::scheduling {
+namespace ditfleet::simulation {
 namespace {
+
+using scheduling::EarliestFinishPolicy;
+using scheduling::RoutingPolicy;
 
 struct Row {
   std::string_view name;
@@ -17,41 +20,26 @@ struct Row {
   std::function<std::unique_ptr<RoutingPolicy>(const std::vector<double>&)> make;
 };
 
-// The router's order of a tenant's units, for a baseline: what of the difference is the order alone.
-const Tunable kPatience{"patience", 0.0};
-
 const std::vector<Row>& table() {
   static const std::vector<Row> rows = {
       {"finish",
-       {{"miss_weight", FinishPolicy::Options{}.miss_weight, {0.0, 4.0, 8.0, 16.0}},
-        {"wait_runs", FinishPolicy::Options{}.wait_runs, {0.5, 1.0, 1.5, 3.0}},
-        {"tail_part", FinishPolicy::Options{}.tail_part, {0.4, 0.6, 0.8}, 0, 10},
-        {"patience", FinishPolicy::Options{}.patience},
-        {"reach", FinishPolicy::Options{}.reach, {}, 0, 10},
-        {"yield", FinishPolicy::Options{}.yield, {}, 0, 10}},
+       {{"load_weight", EarliestFinishPolicy::Options{}.load_weight},
+        {"due_runs", EarliestFinishPolicy::Options{}.due_runs}},
        [](const std::vector<double>& v) {
-         return std::make_unique<FinishPolicy>(FinishPolicy::Options{.miss_weight = v[0],
-                                                                     .wait_runs = v[1],
-                                                                     .tail_part = v[2],
-                                                                     .patience = v[3],
-                                                                     .reach = v[4],
-                                                                     .yield = v[5]});
+         return std::make_unique<EarliestFinishPolicy>(
+             EarliestFinishPolicy::Options{.load_weight = v[0], .due_runs = v[1]});
        }},
       {"llm_d_ladder",
-       {{"affinity_weight", 1.0, {0.1, 0.25, 0.5, 1.0, 2.0, 4.0}}, kPatience},
-       [](const std::vector<double>& v) { return std::make_unique<LadderPolicy>(v[0], v[1]); }},
+       {{"affinity_weight", 1.0, {0.1, 0.25, 0.5, 1.0, 2.0, 4.0}}},
+       [](const std::vector<double>& v) { return std::make_unique<LadderPolicy>(v[0]); }},
       {"ray_multiplex",
-       {{"matching_timeout_ms", 1000.0, {0.0, 50.0, 250.0, 1000.0, 4000.0}, 0, 1e7}, kPatience},
-       [](const std::vector<double>& v) { return std::make_unique<MultiplexPolicy>(v[0], v[1]); }},
+       {{"matching_timeout_ms", 1000.0, {0.0, 50.0, 250.0, 1000.0, 4000.0}, 0, 1e7}},
+       [](const std::vector<double>& v) { return std::make_unique<MultiplexPolicy>(v[0]); }},
       {"bounded_rendezvous",
-       {{"bound", 1.25, {1.1, 1.25, 1.5, 2.0, 4.0}, 1}, kPatience},
-       [](const std::vector<double>& v) { return std::make_unique<BoundedRendezvousPolicy>(v[0], v[1]); }},
-      {"round_robin",
-       {kPatience},
-       [](const std::vector<double>& v) { return std::make_unique<RoundRobinPolicy>(v[0]); }},
-      {"least_loaded",
-       {kPatience},
-       [](const std::vector<double>& v) { return std::make_unique<LeastLoadedPolicy>(v[0]); }},
+       {{"bound", 1.25, {1.1, 1.25, 1.5, 2.0, 4.0}, 1}},
+       [](const std::vector<double>& v) { return std::make_unique<BoundedRendezvousPolicy>(v[0]); }},
+      {"round_robin", {}, [](const std::vector<double>&) { return std::make_unique<RoundRobinPolicy>(); }},
+      {"least_loaded", {}, [](const std::vector<double>&) { return std::make_unique<LeastLoadedPolicy>(); }},
   };
   return rows;
 }
@@ -69,7 +57,7 @@ Result<std::unique_ptr<RoutingPolicy>> make_policy(const PolicyOptions& options)
   const auto& rows = table();
   const auto row = std::find_if(rows.begin(), rows.end(), [&](const Row& r) { return r.name == options.name; });
   if (row == rows.end())
-    return invalid_argument("there is no routing policy '" + options.name + "'; it is one of " + names_of(rows));
+    return invalid_argument("no routing policy '" + options.name + "'; the policies are " + names_of(rows));
   std::vector<double> values;
   for (const auto& tunable : row->tunables) values.push_back(tunable.value);
   for (const auto& [name, value] : options.tunables) {
@@ -102,4 +90,4 @@ const std::vector<Tunable>& policy_tunables(std::string_view name) {
   return kNone;
 }
 
-}  // namespace ditfleet::scheduling
+}  // namespace ditfleet::simulation

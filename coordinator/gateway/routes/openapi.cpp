@@ -1,0 +1,50 @@
+#include "coordinator/gateway/routes/openapi.h"
+
+#include "coordinator/gateway/routes/embedded.h"
+#include "coordinator/gateway/routes/openai_images.h"
+#include "shared/job/output_format.h"
+
+namespace ditfleet::gateway {
+
+json::object schema_of(const job::FieldRow& row) {
+  json::object out{{"description", row.description}};
+  const auto number = [&](const char* type) {
+    out["type"] = type;
+    out["minimum"] = row.low;
+    out["maximum"] = row.high;
+  };
+  switch (row.type) {
+    case job::FieldType::kInteger: number("integer"); break;
+    case job::FieldType::kReal: number("number"); break;
+    case job::FieldType::kText:
+    case job::FieldType::kSize: out["type"] = "string"; break;
+    case job::FieldType::kFormat: {
+      json::array names;
+      for (const job::FormatRow& format : job::kOutputFormats) names.emplace_back(format.name);
+      out["type"] = "string";
+      out["enum"] = std::move(names);
+      break;
+    }
+    case job::FieldType::kAdapters:
+      out["type"] = "array";
+      out["items"] = json::object{{"$ref", "#/components/schemas/LoraUse"}};
+  }
+  return out;
+}
+
+const std::string& openapi_document() {
+  static const std::string kDocument = [] {
+    json::value document = parse_json(kOpenApiJson).value();
+    json::object& schemas = document.at("components").at("schemas").as_object();
+    json::object& job_fields = schemas["JobRequest"].at("properties").as_object();
+    json::object& image_fields = schemas["ImageRequest"].at("properties").as_object();
+    for (const job::Field field : job::kFields) {
+      job_fields[field.name()] = schema_of(field.row());
+      if (is_image_field(field)) image_fields[field.name()] = schema_of(field.row());
+    }
+    return json::serialize(document);
+  }();
+  return kDocument;
+}
+
+}  // namespace ditfleet::gateway

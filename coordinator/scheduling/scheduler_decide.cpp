@@ -1,0 +1,185 @@
+// Scheduler: assigning and revoking units.
+#include <algorithm>
+
+#include "coordinator/scheduling/scheduler.h"
+
+namespace ditfleet::scheduling {
+namespace {
+
+constexpr std::int64_t kRevokeAgainUs = 1'000'000;
+// Moving a unit to an idle worker wastes what its holder has prepared, so it must gain at least this.
+constexpr std::int64_t kMoveGainUs = 200'000;
+// Lanes that may wait for a full worker in one round. Bounds the cost of a decision.
+constexpr int kMaxSkips = 16;
+
+}  // namespace
+
+Actions Scheduler::decide(std::int64_t now_us) {
+  Actions actions = std::exchange(pending_, {});
+  assign_ready(actions, now_us);
+  return actions;
+}
+
+void Scheduler::assign_ready(Actions& actions, std::int64_t now_us) {
+  if (queue_.size() == 0) return;
+  ++round_;
+  std::vector<ModelId> open;
+  for (ModelId m = 0; m < models_.size(); ++m) {
+    if (queue_.has_work(m, fleet_.most_open_slots(m))) open.push_back(m);
+  }
+  skips_ = 0;
+  const FairQueue::Round round{.skipped = [this](LaneId lane) { return lanes_[lane].skipped_round == round_; },
+                               .closed = [this](LaneId lane) { return lanes_[lane].closed_round == round_; },
+                               .missing = [this](LaneId lane) { return lanes_[lane].missing_us; },
+                               .max_lead_us = largest_us_ / 2};
+  Batches batches;
+  while (!open.empty()) {
+    // The tenant with the least virtual time goes first across models too.
+    std::size_t chosen = 0;
+    std::optional<FairQueue::Candidate> best;
+    for (std::size_t i = 0; i < open.size();) {
+      const auto candidate = queue_.next(open[i], fleet_.most_open_slots(open[i]), now_us, round);
+      if (!candidate) {
+        open.erase(open.begin() + static_cast<std::ptrdiff_t>(i));
+        continue;
+      }
+      const auto time = [&](const FairQueue::Candidate& c) {
+        return queue_.tenants().virtual_time(queue_.at(c.handle).tenant);
+      };
+      if (!best || time(*candidate) < time(*best)) {
+        best = candidate;
+        chosen = i;
+      }
+      ++i;
+    }
+    if (!best) break;
+    place(*best, now_us, batches, actions);
+    if (fleet_.most_open_slots(open[chosen]) < 0) open.erase(open.begin() + static_cast<std::ptrdiff_t>(chosen));
+  }
+}
+
+// Assigns the unit. If it should wait, or no worker can take it, skips its lane for the rest of this round.
+void Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us, Batches& batches, Actions& actions) {
+  const auto& queued = queue_.at(candidate.handle);
+  const auto& [job, index] = queued_[candidate.handle];
+  if (job->deadline_us > 0 && job->deadline_us <= now_us) {
+    // Too late even for a short run. The reaper will end it as expired.
+    queue_.remove(candidate.handle);
+    job->units[static_cast<std::size_t>(index)].where = Unit::Where::kDelayed;
+    return;
+  }
+  const bool must_go = candidate.aged || candidate.behind;
+  auto& lane = lanes_[queued.lane];
+  const RouteRequest request{.cls = lane.cls,
+                             .model = queued.model,
+                             .lane_hash = lane.hash,
+                             .prior_us = queued.prior_us,
+                             .lane_work_us = queue_.lane_work_us(queued.lane),
+                             .may_wait = !must_go && skips_ < kMaxSkips,
+                             .adapters = lane.adapters,
+                             .waited_us = now_us - queued.ready_us};
+  const auto route = options_.routing->choose(fleet_, costs_, request, now_us);
+  if (route.kind == Route::Kind::kAssign) return assign(candidate.handle, route, now_us, batches, actions);
+  lane.skipped_round = round_;
+  lane.missing_us = route.missing_us;
+  ++skips_;
+  if (must_go || route.kind != Route::Kind::kWait) lane.closed_round = round_;
+}
+
+void Scheduler::assign(FairQueue::Handle handle, const Route& route, std::int64_t now_us, Batches& batches,
+                       Actions& actions) {
+  const auto& [job, index] = queued_[handle];
+  const auto& lane = lanes_[queue_.at(handle).lane];
+  auto& unit = job->units[static_cast<std::size_t>(index)];
+  const queue::UnitRef ref{job->id, index};
+  queue_.remove(handle);
+  unit.where = Unit::Where::kHeld;
+  unit.worker = route.worker;
+  unit.nonce = options_.new_nonce();
+  unit.touched_us = now_us;
+  charge(*job, unit, route.cold);
+  largest_us_ = std::max(unit.charged_us, largest_us_ - largest_us_ / 1024);
+  auto dropped = fleet_.adapters().hold(route.worker, lane.adapters, options_.routing->eviction(), now_us);
+  fleet_.hold(route.worker, {.ref = ref,
+                             .cls = job->cls,
+                             .run_us = route.run_us + route.cold_us,
+                             .assigned_us = now_us,
+                             .cold = route.cold,
+                             .adapters = lane.adapters,
+                             .ready_us = route.need.ready_us});
+  const auto [at, fresh] = batches.emplace(route.worker, actions.assign.size());
+  if (fresh) actions.assign.push_back({.owner = fleet_.at(route.worker).owner, .units = {}});
+  const auto names = [this](const std::vector<AdapterId>& ids) {
+    std::vector<std::string> out;
+    for (const auto a : ids) out.push_back(fleet_.adapters().name(a));
+    return out;
+  };
+  actions.assign[at->second].units.push_back({.ref = ref,
+                                              .nonce = unit.nonce,
+                                              .reason = route.reason,
+                                              .drop_from_host = names(dropped.from_host),
+                                              .drop_from_slots = names(dropped.from_slots)});
+  if (observer_ != nullptr) observer_->assigned(route.cold, now_us - unit.ready_us);
+}
+
+void Scheduler::request_revoke(const HeldUnit& held, std::int64_t now_us) {
+  Job* job = nullptr;
+  auto* unit = find_unit(held.ref, &job);
+  if (unit == nullptr || unit->where != Unit::Where::kHeld) return;
+  if (unit->revoked_us > 0 && now_us - unit->revoked_us < kRevokeAgainUs) return;
+  unit->revoked_us = now_us;
+  pending_.revoke.push_back({held.ref, unit->nonce});
+  if (observer_ != nullptr) observer_->revoked();
+}
+
+// Revokes the units that a silent, draining or gone worker has not started. It keeps the started ones until their
+// leases lapse. The grace applies to silent workers only: the registry keeps a worker for a minute after its last
+// heartbeat, so a worker that is not registered has deregistered or was silent for longer than any grace.
+void Scheduler::revoke_from_absent(std::int64_t now_us) {
+  for (WorkerId w = 0; w < fleet_.id_bound(); ++w) {
+    const auto& worker = fleet_.at(w);
+    if (worker.owner.empty() || worker.state == WorkerState::kReady || worker.state == WorkerState::kStarting) continue;
+    if (worker.state == WorkerState::kSilent && now_us < grace_until_us_) continue;
+    for (const auto& held : worker.held) {
+      if (!held.started) request_revoke(held, now_us);
+    }
+  }
+}
+
+// Moves a unit that waits behind another on a busy worker to an idle worker that no ready unit could use.
+void Scheduler::revoke_for_idle(std::int64_t now_us) {
+  for (ModelId m = 0; m < models_.size(); ++m) {
+    for (const auto idle : fleet_.with_model(m)) {
+      const auto& taker = fleet_.at(idle);
+      if (taker.state != WorkerState::kReady || !taker.held.empty() ||
+          queue_.has_work(m, fleet_.load(idle).adapter_slots))
+        continue;
+      const HeldUnit* gain_unit = nullptr;
+      std::int64_t most = kMoveGainUs;
+      for (const auto w : fleet_.with_model(m)) {
+        const auto& worker = fleet_.at(w);
+        if (worker.held.size() < 2 || worker.held.back().started) continue;
+        const auto& last = worker.held.back();
+        const auto* job = find_job(last.ref.job);
+        if (job == nullptr || job->model != m) continue;
+        if (const auto& unit = job->units[last.ref.unit]; now_us - unit.touched_us < kMoveGainUs) continue;
+        const auto run = costs_.run_us(last.cls, m, idle, job->prior_us);
+        const auto cold = fleet_.is_warm(last.cls, idle) ? 0 : costs_.cold_us(m, run);
+        const auto adapters = fleet_.adapters().scan(last.adapters, now_us);
+        if (!adapters.fits(idle)) continue;
+        const auto need = adapters.at(idle);
+        const auto there_us = std::max(now_us, need.ready_us) + cold + run;
+        const auto gain = worker.start_us(now_us) - there_us - run / 4 - options_.routing->penalty_us(need);
+        if (gain > most) {
+          most = gain;
+          gain_unit = &last;
+        }
+      }
+      if (gain_unit == nullptr) break;
+      request_revoke(*gain_unit, now_us);
+      break;  // one at a time: the next call sees the result
+    }
+  }
+}
+
+}  // namespace ditfleet::scheduling

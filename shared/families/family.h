@@ -1,0 +1,33 @@
+// A model family: what the gateway, the scheduler and the command line know of one kind of diffusers pipeline. Reads
+// the JSON files of a model's folder and needs no LibTorch.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "shared/core/json.h"
+#include "shared/core/result.h"
+#include "shared/job/catalogue.h"
+
+namespace ditfleet::families {
+
+struct Family {
+  std::string_view name;                          // the `kind` of its models in GET /v1/models
+  std::span<const std::string_view> class_names;  // values of _class_name in model_index.json that it serves
+  // Fills the entry's media, fields, defaults, max_pixels and guidance from the folder entry.dir. kNotFound or
+  // kDataCorrupt names the file. Blocks on the disk.
+  Result<void> (*read)(job::ModelEntry& entry);
+};
+
+using Families = std::span<const Family* const>;
+
+// The entry of the model folder `dir`, with the defaults of its ditfleet.json. kNotFound or kDataCorrupt names the
+// file; a _class_name that no family serves is kDataCorrupt. Blocks on the disk.
+Result<job::ModelEntry> read_model_entry(const std::string& name, const std::string& dir, Families families);
+
+// For families. The first returns kNotFound or kDataCorrupt.
+Result<json::object> read_json_object(const std::string& path);
+Error corrupt(const std::string& path, const std::string& message);
+
+}  // namespace ditfleet::families

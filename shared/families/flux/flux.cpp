@@ -1,0 +1,66 @@
+#include "shared/families/flux/flux.h"
+
+#include <algorithm>
+
+namespace ditfleet::families {
+namespace {
+
+using job::Field;
+
+constexpr std::string_view kClassNames[] = {"FluxPipeline"};
+constexpr std::int64_t kLargestSide = 2048;
+constexpr std::int64_t kMostSteps = 200;
+constexpr std::int64_t kDefaultLatentSide = 128;  // FluxPipeline's default_sample_size
+
+bool flag_of(const json::object& object, std::string_view name) {
+  const json::value* v = object.if_contains(name);
+  return v && v->is_bool() && v->get_bool();
+}
+
+// FluxPipeline runs true CFG only with both a scale above one and a negative prompt.
+job::GuidanceKind guidance_of(const job::FieldValues& fields) {
+  const bool true_cfg = fields.real("true_cfg_scale").value_or(1.0) > 1.0 && fields.has("negative_prompt");
+  if (true_cfg) return job::GuidanceKind::kTrueCfg;
+  return fields.has("guidance_scale") ? job::GuidanceKind::kEmbedded : job::GuidanceKind::kNone;
+}
+
+Result<void> read(job::ModelEntry& entry) {
+  const std::string vae_path = entry.dir + "/vae/config.json";
+  const auto vae = read_json_object(vae_path);
+  if (!vae) return vae.error();
+  const json::value* channels = vae->if_contains("block_out_channels");
+  if (!channels || !channels->is_array() || channels->get_array().empty() || channels->get_array().size() > 8) {
+    return corrupt(vae_path, "lacks block_out_channels, an array of 1 to 8 channel counts");
+  }
+  const std::int64_t factor = std::int64_t{1} << (channels->get_array().size() - 1);
+  const auto transformer = read_json_object(entry.dir + "/transformer/config.json");
+  if (!transformer) return transformer.error();
+  const auto scheduler = read_json_object(entry.dir + "/scheduler/scheduler_config.json");
+  if (!scheduler) return scheduler.error();
+  const bool guidance_distilled = flag_of(*transformer, "guidance_embeds");
+  const bool few_steps = !guidance_distilled && !flag_of(*scheduler, "use_dynamic_shifting");  // "schnell"
+
+  entry.guidance = guidance_of;
+  entry.max_pixels = kLargestSide * kLargestSide;
+  for (const Field side : {Field("width"), Field("height")}) {
+    job::FieldLimits& limits = entry.apply(side);
+    limits = {.low = 2 * factor, .high = kLargestSide, .multiple_of = 2 * factor};
+    entry.defaults.set(side, std::min(kDefaultLatentSide * factor, kLargestSide));
+  }
+  entry.apply("negative_prompt");
+  entry.apply("num_inference_steps").high = kMostSteps;
+  entry.apply("guidance_scale");  // accepted by a model without guidance embeddings, too, without effect
+  entry.apply("true_cfg_scale");
+  entry.apply("max_sequence_length");
+  entry.defaults.set("num_inference_steps", few_steps ? 4 : 28);
+  entry.defaults.set("guidance_scale", guidance_distilled ? 3.5 : 0.0);
+  entry.defaults.set("true_cfg_scale", 1.0);
+  entry.defaults.set("max_sequence_length", few_steps ? 256 : 512);
+  return {};
+}
+
+}  // namespace
+
+const Family kFlux = {.name = "flux", .class_names = kClassNames, .read = read};
+
+}  // namespace ditfleet::families

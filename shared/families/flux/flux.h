@@ -1,0 +1,10 @@
+// FLUX.1: diffusers' FluxPipeline, guidance-distilled ("dev") or timestep-distilled ("schnell").
+#pragma once
+
+#include "shared/families/family.h"
+
+namespace ditfleet::families {
+
+extern const Family kFlux;
+
+}  // namespace ditfleet::families

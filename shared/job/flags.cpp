@@ -1,0 +1,73 @@
+#include "shared/job/flags.h"
+
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+
+#include "shared/core/bytes.h"
+
+namespace ditfleet::job {
+namespace {
+
+template <class Number>
+std::optional<Number> read_number(std::string_view text) {
+  Number value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
+}
+
+Error refused(const FieldRow& row, const std::string& text, std::string_view kind) {
+  return invalid_argument(std::string(row.flag) + " is '" + text + "'; it must be " + std::string(kind) + " from " +
+                          std::to_string(row.low) + " to " + std::to_string(row.high));
+}
+
+}  // namespace
+
+Result<json::object> body_of(const FieldFlags& texts, const std::string& out_flag, const std::string& out) {
+  json::object body;
+  for (const auto& [field, text] : texts) {
+    const FieldRow& row = field.row();
+    if (!is_valid_utf8(text)) return invalid_argument(std::string(row.flag) + " is not valid UTF-8");
+    if (row.type == FieldType::kInteger) {
+      const auto value = read_number<std::int64_t>(text);
+      if (!value) return refused(row, text, "an integer");
+      body[row.name] = *value;
+    } else if (row.type == FieldType::kReal) {
+      const auto value = read_number<double>(text);
+      if (!value || !std::isfinite(*value)) return refused(row, text, "a number");
+      body[row.name] = *value;
+    } else {
+      body[row.name] = text;
+    }
+  }
+  if (std::filesystem::path(out).extension().empty()) return body;
+  const auto format = format_from_path(out);
+  if (!format) return invalid_argument(out_flag + " is '" + out + "'; it must end in .png, .jpg or .webp");
+  body["output_format"] = row_of(*format).name;
+  return body;
+}
+
+Error name_the_flag(Error error) {
+  auto field = find_field(error.param);
+  if (field == Field("width") || field == Field("height")) field = Field("size");
+  if (field && !field->row().flag.empty()) error.message = std::string(field->row().flag) + ": " + error.message;
+  return error;
+}
+
+std::optional<LoraUse> parse_lora_flag(std::string_view text) {
+  const auto colon = text.rfind(':');
+  LoraUse use{.name = std::string(text.substr(0, colon))};
+  if (colon == std::string_view::npos) return use;
+  const auto scale = read_number<double>(text.substr(colon + 1));
+  if (!scale || !(std::abs(*scale) <= kMaxLoraScale)) return std::nullopt;  // not NaN either
+  use.scale = *scale;
+  return use;
+}
+
+std::string numbered_path(const std::string& path, int index, int count) {
+  if (count <= 1) return path;
+  const std::filesystem::path p(path);
+  return (p.parent_path() / (p.stem().string() + "-" + std::to_string(index + 1) + p.extension().string())).string();
+}
+
+}  // namespace ditfleet::job

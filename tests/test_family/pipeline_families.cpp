@@ -1,0 +1,12 @@
+#include "pipeline/families/flux/flux.h"
+#include "tests/test_family/families.h"
+#include "worker/families.h"
+
+namespace ditfleet::worker {
+
+const pipeline::Families& families() {
+  static const pipeline::Families list = {&pipeline::flux_family(), &tests::test_video_family()};
+  return list;
+}
+
+}  // namespace ditfleet::worker

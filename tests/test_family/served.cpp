@@ -1,0 +1,12 @@
+#include "shared/families/served.h"
+#include "shared/families/flux/flux.h"
+#include "tests/test_family/families.h"
+
+namespace ditfleet::families {
+
+Families served() {
+  static constexpr const Family* kFamilies[] = {&kFlux, &tests::kTestVideo};
+  return kFamilies;
+}
+
+}  // namespace ditfleet::families

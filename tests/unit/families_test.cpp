@@ -1,0 +1,141 @@
+// shared/families: what a model's folder says it takes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "shared/families/flux/flux.h"
+#include "shared/job/shape_class.h"
+#include "shared/job/validate.h"
+
+namespace ditfleet::families {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr std::string_view kClipNames[] = {"ClipPipeline", "LongClipPipeline"};
+// A family of videos that no program serves.
+constexpr Family kClips = {.name = "clips", .class_names = kClipNames, .read = [](job::ModelEntry& entry) {
+                             entry.media = job::MediaKind::kVideo;
+                             entry.apply("num_frames") = {.low = 4, .high = 80, .multiple_of = 4};
+                             entry.defaults.set("num_frames", 16);
+                             entry.apply("frame_rate");
+                             return Result<void>();
+                           }};
+constexpr const Family* kFamilies[] = {&kFlux, &kClips};
+
+class ModelFolder : public testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = (std::filesystem::path(testing::TempDir()) /
+            ("ditfleet-model-" + std::string(testing::UnitTest::GetInstance()->current_test_info()->name())))
+               .string();
+    std::filesystem::remove_all(dir_);
+    write("model_index.json", R"({"_class_name":"FluxPipeline"})");
+    write("vae/config.json", R"({"block_out_channels":[8,8,8,8]})");
+    write("transformer/config.json", R"({"guidance_embeds":true})");
+    write("scheduler/scheduler_config.json", R"({"use_dynamic_shifting":true})");
+  }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+
+  void write(const std::string& name, const std::string& text) {
+    const auto path = std::filesystem::path(dir_) / name;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+  }
+  Error refusal() {
+    const auto entry = read_model_entry("m", dir_, kFamilies);
+    EXPECT_FALSE(entry.ok());
+    return entry.ok() ? Error{} : entry.error();
+  }
+
+  std::string dir_;
+};
+
+TEST_F(ModelFolder, DevAndSchnellGetDiffusersDefaults) {
+  const auto dev = read_model_entry("m", dir_, kFamilies);
+  ASSERT_TRUE(dev.ok()) << dev.error().message;
+  EXPECT_EQ(dev->defaults.integer("num_inference_steps"), 28);
+  EXPECT_DOUBLE_EQ(*dev->defaults.real("guidance_scale"), 3.5);
+  EXPECT_EQ(dev->defaults.integer("width"), 1024);
+  EXPECT_EQ(dev->defaults.integer("max_sequence_length"), 512);
+  EXPECT_EQ(dev->fields.at("width").multiple_of, 16);
+  EXPECT_FALSE(dev->defaults.has("negative_prompt"));
+  EXPECT_TRUE(dev->applies("negative_prompt"));
+  EXPECT_FALSE(dev->applies("num_frames"));
+
+  write("transformer/config.json", R"({"guidance_embeds":false})");
+  write("scheduler/scheduler_config.json", R"({})");
+  write("vae/config.json", R"({"block_out_channels":[8,8]})");
+  const auto schnell = read_model_entry("m", dir_, kFamilies);
+  ASSERT_TRUE(schnell.ok()) << schnell.error().message;
+  EXPECT_EQ(schnell->defaults.integer("num_inference_steps"), 4);
+  EXPECT_EQ(schnell->defaults.integer("max_sequence_length"), 256);
+  EXPECT_EQ(schnell->fields.at("width").multiple_of, 4);
+  EXPECT_EQ(schnell->defaults.integer("width"), 256);
+}
+
+TEST_F(ModelFolder, ItsOwnFileSetsTheDefaults) {
+  write("ditfleet.json", R"({"num_inference_steps":20,"guidance_scale":1,"true_cfg_scale":3.0,"negative_prompt":"",)"
+                         R"("width":256,"height":128,"max_sequence_length":64})");
+  const auto entry = read_model_entry("m", dir_, kFamilies);
+  ASSERT_TRUE(entry.ok()) << entry.error().message;
+  EXPECT_EQ(entry->defaults.integer("num_inference_steps"), 20);
+  EXPECT_DOUBLE_EQ(*entry->defaults.real("true_cfg_scale"), 3.0);
+  EXPECT_EQ(*entry->defaults.text("negative_prompt"), "");
+  EXPECT_EQ(entry->defaults.integer("height"), 128);
+  EXPECT_EQ(entry->defaults.integer("max_sequence_length"), 64);
+}
+
+TEST_F(ModelFolder, SaysWhichFileIsWrong) {
+  write("ditfleet.json", R"({"width":250})");
+  EXPECT_THAT(refusal().message, testing::AllOf(HasSubstr("ditfleet.json"), HasSubstr("multiple of 16")));
+  write("ditfleet.json", R"({"steps":3})");
+  EXPECT_THAT(refusal().message, HasSubstr("unknown field 'steps'"));
+  write("vae/config.json", R"({"block_out_channels":[]})");
+  EXPECT_EQ(refusal().code, Code::kDataCorrupt);
+  write("vae/config.json", "{");
+  EXPECT_THAT(refusal().message, HasSubstr("vae/config.json"));
+  write("model_index.json", R"({"_class_name":"WanPipeline"})");
+  EXPECT_THAT(refusal().message, testing::AllOf(HasSubstr("WanPipeline"), HasSubstr("FluxPipeline")));
+  std::filesystem::remove(dir_ + "/model_index.json");
+  EXPECT_EQ(refusal().code, Code::kNotFound);
+  EXPECT_THAT(refusal().message, HasSubstr("diffusers"));
+}
+
+TEST_F(ModelFolder, IsReadByTheFamilyThatServesItsClass) {
+  write("model_index.json", R"({"_class_name":"LongClipPipeline"})");
+  write("ditfleet.json", R"({"num_frames":8,"frame_rate":12})");
+  const auto entry = read_model_entry("m", dir_, kFamilies);
+  ASSERT_TRUE(entry.ok()) << entry.error().message;
+  EXPECT_EQ(entry->kind, "clips");
+  EXPECT_EQ(entry->media, job::MediaKind::kVideo);
+  EXPECT_EQ(entry->defaults.integer("num_frames"), 8);
+  EXPECT_EQ(entry->defaults.real("frame_rate"), 12.0);
+  EXPECT_FALSE(entry->applies("guidance_scale"));
+  const job::Catalogue catalogue{{{"m", *entry}}, "m"};
+  EXPECT_EQ(job::complete_spec({.prompt = "a"}, catalogue)->output_format, job::OutputFormat::kWebp);
+  EXPECT_EQ(job::complete_spec({.output_format = job::OutputFormat::kPng}, catalogue).error().param, "output_format");
+  write("ditfleet.json", R"({"num_inference_steps":8})");
+  EXPECT_THAT(refusal().message, HasSubstr("unknown field 'num_inference_steps'"));
+  write("ditfleet.json", R"({"num_frames":84})");
+  EXPECT_THAT(refusal().message, HasSubstr("4 to 80"));
+}
+
+TEST_F(ModelFolder, GuidanceOfItsRequestsIsTrueCfgOnlyWithBothFields) {
+  const auto entry = read_model_entry("m", dir_, kFamilies);
+  ASSERT_TRUE(entry.ok()) << entry.error().message;
+  job::FieldValues fields;
+  EXPECT_EQ(entry->guidance(fields), job::GuidanceKind::kNone);
+  fields.set("guidance_scale", 0);
+  fields.set("true_cfg_scale", 2);
+  EXPECT_EQ(entry->guidance(fields), job::GuidanceKind::kEmbedded);
+  fields.set("negative_prompt", "");
+  EXPECT_EQ(entry->guidance(fields), job::GuidanceKind::kTrueCfg);
+  fields.set("true_cfg_scale", 1);
+  EXPECT_EQ(entry->guidance(fields), job::GuidanceKind::kEmbedded);
+}
+
+}  // namespace
+}  // namespace ditfleet::families
