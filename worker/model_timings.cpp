@@ -13,7 +13,7 @@ const prometheus::Histogram::BucketBoundaries kStepSeconds{0.002, 0.005, 0.01, 0
 
 }  // namespace
 
-void show_load(const pipeline::ModelInfo& info) {
+void record_load(const pipeline::ModelInfo& info) {
   static auto& family =
       telemetry::gauges("ditfleet_model_load_seconds",
                         "Time to load a model, by part (compile: until the programs of its regions are available)");
@@ -21,7 +21,7 @@ void show_load(const pipeline::ModelInfo& info) {
     family.Add({{"model", info.name}, {"part", part}}).Set(seconds(std::chrono::microseconds(us)));
 }
 
-void show_warm_up(const std::string& model, const std::string& class_key, const PartTimes& parts) {
+void record_warm_up(const std::string& model, const std::string& class_key, const PartTimes& parts) {
   static auto& family = telemetry::gauges("ditfleet_warmup_seconds", "Time to warm up a shape class, by part");
   for (const auto& [part, time] : parts)
     family.Add({{"model", model}, {"class", class_key}, {"part", part}}).Set(seconds(time));

@@ -17,8 +17,8 @@ namespace ditfleet::worker {
 using PartTimes = std::vector<std::pair<std::string, std::chrono::microseconds>>;
 
 // Thread-safe.
-void show_load(const pipeline::ModelInfo& info);
-void show_warm_up(const std::string& model, const std::string& class_key, const PartTimes& parts);
+void record_load(const pipeline::ModelInfo& info);
+void record_warm_up(const std::string& model, const std::string& class_key, const PartTimes& parts);
 
 // "text_encoders 12 ms, vae 3 ms"
 std::string text_of(const PartTimes& parts);

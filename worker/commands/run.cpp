@@ -202,7 +202,7 @@ Result<ModelSet> load_models(const config::Settings& settings) {
     auto loaded = set.engine->load_model(name, model.path);
     if (!loaded) return loaded.error();
     const auto& info = (*loaded)->info();
-    show_load(info);
+    record_load(info);
     PartTimes parts;
     for (const auto& [part, us] : info.load_us) parts.emplace_back(part, us);
     spdlog::info("loaded model '{}' from {}: {} MiB of weights; {}", name, model.path, info.weight_bytes >> 20,
