@@ -259,8 +259,7 @@ TEST_F(WorkerCompile, RefusesWhatItCannotBuild) {
   refused(
       {"--arch", "sm_90a", "--set", "compile.components.transformer=false", "--set", "compile.components.vae=false"},
       {}, 2, "nothing can be compiled ahead of time");
-  refused({"--arch", "cpu", "--set", "compile.components.transformer=false"}, {}, 2,
-          "nothing to compile for 'cpu'");
+  refused({"--arch", "cpu", "--set", "compile.components.transformer=false"}, {}, 2, "nothing to compile for 'cpu'");
   // Nor what it could not keep. What it logs goes to standard error.
   refused({"--arch", "cpu", "--json", "--set", "cache.dir=/proc/nowhere"}, {}, 1,
           "2 of 2 programs were compiled but could not be stored");

@@ -75,7 +75,7 @@ class AdapterCopies {
     UniqueFd fd_;
     Sha256 hash_;
   };
-  // Starts a copy of `bytes` bytes, removing others if there is no room. Errors: those of Writer::write().
+  // Starts a copy of `bytes` bytes, evicting others if space is short. Errors: those of Writer::write().
   Result<std::unique_ptr<Writer>> begin(const std::string& sha256, std::int64_t bytes);
 
  private:
