@@ -1,5 +1,5 @@
-// ditfleet-worker: the process that draws. `run` serves the queue, `generate` and `tokenize` use the
-// pipeline without any service.
+// ditfleet-worker: generates images. `run` serves the queue; `generate`, `compile` and `tokenize` use the pipeline
+// without any service.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -21,15 +21,15 @@
 
 namespace {
 
-// OpenMP's threads spin while they wait for one another, unless the environment says otherwise before the libraries
-// load. With other work on the cores a picture then takes seven times as long (31 s instead of 4 with 2 threads on
-// 2 busy cores, 2026-11-21), so the program starts itself once more with the right environment.
+// OpenMP threads spin while they wait for each other, unless the environment says otherwise before the libraries are
+// loaded. On busy cores an image then takes several times as long (worker/DECISIONS.md), so the program re-executes
+// itself with the environment set.
 void wait_without_spinning(char** argv) {
   if (std::getenv("OMP_WAIT_POLICY") || ::setenv("OMP_WAIT_POLICY", "passive", 1) != 0) return;
   std::error_code unknown;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", unknown);
   if (!unknown) ::execv(self.c_str(), argv);
-  // It did not start: spinning works, too.
+  // execv() failed: go on with spinning threads.
 }
 
 }  // namespace
@@ -37,14 +37,14 @@ void wait_without_spinning(char** argv) {
 int main(int argc, char** argv) {
   wait_without_spinning(argv);
   using namespace ditfleet::worker;
-  // Over a file size limit a write is to fail, as on a full disk, not to end the process.
+  // A write beyond the file size limit must fail, as on a full disk, instead of ending the process.
   std::signal(SIGXFSZ, SIG_IGN);
-  CLI::App app("Draws pictures with diffusion transformers: as a worker of DiTFleet, or right here.",
+  CLI::App app("Generates images with diffusion transformers, as a worker of DiTFleet or on the command line.",
                "ditfleet-worker");
   app.require_subcommand(1);
   app.footer(
-      "Exit codes: 0 done, 1 failed, 2 wrong usage. Every configuration key can also be set by an\n"
-      "environment variable DITFLEET_SECTION__KEY, or in the file that DITFLEET_CONFIG names.");
+      "Exit codes: 0 success, 1 failure, 2 wrong usage. Every configuration key can also be set with an\n"
+      "environment variable DITFLEET_SECTION__KEY, or in the file named by DITFLEET_CONFIG.");
   int exit_code = kExitOk;
 
   RunFlags run_flags;
@@ -53,12 +53,12 @@ int main(int argc, char** argv) {
   run_command->callback([&] { exit_code = run(run_flags); });
 
   GenerateFlags generate_flags;
-  auto* generate_command = app.add_subcommand("generate", "Draw one prompt and write the picture");
+  auto* generate_command = app.add_subcommand("generate", "Generate images for one prompt and write them to files");
   add_generate_flags(*generate_command, generate_flags);
   generate_command->callback([&] { exit_code = generate(generate_flags); });
 
   CompileFlags compile_flags;
-  auto* compile_command = app.add_subcommand("compile", "Compile a model's regions ahead of time");
+  auto* compile_command = app.add_subcommand("compile", "Compile the regions of a model ahead of time");
   add_compile_flags(*compile_command, compile_flags);
   compile_command->callback([&] { exit_code = compile(compile_flags); });
 
@@ -72,7 +72,7 @@ int main(int argc, char** argv) {
     for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
       known.push_back(command->get_name());
     if (std::find(known.begin(), known.end(), argv[1]) == known.end()) {
-      std::cerr << "ditfleet-worker: there is no command '" << argv[1] << "'" << ditfleet::suggestion(argv[1], known)
+      std::cerr << "ditfleet-worker: unknown command '" << argv[1] << "'" << ditfleet::suggestion(argv[1], known)
                 << "\n";
       return kExitUsage;
     }
@@ -82,7 +82,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kExitOk : kExitUsage;
   } catch (const std::exception& error) {
-    std::cerr << "ditfleet-worker: unexpected failure: " << error.what() << "\n";
+    std::cerr << "ditfleet-worker: internal error: " << error.what() << "\n";
     return kExitFailure;
   }
   return exit_code;

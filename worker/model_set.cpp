@@ -13,7 +13,7 @@
 namespace ditfleet::worker {
 namespace {
 
-// The smallest image that the model takes, in one step without true CFG.
+// The smallest image of the model, in one step without true CFG.
 job::JobSpec smallest(const job::ModelEntry& entry) {
   job::JobSpec spec;
   spec.model = entry.name;
@@ -32,8 +32,8 @@ job::JobSpec smallest(const job::ModelEntry& entry) {
   return spec;
 }
 
-// Draws and encodes one picture; how long each part took.
-Result<PartTimes> draw(pipeline::Model& model, const job::JobSpec& spec, const ImageEncoder& encode_image) {
+// Generates and encodes one image, and returns the time of each part.
+Result<PartTimes> generate(pipeline::Model& model, const job::JobSpec& spec, const ImageEncoder& encode_image) {
   using std::chrono::duration_cast, std::chrono::microseconds;
   auto prepared = model.encode(request_of(spec, 0));
   if (!prepared) return prepared.error();
@@ -59,7 +59,7 @@ Result<PartTimes> draw(pipeline::Model& model, const job::JobSpec& spec, const I
   return parts;
 }
 
-// The configured class as a job of this model.
+// A job of the configured class for this model.
 Result<job::JobSpec> spec_of(const WarmupClass& one, const std::string& model, const ModelSet& set) {
   job::JobSpec spec;
   spec.model = model;
@@ -88,7 +88,7 @@ std::string label_of(const job::JobSpec& spec) {
 }  // namespace
 
 Result<std::vector<std::string>> warm_up(const ModelSet& set, const ImageEncoder& encode_image) {
-  // All are looked at before the first one is drawn.
+  // Checks all classes before the first image.
   std::vector<job::JobSpec> specs;
   for (const auto& [name, model] : set.models) {
     specs.push_back(smallest(set.catalogue.models.at(name)));
@@ -101,15 +101,15 @@ Result<std::vector<std::string>> warm_up(const ModelSet& set, const ImageEncoder
   }
   std::vector<std::string> warm;
   for (const job::JobSpec& spec : specs) {
-    auto parts = draw(*set.models.at(spec.model), spec, encode_image);
+    auto parts = generate(*set.models.at(spec.model), spec, encode_image);
     if (!parts) {
-      return Error{parts.error().code,
-                   "the model '" + spec.model + "' failed to draw its warm-up picture of " + label_of(spec) + ": " +
-                       parts.error().message,
-                   {}};
+      return Error{
+          parts.error().code,
+          "the warm-up of model '" + spec.model + "' at " + label_of(spec) + " failed: " + parts.error().message,
+          {}};
     }
     const std::string class_key = job::shape_class_of(spec, set.catalogue.models.at(spec.model), set.precision).key();
-    show_warm_up(spec.model, class_key, *parts);
+    record_warm_up(spec.model, class_key, *parts);
     spdlog::info("model '{}' is warm for {}: {}", spec.model, label_of(spec), text_of(*parts));
     if (std::find(warm.begin(), warm.end(), class_key) == warm.end()) warm.push_back(class_key);
   }

@@ -1,4 +1,4 @@
-// The models that a worker process holds, loaded and warmed up.
+// The models of a worker process, and their warm-up.
 #pragma once
 
 #include <functional>
@@ -14,18 +14,18 @@
 
 namespace ditfleet::worker {
 
-// pipeline::encode_media, or what a test puts in its place.
+// pipeline::encode_media, or a fake in tests.
 using ImageEncoder = std::function<Result<std::string>(const pipeline::Media&, job::OutputFormat, int quality)>;
 
-// A class that is to be warm before the worker is ready.
+// A shape class to warm up before the worker is ready.
 struct WarmupClass {
-  std::string model;  // empty: each
+  std::string model;  // empty: every model
   int width = 0, height = 0;
-  std::optional<int> max_sequence_length;  // nothing: the model's default
+  std::optional<int> max_sequence_length;  // nullopt: the model's default
   bool true_cfg = false;
 };
 
-// Members in the order of their destruction backwards: models go before the engine.
+// The order of members matters: models must be destroyed before the engine.
 struct ModelSet {
   std::unique_ptr<pipeline::Engine> engine;  // null in tests
   std::string device, device_name, precision;
@@ -34,10 +34,10 @@ struct ModelSet {
   std::vector<WarmupClass> warmup_classes;
 };
 
-// Draws the smallest picture that each model takes, one step, then each of warmup_classes, two steps (what is set up on
-// second use is set up, too), and encodes them: a model or a class that cannot be drawn is known before the first job.
-// Times go to the metrics and the log by part (model_timings.h). Returns the shape classes that are warm from it.
-// kInvalidArgument: a class that its model does not take, with what would be right. Blocks; call on the device thread.
+// Generates and encodes the smallest image of each model in one step, then one image of each warm-up class in two steps
+// (some set-up happens on the second use). A model or class that fails is found before the first job. Logs the times
+// and exports them as metrics (model_timings.h). Returns the shape classes that are warm. Errors: kInvalidArgument (a
+// model does not support a class), those of the stages. Blocks; call it on the device thread.
 Result<std::vector<std::string>> warm_up(const ModelSet& set, const ImageEncoder& encode_image);
 
 }  // namespace ditfleet::worker

@@ -13,16 +13,16 @@ const prometheus::Histogram::BucketBoundaries kStepSeconds{0.002, 0.005, 0.01, 0
 
 }  // namespace
 
-void show_load(const pipeline::ModelInfo& info) {
+void record_load(const pipeline::ModelInfo& info) {
   static auto& family =
       telemetry::gauges("ditfleet_model_load_seconds",
-                        "Time that loading a model took, by part; compile: until its regions' programs were there");
+                        "Time to load a model, by part (compile: until the programs of its regions are available)");
   for (const auto& [part, us] : info.load_us)
     family.Add({{"model", info.name}, {"part", part}}).Set(seconds(std::chrono::microseconds(us)));
 }
 
-void show_warm_up(const std::string& model, const std::string& class_key, const PartTimes& parts) {
-  static auto& family = telemetry::gauges("ditfleet_warmup_seconds", "Time that a class took in the warm-up, by part");
+void record_warm_up(const std::string& model, const std::string& class_key, const PartTimes& parts) {
+  static auto& family = telemetry::gauges("ditfleet_warmup_seconds", "Time to warm up a shape class, by part");
   for (const auto& [part, time] : parts)
     family.Add({{"model", model}, {"class", class_key}, {"part", part}}).Set(seconds(time));
 }
@@ -35,8 +35,8 @@ std::string text_of(const PartTimes& parts) {
 }
 
 std::chrono::microseconds StepTimer::ended(int step) {
-  static auto& family =
-      telemetry::histograms("ditfleet_step_seconds", "Time of a denoising step: a unit's first, and its others");
+  static auto& family = telemetry::histograms(
+      "ditfleet_step_seconds", "Time per denoising step, by phase (first: of a unit, steady: all others)");
   const auto took = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun_);
   family.Add({{"model", model_}, {"phase", step == 1 ? "first" : "steady"}}, kStepSeconds).Observe(seconds(took));
   return took;

@@ -1,8 +1,8 @@
-// How long models take to load, to warm up and to step, as Prometheus metrics of the process:
-//   ditfleet_model_load_seconds{model,part}      part: tokenizers, text_encoders, transformer, vae, compile
-//   ditfleet_warmup_seconds{model,class,part}    part: text_encoders, transformer_first_step, transformer_steady_step,
-//   vae, encode ditfleet_step_seconds{model,phase}           phase: first (of a unit: whatever a new size sets up is in
-//   it) or steady
+// Prometheus metrics about the time that models take to load, warm up and step:
+//   ditfleet_model_load_seconds{model,part}    part: tokenizers, text_encoders, transformer, vae, compile
+//   ditfleet_warmup_seconds{model,class,part}  part: text_encoders, transformer_first_step, transformer_steady_step,
+//                                              vae, encode
+//   ditfleet_step_seconds{model,phase}         phase: first (of a unit; includes all set-up for a new size) or steady
 #pragma once
 
 #include <chrono>
@@ -16,20 +16,20 @@ namespace ditfleet::worker {
 
 using PartTimes = std::vector<std::pair<std::string, std::chrono::microseconds>>;
 
-// Thread safe.
-void show_load(const pipeline::ModelInfo& info);
-void show_warm_up(const std::string& model, const std::string& class_key, const PartTimes& parts);
+// Thread-safe.
+void record_load(const pipeline::ModelInfo& info);
+void record_warm_up(const std::string& model, const std::string& class_key, const PartTimes& parts);
 
 // "text_encoders 12 ms, vae 3 ms"
 std::string text_of(const PartTimes& parts);
 
-// Times the steps of one unit on the thread that denoises. What the callback itself does (previews) is in no step.
+// Times the steps of one unit, on the denoising thread. Work in the step callback, such as previews, is not counted.
 class StepTimer {
  public:
   explicit StepTimer(std::string model) : model_(std::move(model)) {}
-  // A step has ended: its time, counted for the model.
+  // Records the step that has just ended and returns its time.
   std::chrono::microseconds ended(int step);
-  // The next one begins.
+  // Marks the beginning of the next step.
   void begin() { begun_ = std::chrono::steady_clock::now(); }
 
  private:

@@ -21,16 +21,13 @@ constexpr auto kCallTimeout = 2s;
 constexpr auto kMailboxBlock = 1s;
 constexpr auto kBackoffFirst = 100ms, kBackoffMax = 2000ms;
 constexpr int kMailboxBatch = 64;
-constexpr auto kStopGrace = 5s;   // for a step to end once it was told to, after the drain time
+constexpr auto kStopGrace = 5s;   // after the drain time, for the current step to end
 constexpr auto kFaultGrace = 2s;  // to report a failed device
-constexpr auto kGoodbye = 1s;
+constexpr auto kLeaveTimeout = 1s;
 
-// What is used comes to the front, and that is no news.
-std::pair<std::vector<std::string>, std::vector<std::string>> sorted_adapters(const queue::WorkerInfo& info) {
-  std::pair<std::vector<std::string>, std::vector<std::string>> out(info.adapters, info.host_adapters);
-  std::sort(out.first.begin(), out.first.end());
-  std::sort(out.second.begin(), out.second.end());
-  return out;
+// As sets: every use changes the order, which is not worth a heartbeat.
+std::pair<std::set<std::string>, std::set<std::string>> adapter_sets(const queue::WorkerInfo& info) {
+  return {{info.adapters.begin(), info.adapters.end()}, {info.host_adapters.begin(), info.host_adapters.end()}};
 }
 
 }  // namespace
@@ -44,7 +41,7 @@ Service::Service(asio::io_context& io, ServiceOptions options, ServiceParts part
       started_ms_(
           std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
               .count()),
-      holdings_(options_.capacity, options_.timing),
+      table_(options_.capacity, options_.timing),
       tasks_(io.get_executor()),
       wake_(io),
       renew_timer_(io),
@@ -53,19 +50,19 @@ Service::Service(asio::io_context& io, ServiceOptions options, ServiceParts part
       runner_({.executor = io.get_executor(),
                .queue = *parts_.queue,
                .store = *parts_.store,
-               .holdings = holdings_,
+               .table = table_,
                .tasks = tasks_,
                .text = text_,
                .device = device_,
                .encode = encode_,
                .adapters = adapters_,
                .encode_image = parts_.encode_image,
-               .adapters_moved = [this] { tell_adapters(); },
-               .changed = [this] { pump(); },
+               .adapters_changed = [this] { report_adapters(); },
+               .table_changed = [this] { update(); },
                .fault =
                    [this](const Error& error) {
                      fatal_ = error;
-                     drain_until_ = Clock::now() + kFaultGrace;
+                     drain_until_ = Deadline::after(kFaultGrace);
                      wake_.cancel();
                    }}) {}
 
@@ -76,42 +73,41 @@ asio::awaitable<int> Service::run() {
   adapters_.start();
   tasks_.spawn("heartbeats", heartbeats());
   loading_ = true;
-  tasks_.spawn("loading the models", load_models());
+  tasks_.spawn("load models", load_models());
   boost::system::error_code ignored;
   while (!finished()) {
-    wake_.expires_at(drain_until_.value_or(Clock::time_point::max()));
+    wake_.expires_at(drain_until_.time_point());
     co_await wake_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-    if (state_ == "draining" && drain_until_ && Clock::now() >= *drain_until_ && !finished()) {
-      spdlog::warn("the drain time is over: handing back what still runs");
-      drain_until_ = Clock::now() + kStopGrace;
+    if (state_ == "draining" && drain_until_.passed() && !finished()) {
+      spdlog::warn("worker.drain_ms is over; handing back the running unit");
+      drain_until_ = Deadline::after(kStopGrace);
       state_ = "stopping";
-      holdings_.drain_running();
-      pump();
+      table_.drain_running();
+      update();
     }
   }
-  co_await say_goodbye();
-  if (fatal_) spdlog::error("ends because {}", fatal_->message);
+  co_await leave();
+  if (fatal_) spdlog::error("stopped: {}", fatal_->message);
   co_return fatal_ ? 1 : 0;
 }
 
 bool Service::finished() const {
   if (quitting_) return true;
-  const bool late = drain_until_ && Clock::now() >= *drain_until_;
-  if (fatal_) return runner_.idle() || late;
-  if (state_ == "draining") return holdings_.empty() && runner_.idle();
-  return state_ == "stopping" && ((holdings_.empty() && runner_.idle()) || late);
+  if (fatal_) return runner_.idle() || drain_until_.passed();
+  if (state_ == "draining") return table_.empty() && runner_.idle();
+  return state_ == "stopping" && ((table_.empty() && runner_.idle()) || drain_until_.passed());
 }
 
 void Service::drain() {
   if (state_ == "draining" || state_ == "stopping") return;
-  spdlog::info("draining: {} units held", holdings_.attempts().size());
-  // What loads or warms up cannot be interrupted and has nothing to finish.
+  spdlog::info("draining: {} units held", table_.attempts().size());
+  // Loading and warm-up cannot be interrupted, and there is no unit to finish.
   if (loading_) quitting_ = true;
   state_ = "draining";
-  drain_until_ = Clock::now() + options_.drain;
-  holdings_.drain();
-  beat_soon();
-  pump();
+  drain_until_ = Deadline::after(options_.drain);
+  table_.drain();
+  heartbeat_now();
+  update();
 }
 
 void Service::quit() {
@@ -119,21 +115,21 @@ void Service::quit() {
   wake_.cancel();
 }
 
-void Service::act() {
-  if (fatal_) return;  // nothing is begun on a device that failed
-  for (const Action& action : holdings_.decide(Clock::now())) runner_.perform(action);
+void Service::perform_actions() {
+  if (fatal_) return;  // a failed device gets no more work
+  for (const Action& action : table_.decide(Clock::now())) runner_.perform(action);
 }
 
-void Service::pump() {
-  act();
-  // Whoever asks which worker a job runs on need not wait for the next heartbeat.
-  if (holdings_.refs() != told_units_) beat_soon();
+void Service::update() {
+  perform_actions();
+  // Reports the units at once, so that clients can see where a job runs.
+  if (table_.refs() != reported_units_) heartbeat_now();
   renew_timer_.cancel();
-  if (drain_until_) wake_.cancel();
+  wake_.cancel();
 }
 
-void Service::beat_soon() {
-  beat_again_ = true;
+void Service::heartbeat_now() {
+  heartbeat_pending_ = true;
   heartbeat_timer_.cancel();
 }
 
@@ -141,7 +137,7 @@ asio::awaitable<void> Service::load_models() {
   using Loaded = std::pair<ModelSet, std::vector<std::string>>;
   const std::function<Result<std::shared_ptr<Loaded>>()> work = [this]() -> Result<std::shared_ptr<Loaded>> {
     auto loaded = std::make_shared<Loaded>();
-    // No job's: a trace of its own.
+    // A trace of its own, since it belongs to no job.
     const auto context = telemetry::SpanContext::fresh();
     auto start = telemetry::SpanTimer::of("worker_start", context, {}, telemetry::SpanKind::kInternal);
     start.attribute("ditfleet.worker", options_.name);
@@ -173,19 +169,19 @@ asio::awaitable<void> Service::load_models() {
   state_ = "ready";
   spdlog::info("ready: worker '{}' on {} ({}), {}, {} models", options_.name, models_.device, models_.device_name,
                models_.precision, models_.models.size());
-  beat_soon();
+  heartbeat_now();
   tasks_.spawn("mailbox", mailbox());
   tasks_.spawn("renewals", renewals());
-  tasks_.spawn("deleted adapters", adapters_.watch(models_, [this] { tell_adapters(); }));
+  tasks_.spawn("watch adapters", adapters_.watch(models_, [this] { report_adapters(); }));
 }
 
-void Service::tell_adapters() {
+void Service::report_adapters() {
   queue::WorkerInfo info;
   adapters_.describe(models_, info);
-  if (sorted_adapters(info) != told_adapters_) beat_soon();
+  if (adapter_sets(info) != reported_adapters_) heartbeat_now();
 }
 
-asio::awaitable<Result<std::string>> Service::beat() {
+asio::awaitable<Result<std::string>> Service::send_heartbeat() {
   queue::WorkerInfo info;
   info.name = options_.name;
   info.boot = boot_;
@@ -204,45 +200,46 @@ asio::awaitable<Result<std::string>> Service::beat() {
   info.capacity = options_.capacity;
   info.started_ms = started_ms_;
   info.version = options_.version;
-  info.units = told_units_ = holdings_.refs();
+  info.units = reported_units_ = table_.refs();
   adapters_.describe(models_, info);
-  told_adapters_ = sorted_adapters(info);
+  reported_adapters_ = adapter_sets(info);
   co_return co_await parts_.queue->heartbeat(info, Deadline::after(kCallTimeout));
 }
 
-// Also what registers this worker, at first and after Redis came back.
+// The first heartbeat registers this worker, as does the first after Redis has restarted.
 asio::awaitable<void> Service::heartbeats() {
-  std::optional<std::uint64_t> greeted;
-  bool told_away = false, told_twin = false;
+  std::optional<std::uint64_t> registered;
+  bool logged_failure = false, logged_duplicate = false;
   while (true) {
-    beat_again_ = false;
+    heartbeat_pending_ = false;
     Result<void> sent;
-    if (greeted != parts_.connection->generation())
+    if (registered != parts_.connection->generation())
       sent = co_await parts_.queue->load_library(Deadline::after(kCallTimeout));
     if (sent) {
-      const auto before = co_await beat();
+      const auto before = co_await send_heartbeat();
       if (!before) {
         sent = before.error();
-      } else if (greeted && !told_twin && state_ == "ready" && !before->empty() && *before != boot_) {
-        // It took the name after this one did: it lives, and each displaces the other again and again.
-        told_twin = true;
+      } else if (registered && !logged_duplicate && state_ == "ready" && !before->empty() && *before != boot_) {
+        // The other process has registered after this one, so it is alive: the two keep displacing each other.
+        logged_duplicate = true;
         spdlog::error(
-            "another worker calls itself '{}', too (boot {}): units go back and forth between them; give each its own "
-            "worker.name",
+            "another worker has the name '{}' too (boot {}), and units move back and forth between them; give each "
+            "worker "
+            "its own worker.name",
             options_.name, *before);
       }
     }
     if (tasks_.stopping()) co_return;
     if (sent) {
       const auto generation = parts_.connection->generation();
-      if (greeted != generation) spdlog::info("registered as '{}'", owner_);
-      greeted = generation;
-      told_away = false;
-    } else if (!told_away) {
-      spdlog::warn("cannot register: {}; trying on", sent.error().message);
-      told_away = true;
+      if (registered != generation) spdlog::info("registered as '{}'", owner_);
+      registered = generation;
+      logged_failure = false;
+    } else if (!logged_failure) {
+      spdlog::warn("cannot register: {}; retrying", sent.error().message);
+      logged_failure = true;
     }
-    if (beat_again_ && sent) continue;
+    if (heartbeat_pending_ && sent) continue;
     heartbeat_timer_.expires_after(sent ? options_.heartbeat
                                         : std::min<std::chrono::milliseconds>(options_.heartbeat, 250ms));
     boost::system::error_code ignored;
@@ -271,11 +268,11 @@ asio::awaitable<void> Service::mailbox() {
       receive(std::move(entry));
     }
     if (!ids.empty()) {
-      pump();
-      auto acknowledged = co_await parts_.queue->acknowledge(owner_, ids, Deadline::after(kCallTimeout));
-      (void)acknowledged;  // what stays there is known by its nonce, or its start is refused
+      update();
+      // A failure is harmless: a message that is read again has a known nonce, or its start is refused.
+      (void)co_await parts_.queue->acknowledge(owner_, ids, Deadline::after(kCallTimeout));
     }
-    // A Redis that came back may have lost the end of the stream: what is still there is what counts.
+    // A restarted Redis may have lost the end of the stream: read it again from the start.
     if (generation != parts_.connection->generation()) {
       generation = parts_.connection->generation();
       after = "0";
@@ -286,47 +283,50 @@ asio::awaitable<void> Service::mailbox() {
 void Service::receive(queue::MailboxEntry entry) {
   switch (entry.kind) {
     case queue::MailboxEntry::Kind::kAssign: runner_.assign(std::move(entry), models_); return;
-    case queue::MailboxEntry::Kind::kRevoke: holdings_.revoke(entry.nonce); return;
-    case queue::MailboxEntry::Kind::kCancel: holdings_.cancel(entry.nonce); return;
+    case queue::MailboxEntry::Kind::kRevoke: table_.revoke(entry.nonce); return;
+    case queue::MailboxEntry::Kind::kCancel: table_.cancel(entry.nonce); return;
   }
 }
 
 asio::awaitable<void> Service::renewals() {
-  LogThrottle cannot_renew;
+  LogThrottle renewal_log;
   while (!tasks_.stopping()) {
     const auto sent = Clock::now();
-    const auto due = holdings_.due_renewals(sent);
+    const auto due = table_.due_renewals(sent);
     if (!due.empty()) {
-      // Short of the lease, so that a call that hangs leaves time for another.
+      // A third of the lease, so that a call that hangs leaves time for another.
       auto outcomes = co_await parts_.queue->renew(due, Deadline::at(sent + options_.timing.lease / 3));
       if (outcomes) {
-        cannot_renew.reset();
-        holdings_.renewed(due, *outcomes, sent);
+        renewal_log.reset();
+        table_.renewed(due, *outcomes, sent);
       } else {
-        if (const auto more = cannot_renew.admit()) {
+        if (const auto more = renewal_log.admit()) {
           spdlog::warn("cannot renew the leases of {} units: {}{}", due.size(), outcomes.error().message, *more);
         }
-        holdings_.renewal_failed(due, Clock::now());
+        table_.renewal_failed(due, Clock::now());
       }
       runner_.publish_leases();
     }
-    act();
-    renew_timer_.expires_at(holdings_.next_wakeup());
+    perform_actions();
+    renew_timer_.expires_at(table_.next_wakeup());
     boost::system::error_code ignored;
     co_await renew_timer_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
   }
 }
 
-asio::awaitable<void> Service::say_goodbye() {
-  const auto held = holdings_.attempts();
+asio::awaitable<void> Service::leave() {
+  const auto held = table_.attempts();
   if (!held.empty()) {
-    auto handed = co_await parts_.queue->hand_back(held, Deadline::after(kGoodbye));
-    spdlog::info("handed back {} units: {}", held.size(), handed ? "done" : handed.error().message);
+    auto handed = co_await parts_.queue->hand_back(held, Deadline::after(kLeaveTimeout));
+    if (handed)
+      spdlog::info("handed back {} units", held.size());
+    else
+      spdlog::warn("could not hand back {} units: {}", held.size(), handed.error().message);
   }
   tasks_.stop();
-  auto gone = co_await parts_.queue->deregister(options_.name, boot_, Deadline::after(kGoodbye));
+  auto gone = co_await parts_.queue->deregister(options_.name, boot_, Deadline::after(kLeaveTimeout));
   if (!gone) spdlog::warn("could not deregister: {}", gone.error().message);
-  // Work that a thread still has in hand is not waited for (busy()).
+  // Does not wait for work that cannot be interrupted.
   if (!busy()) co_await tasks_.join();
   parts_.connection->stop();
   adapters_.stop();

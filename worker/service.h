@@ -1,6 +1,6 @@
-// The worker service: takes units from its mailbox in Redis and draws them, until it is told to drain.
+// The worker service: runs the units that arrive in its mailbox in Redis, until it is drained.
 //
-// Threads: one io thread (whoever runs the io_context), and one each named "device", "text" and "encode".
+// Threads: the io thread (which runs the io_context) and the threads "device", "text" and "encode".
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -9,9 +9,11 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "shared/core/deadline.h"
 #include "shared/core/named_thread.h"
 #include "shared/core/task_group.h"
 #include "shared/queue/client.h"
@@ -19,20 +21,20 @@
 #include "shared/results/store.h"
 #include "worker/adapters/loader.h"
 #include "worker/model_set.h"
-#include "worker/units/holdings.h"
 #include "worker/units/unit_runner.h"
+#include "worker/units/unit_table.h"
 
 namespace ditfleet::worker {
 
 struct ServiceOptions {
   std::string name;  // must be unique among living workers
   std::string version;
-  int capacity = 2;  // units held at once, the running one included
+  int capacity = 2;  // units held at once, including the running one
   Timing timing;
   std::chrono::milliseconds heartbeat{1000};
   std::chrono::milliseconds drain{30'000};
   bool warmup = true;
-  // What it will have once it is loaded: told from the first heartbeat on, for jobs are judged while models load.
+  // Reported while the models load, so that jobs that no worker can run are refused from the first heartbeat on.
   std::vector<std::string> models;
   int adapter_slots = 0;
 };
@@ -42,27 +44,27 @@ struct ServiceParts {
   std::shared_ptr<queue::Client> queue;
   std::shared_ptr<results::Store> store;
   std::function<Result<ModelSet>()> load;  // called once, on the device thread
-  AdapterOptions adapters;                 // without a source: no units with adapters
-  ImageEncoder encode_image;               // called on the encode thread and, for the warm-up, the device thread
+  AdapterOptions adapters;                 // without a source, units with adapters are refused
+  ImageEncoder encode_image;               // called on the encode thread, and on the device thread for the warm-up
 };
 
 class Service {
  public:
   Service(asio::io_context& io, ServiceOptions options, ServiceParts parts);
-  ~Service();  // waits for what the threads have in hand
+  ~Service();  // waits for the work in progress on the threads
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;
 
-  // Serves until drained (0) or until it cannot go on: a model that does not load, a device that failed
-  // (1). Redis may be away at any time, also at the start.
+  // Serves until it is drained (returns 0), or until a model cannot be loaded or the device fails (returns 1). Redis
+  // may be down at any time, also at the start.
   asio::awaitable<int> run();
 
-  // Io thread. drain(): hand back what has not started, finish what runs within the drain time, end.
-  // quit(): hand back everything and end at once.
+  // On the io thread. drain(): hands back the units that have not started, finishes the others within the drain time
+  // and ends. quit(): hands back all units and ends at once.
   void drain();
   void quit();
 
-  // After run(): a thread still works on something that cannot be interrupted; the process had better end
+  // After run(): whether a thread is still busy with work that cannot be interrupted. The process should then end
   // without waiting for it.
   bool busy() const { return loading_ || !runner_.idle(); }
   bool ready() const { return state_ == "ready"; }
@@ -73,12 +75,12 @@ class Service {
   asio::awaitable<void> heartbeats();
   asio::awaitable<void> mailbox();
   asio::awaitable<void> renewals();
-  asio::awaitable<void> say_goodbye();
-  asio::awaitable<Result<std::string>> beat();
-  void act();   // performs what the holdings decide
-  void pump();  // the same, and wakes those that wait for a change
-  void beat_soon();
-  void tell_adapters();  // with a heartbeat, if they are others than the last one told
+  asio::awaitable<void> leave();
+  asio::awaitable<Result<std::string>> send_heartbeat();
+  void perform_actions();
+  void update();  // performs actions and wakes the coroutines that wait for a change
+  void heartbeat_now();
+  void report_adapters();  // in a heartbeat, if they have changed since the last one
   void receive(queue::MailboxEntry entry);
   bool finished() const;
 
@@ -87,18 +89,18 @@ class Service {
   ServiceParts parts_;
   std::string boot_, owner_, state_ = "starting";
   std::int64_t started_ms_ = 0;
-  Holdings holdings_;
+  UnitTable table_;
   ModelSet models_;
   TaskGroup tasks_;
-  std::vector<queue::UnitRef> told_units_;                                       // by the last heartbeat
-  std::pair<std::vector<std::string>, std::vector<std::string>> told_adapters_;  // in slots, in host memory; sorted
+  std::vector<queue::UnitRef> reported_units_;                                 // in the last heartbeat
+  std::pair<std::set<std::string>, std::set<std::string>> reported_adapters_;  // in slots, in host memory
   asio::steady_timer wake_, renew_timer_, heartbeat_timer_;
   NamedThread device_{"device"}, text_{"text"}, encode_{"encode"};
   AdapterLoader adapters_;
   UnitRunner runner_;
-  bool loading_ = false, quitting_ = false, beat_again_ = false;
+  bool loading_ = false, quitting_ = false, heartbeat_pending_ = false;
   std::optional<Error> fatal_;
-  std::optional<Clock::time_point> drain_until_;
+  Deadline drain_until_ = Deadline::never();
 };
 
 }  // namespace ditfleet::worker

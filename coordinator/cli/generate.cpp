@@ -159,7 +159,7 @@ void add_generate(CLI::App& app, Invocation& run) {
   auto* command = app.add_subcommand("generate", "Draw a prompt on a running service and write the pictures");
   add_target_flags(*command, flags->target);
   command->add_option("--model", flags->model, "Model; by default the service's");
-  job::add_field_flags(*command, flags->fields);
+  job::add_field_flags(*command, flags->fields, true);
   command->add_option("--lora", flags->loras, "LoRA adapter; may be repeated")
       ->type_name("NAME[:SCALE]")
       ->allow_extra_args(false);

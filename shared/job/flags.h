@@ -17,18 +17,18 @@ namespace ditfleet::job {
 using FieldFlags = std::map<Field, std::string>;
 
 // Adds a flag to a CLI11 command for each row of the table that has one, but for adapters: the commands read those
-// differently. The prompt is required and may come without its flag. `texts` must outlive the parsing. As text: CLI11
-// saturates large integers and drops empty texts.
+// differently. The prompt is required; with `positional_prompt` it may come without its flag. `texts` must outlive the
+// parsing. As text: CLI11 saturates large integers and drops empty texts.
 template <class Command>
-void add_field_flags(Command& command, FieldFlags& texts) {
+void add_field_flags(Command& command, FieldFlags& texts, bool positional_prompt) {
   for (const Field field : kFields) {
     const FieldRow& row = field.row();
     if (row.flag.empty() || row.type == FieldType::kAdapters) continue;
     const bool prompt = field == Field("prompt");
     command
-        .template add_option_function<std::string>((prompt ? "prompt," : "") + std::string(row.flag),
-                                                   [&texts, field](const std::string& text) { texts[field] = text; },
-                                                   std::string(row.description))
+        .template add_option_function<std::string>(
+            (prompt && positional_prompt ? "prompt," : "") + std::string(row.flag),
+            [&texts, field](const std::string& text) { texts[field] = text; }, std::string(row.description))
         ->type_name(row.type == FieldType::kSize   ? "WxH"
                     : row.type == FieldType::kText ? "TEXT"
                                                    : "NUMBER")

@@ -36,6 +36,8 @@ bool looks_like_lora(std::string_view name) {
                      [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a + 32 : a) == b; }) != name.end();
 }
 
+}  // namespace
+
 bool is_inside(const fs::path& path, const fs::path& folder) {
   const auto [rest, unused] = std::mismatch(folder.begin(), folder.end(), path.begin(), path.end());
   return rest == folder.end() || (std::next(rest) == folder.end() && rest->empty());
@@ -50,8 +52,6 @@ std::vector<fs::path> folders_of(std::string_view list) {
   }
   return out;
 }
-
-}  // namespace
 
 ContentCheck::ContentCheck(std::string what, std::optional<std::uint64_t> file_bytes)
     : what_(std::move(what)), file_bytes_(file_bytes) {}

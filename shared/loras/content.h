@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "shared/core/result.h"
 
@@ -50,6 +52,10 @@ struct InspectedFile {
 // Hashes and checks a file in one pass. Blocks.
 // Errors: those of ContentCheck (param "path"), kUnavailable (the file cannot be read).
 Result<InspectedFile> inspect_file(const std::string& path);
+
+std::vector<std::filesystem::path> folders_of(std::string_view list);  // separated by ':'; skips empty ones
+// Compares the texts of two absolute, normal paths; does not touch the disk.
+bool is_inside(const std::filesystem::path& path, const std::filesystem::path& folder);
 
 // Resolves `path` to a regular file without symbolic links in one of the folders (separated by ':'). A relative path is
 // searched for in each folder. Blocks.

@@ -383,7 +383,7 @@ class RedisAway(WithFolder):
         for log in ("one.log", "two.log"):
             self.start_worker("--set", "worker.name=twin", log=log)
         for log in ("one.log", "two.log"):
-            until(lambda: "another worker calls itself 'twin'" in (self.folder / log).read_text(), "both say so", 30)
+            until(lambda: "another worker has the name 'twin' too" in (self.folder / log).read_text(), "both say so", 30)
 
     def test_the_log_is_as_configured(self):
         log = self.folder / "coordinator.log"

@@ -68,8 +68,8 @@ TEST_F(AdapterFetch, GoesOnWhereItWasWhenRedisComesBack) {
   ASSERT_TRUE(fetched.ok()) << fetched.error().message;
   EXPECT_EQ(source_.reads, 3 + 2) << "no chunk is read twice";
   EXPECT_EQ(*read_file(fetched->copy->path()), bytes_);
-  EXPECT_FALSE(fetched->was_here);
-  EXPECT_TRUE(fetch()->was_here);
+  EXPECT_FALSE(fetched->was_on_disk);
+  EXPECT_TRUE(fetch()->was_on_disk);
   EXPECT_EQ(source_.reads, 5);
   EXPECT_EQ(source_.lookups, 3) << "asked each time whether it still is registered";
 }

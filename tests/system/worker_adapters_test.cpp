@@ -289,7 +289,7 @@ TEST_F(WorkerAdapters, AFileOutsideTheFoldersIsRefusedHoweverItIsReached) {
     assign(id, 0, worker->owner());
     const auto unit = failed(id);
     EXPECT_EQ(unit.error->code, Code::kPermissionDenied) << path << ": " << unit.error->message;
-    EXPECT_THAT(unit.error->message, ::testing::HasSubstr("outside the folders that this worker takes adapters from: " +
+    EXPECT_THAT(unit.error->message, ::testing::HasSubstr("outside the folders that this worker reads adapters from: " +
                                                           adapters_.folders[0]));
   }
   EXPECT_EQ(files(), 0u);
@@ -375,7 +375,7 @@ TEST_F(WorkerAdapters, BytesInRedisThatAreNotWhatWasUploadedAreRefused) {
   assign(id, 0, worker->owner());
   const auto unit = failed(id);
   EXPECT_EQ(unit.error->code, Code::kDataCorrupt);
-  EXPECT_THAT(unit.error->message, ::testing::HasSubstr("not what was uploaded"));
+  EXPECT_THAT(unit.error->message, ::testing::HasSubstr("Redis does not have the bytes that were uploaded"));
 }
 
 TEST_F(WorkerAdapters, ASpecWithoutDigestsIsRefused) {

@@ -128,11 +128,11 @@ TEST_F(WorkerCommands, AdaptersAreAppliedAndBadOnesRefused) {
   expect_refused(generate({"--lora", attention + ":much"}), {"--lora", "FILE:SCALE"});
   expect_refused(generate({"--lora", attention + ":1e300"}), {"--lora", "from -100 to 100"});
   expect_refused(generate({"--lora", attention + ":inf"}), {"--lora", "finite"});
-  expect_refused(generate({"--lora", ":1"}), {"--lora", "names no file"});
+  expect_refused(generate({"--lora", ":1"}), {"--lora", "must be FILE or FILE:SCALE"});
   expect_refused(generate({"--lora", dir_ + "/none.safetensors"}),
-                 {"--lora", "no file '" + dir_ + "/none.safetensors'"}, 1);
+                 {"--lora", "'" + dir_ + "/none.safetensors' does not exist"}, 1);
   expect_refused(generate({"--lora", dir_ + "/none:a/b.safetensors:0.5"}),
-                 {"--lora", "no file '" + dir_ + "/none:a/b.safetensors'"}, 1);
+                 {"--lora", "'" + dir_ + "/none:a/b.safetensors' does not exist"}, 1);
   Words stray = generate({"--lora", attention});
   stray.push_back(clip);
   expect_refused(stray, {clip, "not expected"});
@@ -158,10 +158,10 @@ TEST_F(WorkerCommands, AnOverLongPromptIsDrawnWithAWarning) {
 }
 
 TEST_F(WorkerCommands, WhatCannotBeWrittenIsKnownBeforeItIsDrawn) {
-  expect_refused(generate({"--out", dir_ + "/none/x.png"}), {"--out", "no folder"});
+  expect_refused(generate({"--out", dir_ + "/none/x.png"}), {"--out", "none' does not exist"});
   expect_refused(generate({"--out", dir_}), {"--out", "folder"});
   expect_refused(generate({"--out", dir_ + "/x.gif"}), {"--out", "x.gif", ".png, .jpg or .webp"});
-  expect_refused(generate({"--dump", dir_ + "/none/x"}), {"--dump", "no folder"});
+  expect_refused(generate({"--dump", dir_ + "/none/x"}), {"--dump", "none' does not exist"});
   expect_refused(generate({"--out", "/proc/x.png"}), {"/proc"}, 1);
 }
 

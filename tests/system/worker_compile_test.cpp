@@ -78,7 +78,7 @@ TEST_F(WorkerCompile, AWorkerFindsWhatWasCompiled) {
   {
     Program ahead("ditfleet-worker", compile({"--arch", "cpu"}));
     ASSERT_EQ(ahead.wait(), 0) << ahead.err();
-    EXPECT_THAT(ahead.out(), HasSubstr("2 compiled, 0 in the cache before"));
+    EXPECT_THAT(ahead.out(), HasSubstr("2 compiled, 0 already in the cache"));
   }
   // A compiler that tells what it is and then fails: only a program from the cache can run.
   const std::string wrapper = dir_ + "/c++";
@@ -152,7 +152,7 @@ TEST_F(WorkerCompile, BuildsNothingForACpuInBf16UnlessToldTo) {
     Program program("ditfleet-worker", words);
     EXPECT_EQ(program.wait(), status) << program.err();
     if (status != 0) {
-      EXPECT_THAT(program.err(), HasSubstr("nothing is compiled ahead for cpu in bf16 with compile.backend=auto"));
+      EXPECT_THAT(program.err(), HasSubstr("nothing is compiled for cpu in bf16 with compile.backend=auto"));
       EXPECT_EQ(program.out(), "");
       EXPECT_FALSE(std::filesystem::exists(dir_ + "/cache/1"));
       return std::size_t{0};
@@ -169,7 +169,7 @@ TEST_F(WorkerCompile, BuildsNothingForACpuInBf16UnlessToldTo) {
   if (status != 0 && both.err().find("libnvrtc.so.13 was not found") != std::string::npos)
     GTEST_SKIP() << "there is no NVRTC here";
   ASSERT_EQ(status, 0) << both.err();
-  EXPECT_THAT(both.err(), HasSubstr("nothing is compiled ahead for cpu in bf16"));
+  EXPECT_THAT(both.err(), HasSubstr("nothing is compiled for cpu in bf16"));
   const json::value report = json::parse(both.out());
   ASSERT_EQ(report.at("regions").as_array().size(), 1u);
   EXPECT_EQ(report.at("regions").as_array()[0].at("arch"), "sm_90a");
@@ -190,7 +190,7 @@ TEST_F(WorkerCompile, ExportsWhatAFleetImports) {
   again.insert(again.end(), secret.begin(), secret.end());
   Program second("ditfleet-worker", again);
   ASSERT_EQ(second.wait(), 0) << second.err();
-  EXPECT_THAT(second.out(), HasSubstr("0 compiled, 2 in the cache before"));
+  EXPECT_THAT(second.out(), HasSubstr("0 compiled, 2 already in the cache"));
 }
 
 // Nodes with separate disks and one Redis: what the first has compiled the second takes from there.
@@ -221,7 +221,7 @@ TEST_F(WorkerCompile, RefusesWhatItCannotBuild) {
           "sm_120a, cpu");
   refused({"--arch", ","}, {}, 2, "is no architecture");
   refused({"--arch", "cpu", "--dtype", "fp8"}, {}, 2, "dtype is \"fp8\"");
-  refused({"--arch", "cpu", "--out", "/nowhere/x"}, {}, 2, "there is no such folder");
+  refused({"--arch", "cpu", "--out", "/nowhere/x"}, {}, 2, "its folder does not exist");
   refused({"--arch", "sm_80"}, {"DITFLEET_NVRTC=/nowhere/libnvrtc.so.13"}, 1,
           "libnvrtc.so.13 was not found (/nowhere/libnvrtc.so.13)");
   refused({"--arch", "sm_80", "--set", "compile.nvrtc=/elsewhere/libnvrtc.so.13"},
@@ -231,15 +231,14 @@ TEST_F(WorkerCompile, RefusesWhatItCannotBuild) {
   refused({"--arch", "cpu"}, {"DITFLEET_CXX=/nowhere/c++"}, 1, "/nowhere/c++ cannot be used");
   // Nor what no worker with these settings would ask for.
   refused({"--arch", "cpu", "--set", "compile.backend=eager"}, {}, 2,
-          "nothing can be compiled ahead with compile.backend=eager");
+          "nothing can be compiled ahead of time with compile.backend=eager");
   refused(
       {"--arch", "sm_90a", "--set", "compile.components.transformer=false", "--set", "compile.components.vae=false"},
-      {}, 2, "nothing can be compiled ahead");
-  refused({"--arch", "cpu", "--set", "compile.components.transformer=false"}, {}, 2,
-          "there is nothing to compile for 'cpu'");
+      {}, 2, "nothing can be compiled ahead of time");
+  refused({"--arch", "cpu", "--set", "compile.components.transformer=false"}, {}, 2, "nothing to compile for 'cpu'");
   // Nor what it could not keep. What it logs goes to standard error.
   refused({"--arch", "cpu", "--json", "--set", "cache.dir=/proc/nowhere"}, {}, 1,
-          "2 of 2 programs were compiled, but not kept");
+          "2 of 2 programs were compiled but could not be stored");
   refused({"--arch", "cpu", "--model", "/nowhere"}, {}, 2, "");  // --model twice
   // Nor what no worker could load.
   const std::string cut = dir_ + "/cut";

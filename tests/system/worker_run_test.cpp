@@ -124,7 +124,8 @@ TEST_F(WorkerRun, SigtermFinishesWhatRunsAndHandsBackTheRest) {
   const std::string first = ready_slow(100), second = ready(1);
   assign(first, 0, owner_);
   assign(second, 0, owner_);
-  ASSERT_TRUE(until([&] { return job(first).state == State::kRunning; }));
+  // Not just running: the worker hands back a unit whose start is not answered yet.
+  ASSERT_TRUE(until([&] { return job(first).unit_records.at(0).step > 0; }));
   worker->send(SIGTERM);
   EXPECT_TRUE(until([&] { return job(second).state == State::kReady; }));
   EXPECT_EQ(worker->wait(), 0) << worker->err();

@@ -108,8 +108,8 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
      {"pipeline/engine.h", "shared/job", "shared/queue", "shared/results", "shared/telemetry", "worker",
       "worker/adapters"}},
     {"worker/commands",
-     {"pipeline/engine.h", "shared/config", "shared/families", "shared/job", "shared/kernel_cache", "shared/telemetry",
-      "worker", "worker/units"}},
+     {"pipeline/engine.h", "shared/config", "shared/families", "shared/job", "shared/kernel_cache", "shared/loras",
+      "shared/telemetry", "worker", "worker/units"}},
 };
 
 std::string folder_of(const std::string& path) { return path.substr(0, path.rfind('/')); }

@@ -1,4 +1,4 @@
-// The copies of adapters' files on a host: what is kept, what goes, what is refused.
+// The adapter files of a host: which are kept, evicted and refused.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -20,9 +20,9 @@ class AdapterFiles : public testing::FolderTest {
   AdapterCopyPtr keep(const std::string& bytes, AdapterCopies* copies = nullptr) {
     auto writer = (copies ? copies : &copies_)->begin(sha256_hex(bytes), static_cast<std::int64_t>(bytes.size()));
     EXPECT_TRUE(writer.ok()) << (writer ? "" : writer.error().message);
-    EXPECT_TRUE(writer->write(std::string_view(bytes).substr(0, bytes.size() / 2)).ok());
-    EXPECT_TRUE(writer->write(std::string_view(bytes).substr(bytes.size() / 2)).ok());
-    auto copy = writer->commit();
+    EXPECT_TRUE((*writer)->write(std::string_view(bytes).substr(0, bytes.size() / 2)).ok());
+    EXPECT_TRUE((*writer)->write(std::string_view(bytes).substr(bytes.size() / 2)).ok());
+    auto copy = (*writer)->commit();
     EXPECT_TRUE(copy.ok()) << (copy ? "" : copy.error().message);
     return copy ? *copy : nullptr;
   }
@@ -32,7 +32,7 @@ class AdapterFiles : public testing::FolderTest {
   AdapterCopies copies_{cache_, 250};
 };
 
-TEST_F(AdapterFiles, TheLeastRecentlyUsedGoesButNeverWhatIsInUse) {
+TEST_F(AdapterFiles, TheLeastRecentlyUsedCopyIsEvictedUnlessItIsInUse) {
   keep(content('a'));
   keep(content('b'));
   ASSERT_TRUE(copies_.find(sha256_hex(content('a'))));  // b is the older one now
@@ -41,7 +41,7 @@ TEST_F(AdapterFiles, TheLeastRecentlyUsedGoesButNeverWhatIsInUse) {
   EXPECT_FALSE(has('b'));
   const auto a = copies_.find(sha256_hex(content('a'))), c = copies_.find(sha256_hex(content('c')));
   const auto d = keep(content('d'));
-  EXPECT_TRUE(has('a') && has('c') && has('d')) << "over its size, as all are in use";
+  EXPECT_TRUE(has('a') && has('c') && has('d')) << "over the limit, because all are in use";
   EXPECT_EQ(copies_.bytes(), 300);
 }
 
@@ -51,7 +51,7 @@ std::int64_t bytes_in(const std::string& folder) {
   return sum;
 }
 
-TEST_F(AdapterFiles, CopiesOnAFullDiskGoBeforeOneIsRefused) {
+TEST_F(AdapterFiles, CopiesAreEvictedWhenTheDiskIsFull) {
   AdapterCopies copies(cache_, 1 << 30, [](const std::string& folder) { return 350 - bytes_in(folder); });
   for (const char c : {'a', 'b', 'c'}) keep(content(c), &copies);
   ASSERT_TRUE(copies.find(sha256_hex(content('a'))));  // b is the oldest now
@@ -60,19 +60,19 @@ TEST_F(AdapterFiles, CopiesOnAFullDiskGoBeforeOneIsRefused) {
   EXPECT_FALSE(has('b'));
   const auto used = copies.find(sha256_hex(content('c')));
   EXPECT_EQ(copies.begin(sha256_hex("x"), 360).error().code, Code::kResourceExhausted);
-  EXPECT_TRUE(has('a') && has('c') && has('d')) << "it would not fit without them either";
+  EXPECT_TRUE(has('a') && has('c') && has('d')) << "evicting them would not be enough";
   EXPECT_TRUE(copies.begin(sha256_hex("x"), 240).ok());
   EXPECT_TRUE(has('c')) << "in use";
 }
 
-TEST_F(AdapterFiles, WhoHasACopyReadsItAlsoAfterItWasRemoved) {
+TEST_F(AdapterFiles, ACopyInUseStaysReadableAfterItsRemoval) {
   const auto made = keep(content('a')), found = copies_.find(sha256_hex(content('a')));
   copies_.remove(sha256_hex(content('a')));
   EXPECT_FALSE(has('a'));
   for (const auto& copy : {made, found}) EXPECT_EQ(*read_file(copy->path()), content('a'));
 }
 
-TEST_F(AdapterFiles, WhatAnotherProcessUsesStays) {
+TEST_F(AdapterFiles, ACopyThatAnotherProcessUsesIsNotEvicted) {
   AdapterCopies other(cache_, 250);
   const auto used = keep(content('a'), &other);
   keep(content('b'));
@@ -81,42 +81,42 @@ TEST_F(AdapterFiles, WhatAnotherProcessUsesStays) {
   EXPECT_FALSE(has('b'));
 }
 
-TEST_F(AdapterFiles, ACopyIsReadBeforeItsFirstUseByAProcess) {
+TEST_F(AdapterFiles, EachProcessChecksACopyBeforeItsFirstUse) {
   const std::string sha256 = sha256_hex(content('a'));
   fs::create_directories(cache_);
   std::ofstream(cache_ + "/" + sha256 + ".safetensors") << content('b');
   EXPECT_FALSE(copies_.find_checked(sha256));
   EXPECT_FALSE(copies_.find(sha256));
-  EXPECT_FALSE(has('a')) << "what lies about its name goes";
+  EXPECT_FALSE(has('a')) << "its content does not match its name";
   AdapterCopies other(cache_, 250);
   keep(content('a'), &other);
   EXPECT_FALSE(copies_.find_checked(sha256)) << "another process has checked it";
   EXPECT_TRUE(copies_.find(sha256));
   EXPECT_TRUE(copies_.find_checked(sha256));
-  // Changed behind its back.
+  // Changed by another program.
   std::ofstream(cache_ + "/" + sha256 + ".safetensors") << content('z', 99);
   EXPECT_FALSE(copies_.find_checked(sha256));
   EXPECT_FALSE(copies_.find(sha256));
 }
 
-TEST_F(AdapterFiles, OnlyWhatWasPromisedBecomesACopy) {
+TEST_F(AdapterFiles, OnlyTheAnnouncedBytesBecomeACopy) {
   const std::string sha256 = sha256_hex(content('a'));
   for (const std::string& bytes : {content('b'), content('a', 99)}) {
     auto writer = copies_.begin(sha256, 100);
-    ASSERT_TRUE(writer.ok() && writer->write(bytes).ok());
-    const auto copy = writer->commit();
+    ASSERT_TRUE(writer.ok() && (*writer)->write(bytes).ok());
+    const auto copy = (*writer)->commit();
     ASSERT_FALSE(copy.ok());
     EXPECT_EQ(copy.error().code, Code::kDataCorrupt);
     EXPECT_NE(copy.error().message.find(sha256_hex(bytes)), std::string::npos);
   }
   {
     auto writer = copies_.begin(sha256, 100);
-    EXPECT_EQ(writer->write(content('a', 101)).error().code, Code::kDataCorrupt);
+    EXPECT_EQ((*writer)->write(content('a', 101)).error().code, Code::kDataCorrupt);
   }
-  EXPECT_TRUE(fs::is_empty(cache_)) << "parts are left";
+  EXPECT_TRUE(fs::is_empty(cache_)) << "partial files are left";
 }
 
-TEST_F(AdapterFiles, AFullDiskAndNoFolderAreToldBeforeAnythingIsFetched) {
+TEST_F(AdapterFiles, AFullDiskAndAMissingFolderAreReportedBeforeTheFetch) {
   const std::string sha256 = sha256_hex("x");
   const auto full = copies_.begin(sha256, std::int64_t{1} << 60);
   ASSERT_FALSE(full.ok());
@@ -131,7 +131,7 @@ TEST_F(AdapterFiles, AFullDiskAndNoFolderAreToldBeforeAnythingIsFetched) {
   EXPECT_EQ(blocked.begin(sha256, 1).error().code, Code::kUnavailable);
 }
 
-TEST_F(AdapterFiles, AnAbandonedPartGoes) {
+TEST_F(AdapterFiles, AnAbandonedPartialFileIsRemoved) {
   fs::create_directories(cache_);
   std::ofstream(cache_ + "/old.part") << "x";
   std::ofstream(cache_ + "/new.part") << "x";
@@ -142,13 +142,13 @@ TEST_F(AdapterFiles, AnAbandonedPartGoes) {
   EXPECT_TRUE(fs::exists(cache_ + "/new.part"));
 }
 
-TEST(WithNames, AreThoseOfThePathsAlsoWhereOneBeginsWithAnother) {
+TEST(WithAdapterNames, ReplacesPathsEvenIfOneIsAPrefixOfAnother) {
   const std::vector<job::LoraUse> uses = {{"ink", 1, {}}, {"oil", 1, {}}};
   const std::vector<pipeline::LoraRequest> loras = {{.path = "/fd/3"}, {.path = "/fd/31"}};
-  EXPECT_EQ(with_names(invalid_argument("/fd/31: not as /fd/3"), uses, loras).message, "oil: not as ink");
+  EXPECT_EQ(with_adapter_names(invalid_argument("/fd/31: not as /fd/3"), uses, loras).message, "oil: not as ink");
 }
 
-// What a worker does not take as a registered file.
+// Which registered files a worker accepts.
 TEST_F(AdapterFiles, OnlyRegularFilesBelowAFolderAreCopied) {
   const std::string folder = dir_ + "/in", bytes = content('a');
   fs::create_directories(folder + "/deep");
@@ -165,7 +165,7 @@ TEST_F(AdapterFiles, OnlyRegularFilesBelowAFolderAreCopied) {
   EXPECT_EQ(code(folder + "/missing", {folder}), "not_found");
   EXPECT_EQ(code(folder + "/deep", {folder}), "data_corrupt");
   ASSERT_EQ(::mkfifo((folder + "/pipe").c_str(), 0600), 0);
-  EXPECT_EQ(code(folder + "/pipe", {folder}), "data_corrupt") << "and does not wait for a writer";
+  EXPECT_EQ(code(folder + "/pipe", {folder}), "data_corrupt") << "it must not wait for a writer";
   fs::create_directory_symlink(folder + "/deep", dir_ + "/alias");
   EXPECT_EQ(code(dir_ + "/alias/a", {folder}), "ok") << "a link from outside to inside";
   EXPECT_EQ(code(folder + "/deep/a", {dir_ + "/alias"}), "ok") << "a folder that is a link";

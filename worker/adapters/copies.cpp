@@ -24,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kExtension = ".safetensors", kPart = ".part";
-constexpr auto kAbandoned = std::chrono::hours(1);  // a part that old has no writer any more
+constexpr auto kAbandonedAfter = std::chrono::hours(1);  // the writer of an older partial file has died
 
 std::int64_t ns(const timespec& time) { return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; }
 
@@ -32,12 +32,12 @@ Error cannot_write(const std::string& folder, std::int64_t bytes, int code) {
   const std::string reason = std::strerror(code);
   if (code == ENOSPC || code == EDQUOT) {
     return {Code::kResourceExhausted,
-            "there is no room for an adapter of " + std::to_string(bytes) + " bytes in '" + folder + "': " + reason +
-                "; free some, or set worker.lora.cache_dir to another disk",
+            "no space for an adapter of " + std::to_string(bytes) + " bytes in '" + folder + "': " + reason +
+                "; free some space, or set worker.lora.cache_dir to a folder on another disk",
             {}};
   }
-  return unavailable("an adapter cannot be written into '" + folder + "': " + reason +
-                     "; worker.lora.cache_dir must be a folder that this worker may write to");
+  return unavailable("cannot write an adapter into '" + folder + "': " + reason +
+                     "; worker.lora.cache_dir must be a folder that this worker can write to");
 }
 
 struct File {
@@ -46,7 +46,7 @@ struct File {
   bool part = false;
 };
 
-// Copies and parts in the folder. What vanishes meanwhile, another process removed.
+// The copies and partial files in the folder. Another process may remove any of them at any time.
 std::vector<File> files_in(const std::string& folder) {
   std::vector<File> files;
   std::error_code ec;
@@ -61,36 +61,32 @@ std::vector<File> files_in(const std::string& folder) {
   return files;
 }
 
-// Unless somebody uses it.
+// Returns false if the file is in use.
 bool remove_unused(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-  if (fd < 0) return errno == ENOENT;
-  const bool unused = ::flock(fd, LOCK_EX | LOCK_NB) == 0;
-  if (unused) ::unlink(path.c_str());  // while the lock is held: who opened it meanwhile sees that it is gone
-  ::close(fd);
-  return unused;
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (!fd.valid()) return errno == ENOENT;
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) return false;
+  ::unlink(path.c_str());  // under the lock, so that a process that has just opened the file sees that it is removed
+  return true;
 }
 
 }  // namespace
 
-AdapterCopy::~AdapterCopy() { ::close(fd_); }
-
-// Locked, and marked as used just now.
+// Locks the copy and marks it as just used.
 AdapterCopyPtr AdapterCopies::open(const std::string& sha256, Identity* identity) const {
   if (folder_.empty()) return nullptr;
   const std::string path = path_of(sha256);
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  if (fd < 0) return nullptr;
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   struct stat held {};
-  // Without a name: removed between our open and our lock.
-  if (::flock(fd, LOCK_SH | LOCK_NB) != 0 || ::fstat(fd, &held) != 0 || !S_ISREG(held.st_mode) || held.st_nlink == 0) {
-    ::close(fd);
+  // No links: removed between our open and our lock.
+  if (!fd.valid() || ::flock(fd.get(), LOCK_SH | LOCK_NB) != 0 || ::fstat(fd.get(), &held) != 0 ||
+      !S_ISREG(held.st_mode) || held.st_nlink == 0) {
     return nullptr;
   }
   const timespec times[2] = {{.tv_sec = 0, .tv_nsec = UTIME_NOW}, {.tv_sec = 0, .tv_nsec = UTIME_OMIT}};
-  ::futimens(fd, times);  // another user's file keeps its place in the queue of those that go
+  ::futimens(fd.get(), times);  // fails for another user's file, which then keeps its place in the eviction order
   *identity = {.device = held.st_dev, .inode = held.st_ino, .bytes = held.st_size, .modified_ns = ns(held.st_mtim)};
-  return std::make_shared<const AdapterCopy>(held.st_size, fd);
+  return std::make_shared<const AdapterCopy>(held.st_size, std::move(fd));
 }
 
 AdapterCopyPtr AdapterCopies::find_checked(const std::string& sha256) {
@@ -112,7 +108,7 @@ AdapterCopyPtr AdapterCopies::find(const std::string& sha256) {
   if (!copy) return nullptr;
   auto digest = sha256_of_file(copy->path());
   if (!digest || digest->sha256 != sha256) {
-    spdlog::warn("adapters: the copy '{}' is not what its name says, and goes: {}", path_of(sha256),
+    spdlog::warn("adapters: removing '{}', whose content does not match its name: {}", path_of(sha256),
                  digest ? "its SHA-256 is " + digest->sha256 : digest.error().message);
     remove(sha256);
     return nullptr;
@@ -148,13 +144,13 @@ std::int64_t AdapterCopies::bytes() const {
   return sum;
 }
 
-void AdapterCopies::make_room(std::int64_t bytes) {
+void AdapterCopies::evict_for(std::int64_t bytes) {
   auto files = files_in(folder_);
   const auto now =
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch());
   std::int64_t used = 0;
   std::erase_if(files, [&](const File& file) {
-    if (file.part && file.used_ns < (now - kAbandoned).count() && remove_unused(file.path)) return true;
+    if (file.part && file.used_ns < (now - kAbandonedAfter).count() && remove_unused(file.path)) return true;
     used += file.bytes;
     return file.part;
   });
@@ -162,9 +158,9 @@ void AdapterCopies::make_room(std::int64_t bytes) {
   const std::int64_t copies = std::accumulate(files.begin(), files.end(), std::int64_t{0},
                                               [](std::int64_t sum, const File& file) { return sum + file.bytes; });
   std::int64_t free = free_(folder_);
-  const bool in_vain = free <= bytes && bytes - free >= copies;  // nothing goes for what fits in no case
+  const bool never_fits = free <= bytes && bytes - free >= copies;  // evicting everything would not be enough
   for (const File& file : files) {
-    if (used + bytes <= max_bytes_ && (free > bytes || in_vain)) return;
+    if (used + bytes <= max_bytes_ && (free > bytes || never_fits)) return;
     if (!remove_unused(file.path)) continue;
     used -= file.bytes;
     free += file.bytes;
@@ -173,50 +169,39 @@ void AdapterCopies::make_room(std::int64_t bytes) {
 
 std::int64_t AdapterCopies::disk_free(const std::string& folder) {
   struct statvfs disk {};
-  constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
-  if (::statvfs(folder.c_str(), &disk) != 0) return kMost;
+  constexpr auto kUnknown = std::numeric_limits<std::int64_t>::max();
+  if (::statvfs(folder.c_str(), &disk) != 0) return kUnknown;
   const auto blocks = static_cast<std::uint64_t>(disk.f_bavail), size = static_cast<std::uint64_t>(disk.f_frsize);
-  return size > 0 && blocks > kMost / size ? kMost : static_cast<std::int64_t>(blocks * size);
+  return size > 0 && blocks > kUnknown / size ? kUnknown : static_cast<std::int64_t>(blocks * size);
 }
 
-Result<AdapterCopies::Writer> AdapterCopies::begin(const std::string& sha256, std::int64_t bytes) {
+Result<std::unique_ptr<AdapterCopies::Writer>> AdapterCopies::begin(const std::string& sha256, std::int64_t bytes) {
   if (folder_.empty())
-    return unavailable("this worker has no folder for adapters: set worker.lora.cache_dir or data.dir");
+    return unavailable("this worker has no folder for adapters; set worker.lora.cache_dir or data.dir");
   std::error_code ec;
   fs::create_directories(folder_, ec);
-  make_room(bytes);
-  Writer writer(*this, sha256, bytes);
-  writer.path_ = folder_ + "/" + sha256 + "." + new_nonce() + std::string(kPart);
-  writer.fd_ = ::open(writer.path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (writer.fd_ < 0) return cannot_write(folder_, bytes, errno);
-  ::flock(writer.fd_, LOCK_SH);  // it becomes the copy's; nobody else has it
-  // Known before the bytes are fetched.
+  evict_for(bytes);
+  std::unique_ptr<Writer> writer(new Writer(*this, sha256, bytes));
+  writer->path_ = folder_ + "/" + sha256 + "." + new_nonce() + std::string(kPart);
+  writer->fd_.reset(::open(writer->path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!writer->fd_.valid()) return cannot_write(folder_, bytes, errno);
+  ::flock(writer->fd_.get(), LOCK_SH);  // the copy inherits this lock
+  // Fails before any byte is fetched.
   if (free_(folder_) <= bytes) return cannot_write(folder_, bytes, ENOSPC);
   return writer;
 }
 
-AdapterCopies::Writer::Writer(Writer&& other) noexcept
-    : copies_(other.copies_),
-      sha256_(std::move(other.sha256_)),
-      path_(std::exchange(other.path_, {})),
-      bytes_(other.bytes_),
-      written_(other.written_),
-      fd_(std::exchange(other.fd_, -1)),
-      hash_(std::move(other.hash_)) {}
-
 AdapterCopies::Writer::~Writer() {
   if (!path_.empty()) ::unlink(path_.c_str());
-  if (fd_ >= 0) ::close(fd_);
 }
 
 Result<void> AdapterCopies::Writer::write(std::string_view bytes) {
   if (written_ + static_cast<std::int64_t>(bytes.size()) > bytes_) {
-    return Error{
-        Code::kDataCorrupt, "it has more than the " + std::to_string(bytes_) + " bytes that were registered", {}};
+    return Error{Code::kDataCorrupt, "it has more than the registered " + std::to_string(bytes_) + " bytes", {}};
   }
   hash_.update(bytes);
   written_ += static_cast<std::int64_t>(bytes.size());
-  if (!write_all(fd_, bytes)) return cannot_write(copies_.folder_, bytes_, errno);
+  if (!write_all(fd_.get(), bytes)) return cannot_write(copies_.folder_, bytes_, errno);
   return {};
 }
 
@@ -227,8 +212,8 @@ Result<AdapterCopyPtr> AdapterCopies::Writer::commit() {
   }
   const std::string path = copies_.path_of(sha256_);
   struct stat made {};
-  // Not synced: what a crash leaves under the name, the next process checks before it uses it.
-  if (::fstat(fd_, &made) != 0 || ::rename(path_.c_str(), path.c_str()) != 0) {
+  // Not synced: after a crash, the next process checks the file before it uses it.
+  if (::fstat(fd_.get(), &made) != 0 || ::rename(path_.c_str(), path.c_str()) != 0) {
     return cannot_write(copies_.folder_, bytes_, errno);
   }
   path_.clear();
@@ -237,7 +222,7 @@ Result<AdapterCopyPtr> AdapterCopies::Writer::commit() {
     copies_.checked_[sha256_] = {
         .device = made.st_dev, .inode = made.st_ino, .bytes = made.st_size, .modified_ns = ns(made.st_mtim)};
   }
-  return AdapterCopyPtr(std::make_shared<const AdapterCopy>(written_, std::exchange(fd_, -1)));
+  return AdapterCopyPtr(std::make_shared<const AdapterCopy>(written_, std::move(fd_)));
 }
 
 }  // namespace ditfleet::worker

@@ -1,9 +1,8 @@
-// The files of adapters on this host: a folder of <sha256>.safetensors, of which the least recently used go where it
-// grows too large or its disk is full. Several processes may share it.
+// The adapter files of this host: a folder of <sha256>.safetensors files that several processes may share.
 //
-// What is handed out has been read to its end and compared with its name. A file is written under another name first,
-// so nobody sees a part of one. Whoever uses a copy holds a lock on it; what is in use stays, also if the folder is
-// over its size by that.
+// A copy is read to its end and compared with its digest before its first use by a process. A file is written under
+// another name and renamed once it is complete. The least recently used copies are removed when the folder grows over
+// its limit or its disk is full. A copy in use is locked and never removed, even if the folder is over its limit.
 #pragma once
 
 #include <cstdint>
@@ -17,56 +16,53 @@
 
 #include "shared/core/result.h"
 #include "shared/core/sha256.h"
+#include "shared/core/unique_fd.h"
 
 namespace ditfleet::worker {
 
-// In use while it lives. Any thread.
+// A copy that is in use, and locked, until it is destroyed. Thread-safe.
 class AdapterCopy {
  public:
-  AdapterCopy(std::int64_t bytes, int fd) : path_("/proc/self/fd/" + std::to_string(fd)), bytes_(bytes), fd_(fd) {}
-  ~AdapterCopy();
-  AdapterCopy(const AdapterCopy&) = delete;
-  AdapterCopy& operator=(const AdapterCopy&) = delete;
-  // Of what is open here, in this process alone: what becomes of the name in the folder changes nothing.
+  AdapterCopy(std::int64_t bytes, UniqueFd fd)
+      : path_("/proc/self/fd/" + std::to_string(fd.get())), bytes_(bytes), fd_(std::move(fd)) {}
+  // Names the open file, in this process only. Removing or replacing the file in the folder does not affect it.
   const std::string& path() const { return path_; }
   std::int64_t bytes() const { return bytes_; }
 
  private:
   std::string path_;
   std::int64_t bytes_;
-  int fd_;  // holds the lock
+  UniqueFd fd_;  // holds the lock
 };
 using AdapterCopyPtr = std::shared_ptr<const AdapterCopy>;
 
-// Thread safe. Must outlive its writers, not its copies.
+// Thread-safe. Must outlive its writers, but not its copies.
 class AdapterCopies {
  public:
-  using DiskFree = std::int64_t (*)(const std::string& folder);  // bytes; as many as there can be where nobody knows
+  using DiskFree = std::int64_t (*)(const std::string& folder);  // bytes; the maximum of the type if unknown
   static std::int64_t disk_free(const std::string& folder);
 
-  // An empty folder: nothing can be kept, and every write says so. The folder is made when it is needed.
+  // Creates the folder when it is needed. With an empty name nothing can be stored, and begin() fails.
   AdapterCopies(std::string folder, std::int64_t max_bytes, DiskFree free = disk_free)
       : folder_(std::move(folder)), max_bytes_(max_bytes), free_(free) {}
 
-  // A copy that this process has checked before and that has not changed since; else null. Does not block.
+  // Returns a copy that this process has checked before and that has not changed since, or null. Does not block.
   AdapterCopyPtr find_checked(const std::string& sha256);
-  // A copy, read to its end if this process has not yet; null if there is none. One that is not what its name says is
-  // removed. Blocks.
+  // Returns a copy, or null if there is none. Reads it to its end unless this process has done so before, and removes
+  // it if the digest does not match. Blocks.
   AdapterCopyPtr find(const std::string& sha256);
-  // Nobody's from here on; who has it open keeps it.
+  // Removes the file. Copies in use stay readable.
   void remove(const std::string& sha256);
   std::vector<std::string> digests() const;  // of all copies in the folder; blocks
   std::int64_t bytes() const;                // of all files in the folder; blocks
 
-  // A copy in the making; without commit() nothing stays. One thread at a time; all calls block.
+  // Writes one copy. Removes the partial file unless commit() succeeds. Not thread-safe; every call blocks.
   class Writer {
    public:
-    Writer(Writer&&) noexcept;
-    Writer& operator=(Writer&&) = delete;
     ~Writer();
-    // kResourceExhausted: no room on the disk. kUnavailable: it cannot be written. kDataCorrupt: more than was said.
+    // Errors: kResourceExhausted (disk full), kUnavailable (not writable), kDataCorrupt (more bytes than announced).
     Result<void> write(std::string_view bytes);
-    // kDataCorrupt: what was written is not what the name says; the message is only what it is instead.
+    // Errors: those of write(); kDataCorrupt if the digest differs. That message only states the actual digest.
     Result<AdapterCopyPtr> commit();
 
    private:
@@ -76,21 +72,21 @@ class AdapterCopies {
     AdapterCopies& copies_;
     std::string sha256_, path_;
     std::int64_t bytes_, written_ = 0;
-    int fd_ = -1;
+    UniqueFd fd_;
     Sha256 hash_;
   };
-  // Makes room first. Errors as Writer::write's.
-  Result<Writer> begin(const std::string& sha256, std::int64_t bytes);
+  // Starts a copy of `bytes` bytes, evicting others if space is short. Errors: those of Writer::write().
+  Result<std::unique_ptr<Writer>> begin(const std::string& sha256, std::int64_t bytes);
 
  private:
-  struct Identity {  // of a file that was checked
+  struct Identity {  // of a checked file
     std::uint64_t device = 0, inode = 0;
     std::int64_t bytes = 0, modified_ns = 0;
     bool operator==(const Identity&) const = default;
   };
   std::string path_of(const std::string& sha256) const { return folder_ + "/" + sha256 + ".safetensors"; }
   AdapterCopyPtr open(const std::string& sha256, Identity* identity) const;
-  void make_room(std::int64_t bytes);
+  void evict_for(std::int64_t bytes);
 
   const std::string folder_;
   const std::int64_t max_bytes_;

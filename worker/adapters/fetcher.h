@@ -1,7 +1,7 @@
-// From a digest to a file of this host that holds it: the copy that is there, else one made from a registered file in
-// an allowed folder or from the chunks in Redis.
+// Finds or makes the copy of an adapter on this host: from the folder of copies, from a registered file in an allowed
+// folder, or from the chunks in Redis.
 //
-// Every use asks the registry first, so that what was deleted is not drawn with, however many copies there are.
+// Every fetch asks the registry first, so that no deleted adapter is used, even if copies of it exist.
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
@@ -21,38 +21,39 @@ namespace ditfleet::worker {
 
 struct FetchedAdapter {
   AdapterCopyPtr copy;
-  bool was_here = false;  // before anybody asked for it
-  bool pinned = false;    // in the registry, now
+  bool was_on_disk = false;  // the copy existed before this fetch
+  bool pinned = false;       // as the registry has it now
 };
 
-// The io thread's. Disk work is done on a thread of its own, one piece at a time; of the bytes no more than a piece is
-// in memory.
+// Belongs to the io thread. Disk work runs on a separate thread. At most 1 MiB of an adapter is in memory.
 class AdapterFetcher {
  public:
-  // `folders`: where registered files may lie, all below them included; after symbolic links.
+  // Registered files must be below one of `folders` after symbolic links are resolved. `source` must outlive the
+  // fetcher; null: fetch() must not be called.
   AdapterFetcher(asio::any_io_executor executor, AdapterSource* source, AdapterCopies& copies,
                  std::vector<std::string> folders);
 
-  // `name` is for messages to whoever asks with it. `wanted`: false ends what waits for Redis. One fetch a digest at a
-  // time; who asks meanwhile waits for it, and tries itself where it failed and the registry told this one of other
-  // places. Errors, param "loras": kNotFound: deleted, or a file that is not there. kDataCorrupt: the bytes are not
-  // what was registered. kPermissionDenied: a file outside the folders. kResourceExhausted: the disk is full.
-  // kUnavailable: Redis is away, or the folder of copies can't be written. kCanceled: not wanted any more.
+  // Error messages call the adapter `name`. When `wanted` returns false, the fetch stops waiting for Redis.
+  // Single flight per digest: a concurrent call waits for the running fetch. If that one fails and the registry has
+  // meanwhile named other sources, the waiting call fetches again.
+  // Errors, with param "loras": kNotFound (deleted, or the file is missing), kDataCorrupt (the bytes differ from the
+  // registered ones), kPermissionDenied (a file outside the folders), kResourceExhausted (disk full), kUnavailable
+  // (Redis is down, or the folder of copies is not writable), kCanceled (no longer wanted).
   asio::awaitable<Result<FetchedAdapter>> fetch(std::string sha256, std::string name, std::function<bool()> wanted);
 
  private:
   struct Flight {
-    using Source = std::pair<std::string, std::vector<std::string>>;  // the upload, the paths
+    using Source = std::pair<std::string, std::vector<std::string>>;  // upload, paths
     Flight(const asio::any_io_executor& executor, Source from) : source(std::move(from)), done(executor) {}
     const Source source;
-    asio::steady_timer done;  // expires never, is canceled when the result is there
+    asio::steady_timer done;  // never expires; canceled when the result is set
     std::vector<std::function<bool()>> wanted;
     std::optional<Result<FetchedAdapter>> result;
     bool is_wanted() const;
   };
   using FlightPtr = std::shared_ptr<Flight>;
 
-  asio::awaitable<Result<FetchedAdapter>> fly(std::string sha256, FlightPtr flight, loras::Location location);
+  asio::awaitable<Result<FetchedAdapter>> run_flight(std::string sha256, FlightPtr flight, loras::Location location);
   asio::awaitable<Result<loras::Location>> locate(std::string sha256, std::function<bool()> wanted);
   asio::awaitable<Result<AdapterCopyPtr>> download(loras::Location location, FlightPtr flight);
   asio::awaitable<void> pause();
@@ -65,7 +66,7 @@ class AdapterFetcher {
   NamedThread disk_{"adapter files"};
 };
 
-// Copies a registered file that lies in one of the folders. Blocks. Errors as AdapterFetcher::fetch's.
+// Copies a registered file that is below one of the folders. Blocks. Errors: those of AdapterFetcher::fetch().
 Result<AdapterCopyPtr> copy_registered_file(AdapterCopies& copies, const loras::Location& location,
                                             const std::string& path, const std::vector<std::string>& folders);
 

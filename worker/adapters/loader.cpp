@@ -12,7 +12,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kWatchEvery = 2s;
 constexpr auto kCallTimeout = 2s;
-constexpr double kKeep = 0.7;  // of the measured rate, with each new measurement
+constexpr double kSmoothing = 0.7;  // weight of the previous rate
 
 bool contains(const std::vector<std::string>& all, const std::string& one) {
   return std::find(all.begin(), all.end(), one) != all.end();
@@ -30,18 +30,19 @@ AdapterTier tier_of(const pipeline::AdapterHoldings& held, const std::string& sh
   return was_on_disk ? AdapterTier::kDisk : AdapterTier::kSource;
 }
 
-// One that a request names twice is loaded for its first use.
-bool is_again(const std::vector<pipeline::LoraRequest>& loras, std::size_t at) {
+// Whether the request names the same adapter at an earlier position.
+bool is_repeated(const std::vector<pipeline::LoraRequest>& loras, std::size_t at) {
   return std::any_of(loras.begin(), loras.begin() + static_cast<std::ptrdiff_t>(at),
                      [&](const auto& before) { return before.id == loras[at].id; });
 }
 
 }  // namespace
 
-Error with_names(Error error, const std::vector<job::LoraUse>& uses, const std::vector<pipeline::LoraRequest>& loras) {
+Error with_adapter_names(Error error, const std::vector<job::LoraUse>& uses,
+                         const std::vector<pipeline::LoraRequest>& loras) {
   std::vector<std::size_t> order(std::min(loras.size(), uses.size()));
   std::iota(order.begin(), order.end(), std::size_t{0});
-  // A path before one that it begins with: /proc/self/fd/31, /proc/self/fd/3.
+  // Longer paths first: /proc/self/fd/3 is a prefix of /proc/self/fd/31.
   std::sort(order.begin(), order.end(),
             [&](std::size_t a, std::size_t b) { return loras[a].path.size() > loras[b].path.size(); });
   for (const std::size_t i : order) {
@@ -69,11 +70,11 @@ void AdapterLoader::stop() {
 }
 
 asio::awaitable<void> AdapterLoader::forget(pipeline::Model& model, std::string sha256) {
-  const std::function<Result<bool>()> work = [&model, sha256 = std::move(sha256)]() -> Result<bool> {
+  const std::function<Result<void>()> work = [&model, sha256 = std::move(sha256)]() -> Result<void> {
     model.forget_adapter(sha256);
-    return true;
+    return {};
   };
-  co_await thread_.run<bool>(work, Deadline::never());
+  co_await thread_.run<void>(work, Deadline::never());
 }
 
 void AdapterLoader::note_pin(const std::string& sha256, bool pinned) {
@@ -83,42 +84,42 @@ void AdapterLoader::note_pin(const std::string& sha256, bool pinned) {
     pinned_.erase(sha256);
 }
 
-asio::awaitable<Result<void>> AdapterLoader::fetch(const Wish& wish, BroughtAdapters& brought,
+asio::awaitable<Result<void>> AdapterLoader::fetch(const Request& request, LoadedAdapters& loaded,
                                                    std::vector<AdapterTier>& tiers) {
-  const auto held = wish.model->adapters();
-  for (const auto& use : wish.uses) {
-    auto fetched = co_await fetcher_.fetch(use.sha256, use.name, wish.wanted);
-    tiers.push_back(tier_of(held, use.sha256, fetched.ok() && fetched->was_here));
+  const auto held = request.model->adapters();
+  for (const auto& use : request.uses) {
+    auto fetched = co_await fetcher_.fetch(use.sha256, use.name, request.wanted);
+    tiers.push_back(tier_of(held, use.sha256, fetched.ok() && fetched->was_on_disk));
     if (!fetched) {
-      if (fetched.error().code == Code::kNotFound) co_await forget(*wish.model, use.sha256);
+      if (fetched.error().code == Code::kNotFound) co_await forget(*request.model, use.sha256);
       co_return fetched.error();
     }
     note_pin(use.sha256, fetched->pinned);
-    brought.loras.push_back({.path = fetched->copy->path(), .scale = use.scale, .id = use.sha256});
-    brought.copies.push_back(std::move(fetched->copy));
+    loaded.loras.push_back({.path = fetched->copy->path(), .scale = use.scale, .id = use.sha256});
+    loaded.copies.push_back(std::move(fetched->copy));
   }
   co_return Result<void>();
 }
 
-asio::awaitable<Result<BroughtAdapters>> AdapterLoader::bring(Wish wish) {
+asio::awaitable<Result<LoadedAdapters>> AdapterLoader::load(Request request) {
   const auto begun = std::chrono::steady_clock::now();
-  telemetry::SpanTimer span("adapter_load", wish.context);
-  span.attribute("ditfleet.adapters", static_cast<std::int64_t>(wish.uses.size()));
-  BroughtAdapters brought;
+  telemetry::SpanTimer span("adapter_load", request.context);
+  span.attribute("ditfleet.adapters", static_cast<std::int64_t>(request.uses.size()));
+  LoadedAdapters result;
   std::vector<AdapterTier> tiers;
-  auto done = co_await fetch(wish, brought, tiers);
-  wish.model->pin_adapters(pinned_);
+  auto done = co_await fetch(request, result, tiers);
+  request.model->pin_adapters(pinned_);
   const bool resident =
       std::all_of(tiers.begin(), tiers.end(), [](AdapterTier tier) { return tier == AdapterTier::kSlot; });
   if (done && !resident) {
     using Tiers = std::vector<AdapterTier>;
-    const std::function<Result<Tiers>()> work = [model = wish.model, loras = brought.loras, drops = wish.drops,
+    const std::function<Result<Tiers>()> work = [model = request.model, loras = result.loras, drops = request.drops,
                                                  tiers]() mutable -> Result<Tiers> {
-      // A unit before this one may have brought them since this one came.
+      // Other units may have loaded some of them since the fetch began.
       const auto held = model->adapters();
       for (std::size_t i = 0; i < loras.size(); ++i) {
         tiers[i] =
-            is_again(loras, i) ? AdapterTier::kSlot : tier_of(held, loras[i].id, tiers[i] != AdapterTier::kSource);
+            is_repeated(loras, i) ? AdapterTier::kSlot : tier_of(held, loras[i].id, tiers[i] != AdapterTier::kSource);
       }
       auto loaded = model->prefetch(loras, drops);
       if (!loaded) return loaded.error();
@@ -126,9 +127,9 @@ asio::awaitable<Result<BroughtAdapters>> AdapterLoader::bring(Wish wish) {
     };
     auto loaded = co_await thread_.run<Tiers>(work, Deadline::never());
     if (loaded) tiers = std::move(*loaded);
-    if (!loaded) done = with_names(loaded.error(), wish.uses, brought.loras);
+    if (!loaded) done = with_adapter_names(loaded.error(), request.uses, result.loras);
   }
-  // Of a unit that failed all are counted but those it did not come to.
+  // A failed unit counts the adapters up to the one that failed.
   for (const AdapterTier tier : tiers) count_adapter_load(tier, done ? "ok" : code_name(done.error().code));
   const AdapterTier furthest = tiers.empty() ? AdapterTier::kSlot : *std::max_element(tiers.begin(), tiers.end());
   span.attribute("ditfleet.adapter_tier", std::string(tier_name(furthest)));
@@ -141,14 +142,14 @@ asio::awaitable<Result<BroughtAdapters>> AdapterLoader::bring(Wish wish) {
   if (furthest >= AdapterTier::kDisk) {
     std::int64_t bytes = 0;
     for (std::size_t i = 0; i < tiers.size(); ++i)
-      bytes += tiers[i] >= AdapterTier::kDisk ? brought.copies[i]->bytes() : 0;
+      bytes += tiers[i] >= AdapterTier::kDisk ? result.copies[i]->bytes() : 0;
     const double rate = static_cast<double>(bytes) * 1e6 / static_cast<double>(std::max<std::int64_t>(1, took.count()));
-    bytes_per_s_ = bytes_per_s_ > 0 ? kKeep * bytes_per_s_ + (1 - kKeep) * rate : rate;
+    bytes_per_s_ = bytes_per_s_ > 0 ? kSmoothing * bytes_per_s_ + (1 - kSmoothing) * rate : rate;
   }
-  co_return brought;
+  co_return result;
 }
 
-asio::awaitable<AdapterLoader::Review> AdapterLoader::forget_deleted(const ModelSet& models) {
+asio::awaitable<AdapterLoader::Review> AdapterLoader::review_registry(const ModelSet& models) {
   Review review;
   std::vector<std::string> digests;
   for (const auto& [name, model] : models.models) {
@@ -157,21 +158,21 @@ asio::awaitable<AdapterLoader::Review> AdapterLoader::forget_deleted(const Model
     add_new(held.in_host, digests);
   }
   const std::function<Result<std::vector<std::string>>()> list = [this]() -> Result<std::vector<std::string>> {
-    show_adapter_cache(copies_.bytes());
+    set_adapter_cache_bytes(copies_.bytes());
     return copies_.digests();
   };
   auto on_disk = co_await thread_.run<std::vector<std::string>>(list, Deadline::never());
   if (on_disk) add_new(*on_disk, digests);
   for (const std::string& sha256 : digests) {
     auto found = co_await options_.source->lookup(sha256, Deadline::after(kCallTimeout));
-    review.left |= found.ok();
+    review.any_left |= found.ok();
     if (found) note_pin(sha256, found->pinned);
     if (found) continue;
     if (found.error().code != Code::kNotFound) {
       review.complete = false;
       continue;
     }
-    spdlog::info("adapters: {} is registered no more, and forgotten", sha256.substr(0, 12));
+    spdlog::info("adapters: removing {}, which is no longer registered", sha256.substr(0, 12));
     for (const auto& [name, model] : models.models) co_await forget(*model, sha256);
     copies_.remove(sha256);
     note_pin(sha256, false);
@@ -183,12 +184,11 @@ asio::awaitable<AdapterLoader::Review> AdapterLoader::forget_deleted(const Model
 asio::awaitable<void> AdapterLoader::watch(const ModelSet& models, std::function<void()> changed) {
   if (!options_.source) co_return;
   std::int64_t seen = -1;
-  bool any = true;  // a process before this one may have left copies
+  bool any = true;  // an earlier process may have left copies
   asio::steady_timer timer(executor_);
   while (true) {
     timer.expires_after(kWatchEvery);
     co_await timer.async_wait(asio::use_awaitable);
-    // Who has none asks nothing.
     any |= std::any_of(models.models.begin(), models.models.end(), [](const auto& entry) {
       const auto held = entry.second->adapters();
       return !held.in_slots.empty() || !held.in_host.empty();
@@ -196,10 +196,10 @@ asio::awaitable<void> AdapterLoader::watch(const ModelSet& models, std::function
     if (!any) continue;
     auto version = co_await options_.source->version(Deadline::after(kCallTimeout));
     if (!version || *version == seen) continue;
-    const Review review = co_await forget_deleted(models);
+    const Review review = co_await review_registry(models);
     if (review.complete) {
       seen = *version;
-      any = review.left;
+      any = review.any_left;
     }
     changed();
   }
@@ -209,7 +209,7 @@ void AdapterLoader::describe(const ModelSet& models, queue::WorkerInfo& info) co
   if (!options_.source) return;
   for (const auto& [name, model] : models.models) {
     const auto held = model->adapters();
-    show_adapters(name, held);
+    set_adapter_residency(name, held);
     info.adapter_slots = std::max(info.adapter_slots, held.slots);
     info.host_adapter_bytes += held.host_bytes;
     add_new(held.in_slots, info.adapters);
@@ -217,7 +217,7 @@ void AdapterLoader::describe(const ModelSet& models, queue::WorkerInfo& info) co
     info.adapter_load_bytes_per_s = std::max(info.adapter_load_bytes_per_s, held.load_bytes_per_s);
     info.adapter_swap_us = std::max(info.adapter_swap_us, held.swap_us);
   }
-  // The engine knows the last part of the way alone.
+  // The engine measures only the last part of the way.
   if (bytes_per_s_ > 0) info.adapter_load_bytes_per_s = static_cast<std::int64_t>(bytes_per_s_);
 }
 

@@ -1,5 +1,4 @@
-// Brings the adapters of assigned units to where their models will want them, ahead of the device: file, host memory,
-// slot.
+// Loads the adapters of assigned units before the device needs them: into a file of this host, host memory and a slot.
 #pragma once
 
 #include <functional>
@@ -21,21 +20,22 @@
 namespace ditfleet::worker {
 
 struct AdapterOptions {
-  std::shared_ptr<AdapterSource> source;  // null: this worker takes no units with adapters
+  std::shared_ptr<AdapterSource> source;  // null: this worker refuses units with adapters
   std::string cache_dir;
   std::int64_t cache_bytes = 0;
-  std::vector<std::string> folders;  // that registered files may lie in
+  std::vector<std::string> folders;  // where registered files may be
 };
 
-// An engine's error with the names of adapters where it has their files' paths.
-Error with_names(Error error, const std::vector<job::LoraUse>& uses, const std::vector<pipeline::LoraRequest>& loras);
+// Replaces the paths of adapter files in the message by the names of the adapters.
+Error with_adapter_names(Error error, const std::vector<job::LoraUse>& uses,
+                         const std::vector<pipeline::LoraRequest>& loras);
 
-struct BroughtAdapters {
+struct LoadedAdapters {
   std::vector<pipeline::LoraRequest> loras;
-  std::vector<AdapterCopyPtr> copies;  // to be held while the unit may read them
+  std::vector<AdapterCopyPtr> copies;  // keep them while the unit may read them
 };
 
-// The io thread's. Files are read on threads of its own, so that units without adapters wait for nothing.
+// Belongs to the io thread. Reads files on threads of its own, so that units without adapters never wait for them.
 class AdapterLoader {
  public:
   AdapterLoader(asio::any_io_executor executor, AdapterOptions options);
@@ -44,40 +44,41 @@ class AdapterLoader {
   void start();
   void stop();
 
-  struct Wish {
+  struct Request {
     pipeline::Model* model = nullptr;
     std::vector<job::LoraUse> uses;
     pipeline::AdapterDrops drops;
     telemetry::SpanContext context;
-    std::function<bool()> wanted;  // false: the unit is not this worker's any more
+    std::function<bool()> wanted;  // false: this worker no longer has the unit
   };
-  // Errors (param "loras"): those of AdapterFetcher::fetch and pipeline::Model::prefetch.
-  asio::awaitable<Result<BroughtAdapters>> bring(Wish wish);
+  // Errors, with param "loras": those of AdapterFetcher::fetch() and pipeline::Model::prefetch().
+  asio::awaitable<Result<LoadedAdapters>> load(Request request);
 
-  // Forgets what is deleted from the registry, wherever it is, and tells the models what is pinned, within seconds.
-  // Until it is canceled.
+  // Follows the registry until it is canceled: within seconds, removes deleted adapters from disk and models, and
+  // updates the models' pinned adapters. Calls `changed` after each change.
   asio::awaitable<void> watch(const ModelSet& models, std::function<void()> changed);
 
-  // What this worker tells of its adapters, over all its models; also as metrics. Of slots one model's, not their sum:
-  // no unit may need more. Nothing where it takes none.
+  // Fills in the adapters of all models and updates the metrics. Reports the slots of one model, not the sum, because
+  // that is what a unit can use. Does nothing without a source.
   void describe(const ModelSet& models, queue::WorkerInfo& info) const;
 
  private:
-  asio::awaitable<void> forget(pipeline::Model& model, std::string sha256);  // off the io thread: the model may be busy
-  asio::awaitable<Result<void>> fetch(const Wish& wish, BroughtAdapters& brought, std::vector<AdapterTier>& tiers);
+  asio::awaitable<void> forget(pipeline::Model& model,
+                               std::string sha256);  // on the adapter thread, because the model may be busy
+  asio::awaitable<Result<void>> fetch(const Request& request, LoadedAdapters& loaded, std::vector<AdapterTier>& tiers);
   void note_pin(const std::string& sha256, bool pinned);
   struct Review {
-    bool complete = true;  // all was looked up
-    bool left = false;     // something is held on
+    bool complete = true;   // every look-up was answered
+    bool any_left = false;  // this worker still has adapters
   };
-  asio::awaitable<Review> forget_deleted(const ModelSet& models);
+  asio::awaitable<Review> review_registry(const ModelSet& models);
 
   asio::any_io_executor executor_;
   AdapterOptions options_;
   AdapterCopies copies_;
   AdapterFetcher fetcher_;
-  std::set<std::string> pinned_;  // of what was looked up, as the registry had it last
-  double bytes_per_s_ = 0;        // from disk or source to host memory, smoothed; 0: not yet
+  std::set<std::string> pinned_;  // of the adapters looked up so far
+  double bytes_per_s_ = 0;        // smoothed rate from disk or source into host memory; 0: not measured yet
   NamedThread thread_{"adapters"};
 };
 

@@ -11,7 +11,9 @@ void add_configuration_flags(CLI::App& command, config::Sources& sources) {
   command.add_option("--config", sources.file, "YAML configuration (config/REFERENCE.md lists every key)")
       ->envname("DITFLEET_CONFIG")
       ->type_name("FILE");
-  command.add_option("--set", sources.sets, "Set one configuration key; wins over environment and file; repeatable")
+  command
+      .add_option("--set", sources.sets,
+                  "Set one configuration key; overrides the environment and the file; repeatable")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
 }

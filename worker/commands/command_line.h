@@ -1,4 +1,4 @@
-// What the commands of ditfleet-worker share: the sources of the configuration and the exit codes.
+// Shared by the commands of ditfleet-worker: configuration flags and exit codes.
 #pragma once
 
 #include <string>
@@ -19,12 +19,10 @@ inline constexpr int kExitUsage = 2;
 // Adds --config and --set to a command.
 void add_configuration_flags(CLI::App& command, config::Sources& sources);
 
-// The configuration, with the log set as it says, for commands that answer on standard output. kInvalidArgument, with
-// the key as param.
+// Loads the configuration and sets up the log. kInvalidArgument: `param` is the key at fault.
 Result<config::Settings> settings_of(const config::Sources& sources);
 
-// Prints "ditfleet-worker COMMAND: message" to stderr. Returns kExitUsage for what the caller typed wrong
-// (kInvalidArgument), else kExitFailure.
+// Prints "ditfleet-worker COMMAND: message" to stderr. Returns kExitUsage for kInvalidArgument, else kExitFailure.
 int report(const std::string& command, const Error& error);
 
 }  // namespace ditfleet::worker

@@ -22,7 +22,7 @@ namespace {
 
 constexpr const char* kAllGpus = "sm_80,sm_86,sm_89,sm_90a,sm_100a,sm_120a";
 
-// Each word once, without the blanks around it.
+// Splits at commas, removes surrounding blanks and drops repeated words.
 std::vector<std::string> split(const std::string& list) {
   constexpr const char* kBlanks = " \t\r\n";
   std::vector<std::string> words;
@@ -36,21 +36,20 @@ std::vector<std::string> split(const std::string& list) {
   return words;
 }
 
-// A run with these settings must ask for what is compiled here.
+// Fails if workers with these options would not use any program.
 Result<void> check_compile(const region::CompileOptions& options) {
   const auto nothing = [](const std::string& field, const std::string& why) {
-    return invalid_argument("nothing can be compiled ahead with " + field + ": " + why,
+    return invalid_argument("nothing can be compiled ahead of time with " + field + ": " + why,
                             field.substr(0, field.find('=')));
   };
-  if (options.backend == "eager")
-    return nothing("compile.backend=eager", "workers that run eagerly ask for no program");
+  if (options.backend == "eager") return nothing("compile.backend=eager", "workers that run eagerly use no programs");
   if (!options.transformer && !options.vae.value_or(true))
     return nothing("compile.components.transformer=false and compile.components.vae=false",
-                   "the text encoders' programs are compiled when a worker loads them");
+                   "workers compile the programs of text encoders when they load them");
   return {};
 }
 
-// An archive that `ditfleet cache import` takes: signed with the secret of the fleet it is for.
+// Writes an archive for `ditfleet cache import`, signed with the secret of the fleet.
 Result<void> write_archive(const std::string& path, const region::AheadReport& report,
                            const kernel_cache::Secret& secret) {
   auto archive = kernel_cache::ArchiveWriter::create(path);
@@ -65,7 +64,7 @@ Result<void> write_archive(const std::string& path, const region::AheadReport& r
   return archive->finish();
 }
 
-// Programs that ended with this process would have been compiled for nothing, so each must be found without its memory.
+// Checks that every program is stored outside this process, since programs in memory only would be lost.
 Result<void> check_kept(const region::AheadReport& report, kernel_cache::CacheOptions options) {
   options.memory_bytes = 0;
   const std::string dir = options.dir;
@@ -81,9 +80,9 @@ Result<void> check_kept(const region::AheadReport& report, kernel_cache::CacheOp
   if (lost == 0) return {};
   return unavailable(
       std::to_string(lost) + " of " + std::to_string(report.regions.size()) +
-      " programs were compiled, but not kept (" + why +
-      "): " + (dir.empty() ? "there is no folder to keep them in." : "is '" + dir + "' writable, and has it room?") +
-      " Name another with cache.dir, a Redis with redis.url and cache.secret, or a file with --out");
+      " programs were compiled but could not be stored (" + why +
+      "): " + (dir.empty() ? "no cache folder is configured" : "check that '" + dir + "' is writable and has space") +
+      "; set cache.dir to another folder, set redis.url and cache.secret to store them in Redis, or pass --out FILE");
 }
 
 json::object to_json(const region::AheadRegion& made, bool explain) {
@@ -107,15 +106,16 @@ Result<void> run(const CompileFlags& flags) {
   if (!settings) return settings.error();
   const auto architectures = split(flags.architectures.empty() ? kAllGpus : flags.architectures);
   if (architectures.empty())
-    return invalid_argument("--arch names no architecture; it takes a list such as " + std::string(kAllGpus));
+    return invalid_argument("--arch is empty; it must be a list such as " + std::string(kAllGpus));
   if (!flags.out.empty() && !std::filesystem::is_directory(std::filesystem::absolute(flags.out).parent_path()))
-    return invalid_argument("--out is '" + flags.out + "', but there is no such folder");
+    return invalid_argument("--out is '" + flags.out + "' but its folder does not exist");
   const auto wanted = compile_options(*settings);
   if (auto checked = check_compile(wanted); !checked) return checked;
   auto options = kernel_cache::cache_options(*settings);
   if (!options) return options.error();
   if (!flags.out.empty() && !options->secret)
-    return invalid_argument("--out needs the fleet's secret to sign with: set cache.secret or cache.secret_file");
+    return invalid_argument(
+        "--out needs the secret of the fleet to sign the archive; set cache.secret or cache.secret_file");
   auto cache = kernel_cache::KernelCache::create(*options);
   auto report =
       pipeline::Engine::compile_regions(families(), flags.model_dir, flags.dtype, architectures, *cache, wanted);
@@ -125,16 +125,16 @@ Result<void> run(const CompileFlags& flags) {
   }
   if (!report->eager.empty()) {
     const std::string why =
-        "nothing is compiled ahead for cpu in bf16 with compile.backend=auto: workers with these settings run it op by "
-        "op, which is diffusers' own to the "
-        "bit. With compile.backend=cpu_jit or compile.fullgraph=true, here and for the workers, they ask for programs; "
-        "in fp32 (--dtype) they do with auto";
+        "nothing is compiled for cpu in bf16 with compile.backend=auto, because workers with these settings run "
+        "eagerly "
+        "there (bit-identical to diffusers); set compile.backend=cpu_jit or compile.fullgraph=true here and for the "
+        "workers, or use fp32 (--dtype), to run compiled programs";
     if (report->regions.empty()) return invalid_argument(why, "compile.backend");
     spdlog::warn("{}", why);
   }
   if (report->regions.empty())
-    return invalid_argument("there is nothing to compile for '" + flags.architectures +
-                                "' with compile.components.transformer=false: on a CPU the VAE runs eagerly",
+    return invalid_argument("nothing to compile for '" + flags.architectures +
+                                "' with compile.components.transformer=false, because the VAE runs eagerly on a CPU",
                             "compile.components.transformer");
   cache->flush();
   if (flags.out.empty()) {
@@ -159,11 +159,11 @@ Result<void> run(const CompileFlags& flags) {
                     "%-12s %-8s %-5s %3zu kernels  %3u registers  %u spilled  %7zu bytes  %8.1f ms  %s\n",
                     made.name.c_str(), made.arch.c_str(), made.element_type.c_str(), made.program->kernels.size(),
                     made.registers(), made.spill_bytes(), made.program->code.size(),
-                    static_cast<double>(made.compile_us) / 1000, made.compiled ? "compiled" : "was in the cache");
+                    static_cast<double>(made.compile_us) / 1000, made.compiled ? "compiled" : "from the cache");
       std::cout << line;
       if (flags.explain) std::cout << made.explanation;
     }
-    std::cout << report->compiled << " compiled, " << report->hits << " in the cache before\n";
+    std::cout << report->compiled << " compiled, " << report->hits << " already in the cache\n";
   }
   if (!std::cout) return internal_error("cannot write to standard output");
   return {};
@@ -172,28 +172,29 @@ Result<void> run(const CompileFlags& flags) {
 }  // namespace
 
 void add_compile_flags(CLI::App& command, CompileFlags& flags) {
-  command.add_option("--model", flags.model_dir, "Model folder in diffusers' layout; its weights are not read")
+  command.add_option("--model", flags.model_dir, "Model folder in the diffusers layout; the weights are not read")
       ->required()
       ->type_name("DIR");
   command
       .add_option("--arch", flags.architectures,
-                  std::string("Architectures, separated by commas; cpu is this processor. Default: ") + kAllGpus)
+                  std::string("Architectures, separated by commas; cpu means this processor. Default: ") + kAllGpus)
       ->type_name("LIST");
   command
-      .add_option("--dtype", flags.dtype,
-                  "auto (bf16 for GPUs, fp32 for cpu), fp32 or bf16, as the workers will have it; cpu in bf16 runs op "
-                  "by op unless compile.backend names cpu_jit")
+      .add_option(
+          "--dtype", flags.dtype,
+          "Precision of the workers: auto (bf16 for GPUs, fp32 for cpu), fp32 or bf16; cpu in bf16 runs eagerly "
+          "unless compile.backend is cpu_jit")
       ->type_name("DTYPE");
   command.add_option("--out", flags.out, "Also write the programs to a file for `ditfleet cache import`")
       ->type_name("FILE");
   command.add_flag("--explain", flags.explain,
-                   "Print the fused steps, and each kernel's registers, spills and bytes moved");
+                   "Print the fused steps, and the registers, spills and bytes moved of each kernel");
   command.add_flag("--json", flags.json, "Print JSON");
   add_configuration_flags(command, flags.sources);
   command.footer(
-      "Fills the kernel cache (cache.*) under the keys that a worker on such a GPU asks for. Needs no GPU;\n"
-      "GPUs' programs need NVRTC (deploy/setup.sh installs it), cpu a C++ compiler.\n"
-      "compile.* says what those workers are told: which components have programs.");
+      "Fills the kernel cache (cache.*) under the keys that a worker on such a GPU looks up. Needs no GPU.\n"
+      "Programs for GPUs need NVRTC (deploy/setup.sh installs it); programs for cpu need a C++ compiler.\n"
+      "Use the compile.* settings of the workers: they select the components that have programs.");
 }
 
 int compile(const CompileFlags& flags) {

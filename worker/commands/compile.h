@@ -1,4 +1,4 @@
-// `ditfleet-worker compile`: a model's regions compiled before any worker asks for them, without a GPU.
+// `ditfleet-worker compile`: compiles the regions of a model ahead of time, without a GPU.
 #pragma once
 
 #include <string>
@@ -11,9 +11,9 @@ namespace ditfleet::worker {
 struct CompileFlags {
   config::Sources sources;
   std::string model_dir;
-  std::string architectures;  // "sm_80,sm_90a"; empty: all GPUs'
+  std::string architectures;  // "sm_80,sm_90a"; empty: all GPUs
   std::string dtype = "auto";
-  std::string out;  // an export file; empty: the cache alone
+  std::string out;  // export file; empty: only the cache
   bool explain = false, json = false;
 };
 

@@ -1,4 +1,4 @@
-// The configuration as the pipeline takes it.
+// Translates the configuration into the options of the pipeline.
 #pragma once
 
 #include "pipeline/engine.h"
@@ -7,11 +7,11 @@
 
 namespace ditfleet::worker {
 
-// compile.* alone.
+// From compile.*.
 region::CompileOptions compile_options(const config::Settings& settings);
 
-// Device, precision, threads as configured (0: the engine's choice), compile.*, and the kernel cache unless blocks run
-// eagerly. Errors: those of kernel_cache::open_cache. Blocks on the disk.
+// All options, with an open kernel cache unless compile.backend is eager. Errors: those of kernel_cache::open_cache().
+// Blocks on the disk.
 Result<pipeline::EngineOptions> engine_options(const config::Settings& settings);
 
 }  // namespace ditfleet::worker

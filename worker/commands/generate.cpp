@@ -20,14 +20,15 @@ namespace {
 
 constexpr const char* kCommand = "generate";
 
-// A picture that cannot be written should be known before it is computed.
+// Reports an unusable path before the image is computed.
 Result<void> check_folder_of(const char* flag, const std::string& path) {
   const auto folder = std::filesystem::absolute(path).parent_path();
   if (!std::filesystem::is_directory(folder)) {
-    return invalid_argument(std::string(flag) + " is '" + path + "', but there is no folder '" + folder.string() + "'");
+    return invalid_argument(std::string(flag) + " is '" + path + "' but the folder '" + folder.string() +
+                            "' does not exist");
   }
   if (std::filesystem::is_directory(path)) {
-    return invalid_argument(std::string(flag) + " is '" + path + "', which is a folder; it takes a file's name");
+    return invalid_argument(std::string(flag) + " is '" + path + "' but must be a file, not a folder");
   }
   return {};
 }
@@ -55,7 +56,7 @@ Result<void> run(const GenerateFlags& flags) {
   if (!options) return options.error();
   if (!flags.device.empty()) options->device = flags.device;
   if (!flags.dtype.empty()) options->dtype = flags.dtype;
-  // Each in a slot; without any, no room is kept for them and nothing is compiled for them.
+  // One slot per adapter. Without adapters, no memory is reserved and no program is compiled for them.
   options->lora_slots = static_cast<int>(loras.size());
   auto engine = pipeline::Engine::create(*options, families());
   if (!engine) return engine.error();
@@ -96,29 +97,29 @@ Result<void> run(const GenerateFlags& flags) {
 }  // namespace
 
 void add_generate_flags(CLI::App& command, GenerateFlags& flags) {
-  command.add_option("--model", flags.model_dir, "Model folder in diffusers' layout")->required()->type_name("DIR");
+  command.add_option("--model", flags.model_dir, "Model folder in the diffusers layout")->required()->type_name("DIR");
   command
       .add_option("--out", flags.out,
                   "Image file to write: .png, .jpg or .webp; with -n above 1, NAME-1.png, NAME-2.png …")
       ->required()
       ->type_name("FILE");
-  job::add_field_flags(command, flags.fields);
+  job::add_field_flags(command, flags.fields, false);
   command
       .add_option("--lora", flags.loras,
                   "Adapter: a safetensors file of PEFT/diffusers, kohya, BFL or XLabs, for the transformer, CLIP and "
-                  "T5; SCALE (1) may be negative; may be repeated")
+                  "T5; SCALE (default 1) may be negative; repeatable")
       ->type_name("FILE[:SCALE]")
       ->allow_extra_args(false);
   command.add_option("--dtype", flags.dtype, "auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16")->type_name("DTYPE");
   command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N")->type_name("DEVICE");
   command
       .add_option("--dump", flags.dump,
-                  "Write a safetensors file with every stage's tensors (with -n above 1 NAME-1 …)")
+                  "Write the tensors of every stage to a safetensors file; with -n above 1, NAME-1 …")
       ->type_name("FILE");
   add_configuration_flags(command, flags.sources);
   command.footer(
       "Fields that are not given take the model's defaults (ditfleet.json in its folder).\n"
-      "Prints a line for each picture: its path and its seed.");
+      "Prints one line per image: its path and its seed.");
 }
 
 Result<job::JobSpec> spec_of(const GenerateFlags& flags, const job::ModelEntry& model) {
@@ -132,24 +133,23 @@ Result<job::JobSpec> spec_of(const GenerateFlags& flags, const job::ModelEntry& 
 }
 
 Result<pipeline::LoraRequest> lora_of(const std::string& text) {
-  const auto there = [](const std::string& path) {
+  const auto exists = [](const std::string& path) {
     std::error_code unknown;
     return std::filesystem::exists(path, unknown);
   };
   const auto use = job::parse_lora_flag(text);
-  if (use && use->name.empty())
-    return invalid_argument("--lora is '" + text + "', which names no file; it takes FILE or FILE:SCALE");
-  if (use && there(use->name)) return pipeline::LoraRequest{use->name, use->scale};
-  if (there(text)) return pipeline::LoraRequest{text, 1.0};  // a file's name may hold a colon
-  if (!use && there(text.substr(0, text.rfind(':')))) {
+  if (use && use->name.empty()) return invalid_argument("--lora is '" + text + "' but must be FILE or FILE:SCALE");
+  if (use && exists(use->name)) return pipeline::LoraRequest{use->name, use->scale};
+  if (exists(text)) return pipeline::LoraRequest{text, 1.0};  // the file name may contain a colon
+  if (!use && exists(text.substr(0, text.rfind(':')))) {
     return invalid_argument(
         "--lora is '" + text +
-        "'; it takes FILE or FILE:SCALE with a finite number from -100 to 100, such as style.safetensors:0.7");
+        "' but must be FILE or FILE:SCALE with a finite number from -100 to 100, such as style.safetensors:0.7");
   }
-  return Error{
-      Code::kNotFound,
-      "--lora is '" + text + "', but there is no file '" + (use ? use->name : text) + "'; it takes FILE or FILE:SCALE",
-      {}};
+  return Error{Code::kNotFound,
+               "--lora is '" + text + "' but the file '" + (use ? use->name : text) +
+                   "' does not exist; pass FILE or FILE:SCALE",
+               {}};
 }
 
 int generate(const GenerateFlags& flags) {

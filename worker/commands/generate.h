@@ -1,4 +1,4 @@
-// `ditfleet-worker generate`: one request through the pipeline, without any service.
+// `ditfleet-worker generate`: runs one request through the pipeline, without any service.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@
 
 namespace ditfleet::worker {
 
-// As typed. Fields that were left out get the model's defaults.
+// Missing fields get the model's defaults.
 struct GenerateFlags {
   config::Sources sources;
   std::string model_dir, out, dump;
@@ -26,13 +26,12 @@ struct GenerateFlags {
 void add_generate_flags(CLI::App& command, GenerateFlags& flags);
 int generate(const GenerateFlags& flags);
 
-// The complete, checked spec of what was typed. kInvalidArgument names the flag.
+// The complete and valid spec. kInvalidArgument names the flag.
 Result<job::JobSpec> spec_of(const GenerateFlags& flags, const job::ModelEntry& model);
 
-// "style.safetensors:0.7" → that file at 0.7, "style.safetensors" at 1. What follows the last colon is the scale where
-// it is a number and what is before it is there, else the whole is a file's name. All errors name the flag:
-// kInvalidArgument for a scale that is none, or no file's name; kNotFound for a file that is not there, before anything
-// is loaded.
+// Parses FILE or FILE:SCALE, such as "style.safetensors:0.7". The text after the last colon is the scale if it is a
+// number and the file before it exists. Errors name the flag: kInvalidArgument (invalid scale, empty file name),
+// kNotFound (no such file).
 Result<pipeline::LoraRequest> lora_of(const std::string& text);
 
 }  // namespace ditfleet::worker

@@ -10,13 +10,13 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <cstdlib>
-#include <sstream>
+#include <cstring>
 #include <thread>
 
 #include "shared/core/host_name.h"
 #include "shared/core/stop_signals.h"
 #include "shared/families/served.h"
-#include "shared/telemetry/log.h"
+#include "shared/loras/content.h"
 #include "shared/telemetry/metrics_server.h"
 #include "shared/telemetry/otlp.h"
 #include "worker/commands/engine_options.h"
@@ -54,10 +54,7 @@ Result<ServiceParts> make_parts(const config::Settings& settings, asio::io_conte
   parts.adapters.cache_dir = settings.worker.lora.cache_dir;
   if (const std::string data = config::data_folder(settings); parts.adapters.cache_dir.empty() && !data.empty())
     parts.adapters.cache_dir = data + "/adapters";
-  std::istringstream folders(settings.loras.folders);
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    if (!folder.empty()) parts.adapters.folders.push_back(folder);
-  }
+  for (const auto& folder : loras::folders_of(settings.loras.folders)) parts.adapters.folders.push_back(folder);
   parts.adapters.cache_bytes = settings.worker.lora.cache_bytes;
   parts.load = [settings] { return load_models(settings); };
   parts.encode_image = pipeline::encode_media;
@@ -82,21 +79,16 @@ ServiceOptions service_options(const config::Settings& settings) {
 
 asio::awaitable<void> listen_for_signals(asio::signal_set& signals, Service& service) {
   const int first = co_await signals.async_wait(asio::use_awaitable);
-  spdlog::info("{}: draining; once more to end at once", first == SIGINT   ? "SIGINT"
-                                                         : first == SIGHUP ? "SIGHUP"
-                                                                           : "SIGTERM");
+  spdlog::info("SIG{}: draining; send a second signal to end at once", ::sigabbrev_np(first));
   service.drain();
   co_await signals.async_wait(asio::use_awaitable);
-  spdlog::warn("a second signal: ending at once");
+  spdlog::warn("second signal: ending at once");
   service.quit();
 }
 
 Result<int> serve(const RunFlags& flags) {
   auto settings = settings_of(flags);
   if (!settings) return settings.error();
-  if (auto log = telemetry::configure_log("ditfleet-worker", settings->log.level, settings->log.format); !log) {
-    return log.error();
-  }
   std::unique_ptr<telemetry::MetricsServer> metrics;
   if (!settings->worker.metrics_listen.empty()) {
     auto server = telemetry::MetricsServer::start(settings->worker.metrics_listen);
@@ -117,8 +109,7 @@ Result<int> serve(const RunFlags& flags) {
   int exit_code = kExitFailure;
   const auto main = [&]() -> asio::awaitable<void> {
     exit_code = co_await service.run();
-    // A step that cannot be interrupted, a driver that hangs: nothing of it is wanted any more, and the
-    // destructors would wait for it.
+    // A long step or a hung driver: its result is no longer needed, and the destructors would wait for it.
     if (service.busy()) {
       spdlog::shutdown();
       std::_Exit(exit_code);
@@ -138,24 +129,26 @@ Result<int> serve(const RunFlags& flags) {
 }  // namespace
 
 void add_run_flags(CLI::App& command, RunFlags& flags) {
-  command.add_option("--redis", flags.redis, "The queue's Redis: redis://, rediss:// or unix:///PATH")
+  command.add_option("--redis", flags.redis, "Redis of the queue: redis://, rediss:// or unix:///PATH")
       ->type_name("URL");
-  command.add_option("--model", flags.models, "A model to hold: its name in requests and its folder; repeatable")
+  command.add_option("--model", flags.models, "Model to load: its name in requests and its folder; repeatable")
       ->type_name("NAME=DIR")
       ->allow_extra_args(false);
-  command.add_option("--name", flags.name, "This worker's name, unique among the living; default: host and process id")
+  command
+      .add_option("--name", flags.name,
+                  "Name of this worker, unique among running workers; default: host and process id")
       ->type_name("NAME");
   command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N")->type_name("DEVICE");
   command.add_option("--dtype", flags.dtype, "auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16")->type_name("DTYPE");
   add_configuration_flags(command, flags.sources);
   command.footer(
-      "SIGTERM, SIGINT or SIGHUP drains: what has not started is handed back, what runs is finished within\n"
-      "worker.drain_ms. A second one ends at once.");
+      "SIGTERM, SIGINT and SIGHUP drain the worker: it hands back the units that have not started and finishes\n"
+      "the others within worker.drain_ms. A second signal ends it at once.");
 }
 
 Result<config::Settings> settings_of(const RunFlags& flags) {
   config::Sources sources = flags.sources;
-  // As --set: the option table checks them like every other source.
+  // Like --set, so that the option table checks them.
   const auto put = [&](const char* key, const std::string& value) {
     if (!value.empty()) sources.sets.push_back(std::string(key) + "=" + value);
   };
@@ -163,22 +156,22 @@ Result<config::Settings> settings_of(const RunFlags& flags) {
   put("worker.name", flags.name);
   put("worker.device", flags.device);
   put("worker.dtype", flags.dtype);
-  auto settings = config::load(sources);
-  if (!settings) return Error{Code::kInvalidArgument, settings.error().message, settings.error().param};
+  auto settings = settings_of(sources);
+  if (!settings) return settings;
   if (!flags.models.empty()) settings->models.clear();
   for (const std::string& model : flags.models) {
     const auto at = model.find('=');
     if (at == 0 || at == std::string::npos || at + 1 == model.size()) {
-      return invalid_argument("--model is '" + model + "'; it takes NAME=DIR, such as demo=models/demo");
+      return invalid_argument("--model is '" + model + "' but must be NAME=DIR, such as demo=models/demo");
     }
     settings->models[model.substr(0, at)].path = model.substr(at + 1);
   }
   if (settings->redis.url.empty()) {
     return invalid_argument(
-        "no Redis is named: give --redis URL or set redis.url (`ditfleet up` starts one of its own)");
+        "no Redis is configured; pass --redis URL or set redis.url (`ditfleet up` starts a private one)");
   }
   if (settings->models.empty()) {
-    return invalid_argument("no model is named: give --model NAME=DIR or configure models");
+    return invalid_argument("no model is configured; pass --model NAME=DIR or set models");
   }
   return settings;
 }
@@ -204,10 +197,10 @@ Result<ModelSet> load_models(const config::Settings& settings) {
     auto loaded = set.engine->load_model(name, model.path);
     if (!loaded) return loaded.error();
     const auto& info = (*loaded)->info();
-    show_load(info);
+    record_load(info);
     PartTimes parts;
     for (const auto& [part, us] : info.load_us) parts.emplace_back(part, us);
-    spdlog::info("loaded '{}' from {}: {} MiB of weights; {}", name, model.path, info.weight_bytes >> 20,
+    spdlog::info("loaded model '{}' from {}: {} MiB of weights; {}", name, model.path, info.weight_bytes >> 20,
                  text_of(parts));
     set.catalogue.models.emplace(name, std::move(*entry));
     set.models.emplace(name, std::move(*loaded));
@@ -215,9 +208,9 @@ Result<ModelSet> load_models(const config::Settings& settings) {
   const auto counts = set.engine->region_counts();
   if (counts.compiles > 0)
     spdlog::info(
-        "regions: {} programs; {} were compiled here{} in {} ms of compiler time, the others came from the kernel "
-        "cache",
-        counts.compiles, counts.built, set.device == "cpu" ? "" : " (a GPU's fixed programs among them)",
+        "regions: {} programs, of which {} were compiled here{} in {} ms of compiler time; the others came from the "
+        "kernel cache",
+        counts.compiles, counts.built, set.device == "cpu" ? "" : " (including the GPU's fixed programs)",
         counts.compile_us / 1000);
   set.catalogue.default_model = settings.default_model;
   for (const auto& one : settings.worker.warmup_classes)

@@ -1,4 +1,4 @@
-// `ditfleet-worker run`: the service as a process.
+// `ditfleet-worker run`: serves the queue.
 #pragma once
 
 #include <string>
@@ -14,15 +14,15 @@ namespace ditfleet::worker {
 struct RunFlags {
   config::Sources sources;
   std::string redis, name, device, dtype;  // empty: as configured
-  std::vector<std::string> models;         // NAME=DIR; if any, only these
+  std::vector<std::string> models;         // NAME=DIR; replace the configured models
 };
 
 void add_run_flags(CLI::App& command, RunFlags& flags);
 
-// The configuration with the flags on top. kInvalidArgument says which flag or key is wrong.
+// The configuration, overridden by the flags. kInvalidArgument names the flag or key.
 Result<config::Settings> settings_of(const RunFlags& flags);
 
-// Loads every configured model. kInvalidArgument, kNotFound, kDataCorrupt as the engine says. Blocks.
+// Loads every configured model. Errors: those of the engine. Blocks.
 Result<ModelSet> load_models(const config::Settings& settings);
 
 int run(const RunFlags& flags);

@@ -39,13 +39,13 @@ Result<void> tokenize_lines(const pipeline::Tokenizers& tokenizers, std::istream
     if (!parsed) {
       const bool escapes = line.find("\\ud") != std::string::npos || line.find("\\uD") != std::string::npos;
       return invalid_argument(where + "is not JSON: " + parsed.error().message +
-                              (escapes ? "; an escaped surrogate counts only in a pair, such as \\ud83d\\ude00" : ""));
+                              (escapes ? "; escaped surrogates must come in pairs, such as \\ud83d\\ude00" : ""));
     }
     if (!parsed->is_string())
-      return invalid_argument(where + "is not a JSON string; each line is one prompt, such as \"a red circle\"");
+      return invalid_argument(where + "is not a JSON string; each line must be one prompt, such as \"a red circle\"");
     auto ids = tokenizers.tokenize(std::string(parsed->get_string()), kMaxSequenceLength);
     if (!ids) return Error{ids.error().code, where + "cannot be tokenized: " + ids.error().message, ids.error().param};
-    // Flushed a line at a time: whoever writes prompts through a pipe may wait for each answer.
+    // Flushes each line: a client on a pipe may wait for every answer.
     json::object row;
     for (const auto& [encoder, of_encoder] : *ids) row[encoder] = ids_of(of_encoder);
     out << json::serialize(row) << std::endl;
@@ -55,12 +55,11 @@ Result<void> tokenize_lines(const pipeline::Tokenizers& tokenizers, std::istream
 }
 
 void add_tokenize_flags(CLI::App& command, TokenizeFlags& flags) {
-  command.add_option("--model", flags.model_dir, "Model folder in diffusers' layout")->required()->type_name("DIR");
+  command.add_option("--model", flags.model_dir, "Model folder in the diffusers layout")->required()->type_name("DIR");
   add_configuration_flags(command, flags.sources);
   command.footer(
-      "Reads one prompt a line from standard input, as a JSON string, and prints\n"
-      "{\"clip\":[…],\"t5\":[…]} for each: ids with begin and end marks, not padded, truncated as in\n"
-      "the pipeline (CLIP at 77, T5 at 512).");
+      "Reads one JSON string per line from standard input and prints its token ids by text encoder, such as\n"
+      "{\"clip\":[…],\"t5\":[…]}: with begin and end tokens, truncated as in the pipeline, not padded.");
 }
 
 int tokenize(const TokenizeFlags& flags) {

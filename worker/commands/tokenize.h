@@ -1,4 +1,4 @@
-// `ditfleet-worker tokenize`: prompts as JSON strings, one a line, to token ids.
+// `ditfleet-worker tokenize`: converts prompts, one JSON string per line, into token ids.
 #pragma once
 
 #include <istream>
@@ -23,8 +23,8 @@ struct TokenizeFlags {
 void add_tokenize_flags(CLI::App& command, TokenizeFlags& flags);
 int tokenize(const TokenizeFlags& flags);
 
-// One {"clip":[…],"t5":[…]} for each line. kInvalidArgument names the line that is not a JSON string; what
-// came before it has been written.
+// Writes one object of token ids by text encoder per line. kInvalidArgument names a line that is not a JSON string; the
+// lines before it have been written.
 Result<void> tokenize_lines(const pipeline::Tokenizers& tokenizers, std::istream& in, std::ostream& out);
 
 }  // namespace ditfleet::worker

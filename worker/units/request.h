@@ -1,4 +1,4 @@
-// From a job's spec to what the pipeline takes. Pure functions.
+// Makes the pipeline's request from a job's spec. Pure functions.
 #pragma once
 
 #include <string>
@@ -9,12 +9,12 @@
 
 namespace ditfleet::worker {
 
-// Precondition: a complete spec (job/validate.h). Unit i has seed + i; past 2^63-1 it wraps around to the
-// negative seeds, as in torch.
+// Precondition: a complete spec (job/validate.h). Unit i has the seed plus i, which wraps to negative seeds as in
+// torch.
 pipeline::GenerationRequest request_of(const job::JobSpec& spec, int unit);
 
-// After which steps (counted from 1) the `count` previews of a run of `total` steps are made: evenly
-// spread, ascending, each once, never the last step. Fewer than `count` where there are too few steps.
+// The steps (from 1) after which previews are made: at most `count`, ascending, evenly spread over `total` steps, and
+// never the last step.
 std::vector<int> preview_steps(int total, int count);
 
 }  // namespace ditfleet::worker

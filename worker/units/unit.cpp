@@ -10,7 +10,7 @@ namespace ditfleet::worker {
 std::string Unit::label() const {
   constexpr std::size_t kTraceAt = 3, kTraceLength = 32;  // "00-<trace>-<span>-<flags>"
   std::string label = entry.ref.job + "/" + std::to_string(entry.ref.unit);
-  // What a client wrote there may be anything.
+  // Clients may send anything in this field.
   if (telemetry::is_valid_traceparent(entry.traceparent))
     label += " [trace " + entry.traceparent.substr(kTraceAt, kTraceLength) + "]";
   return label;
@@ -23,12 +23,11 @@ Result<std::shared_ptr<Unit>> make_unit(queue::MailboxEntry entry, const ModelSe
   if (model == models.models.end()) {
     std::string held;
     for (const auto& [name, unused] : models.models) held += (held.empty() ? "" : ", ") + name;
-    return Error{Code::kNotFound, "this worker does not hold the model '" + spec->model + "', it holds " + held,
-                 "model"};
+    return Error{Code::kNotFound, "this worker does not have the model '" + spec->model + "'; it has " + held, "model"};
   }
   if (entry.ref.unit < 0 || entry.ref.unit >= *spec->n) {
-    return invalid_argument("unit " + std::to_string(entry.ref.unit) + " is not one of the job's " +
-                            std::to_string(*spec->n));
+    return invalid_argument("unit " + std::to_string(entry.ref.unit) + " is out of range: the job has " +
+                            std::to_string(*spec->n) + " units");
   }
   auto unit = std::make_shared<Unit>();
   unit->entry = std::move(entry);

@@ -1,5 +1,5 @@
-// One unit in this process: what was assigned, what the stages have made of it, and the two words by which
-// the io thread tells the device thread to stop.
+// A unit in this process: its assignment, the results of its stages, and the two atomics by which the io thread stops
+// the device thread.
 #pragma once
 
 #include <atomic>
@@ -9,12 +9,13 @@
 #include <vector>
 
 #include "pipeline/engine.h"
+#include "shared/core/deadline.h"
 #include "shared/core/result.h"
 #include "shared/job/spec.h"
 #include "shared/queue/types.h"
 #include "shared/telemetry/spans.h"
 #include "worker/adapters/copies.h"
-#include "worker/units/holdings.h"
+#include "worker/units/unit_table.h"
 
 namespace ditfleet::worker {
 
@@ -22,36 +23,36 @@ struct Unit {
   // Fixed once assigned.
   queue::MailboxEntry entry;
   job::JobSpec spec;
-  pipeline::GenerationRequest request;  // its adapters are there before its text is encoded
-  std::vector<AdapterCopyPtr> copies;   // that it may read
+  pipeline::GenerationRequest request;  // `loras` is set before the text is encoded
+  std::vector<AdapterCopyPtr> copies;   // of its adapters, kept while it may read them
   std::vector<int> preview_steps;
   pipeline::Model* model = nullptr;
   Clock::time_point received;
 
-  // Handed from stage to stage; only the stage that has the unit touches it.
+  // Passed from stage to stage; only the current stage touches it.
   std::unique_ptr<pipeline::Generation> prepared;
   std::map<std::string, std::int64_t> phases_us;
 
-  // The io thread's; its context does not change and is any thread's.
+  // Used on the io thread. The span's context does not change and may be read on any thread.
   telemetry::SpanTimer span;
   Clock::time_point denoising_since{};
   int previews_pending = 0;
 
-  // Written by the io thread, read by the device thread at each step. The device thread looks at the clock
-  // itself: after this process was stopped and continued it may be the first to run.
+  // Written by the io thread, read by the device thread at each step. The device thread reads the clock itself, because
+  // it may be the first to run after SIGSTOP and SIGCONT.
   std::atomic<bool> stop{false};
-  std::atomic<Clock::rep> lease_until{Clock::time_point::max().time_since_epoch().count()};
+  std::atomic<Clock::rep> lease_until{Deadline::never().time_point().time_since_epoch().count()};
 
   queue::Attempt attempt() const { return {entry.ref, entry.nonce}; }
   bool must_stop() const { return stop || Clock::now().time_since_epoch().count() >= lease_until; }
-  // For the log: "JOB/0", and the id of the job's trace where it has one.
+  // For the log: "JOB/0", followed by the job's trace id if it has one.
   std::string label() const;
 };
 
 struct ModelSet;
 
-// The unit that a mailbox entry assigns, with the spec as it was admitted.
-// kInvalidArgument: the spec is bad and stays bad. kNotFound: this worker does not hold the model.
+// Makes the unit of an assignment, with the spec as it was admitted.
+// Errors: kInvalidArgument (the spec is invalid), kNotFound (this worker does not have the model).
 Result<std::shared_ptr<Unit>> make_unit(queue::MailboxEntry entry, const ModelSet& models, Clock::time_point now);
 
 }  // namespace ditfleet::worker

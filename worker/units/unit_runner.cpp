@@ -1,4 +1,4 @@
-// Long because it is one life: each action on a unit is a coroutine, and how one ends is where the next begins.
+// One file for the whole life of a unit: each action is a coroutine, and the next begins where it ends.
 #include "worker/units/unit_runner.h"
 
 #include <spdlog/spdlog.h>
@@ -15,11 +15,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kCallTimeout = 2s;    // of one queue call
-constexpr auto kStoreTimeout = 30s;  // of storing one result
-constexpr auto kStoreFor = 10s;      // how long storing is tried again on one worker; a full disk stays full
-constexpr auto kReportFor = 60s;     // how long an end is reported while Redis is away
-constexpr auto kPause = 200ms;       // between two tries
+constexpr auto kCallTimeout = 2s;    // per queue call
+constexpr auto kStoreTimeout = 30s;  // per attempt to store a result
+constexpr auto kStoreLimit = 10s;    // for all attempts on one worker; a full disk usually stays full
+constexpr auto kPause = 200ms;       // between attempts
 constexpr std::size_t kMaxWarmClasses = 64;
 
 std::int64_t us_since(Clock::time_point then) {
@@ -30,7 +29,7 @@ results::ResultKey result_key_of(const Unit& unit) {
   return {unit.entry.ref.job, unit.entry.ref.unit, unit.entry.nonce};
 }
 
-// (Not in the coroutine: GCC 12 frees an initializer list there too early.)
+// Not inside the coroutine: GCC 12 frees an initializer list there too early.
 std::map<std::string, std::string> preview_fields(const Unit& unit, const std::string& key, int index, int step,
                                                   const pipeline::Media& image) {
   return {{"key", key},
@@ -42,9 +41,9 @@ std::map<std::string, std::string> preview_fields(const Unit& unit, const std::s
           {"height", std::to_string(image.height)}};
 }
 
-// Whether asking again may get an answer; otherwise the error is the answer. Rights that Redis withholds say nothing of
-// the unit: whoever took them may give them back.
-bool is_away(const Error& error) {
+// Whether repeating the call may succeed. Missing permissions in Redis are no fault of the unit, and an administrator
+// may restore them.
+bool is_transient(const Error& error) {
   return error.code == Code::kUnavailable || error.code == Code::kDeadlineExceeded ||
          error.code == Code::kResourceExhausted || error.code == Code::kPermissionDenied;
 }
@@ -63,7 +62,7 @@ asio::awaitable<void> UnitRunner::counted(asio::awaitable<void> task) {
     UnitRunner& runner;
     ~Guard() {
       --runner.tasks_running_;
-      runner.parts_.changed();
+      runner.parts_.table_changed();
     }
   } guard{*this};
   co_await std::move(task);
@@ -79,7 +78,7 @@ void UnitRunner::assign(queue::MailboxEntry entry, const ModelSet& models) {
   const queue::Attempt attempt{entry.ref, entry.nonce};
   auto made = make_unit(entry, models, now);
   if (made && !(*made)->spec.loras.empty() && !parts_.adapters.takes_adapters())
-    made = invalid_argument("this worker takes no adapters", "loras");
+    made = invalid_argument("this worker does not support adapters", "loras");
   if (!made) {
     auto unit = std::make_shared<Unit>();
     unit->entry = std::move(entry);
@@ -89,19 +88,19 @@ void UnitRunner::assign(queue::MailboxEntry entry, const ModelSet& models) {
   }
   const UnitPtr unit = std::move(*made);
   const bool needs_adapters = !unit->spec.loras.empty();
-  switch (parts_.holdings.assign(attempt, now, needs_adapters)) {
-    case Holdings::Admitted::kDuplicate: return;
-    case Holdings::Admitted::kRefused:
-      spawn("hand back", unit, hand_back(unit, parts_.holdings.draining() ? Stop::kDrained : Stop::kNone));
+  switch (parts_.table.assign(attempt, now, needs_adapters)) {
+    case UnitTable::Admission::kDuplicate: return;
+    case UnitTable::Admission::kRefused:
+      spawn("hand back", unit, hand_back(unit, parts_.table.draining() ? StopReason::kDrained : StopReason::kNone));
       return;
-    case Holdings::Admitted::kTaken: break;
+    case UnitTable::Admission::kAccepted: break;
   }
   spdlog::info("unit {}: assigned, attempt {}, class {}, {} steps", unit->label(), unit->entry.attempt,
                unit->entry.class_key, unit->request.fields.integer("num_inference_steps").value_or(0));
   begin_span(*unit);
   units_.emplace(attempt.nonce, unit);
-  // At once, whatever the device and the texts of others are at: this is what the scheduler looks ahead for.
-  if (needs_adapters) spawn("adapters of", unit, bring_adapters(unit));
+  // At once, while the device works on other units: the scheduler assigns ahead so that adapters load in time.
+  if (needs_adapters) spawn("load the adapters of", unit, load_adapters(unit));
 }
 
 void UnitRunner::perform(const Action& action) {
@@ -109,14 +108,16 @@ void UnitRunner::perform(const Action& action) {
   if (at == units_.end()) return;
   const UnitPtr unit = at->second;
   switch (action.kind) {
-    case Action::Kind::kEncodeText: spawn("text of", unit, encode_text(unit)); return;
+    case Action::Kind::kEncodeText: spawn("encode the text of", unit, encode_text(unit)); return;
     case Action::Kind::kStart: spawn("start", unit, start(unit)); return;
     case Action::Kind::kDenoise: spawn("denoise", unit, denoise(unit)); return;
     case Action::Kind::kStopDenoising: unit->stop = true; return;
-    case Action::Kind::kReportCanceled: spawn("cancel", unit, report_canceled(unit)); break;
-    case Action::Kind::kHandBack: spawn("hand back", unit, hand_back(unit, action.why)); break;
+    case Action::Kind::kReportCanceled: spawn("report the cancel of", unit, report_canceled(unit)); break;
+    case Action::Kind::kHandBack: spawn("hand back", unit, hand_back(unit, action.reason)); break;
     case Action::Kind::kForget:
-      end_span(*unit, "taken_away"), spdlog::info("unit {}: taken away", unit->label());
+      end_span(*unit, "taken_away");
+      spdlog::info("unit {}: {}", unit->label(),
+                   action.reason == StopReason::kRevoked ? "revoked" : "the attempt is stale");
       break;
   }
   unit->stop = true;
@@ -124,37 +125,37 @@ void UnitRunner::perform(const Action& action) {
 }
 
 void UnitRunner::publish_leases() {
-  for (auto& [nonce, unit] : units_) unit->lease_until = parts_.holdings.lease_until(nonce).time_since_epoch().count();
+  for (auto& [nonce, unit] : units_) unit->lease_until = parts_.table.lease_until(nonce).time_since_epoch().count();
 }
 
-asio::awaitable<void> UnitRunner::bring_adapters(UnitPtr unit) {
+asio::awaitable<void> UnitRunner::load_adapters(UnitPtr unit) {
   const std::string& nonce = unit->entry.nonce;
-  AdapterLoader::Wish wish;
-  wish.model = unit->model;
-  wish.uses = unit->spec.loras;
-  wish.drops = {unit->entry.drop_from_host, unit->entry.drop_from_slots};
-  wish.context = unit->span.context();
-  wish.wanted = [this, unit] { return units_.contains(unit->entry.nonce); };
-  auto brought = co_await parts_.adapters.bring(std::move(wish));
-  parts_.adapters_moved();
+  AdapterLoader::Request request;
+  request.model = unit->model;
+  request.uses = unit->spec.loras;
+  request.drops = {unit->entry.drop_from_host, unit->entry.drop_from_slots};
+  request.context = unit->span.context();
+  request.wanted = [this, unit] { return units_.contains(unit->entry.nonce); };
+  auto loaded = co_await parts_.adapters.load(std::move(request));
+  parts_.adapters_changed();
   if (!units_.contains(nonce)) co_return;
-  if (!brought) {
-    Error error = brought.error();
+  if (!loaded) {
+    Error error = loaded.error();
     if (error.code == Code::kCanceled)
-      error.code = Code::kUnavailable;  // another unit's fetch ended, and this one's with it
+      error.code = Code::kUnavailable;  // this unit waited for the fetch of another unit, which was canceled
     co_await fail(unit, std::move(error));
     co_return;
   }
-  unit->request.loras = std::move(brought->loras);
-  unit->copies = std::move(brought->copies);
+  unit->request.loras = std::move(loaded->loras);
+  unit->copies = std::move(loaded->copies);
   unit->phases_us["adapter"] = us_since(unit->received);
-  parts_.holdings.adapters_there(nonce);
-  parts_.changed();
+  parts_.table.adapters_ready(nonce);
+  parts_.table_changed();
 }
 
 asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
-  // (Named: GCC 12 destroys a temporary of a co_await expression twice.)
-  const std::function<Result<bool>()> work = [unit, context = unit->span.context()]() -> Result<bool> {
+  // A variable, because GCC 12 destroys a temporary in a co_await expression twice.
+  const std::function<Result<void>()> work = [unit, context = unit->span.context()]() -> Result<void> {
     const telemetry::ContextScope scope(context);
     telemetry::ScopedSpan span("text_encode");
     auto prepared = unit->model->encode(unit->request);
@@ -163,43 +164,43 @@ asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
       return prepared.error();
     }
     unit->prepared = std::move(*prepared);
-    return true;
+    return {};
   };
-  auto done = co_await parts_.text.run<bool>(work, Deadline::never());
-  parts_.holdings.encoded(unit->entry.nonce);
-  if (!unit->spec.loras.empty()) parts_.adapters_moved();
+  auto done = co_await parts_.text.run<void>(work, Deadline::never());
+  parts_.table.encoded(unit->entry.nonce);
+  if (!unit->spec.loras.empty()) parts_.adapters_changed();
   if (!done && units_.contains(unit->entry.nonce))
-    co_await fail(unit, with_names(done.error(), unit->spec.loras, unit->request.loras));
-  parts_.changed();
+    co_await fail(unit, with_adapter_names(done.error(), unit->spec.loras, unit->request.loras));
+  parts_.table_changed();
 }
 
 asio::awaitable<void> UnitRunner::start(UnitPtr unit) {
   const std::string& nonce = unit->entry.nonce;
-  // A repeated start does not lengthen the lease that an earlier one began unheard.
+  // A repeated call does not extend the lease: an earlier one may have begun it although its answer was lost.
   const auto first_sent = Clock::now();
-  while (parts_.holdings.stop_of(nonce) == Stop::kNone && Clock::now() < parts_.holdings.lease_until(nonce)) {
+  while (parts_.table.stop_reason(nonce) == StopReason::kNone && Clock::now() < parts_.table.lease_until(nonce)) {
     auto begun = co_await parts_.queue.start(unit->attempt(), Deadline::after(kCallTimeout));
     if (begun) {
-      cannot_start_.reset();
-      parts_.holdings.started(nonce, first_sent);
+      start_log_.reset();
+      parts_.table.started(nonce, first_sent);
       publish_leases();
-      parts_.changed();
+      parts_.table_changed();
       co_return;
     }
     if (begun.error().code == Code::kConflict || begun.error().code == Code::kNotFound) {
-      parts_.holdings.start_refused(nonce);
-      parts_.changed();
+      parts_.table.start_refused(nonce);
+      parts_.table_changed();
       co_return;
     }
-    if (const auto more = cannot_start_.admit())
+    if (const auto more = start_log_.admit())
       spdlog::warn("unit {}: cannot start yet: {}{}", unit->label(), begun.error().message, *more);
     co_await pause(kPause);
   }
-  parts_.holdings.stopped(nonce);
-  parts_.changed();
+  parts_.table.stopped(nonce);
+  parts_.table_changed();
 }
 
-Result<pipeline::Media> UnitRunner::draw(const UnitPtr& unit, const telemetry::SpanContext& context) {
+Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetry::SpanContext& context) {
   const telemetry::ContextScope scope(context);
   std::optional<telemetry::ScopedSpan> span;
   span.emplace("first_step");
@@ -220,15 +221,15 @@ Result<pipeline::Media> UnitRunner::draw(const UnitPtr& unit, const telemetry::S
                    [this, unit, index = static_cast<int>(due - unit->preview_steps.begin()), step = progress.step,
                     image = std::make_shared<pipeline::Media>(std::move(*image))] {
                      ++unit->previews_pending;
-                     spawn("preview of", unit, preview(unit, index, step, image));
+                     spawn("encode a preview of", unit, preview(unit, index, step, image));
                    });
       } else {
         spdlog::warn("unit {}: no preview of step {}: {}", unit->label(), progress.step, image.error().message);
       }
     }
     asio::post(parts_.executor, [this, unit, step = progress.step, total = progress.total] {
-      parts_.holdings.stepped(unit->entry.nonce, step, total);
-      parts_.changed();
+      parts_.table.stepped(unit->entry.nonce, step, total);
+      parts_.table_changed();
     });
     timer.begin();
     return !unit->must_stop();
@@ -238,7 +239,7 @@ Result<pipeline::Media> UnitRunner::draw(const UnitPtr& unit, const telemetry::S
     return denoised.error();
   }
   span.reset();
-  if (unit->must_stop()) return Error{Code::kCanceled, "stopped before decoding", {}};
+  if (unit->must_stop()) return Error{Code::kCanceled, "the unit was stopped before decoding", {}};
   span.emplace("vae_decode");
   auto image = unit->model->decode(*unit->prepared);
   if (!image) span->failed(image.error().message);
@@ -253,19 +254,19 @@ asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
   for (const auto& [phase, us] : unit->prepared->phases_us()) waited -= us;
   unit->phases_us["wait"] = std::max<std::int64_t>(0, waited);
   const std::function<Result<pipeline::Media>()> work = [this, unit, context = unit->span.context()] {
-    return draw(unit, context);
+    return generate(unit, context);
   };
   auto image = co_await parts_.device.run<pipeline::Media>(work, Deadline::never());
   if (image) {
-    parts_.holdings.denoised(nonce);
+    parts_.table.denoised(nonce);
     note_warm(unit->entry.class_key);
     spawn("finish", unit, finish(unit, std::make_shared<pipeline::Media>(std::move(*image))));
   } else if (image.error().code == Code::kCanceled) {
-    parts_.holdings.stopped(nonce);
+    parts_.table.stopped(nonce);
   } else {
     co_await fail(unit, image.error());
   }
-  parts_.changed();
+  parts_.table_changed();
 }
 
 asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std::shared_ptr<pipeline::Media> image) {
@@ -277,20 +278,21 @@ asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std
     return parts_.encode_image(*image, *unit->spec.output_format, *unit->spec.output_compression);
   };
   auto bytes = co_await parts_.encode.run<std::string>(work, Deadline::never());
-  Result<void> told;
+  Result<void> sent;
   if (bytes) {
     auto key = co_await parts_.store.put_preview(result_key_of(*unit), index, std::move(*bytes),
                                                  Deadline::after(kCallTimeout));
     if (key) {
       const auto fields = preview_fields(*unit, *key, index, step, *image);
-      told = co_await parts_.queue.emit(unit->attempt(), "preview", fields, Deadline::after(kCallTimeout));
+      sent = co_await parts_.queue.emit(unit->attempt(), "preview", fields, Deadline::after(kCallTimeout));
     } else {
-      told = key.error();
+      sent = key.error();
     }
   } else {
-    told = bytes.error();
+    sent = bytes.error();
   }
-  if (!told) spdlog::warn("unit {}: the preview of step {} is lost: {}", unit->label(), step, told.error().message);
+  if (!sent)
+    spdlog::warn("unit {}: could not send the preview of step {}: {}", unit->label(), step, sent.error().message);
 }
 
 asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline::Media> image) {
@@ -317,10 +319,10 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
   if (!manifest) store_span.failed(manifest.error().message);
   store_span.end();
   if (!manifest) {
-    // Away so long that the lease ran out: no failure of the unit, and not this worker's to end any more.
-    if (is_away(manifest.error()) && !parts_.holdings.may_complete(unit->entry.nonce, Clock::now())) {
+    // The store was unavailable until the lease ran out. The unit has not failed, and another worker may have it now.
+    if (is_transient(manifest.error()) && !parts_.table.may_complete(unit->entry.nonce, Clock::now())) {
       spdlog::warn("unit {}: not stored before its lease ran out: {}", unit->label(), manifest.error().message);
-      co_await let_go(unit);
+      co_await drop(unit);
     } else {
       co_await fail(unit, manifest.error());
     }
@@ -330,23 +332,23 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
   manifest->width = image->width;
   manifest->height = image->height;
   manifest->seed = unit->request.seed;
-  // Previews come before the end, or not at all.
+  // A preview event must not follow the end of the unit.
   for (int i = 0; i < 100 && unit->previews_pending > 0; ++i) co_await pause(10ms);
   co_await complete(unit, std::move(*manifest));
 }
 
 asio::awaitable<Result<results::Manifest>> UnitRunner::store(UnitPtr unit, std::shared_ptr<std::string> bytes) {
-  const auto give_up = Clock::now() + kStoreFor;
+  const auto give_up = Clock::now() + kStoreLimit;
   while (true) {
     auto manifest = co_await parts_.store.put(
         result_key_of(*unit), *bytes, job::media_type_of(*unit->spec.output_format), Deadline::after(kStoreTimeout));
-    if (manifest) cannot_store_.reset();
-    // Without the lease it is somebody else's to store; given up with it, the unit fails and may be tried elsewhere.
-    if (manifest || !is_away(manifest.error()) || Clock::now() >= give_up ||
-        !parts_.holdings.may_complete(unit->entry.nonce, Clock::now())) {
+    if (manifest) store_log_.reset();
+    // Without the lease another worker stores the result. With it, the unit fails here and may be retried elsewhere.
+    if (manifest || !is_transient(manifest.error()) || Clock::now() >= give_up ||
+        !parts_.table.may_complete(unit->entry.nonce, Clock::now())) {
       co_return manifest;
     }
-    if (const auto more = cannot_store_.admit()) {
+    if (const auto more = store_log_.admit()) {
       spdlog::warn("unit {}: cannot store the result yet: {}{}", unit->label(), manifest.error().message, *more);
     }
     co_await pause(kPause);
@@ -355,86 +357,84 @@ asio::awaitable<Result<results::Manifest>> UnitRunner::store(UnitPtr unit, std::
 
 asio::awaitable<void> UnitRunner::complete(UnitPtr unit, results::Manifest manifest) {
   const std::string nonce = unit->entry.nonce;
-  if (const auto step = parts_.holdings.take_pending_step(nonce)) {
-    // The last step comes before the end; if this call fails the end still tells it all.
-    auto told = co_await parts_.queue.renew({&*step, 1}, Deadline::after(kCallTimeout));
-    (void)told;
+  if (const auto step = parts_.table.take_pending_step(nonce)) {
+    // The last step is reported before the end. The completion implies it, so a failure is ignored.
+    const auto ignored = co_await parts_.queue.renew({&*step, 1}, Deadline::after(kCallTimeout));
+    (void)ignored;
   }
   queue::Completion completion;
   completion.attempt = unit->attempt();
   completion.manifest = manifest.to_json();
   completion.phases_us = unit->phases_us;
   completion.warnings = unit->prepared->warnings();
-  if (!parts_.holdings.may_complete(nonce, Clock::now())) {
-    spdlog::warn("unit {}: finished after its lease had run out; the result is thrown away", unit->label());
+  if (!parts_.table.may_complete(nonce, Clock::now())) {
+    spdlog::warn("unit {}: the lease ran out before the unit was complete; discarding the result", unit->label());
     co_await discard(unit, std::move(manifest));
     co_return;
   }
-  const auto give_up = Clock::now() + kReportFor;
-  while (true) {
-    auto completed = co_await parts_.queue.complete(completion, Deadline::after(kCallTimeout));
-    if (completed) {
-      end_span(*unit, "succeeded");
-      spdlog::info("unit {}: succeeded in {} ms, {} bytes", unit->label(), us_since(unit->received) / 1000,
-                   manifest.bytes);
-      break;
-    }
-    if (!is_away(completed.error())) {
-      spdlog::warn("unit {}: the result was not wanted: {}", unit->label(), completed.error().message);
-      co_await discard(unit, std::move(manifest));
-      co_return;
-    }
-    // The first call went out within the lease and may have done its work: asking again is safe, and only
-    // a refusal proves that the bytes belong to nobody.
-    if (Clock::now() >= give_up) {
-      spdlog::error("unit {}: could not be completed: {}", unit->label(), completed.error().message);
-      break;
-    }
-    co_await pause(kPause);
+  const auto call = [&] { return parts_.queue.complete(completion, Deadline::after(kCallTimeout)); };
+  const auto completed = co_await report(call);
+  if (completed) {
+    end_span(*unit, "succeeded");
+    spdlog::info("unit {}: succeeded in {} ms, {} bytes", unit->label(), us_since(unit->received) / 1000,
+                 manifest.bytes);
+  } else if (is_transient(completed.error())) {
+    // The first call was sent within the lease and may have completed the unit. Only a refusal proves that it did not,
+    // so the result stays.
+    spdlog::error("unit {}: could not report the completion: {}", unit->label(), completed.error().message);
+  } else {
+    spdlog::warn("unit {}: the queue refused the completion: {}", unit->label(), completed.error().message);
+    co_await discard(unit, std::move(manifest));
+    co_return;
   }
   units_.erase(nonce);
-  parts_.holdings.ended(nonce);
+  parts_.table.ended(nonce);
 }
 
-// The attempt is stale, or has to count as that.
+// For an attempt that is stale, or has to count as stale.
 asio::awaitable<void> UnitRunner::discard(UnitPtr unit, results::Manifest manifest) {
   auto removed = co_await parts_.store.remove(manifest, Deadline::after(kCallTimeout));
-  if (!removed) spdlog::info("unit {}: its bytes stay until they expire: {}", unit->label(), removed.error().message);
-  co_await let_go(unit);
+  if (!removed)
+    spdlog::info("unit {}: could not remove the result, which stays until it expires: {}", unit->label(),
+                 removed.error().message);
+  co_await drop(unit);
 }
 
-asio::awaitable<void> UnitRunner::let_go(UnitPtr unit) {
+asio::awaitable<void> UnitRunner::drop(UnitPtr unit) {
   end_span(*unit, "stale");
-  const bool lapsed = parts_.holdings.stop_of(unit->entry.nonce) == Stop::kLapsed;
+  const bool lapsed = parts_.table.stop_reason(unit->entry.nonce) == StopReason::kLapsed;
   units_.erase(unit->entry.nonce);
-  parts_.holdings.ended(unit->entry.nonce);
-  if (lapsed) co_await hand_back(unit, Stop::kLapsed);
+  parts_.table.ended(unit->entry.nonce);
+  if (lapsed) co_await hand_back(unit, StopReason::kLapsed);
 }
 
-asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, Stop why) {
-  const char* reason = why == Stop::kDrained  ? "this worker is going away"
-                       : why == Stop::kLapsed ? "its lease could not be renewed in time"
-                                              : "there is no room";
-  end_span(*unit, "handed_back");
-  spdlog::info("unit {}: handed back: {}", unit->label(), reason);
-  const auto attempt = unit->attempt();
-  const auto give_up = Clock::now() + kReportFor;
+template <class Call>
+asio::awaitable<Result<void>> UnitRunner::report(Call call, std::chrono::milliseconds limit) {
+  const auto give_up = Deadline::after(limit);
   while (true) {
-    auto done = co_await parts_.queue.hand_back({&attempt, 1}, Deadline::after(kCallTimeout));
-    if (done || !is_away(done.error()) || Clock::now() >= give_up) break;
+    auto result = co_await call();
+    if (result || !is_transient(result.error()) || give_up.passed()) co_return result;
     co_await pause(kPause);
   }
+}
+
+asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, StopReason reason) {
+  const char* text = reason == StopReason::kDrained  ? "this worker is shutting down"
+                     : reason == StopReason::kLapsed ? "its lease could not be renewed in time"
+                                                     : "this worker is full";
+  end_span(*unit, "handed_back");
+  spdlog::info("unit {}: handed back: {}", unit->label(), text);
+  const auto attempt = unit->attempt();
+  const auto call = [&] { return parts_.queue.hand_back({&attempt, 1}, Deadline::after(kCallTimeout)); };
+  (void)co_await report(call);
 }
 
 asio::awaitable<void> UnitRunner::report_canceled(UnitPtr unit) {
   end_span(*unit, "canceled");
   spdlog::info("unit {}: canceled", unit->label());
-  const auto give_up = Clock::now() + kReportFor;
-  while (true) {
-    auto done = co_await parts_.queue.canceled(unit->attempt(), Deadline::after(kCallTimeout));
-    if (done || !is_away(done.error()) || Clock::now() >= give_up) break;
-    co_await pause(kPause);
-  }
+  const auto attempt = unit->attempt();
+  const auto call = [&] { return parts_.queue.canceled(attempt, Deadline::after(kCallTimeout)); };
+  (void)co_await report(call);
 }
 
 asio::awaitable<void> UnitRunner::fail(UnitPtr unit, Error error) {
@@ -443,26 +443,19 @@ asio::awaitable<void> UnitRunner::fail(UnitPtr unit, Error error) {
   end_span(*unit, "failed");
   spdlog::error("unit {}: failed: {}", unit->label(), error.message);
   const bool fault = error.code == Code::kDeviceFault;
-  // Another worker may hold the model, have more memory or a sound device; a bad spec stays bad, and so does an adapter
-  // that was deleted.
-  const bool elsewhere = error.code == Code::kNotFound && !error.param.starts_with("loras");
-  const bool retryable = fault || elsewhere || error.code == Code::kOutOfMemory ||
-                         (error.code != Code::kInvalidArgument && is_retryable(error.code));
+  // Another worker may have the model, more memory or a working device. A wrong spec and a deleted adapter stay wrong.
+  const bool other_worker = error.code == Code::kNotFound && !error.param.starts_with("loras");
   queue::Failure failure;
   failure.attempt = unit->attempt();
   failure.error = error;
-  failure.retryable = retryable;
+  failure.retryable = other_worker || is_retryable(error.code);
   failure.crash = fault;
-  const auto give_up = Clock::now() + (fault ? std::chrono::seconds(kCallTimeout) : std::chrono::seconds(kReportFor));
   units_.erase(unit->entry.nonce);
-  parts_.holdings.failed(unit->entry.nonce);
+  parts_.table.ended(unit->entry.nonce);
   if (fault) parts_.fault(error);
-  parts_.changed();
-  while (true) {
-    auto done = co_await parts_.queue.fail(failure, Deadline::after(kCallTimeout));
-    if (done || !is_away(done.error()) || Clock::now() >= give_up) break;
-    co_await pause(kPause);
-  }
+  parts_.table_changed();
+  const auto call = [&] { return parts_.queue.fail(failure, Deadline::after(kCallTimeout)); };
+  (void)co_await report(call, fault ? std::chrono::seconds(kCallTimeout) : kReportLimit);
 }
 
 void UnitRunner::note_warm(const std::string& class_key) {

@@ -1,13 +1,13 @@
-// The spans of a unit in this process: its time in the queue, and the one that all of its others hang below.
+// The spans of a unit: its time in the queue, and its root span in this process.
 #pragma once
 
 #include "worker/units/unit.h"
 
 namespace ditfleet::worker {
 
-// The unit's own span, and before it the time in the queue, both below the job's traceparent.
+// Starts the unit's span and records its time in the queue, both as children of the job's traceparent.
 void begin_span(Unit& unit);
-// How it ended here; the span's end. Only the first counts.
+// Ends the unit's span with its outcome. Only the first call has an effect.
 void end_span(Unit& unit, const char* outcome);
 
 }  // namespace ditfleet::worker
