@@ -4,15 +4,16 @@
 #   tests/bench/report.sh           print the table of tests/bench/README.md
 #   tests/bench/report.sh --write   replace the tables in README.md and tests/bench/README.md
 #   tests/bench/report.sh --check   exit with status 1 if a table is not up to date; the CTest entry `report`
+#   tests/bench/report.sh --reduce  keep one row per figure in results/*.csv: the median of the newest run
 #
 # A value is the median of the rows that one run has for it (figures.csv may ask for their maximum instead). A run is
 # a sequence of rows of one revision and machine without a gap of more than 30 minutes. The latest run that measured
 # the figure counts; runs that also measured a peer come first.
 set -euo pipefail
 case ${1:-} in
-  '' | --write | --check) ;;
-  -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
-  *) echo "report.sh: unknown argument '$1'; usage: tests/bench/report.sh [--write | --check]" >&2; exit 2 ;;
+  '' | --write | --check | --reduce) ;;
+  -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  *) echo "report.sh: unknown argument '$1'; usage: tests/bench/report.sh [--write | --check | --reduce]" >&2; exit 2 ;;
 esac
 cd "$(dirname "$0")"
 exec python3 - "${1:-}" <<'PY'
@@ -44,6 +45,26 @@ def runs_of(path):
             else:
                 runs.append([row])
     return sorted(runs, key=lambda run: when(run[-1]))
+
+
+def reduce(path):
+    """Keeps the median row of each figure in the newest run that measured it, with the date of the run's end."""
+    kept, seen = [], set()
+    for run in reversed(runs_of(path)):
+        figures = {}
+        for row in run:
+            figures.setdefault((row["system"], row["scenario"], row["metric"]), []).append(row)
+        for key in [k for k in figures if k not in seen]:
+            rows = sorted(figures[key], key=lambda r: float(r["value"]))
+            median = statistics.median(float(r["value"]) for r in rows)
+            value = rows[len(rows) // 2]["value"] if len(rows) % 2 else f"{median:.6g}"
+            kept.append({**rows[len(rows) // 2], "value": value, "date": run[-1]["date"]})
+        seen |= set(figures)
+    kept.sort(key=when)
+    with open(path, "w", newline="") as file:
+        out = csv.DictWriter(file, kept[0].keys(), lineterminator="\n")
+        out.writeheader()
+        out.writerows(kept)
 
 
 def rows_of(run, system, scenario, metric):
@@ -140,8 +161,13 @@ def between_markers(path, lines, mode):
 
 
 with open("figures.csv", newline="") as file:
-    everything, top = tables(list(csv.DictReader(file)))
+    figures = list(csv.DictReader(file))
 mode = sys.argv[1]
+if mode == "--reduce":
+    for name in sorted({figure["csv"] for figure in figures}):
+        reduce(f"results/{name}.csv")
+    sys.exit(0)
+everything, top = tables(figures)
 if not mode:
     print("\n".join(everything))
 else:
