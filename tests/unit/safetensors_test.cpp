@@ -111,7 +111,7 @@ TEST(SafetensorsHeader, EscapesControlCharactersInNames) {
   const std::string name = R"(evil\n\u001b[2J\u0007\u007f\u009b\u00e9)";
   expect_corrupt(
       file_bytes("{\"" + name + R"(":{"dtype":"F32","shape":[3],"data_offsets":[0,4]}})", std::string(4, '\0')),
-      R"("evil\n\x1b[2J\x07\x7f\x9bé")");
+      R"("evil\n\x1b[2J\x07\x7f\u009bé")");
 }
 
 TEST(SafetensorsHeader, RefusesInvalidRanges) {
