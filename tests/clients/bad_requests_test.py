@@ -129,7 +129,7 @@ class NativeFields(Base):
             ("no size", {"size": "x"}, 400, ["1024x1024"], "size"),
             ("half a size", {"size": "32x"}, 400, ["1024x1024"], "size"),
             ("overflowing size", {"size": "99999999999x32"}, 400, ["1024x1024"], "size"),
-            ("size a number", {"size": 32}, 400, ["1024x1024"], "size"),
+            ("size a number", {"size": 32}, 400, ["must be a string"], "size"),
             ("stream a text", {"stream": "yes"}, 400, ["true or false"], "stream"),
             ("quality unknown", {"quality": "best"}, 400, ["high"], "quality"),
             ("style unknown", {"style": "baroque"}, 400, ["vivid"], "style"),

@@ -153,8 +153,12 @@ class OpenApi(unittest.TestCase):
                 "guidance_scale": 1.5, "true_cfg_scale": 2.0, "max_sequence_length": 16, "loras": [], "priority": 1, "deadline_ms": 600_000,
                 "output_format": "webp", "output_compression": 50, "partial_images": 1, "user": "u"}
         self.assertEqual(list(self.schema.problems(full, request)), [])
-        self.assertEqual(set(full) | {"size"}, set(self.schema.resolve(request)["properties"]))
+        other_families = {"num_frames": 5, "frame_rate": 8, "guidance_scale_2": 2}
+        self.assertEqual(set(full) | {"size"} | set(other_families), set(self.schema.resolve(request)["properties"]))
         self.client.wait(self.client.submit(**full))
+        for field, value in other_families.items():
+            refused = self.client.request("POST", "/v1/jobs", {**full, field: value})
+            self.assertEqual((refused.status, refused.error["param"]), (400, field), refused)
         for wrong in ({"n": 0}, {"n": "1"}, {"stpes": 1}, {"output_format": "gif"}, {"loras": 3}, {"priority": "high"}):
             self.assertTrue(list(self.schema.problems({**full, **wrong}, request)), wrong)
             self.assertEqual(self.client.request("POST", "/v1/jobs", {**full, **wrong}).status, 400)
