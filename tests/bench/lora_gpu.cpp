@@ -104,7 +104,7 @@ class Bench {
   // Seconds from the moment the GPU is free for the job to the end of its last step.
   double job_s(const Job& job) {
     return first_s([&] {
-      job.flux.load_adapters();
+      flux->load_adapters(job.flux);
       for (int i = 0; i < kJobSteps; ++i) job.flux.velocity(in->latents, in->text, job.modulation.step(i), in->rope);
     });
   }
@@ -141,7 +141,7 @@ void step() {
                         all = b.adapted({b.write("all64", 64, any)}), all16 = b.adapted({b.write("all16", 16, any)});
   std::vector<double> base_times, qkvo_times, all_times, all16_times;
   const auto once = [&](const FluxTransformer& with, std::vector<double>& times) {
-    with.load_adapters();
+    b.flux->load_adapters(with);
     std::vector<double> runs;
     for (int i = 0; i < 4; ++i)
       runs.push_back(first_s([&] { with.velocity(b.in->latents, b.in->text, table.step(0), b.in->rope); }));
@@ -199,7 +199,7 @@ void swap() {
     b.job_s(first);
     swapped.push_back(b.job_s(next.get()));
     const FluxTransformer other = b.adapted(named(i % kAdapters));
-    resident.push_back(first_s([&] { other.load_adapters(); }));
+    resident.push_back(first_s([&] { b.flux->load_adapters(other); }));
   }
   row("host_rank16_ms", median(idle) * 1e3, "ms");
   row("host_rank16_busy_ms", median(busy) * 1e3, "ms");
@@ -212,7 +212,7 @@ void swap() {
     const Bench::Job& job = jobs[i % 2];
     const auto step = [&] {
       return first_s([&] {
-        job.flux.load_adapters();
+        b.flux->load_adapters(job.flux);
         job.flux.velocity(b.in->latents, b.in->text, job.modulation.step(0), b.in->rope);
       });
     };

@@ -25,7 +25,7 @@ class FluxModel final : public ModelBase {
   Schedule schedule_of(const FluxGeneration& generation) const;
   void condition(FluxGeneration& generation) const;
 
-  const FluxFolder folder_;
+  FluxFolder folder_;
   const Prompts prompts_;
   PromptCache<TextEmbedding> embeddings_;
 };

@@ -22,7 +22,6 @@ class FluxDenoiser final : public Denoiser {
   FluxDenoiser(const FluxTransformer& flux, Placement placement, FluxGeneration& generation)
       : flux_(flux), generation_(generation) {
     rope_ = rope_table(flux.config(), generation.prompt.tokens.size(1), generation.rows, generation.columns, placement);
-    flux_.load_adapters();
   }
 
   at::Tensor velocity(std::int64_t step, const at::Tensor& latents) override {
@@ -57,9 +56,10 @@ Media preview(const FluxFolder& folder, Placement placement, const FluxGeneratio
 
 }  // namespace
 
-Result<void> run_steps(const FluxFolder& folder, Placement placement, FluxGeneration& p, const StepCallback& on_step,
+Result<void> run_steps(FluxFolder& folder, Placement placement, FluxGeneration& p, const StepCallback& on_step,
                        const std::function<void()>& wait) {
   const auto begun = Clock::now();
+  if (p.adapted) folder.transformer.load_adapters(p.adapted->transformer);
   FluxDenoiser denoiser(p.adapted ? p.adapted->transformer : folder.transformer, placement, p);
   FlowMatchEuler sampler(p.sigmas);
   auto latents = denoise_loop(

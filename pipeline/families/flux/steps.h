@@ -10,7 +10,7 @@ namespace ditfleet::pipeline {
 
 // `wait` waits for the device, after each step. Runs in a StageScope, while no other call with adapters runs on this
 // folder. kCanceled: the callback returned false. Throws Failure and what LibTorch throws.
-Result<void> run_steps(const FluxFolder& folder, Placement placement, FluxGeneration& generation,
-                       const StepCallback& on_step, const std::function<void()>& wait);
+Result<void> run_steps(FluxFolder& folder, Placement placement, FluxGeneration& generation, const StepCallback& on_step,
+                       const std::function<void()>& wait);
 
 }  // namespace ditfleet::pipeline

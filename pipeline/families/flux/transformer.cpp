@@ -76,11 +76,11 @@ FluxTransformer FluxTransformer::adapted(FluxSlots slots) const {
   return made;
 }
 
-void FluxTransformer::load_adapters() const {
-  if (adapters_) regions_->load(adapters_);
+void FluxTransformer::load_adapters(const FluxTransformer& adapted) {
+  if (adapted.adapters_) regions_->load(adapted.adapters_);
 }
 
-void FluxTransformer::clear_adapters() const {
+void FluxTransformer::clear_adapters() {
   if (regions_) regions_->clear_adapters();
 }
 

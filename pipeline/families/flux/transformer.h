@@ -31,11 +31,11 @@ class FluxTransformer {
   // The same with other slots: this one's with terms of adapters added. Blocks that run as regions and have no room
   // for them run eagerly instead: throws what RegionHost::fall_back throws.
   FluxTransformer adapted(FluxSlots slots) const;
-  // Puts the adapters where the blocks read them. Call it before velocity(), on the same stream; one request at a time
-  // for all that come of one load().
-  void load_adapters() const;
-  // Overwrites what load_adapters() left there, of any that come of the same load(). The same holds.
-  void clear_adapters() const;
+  // Copies the adapters of `adapted`, which adapted() of this transformer returned, to where the blocks read them. Call
+  // it before velocity() of `adapted`, on the same stream, and for one request at a time.
+  void load_adapters(const FluxTransformer& adapted);
+  // Overwrites what load_adapters() copied with zeros. Call it while no request with adapters runs.
+  void clear_adapters();
 
   const FluxConfig& config() const { return config_; }
   const FluxSlots& slots() const { return slots_; }
