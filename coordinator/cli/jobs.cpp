@@ -111,7 +111,7 @@ Result<void> watch(const JobFlags& flags) {
   if (const auto job = client.json("GET", "/v1/jobs/" + flags.id); !job) return job.error();
   ProgressLine progress(flags.target.json);
   std::string last;
-  const auto watched = watch_job(client, flags.id, [&](const ServerEvent& event) {
+  auto watched = watch_job(client, flags.id, [&](const ServerEvent& event) {
     last = event.type;
     const auto data = parse_json(event.data);
     if (flags.target.json) {

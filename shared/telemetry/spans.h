@@ -76,11 +76,12 @@ class SpanTimer {
   // The span with this context, whose id has been passed on already; `parent_id` may be empty.
   static SpanTimer of(std::string name, const SpanContext& self, std::string parent_id, SpanKind kind);
   ~SpanTimer() { end(); }
-  SpanTimer(SpanTimer&& other) noexcept : span_(std::exchange(other.span_, std::nullopt)), context_(other.context_) {}
+  SpanTimer(SpanTimer&& other) noexcept
+      : span_(std::exchange(other.span_, std::nullopt)), context_(std::move(other.context_)) {}
   SpanTimer& operator=(SpanTimer&& other) noexcept {
     end();
     span_ = std::exchange(other.span_, std::nullopt);
-    context_ = other.context_;
+    context_ = std::move(other.context_);
     return *this;
   }
 

@@ -20,7 +20,8 @@ Deadline sooner(Deadline a, Deadline b) { return a.time_point() < b.time_point()
 
 }  // namespace
 
-JobFollower::JobFollower(JobService& service, std::shared_ptr<EventHub> hub, std::string job, std::string after)
+JobFollower::JobFollower(JobService& service, const std::shared_ptr<EventHub>& hub, const std::string& job,
+                         std::string after)
     : service_(service), job_(job), after_(std::move(after)), subscription_(hub->subscribe(job)) {}
 
 void JobFollower::interrupt() {

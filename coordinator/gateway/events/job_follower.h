@@ -28,7 +28,7 @@ class JobFollower {
   };
 
   // `service` outlives this. `after`: the id of the last known event, "0" for none.
-  JobFollower(JobService& service, std::shared_ptr<EventHub> hub, std::string job, std::string after);
+  JobFollower(JobService& service, const std::shared_ptr<EventHub>& hub, const std::string& job, std::string after);
 
   asio::awaitable<Batch> next(Deadline deadline);
   // Ends the current wait and every later one, because the client is gone.
