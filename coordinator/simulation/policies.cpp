@@ -61,8 +61,8 @@ Result<std::unique_ptr<RoutingPolicy>> make_policy(const PolicyOptions& options)
   std::vector<double> values;
   for (const auto& tunable : row->tunables) values.push_back(tunable.value);
   for (const auto& [name, value] : options.tunables) {
-    const auto it =
-        std::find_if(row->tunables.begin(), row->tunables.end(), [&](const Tunable& t) { return t.name == name; });
+    const auto it = std::find_if(row->tunables.begin(), row->tunables.end(),
+                                 [&name = name](const Tunable& t) { return t.name == name; });
     if (it == row->tunables.end()) {
       return invalid_argument("the routing policy '" + options.name + "' has no tunable '" + name + "'" +
                               (row->tunables.empty() ? "; it has none" : "; it has " + names_of(row->tunables)));

@@ -96,7 +96,7 @@ class Reader {
     for (const auto& [target, module] : modules_) {
       auto term = term_of(*target, module, *scaling);
       if (!term) return term.error();
-      terms.push_back(std::move(*term));
+      terms.push_back(*term);
     }
     return terms;
   }

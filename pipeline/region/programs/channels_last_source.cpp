@@ -203,7 +203,7 @@ FixedProgram channels_last_program() {
       {"constexpr unsigned kThreads = " + std::to_string(kThreads) + ";\n" + kElementText + kText, {}}};
   for (const auto& [type, suffix, vector] :
        {std::tuple<std::string, std::string, std::string>{"bf16", "_bf16", "8"}, {"float", "_f32", "4"}}) {
-    const auto both = [&](const std::string& call, const std::string& more) {
+    const auto both = [&type = type, &vector = vector](const std::string& call, const std::string& more) {
       return "if (a.channels % " + vector + " == 0) " + call + "<" + type + ", " + vector + more + ">(a); else " +
              call + "<" + type + ", 1" + more + ">(a);";
     };
