@@ -16,7 +16,7 @@
 
 namespace ditfleet {
 
-// Thread safe. Threads start when there is work for them and stay until destruction.
+// Thread-safe. Threads start when there is work for them and stay until destruction.
 class BackgroundThreads {
  public:
   // At most `most` threads, each called `name` (the first 15 characters are kept).

@@ -1,4 +1,4 @@
-// Encodings of bytes, and whole files. All functions are thread safe.
+// Encodings of bytes, and whole files. All functions are thread-safe.
 #pragma once
 
 #include <string>

@@ -32,7 +32,7 @@ struct ProcessEnd {
   std::string text() const;  // "exited with status 1", "was killed by signal 9"
 };
 
-// One child process, in a process group of its own, with no signal blocked. Not thread safe. A child may be started
+// One child process, in a process group of its own, with no signal blocked. Not thread-safe. A child may be started
 // from any thread; it does not receive its death signal when that thread ends.
 class ChildProcess {
  public:
@@ -70,7 +70,7 @@ struct ProgramRun {
 inline constexpr std::size_t kMaxProgramOutput = 1 << 20;
 
 // Runs a program and waits for its end, not for its children's. Past the deadline it kills the process group.
-// Errors: those of ChildProcess::start(); kDeadlineExceeded. Thread safe. Blocks.
+// Errors: those of ChildProcess::start(); kDeadlineExceeded. Thread-safe. Blocks.
 Result<ProgramRun> run_program(const ProcessSpec& spec, Deadline deadline);
 
 // The full path of `program` in PATH; nothing if PATH has no such program.

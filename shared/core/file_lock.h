@@ -9,7 +9,7 @@
 
 namespace ditfleet {
 
-// Movable, not thread safe. Never blocks on the lock, only on the disk.
+// Movable, not thread-safe. Never blocks on the lock, only on the disk.
 class FileLock {
  public:
   enum class AtEnd { kKeepFile, kRemoveFile };

@@ -1,4 +1,4 @@
-// Unique ids. All functions are thread safe.
+// Unique ids. All functions are thread-safe.
 #pragma once
 
 #include <string>

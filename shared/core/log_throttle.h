@@ -8,7 +8,7 @@
 
 namespace ditfleet {
 
-// Not thread safe.
+// Not thread-safe.
 class LogThrottle {
  public:
   using Clock = std::chrono::steady_clock;

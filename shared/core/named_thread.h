@@ -22,7 +22,7 @@ namespace ditfleet {
 
 namespace asio = boost::asio;
 
-// Thread safe.
+// Thread-safe.
 class NamedThread {
  public:
   explicit NamedThread(const std::string& name);  // the first 15 characters are kept
@@ -32,7 +32,7 @@ class NamedThread {
 
   asio::thread_pool::executor_type executor() { return pool_.get_executor(); }
 
-  // Runs `work` on the thread and returns its value on the caller's executor (single threaded or a strand). Past the
+  // Runs `work` on the thread and returns its value on the caller's executor (single-threaded or a strand). Past the
   // deadline it returns kDeadlineExceeded; the work still runs to its end, so it must own everything it uses. `work`
   // must not throw.
   template <class T>

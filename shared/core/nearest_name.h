@@ -1,4 +1,4 @@
-// "Did you mean …?" for misspelt keys, fields, flags and models. Thread safe.
+// "Did you mean …?" for misspelt keys, fields, flags and models. Thread-safe.
 #pragma once
 
 #include <string>

@@ -10,7 +10,7 @@
 
 namespace ditfleet {
 
-// Not thread safe; movable.
+// Not thread-safe; movable.
 class Sha256 {
  public:
   Sha256();

@@ -11,7 +11,7 @@ namespace ditfleet {
 
 namespace asio = boost::asio;
 
-// Not thread safe: use it from one executor, which must be single threaded or a strand.
+// Not thread-safe: use it from one executor, which must be single-threaded or a strand.
 // A spawned coroutine receives asio cancellation (total) at stop(); an await then throws
 // operation_aborted, which ends it silently.
 class TaskGroup {

@@ -7,7 +7,7 @@
 
 namespace ditfleet {
 
-// Movable, not thread safe.
+// Movable, not thread-safe.
 class UniqueFd {
  public:
   explicit UniqueFd(int fd = -1) : fd_(fd) {}  // owns `fd`; -1: none

@@ -18,7 +18,7 @@
 
 namespace ditfleet::kernel_cache {
 
-// Not thread safe. Blocks on the disk.
+// Not thread-safe. Blocks on the disk.
 class ArchiveWriter {
  public:
   // Writes to a temporary file beside `path`, which finish() renames to `path`. kUnavailable: it cannot be created.
@@ -41,7 +41,7 @@ class ArchiveWriter {
   Sha256 checksum_;
 };
 
-// Not thread safe. Blocks on the disk. Holds one value at a time.
+// Not thread-safe. Blocks on the disk. Holds one value at a time.
 class ArchiveReader {
  public:
   // kNotFound, kUnavailable; kDataCorrupt: the file is not an archive.

@@ -10,7 +10,7 @@
 
 namespace ditfleet::kernel_cache {
 
-// Each pause is twice the one before, up to `last`, and lasts between half and all of that. Not thread safe.
+// Each pause is twice the one before, up to `last`, and lasts between half and all of that. Not thread-safe.
 class Backoff {
  public:
   Backoff(std::chrono::milliseconds first, std::chrono::milliseconds last) : next_(first), last_(last) {}

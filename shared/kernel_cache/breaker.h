@@ -12,7 +12,7 @@
 
 namespace ditfleet::kernel_cache {
 
-// Not thread safe.
+// Not thread-safe.
 class Breaker {
  public:
   using Clock = std::chrono::steady_clock;

@@ -43,7 +43,7 @@ struct CacheCounts {
   std::uint64_t hits() const { return memory_hits + disk_hits + redis_hits; }
 };
 
-// Thread safe. Calls block: on files, on Redis (each operation has a deadline, and a circuit breaker leaves out a Redis
+// Thread-safe. Calls block: on files, on Redis (each operation has a deadline, and a circuit breaker leaves out a Redis
 // that fails), on another thread or process that compiles the same key, and on `compile`.
 class KernelCache {
  public:

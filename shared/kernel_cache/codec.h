@@ -67,11 +67,11 @@ class Decoded {
   bool ok_ = false;
 };
 
-// kInvalidArgument: the entry exceeds entry.h's limits. Thread safe; takes about 10 ms per MiB of code.
+// kInvalidArgument: the entry exceeds entry.h's limits. Thread-safe; takes about 10 ms per MiB of code.
 Result<std::string> encode(const Entry& entry, const Key& key, const Secret& secret);
 
 // Verifies the signature of all bytes before it uses or decompresses any of them. `arch` empty: any. Never allocates
-// more than the limits of entry.h. Thread safe.
+// more than the limits of entry.h. Thread-safe.
 Decoded decode(std::string_view bytes, const Key& key, std::string_view arch, const Secret& secret);
 
 // The key that a value claims, unverified. kDataCorrupt: not a value.

@@ -15,7 +15,7 @@
 
 namespace ditfleet::kernel_cache {
 
-// Thread safe.
+// Thread-safe.
 void show_counters(bool disk, bool redis);
 void count_lookup(std::string_view tier, std::string_view result, double times = 1);
 void count_store(std::string_view tier, std::string_view result, double times = 1);

@@ -17,7 +17,7 @@
 
 namespace ditfleet::kernel_cache {
 
-// Thread safe; other processes may use the same folder at the same time. All calls block on the disk. The caller
+// Thread-safe; other processes may use the same folder at the same time. All calls block on the disk. The caller
 // verifies the values.
 class DiskTier {
  public:

@@ -31,7 +31,7 @@ struct Stored {
   bool foreign() const { return !decoded && decoded.refused().why == Refusal::kForeignSecret; }
 };
 
-// Not thread safe. All calls block.
+// Not thread-safe. All calls block.
 class Inventory {
  public:
   // The tiers that `options` has, as cache_options() gives them.

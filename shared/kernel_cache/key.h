@@ -26,7 +26,7 @@ struct Key {
 // Hashes (name, value) pairs in the order added, then their number. Each part is a type byte, its length in 8 bytes and
 // its bytes: 'n' a name, 's' a text, 'i' an 8-byte number, 'e' the number of pairs; integers are little endian.
 // Different lists of pairs therefore never hash the same bytes: ("ab", "c") differs from ("a", "bc"), and 1 from "1".
-// Not thread safe.
+// Not thread-safe.
 class KeyBuilder {
  public:
   KeyBuilder& add(std::string_view name, std::string_view value);

@@ -12,7 +12,7 @@
 
 namespace ditfleet::kernel_cache {
 
-// Thread safe. Never blocks for long.
+// Thread-safe. Never blocks for long.
 class MemoryTier {
  public:
   explicit MemoryTier(std::uint64_t max_bytes) : max_bytes_(max_bytes) {}

@@ -30,7 +30,7 @@ struct RedisTierOptions {
   std::chrono::milliseconds lock{2000};
 };
 
-// Thread safe. Every call blocks for at most one timeout per operation (a value of n MiB takes n + 1 operations). While
+// Thread-safe. Every call blocks for at most one timeout per operation (a value of n MiB takes n + 1 operations). While
 // the breaker is open, every call fails at once with kUnavailable. The connection has a thread of its own.
 class RedisTier {
  public:

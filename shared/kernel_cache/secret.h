@@ -11,7 +11,7 @@
 
 namespace ditfleet::kernel_cache {
 
-// Immutable, thread safe. Keeps two values derived from the text, not the text itself.
+// Immutable, thread-safe. Keeps two values derived from the text, not the text itself.
 class Secret {
  public:
   using Signature = std::array<std::uint8_t, 32>;

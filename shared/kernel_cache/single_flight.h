@@ -13,7 +13,7 @@
 
 namespace ditfleet::kernel_cache {
 
-// Thread safe.
+// Thread-safe.
 class SingleFlight {
  public:
   using Outcome = Result<std::shared_ptr<const Entry>>;

@@ -36,7 +36,7 @@ struct SafetensorsHeader {
 // kDataCorrupt says which tensor is wrong and how, unless all of this holds: the length is at most
 // kMaxSafetensorsHeaderBytes and inside the file; the JSON is strict, with no key twice; each dtype is
 // known; each range is as long as dtype × shape says; the ranges together cover the data part to the file's
-// last byte with neither holes nor overlaps. Thread safe.
+// last byte with neither holes nor overlaps. Thread-safe.
 Result<SafetensorsHeader> parse_safetensors_header(std::string_view file, std::string_view file_name);
 
 // The same where only the beginning of a file of `file_bytes` bytes is at hand: `begin` reaches to the end of the

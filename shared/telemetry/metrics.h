@@ -1,4 +1,4 @@
-// The process's Prometheus registry and W3C trace ids. Thread safe.
+// The process's Prometheus registry and W3C trace ids. Thread-safe.
 #pragma once
 
 #include <prometheus/counter.h>

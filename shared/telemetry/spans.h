@@ -1,5 +1,5 @@
 // Spans of a trace (W3C Trace Context, OpenTelemetry's data model). Without a sink (otlp.h) nothing is recorded, and a
-// span costs one check of a flag. The functions are thread safe, the objects are not.
+// span costs one check of a flag. The functions are thread-safe, the objects are not.
 #pragma once
 
 #include <chrono>
