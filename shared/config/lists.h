@@ -1,4 +1,4 @@
-// The table of options that are lists of maps: compile.rules and worker.warmup_classes.
+// The options that are lists of maps: compile.rules and worker.warmup_classes.
 #pragma once
 
 #include <string>
@@ -14,14 +14,14 @@ class Emitter;
 
 namespace ditfleet::config {
 
-// Whether the path is such a list ({"compile", "rules"}) or is inside one ({"compile", "rules", "0", "mode"}).
+// Whether the path is a list ({"compile", "rules"}) or inside a list ({"compile", "rules", "0", "mode"}).
 bool is_list_path(const std::vector<std::string>& path);
 
-// Assigns one field of one entry or, if the path is the list itself, the whole list from YAML text ("[{mode: none}]"),
-// which replaces the list of weaker sources. kInvalidArgument names the source, the field and the expected value.
+// Assigns one field of an entry. If the path is a list, replaces the whole list with the YAML text ("[{mode: none}]").
+// kInvalidArgument: the message contains the source, the field and the expected value.
 Result<void> apply_list(const Assignment& assignment, Settings& settings);
 
-// Checks rules across fields: required fields, and minimum above maximum.
+// Checks that required fields are set and that no minimum is above its maximum.
 Result<void> check_lists(const Settings& settings);
 
 // Writes the lists of a section ("compile"), including empty ones, into the open YAML map.

@@ -26,7 +26,7 @@ struct ModelSetting {
 
 struct ApiKey {
   std::string tenant;
-  std::string sha256;  // of the bearer key, 64 lower-case hexadecimal digits; keys themselves are never stored
+  std::string sha256;  // of the API key, 64 lower-case hexadecimal digits
   bool admin = false;  // may see and cancel every tenant's jobs
 };
 
@@ -34,13 +34,13 @@ struct TenantSetting {
   double weight = 1.0;  // 0.001 … 1000; shares are proportional
 };
 
-// Bounds are inclusive; a missing bound is unlimited. The first matching rule applies.
+// Bounds are inclusive; without a bound, there is no limit. The first matching rule applies.
 struct CompileRule {
   std::optional<int> min_frames, max_frames, min_tokens, max_tokens;
-  std::string mode;  // a value of compile.mode, or "none" for eager
+  std::string mode;  // a mode as in compile.mode, or "none" for eager execution
 };
 
-// A class that a worker runs before it reports ready. width and height are required.
+// A shape class that a worker runs before it reports ready. width and height are required.
 struct WarmupClass {
   std::string model;  // empty: every model
   std::optional<int> width, height, max_sequence_length;
@@ -139,21 +139,21 @@ struct Sources {
 };
 
 // Merges the sources and checks the result.
-// Errors: kInvalidArgument (names the source as file:line, variable or --set, the key, the error and the expected
-// value; suggests the nearest key for an unknown one), kNotFound (no such file).
+// kInvalidArgument: the message contains the source (file:line, variable or --set), the key, the error and the expected
+// value; for an unknown key, it suggests the nearest one. kNotFound: no such file.
 Result<Settings> load(const Sources& sources);
 
-// The same for YAML text alone; `name` replaces the file name in errors.
+// Like load(), but only from YAML text. Errors contain `name` as the file name.
 Result<Settings> load_text(std::string_view yaml, const std::string& name);
 
-// The folder of `ditfleet up`: data.dir, else the user's state folder ($XDG_STATE_HOME/ditfleet or
-// ~/.local/state/ditfleet). Empty if none is set.
+// The data folder of `ditfleet up`: data.dir, else $XDG_STATE_HOME/ditfleet, else ~/.local/state/ditfleet. Empty if
+// data.dir, XDG_STATE_HOME and HOME are all unset.
 std::string data_folder(const Settings& settings);
 
-// redis.url with the TLS options of the section. kInvalidArgument: the URL is invalid.
+// The endpoint of redis.url with the TLS options of section `redis`. kInvalidArgument: the URL is invalid.
 Result<redis::Endpoint> redis_endpoint(const Settings& settings);
 
-// How long a worker may go without a heartbeat before it counts as silent: three heartbeats, plus 0.5 s for latency.
+// A worker without a heartbeat for this time counts as silent: three heartbeat intervals, plus 0.5 s for latency.
 std::int64_t silent_after_ms(const Settings& settings);
 
 // All settings as YAML that load() accepts. Unless `with_secrets`, the password in redis.url and cache.secret are
@@ -162,7 +162,7 @@ std::string to_yaml(const Settings& settings, bool with_secrets = false);
 std::string reference_markdown();  // config/REFERENCE.md
 struct OptionHelp {
   std::string key, type, default_value, description;
-  std::string environment;  // the variable's name; empty: only in the file
+  std::string environment;  // the variable's name; empty: the option has no variable
 };
 std::vector<OptionHelp> option_table();
 

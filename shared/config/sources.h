@@ -1,4 +1,4 @@
-// The sources of values. Each one becomes a flat list of assignments in its own order, which settings.cpp applies.
+// The sources of option values. Each source is converted into a list of assignments, which settings.cpp applies.
 #pragma once
 
 #include <string>
@@ -18,16 +18,16 @@ struct Assignment {
   std::string key() const;  // joined with dots
 };
 
-// kInvalidArgument, with FILE:LINE: not YAML, a duplicate key, or a shape that no option has.
+// kInvalidArgument: not YAML, a duplicate key, or a structure that no option has. The message contains FILE:LINE.
 Result<std::vector<Assignment>> from_yaml(std::string_view text, const std::string& file);
-// Expands a list given as text in one value, "[{mode: none}]", into assignments below its path. Errors: as from_yaml.
+// Expands a list in the text of one value, "[{mode: none}]", into assignments of its fields. Errors: as in from_yaml.
 Result<std::vector<Assignment>> from_list_text(const Assignment& list);
-// "key=value"; kInvalidArgument without "=".
+// Parses "key=value". kInvalidArgument: there is no "=".
 Result<std::vector<Assignment>> from_sets(const std::vector<std::string>& sets);
-// Variables DITFLEET_SECTION__KEY and those of top-level options. Other DITFLEET_… variables are ignored.
+// Reads the variables DITFLEET_SECTION__KEY and those of top-level options. Ignores other DITFLEET_… variables.
 std::vector<Assignment> from_environment();
 
-// "models.dev-1.0.path" → {"models", "dev-1.0", "path"}: names may contain dots.
+// Splits "models.dev-1.0.path" into {"models", "dev-1.0", "path"}; names may contain dots.
 std::vector<std::string> split_key(std::string_view key);
 
 }  // namespace ditfleet::config

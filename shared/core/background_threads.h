@@ -1,4 +1,4 @@
-// A few named threads for work whose result is needed later. Unlike std::async, it does not start a thread per task.
+// A thread pool for work whose result is needed later. Unlike std::async, it does not start a thread per task.
 #pragma once
 
 #include <condition_variable>
@@ -16,17 +16,17 @@
 
 namespace ditfleet {
 
-// Thread safe. Threads start when there is work for them and stay until destruction.
+// Thread-safe. Threads start on demand and run until destruction.
 class BackgroundThreads {
  public:
-  // At most `most` threads, each called `name` (the first 15 characters are kept).
+  // At most `most` threads. The name of each thread is the first 15 characters of `name`.
   BackgroundThreads(std::string name, std::size_t most) : name_(name.substr(0, 15)), most_(most) {}
   ~BackgroundThreads();  // finishes all work first
   BackgroundThreads(const BackgroundThreads&) = delete;
   BackgroundThreads& operator=(const BackgroundThreads&) = delete;
 
-  // Work starts in the order in which it was given. The future rethrows what `work` throws. Destroying the future
-  // does not wait, so `work` must only refer to objects that outlive this one.
+  // Tasks start in the order of the calls. The future rethrows exceptions of `work`. Destroying the future does not
+  // wait for the task, so `work` may only refer to objects that outlive this object.
   template <class Work>
   std::future<std::invoke_result_t<Work>> run(Work work) {
     auto task = std::make_shared<std::packaged_task<std::invoke_result_t<Work>()>>(std::move(work));

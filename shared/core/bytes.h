@@ -1,4 +1,4 @@
-// Encodings of bytes, and whole files. All functions are thread safe.
+// Encodes bytes, and reads and writes whole files. All functions are thread-safe.
 #pragma once
 
 #include <string>
@@ -10,12 +10,12 @@ namespace ditfleet {
 
 std::string sha256_hex(std::string_view bytes);  // 64 lower-case digits
 std::string base64(std::string_view bytes);      // RFC 4648 §4, padded
-bool is_valid_utf8(std::string_view text);       // no overlong forms, no surrogates
+bool is_valid_utf8(std::string_view text);       // rejects overlong forms and surrogates
 
 // Reads a whole file. Errors: kNotFound, kUnavailable (unreadable). Blocks.
 Result<std::string> read_file(const std::string& path);
-// Writes PATH.tmp-…, syncs it and renames it, so that a reader sees the old or the new file. Errors: kUnavailable.
-// Blocks.
+// Writes and syncs PATH.tmp-… and renames it to PATH, so that a reader sees either the old or the new file.
+// Errors: kUnavailable. Blocks.
 Result<void> write_file_atomically(const std::string& path, std::string_view bytes);
 
 }  // namespace ditfleet

@@ -16,13 +16,13 @@
 namespace ditfleet {
 
 struct ProcessSpec {
-  std::vector<std::string> argv;                        // argv[0]: a path, or a name to find in PATH
-  std::optional<std::vector<std::string>> environment;  // NAME=VALUE each; unset: this process's
-  std::string input = "/dev/null";                      // the file that becomes stdin
-  // stdout and stderr are appended to this file. Empty: they go to one pipe, see output_fd().
+  std::vector<std::string> argv;                        // argv[0] is a path, or a name to find in PATH
+  std::optional<std::vector<std::string>> environment;  // "NAME=VALUE" strings; unset: this process's
+  std::string input = "/dev/null";                      // the file to use as stdin
+  // stdout and stderr are appended to this file. If it is empty, both go to the pipe output_fd().
   std::string output_file;
-  int death_signal = SIGKILL;  // what the child receives when this process dies
-  int inherited_fd = -1;       // stays open in the child; -1: none
+  int death_signal = SIGKILL;  // sent to the child when this process dies
+  int inherited_fd = -1;       // a descriptor that stays open in the child; -1: none
 };
 
 struct ProcessEnd {
@@ -32,8 +32,8 @@ struct ProcessEnd {
   std::string text() const;  // "exited with status 1", "was killed by signal 9"
 };
 
-// One child process, in a process group of its own, with no signal blocked. Not thread safe. A child may be started
-// from any thread; it does not receive its death signal when that thread ends.
+// A child process in a separate process group, with no signals blocked. Not thread-safe. Any thread may start a child;
+// the end of that thread does not send the death signal.
 class ChildProcess {
  public:
   // Returns once the program has been executed.
@@ -45,17 +45,17 @@ class ChildProcess {
   ChildProcess(ChildProcess&& other) noexcept;
   ChildProcess& operator=(ChildProcess&& other) noexcept;
 
-  // True from start() until reap() or wait() has returned the end.
+  // True from start() until reap() or wait() has returned the process's end.
   bool running() const { return pid_ > 0; }
   pid_t pid() const { return pid_; }               // -1 unless running()
-  int output_fd() const { return output_.get(); }  // the pipe's end to read, non-blocking; -1: closed or none
+  int output_fd() const { return output_.get(); }  // the read end of the pipe, non-blocking; -1: closed or none
   void close_output() { output_.reset(); }
 
-  void send(int signal) const;           // to the process
-  void send_to_group(int signal) const;  // to the process and its children
-  // How the process ended, once; nothing while it runs. Does not block.
+  void send(int signal) const;           // sends to the process
+  void send_to_group(int signal) const;  // sends to the process and its children
+  // Returns how the process ended, or nothing while it runs. Returns the end only once. Does not block.
   std::optional<ProcessEnd> reap();
-  // The same, after waiting for the end. Requires running().
+  // Waits until the process ends and returns how. Requires running().
   ProcessEnd wait();
 
  private:
@@ -69,8 +69,8 @@ struct ProgramRun {
 };
 inline constexpr std::size_t kMaxProgramOutput = 1 << 20;
 
-// Runs a program and waits for its end, not for its children's. Past the deadline it kills the process group.
-// Errors: those of ChildProcess::start(); kDeadlineExceeded. Thread safe. Blocks.
+// Runs a program and waits until it ends, but not until its children end. Kills the process group at the deadline.
+// Errors: those of ChildProcess::start(); kDeadlineExceeded. Thread-safe. Blocks.
 Result<ProgramRun> run_program(const ProcessSpec& spec, Deadline deadline);
 
 // The full path of `program` in PATH; nothing if PATH has no such program.

@@ -11,7 +11,7 @@ class Deadline {
 
   static Deadline after(Clock::duration d) { return Deadline(Clock::now() + d); }
   static Deadline at(Clock::time_point t) { return Deadline(t); }
-  // Never passes: for waits that end for another reason.
+  // A deadline that never passes.
   static Deadline never() { return Deadline(Clock::time_point::max()); }
 
   Clock::time_point time_point() const { return at_; }

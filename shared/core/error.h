@@ -1,4 +1,4 @@
-// The error codes of the whole service. A code determines the HTTP status, whether a retry can help, and the label in
+// The error codes of the service. A code determines the HTTP status, whether a retry may help, and the label in
 // metrics.
 #pragma once
 
@@ -11,12 +11,12 @@ namespace ditfleet {
 enum class Code {
   kInvalidArgument,      // the caller's input is invalid
   kUnauthenticated,      // no key, or an unknown one
-  kPermissionDenied,     // the key does not permit it
-  kNotFound,             // no such job, model or route, or it belongs to another tenant
-  kConflict,             // the state does not allow it (job ended, stale attempt)
+  kPermissionDenied,     // the API key does not permit the request
+  kNotFound,             // there is no such job, model or route, or it belongs to another tenant
+  kConflict,             // the state does not allow the operation (job ended, outdated attempt)
   kIdempotencyMismatch,  // the same idempotency key with another body
   kPayloadTooLarge,
-  kResourceExhausted,  // quota, queue bound, deadline that cannot be met
+  kResourceExhausted,  // quota exceeded, queue full, or deadline that cannot be met
   kUnavailable,        // Redis or a worker is unavailable; retry later
   kDeadlineExceeded,
   kCanceled,
@@ -26,22 +26,22 @@ enum class Code {
   kInternal,     // a bug
 };
 
-// Who reported an error. Most errors are kHere.
+// Where an error comes from. Most errors are kHere.
 enum class Source : unsigned char {
   kHere,
-  kRedisConnection,  // Redis did not answer: not connected, connection lost, deadline passed. The command may have run.
-  kRedis,            // Redis or one of our Functions answered with an error
+  kRedisConnection,  // no reply: not connected, connection lost, or deadline passed; the command may have run
+  kRedis,            // an error reply from Redis or one of our Functions
 };
 
-// A failure: the code and one sentence that says what was wrong and what would be right. Decisions depend on the other
+// An error: a code, and a sentence that says what is wrong and what would be right. Code must depend on the other
 // members, never on the text of `message`.
 struct Error {
   Code code = Code::kInternal;
   std::string message;
-  std::string param;  // the request field at fault, if one is; empty otherwise
+  std::string param;  // the invalid field of the request; empty if the error concerns no field
   Source source = Source::kHere;
   std::string kind = {};  // of kRedis: the first word of Redis' reply ("OOM", "WRONGTYPE"), or "NOFUNCTION"
-  // When a retry is likely to succeed; 0 if unknown.
+  // After how long a retry is likely to succeed; 0: unknown.
   std::chrono::seconds retry_after{0};
 };
 

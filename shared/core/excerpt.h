@@ -1,4 +1,4 @@
-// Quotes untrusted text in messages.
+// Makes untrusted text safe for messages.
 #pragma once
 
 #include <cstddef>
@@ -7,11 +7,10 @@
 
 namespace ditfleet {
 
-// `text` as one line: control characters are escaped (\n, \x1b), so that the text cannot control a terminal or forge
-// lines of a log. Thread safe.
+// Escapes control characters (\n, \x1b), so that the text cannot control a terminal or forge log lines. Thread-safe.
 std::string escaped(std::string_view text);
 
-// The first bytes of `text`, cut between characters and escaped; "?" if it is not UTF-8. Thread safe.
+// Shortens `text` to `max_bytes` at a character boundary and escapes it. "?" if it is not UTF-8. Thread-safe.
 std::string excerpt(std::string_view text, std::size_t max_bytes);
 
 }  // namespace ditfleet

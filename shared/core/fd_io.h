@@ -1,4 +1,4 @@
-// read(2) and write(2) to the end, also after interruptions and partial transfers. Errors are in errno. Blocks.
+// Complete read(2) and write(2), despite interruptions and partial transfers. Errors are in errno. Blocks.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,10 @@
 
 namespace ditfleet {
 
-// Reads up to `max` bytes; fewer only at the end. Nothing: it failed.
+// Reads up to `max` bytes; fewer only at the end of the file. Returns nothing after an error.
 std::optional<std::string> read_up_to(int fd, std::size_t max);
 
-// False: it failed.
+// Returns false after an error.
 bool write_all(int fd, std::string_view bytes);
 
 }  // namespace ditfleet

@@ -1,4 +1,4 @@
-// One process at a time: flock(2) on a file. The kernel releases the lock of a process that dies.
+// A lock between processes: flock(2) on a file. The kernel releases the lock if the process dies.
 #pragma once
 
 #include <string>
@@ -9,19 +9,19 @@
 
 namespace ditfleet {
 
-// Movable, not thread safe. Never blocks on the lock, only on the disk.
+// Movable. Not thread-safe. Never waits for the lock, but blocks on the disk.
 class FileLock {
  public:
   enum class AtEnd { kKeepFile, kRemoveFile };
 
-  // Locks the file `path`, which is created if it is missing.
+  // Locks the file `path`. Creates a missing file.
   // Errors: kConflict (another process holds the lock), kUnavailable (the file cannot be opened or locked).
   static Result<FileLock> try_take(const std::string& path, AtEnd at_end = AtEnd::kKeepFile);
 
-  FileLock() = default;  // holds nothing
+  FileLock() = default;  // no lock
   FileLock(FileLock&& other) noexcept { *this = std::move(other); }
   FileLock& operator=(FileLock&& other) noexcept;
-  // Releases the lock unless a child process has inherited fd(); then the lock ends with the child.
+  // Releases the lock. If a child process has inherited fd(), the lock stays until the child ends.
   ~FileLock();
   bool held() const { return fd_.valid(); }
   int fd() const { return fd_.get(); }

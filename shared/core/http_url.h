@@ -7,9 +7,9 @@
 
 namespace ditfleet {
 
-// Nothing if `url` is http:// or https:// with a host or an address and an optional port. Otherwise the end of a
-// sentence about it ("has port '99999'; a port is a number from 1 to 65535"). It repeats only scheme and port, because
-// the URL may contain a user and a password. Thread safe.
+// Returns nothing if `url` is http:// or https:// with a host and an optional port. Otherwise returns the end of an
+// error message ("has port '99999'; a port is a number from 1 to 65535"). It contains only the URL's scheme and port,
+// because other parts may be secret. Thread-safe.
 std::optional<std::string> http_url_problem(std::string_view url);
 
 }  // namespace ditfleet

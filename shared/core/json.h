@@ -10,8 +10,8 @@ namespace ditfleet {
 
 namespace json = boost::json;
 
-// Strict JSON, at most 64 levels deep. The message of kInvalidArgument has the position. The value is allocated in
-// `storage`, which must outlive it (default: the heap).
+// Parses strict JSON of at most 64 levels. kInvalidArgument: the message contains the position of the error. The value
+// is allocated in `storage`, which must outlive the value; the default is the heap.
 Result<json::value> parse_json(std::string_view text, json::storage_ptr storage = {});
 
 }  // namespace ditfleet

@@ -1,4 +1,4 @@
-// The address of a server: HOST:PORT, and the URL for a client on the same host.
+// The address that a server listens on: HOST:PORT.
 #pragma once
 
 #include <string>
@@ -12,12 +12,12 @@ struct ListenAddress {
   std::string host;  // without brackets
   int port = 0;      // 0: any free port
 
-  // HOST:PORT, [IPv6]:PORT, :PORT or *:PORT; the last two mean every IPv4 interface, 0.0.0.0. Anything else is
-  // kInvalidArgument with `option` as its param.
+  // Parses HOST:PORT, [IPv6]:PORT, :PORT or *:PORT. The last two mean 0.0.0.0, all IPv4 interfaces.
+  // kInvalidArgument, with `option` as param.
   static Result<ListenAddress> parse(std::string_view text, std::string_view option = {});
 
   std::string text() const;       // "127.0.0.1:8780", "[::1]:8780"
-  std::string local_url() const;  // "http://127.0.0.1:8780", also for 0.0.0.0
+  std::string local_url() const;  // for clients on this host: "http://127.0.0.1:8780", also for 0.0.0.0
 };
 
 }  // namespace ditfleet

@@ -8,13 +8,14 @@
 
 namespace ditfleet {
 
-// Not thread safe.
+// Not thread-safe.
 class LogThrottle {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Set: log this message, followed by this text (empty, or how many messages were dropped since the last one). The
-  // first message is logged. The pause after it is 1 s and doubles with each message, up to a minute.
+  // Returns nothing if the message must be dropped. Otherwise log the message and append the returned text, which is
+  // empty or the number of messages dropped since the last one. After the first message, messages are dropped for 1 s.
+  // This pause doubles with each logged message, up to a minute.
   std::optional<std::string> admit(Clock::time_point now = Clock::now()) {
     if (now < next_) {
       ++dropped_;
@@ -27,7 +28,7 @@ class LogThrottle {
     return dropped == 0 ? std::string() : " (" + std::to_string(dropped) + " more like this since the last message)";
   }
 
-  // The condition has ended: the next message is the first of a new one.
+  // Call this when the problem has ended. The next message then counts as the first.
   void reset() { *this = {}; }
 
  private:

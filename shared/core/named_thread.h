@@ -1,5 +1,4 @@
-// A thread with a name (shown by `top -H`) that runs tasks in order. For work that blocks: a disk, a device, an
-// encoder.
+// A named thread that runs tasks in order, for blocking work such as disk I/O. `top -H` shows the name.
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -22,18 +21,18 @@ namespace ditfleet {
 
 namespace asio = boost::asio;
 
-// Thread safe.
+// Thread-safe.
 class NamedThread {
  public:
-  explicit NamedThread(const std::string& name);  // the first 15 characters are kept
+  explicit NamedThread(const std::string& name);  // uses the first 15 characters
   ~NamedThread();                                 // waits until all tasks are done
   NamedThread(const NamedThread&) = delete;
   NamedThread& operator=(const NamedThread&) = delete;
 
   asio::thread_pool::executor_type executor() { return pool_.get_executor(); }
 
-  // Runs `work` on the thread and returns its value on the caller's executor (single threaded or a strand). Past the
-  // deadline it returns kDeadlineExceeded; the work still runs to its end, so it must own everything it uses. `work`
+  // Runs `work` on the thread and returns its result on the caller's executor, which must be single-threaded or a
+  // strand. Returns kDeadlineExceeded at the deadline, but `work` continues, so it must own everything it uses. `work`
   // must not throw.
   template <class T>
   asio::awaitable<Result<T>> run(std::function<Result<T>()> work, Deadline deadline) {

@@ -1,4 +1,4 @@
-// "Did you mean …?" for misspelt keys, fields, flags and models. Thread safe.
+// "Did you mean …?" for misspelt keys, fields, flags and models. Thread-safe.
 #pragma once
 
 #include <string>
@@ -7,11 +7,12 @@
 
 namespace ditfleet {
 
-// The known name with the smallest edit distance to `name` (insert, delete, replace, swap of neighbours; case ignored).
-// Empty if no distance is within max(2, a third of the longer name).
+// Returns the known name with the smallest edit distance to `name`. Edits are inserting, deleting, replacing and
+// swapping adjacent characters; case is ignored. Empty if no distance is within 2 or a third of the longer name's
+// length.
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known);
 
-// "; did you mean 'x'?" if a name is near, else "; known are a, b, c"; empty if `known` is.
+// Returns "; did you mean 'x'?" if there is a nearest name, else "; known are a, b, c". Empty if `known` is empty.
 std::string suggestion(std::string_view name, const std::vector<std::string>& known);
 
 }  // namespace ditfleet

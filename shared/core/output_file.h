@@ -1,4 +1,4 @@
-// Output files named by the user.
+// Writes output files whose paths come from the user.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace ditfleet {
 
-// Writes into a device or a pipe (/dev/null, /dev/stdout) and replaces any other file atomically; a symbolic link
-// stays. Errors: those of write_file_atomically(). Blocks.
+// Writes directly into a device or a pipe, such as /dev/stdout. Replaces any other file atomically; if the path is a
+// symbolic link, replaces its target. Errors: those of write_file_atomically(). Blocks.
 Result<void> write_output_file(const std::string& path, std::string_view bytes);
 
 }  // namespace ditfleet

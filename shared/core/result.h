@@ -19,7 +19,7 @@ class [[nodiscard]] Result {
   bool ok() const { return state_.index() == 0; }
   explicit operator bool() const { return ok(); }
 
-  // The value accessors require ok(), error() requires !ok().
+  // value() requires ok(), and error() requires !ok().
   T& value() & {
     assert(ok());
     return *std::get_if<0>(&state_);

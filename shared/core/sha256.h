@@ -1,4 +1,4 @@
-// SHA-256 of bytes that arrive in pieces, and of files.
+// Incremental SHA-256, and SHA-256 of files.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace ditfleet {
 
-// Not thread safe; movable.
+// Not thread-safe; movable.
 class Sha256 {
  public:
   Sha256();
@@ -19,7 +19,7 @@ class Sha256 {
   Sha256& operator=(Sha256&&) noexcept;
 
   void update(std::string_view bytes);
-  // The end: call one of them, once.
+  // Call only one of these functions, and only once, after the last update().
   std::string digest();  // 32 bytes
   std::string hex();     // 64 lower-case digits
 
@@ -28,7 +28,7 @@ class Sha256 {
   std::unique_ptr<State> state_;
 };
 
-// 64 lower-case hexadecimal digits.
+// Whether `text` is 64 lower-case hexadecimal digits.
 bool is_sha256_hex(std::string_view text);
 
 struct FileDigest {
@@ -36,8 +36,8 @@ struct FileDigest {
   std::int64_t bytes = 0;
 };
 
-// Reads a regular file to its end, 1 MiB at a time. kNotFound, kUnavailable (unreadable, not a regular file) name the
-// path. Blocks: about a second for 1 GB.
+// Hashes a regular file. kNotFound, or kUnavailable if the file is unreadable or not regular; the message contains the
+// path. Blocks for about a second per GB.
 Result<FileDigest> sha256_of_file(const std::string& path);
 
 }  // namespace ditfleet

@@ -5,8 +5,8 @@
 
 namespace ditfleet {
 
-// Whether SIGHUP stops this process: not if it was started with SIGHUP ignored (nohup). Call it before the process
-// installs a handler.
+// Returns whether SIGHUP stops this process. It does not if SIGHUP was ignored at the start (nohup). Call this before
+// installing a signal handler.
 inline bool hangup_ends() {
   struct sigaction action {};
   return ::sigaction(SIGHUP, nullptr, &action) != 0 || action.sa_handler != SIG_IGN;

@@ -1,5 +1,4 @@
-// A group of coroutines. An exception of a coroutine is logged under its name. stop() cancels all, join() waits for
-// them.
+// A group of coroutines that can be canceled together. An exception of a coroutine is logged with the coroutine's name.
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
@@ -11,9 +10,8 @@ namespace ditfleet {
 
 namespace asio = boost::asio;
 
-// Not thread safe: use it from one executor, which must be single threaded or a strand.
-// A spawned coroutine receives asio cancellation (total) at stop(); an await then throws
-// operation_aborted, which ends it silently.
+// Not thread-safe: use it from one executor, which must be single-threaded or a strand.
+// stop() sends total asio cancellation to every coroutine. An await then throws operation_aborted, which is not logged.
 class TaskGroup {
  public:
   explicit TaskGroup(asio::any_io_executor executor);
@@ -21,7 +19,7 @@ class TaskGroup {
   TaskGroup(const TaskGroup&) = delete;
   TaskGroup& operator=(const TaskGroup&) = delete;
 
-  // After stop() the task is dropped without being started.
+  // After stop(), the task is not started.
   void spawn(std::string name, asio::awaitable<void> task);
   void stop();
   bool stopping() const;

@@ -1,4 +1,4 @@
-// A file descriptor that is closed with its object.
+// An owned file descriptor, closed by the destructor.
 #pragma once
 
 #include <unistd.h>
@@ -7,7 +7,7 @@
 
 namespace ditfleet {
 
-// Movable, not thread safe.
+// Movable. Not thread-safe.
 class UniqueFd {
  public:
   explicit UniqueFd(int fd = -1) : fd_(fd) {}  // owns `fd`; -1: none

@@ -1,5 +1,5 @@
-// A model family: what the gateway, the scheduler and the command line know of one kind of diffusers pipeline. Reads
-// the JSON files of a model's folder and needs no LibTorch.
+// A model family: describes one kind of diffusers pipeline to the gateway, the scheduler and the command line. It reads
+// only the JSON files of a model's folder, without LibTorch.
 #pragma once
 
 #include <span>
@@ -14,19 +14,19 @@ namespace ditfleet::families {
 
 struct Family {
   std::string_view name;                          // the `kind` of its models in GET /v1/models
-  std::span<const std::string_view> class_names;  // values of _class_name in model_index.json that it serves
-  // Fills the entry's media, fields, defaults, max_pixels and guidance from the folder entry.dir. kNotFound or
-  // kDataCorrupt names the file. Blocks on the disk.
+  std::span<const std::string_view> class_names;  // values of _class_name in model_index.json that belong to it
+  // Sets the entry's media, fields, defaults, max_pixels and guidance from the folder entry.dir. kNotFound or
+  // kDataCorrupt; the message contains the file's path. Blocks on the disk.
   Result<void> (*read)(job::ModelEntry& entry);
 };
 
 using Families = std::span<const Family* const>;
 
-// The entry of the model folder `dir`, with the defaults of its ditfleet.json. kNotFound or kDataCorrupt names the
-// file; a _class_name that no family serves is kDataCorrupt. Blocks on the disk.
+// Returns the entry of the model folder `dir`, with the defaults of its ditfleet.json. kNotFound; kDataCorrupt, also if
+// no family has the folder's _class_name. The message contains the file's path. Blocks on the disk.
 Result<job::ModelEntry> read_model_entry(const std::string& name, const std::string& dir, Families families);
 
-// For families. The first returns kNotFound or kDataCorrupt.
+// Helpers for families. read_json_object() returns kNotFound or kDataCorrupt.
 Result<json::object> read_json_object(const std::string& path);
 Error corrupt(const std::string& path, const std::string& message);
 

@@ -1,4 +1,4 @@
-// The families of one program. Each program defines the function in its families.cpp, the only file that names them.
+// The families that a program supports. Each program defines served() in its families.cpp.
 #pragma once
 
 #include "shared/families/family.h"

@@ -1,5 +1,5 @@
-// The models that a job may name, with what each takes. The configuration lists them (models.NAME…), not the workers
-// that are alive: a job waits for its model while no worker is up.
+// The models that a job may use, with the fields and limits of each model. The list comes from the configuration
+// (models.NAME), so that a job can wait for its model while no worker is running.
 #pragma once
 
 #include <cstdint>
@@ -15,36 +15,36 @@ namespace ditfleet::job {
 
 enum class MediaKind { kImage, kVideo };
 
-// What classifier-free guidance a request runs with. With kTrueCfg each step costs two passes.
+// The kind of guidance of a request. With kTrueCfg, each step needs two forward passes.
 enum class GuidanceKind { kNone, kEmbedded, kTrueCfg };
 
-// The values that a model takes for one field; inclusive, and only of numbers.
+// The values of a numeric field that a model accepts; bounds are inclusive.
 struct FieldLimits {
   std::int64_t low = 0, high = 0;
-  std::int64_t multiple_of = 1;  // of integers
+  std::int64_t multiple_of = 1;  // for integers
 };
 
-// A model family (shared/families) fills it from the model's folder.
+// A model. A model family (shared/families) fills the entry from the model's folder.
 struct ModelEntry {
   std::string name;
   std::string dir;   // diffusers folder; it may not exist on the coordinator's host
   std::string kind;  // name of the family
   MediaKind media = MediaKind::kImage;
-  std::map<Field, FieldLimits> fields;  // the generation fields that apply to this model; others are refused
-  FieldValues defaults;                 // a field without a default stays unset
+  std::map<Field, FieldLimits> fields;                                 // the generation fields that apply to this model
+  FieldValues defaults;                                                // a field without a default stays unset
   std::int64_t max_pixels = std::numeric_limits<std::int64_t>::max();  // width × height
   GuidanceKind (*guidance)(const FieldValues& complete) = nullptr;     // nullptr: always kNone
 
-  // Adds a field with the table's bounds, and returns them so that the caller may narrow them.
+  // Adds a field with the bounds of the field table. Returns the limits, which the caller may narrow.
   FieldLimits& apply(Field field);
   bool applies(Field field) const { return fields.contains(field); }
 };
 
-// kInvalidArgument names the field and what the model takes: the field does not apply, or a number is outside the
-// model's limits. Pure, thread safe.
+// Returns kInvalidArgument if the field does not apply to the model or a number is outside the model's limits. The
+// message contains the field and the accepted values. Thread-safe.
 std::optional<Error> check_value(const ModelEntry& model, Field field, const FieldValues::Value& value);
 
-// Ordered by name; the configured default model is `default_model`.
+// The configured models by name. `default_model` may be empty.
 struct Catalogue {
   std::map<std::string, ModelEntry> models;
   std::string default_model;

@@ -1,5 +1,5 @@
-// The table of fields that a job's spec may have: one row for each. The JSON reader and writer, the checks against a
-// model, the command lines and the OpenAPI schema are driven by it.
+// The table of the fields of a job's spec, one row per field. The JSON reader and writer, the validation, the command
+// line and the OpenAPI schema use the table.
 #pragma once
 
 #include <array>
@@ -18,24 +18,25 @@ namespace ditfleet::job {
 
 enum class FieldType { kText, kInteger, kReal, kFormat, kSize, kAdapters };
 
-// A generation field is one that a model family reads: FieldValues holds it, and the model's entry in the catalogue
-// says whether it applies. The other fields are members of JobSpec (spec.h).
+// Model families read generation fields. Their values are in FieldValues, and each model's entry in the catalogue lists
+// the fields that apply. The other fields are members of JobSpec (spec.h).
 enum class FieldUse { kJob, kGeneration };
 
 struct FieldRow {
   std::string_view name;  // in JSON
   FieldType type;
   FieldUse use;
-  // Absolute bounds, inclusive; a model's own are narrower. Bytes of a text, entries of an array.
+  // Inclusive bounds: of a number, of the bytes of a text, or of the entries of an array. A model may have narrower
+  // bounds.
   std::int64_t low, high;
-  std::string_view flag;         // of both programs' `generate`; empty: the commands do not offer the field
+  std::string_view flag;         // of the `generate` commands; empty: the commands have no flag for the field
   std::string_view description;  // one or two sentences, with the unit
 };
 
 inline constexpr std::int64_t kMaxNameBytes = 128;
 inline constexpr std::int64_t kMaxTextBytes = 1 << 20;
 inline constexpr std::int64_t kMaxSide = 16384;
-inline constexpr double kMaxLoraScale = 100.0;  // of an adapter, in either direction
+inline constexpr double kMaxLoraScale = 100.0;  // largest absolute value
 
 // In the order of the canonical JSON.
 inline constexpr auto kFieldRows = std::to_array<FieldRow>({
@@ -114,7 +115,7 @@ class FieldValues {
  public:
   using Value = std::variant<std::int64_t, double, std::string>;
 
-  // Nothing if it is not set. Precondition: the field has this type.
+  // The value, or nothing if the field is not set. Precondition: the field has this type.
   std::optional<std::int64_t> integer(Field field) const;
   std::optional<double> real(Field field) const;
   const std::string* text(Field field) const;  // valid until the field is set again

@@ -1,4 +1,4 @@
-// The fields of a job as flags of a command line. Pure, thread safe.
+// The fields of a job as command-line flags. No side effects; thread-safe.
 #pragma once
 
 #include <map>
@@ -13,12 +13,12 @@
 
 namespace ditfleet::job {
 
-// What was typed, by field.
+// The texts of the flags, by field.
 using FieldFlags = std::map<Field, std::string>;
 
-// Adds a flag to a CLI11 command for each row of the table that has one, but for adapters: the commands read those
-// differently. The prompt is required; with `positional_prompt` it may come without its flag. `texts` must outlive the
-// parsing. As text: CLI11 saturates large integers and drops empty texts.
+// Adds the flags of all fields to a CLI11 command, except for adapters, which the commands read differently. The prompt
+// is required; with `positional_prompt` its flag may be omitted. `texts` must outlive the parsing. Values are read as
+// text, because CLI11 saturates large integers and drops empty texts.
 template <class Command>
 void add_field_flags(Command& command, FieldFlags& texts, bool positional_prompt) {
   for (const Field field : kFields) {
@@ -36,19 +36,19 @@ void add_field_flags(Command& command, FieldFlags& texts, bool positional_prompt
   }
 }
 
-// The fields as a job's JSON, with the output format that the extension of the file `out` means; without an extension
-// the model's default applies. kInvalidArgument names the flag: a text that is not UTF-8, no finite number where the
-// field is one, an unknown extension. Bounds are left to parse_spec.
+// Returns the fields as a job's JSON. The extension of the file `out` sets the output format; without an extension the
+// default applies. Does not check bounds; parse_spec does.
+// kInvalidArgument (the message contains the flag): invalid UTF-8, an invalid number, or an unknown extension.
 Result<json::object> body_of(const FieldFlags& texts, const std::string& out_flag, const std::string& out);
 
-// Prefixes the message with the flag that sets the field at fault, if one does.
+// Prefixes the message with the flag of the field error.param, if it has a flag.
 Error name_the_flag(Error error);
 
-// NAME or NAME:SCALE, where SCALE follows the last colon. Nothing if it is not a number from -kMaxLoraScale to
-// kMaxLoraScale. The scale is 1 if it is left out.
+// Parses NAME or NAME:SCALE. SCALE follows the last colon and defaults to 1. Nothing if the scale is not a number from
+// -kMaxLoraScale to kMaxLoraScale.
 std::optional<LoraUse> parse_lora_flag(std::string_view text);
 
-// "out.png" of 1 → "out.png"; of 3, the 2nd → "out-2.png" (`index` counts from 0).
+// The path of image `index` of `count`: "out.png" if count is 1, otherwise "out-<index + 1>.png".
 std::string numbered_path(const std::string& path, int index, int count);
 
 }  // namespace ditfleet::job

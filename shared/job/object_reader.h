@@ -1,4 +1,4 @@
-// Reads the fields of one JSON object, with error messages for people.
+// Reads the fields of one JSON object, with readable error messages.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@
 namespace ditfleet::job {
 
 std::string_view kind_name(const json::value& v);  // "a string", "an array", …
-std::string number_text(double value);             // the shortest that reads back the same
+std::string number_text(double value);             // the shortest text with exactly this value
 
-// Keeps the first error; every later read returns nothing. A field that is null counts as absent. The error's param is
-// the field's name with the prefix, and its message begins with it.
+// Not thread-safe. After an error, every read returns nothing, and error() is the first error. A null field counts as
+// absent. The error's param is the prefix and the field's name; the error's message starts with its param.
 class ObjectReader {
  public:
   // `object` must outlive the reader.
@@ -27,12 +27,12 @@ class ObjectReader {
   bool ok() const { return !error_; }
   const json::value* find(std::string_view name) const;
   void fail(std::string_view name, const std::string& message);
-  void fail(Error error);  // of a nested object, unchanged
+  void fail(Error error);  // sets the error of a nested object, unchanged
 
   std::optional<std::string> text(std::string_view name, std::size_t max_bytes);                    // valid UTF-8
   std::optional<std::int64_t> integer(std::string_view name, std::int64_t low, std::int64_t high);  // 4.0 is 4
   std::optional<double> real(std::string_view name, double low, double high);
-  // Of the row's type, within its bounds. Precondition: a text or a number.
+  // Reads a field with the type and bounds of its row. Precondition: the field is a text or a number.
   std::optional<FieldValues::Value> value(Field field);
   void refuse_unknown(const std::vector<std::string>& known);
 

@@ -1,4 +1,4 @@
-// The file formats of results: their names, media types and file name extensions. Pure, thread safe.
+// The file formats of results: their names, media types and file name extensions. No side effects; thread-safe.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@ inline std::string media_type_of(OutputFormat format) { return std::string(row_o
 
 std::optional<OutputFormat> format_from_name(std::string_view name);
 std::optional<OutputFormat> format_from_media_type(std::string_view media_type);
-// By the path's extension, in upper or lower case; ".jpeg" is JPEG, too. Nothing if it has another one or none.
+// The format of the path's extension, in upper or lower case; .jpeg is also accepted. Nothing for other extensions.
 std::optional<OutputFormat> format_from_path(std::string_view path);
 
 }  // namespace ditfleet::job

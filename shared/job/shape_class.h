@@ -1,4 +1,4 @@
-// The bucket that decides whether a worker is warm for a unit.
+// The shape class of a unit. A worker can be warm for it (see the glossary in shared/README.md).
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace ditfleet::job {
 
-// Sizes are exact: padding an image would change it.
+// Sizes are exact, because padding would change the image.
 struct ShapeClass {
   std::string model;
   int width = 0, height = 0, frames = 1;
@@ -19,14 +19,14 @@ struct ShapeClass {
   std::string precision = "auto";
 
   bool operator==(const ShapeClass&) const = default;
-  // "MODEL/1024x1024x1/embedded/512/bf16": the form in Redis, metrics and workers' warm lists.
+  // "MODEL/1024x1024x1/embedded/512/bf16": the form in Redis, in metrics and in WorkerInfo::warm_classes.
   std::string key() const;
 };
 
 // Precondition: complete_spec made `spec` with `model`.
 ShapeClass shape_class_of(const JobSpec& spec, const ModelEntry& model, const std::string& precision);
 
-// The inverse of key(). Nothing: the text is no such key.
+// The inverse of key(). Nothing if the text is not a valid key.
 std::optional<ShapeClass> parse_class_key(std::string_view key);
 
 }  // namespace ditfleet::job

@@ -1,4 +1,4 @@
-// What a client asks for: the body of POST /v1/jobs, of the Functions and of XADD. fields.h describes each field.
+// A client's request: the body of POST /v1/jobs and the spec in submit and XADD. fields.h describes each field.
 #pragma once
 
 #include <cstdint>
@@ -15,17 +15,17 @@ namespace ditfleet::job {
 struct LoraUse {
   std::string name;
   double scale = 1.0;
-  // Digest of the file, 64 lower-case hexadecimal digits. It identifies the adapter even if the name is reused. A
-  // client may leave it out; a complete spec has it.
+  // SHA-256 of the file, 64 lower-case hexadecimal digits. It identifies the adapter even if the name is reused. A
+  // client may omit it; a complete spec has it.
   std::string sha256 = {};
 };
 
-// Fields that the client left out are unset. `complete_spec` (validate.h) fills them with the model's defaults.
+// Fields that the client omitted are unset. `complete_spec` (validate.h) fills them with the model's defaults.
 struct JobSpec {
   std::string model;
   std::string prompt;
-  FieldValues fields;                // what the model's family reads
-  std::optional<int> n;              // images
+  FieldValues fields;                // generation fields
+  std::optional<int> n;              // number of images
   std::optional<std::int64_t> seed;  // image i has seed + i
   std::vector<LoraUse> loras;
   int priority = 0;

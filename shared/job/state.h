@@ -1,4 +1,4 @@
-// The states of jobs and of their units, as stored in Redis and spelled in every API.
+// The states of jobs and units. Redis and all APIs use the same names.
 #pragma once
 
 #include <optional>
@@ -6,8 +6,8 @@
 
 namespace ditfleet::job {
 
-// A job's state is that of its furthest unit until the last one has ended; it then fails if any unit
-// failed, else is expired or canceled if any unit was, else has succeeded.
+// Until its last unit has ended, a job has the state of its most advanced unit. An ended job has failed if any unit
+// failed, else has expired if any unit expired, else is canceled if any unit was canceled, else has succeeded.
 enum class State { kQueued, kReady, kAssigned, kRunning, kSucceeded, kFailed, kCanceled, kExpired, kRejected };
 
 std::string_view state_name(State state);  // "queued"

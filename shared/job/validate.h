@@ -1,5 +1,5 @@
-// From a parsed spec to a complete, valid one. Used wherever a job enters: gateway routes and intake entries.
-// Pure functions, thread safe.
+// Turns a parsed spec into a valid, complete spec. The gateway and the scheduler's intake use it.
+// No side effects; thread-safe.
 #pragma once
 
 #include <functional>
@@ -12,15 +12,14 @@
 
 namespace ditfleet::job {
 
-// Returns the digest of the adapter that a request for this model names. An error if the tenant may not use the
-// adapter, or if the request gives another digest; its param, if empty, becomes the adapter's name.
+// Returns the digest of an adapter for a request for this model. Fails if the tenant may not use the adapter, or if the
+// request has another digest. If the error has no param, complete_spec sets param to the field of the adapter's name.
 using AdapterResolver = std::function<Result<std::string>(const LoraUse& use, const ModelEntry& model)>;
 
-// Checks the spec against its model and sets every unset field that has a default, the digest of each adapter included.
-// A missing seed is drawn here, once, so that every attempt yields the same image. Without `resolve` each adapter must
-// have its digest.
-// Errors: kNotFound (unknown model; the message lists the known ones), kInvalidArgument (a field that does not apply to
-// the model or is outside its limits), and those of `resolve`. `param` is the field.
+// Checks the spec against its model and sets all unset fields that have a default, and the digest of each adapter.
+// Draws a missing seed, so that every attempt generates the same image. Without `resolve`, every adapter must have a
+// digest. Errors: kNotFound (unknown model; the message lists the known ones), kInvalidArgument (a field that does not
+// apply to the model or is outside its limits), and those of `resolve`. `param` is the field.
 Result<JobSpec> complete_spec(JobSpec spec, const Catalogue& catalogue, const AdapterResolver& resolve = {});
 
 }  // namespace ditfleet::job

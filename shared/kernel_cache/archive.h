@@ -1,8 +1,8 @@
-// An export file: many values, to carry from one fleet or machine to another.
+// An export file, which copies encoded entries from one fleet or machine to another:
 //   "DFARCHIV", version 1 and flags 0 (4 bytes each)
-//   each value: its size (8 bytes) and the value as every tier stores it (codec.h)
-//   a size of 0, the number of values (8 bytes), SHA-256 of all bytes before it
-// Each value is verified on its own. The checksum at the end shows that the archive is complete.
+//   for each entry: its size (8 bytes) and its encoding (codec.h)
+//   a size of 0, the number of entries (8 bytes), SHA-256 of all bytes before
+// Each entry has its own signature. The checksum at the end detects an incomplete archive.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@
 
 namespace ditfleet::kernel_cache {
 
-// Not thread safe. Blocks on the disk.
+// Not thread-safe. Blocks on the disk.
 class ArchiveWriter {
  public:
-  // Writes to a temporary file beside `path`, which finish() renames to `path`. kUnavailable: it cannot be created.
+  // Writes to a temporary file next to `path`; finish() renames it to `path`. kUnavailable: cannot create the file.
   static Result<ArchiveWriter> create(const std::string& path);
   ArchiveWriter(ArchiveWriter&&) noexcept = default;
   ~ArchiveWriter();  // removes the temporary file
@@ -41,13 +41,13 @@ class ArchiveWriter {
   Sha256 checksum_;
 };
 
-// Not thread safe. Blocks on the disk. Holds one value at a time.
+// Not thread-safe. Blocks on the disk. Keeps at most one entry in memory.
 class ArchiveReader {
  public:
-  // kNotFound, kUnavailable; kDataCorrupt: the file is not an archive.
+  // kNotFound: no such file. kUnavailable: the file cannot be read. kDataCorrupt: the file is not an archive.
   static Result<ArchiveReader> open(const std::string& path);
-  // The next value, unverified; nothing after the last. kDataCorrupt: the file ends too early, or its checksum does not
-  // match; the values before it have been returned already.
+  // The next encoded entry, unverified; nothing after the last entry. kDataCorrupt: the file is truncated, or its
+  // checksum is wrong. The entries before the damage have already been returned.
   Result<std::optional<std::string>> next();
 
  private:

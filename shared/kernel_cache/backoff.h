@@ -10,7 +10,8 @@
 
 namespace ditfleet::kernel_cache {
 
-// Each pause is twice the one before, up to `last`, and lasts between half and all of that. Not thread safe.
+// The first pause is `first`. Each further pause is twice as long, up to `last`. Jitter shortens a pause by up to half.
+// Not thread-safe.
 class Backoff {
  public:
   Backoff(std::chrono::milliseconds first, std::chrono::milliseconds last) : next_(first), last_(last) {}

@@ -1,8 +1,8 @@
-// Circuit breaker: leaves out a server that fails. A state machine without a clock.
+// Circuit breaker: stops calls to a failing server. No I/O, no clock.
 //
-//   closed     every call goes out; after a few failures in a row (errors, or answers that were too slow) → open
-//   open       no call goes out; after a pause → half open
-//   half open  one call, the probe, goes out; it succeeds → closed; it fails → open again, for twice as long
+//   closed     all calls are allowed; several failures (errors or slow replies) in a row open the breaker
+//   open       no call is allowed; after a pause the breaker becomes half open
+//   half open  one call, the probe, is allowed; success closes the breaker, failure opens it for twice as long
 #pragma once
 
 #include <algorithm>
@@ -12,20 +12,20 @@
 
 namespace ditfleet::kernel_cache {
 
-// Not thread safe.
+// Not thread-safe.
 class Breaker {
  public:
   using Clock = std::chrono::steady_clock;
 
   struct Options {
     int failures = 3;                            // in a row
-    std::chrono::milliseconds slow{500};         // a slower answer counts as a failure
-    std::chrono::milliseconds open_first{1000};  // the first pause; doubled with each failed probe
+    std::chrono::milliseconds slow{500};         // a slower reply counts as a failure
+    std::chrono::milliseconds open_first{1000};  // the first pause; doubles with each failed probe
     std::chrono::milliseconds open_max{30'000};
   };
   enum class State { kClosed, kHalfOpen, kOpen };
 
-  // A call that went out: when, and in which period between two changes of state.
+  // An allowed call: its time, and the period between two changes of state in which it started.
   struct Ticket {
     std::uint64_t period = 0;
     Clock::time_point at;
@@ -33,7 +33,7 @@ class Breaker {
 
   explicit Breaker(Options options) : options_(options), pause_(options.open_first) {}
 
-  // Nothing: leave the server out. Otherwise the caller must report the outcome with leave().
+  // Returns nothing if the call is not allowed. Otherwise the caller must report the outcome with leave().
   std::optional<Ticket> enter(Clock::time_point now) {
     if (state_ == State::kOpen && now >= until_) become(State::kHalfOpen);
     if (state_ == State::kOpen || probing_) return std::nullopt;
@@ -41,7 +41,7 @@ class Breaker {
     return Ticket{period_, now};
   }
 
-  // The outcome of a call that was sent in an earlier period is ignored.
+  // Ignores the outcome of a call from an earlier period.
   void leave(const Ticket& ticket, bool good, Clock::time_point now) {
     if (ticket.period != period_) return;
     if (good && now - ticket.at <= options_.slow) {

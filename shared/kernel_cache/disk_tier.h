@@ -1,7 +1,7 @@
-// Values as files of a folder that several processes may share:
-//   DIR/1/<hh>/<key>                    hh: the first two digits of the key; 1: the format's version
-//   DIR/quarantine/<key>.<tier>.<why>   copies of refused values, for inspection; the newest kQuarantineFiles are kept
-//   DIR/locks/<key>                     exists while a process of this host compiles the program
+// Encoded entries as files in a folder that several processes may share:
+//   DIR/1/<hh>/<key>                    an entry; 1 is the format's version, hh the first two digits of the key
+//   DIR/quarantine/<key>.<tier>.<why>   a copy of a rejected entry; the newest kQuarantineFiles are kept
+//   DIR/locks/<key>                     exists while a process on this host compiles the program
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,7 @@
 
 namespace ditfleet::kernel_cache {
 
-// Thread safe; other processes may use the same folder at the same time. All calls block on the disk. The caller
-// verifies the values.
+// Thread-safe; other processes may use the folder concurrently. All calls block on the disk. Does not verify entries.
 class DiskTier {
  public:
   static constexpr std::size_t kQuarantineFiles = 64;
@@ -32,31 +31,32 @@ class DiskTier {
 
   DiskTier(std::string dir, std::uint64_t max_bytes) : dir_(std::move(dir)), max_bytes_(max_bytes) {}
 
-  // Nothing if there is no such file; an empty value for what cannot be one (not a regular file, larger than any
-  // value). Errors: kUnavailable (the file cannot be read).
+  // Returns the encoded entry, or nothing if there is no such file. Returns an empty text for a file that cannot be an
+  // entry: it is not regular or too large. Errors: kUnavailable (the file cannot be read).
   Result<std::optional<std::string>> read(const Key& key) const;
-  // Marks a value as the most recently used, if the folder is writable.
+  // Marks an entry as the most recently used, if the folder is writable.
   void used(const Key& key) const;
-  // Replaces the value atomically, then removes the least recently used values until the folder is below its bound.
-  // Errors: kPayloadTooLarge (the value alone exceeds the bound), kUnavailable (disk full, read-only folder, …).
+  // Replaces the entry atomically, then evicts the least recently used entries until the folder is within its limit.
+  // Errors: kPayloadTooLarge (the entry alone exceeds the limit), kUnavailable (disk full, read-only folder, …).
   Result<void> write(const Key& key, std::string_view bytes);
-  // True: a file was removed. kUnavailable: it is still there (read-only folder, …).
+  // Returns whether a file was removed. kUnavailable: the file cannot be removed (read-only folder, …).
   Result<bool> remove(const Key& key);
 
-  // Keeps a copy of a refused value of `tier`. False if it cannot be written.
+  // Keeps a copy of a rejected entry of `tier`. Returns false if the copy cannot be written.
   bool quarantine(const Key& key, std::string_view tier, std::string_view why, std::string_view bytes);
 
-  // The lock of the process of this host that compiles `key`.
+  // Takes this host's lock for compiling `key`.
   // Errors: kConflict (another process holds it), kUnavailable (no file can be created there).
   Result<FileLock> try_lock(const Key& key);
 
-  // All values, ordered by key. `unread`: the error of a folder that exists and cannot be read.
+  // Lists all entries, ordered by key. `unread` is set to the error of a folder that exists but cannot be read.
   std::vector<File> list(Result<void>* unread = nullptr) const;
   // Names of the files in quarantine.
   std::vector<std::string> quarantined() const;
-  // Removes them and returns how many it removed. `emptied`: the error of the last file that could not be removed.
+  // Removes the files in quarantine and returns their number. `emptied` is set to the error of the last file that could
+  // not be removed.
   std::size_t empty_quarantine(Result<void>& emptied);
-  // Removes the least recently used values above the bound, and what crashed writers left. Called by write().
+  // Evicts entries above the limit and removes temporary files of crashed writers. write() calls it.
   void trim();
 
   std::string path_of(const Key& key) const;

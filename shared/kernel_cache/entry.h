@@ -8,7 +8,7 @@
 
 namespace ditfleet::kernel_cache {
 
-// One function of the program, with what a launch needs.
+// One kernel of the program, with the data that a launch needs.
 struct KernelInfo {
   std::string name;                            // the symbol
   std::vector<std::uint32_t> parameter_bytes;  // of each parameter, in order
@@ -19,11 +19,11 @@ struct KernelInfo {
   bool operator==(const KernelInfo&) const = default;
 };
 
-// What `code` is. The numbers are part of the stored format.
+// The kind of `code`. The numbers are part of the stored format.
 enum class Kind : std::uint8_t {
   kCubin = 1,         // for one GPU architecture
   kSharedObject = 2,  // for the host's processor
-  kPlan = 3,          // no code: a measured choice, encoded by its owner
+  kPlan = 3,          // not code, but a measured choice in the caller's encoding
 };
 
 std::string_view kind_name(Kind kind);  // "cubin", "shared_object", "plan"
@@ -39,7 +39,7 @@ struct Entry {
   bool operator==(const Entry&) const = default;
 };
 
-// Limits of an entry. A value that claims more is refused before anything is allocated for it.
+// Limits of an entry. An encoded entry with larger sizes is rejected before memory is allocated.
 inline constexpr std::uint64_t kMaxCodeBytes = 64u << 20;
 inline constexpr std::uint32_t kMaxKernels = 4096;
 inline constexpr std::uint32_t kMaxParameters = 1024;

@@ -1,4 +1,4 @@
-// The values on disk and in Redis, for `ditfleet cache`.
+// The entries on disk and in Redis, for `ditfleet cache`.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace ditfleet::kernel_cache {
 enum class Tier { kDisk, kRedis };
 std::string_view tier_name(Tier tier);  // "disk", "redis"
 
-// One stored value and what it decodes to.
+// A stored entry: its encoding, and the result of decoding it.
 struct Stored {
   Tier tier = Tier::kDisk;
   Key key;
@@ -31,21 +31,21 @@ struct Stored {
   bool foreign() const { return !decoded && decoded.refused().why == Refusal::kForeignSecret; }
 };
 
-// Not thread safe. All calls block.
+// Not thread-safe. All calls block.
 class Inventory {
  public:
-  // The tiers that `options` has, as cache_options() gives them.
+  // Uses the tiers in `options`, which are those of cache_options().
   explicit Inventory(const CacheOptions& options);
 
   const DiskTier* disk() const { return disk_.get(); }
   const RedisTier* redis() const { return redis_.get(); }
 
-  // Reads and verifies every value, disk first. A tier that cannot be read is an error, returned after the readable
-  // values have been visited.
+  // Reads and verifies every entry, first on disk and then in Redis. If a tier cannot be read, visits the entries of
+  // the other tier and then returns the error.
   Result<void> each(bool with_disk, bool with_redis, const std::function<void(const Stored&)>& visit);
-  // Stores a value that has been verified. It replaces what is on disk, and in Redis a value that does not verify.
+  // Stores a verified encoding. On disk, it replaces any entry; in Redis, only an entry that fails verification.
   Result<void> put(Tier tier, const Key& key, std::string_view bytes);
-  // False: it was gone already. An error: it is still there.
+  // Returns whether the entry still existed. After an error, the entry still exists.
   Result<bool> remove(const Stored& stored);
   std::size_t empty_quarantine(Result<void>& emptied) { return disk_ ? disk_->empty_quarantine(emptied) : 0; }
 

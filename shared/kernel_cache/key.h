@@ -1,4 +1,4 @@
-// A program's key: SHA-256 over everything that decides its bytes, and nothing else.
+// A program's key: SHA-256 of everything that determines the program's bytes, and nothing else.
 #pragma once
 
 #include <array>
@@ -23,10 +23,10 @@ struct Key {
   auto operator<=>(const Key&) const = default;
 };
 
-// Hashes (name, value) pairs in the order added, then their number. Each part is a type byte, its length in 8 bytes and
-// its bytes: 'n' a name, 's' a text, 'i' an 8-byte number, 'e' the number of pairs; integers are little endian.
-// Different lists of pairs therefore never hash the same bytes: ("ab", "c") differs from ("a", "bc"), and 1 from "1".
-// Not thread safe.
+// Hashes (name, value) pairs in the order added, then their number. Each name, value and number is hashed as a type
+// byte, its length (8 bytes) and its bytes. The types are 'n' for a name, 's' for a text, 'i' for an 8-byte integer and
+// 'e' for the number of pairs. Integers are little-endian. Different lists of pairs therefore never hash the same
+// bytes. Not thread-safe.
 class KeyBuilder {
  public:
   KeyBuilder& add(std::string_view name, std::string_view value);
@@ -34,8 +34,8 @@ class KeyBuilder {
   // Without these overloads a literal would convert to another type or be ambiguous.
   KeyBuilder& add(std::string_view name, const char* value) { return add(name, std::string_view(value)); }
   KeyBuilder& add(std::string_view name, int value) { return add(name, static_cast<std::int64_t>(value)); }
-  KeyBuilder& add(std::string_view name, bool value) = delete;  // say which it is: 0 or 1
-  // The key of the added pairs. The builder is empty again afterwards.
+  KeyBuilder& add(std::string_view name, bool value) = delete;  // pass 0 or 1 instead
+  // Returns the key of the added pairs and empties the builder.
   Key finish();
 
  private:

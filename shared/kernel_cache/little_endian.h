@@ -1,4 +1,4 @@
-// The integers of the stored formats: little endian on every machine.
+// Integers in stored formats, little-endian on every machine.
 #pragma once
 
 #include <algorithm>

@@ -12,15 +12,15 @@
 
 namespace ditfleet::kernel_cache {
 
-// Thread safe. Never blocks for long.
+// Thread-safe. Takes a mutex, but does no I/O.
 class MemoryTier {
  public:
   explicit MemoryTier(std::uint64_t max_bytes) : max_bytes_(max_bytes) {}
 
   std::shared_ptr<const Entry> find(const Key& key);  // null if absent
-  // Replaces the key's entry. An entry that alone exceeds the bound is not kept.
+  // Replaces the key's entry. Does not keep an entry that alone exceeds the limit.
   void put(const Key& key, std::shared_ptr<const Entry> entry);
-  // Removes `entry` if it is what is stored under `key`.
+  // Removes `entry` if it is stored under `key`.
   void erase(const Key& key, const std::shared_ptr<const Entry>& entry);
 
  private:

@@ -1,4 +1,4 @@
-// Opens the configured cache.
+// Opens the cache with the options of section `cache`.
 #pragma once
 
 #include <memory>
@@ -9,19 +9,19 @@
 
 namespace ditfleet::kernel_cache {
 
-// Whether a missing secret of the folder is created.
+// Whether to create the folder's secret file if it is missing.
 enum class FolderSecret { kMake, kLeave };
 
-// The options for the section `cache`: folder, secret, Redis. A tier that cannot be used is left out and logged. The
-// secret is cache.secret, else cache.secret_file, else the file `secret` in the folder. Other nodes do not know the
-// last one, so it signs the disk tier only, and the Redis tier is off. With kMake a missing folder and secret file are
-// created. With kLeave nothing is written; the options then have a folder and no secret.
+// Converts the section `cache` of the settings. A tier that cannot be used is logged and omitted.
+// The secret is cache.secret, else that of cache.secret_file, else that of the file `secret` in the folder. Other nodes
+// do not have the folder's secret, so the Redis tier is then off. With kMake, a missing folder and secret file are
+// created. With kLeave, nothing is created; the options then have a folder but no secret.
 //
-// Errors: kInvalidArgument, kNotFound or kUnavailable (a configured secret cannot be read, or redis.url is invalid). A
+// Errors: kInvalidArgument, kNotFound or kUnavailable if a configured secret cannot be read or redis.url is invalid. A
 // folder that cannot be created or written is not an error. Blocks on the disk.
 Result<CacheOptions> cache_options(const config::Settings& settings, FolderSecret missing = FolderSecret::kMake);
 
-// Creates the cache with these options.
+// Creates the cache with cache_options(settings).
 Result<std::unique_ptr<KernelCache>> open_cache(const config::Settings& settings);
 
 }  // namespace ditfleet::kernel_cache

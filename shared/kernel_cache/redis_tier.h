@@ -1,10 +1,11 @@
-// Values in the fleet's Redis, and the lock of the process that compiles a program.
-//   df:{0}:kernel:1:<key>                 a value of up to 1 MiB, or "DFCHUNKS <id> <bytes>", the head of a larger one
-//   df:{0}:kernel:1:<key>:chunk:<id>:<i>  chunks of 1 MiB; <id> is derived from the whole value, so that the chunks of
-//                                         two writers never mix
-//   df:{0}:kernel:1:<key>:<secret>:lock   token of the process that compiles it
-//   df:{0}:kernels                        zset of the stored keys by the time of their last use
-// The hash tag is the queue's: the server of shard 0 serves these keys.
+// Encoded entries in Redis, and the fleet's locks for compiling programs.
+//   df:{0}:kernel:1:<key>                 an encoded entry of up to 1 MiB, or the head of a larger one:
+//                                         "DFCHUNKS <id> <bytes>"
+//   df:{0}:kernel:1:<key>:chunk:<id>:<i>  chunks of 1 MiB; <id> is derived from the whole encoding, so that the chunks
+//                                         of two writers never mix
+//   df:{0}:kernel:1:<key>:<secret>:lock   token of the process that compiles the program
+//   df:{0}:kernels                        sorted set of the stored keys by the time of their last use
+// The keys have the hash tag of the queue's shard 0, so that they are on the same server.
 #pragma once
 
 #include <atomic>
@@ -30,15 +31,15 @@ struct RedisTierOptions {
   std::chrono::milliseconds lock{2000};
 };
 
-// Thread safe. Every call blocks for at most one timeout per operation (a value of n MiB takes n + 1 operations). While
-// the breaker is open, every call fails at once with kUnavailable. The connection has a thread of its own.
+// Thread-safe. Every call blocks for at most one timeout per operation; an entry of n MiB needs n + 1 operations. While
+// the breaker is open, every call fails immediately with kUnavailable. The connection uses a separate thread.
 class RedisTier {
  public:
   static constexpr std::size_t kChunkBytes = 1u << 20;
 
   enum class Stored { kNow, kAlready };
 
-  // Renewed while the object lives. release() ends the lock; otherwise it expires after the object has been destroyed.
+  // A lock, renewed until release() or the destruction of the object. Without release(), it expires afterwards.
   class Lock {
    public:
     ~Lock() { over_ = true; }
@@ -56,24 +57,24 @@ class RedisTier {
 
   struct Value {
     std::string bytes;
-    std::string head;  // of a value in chunks, else empty
+    std::string head;  // of an entry in chunks, else empty
   };
-  // Nothing if there is none. What cannot be a value (another type, chunks that are missing or of a wrong size) is
-  // returned as it is or empty, for the decoder to refuse. Reads at most kMaxValueBytes.
+  // Returns the encoded entry, or nothing if there is none. An invalid entry, such as one with missing chunks, is
+  // returned unchanged or empty; the decoder rejects it. Reads at most kMaxValueBytes.
   Result<std::optional<Value>> fetch(const Key& key);
 
   struct Attempt {
     std::shared_ptr<Lock> lock;  // null: another process holds it
-    std::optional<Value> value;  // what is stored by now
+    std::optional<Value> value;  // the stored entry, if any
   };
-  // Takes the key's lock if it is free, and looks for a value in the same round trip. While another process holds the
-  // lock, chunks whose head is `refused_head` are not fetched again: this process waits for their replacement.
+  // Takes the key's lock if it is free, and reads the entry in the same round trip. While another process has the lock,
+  // chunks with the head `refused_head` are not read again, because that process will replace them.
   Result<Attempt> try_lock(const Key& key, std::string_view refused_head);
   void release(const std::shared_ptr<Lock>& lock);
 
-  // Stores a value unless one is there; `replace` overwrites it. kResourceExhausted: Redis is full.
+  // Stores an entry. Unless `replace`, keeps an existing entry. kResourceExhausted: Redis is full.
   Result<Stored> store(const Key& key, std::string_view bytes, bool replace);
-  // Restarts the TTL of a value that was used.
+  // Restarts the TTL of an entry that was used.
   void refresh(const Key& key, std::string_view head);
 
   // --- for `ditfleet cache` -------------------------------------------------------------------------------
@@ -81,9 +82,9 @@ class RedisTier {
     Key key;
     std::int64_t used_ms = 0;
   };
-  // The values that are stored and have not expired.
+  // Lists the entries that have not expired.
   Result<std::vector<Listed>> list();
-  // Removes a value and its chunks. False: there was none.
+  // Removes an entry with its chunks. Returns whether there was one.
   Result<bool> remove(const Key& key);
 
   Breaker::State breaker_state() const;

@@ -1,4 +1,4 @@
-// The cluster's secret: signs and verifies values.
+// The cluster's secret, which signs and verifies entries.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace ditfleet::kernel_cache {
 
-// Immutable, thread safe. Keeps two values derived from the text, not the text itself.
+// Immutable, thread-safe. Keeps two values derived from the text, not the text itself.
 class Secret {
  public:
   using Signature = std::array<std::uint8_t, 32>;
@@ -19,10 +19,11 @@ class Secret {
 
   // kInvalidArgument for fewer than kMinBytes; the message never repeats the text.
   static Result<std::shared_ptr<const Secret>> from_text(std::string_view text);
-  // The file's text without the newline at its end. kNotFound, kUnavailable, kInvalidArgument name the file. Blocks.
+  // Reads the file's text without the newline at its end. kNotFound, kUnavailable or kInvalidArgument; the message
+  // contains the path. Blocks.
   static Result<std::shared_ptr<const Secret>> from_file(const std::string& path);
-  // The same, after creating a missing file (mode 0600, 256 random bits as hexadecimal digits). If several processes
-  // create it at once, all read the same secret. Blocks.
+  // Like from_file(), but first creates a missing file with mode 0600 and 256 random bits as hexadecimal digits. If
+  // several processes do so concurrently, all get the same secret. Blocks.
   static Result<std::shared_ptr<const Secret>> from_file_or_new(const std::string& path);
 
   Secret(const Secret&) = delete;

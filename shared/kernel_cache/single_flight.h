@@ -1,4 +1,5 @@
-// Single flight: of the threads that want the same key at once, one does the work and the others wait for its result.
+// Single flight: if several threads concurrently need the same key, one does the work and the others wait for its
+// result.
 #pragma once
 
 #include <future>
@@ -13,13 +14,13 @@
 
 namespace ditfleet::kernel_cache {
 
-// Thread safe.
+// Thread-safe.
 class SingleFlight {
  public:
   using Outcome = Result<std::shared_ptr<const Entry>>;
 
-  // The result of `work`, or of the thread that is already at work on `key`; then `shared` is set. If `work` throws,
-  // the exception goes to its caller, and the threads that wait get kInternal.
+  // Runs `work`, or, if another thread is already working on `key`, waits for its result and sets `shared`. If `work`
+  // throws, the exception is rethrown, and waiting threads get kInternal.
   template <class Work>
   Outcome run(const Key& key, const Work& work, bool& shared) {
     std::promise<Outcome> promise;

@@ -1,5 +1,5 @@
-// Checks that a file is a LoRA adapter, as far as that is possible without its model: a safetensors file with a
-// consistent header and LoRA tensor names. Workers check what needs the model (layers, shapes, values).
+// Checks that a file is a safetensors file with a consistent header and names of LoRA tensors. Workers check layers,
+// shapes and values, which requires the model.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +18,16 @@ inline constexpr std::uint64_t kMaxHeaderBytes = 32u << 20;
 struct Content {
   int tensors = 0;
   std::int64_t parameters = 0;
-  int rank = 0;  // the largest; 0: unknown
-  std::string dtype;
+  int rank = 0;       // the largest; 0: unknown
+  std::string dtype;  // the most frequent element type
 };
 
 // Checks a file that arrives in pieces of any size; keeps only the header in memory. Not thread-safe.
 // Every error is kInvalidArgument, and its message begins with `what`.
 class ContentCheck {
  public:
-  // `what`: the name of the file in messages. `file_bytes`: its size, if known in advance; an inconsistent header is
-  // then detected as soon as it is complete, otherwise at the end.
+  // `what` is the name of the file in messages. If the file's size is known, pass it in `file_bytes`: an inconsistent
+  // header is then detected immediately instead of in finish().
   explicit ContentCheck(std::string what, std::optional<std::uint64_t> file_bytes = std::nullopt);
 
   Result<void> feed(std::string_view bytes);
@@ -54,12 +54,12 @@ struct InspectedFile {
 Result<InspectedFile> inspect_file(const std::string& path);
 
 std::vector<std::filesystem::path> folders_of(std::string_view list);  // separated by ':'; skips empty ones
-// Compares the texts of two absolute, normal paths; does not touch the disk.
+// Whether an absolute, normalized path is in a folder. Compares only the texts of the paths.
 bool is_inside(const std::filesystem::path& path, const std::filesystem::path& folder);
 
-// Resolves `path` to a regular file without symbolic links in one of the folders (separated by ':'). A relative path is
-// searched for in each folder. Blocks.
-// kInvalidArgument (param "path") otherwise; the message reveals nothing about files outside the folders.
+// Returns the path, without symbolic links, of a regular file in one of the folders (separated by ':'). Searches each
+// folder for a relative path. Blocks.
+// kInvalidArgument (param "path"): no such file. The message reveals nothing about files outside the folders.
 Result<std::string> resolve_path(const std::string& path, const std::string& folders);
 
 }  // namespace ditfleet::loras

@@ -1,12 +1,12 @@
 // The registry of LoRA adapters in Redis. It maps each tenant's names to digests, and digests to locations of files.
 //
-// Changes are atomic, and every change also changes `version()`. If several writers change one name at once, the last
-// one to finish wins, with its whole record and file.
+// Changes are atomic, and every change increments `version()`. If several clients change a name concurrently, the last
+// change replaces the whole record and the file.
 //
-// Threads: all calls from the connection's executor; nothing blocks it. If it transfers files, use a connection of its
-// own, because chunks of 1 MiB delay other commands.
-// Errors of every call: kUnavailable (Redis is unavailable; changes are safe to repeat), kDeadlineExceeded,
-// kResourceExhausted (Redis is over its memory limit), and those listed below.
+// Not thread-safe: call every function on the connection's executor. The calls do not block. Use a separate connection
+// for transferring files, because chunks of 1 MiB delay other commands.
+// Every call can return kUnavailable (changes are safe to repeat), kDeadlineExceeded and kResourceExhausted (Redis is
+// over its memory limit).
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -31,13 +31,13 @@ namespace asio = boost::asio;
 
 inline constexpr std::size_t kChunkBytes = 1u << 20;
 
-// Where to read the file with a digest: from paths, from Redis, or both. The reader must verify the digest.
+// The locations of the file with a digest: paths, Redis, or both. The reader must verify the digest.
 struct Location {
   std::string sha256;
   std::int64_t bytes = 0;
-  std::vector<std::string> paths;  // registered for the digest, without duplicates
-  bool one_place = false;          // all records name the same path, so an error may mention it to any of their tenants
-  std::string upload;              // if not empty, Redis stores the file in `chunks` chunks of kChunkBytes
+  std::vector<std::string> paths;  // paths in the digest's records, without duplicates
+  bool one_place = false;          // all records have the same path, so error messages may contain it
+  std::string upload;              // if not empty, Redis stores the file as `chunks` chunks of kChunkBytes
   int chunks = 0;
   bool pinned = false;  // any record with this digest is pinned
 };
@@ -45,24 +45,24 @@ struct Location {
 // The changes since a version.
 struct Changes {
   std::int64_t version = 0;
-  std::map<std::string, std::optional<Adapter>> records;  // by "<tenant>/<name>", as they are now; empty: removed
+  std::map<std::string, std::optional<Adapter>> records;  // current records by "<tenant>/<name>"; empty: removed
 };
 
 struct RegistryOptions {
-  // How long a file stays after its last name was given to another file, for jobs that were admitted before. (A file
-  // whose name was removed is deleted at once.)
+  // How long a file is kept after its last name got another file, for jobs that were admitted before. A file whose last
+  // name was removed is deleted immediately.
   std::int64_t keep_replaced_ms = 600'000;
-  std::int64_t upload_ms = 3'600'000;  // after this the chunks of an unfinished upload expire
+  std::int64_t upload_ms = 3'600'000;  // when the chunks of an unfinished upload expire
 };
 
-// A precondition of a change: HTTP's If-None-Match: * and If-Match.
+// A precondition of a change, such as HTTP's If-None-Match: * (kAbsent) and If-Match (kPresent).
 struct Condition {
   enum Kind { kAny, kAbsent, kPresent };
   Condition(Kind kind = kAny, const Adapter* is = nullptr) : kind(kind), is(is) {}
 
   Kind kind;
-  const Adapter* is;  // for kPresent: the required record, which outlives the call; null: any
-  // kConflict if the condition does not hold for a name with this record (null: none).
+  const Adapter* is;  // for kPresent: the required record, which must outlive the call; null: any record
+  // kConflict: the condition does not hold for `record`, the name's current record (null: none).
   Result<void> check(const std::string& name, const Adapter* record) const;
 };
 
@@ -73,11 +73,11 @@ class Registry {
   // --- by name -----------------------------------------------------------------------------------
   asio::awaitable<Result<std::optional<Adapter>>> find(const std::string& tenant, const std::string& name,
                                                        Deadline deadline);
-  // All tenants' records by "<tenant>/<name>". Logs and skips unreadable records.
+  // Returns the records of all tenants by "<tenant>/<name>". Logs and skips invalid records.
   asio::awaitable<Result<std::map<std::string, Adapter>>> all(Deadline deadline);
-  // Registers or replaces an adapter; returns whether the name is new. `upload` is Upload::id(), or empty for a file.
-  // Deletes the upload's chunks if Redis already has the complete file.
-  // kConflict: the condition does not hold. kNotFound: the upload has expired.
+  // Registers or replaces an adapter. Returns whether the name is new. `upload` is Upload::id(), or empty for a file
+  // with a path. Deletes the upload's chunks if Redis already has the complete file. kConflict: the condition does not
+  // hold. kNotFound: the upload has expired.
   asio::awaitable<Result<bool>> put(const Adapter& adapter, const std::string& upload, Condition condition,
                                     Deadline deadline);
   // Returns the new record. kNotFound: no such name. kConflict: the condition does not hold.
@@ -87,19 +87,20 @@ class Registry {
   // kNotFound: no such name. kConflict: the condition does not hold.
   asio::awaitable<Result<Adapter>> remove(const std::string& tenant, const std::string& name, Deadline deadline,
                                           Condition condition = {});
-  // 0 if the registry was never changed.
+  // Returns the registry's version; 0 if there was no change yet.
   asio::awaitable<Result<std::int64_t>> version(Deadline deadline);
-  // Empty if more than 1,000 names have changed since or the registry is a new one: read all() instead.
+  // Returns the changes since `version`. Empty if more than 1,000 names have changed or the registry was created again;
+  // call all() instead.
   asio::awaitable<Result<std::optional<Changes>>> changes_since(std::int64_t version, Deadline deadline);
 
   // --- by digest ---------------------------------------------------------------------------------
   // kNotFound: no record has this digest. kInvalidArgument: not a digest.
   asio::awaitable<Result<Location>> lookup(const std::string& sha256, Deadline deadline);
-  // Chunk 0 … location.chunks - 1 of an upload. kNotFound: deleted meanwhile. kDataCorrupt: wrong size.
+  // Reads chunk `index`, below location.chunks. kNotFound: the file was deleted. kDataCorrupt: wrong size.
   asio::awaitable<Result<std::string>> read_chunk(const Location& location, int index, Deadline deadline);
 
   // --- maintenance -------------------------------------------------------------------------------
-  // Deletes files that are due, as every change also does. Returns how many.
+  // Deletes files whose time of deletion has passed, and returns their number. Every change does this, too.
   asio::awaitable<Result<int>> sweep(Deadline deadline);
 
   const std::shared_ptr<redis::Connection>& connection() const { return connection_; }

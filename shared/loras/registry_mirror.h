@@ -1,4 +1,4 @@
-// An in-memory copy of all records, for processes that resolve names on every request.
+// A copy of all records in memory, for processes that resolve names on every request.
 #pragma once
 
 #include <cstddef>
@@ -13,24 +13,23 @@
 
 namespace ditfleet::loras {
 
-// Threads: the registry's executor.
+// Not thread-safe: call every function on the registry's executor.
 class RegistryMirror {
  public:
   explicit RegistryMirror(std::shared_ptr<Registry> registry);
 
-  // Reads the registry's version (one round trip) and, if it differs, the changes. Afterwards the mirror includes every
-  // change that was acknowledged before the call. Errors: the registry's; the mirror is then unchanged.
+  // Reads the registry's version and, if it differs, the changes. Afterwards the mirror includes every change that was
+  // acknowledged before the call. Errors: those of the registry; the mirror is then unchanged.
   asio::awaitable<Result<void>> refresh(Deadline deadline);
-  // Refreshes every second and sweeps every minute until the coroutine is canceled. While Redis is unavailable the
+  // Refreshes every second and sweeps every minute until the coroutine is canceled. While Redis is unavailable, the
   // mirror keeps its records.
   asio::awaitable<void> follow();
 
-  // Null if the tenant has no adapter of that name. Valid until the next refresh.
+  // Returns null if the tenant has no adapter with this name. The pointer is valid until the next refresh.
   const Adapter* find(const std::string& tenant, const std::string& name) const;
-  // The digest of the adapter that a request of this tenant for this model names. `sha256` is empty or the expected
-  // digest.
-  // kInvalidArgument (param "name" or "sha256"): no such adapter (the message suggests similar names), another digest,
-  // or an adapter that is not registered for the model.
+  // Returns the digest of the adapter `name` for a request of this tenant and model. `sha256` is the expected digest,
+  // or empty. kInvalidArgument (param "name" or "sha256"): there is no such adapter (the message suggests similar
+  // names), it has another digest, or it is not registered for the model.
   Result<std::string> resolve(const std::string& tenant, const std::string& name, const std::string& sha256,
                               const std::string& model) const;
   std::vector<std::string> names(const std::string& tenant) const;  // sorted
@@ -38,10 +37,11 @@ class RegistryMirror {
     std::vector<Adapter> adapters;  // by name
     bool more = false;
   };
-  // At most `most` adapters (0: no limit) whose names sort after `after`.
+  // Returns at most `most` adapters (0: no limit) whose names sort after `after`.
   Page list(const std::string& tenant, const std::string& after = {}, std::size_t most = 0) const;
-  // Of all tenants. A digest is pinned if any record with it is.
+  // The pinned digests of all tenants. A digest is pinned if any of its records is.
   const std::set<std::string>& pinned() const { return pinned_; }
+  // File sizes by digest.
   const std::map<std::string, std::int64_t>& bytes() const { return bytes_; }
   std::int64_t version() const { return version_; }  // -1 before the first refresh
   bool loaded() const { return version_ >= 0; }

@@ -1,4 +1,4 @@
-// Writes an adapter's bytes to Redis in chunks of 1 MiB. They expire unless Registry::put refers to them.
+// Writes an adapter's file to Redis in chunks of 1 MiB. The chunks expire unless they are passed to Registry::put.
 #pragma once
 
 #include <string>
@@ -9,16 +9,16 @@
 
 namespace ditfleet::loras {
 
-// One upload. Threads: the registry's. Keeps at most one chunk in memory.
+// One upload. Not thread-safe: call every function on the registry's executor. Keeps at most one chunk in memory.
 class Upload {
  public:
-  explicit Upload(Registry& registry);  // outlives this
+  explicit Upload(Registry& registry);  // `registry` must outlive the upload
 
-  // Appends bytes; waits while a full chunk is written.
+  // Appends bytes. Waits until full chunks have been written.
   asio::awaitable<Result<void>> write(std::string_view bytes, Deadline deadline);
   // Writes the last chunk. Afterwards bytes() and sha256() describe the whole file.
   asio::awaitable<Result<void>> finish(Deadline deadline);
-  // Deletes the chunks at once instead of letting them expire.
+  // Deletes the chunks immediately instead of letting them expire.
   asio::awaitable<void> discard(Deadline deadline);
 
   const std::string& id() const { return id_; }

@@ -1,4 +1,4 @@
-// The state of a Client and what its calls share.
+// The implementation of Client: its state, and functions that several calls use.
 #pragma once
 
 #include <chrono>
@@ -18,7 +18,7 @@
 
 namespace ditfleet::queue {
 
-// FCALL ditfleet_v2_<name> <keys>. The caller appends that many keys and then the arguments.
+// FCALL ditfleet_v2_<name> <keys>. The caller appends the keys and then the arguments.
 redis::Command fcall(std::string_view name, std::size_t keys);
 redis::Command fcall_ro(std::string_view name, std::size_t keys);
 
@@ -27,20 +27,20 @@ class Client::Impl {
   Impl(std::shared_ptr<redis::Connection> connection, QueueOptions options);
   ~Impl();
 
-  // Calls a Function. If Redis does not have it (a fresh or flushed server), loads the library and calls it again.
+  // Calls a Function. If Redis does not have the library, for example after a flush, loads it and repeats the call.
   asio::awaitable<Result<redis::Reply>> call(redis::Command command, Deadline deadline);
   asio::awaitable<Result<void>> load(Deadline deadline);
-  // XREAD of one stream on the connection `own`, which it creates. Empty: timed out.
+  // XREAD of one stream on the connection `own`, which it creates if necessary. The result is empty after a timeout.
   asio::awaitable<Result<std::vector<redis::Reply>>> read_stream(std::shared_ptr<redis::Connection>& own,
                                                                  const std::string& key, const std::string& after,
                                                                  int limit, std::chrono::milliseconds block);
-  // Redis' clock in milliseconds. The clock of this host may be hours off.
+  // Redis' clock in milliseconds. This host's clock may differ.
   asio::awaitable<Result<std::int64_t>> redis_time(Deadline deadline);
-  // An estimate of it from the latest redis_time(), never ahead of it; nothing before the first one.
+  // A lower estimate of Redis' clock, computed from the latest redis_time(). Empty before the first redis_time().
   std::optional<std::int64_t> estimated_time() const;
   // Whether `reap` must leave leases alone because this process has just reconnected.
   bool hold_leases();
-  // Forgets jobs whose retention is over. Does nothing within 200 ms of the call before.
+  // Deletes jobs past their retention. Does nothing within 200 ms of the previous call.
   asio::awaitable<void> sweep(Deadline deadline);
 
   std::shared_ptr<redis::Connection> connection_;
@@ -51,14 +51,14 @@ class Client::Impl {
   std::string intake_cursor_ = "0";
   std::unordered_map<std::string, std::string> raw_bodies_;  // entry id → SHA-256 of a raw entry's spec
   std::unordered_map<std::string, int> last_steps_;          // nonce → the last step that Redis accepted
-  std::set<std::string> unreadable_workers_;                 // whose records were logged
+  std::set<std::string> unreadable_workers_;                 // workers whose invalid records were logged
   std::uint64_t generation_ = 0;
-  std::optional<std::int64_t> redis_ahead_us_;  // of the monotonic clock
+  std::optional<std::int64_t> redis_ahead_us_;  // Redis' clock minus the monotonic clock
   Deadline::Clock::time_point hold_until_{}, next_sweep_{};
   std::string sweep_cursor_ = "-inf";
 };
 
-// Maximum units per Function call: a longer one would delay other clients.
+// Maximum units per Function call. A longer call would delay other clients.
 inline constexpr std::size_t kBatch = 128;
 
 }  // namespace ditfleet::queue

@@ -6,12 +6,12 @@
 
 namespace ditfleet::queue {
 
-// The library's name, and before an underscore the beginning of its Functions' names. The number in it changes with
-// the arguments or replies of a Function and with the stored forms: processes of two builds may share a Redis.
+// The library's name, followed by "_" in the names of its Functions. The version in it changes with the arguments and
+// replies of Functions and with stored formats, so that processes of two builds can share a Redis.
 inline constexpr std::string_view kLibraryName = "ditfleet_v2";
 
 std::string_view library_text();
-// SHA-256 of the text, which the Function <kLibraryName>_version returns. A Redis that has another text loads ours.
+// SHA-256 of the text. The Function <kLibraryName>_version returns the SHA-256 of the text that Redis has loaded.
 const std::string& library_version();
 // The text with its version Function added, for FUNCTION LOAD.
 std::string loadable_library();

@@ -1,5 +1,5 @@
-// The values that cross the queue's API (client.h). Times are milliseconds of Redis' clock since the epoch
-// unless a name says otherwise.
+// The types in the queue's API (client.h). Times are in milliseconds since 1970 by Redis' clock, unless the name has
+// another unit.
 #pragma once
 
 #include <cstdint>
@@ -20,28 +20,28 @@ struct UnitRef {
   auto operator<=>(const UnitRef&) const = default;
 };
 
-// The right to act on a unit: Redis refuses calls under another nonce than the assignment's.
+// An attempt to run a unit. Redis rejects calls with a nonce that is not the one of the latest assignment.
 struct Attempt {
   UnitRef ref;
   std::string nonce;
 };
 
 struct Submission {
-  std::string id;  // empty: a fresh ULID
+  std::string id;  // empty: submit() creates a ULID
   std::string tenant = "default";
-  std::string spec;                 // JSON; opaque to Redis
+  std::string spec;                 // JSON, which Redis does not parse
   std::string idempotency_key;      // empty: none
   std::string traceparent;          // W3C; empty: none
   std::int64_t deadline_ms = 0;     // absolute; 0: none
-  std::int64_t deadline_in_ms = 0;  // instead of deadline_ms: relative to Redis' clock; 0: none
+  std::int64_t deadline_in_ms = 0;  // alternative to deadline_ms: time from now; 0: none
 };
 
 struct SubmitOutcome {
   std::string id;
-  bool existed = false;  // the idempotency key or the id was used with the same body before
+  bool existed = false;  // the idempotency key or the id was already used with the same spec
 };
 
-// An intake entry as the scheduler reads it. An entry of a plain XADD has the id "x-<entry>" unless it chose one.
+// An intake entry as the scheduler reads it. A job from XADD has the id "x-<entry id>" unless the client set `id`.
 struct IntakeEntry {
   std::string entry_id;
   std::string id;
@@ -51,8 +51,8 @@ struct IntakeEntry {
   std::string traceparent;
   std::int64_t created_ms = 0;
   std::int64_t deadline_ms = 0;
-  bool raw = false;     // came by XADD
-  std::string problem;  // why the entry must be rejected (no spec field, invalid id …); empty: it is valid
+  bool raw = false;     // from XADD, not from submit()
+  std::string problem;  // why the entry must be rejected, such as an invalid id; empty: the entry is valid
 };
 
 struct Admission {
@@ -61,7 +61,7 @@ struct Admission {
   std::string spec;  // complete
   std::string class_key;
   int steps = 0;                           // denoising steps of a unit
-  std::vector<std::string> adapters = {};  // needed by its units
+  std::vector<std::string> adapters = {};  // digests of the adapters that its units need
   std::int64_t cost_us = 0;                // predicted, per unit
   int priority = 0;
   std::int64_t deadline_ms = 0;
@@ -77,23 +77,23 @@ struct Rejection {
   std::string tenant, spec, traceparent;
 };
 
-// A ready, delayed, assigned or running unit, for the scheduler.
+// A unit that has not ended, for the scheduler.
 struct UnitView {
   UnitRef ref;
   job::State state = job::State::kReady;
   std::string tenant, class_key, model;
-  int steps = 0;                      // denoising steps; 0: not known
-  std::vector<std::string> adapters;  // needed by it
+  int steps = 0;                      // denoising steps; 0: unknown
+  std::vector<std::string> adapters;  // digests of the adapters that the unit needs
   std::int64_t cost_us = 0, created_ms = 0, ready_ms = 0, deadline_ms = 0, lease_until_ms = 0, not_before_ms = 0;
   int priority = 0, attempt = 0, crashes = 0;
-  std::string owner, nonce;  // while assigned or running; owner is "<worker>:<boot>"
+  std::string owner, nonce;  // while assigned or running; owner is "<worker>:<run id>"
 };
 
 struct AssignRequest {
   UnitRef ref;
   std::string nonce;
-  std::string reason;  // why this worker, in a few words, for the `assigned` event and `ditfleet explain`
-  // Adapters to evict, in this order, if the worker needs memory or slots for this unit's.
+  std::string reason;  // why this worker was chosen, for the `assigned` event and `ditfleet explain`
+  // Adapters to evict, in this order, if the worker needs memory or slots for the adapters of this unit.
   std::vector<std::string> drop_from_host = {}, drop_from_slots = {};
 };
 
@@ -108,7 +108,7 @@ struct MailboxEntry {
   std::string spec, class_key, tenant, traceparent;
   int attempt = 0;
   std::int64_t deadline_ms = 0;
-  std::int64_t created_ms = 0, assigned_ms = 0;              // of the job, of this message; 0: unknown
+  std::int64_t created_ms = 0, assigned_ms = 0;              // times of the job and of this message; 0: unknown
   std::vector<std::string> drop_from_host, drop_from_slots;  // as in AssignRequest
 };
 
@@ -119,7 +119,7 @@ struct Renewal {
 
 enum class RenewOutcome { kOk, kLost, kCancelRequested };
 
-// The outcome of a finished unit. `manifest` is JSON of results/store.h.
+// The outcome of a successful unit. `manifest` is the JSON of a results::Manifest.
 struct Completion {
   Attempt attempt;
   std::string manifest;
@@ -131,14 +131,14 @@ struct Failure {
   Attempt attempt;
   Error error;
   bool retryable = false;
-  bool crash = false;  // the process or device failed; false: the worker caught an error
+  bool crash = false;  // the process or the device failed
 };
 
 struct Event {
-  std::string id;  // its entry's id in the stream, which is the SSE id
+  std::string id;  // id of its entry in the stream, also used as the SSE id
   std::string job;
   std::string type;  // queued ready assigned started step preview succeeded failed canceled expired rejected …
-  int unit = -1;     // -1: of the job
+  int unit = -1;     // -1: the event concerns the job
   std::int64_t at_ms = 0;
   std::map<std::string, std::string> fields;  // step, total, worker, nonce, attempt, code, message, preview key …
 };
@@ -165,10 +165,10 @@ struct JobRecord {
 
 // How much work a shard has.
 struct Depth {
-  std::size_t queued_jobs = 0;    // in the intake
-  std::size_t admitted_jobs = 0;  // that have not ended
-  std::size_t ready_units = 0;    // that wait for a worker; without units in their back-off
-  std::int64_t time_us = 0;       // Redis' clock when it was read, in microseconds
+  std::size_t queued_jobs = 0;    // jobs in the intake
+  std::size_t admitted_jobs = 0;  // admitted jobs that have not ended
+  std::size_t ready_units = 0;    // units that wait for a worker, without those in back-off
+  std::int64_t time_us = 0;       // time of this reading by Redis' clock, in microseconds
 };
 
 struct JobPage {
@@ -176,31 +176,31 @@ struct JobPage {
   std::string next_cursor;      // empty: the last page
 };
 
-// The worker's name in an owner "<name>:<boot>".
+// The worker's name in an owner "<name>:<run id>".
 inline std::string_view worker_name(std::string_view owner) { return owner.substr(0, owner.find(':')); }
 
 // The heartbeat of one run of a worker.
 struct WorkerInfo {
-  std::string name, boot;
+  std::string name, boot;  // boot: the run id
   std::string host;
   int pid = 0;
   std::string state = "starting";  // starting ready draining
   std::string device, device_name, precision;
   std::vector<std::string> models, warm_classes;
-  // LoRA adapters. A worker without slots runs no unit that needs one.
+  // LoRA adapters. A worker without slots cannot run units that need an adapter.
   int adapter_slots = 0;
   std::vector<std::string> adapters;          // in slots
   std::vector<std::string> host_adapters;     // in host memory; may also be in slots
   std::int64_t host_adapter_bytes = 0;        // capacity for adapters in host memory
-  std::int64_t adapter_load_bytes_per_s = 0;  // measured, from their source; 0: not yet
-  std::int64_t adapter_swap_us = 0;           // measured, from host memory to a slot; 0: not yet
-  int capacity = 2;                           // units it holds at the same time, the running one included
-  std::int64_t heartbeat_ms = 0;              // of the latest heartbeat, by Redis' clock
-  std::int64_t unheard_ms = 0;                // since the latest heartbeat, when it was read
+  std::int64_t adapter_load_bytes_per_s = 0;  // measured speed of loading into host memory; 0: unknown
+  std::int64_t adapter_swap_us = 0;           // measured time of a copy from host memory to a slot; 0: unknown
+  int capacity = 2;                           // maximum of assigned units, including the running unit
+  std::int64_t heartbeat_ms = 0;              // time of the latest heartbeat, by Redis' clock
+  std::int64_t unheard_ms = 0;                // age of the latest heartbeat when this record was read
   std::int64_t started_ms = 0;
   std::string version;
-  std::vector<UnitRef> units;  // that it holds
-  // Of the jobs in `units` that Redis still has: whose they are. Only if Client::workers was asked for it.
+  std::vector<UnitRef> units;  // assigned to this worker
+  // The tenants of the jobs in `units`, by job. Filled only by Client::workers with `with_tenants`.
   std::map<std::string, std::string> tenants;
   std::string owner() const { return name + ":" + boot; }
 };

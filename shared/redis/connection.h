@@ -1,4 +1,4 @@
-// A Redis connection on Asio with hiredis as parser (RESP2): pipelined, with deadlines, reconnecting with back-off.
+// A pipelined Redis connection (RESP2) with deadlines. It reconnects automatically, with back-off.
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
@@ -18,7 +18,7 @@ namespace ditfleet::redis {
 
 namespace asio = boost::asio;
 
-// A reply as a value. Errors of the server inside a reply (an array element) are kError.
+// A reply. kError occurs only as an element of an array: an error reply to a command becomes an Error instead.
 struct Reply {
   enum class Type { kNil, kString, kInteger, kArray, kError, kStatus };
   Type type = Type::kNil;
@@ -51,35 +51,35 @@ class Command {
 struct ConnectionOptions {
   Endpoint endpoint;
   std::chrono::milliseconds connect_timeout{3000};
-  std::chrono::milliseconds backoff_first{50}, backoff_max{2000};  // doubled, with jitter
-  std::size_t max_pending_bytes = 64u << 20;  // unsent commands; above it execute() is kUnavailable
+  std::chrono::milliseconds backoff_first{50}, backoff_max{2000};  // doubles with each attempt; with jitter
+  std::size_t max_pending_bytes = 64u << 20;  // of unsent commands; above it execute() fails with kUnavailable
 };
 
-// Threads: every call from `executor`, which is single threaded or a strand.
+// Not thread-safe: call every function on `executor`, which must be single-threaded or a strand.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   static std::shared_ptr<Connection> create(asio::any_io_executor executor, ConnectionOptions options);
   ~Connection();
 
-  // Connects, and reconnects until stop(). Commands before the first connection wait for it until their deadline.
+  // Connects, and reconnects until stop(). Until the first connection is established, commands wait up to their
+  // deadline.
   void start();
   void stop();
   bool connected() const;
-  // Increases with every established connection: a caller that sees it change must read its state again.
+  // Increases with every established connection. A caller that sees the number change must read its state again.
   std::uint64_t generation() const;
   asio::any_io_executor executor() const;
   const ConnectionOptions& options() const;
 
-  // Sends the command and waits for the reply. Calls do not wait for each other; Redis runs their commands in order.
-  // An error reply becomes an Error with source kRedis: kUnavailable for LOADING, MASTERDOWN, READONLY, CLUSTERDOWN;
-  // kResourceExhausted for OOM; kPermissionDenied for NOAUTH, NOPERM, WRONGPASS; else kInternal.
-  // kUnavailable with source kRedisConnection: no connection, or lost (the command may have run and is not sent again).
-  // kDeadlineExceeded: a late reply is dropped.
+  // Sends the command and waits for the reply. Concurrent calls are pipelined; Redis runs their commands in order.
+  // An error reply becomes an Error with source kRedis; README.md lists the codes.
+  // kUnavailable with source kRedisConnection: there is no connection, or it was lost. The command may have run; it is
+  // not sent again. kDeadlineExceeded: no reply until the deadline. A late reply is dropped.
   asio::awaitable<Result<Reply>> execute(Command command, Deadline deadline);
-  // Pipelined in one write; the i-th result belongs to the i-th command.
+  // Sends the commands in one write. Result i belongs to command i.
   asio::awaitable<std::vector<Result<Reply>>> execute_all(std::vector<Command> commands, Deadline deadline);
 
-  // Receives the messages of subscriptions. Set it before start().
+  // Sets the handler for messages of subscriptions. Call it before start().
   void on_push(std::function<void(Reply)> handler);
 
  private:

@@ -1,4 +1,4 @@
-// The address of a Redis as a URL. A library of its own (ditfleet_redis_endpoint), because checking a URL needs no
+// The address of a Redis as a URL. It is a separate library (ditfleet_redis_endpoint) for users that need no
 // connection.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace ditfleet::redis {
 // redis://[user:password@]host[:port][/db], rediss://… (TLS), unix:///path[?db=N].
 struct Endpoint {
   bool tls = false;
-  std::string unix_path;  // not empty: a unix socket
+  std::string unix_path;  // if not empty, the path of a unix socket, used instead of host and port
   std::string host = "127.0.0.1";
   int port = 6379;
   int db = 0;
@@ -20,10 +20,10 @@ struct Endpoint {
   std::string tls_ca_file;  // empty: the system's certificates
   bool tls_verify = true;
 
-  // kInvalidArgument names the part that is wrong. The message never contains a password.
+  // kInvalidArgument: the message says which part is wrong, and never contains a password.
   static Result<Endpoint> parse(std::string_view url);
   std::string display() const;  // without credentials
-  std::string url() const;      // parse() reads it back; without the TLS files
+  std::string url() const;      // the text for parse(); without tls_ca_file and tls_verify
 };
 
 }  // namespace ditfleet::redis

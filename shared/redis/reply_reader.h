@@ -11,7 +11,7 @@ struct redisReader;
 
 namespace ditfleet::redis {
 
-// Not thread safe. Use one per established connection: after a protocol error the parser stays broken.
+// Not thread-safe. Use a new reader for each established connection; a protocol error is permanent.
 class ReplyReader {
  public:
   ReplyReader();
@@ -21,16 +21,15 @@ class ReplyReader {
 
   // Feed at most 64 KiB at a time: the parser's time is quadratic in the size of a feed.
   void feed(std::string_view bytes);
-  // The next complete reply; nothing if more bytes are needed. kDataCorrupt: not RESP2.
+  // Returns the next complete reply, or nothing if more bytes are needed. kDataCorrupt: the bytes are not RESP2.
   Result<std::optional<Reply>> next();
 
  private:
   redisReader* reader_;
 };
 
-// The Error for an error reply of the server ("WRONGTYPE Operation against …"), with source kRedis and its kind.
-// Connection::execute lists the codes. DiTFleet's own Functions answer EPOCH, CONFLICT (kConflict), NOTFOUND
-// (kNotFound) and BADARG (kInvalidArgument).
+// The Error for an error reply ("WRONGTYPE Operation against …"), with source kRedis and its kind. README.md lists the
+// codes.
 Error error_of_reply(std::string_view text);
 
 }  // namespace ditfleet::redis

@@ -8,18 +8,18 @@
 namespace ditfleet::redis {
 
 struct ServerConfig {
-  std::string dir;                       // its own folder: append-only file, log; must exist
+  std::string dir;                       // an existing folder for the append-only file and the log
   std::string unix_socket;               // empty: none
-  int port = 0;                          // on 127.0.0.1; 0: no TCP
+  int port = 0;                          // TCP port on 127.0.0.1; 0: no TCP
   std::string appendfsync = "everysec";  // always | everysec | no
   std::string maxmemory;                 // as in redis.conf ("2gb"); empty: no limit
   std::string password;                  // empty: none
-  // TLS instead of plain TCP on `port`, if tls_cert_file is set.
+  // If tls_cert_file is set, `port` uses TLS instead of plain TCP.
   std::string tls_cert_file, tls_key_file, tls_ca_file;
-  std::vector<std::string> extra;  // further lines, verbatim; later lines win
+  std::vector<std::string> extra;  // further lines, which override the lines before
 };
 
-// The whole file. Paths with spaces or quotes are quoted as redis.conf needs.
+// The text of redis.conf. Paths with spaces or quotes are quoted.
 std::string redis_server_config(const ServerConfig& config);
 
 }  // namespace ditfleet::redis

@@ -1,5 +1,5 @@
-// The state machine of a Redis connection, without a socket or a clock: (state, event) → next step. connection.cpp
-// performs the steps.
+// The state machine of a Redis connection, without I/O or a clock. Each event function returns the next step, which
+// connection.cpp performs.
 #pragma once
 
 #include <chrono>
@@ -17,25 +17,26 @@
 
 namespace ditfleet::redis {
 
-// What the shell does next. Afterwards it calls the function named in the comment.
+// The next action of connection.cpp. The comments name the function to call afterwards.
 struct Step {
   enum class Do {
-    kConnect,  // open the socket: connected() or connect_failed()
-    kRead,     // write take_output(), wait for bytes: received() or disconnected()
-    kClose,    // close the socket, then closed(): close_reason() says why
-    kWait,     // sleep for `wait`: waited()
-    kEnd,      // stopped: close the socket
+    kConnect,  // open the socket; then connected() or connect_failed()
+    kRead,     // write take_output() and wait for bytes; then received() or disconnected()
+    kClose,    // close the socket because of close_reason(); then closed()
+    kWait,     // sleep for `wait`; then waited()
+    kEnd,      // close the socket; the session has stopped
   };
   Do what = Do::kEnd;
   std::chrono::milliseconds wait{0};
 };
 
+// Not thread-safe.
 class Session {
  public:
   using Id = std::uint64_t;
   struct Done {
     Id id;
-    std::vector<Result<Reply>> replies;  // as many as the request had commands
+    std::vector<Result<Reply>> replies;  // one per command of the request
   };
 
   // `jitter` returns a number in [0, 1).
@@ -51,16 +52,17 @@ class Session {
   Step stop();
   const Error& close_reason() const { return last_error_; }
 
-  // Ready: the bytes join take_output(). Otherwise the request waits: before the first connection as long as its caller
-  // does, later until an attempt to reconnect fails. kUnavailable: stopped, or too many bytes wait.
+  // Adds a request. If the session is not ready, the request waits. Before the first connection, it waits until its
+  // caller abandons it; later, until an attempt to reconnect fails.
+  // kUnavailable: the session has stopped, or too many bytes are waiting.
   Result<Id> submit(const std::vector<Command>& commands);
-  // The caller's deadline has passed. Returns its error: kDeadlineExceeded, or why there is no connection if the
-  // request was never sent. Late replies are dropped.
+  // Ends a request whose deadline has passed. Returns the error for its caller: kDeadlineExceeded or, if the request
+  // was never sent, the reason why there is no connection. Late replies are dropped.
   Error abandon(Id id);
-  // True after several abandoned requests in a row without a byte received: the peer is gone.
+  // True if several requests in a row were abandoned and no byte was received: the server does not respond.
   bool looks_dead() const { return silent_timeouts_ >= kSilentTimeouts; }
 
-  // The bytes to write. `spare`: a string whose memory may be reused.
+  // Returns the bytes to write. The result may reuse the memory of `spare`.
   std::string take_output(std::string spare = {});
   bool has_output() const { return !out_.empty(); }
   std::vector<Done> take_done();

@@ -12,7 +12,7 @@
 
 namespace ditfleet::redis {
 
-// Not thread safe. Opened once and closed once.
+// Not thread-safe. Can be opened only once.
 class Transport {
  public:
   static std::unique_ptr<Transport> create(asio::any_io_executor executor, const Endpoint& endpoint);
@@ -20,11 +20,11 @@ class Transport {
 
   // Resolves and connects. With TLS, also verifies the certificate and the host name.
   virtual asio::awaitable<boost::system::error_code> open() = 0;
-  // Waits for some bytes. At the end of the stream: asio::error::eof.
+  // Waits for bytes. Returns asio::error::eof at the end of the stream.
   virtual asio::awaitable<std::pair<boost::system::error_code, std::size_t>> read_some(asio::mutable_buffer buffer) = 0;
-  // Writes all of it. One write at a time; `buffer` must live until `done` is called.
+  // Writes the whole buffer, which must stay valid until `done` is called. Only one write may be outstanding.
   virtual void write(asio::const_buffer buffer, std::function<void(boost::system::error_code)> done) = 0;
-  // Ends pending operations with operation_aborted. May be called at any time and more than once.
+  // Cancels pending operations with operation_aborted. May be called at any time and repeatedly.
   virtual void close() = 0;
 };
 

@@ -1,8 +1,8 @@
 // Results as files in a folder that all hosts share:
-//   results/<hh>/<job>.<unit>.<nonce>.<png|jpg|webp|bin>     hh: first byte of SHA-256(job), hexadecimal
+//   results/<hh>/<job>.<unit>.<nonce>.<png|jpg|webp|bin>     <hh> is the first byte of SHA-256(job) in hexadecimal
 //   previews/<hh>/<job>.<unit>.<nonce>.<index>
-// Files are written atomically (temporary file, fsync, rename, fsync of the folder). Every process sweeps files that
-// are older than their retention; concurrent sweeps are harmless.
+// Files are written atomically (temporary file, fsync, rename, fsync of the folder). Every process deletes files that
+// are older than their retention. Several processes may do so concurrently.
 #pragma once
 
 #include <chrono>
@@ -14,7 +14,7 @@ namespace ditfleet::results {
 
 class FileStore final : public Store {
  public:
-  // Creates the folder; kInvalidArgument or kUnavailable says why it cannot be used. Blocks on the disk.
+  // Creates the folder. kInvalidArgument or kUnavailable: the folder cannot be used. Blocks on the disk.
   static Result<std::shared_ptr<Store>> open(const StoreOptions& options);
   ~FileStore() override;
 
@@ -32,8 +32,8 @@ class FileStore final : public Store {
   std::unique_ptr<Impl> impl_;
 };
 
-// Removes regular files under `dir` (two levels, as above) that were last changed longer than `age` ago and returns how
-// many. Never follows a link. Blocks.
+// Removes regular files in the subfolders of `dir` that were last modified more than `age` ago, and returns their
+// number. Never follows a symbolic link. Blocks.
 int sweep(const std::string& dir, std::chrono::milliseconds age);
 
 }  // namespace ditfleet::results

@@ -1,7 +1,7 @@
-// Results as Redis strings, in chunks of 1 MiB: a longer command would stall the server.
-//   df:{s}:blob:<job>:<unit>:<nonce>[:<k>]               chunk 0 has no suffix
-//   df:{s}:preview:<job>:<unit>:<nonce>:<index>[:<k>]
-// All of them expire.
+// Results as Redis strings, in chunks of 1 MiB, because a longer command would stall the server.
+//   df:{0}:blob:<job>:<unit>:<nonce>[:<k>]               chunk 0 has no suffix
+//   df:{0}:preview:<job>:<unit>:<nonce>:<index>[:<k>]
+// All keys expire.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Checks that every backend makes before it stores or returns bytes.
+// Checks of all backends before they store or return bytes.
 #pragma once
 
 #include <string_view>
@@ -7,14 +7,14 @@
 
 namespace ditfleet::results {
 
-// kDataCorrupt when size or SHA-256 differ from the manifest's. Takes about 3 ms a MiB.
+// kDataCorrupt: the size or SHA-256 differs from the manifest's. Takes about 3 ms per MiB.
 Result<void> verify(const Manifest& manifest, std::string_view bytes);
 
-// A manifest with media type, nonce, and size and SHA-256 of `bytes`.
+// Returns a manifest with the media type, the nonce, and the size and SHA-256 of `bytes`.
 Manifest describe(const ResultKey& result, std::string_view bytes, std::string media_type);
 
-// kInvalidArgument unless job and nonce are valid in a key and a file name (letters, digits, '.', '_', '-') and the
-// unit is not negative.
+// kInvalidArgument: the job or the nonce has a character other than letters, digits, '.', '_' and '-', or the unit is
+// negative.
 Result<void> check_names(const ResultKey& result);
 
 }  // namespace ditfleet::results

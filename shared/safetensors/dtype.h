@@ -1,4 +1,4 @@
-// Element types as safetensors names them.
+// The element types of safetensors.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ enum class DType {
 };
 
 std::string_view dtype_name(DType dtype);                     // "BF16", as in a file's header
-std::optional<DType> dtype_from_name(std::string_view name);  // empty for what the format does not know
+std::optional<DType> dtype_from_name(std::string_view name);  // nothing if the name is unknown
 int dtype_bits(DType dtype);                                  // of one element: 4 for F4, 16 for BF16
 
 }  // namespace ditfleet::safetensors

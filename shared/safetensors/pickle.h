@@ -1,4 +1,4 @@
-// What is often given for a safetensors file and must not be read.
+// Detects pickle files, which are often passed instead of safetensors files and must not be loaded.
 #pragma once
 
 #include <cstddef>
@@ -6,11 +6,11 @@
 
 namespace ditfleet::safetensors {
 
-// Bytes that is_pickle() wants to see; no safetensors file has fewer.
+// The number of bytes that is_pickle() needs. Every safetensors file has at least as many.
 inline constexpr std::size_t kPickleBegin = 9;
 
-// Whether a file begins as torch.save writes it: a ZIP archive or, long ago, a bare pickle. A safetensors header, whose
-// length may begin with the same bytes, is told by its '{'.
+// Whether a file is from torch.save: a ZIP archive or, from old versions, a bare pickle. The length in a safetensors
+// header may start with the same bytes, but is followed by '{'.
 inline bool is_pickle(std::string_view begin) {
   if (begin.size() >= kPickleBegin && begin[kPickleBegin - 1] == '{') return false;
   return begin.starts_with(std::string_view("PK\x03\x04", 4)) ||

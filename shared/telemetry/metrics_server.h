@@ -1,4 +1,4 @@
-// GET /metrics for processes without another HTTP server.
+// Serves GET /metrics in processes without another HTTP server.
 #pragma once
 
 #include <memory>
@@ -8,11 +8,11 @@
 
 namespace ditfleet::telemetry {
 
-// Serves until it is destroyed, from threads of its own. No TLS and no authentication: listen on an address that only
-// the scraper can reach.
+// Serves on separate threads until destruction. There is no TLS and no authentication, so listen on an address that
+// only the scraper can reach.
 class MetricsServer {
  public:
-  // `listen`: HOST:PORT; port 0 picks a free one. kInvalidArgument: not an address. kUnavailable: cannot listen there.
+  // `listen` is HOST:PORT; port 0 selects a free port. kInvalidArgument: not an address. kUnavailable: cannot listen.
   static Result<std::unique_ptr<MetricsServer>> start(const std::string& listen);
   ~MetricsServer();
   MetricsServer(const MetricsServer&) = delete;

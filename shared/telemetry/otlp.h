@@ -1,4 +1,4 @@
-// Sends spans to an OpenTelemetry receiver in the background: OTLP over HTTP with JSON bodies.
+// Exports spans to an OpenTelemetry receiver in the background, with OTLP over HTTP and JSON bodies.
 #pragma once
 
 #include <chrono>
@@ -14,35 +14,36 @@
 namespace ditfleet::telemetry {
 
 struct OtlpOptions {
-  std::string url;  // of the traces signal: http://127.0.0.1:4318/v1/traces
+  std::string url;  // for traces: http://127.0.0.1:4318/v1/traces
   std::vector<std::pair<std::string, std::string>> headers;
   Attributes resource;  // service.name and the like
   std::string scope_version;
-  std::size_t queue_spans = 4096;             // further spans are dropped
-  std::size_t batch_spans = 512;              // per request at most
-  std::chrono::milliseconds delay{1000};      // the longest wait of a span for a full batch
+  std::size_t queue_spans = 4096;             // maximum of queued spans; further spans are dropped
+  std::size_t batch_spans = 512;              // maximum per request
+  std::chrono::milliseconds delay{1000};      // how long a span waits for a full batch
   std::chrono::milliseconds timeout{10'000};  // of one request
-  int attempts = 5;                           // per batch, with exponential backoff; then it is dropped
+  int attempts = 5;                           // per batch, with exponential backoff; then the batch is dropped
 };
 
-// The configured receiver: `endpoint` (telemetry.otlp_endpoint), else OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, which is used
-// unchanged, else OTEL_EXPORTER_OTLP_ENDPOINT. A base URL gets /v1/traces. OTEL_EXPORTER_OTLP_[TRACES_]HEADERS and
-// _TIMEOUT, OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES apply. The url is empty if no receiver is configured,
-// OTEL_SDK_DISABLED is true or OTEL_TRACES_EXPORTER is none.
+// Returns the options for the configured receiver. Its URL is `endpoint` (telemetry.otlp_endpoint), else
+// OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, else OTEL_EXPORTER_OTLP_ENDPOINT. All but OTEL_EXPORTER_OTLP_TRACES_ENDPOINT are
+// base URLs, to which /v1/traces is added. OTEL_EXPORTER_OTLP_[TRACES_]HEADERS and _TIMEOUT, OTEL_SERVICE_NAME and
+// OTEL_RESOURCE_ATTRIBUTES also apply. The URL is empty if no receiver is configured, OTEL_SDK_DISABLED is true or
+// OTEL_TRACES_EXPORTER is none.
 OtlpOptions otlp_options(const std::string& endpoint, const std::string& program, const std::string& version);
 
-// The process's span sink while it lives. Sends batches from a thread of its own. take() never blocks: spans that
-// exceed the queue, and spans that the receiver does not accept, are dropped and counted
-// (ditfleet_spans_total{result="exported"|"queue_full"|"refused"|"unreachable"}).
+// While it exists, the exporter is the process's span sink. A separate thread sends batches. take() never blocks and is
+// thread-safe. Spans that exceed the queue or that the receiver rejects are dropped and counted in
+// ditfleet_spans_total{result="exported"|"queue_full"|"refused"|"unreachable"}.
 class OtlpExporter final : public SpanSink {
  public:
   // kInvalidArgument: the URL is invalid.
   static Result<std::unique_ptr<OtlpExporter>> start(OtlpOptions options);
-  // Sends the queued spans, for two seconds at most. No other thread may record spans any more.
+  // Sends the queued spans, for at most two seconds. Other threads must have stopped recording spans.
   ~OtlpExporter() override;
 
   void take(Span span) noexcept override;
-  // Returns once all earlier spans have been sent or dropped. For tests.
+  // Blocks until all earlier spans have been sent or dropped. For tests.
   void flush();
 
  private:
@@ -51,7 +52,7 @@ class OtlpExporter final : public SpanSink {
   std::unique_ptr<Impl> impl_;
 };
 
-// Starts an exporter with otlp_options() and logs its URL; null if no receiver is configured.
+// Starts an exporter with otlp_options() and logs its URL. Returns null if no receiver is configured.
 Result<std::unique_ptr<OtlpExporter>> start_tracing(const std::string& endpoint, const std::string& program,
                                                     const std::string& version);
 

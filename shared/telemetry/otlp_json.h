@@ -1,4 +1,4 @@
-// OTLP's JSON encoding of spans, and the receiver's response.
+// The JSON encoding of OTLP requests and responses.
 #pragma once
 
 #include <cstddef>
@@ -11,10 +11,10 @@
 namespace ditfleet::telemetry {
 
 // An ExportTraceServiceRequest (opentelemetry-proto, "OTLP/HTTP JSON": ids in hexadecimal, 64-bit integers as strings).
-// Text that is not valid UTF-8 has its bytes above 127 replaced by '?'.
+// In text that is not valid UTF-8, bytes above 127 are replaced by '?'.
 std::string otlp_json(std::span<const Span> spans, const Attributes& resource, const std::string& scope_version);
 
-// partialSuccess.rejectedSpans of a response, or 0.
+// Returns partialSuccess.rejectedSpans of a response, or 0.
 std::size_t rejected_spans(std::string_view answer);
 
 }  // namespace ditfleet::telemetry

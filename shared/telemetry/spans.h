@@ -1,5 +1,5 @@
-// Spans of a trace (W3C Trace Context, OpenTelemetry's data model). Without a sink (otlp.h) nothing is recorded, and a
-// span costs one check of a flag. The functions are thread safe, the objects are not.
+// Spans of a trace (W3C Trace Context, OpenTelemetry's data model). Without a sink (otlp.h), spans are not recorded and
+// cost one check of a flag. Functions are thread-safe; objects are not.
 #pragma once
 
 #include <chrono>
@@ -16,15 +16,15 @@
 namespace ditfleet::telemetry {
 
 struct SpanContext {
-  std::string trace_id;  // 32 hexadecimal digits; empty: none, child spans are not recorded
-  std::string span_id;   // 16
+  std::string trace_id;  // 32 hexadecimal digits; empty: no trace, child spans are not recorded
+  std::string span_id;   // 16 hexadecimal digits
   bool sampled = false;
 
   bool valid() const { return !trace_id.empty(); }
   std::string traceparent() const;
-  // The context of a traceparent; not valid() if the traceparent is invalid.
+  // Parses a traceparent. The result is not valid() if the traceparent is invalid.
   static SpanContext parse(std::string_view traceparent);
-  // The root of a new trace, sampled if there is a sink.
+  // Returns the root of a new trace, which is sampled if there is a sink.
   static SpanContext fresh();
 };
 
@@ -33,11 +33,11 @@ using Attributes = std::vector<std::pair<std::string, AttributeValue>>;
 enum class SpanKind { kInternal = 1, kServer = 2, kConsumer = 5 };  // the numbers of OTLP
 
 struct Span {
-  std::string name, trace_id, span_id, parent_id;  // parent_id empty: a root
+  std::string name, trace_id, span_id, parent_id;  // parent_id is empty for a root
   SpanKind kind = SpanKind::kInternal;
   std::chrono::system_clock::time_point start, end;
   Attributes attributes;
-  std::string error;  // the status' message; empty: no error
+  std::string error;  // empty: no error
 };
 
 class SpanSink {
@@ -46,15 +46,16 @@ class SpanSink {
   virtual void take(Span span) noexcept = 0;  // must not block
 };
 
-// Null: spans are dropped. The sink must stay alive until another (or null) is set and no thread records any more.
+// With null, spans are dropped. The sink must outlive its use: first set another sink or null, and stop recording in
+// all threads.
 void set_span_sink(SpanSink* sink);
 bool spans_wanted();
 void record(Span span) noexcept;
 
-// The context of this thread; not valid() if there is none.
+// Returns this thread's context, which is not valid() if none is set.
 const SpanContext& current_span();
 
-// Sets this thread's context until the end of the scope. A context is not inherited by other threads: pass it along.
+// Sets this thread's context until the end of the scope. New threads do not inherit the context.
 class ContextScope {
  public:
   explicit ContextScope(SpanContext context);
@@ -66,14 +67,14 @@ class ContextScope {
   SpanContext before_;
 };
 
-// A span from its construction to end() or its destruction. It may move between threads, as coroutines do; one thread
-// at a time uses it.
+// A span that lasts from construction to end() or destruction. It may move between threads, but only one thread may use
+// it at a time.
 class SpanTimer {
  public:
   SpanTimer() = default;  // records nothing
-  // A child of `parent`. Records nothing if the parent is not valid or not sampled.
+  // Starts a child of `parent`. Records nothing if the parent is not valid or not sampled.
   SpanTimer(std::string name, const SpanContext& parent, SpanKind kind = SpanKind::kInternal);
-  // The span with this context, whose id has been passed on already; `parent_id` may be empty.
+  // Starts the span with the context `self`, if its id was already sent elsewhere. `parent_id` may be empty.
   static SpanTimer of(std::string name, const SpanContext& self, std::string parent_id, SpanKind kind);
   ~SpanTimer() { end(); }
   SpanTimer(SpanTimer&& other) noexcept
@@ -85,7 +86,9 @@ class SpanTimer {
     return *this;
   }
 
-  const SpanContext& context() const { return context_; }  // for children; the parent's if nothing is recorded
+  const SpanContext& context() const {
+    return context_;
+  }  // for children; the parent's context if this span is not recorded
   void attribute(std::string key, AttributeValue value) {
     if (span_) span_->attributes.emplace_back(std::move(key), std::move(value));
   }
@@ -103,7 +106,7 @@ class SpanTimer {
   SpanContext context_;
 };
 
-// A span until the end of the scope: a child of the thread's context, and the thread's context meanwhile.
+// A span that lasts until the end of the scope. It is a child of the thread's context, and is the context until then.
 class ScopedSpan : public SpanTimer {
  public:
   explicit ScopedSpan(std::string name) : SpanTimer(std::move(name), current_span()), scope_(context()) {}

@@ -117,29 +117,29 @@ def measured(figure, runs, peers):
 
 
 def table(rows):
-    head = ["figure", "target", "value", "peer", "date", "machine"][:len(rows[0])]
+    head = ["figure", "target", "value", "compared with", "date", "machine"][:len(rows[0])]
     lines = [head, ["---"] * len(head), *rows]
     return [("| " + " | ".join(line) + " |").replace("  ", " ") for line in lines]
 
 
 def tables(figures):
-    """The table of tests/bench/README.md, which names the machine once per file, and the one of README.md."""
+    """The table of tests/bench/README.md, which has a row per file, date and machine, and the one of README.md."""
     everything, top, runs = [], [], {}
-    machine = None
+    source = None
     for figure in figures:
         name = figure["csv"]
         if name not in runs:
             runs[name] = runs_of(f"results/{name}.csv")
-            machine = None
+            source = None
         peers = {f["peer_system"] for f in figures if f["csv"] == name} - {""}
         cells = measured(figure, runs[name], peers)
         if cells is None:
             print(f"report.sh: {name}.csv has no rows for '{figure['figure']}'", file=sys.stderr)
             continue
-        if cells[-1] != machine:
-            machine = cells[-1]
-            everything.append([f"[**{name}**](results/{name}.csv), {machine}", "", "", "", ""])
-        everything.append(cells[:-1])
+        if cells[-2:] != source:
+            source = cells[-2:]
+            everything.append([f"[**{name}**](results/{name}.csv), {source[1]}, {source[0]}", "", "", ""])
+        everything.append(cells[:-2])
         if figure["top"]:
             top.append([figure["top"].replace(";", ","), *cells[1:]])
     return table(everything), table(top)
