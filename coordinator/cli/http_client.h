@@ -19,7 +19,7 @@ struct HttpResponse {
   std::string content_type, body;
 };
 
-// Not thread safe; all calls block.
+// Not thread-safe; all calls block.
 class HttpClient {
  public:
   explicit HttpClient(const Target& target);

@@ -5,7 +5,7 @@
 // requested. Actions may be wrong, because Redis checks every transition. A refused action makes the scheduler request
 // an audit, which compares its state with the stored state.
 //
-// Not thread safe. `now_us` is Redis' clock in microseconds and never decreases.
+// Not thread-safe. `now_us` is Redis' clock in microseconds and never decreases.
 #pragma once
 
 #include <functional>

@@ -34,7 +34,7 @@ struct RegionCounts {
   std::map<std::string, std::uint64_t> fallback_reasons;
 };
 
-// Thread safe.
+// Thread-safe.
 class RegionCounters {
  public:
   // Registers the process's counters; `backend` may be "eager".

@@ -21,7 +21,7 @@ struct LoggedProcessSpec {
   int inherited_fd = -1;
 };
 
-// Not thread safe.
+// Not thread-safe.
 class LoggedProcess {
  public:
   explicit LoggedProcess(LoggedProcessSpec spec) : spec_(std::move(spec)) {}

@@ -1,4 +1,4 @@
-// Server-sent events as text (WHATWG HTML §9.2). Pure, thread-safe.
+// Server-sent events as text (WHATWG HTML §9.2). Pure functions, thread-safe.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // Errors as clients see them (OpenAI's error object on every route), and the checks that all handlers share.
-// Pure, thread-safe.
+// Pure functions, thread-safe.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,4 @@
-// Jobs, workers and models as the JSON of the native routes (README.md). Pure, thread safe.
+// Jobs, workers and models as the JSON of the native routes (README.md). Pure functions, thread-safe.
 #pragma once
 
 #include <functional>

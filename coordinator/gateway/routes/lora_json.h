@@ -1,4 +1,4 @@
-// The JSON of adapters, and the parsing of requests that put, change or list them. Pure, thread-safe.
+// The JSON of adapters, and the parsing of requests that put, change or list them. Pure functions, thread-safe.
 #pragma once
 
 #include <optional>

@@ -1,5 +1,5 @@
 // OpenAI's image API in terms of DiTFleet's jobs
-// (https://platform.openai.com/docs/api-reference/images/create). Pure, thread safe.
+// (https://platform.openai.com/docs/api-reference/images/create). Pure functions, thread-safe.
 #pragma once
 
 #include <cstdint>

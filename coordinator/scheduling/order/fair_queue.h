@@ -7,7 +7,7 @@
 // lane that waits for a full worker is skipped as a whole. No call looks at all queued units, nor at units that need
 // more adapter slots than are open now.
 //
-// Pure and not thread safe. Times are microseconds of Redis' clock.
+// No I/O, no clock; not thread-safe. Times are microseconds of Redis' clock.
 #pragma once
 
 #include <cstdint>

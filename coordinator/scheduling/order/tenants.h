@@ -1,7 +1,7 @@
 // Virtual time per tenant: the service it has had, in GPU-microseconds, divided by its weight. The tenant with the
 // least virtual time goes first.
 //
-// Pure and not thread safe.
+// No I/O, no clock; not thread-safe.
 #pragma once
 
 #include <cstdint>

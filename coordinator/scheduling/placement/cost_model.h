@@ -1,7 +1,7 @@
 // Predicts runs and the cost of a cold class in GPU-microseconds: a prior from the shape (pixels, steps, guidance),
 // corrected by observed runs.
 //
-// Pure and not thread safe. Classes, models and workers are dense indices that the scheduler assigns.
+// No I/O, no clock; not thread-safe. Classes, models and workers are dense indices that the scheduler assigns.
 #pragma once
 
 #include <cstdint>

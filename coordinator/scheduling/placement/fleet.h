@@ -1,7 +1,7 @@
 // The workers: their state, the units they hold, when they will be free, the classes they are warm for. Updated from
 // the registry and from the scheduler's own assignments.
 //
-// Pure and not thread safe. Times are microseconds of Redis' clock.
+// No I/O, no clock; not thread-safe. Times are microseconds of Redis' clock.
 #pragma once
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 // Updated from the registry, and ahead of it by the scheduler's own assignments, which make a worker load adapters.
 // Tracks the demand for each adapter, and so chooses which adapter a full worker evicts.
 //
-// Pure and not thread safe. Times are microseconds of Redis' clock.
+// No I/O, no clock; not thread-safe. Times are microseconds of Redis' clock.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // How a unit finds its worker. The service uses EarliestFinishPolicy; the simulator runs other policies in the same
 // scheduler (coordinator/simulation).
 //
-// Not thread safe. Times are microseconds of Redis' clock.
+// Not thread-safe. Times are microseconds of Redis' clock.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // Log lines about workers that register, leave or fall silent, and about units of lost workers. Workers that change in
 // the same way share a line, so that a large fleet logs few.
 //
-// Pure and not thread safe.
+// No I/O, no clock; not thread-safe.
 #pragma once
 
 #include <cstdint>

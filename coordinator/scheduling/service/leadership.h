@@ -1,7 +1,7 @@
 // Whether this coordinator leads its shard. Redis grants the lease (queue::Client::lead) and rejects stale leaders by
 // epoch. This class decides when to ask, and ends a lease before Redis does.
 //
-// Pure and not thread safe. Times are microseconds of any monotonic clock.
+// No I/O, no clock; not thread-safe. Times are microseconds of any monotonic clock.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // An estimate of Redis' clock: the monotonic clock plus an offset that sync() measures.
-// Pure and not thread safe.
+// No I/O, no clock; not thread-safe.
 #pragma once
 
 #include <algorithm>

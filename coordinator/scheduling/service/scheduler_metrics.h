@@ -1,4 +1,4 @@
-// The scheduler's metrics. on_event(), track() and on_gap() must be called from one thread; the rest is thread safe.
+// The scheduler's metrics. on_event(), track() and on_gap() must be called from one thread; the rest is thread-safe.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // Runs the scheduler (scheduler.h) on Redis: keeps the leadership of a shard, passes intake, feed and worker registry
 // to the state machine, performs its actions and reaps lapsed leases. While another coordinator leads, it waits.
 //
-// Threads: all calls from `executor`, which is single threaded or a strand. Nothing blocks it.
+// Threads: all calls from `executor`, which is single-threaded or a strand. Nothing blocks it.
 // Survives a Redis that is down: keeps its state, retries with back-off and audits the state after the reconnect.
 #pragma once
 

@@ -28,7 +28,7 @@ struct CachedProgram {
 using Validator = std::function<Result<void>(const Entry&)>;
 
 // The program of plan and source for arch, from the nearest tier or the compiler. Returns the compiler's errors, and
-// those of `usable` for a program that was just compiled. Thread safe; blocks as KernelCache::get_or_compile does.
+// those of `usable` for a program that was just compiled. Thread-safe; blocks as KernelCache::get_or_compile does.
 Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const Plan& plan, const Source& source,
                                      const Compiler& compiler, const std::string& arch, const Validator& usable = {});
 // The same for any source, with the caller's key and name.

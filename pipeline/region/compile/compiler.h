@@ -29,7 +29,7 @@ class Compiler {
   virtual std::string target(const std::string& arch) const = 0;
   virtual std::vector<std::string> options(const std::string& arch) const = 0;
   // Blocks for 20 ms to a few seconds. kInvalidArgument: an unknown arch. kInternal: the compiler rejects the source;
-  // the message names a file with a copy of it. Thread safe.
+  // the message names a file with a copy of it. Thread-safe.
   virtual Result<Entry> compile(const std::string& region, const Source& source, const std::string& arch) const = 0;
 };
 

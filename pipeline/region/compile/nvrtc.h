@@ -16,7 +16,7 @@ Result<void> check_architecture(const std::string& arch, const std::vector<std::
 
 // Opens libnvrtc.so.13 once per process. It looks at the file `given` (compile.nvrtc), DITFLEET_NVRTC, next to LibTorch
 // (the wheel nvidia-cuda-nvrtc), in the linker's path and in a CUDA toolkit. kUnavailable: the message lists these
-// places and how to install it. The compiler must not outlive main(). Thread safe.
+// places and how to install it. The compiler must not outlive main(). Thread-safe.
 Result<std::shared_ptr<const Compiler>> open_nvrtc(const std::string& given = {});
 
 // Registers, spills and shared memory of each kernel from the log of ptxas -v. Exposed for tests.

@@ -5,7 +5,7 @@
 //   auto y = b.modulate(b.layer_norm("norm", x, 1e-6), …);
 //   Result<Program> program = b.finish({y});
 //
-// finish() returns the first error; calls after an error do nothing. Not thread safe.
+// finish() returns the first error; calls after an error do nothing. Not thread-safe.
 #pragma once
 
 #include <optional>

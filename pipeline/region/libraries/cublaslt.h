@@ -41,7 +41,7 @@ struct GemmAlgorithm {
   std::uint64_t workspace_bytes = 0;
 };
 
-// For the device that is current when it is opened. Thread safe.
+// For the device that is current when it is opened. Thread-safe.
 class CublasLt {
  public:
   // kUnavailable: the library does not load. kDeviceFault: it does not start on this device.

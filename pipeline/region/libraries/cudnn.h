@@ -31,7 +31,7 @@ struct AttentionOperands {
   void* out = nullptr;
 };
 
-// For the device that is current when it is opened. Thread safe.
+// For the device that is current when it is opened. Thread-safe.
 class Cudnn {
  public:
   // A kernel for one shape. cuDNN compiles it when the plan is made, which takes 60 ms. Immutable.

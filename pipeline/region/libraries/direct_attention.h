@@ -25,10 +25,10 @@ class DirectAttention {
   // size]; k, v: [batch, tokens of the keys, heads, head size]; bf16, any strides. Works on the calling thread's
   // current device and stream. The plan of a new shape comes from the kernel cache, else cuDNN makes it, which takes
   // some 60 ms. Returns false, and does nothing, if cuDNN cannot do it: another type, rows that are not contiguous or
-  // not aligned to 16 bytes, an old library. Throws pipeline::Failure. Thread safe.
+  // not aligned to 16 bytes, an old library. Throws pipeline::Failure. Thread-safe.
   virtual bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
                    double scale) const = 0;
-  // Makes the plan for this shape in the background. Does not wait. Thread safe.
+  // Makes the plan for this shape in the background. Does not wait. Thread-safe.
   virtual void prewarm(const AttentionShape& shape) const = 0;
 };
 

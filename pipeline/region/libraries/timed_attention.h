@@ -20,7 +20,7 @@ class TimedAttention {
   // Returns kAuto (the default without timing) or a backend that is at least 2 % faster: flash, or LibTorch's cuDNN if
   // cuDNN is not called directly. For a new shape without a choice in the kernel cache it calls start(backend) several
   // times for each backend. start() enqueues the attention on the calling thread's current stream, needs `bytes` of
-  // memory, and throws if the backend cannot do it. Thread safe.
+  // memory, and throws if the backend cannot do it. Thread-safe.
   virtual AttentionBackend choose(const AttentionShape& shape, std::uint64_t bytes,
                                   const std::function<void(AttentionBackend)>& start) const = 0;
 };

@@ -18,7 +18,7 @@ class Graphs {
   // The first call of a bucket runs the body directly, so that libraries finish what cannot be recorded. The second
   // call records it on copies of the inputs; the body must then neither copy to the host nor draw random numbers. Later
   // calls copy their inputs there and replay. The caller owns the result. A body that cannot be recorded always runs
-  // directly. Calls are serialized, also on the GPU, because recordings share a memory pool. Thread safe.
+  // directly. Calls are serialized, also on the GPU, because recordings share a memory pool. Thread-safe.
   virtual at::Tensor run(const std::vector<std::int64_t>& bucket, const std::vector<at::Tensor>& inputs,
                          const Body& body) = 0;
 };

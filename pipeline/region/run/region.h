@@ -35,7 +35,7 @@ class Region {
   void prepare(ElementType type, c10::Device device);
 
   // Prewarms library plans for a call of these sizes (by symbol) in the background. Does nothing before prepare(), and
-  // if the program runs eagerly. Does not wait. Throws if the sizes do not fit the program. Thread safe.
+  // if the program runs eagerly. Does not wait. Throws if the sizes do not fit the program. Thread-safe.
   void prewarm(ElementType type, c10::Device device, const Sizes& sizes);
 
   // inputs and outputs: see execute(). A call whose guard fails (another element type, or with dynamic off another

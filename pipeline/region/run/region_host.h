@@ -18,7 +18,7 @@
 
 namespace ditfleet::region {
 
-// make_region_host() fills it in. Users share it as const; all of its const members are thread safe.
+// make_region_host() fills it in. Users share it as const; all of its const members are thread-safe.
 struct RegionHost {
   CompileOptions options;
   std::shared_ptr<const Compiler> compiler;  // null: eager
