@@ -50,7 +50,7 @@ class AdapterStore {
 
   void pin(const std::set<std::string>& ids);  // replaces the set of pinned adapters
 
-  // The calling thread must be in a StageScope.
+  // Evicts the adapter and overwrites its slot. The calling thread must be in a StageScope.
   void forget(const std::string& id);
   AdapterHoldings holdings() const;
 

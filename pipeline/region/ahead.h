@@ -32,7 +32,7 @@ struct AheadRegion {
   std::int64_t compile_us = 0;  // until it was compiled or found
   kernel_cache::Key key;
   std::shared_ptr<const kernel_cache::Entry> program;
-  std::string explanation;  // the fused steps and kernels, in lines
+  std::string explanation;  // lines that describe the fused steps and kernels
 
   std::uint32_t registers() const;    // of the kernel that needs most
   std::uint32_t spill_bytes() const;  // of all kernels
