@@ -13,8 +13,8 @@ namespace ditfleet {
 using ReadyHook = std::function<void(const std::string& gateway_url)>;
 
 // Serves until SIGTERM, SIGINT or SIGHUP, then shuts down cleanly: answers running requests, resigns as leader, closes.
-// A second signal ends it immediately. Redis may be down at start-up: the gateway is then alive (/healthz 200) but not
-// ready (/readyz 503).
+// A second signal ends the process immediately. Redis may be down at startup. Until it is up, /healthz answers 200 and
+// /readyz 503.
 // Returns the process's exit status: 0, or 1 after logging the reason (an unreadable model folder, the port in use, a
 // malformed Redis URL).
 // Requires `settings.redis.url`. Blocks; call it once, from the main thread.

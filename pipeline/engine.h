@@ -1,4 +1,5 @@
-// The pipeline as the worker sees it: the only header of pipeline/ that others include. No LibTorch type appears here.
+// The interface of the pipeline: the only header of pipeline/ that code outside it includes. No LibTorch type appears
+// here.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@
 
 namespace ditfleet::pipeline {
 
-struct Family;  // pipeline/engine/family.h; a program names its families in one file
+struct Family;  // pipeline/engine/family.h; a program lists its families in one file
 using Families = std::vector<const Family*>;
 
 struct EngineOptions {
@@ -24,17 +25,17 @@ struct EngineOptions {
   region::CompileOptions compile;
   std::shared_ptr<kernel_cache::KernelCache> kernel_cache;  // of compiled regions; null: one in memory
   int max_lora_rank = 64;                                   // of one module of an adapter
-  // Combined rank of the adapters in use at one linear: the columns reserved beside each compiled linear. At least
-  // max_lora_rank.
+  // Largest combined rank of the adapters of a request at one linear: the number of columns reserved next to each
+  // compiled linear. Must be at least max_lora_rank.
   int lora_together_rank = 0;
-  // Adapters that the device holds at once, per model. With 0, requests with adapters run eagerly.
+  // Slots for adapters on the device, per model. With 0, requests with adapters run eagerly.
   int lora_slots = 0;
   std::int64_t lora_host_bytes = std::int64_t{4} << 30;  // per model: adapters in host memory
 };
 
 class Engine {
  public:
-  // Errors: kInvalidArgument names the option, kUnavailable the device or library that is missing.
+  // Errors: kInvalidArgument (the message contains the option), kUnavailable (a device or library is missing).
   static Result<std::unique_ptr<Engine>> create(const EngineOptions& options, Families families);
   virtual ~Engine() = default;
   virtual std::string device() const = 0;                  // "cpu", "cuda:0"
@@ -42,12 +43,12 @@ class Engine {
   virtual std::string precision() const = 0;               // "fp32" | "bf16"
   virtual std::string compile_backend() const = 0;         // what auto resolved to: "nvrtc", "cpu_jit", "eager"
   virtual region::RegionCounts region_counts() const = 0;  // of all models since create(); thread-safe
-  // Loads a folder in diffusers' layout. Its model_index.json decides the family. Errors: kNotFound and kDataCorrupt
-  // name the file and what is wrong with it.
+  // Loads a folder in diffusers' layout. Its model_index.json determines the family. Errors: kNotFound, kDataCorrupt;
+  // the message contains the file and the problem.
   virtual Result<std::unique_ptr<Model>> load_model(const std::string& name, const std::string& dir) = 0;
   // Compiles the region programs of a folder into `cache` for these architectures ("sm_90a", "cpu"). Reads only the
-  // configuration files and needs no GPU. dtype: auto (bf16 for a GPU, fp32 for cpu), fp32 or bf16. Architectures on
-  // which `options` run blocks eagerly are listed in the report and nothing is compiled for them. Errors: those of
+  // configuration files and needs no GPU. dtype: auto (bf16 for a GPU, fp32 for cpu), fp32 or bf16. If `options` makes
+  // blocks run eagerly on an architecture, nothing is compiled for it and the report lists it. Errors: those of
   // load_model() and region::compile_ahead().
   static Result<region::AheadReport> compile_regions(const Families& families, const std::string& dir,
                                                      const std::string& dtype,

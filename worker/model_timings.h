@@ -1,4 +1,4 @@
-// Prometheus metrics about the time that models take to load, warm up and step:
+// Prometheus metrics of the load, warm-up and step times of models:
 //   ditfleet_model_load_seconds{model,part}    part: tokenizers, text_encoders, transformer, vae, compile
 //   ditfleet_warmup_seconds{model,class,part}  part: text_encoders, transformer_first_step, transformer_steady_step,
 //                                              vae, encode

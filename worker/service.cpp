@@ -100,7 +100,7 @@ bool Service::finished() const {
 
 void Service::drain() {
   if (state_ == "draining" || state_ == "stopping") return;
-  spdlog::info("draining: {} units held", table_.attempts().size());
+  spdlog::info("draining with {} units", table_.attempts().size());
   // Loading and warm-up cannot be interrupted, and there is no unit to finish.
   if (loading_) quitting_ = true;
   state_ = "draining";
@@ -223,9 +223,9 @@ asio::awaitable<void> Service::heartbeats() {
         // The other process has registered after this one, so it is alive: the two keep displacing each other.
         logged_duplicate = true;
         spdlog::error(
-            "another worker has the name '{}' too (boot {}), and units move back and forth between them; give each "
+            "another worker has the name '{}' too (run id {}), so both lose units to each other; give every worker "
             "worker "
-            "its own worker.name",
+            "a unique worker.name",
             options_.name, *before);
       }
     }

@@ -1,6 +1,6 @@
 // The worker service: runs the units that arrive in its mailbox in Redis, until it is drained.
 //
-// Threads: the io thread (which runs the io_context) and the threads "device", "text" and "encode".
+// The service uses the io thread, which runs the io_context, and the threads "device", "text" and "encode".
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -29,12 +29,12 @@ namespace ditfleet::worker {
 struct ServiceOptions {
   std::string name;  // must be unique among living workers
   std::string version;
-  int capacity = 2;  // units held at once, including the running one
+  int capacity = 2;  // most units at a time, including the running one
   Timing timing;
   std::chrono::milliseconds heartbeat{1000};
   std::chrono::milliseconds drain{30'000};
   bool warmup = true;
-  // Reported while the models load, so that jobs that no worker can run are refused from the first heartbeat on.
+  // Reported while the models load. The scheduler can then reject jobs that no worker can run from the first heartbeat.
   std::vector<std::string> models;
   int adapter_slots = 0;
 };
@@ -44,7 +44,7 @@ struct ServiceParts {
   std::shared_ptr<queue::Client> queue;
   std::shared_ptr<results::Store> store;
   std::function<Result<ModelSet>()> load;  // called once, on the device thread
-  AdapterOptions adapters;                 // without a source, units with adapters are refused
+  AdapterOptions adapters;                 // without a source, units with adapters are rejected
   ImageEncoder encode_image;               // called on the encode thread, and on the device thread for the warm-up
 };
 
@@ -55,17 +55,17 @@ class Service {
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;
 
-  // Serves until it is drained (returns 0), or until a model cannot be loaded or the device fails (returns 1). Redis
-  // may be down at any time, also at the start.
+  // Serves until it is drained (returns 0), or until a model cannot be loaded or the device fails (returns 1).
+  // Tolerates a Redis that is down at any time, including at the start.
   asio::awaitable<int> run();
 
-  // On the io thread. drain(): hands back the units that have not started, finishes the others within the drain time
-  // and ends. quit(): hands back all units and ends at once.
+  // Call both functions on the io thread. drain() hands back the units that have not started, gives the others the
+  // drain time to finish, and ends run(). quit() hands back all units and ends run() immediately.
   void drain();
   void quit();
 
-  // After run(): whether a thread is still busy with work that cannot be interrupted. The process should then end
-  // without waiting for it.
+  // After run(): whether a thread is still busy with work that cannot be interrupted. The process should then exit
+  // without waiting for the thread.
   bool busy() const { return loading_ || !runner_.idle(); }
   bool ready() const { return state_ == "ready"; }
   const std::string& owner() const { return owner_; }

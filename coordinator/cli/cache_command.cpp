@@ -36,7 +36,7 @@ struct Opened {
 Result<Opened> open(const CacheFlags& flags, kernel_cache::FolderSecret missing) {
   if (flags.bad && !flags.arch.empty())
     return invalid_argument(
-        "--bad and --arch exclude each other: a value that does not verify has no known architecture; use --bad alone "
+        "--bad and --arch cannot be combined: the architecture of an invalid entry is unknown; use --bad alone "
         "or with --key");
   if (!flags.key.empty()) {
     if (auto key = kernel_cache::Key::from_hex(flags.key); !key)
@@ -60,15 +60,16 @@ Result<Opened> open(const CacheFlags& flags, kernel_cache::FolderSecret missing)
   std::error_code ec;
   if (!options->secret && !options->dir.empty() && std::filesystem::exists(options->dir + "/1", ec))
     return Error{Code::kNotFound,
-                 "'" + options->dir + "' holds programs but no secret to verify them ('" + options->dir +
+                 "'" + options->dir + "' has programs but no secret to verify them ('" + options->dir +
                      "/secret'); set cache.secret or cache.secret_file to the secret that signed them",
                  {}};
   if (flags.tier == "redis" && !options->redis)
     return invalid_argument(
-        "no Redis tier is configured: set redis.url and cache.secret or cache.secret_file, or give --data of a "
+        "--tier is redis, but no Redis is configured for the cache: set redis.url and cache.secret or "
+        "cache.secret_file, or give --data of a "
         "`ditfleet up`");
   if (flags.tier == "disk" && options->dir.empty())
-    return invalid_argument("no disk tier is configured: set cache.dir and cache.disk_bytes");
+    return invalid_argument("--tier is disk, but no cache folder is configured: set cache.dir and cache.disk_bytes");
   Opened opened{*options, std::make_unique<Inventory>(*options)};
   return opened;
 }
@@ -249,7 +250,7 @@ Result<int> export_to(const CacheFlags& flags, Opened& opened) {
   else
     std::printf("%s: %llu program(s), %s%s\n", flags.file.c_str(), static_cast<unsigned long long>(archive->values()),
                 short_bytes(archive->bytes()).c_str(),
-                bad ? ("; left out " + std::to_string(bad) + " that did not verify").c_str() : "");
+                bad ? ("; left out " + std::to_string(bad) + " invalid").c_str() : "");
   return kExitOk;
 }
 
@@ -277,7 +278,9 @@ Result<int> import_from(const CacheFlags& flags, Opened& opened) {
   std::vector<Import> imports;
   if (flags.disk() && opened.inventory->disk()) imports.push_back({kernel_cache::Tier::kDisk});
   if (flags.redis() && opened.inventory->redis()) imports.push_back({kernel_cache::Tier::kRedis});
-  if (imports.empty()) return invalid_argument("there is no disk or Redis tier to import to; set cache.dir");
+  if (imports.empty())
+    return invalid_argument(
+        "no disk cache and no Redis is configured to import into; set cache.dir, or redis.url and cache.secret");
   auto archive = kernel_cache::ArchiveReader::open(flags.file);
   if (!archive) return archive.error();
   std::size_t entries = 0;
@@ -285,7 +288,7 @@ Result<int> import_from(const CacheFlags& flags, Opened& opened) {
   const auto refuse = [&](const std::string& key, std::string_view why, const std::string& message) {
     refused.push_back(json::object{{"key", key}, {"problem", why}, {"message", message}});
     if (!flags.json)
-      std::fprintf(stderr, "ditfleet cache import: refused %s: %s: %s\n", key.c_str(), std::string(why).c_str(),
+      std::fprintf(stderr, "ditfleet cache import: rejected %s: %s: %s\n", key.c_str(), std::string(why).c_str(),
                    message.c_str());
   };
   Result<void> ended;
@@ -324,7 +327,7 @@ Result<int> import_from(const CacheFlags& flags, Opened& opened) {
                        {"refused", std::move(refused)},
                        {"whole", ended.ok()}});
   } else {
-    std::printf("%s: %zu good program(s), %s, %zu refused\n", flags.file.c_str(), entries, in_words(imports).c_str(),
+    std::printf("%s: %zu valid program(s), %s, %zu rejected\n", flags.file.c_str(), entries, in_words(imports).c_str(),
                 wrong);
   }
   if (!ended) return ended.error();
@@ -400,9 +403,9 @@ void add_cache(CLI::App& app, Invocation& run) {
       sub->add_option("--arch", flags->arch, "Only programs for this architecture, for example sm_90a");
       sub->add_option("--key", flags->key, "Only the program with this key")->type_name("HEX");
     }
-    if (std::string_view(name) == "list") sub->add_flag("--bad", flags->bad, "Only values that do not verify");
+    if (std::string_view(name) == "list") sub->add_flag("--bad", flags->bad, "Only invalid entries");
     if (std::string_view(name) == "purge")
-      sub->add_flag("--bad", flags->bad, "Only values that do not verify, except those that another secret signed");
+      sub->add_flag("--bad", flags->bad, "Only invalid entries, except those that another secret signed");
     if (file) sub->add_option("file", flags->file, file)->required();
     sub->callback([flags, action, name, missing, &run] {
       run = [flags, action, name, missing] {
@@ -414,11 +417,11 @@ void add_cache(CLI::App& app, Invocation& run) {
       };
     });
   };
-  add("stats", "Show the size of each tier", stats, false, nullptr);
+  add("stats", "Show the size of the cache on disk and in Redis", stats, false, nullptr);
   add("list", "List the programs with their region, architecture, kernels and size", list, true, nullptr);
-  add("verify", "Check every program on disk and in the index in Redis; exit with 1 if one does not verify", verify,
-      false, nullptr);
-  add("export", "Write all programs that verify to one file", export_to, true, "The file to write");
+  add("verify", "Check every program on disk and in Redis' index; exit with 1 if one is invalid", verify, false,
+      nullptr);
+  add("export", "Write all valid programs to one file", export_to, true, "The file to write");
   add("import", "Store the programs of an export; each must be signed with the configured secret", import_from, false,
       "The file to read");
   add("purge", "Remove programs; running workers keep what they have loaded", purge, true, nullptr);

@@ -14,29 +14,29 @@ inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailure = 1;
 inline constexpr int kExitUsage = 2;
 
-// The typed command, to be run after the command line has been parsed. Returns the exit code.
+// The command to run after the command line has been parsed. Returns the exit code.
 using Invocation = std::function<int()>;
 
 // Prints "ditfleet COMMAND: message" to stderr. kExitUsage for kInvalidArgument, else kExitFailure.
 int report(const std::string& command, const Error& error);
 
-// --config, --set; the file may also come from DITFLEET_CONFIG.
+// Adds --config and --set. The file may also come from DITFLEET_CONFIG.
 void add_configuration_flags(CLI::App& command, config::Sources& sources);
 
-// A running service and the key to use there.
+// A running service and the key for it.
 struct Target {
-  std::string url;  // empty until settle(): from the configuration
+  std::string url;  // if empty, settle() sets it from the configuration
   std::string key;  // bearer key; empty: none
   bool json = false;
   config::Sources sources;
 };
-// --url (DITFLEET_URL), --key (DITFLEET_KEY), --json, --config, --set.
+// Adds --url (DITFLEET_URL), --key (DITFLEET_KEY), --json, --config and --set.
 void add_target_flags(CLI::App& command, Target& target);
 // Reads the configuration. If no URL was given, sets it to gateway.public_url, else to gateway.listen.
 // Errors: kInvalidArgument (the configuration is invalid, or gateway.listen has port 0).
 Result<void> settle(Target& target);
 
-// Each adds its command to `app`. The one that was typed sets `run`.
+// Each function adds its command to `app`. The command that the user typed sets `run`.
 void add_up(CLI::App& app, Invocation& run);
 void add_coordinator(CLI::App& app, Invocation& run);
 void add_generate(CLI::App& app, Invocation& run);

@@ -67,12 +67,12 @@ Result<json::array> save_pictures(HttpClient& client, const json::value& job, co
     auto picture =
         client.request("GET", "/v1/jobs/" + id + "/results/" + std::to_string(index), {}, std::chrono::minutes(2));
     if (!picture) return picture.error();
-    if (picture->status != 200) return error_of(*picture, "the picture of unit " + std::to_string(index));
+    if (picture->status != 200) return error_of(*picture, "the image of unit " + std::to_string(index));
     if (const std::string expected = text(result, "sha256");
         !expected.empty() && sha256_hex(picture->body) != expected) {
       return Error{Code::kDataCorrupt,
-                   "the picture of unit " + std::to_string(index) +
-                       " did not arrive as it was made; ask again: ditfleet jobs show " + id,
+                   "the image of unit " + std::to_string(index) +
+                       " was damaged in transfer; download it again from the URL in: ditfleet jobs show " + id,
                    {}};
     }
     const auto format = job::format_from_media_type(picture->content_type);
@@ -97,7 +97,7 @@ Result<int> generate(const GenerateFlags& flags) {
     const fs::path folder = fs::path(flags.out).parent_path();
     std::error_code ec;
     if (!folder.empty() && !fs::is_directory(folder, ec))
-      return invalid_argument("-o is '" + flags.out + "', but there is no folder '" + folder.string() + "'");
+      return invalid_argument("-o is '" + flags.out + "', but the folder does not exist: '" + folder.string() + "'");
   }
   const InterruptGuard guard;
   HttpClient client(flags.target);
@@ -156,16 +156,16 @@ Result<std::string> job_body(const GenerateFlags& flags) {
 
 void add_generate(CLI::App& app, Invocation& run) {
   auto flags = std::make_shared<GenerateFlags>();
-  auto* command = app.add_subcommand("generate", "Draw a prompt on a running service and write the pictures");
+  auto* command = app.add_subcommand("generate", "Generate images on a running service and write them to files");
   add_target_flags(*command, flags->target);
-  command->add_option("--model", flags->model, "Model; by default the service's");
+  command->add_option("--model", flags->model, "Model; default: the service's default model");
   job::add_field_flags(*command, flags->fields, true);
   command->add_option("--lora", flags->loras, "LoRA adapter; may be repeated")
       ->type_name("NAME[:SCALE]")
       ->allow_extra_args(false);
   command
       ->add_option("-o,--out", flags->out,
-                   "Image file to write: .png, .jpg or .webp; of several NAME-1.png …; by default the job's id")
+                   "Image file to write: .png, .jpg or .webp; with several images NAME-1.png …; default: the job's id")
       ->type_name("FILE");
   command->callback([flags, &run] {
     run = [flags] {

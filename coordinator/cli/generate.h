@@ -1,4 +1,4 @@
-// `ditfleet generate`: submits a job, shows its steps, writes its pictures.
+// `ditfleet generate`: submits a job, shows its progress and writes its images.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace ditfleet::cli {
 
-// As typed. The service fills in what was left out.
+// The flags as typed. The service sets missing fields to defaults.
 struct GenerateFlags {
   Target target;
   std::string model, out;
@@ -17,7 +17,8 @@ struct GenerateFlags {
   job::FieldFlags fields;
 };
 
-// The body of POST /v1/jobs. kInvalidArgument names the flag: an -o with an unknown extension, a malformed --lora.
+// The body of POST /v1/jobs. kInvalidArgument: an -o with an unknown extension, or a malformed --lora; the message
+// contains the flag.
 Result<std::string> job_body(const GenerateFlags& flags);
 
 }  // namespace ditfleet::cli

@@ -19,7 +19,7 @@ struct HttpResponse {
   std::string content_type, body;
 };
 
-// Not thread safe; all calls block.
+// Not thread-safe; all calls block.
 class HttpClient {
  public:
   explicit HttpClient(const Target& target);
@@ -32,8 +32,8 @@ class HttpClient {
   Result<HttpResponse> request(const std::string& method, const std::string& path, const std::string& body = {},
                                std::chrono::milliseconds timeout = std::chrono::seconds(30),
                                const std::vector<std::string>& headers = {});
-  // The same for a JSON response. A status of 400 or more is an error with the service's message and a code for the
-  // status.
+  // As request(), but parses a JSON response. A status of 400 or more is an error with the service's message and a code
+  // that matches the status.
   Result<json::value> json(const std::string& method, const std::string& path, const std::string& body = {},
                            const std::vector<std::string>& headers = {});
 
@@ -56,7 +56,7 @@ class HttpClient {
   Target target_;
 };
 
-// While an object of this class lives, SIGINT sets a flag instead of ending the process. Requests then return
+// As long as an object of this class exists, SIGINT sets a flag instead of ending the process. Requests then return
 // kCanceled.
 class InterruptGuard {
  public:

@@ -10,8 +10,8 @@ namespace ditfleet::cli {
 
 bool is_terminal_event(const ServerEvent& event);  // of the job as a whole: succeeded failed canceled …
 
-// Calls `on_event` once for each event of the job, from the first, and returns when the job has ended. Reconnects after
-// the last event for up to 30 s.
+// Calls `on_event` once for each event of the job, starting with the first, and returns when the job has ended. If the
+// connection is lost, tries to reconnect for up to 30 s.
 // Errors: kCanceled (interrupted), those of HttpClient::events().
 Result<void> watch_job(HttpClient& client, const std::string& id,
                        const std::function<void(const ServerEvent&)>& on_event);

@@ -210,7 +210,7 @@ void add_jobs(CLI::App& app, Invocation& run) {
 
 void add_workers(CLI::App& app, Invocation& run) {
   auto target = std::make_shared<Target>();
-  auto* command = app.add_subcommand("workers", "List live workers and what they hold");
+  auto* command = app.add_subcommand("workers", "List live workers with their models, units and adapters");
   add_target_flags(*command, *target);
   command->callback([target, &run] {
     run = [target] {

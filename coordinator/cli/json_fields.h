@@ -9,7 +9,7 @@
 
 namespace ditfleet::cli {
 
-// Null if it is missing or `from` is not an object.
+// Null if the field is missing or `from` is not an object.
 inline const json::value& field(const json::value& from, std::string_view name) {
   static const json::value kNone = nullptr;
   const auto* object = from.if_object();
@@ -17,7 +17,7 @@ inline const json::value& field(const json::value& from, std::string_view name) 
   return value ? *value : kNone;
 }
 
-// A string as it is, a number as its digits, else empty.
+// Returns a string unchanged and a number as digits; else returns an empty string.
 inline std::string text(const json::value& from, std::string_view name) {
   const json::value& value = field(from, name);
   if (value.is_string()) return std::string(value.get_string());

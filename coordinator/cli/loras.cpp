@@ -145,7 +145,7 @@ void add_loras(CLI::App& app, Invocation& run) {
     if (action == add) {
       sub->add_option("file", flags->file, "The safetensors file")->required();
       sub->add_flag("--by-path", flags->by_path,
-                    "Register FILE instead of uploading it; it must lie in loras.folders, where the service and its "
+                    "Register FILE instead of uploading it; it must be in loras.folders, where the service and its "
                     "workers read it");
       sub->add_option("--model", flags->models, "A model that the adapter fits; repeatable; default: any")
           ->allow_extra_args(false);

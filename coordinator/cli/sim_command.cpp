@@ -62,7 +62,7 @@ Result<void> check_output(const std::string& out, const std::vector<std::string>
   }
   const auto folder = fs::absolute(out, ignored).parent_path();
   if (!fs::is_directory(folder, ignored))
-    return unavailable("cannot create '" + out + "': there is no folder '" + folder.string() + "'");
+    return unavailable("cannot create '" + out + "': the folder does not exist: '" + folder.string() + "'");
   return {};
 }
 
@@ -138,9 +138,9 @@ void add_sim(CLI::App& app, Invocation& run) {
                   "NAME or NAME,TUNABLE=NUMBER,…; repeatable; all: every policy with its defaults")
       ->type_name("POLICY")
       ->allow_extra_args(false);
-  sim->add_option("--workers", options->run.workers, "Number of workers; default: as the trace says")
+  sim->add_option("--workers", options->run.workers, "Number of workers; default: the number in the trace")
       ->check(CLI::Range(1, 100'000));
-  sim->add_option("--warm-up", options->run.warm_up, "Share of the jobs, from the first, that no figure counts")
+  sim->add_option("--warm-up", options->run.warm_up, "Share of the jobs, from the first, that is excluded from figures")
       ->capture_default_str();
   sim->add_option("--seed", options->run.seed, "Seed of the variation of runs")->capture_default_str();
   sim->add_flag("--tune", options->tune, "Tune each baseline: try its grid and show the lowest p95");

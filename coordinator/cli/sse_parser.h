@@ -11,7 +11,7 @@ struct ServerEvent {
   std::string id, type, data;  // the type defaults to "message"
 };
 
-// Not thread safe.
+// Not thread-safe.
 class SseParser {
  public:
   // Calls `on_event` for each event that `bytes` completes.

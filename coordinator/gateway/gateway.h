@@ -1,8 +1,8 @@
 // The HTTP side of the coordinator: OpenAI's image route, native jobs, server-sent events, metrics and the
 // console page, on one listening socket. README.md lists the routes; openapi.json describes their JSON.
 //
-// Threads: everything from `executor`, which is single-threaded or a strand. Nothing blocks it, because the process
-// may run the scheduler on the same executor: calls to Redis and the result store are asynchronous.
+// Call every function on `executor`, which must be single-threaded or a strand. No function blocks it, because the
+// process may run the scheduler on the same executor.
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
@@ -37,7 +37,7 @@ namespace ditfleet::gateway {
 
 namespace asio = boost::asio;
 
-// The answer of GET /readyz: 200, or 503 with the reasons ("Redis at … is not connected").
+// The response of GET /readyz: 200, or 503 with the reasons ("Redis at … is not connected").
 struct Readiness {
   bool ready = true;
   std::vector<std::string> reasons = {};
@@ -47,9 +47,9 @@ struct Readiness {
 struct GatewayDependencies {
   config::Settings settings;  // gateway.*, queue.retention_ms, worker.heartbeat_ms, loras.*, keys
   job::Catalogue catalogue;
-  std::shared_ptr<queue::Client> queue;  // its Function library is already loaded into Redis, or will be
+  std::shared_ptr<queue::Client> queue;  // the owner loads its Function library into Redis
   std::shared_ptr<results::Store> store;
-  std::shared_ptr<redis::Connection> redis;              // the queue's; the event feed opens another one like it
+  std::shared_ptr<redis::Connection> redis;              // the queue's; the event feed opens another connection
   std::shared_ptr<loras::Registry> loras = {};           // null: /v1/loras answers 503
   std::shared_ptr<loras::RegistryMirror> adapters = {};  // of the same registry; the owner runs follow()
   std::function<Readiness()> readiness = {};             // unset: always ready
@@ -76,8 +76,8 @@ class Gateway {
 
   // Serves until stop(); spawn it after listen(). Works without Redis: routes that need it answer 503.
   asio::awaitable<void> run();
-  // Accepts no more connections, answers requests that wait for an image with 503 (their jobs continue), ends event
-  // streams, lets running requests finish until the deadline and then closes the remaining connections.
+  // Stops accepting connections, ends event streams, and answers requests that wait for an image with 503 (their jobs
+  // continue). Other running requests can finish until the deadline; then the remaining connections are closed.
   asio::awaitable<void> stop(Deadline deadline);
 
  private:

@@ -18,11 +18,10 @@ class QueueJobService final : public JobService {
   asio::awaitable<Result<queue::SubmitOutcome>> submit(const queue::Submission& submission) override {
     auto outcome = co_await queue_->submit(submission, deadline());
     // Redis may have executed a command that it did not answer.
-    co_return translate(std::move(outcome),
-                        submission.idempotency_key.empty()
-                            ? "it is not known whether the job was submitted: check /v1/jobs, and use an "
-                              "Idempotency-Key to make retries safe"
-                            : "try again with the same Idempotency-Key");
+    co_return translate(std::move(outcome), submission.idempotency_key.empty()
+                                                ? "the job may have been submitted: check /v1/jobs, and use an "
+                                                  "Idempotency-Key to make retries safe"
+                                                : "try again with the same Idempotency-Key");
   }
   asio::awaitable<Result<queue::CancelOutcome>> cancel(const std::string& id, const std::string& view) override {
     co_return translate(co_await queue_->cancel(id, view, deadline()));

@@ -1,5 +1,5 @@
-// The queue and the result store as the gateway's handlers use them. An interface, so that tests of handlers need no
-// Redis. All calls from the gateway's executor; nothing blocks.
+// The gateway's interface to the queue and the result store, so that tests of handlers need no Redis. Call every
+// function on the gateway's executor; none blocks.
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -30,7 +30,7 @@ class JobService {
   virtual asio::awaitable<Result<std::vector<queue::Event>>> events(const std::string& id, const std::string& after,
                                                                     int limit) = 0;
   virtual asio::awaitable<Result<std::vector<queue::WorkerInfo>>> workers() = 0;  // with tenants
-  // kNotFound: it has expired.
+  // kNotFound: the result has expired.
   virtual asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) = 0;
   virtual asio::awaitable<Result<std::string>> preview(const std::string& key) = 0;
 };

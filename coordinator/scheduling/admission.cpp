@@ -65,7 +65,7 @@ std::optional<Error> unmet_slots(const job::JobSpec& spec, int most_slots) {
   const auto needed = std::set(named.begin(), named.end()).size();
   if (static_cast<int>(needed) <= most_slots) return std::nullopt;
   return invalid_argument(
-      fmt::format("loras names {} adapters, and no worker of '{}' holds more than {} at once; name fewer or "
+      fmt::format("loras lists {} adapters, but workers of '{}' have at most {} slots; use fewer adapters or "
                   "raise worker.lora.slots",
                   needed, spec.model, most_slots),
       "loras");

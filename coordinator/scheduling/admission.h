@@ -1,7 +1,7 @@
 // Turns an intake entry into an admission or a rejection. Parses and completes the spec again, because an entry may
 // come from a plain XADD, then classifies and prices it.
 //
-// Pure. Does not throw.
+// Pure functions. They do not throw.
 #pragma once
 
 #include <functional>
@@ -27,16 +27,16 @@ struct Classified {
 // Precondition: complete_spec made `spec` with `model`.
 Classified classify(job::JobSpec spec, const job::ModelEntry& model, const std::string& precision);
 
-// The digest of an adapter that a tenant names for a model, or an error if there is no such adapter. Unset: no
-// adapters.
+// Resolves the name of a tenant's adapter to its digest, or returns an error if the tenant has no such adapter for the
+// model. Unset: no tenant has adapters.
 using TenantAdapters = std::function<Result<std::string>(const std::string& tenant, const job::LoraUse& use,
                                                          const job::ModelEntry& model)>;
 
-// Errors: those of job/validate.h, and a malformed entry.
+// Parses, completes and classifies an entry. Errors: those of job/validate.h, and a malformed entry.
 Result<Classified> examine(const queue::IntakeEntry& entry, const job::Catalogue& catalogue,
                            const std::string& precision, const TenantAdapters& adapters);
 
-// A lower bound of when a unit would end.
+// A lower bound of the time until a unit ends.
 struct Estimate {
   std::int64_t wait_us = 0, run_us = 0;
   bool observed = false;  // the run is based on observed runs of the model
@@ -48,7 +48,7 @@ std::int64_t deadline_us(const queue::IntakeEntry& entry, const job::JobSpec& sp
 // An error if the deadline cannot be met. A prior alone never rejects a job.
 std::optional<Error> unmet_deadline(const Estimate& estimate, std::int64_t deadline_us, std::int64_t now_us);
 
-// An error if the job names more adapters than `most_slots`, the most adapter slots of any worker. 0 or less: unknown.
+// An error if the job lists more adapters than `most_slots`, the most adapter slots of any worker. 0 or less: unknown.
 std::optional<Error> unmet_slots(const job::JobSpec& spec, int most_slots);
 
 std::vector<std::string> adapters_of(const job::JobSpec& spec);  // digests in the order of the request

@@ -2,10 +2,10 @@
 // SchedulerService performs its actions.
 //
 // Redis' feed is authoritative: a unit is ready, started or ended when its event arrives, not when an action was
-// requested. Actions may be wrong, because Redis checks every transition. A refused action makes the scheduler request
-// an audit, which compares its state with the stored state.
+// requested. Redis checks every transition, so a wrong action does no harm. If Redis rejects an action, the scheduler
+// requests an audit, which compares its state with the stored state.
 //
-// Not thread safe. `now_us` is Redis' clock in microseconds and never decreases.
+// Not thread-safe. `now_us` is Redis' clock in microseconds and never decreases.
 #pragma once
 
 #include <functional>
@@ -35,7 +35,7 @@ struct SchedulerOptions {
   std::int64_t age_bound_ms = 60'000;
   std::int64_t silent_after_ms = 3'500;    // without a heartbeat
   std::function<std::string()> new_nonce;  // required; the service draws 128 random bits
-  TenantAdapters adapters;                 // unset: jobs that name adapters are rejected
+  TenantAdapters adapters;                 // unset: jobs with adapters are rejected
   std::shared_ptr<RoutingPolicy> routing;  // used by this scheduler only; null: EarliestFinishPolicy
 };
 
@@ -72,29 +72,29 @@ class Scheduler {
   ~Scheduler();
 
   // --- inputs ------------------------------------------------------------------------------------
-  // Starts from the stored state. Call it once, on a new object. For `grace_ms` silent workers keep their units: their
-  // heartbeats could not arrive while Redis or the coordinator was down.
+  // Starts from the stored state. Call it once, on a new object. Silent workers keep their units for `grace_ms`,
+  // because their heartbeats could not arrive while Redis or the coordinator was down.
   void rebuild(std::span<const queue::UnitView> open, const std::map<std::string, std::int64_t>& virtual_times,
                const std::vector<queue::WorkerInfo>& workers, std::int64_t grace_ms, std::int64_t now_us);
   // The same grace, after Redis was unreachable.
   void grant_grace(std::int64_t grace_ms, std::int64_t now_us) { grace_until_us_ = now_us + grace_ms * 1000; }
-  // Corrects what differs from `open`, which was requested at `asked_us`. Units touched since then are left alone.
+  // Corrects the state to match `open`, which was requested at `asked_us`. Skips units that changed since then.
   void audit(std::span<const queue::UnitView> open, std::int64_t asked_us, std::int64_t now_us);
   void on_intake(std::span<const queue::IntakeEntry> entries, std::int64_t now_us);
   void on_event(const queue::Event& event, std::int64_t now_us);
   // The registry. Call it at least every second: it also detects silent workers.
   void on_workers(const std::vector<queue::WorkerInfo>& workers, std::int64_t now_us);
-  // Redis refused the assignment: the unit was not ready.
+  // Redis rejected the assignment, because the unit was not ready.
   void on_assign_refused(const queue::UnitRef& ref, const std::string& nonce, std::int64_t now_us);
 
   // --- outputs -----------------------------------------------------------------------------------
-  // The actions to perform now. Assigned units count as held from here on.
+  // The actions to perform now. Assigned units then count as held.
   Actions decide(std::int64_t now_us);
   // True: the state may differ from the stored one; read the open units and call audit().
   bool wants_audit() const { return wants_audit_; }
   std::size_t ready() const { return queue_.size(); }
 
-  // For sizes and pins, which workers do not report.
+  // For setting sizes and pins, which workers do not report.
   Residency& adapters() { return fleet_.adapters(); }
 
   Estimate estimate(const job::JobSpec& complete_spec, const std::string& tenant, std::int64_t now_us) const;
@@ -104,7 +104,7 @@ class Scheduler {
   const Tenants& tenants() const { return queue_.tenants(); }
   const Fleet& fleet() const { return fleet_; }
   QueueStats stats() const;
-  // What a unit that has not started waits for, in words. Empty: it does not wait, or the scheduler does not know it.
+  // What a unit that has not started waits for, as a phrase. Empty: it does not wait, or it is unknown.
   std::string waits_for(const queue::UnitRef& ref, std::int64_t now_us) const;
 
  private:
@@ -171,8 +171,8 @@ class Scheduler {
   std::pair<std::int64_t, bool> prediction(const Job& job, bool cold) const;
   // Charges the prediction in advance, including the cost of a cold class.
   void charge(const Job& job, Unit& unit, bool cold);
-  // Replaces the charge made in advance by `actual_us`. If that is negative: by the prediction if the unit has
-  // started, else by 0.
+  // Replaces the charge made in advance by `actual_us`. A negative `actual_us` stands for the prediction if the unit
+  // has started, else for 0.
   void settle(const Job& job, Unit& unit, int index, std::int64_t actual_us);
   void recharge(ModelId model);
   void apply_view(const queue::UnitView& view, std::int64_t now_us);

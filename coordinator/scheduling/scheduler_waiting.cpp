@@ -43,7 +43,7 @@ std::string Scheduler::queued_waits_for(const Job& job, std::int64_t now_us) con
   if (having.empty()) return fmt::format("a worker with the model '{}': no such worker is registered", model);
   if (const int most = fleet_.most_adapter_slots(job.model); needs > most) {
     if (most <= 0)
-      return fmt::format("a worker that takes adapters: of {} with '{}', none has adapter slots",
+      return fmt::format("a worker with adapter slots: found {} with '{}', but none with adapter slots",
                          workers(having.size()), model);
     return fmt::format("a worker with {} adapter slots, one per adapter: workers with '{}' have at most {}", needs,
                        model, most);

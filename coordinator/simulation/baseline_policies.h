@@ -1,6 +1,7 @@
-// Routing policies of other systems, written from their documentation, as baselines for the service's own. All use
-// the same predicted costs as the measure of load, and choose among ready workers that have the model, spare capacity
-// and enough adapter slots. A tenant's units go in the order of arrival; workers evict the least recently used adapter.
+// Routing policies of other systems, implemented from their documentation, as baselines for the service's policy. All
+// use the same predicted costs as the measure of load, and choose among ready workers that have the model, spare
+// capacity and enough adapter slots. A tenant's units run in the order of arrival; workers evict the least recently
+// used adapter.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 
 namespace ditfleet::simulation {
 
-// The workers in turn.
+// Round robin.
 class RoundRobinPolicy final : public scheduling::RoutingPolicy {
  public:
   scheduling::Route choose(const scheduling::Fleet& fleet, const scheduling::CostModel& costs,
@@ -52,8 +53,8 @@ class LadderPolicy final : public scheduling::RoutingPolicy {
   Random random_{0};
 };
 
-// Ray Serve's model multiplexing. Draws two workers that hold the adapter and takes the less loaded one. While all
-// holders are full it waits up to `matching_timeout_ms`; then it draws two of the workers with the fewest adapters.
+// Ray Serve's model multiplexing. Draws two workers that hold the adapter and chooses the less loaded one. While all
+// holders are full, it waits up to `matching_timeout_ms`. Then it draws two of the workers with the fewest adapters.
 class MultiplexPolicy final : public scheduling::RoutingPolicy {
  public:
   explicit MultiplexPolicy(double matching_timeout_ms)

@@ -1,5 +1,5 @@
-// The costs of the simulated workers, read from a file that names the source of each figure. The scheduler does not see
-// them: it learns costs from observed runs, as in service.
+// The costs of the simulated workers, read from a file that states the source of each figure. The scheduler does not
+// have access to them: it learns costs from observed runs, as in the service.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,9 @@ struct CostTable {
   double run_spread = 0;           // runs vary by ± this share
 
   std::int64_t adapter_bytes = 0;
-  double adapter_load_bytes_per_s = 0;   // source → host memory, one at a time, beside the running job
-  std::int64_t adapter_swap_us = 0;      // host memory → slot, beside the running job
-  std::int64_t adapter_resident_us = 0;  // between jobs, from one adapter in a slot to another
+  double adapter_load_bytes_per_s = 0;   // from source to host memory, one at a time, during the running job
+  std::int64_t adapter_swap_us = 0;      // from host memory to a slot, during the running job
+  std::int64_t adapter_resident_us = 0;  // switch between adapters in slots, between two jobs
   int adapter_slots = 0;
   std::int64_t host_adapter_bytes = 0;
   int lookahead = 2;  // units a worker holds, including the running one

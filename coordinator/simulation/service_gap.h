@@ -1,10 +1,10 @@
 // Measures fairness: the widest gap in service between two tenants of equal weight while both have units waiting.
 //
-// A unit counts as service when a worker gets it. When two tenants begin to wait at the same time, the difference
-// between what they have in flight is the initial lead, which the scheduler is meant to level; only a gap beyond the
-// initial lead counts. The order of events with equal timestamps is ignored.
+// A unit counts as service when it is assigned to a worker. When two tenants start to wait at the same time, the
+// difference between their service in flight is the initial lead, which the scheduler is expected to level. Only a gap
+// beyond the initial lead counts. The order of events with equal timestamps is ignored.
 //
-// Pure. look() compares only tenants that changed with all waiting ones, so thousands of tenants are fine.
+// look() compares only changed tenants with all waiting tenants, so it is fast enough for thousands of tenants.
 #pragma once
 
 #include <algorithm>
@@ -19,10 +19,10 @@ namespace ditfleet::simulation {
 class ServiceGap {
  public:
   void queued(const std::string& tenant) { wait(id_of(tenant), 1); }
-  // A worker gets a unit that will take `us`; the unit returns to the queue; the unit ends.
+  // A unit that will run for `us` is assigned; it returns to the queue; it ends.
   void assigned(const std::string& tenant, std::int64_t us) { move(id_of(tenant), us, -1); }
   void returned(const std::string& tenant, std::int64_t us) { move(id_of(tenant), -us, 1); }
-  // A unit in flight takes `us` more than assigned() said.
+  // A unit in flight runs for `us` longer than was passed to assigned().
   void corrected(const std::string& tenant, std::int64_t us) {
     if (us != 0) move(id_of(tenant), us, 0);
   }

@@ -363,12 +363,12 @@ double Report::figure(const std::string& metric) const {
 Result<Report> simulate(const Trace& trace, const CostTable& costs, const SimulationOptions& options) {
   if (trace.jobs.empty()) return invalid_argument("the trace has no jobs");
   if (options.workers == 0 && trace.workers == 0) {
-    return invalid_argument("the trace does not name a number of workers; give --workers");
+    return invalid_argument("the trace does not contain the number of workers; give --workers");
   }
   const int workers = options.workers != 0 ? options.workers : trace.workers;
   if (!kWorkers.has(workers)) return kWorkers.error("the number of workers", std::to_string(workers));
   if (!(options.warm_up >= 0 && options.warm_up < 1))
-    return invalid_argument("the warm-up is a share of the jobs, from 0 to below 1");
+    return invalid_argument("--warm-up must be at least 0 and below 1");
   auto policy = make_policy(options.policy);
   if (!policy) return policy.error();
   Report report{.policy = options.policy.name, .figures = {}, .jobs = {}};

@@ -16,8 +16,8 @@ namespace ditfleet::simulation {
 
 struct SimulationOptions {
   PolicyOptions policy;
-  int workers = 0;         // 0: as the trace says
-  double warm_up = 0.2;    // share of the jobs, from the first, that no figure counts
+  int workers = 0;         // 0: the number in the trace
+  double warm_up = 0.2;    // this share of the jobs, from the first, is excluded from figures
   std::uint64_t seed = 1;  // of the variation of runs
 };
 
@@ -27,11 +27,11 @@ struct Figure {
   std::string unit;
 };
 
-// How one job was served, in the trace's time. If the job was revoked and assigned again, the times are those of the
-// last assignment, and `host_misses` counts the loads of all assignments.
+// When and where one job ran, in the trace's time. If the job was revoked and assigned again, the times are those of
+// the last assignment, and `host_misses` counts the loads of all assignments.
 struct ServedJob {
   std::size_t worker = 0;
-  // The worker begins with the job at `began_us`; the run starts at `started_us`, once the adapter is in a slot.
+  // The worker takes the job at `began_us`. The run starts at `started_us`, when the adapter is in a slot.
   std::int64_t assigned_us = 0, began_us = 0, started_us = 0, ended_us = 0;
   int host_misses = 0;
   bool slot_miss = false, cold_class = false;
@@ -44,7 +44,7 @@ struct Report {
   double figure(const std::string& metric) const;  // NaN if there is no such figure
 };
 
-// Takes seconds for large traces. No side effects.
+// Runs for seconds with large traces. No side effects.
 // kInvalidArgument: unknown policy or tunable, number of workers unknown, no jobs, or a job that the scheduler rejects.
 Result<Report> simulate(const Trace& trace, const CostTable& costs, const SimulationOptions& options);
 

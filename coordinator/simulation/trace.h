@@ -1,6 +1,6 @@
 // The jobs of a simulation with their arrival, shape and adapter. The file format is comma-separated lines,
 //
-//   # workers=16 load=0.8 …                      how it was made; `workers` is the size of its fleet
+//   # workers=16 load=0.8 …                      how the trace was made; `workers` is the size of the fleet
 //   at_ms,tenant,width,height,steps,adapter,slo_ms
 //   12,acme,1024,1024,4,a017,1900
 //
@@ -31,7 +31,7 @@ struct Trace {
   std::vector<TraceJob> jobs;
 };
 
-// kNotFound: no such file. kInvalidArgument: a bad line; the message names it.
+// kNotFound: no such file. kInvalidArgument: a malformed line; the message contains its number.
 Result<Trace> read_trace(const std::string& path);
 Result<void> write_trace(const Trace& trace, const std::string& path);
 

@@ -1,7 +1,7 @@
-// A simulated worker. It runs its units in order. Beside the running job it loads adapters from their source, one at a
-// time, and copies them into slots. It evicts the adapters that the assignment names, else the least recently used one.
+// A simulated worker. It runs its units in order. While a unit runs, it loads adapters from their source, one at a
+// time, and copies them into slots. It evicts the adapters that the assignment lists, else the least recently used one.
 //
-// Pure. Times are microseconds of the virtual clock.
+// No I/O. Times are microseconds of the virtual clock.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +56,7 @@ class WorkerModel {
     std::int64_t ready_us = 0, used_us = 0;
   };
   Copy* find(const std::string& adapter);
-  // The copy to evict from host memory, or from a slot: one that `preferred` names, else the least recently used.
+  // The copy to evict from host memory, or from a slot: one of `preferred`, else the least recently used.
   Copy* victim(bool from_slot, const std::vector<std::string>& preferred);
   bool put_in_slot(const ModelUnit& unit, std::int64_t now_us);
 

@@ -1,4 +1,4 @@
-// LoRA adapters as requests name them, and where a model holds them.
+// LoRA adapters of requests, and their residency in a model.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@ namespace ditfleet::pipeline {
 struct LoraRequest {
   std::string path;
   double scale = 1.0;  // from -job::kMaxLoraScale to job::kMaxLoraScale
-  // Identifies the content (a digest), if the caller knows it. The adapter is then cached under it and the file is read
-  // once. If empty, the adapter is cached under the file's path, size, time and inode.
+  // A digest of the content, if the caller has it. The adapter is then cached under this id and the file is read once.
+  // If empty, the adapter is cached under the file's path, size, time and inode.
   std::string id = {};
 };
 
-// Adapters to evict first when room is needed, by LoraRequest::id and in this order. What leaves host memory leaves its
-// slot first.
+// Adapters to evict first when space is needed, by LoraRequest::id and in this order. An adapter leaves its slot before
+// it leaves host memory.
 struct AdapterDrops {
   std::vector<std::string> from_host = {}, from_slots = {};
 };
@@ -28,8 +28,8 @@ struct AdapterHoldings {
   std::vector<std::string> in_slots;  // most recently used first
   std::vector<std::string> in_host;   // most recently used first; includes those in slots if host memory has them
   std::int64_t host_bytes = 0;        // capacity in host memory
-  std::int64_t load_bytes_per_s = 0;  // measured, from files; 0: not yet
-  std::int64_t swap_us = 0;           // measured, from host memory to a slot; 0: not yet
+  std::int64_t load_bytes_per_s = 0;  // measured, from file to host memory; 0: not measured yet
+  std::int64_t swap_us = 0;           // measured, from host memory to a slot; 0: not measured yet
 };
 
 }  // namespace ditfleet::pipeline

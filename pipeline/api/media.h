@@ -17,7 +17,7 @@ struct Media {
   std::vector<std::uint8_t> rgb;
 };
 
-// The bytes of a file. `quality`: 0 to 100, for JPEG and WebP; PNG ignores it. Several frames become an animated WebP.
+// Encodes media as a file. `quality`: 0 to 100, for JPEG and WebP; PNG ignores it. Several frames need WebP.
 // Errors: kInvalidArgument (bad sizes, a quality out of range, several frames as PNG or JPEG). Thread-safe.
 Result<std::string> encode_media(const Media& media, job::OutputFormat format, int quality);
 

@@ -1,11 +1,11 @@
 // A loaded model, as the worker uses it. No LibTorch type appears here.
 //
-// A generation runs in three stages. They may run on three threads, so that one unit's text and pixels are encoded
-// while another unit is denoised:
-//   encode()  → Generation   text embeddings, noise, schedule
-//   denoise()                latents in the same Generation
-//   decode()  → Media
-// Each stage runs for one unit at a time; different stages of different units may run at once.
+// A generation runs in three stages:
+//   encode()   returns a Generation with text embeddings, noise and schedule
+//   denoise()  computes the latents in the same Generation
+//   decode()   returns Media
+// Each stage must run for one unit at a time. Different stages of different units may run concurrently on different
+// threads, so that one unit's text is encoded while another unit is denoised.
 // Errors of every stage: kInvalidArgument (the request), kOutOfMemory, kDeviceFault (the process must end), kCanceled.
 #pragma once
 
@@ -29,7 +29,7 @@ struct GenerationRequest {
   std::string prompt;       // UTF-8
   job::FieldValues fields;  // what the family reads; a field that is not set gets the family's default
   std::int64_t seed = 0;
-  std::vector<LoraRequest> loras;  // at most 16, added up; an unusable file is an error with param "loras"
+  std::vector<LoraRequest> loras;  // at most 16; an unusable file is an error with param "loras"
 };
 
 struct StepProgress {
@@ -49,7 +49,7 @@ struct ModelInfo {
   std::vector<std::pair<std::string, std::int64_t>> load_us;
 };
 
-// One request on its way through the stages. One stage at a time touches it.
+// The state of one request between the stages. Not thread-safe.
 class Generation {
  public:
   virtual ~Generation() = default;
@@ -70,12 +70,12 @@ class Model {
   virtual Result<void> denoise(Generation& generation, const StepCallback& on_step) = 0;
   virtual Result<Media> decode(Generation& generation) = 0;
 
-  // Brings adapters into host memory and then into slots, as far as requests under way leave slots free. Makes room by
-  // evicting `drops` first, then the least recently used. encode() does the same for what is still missing. Blocks
-  // while files are read; may run beside all stages, on any thread. Errors: those of encode() about loras.
+  // Loads adapters into host memory and into slots that no running request uses. Evicts `drops` first, then the least
+  // recently used adapters. encode() loads adapters that are still missing. Blocks while files are read. Thread-safe;
+  // may run concurrently with all stages. Errors: those of encode() about loras.
   virtual Result<void> prefetch(const std::vector<LoraRequest>& loras, const AdapterDrops& drops = {}) = 0;
-  // Replaces the set of pinned adapters. A pinned adapter never leaves host memory, and leaves its slot only if no
-  // other slot can be taken. Thread-safe, does not block.
+  // Replaces the set of pinned adapters. A pinned adapter is never evicted from host memory, and from its slot only if
+  // no other slot is available. Thread-safe, does not block.
   virtual void pin_adapters(const std::set<std::string>& ids) = 0;
   // Evicts an adapter as soon as no request uses it, and overwrites its slot and its columns beside the weights.
   // Thread-safe; waits for a file that is being read.
@@ -83,8 +83,8 @@ class Model {
   virtual AdapterHoldings adapters() const = 0;  // thread-safe, does not block
 };
 
-// The token ids of one prompt by text encoder, in the family's order: with begin and end marks, truncated as in the
-// pipeline, not padded.
+// The token ids of one prompt by text encoder, in the family's order. They include begin and end tokens, are truncated
+// as in the pipeline, and are not padded.
 using TokenIds = std::vector<std::pair<std::string, std::vector<std::int32_t>>>;
 
 class Tokenizers {

@@ -108,23 +108,23 @@ DeviceChoice load_device(const std::string& wanted) {
   const bool automatic = wanted == "auto" || wanted.empty();
   const auto index = automatic ? std::optional<int>(0) : cuda_index(wanted);
   if (!index)
-    fail(Code::kInvalidArgument, "device is \"" + wanted + "\"; it takes auto, cpu, cuda or cuda:N (N from 0)",
+    fail(Code::kInvalidArgument, "device is \"" + wanted + "\"; it must be auto, cpu, cuda or cuda:N (N from 0)",
          "device");
   const int count = driver_device_count();
   if (count == 0) {
     if (automatic) return cpu;
     fail(Code::kUnavailable,
          driver_library() ? "device " + wanted +
-                                " was asked for, but the NVIDIA driver offers no GPU (see nvidia-smi "
+                                " was requested, but the NVIDIA driver reports no GPU (see nvidia-smi "
                                 "and CUDA_VISIBLE_DEVICES); use device cpu"
                           : "device " + wanted +
-                                " was asked for, but there is no NVIDIA driver (libcuda.so.1 does not "
+                                " was requested, but no NVIDIA driver was found (libcuda.so.1 does not "
                                 "load); use device cpu",
          "device");
   }
   if (*index >= count)
     fail(Code::kInvalidArgument,
-         "device " + wanted + " was asked for, but there are " + std::to_string(count) +
+         "device " + wanted + " was requested, but the driver reports " + std::to_string(count) +
              " GPUs: cuda:0 to cuda:" + std::to_string(count - 1),
          "device");
   if (std::string problem = load_cuda_part(); !problem.empty()) {

@@ -25,10 +25,10 @@ struct DeviceChoice {
   std::string name;  // "NVIDIA H200", the processor's name
 };
 
-// `wanted`: auto | cpu | cuda | cuda:N. auto falls back to the CPU. Throws Failure: kInvalidArgument for another word
-// or an unknown N; kUnavailable if a GPU is requested and there is none, or if LibTorch's CUDA part does not load (the
-// message names the missing file). Call it before anything else in the process uses LibTorch on a device. Blocks while
-// libraries load. Thread safe.
+// `wanted`: auto | cpu | cuda | cuda:N. auto falls back to the CPU. Throws Failure: kInvalidArgument for any other text
+// or an unknown N; kUnavailable if a GPU is requested but none is found, or if LibTorch's CUDA part cannot be loaded
+// (the message contains the missing file). Call it before anything else in the process uses LibTorch on a device.
+// Blocks while libraries load. Thread-safe.
 DeviceChoice load_device(const std::string& wanted);
 
 // "cpu", "cuda:0"
@@ -37,7 +37,7 @@ std::string device_text(c10::Device device);
 // Waits for all work on the device. Throws what the device reports.
 void synchronize(c10::Device device);
 
-// The same for the calling thread's current stream.
+// Waits for the calling thread's current stream. Throws what the device reports.
 void synchronize_current(c10::Device device);
 
 // The calling thread's current stream on a GPU, as a CUstream.
@@ -48,7 +48,7 @@ void release_cached_memory(c10::Device device) noexcept;
 
 // Sets up the calling thread for one stage: inference mode, the current device, and on a GPU a stream per thread, so
 // that stages of different units overlap. The stage must call finish(), which waits for the stream; afterwards its
-// results may be used on any stream. Not thread safe.
+// results may be used on any stream. Not thread-safe.
 class StageScope {
  public:
   explicit StageScope(c10::Device device);

@@ -32,8 +32,9 @@ inline void unwrap(const Result<void>& result) {
   if (!result) throw Failure(result.error());
 }
 
-// Converts the exception of the surrounding catch block into an Error. `stage` ("denoise") begins the message. Out of
-// memory, on a device or the host, is kOutOfMemory; other device errors are kDeviceFault; anything else is kInternal.
+// Converts the exception of the surrounding catch block into an Error. The message starts with `stage` ("denoise"). Out
+// of memory, on a device or the host, is kOutOfMemory; other device errors are kDeviceFault; anything else is
+// kInternal.
 Error error_in_flight(const std::string& stage);
 
 }  // namespace ditfleet::pipeline

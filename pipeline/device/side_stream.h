@@ -8,7 +8,7 @@
 
 namespace ditfleet::pipeline {
 
-// Not thread safe, but start() and join() may be called from different threads. On a CPU start() runs the work
+// Not thread-safe, but start() and join() may be called from different threads. On a CPU start() runs the work
 // directly.
 class SideStream {
  public:
@@ -17,10 +17,10 @@ class SideStream {
   SideStream(const SideStream&) = delete;
   SideStream& operator=(const SideStream&) = delete;
 
-  // Calls `work` with the side stream as the current stream. What it enqueues runs after everything that the caller's
-  // current stream holds so far. Waits first for work that was not joined. Throws what `work` throws.
+  // Calls `work` with the side stream as the current stream. Its kernels run after everything that is already enqueued
+  // on the caller's current stream, and after work that was not joined. Throws what `work` throws.
   void start(const std::function<void()>& work);
-  // Makes the current stream wait for the side stream. Does not block; does nothing if there is nothing to wait for.
+  // Makes the current stream wait for the work of start(), if any. Does not block.
   void join();
 
  private:

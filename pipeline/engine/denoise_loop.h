@@ -14,7 +14,7 @@ namespace ditfleet::pipeline {
 class Denoiser {
  public:
   virtual ~Denoiser() = default;
-  // The guided velocity, of the shape of `latents`. It may come from another network at another step.
+  // The guided velocity, with the shape of `latents`. Different steps may use different networks.
   virtual at::Tensor velocity(std::int64_t step, const at::Tensor& latents) = 0;
 };
 

@@ -27,13 +27,13 @@ namespace {
 
 void check_dtype(const std::string& dtype) {
   if (dtype != "auto" && dtype != "fp32" && dtype != "bf16")
-    fail(Code::kInvalidArgument, "dtype is \"" + dtype + "\"; it takes auto, fp32 or bf16", "dtype");
+    fail(Code::kInvalidArgument, "dtype is \"" + dtype + "\"; it must be auto, fp32 or bf16", "dtype");
 }
 
 void check_least(const char* name, std::int64_t value, std::int64_t least) {
   if (value < least)
     fail(Code::kInvalidArgument,
-         std::string(name) + " is " + std::to_string(value) + "; it takes " + std::to_string(least) + " or more", name);
+         std::string(name) + " is " + std::to_string(value) + "; it must be at least " + std::to_string(least), name);
 }
 
 class TorchEngine final : public Engine {

@@ -22,18 +22,19 @@ struct LoadContext {
   std::int64_t adapter_columns = 0;  // reserved beside each linear of the blocks; 0: none
 };
 
-// The functions throw Failure (kNotFound, kDataCorrupt: the file and what is wrong with it) and what LibTorch throws.
+// The functions throw Failure and what LibTorch throws. kNotFound and kDataCorrupt: the message contains the file and
+// the problem.
 struct Family {
   std::vector<std::string_view> class_names;  // _class_name in model_index.json
   std::unique_ptr<Model> (*load)(const LoadContext& context);
-  // The programs that workers ask for, for one architecture. Reads only configuration files.
+  // The programs that workers look up on one architecture. Reads only configuration files.
   region::AheadPrograms (*programs)(const std::string& dir, region::ElementType type, bool gpu,
                                     const region::CompileOptions& options);
   std::unique_ptr<Tokenizers> (*load_tokenizers)(const std::string& dir);
 };
 
-// The family that serves the folder, by its model_index.json. Throws Failure: kNotFound (no such file), kDataCorrupt
-// (no family serves its _class_name; the message lists those that are served).
+// The family of the folder, according to its model_index.json. Throws Failure: kNotFound (no such file), kDataCorrupt
+// (no family has its _class_name; the message lists the supported names).
 const Family& family_of(const Families& families, const std::string& dir);
 
 }  // namespace ditfleet::pipeline

@@ -1,4 +1,4 @@
-// What the generations of all families share.
+// The base class of all generations.
 #pragma once
 
 #include <chrono>

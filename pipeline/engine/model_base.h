@@ -1,5 +1,4 @@
-// What the models of all families share: the boundary where exceptions become errors, the surroundings of a stage, and
-// the adapters' bookkeeping.
+// The base class of all models: converts exceptions to errors, sets up stages, and manages adapters.
 #pragma once
 
 #include <atomic>
@@ -16,8 +15,8 @@
 
 namespace ditfleet::pipeline {
 
-// A family derives from it and implements the stages. They run in a StageScope and throw Failure or what LibTorch
-// throws.
+// A family derives from this class and implements the stages. They run in a StageScope and throw Failure or what
+// LibTorch throws.
 class ModelBase : public Model {
  public:
   const ModelInfo& info() const final { return info_; }
@@ -38,7 +37,7 @@ class ModelBase : public Model {
   virtual Result<void> run_denoise(Generation& generation, const StepCallback& on_step,
                                    const std::function<void()>& wait) = 0;
   virtual Media run_decode(Generation& generation) = 0;
-  // Whether denoising it uses what is shared by all requests with adapters. Those are denoised one at a time.
+  // Whether denoising uses the adapter columns, which all requests share. Such requests are denoised one at a time.
   virtual bool uses_adapters(const Generation& generation) const = 0;
   // Overwrites the adapters' columns beside the weights. Called while no request with adapters is denoised.
   virtual void clear_adapter_columns() = 0;

@@ -1,4 +1,5 @@
-// The embeddings of the last few prompts. The units of one job share theirs, and a negative prompt rarely changes.
+// Caches the embeddings of the last few prompts: the units of a job have the same prompt, and a negative prompt rarely
+// changes.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,7 @@
 
 namespace ditfleet::pipeline {
 
-// Least-recently-used cache. Thread-safe; make() runs without the lock, so two callers may make the same value.
+// Least-recently-used cache. Thread-safe. make() runs without the lock, so two callers can compute the same value.
 template <class Value>
 class PromptCache {
  public:

@@ -15,22 +15,22 @@
 
 namespace ditfleet::pipeline {
 
-// An adapter on the device. Its slot stays occupied while anyone holds it.
+// An adapter on the device. Its slot stays occupied as long as this object exists.
 struct Adapter {
   struct Term {
     std::size_t component, slot;  // indices in LoraBase
     LowRank low_rank;             // with the file's scale and strength 1
   };
-  std::uint64_t id;  // of this content; a changed file gets another
+  std::uint64_t id;  // of this content; a changed file gets a new id
   std::vector<Term> terms;
   bool changes_text;  // has terms for a text encoder
 };
 
 // Reads the adapter files of one model, caches them in host memory and copies them into slots. A slot is device memory
 // that is large enough for any adapter, allocated on first use and never freed; a new adapter overwrites all of it.
-// Eviction: first what the caller names, then the least recently used. A pinned adapter is never evicted from host
-// memory, and from its slot only if no other slot is available. Thread safe: resident adapters are returned at once,
-// files are read and copied one at a time.
+// Adapters that the caller lists are evicted first, then the least recently used ones. A pinned adapter is never
+// evicted from host memory, and from its slot only if no other slot is available. Thread-safe. Resident adapters are
+// returned immediately; files are read and copied one at a time.
 class AdapterStore {
  public:
   struct Limits {
@@ -40,17 +40,17 @@ class AdapterStore {
   };
   AdapterStore(LoraBase base, Placement placement, Limits limits);
 
-  // Returns the adapter in a slot. If all slots are in use, it gets memory of its own, which is freed with the adapter.
+  // Returns the adapter in a slot. If all slots are in use, it gets separate memory, which is freed with the adapter.
   // The calling thread must be in a StageScope. Throws Failure for the errors of read_lora_file(), and LibTorch's
   // exceptions when memory runs out.
   std::shared_ptr<const Adapter> get(const LoraRequest& request);
-  // Loads the adapter into host memory, and into a slot if one is free. Evicts `drops` first if needed. As get()
-  // otherwise.
+  // Loads the adapter into host memory, and into a slot if one is free. Evicts `drops` first if needed. Throws as get()
+  // does.
   void prefetch(const LoraRequest& request, const AdapterDrops& drops);
 
   void pin(const std::set<std::string>& ids);  // replaces the set of pinned adapters
 
-  // The calling thread must be in a StageScope.
+  // Evicts the adapter and overwrites its slot. The calling thread must be in a StageScope.
   void forget(const std::string& id);
   AdapterHoldings holdings() const;
 

@@ -23,16 +23,16 @@ struct LoraPiece {
   std::int64_t first_row, rows;
 };
 
-// What a pair of A and B changes. The rows of B belong to the pieces, in order.
+// The rows that one pair of A and B changes. The rows of B belong to the pieces, in order.
 struct LoraTarget {
   std::string name;  // for messages
   std::int64_t in, out;
   std::vector<LoraPiece> pieces;
-  std::vector<LoraPiece> linears = {};  // fused matrices: the rows of each linear, in the order of B; else empty
+  std::vector<LoraPiece> linears = {};  // of a fused matrix: the rows of each linear, in the order of B; else empty
   std::size_t component = 0;            // index in LoraBase; set by LoraNames
 };
 
-// A network of the model. Module names of files have one of its prefixes, then the linear's name or an alias.
+// A network of the model. A module name in a file is one of the prefixes, followed by a linear's name or an alias.
 struct LoraComponent {
   std::string name;                   // in diffusers ("text_encoder"); also the prefix of its settings in metadata
   std::vector<std::string> prefixes;  // "transformer.", "lora_unet_"

@@ -126,17 +126,17 @@ class Reader {
                                   : key.kind == LoraKeyKind::kUp ? module.up
                                                                  : module.alpha;
       if (place)
-        return wrong(shown(place->name) + " and " + shown(entry.name) + " are the same weight; one of them must go");
+        return wrong(shown(place->name) + " and " + shown(entry.name) + " are the same weight; remove one of them");
       place = &entry;
     }
     if (!dora.empty()) return wrong("it is a DoRA adapter (" + list(dora) + "); only plain LoRA can be applied");
     if (!unknown.empty())
-      return wrong("it has weights that belong to no linear of a " + names_.base().family + " model: " + list(unknown) +
-                   "; PEFT's, kohya's, BFL's and XLabs' names are known");
+      return wrong("it has weights for modules that do not exist in a " + names_.base().family +
+                   " model: " + list(unknown) + "; supported are the names of PEFT, kohya, BFL and XLabs");
     if (!lacking.empty())
       return wrong("it has weights for blocks or layers that this model lacks: " + list(lacking) +
                    "; is it for another base model?");
-    if (modules_.empty()) return wrong("it holds no LoRA weights");
+    if (modules_.empty()) return wrong("it contains no LoRA weights");
     return {};
   }
 
@@ -150,10 +150,10 @@ class Reader {
     }
     for (std::size_t i = 0; i < with.size(); ++i) {
       if (with[i].empty() || without[i].empty()) continue;
-      return wrong(
-          "it gives " + std::to_string(with[i].size()) + " modules an alpha (" + list(with[i]) + ") and " +
-          std::to_string(without[i].size()) + " none (" + list(without[i]) +
-          "), which programs take differently; give every module one, or none (its rank is the alpha of a scale of 1)");
+      return wrong("it gives " + std::to_string(with[i].size()) + " modules an alpha (" + list(with[i]) + ") and " +
+                   std::to_string(without[i].size()) + " none (" + list(without[i]) +
+                   "), which programs interpret differently; give an alpha to every module or to none (alpha = rank "
+                   "means a scale of 1)");
     }
     return {};
   }
@@ -176,14 +176,14 @@ class Reader {
       const Rows &a = all[i - 1], &b = all[i];
       if (a.component != b.component || a.slot != b.slot || a.end <= b.first) continue;
       return wrong(shown(a.module->any()->name) + " and " + shown(b.module->any()->name) +
-                   " change the same rows of one matrix; one of them must go");
+                   " change the same rows of one matrix; remove one of them");
     }
     return {};
   }
 
   Result<LoraTerm> term_of(const LoraTarget& target, const Module& module, const LoraScaling& scaling) const {
     if (!module.down || !module.up) {
-      return wrong(shown(module.any()->name) + " is there without its partner; a module has A (down) and B (up)");
+      return wrong(shown(module.any()->name) + " has no counterpart; a module needs both A (down) and B (up)");
     }
     LoraTerm term{&target, file_.view(*module.down), file_.view(*module.up), 0, 1};
     for (const TensorView* view : {&term.down, &term.up})
@@ -204,13 +204,13 @@ class Reader {
     }
     if (term.rank < 1 || term.rank > max_rank_)
       return wrong(module.name + " has rank " + std::to_string(term.rank) + "; it must be from 1 to " +
-                   std::to_string(max_rank_) + ", the largest that slots hold (worker.lora.max_rank)");
+                   std::to_string(max_rank_) + " (worker.lora.max_rank)");
     for (const TensorView* view : {&term.down, &term.up}) {
       const auto finite = all_finite(view->dtype, view->bytes);
       if (!finite)
         return wrong(shown(view->name) + " is of type " + std::string(dtype_name(view->dtype)) +
                      "; adapters must be F32, BF16, F16 or F64");
-      if (!*finite) return wrong(shown(view->name) + " holds NaN or infinity; every weight must be finite");
+      if (!*finite) return wrong(shown(view->name) + " contains NaN or infinity; every weight must be finite");
     }
     std::optional<double> alpha;
     if (module.alpha) {
@@ -218,13 +218,12 @@ class Reader {
       if (!alpha) return wrong(shown(module.alpha->name) + " must be one finite number");
       if (scaling.gives_alpha(target.component))
         return wrong("both " + shown(module.alpha->name) +
-                     " and lora_adapter_metadata give an alpha; one of them must go");
+                     " and lora_adapter_metadata both give an alpha; remove one of them");
     }
     const auto scale = scaling.scale(target.component, names_.split(module.name).rest, whole_rank, alpha);
     if (!scale) return wrong(scale.error().message);
     if (!std::isfinite(static_cast<float>(*scale)))
-      return wrong("the alpha of " + shown(module.name) +
-                   " is so large that its scale (alpha / rank) is more than fp32 holds");
+      return wrong("the alpha of " + shown(module.name) + " is so large that the scale (alpha / rank) overflows fp32");
     term.scale = *scale;
     return term;
   }

@@ -35,10 +35,10 @@ struct LoraFile {
 
 // Reads every format that LoraNames and parse_lora_key() support. Modules may have different ranks. Alphas come from
 // tensors or from the metadata (see LoraScaling). `names` must outlive the result. Reads all weights once.
-// Errors name the file; param is "loras". kNotFound, kUnavailable. kDataCorrupt: a wrong header. kInvalidArgument: a
-// pickle, DoRA, unknown keys, modules or blocks that the base does not have, widths of another base, a rank above
-// `max_rank` (per linear if a fused matrix is block-diagonal), A without B or B without A, a wrong shape or element
-// type, weights that are not finite.
+// Errors contain the file name and have the param "loras". kNotFound and kUnavailable: the file cannot be read.
+// kDataCorrupt: an invalid header. kInvalidArgument: a pickle, DoRA, unknown keys, modules or blocks that the base does
+// not have, widths of another base, a rank above `max_rank` (per linear if a fused matrix is block-diagonal), A without
+// B or B without A, a wrong shape or element type, or weights that are not finite.
 Result<LoraFile> read_lora_file(const std::string& path, const LoraNames& names, std::int64_t max_rank);
 
 }  // namespace ditfleet::pipeline

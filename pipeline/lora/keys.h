@@ -1,4 +1,4 @@
-// Parses tensor names of adapter files: which module, and which of its tensors.
+// Splits the tensor names of adapter files into a module and the kind of tensor.
 #pragma once
 
 #include <string_view>
@@ -18,8 +18,8 @@ struct LoraKey {
   std::string_view module;  // the name without the kind's suffix; the whole name for kUnknown
 };
 
-// PEFT's .lora_A.weight and .lora_A.NAME.weight, kohya's .lora_down.weight, XLabs' .down.weight, diffusers' old
-// .lora.down.weight and .lora_linear_layer.down.weight, each with its counterpart; .alpha; .dora_scale and
+// Supports PEFT's .lora_A.weight and .lora_A.NAME.weight, kohya's .lora_down.weight, XLabs' .down.weight, diffusers'
+// old .lora.down.weight and .lora_linear_layer.down.weight, the corresponding names of B, .alpha, .dora_scale and
 // .lora_magnitude_vector.
 LoraKey parse_lora_key(std::string_view name);
 

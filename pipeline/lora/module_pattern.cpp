@@ -22,7 +22,7 @@ bool is_plain(std::string_view text) {
 
 Error wrong(std::string_view text, const std::string& why) {
   return invalid_argument("\"" + excerpt(std::string(text), 60) + "\" " + why +
-                          "; it takes a module's name, its end, or a regular expression of them");
+                          "; it must be a module's name, the end of a name, or a regular expression");
 }
 
 }  // namespace
@@ -41,7 +41,7 @@ Result<ModulePattern> ModulePattern::parse(std::string_view text) {
       icu::UnicodeString::fromUTF8(icu::StringPiece(text.data(), static_cast<std::int32_t>(text.size()))) + ")";
   auto expression = std::make_shared<Expression>();
   expression->pattern.reset(icu::RegexPattern::compile(whole, 0, where, status));
-  if (U_FAILURE(status)) return wrong(text, std::string("is no regular expression (") + u_errorName(status) + ")");
+  if (U_FAILURE(status)) return wrong(text, std::string("is not a regular expression (") + u_errorName(status) + ")");
   return ModulePattern(std::string(text), std::move(expression));
 }
 

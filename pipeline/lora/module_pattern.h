@@ -15,7 +15,7 @@ class ModulePattern {
   // kInvalidArgument: `text` is not a regular expression; the message says why.
   static Result<ModulePattern> parse(std::string_view text);
 
-  // kInvalidArgument: matching takes too long; patterns come from untrusted files. Thread safe.
+  // kInvalidArgument: matching takes too long; patterns come from untrusted files. Thread-safe.
   Result<bool> matches(std::string_view module) const;
 
  private:

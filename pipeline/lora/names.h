@@ -12,8 +12,8 @@
 
 namespace ditfleet::pipeline {
 
-// Every name is known with dots and, in kohya's style, with underscores. PEFT's base_model.model. may precede any
-// prefix. Immutable and thread safe.
+// Names may contain dots or, in kohya's style, underscores. PEFT's base_model.model. may precede any
+// prefix. Immutable and thread-safe.
 class LoraNames {
  public:
   explicit LoraNames(LoraBase base);
@@ -21,8 +21,8 @@ class LoraNames {
   const LoraBase& base() const { return base_; }
   // The target of a module ("transformer.transformer_blocks.0.attn.to_q"). Null: this base does not have it.
   const LoraTarget* find(std::string_view module) const;
-  // Whether the base has this linear in another block, or another model of the family has it. Then the adapter was made
-  // for another model.
+  // Whether this linear exists in another block, or in another model of the family. The adapter was then made for
+  // another model.
   bool knows_elsewhere(std::string_view module) const;
 
   struct Split {

@@ -22,9 +22,9 @@ at::Tensor cast(const LoraFile& file, const TensorView& view, c10::ScalarType ty
   if (view.dtype != to &&
       !all_finite(to, {static_cast<const std::byte*>(out.const_data_ptr()), out.nbytes()}).value_or(false))
     fail(Code::kInvalidArgument,
-         "[lora] " + file.file.path() + ": " + excerpt(view.name, 120) + " holds numbers beyond what " +
+         "[lora] " + file.file.path() + ": " + excerpt(view.name, 120) + " has values that overflow " +
              std::string(dtype_name(to)) +
-             " holds, the model's type (3.4e38 at most); in that type, too, every weight must be finite",
+             ", the model's type (at most 3.4e38); every weight must be finite in that type",
          "loras");
   return out;
 }

@@ -28,7 +28,7 @@ struct PackedAdapter {
   std::int64_t bytes() const { return static_cast<std::int64_t>(values.nbytes()); }
 };
 
-// Matrices begin at multiples of this many elements, for aligned vector loads on a GPU.
+// Matrices start at multiples of this number of elements, for aligned vector loads on a GPU.
 inline constexpr std::int64_t kPackedAlignment = 16;
 
 // Reads and checks a file. Throws Failure: the errors of read_lora_file(), and kInvalidArgument for weights that

@@ -19,7 +19,7 @@ Error wrong(const std::string& key, const json::value& value, const std::string&
 }
 
 Error wrong_pattern(const std::string& key, const Error& why) {
-  return invalid_argument(std::string("its ") + kKey + " says in " + key + " " + why.message);
+  return invalid_argument(std::string("its ") + kKey + " is invalid at " + key + ": " + why.message);
 }
 
 std::optional<double> finite_number(const json::value& value) {

@@ -10,14 +10,14 @@ Result<std::string> encode_media(const Media& media, job::OutputFormat format, i
                             "; both sides must be from 1 to " + std::to_string(kLargestSide));
   }
   if (media.frames < 1 || media.frames > kMostFrames) {
-    return invalid_argument("[media] the video has " + std::to_string(media.frames) + " frames; it takes 1 to " +
+    return invalid_argument("[media] the video has " + std::to_string(media.frames) + " frames; it must have 1 to " +
                             std::to_string(kMostFrames));
   }
   const auto wanted = static_cast<std::size_t>(media.width) * static_cast<std::size_t>(media.height) * 3 *
                       static_cast<std::size_t>(media.frames);
   if (media.rgb.size() != wanted) {
     return invalid_argument("[media] the image has " + std::to_string(media.rgb.size()) + " bytes; " +
-                            std::to_string(media.width) + "x" + std::to_string(media.height) + " in RGB takes " +
+                            std::to_string(media.width) + "x" + std::to_string(media.height) + " in RGB needs " +
                             std::to_string(wanted));
   }
   if (format != job::OutputFormat::kPng && (quality < 0 || quality > 100)) {
@@ -26,7 +26,8 @@ Result<std::string> encode_media(const Media& media, job::OutputFormat format, i
   }
   if (media.frames > 1 && format != job::OutputFormat::kWebp) {
     return invalid_argument("[media] " + std::string(job::row_of(format).name) +
-                                " holds one frame, and the video has " + std::to_string(media.frames) + "; use webp",
+                                " supports only one frame, but the video has " + std::to_string(media.frames) +
+                                "; use webp",
                             "output_format");
   }
   switch (format) {

@@ -1,5 +1,5 @@
-// One encoder per format, for media that encode_media() has checked. Thread-safe. The same media gives the same bytes
-// with the same library.
+// One encoder per format, for media that encode_media() has checked. Thread-safe. With the same library the same media
+// gives the same bytes.
 #pragma once
 
 #include <string>

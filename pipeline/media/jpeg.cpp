@@ -49,7 +49,7 @@ bool write(jpeg_compress_struct& jpeg, const Media& image, int quality, Failure&
 
 Result<std::string> encode_jpeg(const Media& image, int quality) {
   if (image.width > JPEG_MAX_DIMENSION || image.height > JPEG_MAX_DIMENSION) {
-    return invalid_argument("[media] JPEG holds at most " + std::to_string(JPEG_MAX_DIMENSION) + " pixels a side");
+    return invalid_argument("[media] JPEG supports at most " + std::to_string(JPEG_MAX_DIMENSION) + " pixels per side");
   }
   Failure failure;
   jpeg_compress_struct jpeg = {};

@@ -45,7 +45,7 @@ bool write(png_structp png, png_infop info, const Media& image, Output& output) 
 Result<std::string> encode_png(const Media& image) {
   Output output;
   png_structp png = png_create_write_struct(PNG_LIBPNG_VER_STRING, &output, fail, ignore_warning);
-  if (png == nullptr) return Error{Code::kOutOfMemory, "[media] no memory for a PNG writer"};
+  if (png == nullptr) return Error{Code::kOutOfMemory, "[media] cannot write PNG: the encoder ran out of memory"};
   png_infop info = png_create_info_struct(png);
   const bool done = info != nullptr && write(png, info, image, output);
   png_destroy_write_struct(&png, &info);

@@ -12,7 +12,7 @@ namespace {
 
 Result<void> check_sides(const Media& media) {
   if (media.width <= WEBP_MAX_DIMENSION && media.height <= WEBP_MAX_DIMENSION) return {};
-  return invalid_argument("[media] WebP holds at most " + std::to_string(WEBP_MAX_DIMENSION) + " pixels per side");
+  return invalid_argument("[media] WebP supports at most " + std::to_string(WEBP_MAX_DIMENSION) + " pixels per side");
 }
 
 Error no_memory() { return {Code::kOutOfMemory, "[media] cannot write WebP: the encoder ran out of memory"}; }

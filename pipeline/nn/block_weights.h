@@ -1,4 +1,4 @@
-// The weights of a model's repeated blocks. A compiled block gets its weights here and nowhere else.
+// The weights of a model's repeated blocks, in the order of a compiled block's inputs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,11 +10,11 @@
 
 namespace ditfleet::pipeline {
 
-// Immutable and thread safe. All weights are resident on the device.
+// Immutable and thread-safe. All weights are resident on the device.
 class BlockWeights {
  public:
   BlockWeights() = default;
-  // `inputs`: names of a region's inputs. `blocks`: the weights of each block by these names. Keeps the tensors.
+  // `inputs`: names of a region's inputs. `blocks`: the weights of each block by input name. Keeps the tensors.
   BlockWeights(const std::vector<std::string>& inputs, const std::vector<std::map<std::string, at::Tensor>>& blocks) {
     for (const auto& weights : blocks) {
       auto& row = rows_.emplace_back();
@@ -27,7 +27,7 @@ class BlockWeights {
 
   std::size_t size() const { return rows_.size(); }
 
-  // The inputs for one call of a block. Inputs that are no weights are undefined: the caller sets them.
+  // The inputs for one call of a block. Inputs that are not weights are undefined; the caller sets them.
   std::vector<at::Tensor> acquire(std::size_t block) const { return rows_[block]; }
 
  private:

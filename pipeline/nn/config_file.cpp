@@ -12,7 +12,7 @@ ConfigFile::ConfigFile(std::string path) : path_(std::move(path)) {
   const std::string bytes = unwrap(read_file(path_));
   auto value = parse_json(bytes);
   if (!value) refuse("is not valid JSON: " + value.error().message);
-  if (!value->is_object()) refuse("must hold a JSON object");
+  if (!value->is_object()) refuse("must contain a JSON object");
   fields_ = value->get_object();
 }
 

@@ -1,5 +1,5 @@
-// A component's config.json, read strictly: a field of the wrong type or out of range is an error that names
-// the file and the field; fields nobody asks for are left alone, as diffusers does.
+// Reads a component's config.json strictly: a field of the wrong type or out of range is an error that contains file
+// and field. Fields that are not requested are ignored, as in diffusers.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,16 @@
 
 namespace ditfleet::pipeline {
 
-// All accessors throw Failure (kDataCorrupt). A missing field, or one that is null, is the fallback.
+// All accessors throw Failure (kDataCorrupt). They return `fallback` for a missing field and for null.
 class ConfigFile {
  public:
-  // Throws Failure: kNotFound for a missing file, kDataCorrupt for what is not a JSON object.
+  // Throws Failure: kNotFound (no such file), kDataCorrupt (not a JSON object).
   explicit ConfigFile(std::string path);
-  // The object under `key` as a configuration of its own, with the same file in its messages.
+  // The object under `key` as a separate configuration. Its messages contain the same file.
   std::optional<ConfigFile> child(std::string_view key) const;
 
   const std::string& path() const { return path_; }
-  bool has(std::string_view key) const;  // there, and not null
+  bool has(std::string_view key) const;  // present and not null
   const json::object& fields() const { return fields_; }
 
   std::int64_t integer(std::string_view key, std::int64_t fallback, std::int64_t least, std::int64_t most) const;

@@ -1,4 +1,4 @@
-// A linear layer's parameters, what adapters add to it, and its application.
+// A linear layer: its parameters, the low-rank terms of adapters, and the computation.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,7 @@
 
 namespace ditfleet::pipeline {
 
-// Rows first_row … of the output get + scale · (x Aᵀ) Bᵀ.
+// Adds scale · (x Aᵀ) Bᵀ to the rows of the output from first_row.
 struct LowRank {
   at::Tensor down;  // A: [rank, in]
   at::Tensor up;    // B: [rows, rank]
@@ -17,10 +17,10 @@ struct LowRank {
   double scale;
 };
 
-// Columns reserved next to a weight for the B of adapters: regions read weight and B as one matrix.
+// Columns reserved next to a weight for the B of adapters. Regions read weight and B as one matrix.
 struct LoraColumns {
   std::int64_t count = 0;
-  bool before = false;  // in front of the weight, else behind it
+  bool before = false;  // true: before the weight; false: after it
 };
 
 struct LinearSlot {
@@ -28,27 +28,27 @@ struct LinearSlot {
   at::Tensor bias;       // [out], or undefined
   at::Tensor wide = {};  // [out, in + lora_columns.count], or undefined; all finite
   LoraColumns lora_columns = {};
-  std::vector<LowRank> low_rank = {};  // of one request's own copy of the slot; a model's slots have none
+  std::vector<LowRank> low_rank = {};  // set only in a request's copy; empty in the model itself
 };
 
-// A slot without a bias. Its weight is not initialized; its LoRA columns are zeros.
+// Allocates a linear without a bias. Its weight is not initialized; its LoRA columns are zeros.
 LinearSlot slot_with_lora_columns(std::int64_t out, std::int64_t in, LoraColumns lora_columns,
                                   const at::TensorOptions& options);
 // The columns next to the weight: [out, lora_columns.count].
 at::Tensor lora_columns_of(const LinearSlot& slot);
 
-// [..., in] → [..., out]. The product, then each term in turn, rounded where PEFT rounds: after A, B, the scale and the
-// sum.
+// Converts [..., in] to [..., out]. Computes the product and then adds the terms in order. Rounds like PEFT: after A,
+// B, the scale and the sum.
 at::Tensor apply_linear(const LinearSlot& slot, const at::Tensor& x);
 
-// A linear as adapters name it (lora/base.h), and the rows of which slot compute it.
+// A linear by its name in lora/base.h, and the rows of the LinearSlot that compute it.
 struct NamedLinear {
   std::string name;
   LinearSlot* slot;
   std::int64_t first_row, rows;
 };
 
-// The linears whose rows lie one after the other in `slot`, all of one height.
+// Adds the linears that are stacked in `slot`, all with the same number of rows.
 void add_stacked(std::vector<NamedLinear>& linears, LinearSlot& slot, const std::vector<std::string>& names);
 inline void add_named(std::vector<NamedLinear>& linears, LinearSlot& slot, const std::string& name) {
   add_stacked(linears, slot, {name});

@@ -60,8 +60,8 @@ at::Tensor Parameters::tensor(const std::string& name, const Shape& shape) {
   const TensorView view = unwrap(checkpoint_.tensor(name));
   if (!std::equal(view.shape.begin(), view.shape.end(), shape.begin(), shape.end()))
     fail(Code::kDataCorrupt, dir() + ": tensor " + name + " has shape " +
-                                 shape_text(Shape(view.shape.begin(), view.shape.end())) + ", config.json says " +
-                                 shape_text(shape));
+                                 shape_text(Shape(view.shape.begin(), view.shape.end())) +
+                                 ", but config.json requires " + shape_text(shape));
   const auto type = scalar_type(view.dtype);
   if (!type)
     fail(Code::kDataCorrupt, dir() + ": tensor " + name + " is of type " + std::string(dtype_name(view.dtype)) +
@@ -83,8 +83,8 @@ std::vector<std::string> Parameters::unused(std::string_view prefix) const {
 void Parameters::warn_of_unused(std::string_view prefix) const {
   const auto left = unused(prefix);
   if (left.empty()) return;
-  spdlog::warn("{}: {} of the weights are not used, such as {}: config.json tells of a smaller model than they are of",
-               dir(), left.size(), excerpt(left.front(), 120));
+  spdlog::warn("{}: {} weights are not used, such as {}; config.json describes a smaller model", dir(), left.size(),
+               excerpt(left.front(), 120));
 }
 
 LinearSlot Parameters::linear(const std::string& prefix, std::int64_t in, std::int64_t out, bool bias,

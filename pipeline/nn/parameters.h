@@ -1,6 +1,5 @@
-// Parameters of a model, taken out of its checkpoint into slots. A slot is a plain tensor in a plain struct:
-// the functions that compute a block take slots as arguments, so that the N copies of a block share one program
-// (the region compiler's too) with N sets of slots.
+// Loads the parameters of a model from its checkpoint into plain structs of tensors. The functions that compute a block
+// receive these structs as arguments, so the N copies of a block share one function or compiled program.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,14 +27,13 @@ struct ConvSlot {
 
 using Shape = std::vector<std::int64_t>;
 
-// A contiguous copy of a tensor of a file, where the pipeline runs and in its element type. Throws Failure
-// (kDataCorrupt) for an element type that weights do not come in.
+// Returns a contiguous copy of a file's tensor on the placement's device and in its element type. Throws Failure
+// (kDataCorrupt) for an element type that weights cannot have.
 at::Tensor copy_to(Placement placement, const TensorView& view);
 
-// Copies tensors out of a checkpoint to where the pipeline runs, in its element type. Everything it returns is
-// owned by the caller and contiguous. All members throw Failure: kNotFound names the folder and the tensor that
-// is missing, kDataCorrupt the tensor whose shape or type is wrong, with what it must be; kOutOfMemory travels as
-// LibTorch's own exception. Not thread safe.
+// Copies tensors from a checkpoint to the placement's device, in its element type. The caller owns the returned
+// tensors, which are contiguous. All members throw Failure: kNotFound (a missing tensor) or kDataCorrupt (a wrong shape
+// or type; the message contains the right one). They throw LibTorch's exceptions when memory runs out. Not thread-safe.
 class Parameters {
  public:
   Parameters(Checkpoint checkpoint, Placement placement);
@@ -48,19 +46,19 @@ class Parameters {
   at::Tensor tensor(const std::string& name, const Shape& shape);
   LinearSlot linear(const std::string& prefix, std::int64_t in, std::int64_t out, bool bias = true,
                     LoraColumns lora_columns = {});
-  // Several linears of one input as one: their rows one after the other.
+  // Stacks the rows of several linears with the same input.
   LinearSlot stacked_linear(const std::vector<std::string>& prefixes, std::int64_t in, std::int64_t out_of_each,
                             bool bias = true, LoraColumns lora_columns = {});
   NormSlot norm(const std::string& prefix, std::int64_t channels);
   ConvSlot conv(const std::string& prefix, std::int64_t in, std::int64_t out, std::int64_t kernel);
 
-  // Tensors whose names begin so that nobody took, in order: config.json tells of a smaller model than the weights are
-  // of.
+  // The tensors with this prefix that were not requested, sorted by name. Such tensors mean that config.json describes
+  // a smaller model than the weights belong to.
   std::vector<std::string> unused(std::string_view prefix) const;
-  // Warns in the log where there are any, as diffusers does.
+  // Logs a warning if there are such tensors, as diffusers does.
   void warn_of_unused(std::string_view prefix) const;
 
-  std::int64_t bytes() const { return bytes_; }  // of what was taken so far, as it lies in memory
+  std::int64_t bytes() const { return bytes_; }  // device memory of all tensors that were returned
   Placement placement() const { return placement_; }
 
  private:

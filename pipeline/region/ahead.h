@@ -1,4 +1,4 @@
-// Compiling a model's regions before any worker asks for them, on a machine without a GPU.
+// Compiles a model's regions ahead of time. Needs no GPU.
 #pragma once
 
 #include <memory>
@@ -19,7 +19,7 @@ class KernelCache;
 
 namespace ditfleet::region {
 
-// What a model family compiles for one architecture.
+// The programs that a model family compiles for one architecture.
 struct AheadPrograms {
   std::vector<Program> blocks;
   std::vector<FixedProgram> fixed;  // hand-written; for GPUs only
@@ -28,11 +28,11 @@ struct AheadPrograms {
 struct AheadRegion {
   std::string name, arch;
   std::string element_type;     // "bf16"
-  bool compiled = false;        // here and now; else the cache had it
-  std::int64_t compile_us = 0;  // to have it, compiled or found
+  bool compiled = false;        // by this call; false: the cache had it
+  std::int64_t compile_us = 0;  // until it was compiled or found
   kernel_cache::Key key;
   std::shared_ptr<const kernel_cache::Entry> program;
-  std::string explanation;  // the fused steps and kernels, in lines
+  std::string explanation;  // lines that describe the fused steps and kernels
 
   std::uint32_t registers() const;    // of the kernel that needs most
   std::uint32_t spill_bytes() const;  // of all kernels
@@ -40,23 +40,23 @@ struct AheadRegion {
 
 struct AheadReport {
   std::vector<AheadRegion> regions;
-  std::vector<std::string> eager;  // architectures on which workers run eagerly (runs_eagerly()): nothing was compiled
+  std::vector<std::string> eager;  // architectures without programs, because workers run eagerly (runs_eagerly())
   int compiled = 0, hits = 0;
 };
 
-// A line for each kernel that keeps some of its registers in memory, which none is meant to.
+// One warning per kernel that spills registers to memory. No kernel should.
 std::vector<std::string> spill_warnings(const AheadReport& report);
 
-// The architectures that can be asked for: gpu_architectures(), and cpu.
+// The supported architectures: gpu_architectures() and "cpu".
 std::vector<std::string> ahead_architectures();
-// kInvalidArgument names the first that is not one of them.
+// kInvalidArgument: the message contains the first unsupported architecture.
 Result<void> check_architectures(const std::vector<std::string>& architectures);
 
-// Compiles a family's programs for one architecture through the cache, under the keys that a worker there looks up.
-// Programs with equal keys are compiled once; without programs the report is empty and no compiler is needed. `type`:
-// the blocks' element type. Of the options it uses the compilers' files. Blocks for a few seconds.
-// Errors: those of check_architectures(); kUnavailable names the compiler that is missing; kInternal: the compiler
-// refused a source; kDataCorrupt: a program for this host does not load.
+// Compiles a family's programs for one architecture and stores them in the cache, under the keys that a worker with
+// this architecture looks up. Programs with equal keys are compiled once. Without programs the report is empty and no
+// compiler is needed. `type`: the blocks' element type. Uses only the paths of the compilers from `options`. Blocks for
+// seconds. Errors: those of check_architectures(); kUnavailable (a compiler is missing), kInternal (the compiler
+// rejects a source), kDataCorrupt (a program for this host does not load).
 Result<AheadReport> compile_ahead(const AheadPrograms& programs, ElementType type, const std::string& arch,
                                   kernel_cache::KernelCache& cache, const CompileOptions& options = {});
 

@@ -12,25 +12,25 @@ using telemetry::counters;
 
 prometheus::Counter& compiles(std::string_view backend, std::string_view reason) {
   static auto& family = counters("ditfleet_region_compiles_total",
-                                 "Programs that a compiler made here, those from the kernel cache left out");
+                                 "Programs compiled by this process, without those from the kernel cache");
   return family.Add({{"backend", std::string(backend)}, {"reason", std::string(reason)}});
 }
 
 prometheus::Histogram& seconds(std::string_view backend, bool built) {
   static auto& family = telemetry::histograms("ditfleet_region_program_seconds",
-                                              "Until a region's program was there, by where it came from");
+                                              "Time until a region's program was available, by source");
   static const prometheus::Histogram::BucketBoundaries kSeconds{0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30};
   return family.Add({{"backend", std::string(backend)}, {"source", built ? "compiled" : "cache"}}, kSeconds);
 }
 
 prometheus::Counter& recompiles() {
-  static auto& family = counters("ditfleet_recompiles_total", "Region programs beyond a region's first");
+  static auto& family = counters("ditfleet_recompiles_total", "Programs of regions beyond the first of each region");
   return family.Add({});
 }
 
 prometheus::Counter& variants() {
   static auto& family =
-      counters("ditfleet_region_variants_total", "Sizes that a region met for the first time, without a compile");
+      counters("ditfleet_region_variants_total", "Sizes that a region ran for the first time, without compiling");
   return family.Add({});
 }
 

@@ -1,4 +1,4 @@
-// Counts what regions do, for one engine and as Prometheus counters of the process:
+// Counts events of regions, for one engine and as Prometheus counters of the process:
 //
 //   ditfleet_region_compiles_total{backend,reason}   programs compiled here, not found in the kernel cache; reason:
 //                                                    first, or the guard that failed (shape, dtype, device)
@@ -9,7 +9,7 @@
 //                                                    unsupported_device (a component), unsupported_op, compile_error,
 //                                                    recompile_limit (a region's program), adapters (a request)
 //
-// An engine exports all of them from its start, at zero: otherwise nobody could tell "none" from "not scraped".
+// An engine exports all counters from its start, so that zero differs from "not scraped".
 #pragma once
 
 #include <atomic>
@@ -34,7 +34,7 @@ struct RegionCounts {
   std::map<std::string, std::uint64_t> fallback_reasons;
 };
 
-// Thread safe.
+// Thread-safe.
 class RegionCounters {
  public:
   // Registers the process's counters; `backend` may be "eager".
@@ -43,12 +43,12 @@ class RegionCounters {
   void program_took(std::string_view backend, std::string_view reason, bool built, std::chrono::microseconds time);
   // A region has a new program.
   void has_program() { compiles_.fetch_add(1, std::memory_order_relaxed); }
-  // Logs a warning that names the region and the guard: a warm process should not recompile.
+  // Logs a warning with the region and the guard, because a warm process should not recompile.
   void recompiled(std::string_view region, std::string_view guard);
   void hit() { hits_.fetch_add(1, std::memory_order_relaxed); }
   void missed() { misses_.fetch_add(1, std::memory_order_relaxed); }
   void variant();
-  // `first`: the first time for this region and reason; logs it.
+  // Logs the message if this is the first fallback of this region and reason (`first`).
   void fell_back(std::string_view region, std::string_view reason, std::string_view message, bool first);
   RegionCounts counts() const;
 

@@ -9,15 +9,15 @@
 
 namespace ditfleet::region {
 
-// Everything that decides the program's bytes and its kernel table, and nothing else. Widths, element types and
-// roundings are in the source, so blocks with the same kernels (with and without adapters) share a program. Never part
-// of it: the block, weights, pointers, symbolic sizes, adapter ranks, device index, host, paths.
+// Everything that determines the program's bytes and its kernel table, and nothing else. Widths, element types and
+// rounding are part of the source, so blocks with the same kernels (with and without adapters) share a program. Block,
+// weights, pointers, symbolic sizes, adapter ranks, device index, host and paths must not be part of the key.
 struct ProgramIdentity {
   std::int64_t schema = 3;
   std::string generator;             // kGeneratorId
   std::string source;                // the whole text
   std::vector<std::string> kernels;  // kernel table: name and words of the argument
-  std::string compiler;              // its name, version and build
+  std::string compiler;              // name, version and build
   std::vector<std::string> options;  // in order
   std::string target;                // the exact architecture; on the host the processor's features
   std::string output_kind;

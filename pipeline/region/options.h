@@ -26,8 +26,8 @@ struct CompileRule {
 };
 
 struct CompileOptions {
-  // auto: nvrtc on a GPU, cpu_jit on a CPU. It falls back to eager if that is not available, and without fullgraph for
-  // an engine in bf16 on a CPU. A backend named here must be available.
+  // auto selects nvrtc on a GPU and cpu_jit on a CPU. It falls back to eager if that backend is not available and,
+  // without fullgraph, for an engine in bf16 on a CPU. Any other backend must be available.
   std::string backend = "eager";  // auto | nvrtc | cpu_jit | eager
   // default | reduce-overhead | max-autotune-no-cudagraphs | max-autotune
   std::string mode = "default";
@@ -35,19 +35,20 @@ struct CompileOptions {
   bool fullgraph = false;           // a block that would fall back to eager is an error
   bool dynamic = true;              // one program for all sizes; false: one per size
   bool error_on_recompile = false;  // a second program for a region is an error
-  int recompile_limit = 8;          // programs a region may have; beyond it eager (an error with fullgraph)
-  // Which components are compiled. The VAE can be compiled on a GPU only; unset means wherever it can.
+  int recompile_limit = 8;          // programs per region; above it calls run eagerly (an error with fullgraph)
+  // Which components are compiled. The VAE can be compiled on a GPU only; unset: compiled if possible.
   bool transformer = true, text_encoders = false;
   std::optional<bool> vae;
   std::vector<CompileRule> rules;  // see mode_for()
   std::string cxx, nvrtc;          // C++ compiler, libnvrtc's file; empty: DITFLEET_CXX, DITFLEET_NVRTC, else searched
 };
 
-// Whether an engine with these options runs its blocks eagerly on such a device, whatever compilers are available.
+// Whether an engine with these options runs its blocks eagerly on a device of this kind, even if compilers are
+// available.
 bool runs_eagerly(const CompileOptions& options, bool cpu, bool bf16);
 
-// The mode of a call on `tokens` image tokens (text does not count) and `frames` frames (1 for an image): that of the
-// first rule whose bounds hold, else options.mode. An unknown name counts as default; make_region_host() rejects it.
+// The mode of a call with `tokens` image tokens (without text) and `frames` frames (1 for an image): the mode of the
+// first matching rule, else options.mode. An unknown name counts as default; make_region_host() rejects it.
 Mode mode_for(const CompileOptions& options, std::int64_t tokens, std::int64_t frames);
 
 }  // namespace ditfleet::region

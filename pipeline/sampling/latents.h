@@ -1,4 +1,4 @@
-// Latents: drawing, packing into tokens, stepping, and pixels at the end.
+// Latents: noise, packing into tokens, Euler steps, and conversion to pixels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,27 +11,29 @@
 
 namespace ditfleet::pipeline {
 
-// [1, channels, rows, columns] on the CPU: what torch.randn draws from a CPU generator with this seed in this
-// type (bf16 noise is another draw, not rounded fp32 noise). The generator uses the seed's low 32 bits.
+// Returns [1, channels, rows, columns] on the CPU, equal to torch.randn with a CPU generator, this seed and this type.
+// bf16 noise is a separate draw, not rounded fp32 noise. The generator uses the low 32 bits of the seed.
 at::Tensor draw_noise(std::int64_t seed, std::int64_t channels, std::int64_t rows, std::int64_t columns,
                       c10::ScalarType dtype);
 
-// [1, C, h, w] → [1, h/2 · w/2, 4·C]: a token is 2 × 2 latent pixels, channel order (C, 2, 2). h and w are even.
+// Converts [1, C, h, w] to [1, h/2 · w/2, 4·C]. A token is 2 × 2 latent pixels, in the order (C, 2, 2). h and w must be
+// even.
 at::Tensor pack_latents(const at::Tensor& latents);
-// The reverse, for a picture of rows × columns tokens.
+// The inverse of pack_latents(), for an image of rows × columns tokens.
 at::Tensor unpack_latents(const at::Tensor& tokens, std::int64_t rows, std::int64_t columns);
 
-// One Euler step: tokens + (next − now) · velocity. now and next are 0-dim fp32 tensors on the tokens' device, so
-// that the product is rounded to velocity's type before the fp32 sum, as in diffusers. Returns velocity's type.
+// One Euler step: tokens + (next − now) · velocity, in velocity's type. now and next are 0-dim fp32 tensors on the
+// tokens' device, so that the product is rounded to velocity's type before the fp32 sum, as in diffusers.
 at::Tensor euler_step(const at::Tensor& tokens, const at::Tensor& velocity, const at::Tensor& now,
                       const at::Tensor& next);
 
-// Of each tensor, whether no element is NaN or infinity. One reduction a tensor, then waits for the device.
+// Whether each tensor is free of NaN and infinity. Runs one reduction per tensor and waits for the device.
 std::vector<bool> are_finite(const std::vector<at::Tensor>& tensors);
 
-// Decoder output [1, C, H, W] → [0, 1] in the same type.
+// Maps decoder output [1, C, H, W] to [0, 1], in the same type.
 at::Tensor unit_range(const at::Tensor& decoded);
-// [1, 3 or 1, H, W] in [0, 1], no NaN among them → 8 bit RGB, rounded half to even. Waits for the device.
+// Converts [1, 3 or 1, H, W] with values in [0, 1] and without NaN to 8-bit RGB, rounded half to even. Waits for the
+// device.
 Media to_media(const at::Tensor& unit);
 
 }  // namespace ditfleet::pipeline

@@ -1,4 +1,4 @@
-// Samplers: from a velocity to the next latents.
+// Samplers compute the next latents from a velocity.
 #pragma once
 
 #include <ATen/TensorOperators.h>
@@ -11,7 +11,7 @@
 
 namespace ditfleet::pipeline {
 
-// One sample's. May keep the history of earlier steps, so steps come in order.
+// The sampler of one image. It may keep the history of earlier steps, so call it for the steps in order.
 class Sampler {
  public:
   virtual ~Sampler() = default;
@@ -21,7 +21,7 @@ class Sampler {
   virtual at::Tensor estimate(const at::Tensor& latents, const at::Tensor& velocity, std::int64_t i) const = 0;
 };
 
-// diffusers' FlowMatchEulerDiscreteScheduler.step. sigmas: [steps + 1] fp32, on the latents' device.
+// Follows diffusers' FlowMatchEulerDiscreteScheduler.step. `sigmas`: [steps + 1] fp32, on the latents' device.
 class FlowMatchEuler final : public Sampler {
  public:
   explicit FlowMatchEuler(at::Tensor sigmas) : sigmas_(std::move(sigmas)) {}

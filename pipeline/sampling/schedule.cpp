@@ -86,7 +86,7 @@ std::vector<double> flow_sigmas(const SchedulerConfig& c, int steps) {
 SchedulerConfig read_scheduler_config(const ConfigFile& file) {
   const std::string kind = file.text("_class_name", "FlowMatchEulerDiscreteScheduler");
   if (kind != "FlowMatchEulerDiscreteScheduler")
-    file.refuse("_class_name is \"" + kind + "\"; FlowMatchEulerDiscreteScheduler is the one that is supported");
+    file.refuse("_class_name is \"" + kind + "\"; it must be FlowMatchEulerDiscreteScheduler");
   SchedulerConfig c;
   c.num_train_timesteps = file.integer("num_train_timesteps", 1000, 1, 1 << 24);
   c.shift = file.number("shift", 1.0);
@@ -106,12 +106,13 @@ SchedulerConfig read_scheduler_config(const ConfigFile& file) {
   c.invert_sigmas = file.boolean("invert_sigmas", false);
   c.use_flow_sigmas = file.boolean("use_flow_sigmas", false);
   if (file.boolean("stochastic_sampling", false))
-    file.refuse("stochastic_sampling is true, which is not supported: a seed would not decide the picture");
+    file.refuse("stochastic_sampling is true, which is not supported; it must be false");
   const bool karras = file.boolean("use_karras_sigmas", false),
              exponential = file.boolean("use_exponential_sigmas", false), beta = file.boolean("use_beta_sigmas", false);
   if (karras + exponential + beta > 1)
     file.refuse(
-        "more than one of use_karras_sigmas, use_exponential_sigmas and use_beta_sigmas is true; only one can be");
+        "more than one of use_karras_sigmas, use_exponential_sigmas and use_beta_sigmas is true; at most one may be "
+        "true");
   if (karras) c.spacing = SchedulerConfig::Spacing::kKarras;
   if (exponential) c.spacing = SchedulerConfig::Spacing::kExponential;
   if (beta) c.spacing = SchedulerConfig::Spacing::kBeta;

@@ -1,5 +1,5 @@
-// The noise levels of a request, as diffusers' FlowMatchEulerDiscreteScheduler sets them from N equally
-// spaced sigmas, with its float32 roundings. Uses no LibTorch.
+// The noise levels of a request, equal to those of diffusers' FlowMatchEulerDiscreteScheduler, including its float32
+// rounding. Does not use LibTorch.
 #pragma once
 
 #include <cstdint>
@@ -25,16 +25,16 @@ struct SchedulerConfig {
   std::optional<double> sigma_min, sigma_max;  // bounds of the other spacings; from the schedule if absent
 };
 
-// Throws Failure (kDataCorrupt) naming the file and field, also for what diffusers has and this does not: another
-// scheduler class, stochastic_sampling.
+// Throws Failure (kDataCorrupt); the message contains file and field. Unsupported features of diffusers are such errors
+// too: other scheduler classes and stochastic_sampling.
 SchedulerConfig read_scheduler_config(const ConfigFile& file);
 
 struct Schedule {
-  std::vector<float> sigmas;     // steps + 1; the last is where the last step ends
+  std::vector<float> sigmas;     // steps + 1; the last step ends at the last sigma
   std::vector<float> timesteps;  // steps
 };
 
-// steps ≥ 1; image_tokens: packed tokens of the picture, which decide the shift when it is dynamic.
+// Precondition: steps ≥ 1. `image_tokens`: the number of packed tokens of the image; determines a dynamic shift.
 Schedule make_schedule(const SchedulerConfig& config, int steps, std::int64_t image_tokens);
 
 }  // namespace ditfleet::pipeline

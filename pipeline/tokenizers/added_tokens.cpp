@@ -68,7 +68,7 @@ Result<void> AddedTokens::add(const std::vector<AddedToken>& tokens, const TextM
       if (other == pattern) {
         return Error{Code::kDataCorrupt, "the added tokens \"" + token.content + "\" (" + std::to_string(id) +
                                              ") and \"" + token_of_.at(other_id).content + "\" (" +
-                                             std::to_string(other_id) + ") are both found as \"" + pattern + "\""};
+                                             std::to_string(other_id) + ") both match \"" + pattern + "\""};
       }
     }
     same_start.emplace_back(pattern, id);

@@ -1,4 +1,4 @@
-// Tokens that are found in the text before the model sees it: "</s>", "<extra_id_0>", "<|endoftext|>".
+// Tokens that are matched in the text before the model runs: "</s>", "<extra_id_0>", "<|endoftext|>".
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@ struct AddedToken {
   bool single_word = false;  // matches only between non-word characters
   bool lstrip = false;       // includes white space before it
   bool rstrip = false;       // includes white space after it
-  bool normalized = true;    // normalized and matched in normalized text; false: matched in the original text
+  bool normalized = true;  // true: matched in normalized text, after normalization of the token; false: in the original
   bool special = false;
   bool operator==(const AddedToken&) const = default;
 };
 
-// Modified only while a tokenizer is loaded; const members are thread safe.
+// Modified only while a tokenizer is loaded; const members are thread-safe.
 class AddedTokens {
  public:
   // Adds tokens in order. Tokens in the model's vocabulary keep their ids, others are numbered after it. A repeated

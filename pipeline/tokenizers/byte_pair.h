@@ -14,14 +14,14 @@
 
 namespace ditfleet::pipeline {
 
-// Immutable and thread safe.
+// Immutable and thread-safe.
 class BytePairEncoder {
  public:
   using Vocabulary = std::unordered_map<std::string, std::int32_t>;
   using Merges = std::vector<std::pair<std::string, std::string>>;  // best first
 
   // Vocabulary entries spell bytes as GPT-2 does (byte_spelling). `unknown_token` replaces bytes that are not in the
-  // vocabulary. kDataCorrupt: a merge's parts or result are not in the vocabulary; the message names it.
+  // vocabulary. kDataCorrupt: a merge's parts or result are not in the vocabulary; the message contains the merge.
   static Result<BytePairEncoder> create(Vocabulary vocabulary, const Merges& merges, const std::string& unknown_token);
 
   // Appends the ids of a non-empty word. kDataCorrupt: the vocabulary has neither the word's bytes nor the unknown

@@ -12,7 +12,7 @@
 
 namespace ditfleet::pipeline {
 
-// Immutable and thread safe.
+// Immutable and thread-safe.
 class Charsmap {
  public:
   // `blob`: u32 little-endian size of the trie in bytes, the trie (double array of u32 units, Darts-clone),

@@ -1,4 +1,5 @@
-// CLIP's text model: NFC, white space runs become one space, lower case, words by CLIP's pattern, byte pairs.
+// CLIP's text model: applies NFC, collapses white space to single spaces, converts to lower case, splits words by
+// CLIP's pattern and encodes them as byte pairs.
 #pragma once
 
 #include "pipeline/tokenizers/byte_pair.h"

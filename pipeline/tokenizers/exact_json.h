@@ -1,5 +1,5 @@
-// JSON with correctly rounded numbers. Boost.JSON 1.81 rounds some 17-digit numbers wrongly in the last place, which
-// would decide ties between unigram pieces.
+// JSON with correctly rounded numbers. Boost.JSON 1.81 rounds some 17-digit numbers wrongly in the last digit, which
+// would break ties between unigram pieces wrongly.
 #pragma once
 
 #include <string_view>

@@ -127,9 +127,9 @@ Result<SentencePieceModel> parse_sentencepiece_model(std::string_view bytes) {
       if (normalizer.failed()) return corrupt("its normalizer_spec is broken");
     }
   }
-  if (reader.failed()) return corrupt("it is no SentencePiece model, or cut short");
-  if (model.pieces.empty()) return corrupt("it holds no pieces");
-  if (!has_trainer) return corrupt("it holds no trainer_spec (is it truncated?)");
+  if (reader.failed()) return corrupt("it is not a SentencePiece model, or is truncated");
+  if (model.pieces.empty()) return corrupt("it has no pieces");
+  if (!has_trainer) return corrupt("it has no trainer_spec (is it truncated?)");
   return model;
 }
 

@@ -1,4 +1,4 @@
-// Turns text without special tokens into ids: a tokenizer's normalizer, pre-tokenizer and vocabulary.
+// Converts text without added tokens to ids: a tokenizer's normalizer, pre-tokenizer and vocabulary.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace ditfleet::pipeline {
 
-// Immutable and thread safe. Text must be valid UTF-8.
+// Immutable and thread-safe. Text must be valid UTF-8.
 class TextModel {
  public:
   virtual ~TextModel() = default;

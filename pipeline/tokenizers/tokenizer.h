@@ -1,4 +1,4 @@
-// Turns a prompt into token ids, identical to those of transformers 5.
+// Converts a prompt to token ids, identical to those of transformers 5.
 #pragma once
 
 #include <cstdint>
@@ -16,21 +16,21 @@
 namespace ditfleet::pipeline {
 
 struct Tokenized {
-  std::vector<std::int32_t> ids;  // with begin and end marks, at most max_length, not padded
+  std::vector<std::int32_t> ids;  // with begin and end tokens, at most max_length, not padded
   std::size_t dropped = 0;        // tokens removed by truncation; callers warn about them
 };
 
-// Immutable and thread safe. Movable.
+// Immutable and thread-safe. Movable.
 class Tokenizer {
  public:
-  // CLIP's: dir holds tokenizer.json, or vocab.json and merges.txt.
-  // T5's: dir holds tokenizer.json, or spiece.model.
-  // kNotFound: the message names the missing files. kDataCorrupt: it names the file and the problem.
+  // For CLIP, `dir` must contain tokenizer.json, or vocab.json and merges.txt. For T5, it must contain tokenizer.json
+  // or spiece.model. kNotFound: the message lists the missing files. kDataCorrupt: it contains the file and the
+  // problem.
   static Result<Tokenizer> load_clip(const std::string& dir);
   static Result<Tokenizer> load_t5(const std::string& dir);
 
-  // Accepts empty text; truncates text that is too long. kInvalidArgument: not UTF-8, or max_length is too small for
-  // the marks. kDataCorrupt: the vocabulary cannot represent the text.
+  // Accepts empty text; truncates text that is too long. kInvalidArgument: the text is not UTF-8, or max_length is too
+  // small for the begin and end tokens. kDataCorrupt: the vocabulary cannot represent the text.
   Result<Tokenized> encode(std::string_view text, int max_length) const;
 
   // Pads to `length` with the padding token, on the configured side.

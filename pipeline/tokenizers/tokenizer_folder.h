@@ -27,8 +27,8 @@ struct TokenizerFolder {
   json::object config;                         // tokenizer_config.json; empty if missing
   std::optional<json::object> tokenizer_json;  // the whole of tokenizer.json
   std::map<std::int64_t, TokenSetting> added;  // by their id in the files
-  // Those that are set, in this order: bos_token, eos_token, unk_token, sep_token, pad_token, cls_token, mask_token,
-  // then the model's own.
+  // The named tokens that are set, in this order: bos_token, eos_token, unk_token, sep_token, pad_token, cls_token,
+  // mask_token, then names that only this model has.
   std::vector<std::pair<std::string, TokenSetting>> named;
   std::optional<std::vector<TokenSetting>> extra_special, additional_special;
   std::optional<std::int64_t> model_max_length;
@@ -36,12 +36,12 @@ struct TokenizerFolder {
 
   // Content of a named token; empty if it is not set.
   std::optional<std::string> named_content(const std::string& key) const;
-  // The tokens to add to the tokenizer, in order. The class's own extra tokens apply if the files name none.
+  // The tokens to add to the tokenizer, in order. `class_extra` applies if the files list no extra tokens.
   std::vector<AddedToken> tokens_to_add(const std::vector<TokenSetting>& class_extra) const;
 };
 
-// `defaults`: the named tokens of the tokenizer's class. kNotFound: no such folder. kDataCorrupt: the message names the
-// file and the key.
+// `defaults`: the named tokens of the tokenizer's class. kNotFound: no such folder. kDataCorrupt: the message contains
+// the file and the key.
 Result<TokenizerFolder> read_tokenizer_folder(const std::string& dir,
                                               const std::map<std::string, std::string>& defaults);
 

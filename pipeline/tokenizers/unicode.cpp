@@ -88,7 +88,7 @@ std::string lower_case(std::string_view text) {
 std::string nfc(std::string_view text) {
   if (is_ascii(text)) return std::string(text);
   // Filtered to the characters of Unicode 9, as ICU recommends for a fixed version. Both objects are never destroyed
-  // and thread safe.
+  // and thread-safe.
   struct Unicode9 {
     icu::UnicodeSet assigned;
     std::unique_ptr<icu::FilteredNormalizer2> normalizer;

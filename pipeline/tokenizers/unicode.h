@@ -1,5 +1,5 @@
-// Text functions that tokenizers are built from, as the `tokenizers` library computes them, through ICU. Text must be
-// valid UTF-8. All functions are thread safe.
+// Unicode functions for tokenizers, based on ICU. They compute the same results as the `tokenizers` library. Text must
+// be valid UTF-8. All functions are thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ bool is_word_character(char32_t code_point);  // \w of Rust's regex crate
 
 // Character by character, without the rule for a final sigma.
 std::string lower_case(std::string_view text);
-// Canonical composition by Unicode 9: characters that came later neither compose nor are reordered.
+// Canonical composition of Unicode 9. Characters of later versions are neither composed nor reordered.
 std::string nfc(std::string_view text);
 // Calls `use` with each extended grapheme cluster (UAX 29) of the text, in order.
 void for_each_cluster(std::string_view text, const std::function<void(std::string_view)>& use);

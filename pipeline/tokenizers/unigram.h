@@ -12,14 +12,15 @@
 
 namespace ditfleet::pipeline {
 
-// Immutable and thread safe.
+// Immutable and thread-safe.
 class Unigram {
  public:
   struct Piece {
     std::string text;
     double score = 0;  // log probability
   };
-  // The id of a piece is its position; of two equal texts the last wins. kDataCorrupt: there is no piece `unknown_id`.
+  // The id of a piece is its position. If two pieces have the same text, the last one is used. kDataCorrupt:
+  // `unknown_id` is out of range.
   static Result<Unigram> create(std::vector<Piece> pieces, std::int32_t unknown_id);
 
   // Appends the ids of a word (valid UTF-8). Characters that no piece covers are unknown; adjacent unknown characters

@@ -56,7 +56,7 @@ Result<Weights> find_variant(const std::string& dir) {
                         " has no weights: diffusion_pytorch_model.safetensors, model.safetensors, or one of them with "
                         ".index.json and its shards";
   if (!variants.empty()) {
-    message += "; there are only variants (";
+    message += "; it has several variants (";
     for (const auto& [name, weights] : variants) message += (name == variants.begin()->first ? "" : ", ") + name;
     message += "): keep one, or rename one";
   } else if (!pickle.empty()) {
@@ -93,10 +93,11 @@ Result<std::vector<std::pair<std::string, std::string>>> read_index(const std::s
   std::vector<std::pair<std::string, std::string>> entries;
   for (const auto& [name, file] : *map) {
     const json::string* file_name = file.if_string();
-    if (file_name == nullptr) return corrupt(path, "weight_map names no file for tensor \"" + std::string(name) + "\"");
+    if (file_name == nullptr)
+      return corrupt(path, "weight_map has no file name for tensor \"" + std::string(name) + "\"");
     if (!is_plain_file_name(*file_name)) {
       return corrupt(path, "weight_map puts tensor \"" + std::string(name) + "\" into \"" + std::string(*file_name) +
-                               "\"; shards must lie in the same folder");
+                               "\"; shards must be in the same folder");
     }
     entries.emplace_back(name, *file_name);
   }
@@ -129,12 +130,14 @@ Result<Checkpoint> Checkpoint::open(const std::string& dir, Library library) {
       if (!file) {
         if (file.error().code != Code::kNotFound) return file.error();
         return Error{Code::kNotFound,
-                     "[checkpoint] " + index + " names the shard " + file_name + ", which is not in the folder"};
+                     "[checkpoint] " + index + " refers to the shard " + file_name + ", which is not in the folder"};
       }
       checkpoint.files_.push_back(std::move(*file));
     }
     const Result<TensorView> view = checkpoint.files_[it->second].tensor(name);
-    if (!view) return corrupt(index, "it says tensor \"" + name + "\" is in " + file_name + ", which does not have it");
+    if (!view)
+      return corrupt(index,
+                     "it assigns tensor \"" + name + "\" to " + file_name + ", which does not contain the tensor");
     checkpoint.tensors_.emplace(name, *view);
   }
   // Like diffusers, also loads tensors that the index does not list.

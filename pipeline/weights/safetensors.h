@@ -37,8 +37,8 @@ struct TensorView {
 // Movable; moving keeps views valid. Const members may be called from any thread.
 class SafetensorsFile {
  public:
-  // Maps the file and checks its header; reads no weights. kNotFound, kUnavailable (unreadable) or
-  // kDataCorrupt, each naming the file.
+  // Maps the file and checks its header; reads no weights. Errors: kNotFound, kUnavailable (unreadable), kDataCorrupt;
+  // the message contains the file.
   static Result<SafetensorsFile> open(const std::string& path);
 
   const std::string& path() const;
@@ -46,7 +46,7 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const;
 
   bool contains(std::string_view name) const;
-  // kNotFound names the file and the tensor.
+  // kNotFound: the message contains file and tensor.
   Result<TensorView> tensor(std::string_view name) const;
   TensorView view(const TensorEntry& entry) const;  // entry: one of entries()
 

@@ -43,8 +43,8 @@ Result<std::string> encode_safetensors(std::vector<TensorToWrite> tensors,
     if (!size) return invalid_argument(where + ": " + size.error().message);
     if (*size != tensor.bytes.size()) {
       return invalid_argument(where + " is " + std::string(dtype_name(tensor.dtype)) + " " + shape_text(tensor.shape) +
-                              ", which takes " + std::to_string(*size) + " bytes; " +
-                              std::to_string(tensor.bytes.size()) + " were given");
+                              " needs " + std::to_string(*size) + " bytes, but " + std::to_string(tensor.bytes.size()) +
+                              " were given");
     }
     json::array shape(tensor.shape.begin(), tensor.shape.end());
     header[tensor.name] = json::object{{"dtype", dtype_name(tensor.dtype)},

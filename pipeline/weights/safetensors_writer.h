@@ -21,12 +21,12 @@ struct TensorToWrite {
   std::span<const std::byte> bytes;  // row-major, little-endian; borrowed for the call
 };
 
-// The file's bytes, independent of the tensors' order. kInvalidArgument: a tensor's bytes do not fit its shape, or its
-// name is empty, reserved, not UTF-8 or used twice; the message names it.
+// Returns the file's bytes, which do not depend on the order of `tensors`. kInvalidArgument: a tensor's bytes do not
+// match its shape, or its name is empty, reserved, not UTF-8 or used twice; the message contains the name.
 Result<std::string> encode_safetensors(std::vector<TensorToWrite> tensors,
                                        const std::map<std::string, std::string>& metadata = {});
 
-// Writes the file atomically. Blocks. Also kUnavailable.
+// Writes the file atomically. Blocks. Errors: those of encode_safetensors(), kUnavailable (the file cannot be written).
 Result<void> write_safetensors(const std::string& path, std::vector<TensorToWrite> tensors,
                                const std::map<std::string, std::string>& metadata = {});
 

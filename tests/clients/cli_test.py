@@ -137,7 +137,7 @@ class Generate(WithFolder):
                 (["--size", "33x32"], 2, ["multiple"]), (["--size", "wide"], 2, ["size"]), (["--steps", "0"], 2, ["--steps", "num_inference_steps"]),
                 (["-n", "0"], 2, ["1 to 64"]), (["--guidance", "nan"], 2, ["guidance"]), (["--guidance", "1e9"], 2, ["0 to 100"]),
                 (["--seed", "-1"], 2, ["seed"]), (["--seed", "x"], 2, ["seed"]), (["--model", "tinny"], 1, ["tiny"]),
-                (["--lora", "a:b"], 2, ["NAME:SCALE"]), (["--lora", "a:nan"], 2, ["NAME:SCALE"]), (["-o", "x.gif"], 2, [".webp"]), (["-o", "no/such/x.png"], 2, ["no folder"]),
+                (["--lora", "a:b"], 2, ["NAME:SCALE"]), (["--lora", "a:nan"], 2, ["NAME:SCALE"]), (["-o", "x.gif"], 2, [".webp"]), (["-o", "no/such/x.png"], 2, ["folder does not exist"]),
                 (["--stpes", "3"], 2, ["--steps"]), (["--negative"], 2, ["--negative"])):
             with self.subTest(argv):
                 done = self.cli("generate", "x", *argv, code=code)
@@ -383,7 +383,7 @@ class Config(WithFolder):
             self.assertIn("would be overwritten", self.cli(*sim, "--jobs", out, code=2).stderr)
         self.assertIn("would be overwritten", self.cli("sim", "generate", "--costs", costs, "-o", costs, code=2).stderr)
         done = self.cli(*sim, "--jobs", self.folder / "none" / "jobs.csv", code=1)
-        self.assertIn("there is no folder", done.stderr)
+        self.assertIn("folder does not exist", done.stderr)
         self.assertEqual(done.stdout, "")  # refused before the simulation starts
         self.assertEqual((costs.read_bytes(), trace.read_bytes()), before)
         self.cli(*sim, "--jobs", self.folder / "jobs.csv", code=0)

@@ -109,7 +109,7 @@ class Files(RegistryCase):
         self.refused(self.put("full", adapter(5)), 429, "memory limit", "nothing was changed")
         self.redis("CONFIG", "SET", "maxmemory", "0")
         self.redis("REPLICAOF", "127.0.0.1", "1")  # as after a failover
-        self.refused(self.put("replica", adapter(5)), 503, "refuses commands at the moment", "READONLY")
+        self.refused(self.put("replica", adapter(5)), 503, "rejects commands at the moment", "READONLY")
         self.redis("REPLICAOF", "NO", "ONE")
         self.assertEqual(self.names(), [])
         self.assertEqual(self.chunk_keys(), [])

@@ -79,7 +79,8 @@ TEST_F(FluxFolderTest, NamesMissingFiles) {
 
 TEST_F(FluxFolderTest, NamesTensorsOfTheWrongShape) {
   replace("transformer/config.json", "\"num_attention_heads\": 2", "\"num_attention_heads\": 4");
-  expect_error(Code::kDataCorrupt, {"transformer", "x_embedder.weight", "[24, 16]", "config.json says [48, 16]"});
+  expect_error(Code::kDataCorrupt,
+               {"transformer", "x_embedder.weight", "[24, 16]", "but config.json requires [48, 16]"});
 }
 
 TEST_F(FluxFolderTest, NamesMissingTensors) {

@@ -71,7 +71,7 @@ TEST_F(RegionParity, EveryAttentionBackendRunsTheSameProgram) {
     const bool gpu_only = backend == AttentionBackend::kCudnn || backend == AttentionBackend::kEfficient;
     if (device().is_cpu() && gpu_only) {
       EXPECT_THAT(failure_of([&] { host({.attention = std::string(name_of(backend))}); }),
-                  HasSubstr("which runs on a GPU, and the device is cpu"));
+                  HasSubstr("which needs a GPU, but the device is cpu"));
       continue;
     }
     const auto shared = host({.attention = std::string(name_of(backend)),
@@ -250,7 +250,7 @@ TEST_F(RegionParity, WrongInputsAreNamed) {
   Outputs got;
   auto few = good;
   few.pop_back();
-  EXPECT_THAT(failure_of([&] { region.run(few, got); }), HasSubstr("[flux.single] has 12 inputs; it takes 13"));
+  EXPECT_THAT(failure_of([&] { region.run(few, got); }), HasSubstr("[flux.single] has 12 inputs; it must have 13"));
   auto shape = good;
   shape[1] = shape[1].narrow(0, 0, 7);
   EXPECT_THAT(failure_of([&] { region.run(shape, got); }),
@@ -302,7 +302,7 @@ TEST(RegionBackend, AMissingOneIsAClearError) {
   EXPECT_THAT(failure_of([] { make_region_host({.backend = "nvrtc"}, kCpu, nullptr); }),
               HasSubstr("the device is cpu"));
   EXPECT_THAT(failure_of([] { make_region_host({.backend = "tvm"}, kCpu, nullptr); }),
-              HasSubstr("it takes one of auto, nvrtc, cpu_jit, eager"));
+              HasSubstr("it must be one of auto, nvrtc, cpu_jit, eager"));
   EXPECT_THAT(failure_of([] { make_region_host({.mode = "fast"}, kCpu, nullptr); }),
               HasSubstr("compile.mode is \"fast\""));
   EXPECT_THAT(failure_of([] { make_region_host({.backend = "cpu_jit", .cxx = "/elsewhere/c++"}, kCpu, nullptr); }),
@@ -355,7 +355,7 @@ TEST(RegionBackend, ACompilerThatFailsLeavesTheRegionToEager) {
   Region strict("single", recipe(flux_single_block, 2, 16),
                 make_region_host({.backend = "cpu_jit", .fullgraph = true}, kCpu, nullptr));
   EXPECT_THAT(failure_of([&] { strict.prepare(ElementType::kF32, kCpu); }),
-              HasSubstr("error: no; the source is kept in "));
+              HasSubstr("error: no; the source is saved in "));
 }
 
 // What was in a compiler's way may pass: it is asked again after a pause, not at every call, and not for another size

@@ -159,7 +159,7 @@ TEST_F(Masks, OneThatTheBlockMakesIsLeftToEager) {
   const auto program = b.finish({b.attention("attended", x, keys, keys, {.bias = b.mul("raw", mask, mask)})});
   ASSERT_TRUE(program) << program.error().message;
   EXPECT_THAT(fuse(*program).error().message,
-              HasSubstr("[made] attended = attention: the bias %raw is made in the block"));
+              HasSubstr("[made] attended = attention: the bias %raw is computed in the block"));
 }
 
 }  // namespace

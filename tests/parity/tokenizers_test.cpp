@@ -115,7 +115,7 @@ TEST_F(TokenizerFolderErrors, MissingFilesAreNamed) {
 TEST_F(TokenizerFolderErrors, TruncatedFilesAreNamed) {
   copy("bare");
   std::filesystem::resize_file(dir / "tokenizer_2/spiece.model", 5000);
-  expect_error(Code::kDataCorrupt, "spiece.model", "cut short");
+  expect_error(Code::kDataCorrupt, "spiece.model", "truncated");
   copy("bare");
   std::filesystem::resize_file(dir / "tokenizer/vocab.json", 500);
   expect_error(Code::kDataCorrupt, "vocab.json", "");

@@ -215,7 +215,7 @@ TEST_F(KernelCacheCommand, AnImportGoesOnWhereATierFails) {
   redis.stop();
   expect(import_to("gone"), 5, 0);
   EXPECT_THAT(ask({"import", file}, &redis).out,
-              HasSubstr("5 good program(s), 5 on disk, 0 in Redis (5 failed), 0 refused"));
+              HasSubstr("5 valid program(s), 5 on disk, 0 in Redis (5 failed), 0 rejected"));
   EXPECT_EQ(ask({"verify", "--json", "--tier", "disk"}).json.at("checked").as_int64(), 5);
 }
 
@@ -317,7 +317,7 @@ TEST_F(KernelCacheCommand, WrongUse) {
   EXPECT_EQ(ask({"list", "--tier", "redis"}).exit, 2);
   const auto both = ask({"list", "--bad", "--arch", "cpu"});
   EXPECT_EQ(both.exit, 2) << "an empty answer would say that nothing is bad";
-  EXPECT_THAT(both.err, HasSubstr("--bad and --arch exclude each other"));
+  EXPECT_THAT(both.err, HasSubstr("--bad and --arch cannot be combined"));
   EXPECT_EQ(ask({"export"}).exit, 2);
   EXPECT_EQ(ask({"verfy"}).exit, 2);
   EXPECT_EQ(ask({"stats"}, nullptr, "short").exit, 2);
@@ -351,7 +351,7 @@ TEST_F(KernelCacheCommand, AFolderWhoseSecretIsGoneIsNotTakenForEmpty) {
   for (const char* command : {"stats", "verify", "list", "purge"}) {
     Program program("ditfleet", {"cache", command, "--set", "cache.dir=" + dir, "--set", "redis.url="});
     EXPECT_EQ(program.wait(), 1) << command;
-    EXPECT_THAT(program.err(), HasSubstr("holds programs but no secret to verify them"));
+    EXPECT_THAT(program.err(), HasSubstr("has programs but no secret to verify them"));
   }
   EXPECT_FALSE(fs::exists(dir + "/secret"));
   EXPECT_EQ(ask({"verify", "--json"}).json.at("checked").as_int64(), 5);

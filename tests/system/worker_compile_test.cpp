@@ -217,9 +217,9 @@ TEST_F(WorkerCompile, RefusesWhatItCannotBuild) {
     EXPECT_EQ(program.out(), "");
   };
   refused({"--arch", "cpu,sm_70"}, {}, 2,
-          "'sm_70' is no architecture that regions are built for; known are sm_80, sm_86, sm_89, sm_90a, sm_100a, "
+          "'sm_70' is not an architecture for regions; it must be one of sm_80, sm_86, sm_89, sm_90a, sm_100a, "
           "sm_120a, cpu");
-  refused({"--arch", ","}, {}, 2, "is no architecture");
+  refused({"--arch", ","}, {}, 2, "is not an architecture");
   refused({"--arch", "cpu", "--dtype", "fp8"}, {}, 2, "dtype is \"fp8\"");
   refused({"--arch", "cpu", "--out", "/nowhere/x"}, {}, 2, "its folder does not exist");
   refused({"--arch", "sm_80"}, {"DITFLEET_NVRTC=/nowhere/libnvrtc.so.13"}, 1,
@@ -246,12 +246,12 @@ TEST_F(WorkerCompile, RefusesWhatItCannotBuild) {
       << "#!/bin/sh\nc++ \"$@\" || exit\nfor last; do :; done\ncase $last in *.so) truncate -s 3000 \"$last\";; esac\n";
   std::filesystem::permissions(cut, std::filesystem::perms::owner_all);
   refused({"--arch", "cpu", "--set", "cache.dir=" + dir_ + "/cut-cache", "--set", "compile.cxx=" + cut}, {}, 1,
-          "cannot be loaded: it is no whole ELF file");
+          "cannot be loaded: it is not a complete ELF file");
   const std::string silent = dir_ + "/silent";
   std::ofstream(silent) << "#!/bin/sh\ncase \"$*\" in *--version*|*--help=target*) exec c++ \"$@\";; esac\nexit 0\n";
   std::filesystem::permissions(silent, std::filesystem::perms::owner_all);
   refused({"--arch", "cpu", "--set", "cache.dir=" + dir_ + "/cut-cache", "--set", "compile.cxx=" + silent},
-          {"TMPDIR=" + dir_}, 1, "ended with 0: it made nothing; it said nothing");
+          {"TMPDIR=" + dir_}, 1, "ended with 0: it wrote no file; it printed nothing");
   Program missing("ditfleet-worker",
                   {"compile", "--model", "/nowhere", "--arch", "cpu", "--set", "cache.dir=" + dir_ + "/cache"});
   EXPECT_EQ(missing.wait(), 1);

@@ -254,7 +254,7 @@ TEST_F(LoraFileTest, NamesDriveNoTerminal) {
     tensors.rbegin()->second = filled({width, 2});
     EXPECT_EQ(refusal(read_these(tensors)).find('\x1b'), std::string::npos);
   }
-  EXPECT_SAYS(refusal(read()), R"(lora_A.a\x1b[31m.weight holds NaN)");
+  EXPECT_SAYS(refusal(read()), R"(lora_A.a\x1b[31m.weight contains NaN)");
   const std::map<std::string, std::string> metadata = {
       {"lora_adapter_metadata", R"({"alpha_pattern":{"a\u001b[31m":"x"}})"}};
   EXPECT_SAYS(refusal(read_these(pair_of(kQ, kWidth, kWidth), metadata)), R"(alpha_pattern.a\x1b[31m is)");
@@ -285,7 +285,7 @@ TEST_F(LoraFileTest, RefusesWeightsThatAreNotFinite) {
     for (const char* which : {".lora_A.weight", ".lora_B.weight"}) {
       auto tensors = pair_of(kQ, kWidth, kWidth);
       tensors[kQ + which].values.back() = bad;
-      EXPECT_SAYS(refusal(read_these(tensors)), which + std::string(" holds NaN or infinity"));
+      EXPECT_SAYS(refusal(read_these(tensors)), which + std::string(" contains NaN or infinity"));
     }
     auto tensors = pair_of(kQ, kWidth, kWidth);
     tensors[kQ + ".alpha"] = {{}, {bad}};
@@ -316,9 +316,9 @@ TEST_F(LoraFileTest, RefusesAMissingPartner) {
   for (const char* which : {".lora_A.weight", ".lora_B.weight"}) {
     auto tensors = pair_of(kQ, kWidth, kWidth);
     tensors.erase(kQ + which);
-    EXPECT_SAYS(refusal(read_these(tensors)), "without its partner");
+    EXPECT_SAYS(refusal(read_these(tensors)), "has no counterpart");
   }
-  EXPECT_SAYS(refusal(read_these({{kQ + ".alpha", {{}, {1.0f}}}})), "without its partner");
+  EXPECT_SAYS(refusal(read_these({{kQ + ".alpha", {{}, {1.0f}}}})), "has no counterpart");
 }
 
 TEST_F(LoraFileTest, RefusesTheSameWeightTwice) {
@@ -361,7 +361,7 @@ TEST_F(LoraFileTest, RefusesAnEmptyFileAndTwoOpinionsOnAlpha) {
   auto tensors = pair_of(kQ, kWidth, kWidth);
   tensors[kQ + ".alpha"] = {{}, {1.0f}};
   EXPECT_SAYS(refusal(read_these(tensors, {{"lora_adapter_metadata", R"({"transformer.lora_alpha":8})"}})),
-              "one of them must go");
+              "remove one of them");
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ TEST_F(LoraFileTest, MetadataWithoutAnAlphaMeansPeftsOwn) {
   tensors[kQ + ".alpha"] = {{}, {2.0f}};
   EXPECT_DOUBLE_EQ(with(R"({"transformer.r":4})"), 0.5);
   EXPECT_SAYS(refusal(read_these(tensors, {{"lora_adapter_metadata", R"({"transformer.alpha_pattern":{"to_q":1}})"}})),
-              "one of them must go");
+              "remove one of them");
 }
 
 // diffusers gives those without one the first alpha of the file, others a scale of 1.
@@ -89,7 +89,7 @@ TEST_F(LoraFileTest, RefusesAScaleThatFp32DoesNotHold) {
                       {{"lora_adapter_metadata", R"({"transformer.lora_alpha":)" + alpha + "}"}});
   };
   EXPECT_SAYS(refusal(with("1e300")), "alpha");
-  EXPECT_SAYS(refusal(with("-1e300")), "more than fp32 holds");
+  EXPECT_SAYS(refusal(with("-1e300")), "overflows fp32");
   EXPECT_TRUE(with("1e30"));
 }
 
@@ -102,7 +102,7 @@ TEST_F(LoraFileTest, RefusesMetadataThatIsWrong) {
   EXPECT_SAYS(with(R"({"transformer.lora_alpha":"8"})"), "a finite number");
   EXPECT_SAYS(with(R"({"transformer.use_rslora":1})"), "true or false");
   EXPECT_SAYS(with(R"({"transformer.alpha_pattern":[1]})"), "an object of numbers");
-  EXPECT_SAYS(with(R"({"transformer.alpha_pattern":{"to_(q":1}})"), "\"to_(q\" is no regular expression");
+  EXPECT_SAYS(with(R"({"transformer.alpha_pattern":{"to_(q":1}})"), "\"to_(q\" is not a regular expression");
   EXPECT_SAYS(with(R"({"transformer.alpha_pattern":{"((([a-z_.0-9]+)*)*)*!":1}})"), "takes too long to match");
 }
 

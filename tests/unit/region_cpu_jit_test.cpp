@@ -102,7 +102,7 @@ TEST_F(RegionCpuJit, SaysTheCompilersError) {
       compiler("c++", "c++ (x) 1",
                "echo \"<stdin>: In function 'int f()':\"; echo '<stdin>:3:1: error: no return'; echo more; exit 1"));
   EXPECT_EQ(refused.code, Code::kInternal);
-  EXPECT_THAT(refused.message, AllOf(HasSubstr(" ended with 1: <stdin>:3:1: error: no return; the source is kept in "),
+  EXPECT_THAT(refused.message, AllOf(HasSubstr(" ended with 1: <stdin>:3:1: error: no return; the source is saved in "),
                                      Not(HasSubstr("In function"))));
   std::filesystem::remove(refused.message.substr(refused.message.rfind(' ') + 1));
   EXPECT_EQ(first_error("a.s: Assembler messages:\na.s: Fatal error: can't write"), "a.s: Fatal error: can't write");

@@ -204,8 +204,8 @@ TEST(RegionFusion, RefusesRowsThatAreTooLong) {
     return plan ? "" : plan.error().message;
   };
   EXPECT_EQ(refusal(kMaxRowWidth, true), "");
-  EXPECT_THAT(refusal(2 * kMaxRowWidth, true), HasSubstr("too much for one kernel")) << "a norm needs its row";
-  EXPECT_THAT(refusal(kMaxRowWidth + 3, false), HasSubstr("too much for one kernel")) << "a prime number has no tiles";
+  EXPECT_THAT(refusal(2 * kMaxRowWidth, true), HasSubstr("do not fit one kernel")) << "a norm needs its row";
+  EXPECT_THAT(refusal(kMaxRowWidth + 3, false), HasSubstr("do not fit one kernel")) << "a prime number has no tiles";
 }
 
 // Chains without a norm take long rows in tiles; a GELU that rides its product is no kernel at all.

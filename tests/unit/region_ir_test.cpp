@@ -180,10 +180,10 @@ TEST(RegionVerify, RefusesProgramsThatWereTamperedWith) {
   const Program good = every_block(ElementType::kF32)[1];
   Program twice = good;
   twice.values[1].name = twice.values[0].name;
-  EXPECT_THAT(verify(twice).error().message, HasSubstr("taken twice"));
+  EXPECT_THAT(verify(twice).error().message, HasSubstr("used twice"));
   Program early = good;
   std::swap(early.ops.front(), early.ops.back());
-  EXPECT_THAT(verify(early).error().message, HasSubstr("made later or never"));
+  EXPECT_THAT(verify(early).error().message, HasSubstr("computed later or never"));
   Program shape = good;
   shape.values[static_cast<std::size_t>(shape.ops.back().output)].shape.back() = 7;
   EXPECT_THAT(verify(shape).error().message,

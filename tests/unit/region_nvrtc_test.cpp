@@ -228,7 +228,7 @@ TEST_F(RegionNvrtc, RefusesAnUnknownArchitecture) {
     const auto compiled = compiler()->compile("flux.single", source_of(flux_single_block(kFlux)), arch);
     ASSERT_FALSE(compiled) << arch;
     EXPECT_EQ(compiled.error().code, Code::kInvalidArgument);
-    EXPECT_THAT(compiled.error().message, HasSubstr("known are sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120a"));
+    EXPECT_THAT(compiled.error().message, HasSubstr("it must be one of sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120a"));
   }
 }
 

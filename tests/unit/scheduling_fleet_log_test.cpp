@@ -71,7 +71,7 @@ TEST(FleetLog, units_that_a_lost_worker_leaves) {
         .text;
   };
   EXPECT_EQ(line("ready", {{"reason", "lease lapsed"}, {"owner", "w:1"}}),
-            "unit j/1: the lease of worker 'w' lapsed; the unit is ready again");
+            "unit j/1: the lease of worker 'w' expired; the unit is ready again");
   EXPECT_EQ(line("failed", {{"reason", "workers lost"}, {"message", "[queue] 2 workers were lost"}}),
             "unit j/1 failed: [queue] 2 workers were lost");
   EXPECT_EQ(line("ready", {}), "");

@@ -126,7 +126,7 @@ TEST_F(SlotsTest, a_job_with_more_adapters_than_any_worker_has_slots_is_rejected
   EXPECT_EQ(store.rejected[0].error.code, Code::kInvalidArgument);
   EXPECT_EQ(store.rejected[0].error.param, "loras");
   EXPECT_THAT(store.rejected[0].error.message,
-              HasSubstr("names 5 adapters, and no worker of 'tiny' holds more than 4"));
+              HasSubstr("lists 5 adapters, but workers of 'tiny' have at most 4 slots"));
   EXPECT_EQ(owner_of("fits"), "w:1");
   EXPECT_EQ(owner_of("early"), "");
   auto starting = with_slots("large", 0);

@@ -29,7 +29,7 @@ TEST_F(WaitingTest, its_adapters_need_more_slots_than_any_worker_has) {
   submit("1", two);
   scheduler->on_workers({worker("a")}, now);
   settle();
-  EXPECT_EQ(why("1"), "a worker that takes adapters: of 1 worker with 'tiny', none has adapter slots");
+  EXPECT_EQ(why("1"), "a worker with adapter slots: found 1 worker with 'tiny', but none with adapter slots");
   scheduler->on_workers({worker("a"), with_slots("b", 1)}, now);
   settle();
   EXPECT_EQ(why("1"), "a worker with 2 adapter slots, one per adapter: workers with 'tiny' have at most 1");

@@ -1,8 +1,8 @@
-// The adapter files of this host: a folder of <sha256>.safetensors files that several processes may share.
+// The adapter files of this host: a folder of <sha256>.safetensors files that several processes can share.
 //
-// A copy is read to its end and compared with its digest before its first use by a process. A file is written under
-// another name and renamed once it is complete. The least recently used copies are removed when the folder grows over
-// its limit or its disk is full. A copy in use is locked and never removed, even if the folder is over its limit.
+// Each process reads a copy completely and compares it with its digest before the first use. A file is written under a
+// temporary name and renamed when it is complete. The least recently used copies are removed when the folder exceeds
+// its limit or its disk is full. A copy in use is locked and never removed, even if the folder exceeds its limit.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +20,13 @@
 
 namespace ditfleet::worker {
 
-// A copy that is in use, and locked, until it is destroyed. Thread-safe.
+// A copy in use. The file is locked until this object is destroyed. Thread-safe.
 class AdapterCopy {
  public:
   AdapterCopy(std::int64_t bytes, UniqueFd fd)
       : path_("/proc/self/fd/" + std::to_string(fd.get())), bytes_(bytes), fd_(std::move(fd)) {}
-  // Names the open file, in this process only. Removing or replacing the file in the folder does not affect it.
+  // The path of the open file, valid in this process only. Removing or replacing the file in the folder does not affect
+  // this path.
   const std::string& path() const { return path_; }
   std::int64_t bytes() const { return bytes_; }
 
@@ -42,14 +43,14 @@ class AdapterCopies {
   using DiskFree = std::int64_t (*)(const std::string& folder);  // bytes; the maximum of the type if unknown
   static std::int64_t disk_free(const std::string& folder);
 
-  // Creates the folder when it is needed. With an empty name nothing can be stored, and begin() fails.
+  // Creates the folder when a copy is stored. If `folder` is empty, nothing can be stored and begin() fails.
   AdapterCopies(std::string folder, std::int64_t max_bytes, DiskFree free = disk_free)
       : folder_(std::move(folder)), max_bytes_(max_bytes), free_(free) {}
 
-  // Returns a copy that this process has checked before and that has not changed since, or null. Does not block.
+  // Returns a copy that this process has already checked and that has not changed since, or null. Does not block.
   AdapterCopyPtr find_checked(const std::string& sha256);
-  // Returns a copy, or null if there is none. Reads it to its end unless this process has done so before, and removes
-  // it if the digest does not match. Blocks.
+  // Returns a copy, or null if the folder has none. Checks the digest unless this process has already done so, and
+  // removes the copy if the digest does not match. Blocks.
   AdapterCopyPtr find(const std::string& sha256);
   // Removes the file. Copies in use stay readable.
   void remove(const std::string& sha256);
@@ -62,7 +63,7 @@ class AdapterCopies {
     ~Writer();
     // Errors: kResourceExhausted (disk full), kUnavailable (not writable), kDataCorrupt (more bytes than announced).
     Result<void> write(std::string_view bytes);
-    // Errors: those of write(); kDataCorrupt if the digest differs. That message only states the actual digest.
+    // Errors: those of write(); kDataCorrupt if the digest differs. The message contains only the actual digest.
     Result<AdapterCopyPtr> commit();
 
    private:

@@ -1,7 +1,7 @@
-// Finds or makes the copy of an adapter on this host: from the folder of copies, from a registered file in an allowed
-// folder, or from the chunks in Redis.
+// Returns the copy of an adapter on this host. If the folder of copies has none, it makes one from a registered file in
+// an allowed folder, or from the chunks in Redis.
 //
-// Every fetch asks the registry first, so that no deleted adapter is used, even if copies of it exist.
+// Every fetch looks the adapter up in the registry first, so a deleted adapter is never used, even if a copy exists.
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
@@ -22,23 +22,23 @@ namespace ditfleet::worker {
 struct FetchedAdapter {
   AdapterCopyPtr copy;
   bool was_on_disk = false;  // the copy existed before this fetch
-  bool pinned = false;       // as the registry has it now
+  bool pinned = false;       // in the registry, at the time of the fetch
 };
 
-// Belongs to the io thread. Disk work runs on a separate thread. At most 1 MiB of an adapter is in memory.
+// Call every function on the io thread. Disk work runs on a separate thread. At most 1 MiB of an adapter is in memory.
 class AdapterFetcher {
  public:
   // Registered files must be below one of `folders` after symbolic links are resolved. `source` must outlive the
-  // fetcher; null: fetch() must not be called.
+  // fetcher. If it is null, fetch() must not be called.
   AdapterFetcher(asio::any_io_executor executor, AdapterSource* source, AdapterCopies& copies,
                  std::vector<std::string> folders);
 
-  // Error messages call the adapter `name`. When `wanted` returns false, the fetch stops waiting for Redis.
-  // Single flight per digest: a concurrent call waits for the running fetch. If that one fails and the registry has
-  // meanwhile named other sources, the waiting call fetches again.
-  // Errors, with param "loras": kNotFound (deleted, or the file is missing), kDataCorrupt (the bytes differ from the
-  // registered ones), kPermissionDenied (a file outside the folders), kResourceExhausted (disk full), kUnavailable
-  // (Redis is down, or the folder of copies is not writable), kCanceled (no longer wanted).
+  // `name` is the adapter's name in error messages. When `wanted` returns false, the fetch stops waiting for Redis.
+  // Single flight per digest: a concurrent call waits for the running fetch. If the running fetch fails and the
+  // registry meanwhile has different sources, the waiting call fetches again. Errors, with param "loras": kNotFound
+  // (deleted, or the file is missing), kDataCorrupt (the bytes differ from the registered ones), kPermissionDenied (a
+  // file outside the folders), kResourceExhausted (disk full), kUnavailable (Redis is down, or the folder of copies is
+  // not writable), kCanceled (no longer wanted).
   asio::awaitable<Result<FetchedAdapter>> fetch(std::string sha256, std::string name, std::function<bool()> wanted);
 
  private:

@@ -1,4 +1,4 @@
-// Loads the adapters of assigned units before the device needs them: into a file of this host, host memory and a slot.
+// Loads the adapters of assigned units before the device needs them: into a local file, host memory and a slot.
 #pragma once
 
 #include <functional>
@@ -20,13 +20,13 @@
 namespace ditfleet::worker {
 
 struct AdapterOptions {
-  std::shared_ptr<AdapterSource> source;  // null: this worker refuses units with adapters
+  std::shared_ptr<AdapterSource> source;  // null: this worker rejects units with adapters
   std::string cache_dir;
   std::int64_t cache_bytes = 0;
   std::vector<std::string> folders;  // where registered files may be
 };
 
-// Replaces the paths of adapter files in the message by the names of the adapters.
+// Replaces paths of adapter files in the error message by the names of the adapters.
 Error with_adapter_names(Error error, const std::vector<job::LoraUse>& uses,
                          const std::vector<pipeline::LoraRequest>& loras);
 
@@ -35,7 +35,8 @@ struct LoadedAdapters {
   std::vector<AdapterCopyPtr> copies;  // keep them while the unit may read them
 };
 
-// Belongs to the io thread. Reads files on threads of its own, so that units without adapters never wait for them.
+// Call every function on the io thread. Files are read on separate threads, so units without adapters never wait for
+// adapter files.
 class AdapterLoader {
  public:
   AdapterLoader(asio::any_io_executor executor, AdapterOptions options);
@@ -54,12 +55,12 @@ class AdapterLoader {
   // Errors, with param "loras": those of AdapterFetcher::fetch() and pipeline::Model::prefetch().
   asio::awaitable<Result<LoadedAdapters>> load(Request request);
 
-  // Follows the registry until it is canceled: within seconds, removes deleted adapters from disk and models, and
-  // updates the models' pinned adapters. Calls `changed` after each change.
+  // Follows the registry until the coroutine is canceled. Within seconds it removes deleted adapters from disk and
+  // models, and updates the models' pinned adapters. Calls `changed` after each change.
   asio::awaitable<void> watch(const ModelSet& models, std::function<void()> changed);
 
-  // Fills in the adapters of all models and updates the metrics. Reports the slots of one model, not the sum, because
-  // that is what a unit can use. Does nothing without a source.
+  // Sets the adapter fields of `info` for all models and updates the metrics. Reports the slots of the model with the
+  // most slots, not the sum, because a unit uses one model. Does nothing without a source.
   void describe(const ModelSet& models, queue::WorkerInfo& info) const;
 
  private:
@@ -68,7 +69,7 @@ class AdapterLoader {
   asio::awaitable<Result<void>> fetch(const Request& request, LoadedAdapters& loaded, std::vector<AdapterTier>& tiers);
   void note_pin(const std::string& sha256, bool pinned);
   struct Review {
-    bool complete = true;   // every look-up was answered
+    bool complete = true;   // every look-up succeeded
     bool any_left = false;  // this worker still has adapters
   };
   asio::awaitable<Review> review_registry(const ModelSet& models);

@@ -34,7 +34,7 @@ void count_adapter_load(AdapterTier tier, std::string_view result) {
 void observe_adapter_load(AdapterTier furthest, std::chrono::microseconds took) {
   static auto& family = telemetry::histograms(
       "ditfleet_lora_load_seconds",
-      "Time from a unit's arrival until its LoRA adapters are loaded, by the furthest tier among them");
+      "Time from a unit's arrival until its LoRA adapters are loaded, by the slowest tier among them");
   family.Add({{"tier", std::string(tier_name(furthest))}}, kLoadSeconds)
       .Observe(static_cast<double>(took.count()) * 1e-6);
 }

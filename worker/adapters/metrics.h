@@ -1,8 +1,9 @@
 // Prometheus metrics about adapters:
-//   ditfleet_lora_loads_total{tier,result}     adapters that units needed; tier: where they were before (slot, host,
-//                                              disk: a copy on this host, source: fetched); result: ok or an error code
-//   ditfleet_lora_load_seconds{tier}           time to load a unit's adapters; tier: the furthest of them
-//   ditfleet_lora_swap_seconds{model}          from host memory to a slot, as the engine measures it
+//   ditfleet_lora_loads_total{tier,result}     adapters that units needed; tier: where the adapter was before: slot,
+//                                              host, disk (a copy on this host) or source (fetched); result: ok or an
+//                                              error code
+//   ditfleet_lora_load_seconds{tier}           time to load a unit's adapters; tier: the slowest of their tiers
+//   ditfleet_lora_swap_seconds{model}          time from host memory to a slot, measured by the engine
 //   ditfleet_lora_slots{model}, ditfleet_lora_slots_used{model}, ditfleet_lora_host_adapters{model}
 //   ditfleet_lora_fetched_bytes_total{source}  source: redis, file
 //   ditfleet_lora_cache_bytes                  adapter files on this host's disk

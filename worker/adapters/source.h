@@ -13,13 +13,13 @@ namespace ditfleet::worker {
 
 namespace asio = boost::asio;
 
-// Belongs to the io thread. Errors: those of loras::Registry.
+// Call every function on the io thread. Errors: those of loras::Registry.
 class AdapterSource {
  public:
   virtual ~AdapterSource() = default;
   virtual void start() {}
   virtual void stop() {}
-  // kNotFound: no name refers to this digest, or none does any longer.
+  // kNotFound: no registered adapter has this digest.
   virtual asio::awaitable<Result<loras::Location>> lookup(const std::string& sha256, Deadline deadline) = 0;
   virtual asio::awaitable<Result<std::string>> read_chunk(const loras::Location& location, int index,
                                                           Deadline deadline) = 0;
@@ -27,7 +27,7 @@ class AdapterSource {
   virtual asio::awaitable<Result<std::int64_t>> version(Deadline deadline) = 0;
 };
 
-// The registry. Give it a connection of its own: the queue's commands would wait behind its chunks.
+// The registry. `connection` must not be the queue's: queue commands would wait behind the chunks of adapters.
 std::unique_ptr<AdapterSource> registry_source(std::shared_ptr<redis::Connection> connection);
 
 }  // namespace ditfleet::worker

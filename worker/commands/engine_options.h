@@ -7,11 +7,11 @@
 
 namespace ditfleet::worker {
 
-// From compile.*.
+// Converts compile.*.
 region::CompileOptions compile_options(const config::Settings& settings);
 
-// All options, with an open kernel cache unless compile.backend is eager. Errors: those of kernel_cache::open_cache().
-// Blocks on the disk.
+// Converts all options and opens the kernel cache, unless compile.backend is eager. Errors: those of
+// kernel_cache::open_cache(). Blocks on the disk.
 Result<pipeline::EngineOptions> engine_options(const config::Settings& settings);
 
 }  // namespace ditfleet::worker

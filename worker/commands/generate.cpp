@@ -118,7 +118,7 @@ void add_generate_flags(CLI::App& command, GenerateFlags& flags) {
       ->type_name("FILE");
   add_configuration_flags(command, flags.sources);
   command.footer(
-      "Fields that are not given take the model's defaults (ditfleet.json in its folder).\n"
+      "Missing fields get the model's defaults (ditfleet.json in its folder).\n"
       "Prints one line per image: its path and its seed.");
 }
 

@@ -26,12 +26,12 @@ struct GenerateFlags {
 void add_generate_flags(CLI::App& command, GenerateFlags& flags);
 int generate(const GenerateFlags& flags);
 
-// The complete and valid spec. kInvalidArgument names the flag.
+// The complete and valid spec. kInvalidArgument: the message contains the flag.
 Result<job::JobSpec> spec_of(const GenerateFlags& flags, const job::ModelEntry& model);
 
 // Parses FILE or FILE:SCALE, such as "style.safetensors:0.7". The text after the last colon is the scale if it is a
-// number and the file before it exists. Errors name the flag: kInvalidArgument (invalid scale, empty file name),
-// kNotFound (no such file).
+// number and the file before it exists. Errors: kInvalidArgument (invalid scale, empty file name), kNotFound (no such
+// file). The message contains the flag.
 Result<pipeline::LoraRequest> lora_of(const std::string& text);
 
 }  // namespace ditfleet::worker

@@ -79,10 +79,10 @@ ServiceOptions service_options(const config::Settings& settings) {
 
 asio::awaitable<void> listen_for_signals(asio::signal_set& signals, Service& service) {
   const int first = co_await signals.async_wait(asio::use_awaitable);
-  spdlog::info("SIG{}: draining; send a second signal to end at once", ::sigabbrev_np(first));
+  spdlog::info("SIG{}: draining; send a second signal to end immediately", ::sigabbrev_np(first));
   service.drain();
   co_await signals.async_wait(asio::use_awaitable);
-  spdlog::warn("second signal: ending at once");
+  spdlog::warn("second signal: ending immediately");
   service.quit();
 }
 
@@ -143,7 +143,7 @@ void add_run_flags(CLI::App& command, RunFlags& flags) {
   add_configuration_flags(command, flags.sources);
   command.footer(
       "SIGTERM, SIGINT and SIGHUP drain the worker: it hands back the units that have not started and finishes\n"
-      "the others within worker.drain_ms. A second signal ends it at once.");
+      "the others within worker.drain_ms. A second signal ends it immediately.");
 }
 
 Result<config::Settings> settings_of(const RunFlags& flags) {

@@ -19,7 +19,7 @@ struct RunFlags {
 
 void add_run_flags(CLI::App& command, RunFlags& flags);
 
-// The configuration, overridden by the flags. kInvalidArgument names the flag or key.
+// The configuration, overridden by the flags. kInvalidArgument: the message contains the flag or key.
 Result<config::Settings> settings_of(const RunFlags& flags);
 
 // Loads every configured model. Errors: those of the engine. Blocks.

@@ -23,8 +23,8 @@ struct TokenizeFlags {
 void add_tokenize_flags(CLI::App& command, TokenizeFlags& flags);
 int tokenize(const TokenizeFlags& flags);
 
-// Writes one object of token ids by text encoder per line. kInvalidArgument names a line that is not a JSON string; the
-// lines before it have been written.
+// Writes one JSON object per line, with the token ids of each text encoder. kInvalidArgument: a line is not a JSON
+// string; the message contains the line. The results of earlier lines have been written.
 Result<void> tokenize_lines(const pipeline::Tokenizers& tokenizers, std::istream& in, std::ostream& out);
 
 }  // namespace ditfleet::worker

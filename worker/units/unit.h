@@ -1,5 +1,5 @@
-// A unit in this process: its assignment, the results of its stages, and the two atomics by which the io thread stops
-// the device thread.
+// A unit in this process: its assignment, the results of its stages, and two atomics with which the io thread stops the
+// device thread.
 #pragma once
 
 #include <atomic>
@@ -24,12 +24,12 @@ struct Unit {
   queue::MailboxEntry entry;
   job::JobSpec spec;
   pipeline::GenerationRequest request;  // `loras` is set before the text is encoded
-  std::vector<AdapterCopyPtr> copies;   // of its adapters, kept while it may read them
+  std::vector<AdapterCopyPtr> copies;   // of its adapters, kept as long as it may read them
   std::vector<int> preview_steps;
   pipeline::Model* model = nullptr;
   Clock::time_point received;
 
-  // Passed from stage to stage; only the current stage touches it.
+  // Passed from stage to stage; only the current stage accesses it.
   std::unique_ptr<pipeline::Generation> prepared;
   std::map<std::string, std::int64_t> phases_us;
 
@@ -51,7 +51,7 @@ struct Unit {
 
 struct ModelSet;
 
-// Makes the unit of an assignment, with the spec as it was admitted.
+// Creates the unit of an assignment from its admitted spec.
 // Errors: kInvalidArgument (the spec is invalid), kNotFound (this worker does not have the model).
 Result<std::shared_ptr<Unit>> make_unit(queue::MailboxEntry entry, const ModelSet& models, Clock::time_point now);
 

@@ -82,7 +82,7 @@ void UnitRunner::assign(queue::MailboxEntry entry, const ModelSet& models) {
   if (!made) {
     auto unit = std::make_shared<Unit>();
     unit->entry = std::move(entry);
-    spdlog::warn("unit {}: refused: {}", unit->label(), made.error().message);
+    spdlog::warn("unit {}: rejected: {}", unit->label(), made.error().message);
     spawn("fail", unit, fail(unit, made.error()));
     return;
   }
@@ -321,7 +321,7 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
   if (!manifest) {
     // The store was unavailable until the lease ran out. The unit has not failed, and another worker may have it now.
     if (is_transient(manifest.error()) && !parts_.table.may_complete(unit->entry.nonce, Clock::now())) {
-      spdlog::warn("unit {}: not stored before its lease ran out: {}", unit->label(), manifest.error().message);
+      spdlog::warn("unit {}: not stored before its lease expired: {}", unit->label(), manifest.error().message);
       co_await drop(unit);
     } else {
       co_await fail(unit, manifest.error());
@@ -368,7 +368,7 @@ asio::awaitable<void> UnitRunner::complete(UnitPtr unit, results::Manifest manif
   completion.phases_us = unit->phases_us;
   completion.warnings = unit->prepared->warnings();
   if (!parts_.table.may_complete(nonce, Clock::now())) {
-    spdlog::warn("unit {}: the lease ran out before the unit was complete; discarding the result", unit->label());
+    spdlog::warn("unit {}: the lease expired before the unit was complete; discarding the result", unit->label());
     co_await discard(unit, std::move(manifest));
     co_return;
   }
@@ -383,7 +383,7 @@ asio::awaitable<void> UnitRunner::complete(UnitPtr unit, results::Manifest manif
     // so the result stays.
     spdlog::error("unit {}: could not report the completion: {}", unit->label(), completed.error().message);
   } else {
-    spdlog::warn("unit {}: the queue refused the completion: {}", unit->label(), completed.error().message);
+    spdlog::warn("unit {}: the queue rejected the completion: {}", unit->label(), completed.error().message);
     co_await discard(unit, std::move(manifest));
     co_return;
   }

@@ -1,5 +1,5 @@
 // Performs the actions of the unit table: text encoding, start, denoising, image encoding, storing, completing, and
-// reports of failures. Each is one coroutine on the io thread that hands its heavy part to another thread.
+// reports of failures. Each action is a coroutine on the io thread that runs its heavy part on another thread.
 #pragma once
 
 #include <functional>
@@ -20,7 +20,7 @@
 
 namespace ditfleet::worker {
 
-// Belongs to the io thread. Must outlive the work that it has handed to its threads.
+// Call every function on the io thread. Must outlive the work on the other threads.
 class UnitRunner {
  public:
   struct Parts {
@@ -43,7 +43,7 @@ class UnitRunner {
   void perform(const Action& action);
   // Passes the leases in the table to the device thread. Call it after each renewal.
   void publish_leases();
-  // No work and no report is in progress for any unit.
+  // Whether no work and no report is in progress for any unit.
   bool idle() const { return tasks_running_ == 0; }
   // The shape classes that ran here, most recent last, at most 64.
   const std::vector<std::string>& warm_classes() const { return warm_classes_; }
@@ -51,7 +51,7 @@ class UnitRunner {
 
  private:
   using UnitPtr = std::shared_ptr<Unit>;
-  // How long an outcome is reported again while Redis is unavailable.
+  // How long the report of an outcome is retried while Redis is unavailable.
   static constexpr std::chrono::seconds kReportLimit{60};
 
   // idle() is false until the coroutine ends.
@@ -76,7 +76,7 @@ class UnitRunner {
   asio::awaitable<void> discard(UnitPtr unit, results::Manifest manifest);
   // Ends the attempt here without an outcome.
   asio::awaitable<void> drop(UnitPtr unit);
-  // Repeats a queue call until it succeeds, fails for good or `limit` is over. Returns the last result.
+  // Repeats a queue call until it succeeds, fails permanently or `limit` has passed. Returns the last result.
   template <class Call>
   asio::awaitable<Result<void>> report(Call call, std::chrono::milliseconds limit = kReportLimit);
   asio::awaitable<void> pause(std::chrono::milliseconds time);

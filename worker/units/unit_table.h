@@ -1,13 +1,13 @@
-// The units that this worker holds, and what to do next with each: leases, capacity, stops, drain. It decides; the
-// service (service.h) performs the actions and reports their results. No I/O, no threads, no clock.
+// The state machine of this worker's units: leases, capacity, stops, drain. It returns actions; the service (service.h)
+// performs them and reports their results. No I/O, no threads, no clock.
 //
-// The stages of a unit, and the calls that move it on:
+// The stages of a unit, and the calls that advance it:
 //   assigned ─decide()─▶ encoding ─encoded()─▶ prepared ─decide()─▶ starting ─started(), decide()─▶ denoising
 //            ─denoised()─▶ finishing (image encoding, storing, completing) ─ended()─▶ removed
-// At most one unit is encoding its text, and at most one is starting or denoising. Any number may be finishing.
+// At most one unit encodes its text, and at most one is starting or denoising. Any number can be finishing.
 //
-// A lease counts on the monotonic clock from before its renewal was sent. Once it has lapsed here, the unit may have
-// been given to another worker. The unit then stops at its next step and is not completed, whatever Redis says later.
+// A lease is measured on the monotonic clock from the time at which its renewal was sent. When the lease has expired
+// here, another worker may already have the unit. The unit then stops at its next step and is never completed.
 #pragma once
 
 #include <chrono>
@@ -24,21 +24,21 @@ using Clock = std::chrono::steady_clock;
 
 enum class Stage { kAssigned, kEncoding, kPrepared, kStarting, kDenoising, kFinishing };
 
-// Why a unit must stop. With several reasons the last in this order wins: it leaves the least to report to the queue.
+// Why a unit must stop. If several reasons apply, the last one in this order wins.
 enum class StopReason {
   kNone,
   kDrained,   // this worker is shutting down; the unit is handed back
   kCanceled,  // by the client; reported to the queue
-  kLapsed,    // the lease ran out here
+  kLapsed,    // the lease expired here
   kRevoked,   // by the scheduler, before the unit started
-  kLost,      // the queue says that the attempt is stale
+  kLost,      // the queue reports that the attempt is stale
 };
 
 struct Action {
   enum class Kind {
-    kEncodeText,      // answer with encoded(), followed by ended() after an error
-    kStart,           // answer with started(), start_refused(), or stopped() if it was given up
-    kDenoise,         // answer with denoised(), stopped() or ended()
+    kEncodeText,      // then call encoded(), and after an error also ended()
+    kStart,           // then call started(), start_refused(), or stopped() if the start was abandoned
+    kDenoise,         // then call denoised(), stopped() or ended()
     kStopDenoising,   // the unit's step callback must return false
     kReportCanceled,  // the unit is removed from the table
     kHandBack,        // the unit is removed from the table
@@ -52,20 +52,20 @@ struct Action {
 struct Timing {
   std::chrono::milliseconds lease{5000};
   std::chrono::milliseconds renew{1000};  // between renewals
-  std::chrono::milliseconds step{100};    // at least, between renewals that report a step
+  std::chrono::milliseconds step{100};    // minimum between renewals that report a step
   std::chrono::milliseconds retry{250};   // after a failed renewal
 };
 
 // Not thread-safe.
 class UnitTable {
  public:
-  // `capacity`: units held at once, without those that are finishing.
+  // `capacity`: most units at a time, not counting units that are finishing.
   UnitTable(int capacity, Timing timing);
 
   // --- messages from the mailbox
   enum class Admission { kAccepted, kDuplicate, kRefused };
-  // kRefused: full or draining; hand the unit back. With `needs_adapters` its text is not encoded before
-  // adapters_ready(), and later units overtake it.
+  // kRefused: the table is full or draining; hand the unit back. With `needs_adapters` the unit's text is not encoded
+  // before adapters_ready(), and later units overtake the unit.
   Admission assign(const queue::Attempt& attempt, Clock::time_point now, bool needs_adapters = false);
   void revoke(const std::string& nonce);
   void cancel(const std::string& nonce);
@@ -78,21 +78,22 @@ class UnitTable {
   void stepped(const std::string& nonce, int step, int total);
   void denoised(const std::string& nonce);  // the device is free again
   void stopped(const std::string& nonce);   // starting or denoising ended on request
-  void ended(const std::string& nonce);     // completed, refused or failed at any stage; removes the unit
+  void ended(const std::string& nonce);     // completed, rejected or failed at any stage; removes the unit
 
   // --- drain
-  void drain();          // hands back what has not started and refuses new units
-  void drain_running();  // stops and hands back what is denoising
+  void drain();          // hands back the units that have not started and refuses new units
+  void drain_running();  // stops and hands back the unit that is denoising
   bool draining() const { return draining_; }
   bool empty() const { return units_.empty(); }
 
   // --- leases
-  // The renewals to send now, in one call; empty if none is due. Returns no more until renewed() or renewal_failed().
+  // The renewals to send now, in one call; empty if none is due. Returns none until renewed() or renewal_failed() is
+  // called.
   std::vector<queue::Renewal> due_renewals(Clock::time_point now);
   void renewed(const std::vector<queue::Renewal>& renewals, const std::vector<queue::RenewOutcome>& outcomes,
                Clock::time_point sent);
   void renewal_failed(const std::vector<queue::Renewal>& renewals, Clock::time_point now);
-  // The last step if it has not been reported yet; to be sent before the unit is completed.
+  // The last step if it has not been reported yet. Send it before the unit is completed.
   std::optional<queue::Renewal> take_pending_step(const std::string& nonce);
   // Whether a finishing unit may still be completed.
   bool may_complete(const std::string& nonce, Clock::time_point now) const;

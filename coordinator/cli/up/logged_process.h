@@ -16,20 +16,20 @@ struct LoggedProcessSpec {
   std::vector<std::string> argv;  // argv[0] is the path of the program
   std::vector<std::string> environment;
   std::string log_file;        // every line is appended to it
-  bool echo = true;            // lines go to stderr, too
+  bool echo = true;            // also writes lines to stderr
   int death_signal = SIGKILL;  // see ProcessSpec
   int inherited_fd = -1;
 };
 
-// Not thread safe.
+// Not thread-safe.
 class LoggedProcess {
  public:
   explicit LoggedProcess(LoggedProcessSpec spec) : spec_(std::move(spec)) {}
-  ~LoggedProcess();  // a child that still runs is left to its death signal
+  ~LoggedProcess();  // does not end a running child; the child ends by its death signal
   LoggedProcess(const LoggedProcess&) = delete;
   LoggedProcess& operator=(const LoggedProcess&) = delete;
 
-  // A program that cannot be executed ends with status 127 and a log line that says why.
+  // If the program cannot be executed, the process ends with status 127 and a log line with the reason.
   // Errors: kUnavailable (no process or file can be created).
   Result<void> start();
   bool running() const { return process_.running() || not_executed_; }

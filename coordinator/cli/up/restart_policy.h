@@ -14,12 +14,12 @@ class RestartPolicy {
   static constexpr Duration kStable{30'000};  // running this long clears earlier failures
   static constexpr int kHopeless = 3;         // consecutive quick exits with a failure
 
-  // Whether a process that has been running for `alive` works: it has not become hopeless, or it has run for more than
-  // twice as long as its longest earlier try, plus a second.
+  // Whether a process that has been running for `alive` is considered working: it is not hopeless(), or it has run for
+  // more than twice as long as its longest earlier attempt, plus a second.
   bool works(Duration alive) const { return !hopeless() || got_further(alive); }
 
-  // The process ended after `lived`. `by_itself`: it exited with a failure, which it will likely repeat, and was not
-  // killed. Returns how long to wait before the restart.
+  // The process ended after `lived`. `by_itself`: it was not killed but exited with a failure, which is likely to
+  // recur. Returns how long to wait before the restart.
   Duration ended(Duration lived, bool by_itself) {
     // A process that was killed after it had recovered is restarted without the delay of its earlier failures.
     const bool was_well = lived >= kStable || (!by_itself && got_further(lived));

@@ -5,7 +5,7 @@
 
 namespace ditfleet::cli {
 
-// Binds the address and closes it again. For port 0 the result has the free port.
+// Binds the address and closes it again. For port 0 the result contains a free port.
 // Errors: kUnavailable (in use or not permitted), kInvalidArgument (unknown host).
 Result<ListenAddress> try_to_listen(ListenAddress address);
 

@@ -39,11 +39,11 @@ Result<config::Settings> settings_of(const UpFlags& flags) {
     const auto equals = model.find('=');
     if (equals == std::string::npos || equals == 0 || equals + 1 == model.size()) {
       return invalid_argument("--model is '" + model +
-                              "'; it takes NAME=DIR, for example demo=deploy/demo-model/model");
+                              "'; it must be NAME=DIR, for example demo=deploy/demo-model/model");
     }
     const std::string name = model.substr(0, equals);
     if (!named.insert(name).second)
-      return invalid_argument("--model names '" + name + "' twice; give each model its own name");
+      return invalid_argument("--model has the name '" + name + "' twice; give each model a unique name");
     sources.sets.push_back("models." + name + ".path=" + model.substr(equals + 1));
   }
   return config::load(sources);
@@ -209,7 +209,7 @@ Result<void> plan_children(UpPlan& plan) {
     const auto found = find_program("ditfleet-worker");
     if (!found)
       return Error{Code::kNotFound,
-                   "ditfleet-worker is neither beside this program (" + worker +
+                   "ditfleet-worker is neither next to this program (" + worker +
                        ") nor on PATH; build it, or run with --workers 0",
                    {}};
     worker = *found;

@@ -1,7 +1,7 @@
 // The process's only reader of the shard's feed. It wakes the subscribers of a job when the job changes.
 //
-// The hub does not pass events on: a woken subscriber reads its job's own event stream from its last position. A gap
-// in the feed, a Redis restart or a slow client therefore neither loses nor duplicates an event.
+// The hub does not deliver events: a subscriber that wakes up reads its job's event stream from its last position. A
+// gap in the feed, a Redis restart or a slow client therefore neither loses nor duplicates an event.
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
@@ -21,14 +21,14 @@ namespace ditfleet::gateway {
 
 namespace asio = boost::asio;
 
-// Not thread-safe: everything from one executor.
+// Not thread-safe: call every function on one executor.
 class EventHub : public std::enable_shared_from_this<EventHub> {
  public:
   using Next = std::function<asio::awaitable<Result<queue::Feed::Batch>>(std::chrono::milliseconds block)>;
 
   enum class Wake { kEvents, kTimeout, kStopped };
 
-  // A subscriber of one job's events. Events between the subscription and the wait also wake it.
+  // A subscriber of one job's events. Events between the subscription and wait() also end the wait.
   class Subscription {
    public:
     Subscription(std::shared_ptr<EventHub> hub, std::string job);
@@ -40,7 +40,7 @@ class EventHub : public std::enable_shared_from_this<EventHub> {
     asio::awaitable<Wake> wait(Deadline deadline);
     // Whether an event that ends the job, or a gap, arrived since the last call.
     bool take_may_have_ended() { return std::exchange(may_have_ended_, false); }
-    // Ends the wait as if its deadline had passed, because the client is gone.
+    // Ends the wait as if its deadline had passed. Call it if the client is gone.
     void interrupt();
     bool interrupted() const { return interrupted_; }
 

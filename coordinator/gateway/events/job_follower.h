@@ -1,5 +1,5 @@
-// Reads one job's events in order from a given id, and waits for new ones. Each event is returned exactly once, also
-// if Redis is temporarily unavailable.
+// Reads one job's events in order from a given id, and waits for new events. Returns each event exactly once, even if
+// Redis is temporarily unavailable.
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -18,7 +18,7 @@ class JobFollower {
   enum class Status {
     kEvents,   // `events` has at least one
     kIdle,     // the deadline passed
-    kEnd,      // all events of an ended job were returned, or they have expired or cannot be read
+    kEnd,      // all events of an ended job were returned, or the events have expired or cannot be read
     kStopped,  // the gateway is stopping
     kGone,     // interrupt() was called
   };
@@ -27,11 +27,11 @@ class JobFollower {
     std::vector<queue::Event> events;
   };
 
-  // `service` outlives this. `after`: the id of the last known event, "0" for none.
+  // `service` must outlive this object. `after`: the id of the last event that the client has, or "0".
   JobFollower(JobService& service, const std::shared_ptr<EventHub>& hub, const std::string& job, std::string after);
 
   asio::awaitable<Batch> next(Deadline deadline);
-  // Ends the current wait and every later one, because the client is gone.
+  // Ends the current wait and every later wait. Call it if the client is gone.
   void interrupt();
 
  private:

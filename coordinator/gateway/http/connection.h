@@ -1,6 +1,6 @@
-// One client of the server: its socket, and the watch on it while a response takes its time.
+// One client of the server: its socket, and a watch that detects a disconnect while a response is prepared.
 //
-// Threads: the server's (server.h).
+// Call every function on the server's executor (server.h).
 #pragma once
 
 #include <boost/asio/as_tuple.hpp>
@@ -31,17 +31,17 @@ class Connection final : public Sink {
   using tcp = asio::ip::tcp;
   using Stream = boost::beast::basic_stream<tcp, asio::any_io_executor, boost::beast::unlimited_rate_policy>;
 
-  // write_timeout: of one write().
+  // `write_timeout` limits one write().
   Connection(tcp::socket socket, std::chrono::milliseconds write_timeout)
       : stream_(std::move(socket)), write_timeout_(write_timeout) {}
 
   Stream& stream() { return stream_; }
   boost::beast::flat_buffer& buffer() { return buffer_; }
   bool idle = false;  // between two requests
-  // Size of the answer that is being written, and when the write began.
+  // Size of the response that is being written, and when the write started.
   std::size_t unread_bytes = 0;
   std::chrono::steady_clock::time_point writes_since;
-  // When the connection began to wait for a complete request head. Empty while a request is served.
+  // When the connection started to wait for a complete request head. Empty while a request is served.
   std::optional<std::chrono::steady_clock::time_point> awaits_head_since;
 
   // --- Sink ---
@@ -51,9 +51,9 @@ class Connection final : public Sink {
   void set_chunked(bool chunked) { chunked_ = chunked; }
 
   // Detects that the client disconnects while nothing is read from it. The watch ends when the client sends its next
-  // request. A client that shut down its sending side may still read; TCP cannot tell that from a close. Such a client
-  // is sent `probe`, bytes that it ignores: if it is gone, a reset follows. An empty probe defers this to the next
-  // write.
+  // request. A client that shut down its sending side may still read, which TCP does not distinguish from a close. The
+  // server sends such a client `probe`, bytes that it ignores. If the client is gone, a reset follows. An empty probe
+  // defers this check to the next write.
   void watch(const std::shared_ptr<Connection>& self, std::string_view probe);
   void unwatch();
   void close();

@@ -1,7 +1,7 @@
-// The open connections, and which of them are closed when there are too many or too many unread bytes. Clients that
-// send or read slowly, or nothing at all, cannot keep others out, and the memory for unread answers is bounded.
+// The open connections. Chooses which connections are closed when there are too many of them or too many unread bytes.
+// Slow or idle clients therefore cannot lock out others, and the memory for unread responses is bounded.
 //
-// Threads: the server's (server.h).
+// Call every function on the server's executor (server.h).
 #pragma once
 
 #include <cstddef>
@@ -23,15 +23,15 @@ class ConnectionSet {
   std::size_t size() const { return all_.size(); }
   const std::set<std::shared_ptr<Connection>>& all() const { return all_; }
 
-  // Closes and removes the connection, other than `newcomer`, that has waited longest for a complete request head.
-  // Does nothing if all are busy.
+  // Closes and removes the connection that has waited longest for a complete request head, but not `newcomer`. Does
+  // nothing if all connections are busy.
   void evict_longest_idle(const Connection& newcomer);
 
-  // Whether an answer of this size may be buffered until its client has read it. Closes the slowest readers, those of
-  // more than 5 s, if that is needed. A single answer may have any size.
+  // Whether a response of this size may be buffered until its client has read it. If necessary, closes the slowest of
+  // the clients that have been reading for more than 5 s. A single response may have any size.
   bool make_room_for(std::size_t bytes);
 
-  // Counts an answer's bytes while it is being written.
+  // Counts a response's bytes while it is being written.
   class Unread {
    public:
     Unread(ConnectionSet& set, Connection& connection, std::size_t bytes);

@@ -1,5 +1,4 @@
-// HTTP messages as plain values, which routes and handlers use. Only the server knows the library that reads and
-// writes them.
+// HTTP messages as plain values for routes and handlers. Only the server depends on the HTTP library.
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -20,11 +19,11 @@ namespace asio = boost::asio;
 
 using NameValues = std::vector<std::pair<std::string, std::string>>;
 
-// A body too large to hold in memory; the handler reads it piece by piece.
+// A request body that the handler reads piece by piece, because it may not fit into memory.
 class BodyReader {
  public:
   virtual ~BodyReader() = default;
-  // As announced by the request; nothing for a chunked body.
+  // The Content-Length; empty for a chunked body.
   virtual std::optional<std::uint64_t> length() const = 0;
   // The next bytes, at most 256 KiB; empty at the end.
   // Errors: kUnavailable (the client is gone), kDeadlineExceeded (the client is too slow; answer 408),
@@ -59,7 +58,7 @@ std::optional<int> parse_number(std::string_view text);
 // The value of ?limit= for a list with at most `most` entries per page. `note` ends the error message.
 Result<int> parse_limit(std::string_view text, int most, const std::string& note = {});
 
-// The client of a response that takes its time.
+// The client of a response that is not available immediately.
 class Peer {
  public:
   virtual ~Peer() = default;
@@ -81,7 +80,7 @@ struct Response {
   NameValues headers;
   bool close = false;  // close the connection after this response
 
-  // At most one of these two is set. `later` returns the real response once it is ready; the server watches the
+  // At most one of these two is set. `later` returns the real response when it is available; the server watches the
   // connection meanwhile. `stream` writes the body piece by piece after this status and these headers.
   std::function<asio::awaitable<Response>(Peer&)> later;
   std::function<asio::awaitable<void>(Sink&)> stream;

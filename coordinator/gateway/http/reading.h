@@ -1,6 +1,6 @@
-// Reading a request: its time limit, and the answers to bytes that are not an acceptable request.
+// Helpers for reading a request: its time limit, and the problems that the server answers with an error status.
 //
-// Threads: the server's (server.h).
+// Call every function on the server's executor (server.h).
 #pragma once
 
 #include <boost/beast/http/message.hpp>
@@ -15,8 +15,8 @@
 
 namespace ditfleet::gateway {
 
-// Cancels the connection's reads when the limit passes. Unlike the stream's expires_after(), which closes the socket,
-// it leaves the connection open for an answer. Replaces any limit of the stream while it exists.
+// Cancels the connection's reads when the limit passes. The stream's expires_after() would close the socket; this class
+// leaves the connection open for a response. Replaces any limit of the stream as long as it exists.
 class ReadLimit {
  public:
   ReadLimit(std::shared_ptr<Connection> connection, std::chrono::milliseconds limit);
@@ -41,15 +41,15 @@ struct ReadProblem {
 bool is_protocol_error(const boost::system::error_code& ec);
 ReadProblem describe(const boost::system::error_code& ec);  // of a protocol error
 
-// The answers to a head, or a body, that did not arrive within its limit.
+// The problem of a request head, or body, that did not arrive within its limit.
 ReadProblem head_is_late();
 ReadProblem body_is_late();
 
-// What is wrong with a head that Beast accepts.
+// The problem of a request head that Beast accepts but the server rejects, if any.
 std::optional<ReadProblem> problem_of(const boost::beast::http::request_header<>& head);
 
-// Whether the client waits for "100 Continue" before it sends the body. False for HTTP/1.0, which would take the
-// interim response for the final one (RFC 9110 §10.1.1).
+// Whether the client waits for "100 Continue" before it sends the body. False for HTTP/1.0 clients, which would treat
+// the interim response as the final one (RFC 9110 §10.1.1).
 bool expects_continue(const boost::beast::http::request_header<>& head);
 
 }  // namespace ditfleet::gateway

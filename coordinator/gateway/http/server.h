@@ -1,6 +1,6 @@
-// HTTP/1.1 on TCP: connections, limits and timeouts. It does not know what it serves.
+// HTTP/1.1 on TCP: connections, limits and timeouts. Independent of the routes.
 //
-// Threads: everything from `executor`, which is single-threaded or a strand.
+// Call every function on `executor`, which must be single-threaded or a strand.
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
@@ -21,7 +21,7 @@ struct ServerOptions {
   std::uint64_t max_body_bytes = 1 << 20;  // of a body that the handler does not stream
   std::uint32_t max_header_bytes = 16 << 10;
   std::uint64_t max_unread_bytes = 1u << 30;         // of responses that clients have not read yet, in total
-  int max_connections = 1024;                        // see ConnectionSet for what happens above it
+  int max_connections = 1024;                        // above it, ConnectionSet closes idle connections
   std::chrono::milliseconds idle_timeout{75'000};    // between requests on one connection
   std::chrono::milliseconds header_timeout{10'000};  // from the first byte to the end of the headers
   std::chrono::milliseconds body_timeout{30'000};    // for the whole body
@@ -31,10 +31,10 @@ struct ServerOptions {
 
 struct ServerHandlers {
   std::function<asio::awaitable<Response>(Request)> request;
-  // Returns the answer to bytes that are not a request (broken HTTP, too large) or to a connection too many.
+  // Returns the response to an invalid request (broken HTTP, too large) or to a connection above the limit.
   std::function<Response(int status, const std::string& message, const std::string& code)> refuse;
-  // Whether the handler of this request streams the body (Request::stream) instead of receiving it whole. Unset:
-  // never. The connection closes if the handler answers before it has read the whole body.
+  // Whether the handler of this request reads the body from Request::stream instead of Request::body. Unset: never. The
+  // connection is closed if the handler responds before it has read the whole body.
   std::function<bool(const Request& head)> streams = {};
   std::function<void(int change)> count_connections = {};  // may be unset
 };

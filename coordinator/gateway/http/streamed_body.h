@@ -17,7 +17,7 @@ namespace ditfleet::gateway {
 
 class StreamedBody final : public BodyReader {
  public:
-  // head: the parsed part of the request; patience: for each piece.
+  // `head`: the parsed part of the request. `patience`: the time limit for each piece.
   StreamedBody(std::shared_ptr<Connection> connection,
                boost::beast::http::request_parser<boost::beast::http::empty_body>&& head,
                std::chrono::milliseconds patience);

@@ -1,7 +1,7 @@
-// From a Request to a Response: matches the route, authenticates, calls the handler, adds the common headers,
-// counts and logs. No sockets here.
+// Handles one Request: matches the route, authenticates, calls the handler, adds the common headers, counts and logs.
+// Uses no sockets.
 //
-// Threads: everything from the gateway's executor. Never throws because of a client's input.
+// Call every function on the gateway's executor. Never throws because of a client's input.
 #pragma once
 
 #include <memory>
@@ -14,13 +14,13 @@ namespace ditfleet::gateway {
 
 class Api {
  public:
-  // `service` outlives this. `local_url`: see ApiContext.
+  // `service` must outlive this object. `local_url`: see ApiContext.
   Api(GatewayDependencies dependencies, JobService& service, std::shared_ptr<EventHub> hub, std::string local_url);
   Api(const Api&) = delete;
   Api& operator=(const Api&) = delete;
 
   asio::awaitable<Response> handle(Request request);
-  // The response to bytes that did not become a request; counted like a response.
+  // The response to an invalid request (ServerHandlers::refuse). It is counted like any other response.
   Response refuse(int status, const std::string& message, const std::string& code) const;
   // Whether the handler of this request reads the body itself, as uploads of adapters do.
   bool wants_stream(const Request& head) const;

@@ -1,4 +1,4 @@
-// What the handlers of all resources share.
+// State that the handlers of all resources share.
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -28,7 +28,7 @@ struct ApiContext {
   // Idempotency-Key, kPayloadTooLarge.
   asio::awaitable<Result<queue::SubmitOutcome>> submit(CallPtr call, job::JobSpec spec) const;
 
-  // Brings the mirror up to date with every change of an adapter that was acknowledged before the call.
+  // Updates the mirror with every change of an adapter that was acknowledged before the call.
   // Errors: as registry_error() returns them.
   asio::awaitable<Result<void>> refresh_adapters() const;
 };
@@ -36,8 +36,8 @@ struct ApiContext {
 // redis_error() for the registry of adapters.
 Error registry_error(const Error& error);
 
-// Each creates the handlers of one resource and adds their routes to the router, which then owns them.
-// The context outlives the router.
+// Each function creates the handlers of one resource and adds their routes to the router, which then owns them. The
+// context must outlive the router.
 void add_system_routes(Router& router, const ApiContext& context);  // console, metrics, probes, models, workers
 void add_image_routes(Router& router, const ApiContext& context);   // OpenAI's images
 void add_job_routes(Router& router, const ApiContext& context);     // jobs, results, previews

@@ -53,7 +53,7 @@ Error redis_error(const Error& error, const std::string& server, std::string_vie
     case Code::kUnavailable:
     case Code::kDeadlineExceeded:
       if (error.source == Source::kRedis)
-        return unavailable(server + " refuses commands at the moment; nothing was changed, try again shortly" + why);
+        return unavailable(server + " rejects commands at the moment; nothing was changed, try again shortly" + why);
       return unavailable(server + " does not answer; " + std::string(unanswered) + why);
     case Code::kPermissionDenied:
       return unavailable(server + " denies access; redis.url needs a user and password with sufficient permissions" +

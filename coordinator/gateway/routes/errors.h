@@ -1,5 +1,5 @@
 // Errors as clients see them (OpenAI's error object on every route), and the checks that all handlers share.
-// Pure, thread-safe.
+// Pure functions, thread-safe.
 #pragma once
 
 #include <optional>
@@ -20,12 +20,12 @@ Response error_response(const Error& error);
 // The same for errors of HTTP itself (404 for a route, 405, 408, 413, 415, 431 …).
 Response status_response(int status, std::string_view message, std::string_view code);
 
-// kNotFound with the same message on every route, whether or not the job belongs to another tenant.
+// kNotFound with the same message for missing jobs and jobs of other tenants, on every route.
 Error no_such_job(std::string_view id);
 
-// What a client sees of an error from Redis: kUnavailable if Redis did not answer or refused, since that is not the
-// client's fault. Other errors are returned unchanged.
-// server: "the queue's Redis (HOST:PORT)"; unanswered, full: the advice if Redis did not answer or is out of memory.
+// Converts an error from Redis for a client: kUnavailable if Redis did not answer or rejected the call, because that is
+// not the client's fault. Other errors are returned unchanged. `server`: "the queue's Redis (HOST:PORT)". `unanswered`,
+// `full`: the advice if Redis did not answer or is out of memory.
 Error redis_error(const Error& error, const std::string& server, std::string_view unanswered, std::string_view full);
 
 // 400 for a second line of a header that must occur once (RFC 9110 §5.3): it is ambiguous which one is meant.

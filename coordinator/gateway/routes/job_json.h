@@ -1,4 +1,4 @@
-// Jobs, workers and models as the JSON of the native routes (README.md). Pure, thread safe.
+// Jobs, workers and models as the JSON of the native routes (openapi.json). Pure functions, thread-safe.
 #pragma once
 
 #include <functional>
@@ -12,11 +12,11 @@
 
 namespace ditfleet::gateway {
 
-// Makes the URLs of a job, as one client sees them.
+// Makes the URLs of a job for one client.
 struct JobLinks {
   std::string base;  // "http://host:port", no slash at the end
   const KeyRing* keys = nullptr;
-  std::int64_t expires_s = 0;  // until when a signed link holds
+  std::int64_t expires_s = 0;  // when a signed link expires
 
   std::string job(std::string_view id) const;
   std::string events(std::string_view id) const;
@@ -24,20 +24,20 @@ struct JobLinks {
   std::string preview(std::string_view id, std::string_view event) const;
 };
 
-// What a unit that has not started waits for, in words; empty: that is not known.
+// What a unit that has not started waits for, as a phrase; empty: unknown.
 using WaitsFor = std::function<std::string(const queue::UnitRef&)>;
 
-// A record from list() has no unit records, and the answer then has no "unit_records" either.
+// `with_units`: includes "unit_records". Records from list() have none.
 json::object job_json(const queue::JobRecord& record, const JobLinks& links, bool with_units,
                       const WaitsFor& waits_for = {});
 
 // 0 … 1 over all units; 1 for an ended job.
 double progress_of(const queue::JobRecord& record);
 
-// `visible` tells whether the caller may see a job.
+// `visible`: whether the caller may see a job.
 json::object worker_json(const queue::WorkerInfo& worker, const std::function<bool(const std::string&)>& visible);
 
-// OpenAI's model object, with what the model allows and its defaults besides.
+// OpenAI's model object, extended by the model's limits and defaults.
 json::object model_json(const job::ModelEntry& model, std::int64_t created_s);
 
 }  // namespace ditfleet::gateway

@@ -93,7 +93,7 @@ class JobRoutes {
         cursor = value;
       } else {
         co_return error_response(
-            invalid_argument("unknown parameter '" + name + "'; a list of jobs takes state, limit and cursor", name));
+            invalid_argument("unknown parameter '" + name + "'; supported are state, limit and cursor", name));
       }
     }
     auto page = co_await service_.list(call->caller.view(), state, limit, cursor);
@@ -173,7 +173,8 @@ class JobRoutes {
     const bool found = !events->empty() && events->front().id == *event_id && events->front().type == "preview";
     const auto key = found ? events->front().fields.find("key") : std::map<std::string, std::string>::const_iterator();
     if (!found || key == events->front().fields.end())
-      co_return error_response(Error{Code::kNotFound, "job '" + id + "' has no preview event '" + *event_id + "'", {}});
+      co_return error_response(
+          Error{Code::kNotFound, "job '" + id + "': preview '" + *event_id + "' does not exist or has expired", {}});
     auto bytes = co_await service_.preview(key->second);
     if (!bytes && bytes.error().code == Code::kNotFound)
       co_return status_response(410, "this preview has expired", "gone");

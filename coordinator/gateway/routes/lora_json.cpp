@@ -146,7 +146,8 @@ Result<bool> parse_lora_patch(std::string_view body) {
     if (member.key() != "pinned") {
       const std::string name = excerpt(std::string_view(member.key().data(), member.key().size()), 64);
       return invalid_argument(
-          "'" + name + "' cannot be changed; only 'pinned' can, register the adapter again for anything else", name);
+          "'" + name + "' cannot be changed; only 'pinned' can be; register the adapter again to change anything else",
+          name);
     }
   }
   const json::value* pinned = object->if_contains("pinned");
@@ -159,7 +160,7 @@ Result<LoraPage> parse_lora_page(const Request& request) {
   LoraPage page;
   for (const auto& [name, value] : request.query) {
     if (name == "limit") {
-      const auto asked = parse_limit(value, kMostListed, "; without it the list is complete");
+      const auto asked = parse_limit(value, kMostListed, "; without limit the list is complete");
       if (!asked) return asked.error();
       page.most = static_cast<std::size_t>(*asked);
     } else if (name == "cursor" && !value.empty()) {

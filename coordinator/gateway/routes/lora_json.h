@@ -1,4 +1,4 @@
-// The JSON of adapters, and the parsing of requests that put, change or list them. Pure, thread-safe.
+// The JSON of adapters, and parsers for requests that register, change or list adapters. Pure functions, thread-safe.
 #pragma once
 
 #include <optional>
@@ -17,7 +17,7 @@ namespace ditfleet::gateway {
 
 json::object lora_json(const loras::Adapter& adapter);
 
-// An adapter's properties besides its bytes: the fields of a JSON body, or the query parameters of an upload.
+// An adapter's properties without its bytes: the fields of a JSON body, or the query parameters of an upload.
 struct LoraRequest {
   std::string path;                 // of a JSON body: a file in an allowed folder
   std::string sha256;               // expected digest; empty: any
@@ -36,7 +36,7 @@ std::string lora_etag(const loras::Adapter& adapter);
 // Whether an If-Match field matches the record: by its ETag, by its quoted digest alone, or by *.
 bool matches_lora(std::string_view if_match, const loras::Adapter& adapter);
 
-// A page of the list: at most `most` adapters, those whose names sort after `after`.
+// A page of the list: at most `most` adapters whose names sort after `after`.
 struct LoraPage {
   std::string after;
   std::size_t most = 0;  // 0: no limit

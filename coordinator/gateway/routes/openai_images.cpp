@@ -94,7 +94,7 @@ Result<ImageCall> parse_image_call(std::string_view body) {
     }
   }
   if (!call.safety_identifier.empty()) job["user"] = call.safety_identifier;
-  if (!job.contains("prompt")) return wrong("'prompt' is missing: say what the image should show", "prompt");
+  if (!job.contains("prompt")) return wrong("'prompt' is missing; send a description of the image", "prompt");
 
   auto spec = job::parse_spec(json::value(std::move(job)));
   if (!spec) {

@@ -1,5 +1,5 @@
 // OpenAI's image API in terms of DiTFleet's jobs
-// (https://platform.openai.com/docs/api-reference/images/create). Pure, thread safe.
+// (https://platform.openai.com/docs/api-reference/images/create). Pure functions, thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -22,18 +22,18 @@ struct ImageCall {
   std::string size = "auto";      // echoed in partial images: WIDTHxHEIGHT once it is known
 };
 
-// The fields of a job that an image request may have, too: all but those that `size` replaces.
+// Whether an image request may also have this field of a job: all fields except those that `size` replaces.
 bool is_image_field(job::Field field);
 
-// Takes OpenAI's fields and those above. A null field counts as absent. kInvalidArgument names the field as the client
-// knows it ("size", not "width").
+// Accepts OpenAI's fields and those of is_image_field(). A null field counts as absent. kInvalidArgument: the param is
+// the client's field ("size", not "width").
 Result<ImageCall> parse_image_call(std::string_view body);
 
 // One image of a response.
 struct ImagePart {
   int unit = 0;
-  std::string url;    // set, or
-  std::string bytes;  // set if the call asked for base64
+  std::string url;    // set unless b64_json
+  std::string bytes;  // set if b64_json
   std::string media_type;
   int width = 0, height = 0;
   std::int64_t seed = 0;

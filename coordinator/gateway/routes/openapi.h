@@ -11,7 +11,7 @@ namespace ditfleet::gateway {
 // The JSON schema of a field's value.
 json::object schema_of(const job::FieldRow& row);
 
-// JSON. Made once, at the first call; thread safe.
+// The description as JSON, generated at the first call. Thread-safe.
 const std::string& openapi_document();
 
 }  // namespace ditfleet::gateway

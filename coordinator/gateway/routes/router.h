@@ -1,6 +1,4 @@
-// The table of routes, and what a request carries on its way through a handler.
-//
-// Thread-safe once all routes are added.
+// The table of routes, and the state of one request. Thread-safe once all routes are added.
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -55,7 +53,7 @@ class Router {
   std::vector<Route> routes_;
 };
 
-// One request. A response that takes its time shares it.
+// The state of one request. A response that is sent later shares it.
 struct Call {
   Request request;
   RouteMatch match;

@@ -3,11 +3,11 @@
 // service between two backlogged tenants is at most one unit's cost each way, and no unit starves behind a stream of
 // higher priority.
 //
-// Units wait in lanes, one per shape class and set of adapters. Routing decides alike for all units of a lane, so a
-// lane that waits for a full worker is skipped as a whole. No call looks at all queued units, nor at units that need
-// more adapter slots than are open now.
+// Units wait in lanes, one per shape class and set of adapters. Routing makes the same decision for all units of a
+// lane, so a lane that waits for a full worker is skipped as a whole. No call iterates over all queued units, or over
+// units that need more adapter slots than are open now.
 //
-// Pure and not thread safe. Times are microseconds of Redis' clock.
+// No I/O, no clock; not thread-safe. Times are microseconds of Redis' clock.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,8 @@ class FairQueue {
 
   Tenants& tenants() { return tenants_; }
   const Tenants& tenants() const { return tenants_; }
-  // As in Tenants, and reorders the queue. For a tenant that may have queued units, call these and not those.
+  // As in Tenants, but also reorders the queue. Use these functions instead of those of Tenants for tenants that may
+  // have queued units.
   void charge(TenantId t, std::int64_t predicted_us, bool guess = false);
   void settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us, bool guess = false);
   // Replaces a charge that is not settled yet.
@@ -64,22 +65,22 @@ class FairQueue {
   struct Candidate {
     Handle handle = 0;
     bool aged = false;    // older than the age bound
-    bool behind = false;  // its tenant has had least and must not fall further behind
+    bool behind = false;  // its tenant has the least virtual time and must not fall further behind
   };
-  // What is known about lanes in this round of decisions.
+  // The state of lanes in this round of decisions.
   struct Round {
     std::function<bool(LaneId)> skipped;                    // waits for a full worker, or found no worker
-    std::function<bool(LaneId)> closed = nullptr;           // found no worker, whether or not it may wait
+    std::function<bool(LaneId)> closed = nullptr;           // found no worker
     std::function<std::int64_t(LaneId)> missing = nullptr;  // of a skipped lane: Route::missing_us
-    // How far, in virtual time, another tenant may get ahead of the tenant that has had least while the lanes of that
-    // one are skipped. Skipping widens the gap in service by no more than this.
+    // How far, in virtual time, another tenant may get ahead of the tenant with the least virtual time while that
+    // tenant's lanes are skipped. Skipping widens the gap in service by at most this much.
     std::int64_t max_lead_us = std::numeric_limits<std::int64_t>::max();
   };
   // The next unit of a model among those that need at most `adapter_slots` and whose lane is not skipped. Two kinds of
-  // units come although their lane is skipped, unless it is closed:
+  // units are returned although their lane is skipped, unless it is closed:
   // - units older than the age bound;
-  // - once every other tenant would exceed max_lead_us: of the units of the tenant with the least virtual time and of
-  //   its highest priority, the one with the lowest `missing`.
+  // - a unit of the tenant with the least virtual time, if every other tenant would exceed max_lead_us. Among the units
+  //   of the tenant's highest priority, this is the unit with the lowest `missing`.
   std::optional<Candidate> next(ModelId model, int adapter_slots, std::int64_t now_us, const Round& round) const;
   // True: some unit of the model needs at most `adapter_slots`.
   bool has_work(ModelId model, int adapter_slots) const;

@@ -1,7 +1,7 @@
-// Virtual time per tenant: the service it has had, in GPU-microseconds, divided by its weight. The tenant with the
-// least virtual time goes first.
+// Virtual time per tenant: the GPU-microseconds of its units divided by its weight. The tenant with the least virtual
+// time goes first.
 //
-// Pure and not thread safe.
+// No I/O, no clock; not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -27,28 +27,31 @@ class Tenants {
   double weight(TenantId t) const { return tenants_[t].weight; }
   std::int64_t virtual_time(TenantId t) const { return tenants_[t].virtual_time; }
 
-  // A unit of the tenant opens (it is queued or held by a worker) or closes. A tenant whose first unit opens starts at
-  // least at the lowest settled virtual time of the tenants with open units, or, without such tenants, at the highest
-  // virtual time so far: idle time gives no credit.
+  // Call open() when a unit of the tenant is queued or assigned, and close() when the unit ends. When the first unit of
+  // a tenant opens, its virtual time is raised to the lowest settled virtual time of the tenants with open units. If
+  // there are no such tenants, it is raised to the highest virtual time so far. Idle time therefore gives no credit.
   void open(TenantId t);
   void close(TenantId t);
-  // A unit of the tenant begins or ceases to wait for a worker. The virtual time of a tenant whose first unit waits is
-  // clamped to the range of the waiting tenants. Without waiting tenants its settled time is raised to the highest of
-  // all. So idle tenants accumulate no credit, and uncontended use creates no debt.
+  // Call wait() when a unit of the tenant starts to wait for a worker, and leave() when the unit stops waiting. When
+  // the first unit of a tenant starts to wait, the tenant's virtual time is clamped to the range of the waiting
+  // tenants. If there are none, its settled time is raised to the highest of all tenants. So idle tenants accumulate no
+  // credit, and uncontended use creates no debt.
   void wait(TenantId t);
   void leave(TenantId t);
-  // charge() adds predicted service in advance; settle() replaces it by the actual service, with the arguments that
-  // charge() got. A charge counts for the order at once. If it is a guess (no observed run supports the prediction), it
-  // does not count for the time at which other tenants start.
+  // charge() adds predicted service in advance. settle() replaces the charge by the actual service; pass the arguments
+  // of charge(). A charge affects the order immediately. If it is a guess (no observed run supports the prediction), it
+  // does not affect the virtual time at which other tenants start.
   void charge(TenantId t, std::int64_t predicted_us, bool guess = false);
   void settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us, bool guess = false);
 
-  // The virtual times of waiting tenants, for storing; wait() sets those of other tenants anew. Stored times include
-  // charges that are not settled. restore() replaces the times and keeps such charges. A waiting tenant without a
-  // stored time began to wait after the times were stored; its time is clamped to the range of the stored ones.
+  // times() returns the virtual times of waiting tenants, for storing. Those of other tenants are not needed, because
+  // wait() recomputes them. The times include charges that are not settled. restore() replaces the times and keeps such
+  // charges. A waiting tenant without a stored time has started to wait after the times were stored; its time is
+  // clamped to the range of the stored times.
   std::map<std::string, std::int64_t> times() const;
   void restore(const std::map<std::string, std::int64_t>& times);
-  // With more than `keep` tenants, forgets idle ones that would start at the same time anyway. Their ids are reused.
+  // If there are more than `keep` tenants, forgets idle tenants whose virtual time would be recomputed anyway. Their
+  // ids are reused.
   void prune(std::size_t keep);
 
  private:

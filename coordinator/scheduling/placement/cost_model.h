@@ -1,7 +1,7 @@
-// Predicts runs and the cost of a cold class in GPU-microseconds: a prior from the shape (pixels, steps, guidance),
-// corrected by observed runs.
+// Predicts the duration of runs and the cost of a cold class in GPU-microseconds. A prediction is a prior from pixels,
+// steps and guidance, corrected by observed runs.
 //
-// Pure and not thread safe. Classes, models and workers are dense indices that the scheduler assigns.
+// No I/O, no clock; not thread-safe. Classes, models and workers are dense indices that the scheduler assigns.
 #pragma once
 
 #include <cstdint>
@@ -31,14 +31,14 @@ class Ewma {
   bool known_ = false;
 };
 
-// The run of a 12-billion-parameter transformer on one data-center GPU. It may be wrong by any factor for other models
-// and devices; the first observed run corrects it. Before that only the order of shapes matters.
+// The duration of a run of a 12-billion-parameter transformer on one data-center GPU. For other models and devices it
+// may be wrong by any factor; the first observed run corrects it. Before that only the order of shapes matters.
 std::int64_t prior_run_us(const job::ShapeClass& shape, int steps, bool adapters = false);
 
 class CostModel {
  public:
-  // The corrected prediction for a unit with this prior. If no such run was observed on the worker: the mean of such
-  // runs, else of the class, else of the model, scaled by the worker's speed if known.
+  // The corrected prediction for a unit with this prior. If no such run was observed on the worker, it is based on the
+  // mean of such runs on all workers, else of the class, else of the model, scaled by the worker's speed if known.
   std::int64_t run_us(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us) const;
   // run_us(c, m, w, prior_us) for many workers.
   class Runs {
@@ -56,8 +56,8 @@ class CostModel {
   std::int64_t typical_run_us(ClassId c, ModelId m, std::int64_t prior_us) const;
   // The observed cost of a cold class, if any.
   std::optional<std::int64_t> observed_cold_us(ModelId m) const;
-  // What a worker's first run of a class takes in addition. Unobserved: half a run, at most 2 s, so that an idle cold
-  // worker is preferred to a queue of one.
+  // The additional time of a worker's first run of a class. Before any was observed, this is half a run but at most 2
+  // s, so that an idle cold worker is preferred to a warm worker with one unit.
   std::int64_t cold_us(ModelId m, std::int64_t run_us) const;
   bool observed(ModelId m) const;
   // True once a run on a warm worker was observed. Cold runs take longer by any factor.
@@ -65,10 +65,10 @@ class CostModel {
 
   // A unit ran for `observed_us`. cold: it was the worker's first run of the class.
   void observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us, std::int64_t observed_us, bool cold);
-  // The prediction of an earlier leader. Ignored once a run of the class was observed.
+  // Sets the prediction of an earlier leader. Ignored if a run of the class was observed.
   void seed(ClassId c, ModelId m, std::int64_t prior_us, std::int64_t predicted_us);
 
-  // The index will be reused for another class or worker.
+  // Call these before the index is reused for another class or worker.
   void forget_class(ClassId c);
   void forget_worker(WorkerId w);
 

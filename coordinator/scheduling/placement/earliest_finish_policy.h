@@ -2,19 +2,19 @@
 //
 //   max(start, adapters in slots) + cold-class cost + run + load_weight · adapter load.
 //
-// Only ready workers count that have the model, spare capacity and an adapter slot for each of the unit's adapters.
-// The last term stands for what a load costs others: it evicts an adapter that some unit will load again.
-// Ties go to the highest rendezvous hash of class, adapters and worker, so a unit returns to the worker that is warm.
+// Candidates are ready workers with the model, spare capacity and an adapter slot for each of the unit's adapters. The
+// last term is the cost of a load for other units: it evicts an adapter that some unit will load again. Ties go to the
+// highest rendezvous hash of class, adapters and worker, so a unit returns to the worker that is warm.
 //
 // A unit may also wait for a full worker that is warm and holds its adapters. It waits if the full worker needs less
-// preparation than the best worker with capacity, and if all such workers together would finish the unit's lane before
-// the best worker with capacity finished this one unit. So an adapter that is in more demand than its holders can
-// serve is loaded by another worker too.
+// preparation than the best candidate, and if all such workers together would finish the unit's lane before the best
+// candidate finished this one unit. If the holders of an adapter cannot serve the demand, another worker therefore
+// loads the adapter too.
 //
 // A tenant's units of equal priority and deadline go in the order of arrival plus `due_runs` predicted runs: a short
 // unit overtakes a long one that arrived shortly before.
 //
-// Pure. A decision looks at the model's workers that have capacity, and at the holders of the unit's adapters.
+// No I/O, no clock. A decision examines the model's workers with capacity and the holders of the unit's adapters.
 #pragma once
 
 #include "coordinator/scheduling/placement/routing_policy.h"

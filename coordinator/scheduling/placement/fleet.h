@@ -1,7 +1,7 @@
-// The workers: their state, the units they hold, when they will be free, the classes they are warm for. Updated from
-// the registry and from the scheduler's own assignments.
+// The workers: their state, the units they hold, when they will be free, and their warm classes. Updated from the
+// worker registry and from the scheduler's own assignments.
 //
-// Pure and not thread safe. Times are microseconds of Redis' clock.
+// No I/O, no clock; not thread-safe. Times are microseconds of Redis' clock.
 #pragma once
 
 #include <algorithm>
@@ -42,10 +42,10 @@ struct Worker {
   std::int64_t heartbeat_us = 0;
   std::vector<ModelId> models;
   std::vector<std::string> reported_warm;  // class keys
-  std::unordered_set<std::string> warm;    // the shape keys of those
+  std::unordered_set<std::string> warm;    // the shape keys of reported_warm
   std::vector<HeldUnit> held;              // in the order of assignment
-  std::int64_t free_at_us = 0;             // predicted end of all units it holds
-  std::int64_t waiting_us = 0;             // predicted run of the units it has not started
+  std::int64_t free_at_us = 0;             // predicted end of all held units
+  std::int64_t waiting_us = 0;             // predicted run of the held units that have not started
   std::int64_t last_end_us = 0;
   std::int64_t handed_back_us = -1;  // when it last returned a unit; -1: never
 
@@ -63,7 +63,7 @@ struct WorkerLoad {
   std::uint64_t hash = 0;
   int held = 0, capacity = 0;
   int adapter_slots = 0;
-  bool ready = false;  // its state is kReady, and it has returned no unit since its last heartbeat
+  bool ready = false;  // the worker is kReady and has handed back no unit since its last heartbeat
 
   bool has_capacity() const { return held < capacity; }
   std::int64_t start_us(std::int64_t now_us) const { return std::max(free_at_us, now_us + waiting_us); }
@@ -73,8 +73,8 @@ class Fleet {
  public:
   Fleet(int lookahead, std::int64_t silent_after_us);
 
-  // Replaces the registry. Returns the workers whose state changed. A worker that is gone and holds no unit has an
-  // empty owner from then on, and its id will be reused. `model_of` interns model names.
+  // Replaces the registry. Returns the workers whose state changed. The owner of a worker that is gone and holds no
+  // unit becomes empty, and its id will be reused. `model_of` interns model names.
   template <class ModelOf>
   std::vector<WorkerId> update(const std::vector<queue::WorkerInfo>& infos, std::int64_t now_us, ModelOf model_of) {
     begin_update();
@@ -86,18 +86,19 @@ class Fleet {
     return end_update();
   }
 
-  // The incarnation "name:boot". Adds it if it is unknown: a rebuild may name workers that are no longer registered.
+  // The worker with this owner ("name:run id"). Adds an unknown worker, because stored units may refer to workers that
+  // are no longer registered.
   WorkerId intern_owner(const std::string& owner);
 
   void hold(WorkerId w, HeldUnit unit);
   // False: the worker does not hold the unit.
   bool release(WorkerId w, const queue::UnitRef& ref, std::int64_t now_us);
-  // The worker returned a unit. It gets no other before a later heartbeat reports that it is ready.
+  // The worker handed back a unit. It gets no other unit before a later heartbeat reports that it is ready.
   void handed_back(WorkerId w, std::int64_t at_us);
   HeldUnit* find_held(WorkerId w, const queue::UnitRef& ref);
   void started(WorkerId w, const queue::UnitRef& ref, std::int64_t at_us);
 
-  // Class `c` has this key from now on.
+  // Sets the key of class `c`.
   void define_class(ClassId c, const std::string& class_key);
   bool is_warm(ClassId c, WorkerId w) const { return c < warm_.size() && w < warm_[c].size() && warm_[c][w] != 0; }
 
@@ -108,7 +109,7 @@ class Fleet {
   std::size_t id_bound() const { return workers_.size(); }  // worker ids are below it
   // Workers that have the model, in any state.
   const std::vector<WorkerId>& with_model(ModelId m) const;
-  // Ready workers with the model and spare capacity, by the predicted end of all they hold.
+  // Ready workers with the model and spare capacity, ordered by the predicted end of all held units.
   using OpenWorkers = std::set<std::pair<std::int64_t, WorkerId>>;
   const OpenWorkers& open_workers(ModelId m) const;
   // The most adapter slots of an open worker; -1: no worker is open.
@@ -142,8 +143,8 @@ class Fleet {
   std::vector<std::uint8_t> seen_;                                   // in the update
 };
 
-// A class key without its last field, the precision. A worker runs one precision, so warmth does not depend on it; and
-// the configuration may say "auto" where the worker reports "bf16".
+// A class key without its last field, the precision. A worker runs one precision, so warmth does not depend on the
+// precision. The configuration may say "auto" while the worker reports "bf16".
 std::string_view shape_key(std::string_view class_key);
 
 }  // namespace ditfleet::scheduling

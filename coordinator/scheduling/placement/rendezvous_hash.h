@@ -1,4 +1,4 @@
-// Hashes for rendezvous hashing: of several workers, a unit prefers the one whose hash, mixed with its own, is highest.
+// Hashes for rendezvous hashing: a unit prefers the worker whose hash, mixed with the unit's hash, is highest.
 #pragma once
 
 #include <cstdint>

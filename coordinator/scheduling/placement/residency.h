@@ -1,8 +1,8 @@
-// Which adapters each worker holds in host memory and in slots, and so what a unit would wait for on each worker.
-// Updated from the registry, and ahead of it by the scheduler's own assignments, which make a worker load adapters.
-// Tracks the demand for each adapter, and so chooses which adapter a full worker evicts.
+// Tracks which adapters each worker holds in host memory and in slots. Predicts what a unit would wait for on each
+// worker. Updated from the worker registry and, before workers report, from the scheduler's own assignments, which make
+// a worker load adapters. Also tracks the demand for each adapter and chooses which adapter a full worker evicts.
 //
-// Pure and not thread safe. Times are microseconds of Redis' clock.
+// No I/O, no clock; not thread-safe. Times are microseconds of Redis' clock.
 #pragma once
 
 #include <cstdint>
@@ -17,25 +17,25 @@ namespace ditfleet::scheduling {
 
 using AdapterId = std::uint32_t;
 
-// Used until a worker reports its own measurements: a load rate of 1 GB/s; swap time and size of a rank-16 adapter on
-// all linear layers of a 12-billion-parameter transformer, H200 (tests/bench/results/lora_h200.csv).
+// Used until a worker reports measurements: a load rate of 1 GB/s, and swap time and size of a rank-16 adapter on all
+// linear layers of a 12-billion-parameter transformer, H200 (tests/bench/results/lora_h200.csv).
 inline constexpr double kPriorLoadBytesPerSecond = 1e9;
 inline constexpr std::int64_t kPriorSwapUs = 3'600;
 inline constexpr std::int64_t kPriorAdapterBytes = 172'000'000;
 
-// What a unit with adapters would wait for on one worker. Loads and swaps overlap the job that runs there.
+// What a unit with adapters would wait for on one worker. Loads and swaps overlap the unit that runs on the worker.
 struct AdapterNeed {
-  std::int64_t ready_us = 0;  // when all are in slots; not later than now if they are already
-  std::int64_t load_us = 0;   // source → host, of adapters that are not in host memory and not being loaded
-  std::int64_t swap_us = 0;   // host → slot, of adapters that are in no slot
+  std::int64_t ready_us = 0;  // when all adapters are in slots; now or earlier if they already are
+  std::int64_t load_us = 0;   // from source to host memory, of adapters that are neither there nor being loaded
+  std::int64_t swap_us = 0;   // from host memory to slots, of adapters that are in no slot
 };
 
 // A worker's report.
 struct HeldAdapters {
-  int slots = 0;                // 0: it takes no unit with adapters
+  int slots = 0;                // 0: the worker accepts no unit with adapters
   std::int64_t host_bytes = 0;  // host memory for adapters
-  double load_bytes_per_s = 0;  // measured; 0: not yet
-  std::int64_t swap_us = 0;     // measured; 0: not yet
+  double load_bytes_per_s = 0;  // measured; 0: not measured yet
+  std::int64_t swap_us = 0;     // measured; 0: not measured yet
   std::vector<AdapterId> in_slots, in_host;
 };
 
@@ -62,29 +62,29 @@ class Residency {
   // Counts users of the id outside this class.
   void refer(AdapterId a) { ++adapters_[a].referred; }
   void unrefer(AdapterId a) { --adapters_[a].referred; }
-  // Forgets adapters that are not held, referred to, pinned or of known size, once there may be many. Their ids are
-  // reused.
+  // If there are many adapters, forgets those that are not held, not referred to, not pinned and of unknown size. Their
+  // ids are reused.
   void prune();
   // A pinned adapter is never evicted.
   void pin(AdapterId a, bool pinned) { adapters_[a].pinned = pinned; }
-  // A unit needs the adapter.
+  // Counts a unit that needs the adapter.
   void asked_for(AdapterId a, std::int64_t now_us);
   // Requests per second, over the last minutes.
   double demand(AdapterId a, std::int64_t now_us) const;
 
-  // Replaces the state of the worker. Adapters that its held units need and that it does not report yet stay.
+  // Replaces the state of the worker. Keeps adapters that its held units need and that it does not report yet.
   void report(WorkerId w, const HeldAdapters& held, std::int64_t now_us);
   void forget(WorkerId w);
 
   int slots(WorkerId w) const { return w < workers_.size() ? workers_[w].slots : 0; }
   std::size_t held_count(WorkerId w) const { return w < workers_.size() ? workers_[w].copies.size() : 0; }
   bool has_spare_slot(WorkerId w) const;
-  // How many of these the worker has not reported, in host memory or in a slot.
+  // How many of these adapters the worker has reported neither in host memory nor in a slot.
   std::size_t unreported(WorkerId w, std::span<const AdapterId> adapters) const;
   bool is_held(AdapterId a) const { return !adapters_[a].places.empty(); }
 
-  // The worker gets a unit that needs these adapters. Predicts its loads and evictions, and returns what it evicts
-  // from host memory, and what from a slot only.
+  // The worker gets a unit that needs these adapters. Predicts the worker's loads, and returns the adapters to evict
+  // from host memory and those to evict from slots only.
   struct Dropped {
     std::vector<AdapterId> from_host, from_slots;
   };

@@ -1,7 +1,7 @@
-// How a unit finds its worker. The service uses EarliestFinishPolicy; the simulator runs other policies in the same
+// Chooses the worker for a unit. The service uses EarliestFinishPolicy; the simulator runs other policies in the same
 // scheduler (coordinator/simulation).
 //
-// Not thread safe. Times are microseconds of Redis' clock.
+// Not thread-safe. Times are microseconds of Redis' clock.
 #pragma once
 
 #include <cstdint>
@@ -42,10 +42,10 @@ class RoutingPolicy {
   virtual ~RoutingPolicy() = default;
   virtual Route choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request,
                        std::int64_t now_us) = 0;
-  // Orders a tenant's units of equal priority and deadline: a unit with this predicted run is due so long after it
-  // became ready, and the unit that is due first goes first. 0: the order of arrival.
+  // Orders a tenant's units of equal priority and deadline. Returns how long after it became ready a unit with this
+  // predicted run is due. The unit that is due first goes first. 0: order of arrival.
   virtual std::int64_t due_after_us(std::int64_t /*run_us*/) const { return 0; }
-  // Added to the predicted finish on a worker with this need when a held unit may move there.
+  // Added to the predicted finish on a worker with this need when the scheduler considers moving a held unit there.
   virtual std::int64_t penalty_us(const AdapterNeed&) const { return 0; }
   // Which adapters a worker evicts to make room.
   virtual Eviction eviction() const { return Eviction::kLeastRecentlyUsed; }

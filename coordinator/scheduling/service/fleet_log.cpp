@@ -43,7 +43,7 @@ std::optional<FleetLine> line_of_lost(const queue::Event& event) {
   if (event.type == "ready" && field(event, "reason") == "lease lapsed") {
     const auto owner = field(event, "owner");
     return FleetLine{true, unit + ": the lease of worker '" + std::string(queue::worker_name(owner)) +
-                               "' lapsed; the unit is ready again"};
+                               "' expired; the unit is ready again"};
   }
   if (event.type == "failed" && field(event, "reason") == "workers lost")
     return FleetLine{true, unit + " failed: " + field(event, "message")};

@@ -1,7 +1,7 @@
-// Log lines about workers that register, leave or fall silent, and about units of lost workers. Workers that change in
-// the same way share a line, so that a large fleet logs few.
+// Log lines about workers that register, leave or fall silent, and about units of lost workers. Workers with the same
+// change share a line, so that a large fleet logs few lines.
 //
-// Pure and not thread safe.
+// No I/O, no clock; not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct FleetLine {
 
 class FleetLog {
  public:
-  // Lines about what changed since the previous call; the first call returns none.
+  // Lines about the changes since the previous call. The first call returns none.
   std::vector<FleetLine> look(const Fleet& fleet, std::int64_t now_us);
 
  private:

@@ -76,7 +76,7 @@ void LeaderTerm::kick() {
 void LeaderTerm::note_failure(const Error& error, const char* what) {
   if (tasks_.stopping()) return;
   if (error.code == Code::kConflict) {
-    spdlog::warn("scheduler: Redis refused {}: {}", what, error.message);
+    spdlog::warn("scheduler: Redis rejected {}: {}", what, error.message);
     context_.fenced();
     return;
   }

@@ -1,4 +1,4 @@
-// One leadership of a coordinator, under one epoch. Owns the Scheduler and its coroutines. Internal to
+// One leadership of a coordinator, with one epoch. Owns the Scheduler and the coroutines that serve it. Used only by
 // SchedulerService.
 #pragma once
 
@@ -65,7 +65,7 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   void log_fleet();
   void kick();
   void notice_reconnect();
-  // kConflict ends the term. After any other error the call may have happened: asks for an audit.
+  // kConflict ends the term. After any other error the call may have taken effect, so this requests an audit.
   void note_failure(const Error& error, const char* what);
   asio::awaitable<void> pause(std::chrono::milliseconds time);
   std::int64_t now_us() { return context_.clock->now_us(monotonic_us()); }

@@ -1,5 +1,5 @@
 // An estimate of Redis' clock: the monotonic clock plus an offset that sync() measures.
-// Pure and not thread safe.
+// No I/O, no clock; not thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@ namespace ditfleet::scheduling {
 
 class RedisClock {
  public:
-  // Redis replied `redis_us` to a call sent at `sent_us` and answered at `received_us` (monotonic).
+  // `redis_us`: Redis' time in the reply to a call sent at `sent_us` and received at `received_us` (both monotonic).
   void sync(std::int64_t redis_us, std::int64_t sent_us, std::int64_t received_us) {
     offset_us_ = redis_us - (sent_us + received_us) / 2;
     // Small corrections never turn time back. A clock that was set back by more than a second is followed.

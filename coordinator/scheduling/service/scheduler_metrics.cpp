@@ -45,7 +45,7 @@ struct SchedulerMetrics::Families {
       BuildCounter().Name("ditfleet_units_returned_total").Help("Units returned to the queue, by reason").Register(r);
   Counter& refused = BuildCounter()
                          .Name("ditfleet_assignments_refused_total")
-                         .Help("Assignments that Redis refused because the unit was not ready")
+                         .Help("Assignments that Redis rejected because the unit was not ready")
                          .Register(r)
                          .Add({});
   Counter& audits = BuildCounter()

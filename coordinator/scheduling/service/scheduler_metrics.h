@@ -1,4 +1,4 @@
-// The scheduler's metrics. on_event(), track() and on_gap() must be called from one thread; the rest is thread safe.
+// The scheduler's metrics. Call on_event(), track() and on_gap() from one thread; the other functions are thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ class SchedulerMetrics : public Observer {
   SchedulerMetrics();  // registers the metric families; one object per process
   void assigned(bool cold, std::int64_t queue_wait_us) override;
   void revoked() override;
-  // Counts the jobs that end and the units that must run again, and times jobs whose submission is known.
+  // Counts jobs that end and units that must run again. Measures the duration of jobs that were passed to track().
   void on_event(const queue::Event& event);
   void track(const std::string& job, std::int64_t created_ms) { open_[job].queued_ms = created_ms; }
   // Events are missing: jobs that are open now are not timed.
@@ -24,7 +24,7 @@ class SchedulerMetrics : public Observer {
   void refused_assignment();
   void audited();
   void decision(double seconds);
-  // Without the leadership all gauges of the shard are 0, so that those of all coordinators add up.
+  // Without the leadership all gauges of the shard are 0, so that the sum over all coordinators is correct.
   void leading(bool leads, std::int64_t epoch);
   void jobs(std::int64_t queued, std::int64_t open);
   void stats(const QueueStats& stats);

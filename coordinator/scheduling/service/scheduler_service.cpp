@@ -98,7 +98,7 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
           refusal_.clear();
         } else {
           if (refusal_.empty())
-            spdlog::warn("scheduler: cannot ask for the leadership: {}; retrying", epoch.error().message);
+            spdlog::warn("scheduler: cannot request the leadership: {}; retrying", epoch.error().message);
           refusal_ = epoch.error().message;
           co_await pause(kPause);
         }

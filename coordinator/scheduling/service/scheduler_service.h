@@ -1,8 +1,8 @@
 // Runs the scheduler (scheduler.h) on Redis: keeps the leadership of a shard, passes intake, feed and worker registry
-// to the state machine, performs its actions and reaps lapsed leases. While another coordinator leads, it waits.
+// to the state machine, performs its actions and reaps expired leases. While another coordinator leads, it waits.
 //
-// Threads: all calls from `executor`, which is single threaded or a strand. Nothing blocks it.
-// Survives a Redis that is down: keeps its state, retries with back-off and audits the state after the reconnect.
+// Call every function on `executor`, which must be single-threaded or a strand. No function blocks it.
+// While Redis is down, it keeps its state and retries with backoff. After the reconnect it audits the state.
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
@@ -39,7 +39,7 @@ struct SchedulerServiceOptions {
 
 class SchedulerService {
  public:
-  // The caller starts and stops `connection`. `client` uses it, and no other scheduler may read the intake with it.
+  // The caller starts and stops `connection`, which `client` uses. No other scheduler may use the same client.
   SchedulerService(asio::any_io_executor executor, std::shared_ptr<redis::Connection> connection,
                    std::shared_ptr<queue::Client> client, SchedulerServiceOptions options);
   ~SchedulerService();  // ends without resigning; call stop() first
@@ -47,16 +47,16 @@ class SchedulerService {
   SchedulerService& operator=(const SchedulerService&) = delete;
 
   void start();
-  // If it leads, stores the virtual times and resigns, so that another coordinator takes over at once.
+  // If it leads, stores the virtual times and resigns, so that another coordinator takes over immediately.
   asio::awaitable<void> stop(Deadline deadline);
 
   bool library_loaded() const;  // since the latest reconnect
-  bool leading() const;         // and its state is rebuilt
+  bool leading() const;         // true once the state is rebuilt
   bool leader_known() const;
   const std::string& refusal() const;  // the error of the latest request for the leadership; empty: none
-  // Ready units and queued jobs, at most a second old. Known without the leadership too.
+  // Number of ready units and queued jobs, at most a second old. Available without the leadership too.
   std::size_t queued() const;
-  // Nothing unless leading. `spec` must be complete.
+  // Empty unless leading. `spec` must be complete.
   std::optional<Estimate> estimate(const job::JobSpec& spec, const std::string& tenant) const;
   // Scheduler::waits_for(); empty unless leading.
   std::string waits_for(const queue::UnitRef& unit) const;

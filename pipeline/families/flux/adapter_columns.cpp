@@ -34,8 +34,8 @@ std::string AdapterColumns::problem(const Terms& terms) const {
   for (std::size_t i = 0; i < linears_.size(); ++i) {
     const std::int64_t total = rank_of(*terms[i]), room = linears_[i].slot.lora_columns.count;
     if (total > room)
-      return "adapters of rank " + std::to_string(total) + " in all meet at one matrix, which has room for " +
-             std::to_string(room) + "; use fewer at once, or a larger worker.lora.together_rank";
+      return "adapters of rank " + std::to_string(total) + " (combined) change one matrix, which has columns for " +
+             std::to_string(room) + "; use fewer adapters or raise worker.lora.together_rank";
   }
   return {};
 }
@@ -46,7 +46,8 @@ AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const std::
   const std::int64_t total = rank_of(terms), room = slot.lora_columns.count, in = slot.weight.size(1),
                      out = slot.weight.size(0);
   if (total > room)
-    fail(Code::kInternal, "adapters of rank " + std::to_string(total) + " have no room beside a matrix");
+    fail(Code::kInternal,
+         "adapters of rank " + std::to_string(total) + " (combined) do not fit into the columns of a matrix");
   const std::int64_t step = column_step(slot.weight.device());
   const std::int64_t rank = std::min(room, (total + step - 1) / step * step);
   // B lies next to the weight, on the side where the room is. As far as the rank was rounded up A is zeros, and beside

@@ -1,5 +1,5 @@
-// The adapters of the request that runs now, where compiled blocks read them: B in the columns beside each
-// weight, A in memory of its own. So one product computes [x | x·Aᵀ]·[W | B]ᵀ.
+// Copies the adapters of the current request to where compiled blocks read them: B into the columns next to each
+// weight, A into a separate buffer. One product then computes [x | x·Aᵀ]·[W | B]ᵀ.
 #pragma once
 
 #include <memory>
@@ -15,18 +15,18 @@ namespace ditfleet::pipeline {
 
 class AdapterColumns {
  public:
-  // What a linear is called with: weight and B [out, rank + in] or [out, in + rank], A [1, rank, in]. Rank is
-  // that of all adapters together, rounded up; 0 for a linear without any.
+  // The operands of a linear: weight and B [out, rank + in] or [out, in + rank], and A [1, rank, in]. `rank` is the
+  // combined rank of all adapters, rounded up; 0 for a linear without adapters.
   struct Operands {
     at::Tensor weight, adapter;
-    std::int64_t used = 0;  // rows of A that hold a term, before rounding up
+    std::int64_t used = 0;  // rows of A with terms: the combined rank before rounding up
   };
   // The copies of some linears.
   struct Part {
     std::shared_ptr<const region::MatrixCopies::Ready> terms;
-    std::shared_ptr<const region::MatrixCopies::Ready> rounding;  // zeros for the rows of A behind the terms
+    std::shared_ptr<const region::MatrixCopies::Ready> rounding;  // zeros for the rows of A after the terms
   };
-  // What some adapters come to, worked out before their request runs.
+  // The operands and copies for one request's adapters, prepared before the request runs.
   struct Layout {
     std::vector<Operands> operands;  // of each linear
     Part first, rest;
@@ -34,29 +34,29 @@ class AdapterColumns {
   // The terms of each linear.
   using Terms = std::vector<const std::vector<LowRank>*>;
 
-  // Each linear must have room. Keeps their tensors, and takes as much memory again for A. The first `first` of them
-  // are needed before the others.
+  // Every linear must have columns. Keeps the tensors and allocates the buffers for A. The first `first` linears belong
+  // to the block that runs first.
   AdapterColumns(std::vector<LinearSlot> linears, std::size_t first,
                  std::shared_ptr<const region::MatrixCopies> copies);
 
   std::size_t size() const { return linears_.size(); }
-  // Why the terms do not fit side by side; empty if they do. Thread safe.
+  // Why the terms do not fit into the columns; empty if they fit. Thread-safe.
   std::string problem(const Terms& terms) const;
-  // Where the terms go, which must fit. The layout keeps their tensors. Thread safe.
+  // Precondition: the terms fit. The layout keeps their tensors. Thread-safe.
   Layout plan(const Terms& terms) const;
-  // Puts them there: the first linears' on the current stream, the others' beside it, for whoever joins. What stood
-  // beside them stays, and nobody reads it. Whoever holds the layout holds it until the next load().
+  // Copies the terms: those of the first linears on the current stream, the others on a side stream; call join() before
+  // using them. The caller must keep the layout until the next load().
   void load(const Layout& layout);
-  // What comes on the current stream from here on finds all of them.
+  // Makes the current stream wait for all copies of load().
   void join() { side_stream_.join(); }
-  // Overwrites all that was ever loaded with zeros, on the current stream.
+  // Overwrites all columns and buffers with zeros, on the current stream.
   void clear();
 
  private:
   struct Linear {
     LinearSlot slot;
     at::Tensor a;           // [room, in]; its address stays, because CUDA graphs keep it
-    std::int64_t used = 0;  // rows of `a` from which on all are zeros
+    std::int64_t used = 0;  // rows of `a` that may be nonzero; all later rows are zeros
   };
   struct Copies {
     std::vector<region::TensorCopy> terms, rounding;

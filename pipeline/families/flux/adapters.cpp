@@ -59,7 +59,7 @@ std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStor
         if (!std::isfinite(static_cast<float>(low_rank.scale)))
           fail(Code::kInvalidArgument,
                "loras gives an adapter a scale of " + std::to_string(strength) +
-                   ", with whose own scale (alpha / rank) that is more than fp32 holds",
+                   ", which multiplied by the adapter's scale (alpha / rank) overflows fp32",
                "loras");
         linears[term.component][term.slot].slot->low_rank.push_back(std::move(low_rank));
         if (term.component == 1) clip.run_eagerly();

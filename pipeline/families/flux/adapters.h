@@ -1,4 +1,4 @@
-// A loaded folder with adapters on it, for one request.
+// Applies the adapters of one request to a loaded folder.
 #pragma once
 
 #include <memory>
@@ -11,24 +11,24 @@
 
 namespace ditfleet::pipeline {
 
-// The folder's networks with low-rank terms on their linears. The weights are the folder's own; nothing of
-// the folder is changed. Text encoders that have terms run eagerly, and the transformer where its weights have no room
-// for adapters. Immutable once made.
+// Copies of the folder's networks with low-rank terms on their linears. The weights are shared with the folder, which
+// is not changed. A text encoder with terms runs eagerly. So does the transformer if its adapter columns are too few.
+// Immutable.
 struct AdaptedModels {
   FluxTransformer transformer;
   ClipEncoder clip;
   T5Encoder t5;
-  std::string text_key;  // equal for two that encode text alike; "" as the folder alone does
-  std::vector<std::shared_ptr<const Adapter>> held;  // what the terms point into
+  std::string text_key;  // equal for requests that encode text in the same way; "": as without adapters
+  std::vector<std::shared_ptr<const Adapter>> held;  // the memory that the terms point into
 };
 
-// Slots are numbered by their first linear's place among `linears`.
+// Describes the linears for LoraBase. BaseLinear::slot is the index of the first linear of that matrix in `linears`.
 std::vector<BaseLinear> base_linears(const std::vector<NamedLinear>& linears);
 
-// The folder's linears, as files of adapters name them.
+// The folder's linears and their names in adapter files.
 LoraBase lora_base(const FluxFolder& folder);
 
-// Null for a request without adapters, or with all of them at strength 0. Throws what AdapterStore::get throws.
+// Null if the request has no adapters, or only adapters with strength 0. Throws what AdapterStore::get throws.
 std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStore& adapters,
                                            const std::vector<LoraRequest>& requests);
 

@@ -1,8 +1,8 @@
-// The two repeated blocks of FLUX, each a function of activations, parameter slots and tables and of nothing
-// else: what the region compiler takes over, with these functions as its reference (its "eager" backend).
+// The two repeated blocks of FLUX in eager mode, as functions of activations, parameters and tables. They are the
+// reference for the compiled blocks (regions.h).
 //
-// Shapes: S tokens, D = width, H heads of head_dim, one sample. Everything lives on one device in one element
-// type (fp32 or bf16), but the rope table, which is complex64.
+// In the shapes, S is the number of tokens and D the width. There is one sample. All tensors are on one device and have
+// one element type (fp32 or bf16), except the rope table, which is complex64.
 #pragma once
 
 #include "pipeline/families/flux/modulation.h"
@@ -13,12 +13,12 @@ struct BlockGeometry {
   std::int64_t heads, head_dim;
 };
 
-// image [1, S_image, D] and text [1, S_text, D] are replaced by the block's outputs. rope: S_text + S_image
-// tokens, text first.
+// Replaces image [1, S_image, D] and text [1, S_text, D] by the block's outputs. `rope` has S_text + S_image tokens,
+// text first.
 void double_block(at::Tensor& image, at::Tensor& text, const DoubleBlockSlots& slots,
                   const DoubleModulation& modulation, const at::Tensor& rope, BlockGeometry geometry);
 
-// tokens [1, S_text + S_image, D], text first, is replaced by the block's output.
+// Replaces tokens [1, S_text + S_image, D], text first, by the block's output.
 void single_block(at::Tensor& tokens, const SingleBlockSlots& slots, const Modulation& modulation,
                   const at::Tensor& rope, BlockGeometry geometry);
 

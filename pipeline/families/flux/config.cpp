@@ -27,7 +27,7 @@ FluxConfig read_flux_config(const ConfigFile& file) {
   std::int64_t sum = 0;
   for (std::size_t i = 0; i < 3; ++i) {
     if (axes[i] % 2 != 0)
-      file.refuse("axes_dims_rope holds the odd number " + std::to_string(axes[i]) + "; each must be even");
+      file.refuse("axes_dims_rope has the odd number " + std::to_string(axes[i]) + "; each must be even");
     c.axes_dims_rope[i] = axes[i];
     sum += axes[i];
   }
@@ -36,7 +36,7 @@ FluxConfig read_flux_config(const ConfigFile& file) {
                 std::to_string(c.head_dim));
   if (c.in_channels % 4 != 0)
     file.refuse("in_channels is " + std::to_string(c.in_channels) +
-                "; it must be a multiple of 4 (2 × 2 latent pixels a token)");
+                "; it must be a multiple of 4 (2 × 2 latent pixels per token)");
   if (c.token_out != c.in_channels)
     file.refuse("patch_size² · out_channels is " + std::to_string(c.token_out) +
                 "; for text to image it must be in_channels, " + std::to_string(c.in_channels));

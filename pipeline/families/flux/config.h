@@ -1,4 +1,4 @@
-// What a FLUX transformer's config.json says (diffusers FluxTransformer2DModel).
+// The config.json of a FLUX transformer (diffusers FluxTransformer2DModel).
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@ struct FluxConfig {
   std::int64_t mlp_width() const { return 4 * width(); }
 };
 
-// Throws Failure (kDataCorrupt) naming the file and the field.
+// Throws Failure (kDataCorrupt); the message contains file and field.
 FluxConfig read_flux_config(const ConfigFile& file);
 
 }  // namespace ditfleet::pipeline

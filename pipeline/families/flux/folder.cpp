@@ -35,7 +35,7 @@ void must_match(const std::string& dir, std::string_view what, std::int64_t a, s
   if (a != b)
     fail(Code::kDataCorrupt, dir + ": " + std::string(what) + " is " + std::to_string(a) + ", but " +
                                  std::string(other) + " is " + std::to_string(b) +
-                                 "; the parts of one model have the same");
+                                 "; they must be equal in the parts of one model");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// A diffusers FLUX folder as a whole: which parts it must have and how they must fit each other.
+// A complete FLUX folder in diffusers' layout.
 #pragma once
 
 #include <string>
@@ -19,16 +19,16 @@ struct FluxFolder {
   T5Encoder t5;
   FluxTransformer transformer;
   VaeDecoder vae;
-  std::vector<std::pair<std::string, std::int64_t>> load_us;  // as ModelInfo::load_us, tokenizers aside
+  std::vector<std::pair<std::string, std::int64_t>> load_us;  // as ModelInfo::load_us, without tokenizers
 
   std::int64_t weight_bytes() const { return clip.bytes() + t5.bytes() + transformer.bytes() + vae.bytes(); }
-  // Width and height of a picture are multiples of this.
+  // Width and height of an image must be multiples of this.
   int size_multiple() const { return static_cast<int>(2 * vae.config().factor()); }
 };
 
-// `adapter_rank`: see FluxTransformer::load. Every configuration is read and the parts are compared before the first
-// weight is. Throws Failure: kNotFound names the missing file or tensor, kDataCorrupt the file and what would be right;
-// LibTorch's own exceptions when memory runs out, and what compiling the regions throws.
+// Reads every configuration and checks that the parts fit together before it reads weights. `adapter_rank`: see
+// FluxTransformer::load. Throws Failure: kNotFound (a missing file or tensor), kDataCorrupt (the message contains the
+// file and what would be right). Throws LibTorch's exceptions when memory runs out, and what compiling regions throws.
 FluxFolder load_flux_folder(const std::string& dir, Placement placement,
                             std::shared_ptr<region::RegionHost> regions = nullptr, std::int64_t adapter_rank = 0);
 

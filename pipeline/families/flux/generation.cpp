@@ -67,7 +67,7 @@ void check(const FluxRequest& r, int size_multiple) {
   for (const auto& [field, value] : {std::pair("width", r.width), std::pair("height", r.height)}) {
     check_range(field, value, size_multiple, kMaxSide);
     if (value % size_multiple != 0)
-      refuse(field, "is " + std::to_string(value) + "; this model takes multiples of " + std::to_string(size_multiple));
+      refuse(field, "is " + std::to_string(value) + "; it must be a multiple of " + std::to_string(size_multiple));
   }
   check_range("num_inference_steps", r.num_inference_steps, 1, kMaxSteps);
   check_range("max_sequence_length", r.max_sequence_length, 1, kMaxSequenceLength);

@@ -28,10 +28,11 @@ struct FluxRequest {
   std::vector<LoraRequest> loras;
 };
 
-// Throws Failure, kInvalidArgument with the field: a value that no FLUX takes. `size_multiple`: of width and height.
+// Throws Failure (kInvalidArgument, with the field) for a value that FLUX does not support. Width and height must be
+// multiples of `size_multiple`.
 FluxRequest read_flux_request(const GenerationRequest& request, int size_multiple);
 
-// What the text encoders made of one prompt.
+// The output of the text encoders for one prompt.
 struct TextEmbedding {
   std::vector<std::int32_t> clip_ids, t5_ids;  // padded
   at::Tensor pooled;                           // [1, pooled_projection_dim]
@@ -44,7 +45,7 @@ class FluxGeneration : public GenerationBase {
   Result<void> dump(const std::string& path) const override;
 
   FluxRequest request;
-  std::shared_ptr<const AdaptedModels> adapted;  // null: the folder as it is
+  std::shared_ptr<const AdaptedModels> adapted;  // null: no adapters
   TextEmbedding prompt;
   std::optional<TextEmbedding> negative;  // with true CFG
   Schedule schedule;

@@ -42,12 +42,12 @@ std::string strengths(const std::vector<LoraRequest>& loras) {
       std::any_of(request.loras.begin(), request.loras.end(), [](const LoraRequest& lora) { return lora.scale != 0; });
   if (adapted)
     fail(Code::kInvalidArgument,
-         "[decode] " + what + " hold NaN or infinity, with adapters at the strengths " + strengths(request.loras) +
-             " (in the request's order); smaller ones would do, or another adapter",
+         "[decode] " + what + " contain NaN or infinity with adapters at the strengths " + strengths(request.loras) +
+             " (in the request's order); use smaller strengths or another adapter",
          "loras");
   fail(Code::kDataCorrupt,
        "[decode] " + what +
-           " hold NaN or infinity; the model's weights or its precision (worker.dtype) do not hold this request");
+           " contain NaN or infinity; check the model's weights, or use another precision (worker.dtype)");
 }
 
 }  // namespace
@@ -96,10 +96,9 @@ Schedule FluxModel::schedule_of(const FluxGeneration& p) const {
     return schedule;
   // shift_terminal divides 0 by 0 if there is only one step; a shift that is not above 0 does so with any number.
   if (steps == 1)
-    fail(Code::kInvalidArgument,
-         "num_inference_steps is 1, for which this model's scheduler makes no schedule; use 2 or more",
+    fail(Code::kInvalidArgument, "num_inference_steps is 1, but this model's scheduler needs at least 2",
          "num_inference_steps");
-  fail(Code::kDataCorrupt, "[encode] this model's scheduler makes no schedule of " + std::to_string(steps) +
+  fail(Code::kDataCorrupt, "[encode] this model's scheduler cannot compute a schedule of " + std::to_string(steps) +
                                " steps; check shift (above 0) and shift_terminal (below 1) in " + info().dir +
                                "/scheduler/scheduler_config.json");
 }

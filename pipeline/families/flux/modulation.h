@@ -1,5 +1,5 @@
-// What depends on (timestep, guidance, pooled text) alone, for many steps of a request at once: the modulation
-// weights are a quarter of a FLUX's parameters and are read once here instead of once a step.
+// The modulation, which depends on timestep, guidance and pooled text only. It is computed for many steps at a time:
+// its weights are a quarter of FLUX's parameters and are then read once instead of once per step.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace ditfleet::pipeline {
 
-// Rows that modulate one normalized activation and gate what comes back. Each [batch, 1, D]; scale is 1 + the
-// model's scale.
+// Modulates one normalized activation and gates the result of its branch. Each tensor is [batch, 1, D]. `scale` is 1 +
+// the model's scale.
 struct Modulation {
   at::Tensor shift, scale, gate;
 };
@@ -20,7 +20,7 @@ struct DoubleModulation {
 
 // The rows of one step.
 struct StepModulation {
-  at::Tensor all;  // [batch, rows, D]: what the others are views of
+  at::Tensor all;  // [batch, rows, D]; the other members are views of it
   std::vector<DoubleModulation> double_blocks;
   std::vector<Modulation> single_blocks;
   Modulation final;  // no gate
@@ -28,16 +28,16 @@ struct StepModulation {
 
 class ModulationTable {
  public:
-  // timesteps: [n] fp32 as the schedule gives them, on the device. guidance: the request's; ignored without
-  // guidance_embeds. pooled: [1, pooled_projection_dim]. Timesteps and guidance pass through pooled's type as
-  // in diffusers (t / 1000 and back). Takes n · (12·double + 3·single + 2) · D elements of memory.
+  // `timesteps`: [n] fp32 of the schedule, on the device. `guidance` is ignored without guidance_embeds. `pooled`: [1,
+  // pooled_projection_dim]. Timesteps / 1000 and guidance are rounded to pooled's type, as in diffusers. The table has
+  // n · (12·double + 3·single + 2) · D elements.
   ModulationTable(const FluxConfig& config, const FluxSlots& slots, const at::Tensor& timesteps, double guidance,
                   const at::Tensor& pooled);
   StepModulation step(std::int64_t index) const {  // views into the table
     return views(table_.narrow(0, index, 1), double_blocks_, single_blocks_);
   }
-  // The rows of a step as they lie one after another: of each double block image, text (6 each), of each single block
-  // 3, final 2.
+  // Splits the rows of a step. Their order: 6 for image and 6 for text of each double block, 3 of each single block, 2
+  // of the final norm.
   static StepModulation views(const at::Tensor& all, std::size_t double_blocks, std::size_t single_blocks);
 
  private:

@@ -9,8 +9,8 @@ namespace {
 constexpr int kClipLength = 77;  // where a folder sets none
 
 std::string cut(const std::string& encoder, int length, std::size_t dropped) {
-  return "prompt: " + encoder + " takes " + std::to_string(length) + " tokens; the last " + std::to_string(dropped) +
-         " were cut off";
+  return "prompt: " + encoder + " accepts " + std::to_string(length) + " tokens; the last " + std::to_string(dropped) +
+         " were removed";
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// From a prompt to the ids that the two text encoders take.
+// Converts a prompt to the ids for both text encoders.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@ namespace ditfleet::pipeline {
 
 struct PromptIds {
   std::vector<std::int32_t> clip, t5;  // padded: CLIP's to model_max_length, T5's to max_sequence_length
-  std::vector<std::string> warnings;   // "prompt: …" for each encoder that did not see all of it
+  std::vector<std::string> warnings;   // "prompt: …" for each encoder whose ids were truncated
 };
 
 // Both tokenizers of a folder. Const members may be called from any thread.
 class Prompts {
  public:
-  // Throws Failure, as check_tokenizer_classes, Tokenizer::load_clip and load_t5 fail.
+  // Throws the errors of check_tokenizer_classes, Tokenizer::load_clip and load_t5 as Failure.
   static Prompts load(const std::string& dir);
-  int clip_length() const;  // CLIP's model_max_length: ids of every prompt
-  // Throws Failure, as Tokenizer::encode fails.
+  int clip_length() const;  // CLIP's model_max_length: the number of ids of every prompt
+  // Throws the errors of Tokenizer::encode as Failure.
   PromptIds ids(const std::string& prompt, int max_sequence_length) const;
 
  private:

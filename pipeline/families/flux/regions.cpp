@@ -121,7 +121,7 @@ void FluxRegions::fill(Table& table, const std::vector<Block>& blocks, const std
   for (const Block& block : blocks) {
     weights.push_back(slots_of(block));
     for (const auto& name : names)
-      if (!weights.back().contains(name) && !is_given(name)) fail(Code::kInternal, "no slot is called " + name);
+      if (!weights.back().contains(name) && !is_given(name)) fail(Code::kInternal, "no parameter has the name " + name);
   }
   table.weights = BlockWeights(names, weights);
 }
@@ -182,7 +182,7 @@ std::string FluxRegions::adapter_problem(const FluxSlots& slots) const {
   const auto terms = terms_of(slots);
   if (columns_) return columns_->problem(terms);
   const bool any = std::any_of(terms.begin(), terms.end(), [](const auto* of_linear) { return !of_linear->empty(); });
-  return any ? "the model was loaded without slots, so there is no room for adapters beside the weights" : "";
+  return any ? "the model was loaded without adapter columns; set worker.lora.slots above 0" : "";
 }
 
 std::shared_ptr<const FluxAdapters> FluxRegions::plan(const FluxSlots& slots) const {

@@ -12,55 +12,53 @@
 
 namespace ditfleet::pipeline {
 
-// What the blocks of a request with adapters are called with.
+// The adapters of a request as arguments of the blocks.
 struct FluxAdapters {
   AdapterColumns::Layout layout;
-  std::vector<std::int64_t> signature;  // equal where two have the same shapes throughout
+  std::vector<std::int64_t> signature;  // equal for requests whose operands have equal sizes
 };
 
 class FluxRegions {
  public:
-  // Keeps the slots' tensors. Compiles all programs (unless the host's options have dynamic off, where the first
-  // call does); those with adapters where the slots have room for them. Throws what Region::prepare throws.
+  // Keeps the tensors of `slots`. Compiles all programs; with dynamic off the first call compiles instead. Compiles the
+  // programs with adapters only if columns are reserved. Throws what Region::prepare throws.
   FluxRegions(const FluxConfig& config, const FluxSlots& slots, Placement placement,
               std::shared_ptr<region::RegionHost> host);
 
-  // What calls on so many tokens of the picture and frames are run with.
+  // The mode of calls with this number of image tokens and frames.
   region::Mode mode_for(std::int64_t tokens, std::int64_t frames) const {
     return region::mode_for(host_->options, tokens, frames);
   }
 
-  // A request of these sizes is to come: what the blocks' libraries lack for it is made meanwhile. Does not wait.
-  // Thread safe.
+  // Prewarms library plans for these sizes in the background. Does not block. Thread-safe.
   void prewarm(Placement placement, std::int64_t text_tokens, std::int64_t image_tokens) const;
 
-  // Double block `index`: image and text are replaced by its outputs, in their own memory where *_is_mine says that
-  // nobody else reads it. rope: as rope_table() makes it. Thread safe.
-  // `adapters`: what load() was called with, or null.
+  // Replaces image and text by the outputs of double block `index`. *_is_mine: no other code reads that tensor's
+  // memory, so the output may overwrite it. `rope_rows`: see rope_rows(). `adapters`: the argument of load(), or null.
+  // Thread-safe.
   void double_block(std::size_t index, at::Tensor& image, at::Tensor& text, bool text_is_mine,
                     const DoubleModulation& modulation, const at::Tensor& rope_rows, region::Mode mode,
                     const FluxAdapters* adapters) const;
   void single_block(std::size_t index, at::Tensor& tokens, const Modulation& modulation, const at::Tensor& rope_rows,
                     region::Mode mode, const FluxAdapters* adapters) const;
 
-  // Why blocks with the terms in these slots would run eagerly; empty if they need not. Thread safe.
+  // Why blocks with the terms in `slots` must run eagerly; empty if they can run compiled. Thread-safe.
   std::string adapter_problem(const FluxSlots& slots) const;
-  // That they do. Throws what RegionHost::fall_back throws.
+  // Counts the fallback to eager blocks. Throws what RegionHost::fall_back throws.
   void leave_adapters(const std::string& problem) const { host_->fall_back("flux", "adapters", problem); }
-  // Of the terms in these slots, which must fit into the columns; null without columns. Thread safe.
+  // Prepares the terms in `slots`, which must fit into the columns. Null if there are no columns. Thread-safe.
   std::shared_ptr<const FluxAdapters> plan(const FluxSlots& slots) const;
-  // Puts them where adapted blocks read them, unless they are there already: on the current stream and, for blocks
-  // behind the first, beside it. While no adapted block runs.
+  // Copies adapters to where adapted blocks read them, unless they are there already: for the first block on the
+  // current stream, for the others on a side stream. No adapted block may run meanwhile.
   void load(const std::shared_ptr<const FluxAdapters>& adapters);
-  // What comes on the current stream from here on finds them at all blocks. Blocks call it themselves, except in a
-  // recording.
+  // Makes the current stream wait for the side stream. Blocks call it themselves, except while a graph is recorded.
   void join_adapters() const {
     if (columns_) columns_->join();
   }
-  // Overwrites what was loaded. The same holds.
+  // Overwrites the loaded adapters with zeros. No adapted block may run meanwhile.
   void clear_adapters();
 
-  // rope_table()'s table as regions take it: [tokens, head_dim] fp32, cosine and sine of each pair in turn; a view.
+  // A view of rope_table()'s result as input of regions: [tokens, head_dim] fp32, cosine and sine of each pair.
   static at::Tensor rope_rows(const at::Tensor& rope);
 
  private:
@@ -79,7 +77,7 @@ class FluxRegions {
 
   std::shared_ptr<region::RegionHost> host_;
   Table double_, single_, adapted_double_, adapted_single_;
-  std::unique_ptr<AdapterColumns> columns_;  // of all blocks' linears, in order; null: no room
+  std::unique_ptr<AdapterColumns> columns_;  // of all blocks' linears, in order; null: no columns
   std::shared_ptr<const FluxAdapters> loaded_;
 };
 

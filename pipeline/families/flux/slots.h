@@ -1,5 +1,5 @@
-// The parameters of a FLUX transformer as slots, block by block. What a region compiler binds: each struct is one
-// row of its pointer table, in this order.
+// The parameters of a FLUX transformer as plain structs, one per block. The struct of a compiled block is one row of
+// the region's pointer table, with the members in this order.
 #pragma once
 
 #include <vector>
@@ -44,11 +44,12 @@ struct FluxSlots {
   LinearSlot image_out;
 };
 
-// With room for adapters of `adapter_rank` beside each linear of the blocks (each of q, k and v its own); behind the
-// weight, but for the single blocks' mlp_in, which reads the same as their qkv. Throws what Parameters throws.
+// Loads the parameters. Reserves `adapter_rank` columns for adapters next to each linear of the blocks, and three times
+// as many for q, k and v. The columns follow the weight, except in the single blocks' mlp_in, where they precede it:
+// mlp_in and qkv have the same input. Throws what Parameters throws.
 FluxSlots bind_flux_slots(const FluxConfig& config, Parameters& parameters, std::int64_t adapter_rank = 0);
 
-// Every linear by diffusers' name. Points into `slots`.
+// Every linear by its name in diffusers. The result points into `slots`.
 std::vector<NamedLinear> named_linears(FluxSlots& slots);
 
 }  // namespace ditfleet::pipeline

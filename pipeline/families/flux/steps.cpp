@@ -50,7 +50,7 @@ Media preview(const FluxFolder& folder, Placement placement, const FluxGeneratio
     latents = at::adaptive_avg_pool2d(latents, {std::max<std::int64_t>(1, h * kPreviewSide / longest),
                                                 std::max<std::int64_t>(1, w * kPreviewSide / longest)});
   const at::Tensor decoded = folder.vae.decode(latents);
-  if (!are_finite({decoded})[0]) fail(Code::kDataCorrupt, "the image so far holds NaN or infinity");
+  if (!are_finite({decoded})[0]) fail(Code::kDataCorrupt, "the current estimate contains NaN or infinity");
   return to_media(unit_range(decoded));
 }
 

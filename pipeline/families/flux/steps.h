@@ -1,4 +1,4 @@
-// Denoising.
+// Denoises one FLUX request.
 #pragma once
 
 #include <functional>
@@ -8,8 +8,9 @@
 
 namespace ditfleet::pipeline {
 
-// `wait` waits for the device, after each step. Runs in a StageScope, while no other call with adapters runs on this
-// folder. kCanceled: the callback returned false. Throws Failure and what LibTorch throws.
+// Calls `wait`, which waits for the device, after each step. The calling thread must be in a StageScope. Calls with
+// adapters on the same folder must not overlap. kCanceled: the callback returned false. Throws Failure and what
+// LibTorch throws.
 Result<void> run_steps(FluxFolder& folder, Placement placement, FluxGeneration& generation, const StepCallback& on_step,
                        const std::function<void()>& wait);
 

@@ -19,17 +19,17 @@ struct FluxAdapters;
 
 class FluxTransformer {
  public:
-  // Reads DIR/config.json and the weights beside it. Throws what ConfigFile and Parameters throw. With a host whose
-  // backend is not eager its blocks run as compiled regions, which are compiled here: throws what Region throws, too.
-  // With room for adapters of `adapter_rank` beside the blocks' weights (0: none), if they run as regions.
+  // Reads config.json and the weights in `dir`. The blocks are compiled if the backend of `regions` is not eager.
+  // Compiled blocks reserve `adapter_rank` columns for adapters next to each weight. Throws what ConfigFile, Parameters
+  // and Region throw.
   static FluxTransformer load(const std::string& dir, Placement placement,
                               std::shared_ptr<region::RegionHost> regions = nullptr, std::int64_t adapter_rank = 0);
-  // The same with parameters that are in place already.
+  // Uses parameters that are already loaded.
   FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_t bytes, Placement placement,
                   std::shared_ptr<region::RegionHost> regions);
 
-  // The same with other slots: this one's with terms of adapters added. Blocks that run as regions and have no room
-  // for them run eagerly instead: throws what RegionHost::fall_back throws.
+  // A copy with other parameter structs: those of this transformer with terms of adapters added. If the columns of
+  // compiled blocks are too few, the blocks run eagerly. Throws what RegionHost::fall_back throws.
   FluxTransformer adapted(FluxSlots slots) const;
   // Copies the adapters of `adapted`, which adapted() of this transformer returned, to where the blocks read them. Call
   // it before velocity() of `adapted`, on the same stream, and for one request at a time.
@@ -40,17 +40,17 @@ class FluxTransformer {
   const FluxConfig& config() const { return config_; }
   const FluxSlots& slots() const { return slots_; }
   std::int64_t bytes() const { return bytes_; }
-  std::int64_t compile_us() const { return compile_us_; }  // of load(): until the regions' programs were there
+  std::int64_t compile_us() const { return compile_us_; }  // time in load() until the programs were available
 
-  // Prepares in the background what velocity() needs for a new size (attention's plan). Does not wait. Thread safe.
+  // Prepares velocity() for a new size in the background (the plan of attention). Does not block. Thread-safe.
   void prewarm(std::int64_t text_tokens, std::int64_t image_tokens) const;
 
-  // Rows for `timesteps` ([n] fp32, on the device), see ModulationTable.
+  // The modulation for `timesteps` ([n] fp32, on the device). See ModulationTable.
   ModulationTable modulation(const at::Tensor& timesteps, double guidance, const at::Tensor& pooled) const;
-  // Text tokens as the blocks take them: [1, S_text, joint_attention_dim] → [1, S_text, D]. The same for all steps.
+  // Converts text tokens [1, S_text, joint_attention_dim] to the blocks' input [1, S_text, D]. The same for all steps.
   at::Tensor embed_text(const at::Tensor& prompt_embeds) const;
-  // latents [batch, S_image, in_channels]; text from embed_text; rope from rope_table. Returns [batch, S_image,
-  // in_channels]. Const and thread safe.
+  // `latents`: [batch, S_image, in_channels]. `text`: from embed_text(). `rope`: from rope_table(). Returns [batch,
+  // S_image, in_channels]. Thread-safe.
   at::Tensor velocity(const at::Tensor& latents, const at::Tensor& text, const StepModulation& modulation,
                       const at::Tensor& rope) const;
 
@@ -62,9 +62,9 @@ class FluxTransformer {
   FluxConfig config_{};
   FluxSlots slots_;
   std::shared_ptr<FluxRegions> regions_;    // null: blocks run eagerly (blocks.h)
-  std::shared_ptr<region::Graphs> graphs_;  // null: none on this device or in this build
+  std::shared_ptr<region::Graphs> graphs_;  // null: not available on this device or in this build
   std::int64_t bytes_ = 0, compile_us_ = 0;
-  std::shared_ptr<const FluxAdapters> adapters_;  // null: none, or they are added eagerly
+  std::shared_ptr<const FluxAdapters> adapters_;  // null: no adapters, or they are added eagerly
 };
 
 }  // namespace ditfleet::pipeline

@@ -1,5 +1,5 @@
-// The activation functions that text encoders' configurations name, op by op as transformers computes them, so
-// that bf16 rounds in the same places.
+// The activation functions of text encoders. Each runs the same operators as in transformers, so that bf16 is rounded
+// in the same places.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,7 +10,7 @@ namespace ditfleet::pipeline {
 
 using Activation = at::Tensor (*)(const at::Tensor&);
 
-// Null for a name that is not known; known_activations() lists the others.
+// Finds the function by its name in a configuration. Null for an unknown name; known_activations() lists all names.
 Activation find_activation(const std::string& name);
 std::string known_activations();
 

@@ -36,7 +36,7 @@ ClipConfig read_clip_config(const ConfigFile& file) {
   const std::string name = file.text("hidden_act", "quick_gelu");
   c.activation = find_activation(name);
   c.activation_name = name;
-  if (!c.activation) file.refuse("hidden_act is \"" + name + "\"; known are " + known_activations());
+  if (!c.activation) file.refuse("hidden_act is \"" + name + "\"; it must be one of " + known_activations());
   return c;
 }
 
@@ -128,9 +128,9 @@ at::Tensor ClipEncoder::layer(const at::Tensor& hidden, const Layer& s) const {
 at::Tensor ClipEncoder::pooled(const std::vector<std::int32_t>& ids) const {
   const auto length = static_cast<std::int64_t>(ids.size());
   if (length < 1 || length > config_.max_position_embeddings)
-    fail(Code::kDataCorrupt, "[clip] the tokenizer gives " + std::to_string(length) + " ids, the text encoder has " +
-                                 std::to_string(config_.max_position_embeddings) +
-                                 " positions; is tokenizer_config.json's model_max_length right?");
+    fail(Code::kDataCorrupt, "[clip] the tokenizer gives " + std::to_string(length) +
+                                 " ids, but the text encoder has " + std::to_string(config_.max_position_embeddings) +
+                                 " positions; check model_max_length in tokenizer_config.json");
   at::Tensor hidden =
       at::embedding(token_embedding_, token_tensor(ids, config_.vocab_size, placement_.device, "clip")) +
       position_embedding_.slice(0, 0, length);

@@ -25,28 +25,29 @@ struct ClipConfig {
   std::string activation_name;
 };
 
-// Throws Failure (kDataCorrupt) naming the file and field. A whole CLIP's config is read at its "text_config".
+// Reads the configuration, or its "text_config" in the file of a complete CLIP. Throws Failure (kDataCorrupt); the
+// message contains file and field.
 ClipConfig read_clip_config(const ConfigFile& file);
 
 class ClipEncoder {
  public:
-  // Reads DIR/config.json and the weights beside it. With a host that compiles text encoders its layers
-  // run as a compiled region. Throws what ConfigFile, Parameters and then LayerRegion throw.
+  // Reads config.json and the weights in `dir`. The layers run as a compiled region if `regions` compiles text
+  // encoders. Throws what ConfigFile, Parameters and LayerRegion throw.
   static ClipEncoder load(const std::string& dir, Placement placement,
                           std::shared_ptr<region::RegionHost> regions = nullptr);
 
   const ClipConfig& config() const { return config_; }
   std::int64_t bytes() const { return bytes_; }
 
-  // ids: padded, at most max_position_embeddings, each below vocab_size (else Failure, kInvalidArgument).
-  // Returns the pooled output [1, hidden_size]: of the first eos_token_id; where the configuration says 2, as
-  // old folders do, of the largest id. Const and thread safe.
+  // `ids`: padded, at most max_position_embeddings, each below vocab_size. Other ids throw Failure (kInvalidArgument).
+  // Returns the pooled output [1, hidden_size] at the first eos_token_id. If eos_token_id is 2, as in old folders, it
+  // is the output at the largest id. Thread-safe.
   at::Tensor pooled(const std::vector<std::int32_t>& ids) const;
 
-  // Every linear of the layers by transformers' name. Points into this encoder: a copy shares its weights with the
-  // original, and what is added to the copy's slots (linear.h) is the copy's own.
+  // Every linear of the layers by its name in transformers. The result points into this encoder. A copy of an encoder
+  // shares the weights; low-rank terms that are added to a copy do not affect the original.
   std::vector<NamedLinear> named_linears();
-  // Without the compiled region, which knows nothing of what was added to slots. Of a copy, its own affair.
+  // Stops using the compiled region, which ignores low-rank terms. Does not affect other copies.
   void run_eagerly() { region_ = nullptr; }
 
  private:

@@ -11,7 +11,8 @@ std::optional<region::OpCode> activation_op(const std::shared_ptr<region::Region
   if (name == "quick_gelu") return region::OpCode::kQuickGelu;
   if (name == "silu" || name == "swish") return region::OpCode::kSilu;
   if (name == "gelu") return region::OpCode::kGeluErf;
-  host->fall_back(block, "unsupported_op", "[" + block + "] no op computes the activation \"" + name + "\"");
+  host->fall_back(block, "unsupported_op",
+                  "[" + block + "] the region compiler does not support the activation \"" + name + "\"");
   return {};
 }
 
@@ -28,7 +29,7 @@ LayerRegion::LayerRegion(const std::string& name, region::Region::Recipe recipe,
     for (std::size_t i = 0; i < names.size(); ++i) {
       const auto at = slots.find(names[i]);
       const bool given = i == hidden_ || i == bias_;
-      if (at == slots.end() && !given) fail(Code::kInternal, "[" + name + "] no slot is called " + names[i]);
+      if (at == slots.end() && !given) fail(Code::kInternal, "[" + name + "] no parameter has the name " + names[i]);
       row.push_back(given ? at::Tensor() : at->second);
     }
   }

@@ -1,4 +1,4 @@
-// A text encoder's layers as one compiled region: one program, and a pointer table for each layer.
+// A text encoder's layers as one compiled region: one program, and one pointer table per layer.
 #pragma once
 
 #include <map>
@@ -13,9 +13,9 @@
 
 namespace ditfleet::pipeline {
 
-// The op that computes the activation of this name, where the host compiles text encoders (compile.components).
-// Nothing: layers run eagerly, because it does not, or because the IR has no such op, which is counted; with fullgraph
-// that is an error (kInvalidArgument).
+// Returns the IR's operator for the activation `name`. Empty: the layers must run eagerly, because the host does not
+// compile text encoders (compile.components) or because the IR has no such operator. The latter counts as a fallback,
+// and with fullgraph it throws Failure (kInvalidArgument).
 std::optional<region::OpCode> activation_op(const std::shared_ptr<region::RegionHost>& host, const std::string& block,
                                             const std::string& name);
 
@@ -27,8 +27,8 @@ class LayerRegion {
   LayerRegion(const std::string& name, region::Region::Recipe recipe, const std::vector<Slots>& layers,
               Placement placement, std::shared_ptr<region::RegionHost> host);
 
-  // hidden: replaced by the layer's output, in its own memory where `mine` says that nobody else reads it. bias: the
-  // table position_bias, undefined where the layer has none. Thread safe.
+  // Replaces `hidden` by the layer's output. `mine`: no other code reads hidden's memory, so the output may overwrite
+  // it. `bias`: the table position_bias; undefined if the layer has none. Thread-safe.
   void run(std::size_t layer, at::Tensor& hidden, bool mine, const at::Tensor& bias) const;
 
  private:

@@ -53,7 +53,7 @@ T5Config read_t5_config(const ConfigFile& file) {
   T5Config c{};
   if (file.boolean("is_decoder", false))
     file.refuse(
-        "is_decoder is true, which transformers takes for an encoder that looks back only; this one looks both ways, "
+        "is_decoder is true, which is not supported: this encoder is bidirectional; "
         "set it to false");
   c.vocab_size = file.integer("vocab_size", 32128, 1, kMost);
   c.d_model = file.integer("d_model", 512, 1, kMost);
@@ -74,9 +74,9 @@ T5Config read_t5_config(const ConfigFile& file) {
   c.activation = find_activation(name);
   c.activation_name = name;
   if (!c.activation && file.has("dense_act_fn"))
-    file.refuse("dense_act_fn is \"" + name + "\"; known are " + known_activations());
+    file.refuse("dense_act_fn is \"" + name + "\"; it must be one of " + known_activations());
   if (!c.activation)
-    file.refuse("feed_forward_proj is \"" + projection + "\"; it takes NAME or gated-NAME, where NAME is one of " +
+    file.refuse("feed_forward_proj is \"" + projection + "\"; it must be NAME or gated-NAME, where NAME is one of " +
                 known_activations());
   return c;
 }

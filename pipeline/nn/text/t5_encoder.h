@@ -26,27 +26,26 @@ struct T5Config {
   std::string activation_name;
 };
 
-// Throws Failure (kDataCorrupt) naming the file and field.
+// Throws Failure (kDataCorrupt); the message contains file and field.
 T5Config read_t5_config(const ConfigFile& file);
 
 class T5Encoder {
  public:
-  // Reads DIR/config.json and the weights beside it. With a host that compiles text encoders its layers
-  // run as a compiled region. Throws what ConfigFile, Parameters and then LayerRegion throw.
+  // Reads config.json and the weights in `dir`. The layers run as a compiled region if `regions` compiles text
+  // encoders. Throws what ConfigFile, Parameters and LayerRegion throw.
   static T5Encoder load(const std::string& dir, Placement placement,
                         std::shared_ptr<region::RegionHost> regions = nullptr);
 
   const T5Config& config() const { return config_; }
   std::int64_t bytes() const { return bytes_; }
 
-  // ids: padded; padding is attended like any other token. Returns [1, ids.size(), d_model].
-  // Const and thread safe.
+  // `ids`: padded; padding is attended like any other token. Returns [1, ids.size(), d_model]. Thread-safe.
   at::Tensor encode(const std::vector<std::int32_t>& ids) const;
 
-  // Every linear of the layers by transformers' name. Points into this encoder: a copy shares its weights with the
-  // original, and what is added to the copy's slots (linear.h) is the copy's own.
+  // Every linear of the layers by its name in transformers. The result points into this encoder. A copy of an encoder
+  // shares the weights; low-rank terms that are added to a copy do not affect the original.
   std::vector<NamedLinear> named_linears();
-  // Without the compiled region, which knows nothing of what was added to slots. Of a copy, its own affair.
+  // Stops using the compiled region, which ignores low-rank terms. Does not affect other copies.
   void run_eagerly() { region_ = nullptr; }
 
  private:

@@ -1,5 +1,4 @@
-// The decoder in channels-last layout on a GPU: convolutions by cuDNN, which computes in that layout, everything
-// between them by programs of ours.
+// The decoder in channels-last layout on a GPU: convolutions by cuDNN, everything between them by our own kernels.
 #pragma once
 
 #include "pipeline/nn/vae/config.h"
@@ -8,11 +7,11 @@
 
 namespace ditfleet::pipeline {
 
-// The convolutions' weights in that layout, once, after loading.
+// Converts the weights of the convolutions to channels-last layout. Call it once, after loading.
 void to_channels_last(VaeSlots& slots);
 
-// x: latents with scaling and shift undone. See VaeDecoder::decode. Rounds less often than eager mode: a
-// convolution's bias is added by what reads the result, in fp32.
+// `x`: latents with scaling and shift undone. See VaeDecoder::decode. Rounds less often than eager mode: the kernel
+// that reads the result of a convolution adds the bias, in fp32.
 at::Tensor decode_channels_last(const VaeConfig& config, const VaeSlots& slots, const region::ChannelsLast& programs,
                                 const at::Tensor& x);
 

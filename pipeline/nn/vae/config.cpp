@@ -12,15 +12,16 @@ VaeConfig read_vae_config(const ConfigFile& file) {
   c.latent_channels = file.integer("latent_channels", 4, 1, kMost);
   c.out_channels = file.integer("out_channels", 3, 1, kMost);
   if (c.out_channels != 3 && c.out_channels != 1)
-    file.refuse("out_channels is " + std::to_string(c.out_channels) + "; a picture has 3, or 1 when it is grey");
+    file.refuse("out_channels is " + std::to_string(c.out_channels) + "; it must be 3, or 1 for grey images");
   c.layers_per_block = file.integer("layers_per_block", 1, 0, 100);
   c.norm_num_groups = file.integer("norm_num_groups", 32, 1, kMost);
   c.block_out_channels = file.integers("block_out_channels", {64}, 1, kMost);
   if (c.block_out_channels.empty() || c.block_out_channels.size() > 8)
-    file.refuse("block_out_channels has " + std::to_string(c.block_out_channels.size()) + " entries; it takes 1 to 8");
+    file.refuse("block_out_channels has " + std::to_string(c.block_out_channels.size()) +
+                " entries; it must have 1 to 8");
   for (auto channels : c.block_out_channels)
     if (channels % c.norm_num_groups != 0)
-      file.refuse("block_out_channels holds " + std::to_string(channels) + ", which norm_num_groups (" +
+      file.refuse("block_out_channels contains " + std::to_string(channels) + ", which norm_num_groups (" +
                   std::to_string(c.norm_num_groups) + ") must divide");
   const auto up = file.texts("up_block_types", {"UpDecoderBlock2D"});
   if (up.size() != c.block_out_channels.size())
@@ -29,7 +30,8 @@ VaeConfig read_vae_config(const ConfigFile& file) {
                 std::to_string(c.block_out_channels.size()) + ")");
   for (const auto& type : up) {
     if (type != "UpDecoderBlock2D" && type != "AttnUpDecoderBlock2D")
-      file.refuse("up_block_types holds \"" + type + "\"; known are UpDecoderBlock2D and AttnUpDecoderBlock2D");
+      file.refuse("up_block_types contains \"" + type +
+                  "\"; it must be one of UpDecoderBlock2D and AttnUpDecoderBlock2D");
     c.up_block_attention.push_back(type == "AttnUpDecoderBlock2D");
   }
   // Null is false, as in Python.
@@ -41,7 +43,7 @@ VaeConfig read_vae_config(const ConfigFile& file) {
   c.shift_factor = file.number("shift_factor", 0);
   const std::string name = file.text("act_fn", "silu");
   c.activation = find_activation(name);
-  if (!c.activation) file.refuse("act_fn is \"" + name + "\"; known are " + known_activations());
+  if (!c.activation) file.refuse("act_fn is \"" + name + "\"; it must be one of " + known_activations());
   return c;
 }
 

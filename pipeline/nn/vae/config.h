@@ -1,4 +1,4 @@
-// What a VAE's config.json says of its decoder (diffusers AutoencoderKL).
+// The decoder's part of a VAE's config.json (diffusers AutoencoderKL).
 #pragma once
 
 #include "pipeline/nn/config_file.h"
@@ -8,17 +8,17 @@ namespace ditfleet::pipeline {
 
 struct VaeConfig {
   std::int64_t latent_channels, out_channels, layers_per_block, norm_num_groups;
-  std::vector<std::int64_t> block_out_channels;  // from the picture's side; at least one
-  std::vector<bool> up_block_attention;          // of each up block: has it attention?
+  std::vector<std::int64_t> block_out_channels;  // from the image to the latents; at least one
+  std::vector<bool> up_block_attention;          // whether each up block has attention
   bool mid_block_attention, post_quant_conv;
   double scaling_factor, shift_factor;
   Activation activation;
 
-  // Pixels a latent pixel covers in each direction.
+  // The number of pixels per latent pixel in each direction.
   std::int64_t factor() const { return std::int64_t{1} << (block_out_channels.size() - 1); }
 };
 
-// Throws Failure (kDataCorrupt) naming the file and the field.
+// Throws Failure (kDataCorrupt); the message contains file and field.
 VaeConfig read_vae_config(const ConfigFile& file);
 
 }  // namespace ditfleet::pipeline

@@ -16,18 +16,18 @@ namespace ditfleet::pipeline {
 
 class VaeDecoder {
  public:
-  // Reads DIR/config.json and the decoder's weights beside it; the encoder's are left alone. `regions`: what compiles
-  // it, null for eager. Throws what ConfigFile, Parameters and region::make_channels_last throw.
+  // Reads config.json and the decoder's weights in `dir`; ignores the encoder's weights. `regions` null: runs eagerly.
+  // Throws what ConfigFile, Parameters and region::make_channels_last throw.
   static VaeDecoder load(const std::string& dir, Placement placement,
                          std::shared_ptr<region::RegionHost> regions = nullptr);
-  // With parameters from elsewhere.
+  // Uses parameters that are already loaded.
   VaeDecoder(const VaeConfig& config, VaeSlots slots, std::shared_ptr<region::RegionHost> regions);
 
   const VaeConfig& config() const { return config_; }
   std::int64_t bytes() const { return bytes_; }
 
-  // latents [N, latent_channels, h, w], as the transformer leaves them (unpacked; scaling and shift are undone
-  // here). Returns [N, out_channels, h · factor, w · factor], about −1…1, in any layout. Const and thread safe.
+  // `latents`: [N, latent_channels, h, w], unpacked; decode() undoes scaling and shift. Returns [N, out_channels,
+  // h · factor, w · factor], values of about −1 to 1, in any layout. Thread-safe.
   at::Tensor decode(const at::Tensor& latents) const;
 
  private:

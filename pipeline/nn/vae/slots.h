@@ -11,7 +11,7 @@ namespace ditfleet::pipeline {
 struct VaeResnet {
   NormSlot norm1, norm2;
   ConvSlot conv1, conv2;
-  std::optional<ConvSlot> shortcut;  // where the number of channels changes
+  std::optional<ConvSlot> shortcut;  // set if the number of channels changes
 };
 
 struct VaeAttention {  // one head as wide as the channels
@@ -34,7 +34,7 @@ struct VaeSlots {
   NormSlot norm_out;
 };
 
-// Every group norm's.
+// The eps of every group norm.
 inline constexpr double kVaeEps = 1e-6;
 
 }  // namespace ditfleet::pipeline

@@ -1,5 +1,5 @@
-// Source text for the row kernels of a plan, and how to launch them. The text includes no header, which would cost
-// NVRTC 50 to 1000 ms. The same plan gives the same bytes in every process.
+// Generates source for the row kernels of a plan and describes how to launch them. The source includes no headers,
+// which would cost NVRTC 50 to 1000 ms. The same plan gives the same bytes in every process.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace ditfleet::region {
 
-// How to launch one kernel. Sizes do not change the text; on a GPU they select a variant and a grid.
+// How to launch one kernel. Sizes do not change the source; on a GPU they select a variant and a grid.
 struct KernelLaunch {
   std::string name;                     // of the function
   bool variants = true;                 // GPU: NAME_i32_v, NAME_i64_v, NAME_i64_s; false: only NAME
@@ -30,7 +30,7 @@ struct Source {
 // The NVRTC option that lets the first variant of a kernel use all registers that a block may have.
 std::string all_registers_option(const KernelLaunch& launch);
 
-// Version of the generators, part of every key. Raise it when they generate other text for the same kernel names.
+// Version of the generators, part of every key. Raise it when the generated source changes for the same kernel names.
 inline constexpr std::string_view kGeneratorId = "rows-5";
 
 // CUDA C++. A kernel's argument is row_end[instances], then the instances. An instance is extents[kOuterAxes], then for

@@ -1,4 +1,4 @@
-// Compiles through the kernel cache. A separate header, so that others need not include the cache and Asio.
+// Compiles through the kernel cache. A separate header, so that other headers do not include the cache and Asio.
 #pragma once
 
 #include <functional>
@@ -21,14 +21,14 @@ std::shared_ptr<kernel_cache::KernelCache> make_memory_cache();
 
 struct CachedProgram {
   std::shared_ptr<const Entry> entry;
-  bool compiled = false;  // by this call; false: a cache tier had it
+  bool compiled = false;  // by this call; false: the cache had it
 };
 
-// Whether this process can use a program (see KernelCache::get_or_compile); empty: it can use any.
+// Whether this process can use a program (see KernelCache::get_or_compile); empty: accepts any program.
 using Validator = std::function<Result<void>(const Entry&)>;
 
-// The program of plan and source for arch, from the nearest tier or the compiler. Returns the compiler's errors, and
-// those of `usable` for a program that was just compiled. Thread safe; blocks as KernelCache::get_or_compile does.
+// Returns the program for `plan` and `source` from the cache, or compiles it. Errors: the compiler's, and those of
+// `usable` for a program that was just compiled. Thread-safe; blocks as KernelCache::get_or_compile does.
 Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const Plan& plan, const Source& source,
                                      const Compiler& compiler, const std::string& arch, const Validator& usable = {});
 // The same for any source, with the caller's key and name.
@@ -37,7 +37,7 @@ Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const ker
                                      const std::string& arch, const Validator& usable = {});
 
 // Loads a program: `compile` (Validator → Result<CachedProgram>) finds it, `load` (Entry → Result<Module>) loads it. If
-// `load` rejects a cached program as corrupt (kDataCorrupt), a newly compiled one replaces it in the cache. Other
+// `load` rejects a cached program with kDataCorrupt, the program is compiled again and replaced in the cache. Other
 // errors of `load` (out of memory, a failed device) are returned and do not affect the cache.
 template <class Compile, class Load>
 auto load_cached(const Compile& compile, const Load& load) -> std::invoke_result_t<Load, const Entry&> {

@@ -23,17 +23,17 @@ class Compiler {
   virtual kernel_cache::Kind output_kind() const = 0;
   // How fusion should treat programs for this compiler's devices.
   virtual FuseOptions fuse_options() const { return {}; }
-  // Everything that decides the compiled bytes, for the key: version and build of the compiler; the target (the arch,
-  // on the host also the processor's features); the options in order. No paths or host names.
+  // Parts of the key. Together they must determine the compiled bytes: version and build of the compiler, the target
+  // (the architecture; on the host also the processor's features), and the options in order. No paths or host names.
   virtual std::string identity() const = 0;
   virtual std::string target(const std::string& arch) const = 0;
   virtual std::vector<std::string> options(const std::string& arch) const = 0;
   // Blocks for 20 ms to a few seconds. kInvalidArgument: an unknown arch. kInternal: the compiler rejects the source;
-  // the message names a file with a copy of it. Thread safe.
+  // the message contains the path of a copy of the source. Thread-safe.
   virtual Result<Entry> compile(const std::string& region, const Source& source, const std::string& arch) const = 0;
 };
 
-// The line of a compiler's output that explains its failure: the first with an error in it, else the first.
+// The line of a compiler's output that explains a failure: the first line with an error, else the first line.
 std::string first_error(std::string_view output);
 
 // Saves source that a compiler rejected. Returns the path for the message; empty if the file cannot be written.

@@ -62,7 +62,8 @@ class CpuJit : public Compiler {
 
   Result<Entry> compile(const std::string& region, const Source& source, const std::string& arch) const override {
     if (arch != kHostArch)
-      return invalid_argument("[cpu_jit] '" + arch + "' is no architecture of this backend; it takes cpu", "arch");
+      return invalid_argument("[cpu_jit] '" + arch + "' is not an architecture of this backend; it must be cpu",
+                              "arch");
     ScratchFolder folder;
     if (!folder.ok()) return unavailable("[cpu_jit] region " + region + ": " + folder.why());
     const std::string input = folder.path() + "/region.cpp", object = folder.path() + "/region.so";
@@ -80,10 +81,10 @@ class CpuJit : public Compiler {
                            std::filesystem::path(folder.path()).parent_path().string() + " for " + program_ + ": " +
                            first_error(run->output));
       const std::string kept = keep_source(region, ".cpp", source.text);
-      const std::string said = run->output.empty() ? "it said nothing" : first_error(run->output);
+      const std::string said = run->output.empty() ? "it printed nothing" : first_error(run->output);
       return internal_error("[cpu_jit] region " + region + ": " + program_ + " ended with " +
-                            std::to_string(run->exit_code) + ": " + (run->exit_code == 0 ? "it made nothing; " : "") +
-                            said + (kept.empty() ? "" : "; the source is kept in " + kept));
+                            std::to_string(run->exit_code) + ": " + (run->exit_code == 0 ? "it wrote no file; " : "") +
+                            said + (kept.empty() ? "" : "; the source is saved in " + kept));
     }
     Entry compiled{.region = region,
                    .arch = arch,
@@ -117,7 +118,7 @@ Result<std::shared_ptr<const Compiler>> open(const std::string& program) {
   if (!version) return missing(version.error().message);
   if (version->exit_code != 0)
     return missing("--version ended with " + std::to_string(version->exit_code) + ": " + first_error(version->output));
-  if (version->output.empty()) return missing("--version says nothing");
+  if (version->output.empty()) return missing("--version prints nothing");
   // What -march=native means here: GCC prints every option it resolves to. Without -o it would want a file in TMPDIR,
   // to write nothing to it.
   auto target = run_compiler({program, "-march=native", "-Q", "--help=target", "-S", "-o", "/dev/null"},

@@ -10,9 +10,9 @@ namespace ditfleet::region {
 
 inline constexpr const char* kHostArch = "cpu";
 
-// The compiler is `given` (compile.cxx), else DITFLEET_CXX, else c++ from PATH; it is asked for its version and the
-// processor's features once a process. kUnavailable: there is none, or it is no C++ compiler for this processor; the
-// message says what to install. Blocks for some 50 ms the first time. Thread safe.
+// The compiler is `given` (compile.cxx), else DITFLEET_CXX, else c++ from PATH. Reads its version and the processor's
+// features once per process, which blocks for about 50 ms. kUnavailable: no C++ compiler for this processor was found;
+// the message says what to install. Thread-safe.
 Result<std::shared_ptr<const Compiler>> open_cpu_jit(const std::string& given = {});
 
 }  // namespace ditfleet::region

@@ -44,14 +44,14 @@ Result<std::shared_ptr<const GpuModule>> GpuModule::load(const kernel_cache::Ent
     const bool memory = e == kOutOfMemory, fault = e >= kFirstFault && e <= kLastFault;
     if (memory || fault)  // not the program's fault
       return Error{memory ? Code::kOutOfMemory : Code::kDeviceFault,
-                   "[nvrtc] the program of region " + entry.region + " cannot be loaded now: " + (*cuda)->name_of(e)};
+                   "[nvrtc] the program of region " + entry.region + " cannot be loaded: " + (*cuda)->name_of(e)};
     return corrupt((*cuda)->name_of(e));
   }
   for (const KernelLaunch& launch : source.kernels) {
     for (const std::string& name : function_names(launch)) {
       void* function = nullptr;
       if ((*cuda)->function(&function, module->module_, name.c_str()) != 0)
-        return corrupt("it lacks the kernel " + name);
+        return corrupt("kernel " + name + " is missing");
       module->functions_.push_back(function);
     }
     if (!launch.variants)
@@ -77,7 +77,7 @@ Result<void> GpuModule::start(std::size_t kernel, Variant variant, std::int64_t 
                                 static_cast<unsigned>(launches_[kernel].threads), 1, 1, 0, stream, parameters, nullptr);
   if (e != 0)
     return Error{Code::kDeviceFault,
-                 "[nvrtc] kernel " + launches_[kernel].name + " does not start: " + (*cuda)->name_of(e)};
+                 "[nvrtc] kernel " + launches_[kernel].name + " cannot be launched: " + (*cuda)->name_of(e)};
   return {};
 }
 

@@ -29,7 +29,7 @@ class GpuModule {
   GpuModule& operator=(const GpuModule&) = delete;
 
   const KernelLaunch& launch_of(std::size_t kernel) const { return launches_[kernel]; }
-  // Starts a kernel on a stream (a CUstream). `argument`: launch_of(kernel).argument_words words. kDeviceFault.
+  // Launches a kernel on a stream (a CUstream). `argument`: launch_of(kernel).argument_words words. kDeviceFault.
   Result<void> start(std::size_t kernel, Variant variant, std::int64_t blocks, const std::vector<long long>& argument,
                      void* stream) const;
 

@@ -31,21 +31,21 @@ Result<std::shared_ptr<const HostModule>> HostModule::load(const kernel_cache::E
     return Error{Code::kDataCorrupt, "[cpu_jit] the program of region " + entry.region + " cannot be loaded: " + why};
   };
   if (entry.kind != kernel_cache::Kind::kSharedObject) return corrupt("it is not a shared object");
-  if (!is_whole(entry.code)) return corrupt("it is no whole ELF file");
+  if (!is_whole(entry.code)) return corrupt("it is not a complete ELF file");
   std::shared_ptr<HostModule> module(new HostModule);
   module->file_ = memfd_create("ditfleet-region", MFD_CLOEXEC);
   if (module->file_ < 0)
-    return unavailable("[cpu_jit] no memory file can be made: " + std::string(std::strerror(errno)));
+    return unavailable("[cpu_jit] cannot create a memory file: " + std::string(std::strerror(errno)));
   if (!write_all(module->file_, entry.code))
     return Error{Code::kOutOfMemory, "[cpu_jit] no memory for the program of region " + entry.region};
   module->library_ = dlopen(("/proc/self/fd/" + std::to_string(module->file_)).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!module->library_) {
     const char* why = dlerror();
-    return corrupt(why ? why : "dlopen says nothing");
+    return corrupt(why ? why : "dlopen reports no reason");
   }
   for (const auto& kernel : entry.kernels) {
     auto* found = reinterpret_cast<HostKernel>(dlsym(module->library_, kernel.name.c_str()));
-    if (!found) return corrupt("it lacks the kernel " + kernel.name);
+    if (!found) return corrupt("kernel " + kernel.name + " is missing");
     module->kernels_.push_back(found);
   }
   return std::shared_ptr<const HostModule>(std::move(module));

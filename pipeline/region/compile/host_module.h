@@ -15,7 +15,7 @@ using HostKernel = void (*)(const long long* instance, long long first_row, long
 
 class HostModule {
  public:
-  // The entry's kernels, in its order. kDataCorrupt: it is no shared object, or lacks a kernel. Needs /proc.
+  // Loads the entry's kernels. kDataCorrupt: not a shared object, or a kernel is missing. Needs /proc.
   static Result<std::shared_ptr<const HostModule>> load(const kernel_cache::Entry& entry);
   ~HostModule();
   HostModule(const HostModule&) = delete;
@@ -25,7 +25,8 @@ class HostModule {
 
  private:
   HostModule() = default;
-  // Open as long as the library is: its path is its name to the loader, and must not be another's meanwhile.
+  // Stays open as long as the library is loaded: the loader identifies the library by this path, which another library
+  // must not reuse meanwhile.
   int file_ = -1;
   void* library_ = nullptr;
   std::vector<HostKernel> kernels_;

@@ -72,7 +72,8 @@ class Nvrtc : public Compiler {
                         const std::vector<std::string>& more) const {
     NvrtcLibrary::Program program = nullptr;
     const int result = nvrtc_.create(&program, source.text.c_str(), (region + ".cu").c_str(), 0, nullptr, nullptr);
-    if (result != 0) return internal_error("[nvrtc] cannot begin a program: " + std::string(nvrtc_.error_text(result)));
+    if (result != 0)
+      return internal_error("[nvrtc] cannot create a program: " + std::string(nvrtc_.error_text(result)));
     auto compiled = run(program, region, source, arch, more);
     nvrtc_.destroy(&program);
     return compiled;
@@ -95,12 +96,12 @@ class Nvrtc : public Compiler {
     if (result != 0) {
       const std::string kept = keep_source(region, ".cu", source.text);
       return internal_error("[nvrtc] region " + region + " for " + arch + ": " + nvrtc_.error_text(result) + ": " +
-                            first_error(log) + (kept.empty() ? "" : "; the source is kept in " + kept));
+                            first_error(log) + (kept.empty() ? "" : "; the source is saved in " + kept));
     }
     Entry compiled{
         .region = region, .arch = arch, .kind = kernel_cache::Kind::kCubin, .source_bytes = source.text.size()};
     if (nvrtc_.cubin_size(program, &size) != 0 || size == 0)
-      return internal_error("[nvrtc] region " + region + " for " + arch + ": no cubin was made");
+      return internal_error("[nvrtc] region " + region + " for " + arch + ": NVRTC produced no cubin");
     compiled.code.resize(size);
     nvrtc_.cubin(program, compiled.code.data());
     for (const KernelLaunch& launch : source.kernels)
@@ -110,7 +111,7 @@ class Nvrtc : public Compiler {
     read_ptxas_log(log, compiled.kernels);
     for (const KernelInfo& kernel : compiled.kernels)
       if (kernel.registers == 0)
-        return internal_error("[nvrtc] region " + region + " for " + arch + ": the log says nothing of kernel " +
+        return internal_error("[nvrtc] region " + region + " for " + arch + ": the log does not mention kernel " +
                               kernel.name);
     return compiled;
   }
@@ -129,7 +130,7 @@ Result<void> check_architecture(const std::string& arch, const std::vector<std::
   if (std::find(known.begin(), known.end(), arch) != known.end()) return {};
   std::string list;
   for (const auto& one : known) list += (list.empty() ? "" : ", ") + one;
-  return invalid_argument("'" + arch + "' is no architecture that regions are built for; known are " + list, "arch");
+  return invalid_argument("'" + arch + "' is not an architecture for regions; it must be one of " + list, "arch");
 }
 
 void read_ptxas_log(std::string_view log, std::vector<KernelInfo>& kernels) {

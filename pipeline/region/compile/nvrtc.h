@@ -14,9 +14,9 @@ const std::vector<std::string>& gpu_architectures();  // sm_80 sm_86 sm_89 sm_90
 // kInvalidArgument if `arch` is not in `known`; the message lists them.
 Result<void> check_architecture(const std::string& arch, const std::vector<std::string>& known);
 
-// Opens libnvrtc.so.13 once per process. It looks at the file `given` (compile.nvrtc), DITFLEET_NVRTC, next to LibTorch
-// (the wheel nvidia-cuda-nvrtc), in the linker's path and in a CUDA toolkit. kUnavailable: the message lists these
-// places and how to install it. The compiler must not outlive main(). Thread safe.
+// Opens libnvrtc.so.13 once per process. Searches the file `given` (compile.nvrtc), DITFLEET_NVRTC, the wheel
+// nvidia-cuda-nvrtc next to LibTorch, the linker's path and a CUDA toolkit. kUnavailable: the message lists these
+// places and how to install the library. The compiler must be destroyed before main() returns. Thread-safe.
 Result<std::shared_ptr<const Compiler>> open_nvrtc(const std::string& given = {});
 
 // Registers, spills and shared memory of each kernel from the log of ptxas -v. Exposed for tests.

@@ -7,7 +7,7 @@
 
 namespace ditfleet::region {
 
-// The functions that we use, declared as in NVRTC's documentation.
+// The functions that nvrtc.cpp uses, declared as in NVRTC's documentation.
 struct NvrtcLibrary {
   using Program = void*;
   int (*version)(int* major, int* minor);
@@ -22,7 +22,7 @@ struct NvrtcLibrary {
   int (*cubin)(Program, char*);
 
   std::string path;
-  std::string build_id;  // from the file's ELF note; the wheel's and the toolkit's differ
+  std::string build_id;  // from the file's ELF note; differs between the wheel and the toolkit
 };
 
 // Opened once per process and never closed; the first file that opens stays. kUnavailable: see open_nvrtc().

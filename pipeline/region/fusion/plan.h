@@ -16,7 +16,7 @@ enum class BufferKind : std::uint8_t {
   kInput,      // the caller's; never written
   kOutput,     // the caller's, for a result
   kWorkspace,  // in use between two steps
-  kLibrary,    // attention's result in memory of its own, contiguous
+  kLibrary,    // the result of attention, contiguous, in memory that the library allocates
 };
 
 struct Buffer {
@@ -77,25 +77,26 @@ struct Plan {
   std::vector<Buffer> buffers;
   std::vector<RowKernel> kernels;
   std::vector<Step> steps;
-  // For each output, the activation (a value of the program) whose memory it may take; -1: none.
+  // For each output, the activation (a value of the program) whose memory it may overwrite; -1: none.
   std::vector<int> may_replace;
 };
 
-// What suits a compiler's devices.
+// How fusion adapts a program to the devices of a compiler.
 struct FuseOptions {
   // bf16 only: the GEMM's epilogue computes GELU. The sum is then rounded once, not twice.
   bool gelu_in_gemm = false;
-  // Rounds every bf16 result, also inside a kernel, as LibTorch's operators do one by one. Without it kernels are more
-  // exact than LibTorch.
+  // Rounds every bf16 result inside a kernel too, as separate LibTorch operators would. Without this option kernels are
+  // more exact than LibTorch.
   bool rounds_results = false;
-  // The attention library can write rows at Op::token_stride. Otherwise that is ignored unless columns are joined to
-  // them.
+  // The attention library can write rows at Op::token_stride. Otherwise Op::token_stride is ignored unless columns are
+  // joined to these rows.
   bool attention_token_stride = false;
-  // Generated kernels copy whole rows: on a GPU twice as fast as the library's strided copy.
+  // Copies whole rows with generated kernels, which on a GPU is twice as fast as LibTorch's strided copy.
   bool copies_in_rows = false;
 };
 
-// kInvalidArgument: the message names an op without a kernel (`eager` computes it) or a size that is too large.
+// kInvalidArgument: an operator has no kernel (the block must run eagerly), or a size is too large. The message
+// contains the operator or the size.
 Result<Plan> fuse(const Program& program, const FuseOptions& options = {});
 
 // One line per step, for --explain.

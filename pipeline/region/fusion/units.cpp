@@ -91,7 +91,7 @@ Result<std::int64_t> row_width(const Program& p, const std::vector<int>& ops) {
   if (width % tiles == 0 && width / tiles <= kMaxRowWidth && made.shape.size() + (tiles > 1 ? 1 : 0) <= kOuterAxes + 1)
     return width / tiles;
   return invalid_argument("[" + p.block + "] " + made.name + " = " + std::string(name_of(last.code)) + ": rows of " +
-                          text_of(made.shape) + " are too much for one kernel; it takes " +
+                          text_of(made.shape) + " do not fit one kernel; they may have " +
                           std::to_string(kOuterAxes + 1) + " axes, the last up to " + std::to_string(kMaxRowWidth));
 }
 
@@ -244,7 +244,7 @@ Result<std::vector<Group>> group_ops(const Program& p, const FuseOptions& option
     if (op.code == OpCode::kAttention && op.inputs.size() > 3 && value_at(p, op.inputs[3]).kind == ValueKind::kResult)
       return invalid_argument("[" + p.block + "] " + value_at(p, op.output).name + " = attention: the bias %" +
                               value_at(p, op.inputs[3]).name +
-                              " is made in the block; a compiled block takes it as an input");
+                              " is computed in the block; it must be an input of the block");
     if (is_row_op(op.code)) {
       const Value& made = value_at(p, op.output);
       if (!has_kernel(op.code))

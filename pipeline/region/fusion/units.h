@@ -8,12 +8,12 @@
 
 namespace ditfleet::region {
 
-// One fused chain of row ops, or one attention, or one linear with the GELU of its epilogue.
+// A fused chain of row operators, an attention, or a linear with the GELU of its epilogue.
 struct Unit {
   std::vector<int> ops;     // of the program, in order
   RowKernel kernel;         // chains only
   std::vector<int> reads;   // values the kernel loads, or the op's operands
-  std::vector<int> writes;  // values others read
+  std::vector<int> writes;  // values that other units read
 };
 
 // Units that run as one launch. Only row kernels share one.

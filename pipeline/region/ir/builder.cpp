@@ -31,7 +31,7 @@ Builder::Ref Builder::add_op(const std::string& name, Op op, const std::vector<R
     op.inputs.push_back(operand.value);
     if (operand.value < 0 || operand.value >= static_cast<int>(program_.values.size())) {
       error_ = invalid_argument("[" + program_.block + "] " + name + " = " + std::string(name_of(op.code)) +
-                                ": an operand is no value of this block");
+                                ": an operand is not a value of this block");
       return {};
     }
     values.push_back(program_.values[static_cast<std::size_t>(operand.value)]);

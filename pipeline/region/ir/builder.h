@@ -1,11 +1,11 @@
-// The DSL in which a block is written: each call adds an op and infers its type.
+// Builds the program of a block: each call adds an operator and infers the type of its result.
 //
 //   Builder b("block", ElementType::kBF16);
 //   auto x = b.activation("tokens", {batch, tokens, width});
 //   auto y = b.modulate(b.layer_norm("norm", x, 1e-6), …);
 //   Result<Program> program = b.finish({y});
 //
-// finish() returns the first error; calls after an error do nothing. Not thread safe.
+// finish() returns the first error; calls after an error do nothing. Not thread-safe.
 #pragma once
 
 #include <optional>
@@ -46,14 +46,14 @@ class Builder {
   }
   Linear linear_slots(const std::string& name, std::int64_t in, std::int64_t out);  // NAME.weight, NAME.bias
   // With low-rank adapters. NAME.adapter [batch, NAME.rank, in] is A; rows that a sample does not use are zero.
-  // NAME.weight has NAME.rank more columns, B. adapted_linear() expects these behind the model's own.
+  // NAME.weight has NAME.rank more columns for B. adapted_linear() expects them after the weight's own columns.
   Linear adapted_slots(const std::string& name, const Dim& batch, std::int64_t in, std::int64_t out);
 
   // `name` names the result in messages and kernels; it must be unique in the block.
   Ref linear(const std::string& name, Ref x, Linear slots);
   // x · Aᵀ of each sample: [batch, .., rank].
   Ref low_rank(const std::string& name, Ref x, Linear slots);
-  // [x | x·Aᵀ] · [W | B]ᵀ + bias; linear() where the slots have no columns for adapters.
+  // [x | x·Aᵀ] · [W | B]ᵀ + bias, or linear() if `slots` has no adapter.
   Ref adapted_linear(const std::string& name, Ref x, Linear slots);
   Ref layer_norm(const std::string& name, Ref x, double eps);
   Ref rms_norm(const std::string& name, Ref x, Ref weight, double eps);

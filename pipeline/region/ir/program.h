@@ -1,8 +1,8 @@
 // A region's program: one transformer block as typed SSA. Built by Builder (builder.h), checked by verify().
 //
-// Weights are slots: a program names its parameters and holds none, so all copies of a block share the program, each
-// with its own pointer table. Sizes that differ between calls (batch, image tokens, text tokens, frames) are symbols.
-// Sizes that the model fixes (width, heads, head size) are numbers.
+// Weights are inputs: a program contains only their names. All copies of a block share the program, and each copy has a
+// pointer table. Sizes that differ between calls (batch, image tokens, text tokens, frames) are symbols. Sizes that the
+// model fixes (width, heads, head size) are numbers.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +22,11 @@ std::int64_t bytes_of(ElementType type);
 // What a value is.
 enum class ValueKind : std::uint8_t {
   kActivation,  // differs in each call
-  kParameter,   // a slot: one tensor per copy of the block
+  kParameter,   // a weight: one tensor per copy of the block
   kTable,       // computed once per request: rope, modulation rows
   kScalar,      // one number per call
-  kAdapter,     // A of the low-rank adapters of a linear; their B are columns of its weight
-  kResult,      // made by an op
+  kAdapter,     // A of the low-rank adapters of a linear; B is in columns of the weight
+  kResult,      // computed by an operator
 };
 std::string_view name_of(ValueKind kind);
 
@@ -74,8 +74,8 @@ struct Op {
   std::vector<int> order;  // permute: result axis i is axis order[i] of the operand
   bool causal = false;     // attention: a token does not attend to later ones
   double scale = 0;        // attention; 0: 1/√hd
-  // attention in bf16: elements between tokens of the result, if the library can write them so. Blocks of a model that
-  // agree on it share the library's plan. 0: what is best for this block.
+  // bf16 attention: elements between tokens of the result, if the library supports it. Blocks with the same stride
+  // share the library's plan. 0: the best stride for this block.
   std::int64_t token_stride = 0;
 };
 
@@ -94,7 +94,7 @@ struct Program {
 // One line per op: "%7 image_qkv: bf16 [batch, image, 576] = linear(%5 …, %3 …)".
 std::string print(const Program& program);
 
-// kInvalidArgument: the message names the block, the op (by its result) and what would be right.
+// kInvalidArgument: the message contains the block, the operator's result and what would be right.
 Result<void> verify(const Program& program);
 
 // The type and shape of an op's result, or the error that verify() would return. `block` and `name` are for the

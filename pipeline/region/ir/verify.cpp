@@ -19,7 +19,7 @@ class Rules {
     const std::size_t count = operands_.size(), least = op_.code == OpCode::kJoin ? 2 : arity();
     const bool one_more = op_.code == OpCode::kLinear || op_.code == OpCode::kAttention;  // a bias
     if (op_.code == OpCode::kJoin ? count < least : count != least && !(one_more && count == least + 1))
-      return wrong("has " + std::to_string(count) + " operands; it takes " + std::to_string(least) +
+      return wrong("has " + std::to_string(count) + " operands; it must have " + std::to_string(least) +
                    (one_more ? " or " + std::to_string(least + 1) : ""));
     for (const Value& v : operands_)
       if (v.shape.empty()) return wrong("operand %" + v.name + " has no axes");
@@ -56,8 +56,8 @@ class Rules {
       case OpCode::kAttention: return attention(made);
       case OpCode::kReshape:
         if (!(elements_of(wanted) == elements_of(made.shape)))
-          return wrong(text_of(made.shape) + " cannot become " + text_of(wanted) +
-                       ": it has another number of elements");
+          return wrong(text_of(made.shape) + " cannot be reshaped to " + text_of(wanted) +
+                       ": the numbers of elements differ");
         made.shape = wanted;
         return made;
       case OpCode::kSlice: return slice(made);
@@ -101,7 +101,7 @@ class Rules {
   // Row ops unroll over the last axis: it must be a number.
   Result<Value> row(Value made) const {
     if (!made.shape.back().is_static() || made.shape.back().value() < 1)
-      return wrong("the last axis is " + made.shape.back().text() + "; it must be a number that the model fixes");
+      return wrong("the last axis is " + made.shape.back().text() + "; it must be a number, not a symbol");
     if ((op_.code == OpCode::kLayerNorm || op_.code == OpCode::kRmsNorm) && !(op_.eps > 0))
       return wrong("eps must be above 0");
     return made;
@@ -113,8 +113,8 @@ class Rules {
     if (weight.size() != 2 && weight.size() != 3)
       return wrong("the weight is " + text_of(weight) + "; it must be [out, in] or [batch, out, in]");
     if (weight.size() == 3 && !(x.size() > 2 && x[0] == weight[0]))
-      return wrong("x is " + text_of(x) + " and the weight " + text_of(weight) + "; x must begin with " +
-                   weight[0].text() + ", and its rows come after it");
+      return wrong("x is " + text_of(x) + " and the weight " + text_of(weight) + "; x must start with " +
+                   weight[0].text() + ", followed by its rows");
     const Dim &out = weight[weight.size() - 2], &in = weight.back();
     if (!(x.back() == in))
       return wrong("x is " + text_of(x) + " and the weight " + text_of(weight) + "; x must end in " + in.text());
@@ -142,7 +142,7 @@ class Rules {
           operands_[1].shape.size() == expected.size() ? operands_[1].shape[expected.size() - 3] : Dim(0);
       if (operands_[i].shape != expected)
         return wrong("%" + operands_[i].name + " is " + text_of(operands_[i].shape) + ", q is " + text_of(made.shape) +
-                     "; they must agree in all axes but the tokens");
+                     "; they must be equal in all axes except the tokens");
     }
     if (op_.token_stride != 0 &&
         !(made.shape[made.shape.size() - 2].is_static() && made.shape.back().is_static() &&
@@ -173,7 +173,8 @@ class Rules {
     const Dim& whole = made.shape[static_cast<std::size_t>(op_.axis)];
     if (!op_.start.never_negative() || !op_.length.never_negative() ||
         !(whole - op_.start - op_.length).never_negative())
-      return wrong("from " + op_.start.text() + " on " + op_.length.text() + " are not surely within " + whole.text());
+      return wrong("the slice of length " + op_.length.text() + " from " + op_.start.text() + " may exceed " +
+                   whole.text());
     made.shape[static_cast<std::size_t>(op_.axis)] = op_.length;
     return made;
   }
@@ -182,7 +183,7 @@ class Rules {
     std::sort(sorted.begin(), sorted.end());
     bool whole = sorted.size() == made.shape.size();
     for (std::size_t i = 0; whole && i < sorted.size(); ++i) whole = sorted[i] == static_cast<int>(i);
-    if (!whole) return wrong("the order must name each axis of " + text_of(made.shape) + " once");
+    if (!whole) return wrong("the order must contain each axis of " + text_of(made.shape) + " once");
     Shape shape;
     for (int axis : op_.order) shape.push_back(made.shape[static_cast<std::size_t>(axis)]);
     made.shape = shape;
@@ -198,7 +199,7 @@ class Rules {
       if (operands_[i].shape.size() == expected.size()) expected[axis] = operands_[i].shape[axis];
       if (operands_[i].shape != expected)
         return wrong("%" + operands_[i].name + " is " + text_of(operands_[i].shape) + " and %" + operands_[0].name +
-                     " is " + text_of(operands_[0].shape) + "; they must agree in all axes but " +
+                     " is " + text_of(operands_[0].shape) + "; they must be equal in all axes except " +
                      std::to_string(op_.axis));
       made.shape[axis] = made.shape[axis] + operands_[i].shape[axis];
     }
@@ -229,17 +230,17 @@ Result<void> verify(const Program& program) {
   for (std::size_t i = 0; i < program.values.size(); ++i) {
     const Value& value = program.values[i];
     if (value.name.empty() || !names.insert(value.name).second)
-      return wrong("the name %" + value.name + " is empty or taken twice; each value needs its own");
+      return wrong("the name %" + value.name + " is empty or used twice; names must be unique");
     if (value.kind != ValueKind::kResult) known.insert(static_cast<int>(i));
   }
   for (const Op& op : program.ops) {
     if (op.output < 0 || op.output >= static_cast<int>(program.values.size()) || known.contains(op.output))
-      return wrong(std::string(name_of(op.code)) + " makes no value of its own");
+      return wrong(std::string(name_of(op.code)) + " has no result");
     const Value& made = program.values[static_cast<std::size_t>(op.output)];
     std::vector<Value> operands;
     for (int input : op.inputs) {
       if (!known.contains(input))
-        return wrong(made.name + " = " + std::string(name_of(op.code)) + ": an operand is made later or never");
+        return wrong(made.name + " = " + std::string(name_of(op.code)) + ": an operand is computed later or never");
       operands.push_back(program.values[static_cast<std::size_t>(input)]);
     }
     auto inferred = infer(program.block, made.name, op, operands, made.shape, made.type);

@@ -1,4 +1,4 @@
-// Attention of a region, by one of the implementations that LibTorch has for the device.
+// Attention of a region with one of LibTorch's implementations.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,8 +10,8 @@
 
 namespace ditfleet::region {
 
-// auto: what LibTorch prefers (cuDNN in bf16 on Hopper). The others are LibTorch's names: cudnn and efficient run on a
-// GPU, flash on a CPU or in bf16 on a GPU, math everywhere but with all scores in memory.
+// auto is LibTorch's preference (cuDNN in bf16 on Hopper). The others are LibTorch's names. cudnn and efficient run on
+// a GPU. flash runs on a CPU, and in bf16 on a GPU. math runs everywhere, but keeps all scores in memory.
 enum class AttentionBackend { kAuto, kCudnn, kFlash, kEfficient, kMath };
 std::string_view name_of(AttentionBackend backend);
 std::optional<AttentionBackend> parse_attention(std::string_view name);

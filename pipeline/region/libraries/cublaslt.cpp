@@ -90,7 +90,9 @@ Result<const CublasLt::Library*> CublasLt::library() {
            bind(library, "cublasLtMatmulPreferenceSetAttribute", t.preference_set) &&
            bind(library, "cublasLtMatmulAlgoGetHeuristic", t.heuristic) && bind(library, "cublasLtMatmul", t.matmul);
   });
-  if (!opened) return unavailable("[nvrtc] libcublasLt.so.13 does not load; it comes with LibTorch's CUDA part");
+  if (!opened)
+    return unavailable(
+        "[cublaslt] cannot load libcublasLt.so.13, which is part of LibTorch with CUDA; install the full torch wheel");
   return opened;
 }
 
@@ -100,7 +102,7 @@ Result<std::shared_ptr<const CublasLt>> CublasLt::open() {
   std::shared_ptr<CublasLt> made(new CublasLt);
   made->library_ = *lib;
   if (int e = (*lib)->create(&made->handle_); e != 0)
-    return Error{Code::kDeviceFault, "[nvrtc] cuBLASLt does not start: status " + std::to_string(e)};
+    return Error{Code::kDeviceFault, "[cublaslt] cannot create a handle: status " + std::to_string(e)};
   return std::shared_ptr<const CublasLt>(std::move(made));
 }
 
@@ -123,9 +125,9 @@ Result<GemmAlgorithm> CublasLt::algorithm(const GemmShape& s, std::uint64_t work
   if (!e) e = library_->heuristic(handle_, d.desc, d.weight, d.x, d.out, d.out, preference, 1, &found, &count);
   if (preference) library_->preference_destroy(preference);
   if (e || count == 0 || found.state != 0)
-    return unavailable("[nvrtc] cuBLASLt has no product of [" + std::to_string(s.rows) + ", " + std::to_string(s.in) +
-                       "] and [" + std::to_string(s.out) + ", " + std::to_string(s.in) + "]: status " +
-                       std::to_string(e));
+    return unavailable("[cublaslt] no algorithm for the product of [" + std::to_string(s.rows) + ", " +
+                       std::to_string(s.in) + "] and [" + std::to_string(s.out) + ", " + std::to_string(s.in) +
+                       "]: status " + std::to_string(e));
   GemmAlgorithm made{.workspace_bytes = found.workspace};
   std::memcpy(made.words.data(), found.algorithm, sizeof found.algorithm);
   return made;
@@ -139,8 +141,7 @@ Result<void> CublasLt::run(const GemmShape& s, const GemmOperands& o, const Gemm
   if (!e)
     e = library_->matmul(handle_, d.desc, &one, o.weight, d.weight, o.x, d.x, &beta, o.out, d.out, o.out, d.out,
                          algorithm.words.data(), workspace, algorithm.workspace_bytes, stream);
-  if (e != 0)
-    return Error{Code::kDeviceFault, "[nvrtc] cuBLASLt does not start a product: status " + std::to_string(e)};
+  if (e != 0) return Error{Code::kDeviceFault, "[cublaslt] cannot launch a product: status " + std::to_string(e)};
   return {};
 }
 

@@ -1,5 +1,5 @@
-// cuBLASLt as matrix product of a linear: out = x · weightᵀ + bias, with an epilogue. The library is opened at run
-// time, beside LibTorch's CUDA part, which needs it anyway.
+// The matrix product of a linear by cuBLASLt: out = x · weightᵀ + bias, with an epilogue. The library is opened at run
+// time; LibTorch's CUDA part also needs it.
 #pragma once
 
 #include <array>
@@ -15,12 +15,12 @@ namespace ditfleet::region {
 enum class GemmEpilogue : std::uint8_t {
   kBias,
   kBiasGelu,  // tanh GELU of the fp32 sum, rounded once
-  kAdd,       // adds to what `out` holds; no bias
+  kAdd,       // adds to the elements of `out`; no bias
   kPlain,     // no bias
 };
 
-// Everything that decides which algorithm the library picks. Strides between rows, in elements; x, out and weight [out,
-// in] are row-major.
+// Everything that determines the library's choice of an algorithm. Strides between rows are in elements; x, out and
+// weight [out, in] are row-major.
 struct GemmShape {
   ElementType type = ElementType::kBF16;
   GemmEpilogue epilogue = GemmEpilogue::kBias;
@@ -41,7 +41,7 @@ struct GemmAlgorithm {
   std::uint64_t workspace_bytes = 0;
 };
 
-// For the device that is current when it is opened. Thread safe.
+// For the device that is current when it is opened. Thread-safe.
 class CublasLt {
  public:
   // kUnavailable: the library does not load. kDeviceFault: it does not start on this device.
@@ -50,8 +50,8 @@ class CublasLt {
   CublasLt(const CublasLt&) = delete;
   CublasLt& operator=(const CublasLt&) = delete;
 
-  // The algorithm that the library expects to be fastest with at most that much workspace. kUnavailable: the library
-  // has none for this shape.
+  // The algorithm that the library expects to be fastest with at most `workspace_bytes`. kUnavailable: the library has
+  // no algorithm for this shape.
   Result<GemmAlgorithm> algorithm(const GemmShape& shape, std::uint64_t workspace_bytes) const;
   // Enqueues the product on the stream. `workspace`: algorithm.workspace_bytes, 256-byte aligned. kDeviceFault.
   Result<void> run(const GemmShape& shape, const GemmOperands& operands, const GemmAlgorithm& algorithm,

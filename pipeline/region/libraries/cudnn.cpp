@@ -128,10 +128,12 @@ Result<const Cudnn::Library*> Cudnn::library() {
            bind(library, "cudnnBackendGetAttribute", t.get) && bind(library, "cudnnBackendFinalize", t.finish) &&
            bind(library, "cudnnBackendExecute", t.execute);
   });
-  if (!opened) return unavailable("[nvrtc] libcudnn.so.9 does not load; it comes with LibTorch's CUDA part");
+  if (!opened)
+    return unavailable(
+        "[cudnn] cannot load libcudnn.so.9, which is part of LibTorch with CUDA; install the full torch wheel");
   if (opened->version() < kOldest)
-    return unavailable("[nvrtc] cuDNN is " + std::to_string(opened->version()) +
-                       "; attention with strides of our choice needs " + std::to_string(kOldest) + " or newer");
+    return unavailable("[cudnn] the version is " + std::to_string(opened->version()) +
+                       "; attention with custom strides needs " + std::to_string(kOldest) + " or newer");
   return opened;
 }
 
@@ -141,7 +143,7 @@ Result<std::shared_ptr<const Cudnn>> Cudnn::open() {
   std::shared_ptr<Cudnn> made(new Cudnn);
   made->library_ = *lib;
   if (int e = (*lib)->create(&made->handle_); e != 0)
-    return Error{Code::kDeviceFault, "[nvrtc] cuDNN does not start: status " + std::to_string(e)};
+    return Error{Code::kDeviceFault, "[cudnn] cannot create a handle: status " + std::to_string(e)};
   return std::shared_ptr<const Cudnn>(std::move(made));
 }
 
@@ -153,7 +155,7 @@ Cudnn::~Cudnn() {
 Result<void*> Cudnn::planner() const {
   if (!planner_)
     if (const int e = library_->create(&planner_); e != 0)
-      return unavailable("[nvrtc] cuDNN does not start to make a plan: status " + std::to_string(e));
+      return unavailable("[cudnn] cannot create a handle for plans: status " + std::to_string(e));
   return planner_;
 }
 
@@ -215,7 +217,7 @@ Result<std::shared_ptr<const Cudnn::Plan>> Cudnn::plan(const AttentionShape& s) 
     plan.set(kPlanConfig, kDescriptor, objects[static_cast<std::size_t>(i)]);
     if (plan.finish() == 0) return finished(std::move(plan));
   }
-  return unavailable("[nvrtc] cuDNN has no attention of " + std::to_string(s.heads) + " heads of " +
+  return unavailable("[cudnn] no plan for attention with " + std::to_string(s.heads) + " heads of " +
                      std::to_string(s.head_dim) + " from " + std::to_string(s.tokens) + " to " +
                      std::to_string(s.key_tokens) + " tokens: status " + std::to_string(error));
 }
@@ -223,7 +225,7 @@ Result<std::shared_ptr<const Cudnn::Plan>> Cudnn::plan(const AttentionShape& s) 
 Result<std::shared_ptr<const Cudnn::Plan>> Cudnn::finished(Descriptor plan) const {
   std::int64_t bytes = 0, count = 0;
   if (const int e = library_->get(plan.get(), kPlanWorkspace, kInt64, 1, &count, &bytes); e != 0)
-    return unavailable("[nvrtc] cuDNN does not report the workspace of a plan: status " + std::to_string(e));
+    return unavailable("[cudnn] cannot query the workspace size of a plan: status " + std::to_string(e));
   return std::make_shared<const Plan>(std::move(plan), bytes);
 }
 
@@ -232,7 +234,7 @@ Result<std::string> Cudnn::save(const Plan& plan) const {
   int e = library_->get(plan.descriptor.get(), kPlanJson, kChar, 0, &bytes, nullptr);
   std::string text(static_cast<std::size_t>(e ? 0 : bytes), '\0');
   if (!e) e = library_->get(plan.descriptor.get(), kPlanJson, kChar, bytes, &bytes, text.data());
-  if (e) return unavailable("[nvrtc] cuDNN does not save this plan: status " + std::to_string(e));
+  if (e) return unavailable("[cudnn] cannot serialize a plan: status " + std::to_string(e));
   return text;
 }
 
@@ -244,7 +246,7 @@ Result<std::shared_ptr<const Cudnn::Plan>> Cudnn::restore(const std::string& sav
   plan.set(kPlanJson, kChar, static_cast<std::int64_t>(saved.size()), saved.data());
   plan.set(kPlanHandle, kHandle, *handle);
   if (const int e = plan.finish(); e != 0)
-    return unavailable("[nvrtc] cuDNN rejects a saved plan: status " + std::to_string(e));
+    return unavailable("[cudnn] cannot restore a saved plan: status " + std::to_string(e));
   return finished(std::move(plan));
 }
 
@@ -262,7 +264,7 @@ Result<void> Cudnn::run(const Plan& plan, const AttentionOperands& o, float scal
   std::lock_guard lock(mutex_);
   if (!e) e = library_->set_stream(handle_, stream);
   if (!e) e = library_->execute(handle_, plan.descriptor.get(), pack.get());
-  if (e) return Error{Code::kDeviceFault, "[nvrtc] cuDNN's attention fails: status " + std::to_string(e)};
+  if (e) return Error{Code::kDeviceFault, "[cudnn] attention failed: status " + std::to_string(e)};
   return {};
 }
 

@@ -31,7 +31,7 @@ struct AttentionOperands {
   void* out = nullptr;
 };
 
-// For the device that is current when it is opened. Thread safe.
+// For the device that is current when it is opened. Thread-safe.
 class Cudnn {
  public:
   // A kernel for one shape. cuDNN compiles it when the plan is made, which takes 60 ms. Immutable.
@@ -45,7 +45,8 @@ class Cudnn {
   Cudnn& operator=(const Cudnn&) = delete;
 
   std::size_t version() const;  // 91900 is 9.19.0
-  // Makes one plan at a time; run() does not wait for it. kUnavailable: cuDNN has none for this shape on this GPU.
+  // Makes one plan at a time; run() does not wait for plan(). kUnavailable: cuDNN has no plan for this shape on this
+  // GPU.
   Result<std::shared_ptr<const Plan>> plan(const AttentionShape& shape) const;
   // Serializes a plan with its kernel; valid for this version and GPU.
   Result<std::string> save(const Plan& plan) const;

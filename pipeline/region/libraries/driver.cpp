@@ -37,7 +37,8 @@ Result<const Driver*> driver() {
   });
   if (!opened)
     return unavailable(
-        "[nvrtc] there is no NVIDIA driver (libcuda.so.1 does not load or start); use the backend eager, or cpu_jit on "
+        "[nvrtc] no NVIDIA driver was found (libcuda.so.1 cannot be loaded or started); use compile.backend eager, or "
+        "cpu_jit on "
         "the CPU");
   return opened;
 }
@@ -59,7 +60,7 @@ Result<GpuIdentity> gpu_identity(int index) {
   if (!cuda) return cuda.error();
   int device = 0;
   if (int e = (*cuda)->device(&device, index); e != 0)
-    return unavailable("[nvrtc] there is no GPU " + std::to_string(index) + ": " + (*cuda)->name_of(e));
+    return unavailable("[nvrtc] no such GPU: " + std::to_string(index) + ": " + (*cuda)->name_of(e));
   GpuIdentity id;
   char name[256] = "";
   (*cuda)->device_name(name, sizeof name, device);

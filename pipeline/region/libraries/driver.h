@@ -1,5 +1,5 @@
-// The functions that we use of libcuda.so.1, declared as in the driver's documentation. Opened at run time, so building
-// needs neither CUDA's headers nor a driver.
+// The functions of libcuda.so.1 that the compiler uses, declared as in the driver's documentation. The library is
+// opened at run time, so building needs neither CUDA's headers nor a driver.
 #pragma once
 
 #include <string>

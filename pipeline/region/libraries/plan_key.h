@@ -1,4 +1,4 @@
-// What the keys of libraries' plans and of measured choices have in common.
+// The common parts of the keys of library plans and of measured choices.
 #pragma once
 
 #include "pipeline/region/libraries/cudnn.h"

@@ -47,7 +47,7 @@ class CachedChoice : public TimedAttention {
                   key, "attention", arch_,
                   [&]() -> Result<kernel_cache::Entry> {
                     const auto best = measure(start);
-                    if (!best) return Error{Code::kNotFound, "nothing to time for this shape", {}};
+                    if (!best) return Error{Code::kNotFound, "only one attention backend supports these sizes", {}};
                     kernel_cache::Entry entry{.region = "attention", .arch = arch_, .kind = kernel_cache::Kind::kPlan};
                     const std::string_view name = name_of(*best);
                     entry.code.assign(name.begin(), name.end());
@@ -56,7 +56,7 @@ class CachedChoice : public TimedAttention {
                   [](const kernel_cache::Entry& entry) {
                     return choice_of(entry)
                                ? Result<void>()
-                               : Error{Code::kDataCorrupt, "it is not a choice of an attention backend", {}};
+                               : Error{Code::kDataCorrupt, "the entry is not a choice of an attention backend", {}};
                   });
     const auto made = found ? choice_of(**found) : std::nullopt;
     return made.value_or(AttentionBackend::kAuto);

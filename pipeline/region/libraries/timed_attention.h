@@ -1,4 +1,5 @@
-// Chooses the fastest attention for a shape on this GPU: timed once, then shared by the fleet through the kernel cache.
+// Chooses the fastest attention for a shape on this GPU. The choice is timed once and shared by the fleet through the
+// kernel cache.
 #pragma once
 
 #include <functional>
@@ -19,13 +20,13 @@ class TimedAttention {
   virtual ~TimedAttention() = default;
   // Returns kAuto (the default without timing) or a backend that is at least 2 % faster: flash, or LibTorch's cuDNN if
   // cuDNN is not called directly. For a new shape without a choice in the kernel cache it calls start(backend) several
-  // times for each backend. start() enqueues the attention on the calling thread's current stream, needs `bytes` of
-  // memory, and throws if the backend cannot do it. Thread safe.
+  // times for each backend. start() must enqueue the attention on the calling thread's current stream and throw if the
+  // backend does not support it. `bytes`: the memory that start() needs. Thread-safe.
   virtual AttentionBackend choose(const AttentionShape& shape, std::uint64_t bytes,
                                   const std::function<void(AttentionBackend)>& start) const = 0;
 };
 
-// For GPU `device`, LibTorch's current one, of architecture `arch`. direct: kAuto calls cuDNN directly. Throws
+// `device` must be LibTorch's current GPU; `arch` is its architecture. `direct`: kAuto calls cuDNN directly. Throws
 // pipeline::Failure (kDeviceFault).
 std::shared_ptr<const TimedAttention> make_timed_attention(int device, std::string arch, bool direct,
                                                            std::shared_ptr<kernel_cache::KernelCache> cache);

@@ -15,7 +15,7 @@ enum class ChannelsLastKernel;
 
 // Every tensor is [N, C, H, W], stored as [N, H, W, C], bf16 or fp32, on one GPU. Weights and biases are [C] of the
 // same type. Members run on the calling thread's current stream. They throw pipeline::Failure and what LibTorch throws.
-// Thread safe.
+// Thread-safe.
 class ChannelsLast {
  public:
   // The statistics that a tensor's group norm needs, per channel.
@@ -38,7 +38,7 @@ class ChannelsLast {
   // Group norm of x + bias, given its sums, followed by SiLU if `silu`. `in_place`: overwrites x.
   at::Tensor normalize(const at::Tensor& x, const Sums& sums, const at::Tensor& bias, const GroupNorm& norm, bool silu,
                        bool in_place) const;
-  // Doubles height and width (nearest neighbor).
+  // Doubles height and width (nearest neighbour).
   at::Tensor upsample(const at::Tensor& x) const;
 
  private:

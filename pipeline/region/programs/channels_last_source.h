@@ -1,6 +1,6 @@
 // The GPU program for the operations between a VAE's convolutions, for tensors in NHWC layout: group norm with
-// activation, sums with biases, upsampling. Group norm takes two passes over memory, or one if the sum before it is
-// computed here.
+// activation, sums with biases, upsampling. Group norm needs two passes over memory, or one if add_sums computed its
+// input.
 #pragma once
 
 #include "pipeline/region/programs/fixed_program.h"
@@ -14,19 +14,19 @@ namespace ditfleet::region {
 //             is x + bias of its first pixel
 //   add_sums  the same: out = x + y + bias + bias_2, rounded, and the sums of that; out may be y
 //   scales    shifts sums weight beta bias table, pixels channels samples chunks groups eps (a double's bits)
-//             group norm of what was summed up as value · table[2c] + table[2c + 1], a pair of fp32 for each sample and
-//             channel; bias is added to the value first. One block a sample and group
+//             expresses the group norm of the summed tensor as value · table[2c] + table[2c + 1], a pair of fp32 for
+//             each sample and channel; bias is added to the value first. One block per sample and group
 //   apply     x table out, pixels channels samples chunks silu
 //             out = x · table[2c] + table[2c + 1], then SiLU if silu is not 0; out may be x
 //   upsample  x out, rows columns channels samples
-//             each pixel of `rows` · `columns` four times: nearest neighbour, twice as large
+//             doubles height and width: writes each of the rows · columns pixels four times
 // shifts: fp32 [samples, channels]; sums: fp32 [samples, chunks, channels, 2]; weights and biases in the element type.
 // sums, add_sums, apply: samples · chunks · channels_last_slices() blocks. upsample: any number of blocks.
 FixedProgram channels_last_program();
 
 enum class ChannelsLastKernel { kSums, kAddSums, kScales, kApply, kUpsample, kCount };
 
-// Number of blocks that share a chunk's pixels; each has as many channels as it has threads for.
+// Number of blocks per chunk of pixels; each block computes as many channels as it has threads for.
 std::int64_t channels_last_slices(std::int64_t channels, std::int64_t bytes_of_element);
 
 }  // namespace ditfleet::region

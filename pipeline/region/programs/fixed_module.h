@@ -16,8 +16,8 @@ Result<std::shared_ptr<const GpuModule>> load_fixed_module(const RegionHost& hos
 // Whether the host's backend is nvrtc.
 bool compiles_for_gpu(const RegionHost& host);
 
-// The same, or null: if the host's backend is not nvrtc, or if the program is not available, which counts as a fallback
-// and with fullgraph throws pipeline::Failure.
+// As load_fixed_module(), but returns null if the host's backend is not nvrtc or the program is not available. The
+// latter counts as a fallback, and with fullgraph it throws pipeline::Failure.
 std::shared_ptr<const GpuModule> fixed_module(const RegionHost& host, const FixedProgram& program);
 
 }  // namespace ditfleet::region

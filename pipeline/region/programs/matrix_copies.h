@@ -30,7 +30,7 @@ class MatrixCopies {
   // Copies must not overlap. The table is uploaded on the calling thread's current stream. Throws what LibTorch throws.
   virtual std::shared_ptr<const Ready> prepare(std::vector<TensorCopy> copies) const = 0;
   // Runs on the calling thread's current stream. `ready` must come from this object. Throws what LibTorch throws, and
-  // pipeline::Failure. Thread safe.
+  // pipeline::Failure. Thread-safe.
   virtual void run(const Ready& ready) const = 0;
 };
 

@@ -1,4 +1,4 @@
-// Runs a compiled plan on tensors: GEMM and attention by libraries, row kernels by a launcher.
+// Executes a compiled plan on tensors: GEMM and attention with libraries, row kernels with a launcher.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@
 
 namespace ditfleet::region {
 
-// Keeps scratch memory of finished calls for later ones. All regions of a model share one pool. Thread safe.
+// Keeps scratch memory of finished calls for later ones. All regions of a model share one pool. Thread-safe.
 class WorkspacePool {
  public:
   at::Tensor take(std::int64_t bytes, c10::Device device);
@@ -40,8 +40,8 @@ void prewarm_attention(const DirectAttention& direct, const Plan& plan, const Re
 // inputs: one for each of Program::inputs(), checked by sizes_of(). Table axes of length 1 broadcast; inputs whose last
 // axis is not contiguous are copied.
 // outputs: one for each of Program::outputs. Writes to defined tensors and allocates undefined ones. A defined tensor
-// may share memory with the input that Plan::may_replace names, and with no other. Thread safe. Throws what LibTorch,
-// the matrix library and the launcher throw.
+// may share memory only with its input in Plan::may_replace. Thread-safe. Throws what LibTorch, the matrix library and
+// the launcher throw.
 void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, const Libraries& libraries,
              WorkspacePool& pool, std::vector<at::Tensor> inputs, std::vector<at::Tensor>& outputs);
 

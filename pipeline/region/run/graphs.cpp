@@ -70,7 +70,7 @@ class CudaGraphs : public Graphs {
     cuda_.stream_wait(stream, done_, 0);
     for (std::size_t i = 0; i < inputs.size(); ++i) recording.inputs[i].copy_(inputs[i]);
     if (const int e = cuda_.graph_launch(recording.executable, stream); e != 0)
-      pipeline::fail(Code::kDeviceFault, "[graphs] a recorded step does not start: " + cuda_.name_of(e));
+      pipeline::fail(Code::kDeviceFault, "[graphs] a recorded step cannot be launched: " + cuda_.name_of(e));
     at::Tensor result = recording.output.clone();
     cuda_.event_record(done_, stream);
     return result;
@@ -142,7 +142,7 @@ class CudaGraphs : public Graphs {
     if (!problem.empty()) {
       made = {};
       allocator().releasePool(device_.index(), pool_);
-      spdlog::warn("a step cannot be recorded as a CUDA graph and runs without: {}", problem);
+      spdlog::warn("a step cannot be recorded as a CUDA graph and runs without one: {}", problem);
       return false;
     }
     bucket.recording = std::move(made);

@@ -1,4 +1,4 @@
-// CUDA graphs of one model: records a call once for each bucket of sizes and replays it with one launch.
+// CUDA graphs of one model: records a call once per bucket of sizes and replays it with one launch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,10 +15,11 @@ class Graphs {
 
   virtual ~Graphs() = default;
   // Returns body(inputs). Calls with equal `bucket` must do the same work on inputs of the same sizes and types.
-  // The first call of a bucket runs the body directly, so that libraries finish what cannot be recorded. The second
-  // call records it on copies of the inputs; the body must then neither copy to the host nor draw random numbers. Later
-  // calls copy their inputs there and replay. The caller owns the result. A body that cannot be recorded always runs
-  // directly. Calls are serialized, also on the GPU, because recordings share a memory pool. Thread safe.
+  // The first call of a bucket runs the body directly, so that libraries complete set-up that cannot be recorded. The
+  // second call records the body on copies of the inputs; the body must then neither copy to the host nor draw random
+  // numbers. Later calls copy their inputs to these copies and replay. The caller owns the result. A body that cannot
+  // be recorded always runs directly. Calls are serialized, also on the GPU, because recordings share a memory pool.
+  // Thread-safe.
   virtual at::Tensor run(const std::vector<std::int64_t>& bucket, const std::vector<at::Tensor>& inputs,
                          const Body& body) = 0;
 };

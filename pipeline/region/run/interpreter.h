@@ -1,5 +1,5 @@
-// The backend eager: runs a program's ops one by one with LibTorch and rounds each result to its type, as diffusers
-// does. The reference for compiled programs, and the fallback.
+// The backend `eager`: runs a program's operators one by one with LibTorch and rounds each result to its type, as
+// diffusers does. It is the reference for compiled programs, and the fallback.
 #pragma once
 
 #include <ATen/core/Tensor.h>

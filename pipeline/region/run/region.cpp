@@ -112,7 +112,7 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
         Compiled{.type = type, .device = device, .bound = bound, .plan = std::move(uncompiled), .failed = true});
   };
   const auto begun = host_->now();
-  if (ask_again_ && begun < *ask_again_) return failed("its compiler failed a short time ago");
+  if (ask_again_ && begun < *ask_again_) return failed("its compiler failed recently");
   auto launcher = make_launcher(*plan, reason);
   if (!launcher) {
     auto eager_for_now = failed(launcher.error().message);
@@ -212,7 +212,7 @@ std::shared_ptr<const Region::Variant> Region::add_variant(std::vector<std::int6
         guard = "activations were " + std::string(name_of(before.type)) + " and are " + std::string(name_of(type));
       } else if (before.device != device) {
         reason = "device";
-        guard = "the device is another";
+        guard = "the device has changed";
       } else {
         reason = "shape";
         guard = "with compile.dynamic off sizes were " + text_of(before.bound) + " and are " + text_of(bound);

@@ -1,4 +1,4 @@
-// A block's compiled form: one program for all copies of the block and all sizes, selected by a guard.
+// The compiled form of a block: one program for all copies of the block and all sizes, selected by a guard.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,19 +30,19 @@ class Region {
   // `block` is for messages. Does not compile yet.
   Region(std::string block, Recipe recipe, std::shared_ptr<const RegionHost> host);
 
-  // Compiles the program for `type` now, so that the first call does not have to. Does nothing with dynamic off, which
-  // needs sizes. Throws as run() does.
+  // Compiles the program for `type` before the first call. Does nothing with dynamic off, because the sizes are not
+  // known yet. Throws as run() does.
   void prepare(ElementType type, c10::Device device);
 
   // Prewarms library plans for a call of these sizes (by symbol) in the background. Does nothing before prepare(), and
-  // if the program runs eagerly. Does not wait. Throws if the sizes do not fit the program. Thread safe.
+  // if the program runs eagerly. Does not block. Throws if the sizes do not fit the program. Thread-safe.
   void prewarm(ElementType type, c10::Device device, const Sizes& sizes);
 
-  // inputs and outputs: see execute(). A call whose guard fails (another element type, or with dynamic off another
-  // size) compiles again as far as the options allow, else runs eagerly. After a failed compilation calls run eagerly
-  // until pause_after() has passed. Throws what LibTorch throws, and pipeline::Failure: kInvalidArgument for inputs
-  // that do not fit the block, for a fallback with fullgraph and for a second program with error_on_recompile. Thread
-  // safe.
+  // `inputs` and `outputs`: see execute(). If the guard fails (a new element type, or with dynamic off a new size), the
+  // call compiles another program if the options allow it, else it runs eagerly. After a failed compilation calls run
+  // eagerly until pause_after() has passed. Throws what LibTorch throws, and pipeline::Failure: kInvalidArgument for
+  // inputs that do not fit the block, for a fallback with fullgraph and for a second program with error_on_recompile.
+  // Thread-safe.
   void run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs, Mode mode = Mode::kDefault);
 
   // The names of the inputs, in the order of pointer tables.

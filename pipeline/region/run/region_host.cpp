@@ -14,7 +14,7 @@ void check(const std::string& field, const std::string& value, std::initializer_
     if (value == one) return;
     list += (list.empty() ? "" : ", ") + std::string(one);
   }
-  pipeline::fail(Code::kInvalidArgument, "compile." + field + " is \"" + value + "\"; it takes one of " + list,
+  pipeline::fail(Code::kInvalidArgument, "compile." + field + " is \"" + value + "\"; it must be one of " + list,
                  "compile." + field);
 }
 
@@ -24,7 +24,7 @@ AttentionBackend attention_for(const std::string& name, c10::Device device) {
   if (device.is_cpu() && (backend == AttentionBackend::kCudnn || backend == AttentionBackend::kEfficient))
     pipeline::fail(
         Code::kInvalidArgument,
-        "compile.attention is " + name + ", which runs on a GPU, and the device is cpu; use auto, flash or math",
+        "compile.attention is " + name + ", which needs a GPU, but the device is cpu; use auto, flash or math",
         "compile.attention");
   return backend;
 }
@@ -86,11 +86,11 @@ std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device
   const std::string backend = !automatic ? options.backend : device.is_cpu() ? "cpu_jit" : "nvrtc";
   if (backend == "cpu_jit" && !device.is_cpu())
     pipeline::fail(Code::kInvalidArgument,
-                   "compile.backend is cpu_jit, which runs on a CPU, and the device is a GPU; use auto, nvrtc or eager",
+                   "compile.backend is cpu_jit, which needs a CPU, but the device is a GPU; use auto, nvrtc or eager",
                    "compile.backend");
   if (backend == "nvrtc" && device.is_cpu())
     pipeline::fail(Code::kInvalidArgument,
-                   "compile.backend is nvrtc, which runs on a GPU, and the device is cpu; use auto, cpu_jit or eager",
+                   "compile.backend is nvrtc, which needs a GPU, but the device is cpu; use auto, cpu_jit or eager",
                    "compile.backend");
   host->attention = attention_for(options.attention, device);
   if (backend != "eager") {

@@ -1,4 +1,4 @@
-// What the regions of one engine share: compiler, kernel cache, libraries, counters.
+// The state that the regions of one engine share: compiler, kernel cache, libraries, counters.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -18,7 +18,7 @@
 
 namespace ditfleet::region {
 
-// make_region_host() fills it in. Users share it as const; all of its const members are thread safe.
+// make_region_host() fills it in. Users share it as const; all of its const members are thread-safe.
 struct RegionHost {
   CompileOptions options;
   std::shared_ptr<const Compiler> compiler;  // null: eager
@@ -32,7 +32,7 @@ struct RegionHost {
   // Null: the configuration names an attention, or there is only one.
   std::shared_ptr<const TimedAttention> timed_attention;
   mutable WorkspacePool pool;
-  // For the pause after a failed compilation; tests replace it.
+  // The clock for the pause after a failed compilation; tests replace it.
   std::function<std::chrono::steady_clock::time_point()> now = &std::chrono::steady_clock::now;
 
   // Counts a region that cannot run compiled, and logs the first one of this region and reason. With fullgraph it
@@ -44,10 +44,10 @@ struct RegionHost {
   mutable std::set<std::pair<std::string, std::string>> fallen_back_;
 };
 
-// Opens the compiler for this backend and device; makes a cache in memory if none is given. Backend auto falls back to
-// eager, counted.
-// Throws pipeline::Failure: kInvalidArgument for an unknown backend, mode or limit; kUnavailable if a backend that the
-// options name is not available.
+// Opens the compiler for this backend and device; creates a cache in memory if `cache` is null. If backend auto falls
+// back to eager, this is counted.
+// Throws pipeline::Failure: kInvalidArgument for an unknown backend, mode or limit; kUnavailable if an explicit backend
+// is not available.
 std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device device,
                                              std::shared_ptr<kernel_cache::KernelCache> cache);
 

@@ -14,7 +14,7 @@ struct ResolvedView {
   std::vector<std::int64_t> sizes, strides;
 };
 
-// A matrix product. A view whose rows are not evenly spaced takes several products.
+// A matrix product. A view whose rows are not evenly spaced needs several products.
 struct ResolvedGemm {
   struct Rows {
     std::int64_t x_offset = 0, x_stride = 0, out_offset = 0, out_stride = 0, count = 0;
@@ -22,7 +22,7 @@ struct ResolvedGemm {
   };
   struct Part {
     ResolvedView x;
-    bool gather = false;  // x is no matrix with a row stride: copied first
+    bool gather = false;  // x is not a matrix with a row stride and is copied first
     std::int64_t first_column = 0, columns = 0;
     std::vector<Rows> rows;
   };
@@ -43,13 +43,13 @@ struct ResolvedCopy {
   ResolvedView from, to;
 };
 
-// The arguments of each instance as the kernels take them, without the pointers.
+// The kernel arguments of each instance, without the pointers.
 struct ResolvedRows {
   struct Operand {
     int buffer = -1;
     std::int64_t offset_bytes = 0;
     std::size_t word = 0;  // position of its pointer; the strides follow
-    int input = -1;        // position of the input if the operand is a whole input, whose strides then apply; else -1
+    int input = -1;        // index of the input if the operand is a complete input, whose strides then apply; else -1
     std::size_t axes = 0;  // axes of that input without the row's
   };
   struct Instance {

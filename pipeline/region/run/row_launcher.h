@@ -15,7 +15,7 @@ class RowLauncher {
  public:
   virtual ~RowLauncher() = default;
   // `instances`: the resolved step's words with pointers and strides filled in. On a GPU it enqueues the work on the
-  // current stream. Throws pipeline::Failure. Thread safe.
+  // current stream. Throws pipeline::Failure. Thread-safe.
   virtual void launch(const ResolvedRows& step, const std::vector<std::vector<long long>>& instances) const = 0;
 };
 

@@ -19,7 +19,7 @@ Sizes sizes_of(const Program& program, const std::vector<at::Tensor>& inputs, bo
     pipeline::fail(Code::kInvalidArgument, "[" + program.block + "] " + what);
   };
   if (inputs.size() != order.size())
-    refuse("has " + std::to_string(inputs.size()) + " inputs; it takes " + std::to_string(order.size()));
+    refuse("has " + std::to_string(inputs.size()) + " inputs; it must have " + std::to_string(order.size()));
   Sizes sizes;
   // Takes single symbols from activations first, then from adapters, whose batch may be 1. Then compares everything.
   for (const ValueKind source : {ValueKind::kActivation, ValueKind::kAdapter, ValueKind::kResult})
@@ -44,7 +44,7 @@ Sizes sizes_of(const Program& program, const std::vector<at::Tensor>& inputs, bo
           if (names.size() == 1 && d == Dim::symbol(names[0]) && value.kind == source) sizes.try_emplace(names[0], n);
         } else if (d.evaluate(sizes) != n && !may_broadcast) {
           refuse("%" + value.name + " is " + shape_text(t) + "; it must be " + text_of(value.shape) + ", whose " +
-                 d.text() + " is " + std::to_string(d.evaluate(sizes)) + " by the activations");
+                 d.text() + " is " + std::to_string(d.evaluate(sizes)) + " according to the activations");
         }
       }
     }
