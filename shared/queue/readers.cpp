@@ -99,8 +99,7 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
     if (colon == std::string::npos || !is_valid_id(cursor.substr(colon + 1)) ||
         cursor.find_first_not_of("0123456789") != colon) {
       co_return Error{Code::kInvalidArgument,
-                      "[queue] '" + cursor + "' is not a valid cursor; use the cursor from the previous page",
-                      "cursor"};
+                      "[queue] '" + cursor + "' is not a cursor; use the cursor from the previous page", "cursor"};
     }
     from = cursor.substr(0, colon);
     after_id = cursor.substr(colon + 1);
