@@ -143,9 +143,9 @@ const Option kOptions[] = {
      .high = kDayMs},
     {.key = "scheduler.lookahead",
      .at = DITFLEET_AT(scheduler.lookahead),
-     .description = "Units that a worker holds at once, including the running one. With 2 or more a worker prepares "
-                    "the next unit while the current one runs. Raising it binds units to a worker earlier, when "
-                    "another might become free sooner.",
+     .description = "Maximum number of units assigned to a worker, including the running one. With 2 or more, a "
+                    "worker prepares the next unit while the current one runs. Raising it assigns units earlier, when "
+                    "another worker might become free sooner.",
      .low = 1,
      .high = 64},
     {.key = "scheduler.age_bound_ms",
@@ -201,7 +201,7 @@ const Option kOptions[] = {
 
     {.key = "worker.lora.slots",
      .at = DITFLEET_AT(worker.lora.slots),
-     .description = "LoRA adapters that each model holds on its device at once, and the most that one request may use. "
+     .description = "Number of LoRA adapters that a model can have on its device, and that one request may use. "
                     "Each slot reserves device memory for worker.lora.max_rank.",
      .low = 1,
      .high = 64},

@@ -197,7 +197,7 @@ Result<void> check_whole(const Settings& s) {
     if (s.keys[i].tenant.empty()) return invalid_argument(at + " has no tenant");
     if (s.keys[i].sha256.empty()) return invalid_argument(at + " has no sha256");
     if (!hashes.insert(s.keys[i].sha256).second)
-      return invalid_argument(at + " has the sha256 of an earlier key; a key belongs to one tenant");
+      return invalid_argument(at + " has the same sha256 as an earlier key; each key must belong to one tenant");
   }
   return {};
 }

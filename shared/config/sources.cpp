@@ -63,8 +63,8 @@ class YamlReader {
     }
     if (node.IsSequence()) {
       if (!is_list(path))
-        return wrong(node,
-                     "'" + joined(path) + "' is a list; only keys, compile.rules and worker.warmup_classes may be");
+        return wrong(
+            node, "'" + joined(path) + "' is a list; only keys, compile.rules and worker.warmup_classes may be lists");
       for (std::size_t i = 0; i < node.size(); ++i) {
         if (!node[i].IsMap() || node[i].size() == 0)
           return wrong(node[i], "an entry of " + joined(path) + " must be a map" +

@@ -49,7 +49,7 @@ Result<json::object> read_json_object(const std::string& path) {
   if (!text) return text.error();
   auto value = parse_json(*text);
   if (!value) return corrupt(path, "is " + value.error().message);
-  if (!value->is_object()) return corrupt(path, "must hold a JSON object");
+  if (!value->is_object()) return corrupt(path, "must contain a JSON object");
   return std::move(value->get_object());
 }
 

@@ -29,9 +29,9 @@ std::optional<Error> check_value(const ModelEntry& model, Field field, const Fie
   const double number = integer ? static_cast<double>(*integer) : *real;
   const std::string is = name + " is " + (integer ? std::to_string(*integer) : number_text(*real));
   if (!(number >= static_cast<double>(limits.low) && number <= static_cast<double>(limits.high))) {
-    return invalid_argument(
-        is + "; model '" + model.name + "' takes " + std::to_string(limits.low) + " to " + std::to_string(limits.high),
-        name);
+    return invalid_argument(is + "; model '" + model.name + "' accepts " + std::to_string(limits.low) + " to " +
+                                std::to_string(limits.high),
+                            name);
   }
   if (!integer || *integer % limits.multiple_of == 0) return std::nullopt;
   return invalid_argument(is + ", which is not a multiple of " + std::to_string(limits.multiple_of) + " as model '" +

@@ -107,7 +107,7 @@ void read_size(ObjectReader& reader, const FieldRow& row, JobSpec& spec) {
   const auto text = reader.text(row.name, static_cast<std::size_t>(row.high));
   if (!text || *text == "auto") return;
   if (spec.fields.has("width") || spec.fields.has("height"))
-    return reader.fail(row.name, "is given beside width or height; give one or the other");
+    return reader.fail(row.name, "cannot be combined with width or height; use one or the other");
   const auto size = parse_size(*text);
   if (!size) {
     return reader.fail(row.name, "is '" + *text +
@@ -135,11 +135,11 @@ void read_adapters(ObjectReader& reader, const FieldRow& row, JobSpec& spec) {
     LoraUse use;
     entry.refuse_unknown({"name", "scale", "sha256"});
     use.name = entry.text("name", kMaxNameBytes).value_or("");
-    if (entry.ok() && use.name.empty()) entry.fail("name", "is missing; it names the adapter");
+    if (entry.ok() && use.name.empty()) entry.fail("name", "is missing; it must be the name of an adapter");
     use.scale = entry.real("scale", -kMaxLoraScale, kMaxLoraScale).value_or(1.0);
     use.sha256 = entry.text("sha256", kMaxNameBytes).value_or("");
     if (entry.ok() && !use.sha256.empty() && !is_sha256_hex(use.sha256)) {
-      entry.fail("sha256", "is '" + use.sha256 + "'; it must be 64 lower-case hexadecimal digits, or left out");
+      entry.fail("sha256", "is '" + use.sha256 + "'; it must be 64 lower-case hexadecimal digits or omitted");
     }
     if (!entry.ok()) return reader.fail(*entry.error());
     spec.loras.push_back(std::move(use));
@@ -220,7 +220,7 @@ Result<JobSpec> parse_spec(const json::value& body) {
   }
   ObjectReader reader(body.get_object(), "");
   reader.refuse_unknown(kNames);
-  if (!reader.find("prompt")) reader.fail("prompt", "is missing; it may be empty, but must be there");
+  if (!reader.find("prompt")) reader.fail("prompt", "is missing; it is required, but may be empty");
   JobSpec spec;
   for (const Field field : kFields) read_field(reader, field, spec);
   if (!reader.ok()) return *reader.error();
@@ -234,12 +234,12 @@ Result<JobSpec> parse_complete_spec(std::string_view json_text) {
        {Field("model"), Field("n"), Field("seed"), Field("output_format"), Field("output_compression")}) {
     if (!field_json(*spec, field).empty()) continue;
     const std::string name(field.name());
-    return invalid_argument(name + " is missing; a complete spec has it", name);
+    return invalid_argument(name + " is missing; a complete spec must have it", name);
   }
   for (std::size_t i = 0; i < spec->loras.size(); ++i) {
     if (!spec->loras[i].sha256.empty()) continue;
     const std::string name = "loras[" + std::to_string(i) + "].sha256";
-    return invalid_argument(name + " is missing; a complete spec names each adapter by its digest", name);
+    return invalid_argument(name + " is missing; a complete spec must have the digest of each adapter", name);
   }
   return spec;
 }

@@ -44,7 +44,7 @@ std::optional<Error> complete_fields(FieldValues& fields, const ModelEntry& entr
   const std::int64_t pixels = fields.integer("width").value_or(0) * fields.integer("height").value_or(0);
   if (pixels <= entry.max_pixels) return std::nullopt;
   return invalid_argument("width × height is " + std::to_string(pixels) + " pixels; model '" + entry.name +
-                              "' makes at most " + std::to_string(entry.max_pixels),
+                              "' generates at most " + std::to_string(entry.max_pixels),
                           "width");
 }
 
@@ -59,7 +59,7 @@ std::optional<Error> check_format(const JobSpec& spec) {
   if (spec.output_format == OutputFormat::kWebp || spec.fields.integer("num_frames").value_or(1) == 1)
     return std::nullopt;
   return invalid_argument("output_format is " + std::string(row_of(*spec.output_format).name) +
-                              ", which holds one frame; use webp or num_frames 1",
+                              ", which supports only one frame; use webp or set num_frames to 1",
                           "output_format");
 }
 
@@ -69,7 +69,7 @@ std::optional<Error> pin_adapters(JobSpec& spec, const ModelEntry& entry, const 
     const std::string at = "loras[" + std::to_string(i) + "].";
     if (!resolve) {
       if (!use.sha256.empty()) continue;
-      return invalid_argument(at + "sha256 is missing; a complete spec names each adapter by its digest",
+      return invalid_argument(at + "sha256 is missing; a complete spec must have the digest of each adapter",
                               at + "sha256");
     }
     auto digest = resolve(use, entry);

@@ -77,7 +77,7 @@ class KernelCache::Impl {
       keep(search, program, none);
       return program;
     }
-    return Error{Code::kNotFound, "no tier of the kernel cache has " + key.hex(), {}};
+    return Error{Code::kNotFound, "the kernel cache has no program with the key " + key.hex(), {}};
   }
 
   void flush() {
@@ -143,8 +143,8 @@ class KernelCache::Impl {
       count_compile(compiled ? "ok" : "error");
       if (!compiled) return compiled.error();
       if (compiled->arch != search.arch) {
-        return internal_error("[kernel_cache] the compiler made a program for '" + compiled->arch + "' instead of '" +
-                              std::string(search.arch) + "'");
+        return internal_error("[kernel_cache] the compiler returned a program for '" + compiled->arch +
+                              "' instead of '" + std::string(search.arch) + "'");
       }
       program = std::make_shared<const Entry>(std::move(*compiled));
       if (search.usable)

@@ -200,7 +200,7 @@ Decoded decode(std::string_view bytes, const Key& key, std::string_view arch, co
   if (bytes.size() > kMaxValueBytes)
     return refuse(Refusal::kCorrupt, "too large: " + std::to_string(bytes.size()) + " bytes");
   Reader header(bytes);
-  if (header.take(kMagic.size()) != kMagic) return refuse(Refusal::kCorrupt, "not a kernel cache value");
+  if (header.take(kMagic.size()) != kMagic) return refuse(Refusal::kCorrupt, "not a kernel cache entry");
   const auto version = header.integer<std::uint32_t>();
   if (version != kVersion)
     return refuse(Refusal::kCorrupt,
@@ -224,7 +224,7 @@ Decoded decode(std::string_view bytes, const Key& key, std::string_view arch, co
     if (signer != secret.id())
       return refuse(Refusal::kForeignSecret,
                     "it was signed with another secret; is cache.secret the same on all nodes?");
-    return refuse(Refusal::kWrongSignature, "it claims this cluster's secret, but its signature is wrong");
+    return refuse(Refusal::kWrongSignature, "it has the id of this cluster's secret, but its signature is invalid");
   }
 
   if (header.take(key.bytes.size()) !=
@@ -241,7 +241,7 @@ Decoded decode(std::string_view bytes, const Key& key, std::string_view arch, co
 Result<Key> claimed_key(std::string_view bytes) {
   if (bytes.size() < kHeaderBytes + kTrailerBytes || bytes.substr(0, kMagic.size()) != kMagic)
     return Error{
-        Code::kDataCorrupt, "these " + std::to_string(bytes.size()) + " bytes are not a kernel cache value", {}};
+        Code::kDataCorrupt, "these " + std::to_string(bytes.size()) + " bytes are not a kernel cache entry", {}};
   Key key;
   std::memcpy(key.bytes.data(), bytes.data() + kKeyAt, key.bytes.size());
   return key;

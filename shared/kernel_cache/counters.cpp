@@ -21,7 +21,7 @@ void count_store(std::string_view tier, std::string_view result, double times) {
 
 void count_quarantined(std::string_view tier, std::string_view reason) {
   static auto& family = counters("ditfleet_kernel_cache_quarantined_total",
-                                 "Values that failed verification or could not be loaded, copied to quarantine");
+                                 "Entries that failed verification or could not be loaded, copied to quarantine");
   family.Add({{"tier", std::string(tier)}, {"reason", std::string(reason)}}).Increment();
 }
 

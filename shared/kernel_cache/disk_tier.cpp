@@ -97,7 +97,7 @@ void DiskTier::used(const Key& key) const {
 Result<void> DiskTier::write(const Key& key, std::string_view bytes) {
   if (bytes.size() > max_bytes_)
     return Error{Code::kPayloadTooLarge,
-                 "a program of " + std::to_string(bytes.size()) + " bytes is above cache.disk_bytes (" +
+                 "a program of " + std::to_string(bytes.size()) + " bytes exceeds cache.disk_bytes (" +
                      std::to_string(max_bytes_) + ")",
                  {}};
   const std::string path = path_of(key);

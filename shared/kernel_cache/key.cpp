@@ -23,7 +23,8 @@ Result<Key> Key::from_hex(std::string_view text) {
   if (text.size() != key.bytes.size() * 2 ||
       sodium_hex2bin(key.bytes.data(), key.bytes.size(), text.data(), text.size(), nullptr, &size, &end) != 0 ||
       size != key.bytes.size() || end != text.data() + text.size()) {
-    return invalid_argument("a key is 64 hexadecimal digits, not " + std::to_string(text.size()) + " characters");
+    return invalid_argument("a key must have 64 hexadecimal digits, not " + std::to_string(text.size()) +
+                            " characters");
   }
   return key;
 }

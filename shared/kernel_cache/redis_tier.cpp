@@ -71,7 +71,9 @@ bool is_failure(const Error& error) {
 
 bool is_wrong_type(const Error& error) { return error.kind == "WRONGTYPE"; }
 
-Error left_out() { return unavailable("[kernel_cache] Redis failed repeatedly and is not used for now"); }
+Error left_out() {
+  return unavailable("[kernel_cache] Redis failed repeatedly; it is not used until it responds again");
+}
 
 // At most a chunk and a byte: a longer text is not a value, and is not fetched whole.
 Command head_of(const std::string& name) {
@@ -217,8 +219,8 @@ class RedisTier::Impl {
     if (after == Breaker::State::kOpen) count_breaker_opened();
     show_breaker(after == Breaker::State::kOpen ? 1 : 0);
     if (after == Breaker::State::kOpen && before == Breaker::State::kClosed) {
-      spdlog::warn("kernel cache: Redis is not used for now; missing programs are compiled here: {}",
-                   why.empty() ? "it answers too slowly" : why);
+      spdlog::warn("kernel cache: Redis is not used until it responds again; missing programs are compiled locally: {}",
+                   why.empty() ? "it replies too slowly" : why);
     }
     if (after == Breaker::State::kClosed) spdlog::info("kernel cache: Redis is used again");
   }

@@ -67,7 +67,7 @@ Result<std::shared_ptr<const Secret>> Secret::from_text(std::string_view text) {
   if (text.size() < kMinBytes) {
     return invalid_argument("the cache's secret has " + std::to_string(text.size()) +
                             " characters; it must have at least " + std::to_string(kMinBytes) +
-                            "; `openssl rand -hex 32` makes one");
+                            "; run `openssl rand -hex 32` to create one");
   }
   return std::shared_ptr<const Secret>(new Secret(text));
 }

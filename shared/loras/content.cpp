@@ -127,7 +127,7 @@ Result<void> ContentCheck::feed(std::string_view bytes) {
 }
 
 Result<Content> ContentCheck::finish() {
-  if (seen_ == 0) return invalid_argument(what_ + " is empty; an adapter's safetensors file is wanted");
+  if (seen_ == 0) return invalid_argument(what_ + " is empty; it must be an adapter's safetensors file");
   if (file_bytes_ && seen_ != *file_bytes_) {
     return invalid_argument(what_ + " has " + std::to_string(seen_) + " bytes instead of " +
                             std::to_string(*file_bytes_) + "; it may have been modified while it was read");

@@ -321,8 +321,9 @@ asio::awaitable<Result<std::string>> Registry::read_chunk(const Location& locati
   auto reply = co_await connection_->execute(std::move(get), deadline);
   if (!reply) co_return reply.error();
   if (reply->is_nil()) {
-    co_return Error{
-        Code::kNotFound, "[loras] the bytes of " + sha256.substr(0, 12) + "… were deleted while they were read", {}};
+    co_return Error{Code::kNotFound,
+                    "[loras] the file with the digest " + sha256.substr(0, 12) + "… was deleted while it was read",
+                    {}};
   }
   if (reply->text.size() != size) {
     co_return Error{Code::kDataCorrupt,

@@ -13,7 +13,7 @@
 namespace ditfleet::queue {
 namespace {
 
-constexpr std::string_view kTakes = "it takes spec, id, tenant, idempotency_key, traceparent, deadline_ms";
+constexpr std::string_view kTakes = "the fields are spec, id, tenant, idempotency_key, traceparent, deadline_ms";
 // Redis adds no entry after it.
 constexpr std::string_view kLastId = "18446744073709551615-18446744073709551615";
 
@@ -25,7 +25,8 @@ std::string problem_of(const redis::Reply& flat, const Fields& fields) {
       return "[queue] the entry has the unknown field '" + excerpt(name, 64) + "'; " + std::string(kTakes);
     }
   }
-  if (flat.elements.size() != 2 * fields.size()) return "[queue] the entry has a field twice; each may be there once";
+  if (flat.elements.size() != 2 * fields.size())
+    return "[queue] the entry has a duplicate field; each field may occur only once";
   const auto spec = fields.find("spec");
   if (spec == fields.end()) return "[queue] the entry has no field 'spec' with the job's JSON; " + std::string(kTakes);
   if (spec->second.size() > job::kMaxSpecBytes) {
@@ -98,9 +99,8 @@ IntakeEntry parse_intake(const redis::Reply& entry) {
       submitted != fields.end() && read_submitted(submitted->second, out))
     return out;
   out.raw = true;
-  out.problem = out.entry_id == kLastId
-                    ? "[queue] the entry's id is the last that Redis has; add entries with * for the id"
-                    : problem_of(entry.elements[1], fields);
+  out.problem = out.entry_id == kLastId ? "[queue] the entry has the largest possible id; use * as the id"
+                                        : problem_of(entry.elements[1], fields);
   out.deadline_ms = to_int(text_of(fields, "deadline_ms"));
   out.idempotency_key = text_of(fields, "idempotency_key");
   const std::string id = text_of(fields, "id"), tenant = text_of(fields, "tenant");
@@ -125,7 +125,8 @@ Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>&
         w = rest.substr(0, space);
         rest.remove_prefix(space == std::string_view::npos ? rest.size() : space + 1);
       }
-      if (word[1].empty()) return Error{Code::kDataCorrupt, "[queue] the mailbox entry " + entry_id + " names no job"};
+      if (word[1].empty())
+        return Error{Code::kDataCorrupt, "[queue] the mailbox entry " + entry_id + " contains no job"};
       MailboxEntry& message = out.emplace_back();
       message.entry_id = entry_id;
       message.kind = word[0] == "assign"   ? MailboxEntry::Kind::kAssign
@@ -137,7 +138,7 @@ Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>&
       continue;
     }
     if (i == 0)
-      return Error{Code::kDataCorrupt, "[queue] the mailbox entry " + entry_id + " does not begin with its field m"};
+      return Error{Code::kDataCorrupt, "[queue] the mailbox entry " + entry_id + " does not start with the field m"};
     if (field == 's') out.back().spec = value;  // of the message before
     if (field == 'd') {
       const std::string_view drops = value;

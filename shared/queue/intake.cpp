@@ -102,10 +102,11 @@ asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const 
       impl->raw_bodies_.erase(a.entry_id);
       const std::string verdict = i - begin < reply->elements.size() ? reply->elements[i - begin].text : std::string();
       if (verdict != "taken" && !verdict.starts_with("mismatch ")) continue;
-      Error why = verdict == "taken" ? Error{Code::kConflict, "[queue] the job id " + a.id + " is taken by another job"}
-                                     : Error{Code::kIdempotencyMismatch,
-                                             "[queue] the idempotency key was used for job " + verdict.substr(9) +
-                                                 " with another body; use a fresh key for a new job"};
+      Error why =
+          verdict == "taken"
+              ? Error{Code::kConflict, "[queue] the job id " + a.id + " belongs to another job; use another id"}
+              : Error{Code::kIdempotencyMismatch, "[queue] the idempotency key was used for job " + verdict.substr(9) +
+                                                      " with another spec; use a new key for a new job"};
       // A chosen id that names another job: the rejection becomes a job of its own.
       refused.push_back({a.entry_id, verdict == "taken" ? own_id(a.entry_id) : a.id, std::move(why), true, a.tenant,
                          a.spec, a.traceparent});

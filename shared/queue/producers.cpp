@@ -16,9 +16,10 @@ Result<SubmitOutcome> outcome_of(const std::string& verdict, const std::string& 
   if (verdict.starts_with("existed ")) return SubmitOutcome{verdict.substr(8), true};
   if (verdict.starts_with("mismatch ")) {
     return Error{Code::kIdempotencyMismatch, "[queue] the idempotency key was used for job " + verdict.substr(9) +
-                                                 " with another body; use a fresh key for a new job"};
+                                                 " with another spec; use a new key for a new job"};
   }
-  if (verdict == "taken") return Error{Code::kConflict, "[queue] the job id " + id + " is taken by another job"};
+  if (verdict == "taken")
+    return Error{Code::kConflict, "[queue] the job id " + id + " belongs to another job; use another id"};
   return invalid_argument("[queue] " + verdict);
 }
 

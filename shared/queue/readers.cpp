@@ -98,7 +98,8 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
     const auto colon = cursor.find(':');
     if (colon == std::string::npos || !is_valid_id(cursor.substr(colon + 1)) ||
         cursor.find_first_not_of("0123456789") != colon) {
-      co_return Error{Code::kInvalidArgument, "[queue] '" + cursor + "' is not a cursor of an earlier page", "cursor"};
+      co_return Error{Code::kInvalidArgument,
+                      "[queue] '" + cursor + "' is not a cursor; use the cursor from the previous page", "cursor"};
     }
     from = cursor.substr(0, colon);
     after_id = cursor.substr(colon + 1);
@@ -228,13 +229,13 @@ asio::awaitable<Result<std::vector<WorkerInfo>>> Client::workers(Deadline deadli
   std::vector<WorkerInfo> out;
   for (std::size_t i = 1; i < rows.size(); ++i) {
     const auto& row = rows[i].elements;  // name, record, heartbeat, [job, tenant, …]
-    if (row.size() != 4) co_return internal_error("[queue] `workers` replied with a row of another form");
+    if (row.size() != 4) co_return internal_error("[queue] `workers` replied with an invalid row");
     const std::string& name = row[0].text;
     auto info = parse_worker(row[1].text);
-    if (info && info->name != name) info = invalid_argument("it names the worker '" + excerpt(info->name, 64) + "'");
+    if (info && info->name != name) info = invalid_argument("it contains the name '" + excerpt(info->name, 64) + "'");
     if (!info) {  // other clients may write to the registry
       if (impl->unreadable_workers_.insert(name).second) {
-        spdlog::warn("queue: ignores the record of worker '{}': {}", excerpt(name, 64), info.error().message);
+        spdlog::warn("queue: ignoring the record of worker '{}': {}", excerpt(name, 64), info.error().message);
       }
       continue;
     }

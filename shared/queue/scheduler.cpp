@@ -142,7 +142,7 @@ asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(Deadline deadl
   auto sets = co_await impl->call(fcall_ro("open", 4) << keys.units() << keys.delayed() << keys.lease() << keys.open(),
                                   deadline);
   if (!sets) co_return sets.error();
-  if (sets->elements.size() != 4) co_return internal_error("[queue] `open` did not answer with four lists");
+  if (sets->elements.size() != 4) co_return internal_error("[queue] `open` did not reply with four lists");
   const auto scores_of = [](const redis::Reply& flat) {
     std::map<std::string_view, std::int64_t> scores;
     for (std::size_t i = 0; i + 1 < flat.elements.size(); i += 2)

@@ -20,7 +20,7 @@ int jitter_permille() {
 Error not_held(const Attempt& attempt) {
   return Error{Code::kConflict,
                "[queue] unit " + attempt.ref.job + ":" + std::to_string(attempt.ref.unit) +
-                   " is no longer held under this nonce: it was revoked or canceled, or its lease lapsed"};
+                   " no longer belongs to this attempt: it was revoked or canceled, or its lease has expired"};
 }
 
 }  // namespace

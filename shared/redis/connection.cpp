@@ -140,7 +140,7 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
     transport_->close();
     const bool timed_out = error == asio::error::operation_aborted;
     co_return session_.connect_failed(
-        timed_out ? "no answer within " + std::to_string(options_.connect_timeout.count()) + " ms" : error.message());
+        timed_out ? "no reply within " + std::to_string(options_.connect_timeout.count()) + " ms" : error.message());
   }
 
   // `error` is the socket's; none if the session asked to close it.

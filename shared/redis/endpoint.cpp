@@ -19,7 +19,7 @@ Result<std::string> percent_decoded(std::string_view text, const char* part) {
     const char* first = text.data() + i + 1;
     if (i + 2 >= text.size() || std::from_chars(first, first + 2, value, 16).ptr != first + 2) {
       return invalid_argument(std::string("[redis] the URL's ") + part +
-                              " has a % that two hexadecimal digits do not follow");
+                              " has a % without two hexadecimal digits after it");
     }
     out += static_cast<char>(value);
     i += 2;
@@ -46,8 +46,8 @@ Result<int> number(std::string_view text, int low, int high, const char* part) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size() || value < low || value > high) {
-    return invalid_argument("[redis] the URL's " + std::string(part) + " is '" + excerpt(text, 64) + "'; it takes " +
-                            std::to_string(low) + " to " + std::to_string(high));
+    return invalid_argument("[redis] the URL's " + std::string(part) + " is '" + excerpt(text, 64) +
+                            "'; it must be from " + std::to_string(low) + " to " + std::to_string(high));
   }
   return value;
 }
@@ -68,22 +68,22 @@ Result<Endpoint> Endpoint::parse(std::string_view url) {
     const bool plain = std::all_of(scheme.begin(), scheme.end(),
                                    [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); });
     return invalid_argument("[redis] the URL's scheme is " +
-                            (plain ? "'" + excerpt(scheme, 64) + "'" : std::string("none that is known")) +
-                            "; it takes redis://, rediss:// or unix://");
+                            (plain ? "'" + excerpt(scheme, 64) + "'" : std::string("unknown")) +
+                            "; it must be redis://, rediss:// or unix://");
   }
   std::string_view rest = url.substr(scheme_end + 3);
   // Otherwise the rest of a password would become the database and appear in a message.
   if (const auto cut = rest.find_first_of(local ? "?" : "/?");
       cut != std::string_view::npos && rest.find('@', cut) != std::string_view::npos) {
     return invalid_argument(
-        "[redis] the URL has an @ behind a / or a ?; in a user or password it takes %2F for / and %3F for ?");
+        "[redis] the URL has an @ after a / or ?; in a user or password, write / as %2F and ? as %3F");
   }
 
   if (const auto question = rest.find('?'); question != std::string_view::npos) {
     const std::string_view query = rest.substr(question + 1);
     rest = rest.substr(0, question);
     if (!query.starts_with("db=")) {
-      return invalid_argument("[redis] the URL's query is '" + excerpt(query, 64) + "'; it takes db=N only");
+      return invalid_argument("[redis] the URL's query is '" + excerpt(query, 64) + "'; only db=N is supported");
     }
     auto db = number(query.substr(3), 0, 1'000'000, "db");
     if (!db) return db.error();
@@ -104,7 +104,7 @@ Result<Endpoint> Endpoint::parse(std::string_view url) {
       endpoint.password = *password;
     }
     if (!endpoint.user.empty() && endpoint.password.empty()) {
-      return invalid_argument("[redis] the URL names a user without a password; it takes user:password@");
+      return invalid_argument("[redis] the URL has a user without a password; write user:password@");
     }
   }
   if (local) {
@@ -131,7 +131,7 @@ Result<Endpoint> Endpoint::parse(std::string_view url) {
   std::string_view port;
   if (rest.starts_with('[')) {  // an IPv6 address
     const auto close = rest.find(']');
-    if (close == std::string_view::npos) return invalid_argument("[redis] the URL's host lacks its closing ]");
+    if (close == std::string_view::npos) return invalid_argument("[redis] the URL's host has no closing ]");
     endpoint.host = rest.substr(1, close - 1);
     port = rest.substr(close + 1);
   } else {
@@ -139,9 +139,9 @@ Result<Endpoint> Endpoint::parse(std::string_view url) {
     endpoint.host = rest.substr(0, colon);
     if (colon != std::string_view::npos) port = rest.substr(colon);
   }
-  if (endpoint.host.empty()) return invalid_argument("[redis] the URL has no host; it takes redis://host[:port][/db]");
+  if (endpoint.host.empty()) return invalid_argument("[redis] the URL has no host; write redis://host[:port][/db]");
   if (endpoint.host.find_first_of(" \t\r\n") != std::string::npos)
-    return invalid_argument("[redis] the URL's host has a space in it");
+    return invalid_argument("[redis] the URL's host contains a space");
   if (!port.empty()) {
     auto value = port[0] == ':' ? number(port.substr(1), 1, 65535, "port")
                                 : Result<int>(invalid_argument("[redis] the URL has '" + excerpt(port, 64) +

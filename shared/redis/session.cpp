@@ -182,7 +182,7 @@ Result<Session::Id> Session::submit(const std::vector<Command>& commands) {
   if (out_.size() + waiting_bytes_ > options_.max_pending_bytes) {
     return no_answer(Code::kUnavailable, "[redis] " + std::to_string(out_.size() + waiting_bytes_) +
                                              " bytes wait to be sent to " + options_.endpoint.display() +
-                                             "; Redis is too slow or down");
+                                             "; Redis is too slow or unavailable");
   }
   Request request;
   request.id = next_id_++;

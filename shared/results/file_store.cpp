@@ -64,8 +64,7 @@ Result<std::string> read_whole(const std::string& path, std::int64_t limit) {
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (!file.valid()) {
     const int e = errno;
-    if (e == ENOENT)
-      return Error{Code::kNotFound, "the result file is no longer kept: it has expired or was removed", {}};
+    if (e == ENOENT) return Error{Code::kNotFound, "the result file does not exist; it has expired or was removed", {}};
     return unavailable("cannot open the result '" + path + "': " + std::strerror(e));
   }
   struct stat status {};

@@ -9,13 +9,13 @@ Error corrupt(const std::string& what) { return Error{Code::kDataCorrupt, "a res
 
 Result<std::string> text_field(const json::object& object, const char* name) {
   const json::value* value = object.if_contains(name);
-  if (!value || !value->is_string()) return corrupt(std::string("lacks the text field '") + name + "'");
+  if (!value || !value->is_string()) return corrupt(std::string("has no text field '") + name + "'");
   return std::string(value->get_string());
 }
 
 Result<std::int64_t> number_field(const json::object& object, const char* name) {
   const json::value* value = object.if_contains(name);
-  if (!value || !value->is_int64()) return corrupt(std::string("lacks the whole number '") + name + "'");
+  if (!value || !value->is_int64()) return corrupt(std::string("has no integer field '") + name + "'");
   return value->get_int64();
 }
 

@@ -22,7 +22,7 @@ std::string key_part(const ResultKey& result) {
 }
 
 Error gone(const std::string& what) {
-  return Error{Code::kNotFound, what + " is no longer kept: it has expired or was removed", {}};
+  return Error{Code::kNotFound, what + " does not exist; it has expired or was removed", {}};
 }
 
 }  // namespace
@@ -55,7 +55,7 @@ asio::awaitable<Result<std::optional<std::string>>> RedisStore::read_chunk(const
   if (!reply) co_return reply.error();
   if (reply->is_nil()) co_return std::optional<std::string>();
   if (reply->type != redis::Reply::Type::kString) {
-    co_return Error{Code::kDataCorrupt, "the key '" + key + "' does not hold a string", {}};
+    co_return Error{Code::kDataCorrupt, "the key '" + key + "' is not a string", {}};
   }
   co_return std::optional<std::string>(std::move(reply->text));
 }

@@ -8,9 +8,10 @@ namespace ditfleet::results {
 Result<std::shared_ptr<Store>> open_store(const StoreOptions& options, std::shared_ptr<redis::Connection> connection) {
   if (options.backend == "file") return FileStore::open(options);
   if (options.backend != "redis") {
-    return invalid_argument("results.backend is '" + options.backend + "'; it takes redis or file", "results.backend");
+    return invalid_argument("results.backend is '" + options.backend + "'; it must be redis or file",
+                            "results.backend");
   }
-  if (!connection) return invalid_argument("the redis result store needs a Redis connection");
+  if (!connection) return invalid_argument("results.backend is 'redis', which needs a Redis connection; set redis.url");
   return std::shared_ptr<Store>(std::make_shared<RedisStore>(options, std::move(connection)));
 }
 

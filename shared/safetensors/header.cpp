@@ -46,7 +46,7 @@ class HeaderHandler {
   bool on_object_begin(error_code& ec) {
     ++depth_;
     if (depth_ == 1) return true;
-    if (depth_ > 2) return stop(ec, where() + " holds an object where a value belongs");
+    if (depth_ > 2) return stop(ec, where() + " has an object instead of a value");
     if (!in_metadata_) entry_ = Entry{};
     return true;
   }
@@ -62,7 +62,7 @@ class HeaderHandler {
   bool on_array_begin(error_code& ec) {
     if (depth_ != 2 || in_metadata_ || numbers_ != nullptr) {
       return stop(ec, depth_ == 0 ? "the header is a JSON array; it must be an object"
-                                  : where() + " holds a list where another value belongs");
+                                  : where() + " has a list instead of another value");
     }
     if (key_ == "shape") {
       numbers_ = &entry_.shape.emplace();
@@ -88,7 +88,7 @@ class HeaderHandler {
     if (depth_ == 1) {
       name_ = key_;
       in_metadata_ = name_ == "__metadata__";
-      if (!names_.insert(name_).second) return stop(ec, quoted(name_) + " is there twice");
+      if (!names_.insert(name_).second) return stop(ec, quoted(name_) + " occurs twice");
       return true;
     }
     if (in_metadata_) {
@@ -97,8 +97,7 @@ class HeaderHandler {
     }
     const bool known = key_ == "dtype" || key_ == "shape" || key_ == "data_offsets";
     if (!known) {
-      return stop(ec,
-                  where() + " has the field " + quoted(key_) + "; dtype, shape and data_offsets are all it may have");
+      return stop(ec, where() + " has the field " + quoted(key_) + "; only dtype, shape and data_offsets are allowed");
     }
     const bool twice = (key_ == "dtype" && entry_.dtype) || (key_ == "shape" && entry_.shape) ||
                        (key_ == "data_offsets" && entry_.offsets);
@@ -118,16 +117,16 @@ class HeaderHandler {
       return true;
     }
     if (depth_ != 2 || numbers_ != nullptr || key_ != "dtype") {
-      return stop(ec, where() + " holds the text " + quoted(value) + " where it does not belong");
+      return stop(ec, where() + " has the unexpected text " + quoted(value));
     }
     entry_.dtype = dtype_from_name(value);
     if (!entry_.dtype)
-      return stop(ec, where() + " has the dtype " + quoted(value) + ", which the format does not know");
+      return stop(ec, where() + " has the dtype " + quoted(value) + ", which safetensors does not define");
     return true;
   }
   bool on_number_part(std::string_view, error_code&) { return true; }
   bool on_int64(std::int64_t value, std::string_view, error_code& ec) {
-    if (numbers_ == nullptr) return stop(ec, where() + " holds a number where it does not belong");
+    if (numbers_ == nullptr) return stop(ec, where() + " has an unexpected number");
     if (value < 0)
       return stop(ec, where() + " has " + std::to_string(value) + " in " + key_ + "; it cannot be negative");
     numbers_->push_back(value);
@@ -137,10 +136,10 @@ class HeaderHandler {
     return stop(ec, where() + " has a number beyond 63 bits");
   }
   bool on_double(double, std::string_view, error_code& ec) {
-    return stop(ec, where() + " has a number that is not a whole one, or is too large");
+    return stop(ec, where() + " has a number that is not an integer or is too large");
   }
-  bool on_bool(bool, error_code& ec) { return stop(ec, where() + " holds true or false where it does not belong"); }
-  bool on_null(error_code& ec) { return stop(ec, where() + " holds null where a value belongs"); }
+  bool on_bool(bool, error_code& ec) { return stop(ec, where() + " has an unexpected boolean"); }
+  bool on_null(error_code& ec) { return stop(ec, where() + " has null instead of a value"); }
   bool on_comment_part(std::string_view, error_code&) { return true; }
   bool on_comment(std::string_view, error_code&) { return true; }
 
@@ -163,7 +162,7 @@ class HeaderHandler {
 
   bool finish_tensor(error_code& ec) {
     if (!entry_.dtype || !entry_.shape || !entry_.offsets) {
-      return stop(ec, where() + " lacks " + (!entry_.dtype ? "dtype" : !entry_.shape ? "shape" : "data_offsets"));
+      return stop(ec, where() + " has no " + (!entry_.dtype ? "dtype" : !entry_.shape ? "shape" : "data_offsets"));
     }
     const std::vector<std::int64_t>& offsets = *entry_.offsets;
     if (offsets.size() != 2 || offsets[0] > offsets[1]) {
@@ -203,13 +202,13 @@ std::optional<std::string> range_problem(const std::vector<TensorEntry>& tensors
   std::uint64_t at = 0;
   for (const TensorEntry* tensor : order) {
     if (tensor->begin != at) {
-      return "tensor " + quoted(tensor->name) + " begins at byte " + std::to_string(tensor->begin) + " of the data, " +
-             (tensor->begin < at ? "inside the tensor before it" : "leaving a hole") + "; it must begin at " +
+      return "tensor " + quoted(tensor->name) + " starts at byte " + std::to_string(tensor->begin) + " of the data, " +
+             (tensor->begin < at ? "inside the previous tensor" : "leaving a gap") + "; it must start at " +
              std::to_string(at);
     }
     if (tensor->end > data_bytes) {
       return "tensor " + quoted(tensor->name) + " ends at byte " + std::to_string(tensor->end) +
-             " of the data, but the file holds only " + std::to_string(data_bytes) + " (is it truncated?)";
+             " of the data, but the file has only " + std::to_string(data_bytes) + " (is it truncated?)";
     }
     at = tensor->end;
   }
@@ -280,7 +279,7 @@ Result<SafetensorsHeader> parse_safetensors_header(std::string_view begin, std::
                                   " follow (is it truncated?)");
   }
   const std::string_view text = begin.substr(kLengthBytes, length);
-  if (text.empty() || text.front() != '{') return corrupt(file_name, "its header does not begin with '{'");
+  if (text.empty() || text.front() != '{') return corrupt(file_name, "its header does not start with '{'");
   if (!is_valid_utf8(text)) return corrupt(file_name, "its header is not valid UTF-8");
 
   boost::json::parse_options options;
@@ -292,7 +291,7 @@ Result<SafetensorsHeader> parse_safetensors_header(std::string_view begin, std::
   if (!handler.failure.empty()) return corrupt(file_name, handler.failure);
   if (ec) return corrupt(file_name, "its header is not JSON near byte " + std::to_string(read) + ": " + ec.message());
   if (text.find_first_not_of(" \t\r\n", read) != std::string_view::npos) {
-    return corrupt(file_name, "its header goes on after the JSON object");
+    return corrupt(file_name, "its header has extra bytes after the JSON object");
   }
 
   SafetensorsHeader header = std::move(handler.header);

@@ -62,7 +62,7 @@ class OneLine final : public spdlog::custom_flag_formatter {
 Result<void> configure_log(const std::string& program, const std::string& level, const std::string& format) {
   const auto parsed = spdlog::level::from_str(level);
   if (parsed == spdlog::level::off && level != "off") {
-    return invalid_argument("log.level is '" + level + "'; it takes trace, debug, info, warn, error or off",
+    return invalid_argument("log.level is '" + level + "'; it must be trace, debug, info, warn, error or off",
                             "log.level");
   }
   auto logger = std::make_shared<spdlog::logger>(program, std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
@@ -73,7 +73,7 @@ Result<void> configure_log(const std::string& program, const std::string& level,
     formatter->add_flag<OneLine>('*').set_pattern("%Y-%m-%dT%H:%M:%S.%e %^%-5l%$ " + program + "[%P] %*");
     logger->set_formatter(std::move(formatter));
   } else {
-    return invalid_argument("log.format is '" + format + "'; it takes text or json", "log.format");
+    return invalid_argument("log.format is '" + format + "'; it must be text or json", "log.format");
   }
   logger->set_level(parsed);
   logger->flush_on(spdlog::level::trace);

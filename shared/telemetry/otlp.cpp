@@ -218,7 +218,7 @@ class OtlpExporter::Impl {
         count("exported", batch.size() - rejected);
         if (rejected > 0) {
           count("refused", rejected);
-          warn("the receiver refused " + std::to_string(rejected) + " of " + std::to_string(batch.size()) + " spans");
+          warn("the receiver rejected " + std::to_string(rejected) + " of " + std::to_string(batch.size()) + " spans");
         }
         return;
       }
@@ -315,7 +315,7 @@ Result<std::unique_ptr<OtlpExporter>> start_tracing(const std::string& endpoint,
   if (options.url.empty()) return std::unique_ptr<OtlpExporter>();
   const std::string url = options.url;
   auto exporter = OtlpExporter::start(std::move(options));
-  if (exporter) spdlog::info("spans go to {}", url);
+  if (exporter) spdlog::info("exporting spans to {}", url);
   return exporter;
 }
 

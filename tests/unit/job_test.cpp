@@ -275,7 +275,7 @@ TEST(CompleteSpec, RefusesAFieldThatDoesNotApplyToTheModel) {
   ASSERT_TRUE(spec.ok()) << spec.error().message;
   EXPECT_EQ(spec->fields.integer("num_frames"), 16);
   EXPECT_EQ(complete_spec(*parse_spec(R"({"prompt":"","num_frames":82})"), videos).error().message,
-            "num_frames is 82; model 'demo' takes 1 to 81");
+            "num_frames is 82; model 'demo' accepts 1 to 81");
   EXPECT_EQ(complete_spec(*parse_spec(R"({"prompt":"","num_frames":81})"), videos).error().message,
             "num_frames is 81, which is not a multiple of 4 as model 'demo' needs; use 80");
 }

@@ -94,7 +94,7 @@ TEST(LoraContent, RefusesALieBeforeTheRestIsSent) {
   for (const bool told : {false, true}) {
     const auto none = check(std::string(8, '\0') + "{}", 100, told);
     ASSERT_FALSE(none.ok());
-    EXPECT_THAT(none.error().message, HasSubstr("does not begin with '{'"));
+    EXPECT_THAT(none.error().message, HasSubstr("does not start with '{'"));
   }
 }
 

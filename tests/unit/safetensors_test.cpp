@@ -71,8 +71,8 @@ TEST(SafetensorsHeader, RefusesInvalidJson) {
   expect_corrupt(file_bytes(" {}", ""), "'{'");
   expect_corrupt(file_bytes("[]", ""), "'{'");
   expect_corrupt(file_bytes("{", ""), "not JSON");
-  expect_corrupt(file_bytes("{}x", ""), "goes on");
-  expect_corrupt(file_bytes("{}{}", ""), "goes on");
+  expect_corrupt(file_bytes("{}x", ""), "extra bytes");
+  expect_corrupt(file_bytes("{}{}", ""), "extra bytes");
   expect_corrupt(file_bytes("{\"a\xff\":{}}", ""), "UTF-8");
   expect_corrupt(file_bytes("{\"a\":{},}", ""), "");
 }
@@ -80,19 +80,19 @@ TEST(SafetensorsHeader, RefusesInvalidJson) {
 TEST(SafetensorsHeader, RefusesWrongFields) {
   const std::string data(4, '\0');
   expect_corrupt(file_bytes(one(R"("dtype":"F33","shape":[1],"data_offsets":[0,4])"), data), "\"F33\"");
-  expect_corrupt(file_bytes(one(R"("shape":[1],"data_offsets":[0,4])"), data), "lacks dtype");
-  expect_corrupt(file_bytes(one(R"("dtype":"F32","data_offsets":[0,4])"), data), "lacks shape");
-  expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1])"), data), "lacks data_offsets");
+  expect_corrupt(file_bytes(one(R"("shape":[1],"data_offsets":[0,4])"), data), "has no dtype");
+  expect_corrupt(file_bytes(one(R"("dtype":"F32","data_offsets":[0,4])"), data), "has no shape");
+  expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1])"), data), "has no data_offsets");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4])"), data), "twice");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1],"shape":[1],"data_offsets":[0,4])"), data), "twice");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[-1],"data_offsets":[0,4])"), data), "negative");
-  expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1.0],"data_offsets":[0,4])"), data), "not a whole");
+  expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1.0],"data_offsets":[0,4])"), data), "not an integer");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[18446744073709551615],"data_offsets":[0,4])"), data),
                  "63 bits");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1e3],"data_offsets":[0,4])"), data), "tensor \"t\"");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[[1]],"data_offsets":[0,4])"), data), "list");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":["1"],"data_offsets":[0,4])"), data), "text");
-  expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[true],"data_offsets":[0,4])"), data), "true or false");
+  expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[true],"data_offsets":[0,4])"), data), "unexpected boolean");
   expect_corrupt(file_bytes(one(R"("dtype":null,"shape":[1],"data_offsets":[0,4])"), data), "null");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":1,"data_offsets":[0,4])"), data), "number");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":{},"data_offsets":[0,4])"), data), "object");
@@ -103,7 +103,7 @@ TEST(SafetensorsHeader, RefusesWrongFields) {
   expect_corrupt(file_bytes(R"({"__metadata__":{"a":"1","a":"1"}})", ""), "twice");
   expect_corrupt(file_bytes(R"({"__metadata__":{},"__metadata__":{}})", ""), "twice");
   const std::string entry = R"("dtype":"F32","shape":[0],"data_offsets":[0,0])";
-  expect_corrupt(file_bytes("{\"t\":{" + entry + "},\"\\u0074\":{" + entry + "}}", ""), "\"t\" is there twice");
+  expect_corrupt(file_bytes("{\"t\":{" + entry + "},\"\\u0074\":{" + entry + "}}", ""), "\"t\" occurs twice");
 }
 
 // Messages may be printed on a terminal.
@@ -119,7 +119,7 @@ TEST(SafetensorsHeader, RefusesInvalidRanges) {
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1],"data_offsets":[0,8])"), data), "takes 4 bytes");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1],"data_offsets":[4,0])"), data), "begin ≤ end");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1],"data_offsets":[0,4,4])"), data), "begin ≤ end");
-  expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1],"data_offsets":[4,8])"), data), "hole");
+  expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1],"data_offsets":[4,8])"), data), "gap");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[1],"data_offsets":[0,4])"), data), "follow the header");
   expect_corrupt(file_bytes(one(R"("dtype":"F32","shape":[3],"data_offsets":[0,12])"), data), "truncated");
   expect_corrupt(file_bytes(one(R"("dtype":"F4","shape":[3],"data_offsets":[0,2])"), data), "whole bytes");
@@ -131,7 +131,7 @@ TEST(SafetensorsHeader, RefusesInvalidRanges) {
   expect_corrupt(file_bytes(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
                             R"("b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})",
                             std::string(6, '\0')),
-                 "inside the tensor before it");
+                 "inside the previous tensor");
 }
 
 // Every prefix of a valid file is refused. No single changed header byte causes a crash.

@@ -30,7 +30,7 @@ Result<void> read(job::ModelEntry& entry) {
   if (!vae) return vae.error();
   const json::value* channels = vae->if_contains("block_out_channels");
   if (!channels || !channels->is_array() || channels->get_array().empty() || channels->get_array().size() > 8) {
-    return corrupt(vae_path, "lacks block_out_channels, an array of 1 to 8 channel counts");
+    return corrupt(vae_path, "has no valid block_out_channels; it must be an array of 1 to 8 channel counts");
   }
   const std::int64_t factor = std::int64_t{1} << (channels->get_array().size() - 1);
   const auto transformer = read_json_object(entry.dir + "/transformer/config.json");

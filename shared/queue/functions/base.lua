@@ -1,5 +1,5 @@
 #!lua name=ditfleet_v2
--- The queue's transitions, one Function each. ../README.md documents KEYS, ARGV and replies for foreign clients.
+-- The queue's transitions, one Function each. README.md and ../README.md document the public Functions.
 --
 -- Rules:
 --  * Keys come in KEYS. `claim_key` and `workers` derive further keys of the same shard, which lie in the same slot.
