@@ -49,8 +49,7 @@ Result<job::Catalogue> read_catalogue(const config::Settings& settings) {
   out.default_model = settings.default_model;
   if (out.default_model.empty() && out.models.size() == 1) out.default_model = out.models.begin()->first;
   if (!out.default_model.empty() && !out.models.contains(out.default_model)) {
-    return invalid_argument(
-        fmt::format("default_model is '{}', but models has no model of this name", out.default_model));
+    return invalid_argument(fmt::format("default_model is '{}', but no model has this name", out.default_model));
   }
   return out;
 }

@@ -65,9 +65,8 @@ Result<Opened> open(const CacheFlags& flags, kernel_cache::FolderSecret missing)
                  {}};
   if (flags.tier == "redis" && !options->redis)
     return invalid_argument(
-        "--tier is redis, but no Redis is configured for the cache: set redis.url and cache.secret or "
-        "cache.secret_file, or give --data of a "
-        "`ditfleet up`");
+        "--tier is redis, but the cache has no Redis: set redis.url and cache.secret or cache.secret_file, or give "
+        "--data of a `ditfleet up`");
   if (flags.tier == "disk" && options->dir.empty())
     return invalid_argument("--tier is disk, but no cache folder is configured: set cache.dir and cache.disk_bytes");
   Opened opened{*options, std::make_unique<Inventory>(*options)};
@@ -278,9 +277,7 @@ Result<int> import_from(const CacheFlags& flags, Opened& opened) {
   std::vector<Import> imports;
   if (flags.disk() && opened.inventory->disk()) imports.push_back({kernel_cache::Tier::kDisk});
   if (flags.redis() && opened.inventory->redis()) imports.push_back({kernel_cache::Tier::kRedis});
-  if (imports.empty())
-    return invalid_argument(
-        "no disk cache and no Redis is configured to import into; set cache.dir, or redis.url and cache.secret");
+  if (imports.empty()) return invalid_argument("the cache has neither a folder nor a Redis; set cache.dir");
   auto archive = kernel_cache::ArchiveReader::open(flags.file);
   if (!archive) return archive.error();
   std::size_t entries = 0;
@@ -419,8 +416,7 @@ void add_cache(CLI::App& app, Invocation& run) {
   };
   add("stats", "Show the size of the cache on disk and in Redis", stats, false, nullptr);
   add("list", "List the programs with their region, architecture, kernels and size", list, true, nullptr);
-  add("verify", "Check every program on disk and in Redis' index; exit with 1 if one is invalid", verify, false,
-      nullptr);
+  add("verify", "Check every program on disk and in Redis' index; exit 1 if one is invalid", verify, false, nullptr);
   add("export", "Write all valid programs to one file", export_to, true, "The file to write");
   add("import", "Store the programs of an export; each must be signed with the configured secret", import_from, false,
       "The file to read");

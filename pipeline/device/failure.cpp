@@ -32,7 +32,7 @@ Error error_in_flight(const std::string& stage) {
     return e.error();
   } catch (const c10::OutOfMemoryError& e) {
     return {Code::kOutOfMemory, where + "the device is out of memory: " + first_line(e.what_without_backtrace()) +
-                                    "; use a smaller image or run fewer jobs concurrently"};
+                                    "; use a smaller image or fewer concurrent jobs"};
   } catch (const c10::AcceleratorError& e) {
     const bool memory = e.get_error_code() == kCudaErrorMemoryAllocation;
     return {memory ? Code::kOutOfMemory : Code::kDeviceFault,
@@ -43,13 +43,12 @@ Error error_in_flight(const std::string& stage) {
     // The host allocator and cuBLAS/cuDNN have no exception type for this.
     if (contains_any(text, {"DefaultCPUAllocator", "not enough memory", "out of memory", "ALLOC_FAILED"}))
       return {Code::kOutOfMemory,
-              where + "out of memory: " + first_line(text) + "; use a smaller image or run fewer jobs concurrently"};
+              where + "out of memory: " + first_line(text) + "; use a smaller image or fewer concurrent jobs"};
     if (contains_any(text, {"CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error", "CUDA driver error"}))
       return {Code::kDeviceFault, where + "the device failed: " + first_line(text)};
     return {Code::kInternal, where + first_line(text)};
   } catch (const std::bad_alloc&) {
-    return {Code::kOutOfMemory,
-            where + "the host is out of memory; use a smaller image or run fewer jobs concurrently"};
+    return {Code::kOutOfMemory, where + "the host is out of memory; use a smaller image or fewer concurrent jobs"};
   } catch (const std::exception& e) {
     return {Code::kInternal, where + e.what()};
   } catch (...) {

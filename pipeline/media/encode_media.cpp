@@ -25,9 +25,8 @@ Result<std::string> encode_media(const Media& media, job::OutputFormat format, i
                             "output_compression");
   }
   if (media.frames > 1 && format != job::OutputFormat::kWebp) {
-    return invalid_argument("[media] " + std::string(job::row_of(format).name) +
-                                " supports only one frame, but the video has " + std::to_string(media.frames) +
-                                "; use webp",
+    return invalid_argument("[media] " + std::string(job::row_of(format).name) + " has one frame, but the video has " +
+                                std::to_string(media.frames) + "; use webp",
                             "output_format");
   }
   switch (format) {

@@ -111,8 +111,7 @@ SchedulerConfig read_scheduler_config(const ConfigFile& file) {
              exponential = file.boolean("use_exponential_sigmas", false), beta = file.boolean("use_beta_sigmas", false);
   if (karras + exponential + beta > 1)
     file.refuse(
-        "more than one of use_karras_sigmas, use_exponential_sigmas and use_beta_sigmas is true; at most one may be "
-        "true");
+        "more than one of use_karras_sigmas, use_exponential_sigmas and use_beta_sigmas is true; set at most one");
   if (karras) c.spacing = SchedulerConfig::Spacing::kKarras;
   if (exponential) c.spacing = SchedulerConfig::Spacing::kExponential;
   if (beta) c.spacing = SchedulerConfig::Spacing::kBeta;

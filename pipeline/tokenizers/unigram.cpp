@@ -9,9 +9,8 @@ namespace ditfleet::pipeline {
 
 Result<Unigram> Unigram::create(std::vector<Piece> pieces, std::int32_t unknown_id) {
   if (unknown_id < 0 || static_cast<std::size_t>(unknown_id) >= pieces.size()) {
-    return Error{Code::kDataCorrupt,
-                 "the vocabulary has " + std::to_string(pieces.size()) +
-                     " pieces; the id of the unknown piece is out of range: " + std::to_string(unknown_id)};
+    return Error{Code::kDataCorrupt, "the vocabulary has " + std::to_string(pieces.size()) +
+                                         " pieces, but the unknown piece has id " + std::to_string(unknown_id)};
   }
   constexpr double kUnknownPenalty = 10.0;  // as in SentencePiece, unigram_model.cc
   Unigram model;

@@ -93,8 +93,7 @@ Result<std::vector<std::pair<std::string, std::string>>> read_index(const std::s
   std::vector<std::pair<std::string, std::string>> entries;
   for (const auto& [name, file] : *map) {
     const json::string* file_name = file.if_string();
-    if (file_name == nullptr)
-      return corrupt(path, "weight_map has no file name for tensor \"" + std::string(name) + "\"");
+    if (file_name == nullptr) return corrupt(path, "weight_map has no file for tensor \"" + std::string(name) + "\"");
     if (!is_plain_file_name(*file_name)) {
       return corrupt(path, "weight_map puts tensor \"" + std::string(name) + "\" into \"" + std::string(*file_name) +
                                "\"; shards must be in the same folder");
@@ -136,8 +135,7 @@ Result<Checkpoint> Checkpoint::open(const std::string& dir, Library library) {
     }
     const Result<TensorView> view = checkpoint.files_[it->second].tensor(name);
     if (!view)
-      return corrupt(index,
-                     "it assigns tensor \"" + name + "\" to " + file_name + ", which does not contain the tensor");
+      return corrupt(index, "it assigns tensor \"" + name + "\" to " + file_name + ", which lacks this tensor");
     checkpoint.tensors_.emplace(name, *view);
   }
   // Like diffusers, also loads tensors that the index does not list.

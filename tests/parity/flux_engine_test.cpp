@@ -265,8 +265,8 @@ TEST(FluxEngine, WarnsOfTruncatedPrompts) {
   request.prompt = longer;
   const auto warnings = must(model.encode(request))->warnings();
   ASSERT_EQ(warnings.size(), 2u);
-  EXPECT_NE(warnings[0].find("CLIP takes 77 tokens"), std::string::npos) << warnings[0];
-  EXPECT_NE(warnings[1].find("T5 takes 64 tokens"), std::string::npos) << warnings[1];
+  EXPECT_NE(warnings[0].find("CLIP accepts 77 tokens"), std::string::npos) << warnings[0];
+  EXPECT_NE(warnings[1].find("T5 accepts 64 tokens"), std::string::npos) << warnings[1];
   request.prompt = "";
   EXPECT_TRUE(must(model.encode(request))->warnings().empty());
 }

@@ -114,7 +114,7 @@ TEST(Media, RefusesInvalidImages) {
     EXPECT_NE(bytes.error().message.find(part), std::string::npos) << bytes.error().message;
   };
   refused(Media{}, job::OutputFormat::kPng, 100, "0x0");
-  refused(Media{2, 2, 1, 0, std::vector<std::uint8_t>(11)}, job::OutputFormat::kPng, 100, "takes 12");
+  refused(Media{2, 2, 1, 0, std::vector<std::uint8_t>(11)}, job::OutputFormat::kPng, 100, "needs 12");
   refused(picture(2, 2), job::OutputFormat::kJpeg, 101, "0 to 100");
   refused(picture(2, 2), job::OutputFormat::kWebp, -1, "0 to 100");
   refused(picture(16384, 1), job::OutputFormat::kWebp, 80, "16383");

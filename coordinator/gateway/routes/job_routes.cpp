@@ -173,8 +173,7 @@ class JobRoutes {
     const bool found = !events->empty() && events->front().id == *event_id && events->front().type == "preview";
     const auto key = found ? events->front().fields.find("key") : std::map<std::string, std::string>::const_iterator();
     if (!found || key == events->front().fields.end())
-      co_return error_response(
-          Error{Code::kNotFound, "job '" + id + "': preview '" + *event_id + "' does not exist or has expired", {}});
+      co_return error_response(Error{Code::kNotFound, "preview '" + *event_id + "' does not exist or has expired", {}});
     auto bytes = co_await service_.preview(key->second);
     if (!bytes && bytes.error().code == Code::kNotFound)
       co_return status_response(410, "this preview has expired", "gone");

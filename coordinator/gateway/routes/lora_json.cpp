@@ -146,8 +146,7 @@ Result<bool> parse_lora_patch(std::string_view body) {
     if (member.key() != "pinned") {
       const std::string name = excerpt(std::string_view(member.key().data(), member.key().size()), 64);
       return invalid_argument(
-          "'" + name + "' cannot be changed; only 'pinned' can be; register the adapter again to change anything else",
-          name);
+          "'" + name + "' cannot be changed; only 'pinned' can; register the adapter again to change more", name);
     }
   }
   const json::value* pinned = object->if_contains("pinned");

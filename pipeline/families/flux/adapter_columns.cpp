@@ -46,8 +46,7 @@ AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const std::
   const std::int64_t total = rank_of(terms), room = slot.lora_columns.count, in = slot.weight.size(1),
                      out = slot.weight.size(0);
   if (total > room)
-    fail(Code::kInternal,
-         "adapters of rank " + std::to_string(total) + " (combined) do not fit into the columns of a matrix");
+    fail(Code::kInternal, "adapters of rank " + std::to_string(total) + " (combined) do not fit the columns");
   const std::int64_t step = column_step(slot.weight.device());
   const std::int64_t rank = std::min(room, (total + step - 1) / step * step);
   // B lies next to the weight, on the side where the room is. As far as the rank was rounded up A is zeros, and beside

@@ -11,8 +11,7 @@ std::optional<region::OpCode> activation_op(const std::shared_ptr<region::Region
   if (name == "quick_gelu") return region::OpCode::kQuickGelu;
   if (name == "silu" || name == "swish") return region::OpCode::kSilu;
   if (name == "gelu") return region::OpCode::kGeluErf;
-  host->fall_back(block, "unsupported_op",
-                  "[" + block + "] the region compiler does not support the activation \"" + name + "\"");
+  host->fall_back(block, "unsupported_op", "[" + block + "] no kernel for the activation \"" + name + "\"");
   return {};
 }
 

@@ -17,8 +17,7 @@ VaeConfig read_vae_config(const ConfigFile& file) {
   c.norm_num_groups = file.integer("norm_num_groups", 32, 1, kMost);
   c.block_out_channels = file.integers("block_out_channels", {64}, 1, kMost);
   if (c.block_out_channels.empty() || c.block_out_channels.size() > 8)
-    file.refuse("block_out_channels has " + std::to_string(c.block_out_channels.size()) +
-                " entries; it must have 1 to 8");
+    file.refuse("block_out_channels has " + std::to_string(c.block_out_channels.size()) + " entries; use 1 to 8");
   for (auto channels : c.block_out_channels)
     if (channels % c.norm_num_groups != 0)
       file.refuse("block_out_channels contains " + std::to_string(channels) + ", which norm_num_groups (" +
@@ -30,8 +29,7 @@ VaeConfig read_vae_config(const ConfigFile& file) {
                 std::to_string(c.block_out_channels.size()) + ")");
   for (const auto& type : up) {
     if (type != "UpDecoderBlock2D" && type != "AttnUpDecoderBlock2D")
-      file.refuse("up_block_types contains \"" + type +
-                  "\"; it must be one of UpDecoderBlock2D and AttnUpDecoderBlock2D");
+      file.refuse("up_block_types contains \"" + type + "\"; use UpDecoderBlock2D or AttnUpDecoderBlock2D");
     c.up_block_attention.push_back(type == "AttnUpDecoderBlock2D");
   }
   // Null is false, as in Python.

@@ -113,8 +113,7 @@ Result<NvrtcLibrary> open(const std::string& given) {
         !bind(handle, "nvrtcCompileProgram", l.compile) || !bind(handle, "nvrtcGetProgramLogSize", l.log_size) ||
         !bind(handle, "nvrtcGetProgramLog", l.log) || !bind(handle, "nvrtcGetCUBINSize", l.cubin_size) ||
         !bind(handle, "nvrtcGetCUBIN", l.cubin))
-      return unavailable("[nvrtc] " + path +
-                         " does not have all functions of NVRTC 13; install the wheel nvidia-cuda-nvrtc 13.0");
+      return unavailable("[nvrtc] " + path + " is not NVRTC 13; install the wheel nvidia-cuda-nvrtc 13.0");
     Dl_info info{};
     if (dladdr(reinterpret_cast<void*>(l.version), &info) && info.dli_fname) l.path = info.dli_fname;
     l.build_id = build_id_of(l.path);

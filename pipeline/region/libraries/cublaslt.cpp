@@ -90,9 +90,7 @@ Result<const CublasLt::Library*> CublasLt::library() {
            bind(library, "cublasLtMatmulPreferenceSetAttribute", t.preference_set) &&
            bind(library, "cublasLtMatmulAlgoGetHeuristic", t.heuristic) && bind(library, "cublasLtMatmul", t.matmul);
   });
-  if (!opened)
-    return unavailable(
-        "[cublaslt] cannot load libcublasLt.so.13, which is part of LibTorch with CUDA; install the full torch wheel");
+  if (!opened) return unavailable("[cublaslt] cannot load libcublasLt.so.13, a part of LibTorch with CUDA");
   return opened;
 }
 

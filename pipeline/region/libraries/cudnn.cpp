@@ -128,9 +128,7 @@ Result<const Cudnn::Library*> Cudnn::library() {
            bind(library, "cudnnBackendGetAttribute", t.get) && bind(library, "cudnnBackendFinalize", t.finish) &&
            bind(library, "cudnnBackendExecute", t.execute);
   });
-  if (!opened)
-    return unavailable(
-        "[cudnn] cannot load libcudnn.so.9, which is part of LibTorch with CUDA; install the full torch wheel");
+  if (!opened) return unavailable("[cudnn] cannot load libcudnn.so.9, a part of LibTorch with CUDA");
   if (opened->version() < kOldest)
     return unavailable("[cudnn] the version is " + std::to_string(opened->version()) +
                        "; attention with custom strides needs " + std::to_string(kOldest) + " or newer");

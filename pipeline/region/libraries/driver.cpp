@@ -37,8 +37,7 @@ Result<const Driver*> driver() {
   });
   if (!opened)
     return unavailable(
-        "[nvrtc] no NVIDIA driver was found (libcuda.so.1 cannot be loaded or started); use compile.backend eager, or "
-        "cpu_jit on "
+        "[nvrtc] no NVIDIA driver was found (libcuda.so.1 cannot be loaded); use compile.backend eager, or cpu_jit on "
         "the CPU");
   return opened;
 }
