@@ -117,7 +117,7 @@ TEST_F(QueueForgedEntries, TheLastIdThereIsIsRejectedAndOthersFollow) {
     auto entries = intake();
     ASSERT_EQ(entries.size(), again == 0 ? 2u : 1u);
     const auto& bad = entries.back();
-    EXPECT_NE(bad.problem.find("add entries with *"), std::string::npos) << bad.problem;
+    EXPECT_NE(bad.problem.find("use * as the id"), std::string::npos) << bad.problem;
     const queue::Rejection r{bad.entry_id, bad.id, invalid_argument(bad.problem), bad.raw, bad.tenant, bad.spec, {}};
     ASSERT_TRUE(wait(client_->reject(epoch_, std::span(&r, 1), soon())).ok());
     EXPECT_EQ(job("x-" + last).state, State::kRejected);

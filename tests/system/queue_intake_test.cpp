@@ -57,7 +57,7 @@ TEST_F(QueueIntake, EveryBadEntryIsRejectedUnderItsOwnIdWithItsReason) {
       {{"spec", kSpec, "id", std::string(65, 'x')}, "1 to 64 characters"},
       {{"spec", kSpec, "idempotency_key", std::string(256, 'k')}, "255 bytes"},
       {{"spec", kSpec, "deadline_ms", "tomorrow"}, "deadline_ms 'tomorrow'"},
-      {{"spec", kSpec, "spec", kSpec}, "twice"},
+      {{"spec", kSpec, "spec", kSpec}, "duplicate field"},
       {{"spec", kSpec, "job", "other default 0"}, "unknown field 'job'"},
       {{"spec", std::string((1 << 20) + 1, ' ')}, "1048577 bytes"},
       {{nul, nul, "spec", kSpec}, "unknown field '?'"},
