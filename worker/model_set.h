@@ -35,7 +35,8 @@ struct ModelSet {
 };
 
 // Generates and encodes the smallest image of each model in one step, then one image of each warm-up class in two
-// steps, because some set-up happens on the second use. Detects a model or class that fails before the first job. Logs
+// steps, because some set-up happens on the second use. So a model or class that does not work is
+// detected before the first job. Logs
 // the times and exports them as metrics (model_timings.h). Returns the shape classes that are warm. Errors:
 // kInvalidArgument (a model does not support a class), those of the stages. Blocks; call it on the device thread.
 Result<std::vector<std::string>> warm_up(const ModelSet& set, const ImageEncoder& encode_image);

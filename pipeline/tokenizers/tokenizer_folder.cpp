@@ -44,7 +44,7 @@ Result<TokenSetting> read_token(const json::value& value, bool special, const st
   const json::object* object = value.if_object();
   const json::value* content = object == nullptr ? nullptr : object->if_contains("content");
   if (content == nullptr || !content->is_string()) {
-    return corrupt(path, key + " must be a text, or an object with the text \"content\"");
+    return corrupt(path, key + " must be a string, or an object with a string field \"content\"");
   }
   AddedToken& token = setting.token;
   token.content = content->as_string();

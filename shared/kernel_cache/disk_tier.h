@@ -1,7 +1,7 @@
 // Encoded entries as files in a folder that several processes may share:
 //   DIR/1/<hh>/<key>                    an entry; 1 is the format's version, hh the first two digits of the key
 //   DIR/quarantine/<key>.<tier>.<why>   a copy of a rejected entry; the newest kQuarantineFiles are kept
-//   DIR/locks/<key>                     exists while a process on this host compiles the program
+//   DIR/locks/<key>                     locked with flock while a process on this host compiles the program
 #pragma once
 
 #include <cstdint>

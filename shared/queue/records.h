@@ -80,7 +80,7 @@ UnitRecord unit_record(int unit, const PackedUnit& packed);
 IntakeEntry parse_intake(const redis::Reply& entry);
 // Whether an entry has the largest possible id. Redis accepts no further entries until such an entry is deleted.
 bool is_last_entry(std::string_view entry_id);
-// The error for an entry that a client added with XADD in the format of submit().
+// The error for an intake entry in the internal format of submit() that a client added with XADD.
 Error imitation_of_submit();
 // Appends the messages of one entry.
 Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>& out);

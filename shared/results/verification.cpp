@@ -32,7 +32,8 @@ Manifest describe(const ResultKey& result, std::string_view bytes, std::string m
 Result<void> check_names(const ResultKey& result) {
   if (!is_valid_id(result.job) || !is_valid_id(result.nonce) || result.unit < 0) {
     return invalid_argument(
-        "a result needs a job id and a nonce of 1 to 64 letters, digits, '.', '_' or '-', and a unit from 0");
+        "a result needs a job id and a nonce, each of 1 to 64 letters, digits, '.', '_' or '-', and a unit number of 0 "
+        "or more");
   }
   return {};
 }

@@ -291,7 +291,7 @@ TEST_F(SchedulerServiceTest, a_vanished_workers_units_end_elsewhere_once) {
   EXPECT_EQ(state_of(id), job::State::kSucceeded);
   EXPECT_EQ(metric(R"(ditfleet_units_returned_total{reason="lease_lapsed"})"), lapsed + 1);
   EXPECT_NE(said.str().find("worker 'lost' is silent"), std::string::npos) << said.str();
-  EXPECT_NE(said.str().find("unit " + id + "/0: the lease of worker 'lost' lapsed"), std::string::npos) << said.str();
+  EXPECT_NE(said.str().find("unit " + id + "/0: the lease of worker 'lost' expired"), std::string::npos) << said.str();
   EXPECT_EQ(ends(id), 1);
   EXPECT_TRUE(until([&] { return workers_[1]->completed.size() == 2; }));  // it hears later than we do
   // The unit that had started counts a second attempt, the other was only moved.

@@ -239,7 +239,7 @@ TEST_F(RegionNvrtc, KeepsTheSourceThatDoesNotCompile) {
   ASSERT_FALSE(compiled);
   EXPECT_THAT(compiled.error().message, HasSubstr("[nvrtc] region broken for sm_80: NVRTC_ERROR_COMPILATION"));
   std::smatch kept;
-  ASSERT_TRUE(std::regex_search(compiled.error().message, kept, std::regex("kept in (\\S+)")))
+  ASSERT_TRUE(std::regex_search(compiled.error().message, kept, std::regex("saved in (\\S+)")))
       << compiled.error().message;
   EXPECT_EQ(*read_file(kept[1]), broken.text);
   std::filesystem::remove(kept[1].str());

@@ -112,9 +112,9 @@ class Fleet {
   // Ready workers with the model and spare capacity, ordered by the predicted end of all held units.
   using OpenWorkers = std::set<std::pair<std::int64_t, WorkerId>>;
   const OpenWorkers& open_workers(ModelId m) const;
-  // The most adapter slots of an open worker; -1: no worker is open.
+  // The largest number of adapter slots of any open worker; -1 if no worker is open.
   int most_open_slots(ModelId m) const;
-  // The most adapter slots of a registered worker, in any state; -1: none is registered.
+  // The largest number of adapter slots of any registered worker, open or not; -1 if no worker is registered.
   int most_adapter_slots(ModelId m) const;
 
  private:

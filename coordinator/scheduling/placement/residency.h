@@ -97,7 +97,8 @@ class Residency {
    public:
     bool any() const { return count_ > 0; }
     bool fits(WorkerId w) const { return count_ == 0 || owner_->slots(w) >= count_; }
-    // Calls `use` for each worker that has or loads all of the adapters; for none if the unit needs no adapter.
+    // Calls `use` for each worker on which every adapter of the unit is loaded or being loaded. If the unit needs no
+    // adapter, calls it for no worker.
     template <class Use>
     void for_holders(Use use) const {
       for (const auto& place : first_) {

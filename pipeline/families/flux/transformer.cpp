@@ -53,7 +53,7 @@ FluxTransformer::FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_
       try {
         open_libraries(placement, *host);
       } catch (...) {  // no harm: what could not be loaded now is loaded when it is needed, or fails there
-        spdlog::warn("loading the GPU's libraries ahead failed, the first step will take longer: {}",
+        spdlog::warn("cannot load the GPU's libraries ahead of time; the first step will take longer: {}",
                      error_in_flight("libraries").message);
       }
     });

@@ -1,4 +1,4 @@
-// The common parts of the keys of library plans and of measured choices.
+// Builds the parts that all keys of library plans and of timed choices share.
 #pragma once
 
 #include "pipeline/region/libraries/cudnn.h"

@@ -26,8 +26,8 @@ class TimedAttention {
                                   const std::function<void(AttentionBackend)>& start) const = 0;
 };
 
-// `device` must be LibTorch's current GPU; `arch` is its architecture. `direct`: kAuto calls cuDNN directly. Throws
-// pipeline::Failure (kDeviceFault).
+// `device` must be LibTorch's current GPU; `arch` is its architecture. With `direct`, AttentionBackend::kAuto calls
+// cuDNN without LibTorch. Throws pipeline::Failure (kDeviceFault).
 std::shared_ptr<const TimedAttention> make_timed_attention(int device, std::string arch, bool direct,
                                                            std::shared_ptr<kernel_cache::KernelCache> cache);
 

@@ -37,11 +37,11 @@ struct Libraries {
 // Prewarms `direct` for the attentions of a call.
 void prewarm_attention(const DirectAttention& direct, const Plan& plan, const Resolved& resolved);
 
-// inputs: one for each of Program::inputs(), checked by sizes_of(). Table axes of length 1 broadcast; inputs whose last
-// axis is not contiguous are copied.
-// outputs: one for each of Program::outputs. Writes to defined tensors and allocates undefined ones. A defined tensor
-// may share memory only with its input in Plan::may_replace. Thread-safe. Throws what LibTorch, the matrix library and
-// the launcher throw.
+// inputs: one for each of Program::inputs(), checked by sizes_of(). Axes of length 1 of a table input broadcast. Inputs
+// whose last axis is not contiguous are copied.
+// outputs: one for each of Program::outputs. Writes to defined tensors and allocates undefined ones. An output
+// must not overlap an input, except the one that Plan::may_replace lists for that output. Thread-safe. Throws what
+// LibTorch, the matrix library and the launcher throw.
 void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, const Libraries& libraries,
              WorkspacePool& pool, std::vector<at::Tensor> inputs, std::vector<at::Tensor>& outputs);
 

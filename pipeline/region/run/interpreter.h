@@ -1,5 +1,5 @@
-// The backend `eager`: runs a program's operators one by one with LibTorch and rounds each result to its type, as
-// diffusers does. It is the reference for compiled programs, and the fallback.
+// The backend `eager`: runs a program's operators one by one with LibTorch and rounds each result to the element
+// type of the inputs, as diffusers does. It is the reference for compiled programs, and the fallback.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,8 +11,8 @@
 namespace ditfleet::region {
 
 // `inputs`: one tensor for each of Program::inputs(), of the declared shapes, on one device. Computes in the tensors'
-// element types, not the program's: fp32 or fp64 tensors give a reference for a bf16 program. A table's batch axis may
-// be 1. Returns the outputs. Throws what LibTorch throws.
+// element types, not the program's: fp32 or fp64 tensors give a reference for a bf16 program. The batch
+// axis of a table input may have length 1. Returns the outputs. Throws what LibTorch throws.
 std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::Tensor>& inputs);
 
 }  // namespace ditfleet::region
