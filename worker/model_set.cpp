@@ -110,7 +110,7 @@ Result<std::vector<std::string>> warm_up(const ModelSet& set, const ImageEncoder
     }
     const std::string class_key = job::shape_class_of(spec, set.catalogue.models.at(spec.model), set.precision).key();
     record_warm_up(spec.model, class_key, *parts);
-    spdlog::info("model '{}' is warm for {}: {}", spec.model, label_of(spec), text_of(*parts));
+    spdlog::info("model '{}': warmed up {} in {}", spec.model, label_of(spec), text_of(*parts));
     if (std::find(warm.begin(), warm.end(), class_key) == warm.end()) warm.push_back(class_key);
   }
   return warm;

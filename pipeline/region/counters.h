@@ -2,12 +2,12 @@
 //
 //   ditfleet_region_compiles_total{backend,reason}   programs compiled here, not found in the kernel cache; reason:
 //                                                    first, or the guard that failed (shape, dtype, device)
-//   ditfleet_region_program_seconds{backend,source}  time until a program was available; source: compiled (here) or
-//   cache ditfleet_recompiles_total                        programs beyond a region's first; a warning names the guard
+//   ditfleet_region_program_seconds{backend,source}  time until a program was available; source: compiled or cache
+//   ditfleet_recompiles_total                        programs beyond a region's first; a warning names the guard
 //   ditfleet_region_variants_total                   sizes seen for the first time; they need no compilation
-//   ditfleet_region_fallbacks_total{reason}          decisions to run eagerly, not single calls; reason: no_compiler,
-//                                                    unsupported_device (a component), unsupported_op, compile_error,
-//                                                    recompile_limit (a region's program), adapters (a request)
+//   ditfleet_region_fallbacks_total{reason}          decisions to run eagerly, not calls. A component: no_compiler,
+//                                                    unsupported_device. A region's program: unsupported_op,
+//                                                    compile_error, recompile_limit. A request: adapters.
 //
 // An engine exports all counters from its start, so that zero differs from "not scraped".
 #pragma once

@@ -9,8 +9,8 @@
 
 namespace ditfleet::region {
 
-// Everything that determines the program's bytes and its kernel table, and nothing else. Widths, element types and
-// rounding are part of the source, so blocks with the same kernels (with and without adapters) share a program. Block,
+// Everything that determines the program's bytes and its kernel table, and nothing else. Two blocks whose
+// kernels have the same source share a program, whether or not they have adapters. Block,
 // weights, pointers, symbolic sizes, adapter ranks, device index, host and paths must not be part of the key.
 struct ProgramIdentity {
   std::int64_t schema = 3;

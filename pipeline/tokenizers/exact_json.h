@@ -1,5 +1,5 @@
-// JSON with correctly rounded numbers. Boost.JSON 1.81 rounds some 17-digit numbers wrongly in the last digit, which
-// would break ties between unigram pieces wrongly.
+// JSON with correctly rounded numbers. Boost.JSON 1.81 rounds the last digit of some 17-digit numbers wrongly.
+// Unigram pieces with equal scores would then compare as unequal.
 #pragma once
 
 #include <string_view>

@@ -169,7 +169,9 @@ class FolderReader {
       const std::string text(key);
       if (text.empty() || text.size() > 9 || text.find_first_not_of("0123456789") != std::string::npos ||
           !value.is_object()) {
-        return corrupt(file, "added_tokens_decoder has the entry \"" + text + "\"; it must be an id with an object");
+        return corrupt(file,
+                       "the entry \"" + text +
+                           "\" of added_tokens_decoder is invalid; its key must be a token id and its value an object");
       }
       auto token = read_token(value, false, file, "added_tokens_decoder " + text);
       if (!token) return token.error();

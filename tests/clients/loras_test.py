@@ -230,7 +230,7 @@ class Refusals(Base):
             ("truncated", good[:-1], ["truncated"]),
             ("a byte too many", good + b"x", ["follow the header"]),
             ("offsets beyond the end", raw_file({DOWN: {**entry, "data_offsets": [4, 8]}}, b"\0" * 4), ["gap"]),
-            ("offsets that overlap", raw_file({DOWN: entry, UP: entry}, b"\0" * 8), ["inside the tensor before"]),
+            ("offsets that overlap", raw_file({DOWN: entry, UP: entry}, b"\0" * 8), ["inside the previous tensor"]),
             ("offsets of another shape", raw_file({DOWN: {**entry, "shape": [2, 2]}}, b"\0" * 4), ["takes 16 bytes"]),
             ("no tensors", raw_file({}), ["no LoRA adapter"]),
             ("a whole model", safetensors({"x_embedder.weight": ("F32", [1], b"\0" * 4)}), ["no LoRA adapter", "x_embedder.weight"]),

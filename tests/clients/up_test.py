@@ -193,7 +193,7 @@ class Refusals(WithFolder):
     def test_flags(self):
         for flags, word in ((["--listen", "8780"], "HOST:PORT"), (["--listen", "127.0.0.1:99999"], "HOST:PORT"),
                             (["--workers", "-1"], "range 0 to 256"), (["--workers", "two"], "--workers"), (["--model", "tiny"], "NAME=DIR"),
-                            (["--model", "m=/a", "--model", "m=/b"], "names 'm' twice"),
+                            (["--model", "m=/a", "--model", "m=/b"], "has the name 'm' twice"),
                             (["--redis", "http://x"], "redis://"), (["--device", "tpu"], "cuda"), (["--dtype", "fp8"], "bf16"),
                             (["--set", "worker.cuont=2"], "worker.count"), (["--set", "nonsense"], "key=value")):
             with self.subTest(flags):
@@ -257,7 +257,7 @@ def header(model, change):
 EARLY = [(no_folder, ["diffusers"]), (no_index, ["model_index.json", "diffusers"]), (broken_index, ["model_index.json", "JSON"]),
          (other_pipeline, ["FluxPipeline"]), (no_config, ["transformer/config.json"]), (no_vae_channels, ["block_out_channels"])]
 LATE = [(no_weights, ["transformer"]), (empty_weights, ["transformer"]), (truncated, ["transformer"]), (truncated_header, ["header"]),
-        (header_too_long, ["header"]), (header_no_json, ["begin with '{'"]), (lying_offsets, ["bytes"]), (lying_shape, ["shape"]),
+        (header_too_long, ["header"]), (header_no_json, ["start with '{'"]), (lying_offsets, ["bytes"]), (lying_shape, ["shape"]),
         (huge_shape, []), (lying_dtype, ["F64"]), (unknown_dtype, ["Q7"]), (other_width, []), (more_layers, []),
         (no_tokenizer, ["tokenizer_2"])]
 

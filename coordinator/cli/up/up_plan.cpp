@@ -105,7 +105,8 @@ Result<std::string> socket_path(const std::string& data_dir) {
     return unavailable("cannot create '" + dir + "': " + std::strerror(errno));
   if (::lstat(dir.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::getuid() ||
       (info.st_mode & 077) != 0) {
-    return unavailable("'" + dir + "' belongs to another user; give --data a folder with a shorter path");
+    return unavailable("the path of --data is too long for a socket, and '" + dir +
+                       "' belongs to another user; give --data a folder with a shorter path");
   }
   return dir + "/redis.sock";
 }

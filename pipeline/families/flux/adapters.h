@@ -1,4 +1,4 @@
-// Applies the adapters of one request to a loaded folder.
+// Applies the adapters of one request to a loaded model.
 #pragma once
 
 #include <memory>
@@ -11,9 +11,9 @@
 
 namespace ditfleet::pipeline {
 
-// Copies of the folder's networks with low-rank terms on their linears. The weights are shared with the folder, which
-// is not changed. A text encoder with terms runs eagerly. So does the transformer if its adapter columns are too few.
-// Immutable.
+// Copies of the model's networks with low-rank terms on their linears. The copies share the model's weights and do not
+// change them. A text encoder with terms runs eagerly. The transformer runs eagerly if the adapters' total rank exceeds
+// the columns that are reserved for adapters. Immutable.
 struct AdaptedModels {
   FluxTransformer transformer;
   ClipEncoder clip;
@@ -25,7 +25,7 @@ struct AdaptedModels {
 // Describes the linears for LoraBase. BaseLinear::slot is the index of the first linear of that matrix in `linears`.
 std::vector<BaseLinear> base_linears(const std::vector<NamedLinear>& linears);
 
-// The folder's linears and their names in adapter files.
+// The model's linears and their names in adapter files.
 LoraBase lora_base(const FluxFolder& folder);
 
 // Null if the request has no adapters, or only adapters with strength 0. Throws what AdapterStore::get throws.

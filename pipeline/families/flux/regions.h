@@ -1,4 +1,4 @@
-// FLUX's blocks as compiled regions: two programs for all blocks, and two more for blocks with adapters.
+// FLUX's blocks as compiled regions: a region for double and for single blocks, and the same two with adapters.
 #pragma once
 
 #include <initializer_list>

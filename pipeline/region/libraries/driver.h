@@ -46,7 +46,7 @@ Result<const Driver*> driver();
 // Makes the device's primary context, which LibTorch uses, current on a thread that has none. kDeviceFault.
 Result<void> enter_device(const Driver& cuda, int index);
 
-// GPUs with equal identities run the same work equally fast. Part of the keys of measured choices.
+// GPUs with equal identities run the same work equally fast. Part of the keys of timed choices.
 struct GpuIdentity {
   std::string name;  // "NVIDIA H200"
   int multiprocessors = 0;

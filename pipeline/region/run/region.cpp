@@ -120,7 +120,7 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
     ask_again_ = ended + pause_after(++failures_, ended - begun);
     return eager_for_now;
   }
-  if (failures_ > 0) spdlog::info("region {} is compiled after {} failures", block_, std::exchange(failures_, 0));
+  if (failures_ > 0) spdlog::info("region {}: compiled after {} failed attempts", block_, std::exchange(failures_, 0));
   host_->counters->has_program();
   if (programs_ > 0) host_->counters->recompiled(block_, guard);
   ++programs_;
