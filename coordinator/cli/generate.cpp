@@ -147,7 +147,7 @@ Result<std::string> job_body(const GenerateFlags& flags) {
     const auto lora = job::parse_lora_flag(use);
     if (!lora)
       return invalid_argument("--lora is '" + use +
-                              "'; it must be NAME or NAME:SCALE with a number from -100 to 100, as pixel:0.8");
+                              "'; it must be NAME or NAME:SCALE with a number from -100 to 100, such as pixel:0.8");
     loras.push_back(json::object{{"name", lora->name}, {"scale", lora->scale}});
   }
   if (!loras.empty()) body["loras"] = std::move(loras);

@@ -204,7 +204,7 @@ asio::awaitable<Result<std::vector<Event>>> Client::events(const std::string& jo
       fcall_ro("events", 4) << keys.job(job) << keys.open() << keys.last() << keys.events() << job << from, deadline);
   if (!reply && reply.error().kind == "BADARG") {
     co_return Error{Code::kInvalidArgument,
-                    "[queue] '" + after + "' is not an event id; they look like 1763700000000-0", "after"};
+                    "[queue] '" + after + "' is not an event id; event ids look like 1763700000000-0", "after"};
   }
   if (!reply) co_return reply.error();
   const std::size_t most = static_cast<std::size_t>(std::max(limit, 1));

@@ -1,4 +1,4 @@
-// FLUX's blocks as compiled regions: a region for double and for single blocks, and the same two with adapters.
+// FLUX's blocks as compiled regions: four regions, for double and single blocks, each with and without adapters.
 #pragma once
 
 #include <initializer_list>

@@ -1,5 +1,5 @@
 // A GPU program that copies many matrices in one launch, each with its own strides and factor. Loading an adapter into
-// the columns next to a model's weights is some thousand copies.
+// the columns next to a model's weights takes several thousand copies.
 #pragma once
 
 #include <cstdint>

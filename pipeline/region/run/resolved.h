@@ -69,7 +69,7 @@ struct Resolved {
   std::vector<std::int64_t> workspace_offset;  // of each buffer, in bytes; -1: not in the workspace
   std::int64_t workspace_bytes = 0;
   std::vector<std::vector<std::int64_t>> output_sizes;
-  // Inputs, by position, that are not read as a whole: they must be contiguous and have these sizes.
+  // For each input: whether it must be contiguous, because a step reads only a part of it; and its size.
   std::vector<bool> contiguous_input;
   std::vector<std::vector<std::int64_t>> input_sizes;
 };

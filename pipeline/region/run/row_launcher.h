@@ -14,8 +14,8 @@ namespace ditfleet::region {
 class RowLauncher {
  public:
   virtual ~RowLauncher() = default;
-  // `instances`: the resolved step's words with pointers and strides filled in. On a GPU it enqueues the work on the
-  // current stream. Throws pipeline::Failure. Thread-safe.
+  // `instances`: for each instance, the kernel's arguments as 64-bit words, with pointers and strides filled in. On a
+  // GPU it enqueues the work on the current stream. Throws pipeline::Failure. Thread-safe.
   virtual void launch(const ResolvedRows& step, const std::vector<std::vector<long long>>& instances) const = 0;
 };
 
