@@ -1,5 +1,5 @@
-// The interface of the pipeline: the only header of pipeline/ that code outside it includes. No LibTorch type appears
-// here.
+// The interface of the pipeline: the only header of pipeline/ that code outside it includes, apart from families.cpp.
+// No LibTorch type appears here.
 #pragma once
 
 #include <cstdint>

@@ -80,10 +80,10 @@ Result<CostTable> read_cost_table(const std::string& path) {
   const auto longest_us = std::max(static_cast<double>(out.run_us(2048, 2048, 200, true)),
                                    static_cast<double>(out.adapter_bytes) / out.adapter_load_bytes_per_s * 1e6);
   if (longest_us > kLongestUs) {
-    return invalid_argument(
-        fmt::format("the cost table {} makes 200 steps at 2048 x 2048, or the load of an adapter, take {:.3g} days; it "
-                    "must be at most {:.0f}",
-                    path, longest_us / kHourUs / 24, kLongestUs / kHourUs / 24));
+    return invalid_argument(fmt::format(
+        "according to the cost table {}, 200 steps at 2048 x 2048 or the load of an adapter take {:.3g} days; it "
+        "must be at most {:.0f}",
+        path, longest_us / kHourUs / 24, kLongestUs / kHourUs / 24));
   }
   return out;
 }

@@ -13,9 +13,9 @@ namespace ditfleet::kernel_cache {
 enum class FolderSecret { kMake, kLeave };
 
 // Converts the section `cache` of the settings. A tier that cannot be used is logged and omitted.
-// The secret is cache.secret, else that of cache.secret_file, else that of the file `secret` in the folder. Other nodes
-// do not have the folder's secret, so the Redis tier is then off. With kMake, a missing folder and secret file are
-// created. With kLeave, nothing is created; the options then have a folder but no secret.
+// The secret is cache.secret, else that of cache.secret_file, else that of the file `secret` in the folder. With
+// the folder's secret the Redis tier is off, because other nodes do not have that secret. With kMake, a missing folder
+// and secret file are created. With kLeave, nothing is created; the options then have a folder but no secret.
 //
 // Errors: kInvalidArgument, kNotFound or kUnavailable if a configured secret cannot be read or redis.url is invalid. A
 // folder that cannot be created or written is not an error. Blocks on the disk.

@@ -1,4 +1,5 @@
-// The compiled form of a block: one program for all copies of the block and all sizes, selected by a guard.
+// The compiled form of a block: its programs and the guard that selects one. Normally one program serves all copies and
+// sizes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,7 +21,7 @@
 namespace ditfleet::region {
 
 // How long a region runs eagerly after its compiler failed for the nth time in a row: half a minute, doubling up to an
-// hour, but at least ten times the duration of the attempt, because a call waits for the next attempt.
+// hour, but at least ten times as long as the failed attempt took, because every attempt blocks a call.
 std::chrono::steady_clock::duration pause_after(int failures, std::chrono::steady_clock::duration attempt);
 
 class Region {
