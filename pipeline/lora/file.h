@@ -17,8 +17,8 @@ struct LoraTerm {
   TensorView up;             // B: [target->out, blocks · rank]
   std::int64_t rank;         // per block
   double scale;
-  // 1, or the number of target->linears. Then B is block-diagonal with one block per linear, and each linear has its
-  // own `rank` rows of A.
+  // 1, or the number of target->linears. In the second case B is block-diagonal with one block per linear, and each
+  // linear has its own `rank` rows of A.
   std::int64_t blocks = 1;
 
   // The pieces that the rows of a block of B belong to, in order.

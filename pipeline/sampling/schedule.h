@@ -25,8 +25,8 @@ struct SchedulerConfig {
   std::optional<double> sigma_min, sigma_max;  // bounds of the other spacings; from the schedule if absent
 };
 
-// Throws Failure (kDataCorrupt); the message contains file and field. Unsupported features of diffusers are such errors
-// too: other scheduler classes and stochastic_sampling.
+// Throws Failure (kDataCorrupt); the message contains file and field. Also throws it for unsupported
+// features of diffusers: other scheduler classes and stochastic_sampling.
 SchedulerConfig read_scheduler_config(const ConfigFile& file);
 
 struct Schedule {

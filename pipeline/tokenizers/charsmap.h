@@ -1,4 +1,4 @@
-// The precompiled character map of a SentencePiece model, applied like in the `tokenizers` library. SentencePiece
+// The precompiled character map of a SentencePiece model, applied as in the `tokenizers` library. SentencePiece
 // applies it differently (charsmap.cpp).
 #pragma once
 

@@ -23,7 +23,7 @@ struct ShapeClass {
   std::string key() const;
 };
 
-// Precondition: complete_spec made `spec` with `model`.
+// Precondition: `spec` is a result of complete_spec() for `model`.
 ShapeClass shape_class_of(const JobSpec& spec, const ModelEntry& model, const std::string& precision);
 
 // The inverse of key(). Nothing if the text is not a valid key.

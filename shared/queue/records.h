@@ -57,8 +57,8 @@ struct PackedJob {
   std::string_view adapters;  // digests, separated by commas
 };
 PackedJob parse_packed_job(std::string_view record);
-// The last part of a packed job: its steps and, after a bar, its adapters. Omits adapters with a bar or a comma,
-// because the list is only a hint for the router after a restart.
+// The last part of a packed job: its steps and, after a bar, its adapters. Adapters whose digest contains a bar or a
+// comma are omitted. The list is only a hint for the router after a restart.
 std::string packed_needs(int steps, const std::vector<std::string>& adapters);
 std::vector<std::string> split_adapters(std::string_view packed);
 // Adapters to evict: "<from host memory>|<from slots>", each a list separated by commas; "" if there are none. Omits

@@ -19,9 +19,9 @@ struct BlockShape {
 
   std::int64_t width() const { return heads * head_dim; }
   std::int64_t mlp_width() const { return mlp_ratio * width(); }
-  // The same for all FLUX blocks. A single block writes the MLP's hidden rows and the adapters' columns next to the
-  // result of attention; a double block writes the adapters' columns there. Not a power of two, to avoid partition
-  // conflicts.
+  // The same for all FLUX blocks. After each row of attention's result there is space: a single block stores the
+  // MLP's hidden activations and the products with the adapters' A there, a double block only the latter. Not a power
+  // of two, to avoid partition conflicts.
   std::int64_t attention_token_stride() const { return width() + mlp_width() + kMostAdapterColumns + 64; }
 };
 

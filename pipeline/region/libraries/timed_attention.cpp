@@ -56,7 +56,7 @@ class CachedChoice : public TimedAttention {
                   [](const kernel_cache::Entry& entry) {
                     return choice_of(entry)
                                ? Result<void>()
-                               : Error{Code::kDataCorrupt, "the entry is not a choice of an attention backend", {}};
+                               : Error{Code::kDataCorrupt, "the entry does not contain an attention backend", {}};
                   });
     const auto made = found ? choice_of(**found) : std::nullopt;
     return made.value_or(AttentionBackend::kAuto);

@@ -29,7 +29,7 @@ struct RegionHost {
   std::shared_ptr<const Gemm> gemm;  // null: LibTorch's
   AttentionBackend attention = AttentionBackend::kAuto;
   std::shared_ptr<const DirectAttention> direct_attention;  // null: LibTorch's alone
-  // Null: the configuration names an attention, or there is only one.
+  // Null if the configuration sets the attention backend or only one is available.
   std::shared_ptr<const TimedAttention> timed_attention;
   mutable WorkspacePool pool;
   // The clock for the pause after a failed compilation; tests replace it.
