@@ -26,8 +26,8 @@ struct AddedToken {
 // Modified only while a tokenizer is loaded; const members are thread-safe.
 class AddedTokens {
  public:
-  // Adds tokens in order. Tokens in the model's vocabulary keep their ids, others are numbered after it. A repeated
-  // text replaces the earlier token. kDataCorrupt: two tokens have the same normalized text.
+  // Adds tokens in order. Tokens in the model's vocabulary keep their ids, others are numbered after it. A token
+  // replaces an earlier one with the same text. kDataCorrupt: two different texts are equal once normalized.
   Result<void> add(const std::vector<AddedToken>& tokens, const TextModel& model);
   // Treats special tokens in the text as plain text.
   void ignore_special(bool value) { ignore_special_ = value; }

@@ -295,27 +295,23 @@ TEST_F(QueueIntake, AListShowsJobsInEveryStateWithTheirSpec) {
 }
 
 TEST_F(QueueIntake, EndedJobsAreForgottenAfterTheirRetentionAndNoSooner) {
-  options_.retention_ms = 300;
+  options_.retention_ms = 1000;
   client_ = std::make_unique<queue::Client>(connection_, options_);
   const auto attempt = running();
   const auto open = submit();
-  wait([](asio::io_context& io) -> asio::awaitable<bool> {
-    asio::steady_timer timer(io, std::chrono::milliseconds(400));
-    co_await timer.async_wait(asio::use_awaitable);
-    co_return true;
-  }(io_));
-  reap();
-  EXPECT_EQ(job(attempt.ref.job).state, State::kRunning);  // it is old, but has not ended
-  EXPECT_TRUE(complete(attempt).ok());
-  const auto pause = [](asio::io_context& io) -> asio::awaitable<bool> {
-    asio::steady_timer timer(io, std::chrono::milliseconds(250));
+  const auto pause = [](asio::io_context& io, int ms) -> asio::awaitable<bool> {
+    asio::steady_timer timer(io, std::chrono::milliseconds(ms));
     co_await timer.async_wait(asio::use_awaitable);
     co_return true;
   };
-  wait(pause(io_));
+  wait(pause(io_, 1100));
+  reap();
+  EXPECT_EQ(job(attempt.ref.job).state, State::kRunning);  // it is old, but has not ended
+  EXPECT_TRUE(complete(attempt).ok());
+  wait(pause(io_, 100));
   reap();
   EXPECT_EQ(job(attempt.ref.job).state, State::kSucceeded);
-  wait(pause(io_));
+  wait(pause(io_, 1000));
   reap();
   EXPECT_FALSE(wait(client_->job(attempt.ref.job, "", soon())).ok());
   EXPECT_EQ(redis({"EXISTS", keys_.job(attempt.ref.job)}).integer, 0);
@@ -326,10 +322,8 @@ TEST_F(QueueIntake, EndedJobsAreForgottenAfterTheirRetentionAndNoSooner) {
   ASSERT_TRUE(wait(client_->cancel(open, "", soon())).ok());
   EXPECT_EQ(event_types(open), "queued canceled");
   EXPECT_FALSE(job(open).spec.empty());
-  for (int i = 0; i < 3; ++i) {
-    wait(pause(io_));
-    reap();
-  }
+  wait(pause(io_, 1100));
+  for (int i = 0; i < 3; ++i) reap();
   EXPECT_FALSE(wait(client_->job(open, "", soon())).ok());
   EXPECT_TRUE(wait(client_->events(open, "0", 10, soon()))->empty());
   EXPECT_LE(redis({"XLEN", keys_.events()}).integer, 4);  // trimmed by whole nodes of the stream
