@@ -62,17 +62,6 @@ Result<redis::ConnectionOptions> connection_options(const config::Settings& sett
   return out;
 }
 
-queue::QueueOptions queue_options(const config::Settings& settings) {
-  const auto& q = settings.queue;
-  return {.lease_ms = q.lease_ms,
-          .retention_ms = q.retention_ms,
-          .idempotency_ms = q.idempotency_ms,
-          .max_attempts = q.max_attempts,
-          .max_crashes = q.max_crashes,
-          .retry_backoff_ms = q.retry_backoff_ms,
-          .retry_backoff_max_ms = q.retry_backoff_max_ms};
-}
-
 scheduling::SchedulerServiceOptions scheduler_options(const config::Settings& settings,
                                                       const job::Catalogue& catalogue) {
   scheduling::SchedulerServiceOptions out;
@@ -103,11 +92,7 @@ class Coordinator {
     // Images have their own connection, so that they do not delay assignments.
     control_ = redis::Connection::create(io_.get_executor(), *connection);
     data_ = redis::Connection::create(io_.get_executor(), *connection);
-    auto store = results::open_store({.backend = settings_.results.backend,
-                                      .dir = settings_.results.dir,
-                                      .retention_ms = settings_.queue.retention_ms,
-                                      .preview_ms = settings_.results.preview_ms},
-                                     data_);
+    auto store = results::open_store(results::store_options(settings_), data_);
     if (!store) return store.error();
     // So do uploads of adapters. The mirror polls the registry with small commands on the control connection.
     uploads_ = redis::Connection::create(io_.get_executor(), *connection);
@@ -115,14 +100,14 @@ class Coordinator {
     auto scheduling_options = scheduler_options(settings_, *catalogue);
     scheduling_options.adapters = adapters_;
     scheduler_ = std::make_unique<scheduling::SchedulerService>(
-        io_.get_executor(), control_, std::make_shared<queue::Client>(control_, queue_options(settings_)),
+        io_.get_executor(), control_, std::make_shared<queue::Client>(control_, queue::queue_options(settings_)),
         std::move(scheduling_options));
     gateway_ = std::make_unique<gateway::Gateway>(
         io_.get_executor(),
         gateway::GatewayDependencies{
             .settings = settings_,
             .catalogue = *catalogue,
-            .queue = std::make_shared<queue::Client>(data_, queue_options(settings_)),
+            .queue = std::make_shared<queue::Client>(data_, queue::queue_options(settings_)),
             .store = *store,
             .redis = data_,
             .loras = std::make_shared<loras::Registry>(uploads_),

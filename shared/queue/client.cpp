@@ -1,8 +1,20 @@
 #include "shared/queue/client.h"
 
+#include "shared/config/settings.h"
 #include "shared/queue/calls.h"
 
 namespace ditfleet::queue {
+
+QueueOptions queue_options(const config::Settings& settings) {
+  const auto& q = settings.queue;
+  return {.lease_ms = q.lease_ms,
+          .retention_ms = q.retention_ms,
+          .idempotency_ms = q.idempotency_ms,
+          .max_attempts = q.max_attempts,
+          .max_crashes = q.max_crashes,
+          .retry_backoff_ms = q.retry_backoff_ms,
+          .retry_backoff_max_ms = q.retry_backoff_max_ms};
+}
 
 Client::Client(std::shared_ptr<redis::Connection> connection, QueueOptions options)
     : impl_(std::make_shared<Impl>(std::move(connection), options)) {}

@@ -21,6 +21,10 @@ namespace ditfleet::redis {
 class Connection;
 }
 
+namespace ditfleet::config {
+struct Settings;
+}
+
 namespace ditfleet::queue {
 
 namespace asio = boost::asio;
@@ -35,6 +39,9 @@ struct QueueOptions {
   std::int64_t retry_backoff_ms = 500;  // before the first retry; doubles with each retry, with jitter
   std::int64_t retry_backoff_max_ms = 30'000;
 };
+
+// The options of section `queue`. Scheduler and workers use the same, so that they agree about retries.
+QueueOptions queue_options(const config::Settings& settings);
 
 enum class CancelOutcome { kCanceled, kRequested, kAlreadyEnded };
 

@@ -1,9 +1,17 @@
 #include "shared/results/store.h"
 
+#include "shared/config/settings.h"
 #include "shared/results/file_store.h"
 #include "shared/results/redis_store.h"
 
 namespace ditfleet::results {
+
+StoreOptions store_options(const config::Settings& settings) {
+  return {.backend = settings.results.backend,
+          .dir = settings.results.dir,
+          .retention_ms = settings.queue.retention_ms,
+          .preview_ms = settings.results.preview_ms};
+}
 
 Result<std::shared_ptr<Store>> open_store(const StoreOptions& options, std::shared_ptr<redis::Connection> connection) {
   if (options.backend == "file") return FileStore::open(options);

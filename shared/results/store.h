@@ -16,6 +16,10 @@ namespace ditfleet::redis {
 class Connection;
 }
 
+namespace ditfleet::config {
+struct Settings;
+}
+
 namespace ditfleet::results {
 
 namespace asio = boost::asio;
@@ -71,6 +75,9 @@ struct StoreOptions {
   std::int64_t retention_ms = 3'600'000;
   std::int64_t preview_ms = 600'000;
 };
+
+// The options of section `results`, and the retention of section `queue`.
+StoreOptions store_options(const config::Settings& settings);
 
 Result<std::shared_ptr<Store>> open_store(const StoreOptions& options, std::shared_ptr<redis::Connection> connection);
 

@@ -30,9 +30,9 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"shared/safetensors", {}},
     {"shared/redis", {"shared/telemetry"}},
     {"shared/config", {"shared/redis/endpoint.h"}},
-    {"shared/queue", {"shared/job", "shared/redis", "shared/telemetry"}},
+    {"shared/queue", {"shared/config/settings.h", "shared/job", "shared/redis", "shared/telemetry"}},
     {"shared/loras", {"shared/redis", "shared/safetensors"}},
-    {"shared/results", {"shared/job/output_format.h", "shared/redis"}},
+    {"shared/results", {"shared/config/settings.h", "shared/job/output_format.h", "shared/redis"}},
     {"shared/kernel_cache", {"shared/config", "shared/redis", "shared/telemetry"}},
 
     {"coordinator",

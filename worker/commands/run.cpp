@@ -34,20 +34,8 @@ Result<ServiceParts> make_parts(const config::Settings& settings, asio::io_conte
   if (!endpoint) return endpoint.error();
   ServiceParts parts;
   parts.connection = redis::Connection::create(io.get_executor(), {.endpoint = *endpoint});
-  queue::QueueOptions options;
-  options.lease_ms = settings.queue.lease_ms;
-  options.retention_ms = settings.queue.retention_ms;
-  options.idempotency_ms = settings.queue.idempotency_ms;
-  options.max_attempts = settings.queue.max_attempts;
-  options.max_crashes = settings.queue.max_crashes;
-  options.retry_backoff_ms = settings.queue.retry_backoff_ms;
-  options.retry_backoff_max_ms = settings.queue.retry_backoff_max_ms;
-  parts.queue = std::make_shared<queue::Client>(parts.connection, options);
-  auto store = results::open_store({.backend = settings.results.backend,
-                                    .dir = settings.results.dir,
-                                    .retention_ms = settings.queue.retention_ms,
-                                    .preview_ms = settings.results.preview_ms},
-                                   parts.connection);
+  parts.queue = std::make_shared<queue::Client>(parts.connection, queue::queue_options(settings));
+  auto store = results::open_store(results::store_options(settings), parts.connection);
   if (!store) return store.error();
   parts.store = *store;
   parts.adapters.source = registry_source(redis::Connection::create(io.get_executor(), {.endpoint = *endpoint}));
