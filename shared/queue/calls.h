@@ -18,7 +18,7 @@
 
 namespace ditfleet::queue {
 
-// FCALL ditfleet_v2_<name> <keys>. The caller appends the keys and then the arguments.
+// FCALL ditfleet_v3_<name> <keys>. The caller appends the keys and then the arguments.
 redis::Command fcall(std::string_view name, std::size_t keys);
 redis::Command fcall_ro(std::string_view name, std::size_t keys);
 

@@ -8,7 +8,7 @@ namespace ditfleet::queue {
 
 // The library's name, followed by "_" in the names of its Functions. The version in it changes with the arguments and
 // replies of Functions and with stored formats, so that processes of two builds can share a Redis.
-inline constexpr std::string_view kLibraryName = "ditfleet_v2";
+inline constexpr std::string_view kLibraryName = "ditfleet_v3";
 
 std::string_view library_text();
 // SHA-256 of the text. The Function <kLibraryName>_version returns the SHA-256 of the text that Redis has loaded.

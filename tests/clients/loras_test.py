@@ -328,8 +328,8 @@ class Tenants(Base):
         self.put("theirs", adapter(2), self.second)
         both = sorted(digest(adapter(seed)) for seed in (1, 2))
         info = {"name": "w", "boot": "b", "state": "ready", "models": [], "adapters": both, "host_adapters": both}
-        self.addCleanup(self.redis, "FCALL", "ditfleet_v2_deregister", "3", "df:{0}:workers", "df:{0}:worker:w", "df:{0}:mbox:w:b", "w", "b")
-        self.redis("FCALL", "ditfleet_v2_heartbeat", "3", "df:{0}:workers", "df:{0}:worker:w", "df:{0}:mbox:w:b", "w", "b", json.dumps(info), "60000", "60000")
+        self.addCleanup(self.redis, "FCALL", "ditfleet_v3_deregister", "3", "df:{0}:workers", "df:{0}:worker:w", "df:{0}:mbox:w:b", "w", "b")
+        self.redis("FCALL", "ditfleet_v3_heartbeat", "3", "df:{0}:workers", "df:{0}:worker:w", "df:{0}:mbox:w:b", "w", "b", json.dumps(info), "60000", "60000")
         for client, told in ((self.first, [digest(adapter(1))]), (self.second, [digest(adapter(2))]), (self.admin, both)):
             worker, = client.get("/v1/workers").json()["workers"]
             self.assertEqual((sorted(worker["adapters"]), sorted(worker["host_adapters"])), (told, told))

@@ -33,7 +33,7 @@ class WithRedis(unittest.TestCase):
         keys = [f"df:{{0}}:job:{job}", "df:{0}:open", "df:{0}:last", EVENTS]
         after, seen, out, deadline = "0-0", "0-0", [], time.monotonic() + seconds
         while time.monotonic() < deadline:
-            found = self.redis.fcall_ro("ditfleet_v2_events", len(keys), *keys, job, after)
+            found = self.redis.fcall_ro("ditfleet_v3_events", len(keys), *keys, job, after)
             for id, event in zip(found[::2], found[1::2]):  # "<type> <unit> <data>"; the last unit's end includes the job's
                 if id == after:
                     continue
@@ -66,7 +66,7 @@ class WithRedis(unittest.TestCase):
         keys = [INTAKE, "df:{0}:jobs", "df:{0}:deadline", "df:{0}:open", "df:{0}:last", "df:{0}:events", f"df:{{0}}:job:{id}",
                 f"df:{{0}}:idem:{tenant}:{key}" if key else f"df:{{0}}:job:{id}"]
         sha = hashlib.sha256(spec.encode()).hexdigest()
-        return self.redis.fcall("ditfleet_v2_submit", len(keys), *keys, 86_400_000, id, tenant, spec, sha, 1 if key else 0, "",
+        return self.redis.fcall("ditfleet_v3_submit", len(keys), *keys, 86_400_000, id, tenant, spec, sha, 1 if key else 0, "",
                                 deadline_ms)
 
 
@@ -173,7 +173,7 @@ class Function(WithRedis):
         self.assertIn("invalid id", self.submit("a b", json.dumps(SPEC)))
         self.assertIn("invalid tenant", self.submit("f-1", json.dumps(SPEC), tenant="a b"))
         with self.assertRaises(redis.ResponseError):
-            self.redis.fcall("ditfleet_v2_submit", 1, INTAKE, 5)
+            self.redis.fcall("ditfleet_v3_submit", 1, INTAKE, 5)
 
     def test_a_bad_spec_is_rejected(self):
         id = "f-" + uuid.uuid4().hex

@@ -42,7 +42,7 @@ TEST_F(QueueForgedEntries, AnEntryThatLooksSubmittedIsRejectedUnderItsOwnId) {
   EXPECT_EQ(job("after").state, State::kReady);
   for (const std::string& told : {"x-" + unknown, "x-" + another, "x-" + two, "x-" + bad}) {
     ASSERT_EQ(job(told).state, State::kRejected) << told;
-    EXPECT_NE(job(told).error->message.find("'submitted', which only the Function ditfleet_v2_submit writes"),
+    EXPECT_NE(job(told).error->message.find("'submitted', which only the Function ditfleet_v3_submit writes"),
               std::string::npos)
         << told << job(told).error->message;
     EXPECT_EQ(event_types(told), "queued rejected") << told;

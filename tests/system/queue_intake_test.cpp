@@ -196,9 +196,9 @@ TEST_F(QueueIntake, ARepeatedIdIsTheSameJobOrRefused) {
 }
 
 TEST_F(QueueIntake, AForeignClientThatCallsWronglyIsToldHowItIsRight) {
-  EXPECT_NE(refused({"FCALL", "ditfleet_v2_submit", "0"}).find("submit takes 8 keys, 8 arguments; got 0 and 0"),
+  EXPECT_NE(refused({"FCALL", "ditfleet_v3_submit", "0"}).find("submit takes 8 keys, 8 arguments; got 0 and 0"),
             std::string::npos);
-  const std::vector<std::string> submit_keys = {"FCALL",        "ditfleet_v2_submit", "8",           keys_.in(),
+  const std::vector<std::string> submit_keys = {"FCALL",        "ditfleet_v3_submit", "8",           keys_.in(),
                                                 keys_.jobs(),   keys_.deadline(),     keys_.open(),  keys_.last(),
                                                 keys_.events(), keys_.job("a"),       keys_.job("a")};
   const auto with = [&](std::vector<std::string> arguments) {
@@ -234,11 +234,11 @@ TEST_F(QueueIntake, AForeignClientThatCallsWronglyIsToldHowItIsRight) {
   EXPECT_EQ(redis({"KEYS", "*"}).elements.size(), 0u);  // none of these wrote anything
   EXPECT_EQ(verdict({"1000", "a", "default", "{}", sha, "0", "", "0"}), "created");
   // Every Function refuses a call of the wrong shape before it touches anything.
-  auto listed = redis({"FUNCTION", "LIST", "LIBRARYNAME", "ditfleet_v2"});
+  auto listed = redis({"FUNCTION", "LIST", "LIBRARYNAME", "ditfleet_v3"});
   int functions = 0;
   for (const auto& f : listed.elements.at(0).elements.at(5).elements) {
     const std::string name = f.elements.at(1).text;
-    if (name == "ditfleet_v2_version") continue;
+    if (name == "ditfleet_v3_version") continue;
     ++functions;
     const std::string error = refused({"FCALL", name, "1", "df:{0}:nothing", "x", "y", "z", "1", "2", "3", "4"});
     EXPECT_NE(error.find("BADARG"), std::string::npos) << name << ": " << error;

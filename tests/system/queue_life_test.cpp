@@ -93,7 +93,7 @@ TEST_F(QueueLife, AStepThatHoldsALineBreakTellsNothingOfOtherJobs) {
   const auto attempt = running();
   const auto other = submit();
   redis::Command forged("FCALL");
-  forged << "ditfleet_v2_renew" << 4 << keys_.lease() << keys_.units() << keys_.last() << keys_.events() << 60'000
+  forged << "ditfleet_v3_renew" << 4 << keys_.lease() << keys_.units() << keys_.last() << keys_.events() << 60'000
          << attempt.ref.job << 0 << attempt.nonce << "step 0 {}\n" + other + " - succeeded 0 {}";
   const auto lease = redis({"ZSCORE", keys_.lease(), attempt.ref.job + ":0"}).text;
   const auto answer = wait(connection_->execute(std::move(forged), soon()));
@@ -110,7 +110,7 @@ TEST_F(QueueLife, ARecordThatIsNoWorkersIsLeftOut) {
   good.boot = "b1";
   ASSERT_TRUE(wait(client_->heartbeat(good, soon())).ok());
   for (const char* info : {"not JSON", "[]", R"({"name":"good"})", "\xff"}) {
-    redis({"FCALL", "ditfleet_v2_heartbeat", "3", keys_.workers(), keys_.worker("bad"), keys_.mailbox("bad:b"), "bad",
+    redis({"FCALL", "ditfleet_v3_heartbeat", "3", keys_.workers(), keys_.worker("bad"), keys_.mailbox("bad:b"), "bad",
            "b", info, "60000", "60000"});
     const auto workers = wait(client_->workers(soon()));
     ASSERT_TRUE(workers.ok()) << workers.error().message;

@@ -1,4 +1,4 @@
-#!lua name=ditfleet_v2
+#!lua name=ditfleet_v3
 -- The queue's transitions, one Function each. README.md and ../README.md document the public Functions.
 --
 -- Rules:

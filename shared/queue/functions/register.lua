@@ -39,7 +39,7 @@ local function led(run)
 end
 
 local function register(name, run, shape, flag)
-  redis.register_function{function_name = 'ditfleet_v2_' .. name, flags = {flag}, callback = checked(name, run, shape)}
+  redis.register_function{function_name = 'ditfleet_v3_' .. name, flags = {flag}, callback = checked(name, run, shape)}
 end
 
 -- allow-oom: what ends or keeps work goes on when Redis is at its memory limit; what takes new work does not.
