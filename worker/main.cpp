@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "shared/core/hide_passwords.h"
 #include "shared/core/nearest_name.h"
 #include "worker/commands/command_line.h"
 #include "worker/commands/compile.h"
@@ -50,7 +51,10 @@ int main(int argc, char** argv) {
   RunFlags run_flags;
   auto* run_command = app.add_subcommand("run", "Serve the queue");
   add_run_flags(*run_command, run_flags);
-  run_command->callback([&] { exit_code = run(run_flags); });
+  run_command->callback([&] {
+    ditfleet::hide_passwords(argc, argv);
+    exit_code = run(run_flags);
+  });
 
   GenerateFlags generate_flags;
   auto* generate_command = app.add_subcommand("generate", "Generate images for one prompt and write them to files");

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "coordinator/cli/command.h"
+#include "shared/core/hide_passwords.h"
 #include "shared/core/nearest_name.h"
 
 namespace {
@@ -99,5 +100,6 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "ditfleet: %s (see --help)\n", message.c_str());
     return ditfleet::cli::kExitUsage;
   }
+  ditfleet::hide_passwords(argc, argv);
   return run();
 }
