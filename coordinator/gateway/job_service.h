@@ -33,6 +33,9 @@ class JobService {
   // kNotFound: the result has expired.
   virtual asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) = 0;
   virtual asio::awaitable<Result<std::string>> preview(const std::string& key) = 0;
+  // The secret with this id that all gateways share (LinkSigner); empty if there is none. With `life_s` > 0 a missing
+  // secret is created and lasts that long.
+  virtual asio::awaitable<Result<std::string>> link_secret(std::int64_t id, std::int64_t life_s) = 0;
 };
 
 // Over Redis. A call takes at most 5 s, 1 s while Redis is not connected.

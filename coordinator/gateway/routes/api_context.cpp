@@ -42,11 +42,16 @@ JobLinks ApiContext::links(const Call& call) const {
     links.base = settings.gateway.public_url;
     while (links.base.ends_with('/')) links.base.pop_back();
   } else {
-    links.base = is_host(host) ? "http://" + std::string(host) : local_url;
+    const std::string scheme = settings.gateway.tls_cert_file.empty() ? "http://" : "https://";
+    links.base = is_host(host) ? scheme + std::string(host) : local_url;
   }
-  links.keys = &keys;
-  links.expires_s = unix_ms() / 1000 + std::max(kMinimumLinkLifeS, settings.queue.retention_ms / 1000);
+  if (!keys.open()) links.signer = &signer;
+  links.expires_s = unix_ms() / 1000 + link_life_s();
   return links;
+}
+
+std::int64_t ApiContext::link_life_s() const {
+  return std::max(kMinimumLinkLifeS, dependencies.settings.queue.retention_ms / 1000);
 }
 
 asio::awaitable<Result<void>> ApiContext::refresh_adapters() const {

@@ -10,6 +10,7 @@
 #include "coordinator/gateway/job_service.h"
 #include "coordinator/gateway/routes/auth.h"
 #include "coordinator/gateway/routes/job_json.h"
+#include "coordinator/gateway/routes/link_signer.h"
 #include "coordinator/gateway/routes/router.h"
 
 namespace ditfleet::gateway {
@@ -21,7 +22,10 @@ struct ApiContext {
   KeyRing keys;
   GatewayDependencies dependencies;
 
+  LinkSigner signer = {};
+
   JobLinks links(const Call& call) const;
+  std::int64_t link_life_s() const;  // how long a signed link is valid
 
   // Submits a job for the caller; `spec` is parsed, not completed.
   // Errors: those of job::complete_spec, dependencies.advise and JobService::submit, kInvalidArgument for a malformed
