@@ -54,7 +54,7 @@ class Client {
   Client& operator=(const Client&) = delete;
   const QueueOptions& options() const;
 
-  // Loads the Function library unless Redis has this version. Call it after every (re)connect.
+  // Loads the Function library unless Redis has this or a newer build. Call it after every (re)connect.
   asio::awaitable<Result<void>> load_library(Deadline deadline);
 
   // --- producers -------------------------------------------------------------------------------
