@@ -112,7 +112,7 @@ TEST_F(QueueIntake, AdaptersStandWithTheOpenUnits) {
   for (const auto& entry : intake()) all.push_back(admission(entry));
   all[0].adapters = {"ink", "no|bar", "oil & water"};
   ASSERT_TRUE(wait(client_->admit(epoch_, all, soon())).ok());
-  const auto open = wait(client_->open_units(soon()));
+  const auto open = wait(client_->open_units(std::chrono::seconds(10)));
   ASSERT_EQ(open->size(), 2u);
   for (const auto& view : *open) {
     EXPECT_EQ(view.steps, 20);
@@ -342,7 +342,7 @@ TEST_F(QueueIntake, AListShowsJobsInEveryStateWithTheirSpec) {
   EXPECT_EQ(all->jobs[0].state, State::kQueued);
   EXPECT_EQ(all->jobs[1].id, under_way.ref.job);
   EXPECT_EQ(all->jobs[1].state, State::kRunning);
-  EXPECT_EQ(all->jobs[1].class_key, "demo/256x256");
+  EXPECT_EQ(all->jobs[1].class_key, "demo/256x256x1/none/64/fp32");
   EXPECT_EQ(all->jobs[2].state, State::kSucceeded);
   EXPECT_GT(all->jobs[2].ended_ms, 0);
   for (const auto& job : all->jobs) EXPECT_EQ(job.spec, kSpec) << job.id;

@@ -200,7 +200,8 @@ TEST_F(WorkerService, OutOfMemoryIsTriedAgain) {
   assign(id, 0, worker->owner());
   ASSERT_TRUE(until([&] {
     reap();
-    return job(id).state == State::kReady && wait(client_->open_units(soon()))->at(0).state == State::kReady &&
+    return job(id).state == State::kReady &&
+           wait(client_->open_units(std::chrono::seconds(10)))->at(0).state == State::kReady &&
            job(id).unit_records.at(0).nonce.empty();
   }));
   ASSERT_TRUE(until([&] { return reap() >= 0 && redis({"ZCARD", "df:{0}:ready"}).integer == 1; }));
