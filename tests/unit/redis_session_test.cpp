@@ -210,8 +210,9 @@ TEST(RedisEndpoint, ReadsEveryForm) {
   EXPECT_EQ(tls->db, 3);
   EXPECT_EQ(Endpoint::parse("unix:///run/redis.sock?db=2")->unix_path, "/run/redis.sock");
   EXPECT_EQ(Endpoint::parse("redis://example.com")->port, 6379);
-  for (const char* bad : {"", "example.com", "http://example.com", "redis://", "redis://h:port", "redis://h:0",
-                          "redis://h:70000", "redis://h/x", "unix://"}) {
+  for (const char* bad :
+       {"", "example.com", "http://example.com", "redis://", "redis://h:port", "redis://h:0", "redis://h:70000",
+        "redis://h/x", "unix://", "redis://[h]", "redis://[[::1]:1", "redis://a b"}) {
     const auto endpoint = Endpoint::parse(bad);
     EXPECT_FALSE(endpoint.ok()) << bad;
     if (!endpoint) {
