@@ -261,9 +261,9 @@ local function virtual_times(keys, args)
   return redis.status_reply('OK')
 end
 
--- KEYS units delayed open; ARGV cursor count. A page of the open units: {the next cursor, "0" after the last page, then
--- of each its member, its record, when its retry is due ("" none), its job's record}. See HSCAN for what a page may lack
--- or repeat.
+-- KEYS units delayed open; ARGV cursor count. A page of the open units: {the next cursor ("0": this is the last page),
+-- then of each unit its member, its record, when its retry is due ("": it is not delayed), its job's record}. HSCAN
+-- explains which units pages may lack or repeat.
 local function open_units(keys, args)
   local units, delayed, open = unpack(keys)
   local rc = redis.call
