@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "shared/core/hide_passwords.h"
 #include "shared/core/nearest_name.h"
+#include "shared/core/secrets.h"
 #include "worker/commands/command_line.h"
 #include "worker/commands/compile.h"
 #include "worker/commands/generate.h"

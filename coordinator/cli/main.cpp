@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "coordinator/cli/command.h"
-#include "shared/core/hide_passwords.h"
 #include "shared/core/nearest_name.h"
+#include "shared/core/secrets.h"
 
 namespace {
 

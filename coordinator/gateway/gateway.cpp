@@ -88,7 +88,7 @@ class Gateway::Impl {
       const std::int64_t now = LinkSigner::id_at(unix_ms() / 1000);
       bool all = true;
       for (std::int64_t id = now - life_s / LinkSigner::kPeriodS - 1; id <= now; ++id) {
-        auto secret = co_await service_->link_secret(id, id == now ? life_s + 2 * LinkSigner::kPeriodS : 0);
+        auto secret = co_await service_->link_secret(id, life_s + 2 * LinkSigner::kPeriodS);
         if (secret) api_->signer().learn(id, std::move(*secret));
         all = all && secret.ok();
       }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "coordinator/gateway/routes/errors.h"
+#include "coordinator/gateway/routes/link_signer.h"
 #include "shared/queue/keys.h"
 #include "shared/redis/connection.h"
 
@@ -50,18 +51,12 @@ class QueueJobService final : public JobService {
     co_return translate_stored(co_await store_->get_preview(key, deadline()));
   }
   asio::awaitable<Result<std::string>> link_secret(std::int64_t id, std::int64_t life_s) override {
-    const std::string key = queue::Keys(queue_->options().shard).link_secret(id);
-    std::string fresh;
-    redis::Command command(life_s > 0 ? "SET" : "GET");
-    command << key;
-    if (life_s > 0) {
-      unsigned char random[32];
-      randombytes_buf(random, sizeof random);
-      fresh.assign(reinterpret_cast<const char*>(random), sizeof random);
-      command << fresh << "NX"
-              << "GET"
-              << "EX" << life_s;
-    }
+    std::string fresh(LinkSigner::kSecretBytes, '\0');
+    randombytes_buf(fresh.data(), fresh.size());
+    redis::Command command("SET");
+    command << queue::Keys(queue_->options().shard).link_secret(id) << fresh << "NX"
+            << "GET"
+            << "EX" << life_s;
     auto reply = co_await redis_->execute(std::move(command), deadline());
     if (!reply) co_return reply.error();
     co_return reply->is_nil() ? fresh : std::move(reply->text);

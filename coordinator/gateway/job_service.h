@@ -33,8 +33,7 @@ class JobService {
   // kNotFound: the result has expired.
   virtual asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) = 0;
   virtual asio::awaitable<Result<std::string>> preview(const std::string& key) = 0;
-  // The secret with this id that all gateways share (LinkSigner); empty if there is none. With `life_s` > 0 a missing
-  // secret is created and lasts that long.
+  // The secret with this id that all gateways share (LinkSigner). A missing one is created and lasts `life_s`.
   virtual asio::awaitable<Result<std::string>> link_secret(std::int64_t id, std::int64_t life_s) = 0;
 };
 

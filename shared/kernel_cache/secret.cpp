@@ -11,7 +11,7 @@
 #include "shared/core/bytes.h"
 #include "shared/core/fd_io.h"
 #include "shared/core/ids.h"
-#include "shared/core/secret_file.h"
+#include "shared/core/secrets.h"
 #include "shared/core/unique_fd.h"
 #include "shared/kernel_cache/little_endian.h"
 

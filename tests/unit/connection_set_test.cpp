@@ -19,7 +19,7 @@ class Connections : public ::testing::Test {
   // A connection that has been in this state for some seconds.
   std::shared_ptr<Connection> connect(State state = kBusy, int seconds = 0, unsigned char peer = 1) {
     auto made = std::make_shared<Connection>(tcp::socket(context_, tcp::v4()), 1s);
-    made->peer[15] = peer;
+    made->peer = asio::ip::address_v4({10, 0, 0, peer});
     set_.add(made);
     made->idle = state == kIdle;
     if (state != kBusy) made->waits_since = Clock::now() - std::chrono::seconds(seconds);
@@ -62,7 +62,7 @@ TEST_F(Connections, APeerTakesNotMoreThanItsShare) {
   ConnectionSet set({.connections = 8, .connections_per_peer = 2, .unread_bytes = 100, .arriving_bytes = 100});
   const auto join = [&](unsigned char peer, bool local = false) {
     auto made = std::make_shared<Connection>(tcp::socket(context_, tcp::v4()), 1s);
-    made->peer[15] = peer;
+    made->peer = asio::ip::address_v4({10, 0, 0, peer});
     made->from_loopback = local;
     set.add(made);
     return made;
@@ -82,13 +82,13 @@ TEST_F(Connections, APeerTakesNotMoreThanItsShare) {
 TEST_F(Connections, BodiesThatArriveForLongestMakeRoomForAnother) {
   const auto first = connect(kHalfSent, 1), second = connect(kHalfSent, 2), third = connect(kHalfSent);
   const auto silent = connect(kHalfSent, 9);
-  const ConnectionSet::Arriving a(set_, *first, 40), b(set_, *second, 60);
+  const auto a = set_.count_arriving(*first, 40), b = set_.count_arriving(*second, 60);
   {
-    const ConnectionSet::Arriving c(set_, *third, 60);
+    const auto c = set_.count_arriving(*third, 60);
     EXPECT_FALSE(open(second));
     EXPECT_TRUE(open(first) && open(silent)) << "it holds no bytes";
   }
-  const ConnectionSet::Arriving d(set_, *third, 1'000);
+  const auto d = set_.count_arriving(*third, 1'000);
   EXPECT_TRUE(open(third)) << "one alone may be of any size";
   EXPECT_FALSE(open(first));
 }
@@ -96,7 +96,7 @@ TEST_F(Connections, BodiesThatArriveForLongestMakeRoomForAnother) {
 TEST_F(Connections, WhoReadsAtAnAnswerForLongestMakesRoomForAnother) {
   EXPECT_TRUE(set_.make_room_for(1'000)) << "one alone may be of any size";
   const auto first = connect(), second = connect(), third = connect();
-  const ConnectionSet::Unread a(set_, *first, 40), b(set_, *second, 40);
+  const auto a = set_.count_unread(*first, 40), b = set_.count_unread(*second, 40);
   EXPECT_TRUE(set_.make_room_for(20));
   EXPECT_FALSE(set_.make_room_for(21)) << "none has had its time";
   first->writes_since -= 10s;
@@ -105,7 +105,7 @@ TEST_F(Connections, WhoReadsAtAnAnswerForLongestMakesRoomForAnother) {
   EXPECT_FALSE(open(second));
   EXPECT_TRUE(open(first));
   {
-    const ConnectionSet::Unread c(set_, *third, 60);
+    const auto c = set_.count_unread(*third, 60);
     EXPECT_TRUE(set_.make_room_for(1));
     EXPECT_FALSE(open(first)) << "the next one";
     EXPECT_FALSE(set_.make_room_for(41));

@@ -76,7 +76,7 @@ class GatewayApi : public ::testing::Test {
     hub = std::make_shared<EventHub>(context.get_executor(), [this](auto block) { return service.next(block); });
     asio::co_spawn(context, EventHub::run(hub), asio::detached);
     api = std::make_unique<Api>(std::move(options), service, hub, "http://127.0.0.1:1");
-    api->signer().learn(7, "a secret of all gateways");
+    api->signer().learn(7, std::string(32, 's'));
   }
   ~GatewayApi() override { hub->stop(); }
 

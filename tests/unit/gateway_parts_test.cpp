@@ -288,7 +288,7 @@ TEST(GatewayLinks, HoldForOnePathAndATime) {
   const std::string path = "/v1/jobs/j/results/0";
   LinkSigner signer;
   EXPECT_EQ(signer.sign(path, 1000), "") << "no secret yet";
-  signer.learn(3, "the secret");
+  signer.learn(3, std::string(32, 'a'));
   const std::string link = signer.sign(path, 1000);
   ASSERT_TRUE(link.starts_with("expires=1000&kid=3&sig=")) << link;
   const std::string signature = link.substr(23);
@@ -299,14 +299,15 @@ TEST(GatewayLinks, HoldForOnePathAndATime) {
   EXPECT_FALSE(signer.verify(path, "1000", "", signature, 999));
   EXPECT_FALSE(signer.verify("/v1/jobs/j/results/1", "1000", "3", signature, 999));
   EXPECT_FALSE(signer.verify(path, "1000", "3", "", 999));
-  // Another secret signs from now on. Links that the old one signed stay valid until it is forgotten.
-  signer.learn(4, "another secret");
+  // Another secret signs from now on. Links that the old one signed stay valid until it is replaced.
+  signer.learn(4, std::string(32, 'b'));
   EXPECT_TRUE(signer.sign(path, 1000).starts_with("expires=1000&kid=4&"));
   EXPECT_TRUE(signer.verify(path, "1000", "3", signature, 999));
-  signer.learn(3, "");
+  signer.learn(3, std::string(32, 'c'));
   EXPECT_FALSE(signer.verify(path, "1000", "3", signature, 999));
-  // What anybody who can read the configuration knows signs nothing.
   EXPECT_FALSE(LinkSigner().verify(path, "1000", "3", signature, 999));
+  signer.learn(3, "short");
+  EXPECT_FALSE(signer.verify(path, "1000", "3", "", 999));
 }
 
 TEST(GatewayImages, MapsOpenAisFields) {

@@ -9,8 +9,7 @@
 #include <string>
 
 #include "shared/core/bytes.h"
-#include "shared/core/hide_passwords.h"
-#include "shared/core/secret_file.h"
+#include "shared/core/secrets.h"
 
 namespace ditfleet {
 namespace {

@@ -3,8 +3,8 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <boost/asio/buffer.hpp>
+#include <boost/asio/ip/network_v6.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/buffers_to_string.hpp>
@@ -26,18 +26,10 @@ constexpr std::chrono::milliseconds kLookAgain{500};  // whether a TLS client th
 Connection::Connection(tcp::socket socket, std::chrono::milliseconds write_timeout, asio::ssl::context* tls)
     : stream_(std::move(socket), tls), write_timeout_(write_timeout) {
   error_code unknown;
-  const auto address = stream_.socket().remote_endpoint(unknown).address();
-  const bool v4 = address.is_v4() || (address.is_v6() && address.to_v6().is_v4_mapped());
-  if (address.is_v6()) {
-    peer = address.to_v6().to_bytes();
-    from_loopback = address.is_loopback();
-  } else {
-    peer = asio::ip::make_address_v6(asio::ip::v4_mapped, address.to_v4()).to_bytes();
-  }
-  if (v4)
-    from_loopback = peer[12] == 127;
-  else
-    std::fill(peer.begin() + 8, peer.end(), 0);
+  peer = stream_.socket().remote_endpoint(unknown).address();
+  if (peer.is_v6() && peer.to_v6().is_v4_mapped()) peer = asio::ip::make_address_v4(asio::ip::v4_mapped, peer.to_v6());
+  from_loopback = peer.is_loopback();
+  if (peer.is_v6()) peer = asio::ip::network_v6(peer.to_v6(), 64).network();
 }
 
 void Connection::when_gone(std::function<void()> callback) {

@@ -4,7 +4,7 @@
 #pragma once
 
 #include <boost/asio/as_tuple.hpp>
-#include <boost/asio/ip/address_v6.hpp>
+#include <boost/asio/ip/address.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/ssl/context.hpp>
 #include <boost/asio/ssl/stream.hpp>
@@ -83,8 +83,8 @@ class Connection final : public Sink {
   std::size_t arriving_bytes = 0;
   // Above the limit of connections: only the vital routes are served.
   bool guest = false;
-  // The client's IPv4 address (mapped) or IPv6 /64 network, and whether it is this host.
-  asio::ip::address_v6::bytes_type peer{};
+  // The client's IPv4 address or IPv6 /64 network, and whether it is this host.
+  asio::ip::address peer;
   bool from_loopback = false;
 
   // --- Sink ---

@@ -65,24 +65,16 @@ bool ConnectionSet::make_room_for(std::size_t bytes) {
   return true;
 }
 
-ConnectionSet::Arriving::Arriving(ConnectionSet& set, Connection& connection, std::size_t bytes)
-    : set_(set), connection_(connection) {
-  while (set.arriving_bytes_ > 0 && set.arriving_bytes_ + bytes > set.limits_.arriving_bytes &&
-         set.evict(connection, [](const Connection& c) { return c.arriving_bytes > 0; })) {
+ConnectionSet::Counted ConnectionSet::count_arriving(Connection& connection, std::size_t bytes) {
+  const Test reads_body = [](const Connection& c) { return c.arriving_bytes > 0; };
+  while (arriving_bytes_ > 0 && arriving_bytes_ + bytes > limits_.arriving_bytes && evict(connection, reads_body)) {
   }
-  connection.arriving_bytes = bytes;
-  set.arriving_bytes_ += bytes;
+  return Counted(arriving_bytes_, connection.arriving_bytes, bytes);
 }
 
-ConnectionSet::Arriving::~Arriving() { set_.arriving_bytes_ -= std::exchange(connection_.arriving_bytes, 0); }
-
-ConnectionSet::Unread::Unread(ConnectionSet& set, Connection& connection, std::size_t bytes)
-    : set_(set), connection_(connection) {
-  connection_.unread_bytes = bytes;
-  connection_.writes_since = Clock::now();
-  set_.unread_bytes_ += bytes;
+ConnectionSet::Counted ConnectionSet::count_unread(Connection& connection, std::size_t bytes) {
+  connection.writes_since = Clock::now();
+  return Counted(unread_bytes_, connection.unread_bytes, bytes);
 }
-
-ConnectionSet::Unread::~Unread() { set_.unread_bytes_ -= std::exchange(connection_.unread_bytes, 0); }
 
 }  // namespace ditfleet::gateway

@@ -37,32 +37,26 @@ class ConnectionSet {
   // the clients that have been reading for more than 5 s. A single response may have any size.
   bool make_room_for(std::size_t bytes);
 
-  // Counts a body's bytes while it is being read. If too many are, closes the connections that wait longest for theirs.
-  // A single body may have any size.
-  class Arriving {
+  // Counts bytes of a connection, and in the set's total, as long as it exists.
+  class Counted {
    public:
-    Arriving(ConnectionSet& set, Connection& connection, std::size_t bytes);
-    ~Arriving();
-    Arriving(const Arriving&) = delete;
-    Arriving& operator=(const Arriving&) = delete;
+    Counted(std::uint64_t& total, std::size_t& own, std::size_t bytes) : total_(total), own_(own) {
+      own = bytes;
+      total += bytes;
+    }
+    ~Counted() { total_ -= std::exchange(own_, 0); }
+    Counted(const Counted&) = delete;
+    Counted& operator=(const Counted&) = delete;
 
    private:
-    ConnectionSet& set_;
-    Connection& connection_;
+    std::uint64_t& total_;
+    std::size_t& own_;
   };
-
-  // Counts a response's bytes while it is being written.
-  class Unread {
-   public:
-    Unread(ConnectionSet& set, Connection& connection, std::size_t bytes);
-    ~Unread();
-    Unread(const Unread&) = delete;
-    Unread& operator=(const Unread&) = delete;
-
-   private:
-    ConnectionSet& set_;
-    Connection& connection_;
-  };
+  // For a response that is being written.
+  Counted count_unread(Connection& connection, std::size_t bytes);
+  // For a body that is being read. If too many are, closes the connections that wait longest for theirs. A single body
+  // may have any size.
+  Counted count_arriving(Connection& connection, std::size_t bytes);
 
  private:
   using Test = std::function<bool(const Connection&)>;

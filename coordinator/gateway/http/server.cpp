@@ -20,8 +20,8 @@
 #include "coordinator/gateway/http/connection_set.h"
 #include "coordinator/gateway/http/reading.h"
 #include "coordinator/gateway/http/streamed_body.h"
-#include "coordinator/gateway/http/tls.h"
 #include "shared/core/listen_address.h"
+#include "shared/core/secrets.h"
 #include "shared/core/task_group.h"
 
 namespace ditfleet::gateway {
@@ -39,6 +39,30 @@ constexpr std::chrono::milliseconds kLingerTime{2000};
 constexpr std::size_t kLingerBytes = 8u << 20;
 constexpr std::size_t kSmallAnswer = 64u << 10;  // sent even if too many answers are unread
 constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+
+// TLS 1.2 or later with this certificate chain and private key.
+Result<std::unique_ptr<asio::ssl::context>> tls_context(const std::string& cert_file, const std::string& key_file) {
+  if (auto key = read_secret_file(key_file); !key)
+    return Error{key.error().code, "gateway.tls_key_file: " + key.error().message, {}};
+  auto context = std::make_unique<asio::ssl::context>(asio::ssl::context::tls_server);
+  SSL_CTX_set_min_proto_version(context->native_handle(), TLS1_2_VERSION);
+  SSL_CTX_set_options(context->native_handle(), SSL_OP_NO_RENEGOTIATION);
+  // Without it, OpenSSL would ask for the password of an encrypted key on the terminal.
+  context->set_password_callback([](std::size_t, asio::ssl::context::password_purpose) { return std::string(); });
+  boost::system::error_code ec;
+  context->use_certificate_chain_file(cert_file, ec);
+  if (ec) {
+    return invalid_argument("gateway.tls_cert_file: '" + cert_file +
+                            "' is not a readable certificate chain in PEM: " + ec.message());
+  }
+  context->use_private_key_file(key_file, asio::ssl::context::pem, ec);
+  if (ec) {
+    return invalid_argument("gateway.tls_key_file: '" + key_file +
+                            "' is not the unencrypted PEM private key of the certificate in '" + cert_file +
+                            "': " + ec.message());
+  }
+  return context;
+}
 
 }  // namespace
 
@@ -283,7 +307,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       if (auto refusal = handlers_.refuse_head(incoming.request)) co_return ReadOutcome{.refusal = std::move(refusal)};
     }
     const std::uint64_t expected = head.is_done() ? 0 : head.content_length().value_or(options_.max_body_bytes);
-    const ConnectionSet::Arriving counted(connections_, connection, expected);
+    const auto counted = connections_.count_arriving(connection, expected);
     http::request_parser<http::string_body> parser(std::move(head));
     parser.body_limit(options_.max_body_bytes);
     if (expects_continue(parser.get())) {
@@ -324,7 +348,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     }
     const bool bodiless = head || response.status == 204 || response.status == 304;
     const std::size_t length = response.body.size();
-    const ConnectionSet::Unread counted(connections_, connection, bodiless ? 0 : response.body.capacity());
+    const auto counted = connections_.count_unread(connection, bodiless ? 0 : response.body.capacity());
     http::response<http::string_body> message;
     fill_head(message, response, http_1_0);
     message.keep_alive(keep);

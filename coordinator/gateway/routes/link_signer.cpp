@@ -3,39 +3,23 @@
 #include <sodium.h>
 
 #include <charconv>
-#include <optional>
 
 namespace ditfleet::gateway {
 namespace {
 
-std::string mac(std::string_view secret, std::string_view path, std::string_view expires) {
+std::string mac(const std::string& secret, std::string_view path, std::string_view expires) {
+  if (secret.size() != LinkSigner::kSecretBytes) return {};  // not one of ours
   const std::string text = std::string(path) + "\n" + std::string(expires);
-  crypto_auth_hmacsha256_state state;
-  crypto_auth_hmacsha256_init(&state, reinterpret_cast<const unsigned char*>(secret.data()), secret.size());
-  crypto_auth_hmacsha256_update(&state, reinterpret_cast<const unsigned char*>(text.data()), text.size());
   unsigned char digest[crypto_auth_hmacsha256_BYTES];
-  crypto_auth_hmacsha256_final(&state, digest);
+  crypto_auth_hmacsha256(digest, reinterpret_cast<const unsigned char*>(text.data()), text.size(),
+                         reinterpret_cast<const unsigned char*>(secret.data()));
   std::string hex(sizeof digest * 2 + 1, '\0');
   sodium_bin2hex(hex.data(), hex.size(), digest, sizeof digest);
   hex.pop_back();
   return hex;
 }
 
-std::optional<std::int64_t> number(std::string_view text) {
-  std::int64_t value = 0;
-  const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (ec != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
 }  // namespace
-
-void LinkSigner::learn(std::int64_t id, std::string secret) {
-  if (secret.empty())
-    secrets_.erase(id);
-  else
-    secrets_[id] = std::move(secret);
-}
 
 std::string LinkSigner::sign(std::string_view path, std::int64_t expires_s) const {
   if (secrets_.empty()) return {};
@@ -46,11 +30,16 @@ std::string LinkSigner::sign(std::string_view path, std::int64_t expires_s) cons
 
 bool LinkSigner::verify(std::string_view path, std::string_view expires, std::string_view id,
                         std::string_view signature, std::int64_t now_s) const {
-  const auto until = number(expires), key = number(id);
-  const auto found = key ? secrets_.find(*key) : secrets_.end();
-  if (!until || *until < now_s || found == secrets_.end()) return false;
-  const std::string right = mac(found->second, path, expires);
-  return right.size() == signature.size() && sodium_memcmp(right.data(), signature.data(), right.size()) == 0;
+  std::int64_t until = 0;
+  const auto [end, ec] = std::from_chars(expires.data(), expires.data() + expires.size(), until);
+  if (ec != std::errc() || end != expires.data() + expires.size() || until < now_s) return false;
+  for (const auto& [known, secret] : secrets_) {
+    if (std::to_string(known) != id) continue;
+    const std::string right = mac(secret, path, expires);
+    return !right.empty() && right.size() == signature.size() &&
+           sodium_memcmp(right.data(), signature.data(), right.size()) == 0;
+  }
+  return false;
 }
 
 }  // namespace ditfleet::gateway

@@ -1,4 +1,4 @@
-// Reads files that contain secrets, such as keys.
+// Files that contain secrets, and passwords on the command line.
 #pragma once
 
 #include <string>
@@ -12,5 +12,9 @@ namespace ditfleet {
 // kNotFound, kUnavailable (not readable), kInvalidArgument (wrong owner or mode); the message contains the path and the
 // command that corrects it.
 Result<std::string> read_secret_file(const std::string& path);
+
+// Overwrites the password of every URL (scheme://user:password@…) in the arguments with asterisks. Call it once they
+// have been copied.
+void hide_passwords(int argc, char** argv);
 
 }  // namespace ditfleet

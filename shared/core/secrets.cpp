@@ -1,8 +1,11 @@
-#include "shared/core/secret_file.h"
+#include "shared/core/secrets.h"
 
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
 
 #include "shared/core/bytes.h"
 
@@ -22,6 +25,15 @@ Result<std::string> read_secret_file(const std::string& path) {
                                         info.st_mode & 07777, own ? "600" : "640", path));
   }
   return read_file(path);
+}
+
+void hide_passwords(int argc, char** argv) {
+  for (char** argument = argv; argument != argv + argc; ++argument) {
+    char* const scheme = std::strstr(*argument, "://");
+    char* const at = scheme ? std::strrchr(scheme, '@') : nullptr;
+    char* const colon = at ? std::strchr(scheme + 3, ':') : nullptr;
+    if (colon && colon < at) std::fill(colon + 1, at, '*');
+  }
 }
 
 }  // namespace ditfleet
