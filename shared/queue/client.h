@@ -111,7 +111,8 @@ class Client {
   // Returns the run id that was registered under this name before, possibly this run's own; empty if there was none.
   asio::awaitable<Result<std::string>> heartbeat(const WorkerInfo& info, Deadline deadline);
   asio::awaitable<Result<void>> deregister(const std::string& name, const std::string& boot, Deadline deadline);
-  // Waits up to `block` for messages after the entry id `after`. "0" returns all messages.
+  // Waits up to `block` for messages after the entry id `after`. "0" returns all messages. Deletes and logs invalid
+  // entries.
   asio::awaitable<Result<std::vector<MailboxEntry>>> read_mailbox(const std::string& owner, const std::string& after,
                                                                   int limit, std::chrono::milliseconds block);
   asio::awaitable<Result<void>> acknowledge(const std::string& owner, std::span<const std::string> entry_ids,

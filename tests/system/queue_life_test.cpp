@@ -104,6 +104,38 @@ TEST_F(QueueLife, AStepThatHoldsALineBreakTellsNothingOfOtherJobs) {
   EXPECT_EQ(renew(attempt), RenewOutcome::kOk);
 }
 
+TEST_F(QueueLife, AMailboxEntryThatCannotBeReadIsDeletedAndTheNextOneIsRead) {
+  const std::string id = submit();
+  admit_all();
+  redis({"XADD", keys_.mailbox("w0:boot0"), "*", "x", "y"});
+  redis({"XADD", keys_.mailbox("w0:boot0"), "*", "m", "assign " + id + " 0 n 1", "m", "revoke"});
+  const auto read = [&](const std::string& after) {
+    auto mail = wait(client_->read_mailbox("w0:boot0", after, 10, std::chrono::milliseconds(1)));
+    EXPECT_TRUE(mail.ok()) << mail.error().message;
+    return mail ? *mail : std::vector<queue::MailboxEntry>();
+  };
+  EXPECT_TRUE(read("0").empty());
+  EXPECT_EQ(redis({"XLEN", keys_.mailbox("w0:boot0")}).integer, 0);
+  redis({"XADD", keys_.mailbox("w0:boot0"), "*", "x", "y"});
+  const auto attempt = assign(id);
+  const auto mail = read("0");
+  ASSERT_EQ(mail.size(), 1u);
+  EXPECT_EQ(mail[0].nonce, attempt.nonce);
+}
+
+TEST_F(QueueLife, PhasesThatAreNoIntegersAreLeftOut) {
+  const auto attempt = running();
+  const std::string& id = attempt.ref.job;
+  std::vector<std::string> call = {"FCALL", "ditfleet_v3_complete", "8"};
+  for (const std::string& key : {keys_.lease(), keys_.deadline(), keys_.units(), keys_.open(), keys_.specs(),
+                                 keys_.last(), keys_.events(), keys_.job(id)})
+    call.push_back(key);
+  for (const char* argument : {id.c_str(), "0", attempt.nonce.c_str(), "{}", R"({"text":7,"vae":1.5,"x":1e300})", ""})
+    call.emplace_back(argument);
+  EXPECT_EQ(redis(call).integer, 1);
+  EXPECT_EQ(job(id).unit_records.at(0).phases_us, (std::map<std::string, std::int64_t>{{"text", 7}}));
+}
+
 TEST_F(QueueLife, ARecordThatIsNoWorkersIsLeftOut) {
   queue::WorkerInfo good;
   good.name = "good";
