@@ -2,6 +2,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <map>
 
 #include "shared/core/excerpt.h"
 #include "shared/core/ids.h"
@@ -11,6 +12,8 @@
 
 namespace ditfleet::queue {
 namespace {
+
+constexpr int kEventsPerCall = 500;
 
 Error no_such_job(const std::string& id) { return Error{Code::kNotFound, "[queue] no such job: " + id}; }
 
@@ -211,18 +214,50 @@ asio::awaitable<Result<std::vector<Event>>> Client::events(const std::string& jo
     co_return Error{Code::kInvalidArgument,
                     "[queue] '" + after + "' is not an event id; event ids look like 1763700000000-0", "after"};
   }
-  auto reply = co_await impl->call(
-      fcall_ro("events", 4) << keys.job(job) << keys.open() << keys.last() << keys.events() << job << from, deadline);
-  if (!reply) co_return reply.error();
   const std::size_t most = static_cast<std::size_t>(std::max(limit, 1));
-  const auto& flat = reply->elements;
-  for (std::size_t i = 0; i + 1 < flat.size() && out.size() < most; i += 2) {
+  std::map<std::pair<std::int64_t, std::int64_t>, std::pair<std::string, std::string>> found;  // the oldest, in order
+  std::vector<std::string> next;
+  do {
+    redis::Command command = fcall_ro("events", 4);
+    command << keys.job(job) << keys.open() << keys.last() << keys.events() << job << from << kEventsPerCall;
+    for (const std::string& entry : next) command << entry;
+    auto reply = co_await impl->call(std::move(command), deadline);
+    if (!reply) co_return reply.error();
+    auto& page = reply->elements;
+    if (page.size() % 2 != 1) co_return internal_error("[queue] `events` did not reply with ids and events");
+    next.clear();
+    for (redis::Reply& entry : page[0].elements) next.push_back(std::move(entry.text));
+    for (std::size_t i = 1; i < page.size(); i += 2) {
+      const auto dash = page[i].text.find('-');
+      const std::pair order{to_int(page[i].text), to_int(std::string_view(page[i].text).substr(dash + 1))};
+      found.try_emplace(order, std::move(page[i].text), std::move(page[i + 1].text));
+      if (found.size() > most + 1) found.erase(std::prev(found.end()));  // one more, because `after` is not returned
+    }
+  } while (!next.empty());
+  for (const auto& [order, entry] : found) {
     const std::size_t before = out.size();
-    append_events(make_event(flat[i].text, job, flat[i + 1].text), out);
-    if (flat[i].text == after) out.erase(out.begin() + static_cast<std::ptrdiff_t>(before));
+    append_events(make_event(entry.first, job, entry.second), out);
+    if (entry.first == after) out.erase(out.begin() + static_cast<std::ptrdiff_t>(before));
   }
   if (out.size() > most) out.resize(most);
   co_return out;
+}
+
+asio::awaitable<Result<Event>> Client::event(const std::string& job, const std::string& id, Deadline deadline) {
+  const auto impl = impl_;
+  const Error missing{Code::kNotFound, "[queue] no such event: " + id};
+  if (!is_event_id(id)) co_return missing;
+  auto reply =
+      co_await impl->connection_->execute(redis::Command("XRANGE") << impl->keys_.events() << id << id, deadline);
+  if (!reply) co_return reply.error();
+  for (const redis::Reply& entry : reply->elements) {  // at most one
+    if (entry.elements.size() != 2 || entry.elements[1].elements.size() != 2) break;
+    const std::string lines = "\n" + entry.elements[1].elements[1].text;
+    const auto at = lines.find("\n" + job + " ");
+    if (at == lines.npos) break;
+    co_return parse_feed_line(id, std::string_view(lines).substr(at + 1, lines.find('\n', at + 1) - at - 1));
+  }
+  co_return missing;
 }
 
 asio::awaitable<Result<std::vector<WorkerInfo>>> Client::workers(Deadline deadline, bool with_tenants) {

@@ -143,8 +143,9 @@ local function append_result_keys(list, prefix, id, manifests)
 end
 
 -- KEYS jobs open events, then job each; ARGV retention_ms keep_ms, then their ids. How many are forgotten.
--- Forgets jobs that ended longer than retention_ms ago, with their results in Redis, and removes from the index what is gone. Trims events older than
--- every job that is left, and all older than keep_ms: a job that is open for longer loses its first ones.
+-- Forgets jobs that ended longer than retention_ms ago, with their results in Redis, and removes from the index what is
+-- gone. Trims events older than every job that is left, and all older than keep_ms: a job that is open for longer loses
+-- its first ones.
 local function sweep(keys, args)
   local jobs, open, events = unpack(keys, 1, 3)
   local retention_ms, keep_ms = tonumber(args[1]), tonumber(args[2])
@@ -165,7 +166,9 @@ local function sweep(keys, args)
     end
   end
   if #gone > 0 then
-    for first = 1, #gone_keys, 4000 do rc('UNLINK', unpack(gone_keys, first, math.min(first + 3999, #gone_keys))) end
+    for first = 1, #gone_keys, 4000 do
+      rc('UNLINK', unpack(gone_keys, first, math.min(first + 3999, #gone_keys)))
+    end
     rc('ZREM', jobs, unpack(gone))
   end
   local oldest = rc('ZRANGE', jobs, '0', '0', 'WITHSCORES')[2]
