@@ -1,5 +1,8 @@
 #include "coordinator/gateway/events/event_stream.h"
 
+#include <charconv>
+#include <cstdint>
+
 #include "shared/core/excerpt.h"
 #include "shared/core/json.h"
 
