@@ -196,7 +196,9 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
     const auto& own = read[2 * i + 1]->elements;
     if (own.size() != 2) continue;
     JobRecord& record = page.jobs[i];
-    record.spec = !own[0].is_nil() ? own[0].text : open.elements.empty() ? open.text : parse_intake(open.elements[0]).spec;
+    record.spec = !own[0].is_nil()        ? own[0].text
+                  : open.elements.empty() ? open.text
+                                          : parse_intake(open.elements[0]).spec;
     if (!own[1].is_nil()) record.error = parse_error(own[1].text);
   }
   co_return page;
