@@ -210,6 +210,7 @@ class Scheduler {
   std::vector<LaneId> free_lanes_;
   std::map<std::pair<ClassId, std::vector<AdapterId>>, LaneId> lane_ids_;
   Actions pending_;
+  std::size_t pending_bytes_ = 0;  // of the specs in pending_.admit
   std::uint64_t arrivals_ = 0, round_ = 0;
   int skips_ = 0;                // in this round
   std::int64_t largest_us_ = 0;  // recent charge

@@ -16,6 +16,7 @@ constexpr int kMaxSkips = 16;
 
 Actions Scheduler::decide(std::int64_t now_us) {
   Actions actions = std::exchange(pending_, {});
+  pending_bytes_ = 0;
   assign_ready(actions, now_us);
   return actions;
 }
