@@ -113,7 +113,7 @@ class WithKeys(WithFolder):
         with Fleet(workers=0, config=KEYS, data=self.folder / "data") as fleet:
             redis = lambda *command: run("redis-cli", "-s", fleet.redis_socket, *command).stdout.strip()
             names = until(lambda: (n := sorted(redis("keys", "df:{0}:links:*").split())) and len(n) > 1 and n, "this and the last period's secrets")
-            secrets = lambda: [redis("debug", "digest-value", name) for name in names]
+            secrets = lambda: [redis("eval", "return redis.sha1hex(redis.call('get', KEYS[1]))", "1", name) for name in names]
             before = secrets()
             self.assertEqual(len(set(before)), 2)
             for name in names:
