@@ -37,7 +37,8 @@ void ConnectionSet::add(const std::shared_ptr<Connection>& connection) {
   Connection& added = *connection;
   all_.insert(connection);
   const Test of_peer = [&](const Connection& c) { return !c.guest && c.peer == added.peer; };
-  const Test guest = [](const Connection&c) { return c.guest; }, served = std::not_fn(guest);
+  const Test guest = [](const Connection& c) { return c.guest; };
+  const Test served = std::not_fn(guest);
   const bool too_many = !added.from_loopback && count(of_peer) > limits_.connections_per_peer;
   added.guest = (too_many && !evict(added, of_peer)) || (count(served) > limits_.connections && !evict(added, served));
   if (all_.size() > 2 * limits_.connections && !evict(added, guest)) added.close();

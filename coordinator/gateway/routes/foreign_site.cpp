@@ -48,9 +48,9 @@ std::optional<Response> refuse_foreign_site(const Request& request, const config
   if ((!origin.empty() && origin != asked && origin != known) ||
       (!reads && request.header("Sec-Fetch-Site") == "cross-site")) {
     return status_response(403,
-                           "a page of another site ('" + excerpt(origin, 100) +
-                               "') made this request; without keys only this gateway's own pages may. Set "
-                               "gateway.public_url if that is its address, or configure keys",
+                           "a page of another site (Origin '" + excerpt(origin, 100) +
+                               "') made this request; set gateway.public_url if that is this gateway's address, or "
+                               "configure keys",
                            "foreign_site");
   }
   return std::nullopt;
