@@ -125,7 +125,8 @@ asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadlin
     command << keys.leader() << keys.boot() << keys.lease() << keys.delayed() << keys.ready() << keys.deadline()
             << keys.dead() << keys.in() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events();
     for (std::size_t i = begin; i < end; ++i) command << keys.job(items[i].ref.job);
-    command << epoch << impl->options_.lease_ms << impl->options_.max_crashes << (hold ? 1 : 0);
+    command << epoch << impl->options_.lease_ms << impl->options_.max_crashes << impl->options_.max_lapses
+            << (hold ? 1 : 0);
     for (std::size_t i = begin; i < end; ++i) command << items[i].kind << items[i].ref.job << items[i].ref.unit;
     auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
@@ -160,7 +161,8 @@ asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(Deadline deadl
     view.ref = parse_member(flat[i].text);
     view.state = unit.shown_state();
     view.attempt = unit.attempt();
-    view.crashes = unit.crashes;
+    view.lapses = unit.lapses;
+    view.failed_on = split_list(unit.failed_on);
     view.owner = unit.owner;
     view.nonce = unit.nonce;
     if (const auto it = not_before.find(flat[i].text); it != not_before.end()) view.not_before_ms = it->second;
@@ -181,7 +183,7 @@ asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(Deadline deadl
       view.tenant = job.tenant;
       view.class_key = job.class_key;
       view.steps = job.steps;
-      view.adapters = split_adapters(job.adapters);
+      view.adapters = split_list(job.adapters);
       view.created_ms = to_int(job.entry);
       view.ready_ms = job.ready_ms;
       view.cost_us = job.cost_us;

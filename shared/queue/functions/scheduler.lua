@@ -39,7 +39,8 @@ local function admit_job(journal, admissions, id, job, plan, at)
   append(admissions.specs, {id, spec})
   if job.deadline ~= '0' then append(admissions.deadlines, {job.deadline, id}) end
   local places, units = admissions.places, admissions.units
-  local record = waiting_unit('ready', '0', '0', job.units, job.deadline)
+  local record = waiting_unit('ready', {errors = '0', crashes = '0', units = job.units, deadline = job.deadline,
+    lapses = '0', mark = '', failed_on = ''})
   for i = 0, tonumber(job.units) - 1 do
     local unit = int(i)
     local member = id .. ':' .. unit
@@ -199,7 +200,7 @@ local function assign(keys, args)
     local record = unpack_unit(records[i])
     out[i] = 0
     if record and record.state == 'ready' and not assigned[member] then
-      local attempt = int(record.errors + record.crashes + 1)
+      local attempt = attempt_of(record)
       append(mail, {'m', 'assign ' .. id .. ' ' .. unit .. ' ' .. nonce .. ' ' .. attempt,
         'o', jobs[i] or '', 's', job_specs[i] or ''})
       if drop ~= '' then append(mail, {'d', drop}) end
@@ -237,7 +238,7 @@ local function revoke(keys, args)
     local record = unpack_unit(rc('HGET', units, id .. ':' .. unit))
     out[i] = 0
     if held_state(record, nonce) == 'assigned' then
-      release(journal, sets, id, unit, record, at, '{"reason":"revoked"}')
+      release(journal, sets, id, unit, record, at, '"reason":"revoked"')
       if record.owner == owner then
         rc('XADD', keys[6 + i], '*', 'm', 'revoke ' .. id .. ' ' .. unit .. ' ' .. nonce)
       end
