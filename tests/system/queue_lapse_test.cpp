@@ -182,7 +182,7 @@ TEST_F(QueueLapse, AUnitCarriesTheWorkersOnWhichItFailed) {
   EXPECT_EQ(latest(id)["failed_on"], "k,j,i,h,g,f,e,d") << "the latest eight";
   ASSERT_TRUE(fail(run_on("a:boot", {id, 0}), true).ok());  // its device broke down
   EXPECT_EQ(latest(id)["lapses"], "1");
-  const auto views = wait(client_->open_units(soon()));
+  const auto views = wait(client_->open_units(std::chrono::seconds(10)));
   ASSERT_EQ(views->size(), 1u);
   EXPECT_EQ(views->at(0).lapses, 1);
   EXPECT_EQ(views->at(0).failed_on.at(0), "a");
