@@ -226,6 +226,7 @@ class Scheduler {
   std::map<std::tuple<ClassId, std::vector<AdapterId>, std::vector<std::string>>, LaneId> lane_ids_;
   std::set<std::pair<Job*, int>> alone_;  // units in Where::kAlone
   Actions pending_;
+  std::size_t pending_bytes_ = 0;  // of the specs in pending_.admit
   std::uint64_t arrivals_ = 0, round_ = 0;
   int skips_ = 0;                // in this round
   std::int64_t largest_us_ = 0;  // recent charge

@@ -22,6 +22,7 @@ constexpr std::int64_t kAloneShare = 4;
 
 Actions Scheduler::decide(std::int64_t now_us) {
   Actions actions = std::exchange(pending_, {});
+  pending_bytes_ = 0;
   assign_ready(actions, now_us);
   return actions;
 }

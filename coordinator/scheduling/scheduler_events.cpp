@@ -9,9 +9,9 @@ namespace ditfleet::scheduling {
 namespace {
 
 constexpr std::size_t kKeptTenants = 4096;
-// So many new jobs at most are assigned together with their admission instead of after its event: their admissions fit
-// into one call, which Redis runs before the assignments that follow it.
-constexpr std::size_t kMostAhead = 128;
+// So many new jobs at most, with so many bytes of specs, are assigned together with their admission instead of after
+// its event: their admissions fit into one call, which Redis runs before the assignments that follow it.
+constexpr std::size_t kMostAhead = 128, kMostAheadBytes = 1 << 20;
 // A relative error of a prediction from which on the charges for other held units are corrected too.
 constexpr double kRechargeFrom = 0.1;
 
@@ -41,20 +41,23 @@ void Scheduler::on_intake(std::span<const queue::IntakeEntry> entries, std::int6
       pending_.reject.push_back(make_rejection(entry, std::move(*unmet)));
       continue;
     }
-    if (find_job(entry.id) == nullptr) {
+    const bool fresh = find_job(entry.id) == nullptr;
+    if (fresh) {
       auto& added = add_job(entry.id, entry.tenant, job->spec.model, job->class_key, adapters_of(job->spec),
                             job->spec.n.value_or(1), now_us);
       added.prior_us = job->prior_us;
       added.cost_us = costs_.typical_run_us(added.cls, added.model, added.prior_us);
       added.priority = job->spec.priority;
       added.deadline_us = deadline;
-      // Not of a plain entry, which may turn out to be another name of a job.
-      if (pending_.admit.size() < kMostAhead && !entry.raw) {
-        for (int i = 0; i < static_cast<int>(added.units.size()); ++i) unit_ready(added, i, now_us, now_us);
-      }
     }
+    auto& known = *find_job(entry.id);
     // Also of a job that is known: an entry that is read again has not been acknowledged yet.
-    pending_.admit.push_back(make_admission(entry, *job, find_job(entry.id)->cost_us));
+    pending_.admit.push_back(make_admission(entry, *job, known.cost_us));
+    pending_bytes_ += pending_.admit.back().spec.size();
+    // Not of a plain entry, which may turn out to be another name of a job.
+    if (fresh && pending_.admit.size() <= kMostAhead && pending_bytes_ <= kMostAheadBytes && !entry.raw) {
+      for (int i = 0; i < static_cast<int>(known.units.size()); ++i) unit_ready(known, i, now_us, now_us);
+    }
   }
 }
 

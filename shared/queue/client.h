@@ -70,9 +70,12 @@ class Client {
   asio::awaitable<Result<JobRecord>> job(const std::string& id, const std::string& tenant, Deadline deadline);
   asio::awaitable<Result<JobPage>> list(const std::string& tenant, std::optional<job::State> state, int limit,
                                         const std::string& cursor, Deadline deadline);
-  // Returns the events of a job after the event id `after`, oldest first. "0" returns all events.
+  // Returns the events of a job after the event id `after`, oldest first. "0" returns all events. Each call walks from
+  // the newest event back to `after`, in calls to Redis of 500 events.
   asio::awaitable<Result<std::vector<Event>>> events(const std::string& job, const std::string& after, int limit,
                                                      Deadline deadline);
+  // Returns one event of a job. kNotFound: the job has no such event, or it was trimmed.
+  asio::awaitable<Result<Event>> event(const std::string& job, const std::string& id, Deadline deadline);
   // Returns all workers with one call to Redis. Skips invalid records and logs each of them once. `with_tenants` also
   // fills in WorkerInfo::tenants, which costs a lookup per unit.
   asio::awaitable<Result<std::vector<WorkerInfo>>> workers(Deadline deadline, bool with_tenants = false);
@@ -112,7 +115,8 @@ class Client {
   // Returns the run id that was registered under this name before, possibly this run's own; empty if there was none.
   asio::awaitable<Result<std::string>> heartbeat(const WorkerInfo& info, Deadline deadline);
   asio::awaitable<Result<void>> deregister(const std::string& name, const std::string& boot, Deadline deadline);
-  // Waits up to `block` for messages after the entry id `after`. "0" returns all messages.
+  // Waits up to `block` for messages after the entry id `after`. "0" returns all messages. Deletes and logs invalid
+  // entries.
   asio::awaitable<Result<std::vector<MailboxEntry>>> read_mailbox(const std::string& owner, const std::string& after,
                                                                   int limit, std::chrono::milliseconds block);
   asio::awaitable<Result<void>> acknowledge(const std::string& owner, std::span<const std::string> entry_ids,

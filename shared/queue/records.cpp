@@ -24,7 +24,9 @@ std::map<std::string, std::int64_t> parse_phases(std::string_view text) {
   const auto value = text.empty() ? Result<json::value>(json::value()) : parse_json(text);
   if (!value || !value->is_object()) return phases;
   for (const auto& [name, us] : value->get_object()) {
-    if (us.is_number()) phases.emplace(name, us.to_number<std::int64_t>());
+    boost::system::error_code no_integer;  // any worker may have written it
+    const auto number = us.to_number<std::int64_t>(no_integer);
+    if (!no_integer) phases.emplace(name, number);
   }
   return phases;
 }

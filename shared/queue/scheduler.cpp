@@ -11,6 +11,7 @@ namespace ditfleet::queue {
 namespace {
 
 constexpr std::int64_t kMailboxMs = 600'000;  // of a worker that is gone
+constexpr std::size_t kMostAssigned = 32;     // per call: it reads and writes their specs, whose sizes are unknown here
 
 std::vector<bool> flags_of(const redis::Reply& reply) {
   std::vector<bool> out;
@@ -76,7 +77,7 @@ asio::awaitable<Result<std::vector<bool>>> Client::assign(std::int64_t epoch, co
   const Keys& keys = impl->keys_;
   std::vector<bool> out;
   while (!units.empty()) {
-    const auto batch = units.first(std::min(units.size(), kBatch));
+    const auto batch = units.first(std::min(units.size(), kMostAssigned));
     units = units.subspan(batch.size());
     redis::Command command = fcall("assign", 9);
     command << keys.leader() << keys.ready() << keys.lease() << keys.units() << keys.open() << keys.specs()

@@ -157,9 +157,24 @@ local function reap(keys, args)
   return touched
 end
 
+-- Appends the keys of the results that an ended job has in Redis: <key>, <key>:1, … of 1 MiB each. A manifest is the
+-- worker's: a key that is not of this job's results is left alone.
+local function append_result_keys(list, prefix, id, manifests)
+  local own = prefix .. 'blob:' .. id .. ':'
+  for _, manifest in ipairs(manifests) do
+    local key = manifest and string.match(manifest, '"key":"([^"]*)"')
+    if key and string.sub(key, 1, #own) == own then
+      list[#list + 1] = key
+      local bytes = tonumber(string.match(manifest, '"bytes":(%d+)')) or 0
+      for chunk = 1, math.min(math.ceil(bytes / 1048576), 4096) - 1 do list[#list + 1] = key .. ':' .. int(chunk) end
+    end
+  end
+end
+
 -- KEYS jobs open events, then job each; ARGV retention_ms keep_ms, then their ids. How many are forgotten.
--- Forgets jobs that ended longer than retention_ms ago and removes from the index what is gone. Trims events older than
--- every job that is left, and all older than keep_ms: a job that is open for longer loses its first ones.
+-- Forgets jobs that ended longer than retention_ms ago, with their results in Redis, and removes from the index what is
+-- gone. Trims events older than every job that is left, and all older than keep_ms: a job that is open for longer loses
+-- its first ones.
 local function sweep(keys, args)
   local jobs, open, events = unpack(keys, 1, 3)
   local retention_ms, keep_ms = tonumber(args[1]), tonumber(args[2])
@@ -169,14 +184,20 @@ local function sweep(keys, args)
   local records = read_all(open, ids)
   for i, id in ipairs(ids) do
     local job_key = keys[3 + i]
-    local ended = not records[i] and rc('HGET', job_key, 'ended')
+    local ended, record, manifest = unpack(records[i] and {} or rc('HMGET', job_key, 'ended', 'o', 'm0'))
     if not records[i] and (not ended or tonumber(ended) <= ms - retention_ms) then
+      local names, manifests = {}, {manifest}
+      for unit = 1, tonumber(string.match(record or '', '^%d+') or 0) - 1 do names[unit] = 'm' .. int(unit) end
+      append(manifests, read_all(job_key, names))
+      append_result_keys(gone_keys, prefix_of(jobs), id, manifests)
       gone[#gone + 1] = id
       gone_keys[#gone_keys + 1] = job_key
     end
   end
   if #gone > 0 then
-    rc('UNLINK', unpack(gone_keys))
+    for first = 1, #gone_keys, 4000 do
+      rc('UNLINK', unpack(gone_keys, first, math.min(first + 3999, #gone_keys)))
+    end
     rc('ZREM', jobs, unpack(gone))
   end
   local oldest = rc('ZRANGE', jobs, '0', '0', 'WITHSCORES')[2]

@@ -67,5 +67,5 @@ register('fail', fail, {keys = 10, args = 11, numbers = {1, 2, 3, 4, 5}}, 'allow
 register('hand_back', hand_back, {keys = 8, keys_each = 1, args = 0, args_each = 3}, 'allow-oom')
 register('canceled', canceled, {keys = 8, args = 3}, 'allow-oom')
 register('job', job, {keys = 7, args = 1}, 'no-writes')
-register('events', events, {keys = 4, args = 2}, 'no-writes')
+register('events', events, {keys = 4, args = 3, args_each = 1, numbers = {3}}, 'no-writes')
 register('workers', workers, {keys = 2, args = 1}, 'no-writes')
