@@ -1,6 +1,7 @@
 // Scheduler: events of the intake, the feed and the registry.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include "coordinator/scheduling/scheduler.h"
 
@@ -89,9 +90,15 @@ void Scheduler::on_unit_event(Job& job, const queue::Event& event, int index, st
   if (unit.where == Unit::Where::kEnded) return;
   const auto nonce = field(event, "nonce");
   if (event.type == "ready") {
+    const auto reason = field(event, "reason");
     // Until the registry reports that the worker drains, it would get the same unit again.
-    if (unit.where == Unit::Where::kHeld && field(event, "reason") == "handed back")
+    if (unit.where == Unit::Where::kHeld && reason == "handed back")
       fleet_.handed_back(unit.worker, event.at_ms * 1000);
+    if (unit.where == Unit::Where::kHeld && reason == "retry") fleet_.failed(unit.worker, now_us);
+    if (!event.fields.empty()) {
+      set_past(job, index, std::atoi(field(event, "lapses").c_str()), queue::split_list(field(event, "failed_on")),
+               now_us);
+    }
     if (event.fields.empty()) {  // it was admitted; it may have been assigned ahead of that
       unit.touched_us = now_us;  // an audit that was asked for before, and has not seen it, must leave it alone
       if (unit.where == Unit::Where::kPending || unit.where == Unit::Where::kUnknown)
@@ -110,7 +117,18 @@ void Scheduler::on_unit_event(Job& job, const queue::Event& event, int index, st
     if (event.type == "started") fleet_.started(unit.worker, {job.id, index}, event.at_ms * 1000);
   } else if (const auto state = job::state_from_name(event.type); state && job::is_terminal(*state)) {
     if (*state == job::State::kSucceeded) learn(job, unit, index, event);
+    if (unit.where == Unit::Where::kHeld) note_outcome(unit, *state, now_us);
     unit_ended(job, index, event.at_ms * 1000);
+  }
+}
+
+// What the end of a unit says of its worker, and of workers on which the unit failed before.
+void Scheduler::note_outcome(const Unit& unit, job::State state, std::int64_t now_us) {
+  if (state == job::State::kFailed && fleet_.at(unit.worker).backoff_us > 0) fleet_.failed(unit.worker, now_us);
+  if (state != job::State::kSucceeded) return;
+  fleet_.succeeded(unit.worker);
+  for (const auto& name : unit.failed_on) {
+    if (name != fleet_.at(unit.worker).name) fleet_.failed_alone(name, now_us);
   }
 }
 

@@ -35,7 +35,8 @@ struct QueueOptions {
   std::int64_t retention_ms = 3'600'000;  // of ended jobs and their events
   std::int64_t idempotency_ms = 86'400'000;
   int max_attempts = 3;                 // errors per unit
-  int max_crashes = 2;                  // workers lost per unit
+  int max_crashes = 2;                  // workers per unit that are lost after its start and do not come back
+  int max_lapses = 5;                   // workers per unit that are lost
   std::int64_t retry_backoff_ms = 500;  // before the first retry; doubles with each retry, with jitter
   std::int64_t retry_backoff_max_ms = 30'000;
 };
@@ -97,8 +98,8 @@ class Client {
   // ended.
   asio::awaitable<Result<std::vector<bool>>> revoke(std::int64_t epoch, std::span<const Attempt> units,
                                                     Deadline deadline);
-  // Makes units ready whose lease has expired or whose retry is due. Fails units after too many crashes. Expires jobs
-  // past their deadline. Every change is an event. Returns the number of changed units and jobs.
+  // Makes units ready whose lease has expired or whose retry is due. Fails units whose leases expired too often.
+  // Expires jobs past their deadline. Every change is an event. Returns the number of changed units and jobs.
   asio::awaitable<Result<int>> reap(std::int64_t epoch, int limit, Deadline deadline);
   // Returns every unit that has not ended, to restore the scheduler's state. Reads pages, each with the time limit.
   // The units are not of one moment: a unit that becomes open or ends meanwhile may be missing, and a returned unit may

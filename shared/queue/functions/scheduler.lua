@@ -41,7 +41,8 @@ local function admit_job(journal, admissions, id, job, plan, at)
   append(admissions.specs, {id, spec})
   if job.deadline ~= '0' then append(admissions.deadlines, {job.deadline, id}) end
   local places, units = admissions.places, admissions.units
-  local record = waiting_unit('ready', '0', '0', job.units, job.deadline)
+  local record = waiting_unit('ready', {errors = '0', crashes = '0', units = job.units, deadline = job.deadline,
+    lapses = '0', mark = '', failed_on = ''})
   for i = 0, tonumber(job.units) - 1 do
     local unit = int(i)
     local member = id .. ':' .. unit
@@ -203,7 +204,7 @@ local function assign(keys, args)
     local record = unpack_unit(records[i])
     out[i] = 0
     if record and record.state == 'ready' and not assigned[member] then
-      local attempt = int(record.errors + record.crashes + 1)
+      local attempt = attempt_of(record)
       if mail_bytes > most_mail_bytes then
         rc('XADD', mailbox, '*', unpack(mail))
         mail, mail_bytes = {}, 0
@@ -246,7 +247,7 @@ local function revoke(keys, args)
     local record = unpack_unit(rc('HGET', units, id .. ':' .. unit))
     out[i] = 0
     if held_state(record, nonce) == 'assigned' then
-      release(journal, sets, id, unit, record, at, '{"reason":"revoked"}')
+      release(journal, sets, id, unit, record, at, '"reason":"revoked"')
       if record.owner == owner then
         rc('XADD', keys[6 + i], '*', 'm', 'revoke ' .. id .. ' ' .. unit .. ' ' .. nonce)
       end
