@@ -112,6 +112,7 @@ void Scheduler::forget_job(const Job& job) {
     lane = {};
     free_lanes_.push_back(job.lane);
   }
+  if (ended_since_) ended_since_->insert(job.id);
   jobs_.erase(std::string(job.id));  // a copy: job.id dies during erase
 }
 
@@ -315,6 +316,8 @@ void Scheduler::apply_view(const queue::UnitView& view, std::int64_t now_us) {
   }
 }
 
+void Scheduler::begin_audit() { ended_since_.emplace(); }
+
 void Scheduler::audit(std::span<const queue::UnitView> open, std::int64_t asked_us, std::int64_t now_us) {
   wants_audit_ = false;
   std::unordered_map<std::string, std::vector<const queue::UnitView*>> stored;
@@ -333,9 +336,11 @@ void Scheduler::audit(std::span<const queue::UnitView> open, std::int64_t asked_
   for (const auto& ref : vanished) {
     if (auto* job = find_job(ref.job)) unit_ended(*job, ref.unit, now_us);
   }
+  const auto ended = std::exchange(ended_since_, std::nullopt);
   for (const auto& view : open) {
     Job* job = nullptr;
     const auto* unit = find_unit(view.ref, &job);
+    if (job == nullptr && ended && ended->contains(view.ref.job)) continue;
     if (unit != nullptr && (unit->touched_us >= asked_us || unit->where == Unit::Where::kEnded)) continue;
     const bool queued = unit != nullptr && unit->where == Unit::Where::kQueued;
     const bool held = unit != nullptr && unit->where == Unit::Where::kHeld && unit->nonce == view.nonce;

@@ -11,9 +11,11 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -78,6 +80,8 @@ class Scheduler {
                const std::vector<queue::WorkerInfo>& workers, std::int64_t grace_ms, std::int64_t now_us);
   // The same grace, after Redis was unreachable.
   void grant_grace(std::int64_t grace_ms, std::int64_t now_us) { grace_until_us_ = now_us + grace_ms * 1000; }
+  // Call it before the open units are read: jobs that end from then on stay ended in the next audit().
+  void begin_audit();
   // Corrects the state to match `open`, which was requested at `asked_us`. Skips units that changed since then.
   void audit(std::span<const queue::UnitView> open, std::int64_t asked_us, std::int64_t now_us);
   void on_intake(std::span<const queue::IntakeEntry> entries, std::int64_t now_us);
@@ -211,6 +215,7 @@ class Scheduler {
   std::int64_t largest_us_ = 0;  // recent charge
   std::int64_t grace_until_us_ = 0;
   bool wants_audit_ = false;
+  std::optional<std::unordered_set<std::string>> ended_since_;  // jobs, while an audit is under way
 };
 
 }  // namespace ditfleet::scheduling

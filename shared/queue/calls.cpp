@@ -10,6 +10,15 @@ std::int64_t monotonic_us() {
   return std::chrono::duration_cast<std::chrono::microseconds>(Deadline::Clock::now().time_since_epoch()).count();
 }
 
+// A process of another build has replaced the library. The refused call has changed nothing.
+bool is_of_another_library(const Error& error) { return error.kind == "NOFUNCTION" || error.kind == "BADARG"; }
+
+// 0: the version has no build number.
+std::int64_t build_of(std::string_view version) {
+  const auto space = version.find(' ');
+  return space == std::string_view::npos ? 0 : to_int(version.substr(0, space));
+}
+
 }  // namespace
 
 redis::Command fcall(std::string_view name, std::size_t keys) {
@@ -34,14 +43,22 @@ Client::Impl::~Impl() {
 
 asio::awaitable<Result<redis::Reply>> Client::Impl::call(redis::Command command, Deadline deadline) {
   auto reply = co_await connection_->execute(command, deadline);
-  if (reply || reply.error().kind != "NOFUNCTION") co_return reply;
+  if (reply || !is_of_another_library(reply.error())) co_return reply;
   if (auto loaded = co_await load(deadline); !loaded) co_return loaded.error();
-  co_return co_await connection_->execute(std::move(command), deadline);
+  reply = co_await connection_->execute(std::move(command), deadline);
+  if (!reply && is_of_another_library(reply.error())) {
+    co_return unavailable("[queue] another version of the library " + std::string(kLibraryName) +
+                          " is installed in Redis at " + connection_->options().endpoint.display() +
+                          "; try again, or upgrade this process, which has build " + std::to_string(kLibraryBuild) +
+                          " (" + reply.error().message + ")");
+  }
+  co_return reply;
 }
 
 asio::awaitable<Result<void>> Client::Impl::load(Deadline deadline) {
   auto version = co_await connection_->execute(fcall_ro("version", 0), deadline);
-  if (version && version->text == library_version()) co_return Result<void>();
+  if (version && (version->text == library_version() || build_of(version->text) > kLibraryBuild))
+    co_return Result<void>();
   if (!version && version.error().kind != "NOFUNCTION") co_return version.error();
   redis::Command load("FUNCTION");
   load << "LOAD"

@@ -27,9 +27,10 @@ class Client::Impl {
   Impl(std::shared_ptr<redis::Connection> connection, QueueOptions options);
   ~Impl();
 
-  // Calls a Function. If Redis does not have the library, for example after a flush, loads it and repeats the call.
+  // Calls a Function. If Redis does not have the library, or one that refuses the call, loads it and repeats the call.
+  // kUnavailable: Redis has a newer version of the library, whose Functions take other arguments.
   asio::awaitable<Result<redis::Reply>> call(redis::Command command, Deadline deadline);
-  asio::awaitable<Result<void>> load(Deadline deadline);
+  asio::awaitable<Result<void>> load(Deadline deadline);  // Client::load_library
   // XREAD of one stream on the connection `own`, which it creates if necessary. The result is empty after a timeout.
   asio::awaitable<Result<std::vector<redis::Reply>>> read_stream(std::shared_ptr<redis::Connection>& own,
                                                                  const std::string& key, const std::string& after,

@@ -54,7 +54,7 @@ class Client {
   Client& operator=(const Client&) = delete;
   const QueueOptions& options() const;
 
-  // Loads the Function library unless Redis has this version. Call it after every (re)connect.
+  // Loads the Function library unless Redis has this or a newer build. Call it after every (re)connect.
   asio::awaitable<Result<void>> load_library(Deadline deadline);
 
   // --- producers -------------------------------------------------------------------------------
@@ -97,8 +97,10 @@ class Client {
   // Makes units ready whose lease has expired or whose retry is due. Fails units after too many crashes. Expires jobs
   // past their deadline. Every change is an event. Returns the number of changed units and jobs.
   asio::awaitable<Result<int>> reap(std::int64_t epoch, int limit, Deadline deadline);
-  // Returns every unit that has not ended, to restore the scheduler's state.
-  asio::awaitable<Result<std::vector<UnitView>>> open_units(Deadline deadline);
+  // Returns every unit that has not ended, to restore the scheduler's state. Reads pages, each with the time limit.
+  // The units are not of one moment: a unit that becomes open or ends meanwhile may be missing, and a returned unit may
+  // have changed since. Follow the feed from before the call on. kUnavailable: the connection was lost meanwhile.
+  asio::awaitable<Result<std::vector<UnitView>>> open_units(std::chrono::milliseconds page_limit);
   // Stores the tenants' virtual times in GPU-microseconds for the next leader. nullopt removes a tenant.
   asio::awaitable<Result<void>> store_virtual_times(std::int64_t epoch,
                                                     const std::map<std::string, std::optional<std::int64_t>>& times,

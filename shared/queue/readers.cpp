@@ -14,6 +14,13 @@ namespace {
 
 Error no_such_job(const std::string& id) { return Error{Code::kNotFound, "[queue] no such job: " + id}; }
 
+// "<milliseconds>-<number>"
+bool is_event_id(std::string_view id) {
+  const auto dash = id.find_first_not_of("0123456789");
+  return dash != 0 && dash != id.npos && id[dash] == '-' && dash + 1 < id.size() &&
+         id.find_first_not_of("0123456789", dash + 1) == id.npos;
+}
+
 // A job of the index; views into the replies.
 struct Listed {
   std::string_view id, score;
@@ -200,12 +207,12 @@ asio::awaitable<Result<std::vector<Event>>> Client::events(const std::string& jo
   if (!is_valid_id(job)) co_return no_such_job(job);
   // Reads `after` itself too: it may be the last unit's end, whose entry also holds the job's end.
   const std::string from = after.empty() || after == "0" ? "0-0" : after;
-  auto reply = co_await impl->call(
-      fcall_ro("events", 4) << keys.job(job) << keys.open() << keys.last() << keys.events() << job << from, deadline);
-  if (!reply && reply.error().kind == "BADARG") {
+  if (!is_event_id(from)) {
     co_return Error{Code::kInvalidArgument,
                     "[queue] '" + after + "' is not an event id; event ids look like 1763700000000-0", "after"};
   }
+  auto reply = co_await impl->call(
+      fcall_ro("events", 4) << keys.job(job) << keys.open() << keys.last() << keys.events() << job << from, deadline);
   if (!reply) co_return reply.error();
   const std::size_t most = static_cast<std::size_t>(std::max(limit, 1));
   const auto& flat = reply->elements;

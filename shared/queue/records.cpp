@@ -11,6 +11,8 @@
 namespace ditfleet::queue {
 namespace {
 
+constexpr int kMaxUnits = 1024;  // more than a job may have (field "n")
+
 std::string indexed(char kind, int unit) { return kind + std::to_string(unit); }
 
 std::string value_text(const json::value& value) {
@@ -248,8 +250,7 @@ StoredJob parse_job(const std::string& id, const redis::Reply& reply) {
                steps = fields_of(reply.elements[3]);
   const bool has_ended = reply.elements[1].text.empty();
   const std::string left = text_of(fields, "o");
-  const PackedJob packed =
-      parse_packed_job(has_ended ? std::string_view(left) : std::string_view(reply.elements[1].text));
+  PackedJob packed = parse_packed_job(has_ended ? std::string_view(left) : std::string_view(reply.elements[1].text));
   stored.same_as = text_of(fields, "same_as");
   JobRecord& record = stored.record;
   record.id = id;
@@ -266,6 +267,8 @@ StoredJob parse_job(const std::string& id, const redis::Reply& reply) {
   }
   record.deadline_ms = packed.deadline_ms;
   record.cost_us = packed.cost_us;
+  // Another client may have written any number.
+  packed.units = std::min(packed.units, kMaxUnits);
   record.units = std::max(packed.units, 1);
   if (const auto it = fields.find("error"); it != fields.end()) record.error = parse_error(it->second);
   for (int i = 0; i < packed.units; ++i) {

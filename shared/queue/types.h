@@ -84,7 +84,7 @@ struct UnitView {
   std::string tenant, class_key, model;
   int steps = 0;                      // denoising steps; 0: unknown
   std::vector<std::string> adapters;  // digests of the adapters that the unit needs
-  std::int64_t cost_us = 0, created_ms = 0, ready_ms = 0, deadline_ms = 0, lease_until_ms = 0, not_before_ms = 0;
+  std::int64_t cost_us = 0, created_ms = 0, ready_ms = 0, deadline_ms = 0, not_before_ms = 0;
   int priority = 0, attempt = 0, crashes = 0;
   std::string owner, nonce;  // while assigned or running; owner is "<worker>:<run id>"
 };

@@ -140,8 +140,15 @@ Result<Endpoint> Endpoint::parse(std::string_view url) {
     if (colon != std::string_view::npos) port = rest.substr(colon);
   }
   if (endpoint.host.empty()) return invalid_argument("[redis] the URL has no host; write redis://host[:port][/db]");
-  if (endpoint.host.find_first_of(" \t\r\n") != std::string::npos)
-    return invalid_argument("[redis] the URL's host contains a space");
+  const bool v6 = rest.starts_with('[');
+  const bool named = std::all_of(endpoint.host.begin(), endpoint.host.end(), [v6](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' || c == '-' ||
+           (v6 ? c == ':' || c == '%' : c == '_');
+  });
+  if (!named || v6 != (endpoint.host.find(':') != std::string::npos)) {
+    return invalid_argument("[redis] the URL's host '" + excerpt(endpoint.host, 64) +
+                            "' is neither a name of letters, digits, '.', '-' and '_' nor an IPv6 address in []");
+  }
   if (!port.empty()) {
     auto value = port[0] == ':' ? number(port.substr(1), 1, 65535, "port")
                                 : Result<int>(invalid_argument("[redis] the URL has '" + excerpt(port, 64) +

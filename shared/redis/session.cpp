@@ -23,7 +23,8 @@ Step Session::start() {
   return {Step::Do::kConnect};
 }
 
-// AUTH and SELECT as configured, then PING, which a Redis that is still loading its file answers with LOADING.
+// AUTH and SELECT as configured, PING, which a Redis that is still loading its file answers with LOADING, and HELLO,
+// whose reply contains the role.
 std::string Session::greeting() {
   std::string out;
   greetings_left_ = 0;
@@ -40,6 +41,7 @@ std::string Session::greeting() {
   }
   if (endpoint.db != 0) add(Command("SELECT") << endpoint.db);
   add(Command("PING"));
+  add(Command("HELLO") << 2);
   return out;
 }
 
@@ -88,11 +90,22 @@ void Session::become_ready() {
   waiting_bytes_ = 0;
 }
 
+Error Session::read_only() const {
+  return no_answer(Code::kUnavailable, "[redis] " + options_.endpoint.display() +
+                                           " is a read-only replica; redis.url must name the primary");
+}
+
 Step Session::greeted(const Reply& reply) {
-  if (reply.type == Reply::Type::kError) {
+  const bool hello = greetings_left_ == 1;  // a proxy may not know it
+  if (reply.type == Reply::Type::kError && !hello) {
     last_error_ = error_of_reply(reply.text);
     if (last_error_.code == Code::kInternal) last_error_.code = Code::kUnavailable;
     last_error_.message += " (from " + options_.endpoint.display() + ")";
+    return {Step::Do::kClose};
+  }
+  for (std::size_t i = 0; hello && i + 1 < reply.elements.size(); i += 2) {
+    if (reply.elements[i].text != "role" || reply.elements[i + 1].text == "master") continue;
+    last_error_ = read_only();
     return {Step::Do::kClose};
   }
   if (--greetings_left_ == 0) become_ready();
@@ -114,7 +127,12 @@ Step Session::received(std::string_view bytes) {
       const Step step = greeted(**next);
       if (step.what == Step::Do::kClose) return step;
     } else {
+      const bool demoted = (*next)->type == Reply::Type::kError && (*next)->text.starts_with("READONLY");
       take_reply(std::move(**next));
+      if (demoted) {
+        last_error_ = read_only();
+        return {Step::Do::kClose};
+      }
     }
   }
 }

@@ -85,6 +85,7 @@ class Session {
   static constexpr int kSilentTimeouts = 3;
 
   std::string greeting();
+  Error read_only() const;
   Step greeted(const Reply& reply);
   void take_reply(Reply reply);
   void become_ready();

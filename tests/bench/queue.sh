@@ -56,6 +56,23 @@ ours latency
 ours memory
 load after
 
+# instructions JOBS: what Redis executes from start to end for so many jobs, one after the other, by callgrind.
+instructions() {
+  local dir total
+  dir=$(mktemp -d)
+  printf '#!/bin/sh\nexec valgrind --tool=callgrind --callgrind-out-file=%s/out %s "$@"\n' \
+    "$dir" "$(command -v redis-server)" > "$dir/redis-server"
+  chmod +x "$dir/redis-server"
+  PATH=$dir:$PATH "$bench" --scenario serial --jobs "$1" >&2
+  total=$(sed -n 's/^totals: *//p' "$dir/out")
+  rm -r "$dir"
+  echo "$total"
+}
+if command -v valgrind >/dev/null; then
+  few=$(instructions 200) many=$(instructions 1200)
+  row ditfleet serial redis_instructions_per_job $(((many - few) / 1000)) instructions
+fi
+
 # Medians of this run's rows, and what they are compared by.
 median() {  # system scenario metric
   tail -n +"$first_row" "$csv" | awk -F, -v s="$1" -v c="$2" -v m="$3" '$5 == s && $6 == c && $7 == m {print $8}' |
@@ -78,6 +95,7 @@ cpu=$(median ditfleet throughput redis_cpu_per_job)
 call=$(median ditfleet yardstick empty_call)
 summary redis_cpu_per_job "$cpu" us
 summary redis_cpu_per_job_in_empty_calls "$(ratio "$cpu" "$call")" calls
+summary redis_instructions_per_job "$(median ditfleet serial redis_instructions_per_job)" instructions
 summary redis_memory_per_finished_job "$(median ditfleet throughput redis_memory_per_finished_job)" bytes
 if [ -n "$python" ]; then
   theirs=$(median bullmq throughput jobs_per_s)

@@ -24,6 +24,7 @@ struct Options {
   std::string scenario = "all";
   int seconds = 60;
   int producers = 64, running = 64, workers = 4, window = 1024;
+  std::int64_t jobs = 1000;
   std::string csv, appendfsync = "everysec", revision = "unknown", dir = "/tmp";
 };
 
@@ -50,13 +51,11 @@ class Bench {
   explicit Bench(const Options& options) : options_(options) {}
 
   int run() {
-    static const std::map<std::string, Result<void> (Bench::*)()> kScenarios = {{"yardstick", &Bench::yardstick},
-                                                                                {"throughput", &Bench::throughput},
-                                                                                {"shards", &Bench::shards},
-                                                                                {"latency", &Bench::latency},
-                                                                                {"memory", &Bench::memory}};
-    for (const char* name : {"yardstick", "latency", "throughput", "shards", "memory"}) {
-      if (options_.scenario != "all" && options_.scenario != name) continue;
+    static const std::map<std::string, Result<void> (Bench::*)()> kScenarios = {
+        {"yardstick", &Bench::yardstick}, {"throughput", &Bench::throughput}, {"shards", &Bench::shards},
+        {"latency", &Bench::latency},     {"memory", &Bench::memory},         {"serial", &Bench::serial}};
+    for (const char* name : {"yardstick", "latency", "throughput", "shards", "memory", "serial"}) {
+      if (options_.scenario != name && (options_.scenario != "all" || std::string_view(name) == "serial")) continue;
       scenario_ = name;
       if (auto done = (this->*kScenarios.at(name))(); !done) {
         std::fprintf(stderr, "queue_bench: %s: %s\n", name, done.error().message.c_str());
@@ -211,6 +210,20 @@ class Bench {
     return {};
   }
 
+  // One job after the other, so that every job costs the same calls. For counting Redis' instructions.
+  Result<void> serial() {
+    auto one = server(0);
+    if (!one) return one.error();
+    LoadOptions options = load(**one);
+    options.producers = options.running = options.workers = options.window = 1;
+    options.jobs = options_.jobs;
+    const auto result = run_load(options);
+    if (!result) return result.error();
+    report("jobs", static_cast<double>(result->finished), "jobs");
+    (*one)->stop();
+    return {};
+  }
+
   const Options& options_;
   std::string scenario_, version_ = "?";
   double one_shard_per_s_ = 0;
@@ -224,7 +237,7 @@ int main(int argc, char** argv) {
   CLI::App app("Measures the job queue on a private Redis, with workers that run nothing", "queue_bench");
   Options options;
   app.add_option("--scenario", options.scenario, "What to measure")
-      ->check(CLI::IsMember({"all", "yardstick", "latency", "throughput", "shards", "memory"}))
+      ->check(CLI::IsMember({"all", "yardstick", "latency", "throughput", "shards", "memory", "serial"}))
       ->capture_default_str();
   app.add_option("--seconds", options.seconds, "Seconds that throughput and shards submit jobs")
       ->check(CLI::Range(1, 3600))
@@ -239,6 +252,9 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
   app.add_option("--window", options.window, "Jobs submitted and not ended per shard")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--jobs", options.jobs, "Jobs of the scenario serial, which `all` leaves out")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   app.add_option("--fsync", options.appendfsync, "appendfsync of Redis")

@@ -2,6 +2,8 @@
 #include <map>
 #include <thread>
 
+#include <set>
+
 #include "tests/system/queue_fixture.h"
 
 namespace ditfleet::testing {
@@ -63,7 +65,7 @@ TEST_F(QueueAssign, AnAssignmentCarriesEverythingAboutTheJob) {
   EXPECT_EQ(record.unit_records.at(0).owner, "w0:boot0");
   EXPECT_EQ(record.unit_records.at(0).nonce, attempt.nonce);
   EXPECT_GT(record.unit_records.at(0).assigned_ms, 0);
-  EXPECT_EQ(record.class_key, "demo/256x256");
+  EXPECT_EQ(record.class_key, "demo/256x256x1/none/64/fp32");
   EXPECT_EQ(record.cost_us, 1'000'000);
   const auto messages = mail();
   ASSERT_EQ(messages.size(), 1u);
@@ -74,12 +76,12 @@ TEST_F(QueueAssign, AnAssignmentCarriesEverythingAboutTheJob) {
   EXPECT_EQ(messages[0].spec, kSpec);
   EXPECT_EQ(messages[0].tenant, "acme");
   EXPECT_EQ(messages[0].traceparent, s.traceparent);
-  EXPECT_EQ(messages[0].class_key, "demo/256x256");
+  EXPECT_EQ(messages[0].class_key, "demo/256x256x1/none/64/fp32");
   EXPECT_EQ(messages[0].drop_from_host, std::vector<std::string>{"old"});
   EXPECT_GT(redis({"PTTL", keys_.mailbox("w0:boot0")}).integer, 0);
 
   // As a restarted scheduler finds it.
-  const auto open = wait(client_->open_units(soon()));
+  const auto open = wait(client_->open_units(std::chrono::seconds(10)));
   ASSERT_EQ(open->size(), 1u);
   EXPECT_EQ(open->at(0).state, State::kAssigned);
   EXPECT_EQ(open->at(0).priority, -3);
@@ -248,6 +250,27 @@ TEST_F(QueueAssign, LeasesLapseAndDeadlinesExpire) {
   }
   EXPECT_EQ(job("late").state, State::kExpired);
   EXPECT_EQ(redis({"ZCARD", keys_.deadline()}).integer, 0);
+}
+
+TEST_F(QueueAssign, OpenUnitsAreReadInPagesAndWithoutTheirSpecs) {
+  constexpr int kJobs = 120, kUnits = 25;
+  for (int i = 0; i < kJobs; ++i) submit();
+  for (int batch = 0; batch < 2; ++batch) admit_all(kUnits);
+  redis({"DEL", keys_.specs()});
+  redis({"CONFIG", "RESETSTAT"});
+  const auto open = wait(client_->open_units(std::chrono::seconds(10)));
+  ASSERT_TRUE(open.ok());
+  std::set<queue::UnitRef> seen;
+  for (const auto& view : *open) {
+    seen.insert(view.ref);
+    EXPECT_EQ(view.model, "demo");
+    EXPECT_EQ(view.steps, 20);
+    EXPECT_EQ(view.tenant, "default");
+  }
+  EXPECT_EQ(seen.size(), static_cast<std::size_t>(kJobs * kUnits));
+  EXPECT_EQ(open->size(), seen.size());
+  const auto stats = redis({"INFO", "commandstats"}).text;
+  EXPECT_EQ(stats.find("cmdstat_hgetall"), std::string::npos) << stats;
 }
 
 TEST_F(QueueAssign, AJobOfManyUnitsFitsOneWorker) {

@@ -4,6 +4,7 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "shared/job/validate.h"
+#include "shared/queue/library.h"
 #include "tests/system/queue_fixture.h"
 
 namespace ditfleet::testing {
@@ -111,7 +112,7 @@ TEST_F(QueueIntake, AdaptersStandWithTheOpenUnits) {
   for (const auto& entry : intake()) all.push_back(admission(entry));
   all[0].adapters = {"ink", "no|bar", "oil & water"};
   ASSERT_TRUE(wait(client_->admit(epoch_, all, soon())).ok());
-  const auto open = wait(client_->open_units(soon()));
+  const auto open = wait(client_->open_units(std::chrono::seconds(10)));
   ASSERT_EQ(open->size(), 2u);
   for (const auto& view : *open) {
     EXPECT_EQ(view.steps, 20);
@@ -262,6 +263,72 @@ TEST_F(QueueIntake, FunctionsThatAreGoneAreLoadedAgain) {
   EXPECT_EQ(complete(attempt).error().code, Code::kConflict);
 }
 
+// The text of the loaded library with `from` replaced by `to`.
+class QueueOtherLibrary : public QueueIntake {
+ protected:
+  void replace_library(const std::vector<std::pair<std::string, std::string>>& changes) {
+    const auto listed = redis({"FUNCTION", "LIST", "LIBRARYNAME", "ditfleet_v3", "WITHCODE"});
+    std::string text = listed.elements.at(0).elements.at(7).text;
+    for (const auto& [from, to] : changes) {
+      const auto at = text.find(from);
+      ASSERT_NE(at, std::string::npos) << from;
+      text.replace(at, from.size(), to);
+    }
+    redis({"FUNCTION", "LOAD", "REPLACE", text});
+  }
+  std::string version() { return redis({"FCALL_RO", "ditfleet_v3_version", "0"}).text; }
+
+  const std::pair<std::string, std::string> other_shape_{"register('complete', complete, {keys = 8",
+                                                         "register('complete', complete, {keys = 9"};
+  const std::pair<std::string, std::string> newer_{"return '" + std::to_string(queue::kLibraryBuild) + " ",
+                                                   "return '" + std::to_string(queue::kLibraryBuild + 1) + " "};
+  const std::pair<std::string, std::string> older_{"return '" + std::to_string(queue::kLibraryBuild) + " ",
+                                                   "return '0 "};
+};
+
+TEST_F(QueueOtherLibrary, ACallThatItRefusesSaysNothingAboutTheUnit) {
+  const auto attempt = running();
+  for (const auto& changes : {std::vector{other_shape_}, std::vector{other_shape_, newer_}}) {
+    redis({"FUNCTION", "FLUSH"});
+    EXPECT_TRUE(wait(client_->load_library(soon())).ok());
+    replace_library(changes);
+    const auto refused = complete(attempt);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code, Code::kUnavailable) << refused.error().message;
+    EXPECT_NE(refused.error().message.find("another version"), std::string::npos) << refused.error().message;
+  }
+  redis({"FUNCTION", "DELETE", "ditfleet_v3"});
+  redis({"FUNCTION", "LOAD",
+         "#!lua name=ditfleet_v3\nredis.register_function{function_name = 'ditfleet_v3_version', "
+         "callback = function() return '1000000 x' end, flags = {'no-writes'}}"});
+  EXPECT_EQ(complete(attempt).error().code, Code::kUnavailable);
+  redis({"FUNCTION", "DELETE", "ditfleet_v3"});
+  EXPECT_TRUE(complete(attempt).ok());
+}
+
+TEST_F(QueueOtherLibrary, AnOlderBuildNeverReplacesANewerOne) {
+  replace_library({newer_});
+  const std::string newer = version();
+  EXPECT_TRUE(wait(client_->load_library(soon())).ok());
+  EXPECT_EQ(version(), newer);
+  EXPECT_TRUE(complete(running()).ok());  // the same interface
+  EXPECT_EQ(version(), newer);
+}
+
+TEST_F(QueueOtherLibrary, AnOlderLibraryIsReplacedByTheFirstCallThatItRefuses) {
+  const std::string own = version();
+  const auto attempt = running();
+  replace_library({other_shape_, older_});
+  EXPECT_TRUE(complete(attempt).ok());
+  EXPECT_EQ(version(), own);
+  redis({"FUNCTION", "DELETE", "ditfleet_v3"});
+  redis({"FUNCTION", "LOAD",  // as builds without a number did
+         "#!lua name=ditfleet_v3\nredis.register_function{function_name = 'ditfleet_v3_version', "
+         "callback = function() return 'abcdef' end, flags = {'no-writes'}}"});
+  EXPECT_TRUE(wait(client_->load_library(soon())).ok());
+  EXPECT_EQ(version(), own);
+}
+
 TEST_F(QueueIntake, AListShowsJobsInEveryStateWithTheirSpec) {
   ASSERT_TRUE(complete(running()).ok());
   const auto under_way = running();
@@ -275,7 +342,7 @@ TEST_F(QueueIntake, AListShowsJobsInEveryStateWithTheirSpec) {
   EXPECT_EQ(all->jobs[0].state, State::kQueued);
   EXPECT_EQ(all->jobs[1].id, under_way.ref.job);
   EXPECT_EQ(all->jobs[1].state, State::kRunning);
-  EXPECT_EQ(all->jobs[1].class_key, "demo/256x256");
+  EXPECT_EQ(all->jobs[1].class_key, "demo/256x256x1/none/64/fp32");
   EXPECT_EQ(all->jobs[2].state, State::kSucceeded);
   EXPECT_GT(all->jobs[2].ended_ms, 0);
   for (const auto& job : all->jobs) EXPECT_EQ(job.spec, kSpec) << job.id;

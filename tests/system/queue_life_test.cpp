@@ -65,7 +65,7 @@ TEST_F(QueueLife, OneUnitFromSubmissionToSuccess) {
   EXPECT_EQ((*mail)[0].attempt, 1);
   EXPECT_EQ((*mail)[0].tenant, "acme");
   EXPECT_EQ((*mail)[0].traceparent, s.traceparent);
-  EXPECT_EQ((*mail)[0].class_key, "demo/256x256");
+  EXPECT_EQ((*mail)[0].class_key, "demo/256x256x1/none/64/fp32");
   ASSERT_TRUE(wait(client_->acknowledge("w0:boot0", std::vector{(*mail)[0].entry_id}, soon())).ok());
   EXPECT_EQ(redis({"XLEN", keys_.mailbox("w0:boot0")}).integer, 0);
 

@@ -92,6 +92,35 @@ TEST_F(RedisConnection, ALostServerIsToldAndFoundAgain) {
   EXPECT_GT(connection->generation(), generation);
 }
 
+TEST_F(RedisConnection, ADemotedServerIsLeftUntilItIsAPrimaryAgain) {
+  RedisServer server({.tcp = true}), promoted({.tcp = true});
+  queue::Client client(connect(server.endpoint()), {});
+  const auto within = [] { return Deadline::after(std::chrono::seconds(2)); };
+  ASSERT_TRUE(run_to_end(io_, client.load_library(within())).ok());
+  // A connection of its own, which takes no part in what is tested.
+  const auto administrator = connect(server.endpoint());
+  const auto replica_of = [&](const std::string& host, const std::string& port) {
+    return run_to_end(io_, administrator->execute(redis::Command("REPLICAOF") << host << port, within())).ok();
+  };
+  const auto connection = connect(server.endpoint());
+  queue::Client demoted(connection, {});
+  ASSERT_TRUE(ask(*connection, "PING").ok());
+  ASSERT_TRUE(replica_of("127.0.0.1", std::to_string(promoted.endpoint().port)));
+  queue::Submission submission{.spec = "{}"};
+  const auto refused = run_to_end(io_, demoted.submit(submission, within()));
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Code::kUnavailable) << refused.error().message;
+  const auto again = run_to_end(io_, demoted.submit(submission, within()));
+  ASSERT_FALSE(again.ok());
+  EXPECT_NE(again.error().message.find("read-only replica"), std::string::npos) << again.error().message;
+  EXPECT_FALSE(connection->connected());
+  ASSERT_TRUE(replica_of("NO", "ONE"));
+  const auto until = Deadline::after(std::chrono::seconds(10));
+  while (!run_to_end(io_, demoted.submit(submission, within())).ok() && !until.passed()) {
+  }
+  EXPECT_TRUE(connection->connected());
+}
+
 TEST_F(RedisConnection, NobodyThereIsAnErrorThatNamesThePlace) {
   auto endpoint = redis::Endpoint::parse("redis://127.0.0.1:" + std::to_string(free_port()));
   ASSERT_TRUE(endpoint.ok());

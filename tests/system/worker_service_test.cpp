@@ -200,7 +200,8 @@ TEST_F(WorkerService, OutOfMemoryIsTriedAgain) {
   assign(id, 0, worker->owner());
   ASSERT_TRUE(until([&] {
     reap();
-    return job(id).state == State::kReady && wait(client_->open_units(soon()))->at(0).state == State::kReady &&
+    return job(id).state == State::kReady &&
+           wait(client_->open_units(std::chrono::seconds(10)))->at(0).state == State::kReady &&
            job(id).unit_records.at(0).nonce.empty();
   }));
   ASSERT_TRUE(until([&] { return reap() >= 0 && redis({"ZCARD", "df:{0}:ready"}).integer == 1; }));
@@ -345,6 +346,24 @@ TEST_F(WorkerService, BytesOfARefusedCompletionAreRemoved) {
   EXPECT_EQ(worker->join(), 0);
   EXPECT_EQ(job(id).state, State::kReady);
   EXPECT_EQ(keys_like("df:{0}:blob:*"), 0u);
+}
+
+TEST_F(WorkerService, ACompletionThatAnotherLibraryRefusesIsRepeatedUntilItSucceeds) {
+  auto worker = start_ready_worker();
+  HeldEncoding encoding(*script_);
+  const std::string id = ready(spec(1));
+  assign(id, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return encoding.reached(); }));
+  const auto listed = redis({"FUNCTION", "LIST", "LIBRARYNAME", "ditfleet_v3", "WITHCODE"});
+  std::string text = listed.elements.at(0).elements.at(7).text;
+  text.replace(text.find("complete, {keys = 8"), 19, "complete, {keys = 9");
+  redis({"FUNCTION", "LOAD", "REPLACE", text});
+  encoding.release();
+  ASSERT_TRUE(until([&] { return redis({"INFO", "errorstats"}).text.find("errorstat_BADARG") != std::string::npos; }));
+  EXPECT_EQ(keys_like("df:{0}:blob:*"), 1u);
+  redis({"FUNCTION", "DELETE", "ditfleet_v3"});
+  EXPECT_TRUE(reaches(id, State::kSucceeded));
+  EXPECT_EQ(job(id).unit_records.at(0).attempt, 1);
 }
 
 }  // namespace

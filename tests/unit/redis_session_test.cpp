@@ -12,6 +12,10 @@ ConnectionOptions options(const char* url = "redis://127.0.0.1:6379") {
   return out;
 }
 
+constexpr char kGreeting[] = "*1\r\n$4\r\nPING\r\n*2\r\n$5\r\nHELLO\r\n$1\r\n2\r\n";
+constexpr char kPrimary[] = "+PONG\r\n*4\r\n$5\r\nproto\r\n:2\r\n$4\r\nrole\r\n$6\r\nmaster\r\n";
+constexpr char kReplica[] = "+PONG\r\n*2\r\n$4\r\nrole\r\n$7\r\nreplica\r\n";
+
 class RedisSession : public ::testing::Test {
  protected:
   explicit RedisSession(ConnectionOptions o = options()) : session_(o, [] { return 0.5; }) {}
@@ -19,7 +23,7 @@ class RedisSession : public ::testing::Test {
     EXPECT_EQ(session_.start().what, Step::Do::kConnect);
     EXPECT_EQ(session_.connected().what, Step::Do::kRead);
     session_.take_output();
-    EXPECT_EQ(session_.received("+PONG\r\n").what, Step::Do::kRead);
+    EXPECT_EQ(session_.received(kPrimary).what, Step::Do::kRead);
     ASSERT_TRUE(session_.ready());
   }
   Session session_;
@@ -30,8 +34,8 @@ TEST_F(RedisSession, CommandsOfBeforeTheFirstConnectionAreSentOnceItStands) {
   ASSERT_TRUE(id.ok());
   session_.start();
   session_.connected();
-  EXPECT_EQ(session_.take_output(), "*1\r\n$4\r\nPING\r\n");
-  session_.received("+PONG\r\n");
+  EXPECT_EQ(session_.take_output(), kGreeting);
+  session_.received(kPrimary);
   EXPECT_EQ(session_.take_output(), "*2\r\n$3\r\nGET\r\n$1\r\na\r\n");
   session_.received("$1\r\n");
   EXPECT_TRUE(session_.take_done().empty());  // half a reply
@@ -71,8 +75,8 @@ TEST_F(RedisSession, WhatWasSentWhenTheConnectionBrokeIsNotSentAgain) {
   EXPECT_EQ(done[0].replies.at(0).error().source, Source::kRedisConnection);
   session_.waited();
   session_.connected();
-  EXPECT_EQ(session_.take_output(), "*1\r\n$4\r\nPING\r\n");
-  session_.received("+PONG\r\n");
+  EXPECT_EQ(session_.take_output(), kGreeting);
+  session_.received(kPrimary);
   EXPECT_EQ(session_.take_output(), "");
   EXPECT_EQ(session_.generation(), 2u);
 }
@@ -118,6 +122,36 @@ TEST_F(RedisSession, JunkClosesTheConnection) {
   greet();
   EXPECT_EQ(session_.received("HTTP/1.1 400 Bad Request\r\n").what, Step::Do::kClose);
   EXPECT_NE(session_.close_reason().message.find("not RESP2"), std::string::npos);
+}
+
+TEST_F(RedisSession, AReplicaIsNotReady) {
+  session_.start();
+  session_.connected();
+  EXPECT_EQ(session_.received(kReplica).what, Step::Do::kClose);
+  EXPECT_FALSE(session_.ready());
+  EXPECT_NE(session_.close_reason().message.find("redis.url must name the primary"), std::string::npos);
+  const Step step = session_.closed();
+  EXPECT_EQ(step.what, Step::Do::kWait);
+  EXPECT_GT(step.wait.count(), 0);
+}
+
+TEST_F(RedisSession, AProxyWithoutHelloCountsAsAPrimary) {
+  session_.start();
+  session_.connected();
+  EXPECT_EQ(session_.received("+PONG\r\n-ERR unknown command 'HELLO'\r\n").what, Step::Do::kRead);
+  EXPECT_TRUE(session_.ready());
+}
+
+TEST_F(RedisSession, AReadOnlyReplyClosesTheConnection) {
+  greet();
+  ASSERT_TRUE(session_.submit({Command("SET") << "a" << 1}).ok());
+  ASSERT_TRUE(session_.submit({Command("SET") << "b" << 1}).ok());
+  EXPECT_EQ(session_.received("-READONLY You can't write against a read only replica.\r\n").what, Step::Do::kClose);
+  session_.closed();
+  const auto done = session_.take_done();
+  ASSERT_EQ(done.size(), 2u);
+  for (const auto& one : done) EXPECT_EQ(one.replies.at(0).error().code, Code::kUnavailable);
+  EXPECT_FALSE(session_.ready());
 }
 
 TEST_F(RedisSession, StoppedMeansStopped) {
@@ -176,8 +210,9 @@ TEST(RedisEndpoint, ReadsEveryForm) {
   EXPECT_EQ(tls->db, 3);
   EXPECT_EQ(Endpoint::parse("unix:///run/redis.sock?db=2")->unix_path, "/run/redis.sock");
   EXPECT_EQ(Endpoint::parse("redis://example.com")->port, 6379);
-  for (const char* bad : {"", "example.com", "http://example.com", "redis://", "redis://h:port", "redis://h:0",
-                          "redis://h:70000", "redis://h/x", "unix://"}) {
+  for (const char* bad :
+       {"", "example.com", "http://example.com", "redis://", "redis://h:port", "redis://h:0", "redis://h:70000",
+        "redis://h/x", "unix://", "redis://[h]", "redis://[[::1]:1", "redis://a b"}) {
     const auto endpoint = Endpoint::parse(bad);
     EXPECT_FALSE(endpoint.ok()) << bad;
     if (!endpoint) {

@@ -261,10 +261,19 @@ local function virtual_times(keys, args)
   return redis.status_reply('OK')
 end
 
--- KEYS units delayed lease open. Every open unit, when delayed and held ones are due, every open job, at one moment.
-local function open_units(keys)
-  local units, delayed, lease, open = unpack(keys)
+-- KEYS units delayed open; ARGV cursor count. A page of the open units: {the next cursor ("0": this is the last page),
+-- then of each unit its member, its record, when its retry is due ("": it is not delayed), its job's record}. HSCAN
+-- explains which units pages may lack or repeat.
+local function open_units(keys, args)
+  local units, delayed, open = unpack(keys)
   local rc = redis.call
-  return {rc('HGETALL', units), rc('ZRANGE', delayed, '0', '-1', 'WITHSCORES'),
-    rc('ZRANGE', lease, '0', '-1', 'WITHSCORES'), rc('HGETALL', open)}
+  local cursor, page = unpack(rc('HSCAN', units, args[1], 'COUNT', args[2]))
+  local ids, out = {}, {cursor}
+  for at = 1, #page, 2 do ids[#ids + 1] = string.match(page[at], '^(.*):') end
+  for i, job_record in ipairs(read_all(open, ids)) do
+    local member, record = page[2 * i - 1], page[2 * i]
+    local due_at = string.sub(record, 1, 8) == 'delayed|' and rc('ZSCORE', delayed, member)
+    append(out, {member, record, due_at or '', job_record or ''})
+  end
+  return out
 end
