@@ -184,7 +184,7 @@ struct WorkerInfo {
   std::string name, boot;  // boot: the run id
   std::string host;
   int pid = 0;
-  std::string state = "starting";  // starting ready draining
+  std::string state = "starting";  // starting ready draining stuck
   std::string device, device_name, precision;
   std::vector<std::string> models, warm_classes;
   // LoRA adapters. A worker without slots cannot run units that need an adapter.
