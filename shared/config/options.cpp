@@ -107,6 +107,12 @@ const Option kOptions[] = {
                     "crashes workers take down more of them.",
      .low = 1,
      .high = 100},
+    {.key = "queue.max_lapses",
+     .at = DITFLEET_AT(queue.max_lapses),
+     .description = "How many workers may be lost while they hold a unit, started or not, before the unit fails. "
+                    "Counts workers that come back too.",
+     .low = 1,
+     .high = 100},
     {.key = "queue.retry_backoff_ms",
      .at = DITFLEET_AT(queue.retry_backoff_ms),
      .description = "Delay before the first retry. It doubles with each retry and has jitter.",

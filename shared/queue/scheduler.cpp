@@ -11,6 +11,7 @@ namespace ditfleet::queue {
 namespace {
 
 constexpr std::int64_t kMailboxMs = 600'000;  // of a worker that is gone
+constexpr std::size_t kMostAssigned = 32;     // per call: it reads and writes their specs, whose sizes are unknown here
 
 std::vector<bool> flags_of(const redis::Reply& reply) {
   std::vector<bool> out;
@@ -33,7 +34,8 @@ UnitView unit_view(std::string_view member, std::string_view record, std::string
   view.ref = parse_member(member);
   view.state = unit.shown_state();
   view.attempt = unit.attempt();
-  view.crashes = unit.crashes;
+  view.lapses = unit.lapses;
+  view.failed_on = split_list(unit.failed_on);
   view.owner = unit.owner;
   view.nonce = unit.nonce;
   view.not_before_ms = to_int(due_ms);
@@ -41,7 +43,7 @@ UnitView unit_view(std::string_view member, std::string_view record, std::string
   view.class_key = job.class_key;
   if (auto shape = job::parse_class_key(job.class_key)) view.model = std::move(shape->model);
   view.steps = job.steps;
-  view.adapters = split_adapters(job.adapters);
+  view.adapters = split_list(job.adapters);
   view.created_ms = to_int(job.entry);
   view.ready_ms = job.ready_ms;
   view.cost_us = job.cost_us;
@@ -75,7 +77,7 @@ asio::awaitable<Result<std::vector<bool>>> Client::assign(std::int64_t epoch, co
   const Keys& keys = impl->keys_;
   std::vector<bool> out;
   while (!units.empty()) {
-    const auto batch = units.first(std::min(units.size(), kBatch));
+    const auto batch = units.first(std::min(units.size(), kMostAssigned));
     units = units.subspan(batch.size());
     redis::Command command = fcall("assign", 9);
     command << keys.leader() << keys.ready() << keys.lease() << keys.units() << keys.open() << keys.specs()
@@ -145,7 +147,8 @@ asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadlin
     command << keys.leader() << keys.boot() << keys.lease() << keys.delayed() << keys.ready() << keys.deadline()
             << keys.dead() << keys.in() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events();
     for (std::size_t i = begin; i < end; ++i) command << keys.job(items[i].ref.job);
-    command << epoch << impl->options_.lease_ms << impl->options_.max_crashes << (hold ? 1 : 0);
+    command << epoch << impl->options_.lease_ms << impl->options_.max_crashes << impl->options_.max_lapses
+            << (hold ? 1 : 0);
     for (std::size_t i = begin; i < end; ++i) command << items[i].kind << items[i].ref.job << items[i].ref.unit;
     auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();

@@ -1,8 +1,7 @@
 // Admission and assignment on a real Redis: one job, many units, several workers, jobs that are gone.
 #include <map>
-#include <thread>
-
 #include <set>
+#include <thread>
 
 #include "tests/system/queue_fixture.h"
 
@@ -250,6 +249,55 @@ TEST_F(QueueAssign, LeasesLapseAndDeadlinesExpire) {
   }
   EXPECT_EQ(job("late").state, State::kExpired);
   EXPECT_EQ(redis({"ZCARD", keys_.deadline()}).integer, 0);
+}
+
+TEST_F(QueueAssign, AnEpochThatWasLostIsNotGivenAgain) {
+  lead();
+  const auto lost = epoch_;
+  ASSERT_TRUE(wait(client_->resign("coordinator-1", lost, soon())).ok());
+  redis({"SET", keys_.epoch(), std::to_string(lost - 1)});  // as a power failure leaves it
+  const auto now_ms = [&] {
+    const auto time = redis({"TIME"});
+    return std::stoll(time.elements.at(0).text) * 1000 + std::stoll(time.elements.at(1).text) / 1000;
+  };
+  while (now_ms() == lost) {  // a restart takes longer
+  }
+  lead();
+  EXPECT_GT(epoch_, lost);
+  // A clock that was set back does not matter.
+  ASSERT_TRUE(wait(client_->resign("coordinator-1", epoch_, soon())).ok());
+  redis({"SET", keys_.epoch(), std::to_string(epoch_ + 1'000'000)});
+  const auto before = epoch_;
+  lead();
+  EXPECT_EQ(epoch_, before + 1'000'001);
+}
+
+TEST_F(QueueAssign, LongSpecsAreCutIntoSeveralCallsAndEntries) {
+  constexpr int kJobs = 24;
+  std::vector<std::string> ids;
+  for (int i = 0; i < kJobs; ++i) {
+    auto s = submission();
+    s.spec = R"({"prompt":")" + std::string(300'000, 'x') + "\"}";
+    ids.push_back(submit(s));
+  }
+  lead();
+  std::vector<queue::Admission> all;
+  for (const auto& entry : intake()) all.push_back(admission(entry));
+  redis({"CONFIG", "RESETSTAT"});
+  ASSERT_TRUE(admit(all).ok());
+  const auto stats = redis({"INFO", "commandstats"}).text;
+  EXPECT_NE(stats.find("cmdstat_fcall:calls=8,"), std::string::npos) << stats;  // three fit into 1 MiB
+  std::vector<queue::AssignRequest> units;
+  for (const auto& id : ids) units.push_back({{id, 0}, new_nonce(), "warm"});
+  EXPECT_EQ(assign_units("w0:boot0", units), std::vector<bool>(kJobs, true));
+  const auto entries = redis({"XRANGE", keys_.mailbox("w0:boot0"), "-", "+"});
+  EXPECT_GE(entries.elements.size(), 5u);
+  for (const auto& entry : entries.elements) {
+    std::size_t bytes = 0;
+    for (const auto& field : entry.elements.at(1).elements) bytes += field.text.size();
+    EXPECT_LT(bytes, std::size_t{1'500'000});
+  }
+  EXPECT_EQ(mail().size(), static_cast<std::size_t>(kJobs));
 }
 
 TEST_F(QueueAssign, OpenUnitsAreReadInPagesAndWithoutTheirSpecs) {

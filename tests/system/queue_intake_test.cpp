@@ -361,6 +361,37 @@ TEST_F(QueueIntake, AListShowsJobsInEveryStateWithTheirSpec) {
   EXPECT_EQ(pages, all->jobs[0].id + " " + all->jobs[1].id + " " + all->jobs[2].id + " ");
 }
 
+TEST_F(QueueIntake, AListReadsNoSpecsOfJobsThatItDoesNotShow) {
+  constexpr int kOthers = 300;
+  auto s = submission();
+  s.tenant = "acme";
+  s.spec = R"({"prompt":")" + std::string(4096, 'x') + "\"}";
+  for (int i = 0; i < kOthers; ++i) {
+    s.id = new_id();
+    submit(s);
+    if (i % 3 == 0) admit_all();  // some are queued, some admitted, some have ended
+    if (i % 3 == 1) EXPECT_TRUE(wait(client_->cancel(s.id, "", soon())).ok());
+  }
+  auto own = submission("own");
+  own.tenant = "small";
+  submit(own);
+  const auto sent_bytes = [&] {
+    const auto text = redis({"INFO", "stats"}).text;
+    return std::stoll(text.substr(text.find("total_net_output_bytes:") + 23));
+  };
+  const auto before = sent_bytes();
+  const auto page = wait(client_->list("small", std::nullopt, 10, "", soon()));
+  EXPECT_LT(sent_bytes() - before, 200'000);
+  ASSERT_TRUE(page.ok());
+  ASSERT_EQ(page->jobs.size(), 1u);
+  EXPECT_EQ(page->jobs[0].id, "own");
+  EXPECT_EQ(page->jobs[0].spec, own.spec);
+  const auto canceled = wait(client_->list("acme", State::kCanceled, 1, "", soon()));
+  EXPECT_LT(sent_bytes() - before, 400'000);
+  ASSERT_EQ(canceled->jobs.size(), 1u);
+  EXPECT_EQ(canceled->jobs[0].spec, s.spec);
+}
+
 TEST_F(QueueIntake, EndedJobsAreForgottenAfterTheirRetentionAndNoSooner) {
   options_.retention_ms = 1000;
   client_ = std::make_unique<queue::Client>(connection_, options_);
