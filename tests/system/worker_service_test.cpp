@@ -350,7 +350,7 @@ TEST_F(WorkerService, BytesOfARefusedCompletionAreRemoved) {
 
 TEST_F(WorkerService, ACompletionThatAnotherLibraryRefusesIsRepeatedUntilItSucceeds) {
   auto worker = start_ready_worker();
-  HeldEncoding encoding(*script_);
+  HeldEvent encoding(*script_);
   const std::string id = ready(spec(1));
   assign(id, 0, worker->owner());
   ASSERT_TRUE(until([&] { return encoding.reached(); }));
