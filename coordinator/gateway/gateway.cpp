@@ -66,15 +66,15 @@ class Gateway::Impl {
   std::string url() const { return server_.local_url(); }
 
   asio::awaitable<void> run() {
-    tasks_.spawn("event hub", EventHub::run(hub_));
-    tasks_.spawn("link secrets", learn_link_secrets());
+    tasks_.spawn("event hub", EventHub::run(hub_), Vital::kForever);
+    tasks_.spawn("link secrets", learn_link_secrets(), Vital::kForever);
     co_await server_.run();
   }
 
   asio::awaitable<void> stop(Deadline deadline) {
+    tasks_.stop();
     hub_->stop();
     co_await server_.stop(deadline);
-    tasks_.stop();
     co_await tasks_.join();
   }
 
