@@ -324,11 +324,12 @@ void LeaderTerm::perform(Actions actions) {
                    co_await s->reject(std::move(r));
                  }(self, std::move(actions.reject)));
   }
-  if (!actions.revoke.empty()) {
+  for (auto* attempts : {&actions.revoke, &actions.lost}) {
+    if (attempts->empty()) continue;
     tasks_.spawn("scheduler.revoke",
-                 [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Attempt> a) -> asio::awaitable<void> {
-                   co_await s->revoke(std::move(a));
-                 }(self, std::move(actions.revoke)));
+                 [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Attempt> a, bool lost) -> asio::awaitable<void> {
+                   co_await s->revoke(std::move(a), lost);
+                 }(self, std::move(*attempts), attempts == &actions.lost));
   }
   for (auto& assignment : actions.assign) {
     tasks_.spawn("scheduler.assign", [](std::shared_ptr<LeaderTerm> s, Actions::Assignment a) -> asio::awaitable<void> {
@@ -380,8 +381,8 @@ void LeaderTerm::refused(const queue::AssignRequest& unit) {
   kick();
 }
 
-asio::awaitable<void> LeaderTerm::revoke(std::vector<queue::Attempt> attempts) {
-  const auto done = co_await context_.client->revoke(epoch_, attempts, Deadline::after(kCall));
+asio::awaitable<void> LeaderTerm::revoke(std::vector<queue::Attempt> attempts, bool lost) {
+  const auto done = co_await context_.client->revoke(epoch_, attempts, Deadline::after(kCall), lost);
   if (!done) note_failure(done.error(), "revoking");
 }
 
