@@ -215,9 +215,10 @@ class Bench {
   Result<void> takeover() {
     auto one = server(0);
     if (!one) return one.error();
-    const auto seconds = takeover_seconds((*one)->url());
-    if (!seconds) return seconds.error();
-    report("first_start_s", *seconds, "s");
+    const auto result = take_over((*one)->url());
+    if (!result) return result.error();
+    report("first_start_s", result->first_start_s, "s");
+    report("longest_call_ms", result->longest_call_ms, "ms");
     return {};
   }
 

@@ -1,5 +1,6 @@
 #include "tests/bench/takeover.h"
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 
@@ -54,9 +55,29 @@ asio::awaitable<Result<void>> first_start(testing::NullWorker& worker, Deadline 
   co_return Result<void>();
 }
 
+asio::awaitable<Result<void>> log_slow_calls(redis::Connection& connection) {
+  std::vector<redis::Command> commands;
+  commands.push_back(redis::Command("CONFIG") << "SET"
+                                              << "slowlog-log-slower-than" << 500 << "slowlog-max-len" << 100'000);
+  commands.push_back(redis::Command("SLOWLOG") << "RESET");
+  const auto replies = co_await connection.execute_all(std::move(commands), soon());
+  for (const auto& reply : replies) {
+    if (!reply) co_return reply.error();
+  }
+  co_return Result<void>();
+}
+
+asio::awaitable<Result<double>> longest_call_ms(redis::Connection& connection) {
+  const auto slow = co_await connection.execute(redis::Command("SLOWLOG") << "GET" << -1, soon());
+  if (!slow) co_return slow.error();
+  std::int64_t longest_us = 0;
+  for (const auto& call : slow->elements) longest_us = std::max(longest_us, call.elements.at(2).integer);
+  co_return static_cast<double>(longest_us) / 1e3;
+}
+
 }  // namespace
 
-Result<double> takeover_seconds(const std::string& redis_url) {
+Result<Takeover> take_over(const std::string& redis_url) {
   auto endpoint = redis::Endpoint::parse(redis_url);
   if (!endpoint) return endpoint.error();
   asio::io_context io;
@@ -66,6 +87,8 @@ Result<double> takeover_seconds(const std::string& redis_url) {
   connection->start();
   const auto client = std::make_shared<queue::Client>(connection, queue::QueueOptions{});
   if (auto filled = testing::run_to_end(io, fill(*client)); !filled) return filled.error();
+
+  if (auto logged = testing::run_to_end(io, log_slow_calls(*connection)); !logged) return logged.error();
 
   scheduling::SchedulerServiceOptions options;
   options.coordinator = "second";
@@ -78,13 +101,15 @@ Result<double> takeover_seconds(const std::string& redis_url) {
   auto worker = std::make_unique<testing::NullWorker>(io, *endpoint, testing::NullWorker::Options{});
   const auto started = testing::run_to_end(io, first_start(*worker, Deadline::after(std::chrono::minutes(2))));
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+  const auto longest = testing::run_to_end(io, longest_call_ms(*connection));
   worker->vanish();
   service.reset();
   connection->stop();
   io.restart();
   io.run_for(std::chrono::milliseconds(50));  // ends their coroutines
   if (!started) return started.error();
-  return took.count();
+  if (!longest) return longest.error();
+  return Takeover{.first_start_s = took.count(), .longest_call_ms = *longest};
 }
 
 }  // namespace ditfleet::bench
