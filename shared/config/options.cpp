@@ -194,6 +194,14 @@ const Option kOptions[] = {
          "How long a worker that is asked to stop may finish its running units. The rest goes back to the queue.",
      .low = 0,
      .high = kDayMs},
+    {.key = "worker.stuck_ms",
+     .at = DITFLEET_AT(worker.stuck_ms),
+     .description =
+         "A worker whose step, text or image makes no progress for this long, or for 20 times the slowest of "
+         "its class, fails the unit and ends. The first of a class may take five times as long. Lowering it "
+         "below the time of a slow step ends healthy workers.",
+     .low = 100,
+     .high = kDayMs},
     {.key = "worker.warmup",
      .at = DITFLEET_AT(worker.warmup),
      .description = "Run one small image of each model, and worker.warmup_classes, before the worker reports ready. "

@@ -79,7 +79,7 @@ struct Settings {
     std::string name;  // empty: host-pid
     std::string device = "auto", dtype = "auto";
     int threads = 0;  // 0: cores / count
-    std::int64_t heartbeat_ms = 1000, drain_ms = 30'000;
+    std::int64_t heartbeat_ms = 1000, drain_ms = 30'000, stuck_ms = 60'000;
     bool warmup = true;
     std::vector<WarmupClass> warmup_classes;
     std::string metrics_listen;

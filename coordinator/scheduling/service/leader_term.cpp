@@ -53,9 +53,10 @@ LeaderTerm::LeaderTerm(Context context, std::int64_t epoch)
 
 // Every coroutine keeps the term alive until it ends.
 void LeaderTerm::start() {
-  tasks_.spawn("scheduler", [](std::shared_ptr<LeaderTerm> self) -> asio::awaitable<void> {
-    co_await self->run();
-  }(shared_from_this()));
+  tasks_.spawn(
+      "scheduler",
+      [](std::shared_ptr<LeaderTerm> self) -> asio::awaitable<void> { co_await self->run(); }(shared_from_this()),
+      Vital::kForever);
 }
 
 void LeaderTerm::stop() {
@@ -96,10 +97,12 @@ void LeaderTerm::notice_reconnect() {
 asio::awaitable<void> LeaderTerm::run() {
   while (!co_await rebuild()) co_await pause(kBackOff);
   using Loop = asio::awaitable<void> (LeaderTerm::*)();
-  const auto loop = [this](const char* name, Loop body) {
-    tasks_.spawn(name, [](std::shared_ptr<LeaderTerm> self, Loop member) -> asio::awaitable<void> {
-      co_await ((*self).*member)();
-    }(shared_from_this(), body));
+  const auto loop = [this](const char* name, Loop body, Vital vital = Vital::kForever) {
+    tasks_.spawn(
+        name,
+        [](std::shared_ptr<LeaderTerm> self, Loop member) -> asio::awaitable<void> { co_await ((*self).*member)(); }(
+                                                              shared_from_this(), body),
+        vital);
   };
   loop("scheduler.feed", &LeaderTerm::follow_feed);
   loop("scheduler.intake", &LeaderTerm::read_intake);
@@ -116,7 +119,7 @@ asio::awaitable<void> LeaderTerm::run() {
         (audit_wanted_ || scheduler_->wants_audit() || since_audit_us > period_us) &&
         context_.connection->connected()) {
       auditing_ = true;
-      loop("scheduler.audit", &LeaderTerm::audit);
+      loop("scheduler.audit", &LeaderTerm::audit, Vital::kOnce);
     }
     const auto began = monotonic_us();
     auto actions = scheduler_->decide(now_us());
@@ -313,28 +316,37 @@ void LeaderTerm::perform(Actions actions) {
   const auto self = shared_from_this();
   // Redis runs an admission before the assignments of its units: they follow it on the same connection.
   if (!actions.admit.empty()) {
-    tasks_.spawn("scheduler.admit",
-                 [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Admission> a) -> asio::awaitable<void> {
-                   co_await s->admit(std::move(a));
-                 }(self, std::move(actions.admit)));
+    tasks_.spawn(
+        "scheduler.admit",
+        [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Admission> a) -> asio::awaitable<void> {
+          co_await s->admit(std::move(a));
+        }(self, std::move(actions.admit)),
+        Vital::kOnce);
   }
   if (!actions.reject.empty()) {
-    tasks_.spawn("scheduler.reject",
-                 [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Rejection> r) -> asio::awaitable<void> {
-                   co_await s->reject(std::move(r));
-                 }(self, std::move(actions.reject)));
+    tasks_.spawn(
+        "scheduler.reject",
+        [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Rejection> r) -> asio::awaitable<void> {
+          co_await s->reject(std::move(r));
+        }(self, std::move(actions.reject)),
+        Vital::kOnce);
   }
   for (auto* attempts : {&actions.revoke, &actions.lost}) {
     if (attempts->empty()) continue;
-    tasks_.spawn("scheduler.revoke",
-                 [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Attempt> a, bool lost) -> asio::awaitable<void> {
-                   co_await s->revoke(std::move(a), lost);
-                 }(self, std::move(*attempts), attempts == &actions.lost));
+    tasks_.spawn(
+        "scheduler.revoke",
+        [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Attempt> a, bool lost) -> asio::awaitable<void> {
+          co_await s->revoke(std::move(a), lost);
+        }(self, std::move(*attempts), attempts == &actions.lost),
+        Vital::kOnce);
   }
   for (auto& assignment : actions.assign) {
-    tasks_.spawn("scheduler.assign", [](std::shared_ptr<LeaderTerm> s, Actions::Assignment a) -> asio::awaitable<void> {
-      co_await s->assign(std::move(a));
-    }(self, std::move(assignment)));
+    tasks_.spawn(
+        "scheduler.assign",
+        [](std::shared_ptr<LeaderTerm> s, Actions::Assignment a) -> asio::awaitable<void> {
+          co_await s->assign(std::move(a));
+        }(self, std::move(assignment)),
+        Vital::kOnce);
   }
 }
 
