@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -120,18 +119,18 @@ class Coordinator {
     data_->start();
     uploads_->start();
     scheduler_->start();
-    tasks_.spawn("adapters", adapters_->follow());
-    tasks_.spawn("gateway", gateway_->run());
-    tasks_.spawn("ready", report_ready());
+    tasks_.spawn("adapters", adapters_->follow(), Vital::kForever);
+    tasks_.spawn("gateway", gateway_->run(), Vital::kForever);
+    tasks_.spawn("ready", report_ready(), Vital::kOnce);
     spdlog::info("coordinator: serving at {}, Redis at {}", gateway_->url(), connection->endpoint.display());
     return {};
   }
 
   asio::awaitable<void> stop() {
     spdlog::info("coordinator: stopping");
+    tasks_.stop();
     co_await gateway_->stop(Deadline::after(kGatewayStop));
     co_await scheduler_->stop(Deadline::after(kSchedulerStop));
-    tasks_.stop();
     co_await tasks_.join();
     control_->stop();
     data_->stop();
@@ -224,7 +223,7 @@ int run_coordinator(const config::Settings& settings, ReadyHook on_ready) {
           co_await coordinator.stop();
           io.stop();
         },
-        asio::detached);
+        end_process_on_exception("stop"));
     signals.async_wait([&](const boost::system::error_code& again, int) {
       if (!again) io.stop();
     });

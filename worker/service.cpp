@@ -42,6 +42,7 @@ Service::Service(asio::io_context& io, ServiceOptions options, ServiceParts part
           std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
               .count()),
       table_(options_.capacity, options_.timing),
+      watchdog_(options_.stuck),
       tasks_(io.get_executor()),
       wake_(io),
       renew_timer_(io),
@@ -51,6 +52,7 @@ Service::Service(asio::io_context& io, ServiceOptions options, ServiceParts part
                .queue = *parts_.queue,
                .store = *parts_.store,
                .table = table_,
+               .watchdog = watchdog_,
                .tasks = tasks_,
                .text = text_,
                .device = device_,
@@ -61,19 +63,23 @@ Service::Service(asio::io_context& io, ServiceOptions options, ServiceParts part
                .table_changed = [this] { update(); },
                .fault =
                    [this](const Error& error) {
+                     if (fatal_) return;
                      fatal_ = error;
                      drain_until_ = Deadline::after(kFaultGrace);
+                     heartbeat_now();
                      wake_.cancel();
                    }}) {}
 
-Service::~Service() = default;
+Service::~Service() {
+  for (NamedThread* thread : {&device_, &text_, &encode_}) thread->join();  // their work uses other members
+}
 
 asio::awaitable<int> Service::run() {
   parts_.connection->start();
   adapters_.start();
-  tasks_.spawn("heartbeats", heartbeats());
+  tasks_.spawn("heartbeats", heartbeats(), Vital::kForever);
   loading_ = true;
-  tasks_.spawn("load models", load_models());
+  tasks_.spawn("load models", load_models(), Vital::kOnce);
   boost::system::error_code ignored;
   while (!finished()) {
     wake_.expires_at(drain_until_.time_point());
@@ -170,9 +176,11 @@ asio::awaitable<void> Service::load_models() {
   spdlog::info("ready: worker '{}' on {} ({}), {}, {} models", options_.name, models_.device, models_.device_name,
                models_.precision, models_.models.size());
   heartbeat_now();
-  tasks_.spawn("mailbox", mailbox());
-  tasks_.spawn("renewals", renewals());
-  tasks_.spawn("watch adapters", adapters_.watch(models_, [this] { report_adapters(); }));
+  tasks_.spawn("mailbox", mailbox(), Vital::kForever);
+  tasks_.spawn("renewals", renewals(), Vital::kForever);
+  tasks_.spawn("watchdog", watch_progress(), Vital::kForever);
+  if (adapters_.takes_adapters())
+    tasks_.spawn("watch adapters", adapters_.watch(models_, [this] { report_adapters(); }), Vital::kForever);
 }
 
 void Service::report_adapters() {
@@ -187,7 +195,7 @@ asio::awaitable<Result<std::string>> Service::send_heartbeat() {
   info.boot = boot_;
   info.host = host_name();
   info.pid = static_cast<int>(::getpid());
-  info.state = state_ == "stopping" ? "draining" : state_;
+  info.state = fatal_ ? "stuck" : state_ == "stopping" ? "draining" : state_;
   info.device = models_.device;
   info.device_name = models_.device_name;
   info.precision = models_.precision;
@@ -314,6 +322,15 @@ asio::awaitable<void> Service::renewals() {
   }
 }
 
+asio::awaitable<void> Service::watch_progress() {
+  asio::steady_timer timer(io_);
+  while (!tasks_.stopping()) {
+    timer.expires_after(watchdog_.interval());
+    co_await timer.async_wait(asio::use_awaitable);
+    if (const auto stuck = watchdog_.check(Clock::now()); stuck && !fatal_) runner_.fail_stuck(*stuck);
+  }
+}
+
 asio::awaitable<void> Service::leave() {
   const auto held = table_.attempts();
   if (!held.empty()) {
@@ -327,7 +344,7 @@ asio::awaitable<void> Service::leave() {
   auto gone = co_await parts_.queue->deregister(options_.name, boot_, Deadline::after(kLeaveTimeout));
   if (!gone) spdlog::warn("could not deregister: {}", gone.error().message);
   // Does not wait for work that cannot be interrupted.
-  if (!busy()) co_await tasks_.join();
+  if (!busy() && runner_.idle()) co_await tasks_.join();
   parts_.connection->stop();
   adapters_.stop();
 }

@@ -33,6 +33,7 @@ struct ServiceOptions {
   Timing timing;
   std::chrono::milliseconds heartbeat{1000};
   std::chrono::milliseconds drain{30'000};
+  std::chrono::milliseconds stuck{60'000};  // see Watchdog
   bool warmup = true;
   // Reported while the models load. The scheduler can then reject jobs that no worker can run from the first heartbeat.
   std::vector<std::string> models;
@@ -55,7 +56,8 @@ class Service {
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;
 
-  // Serves until it is drained (returns 0), or until a model cannot be loaded or the device fails (returns 1).
+  // Serves until it is drained (returns 0), or until a model cannot be loaded, the device fails or work of a unit hangs
+  // (returns 1).
   // Tolerates a Redis that is down at any time, including at the start.
   asio::awaitable<int> run();
 
@@ -66,7 +68,7 @@ class Service {
 
   // After run(): whether a thread is still busy with work that cannot be interrupted. The process should then exit
   // without waiting for the thread.
-  bool busy() const { return loading_ || !runner_.idle(); }
+  bool busy() const { return device_.busy() || text_.busy() || encode_.busy() || adapters_.busy(); }
   bool ready() const { return state_ == "ready"; }
   const std::string& owner() const { return owner_; }
 
@@ -75,6 +77,7 @@ class Service {
   asio::awaitable<void> heartbeats();
   asio::awaitable<void> mailbox();
   asio::awaitable<void> renewals();
+  asio::awaitable<void> watch_progress();
   asio::awaitable<void> leave();
   asio::awaitable<Result<std::string>> send_heartbeat();
   void perform_actions();
@@ -90,6 +93,7 @@ class Service {
   std::string boot_, owner_, state_ = "starting";
   std::int64_t started_ms_ = 0;
   UnitTable table_;
+  Watchdog watchdog_;
   ModelSet models_;
   TaskGroup tasks_;
   std::vector<queue::UnitRef> reported_units_;                                 // in the last heartbeat

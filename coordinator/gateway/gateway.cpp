@@ -47,14 +47,14 @@ class Gateway::Impl {
   std::string url() const { return "http://" + server_.local_host() + ":" + std::to_string(server_.port()); }
 
   asio::awaitable<void> run() {
-    tasks_.spawn("event hub", EventHub::run(hub_));
+    tasks_.spawn("event hub", EventHub::run(hub_), Vital::kForever);
     co_await server_.run();
   }
 
   asio::awaitable<void> stop(Deadline deadline) {
+    tasks_.stop();
     hub_->stop();
     co_await server_.stop(deadline);
-    tasks_.stop();
     co_await tasks_.join();
   }
 

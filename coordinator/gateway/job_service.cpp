@@ -37,6 +37,9 @@ class QueueJobService final : public JobService {
                                                             int limit) override {
     co_return translate(co_await queue_->events(id, after, limit, deadline()));
   }
+  asio::awaitable<Result<queue::Event>> event(const std::string& id, const std::string& event_id) override {
+    co_return translate(co_await queue_->event(id, event_id, deadline()));
+  }
   asio::awaitable<Result<std::vector<queue::WorkerInfo>>> workers() override {
     co_return translate(co_await queue_->workers(deadline(), true));
   }

@@ -29,6 +29,7 @@ class JobService {
                                                        int limit, const std::string& cursor) = 0;
   virtual asio::awaitable<Result<std::vector<queue::Event>>> events(const std::string& id, const std::string& after,
                                                                     int limit) = 0;
+  virtual asio::awaitable<Result<queue::Event>> event(const std::string& id, const std::string& event_id) = 0;
   virtual asio::awaitable<Result<std::vector<queue::WorkerInfo>>> workers() = 0;  // with tenants
   // kNotFound: the result has expired.
   virtual asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) = 0;

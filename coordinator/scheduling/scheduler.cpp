@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "coordinator/scheduling/placement/earliest_finish_policy.h"
 #include "coordinator/scheduling/placement/rendezvous_hash.h"
@@ -80,13 +81,12 @@ ClassId Scheduler::intern_class(const std::string& key, const std::string& model
   return id;
 }
 
-LaneId Scheduler::intern_lane(ClassId cls, const std::vector<std::string>& names) {
-  std::vector<AdapterId> adapters;
-  for (const auto& name : names) adapters.push_back(fleet_.adapters().intern(name));
-  std::sort(adapters.begin(), adapters.end());
-  adapters.erase(std::unique(adapters.begin(), adapters.end()), adapters.end());
-  const auto [it, fresh] = lane_ids_.try_emplace({cls, adapters}, 0);
-  if (!fresh) return it->second;
+LaneId Scheduler::enter_lane(ClassId cls, std::vector<AdapterId> adapters, std::vector<std::string> failed_on) {
+  const auto [it, fresh] = lane_ids_.try_emplace({cls, adapters, failed_on}, 0);
+  if (!fresh) {
+    ++lanes_[it->second].open;
+    return it->second;
+  }
   if (free_lanes_.empty()) {
     it->second = static_cast<LaneId>(lanes_.size());
     lanes_.emplace_back();
@@ -99,19 +99,26 @@ LaneId Scheduler::intern_lane(ClassId cls, const std::vector<std::string>& names
     hash = mix_bits(hash ^ rendezvous_hash(fleet_.adapters().name(a)));
     fleet_.adapters().refer(a);
   }
-  lanes_[it->second] = {.cls = cls, .adapters = std::move(adapters), .hash = hash};
+  lanes_[it->second] = {
+      .cls = cls, .adapters = std::move(adapters), .failed_on = std::move(failed_on), .hash = hash, .open = 1};
   return it->second;
 }
 
-// Also forgets the lane with its last job.
+void Scheduler::leave_lane(LaneId id) {
+  auto& lane = lanes_[id];
+  if (--lane.open > 0) return;
+  for (const auto a : lane.adapters) fleet_.adapters().unrefer(a);
+  lane_ids_.erase({lane.cls, lane.adapters, lane.failed_on});
+  lane = {};
+  free_lanes_.push_back(id);
+}
+
 void Scheduler::forget_job(const Job& job) {
-  auto& lane = lanes_[job.lane];
-  if (--lane.open == 0) {
-    for (const auto a : lane.adapters) fleet_.adapters().unrefer(a);
-    lane_ids_.erase({lane.cls, lane.adapters});
-    lane = {};
-    free_lanes_.push_back(job.lane);
+  for (const auto& unit : job.units) {
+    if (unit.lane) leave_lane(*unit.lane);
   }
+  leave_lane(job.lane);
+  if (ended_since_) ended_since_->insert(job.id);
   jobs_.erase(std::string(job.id));  // a copy: job.id dies during erase
 }
 
@@ -136,9 +143,10 @@ Scheduler::Job& Scheduler::add_job(const std::string& id, const std::string& ten
   job.tenant = queue_.tenants().intern(tenant);
   job.cls = intern_class(class_key, model);
   job.model = classes_[job.cls].model;
-  job.lane = intern_lane(job.cls, adapters);
-  ++lanes_[job.lane].open;
-  for (const auto a : lanes_[job.lane].adapters) fleet_.adapters().asked_for(a, now_us);
+  std::set<AdapterId> needed;
+  for (const auto& name : adapters) needed.insert(fleet_.adapters().intern(name));
+  for (const auto a : needed) fleet_.adapters().asked_for(a, now_us);
+  job.lane = enter_lane(job.cls, {needed.begin(), needed.end()}, {});
   job.arrival = ++arrivals_;
   job.units.resize(units);
   job.open = job.units.size();
@@ -166,23 +174,44 @@ void Scheduler::leave(Job& job, Unit& unit, int index, std::int64_t now_us) {
   settle(job, unit, index, -1);
   if (unit.where == Unit::Where::kQueued) {
     queue_.remove(unit.handle);
+  } else if (unit.where == Unit::Where::kAlone) {
+    alone_.erase({&job, index});
   } else if (unit.where == Unit::Where::kHeld) {
     fleet_.release(unit.worker, {job.id, index}, now_us);
   }
   unit.nonce.clear();
 }
 
+void Scheduler::set_past(Job& job, int index, int lapses, std::vector<std::string> failed_on, std::int64_t now_us) {
+  auto& unit = job.units[index];
+  if (unit.where == Unit::Where::kEnded || (unit.lapses == lapses && unit.failed_on == failed_on)) return;
+  if (unit.where == Unit::Where::kQueued || unit.where == Unit::Where::kAlone) {  // unit_ready() queues it again
+    leave(job, unit, index, now_us);
+    unit.where = Unit::Where::kUnknown;
+  }
+  unit.lapses = lapses;
+  unit.failed_on = failed_on;
+  if (const auto before = std::exchange(unit.lane, std::nullopt)) leave_lane(*before);
+  std::sort(failed_on.begin(), failed_on.end());
+  if (!failed_on.empty()) unit.lane = enter_lane(job.cls, lanes_[job.lane].adapters, std::move(failed_on));
+}
+
 void Scheduler::unit_ready(Job& job, int index, std::int64_t ready_us, std::int64_t now_us) {
   auto& unit = job.units[index];
   unit.touched_us = now_us;
-  if (unit.where == Unit::Where::kQueued || unit.where == Unit::Where::kEnded) return;
+  const auto where = unit.lapses > 0 ? Unit::Where::kAlone : Unit::Where::kQueued;
+  if (unit.where == where || unit.where == Unit::Where::kEnded) return;
   leave(job, unit, index, now_us);
-  unit.where = Unit::Where::kQueued;
+  unit.where = where;
   unit.ready_us = ready_us > 0 ? std::min(ready_us, now_us) : now_us;
+  if (where == Unit::Where::kAlone) {
+    alone_.emplace(&job, index);
+    return;
+  }
   const auto cost_us = costs_.typical_run_us(job.cls, job.model, job.prior_us);
   unit.handle = queue_.push({.tenant = job.tenant,
                              .model = job.model,
-                             .lane = job.lane,
+                             .lane = lane_of(job, unit),
                              .priority = job.priority,
                              .deadline_us = job.deadline_us,
                              .ready_us = unit.ready_us,
@@ -217,6 +246,7 @@ void Scheduler::unit_held(Job& job, int index, const std::string& owner, const s
                             .run_us = run,
                             .assigned_us = now_us,
                             .cold = cold,
+                            .alone = unit.lapses > 0,
                             .adapters = adapters,
                             .ready_us = need.ready_us});
 }
@@ -295,6 +325,7 @@ void Scheduler::apply_view(const queue::UnitView& view, std::int64_t now_us) {
   Job& job = job_of(view, now_us);
   const int index = view.ref.unit;
   if (index < 0 || index >= static_cast<int>(job.units.size())) return;
+  set_past(job, index, view.lapses, view.failed_on, now_us);
   switch (view.state) {
     case job::State::kReady:
       if (view.not_before_ms * 1000 > now_us) {
@@ -315,6 +346,8 @@ void Scheduler::apply_view(const queue::UnitView& view, std::int64_t now_us) {
   }
 }
 
+void Scheduler::begin_audit() { ended_since_.emplace(); }
+
 void Scheduler::audit(std::span<const queue::UnitView> open, std::int64_t asked_us, std::int64_t now_us) {
   wants_audit_ = false;
   std::unordered_map<std::string, std::vector<const queue::UnitView*>> stored;
@@ -333,11 +366,15 @@ void Scheduler::audit(std::span<const queue::UnitView> open, std::int64_t asked_
   for (const auto& ref : vanished) {
     if (auto* job = find_job(ref.job)) unit_ended(*job, ref.unit, now_us);
   }
+  const auto ended = std::exchange(ended_since_, std::nullopt);
   for (const auto& view : open) {
     Job* job = nullptr;
     const auto* unit = find_unit(view.ref, &job);
+    if (job == nullptr && ended && ended->contains(view.ref.job)) continue;
     if (unit != nullptr && (unit->touched_us >= asked_us || unit->where == Unit::Where::kEnded)) continue;
-    const bool queued = unit != nullptr && unit->where == Unit::Where::kQueued;
+    const bool queued = unit != nullptr &&
+                        (unit->where == Unit::Where::kQueued || unit->where == Unit::Where::kAlone) &&
+                        unit->lapses == view.lapses && unit->failed_on == view.failed_on;
     const bool held = unit != nullptr && unit->where == Unit::Where::kHeld && unit->nonce == view.nonce;
     if (queued && view.state == job::State::kReady) continue;
     if (held && view.state == job::State::kAssigned) continue;
@@ -382,7 +419,7 @@ QueueStats Scheduler::stats() const {
   out.unplaceable = queue_.unplaceable();
   for (const auto& [id, job] : jobs_) {
     for (const auto& unit : job->units) {
-      out.ready += unit.where == Unit::Where::kQueued;
+      out.ready += unit.where == Unit::Where::kQueued || unit.where == Unit::Where::kAlone;
       out.held += unit.where == Unit::Where::kHeld;
       out.delayed += unit.where == Unit::Where::kDelayed;
       out.pending += unit.where == Unit::Where::kPending || unit.where == Unit::Where::kUnknown;

@@ -11,9 +11,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <span>
 #include <string>
+#include <tuple>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -78,6 +82,8 @@ class Scheduler {
                const std::vector<queue::WorkerInfo>& workers, std::int64_t grace_ms, std::int64_t now_us);
   // The same grace, after Redis was unreachable.
   void grant_grace(std::int64_t grace_ms, std::int64_t now_us) { grace_until_us_ = now_us + grace_ms * 1000; }
+  // Call it before the open units are read: jobs that end from then on stay ended in the next audit().
+  void begin_audit();
   // Corrects the state to match `open`, which was requested at `asked_us`. Skips units that changed since then.
   void audit(std::span<const queue::UnitView> open, std::int64_t asked_us, std::int64_t now_us);
   void on_intake(std::span<const queue::IntakeEntry> entries, std::int64_t now_us);
@@ -109,12 +115,16 @@ class Scheduler {
 
  private:
   struct Unit {
-    // kPending: not admitted yet. kUnknown: until the next event or audit.
-    enum class Where { kPending, kQueued, kDelayed, kHeld, kUnknown, kEnded };
+    // kPending: not admitted yet. kQueued: in the fair queue. kAlone: ready, but a worker was lost with it, so that it
+    // runs with no other unit on its worker. kUnknown: until the next event or audit.
+    enum class Where { kPending, kQueued, kAlone, kDelayed, kHeld, kUnknown, kEnded };
     Where where = Where::kPending;
     std::int64_t charged_us = 0;  // in advance, not settled yet
     bool guess = false;           // the charge is not based on observed runs
     FairQueue::Handle handle = 0;
+    std::optional<LaneId> lane;  // its own, if it avoids workers; else its job's
+    int lapses = 0;              // how often a worker was lost with it
+    std::vector<std::string> failed_on;
     WorkerId worker = 0;
     std::string nonce;
     std::int64_t ready_us = 0;
@@ -142,8 +152,9 @@ class Scheduler {
   struct Lane {
     ClassId cls = 0;
     std::vector<AdapterId> adapters;
-    std::uint64_t hash = 0;  // of class and adapters
-    std::size_t open = 0;    // jobs in the lane
+    std::vector<std::string> failed_on;  // names of workers that its units avoid
+    std::uint64_t hash = 0;              // of class and adapters
+    std::size_t open = 0;                // jobs and units in the lane
     // The last rounds of decide() in which the lane was skipped and closed (FairQueue::Round).
     std::uint64_t skipped_round = 0, closed_round = 0;
     std::int64_t missing_us = 0;  // when it was skipped
@@ -154,7 +165,10 @@ class Scheduler {
   int most_slots_seen(const std::string& model) const;
   std::vector<WorkerId> update_fleet(const std::vector<queue::WorkerInfo>& workers, std::int64_t now_us);
   ClassId intern_class(const std::string& key, const std::string& model);
-  LaneId intern_lane(ClassId cls, const std::vector<std::string>& adapters);
+  // enter_lane() counts one more user of the lane, leave_lane() one less.
+  LaneId enter_lane(ClassId cls, std::vector<AdapterId> adapters, std::vector<std::string> failed_on);
+  void leave_lane(LaneId id);
+  static LaneId lane_of(const Job& job, const Unit& unit) { return unit.lane.value_or(job.lane); }
   void forget_job(const Job& job);
   Job& add_job(const std::string& id, const std::string& tenant, const std::string& model, const std::string& class_key,
                const std::vector<std::string>& adapters, int units, std::int64_t now_us);
@@ -163,6 +177,8 @@ class Scheduler {
   Job& job_of(const queue::UnitView& view, std::int64_t now_us);
   void remove_job(Job& job, std::int64_t now_us);
 
+  // What earlier attempts left behind. Call it before unit_ready() and unit_held().
+  void set_past(Job& job, int unit, int lapses, std::vector<std::string> failed_on, std::int64_t now_us);
   void unit_ready(Job& job, int unit, std::int64_t ready_us, std::int64_t now_us);
   void unit_held(Job& job, int unit, const std::string& owner, const std::string& nonce, std::int64_t now_us);
   void unit_delayed(Job& job, int unit, std::int64_t now_us);
@@ -176,14 +192,17 @@ class Scheduler {
   void settle(const Job& job, Unit& unit, int index, std::int64_t actual_us);
   void recharge(ModelId model);
   void apply_view(const queue::UnitView& view, std::int64_t now_us);
+  void note_outcome(const Unit& unit, job::State state, std::int64_t now_us);
   void learn(const Job& job, Unit& unit, int index, const queue::Event& event);
   void on_unit_event(Job& job, const queue::Event& event, int unit, std::int64_t now_us);
 
   void assign_ready(Actions& actions, std::int64_t now_us);
   using Batches = std::unordered_map<WorkerId, std::size_t>;  // index in Actions::assign
   void place(FairQueue::Candidate candidate, std::int64_t now_us, Batches& batches, Actions& actions);
-  void assign(FairQueue::Handle handle, const Route& route, std::int64_t now_us, Batches& batches, Actions& actions);
-  std::string queued_waits_for(const Job& job, std::int64_t now_us) const;
+  void place_alone(std::int64_t now_us, Batches& batches, Actions& actions);
+  std::vector<std::string> avoided(const Job& job, const Unit& unit, std::int64_t now_us) const;
+  void assign(Job& job, int index, const Route& route, std::int64_t now_us, Batches& batches, Actions& actions);
+  std::string queued_waits_for(const Job& job, const Unit& unit, std::int64_t now_us) const;
   std::string held_waits_for(const Unit& unit, const queue::UnitRef& ref, std::int64_t now_us) const;
   void revoke_from_absent(std::int64_t now_us);
   void revoke_for_idle(std::int64_t now_us);
@@ -204,13 +223,16 @@ class Scheduler {
   std::unordered_map<std::string, ClassId> class_ids_;
   std::vector<Lane> lanes_;
   std::vector<LaneId> free_lanes_;
-  std::map<std::pair<ClassId, std::vector<AdapterId>>, LaneId> lane_ids_;
+  std::map<std::tuple<ClassId, std::vector<AdapterId>, std::vector<std::string>>, LaneId> lane_ids_;
+  std::set<std::pair<Job*, int>> alone_;  // units in Where::kAlone
   Actions pending_;
+  std::size_t pending_bytes_ = 0;  // of the specs in pending_.admit
   std::uint64_t arrivals_ = 0, round_ = 0;
   int skips_ = 0;                // in this round
   std::int64_t largest_us_ = 0;  // recent charge
   std::int64_t grace_until_us_ = 0;
   bool wants_audit_ = false;
+  std::optional<std::unordered_set<std::string>> ended_since_;  // jobs, while an audit is under way
 };
 
 }  // namespace ditfleet::scheduling

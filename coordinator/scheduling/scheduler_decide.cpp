@@ -1,5 +1,6 @@
 // Scheduler: assigning and revoking units.
 #include <algorithm>
+#include <tuple>
 
 #include "coordinator/scheduling/scheduler.h"
 
@@ -11,16 +12,24 @@ constexpr std::int64_t kRevokeAgainUs = 1'000'000;
 constexpr std::int64_t kMoveGainUs = 200'000;
 // Lanes that may wait for a full worker in one round. Bounds the cost of a decision.
 constexpr int kMaxSkips = 16;
+// A unit avoids a worker on which it failed for so long, and longer if the worker has since failed others only.
+constexpr std::int64_t kAvoidUs = 30'000'000;
+constexpr int kFailuresAvoided = 3;
+// The share of the ready workers that may run units alone: one in four, but at least one worker.
+constexpr std::int64_t kAloneShare = 4;
 
 }  // namespace
 
 Actions Scheduler::decide(std::int64_t now_us) {
   Actions actions = std::exchange(pending_, {});
+  pending_bytes_ = 0;
   assign_ready(actions, now_us);
   return actions;
 }
 
 void Scheduler::assign_ready(Actions& actions, std::int64_t now_us) {
+  Batches batches;
+  place_alone(now_us, batches, actions);
   if (queue_.size() == 0) return;
   ++round_;
   std::vector<ModelId> open;
@@ -32,7 +41,6 @@ void Scheduler::assign_ready(Actions& actions, std::int64_t now_us) {
                                .closed = [this](LaneId lane) { return lanes_[lane].closed_round == round_; },
                                .missing = [this](LaneId lane) { return lanes_[lane].missing_us; },
                                .max_lead_us = largest_us_ / 2};
-  Batches batches;
   while (!open.empty()) {
     // The tenant with the least virtual time goes first across models too.
     std::size_t chosen = 0;
@@ -70,6 +78,7 @@ void Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us, Batch
   }
   const bool must_go = candidate.aged || candidate.behind;
   auto& lane = lanes_[queued.lane];
+  const auto names = avoided(*job, job->units[static_cast<std::size_t>(index)], now_us);
   const RouteRequest request{.cls = lane.cls,
                              .model = queued.model,
                              .lane_hash = lane.hash,
@@ -77,34 +86,107 @@ void Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us, Batch
                              .lane_work_us = queue_.lane_work_us(queued.lane),
                              .may_wait = !must_go && skips_ < kMaxSkips,
                              .adapters = lane.adapters,
-                             .waited_us = now_us - queued.ready_us};
+                             .waited_us = now_us - queued.ready_us,
+                             .avoided = names};
   const auto route = options_.routing->choose(fleet_, costs_, request, now_us);
-  if (route.kind == Route::Kind::kAssign) return assign(candidate.handle, route, now_us, batches, actions);
+  if (route.kind == Route::Kind::kAssign) {
+    queue_.remove(candidate.handle);
+    return assign(*job, index, route, now_us, batches, actions);
+  }
   lane.skipped_round = round_;
   lane.missing_us = route.missing_us;
   ++skips_;
   if (must_go || route.kind != Route::Kind::kWait) lane.closed_round = round_;
 }
 
-void Scheduler::assign(FairQueue::Handle handle, const Route& route, std::int64_t now_us, Batches& batches,
+// Names of workers that do not get the unit, because it failed there. Empty if no other ready worker could run it.
+std::vector<std::string> Scheduler::avoided(const Job& job, const Unit& unit, std::int64_t now_us) const {
+  std::vector<std::string> out;
+  if (unit.failed_on.empty()) return out;
+  bool another = false;
+  for (const auto w : fleet_.with_model(job.model)) {
+    const auto& worker = fleet_.at(w);
+    if (std::find(unit.failed_on.begin(), unit.failed_on.end(), worker.name) == unit.failed_on.end()) {
+      another |= worker.state == WorkerState::kReady &&
+                 fleet_.adapters().slots(w) >= static_cast<int>(lanes_[job.lane].adapters.size());
+    } else if (now_us - unit.ready_us < kAvoidUs || worker.failures >= kFailuresAvoided) {
+      out.push_back(worker.name);
+    }
+  }
+  return another ? out : std::vector<std::string>();
+}
+
+// Assigns units that run alone to empty workers. For others it keeps the worker that is free soonest from getting more
+// units. Tenants go in the order of their virtual times, and a tenant's units in the order in which they became ready.
+void Scheduler::place_alone(std::int64_t now_us, Batches& batches, Actions& actions) {
+  fleet_.release_reserved();
+  if (alone_.empty()) return;
+  std::int64_t ready = 0, taken = 0;
+  for (WorkerId w = 0; w < fleet_.id_bound(); ++w) {
+    const auto& worker = fleet_.at(w);
+    ready += worker.state == WorkerState::kReady;
+    taken += !worker.held.empty() && worker.held.front().alone;
+  }
+  auto left = std::max<std::int64_t>(1, ready / kAloneShare) - taken;
+  std::vector<std::pair<Job*, int>> units(alone_.begin(), alone_.end());
+  const auto order = [this](const std::pair<Job*, int>& at) {
+    const auto& [job, index] = at;
+    return std::make_tuple(queue_.tenants().virtual_time(job->tenant), job->units[index].ready_us, job->arrival, index);
+  };
+  std::sort(units.begin(), units.end(), [&](const auto& a, const auto& b) { return order(a) < order(b); });
+  for (const auto& [job, index] : units) {
+    if (left <= 0) return;
+    if (job->deadline_us > 0 && job->deadline_us <= now_us) continue;  // the reaper will end it
+    const auto& lane = lanes_[job->lane];
+    const auto names = avoided(*job, job->units[index], now_us);
+    RouteRequest request{.cls = job->cls,
+                         .model = job->model,
+                         .lane_hash = lane.hash,
+                         .prior_us = job->prior_us,
+                         .may_wait = false,
+                         .adapters = lane.adapters,
+                         .alone = true,
+                         .avoided = names};
+    const auto route = options_.routing->choose(fleet_, costs_, request, now_us);
+    if (route.kind == Route::Kind::kAssign && request.allows(fleet_, route.worker)) {
+      alone_.erase({job, index});
+      assign(*job, index, route, now_us, batches, actions);
+      --left;
+      continue;
+    }
+    std::optional<WorkerId> soonest;
+    for (const auto w : fleet_.with_model(job->model)) {
+      const auto& worker = fleet_.at(w);
+      if (worker.state != WorkerState::kReady || worker.reserved || worker.held.empty() || worker.held.front().alone ||
+          fleet_.adapters().slots(w) < static_cast<int>(lane.adapters.size()) ||
+          std::find(names.begin(), names.end(), worker.name) != names.end())
+        continue;
+      if (!soonest || worker.start_us(now_us) < fleet_.at(*soonest).start_us(now_us)) soonest = w;
+    }
+    if (!soonest) continue;
+    fleet_.reserve(*soonest);
+    --left;
+  }
+}
+
+void Scheduler::assign(Job& job, int index, const Route& route, std::int64_t now_us, Batches& batches,
                        Actions& actions) {
-  const auto& [job, index] = queued_[handle];
-  const auto& lane = lanes_[queue_.at(handle).lane];
-  auto& unit = job->units[static_cast<std::size_t>(index)];
-  const queue::UnitRef ref{job->id, index};
-  queue_.remove(handle);
+  const auto& lane = lanes_[job.lane];
+  auto& unit = job.units[static_cast<std::size_t>(index)];
+  const queue::UnitRef ref{job.id, index};
   unit.where = Unit::Where::kHeld;
   unit.worker = route.worker;
   unit.nonce = options_.new_nonce();
   unit.touched_us = now_us;
-  charge(*job, unit, route.cold);
+  charge(job, unit, route.cold);
   largest_us_ = std::max(unit.charged_us, largest_us_ - largest_us_ / 1024);
   auto dropped = fleet_.adapters().hold(route.worker, lane.adapters, options_.routing->eviction(), now_us);
   fleet_.hold(route.worker, {.ref = ref,
-                             .cls = job->cls,
+                             .cls = job.cls,
                              .run_us = route.run_us + route.cold_us,
                              .assigned_us = now_us,
                              .cold = route.cold,
+                             .alone = unit.lapses > 0,
                              .adapters = lane.adapters,
                              .ready_us = route.need.ready_us});
   const auto [at, fresh] = batches.emplace(route.worker, actions.assign.size());
@@ -132,13 +214,14 @@ void Scheduler::request_revoke(const HeldUnit& held, std::int64_t now_us) {
   if (observer_ != nullptr) observer_->revoked();
 }
 
-// Revokes the units that a silent, draining or gone worker has not started. It keeps the started ones until their
-// leases lapse. The grace applies to silent workers only: the registry keeps a worker for a minute after its last
-// heartbeat, so a worker that is not registered has deregistered or was silent for longer than any grace.
+// Revokes the units that a worker has not started which is silent, draining, stuck, overdue, resting or gone. It keeps
+// the started ones until their leases lapse. The grace applies to silent workers only: the registry keeps a worker for
+// a minute after its last heartbeat, so a worker that is not registered has deregistered or was silent for longer than
+// any grace.
 void Scheduler::revoke_from_absent(std::int64_t now_us) {
   for (WorkerId w = 0; w < fleet_.id_bound(); ++w) {
     const auto& worker = fleet_.at(w);
-    if (worker.owner.empty() || worker.state == WorkerState::kReady || worker.state == WorkerState::kStarting) continue;
+    if (worker.owner.empty() || !worker.returns_units(now_us)) continue;
     if (worker.state == WorkerState::kSilent && now_us < grace_until_us_) continue;
     for (const auto& held : worker.held) {
       if (!held.started) request_revoke(held, now_us);
@@ -151,7 +234,7 @@ void Scheduler::revoke_for_idle(std::int64_t now_us) {
   for (ModelId m = 0; m < models_.size(); ++m) {
     for (const auto idle : fleet_.with_model(m)) {
       const auto& taker = fleet_.at(idle);
-      if (taker.state != WorkerState::kReady || !taker.held.empty() ||
+      if (taker.state != WorkerState::kReady || !taker.held.empty() || !fleet_.load(idle).has_capacity() ||
           queue_.has_work(m, fleet_.load(idle).adapter_slots))
         continue;
       const HeldUnit* gain_unit = nullptr;
@@ -162,7 +245,9 @@ void Scheduler::revoke_for_idle(std::int64_t now_us) {
         const auto& last = worker.held.back();
         const auto* job = find_job(last.ref.job);
         if (job == nullptr || job->model != m) continue;
-        if (const auto& unit = job->units[last.ref.unit]; now_us - unit.touched_us < kMoveGainUs) continue;
+        const auto& unit = job->units[last.ref.unit];
+        if (now_us - unit.touched_us < kMoveGainUs) continue;
+        if (std::find(unit.failed_on.begin(), unit.failed_on.end(), taker.name) != unit.failed_on.end()) continue;
         const auto run = costs_.run_us(last.cls, m, idle, job->prior_us);
         const auto cold = fleet_.is_warm(last.cls, idle) ? 0 : costs_.cold_us(m, run);
         const auto adapters = fleet_.adapters().scan(last.adapters, now_us);

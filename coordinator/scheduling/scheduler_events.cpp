@@ -1,6 +1,7 @@
 // Scheduler: events of the intake, the feed and the registry.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include "coordinator/scheduling/scheduler.h"
 
@@ -8,9 +9,9 @@ namespace ditfleet::scheduling {
 namespace {
 
 constexpr std::size_t kKeptTenants = 4096;
-// So many new jobs at most are assigned together with their admission instead of after its event: their admissions fit
-// into one call, which Redis runs before the assignments that follow it.
-constexpr std::size_t kMostAhead = 128;
+// So many new jobs at most, with so many bytes of specs, are assigned together with their admission instead of after
+// its event: their admissions fit into one call, which Redis runs before the assignments that follow it.
+constexpr std::size_t kMostAhead = 128, kMostAheadBytes = 1 << 20;
 // A relative error of a prediction from which on the charges for other held units are corrected too.
 constexpr double kRechargeFrom = 0.1;
 
@@ -40,20 +41,23 @@ void Scheduler::on_intake(std::span<const queue::IntakeEntry> entries, std::int6
       pending_.reject.push_back(make_rejection(entry, std::move(*unmet)));
       continue;
     }
-    if (find_job(entry.id) == nullptr) {
+    const bool fresh = find_job(entry.id) == nullptr;
+    if (fresh) {
       auto& added = add_job(entry.id, entry.tenant, job->spec.model, job->class_key, adapters_of(job->spec),
                             job->spec.n.value_or(1), now_us);
       added.prior_us = job->prior_us;
       added.cost_us = costs_.typical_run_us(added.cls, added.model, added.prior_us);
       added.priority = job->spec.priority;
       added.deadline_us = deadline;
-      // Not of a plain entry, which may turn out to be another name of a job.
-      if (pending_.admit.size() < kMostAhead && !entry.raw) {
-        for (int i = 0; i < static_cast<int>(added.units.size()); ++i) unit_ready(added, i, now_us, now_us);
-      }
     }
+    auto& known = *find_job(entry.id);
     // Also of a job that is known: an entry that is read again has not been acknowledged yet.
-    pending_.admit.push_back(make_admission(entry, *job, find_job(entry.id)->cost_us));
+    pending_.admit.push_back(make_admission(entry, *job, known.cost_us));
+    pending_bytes_ += pending_.admit.back().spec.size();
+    // Not of a plain entry, which may turn out to be another name of a job.
+    if (fresh && pending_.admit.size() <= kMostAhead && pending_bytes_ <= kMostAheadBytes && !entry.raw) {
+      for (int i = 0; i < static_cast<int>(known.units.size()); ++i) unit_ready(known, i, now_us, now_us);
+    }
   }
 }
 
@@ -86,9 +90,15 @@ void Scheduler::on_unit_event(Job& job, const queue::Event& event, int index, st
   if (unit.where == Unit::Where::kEnded) return;
   const auto nonce = field(event, "nonce");
   if (event.type == "ready") {
+    const auto reason = field(event, "reason");
     // Until the registry reports that the worker drains, it would get the same unit again.
-    if (unit.where == Unit::Where::kHeld && field(event, "reason") == "handed back")
+    if (unit.where == Unit::Where::kHeld && reason == "handed back")
       fleet_.handed_back(unit.worker, event.at_ms * 1000);
+    if (unit.where == Unit::Where::kHeld && reason == "retry") fleet_.failed(unit.worker, now_us);
+    if (!event.fields.empty()) {
+      set_past(job, index, std::atoi(field(event, "lapses").c_str()), queue::split_list(field(event, "failed_on")),
+               now_us);
+    }
     if (event.fields.empty()) {  // it was admitted; it may have been assigned ahead of that
       unit.touched_us = now_us;  // an audit that was asked for before, and has not seen it, must leave it alone
       if (unit.where == Unit::Where::kPending || unit.where == Unit::Where::kUnknown)
@@ -107,7 +117,18 @@ void Scheduler::on_unit_event(Job& job, const queue::Event& event, int index, st
     if (event.type == "started") fleet_.started(unit.worker, {job.id, index}, event.at_ms * 1000);
   } else if (const auto state = job::state_from_name(event.type); state && job::is_terminal(*state)) {
     if (*state == job::State::kSucceeded) learn(job, unit, index, event);
+    if (unit.where == Unit::Where::kHeld) note_outcome(unit, *state, now_us);
     unit_ended(job, index, event.at_ms * 1000);
+  }
+}
+
+// What the end of a unit says of its worker, and of workers on which the unit failed before.
+void Scheduler::note_outcome(const Unit& unit, job::State state, std::int64_t now_us) {
+  if (state == job::State::kFailed && fleet_.at(unit.worker).backoff_us > 0) fleet_.failed(unit.worker, now_us);
+  if (state != job::State::kSucceeded) return;
+  fleet_.succeeded(unit.worker);
+  for (const auto& name : unit.failed_on) {
+    if (name != fleet_.at(unit.worker).name) fleet_.failed_alone(name, now_us);
   }
 }
 

@@ -23,7 +23,10 @@ std::string Scheduler::waits_for(const queue::UnitRef& ref, std::int64_t now_us)
   if (job == nullptr || ref.unit < 0 || ref.unit >= static_cast<int>(job->units.size())) return {};
   const auto& unit = job->units[static_cast<std::size_t>(ref.unit)];
   switch (unit.where) {
-    case Unit::Where::kQueued: return queued_waits_for(*job, now_us);
+    case Unit::Where::kQueued: return queued_waits_for(*job, unit, now_us);
+    case Unit::Where::kAlone:
+      return fmt::format("an empty worker: it runs alone, because {} lost with it",
+                         unit.lapses == 1 ? "a worker was" : fmt::format("{} workers were", unit.lapses));
     case Unit::Where::kHeld: return held_waits_for(unit, ref, now_us);
     case Unit::Where::kDelayed:
       return job->deadline_us > 0 && job->deadline_us <= now_us ? "nothing: its deadline has passed"
@@ -35,8 +38,8 @@ std::string Scheduler::waits_for(const queue::UnitRef& ref, std::int64_t now_us)
   return {};
 }
 
-std::string Scheduler::queued_waits_for(const Job& job, std::int64_t now_us) const {
-  const auto& lane = lanes_[job.lane];
+std::string Scheduler::queued_waits_for(const Job& job, const Unit& unit, std::int64_t now_us) const {
+  const auto& lane = lanes_[lane_of(job, unit)];
   const auto needs = static_cast<int>(lane.adapters.size());
   const auto& model = models_[job.model];
   const auto& having = fleet_.with_model(job.model);
@@ -100,7 +103,7 @@ std::string Scheduler::held_waits_for(const Unit& unit, const queue::UnitRef& re
   const auto at =
       std::find_if(worker.held.begin(), worker.held.end(), [&](const HeldUnit& held) { return held.ref == ref; });
   if (at == worker.held.end() || at->started) return {};
-  if (worker.state != WorkerState::kReady && worker.state != WorkerState::kStarting) {
+  if (worker.returns_units(now_us)) {
     return fmt::format("its return from {}, which is {}", worker.name, worker_state_name(worker.state));
   }
   if (const auto missing = fleet_.adapters().unreported(unit.worker, at->adapters); missing > 0) {

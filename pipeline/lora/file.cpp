@@ -81,6 +81,8 @@ struct Module {
   const TensorEntry* any() const { return down ? down : up ? up : alpha; }
 };
 
+Error unreadable(const Error& error) { return Error{error.code, "[lora] " + error.message, "loras"}; }
+
 class Reader {
  public:
   Reader(const SafetensorsFile& file, const LoraNames& names, std::int64_t max_rank)
@@ -185,7 +187,9 @@ class Reader {
     if (!module.down || !module.up) {
       return wrong(shown(module.any()->name) + " has no counterpart; a module needs both A (down) and B (up)");
     }
-    LoraTerm term{&target, file_.view(*module.down), file_.view(*module.up), 0, 1};
+    auto down = file_.view(*module.down), up = file_.view(*module.up);
+    if (!down || !up) return unreadable(down ? up.error() : down.error());
+    LoraTerm term{&target, std::move(*down), std::move(*up), 0, 1};
     for (const TensorView* view : {&term.down, &term.up})
       if (view->shape.size() != 2)
         return wrong(shown(view->name) + " is " + shape_of(*view) + "; A must be [rank, in] and B [out, rank]");
@@ -214,7 +218,9 @@ class Reader {
     }
     std::optional<double> alpha;
     if (module.alpha) {
-      alpha = number_of(file_.view(*module.alpha));
+      const auto value = file_.view(*module.alpha);
+      if (!value) return unreadable(value.error());
+      alpha = number_of(*value);
       if (!alpha) return wrong(shown(module.alpha->name) + " must be one finite number");
       if (scaling.gives_alpha(target.component))
         return wrong("both " + shown(module.alpha->name) +
@@ -248,7 +254,7 @@ Result<LoraFile> read_lora_file(const std::string& path, const LoraNames& names,
             " is a pickle, which may run code when it is read; adapters must be safetensors (convert it first)",
         "loras");
   auto file = SafetensorsFile::open(path);
-  if (!file) return Error{file.error().code, "[lora] " + file.error().message, "loras"};
+  if (!file) return unreadable(file.error());
   auto terms = Reader(*file, names, max_rank).terms();
   if (!terms) return terms.error();
   return LoraFile{std::move(*file), std::move(*terms)};

@@ -29,7 +29,7 @@ struct LoraTerm {
 };
 
 struct LoraFile {
-  SafetensorsFile file;         // the views point into it
+  SafetensorsFile file;         // the terms' names and shapes are its
   std::vector<LoraTerm> terms;  // sorted by module name; at least one; no target twice
 };
 

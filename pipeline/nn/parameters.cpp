@@ -1,11 +1,12 @@
 #include "pipeline/nn/parameters.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <spdlog/spdlog.h>
 
-#include <cstring>
+#include <algorithm>
 #include <optional>
 
 #include "pipeline/device/failure.h"
@@ -27,16 +28,7 @@ std::optional<c10::ScalarType> scalar_type(DType dtype) {
   }
 }
 
-// The view's bytes as a tensor on the host: borrowed where the address allows it, copied otherwise.
-at::Tensor on_host(const TensorView& view, c10::ScalarType type, const Shape& shape) {
-  const std::size_t size = c10::elementSize(type);
-  void* bytes = const_cast<std::byte*>(view.bytes.data());
-  const auto options = at::TensorOptions().dtype(type);
-  if (reinterpret_cast<std::uintptr_t>(bytes) % size == 0) return at::from_blob(bytes, shape, options);
-  at::Tensor copy = at::empty(shape, options);
-  std::memcpy(copy.mutable_data_ptr(), bytes, view.bytes.size());
-  return copy;
-}
+constexpr std::int64_t kBlock = 16 << 20;  // bytes that a thread reads at a time
 
 }  // namespace
 
@@ -45,7 +37,7 @@ at::Tensor copy_to(Placement placement, const TensorView& view) {
   if (!type)
     fail(Code::kDataCorrupt, "tensor " + std::string(view.name) + " is of type " + std::string(dtype_name(view.dtype)) +
                                  "; weights must be F32, BF16, F16, F64 or F8");
-  return on_host(view, *type, Shape(view.shape.begin(), view.shape.end()))
+  return at::from_blob(const_cast<std::byte*>(view.bytes.data()), Shape(view.shape.begin(), view.shape.end()), *type)
       .to(placement.device, placement.dtype, /*non_blocking=*/false, /*copy=*/true);
 }
 
@@ -57,17 +49,26 @@ Parameters Parameters::open(const std::string& dir, Library library, Placement p
 }
 
 at::Tensor Parameters::tensor(const std::string& name, const Shape& shape) {
-  const TensorView view = unwrap(checkpoint_.tensor(name));
-  if (!std::equal(view.shape.begin(), view.shape.end(), shape.begin(), shape.end()))
-    fail(Code::kDataCorrupt, dir() + ": tensor " + name + " has shape " +
-                                 shape_text(Shape(view.shape.begin(), view.shape.end())) +
+  const auto [file, entry] = unwrap(checkpoint_.tensor(name));
+  if (entry->shape != shape)
+    fail(Code::kDataCorrupt, dir() + ": tensor " + name + " has shape " + shape_text(entry->shape) +
                                  ", but config.json requires " + shape_text(shape));
-  const auto type = scalar_type(view.dtype);
+  const auto type = scalar_type(entry->dtype);
   if (!type)
-    fail(Code::kDataCorrupt, dir() + ": tensor " + name + " is of type " + std::string(dtype_name(view.dtype)) +
+    fail(Code::kDataCorrupt, dir() + ": tensor " + name + " is of type " + std::string(dtype_name(entry->dtype)) +
                                  "; weights must be F32, BF16, F16, F64 or F8");
-  at::Tensor out =
-      on_host(view, *type, shape).to(placement_.device, placement_.dtype, /*non_blocking=*/false, /*copy=*/true);
+  // Straight into the returned tensor if it is on the host and of the file's type. Otherwise through memory that is
+  // reused, because the kernel clears new memory, which takes longer than reading.
+  const bool direct = placement_.device.is_cpu() && placement_.dtype == *type;
+  const auto size = static_cast<std::int64_t>(entry->end - entry->begin);
+  if (!direct && staging_.numel() < size) staging_ = at::empty({size}, at::kByte);
+  at::Tensor out = direct ? at::empty(shape, *type) : at::from_blob(staging_.mutable_data_ptr(), shape, *type);
+  auto* const bytes = static_cast<std::byte*>(out.mutable_data_ptr());
+  at::parallel_for(0, (size + kBlock - 1) / kBlock, 1, [&](std::int64_t first, std::int64_t last) {
+    const std::int64_t begin = first * kBlock, end = std::min(size, last * kBlock);
+    unwrap(file.read(*entry, static_cast<std::uint64_t>(begin), {bytes + begin, bytes + end}));
+  });
+  if (!direct) out = out.to(placement_.device, placement_.dtype, /*non_blocking=*/false, /*copy=*/true);
   bytes_ += static_cast<std::int64_t>(out.nbytes());
   taken_.insert(name);
   return out;

@@ -27,13 +27,14 @@ struct ConvSlot {
 
 using Shape = std::vector<std::int64_t>;
 
-// Returns a contiguous copy of a file's tensor on the placement's device and in its element type. Throws Failure
+// Returns a contiguous copy of a tensor in memory, on the placement's device and in its element type. Throws Failure
 // (kDataCorrupt) for an element type that weights cannot have.
 at::Tensor copy_to(Placement placement, const TensorView& view);
 
 // Copies tensors from a checkpoint to the placement's device, in its element type. The caller owns the returned
-// tensors, which are contiguous. All members throw Failure: kNotFound (a missing tensor) or kDataCorrupt (a wrong shape
-// or type; the message contains the right one). They throw LibTorch's exceptions when memory runs out. Not thread-safe.
+// tensors, which are contiguous. All members throw Failure: kNotFound (a missing tensor), kDataCorrupt (a wrong shape
+// or type, with the right one in the message, or a file that became shorter) or kUnavailable (it cannot be read). They
+// throw LibTorch's exceptions when memory runs out. Not thread-safe.
 class Parameters {
  public:
   Parameters(Checkpoint checkpoint, Placement placement);
@@ -64,6 +65,7 @@ class Parameters {
  private:
   Checkpoint checkpoint_;
   Placement placement_;
+  at::Tensor staging_;  // bytes on the way to another device or element type
   std::set<std::string> taken_;
   std::int64_t bytes_ = 0;
 };

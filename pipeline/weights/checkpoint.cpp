@@ -114,44 +114,44 @@ Result<Checkpoint> Checkpoint::open(const std::string& dir, Library library) {
   if (!weights->is_index) {
     Result<SafetensorsFile> file = SafetensorsFile::open(weights->path);
     if (!file) return file.error();
-    for (const TensorEntry& entry : file->entries()) checkpoint.tensors_.emplace(entry.name, file->view(entry));
-    checkpoint.files_.push_back(std::move(*file));
+    for (const TensorEntry& entry : file->entries())
+      checkpoint.tensors_.emplace(entry.name, StoredTensor{*file, &entry});
     return checkpoint;
   }
   const std::string& index = weights->path;
   const auto entries = read_index(index);
   if (!entries) return entries.error();
-  std::map<std::string, std::size_t> shard_of;  // file name → position in files_
+  std::map<std::string, SafetensorsFile> shards;  // by file name
   for (const auto& [name, file_name] : *entries) {
-    const auto [it, is_new] = shard_of.emplace(file_name, checkpoint.files_.size());
-    if (is_new) {
+    auto shard = shards.find(file_name);
+    if (shard == shards.end()) {
       Result<SafetensorsFile> file = SafetensorsFile::open(dir + "/" + file_name);
       if (!file) {
         if (file.error().code != Code::kNotFound) return file.error();
         return Error{Code::kNotFound,
                      "[checkpoint] " + index + " refers to the shard " + file_name + ", which is not in the folder"};
       }
-      checkpoint.files_.push_back(std::move(*file));
+      shard = shards.emplace(file_name, std::move(*file)).first;
     }
-    const Result<TensorView> view = checkpoint.files_[it->second].tensor(name);
-    if (!view)
+    const TensorEntry* entry = shard->second.find(name);
+    if (!entry)
       return corrupt(index, "it assigns tensor \"" + name + "\" to " + file_name + ", which lacks this tensor");
-    checkpoint.tensors_.emplace(name, *view);
+    checkpoint.tensors_.emplace(name, StoredTensor{shard->second, entry});
   }
   // Like diffusers, also loads tensors that the index does not list.
-  for (const SafetensorsFile& file : checkpoint.files_)
-    for (const TensorEntry& entry : file.entries()) checkpoint.tensors_.emplace(entry.name, file.view(entry));
+  for (const auto& [file_name, file] : shards)
+    for (const TensorEntry& entry : file.entries()) checkpoint.tensors_.emplace(entry.name, StoredTensor{file, &entry});
   return checkpoint;
 }
 
 std::vector<std::string> Checkpoint::names() const {
   std::vector<std::string> names;
   names.reserve(tensors_.size());
-  for (const auto& [name, view] : tensors_) names.push_back(name);
+  for (const auto& [name, stored] : tensors_) names.push_back(name);
   return names;
 }
 
-Result<TensorView> Checkpoint::tensor(std::string_view name) const {
+Result<StoredTensor> Checkpoint::tensor(std::string_view name) const {
   const auto it = tensors_.find(name);
   if (it == tensors_.end()) {
     return Error{Code::kNotFound,
@@ -162,7 +162,7 @@ Result<TensorView> Checkpoint::tensor(std::string_view name) const {
 
 std::uint64_t Checkpoint::bytes() const {
   std::uint64_t total = 0;
-  for (const auto& [name, view] : tensors_) total += view.bytes.size();
+  for (const auto& [name, stored] : tensors_) total += stored.entry->end - stored.entry->begin;
   return total;
 }
 

@@ -15,12 +15,18 @@ namespace ditfleet::pipeline {
 // load: diffusers prefers diffusion_pytorch_model and the index, transformers prefers model and the single file.
 enum class Library { kDiffusers, kTransformers };
 
-// Movable; const members are thread-safe. Views are valid as long as the checkpoint exists.
+// A tensor that has not been read, and the open file that owns the entry.
+struct StoredTensor {
+  SafetensorsFile file;
+  const TensorEntry* entry;
+};
+
+// Movable; const members are thread-safe.
 class Checkpoint {
  public:
   // `dir` must contain diffusion_pytorch_model.safetensors or model.safetensors, or one of these names with .index.json
   // and the shards. If none exists, a single variant is accepted ("model.fp16.safetensors",
-  // "model.safetensors.index.fp16.json"). Maps every file and checks every header; reads no weights.
+  // "model.safetensors.index.fp16.json"). Opens every file and checks every header; reads no weights.
   // kNotFound: none of these files exists (the message lists them), or a shard is missing.
   // kDataCorrupt: the errors of SafetensorsFile::open; an index that is malformed, refers to a file outside the folder,
   // or assigns a tensor to a shard that lacks it.
@@ -30,13 +36,12 @@ class Checkpoint {
   std::vector<std::string> names() const;  // sorted
   bool contains(std::string_view name) const { return tensors_.find(name) != tensors_.end(); }
   // kNotFound: the message contains folder and tensor.
-  Result<TensorView> tensor(std::string_view name) const;
+  Result<StoredTensor> tensor(std::string_view name) const;
   std::uint64_t bytes() const;  // of all tensors
 
  private:
   std::string dir_;
-  std::vector<SafetensorsFile> files_;
-  std::map<std::string, TensorView, std::less<>> tensors_;
+  std::map<std::string, StoredTensor, std::less<>> tensors_;
 };
 
 }  // namespace ditfleet::pipeline

@@ -1,7 +1,6 @@
 #include "pipeline/weights/safetensors.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,22 +9,16 @@
 #include <cerrno>
 #include <cstring>
 
+#include "shared/core/unique_fd.h"
+
 namespace ditfleet::pipeline {
 
 static_assert(std::endian::native == std::endian::little, "safetensors bytes are used as they are");
 
 struct SafetensorsFile::State {
   std::string path;
-  const std::byte* data = nullptr;
-  std::size_t size = 0;
+  UniqueFd file;
   SafetensorsHeader header;
-
-  State() = default;
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
-  ~State() {
-    if (data != nullptr) ::munmap(const_cast<std::byte*>(data), size);
-  }
 };
 
 namespace {
@@ -35,36 +28,41 @@ Error failed(const std::string& path, int error) {
   return Error{code, "[safetensors] cannot read " + path + ": " + std::strerror(error)};
 }
 
+Result<void> read_at(const UniqueFd& file, const std::string& path, std::uint64_t at, std::span<std::byte> into) {
+  while (!into.empty()) {
+    const ssize_t size = ::pread(file.get(), into.data(), into.size(), static_cast<off_t>(at));
+    if (size < 0 && errno == EINTR) continue;
+    if (size < 0) return failed(path, errno);
+    if (size == 0)
+      return Error{Code::kDataCorrupt, "[safetensors] " + path +
+                                           " is shorter than when it was opened; to replace weights, write a new file "
+                                           "and rename it"};
+    at += static_cast<std::uint64_t>(size);
+    into = into.subspan(static_cast<std::size_t>(size));
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // do not block on a pipe
-  if (fd < 0) return failed(path, errno);
-  struct stat info = {};
-  if (::fstat(fd, &info) != 0) {
-    const int error = errno;
-    ::close(fd);
-    return failed(path, error);
-  }
-  if (!S_ISREG(info.st_mode)) {
-    ::close(fd);
-    return Error{Code::kDataCorrupt, "[safetensors] " + path + " is not a file"};
-  }
   auto state = std::make_shared<State>();
   state->path = path;
-  if (info.st_size > 0) {  // an empty file cannot be mapped; the header check refuses it below
-    void* data = ::mmap(nullptr, static_cast<std::size_t>(info.st_size), PROT_READ, MAP_SHARED, fd, 0);
-    if (data == MAP_FAILED) {
-      const int error = errno;
-      ::close(fd);
-      return failed(path, error);
-    }
-    state->data = static_cast<const std::byte*>(data);
-    state->size = static_cast<std::size_t>(info.st_size);
-  }
-  ::close(fd);
-  const std::string_view bytes(reinterpret_cast<const char*>(state->data), state->size);
-  Result<SafetensorsHeader> header = parse_safetensors_header(bytes, path);
+  state->file.reset(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // do not block on a pipe
+  struct stat info = {};
+  if (!state->file.valid() || ::fstat(state->file.get(), &info) != 0) return failed(path, errno);
+  if (!S_ISREG(info.st_mode)) return Error{Code::kDataCorrupt, "[safetensors] " + path + " is not a file"};
+  const auto size = static_cast<std::uint64_t>(info.st_size);
+  std::string head(std::min<std::uint64_t>(size, 8), '\0');
+  const auto read_head = [&](std::size_t begin) {
+    return read_at(state->file, path, begin, std::as_writable_bytes(std::span(head).subspan(begin)));
+  };
+  if (auto read = read_head(0); !read) return read.error();
+  const auto end = safetensors::safetensors_header_end(head, path);
+  if (!end) return end.error();
+  head.resize(std::min(size, *end));
+  if (auto read = read_head(std::min<std::size_t>(head.size(), 8)); !read) return read.error();
+  Result<SafetensorsHeader> header = parse_safetensors_header(head, size, path);
   if (!header) return header.error();
   state->header = std::move(*header);
   return SafetensorsFile(std::move(state));
@@ -74,28 +72,29 @@ const std::string& SafetensorsFile::path() const { return state_->path; }
 const std::vector<TensorEntry>& SafetensorsFile::entries() const { return state_->header.tensors; }
 const std::map<std::string, std::string>& SafetensorsFile::metadata() const { return state_->header.metadata; }
 
-namespace {
-
-const TensorEntry* find_entry(const std::vector<TensorEntry>& entries, std::string_view name) {
-  const auto it = std::lower_bound(entries.begin(), entries.end(), name,
+const TensorEntry* SafetensorsFile::find(std::string_view name) const {
+  const auto it = std::lower_bound(entries().begin(), entries().end(), name,
                                    [](const TensorEntry& entry, std::string_view key) { return entry.name < key; });
-  return it != entries.end() && it->name == name ? &*it : nullptr;
+  return it != entries().end() && it->name == name ? &*it : nullptr;
 }
 
-}  // namespace
-
-bool SafetensorsFile::contains(std::string_view name) const { return find_entry(entries(), name) != nullptr; }
-
 Result<TensorView> SafetensorsFile::tensor(std::string_view name) const {
-  const TensorEntry* entry = find_entry(entries(), name);
+  const TensorEntry* entry = find(name);
   if (entry == nullptr) {
     return Error{Code::kNotFound, "[safetensors] " + path() + " has no tensor \"" + std::string(name) + "\""};
   }
   return view(*entry);
 }
 
-TensorView SafetensorsFile::view(const TensorEntry& entry) const {
-  return TensorView{entry.name, entry.dtype, entry.shape, {state_->data + entry.begin, entry.end - entry.begin}};
+Result<TensorView> SafetensorsFile::view(const TensorEntry& entry) const {
+  const std::size_t size = entry.end - entry.begin;
+  const std::shared_ptr<std::byte[]> memory(new std::byte[size]);
+  if (auto done = read(entry, 0, {memory.get(), size}); !done) return done.error();
+  return TensorView{entry.name, entry.dtype, entry.shape, {memory.get(), size}, memory};
+}
+
+Result<void> SafetensorsFile::read(const TensorEntry& entry, std::uint64_t begin, std::span<std::byte> into) const {
+  return read_at(state_->file, path(), entry.begin + begin, into);
 }
 
 }  // namespace ditfleet::pipeline

@@ -1,4 +1,4 @@
-// A safetensors file, mapped read-only.
+// A safetensors file, read with pread(2): a file that is truncated meanwhile is an error, not a signal.
 #pragma once
 
 #include <cstddef>
@@ -24,20 +24,19 @@ using safetensors::shape_text;
 using safetensors::tensor_bytes;
 using safetensors::TensorEntry;
 
-// One tensor of an open file. `bytes` points into the read-only mapping and is valid while the file is open. Row-major,
-// little-endian, NOT aligned to the element size (a header may have any length): use memcpy, or check the address
-// before casting.
+// One tensor in memory, valid while the file is open. Row-major, little-endian, aligned for every element type.
 struct TensorView {
   std::string_view name;
   DType dtype = DType::kF32;
   std::span<const std::int64_t> shape;
   std::span<const std::byte> bytes;
+  std::shared_ptr<const std::byte[]> memory;  // owns the bytes
 };
 
-// Movable; moving keeps views valid. Const members may be called from any thread.
+// Copies share the open file and its entries. Const members may be called from any thread.
 class SafetensorsFile {
  public:
-  // Maps the file and checks its header; reads no weights. Errors: kNotFound, kUnavailable (unreadable), kDataCorrupt;
+  // Opens the file and checks its header; reads no weights. Errors: kNotFound, kUnavailable (unreadable), kDataCorrupt;
   // the message contains the file.
   static Result<SafetensorsFile> open(const std::string& path);
 
@@ -45,10 +44,14 @@ class SafetensorsFile {
   const std::vector<TensorEntry>& entries() const;  // sorted by name
   const std::map<std::string, std::string>& metadata() const;
 
-  bool contains(std::string_view name) const;
-  // kNotFound: the message contains file and tensor.
+  const TensorEntry* find(std::string_view name) const;  // null if the file has no such tensor
+  bool contains(std::string_view name) const { return find(name) != nullptr; }
+  // kNotFound: the message contains file and tensor. Also the errors of read().
   Result<TensorView> tensor(std::string_view name) const;
-  TensorView view(const TensorEntry& entry) const;  // entry: one of entries()
+  Result<TensorView> view(const TensorEntry& entry) const;  // entry: one of entries()
+  // Reads bytes of the tensor from its byte `begin` on. kDataCorrupt: the file is shorter than when it was opened.
+  // kUnavailable: it cannot be read.
+  Result<void> read(const TensorEntry& entry, std::uint64_t begin, std::span<std::byte> into) const;
 
  private:
   struct State;

@@ -107,6 +107,12 @@ const Option kOptions[] = {
                     "crashes workers take down more of them.",
      .low = 1,
      .high = 100},
+    {.key = "queue.max_lapses",
+     .at = DITFLEET_AT(queue.max_lapses),
+     .description = "How many workers may be lost while they hold a unit, started or not, before the unit fails. "
+                    "Counts workers that come back too.",
+     .low = 1,
+     .high = 100},
     {.key = "queue.retry_backoff_ms",
      .at = DITFLEET_AT(queue.retry_backoff_ms),
      .description = "Delay before the first retry. It doubles with each retry and has jitter.",
@@ -187,6 +193,14 @@ const Option kOptions[] = {
      .description =
          "How long a worker that is asked to stop may finish its running units. The rest goes back to the queue.",
      .low = 0,
+     .high = kDayMs},
+    {.key = "worker.stuck_ms",
+     .at = DITFLEET_AT(worker.stuck_ms),
+     .description =
+         "A worker whose step, text or image makes no progress for this long, or for 20 times the slowest of "
+         "its class, fails the unit and ends. The first of a class may take five times as long. Lowering it "
+         "below the time of a slow step ends healthy workers.",
+     .low = 100,
      .high = kDayMs},
     {.key = "worker.warmup",
      .at = DITFLEET_AT(worker.warmup),

@@ -64,7 +64,7 @@ struct Settings {
   } redis;
   struct {
     std::int64_t lease_ms = 5000, renew_ms = 1000;
-    int max_attempts = 3, max_crashes = 2;
+    int max_attempts = 3, max_crashes = 2, max_lapses = 5;
     std::int64_t retry_backoff_ms = 500, retry_backoff_max_ms = 30'000;
     std::int64_t retention_ms = 3'600'000, idempotency_ms = 86'400'000;
     std::int64_t max_queued = 100'000;
@@ -79,7 +79,7 @@ struct Settings {
     std::string name;  // empty: host-pid
     std::string device = "auto", dtype = "auto";
     int threads = 0;  // 0: cores / count
-    std::int64_t heartbeat_ms = 1000, drain_ms = 30'000;
+    std::int64_t heartbeat_ms = 1000, drain_ms = 30'000, stuck_ms = 60'000;
     bool warmup = true;
     std::vector<WarmupClass> warmup_classes;
     std::string metrics_listen;

@@ -10,11 +10,40 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/system/system_error.hpp>
-#include <exception>
+#include <cstdlib>
 #include <list>
 #include <memory>
 
 namespace ditfleet {
+namespace {
+
+// Empty if the task returned, or was canceled by a group that is stopping.
+std::string failure_of(const std::exception_ptr& thrown, bool stopping) {
+  if (!thrown) return {};
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const boost::system::system_error& e) {
+    return e.code() == asio::error::operation_aborted && stopping ? std::string() : e.what();
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "an unknown exception";
+  }
+}
+
+}  // namespace
+
+void end_process(const std::string& task, const std::string& reason) {
+  spdlog::critical("task '{}' {}; ending this process, which cannot work without it", task, reason);
+  spdlog::shutdown();
+  std::_Exit(kExitVitalTask);
+}
+
+std::function<void(std::exception_ptr)> end_process_on_exception(std::string task) {
+  return [task = std::move(task)](const std::exception_ptr& thrown) {
+    if (thrown) end_process(task, "ended with " + failure_of(thrown, false));
+  };
+}
 
 struct TaskGroup::State {
   explicit State(asio::any_io_executor e) : executor(std::move(e)), ended(executor) {
@@ -37,28 +66,20 @@ struct TaskGroup::State {
 TaskGroup::TaskGroup(asio::any_io_executor executor) : state_(std::make_shared<State>(std::move(executor))) {}
 TaskGroup::~TaskGroup() { stop(); }
 
-void TaskGroup::spawn(std::string name, asio::awaitable<void> task) {
+void TaskGroup::spawn(std::string name, asio::awaitable<void> task, Vital vital) {
   if (state_->stopping) return;
   const auto signal = state_->signals.emplace(state_->signals.end());
   asio::co_spawn(state_->executor, std::move(task),
-                 asio::bind_cancellation_slot(
-                     signal->slot(), [state = state_, signal, name = std::move(name)](std::exception_ptr thrown) {
-                       if (thrown) {
-                         try {
-                           std::rethrow_exception(thrown);
-                         } catch (const boost::system::system_error& e) {
-                           if (e.code() != asio::error::operation_aborted || !state->stopping) {
-                             spdlog::error("task '{}' ended with {}", name, e.what());
-                           }
-                         } catch (const std::exception& e) {
-                           spdlog::error("task '{}' ended with {}", name, e.what());
-                         } catch (...) {
-                           spdlog::error("task '{}' ended with an unknown exception", name);
-                         }
-                       }
-                       state->remove(signal);
-                       state->ended.cancel();
-                     }));
+                 asio::bind_cancellation_slot(signal->slot(), [state = state_, signal, name = std::move(name),
+                                                               vital](const std::exception_ptr& thrown) {
+                   const std::string failure = failure_of(thrown, state->stopping);
+                   if (!failure.empty() && vital != Vital::kNo && !state->stopping)
+                     end_process(name, "ended with " + failure);
+                   if (!failure.empty()) spdlog::error("task '{}' ended with {}", name, failure);
+                   if (vital == Vital::kForever && !state->stopping) end_process(name, "returned");
+                   state->remove(signal);
+                   state->ended.cancel();
+                 }));
 }
 
 void TaskGroup::stop() {

@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "shared/core/log_throttle.h"
 #include "shared/queue/client.h"
 #include "shared/queue/keys.h"
 #include "shared/redis/connection.h"
@@ -53,13 +54,27 @@ class Client::Impl {
   std::unordered_map<std::string, std::string> raw_bodies_;  // entry id → SHA-256 of a raw entry's spec
   std::unordered_map<std::string, int> last_steps_;          // nonce → the last step that Redis accepted
   std::set<std::string> unreadable_workers_;                 // workers whose invalid records were logged
+  LogThrottle unreadable_mail_;
   std::uint64_t generation_ = 0;
   std::optional<std::int64_t> redis_ahead_us_;  // Redis' clock minus the monotonic clock
   Deadline::Clock::time_point hold_until_{}, next_sweep_{};
   std::string sweep_cursor_ = "-inf";
 };
 
-// Maximum units per Function call. A longer call would delay other clients.
-inline constexpr std::size_t kBatch = 128;
+// Maximum units, and maximum bytes of specs, per Function call. A longer call would delay other clients.
+inline constexpr std::size_t kBatch = 128, kBatchBytes = 1 << 20;
+
+// Where the call that starts with item `begin` ends. `bytes_of` returns the bytes of an item's spec. A call has at
+// least one item.
+template <class Items, class BytesOf>
+std::size_t batch_end(const Items& items, std::size_t begin, BytesOf bytes_of) {
+  std::size_t end = begin, bytes = 0;
+  while (end < items.size() && end - begin < kBatch) {
+    bytes += bytes_of(items[end]);
+    if (end > begin && bytes > kBatchBytes) break;
+    ++end;
+  }
+  return end;
+}
 
 }  // namespace ditfleet::queue

@@ -12,6 +12,7 @@ QueueOptions queue_options(const config::Settings& settings) {
           .idempotency_ms = q.idempotency_ms,
           .max_attempts = q.max_attempts,
           .max_crashes = q.max_crashes,
+          .max_lapses = q.max_lapses,
           .retry_backoff_ms = q.retry_backoff_ms,
           .retry_backoff_max_ms = q.retry_backoff_max_ms};
 }

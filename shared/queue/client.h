@@ -35,7 +35,8 @@ struct QueueOptions {
   std::int64_t retention_ms = 3'600'000;  // of ended jobs and their events
   std::int64_t idempotency_ms = 86'400'000;
   int max_attempts = 3;                 // errors per unit
-  int max_crashes = 2;                  // workers lost per unit
+  int max_crashes = 2;                  // workers per unit that are lost after its start and do not come back
+  int max_lapses = 5;                   // workers per unit that are lost
   std::int64_t retry_backoff_ms = 500;  // before the first retry; doubles with each retry, with jitter
   std::int64_t retry_backoff_max_ms = 30'000;
 };
@@ -69,9 +70,12 @@ class Client {
   asio::awaitable<Result<JobRecord>> job(const std::string& id, const std::string& tenant, Deadline deadline);
   asio::awaitable<Result<JobPage>> list(const std::string& tenant, std::optional<job::State> state, int limit,
                                         const std::string& cursor, Deadline deadline);
-  // Returns the events of a job after the event id `after`, oldest first. "0" returns all events.
+  // Returns the events of a job after the event id `after`, oldest first. "0" returns all events. Each call walks from
+  // the newest event back to `after`, in calls to Redis of 500 events.
   asio::awaitable<Result<std::vector<Event>>> events(const std::string& job, const std::string& after, int limit,
                                                      Deadline deadline);
+  // Returns one event of a job. kNotFound: the job has no such event, or it was trimmed.
+  asio::awaitable<Result<Event>> event(const std::string& job, const std::string& id, Deadline deadline);
   // Returns all workers with one call to Redis. Skips invalid records and logs each of them once. `with_tenants` also
   // fills in WorkerInfo::tenants, which costs a lookup per unit.
   asio::awaitable<Result<std::vector<WorkerInfo>>> workers(Deadline deadline, bool with_tenants = false);
@@ -94,11 +98,13 @@ class Client {
   // ended.
   asio::awaitable<Result<std::vector<bool>>> revoke(std::int64_t epoch, std::span<const Attempt> units,
                                                     Deadline deadline);
-  // Makes units ready whose lease has expired or whose retry is due. Fails units after too many crashes. Expires jobs
-  // past their deadline. Every change is an event. Returns the number of changed units and jobs.
+  // Makes units ready whose lease has expired or whose retry is due. Fails units whose leases expired too often.
+  // Expires jobs past their deadline. Every change is an event. Returns the number of changed units and jobs.
   asio::awaitable<Result<int>> reap(std::int64_t epoch, int limit, Deadline deadline);
-  // Returns every unit that has not ended, to restore the scheduler's state.
-  asio::awaitable<Result<std::vector<UnitView>>> open_units(Deadline deadline);
+  // Returns every unit that has not ended, to restore the scheduler's state. Reads pages, each with the time limit.
+  // The units are not of one moment: a unit that becomes open or ends meanwhile may be missing, and a returned unit may
+  // have changed since. Follow the feed from before the call on. kUnavailable: the connection was lost meanwhile.
+  asio::awaitable<Result<std::vector<UnitView>>> open_units(std::chrono::milliseconds page_limit);
   // Stores the tenants' virtual times in GPU-microseconds for the next leader. nullopt removes a tenant.
   asio::awaitable<Result<void>> store_virtual_times(std::int64_t epoch,
                                                     const std::map<std::string, std::optional<std::int64_t>>& times,
@@ -109,7 +115,8 @@ class Client {
   // Returns the run id that was registered under this name before, possibly this run's own; empty if there was none.
   asio::awaitable<Result<std::string>> heartbeat(const WorkerInfo& info, Deadline deadline);
   asio::awaitable<Result<void>> deregister(const std::string& name, const std::string& boot, Deadline deadline);
-  // Waits up to `block` for messages after the entry id `after`. "0" returns all messages.
+  // Waits up to `block` for messages after the entry id `after`. "0" returns all messages. Deletes and logs invalid
+  // entries.
   asio::awaitable<Result<std::vector<MailboxEntry>>> read_mailbox(const std::string& owner, const std::string& after,
                                                                   int limit, std::chrono::milliseconds block);
   asio::awaitable<Result<void>> acknowledge(const std::string& owner, std::span<const std::string> entry_ids,

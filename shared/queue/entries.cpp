@@ -143,8 +143,8 @@ Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>&
     if (field == 'd') {
       const std::string_view drops = value;
       const auto bar = std::min(drops.find('|'), drops.size());
-      out.back().drop_from_host = split_adapters(drops.substr(0, bar));
-      if (bar < drops.size()) out.back().drop_from_slots = split_adapters(drops.substr(bar + 1));
+      out.back().drop_from_host = split_list(drops.substr(0, bar));
+      if (bar < drops.size()) out.back().drop_from_slots = split_list(drops.substr(bar + 1));
     }
     if (field == 'o') {
       const PackedJob job = parse_packed_job(value);

@@ -10,6 +10,8 @@
 namespace ditfleet::queue {
 namespace {
 
+constexpr std::size_t kKeptSpec = 65536;  // bytes of a rejected spec, which may not have been checked
+
 // The id of the job of an entry that chose none.
 std::string own_id(const std::string& entry_id) { return "x-" + entry_id; }
 
@@ -62,8 +64,9 @@ asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const 
             << a.priority << a.deadline_ms;
   };
 
-  for (std::size_t begin = 0; begin < submitted.size(); begin += kBatch) {
-    const std::size_t end = std::min(submitted.size(), begin + kBatch);
+  const auto spec_bytes = [](const Admission* a) { return a->spec.size(); };
+  for (std::size_t begin = 0, end = 0; begin < submitted.size(); begin = end) {
+    end = batch_end(submitted, begin, spec_bytes);
     redis::Command command = fcall("admit", 9);
     command << keys.leader() << keys.in() << keys.ready() << keys.deadline() << keys.units() << keys.open()
             << keys.specs() << keys.last() << keys.events() << epoch;
@@ -77,8 +80,8 @@ asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const 
     }
   }
 
-  for (std::size_t begin = 0; begin < raw.size(); begin += kBatch) {
-    const std::size_t end = std::min(raw.size(), begin + kBatch);
+  for (std::size_t begin = 0, end = 0; begin < raw.size(); begin = end) {
+    end = batch_end(raw, begin, spec_bytes);
     redis::Command command = fcall("admit_raw", 10 + 2 * (end - begin));
     command << keys.leader() << keys.in() << keys.ready() << keys.deadline() << keys.units() << keys.open()
             << keys.specs() << keys.last() << keys.events() << keys.jobs();
@@ -120,9 +123,9 @@ asio::awaitable<Result<void>> Client::reject(std::int64_t epoch, std::span<const
                                              Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
-  constexpr std::size_t kKeptSpec = 65536;  // bytes of a spec that may not have been checked
   while (!rejections.empty()) {
-    const auto batch = rejections.first(std::min(rejections.size(), kBatch));
+    const auto kept_bytes = [](const Rejection& r) { return std::min(r.spec.size(), kKeptSpec); };
+    const auto batch = rejections.first(batch_end(rejections, 0, kept_bytes));
     rejections = rejections.subspan(batch.size());
     redis::Command command = fcall("reject", 8 + batch.size());
     command << keys.leader() << keys.in() << keys.jobs() << keys.deadline() << keys.open() << keys.specs()

@@ -23,7 +23,7 @@ class Keys {
   std::string deadline() const { return prefix_ + "deadline"; }  // zset: jobs by their deadline
   std::string dead() const { return prefix_ + "dead"; }          // stream: dead letters
   std::string leader() const { return prefix_ + "leader"; }      // string: "<epoch> <coordinator>"
-  std::string epoch() const { return prefix_ + "epoch"; }        // counter
+  std::string epoch() const { return prefix_ + "epoch"; }        // string: the latest epoch
   std::string boot() const { return prefix_ + "boot"; }          // string: "<Redis' run id> <end of the leases' grace>"
   std::string tenants() const { return prefix_ + "tenants"; }    // hash: tenant → virtual time
   std::string workers() const { return prefix_ + "workers"; }    // zset: worker names by latest heartbeat

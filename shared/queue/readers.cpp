@@ -2,6 +2,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <map>
 
 #include "shared/core/excerpt.h"
 #include "shared/core/ids.h"
@@ -11,6 +12,8 @@
 
 namespace ditfleet::queue {
 namespace {
+
+constexpr int kEventsPerCall = 500;
 
 Error no_such_job(const std::string& id) { return Error{Code::kNotFound, "[queue] no such job: " + id}; }
 
@@ -27,22 +30,18 @@ struct Listed {
   bool shown = false;               // it exists and the caller may see it
   std::optional<job::State> ended;  // its state, if it has ended
   PackedJob packed;
-  std::string_view spec, ended_ms, first_record;
-  const std::string* error = nullptr;  // JSON; null: none
-  std::size_t first_unit = 0;          // index of its first unit among those that were read; of an open job
+  std::string_view ended_ms, first_record;
+  std::size_t first_unit = 0;  // index of its first unit among those that were read; of an open job
 };
 
-// own: o, state, ended, spec, error, u0 of the job's hash, which has what the others lack if the job has just ended.
-void read_listed(const redis::Reply& open, const redis::Reply& spec, const std::vector<redis::Reply>& own,
-                 Listed& job) {
-  if (own.size() != 6 || (open.is_nil() && own[0].is_nil())) return;  // it was forgotten in between
+// own: o, state, ended, u0 of the job's hash, which has what the open record lacks if the job has just ended.
+void read_listed(const redis::Reply& open, const std::vector<redis::Reply>& own, Listed& job) {
+  if (own.size() != 4 || (open.is_nil() && own[0].is_nil())) return;  // it was forgotten in between
   job.shown = true;
   job.ended = job::state_from_name(own[1].text);
   job.packed = parse_packed_job(job.ended ? own[0].text : open.text);
-  job.spec = job.ended ? own[3].text : spec.text;
   job.ended_ms = own[2].text;
-  job.first_record = own[5].text;
-  if (!own[4].is_nil()) job.error = &own[4].text;
+  job.first_record = own[3].text;
 }
 
 JobRecord listed_record(const Listed& job, const redis::Reply& units) {
@@ -69,8 +68,6 @@ JobRecord listed_record(const Listed& job, const redis::Reply& units) {
   record.deadline_ms = job.packed.deadline_ms;
   record.cost_us = job.packed.cost_us;
   record.traceparent = job.packed.trace;
-  record.spec = job.spec;
-  if (job.error != nullptr) record.error = parse_error(*job.error);
   return record;
 }
 
@@ -114,7 +111,7 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
   const std::size_t want = static_cast<std::size_t>(std::clamp(limit, 1, 1000));
   constexpr int kPage = 200, kMostPages = 50;
   JobPage page;
-  std::vector<std::string> entries;  // the intake entries of the page's jobs; empty unless the job is queued
+  std::vector<std::string> entries;  // the intake entries of the page's queued jobs; "": it is admitted
   bool last = false;
   for (int pages = 0; pages < kMostPages && !last && page.jobs.size() < want; ++pages) {
     redis::Command range("ZREVRANGEBYSCORE");
@@ -127,21 +124,17 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
     last = elements.size() < 2 * kPage;
 
     std::vector<Listed> jobs;
-    std::vector<redis::Command> reads(2);
+    std::vector<redis::Command> reads(1);
     reads[0] << "HMGET" << keys.open();
-    reads[1] << "HMGET" << keys.specs();
     for (std::size_t i = 0; i + 1 < elements.size(); i += 2) {
       const std::string& id = elements[i].text;
       const std::string& score = elements[i + 1].text;
       if (score == from && id >= after_id) continue;  // on the page before
       jobs.push_back({.id = id, .score = score});
       reads[0] << id;
-      reads[1] << id;
       reads.push_back(redis::Command("HMGET") << keys.job(id) << "o"
                                               << "state"
                                               << "ended"
-                                              << "spec"
-                                              << "error"
                                               << "u0");
     }
     if (jobs.empty()) continue;
@@ -154,7 +147,7 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
     std::size_t unit_count = 0;
     for (std::size_t i = 0; i < jobs.size(); ++i) {
       Listed& job = jobs[i];
-      read_listed(records[0]->elements.at(i), records[1]->elements.at(i), records[i + 2]->elements, job);
+      read_listed(records[0]->elements.at(i), records[i + 1]->elements, job);
       if (!tenant.empty() && job.packed.tenant != tenant) job.shown = false;
       if (!job.shown || job.ended) continue;
       job.first_unit = unit_count;
@@ -182,19 +175,31 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
   }
   if (last) page.next_cursor.clear();
 
-  std::vector<redis::Command> specs;
-  std::vector<JobRecord*> whose;
+  // Specs may be long: reads only those that are returned. The hash of the job has the spec once the job has ended.
+  std::vector<redis::Command> reads;
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    if (entries[i].empty()) continue;
-    specs.push_back(redis::Command("XRANGE") << keys.in() << entries[i] << entries[i]);
-    whose.push_back(&page.jobs[i]);
-  }
-  if (!specs.empty()) {
-    const auto read = co_await impl->connection_->execute_all(std::move(specs), deadline);
-    for (std::size_t i = 0; i < read.size(); ++i) {
-      if (!read[i]) co_return read[i].error();
-      if (!read[i]->elements.empty()) whose[i]->spec = parse_intake(read[i]->elements[0]).spec;
+    const std::string& id = page.jobs[i].id;
+    if (entries[i].empty()) {
+      reads.push_back(redis::Command("HGET") << keys.specs() << id);
+    } else {
+      reads.push_back(redis::Command("XRANGE") << keys.in() << entries[i] << entries[i]);
     }
+    reads.push_back(redis::Command("HMGET") << keys.job(id) << "spec"
+                                            << "error");
+  }
+  const auto read = co_await impl->connection_->execute_all(std::move(reads), deadline);
+  for (const auto& reply : read) {
+    if (!reply) co_return reply.error();
+  }
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const redis::Reply& open = *read[2 * i];
+    const auto& own = read[2 * i + 1]->elements;
+    if (own.size() != 2) continue;
+    JobRecord& record = page.jobs[i];
+    record.spec = !own[0].is_nil()        ? own[0].text
+                  : open.elements.empty() ? open.text
+                                          : parse_intake(open.elements[0]).spec;
+    if (!own[1].is_nil()) record.error = parse_error(own[1].text);
   }
   co_return page;
 }
@@ -211,18 +216,50 @@ asio::awaitable<Result<std::vector<Event>>> Client::events(const std::string& jo
     co_return Error{Code::kInvalidArgument,
                     "[queue] '" + after + "' is not an event id; event ids look like 1763700000000-0", "after"};
   }
-  auto reply = co_await impl->call(
-      fcall_ro("events", 4) << keys.job(job) << keys.open() << keys.last() << keys.events() << job << from, deadline);
-  if (!reply) co_return reply.error();
   const std::size_t most = static_cast<std::size_t>(std::max(limit, 1));
-  const auto& flat = reply->elements;
-  for (std::size_t i = 0; i + 1 < flat.size() && out.size() < most; i += 2) {
+  std::map<std::pair<std::int64_t, std::int64_t>, std::pair<std::string, std::string>> found;  // the oldest, in order
+  std::vector<std::string> next;
+  do {
+    redis::Command command = fcall_ro("events", 4);
+    command << keys.job(job) << keys.open() << keys.last() << keys.events() << job << from << kEventsPerCall;
+    for (const std::string& entry : next) command << entry;
+    auto reply = co_await impl->call(std::move(command), deadline);
+    if (!reply) co_return reply.error();
+    auto& page = reply->elements;
+    if (page.size() % 2 != 1) co_return internal_error("[queue] `events` did not reply with ids and events");
+    next.clear();
+    for (redis::Reply& entry : page[0].elements) next.push_back(std::move(entry.text));
+    for (std::size_t i = 1; i < page.size(); i += 2) {
+      const auto dash = page[i].text.find('-');
+      const std::pair order{to_int(page[i].text), to_int(std::string_view(page[i].text).substr(dash + 1))};
+      found.try_emplace(order, std::move(page[i].text), std::move(page[i + 1].text));
+      if (found.size() > most + 1) found.erase(std::prev(found.end()));  // one more, because `after` is not returned
+    }
+  } while (!next.empty());
+  for (const auto& [order, entry] : found) {
     const std::size_t before = out.size();
-    append_events(make_event(flat[i].text, job, flat[i + 1].text), out);
-    if (flat[i].text == after) out.erase(out.begin() + static_cast<std::ptrdiff_t>(before));
+    append_events(make_event(entry.first, job, entry.second), out);
+    if (entry.first == after) out.erase(out.begin() + static_cast<std::ptrdiff_t>(before));
   }
   if (out.size() > most) out.resize(most);
   co_return out;
+}
+
+asio::awaitable<Result<Event>> Client::event(const std::string& job, const std::string& id, Deadline deadline) {
+  const auto impl = impl_;
+  const Error missing{Code::kNotFound, "[queue] no such event: " + id};
+  if (!is_event_id(id)) co_return missing;
+  auto reply =
+      co_await impl->connection_->execute(redis::Command("XRANGE") << impl->keys_.events() << id << id, deadline);
+  if (!reply) co_return reply.error();
+  for (const redis::Reply& entry : reply->elements) {  // at most one
+    if (entry.elements.size() != 2 || entry.elements[1].elements.size() != 2) break;
+    const std::string lines = "\n" + entry.elements[1].elements[1].text;
+    const auto at = lines.find("\n" + job + " ");
+    if (at == lines.npos) break;
+    co_return parse_feed_line(id, std::string_view(lines).substr(at + 1, lines.find('\n', at + 1) - at - 1));
+  }
+  co_return missing;
 }
 
 asio::awaitable<Result<std::vector<WorkerInfo>>> Client::workers(Deadline deadline, bool with_tenants) {

@@ -24,7 +24,9 @@ std::map<std::string, std::int64_t> parse_phases(std::string_view text) {
   const auto value = text.empty() ? Result<json::value>(json::value()) : parse_json(text);
   if (!value || !value->is_object()) return phases;
   for (const auto& [name, us] : value->get_object()) {
-    if (us.is_number()) phases.emplace(name, us.to_number<std::int64_t>());
+    boost::system::error_code no_integer;  // any worker may have written it
+    const auto number = us.to_number<std::int64_t>(no_integer);
+    if (!no_integer) phases.emplace(name, number);
   }
   return phases;
 }
@@ -52,7 +54,7 @@ std::vector<std::string> parse_strings(const json::value* value) {
 }
 
 PackedUnit parse_packed_unit(std::string_view field) {
-  std::array<std::string_view, 10> part{};
+  std::array<std::string_view, 13> part{};
   std::size_t count = 0;
   while (count < part.size()) {
     const auto bar = field.find('|');
@@ -62,14 +64,16 @@ PackedUnit parse_packed_unit(std::string_view field) {
   }
   PackedUnit unit;
   unit.state = part[0];
-  if (count < 9) return unit;
+  if (count < 12) return unit;
   unit.nonce = part[1];
   unit.started_ms = to_int(part[2]);
   unit.errors = static_cast<int>(to_int(part[3]));
   unit.crashes = static_cast<int>(to_int(part[4]));
   unit.owner = part[5];
   unit.assigned_ms = to_int(part[6]);
-  unit.ended_ms = to_int(part[9]);
+  unit.lapses = static_cast<int>(to_int(part[9]));
+  unit.failed_on = part[11];
+  unit.ended_ms = to_int(part[12]);
   return unit;
 }
 
@@ -103,16 +107,6 @@ std::string packed_needs(int steps, const std::vector<std::string>& adapters) {
     if (name.find_first_of("|,") != std::string::npos) continue;
     out += mark + name;
     mark = ',';
-  }
-  return out;
-}
-
-std::vector<std::string> split_adapters(std::string_view packed) {
-  std::vector<std::string> out;
-  while (!packed.empty()) {
-    const auto comma = std::min(packed.find(','), packed.size());
-    out.emplace_back(packed.substr(0, comma));
-    packed.remove_prefix(std::min(comma + 1, packed.size()));
   }
   return out;
 }
@@ -163,7 +157,7 @@ job::State PackedUnit::shown_state() const {
 
 int PackedUnit::attempt() const {
   const bool counted = state == "failed";  // `errors` includes the failed attempt
-  return errors + crashes + (started_ms > 0 && !counted ? 1 : 0);
+  return errors + lapses + (started_ms > 0 && !counted ? 1 : 0);
 }
 
 UnitRef parse_member(std::string_view member) {

@@ -16,7 +16,8 @@ namespace ditfleet::queue {
 struct PackedUnit {
   std::string_view state;  // also "delayed" and "canceling"
   std::string_view nonce, owner;
-  int errors = 0, crashes = 0;
+  int errors = 0, crashes = 0, lapses = 0;
+  std::string_view failed_on;  // workers, separated by commas
   std::int64_t assigned_ms = 0, started_ms = 0;
   std::int64_t ended_ms = 0;  // 0: open
 
@@ -60,7 +61,6 @@ PackedJob parse_packed_job(std::string_view record);
 // The last part of a packed job: its steps and, after a bar, its adapters. Adapters whose digest contains a bar or a
 // comma are omitted. The list is only a hint for the router after a restart.
 std::string packed_needs(int steps, const std::vector<std::string>& adapters);
-std::vector<std::string> split_adapters(std::string_view packed);
 // Adapters to evict: "<from host memory>|<from slots>", each a list separated by commas; "" if there are none. Omits
 // the same adapters as packed_needs().
 std::string packed_drops(const std::vector<std::string>& from_host, const std::vector<std::string>& from_slots);

@@ -1,7 +1,9 @@
 // Client: the calls of a scheduler, except for the intake (intake.cpp).
 #include <algorithm>
+#include <unordered_map>
 
 #include "shared/core/json.h"
+#include "shared/job/shape_class.h"
 #include "shared/queue/calls.h"
 #include "shared/queue/records.h"
 
@@ -9,6 +11,7 @@ namespace ditfleet::queue {
 namespace {
 
 constexpr std::int64_t kMailboxMs = 600'000;  // of a worker that is gone
+constexpr std::size_t kMostAssigned = 32;     // per call: it reads and writes their specs, whose sizes are unknown here
 
 std::vector<bool> flags_of(const redis::Reply& reply) {
   std::vector<bool> out;
@@ -23,11 +26,30 @@ std::string assigned_data(std::string_view owner, const std::string& reason) {
   return json::serialize(data);
 }
 
-std::string model_of(std::string_view spec) {
-  const auto value = parse_json(spec);
-  if (!value || !value->is_object()) return {};
-  const json::value* model = value->get_object().if_contains("model");
-  return model != nullptr && model->is_string() ? std::string(model->get_string()) : std::string();
+UnitView unit_view(std::string_view member, std::string_view record, std::string_view due_ms,
+                   std::string_view job_record) {
+  const PackedUnit unit = parse_packed_unit(record);
+  const PackedJob job = parse_packed_job(job_record);
+  UnitView view;
+  view.ref = parse_member(member);
+  view.state = unit.shown_state();
+  view.attempt = unit.attempt();
+  view.lapses = unit.lapses;
+  view.failed_on = split_list(unit.failed_on);
+  view.owner = unit.owner;
+  view.nonce = unit.nonce;
+  view.not_before_ms = to_int(due_ms);
+  view.tenant = job.tenant;
+  view.class_key = job.class_key;
+  if (auto shape = job::parse_class_key(job.class_key)) view.model = std::move(shape->model);
+  view.steps = job.steps;
+  view.adapters = split_list(job.adapters);
+  view.created_ms = to_int(job.entry);
+  view.ready_ms = job.ready_ms;
+  view.cost_us = job.cost_us;
+  view.priority = job.priority;
+  view.deadline_ms = job.deadline_ms;
+  return view;
 }
 
 }  // namespace
@@ -55,7 +77,7 @@ asio::awaitable<Result<std::vector<bool>>> Client::assign(std::int64_t epoch, co
   const Keys& keys = impl->keys_;
   std::vector<bool> out;
   while (!units.empty()) {
-    const auto batch = units.first(std::min(units.size(), kBatch));
+    const auto batch = units.first(std::min(units.size(), kMostAssigned));
     units = units.subspan(batch.size());
     redis::Command command = fcall("assign", 9);
     command << keys.leader() << keys.ready() << keys.lease() << keys.units() << keys.open() << keys.specs()
@@ -125,7 +147,8 @@ asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadlin
     command << keys.leader() << keys.boot() << keys.lease() << keys.delayed() << keys.ready() << keys.deadline()
             << keys.dead() << keys.in() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events();
     for (std::size_t i = begin; i < end; ++i) command << keys.job(items[i].ref.job);
-    command << epoch << impl->options_.lease_ms << impl->options_.max_crashes << (hold ? 1 : 0);
+    command << epoch << impl->options_.lease_ms << impl->options_.max_crashes << impl->options_.max_lapses
+            << (hold ? 1 : 0);
     for (std::size_t i = begin; i < end; ++i) command << items[i].kind << items[i].ref.job << items[i].ref.unit;
     auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
@@ -136,72 +159,36 @@ asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadlin
   co_return touched;
 }
 
-asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(Deadline deadline) {
+asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(std::chrono::milliseconds page_limit) {
+  constexpr int kPage = 500;
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
-  auto sets = co_await impl->call(fcall_ro("open", 4) << keys.units() << keys.delayed() << keys.lease() << keys.open(),
-                                  deadline);
-  if (!sets) co_return sets.error();
-  if (sets->elements.size() != 4) co_return internal_error("[queue] `open` did not reply with four lists");
-  const auto scores_of = [](const redis::Reply& flat) {
-    std::map<std::string_view, std::int64_t> scores;
-    for (std::size_t i = 0; i + 1 < flat.elements.size(); i += 2)
-      scores.emplace(flat.elements[i].text, to_int(flat.elements[i + 1].text));
-    return scores;
-  };
-  const auto not_before = scores_of(sets->elements[1]), lease_until = scores_of(sets->elements[2]);
-
+  const auto generation = impl->connection_->generation();
   std::vector<UnitView> out;
-  std::map<std::string, std::vector<std::size_t>> of_job;  // places in `out`
-  const auto& flat = sets->elements[0].elements;
-  for (std::size_t i = 0; i + 1 < flat.size(); i += 2) {
-    const PackedUnit unit = parse_packed_unit(flat[i + 1].text);
-    UnitView view;
-    view.ref = parse_member(flat[i].text);
-    view.state = unit.shown_state();
-    view.attempt = unit.attempt();
-    view.crashes = unit.crashes;
-    view.owner = unit.owner;
-    view.nonce = unit.nonce;
-    if (const auto it = not_before.find(flat[i].text); it != not_before.end()) view.not_before_ms = it->second;
-    if (const auto it = lease_until.find(flat[i].text); it != lease_until.end()) view.lease_until_ms = it->second;
-    of_job[view.ref.job].push_back(out.size());
-    out.push_back(std::move(view));
-  }
-  // Adds what the units share with their job.
-  std::vector<std::string> jobs;
-  const auto& open = sets->elements[3].elements;
-  for (std::size_t i = 0; i + 1 < open.size(); i += 2) {
-    const auto places = of_job.find(open[i].text);
-    if (places == of_job.end()) continue;  // queued
-    jobs.push_back(open[i].text);
-    const PackedJob job = parse_packed_job(open[i + 1].text);
-    for (const std::size_t place : places->second) {
-      UnitView& view = out[place];
-      view.tenant = job.tenant;
-      view.class_key = job.class_key;
-      view.steps = job.steps;
-      view.adapters = split_adapters(job.adapters);
-      view.created_ms = to_int(job.entry);
-      view.ready_ms = job.ready_ms;
-      view.cost_us = job.cost_us;
-      view.priority = job.priority;
-      view.deadline_ms = job.deadline_ms;
+  std::unordered_map<std::string, std::size_t> places;  // in `out`, by member
+  std::string cursor = "0";
+  do {
+    const auto reply =
+        co_await impl->call(fcall_ro("open", 3) << keys.units() << keys.delayed() << keys.open() << cursor << kPage,
+                            Deadline::after(page_limit));
+    if (!reply) co_return reply.error();
+    // A cursor means nothing to a Redis that has restarted.
+    if (impl->connection_->generation() != generation)
+      co_return unavailable("[queue] the connection was lost while the open units were read");
+    const auto& page = reply->elements;
+    if (page.size() % 4 != 1) co_return internal_error("[queue] `open` did not reply with a cursor and units");
+    cursor = page[0].text;
+    for (std::size_t i = 1; i < page.size(); i += 4) {
+      UnitView view = unit_view(page[i].text, page[i + 1].text, page[i + 2].text, page[i + 3].text);
+      // A page may repeat a unit of an earlier page; its state is newer.
+      const auto [place, fresh] = places.emplace(page[i].text, out.size());
+      if (fresh) {
+        out.push_back(std::move(view));
+      } else {
+        out[place->second] = std::move(view);
+      }
     }
-  }
-  // Specs may be long: a page at a time. A job that has ended in between has none.
-  for (std::size_t begin = 0; begin < jobs.size(); begin += kBatch) {
-    const std::size_t end = std::min(jobs.size(), begin + kBatch);
-    redis::Command read("HMGET");
-    read << keys.specs();
-    for (std::size_t i = begin; i < end; ++i) read << jobs[i];
-    auto specs = co_await impl->connection_->execute(std::move(read), deadline);
-    if (!specs) co_return specs.error();
-    for (std::size_t i = begin; i < end; ++i) {
-      const std::string model = model_of(specs->elements.at(i - begin).text);
-      for (const std::size_t place : of_job.at(jobs[i])) out[place].model = model;
-    }
-  }
+  } while (cursor != "0");
   co_return out;
 }
 

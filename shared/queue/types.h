@@ -84,9 +84,11 @@ struct UnitView {
   std::string tenant, class_key, model;
   int steps = 0;                      // denoising steps; 0: unknown
   std::vector<std::string> adapters;  // digests of the adapters that the unit needs
-  std::int64_t cost_us = 0, created_ms = 0, ready_ms = 0, deadline_ms = 0, lease_until_ms = 0, not_before_ms = 0;
-  int priority = 0, attempt = 0, crashes = 0;
-  std::string owner, nonce;  // while assigned or running; owner is "<worker>:<run id>"
+  std::int64_t cost_us = 0, created_ms = 0, ready_ms = 0, deadline_ms = 0, not_before_ms = 0;
+  int priority = 0, attempt = 0;
+  int lapses = 0;                      // how often it was lost with its worker
+  std::vector<std::string> failed_on;  // names of workers on which it failed, or was lost after its start
+  std::string owner, nonce;            // while assigned or running; owner is "<worker>:<run id>"
 };
 
 struct AssignRequest {
@@ -176,6 +178,17 @@ struct JobPage {
   std::string next_cursor;      // empty: the last page
 };
 
+// The parts of a list that stored records and events separate by commas.
+inline std::vector<std::string> split_list(std::string_view packed) {
+  std::vector<std::string> out;
+  while (!packed.empty()) {
+    const auto comma = packed.find(',');
+    out.emplace_back(packed.substr(0, comma));
+    packed.remove_prefix(comma == std::string_view::npos ? packed.size() : comma + 1);
+  }
+  return out;
+}
+
 // The worker's name in an owner "<name>:<run id>".
 inline std::string_view worker_name(std::string_view owner) { return owner.substr(0, owner.find(':')); }
 
@@ -184,7 +197,7 @@ struct WorkerInfo {
   std::string name, boot;  // boot: the run id
   std::string host;
   int pid = 0;
-  std::string state = "starting";  // starting ready draining
+  std::string state = "starting";  // starting ready draining stuck
   std::string device, device_name, precision;
   std::vector<std::string> models, warm_classes;
   // LoRA adapters. A worker without slots cannot run units that need an adapter.

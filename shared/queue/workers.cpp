@@ -1,4 +1,6 @@
 // Client: the calls of workers.
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <random>
 
@@ -54,9 +56,18 @@ asio::awaitable<Result<std::vector<MailboxEntry>>> Client::read_mailbox(const st
   if (!entries) co_return entries.error();
   std::vector<MailboxEntry> out;
   out.reserve(entries->size());
+  std::vector<std::string> unreadable;
   for (const redis::Reply& raw : *entries) {
-    if (auto parsed = parse_mailbox(raw, out); !parsed) co_return parsed.error();
+    const auto before = static_cast<std::ptrdiff_t>(out.size());
+    const auto parsed = parse_mailbox(raw, out);
+    if (parsed) continue;
+    out.erase(out.begin() + before, out.end());
+    if (!raw.elements.empty()) unreadable.push_back(raw.elements[0].text);
+    if (const auto more = impl->unreadable_mail_.admit())
+      spdlog::warn("queue: skipping an entry of the mailbox of {}: {}{}", owner, parsed.error().message, *more);
   }
+  // If this fails, the entries are read and skipped again.
+  (void)co_await acknowledge(owner, unreadable, Deadline::after(std::chrono::seconds(5)));
   co_return out;
 }
 

@@ -5,7 +5,6 @@
 
 #include <array>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/this_coro.hpp>
@@ -13,6 +12,7 @@
 #include <random>
 #include <unordered_map>
 
+#include "shared/core/task_group.h"
 #include "shared/redis/session.h"
 #include "shared/redis/transport.h"
 
@@ -49,7 +49,7 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
   void start() {
     if (started_) return;
     started_ = true;
-    asio::co_spawn(executor_, run(shared_from_this()), asio::detached);
+    asio::co_spawn(executor_, run(shared_from_this()), end_process_on_exception("Redis connection"));
   }
 
   void stop() {

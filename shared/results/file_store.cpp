@@ -12,6 +12,7 @@
 
 #include "shared/core/bytes.h"
 #include "shared/core/fd_io.h"
+#include "shared/core/log_throttle.h"
 #include "shared/core/named_thread.h"
 #include "shared/core/unique_fd.h"
 #include "shared/job/output_format.h"
@@ -23,6 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kMaxPreviewBytes = 64 << 20;
+constexpr std::chrono::minutes kMostClockDifference{1};
 
 std::string extension_of(const std::string& media_type) {
   const auto format = job::format_from_media_type(media_type);
@@ -78,10 +80,20 @@ Result<std::string> read_whole(const std::string& path, std::int64_t limit) {
 
 }  // namespace
 
-int sweep(const std::string& dir, std::chrono::milliseconds age) {
-  const auto limit = fs::file_time_type::clock::now() - age;
-  int removed = 0;
+Result<int> sweep(const std::string& dir, std::chrono::milliseconds age, fs::file_time_type local_time) {
+  // The folder's file server gives it its own time, by which it also dates the files.
+  if (::utimensat(AT_FDCWD, dir.c_str(), nullptr, 0) != 0)
+    return unavailable("cannot write to the folder '" + dir + "': " + std::strerror(errno));
   std::error_code error;
+  const auto now = fs::last_write_time(dir, error);
+  if (error) return unavailable("cannot read the folder '" + dir + "': " + error.message());
+  const auto ahead = std::chrono::duration_cast<std::chrono::seconds>(local_time - now);
+  if (std::chrono::abs(ahead) > kMostClockDifference) {
+    return unavailable("this host's clock differs by " + std::to_string(ahead.count()) +
+                       " s from that of the folder '" + dir + "'; set both clocks");
+  }
+  const auto limit = now - age;
+  int removed = 0;
   for (fs::directory_iterator folders(dir, error), end; !error && folders != end; folders.increment(error)) {
     std::error_code inner;
     if (!folders->is_directory(inner) || folders->is_symlink(inner)) continue;
@@ -100,13 +112,21 @@ struct FileStore::Impl {
   std::chrono::milliseconds result_age, preview_age;
   // Used on the disk thread only; null once the store is closing. The thread must end before it is destroyed.
   std::unique_ptr<asio::steady_timer> next_sweep;
+  LogThrottle unswept_log;  // also
   NamedThread disk{"results-disk"};
 
   std::string path(const std::string& relative) const { return dir + "/" + relative; }
 
   // Sweeps now and then every quarter of the shorter age.
   void keep_sweeping() {
-    const int removed = sweep(dir + "/results", result_age) + sweep(dir + "/previews", preview_age);
+    int removed = 0;
+    for (const auto& swept : {sweep(dir + "/results", result_age), sweep(dir + "/previews", preview_age)}) {
+      if (swept) {
+        removed += *swept;
+      } else if (const auto more = unswept_log.admit()) {
+        spdlog::warn("not removing expired results: {}{}", swept.error().message, *more);
+      }
+    }
     if (removed > 0) spdlog::info("removed {} expired files from the results folder '{}'", removed, dir);
     next_sweep->expires_after(std::clamp(std::min(result_age, preview_age) / 4, std::chrono::milliseconds(1000),
                                          std::chrono::milliseconds(600'000)));

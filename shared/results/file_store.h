@@ -6,6 +6,7 @@
 #pragma once
 
 #include <chrono>
+#include <filesystem>
 #include <memory>
 
 #include "shared/results/store.h"
@@ -32,8 +33,10 @@ class FileStore final : public Store {
   std::unique_ptr<Impl> impl_;
 };
 
-// Removes regular files in the subfolders of `dir` that were last modified more than `age` ago, and returns their
-// number. Never follows a symbolic link. Blocks.
-int sweep(const std::string& dir, std::chrono::milliseconds age);
+// Removes regular files in the subfolders of `dir` that were last modified more than `age` ago by the clock of the
+// folder's file server, and returns their number. Never follows a symbolic link. Blocks.
+// kUnavailable: the folder cannot be used, or `local_time` differs from its clock by more than a minute.
+Result<int> sweep(const std::string& dir, std::chrono::milliseconds age,
+                  std::filesystem::file_time_type local_time = std::filesystem::file_time_type::clock::now());
 
 }  // namespace ditfleet::results

@@ -64,8 +64,8 @@ class Store {
   virtual asio::awaitable<Result<std::string>> get_preview(const std::string& key, Deadline deadline) = 0;
 };
 
-// Results are kept this much longer than the retention. The retention of a job's record starts at the end of its last
-// unit, that of a result when the result is stored.
+// Results are kept this much longer than the retention, unless the queue forgets their job first. The retention of a
+// job's record starts at the end of its last unit, that of a result when the result is stored.
 inline constexpr std::int64_t kExtraRetentionMs = 600'000;
 
 struct StoreOptions {

@@ -54,6 +54,7 @@ for ((i = 0; i < repeats; i++)); do
 done
 ours latency
 ours memory
+ours takeover
 load after
 
 # instructions JOBS: what Redis executes from start to end for so many jobs, one after the other, by callgrind.
@@ -104,4 +105,5 @@ if [ -n "$python" ]; then
 fi
 summary submit_to_started_p50 "$(median ditfleet latency submit_to_started_p50)" ms
 summary submit_to_started_p99 "$(median ditfleet latency submit_to_started_p99)" ms
+summary takeover_with_100000_units "$(median ditfleet takeover first_start_s)" s
 summary memory_200000_to_50000 "$(median ditfleet memory ratio)" x

@@ -16,6 +16,7 @@
 
 #include "tests/bench/queue_load.h"
 #include "tests/bench/queue_server.h"
+#include "tests/bench/takeover.h"
 
 namespace ditfleet::bench {
 namespace {
@@ -53,8 +54,9 @@ class Bench {
   int run() {
     static const std::map<std::string, Result<void> (Bench::*)()> kScenarios = {
         {"yardstick", &Bench::yardstick}, {"throughput", &Bench::throughput}, {"shards", &Bench::shards},
-        {"latency", &Bench::latency},     {"memory", &Bench::memory},         {"serial", &Bench::serial}};
-    for (const char* name : {"yardstick", "latency", "throughput", "shards", "memory", "serial"}) {
+        {"latency", &Bench::latency},     {"memory", &Bench::memory},         {"serial", &Bench::serial},
+        {"takeover", &Bench::takeover}};
+    for (const char* name : {"yardstick", "latency", "throughput", "shards", "memory", "takeover", "serial"}) {
       if (options_.scenario != name && (options_.scenario != "all" || std::string_view(name) == "serial")) continue;
       scenario_ = name;
       if (auto done = (this->*kScenarios.at(name))(); !done) {
@@ -210,6 +212,16 @@ class Bench {
     return {};
   }
 
+  Result<void> takeover() {
+    auto one = server(0);
+    if (!one) return one.error();
+    const auto result = take_over((*one)->url());
+    if (!result) return result.error();
+    report("first_start_s", result->first_start_s, "s");
+    report("longest_call_ms", result->longest_call_ms, "ms");
+    return {};
+  }
+
   // One job after the other, so that every job costs the same calls. For counting Redis' instructions.
   Result<void> serial() {
     auto one = server(0);
@@ -237,7 +249,7 @@ int main(int argc, char** argv) {
   CLI::App app("Measures the job queue on a private Redis, with workers that run nothing", "queue_bench");
   Options options;
   app.add_option("--scenario", options.scenario, "What to measure")
-      ->check(CLI::IsMember({"all", "yardstick", "latency", "throughput", "shards", "memory", "serial"}))
+      ->check(CLI::IsMember({"all", "yardstick", "latency", "throughput", "shards", "memory", "takeover", "serial"}))
       ->capture_default_str();
   app.add_option("--seconds", options.seconds, "Seconds that throughput and shards submit jobs")
       ->check(CLI::Range(1, 3600))

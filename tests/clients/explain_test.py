@@ -17,7 +17,7 @@ def unit(state, **fields):
 
 
 def job(state, record, **fields):
-    return {"id": ID, "state": state, "model": "demo", "class": "demo/256x256", "created_ms": 1000, "ready_ms": 1010, "ended_ms": 0, "cost_us": 700000,
+    return {"id": ID, "state": state, "model": "demo", "class": "demo/256x256x1/none/64/fp32", "created_ms": 1000, "ready_ms": 1010, "ended_ms": 0, "cost_us": 700000,
             "progress": 1.0, "error": None, "warnings": [], "spec": {"prompt": "x"}, "unit_records": [record], **fields}
 
 

@@ -63,7 +63,7 @@ void records(std::string_view input) {
   (void)queue::parse_packed_unit(input);
   (void)queue::parse_packed_job(input);
   (void)queue::parse_member(input);
-  (void)queue::split_adapters(input);
+  (void)queue::split_list(input);
   std::vector<queue::Event> events;
   if (auto event = queue::parse_feed_line("1700000000000-0", input)) queue::append_events(std::move(*event), events);
 }

@@ -150,8 +150,9 @@ TEST_F(FluxFolderTest, TakesTheEncodersOwnEmbeddingOfTwo) {
     ASSERT_TRUE(file);
     std::vector<TensorToWrite> tensors;
     std::vector<std::byte> other;
+    std::vector<TensorView> views;  // own the bytes
     for (const TensorEntry& entry : file->entries()) {
-      const TensorView view = file->view(entry);
+      const TensorView view = views.emplace_back(*file->view(entry));
       const bool embedding = entry.name == own || entry.name == shared;
       tensors.push_back(
           {embedding ? own : std::string(view.name), view.dtype, {view.shape.begin(), view.shape.end()}, view.bytes});

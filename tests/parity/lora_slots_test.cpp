@@ -233,8 +233,9 @@ TEST_F(LoraSlots, RefusesWhatIsInfiniteInTheModelsType) {
   const at::Tensor values = at::full({2 * 64}, 3.4e38, at::kFloat);
   const auto file = unwrap(SafetensorsFile::open(like.path));
   std::vector<TensorToWrite> tensors;
+  std::vector<TensorView> views;  // own the bytes
   for (const auto& entry : file.entries()) {
-    const auto view = file.view(entry);
+    const auto view = views.emplace_back(unwrap(file.view(entry)));
     tensors.push_back({entry.name, view.dtype, entry.shape, view.bytes});
     if (tensors.size() == 2)
       tensors.back().bytes = {static_cast<const std::byte*>(values.const_data_ptr()), view.bytes.size()};

@@ -251,7 +251,7 @@ TEST_F(LoraTest, APictureThatIsNotFiniteIsAnErrorOfItsRequest) {
   std::vector<std::vector<float>> values;
   std::vector<TensorToWrite> tensors;
   for (const auto& entry : file.entries()) {
-    const auto view = file.view(entry);
+    const auto view = unwrap(file.view(entry));
     ASSERT_EQ(view.dtype, DType::kF32);
     auto& large = values.emplace_back(view.bytes.size() / sizeof(float));
     std::memcpy(large.data(), view.bytes.data(), view.bytes.size());

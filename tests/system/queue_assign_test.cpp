@@ -1,5 +1,6 @@
 // Admission and assignment on a real Redis: one job, many units, several workers, jobs that are gone.
 #include <map>
+#include <set>
 #include <thread>
 
 #include "tests/system/queue_fixture.h"
@@ -63,7 +64,7 @@ TEST_F(QueueAssign, AnAssignmentCarriesEverythingAboutTheJob) {
   EXPECT_EQ(record.unit_records.at(0).owner, "w0:boot0");
   EXPECT_EQ(record.unit_records.at(0).nonce, attempt.nonce);
   EXPECT_GT(record.unit_records.at(0).assigned_ms, 0);
-  EXPECT_EQ(record.class_key, "demo/256x256");
+  EXPECT_EQ(record.class_key, "demo/256x256x1/none/64/fp32");
   EXPECT_EQ(record.cost_us, 1'000'000);
   const auto messages = mail();
   ASSERT_EQ(messages.size(), 1u);
@@ -74,12 +75,12 @@ TEST_F(QueueAssign, AnAssignmentCarriesEverythingAboutTheJob) {
   EXPECT_EQ(messages[0].spec, kSpec);
   EXPECT_EQ(messages[0].tenant, "acme");
   EXPECT_EQ(messages[0].traceparent, s.traceparent);
-  EXPECT_EQ(messages[0].class_key, "demo/256x256");
+  EXPECT_EQ(messages[0].class_key, "demo/256x256x1/none/64/fp32");
   EXPECT_EQ(messages[0].drop_from_host, std::vector<std::string>{"old"});
   EXPECT_GT(redis({"PTTL", keys_.mailbox("w0:boot0")}).integer, 0);
 
   // As a restarted scheduler finds it.
-  const auto open = wait(client_->open_units(soon()));
+  const auto open = wait(client_->open_units(std::chrono::seconds(10)));
   ASSERT_EQ(open->size(), 1u);
   EXPECT_EQ(open->at(0).state, State::kAssigned);
   EXPECT_EQ(open->at(0).priority, -3);
@@ -248,6 +249,76 @@ TEST_F(QueueAssign, LeasesLapseAndDeadlinesExpire) {
   }
   EXPECT_EQ(job("late").state, State::kExpired);
   EXPECT_EQ(redis({"ZCARD", keys_.deadline()}).integer, 0);
+}
+
+TEST_F(QueueAssign, AnEpochThatWasLostIsNotGivenAgain) {
+  lead();
+  const auto lost = epoch_;
+  ASSERT_TRUE(wait(client_->resign("coordinator-1", lost, soon())).ok());
+  redis({"SET", keys_.epoch(), std::to_string(lost - 1)});  // as a power failure leaves it
+  const auto now_ms = [&] {
+    const auto time = redis({"TIME"});
+    return std::stoll(time.elements.at(0).text) * 1000 + std::stoll(time.elements.at(1).text) / 1000;
+  };
+  while (now_ms() == lost) {  // a restart takes longer
+  }
+  lead();
+  EXPECT_GT(epoch_, lost);
+  // A clock that was set back does not matter.
+  ASSERT_TRUE(wait(client_->resign("coordinator-1", epoch_, soon())).ok());
+  redis({"SET", keys_.epoch(), std::to_string(epoch_ + 1'000'000)});
+  const auto before = epoch_;
+  lead();
+  EXPECT_EQ(epoch_, before + 1'000'001);
+}
+
+TEST_F(QueueAssign, LongSpecsAreCutIntoSeveralCallsAndEntries) {
+  constexpr int kJobs = 24;
+  std::vector<std::string> ids;
+  for (int i = 0; i < kJobs; ++i) {
+    auto s = submission();
+    s.spec = R"({"prompt":")" + std::string(300'000, 'x') + "\"}";
+    ids.push_back(submit(s));
+  }
+  lead();
+  std::vector<queue::Admission> all;
+  for (const auto& entry : intake()) all.push_back(admission(entry));
+  redis({"CONFIG", "RESETSTAT"});
+  ASSERT_TRUE(admit(all).ok());
+  const auto stats = redis({"INFO", "commandstats"}).text;
+  EXPECT_NE(stats.find("cmdstat_fcall:calls=8,"), std::string::npos) << stats;  // three fit into 1 MiB
+  std::vector<queue::AssignRequest> units;
+  for (const auto& id : ids) units.push_back({{id, 0}, new_nonce(), "warm"});
+  EXPECT_EQ(assign_units("w0:boot0", units), std::vector<bool>(kJobs, true));
+  const auto entries = redis({"XRANGE", keys_.mailbox("w0:boot0"), "-", "+"});
+  EXPECT_GE(entries.elements.size(), 5u);
+  for (const auto& entry : entries.elements) {
+    std::size_t bytes = 0;
+    for (const auto& field : entry.elements.at(1).elements) bytes += field.text.size();
+    EXPECT_LT(bytes, std::size_t{1'500'000});
+  }
+  EXPECT_EQ(mail().size(), static_cast<std::size_t>(kJobs));
+}
+
+TEST_F(QueueAssign, OpenUnitsAreReadInPagesAndWithoutTheirSpecs) {
+  constexpr int kJobs = 120, kUnits = 25;
+  for (int i = 0; i < kJobs; ++i) submit();
+  for (int batch = 0; batch < 2; ++batch) admit_all(kUnits);
+  redis({"DEL", keys_.specs()});
+  redis({"CONFIG", "RESETSTAT"});
+  const auto open = wait(client_->open_units(std::chrono::seconds(10)));
+  ASSERT_TRUE(open.ok());
+  std::set<queue::UnitRef> seen;
+  for (const auto& view : *open) {
+    seen.insert(view.ref);
+    EXPECT_EQ(view.model, "demo");
+    EXPECT_EQ(view.steps, 20);
+    EXPECT_EQ(view.tenant, "default");
+  }
+  EXPECT_EQ(seen.size(), static_cast<std::size_t>(kJobs * kUnits));
+  EXPECT_EQ(open->size(), seen.size());
+  const auto stats = redis({"INFO", "commandstats"}).text;
+  EXPECT_EQ(stats.find("cmdstat_hgetall"), std::string::npos) << stats;
 }
 
 TEST_F(QueueAssign, AJobOfManyUnitsFitsOneWorker) {

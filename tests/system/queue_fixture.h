@@ -95,7 +95,7 @@ class QueueTest : public ::testing::Test {
     a.id = entry.id;
     a.units = units;
     a.spec = entry.spec;
-    a.class_key = "demo/256x256";
+    a.class_key = "demo/256x256x1/none/64/fp32";
     a.steps = 20;
     a.cost_us = 1'000'000;
     a.deadline_ms = entry.deadline_ms;

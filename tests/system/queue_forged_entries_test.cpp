@@ -114,6 +114,7 @@ TEST_F(QueueForgedEntries, TheLastIdThereIsIsRejectedAndOthersFollow) {
     auto refused = wait(client_->submit(s, soon()));
     ASSERT_FALSE(refused.ok());
     EXPECT_EQ(refused.error().code, Code::kUnavailable) << refused.error().message;
+    EXPECT_EQ(wait(client_->job(s.id, "", soon())).error().code, Code::kNotFound);
     auto entries = intake();
     ASSERT_EQ(entries.size(), again == 0 ? 2u : 1u);
     const auto& bad = entries.back();

@@ -112,7 +112,7 @@ TEST_F(QueueIntake, AdaptersStandWithTheOpenUnits) {
   for (const auto& entry : intake()) all.push_back(admission(entry));
   all[0].adapters = {"ink", "no|bar", "oil & water"};
   ASSERT_TRUE(wait(client_->admit(epoch_, all, soon())).ok());
-  const auto open = wait(client_->open_units(soon()));
+  const auto open = wait(client_->open_units(std::chrono::seconds(10)));
   ASSERT_EQ(open->size(), 2u);
   for (const auto& view : *open) {
     EXPECT_EQ(view.steps, 20);
@@ -342,7 +342,7 @@ TEST_F(QueueIntake, AListShowsJobsInEveryStateWithTheirSpec) {
   EXPECT_EQ(all->jobs[0].state, State::kQueued);
   EXPECT_EQ(all->jobs[1].id, under_way.ref.job);
   EXPECT_EQ(all->jobs[1].state, State::kRunning);
-  EXPECT_EQ(all->jobs[1].class_key, "demo/256x256");
+  EXPECT_EQ(all->jobs[1].class_key, "demo/256x256x1/none/64/fp32");
   EXPECT_EQ(all->jobs[2].state, State::kSucceeded);
   EXPECT_GT(all->jobs[2].ended_ms, 0);
   for (const auto& job : all->jobs) EXPECT_EQ(job.spec, kSpec) << job.id;
@@ -359,6 +359,37 @@ TEST_F(QueueIntake, AListShowsJobsInEveryStateWithTheirSpec) {
     cursor = page->next_cursor;
   } while (!cursor.empty());
   EXPECT_EQ(pages, all->jobs[0].id + " " + all->jobs[1].id + " " + all->jobs[2].id + " ");
+}
+
+TEST_F(QueueIntake, AListReadsNoSpecsOfJobsThatItDoesNotShow) {
+  constexpr int kOthers = 300;
+  auto s = submission();
+  s.tenant = "acme";
+  s.spec = R"({"prompt":")" + std::string(4096, 'x') + "\"}";
+  for (int i = 0; i < kOthers; ++i) {
+    s.id = new_id();
+    submit(s);
+    if (i % 3 == 0) admit_all();  // some are queued, some admitted, some have ended
+    if (i % 3 == 1) EXPECT_TRUE(wait(client_->cancel(s.id, "", soon())).ok());
+  }
+  auto own = submission("own");
+  own.tenant = "small";
+  submit(own);
+  const auto sent_bytes = [&] {
+    const auto text = redis({"INFO", "stats"}).text;
+    return std::stoll(text.substr(text.find("total_net_output_bytes:") + 23));
+  };
+  const auto before = sent_bytes();
+  const auto page = wait(client_->list("small", std::nullopt, 10, "", soon()));
+  EXPECT_LT(sent_bytes() - before, 200'000);
+  ASSERT_TRUE(page.ok());
+  ASSERT_EQ(page->jobs.size(), 1u);
+  EXPECT_EQ(page->jobs[0].id, "own");
+  EXPECT_EQ(page->jobs[0].spec, own.spec);
+  const auto canceled = wait(client_->list("acme", State::kCanceled, 1, "", soon()));
+  EXPECT_LT(sent_bytes() - before, 400'000);
+  ASSERT_EQ(canceled->jobs.size(), 1u);
+  EXPECT_EQ(canceled->jobs[0].spec, s.spec);
 }
 
 TEST_F(QueueIntake, EndedJobsAreForgottenAfterTheirRetentionAndNoSooner) {

@@ -65,7 +65,7 @@ TEST_F(QueueLife, OneUnitFromSubmissionToSuccess) {
   EXPECT_EQ((*mail)[0].attempt, 1);
   EXPECT_EQ((*mail)[0].tenant, "acme");
   EXPECT_EQ((*mail)[0].traceparent, s.traceparent);
-  EXPECT_EQ((*mail)[0].class_key, "demo/256x256");
+  EXPECT_EQ((*mail)[0].class_key, "demo/256x256x1/none/64/fp32");
   ASSERT_TRUE(wait(client_->acknowledge("w0:boot0", std::vector{(*mail)[0].entry_id}, soon())).ok());
   EXPECT_EQ(redis({"XLEN", keys_.mailbox("w0:boot0")}).integer, 0);
 
@@ -102,6 +102,86 @@ TEST_F(QueueLife, AStepThatHoldsALineBreakTellsNothingOfOtherJobs) {
   EXPECT_EQ(redis({"ZSCORE", keys_.lease(), attempt.ref.job + ":0"}).text, lease) << "nothing was written";
   EXPECT_EQ(event_types(other), "queued");
   EXPECT_EQ(renew(attempt), RenewOutcome::kOk);
+}
+
+TEST_F(QueueLife, AMailboxEntryThatCannotBeReadIsDeletedAndTheNextOneIsRead) {
+  const std::string id = submit();
+  admit_all();
+  redis({"XADD", keys_.mailbox("w0:boot0"), "*", "x", "y"});
+  redis({"XADD", keys_.mailbox("w0:boot0"), "*", "m", "assign " + id + " 0 n 1", "m", "revoke"});
+  const auto read = [&](const std::string& after) {
+    auto mail = wait(client_->read_mailbox("w0:boot0", after, 10, std::chrono::milliseconds(1)));
+    EXPECT_TRUE(mail.ok()) << mail.error().message;
+    return mail ? *mail : std::vector<queue::MailboxEntry>();
+  };
+  EXPECT_TRUE(read("0").empty());
+  EXPECT_EQ(redis({"XLEN", keys_.mailbox("w0:boot0")}).integer, 0);
+  redis({"XADD", keys_.mailbox("w0:boot0"), "*", "x", "y"});
+  const auto attempt = assign(id);
+  const auto mail = read("0");
+  ASSERT_EQ(mail.size(), 1u);
+  EXPECT_EQ(mail[0].nonce, attempt.nonce);
+}
+
+TEST_F(QueueLife, PhasesThatAreNoIntegersAreLeftOut) {
+  const auto attempt = running();
+  const std::string& id = attempt.ref.job;
+  std::vector<std::string> call = {"FCALL", "ditfleet_v3_complete", "8"};
+  for (const std::string& key : {keys_.lease(), keys_.deadline(), keys_.units(), keys_.open(), keys_.specs(),
+                                 keys_.last(), keys_.events(), keys_.job(id)})
+    call.push_back(key);
+  for (const char* argument : {id.c_str(), "0", attempt.nonce.c_str(), "{}", R"({"text":7,"vae":1.5,"x":1e300})", ""})
+    call.emplace_back(argument);
+  EXPECT_EQ(redis(call).integer, 1);
+  EXPECT_EQ(job(id).unit_records.at(0).phases_us, (std::map<std::string, std::int64_t>{{"text", 7}}));
+}
+
+TEST_F(QueueLife, ALongHistoryIsReadInBoundedCalls) {
+  constexpr int kUnits = 3, kSteps = 400;
+  const auto first = running(kUnits);
+  std::vector<queue::Attempt> attempts = {first};
+  for (int unit = 1; unit < kUnits; ++unit) {
+    attempts.push_back(assign(first.ref.job, unit));
+    ASSERT_TRUE(start(attempts.back()).ok());
+  }
+  for (int step = 1; step <= kSteps; ++step) {
+    for (const auto& attempt : attempts) ASSERT_EQ(renew(attempt, step, kSteps), queue::RenewOutcome::kOk);
+  }
+  for (const auto& attempt : attempts) ASSERT_TRUE(complete(attempt).ok());
+  const auto read = [&](const std::string& after, int limit) {
+    auto events = wait(client_->events(first.ref.job, after, limit, soon()));
+    EXPECT_TRUE(events.ok());
+    return events ? *events : std::vector<queue::Event>();
+  };
+  redis({"CONFIG", "RESETSTAT"});
+  const auto all = read("0", 100'000);
+  ASSERT_EQ(all.size(), static_cast<std::size_t>(1 + kUnits * (4 + kSteps) + 1));
+  EXPECT_EQ(all.front().type, "queued");
+  EXPECT_EQ(all.back().type, "succeeded");
+  EXPECT_EQ(all.back().unit, -1);
+  EXPECT_NE(redis({"INFO", "commandstats"}).text.find("cmdstat_fcall_ro:calls=3,"), std::string::npos);
+  // In pages, which may begin anywhere.
+  std::vector<queue::Event> paged;
+  for (auto page = read("0", 100); !page.empty(); page = read(paged.back().id, 100))
+    paged.insert(paged.end(), page.begin(), page.end());
+  ASSERT_EQ(paged.size(), all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(paged[i].id, all[i].id);
+    EXPECT_EQ(paged[i].type, all[i].type);
+  }
+  EXPECT_TRUE(read(all.back().id, 1).empty());
+  EXPECT_EQ(read(all[all.size() - 2].id, 1).size(), 1u);  // the job's end, in the entry of its last unit's
+  // One call of any client is bounded too.
+  const auto reply = redis({"FCALL_RO", "ditfleet_v3_events", "4", keys_.job(first.ref.job), keys_.open(), keys_.last(),
+                            keys_.events(), first.ref.job, "0-0", "100000"});
+  EXPECT_EQ(reply.elements.size(), 1u + 2 * 500);
+  // One event is found without the others.
+  const auto one = wait(client_->event(first.ref.job, all[700].id, soon()));
+  ASSERT_TRUE(one.ok());
+  EXPECT_EQ(one->fields, all[700].fields);
+  EXPECT_EQ(wait(client_->event("another", all[700].id, soon())).error().code, Code::kNotFound);
+  EXPECT_EQ(wait(client_->event(first.ref.job, "1-0", soon())).error().code, Code::kNotFound);
+  EXPECT_EQ(wait(client_->event(first.ref.job, "-", soon())).error().code, Code::kNotFound);
 }
 
 TEST_F(QueueLife, ARecordThatIsNoWorkersIsLeftOut) {

@@ -54,6 +54,30 @@ TEST_F(ResultsRedis, EveryChunkExpiresAfterTheRetention) {
   }
 }
 
+TEST_F(ResultsRedis, GoesWithItsJobsRecord) {
+  options_.retention_ms = 1;
+  client_ = std::make_unique<queue::Client>(connection_, options_);
+  store_ = open(options_.retention_ms);
+  const std::string others = stored("of another job").key;
+  const auto first = running(2);
+  const auto second = assign(first.ref.job, 1);
+  ASSERT_TRUE(start(second).ok());
+  for (const auto& [attempt, size] : {std::pair(first, 2 * results::kChunkBytes + 5), {second, std::size_t{10}}}) {
+    result_ = {attempt.ref.job, attempt.ref.unit, attempt.nonce};
+    ASSERT_TRUE(complete(attempt, stored(std::string(size, 'x')).to_json()).ok());
+  }
+  // Its manifest names what is not its own.
+  const auto forged = running();
+  ASSERT_TRUE(complete(forged, R"({"backend":"redis","bytes":5000000,"key":")" + others + "\"}").ok());
+  EXPECT_EQ(redis({"KEYS", "df:{0}:blob:*"}).elements.size(), 5u);
+  const auto until = Deadline::after(std::chrono::seconds(10));
+  while (redis({"ZCARD", keys_.jobs()}).integer > 0 && !until.passed()) reap();
+  ASSERT_EQ(redis({"ZCARD", keys_.jobs()}).integer, 0);
+  const auto left = redis({"KEYS", "df:{0}:blob:*"});
+  ASSERT_EQ(left.elements.size(), 1u);
+  EXPECT_EQ(left.elements[0].text, others);
+}
+
 TEST_F(ResultsRedis, TellsDamageFromLoss) {
   const Manifest manifest = stored(std::string(results::kChunkBytes + 10, 'x'));
   redis({"SETRANGE", manifest.key + ":1", "3", "y"});

@@ -1,4 +1,5 @@
 // A worker that loses Redis for longer than its lease; the test plays the scheduler.
+#include "tests/system/redis_proxy.h"
 #include "tests/system/worker_fixture.h"
 
 namespace ditfleet::testing {
@@ -21,6 +22,17 @@ class WorkerFencing : public WorkerTest {
       return record.ok() && record->state == State::kReady;
     });
   }
+  // Whether a worker has called hand_back with this attempt's nonce.
+  bool handed_back(const queue::Attempt& attempt) {
+    for (const auto& entry : redis({"SLOWLOG", "GET", "100000"}).elements) {
+      const auto& words = entry.elements.at(3).elements;
+      if (words.size() < 2 || words[1].text.find("_hand_back") == std::string::npos) continue;
+      for (const auto& word : words) {
+        if (word.text == attempt.nonce) return true;
+      }
+    }
+    return false;
+  }
 };
 
 TEST_F(WorkerFencing, ALeaseThatCannotBeRenewedStopsTheUnitWithoutARedis) {
@@ -41,9 +53,50 @@ TEST_F(WorkerFencing, ALeaseThatCannotBeRenewedStopsTheUnitWithoutARedis) {
   EXPECT_EQ(keys_like("df:{0}:blob:*"), 0u);
 }
 
+// Twice in one unit, the worker is cut off for longer than its lease and the unit goes to another one. Each time the
+// worker reports with its old nonce that it has not crashed, so the unit does not fail after queue.max_crashes.
+TEST_F(WorkerFencing, AWorkerThatWasCutOffReportsBack) {
+  script_->step_ms = 20;
+  RedisProxy proxy(server_.endpoint().unix_path, server_.endpoint().unix_path + ".proxy");
+  auto endpoint = server_.endpoint();
+  endpoint.unix_path = proxy.path();
+  redis({"CONFIG", "SET", "slowlog-log-slower-than", "0"});
+  redis({"CONFIG", "SET", "slowlog-max-len", "100000"});
+  RunningWorker worker(endpoint, service_options(), script_, options_, adapters_);
+  ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
+  auto slow = spec(1);
+  slow.fields.set("num_inference_steps", 1000);
+  const std::string id = ready(slow);
+  for (int round = 1; round <= 2; ++round) {
+    script_->forget();
+    const auto attempt = assign(id, 0, worker.owner());
+    ASSERT_TRUE(until([&] { return logged("step 1/2"); }));
+    proxy.pause();
+    ASSERT_TRUE(until([&] { return reap() >= 0 && job(id).state == State::kReady; })) << "its lease lapses";
+    ASSERT_TRUE(until([&] { return logged("stopped 1"); }));
+    proxy.resume();
+    EXPECT_TRUE(until([&] { return handed_back(attempt); })) << "round " << round;
+  }
+}
+
+// The queue takes a unit away while Redis is reachable: the renewal learns of it.
+TEST_F(WorkerFencing, ALostUnitIsReportedBack) {
+  script_->step_ms = 20;
+  auto worker = start_ready_worker();
+  redis({"CONFIG", "SET", "slowlog-log-slower-than", "0"});
+  auto slow = spec(1);
+  slow.fields.set("num_inference_steps", 1000);
+  const std::string id = ready(slow);
+  const auto attempt = assign(id, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return logged("step 1/2"); }));
+  redis({"ZADD", "df:{0}:lease", "1", id + ":0"});  // as if it had lapsed; the reaper is faster than a renewal
+  ASSERT_TRUE(until([&] { return reap() >= 0 && job(id).state == State::kReady; }));
+  EXPECT_TRUE(until([&] { return handed_back(attempt); }));
+}
+
 TEST_F(WorkerFencing, AUnitThatFinishesAfterItsLeaseIsNotCompleted) {
   auto worker = start_ready_worker();
-  HeldEncoding encoding(*script_);
+  HeldEvent encoding(*script_);
   const std::string id = ready(spec(1));
   assign(id, 0, worker->owner());
   ASSERT_TRUE(until([&] { return encoding.reached(); }));

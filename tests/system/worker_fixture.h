@@ -26,6 +26,7 @@ struct Script {
   std::vector<worker::WarmupClass> warmup_classes;  // set before the worker starts
   pipeline::AdapterHoldings adapters;               // of the model; under the mutex once a worker runs
   std::set<std::string> pinned;                     // as it was told last; the same
+  bool store_throws = false;                        // set before the worker starts
 
   std::optional<Error> note(const std::string& event) {
     {
@@ -34,6 +35,10 @@ struct Script {
     }
     return on_event ? on_event(event) : std::nullopt;
   }
+  void forget() {
+    const std::lock_guard lock(mutex);
+    log.clear();
+  }
   std::ptrdiff_t index_of(const std::string& event) {
     const std::lock_guard lock(mutex);
     const auto at = std::find(log.begin(), log.end(), event);
@@ -41,19 +46,19 @@ struct Script {
   }
 };
 
-// Holds the encoding of the picture of seed 1 until it is released.
-class HeldEncoding {
+// Holds the thread of an event, by default the encoding of the picture of seed 1, until it is released.
+class HeldEvent {
  public:
-  explicit HeldEncoding(Script& script) {
-    script.on_event = [state = state_](const std::string& event) -> std::optional<Error> {
-      if (event == "pixels 1") {
+  explicit HeldEvent(Script& script, const std::string& held = "pixels 1") {
+    script.on_event = [state = state_, held](const std::string& event) -> std::optional<Error> {
+      if (event == held) {
         state->reached = true;
         while (!state->released) std::this_thread::sleep_for(1ms);
       }
       return std::nullopt;
     };
   }
-  ~HeldEncoding() { release(); }  // a test that fails meanwhile must not leave the worker waiting
+  ~HeldEvent() { release(); }  // a test that fails meanwhile must not leave the worker waiting
   bool reached() const { return state_->reached; }
   void release() { state_->released = true; }
 
@@ -160,6 +165,34 @@ class FakeModel final : public pipeline::Model {
   pipeline::ModelInfo info_{"demo", "", "fp32", "cpu"};
 };
 
+// Its first put() ends by an exception.
+class ThrowingStore final : public results::Store {
+ public:
+  explicit ThrowingStore(std::shared_ptr<results::Store> store) : store_(std::move(store)) {}
+  asio::awaitable<Result<results::Manifest>> put(const results::ResultKey& result, std::string bytes,
+                                                 std::string media_type, Deadline deadline) override {
+    if (!std::exchange(thrown_, true)) throw std::runtime_error("on purpose");
+    co_return co_await store_->put(result, std::move(bytes), std::move(media_type), deadline);
+  }
+  asio::awaitable<Result<std::string>> get(const results::Manifest& manifest, Deadline deadline) override {
+    return store_->get(manifest, deadline);
+  }
+  asio::awaitable<Result<void>> remove(const results::Manifest& manifest, Deadline deadline) override {
+    return store_->remove(manifest, deadline);
+  }
+  asio::awaitable<Result<std::string>> put_preview(const results::ResultKey& result, int index, std::string bytes,
+                                                   Deadline deadline) override {
+    return store_->put_preview(result, index, std::move(bytes), deadline);
+  }
+  asio::awaitable<Result<std::string>> get_preview(const std::string& key, Deadline deadline) override {
+    return store_->get_preview(key, deadline);
+  }
+
+ private:
+  std::shared_ptr<results::Store> store_;
+  bool thrown_ = false;
+};
+
 inline job::ModelEntry demo_entry() { return job::image_model("demo", 64, 4); }
 
 // A service on a thread of its own.
@@ -174,6 +207,7 @@ class RunningWorker {
     parts.connection = redis::Connection::create(io_.get_executor(), connection_options);
     parts.queue = std::make_shared<queue::Client>(parts.connection, queue_options);
     parts.store = *results::open_store({}, parts.connection);
+    if (script->store_throws) parts.store = std::make_shared<ThrowingStore>(parts.store);
     parts.adapters = std::move(adapters);
     parts.adapters.source = worker::registry_source(redis::Connection::create(io_.get_executor(), connection_options));
     parts.load = [script]() -> Result<worker::ModelSet> {
@@ -218,6 +252,7 @@ class RunningWorker {
     thread_.join();
     return exit_code_;
   }
+  bool busy() const { return service_->busy(); }  // after join()
   const std::string& owner() const { return service_->owner(); }
 
  private:

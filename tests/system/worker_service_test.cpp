@@ -200,7 +200,8 @@ TEST_F(WorkerService, OutOfMemoryIsTriedAgain) {
   assign(id, 0, worker->owner());
   ASSERT_TRUE(until([&] {
     reap();
-    return job(id).state == State::kReady && wait(client_->open_units(soon()))->at(0).state == State::kReady &&
+    return job(id).state == State::kReady &&
+           wait(client_->open_units(std::chrono::seconds(10)))->at(0).state == State::kReady &&
            job(id).unit_records.at(0).nonce.empty();
   }));
   ASSERT_TRUE(until([&] { return reap() >= 0 && redis({"ZCARD", "df:{0}:ready"}).integer == 1; }));
@@ -225,6 +226,68 @@ TEST_F(WorkerService, ADeviceFaultIsACrashAndEndsTheProcess) {
   EXPECT_EQ(events->back().fields.at("crashes"), "1");
   EXPECT_EQ(job(second).state, State::kReady) << "handed back, not crashed";
   EXPECT_FALSE(logged("step 2/1"));
+}
+
+// The unit's first wait is five times worker.stuck_ms.
+class WorkerHang : public WorkerService, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(WorkerHang, FailsTheUnitAndEndsTheProcess) {
+  auto options = service_options();
+  options.stuck = 100ms;
+  auto worker = start_worker(options);
+  ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
+  HeldEvent hang(*script_, GetParam());
+  const std::string first = ready(spec(1)), second = ready(spec(2));
+  assign(first, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return hang.reached(); }));
+  assign(second, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return worker_state("w1") == "stuck"; }));
+  EXPECT_EQ(worker->join(), 1);
+  EXPECT_TRUE(worker->busy()) << "the process must not wait for the thread";
+  EXPECT_EQ(worker_state("w1"), "") << "deregistered";
+  const auto events = wait(client_->events(first, "0", 100, soon()));
+  EXPECT_EQ(events->back().type, "ready");
+  EXPECT_EQ(events->back().fields.at("crashes"), "1");
+  EXPECT_NE(job(first).unit_records.at(0).error->message.find("made no progress for"), std::string::npos)
+      << job(first).unit_records.at(0).error->message;
+  EXPECT_NE(job(second).state, State::kFailed);
+  EXPECT_EQ(redis({"ZCARD", "df:{0}:lease"}).integer, 0);
+}
+INSTANTIATE_TEST_SUITE_P(Of, WorkerHang, ::testing::Values("text 1", "step 1/1", "step 1/3", "decoded 1", "pixels 1"));
+
+TEST_F(WorkerService, ACanceledUnitThatHangsEndsTheProcessToo) {
+  auto options = service_options();
+  options.stuck = 100ms;
+  auto worker = start_worker(options);
+  ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
+  HeldEvent hang(*script_, "step 1/2");
+  const std::string id = ready(spec(1));
+  assign(id, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return hang.reached(); }));
+  ASSERT_EQ(*wait(client_->cancel(id, "", soon())), queue::CancelOutcome::kRequested);
+  EXPECT_EQ(worker->join(), 1);
+  EXPECT_EQ(job(id).state, State::kCanceled);
+}
+
+// Of the first unit in the store, on the io thread; of the others on the thread of a stage.
+TEST_F(WorkerService, AnExceptionFailsItsUnitAlone) {
+  script_->store_throws = true;
+  std::atomic<bool> text{true}, step{true};
+  script_->on_event = [&](const std::string& event) -> std::optional<Error> {
+    if ((event == "text 2" && text.exchange(false)) || (event == "step 3/2" && step.exchange(false)))
+      throw std::runtime_error("on purpose");
+    return std::nullopt;
+  };
+  auto worker = start_ready_worker();
+  for (const int seed : {1, 2, 3}) {
+    const std::string id = ready(spec(seed));
+    assign(id, 0, worker->owner());
+    ASSERT_TRUE(until([&] { return job(id).unit_records.at(0).error.has_value(); })) << seed;
+    EXPECT_NE(job(id).unit_records.at(0).error->message.find("on purpose"), std::string::npos);
+    ASSERT_TRUE(until([&] { return reap() >= 0 && redis({"ZCARD", "df:{0}:ready"}).integer == 1; }));
+    assign(id, 0, worker->owner());
+    EXPECT_TRUE(reaches(id, State::kSucceeded)) << seed;
+  }
 }
 
 TEST_F(WorkerService, FirstAndSteadyStepsAreTimedApart) {
@@ -272,7 +335,7 @@ TEST_F(WorkerService, AnAttemptThatWasTakenAwayStopsAndLeavesNothing) {
 
 TEST_F(WorkerService, BytesOfARefusedCompletionAreRemoved) {
   auto worker = start_ready_worker();
-  HeldEncoding encoding(*script_);
+  HeldEvent encoding(*script_);
   const std::string id = ready(spec(1));
   const auto attempt = assign(id, 0, worker->owner());
   ASSERT_TRUE(until([&] { return encoding.reached(); }));
@@ -287,7 +350,7 @@ TEST_F(WorkerService, BytesOfARefusedCompletionAreRemoved) {
 
 TEST_F(WorkerService, ACompletionThatAnotherLibraryRefusesIsRepeatedUntilItSucceeds) {
   auto worker = start_ready_worker();
-  HeldEncoding encoding(*script_);
+  HeldEvent encoding(*script_);
   const std::string id = ready(spec(1));
   assign(id, 0, worker->owner());
   ASSERT_TRUE(until([&] { return encoding.reached(); }));

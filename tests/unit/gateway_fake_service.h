@@ -178,6 +178,13 @@ class FakeService final : public JobService {
     }
     co_return events;
   }
+  asio::awaitable<Result<queue::Event>> event(const std::string& id, const std::string& event_id) override {
+    if (down) co_return *down;
+    for (const auto& event : streams[id]) {
+      if (event.id == event_id) co_return event;
+    }
+    co_return Error{Code::kNotFound, "no such event", {}};
+  }
   asio::awaitable<Result<std::vector<queue::WorkerInfo>>> workers() override {
     if (down) co_return *down;
     auto infos = worker_infos;

@@ -179,10 +179,20 @@ TEST_F(FileStoreTest, KeepsPreviews) {
 TEST_F(FileStoreTest, SweepsWhatIsOlderThanItsAgeAndNothingElse) {
   const Manifest old = stored(result_key(), "old"), fresh = stored(result_key(), "fresh");
   fs::last_write_time(dir_ / old.key, fs::file_time_type::clock::now() - 2h);
-  EXPECT_EQ(sweep(dir_ / "results", 1h), 1);
+  EXPECT_EQ(*sweep(dir_ / "results", 1h), 1);
   EXPECT_EQ(run(store_->get(old, soon())).error().code, Code::kNotFound);
   EXPECT_EQ(*run(store_->get(fresh, soon())), "fresh");
-  EXPECT_EQ(sweep(dir_ / "nowhere", 1h), 0);
+  EXPECT_FALSE(sweep(dir_ / "nowhere", 1h).ok());
+}
+
+TEST_F(FileStoreTest, AHostWithAWrongClockSweepsNothing) {
+  const Manifest fresh = stored(result_key(), "fresh");
+  for (const auto wrong : {2h, -2h}) {
+    const auto swept = sweep(dir_ / "results", 1h, fs::file_time_type::clock::now() + wrong);
+    EXPECT_EQ(*run(store_->get(fresh, soon())), "fresh");
+    ASSERT_FALSE(swept.ok());
+    EXPECT_NE(swept.error().message.find("clock differs"), std::string::npos) << swept.error().message;
+  }
 }
 
 TEST_F(FileStoreTest, AStoreOpenedOverAnOldFolderSweepsByItself) {

@@ -82,7 +82,30 @@ struct Store {
     view.owner.clear();
     view.nonce.clear();
     view.ready_ms = now / 1000;
-    event(ref, "ready", now, {{"reason", reason}});
+    std::map<std::string, std::string> fields{{"reason", reason}};
+    if (view.lapses > 0) fields["lapses"] = std::to_string(view.lapses);
+    for (const auto& name : view.failed_on) fields["failed_on"] += (fields["failed_on"].empty() ? "" : ",") + name;
+    event(ref, "ready", now, std::move(fields));
+  }
+  // The lease of the unit's worker has lapsed.
+  void lapse(const queue::UnitRef& ref, std::int64_t now) {
+    auto& view = open.at(ref);
+    ++view.lapses;
+    if (view.state == job::State::kRunning) failed_on(view);
+    ready(ref, now, "lease lapsed");
+  }
+  // The unit failed with a retryable error; its retry is due at once.
+  void fail(const queue::UnitRef& ref, std::int64_t now) {
+    auto& view = open.at(ref);
+    failed_on(view);
+    ready(ref, now, "retry");
+    events.back().fields["not_before_ms"] = std::to_string(now / 1000);
+    ready(ref, now, "retry is due");
+  }
+  static void failed_on(queue::UnitView& view) {
+    const std::string name(queue::worker_name(view.owner));
+    std::erase(view.failed_on, name);
+    view.failed_on.insert(view.failed_on.begin(), name);
   }
   void start(const queue::UnitRef& ref, std::int64_t now) {
     open.at(ref).state = job::State::kRunning;

@@ -55,6 +55,23 @@ TEST_F(FleetLogTest, a_workers_life) {
   EXPECT_EQ(look(12, {}), (Lines{"worker 'clean' is gone"}));
 }
 
+TEST_F(FleetLogTest, a_worker_that_gets_no_ordinary_work) {
+  look(0, {"w"});
+  const auto w = fleet.intern_owner("w:1");
+  fleet.hold(w, {.ref = {"j", 0}, .run_us = kSecond});
+  fleet.started(w, {"j", 0}, 0);
+  EXPECT_EQ(look(61, {"w"}), (Lines{"! worker 'w' runs a unit for far longer than predicted and gets no other"}));
+  fleet.release(w, {"j", 0}, 62 * kSecond);
+  EXPECT_EQ(look(62, {"w"}), (Lines{"worker 'w' is ready"}));
+  for (int i = 0; i < 3; ++i) fleet.failed_alone("w", 63 * kSecond);
+  EXPECT_EQ(look(63, {"w"}),
+            (Lines{"! worker 'w' fails units that succeed elsewhere and gets one at a time, as a probe"}));
+  EXPECT_EQ(look(69, {"w"}), Lines{});
+  fleet.succeeded(w);
+  EXPECT_EQ(look(70, {"w"}), (Lines{"worker 'w' is ready"}));
+  EXPECT_EQ(look(71, {"w"}, "stuck"), (Lines{"! worker 'w' is stuck"}));
+}
+
 TEST_F(FleetLogTest, a_fleet_that_changes_at_once_is_one_line) {
   std::vector<std::string> names;
   for (int i = 0; i < 500; ++i) names.push_back("w" + std::to_string(1000 + i));

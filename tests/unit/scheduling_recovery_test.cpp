@@ -50,6 +50,22 @@ TEST_F(SchedulerTest, an_audit_requested_before_an_admission_does_not_end_the_jo
   EXPECT_EQ(owner_of("1"), "w:1");
 }
 
+// The units are read page by page: a job may end between its page and the last one.
+TEST_F(SchedulerTest, an_audit_does_not_bring_back_a_job_that_ended_while_it_was_read) {
+  workers({"a"});
+  submit("j");
+  submit("k");
+  const auto asked = now += kMs;
+  scheduler->begin_audit();
+  const auto seen = store.views();
+  store.start({"j", 0}, now += kMs);
+  store.finish({"j", 0}, now += kMs);
+  settle();
+  scheduler->audit(seen, asked, ++now);
+  EXPECT_EQ(scheduler->stats().jobs, 1u);
+  EXPECT_EQ(scheduler->stats().held, 1u);
+}
+
 TEST_F(SchedulerTest, an_unknown_unit_in_the_feed_requests_an_audit) {
   scheduler->on_event({.job = "ghost", .type = "ready", .unit = 0}, now);
   EXPECT_TRUE(scheduler->wants_audit());

@@ -80,5 +80,42 @@ TEST(TaskGroup, JoinWaitsForAllEvenIfOneThrows) {
   EXPECT_FALSE(late);
 }
 
+asio::awaitable<void> fail_on(bool& fails) {
+  if (fails) throw std::runtime_error("on purpose");
+  co_return;
+}
+
+void run_task(bool fails, Vital vital) {
+  asio::io_context io;
+  TaskGroup group(io.get_executor());
+  group.spawn("loop", fail_on(fails), vital);
+  io.run();
+}
+
+TEST(TaskGroup, AVitalTaskThatEndsEndsTheProcess) {
+  const auto status = testing::ExitedWithCode(kExitVitalTask);
+  EXPECT_EXIT(run_task(true, Vital::kForever), status, "");
+  EXPECT_EXIT(run_task(false, Vital::kForever), status, "");
+  EXPECT_EXIT(run_task(true, Vital::kOnce), status, "");
+  run_task(false, Vital::kOnce);
+  run_task(true, Vital::kNo);
+}
+
+TEST(TaskGroup, AStoppedGroupMayEndItsVitalTasks) {
+  asio::io_context io;
+  asio::steady_timer timer(io, asio::steady_timer::time_point::max());
+  TaskGroup group(io.get_executor());
+  bool ended = false;
+  group.spawn("sleeper", sleep_on(timer, ended), Vital::kForever);
+  group.spawn(
+      "waiter",
+      [](asio::steady_timer& t) -> asio::awaitable<void> { co_await t.async_wait(asio::use_awaitable); }(timer),
+      Vital::kForever);
+  io.poll();
+  group.stop();
+  io.run();
+  EXPECT_EQ(group.running(), 0u);
+}
+
 }  // namespace
 }  // namespace ditfleet

@@ -224,7 +224,8 @@ TEST_F(UnitTableTest, ACancelDuringStoringIsLeftToTheQueue) {
   EXPECT_TRUE(table_.may_complete("n1", now_));
 }
 
-TEST_F(UnitTableTest, ALostUnitIsForgottenWithoutAReport) {
+// The lease may have lapsed meanwhile: the call reports that this worker has not crashed.
+TEST_F(UnitTableTest, ALostUnitIsHandedBack) {
   bring_to_denoising(1);
   now_ += 1s;
   renew(queue::RenewOutcome::kLost);
@@ -232,7 +233,7 @@ TEST_F(UnitTableTest, ALostUnitIsForgottenWithoutAReport) {
   EXPECT_EQ(renew(), 0u);
   table_.cancel("n1");
   table_.stopped("n1");
-  EXPECT_EQ(decide(), "forget n1");
+  EXPECT_EQ(decide(), "hand-back n1");
 }
 
 TEST_F(UnitTableTest, ARevokedUnitIsForgottenAndTheNextMovesUp) {
@@ -254,7 +255,7 @@ TEST_F(UnitTableTest, ARefusedStartFreesTheDevice) {
   ASSERT_EQ(decide(), "start n1, encode n2");
   table_.encoded("n2");
   table_.start_refused("n1");
-  EXPECT_EQ(decide(), "forget n1, start n2");
+  EXPECT_EQ(decide(), "hand-back n1, start n2");
 }
 
 TEST_F(UnitTableTest, AUnitCanceledWhileItStartsIsNotRun) {

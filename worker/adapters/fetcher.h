@@ -41,6 +41,8 @@ class AdapterFetcher {
   // not writable), kCanceled (no longer wanted).
   asio::awaitable<Result<FetchedAdapter>> fetch(std::string sha256, std::string name, std::function<bool()> wanted);
 
+  bool busy() const { return disk_.busy(); }
+
  private:
   struct Flight {
     using Source = std::pair<std::string, std::vector<std::string>>;  // upload, paths

@@ -182,7 +182,6 @@ asio::awaitable<AdapterLoader::Review> AdapterLoader::review_registry(const Mode
 }
 
 asio::awaitable<void> AdapterLoader::watch(const ModelSet& models, std::function<void()> changed) {
-  if (!options_.source) co_return;
   std::int64_t seen = -1;
   bool any = true;  // an earlier process may have left copies
   asio::steady_timer timer(executor_);

@@ -44,6 +44,7 @@ class AdapterLoader {
   bool takes_adapters() const { return options_.source != nullptr; }
   void start();
   void stop();
+  bool busy() const { return thread_.busy() || fetcher_.busy(); }  // a thread still reads an adapter
 
   struct Request {
     pipeline::Model* model = nullptr;
@@ -55,8 +56,8 @@ class AdapterLoader {
   // Errors, with param "loras": those of AdapterFetcher::fetch() and pipeline::Model::prefetch().
   asio::awaitable<Result<LoadedAdapters>> load(Request request);
 
-  // Follows the registry until the coroutine is canceled. Within seconds it removes deleted adapters from disk and
-  // models, and updates the models' pinned adapters. Calls `changed` after each change.
+  // Needs a source. Follows the registry until the coroutine is canceled. Within seconds it removes deleted adapters
+  // from disk and models, and updates the models' pinned adapters. Calls `changed` after each change.
   asio::awaitable<void> watch(const ModelSet& models, std::function<void()> changed);
 
   // Sets the adapter fields of `info` for all models and updates the metrics. Reports the slots of the model with the

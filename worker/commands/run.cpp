@@ -59,6 +59,7 @@ ServiceOptions service_options(const config::Settings& settings) {
   options.timing.retry = std::min(options.timing.retry, options.timing.renew);
   options.heartbeat = std::chrono::milliseconds(settings.worker.heartbeat_ms);
   options.drain = std::chrono::milliseconds(settings.worker.drain_ms);
+  options.stuck = std::chrono::milliseconds(settings.worker.stuck_ms);
   options.warmup = settings.worker.warmup;
   for (const auto& [name, model] : settings.models) options.models.push_back(name);
   options.adapter_slots = settings.worker.lora.slots;

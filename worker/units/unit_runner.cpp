@@ -19,6 +19,7 @@ constexpr auto kCallTimeout = 2s;    // per queue call
 constexpr auto kStoreTimeout = 30s;  // per attempt to store a result
 constexpr auto kStoreLimit = 10s;    // for all attempts on one worker; a full disk usually stays full
 constexpr auto kPause = 200ms;       // between attempts
+constexpr auto kMaxPause = 5s;       // between attempts to hand a unit back
 constexpr std::size_t kMaxWarmClasses = 64;
 
 std::int64_t us_since(Clock::time_point then) {
@@ -68,6 +69,40 @@ asio::awaitable<void> UnitRunner::counted(asio::awaitable<void> task) {
   co_await std::move(task);
 }
 
+asio::awaitable<void> UnitRunner::stage(const char* what, UnitPtr unit, asio::awaitable<void> task) {
+  std::string thrown;
+  try {
+    co_await std::move(task);
+  } catch (const std::exception& e) {
+    if (parts_.tasks.stopping()) throw;
+    thrown = e.what();
+  }
+  if (thrown.empty()) co_return;
+  parts_.table.encoded(unit->entry.nonce);
+  Error error = unavailable(std::string("[worker] an exception ended the stage '") + what + "': " + thrown);
+  co_await fail(unit, std::move(error));
+}
+
+template <class T>
+asio::awaitable<Result<T>> UnitRunner::run_on(NamedThread& thread, Watchdog::Work kind, UnitPtr unit,
+                                              std::function<Result<T>()> work) {
+  struct Watch {
+    Watchdog& watchdog;
+    const Unit& unit;
+    ~Watch() { watchdog.ended(unit.entry.nonce, Clock::now()); }
+  } watch{parts_.watchdog, *unit};
+  parts_.watchdog.began(unit->entry.nonce, kind, unit->entry.class_key, Clock::now());
+  co_return co_await thread.run<T>(std::move(work), Deadline::never());
+}
+
+void UnitRunner::fail_stuck(const Watchdog::Stuck& stuck) {
+  const Error error{Code::kDeviceFault, stuck.message, {}};
+  const auto at = units_.find(stuck.nonce);
+  if (at == units_.end()) return parts_.fault(error);
+  const UnitPtr unit = at->second;
+  spawn("fail", unit, fail(unit, error));
+}
+
 asio::awaitable<void> UnitRunner::pause(std::chrono::milliseconds time) {
   asio::steady_timer timer(parts_.executor, time);
   co_await timer.async_wait(asio::use_awaitable);
@@ -100,7 +135,7 @@ void UnitRunner::assign(queue::MailboxEntry entry, const ModelSet& models) {
   begin_span(*unit);
   units_.emplace(attempt.nonce, unit);
   // At once, while the device works on other units: the scheduler assigns ahead so that adapters load in time.
-  if (needs_adapters) spawn("load the adapters of", unit, load_adapters(unit));
+  if (needs_adapters) spawn("load the adapters of", unit, stage("load the adapters", unit, load_adapters(unit)));
 }
 
 void UnitRunner::perform(const Action& action) {
@@ -108,16 +143,17 @@ void UnitRunner::perform(const Action& action) {
   if (at == units_.end()) return;
   const UnitPtr unit = at->second;
   switch (action.kind) {
-    case Action::Kind::kEncodeText: spawn("encode the text of", unit, encode_text(unit)); return;
-    case Action::Kind::kStart: spawn("start", unit, start(unit)); return;
-    case Action::Kind::kDenoise: spawn("denoise", unit, denoise(unit)); return;
+    case Action::Kind::kEncodeText:
+      spawn("encode the text of", unit, stage("encode the text", unit, encode_text(unit)));
+      return;
+    case Action::Kind::kStart: spawn("start", unit, stage("start", unit, start(unit))); return;
+    case Action::Kind::kDenoise: spawn("denoise", unit, stage("denoise", unit, denoise(unit))); return;
     case Action::Kind::kStopDenoising: unit->stop = true; return;
     case Action::Kind::kReportCanceled: spawn("report the cancel of", unit, report_canceled(unit)); break;
     case Action::Kind::kHandBack: spawn("hand back", unit, hand_back(unit, action.reason)); break;
     case Action::Kind::kForget:
       end_span(*unit, "taken_away");
-      spdlog::info("unit {}: {}", unit->label(),
-                   action.reason == StopReason::kRevoked ? "revoked" : "the attempt is stale");
+      spdlog::info("unit {}: revoked", unit->label());
       break;
   }
   unit->stop = true;
@@ -135,8 +171,14 @@ asio::awaitable<void> UnitRunner::load_adapters(UnitPtr unit) {
   request.uses = unit->spec.loras;
   request.drops = {unit->entry.drop_from_host, unit->entry.drop_from_slots};
   request.context = unit->span.context();
-  request.wanted = [this, unit] { return units_.contains(unit->entry.nonce); };
+  request.wanted = [this, unit] {
+    parts_.watchdog.adapters_progressed(Clock::now());
+    return units_.contains(unit->entry.nonce);
+  };
+  parts_.watchdog.began(nonce, Watchdog::Work::kAdapters, unit->entry.class_key, Clock::now());
   auto loaded = co_await parts_.adapters.load(std::move(request));
+  parts_.watchdog.ended(nonce, Clock::now());
+  parts_.watchdog.adapters_progressed(Clock::now());
   parts_.adapters_changed();
   if (!units_.contains(nonce)) co_return;
   if (!loaded) {
@@ -166,7 +208,7 @@ asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
     unit->prepared = std::move(*prepared);
     return {};
   };
-  auto done = co_await parts_.text.run<void>(work, Deadline::never());
+  auto done = co_await run_on(parts_.text, Watchdog::Work::kText, unit, work);
   parts_.table.encoded(unit->entry.nonce);
   if (!unit->spec.loras.empty()) parts_.adapters_changed();
   if (!done && units_.contains(unit->entry.nonce))
@@ -228,6 +270,8 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
       }
     }
     asio::post(parts_.executor, [this, unit, step = progress.step, total = progress.total] {
+      const auto next = step < total ? Watchdog::Work::kStep : Watchdog::Work::kDecode;
+      parts_.watchdog.began(unit->entry.nonce, next, unit->entry.class_key, Clock::now());
       parts_.table.stepped(unit->entry.nonce, step, total);
       parts_.table_changed();
     });
@@ -256,11 +300,11 @@ asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
   const std::function<Result<pipeline::Media>()> work = [this, unit, context = unit->span.context()] {
     return generate(unit, context);
   };
-  auto image = co_await parts_.device.run<pipeline::Media>(work, Deadline::never());
+  auto image = co_await run_on(parts_.device, Watchdog::Work::kStep, unit, work);
   if (image) {
     parts_.table.denoised(nonce);
     note_warm(unit->entry.class_key);
-    spawn("finish", unit, finish(unit, std::make_shared<pipeline::Media>(std::move(*image))));
+    spawn("finish", unit, stage("finish", unit, finish(unit, std::make_shared<pipeline::Media>(std::move(*image)))));
   } else if (image.error().code == Code::kCanceled) {
     parts_.table.stopped(nonce);
   } else {
@@ -301,7 +345,7 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
   const std::function<Result<std::string>()> work = [this, image, unit] {
     return parts_.encode_image(*image, *unit->spec.output_format, *unit->spec.output_compression);
   };
-  auto bytes = co_await parts_.encode.run<std::string>(work, Deadline::never());
+  auto bytes = co_await run_on(parts_.encode, Watchdog::Work::kImage, unit, work);
   if (!bytes) {
     encoding.failed(bytes.error().message);
     encoding.end();
@@ -402,31 +446,39 @@ asio::awaitable<void> UnitRunner::discard(UnitPtr unit, results::Manifest manife
 
 asio::awaitable<void> UnitRunner::drop(UnitPtr unit) {
   end_span(*unit, "stale");
-  const bool lapsed = parts_.table.stop_reason(unit->entry.nonce) == StopReason::kLapsed;
   units_.erase(unit->entry.nonce);
   parts_.table.ended(unit->entry.nonce);
-  if (lapsed) co_await hand_back(unit, StopReason::kLapsed);
+  co_await hand_back(unit, StopReason::kLapsed);
 }
 
 template <class Call>
-asio::awaitable<Result<void>> UnitRunner::report(Call call, std::chrono::milliseconds limit) {
-  const auto give_up = Deadline::after(limit);
+asio::awaitable<Result<void>> UnitRunner::report(Call call, Deadline give_up, std::chrono::milliseconds max_pause) {
+  std::chrono::milliseconds wait = kPause;
   while (true) {
     auto result = co_await call();
     if (result || !is_transient(result.error()) || give_up.passed()) co_return result;
-    co_await pause(kPause);
+    co_await pause(wait);
+    wait = std::max(wait, std::min(2 * wait, max_pause));
   }
 }
 
 asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, StopReason reason) {
   const char* text = reason == StopReason::kDrained  ? "this worker is shutting down"
                      : reason == StopReason::kLapsed ? "its lease could not be renewed in time"
+                     : reason == StopReason::kLost   ? "the attempt is stale"
                                                      : "this worker is full";
   end_span(*unit, "handed_back");
   spdlog::info("unit {}: handed back: {}", unit->label(), text);
   const auto attempt = unit->attempt();
   const auto call = [&] { return parts_.queue.hand_back({&attempt, 1}, Deadline::after(kCallTimeout)); };
-  (void)co_await report(call);
+  // The queue counts a lapse as a crash of this worker until the report arrives, however long Redis is unreachable.
+  struct Count {
+    int& count;
+    ~Count() { --count; }
+  } counted{++handing_back_};
+  const bool lapsed = reason == StopReason::kLapsed || reason == StopReason::kLost;
+  const auto give_up = lapsed && handing_back_ <= kMostHandedBack ? Deadline::never() : Deadline::after(kReportLimit);
+  (void)co_await report(call, give_up, kMaxPause);
 }
 
 asio::awaitable<void> UnitRunner::report_canceled(UnitPtr unit) {
@@ -455,7 +507,7 @@ asio::awaitable<void> UnitRunner::fail(UnitPtr unit, Error error) {
   if (fault) parts_.fault(error);
   parts_.table_changed();
   const auto call = [&] { return parts_.queue.fail(failure, Deadline::after(kCallTimeout)); };
-  (void)co_await report(call, fault ? std::chrono::seconds(kCallTimeout) : kReportLimit);
+  (void)co_await report(call, Deadline::after(fault ? std::chrono::seconds(kCallTimeout) : kReportLimit));
 }
 
 void UnitRunner::note_warm(const std::string& class_key) {

@@ -17,6 +17,7 @@
 #include "worker/model_set.h"
 #include "worker/units/unit.h"
 #include "worker/units/unit_table.h"
+#include "worker/units/watchdog.h"
 
 namespace ditfleet::worker {
 
@@ -28,6 +29,7 @@ class UnitRunner {
     queue::Client& queue;
     results::Store& store;
     UnitTable& table;
+    Watchdog& watchdog;
     TaskGroup& tasks;
     NamedThread &text, &device, &encode;
     AdapterLoader& adapters;
@@ -41,6 +43,8 @@ class UnitRunner {
   // Adds an assigned unit to the table, or reports why not.
   void assign(queue::MailboxEntry entry, const ModelSet& models);
   void perform(const Action& action);
+  // Fails the unit that is stuck, if this worker still has it, and reports the fault.
+  void fail_stuck(const Watchdog::Stuck& stuck);
   // Passes the leases in the table to the device thread. Call it after each renewal.
   void publish_leases();
   // Whether no work and no report is in progress for any unit.
@@ -53,10 +57,18 @@ class UnitRunner {
   using UnitPtr = std::shared_ptr<Unit>;
   // How long the report of an outcome is retried while Redis is unavailable.
   static constexpr std::chrono::seconds kReportLimit{60};
+  // How many units may be handed back at a time without this limit.
+  static constexpr int kMostHandedBack = 64;
 
   // idle() is false until the coroutine ends.
   void spawn(const char* what, const UnitPtr& unit, asio::awaitable<void> task);
   asio::awaitable<void> counted(asio::awaitable<void> task);
+  // Fails the unit if the stage ends by an exception, so that nothing waits for the stage.
+  asio::awaitable<void> stage(const char* what, UnitPtr unit, asio::awaitable<void> task);
+  // Runs work of the unit on the thread, under the watchdog.
+  template <class T>
+  asio::awaitable<Result<T>> run_on(NamedThread& thread, Watchdog::Work kind, UnitPtr unit,
+                                    std::function<Result<T>()> work);
 
   asio::awaitable<void> load_adapters(UnitPtr unit);
   asio::awaitable<void> encode_text(UnitPtr unit);
@@ -76,16 +88,18 @@ class UnitRunner {
   asio::awaitable<void> discard(UnitPtr unit, results::Manifest manifest);
   // Ends the attempt here without an outcome.
   asio::awaitable<void> drop(UnitPtr unit);
-  // Repeats a queue call until it succeeds, fails permanently or `limit` has passed. Returns the last result.
+  // Repeats a queue call until it succeeds, fails permanently or `give_up` has passed. Returns the last result. The
+  // pause between calls doubles up to `max_pause`.
   template <class Call>
-  asio::awaitable<Result<void>> report(Call call, std::chrono::milliseconds limit = kReportLimit);
+  asio::awaitable<Result<void>> report(Call call, Deadline give_up = Deadline::after(kReportLimit),
+                                       std::chrono::milliseconds max_pause = std::chrono::milliseconds(0));
   asio::awaitable<void> pause(std::chrono::milliseconds time);
   void note_warm(const std::string& class_key);
 
   Parts parts_;
   std::map<std::string, UnitPtr> units_;  // by nonce
   std::vector<std::string> warm_classes_;
-  int tasks_running_ = 0;
+  int tasks_running_ = 0, handing_back_ = 0;
   LogThrottle start_log_, store_log_;  // shared by all units, since they share Redis and the disk
 };
 

@@ -24,12 +24,12 @@ Action UnitTable::final_action(const Unit& unit) {
   switch (unit.stop) {
     case StopReason::kCanceled: return {Action::Kind::kReportCanceled, unit.attempt, unit.stop};
     // Redis may not have reaped a lapsed lease yet: handing the unit back spares the next worker the wait. If another
-    // worker has the unit by now, the queue refuses.
+    // worker has the unit by now, the call reports that this worker has not crashed, and the queue forgives the lapse.
     case StopReason::kLapsed:
+    case StopReason::kLost:
     case StopReason::kDrained:
     case StopReason::kNone: return {Action::Kind::kHandBack, unit.attempt, unit.stop};
-    case StopReason::kRevoked:
-    case StopReason::kLost: break;
+    case StopReason::kRevoked: break;
   }
   return {Action::Kind::kForget, unit.attempt, unit.stop};
 }
@@ -63,7 +63,7 @@ void UnitTable::adapters_ready(const std::string& nonce) {
 }
 
 void UnitTable::encoded(const std::string& nonce) {
-  text_busy_ = false;
+  if (encoding_ == nonce) encoding_.clear();
   if (Unit* unit = find(nonce); unit && unit->stage == Stage::kEncoding) unit->stage = Stage::kPrepared;
 }
 
@@ -231,11 +231,11 @@ std::vector<Action> UnitTable::decide(Clock::time_point now) {
       actions.push_back({Action::Kind::kStart, next->attempt});
     }
   }
-  if (!text_busy_) {
+  if (encoding_.empty()) {
     const auto next = std::find_if(units_.begin(), units_.end(),
                                    [](const Unit& u) { return u.stage == Stage::kAssigned && !u.needs_adapters; });
     if (next != units_.end()) {
-      text_busy_ = true;
+      encoding_ = next->attempt.nonce;
       next->stage = Stage::kEncoding;
       actions.push_back({Action::Kind::kEncodeText, next->attempt});
     }

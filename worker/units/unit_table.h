@@ -31,7 +31,7 @@ enum class StopReason {
   kCanceled,  // by the client; reported to the queue
   kLapsed,    // the lease expired here
   kRevoked,   // by the scheduler, before the unit started
-  kLost,      // the queue reports that the attempt is stale
+  kLost,      // the queue reports that the attempt is stale; handed back, because its lease may have lapsed
 };
 
 struct Action {
@@ -131,7 +131,8 @@ class UnitTable {
   int capacity_;
   Timing timing_;
   std::vector<Unit> units_;  // a handful, in order of arrival
-  bool text_busy_ = false, draining_ = false, renewing_ = false;
+  std::string encoding_;     // nonce of the unit whose text is being encoded, even if the unit was removed
+  bool draining_ = false, renewing_ = false;
   Clock::time_point last_renewal_{}, retry_at_{};
 };
 

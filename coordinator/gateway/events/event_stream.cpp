@@ -2,7 +2,6 @@
 
 #include <charconv>
 #include <cstdint>
-#include <limits>
 
 #include "shared/core/excerpt.h"
 #include "shared/core/json.h"
@@ -68,16 +67,6 @@ Result<std::string> parse_event_id(std::string_view text) {
                             "last_event_id");
   }
   return std::string(text) + (dash == std::string_view::npos ? "-0" : "");
-}
-
-std::string id_before(std::string_view id) {
-  const auto dash = id.find('-');
-  std::uint64_t ms = 0, sequence = 0;
-  std::from_chars(id.data(), id.data() + std::min(dash, id.size()), ms);
-  if (dash != std::string_view::npos) std::from_chars(id.data() + dash + 1, id.data() + id.size(), sequence);
-  if (sequence > 0) return std::to_string(ms) + "-" + std::to_string(sequence - 1);
-  if (ms == 0) return "0-0";
-  return std::to_string(ms - 1) + "-" + std::to_string(std::numeric_limits<std::uint64_t>::max());
 }
 
 bool ends_job(const queue::Event& event) {

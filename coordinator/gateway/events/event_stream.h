@@ -23,9 +23,6 @@ std::string event_json(const queue::Event& event, std::string_view preview_url);
 // kInvalidArgument otherwise.
 Result<std::string> parse_event_id(std::string_view text);
 
-// The greatest id below the valid id `id`, so that reading after the result starts with `id`. Returns 0-0 for 0-0.
-std::string id_before(std::string_view id);
-
 // Whether the event ends its job: a terminal state of the job, not of a unit.
 bool ends_job(const queue::Event& event);
 

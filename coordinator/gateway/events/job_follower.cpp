@@ -12,7 +12,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr int kEventsAtOnce = 256;
+constexpr int kEventsAtOnce = 1024;
 // The feed reports every change. This bounds the delay if it should ever miss one.
 constexpr seconds kCheckEvery{5};
 

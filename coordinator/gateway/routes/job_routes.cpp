@@ -168,11 +168,11 @@ class JobRoutes {
     auto record = co_await find(call);
     if (!record) co_return error_response(record.error());
     const std::string& id = call->param(0);
-    auto events = co_await service_.events(record->id, id_before(*event_id), 1);
-    if (!events) co_return error_response(own_error(id, events.error()));
-    const bool found = !events->empty() && events->front().id == *event_id && events->front().type == "preview";
-    const auto key = found ? events->front().fields.find("key") : std::map<std::string, std::string>::const_iterator();
-    if (!found || key == events->front().fields.end())
+    const auto event = co_await service_.event(record->id, *event_id);
+    if (!event && event.error().code != Code::kNotFound) co_return error_response(own_error(id, event.error()));
+    const bool found = event && event->type == "preview";
+    const auto key = found ? event->fields.find("key") : std::map<std::string, std::string>::const_iterator();
+    if (!found || key == event->fields.end())
       co_return error_response(Error{Code::kNotFound, "preview '" + *event_id + "' does not exist or has expired", {}});
     auto bytes = co_await service_.preview(key->second);
     if (!bytes && bytes.error().code == Code::kNotFound)

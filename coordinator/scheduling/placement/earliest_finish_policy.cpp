@@ -68,7 +68,7 @@ class Decision {
   }
 
  private:
-  bool can_take(WorkerId w) const { return fleet_.load(w).ready && adapters_.fits(w); }
+  bool can_take(WorkerId w) const { return fleet_.load(w).ready && adapters_.fits(w) && request_.allows(fleet_, w); }
 
   // Also counts the workers that are warm and need no load.
   Candidate candidate(WorkerId w, bool warm) {
@@ -84,7 +84,7 @@ class Decision {
     std::uint64_t best_hash = 0;
     std::int64_t lowest_us = 0;
     for (const auto& [free_at_us, w] : fleet_.open_workers(request_.model)) {
-      if (!adapters_.fits(w)) continue;
+      if (!adapters_.fits(w) || !request_.allows(fleet_, w)) continue;
       ++open_;
       const auto option = candidate(w, fleet_.is_warm(request_.cls, w));
       const auto hash = mix_bits(request_.lane_hash ^ fleet_.load(w).hash);

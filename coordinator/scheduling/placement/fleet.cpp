@@ -1,10 +1,23 @@
 #include "coordinator/scheduling/placement/fleet.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "coordinator/scheduling/placement/rendezvous_hash.h"
 
 namespace ditfleet::scheduling {
+namespace {
+
+constexpr int kStrikes = 3;
+constexpr std::int64_t kFirstBackoffUs = 5'000'000, kMostBackoffUs = 300'000'000;
+// A unit is overdue when it runs for this many predicted runs, and at least for this time.
+constexpr std::int64_t kOverdueRuns = 10, kOverdueUs = 60'000'000;
+
+bool is_overdue(const HeldUnit& unit, std::int64_t now_us) {
+  return unit.started && now_us - unit.started_us > std::max(kOverdueUs, kOverdueRuns * unit.run_us);
+}
+
+}  // namespace
 
 std::string_view worker_state_name(WorkerState state) {
   switch (state) {
@@ -12,6 +25,9 @@ std::string_view worker_state_name(WorkerState state) {
     case WorkerState::kReady: return "ready";
     case WorkerState::kDraining: return "draining";
     case WorkerState::kSilent: return "silent";
+    case WorkerState::kStuck: return "stuck";
+    case WorkerState::kOverdue: return "overdue";
+    case WorkerState::kProbing: return "probing";
     case WorkerState::kGone: break;
   }
   return "gone";
@@ -47,7 +63,8 @@ WorkerId Fleet::intern_owner(const std::string& owner) {
   return allocate(owner.substr(0, at), at == std::string::npos ? "" : owner.substr(at + 1));
 }
 
-void Fleet::begin_update() {
+void Fleet::begin_update(std::int64_t now_us) {
+  now_us_ = now_us;
   states_before_.clear();
   for (const auto& worker : workers_) states_before_.push_back(worker.state);
   seen_.assign(workers_.size(), 0);
@@ -81,9 +98,15 @@ void Fleet::apply(const queue::WorkerInfo& info, std::vector<ModelId> models, st
   if (now_us - worker.heartbeat_us > silent_after_us_) {
     worker.state = WorkerState::kSilent;
   } else if (info.state == "ready") {
-    worker.state = WorkerState::kReady;
+    const bool overdue = std::any_of(worker.held.begin(), worker.held.end(),
+                                     [now_us](const HeldUnit& held) { return is_overdue(held, now_us); });
+    worker.state = overdue                 ? WorkerState::kOverdue
+                   : worker.backoff_us > 0 ? WorkerState::kProbing
+                                           : WorkerState::kReady;
   } else {
-    worker.state = info.state == "draining" ? WorkerState::kDraining : WorkerState::kStarting;
+    worker.state = info.state == "draining" ? WorkerState::kDraining
+                   : info.state == "stuck"  ? WorkerState::kStuck
+                                            : WorkerState::kStarting;
   }
   HeldAdapters held{.slots = info.adapter_slots,
                     .host_bytes = info.host_adapter_bytes,
@@ -153,6 +176,9 @@ void Fleet::define_class(ClassId c, const std::string& class_key) {
 void Fleet::refresh_load(WorkerId w) {
   const auto& worker = workers_[w];
   auto& load = loads_[w];
+  const bool takes = worker.state == WorkerState::kReady ||
+                     (worker.state == WorkerState::kProbing && worker.held.empty() && !worker.rests(now_us_));
+  const bool full = worker.reserved || (!worker.held.empty() && worker.held.front().alone);
   const bool was_open = load.ready && load.has_capacity();
   const auto was_free_at_us = load.free_at_us;
   const int had_slots = load.adapter_slots;
@@ -160,9 +186,9 @@ void Fleet::refresh_load(WorkerId w) {
           .waiting_us = worker.waiting_us,
           .hash = worker.hash,
           .held = static_cast<int>(worker.held.size()),
-          .capacity = worker.capacity,
+          .capacity = full ? static_cast<int>(worker.held.size()) : worker.capacity,
           .adapter_slots = adapters_.slots(w),
-          .ready = worker.state == WorkerState::kReady && worker.heartbeat_us > worker.handed_back_us};
+          .ready = takes && worker.heartbeat_us > worker.handed_back_us};
   const bool is_open = load.ready && load.has_capacity();
   if (was_open == is_open && was_free_at_us == load.free_at_us && had_slots == load.adapter_slots) return;
   for (const auto m : worker.models) {
@@ -219,6 +245,46 @@ bool Fleet::release(WorkerId w, const queue::UnitRef& ref, std::int64_t now_us) 
 void Fleet::handed_back(WorkerId w, std::int64_t at_us) {
   workers_[w].handed_back_us = std::max(workers_[w].handed_back_us, at_us);
   refresh_load(w);
+}
+
+void Fleet::reserve(WorkerId w) {
+  workers_[w].reserved = true;
+  refresh_load(w);
+}
+
+void Fleet::release_reserved() {
+  for (WorkerId w = 0; w < workers_.size(); ++w) {
+    if (std::exchange(workers_[w].reserved, false)) refresh_load(w);
+  }
+}
+
+void Fleet::failed(WorkerId w, std::int64_t now_us) {
+  auto& worker = workers_[w];
+  ++worker.failures;
+  if (worker.backoff_us == 0) return;
+  worker.backoff_us = std::min(2 * worker.backoff_us, kMostBackoffUs);
+  worker.rests_until_us = now_us + worker.backoff_us;
+  refresh_load(w);
+}
+
+void Fleet::succeeded(WorkerId w) {
+  auto& worker = workers_[w];
+  worker.failures = worker.strikes = 0;
+  if (worker.backoff_us == 0) return;
+  worker.backoff_us = 0;
+  if (worker.state == WorkerState::kProbing) worker.state = WorkerState::kReady;
+  refresh_load(w);
+}
+
+void Fleet::failed_alone(std::string_view name, std::int64_t now_us) {
+  for (WorkerId w = 0; w < workers_.size(); ++w) {
+    auto& worker = workers_[w];
+    if (worker.name != name || ++worker.strikes < kStrikes || worker.backoff_us > 0) continue;
+    worker.backoff_us = kFirstBackoffUs;
+    worker.rests_until_us = now_us + kFirstBackoffUs;
+    if (worker.state == WorkerState::kReady) worker.state = WorkerState::kProbing;
+    refresh_load(w);
+  }
 }
 
 HeldUnit* Fleet::find_held(WorkerId w, const queue::UnitRef& ref) {

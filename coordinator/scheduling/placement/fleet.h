@@ -20,8 +20,10 @@
 
 namespace ditfleet::scheduling {
 
-// kSilent: no heartbeat for too long. kGone: no longer registered, or another incarnation uses the name.
-enum class WorkerState { kStarting, kReady, kDraining, kSilent, kGone };
+// kSilent: no heartbeat for too long. kStuck: reported by a worker whose device or thread makes no progress. kOverdue:
+// ready, but a unit runs for far longer than predicted. kProbing: ready, but units that it failed succeeded elsewhere.
+// kGone: no longer registered, or another incarnation uses the name.
+enum class WorkerState { kStarting, kReady, kDraining, kSilent, kStuck, kOverdue, kProbing, kGone };
 std::string_view worker_state_name(WorkerState state);
 
 struct HeldUnit {
@@ -30,6 +32,7 @@ struct HeldUnit {
   std::int64_t run_us = 0;  // predicted, including the cost of a cold class
   std::int64_t assigned_us = 0, started_us = 0;
   bool started = false, cold = false;
+  bool alone = false;  // the worker may hold no other unit beside it
   std::vector<AdapterId> adapters = {};
   std::int64_t ready_us = 0;  // when its adapters are in slots
 };
@@ -48,7 +51,18 @@ struct Worker {
   std::int64_t waiting_us = 0;             // predicted run of the held units that have not started
   std::int64_t last_end_us = 0;
   std::int64_t handed_back_us = -1;  // when it last returned a unit; -1: never
+  bool reserved = false;             // gets no unit, so that it becomes empty
+  int failures = 0;                  // retryable failures since its last success
+  int strikes = 0;                   // units that it failed and that succeeded elsewhere, since its last success
+  std::int64_t backoff_us = 0;       // between probes; 0: it gets ordinary work
+  std::int64_t rests_until_us = 0;   // no probe before
 
+  bool rests(std::int64_t now_us) const { return state == WorkerState::kProbing && now_us < rests_until_us; }
+  // Units that it has not started go to other workers.
+  bool returns_units(std::int64_t now_us) const {
+    return rests(now_us) ||
+           (state != WorkerState::kStarting && state != WorkerState::kReady && state != WorkerState::kProbing);
+  }
   bool has_capacity() const { return static_cast<int>(held.size()) < capacity; }
   // A unit that runs longer than predicted delays the units behind it.
   std::int64_t start_us(std::int64_t now_us) const {
@@ -63,7 +77,8 @@ struct WorkerLoad {
   std::uint64_t hash = 0;
   int held = 0, capacity = 0;
   int adapter_slots = 0;
-  bool ready = false;  // the worker is kReady and has handed back no unit since its last heartbeat
+  // The worker is kReady, or kProbing and due for a probe, and has handed back no unit since its last heartbeat.
+  bool ready = false;
 
   bool has_capacity() const { return held < capacity; }
   std::int64_t start_us(std::int64_t now_us) const { return std::max(free_at_us, now_us + waiting_us); }
@@ -77,7 +92,7 @@ class Fleet {
   // unit becomes empty, and its id will be reused. `model_of` interns model names.
   template <class ModelOf>
   std::vector<WorkerId> update(const std::vector<queue::WorkerInfo>& infos, std::int64_t now_us, ModelOf model_of) {
-    begin_update();
+    begin_update(now_us);
     for (const auto& info : infos) {
       std::vector<ModelId> models;
       for (const auto& name : info.models) models.push_back(model_of(name));
@@ -95,6 +110,15 @@ class Fleet {
   bool release(WorkerId w, const queue::UnitRef& ref, std::int64_t now_us);
   // The worker handed back a unit. It gets no other unit before a later heartbeat reports that it is ready.
   void handed_back(WorkerId w, std::int64_t at_us);
+  // Keeps the worker from getting units until release_reserved(), which releases all.
+  void reserve(WorkerId w);
+  void release_reserved();
+  // The worker failed a unit that may succeed elsewhere; the worker's unit succeeded; a unit that failed on the worker
+  // of this name succeeded elsewhere. After three of the last without a success of its own, the worker gets one unit at
+  // a time, as a probe, until one succeeds. The pause between probes grows from 5 s to 5 min.
+  void failed(WorkerId w, std::int64_t now_us);
+  void succeeded(WorkerId w);
+  void failed_alone(std::string_view name, std::int64_t now_us);
   HeldUnit* find_held(WorkerId w, const queue::UnitRef& ref);
   void started(WorkerId w, const queue::UnitRef& ref, std::int64_t at_us);
 
@@ -118,7 +142,7 @@ class Fleet {
   int most_adapter_slots(ModelId m) const;
 
  private:
-  void begin_update();
+  void begin_update(std::int64_t now_us);
   void apply(const queue::WorkerInfo& info, std::vector<ModelId> models, std::int64_t now_us);
   std::vector<WorkerId> end_update();
   WorkerId allocate(const std::string& name, const std::string& boot);
@@ -128,6 +152,7 @@ class Fleet {
 
   int lookahead_;
   std::int64_t silent_after_us_;
+  std::int64_t now_us_ = 0;  // of the latest update
   Residency adapters_;
   std::vector<Worker> workers_;
   std::vector<WorkerLoad> loads_;

@@ -4,6 +4,7 @@
 // Not thread-safe. Times are microseconds of Redis' clock.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -21,7 +22,15 @@ struct RouteRequest {
   std::int64_t lane_work_us = 0;  // sum of the priors of all units in the lane, this one included
   bool may_wait = true;           // false: do not return kWait
   std::span<const AdapterId> adapters = {};
-  std::int64_t waited_us = 0;  // since the unit became ready
+  std::int64_t waited_us = 0;                 // since the unit became ready
+  bool alone = false;                         // only on a ready worker that holds no unit
+  std::span<const std::string> avoided = {};  // names of workers that do not get the unit
+
+  bool allows(const Fleet& fleet, WorkerId w) const {
+    const auto& worker = fleet.at(w);
+    if (alone && (worker.state != WorkerState::kReady || !worker.held.empty())) return false;
+    return std::find(avoided.begin(), avoided.end(), worker.name) == avoided.end();
+  }
 };
 
 struct Route {

@@ -16,7 +16,7 @@ struct Change {
   std::vector<std::string> names;
   std::size_t held = 0;
 };
-enum Kind { kRegistered, kReady, kHeartbeatsAgain, kDraining, kSilent, kGone };
+enum Kind { kRegistered, kReady, kHeartbeatsAgain, kDraining, kSilent, kStuck, kOverdue, kProbing, kGone };
 
 std::string line_of(const Change& change) {
   std::string text = change.names.size() == 1 ? "worker " : std::to_string(change.names.size()) + " workers ";
@@ -63,11 +63,24 @@ std::vector<FleetLine> FleetLog::look(const Fleet& fleet, std::int64_t now_us) {
     if (worker.state == WorkerState::kSilent)
       silent_for = std::to_string((now_us - worker.heartbeat_us) / 1'000'000) + " s";
   }
-  std::array<Change, 6> changes{{{"registered and is starting", "registered and are starting", false, false, {}, 0},
+  std::array<Change, 9> changes{{{"registered and is starting", "registered and are starting", false, false, {}, 0},
                                  {"is ready", "are ready", false, false, {}, 0},
                                  {"sends heartbeats again", "send heartbeats again", false, false, {}, 0},
                                  {"is draining", "are draining", false, true, {}, 0},
                                  {"is silent: no heartbeat for " + silent_for, "are silent", true, true, {}, 0},
+                                 {"is stuck", "are stuck", true, true, {}, 0},
+                                 {"runs a unit for far longer than predicted and gets no other",
+                                  "run units for far longer than predicted and get no others",
+                                  true,
+                                  false,
+                                  {},
+                                  0},
+                                 {"fails units that succeed elsewhere and gets one at a time, as a probe",
+                                  "fail units that succeed elsewhere and get one at a time, as a probe",
+                                  true,
+                                  false,
+                                  {},
+                                  0},
                                  {"is gone", "are gone", false, true, {}, 0}}};
   const auto add = [&](Kind kind, const std::string& owner, const Seen& worker) {
     changes[kind].names.push_back(worker.name);
@@ -84,6 +97,9 @@ std::vector<FleetLine> FleetLog::look(const Fleet& fleet, std::int64_t now_us) {
         break;
       case WorkerState::kDraining: add(kDraining, owner, worker); break;
       case WorkerState::kSilent: add(kSilent, owner, worker); break;
+      case WorkerState::kStuck: add(kStuck, owner, worker); break;
+      case WorkerState::kOverdue: add(kOverdue, owner, worker); break;
+      case WorkerState::kProbing: add(kProbing, owner, worker); break;
       case WorkerState::kGone: break;  // not among them
     }
   }

@@ -18,7 +18,7 @@ constexpr auto kBackOff = 100ms;  // after a failed one
 constexpr auto kTick = 100ms;     // between decisions that depend only on time
 constexpr std::size_t kMostAdmitting = 1024;
 constexpr int kIntakeBatch = 256;
-constexpr std::int64_t kAuditSpacingUs = 200'000;
+constexpr std::int64_t kAuditSpacingUs = 200'000, kMostAuditSpacingUs = 10'000'000;  // doubles with each failure
 
 SchedulerOptions scheduler_options(const SchedulerServiceOptions& options) {
   SchedulerOptions out = options.scheduler;
@@ -53,9 +53,10 @@ LeaderTerm::LeaderTerm(Context context, std::int64_t epoch)
 
 // Every coroutine keeps the term alive until it ends.
 void LeaderTerm::start() {
-  tasks_.spawn("scheduler", [](std::shared_ptr<LeaderTerm> self) -> asio::awaitable<void> {
-    co_await self->run();
-  }(shared_from_this()));
+  tasks_.spawn(
+      "scheduler",
+      [](std::shared_ptr<LeaderTerm> self) -> asio::awaitable<void> { co_await self->run(); }(shared_from_this()),
+      Vital::kForever);
 }
 
 void LeaderTerm::stop() {
@@ -96,10 +97,12 @@ void LeaderTerm::notice_reconnect() {
 asio::awaitable<void> LeaderTerm::run() {
   while (!co_await rebuild()) co_await pause(kBackOff);
   using Loop = asio::awaitable<void> (LeaderTerm::*)();
-  const auto loop = [this](const char* name, Loop body) {
-    tasks_.spawn(name, [](std::shared_ptr<LeaderTerm> self, Loop member) -> asio::awaitable<void> {
-      co_await ((*self).*member)();
-    }(shared_from_this(), body));
+  const auto loop = [this](const char* name, Loop body, Vital vital = Vital::kForever) {
+    tasks_.spawn(
+        name,
+        [](std::shared_ptr<LeaderTerm> self, Loop member) -> asio::awaitable<void> { co_await ((*self).*member)(); }(
+                                                              shared_from_this(), body),
+        vital);
   };
   loop("scheduler.feed", &LeaderTerm::follow_feed);
   loop("scheduler.intake", &LeaderTerm::read_intake);
@@ -112,11 +115,11 @@ asio::awaitable<void> LeaderTerm::run() {
     const auto since_audit_us = monotonic_us() - audited_us_;
     const auto period_us =
         std::chrono::duration_cast<std::chrono::microseconds>(context_.options->audit_period).count();
-    if (!auditing_ && since_audit_us > kAuditSpacingUs &&
+    if (!auditing_ && since_audit_us > audit_spacing_us_ &&
         (audit_wanted_ || scheduler_->wants_audit() || since_audit_us > period_us) &&
         context_.connection->connected()) {
       auditing_ = true;
-      loop("scheduler.audit", &LeaderTerm::audit);
+      loop("scheduler.audit", &LeaderTerm::audit, Vital::kOnce);
     }
     const auto began = monotonic_us();
     auto actions = scheduler_->decide(now_us());
@@ -132,23 +135,22 @@ asio::awaitable<void> LeaderTerm::run() {
 }
 
 asio::awaitable<bool> LeaderTerm::rebuild() {
-  const auto deadline = Deadline::after(kCall);
   generation_ = context_.connection->generation();
   if (!feed_) feed_ = std::make_unique<queue::Feed>(context_.connection, context_.options->shard, false);
-  // Subscribes first, so that no event after the snapshot is missed.
+  // Subscribes first: events that arrive while the state is read are applied after it.
   const auto subscribed = co_await feed_->next(0ms);
   if (!subscribed) co_return false;
-  auto open = co_await context_.client->open_units(deadline);
+  auto open = co_await context_.client->open_units(kCall);
   if (!open) {
     note_failure(open.error(), "reading the open units");
     co_return false;
   }
-  auto times = co_await context_.client->virtual_times(deadline);
+  auto times = co_await context_.client->virtual_times(Deadline::after(kCall));
   if (!times) {
     note_failure(times.error(), "reading the virtual times");
     co_return false;
   }
-  auto workers = co_await context_.client->workers(deadline);
+  auto workers = co_await context_.client->workers(Deadline::after(kCall));
   if (!workers) {
     note_failure(workers.error(), "reading the workers");
     co_return false;
@@ -159,7 +161,7 @@ asio::awaitable<bool> LeaderTerm::rebuild() {
   for (const auto& view : *open) context_.metrics->track(view.ref.job, view.created_ms);
   stored_times_ = std::move(times).value();
   rewind_ = true;
-  // Events received while the snapshot was read may contradict it: an audit resolves that.
+  // An event may be older than what was read of its unit: an audit resolves that.
   audit_wanted_ = true;
   audited_us_ = monotonic_us();
   rebuilt_ = true;
@@ -296,9 +298,11 @@ asio::awaitable<void> LeaderTerm::store_virtual_times(Deadline deadline) {
 asio::awaitable<void> LeaderTerm::audit() {
   audit_wanted_ = false;
   const auto asked = now_us();
-  auto open = co_await context_.client->open_units(Deadline::after(kCall));
+  scheduler_->begin_audit();
+  auto open = co_await context_.client->open_units(kCall);
   audited_us_ = monotonic_us();
   auditing_ = false;
+  audit_spacing_us_ = open ? kAuditSpacingUs : std::min(2 * audit_spacing_us_, kMostAuditSpacingUs);
   if (!open) {
     note_failure(open.error(), "reading the open units");
     co_return;
@@ -312,27 +316,36 @@ void LeaderTerm::perform(Actions actions) {
   const auto self = shared_from_this();
   // Redis runs an admission before the assignments of its units: they follow it on the same connection.
   if (!actions.admit.empty()) {
-    tasks_.spawn("scheduler.admit",
-                 [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Admission> a) -> asio::awaitable<void> {
-                   co_await s->admit(std::move(a));
-                 }(self, std::move(actions.admit)));
+    tasks_.spawn(
+        "scheduler.admit",
+        [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Admission> a) -> asio::awaitable<void> {
+          co_await s->admit(std::move(a));
+        }(self, std::move(actions.admit)),
+        Vital::kOnce);
   }
   if (!actions.reject.empty()) {
-    tasks_.spawn("scheduler.reject",
-                 [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Rejection> r) -> asio::awaitable<void> {
-                   co_await s->reject(std::move(r));
-                 }(self, std::move(actions.reject)));
+    tasks_.spawn(
+        "scheduler.reject",
+        [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Rejection> r) -> asio::awaitable<void> {
+          co_await s->reject(std::move(r));
+        }(self, std::move(actions.reject)),
+        Vital::kOnce);
   }
   if (!actions.revoke.empty()) {
-    tasks_.spawn("scheduler.revoke",
-                 [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Attempt> a) -> asio::awaitable<void> {
-                   co_await s->revoke(std::move(a));
-                 }(self, std::move(actions.revoke)));
+    tasks_.spawn(
+        "scheduler.revoke",
+        [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Attempt> a) -> asio::awaitable<void> {
+          co_await s->revoke(std::move(a));
+        }(self, std::move(actions.revoke)),
+        Vital::kOnce);
   }
   for (auto& assignment : actions.assign) {
-    tasks_.spawn("scheduler.assign", [](std::shared_ptr<LeaderTerm> s, Actions::Assignment a) -> asio::awaitable<void> {
-      co_await s->assign(std::move(a));
-    }(self, std::move(assignment)));
+    tasks_.spawn(
+        "scheduler.assign",
+        [](std::shared_ptr<LeaderTerm> s, Actions::Assignment a) -> asio::awaitable<void> {
+          co_await s->assign(std::move(a));
+        }(self, std::move(assignment)),
+        Vital::kOnce);
   }
 }
 

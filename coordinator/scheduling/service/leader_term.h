@@ -79,8 +79,9 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   bool kicked_ = false, rebuilt_ = false;
   bool rewind_ = false;  // read intake entries again that were not admitted
   bool audit_wanted_ = false, auditing_ = false;
-  std::int64_t audited_us_ = 0;  // monotonic
-  std::size_t admitting_ = 0;    // entries that were read and not yet admitted or rejected
+  std::int64_t audited_us_ = 0;              // monotonic
+  std::int64_t audit_spacing_us_ = 200'000;  // before the next one
+  std::size_t admitting_ = 0;                // entries that were read and not yet admitted or rejected
   LogThrottle over_memory_;
   FleetLog fleet_log_;
   std::uint64_t generation_ = 0;

@@ -184,7 +184,7 @@ void SchedulerMetrics::stats(const QueueStats& stats) {
   families_.held.Set(static_cast<double>(stats.held));
   families_.delayed.Set(static_cast<double>(stats.delayed));
   for (const auto state : {WorkerState::kStarting, WorkerState::kReady, WorkerState::kDraining, WorkerState::kSilent,
-                           WorkerState::kGone}) {
+                           WorkerState::kStuck, WorkerState::kOverdue, WorkerState::kProbing, WorkerState::kGone}) {
     const auto it = stats.workers.find(state);
     families_.workers.Add({{"state", std::string(worker_state_name(state))}})
         .Set(it == stats.workers.end() ? 0.0 : static_cast<double>(it->second));

@@ -34,9 +34,10 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
         tasks_(executor_) {}
 
   void start() {
-    tasks_.spawn("leadership", [](std::shared_ptr<Impl> self) -> asio::awaitable<void> {
-      co_await self->keep_lead();
-    }(shared_from_this()));
+    tasks_.spawn(
+        "leadership",
+        [](std::shared_ptr<Impl> self) -> asio::awaitable<void> { co_await self->keep_lead(); }(shared_from_this()),
+        Vital::kForever);
   }
 
   void drop() {
@@ -143,9 +144,12 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
       spdlog::warn("scheduler: lost the leadership");
       end_term();
     } else if (change == Leadership::Change::kGained) {
-      tasks_.spawn("leadership.begin", [](std::shared_ptr<Impl> self, std::int64_t epoch) -> asio::awaitable<void> {
-        co_await self->begin_term(epoch);
-      }(shared_from_this(), leadership_.epoch()));
+      tasks_.spawn(
+          "leadership.begin",
+          [](std::shared_ptr<Impl> self, std::int64_t epoch) -> asio::awaitable<void> {
+            co_await self->begin_term(epoch);
+          }(shared_from_this(), leadership_.epoch()),
+          Vital::kOnce);
     }
   }
 

@@ -42,21 +42,43 @@ end
 
 -- A unit's record. state: ready, delayed (ready once its back-off has passed), assigned, running, canceling (running,
 -- asked to stop) or an end. nonce and owner are empty while no worker holds the unit. units and deadline are its job's.
-local unit_form = '^(%a+)|([^|]*)|(%d+)|(%d+)|(%d+)|([^|]*)|(%d+)|(%d+)|(%d+)'
+-- lapses: how often it was lost with its worker; crashes: how many of those count against it, because it had started.
+-- mark: the nonce of the latest lapse that counts as a crash; of a canceling unit, when it was asked to stop.
+-- failed_on: the workers on which it failed, separated by commas.
+local unit_form = '^(%a+)|([^|]*)|(%d+)|(%d+)|(%d+)|([^|]*)|(%d+)|(%d+)|(%d+)|(%d+)|([^|]*)|([^|]*)'
 local function unpack_unit(text)
   if not text then return nil end
-  local state, nonce, started, errors, crashes, owner, assigned, units, deadline = string.match(text, unit_form)
+  local state, nonce, started, errors, crashes, owner, assigned, units, deadline, lapses, mark, failed_on =
+    string.match(text, unit_form)
   return {state = state, nonce = nonce, started = started, errors = errors, crashes = crashes, owner = owner,
-    assigned = assigned, units = units, deadline = deadline}
+    assigned = assigned, units = units, deadline = deadline, lapses = lapses, mark = mark, failed_on = failed_on}
 end
 local function pack_unit(unit)
   return table.concat({unit.state, unit.nonce, unit.started, unit.errors, unit.crashes, unit.owner, unit.assigned,
-    unit.units, unit.deadline}, '|')
+    unit.units, unit.deadline, unit.lapses, unit.mark, unit.failed_on}, '|')
 end
 
--- The record of a unit that no worker holds.
-local function waiting_unit(state, errors, crashes, units, deadline)
-  return table.concat({state, '', '0', errors, crashes, '', '0', units, deadline}, '|')
+-- The record of a unit that no worker holds. unit: its record before, unpacked.
+local function waiting_unit(state, unit)
+  return table.concat({state, '', '0', unit.errors, unit.crashes, '', '0', unit.units, unit.deadline, unit.lapses,
+    unit.mark, unit.failed_on}, '|')
+end
+
+local function attempt_of(unit) return int(unit.errors + unit.lapses + 1) end
+
+-- The unit failed on its worker, or was lost with it. Keeps the latest eight names.
+local function failed_here(unit)
+  local names = {string.match(unit.owner, '^[^:]*')}
+  for name in string.gmatch(unit.failed_on, '[^,]+') do
+    if name ~= names[1] and #names < 8 then names[#names + 1] = name end
+  end
+  unit.failed_on = table.concat(names, ',')
+end
+
+-- What the scheduler must know of a unit that waits again: members of a JSON object, each after a comma.
+local function past_of(unit)
+  return (unit.lapses == '0' and '' or ',"lapses":' .. unit.lapses) ..
+    (unit.failed_on == '' and '' or ',"failed_on":"' .. unit.failed_on .. '"')
 end
 
 -- The state of a unit if this attempt holds it.

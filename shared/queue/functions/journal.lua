@@ -117,11 +117,12 @@ local function end_queued(journal, ending)
   redis.call('ZREM', journal.keys.deadline, id)
 end
 
--- Makes a held or delayed unit ready. sets: units, ready, and from, the sorted set that it leaves.
+-- Makes a held or delayed unit ready. sets: units, ready, and from, the sorted set that it leaves. data: members of a
+-- JSON object.
 local function release(journal, sets, id, unit, record, at, data)
   local rc, member = redis.call, id .. ':' .. unit
-  rc('HSET', sets.units, member, waiting_unit('ready', record.errors, record.crashes, record.units, record.deadline))
+  rc('HSET', sets.units, member, waiting_unit('ready', record))
   rc('ZREM', sets.from, member)
   rc('ZADD', sets.ready, at, member)
-  note(journal, id, member, 'ready ' .. unit .. ' ' .. data)
+  note(journal, id, member, 'ready ' .. unit .. ' {' .. data .. past_of(record) .. '}')
 end

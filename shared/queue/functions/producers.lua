@@ -92,7 +92,7 @@ local function cancel(keys, args)
       if mailbox then rc('XADD', mailbox, '*', 'm', 'cancel ' .. id .. ' ' .. unit .. ' ' .. record.nonce) end
     end
     if state == 'running' then
-      record.state = 'canceling'
+      record.state, record.mark = 'canceling', at
       rc('HSET', units, member, pack_unit(record))
     end
     if state == 'running' or state == 'canceling' then

@@ -55,27 +55,37 @@ local function job(keys, args)
   return {fields, open_record, open_units, steps, rc('HGET', specs, id) or ''}
 end
 
--- KEYS job open last events; ARGV id after. The job's events from the id `after` on ("0-0": all), in order, as
--- (id, "<type> <unit> <data>"). They are followed backwards from the last one of each unit.
+-- KEYS job open last events; ARGV id after limit, then ids of entries: where to go on. {the ids where to go on, each
+-- event as (id, "<type> <unit> <data>")…}: events of the job from the id `after` on ("0-0": all), in order. They are
+-- followed backwards from the last one of each unit, at most `limit` (500 at most) a call. No ids are left once all are
+-- read. Another call may repeat an event.
 local function events(keys, args)
   local job_key, open, last, stream = unpack(keys)
-  local id, after = unpack(args)
+  local id, after, limit = unpack(args, 1, 3)
   local rc = redis.call
-  if not string.find(after, '^%d+%-%d+$') then
-    return badarg('events: an event id looks like 1763700000000-0; got ' .. string.sub(after, 1, 40))
+  local newest = ids_of(args, 4, 1)
+  for _, entry in ipairs({after, unpack(newest)}) do
+    if not string.find(entry, '^%d+%-%d+$') then
+      return badarg('events: an event id looks like 1763700000000-0; got ' .. string.sub(entry, 1, 40))
+    end
   end
-  local units = string.match(rc('HGET', open, id) or rc('HGET', job_key, 'o') or '', '^%d+')
-  if not units then return {} end
-  local newest = {}
-  if units == '0' then newest[1] = rc('HGET', last, id) or rc('HGET', job_key, 'l') or nil end
-  for i = 0, tonumber(units) - 1 do
-    local unit = int(i)
-    newest[#newest + 1] = rc('HGET', last, id .. ':' .. unit) or
-      string.match(rc('HGET', job_key, 'u' .. unit) or '', '[^|]*$')
+  if #newest == 0 then
+    local units = string.match(rc('HGET', open, id) or rc('HGET', job_key, 'o') or '', '^%d+')
+    if units == '0' then newest[1] = rc('HGET', last, id) or rc('HGET', job_key, 'l') or nil end
+    for i = 0, tonumber(units or 0) - 1 do
+      local unit = int(i)
+      newest[#newest + 1] = rc('HGET', last, id .. ':' .. unit) or
+        string.match(rc('HGET', job_key, 'u' .. unit) or '', '[^|]*$')
+    end
   end
-  local found, order = {}, {}
+  local found, order, rest = {}, {}, {}
+  limit = math.max(1, math.min(tonumber(limit), 500))
   for _, entry in ipairs(newest) do
     while string.find(entry, '^%d') and not found[entry] and not earlier(entry, after) do
+      if #order == limit then
+        rest[#rest + 1] = entry
+        break
+      end
       local before, event = event_at(stream, entry, id)
       if not before then break end
       found[entry] = event
@@ -84,9 +94,9 @@ local function events(keys, args)
     end
   end
   table.sort(order, earlier)
-  local flat = {}
-  for _, entry in ipairs(order) do append(flat, {entry, found[entry]}) end
-  return flat
+  local out = {rest}
+  for _, entry in ipairs(order) do append(out, {entry, found[entry]}) end
+  return out
 end
 
 -- The jobs that a worker's record says it holds units of.

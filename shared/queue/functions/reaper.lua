@@ -27,10 +27,11 @@ local function is_due(key, member, ms)
   return score and tonumber(score) <= ms
 end
 
--- Writes a dead letter: the unit is not tried again.
-local function bury(dead, id, unit, record, err)
+-- Writes a dead letter: the unit is not tried again. beside: the units that its worker held too when it was lost.
+local function bury(dead, job_key, id, unit, record, err)
   redis.call('XADD', dead, 'MAXLEN', '~', '10000', '*', 'job', id, 'unit', unit, 'errors', record.errors,
-    'crashes', record.crashes, 'owner', record.owner, 'nonce', record.nonce, 'error', err)
+    'crashes', record.crashes, 'lapses', record.lapses, 'owner', record.owner, 'nonce', record.nonce,
+    'beside', redis.call('HGET', job_key, 'b' .. unit) or '', 'error', err)
 end
 
 local too_late = '{"code":"deadline_exceeded","message":"[queue] the deadline passed before the job ended"}'
@@ -63,58 +64,86 @@ local function expire(journal, k, job_key, id, at)
   return 1
 end
 
--- The lease of a unit has lapsed: its worker is lost, which counts as a crash if the unit had started.
-local function lapse(journal, k, job_key, id, unit, at, max_crashes)
+-- The held units of each owner, at most 16.
+local function held_by_owner(k)
+  local members, owners = redis.call('ZRANGE', k.lease, '0', '-1'), {}
+  for first = 1, #members, 4000 do
+    local page = {unpack(members, first, math.min(first + 3999, #members))}
+    for i, record in ipairs(read_all(k.units, page)) do
+      local owner = record and unpack_unit(record).owner or ''
+      owners[owner] = owners[owner] or {}
+      if #owners[owner] < 16 then append(owners[owner], {page[i]}) end
+    end
+  end
+  return owners
+end
+
+-- The lease of a unit has lapsed: its worker is lost. Counts as a crash if the unit had started.
+local function lapse(journal, k, job_key, id, unit, at)
   local rc, member = redis.call, id .. ':' .. unit
   local record = unpack_unit(rc('HGET', k.units, member))
   local state = record and record.state
-  if state == 'running' then record.crashes = int(record.crashes + 1) end
-  if state == 'running' and tonumber(record.crashes) >= tonumber(max_crashes) then
-    local err = cjson.encode({code = 'unavailable', message = '[queue] ' .. record.crashes ..
-      ' workers were lost while they ran this unit, the last was ' .. record.owner})
-    rc('HDEL', k.units, member)
-    rc('ZREM', k.lease, member)
-    bury(k.dead, id, unit, record, err)
-    conclude(journal, {job_key = job_key, id = id, unit = unit, record = record, state = 'failed', at = at,
-      data = '{"reason":"workers lost",' .. string.sub(err, 2), fields = {'e' .. unit, err, 'error', err}, error = err})
-  elseif state == 'running' or state == 'assigned' then
-    release(journal, {units = k.units, ready = k.ready, from = k.lease}, id, unit, record, at,
-      '{"reason":"lease lapsed","owner":' .. cjson.encode(record.owner) .. ',"crashes":' .. record.crashes .. '}')
-  else
+  if state ~= 'running' and state ~= 'assigned' then
     rc('ZREM', k.lease, member)
     if state == 'canceling' then
       rc('HDEL', k.units, member)
       conclude(journal, {job_key = job_key, id = id, unit = unit, record = record, state = 'canceled', at = at})
     end
+    return
   end
+  record.lapses = int(record.lapses + 1)
+  if state == 'running' then
+    record.crashes, record.mark = int(record.crashes + 1), record.nonce
+    failed_here(record)
+  end
+  k.owners = k.owners or held_by_owner(k)
+  local beside = {}
+  for _, other in ipairs(k.owners[record.owner] or {}) do
+    if other ~= member then beside[#beside + 1] = other end
+  end
+  if #beside > 0 then rc('HSET', job_key, 'b' .. unit, table.concat(beside, ' ')) end
+  if tonumber(record.crashes) < k.max_crashes and tonumber(record.lapses) < k.max_lapses then
+    release(journal, {units = k.units, ready = k.ready, from = k.lease}, id, unit, record, at,
+      '"reason":"lease lapsed","owner":' .. cjson.encode(record.owner) .. ',"crashes":' .. record.crashes)
+    return
+  end
+  local err = cjson.encode({code = 'unavailable', message = '[queue] ' .. record.lapses ..
+    ' workers were lost while they held this unit, ' .. record.crashes .. ' of them by a crash after it had started ' ..
+    '(queue.max_lapses is ' .. int(k.max_lapses) .. ', queue.max_crashes is ' .. int(k.max_crashes) ..
+    '); the last was ' .. record.owner})
+  rc('HDEL', k.units, member)
+  rc('ZREM', k.lease, member)
+  bury(k.dead, job_key, id, unit, record, err)
+  conclude(journal, {job_key = job_key, id = id, unit = unit, record = record, state = 'failed', at = at,
+    data = '{"reason":"workers lost",' .. string.sub(err, 2), fields = {'e' .. unit, err, 'error', err}, error = err})
 end
 
 -- KEYS leader boot lease delayed ready deadline dead in units open specs last events, then job each
--- ARGV epoch lease_ms max_crashes hold (1: leaves leases alone), then (kind id unit) each;
+-- ARGV epoch lease_ms max_crashes max_lapses hold (1: leaves leases alone), then (kind id unit) each;
 -- kind is lease, delayed or deadline (unit "0"). How many were due.
 local function reap(keys, args)
   local _, boot, lease, delayed, ready, deadline, dead, intake, units, open, specs, last, events = unpack(keys, 1, 13)
   local k = {lease = lease, delayed = delayed, ready = ready, deadline = deadline, dead = dead, intake = intake,
-    units = units, open = open}
-  local _, lease_ms, max_crashes, hold = unpack(args, 1, 4)
+    units = units, open = open, max_crashes = tonumber(args[3]), max_lapses = tonumber(args[4])}
+  local lease_ms, hold = args[2], args[5]
   local rc = redis.call
   local ms, at = now()
   local touched = 0
   local journal = new_journal('feed', {events = events, last = last, open = open, specs = specs, deadline = deadline})
   hold = in_grace(boot, ms, tonumber(lease_ms)) or hold == '1'
-  for i = 1, (#args - 4) / 3 do
+  for i = 1, (#args - 5) / 3 do
     local job_key = keys[13 + i]
-    local kind, id, unit = unpack(args, 3 * i + 2, 3 * i + 4)
+    local kind, id, unit = unpack(args, 3 * i + 3, 3 * i + 5)
     local member = id .. ':' .. unit
     if kind == 'lease' and not hold and is_due(lease, member, ms) then
       touched = touched + 1
-      lapse(journal, k, job_key, id, unit, at, max_crashes)
+      lapse(journal, k, job_key, id, unit, at)
     elseif kind == 'delayed' and is_due(delayed, member, ms) then
       touched = touched + 1
       local record = unpack_unit(rc('HGET', units, member))
       if record and record.state == 'delayed' then
         release(journal, {units = units, ready = ready, from = delayed}, id, unit, record, at,
-          '{"reason":"retry is due"}')
+          '"reason":"retry is due"')
       else
         rc('ZREM', delayed, member)
       end
@@ -128,9 +157,24 @@ local function reap(keys, args)
   return touched
 end
 
+-- Appends the keys of the results that an ended job has in Redis: <key>, <key>:1, … of 1 MiB each. A manifest is the
+-- worker's: a key that is not of this job's results is left alone.
+local function append_result_keys(list, prefix, id, manifests)
+  local own = prefix .. 'blob:' .. id .. ':'
+  for _, manifest in ipairs(manifests) do
+    local key = manifest and string.match(manifest, '"key":"([^"]*)"')
+    if key and string.sub(key, 1, #own) == own then
+      list[#list + 1] = key
+      local bytes = tonumber(string.match(manifest, '"bytes":(%d+)')) or 0
+      for chunk = 1, math.min(math.ceil(bytes / 1048576), 4096) - 1 do list[#list + 1] = key .. ':' .. int(chunk) end
+    end
+  end
+end
+
 -- KEYS jobs open events, then job each; ARGV retention_ms keep_ms, then their ids. How many are forgotten.
--- Forgets jobs that ended longer than retention_ms ago and removes from the index what is gone. Trims events older than
--- every job that is left, and all older than keep_ms: a job that is open for longer loses its first ones.
+-- Forgets jobs that ended longer than retention_ms ago, with their results in Redis, and removes from the index what is
+-- gone. Trims events older than every job that is left, and all older than keep_ms: a job that is open for longer loses
+-- its first ones.
 local function sweep(keys, args)
   local jobs, open, events = unpack(keys, 1, 3)
   local retention_ms, keep_ms = tonumber(args[1]), tonumber(args[2])
@@ -140,14 +184,20 @@ local function sweep(keys, args)
   local records = read_all(open, ids)
   for i, id in ipairs(ids) do
     local job_key = keys[3 + i]
-    local ended = not records[i] and rc('HGET', job_key, 'ended')
+    local ended, record, manifest = unpack(records[i] and {} or rc('HMGET', job_key, 'ended', 'o', 'm0'))
     if not records[i] and (not ended or tonumber(ended) <= ms - retention_ms) then
+      local names, manifests = {}, {manifest}
+      for unit = 1, tonumber(string.match(record or '', '^%d+') or 0) - 1 do names[unit] = 'm' .. int(unit) end
+      append(manifests, read_all(job_key, names))
+      append_result_keys(gone_keys, prefix_of(jobs), id, manifests)
       gone[#gone + 1] = id
       gone_keys[#gone_keys + 1] = job_key
     end
   end
   if #gone > 0 then
-    rc('UNLINK', unpack(gone_keys))
+    for first = 1, #gone_keys, 4000 do
+      rc('UNLINK', unpack(gone_keys, first, math.min(first + 3999, #gone_keys)))
+    end
     rc('ZREM', jobs, unpack(gone))
   end
   local oldest = rc('ZRANGE', jobs, '0', '0', 'WITHSCORES')[2]

@@ -12,7 +12,9 @@ local function lead(keys, args)
     rc('PEXPIRE', leader, ttl_ms)
     return tonumber(epoch)
   end
-  local epoch = rc('INCR', counter)
+  -- A power failure may lose the latest epoch. An epoch is not below the clock, so that it is never given twice.
+  local epoch = math.max((tonumber(rc('GET', counter)) or 0) + 1, (now()))
+  rc('SET', counter, int(epoch))
   rc('SET', leader, int(epoch) .. ' ' .. coordinator, 'PX', ttl_ms)
   return epoch
 end
@@ -39,7 +41,8 @@ local function admit_job(journal, admissions, id, job, plan, at)
   append(admissions.specs, {id, spec})
   if job.deadline ~= '0' then append(admissions.deadlines, {job.deadline, id}) end
   local places, units = admissions.places, admissions.units
-  local record = waiting_unit('ready', '0', '0', job.units, job.deadline)
+  local record = waiting_unit('ready', {errors = '0', crashes = '0', units = job.units, deadline = job.deadline,
+    lapses = '0', mark = '', failed_on = ''})
   for i = 0, tonumber(job.units) - 1 do
     local unit = int(i)
     local member = id .. ':' .. unit
@@ -179,6 +182,8 @@ local function reject(keys, args)
   return out
 end
 
+local most_mail_bytes = 1048576  -- of specs in an entry of a mailbox; with the spec that exceeds it, the entry ends
+
 -- KEYS leader ready lease units open specs last events mailbox
 -- ARGV epoch owner lease_ms mailbox_ms, then (id unit nonce data drop) each; data: JSON for the event, at least
 -- one member; drop ("" none): adapters, for the mailbox as it is
@@ -192,14 +197,19 @@ local function assign(keys, args)
   local journal = new_journal('feed', {events = events, last = last})
   local members, ids = members_of(args, 5, 5), ids_of(args, 5, 5)
   local records, jobs, job_specs = read_all(units, members), read_all(open, ids), read_all(specs, ids)
-  local out, leases, assigned, updates, mail = {}, {}, {}, {}, {}
+  local out, leases, assigned, updates, mail, mail_bytes = {}, {}, {}, {}, {}, 0
   for i, member in ipairs(members) do
     local first = 5 * i
     local id, unit, nonce, data, drop = unpack(args, first, first + 4)
     local record = unpack_unit(records[i])
     out[i] = 0
     if record and record.state == 'ready' and not assigned[member] then
-      local attempt = int(record.errors + record.crashes + 1)
+      local attempt = attempt_of(record)
+      if mail_bytes > most_mail_bytes then
+        rc('XADD', mailbox, '*', unpack(mail))
+        mail, mail_bytes = {}, 0
+      end
+      mail_bytes = mail_bytes + #(job_specs[i] or '')
       append(mail, {'m', 'assign ' .. id .. ' ' .. unit .. ' ' .. nonce .. ' ' .. attempt,
         'o', jobs[i] or '', 's', job_specs[i] or ''})
       if drop ~= '' then append(mail, {'d', drop}) end
@@ -237,7 +247,7 @@ local function revoke(keys, args)
     local record = unpack_unit(rc('HGET', units, id .. ':' .. unit))
     out[i] = 0
     if held_state(record, nonce) == 'assigned' then
-      release(journal, sets, id, unit, record, at, '{"reason":"revoked"}')
+      release(journal, sets, id, unit, record, at, '"reason":"revoked"')
       if record.owner == owner then
         rc('XADD', keys[6 + i], '*', 'm', 'revoke ' .. id .. ' ' .. unit .. ' ' .. nonce)
       end
@@ -261,10 +271,19 @@ local function virtual_times(keys, args)
   return redis.status_reply('OK')
 end
 
--- KEYS units delayed lease open. Every open unit, when delayed and held ones are due, every open job, at one moment.
-local function open_units(keys)
-  local units, delayed, lease, open = unpack(keys)
+-- KEYS units delayed open; ARGV cursor count. A page of the open units: {the next cursor ("0": this is the last page),
+-- then of each unit its member, its record, when its retry is due ("": it is not delayed), its job's record}. HSCAN
+-- explains which units pages may lack or repeat.
+local function open_units(keys, args)
+  local units, delayed, open = unpack(keys)
   local rc = redis.call
-  return {rc('HGETALL', units), rc('ZRANGE', delayed, '0', '-1', 'WITHSCORES'),
-    rc('ZRANGE', lease, '0', '-1', 'WITHSCORES'), rc('HGETALL', open)}
+  local cursor, page = unpack(rc('HSCAN', units, args[1], 'COUNT', args[2]))
+  local ids, out = {}, {cursor}
+  for at = 1, #page, 2 do ids[#ids + 1] = string.match(page[at], '^(.*):') end
+  for i, job_record in ipairs(read_all(open, ids)) do
+    local member, record = page[2 * i - 1], page[2 * i]
+    local due_at = string.sub(record, 1, 8) == 'delayed|' and rc('ZSCORE', delayed, member)
+    append(out, {member, record, due_at or '', job_record or ''})
+  end
+  return out
 end

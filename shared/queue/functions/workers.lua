@@ -26,6 +26,14 @@ local function deregister(keys, args)
   return rc('ZREM', workers, name)
 end
 
+-- A worker reports an attempt that it no longer holds. If its lease lapsed while it ran, the worker was only cut off:
+-- that lapse is no crash. Only the worker that held the lease has the nonce.
+local function forgive(units, member, record, nonce)
+  if not record or nonce == '' or record.mark ~= nonce then return end
+  record.crashes, record.mark = int(record.crashes - 1), ''
+  redis.call('HSET', units, member, pack_unit(record))
+end
+
 -- KEYS lease units last events; ARGV lease_ms id unit nonce. 1: the unit runs under this nonce, now or before; 0: it is
 -- not held under it.
 local function start(keys, args)
@@ -41,14 +49,15 @@ local function start(keys, args)
   rc('HSET', units, member, pack_unit(record))
   rc('ZADD', lease, lease_until(ms, lease_ms), member)
   local journal = new_journal('feed', {events = events, last = last})
-  note(journal, id, member, 'started ' .. unit .. ' {"attempt":' .. int(record.errors + record.crashes + 1) ..
-    ',"worker":"' .. string.match(record.owner, '^[^:]*') .. '"}')
+  note(journal, id, member, 'started ' .. unit .. ' {"attempt":' .. attempt_of(record) .. ',"worker":"' ..
+    string.match(record.owner, '^[^:]*') .. '"}')
   write(journal)
   return 1
 end
 
 -- KEYS lease units last events; ARGV lease_ms, then (id unit nonce event) each; event "": none, else one line
--- "step <unit> <data>". each: 0 renewed, 1 lost, 2 renewed and asked to stop
+-- "step <unit> <data>". each: 0 renewed, 1 lost, 2 renewed and asked to stop. A unit that has not stopped for twelve
+-- leases is lost.
 local function renew(keys, args)
   local lease, units, last, events = unpack(keys)
   local members = members_of(args, 2, 4)
@@ -61,13 +70,16 @@ local function renew(keys, args)
   local records = read_all(units, members)
   for i, member in ipairs(members) do
     local id, nonce, event = args[4 * i - 2], args[4 * i], args[4 * i + 1]
-    local state = held_state(unpack_unit(records[i]), nonce)
+    local record = unpack_unit(records[i])
+    local state = held_state(record, nonce)
     out[i] = 1
-    if state == 'running' or state == 'assigned' or state == 'canceling' then
+    if state == 'running' or state == 'assigned' or (state == 'canceling' and ms < record.mark + 12 * args[1]) then
       if state == 'running' and event ~= '' then note(journal, id, member, event) end
       leases[#leases + 1] = lease_end
       leases[#leases + 1] = member
       out[i] = state == 'canceling' and 2 or 0
+    elseif not state then
+      forgive(units, member, record, nonce)
     end
   end
   if #leases > 0 then redis.call('ZADD', lease, unpack(leases)) end
@@ -102,6 +114,7 @@ local function complete(keys, args)
   local record = unpack_unit(rc('HGET', units, member))
   local state = held_state(record, nonce)
   if state ~= 'running' and state ~= 'canceling' then
+    forgive(units, member, record, nonce)
     local ended = not record and unpack_unit(rc('HGET', job_key, 'u' .. unit))
     return held_state(ended, nonce) == 'succeeded' and 1 or 0
   end
@@ -127,6 +140,7 @@ local function fail(keys, args)
   local record = unpack_unit(rc('HGET', units, member))
   local state = held_state(record, nonce)
   if state ~= 'running' and state ~= 'assigned' and state ~= 'canceling' then
+    forgive(units, member, record, nonce)
     return redis.error_reply('CONFLICT unit ' .. member .. ' is not held under this nonce')
   end
   if string.find(err, '\n') then return badarg('fail: the error is JSON on one line') end
@@ -141,21 +155,25 @@ local function fail(keys, args)
     write(journal)
     return redis.status_reply('OK')
   end
-  local count = crash == '1' and 'crashes' or 'errors'
-  record[count] = int(record[count] + 1)
+  if crash == '1' then
+    record.crashes, record.lapses = int(record.crashes + 1), int(record.lapses + 1)
+  else
+    record.errors = int(record.errors + 1)
+  end
   local left = tonumber(record.errors) < tonumber(max_attempts) and tonumber(record.crashes) < tonumber(max_crashes)
   if left and (crash == '1' or retryable == '1') then
     local tries = record.errors + record.crashes
+    failed_here(record)
     local wait = math.min(tonumber(backoff_max_ms), backoff_ms * 2 ^ math.min(tries - 1, 30))
     local due_at = int(ms + math.floor(wait * (1000 + jitter) / 2000))
     rc('HSET', job_key, 'e' .. unit, err)
     rc('ZADD', delayed, due_at, member)
-    rc('HSET', units, member, waiting_unit('delayed', record.errors, record.crashes, record.units, record.deadline))
+    rc('HSET', units, member, waiting_unit('delayed', record))
     note(journal, id, member, 'ready ' .. unit .. ' {"reason":"retry","not_before_ms":' .. due_at .. ',"errors":' ..
-      record.errors .. ',"crashes":' .. record.crashes .. ',' .. string.sub(err, 2))
+      record.errors .. ',"crashes":' .. record.crashes .. past_of(record) .. ',' .. string.sub(err, 2))
   else
     rc('HDEL', units, member)
-    bury(dead, id, unit, record, err)
+    bury(dead, job_key, id, unit, record, err)
     ending.state, ending.data, ending.error = 'failed', err, err
     ending.fields = {'e' .. unit, err, 'error', err}
     conclude(journal, ending)
@@ -165,7 +183,8 @@ local function fail(keys, args)
 end
 
 -- KEYS lease ready deadline units open specs last events, then job each; ARGV (id unit nonce) each.
--- each: 1 handed back, or canceled if it was asked to stop; 0 it is not held under this nonce
+-- each: 1 handed back, or canceled if it was asked to stop; 0 it is not held under this nonce, and a crash that was
+-- counted for this nonce's lapse is forgiven
 local function hand_back(keys, args)
   local lease, ready, deadline, units, open, specs, last, events = unpack(keys, 1, 8)
   local rc = redis.call
@@ -179,13 +198,15 @@ local function hand_back(keys, args)
     local state = held_state(record, nonce)
     out[i] = 0
     if state == 'running' or state == 'assigned' then
-      release(journal, sets, id, unit, record, at, '{"reason":"handed back"}')
+      release(journal, sets, id, unit, record, at, '"reason":"handed back"')
       out[i] = 1
     elseif state == 'canceling' then
       rc('ZREM', lease, member)
       rc('HDEL', units, member)
       conclude(journal, {job_key = keys[8 + i], id = id, unit = unit, record = record, state = 'canceled', at = at})
       out[i] = 1
+    elseif not state then
+      forgive(units, member, record, nonce)
     end
   end
   write(journal)

@@ -1,0 +1,91 @@
+// Forwards connections to a Redis on a unix socket, except while it is paused: then no byte passes, as when a network
+// drops packets.
+#pragma once
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "shared/core/fd_io.h"
+#include "shared/core/unique_fd.h"
+
+namespace ditfleet::testing {
+
+class RedisProxy {
+ public:
+  RedisProxy(std::string server, std::string path) : server_(std::move(server)), path_(std::move(path)) {
+    ::unlink(path_.c_str());
+    const sockaddr_un address = address_of(path_);
+    if (::bind(listening_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+        ::listen(listening_.get(), 16) != 0)
+      throw std::runtime_error("cannot listen on " + path_);
+    thread_ = std::thread([this] { run(); });
+  }
+  ~RedisProxy() {
+    ending_ = true;
+    thread_.join();
+    ::unlink(path_.c_str());
+  }
+  const std::string& path() const { return path_; }
+  void pause() { paused_ = true; }
+  void resume() { paused_ = false; }
+
+ private:
+  static sockaddr_un address_of(const std::string& path) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strncpy(address.sun_path, path.c_str(), sizeof address.sun_path - 1);
+    return address;
+  }
+  void connect(UniqueFd client) {
+    UniqueFd server(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const sockaddr_un address = address_of(server_);
+    if (::connect(server.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0)
+      pairs_.emplace_back(std::move(client), std::move(server));
+  }
+  static bool forward(const UniqueFd& from, const UniqueFd& to) {
+    std::array<char, 1 << 16> bytes;
+    const auto size = ::recv(from.get(), bytes.data(), bytes.size(), 0);
+    return size > 0 && write_all(to.get(), {bytes.data(), static_cast<std::size_t>(size)});
+  }
+  void run() {
+    while (!ending_) {
+      if (paused_) {
+        ::poll(nullptr, 0, 1);
+        continue;
+      }
+      std::vector<pollfd> fds = {{listening_.get(), POLLIN, 0}};
+      for (const auto& [client, server] : pairs_) {
+        fds.push_back({client.get(), POLLIN, 0});
+        fds.push_back({server.get(), POLLIN, 0});
+      }
+      ::poll(fds.data(), fds.size(), 10);
+      for (std::size_t i = 0; i < pairs_.size() && !paused_; ++i) {
+        auto& [client, server] = pairs_[i];
+        const bool good = (fds[2 * i + 1].revents == 0 || forward(client, server)) &&
+                          (fds[2 * i + 2].revents == 0 || forward(server, client));
+        if (!good) client.reset(), server.reset();
+      }
+      std::erase_if(pairs_, [](const auto& pair) { return !pair.first.valid(); });
+      if (fds[0].revents != 0) connect(UniqueFd(::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC)));
+    }
+  }
+
+  const std::string server_, path_;
+  UniqueFd listening_{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  std::vector<std::pair<UniqueFd, UniqueFd>> pairs_;
+  std::atomic<bool> paused_{false}, ending_{false};
+  std::thread thread_;
+};
+
+}  // namespace ditfleet::testing
