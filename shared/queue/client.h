@@ -95,9 +95,9 @@ class Client {
   asio::awaitable<Result<std::vector<bool>>> assign(std::int64_t epoch, const std::string& worker_owner,
                                                     std::span<const AssignRequest> units, Deadline deadline);
   // Makes assigned units ready again and writes revokes to the mailboxes. Element i is false if unit i has started or
-  // ended.
+  // ended. `lost`: the workers are gone, so that their leases expire at once instead, which reap() counts.
   asio::awaitable<Result<std::vector<bool>>> revoke(std::int64_t epoch, std::span<const Attempt> units,
-                                                    Deadline deadline);
+                                                    Deadline deadline, bool lost = false);
   // Makes units ready whose lease has expired or whose retry is due. Fails units whose leases expired too often.
   // Expires jobs past their deadline. Every change is an event. Returns the number of changed units and jobs.
   asio::awaitable<Result<int>> reap(std::int64_t epoch, int limit, Deadline deadline);

@@ -96,7 +96,7 @@ asio::awaitable<Result<std::vector<bool>>> Client::assign(std::int64_t epoch, co
 }
 
 asio::awaitable<Result<std::vector<bool>>> Client::revoke(std::int64_t epoch, std::span<const Attempt> units,
-                                                          Deadline deadline) {
+                                                          Deadline deadline, bool lost) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
   if (units.empty()) co_return std::vector<bool>();
@@ -112,7 +112,7 @@ asio::awaitable<Result<std::vector<bool>>> Client::revoke(std::int64_t epoch, st
     owners.emplace_back(parse_packed_unit(held->elements.at(i).text).owner);
     command << keys.mailbox(owners.back());
   }
-  command << epoch;
+  command << epoch << (lost ? 1 : 0);
   for (std::size_t i = 0; i < units.size(); ++i)
     command << units[i].ref.job << units[i].ref.unit << units[i].nonce << owners[i];
   auto reply = co_await impl->call(std::move(command), deadline);

@@ -233,7 +233,8 @@ local function assign(keys, args)
   return out
 end
 
--- KEYS leader lease ready units last events, then mailbox each; ARGV epoch, then (id unit nonce owner) each
+-- KEYS leader lease ready units last events, then mailbox each; ARGV epoch lost, then (id unit nonce owner) each
+-- lost: 1 if their workers are lost; their leases then end now, and `reap` counts the lapses
 -- each: 1 revoked, 0 it had started or ended
 local function revoke(keys, args)
   local _, lease, ready, units, last, events = unpack(keys, 1, 6)
@@ -241,12 +242,15 @@ local function revoke(keys, args)
   local _, at = now()
   local journal = new_journal('feed', {events = events, last = last})
   local sets, out = {units = units, ready = ready, from = lease}, {}
-  for i = 1, (#args - 1) / 4 do
-    local first = 4 * i - 2
+  for i = 1, (#args - 2) / 4 do
+    local first = 4 * i - 1
     local id, unit, nonce, owner = unpack(args, first, first + 3)
     local record = unpack_unit(rc('HGET', units, id .. ':' .. unit))
     out[i] = 0
-    if held_state(record, nonce) == 'assigned' then
+    if held_state(record, nonce) == 'assigned' and args[2] == '1' then
+      rc('ZADD', lease, at, id .. ':' .. unit)
+      out[i] = 1
+    elseif held_state(record, nonce) == 'assigned' then
       release(journal, sets, id, unit, record, at, '"reason":"revoked"')
       if record.owner == owner then
         rc('XADD', keys[6 + i], '*', 'm', 'revoke ' .. id .. ' ' .. unit .. ' ' .. nonce)
