@@ -52,7 +52,8 @@ struct Actions {
   std::vector<queue::Rejection> reject;
   std::vector<Assignment> assign;
   std::vector<queue::Attempt> revoke;
-  bool empty() const { return admit.empty() && reject.empty() && assign.empty() && revoke.empty(); }
+  std::vector<queue::Attempt> lost;  // to revoke because the worker is lost: counts as a lapse of the lease
+  bool empty() const { return admit.empty() && reject.empty() && assign.empty() && revoke.empty() && lost.empty(); }
 };
 
 // Receives counts for metrics.
@@ -206,7 +207,7 @@ class Scheduler {
   std::string held_waits_for(const Unit& unit, const queue::UnitRef& ref, std::int64_t now_us) const;
   void revoke_from_absent(std::int64_t now_us);
   void revoke_for_idle(std::int64_t now_us);
-  void request_revoke(const HeldUnit& held, std::int64_t now_us);
+  void request_revoke(const HeldUnit& held, bool lost, std::int64_t now_us);
 
   SchedulerOptions options_;
   Observer* observer_;

@@ -204,13 +204,13 @@ void Scheduler::assign(Job& job, int index, const Route& route, std::int64_t now
   if (observer_ != nullptr) observer_->assigned(route.cold, now_us - unit.ready_us);
 }
 
-void Scheduler::request_revoke(const HeldUnit& held, std::int64_t now_us) {
+void Scheduler::request_revoke(const HeldUnit& held, bool lost, std::int64_t now_us) {
   Job* job = nullptr;
   auto* unit = find_unit(held.ref, &job);
   if (unit == nullptr || unit->where != Unit::Where::kHeld) return;
   if (unit->revoked_us > 0 && now_us - unit->revoked_us < kRevokeAgainUs) return;
   unit->revoked_us = now_us;
-  pending_.revoke.push_back({held.ref, unit->nonce});
+  (lost ? pending_.lost : pending_.revoke).push_back({held.ref, unit->nonce});
   if (observer_ != nullptr) observer_->revoked();
 }
 
@@ -223,8 +223,11 @@ void Scheduler::revoke_from_absent(std::int64_t now_us) {
     const auto& worker = fleet_.at(w);
     if (worker.owner.empty() || !worker.returns_units(now_us)) continue;
     if (worker.state == WorkerState::kSilent && now_us < grace_until_us_) continue;
+    // A worker that left in good order has handed back its units and is no longer registered under any run id.
+    const bool lost = worker.state == WorkerState::kSilent ||
+                      (worker.state == WorkerState::kGone && fleet_.is_registered(worker.name));
     for (const auto& held : worker.held) {
-      if (!held.started) request_revoke(held, now_us);
+      if (!held.started) request_revoke(held, lost, now_us);
     }
   }
 }
@@ -261,7 +264,7 @@ void Scheduler::revoke_for_idle(std::int64_t now_us) {
         }
       }
       if (gain_unit == nullptr) break;
-      request_revoke(*gain_unit, now_us);
+      request_revoke(*gain_unit, false, now_us);
       break;  // one at a time: the next call sees the result
     }
   }

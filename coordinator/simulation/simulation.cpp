@@ -207,7 +207,9 @@ class Simulation {
         classes_.insert_or_assign(admitted.id, admitted.class_key);
         send({admitted.id, 0}, "ready", now);
       }
-      for (const auto& attempt : actions.revoke) revoke(attempt, now);
+      for (const auto* attempts : {&actions.revoke, &actions.lost}) {
+        for (const auto& attempt : *attempts) revoke(attempt, now);
+      }
       for (auto& batch : actions.assign) {
         const auto worker = by_owner_.at(batch.owner);
         for (auto& unit : batch.units) assign(worker, unit, now);

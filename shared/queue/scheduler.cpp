@@ -1,6 +1,7 @@
 // Client: the calls of a scheduler, except for the intake (intake.cpp).
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 #include "shared/core/json.h"
 #include "shared/job/shape_class.h"
@@ -96,7 +97,7 @@ asio::awaitable<Result<std::vector<bool>>> Client::assign(std::int64_t epoch, co
 }
 
 asio::awaitable<Result<std::vector<bool>>> Client::revoke(std::int64_t epoch, std::span<const Attempt> units,
-                                                          Deadline deadline) {
+                                                          Deadline deadline, bool lost) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
   if (units.empty()) co_return std::vector<bool>();
@@ -112,7 +113,7 @@ asio::awaitable<Result<std::vector<bool>>> Client::revoke(std::int64_t epoch, st
     owners.emplace_back(parse_packed_unit(held->elements.at(i).text).owner);
     command << keys.mailbox(owners.back());
   }
-  command << epoch;
+  command << epoch << (lost ? 1 : 0);
   for (std::size_t i = 0; i < units.size(); ++i)
     command << units[i].ref.job << units[i].ref.unit << units[i].nonce << owners[i];
   auto reply = co_await impl->call(std::move(command), deadline);
@@ -138,6 +139,7 @@ asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadlin
       items.push_back({kKinds[kind], kind == 2 ? UnitRef{member.text, 0} : parse_member(member.text)});
     }
   }
+  for (std::string& id : std::exchange(impl->too_old_, {})) items.push_back({"age", {std::move(id), 0}});
   int touched = 0;
   // Called even if nothing is due: the first call after a restart of Redis starts the grace of the leases.
   std::size_t begin = 0;

@@ -31,6 +31,8 @@ class NullWorker {
     std::vector<std::string> models = {"tiny"};
     std::chrono::milliseconds run{0}, lease{5000};
     bool starts = true;  // false: takes what it is assigned and never starts it
+    bool fails = false;  // fails what it starts, at once and so that it may be retried
+    std::string poison;  // the job that kills it before it starts; empty: none
   };
 
   NullWorker(asio::io_context& io, const redis::Endpoint& endpoint, Options options)
@@ -52,6 +54,7 @@ class NullWorker {
   }
   void drain() { state_->info_.state = "draining"; }
   std::string owner() const { return state_->info_.owner(); }
+  bool dead() const { return state_->dead_; }
 
  private:
   struct State : std::enable_shared_from_this<State> {
@@ -95,6 +98,12 @@ class NullWorker {
         for (const auto& entry : *entries) {
           after = entry.entry_id;
           if (entry.kind == queue::MailboxEntry::Kind::kAssign) {
+            if (entry.ref.job == options_.poison) {
+              dead_ = true;
+              tasks_.stop();
+              connection_->stop();
+              co_return;
+            }
             held_.push_back({entry.ref, entry.nonce});
           } else {
             std::erase_if(held_, [&](const queue::Attempt& a) { return a.nonce == entry.nonce; });
@@ -132,6 +141,13 @@ class NullWorker {
         }
         if (done) {
           started.push_back(attempt.ref);
+          if (options_.fails) {
+            queue::Failure failure{.attempt = attempt, .error = {Code::kOutOfMemory, "[test] no memory"}};
+            failure.retryable = true;
+            (void)co_await client_->fail(failure, Deadline::after(2s));
+            running_.reset();
+            continue;
+          }
           if (options_.run > 0ms) co_await pause(options_.run);
           queue::Completion completion{.attempt = attempt, .manifest = "{\"nonce\":\"" + attempt.nonce + "\"}"};
           done = co_await client_->complete(completion, Deadline::after(2s));
@@ -154,6 +170,7 @@ class NullWorker {
     queue::WorkerInfo info_;
     std::deque<queue::Attempt> held_;
     std::optional<queue::Attempt> running_;
+    bool dead_ = false;
     asio::steady_timer* arrived_ = nullptr;
   };
 

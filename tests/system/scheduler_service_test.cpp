@@ -289,7 +289,7 @@ TEST_F(SchedulerServiceTest, a_vanished_workers_units_end_elsewhere_once) {
   ASSERT_TRUE(until([&] { return ended(id); }));
   spdlog::default_logger()->sinks().pop_back();
   EXPECT_EQ(state_of(id), job::State::kSucceeded);
-  EXPECT_EQ(metric(R"(ditfleet_units_returned_total{reason="lease_lapsed"})"), lapsed + 1);
+  EXPECT_EQ(metric(R"(ditfleet_units_returned_total{reason="lease_lapsed"})"), lapsed + 2) << "started or not";
   EXPECT_NE(said.str().find("worker 'lost' is silent"), std::string::npos) << said.str();
   EXPECT_NE(said.str().find("unit " + id + "/0: the lease of worker 'lost' expired"), std::string::npos) << said.str();
   EXPECT_EQ(ends(id), 1);
@@ -396,6 +396,51 @@ TEST_F(SchedulerServiceTest, cancel_reaches_ready_and_assigned_units) {
   worker({.name = "other"});
   const auto later = submit_tiny();
   ASSERT_TRUE(until([&] { return ended(later); }));
+}
+
+// A job whose worker dies each time before the job has started, beside three long jobs on two workers.
+TEST_F(SchedulerServiceTest, a_poison_job_that_strikes_before_it_starts_is_buried_and_harms_no_other) {
+  auto& c = coordinate();
+  ASSERT_TRUE(until([&] { return c.service->leading(); }));
+  const auto poison = new_id();
+  std::map<std::string, NullWorker*> alive;
+  const auto revive = [&](const std::string& name) {
+    alive[name] = &worker({.name = name, .run = 2000ms, .lease = 1500ms, .poison = poison});
+  };
+  for (const char* name : {"w1", "w2"}) revive(name);
+  ASSERT_TRUE(until([&] { return registered(2); }));
+  std::vector<std::string> others;
+  for (int i = 0; i < 3; ++i) others.push_back(submit_tiny());
+  ASSERT_TRUE(until([&] { return alive["w1"]->started.size() + alive["w2"]->started.size() == 2; }));
+  auto s = submission(poison);
+  s.spec = kTiny;
+  submit(s);
+  int deaths = 0;
+  ASSERT_TRUE(until([&] {
+    for (const char* name : {"w1", "w2"}) {
+      if (!alive[name]->dead()) continue;
+      ++deaths;
+      revive(name);
+    }
+    return ended(poison) && std::all_of(others.begin(), others.end(), [&](const auto& id) { return ended(id); });
+  })) << event_types(poison);
+  EXPECT_EQ(state_of(poison), job::State::kFailed);
+  EXPECT_LE(deaths, 5);
+  EXPECT_EQ(redis({"XLEN", keys_.dead()}).integer, 1);
+  for (const auto& id : others) EXPECT_EQ(state_of(id), job::State::kSucceeded) << event_types(id);
+}
+
+TEST_F(SchedulerServiceTest, a_worker_that_fails_at_once_beside_a_busy_one_costs_no_job) {
+  options_.retry_backoff_ms = 10;
+  auto& c = coordinate();
+  worker({.name = "sick", .fails = true});
+  worker({.name = "good", .run = 50ms});
+  ASSERT_TRUE(until([&] { return c.service->leading() && registered(2); }));
+  std::vector<std::string> ids;
+  for (int i = 0; i < 60; ++i) ids.push_back(submit_tiny());
+  ASSERT_TRUE(until([&] { return std::all_of(ids.begin(), ids.end(), [&](const auto& id) { return ended(id); }); }));
+  for (const auto& id : ids) EXPECT_EQ(state_of(id), job::State::kSucceeded) << event_types(id);
+  EXPECT_GE(workers_[0]->started.size(), 3u) << "it was tried";
 }
 
 }  // namespace

@@ -22,6 +22,11 @@ class WorkerFencing : public WorkerTest {
       return record.ok() && record->state == State::kReady;
     });
   }
+  // From here on Redis keeps every call, for handed_back().
+  void log_calls() {
+    redis({"CONFIG", "SET", "slowlog-max-len", "100000"});
+    redis({"CONFIG", "SET", "slowlog-log-slower-than", "0"});
+  }
   // Whether a worker has called hand_back with this attempt's nonce.
   bool handed_back(const queue::Attempt& attempt) {
     for (const auto& entry : redis({"SLOWLOG", "GET", "100000"}).elements) {
@@ -60,8 +65,7 @@ TEST_F(WorkerFencing, AWorkerThatWasCutOffReportsBack) {
   RedisProxy proxy(server_.endpoint().unix_path, server_.endpoint().unix_path + ".proxy");
   auto endpoint = server_.endpoint();
   endpoint.unix_path = proxy.path();
-  redis({"CONFIG", "SET", "slowlog-log-slower-than", "0"});
-  redis({"CONFIG", "SET", "slowlog-max-len", "100000"});
+  log_calls();
   RunningWorker worker(endpoint, service_options(), script_, options_, adapters_);
   ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
   auto slow = spec(1);
@@ -83,14 +87,17 @@ TEST_F(WorkerFencing, AWorkerThatWasCutOffReportsBack) {
 TEST_F(WorkerFencing, ALostUnitIsReportedBack) {
   script_->step_ms = 20;
   auto worker = start_ready_worker();
-  redis({"CONFIG", "SET", "slowlog-log-slower-than", "0"});
+  log_calls();
   auto slow = spec(1);
   slow.fields.set("num_inference_steps", 1000);
   const std::string id = ready(slow);
   const auto attempt = assign(id, 0, worker->owner());
   ASSERT_TRUE(until([&] { return logged("step 1/2"); }));
-  redis({"ZADD", "df:{0}:lease", "1", id + ":0"});  // as if it had lapsed; the reaper is faster than a renewal
-  ASSERT_TRUE(until([&] { return reap() >= 0 && job(id).state == State::kReady; }));
+  ASSERT_TRUE(until([&] {
+    redis({"ZADD", "df:{0}:lease", "XX", "1",
+           id + ":0"});  // as if it had lapsed, until no renewal comes before the reaper
+    return reap() >= 0 && job(id).state == State::kReady;
+  }));
   EXPECT_TRUE(until([&] { return handed_back(attempt); }));
 }
 

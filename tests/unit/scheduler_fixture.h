@@ -75,6 +75,12 @@ struct Store {
       ready(attempt.ref, now);
       revoked.push_back(attempt.ref);
     }
+    for (const auto& attempt : actions.lost) {
+      auto it = open.find(attempt.ref);
+      if (it == open.end() || it->second.state != job::State::kAssigned || it->second.nonce != attempt.nonce) continue;
+      lapse(attempt.ref, now);
+      revoked.push_back(attempt.ref);
+    }
   }
   void ready(const queue::UnitRef& ref, std::int64_t now, const std::string& reason = "revoked") {
     auto& view = open.at(ref);

@@ -124,7 +124,10 @@ TEST_F(SchedulerTest, units_that_a_silent_worker_has_not_started_go_to_another) 
   EXPECT_EQ(store.revoked, (std::vector<queue::UnitRef>{{"j", 1}}));
   EXPECT_EQ(owner_of("j", 1), "b:1");
   EXPECT_EQ(owner_of("j", 0), "a:1");         // running, until its lease lapses
-  store.ready({"j", 0}, now += 1'000 * kMs);  // by the reaper
+  store.lapse({"j", 0}, now += 1'000 * kMs);  // by the reaper
+  settle();
+  EXPECT_EQ(owner_of("j", 0), "") << "both were lost with their worker and run alone";
+  store.finish({"j", 1}, now);
   settle();
   EXPECT_EQ(owner_of("j", 0), "b:1");
 }

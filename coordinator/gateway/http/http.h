@@ -71,6 +71,8 @@ class Peer {
 class Sink : public Peer {
  public:
   virtual asio::awaitable<bool> write(std::string bytes) = 0;
+  // Closes the connection, so that the client sees an incomplete response.
+  virtual void abort() = 0;
 };
 
 struct Response {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <string>
 
 #include "coordinator/gateway/routes/api_context.h"
@@ -24,7 +25,9 @@ class Api {
   Response refuse(int status, const std::string& message, const std::string& code) const;
   // Whether the handler of this request reads the body itself, as uploads of adapters do.
   bool wants_stream(const Request& head) const;
+  std::set<std::string> tenants() const { return context_.keys.tenants(); }
   const Router& router() const { return router_; }
+  asio::awaitable<void> follow_keys() { return context_.key_store->follow(); }  // with dependencies.redis only
 
  private:
   asio::awaitable<Response> respond(std::shared_ptr<Call> call);

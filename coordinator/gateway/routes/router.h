@@ -21,10 +21,11 @@ using Handler = std::function<asio::awaitable<Response>(CallPtr)>;
 
 // Which requests a route accepts if keys are configured.
 enum class Access {
-  kKey,        // with a key
-  kKeyOrLink,  // with a key or a signed link (KeyRing::sign)
-  kOpen,       // any
-  kOpenProbe,  // any; requested so often that it is logged at debug level only
+  kKey,            // with a key
+  kKeyOrLink,      // with a key or a signed link (KeyRing::sign)
+  kAdministrator,  // with an administrator's key
+  kOpen,           // any
+  kOpenProbe,      // any; requested so often that it is logged at debug level only
 };
 
 struct Route {

@@ -247,6 +247,12 @@ void Fleet::handed_back(WorkerId w, std::int64_t at_us) {
   refresh_load(w);
 }
 
+bool Fleet::is_registered(std::string_view name) const {
+  return std::any_of(workers_.begin(), workers_.end(), [name](const Worker& worker) {
+    return worker.name == name && worker.state != WorkerState::kGone;
+  });
+}
+
 void Fleet::reserve(WorkerId w) {
   workers_[w].reserved = true;
   refresh_load(w);

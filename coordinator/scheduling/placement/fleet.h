@@ -110,6 +110,9 @@ class Fleet {
   bool release(WorkerId w, const queue::UnitRef& ref, std::int64_t now_us);
   // The worker handed back a unit. It gets no other unit before a later heartbeat reports that it is ready.
   void handed_back(WorkerId w, std::int64_t at_us);
+  // Under any run id.
+  bool is_registered(std::string_view name) const;
+
   // Keeps the worker from getting units until release_reserved(), which releases all.
   void reserve(WorkerId w);
   void release_reserved();

@@ -331,12 +331,13 @@ void LeaderTerm::perform(Actions actions) {
         }(self, std::move(actions.reject)),
         Vital::kOnce);
   }
-  if (!actions.revoke.empty()) {
+  for (auto* attempts : {&actions.revoke, &actions.lost}) {
+    if (attempts->empty()) continue;
     tasks_.spawn(
         "scheduler.revoke",
-        [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Attempt> a) -> asio::awaitable<void> {
-          co_await s->revoke(std::move(a));
-        }(self, std::move(actions.revoke)),
+        [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Attempt> a, bool lost) -> asio::awaitable<void> {
+          co_await s->revoke(std::move(a), lost);
+        }(self, std::move(*attempts), attempts == &actions.lost),
         Vital::kOnce);
   }
   for (auto& assignment : actions.assign) {
@@ -392,8 +393,8 @@ void LeaderTerm::refused(const queue::AssignRequest& unit) {
   kick();
 }
 
-asio::awaitable<void> LeaderTerm::revoke(std::vector<queue::Attempt> attempts) {
-  const auto done = co_await context_.client->revoke(epoch_, attempts, Deadline::after(kCall));
+asio::awaitable<void> LeaderTerm::revoke(std::vector<queue::Attempt> attempts, bool lost) {
+  const auto done = co_await context_.client->revoke(epoch_, attempts, Deadline::after(kCall), lost);
   if (!done) note_failure(done.error(), "revoking");
 }
 

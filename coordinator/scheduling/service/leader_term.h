@@ -56,7 +56,7 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   asio::awaitable<void> admit(std::vector<queue::Admission> admissions);
   asio::awaitable<void> reject(std::vector<queue::Rejection> rejections);
   asio::awaitable<void> assign(Actions::Assignment assignment);
-  asio::awaitable<void> revoke(std::vector<queue::Attempt> attempts);
+  asio::awaitable<void> revoke(std::vector<queue::Attempt> attempts, bool lost);
 
   // Passes sizes and pins of adapters to the scheduler if the registry mirror has a newer version.
   void update_adapters();
