@@ -4,7 +4,13 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/upsample_nearest2d.h>
 
+#include <unistd.h>
+
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+#include <thread>
 #include <utility>
 
 #include "pipeline/device/failure.h"
@@ -25,10 +31,30 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kChannels = 3, kPatch = 8;  // a latent pixel is 8 × 8 pixels
 
+// A prompt "fault STAGE ACTION [PATH]" makes a stage (text, step or decode) crash, hang, sleep for 200 ms or run out of
+// memory. With a file as PATH, the first attempt that gets there removes the file, and later ones run normally. With a
+// folder, the fault is only in processes whose pid is the name of a file in it.
+void fault(const std::string& prompt, std::string_view stage) {
+  std::istringstream words(prompt);
+  std::string word, at, action, path;
+  words >> word >> at >> action >> path;
+  if (word != "fault" || at != stage) return;
+  std::error_code ignored;
+  if (!path.empty() && !(std::filesystem::is_directory(path, ignored)
+                             ? std::filesystem::exists(path + "/" + std::to_string(::getpid()), ignored)
+                             : std::filesystem::remove(path, ignored)))
+    return;
+  if (action == "crash") std::abort();
+  if (action == "memory") fail(Code::kOutOfMemory, "the test family was asked to run out of memory");
+  if (action == "sleep") std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  while (action == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
+}
+
 struct TestGeneration final : GenerationBase {
   Result<void> dump(const std::string&) const override {
     return Error{Code::kInvalidArgument, "the test family has no dump"};
   }
+  std::string prompt;
   double guidance = 0, guidance_2 = 0, frame_rate = 0;
   at::Tensor text;     // [1, 1, channels]
   at::Tensor noise;    // [frames, channels, rows, columns], as are the latents
@@ -56,6 +82,7 @@ class TestDenoiser final : public Denoiser {
   TestDenoiser(const TestNetwork& high, const TestNetwork& low, const TestGeneration& generation)
       : high_(high), low_(low), generation_(generation) {}
   at::Tensor velocity(std::int64_t step, const at::Tensor& latents) override {
+    fault(generation_.prompt, "step");
     const bool first = 2 * step < static_cast<std::int64_t>(generation_.sigmas.size() - 1);
     return (first ? high_ : low_)
         .velocity(latents, generation_.text, first ? generation_.guidance : generation_.guidance_2);
@@ -92,7 +119,9 @@ class TestModel final : public ModelBase {
   std::unique_ptr<Generation> run_encode(const GenerationRequest& request) override {
     const auto begun = Clock::now();
     if (!request.loras.empty()) fail(Code::kInvalidArgument, "the test family takes no adapters", "loras");
+    fault(request.prompt, "text");
     auto made = std::make_unique<TestGeneration>();
+    made->prompt = request.prompt;
     const auto& fields = request.fields;
     made->guidance = fields.real("guidance_scale").value();
     made->guidance_2 = fields.real("guidance_scale_2").value();
@@ -128,6 +157,7 @@ class TestModel final : public ModelBase {
 
   Media run_decode(Generation& generation) override {
     const auto& own = dynamic_cast<TestGeneration&>(generation);
+    fault(own.prompt, "decode");
     return to_video(own.latents, own.frame_rate);
   }
   bool uses_adapters(const Generation&) const override { return false; }
