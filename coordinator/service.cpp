@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -216,6 +217,7 @@ int run_coordinator(const config::Settings& settings, ReadyHook on_ready) {
     spdlog::error("coordinator: {}", tracing.error().message);
     return 1;
   }
+  ::umask(077);  // its files may contain prompts and images of tenants
   asio::io_context io(1);
   Coordinator coordinator(io, settings, std::move(on_ready));
   const bool hangup = hangup_ends();

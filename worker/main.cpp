@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "shared/core/nearest_name.h"
+#include "shared/core/secrets.h"
 #include "worker/commands/command_line.h"
 #include "worker/commands/compile.h"
 #include "worker/commands/generate.h"
@@ -50,7 +51,10 @@ int main(int argc, char** argv) {
   RunFlags run_flags;
   auto* run_command = app.add_subcommand("run", "Serve the queue");
   add_run_flags(*run_command, run_flags);
-  run_command->callback([&] { exit_code = run(run_flags); });
+  run_command->callback([&] {
+    ditfleet::hide_passwords(argc, argv);
+    exit_code = run(run_flags);
+  });
 
   GenerateFlags generate_flags;
   auto* generate_command = app.add_subcommand("generate", "Generate images for one prompt and write them to files");

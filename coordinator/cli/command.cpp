@@ -26,6 +26,9 @@ void add_target_flags(CLI::App& command, Target& target) {
       ->envname("DITFLEET_URL")
       ->type_name("URL");
   command.add_option("--key", target.key, "Bearer key of the tenant")->envname("DITFLEET_KEY")->type_name("KEY");
+  command.add_option("--ca-file", target.ca_file, "CA certificates in PEM for an https:// URL; default: the system's")
+      ->envname("DITFLEET_CA_FILE")
+      ->type_name("FILE");
   command.add_flag("--json", target.json, "Print JSON");
   add_configuration_flags(command, target.sources);
 }
@@ -41,7 +44,7 @@ Result<void> settle(Target& target) {
   if (address->port == 0) {
     return invalid_argument("gateway.listen has port 0, so the gateway's port is not known; give --url");
   }
-  target.url = address->local_url();
+  target.url = address->local_url(!settings->gateway.tls_cert_file.empty());
   return {};
 }
 

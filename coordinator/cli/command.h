@@ -29,8 +29,10 @@ struct Target {
   std::string key;  // bearer key; empty: none
   bool json = false;
   config::Sources sources;
+  std::string ca_file;  // CA certificates of an https:// service; empty: the system's
+  bool verify = true;   // false: any certificate will do
 };
-// Adds --url (DITFLEET_URL), --key (DITFLEET_KEY), --json, --config and --set.
+// Adds --url (DITFLEET_URL), --key (DITFLEET_KEY), --ca-file (DITFLEET_CA_FILE), --json, --config and --set.
 void add_target_flags(CLI::App& command, Target& target);
 // Reads the configuration. If no URL was given, sets it to gateway.public_url, else to gateway.listen.
 // Errors: kInvalidArgument (the configuration is invalid, or gateway.listen has port 0).

@@ -24,6 +24,10 @@ int check(const ConfigFlags& flags) {
     problems.push_back(settings.error().message);
     if (settings.error().code == Code::kInvalidArgument) failure = kExitUsage;  // as in every other command
   } else {
+    if (const auto good = config::check_gateway(*settings); !good) {
+      problems.push_back(good.error().message);
+      failure = kExitUsage;
+    }
     for (const auto& [name, model] : settings->models) {
       const auto entry = families::read_model_entry(name, model.path, families::served());
       if (!entry) problems.push_back(entry.error().message);

@@ -71,6 +71,9 @@ struct HttpClient::Handle {
     curl_easy_setopt(curl, CURLOPT_URL, (whole ? path : base + path).c_str());
     curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
+    if (!target.ca_file.empty()) curl_easy_setopt(curl, CURLOPT_CAINFO, target.ca_file.c_str());
+    curl_easy_setopt(curl, CURLOPT_SSL_VERIFYPEER, target.verify ? 1L : 0L);
+    curl_easy_setopt(curl, CURLOPT_SSL_VERIFYHOST, target.verify ? 2L : 0L);
     curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS, 10'000L);
     curl_easy_setopt(curl, CURLOPT_USERAGENT, "ditfleet");
     curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
@@ -89,7 +92,9 @@ struct HttpClient::Handle {
       return invalid_argument("--url is '" + shown(target.url) + "'; it must be a URL such as http://127.0.0.1:8780");
     }
     const std::string hint =
-        code == CURLE_COULDNT_CONNECT ? "; is the service running (ditfleet up), and is --url right?" : "";
+        code == CURLE_COULDNT_CONNECT            ? "; is the service running (ditfleet up), and is --url right?"
+        : code == CURLE_PEER_FAILED_VERIFICATION ? "; give the CA of its certificate with --ca-file"
+                                                 : "";
     return unavailable("cannot reach " + shown(target.url) + ": " + curl_easy_strerror(code) + hint);
   }
 };

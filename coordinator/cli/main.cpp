@@ -7,6 +7,7 @@
 
 #include "coordinator/cli/command.h"
 #include "shared/core/nearest_name.h"
+#include "shared/core/secrets.h"
 
 namespace {
 
@@ -100,5 +101,6 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "ditfleet: %s (see --help)\n", message.c_str());
     return ditfleet::cli::kExitUsage;
   }
+  ditfleet::hide_passwords(argc, argv);
   return run();
 }

@@ -1,9 +1,13 @@
 #include "coordinator/gateway/job_service.h"
 
+#include <sodium.h>
+
 #include <chrono>
 #include <utility>
 
 #include "coordinator/gateway/routes/errors.h"
+#include "coordinator/gateway/routes/link_signer.h"
+#include "shared/queue/keys.h"
 #include "shared/redis/connection.h"
 
 namespace ditfleet::gateway {
@@ -55,6 +59,17 @@ class QueueJobService final : public JobService {
   }
   asio::awaitable<Result<std::string>> preview(const std::string& key) override {
     co_return translate_stored(co_await store_->get_preview(key, deadline()));
+  }
+  asio::awaitable<Result<std::string>> link_secret(std::int64_t id, std::int64_t life_s) override {
+    std::string fresh(LinkSigner::kSecretBytes, '\0');
+    randombytes_buf(fresh.data(), fresh.size());
+    redis::Command command("SET");
+    command << queue::Keys(queue_->options().shard).link_secret(id) << fresh << "NX"
+            << "GET"
+            << "EX" << life_s;
+    auto reply = co_await redis_->execute(std::move(command), deadline());
+    if (!reply) co_return reply.error();
+    co_return reply->is_nil() ? fresh : std::move(reply->text);
   }
 
  private:

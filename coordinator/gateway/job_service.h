@@ -38,6 +38,8 @@ class JobService {
   // kNotFound: the result has expired.
   virtual asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) = 0;
   virtual asio::awaitable<Result<std::string>> preview(const std::string& key) = 0;
+  // The secret with this id that all gateways share (LinkSigner). A missing one is created and lasts `life_s`.
+  virtual asio::awaitable<Result<std::string>> link_secret(std::int64_t id, std::int64_t life_s) = 0;
 };
 
 // Over Redis. A call takes at most 5 s, 1 s while Redis is not connected.

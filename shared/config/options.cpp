@@ -46,15 +46,40 @@ const Option kOptions[] = {
     {.key = "gateway.max_connections",
      .at = DITFLEET_AT(gateway.max_connections),
      .description =
-         "Maximum number of open connections. When full, the longest-idle connection is closed; if none is idle the "
-         "new one gets 503. At most three quarters may be event streams or waiting image requests. Each connection "
-         "needs a file descriptor.",
+         "Maximum number of open connections. When full, the oldest half-sent request is closed, else the longest-idle "
+         "connection; without one the new connection gets 503, except for /healthz, /readyz and /metrics. At most "
+         "three quarters may be event streams or waiting image requests. Up to twice as many file descriptors are needed.",
      .low = 1,
      .high = 1'000'000},
+    {.key = "gateway.max_connections_per_peer",
+     .at = DITFLEET_AT(gateway.max_connections_per_peer),
+     .description = "Maximum number of connections of one IPv4 address or IPv6 /64 network, except this host's. 0 is a "
+                    "quarter of gateway.max_connections. Raise it if a proxy on another host forwards all requests.",
+     .low = 0,
+     .high = 1'000'000},
+    {.key = "gateway.open",
+     .at = DITFLEET_AT(gateway.open),
+     .description = "Serve addresses of gateway.listen that other hosts can reach although no keys are configured. "
+                    "Everybody who reaches the gateway is then an administrator."},
+    {.key = "gateway.tls_cert_file",
+     .at = DITFLEET_AT(gateway.tls_cert_file),
+     .description = "Certificate chain in PEM. If set, the gateway speaks only HTTPS (TLS 1.2 or later). Read once, at "
+                    "the start.",
+     .form = Form::kPath},
+    {.key = "gateway.tls_key_file",
+     .at = DITFLEET_AT(gateway.tls_key_file),
+     .description = "Unencrypted private key of gateway.tls_cert_file in PEM, with mode 0600.",
+     .form = Form::kPath},
+    {.key = "gateway.metrics_listen",
+     .at = DITFLEET_AT(gateway.metrics_listen),
+     .description = "Separate address for the gateway's /metrics, without keys and TLS, such as 127.0.0.1:9463. If "
+                    "keys are configured, gateway.listen serves /metrics only to administrators and, if this option is "
+                    "empty, to clients on this host that no proxy forwards.",
+     .form = Form::kListenIfAny},
     {.key = "gateway.public_url",
      .at = DITFLEET_AT(gateway.public_url),
      .description = "Base of the URLs in responses, for gateways behind a proxy. If empty, it is made from the "
-                    "request's Host header.",
+                    "request's Host header. Without keys, requests for other hosts are refused, except localhost.",
      .form = Form::kHttpUrl},
     {.key = "gateway.request_timeout_ms",
      .at = DITFLEET_AT(gateway.request_timeout_ms),
@@ -293,7 +318,9 @@ const Option kOptions[] = {
      .choices = "redis|file"},
     {.key = "results.dir",
      .at = DITFLEET_AT(results.dir),
-     .description = "Folder of the file backend. All hosts must share it.",
+     .description =
+         "Folder of the file backend. All hosts must share it. Its files have mode 0600, so coordinators and "
+         "workers need the same user.",
      .form = Form::kPath},
     {.key = "results.preview_ms",
      .at = DITFLEET_AT(results.preview_ms),

@@ -244,6 +244,19 @@ Quotas quotas_of(const Settings& settings, const std::string& tenant) {
   return own.quotas;
 }
 
+Result<void> check_gateway(const Settings& s) {
+  const auto address = ListenAddress::parse(s.gateway.listen, "gateway.listen");
+  if (!address) return address.error();
+  if (s.keys.empty() && !s.gateway.open && !is_loopback(address->host)) {
+    return invalid_argument("gateway.listen is '" + s.gateway.listen +
+                            "', which other hosts can reach, but no keys are configured; configure keys, or set "
+                            "gateway.open to true to let everybody who reaches the gateway act as administrator");
+  }
+  if (s.gateway.tls_cert_file.empty() != s.gateway.tls_key_file.empty())
+    return invalid_argument("only one of gateway.tls_cert_file and gateway.tls_key_file is set; set both or neither");
+  return {};
+}
+
 std::int64_t silent_after_ms(const Settings& settings) { return 3 * settings.worker.heartbeat_ms + 500; }
 
 Result<redis::Endpoint> redis_endpoint(const Settings& settings) {

@@ -59,7 +59,11 @@ struct Settings {
     std::string listen = "127.0.0.1:8780";
     std::int64_t max_body_bytes = 1 << 20;
     int max_connections = 1024;
+    int max_connections_per_peer = 0;  // 0: a quarter of max_connections
     std::string public_url;
+    bool open = false;
+    std::string tls_cert_file, tls_key_file;
+    std::string metrics_listen;
     std::int64_t request_timeout_ms = 600'000;
   } gateway;
   struct {
@@ -163,6 +167,9 @@ Result<redis::Endpoint> redis_endpoint(const Settings& settings);
 
 // The quotas of one tenant.
 Quotas quotas_of(const Settings& settings, const std::string& tenant);
+// The rules of a process that serves the gateway. kInvalidArgument: gateway.listen can be reached from other hosts, but
+// neither keys nor gateway.open are configured; only one of certificate and key is set.
+Result<void> check_gateway(const Settings& settings);
 
 // A worker without a heartbeat for this time counts as silent: three heartbeat intervals, plus 0.5 s for latency.
 std::int64_t silent_after_ms(const Settings& settings);

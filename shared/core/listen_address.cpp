@@ -1,5 +1,7 @@
 #include "shared/core/listen_address.h"
 
+#include <arpa/inet.h>
+
 #include <charconv>
 
 #include "shared/core/excerpt.h"
@@ -41,11 +43,20 @@ std::string ListenAddress::text() const {
   return (v6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
 }
 
-std::string ListenAddress::local_url() const {
+std::string ListenAddress::local_url(bool tls) const {
   ListenAddress local = *this;
   if (host == "0.0.0.0") local.host = "127.0.0.1";
   if (host == "::") local.host = "::1";
-  return "http://" + local.text();
+  return (tls ? "https://" : "http://") + local.text();
+}
+
+bool is_ip_address(const std::string& host) {
+  in6_addr ignored;
+  return ::inet_pton(AF_INET, host.c_str(), &ignored) == 1 || ::inet_pton(AF_INET6, host.c_str(), &ignored) == 1;
+}
+
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || (host.starts_with("127.") && is_ip_address(host));
 }
 
 }  // namespace ditfleet

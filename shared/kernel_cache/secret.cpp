@@ -11,6 +11,7 @@
 #include "shared/core/bytes.h"
 #include "shared/core/fd_io.h"
 #include "shared/core/ids.h"
+#include "shared/core/secrets.h"
 #include "shared/core/unique_fd.h"
 #include "shared/kernel_cache/little_endian.h"
 
@@ -73,7 +74,7 @@ Result<std::shared_ptr<const Secret>> Secret::from_text(std::string_view text) {
 }
 
 Result<std::shared_ptr<const Secret>> Secret::from_file(const std::string& path) {
-  auto text = read_file(path);
+  auto text = read_secret_file(path);
   if (!text) return Error{text.error().code, "the cache's secret: " + text.error().message, {}};
   std::string_view line = *text;
   while (!line.empty() && (line.back() == '\n' || line.back() == '\r')) line.remove_suffix(1);

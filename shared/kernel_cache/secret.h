@@ -19,8 +19,8 @@ class Secret {
 
   // kInvalidArgument for fewer than kMinBytes; the message never repeats the text.
   static Result<std::shared_ptr<const Secret>> from_text(std::string_view text);
-  // Reads the file's text without the newline at its end. kNotFound, kUnavailable or kInvalidArgument; the message
-  // contains the path. Blocks.
+  // Reads the file's text without the newline at its end. Errors are those of read_secret_file(), and kInvalidArgument
+  // for a short secret; the message contains the path. Blocks.
   static Result<std::shared_ptr<const Secret>> from_file(const std::string& path);
   // Like from_file(), but first creates a missing file with mode 0600 and 256 random bits as hexadecimal digits. If
   // several processes do so concurrently, all get the same secret. Blocks.

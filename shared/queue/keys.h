@@ -1,6 +1,7 @@
 // The names of a shard's keys. They have the same hash tag, so that a Redis Cluster stores them on one server.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -28,6 +29,7 @@ class Keys {
   std::string boot() const { return prefix_ + "boot"; }          // string: "<Redis' run id> <end of the leases' grace>"
   std::string tenants() const { return prefix_ + "tenants"; }    // hash: tenant → virtual time
   std::string workers() const { return prefix_ + "workers"; }    // zset: worker names by latest heartbeat
+  std::string link_secret(std::int64_t id) const { return join("links:", std::to_string(id)); }  // string
   std::string worker(std::string_view name) const { return join("worker:", name); }
   std::string mailbox(std::string_view owner) const { return join("mbox:", owner); }
   std::string job(std::string_view id) const { return join("job:", id); }

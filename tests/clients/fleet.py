@@ -86,13 +86,14 @@ def cli(*argv, **options):
 class Fleet:
     """`with Fleet(workers=2) as fleet:` starts a service and waits until it is ready. On exit every process must end cleanly."""
 
-    def __init__(self, workers=1, models=None, config="", sets=(), flags=(), wait_for_workers=True, data=None):
+    def __init__(self, workers=1, models=None, config="", sets=(), flags=(), wait_for_workers=True, data=None,
+                 listen="127.0.0.1:0"):
         self.folder = Path(tempfile.mkdtemp(prefix="ditfleet-"))
         self.data = Path(data) if data else self.folder / "data"
         self.ready_file = self.folder / "ready.json"
         self.log = self.folder / "up.log"
         models = {"tiny": tiny_model()} if models is None else models
-        self.argv = [DITFLEET, "up", "--listen", "127.0.0.1:0", "--data", self.data, "--workers", workers,
+        self.argv = [DITFLEET, "up", "--listen", listen, "--data", self.data, "--workers", workers,
                      "--ready-file", self.ready_file, "--device", "cpu"]
         for name, folder in models.items():
             self.argv += ["--model", f"{name}={folder}"]

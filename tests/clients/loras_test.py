@@ -261,14 +261,14 @@ class Refusals(Base):
     def test_too_large(self):
         # Refused by the declared length, before the body is sent.
         with socket.create_connection(self.first.host.split(":"), timeout=20) as s:
-            s.sendall(f"PUT /v1/loras/big HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['first']}\r\nContent-Type: application/octet-stream\r\n"
+            s.sendall(f"PUT /v1/loras/big HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEYS['first']}\r\nContent-Type: application/octet-stream\r\n"
                       f"Content-Length: {MOST + 1}\r\nExpect: 100-continue\r\n\r\n".encode())
             answer = s.makefile("rb").readline()
         self.assertIn(b" 413 ", answer)
         # Refused by the number of bytes received.
         big = safetensors({DOWN: ("U8", [1, MOST], b"\0" * MOST)})
         with socket.create_connection(self.first.host.split(":"), timeout=20) as s:
-            s.sendall(f"PUT /v1/loras/big HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['first']}\r\nTransfer-Encoding: chunked\r\n"
+            s.sendall(f"PUT /v1/loras/big HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEYS['first']}\r\nTransfer-Encoding: chunked\r\n"
                       "Connection: close\r\n\r\n".encode())
             for at in range(0, len(big), 1 << 16):
                 piece = big[at:at + (1 << 16)]
@@ -283,7 +283,7 @@ class Refusals(Base):
     def test_a_client_that_disconnects(self):
         data = adapter(7, width=100_000)
         with socket.create_connection(self.first.host.split(":"), timeout=20) as s:
-            s.sendall(f"PUT /v1/loras/half HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['first']}\r\nContent-Length: {len(data)}\r\n\r\n".encode())
+            s.sendall(f"PUT /v1/loras/half HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEYS['first']}\r\nContent-Length: {len(data)}\r\n\r\n".encode())
             s.sendall(data[:2 << 20])
             until(self.chunk_keys, "the first chunk is stored")
             for key in self.chunk_keys():

@@ -78,11 +78,12 @@ class RawClient {
 
 class HttpServer : public ::testing::Test {
  protected:
-  void start(ServerOptions options = {}) {
+  void start(ServerOptions options = {}, std::vector<config::ApiKey> keys = {}) {
     spdlog::set_level(spdlog::level::err);
     GatewayDependencies dependencies;
     dependencies.catalogue.models["demo"] = job::image_model("demo");
     dependencies.catalogue.default_model = "demo";
+    dependencies.settings.keys = std::move(keys);
     hub_ = std::make_shared<EventHub>(context_.get_executor(), [this](auto block) { return service_.next(block); });
     api_ = std::make_unique<Api>(std::move(dependencies), service_, hub_, "");
     server_ = std::make_unique<Server>(
@@ -90,6 +91,8 @@ class HttpServer : public ::testing::Test {
         ServerHandlers{.request = [this](Request r) { return api_->handle(std::move(r)); },
                        .refuse = [this](int status, const std::string& m,
                                         const std::string& c) { return api_->refuse(status, m, c); },
+                       .refuse_head = [this](const Request& head) { return api_->refuse_head(head); },
+                       .is_vital = [this](const Request& head) { return api_->is_vital(head); },
                        .count_connections = [this](int change) { connections_ += change; }});
     ASSERT_TRUE(server_->listen("127.0.0.1:0").ok());
     port_ = server_->port();
@@ -119,6 +122,20 @@ class HttpServer : public ::testing::Test {
     for (int i = 0; i < 400 && connections_ != wanted; ++i) std::this_thread::sleep_for(10ms);
     return connections_ == wanted;
   }
+  // Sends a request that waits for its image, and returns once `waiting` requests wait.
+  std::unique_ptr<RawClient> wait_for_an_image(std::size_t waiting) {
+    auto client = std::make_unique<RawClient>(port_);
+    client->send(
+        "POST /v1/images/generations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        "Content-Length: 14\r\n\r\n{\"prompt\":\"y\"}");
+    std::size_t found = 0;
+    for (int i = 0; i < 400 && found != waiting; ++i) {
+      std::this_thread::sleep_for(10ms);
+      on_server([&] { found = hub_->subscriptions(); });
+    }
+    EXPECT_EQ(found, waiting);
+    return client;
+  }
   std::string exchange(const std::string& bytes) {
     RawClient client(port_);
     client.send(bytes);
@@ -135,6 +152,6 @@ class HttpServer : public ::testing::Test {
   int port_ = 0;
 };
 
-inline const std::string kClose = "Host: x\r\nConnection: close\r\n\r\n";
+inline const std::string kClose = "Host: localhost\r\nConnection: close\r\n\r\n";
 
 }  // namespace ditfleet::gateway

@@ -10,11 +10,11 @@ TEST_F(HttpServer, KeepsAConnectionForManyRequests) {
   start();
   RawClient client(port_);
   for (int i = 0; i < 3; ++i) {
-    client.send("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n");
+    client.send("GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n");
     EXPECT_THAT(client.receive("alive\"}\n"), StartsWith("HTTP/1.1 200"));
   }
   // Two at once (pipelined) are answered in order.
-  client.send("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /nothing HTTP/1.1\r\n" + kClose);
+  client.send("GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /nothing HTTP/1.1\r\n" + kClose);
   const std::string both = client.receive();
   EXPECT_LT(both.find("200 OK"), both.find("404 Not Found"));
   EXPECT_FALSE(client.timed_out);
@@ -33,25 +33,31 @@ TEST_F(HttpServer, RefusesWhatIsTooLarge) {
   ServerOptions options;
   options.max_body_bytes = 1000;
   start(options);
-  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.1\r\nContent-Length: 100000\r\n" + kClose + std::string(100000, 'x')),
+  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n" +
+                       kClose + std::string(100000, 'x')),
               StartsWith("HTTP/1.1 413"));
   // Without a length in advance.
-  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" + kClose + "800\r\n" +
-                       std::string(0x800, 'x') + "\r\n0\r\n\r\n"),
+  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n" +
+                       kClose + "800\r\n" + std::string(0x800, 'x') + "\r\n0\r\n\r\n"),
               StartsWith("HTTP/1.1 413"));
   // A polite client asks first, and need not send it.
-  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 100000\r\n" + kClose),
+  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.1\r\nContent-Type: application/json\r\nExpect: "
+                       "100-continue\r\nContent-Length: 100000\r\n" +
+                       kClose),
               StartsWith("HTTP/1.1 413"));
   EXPECT_THAT(exchange("GET /healthz HTTP/1.1\r\nX: " + std::string(40000, 'x') + "\r\n" + kClose),
               StartsWith("HTTP/1.1 431"));
-  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.1\r\nContent-Length: 14\r\n" + kClose + "{\"prompt\":\"x\"}"),
+  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 14\r\n" + kClose +
+                       "{\"prompt\":\"x\"}"),
               StartsWith("HTTP/1.1 202"));
 }
 
 TEST_F(HttpServer, SaysContinueToAClientThatAsks) {
   start();
   RawClient client(port_);
-  client.send("POST /v1/jobs HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 14\r\n" + kClose);
+  client.send(
+      "POST /v1/jobs HTTP/1.1\r\nContent-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: 14\r\n" +
+      kClose);
   EXPECT_THAT(client.receive("\r\n\r\n"), StartsWith("HTTP/1.1 100"));
   client.send("{\"prompt\":\"x\"}");
   EXPECT_THAT(client.receive(), StartsWith("HTTP/1.1 202"));
@@ -66,8 +72,10 @@ TEST_F(HttpServer, KeepsToTheFinePrintOfHttp) {
   EXPECT_THAT(exchange("GET /healthz HTTP/1.1\r\nHost: y\r\n" + kClose), StartsWith("HTTP/1.1 400"));
   // What stands in a coding that is not understood is no body, and not the next request either.
   for (const char* coding : {"identity", "gzip, chunked", "gzip"}) {
-    const std::string answer = exchange(std::string("POST /v1/jobs HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: ") +
-                                        coding + "\r\n\r\nGET /healthz HTTP/1.1\r\n" + kClose);
+    const std::string answer = exchange(
+        std::string(
+            "POST /v1/jobs HTTP/1.1\r\nContent-Type: application/json\r\nHost: localhost\r\nTransfer-Encoding: ") +
+        coding + "\r\n\r\nGET /healthz HTTP/1.1\r\n" + kClose);
     EXPECT_THAT(answer, testing::AnyOf(StartsWith("HTTP/1.1 501"), StartsWith("HTTP/1.1 400"))) << coding;
     EXPECT_EQ(answer.find("alive"), std::string::npos) << coding;
   }
@@ -80,13 +88,15 @@ TEST_F(HttpServer, JunkIsRefusedAndHarmsNobody) {
       std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11),  // a TLS hello
       "GET / HTTP/9.9\r\n\r\n",
       "GET  /  HTTP/1.1\r\n\r\n",
-      "GET /%zz HTTP/1.1\r\nHost: x\r\n\r\n",
-      "GET /%00 HTTP/1.1\r\nHost: x\r\n\r\n",
-      "GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
-      "GET http://[::1 HTTP/1.1\r\nHost: x\r\n\r\n",
-      "POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
-      "POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999\r\n\r\n",
-      "POST /v1/jobs HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+      "GET /%zz HTTP/1.1\r\nHost: localhost\r\n\r\n",
+      "GET /%00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+      "GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n",
+      "GET http://[::1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+      "POST /v1/jobs HTTP/1.1\r\nContent-Type: application/json\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+      "POST /v1/jobs HTTP/1.1\r\nContent-Type: application/json\r\nHost: localhost\r\nContent-Length: "
+      "99999999999999999999999\r\n\r\n",
+      "POST /v1/jobs HTTP/1.1\r\nContent-Type: application/json\r\nHost: localhost\r\nTransfer-Encoding: "
+      "chunked\r\n\r\nzz\r\n",
       "GET / HTTP/1.1\r\nBad Header\r\n\r\n",
       std::string(5000, '\0') + "\r\n\r\n",
       "*3\r\n$3\r\nSET\r\n$1\r\na\r\n$1\r\nb\r\n",
@@ -107,7 +117,8 @@ TEST_F(HttpServer, JunkIsRefusedAndHarmsNobody) {
     std::string bytes(random() % 600, '\0');
     for (char& c : bytes) c = static_cast<char>(random());
     if (i % 2 != 0)
-      bytes = "POST /v1/jobs HTTP/1.1\r\nContent-Length: " + std::to_string(bytes.size()) + "\r\n" + kClose + bytes;
+      bytes = "POST /v1/jobs HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: " +
+              std::to_string(bytes.size()) + "\r\n" + kClose + bytes;
     RawClient client(port_);
     client.send(bytes);
     client.finish_sending();
@@ -118,30 +129,105 @@ TEST_F(HttpServer, JunkIsRefusedAndHarmsNobody) {
   EXPECT_TRUE(connections_become(0));
 }
 
+// While all connections are being answered, one more is served only if it asks for the service's health.
 TEST_F(HttpServer, ConnectionsAreBounded) {
   ServerOptions options;
   options.max_connections = 3;
   start(options);
   std::vector<std::unique_ptr<RawClient>> clients;
-  for (int i = 0; i < 3; ++i) {
-    clients.push_back(std::make_unique<RawClient>(port_));
-    clients.back()->send("POST /v1/jobs HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n");
-    EXPECT_THAT(clients.back()->receive("\r\n\r\n"), HasSubstr("100 Continue"));
+  for (std::size_t i = 0; i < 3; ++i) clients.push_back(wait_for_an_image(i + 1));
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_THAT(exchange("GET /v1/models HTTP/1.1\r\n" + kClose),
+                testing::AllOf(StartsWith("HTTP/1.1 503 "), HasSubstr("Retry-After: 1\r\n")));
+    for (const char* path : {"/healthz", "/readyz", "/metrics"})
+      EXPECT_THAT(exchange(std::string("GET ") + path + " HTTP/1.1\r\n" + kClose), StartsWith("HTTP/1.1 200 OK"))
+          << path;
   }
-  {
-    RawClient one_more(port_);
-    EXPECT_THAT(one_more.receive("}\n"), HasSubstr("503"));
+  // However many others ask nothing.
+  std::vector<std::unique_ptr<RawClient>> lazy;
+  for (int i = 0; i < 12; ++i) {
+    lazy.push_back(std::make_unique<RawClient>(port_));
+    if (i % 2 != 0) lazy.back()->send("GET /healthz HTTP/1.1\r\nHo");
+    EXPECT_THAT(exchange("GET /healthz HTTP/1.1\r\n" + kClose), StartsWith("HTTP/1.1 200 OK")) << i;
   }
   clients.clear();
+  lazy.clear();
   EXPECT_TRUE(connections_become(0));
-  EXPECT_THAT(exchange("GET /healthz HTTP/1.1\r\n" + kClose), HasSubstr("200 OK"));
+  EXPECT_THAT(exchange("GET /v1/models HTTP/1.1\r\n" + kClose), HasSubstr("200 OK"));
+}
+
+// Whoever sends a head and no body holds no place.
+TEST_F(HttpServer, HalfSentBodiesMakeRoom) {
+  ServerOptions options;
+  options.max_connections = 4;
+  start(options);
+  std::vector<std::unique_ptr<RawClient>> half;
+  RawClient idle(port_);
+  idle.send("GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  EXPECT_THAT(idle.receive("alive\"}\n"), StartsWith("HTTP/1.1 200"));
+  for (int i = 0; i < 12; ++i) {
+    half.push_back(std::make_unique<RawClient>(port_));
+    half.back()->send(
+        "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
+        "Content-Length: 14\r\n\r\n");
+    EXPECT_THAT(half.back()->receive("\r\n\r\n"), StartsWith("HTTP/1.1 100")) << i;
+    EXPECT_THAT(exchange("GET /v1/models HTTP/1.1\r\n" + kClose), StartsWith("HTTP/1.1 200 OK")) << i;
+  }
+  EXPECT_EQ(half.front()->receive({}, 3s), "");
+  EXPECT_FALSE(half.front()->timed_out);
+  half.back()->send("{\"prompt\":\"x\"}");
+  EXPECT_THAT(half.back()->receive("}\n"), StartsWith("HTTP/1.1 202")) << "the newest has stayed";
+  idle.send("GET /healthz HTTP/1.1\r\n" + kClose);
+  EXPECT_THAT(idle.receive(), StartsWith("HTTP/1.1 200")) << "and so has the one without a half-sent request";
+}
+
+TEST_F(HttpServer, BodiesThatAreBeingReadAreBoundedTogether) {
+  ServerOptions options;
+  options.max_body_bytes = 1000;
+  options.max_arriving_bytes = 1;  // four bodies
+  start(options);
+  std::vector<std::unique_ptr<RawClient>> half;
+  for (int i = 0; i < 5; ++i) {
+    half.push_back(std::make_unique<RawClient>(port_));
+    half.back()->send(
+        "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n" +
+        std::string(i % 2 != 0 ? "Transfer-Encoding: chunked" : "Content-Length: 1000") + "\r\n\r\n");
+    EXPECT_THAT(half.back()->receive("\r\n\r\n"), StartsWith("HTTP/1.1 100")) << i;
+  }
+  EXPECT_EQ(half[0]->receive({}, 3s), "");
+  EXPECT_FALSE(half[0]->timed_out);
+  EXPECT_EQ(half[1]->receive({}, 50ms), "");
+  EXPECT_TRUE(half[1]->timed_out) << "still open";
+}
+
+// Nobody without a key can make the server read, or even ask for, a body.
+TEST_F(HttpServer, AKeyIsAskedForBeforeTheBody) {
+  start({}, {{"acme", sha256_hex("right"), false}});
+  const std::string head =
+      "POST /v1/jobs HTTP/1.1\r\nHost: anywhere\r\nContent-Type: application/json\r\nContent-Length: 14\r\n";
+  for (const std::string rest : {"\r\n", "Authorization: Bearer wrong\r\n\r\n", "Expect: 100-continue\r\n\r\n"}) {
+    RawClient client(port_);
+    client.send(head + rest);
+    EXPECT_THAT(client.receive("}\n"),
+                testing::AllOf(StartsWith("HTTP/1.1 401 "), HasSubstr("Connection: close\r\n"),
+                               HasSubstr("WWW-Authenticate: Bearer\r\n"), HasSubstr("X-Request-Id: ")))
+        << rest;
+    EXPECT_FALSE(client.timed_out) << rest;
+  }
+  EXPECT_THAT(exchange("POST /v1/nothing HTTP/1.1\r\nContent-Length: 14\r\n" + kClose), StartsWith("HTTP/1.1 404"));
+  RawClient client(port_);
+  client.send(head + "Authorization: Bearer right\r\nExpect: 100-continue\r\n\r\n");
+  EXPECT_THAT(client.receive("\r\n\r\n"), StartsWith("HTTP/1.1 100"));
+  client.send("{\"prompt\":\"x\"}");
+  EXPECT_THAT(client.receive("}\n"), StartsWith("HTTP/1.1 202"));
 }
 
 TEST_F(HttpServer, AStreamIsChunkedAndEndsWithTheJob) {
   start();
   RawClient client(port_);
-  exchange("POST /v1/jobs HTTP/1.1\r\nContent-Length: 14\r\n" + kClose + "{\"prompt\":\"x\"}");
-  client.send("GET /v1/jobs/job-1/events HTTP/1.1\r\nHost: x\r\n\r\n");
+  exchange("POST /v1/jobs HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 14\r\n" + kClose +
+           "{\"prompt\":\"x\"}");
+  client.send("GET /v1/jobs/job-1/events HTTP/1.1\r\nHost: localhost\r\n\r\n");
   const std::string first = client.receive("event: queued");
   EXPECT_THAT(first, HasSubstr("Transfer-Encoding: chunked"));
   EXPECT_THAT(first, HasSubstr("Content-Type: text/event-stream"));
@@ -155,7 +241,8 @@ TEST_F(HttpServer, AStreamIsChunkedAndEndsWithTheJob) {
 
 TEST_F(HttpServer, AStreamToHttp10IsNotChunked) {
   start();
-  exchange("POST /v1/jobs HTTP/1.1\r\nContent-Length: 14\r\n" + kClose + "{\"prompt\":\"x\"}");
+  exchange("POST /v1/jobs HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 14\r\n" + kClose +
+           "{\"prompt\":\"x\"}");
   on_server([&] { service_.fail("job-1", {Code::kInternal, "x", {}}); });
   const std::string text = exchange("GET /v1/jobs/job-1/events HTTP/1.0\r\n\r\n");
   EXPECT_THAT(text, testing::Not(HasSubstr("chunked")));
@@ -167,8 +254,8 @@ TEST_F(HttpServer, AStreamToHttp10IsNotChunked) {
 TEST_F(HttpServer, Http10ClientsGetWhatTheyCanRead) {
   start();
   const auto post = [](const std::string& path, const std::string& body, const std::string& headers = {}) {
-    return "POST " + path + " HTTP/1.0\r\nHost: x\r\n" + headers + "Content-Length: " + std::to_string(body.size()) +
-           "\r\n\r\n" + body;
+    return "POST " + path + " HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n" + headers +
+           "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
   };
   const auto waiting = [&] {
     std::size_t found = 0;
@@ -215,18 +302,23 @@ TEST_F(HttpServer, Http10ClientsGetWhatTheyCanRead) {
   // What HTTP/1.0 does not know: an interim answer, which would be taken for the answer, and a body in chunks.
   EXPECT_THAT(exchange(post("/v1/jobs", "{\"prompt\":\"x\"}", "Expect: 100-continue\r\n")),
               StartsWith("HTTP/1.0 202 "));
-  EXPECT_THAT(exchange("POST /v1/jobs HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
-              testing::AllOf(HasSubstr(" 400 "), HasSubstr("Content-Length")));
+  EXPECT_THAT(
+      exchange(
+          "POST /v1/jobs HTTP/1.0\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+      testing::AllOf(HasSubstr(" 400 "), HasSubstr("Content-Length")));
 }
 
 TEST_F(HttpServer, NoticesAClientThatLeaves) {
   start();
-  exchange("POST /v1/jobs HTTP/1.1\r\nContent-Length: 14\r\n" + kClose + "{\"prompt\":\"x\"}");
+  exchange("POST /v1/jobs HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 14\r\n" + kClose +
+           "{\"prompt\":\"x\"}");
   {
     RawClient stream(port_), wait(port_);
-    stream.send("GET /v1/jobs/job-1/events HTTP/1.1\r\nHost: x\r\n\r\n");
+    stream.send("GET /v1/jobs/job-1/events HTTP/1.1\r\nHost: localhost\r\n\r\n");
     stream.receive("event: queued");
-    wait.send("POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nContent-Length: 14\r\n\r\n{\"prompt\":\"y\"}");
+    wait.send(
+        "POST /v1/images/generations HTTP/1.1\r\nContent-Type: application/json\r\nHost: localhost\r\nContent-Length: "
+        "14\r\n\r\n{\"prompt\":\"y\"}");
     std::size_t waiting = 0;
     for (int i = 0; i < 200 && waiting < 2; ++i) {
       std::this_thread::sleep_for(10ms);
@@ -254,13 +346,13 @@ TEST_F(HttpServer, AClientThatSendsNoMoreIsStillAnswered) {
     }
     return waiting == wanted;
   };
-  wait.send("POST /v1/images/generations HTTP/1.1\r\nHost: x\r\n" + body);
+  wait.send("POST /v1/images/generations HTTP/1.1\r\nContent-Type: application/json\r\nHost: localhost\r\n" + body);
   wait.finish_sending();
   ASSERT_TRUE(subscriptions_become(1));
-  old.send("POST /v1/images/generations HTTP/1.0\r\nHost: x\r\n" + body);
+  old.send("POST /v1/images/generations HTTP/1.0\r\nContent-Type: application/json\r\nHost: localhost\r\n" + body);
   old.finish_sending();
   ASSERT_TRUE(subscriptions_become(2));
-  stream.send("GET /v1/jobs/job-1/events HTTP/1.1\r\nHost: x\r\n\r\n");
+  stream.send("GET /v1/jobs/job-1/events HTTP/1.1\r\nHost: localhost\r\n\r\n");
   stream.finish_sending();
   ASSERT_TRUE(subscriptions_become(3));
   const std::string begin = stream.receive("keep-alive");
@@ -284,7 +376,9 @@ TEST_F(HttpServer, AClientThatSendsNoMoreIsStillAnswered) {
 TEST_F(HttpServer, StopAnswersThoseWhoWait) {
   start();
   RawClient wait(port_), idle(port_);
-  wait.send("POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nContent-Length: 14\r\n\r\n{\"prompt\":\"y\"}");
+  wait.send(
+      "POST /v1/images/generations HTTP/1.1\r\nContent-Type: application/json\r\nHost: localhost\r\nContent-Length: "
+      "14\r\n\r\n{\"prompt\":\"y\"}");
   std::size_t waiting = 0;
   for (int i = 0; i < 200 && waiting < 1; ++i) {
     std::this_thread::sleep_for(10ms);

@@ -186,12 +186,12 @@ TEST_F(Plans, APrivateRedisAndAFreePort) {
   if (!find_program("redis-server")) GTEST_SKIP() << "redis-server is not on PATH";
   const auto plan = plan_up(flags());
   ASSERT_TRUE(plan.ok()) << plan.error().message;
-  EXPECT_GT(plan->address.port, 0);
+  EXPECT_GT(ListenAddress::parse(plan->settings.gateway.listen)->port, 0);
   EXPECT_TRUE(plan->settings.redis.url.starts_with("unix:///")) << plan->settings.redis.url;
   EXPECT_THAT(*read_file(plan->data_dir + "/redis/redis.conf"), HasSubstr("appendonly yes"));
   const auto children = config::load({.file = plan->data_dir + "/effective.yaml", .sets = {}, .environment = false});
   ASSERT_TRUE(children.ok()) << children.error().message;
-  EXPECT_EQ(children->gateway.listen, plan->address.text());
+  EXPECT_EQ(children->gateway.listen, plan->settings.gateway.listen);
   EXPECT_EQ(children->redis.url, plan->settings.redis.url);
 
   const auto second = plan_up(flags());

@@ -345,5 +345,26 @@ TEST(Reference, TheDefaultFileSaysTheDefaults) {
   EXPECT_EQ(to_yaml(*loaded), to_yaml(Settings{}));
 }
 
+TEST(Config, AGatewayThatOthersReachNeedsKeysOrMustBeDeclaredOpen) {
+  const auto problem = [](const std::string& yaml) {
+    const auto settings = load_text(yaml, "f");
+    EXPECT_TRUE(settings.ok()) << settings.error().message;
+    const auto checked = check_gateway(*settings);
+    return checked ? std::string() : checked.error().message;
+  };
+  const std::string key = "keys: [{tenant: a, sha256: " + std::string(64, '0') + "}]\n";
+  for (const char* listen : {"0.0.0.0:1", ":1", "10.0.0.1:1", "\"[::]:1\"", "render-1:1", "127.evil.example:1"}) {
+    const std::string yaml = "gateway: {listen: " + std::string(listen) + "}\n";
+    EXPECT_THAT(problem(yaml),
+                testing::AllOf(HasSubstr("gateway.listen is"), HasSubstr("gateway.open"), HasSubstr("configure keys")))
+        << listen;
+    EXPECT_EQ(problem(yaml + key), "") << listen;
+    EXPECT_EQ(problem("gateway: {open: true, listen: " + std::string(listen) + "}"), "") << listen;
+  }
+  for (const char* listen : {"127.0.0.1:1", "localhost:1", "\"[::1]:1\"", "127.1.2.3:1"})
+    EXPECT_EQ(problem("gateway: {listen: " + std::string(listen) + "}"), "") << listen;
+  EXPECT_THAT(problem("gateway: {tls_cert_file: /c}"), HasSubstr("gateway.tls_key_file"));
+}
+
 }  // namespace
 }  // namespace ditfleet::config

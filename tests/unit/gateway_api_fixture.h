@@ -68,6 +68,7 @@ class GatewayApi : public ::testing::Test {
     options.settings.keys = std::move(keys);
     options.settings.gateway.request_timeout_ms = 30'000;
     options.settings.gateway.max_connections = 16;
+    if (adjust) adjust(options.settings);
     options.readiness = [this] { return readiness; };
     options.advise = std::move(advise);
     options.waits_for = [](const queue::UnitRef& unit) {
@@ -77,6 +78,7 @@ class GatewayApi : public ::testing::Test {
     hub = std::make_shared<EventHub>(context.get_executor(), [this](auto block) { return service.next(block); });
     asio::co_spawn(context, EventHub::run(hub), asio::detached);
     api = std::make_unique<Api>(std::move(options), service, hub, "http://127.0.0.1:1");
+    api->signer().learn(7, std::string(32, 's'));
   }
   ~GatewayApi() override { hub->stop(); }
 
@@ -86,7 +88,8 @@ class GatewayApi : public ::testing::Test {
     r.method = method;
     EXPECT_TRUE(parse_target(target, r).ok());
     r.headers = std::move(headers);
-    r.headers.emplace_back("Host", "example:80");
+    if (!r.has_header("Host")) r.headers.emplace_back("Host", "localhost:80");
+    if (!body.empty() && !r.has_header("Content-Type")) r.headers.emplace_back("Content-Type", "application/json");
     r.body = std::move(body);
     return r;
   }
@@ -121,6 +124,7 @@ class GatewayApi : public ::testing::Test {
   std::shared_ptr<EventHub> hub;
   std::unique_ptr<Api> api;
   Readiness readiness{true, {}};
+  std::function<void(config::Settings&)> adjust;  // called by start()
   RecordingSink sink;
 };
 

@@ -234,7 +234,7 @@ TEST_F(GatewayApi, ResultsComeWhenTheyAreThere) {
   service.blobs.clear();
   EXPECT_EQ(send("GET", result).status, 410);
   const auto job = body_of(send("GET", "/v1/jobs/" + id));
-  EXPECT_EQ(job.at("unit_records").at(0).at("result").at("url").as_string(), "http://example:80" + result);
+  EXPECT_EQ(job.at("unit_records").at(0).at("result").at("url").as_string(), "http://localhost:80" + result);
   EXPECT_EQ(job.at("unit_records").at(0).at("result").at("seed").as_int64(), 7);
   EXPECT_TRUE(job.at("unit_records").at(1).at("result").is_null());
 }
@@ -322,7 +322,7 @@ TEST_F(GatewayApi, TenantsDoNotSeeEachOther) {
   EXPECT_EQ(send("GET", job, {}, ops).status, 200);
   // The link of the owner works without a key, and only as it is.
   const std::string url(body_of(send("GET", job, {}, a)).at("unit_records").at(0).at("result").at("url").as_string());
-  const std::string link = url.substr(std::string("http://example:80").size());
+  const std::string link = url.substr(std::string("http://localhost:80").size());
   EXPECT_EQ(send("GET", link).body, "picture");
   EXPECT_EQ(send("GET", link + "0").status, 401);
   EXPECT_EQ(send("GET", job + "/results/0").status, 401);
@@ -490,6 +490,90 @@ TEST_F(GatewayApi, CountsRequestsByRoute) {
   EXPECT_THAT(metrics.body, HasSubstr(R"(ditfleet_http_requests_total{code="404",method="GET",route="none"})"));
   EXPECT_THAT(metrics.body, HasSubstr("ditfleet_http_request_duration_seconds_bucket"));
   EXPECT_THAT(metrics.body, HasSubstr("ditfleet_http_event_streams"));
+}
+
+// What a browser sends on behalf of a page of another site, or of a name that was rebound to this host.
+TEST_F(GatewayApi, WithoutKeysForeignPagesAreRefused) {
+  const std::string job = R"({"prompt":"x"})";
+  const auto post = [&](NameValues headers) { return send("POST", "/v1/jobs", job, std::move(headers)).status; };
+  Request plain = request("POST", "/v1/jobs", job);
+  std::erase_if(plain.headers, [](const auto& field) { return field.first == "Content-Type"; });
+  EXPECT_EQ(run_task(context, api->handle(plain)).status, 415) << "fetch() with mode no-cors sends no type";
+  EXPECT_EQ(post({{"Sec-Fetch-Site", "cross-site"}}), 403);
+  EXPECT_EQ(post({{"Origin", "https://evil.example"}}), 403);
+  EXPECT_EQ(post({{"Origin", "null"}}), 403);
+  EXPECT_EQ(post({{"Origin", "http://localhost:81"}}), 403);
+  EXPECT_EQ(post({{"Origin", "http://localhost:80"}, {"Sec-Fetch-Site", "same-origin"}}), 202);
+  EXPECT_EQ(send("GET", "/v1/jobs", {}, {{"Sec-Fetch-Site", "cross-site"}}).status, 200) << "cannot be read there";
+  for (const char* host : {"localhost", "LOCALHOST:8780", "127.0.0.1:8780", "127.8.9.1", "[::1]:8780", "[::1]"})
+    EXPECT_EQ(send("GET", "/v1/jobs", {}, {{"Host", host}}).status, 200) << host;
+  for (const char* host : {"evil.example", "evil.example:8780", "localhost.evil.example", "127.0.0.1.evil.example",
+                           "127.evil.example", "10.0.0.1", "0.0.0.0", "[::2]", "[::1", "[", "]", "a:b:c"}) {
+    const Response refused = send("GET", "/v1/jobs", {}, {{"Host", host}});
+    ASSERT_EQ(refused.status, 403) << host;
+    EXPECT_THAT(std::string(body_of(refused).at("error").at("message").as_string()), HasSubstr("gateway.public_url"));
+    for (const char* vital : {"/healthz", "/readyz", "/metrics"})
+      EXPECT_EQ(send("GET", vital, {}, {{"Host", host}}).status, 200) << host;
+  }
+  EXPECT_EQ(send("OPTIONS", "/v1/jobs", {}, {{"Origin", "https://evil.example"}}).status, 403);
+  EXPECT_EQ(service.submissions.size(), 1u);
+}
+
+TEST_F(GatewayApi, WithoutKeysItsOwnNamesAreServed) {
+  const auto get = [&](const char* host) { return send("GET", "/v1/jobs", {}, {{"Host", host}}).status; };
+  adjust = [](config::Settings& settings) { settings.gateway.public_url = "https://Images.example/base"; };
+  start({});
+  EXPECT_EQ(get("images.example"), 200);
+  EXPECT_EQ(get("images.example:8780"), 200);
+  EXPECT_EQ(get("other.example"), 403);
+  EXPECT_EQ(send("POST", "/v1/jobs", R"({"prompt":"x"})", {{"Origin", "https://images.example"}}).status, 202);
+  adjust = [](config::Settings& settings) {
+    settings.gateway.listen = "render-1:8780";
+    settings.gateway.open = true;
+  };
+  start({});
+  EXPECT_EQ(get("render-1:8780"), 200);
+  EXPECT_EQ(get("10.1.2.3:8780"), 200) << "rebinding needs a name";
+  EXPECT_EQ(get("evil.example"), 403);
+  adjust = {};
+  start({{"acme", sha256_hex("a"), false}});
+  EXPECT_EQ(send("GET", "/v1/jobs", {}, {{"Host", "any.example"}, {"Authorization", "Bearer a"}}).status, 200)
+      << "no foreign page has the key";
+}
+
+TEST_F(GatewayApi, MetricsNeedAnAdministratorOrThisHost) {
+  const auto scrape = [&](bool local, NameValues headers = {}) {
+    Request r = request("GET", "/metrics", {}, std::move(headers));
+    r.from_loopback = local;
+    return run_task(context, api->handle(std::move(r))).status;
+  };
+  EXPECT_EQ(scrape(false), 200) << "without keys";
+  const std::vector<config::ApiKey> keys = {{"acme", sha256_hex("a"), false}, {"ops", sha256_hex("o"), true}};
+  start(keys);
+  EXPECT_EQ(scrape(true), 200);
+  EXPECT_EQ(scrape(true, {{"X-Forwarded-For", "10.0.0.1"}}), 401) << "a proxy on this host";
+  EXPECT_EQ(scrape(false), 401);
+  EXPECT_EQ(scrape(false, {{"Authorization", "Bearer a"}}), 403);
+  EXPECT_EQ(scrape(false, {{"Authorization", "Bearer o"}}), 200);
+  adjust = [](config::Settings& settings) { settings.gateway.metrics_listen = "127.0.0.1:9463"; };
+  start(keys);
+  EXPECT_EQ(scrape(true), 401);
+}
+
+TEST_F(GatewayApi, LinksDependOnTheSharedSecretOnly) {
+  start({{"acme", sha256_hex("a"), false}});
+  const NameValues a = {{"Authorization", "Bearer a"}};
+  const std::string id(body_of(send("POST", "/v1/jobs", R"({"prompt":"a"})", a)).at("id").as_string());
+  service.admit(id);
+  service.succeed(id, 0, "picture");
+  const auto job = body_of(send("GET", "/v1/jobs/" + id, {}, a));
+  const std::string url(job.at("unit_records").at(0).at("result").at("url").as_string());
+  const std::string link = url.substr(std::string("http://localhost:80").size());
+  EXPECT_THAT(link, HasSubstr("&kid=7&sig="));
+  start({{"bolt", sha256_hex("b"), false}});
+  EXPECT_EQ(send("GET", link).status, 200) << "whichever keys are configured by now";
+  api->signer().learn(7, std::string(32, 'x'));
+  EXPECT_EQ(send("GET", link).status, 401);
 }
 
 }  // namespace

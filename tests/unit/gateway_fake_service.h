@@ -113,6 +113,10 @@ class FakeService final : public JobService {
   }
 
   // --- JobService ------------------------------------------------------------------------------
+  asio::awaitable<Result<std::string>> link_secret(std::int64_t id, std::int64_t) override {
+    if (down) co_return *down;
+    co_return std::string(32, static_cast<char>(id));
+  }
   asio::awaitable<Result<queue::SubmitOutcome>> submit(const queue::Submission& s) override {
     if (down) co_return *down;
     submissions.push_back(s);

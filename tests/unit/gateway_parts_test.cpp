@@ -11,6 +11,7 @@
 #include "coordinator/gateway/routes/embedded.h"
 #include "coordinator/gateway/routes/errors.h"
 #include "coordinator/gateway/routes/job_json.h"
+#include "coordinator/gateway/routes/link_signer.h"
 #include "coordinator/gateway/routes/openai_images.h"
 #include "coordinator/gateway/routes/openapi.h"
 #include "coordinator/gateway/routes/router.h"
@@ -295,21 +296,32 @@ TEST(GatewayKeys, WithoutKeysEveryoneIsTheDefaultTenant) {
   const KeyRing open({});
   EXPECT_EQ(open.authenticate("")->tenant, "default");
   EXPECT_EQ(open.authenticate("Bearer anything")->tenant, "default");
-  EXPECT_EQ(open.sign("/v1/jobs/j/results/0", 10), "");
-  EXPECT_FALSE(open.verify("/v1/jobs/j/results/0", "10", "", 5));
 }
 
-TEST(GatewayKeys, SignedLinksHoldForOnePathAndATime) {
+TEST(GatewayLinks, HoldForOnePathAndATime) {
   const std::string path = "/v1/jobs/j/results/0";
-  const std::string link = ring().sign(path, 1000);
-  ASSERT_TRUE(link.starts_with("expires=1000&sig="));
-  const std::string signature = link.substr(17);
-  EXPECT_TRUE(ring().verify(path, "1000", signature, 999));
-  EXPECT_FALSE(ring().verify(path, "1000", signature, 1001));
-  EXPECT_FALSE(ring().verify(path, "2000", signature, 999));
-  EXPECT_FALSE(ring().verify("/v1/jobs/j/results/1", "1000", signature, 999));
-  EXPECT_FALSE(ring().verify(path, "1000", "", 999));
-  EXPECT_FALSE(KeyRing({{"x", sha256_hex("other"), false}}).verify(path, "1000", signature, 999));
+  LinkSigner signer;
+  EXPECT_EQ(signer.sign(path, 1000), "") << "no secret yet";
+  signer.learn(3, std::string(32, 'a'));
+  const std::string link = signer.sign(path, 1000);
+  ASSERT_TRUE(link.starts_with("expires=1000&kid=3&sig=")) << link;
+  const std::string signature = link.substr(23);
+  EXPECT_TRUE(signer.verify(path, "1000", "3", signature, 999));
+  EXPECT_FALSE(signer.verify(path, "1000", "3", signature, 1001));
+  EXPECT_FALSE(signer.verify(path, "2000", "3", signature, 999));
+  EXPECT_FALSE(signer.verify(path, "1000", "4", signature, 999));
+  EXPECT_FALSE(signer.verify(path, "1000", "", signature, 999));
+  EXPECT_FALSE(signer.verify("/v1/jobs/j/results/1", "1000", "3", signature, 999));
+  EXPECT_FALSE(signer.verify(path, "1000", "3", "", 999));
+  // Another secret signs from now on. Links that the old one signed stay valid until it is replaced.
+  signer.learn(4, std::string(32, 'b'));
+  EXPECT_TRUE(signer.sign(path, 1000).starts_with("expires=1000&kid=4&"));
+  EXPECT_TRUE(signer.verify(path, "1000", "3", signature, 999));
+  signer.learn(3, std::string(32, 'c'));
+  EXPECT_FALSE(signer.verify(path, "1000", "3", signature, 999));
+  EXPECT_FALSE(LinkSigner().verify(path, "1000", "3", signature, 999));
+  signer.learn(3, "short");
+  EXPECT_FALSE(signer.verify(path, "1000", "3", "", 999));
 }
 
 TEST(GatewayImages, MapsOpenAisFields) {

@@ -224,6 +224,9 @@ struct SecretFile : ::testing::Test {
 
 TEST_F(SecretFile, ALineEndIsNotPartOfIt) {
   std::ofstream(dir + "/secret") << "the secret of this cluster\n";
+  std::filesystem::permissions(dir + "/secret", std::filesystem::perms(0644));
+  EXPECT_EQ(Secret::from_file(dir + "/secret").error().code, Code::kInvalidArgument) << "others can read it";
+  std::filesystem::permissions(dir + "/secret", std::filesystem::perms(0600));
   const auto secret = Secret::from_file(dir + "/secret");
   ASSERT_TRUE(secret.ok()) << secret.error().message;
   EXPECT_EQ((*secret)->id(), kSecret->id());

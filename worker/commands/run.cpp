@@ -1,6 +1,7 @@
 #include "worker/commands/run.h"
 
 #include <spdlog/spdlog.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -78,6 +79,7 @@ asio::awaitable<void> listen_for_signals(asio::signal_set& signals, Service& ser
 Result<int> serve(const RunFlags& flags) {
   auto settings = settings_of(flags);
   if (!settings) return settings.error();
+  ::umask(077);  // images of tenants must not be readable by other users
   std::unique_ptr<telemetry::MetricsServer> metrics;
   if (!settings->worker.metrics_listen.empty()) {
     auto server = telemetry::MetricsServer::start(settings->worker.metrics_listen);

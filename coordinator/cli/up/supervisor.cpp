@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <future>
 #include <optional>
 
 #include "coordinator/cli/http_client.h"
@@ -20,6 +21,7 @@
 #include "shared/core/output_file.h"
 #include "shared/core/stop_signals.h"
 #include "shared/core/unique_fd.h"
+#include "shared/redis/endpoint.h"
 
 namespace ditfleet::cli {
 namespace {
@@ -32,6 +34,8 @@ constexpr milliseconds kTick{50}, kReadyPoll{100};
 constexpr seconds kStopTimeout{10};  // of the coordinator and of Redis, before SIGKILL
 constexpr seconds kStillWaiting{15};
 constexpr seconds kStillFailing{60};
+constexpr seconds kProbe{5};  // the time limit of a probe, and the pause after an answered one
+constexpr int kMostUnanswered = 3;
 
 void note(const std::string& message) { std::fprintf(stderr, "up | %s\n", message.c_str()); }
 
@@ -54,7 +58,8 @@ struct Member {
 
 class Supervisor {
  public:
-  explicit Supervisor(UpPlan plan) : plan_(std::move(plan)), client_(Target{plan_.address.local_url(), {}, false}) {
+  explicit Supervisor(UpPlan plan)
+      : plan_(std::move(plan)), target_{.url = plan_.gateway_url, .verify = false}, client_(target_) {
     if (!plan_.redis.argv.empty()) redis_.emplace_back(plan_.redis);
     coordinator_.emplace_back(plan_.coordinator);
     for (const LoggedProcessSpec& spec : plan_.workers) workers_.emplace_back(spec);
@@ -101,6 +106,7 @@ class Supervisor {
       for (Member& member : workers_) start(member);
     }
     check_ready();
+    probe_coordinator();
     if (ready_) write_ready_file();
   }
 
@@ -195,6 +201,28 @@ class Supervisor {
     }
   }
 
+  // A coordinator that runs but does not answer is killed, and then restarted like one that crashed.
+  void probe_coordinator() {
+    const auto now = Clock::now();
+    LoggedProcess& coordinator = coordinator_.front().process;
+    if (probe_.valid()) {
+      if (probe_.wait_for(seconds(0)) != std::future_status::ready) return;
+      unanswered_ = probe_.get() ? unanswered_ + 1 : 0;
+      next_probe_ = now + (unanswered_ > 0 ? seconds(0) : kProbe);
+      if (unanswered_ < kMostUnanswered) return;
+      note("coordinator has not answered /healthz for " + std::to_string(kMostUnanswered * kProbe.count()) +
+           " s and is killed");
+      coordinator.send(SIGKILL);
+      unanswered_ = 0;
+    } else if (coordinator.running() && now >= next_probe_) {
+      // A refused connection is no sign of a coordinator that hangs: it may be starting.
+      probe_ = std::async(std::launch::async, [target = target_] {
+        const auto answer = HttpClient(target).request("GET", "/healthz", {}, kProbe);
+        return !answer && answer.error().code == Code::kDeadlineExceeded;
+      });
+    }
+  }
+
   json::object ready_object() const {
     const auto pid_of = [](const Member& member) {
       return member.process.running() ? json::value(member.process.pid()) : json::value(nullptr);
@@ -203,8 +231,10 @@ class Supervisor {
     for (const Member& member : workers_) {
       if (member.process.running()) workers.push_back(member.process.pid());
     }
-    return {{"gateway", plan_.address.local_url()},
-            {"redis", plan_.settings.redis.url},
+    auto redis = redis::Endpoint::parse(plan_.settings.redis.url);
+    if (redis) redis->user = redis->password = "";  // whoever reads the file needs the URL, not the password
+    return {{"gateway", plan_.gateway_url},
+            {"redis", redis ? redis->url() : std::string()},
             {"pids", json::object{{"redis", redis_.empty() ? json::value(nullptr) : pid_of(redis_.front())},
                                   {"coordinator", pid_of(coordinator_.front())},
                                   {"workers", std::move(workers)}}}};
@@ -229,7 +259,7 @@ class Supervisor {
       std::printf(
           "DiTFleet is up: %s (console page and API), models: %s, workers: %zu\nlogs and data: %s; Ctrl-C "
           "stops it\n",
-          plan_.address.local_url().c_str(), models.c_str(), workers_.size(), plan_.data_dir.c_str());
+          plan_.gateway_url.c_str(), models.c_str(), workers_.size(), plan_.data_dir.c_str());
     }
     std::fflush(stdout);
   }
@@ -266,10 +296,14 @@ class Supervisor {
   }
 
   UpPlan plan_;
+  Target target_;  // this host's gateway, with whatever certificate
   HttpClient client_;
   std::deque<Member> redis_, coordinator_, workers_;  // the first two have at most one member
   UniqueFd signals_;
   bool all_started_ = false, ready_ = false, stopping_ = false, in_a_hurry_ = false;
+  std::future<bool> probe_;  // whether the coordinator left a probe unanswered
+  Clock::time_point next_probe_;
+  int unanswered_ = 0;  // probes in a row
   int exit_code_ = kExitOk;
   Clock::time_point next_ready_check_, asked_at_;
   std::string ready_text_;

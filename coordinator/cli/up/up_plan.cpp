@@ -247,6 +247,7 @@ Result<UpPlan> plan_up(const UpFlags& flags) {
   plan.json = flags.json;
   add_demo_model(plan.settings);
   if (auto checked = check_models(plan.settings); !checked) return checked.error();
+  if (auto checked = config::check_gateway(plan.settings); !checked) return checked.error();
 
   ::umask(077);  // the data folder holds prompts, images and perhaps Redis' password
   auto dir = make_data_folder(plan.settings);
@@ -269,8 +270,8 @@ Result<UpPlan> plan_up(const UpFlags& flags) {
   if (!wanted) return wanted.error();
   auto address = try_to_listen(*wanted);
   if (!address) return address.error();
-  plan.address = *address;
   plan.settings.gateway.listen = address->text();
+  plan.gateway_url = address->local_url(!plan.settings.gateway.tls_cert_file.empty());
 
   if (plan.settings.results.backend == "file" && plan.settings.results.dir.empty())
     plan.settings.results.dir = plan.data_dir + "/results";

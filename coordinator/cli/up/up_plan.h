@@ -7,7 +7,6 @@
 #include "coordinator/cli/up/logged_process.h"
 #include "shared/config/settings.h"
 #include "shared/core/file_lock.h"
-#include "shared/core/listen_address.h"
 #include "shared/core/result.h"
 
 namespace ditfleet::cli {
@@ -21,8 +20,8 @@ struct UpFlags {
 };
 
 struct UpPlan {
-  config::Settings settings;  // complete: port, models' folders, Redis' URL
-  ListenAddress address;
+  config::Settings settings;                       // complete: port, models' folders, Redis' URL
+  std::string gateway_url;                         // for clients on this host
   std::string data_dir, ready_file, redis_socket;  // redis_socket is empty with an external Redis
   FileLock data_lock, redis_lock;
   LoggedProcessSpec redis;  // argv empty with an external Redis

@@ -1,8 +1,11 @@
 #include "coordinator/gateway/http/connection.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <boost/asio/buffer.hpp>
+#include <boost/asio/ip/network_v6.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/buffers_to_string.hpp>
 #include <boost/beast/http/chunk_encode.hpp>
@@ -13,6 +16,21 @@ namespace ditfleet::gateway {
 
 namespace http = boost::beast::http;
 using boost::system::error_code;
+
+namespace {
+
+constexpr std::chrono::milliseconds kLookAgain{500};  // whether a TLS client that sent something has closed its side
+
+}  // namespace
+
+Connection::Connection(tcp::socket socket, std::chrono::milliseconds write_timeout, asio::ssl::context* tls)
+    : stream_(std::move(socket), tls), write_timeout_(write_timeout) {
+  error_code unknown;
+  peer = stream_.socket().remote_endpoint(unknown).address();
+  if (peer.is_v6() && peer.to_v6().is_v4_mapped()) peer = asio::ip::make_address_v4(asio::ip::v4_mapped, peer.to_v6());
+  from_loopback = peer.is_loopback();
+  if (peer.is_v6()) peer = asio::ip::network_v6(peer.to_v6(), 64).network();
+}
 
 void Connection::when_gone(std::function<void()> callback) {
   when_gone_ = std::move(callback);
@@ -47,7 +65,17 @@ void Connection::wait_for_end_of_requests(const std::shared_ptr<Connection>& sel
   stream_.socket().async_wait(tcp::socket::wait_read, [self, watch](error_code ec) {
     if (ec || watch != self->watch_) return;
     char byte;
-    const auto n = ::recv(self->stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    const int fd = self->stream_.socket().native_handle();
+    const auto n = ::recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (self->stream_.tls()) {
+      // What arrives is most likely TLS' farewell. A probe would have to be encrypted, so a half-closed client is gone.
+      pollfd ended{fd, POLLRDHUP, 0};
+      if (::poll(&ended, 1, 0) > 0) return self->leave();
+      const auto later = std::make_shared<asio::steady_timer>(self->stream_.get_executor(), kLookAgain);
+      return later->async_wait([self, watch, later](error_code) {
+        if (watch == self->watch_) self->wait_for_end_of_requests(self, watch);
+      });
+    }
     if (n > 0) return;
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return self->wait_for_end_of_requests(self, watch);
     if (n < 0) return self->leave();

@@ -4,7 +4,10 @@
 #pragma once
 
 #include <boost/asio/as_tuple.hpp>
+#include <boost/asio/ip/address.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/ssl/context.hpp>
+#include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/core/basic_stream.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
@@ -15,6 +18,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "coordinator/gateway/http/http.h"
 
@@ -26,14 +30,45 @@ constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
 // body (chunk extensions, trailers), because the parser consumes a line only once it is complete.
 constexpr std::size_t kBufferBytes = 64u << 10;
 
+// A TCP stream with timeouts, under TLS if `tls` is given. Models Asio's AsyncReadStream and AsyncWriteStream.
+class ClientStream {
+ public:
+  using tcp = asio::ip::tcp;
+  using Tcp = boost::beast::basic_stream<tcp, asio::any_io_executor, boost::beast::unlimited_rate_policy>;
+  using executor_type = asio::any_io_executor;
+
+  ClientStream(tcp::socket socket, asio::ssl::context* tls) : tcp_(std::move(socket)) {
+    if (tls) tls_.emplace(tcp_, *tls);
+  }
+  asio::any_io_executor get_executor() { return tcp_.get_executor(); }
+  tcp::socket& socket() { return tcp_.socket(); }
+  void expires_after(std::chrono::milliseconds time) { tcp_.expires_after(time); }
+  void expires_never() { tcp_.expires_never(); }
+  asio::ssl::stream<Tcp&>* tls() { return tls_ ? &*tls_ : nullptr; }
+
+  template <class Buffers, class Token>
+  auto async_read_some(const Buffers& buffers, Token&& token) {
+    return tls_ ? tls_->async_read_some(buffers, std::forward<Token>(token))
+                : tcp_.async_read_some(buffers, std::forward<Token>(token));
+  }
+  template <class Buffers, class Token>
+  auto async_write_some(const Buffers& buffers, Token&& token) {
+    return tls_ ? tls_->async_write_some(buffers, std::forward<Token>(token))
+                : tcp_.async_write_some(buffers, std::forward<Token>(token));
+  }
+
+ private:
+  Tcp tcp_;
+  std::optional<asio::ssl::stream<Tcp&>> tls_;
+};
+
 class Connection final : public Sink {
  public:
   using tcp = asio::ip::tcp;
-  using Stream = boost::beast::basic_stream<tcp, asio::any_io_executor, boost::beast::unlimited_rate_policy>;
+  using Stream = ClientStream;
 
-  // `write_timeout` limits one write().
-  Connection(tcp::socket socket, std::chrono::milliseconds write_timeout)
-      : stream_(std::move(socket)), write_timeout_(write_timeout) {}
+  // `write_timeout` limits one write(). `tls`, if not null, must outlive the connection.
+  Connection(tcp::socket socket, std::chrono::milliseconds write_timeout, asio::ssl::context* tls = nullptr);
 
   Stream& stream() { return stream_; }
   boost::beast::flat_buffer& buffer() { return buffer_; }
@@ -41,8 +76,16 @@ class Connection final : public Sink {
   // Size of the response that is being written, and when the write started.
   std::size_t unread_bytes = 0;
   std::chrono::steady_clock::time_point writes_since;
-  // When the connection started to wait for a complete request head. Empty while a request is served.
-  std::optional<std::chrono::steady_clock::time_point> awaits_head_since;
+  // Since when the server waits for the client: for a request, for the rest of one, or for the end of a refused one.
+  // Empty while a request is served.
+  std::optional<std::chrono::steady_clock::time_point> waits_since;
+  // Size of the body that is being read.
+  std::size_t arriving_bytes = 0;
+  // Above the limit of connections: only the vital routes are served.
+  bool guest = false;
+  // The client's IPv4 address or IPv6 /64 network, and whether it is this host.
+  asio::ip::address peer;
+  bool from_loopback = false;
 
   // --- Sink ---
   bool gone() const override { return gone_; }

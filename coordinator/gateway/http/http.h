@@ -38,6 +38,7 @@ struct Request {
   NameValues query;  // percent-decoded, in order
   NameValues headers;
   std::string body;
+  bool from_loopback = false;               // the client, or a proxy, is on this host
   std::shared_ptr<BodyReader> stream = {};  // if set, the body is read from here and `body` is empty
 
   // The first header of that name, ignoring case; empty if absent.

@@ -86,6 +86,15 @@ std::optional<ReadProblem> problem_of(const http::request_header<>& head) {
   return std::nullopt;
 }
 
+Result<Request> request_of(const http::request_header<>& head) {
+  Request request;
+  request.method = std::string(head.method_string());
+  for (const auto& field : head) request.headers.emplace_back(field.name_string(), field.value());
+  if (auto target = parse_target(std::string_view(head.target().data(), head.target().size()), request); !target)
+    return target.error();
+  return request;
+}
+
 bool expects_continue(const http::request_header<>& head) {
   return head.version() >= 11 && beast::iequals(head[http::field::expect], "100-continue");
 }

@@ -48,6 +48,9 @@ ReadProblem body_is_late();
 // The problem of a request head that Beast accepts but the server rejects, if any.
 std::optional<ReadProblem> problem_of(const boost::beast::http::request_header<>& head);
 
+// The request without its body. Errors: those of parse_target().
+Result<Request> request_of(const boost::beast::http::request_header<>& head);
+
 // Whether the client waits for "100 Continue" before it sends the body. False for HTTP/1.0 clients, which would treat
 // the interim response as the final one (RFC 9110 §10.1.1).
 bool expects_continue(const boost::beast::http::request_header<>& head);

@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <array>
 #include <boost/asio/bind_executor.hpp>
 #include <boost/asio/buffer.hpp>
@@ -20,6 +21,7 @@
 #include "coordinator/gateway/http/reading.h"
 #include "coordinator/gateway/http/streamed_body.h"
 #include "shared/core/listen_address.h"
+#include "shared/core/secrets.h"
 #include "shared/core/task_group.h"
 
 namespace ditfleet::gateway {
@@ -38,6 +40,30 @@ constexpr std::size_t kLingerBytes = 8u << 20;
 constexpr std::size_t kSmallAnswer = 64u << 10;  // sent even if too many answers are unread
 constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 
+// TLS 1.2 or later with this certificate chain and private key.
+Result<std::unique_ptr<asio::ssl::context>> tls_context(const std::string& cert_file, const std::string& key_file) {
+  if (auto key = read_secret_file(key_file); !key)
+    return Error{key.error().code, "gateway.tls_key_file: " + key.error().message, {}};
+  auto context = std::make_unique<asio::ssl::context>(asio::ssl::context::tls_server);
+  SSL_CTX_set_min_proto_version(context->native_handle(), TLS1_2_VERSION);
+  SSL_CTX_set_options(context->native_handle(), SSL_OP_NO_RENEGOTIATION);
+  // Without it, OpenSSL would ask for the password of an encrypted key on the terminal.
+  context->set_password_callback([](std::size_t, asio::ssl::context::password_purpose) { return std::string(); });
+  boost::system::error_code ec;
+  context->use_certificate_chain_file(cert_file, ec);
+  if (ec) {
+    return invalid_argument("gateway.tls_cert_file: '" + cert_file +
+                            "' is not a readable certificate chain in PEM: " + ec.message());
+  }
+  context->use_private_key_file(key_file, asio::ssl::context::pem, ec);
+  if (ec) {
+    return invalid_argument("gateway.tls_key_file: '" + key_file +
+                            "' is not the unencrypted PEM private key of the certificate in '" + cert_file +
+                            "': " + ec.message());
+  }
+  return context;
+}
+
 }  // namespace
 
 class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
@@ -47,12 +73,22 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
         options_(options),
         handlers_(std::move(handlers)),
         acceptor_(executor),
-        connections_(options.max_unread_bytes),
+        connections_({.connections = static_cast<std::size_t>(options.max_connections),
+                      .connections_per_peer = static_cast<std::size_t>(options.max_connections_per_peer > 0
+                                                                           ? options.max_connections_per_peer
+                                                                           : std::max(1, options.max_connections / 4)),
+                      .unread_bytes = options.max_unread_bytes,
+                      .arriving_bytes = std::max(options.max_arriving_bytes, 4 * options.max_body_bytes)}),
         tasks_(executor) {}
 
   Result<void> listen(const std::string& text) {
     auto address = ListenAddress::parse(text, "gateway.listen");
     if (!address) return address.error();
+    if (!options_.tls_cert_file.empty()) {
+      auto tls = tls_context(options_.tls_cert_file, options_.tls_key_file);
+      if (!tls) return tls.error();
+      tls_ = std::move(*tls);
+    }
     error_code ec;
     tcp::resolver resolver(executor_);
     const auto found = resolver.resolve(address->host, std::to_string(address->port), tcp::resolver::passive, ec);
@@ -79,11 +115,10 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     return acceptor_.local_endpoint(ec).port();
   }
 
-  std::string local_host() const {
+  std::string local_url() const {
     error_code ec;
     const auto address = acceptor_.local_endpoint(ec).address();
-    if (address.is_v6()) return address.is_unspecified() ? "[::1]" : "[" + address.to_string() + "]";
-    return address.is_unspecified() ? "127.0.0.1" : address.to_string();
+    return ListenAddress{address.to_string(), port()}.local_url(tls_ != nullptr);
   }
 
   asio::awaitable<void> run() {
@@ -100,7 +135,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       }
       error_code ignored;
       socket.set_option(tcp::no_delay(true), ignored);
-      auto connection = std::make_shared<Connection>(std::move(socket), options_.write_timeout);
+      auto connection = std::make_shared<Connection>(std::move(socket), options_.write_timeout, tls_.get());
       tasks_.spawn("http connection", serve(shared_from_this(), std::move(connection)));
     }
     co_await tasks_.join();
@@ -130,10 +165,11 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     bool keep = false, http_1_0 = false;
   };
 
-  // What became of reading a request. Neither: the client is gone, or its connection was closed for another one.
+  // What became of reading a request. None: the client is gone, or its connection was closed for another one.
   struct ReadOutcome {
     std::optional<Incoming> incoming = {};
     std::optional<ReadProblem> problem = {};
+    std::optional<Response> refusal = {};
   };
 
   // Keeps the set of open connections and the gauge correct however serve() ends.
@@ -155,16 +191,14 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
   asio::awaitable<void> serve(std::shared_ptr<Impl> self, std::shared_ptr<Connection> connection) {
     const Listed listed(*self, connection);
     Stream& stream = connection->stream();
-    const auto most = static_cast<std::size_t>(options_.max_connections);
-    if (connections_.size() > most) connections_.evict_longest_idle(*connection);
-    if (connections_.size() > 2 * most) co_return;
-    if (connections_.size() > most) {
-      const ReadProblem full{503, "too many connections; try again shortly", "too_many_connections"};
-      co_await refuse(*connection, full);
-      co_return;
+    connection->waits_since = Deadline::Clock::now();
+    if (stream.tls()) {
+      stream.expires_after(options_.header_timeout);
+      auto [ec] = co_await stream.tls()->async_handshake(asio::ssl::stream_base::server, kTuple);
+      if (ec) co_return;
     }
     while (!stopping_) {
-      connection->awaits_head_since = Deadline::Clock::now();
+      connection->waits_since = Deadline::Clock::now();
       if (connection->buffer().size() == 0) {
         connection->idle = true;
         stream.expires_after(options_.idle_timeout);
@@ -172,9 +206,11 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
         connection->idle = false;
         if (ec) break;
         connection->buffer().commit(read);
+        if (connection->waits_since) connection->waits_since = Deadline::Clock::now();
       }
-      auto [incoming, problem] = co_await read_request(connection);
-      if (problem) co_await refuse(*connection, *problem);
+      auto [incoming, problem, refusal] = co_await read_request(connection);
+      if (problem) refusal = handlers_.refuse(problem->status, problem->message, problem->code);
+      if (refusal) co_await refuse(*connection, *refusal);
       if (!incoming) co_return;
       const bool head = incoming->request.method == "HEAD";
       const bool http_1_0 = incoming->http_1_0;
@@ -191,7 +227,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       }
       // The unread rest of a body would be taken for the next request.
       const bool unread = incoming->streamed && !incoming->streamed->done();
-      keep = keep && !response.close && !stopping_ && !unread;
+      keep = keep && !response.close && !stopping_ && !unread && !connection->guest;
       if (response.stream) {
         if (!co_await write_stream(connection, response, http_1_0)) break;
         // Opening a new connection is simpler than finding out whether the client still listens.
@@ -204,22 +240,12 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       }
       if (!keep) break;
     }
+    if (stream.tls()) {
+      stream.expires_after(kLingerTime);
+      co_await stream.tls()->async_shutdown(kTuple);
+    }
     error_code ignored;
     stream.socket().shutdown(tcp::socket::shutdown_both, ignored);
-  }
-
-  template <class Body>
-  static Result<Incoming> incoming_of(const http::request<Body>& message) {
-    Incoming incoming;
-    incoming.keep = message.keep_alive();
-    incoming.http_1_0 = message.version() == 10;
-    incoming.request.method = std::string(message.method_string());
-    for (const auto& field : message) incoming.request.headers.emplace_back(field.name_string(), field.value());
-    if (auto target =
-            parse_target(std::string_view(message.target().data(), message.target().size()), incoming.request);
-        !target)
-      return target.error();
-    return incoming;
   }
 
   // Skips empty lines before a request (RFC 9112 §2.2).
@@ -255,20 +281,33 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       if (!ec) std::tie(ec, std::ignore) = co_await http::async_read_header(stream, connection.buffer(), head, kTuple);
       late = ec && limit.passed();
     }
-    if (!connection.awaits_head_since) co_return ReadOutcome{};  // evicted for a new connection
-    connection.awaits_head_since.reset();
+    if (!connection.waits_since) co_return ReadOutcome{};  // evicted for another connection
     if (late) co_return ReadOutcome{.problem = head_is_late()};
     if (ec) co_return failed(ec);
     if (auto problem = problem_of(head.get())) co_return ReadOutcome{.problem = std::move(problem)};
-    auto incoming = incoming_of(head.get());
-    if (!incoming) co_return ReadOutcome{.problem = ReadProblem{400, incoming.error().message, "bad_request"}};
-    if (handlers_.streams && handlers_.streams(incoming->request)) {
-      incoming->streamed = std::make_shared<StreamedBody>(std::move(shared), std::move(head), options_.piece_timeout);
-      incoming->request.stream = incoming->streamed;
-      co_return ReadOutcome{.incoming = std::move(*incoming)};
+    auto request = request_of(head.get());
+    if (!request) co_return ReadOutcome{.problem = ReadProblem{400, request.error().message, "bad_request"}};
+    Incoming incoming{
+        .request = std::move(*request), .keep = head.get().keep_alive(), .http_1_0 = head.get().version() == 10};
+    incoming.request.from_loopback = connection.from_loopback;
+    if (connection.guest && connections_.has_place_for(connection)) connection.guest = false;
+    if (connection.guest && !(handlers_.is_vital && handlers_.is_vital(incoming.request))) {
+      const ReadProblem full{503, "too many connections; try again shortly", "too_many_connections"};
+      co_return ReadOutcome{.problem = full};
+    }
+    if (handlers_.streams && handlers_.streams(incoming.request)) {
+      connection.waits_since.reset();
+      incoming.streamed = std::make_shared<StreamedBody>(std::move(shared), std::move(head), options_.piece_timeout);
+      incoming.request.stream = incoming.streamed;
+      co_return ReadOutcome{.incoming = std::move(incoming)};
     }
     if (const auto length = head.content_length(); length && *length > options_.max_body_bytes)
       co_return failed(http::error::body_limit);
+    if (!head.is_done() && handlers_.refuse_head) {
+      if (auto refusal = handlers_.refuse_head(incoming.request)) co_return ReadOutcome{.refusal = std::move(refusal)};
+    }
+    const std::uint64_t expected = head.is_done() ? 0 : head.content_length().value_or(options_.max_body_bytes);
+    const auto counted = connections_.count_arriving(connection, expected);
     http::request_parser<http::string_body> parser(std::move(head));
     parser.body_limit(options_.max_body_bytes);
     if (expects_continue(parser.get())) {
@@ -280,11 +319,13 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       std::tie(ec, std::ignore) = co_await http::async_read(stream, connection.buffer(), parser, kTuple);
       late = ec && limit.passed();
     }
+    if (!connection.waits_since) co_return ReadOutcome{};
+    connection.waits_since.reset();
     if (late) co_return ReadOutcome{.problem = body_is_late()};
     stream.expires_never();
     if (ec) co_return failed(ec);
-    incoming->request.body = std::move(parser.get().body());
-    co_return ReadOutcome{.incoming = std::move(*incoming)};
+    incoming.request.body = std::move(parser.get().body());
+    co_return ReadOutcome{.incoming = std::move(incoming)};
   }
 
   template <class Body>
@@ -307,7 +348,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     }
     const bool bodiless = head || response.status == 204 || response.status == 304;
     const std::size_t length = response.body.size();
-    const ConnectionSet::Unread counted(connections_, connection, bodiless ? 0 : response.body.capacity());
+    const auto counted = connections_.count_unread(connection, bodiless ? 0 : response.body.capacity());
     http::response<http::string_body> message;
     fill_head(message, response, http_1_0);
     message.keep_alive(keep);
@@ -349,16 +390,17 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     co_return !ec;
   }
 
-  asio::awaitable<void> refuse(Connection& connection, ReadProblem problem) {
-    Response response = handlers_.refuse(problem.status, problem.message, problem.code);
-    if (co_await write_response(connection, response, false, false, false)) co_await linger(connection);
+  asio::awaitable<void> refuse(Connection& connection, Response& response) {
+    const bool written = co_await write_response(connection, response, false, false, false);
+    if (written) co_await linger(connection);
   }
 
   // Reads and discards what the client still sends, so that it reads the answer before the connection closes.
   asio::awaitable<void> linger(Connection& connection) {
     Stream& stream = connection.stream();
+    connection.waits_since = Deadline::Clock::now();
     error_code ignored;
-    stream.socket().shutdown(tcp::socket::shutdown_send, ignored);
+    if (!stream.tls()) stream.socket().shutdown(tcp::socket::shutdown_send, ignored);
     stream.expires_after(kLingerTime);
     std::size_t taken = 0;
     std::array<char, 8192> rest;
@@ -372,6 +414,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
   asio::any_io_executor executor_;
   ServerOptions options_;
   ServerHandlers handlers_;
+  std::unique_ptr<asio::ssl::context> tls_;
   tcp::acceptor acceptor_;
   ConnectionSet connections_;
   TaskGroup tasks_;
@@ -383,7 +426,7 @@ Server::Server(asio::any_io_executor executor, ServerOptions options, ServerHand
 Server::~Server() = default;
 Result<void> Server::listen(const std::string& address) { return impl_->listen(address); }
 int Server::port() const { return impl_->port(); }
-std::string Server::local_host() const { return impl_->local_host(); }
+std::string Server::local_url() const { return impl_->local_url(); }
 asio::awaitable<void> Server::run() { return impl_->run(); }
 asio::awaitable<void> Server::stop(Deadline deadline) { return impl_->stop(deadline); }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "coordinator/gateway/http/http.h"
@@ -20,19 +21,26 @@ namespace ditfleet::gateway {
 struct ServerOptions {
   std::uint64_t max_body_bytes = 1 << 20;  // of a body that the handler does not stream
   std::uint32_t max_header_bytes = 16 << 10;
-  std::uint64_t max_unread_bytes = 1u << 30;         // of responses that clients have not read yet, in total
-  int max_connections = 1024;                        // above it, ConnectionSet closes idle connections
-  std::chrono::milliseconds idle_timeout{75'000};    // between requests on one connection
-  std::chrono::milliseconds header_timeout{10'000};  // from the first byte to the end of the headers
-  std::chrono::milliseconds body_timeout{30'000};    // for the whole body
-  std::chrono::milliseconds piece_timeout{30'000};   // for each piece of a streamed body
-  std::chrono::milliseconds write_timeout{30'000};   // for one write, plus 1 s per 64 KiB
+  std::uint64_t max_unread_bytes = 1u << 30;          // of responses that clients have not read yet, in total
+  std::uint64_t max_arriving_bytes = 256u << 20;      // of bodies that are being read, in total; at least four bodies
+  int max_connections = 1024;                         // above it, ConnectionSet closes waiting connections
+  int max_connections_per_peer = 0;                   // 0: a quarter of max_connections
+  std::chrono::milliseconds idle_timeout{75'000};     // between requests on one connection
+  std::chrono::milliseconds header_timeout{10'000};   // from the first byte to the end of the headers
+  std::chrono::milliseconds body_timeout{30'000};     // for the whole body
+  std::chrono::milliseconds piece_timeout{30'000};    // for each piece of a streamed body
+  std::chrono::milliseconds write_timeout{30'000};    // for one write, plus 1 s per 64 KiB
+  std::string tls_cert_file = {}, tls_key_file = {};  // PEM; empty: no TLS
 };
 
 struct ServerHandlers {
   std::function<asio::awaitable<Response>(Request)> request;
   // Returns the response to an invalid request (broken HTTP, too large) or to a connection above the limit.
   std::function<Response(int status, const std::string& message, const std::string& code)> refuse;
+  // The response to a request that its head rules out, before its body is read. Unset: none.
+  std::function<std::optional<Response>(const Request& head)> refuse_head = {};
+  // Whether the request is served even above the limit of connections. Unset: never.
+  std::function<bool(const Request& head)> is_vital = {};
   // Whether the handler of this request reads the body from Request::stream instead of Request::body. Unset: never. The
   // connection is closed if the handler responds before it has read the whole body.
   std::function<bool(const Request& head)> streams = {};
@@ -47,10 +55,11 @@ class Server {
   Server& operator=(const Server&) = delete;
 
   // `address` is HOST:PORT, [IPv6]:PORT or :PORT. Blocks while it resolves a host name.
-  // Errors: kInvalidArgument (malformed), kUnavailable (in use, not permitted, unknown host).
+  // Errors: kInvalidArgument (malformed; unusable certificate or key), kUnavailable (in use, not permitted, unknown
+  // host).
   Result<void> listen(const std::string& address);
   int port() const;
-  std::string local_host() const;  // the address for clients on this machine: "127.0.0.1", "[::1]"
+  std::string local_url() const;  // for clients on this host: "http://127.0.0.1:8780"
 
   asio::awaitable<void> run();
   // Stops accepting, closes idle connections, and closes the others at the deadline.

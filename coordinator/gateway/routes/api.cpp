@@ -8,6 +8,7 @@
 
 #include "coordinator/gateway/http/http_metrics.h"
 #include "coordinator/gateway/routes/errors.h"
+#include "coordinator/gateway/routes/foreign_site.h"
 #include "shared/core/ids.h"
 #include "shared/core/wall_clock.h"
 #include "shared/telemetry/metrics.h"
@@ -81,10 +82,13 @@ Api::Api(GatewayDependencies dependencies, JobService& service, std::shared_ptr<
 Result<Caller> Api::authenticate(const Call& call) const {
   const Access access = call.match.route->access;
   if (access == Access::kOpen || access == Access::kOpenProbe) return Caller{};
+  if (access == Access::kMetrics) return authenticate_scraper(call.request);
   const auto signature = call.request.query_value("sig");
   if (signature && access == Access::kKeyOrLink) {
     const auto expires = call.request.query_value("expires");
-    if (context_.keys.verify(call.request.path(), expires.value_or(""), *signature, unix_ms() / 1000))
+    const auto id = call.request.query_value("kid");
+    if (!context_.keys.open() && context_.signer.verify(call.request.path(), expires.value_or(""), id.value_or(""),
+                                                        *signature, unix_ms() / 1000))
       return Caller{"", true};
     if (!context_.keys.open() && !call.request.has_header("Authorization")) {
       return Error{
@@ -97,6 +101,24 @@ Result<Caller> Api::authenticate(const Call& call) const {
   return caller;
 }
 
+Result<Caller> Api::authenticate_scraper(const Request& request) const {
+  const bool forwarded = request.has_header("X-Forwarded-For") || request.has_header("Forwarded");
+  const bool local = request.from_loopback && !forwarded;
+  if (local && context_.dependencies.settings.gateway.metrics_listen.empty()) return Caller{};
+  auto caller = context_.keys.authenticate(request.header("Authorization"));
+  if (caller && !caller->sees_all) {
+    return Error{Code::kPermissionDenied,
+                 "/metrics needs an administrator's key; or set gateway.metrics_listen to a separate address",
+                 {}};
+  }
+  return caller;
+}
+
+bool Api::is_vital(const Request& head) const {
+  const RouteMatch match = router_.match(head);
+  return match.route != nullptr && match.route->vital();
+}
+
 bool Api::wants_stream(const Request& head) const {
   const RouteMatch match = router_.match(head);
   if (match.route == nullptr || !match.route->streams_body) return false;
@@ -104,12 +126,15 @@ bool Api::wants_stream(const Request& head) const {
   return type != "application/json" && !type.ends_with("+json");
 }
 
-asio::awaitable<Response> Api::respond(std::shared_ptr<Call> call) {
-  const Request& request = call->request;
-  const RouteMatch& match = call->match;
-  if (auto refused = refuse_repeated_headers(request)) co_return std::move(*refused);
+std::optional<Response> Api::check(Call& call) const {
+  const Request& request = call.request;
+  const RouteMatch& match = call.match;
+  if (auto refused = refuse_repeated_headers(request)) return refused;
+  if (context_.keys.open() && (match.route == nullptr || !match.route->vital())) {
+    if (auto refused = refuse_foreign_site(request, context_.dependencies.settings)) return refused;
+  }
   if (match.allow.empty())
-    co_return status_response(404, "no route for " + request.path() + "; see /openapi.json", "not_found");
+    return status_response(404, "no route for " + request.path() + "; see /openapi.json", "not_found");
   if (match.route == nullptr) {
     Response response;
     if (request.method == "OPTIONS") {
@@ -120,25 +145,42 @@ asio::awaitable<Response> Api::respond(std::shared_ptr<Call> call) {
           status_response(405, request.path() + " does not support " + request.method + "; it supports " + match.allow,
                           "method_not_allowed");
     }
-    co_return response.with("Allow", match.allow);
+    return response.with("Allow", match.allow);
   }
-  auto caller = authenticate(*call);
+  auto caller = authenticate(call);
   if (!caller) {
     Response response = error_response(caller.error());
     if (!request.header("Authorization").empty() && caller.error().code == Code::kUnauthenticated)
       response.body = error_json(caller.error().message, "authentication_error", {}, "invalid_api_key") + "\n";
-    co_return response;
+    return response;
   }
-  call->caller = std::move(*caller);
-  co_return co_await match.route->handler(call);
+  call.caller = std::move(*caller);
+  return std::nullopt;
 }
 
-asio::awaitable<Response> Api::handle(Request request) {
+asio::awaitable<Response> Api::respond(std::shared_ptr<Call> call) {
+  if (auto refused = check(*call)) co_return std::move(*refused);
+  co_return co_await call->match.route->handler(call);
+}
+
+std::shared_ptr<Call> Api::begin(Request request) const {
   auto call = std::make_shared<Call>();
   call->request = std::move(request);
   call->request_id = request_id_of(call->request);
   call->traceparent = telemetry::child_traceparent(call->request.header("traceparent"));
   call->match = router_.match(call->request);
+  return call;
+}
+
+std::optional<Response> Api::refuse_head(const Request& head) const {
+  const auto call = begin(head);
+  auto refused = check(*call);
+  if (refused) finish(*call, *refused);
+  return refused;
+}
+
+asio::awaitable<Response> Api::handle(Request request) {
+  auto call = begin(std::move(request));
   Response response = co_await guarded(call, respond(call));
   if (response.later) {
     response.later = [this, call, inner = std::move(response.later)](Peer& peer) -> asio::awaitable<Response> {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -23,15 +24,24 @@ class Api {
   asio::awaitable<Response> handle(Request request);
   // The response to an invalid request (ServerHandlers::refuse). It is counted like any other response.
   Response refuse(int status, const std::string& message, const std::string& code) const;
+  // The response to a request that its head already rules out: its route, site or key. The body need not be read.
+  std::optional<Response> refuse_head(const Request& head) const;
+  // Whether the route is one that must always answer.
+  bool is_vital(const Request& head) const;
   // Whether the handler of this request reads the body itself, as uploads of adapters do.
   bool wants_stream(const Request& head) const;
   std::set<std::string> tenants() const { return context_.keys.tenants(); }
   const Router& router() const { return router_; }
   asio::awaitable<void> follow_keys() { return context_.key_store->follow(); }  // with dependencies.redis only
+  LinkSigner& signer() { return context_.signer; }
+  std::int64_t link_life_s() const { return context_.link_life_s(); }
 
  private:
+  std::shared_ptr<Call> begin(Request request) const;
+  std::optional<Response> check(Call& call) const;  // of everything but the body; sets the caller
   asio::awaitable<Response> respond(std::shared_ptr<Call> call);
   Result<Caller> authenticate(const Call& call) const;
+  Result<Caller> authenticate_scraper(const Request& request) const;
   void finish(const Call& call, Response& response) const;
 
   ApiContext context_;

@@ -43,10 +43,11 @@ JobLinks ApiContext::links(const Call& call) const {
     links.base = settings.gateway.public_url;
     while (links.base.ends_with('/')) links.base.pop_back();
   } else {
-    links.base = is_host(host) ? "http://" + std::string(host) : local_url;
+    const std::string scheme = settings.gateway.tls_cert_file.empty() ? "http://" : "https://";
+    links.base = is_host(host) ? scheme + std::string(host) : local_url;
   }
-  links.keys = &keys;
-  links.expires_s = unix_ms() / 1000 + std::max(kMinimumLinkLifeS, settings.queue.retention_ms / 1000);
+  if (!keys.open()) links.signer = &signer;
+  links.expires_s = unix_ms() / 1000 + link_life_s();
   return links;
 }
 
@@ -85,6 +86,10 @@ std::shared_ptr<void> ApiContext::open_stream(const Call& call, Response& refuse
             if (--streams->by_tenant[tenant] == 0) streams->by_tenant.erase(tenant);
             count_event_streams(-1);
           }};
+}
+
+std::int64_t ApiContext::link_life_s() const {
+  return std::max(kMinimumLinkLifeS, dependencies.settings.queue.retention_ms / 1000);
 }
 
 asio::awaitable<Result<void>> ApiContext::refresh_adapters() const {

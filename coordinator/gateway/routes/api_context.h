@@ -12,6 +12,7 @@
 #include "coordinator/gateway/routes/auth.h"
 #include "coordinator/gateway/routes/job_json.h"
 #include "coordinator/gateway/routes/key_store.h"
+#include "coordinator/gateway/routes/link_signer.h"
 #include "coordinator/gateway/routes/router.h"
 
 namespace ditfleet::gateway {
@@ -32,7 +33,10 @@ struct ApiContext {
 
   std::shared_ptr<OpenStreams> streams = std::make_shared<OpenStreams>();
 
+  LinkSigner signer = {};
+
   JobLinks links(const Call& call) const;
+  std::int64_t link_life_s() const;  // how long a signed link is valid
 
   // Counts a stream of the caller until the result is destroyed, which its coroutine must own. Null: there are too
   // many, as `refused` then says.

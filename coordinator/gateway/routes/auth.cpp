@@ -3,7 +3,6 @@
 #include <sodium.h>
 
 #include <algorithm>
-#include <charconv>
 
 #include "shared/core/bytes.h"
 
@@ -27,14 +26,9 @@ bool is_bearer(std::string_view scheme) {
 }  // namespace
 
 KeyRing::KeyRing(const std::vector<config::ApiKey>& configured) : configured_(configured.size()) {
-  std::vector<std::string> hashes;
   for (const auto& key : configured) {
     keys_.push_back({"keys." + std::to_string(keys_.size()), key.tenant, key.sha256, key.admin});
-    hashes.push_back(key.sha256);
   }
-  std::sort(hashes.begin(), hashes.end());
-  secret_ = "ditfleet result link";
-  for (const auto& hash : hashes) secret_ += ":" + hash;
 }
 
 void KeyRing::set_added(const std::vector<Key>& added) {
@@ -70,35 +64,6 @@ Result<Caller> KeyRing::authenticate(std::string_view authorization) const {
     return Error{Code::kUnauthenticated, "unknown API key", {}};
   }
   return Caller{found->tenant, found->admin, found->id};
-}
-
-std::string KeyRing::mac(std::string_view path, std::string_view expires) const {
-  crypto_auth_hmacsha256_state state;
-  crypto_auth_hmacsha256_init(&state, reinterpret_cast<const unsigned char*>(secret_.data()), secret_.size());
-  crypto_auth_hmacsha256_update(&state, reinterpret_cast<const unsigned char*>(path.data()), path.size());
-  crypto_auth_hmacsha256_update(&state, reinterpret_cast<const unsigned char*>("\n"), 1);
-  crypto_auth_hmacsha256_update(&state, reinterpret_cast<const unsigned char*>(expires.data()), expires.size());
-  unsigned char digest[crypto_auth_hmacsha256_BYTES];
-  crypto_auth_hmacsha256_final(&state, digest);
-  std::string hex(sizeof digest * 2 + 1, '\0');
-  sodium_bin2hex(hex.data(), hex.size(), digest, sizeof digest);
-  hex.pop_back();
-  return hex;
-}
-
-std::string KeyRing::sign(std::string_view path, std::int64_t expires_s) const {
-  if (keys_.empty()) return {};
-  const std::string expires = std::to_string(expires_s);
-  return "expires=" + expires + "&sig=" + mac(path, expires);
-}
-
-bool KeyRing::verify(std::string_view path, std::string_view expires, std::string_view signature,
-                     std::int64_t now_s) const {
-  if (keys_.empty()) return false;
-  std::int64_t until = 0;
-  const auto [end, ec] = std::from_chars(expires.data(), expires.data() + expires.size(), until);
-  if (ec != std::errc() || end != expires.data() + expires.size()) return false;
-  return same_bytes(signature, mac(path, expires)) && until >= now_s;
 }
 
 }  // namespace ditfleet::gateway

@@ -1,4 +1,4 @@
-// Authentication: bearer keys, and signed links to results. Not thread-safe while set_added() runs.
+// Authentication with bearer keys. Not thread-safe while set_added() runs.
 #pragma once
 
 #include <cstdint>
@@ -45,18 +45,10 @@ class KeyRing {
   // kUnauthenticated: no such key. kUnavailable: the keys are not known yet. Compares with every key in constant time.
   Result<Caller> authenticate(std::string_view authorization) const;
 
-  // Signs a link to a result, because browsers and many clients fetch it without the key: an HMAC over path and expiry
-  // ("expires=…&sig=…", without '?'), or empty if no keys are configured. The secret is derived from the configured
-  // hashes, so every coordinator of a fleet accepts the link.
-  std::string sign(std::string_view path, std::int64_t expires_s) const;
-  bool verify(std::string_view path, std::string_view expires, std::string_view signature, std::int64_t now_s) const;
-
  private:
-  std::string mac(std::string_view path, std::string_view expires) const;
   std::vector<Key> keys_;  // the configured ones first
   std::size_t configured_ = 0;
   bool awaits_added_ = false;
-  std::string secret_;
 };
 
 }  // namespace ditfleet::gateway

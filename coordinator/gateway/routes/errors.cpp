@@ -85,10 +85,12 @@ std::optional<Response> refuse_compressed_body(const Request& request) {
 std::optional<Response> refuse_body_unless_json(const Request& request) {
   if (auto refused = refuse_compressed_body(request)) return refused;
   const std::string type = media_type_of(request.header("Content-Type"));
-  if (!type.empty() && type != "application/json" && !type.ends_with("+json")) {
-    return status_response(415,
-                           "the body is '" + excerpt(type, 100) + "'; send JSON with 'Content-Type: application/json'",
-                           "unsupported_media_type");
+  if (!request.body.empty() && type != "application/json" && !type.ends_with("+json")) {
+    return status_response(
+        415,
+        (type.empty() ? "the body has no Content-Type" : "the body is '" + excerpt(type, 100) + "'") +
+            "; send JSON with 'Content-Type: application/json'",
+        "unsupported_media_type");
   }
   if (!is_valid_utf8(request.body)) {
     return error_response(invalid_argument("the body is not valid UTF-8; send JSON encoded as UTF-8"));

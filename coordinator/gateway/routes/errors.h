@@ -32,7 +32,7 @@ Error redis_error(const Error& error, const std::string& server, std::string_vie
 std::optional<Response> refuse_repeated_headers(const Request& request);
 // 415 for a compressed body.
 std::optional<Response> refuse_compressed_body(const Request& request);
-// 415 for a body that is compressed or is not JSON, 400 for invalid UTF-8.
+// 415 for a body that is compressed or is not declared as JSON, 400 for invalid UTF-8.
 std::optional<Response> refuse_body_unless_json(const Request& request);
 
 }  // namespace ditfleet::gateway

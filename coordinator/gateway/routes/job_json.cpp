@@ -76,13 +76,13 @@ std::string JobLinks::events(std::string_view id) const { return job(id) + "/eve
 
 std::string JobLinks::result(std::string_view id, int unit) const {
   const std::string path = "/v1/jobs/" + std::string(id) + "/results/" + std::to_string(unit);
-  const std::string permission = keys == nullptr ? std::string() : keys->sign(path, expires_s);
+  const std::string permission = signer == nullptr ? std::string() : signer->sign(path, expires_s);
   return base + path + (permission.empty() ? "" : "?" + permission);
 }
 
 std::string JobLinks::preview(std::string_view id, std::string_view event) const {
   const std::string path = "/v1/jobs/" + std::string(id) + "/previews/" + std::string(event);
-  const std::string permission = keys == nullptr ? std::string() : keys->sign(path, expires_s);
+  const std::string permission = signer == nullptr ? std::string() : signer->sign(path, expires_s);
   return base + path + (permission.empty() ? "" : "?" + permission);
 }
 

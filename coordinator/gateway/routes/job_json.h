@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "coordinator/gateway/routes/auth.h"
+#include "coordinator/gateway/routes/link_signer.h"
 #include "shared/core/json.h"
 #include "shared/job/catalogue.h"
 #include "shared/queue/types.h"
@@ -14,13 +14,13 @@ namespace ditfleet::gateway {
 
 // Makes the URLs of a job for one client.
 struct JobLinks {
-  std::string base;  // "http://host:port", no slash at the end
-  const KeyRing* keys = nullptr;
-  std::int64_t expires_s = 0;  // when a signed link expires
+  std::string base;                    // "http://host:port", no slash at the end
+  const LinkSigner* signer = nullptr;  // null: links are not signed
+  std::int64_t expires_s = 0;          // when a signed link expires
 
   std::string job(std::string_view id) const;
   std::string events(std::string_view id) const;
-  std::string result(std::string_view id, int unit) const;  // signed where keys are configured
+  std::string result(std::string_view id, int unit) const;
   std::string preview(std::string_view id, std::string_view event) const;
 };
 

@@ -22,10 +22,11 @@ using Handler = std::function<asio::awaitable<Response>(CallPtr)>;
 // Which requests a route accepts if keys are configured.
 enum class Access {
   kKey,            // with a key
-  kKeyOrLink,      // with a key or a signed link (KeyRing::sign)
+  kKeyOrLink,      // with a key or a signed link (LinkSigner)
   kAdministrator,  // with an administrator's key
   kOpen,           // any
   kOpenProbe,      // any; requested so often that it is logged at debug level only
+  kMetrics,        // with an administrator's key, or from this host (gateway.metrics_listen)
 };
 
 struct Route {
@@ -34,6 +35,8 @@ struct Route {
   Handler handler;
   Access access = Access::kKey;
   bool streams_body = false;  // the handler reads any body that is not JSON itself (Request::stream)
+  // Answered even if the server has too many connections, and whatever host the request names.
+  bool vital() const { return access == Access::kOpenProbe || access == Access::kMetrics; }
 };
 
 struct RouteMatch {

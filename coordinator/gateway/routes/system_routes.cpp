@@ -115,7 +115,7 @@ void add_system_routes(Router& router, const ApiContext& context) {
   router.add({"GET", "/openapi.json", std::bind_front(&SystemRoutes::openapi, routes), Access::kOpen});
   router.add({"GET", "/healthz", std::bind_front(&SystemRoutes::health, routes), Access::kOpenProbe});
   router.add({"GET", "/readyz", std::bind_front(&SystemRoutes::ready, routes), Access::kOpenProbe});
-  router.add({"GET", "/metrics", std::bind_front(&SystemRoutes::metrics, routes), Access::kOpen});
+  router.add({"GET", "/metrics", std::bind_front(&SystemRoutes::metrics, routes), Access::kMetrics});
   router.add({"GET", "/v1/models", std::bind_front(&SystemRoutes::list_models, routes)});
   router.add({"GET", "/v1/models/{model}", std::bind_front(&SystemRoutes::get_model, routes)});
   router.add({"GET", "/v1/workers", std::bind_front(&SystemRoutes::list_workers, routes)});

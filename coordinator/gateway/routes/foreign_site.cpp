@@ -1,0 +1,59 @@
+#include "coordinator/gateway/routes/foreign_site.h"
+
+#include <algorithm>
+
+#include "coordinator/gateway/routes/errors.h"
+#include "shared/core/excerpt.h"
+#include "shared/core/listen_address.h"
+
+namespace ditfleet::gateway {
+namespace {
+
+// "https://Example.org:80/path" → "example.org:80"; also of text without a scheme.
+std::string authority_of(std::string_view url) {
+  const auto scheme = url.find("://");
+  if (scheme != std::string_view::npos) url.remove_prefix(scheme + 3);
+  std::string authority(url.substr(0, url.find_first_of("/?#")));
+  std::transform(authority.begin(), authority.end(), authority.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+  return authority;
+}
+
+// "example.org:80" → "example.org", "[::1]:80" → "::1"
+std::string host_of(const std::string& authority) {
+  const auto close = authority.find(']');
+  if (authority.starts_with('[') && close != std::string::npos) return authority.substr(1, close - 1);
+  return authority.substr(0, authority.find(':'));
+}
+
+}  // namespace
+
+std::optional<Response> refuse_foreign_site(const Request& request, const config::Settings& settings) {
+  const auto& gateway = settings.gateway;
+  const std::string asked = authority_of(request.header("Host")), known = authority_of(gateway.public_url);
+  const std::string host = host_of(asked);
+  const auto listen = ListenAddress::parse(gateway.listen);
+  // HTTP/1.0 has no Host, and no browser speaks it.
+  const bool served = asked.empty() || is_loopback(host) || (!known.empty() && host == host_of(known)) ||
+                      (listen && host == listen->host) || (gateway.open && is_ip_address(host));
+  if (!served) {
+    return status_response(403,
+                           "this gateway does not serve the host '" + excerpt(host, 100) +
+                               "'; use localhost, set gateway.public_url to the URL that clients use, or configure "
+                               "keys",
+                           "foreign_host");
+  }
+  const std::string origin = authority_of(request.header("Origin"));
+  const bool reads = request.method == "GET" || request.method == "HEAD";
+  if ((!origin.empty() && origin != asked && origin != known) ||
+      (!reads && request.header("Sec-Fetch-Site") == "cross-site")) {
+    return status_response(403,
+                           "a page of another site (Origin '" + excerpt(origin, 100) +
+                               "') made this request; set gateway.public_url if that is this gateway's address, or "
+                               "configure keys",
+                           "foreign_site");
+  }
+  return std::nullopt;
+}
+
+}  // namespace ditfleet::gateway
