@@ -48,7 +48,8 @@ const Option kOptions[] = {
      .description =
          "Maximum number of open connections. When full, the oldest half-sent request is closed, else the longest-idle "
          "connection; without one the new connection gets 503, except for /healthz, /readyz and /metrics. At most "
-         "three quarters may be event streams or waiting image requests. Up to twice as many file descriptors are needed.",
+         "three quarters may be event streams or waiting image requests. Up to twice as many file descriptors are "
+         "needed.",
      .low = 1,
      .high = 1'000'000},
     {.key = "gateway.max_connections_per_peer",
