@@ -293,7 +293,7 @@ class Bytes(Base):
     def test_a_chunked_body_is_accepted(self):
         body = json.dumps(GOOD).encode()
         answer = self.talk(b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer " + KEY.encode() +
-                           b"\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+                           b"\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
         self.assertTrue(answer.startswith(b"HTTP/1.1 202"), answer[:300])
 
     def test_a_body_that_never_arrives_does_not_block_other_requests(self):
