@@ -181,6 +181,9 @@ class ImageRoutes {
     Response response = json_response(200, images_json(*image, job, record->created_ms / 1000, parts));
     response.with("X-Job-Id", job);
     if (image->b64_json) {
+      response.stream_bytes = response.body.size();
+      for (const auto& part : parts)
+        *response.stream_bytes += static_cast<std::uint64_t>(part.manifest.bytes + 2) / 3 * 4;
       response.stream = [this, text = std::move(response.body), parts = std::move(parts),
                          counted = std::move(counted)](Sink& sink) mutable {
         return write_all(sink, std::move(text), std::move(parts), std::move(counted));
