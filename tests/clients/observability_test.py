@@ -215,7 +215,7 @@ class Metrics(unittest.TestCase):
         client.wait_event(canceled, "step")
         client.cancel(canceled)
         client.wait(canceled)
-        client.request("POST", "/v1/jobs", "{")
+        client.request("POST", "/v1/jobs", "{", {"Content-Type": "application/json"})
         client.get("/made/up/path")
         client.request("BREW", "/v1/jobs")
         until(lambda: self.value(self.scrape(), "ditfleet_jobs_total", 'state="canceled"')
