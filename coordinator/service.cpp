@@ -97,17 +97,19 @@ class Coordinator {
     // So do uploads of adapters. The mirror polls the registry with small commands on the control connection.
     uploads_ = redis::Connection::create(io_.get_executor(), *connection);
     adapters_ = std::make_shared<loras::RegistryMirror>(std::make_shared<loras::Registry>(control_));
+    auto queue_options = queue::queue_options(settings_);
+    queue_options.quota = [this](const std::string& tenant) { return quota(tenant); };
     auto scheduling_options = scheduler_options(settings_, *catalogue);
     scheduling_options.adapters = adapters_;
     scheduler_ = std::make_unique<scheduling::SchedulerService>(
-        io_.get_executor(), control_, std::make_shared<queue::Client>(control_, queue::queue_options(settings_)),
+        io_.get_executor(), control_, std::make_shared<queue::Client>(control_, queue_options),
         std::move(scheduling_options));
     gateway_ = std::make_unique<gateway::Gateway>(
         io_.get_executor(),
         gateway::GatewayDependencies{
             .settings = settings_,
             .catalogue = *catalogue,
-            .queue = std::make_shared<queue::Client>(data_, queue::queue_options(settings_)),
+            .queue = std::make_shared<queue::Client>(data_, queue_options),
             .store = *store,
             .redis = data_,
             .loras = std::make_shared<loras::Registry>(uploads_),
@@ -154,14 +156,22 @@ class Coordinator {
     return out;
   }
 
+  queue::Quota quota(const std::string& tenant) const {
+    auto tenants = gateway_->tenants();
+    tenants.insert(tenant);
+    const auto weight = [&](const std::string& name) {
+      const auto found = settings_.tenants.find(name);
+      return found == settings_.tenants.end() ? 1.0 : found->second.weight;
+    };
+    double total = 0;
+    for (const auto& name : tenants) total += weight(name);
+    const auto own = config::quotas_of(settings_, tenant);
+    const auto share = static_cast<double>(settings_.queue.max_queued) * weight(tenant) / total;
+    return {own.queued_units, own.queued_bytes, std::max<std::int64_t>(1, static_cast<std::int64_t>(share)),
+            settings_.queue.max_queued};
+  }
+
   Result<void> advise(const job::JobSpec& spec, const std::string& tenant) const {
-    const auto queued = scheduler_->queued();
-    if (static_cast<std::int64_t>(queued) >= settings_.queue.max_queued) {
-      return Error{.code = Code::kResourceExhausted,
-                   .message = fmt::format("the queue is full: {} units are queued and queue.max_queued is {}", queued,
-                                          settings_.queue.max_queued),
-                   .retry_after = 5s};
-    }
     if (!spec.deadline_ms) return {};
     const auto expected = scheduler_->estimate(spec, tenant);
     if (!expected) return {};

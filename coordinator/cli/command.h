@@ -43,6 +43,7 @@ void add_up(CLI::App& app, Invocation& run);
 void add_coordinator(CLI::App& app, Invocation& run);
 void add_generate(CLI::App& app, Invocation& run);
 void add_jobs(CLI::App& app, Invocation& run);
+void add_keys(CLI::App& app, Invocation& run);  // and tenants
 void add_loras(CLI::App& app, Invocation& run);
 void add_workers(CLI::App& app, Invocation& run);
 void add_explain(CLI::App& app, Invocation& run);

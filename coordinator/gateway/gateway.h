@@ -9,6 +9,7 @@
 #include <boost/asio/awaitable.hpp>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -53,8 +54,8 @@ struct GatewayDependencies {
   std::shared_ptr<loras::Registry> loras = {};           // null: /v1/loras answers 503
   std::shared_ptr<loras::RegistryMirror> adapters = {};  // of the same registry; the owner runs follow()
   std::function<Readiness()> readiness = {};             // unset: always ready
-  // Advises against a job that is about to be submitted: kResourceExhausted with retry_after if the queue is full or
-  // the job's deadline cannot be met. `spec` is complete. Unset: every job is accepted.
+  // Advises against a job that is about to be submitted: kResourceExhausted with retry_after if the job's deadline
+  // cannot be met. `spec` is complete. Unset: every job is accepted.
   std::function<Result<void>(const job::JobSpec& spec, const std::string& tenant)> advise = {};
   // What a unit that has not started waits for, as a phrase; empty if unknown.
   std::function<std::string(const queue::UnitRef&)> waits_for = {};
@@ -71,8 +72,9 @@ class Gateway {
   // Errors: kInvalidArgument (not HOST:PORT), kUnavailable (the port is in use or not permitted; the message says
   // which).
   Result<void> listen();
-  int port() const;         // after listen()
-  std::string url() const;  // "http://127.0.0.1:8780": where a local client reaches it
+  int port() const;                       // after listen()
+  std::set<std::string> tenants() const;  // that have keys; after listen()
+  std::string url() const;                // "http://127.0.0.1:8780": where a local client reaches it
 
   // Serves until stop(); spawn it after listen(). Works without Redis: routes that need it answer 503.
   asio::awaitable<void> run();

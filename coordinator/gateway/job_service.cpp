@@ -47,6 +47,13 @@ class QueueJobService final : public JobService {
   asio::awaitable<Result<std::vector<queue::WorkerInfo>>> workers() override {
     co_return translate(co_await queue_->workers(deadline(), true));
   }
+  asio::awaitable<Result<std::map<std::string, queue::TenantUse>>> use() override {
+    co_return translate(co_await queue_->use(deadline()));
+  }
+  asio::awaitable<Result<std::string>> result_piece(const results::Manifest& manifest, std::int64_t offset,
+                                                    std::int64_t size) override {
+    co_return translate_stored(co_await store_->get_piece(manifest, offset, size, deadline()));
+  }
   asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) override {
     co_return translate_stored(co_await store_->get(manifest, deadline()));
   }

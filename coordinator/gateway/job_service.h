@@ -31,6 +31,10 @@ class JobService {
                                                                     int limit) = 0;
   virtual asio::awaitable<Result<queue::Event>> event(const std::string& id, const std::string& event_id) = 0;
   virtual asio::awaitable<Result<std::vector<queue::WorkerInfo>>> workers() = 0;  // with tenants
+  virtual asio::awaitable<Result<std::map<std::string, queue::TenantUse>>> use() = 0;
+  // results::Store::get_piece().
+  virtual asio::awaitable<Result<std::string>> result_piece(const results::Manifest& manifest, std::int64_t offset,
+                                                            std::int64_t size) = 0;
   // kNotFound: the result has expired.
   virtual asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) = 0;
   virtual asio::awaitable<Result<std::string>> preview(const std::string& key) = 0;

@@ -48,8 +48,8 @@ const Option kOptions[] = {
      .description =
          "Maximum number of open connections. When full, the oldest half-sent request is closed, else the longest-idle "
          "connection; without one the new connection gets 503, except for /healthz, /readyz and /metrics. At most "
-         "three "
-         "quarters may be event streams. Up to twice as many file descriptors are needed.",
+         "three quarters may be event streams or waiting image requests. Up to twice as many file descriptors are "
+         "needed.",
      .low = 1,
      .high = 1'000'000},
     {.key = "gateway.max_connections_per_peer",
@@ -107,8 +107,8 @@ const Option kOptions[] = {
      .choices = "always|everysec|no"},
     {.key = "redis.maxmemory",
      .at = DITFLEET_AT(redis.maxmemory),
-     .description = "Memory limit of the private Redis, as in redis.conf. If empty, unlimited. At the limit, new jobs "
-                    "are refused until old ones expire (queue.retention_ms).",
+     .description = "Memory limit of the private Redis, as in redis.conf; 0 is unlimited. If empty, half of the host's "
+                    "memory. At the limit, new jobs are refused until old ones expire (queue.retention_ms).",
      .form = Form::kMemory},
 
     {.key = "queue.lease_ms",
@@ -163,10 +163,45 @@ const Option kOptions[] = {
      .high = kManyMs},
     {.key = "queue.max_queued",
      .at = DITFLEET_AT(queue.max_queued),
-     .description = "Maximum number of queued units, counted once per second. Beyond it, submissions over HTTP get "
-                    "429. Raising it costs memory in Redis and lets waits grow.",
+     .description = "Maximum number of queued units. Beyond it, only tenants below their share (by weight, of all "
+                    "tenants with keys) may submit; others get 429, and their XADD entries are rejected. Raising it "
+                    "costs memory in Redis and lets waits grow.",
      .low = 1,
      .high = 100'000'000},
+    {.key = "queue.max_age_ms",
+     .at = DITFLEET_AT(queue.max_age_ms),
+     .description = "A job that is open for longer expires. 0: never.",
+     .low = 0,
+     .high = kManyMs},
+
+    {.key = "quotas.queued_units",
+     .at = DITFLEET_AT(quotas.queued_units),
+     .description = "Maximum number of units in a tenant's open jobs. 0: only queue.max_queued limits them. This and "
+                    "the other quotas can be set for one tenant, as tenants.NAME.queued_units and so on.",
+     .low = 0,
+     .high = 100'000'000},
+    {.key = "quotas.queued_bytes",
+     .at = DITFLEET_AT(quotas.queued_bytes),
+     .description = "Maximum size of the specs of a tenant's open jobs, each counted as whole KiB.",
+     .low = 1024,
+     .high = std::int64_t{32} << 30},
+    {.key = "quotas.adapters",
+     .at = DITFLEET_AT(quotas.adapters),
+     .description = "Maximum number of a tenant's LoRA adapters.",
+     .low = 0,
+     .high = 1'000'000},
+    {.key = "quotas.adapter_bytes",
+     .at = DITFLEET_AT(quotas.adapter_bytes),
+     .description = "Maximum size of a tenant's uploaded LoRA adapters, which Redis stores. Adapters that are "
+                    "registered by path do not count.",
+     .low = 0,
+     .high = kManyBytes},
+    {.key = "quotas.streams",
+     .at = DITFLEET_AT(quotas.streams),
+     .description = "Maximum number of a tenant's event streams and waiting image requests on one gateway. With keys, "
+                    "never more than half of all that gateway.max_connections permits.",
+     .low = 1,
+     .high = 1'000'000},
 
     {.key = "scheduler.leader_ttl_ms",
      .at = DITFLEET_AT(scheduler.leader_ttl_ms),
@@ -301,8 +336,8 @@ const Option kOptions[] = {
      .form = Form::kPath},
     {.key = "loras.max_upload_bytes",
      .at = DITFLEET_AT(loras.max_upload_bytes),
-     .description =
-         "Largest upload of an adapter; larger ones get 413. Uploads are stored in Redis and cost its memory.",
+     .description = "Largest adapter file, uploaded or registered by path; larger ones get 413. Uploads are stored in "
+                    "Redis and cost its memory.",
      .low = 1 << 20,
      .high = kManyBytes},
 

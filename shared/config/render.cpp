@@ -68,7 +68,9 @@ std::string to_yaml(const Settings& settings, bool with_secrets) {
   out << YAML::EndMap << YAML::Key << "tenants" << YAML::Value << YAML::BeginMap;
   for (const auto& [name, tenant] : settings.tenants) {
     out << YAML::Key << YAML::DoubleQuoted << name << YAML::Value << YAML::BeginMap;
-    out << YAML::Key << "weight" << YAML::Value << tenant.weight << YAML::EndMap;
+    out << YAML::Key << "weight" << YAML::Value << tenant.weight;
+    for (const auto& [quota, value] : tenant.quotas) out << YAML::Key << quota << YAML::Value << value;
+    out << YAML::EndMap;
   }
   out << YAML::EndMap << YAML::Key << "keys" << YAML::Value << YAML::BeginSeq;
   for (const ApiKey& key : settings.keys) {
@@ -100,6 +102,9 @@ std::vector<OptionHelp> option_table() {
   rows.push_back({"tenants.NAME.weight", "a number from 0.001 to 1000", "1",
                   "Weight of the tenant's share of the fleet while several tenants have waiting jobs.",
                   "DITFLEET_TENANTS__NAME__WEIGHT"});
+  rows.push_back({"tenants.NAME.QUOTA", "as quotas.QUOTA", "",
+                  "The tenant's own value of an option of section quotas, such as queued_units.",
+                  "DITFLEET_TENANTS__NAME__QUOTA"});
   rows.push_back({"keys[].tenant", "a name", "",
                   "Tenant that the bearer key belongs to. Without any keys the only tenant is `default`, and requests "
                   "need no key.",

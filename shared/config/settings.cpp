@@ -92,10 +92,17 @@ Result<void> apply_model(const Assignment& a, const std::string& base, Settings&
 }
 
 Result<void> apply_tenant(const Assignment& a, Settings& settings) {
-  if (a.path.size() != 3 || a.path[2] != "weight")
+  const Option* quota = a.path.size() == 3 ? find_option("quotas." + a.path[2]) : nullptr;
+  if (!quota && (a.path.size() != 3 || a.path[2] != "weight"))
     return wrong(a, "unknown key '" + a.key() + "'; did you mean tenants.NAME.weight?");
   if (!is_valid_id(a.path[1]))
     return wrong(a, "tenant name '" + a.path[1] + "' must be 1 to 64 characters of A-Z a-z 0-9 . _ -");
+  if (quota) {
+    Settings checked;
+    if (auto r = assign(*quota, a.value, checked); !r) return wrong(a, a.key() + " " + r.error().message);
+    settings.tenants[a.path[1]].quotas[a.path[2]] = value_text(*quota, checked);
+    return {};
+  }
   double weight = 0;
   const auto [end, error] = std::from_chars(a.value.data(), a.value.data() + a.value.size(), weight);
   if (error != std::errc() || end != a.value.data() + a.value.size() || !std::isfinite(weight) || weight < 0.001 ||
@@ -226,6 +233,15 @@ Result<Settings> load(const Sources& sources) {
   if (auto r = apply_all(from_sets(sources.sets), {}, settings); !r) return r.error();
   if (auto r = check_whole(settings); !r) return r.error();
   return settings;
+}
+
+Quotas quotas_of(const Settings& settings, const std::string& tenant) {
+  const auto found = settings.tenants.find(tenant);
+  if (found == settings.tenants.end() || found->second.quotas.empty()) return settings.quotas;
+  Settings own;
+  own.quotas = settings.quotas;
+  for (const auto& [name, value] : found->second.quotas) (void)assign(*find_option("quotas." + name), value, own);
+  return own.quotas;
 }
 
 Result<void> check_gateway(const Settings& s) {

@@ -30,8 +30,15 @@ struct ApiKey {
   bool admin = false;  // may see and cancel every tenant's jobs
 };
 
+// Limits of each tenant.
+struct Quotas {
+  std::int64_t queued_units = 0;  // 0: only queue.max_queued
+  std::int64_t queued_bytes = 256 << 20, adapters = 10'000, adapter_bytes = std::int64_t{16} << 30, streams = 256;
+};
+
 struct TenantSetting {
-  double weight = 1.0;  // 0.001 … 1000; shares are proportional
+  double weight = 1.0;                        // 0.001 … 1000; shares are proportional
+  std::map<std::string, std::string> quotas;  // members of Quotas that differ for this tenant; checked
 };
 
 // Bounds are inclusive; without a bound, there is no limit. The first matching rule applies.
@@ -71,8 +78,9 @@ struct Settings {
     int max_attempts = 3, max_crashes = 2, max_lapses = 5;
     std::int64_t retry_backoff_ms = 500, retry_backoff_max_ms = 30'000;
     std::int64_t retention_ms = 3'600'000, idempotency_ms = 86'400'000;
-    std::int64_t max_queued = 100'000;
+    std::int64_t max_queued = 100'000, max_age_ms = 604'800'000;
   } queue;
+  Quotas quotas;
   struct {
     std::int64_t leader_ttl_ms = 3000;
     int lookahead = 2;
@@ -157,6 +165,8 @@ std::string data_folder(const Settings& settings);
 // The endpoint of redis.url with the TLS options of section `redis`. kInvalidArgument: the URL is invalid.
 Result<redis::Endpoint> redis_endpoint(const Settings& settings);
 
+// The quotas of one tenant.
+Quotas quotas_of(const Settings& settings, const std::string& tenant);
 // The rules of a process that serves the gateway. kInvalidArgument: gateway.listen can be reached from other hosts, but
 // neither keys nor gateway.open are configured; only one of certificate and key is set.
 Result<void> check_gateway(const Settings& settings);

@@ -34,7 +34,9 @@ struct FieldRow {
 };
 
 inline constexpr std::int64_t kMaxNameBytes = 128;
-inline constexpr std::int64_t kMaxTextBytes = 1 << 20;
+inline constexpr std::int64_t kMaxTextBytes = 16 << 10;
+// Combining marks in a row, in any text (Unicode's stream-safe limit). Normalizing a longer run takes quadratic time.
+inline constexpr std::size_t kMaxMarks = 30;
 inline constexpr std::int64_t kMaxSide = 16384;
 inline constexpr double kMaxLoraScale = 100.0;  // largest absolute value
 
@@ -43,7 +45,7 @@ inline constexpr auto kFieldRows = std::to_array<FieldRow>({
     {"model", FieldType::kText, FieldUse::kJob, 0, kMaxNameBytes, "",
      "One of /v1/models; the default model if left out."},
     {"prompt", FieldType::kText, FieldUse::kJob, 0, kMaxTextBytes, "--prompt",
-     "What the image should show; may be empty."},
+     "What the image should show; may be empty. At most 16 KiB and 30 combining marks in a row."},
     {"negative_prompt", FieldType::kText, FieldUse::kGeneration, 0, kMaxTextBytes, "--negative",
      "What the image should not show; takes effect with true_cfg_scale above 1. \"\" counts as given."},
     {"n", FieldType::kInteger, FieldUse::kJob, 1, 64, "-n", "Number of images; 1 if left out."},

@@ -1,5 +1,9 @@
 #include "shared/job/object_reader.h"
 
+#include <unicode/uchar.h>
+#include <unicode/utf8.h>
+
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -14,6 +18,19 @@ namespace {
 
 // 32.5, not Boost's 3.25E1.
 std::string shown(const json::value& v) { return v.is_double() ? number_text(v.get_double()) : json::serialize(v); }
+
+// The longest run of combining marks. Precondition: valid UTF-8.
+std::size_t most_marks(const std::string& text) {
+  std::size_t most = 0, run = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    UChar32 c = 0;
+    U8_NEXT_UNSAFE(text.data(), at, c);
+    // Of the first character that c decomposes to: a few characters of class 0 consist of marks.
+    run = u_getIntPropertyValue(c, UCHAR_LEAD_CANONICAL_COMBINING_CLASS) == 0 ? 0 : run + 1;
+    most = std::max(most, run);
+  }
+  return most;
+}
 
 }  // namespace
 
@@ -66,6 +83,11 @@ std::optional<std::string> ObjectReader::text(std::string_view name, std::size_t
   }
   if (out.size() > max_bytes) {
     fail(name, "has " + std::to_string(out.size()) + " bytes; at most " + std::to_string(max_bytes) + " are allowed");
+    return std::nullopt;
+  }
+  if (const std::size_t marks = most_marks(out); marks > kMaxMarks) {
+    fail(name, "has " + std::to_string(marks) + " combining marks in a row; at most " + std::to_string(kMaxMarks) +
+                   " are allowed");
     return std::nullopt;
   }
   return out;

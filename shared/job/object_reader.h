@@ -29,7 +29,8 @@ class ObjectReader {
   void fail(std::string_view name, const std::string& message);
   void fail(Error error);  // sets the error of a nested object, unchanged
 
-  std::optional<std::string> text(std::string_view name, std::size_t max_bytes);                    // valid UTF-8
+  // Valid UTF-8 with at most kMaxMarks combining marks in a row.
+  std::optional<std::string> text(std::string_view name, std::size_t max_bytes);
   std::optional<std::int64_t> integer(std::string_view name, std::int64_t low, std::int64_t high);  // 4.0 is 4
   std::optional<double> real(std::string_view name, double low, double high);
   // Reads a field with the type and bounds of its row. Precondition: the field is a text or a number.

@@ -10,15 +10,12 @@
 
 namespace ditfleet::job {
 
-// Largest spec that a client may send. The limit applies to the canonical form over HTTP, and to the sent text in XADD.
+// Largest text of a spec. Canonical and complete forms are far smaller, because the field table bounds every field.
 inline constexpr std::size_t kMaxSpecBytes = 1u << 20;
-// Largest spec that parse_spec accepts. The canonical form may be longer than the text from the client, and a complete
-// spec also has a seed and digests. Every process must be able to read an acknowledged job.
-inline constexpr std::size_t kMaxStoredSpecBytes = kMaxSpecBytes + (64u << 10);
 
 // Parses the body of POST /v1/jobs or the `spec` of an intake entry.
 // kInvalidArgument (`param` is the field): an unknown field (the message suggests the nearest field), a wrong type,
-// invalid UTF-8, or a value outside the bounds of the field table. kPayloadTooLarge: longer than kMaxStoredSpecBytes.
+// invalid UTF-8, or a value outside the bounds of the field table. kPayloadTooLarge: longer than kMaxSpecBytes.
 Result<JobSpec> parse_spec(std::string_view json_text);
 Result<JobSpec> parse_spec(const json::value& body);
 // Without these overloads, strings and literals would also convert to json::value.

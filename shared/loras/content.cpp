@@ -141,7 +141,7 @@ Result<Content> ContentCheck::finish() {
   return *content_;
 }
 
-Result<InspectedFile> inspect_file(const std::string& path) {
+Result<InspectedFile> inspect_file(const std::string& path, std::int64_t most) {
   const std::string what = "the file '" + path + "'";
   const auto failed = [&](const std::string& why) { return unavailable(what + " cannot be read: " + why); };
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // opening a FIFO must not block
@@ -149,6 +149,12 @@ Result<InspectedFile> inspect_file(const std::string& path) {
   struct stat info {};
   if (::fstat(file.get(), &info) != 0) return failed(std::strerror(errno));
   if (!S_ISREG(info.st_mode)) return invalid_argument(what + " is not a regular file", "path");
+  if (info.st_size > most) {
+    return Error{
+        Code::kPayloadTooLarge,
+        what + " has " + std::to_string(info.st_size) + " bytes; loras.max_upload_bytes is " + std::to_string(most),
+        "path"};
+  }
   InspectedFile out;
   Sha256 hash;
   ContentCheck check(what, static_cast<std::uint64_t>(info.st_size));

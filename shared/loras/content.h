@@ -49,9 +49,9 @@ struct InspectedFile {
   Content content;
 };
 
-// Hashes and checks a file in one pass. Blocks.
-// Errors: those of ContentCheck (param "path"), kUnavailable (the file cannot be read).
-Result<InspectedFile> inspect_file(const std::string& path);
+// Hashes and checks a file of at most `most` bytes in one pass. Blocks.
+// Errors: those of ContentCheck (param "path"), kPayloadTooLarge, kUnavailable (the file cannot be read).
+Result<InspectedFile> inspect_file(const std::string& path, std::int64_t most);
 
 std::vector<std::filesystem::path> folders_of(std::string_view list);  // separated by ':'; skips empty ones
 // Whether an absolute, normalized path is in a folder. Compares only the texts of the paths.

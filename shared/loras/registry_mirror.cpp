@@ -73,17 +73,22 @@ const Adapter* RegistryMirror::find(const std::string& tenant, const std::string
 
 Result<std::string> RegistryMirror::resolve(const std::string& tenant, const std::string& name,
                                             const std::string& sha256, const std::string& model) const {
-  constexpr std::size_t kMostShown = 16;
+  constexpr std::size_t kMostShown = 16, kMostCompared = 200;
   const Adapter* adapter = find(tenant, name);
   if (adapter == nullptr) {
-    const auto known = names(tenant);
+    // Comparing with all names would take seconds: the first ones, and those that begin with the name's first half.
+    std::set<std::string> compared;
+    for (const auto& after : {std::string(), name.substr(0, name.size() / 2)}) {
+      for (const Adapter& near : list(tenant, after, kMostCompared / 2).adapters) compared.insert(near.name);
+    }
+    const std::vector<std::string> known(compared.begin(), compared.end());
     std::string hint;
     if (known.empty()) {
       hint = "; none is registered (PUT /v1/loras/{name}, or ditfleet loras add)";
     } else if (const std::string near = nearest_name(name, known); !near.empty() || known.size() <= kMostShown) {
       hint = suggestion(name, known);
     } else {
-      hint = "; see GET /v1/loras for the " + std::to_string(known.size()) + " registered adapters";
+      hint = "; see GET /v1/loras for the registered adapters";
     }
     return invalid_argument("LoRA adapter '" + excerpt(name, 128) + "' not found" + hint, "name");
   }
@@ -110,6 +115,16 @@ RegistryMirror::Page RegistryMirror::list(const std::string& tenant, const std::
     page.adapters.push_back(it->second);
   }
   return page;
+}
+
+RegistryMirror::Use RegistryMirror::use(const std::string& tenant, const std::string& except) const {
+  Use out;
+  for (const Adapter& adapter : list(tenant).adapters) {
+    if (adapter.name == except) continue;
+    ++out.adapters;
+    if (adapter.path.empty()) out.bytes += adapter.bytes;
+  }
+  return out;
 }
 
 std::vector<std::string> RegistryMirror::names(const std::string& tenant) const {

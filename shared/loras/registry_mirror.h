@@ -32,6 +32,11 @@ class RegistryMirror {
   // names), it has another digest, or it is not registered for the model.
   Result<std::string> resolve(const std::string& tenant, const std::string& name, const std::string& sha256,
                               const std::string& model) const;
+  // A tenant's adapters, except for one name; `bytes` counts uploads only.
+  struct Use {
+    std::int64_t adapters = 0, bytes = 0;
+  };
+  Use use(const std::string& tenant, const std::string& except = {}) const;
   std::vector<std::string> names(const std::string& tenant) const;  // sorted
   struct Page {
     std::vector<Adapter> adapters;  // by name

@@ -1,5 +1,7 @@
 #include "shared/queue/calls.h"
 
+#include <algorithm>
+
 #include "shared/queue/library.h"
 #include "shared/queue/records.h"
 
@@ -124,7 +126,8 @@ asio::awaitable<void> Client::Impl::sweep(Deadline deadline) {
   constexpr int kPage = 250, kPages = 40;
   for (int page = 0; page < kPages; ++page) {
     redis::Command range("ZRANGEBYSCORE");
-    range << keys_.jobs() << sweep_cursor_ << *now - options_.retention_ms << "WITHSCORES"
+    const std::int64_t max_age_ms = options_.max_age_ms > 0 ? options_.max_age_ms : *now;
+    range << keys_.jobs() << sweep_cursor_ << *now - std::min(options_.retention_ms, max_age_ms) << "WITHSCORES"
           << "LIMIT" << 0 << kPage;
     auto found = co_await connection_->execute(std::move(range), deadline);
     if (!found) co_return;
@@ -137,7 +140,10 @@ asio::awaitable<void> Client::Impl::sweep(Deadline deadline) {
     sweep << keys_.jobs() << keys_.open() << keys_.events();
     for (std::size_t i = 0; i < elements.size(); i += 2) sweep << keys_.job(elements[i].text);
     sweep << options_.retention_ms << kKeepEventsMs;
-    for (std::size_t i = 0; i < elements.size(); i += 2) sweep << elements[i].text;
+    for (std::size_t i = 0; i < elements.size(); i += 2) {
+      sweep << elements[i].text;
+      if (to_int(elements[i + 1].text) <= *now - max_age_ms) too_old_.push_back(elements[i].text);
+    }
     const auto gone = co_await call(std::move(sweep), deadline);
     if (!gone) co_return;
     const bool last = elements.size() < 2 * kPage;

@@ -42,6 +42,7 @@ class Client::Impl {
   std::optional<std::int64_t> estimated_time() const;
   // Whether `reap` must leave leases alone because this process has just reconnected.
   bool hold_leases();
+  Quota quota(const std::string& tenant) const { return options_.quota ? options_.quota(tenant) : Quota(); }
   // Deletes jobs past their retention. Does nothing within 200 ms of the previous call.
   asio::awaitable<void> sweep(Deadline deadline);
 
@@ -59,7 +60,12 @@ class Client::Impl {
   std::optional<std::int64_t> redis_ahead_us_;  // Redis' clock minus the monotonic clock
   Deadline::Clock::time_point hold_until_{}, next_sweep_{};
   std::string sweep_cursor_ = "-inf";
+  std::vector<std::string> too_old_;  // jobs that the next reap() must expire if they are open
 };
+
+// The error for a reply "quota …" to a job of `units` images and `bytes` of spec.
+Error over_quota(const std::string& verdict, const std::string& tenant, const Quota& quota, std::int64_t units,
+                 std::int64_t bytes);
 
 // Maximum units, and maximum bytes of specs, per Function call. A longer call would delay other clients.
 inline constexpr std::size_t kBatch = 128, kBatchBytes = 1 << 20;

@@ -10,11 +10,17 @@ QueueOptions queue_options(const config::Settings& settings) {
   return {.lease_ms = q.lease_ms,
           .retention_ms = q.retention_ms,
           .idempotency_ms = q.idempotency_ms,
+          .max_age_ms = q.max_age_ms,
           .max_attempts = q.max_attempts,
           .max_crashes = q.max_crashes,
           .max_lapses = q.max_lapses,
           .retry_backoff_ms = q.retry_backoff_ms,
           .retry_backoff_max_ms = q.retry_backoff_max_ms};
+}
+
+std::string Quota::packed() const {
+  return std::to_string(units) + ' ' + std::to_string(bytes) + ' ' + std::to_string(share) + ' ' +
+         std::to_string(max_queued);
 }
 
 Client::Client(std::shared_ptr<redis::Connection> connection, QueueOptions options)

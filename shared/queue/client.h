@@ -8,6 +8,7 @@
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -29,16 +30,28 @@ namespace ditfleet::queue {
 
 namespace asio = boost::asio;
 
+// Limits of a tenant's open jobs; 0: none. If the shard has max_queued queued units, the tenant may still submit while
+// it has at most `share` units.
+struct Quota {
+  std::int64_t units = 0, bytes = 0, share = 0, max_queued = 0;
+  std::string packed() const;  // for the Functions
+};
+struct TenantUse {
+  std::int64_t units = 0, bytes = 0;  // of open jobs; a job's spec counts as whole KiB
+};
+
 struct QueueOptions {
   int shard = 0;
   std::int64_t lease_ms = 5000;           // of assigned and running units
   std::int64_t retention_ms = 3'600'000;  // of ended jobs and their events
   std::int64_t idempotency_ms = 86'400'000;
+  std::int64_t max_age_ms = 0;          // of open jobs; 0: no limit
   int max_attempts = 3;                 // errors per unit
   int max_crashes = 2;                  // workers per unit that are lost after its start and do not come back
   int max_lapses = 5;                   // workers per unit that are lost
   std::int64_t retry_backoff_ms = 500;  // before the first retry; doubles with each retry, with jitter
   std::int64_t retry_backoff_max_ms = 30'000;
+  std::function<Quota(const std::string& tenant)> quota = {};  // unset: none
 };
 
 // The options of section `queue`. Scheduler and workers use the same, so that they agree about retries.
@@ -60,7 +73,8 @@ class Client {
 
   // --- producers -------------------------------------------------------------------------------
   // kIdempotencyMismatch: the idempotency key was used with another spec. kConflict: another job has the id.
-  // kResourceExhausted: Redis is over its memory limit.
+  // kResourceExhausted: Redis is over its memory limit, or the tenant over a quota. kPayloadTooLarge: over a quota that
+  // the job alone exceeds.
   asio::awaitable<Result<SubmitOutcome>> submit(const Submission& submission, Deadline deadline);
   // kNotFound: there is no such job, or it belongs to another tenant. An empty tenant may cancel any job.
   asio::awaitable<Result<CancelOutcome>> cancel(const std::string& job, const std::string& tenant, Deadline deadline);
@@ -80,6 +94,8 @@ class Client {
   // fills in WorkerInfo::tenants, which costs a lookup per unit.
   asio::awaitable<Result<std::vector<WorkerInfo>>> workers(Deadline deadline, bool with_tenants = false);
   asio::awaitable<Result<Depth>> depth(Deadline deadline);
+  // Of tenants with open jobs.
+  asio::awaitable<Result<std::map<std::string, TenantUse>>> use(Deadline deadline);
 
   // --- scheduler (kConflict: another coordinator leads) ------------------------------------------
   // Acquires or renews the leadership for `ttl_ms`. Returns the epoch, or 0 if another coordinator leads.
@@ -99,7 +115,8 @@ class Client {
   asio::awaitable<Result<std::vector<bool>>> revoke(std::int64_t epoch, std::span<const Attempt> units,
                                                     Deadline deadline, bool lost = false);
   // Makes units ready whose lease has expired or whose retry is due. Fails units whose leases expired too often.
-  // Expires jobs past their deadline. Every change is an event. Returns the number of changed units and jobs.
+  // Expires jobs that are past their deadline or too old. Every change is an event. Returns the number of changed units
+  // and jobs.
   asio::awaitable<Result<int>> reap(std::int64_t epoch, int limit, Deadline deadline);
   // Returns every unit that has not ended, to restore the scheduler's state. Reads pages, each with the time limit.
   // The units are not of one moment: a unit that becomes open or ends meanwhile may be missing, and a returned unit may

@@ -97,6 +97,7 @@ asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const 
       common(command, a);
       command << a.tenant << a.traceparent << (body != impl->raw_bodies_.end() ? body->second : sha256_hex(a.spec))
               << (a.idempotency_key.empty() ? 0 : 1);
+      command << impl->quota(a.tenant).packed();
     }
     auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
@@ -104,9 +105,11 @@ asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const 
       const Admission& a = *raw[i];
       impl->raw_bodies_.erase(a.entry_id);
       const std::string verdict = i - begin < reply->elements.size() ? reply->elements[i - begin].text : std::string();
-      if (verdict != "taken" && !verdict.starts_with("mismatch ")) continue;
+      const bool over = verdict.starts_with("quota ");
+      if (verdict != "taken" && !over && !verdict.starts_with("mismatch ")) continue;
       Error why =
-          verdict == "taken"
+          over ? over_quota(verdict, a.tenant, impl->quota(a.tenant), a.units, static_cast<std::int64_t>(a.spec.size()))
+          : verdict == "taken"
               ? Error{Code::kConflict, "[queue] the job id " + a.id + " belongs to another job; use another id"}
               : Error{Code::kIdempotencyMismatch, "[queue] the idempotency key was used for job " + verdict.substr(9) +
                                                       " with another spec; use a new key for a new job"};

@@ -25,6 +25,23 @@ Result<SubmitOutcome> outcome_of(const std::string& verdict, const std::string& 
 
 }  // namespace
 
+Error over_quota(const std::string& verdict, const std::string& tenant, const Quota& quota, std::int64_t units,
+                 std::int64_t bytes) {
+  const std::string kind = verdict.substr(6, 5);
+  const bool never = kind == "units" ? units > quota.units : kind == "bytes" && bytes > quota.bytes;
+  const auto wants = [&](const char* what, std::int64_t more, const char* option, std::int64_t most) {
+    return std::string(what) + " in open jobs and asks for " + std::to_string(more) + "; " + option + " is " +
+           std::to_string(most);
+  };
+  return {.code = never ? Code::kPayloadTooLarge : Code::kResourceExhausted,
+          .message = "[queue] tenant '" + tenant + "' has " + verdict.substr(12) +
+                     (kind == "units"   ? wants(" units", units, "quotas.queued_units", quota.units)
+                      : kind == "bytes" ? wants(" bytes of specs", bytes, "quotas.queued_bytes", quota.bytes)
+                                        : wants(" units", units, "the queue is full, and its share of queue.max_queued",
+                                                quota.share)),
+          .retry_after = std::chrono::seconds(never ? 0 : 5)};
+}
+
 asio::awaitable<Result<SubmitOutcome>> Client::submit(const Submission& submission, Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
@@ -42,8 +59,13 @@ asio::awaitable<Result<SubmitOutcome>> Client::submit(const Submission& submissi
           << (has_key ? keys.idempotency(submission.tenant, submission.idempotency_key) : job);
   command << impl->options_.idempotency_ms << id << submission.tenant << submission.spec << sha256_hex(submission.spec)
           << (has_key ? 1 : 0) << submission.traceparent << deadline_ms;
+  const Quota quota = impl->quota(submission.tenant);
+  command << submission.units << quota.packed();
   auto reply = co_await impl->call(std::move(command), deadline);
   if (!reply) co_return reply.error();
+  if (reply->text.starts_with("quota "))
+    co_return over_quota(reply->text, submission.tenant, quota, submission.units,
+                         static_cast<std::int64_t>(submission.spec.size()));
   co_return outcome_of(reply->text, id);
 }
 

@@ -292,6 +292,16 @@ asio::awaitable<Result<std::vector<WorkerInfo>>> Client::workers(Deadline deadli
   co_return out;
 }
 
+asio::awaitable<Result<std::map<std::string, TenantUse>>> Client::use(Deadline deadline) {
+  constexpr std::int64_t kOneUnit = 1 << 26;  // functions/base.lua
+  auto reply = co_await impl_->connection_->execute(redis::Command("HGETALL") << impl_->keys_.use(), deadline);
+  if (!reply) co_return reply.error();
+  std::map<std::string, TenantUse> out;
+  for (const auto& [tenant, sum] : fields_of(*reply))
+    out[std::string(tenant)] = {to_int(sum) / kOneUnit, to_int(sum) % kOneUnit * 1024};
+  co_return out;
+}
+
 asio::awaitable<Result<Depth>> Client::depth(Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;

@@ -78,7 +78,7 @@ PackedUnit parse_packed_unit(std::string_view field) {
 }
 
 PackedJob parse_packed_job(std::string_view record) {
-  std::array<std::string_view, 12> part{};
+  std::array<std::string_view, 13> part{};  // part[9]: its share of the quotas
   for (std::string_view& value : part) {
     const auto bar = record.find('|');
     value = record.substr(0, bar);
@@ -94,9 +94,9 @@ PackedJob parse_packed_job(std::string_view record) {
   job.entry = part[5];
   job.tenant = part[6];
   job.trace = part[8];
-  job.class_key = part[9];
-  job.steps = static_cast<int>(to_int(part[10]));
-  job.adapters = part[11];
+  job.class_key = part[10];
+  job.steps = static_cast<int>(to_int(part[11]));
+  job.adapters = part[12];
   return job;
 }
 

@@ -1,6 +1,7 @@
 // Client: the calls of a scheduler, except for the intake (intake.cpp).
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 #include "shared/core/json.h"
 #include "shared/job/shape_class.h"
@@ -138,6 +139,7 @@ asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadlin
       items.push_back({kKinds[kind], kind == 2 ? UnitRef{member.text, 0} : parse_member(member.text)});
     }
   }
+  for (std::string& id : std::exchange(impl->too_old_, {})) items.push_back({"age", {std::move(id), 0}});
   int touched = 0;
   // Called even if nothing is due: the first call after a restart of Redis starts the grace of the leases.
   std::size_t begin = 0;

@@ -30,6 +30,7 @@ struct Submission {
   std::string id;  // empty: submit() creates a ULID
   std::string tenant = "default";
   std::string spec;                 // JSON, which Redis does not parse
+  int units = 1;                    // images
   std::string idempotency_key;      // empty: none
   std::string traceparent;          // W3C; empty: none
   std::int64_t deadline_ms = 0;     // absolute; 0: none

@@ -60,15 +60,26 @@ Result<void> write_whole(const std::string& path, std::string_view bytes) {
   return {};
 }
 
+// After a failed open().
+Error cannot_open(const std::string& path) {
+  const int e = errno;
+  if (e == ENOENT) return Error{Code::kNotFound, "the result file does not exist; it has expired or was removed", {}};
+  return unavailable("cannot open the result '" + path + "': " + std::strerror(e));
+}
+
+Result<void> check_own(const Manifest& manifest) {
+  if (manifest.backend == "file" && is_own_path(manifest.key, "results")) return {};
+  return Error{
+      Code::kDataCorrupt,
+      "the result '" + manifest.key + "' of backend '" + manifest.backend + "' is not in this store (file, results/…)",
+      {}};
+}
+
 // kDataCorrupt: the file is larger than `limit`.
 Result<std::string> read_whole(const std::string& path, std::int64_t limit) {
   // Nonblocking: opening a FIFO would block the thread.
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  if (!file.valid()) {
-    const int e = errno;
-    if (e == ENOENT) return Error{Code::kNotFound, "the result file does not exist; it has expired or was removed", {}};
-    return unavailable("cannot open the result '" + path + "': " + std::strerror(e));
-  }
+  if (!file.valid()) return cannot_open(path);
   struct stat status {};
   if (::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_size > limit)
     return Error{
@@ -181,13 +192,24 @@ asio::awaitable<Result<Manifest>> FileStore::put(const ResultKey& result, std::s
   co_return co_await impl_->disk.run<Manifest>(std::move(work), deadline);
 }
 
+asio::awaitable<Result<std::string>> FileStore::get_piece(const Manifest& manifest, std::int64_t offset,
+                                                          std::int64_t size, Deadline deadline) {
+  if (auto own = check_own(manifest); !own) co_return own.error();
+  size = std::min(size, manifest.bytes - offset);
+  std::function<Result<std::string>()> work = [path = impl_->path(manifest.key), offset,
+                                               size]() -> Result<std::string> {
+    const UniqueFd file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    if (!file.valid()) return cannot_open(path);
+    std::string bytes(static_cast<std::size_t>(std::max<std::int64_t>(0, size)), '\0');
+    if (::pread(file.get(), bytes.data(), bytes.size(), offset) != static_cast<ssize_t>(bytes.size()))
+      return Error{Code::kDataCorrupt, "the result file '" + path + "' is shorter than its manifest says", {}};
+    return bytes;
+  };
+  co_return co_await impl_->disk.run<std::string>(std::move(work), deadline);
+}
+
 asio::awaitable<Result<std::string>> FileStore::get(const Manifest& manifest, Deadline deadline) {
-  if (manifest.backend != "file" || !is_own_path(manifest.key, "results")) {
-    co_return Error{Code::kDataCorrupt,
-                    "the result '" + manifest.key + "' of backend '" + manifest.backend +
-                        "' is not in this store (file, results/…)",
-                    {}};
-  }
+  if (auto own = check_own(manifest); !own) co_return own.error();
   std::function<Result<std::string>()> work = [manifest, path = impl_->path(manifest.key)]() -> Result<std::string> {
     auto bytes = read_whole(path, manifest.bytes);
     if (!bytes) return bytes;

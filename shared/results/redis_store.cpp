@@ -71,13 +71,16 @@ asio::awaitable<Result<Manifest>> RedisStore::put(const ResultKey& result, std::
   co_return manifest;
 }
 
+Result<void> RedisStore::check_own(const Manifest& manifest) const {
+  if (manifest.backend == "redis" && manifest.key.starts_with(blob_prefix_)) return {};
+  return Error{Code::kDataCorrupt,
+               "the result '" + manifest.key + "' of backend '" + manifest.backend + "' is not in this store (redis, " +
+                   blob_prefix_ + "…)",
+               {}};
+}
+
 asio::awaitable<Result<std::string>> RedisStore::get(const Manifest& manifest, Deadline deadline) {
-  if (manifest.backend != "redis" || !manifest.key.starts_with(blob_prefix_)) {
-    co_return Error{Code::kDataCorrupt,
-                    "the result '" + manifest.key + "' of backend '" + manifest.backend +
-                        "' is not in this store (redis, " + blob_prefix_ + "…)",
-                    {}};
-  }
+  if (auto own = check_own(manifest); !own) co_return own.error();
   std::string bytes;
   for (std::size_t i = 0; i < chunk_count(manifest.bytes); ++i) {
     auto chunk = co_await read_chunk(manifest.key, i, deadline);
@@ -86,6 +89,28 @@ asio::awaitable<Result<std::string>> RedisStore::get(const Manifest& manifest, D
     bytes += **chunk;
   }
   if (auto good = verify(manifest, bytes); !good) co_return good.error();
+  co_return bytes;
+}
+
+asio::awaitable<Result<std::string>> RedisStore::get_piece(const Manifest& manifest, std::int64_t offset,
+                                                           std::int64_t size, Deadline deadline) {
+  if (auto own = check_own(manifest); !own) co_return own.error();
+  const std::int64_t end = std::min(offset + size, manifest.bytes);
+  constexpr auto kChunk = static_cast<std::int64_t>(kChunkBytes);
+  std::string bytes;
+  while (offset < end) {
+    const std::int64_t stop = std::min(end, (offset / kChunk + 1) * kChunk);
+    redis::Command command("GETRANGE");
+    command << chunk_key(manifest.key, static_cast<std::size_t>(offset / kChunk)) << offset % kChunk
+            << (stop - 1) % kChunk;
+    auto reply = co_await connection_->execute(std::move(command), deadline);
+    if (!reply) co_return reply.error();
+    if (reply->text.empty()) co_return gone("the result '" + manifest.key + "'");
+    if (static_cast<std::int64_t>(reply->text.size()) != stop - offset)
+      co_return Error{Code::kDataCorrupt, "the result '" + manifest.key + "' is shorter than its manifest says", {}};
+    bytes += reply->text;
+    offset = stop;
+  }
   co_return bytes;
 }
 

@@ -20,6 +20,8 @@ class RedisStore final : public Store {
   asio::awaitable<Result<Manifest>> put(const ResultKey& result, std::string bytes, std::string media_type,
                                         Deadline deadline) override;
   asio::awaitable<Result<std::string>> get(const Manifest& manifest, Deadline deadline) override;
+  asio::awaitable<Result<std::string>> get_piece(const Manifest& manifest, std::int64_t offset, std::int64_t size,
+                                                 Deadline deadline) override;
   asio::awaitable<Result<void>> remove(const Manifest& manifest, Deadline deadline) override;
   asio::awaitable<Result<std::string>> put_preview(const ResultKey& result, int index, std::string bytes,
                                                    Deadline deadline) override;
@@ -28,6 +30,7 @@ class RedisStore final : public Store {
  private:
   asio::awaitable<Result<void>> write(std::string key, std::string_view bytes, std::int64_t expiry_ms,
                                       Deadline deadline);
+  Result<void> check_own(const Manifest& manifest) const;
   // One chunk; an empty optional where the key does not exist.
   asio::awaitable<Result<std::optional<std::string>>> read_chunk(const std::string& key, std::size_t index,
                                                                  Deadline deadline);

@@ -56,6 +56,10 @@ class Store {
                                                 Deadline deadline) = 0;
   // Reads an image and verifies its size and SHA-256. kNotFound: expired or removed. kDataCorrupt: verification failed.
   virtual asio::awaitable<Result<std::string>> get(const Manifest& manifest, Deadline deadline) = 0;
+  // Reads a part of an image, without verifying it: `size` bytes from `offset` on, fewer at its end. kNotFound: expired
+  // or removed. kDataCorrupt: the image is too short.
+  virtual asio::awaitable<Result<std::string>> get_piece(const Manifest& manifest, std::int64_t offset,
+                                                         std::int64_t size, Deadline deadline) = 0;
   // Removes the image of an outdated attempt. Succeeds if the image does not exist.
   virtual asio::awaitable<Result<void>> remove(const Manifest& manifest, Deadline deadline) = 0;
   // Stores a preview, which expires after StoreOptions::preview_ms. Returns the key for the `preview` event.

@@ -27,6 +27,10 @@ class Base(RegistryCase):
     def setUp(self):
         self.connect(shared.fleet, **KEYS)
 
+    def pin(self, pinned, name="a", headers=None):
+        """Pins or unpins an adapter of the first tenant, as only an administrator may."""
+        return self.admin.request("PATCH", f"/v1/loras/{name}?tenant=first", {"pinned": pinned}, headers)
+
 
 class Uploads(Base):
     def test_put_get_list_delete(self):
@@ -117,13 +121,13 @@ class Uploads(Base):
         self.assertEqual((get(tag).status, get(tag).body, get(tag).headers["ETag"]), (304, b"", tag))
         self.assertEqual(get('"nope"').status, 200)
         # The tag covers all displayed fields, the digest only the bytes.
-        self.first.request("PATCH", "/v1/loras/a", {"pinned": True})
+        self.pin(True)
         pinned = get(tag)
         self.assertEqual((pinned.status, pinned.json()["pinned"]), (200, True))
         for stale in ('"nope"', tag, f'W/{pinned.headers["ETag"]}', f'"{digest(two)}"'):
             with self.subTest(stale):
                 for answer in (self.put("a", two, **{"If-Match": stale}), self.first.request("DELETE", "/v1/loras/a", headers={"If-Match": stale}),
-                               self.first.request("PATCH", "/v1/loras/a", {"pinned": False}, {"If-Match": stale})):
+                               self.pin(False, headers={"If-Match": stale})):
                     self.assertEqual((answer.status, answer.error["code"]), (412, "precondition_failed"), answer)
         self.assertEqual(self.first.get("/v1/loras/a").json(), pinned.json())
         self.assertEqual(len(self.chunk_keys()), 1)
@@ -148,12 +152,13 @@ class Uploads(Base):
 
     def test_parameters(self):
         data = adapter()
-        lora = self.put("a", data, query=f"?sha256={digest(data)}&model=tiny&model=small&pinned=true").json()
+        lora = self.put("a", data, query=f"?sha256={digest(data)}&model=tiny&model=small&pinned=true&tenant=first", client=self.admin).json()
         self.assertEqual((lora["models"], lora["pinned"]), (["tiny", "small"], True))
-        self.assertFalse(self.first.request("PATCH", "/v1/loras/a", {"pinned": False}).json()["pinned"])
-        self.assertTrue(self.first.request("PATCH", "/v1/loras/a", {"pinned": True}).json()["pinned"])
+        self.assertFalse(self.pin(False).json()["pinned"])
+        self.assertTrue(self.pin(True).json()["pinned"])
         self.assertTrue(self.first.get("/v1/loras/a").json()["pinned"])
-        self.assertEqual(self.first.request("PATCH", "/v1/loras/none", {"pinned": True}).status, 404)
+        self.assertEqual(self.pin(True, "none").status, 404)
+        self.assertEqual(self.first.request("PATCH", "/v1/loras/a", {"pinned": True}).status, 403)
         self.assertEqual(self.first.request("PATCH", "/v1/loras/a", {"rank": 4}).error["param"], "rank")
         self.clean()
         self.refused(self.put("a", data, query="?sha256=" + digest(b"")), 400, digest(data), param="sha256")

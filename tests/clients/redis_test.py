@@ -68,7 +68,7 @@ class WithRedis(unittest.TestCase):
                 f"df:{{0}}:idem:{tenant}:{key}" if key else f"df:{{0}}:job:{id}"]
         sha = hashlib.sha256(spec.encode()).hexdigest()
         return self.redis.fcall("ditfleet_v3_submit", len(keys), *keys, 86_400_000, id, tenant, spec, sha, 1 if key else 0, "",
-                                deadline_ms)
+                                deadline_ms, 1, "")
 
 
 class Xadd(WithRedis):

@@ -197,7 +197,7 @@ TEST_F(QueueIntake, ARepeatedIdIsTheSameJobOrRefused) {
 }
 
 TEST_F(QueueIntake, AForeignClientThatCallsWronglyIsToldHowItIsRight) {
-  EXPECT_NE(refused({"FCALL", "ditfleet_v3_submit", "0"}).find("submit takes 8 keys, 8 arguments; got 0 and 0"),
+  EXPECT_NE(refused({"FCALL", "ditfleet_v3_submit", "0"}).find("submit takes 8 keys, 10 arguments; got 0 and 0"),
             std::string::npos);
   const std::vector<std::string> submit_keys = {"FCALL",        "ditfleet_v3_submit", "8",           keys_.in(),
                                                 keys_.jobs(),   keys_.deadline(),     keys_.open(),  keys_.last(),
@@ -205,6 +205,7 @@ TEST_F(QueueIntake, AForeignClientThatCallsWronglyIsToldHowItIsRight) {
   const auto with = [&](std::vector<std::string> arguments) {
     auto words = submit_keys;
     words.insert(words.end(), arguments.begin(), arguments.end());
+    words.insert(words.end(), {"1", ""});  // units, quota
     return words;
   };
   const std::string sha(64, 'a');
@@ -246,6 +247,110 @@ TEST_F(QueueIntake, AForeignClientThatCallsWronglyIsToldHowItIsRight) {
     EXPECT_NE(error.find("takes"), std::string::npos) << name << ": " << error;
   }
   EXPECT_EQ(functions, 26);
+}
+
+// A queue whose client gives each tenant two units and 4 KiB.
+class QueueQuota : public QueueTest {
+ protected:
+  QueueQuota() : QueueTest({}, {.quota = [this](const std::string&) { return quota_; }}) {}
+  Result<queue::SubmitOutcome> try_to(const std::string& tenant, int units = 1, std::size_t prompt = 10,
+                                      const std::string& key = {}) {
+    queue::Submission s = submission();
+    s.tenant = tenant;
+    s.units = units;
+    s.spec = R"({"prompt":")" + std::string(prompt, 'x') + "\"}";
+    s.idempotency_key = key;
+    return wait(client_->submit(s, soon()));
+  }
+  queue::Quota quota_{.units = 2, .bytes = 4096};
+};
+
+TEST_F(QueueQuota, CountsUnitsAndBytesOfOpenJobsOfEachTenant) {
+  const std::string first = try_to("a")->id;
+  ASSERT_TRUE(try_to("a").ok());
+  const auto third = try_to("a", 1, 10, "k");
+  ASSERT_FALSE(third.ok());
+  EXPECT_EQ(third.error().code, Code::kResourceExhausted);
+  EXPECT_EQ(third.error().retry_after, std::chrono::seconds(5));
+  EXPECT_EQ(third.error().message,
+            "[queue] tenant 'a' has 2 units in open jobs and asks for 1; quotas.queued_units is 2");
+  EXPECT_TRUE(try_to("b", 2).ok()) << "another tenant has its own";
+  const auto never = try_to("c", 3);
+  ASSERT_FALSE(never.ok());
+  EXPECT_EQ(never.error().code, Code::kPayloadTooLarge);
+  const auto bytes = try_to("c", 1, 5000);
+  ASSERT_FALSE(bytes.ok());
+  EXPECT_NE(bytes.error().message.find("quotas.queued_bytes is 4096"), std::string::npos);
+  EXPECT_EQ(wait(client_->use(soon()))->at("a").units, 2);
+  EXPECT_EQ(wait(client_->use(soon()))->at("a").bytes, 2048);
+  EXPECT_FALSE(wait(client_->use(soon()))->contains("c"));
+  // The end of a job gives back what it took, and the key of the refused job is free.
+  EXPECT_TRUE(wait(client_->cancel(first, "", soon())).ok());
+  EXPECT_FALSE(try_to("a", 1, 10, "k")->existed);
+  admit_all();
+  quota_ = {};
+  const auto attempt = running(2);
+  const std::string id = attempt.ref.job;
+  EXPECT_EQ(wait(client_->use(soon()))->at("default").units, 1) << "as it was submitted";
+  EXPECT_TRUE(complete(attempt).ok());
+  EXPECT_EQ(wait(client_->use(soon()))->at("default").units, 1) << "a unit of it is open";
+  const auto second = assign(id, 1);
+  EXPECT_TRUE(start(second).ok());
+  EXPECT_TRUE(complete(second).ok());
+  EXPECT_FALSE(wait(client_->use(soon()))->contains("default"));
+}
+
+TEST_F(QueueQuota, AFullQueueStillTakesJobsOfATenantBelowItsShare) {
+  quota_ = {.share = 3, .max_queued = 6};
+  for (int i = 0; i < 6; ++i) ASSERT_TRUE(try_to("a").ok()) << i;
+  const auto refused = try_to("a");
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Code::kResourceExhausted);
+  EXPECT_EQ(refused.error().message,
+            "[queue] tenant 'a' has 6 units in open jobs and asks for 1; the queue is full, and its share of "
+            "queue.max_queued is 3");
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(try_to("b").ok()) << i;
+  EXPECT_FALSE(try_to("b").ok());
+}
+
+TEST_F(QueueQuota, HoldsForEntriesToo) {
+  const auto add = [&](const std::string& tenant) {
+    return "x-" + redis({"XADD", keys_.in(), "*", "spec", kSpec, "tenant", tenant}).text;
+  };
+  const std::vector<std::string> ids = {add("a"), add("a"), add("a"), add("b")};
+  admit_all();
+  std::vector<job::State> states;
+  for (const auto& id : ids) states.push_back(job(id).state);
+  EXPECT_EQ(states, (std::vector{job::State::kReady, job::State::kReady, job::State::kRejected, job::State::kReady}));
+  EXPECT_NE(job(ids[2]).error->message.find("quotas.queued_units is 2"), std::string::npos);
+  EXPECT_EQ(wait(client_->use(soon()))->at("a").units, 2);
+  EXPECT_EQ(redis({"XLEN", keys_.in()}).integer, 0);
+}
+
+class QueueAge : public QueueTest {
+ protected:
+  QueueAge() : QueueTest({}, {.retention_ms = 3'600'000, .max_age_ms = 60'000}) {}
+  // Moves the job's time of creation back.
+  void age(const std::string& id) { redis({"ZINCRBY", keys_.jobs(), "-61000", id}); }
+};
+
+TEST_F(QueueAge, OpenJobsThatAreTooOldExpire) {
+  const auto attempt = running();
+  const std::string queued = submit(), young = submit();
+  const auto ended = [&] {
+    (void)wait(client_->reap(epoch_, 100, soon()));
+    return job(queued).state == job::State::kExpired && job(attempt.ref.job).state == job::State::kExpired;
+  };
+  EXPECT_FALSE(ended());
+  age(queued);
+  age(attempt.ref.job);
+  const Deadline patience = soon();
+  while (!ended() && !patience.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(job(queued).state, job::State::kExpired);
+  EXPECT_EQ(job(attempt.ref.job).state, job::State::kExpired);
+  EXPECT_NE(job(queued).error->message.find("queue.max_age_ms"), std::string::npos);
+  EXPECT_EQ(job(young).state, job::State::kQueued);
+  EXPECT_EQ(renew(attempt), queue::RenewOutcome::kLost);
 }
 
 TEST_F(QueueIntake, FunctionsThatAreGoneAreLoadedAgain) {

@@ -37,9 +37,15 @@ TEST_F(ResultsRedis, GivesBackWhatWasPutInChunks) {
     const auto read = wait(store_->get(manifest, soon()));
     ASSERT_TRUE(read.ok()) << size << ": " << read.error().message;
     EXPECT_EQ(*read, bytes) << size;
+    std::string pieces;
+    constexpr std::int64_t kPiece = 300'000;
+    for (std::int64_t at = 0; at < manifest.bytes; at += kPiece)
+      pieces += *wait(store_->get_piece(manifest, at, kPiece, soon()));
+    EXPECT_EQ(pieces, bytes) << size;
     ASSERT_TRUE(wait(store_->remove(manifest, soon())).ok());
     EXPECT_EQ(redis({"KEYS", "df:{0}:blob:*"}).elements.size(), 0u);
     EXPECT_EQ(wait(store_->get(manifest, soon())).error().code, Code::kNotFound);
+    EXPECT_EQ(wait(store_->get_piece(manifest, 0, 1, soon())).ok(), size == 0);
     EXPECT_TRUE(wait(store_->remove(manifest, soon())).ok()) << "absent is not an error";
   }
 }

@@ -177,6 +177,10 @@ class ThrowingStore final : public results::Store {
   asio::awaitable<Result<std::string>> get(const results::Manifest& manifest, Deadline deadline) override {
     return store_->get(manifest, deadline);
   }
+  asio::awaitable<Result<std::string>> get_piece(const results::Manifest& manifest, std::int64_t offset,
+                                                 std::int64_t size, Deadline deadline) override {
+    return store_->get_piece(manifest, offset, size, deadline);
+  }
   asio::awaitable<Result<void>> remove(const results::Manifest& manifest, Deadline deadline) override {
     return store_->remove(manifest, deadline);
   }

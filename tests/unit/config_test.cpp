@@ -41,6 +41,17 @@ std::string refusal(const std::string& yaml) {
   return loaded.error().message;
 }
 
+TEST(Settings, ATenantMayHaveItsOwnQuotas) {
+  const auto loaded = load_text("tenants: {a: {weight: 2, streams: 3}}\nquotas: {streams: 5, adapters: 7}", "x");
+  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  EXPECT_EQ(quotas_of(*loaded, "a").streams, 3);
+  EXPECT_EQ(quotas_of(*loaded, "a").adapters, 7);
+  EXPECT_EQ(quotas_of(*loaded, "b").streams, 5);
+  const auto again = load_text(to_yaml(*loaded), "x");
+  ASSERT_TRUE(again.ok()) << again.error().message;
+  EXPECT_EQ(quotas_of(*again, "a").streams, 3);
+}
+
 TEST(Settings, EmptySourcesGiveTheDefaults) {
   const auto loaded = load({.file = "", .sets = {}, .environment = false});
   ASSERT_TRUE(loaded.ok()) << loaded.error().message;
@@ -149,6 +160,8 @@ TEST(Settings, UnknownKeysNameTheNearestAndTheLine) {
   EXPECT_THAT(refusal("models: {a: {pth: /x}}"), HasSubstr("did you mean 'path'?"));
   EXPECT_THAT(refusal("keys: [{tenant: a, sha265: b}]"), HasSubstr("did you mean 'sha256'?"));
   EXPECT_THAT(refusal("tenants: {a: {wieght: 1}}"), HasSubstr("tenants.NAME.weight"));
+  EXPECT_THAT(refusal("tenants: {a: {streams: 0}}"),
+              HasSubstr("tenants.a.streams is '0'; it must be an integer from 1"));
 
   const auto set = load({.sets = {"worker.cuont=2"}});
   ASSERT_FALSE(set.ok());

@@ -33,6 +33,8 @@ class RecordingSink final : public Sink {
     if (after_write) after_write();
     co_return !gone_;
   }
+  void abort() override { aborted = true, leave(); }
+  bool aborted = false;
   void leave() {
     gone_ = true;
     if (when_gone_) when_gone_();

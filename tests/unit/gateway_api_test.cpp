@@ -149,21 +149,6 @@ TEST_F(GatewayApi, RefusesBadJobs) {
   EXPECT_TRUE(service.submissions.empty());
 }
 
-TEST_F(GatewayApi, AJobIsMeasuredInItsCanonicalForm) {
-  const std::string small = R"({"prompt":"","size":"64x64"})", canonical = job::to_json(*job::parse_spec(small));
-  ASSERT_GT(canonical.size(), small.size());
-  const auto with_prompt = [](std::size_t bytes) {
-    return R"({"prompt":")" + std::string(bytes, 'x') + R"(","size":"64x64"})";
-  };
-  const std::size_t most = job::kMaxSpecBytes - canonical.size();
-  EXPECT_EQ(send("POST", "/v1/jobs", with_prompt(most)).status, 202);
-  EXPECT_TRUE(job::parse_spec(service.submissions.back().spec).ok());
-  // A body within the limit whose canonical form is not.
-  ASSERT_LE(with_prompt(most + 1).size(), job::kMaxSpecBytes);
-  EXPECT_EQ(send("POST", "/v1/jobs", with_prompt(most + 1)).status, 413);
-  EXPECT_EQ(send("POST", "/v1/images/generations", with_prompt(most + 1)).status, 413);
-}
-
 TEST_F(GatewayApi, AMediaTypeMayBeSpelledAnyWay) {
   EXPECT_EQ(
       send("POST", "/v1/jobs", R"({"prompt":"x"})", {{"Content-Type", "Application/JSON ; charset=utf-8"}}).status,
@@ -346,20 +331,116 @@ TEST_F(GatewayApi, TenantsDoNotSeeEachOther) {
 TEST_F(GatewayApi, SynchronousGenerationWaitsForItsJob) {
   Response response = send("POST", "/v1/images/generations", R"({"prompt":"a","n":2,"response_format":"b64_json"})");
   ASSERT_TRUE(response.later);
-  const Response done = finish(response, [&] {
+  Response done = finish(response, [&] {
     service.admit("job-1");
     service.step("job-1", 0, 1, 8);
     service.succeed("job-1", 1, "second");
     service.succeed("job-1", 0, "first");
   });
   EXPECT_EQ(done.status, 200) << done.body;
-  const auto body = body_of(done);
+  ASSERT_TRUE(done.stream);
+  drain(done);
+  const auto body = *parse_json(sink.text);
   EXPECT_EQ(body.at("created").as_int64(), 1700000000);
   EXPECT_EQ(body.at("data").at(0).at("b64_json").as_string(), base64("first"));
   EXPECT_EQ(body.at("data").at(1).at("b64_json").as_string(), base64("second"));
   EXPECT_EQ(header(done, "X-Job-Id"), "job-1");
   EXPECT_FALSE(header(done, "X-Request-Id").empty());
   EXPECT_EQ(hub->subscriptions(), 0u);
+}
+
+// Many slow readers of large answers must not fill the memory.
+TEST_F(GatewayApi, PicturesAreSentInSmallPieces) {
+  std::string large;
+  for (unsigned i = 0; i < 500'000; ++i) large += static_cast<char>(i * 7919 >> 5);
+  const auto generate = [&](const std::string& fields) {
+    sink = RecordingSink();
+    return send("POST", "/v1/images/generations",
+                R"({"prompt":"a","n":3,"safety_identifier":"\"b64_json\":\"\"",)" + fields + "}",
+                {{"Idempotency-Key", "k"}});
+  };
+  std::size_t most = 0, before = 0;
+  const auto watch = [&] {
+    sink.after_write = [&] {
+      most = std::max(most, sink.text.size() - before);
+      before = sink.text.size();
+    };
+    before = 0;
+  };
+  Response response = generate(R"("response_format":"b64_json")");
+  Response done = finish(response, [&] {
+    service.admit("job-1");
+    for (int unit = 0; unit < 3; ++unit) service.succeed("job-1", unit, large + std::to_string(unit));
+  });
+  ASSERT_TRUE(done.stream) << done.body;
+  EXPECT_EQ(done.content_type, "application/json");
+  watch();
+  drain(done);
+  const auto body = parse_json(sink.text);
+  ASSERT_TRUE(body.ok()) << body.error().message << sink.text.substr(0, 300);
+  for (int unit = 0; unit < 3; ++unit)
+    EXPECT_TRUE(body->at("data").at(unit).at("b64_json").as_string() == base64(large + std::to_string(unit))) << unit;
+  EXPECT_EQ(body->at("safety_identifier").as_string(), R"("b64_json":"")");
+  EXPECT_LE(most, 200'000u);
+  // The same pictures as events.
+  Response streamed = generate(R"("response_format":"b64_json","stream":true)");
+  ASSERT_TRUE(streamed.stream) << streamed.body;
+  watch();
+  drain(streamed);
+  EXPECT_NE(sink.text.find("\"b64_json\":\"" + base64(large + "2") + "\""), std::string::npos);
+  EXPECT_TRUE(sink.text.ends_with("\n\n"));
+  EXPECT_LE(most, 200'000u);
+}
+
+TEST_F(GatewayApi, APictureThatIsGoneIsAnErrorAndADamagedOneEndsTheConnection) {
+  const auto again = [&] {
+    sink = RecordingSink();
+    Response response = send("POST", "/v1/images/generations", R"({"prompt":"a","response_format":"b64_json"})",
+                             {{"Idempotency-Key", "k"}});
+    return finish(response, [&] {
+      if (!service.jobs["job-1"].unit_records.empty()) return;
+      service.admit("job-1");
+      service.succeed("job-1", 0, "picture");
+    });
+  };
+  EXPECT_TRUE(again().stream);
+  auto& [key, bytes] = *service.blobs.begin();
+  bytes = "Picture";
+  Response damaged = again();
+  ASSERT_TRUE(damaged.stream);
+  drain(damaged);
+  EXPECT_TRUE(sink.aborted);
+  EXPECT_FALSE(sink.text.ends_with("}"));
+  service.blobs.clear();
+  EXPECT_FALSE(again().stream);
+}
+
+TEST_F(GatewayApi, StreamsAndWaitingRequestsOfATenantHaveAQuota) {
+  start({{"a", sha256_hex("ka"), false}, {"b", sha256_hex("kb"), false}});
+  const auto generate = [&](const std::string& key, const std::string& more) {
+    return send("POST", "/v1/images/generations", R"({"prompt":"x")" + more + "}",
+                {{"Authorization", "Bearer " + key}});
+  };
+  std::vector<Response> open;  // of 12 places for streams, 6 for one tenant
+  for (int i = 0; i < 3; ++i) {
+    open.push_back(generate("ka", ""));
+    ASSERT_TRUE(open.back().later) << open.back().body;
+    open.push_back(generate("ka", R"(,"stream":true)"));
+    ASSERT_TRUE(open.back().stream) << open.back().body;
+  }
+  const auto submitted = service.submissions.size();
+  for (const char* more : {"", R"(,"stream":true)"}) {
+    const Response refused = generate("ka", more);
+    EXPECT_EQ(refused.status, 429);
+    EXPECT_THAT(refused.body, HasSubstr("tenant 'a' has 6 open event streams and waiting image requests"));
+    EXPECT_FALSE(header(refused, "Retry-After").empty());
+  }
+  EXPECT_EQ(service.submissions.size(), submitted) << "a refused request submits nothing";
+  EXPECT_EQ(send("GET", "/v1/jobs/job-1/events", {}, {{"Authorization", "Bearer ka"}}).status, 429);
+  for (int i = 0; i < 6; ++i) open.push_back(generate("kb", ""));
+  EXPECT_TRUE(open.back().later) << "another tenant has room";
+  open.erase(open.begin());
+  EXPECT_TRUE(generate("ka", "").later);
 }
 
 TEST_F(GatewayApi, SynchronousGenerationTellsWhyItFailed) {

@@ -199,6 +199,14 @@ class FakeService final : public JobService {
     }
     co_return infos;
   }
+  std::map<std::string, queue::TenantUse> uses;
+  asio::awaitable<Result<std::map<std::string, queue::TenantUse>>> use() override { co_return uses; }
+  asio::awaitable<Result<std::string>> result_piece(const results::Manifest& manifest, std::int64_t offset,
+                                                    std::int64_t size) override {
+    auto whole = blob(manifest.key);
+    if (!whole) co_return whole.error();
+    co_return whole->substr(static_cast<std::size_t>(offset), static_cast<std::size_t>(size));
+  }
   asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) override {
     co_return blob(manifest.key);
   }

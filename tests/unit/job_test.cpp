@@ -135,16 +135,44 @@ TEST(ParseSpec, TheLongestJobStaysReadableInItsCompleteForm) {
              std::string(1, static_cast<char>('a' + i)) + "\"}";
   auto spec = parse_spec(R"({"prompt":"","size":"256x256","loras":[)" + loras + "]}");
   ASSERT_TRUE(spec.ok()) << spec.error().message;
-  spec->prompt = std::string(kMaxSpecBytes - to_json(*spec).size(), '\x7f');
-  ASSERT_EQ(to_json(*spec).size(), kMaxSpecBytes);
+  spec->prompt = std::string(kMaxTextBytes, '\x01');  // six bytes each in JSON
+  spec->fields.set("negative_prompt", spec->prompt);
+  spec->user = std::string(512, '\x01');
+  ASSERT_LT(to_json(*spec).size(), kMaxSpecBytes);
   const auto complete = complete_spec(*spec, demo_catalogue(), [](const LoraUse&, const ModelEntry&) {
     return Result<std::string>(std::string(64, 'a'));
   });
   ASSERT_TRUE(complete.ok()) << complete.error().message;
-  EXPECT_GT(to_json(*complete).size(), kMaxSpecBytes + 1000);
   const auto again = parse_spec(to_json(*complete));
   ASSERT_TRUE(again.ok()) << again.error().message;
   EXPECT_EQ(again->prompt, spec->prompt);
+}
+
+// Normalizing takes quadratic time in the marks after one letter, on the only text thread of a worker.
+TEST(ParseSpec, ATextHasAFewKilobytesAndFewCombiningMarksInARow) {
+  const auto marks = [](int count, const char* mark = "\u0301") {
+    std::string text = "a";
+    for (int i = 0; i < count; ++i) text += mark;
+    return text;
+  };
+  const auto refusal = [](const std::string& field, const std::string& text) {
+    const auto spec = parse_spec(R"({"prompt":"x",")" + field + R"(":")" + text + "\"}");
+    return spec ? std::string() : spec.error().message;
+  };
+  const std::string most(16 << 10, 'x');
+  for (const std::string field : {"prompt", "negative_prompt"}) {
+    EXPECT_EQ(refusal(field, most), "");
+    EXPECT_EQ(refusal(field, most + "x"), field + " has 16385 bytes; at most 16384 are allowed");
+  }
+  for (const std::string field : {"prompt", "negative_prompt", "user"}) {
+    EXPECT_EQ(refusal(field, marks(30) + marks(30)), "") << "two runs";
+    EXPECT_EQ(refusal(field, marks(31)), field + " has 31 combining marks in a row; at most 30 are allowed");
+  }
+  EXPECT_EQ(refusal("prompt", marks(5000, "\u0323")),
+            "prompt has 5000 combining marks in a row; at most 30 are allowed");
+  EXPECT_NE(refusal("prompt", marks(31, "\u0f73")), "") << "class 0, but it decomposes to two marks";
+  EXPECT_EQ(refusal("prompt", marks(31, "\u0e33")), "") << "Thai, no mark";
+  EXPECT_EQ(refusal("prompt", marks(100, "\U0001f600")), "");
 }
 
 TEST(ParseSpec, RefusesWithTheFieldAndWhatWouldBeRight) {
@@ -188,7 +216,7 @@ TEST(ParseSpec, RefusesWithTheFieldAndWhatWouldBeRight) {
   }
   EXPECT_EQ(refused(R"({"prompt":"x","loras":[{"name":"a","weight":1}]})").message,
             "unknown field 'loras[0].weight'; known are name, scale, sha256");
-  EXPECT_EQ(refused("{\"prompt\":\"" + std::string(kMaxStoredSpecBytes, 'x') + "\"}").code, Code::kPayloadTooLarge);
+  EXPECT_EQ(refused("{\"prompt\":\"" + std::string(kMaxSpecBytes, 'x') + "\"}").code, Code::kPayloadTooLarge);
   std::string deep;
   for (int i = 0; i < 1000; ++i) deep += "{\"a\":";
   EXPECT_EQ(refused(deep).code, Code::kInvalidArgument);

@@ -145,14 +145,18 @@ TEST_F(LoraPaths, ResolvesWhatLiesInAFolderAndNothingElse) {
 }
 
 TEST_F(LoraPaths, InspectsAFile) {
-  const auto file = inspect_file(dir_ + "/one/a");
+  const auto file = inspect_file(dir_ + "/one/a", 1 << 20);
   ASSERT_TRUE(file.ok()) << file.error().message;
   EXPECT_EQ(file->sha256, sha256_hex(adapter_file()));
   EXPECT_EQ(file->bytes, static_cast<std::int64_t>(adapter_file().size()));
   EXPECT_EQ(file->content.rank, 4);
   std::ofstream(dir_ + "/one/bad") << "PK\x03\x04 and so on";
-  EXPECT_EQ(inspect_file(dir_ + "/one/bad").error().param, "path");
-  EXPECT_EQ(inspect_file(dir_ + "/one").error().code, Code::kInvalidArgument);
+  const auto large = inspect_file(dir_ + "/one/a", 10);
+  ASSERT_FALSE(large.ok());
+  EXPECT_EQ(large.error().code, Code::kPayloadTooLarge);
+  EXPECT_THAT(large.error().message, HasSubstr("loras.max_upload_bytes is 10"));
+  EXPECT_EQ(inspect_file(dir_ + "/one/bad", 1 << 20).error().param, "path");
+  EXPECT_EQ(inspect_file(dir_ + "/one", 1 << 20).error().code, Code::kInvalidArgument);
 }
 
 TEST(LoraRecord, IsReadBack) {

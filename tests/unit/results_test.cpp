@@ -116,6 +116,13 @@ TEST_F(FileStoreTest, GivesBackWhatWasPut) {
   const auto read = run(store_->get(manifest, soon()));
   ASSERT_TRUE(read.ok()) << read.error().message;
   EXPECT_EQ(*read, bytes);
+  EXPECT_EQ(*run(store_->get_piece(manifest, 2'999'000, 100'000, soon())), std::string(1005, 'x'));
+  EXPECT_EQ(*run(store_->get_piece(manifest, 1, 3, soon())), "PNG");
+  Manifest longer = manifest;
+  ++longer.bytes;
+  EXPECT_EQ(run(store_->get_piece(longer, 2'999'000, 100'000, soon())).error().code, Code::kDataCorrupt);
+  longer.key = "results/../x";
+  EXPECT_EQ(run(store_->get_piece(longer, 0, 1, soon())).error().code, Code::kDataCorrupt);
   EXPECT_EQ(files(), 1u) << "a temporary file was left behind";
 }
 

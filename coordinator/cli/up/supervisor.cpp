@@ -69,7 +69,10 @@ class Supervisor {
     listen_for_signals();
     if (!plan_.ready_file.empty()) ::unlink(plan_.ready_file.c_str());
     asked_at_ = Clock::now();
-    if (!redis_.empty()) start(redis_.front());
+    if (!redis_.empty()) {
+      note("redis may use " + plan_.settings.redis.maxmemory + " of memory (redis.maxmemory)");
+      start(redis_.front());
+    }
     while (!stopping_) turn();
     stop_all();
     if (!plan_.ready_file.empty()) ::unlink(plan_.ready_file.c_str());

@@ -166,6 +166,8 @@ Result<void> plan_redis(UpPlan& plan) {
   config.dir = dir;
   config.unix_socket = plan.redis_socket;
   config.appendfsync = plan.settings.redis.appendfsync;
+  if (auto& most = plan.settings.redis.maxmemory; most.empty())  // half of the host's memory
+    most = std::to_string((::sysconf(_SC_PHYS_PAGES) / 2 * ::sysconf(_SC_PAGESIZE)) >> 20) + "mb";
   config.maxmemory = plan.settings.redis.maxmemory;
   const std::string file = dir + "/redis.conf";
   if (auto written = write_file_atomically(file, redis::redis_server_config(config)); !written) return written;

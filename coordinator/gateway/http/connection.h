@@ -91,6 +91,7 @@ class Connection final : public Sink {
   bool gone() const override { return gone_; }
   void when_gone(std::function<void()> callback) override;
   asio::awaitable<bool> write(std::string bytes) override;
+  void abort() override { close(), leave(); }
   void set_chunked(bool chunked) { chunked_ = chunked; }
 
   // Detects that the client disconnects while nothing is read from it. The watch ends when the client sends its next

@@ -72,6 +72,8 @@ class Peer {
 class Sink : public Peer {
  public:
   virtual asio::awaitable<bool> write(std::string bytes) = 0;
+  // Closes the connection, so that the client sees an incomplete response.
+  virtual void abort() = 0;
 };
 
 struct Response {
@@ -85,6 +87,7 @@ struct Response {
   // connection meanwhile. `stream` writes the body piece by piece after this status and these headers.
   std::function<asio::awaitable<Response>(Peer&)> later;
   std::function<asio::awaitable<void>(Sink&)> stream;
+  std::optional<std::uint64_t> stream_bytes = {};  // that `stream` writes, if known
   // Keep-alive bytes of a stream, which clients ignore. They detect half-closed clients that stopped reading.
   std::string filler = {};
 

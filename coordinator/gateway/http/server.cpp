@@ -371,8 +371,10 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     http::response<http::empty_body> message;
     fill_head(message, response, http_1_0);
     message.keep_alive(false);
-    message.chunked(!http_1_0);
-    connection->set_chunked(!http_1_0);
+    const bool chunked = !http_1_0 && !response.stream_bytes;
+    if (response.stream_bytes) message.content_length(*response.stream_bytes);
+    if (chunked) message.chunked(true);
+    connection->set_chunked(chunked);
     http::response_serializer<http::empty_body> serializer(message);
     Stream& stream = connection->stream();
     stream.expires_after(options_.write_timeout);
@@ -383,7 +385,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     co_await response.stream(*connection);
     connection->unwatch();
     if (connection->gone()) co_return false;
-    if (!http_1_0) {
+    if (chunked) {
       stream.expires_after(options_.write_timeout);
       std::tie(ec, std::ignore) = co_await asio::async_write(stream, http::make_chunk_last(), kTuple);
     }

@@ -69,11 +69,14 @@ Api::Api(GatewayDependencies dependencies, JobService& service, std::shared_ptr<
                .local_url = std::move(local_url),
                .keys = KeyRing(dependencies.settings.keys),
                .dependencies = std::move(dependencies)} {
+  if (context_.dependencies.redis)
+    context_.key_store = std::make_unique<KeyStore>(context_.dependencies.redis, context_.keys);
   add_system_routes(router_, context_);
   add_image_routes(router_, context_);
   add_job_routes(router_, context_);
   add_event_routes(router_, context_);
   add_lora_routes(router_, context_);
+  add_key_routes(router_, context_);
 }
 
 Result<Caller> Api::authenticate(const Call& call) const {
@@ -92,7 +95,10 @@ Result<Caller> Api::authenticate(const Call& call) const {
           Code::kUnauthenticated, "this link has expired or was modified; request a new one from /v1/jobs/{id}", {}};
     }
   }
-  return context_.keys.authenticate(call.request.header("Authorization"));
+  auto caller = context_.keys.authenticate(call.request.header("Authorization"));
+  if (caller && access == Access::kAdministrator && !caller->sees_all)
+    return Error{Code::kPermissionDenied, call.request.path() + " needs an administrator's key", {}};
+  return caller;
 }
 
 Result<Caller> Api::authenticate_scraper(const Request& request) const {
@@ -144,7 +150,7 @@ std::optional<Response> Api::check(Call& call) const {
   auto caller = authenticate(call);
   if (!caller) {
     Response response = error_response(caller.error());
-    if (!request.header("Authorization").empty())
+    if (!request.header("Authorization").empty() && caller.error().code == Code::kUnauthenticated)
       response.body = error_json(caller.error().message, "authentication_error", {}, "invalid_api_key") + "\n";
     return response;
   }

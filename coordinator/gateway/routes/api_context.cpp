@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "coordinator/gateway/http/http_metrics.h"
 #include "coordinator/gateway/routes/errors.h"
 #include "shared/core/wall_clock.h"
 #include "shared/job/validate.h"
@@ -50,6 +51,43 @@ JobLinks ApiContext::links(const Call& call) const {
   return links;
 }
 
+std::shared_ptr<void> ApiContext::open_stream(const Call& call, Response& refused) const {
+  const auto& settings = dependencies.settings;
+  const std::string tenant = call.caller.tenant;
+  // A quarter of the connections is reserved for other requests.
+  const int most = std::max(1, settings.gateway.max_connections / 4 * 3);
+  const auto quota = config::quotas_of(settings, tenant).streams;
+  const auto own_most = keys.open() ? quota : std::min<std::int64_t>(quota, std::max(1, most / 2));
+  const auto own = streams->by_tenant.find(tenant);
+  if (own != streams->by_tenant.end() && own->second >= own_most) {
+    refused = error_response(Error{
+        .code = Code::kResourceExhausted,
+        .message = "tenant '" + tenant + "' has " + std::to_string(own->second) +
+                   " open event streams and waiting image requests; " +
+                   (own_most == quota ? "quotas.streams is " : "half of what gateway.max_connections permits is ") +
+                   std::to_string(own_most) + "; poll jobs or try again when one of them has ended",
+        .retry_after = std::chrono::seconds(5)});
+    return nullptr;
+  }
+  if (streams->all >= most) {
+    refused = status_response(503,
+                              std::to_string(streams->all) +
+                                  " event streams and waiting image requests are open, which is the limit (three "
+                                  "quarters of gateway.max_connections); poll the job or try again shortly",
+                              "too_many_streams")
+                  .with("Retry-After", "5");
+    return nullptr;
+  }
+  ++streams->all;
+  ++streams->by_tenant[tenant];
+  count_event_streams(1);
+  return {streams.get(), [streams = streams, tenant](OpenStreams*) {
+            --streams->all;
+            if (--streams->by_tenant[tenant] == 0) streams->by_tenant.erase(tenant);
+            count_event_streams(-1);
+          }};
+}
+
 std::int64_t ApiContext::link_life_s() const {
   return std::max(kMinimumLinkLifeS, dependencies.settings.queue.retention_ms / 1000);
 }
@@ -89,12 +127,7 @@ asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, j
   // Not the completed spec: a retry with the same key must have the same body, and admission draws a missing seed
   // and resolves adapters only once.
   submission.spec = job::to_json(spec);
-  if (submission.spec.size() > job::kMaxSpecBytes) {
-    co_return Error{Code::kPayloadTooLarge,
-                    "the job has " + std::to_string(submission.spec.size()) + " bytes in its canonical form; at most " +
-                        std::to_string(job::kMaxSpecBytes) + " are allowed",
-                    {}};
-  }
+  submission.units = *complete->n;
   submission.idempotency_key = std::string(key);
   submission.traceparent = call->traceparent;
   submission.deadline_in_ms = spec.deadline_ms.value_or(0);

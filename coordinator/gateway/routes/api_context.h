@@ -2,6 +2,7 @@
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -10,10 +11,17 @@
 #include "coordinator/gateway/job_service.h"
 #include "coordinator/gateway/routes/auth.h"
 #include "coordinator/gateway/routes/job_json.h"
+#include "coordinator/gateway/routes/key_store.h"
 #include "coordinator/gateway/routes/link_signer.h"
 #include "coordinator/gateway/routes/router.h"
 
 namespace ditfleet::gateway {
+
+// Event streams and image requests that wait, which hold a connection for long.
+struct OpenStreams {
+  int all = 0;
+  std::map<std::string, int> by_tenant;
+};
 
 struct ApiContext {
   JobService& service;
@@ -21,11 +29,18 @@ struct ApiContext {
   std::string local_url;  // the base of links for requests without a usable Host header
   KeyRing keys;
   GatewayDependencies dependencies;
+  std::unique_ptr<KeyStore> key_store = {};  // keeps `keys` up to date; null without Redis
+
+  std::shared_ptr<OpenStreams> streams = std::make_shared<OpenStreams>();
 
   LinkSigner signer = {};
 
   JobLinks links(const Call& call) const;
   std::int64_t link_life_s() const;  // how long a signed link is valid
+
+  // Counts a stream of the caller until the result is destroyed, which its coroutine must own. Null: there are too
+  // many, as `refused` then says.
+  std::shared_ptr<void> open_stream(const Call& call, Response& refused) const;
 
   // Submits a job for the caller; `spec` is parsed, not completed.
   // Errors: those of job::complete_spec, dependencies.advise and JobService::submit, kInvalidArgument for a malformed
@@ -47,5 +62,6 @@ void add_image_routes(Router& router, const ApiContext& context);   // OpenAI's 
 void add_job_routes(Router& router, const ApiContext& context);     // jobs, results, previews
 void add_event_routes(Router& router, const ApiContext& context);   // a job's server-sent events
 void add_lora_routes(Router& router, const ApiContext& context);    // the registry of adapters
+void add_key_routes(Router& router, const ApiContext& context);     // keys, tenants
 
 }  // namespace ditfleet::gateway

@@ -25,14 +25,26 @@ bool is_bearer(std::string_view scheme) {
 
 }  // namespace
 
-KeyRing::KeyRing(std::vector<config::ApiKey> keys) : keys_(std::move(keys)) {
-  for (auto& key : keys_) {
-    std::transform(key.sha256.begin(), key.sha256.end(), key.sha256.begin(),
-                   [](char c) { return c >= 'A' && c <= 'F' ? static_cast<char>(c + 32) : c; });
+KeyRing::KeyRing(const std::vector<config::ApiKey>& configured) : configured_(configured.size()) {
+  for (const auto& key : configured) {
+    keys_.push_back({"keys." + std::to_string(keys_.size()), key.tenant, key.sha256, key.admin});
   }
 }
 
+void KeyRing::set_added(const std::vector<Key>& added) {
+  keys_.resize(configured_);
+  keys_.insert(keys_.end(), added.begin(), added.end());
+  awaits_added_ = false;
+}
+
+std::set<std::string> KeyRing::tenants() const {
+  std::set<std::string> out;
+  for (const Key& key : keys_) out.insert(key.tenant);
+  return out;
+}
+
 Result<Caller> KeyRing::authenticate(std::string_view authorization) const {
+  if (keys_.empty() && awaits_added_) return unavailable("the keys were not read from Redis yet; try again shortly");
   if (keys_.empty()) return Caller{"default", true};
   if (authorization.empty()) {
     return Error{Code::kUnauthenticated, "an API key is required; send the header 'Authorization: Bearer KEY'", {}};
@@ -44,14 +56,14 @@ Result<Caller> KeyRing::authenticate(std::string_view authorization) const {
   while (!key.empty() && key.front() == ' ') key.remove_prefix(1);
   while (!key.empty() && key.back() == ' ') key.remove_suffix(1);
   const std::string hash = sha256_hex(key);
-  const config::ApiKey* found = nullptr;
+  const Key* found = nullptr;
   for (const auto& candidate : keys_) {
     if (same_bytes(hash, candidate.sha256)) found = &candidate;
   }
   if (found == nullptr || key.empty()) {
     return Error{Code::kUnauthenticated, "unknown API key", {}};
   }
-  return Caller{found->tenant, found->admin};
+  return Caller{found->tenant, found->admin, found->id};
 }
 
 }  // namespace ditfleet::gateway

@@ -1,7 +1,8 @@
-// Authentication with bearer keys. Thread-safe after construction.
+// Authentication with bearer keys. Not thread-safe while set_added() runs.
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,22 +14,41 @@ namespace ditfleet::gateway {
 
 struct Caller {
   std::string tenant = "default";  // owns the jobs that the caller submits
-  bool sees_all = false;           // an admin's key, or no keys are configured
+  bool sees_all = false;           // an administrator's key, or there are no keys
+  std::string key = {};            // the key's id; empty: none
   // The tenant whose jobs the caller may see; empty: every tenant.
   std::string view() const { return sees_all ? std::string() : tenant; }
 };
 
+struct Key {
+  std::string id;  // "keys.0" of the first configured key
+  std::string tenant, sha256;
+  bool admin = false;
+  std::int64_t created_ms = 0;  // 0: configured
+  bool configured() const { return created_ms == 0; }
+};
+
 class KeyRing {
  public:
-  explicit KeyRing(std::vector<config::ApiKey> keys);
+  explicit KeyRing(const std::vector<config::ApiKey>& configured);
 
+  // Replaces the keys that were added at run time (key_store.h).
+  void set_added(const std::vector<Key>& added);
+  // Until set_added(), callers are refused unless keys are configured: there may be keys that were added.
+  void await_added() { awaits_added_ = true; }
+  bool awaits_added() const { return awaits_added_; }
+
+  const std::vector<Key>& keys() const { return keys_; }
+  std::set<std::string> tenants() const;  // of the keys
   bool open() const { return keys_.empty(); }
-  // `authorization`: the header, "Bearer KEY". Without configured keys every caller is the tenant `default`.
-  // kUnauthenticated: no such key. Compares with every key in constant time.
+  // `authorization`: the header, "Bearer KEY". Without keys every caller is the tenant `default`.
+  // kUnauthenticated: no such key. kUnavailable: the keys are not known yet. Compares with every key in constant time.
   Result<Caller> authenticate(std::string_view authorization) const;
 
  private:
-  std::vector<config::ApiKey> keys_;
+  std::vector<Key> keys_;  // the configured ones first
+  std::size_t configured_ = 0;
+  bool awaits_added_ = false;
 };
 
 }  // namespace ditfleet::gateway

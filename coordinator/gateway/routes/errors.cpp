@@ -59,6 +59,7 @@ Error redis_error(const Error& error, const std::string& server, std::string_vie
       return unavailable(server + " denies access; redis.url needs a user and password with sufficient permissions" +
                          why);
     case Code::kResourceExhausted:
+      if (error.source == Source::kHere) return error;  // a quota
       return Error{error.code, server + " has reached its memory limit; " + std::string(full) + why, {}};
     default: return error;
   }

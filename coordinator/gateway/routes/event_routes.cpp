@@ -1,12 +1,10 @@
 // GET /v1/jobs/{id}/events: a job's events as they happen, resumable by event id.
-#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <string>
 
 #include "coordinator/gateway/events/event_stream.h"
 #include "coordinator/gateway/events/job_follower.h"
-#include "coordinator/gateway/http/http_metrics.h"
 #include "coordinator/gateway/routes/api_context.h"
 #include "coordinator/gateway/routes/errors.h"
 #include "shared/core/ids.h"
@@ -15,15 +13,6 @@ namespace ditfleet::gateway {
 namespace {
 
 constexpr std::chrono::seconds kKeepAlive{15};
-
-// Counts a stream while it is open.
-struct OpenStream {
-  explicit OpenStream(int& open) : open_(open) { ++open_, count_event_streams(1); }
-  ~OpenStream() { --open_, count_event_streams(-1); }
-  OpenStream(const OpenStream&) = delete;
-  OpenStream& operator=(const OpenStream&) = delete;
-  int& open_;
-};
 
 class EventRoutes {
  public:
@@ -55,27 +44,21 @@ class EventRoutes {
         co_return nothing;
       }
     }
-    // Streams stay open for long, so a quarter of the connections is reserved for other requests.
-    if (const int most = std::max(1, context_.dependencies.settings.gateway.max_connections / 4 * 3);
-        open_streams_ >= most) {
-      co_return status_response(503,
-                                std::to_string(open_streams_) +
-                                    " event streams are open, which is the limit (three quarters of "
-                                    "gateway.max_connections); poll the job or try again shortly",
-                                "too_many_streams")
-          .with("Retry-After", "5");
-    }
     Response response;
+    auto counted = context_.open_stream(*call, response);
+    if (!counted) co_return response;
     response.content_type = "text/event-stream";
     response.with("Cache-Control", "no-store").with("X-Accel-Buffering", "no");
     response.filler = format_comment("keep-alive");
-    response.stream = [this, call, own_id, after](Sink& sink) { return write_events(call, own_id, after, sink); };
+    response.stream = [this, call, own_id, after, counted = std::move(counted)](Sink& sink) mutable {
+      return write_events(call, own_id, after, std::move(counted), sink);
+    };
     co_return response;
   }
 
  private:
-  asio::awaitable<void> write_events(CallPtr call, std::string id, std::string after, Sink& sink) {
-    const OpenStream counted(open_streams_);
+  asio::awaitable<void> write_events(CallPtr call, std::string id, std::string after,
+                                     [[maybe_unused]] std::shared_ptr<void> counted, Sink& sink) {
     const JobLinks links = context_.links(*call);
     JobFollower follower(service_, context_.hub, id, after);
     sink.when_gone([&follower] { follower.interrupt(); });
@@ -106,7 +89,6 @@ class EventRoutes {
 
   const ApiContext& context_;
   JobService& service_;
-  int open_streams_ = 0;
 };
 
 }  // namespace

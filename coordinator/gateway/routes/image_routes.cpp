@@ -1,5 +1,7 @@
 // POST /v1/images/generations: submits a job and waits for it. A client that disconnects does not cancel its job,
 // because it may repeat the request with the same Idempotency-Key; DELETE /v1/jobs/{id} does.
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -11,12 +13,15 @@
 #include "coordinator/gateway/routes/api_context.h"
 #include "coordinator/gateway/routes/errors.h"
 #include "coordinator/gateway/routes/openai_images.h"
+#include "shared/core/bytes.h"
+#include "shared/core/sha256.h"
 #include "shared/core/wall_clock.h"
 
 namespace ditfleet::gateway {
 namespace {
 
 constexpr std::chrono::seconds kKeepAlive{15};
+constexpr std::int64_t kPieceBytes = 96 << 10;  // a multiple of three, as base64 needs
 
 // OpenAI's client repeats 409, 429 and 5xx by itself, which would submit a job again that has run or still runs.
 Response final_error(const Error& error, const std::string& job) {
@@ -78,53 +83,80 @@ class ImageRoutes {
         if (width && height) image->size = std::to_string(*width) + "x" + std::to_string(*height);
       }
     }
+    Response response;
+    auto counted = context_.open_stream(*call, response);
+    if (!counted) co_return response;
     auto outcome = co_await context_.submit(call, image->spec);
     if (!outcome) {
       Error error = outcome.error();
       if (error.param == "width" || error.param == "height") error.param = "size";
-      Response response = error_response(error);
+      response = error_response(error);
       if (error.code == Code::kNotFound && error.param == "model") {
         response.body = error_json(error.message, "invalid_request_error", "model", "model_not_found") + "\n";
       }
       co_return response;
     }
-    Response response;
     const std::string job = outcome->id;
     if (image->stream) {
       response.content_type = "text/event-stream";
       response.with("Cache-Control", "no-store").with("X-Accel-Buffering", "no").with("X-Job-Id", job);
       response.filler = format_comment("keep-alive");
-      response.stream = [this, call, image, job](Sink& sink) { return stream_images(call, image, job, sink); };
+      response.stream = [this, call, image, job, counted = std::move(counted)](Sink& sink) mutable {
+        return stream_images(call, image, job, std::move(counted), sink);
+      };
     } else {
-      response.later = [this, call, image, job](Peer& peer) { return wait_for_images(call, image, job, peer); };
+      response.later = [this, call, image, job, counted = std::move(counted)](Peer& peer) mutable {
+        return wait_for_images(call, image, job, std::move(counted), peer);
+      };
     }
     co_return response;
   }
 
  private:
-  asio::awaitable<Result<ImagePart>> image_part(CallPtr call, const queue::JobRecord& record, int unit,
-                                                bool with_bytes) {
+  Result<ImagePart> image_part(const Call& call, const queue::JobRecord& record, int unit) const {
     const queue::UnitRecord* found = find_unit(record, unit);
-    if (found == nullptr) co_return internal_error("job " + record.id + " has no unit " + std::to_string(unit));
+    if (found == nullptr) return internal_error("job " + record.id + " has no unit " + std::to_string(unit));
     auto manifest = results::Manifest::parse(found->manifest);
-    if (!manifest) co_return manifest.error();
+    if (!manifest) return manifest.error();
     ImagePart part;
     part.unit = unit;
     part.media_type = manifest->media_type;
     part.width = manifest->width;
     part.height = manifest->height;
     part.seed = manifest->seed;
-    part.url = context_.links(*call).result(record.id, unit);
-    if (with_bytes) {
-      auto bytes = co_await service_.result(*manifest);
-      if (!bytes) co_return bytes.error();
-      part.bytes = std::move(*bytes);
+    part.url = context_.links(call).result(record.id, unit);
+    part.manifest = std::move(*manifest);
+    return part;
+  }
+
+  // Writes JSON with a place for each picture, an empty "b64_json", and the pictures there in small pieces, so that
+  // many slow clients together need little memory. A picture that cannot be read ends the connection.
+  asio::awaitable<bool> write_pictures(Sink& sink, std::string text, std::vector<ImagePart> parts) {
+    constexpr std::string_view kPlace = "\"b64_json\":\"";
+    std::size_t from = 0;
+    for (const ImagePart& part : parts) {
+      const std::size_t place = text.find(kPlace, from) + kPlace.size();
+      if (!co_await sink.write(text.substr(from, place - from))) co_return false;
+      from = place;
+      Sha256 hash;
+      for (std::int64_t at = 0; at < part.manifest.bytes; at += kPieceBytes) {
+        const auto piece = co_await service_.result_piece(part.manifest, at, kPieceBytes);
+        if (piece) hash.update(*piece);
+        const bool last = at + kPieceBytes >= part.manifest.bytes;
+        if (!piece || (last && hash.hex() != part.manifest.sha256)) {
+          spdlog::error("gateway: cannot send the result '{}': {}", part.manifest.key,
+                        piece ? "its SHA-256 differs from its manifest" : piece.error().message);
+          sink.abort();
+          co_return false;
+        }
+        if (!co_await sink.write(base64(*piece))) co_return false;
+      }
     }
-    co_return part;
+    co_return co_await sink.write(text.substr(from));
   }
 
   asio::awaitable<Response> wait_for_images(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job,
-                                            Peer& peer) {
+                                            std::shared_ptr<void> counted, Peer& peer) {
     auto subscription = context_.hub->subscribe(job);
     peer.when_gone([waiter = subscription.get()] { waiter->interrupt(); });
     const auto patience = std::chrono::milliseconds(context_.dependencies.settings.gateway.request_timeout_ms);
@@ -138,15 +170,36 @@ class ImageRoutes {
     if (record->state != job::State::kSucceeded) co_return final_error(as_response(error_of(*record)), job);
     std::vector<ImagePart> parts;
     for (int unit = 0; unit < record->units; ++unit) {
-      auto part = co_await image_part(call, *record, unit, image->b64_json);
+      auto part = image_part(*call, *record, unit);
       if (!part) co_return final_error(part.error(), job);
+      if (image->b64_json) {  // an expired picture is an error that must be known before the status is sent
+        if (auto there = co_await service_.result_piece(part->manifest, 0, 1); !there)
+          co_return final_error(there.error(), job);
+      }
       parts.push_back(std::move(*part));
     }
-    co_return json_response(200, images_json(*image, job, record->created_ms / 1000, parts)).with("X-Job-Id", job);
+    Response response = json_response(200, images_json(*image, job, record->created_ms / 1000, parts));
+    response.with("X-Job-Id", job);
+    if (image->b64_json) {
+      response.stream_bytes = response.body.size();
+      for (const auto& part : parts)
+        *response.stream_bytes += static_cast<std::uint64_t>(part.manifest.bytes + 2) / 3 * 4;
+      response.stream = [this, text = std::move(response.body), parts = std::move(parts),
+                         counted = std::move(counted)](Sink& sink) mutable {
+        return write_all(sink, std::move(text), std::move(parts), std::move(counted));
+      };
+      response.body.clear();
+    }
+    co_return response;
+  }
+
+  asio::awaitable<void> write_all(Sink& sink, std::string text, std::vector<ImagePart> parts,
+                                  [[maybe_unused]] std::shared_ptr<void> counted) {
+    (void)co_await write_pictures(sink, std::move(text), std::move(parts));
   }
 
   asio::awaitable<void> stream_images(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job,
-                                      Sink& sink) {
+                                      [[maybe_unused]] std::shared_ptr<void> counted, Sink& sink) {
     JobFollower follower(service_, context_.hub, job, "0");
     sink.when_gone([&follower] { follower.interrupt(); });
     std::map<int, int> partials;  // sent so far, by unit
@@ -179,11 +232,10 @@ class ImageRoutes {
                                 partial_image_json(*image, created_s, index++, event.unit, *bytes));
           }
         } else if (event.type == "succeeded" && event.unit >= 0) {
-          text = co_await completed_event(call, image, job, event.unit, created_s);
           completed.insert(event.unit);
+          if (!co_await write_completed(call, image, job, event.unit, created_s, sink)) co_return;
         }
-        if (text.empty()) continue;
-        if (!co_await sink.write(std::move(text))) co_return;
+        if (!text.empty() && !co_await sink.write(std::move(text))) co_return;
       }
       if (patience.passed()) {
         co_await sink.write(error_event(Error{
@@ -202,18 +254,21 @@ class ImageRoutes {
     }
     for (int unit = 0; unit < record->units; ++unit) {
       if (completed.contains(unit)) continue;
-      std::string text = co_await completed_event(call, image, job, unit, created_s);
-      if (!co_await sink.write(std::move(text))) co_return;
+      if (!co_await write_completed(call, image, job, unit, created_s, sink)) co_return;
     }
   }
 
-  asio::awaitable<std::string> completed_event(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job,
-                                               int unit, std::int64_t created_s) {
+  asio::awaitable<bool> write_completed(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job, int unit,
+                                        std::int64_t created_s, Sink& sink) {
     auto record = co_await service_.job(job, "");
-    if (!record) co_return error_event(record.error());
-    auto part = co_await image_part(call, *record, unit, true);
-    if (!part) co_return error_event(part.error());
-    co_return format_event({}, "image_generation.completed", completed_json(*image, created_s, *part));
+    Result<ImagePart> part = record.ok() ? image_part(*call, *record, unit) : Result<ImagePart>(record.error());
+    if (part) {
+      if (auto there = co_await service_.result_piece(part->manifest, 0, 1); !there) part = there.error();
+    }
+    if (!part) co_return co_await sink.write(error_event(part.error()));
+    std::string text = format_event({}, "image_generation.completed", completed_json(*image, created_s, *part));
+    std::vector<ImagePart> parts{std::move(*part)};
+    co_return co_await write_pictures(sink, std::move(text), std::move(parts));
   }
 
   const ApiContext& context_;

@@ -3,6 +3,7 @@
 #include <boost/asio/thread_pool.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -65,13 +66,27 @@ Adapter adapter_of(const std::string& tenant, const std::string& name, const Lor
 }
 
 // Blocks.
-Result<std::pair<std::string, loras::InspectedFile>> inspect(const std::string& path, const std::string& folders) {
-  auto real = loras::resolve_path(path, folders);
+Result<std::pair<std::string, loras::InspectedFile>> inspect(const std::string& path,
+                                                             const config::Settings& settings) {
+  auto real = loras::resolve_path(path, settings.loras.folders);
   if (!real) return real.error();
-  auto file = loras::inspect_file(*real);
+  auto file = loras::inspect_file(*real, settings.loras.max_upload_bytes);
   if (!file) return file.error();
   return std::pair(std::move(*real), std::move(*file));
 }
+
+Error pin_refused() {
+  return {Code::kPermissionDenied,
+          "'pinned' needs an administrator's key: pinned adapters stay in the memory that all tenants share", "pinned"};
+}
+
+// What it adds to a tenant's sum counts while it exists.
+struct Reserved {
+  ~Reserved() { sum -= own; }
+  std::int64_t add(std::int64_t more) { return own += more, sum += more; }
+  std::int64_t& sum;
+  std::int64_t own = 0;
+};
 
 // The preconditions of a request (If-Match, If-None-Match: *).
 struct Precondition {
@@ -145,6 +160,7 @@ class LoraRoutes {
     if (!tenant) co_return error_response(tenant.error());
     const auto pinned = parse_lora_patch(call->request.body);
     if (!pinned) co_return error_response(pinned.error());
+    if (!call->caller.sees_all) co_return error_response(pin_refused());
     if (!loras::check_name(name)) co_return error_response(no_such_lora(name));
     const auto condition = co_await precondition(call, *tenant);
     if (!condition) co_return refused(call->request, name, condition.error());
@@ -205,7 +221,29 @@ class LoraRoutes {
     co_return out;
   }
 
+  // Whether the tenant may have another adapter of this size. `coming`: bytes of its uploads that are not registered.
+  Result<void> check_quota(const std::string& tenant, const std::string& name, std::int64_t coming) const {
+    const auto quota = config::quotas_of(dependencies_.settings, tenant);
+    const auto used = dependencies_.adapters ? dependencies_.adapters->use(tenant, name) : loras::RegistryMirror::Use();
+    const std::string of = "tenant '" + tenant + "' has ";
+    if (used.adapters >= quota.adapters) {
+      return Error{Code::kResourceExhausted,
+                   of + std::to_string(used.adapters) + " adapters; quotas.adapters is " +
+                       std::to_string(quota.adapters) + ", so remove adapters first",
+                   {}};
+    }
+    if (used.bytes + coming <= quota.adapter_bytes) return {};
+    return Error{Code::kPayloadTooLarge,
+                 of + std::to_string(used.bytes) + " bytes of uploaded adapters and uploads at least " +
+                     std::to_string(coming) + "; quotas.adapter_bytes is " + std::to_string(quota.adapter_bytes) +
+                     ", so remove adapters first or register a file by path",
+                 {}};
+  }
+
   asio::awaitable<Response> store(CallPtr call, Adapter adapter, std::string upload, loras::Condition condition) {
+    if (auto good = co_await context_.refresh_adapters(); !good) co_return error_response(good.error());
+    const auto coming = upload.empty() ? 0 : uploading_[adapter.tenant];
+    if (auto good = check_quota(adapter.tenant, adapter.name, coming); !good) co_return error_response(good.error());
     auto created = co_await registry_->put(adapter, upload, condition, soon());
     if (!created && created.error().code == Code::kConflict)
       co_return refused(call->request, adapter.name, created.error());
@@ -221,13 +259,21 @@ class LoraRoutes {
     if (auto known = check_lora_query(call->request); !known) co_return error_response(known.error());
     const auto asked = parse_lora_body(call->request.body, dependencies_.catalogue);
     if (!asked) co_return error_response(asked.error());
+    if (asked->pinned.value_or(false) && !call->caller.sees_all) co_return error_response(pin_refused());
+    if (auto good = check_quota(tenant, name, 0); !good) co_return error_response(good.error());
+    Reserved reading{reading_[tenant]};
+    if (reading.add(1) > kReadsOfTenant) {
+      co_return error_response(Error{.code = Code::kResourceExhausted,
+                                     .message = "tenant '" + tenant + "' registers " + std::to_string(kReadsOfTenant) +
+                                                " files at the moment, the maximum; try again when one is done",
+                                     .retry_after = 1s});
+    }
     // On another thread, because it may read gigabytes.
     using Found = Result<std::pair<std::string, loras::InspectedFile>>;
     const auto answer = std::make_shared<std::optional<Found>>();
     // Named, because GCC 12 destroys a temporary with captures in a co_await twice.
-    const auto work = [answer, path = asked->path,
-                       folders = dependencies_.settings.loras.folders]() -> asio::awaitable<void> {
-      *answer = inspect(path, folders);
+    const auto work = [answer, path = asked->path, this]() -> asio::awaitable<void> {
+      *answer = inspect(path, dependencies_.settings);
       co_return;
     };
     co_await asio::co_spawn(disk_, work, asio::use_awaitable);
@@ -255,8 +301,10 @@ class LoraRoutes {
     }
     const auto asked = parse_lora_query(call->request, dependencies_.catalogue);
     if (!asked) co_return error_response(asked.error());
+    if (asked->pinned.value_or(false) && !call->caller.sees_all) co_return error_response(pin_refused());
     loras::Upload upload(*registry_);
-    auto content = co_await receive(call, upload);
+    Reserved coming{uploading_[tenant]};
+    auto content = co_await receive(call, upload, tenant, coming);
     if (content && !asked->sha256.empty() && asked->sha256 != upload.sha256())
       content = digest_differs(asked->sha256, upload.sha256());
     if (!content) {
@@ -269,13 +317,14 @@ class LoraRoutes {
     adapter.sha256 = upload.sha256();
     adapter.bytes = upload.bytes();
     auto response = co_await store(call, std::move(adapter), upload.id(), condition);
-    if (response.status == 409 || response.status == 412) co_await upload.discard(soon());
+    if (response.status >= 400 && response.status < 500) co_await upload.discard(soon());
     co_return response;
   }
 
   // Stores the body in Redis and checks it piece by piece, so that a bad one is refused early.
   // kDeadlineExceeded: the client was too slow.
-  asio::awaitable<Result<loras::Content>> receive(CallPtr call, loras::Upload& upload) {
+  asio::awaitable<Result<loras::Content>> receive(CallPtr call, loras::Upload& upload, std::string tenant,
+                                                  Reserved& coming) {
     BodyReader& body = *call->request.stream;
     const auto most = static_cast<std::uint64_t>(dependencies_.settings.loras.max_upload_bytes);
     const auto too_large = [&](std::uint64_t bytes, const char* at_least) {
@@ -285,6 +334,8 @@ class LoraRoutes {
                    {}};
     };
     if (body.length() && *body.length() > most) co_return too_large(*body.length(), "");
+    const auto sized = static_cast<std::int64_t>(body.length().value_or(0));
+    if (auto good = check_quota(tenant, call->param(0), coming.add(sized)); !good) co_return good.error();
     loras::ContentCheck check("the upload", body.length());
     for (;;) {
       auto piece = co_await body.read();
@@ -294,6 +345,10 @@ class LoraRoutes {
       if (piece->empty()) break;
       const std::uint64_t bytes = static_cast<std::uint64_t>(upload.bytes()) + piece->size();
       if (bytes > most) co_return too_large(bytes, "at least ");
+      if (sized == 0) {
+        const auto sum = coming.add(static_cast<std::int64_t>(piece->size()));
+        if (auto good = check_quota(tenant, call->param(0), sum); !good) co_return good.error();
+      }
       if (auto good = check.feed(*piece); !good) co_return good.error();
       auto written = co_await upload.write(*piece, soon());
       if (!written) co_return registry_error(written.error());
@@ -308,7 +363,10 @@ class LoraRoutes {
   const ApiContext& context_;
   const GatewayDependencies& dependencies_;
   loras::Registry* registry_;  // null: none
-  asio::thread_pool disk_{1};  // reads the files that are registered by path
+  // Of each tenant: bytes of its unfinished uploads; files that are being registered by path.
+  std::map<std::string, std::int64_t> uploading_, reading_;
+  static constexpr std::int64_t kReadsOfTenant = 2;
+  asio::thread_pool disk_{4};  // reads the files that are registered by path
 };
 
 }  // namespace

@@ -114,7 +114,7 @@ std::string images_json(const ImageCall& call, const std::string& job, std::int6
   for (const auto& part : parts) {
     json::object item;
     if (call.b64_json)
-      item["b64_json"] = base64(part.bytes);
+      item["b64_json"] = "";
     else
       item["url"] = part.url;
     item["seed"] = part.seed;
@@ -143,7 +143,7 @@ std::string partial_image_json(const ImageCall& call, std::int64_t created_s, in
 
 std::string completed_json(const ImageCall& call, std::int64_t created_s, const ImagePart& part) {
   json::object object{{"type", "image_generation.completed"},
-                      {"b64_json", base64(part.bytes)},
+                      {"b64_json", ""},
                       {"created_at", created_s},
                       {"image_index", part.unit},
                       {"seed", part.seed},

@@ -9,6 +9,7 @@
 
 #include "shared/core/result.h"
 #include "shared/job/spec.h"
+#include "shared/results/store.h"
 
 namespace ditfleet::gateway {
 
@@ -32,18 +33,18 @@ Result<ImageCall> parse_image_call(std::string_view body);
 // One image of a response.
 struct ImagePart {
   int unit = 0;
-  std::string url;    // set unless b64_json
-  std::string bytes;  // set if b64_json
+  std::string url;
+  results::Manifest manifest = {};
   std::string media_type;
   int width = 0, height = 0;
   std::int64_t seed = 0;
 };
 
-// The body of the 200.
+// The body of the 200. With b64_json, every "b64_json" is empty: the picture goes there.
 std::string images_json(const ImageCall& call, const std::string& job, std::int64_t created_s,
                         const std::vector<ImagePart>& parts);
 
-// The data of `image_generation.partial_image` and `image_generation.completed`.
+// The data of `image_generation.partial_image` and `image_generation.completed`. The latter's "b64_json" is empty.
 std::string partial_image_json(const ImageCall& call, std::int64_t created_s, int partial_index, int unit,
                                std::string_view bytes);
 std::string completed_json(const ImageCall& call, std::int64_t created_s, const ImagePart& part);

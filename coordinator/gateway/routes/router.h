@@ -21,11 +21,12 @@ using Handler = std::function<asio::awaitable<Response>(CallPtr)>;
 
 // Which requests a route accepts if keys are configured.
 enum class Access {
-  kKey,        // with a key
-  kKeyOrLink,  // with a key or a signed link (LinkSigner)
-  kOpen,       // any
-  kOpenProbe,  // any; requested so often that it is logged at debug level only
-  kMetrics,    // with an administrator's key, or from this host (gateway.metrics_listen)
+  kKey,            // with a key
+  kKeyOrLink,      // with a key or a signed link (LinkSigner)
+  kAdministrator,  // with an administrator's key
+  kOpen,           // any
+  kOpenProbe,      // any; requested so often that it is logged at debug level only
+  kMetrics,        // with an administrator's key, or from this host (gateway.metrics_listen)
 };
 
 struct Route {

@@ -2,7 +2,8 @@
 -- The queue's transitions, one Function each. README.md and ../README.md document the public Functions.
 --
 -- Rules:
---  * Keys come in KEYS. `claim_key` and `workers` derive further keys of the same shard, which lie in the same slot.
+--  * Keys come in KEYS. `claim_key`, `workers`, `take` and `give_back` derive further keys of the same shard, which lie
+--    in the same slot.
 --  * There is no rollback: a Function checks everything before it writes.
 --  * TIME is read once per call. Numbers become strings by string.format('%d'), never by '..'.
 --  * redis.call does not exist while the library loads; functions look it up when they run.
@@ -85,26 +86,58 @@ end
 local function held_state(unit, nonce) return unit and unit.nonce == nonce and unit.state end
 
 -- A job's record. units is 0 while it is queued. entry: of the intake. body: the first 16 digits of the SHA-256 of its
--- spec. class: class|steps[|adapters].
-local job_form = '^(%d+)|(%d+)|(%d+)|(%-?%d+)|(%d+)|([^|]*)|([^|]*)|(%x*)|([^|]*)|(.*)$'
+-- spec. use: what it takes of its tenant's quotas. class: class|steps[|adapters].
+local job_form = '^(%d+)|(%d+)|(%d+)|(%-?%d+)|(%d+)|([^|]*)|([^|]*)|(%x*)|([^|]*)|(%d*)|(.*)$'
 local function unpack_job(text)
   if not text then return nil end
-  local units, ready, cost, priority, deadline, entry, tenant, body, trace, class = string.match(text, job_form)
+  local units, ready, cost, priority, deadline, entry, tenant, body, trace, use, class = string.match(text, job_form)
   return {units = units, ready = ready, cost = cost, priority = priority, deadline = deadline, entry = entry,
-    tenant = tenant, body = body, trace = trace, class = class}
+    tenant = tenant, body = body, trace = trace, use = use, class = class}
 end
 local function pack_job(job)
   return table.concat({job.units, job.ready, job.cost, job.priority, job.deadline, job.entry, job.tenant, job.body,
-    job.trace, job.class}, '|')
+    job.trace, job.use, job.class}, '|')
 end
 
-local function queued_job(deadline, entry, tenant, sha256, trace)
+local function queued_job(deadline, entry, tenant, sha256, trace, use)
   return {units = '0', ready = '0', cost = '0', priority = '0', deadline = deadline, entry = entry, tenant = tenant,
-    body = string.sub(sha256, 1, 16), trace = trace, class = '|'}
+    body = string.sub(sha256, 1, 16), trace = trace, use = use, class = '|'}
 end
 
 local function same_body(job, tenant, sha256)
   return job.tenant == tenant and job.body == string.sub(sha256, 1, 16)
+end
+
+-- What a tenant's open jobs take is one number in the hash `use`, so that one command changes and reads it:
+-- units * 2^26 + KiB of specs.
+local one_unit = 67108864
+local function use_of(units, spec) return int(units * one_unit + math.ceil(#spec / 1024)) end
+
+local function give_back(intake, tenant, use)
+  local key = prefix_of(intake) .. 'use'
+  if redis.call('HINCRBY', key, tenant, '-' .. use) <= 0 then redis.call('HDEL', key, tenant) end
+end
+
+-- Adds to a tenant's use. quota: "<units> <bytes> <share> <max_queued>", each 0 for none, or "". If that exceeds the
+-- quota, adds nothing and returns "quota units <used>", "quota bytes <used>" or "quota queue <used units>". queue:
+-- above `share` units, the shard must have fewer than `max_queued` queued units, so that a tenant below its share is
+-- never refused because of others.
+local function take(intake, tenant, use, quota)
+  local rc, prefix = redis.call, prefix_of(intake)
+  local most_units, most_bytes, share, max_queued = string.match(quota, '^(%d+) (%d+) (%d+) (%d+)$')
+  local sum = rc('HINCRBY', prefix .. 'use', tenant, use)
+  if not most_units then return nil end
+  local units, kib = math.floor(sum / one_unit), sum % one_unit
+  local function beyond(value, most) return most ~= '0' and value > tonumber(most) end
+  local over = beyond(units, most_units) and 'units' or beyond(kib * 1024, most_bytes) and 'bytes'
+  if not over and beyond(units, share) then
+    local queued = rc('XLEN', intake) + rc('ZCARD', prefix .. 'ready')
+    over = queued >= tonumber(max_queued) and 'queue'
+  end
+  if not over then return nil end
+  give_back(intake, tenant, use)
+  sum = sum - use
+  return 'quota ' .. over .. ' ' .. int(over == 'bytes' and sum % one_unit * 1024 or math.floor(sum / one_unit))
 end
 
 -- The job that an idempotency key names and whether it was made from the same body. Nothing if the key is free or its

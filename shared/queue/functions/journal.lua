@@ -62,6 +62,12 @@ local function outcome_of(job_key, units, unit, state)
   return seen.failed and 'failed' or seen.expired and 'expired' or seen.canceled and 'canceled' or 'succeeded'
 end
 
+-- What a job that ends took of its tenant's quotas.
+local function return_use(journal, record)
+  local job = unpack_job(record)
+  if job.use and job.use ~= '0' then give_back(journal.keys.events, job.tenant, job.use) end
+end
+
 -- Ends a unit. The caller removes it from `units` and from the sorted sets. ending has
 --   job_key, id, unit: which
 --   record: its open record, unpacked
@@ -88,7 +94,9 @@ local function conclude(journal, ending)
     end
     outcome = outcome_of(job_key, record.units, unit, state)
   end
-  append(fields, {'state', outcome, 'ended', ending.at, 'o', ending.open or rc('HGET', keys.open, id) or '',
+  local open = ending.open or rc('HGET', keys.open, id) or ''
+  return_use(journal, open)
+  append(fields, {'state', outcome, 'ended', ending.at, 'o', open,
     'spec', ending.spec or rc('HGET', keys.specs, id) or ''})
   local told = '{"job":"' .. outcome .. '"'
   if outcome == 'failed' or outcome == 'expired' then
@@ -113,6 +121,7 @@ local function end_queued(journal, ending)
   if ending.error then append(fields, {'error', ending.error}) end
   journal.ended[id] = fields
   journal.closed[#journal.closed + 1] = id
+  return_use(journal, ending.record)
   note(journal, id, id, ending.state .. ' -1 ' .. (ending.error or '{}'))
   redis.call('ZREM', journal.keys.deadline, id)
 end

@@ -23,11 +23,11 @@ local function invalid_submission(in_key, job_key, idem_key, id, tenant, sha256,
 end
 
 -- KEYS in jobs deadline open last events job idem (the job key again if there is no idempotency key)
--- ARGV idempotency_ms id tenant spec sha256 has_key traceparent deadline_ms
--- "created", "existed <id>", "mismatch <id>", "taken", "invalid …"
+-- ARGV idempotency_ms id tenant spec sha256 has_key traceparent deadline_ms units quota
+-- "created", "existed <id>", "mismatch <id>", "taken", "quota …", "invalid …"
 local function submit(keys, args)
   local in_key, jobs, deadlines, open, last, events, job_key, idem_key = unpack(keys)
-  local idempotency_ms, id, tenant, spec, sha256, has_key, trace, deadline = unpack(args)
+  local idempotency_ms, id, tenant, spec, sha256, has_key, trace, deadline = unpack(args, 1, 8)
   local rc = redis.call
   if not string.find(idempotency_ms, '[1-9]') then return badarg('submit: idempotency_ms is at least 1') end
   local wrong = invalid_submission(in_key, job_key, idem_key, id, tenant, sha256, has_key, deadline)
@@ -43,17 +43,25 @@ local function submit(keys, args)
     if other then return (same and 'existed ' or 'mismatch ') .. other end
   end
 
+  local use = use_of(tonumber(args[9]), spec)
+  local over = take(in_key, tenant, use, args[10])
+  if over then
+    if has_key == '1' then rc('DEL', idem_key) end
+    return over
+  end
+
   -- W3C: an invalid traceparent is ignored.
   if #trace ~= 55 or not string.find(trace, '^%x+%-%x+%-%x+%-%x+$') then trace = '' end
   local entry = redis.pcall('XADD', in_key, '*', 'submitted', id .. ' ' .. tenant .. ' ' .. deadline, 'spec', spec,
     'traceparent', trace)
   if type(entry) == 'table' then  -- an entry with the last possible id is still in the intake
     if has_key == '1' then rc('DEL', idem_key) end
+    give_back(in_key, tenant, use)
     return redis.error_reply('TRYAGAIN the intake takes no entry just now: ' .. entry.err)
   end
   local _, at = now()
   rc('ZADD', jobs, at, id)
-  rc('HSET', open, id, pack_job(queued_job(deadline, entry, tenant, sha256, trace)))
+  rc('HSET', open, id, pack_job(queued_job(deadline, entry, tenant, sha256, trace, use)))
   if deadline ~= '0' then rc('ZADD', deadlines, deadline, id) end
   local journal = new_journal('feed', {events = events, last = last})
   note(journal, id, id, 'queued -1 {}')

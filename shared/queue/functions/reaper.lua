@@ -36,13 +36,15 @@ end
 
 local too_late = '{"code":"deadline_exceeded","message":"[queue] the deadline passed before the job ended"}'
 
--- Ends what is open of a job whose deadline has passed; 1 if anything was. k: the named keys of `reap`.
-local function expire(journal, k, job_key, id, at)
+local too_old = '{"code":"deadline_exceeded","message":"[queue] the job is older than queue.max_age_ms allows"}'
+
+-- Ends what is open of a job that is late or too old; 1 if anything was. k: the named keys of `reap`.
+local function expire(journal, k, job_key, id, at, why)
   local rc = redis.call
   local job_record = rc('HGET', k.open, id)
   if not job_record then return 0 end
   local job = unpack_job(job_record)
-  local err = rc('HGET', job_key, 'error') or too_late
+  local err = rc('HGET', job_key, 'error') or why
   if job.units == '0' then
     local spec = queued_spec(k.intake, job.entry)
     forget_entries(k.intake, {job.entry})
@@ -120,7 +122,7 @@ end
 
 -- KEYS leader boot lease delayed ready deadline dead in units open specs last events, then job each
 -- ARGV epoch lease_ms max_crashes max_lapses hold (1: leaves leases alone), then (kind id unit) each;
--- kind is lease, delayed or deadline (unit "0"). How many were due.
+-- kind is lease, delayed, deadline or age (unit "0"). How many were due.
 local function reap(keys, args)
   local _, boot, lease, delayed, ready, deadline, dead, intake, units, open, specs, last, events = unpack(keys, 1, 13)
   local k = {lease = lease, delayed = delayed, ready = ready, deadline = deadline, dead = dead, intake = intake,
@@ -150,7 +152,10 @@ local function reap(keys, args)
     elseif kind == 'deadline' and is_due(deadline, id, ms) then
       if journal.told[id] then write(journal) end  -- stores the records of units that ended before
       rc('ZREM', deadline, id)
-      touched = touched + expire(journal, k, job_key, id, at)
+      touched = touched + expire(journal, k, job_key, id, at, too_late)
+    elseif kind == 'age' then
+      if journal.told[id] then write(journal) end
+      touched = touched + expire(journal, k, job_key, id, at, too_old)
     end
   end
   write(journal)

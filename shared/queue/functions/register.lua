@@ -43,12 +43,12 @@ local function register(name, run, shape, flag)
 end
 
 -- allow-oom: what ends or keeps work goes on when Redis is at its memory limit; what takes new work does not.
-register('submit', submit, {keys = 8, args = 8, numbers = {1}})
+register('submit', submit, {keys = 8, args = 10, numbers = {1, 9}})
 register('cancel', cancel, {keys = 11, keys_each = 1, args = 2, args_each = 1}, 'allow-oom')
 register('lead', lead, {keys = 2, args = 2, numbers = {2}}, 'allow-oom')
 register('resign', resign, {keys = 1, args = 2, numbers = {2}}, 'allow-oom')
 register('admit', led(admit), {keys = 9, args = 1, args_each = 9, numbers = {1}})
-register('admit_raw', led(admit_raw), {keys = 10, keys_each = 2, args = 3, args_each = 13, numbers = {1, 2, 3}})
+register('admit_raw', led(admit_raw), {keys = 10, keys_each = 2, args = 3, args_each = 14, numbers = {1, 2, 3}})
 register('reject', led(reject), {keys = 8, keys_each = 1, args = 1, args_each = 7, numbers = {1}}, 'allow-oom')
 register('assign', led(assign), {keys = 9, args = 4, args_each = 5, numbers = {1, 3, 4}})
 register('revoke', led(revoke), {keys = 6, keys_each = 1, args = 2, args_each = 4, numbers = {1}}, 'allow-oom')

@@ -102,9 +102,9 @@ end
 -- Entries that came by XADD become jobs.
 -- KEYS leader in ready deadline units open specs last events jobs, then (job idem) each
 -- ARGV epoch idempotency_ms retention_ms, then (entry id units spec class steps cost priority deadline_ms
---      tenant traceparent sha256 has_key) each
--- "created", "existed <id>" (another name of that job), "mismatch <id>", "taken"; the last two leave the entry where it
--- is, for `reject`
+--      tenant traceparent sha256 has_key quota) each
+-- "created", "existed <id>" (another name of that job), "mismatch <id>", "taken", "quota …"; the last three leave the
+-- entry where it is, for `reject`
 local function admit_raw(keys, args)
   local _, in_key, ready, deadline, units, open, specs, last, events, jobs = unpack(keys, 1, 10)
   local idempotency_ms, retention_ms = args[2], args[3]
@@ -129,9 +129,15 @@ local function admit_raw(keys, args)
         return 'existed ' .. other
       end
     end
+    local use = use_of(tonumber(args[first + 2]), args[first + 3])
+    local over = take(in_key, tenant, use, args[first + 13])
+    if over then
+      if has_key == '1' then rc('DEL', idem_key) end
+      return over
+    end
     local admissions = new_admissions()
     note(journal, id, id, 'queued -1 {}')
-    admit_job(journal, admissions, id, queued_job(job_deadline, entry, tenant, sha256, trace),
+    admit_job(journal, admissions, id, queued_job(job_deadline, entry, tenant, sha256, trace, use),
       {unpack(args, first + 2, first + 8)}, at)
     write_admissions(journal, admissions, ready, deadline, units)
     rc('ZADD', jobs, added_at(entry, ms), id)
@@ -139,10 +145,10 @@ local function admit_raw(keys, args)
   end
 
   local out = {}
-  for i = 1, (#args - 3) / 13 do
-    local first = 13 * i - 9
+  for i = 1, (#args - 3) / 14 do
+    local first = 14 * i - 10
     out[i] = admit_entry(keys[9 + 2 * i], keys[10 + 2 * i], first)
-    if out[i] ~= 'taken' and string.sub(out[i], 1, 9) ~= 'mismatch ' then forget_entries(in_key, {args[first]}) end
+    if out[i] == 'created' or string.find(out[i], '^existed ') then forget_entries(in_key, {args[first]}) end
   end
   return out
 end
@@ -163,7 +169,7 @@ local function reject(keys, args)
     local record = rc('HGET', open, id)
     local job = unpack_job(record or rc('HGET', job_key, 'o'))
     if not job and raw == '1' and rc('EXISTS', job_key) == 0 then
-      job = queued_job('0', entry, tenant, '', trace)
+      job = queued_job('0', entry, tenant, '', trace, '0')
       record = pack_job(job)
       rc('ZADD', jobs, added_at(entry, ms), id)
       note(journal, id, id, 'queued -1 {}')

@@ -1,0 +1,95 @@
+// For administrators: `ditfleet keys {add,list,rotate,revoke}`, the service's bearer keys, and `ditfleet tenants`.
+#include <cstdio>
+#include <memory>
+
+#include "coordinator/cli/command.h"
+#include "coordinator/cli/http_client.h"
+#include "coordinator/cli/json_fields.h"
+#include "coordinator/cli/terminal.h"
+
+namespace ditfleet::cli {
+namespace {
+
+struct KeyFlags {
+  Target target;
+  std::string word;  // the tenant or the key's id
+  bool admin = false;
+};
+
+std::string tenants_table(const json::value& answer) {
+  constexpr const char* kQuotas[] = {"queued_units", "queued_bytes", "adapters", "adapter_bytes", "streams"};
+  std::vector<std::vector<std::string>> rows = {
+      {"TENANT", "QUEUED UNITS", "QUEUED BYTES", "ADAPTERS", "ADAPTER BYTES", "STREAMS"}};
+  for (const json::value& tenant : items(answer, "tenants")) {
+    rows.push_back({text(tenant, "tenant")});
+    for (const char* name : kQuotas) {
+      const std::string quota = text(field(tenant, name), "quota");
+      rows.back().push_back(text(field(tenant, name), "used") + (quota.empty() ? "" : " of " + quota));
+    }
+  }
+  return table(rows);
+}
+
+std::string keys_table(const json::value& answer) {
+  std::vector<std::vector<std::string>> rows = {{"ID", "TENANT", "ADMIN", "SOURCE", "CREATED"}};
+  for (const json::value& key : items(answer, "keys")) {
+    rows.push_back({text(key, "id"), text(key, "tenant"), field(key, "admin") == json::value(true) ? "yes" : "",
+                    text(key, "source"), ago(integer(key, "created_ms"))});
+  }
+  return table(rows);
+}
+
+std::string key_line(const json::value& key) {
+  const std::string secret = text(key, "key");
+  return "key " + text(key, "id") + " of tenant " + text(key, "tenant") +
+         (secret.empty() ? " is revoked\n" : "; it is shown only now:\n" + secret + "\n");
+}
+
+Result<void> act(const std::string& action, const KeyFlags& flags) {
+  const std::string key = "/v1/keys/" + percent_encoded(flags.word);
+  HttpClient client(flags.target);
+  const auto answer = action == "tenants"  ? client.json("GET", "/v1/tenants")
+                      : action == "list"   ? client.json("GET", "/v1/keys")
+                      : action == "rotate" ? client.json("POST", key + "/rotate")
+                      : action == "revoke"
+                          ? client.json("DELETE", key)
+                          : client.json("POST", "/v1/keys",
+                                        json::serialize(json::object{{"tenant", flags.word}, {"admin", flags.admin}}));
+  if (!answer) return answer.error();
+  std::fputs((flags.target.json     ? json::serialize(*answer) + "\n"
+              : action == "tenants" ? tenants_table(*answer)
+              : action == "list"    ? keys_table(*answer)
+                                    : key_line(*answer))
+                 .c_str(),
+             stdout);
+  return {};
+}
+
+void add_command(CLI::App& parent, Invocation& run, const std::string& name, const char* what, const char* word) {
+  auto flags = std::make_shared<KeyFlags>();
+  auto* command = parent.add_subcommand(name, what);
+  add_target_flags(*command, flags->target);
+  if (*word) command->add_option(word, flags->word)->required();
+  if (name == "add") command->add_flag("--admin", flags->admin, "An administrator's key");
+  command->callback([flags, name, &run] {
+    run = [flags, name] {
+      auto done = settle(flags->target);
+      if (done) done = act(name, *flags);
+      return done ? kExitOk : report(name == "tenants" ? name : "keys " + name, done.error());
+    };
+  });
+}
+
+}  // namespace
+
+void add_keys(CLI::App& app, Invocation& run) {
+  auto* keys = app.add_subcommand("keys", "The service's bearer keys: add, list, rotate, revoke");
+  keys->require_subcommand(1);
+  add_command(*keys, run, "add", "Add a key and print it; the first one must be an administrator's", "tenant");
+  add_command(*keys, run, "list", "List keys, without the keys themselves", "");
+  add_command(*keys, run, "rotate", "Replace a key by a new one; the old one stops working", "id");
+  add_command(*keys, run, "revoke", "Revoke a key on every gateway, within seconds", "id");
+  add_command(app, run, "tenants", "List what each tenant uses of its quotas", "");
+}
+
+}  // namespace ditfleet::cli
