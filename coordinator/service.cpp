@@ -157,13 +157,12 @@ class Coordinator {
   }
 
   queue::Quota quota(const std::string& tenant) const {
-    auto tenants = gateway_->tenants();
-    tenants.insert(tenant);
+    const auto& tenants = gateway_->tenants();
     const auto weight = [&](const std::string& name) {
       const auto found = settings_.tenants.find(name);
       return found == settings_.tenants.end() ? 1.0 : found->second.weight;
     };
-    double total = 0;
+    double total = tenants.contains(tenant) ? 0 : weight(tenant);
     for (const auto& name : tenants) total += weight(name);
     const auto own = config::quotas_of(settings_, tenant);
     const auto share = static_cast<double>(settings_.queue.max_queued) * weight(tenant) / total;

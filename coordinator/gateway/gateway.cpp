@@ -63,7 +63,7 @@ class Gateway::Impl {
   }
 
   int port() const { return server_.port(); }
-  std::set<std::string> tenants() const { return api_->tenants(); }
+  const std::set<std::string>& tenants() const { return api_->tenants(); }
   std::string url() const { return server_.local_url(); }
 
   asio::awaitable<void> run() {
@@ -114,7 +114,7 @@ Gateway::Gateway(asio::any_io_executor executor, GatewayDependencies dependencie
 Gateway::~Gateway() = default;
 Result<void> Gateway::listen() { return impl_->listen(); }
 int Gateway::port() const { return impl_->port(); }
-std::set<std::string> Gateway::tenants() const { return impl_->tenants(); }
+const std::set<std::string>& Gateway::tenants() const { return impl_->tenants(); }
 std::string Gateway::url() const { return impl_->url(); }
 asio::awaitable<void> Gateway::run() { return impl_->run(); }
 asio::awaitable<void> Gateway::stop(Deadline deadline) { return impl_->stop(deadline); }

@@ -72,9 +72,9 @@ class Gateway {
   // Errors: kInvalidArgument (not HOST:PORT), kUnavailable (the port is in use or not permitted; the message says
   // which).
   Result<void> listen();
-  int port() const;                       // after listen()
-  std::set<std::string> tenants() const;  // that have keys; after listen()
-  std::string url() const;                // "http://127.0.0.1:8780": where a local client reaches it
+  int port() const;                              // after listen()
+  const std::set<std::string>& tenants() const;  // that have keys; after listen()
+  std::string url() const;                       // "http://127.0.0.1:8780": where a local client reaches it
 
   // Serves until stop(); spawn it after listen(). Works without Redis: routes that need it answer 503.
   asio::awaitable<void> run();

@@ -127,10 +127,4 @@ RegistryMirror::Use RegistryMirror::use(const std::string& tenant, const std::st
   return out;
 }
 
-std::vector<std::string> RegistryMirror::names(const std::string& tenant) const {
-  std::vector<std::string> out;
-  for (const Adapter& adapter : list(tenant).adapters) out.push_back(adapter.name);
-  return out;
-}
-
 }  // namespace ditfleet::loras

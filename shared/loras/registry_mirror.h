@@ -37,7 +37,6 @@ class RegistryMirror {
     std::int64_t adapters = 0, bytes = 0;
   };
   Use use(const std::string& tenant, const std::string& except = {}) const;
-  std::vector<std::string> names(const std::string& tenant) const;  // sorted
   struct Page {
     std::vector<Adapter> adapters;  // by name
     bool more = false;

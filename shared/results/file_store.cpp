@@ -60,8 +60,10 @@ Result<void> write_whole(const std::string& path, std::string_view bytes) {
   return {};
 }
 
-// After a failed open().
-Error cannot_open(const std::string& path) {
+Result<UniqueFd> open_result(const std::string& path) {
+  // Nonblocking: opening a FIFO would block the thread.
+  UniqueFd file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (file.valid()) return file;
   const int e = errno;
   if (e == ENOENT) return Error{Code::kNotFound, "the result file does not exist; it has expired or was removed", {}};
   return unavailable("cannot open the result '" + path + "': " + std::strerror(e));
@@ -77,14 +79,13 @@ Result<void> check_own(const Manifest& manifest) {
 
 // kDataCorrupt: the file is larger than `limit`.
 Result<std::string> read_whole(const std::string& path, std::int64_t limit) {
-  // Nonblocking: opening a FIFO would block the thread.
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  if (!file.valid()) return cannot_open(path);
+  const auto file = open_result(path);
+  if (!file) return file.error();
   struct stat status {};
-  if (::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_size > limit)
+  if (::fstat(file->get(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_size > limit)
     return Error{
         Code::kDataCorrupt, "the result file '" + path + "' is larger than its manifest says, or not a file", {}};
-  auto bytes = read_up_to(file.get(), static_cast<std::size_t>(status.st_size));
+  auto bytes = read_up_to(file->get(), static_cast<std::size_t>(status.st_size));
   if (!bytes) return unavailable("cannot read the result '" + path + "': " + std::strerror(errno));
   return std::move(*bytes);
 }
@@ -198,10 +199,10 @@ asio::awaitable<Result<std::string>> FileStore::get_piece(const Manifest& manife
   size = std::min(size, manifest.bytes - offset);
   std::function<Result<std::string>()> work = [path = impl_->path(manifest.key), offset,
                                                size]() -> Result<std::string> {
-    const UniqueFd file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    if (!file.valid()) return cannot_open(path);
+    const auto file = open_result(path);
+    if (!file) return file.error();
     std::string bytes(static_cast<std::size_t>(std::max<std::int64_t>(0, size)), '\0');
-    if (::pread(file.get(), bytes.data(), bytes.size(), offset) != static_cast<ssize_t>(bytes.size()))
+    if (::pread(file->get(), bytes.data(), bytes.size(), offset) != static_cast<ssize_t>(bytes.size()))
       return Error{Code::kDataCorrupt, "the result file '" + path + "' is shorter than its manifest says", {}};
     return bytes;
   };

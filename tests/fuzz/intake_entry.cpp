@@ -1,40 +1,27 @@
 // libFuzzer: any fields and values as an entry of the intake stream, as a plain XADD may add them. Each becomes a job
 // to admit or a problem to reject it with, under an id that can be stored.
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "shared/core/bytes.h"
 #include "shared/core/ids.h"
 #include "shared/job/validate.h"
 #include "shared/queue/records.h"
 #include "tests/fixtures/image_model.h"
+#include "tests/fuzz/replies.h"
 
 namespace {
 
+using ditfleet::fuzz::array_reply, ditfleet::fuzz::text_reply;
 using ditfleet::redis::Reply;
-
-Reply text_reply(std::string_view text) {
-  Reply reply;
-  reply.type = Reply::Type::kString;
-  reply.text = text;
-  return reply;
-}
 
 // The entry that Redis would answer XRANGE with: [id, [field, value, …]]. Fields and values are what the
 // input holds between bytes 0xFE, which no valid UTF-8 has.
 Reply entry_of(std::string_view input) {
-  Reply fields;
-  fields.type = Reply::Type::kArray;
-  while (!input.empty()) {
-    const auto end = std::min(input.find('\xFE'), input.size());
-    fields.elements.push_back(text_reply(input.substr(0, end)));
-    input.remove_prefix(std::min(end + 1, input.size()));
-  }
+  Reply fields = array_reply(input);
   if (fields.elements.size() % 2 != 0) fields.elements.push_back(text_reply(""));  // Redis' entries are pairs
   Reply entry;
   entry.type = Reply::Type::kArray;

@@ -11,35 +11,18 @@
 #include "shared/loras/adapter.h"
 #include "shared/queue/records.h"
 #include "shared/results/store.h"
+#include "tests/fuzz/replies.h"
 
 namespace {
 
 using namespace ditfleet;
+using fuzz::array_reply, fuzz::text_reply;
 using redis::Reply;
-
-Reply text_reply(std::string_view text) {
-  Reply reply;
-  reply.type = Reply::Type::kString;
-  reply.text = text;
-  return reply;
-}
-
-// An array of the parts between bytes 0xFE, which no valid UTF-8 has.
-Reply array_of(std::string_view input) {
-  Reply array;
-  array.type = Reply::Type::kArray;
-  while (!input.empty()) {
-    const auto end = std::min(input.find('\xFE'), input.size());
-    array.elements.push_back(text_reply(input.substr(0, end)));
-    input.remove_prefix(std::min(end + 1, input.size()));
-  }
-  return array;
-}
 
 void mailbox(std::string_view input) {
   Reply entry;
   entry.type = Reply::Type::kArray;
-  entry.elements = {text_reply("1700000000000-0"), array_of(input)};
+  entry.elements = {text_reply("1700000000000-0"), array_reply(input)};
   std::vector<queue::MailboxEntry> messages;
   const auto read = queue::parse_mailbox(entry, messages);
   if (!read && read.error().message.empty()) std::abort();
@@ -52,7 +35,7 @@ void stored_job(std::string_view input) {
   for (int i = 0; i < 5; ++i) {
     const auto end = std::min(input.find('\xFD'), input.size());
     const std::string_view part = input.substr(0, end);
-    reply.elements.push_back(i == 1 || i == 4 ? text_reply(part) : array_of(part));
+    reply.elements.push_back(i == 1 || i == 4 ? text_reply(part) : array_reply(part));
     input.remove_prefix(std::min(end + 1, input.size()));
   }
   const auto stored = queue::parse_job("id", reply);

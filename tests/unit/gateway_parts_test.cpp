@@ -430,10 +430,10 @@ TEST(GatewayImages, AnswersInTheFormThatWasAskedFor) {
   auto call = parse_image_call(R"({"prompt":"x","quality":"low"})").value();
   ImagePart part;
   part.url = "http://h/r";
-  part.media_type = "image/png";
-  part.width = 64;
-  part.height = 32;
-  part.seed = 9;
+  part.manifest.media_type = "image/png";
+  part.manifest.width = 64;
+  part.manifest.height = 32;
+  part.manifest.seed = 9;
   const auto by_url = parse_json(images_json(call, "j", 5, {part, part})).value();
   EXPECT_EQ(by_url.at("created").as_int64(), 5);
   EXPECT_EQ(by_url.at("data").as_array().size(), 2u);

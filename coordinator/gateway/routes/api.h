@@ -30,7 +30,7 @@ class Api {
   bool is_vital(const Request& head) const;
   // Whether the handler of this request reads the body itself, as uploads of adapters do.
   bool wants_stream(const Request& head) const;
-  std::set<std::string> tenants() const { return context_.keys.tenants(); }
+  const std::set<std::string>& tenants() const { return context_.keys.tenants(); }
   const Router& router() const { return router_; }
   asio::awaitable<void> follow_keys() { return context_.key_store->follow(); }  // with dependencies.redis only
   LinkSigner& signer() { return context_.signer; }

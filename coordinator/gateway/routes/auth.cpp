@@ -28,19 +28,16 @@ bool is_bearer(std::string_view scheme) {
 KeyRing::KeyRing(const std::vector<config::ApiKey>& configured) : configured_(configured.size()) {
   for (const auto& key : configured) {
     keys_.push_back({"keys." + std::to_string(keys_.size()), key.tenant, key.sha256, key.admin});
+    tenants_.insert(key.tenant);
   }
 }
 
 void KeyRing::set_added(const std::vector<Key>& added) {
   keys_.resize(configured_);
   keys_.insert(keys_.end(), added.begin(), added.end());
+  tenants_.clear();
+  for (const Key& key : keys_) tenants_.insert(key.tenant);
   awaits_added_ = false;
-}
-
-std::set<std::string> KeyRing::tenants() const {
-  std::set<std::string> out;
-  for (const Key& key : keys_) out.insert(key.tenant);
-  return out;
 }
 
 Result<Caller> KeyRing::authenticate(std::string_view authorization) const {

@@ -39,7 +39,7 @@ class KeyRing {
   bool awaits_added() const { return awaits_added_; }
 
   const std::vector<Key>& keys() const { return keys_; }
-  std::set<std::string> tenants() const;  // of the keys
+  const std::set<std::string>& tenants() const { return tenants_; }  // of the keys
   bool open() const { return keys_.empty(); }
   // `authorization`: the header, "Bearer KEY". Without keys every caller is the tenant `default`.
   // kUnauthenticated: no such key. kUnavailable: the keys are not known yet. Compares with every key in constant time.
@@ -48,6 +48,7 @@ class KeyRing {
  private:
   std::vector<Key> keys_;  // the configured ones first
   std::size_t configured_ = 0;
+  std::set<std::string> tenants_;
   bool awaits_added_ = false;
 };
 

@@ -113,20 +113,18 @@ class ImageRoutes {
   }
 
  private:
-  Result<ImagePart> image_part(const Call& call, const queue::JobRecord& record, int unit) const {
+  // must_exist: fails if the picture has expired.
+  asio::awaitable<Result<ImagePart>> image_part(CallPtr call, const queue::JobRecord& record, int unit,
+                                                bool must_exist) {
     const queue::UnitRecord* found = find_unit(record, unit);
-    if (found == nullptr) return internal_error("job " + record.id + " has no unit " + std::to_string(unit));
+    if (found == nullptr) co_return internal_error("job " + record.id + " has no unit " + std::to_string(unit));
     auto manifest = results::Manifest::parse(found->manifest);
-    if (!manifest) return manifest.error();
-    ImagePart part;
-    part.unit = unit;
-    part.media_type = manifest->media_type;
-    part.width = manifest->width;
-    part.height = manifest->height;
-    part.seed = manifest->seed;
-    part.url = context_.links(call).result(record.id, unit);
-    part.manifest = std::move(*manifest);
-    return part;
+    if (!manifest) co_return manifest.error();
+    if (must_exist) {
+      const auto first_byte = co_await service_.result_piece(*manifest, 0, 1);
+      if (!first_byte) co_return first_byte.error();
+    }
+    co_return ImagePart{unit, context_.links(*call).result(record.id, unit), std::move(*manifest)};
   }
 
   // Writes JSON with a place for each picture, an empty "b64_json", and the pictures there in small pieces, so that
@@ -170,12 +168,9 @@ class ImageRoutes {
     if (record->state != job::State::kSucceeded) co_return final_error(as_response(error_of(*record)), job);
     std::vector<ImagePart> parts;
     for (int unit = 0; unit < record->units; ++unit) {
-      auto part = image_part(*call, *record, unit);
+      // An expired picture is an error that must be known before the status is sent.
+      auto part = co_await image_part(call, *record, unit, image->b64_json);
       if (!part) co_return final_error(part.error(), job);
-      if (image->b64_json) {  // an expired picture is an error that must be known before the status is sent
-        if (auto there = co_await service_.result_piece(part->manifest, 0, 1); !there)
-          co_return final_error(there.error(), job);
-      }
       parts.push_back(std::move(*part));
     }
     Response response = json_response(200, images_json(*image, job, record->created_ms / 1000, parts));
@@ -261,10 +256,8 @@ class ImageRoutes {
   asio::awaitable<bool> write_completed(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job, int unit,
                                         std::int64_t created_s, Sink& sink) {
     auto record = co_await service_.job(job, "");
-    Result<ImagePart> part = record.ok() ? image_part(*call, *record, unit) : Result<ImagePart>(record.error());
-    if (part) {
-      if (auto there = co_await service_.result_piece(part->manifest, 0, 1); !there) part = there.error();
-    }
+    if (!record) co_return co_await sink.write(error_event(record.error()));
+    auto part = co_await image_part(call, *record, unit, true);
     if (!part) co_return co_await sink.write(error_event(part.error()));
     std::string text = format_event({}, "image_generation.completed", completed_json(*image, created_s, *part));
     std::vector<ImagePart> parts{std::move(*part)};

@@ -117,14 +117,14 @@ std::string images_json(const ImageCall& call, const std::string& job, std::int6
       item["b64_json"] = "";
     else
       item["url"] = part.url;
-    item["seed"] = part.seed;
+    item["seed"] = part.manifest.seed;
     data.push_back(std::move(item));
   }
   json::object object{{"created", created_s}, {"job_id", job}};
   object["data"] = std::move(data);
   if (!parts.empty()) {
-    echo(object, call, format_of(parts[0].media_type));
-    object["size"] = size_text(parts[0].width, parts[0].height);
+    echo(object, call, format_of(parts[0].manifest.media_type));
+    object["size"] = size_text(parts[0].manifest.width, parts[0].manifest.height);
   }
   return json::serialize(object);
 }
@@ -146,9 +146,9 @@ std::string completed_json(const ImageCall& call, std::int64_t created_s, const 
                       {"b64_json", ""},
                       {"created_at", created_s},
                       {"image_index", part.unit},
-                      {"seed", part.seed},
-                      {"size", size_text(part.width, part.height)}};
-  echo_event(object, call, format_of(part.media_type));
+                      {"seed", part.manifest.seed},
+                      {"size", size_text(part.manifest.width, part.manifest.height)}};
+  echo_event(object, call, format_of(part.manifest.media_type));
   return json::serialize(object);
 }
 

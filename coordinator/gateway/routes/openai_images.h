@@ -35,9 +35,6 @@ struct ImagePart {
   int unit = 0;
   std::string url;
   results::Manifest manifest = {};
-  std::string media_type;
-  int width = 0, height = 0;
-  std::int64_t seed = 0;
 };
 
 // The body of the 200. With b64_json, every "b64_json" is empty: the picture goes there.

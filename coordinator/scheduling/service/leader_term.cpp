@@ -51,13 +51,14 @@ LeaderTerm::LeaderTerm(Context context, std::int64_t epoch)
       tasks_(context_.executor),
       wake_(context_.executor) {}
 
-// Every coroutine keeps the term alive until it ends.
-void LeaderTerm::start() {
-  tasks_.spawn(
-      "scheduler",
-      [](std::shared_ptr<LeaderTerm> self) -> asio::awaitable<void> { co_await self->run(); }(shared_from_this()),
-      Vital::kForever);
+void LeaderTerm::spawn(const char* name, asio::awaitable<void> task, Vital vital) {
+  const auto keep = [](std::shared_ptr<LeaderTerm>, asio::awaitable<void> t) -> asio::awaitable<void> {
+    co_await std::move(t);
+  };
+  tasks_.spawn(name, keep(shared_from_this(), std::move(task)), vital);
 }
+
+void LeaderTerm::start() { spawn("scheduler", run(), Vital::kForever); }
 
 void LeaderTerm::stop() {
   tasks_.stop();
@@ -96,19 +97,11 @@ void LeaderTerm::notice_reconnect() {
 
 asio::awaitable<void> LeaderTerm::run() {
   while (!co_await rebuild()) co_await pause(kBackOff);
-  using Loop = asio::awaitable<void> (LeaderTerm::*)();
-  const auto loop = [this](const char* name, Loop body, Vital vital = Vital::kForever) {
-    tasks_.spawn(
-        name,
-        [](std::shared_ptr<LeaderTerm> self, Loop member) -> asio::awaitable<void> { co_await ((*self).*member)(); }(
-                                                              shared_from_this(), body),
-        vital);
-  };
-  loop("scheduler.feed", &LeaderTerm::follow_feed);
-  loop("scheduler.intake", &LeaderTerm::read_intake);
-  loop("scheduler.registry", &LeaderTerm::poll_registry);
-  loop("scheduler.reap", &LeaderTerm::reap);
-  loop("scheduler.virtual_times", &LeaderTerm::keep_virtual_times);
+  spawn("scheduler.feed", follow_feed(), Vital::kForever);
+  spawn("scheduler.intake", read_intake(), Vital::kForever);
+  spawn("scheduler.registry", poll_registry(), Vital::kForever);
+  spawn("scheduler.reap", reap(), Vital::kForever);
+  spawn("scheduler.virtual_times", keep_virtual_times(), Vital::kForever);
   for (;;) {
     kicked_ = false;
     notice_reconnect();
@@ -119,7 +112,7 @@ asio::awaitable<void> LeaderTerm::run() {
         (audit_wanted_ || scheduler_->wants_audit() || since_audit_us > period_us) &&
         context_.connection->connected()) {
       auditing_ = true;
-      loop("scheduler.audit", &LeaderTerm::audit, Vital::kOnce);
+      spawn("scheduler.audit", audit(), Vital::kOnce);
     }
     const auto began = monotonic_us();
     auto actions = scheduler_->decide(now_us());
@@ -313,41 +306,12 @@ asio::awaitable<void> LeaderTerm::audit() {
 }
 
 void LeaderTerm::perform(Actions actions) {
-  const auto self = shared_from_this();
   // Redis runs an admission before the assignments of its units: they follow it on the same connection.
-  if (!actions.admit.empty()) {
-    tasks_.spawn(
-        "scheduler.admit",
-        [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Admission> a) -> asio::awaitable<void> {
-          co_await s->admit(std::move(a));
-        }(self, std::move(actions.admit)),
-        Vital::kOnce);
-  }
-  if (!actions.reject.empty()) {
-    tasks_.spawn(
-        "scheduler.reject",
-        [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Rejection> r) -> asio::awaitable<void> {
-          co_await s->reject(std::move(r));
-        }(self, std::move(actions.reject)),
-        Vital::kOnce);
-  }
-  for (auto* attempts : {&actions.revoke, &actions.lost}) {
-    if (attempts->empty()) continue;
-    tasks_.spawn(
-        "scheduler.revoke",
-        [](std::shared_ptr<LeaderTerm> s, std::vector<queue::Attempt> a, bool lost) -> asio::awaitable<void> {
-          co_await s->revoke(std::move(a), lost);
-        }(self, std::move(*attempts), attempts == &actions.lost),
-        Vital::kOnce);
-  }
-  for (auto& assignment : actions.assign) {
-    tasks_.spawn(
-        "scheduler.assign",
-        [](std::shared_ptr<LeaderTerm> s, Actions::Assignment a) -> asio::awaitable<void> {
-          co_await s->assign(std::move(a));
-        }(self, std::move(assignment)),
-        Vital::kOnce);
-  }
+  if (!actions.admit.empty()) spawn("scheduler.admit", admit(std::move(actions.admit)), Vital::kOnce);
+  if (!actions.reject.empty()) spawn("scheduler.reject", reject(std::move(actions.reject)), Vital::kOnce);
+  if (!actions.revoke.empty()) spawn("scheduler.revoke", revoke(std::move(actions.revoke), false), Vital::kOnce);
+  if (!actions.lost.empty()) spawn("scheduler.revoke", revoke(std::move(actions.lost), true), Vital::kOnce);
+  for (auto& assignment : actions.assign) spawn("scheduler.assign", assign(std::move(assignment)), Vital::kOnce);
 }
 
 asio::awaitable<void> LeaderTerm::admit(std::vector<queue::Admission> admissions) {

@@ -58,6 +58,8 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   asio::awaitable<void> assign(Actions::Assignment assignment);
   asio::awaitable<void> revoke(std::vector<queue::Attempt> attempts, bool lost);
 
+  // Starts a coroutine of this object, which keeps the object alive until it ends.
+  void spawn(const char* name, asio::awaitable<void> task, Vital vital);
   // Passes sizes and pins of adapters to the scheduler if the registry mirror has a newer version.
   void update_adapters();
   void perform(Actions actions);
