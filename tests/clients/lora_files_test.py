@@ -115,6 +115,7 @@ class Files(RegistryCase):
         self.assertEqual(self.chunk_keys(), [])
 
     def test_everything_survives_a_restart_of_redis(self):
+        self.redis("CONFIG", "SET", "appendfsync", "always")  # everysec keeps a write in memory while a sync runs
         self.put("kept", adapter(9))
         pid = self.shared.fleet.ready["pids"]["redis"]
         os.kill(pid, 9)
