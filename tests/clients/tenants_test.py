@@ -2,9 +2,12 @@
 import base64
 import hashlib
 import json
+import tempfile
 import unittest
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from adapters import adapter, BYTES, Redis
+from adapters import adapter, BYTES, DOWN, raw_file, Redis
 from api import Client
 from fleet import cli, Fleet, tiny_model, until
 
@@ -89,8 +92,9 @@ class Quotas(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         quotas = {"queued_bytes": 65536, "adapters": 2, "adapter_bytes": 100_000}
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory())).resolve()
         cls.fleet = cls.enterClassContext(Fleet(workers=0, config=config(
-            queue={"max_queued": 20}, quotas=quotas, gateway={"max_connections": 16},
+            queue={"max_queued": 20}, quotas=quotas, gateway={"max_connections": 16}, loras={"folders": str(cls.folder)},
             tenants={"tiny": {"queued_units": 2, "streams": 1}})))
         cls.root = Client(cls.fleet.url, ROOT_KEY)
         cls.keys = {t: cls.root.request("POST", "/v1/keys", {"tenant": t}).json()["key"] for t in ("a", "b", "tiny")}
@@ -165,6 +169,31 @@ class Quotas(unittest.TestCase):
             self.assertEqual((refused.status, refused.error["param"]), (403, "pinned"))
             self.assertIn("administrator's key", refused.error["message"])
         self.assertEqual(self.root.request("PATCH", "/v1/loras/one?tenant=a", {"pinned": True}).status, 200)
+
+    def test_a_tenant_registers_at_most_two_files_at_once(self):
+        """Reading a large file takes a while; the readers of the gateway are shared by all tenants."""
+        path = self.folder / "large.safetensors"
+        count = 1 << 26  # rows of 8 bytes, all in a hole
+        header = {DOWN: {"dtype": "BF16", "shape": [4, count], "data_offsets": [0, 8 * count]}}
+        with open(path, "wb") as out:
+            out.write(raw_file(header))
+            out.truncate(out.tell() + 8 * count)
+        register = lambda client, name: client.request("PUT", "/v1/loras/" + name, {"path": str(path), "sha256": "0" * 64})
+        with ThreadPoolExecutor(8) as pool:
+            answers = [pool.submit(register, Client(self.fleet.url, self.keys["a"]), f"large{i}") for i in range(6)]
+            until(lambda: any(answer.done() for answer in answers), "one is answered")
+            other = register(self.b, "large")
+            answers = [answer.result() for answer in answers]
+        self.assertEqual(other.status, 400, "another tenant's file is read to its end; its digest differs")
+        statuses = sorted(answer.status for answer in answers)
+        self.assertEqual(statuses, [400] * 2 + [429] * 4)
+        refused = next(answer for answer in answers if answer.status == 429)
+        self.assertIn("tenant 'a' registers 2 files at the moment, the maximum", refused.error["message"])
+        self.assertEqual(refused.headers["Retry-After"], "1")
+        small = self.folder / "small.safetensors"
+        small.write_bytes(adapter(7))
+        self.assertEqual(self.a.request("PUT", "/v1/loras/small", {"path": str(small)}).status, 201)
+        self.assertEqual(self.a.request("DELETE", "/v1/loras/small").status, 200)
 
 
 class LargeAnswers(unittest.TestCase):

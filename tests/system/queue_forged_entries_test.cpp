@@ -106,8 +106,10 @@ TEST_F(QueueForgedEntries, TheLastIdThereIsIsRejectedAndOthersFollow) {
   const std::string last = "18446744073709551615-18446744073709551615";
   const auto before = add({"spec", kSpec, "id", "before"});
   lead();
+  const auto used = [&] { return (*wait(client_->use(soon())))["default"].units; };
   for (int again = 0; again < 2; ++again) {
     ASSERT_EQ(add({"spec", kSpec}, last), last);
+    const auto used_before = used();
     // Nothing can be added now; a key that is used meanwhile is not used up.
     auto s = submission();
     s.idempotency_key = "once-" + std::to_string(again);
@@ -115,6 +117,7 @@ TEST_F(QueueForgedEntries, TheLastIdThereIsIsRejectedAndOthersFollow) {
     ASSERT_FALSE(refused.ok());
     EXPECT_EQ(refused.error().code, Code::kUnavailable) << refused.error().message;
     EXPECT_EQ(wait(client_->job(s.id, "", soon())).error().code, Code::kNotFound);
+    EXPECT_EQ(used(), used_before) << "a refused job takes nothing of its tenant's quota";
     auto entries = intake();
     ASSERT_EQ(entries.size(), again == 0 ? 2u : 1u);
     const auto& bad = entries.back();

@@ -346,7 +346,7 @@ TEST_F(QueueAge, OpenJobsThatAreTooOldExpire) {
   age(attempt.ref.job);
   const Deadline patience = soon();
   while (!ended() && !patience.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  EXPECT_EQ(job(queued).state, job::State::kExpired);
+  ASSERT_EQ(job(queued).state, job::State::kExpired);
   EXPECT_EQ(job(attempt.ref.job).state, job::State::kExpired);
   EXPECT_NE(job(queued).error->message.find("queue.max_age_ms"), std::string::npos);
   EXPECT_EQ(job(young).state, job::State::kQueued);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <iostream>
 #include <map>
+#include <optional>
 #include <set>
 #include <sstream>
 
@@ -62,6 +63,7 @@ class SchedulerServiceTest : public QueueTest {
     options.scheduler.catalogue = catalogue();
     options.scheduler.silent_after_ms = 800;
     options.scheduler.new_nonce = new_nonce;
+    if (audit_period_) options.audit_period = *audit_period_;
     options.adapters = std::make_shared<loras::RegistryMirror>(std::make_shared<loras::Registry>(c.connection));
     c.service = std::make_unique<SchedulerService>(io_.get_executor(), c.connection,
                                                    std::make_shared<queue::Client>(c.connection, options_), options);
@@ -113,6 +115,7 @@ class SchedulerServiceTest : public QueueTest {
     }));
   }
 
+  std::optional<std::chrono::milliseconds> audit_period_;
   std::vector<std::unique_ptr<Coordinator>> coordinators_;
   std::vector<std::unique_ptr<NullWorker>> workers_;
 };
@@ -441,6 +444,28 @@ TEST_F(SchedulerServiceTest, a_worker_that_fails_at_once_beside_a_busy_one_costs
   ASSERT_TRUE(until([&] { return std::all_of(ids.begin(), ids.end(), [&](const auto& id) { return ended(id); }); }));
   for (const auto& id : ids) EXPECT_EQ(state_of(id), job::State::kSucceeded) << event_types(id);
   EXPECT_GE(workers_[0]->started.size(), 3u) << "it was tried";
+}
+
+// The leader compares its state with Redis again and again; while that fails, it waits twice as long each time.
+TEST_F(SchedulerServiceTest, an_audit_that_fails_is_repeated_less_and_less_often) {
+  audit_period_ = 100ms;
+  auto& c = coordinate();
+  ASSERT_TRUE(until([&] { return c.service->leading(); }));
+  redis({"SET", keys_.units(), "not a hash"});
+  const auto failures = [&] {
+    const std::string stats = redis({"INFO", "errorstats"}).text, wanted = "errorstat_WRONGTYPE:count=";
+    const auto at = stats.find(wanted);
+    return at == std::string::npos ? 0 : std::stoi(stats.substr(at + wanted.size()));
+  };
+  ASSERT_TRUE(until([&] { return failures() >= 2; }));
+  const int before = failures();
+  const auto began = std::chrono::steady_clock::now();
+  ASSERT_TRUE(until([&] { return failures() >= before + 2; }));
+  EXPECT_GT(std::chrono::steady_clock::now() - began, 1500ms) << "0.8 s and 1.6 s, instead of 0.2 s each";
+  redis({"DEL", keys_.units()});
+  worker();
+  const auto id = submit_tiny();
+  ASSERT_TRUE(until([&] { return ended(id); }));
 }
 
 }  // namespace
