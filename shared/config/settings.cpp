@@ -223,7 +223,7 @@ Result<Settings> load(const Sources& sources) {
   Settings settings;
   if (!sources.file.empty()) {
     const auto text = read_file(sources.file);
-    if (!text) return Error{text.error().code, "cannot read the configuration: " + text.error().message, {}};
+    if (!text) return Error{text.error().code, "cannot read the configuration: " + text.error().message};
     const std::string base = fs::path(sources.file).parent_path().string();
     if (auto r = apply_all(from_yaml(*text, sources.file), base, settings); !r) return r.error();
   }

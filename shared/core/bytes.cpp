@@ -63,11 +63,7 @@ bool is_valid_utf8(std::string_view text) {
 
 Result<std::string> read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
-  if (!in) {
-    const int e = errno;
-    return Error{
-        e == ENOENT ? Code::kNotFound : Code::kUnavailable, "cannot read '" + path + "': " + std::strerror(e), {}};
-  }
+  if (!in) return cannot_read(path);
   std::ostringstream out;
   if (in.peek() != std::ifstream::traits_type::eof()) out << in.rdbuf();
   if (in.bad() || out.fail()) return unavailable("cannot read '" + path + "': the read failed; is it a folder?");

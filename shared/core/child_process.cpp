@@ -152,7 +152,7 @@ Result<ChildProcess> ChildProcess::start(const ProcessSpec& spec) {
   }
   if (got == static_cast<ssize_t>(sizeof error)) {
     (void)child.wait();
-    return Error{Code::kNotFound, "cannot execute " + spec.argv[0] + ": " + std::strerror(error), {}};
+    return not_found("cannot execute " + spec.argv[0] + ": " + std::strerror(error));
   }
   child.output_ = std::move(from);
   return child;
@@ -213,7 +213,7 @@ Result<ProgramRun> run_program(const ProcessSpec& spec, Deadline deadline) {
     if (end) break;  // a child of the program still writes
     child->send_to_group(SIGKILL);
     (void)child->wait();
-    return Error{Code::kDeadlineExceeded, spec.argv[0] + " did not end in time", {}};
+    return Error{Code::kDeadlineExceeded, spec.argv[0] + " did not end in time"};
   }
   run.exit_code = end->signal != 0 ? 128 + end->signal : end->status;
   return run;

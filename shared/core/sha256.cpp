@@ -6,8 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <new>
 
 #include "shared/core/fd_io.h"
@@ -64,20 +62,16 @@ bool is_sha256_hex(std::string_view text) {
 }
 
 Result<FileDigest> sha256_of_file(const std::string& path) {
-  const auto failed = [&](int e) {
-    return Error{
-        e == ENOENT ? Code::kNotFound : Code::kUnavailable, "cannot read '" + path + "': " + std::strerror(e), {}};
-  };
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // opening a FIFO must not block
-  if (!file.valid()) return failed(errno);
+  if (!file.valid()) return cannot_read(path);
   struct stat info {};
-  if (::fstat(file.get(), &info) != 0) return failed(errno);
+  if (::fstat(file.get(), &info) != 0) return cannot_read(path);
   if (!S_ISREG(info.st_mode)) return unavailable("cannot read '" + path + "': it is not a regular file");
   Sha256 hash;
   FileDigest out;
   for (;;) {
     const auto piece = read_up_to(file.get(), 1 << 20);
-    if (!piece) return failed(errno);
+    if (!piece) return cannot_read(path);
     if (piece->empty()) break;
     hash.update(*piece);
     out.bytes += static_cast<std::int64_t>(piece->size());

@@ -198,10 +198,8 @@ std::string field_json(const JobSpec& spec, Field field) {
 
 Result<JobSpec> parse_spec(std::string_view json_text) {
   if (json_text.size() > kMaxSpecBytes) {
-    return Error{Code::kPayloadTooLarge,
-                 "the job has " + std::to_string(json_text.size()) + " bytes; at most " +
-                     std::to_string(kMaxSpecBytes) + " are allowed",
-                 {}};
+    return Error{Code::kPayloadTooLarge, "the job has " + std::to_string(json_text.size()) + " bytes; at most " +
+                                             std::to_string(kMaxSpecBytes) + " are allowed"};
   }
   const Result<json::value> body = parse_json(json_text);
   if (!body) return body.error();

@@ -77,7 +77,7 @@ class KernelCache::Impl {
       keep(search, program, none);
       return program;
     }
-    return Error{Code::kNotFound, "the kernel cache has no program with the key " + key.hex(), {}};
+    return not_found("the kernel cache has no program with the key " + key.hex());
   }
 
   void flush() {

@@ -96,9 +96,7 @@ Result<void> check_limits(const Entry& entry) {
 
 // Parses the bytes between header and trailer, whose signature has been verified.
 Result<Entry> parse_body(std::string_view body) {
-  const auto malformed = [](const char* what) {
-    return Error{Code::kDataCorrupt, std::string("malformed: ") + what, {}};
-  };
+  const auto malformed = [](const char* what) { return data_corrupt(std::string("malformed: ") + what); };
   Reader in(body);
   Entry entry;
   entry.arch = in.text();
@@ -240,8 +238,7 @@ Decoded decode(std::string_view bytes, const Key& key, std::string_view arch, co
 
 Result<Key> claimed_key(std::string_view bytes) {
   if (bytes.size() < kHeaderBytes + kTrailerBytes || bytes.substr(0, kMagic.size()) != kMagic)
-    return Error{
-        Code::kDataCorrupt, "these " + std::to_string(bytes.size()) + " bytes are not a kernel cache entry", {}};
+    return data_corrupt("these " + std::to_string(bytes.size()) + " bytes are not a kernel cache entry");
   Key key;
   std::memcpy(key.bytes.data(), bytes.data() + kKeyAt, key.bytes.size());
   return key;

@@ -46,9 +46,7 @@ std::string Adapter::to_json() const {
 
 Result<Adapter> Adapter::parse(std::string_view json_text) {
   const auto value = parse_json(json_text);
-  const auto corrupt = [](const std::string& what) {
-    return Error{Code::kDataCorrupt, "[loras] a record in Redis " + what, {}};
-  };
+  const auto corrupt = [](const std::string& what) { return data_corrupt("[loras] a record in Redis " + what); };
   if (!value || !value->is_object()) return corrupt("is not a JSON object");
   const json::object& object = value->get_object();
   Adapter out;

@@ -175,16 +175,14 @@ asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::s
     auto done = co_await connection_->execute(std::move(commit), deadline);
     if (!done) co_return done.error();
     if (done->text == "expired") {
-      co_return Error{Code::kNotFound,
-                      "the upload of '" + adapter.name + "' took longer than " +
-                          std::to_string(options_.upload_ms / 1000) + " s and has expired; upload it again",
-                      {}};
+      co_return not_found("the upload of '" + adapter.name + "' took longer than " +
+                          std::to_string(options_.upload_ms / 1000) + " s and has expired; upload it again");
     }
     if (done->text != "done") continue;
     (void)co_await sweep(deadline);  // if it fails, the next change sweeps
     co_return !replaces;
   }
-  co_return Error{Code::kConflict, "adapter '" + adapter.name + "' is being changed by other clients; try again", {}};
+  co_return Error{Code::kConflict, "adapter '" + adapter.name + "' is being changed by other clients; try again"};
 }
 
 asio::awaitable<Result<Adapter>> Registry::set_pinned(const std::string& tenant, const std::string& name, bool pinned,
@@ -206,7 +204,7 @@ asio::awaitable<Result<Adapter>> Registry::set_pinned(const std::string& tenant,
     if (!done) co_return done.error();
     if (done->text == "done") co_return std::move(adapter);
   }
-  co_return Error{Code::kConflict, "adapter '" + name + "' is being changed by other clients; try again", {}};
+  co_return Error{Code::kConflict, "adapter '" + name + "' is being changed by other clients; try again"};
 }
 
 asio::awaitable<Result<Adapter>> Registry::remove(const std::string& tenant, const std::string& name, Deadline deadline,
@@ -226,7 +224,7 @@ asio::awaitable<Result<Adapter>> Registry::remove(const std::string& tenant, con
     (void)co_await sweep(deadline);
     co_return std::move(adapter);
   }
-  co_return Error{Code::kConflict, "adapter '" + name + "' is being changed by other clients; try again", {}};
+  co_return Error{Code::kConflict, "adapter '" + name + "' is being changed by other clients; try again"};
 }
 
 asio::awaitable<Result<std::int64_t>> Registry::version(Deadline deadline) {
@@ -293,16 +291,13 @@ asio::awaitable<Result<Location>> Registry::lookup(const std::string& sha256, De
       out.paths.push_back(value);
   }
   if (!named && (until.empty() || until == "0")) {
-    co_return Error{
-        Code::kNotFound, "[loras] no adapter with the digest " + sha256.substr(0, 12) + "… is registered", {}};
+    co_return not_found("[loras] no adapter with the digest " + sha256.substr(0, 12) + "… is registered");
   }
   if (!named && !kept.empty()) out.paths.push_back(kept);
   out.one_place = named && !several;
   if (!out.upload.empty() && out.chunks != chunk_count(out.bytes)) {
-    co_return Error{Code::kDataCorrupt,
-                    "[loras] the record of " + sha256 + " is inconsistent: " + std::to_string(out.bytes) +
-                        " bytes in " + std::to_string(out.chunks) + " chunks",
-                    {}};
+    co_return data_corrupt("[loras] the record of " + sha256 + " is inconsistent: " + std::to_string(out.bytes) +
+                           " bytes in " + std::to_string(out.chunks) + " chunks");
   }
   co_return out;
 }
@@ -321,15 +316,11 @@ asio::awaitable<Result<std::string>> Registry::read_chunk(const Location& locati
   auto reply = co_await connection_->execute(std::move(get), deadline);
   if (!reply) co_return reply.error();
   if (reply->is_nil()) {
-    co_return Error{Code::kNotFound,
-                    "[loras] the file with the digest " + sha256.substr(0, 12) + "… was deleted while it was read",
-                    {}};
+    co_return not_found("[loras] the file with the digest " + sha256.substr(0, 12) + "… was deleted while it was read");
   }
   if (reply->text.size() != size) {
-    co_return Error{Code::kDataCorrupt,
-                    "[loras] chunk " + std::to_string(index) + " of " + sha256 + " has " +
-                        std::to_string(reply->text.size()) + " bytes; it must have " + std::to_string(size),
-                    {}};
+    co_return data_corrupt("[loras] chunk " + std::to_string(index) + " of " + sha256 + " has " +
+                           std::to_string(reply->text.size()) + " bytes; it must have " + std::to_string(size));
   }
   co_return std::move(reply->text);
 }

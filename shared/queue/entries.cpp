@@ -111,7 +111,7 @@ IntakeEntry parse_intake(const redis::Reply& entry) {
 }
 
 Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>& out) {
-  if (entry.elements.size() != 2) return Error{Code::kDataCorrupt, "[queue] a mailbox entry is not [id, fields]"};
+  if (entry.elements.size() != 2) return data_corrupt("[queue] a mailbox entry is not [id, fields]");
   const std::string& entry_id = entry.elements[0].text;
   const auto& flat = entry.elements[1].elements;
   for (std::size_t i = 0; i + 1 < flat.size(); i += 2) {
@@ -125,8 +125,7 @@ Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>&
         w = rest.substr(0, space);
         rest.remove_prefix(space == std::string_view::npos ? rest.size() : space + 1);
       }
-      if (word[1].empty())
-        return Error{Code::kDataCorrupt, "[queue] the mailbox entry " + entry_id + " contains no job"};
+      if (word[1].empty()) return data_corrupt("[queue] the mailbox entry " + entry_id + " contains no job");
       MailboxEntry& message = out.emplace_back();
       message.entry_id = entry_id;
       message.kind = word[0] == "assign"   ? MailboxEntry::Kind::kAssign
@@ -137,8 +136,7 @@ Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>&
       message.attempt = static_cast<int>(to_int(word[4]));
       continue;
     }
-    if (i == 0)
-      return Error{Code::kDataCorrupt, "[queue] the mailbox entry " + entry_id + " does not start with the field m"};
+    if (i == 0) return data_corrupt("[queue] the mailbox entry " + entry_id + " does not start with the field m");
     if (field == 's') out.back().spec = value;  // of the message before
     if (field == 'd') {
       const std::string_view drops = value;

@@ -42,8 +42,7 @@ class Feed::Impl {
       if (!state->events.empty() || state->gap) break;
       if (deadline.passed()) {
         if (connection_->connected()) break;
-        co_return Error{Code::kUnavailable,
-                        "[queue] the feed lost its connection to " + connection_->options().endpoint.display()};
+        co_return unavailable("[queue] the feed lost its connection to " + connection_->options().endpoint.display());
       }
       // Wakes up regularly to notice a reconnect.
       asio::steady_timer timer(connection_->executor(),
@@ -105,8 +104,7 @@ class Feed::Impl {
       if (!second) co_return second.error();
     }
     subscribed_ = connection_->generation() == generation ? generation : 0;
-    if (subscribed_ == 0)
-      co_return Error{Code::kUnavailable, "[queue] the feed lost its connection while it subscribed"};
+    if (subscribed_ == 0) co_return unavailable("[queue] the feed lost its connection while it subscribed");
     co_return Result<void>();
   }
 

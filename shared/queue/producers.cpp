@@ -73,8 +73,8 @@ asio::awaitable<Result<CancelOutcome>> Client::cancel(const std::string& job, co
                                                       Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
-  const Error not_found{Code::kNotFound, "[queue] no such job: " + job};
-  if (!is_valid_id(job)) co_return not_found;
+  const Error missing = not_found("[queue] no such job: " + job);
+  if (!is_valid_id(job)) co_return missing;
   // The keys of the mailboxes must be known before the call. A worker that is assigned a unit in between is asked to
   // stop at its next renewal.
   auto reply = co_await impl->call(fcall_ro("job", 7) << keys.job(job) << keys.in() << keys.units() << keys.open()
@@ -99,7 +99,7 @@ asio::awaitable<Result<CancelOutcome>> Client::cancel(const std::string& job, co
   if (reply->text == "canceled") co_return CancelOutcome::kCanceled;
   if (reply->text == "requested") co_return CancelOutcome::kRequested;
   if (reply->text == "ended") co_return CancelOutcome::kAlreadyEnded;
-  co_return not_found;
+  co_return missing;
 }
 
 }  // namespace ditfleet::queue

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kEventsPerCall = 500;
 
-Error no_such_job(const std::string& id) { return Error{Code::kNotFound, "[queue] no such job: " + id}; }
+Error no_such_job(const std::string& id) { return not_found("[queue] no such job: " + id); }
 
 // "<milliseconds>-<number>"
 bool is_event_id(std::string_view id) {

@@ -231,8 +231,7 @@ Result<Event> parse_feed_line(const std::string& id, std::string_view line) {
   const auto first = line.find(' ');
   const auto second = first == std::string_view::npos ? first : line.find(' ', first + 1);
   if (second == std::string_view::npos) {
-    return Error{Code::kDataCorrupt,
-                 "[queue] a feed line is not '<job> <id before> <type> <unit> <data>': " + excerpt(line, 80)};
+    return data_corrupt("[queue] a feed line is not '<job> <id before> <type> <unit> <data>': " + excerpt(line, 80));
   }
   return make_event(id, std::string(line.substr(0, first)), line.substr(second + 1));
 }

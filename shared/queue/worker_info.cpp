@@ -41,7 +41,7 @@ std::string worker_json(const WorkerInfo& info) {
 Result<WorkerInfo> parse_worker(std::string_view json_text) {
   const auto value = parse_json(json_text);
   if (!value) return value.error();
-  if (!value->is_object()) return Error{Code::kDataCorrupt, "[queue] a worker's record is not a JSON object"};
+  if (!value->is_object()) return data_corrupt("[queue] a worker's record is not a JSON object");
   const json::object& object = value->get_object();
   const auto text = [&](const char* name) {
     const json::value* found = object.if_contains(name);

@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kLengthBytes = 8;
 
 Error corrupt(std::string_view file_name, const std::string& what) {
-  return Error{Code::kDataCorrupt, "[safetensors] " + std::string(file_name) + ": " + what};
+  return data_corrupt("[safetensors] " + std::string(file_name) + ": " + what);
 }
 
 // A tensor's name as a message shows it: a hostile header must not fill the log.
