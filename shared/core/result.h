@@ -63,4 +63,9 @@ class [[nodiscard]] Result<void> {
   Error error_;
 };
 
+template <class T>
+Result<void> without_value(const Result<T>& result) {
+  return result ? Result<void>() : result.error();
+}
+
 }  // namespace ditfleet

@@ -55,9 +55,7 @@ Result<void> Inventory::put(Tier tier, const Key& key, std::string_view bytes) {
   auto found = redis_->fetch(key);
   if (!found) return found.error();
   if (*found && decode((*found)->bytes, key, "", *secret_)) return {};
-  auto stored = redis_->store(key, bytes, found->has_value());
-  if (!stored) return stored.error();
-  return {};
+  return without_value(redis_->store(key, bytes, found->has_value()));
 }
 
 Result<bool> Inventory::remove(const Stored& stored) {

@@ -58,9 +58,7 @@ Registry::Registry(std::shared_ptr<redis::Connection> connection, RegistryOption
     : connection_(std::move(connection)), options_(options) {}
 
 asio::awaitable<Result<std::optional<std::string>>> Registry::record(const std::string& field, Deadline deadline) {
-  redis::Command get("HGET");
-  get << kNamesKey << field;
-  auto reply = co_await connection_->execute(std::move(get), deadline);
+  auto reply = co_await connection_->execute(redis::Command("HGET") << kNamesKey << field, deadline);
   if (!reply) co_return reply.error();
   if (reply->is_nil()) co_return std::optional<std::string>();
   co_return std::optional<std::string>(std::move(reply->text));
@@ -92,9 +90,8 @@ asio::awaitable<Result<std::map<std::string, Adapter>>> Registry::all(Deadline d
   std::map<std::string, Adapter> out;
   std::string cursor = "0";
   do {
-    redis::Command scan("HSCAN");
-    scan << kNamesKey << cursor << "COUNT" << 500;
-    auto reply = co_await connection_->execute(std::move(scan), deadline);
+    auto reply =
+        co_await connection_->execute(redis::Command("HSCAN") << kNamesKey << cursor << "COUNT" << 500, deadline);
     if (!reply) co_return reply.error();
     if (!reply->is_array() || reply->elements.size() != 2)
       co_return internal_error("[loras] unexpected reply to HSCAN");
@@ -228,9 +225,7 @@ asio::awaitable<Result<Adapter>> Registry::remove(const std::string& tenant, con
 }
 
 asio::awaitable<Result<std::int64_t>> Registry::version(Deadline deadline) {
-  redis::Command get("GET");
-  get << kVersionKey;
-  auto reply = co_await connection_->execute(std::move(get), deadline);
+  auto reply = co_await connection_->execute(redis::Command("GET") << kVersionKey, deadline);
   if (!reply) co_return reply.error();
   co_return number<std::int64_t>(reply->text);
 }
@@ -266,9 +261,7 @@ asio::awaitable<Result<Location>> Registry::lookup(const std::string& sha256, De
   if (!is_sha256_hex(sha256))
     co_return invalid_argument("[loras] '" + excerpt(sha256, 80) +
                                "' is not a SHA-256; it must be 64 lower-case hexadecimal digits");
-  redis::Command get("HGETALL");
-  get << blob_key(sha256);
-  auto reply = co_await connection_->execute(std::move(get), deadline);
+  auto reply = co_await connection_->execute(redis::Command("HGETALL") << blob_key(sha256), deadline);
   if (!reply) co_return reply.error();
   Location out;
   out.sha256 = sha256;

@@ -65,9 +65,7 @@ asio::awaitable<Result<void>> Client::Impl::load(Deadline deadline) {
   redis::Command load("FUNCTION");
   load << "LOAD"
        << "REPLACE" << loadable_library();
-  auto loaded = co_await connection_->execute(std::move(load), deadline);
-  if (!loaded) co_return loaded.error();
-  co_return Result<void>();
+  co_return without_value(co_await connection_->execute(std::move(load), deadline));
 }
 
 asio::awaitable<Result<std::vector<redis::Reply>>> Client::Impl::read_stream(std::shared_ptr<redis::Connection>& own,

@@ -92,16 +92,12 @@ class Feed::Impl {
   };
 
   asio::awaitable<Result<void>> subscribe(Deadline deadline) {
-    redis::Command command("SUBSCRIBE");
-    command << keys_.feed_channel();
-    auto reply = co_await connection_->execute(std::move(command), deadline);
-    if (!reply) co_return reply.error();
+    const auto feed = co_await connection_->execute(redis::Command("SUBSCRIBE") << keys_.feed_channel(), deadline);
+    if (!feed) co_return feed.error();
     const std::uint64_t generation = connection_->generation();
     if (with_steps_) {
-      redis::Command steps("SUBSCRIBE");
-      steps << keys_.steps_channel();
-      auto second = co_await connection_->execute(std::move(steps), deadline);
-      if (!second) co_return second.error();
+      const auto steps = co_await connection_->execute(redis::Command("SUBSCRIBE") << keys_.steps_channel(), deadline);
+      if (!steps) co_return steps.error();
     }
     subscribed_ = connection_->generation() == generation ? generation : 0;
     if (subscribed_ == 0) co_return unavailable("[queue] the feed lost its connection while it subscribed");

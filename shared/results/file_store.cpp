@@ -227,9 +227,7 @@ asio::awaitable<Result<void>> FileStore::remove(const Manifest& manifest, Deadli
     }
     return true;
   };
-  auto removed = co_await impl_->disk.run<bool>(std::move(work), deadline);
-  if (!removed) co_return removed.error();
-  co_return Result<void>();
+  co_return without_value(co_await impl_->disk.run<bool>(std::move(work), deadline));
 }
 
 asio::awaitable<Result<std::string>> FileStore::put_preview(const ResultKey& result, int index, std::string bytes,

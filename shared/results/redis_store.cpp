@@ -47,9 +47,7 @@ asio::awaitable<Result<void>> RedisStore::write(std::string key, std::string_vie
 
 asio::awaitable<Result<std::optional<std::string>>> RedisStore::read_chunk(const std::string& key, std::size_t index,
                                                                            Deadline deadline) {
-  redis::Command command("GET");
-  command << chunk_key(key, index);
-  auto reply = co_await connection_->execute(std::move(command), deadline);
+  auto reply = co_await connection_->execute(redis::Command("GET") << chunk_key(key, index), deadline);
   if (!reply) co_return reply.error();
   if (reply->is_nil()) co_return std::optional<std::string>();
   if (reply->type != redis::Reply::Type::kString) {
@@ -116,9 +114,7 @@ asio::awaitable<Result<void>> RedisStore::remove(const Manifest& manifest, Deadl
   }
   redis::Command command("UNLINK");
   for (std::size_t i = 0; i < chunk_count(manifest.bytes); ++i) command << chunk_key(manifest.key, i);
-  auto reply = co_await connection_->execute(std::move(command), deadline);
-  if (!reply) co_return reply.error();
-  co_return Result<void>();
+  co_return without_value(co_await connection_->execute(std::move(command), deadline));
 }
 
 asio::awaitable<Result<std::string>> RedisStore::put_preview(const ResultKey& result, int index, std::string bytes,
