@@ -3,7 +3,6 @@
 #include "shared/config/options.h"
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "shared/core/excerpt.h"
 #include "shared/core/http_url.h"
 #include "shared/core/listen_address.h"
+#include "shared/core/text.h"
 #include "shared/redis/endpoint.h"
 
 namespace ditfleet::config {
@@ -473,22 +473,6 @@ const Option kOptions[] = {
 
 #undef DITFLEET_AT
 
-std::vector<std::string> split(std::string_view text, char separator) {
-  std::vector<std::string> parts;
-  while (!text.empty()) {
-    const auto end = std::min(text.find(separator), text.size());
-    parts.emplace_back(text.substr(0, end));
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
-  return parts;
-}
-
-bool is_number_between(std::string_view text, long low, long high) {
-  long value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size() && value >= low && value <= high;
-}
-
 bool has_form(Form form, std::string_view text) {
   if (text.empty()) return form != Form::kListen && form != Form::kDevice;
   switch (form) {
@@ -506,7 +490,7 @@ bool has_form(Form form, std::string_view text) {
     }
     case Form::kDevice:
       return text == "auto" || text == "cpu" || text == "cuda" ||
-             (text.starts_with("cuda:") && is_number_between(text.substr(5), 0, 255));
+             (text.starts_with("cuda:") && number_of(text.substr(5), 0, 255));
     case Form::kSecret:
       return text.size() >= 16 && text.size() <= 4096 && text.find_first_of("\r\n") == std::string_view::npos;
     case Form::kName: return text.size() <= 64 && text.find_first_of(" \t\r\n:/{}\"'") == std::string_view::npos;
@@ -534,16 +518,6 @@ std::optional<bool> parse_bool(std::string_view text) {
   if (text == "true" || text == "yes" || text == "on" || text == "1") return true;
   if (text == "false" || text == "no" || text == "off" || text == "0") return false;
   return std::nullopt;
-}
-
-template <class Int>
-bool assign_integer(const Option& option, const std::string& text, Int& out) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < option.low || value > option.high)
-    return false;
-  out = static_cast<Int>(value);
-  return true;
 }
 
 // Why `text` was refused, as the end of a sentence. Does not repeat secrets or URLs, which may contain a password.
@@ -583,7 +557,7 @@ bool is_one_of(std::string_view choices, std::string_view text) {
 
 std::string choices_text(std::string_view choices) {
   std::string text;
-  for (const std::string& choice : split(choices, '|')) text += (text.empty() ? "one of " : ", ") + choice;
+  for (const std::string_view choice : split(choices, '|')) text.append(text.empty() ? "one of " : ", ").append(choice);
   return text;
 }
 
@@ -626,7 +600,9 @@ Result<void> assign(const Option& option, const std::string& text, Settings& set
           if (parsed) value = *parsed;
           return parsed.has_value();
         } else {
-          return assign_integer(option, text, value);
+          const auto parsed = number_of(text, option.low, option.high);
+          if (parsed) value = static_cast<T>(*parsed);
+          return parsed.has_value();
         }
       },
       option.at);

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "shared/core/named_thread.h"
+#include "shared/core/text.h"
 #include "shared/core/unique_fd.h"
 
 namespace ditfleet {
@@ -221,11 +222,8 @@ Result<ProgramRun> run_program(const ProcessSpec& spec, Deadline deadline) {
 
 std::optional<std::string> find_program(const std::string& program) {
   const char* path = std::getenv("PATH");
-  std::string_view rest = path ? path : "/usr/local/bin:/usr/bin:/bin";
-  while (!rest.empty()) {
-    const auto end = std::min(rest.find(':'), rest.size());
-    const std::string candidate = std::string(rest.substr(0, end)) + "/" + program;
-    rest.remove_prefix(std::min(end + 1, rest.size()));
+  for (const std::string_view folder : split(path ? path : "/usr/local/bin:/usr/bin:/bin", ':')) {
+    const std::string candidate = std::string(folder) + "/" + program;
     struct stat info {};
     if (::stat(candidate.c_str(), &info) == 0 && S_ISREG(info.st_mode) && ::access(candidate.c_str(), X_OK) == 0)
       return candidate;

@@ -1,11 +1,11 @@
 #include "shared/job/spec_json.h"
 
-#include <charconv>
 #include <type_traits>
 #include <variant>
 #include <vector>
 
 #include "shared/core/sha256.h"
+#include "shared/core/text.h"
 #include "shared/job/object_reader.h"
 
 namespace ditfleet::job {
@@ -90,17 +90,12 @@ std::optional<Value> load(const JobSpec& spec, Field field) {
 }
 
 // "1024x768" → width and height. Nothing if the text has another form or a side is not from 1 to kMaxSide.
-std::optional<std::pair<int, int>> parse_size(std::string_view text) {
-  const auto side = [](std::string_view digits) {
-    int value = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    return error == std::errc() && end == digits.data() + digits.size() && value <= kMaxSide ? value : 0;
-  };
+std::optional<std::pair<std::int64_t, std::int64_t>> parse_size(std::string_view text) {
   const auto x = text.find('x');
   if (x == std::string_view::npos) return std::nullopt;
-  const int width = side(text.substr(0, x)), height = side(text.substr(x + 1));
-  if (width < 1 || height < 1) return std::nullopt;
-  return std::pair(width, height);
+  const auto width = number_of(text.substr(0, x), std::int64_t{1}, kMaxSide);
+  const auto height = number_of(text.substr(x + 1), std::int64_t{1}, kMaxSide);
+  return width && height ? std::optional(std::pair(*width, *height)) : std::nullopt;
 }
 
 void read_size(ObjectReader& reader, const FieldRow& row, JobSpec& spec) {

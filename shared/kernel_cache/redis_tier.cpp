@@ -13,11 +13,11 @@
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/use_future.hpp>
-#include <charconv>
 #include <utility>
 
 #include "shared/core/bytes.h"
 #include "shared/core/ids.h"
+#include "shared/core/text.h"
 #include "shared/core/wall_clock.h"
 #include "shared/kernel_cache/codec.h"
 #include "shared/kernel_cache/counters.h"
@@ -52,14 +52,10 @@ struct Chunks {
 std::optional<Chunks> parse_chunks(std::string_view head) {
   if (!head.starts_with(kChunked) || head.size() > 64) return std::nullopt;
   head.remove_prefix(kChunked.size());
-  const auto space = head.find(' ');
-  if (space != 16) return std::nullopt;
-  Chunks chunks{std::string(head.substr(0, space)), 0};
-  const std::string_view digits = head.substr(space + 1);
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), chunks.bytes);
-  if (error != std::errc() || end != digits.data() + digits.size() || chunks.bytes > kMaxValueBytes)
-    return std::nullopt;
-  return chunks;
+  const auto id = take_part(head, ' ');
+  const auto bytes = number_of<std::uint64_t>(head, 0, kMaxValueBytes);
+  if (id.size() != 16 || !bytes) return std::nullopt;
+  return Chunks{std::string(id), *bytes};
 }
 
 // Errors of the server or the connection, not of one key or command. An ACL that forbids EVAL, ZADD or PEXPIRE leaves
@@ -312,13 +308,10 @@ Result<std::vector<RedisTier::Listed>> RedisTier::list() {
   for (std::size_t i = 0; i + 1 < members.size(); i += 2) {
     const auto key = Key::from_hex(members[i].text);
     if (!key) continue;
-    Listed listed{*key};
-    const std::string& score = members[i + 1].text;
-    (void)std::from_chars(score.data(), score.data() + score.size(), listed.used_ms);
     auto exists = impl_->exchange(std::move(Command("EXISTS") << name_of(*key)));
     if (!exists) return exists.error();
     if (exists->integer != 0)
-      found.push_back(listed);
+      found.push_back({*key, leading_integer(members[i + 1].text)});
     else
       (void)impl_->exchange(std::move(Command("ZREM") << kIndex << members[i].text));
   }

@@ -3,11 +3,11 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <charconv>
 #include <string_view>
 
 #include "shared/core/excerpt.h"
 #include "shared/core/sha256.h"
+#include "shared/core/text.h"
 #include "shared/core/wall_clock.h"
 #include "shared/loras/keys.h"
 #include "shared/loras/scripts.h"
@@ -20,13 +20,6 @@ constexpr int kTries = 20;  // of a change that meets a concurrent one each time
 
 Error not_registered(const std::string& name) {
   return Error{Code::kNotFound, "adapter '" + name + "' not found", "name"};
-}
-
-template <class Int>
-Int number(std::string_view text) {
-  Int value = 0;
-  std::from_chars(text.data(), text.data() + text.size(), value);
-  return value;
 }
 
 int chunk_count(std::int64_t bytes) {
@@ -129,7 +122,7 @@ asio::awaitable<Result<Registry::Stored>> Registry::stored(const std::string& sh
   if (!blob) co_return blob.error();
   if (blob->elements.size() != 2) co_return internal_error("[loras] unexpected reply to HMGET");
   Stored out{blob->elements[0].text, 0};
-  if (!out.upload.empty()) out.chunks = number<int>(blob->elements[1].text);
+  if (!out.upload.empty()) out.chunks = leading_integer<int>(blob->elements[1].text);
   co_return out;
 }
 
@@ -227,7 +220,7 @@ asio::awaitable<Result<Adapter>> Registry::remove(const std::string& tenant, con
 asio::awaitable<Result<std::int64_t>> Registry::version(Deadline deadline) {
   auto reply = co_await connection_->execute(redis::Command("GET") << kVersionKey, deadline);
   if (!reply) co_return reply.error();
-  co_return number<std::int64_t>(reply->text);
+  co_return leading_integer(reply->text);
 }
 
 asio::awaitable<Result<std::optional<Changes>>> Registry::changes_since(std::int64_t version, Deadline deadline) {
@@ -240,9 +233,9 @@ asio::awaitable<Result<std::optional<Changes>>> Registry::changes_since(std::int
     if (!reply) co_return reply.error();
   }
   const auto& oldest = replies[1]->elements;
-  if (oldest.size() != 2 || number<std::int64_t>(oldest[1].text) > version) co_return std::optional<Changes>();
+  if (oldest.size() != 2 || leading_integer(oldest[1].text) > version) co_return std::optional<Changes>();
   Changes out;
-  out.version = number<std::int64_t>(replies[0]->text);
+  out.version = leading_integer(replies[0]->text);
   const auto& fields = replies[2]->elements;
   if (fields.empty()) co_return std::optional<Changes>(std::move(out));
   redis::Command get("HMGET");
@@ -270,9 +263,9 @@ asio::awaitable<Result<Location>> Registry::lookup(const std::string& sha256, De
   const auto& fields = reply->elements;
   for (std::size_t i = 0; i + 1 < fields.size(); i += 2) {
     const std::string &key = fields[i].text, &value = fields[i + 1].text;
-    if (key == "bytes") out.bytes = number<std::int64_t>(value);
+    if (key == "bytes") out.bytes = leading_integer(value);
     if (key == "upload") out.upload = value;
-    if (key == "chunks") out.chunks = number<int>(value);
+    if (key == "chunks") out.chunks = leading_integer<int>(value);
     if (key == "until") until = value;
     if (key == "kept") kept = value;
     if (key.starts_with("p:")) out.pinned = true;

@@ -73,15 +73,9 @@ class Feed::Impl {
         events.clear();
         gap = true;
       }
-      const auto next_line = [&lines] {
-        const auto end = std::min(lines.find('\n'), lines.size());
-        const std::string_view line = lines.substr(0, end);
-        lines.remove_prefix(std::min(end + 1, lines.size()));
-        return line;
-      };
-      const std::string id(next_line());
+      const std::string id(take_part(lines, '\n'));
       while (!lines.empty()) {
-        if (auto event = parse_feed_line(id, next_line())) {
+        if (auto event = parse_feed_line(id, take_part(lines, '\n'))) {
           append_events(std::move(*event), events);
         } else {
           gap = true;

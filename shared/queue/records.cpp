@@ -1,8 +1,6 @@
 #include "shared/queue/records.h"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 
 #include "shared/core/excerpt.h"
 #include "shared/core/json.h"
@@ -33,12 +31,6 @@ std::map<std::string, std::int64_t> parse_phases(std::string_view text) {
 
 }  // namespace
 
-std::int64_t to_int(std::string_view text) {
-  std::int64_t value = 0;
-  std::from_chars(text.data(), text.data() + text.size(), value);
-  return value;
-}
-
 Result<std::int64_t> parse_time_us(const redis::Reply& reply) {
   if (reply.elements.size() != 2) return internal_error("[queue] TIME did not reply with seconds and microseconds");
   return to_int(reply.elements[0].text) * 1'000'000 + to_int(reply.elements[1].text);
@@ -54,17 +46,9 @@ std::vector<std::string> parse_strings(const json::value* value) {
 }
 
 PackedUnit parse_packed_unit(std::string_view field) {
-  std::array<std::string_view, 13> part{};
-  std::size_t count = 0;
-  while (count < part.size()) {
-    const auto bar = field.find('|');
-    part[count++] = field.substr(0, bar);
-    if (bar == std::string_view::npos) break;
-    field.remove_prefix(bar + 1);
-  }
+  const auto part = first_parts<13>(field, '|');
   PackedUnit unit;
   unit.state = part[0];
-  if (count < 12) return unit;
   unit.nonce = part[1];
   unit.started_ms = to_int(part[2]);
   unit.errors = static_cast<int>(to_int(part[3]));
@@ -78,13 +62,7 @@ PackedUnit parse_packed_unit(std::string_view field) {
 }
 
 PackedJob parse_packed_job(std::string_view record) {
-  std::array<std::string_view, 13> part{};  // part[9]: its share of the quotas
-  for (std::string_view& value : part) {
-    const auto bar = record.find('|');
-    value = record.substr(0, bar);
-    if (bar == std::string_view::npos) break;
-    record.remove_prefix(bar + 1);
-  }
+  const auto part = first_parts<13>(record, '|');  // part[9]: its share of the quotas
   PackedJob job;
   job.units = static_cast<int>(to_int(part[0]));
   job.ready_ms = to_int(part[1]);

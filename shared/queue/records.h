@@ -7,6 +7,7 @@
 
 #include "shared/core/json.h"
 #include "shared/core/result.h"
+#include "shared/core/text.h"
 #include "shared/queue/types.h"
 #include "shared/redis/connection.h"
 
@@ -26,7 +27,7 @@ struct PackedUnit {
 };
 PackedUnit parse_packed_unit(std::string_view field);  // views into `field`
 
-std::int64_t to_int(std::string_view text);  // 0 if it is not a number
+inline std::int64_t to_int(std::string_view text) { return leading_integer(text); }
 // The reply of TIME in microseconds.
 Result<std::int64_t> parse_time_us(const redis::Reply& reply);
 // The strings of a JSON array. Skips other items. Empty if `value` is null or not an array.
