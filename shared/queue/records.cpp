@@ -36,15 +36,6 @@ Result<std::int64_t> parse_time_us(const redis::Reply& reply) {
   return to_int(reply.elements[0].text) * 1'000'000 + to_int(reply.elements[1].text);
 }
 
-std::vector<std::string> parse_strings(const json::value* value) {
-  std::vector<std::string> out;
-  if (value == nullptr || !value->is_array()) return out;
-  for (const json::value& item : value->get_array()) {
-    if (item.is_string()) out.emplace_back(item.get_string());
-  }
-  return out;
-}
-
 PackedUnit parse_packed_unit(std::string_view field) {
   const auto part = first_parts<13>(field, '|');
   PackedUnit unit;
@@ -261,7 +252,7 @@ StoredJob parse_job(const std::string& id, const redis::Reply& reply) {
     record.ended_ms = std::max(record.ended_ms, unit.ended_ms);
     if (const auto it = fields.find(indexed('w', i)); it != fields.end()) {
       if (const auto value = parse_json(it->second)) {
-        for (std::string& warning : parse_strings(&*value)) {
+        for (std::string& warning : strings_of(*value)) {
           if (std::find(record.warnings.begin(), record.warnings.end(), warning) == record.warnings.end()) {
             record.warnings.push_back(std::move(warning));
           }

@@ -30,8 +30,6 @@ PackedUnit parse_packed_unit(std::string_view field);  // views into `field`
 inline std::int64_t to_int(std::string_view text) { return leading_integer(text); }
 // The reply of TIME in microseconds.
 Result<std::int64_t> parse_time_us(const redis::Reply& reply);
-// The strings of a JSON array. Skips other items. Empty if `value` is null or not an array.
-std::vector<std::string> parse_strings(const json::value* value);
 
 // "<id>:<unit>"
 UnitRef parse_member(std::string_view member);
