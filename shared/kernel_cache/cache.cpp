@@ -222,8 +222,10 @@ class KernelCache::Impl {
                 const RedisTier::Value& value) {
     if (refused && refused->bytes == value.bytes) return nullptr;
     auto entry = decode(value.bytes, search.key, search.arch, *options_.secret);
-    Refused why = entry.refused();
-    if (entry) {
+    Refused why;
+    if (!entry) {
+      why = entry.error();
+    } else {
       auto program = std::make_shared<const Entry>(std::move(*entry));
       const auto used = search.usable ? search.usable(*program) : Result<void>();
       if (used) {
