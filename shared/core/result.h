@@ -1,5 +1,5 @@
-// Result<T>: a value or an Error (or another type of error), the return type of every module boundary. (Debian 12's standard library has no
-// std::expected.)
+// Result<T>: a value or an Error (or another type of error), the return type of every module boundary. (Debian 12's
+// standard library has no std::expected.)
 #pragma once
 
 #include <cassert>
