@@ -243,11 +243,10 @@ StoredJob parse_job(const std::string& id, const redis::Reply& reply) {
     unit.phases_us = parse_phases(text_of(fields, indexed('p', i)));
     if (const auto it = fields.find(indexed('e', i)); it != fields.end()) unit.error = parse_error(it->second);
     if (const auto it = steps.find(number); it != steps.end()) {
-      const Event step = make_event("0-0", id, "step 0 " + std::string(it->second));
-      if (const auto f = step.fields.find("step"); f != step.fields.end())
-        unit.step = static_cast<int>(to_int(f->second));
-      if (const auto f = step.fields.find("total"); f != step.fields.end())
-        unit.total_steps = static_cast<int>(to_int(f->second));
+      if (const auto data = parse_json(it->second); data && data->is_object()) {
+        read_field(data->get_object(), "step", unit.step);
+        read_field(data->get_object(), "total", unit.total_steps);
+      }
     }
     record.ended_ms = std::max(record.ended_ms, unit.ended_ms);
     if (const auto it = fields.find(indexed('w', i)); it != fields.end()) {
