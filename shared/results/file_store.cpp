@@ -218,9 +218,7 @@ asio::awaitable<Result<std::string>> FileStore::get(const Manifest& manifest, De
 }
 
 asio::awaitable<Result<void>> FileStore::remove(const Manifest& manifest, Deadline deadline) {
-  if (manifest.backend != "file" || !is_own_path(manifest.key, "results")) {
-    co_return invalid_argument("the result '" + manifest.key + "' is not in this store (file, results/…)");
-  }
+  if (auto own = check_own(manifest); !own) co_return own.error();
   std::function<Result<bool>()> work = [path = impl_->path(manifest.key)]() -> Result<bool> {
     if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
       return unavailable("cannot remove '" + path + "': " + std::strerror(errno));

@@ -109,9 +109,7 @@ asio::awaitable<Result<std::string>> RedisStore::get_piece(const Manifest& manif
 }
 
 asio::awaitable<Result<void>> RedisStore::remove(const Manifest& manifest, Deadline deadline) {
-  if (manifest.backend != "redis" || !manifest.key.starts_with(blob_prefix_)) {
-    co_return invalid_argument("the result '" + manifest.key + "' is not in this store (redis, " + blob_prefix_ + "…)");
-  }
+  if (auto own = check_own(manifest); !own) co_return own.error();
   redis::Command command("UNLINK");
   for (std::size_t i = 0; i < chunk_count(manifest.bytes); ++i) command << chunk_key(manifest.key, i);
   co_return without_value(co_await connection_->execute(std::move(command), deadline));
