@@ -9,8 +9,8 @@
 
 #include "shared/core/fd_io.h"
 #include "shared/core/ids.h"
+#include "shared/core/little_endian.h"
 #include "shared/kernel_cache/codec.h"
-#include "shared/kernel_cache/little_endian.h"
 
 namespace ditfleet::kernel_cache {
 namespace {

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "shared/core/little_endian.h"
 #include "shared/core/sha256.h"
-#include "shared/kernel_cache/little_endian.h"
 
 namespace ditfleet::kernel_cache {
 namespace {

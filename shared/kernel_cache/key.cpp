@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "shared/core/bytes.h"
-#include "shared/kernel_cache/little_endian.h"
+#include "shared/core/little_endian.h"
 
 namespace ditfleet::kernel_cache {
 

@@ -11,9 +11,9 @@
 #include "shared/core/bytes.h"
 #include "shared/core/fd_io.h"
 #include "shared/core/ids.h"
+#include "shared/core/little_endian.h"
 #include "shared/core/secrets.h"
 #include "shared/core/unique_fd.h"
-#include "shared/kernel_cache/little_endian.h"
 
 namespace ditfleet::kernel_cache {
 namespace {

@@ -16,6 +16,9 @@
 namespace ditfleet::loras {
 namespace {
 
+// How long a file is kept after its last name got another file, for jobs that were admitted before. A file whose last
+// name was removed is deleted immediately.
+constexpr std::int64_t kKeepReplacedMs = 600'000;
 constexpr int kTries = 20;  // of a change that meets a concurrent one each time
 
 Error not_registered(const std::string& name) {
@@ -47,8 +50,7 @@ std::optional<Adapter> readable(const std::string& field, const std::string& tex
 
 }  // namespace
 
-Registry::Registry(std::shared_ptr<redis::Connection> connection, RegistryOptions options)
-    : connection_(std::move(connection)), options_(options) {}
+Registry::Registry(std::shared_ptr<redis::Connection> connection) : connection_(std::move(connection)) {}
 
 asio::awaitable<Result<std::optional<std::string>>> Registry::record(const std::string& field, Deadline deadline) {
   auto reply = co_await connection_->execute(redis::Command("HGET") << kNamesKey << field, deadline);
@@ -161,12 +163,12 @@ asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::s
     for (int i = 0; i < chunks; ++i) commit << chunk_key(upload, static_cast<std::size_t>(i));
     for (int i = 0; i < before.chunks; ++i) commit << chunk_key(before.upload, static_cast<std::size_t>(i));
     commit << field << current->value_or("") << text << adapter.sha256 << old.sha256 << adapter.path << adapter.bytes
-           << options_.keep_replaced_ms << pin_of(adapter) << upload << chunks << before.upload;
+           << kKeepReplacedMs << pin_of(adapter) << upload << chunks << before.upload;
     auto done = co_await connection_->execute(std::move(commit), deadline);
     if (!done) co_return done.error();
     if (done->text == "expired") {
-      co_return not_found("the upload of '" + adapter.name + "' took longer than " +
-                          std::to_string(options_.upload_ms / 1000) + " s and has expired; upload it again");
+      co_return not_found("the upload of '" + adapter.name + "' took longer than " + std::to_string(kUploadMs / 1000) +
+                          " s and has expired; upload it again");
     }
     if (done->text != "done") continue;
     (void)co_await sweep(deadline);  // if it fails, the next change sweeps

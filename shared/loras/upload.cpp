@@ -14,7 +14,7 @@ Upload::Upload(Registry& registry) : registry_(registry), id_(new_nonce()) {}
 asio::awaitable<Result<void>> Upload::store(Deadline deadline) {
   hash_.update(chunk_);
   redis::Command set("SET");
-  set << chunk_key(id_, chunks_++) << chunk_ << "PX" << registry_.options().upload_ms;
+  set << chunk_key(id_, chunks_++) << chunk_ << "PX" << kUploadMs;
   chunk_.clear();
   co_return without_value(co_await registry_.connection()->execute(std::move(set), deadline));
 }

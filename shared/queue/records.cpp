@@ -43,7 +43,6 @@ PackedUnit parse_packed_unit(std::string_view field) {
   unit.nonce = part[1];
   unit.started_ms = to_int(part[2]);
   unit.errors = static_cast<int>(to_int(part[3]));
-  unit.crashes = static_cast<int>(to_int(part[4]));
   unit.owner = part[5];
   unit.assigned_ms = to_int(part[6]);
   unit.lapses = static_cast<int>(to_int(part[9]));

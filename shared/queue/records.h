@@ -17,7 +17,7 @@ namespace ditfleet::queue {
 struct PackedUnit {
   std::string_view state;  // also "delayed" and "canceling"
   std::string_view nonce, owner;
-  int errors = 0, crashes = 0, lapses = 0;
+  int errors = 0, lapses = 0;
   std::string_view failed_on;  // workers, separated by commas
   std::int64_t assigned_ms = 0, started_ms = 0;
   std::int64_t ended_ms = 0;  // 0: open
