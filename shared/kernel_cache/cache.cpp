@@ -46,10 +46,7 @@ class KernelCache::Impl {
       : options_(std::move(options)), memory_(options_.memory_bytes), background_("kernels-store") {
     if (options_.secret && !options_.dir.empty() && options_.disk_bytes > 0)
       disk_ = std::make_unique<DiskTier>(options_.dir, options_.disk_bytes);
-    if (options_.secret && options_.redis) {
-      redis_ = std::make_unique<RedisTier>(RedisTierOptions{*options_.redis, options_.secret->id_text(),
-                                                            options_.redis_timeout, options_.redis_ttl, options_.lock});
-    }
+    if (options_.secret && options_.redis) redis_ = std::make_unique<RedisTier>(options_);
     show_counters(disk_ != nullptr, redis_ != nullptr);
   }
 
